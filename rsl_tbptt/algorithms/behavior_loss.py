@@ -1,0 +1,68 @@
+"""The behaviour losses of distillation by name: add or change one here."""
+
+from collections.abc import Callable
+from typing import Any
+
+from rsl_rl.models import MLPModel
+from rsl_rl.modules import GaussianDistribution
+from rsl_rl.utils import resolve_callable
+
+from rsl_tbptt.core import losses
+
+BEHAVIOR_LOSSES: dict[str, Callable[..., losses.LossSum]] = {
+    "mse": losses.mse,
+    "huber": losses.huber,
+    "kl": losses.gaussian_kl,
+    "nll": losses.gaussian_nll,
+}
+"""Arguments: the student's action mean (and standard deviation for "kl" and "nll"), then the
+teacher's action mean (and standard deviation for "kl")."""
+
+GAUSSIAN_ROLES = {"kl": ("student", "teacher"), "nll": ("student",)}
+"""Whose Gaussian a loss needs."""
+
+
+def resolve_behavior_loss(
+    loss_type: str | Callable[..., Any], student: MLPModel, teacher: MLPModel
+) -> Callable[..., losses.LossSum]:
+    """Return the loss for ``loss_type``.
+
+    Args:
+        loss_type: A name in ``BEHAVIOR_LOSSES``, or an element-wise loss of actions and labels,
+            both (..., A), or its qualified name.
+        student: The student.
+        teacher: The teacher.
+
+    Returns:
+        A function to (sum, count).
+
+    Raises:
+        ValueError: If the name is unknown or cannot be imported.
+        NotImplementedError: If the loss needs a Gaussian that a model does not have.
+    """
+    if isinstance(loss_type, str) and loss_type in BEHAVIOR_LOSSES:
+        models = {"student": student, "teacher": teacher}
+        for role in GAUSSIAN_ROLES.get(loss_type, ()):
+            _check_gaussian(loss_type, role, models[role])
+        return BEHAVIOR_LOSSES[loss_type]
+    if isinstance(loss_type, str) and not {":", "."} & set(loss_type):
+        raise ValueError(
+            f"loss_type is '{loss_type}', expected one of {list(BEHAVIOR_LOSSES)} or a qualified"
+            " name such as 'my_package.losses:my_loss'."
+        )
+    try:
+        return losses.from_function(resolve_callable(loss_type))
+    except (ImportError, AttributeError) as error:
+        raise ValueError(
+            f"loss_type is '{loss_type}', which cannot be imported ({error}): expected the"
+            " qualified name of a function, such as 'my_package.losses:my_loss'."
+        ) from error
+
+
+def _check_gaussian(loss_type: str, role: str, model: MLPModel) -> None:
+    if not isinstance(model.distribution, GaussianDistribution):
+        raise NotImplementedError(
+            f"loss_type is '{loss_type}', which needs a Gaussian, but the {role} has distribution"
+            f" {model.distribution}: set '{role}.distribution_cfg' to a GaussianDistribution or use"
+            " loss_type 'mse'."
+        )

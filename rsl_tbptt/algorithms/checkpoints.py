@@ -1,0 +1,103 @@
+"""Reading rsl_rl checkpoints: safely, and with errors that name the key and the fix."""
+
+import pickle
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+
+def read_checkpoint(path: str, device: torch.device | str) -> dict[str, Any]:
+    """Read a checkpoint without running any code it may contain.
+
+    Args:
+        path: File written by a runner's ``save``.
+        device: Where tensors are put.
+
+    Returns:
+        The saved dictionary.
+
+    Raises:
+        ValueError: If the file is missing, damaged, or holds something else than a checkpoint.
+    """
+    if not Path(path).is_file():
+        raise ValueError(f"The checkpoint '{path}' does not exist: check the path.")
+    try:
+        checkpoint = torch.load(path, weights_only=True, map_location=device)
+    except (pickle.UnpicklingError, RuntimeError, EOFError, OSError, ValueError) as error:
+        raise ValueError(
+            f"The checkpoint '{path}' cannot be read, it is damaged or holds more than tensors and"
+            f" numbers: {_first_line(error)} Use another checkpoint of the run."
+        ) from error
+    if not isinstance(checkpoint, dict):
+        raise ValueError(
+            f"The checkpoint '{path}' holds a {type(checkpoint).__name__}, not a dict."
+        )
+    return checkpoint
+
+
+def teacher_state_dict(checkpoint: Mapping[str, Any], source: str) -> Mapping[str, torch.Tensor]:
+    """Return the teacher's parameters: the teacher of a distillation, or the actor of a PPO run.
+
+    Raises:
+        ValueError: If ``checkpoint`` has neither; ``source`` names it in the message.
+    """
+    for key in ("teacher_state_dict", "actor_state_dict"):
+        if checkpoint.get(key):
+            return checkpoint[key]
+    raise ValueError(
+        f"{source} has neither 'teacher_state_dict' nor 'actor_state_dict', only"
+        f" {sorted(checkpoint)}: expected a checkpoint of PPO or distillation of rsl_rl 5."
+    )
+
+
+def check_matches(model: nn.Module, state_dict: Mapping[str, torch.Tensor], role: str) -> None:
+    """Check that ``state_dict`` fits ``model`` exactly, before anything is changed.
+
+    Args:
+        model: The model to load into.
+        state_dict: Parameters and buffers by name.
+        role: "teacher" or "student", for the message.
+
+    Raises:
+        ValueError: If a key is missing, left over, or of another shape; names the first one and
+            the setting that fixes it.
+    """
+    expected = model.state_dict()
+    for key in state_dict:
+        if key not in expected:
+            raise ValueError(
+                f"The checkpoint holds '{key}', which the {role} lacks: {_advice(key, role, True)}"
+            )
+    for key, tensor in expected.items():
+        if key not in state_dict:
+            raise ValueError(
+                f"The checkpoint lacks '{key}' of the {role}: {_advice(key, role, False)}"
+            )
+        if state_dict[key].shape != tensor.shape:
+            raise ValueError(
+                f"'{key}' has shape {tuple(state_dict[key].shape)} in the checkpoint, expected"
+                f" {tuple(tensor.shape)} for the {role}: give the {role} the layer sizes and"
+                f" observation groups it was trained with."
+            )
+
+
+def _advice(key: str, role: str, in_checkpoint: bool) -> str:
+    """Return which setting of the config makes the key agree."""
+    if key.startswith("distribution"):
+        verb = "set" if in_checkpoint else "remove"
+        return f"{verb} '{role}.distribution_cfg' in the config, as when it was trained."
+    if key.startswith("obs_normalizer"):
+        return f"set '{role}.obs_normalization' to {in_checkpoint} in the config."
+    if key.startswith("rnn"):
+        return (
+            f"set '{role}.class_name' to '{'RNNModel' if in_checkpoint else 'MLPModel'}', and"
+            " 'rnn_type' and 'rnn_num_layers' as when it was trained."
+        )
+    return f"give '{role}' in the config the architecture it was trained with."
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).strip().split("\n")[0][:200]

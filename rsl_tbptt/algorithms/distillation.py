@@ -1,0 +1,302 @@
+"""Distillation of a teacher into a (recurrent) student by truncated BPTT."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import torch
+from rsl_rl.algorithms import Distillation
+from rsl_rl.models import MLPModel
+from rsl_rl.storage import RolloutStorage
+from tensordict import TensorDict
+from torch import nn
+
+from rsl_tbptt.algorithms.behavior_loss import GAUSSIAN_ROLES, resolve_behavior_loss
+from rsl_tbptt.algorithms.checkpoints import check_matches, read_checkpoint, teacher_state_dict
+from rsl_tbptt.algorithms.guard import UpdateGuard, describe_non_finite
+from rsl_tbptt.algorithms.options import DistillationOptions
+from rsl_tbptt.algorithms.replay import make_replay
+from rsl_tbptt.core import distributed, hidden_state
+from rsl_tbptt.core.accumulate import accumulate_group
+from rsl_tbptt.core.hidden_state import HiddenState
+from rsl_tbptt.core.rollout import Rollout
+from rsl_tbptt.core.scan import num_cache_blocks
+from rsl_tbptt.core.windows import Group, num_steps_of_full_group, tbptt_schedule
+
+
+class TbpttDistillation(Distillation):
+    """rsl_rl's Distillation with normalised, gradient-accumulating truncated BPTT.
+
+    A drop-in: same constructor, storage, models, checkpoints and runner. ``update()`` replays the
+    rollout with the current weights from the state the rollout started with, window by window, and
+    steps the optimiser every ``update_length`` steps. Labels are those stored in the rollout, so a
+    recurrent teacher is never replayed and keeps its memory.
+    """
+
+    def __init__(
+        self,
+        student: MLPModel,
+        teacher: MLPModel,
+        storage: RolloutStorage,
+        *,
+        device: str = "cpu",
+        multi_gpu_cfg: dict | None = None,
+        rnd_cfg: None = None,
+        symmetry_cfg: None = None,
+        **options: Any,  # noqa: ANN401
+    ) -> None:
+        """Set up models, optimiser and schedule.
+
+        Args:
+            student: Model to train.
+            teacher: Model to imitate.
+            storage: rsl_rl's rollout storage of type "distillation".
+            device: Device of the update.
+            multi_gpu_cfg: rsl_rl's description of the processes, or None for one process.
+            rnd_cfg: Must be None.
+            symmetry_cfg: Must be None.
+            **options: Fields of :class:`DistillationOptions`.
+
+        Raises:
+            ValueError: If an option is unknown, invalid or contradicts another.
+            NotImplementedError: If the loss needs a Gaussian that a model does not have.
+        """
+        if rnd_cfg is not None or symmetry_cfg is not None:
+            raise ValueError(
+                "rnd_cfg and symmetry_cfg have no meaning in distillation: remove them."
+            )
+        self.options = DistillationOptions.parse(options)
+        self.options.check_rollout(storage.num_transitions_per_env, storage.num_envs)
+        # The parent's warning about dropped steps does not hold here: it is given a divisor. Its
+        # loss is replaced below.
+        super().__init__(
+            student,
+            teacher,
+            storage,
+            num_learning_epochs=self.options.num_learning_epochs,
+            gradient_length=1,
+            learning_rate=self.options.learning_rate,
+            max_grad_norm=self.options.max_grad_norm,
+            optimizer=self.options.optimizer,
+            device=device,
+            multi_gpu_cfg=multi_gpu_cfg,
+        )
+        self.gradient_length = self.options.gradient_length
+        self.use_mixed_precision = self.options.use_mixed_precision
+        self._raw_student, self._raw_teacher = self.student, self.teacher  # rsl_rl 5.0 lacks them
+        self.loss_fn = resolve_behavior_loss(self.options.loss_type, student, teacher)
+        self._teacher_std = (
+            torch.zeros_like(storage.privileged_actions) if self.options.loss_type == "kl" else None
+        )
+        self._replay = make_replay(
+            student,
+            gaussian=self.options.loss_type in GAUSSIAN_ROLES,
+            scan_engine=self.options.scan_engine,
+            operand_dtype=torch.bfloat16 if self.use_mixed_precision else None,
+        )
+        self._plan_update()
+        if self.options.teacher_checkpoint is not None:
+            self._load_teacher(self.options.teacher_checkpoint)
+
+    def _plan_update(self) -> None:
+        """Fix the windows, the divisor and the environment chunks of every update."""
+        num_steps, num_envs = self.storage.num_transitions_per_env, self.storage.num_envs
+        lengths = (self.options.gradient_length, self.options.update_length)
+        self._schedule = tbptt_schedule(num_steps, *lengths, tail=self.options.tail)
+        self._steps_per_group = num_steps_of_full_group(num_steps, *lengths)
+        steps_in_mean = self._steps_per_group if self.options.loss_reduction == "mean" else 1
+        self._divisor = steps_in_mean * distributed.sum_over_ranks(num_envs, self.device)
+        cache_blocks = num_cache_blocks(num_envs, torch.device(self.device))
+        self._num_env_chunks = max(self.options.num_env_chunks, cache_blocks)
+
+    def act(self, obs: TensorDict) -> torch.Tensor:
+        """Sample the student's actions and record the teacher's labels.
+
+        Args:
+            obs: Observations of all environments, batch size (N,).
+
+        Returns:
+            The student's actions, shape (N, A).
+        """
+        if self.storage.step == 0:
+            self.last_hidden_states = (hidden_state.clone(self.student.get_hidden_state()), None)
+        if self._teacher_std is None:
+            return super().act(obs)
+        self.transition.observations = obs
+        actions = self.student(obs, stochastic_output=True).detach()
+        self.transition.actions = actions
+        self.teacher(obs, stochastic_output=True)
+        self.transition.privileged_actions = self._raw_teacher.output_mean.detach()
+        self._teacher_std[self.storage.step].copy_(self._raw_teacher.output_std)
+        return actions
+
+    def process_env_step(
+        self,
+        obs: TensorDict,  # noqa: ARG002
+        rewards: torch.Tensor,
+        dones: torch.Tensor,
+        extras: dict,  # noqa: ARG002
+    ) -> None:
+        """Store the step and clear the states of finished episodes.
+
+        The normaliser is left alone until the end of ``update()`` (as in rsl_rl 5.5, for all
+        versions), so that the replay sees what the rollout saw.
+
+        Args:
+            obs: Next observations, unused.
+            rewards: Rewards, shape (N,).
+            dones: Which episodes ended with this step, shape (N,).
+            extras: Further information of the environment, unused.
+        """
+        self.transition.rewards = rewards
+        self.transition.dones = dones
+        self.storage.add_transition(self.transition)
+        self.transition.clear()
+        self.student.reset(dones)
+        self.teacher.reset(dones)
+
+    def update(self) -> dict[str, float]:
+        """Train the student on the rollout and clear the storage.
+
+        Returns:
+            What the runner logs under ``Loss/``: ``behavior`` (mean per-sample loss), ``grad_norm``
+            (mean over optimiser steps, before clipping), ``optimizer_steps``, ``flushed_steps``
+            (steps per epoch in a last, shorter group) and ``episode_start_rate``.
+
+        Raises:
+            ValueError: If a loss or gradient is NaN or inf. Parameters and optimiser are then as
+                before the update.
+        """
+        self.num_updates += 1
+        rollout, live_state = self._rollout(), self.student.get_hidden_state()
+        guard = UpdateGuard(self.student.parameters(), self.optimizer)
+        state, loss_sums, grad_norms = None, [], []
+        for _ in range(self.num_learning_epochs):
+            state = hidden_state.clone(self.last_hidden_states[0])
+            for group in self._schedule:
+                self.optimizer.zero_grad()
+                state, loss_sum = self._accumulate(group, rollout, state)
+                if group[-1].num_loss_steps > 0:
+                    loss_sums.append(loss_sum)
+                    grad_norms.append(self._optimizer_step())
+        metrics = self._metrics(rollout, torch.stack(loss_sums), torch.stack(grad_norms))
+        if not all(math.isfinite(value) for value in metrics.values()):
+            self._undo(guard, rollout, live_state)
+        self._finish(hidden_state.clear(state, rollout.dones[-1]))
+        return metrics
+
+    def _rollout(self) -> Rollout:
+        """View the storage as a rollout."""
+        labels = (self.storage.privileged_actions,)
+        if self._teacher_std is not None:
+            labels = (*labels, self._teacher_std)
+        groups = getattr(self._raw_student, "obs_groups", self.storage.observations.keys())
+        obs = self.storage.observations.select(*groups)
+        return Rollout(obs, labels, self.storage.dones.squeeze(-1).bool())
+
+    def _accumulate(
+        self, group: Group, rollout: Rollout, state: HiddenState
+    ) -> tuple[HiddenState, torch.Tensor]:
+        """Add one optimiser step's gradient; return the carried state and the sum of the losses."""
+        return accumulate_group(
+            group, rollout, state, self._replay, self.loss_fn, self._divisor, self._num_env_chunks
+        )
+
+    def _optimizer_step(self) -> torch.Tensor:
+        """Sum gradients over processes, clip once, step once; return the norm before clipping."""
+        self.reduce_parameters()
+        threshold = math.inf if self.max_grad_norm is None else self.max_grad_norm
+        grad_norm = nn.utils.clip_grad_norm_(self.student.parameters(), threshold)
+        self.optimizer.step()
+        return grad_norm
+
+    def reduce_parameters(self) -> None:
+        """Sum the gradients over processes; the divisor already counts all of them."""
+        distributed.sum_gradients(self.student.parameters(), self.options.grad_reduce_bucket_mb)
+
+    def _metrics(
+        self, rollout: Rollout, loss_sums: torch.Tensor, grad_norms: torch.Tensor
+    ) -> dict[str, float]:
+        """Average the metrics on the device and fetch them in one transfer."""
+        trained = sum(window.num_loss_steps for group in self._schedule for window in group)
+        num_samples = self.num_learning_epochs * trained * rollout.num_envs
+        start_rate = rollout.dones.float().mean()
+        values = (loss_sums.sum() / num_samples, grad_norms.mean(), start_rate)
+        behavior, grad_norm, episode_start_rate = torch.stack(values).tolist()
+        return {
+            "behavior": behavior,
+            "grad_norm": grad_norm,
+            "optimizer_steps": float(len(grad_norms)),
+            "flushed_steps": float(trained % self._steps_per_group),
+            "episode_start_rate": episode_start_rate,
+        }
+
+    def _finish(self, state: HiddenState) -> None:
+        """Hand the replayed state to the next rollout, update the normaliser, clear the storage."""
+        self.student.reset(hidden_state=state)
+        self.student.update_normalization(self.storage.observations.flatten(0, 1))
+        self.storage.clear()
+
+    def _undo(self, guard: UpdateGuard, rollout: Rollout, live_state: HiddenState) -> None:
+        """Restore what was before the update, drop the rollout and raise with the reason.
+
+        The environments go on from the state they acted with, cleared where it is not finite.
+
+        Raises:
+            ValueError: Always.
+        """
+        guard.restore()
+        observations = self.storage.observations
+        source = describe_non_finite(observations, rollout.labels, self._gradient_is_finite)
+        self.optimizer.zero_grad()
+        self.student.reset(hidden_state=hidden_state.clear_non_finite(live_state))
+        self.storage.clear()
+        raise ValueError(
+            f"The update met NaN or inf in {source}. Parameters and optimiser are as before the"
+            " update and the rollout was dropped: repair the source, then call learn() again or"
+            " resume from the last checkpoint."
+        )
+
+    def _gradient_is_finite(self, envs: slice) -> bool:
+        """Return whether the current parameters' gradient on some environments is finite."""
+        rollout = self._rollout().envs(envs)
+        state = hidden_state.select_envs(hidden_state.clone(self.last_hidden_states[0]), envs)
+        self.optimizer.zero_grad()
+        for group in self._schedule:
+            state, _ = self._accumulate(group, rollout, state)
+        gradients = [p.grad for p in self.student.parameters() if p.grad is not None]
+        return all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
+
+    def load(self, loaded_dict: dict, load_cfg: dict | None, strict: bool) -> bool:
+        """Load a checkpoint as rsl_rl does, after checking that all of it fits.
+
+        A PPO checkpoint loads the teacher; a distillation checkpoint loads student, teacher,
+        optimiser and iteration.
+
+        Args:
+            loaded_dict: The checkpoint.
+            load_cfg: What to load, or None for the above.
+            strict: Whether parameters must match exactly.
+
+        Returns:
+            Whether the runner shall take over the iteration.
+
+        Raises:
+            ValueError: If the parameters do not fit. Nothing is changed then.
+        """
+        wants = load_cfg or {"teacher": True, "student": "student_state_dict" in loaded_dict}
+        if strict and wants.get("teacher"):
+            state_dict = teacher_state_dict(loaded_dict, "The checkpoint")
+            check_matches(self._raw_teacher, state_dict, "teacher")
+        if strict and wants.get("student"):
+            check_matches(self._raw_student, loaded_dict["student_state_dict"], "student")
+        return super().load(loaded_dict, load_cfg, strict)
+
+    def _load_teacher(self, path: str) -> None:
+        state_dict = teacher_state_dict(
+            read_checkpoint(path, self.device), f"The teacher_checkpoint '{path}'"
+        )
+        check_matches(self._raw_teacher, state_dict, "teacher")
+        self._raw_teacher.load_state_dict(state_dict)
+        self.teacher_loaded = True

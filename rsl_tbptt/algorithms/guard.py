@@ -1,0 +1,81 @@
+"""Nothing is lost to a NaN: undo an update that met one, and say where it came from."""
+
+import copy
+from collections.abc import Callable, Iterable
+
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+_MAX_NAMED = 8
+
+
+class UpdateGuard:
+    """Copy of parameters and optimiser taken before an update, to go back to."""
+
+    def __init__(
+        self, parameters: Iterable[nn.Parameter], optimizer: torch.optim.Optimizer
+    ) -> None:
+        """Copy the values of ``parameters`` and the state of ``optimizer``."""
+        self._parameters = list(parameters)
+        self._optimizer = optimizer
+        self._values = [parameter.detach().clone() for parameter in self._parameters]
+        self._optimizer_state = copy.deepcopy(optimizer.state_dict())
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Set parameters and optimiser back and drop the gradients."""
+        for parameter, value in zip(self._parameters, self._values, strict=True):
+            parameter.copy_(value)
+        self._optimizer.load_state_dict(self._optimizer_state)
+        self._optimizer.zero_grad()
+
+
+def describe_non_finite(
+    observations: TensorDict,
+    labels: tuple[torch.Tensor, ...],
+    gradient_is_finite: Callable[[slice], bool],
+) -> str:
+    """Name the source of a NaN or inf: the first bad input, else the environments of bad gradients.
+
+    Slow, with host synchronisation: only for the error message.
+
+    Args:
+        observations: Observations of the rollout, batch size (T, N).
+        labels: Teacher's outputs, each (T, N, A).
+        gradient_is_finite: Whether the gradient of a slice of environments is finite.
+
+    Returns:
+        A clause for the error message.
+    """
+    groups = [(f"observation group '{key}'", value) for key, value in observations.items()]
+    for name, values in [*groups, *(("teacher actions", label) for label in labels)]:
+        bad = ~torch.isfinite(values.flatten(2)).all(-1)
+        if bad.any():
+            first_step = int(bad.any(1).nonzero()[0])
+            return (
+                f"{name} of {_environments(bad.any(0).nonzero().flatten().tolist())},"
+                f" first at step {first_step} of the rollout"
+            )
+    envs = _bisect(0, observations.shape[1], gradient_is_finite)
+    if envs:
+        return f"the gradients of {_environments(envs)} (observations and labels are finite)"
+    return (
+        "the gradients after an optimiser step of this update: it diverged, so lower"
+        " learning_rate or max_grad_norm"
+    )
+
+
+def _bisect(first: int, last: int, is_finite: Callable[[slice], bool]) -> list[int]:
+    """Return the environments in [first, last) whose own gradient is not finite."""
+    if is_finite(slice(first, last)):
+        return []
+    if last - first == 1:
+        return [first]
+    middle = (first + last) // 2
+    return _bisect(first, middle, is_finite) + _bisect(middle, last, is_finite)
+
+
+def _environments(indices: list[int]) -> str:
+    more = f" and {len(indices) - _MAX_NAMED} more" if len(indices) > _MAX_NAMED else ""
+    return f"environments {indices[:_MAX_NAMED]}{more}"

@@ -1,0 +1,128 @@
+"""Replay of rsl_rl's models over a window with explicit state: the bridge from models to the core.
+
+Everything but the recurrence runs once per window, on K * n rows (K steps, n environments).
+"""
+
+from collections.abc import Callable
+
+import torch
+from rsl_rl.models import MLPModel, RNNModel
+from tensordict import TensorDict
+
+from rsl_tbptt.core import hidden_state
+from rsl_tbptt.core.accumulate import Replay
+from rsl_tbptt.core.hidden_state import HiddenState
+from rsl_tbptt.core.scan import is_supported, recurrent_scan
+
+Outputs = tuple[torch.Tensor, ...]
+"""The action mean, shape (K, n, A), and for a Gaussian its standard deviation, that shape too."""
+
+
+def make_replay(
+    model: MLPModel, *, gaussian: bool, scan_engine: str, operand_dtype: torch.dtype | None
+) -> Replay:
+    """Choose how ``model`` is replayed.
+
+    Args:
+        model: A model that follows rsl_rl's interface.
+        gaussian: Whether the loss needs the standard deviation beside the mean.
+        scan_engine: Engine of ``recurrent_scan``.
+        operand_dtype: Autocast dtype of the forward pass, or None for full precision.
+
+    Returns:
+        A function of observations (K, n), state and episode starts (K, n) that returns the outputs
+        and the state after the last step, both in the parameters' dtype: window by window for
+        rsl_rl's own models, step by step for any other recurrent model.
+    """
+    run = _choose_replay(model)
+    parameter = next(model.parameters())
+    autocast = torch.autocast(
+        parameter.device.type, dtype=operand_dtype, enabled=operand_dtype is not None
+    )
+
+    def replay(
+        obs: TensorDict, state: HiddenState, episode_starts: torch.Tensor
+    ) -> tuple[Outputs, HiddenState]:
+        with autocast:
+            outputs, state = run(model, obs, state, episode_starts, gaussian, scan_engine)
+        in_dtype = [output.to(parameter.dtype) for output in outputs]
+        return tuple(in_dtype), hidden_state.apply(lambda s: s.to(parameter.dtype), state)
+
+    return replay
+
+
+def _choose_replay(model: MLPModel) -> Callable[..., tuple[Outputs, HiddenState]]:
+    if type(model).forward is not MLPModel.forward:
+        return _replay_stepwise
+    if not model.is_recurrent:
+        return _replay_feed_forward
+    if isinstance(model, RNNModel) and type(model).get_latent is RNNModel.get_latent:
+        return _replay_rnn if is_supported(model.rnn.rnn) else _replay_stepwise
+    return _replay_stepwise
+
+
+def _replay_feed_forward(
+    model: MLPModel,
+    obs: TensorDict,
+    state: HiddenState,
+    episode_starts: torch.Tensor,  # noqa: ARG001
+    gaussian: bool,
+    scan_engine: str,  # noqa: ARG001
+) -> tuple[Outputs, HiddenState]:
+    """Replay a model without memory on all rows at once."""
+    return _rows(model, obs, model.get_latent, gaussian), state
+
+
+def _replay_rnn(
+    model: MLPModel,
+    obs: TensorDict,
+    state: HiddenState,
+    episode_starts: torch.Tensor,
+    gaussian: bool,
+    scan_engine: str,
+) -> tuple[Outputs, HiddenState]:
+    """Replay an RNNModel: encoder on rows, scan over the window, head on rows."""
+
+    def scan_rows(rows: TensorDict) -> torch.Tensor:
+        nonlocal state
+        inputs = MLPModel.get_latent(model, rows).unflatten(0, episode_starts.shape)
+        latent, state = recurrent_scan(model.rnn.rnn, inputs, state, episode_starts, scan_engine)  # type: ignore[union-attr]
+        return latent.flatten(0, 1)
+
+    return _rows(model, obs, scan_rows, gaussian), state
+
+
+def _rows(
+    model: MLPModel,
+    obs: TensorDict,
+    get_latent: Callable[[TensorDict], torch.Tensor],
+    gaussian: bool,
+) -> Outputs:
+    """Run latent, head and distribution on all steps and environments of a window at once."""
+    output = model.mlp(get_latent(obs.flatten(0, 1)))
+    if gaussian:
+        model.distribution.update(output)  # type: ignore[union-attr]
+        outputs = (model.output_mean, model.output_std)
+    elif model.distribution is not None:
+        outputs = (model.distribution.deterministic_output(output),)
+    else:
+        outputs = (output,)
+    return tuple(output.unflatten(0, obs.batch_size) for output in outputs)
+
+
+def _replay_stepwise(
+    model: MLPModel,
+    obs: TensorDict,
+    state: HiddenState,
+    episode_starts: torch.Tensor,
+    gaussian: bool,
+    scan_engine: str,  # noqa: ARG001
+) -> tuple[Outputs, HiddenState]:
+    """Replay any model through its public interface, one step at a time."""
+    steps = []
+    for step_obs, starts in zip(obs.unbind(0), episode_starts, strict=True):
+        model.reset(hidden_state=hidden_state.clear(state, starts))  # type: ignore[arg-type]
+        mean = model(step_obs, stochastic_output=gaussian)
+        steps.append((model.output_mean, model.output_std) if gaussian else (mean,))
+        state = model.get_hidden_state()
+    return tuple(torch.stack(parts) for parts in zip(*steps, strict=True)), state

@@ -1,0 +1,76 @@
+"""The state of recurrent layers: a tensor (GRU), a pair (LSTM), or None before the first step.
+
+The difference is handled here and nowhere else. Tensors have shape (L, N, H): layers,
+environments, hidden size.
+"""
+
+from collections.abc import Callable, Sequence
+
+import torch
+
+HiddenState = torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None
+"""GRU: one tensor of shape (L, N, H). LSTM: hidden and cell state, that shape each. None: zeros."""
+
+
+def as_tensors(state: HiddenState) -> tuple[torch.Tensor, ...]:
+    """Return the tensors of ``state`` as a tuple, empty for None."""
+    if state is None:
+        return ()
+    return state if isinstance(state, tuple) else (state,)
+
+
+def apply(function: Callable[..., torch.Tensor], state: HiddenState) -> HiddenState:
+    """Apply ``function`` to each tensor of ``state``, keeping the form."""
+    if state is None:
+        return None
+    if isinstance(state, tuple):
+        return function(state[0]), function(state[1])
+    return function(state)
+
+
+def detach(state: HiddenState) -> HiddenState:
+    """Cut ``state`` from the graph: the truncation of truncated BPTT."""
+    return apply(torch.Tensor.detach, state)
+
+
+def clone(state: HiddenState) -> HiddenState:
+    """Copy ``state`` out of the graph, and out of inference mode so that autograd may save it."""
+    return apply(lambda tensor: tensor.detach().clone(), state)
+
+
+def clear(state: HiddenState, where: torch.Tensor) -> HiddenState:
+    """Zero the state of the environments where ``where`` is True, in value and in gradient.
+
+    By selection: a NaN or inf in a cleared environment survives in neither.
+
+    Args:
+        state: State of N environments.
+        where: Environments to clear. Shape: (N,), bool.
+
+    Returns:
+        A new state.
+    """
+    mask = where.unsqueeze(-1)
+    return apply(lambda tensor: tensor.masked_fill(mask, 0.0), state)
+
+
+def select_envs(state: HiddenState, envs: slice) -> HiddenState:
+    """Return the state of a slice of environments (a view)."""
+    return apply(lambda tensor: tensor[:, envs], state)
+
+
+def concatenate_envs(states: Sequence[HiddenState]) -> HiddenState:
+    """Join states of consecutive environments, the inverse of ``select_envs``."""
+    first = states[0]
+    if len(states) == 1 or first is None:
+        return first
+    joined = [torch.cat(parts, dim=1) for parts in zip(*map(as_tensors, states), strict=True)]
+    return (joined[0], joined[1]) if isinstance(first, tuple) else joined[0]
+
+
+def clear_non_finite(state: HiddenState) -> HiddenState:
+    """Zero the state of the environments that hold a NaN or inf anywhere in it."""
+    if state is None:
+        return None
+    finite = [torch.isfinite(tensor).all(dim=-1).all(dim=0) for tensor in as_tensors(state)]
+    return clear(state, ~torch.stack(finite).all(dim=0))

@@ -1,0 +1,1 @@
+"""Runners for what stock runners cannot do; never required."""
