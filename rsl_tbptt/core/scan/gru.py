@@ -14,7 +14,6 @@ Shapes: T steps, N environments, D inputs, H hidden.
 from typing import Any
 
 import torch
-from torch.autograd.function import once_differentiable
 
 from rsl_tbptt.core.scan.products import Buffers, add_product, product
 
@@ -70,7 +69,6 @@ class GruScan(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    @once_differentiable
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
         ctx: Any,  # noqa: ANN401
         grad_outputs: torch.Tensor,

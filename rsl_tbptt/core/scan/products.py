@@ -2,10 +2,10 @@
 
 import torch
 
-_CONSUMED = (
-    "The buffers of this scan were already used by a backward pass, which overwrites them. Run the"
-    " forward pass again instead of using retain_graph=True; double backward is not supported"
-    " (use scan_engine='reference' for it)."
+_ONCE = (
+    "The backward pass of this scan overwrites its buffers, so it runs once and cannot itself be"
+    " differentiated: instead of retain_graph=True run the forward pass again, instead of"
+    " create_graph=True use the engine 'reference'."
 )
 
 
@@ -32,9 +32,9 @@ class Buffers:
         """Return the buffers and forget them.
 
         Raises:
-            RuntimeError: If they were taken before.
+            RuntimeError: If they were taken before, or under ``create_graph=True``.
         """
-        if self._tensors is None:
-            raise RuntimeError(_CONSUMED)
+        if self._tensors is None or torch.is_grad_enabled():
+            raise RuntimeError(_ONCE)
         tensors, self._tensors = self._tensors, None
         return tensors

@@ -1,0 +1,119 @@
+"""Truncated BPTT written twice more, as plainly as possible, for the core to agree with."""
+
+import itertools
+from dataclasses import dataclass
+
+import torch
+from torch import nn
+
+from rsl_tbptt.core.hidden_state import as_tensors
+from rsl_tbptt.core.rollout import Rollout
+from rsl_tbptt.core.scan import recurrent_scan
+
+OBS_DIM, HIDDEN, ACTIONS = 3, 4, 2
+
+
+class Policy(nn.Module):
+    """Recurrent layers with a linear head, in float64."""
+
+    def __init__(self, rnn_type: str = "lstm", num_layers: int = 1, seed: int = 0) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        cls = {"lstm": nn.LSTM, "gru": nn.GRU}[rnn_type]
+        self.rnn = cls(OBS_DIM, HIDDEN, num_layers).double()
+        self.head = nn.Linear(HIDDEN, ACTIONS).double()
+
+    def replay(self, obs, state, episode_starts, engine="auto"):
+        latent, state = recurrent_scan(self.rnn, obs, state, episode_starts, engine)
+        return (self.head(latent),), state
+
+    def zero_state(self, num_envs: int):
+        zeros = torch.zeros(self.rnn.num_layers, num_envs, HIDDEN, dtype=torch.float64)
+        return (zeros, zeros) if isinstance(self.rnn, nn.LSTM) else zeros
+
+    def random_state(self, num_envs: int, seed: int = 0):
+        generator = torch.Generator().manual_seed(seed)
+        shape = (self.rnn.num_layers, num_envs, HIDDEN)
+        make = lambda: torch.randn(shape, dtype=torch.float64, generator=generator) * 0.5  # noqa: E731
+        return (make(), make()) if isinstance(self.rnn, nn.LSTM) else make()
+
+    def gradient(self) -> torch.Tensor:
+        return torch.cat([p.grad.flatten() for p in self.parameters()])
+
+
+def make_rollout(num_steps: int, num_envs: int, done_rate: float, seed: int = 0) -> Rollout:
+    generator = torch.Generator().manual_seed(seed)
+    shape = (num_steps, num_envs)
+    return Rollout(
+        torch.randn(*shape, OBS_DIM, dtype=torch.float64, generator=generator),
+        (torch.randn(*shape, ACTIONS, dtype=torch.float64, generator=generator),),
+        torch.rand(shape, generator=generator) < done_rate,
+    )
+
+
+def full_bptt_by_episode(policy: Policy, rollout: Rollout, state, divisor: float) -> torch.Tensor:
+    """Gradient of full BPTT: each episode of each environment on its own, by torch's own call."""
+    policy.zero_grad()
+    total = torch.zeros((), dtype=torch.float64)
+    for env in range(rollout.num_envs):
+        ends = [t + 1 for t in range(rollout.num_steps) if rollout.dones[t, env]]
+        bounds = sorted({0, *ends, rollout.num_steps})
+        for first, last in itertools.pairwise(bounds):
+            begin = policy.zero_state(1)
+            if first == 0:
+                parts = tuple(s[:, env : env + 1].contiguous() for s in as_tensors(state))
+                begin = parts if len(parts) == 2 else parts[0]
+            latent, _ = policy.rnn(rollout.obs[first:last, env : env + 1].contiguous(), begin)
+            error = policy.head(latent) - rollout.labels[0][first:last, env : env + 1]
+            total = total + error.square().mean(-1).sum()
+    (total / divisor).backward()
+    return policy.gradient().clone()
+
+
+@dataclass
+class StepwiseTbptt:
+    """Truncated BPTT(k1, k2), step by step with an explicit detach; keeps every step's state."""
+
+    policy: Policy
+    rollout: Rollout
+    k1: int
+    k2: int
+
+    def gradients(self, state, divisor: float) -> list[torch.Tensor]:
+        """Return the gradient of each optimiser step, the last group flushed."""
+        num_steps = self.rollout.num_steps
+        before = {0: self._detached(state)}
+        gradients = []
+        for first in range(0, num_steps, self.k1):
+            last = min(first + self.k1, num_steps)
+            self.policy.zero_grad()
+            if self.k1 >= self.k2:
+                for t in range(first, last):
+                    if (t - first) % self.k2 == 0:
+                        loss = self._run(t, min(t + self.k2, last), t, before)
+                        (loss / divisor).backward()
+            else:
+                loss = self._run(max(0, last - self.k2), last, first, before)
+                (loss / divisor).backward()
+            gradients.append(self.policy.gradient().clone())
+        return gradients
+
+    def _run(self, start: int, stop: int, loss_start: int, before: dict) -> torch.Tensor:
+        starts = self.rollout.episode_starts
+        state, total = before[start], torch.zeros((), dtype=torch.float64)
+        for t in range(start, stop):
+            before[t] = self._detached(state)
+            keep = (~starts[t]).unsqueeze(-1)
+            masked = tuple(torch.where(keep, s, torch.zeros_like(s)) for s in as_tensors(state))
+            masked = masked if len(masked) == 2 else masked[0]
+            latent, state = self.policy.rnn(self.rollout.obs[t : t + 1], masked)
+            if t >= loss_start:
+                error = self.policy.head(latent[0]) - self.rollout.labels[0][t]
+                total = total + error.square().mean(-1).sum()
+        before[stop] = self._detached(state)
+        return total
+
+    @staticmethod
+    def _detached(state):
+        parts = tuple(s.detach() for s in as_tensors(state))
+        return parts if len(parts) == 2 else parts[0]

@@ -1,0 +1,198 @@
+"""The laws of accumulation: exactness, invariance, isolation, completeness, scale."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tbptt_reference import Policy, StepwiseTbptt, full_bptt_by_episode, make_rollout
+from tolerances import EXACT_FLOAT64
+
+from rsl_tbptt.core import hidden_state, losses
+from rsl_tbptt.core.accumulate import accumulate_group, env_chunks
+from rsl_tbptt.core.rollout import Rollout
+from rsl_tbptt.core.windows import num_steps_of_full_group, tbptt_schedule
+
+DIVISOR = 7.0
+sizes = {
+    "num_steps": st.integers(1, 10),
+    "num_envs": st.integers(1, 4),
+    "done_rate": st.sampled_from([0.0, 0.3, 1.0]),
+    "rnn_type": st.sampled_from(["lstm", "gru"]),
+}
+
+
+def group_gradients(policy, rollout, state, k2, k1=None, chunks=1, replay=None, divisor=DIVISOR):
+    """Return the gradient of each optimiser step at fixed parameters, and the final state."""
+    gradients = []
+    for group in tbptt_schedule(rollout.num_steps, k2, k1):
+        policy.zero_grad()
+        state, _ = accumulate_group(
+            group, rollout, state, replay or policy.replay, losses.mse, divisor, chunks
+        )
+        gradients.append(policy.gradient().clone())
+    return gradients, state
+
+
+@given(**sizes, extra=st.integers(0, 3))
+def test_windows_as_long_as_the_rollout_give_full_bptt(
+    num_steps, num_envs, done_rate, rnn_type, extra
+):
+    policy = Policy(rnn_type, num_layers=2)
+    rollout = make_rollout(num_steps, num_envs, done_rate)
+    state = policy.random_state(num_envs)
+    (gradient,), _ = group_gradients(policy, rollout, state, num_steps + extra)
+    expected = full_bptt_by_episode(policy, rollout, state, DIVISOR)
+    torch.testing.assert_close(gradient, expected, **EXACT_FLOAT64)
+
+
+@given(**sizes, k1=st.integers(1, 10), k2=st.integers(1, 10))
+def test_shorter_windows_equal_the_stepwise_reference(
+    num_steps, num_envs, done_rate, rnn_type, k1, k2
+):
+    policy = Policy(rnn_type)
+    rollout = make_rollout(num_steps, num_envs, done_rate)
+    state = policy.random_state(num_envs)
+    gradients, _ = group_gradients(policy, rollout, state, k2, k1)
+    expected = StepwiseTbptt(policy, rollout, min(k1, num_steps), min(k2, num_steps))
+    for got, want in zip(gradients, expected.gradients(state, DIVISOR), strict=True):
+        torch.testing.assert_close(got, want, **EXACT_FLOAT64)
+
+
+def test_truncation_does_change_the_gradient():
+    policy, rollout = Policy(), make_rollout(8, 3, 0.0)
+    state = policy.random_state(3)
+    gradients, _ = group_gradients(policy, rollout, state, 2, 8)
+    full, _ = group_gradients(policy, rollout, state, 8)
+    assert not torch.allclose(gradients[0], full[0], rtol=1e-3)
+
+
+@given(**sizes, k2=st.integers(1, 6), k1=st.integers(1, 10), chunks=st.integers(1, 6))
+def test_chunks_of_environments_do_not_change_gradient_or_state(
+    num_steps, num_envs, done_rate, rnn_type, k2, k1, chunks
+):
+    policy = Policy(rnn_type)
+    rollout = make_rollout(num_steps, num_envs, done_rate)
+    state = policy.random_state(num_envs)
+    expected, expected_state = group_gradients(policy, rollout, state, k2, k1)
+    gradients, final_state = group_gradients(policy, rollout, state, k2, k1, chunks)
+    for got, want in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(got, want, **EXACT_FLOAT64)
+    for got, want in zip(
+        hidden_state.as_tensors(final_state), hidden_state.as_tensors(expected_state), strict=True
+    ):
+        torch.testing.assert_close(got, want, **EXACT_FLOAT64)
+
+
+@given(**sizes, k2=st.integers(1, 6), k1=st.integers(1, 10))
+def test_states_are_continuous_across_windows(num_steps, num_envs, done_rate, rnn_type, k2, k1):
+    policy = Policy(rnn_type)
+    rollout = make_rollout(num_steps, num_envs, done_rate)
+    state = policy.random_state(num_envs)
+    _, final_state = group_gradients(policy, rollout, state, k2, k1)
+    _, expected = policy.replay(rollout.obs, state, rollout.episode_starts)
+    for got, want in zip(
+        hidden_state.as_tensors(final_state), hidden_state.as_tensors(expected), strict=True
+    ):
+        assert not got.requires_grad
+        torch.testing.assert_close(got, want.detach(), **EXACT_FLOAT64)
+
+
+def test_permuting_environments_leaves_the_gradient():
+    policy, rollout = Policy(), make_rollout(6, 5, 0.3)
+    state = policy.random_state(5)
+    order = torch.tensor([2, 0, 4, 1, 3])
+    permuted = Rollout(
+        rollout.obs[:, order], (rollout.labels[0][:, order],), rollout.dones[:, order]
+    )
+    permuted_state = tuple(tensor[:, order] for tensor in state)
+    expected, _ = group_gradients(policy, rollout, state, 3)
+    gradients, _ = group_gradients(policy, permuted, permuted_state, 3)
+    for got, want in zip(gradients, expected, strict=True):
+        torch.testing.assert_close(got, want, **EXACT_FLOAT64)
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1e6])
+@pytest.mark.parametrize("chunks", [1, 3])
+def test_poison_in_a_past_episode_leaves_the_gradient_of_the_next(poison, chunks):
+    policy, rollout = Policy("lstm", 2), make_rollout(6, 3, 0.0)
+    rollout.dones[1, 1] = True
+    state = policy.random_state(3)
+    expected, _ = group_gradients(policy, rollout, state, 2, chunks=chunks)
+    rollout.obs[:2, 1] = poison
+    state = tuple(tensor.clone() for tensor in state)
+    for tensor in state:
+        tensor[:, 1] = poison
+    gradients, final_state = group_gradients(policy, rollout, state, 2, chunks=chunks)
+    assert not torch.allclose(gradients[0], expected[0])  # the poison is in this window
+    for got, want in zip(gradients[1:], expected[1:], strict=True):
+        torch.testing.assert_close(got, want, rtol=0, atol=0)
+    assert all(torch.isfinite(tensor).all() for tensor in final_state)
+
+
+@given(
+    num_steps=st.integers(1, 12),
+    k1=st.none() | st.integers(1, 14),
+    k2=st.integers(1, 14),
+    chunks=st.integers(1, 4),
+)
+def test_each_sample_enters_the_loss_once_with_the_same_weight(num_steps, k1, k2, chunks):
+    num_envs = 3
+    seen = torch.zeros(num_steps, num_envs)
+    rollout = make_rollout(num_steps, num_envs, 0.3)
+    index = torch.arange(num_steps * num_envs, dtype=torch.float64).view(num_steps, num_envs, 1)
+    rollout = Rollout(rollout.obs, (index,), rollout.dones)
+    policy = Policy()
+
+    def counting_loss(actions, labels):
+        seen.view(-1)[labels.long().flatten()] += 1
+        per_sample = actions.mean(-1)
+        per_sample.register_hook(lambda gradient: weights.extend(gradient.flatten().tolist()))
+        return per_sample.sum(), per_sample.numel()
+
+    weights: list[float] = []
+    divisor = num_steps_of_full_group(num_steps, k2, k1) * num_envs
+    state = policy.random_state(num_envs)
+    for group in tbptt_schedule(num_steps, k2, k1):
+        state, _ = accumulate_group(
+            group, rollout, state, policy.replay, counting_loss, divisor, chunks
+        )
+    assert (seen == 1).all()
+    assert weights == pytest.approx([1 / divisor] * num_steps * num_envs)
+
+
+def test_gradient_norm_of_a_memoryless_policy_does_not_depend_on_gradient_length():
+    policy = Policy()
+    rollout = make_rollout(12, 4, 0.2)
+    sample = Rollout(
+        rollout.obs[:1, :1].expand(12, 4, -1),
+        (rollout.labels[0][:1, :1].expand(12, 4, -1),),
+        rollout.dones,
+    )
+
+    def replay(obs, state, _starts):  # the head alone sees inputs of the right width
+        return (policy.head(torch.cat((obs, obs[..., :1]), dim=-1)),), state
+
+    norms = []
+    for k2 in (1, 2, 4, 12):
+        divisor = num_steps_of_full_group(12, k2) * 4
+        group = tbptt_schedule(12, k2)[0]
+        policy.zero_grad()
+        accumulate_group(group, sample, None, replay, losses.mse, divisor)
+        norms.append(torch.cat([p.grad.flatten() for p in policy.head.parameters()]).norm())
+    torch.testing.assert_close(torch.stack(norms), norms[0].expand(4), **EXACT_FLOAT64)
+
+
+def test_episode_starts_are_the_dones_of_the_step_before():
+    dones = torch.tensor([[0, 1], [1, 0], [0, 1]], dtype=torch.bool)
+    rollout = Rollout(torch.zeros(3, 2), (), dones)
+    expected = torch.tensor([[0, 0], [0, 1], [1, 0]], dtype=torch.bool)
+    assert torch.equal(rollout.episode_starts, expected)
+
+
+@given(num_envs=st.integers(1, 50), chunks=st.integers(1, 60))
+def test_env_chunks_are_balanced_and_complete(num_envs, chunks):
+    slices = env_chunks(num_envs, chunks)
+    sizes = [s.stop - s.start for s in slices]
+    assert [e for s in slices for e in range(s.start, s.stop)] == list(range(num_envs))
+    assert max(sizes) - min(sizes) <= 1
+    assert len(slices) == min(chunks, num_envs)

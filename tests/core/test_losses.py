@@ -1,0 +1,62 @@
+"""Losses to (sum, count), against torch's own."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from tolerances import EXACT_FLOAT64
+from torch.distributions import Independent, Normal, kl_divergence
+from torch.nn import functional
+
+from rsl_tbptt.core import losses
+
+shapes = st.tuples(st.integers(1, 4), st.integers(1, 5), st.integers(1, 3))
+
+
+def make(shape, seed=0, positive=False):
+    values = torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+    return values.abs() + 0.1 if positive else 3 * values
+
+
+@given(shape=shapes)
+@pytest.mark.parametrize(
+    ("loss", "reference"),
+    [
+        (losses.mse, functional.mse_loss),
+        (losses.huber, functional.huber_loss),
+        (losses.from_function(lambda a, b: (a - b).abs()), functional.l1_loss),
+    ],
+)
+def test_mean_equals_torch(loss, reference, shape):
+    actions, labels = make(shape, 1), make(shape, 2)
+    total, count = loss(actions, labels)
+    assert count == shape[0] * shape[1]
+    torch.testing.assert_close(total / count, reference(actions, labels), **EXACT_FLOAT64)
+
+
+@given(shape=shapes)
+def test_gaussian_losses_equal_torch_distributions(shape):
+    mean, std = make(shape, 1), make(shape, 2, positive=True)
+    label_mean, label_std = make(shape, 3), make(shape, 4, positive=True)
+    student = Independent(Normal(mean, std), 1)
+    teacher = Independent(Normal(label_mean, label_std), 1)
+    total, count = losses.gaussian_kl(mean, std, label_mean, label_std)
+    assert count == shape[0] * shape[1]
+    torch.testing.assert_close(total, kl_divergence(teacher, student).sum(), **EXACT_FLOAT64)
+    total, count = losses.gaussian_nll(mean, std, label_mean)
+    assert count == shape[0] * shape[1]
+    torch.testing.assert_close(total, -student.log_prob(label_mean).sum(), **EXACT_FLOAT64)
+
+
+def test_sums_and_counts_add_up_over_pieces():
+    actions, labels = make((4, 5, 2), 1), make((4, 5, 2), 2)
+    total, count = losses.mse(actions, labels)
+    pieces = [losses.mse(actions[i], labels[i]) for i in range(4)]
+    torch.testing.assert_close(sum(p for p, _ in pieces), total, **EXACT_FLOAT64)
+    assert sum(n for _, n in pieces) == count
+
+
+def test_a_reduced_loss_of_the_user_is_refused():
+    loss = losses.from_function(functional.mse_loss)
+    with pytest.raises(ValueError, match=r"returned shape \(\), expected \(2, 3, 1\)"):
+        loss(make((2, 3, 1)), make((2, 3, 1)))

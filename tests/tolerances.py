@@ -1,0 +1,13 @@
+"""Tolerances of the tests and why they have that size."""
+
+EXACT_FLOAT64 = {"rtol": 1e-10, "atol": 1e-12}
+"""Same mathematics in float64, summed in another order."""
+
+SAME_FLOAT32 = {"rtol": 1e-5, "atol": 1e-7}
+"""Same mathematics in float32, summed in another order, over one update."""
+
+PARITY_FLOAT32 = {"rtol": 1e-4, "atol": 1e-6}
+"""Parameters after several updates in float32: Adam divides small gradients by their own size."""
+
+BFLOAT16 = {"rtol": 5e-2, "atol": 2e-2}
+"""Operands with 8 bits of mantissa, over a window."""
