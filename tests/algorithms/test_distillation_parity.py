@@ -1,0 +1,68 @@
+"""With ``loss_reduction="sum", tail="drop"`` an update leaves rsl_rl's parameters."""
+
+import inspect
+import warnings
+
+import pytest
+import torch
+from helpers import make_distillation, parameters_of, roll_out
+from rsl_rl.algorithms import Distillation
+from tolerances import PARITY_FLOAT32
+
+from rsl_tbptt.algorithms import TbpttDistillation
+
+UPDATES = 3
+
+NORMALISES_AFTER_UPDATE = "observations.flatten" in inspect.getsource(Distillation.update)
+"""rsl_rl 5.5 updates the normaliser after an update, as we do with every version; older ones at
+every step, so that with a normaliser their replay sees other inputs than the rollout."""
+
+
+def train(algorithm_class, **kwargs):
+    """Return the parameters after some updates, the last loss, and the hidden state after them."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".*is not divisible by 'gradient_length'")
+        algorithm = make_distillation(algorithm_class, **kwargs)
+    for seed in range(UPDATES):
+        roll_out(algorithm, seed)
+        metrics = algorithm.update()
+    return parameters_of(algorithm), metrics["behavior"], algorithm.student.get_hidden_state()
+
+
+@pytest.mark.parametrize("student", ["mlp", "lstm", "gru"])
+@pytest.mark.parametrize(("num_steps", "num_learning_epochs"), [(12, 1), (12, 2), (14, 1)])
+@pytest.mark.parametrize("options", [{}, {"loss_type": "huber", "optimizer": "sgd"}])
+def test_parameters_equal_rsl_rl(student, num_steps, num_learning_epochs, options):
+    shared = {
+        "num_steps": num_steps,
+        "num_envs": 5,
+        "student": student,
+        "student_kwargs": {"obs_normalization": num_steps == 14 and NORMALISES_AFTER_UPDATE},
+        "num_learning_epochs": num_learning_epochs,
+        "gradient_length": 4,
+        "max_grad_norm": 0.5,
+        **options,
+    }
+    expected, expected_loss, expected_state = train(Distillation, **shared)
+    parameters, loss, state = train(TbpttDistillation, **shared, loss_reduction="sum", tail="drop")
+    torch.testing.assert_close(parameters, expected, **PARITY_FLOAT32)
+    if num_steps % 4 == 0:  # rsl_rl's loss counts dropped steps, which are not trained on
+        assert loss == pytest.approx(expected_loss, rel=1e-4)
+    if student != "mlp":
+        for got, want in zip(state, expected_state, strict=True):
+            torch.testing.assert_close(got, want, **PARITY_FLOAT32)
+
+
+def test_normalised_updates_differ_from_rsl_rl():
+    shared = {"num_steps": 12, "num_envs": 5, "gradient_length": 4, "max_grad_norm": None}
+    expected, _, _ = train(Distillation, **shared, optimizer="sgd")
+    parameters, _, _ = train(TbpttDistillation, **shared, optimizer="sgd")
+    assert not torch.allclose(parameters, expected, rtol=1e-2)
+
+
+def test_engines_and_chunks_leave_the_same_parameters():
+    shared = {"num_steps": 10, "num_envs": 5, "gradient_length": 4, "update_length": 6}
+    expected, _, _ = train(TbpttDistillation, **shared, scan_engine="reference")
+    for options in ({"scan_engine": "fused"}, {"num_env_chunks": 3}):
+        parameters, _, _ = train(TbpttDistillation, **shared, **options)
+        torch.testing.assert_close(parameters, expected, **PARITY_FLOAT32)

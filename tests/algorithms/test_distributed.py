@@ -1,0 +1,73 @@
+"""R processes on N/R environments each give the update of one process on N."""
+
+import pytest
+import torch
+from helpers import make_distillation, parameters_of, roll_out
+from tolerances import PARITY_FLOAT32
+from torch import distributed, multiprocessing
+
+from rsl_tbptt.algorithms import TbpttDistillation
+
+NUM_ENVS, NUM_STEPS = 6, 7
+
+
+def fill_storage(storage, first, last):
+    """Put environments [first, last) of one global rollout into the storage."""
+    generator = torch.Generator().manual_seed(3)
+    for value in storage.observations.values():
+        whole = torch.randn(NUM_STEPS, NUM_ENVS, value.shape[-1], generator=generator)
+        value.copy_(whole[:, first:last])
+    labels = torch.randn(NUM_STEPS, NUM_ENVS, 2, generator=generator)
+    dones = torch.rand(NUM_STEPS, NUM_ENVS, 1, generator=generator) < 0.3
+    storage.privileged_actions.copy_(labels[:, first:last])
+    storage.dones.copy_(dones[:, first:last])
+
+
+def updated_parameters(first, last, multi_gpu_cfg=None, **options):
+    algorithm = make_distillation(
+        TbpttDistillation,
+        NUM_STEPS,
+        last - first,
+        gradient_length=3,
+        multi_gpu_cfg=multi_gpu_cfg,
+        **options,
+    )
+    for _ in range(2):
+        fill_storage(algorithm.storage, first, last)
+        algorithm.update()
+    return parameters_of(algorithm)
+
+
+OPTIONS = ({}, {"grad_reduce_bucket_mb": 1e-4, "update_length": 5})
+
+
+def run_rank(rank, shares, folder):
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=len(shares)
+    )
+    first, last = sum(shares[:rank]), sum(shares[: rank + 1])
+    cfg = {"global_rank": rank, "local_rank": rank, "world_size": len(shares)}
+    results = [updated_parameters(first, last, cfg, **options) for options in OPTIONS]
+    torch.save(results, f"{folder}/rank{rank}.pt")
+    distributed.destroy_process_group()
+
+
+@pytest.mark.parametrize("shares", [[3, 3], [2, 4]])
+def test_ranks_leave_the_parameters_of_one_process(tmp_path, shares):
+    multiprocessing.spawn(run_rank, (shares, str(tmp_path)), nprocs=len(shares))
+    results = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(len(shares))]
+    for options, *by_rank in zip(OPTIONS, *results, strict=True):
+        expected = updated_parameters(0, NUM_ENVS, **options)
+        for parameters in by_rank:
+            torch.testing.assert_close(parameters, expected, **PARITY_FLOAT32)
+
+
+def test_half_the_environments_alone_do_not():
+    expected = updated_parameters(0, NUM_ENVS)
+    assert not torch.allclose(updated_parameters(0, 3), expected, rtol=1e-3)
+
+
+def test_one_process_needs_no_process_group():
+    algorithm = make_distillation(TbpttDistillation, 4, 3, gradient_length=2)
+    roll_out(algorithm, 0)
+    assert algorithm.update()["optimizer_steps"] == 2

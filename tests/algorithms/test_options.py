@@ -1,0 +1,73 @@
+"""Options: rsl_rl's names and defaults, clear errors, warnings for what would be ignored."""
+
+import inspect
+
+import pytest
+from helpers import make_distillation
+from rsl_rl.algorithms import Distillation
+
+from rsl_tbptt.algorithms import TbpttDistillation
+from rsl_tbptt.algorithms.options import DistillationOptions
+
+
+def test_every_option_of_rsl_rl_is_known_with_its_default():
+    ours = DistillationOptions()
+    handled_elsewhere = {"self", "student", "teacher", "storage", "device", "multi_gpu_cfg"}
+    for name, parameter in inspect.signature(Distillation.__init__).parameters.items():
+        if name in handled_elsewhere or parameter.kind is parameter.VAR_KEYWORD:
+            continue
+        if name != "max_grad_norm":  # the one changed default: 1.0 instead of no clipping
+            assert getattr(ours, name) == parameter.default
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"gradient_lenght": 4},
+            "Unknown option 'gradient_lenght'.*did you mean 'gradient_length'",
+        ),
+        ({"zzz": 4}, "Unknown option 'zzz'.*known options are"),
+        ({"gradient_length": 0}, "gradient_length is 0, expected an integer of at least 1"),
+        ({"gradient_length": 2.5}, "gradient_length is 2.5, expected an integer"),
+        ({"update_length": 0}, "update_length is 0"),
+        ({"num_learning_epochs": 0}, "num_learning_epochs is 0"),
+        ({"num_env_chunks": 0}, "num_env_chunks is 0"),
+        ({"num_env_chunks": 5}, "num_env_chunks is 5, expected at most num_envs, 4"),
+        ({"loss_reduction": "max"}, "loss_reduction is 'max', expected 'mean' or 'sum'"),
+        ({"tail": "keep"}, "tail is 'keep', expected 'flush' or 'drop'"),
+        ({"max_grad_norm": 0.0}, "max_grad_norm is 0.0.*Use None to not clip"),
+        ({"learning_rate": -1.0}, "learning_rate is -1.0, expected a positive number"),
+        ({"scan_engine": "warp"}, "scan_engine is 'warp', expected one of"),
+        ({"loss_type": "mae"}, "loss_type is 'mae', expected one of"),
+        ({"loss_type": "helpers:nothing"}, "loss_type is 'helpers:nothing', which cannot be"),
+        ({"rnd_cfg": {}}, "rnd_cfg and symmetry_cfg have no meaning"),
+        ({"optimizer": "lion"}, "Invalid optimizer 'lion'"),
+    ],
+)
+def test_bad_options_are_refused_by_name_and_value(options, message):
+    with pytest.raises(ValueError, match=message):
+        make_distillation(TbpttDistillation, 6, 4, **{"gradient_length": 3, **options})
+
+
+def test_a_gaussian_loss_needs_a_gaussian():
+    with pytest.raises(NotImplementedError, match=r"set 'student\.distribution_cfg'"):
+        make_distillation(
+            TbpttDistillation,
+            6,
+            4,
+            gradient_length=3,
+            loss_type="nll",
+            student_kwargs={"distribution_cfg": None},
+        )
+
+
+def test_lengths_beyond_the_rollout_warn():
+    with pytest.warns(UserWarning, match="gradient_length is 15, more than num_steps_per_env, 8"):
+        make_distillation(TbpttDistillation, 8, 4, gradient_length=15)
+    with pytest.warns(UserWarning, match="update_length is 9, more than num_steps_per_env, 8"):
+        make_distillation(TbpttDistillation, 8, 4, gradient_length=2, update_length=9)
+
+
+def test_options_that_fit_do_not_warn():
+    make_distillation(TbpttDistillation, 8, 4, gradient_length=3)

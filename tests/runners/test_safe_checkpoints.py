@@ -1,0 +1,89 @@
+"""Checkpoints are whole or absent, and a run folder that cannot be written is named first."""
+
+import copy
+from pathlib import Path
+
+import pytest
+import torch
+from helpers import parameters_of
+
+from rsl_tbptt.runners import TbpttDistillationRunner, safe_checkpoints
+from rsl_tbptt.runners.safe_checkpoints import save_checkpoint
+from rsl_tbptt_tasks.memory import RecallEnv
+
+MODEL = {
+    "hidden_dims": [8],
+    "activation": "elu",
+    "distribution_cfg": {"class_name": "GaussianDistribution", "init_std": 0.1},
+}
+CFG = {
+    "num_steps_per_env": 6,
+    "save_interval": 1,
+    "obs_groups": {"student": ["policy"], "teacher": ["privileged"]},
+    "algorithm": {
+        "class_name": "rsl_tbptt.algorithms:TbpttDistillation",
+        "gradient_length": 3,
+        "rnd_cfg": None,
+    },
+    "student": {
+        "class_name": "RNNModel",
+        "rnn_type": "lstm",
+        "rnn_hidden_dim": 8,
+        "rnn_num_layers": 1,
+        **MODEL,
+    },
+    "teacher": {"class_name": "MLPModel", **MODEL},
+}
+
+
+def make_runner(log_dir=None):
+    runner = TbpttDistillationRunner(RecallEnv(4, 3), copy.deepcopy(CFG), log_dir=log_dir)
+    runner.alg.teacher_loaded = True
+    return runner
+
+
+def test_a_run_saves_and_resumes(tmp_path):
+    runner = make_runner(str(tmp_path / "run"))
+    runner.learn(2)
+    assert sorted(p.name for p in (tmp_path / "run").glob("model_*")) == [
+        "model_0.pt",
+        "model_1.pt",
+    ]
+    assert not list((tmp_path / "run").glob(".model*"))
+    resumed = make_runner()
+    resumed.load(str(tmp_path / "run" / "model_1.pt"))
+    assert resumed.current_learning_iteration == 1
+    assert torch.equal(parameters_of(resumed.alg), parameters_of(runner.alg))
+
+
+def test_a_crash_while_writing_leaves_the_previous_file(tmp_path, monkeypatch):
+    path = tmp_path / "model.pt"
+    save_checkpoint({"value": 1}, path)
+
+    def crash(_checkpoint, file):
+        file.write(b"half")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(safe_checkpoints.torch, "save", crash)
+    with pytest.raises(OSError, match="No space left"):
+        save_checkpoint({"value": 2}, path)
+    assert torch.load(path) == {"value": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["model.pt"]
+
+
+def test_a_folder_that_cannot_be_written_is_named_before_anything_is_built(tmp_path):
+    Path(tmp_path / "file").write_text("in the way")
+    with pytest.raises(ValueError, match=r"run folder '.*file/run' cannot be written"):
+        TbpttDistillationRunner(None, {}, log_dir=str(tmp_path / "file" / "run"))
+
+
+def test_a_missing_checkpoint_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"model_9\.pt' does not exist"):
+        make_runner().load(str(tmp_path / "model_9.pt"))
+
+
+def test_the_stock_check_for_a_teacher_still_holds():
+    runner = make_runner()
+    runner.alg.teacher_loaded = False
+    with pytest.raises(ValueError, match="Teacher model parameters not loaded"):
+        runner.learn(1)

@@ -1,0 +1,98 @@
+"""The recall task needs exactly the memory it claims, and gradient_length decides who learns it."""
+
+import pytest
+import torch
+from rsl_rl.runners import DistillationRunner
+
+from rsl_tbptt_tasks.memory import RecallEnv
+
+
+def test_rewards_and_dones_by_hand():
+    env = RecallEnv(num_envs=1, recall_length=2)
+    cue = env.get_observations()["policy"][0, 0].item()
+    assert abs(cue) == 1
+    trace = []
+    for action in (cue, cue, cue, 0.0):
+        obs, rewards, dones, _ = env.step(torch.tensor([[action]]))
+        trace.append((rewards.item(), dones.item(), obs["policy"][0, 1].item()))
+    assert trace == [(0.0, 0, 0.0), (0.0, 0, 1.0), (1.0, 1, 0.0), (0.0, 0, 0.0)]
+
+
+def test_the_cue_is_hidden_from_the_policy_and_known_to_the_teacher():
+    env = RecallEnv(num_envs=64, recall_length=3)
+    for _ in range(8):
+        obs, _, _, _ = env.step(torch.zeros(64, 1))
+        first = env.episode_length_buf == 0
+        assert (obs["policy"][~first, 0] == 0).all()
+        asked = obs["policy"][:, 1] == 1
+        assert torch.equal(obs["privileged"][:, 2].abs(), asked.float())
+
+
+def test_answers_of_no_memory_earn_nothing():
+    env = RecallEnv(num_envs=512, recall_length=3)
+    rewards = torch.stack([env.step(torch.ones(512, 1))[1] for _ in range(40)])
+    assert rewards.sum().abs() / (512 * 10) < 0.1
+
+
+def test_refuses_no_memory_at_all():
+    with pytest.raises(ValueError, match="recall_length is 0, expected at least 1"):
+        RecallEnv(num_envs=1, recall_length=0)
+
+
+class PerfectTeacher(torch.nn.Module):
+    """Names the cue when asked; rsl_rl's interface of a model without memory."""
+
+    is_recurrent = False
+
+    def __init__(self, *_unused):
+        super().__init__()
+
+    def forward(self, obs):
+        return obs["privileged"][:, 2:]
+
+    def reset(self, dones=None, hidden_state=None):
+        pass
+
+    def get_hidden_state(self):
+        return None
+
+
+def distil(gradient_length, recall_length, student_class="RNNModel", iterations=150):
+    """Train a student under the stock runner; return its mean reward per question."""
+    torch.manual_seed(0)
+    student = {"class_name": student_class, "hidden_dims": [32], "activation": "elu"}
+    if student_class == "RNNModel":
+        student |= {"rnn_type": "gru", "rnn_hidden_dim": 32, "rnn_num_layers": 1}
+    student["distribution_cfg"] = {"class_name": "GaussianDistribution", "init_std": 0.1}
+    cfg = {
+        "num_steps_per_env": 48,
+        "save_interval": 1000,
+        "obs_groups": {"student": ["policy"], "teacher": ["privileged"]},
+        "algorithm": {
+            "class_name": "rsl_tbptt.algorithms:TbpttDistillation",
+            "gradient_length": gradient_length,
+            "learning_rate": 5e-3,
+            "num_learning_epochs": 1,
+        },
+        "student": student,
+        "teacher": {"class_name": PerfectTeacher},
+    }
+    env = RecallEnv(num_envs=64, recall_length=recall_length)
+    runner = DistillationRunner(env, cfg, log_dir=None)
+    runner.alg.teacher_loaded = True
+    runner.learn(iterations)
+    policy, obs = runner.get_inference_policy(), env.get_observations()
+    total = count = 0.0
+    with torch.inference_mode():
+        for step in range(10 * (recall_length + 1)):
+            obs, rewards, dones, _ = env.step(policy(obs))
+            policy.reset(dones)
+            if step > 2 * recall_length:
+                total, count = total + rewards.sum().item(), count + dones.sum().item()
+    return total / count
+
+
+def test_gradient_length_decides_what_is_remembered():
+    assert distil(gradient_length=24, recall_length=16) > 0.9
+    assert abs(distil(gradient_length=4, recall_length=16)) < 0.2
+    assert abs(distil(gradient_length=24, recall_length=16, student_class="MLPModel")) < 0.2
