@@ -177,9 +177,15 @@ def test_other_recurrent_models_run_step_by_step(loss_type):
 
 
 @pytest.mark.parametrize("student", ["mlp", "lstm", "gru"])
-def test_mixed_precision_survives_many_iterations(student):
-    algorithm = make_distillation(
-        TbpttDistillation, 6, 4, student=student, use_mixed_precision=True, gradient_length=3
+@pytest.mark.parametrize("stepwise", [False, True])
+def test_mixed_precision_survives_many_iterations(student, stepwise):
+    student_model = make_model("student", student, 4, seed=1)
+    if stepwise and student != "mlp":
+        student_model.__class__ = RecurrentElsewhere
+    teacher_model = make_model("teacher", "mlp", 4, seed=2)
+    storage = RolloutStorage("distillation", 4, 6, make_obs(4), [ACTION_DIM], "cpu")
+    algorithm = TbpttDistillation(
+        student_model, teacher_model, storage, use_mixed_precision=True, gradient_length=3
     )
     losses = []
     for _ in range(20):
