@@ -1,6 +1,5 @@
 """Checkpoints are whole or absent, and a run folder that cannot be written is named first."""
 
-import copy
 from pathlib import Path
 
 import pytest
@@ -11,33 +10,34 @@ from rsl_tbptt.runners import TbpttDistillationRunner, safe_checkpoints
 from rsl_tbptt.runners.safe_checkpoints import save_checkpoint
 from rsl_tbptt_tasks.memory import RecallEnv
 
-MODEL = {
-    "hidden_dims": [8],
-    "activation": "elu",
-    "distribution_cfg": {"class_name": "GaussianDistribution", "init_std": 0.1},
-}
-CFG = {
-    "num_steps_per_env": 6,
-    "save_interval": 1,
-    "obs_groups": {"student": ["policy"], "teacher": ["privileged"]},
-    "algorithm": {
-        "class_name": "rsl_tbptt.algorithms:TbpttDistillation",
-        "gradient_length": 3,
-        "rnd_cfg": None,
-    },
-    "student": {
-        "class_name": "RNNModel",
-        "rnn_type": "lstm",
-        "rnn_hidden_dim": 8,
-        "rnn_num_layers": 1,
-        **MODEL,
-    },
-    "teacher": {"class_name": "MLPModel", **MODEL},
-}
+
+def model_cfg(class_name, **kwargs):
+    """Return a config of its own: rsl_rl before 5.5 takes entries out of what it is given."""
+    return {
+        "class_name": class_name,
+        "hidden_dims": [8],
+        "activation": "elu",
+        "distribution_cfg": {"class_name": "GaussianDistribution", "init_std": 0.1},
+        **kwargs,
+    }
+
+
+def train_cfg():
+    return {
+        "num_steps_per_env": 6,
+        "save_interval": 1,
+        "obs_groups": {"student": ["policy"], "teacher": ["privileged"]},
+        "algorithm": {
+            "class_name": "rsl_tbptt.algorithms:TbpttDistillation",
+            "gradient_length": 3,
+        },
+        "student": model_cfg("RNNModel", rnn_type="lstm", rnn_hidden_dim=8, rnn_num_layers=1),
+        "teacher": model_cfg("MLPModel"),
+    }
 
 
 def make_runner(log_dir=None):
-    runner = TbpttDistillationRunner(RecallEnv(4, 3), copy.deepcopy(CFG), log_dir=log_dir)
+    runner = TbpttDistillationRunner(RecallEnv(4, 3), train_cfg(), log_dir=log_dir)
     runner.alg.teacher_loaded = True
     return runner
 
