@@ -8,6 +8,7 @@ from rsl_rl.algorithms import Distillation
 
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.algorithms.options import DistillationOptions
+from rsl_tbptt_tasks.memory import RecallEnv
 
 
 def test_every_option_of_rsl_rl_is_known_with_its_default():
@@ -71,3 +72,18 @@ def test_lengths_beyond_the_rollout_warn():
 
 def test_options_that_fit_do_not_warn():
     make_distillation(TbpttDistillation, 8, 4, gradient_length=3)
+
+
+def test_an_observation_group_that_does_not_exist_is_named():
+    env = RecallEnv(num_envs=2, recall_length=2)
+    cfg = {
+        "num_steps_per_env": 4,
+        "multi_gpu": None,
+        "obs_groups": {"student": ["proprioception"], "teacher": ["privileged"]},
+        "algorithm": {"class_name": "rsl_tbptt.algorithms:TbpttDistillation"},
+        "student": {"class_name": "MLPModel"},
+        "teacher": {"class_name": "MLPModel"},
+    }
+    message = r"'proprioception' in observation set 'student' not found.*'policy', 'privileged'"
+    with pytest.raises(ValueError, match=message):
+        TbpttDistillation.construct_algorithm(env.get_observations(), env, cfg, "cpu")

@@ -1,0 +1,1 @@
+"""Config classes and runners for frameworks that host rsl_rl."""

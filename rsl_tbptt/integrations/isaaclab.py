@@ -1,0 +1,101 @@
+"""Isaac Lab 3.0 config classes for the algorithms of this package.
+
+They subclass Isaac Lab's own, so a task config changes one line and inherits every other key. Each
+field reaches the algorithm's constructor as a keyword argument of the same name.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+try:
+    from isaaclab.utils import configclass
+    from isaaclab_rl.rsl_rl import RslRlDistillationAlgorithmCfg
+except ImportError as error:
+    raise ImportError(
+        "rsl_tbptt.integrations.isaaclab needs Isaac Lab 3.0 on Python 3.12, and importing it "
+        f"failed: {error}. Install it with: pip install 'rsl-tbptt[isaaclab]'."
+    ) from error
+
+
+@configclass
+class TbpttDistillationAlgorithmCfg(RslRlDistillationAlgorithmCfg):
+    """Options of :class:`rsl_tbptt.algorithms.TbpttDistillation`, all with defaults.
+
+    It stands where a task has ``RslRlDistillationAlgorithmCfg`` and runs under Isaac Lab's
+    ``DistillationRunner``.
+    """
+
+    class_name: str = "rsl_tbptt.algorithms:TbpttDistillation"
+    """Qualified name of the algorithm, ``"module:Class"``, which rsl_rl imports."""
+
+    num_learning_epochs: int = 1
+    """Passes over each rollout; each starts again from the state at the rollout's start."""
+
+    learning_rate: float = 1.0e-3
+    """Step size of the optimiser.
+
+    With ``loss_reduction="mean"`` it needs no retuning when ``gradient_length`` changes.
+    """
+
+    gradient_length: int = 15
+    """Steps the gradient flows back: k2 of TBPTT(k1, k2), in environment steps.
+
+    What the student has to remember over more steps than this gets no gradient. A value above
+    ``num_steps_per_env`` means the whole rollout.
+    """
+
+    update_length: int | None = None
+    """Steps between optimiser steps: k1 of TBPTT(k1, k2), in environment steps.
+
+    None means ``gradient_length``. A larger value accumulates several windows into one optimiser
+    step; a smaller one lets windows overlap and takes the loss of the newest steps only.
+    """
+
+    loss_reduction: Literal["mean", "sum"] = "mean"
+    """How the losses of one optimiser step combine.
+
+    ``"mean"`` divides by the robot-steps of a full group, so gradients keep their size whatever
+    the lengths above. ``"sum"`` adds up the steps' means as rsl_rl does.
+    """
+
+    tail: Literal["flush", "drop"] = "flush"
+    """What happens to the steps left over when the rollout is no multiple of ``update_length``.
+
+    ``"flush"`` trains on them in a last, shorter group; ``"drop"`` leaves them out as rsl_rl does.
+    """
+
+    num_env_chunks: int = 1
+    """Parts the environments are split into for each backward pass.
+
+    The gradient stays the same; activation memory divides by this number.
+    """
+
+    teacher_checkpoint: str | None = None
+    """Path of a checkpoint whose actor, or whose teacher, becomes the teacher.
+
+    With it ``--checkpoint`` is not needed; a checkpoint given there is loaded afterwards and wins.
+    """
+
+    max_grad_norm: float | None = 1.0
+    """Norm the gradient is clipped to before each optimiser step; None does not clip."""
+
+    optimizer: Literal["adam", "adamw", "sgd", "rmsprop"] = "adam"
+    """Optimiser of the student's parameters."""
+
+    # Wider than the parent's Literal on purpose: rsl_tbptt has more losses.
+    loss_type: str = "mse"  # pyright: ignore[reportIncompatibleVariableOverride]
+    """Loss between student and teacher: ``"mse"``, ``"huber"``, ``"kl"``, ``"nll"``.
+
+    Any other loss is given by its qualified name, ``"module:function"``.
+    """
+
+    scan_engine: Literal["auto", "fused", "reference"] = "auto"
+    """Engine that runs LSTM and GRU layers over a window.
+
+    ``"auto"`` takes the fast one wherever it supports the student; ``"reference"`` goes step by
+    step and defines what is correct.
+    """
+
+    use_mixed_precision: bool = False
+    """Whether the update runs in bfloat16 autocast; state and gradients stay in float32."""

@@ -1,0 +1,92 @@
+"""Agents of the occluded cartpole, sized for two processor cores with 256 environments.
+
+Teacher and students log to one experiment folder; the run name says which is which.
+"""
+
+from __future__ import annotations
+
+from isaaclab.utils import configclass
+from isaaclab_rl.rsl_rl import (
+    RslRlDistillationRunnerCfg,
+    RslRlMLPModelCfg,
+    RslRlOnPolicyRunnerCfg,
+    RslRlPpoAlgorithmCfg,
+    RslRlRNNModelCfg,
+)
+
+from rsl_tbptt.integrations.isaaclab import TbpttDistillationAlgorithmCfg
+
+EXPERIMENT = "tbptt_cartpole_occluded"
+TEACHER_OBS_GROUPS = {"actor": ["teacher"], "critic": ["teacher"]}
+STUDENT_OBS_GROUPS = {"student": ["policy"], "teacher": ["teacher"]}
+
+TEACHER = RslRlMLPModelCfg(
+    hidden_dims=[64, 64],
+    activation="elu",
+    distribution_cfg=RslRlMLPModelCfg.GaussianDistributionCfg(init_std=1.0),
+)
+"""PPO's actor, and the distillation's teacher: its checkpoint fits no other network."""
+
+
+@configclass
+class CartpoleTeacherCfg(RslRlOnPolicyRunnerCfg):
+    """PPO on the exact state and the randomised physics."""
+
+    experiment_name = EXPERIMENT
+    run_name = "teacher"
+    num_steps_per_env = 32
+    max_iterations = 80
+    save_interval = 40
+    obs_groups = TEACHER_OBS_GROUPS
+    actor = TEACHER
+    critic = RslRlMLPModelCfg(hidden_dims=[64, 64], activation="elu")
+    algorithm = RslRlPpoAlgorithmCfg(
+        num_learning_epochs=5,
+        num_mini_batches=4,
+        learning_rate=1.0e-3,
+        schedule="adaptive",
+        gamma=0.99,
+        lam=0.95,
+        entropy_coef=0.002,
+        desired_kl=0.01,
+        max_grad_norm=1.0,
+        value_loss_coef=1.0,
+        use_clipped_value_loss=True,
+        clip_param=0.2,
+    )
+
+
+@configclass
+class CartpoleStudentCfg(RslRlDistillationRunnerCfg):
+    """An LSTM that imitates the teacher from noisy positions."""
+
+    experiment_name = EXPERIMENT
+    run_name = "student"
+    num_steps_per_env = 32
+    max_iterations = 150
+    save_interval = 50
+    obs_groups = STUDENT_OBS_GROUPS
+    student = RslRlRNNModelCfg(
+        rnn_type="lstm",
+        rnn_hidden_dim=64,
+        rnn_num_layers=1,
+        hidden_dims=[64],
+        activation="elu",
+        distribution_cfg=RslRlMLPModelCfg.GaussianDistributionCfg(init_std=0.1),
+    )
+    teacher = TEACHER
+    algorithm = TbpttDistillationAlgorithmCfg(
+        num_learning_epochs=4, gradient_length=32, learning_rate=5.0e-4
+    )
+
+
+@configclass
+class CartpoleMemorylessStudentCfg(CartpoleStudentCfg):
+    """The same without memory, to show that the task needs it."""
+
+    run_name = "student_memoryless"
+    student = RslRlMLPModelCfg(
+        hidden_dims=[64, 64],
+        activation="elu",
+        distribution_cfg=RslRlMLPModelCfg.GaussianDistributionCfg(init_std=0.1),
+    )

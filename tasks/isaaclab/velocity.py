@@ -1,0 +1,112 @@
+"""Velocity tracking with a privileged teacher and a student that has to infer its base velocity.
+
+Robots, terrain, rewards and events are Isaac Lab's own. What changes is who sees what: the student
+loses the base's linear velocity and, on rough terrain, the height scan; it keeps the noise. The
+teacher sees everything, without noise.
+"""
+
+from __future__ import annotations
+
+from isaaclab.managers import ObservationGroupCfg as ObsGroupCfg
+from isaaclab.managers import ObservationTermCfg as ObsTermCfg
+from isaaclab.managers import SceneEntityCfg
+from isaaclab.utils import configclass
+from isaaclab_tasks.core.velocity import mdp as velocity_mdp
+from isaaclab_tasks.core.velocity.config.anymal_d.flat_env_cfg import AnymalDFlatEnvCfg
+from isaaclab_tasks.core.velocity.config.anymal_d.rough_env_cfg import AnymalDRoughEnvCfg
+from isaaclab_tasks.core.velocity.config.go2.flat_env_cfg import UnitreeGo2FlatEnvCfg
+from isaaclab_tasks.core.velocity.config.go2.rough_env_cfg import UnitreeGo2RoughEnvCfg
+from isaaclab_tasks.core.velocity.velocity_env_cfg import ObservationsCfg
+
+from rsl_tbptt_tasks.isaaclab import mdp
+
+
+@configclass
+class FlatTeacherCfg(ObsGroupCfg):
+    """The teacher on flat ground: the exact state, commands and the randomised base mass."""
+
+    base_lin_vel = ObsTermCfg(func=velocity_mdp.base_lin_vel)
+    base_ang_vel = ObsTermCfg(func=velocity_mdp.base_ang_vel)
+    projected_gravity = ObsTermCfg(func=velocity_mdp.projected_gravity)
+    velocity_commands = ObsTermCfg(
+        func=velocity_mdp.generated_commands, params={"command_name": "base_velocity"}
+    )
+    joint_pos = ObsTermCfg(func=velocity_mdp.joint_pos_rel)
+    joint_vel = ObsTermCfg(func=velocity_mdp.joint_vel_rel)
+    actions = ObsTermCfg(func=velocity_mdp.last_action)
+    base_mass = ObsTermCfg(
+        func=mdp.body_mass,
+        params={"asset_cfg": SceneEntityCfg("robot", body_names="base")},
+        scale=0.1,  # tens of kilograms
+    )
+
+    def __post_init__(self) -> None:
+        self.enable_corruption = False
+        self.concatenate_terms = True
+
+
+@configclass
+class RoughTeacherCfg(FlatTeacherCfg):
+    """The teacher on rough ground: it also sees the terrain around it."""
+
+    height_scan = ObsTermCfg(
+        func=velocity_mdp.height_scan,
+        params={"sensor_cfg": SceneEntityCfg("height_scanner")},
+        clip=(-1.0, 1.0),
+    )
+
+
+@configclass
+class ProprioceptiveObservationsCfg(ObservationsCfg):
+    """What every student here sees: noisy sensors that a real robot carries."""
+
+    @configclass
+    class PolicyCfg(ObservationsCfg.PolicyCfg):
+        """Isaac Lab's policy group without what only a simulator or a camera knows."""
+
+        base_lin_vel: ObsTermCfg | None = None
+        height_scan: ObsTermCfg | None = None
+
+    policy: PolicyCfg = PolicyCfg()
+
+
+@configclass
+class FlatObservationsCfg(ProprioceptiveObservationsCfg):
+    """Observation groups on flat ground."""
+
+    teacher: FlatTeacherCfg = FlatTeacherCfg()
+
+
+@configclass
+class RoughObservationsCfg(ProprioceptiveObservationsCfg):
+    """Observation groups on rough ground."""
+
+    teacher: RoughTeacherCfg = RoughTeacherCfg()
+
+
+@configclass
+class AnymalDFlatTbpttEnvCfg(AnymalDFlatEnvCfg):
+    """ANYmal-D on flat ground."""
+
+    observations: FlatObservationsCfg = FlatObservationsCfg()
+
+
+@configclass
+class AnymalDRoughTbpttEnvCfg(AnymalDRoughEnvCfg):
+    """ANYmal-D on rough ground, the student blind."""
+
+    observations: RoughObservationsCfg = RoughObservationsCfg()
+
+
+@configclass
+class UnitreeGo2FlatTbpttEnvCfg(UnitreeGo2FlatEnvCfg):
+    """Unitree Go2 on flat ground."""
+
+    observations: FlatObservationsCfg = FlatObservationsCfg()
+
+
+@configclass
+class UnitreeGo2RoughTbpttEnvCfg(UnitreeGo2RoughEnvCfg):
+    """Unitree Go2 on rough ground, the student blind."""
+
+    observations: RoughObservationsCfg = RoughObservationsCfg()

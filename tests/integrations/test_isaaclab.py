@@ -1,0 +1,91 @@
+"""The Isaac Lab config classes: parentage, defaults, and what reaches the algorithm."""
+
+import inspect
+import subprocess
+import sys
+
+import pytest
+
+pytest.importorskip("isaaclab_rl", reason="Isaac Lab 3.0 needs Python 3.12")
+
+from isaaclab.utils import to_dict
+from isaaclab_rl.rsl_rl import RslRlDistillationAlgorithmCfg
+from rsl_rl.algorithms import Distillation
+from rsl_rl.utils import resolve_class
+
+from rsl_tbptt.algorithms import TbpttDistillation
+from rsl_tbptt.algorithms.options import DistillationOptions
+from rsl_tbptt.integrations.isaaclab import TbpttDistillationAlgorithmCfg
+
+WITHOUT_ISAACLAB = """
+import sys
+sys.modules["isaaclab"] = None
+import rsl_tbptt.integrations.isaaclab
+"""
+
+
+def handed_on(cfg):
+    """Return the class and the keyword arguments that rsl_rl makes of a config."""
+    return resolve_class(to_dict(cfg))
+
+
+def test_stands_where_isaaclab_expects_its_own():
+    assert isinstance(TbpttDistillationAlgorithmCfg(), RslRlDistillationAlgorithmCfg)
+
+
+def test_class_name_resolves_to_the_algorithm():
+    algorithm, _ = handed_on(TbpttDistillationAlgorithmCfg())
+    assert algorithm is TbpttDistillation
+
+
+def test_isaaclabs_own_class_name_resolves_to_another_algorithm():
+    algorithm, _ = handed_on(TbpttDistillationAlgorithmCfg(class_name="Distillation"))
+    assert algorithm is not TbpttDistillation
+
+
+def test_every_field_is_an_option_of_the_algorithm():
+    _, arguments = handed_on(TbpttDistillationAlgorithmCfg())
+    DistillationOptions.parse(arguments)
+
+
+def test_a_field_the_algorithm_does_not_know_is_refused():
+    _, arguments = handed_on(TbpttDistillationAlgorithmCfg())
+    with pytest.raises(ValueError, match="did you mean 'gradient_length'"):
+        DistillationOptions.parse({**arguments, "gradient_lenght": 8})
+
+
+def test_defaults_are_the_algorithms_own():
+    _, arguments = handed_on(TbpttDistillationAlgorithmCfg())
+    options = DistillationOptions()
+    assert arguments == {name: getattr(options, name) for name in arguments}
+
+
+def test_a_value_of_the_config_reaches_the_options():
+    cfg = TbpttDistillationAlgorithmCfg(gradient_length=7, update_length=3, loss_type="kl")
+    options = DistillationOptions.parse(handed_on(cfg)[1])
+    assert (options.gradient_length, options.update_length, options.loss_type) == (7, 3, "kl")
+
+
+def test_every_option_of_rsl_rl_that_isaaclab_offers_is_kept():
+    ours = set(handed_on(TbpttDistillationAlgorithmCfg())[1])
+    stock = set(handed_on(RslRlDistillationAlgorithmCfg())[1])
+    assert stock <= ours
+    assert stock <= set(inspect.signature(Distillation.__init__).parameters)
+
+
+def test_every_field_has_a_docstring():
+    source = inspect.getsource(TbpttDistillationAlgorithmCfg)
+    fields = [line for line in source.splitlines() if line.startswith("    ") and ": " in line]
+    names = TbpttDistillationAlgorithmCfg.__dataclass_fields__
+    for name in names:
+        assert any(line.strip().startswith(f"{name}: ") for line in fields), name
+        after = source.split(f"    {name}: ", 1)[1].split("\n", 1)[1]
+        assert after.lstrip().startswith('"""'), f"{name} has no attribute docstring"
+
+
+def test_without_isaaclab_the_error_names_the_fix():
+    result = subprocess.run(
+        [sys.executable, "-c", WITHOUT_ISAACLAB], capture_output=True, text=True, check=False
+    )
+    assert result.returncode != 0
+    assert "pip install 'rsl-tbptt[isaaclab]'" in result.stderr

@@ -1,0 +1,182 @@
+"""Registration, agents and assets of the Isaac Lab tasks; no simulator runs here."""
+
+import subprocess
+import sys
+from importlib.metadata import entry_points
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("isaaclab_tasks", reason="Isaac Lab 3.0 needs Python 3.12")
+
+import gymnasium as gym
+import yaml
+from isaaclab.utils import to_dict
+from isaaclab.utils.io import dump_yaml
+from isaaclab_tasks.utils import resolve_task_config
+from isaaclab_tasks.utils.parse_cfg import load_cfg_from_registry
+from pxr import Usd, UsdPhysics
+
+# Isaac Lab's own velocity configs and modules, while they are imported and built.
+pytestmark = [
+    pytest.mark.filterwarnings(r"ignore:.torch\.jit\.script:DeprecationWarning"),
+    pytest.mark.filterwarnings("ignore:'RigidBodyMaterialCfg' is deprecated:DeprecationWarning"),
+]
+
+for entry_point in entry_points(group="isaaclab.tasks"):
+    entry_point.load()
+
+CARTPOLE = "Tbptt-Cartpole-Occluded"
+VELOCITY = [
+    "Tbptt-Velocity-Flat-Anymal-D",
+    "Tbptt-Velocity-Flat-Unitree-Go2",
+    "Tbptt-Velocity-Rough-Anymal-D",
+    "Tbptt-Velocity-Rough-Unitree-Go2",
+]
+TASKS = [CARTPOLE, *VELOCITY]
+ENV, TEACHER = "env_cfg_entry_point", "rsl_rl_cfg_entry_point"
+STUDENTS = {
+    "rsl_rl_distillation_recurrent_cfg_entry_point": "RNNModel",
+    "rsl_rl_distillation_cfg_entry_point": "MLPModel",
+}
+
+
+def terms(group):
+    """Return the names of an observation group's terms that are on."""
+    return {name for name, term in to_dict(group).items() if isinstance(term, dict)}
+
+
+def test_entry_point_registers_every_task_and_nothing_else():
+    assert sorted(TASKS) == sorted(task for task in gym.registry if task.startswith("Tbptt-"))
+
+
+def test_registration_imports_no_isaaclab():
+    code = "import sys, rsl_tbptt_tasks.isaaclab; print([m for m in sys.modules if 'isaac' in m])"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "['rsl_tbptt_tasks.isaaclab']"
+
+
+@pytest.mark.parametrize("key", [ENV, TEACHER, *STUDENTS])
+@pytest.mark.parametrize("task", TASKS)
+def test_config_survives_dict_and_yaml(task, key, tmp_path):
+    cfg = load_cfg_from_registry(task, key)
+    copy = type(cfg)()
+    copy.from_dict(to_dict(cfg))
+    assert to_dict(copy) == to_dict(cfg)
+
+    dump_yaml(str(tmp_path / "first.yaml"), cfg)
+    dump_yaml(str(tmp_path / "second.yaml"), copy)
+    text = (tmp_path / "first.yaml").read_text()
+    assert text == (tmp_path / "second.yaml").read_text()
+    assert len(yaml.unsafe_load(text)) == len(to_dict(cfg))
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_config_copies_share_nothing(task):
+    load_cfg_from_registry(task, TEACHER).actor.hidden_dims.append(7)
+    assert 7 not in load_cfg_from_registry(task, TEACHER).actor.hidden_dims
+
+
+@pytest.mark.parametrize("key", STUDENTS)
+@pytest.mark.parametrize("task", TASKS)
+def test_distillation_takes_the_teachers_checkpoint(task, key):
+    teacher, student = load_cfg_from_registry(task, TEACHER), load_cfg_from_registry(task, key)
+    assert to_dict(student.teacher) == to_dict(teacher.actor)
+    assert student.teacher.distribution_cfg is not None
+    assert student.obs_groups["teacher"] == teacher.obs_groups["actor"]
+    assert student.experiment_name == teacher.experiment_name
+
+
+@pytest.mark.parametrize(("key", "model"), STUDENTS.items())
+@pytest.mark.parametrize("task", TASKS)
+def test_students_differ_in_memory_only(task, key, model):
+    student = load_cfg_from_registry(task, key)
+    assert student.student.class_name == model
+    assert student.algorithm.class_name == "rsl_tbptt.algorithms:TbpttDistillation"
+    other = to_dict(load_cfg_from_registry(task, next(iter(STUDENTS))))
+    same = set(other) - {"student", "run_name"}
+    assert {name: to_dict(student)[name] for name in same} == {name: other[name] for name in same}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_students_groups_exist_in_the_environment(task):
+    observations = to_dict(load_cfg_from_registry(task, ENV).observations)
+    for key in (TEACHER, *STUDENTS):
+        for groups in load_cfg_from_registry(task, key).obs_groups.values():
+            assert set(groups) <= set(observations)
+
+
+@pytest.mark.parametrize("task", VELOCITY)
+def test_velocity_student_is_proprioceptive_and_noisy(task):
+    observations = load_cfg_from_registry(task, ENV).observations
+    hidden = {"base_lin_vel", "base_mass", "height_scan"}
+    assert observations.policy.enable_corruption
+    assert not terms(observations.policy) & hidden
+    assert terms(observations.policy) == terms(observations.teacher) - hidden
+
+
+@pytest.mark.parametrize("task", VELOCITY)
+def test_velocity_teacher_is_privileged_and_exact(task):
+    teacher = load_cfg_from_registry(task, ENV).observations.teacher
+    assert {"base_lin_vel", "base_mass"} <= terms(teacher)
+    assert ("height_scan" in terms(teacher)) == ("Rough" in task)
+    assert not teacher.enable_corruption
+
+
+@pytest.mark.parametrize(("play_mode", "most_envs"), [(False, 256), (True, 50)])
+def test_cartpole_keeps_its_noise_in_play(play_mode, most_envs):
+    env_cfg, _ = resolve_task_config(
+        CARTPOLE, TEACHER, play_mode=play_mode, overrides=["physics=newton_mjwarp"]
+    )
+    assert env_cfg.scene.num_envs == most_envs
+    assert env_cfg.observations.policy.enable_corruption
+    assert not env_cfg.observations.teacher.enable_corruption
+
+
+@pytest.fixture
+def stage():
+    usd_path = load_cfg_from_registry(CARTPOLE, ENV).scene.robot.spawn.usd_path
+    assert Path(usd_path).is_file()
+    return Usd.Stage.Open(usd_path)
+
+
+def test_asset_has_a_default_prim_that_is_the_articulation(stage):
+    root = stage.GetDefaultPrim()
+    assert root.GetName() == "Cartpole"
+    assert root.HasAPI(UsdPhysics.ArticulationRootAPI)
+    assert all(prim.GetPath().HasPrefix(root.GetPath()) for prim in stage.Traverse())
+
+
+def test_asset_joints_connect_rail_cart_and_pole(stage):
+    joints = {prim.GetName(): prim for prim in stage.Traverse() if prim.IsA(UsdPhysics.Joint)}
+    assert set(joints) == {"world_to_rail", "slider_to_cart", "cart_to_pole"}
+    slider = UsdPhysics.PrismaticJoint(joints["slider_to_cart"])
+    hinge = UsdPhysics.RevoluteJoint(joints["cart_to_pole"])
+    assert (slider.GetAxisAttr().Get(), hinge.GetAxisAttr().Get()) == ("X", "Y")
+    for joint, bodies in ((slider, ["rail", "cart"]), (hinge, ["cart", "pole"])):
+        ends = joint.GetBody0Rel().GetTargets() + joint.GetBody1Rel().GetTargets()
+        assert [end.name for end in ends] == bodies
+
+
+def test_asset_limits_lie_outside_the_terminations(stage):
+    terminations = load_cfg_from_registry(CARTPOLE, ENV).terminations
+    slider = UsdPhysics.PrismaticJoint.Get(stage, "/Cartpole/joints/slider_to_cart")
+    assert slider.GetUpperLimitAttr().Get() > terminations.cart_left_track.params["bounds"][1]
+
+
+def test_asset_pole_is_a_uniform_rod_and_no_prim_collides(stage):
+    pole = UsdPhysics.MassAPI(stage.GetPrimAtPath("/Cartpole/pole"))
+    mass, inertia = pole.GetMassAttr().Get(), pole.GetDiagonalInertiaAttr().Get()
+    assert inertia[1] == pytest.approx(mass * 1.0**2 / 12)
+    for prim in stage.Traverse():
+        assert not prim.HasAPI(UsdPhysics.CollisionAPI)
+        if prim.HasAPI(UsdPhysics.RigidBodyAPI):
+            assert UsdPhysics.MassAPI(prim).GetMassAttr().Get() > 0
+
+
+def test_asset_refers_to_no_other_file(stage):
+    assert [layer.identifier for layer in stage.GetUsedLayers() if not layer.anonymous] == [
+        stage.GetRootLayer().identifier
+    ]
