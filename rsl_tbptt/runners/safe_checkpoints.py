@@ -85,7 +85,7 @@ class SafeCheckpoints:
         load_cfg: dict | None = None,
         strict: bool = True,
         map_location: str | None = None,
-    ) -> dict | None:
+    ) -> dict:
         """Load models and training state; only tensors and plain values are read from the file.
 
         Args:
@@ -104,4 +104,4 @@ class SafeCheckpoints:
         checkpoint = read_checkpoint(path, map_location or self.device)  # pyright: ignore[reportAttributeAccessIssue]
         if self.alg.load(checkpoint, load_cfg, strict):  # pyright: ignore[reportAttributeAccessIssue]
             self.current_learning_iteration = checkpoint["iter"]
-        return checkpoint.get("infos")
+        return checkpoint["infos"]
