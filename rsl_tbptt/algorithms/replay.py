@@ -3,6 +3,7 @@
 Everything but the recurrence runs once per window, on K * n rows (K steps, n environments).
 """
 
+import warnings
 from collections.abc import Callable
 
 import torch
@@ -35,6 +36,12 @@ def make_replay(
         rsl_rl's own models, step by step for any other recurrent model.
     """
     run = _choose_replay(model)
+    if scan_engine != "auto" and run is not _replay_rnn:
+        warnings.warn(
+            f"scan_engine is '{scan_engine}', which has no effect on a {type(model).__name__}: only"
+            " rsl_rl's RNNModel is scanned. Leave it at 'auto'.",
+            stacklevel=3,
+        )
     parameter = next(model.parameters())
     autocast = torch.autocast(
         parameter.device.type, dtype=operand_dtype, enabled=operand_dtype is not None

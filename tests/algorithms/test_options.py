@@ -70,8 +70,17 @@ def test_lengths_beyond_the_rollout_warn():
         make_distillation(TbpttDistillation, 8, 4, gradient_length=2, update_length=9)
 
 
+def test_an_engine_without_a_scan_warns():
+    with pytest.warns(
+        UserWarning, match="scan_engine is 'fused', which has no effect on a MLPModel"
+    ):
+        make_distillation(
+            TbpttDistillation, 8, 4, student="mlp", gradient_length=2, scan_engine="fused"
+        )
+
+
 def test_options_that_fit_do_not_warn():
-    make_distillation(TbpttDistillation, 8, 4, gradient_length=3)
+    make_distillation(TbpttDistillation, 8, 4, gradient_length=3, scan_engine="reference")
 
 
 def test_an_observation_group_that_does_not_exist_is_named():
