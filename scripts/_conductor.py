@@ -1,0 +1,127 @@
+"""Run stages one after the other, with progress and remaining time on the screen."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+
+from _isaaclab import child_environment, executable, shown
+from _process import run_logged, tail
+from _progress import Display, Progress, clock
+from _stages import Marker, RunFolder, Stage
+
+
+class StageError(RuntimeError):
+    """A stage's command failed."""
+
+
+class Conductor:
+    """Runs what is unfinished and reuses the rest."""
+
+    def __init__(self, run: RunFolder, device: str) -> None:
+        """Prepare to run stages.
+
+        Args:
+            run: The run folder.
+            device: Device that the commands compute on.
+        """
+        self._run = run
+        self._device = device
+        self._display = Display()
+        self._measured = self._expected = 0.0
+
+    def run_all(self, stages: Sequence[Stage]) -> dict[str, Marker]:
+        """Run every stage that is not finished.
+
+        Args:
+            stages: The stages in order; needs come first.
+
+        Returns:
+            The stages' markers by name.
+
+        Raises:
+            StageError: If a command fails or leaves no result.
+        """
+        print(f"Run folder {self._run.path}: commands run there, their output is in stages/*.log\n")
+        pending = unfinished(stages, self._run)
+        markers: dict[str, Marker] = {}
+        for number, stage in enumerate(stages, start=1):
+            title = f"[{number}/{len(stages)}] {stage.name}"
+            marker = None if stage.name in pending else self._run.marker(stage.name)
+            if marker is None:
+                after = [s for s in stages[number:] if s.name in pending]
+                command = stage.command({name: markers[name].output for name in stage.needs})
+                marker = self._run_stage(stage, command, title, after)
+            else:
+                print(f"{title}: finished before in {clock(marker.seconds)}, reused")
+            markers[stage.name] = marker
+        return markers
+
+    def _run_stage(
+        self, stage: Stage, command: list[str], title: str, after: Sequence[Stage]
+    ) -> Marker:
+        """Run one stage's command and leave its marker.
+
+        Raises:
+            StageError: If the command fails or leaves no result.
+        """
+        self._run.start(stage)
+        print(f"{title}\n  {shown(command)}", flush=True)
+        # What this machine needed so far corrects the guesses for the rest.
+        pace = self._measured / self._expected if self._expected else 1.0
+        progress = Progress(pace * stage.expected_seconds)
+        seconds_after = pace * sum(s.expected_seconds for s in after)
+
+        def on_line(line: str | None) -> None:
+            if line is not None:
+                progress.read(line)
+            self._display.show(title, progress, seconds_after)
+
+        began = time.time()
+        log = self._run.log(stage.name)
+        done = run_logged(
+            executable(command),
+            folder=self._run.path,
+            log=log,
+            environment=child_environment(self._device),
+            on_line=on_line,
+        )
+        if done.status != 0:
+            raise StageError(
+                f"{tail(log)}\n\n{stage.name} failed with status {done.status}: see {log}"
+            )
+        try:
+            output = stage.output(began)
+        except FileNotFoundError as error:
+            raise StageError(
+                f"{tail(log)}\n\n{stage.name} left no result: {error} See {log}"
+            ) from error
+        self._measured += done.seconds
+        self._expected += stage.expected_seconds
+        self._display.close(
+            f"{title}  done in {clock(done.seconds)}, peak memory {done.peak_memory_gb:.2f} GB\n"
+        )
+        return self._run.finish(
+            stage,
+            output,
+            command=shown(command),
+            seconds=done.seconds,
+            peak_memory_gb=done.peak_memory_gb,
+        )
+
+
+def unfinished(stages: Sequence[Stage], run: RunFolder) -> set[str]:
+    """Name the stages that have to run: unfinished ones and those that read from them.
+
+    Args:
+        stages: The stages in order; needs come first.
+        run: The run folder.
+
+    Returns:
+        Names of stages.
+    """
+    pending: set[str] = set()
+    for stage in stages:
+        if run.finished(stage) is None or not pending.isdisjoint(stage.needs):
+            pending.add(stage.name)
+    return pending

@@ -1,0 +1,135 @@
+"""Policies from Isaac Lab's log folders: the trained model without its runner."""
+
+from __future__ import annotations
+
+import math
+from pathlib import Path
+from typing import Any
+
+import torch
+import yaml
+from rsl_rl.models import MLPModel
+from rsl_rl.utils.utils import resolve_class
+from tensordict import TensorDict
+
+from rsl_tbptt.algorithms.checkpoints import read_checkpoint
+
+
+class _ConfigLoader(yaml.SafeLoader):
+    """Isaac Lab writes tuples with a Python tag that safe YAML refuses."""
+
+
+_ConfigLoader.add_constructor(
+    "tag:yaml.org,2002:python/tuple",
+    lambda loader, node: tuple(loader.construct_sequence(node)),
+)
+
+PARTS = {"student_state_dict": "student", "actor_state_dict": "actor"}
+"""Checkpoint entries of a policy and its name in the agent's config, best first."""
+
+
+def load_policy(checkpoint: Path, device: str = "cpu") -> MLPModel:
+    """Load the policy of a checkpoint: the student of a distillation, the actor of PPO.
+
+    The model is built from ``params/agent.yaml``, which Isaac Lab writes beside its checkpoints, so
+    it is the one that was trained, command-line overrides included.
+
+    Args:
+        checkpoint: ``model_<iteration>.pt`` in a log folder.
+        device: Device of the model.
+
+    Returns:
+        The policy in evaluation mode, its memory empty.
+
+    Raises:
+        FileNotFoundError: If the checkpoint or the config beside it is missing.
+        ValueError: If the checkpoint cannot be read, holds no policy or another model's.
+    """
+    config = agent_config(checkpoint)
+    part, state_dict = _policy_state(checkpoint)
+    if not config.get(part):
+        raise ValueError(f"{checkpoint} holds a {part}, expected one in its params/agent.yaml.")
+    policy = _build(config, part, state_dict)
+    try:
+        policy.load_state_dict(state_dict)
+    except RuntimeError as error:
+        raise ValueError(f"{checkpoint} does not fit its params/agent.yaml: {error}") from error
+    return policy.to(device).eval()
+
+
+def agent_config(checkpoint: Path) -> dict[str, Any]:
+    """Read the agent's config of the run that a checkpoint belongs to.
+
+    Args:
+        checkpoint: ``model_<iteration>.pt`` in a log folder.
+
+    Returns:
+        Isaac Lab's agent config.
+
+    Raises:
+        FileNotFoundError: If the checkpoint or its config is missing.
+    """
+    path = checkpoint.parent / "params" / "agent.yaml"
+    for needed in (checkpoint, path):
+        if not needed.is_file():
+            raise FileNotFoundError(
+                f"{needed} is missing, expected a checkpoint in the log folder of"
+                " `isaaclab train`, with params/agent.yaml beside it."
+            )
+    with path.open(encoding="utf-8") as file:
+        return yaml.load(file, _ConfigLoader)
+
+
+def _policy_state(checkpoint: Path) -> tuple[str, dict[str, torch.Tensor]]:
+    """Read a policy's parameters and its name in the agent's config.
+
+    Raises:
+        ValueError: If the file cannot be read or holds no policy.
+    """
+    loaded = read_checkpoint(str(checkpoint), "cpu")
+    for key, part in PARTS.items():
+        if key in loaded:
+            return part, loaded[key]
+    raise ValueError(f"{checkpoint} holds {sorted(loaded)}, expected one of {list(PARTS)}.")
+
+
+def _build(config: dict[str, Any], part: str, state_dict: dict[str, torch.Tensor]) -> MLPModel:
+    """Build the model with the sizes of its parameters; no environment is needed for them."""
+    model_class, options = resolve_class(config[part])
+    rnn_input = state_dict.get("rnn.rnn.weight_ih_l0")
+    num_inputs = (state_dict["mlp.0.weight"] if rnn_input is None else rnn_input).shape[1]
+    num_outputs = state_dict[_last_layer(state_dict)].shape[0]
+    # The model concatenates its observation groups; their total is all it has parameters for.
+    obs = split_into_groups(config["obs_groups"][part], torch.zeros(1, num_inputs))
+    num_actions = num_outputs // _outputs_per_action(options)
+    return model_class(obs, config["obs_groups"], part, num_actions, **options)
+
+
+def _last_layer(state_dict: dict[str, torch.Tensor]) -> str:
+    """Name the weight of the head's last layer."""
+    layers = [name for name in state_dict if name.startswith("mlp.") and name.endswith(".weight")]
+    return max(layers, key=lambda name: int(name.split(".")[1]))
+
+
+def _outputs_per_action(options: dict[str, Any]) -> int:
+    """Return how many numbers the head gives for an action: more than 1 for some distributions."""
+    if options.get("distribution_cfg") is None:
+        return 1
+    distribution_class, distribution_options = resolve_class(options["distribution_cfg"])
+    input_dim = distribution_class(1, **distribution_options).input_dim
+    return input_dim if isinstance(input_dim, int) else math.prod(input_dim)
+
+
+def split_into_groups(names: list[str], obs: torch.Tensor) -> TensorDict:
+    """Cut observations into groups, in any widths: a policy concatenates them again.
+
+    Args:
+        names: The policy's observation groups.
+        obs: Observations. Shape: (N, D), with D at least the number of groups.
+
+    Returns:
+        Observations by group, batch size (N,).
+    """
+    widths = [obs.shape[-1] - len(names) + 1] + [1] * (len(names) - 1)
+    parts = obs.split(widths, dim=-1)
+    return TensorDict(dict(zip(names, parts, strict=True)), batch_size=obs.shape[:1])

@@ -1,0 +1,78 @@
+"""The whole way through Isaac Lab's own commands, on real physics, as small as it goes."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+from _isaaclab import child_environment, find_checkpoint
+
+pytestmark = pytest.mark.isaaclab
+
+ITERATIONS = 3
+
+
+def run_script(repository, name, *arguments):
+    """Run a script as a user does; its output is shown if it fails."""
+    result = subprocess.run(
+        [sys.executable, repository / "scripts" / f"{name}.py", *map(str, arguments)],
+        capture_output=True,
+        text=True,
+        check=False,
+        env=child_environment("cpu"),
+    )
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    return result.stdout
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory):
+    return tmp_path_factory.mktemp("run")
+
+
+@pytest.fixture(scope="module")
+def size(folder):
+    return ("--num-envs", 16, "--iterations", ITERATIONS, "--output", folder)
+
+
+@pytest.fixture(scope="module")
+def repository(request):
+    return request.config.rootpath
+
+
+@pytest.fixture(scope="module")
+def teacher(repository, folder, size):
+    run_script(repository, "train", *size)
+    return find_checkpoint(folder, "teacher", ITERATIONS - 1)
+
+
+@pytest.fixture(scope="module")
+def student(repository, folder, size, teacher):
+    output = run_script(repository, "distill", "--teacher", teacher, *size)
+    assert "Mean behavior loss" in output
+    return find_checkpoint(folder, "student", ITERATIONS - 1)
+
+
+def evaluate(repository, checkpoint, output):
+    arguments = ("--checkpoint", checkpoint, "--episodes", 8, "--output", output)
+    run_script(repository, "evaluate", *arguments)
+    return json.loads(output.read_text())
+
+
+def starts(evaluation):
+    return [(r["slider_to_cart"][0], r["cart_to_pole"][0]) for r in evaluation["recorded"]]
+
+
+def test_policies_are_evaluated_on_the_same_starts(repository, teacher, student, tmp_path):
+    result = evaluate(repository, student, tmp_path / "student.json")
+    assert result["episodes"] == len(result["returns"]) == 8
+    for robot, length in zip(result["recorded"], result["lengths"], strict=False):
+        assert len(robot["slider_to_cart"]) == len(robot["cart_to_pole"]) == length
+    assert starts(result) == starts(evaluate(repository, teacher, tmp_path / "teacher.json"))
+    assert starts(result)[0] != starts(result)[1]
+
+
+def test_student_is_exported(repository, student, tmp_path):
+    run_script(repository, "export", "--checkpoint", student, "--output", tmp_path)
+    parity = json.loads((tmp_path / "parity.json").read_text())
+    assert max(parity["max_difference"].values()) < parity["tolerance"]

@@ -1,0 +1,161 @@
+"""Loading and exporting: what is exported acts as what was trained, state and reset included."""
+
+import copy
+
+import pytest
+import torch
+import yaml
+from _policy import load_policy, split_into_groups
+from export import (
+    export_onnx,
+    export_torchscript,
+    make_sequence,
+    max_difference,
+    run_onnx,
+    run_policy,
+    run_torchscript,
+)
+from rsl_rl.utils.utils import resolve_class
+
+# rsl_rl and Isaac Lab export to TorchScript, which torch is giving up.
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+
+GAUSSIAN = {"class_name": "GaussianDistribution", "init_std": 0.1, "std_range": (1e-6, 1e6)}
+RECURRENT = {
+    "class_name": "RNNModel",
+    "hidden_dims": [16],
+    "rnn_hidden_dim": 12,
+    "distribution_cfg": GAUSSIAN,
+}
+MODELS = {
+    "lstm": RECURRENT | {"rnn_type": "lstm", "obs_normalization": True},
+    "gru": RECURRENT | {"rnn_type": "gru", "rnn_num_layers": 2},
+    "mlp": {"class_name": "MLPModel", "hidden_dims": [16, 16], "distribution_cfg": GAUSSIAN},
+    "no distribution": {"class_name": "MLPModel", "hidden_dims": [8]},
+    "std from the state": {
+        "class_name": "MLPModel",
+        "hidden_dims": [8],
+        "distribution_cfg": {"class_name": "HeteroscedasticGaussianDistribution"},
+    },
+}
+OBS_GROUPS = {"student": ["policy", "camera"], "teacher": ["policy"]}
+NUM_OBS, NUM_ACTIONS = 5, 3
+TOLERANCE = 1e-5
+"""float32 in another operation order, actions of order 1."""
+
+
+def write_checkpoint(folder, config, part="student"):
+    """Write what Isaac Lab leaves: a checkpoint and the agent's config with its Python tuples."""
+    torch.manual_seed(0)
+    model_class, options = resolve_class(copy.deepcopy(config))
+    groups = {part: OBS_GROUPS["student"]}
+    obs = split_into_groups(groups[part], torch.zeros(1, NUM_OBS))
+    model = model_class(obs, groups, part, NUM_ACTIONS, **options)
+    if config.get("obs_normalization"):
+        model.update_normalization(split_into_groups(groups[part], 2 * torch.randn(50, NUM_OBS)))
+    (folder / "params").mkdir(parents=True)
+    agent = {"obs_groups": groups, part: config, "clip_actions": None}
+    (folder / "params" / "agent.yaml").write_text(yaml.dump(agent))
+    torch.save({f"{part}_state_dict": model.state_dict(), "iter": 4}, folder / "model_4.pt")
+    return folder / "model_4.pt", model.eval()
+
+
+@pytest.mark.parametrize("part", ["student", "actor"])
+@pytest.mark.parametrize("config", MODELS.values(), ids=MODELS.keys())
+def test_loaded_policy_acts_as_the_trained_one(tmp_path, config, part):
+    checkpoint, model = write_checkpoint(tmp_path, config, part)
+    policy = load_policy(checkpoint)
+    obs, starts = make_sequence(policy, 6, seed=0)
+    assert obs.shape == (6, 1, NUM_OBS)
+    actions = run_policy(policy, obs, starts)
+    assert actions.shape == (6, 1, NUM_ACTIONS)
+    assert torch.equal(actions, run_policy(model, obs, starts))
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru", "mlp"])
+def test_exports_act_as_the_trained_policy(tmp_path, kind):
+    checkpoint, _ = write_checkpoint(tmp_path, MODELS[kind])
+    policy = load_policy(checkpoint)
+    export_torchscript(policy, tmp_path / "policy.pt")
+    export_onnx(policy, tmp_path / "policy.onnx")
+    obs, starts = make_sequence(policy, 10, seed=1)
+    expected = run_policy(policy, obs, starts)
+    for exported in (
+        run_torchscript(tmp_path / "policy.pt", obs, starts),
+        run_onnx(tmp_path / "policy.onnx", obs, starts),
+    ):
+        assert exported.shape == expected.shape
+        assert max_difference(exported, expected) < TOLERANCE
+    assert not list(tmp_path.glob("unfinished*"))
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru"])
+def test_a_forgotten_reset_shows(tmp_path, kind):
+    checkpoint, _ = write_checkpoint(tmp_path, MODELS[kind])
+    policy = load_policy(checkpoint)
+    export_torchscript(policy, tmp_path / "policy.pt")
+    export_onnx(policy, tmp_path / "policy.onnx")
+    obs, starts = make_sequence(policy, 10, seed=1)
+    expected = run_policy(policy, obs, starts)
+    forgotten = [True] + [False] * 9
+    for run, name in ((run_torchscript, "policy.pt"), (run_onnx, "policy.onnx")):
+        differs = (run(tmp_path / name, obs, forgotten) - expected).abs().amax((1, 2))
+        assert differs[:5].max() < TOLERANCE
+        assert differs[5] > 10 * TOLERANCE
+
+
+def test_sequence_has_a_reset_in_the_middle(tmp_path):
+    checkpoint, _ = write_checkpoint(tmp_path, MODELS["lstm"])
+    _, starts = make_sequence(load_policy(checkpoint), 8, seed=0)
+    assert [step for step, start in enumerate(starts) if start] == [0, 4]
+
+
+def test_missing_config_is_named(tmp_path):
+    checkpoint, _ = write_checkpoint(tmp_path, MODELS["mlp"])
+    (tmp_path / "params" / "agent.yaml").unlink()
+    with pytest.raises(FileNotFoundError, match=r"agent\.yaml is missing, expected a checkpoint"):
+        load_policy(checkpoint)
+
+
+def test_missing_checkpoint_is_named(tmp_path):
+    write_checkpoint(tmp_path, MODELS["mlp"])
+    with pytest.raises(FileNotFoundError, match=r"model_9\.pt is missing"):
+        load_policy(tmp_path / "model_9.pt")
+
+
+def test_corrupt_checkpoint_is_refused(tmp_path):
+    checkpoint, _ = write_checkpoint(tmp_path, MODELS["mlp"])
+    checkpoint.write_bytes(checkpoint.read_bytes()[:100])
+    with pytest.raises(ValueError, match="cannot be read, it is damaged"):
+        load_policy(checkpoint)
+
+
+class Evil:
+    """Runs code when it is unpickled."""
+
+    def __reduce__(self):
+        return (open, ("ran", "w"))
+
+
+def test_checkpoint_cannot_run_code(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    checkpoint, _ = write_checkpoint(tmp_path, MODELS["mlp"])
+    torch.save({"student_state_dict": Evil()}, checkpoint)
+    with pytest.raises(ValueError, match="cannot be read, it is damaged"):
+        load_policy(checkpoint)
+    assert not (tmp_path / "ran").exists()
+
+
+def test_other_architecture_is_refused(tmp_path):
+    checkpoint, _ = write_checkpoint(tmp_path, MODELS["mlp"])
+    config = {"obs_groups": OBS_GROUPS, "student": MODELS["lstm"]}
+    (tmp_path / "params" / "agent.yaml").write_text(yaml.dump(config))
+    with pytest.raises(ValueError, match=r"does not fit its params/agent\.yaml"):
+        load_policy(checkpoint)
+
+
+def test_checkpoint_without_policy_is_refused(tmp_path):
+    checkpoint, _ = write_checkpoint(tmp_path, MODELS["mlp"])
+    torch.save({"optimizer_state_dict": {}}, checkpoint)
+    with pytest.raises(ValueError, match=r"holds \['optimizer_state_dict'\], expected one of"):
+        load_policy(checkpoint)

@@ -1,0 +1,163 @@
+"""The report: everything in one file, the right numbers in the table."""
+
+import base64
+import io
+import re
+from html.parser import HTMLParser
+
+import pytest
+import report
+import torch
+from _demo_stages import demo_stages
+from _preset import DEFAULT_PRESET, POLICIES, load_preset
+from _results import collect, format_table, verdicts
+from _stages import RunFolder, write_json
+from evaluate import summarise
+from PIL import Image
+
+MEANS = {"teacher": 10.0, "student": 9.8, "memoryless": 4.0}
+NUM_STEPS = 12
+
+
+def write_evaluation(folder, name, mean):
+    returns = mean + torch.linspace(-0.5, 0.5, 20)
+    result = summarise(returns, torch.full((20,), NUM_STEPS), 1 / 30)
+    robot = {"slider_to_cart": [0.01 * i for i in range(NUM_STEPS)]}
+    robot["cart_to_pole"] = [0.02 * i for i in range(NUM_STEPS)]
+    short = {joint: values[:5] for joint, values in robot.items()}
+    result["recorded"] = [robot, short if name == "memoryless" else robot]
+    write_json(folder / "evaluation" / f"{name}.json", result)
+
+
+def write_training_log(folder, name):
+    from torch.utils.tensorboard import SummaryWriter
+
+    log = folder / "logs" / "rsl_rl" / "experiment" / f"1_{name}"
+    with SummaryWriter(log_dir=str(log)) as writer:
+        for step in range(3):
+            writer.add_scalar("Train/mean_reward", step, step)
+            if name != "teacher":
+                writer.add_scalar("Loss/behavior", 1.0 / (1 + step), step)
+    (log / "model_2.pt").touch()
+    return log / "model_2.pt"
+
+
+@pytest.fixture
+def preset():
+    return load_preset(DEFAULT_PRESET)
+
+
+@pytest.fixture
+def run(tmp_path, preset):
+    """Write a finished run folder, all but its report."""
+    run = RunFolder(tmp_path / "run")
+    for name, mean in MEANS.items():
+        write_evaluation(run.path, name, mean)
+    parity = {"max_difference": {"torchscript": 0.0, "onnx": 1.2e-7}}
+    write_json(run.path / "exported" / "parity.json", parity)
+    for stage in demo_stages(run, preset, DEFAULT_PRESET, "cpu")[:-1]:
+        output = run.path / "exported" / "parity.json"
+        if stage.name in POLICIES:
+            output = write_training_log(run.path, stage.name)
+        run.finish(stage, output, command=f"do {stage.name}", seconds=61.0, peak_memory_gb=1.5)
+    return run
+
+
+@pytest.fixture
+def html(run, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["report.py", str(run.path)])
+    report.main()
+    return (run.path / "report.html").read_text(encoding="utf-8")
+
+
+class Loads(HTMLParser):
+    """Collects whatever a browser would fetch."""
+
+    def __init__(self):
+        super().__init__()
+        self.urls, self.tags = [], set()
+
+    def handle_starttag(self, tag, attrs):
+        self.tags.add(tag)
+        self.urls += [value for name, value in attrs if name in {"src", "href", "srcset", "data"}]
+
+
+def test_report_loads_nothing(html):
+    loads = Loads()
+    loads.feed(html)
+    assert loads.urls
+    assert all(url.startswith("data:image/") for url in loads.urls)
+    assert loads.tags.isdisjoint({"script", "link", "iframe", "object", "embed", "base"})
+    assert not re.search(r"url\(|@import", html)
+    for image in re.findall(r"data:image/svg\+xml;base64,([^\"]+)", html):
+        assert not re.search(r"href=\"(?!#)|<script|url\((?!#)", base64.b64decode(image).decode())
+
+
+def test_loader_check_can_fail():
+    loads = Loads()
+    loads.feed('<img src="figure.png"><script src="x.js"></script>')
+    assert loads.urls == ["figure.png", "x.js"]
+    assert "script" in loads.tags
+
+
+def test_report_shows_table_commands_and_versions(html, preset):
+    text = re.sub(r"data:image[^\"]+", "", html)
+    for expected in ("98.0%", "100.0%", "40.0%", "9.800", "do evaluate-student", "newton"):
+        assert expected in text
+    assert text.count("data:") == 0
+    assert preset.task in text
+
+
+def test_animation_plays_and_loops_through_the_longest_episode(html):
+    gif = re.search(r"data:image/gif;base64,([^\"]+)", html)[1]
+    image = Image.open(io.BytesIO(base64.b64decode(gif)))
+    assert image.n_frames == NUM_STEPS // 2  # 30 steps per second at 15 frames per second
+    frames = []
+    for index in range(image.n_frames):
+        image.seek(index)
+        frames.append(image.convert("RGB").tobytes())
+    assert len(set(frames)) == image.n_frames
+
+
+def test_results_file_holds_the_table(html, run):
+    import json
+
+    results = json.loads((run.path / "results.json").read_text())
+    assert results["policies"]["student"]["share_of_teacher"] == pytest.approx(0.98)
+    assert results["student_reaches_goal"]
+    assert results["memoryless_clearly_below"]
+    assert results["stages"]["teacher"] == {"seconds": 61.0, "peak_memory_gb": 1.5}
+
+
+@pytest.mark.parametrize(
+    ("student", "memoryless", "reaches", "below"),
+    [
+        (9.8, 4.0, True, True),
+        (9.0, 4.0, False, True),
+        (9.8, 9.7, True, False),
+        (4, 9, False, False),
+    ],
+)
+def test_verdicts_follow_the_numbers(run, preset, student, memoryless, reaches, below):
+    write_evaluation(run.path, "student", student)
+    write_evaluation(run.path, "memoryless", memoryless)
+    results = collect(run.path, preset)
+    assert [verdict for verdict, _ in verdicts(results)] == [reaches, below]
+
+
+def test_share_of_a_return_that_is_not_positive_is_not_given(run, preset):
+    write_evaluation(run.path, "teacher", -1.0)
+    results = collect(run.path, preset)
+    assert results["policies"]["student"]["share_of_teacher"] is None
+    assert not results["student_reaches_goal"]
+    assert "n/a" in format_table(results)
+
+
+def test_table_fits_a_terminal(run, preset):
+    assert all(len(line) <= 100 for line in format_table(collect(run.path, preset)).splitlines())
+
+
+def test_unfinished_run_is_refused(run):
+    (run.stages / "evaluate-student.json").unlink()
+    with pytest.raises(FileNotFoundError, match=r"lacks the stages \['evaluate-student'\]"):
+        report.finished_stages(run)
