@@ -16,7 +16,7 @@ from rsl_tbptt.algorithms.behavior_loss import GAUSSIAN_ROLES, resolve_behavior_
 from rsl_tbptt.algorithms.checkpoints import check_matches, read_checkpoint, teacher_state_dict
 from rsl_tbptt.algorithms.guard import UpdateGuard, describe_non_finite
 from rsl_tbptt.algorithms.options import DistillationOptions
-from rsl_tbptt.algorithms.replay import make_replay
+from rsl_tbptt.algorithms.replay import action_head, gaussian_head, make_replay
 from rsl_tbptt.core import distributed, hidden_state
 from rsl_tbptt.core.accumulate import accumulate_group
 from rsl_tbptt.core.hidden_state import HiddenState
@@ -91,7 +91,7 @@ class TbpttDistillation(Distillation):
         )
         self._replay = make_replay(
             student,
-            gaussian=self.options.loss_type in GAUSSIAN_ROLES,
+            head=gaussian_head if self.options.loss_type in GAUSSIAN_ROLES else action_head,
             scan_engine=self.options.scan_engine,
             operand_dtype=torch.bfloat16 if self.use_mixed_precision else None,
         )

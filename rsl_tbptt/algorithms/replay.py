@@ -16,17 +16,33 @@ from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.scan import is_supported, recurrent_scan
 
 Outputs = tuple[torch.Tensor, ...]
-"""The action mean, shape (K, n, A), and for a Gaussian its standard deviation, that shape too."""
+"""What a head returns, each of leading shape (K, n)."""
+
+Head = Callable[[MLPModel, torch.Tensor], Outputs]
+"""Turns what a model's last layer returns for (rows, ...) into outputs of leading shape (rows,)."""
+
+
+def action_head(model: MLPModel, mlp_output: torch.Tensor) -> Outputs:
+    """Return the deterministic action, shape (rows, A)."""
+    if model.distribution is None:
+        return (mlp_output,)
+    return (model.distribution.deterministic_output(mlp_output),)
+
+
+def gaussian_head(model: MLPModel, mlp_output: torch.Tensor) -> Outputs:
+    """Return mean and standard deviation of the action, shape (rows, A) each."""
+    model.distribution.update(mlp_output)  # pyright: ignore[reportOptionalMemberAccess]
+    return model.output_mean, model.output_std
 
 
 def make_replay(
-    model: MLPModel, *, gaussian: bool, scan_engine: str, operand_dtype: torch.dtype | None
+    model: MLPModel, *, head: Head, scan_engine: str, operand_dtype: torch.dtype | None
 ) -> Replay:
     """Choose how ``model`` is replayed.
 
     Args:
         model: A model that follows rsl_rl's interface.
-        gaussian: Whether the loss needs the standard deviation beside the mean.
+        head: ``action_head`` or ``gaussian_head``.
         scan_engine: Engine of ``recurrent_scan``.
         operand_dtype: Autocast dtype of the forward pass, or None for full precision.
 
@@ -51,7 +67,7 @@ def make_replay(
         obs: TensorDict, state: HiddenState, episode_starts: torch.Tensor
     ) -> tuple[Outputs, HiddenState]:
         with autocast:
-            outputs, state = run(model, obs, state, episode_starts, gaussian, scan_engine)
+            outputs, state = run(model, obs, state, episode_starts, head, scan_engine)
         in_dtype = [output.to(parameter.dtype) for output in outputs]
         return tuple(in_dtype), hidden_state.apply(lambda s: s.to(parameter.dtype), state)
 
@@ -73,11 +89,11 @@ def _replay_feed_forward(
     obs: TensorDict,
     state: HiddenState,
     episode_starts: torch.Tensor,  # noqa: ARG001
-    gaussian: bool,
+    head: Head,
     scan_engine: str,  # noqa: ARG001
 ) -> tuple[Outputs, HiddenState]:
     """Replay a model without memory on all rows at once."""
-    return _rows(model, obs, model.get_latent, gaussian), state
+    return _rows(model, obs, model.get_latent, head), state
 
 
 def _replay_rnn(
@@ -85,7 +101,7 @@ def _replay_rnn(
     obs: TensorDict,
     state: HiddenState,
     episode_starts: torch.Tensor,
-    gaussian: bool,
+    head: Head,
     scan_engine: str,
 ) -> tuple[Outputs, HiddenState]:
     """Replay an RNNModel: encoder on rows, scan over the window, head on rows."""
@@ -96,24 +112,17 @@ def _replay_rnn(
         latent, state = recurrent_scan(model.rnn.rnn, inputs, state, episode_starts, scan_engine)  # type: ignore[union-attr]
         return latent.flatten(0, 1)
 
-    return _rows(model, obs, scan_rows, gaussian), state
+    return _rows(model, obs, scan_rows, head), state
 
 
 def _rows(
     model: MLPModel,
     obs: TensorDict,
     get_latent: Callable[[TensorDict], torch.Tensor],
-    gaussian: bool,
+    head: Head,
 ) -> Outputs:
     """Run latent, head and distribution on all steps and environments of a window at once."""
-    output = model.mlp(get_latent(obs.flatten(0, 1)))
-    if gaussian:
-        model.distribution.update(output)  # type: ignore[union-attr]
-        outputs = (model.output_mean, model.output_std)
-    elif model.distribution is not None:
-        outputs = (model.distribution.deterministic_output(output),)
-    else:
-        outputs = (output,)
+    outputs = head(model, model.mlp(get_latent(obs.flatten(0, 1))))
     return tuple(output.unflatten(0, obs.batch_size) for output in outputs)
 
 
@@ -122,11 +131,11 @@ def _replay_stepwise(
     obs: TensorDict,
     state: HiddenState,
     episode_starts: torch.Tensor,
-    gaussian: bool,
+    head: Head,
     scan_engine: str,  # noqa: ARG001
 ) -> tuple[Outputs, HiddenState]:
     """Replay any model through its public interface, one step at a time."""
-    steps = []
+    gaussian, steps = head is gaussian_head, []
     for step_obs, starts in zip(obs.unbind(0), episode_starts, strict=True):
         model.reset(hidden_state=hidden_state.clear(state, starts))  # type: ignore[arg-type]
         mean = model(step_obs, stochastic_output=gaussian)
