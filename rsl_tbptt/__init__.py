@@ -7,11 +7,11 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from rsl_tbptt.algorithms import TbpttDistillation
+    from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 
 __version__ = version("rsl-tbptt")
 
-__all__ = ["TbpttDistillation", "__version__"]
+__all__ = ["TbpttDistillation", "TbpttPPO", "__version__"]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401
@@ -20,8 +20,8 @@ def __getattr__(name: str) -> Any:  # noqa: ANN401
     Raises:
         AttributeError: If there is no such public name.
     """
-    if name == "TbpttDistillation":
-        from rsl_tbptt.algorithms import TbpttDistillation
+    if name in ("TbpttDistillation", "TbpttPPO"):
+        from rsl_tbptt import algorithms
 
-        return TbpttDistillation
+        return getattr(algorithms, name)
     raise AttributeError(f"module 'rsl_tbptt' has no attribute '{name}'")

@@ -4,13 +4,18 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from rsl_rl.algorithms import Distillation
+from rsl_rl.algorithms import PPO, Distillation
 from rsl_rl.models import MLPModel, RNNModel
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
 OBS_DIM, STATE_DIM, ACTION_DIM = 5, 7, 2
-OBS_GROUPS = {"student": ["policy"], "teacher": ["state"]}
+OBS_GROUPS = {
+    "student": ["policy"],
+    "teacher": ["state"],
+    "actor": ["policy"],
+    "critic": ["state"],
+}
 
 
 def make_obs(num_envs: int, generator: torch.Generator | None = None) -> TensorDict:
@@ -91,3 +96,45 @@ def parameters_of(algorithm: Any) -> torch.Tensor:
 def absolute_error(actions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Stand for a user's loss given by its qualified name."""
     return (actions - labels).abs()
+
+
+def make_ppo(
+    algorithm: type[PPO],
+    num_steps: int,
+    num_envs: int,
+    actor: str = "lstm",
+    critic: str = "lstm",
+    **options: Any,
+) -> Any:
+    """Build a PPO with its models and storage; equal arguments give equal weights."""
+    actor_model = make_model("actor", actor, num_envs, seed=1)
+    critic_model = make_model(
+        "critic", critic, num_envs, seed=2, output_dim=1, distribution_cfg=None
+    )
+    storage = RolloutStorage("rl", num_envs, num_steps, make_obs(num_envs), [ACTION_DIM], "cpu")
+    algorithm_instance = algorithm(actor_model, critic_model, storage, **options)
+    algorithm_instance.train_mode()
+    return algorithm_instance
+
+
+def roll_out_ppo(
+    algorithm: Any,
+    seed: int,
+    done_rate: float = 0.2,
+    on_step: Callable[[int, TensorDict, torch.Tensor], None] | None = None,
+) -> None:
+    """Fill the storage as the runner does, with dones and time-outs, and compute the returns."""
+    generator = torch.Generator().manual_seed(seed)
+    num_envs = algorithm.storage.num_envs
+    torch.manual_seed(seed)
+    with torch.inference_mode():
+        for step in range(algorithm.storage.num_transitions_per_env):
+            obs = make_obs(num_envs, generator)
+            rewards = torch.randn(num_envs, generator=generator)
+            if on_step is not None:
+                on_step(step, obs, rewards)
+            algorithm.act(obs)
+            dones = torch.rand(num_envs, generator=generator) < done_rate
+            time_outs = dones & (torch.rand(num_envs, generator=generator) < 0.5)
+            algorithm.process_env_step(obs, rewards, dones.long(), {"time_outs": time_outs})
+        algorithm.compute_returns(make_obs(num_envs, generator))

@@ -1,5 +1,6 @@
 """Algorithms for rsl_rl's runners: ``class_name: "rsl_tbptt.algorithms:TbpttDistillation"``."""
 
 from rsl_tbptt.algorithms.distillation import TbpttDistillation
+from rsl_tbptt.algorithms.ppo import TbpttPPO
 
-__all__ = ["TbpttDistillation"]
+__all__ = ["TbpttDistillation", "TbpttPPO"]

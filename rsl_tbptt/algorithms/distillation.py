@@ -14,7 +14,7 @@ from torch import nn
 
 from rsl_tbptt.algorithms.behavior_loss import GAUSSIAN_ROLES, resolve_behavior_loss
 from rsl_tbptt.algorithms.checkpoints import check_matches, read_checkpoint, teacher_state_dict
-from rsl_tbptt.algorithms.guard import UpdateGuard, describe_non_finite
+from rsl_tbptt.algorithms.guard import UpdateGuard, describe_non_finite, non_finite_message
 from rsl_tbptt.algorithms.options import DistillationOptions
 from rsl_tbptt.algorithms.replay import action_head, gaussian_head, make_replay
 from rsl_tbptt.core import distributed, hidden_state
@@ -247,16 +247,12 @@ class TbpttDistillation(Distillation):
             ValueError: Always.
         """
         guard.restore()
-        observations = self.storage.observations
-        source = describe_non_finite(observations, rollout.labels, self._gradient_is_finite)
+        labels = {"teacher actions": rollout.labels[0]}
+        source = describe_non_finite(self.storage.observations, labels, self._gradient_is_finite)
         self.optimizer.zero_grad()
         self.student.reset(hidden_state=hidden_state.clear_non_finite(live_state))
         self.storage.clear()
-        raise ValueError(
-            f"The update met NaN or inf in {source}. Parameters and optimiser are as before the"
-            " update and the rollout was dropped: repair the source, then call learn() again or"
-            " resume from the last checkpoint."
-        )
+        raise ValueError(non_finite_message(source))
 
     def _gradient_is_finite(self, envs: slice) -> bool:
         """Return whether the current parameters' gradient on some environments is finite."""

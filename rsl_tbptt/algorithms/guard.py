@@ -1,7 +1,7 @@
 """Nothing is lost to a NaN: undo an update that met one, and say where it came from."""
 
 import copy
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from tensordict import TensorDict
@@ -33,7 +33,7 @@ class UpdateGuard:
 
 def describe_non_finite(
     observations: TensorDict,
-    labels: tuple[torch.Tensor, ...],
+    recorded: Mapping[str, torch.Tensor],
     gradient_is_finite: Callable[[slice], bool],
 ) -> str:
     """Name the source of a NaN or inf: the first bad input, else the environments of bad gradients.
@@ -42,14 +42,14 @@ def describe_non_finite(
 
     Args:
         observations: Observations of the rollout, batch size (T, N).
-        labels: Teacher's outputs, each (T, N, A).
+        recorded: What else the update reads, by name, each (T, N, D).
         gradient_is_finite: Whether the gradient of a slice of environments is finite.
 
     Returns:
         A clause for the error message.
     """
     groups = [(f"observation group '{key}'", value) for key, value in observations.items()]
-    for name, values in [*groups, *(("teacher actions", label) for label in labels)]:
+    for name, values in [*groups, *recorded.items()]:
         bad = ~torch.isfinite(values.flatten(2)).all(-1)
         if bad.any():
             first_step = int(bad.any(1).nonzero()[0])
@@ -59,10 +59,19 @@ def describe_non_finite(
             )
     envs = _bisect(0, observations.shape[1], gradient_is_finite)
     if envs:
-        return f"the gradients of {_environments(envs)} (observations and labels are finite)"
+        return f"the gradients of {_environments(envs)} (what was recorded is finite)"
     return (
         "the gradients after an optimiser step of this update: it diverged, so lower"
         " learning_rate or max_grad_norm"
+    )
+
+
+def non_finite_message(source: str) -> str:
+    """Say what happened, what was kept and how to go on."""
+    return (
+        f"The update met NaN or inf in {source}. Parameters and optimiser are as before the update"
+        " and the rollout was dropped: repair the source, then call learn() again or resume from"
+        " the last checkpoint."
     )
 
 

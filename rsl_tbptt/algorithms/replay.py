@@ -35,6 +35,11 @@ def gaussian_head(model: MLPModel, mlp_output: torch.Tensor) -> Outputs:
     return model.output_mean, model.output_std
 
 
+def raw_head(model: MLPModel, mlp_output: torch.Tensor) -> Outputs:  # noqa: ARG001
+    """Return the last layer's output, shape (rows, ...), for the caller's own distribution."""
+    return (mlp_output,)
+
+
 def make_replay(
     model: MLPModel, *, head: Head, scan_engine: str, operand_dtype: torch.dtype | None
 ) -> Replay:
@@ -42,7 +47,7 @@ def make_replay(
 
     Args:
         model: A model that follows rsl_rl's interface.
-        head: ``action_head`` or ``gaussian_head``.
+        head: ``action_head``, ``gaussian_head`` or ``raw_head``.
         scan_engine: Engine of ``recurrent_scan``.
         operand_dtype: Autocast dtype of the forward pass, or None for full precision.
 
@@ -50,8 +55,16 @@ def make_replay(
         A function of observations (K, n), state and episode starts (K, n) that returns the outputs
         and the state after the last step, both in the parameters' dtype: window by window for
         rsl_rl's own models, step by step for any other recurrent model.
+
+    Raises:
+        NotImplementedError: If ``head`` is ``raw_head`` and the model has to run step by step.
     """
     run = _choose_replay(model)
+    if head is raw_head and run is _replay_stepwise:
+        raise NotImplementedError(
+            f"{type(model).__name__} has a forward pass of its own, expected one of rsl_rl's models"
+            " (MLPModel, CNNModel, RNNModel): its distribution cannot be replayed step by step."
+        )
     if scan_engine != "auto" and run is not _replay_rnn:
         warnings.warn(
             f"scan_engine is '{scan_engine}', which has no effect on a {type(model).__name__}: only"

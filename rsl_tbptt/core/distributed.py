@@ -19,6 +19,14 @@ def sum_over_ranks(count: int, device: torch.device | str) -> int:
     return int(total.item())
 
 
+def sum_tensor_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
+    """Return the sum of ``tensor`` over all ranks, on its device."""
+    if distributed.is_initialized():
+        tensor = tensor.clone()
+        distributed.all_reduce(tensor)
+    return tensor
+
+
 def sum_gradients(parameters: Iterable[torch.nn.Parameter], bucket_mb: float = 25.0) -> None:
     """Sum the gradients of ``parameters`` over all ranks in place, in buckets of limited size.
 

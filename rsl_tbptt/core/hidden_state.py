@@ -54,8 +54,8 @@ def clear(state: HiddenState, where: torch.Tensor) -> HiddenState:
     return apply(lambda tensor: tensor.masked_fill(mask, 0.0), state)
 
 
-def select_envs(state: HiddenState, envs: slice) -> HiddenState:
-    """Return the state of a slice of environments (a view)."""
+def select_envs(state: HiddenState, envs: slice | torch.Tensor) -> HiddenState:
+    """Return the state of some environments: a view for a slice, a copy for indices (n,)."""
     return apply(lambda tensor: tensor[:, envs], state)
 
 

@@ -40,6 +40,54 @@ def gaussian_nll(mean: torch.Tensor, std: torch.Tensor, labels: torch.Tensor) ->
     return per_action.sum(), per_action[..., 0].numel()
 
 
+def clipped_surrogate(
+    log_prob: torch.Tensor,
+    old_log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    clip_low: float,
+    clip_high: float,
+) -> LossSum:
+    """PPO's clipped surrogate loss, Schulman et al. (2017), equation 7. Arguments: (...).
+
+    Args:
+        log_prob: Log-probability of the action under the current policy.
+        old_log_prob: The same under the policy that acted.
+        advantages: Advantages.
+        clip_low: How far the probability ratio may fall below 1.
+        clip_high: How far it may rise above 1; larger than ``clip_low`` for an asymmetric clip.
+
+    Returns:
+        Sum of the losses, and the number of samples.
+    """
+    ratio = (log_prob - old_log_prob).exp()
+    clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
+    return torch.max(-advantages * ratio, -advantages * clipped).sum(), advantages.numel()
+
+
+def value_error(
+    values: torch.Tensor,
+    returns: torch.Tensor,
+    old_values: torch.Tensor,
+    clip: float | None,
+) -> LossSum:
+    """Squared error of the value, at least that of the value clipped around the old one.
+
+    Args:
+        values: Predicted values. Shape: (...).
+        returns: Targets, that shape.
+        old_values: Values predicted in the rollout, that shape.
+        clip: How far a value may move from the old one before it stops improving; None is off.
+
+    Returns:
+        Sum of the losses, and the number of samples.
+    """
+    error = (values - returns).square()
+    if clip is not None:
+        clipped = old_values + (values - old_values).clamp(-clip, clip)
+        error = torch.max(error, (clipped - returns).square())
+    return error.sum(), error.numel()
+
+
 def from_function(
     function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
 ) -> Callable[[torch.Tensor, torch.Tensor], LossSum]:

@@ -41,8 +41,15 @@ class Rollout:
         """
         return torch.cat((torch.zeros_like(self.dones[:1]), self.dones[:-1]))
 
-    def envs(self, envs: slice) -> "Rollout":
-        """Return the rollout of a slice of environments (views)."""
+    def envs(self, envs: slice | torch.Tensor) -> "Rollout":
+        """Return the rollout of some environments: views for a slice, copies for indices (n,)."""
         return Rollout(
             self.obs[:, envs], tuple(label[:, envs] for label in self.labels), self.dones[:, envs]
+        )
+
+    def as_single_steps(self) -> "Rollout":
+        """Return the rollout as T * N environments of one step, as a memoryless model sees it."""
+        labels = tuple(label.flatten(0, 1).unsqueeze(0) for label in self.labels)
+        return Rollout(
+            self.obs.flatten(0, 1).unsqueeze(0), labels, self.dones.flatten().unsqueeze(0)
         )

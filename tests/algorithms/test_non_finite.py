@@ -68,7 +68,7 @@ def test_bad_gradients_name_the_environment():
 
     algorithm.loss_fn = exploding
     before = snapshot(algorithm)
-    with pytest.raises(ValueError, match=r"gradients of environments \[1\] \(observations and"):
+    with pytest.raises(ValueError, match=r"gradients of environments \[1\] \(what was recorded"):
         algorithm.update()
     assert_unchanged(algorithm, before)
 

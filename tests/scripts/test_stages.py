@@ -113,7 +113,7 @@ def test_marker_tells_duration_and_memory(run):
     conduct(run, make_stage(run, "stage", code="x = bytearray(200_000_000)"))
     marker = run.marker("stage")
     assert marker.seconds > 0
-    assert 0.2 <= marker.peak_memory_gb < 1.0
+    assert marker.peak_memory_gb >= 0.2  # and at least what the process that forked it holds
 
 
 def test_unwritable_run_folder_is_refused(tmp_path):

@@ -1,0 +1,347 @@
+"""What TbpttPPO promises beyond rsl_rl's: every environment, any size, exact windows, isolation."""
+
+import copy
+
+import pytest
+import torch
+from helpers import make_ppo, roll_out_ppo
+from rsl_rl.models import RNNModel
+from rsl_rl.runners import OnPolicyRunner
+from tolerances import PARITY_FLOAT32, SAME_FLOAT32
+
+from rsl_tbptt.algorithms import TbpttPPO
+from rsl_tbptt.algorithms.options import PpoOptions
+from rsl_tbptt_tasks.memory import RecallEnv
+
+
+def parameters_of(algorithm):
+    models = (algorithm.actor, algorithm.critic)
+    vectors = [torch.nn.utils.parameters_to_vector(model.parameters()) for model in models]
+    return torch.cat(vectors).detach().clone()
+
+
+def spy_on_surrogate(algorithm, monkeypatch):
+    """Record log-probabilities, old ones and advantages of every call, one list per window."""
+    from rsl_tbptt.algorithms import ppo
+
+    calls, surrogate = [], ppo.losses.clipped_surrogate
+
+    def spy(log_prob, old_log_prob, advantages, *clips):
+        calls.append((log_prob.detach(), old_log_prob, advantages))
+        return surrogate(log_prob, old_log_prob, advantages, *clips)
+
+    monkeypatch.setattr(ppo.losses, "clipped_surrogate", spy)
+    return calls
+
+
+@pytest.mark.parametrize("models", ["lstm", "gru", "mlp"])
+@pytest.mark.parametrize("gradient_length", [None, 3])
+def test_the_ratio_is_one_before_the_first_step(models, gradient_length, monkeypatch):
+    if models == "mlp":
+        gradient_length = None
+    algorithm = make_ppo(
+        TbpttPPO, 8, 6, models, models, gradient_length=gradient_length, num_mini_batches=1
+    )
+    for seed in range(3):
+        roll_out_ppo(algorithm, seed)
+        with monkeypatch.context() as patch:
+            calls = spy_on_surrogate(algorithm, patch)
+            algorithm.update()
+        first_epoch = calls[: len(calls) // algorithm.num_learning_epochs]
+        for log_prob, old_log_prob, _ in first_epoch:
+            torch.testing.assert_close(log_prob, old_log_prob, **PARITY_FLOAT32)
+
+
+@pytest.mark.parametrize("models", ["lstm", "mlp"])
+@pytest.mark.parametrize(("num_envs", "num_mini_batches"), [(7, 4), (4, 4), (5, 1)])
+def test_every_sample_is_used_once_per_epoch(models, num_envs, num_mini_batches, monkeypatch):
+    algorithm = make_ppo(
+        TbpttPPO,
+        6,
+        num_envs,
+        models,
+        models,
+        num_mini_batches=num_mini_batches,
+        num_learning_epochs=2,
+        gradient_length=4 if models == "lstm" else None,
+    )
+    roll_out_ppo(algorithm, 0)
+    expected = algorithm.storage.actions_log_prob.flatten().sort().values
+    calls = spy_on_surrogate(algorithm, monkeypatch)
+    algorithm.update()
+    epochs = [calls[: len(calls) // 2], calls[len(calls) // 2 :]]
+    for epoch in epochs:
+        used = torch.cat([old_log_prob.flatten() for _, old_log_prob, _ in epoch])
+        assert torch.equal(used.sort().values, expected)
+    orders = [torch.cat([old.flatten() for _, old, _ in epoch]) for epoch in epochs]
+    if num_mini_batches > 1:
+        assert not torch.equal(*orders)  # shuffled anew
+
+
+def test_one_step_rollouts_and_one_environment_per_mini_batch_train():
+    for num_steps, num_envs in ((1, 4), (6, 4), (1, 8)):
+        algorithm = make_ppo(TbpttPPO, num_steps, num_envs, num_mini_batches=4)
+        for seed in range(2):
+            roll_out_ppo(algorithm, seed)
+            before = parameters_of(algorithm)
+            algorithm.update()
+            assert torch.isfinite(parameters_of(algorithm)).all()
+            assert not torch.equal(parameters_of(algorithm), before)
+
+
+def test_one_environment_per_mini_batch_equals_the_sum_over_its_steps():
+    """An SGD step on one environment is the gradient of a hand-written loss over its T steps."""
+    options = {"optimizer": "sgd", "schedule": "fixed", "max_grad_norm": 1e9, "entropy_coef": 0.1}
+    algorithm = make_ppo(
+        TbpttPPO, 5, 1, num_mini_batches=1, num_learning_epochs=1, learning_rate=0.1, **options
+    )
+    twin = copy.deepcopy(algorithm.actor)
+    roll_out_ppo(algorithm, 0)
+    storage = algorithm.storage
+    total = 0.0
+    for t in range(5):
+        twin(storage.observations[t], stochastic_output=True)
+        ratio = (
+            twin.get_output_log_prob(storage.actions[t]) - storage.actions_log_prob[t, 0]
+        ).exp()
+        total = total - (ratio * storage.advantages[t, 0] + 0.1 * twin.output_entropy)
+        if storage.dones[t, 0]:
+            twin.reset()
+    (total.sum() / 5).backward()
+    expected = {
+        name: parameter.detach() - 0.1 * parameter.grad
+        for name, parameter in twin.named_parameters()
+    }
+    algorithm.update()
+    for name, parameter in algorithm.actor.named_parameters():
+        torch.testing.assert_close(parameter.detach(), expected[name], **SAME_FLOAT32)
+
+
+def test_hidden_states_are_kept_once_and_survive_the_value_call():
+    algorithm = make_ppo(TbpttPPO, 6, 4)
+    roll_out_ppo(algorithm, 0)
+    assert algorithm.storage.saved_hidden_state_a is None
+    assert algorithm.storage.saved_hidden_state_c is None
+    live = copy.deepcopy(algorithm.critic.get_hidden_state())
+    algorithm.storage.step = 6
+    with torch.inference_mode():
+        algorithm.compute_returns(algorithm.storage.observations[0])
+    for got, want in zip(algorithm.critic.get_hidden_state(), live, strict=True):
+        assert torch.equal(got, want)
+
+
+def test_a_reward_after_a_time_out_changes_no_earlier_advantage():
+    results = []
+    for late_reward in (0.0, 100.0):
+        algorithm = make_ppo(TbpttPPO, 6, 3, "mlp", "mlp", normalize_advantage_per_mini_batch=True)
+
+        def give(step, obs, rewards, late_reward=late_reward):
+            if step == 4:
+                rewards[1] = late_reward
+
+        generator = torch.Generator().manual_seed(0)
+        torch.manual_seed(0)
+        with torch.inference_mode():
+            for step in range(6):
+                roll_out_step(algorithm, step, generator, give)
+            algorithm.compute_returns(algorithm.storage.observations[0])
+        results.append(algorithm.storage.advantages.clone())
+    assert torch.equal(results[0][:4], results[1][:4])
+    assert results[1][4, 1] > results[0][4, 1] + 50
+
+
+def roll_out_step(algorithm, step, generator, on_step):
+    """Take one step in which environment 1 times out at step 3."""
+    obs = algorithm.storage.observations[step].apply(
+        lambda value: torch.randn(value.shape, generator=generator)
+    )
+    rewards = torch.zeros(3)
+    on_step(step, obs, rewards)
+    algorithm.act(obs)
+    dones = torch.tensor([False, step == 3, False])
+    algorithm.process_env_step(obs, rewards, dones.long(), {"time_outs": dones})
+
+
+def test_the_asymmetric_clip_bounds_each_side():
+    from rsl_tbptt.core.losses import clipped_surrogate
+
+    ratios = torch.tensor([0.5, 0.9, 1.0, 1.25, 2.0]).log()
+    gains, count = [], 0
+    for log_ratio in ratios:
+        total, count = clipped_surrogate(log_ratio.view(1), torch.zeros(1), torch.ones(1), 0.2, 0.3)
+        gains.append(-total.item())
+    assert count == 1
+    assert gains == pytest.approx([0.5, 0.9, 1.0, 1.25, 1.3])
+    total, _ = clipped_surrogate(ratios[:1], torch.zeros(1), -torch.ones(1), 0.2, 0.3)
+    assert total.item() == pytest.approx(0.8)
+
+
+@pytest.mark.parametrize("models", ["lstm", "mlp"])
+def test_nan_rewards_stop_the_update_and_name_the_step(models):
+    algorithm = make_ppo(TbpttPPO, 6, 4, models, models)
+    roll_out_ppo(algorithm, 0)
+    algorithm.update()
+
+    def poison(step, obs, rewards):
+        if step == 2:
+            rewards[3] = float("nan")
+
+    roll_out_ppo(algorithm, 1, on_step=poison)
+    before, state = parameters_of(algorithm), copy.deepcopy(algorithm.optimizer.state_dict())
+    with pytest.raises(ValueError, match=r"rewards of environments \[3\], first at step 2"):
+        algorithm.update()
+    assert torch.equal(parameters_of(algorithm), before)
+    after = algorithm.optimizer.state_dict()
+    assert after["param_groups"] == state["param_groups"]
+    for index, entries in state["state"].items():
+        assert all(torch.equal(after["state"][index][k], v) for k, v in entries.items())
+    roll_out_ppo(algorithm, 2)
+    assert algorithm.update()["value"] > 0
+
+
+@pytest.mark.parametrize("models", ["lstm", "mlp"])
+def test_exploding_gradients_name_their_environment(models, monkeypatch):
+    from rsl_tbptt.algorithms import ppo
+
+    algorithm = make_ppo(TbpttPPO, 6, 4, models, models)
+    roll_out_ppo(algorithm, 0)
+    culprit = algorithm.storage.advantages[2, 1, 0].item()
+    surrogate = ppo.losses.clipped_surrogate
+
+    def exploding(log_prob, old_log_prob, advantages, *clips):
+        total, count = surrogate(log_prob, old_log_prob, advantages, *clips)
+        extra = torch.where(advantages == culprit, log_prob * 1e30, 0.0).square().sum()
+        return total + extra, count
+
+    monkeypatch.setattr(ppo.losses, "clipped_surrogate", exploding)
+    before = parameters_of(algorithm)
+    with pytest.raises(ValueError, match=r"gradients of environments \[1\] \(what was recorded"):
+        algorithm.update()
+    assert torch.equal(parameters_of(algorithm), before)
+
+
+@pytest.mark.parametrize("models", ["lstm", "gru", "mlp"])
+def test_mixed_precision_survives_many_iterations(models):
+    algorithm = make_ppo(TbpttPPO, 6, 4, models, models, use_mixed_precision=True)
+    for seed in range(4):
+        roll_out_ppo(algorithm, seed)
+        assert algorithm.update()["value"] > 0
+
+
+@pytest.mark.parametrize(
+    ("options", "error", "message"),
+    [
+        ({"gradient_lenght": 4}, ValueError, "Unknown option 'gradient_lenght'.*'gradient_length'"),
+        ({"gradient_length": 0}, ValueError, "gradient_length is 0"),
+        (
+            {"num_mini_batches": 5},
+            ValueError,
+            "num_mini_batches is 5, expected at most num_envs, 4",
+        ),
+        ({"num_env_chunks": 5}, ValueError, "num_env_chunks is 5, expected at most num_envs, 4"),
+        ({"clip_param_high": -0.1}, ValueError, "clip_param_high is -0.1"),
+        ({"schedule": "linear"}, ValueError, "schedule is 'linear', expected"),
+        ({"rnd_cfg": {}}, NotImplementedError, "rnd_cfg is set, expected None"),
+        ({"symmetry_cfg": {}}, NotImplementedError, "symmetry_cfg is set, expected None"),
+    ],
+)
+def test_bad_options_are_refused_by_name_and_value(options, error, message):
+    with pytest.raises(error, match=message):
+        make_ppo(TbpttPPO, 6, 4, **options)
+
+
+def test_a_model_with_its_own_forward_pass_is_refused():
+    class Custom(RNNModel):
+        def forward(self, obs, *args, **kwargs):
+            return super().forward(obs, *args, **kwargs)
+
+    algorithm = make_ppo(TbpttPPO, 6, 4)
+    algorithm.actor.__class__ = Custom
+    with pytest.raises(NotImplementedError, match="Custom has a forward pass of its own"):
+        TbpttPPO(algorithm.actor, algorithm.critic, algorithm.storage)
+
+
+def test_defaults_are_those_of_rsl_rl():
+    import inspect
+
+    from rsl_rl.algorithms import PPO
+
+    ours = PpoOptions()
+    elsewhere = {"self", "actor", "critic", "storage", "device", "multi_gpu_cfg"}
+    for name, parameter in inspect.signature(PPO.__init__).parameters.items():
+        if name not in elsewhere | {"rnd_cfg", "symmetry_cfg"}:
+            assert getattr(ours, name) == parameter.default, name
+
+
+def recall_cfg(actor_class, gradient_length):
+    def model(**kwargs):
+        recurrent = {"rnn_type": "gru", "rnn_hidden_dim": 32, "rnn_num_layers": 1}
+        return {
+            "class_name": actor_class,
+            "hidden_dims": [32],
+            "activation": "elu",
+            **(recurrent if actor_class == "RNNModel" else {}),
+            **kwargs,
+        }
+
+    return {
+        "num_steps_per_env": 16,
+        "save_interval": 1000,
+        "obs_groups": {"actor": ["policy"], "critic": ["policy"]},
+        "algorithm": {
+            "class_name": "rsl_tbptt.algorithms:TbpttPPO",
+            "gradient_length": gradient_length,
+            "learning_rate": 2e-3,
+            "entropy_coef": 0.0,
+            "rnd_cfg": None,
+        },
+        "actor": model(distribution_cfg={"class_name": "GaussianDistribution", "init_std": 0.5}),
+        "critic": model(),
+    }
+
+
+def reward_per_question(actor_class, gradient_length=None, iterations=50, recall_length=3):
+    """Train PPO on the recall task under the stock runner; return the mean reward when asked."""
+    torch.manual_seed(0)
+    env = RecallEnv(num_envs=128, recall_length=recall_length)
+    runner = OnPolicyRunner(env, recall_cfg(actor_class, gradient_length), log_dir=None)
+    runner.learn(iterations)
+    policy, obs, total, count = runner.get_inference_policy(), env.get_observations(), 0.0, 0.0
+    with torch.inference_mode():
+        for _ in range(10 * (recall_length + 1)):
+            obs, rewards, dones, _ = env.step(policy(obs))
+            policy.reset(dones)
+            total, count = total + rewards.sum().item(), count + dones.sum().item()
+    return total / count
+
+
+def test_a_recurrent_policy_learns_to_recall_and_a_memoryless_one_cannot():
+    assert reward_per_question("RNNModel", gradient_length=8) > 0.8
+    assert reward_per_question("MLPModel") < 0.2
+
+
+def test_checkpoints_are_interchangeable_with_rsl_rl():
+    from rsl_rl.algorithms import PPO
+
+    source, target = make_ppo(TbpttPPO, 6, 4), make_ppo(PPO, 6, 4)
+    roll_out_ppo(source, 0)
+    source.update()
+    target.load(source.save(), None, strict=True)
+    assert torch.equal(parameters_of(target), parameters_of(source))
+    again = make_ppo(TbpttPPO, 6, 4)
+    again.load(target.save(), None, strict=True)
+    assert torch.equal(parameters_of(again), parameters_of(source))
+    assert again.learning_rate == source.learning_rate
+
+
+def test_checkpoints_that_do_not_fit_are_named_and_change_nothing():
+    algorithm = make_ppo(TbpttPPO, 6, 4)
+    before = parameters_of(algorithm)
+    for checkpoint, message in (
+        ({"student_state_dict": {}}, "lacks 'actor_state_dict', it holds"),
+        (make_ppo(TbpttPPO, 6, 4, critic="mlp").save(), "of the critic: |for the critic"),
+        (make_ppo(TbpttPPO, 6, 4, actor="gru").save(), r"'rnn\..*for the actor"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            algorithm.load(checkpoint, None, strict=True)
+        assert torch.equal(parameters_of(algorithm), before)

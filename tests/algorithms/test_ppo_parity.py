@@ -1,0 +1,87 @@
+"""With whole-rollout windows and no shuffling, an update leaves the parameters of rsl_rl's PPO."""
+
+import inspect
+
+import pytest
+import torch
+from helpers import make_ppo, roll_out_ppo
+from rsl_rl.algorithms import PPO
+from tolerances import PARITY_FLOAT32
+
+from rsl_tbptt.algorithms import TbpttPPO
+
+UPDATES = 3
+
+RESTORES_CRITIC_STATE = "critic_hidden_state" in inspect.getsource(PPO.compute_returns)
+"""rsl_rl before 5.5 lets the value call at the end of a rollout advance the critic's state."""
+
+
+def parameters_of(algorithm):
+    models = (algorithm.actor, algorithm.critic)
+    vectors = [torch.nn.utils.parameters_to_vector(model.parameters()) for model in models]
+    return torch.cat(vectors).detach().clone()
+
+
+def train(algorithm_class, *, updates=UPDATES, **kwargs):
+    """Return the parameters, metrics and learning rate after some updates."""
+    algorithm = make_ppo(algorithm_class, **kwargs)
+    for seed in range(updates):
+        roll_out_ppo(algorithm, seed)
+        metrics = algorithm.update()
+    return parameters_of(algorithm), metrics, algorithm.learning_rate
+
+
+@pytest.fixture
+def in_order(monkeypatch):
+    """Replace the shuffle of both libraries by the order of the rollout."""
+    monkeypatch.setattr(
+        torch, "randperm", lambda n, **kwargs: torch.arange(n, device=kwargs.get("device"))
+    )
+
+
+@pytest.mark.usefixtures("in_order")
+@pytest.mark.parametrize(
+    ("actor", "critic"),
+    [("lstm", "lstm"), ("gru", "gru"), ("mlp", "mlp"), ("lstm", "mlp"), ("mlp", "gru")],
+)
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"schedule": "fixed", "use_clipped_value_loss": False},
+        {"normalize_advantage_per_mini_batch": True, "optimizer": "sgd", "max_grad_norm": 0.1},
+    ],
+)
+def test_parameters_equal_rsl_rl(actor, critic, options):
+    shared = {
+        "num_steps": 9,
+        "num_envs": 8,
+        "actor": actor,
+        "critic": critic,
+        "num_learning_epochs": 2,
+        "num_mini_batches": 4,
+        # From its second rollout on an older rsl_rl has another state in a recurrent critic.
+        "updates": UPDATES if RESTORES_CRITIC_STATE or critic == "mlp" else 1,
+        **options,
+    }
+    expected, expected_metrics, expected_rate = train(PPO, **shared)
+    parameters, metrics, rate = train(TbpttPPO, **shared, shuffle_envs=False)
+    torch.testing.assert_close(parameters, expected, **PARITY_FLOAT32)
+    assert rate == pytest.approx(expected_rate)
+    for name in ("value", "surrogate", "entropy"):
+        assert metrics[name] == pytest.approx(expected_metrics[name], rel=1e-3, abs=1e-5)
+
+
+def test_shorter_windows_leave_other_parameters():
+    shared = {"num_steps": 9, "num_envs": 8, "shuffle_envs": False}
+    full, _, _ = train(TbpttPPO, **shared)
+    truncated, _, _ = train(TbpttPPO, **shared, gradient_length=2)
+    assert not torch.allclose(full, truncated, rtol=1e-3)
+
+
+def test_chunks_and_engines_leave_the_same_parameters():
+    shared = {"num_steps": 9, "num_envs": 8, "gradient_length": 4, "shuffle_envs": False}
+    expected, _, _ = train(TbpttPPO, **shared, scan_engine="reference")
+    for options in ({"scan_engine": "fused"}, {"num_env_chunks": 2}):
+        parameters, _, _ = train(TbpttPPO, **shared, **options)
+        torch.testing.assert_close(parameters, expected, **PARITY_FLOAT32)
