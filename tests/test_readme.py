@@ -1,13 +1,15 @@
 """The README's code runs, and what it names exists."""
 
 import dataclasses
+import inspect
 import re
 from pathlib import Path
 
-from helpers import make_distillation, roll_out
+from helpers import make_distillation, make_ppo, roll_out, roll_out_ppo
+from rsl_rl.algorithms import PPO
 
-from rsl_tbptt.algorithms import TbpttDistillation
-from rsl_tbptt.algorithms.options import DistillationOptions
+from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
+from rsl_tbptt.algorithms.options import DistillationOptions, PpoOptions
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -21,7 +23,7 @@ def test_python_blocks_run():
 
 
 def test_every_option_is_in_the_readme():
-    section = README.split("## Options")[1].split("## ")[0]
+    section = README.split("## Options of TbpttDistillation")[1].split("## ")[0]
     for field in dataclasses.fields(DistillationOptions):
         assert f"`{field.name}`" in section, field.name
 
@@ -34,10 +36,19 @@ def test_defaults_in_the_options_table_are_the_code_s():
     assert documented == {name: getattr(defaults, name) for name in documented}
 
 
+def test_every_option_of_ppo_beyond_rsl_rl_is_in_its_page():
+    page = (ROOT / "docs" / "ppo.md").read_text()
+    stock = inspect.signature(PPO.__init__).parameters
+    for field in dataclasses.fields(PpoOptions):
+        assert field.name in stock or f"`{field.name}`" in page, field.name
+
+
 def test_every_metric_is_in_the_readme():
-    algorithm = make_distillation(TbpttDistillation, 4, 2, gradient_length=2)
-    roll_out(algorithm, 0)
-    for name in algorithm.update():
+    distillation = make_distillation(TbpttDistillation, 4, 2, gradient_length=2)
+    roll_out(distillation, 0)
+    ppo = make_ppo(TbpttPPO, 4, 2, num_mini_batches=1)
+    roll_out_ppo(ppo, 0)
+    for name in (*distillation.update(), *ppo.update()):
         assert f"`Loss/{name}`" in README, name
 
 

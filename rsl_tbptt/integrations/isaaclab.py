@@ -10,7 +10,7 @@ from typing import Literal
 
 try:
     from isaaclab.utils import configclass
-    from isaaclab_rl.rsl_rl import RslRlDistillationAlgorithmCfg
+    from isaaclab_rl.rsl_rl import RslRlDistillationAlgorithmCfg, RslRlPpoAlgorithmCfg
 except ImportError as error:
     raise ImportError(
         "rsl_tbptt.integrations.isaaclab needs Isaac Lab 3.0 on Python 3.12, and importing it "
@@ -99,3 +99,66 @@ class TbpttDistillationAlgorithmCfg(RslRlDistillationAlgorithmCfg):
 
     use_mixed_precision: bool = False
     """Whether the update runs in bfloat16 autocast; state and gradients stay in float32."""
+
+
+@configclass
+class TbpttPpoAlgorithmCfg(RslRlPpoAlgorithmCfg):
+    """Options of :class:`rsl_tbptt.algorithms.TbpttPPO`, all with rsl_rl's defaults.
+
+    It stands where a task has ``RslRlPpoAlgorithmCfg`` and runs under Isaac Lab's
+    ``OnPolicyRunner``.
+    """
+
+    class_name: str = "rsl_tbptt.algorithms:TbpttPPO"
+    """Qualified name of the algorithm, ``"module:Class"``, which rsl_rl imports."""
+
+    gradient_length: int | None = None
+    """Steps the gradient flows back, in environment steps. None means the whole rollout."""
+
+    num_env_chunks: int = 1
+    """Parts a mini-batch is split into for each backward pass: less memory, the same gradient."""
+
+    shuffle_envs: bool = True
+    """Whether every epoch draws the environments of its mini-batches anew."""
+
+    clip_param_high: float | None = None
+    """How far the probability ratio may rise above 1. None means ``clip_param``."""
+
+    scan_engine: Literal["auto", "fused", "reference"] = "auto"
+    """Engine that runs LSTM and GRU layers over a window."""
+
+    num_learning_epochs: int = 5
+    """Passes over each rollout."""
+
+    num_mini_batches: int = 4
+    """Optimiser steps per pass, each on its share of the environments."""
+
+    learning_rate: float = 1.0e-3
+    """Step size of the optimiser, the first one with the adaptive schedule."""
+
+    schedule: str = "adaptive"
+    """``"adaptive"`` follows ``desired_kl`` with the learning rate; ``"fixed"`` does not."""
+
+    gamma: float = 0.99
+    """Discount factor per environment step."""
+
+    lam: float = 0.95
+    """Lambda of generalised advantage estimation."""
+
+    entropy_coef: float = 0.01
+    """Weight of the entropy bonus."""
+
+    desired_kl: float = 0.01
+    """Mean KL divergence per mini-batch that the adaptive schedule aims at."""
+
+    max_grad_norm: float = 1.0
+    """Norm the gradients of actor and critic are clipped to, each on its own."""
+
+    value_loss_coef: float = 1.0
+    """Weight of the value loss."""
+
+    use_clipped_value_loss: bool = True
+    """Whether a value stops improving once it is ``clip_param`` away from the old one."""
+
+    clip_param: float = 0.2
+    """How far the probability ratio may leave 1, and values their old ones."""

@@ -7,13 +7,14 @@ and imports nothing that could be missing there.
 import gymnasium as gym
 
 
-def _register(task: str, env_cfg: str, agents: str) -> None:
+def _register(task: str, env_cfg: str, agents: str, **further_agents: str) -> None:
     """Register a task with its teacher, its recurrent student and its memoryless student.
 
     Args:
         task: Task id.
         env_cfg: ``"module:Class"`` of the environment, relative to this package.
         agents: ``"module:Prefix"`` of the agents, relative to this package.
+        **further_agents: ``"Suffix"`` of further agents by their key.
     """
     prefix = f"{__name__}.{agents}"
     gym.register(
@@ -26,11 +27,17 @@ def _register(task: str, env_cfg: str, agents: str) -> None:
             "rsl_rl_cfg_entry_point": f"{prefix}TeacherCfg",
             "rsl_rl_distillation_recurrent_cfg_entry_point": f"{prefix}StudentCfg",
             "rsl_rl_distillation_cfg_entry_point": f"{prefix}MemorylessStudentCfg",
+            **{key: f"{prefix}{suffix}" for key, suffix in further_agents.items()},
         },
     )
 
 
-_register("Tbptt-Cartpole-Occluded", "cartpole:OccludedCartpoleEnvCfg", "cartpole_agents:Cartpole")
+_register(
+    "Tbptt-Cartpole-Occluded",
+    "cartpole:OccludedCartpoleEnvCfg",
+    "cartpole_agents:Cartpole",
+    rsl_rl_recurrent_cfg_entry_point="RecurrentCfg",
+)
 for _robot, _name in (("AnymalD", "Anymal-D"), ("UnitreeGo2", "Unitree-Go2")):
     for _ground in ("Flat", "Rough"):
         _register(

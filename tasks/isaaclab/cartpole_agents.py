@@ -14,7 +14,7 @@ from isaaclab_rl.rsl_rl import (
     RslRlRNNModelCfg,
 )
 
-from rsl_tbptt.integrations.isaaclab import TbpttDistillationAlgorithmCfg
+from rsl_tbptt.integrations.isaaclab import TbpttDistillationAlgorithmCfg, TbpttPpoAlgorithmCfg
 
 EXPERIMENT = "tbptt_cartpole_occluded"
 TEACHER_OBS_GROUPS = {"actor": ["teacher"], "critic": ["teacher"]}
@@ -90,3 +90,25 @@ class CartpoleMemorylessStudentCfg(CartpoleStudentCfg):
         activation="elu",
         distribution_cfg=RslRlMLPModelCfg.GaussianDistributionCfg(init_std=0.1),
     )
+
+
+@configclass
+class CartpoleRecurrentCfg(RslRlOnPolicyRunnerCfg):
+    """PPO from scratch on what the student sees: an LSTM actor with a critic that sees all."""
+
+    experiment_name = EXPERIMENT
+    run_name = "recurrent"
+    num_steps_per_env = 32
+    max_iterations = 150
+    save_interval = 50
+    obs_groups = TEACHER_OBS_GROUPS | {"actor": ["policy"]}
+    actor = RslRlRNNModelCfg(
+        rnn_type="lstm",
+        rnn_hidden_dim=64,
+        rnn_num_layers=1,
+        hidden_dims=[64],
+        activation="elu",
+        distribution_cfg=RslRlMLPModelCfg.GaussianDistributionCfg(init_std=1.0),
+    )
+    critic = RslRlMLPModelCfg(hidden_dims=[64, 64], activation="elu")
+    algorithm = TbpttPpoAlgorithmCfg(gradient_length=16, entropy_coef=0.002)

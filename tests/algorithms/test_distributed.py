@@ -2,11 +2,11 @@
 
 import pytest
 import torch
-from helpers import make_distillation, parameters_of, roll_out
+from helpers import make_distillation, make_ppo, parameters_of, roll_out
 from tolerances import PARITY_FLOAT32
 from torch import distributed, multiprocessing
 
-from rsl_tbptt.algorithms import TbpttDistillation
+from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 
 NUM_ENVS, NUM_STEPS = 6, 7
 
@@ -41,6 +41,29 @@ def updated_parameters(first, last, multi_gpu_cfg=None, **options):
 OPTIONS = ({}, {"grad_reduce_bucket_mb": 1e-4, "update_length": 5})
 
 
+def ppo_parameters(first, last, multi_gpu_cfg=None):
+    """Update a PPO on environments [first, last) of one global rollout."""
+    algorithm = make_ppo(
+        TbpttPPO,
+        NUM_STEPS,
+        last - first,
+        num_mini_batches=1,
+        num_learning_epochs=3,
+        gradient_length=3,
+        multi_gpu_cfg=multi_gpu_cfg,
+    )
+    storage, generator = algorithm.storage, torch.Generator().manual_seed(4)
+    storage.distribution_params = tuple(torch.ones(NUM_STEPS, last - first, 2) for _ in range(2))
+    targets = [*storage.observations.values(), storage.actions, storage.actions_log_prob]
+    for target in [*targets, storage.advantages, storage.returns, storage.values]:
+        shape = (NUM_STEPS, NUM_ENVS, target.shape[-1])
+        target.copy_(torch.randn(shape, generator=generator)[:, first:last])
+    algorithm.update()
+    models = (algorithm.actor, algorithm.critic)
+    vectors = [torch.nn.utils.parameters_to_vector(model.parameters()) for model in models]
+    return torch.cat(vectors).detach()
+
+
 def run_rank(rank, shares, folder):
     distributed.init_process_group(
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=len(shares)
@@ -48,7 +71,7 @@ def run_rank(rank, shares, folder):
     first, last = sum(shares[:rank]), sum(shares[: rank + 1])
     cfg = {"global_rank": rank, "local_rank": rank, "world_size": len(shares)}
     results = [updated_parameters(first, last, cfg, **options) for options in OPTIONS]
-    torch.save(results, f"{folder}/rank{rank}.pt")
+    torch.save([*results, ppo_parameters(first, last, cfg)], f"{folder}/rank{rank}.pt")
     distributed.destroy_process_group()
 
 
@@ -56,10 +79,10 @@ def run_rank(rank, shares, folder):
 def test_ranks_leave_the_parameters_of_one_process(tmp_path, shares):
     multiprocessing.spawn(run_rank, (shares, str(tmp_path)), nprocs=len(shares))
     results = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(len(shares))]
-    for options, *by_rank in zip(OPTIONS, *results, strict=True):
-        expected = updated_parameters(0, NUM_ENVS, **options)
+    expected = [updated_parameters(0, NUM_ENVS, **options) for options in OPTIONS]
+    for want, *by_rank in zip([*expected, ppo_parameters(0, NUM_ENVS)], *results, strict=True):
         for parameters in by_rank:
-            torch.testing.assert_close(parameters, expected, **PARITY_FLOAT32)
+            torch.testing.assert_close(parameters, want, **PARITY_FLOAT32)
 
 
 def test_half_the_environments_alone_do_not():

@@ -178,7 +178,8 @@ def test_the_asymmetric_clip_bounds_each_side():
 
 @pytest.mark.parametrize("models", ["lstm", "mlp"])
 def test_nan_rewards_stop_the_update_and_name_the_step(models):
-    algorithm = make_ppo(TbpttPPO, 6, 4, models, models)
+    options = {"normalize_advantage_per_mini_batch": True, "shuffle_envs": False}
+    algorithm = make_ppo(TbpttPPO, 6, 4, models, models, **options)
     roll_out_ppo(algorithm, 0)
     algorithm.update()
 
@@ -188,11 +189,13 @@ def test_nan_rewards_stop_the_update_and_name_the_step(models):
 
     roll_out_ppo(algorithm, 1, on_step=poison)
     before, state = parameters_of(algorithm), copy.deepcopy(algorithm.optimizer.state_dict())
+    learning_rate = algorithm.learning_rate
     with pytest.raises(ValueError, match=r"rewards of environments \[3\], first at step 2"):
         algorithm.update()
     assert torch.equal(parameters_of(algorithm), before)
     after = algorithm.optimizer.state_dict()
     assert after["param_groups"] == state["param_groups"]
+    assert algorithm.learning_rate == learning_rate
     for index, entries in state["state"].items():
         assert all(torch.equal(after["state"][index][k], v) for k, v in entries.items())
     roll_out_ppo(algorithm, 2)

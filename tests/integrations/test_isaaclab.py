@@ -9,13 +9,13 @@ import pytest
 pytest.importorskip("isaaclab_rl", reason="Isaac Lab 3.0 needs Python 3.12")
 
 from isaaclab.utils import to_dict
-from isaaclab_rl.rsl_rl import RslRlDistillationAlgorithmCfg
+from isaaclab_rl.rsl_rl import RslRlDistillationAlgorithmCfg, RslRlPpoAlgorithmCfg
 from rsl_rl.algorithms import Distillation
 from rsl_rl.utils import resolve_class
 
-from rsl_tbptt.algorithms import TbpttDistillation
-from rsl_tbptt.algorithms.options import DistillationOptions
-from rsl_tbptt.integrations.isaaclab import TbpttDistillationAlgorithmCfg
+from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
+from rsl_tbptt.algorithms.options import DistillationOptions, PpoOptions
+from rsl_tbptt.integrations.isaaclab import TbpttDistillationAlgorithmCfg, TbpttPpoAlgorithmCfg
 
 WITHOUT_ISAACLAB = """
 import sys
@@ -89,3 +89,14 @@ def test_without_isaaclab_the_error_names_the_fix():
     )
     assert result.returncode != 0
     assert "pip install 'rsl-tbptt[isaaclab]'" in result.stderr
+
+
+def test_the_ppo_config_hands_on_the_algorithms_own_defaults():
+    cfg = TbpttPpoAlgorithmCfg()
+    assert isinstance(cfg, RslRlPpoAlgorithmCfg)
+    algorithm, arguments = handed_on(cfg)
+    assert algorithm is TbpttPPO
+    for name in ("rnd_cfg", "symmetry_cfg", "share_cnn_encoders"):
+        arguments.pop(name)  # taken by rsl_rl before the options are read
+    options = PpoOptions.parse(arguments)
+    assert options == PpoOptions()
