@@ -5,6 +5,7 @@ import inspect
 import re
 from pathlib import Path
 
+import pytest
 from helpers import make_distillation, make_ppo, roll_out, roll_out_ppo
 from rsl_rl.algorithms import PPO
 
@@ -43,6 +44,7 @@ def test_every_option_of_ppo_beyond_rsl_rl_is_in_its_page():
         assert field.name in stock or f"`{field.name}`" in page, field.name
 
 
+@pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
 def test_every_metric_is_in_the_readme():
     distillation = make_distillation(TbpttDistillation, 4, 2, gradient_length=2)
     roll_out(distillation, 0)

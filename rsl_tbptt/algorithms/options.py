@@ -215,6 +215,12 @@ class PpoOptions(Options):
         """
         if recurrent:
             _check_at_most_envs("num_mini_batches", self.num_mini_batches, num_envs)
+        elif self.gradient_length is not None:
+            warnings.warn(
+                f"gradient_length is {self.gradient_length}, which has no effect: neither actor nor"
+                " critic is recurrent. Leave it at None.",
+                stacklevel=4,
+            )
         _check_at_most_envs("num_env_chunks", self.num_env_chunks, num_envs)
         _warn_beyond_rollout("gradient_length", self.gradient_length, num_steps)
 

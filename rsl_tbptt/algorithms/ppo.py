@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import warnings
+from collections.abc import Mapping
 from itertools import chain
 from typing import Any
 
@@ -98,6 +99,7 @@ class TbpttPPO(PPO):
         )
         self._raw_actor, self._raw_critic = self.actor, self.critic  # rsl_rl 5.0 lacks them
         self._start_states: tuple[HiddenState, HiddenState] = (None, None)
+        self._warned_of_approximation = False
         operand_dtype = torch.bfloat16 if self.options.use_mixed_precision else None
         shared = {"scan_engine": self.options.scan_engine, "operand_dtype": operand_dtype}
         self._replay_actor = make_replay(actor, head=raw_head, **shared)
@@ -141,28 +143,55 @@ class TbpttPPO(PPO):
         obs: TensorDict,  # noqa: ARG002
         rewards: torch.Tensor,
         dones: torch.Tensor,
-        extras: dict[str, torch.Tensor],
+        extras: dict[str, Any],
     ) -> None:
         """Store the step and clear the states of finished episodes.
 
-        Time-outs are bootstrapped with the value before the last step, as in rsl_rl. The normaliser
-        is left alone until the end of ``update()``, so that the replay sees what the rollout saw.
+        Where time alone ended an episode, its value beyond that enters the last reward. The
+        normaliser is left alone until the end of ``update()``, so that the replay sees what the
+        rollout saw.
 
         Args:
             obs: Next observations, unused.
             rewards: Rewards, shape (N,).
             dones: Which episodes ended with this step, shape (N,).
-            extras: May hold "time_outs", shape (N,): which of them ended by time alone.
+            extras: May hold "time_outs", shape (N,): which of them ended by time alone; and
+                "final_obs", the observation groups at the end of the step, before any reset.
         """
         self.transition.rewards = rewards.clone()
         self.transition.dones = dones
         if "time_outs" in extras:
-            values = self.transition.values.squeeze(-1)  # type: ignore[union-attr]
-            self.transition.rewards += self.gamma * values * extras["time_outs"].to(self.device)
+            values = self._values_beyond(extras.get("final_obs"))
+            time_outs = extras["time_outs"].to(self.device).bool()
+            self.transition.rewards += self.gamma * torch.where(time_outs, values, 0.0)
         self.storage.add_transition(self.transition)
         self.transition.clear()
         self.actor.reset(dones)
         self.critic.reset(dones)
+
+    def _values_beyond(self, final_obs: Mapping[str, torch.Tensor] | None) -> torch.Tensor:
+        """Return the value of going on after this step, shape (N,), from the critic's live state.
+
+        Without final observations it is approximated by the value before the step, as in rsl_rl.
+        """
+        if final_obs is None:
+            self._warn_of_approximation()
+            return self.transition.values.squeeze(-1)  # type: ignore[union-attr]
+        obs = TensorDict(dict(final_obs), batch_size=[self.storage.num_envs]).to(self.device)
+        state = self.critic.get_hidden_state()
+        values = self.critic(obs).detach().squeeze(-1)
+        self.critic.reset(hidden_state=state)
+        return values
+
+    def _warn_of_approximation(self) -> None:
+        if not self._warned_of_approximation:
+            self._warned_of_approximation = True
+            warnings.warn(
+                "Time-outs are bootstrapped with the value before the last step, because the"
+                " environment gives no extras['final_obs']. In Isaac Lab 3.0 turn it on with"
+                " env.compute_final_obs=true.",
+                stacklevel=4,
+            )
 
     def compute_returns(self, obs: TensorDict) -> None:
         """Compute advantages and returns; the value call at the end advances no state.
@@ -349,8 +378,10 @@ class TbpttPPO(PPO):
         """Sum the gradients over processes; the divisor already counts all of them."""
         distributed.sum_gradients(self._parameters(), self.options.grad_reduce_bucket_mb)
 
-    def _parameters(self) -> Iterator[nn.Parameter]:
-        return chain(self._raw_actor.parameters(), self._raw_critic.parameters())
+    def _parameters(self) -> list[nn.Parameter]:
+        """Return all parameters; those of a shared encoder once."""
+        both = chain(self._raw_actor.parameters(), self._raw_critic.parameters())
+        return list(dict.fromkeys(both))
 
     def _metrics(self, steps: torch.Tensor) -> dict[str, float]:
         """Average over optimiser steps, shape (S, 6), and fetch the metrics in one transfer."""

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from helpers import make_ppo, roll_out_ppo
+from helpers import make_obs, make_ppo, roll_out_ppo
 from rsl_rl.models import RNNModel
 from rsl_rl.runners import OnPolicyRunner
 from tolerances import PARITY_FLOAT32, SAME_FLOAT32
@@ -12,6 +12,8 @@ from tolerances import PARITY_FLOAT32, SAME_FLOAT32
 from rsl_tbptt.algorithms import TbpttPPO
 from rsl_tbptt.algorithms.options import PpoOptions
 from rsl_tbptt_tasks.memory import RecallEnv
+
+pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
 
 
 def parameters_of(algorithm):
@@ -348,3 +350,48 @@ def test_checkpoints_that_do_not_fit_are_named_and_change_nothing():
         with pytest.raises(ValueError, match=message):
             algorithm.load(checkpoint, None, strict=True)
         assert torch.equal(parameters_of(algorithm), before)
+
+
+def end_by_time(algorithm, final_obs):
+    """Take two steps after which all time out; return the twin's value of the final observation."""
+    generator = torch.Generator().manual_seed(0)
+    twin = copy.deepcopy(algorithm.critic)
+    all_done = torch.ones(4, dtype=torch.bool)
+    with torch.inference_mode():
+        for dones in (~all_done, all_done):
+            obs = make_obs(4, generator)
+            algorithm.act(obs)
+            twin(obs)
+            extras = {"time_outs": dones}
+            if final_obs is not None:
+                extras["final_obs"] = dict(final_obs.items())
+            algorithm.process_env_step(obs, torch.zeros(4), dones.long(), extras)
+        return twin(final_obs if final_obs is not None else obs)
+
+
+@pytest.mark.parametrize("critic", ["lstm", "mlp"])
+def test_time_outs_are_worth_the_final_observation_seen_with_live_memory(critic):
+    algorithm = make_ppo(TbpttPPO, 2, 4, critic=critic)
+    final_obs = make_obs(4, torch.Generator().manual_seed(9))
+    final_obs["state"][3] = float("nan")
+    value = end_by_time(algorithm, final_obs)
+    assert (algorithm.storage.rewards[0] == 0).all()  # nobody timed out, NaN or not
+    expected = algorithm.gamma * value
+    torch.testing.assert_close(
+        algorithm.storage.rewards[1], expected, **SAME_FLOAT32, equal_nan=True
+    )
+
+
+@pytest.mark.filterwarnings("error:Time-outs are bootstrapped with the value")
+def test_without_final_observations_it_warns_once_and_names_the_option():
+    algorithm = make_ppo(TbpttPPO, 2, 4)
+    with pytest.warns(UserWarning, match="env.compute_final_obs=true") as caught:
+        end_by_time(algorithm, None)
+    assert len(caught) == 1
+    values = algorithm.storage.values[1]
+    torch.testing.assert_close(algorithm.storage.rewards[1], algorithm.gamma * values)
+
+
+def test_a_gradient_length_without_memory_warns():
+    with pytest.warns(UserWarning, match="gradient_length is 3, which has no effect"):
+        make_ppo(TbpttPPO, 6, 4, "mlp", "mlp", gradient_length=3)

@@ -10,6 +10,8 @@ from tolerances import PARITY_FLOAT32
 
 from rsl_tbptt.algorithms import TbpttPPO
 
+pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
+
 UPDATES = 3
 
 RESTORES_CRITIC_STATE = "critic_hidden_state" in inspect.getsource(PPO.compute_returns)
