@@ -134,6 +134,13 @@ class PpoOptions(Options):
     clip_param_high: float | None = None
     """How far the probability ratio may rise above 1. None means ``clip_param``."""
 
+    student_action_std: float | None = None
+    """Standard deviation of the actions when a distilled student becomes the actor. None keeps the
+    student's."""
+
+    critic_warmup_iterations: int = 0
+    """Updates that train only the critic after a distilled student became the actor."""
+
     scan_engine: str = "auto"
     """How recurrent layers run over a window: "auto", "fused" or "reference"."""
 
@@ -195,8 +202,10 @@ class PpoOptions(Options):
             _check_count(name, getattr(self, name))
         if self.gradient_length is not None:
             _check_count("gradient_length", self.gradient_length)
+        if self.critic_warmup_iterations:
+            _check_count("critic_warmup_iterations", self.critic_warmup_iterations)
         positive = ("clip_param", "clip_param_high", "learning_rate", "max_grad_norm", "desired_kl")
-        for name in (*positive, "grad_reduce_bucket_mb"):
+        for name in (*positive, "student_action_std", "grad_reduce_bucket_mb"):
             _check_positive(name, getattr(self, name))
         if self.schedule not in ("adaptive", "fixed"):
             raise ValueError(f"schedule is {self.schedule!r}, expected 'adaptive' or 'fixed'.")

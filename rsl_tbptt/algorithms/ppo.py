@@ -100,6 +100,7 @@ class TbpttPPO(PPO):
         self._raw_actor, self._raw_critic = self.actor, self.critic  # rsl_rl 5.0 lacks them
         self._start_states: tuple[HiddenState, HiddenState] = (None, None)
         self._warned_of_approximation = False
+        self._critic_warmup_left = 0
         operand_dtype = torch.bfloat16 if self.options.use_mixed_precision else None
         shared = {"scan_engine": self.options.scan_engine, "operand_dtype": operand_dtype}
         self._replay_actor = make_replay(actor, head=raw_head, **shared)
@@ -242,6 +243,8 @@ class TbpttPPO(PPO):
                 actor_sums = self._accumulate_actor(
                     actor_rollout.envs(envs), actor_state, num_samples
                 )
+                if self._critic_warmup_left > 0:
+                    self._raw_actor.zero_grad()  # the optimiser passes over it
                 critic_sums = self._accumulate_critic(
                     critic_rollout.envs(envs), critic_state, num_samples
                 )
@@ -355,10 +358,10 @@ class TbpttPPO(PPO):
         """
         means = distributed.sum_tensor_over_ranks(means)
         self.reduce_parameters()
-        if self.schedule == "adaptive" and self.desired_kl is not None:
+        if self.schedule == "adaptive" and self.desired_kl and self._critic_warmup_left == 0:
             self._adapt_learning_rate(means[3].item())
         norms = [
-            nn.utils.clip_grad_norm_(model.parameters(), self.max_grad_norm)
+            nn.utils.clip_grad_norm_(model.parameters(), self.max_grad_norm).to(self.device)
             for model in (self._raw_actor, self._raw_critic)
         ]
         self.optimizer.step()
@@ -391,10 +394,13 @@ class TbpttPPO(PPO):
         return dict(zip((*names, "episode_start_rate"), values, strict=True))
 
     def _finish(self) -> None:
-        """Update the normalisers and clear the storage."""
+        """Update the normalisers, count the critic's warm-up down and clear the storage."""
         obs = self.storage.observations.flatten(0, 1)
-        self.actor.update_normalization(obs)
         self.critic.update_normalization(obs)
+        if self._critic_warmup_left > 0:
+            self._critic_warmup_left -= 1
+        else:
+            self.actor.update_normalization(obs)
         self.storage.clear()
 
     def _undo(self, guard: UpdateGuard) -> None:
@@ -428,6 +434,9 @@ class TbpttPPO(PPO):
     def load(self, loaded_dict: dict, load_cfg: dict | None, strict: bool) -> bool:
         """Load a PPO checkpoint as rsl_rl does, after checking that all of it fits.
 
+        A distillation checkpoint makes its student the actor, normaliser and distribution included,
+        with the action noise ``student_action_std``; the critic is warmed up first.
+
         Args:
             loaded_dict: The checkpoint.
             load_cfg: What to load, or None for everything.
@@ -439,6 +448,8 @@ class TbpttPPO(PPO):
         Raises:
             ValueError: If the parameters do not fit. Nothing is changed then.
         """
+        if "student_state_dict" in loaded_dict:
+            return self._continue_student(loaded_dict["student_state_dict"])
         for role, model in (("actor", self._raw_actor), ("critic", self._raw_critic)):
             if load_cfg is not None and not load_cfg.get(role):
                 continue
@@ -446,13 +457,43 @@ class TbpttPPO(PPO):
             if key not in loaded_dict:
                 raise ValueError(
                     f"The checkpoint lacks '{key}', it holds {sorted(loaded_dict)}: expected one of"
-                    " PPO. Students cannot be continued with PPO yet."
+                    " PPO or distillation of rsl_rl 5."
                 )
             if strict:
                 check_matches(model, loaded_dict[key], role)
         load_iteration = super().load(loaded_dict, load_cfg, strict)
         self.learning_rate = self.optimizer.param_groups[0]["lr"]  # rsl_rl 5.0 leaves it
         return load_iteration
+
+    def _continue_student(self, state_dict: Mapping[str, torch.Tensor]) -> bool:
+        """Make a distilled student the actor; return that the iteration starts at 0.
+
+        Raises:
+            ValueError: If it does not fit the actor. Nothing is changed then.
+        """
+        check_matches(self._raw_actor, state_dict, "actor")
+        self._raw_actor.load_state_dict(state_dict)
+        if self.options.student_action_std is not None:
+            set_action_std(self._raw_actor, self.options.student_action_std)
+        self._critic_warmup_left = self.options.critic_warmup_iterations
+        return False
+
+
+@torch.no_grad()
+def set_action_std(actor: MLPModel, std: float) -> None:
+    """Set the standard deviation of a Gaussian actor's actions.
+
+    Raises:
+        NotImplementedError: If it is not a parameter of its own.
+    """
+    for name, parameter in actor.distribution.named_parameters():  # type: ignore[union-attr]
+        if name in ("std_param", "log_std_param"):
+            parameter.fill_(std if name == "std_param" else math.log(std))
+            return
+    raise NotImplementedError(
+        f"student_action_std is {std}, but the actor's {type(actor.distribution).__name__} has no"
+        " standard deviation of its own: use a GaussianDistribution or leave it at None."
+    )
 
 
 def _normalize(advantages: torch.Tensor) -> torch.Tensor:

@@ -121,6 +121,12 @@ class TbpttPpoAlgorithmCfg(RslRlPpoAlgorithmCfg):
     shuffle_envs: bool = True
     """Whether every epoch draws the environments of its mini-batches anew."""
 
+    student_action_std: float | None = None
+    """Standard deviation of the actions when ``--checkpoint`` names a distilled student."""
+
+    critic_warmup_iterations: int = 0
+    """Updates that train only the critic after a distilled student became the actor."""
+
     clip_param_high: float | None = None
     """How far the probability ratio may rise above 1. None means ``clip_param``."""
 

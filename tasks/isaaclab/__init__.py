@@ -37,6 +37,7 @@ _register(
     "cartpole:OccludedCartpoleEnvCfg",
     "cartpole_agents:Cartpole",
     rsl_rl_recurrent_cfg_entry_point="RecurrentCfg",
+    rsl_rl_finetune_cfg_entry_point="FinetuneCfg",
 )
 for _robot, _name in (("AnymalD", "Anymal-D"), ("UnitreeGo2", "Unitree-Go2")):
     for _ground in ("Flat", "Rough"):

@@ -112,3 +112,19 @@ class CartpoleRecurrentCfg(RslRlOnPolicyRunnerCfg):
     )
     critic = RslRlMLPModelCfg(hidden_dims=[64, 64], activation="elu")
     algorithm = TbpttPpoAlgorithmCfg(gradient_length=16, entropy_coef=0.002)
+
+
+@configclass
+class CartpoleFinetuneCfg(CartpoleRecurrentCfg):
+    """PPO that goes on with the distilled student; ``--checkpoint`` names its file."""
+
+    run_name = "finetune"
+    max_iterations = 60
+    save_interval = 20
+    algorithm = TbpttPpoAlgorithmCfg(
+        gradient_length=16,
+        learning_rate=2.0e-4,
+        entropy_coef=0.0,
+        student_action_std=0.1,
+        critic_warmup_iterations=10,
+    )

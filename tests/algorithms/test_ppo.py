@@ -4,13 +4,15 @@ import copy
 
 import pytest
 import torch
-from helpers import make_obs, make_ppo, roll_out_ppo
+from helpers import ACTION_DIM, make_model, make_obs, make_ppo, roll_out_ppo
 from rsl_rl.models import RNNModel
 from rsl_rl.runners import OnPolicyRunner
+from rsl_rl.storage import RolloutStorage
 from tolerances import PARITY_FLOAT32, SAME_FLOAT32
 
 from rsl_tbptt.algorithms import TbpttPPO
 from rsl_tbptt.algorithms.options import PpoOptions
+from rsl_tbptt.algorithms.ppo import set_action_std
 from rsl_tbptt_tasks.memory import RecallEnv
 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
@@ -343,7 +345,8 @@ def test_checkpoints_that_do_not_fit_are_named_and_change_nothing():
     algorithm = make_ppo(TbpttPPO, 6, 4)
     before = parameters_of(algorithm)
     for checkpoint, message in (
-        ({"student_state_dict": {}}, "lacks 'actor_state_dict', it holds"),
+        ({"model_state_dict": {}}, "lacks 'actor_state_dict', it holds"),
+        ({"student_state_dict": {}}, r"lacks '.*' of the actor"),
         (make_ppo(TbpttPPO, 6, 4, critic="mlp").save(), "of the critic: |for the critic"),
         (make_ppo(TbpttPPO, 6, 4, actor="gru").save(), r"'rnn\..*for the actor"),
     ):
@@ -395,3 +398,49 @@ def test_without_final_observations_it_warns_once_and_names_the_option():
 def test_a_gradient_length_without_memory_warns():
     with pytest.warns(UserWarning, match="gradient_length is 3, which has no effect"):
         make_ppo(TbpttPPO, 6, 4, "mlp", "mlp", gradient_length=3)
+
+
+@pytest.mark.parametrize("std_type", ["scalar", "log"])
+def test_a_distilled_student_becomes_the_actor_while_the_critic_warms_up(std_type):
+    distribution = {"class_name": "GaussianDistribution", "init_std": 0.3, "std_type": std_type}
+    student = make_model(
+        "actor", "lstm", 4, seed=5, obs_normalization=True, distribution_cfg=dict(distribution)
+    )
+    student.obs_normalizer._mean.fill_(0.5)
+    actor = make_model(
+        "actor", "lstm", 4, seed=1, obs_normalization=True, distribution_cfg=dict(distribution)
+    )
+    critic = make_model("critic", "mlp", 4, seed=2, output_dim=1, distribution_cfg=None)
+    storage = RolloutStorage("rl", 4, 6, make_obs(4), [ACTION_DIM], "cpu")
+    algorithm = TbpttPPO(actor, critic, storage, student_action_std=0.7, critic_warmup_iterations=2)
+    checkpoint = {"student_state_dict": student.state_dict(), "teacher_state_dict": {}}
+    assert algorithm.load(checkpoint, None, strict=True) is False
+    for name, value in algorithm.actor.state_dict().items():
+        if name.startswith("distribution"):
+            assert torch.allclose(value.exp() if std_type == "log" else value, torch.tensor(0.7))
+        else:
+            assert torch.equal(value, student.state_dict()[name]), name
+    for held in (True, True, False):
+        actor_before = copy.deepcopy(actor.state_dict())
+        critic_before = torch.nn.utils.parameters_to_vector(critic.parameters()).clone()
+        rate = algorithm.learning_rate
+        roll_out_ppo(algorithm, 0)
+        algorithm.update()
+        for name, value in actor.state_dict().items():  # weights and normaliser alike
+            assert torch.equal(actor_before[name], value) == held, name
+        assert (algorithm.learning_rate == rate) == held
+        assert not torch.equal(
+            critic_before, torch.nn.utils.parameters_to_vector(critic.parameters())
+        )
+
+
+def test_an_action_noise_that_is_no_parameter_is_refused():
+    actor = make_model(
+        "actor",
+        "lstm",
+        4,
+        seed=1,
+        distribution_cfg={"class_name": "HeteroscedasticGaussianDistribution"},
+    )
+    with pytest.raises(NotImplementedError, match="HeteroscedasticGaussianDistribution has no"):
+        set_action_std(actor, 0.5)
