@@ -98,6 +98,13 @@ def absolute_error(actions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return (actions - labels).abs()
 
 
+def ppo_parameters_of(algorithm: Any) -> torch.Tensor:
+    """Return the parameters of actor and critic as one vector."""
+    models = (algorithm.actor, algorithm.critic)
+    vectors = [torch.nn.utils.parameters_to_vector(model.parameters()) for model in models]
+    return torch.cat(vectors).detach().clone()
+
+
 def make_ppo(
     algorithm: type[PPO],
     num_steps: int,

@@ -64,7 +64,8 @@ class TbpttPPO(PPO):
 
         Raises:
             ValueError: If an option is unknown, invalid or contradicts another.
-            NotImplementedError: If RND or symmetry is asked for, or a model cannot be replayed.
+            NotImplementedError: If RND or symmetry is asked for, a model cannot be replayed, or
+                ``student_action_std`` has no parameter to set.
         """
         for name, cfg in (("rnd_cfg", rnd_cfg), ("symmetry_cfg", symmetry_cfg)):
             if cfg is not None:
@@ -72,6 +73,8 @@ class TbpttPPO(PPO):
                     f"{name} is set, expected None: TbpttPPO lacks it so far; use rsl_rl's PPO."
                 )
         self.options = PpoOptions.parse(options)
+        if self.options.student_action_std is not None:
+            _std_parameter(actor)
         self._recurrent = actor.is_recurrent or critic.is_recurrent
         self.options.check_rollout(
             storage.num_transitions_per_env, storage.num_envs, self._recurrent
@@ -118,8 +121,10 @@ class TbpttPPO(PPO):
         self._num_samples = [
             distributed.sum_over_ranks(num_steps * len(share), self.device) for share in shares
         ]
-        cache_blocks = num_cache_blocks(len(shares[0]), torch.device(self.device))
-        self._num_env_chunks = max(self.options.num_env_chunks, cache_blocks)
+        self._num_env_chunks = self.options.num_env_chunks
+        if self._recurrent:  # 256 environments fill a cache with their windows, not as single steps
+            cache_blocks = num_cache_blocks(len(shares[0]), torch.device(self.device))
+            self._num_env_chunks = max(self._num_env_chunks, cache_blocks)
 
     def act(self, obs: TensorDict) -> torch.Tensor:
         """Sample actions and record what the update needs; hidden states once per rollout.
@@ -237,6 +242,7 @@ class TbpttPPO(PPO):
         for _ in range(self.num_learning_epochs):
             mini_batches = self._mini_batches(actor_rollout.num_envs)
             for envs, num_samples in zip(mini_batches, self._num_samples, strict=True):
+                self.optimizer.zero_grad()
                 actor_state, critic_state = (
                     hidden_state.select_envs(state, envs) for state in self._start_states
                 )
@@ -365,7 +371,6 @@ class TbpttPPO(PPO):
             for model in (self._raw_actor, self._raw_critic)
         ]
         self.optimizer.step()
-        self.optimizer.zero_grad()
         return torch.cat((means, torch.stack(norms)))
 
     def _adapt_learning_rate(self, kl: float) -> None:
@@ -449,7 +454,7 @@ class TbpttPPO(PPO):
             ValueError: If the parameters do not fit. Nothing is changed then.
         """
         if "student_state_dict" in loaded_dict:
-            return self._continue_student(loaded_dict["student_state_dict"])
+            return self._continue_student(loaded_dict["student_state_dict"], strict)
         for role, model in (("actor", self._raw_actor), ("critic", self._raw_critic)):
             if load_cfg is not None and not load_cfg.get(role):
                 continue
@@ -465,33 +470,35 @@ class TbpttPPO(PPO):
         self.learning_rate = self.optimizer.param_groups[0]["lr"]  # rsl_rl 5.0 leaves it
         return load_iteration
 
-    def _continue_student(self, state_dict: Mapping[str, torch.Tensor]) -> bool:
+    def _continue_student(self, state_dict: Mapping[str, torch.Tensor], strict: bool) -> bool:
         """Make a distilled student the actor; return that the iteration starts at 0.
 
         Raises:
             ValueError: If it does not fit the actor. Nothing is changed then.
         """
-        check_matches(self._raw_actor, state_dict, "actor")
-        self._raw_actor.load_state_dict(state_dict)
-        if self.options.student_action_std is not None:
-            set_action_std(self._raw_actor, self.options.student_action_std)
+        if strict:
+            check_matches(self._raw_actor, state_dict, "actor")
+        self._raw_actor.load_state_dict(state_dict, strict=strict)
+        std = self.options.student_action_std
+        if std is not None:
+            name, parameter = _std_parameter(self._raw_actor)
+            parameter.data.fill_(math.log(std) if name.startswith("log") else std)
         self._critic_warmup_left = self.options.critic_warmup_iterations
         return False
 
 
-@torch.no_grad()
-def set_action_std(actor: MLPModel, std: float) -> None:
-    """Set the standard deviation of a Gaussian actor's actions.
+def _std_parameter(actor: MLPModel) -> tuple[str, nn.Parameter]:
+    """Return name and parameter, shape (A,), of the actions' (log) standard deviation.
 
     Raises:
         NotImplementedError: If it is not a parameter of its own.
     """
-    for name, parameter in actor.distribution.named_parameters():  # type: ignore[union-attr]
-        if name in ("std_param", "log_std_param"):
-            parameter.fill_(std if name == "std_param" else math.log(std))
-            return
+    if actor.distribution is not None:
+        for name, parameter in actor.distribution.named_parameters():
+            if name in ("std_param", "log_std_param"):
+                return name, parameter
     raise NotImplementedError(
-        f"student_action_std is {std}, but the actor's {type(actor.distribution).__name__} has no"
+        f"student_action_std is set, but the actor's {type(actor.distribution).__name__} has no"
         " standard deviation of its own: use a GaussianDistribution or leave it at None."
     )
 

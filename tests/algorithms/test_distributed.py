@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import make_distillation, make_ppo, parameters_of, roll_out
+from helpers import make_distillation, make_ppo, parameters_of, ppo_parameters_of, roll_out
 from tolerances import PARITY_FLOAT32
 from torch import distributed, multiprocessing
 
@@ -41,7 +41,7 @@ def updated_parameters(first, last, multi_gpu_cfg=None, **options):
 OPTIONS = ({}, {"grad_reduce_bucket_mb": 1e-4, "update_length": 5})
 
 
-def ppo_parameters(first, last, multi_gpu_cfg=None):
+def updated_ppo_parameters(first, last, multi_gpu_cfg=None):
     """Update a PPO on environments [first, last) of one global rollout."""
     algorithm = make_ppo(
         TbpttPPO,
@@ -59,9 +59,7 @@ def ppo_parameters(first, last, multi_gpu_cfg=None):
         shape = (NUM_STEPS, NUM_ENVS, target.shape[-1])
         target.copy_(torch.randn(shape, generator=generator)[:, first:last])
     algorithm.update()
-    models = (algorithm.actor, algorithm.critic)
-    vectors = [torch.nn.utils.parameters_to_vector(model.parameters()) for model in models]
-    return torch.cat(vectors).detach()
+    return ppo_parameters_of(algorithm)
 
 
 def run_rank(rank, shares, folder):
@@ -71,7 +69,7 @@ def run_rank(rank, shares, folder):
     first, last = sum(shares[:rank]), sum(shares[: rank + 1])
     cfg = {"global_rank": rank, "local_rank": rank, "world_size": len(shares)}
     results = [updated_parameters(first, last, cfg, **options) for options in OPTIONS]
-    torch.save([*results, ppo_parameters(first, last, cfg)], f"{folder}/rank{rank}.pt")
+    torch.save([*results, updated_ppo_parameters(first, last, cfg)], f"{folder}/rank{rank}.pt")
     distributed.destroy_process_group()
 
 
@@ -80,7 +78,9 @@ def test_ranks_leave_the_parameters_of_one_process(tmp_path, shares):
     multiprocessing.spawn(run_rank, (shares, str(tmp_path)), nprocs=len(shares))
     results = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(len(shares))]
     expected = [updated_parameters(0, NUM_ENVS, **options) for options in OPTIONS]
-    for want, *by_rank in zip([*expected, ppo_parameters(0, NUM_ENVS)], *results, strict=True):
+    for want, *by_rank in zip(
+        [*expected, updated_ppo_parameters(0, NUM_ENVS)], *results, strict=True
+    ):
         for parameters in by_rank:
             torch.testing.assert_close(parameters, want, **PARITY_FLOAT32)
 

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from helpers import ACTION_DIM, make_model, make_obs, make_ppo, roll_out_ppo
+from helpers import ACTION_DIM, make_model, make_obs, make_ppo, ppo_parameters_of, roll_out_ppo
 from rsl_rl.models import RNNModel
 from rsl_rl.runners import OnPolicyRunner
 from rsl_rl.storage import RolloutStorage
@@ -12,16 +12,9 @@ from tolerances import PARITY_FLOAT32, SAME_FLOAT32
 
 from rsl_tbptt.algorithms import TbpttPPO
 from rsl_tbptt.algorithms.options import PpoOptions
-from rsl_tbptt.algorithms.ppo import set_action_std
 from rsl_tbptt_tasks.memory import RecallEnv
 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
-
-
-def parameters_of(algorithm):
-    models = (algorithm.actor, algorithm.critic)
-    vectors = [torch.nn.utils.parameters_to_vector(model.parameters()) for model in models]
-    return torch.cat(vectors).detach().clone()
 
 
 def spy_on_surrogate(algorithm, monkeypatch):
@@ -87,10 +80,10 @@ def test_one_step_rollouts_and_one_environment_per_mini_batch_train():
         algorithm = make_ppo(TbpttPPO, num_steps, num_envs, num_mini_batches=4)
         for seed in range(2):
             roll_out_ppo(algorithm, seed)
-            before = parameters_of(algorithm)
+            before = ppo_parameters_of(algorithm)
             algorithm.update()
-            assert torch.isfinite(parameters_of(algorithm)).all()
-            assert not torch.equal(parameters_of(algorithm), before)
+            assert torch.isfinite(ppo_parameters_of(algorithm)).all()
+            assert not torch.equal(ppo_parameters_of(algorithm), before)
 
 
 def test_one_environment_per_mini_batch_equals_the_sum_over_its_steps():
@@ -192,11 +185,11 @@ def test_nan_rewards_stop_the_update_and_name_the_step(models):
             rewards[3] = float("nan")
 
     roll_out_ppo(algorithm, 1, on_step=poison)
-    before, state = parameters_of(algorithm), copy.deepcopy(algorithm.optimizer.state_dict())
+    before, state = ppo_parameters_of(algorithm), copy.deepcopy(algorithm.optimizer.state_dict())
     learning_rate = algorithm.learning_rate
     with pytest.raises(ValueError, match=r"rewards of environments \[3\], first at step 2"):
         algorithm.update()
-    assert torch.equal(parameters_of(algorithm), before)
+    assert torch.equal(ppo_parameters_of(algorithm), before)
     after = algorithm.optimizer.state_dict()
     assert after["param_groups"] == state["param_groups"]
     assert algorithm.learning_rate == learning_rate
@@ -221,10 +214,10 @@ def test_exploding_gradients_name_their_environment(models, monkeypatch):
         return total + extra, count
 
     monkeypatch.setattr(ppo.losses, "clipped_surrogate", exploding)
-    before = parameters_of(algorithm)
+    before = ppo_parameters_of(algorithm)
     with pytest.raises(ValueError, match=r"gradients of environments \[1\] \(what was recorded"):
         algorithm.update()
-    assert torch.equal(parameters_of(algorithm), before)
+    assert torch.equal(ppo_parameters_of(algorithm), before)
 
 
 @pytest.mark.parametrize("models", ["lstm", "gru", "mlp"])
@@ -334,16 +327,16 @@ def test_checkpoints_are_interchangeable_with_rsl_rl():
     roll_out_ppo(source, 0)
     source.update()
     target.load(source.save(), None, strict=True)
-    assert torch.equal(parameters_of(target), parameters_of(source))
+    assert torch.equal(ppo_parameters_of(target), ppo_parameters_of(source))
     again = make_ppo(TbpttPPO, 6, 4)
     again.load(target.save(), None, strict=True)
-    assert torch.equal(parameters_of(again), parameters_of(source))
+    assert torch.equal(ppo_parameters_of(again), ppo_parameters_of(source))
     assert again.learning_rate == source.learning_rate
 
 
 def test_checkpoints_that_do_not_fit_are_named_and_change_nothing():
     algorithm = make_ppo(TbpttPPO, 6, 4)
-    before = parameters_of(algorithm)
+    before = ppo_parameters_of(algorithm)
     for checkpoint, message in (
         ({"model_state_dict": {}}, "lacks 'actor_state_dict', it holds"),
         ({"student_state_dict": {}}, r"lacks '.*' of the actor"),
@@ -352,7 +345,7 @@ def test_checkpoints_that_do_not_fit_are_named_and_change_nothing():
     ):
         with pytest.raises(ValueError, match=message):
             algorithm.load(checkpoint, None, strict=True)
-        assert torch.equal(parameters_of(algorithm), before)
+        assert torch.equal(ppo_parameters_of(algorithm), before)
 
 
 def end_by_time(algorithm, final_obs):
@@ -435,12 +428,24 @@ def test_a_distilled_student_becomes_the_actor_while_the_critic_warms_up(std_typ
 
 
 def test_an_action_noise_that_is_no_parameter_is_refused():
-    actor = make_model(
-        "actor",
-        "lstm",
-        4,
-        seed=1,
-        distribution_cfg={"class_name": "HeteroscedasticGaussianDistribution"},
-    )
+    distribution = {"class_name": "HeteroscedasticGaussianDistribution"}
+    actor = make_model("actor", "lstm", 4, seed=1, distribution_cfg=distribution)
+    critic = make_model("critic", "mlp", 4, seed=2, output_dim=1, distribution_cfg=None)
+    storage = RolloutStorage("rl", 4, 6, make_obs(4), [ACTION_DIM], "cpu")
     with pytest.raises(NotImplementedError, match="HeteroscedasticGaussianDistribution has no"):
-        set_action_std(actor, 0.5)
+        TbpttPPO(actor, critic, storage, student_action_std=0.5)
+    TbpttPPO(actor, critic, storage)
+
+
+@pytest.mark.parametrize("models", ["lstm", "mlp"])
+def test_gradients_left_by_others_do_not_enter_the_update(models):
+    results = []
+    for left in (0.0, 100.0):
+        algorithm = make_ppo(TbpttPPO, 6, 4, models, models, shuffle_envs=False)
+        roll_out_ppo(algorithm, 0)
+        for model in (algorithm.actor, algorithm.critic):
+            for parameter in model.parameters():
+                parameter.grad = torch.full_like(parameter, left)
+        algorithm.update()
+        results.append(ppo_parameters_of(algorithm))
+    assert torch.equal(*results)

@@ -4,7 +4,7 @@ import inspect
 
 import pytest
 import torch
-from helpers import make_ppo, roll_out_ppo
+from helpers import make_ppo, ppo_parameters_of, roll_out_ppo
 from rsl_rl.algorithms import PPO
 from tolerances import PARITY_FLOAT32
 
@@ -18,19 +18,13 @@ RESTORES_CRITIC_STATE = "critic_hidden_state" in inspect.getsource(PPO.compute_r
 """rsl_rl before 5.5 lets the value call at the end of a rollout advance the critic's state."""
 
 
-def parameters_of(algorithm):
-    models = (algorithm.actor, algorithm.critic)
-    vectors = [torch.nn.utils.parameters_to_vector(model.parameters()) for model in models]
-    return torch.cat(vectors).detach().clone()
-
-
 def train(algorithm_class, *, updates=UPDATES, **kwargs):
     """Return the parameters, metrics and learning rate after some updates."""
     algorithm = make_ppo(algorithm_class, **kwargs)
     for seed in range(updates):
         roll_out_ppo(algorithm, seed)
         metrics = algorithm.update()
-    return parameters_of(algorithm), metrics, algorithm.learning_rate
+    return ppo_parameters_of(algorithm), metrics, algorithm.learning_rate
 
 
 @pytest.fixture
