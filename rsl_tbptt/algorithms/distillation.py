@@ -17,6 +17,7 @@ from rsl_tbptt.algorithms.checkpoints import check_matches, read_checkpoint, tea
 from rsl_tbptt.algorithms.guard import UpdateGuard, describe_non_finite, non_finite_message
 from rsl_tbptt.algorithms.options import DistillationOptions
 from rsl_tbptt.algorithms.replay import action_head, gaussian_head, make_replay
+from rsl_tbptt.algorithms.teacher_actions import draw_envs, scheduled_share
 from rsl_tbptt.core import distributed, hidden_state
 from rsl_tbptt.core.accumulate import accumulate_group
 from rsl_tbptt.core.hidden_state import HiddenState
@@ -31,7 +32,8 @@ class TbpttDistillation(Distillation):
     A drop-in: same constructor, storage, models, checkpoints and runner. ``update()`` replays the
     rollout with the current weights from the state the rollout started with, window by window, and
     steps the optimiser every ``update_length`` steps. Labels are those stored in the rollout, so a
-    recurrent teacher is never replayed and keeps its memory.
+    recurrent teacher is never replayed and keeps its memory. A share of the environments can act
+    with those labels (DAgger); the student runs forward in all of them.
     """
 
     def __init__(
@@ -89,6 +91,7 @@ class TbpttDistillation(Distillation):
         self._teacher_std = (
             torch.zeros_like(storage.privileged_actions) if self.options.loss_type == "kl" else None
         )
+        self._teacher_acts: torch.Tensor | None = None  # where, this rollout; None if never
         self._replay = make_replay(
             student,
             head=gaussian_head if self.options.loss_type in GAUSSIAN_ROLES else action_head,
@@ -111,25 +114,42 @@ class TbpttDistillation(Distillation):
         self._num_env_chunks = max(self.options.num_env_chunks, cache_blocks)
 
     def act(self, obs: TensorDict) -> torch.Tensor:
-        """Sample the student's actions and record the teacher's labels.
+        """Sample the student's actions, record the teacher's labels and choose who acts.
+
+        The student runs forward in every environment, so its state is continuous also where the
+        teacher acts. The environments of the teacher are drawn at the first step of a rollout.
 
         Args:
             obs: Observations of all environments, batch size (N,).
 
         Returns:
-            The student's actions, shape (N, A).
+            The actions to execute, shape (N, A): the teacher's label in the environments drawn for
+            it, elsewhere the student's sample.
         """
         if self.storage.step == 0:
-            self.last_hidden_states = (hidden_state.clone(self.student.get_hidden_state()), None)
+            self._start_rollout()
         if self._teacher_std is None:
-            return super().act(obs)
-        self.transition.observations = obs
-        actions = self.student(obs, stochastic_output=True).detach()
+            actions = super().act(obs)
+        else:
+            self.transition.observations = obs
+            actions = self.student(obs, stochastic_output=True).detach()
+            self.teacher(obs, stochastic_output=True)
+            self.transition.privileged_actions = self._raw_teacher.output_mean.detach()
+            self._teacher_std[self.storage.step].copy_(self._raw_teacher.output_std)
+        if self._teacher_acts is not None:
+            labels = self.transition.privileged_actions
+            assert labels is not None
+            actions = torch.where(self._teacher_acts, labels, actions)
         self.transition.actions = actions
-        self.teacher(obs, stochastic_output=True)
-        self.transition.privileged_actions = self._raw_teacher.output_mean.detach()
-        self._teacher_std[self.storage.step].copy_(self._raw_teacher.output_std)
         return actions
+
+    def _start_rollout(self) -> None:
+        """Keep the state the rollout starts with and draw where the teacher acts."""
+        self.last_hidden_states = (hidden_state.clone(self.student.get_hidden_state()), None)
+        share, last_update = self.options.teacher_action_share, self.options.teacher_action_updates
+        if share > 0:
+            share = scheduled_share(share, self.num_updates, last_update)
+            self._teacher_acts = draw_envs(share, self.storage.num_envs, self.device)
 
     def process_env_step(
         self,
@@ -162,13 +182,13 @@ class TbpttDistillation(Distillation):
         Returns:
             What the runner logs under ``Loss/``: ``behavior`` (mean per-sample loss), ``grad_norm``
             (mean over optimiser steps, before clipping), ``optimizer_steps``, ``flushed_steps``
-            (steps per epoch in a last, shorter group) and ``episode_start_rate``.
+            (steps per epoch in a last, shorter group), ``episode_start_rate`` and, where the option
+            is used, ``teacher_action_share`` (of the environments, in this rollout).
 
         Raises:
             ValueError: If a loss or gradient is NaN or inf. Parameters and optimiser are then as
                 before the update.
         """
-        self.num_updates += 1
         rollout, live_state = self._rollout(), self.student.get_hidden_state()
         guard = UpdateGuard(self.student.parameters(), self.optimizer)
         state, loss_sums, grad_norms = None, [], []
@@ -183,7 +203,8 @@ class TbpttDistillation(Distillation):
         metrics = self._metrics(rollout, torch.stack(loss_sums), torch.stack(grad_norms))
         if not all(math.isfinite(value) for value in metrics.values()):
             self._undo(guard, rollout, live_state)
-        self._finish(hidden_state.clear(state, rollout.dones[-1]))
+        self.num_updates += 1
+        self._finish(hidden_state.clear(state, self._dones()[-1]))
         return metrics
 
     def _rollout(self) -> Rollout:
@@ -193,7 +214,11 @@ class TbpttDistillation(Distillation):
             labels = (*labels, self._teacher_std)
         groups = getattr(self._raw_student, "obs_groups", self.storage.observations.keys())
         obs = self.storage.observations.select(*groups)
-        return Rollout(obs, labels, self.storage.dones.squeeze(-1).bool())
+        return Rollout.from_dones(obs, labels, self._dones())
+
+    def _dones(self) -> torch.Tensor:
+        """Return which episodes ended with which step, shape (T, N), bool."""
+        return self.storage.dones.squeeze(-1).bool()
 
     def _accumulate(
         self, group: Group, rollout: Rollout, state: HiddenState
@@ -221,15 +246,17 @@ class TbpttDistillation(Distillation):
         """Average the metrics on the device and fetch them in one transfer."""
         trained = sum(window.num_loss_steps for group in self._schedule for window in group)
         num_samples = self.num_learning_epochs * trained * rollout.num_envs
-        start_rate = rollout.dones.float().mean()
-        values = (loss_sums.sum() / num_samples, grad_norms.mean(), start_rate)
-        behavior, grad_norm, episode_start_rate = torch.stack(values).tolist()
+        means = {
+            "behavior": loss_sums.sum() / num_samples,
+            "grad_norm": grad_norms.mean(),
+            "episode_start_rate": self._dones().float().mean(),
+        }
+        if self._teacher_acts is not None:
+            means["teacher_action_share"] = self._teacher_acts.float().mean()
         return {
-            "behavior": behavior,
-            "grad_norm": grad_norm,
+            **dict(zip(means, torch.stack(list(means.values())).tolist(), strict=True)),
             "optimizer_steps": float(len(grad_norms)),
             "flushed_steps": float(trained % self._steps_per_group),
-            "episode_start_rate": episode_start_rate,
         }
 
     def _finish(self, state: HiddenState) -> None:
@@ -264,11 +291,19 @@ class TbpttDistillation(Distillation):
         gradients = [p.grad for p in self.student.parameters() if p.grad is not None]
         return all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
 
+    def save(self) -> dict:
+        """Return rsl_rl's checkpoint, with the number of updates added under "rsl_tbptt".
+
+        rsl_rl ignores that key, so the checkpoint loads there too.
+        """
+        return {**super().save(), "rsl_tbptt": {"num_updates": self.num_updates}}
+
     def load(self, loaded_dict: dict, load_cfg: dict | None, strict: bool) -> bool:
         """Load a checkpoint as rsl_rl does, after checking that all of it fits.
 
         A PPO checkpoint loads the teacher; a distillation checkpoint loads student, teacher,
-        optimiser and iteration.
+        optimiser and iteration. With the student comes its number of updates, 0 where rsl_rl wrote
+        the checkpoint, so that the schedule of ``teacher_action_share`` goes on.
 
         Args:
             loaded_dict: The checkpoint.
@@ -287,7 +322,10 @@ class TbpttDistillation(Distillation):
             check_matches(self._raw_teacher, state_dict, "teacher")
         if strict and wants.get("student"):
             check_matches(self._raw_student, loaded_dict["student_state_dict"], "student")
-        return super().load(loaded_dict, load_cfg, strict)
+        load_iteration = super().load(loaded_dict, load_cfg, strict)
+        if wants.get("student"):
+            self.num_updates = loaded_dict.get("rsl_tbptt", {}).get("num_updates", 0)
+        return load_iteration
 
     def _load_teacher(self, path: str) -> None:
         state_dict = teacher_state_dict(

@@ -3,39 +3,39 @@
 from __future__ import annotations
 
 import math
-import warnings
-from collections.abc import Mapping
 from itertools import chain
 from typing import Any
 
 import torch
 from rsl_rl.algorithms import PPO
+from rsl_rl.env import VecEnv
 from rsl_rl.models import MLPModel
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 from torch import nn
 
 from rsl_tbptt.algorithms.checkpoints import check_matches
+from rsl_tbptt.algorithms.curiosity import CuriosityTraining
+from rsl_tbptt.algorithms.fine_tuning import FineTuning, build_teacher
 from rsl_tbptt.algorithms.guard import UpdateGuard, describe_non_finite, non_finite_message
+from rsl_tbptt.algorithms.mini_batches import MiniBatches
 from rsl_tbptt.algorithms.options import PpoOptions
-from rsl_tbptt.algorithms.replay import action_head, make_replay, raw_head
-from rsl_tbptt.core import distributed, hidden_state, losses
-from rsl_tbptt.core.accumulate import Loss, Replay, accumulate_group
+from rsl_tbptt.algorithms.ppo_gradient import PpoGradient, PpoRollout, mean_and_scale
+from rsl_tbptt.algorithms.rsl_rl_versions import UPDATE_NORMALIZES, rnd_optimizer
+from rsl_tbptt.algorithms.time_outs import TimeOutValues, value_without_advancing
+from rsl_tbptt.core import distributed, hidden_state
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.returns import generalized_advantages
-from rsl_tbptt.core.rollout import Rollout
-from rsl_tbptt.core.scan import num_cache_blocks
-from rsl_tbptt.core.windows import tbptt_schedule
 
 
 class TbpttPPO(PPO):
     """rsl_rl's PPO with truncated BPTT for recurrent actors and critics.
 
     A drop-in: same constructor, storage, models, checkpoints and runner. A mini-batch is a set of
-    whole environments. Their rollout is replayed with the current weights from the state it started
-    with, window by window of ``gradient_length`` steps; the windows' gradients add up to one
-    optimiser step. Nothing is split or padded at dones. Feed-forward models see the rollout as
-    single steps, shuffled as in rsl_rl.
+    whole environments, replayed with the current weights from the state the rollout started with
+    (or of windows, see ``minibatch_unit``). The gradient is cut every ``gradient_length`` steps;
+    the windows' gradients add up to one optimiser step. Nothing is split or padded at dones.
+    Feed-forward models see the rollout as single steps, shuffled as in rsl_rl.
     """
 
     def __init__(
@@ -46,8 +46,8 @@ class TbpttPPO(PPO):
         *,
         device: str = "cpu",
         multi_gpu_cfg: dict | None = None,
-        rnd_cfg: None = None,
-        symmetry_cfg: None = None,
+        rnd_cfg: dict | None = None,
+        symmetry_cfg: dict | None = None,
         **options: Any,  # noqa: ANN401
     ) -> None:
         """Set up models, optimiser and schedule.
@@ -58,24 +58,19 @@ class TbpttPPO(PPO):
             storage: rsl_rl's rollout storage of type "rl".
             device: Device of the update.
             multi_gpu_cfg: rsl_rl's description of the processes, or None for one process.
-            rnd_cfg: Must be None.
-            symmetry_cfg: Must be None.
+            rnd_cfg: rsl_rl's description of random network distillation, or None.
+            symmetry_cfg: rsl_rl's description of symmetries, or None. Feed-forward models only.
             **options: Fields of :class:`PpoOptions`.
 
         Raises:
             ValueError: If an option is unknown, invalid or contradicts another.
-            NotImplementedError: If RND or symmetry is asked for, a model cannot be replayed, or
-                ``student_action_std`` has no parameter to set.
+            NotImplementedError: If symmetry is asked for with a recurrent model, a model cannot be
+                replayed, or ``student_action_std`` has no parameter to set.
         """
-        for name, cfg in (("rnd_cfg", rnd_cfg), ("symmetry_cfg", symmetry_cfg)):
-            if cfg is not None:
-                raise NotImplementedError(
-                    f"{name} is set, expected None: TbpttPPO lacks it so far; use rsl_rl's PPO."
-                )
         self.options = PpoOptions.parse(options)
-        if self.options.student_action_std is not None:
-            _std_parameter(actor)
         self._recurrent = actor.is_recurrent or critic.is_recurrent
+        if symmetry_cfg is not None:
+            self._check_symmetry()
         self.options.check_rollout(
             storage.num_transitions_per_env, storage.num_envs, self._recurrent
         )
@@ -98,36 +93,85 @@ class TbpttPPO(PPO):
             desired_kl=self.options.desired_kl,  # type: ignore[arg-type]
             normalize_advantage_per_mini_batch=self.options.normalize_advantage_per_mini_batch,
             device=device,
+            rnd_cfg=rnd_cfg,
+            symmetry_cfg=symmetry_cfg,
             multi_gpu_cfg=multi_gpu_cfg,
         )
+        self.use_mixed_precision = self.options.use_mixed_precision
         self._raw_actor, self._raw_critic = self.actor, self.critic  # rsl_rl 5.0 lacks them
-        self._start_states: tuple[HiddenState, HiddenState] = (None, None)
-        self._warned_of_approximation = False
-        self._critic_warmup_left = 0
-        operand_dtype = torch.bfloat16 if self.options.use_mixed_precision else None
-        shared = {"scan_engine": self.options.scan_engine, "operand_dtype": operand_dtype}
-        self._replay_actor = make_replay(actor, head=raw_head, **shared)
-        self._replay_critic = make_replay(critic, head=action_head, **shared)
-        self._plan_update()
+        self._states: list[tuple[HiddenState, HiddenState]] = []
+        self._values_beyond = TimeOutValues()
+        self._fine_tuning = FineTuning(actor, self.options)
+        self._gradient = PpoGradient(actor, critic, self.options, device)
+        self._curiosity: CuriosityTraining | None = None
+        if self.rnd:
+            bucket_mb = self.options.grad_reduce_bucket_mb
+            self._curiosity = CuriosityTraining(self.rnd, rnd_optimizer(self), bucket_mb)
+        self._mini_batches = self._plan_mini_batches()
 
-    def _plan_update(self) -> None:
-        """Fix the windows, the samples of each mini-batch over all processes, and the chunks."""
+    def _check_symmetry(self) -> None:
+        """Check that symmetry can be left to rsl_rl's own update.
+
+        Raises:
+            NotImplementedError: If a model is recurrent.
+            ValueError: If an option is set that rsl_rl's update lacks.
+        """
+        if self._recurrent:
+            raise NotImplementedError(
+                "symmetry_cfg is set, expected None with a recurrent actor or critic: a mirrored"
+                " sample needs the hidden state of a mirrored episode, which nobody has lived."
+            )
+        self.options.check_symmetry()
+
+    def _plan_mini_batches(self) -> MiniBatches:
         num_steps, num_envs = self.storage.num_transitions_per_env, self.storage.num_envs
         if not self._recurrent:
             num_steps, num_envs = 1, num_steps * num_envs
-        gradient_length = self.options.gradient_length or num_steps
-        (self._group,) = tbptt_schedule(num_steps, gradient_length, update_length=num_steps)
-        shares = torch.arange(num_envs).tensor_split(self.num_mini_batches)
-        self._num_samples = [
-            distributed.sum_over_ranks(num_steps * len(share), self.device) for share in shares
-        ]
-        self._num_env_chunks = self.options.num_env_chunks
-        if self._recurrent:  # 256 environments fill a cache with their windows, not as single steps
-            cache_blocks = num_cache_blocks(len(shares[0]), torch.device(self.device))
-            self._num_env_chunks = max(self._num_env_chunks, cache_blocks)
+        return MiniBatches(
+            num_steps,
+            num_envs,
+            self.num_mini_batches,
+            gradient_length=self.options.gradient_length or num_steps,
+            unit=self.options.minibatch_unit,
+            burn_in_length=self.options.burn_in_length,
+            shuffle=self.options.shuffle_envs,
+            device=self.device,
+        )
+
+    @staticmethod
+    def construct_algorithm(obs: TensorDict, env: VecEnv, cfg: dict, device: str) -> PPO:
+        """Build models, storage and algorithm from the runner's config, as rsl_rl does.
+
+        Args:
+            obs: Observations of the environment.
+            env: The environment.
+            cfg: The runner's config. ``cfg["algorithm"]["teacher_cfg"]`` may describe the teacher's
+                model, on observation set "teacher".
+            device: Device of the update.
+
+        Returns:
+            The algorithm.
+        """
+        pulls = cfg["algorithm"].get("teacher_cfg") is not None
+        teacher = build_teacher(obs, env, cfg, device) if pulls else None
+        algorithm = PPO.construct_algorithm(obs, env, cfg, device)
+        if teacher is not None:
+            algorithm.set_teacher(teacher)  # type: ignore[attr-defined]
+        return algorithm
+
+    def set_teacher(self, teacher: MLPModel) -> None:
+        """Set the model of the teacher whose parameters the student's checkpoint will bring.
+
+        Args:
+            teacher: The model, untrained.
+
+        Raises:
+            NotImplementedError: If its distribution is not of the actor's kind.
+        """
+        self._fine_tuning.set_teacher(teacher)
 
     def act(self, obs: TensorDict) -> torch.Tensor:
-        """Sample actions and record what the update needs; hidden states once per rollout.
+        """Sample actions and record what the update needs; no hidden state it does not.
 
         Args:
             obs: Observations of all environments, batch size (N,).
@@ -135,18 +179,21 @@ class TbpttPPO(PPO):
         Returns:
             Actions, shape (N, A).
         """
-        if self.storage.step == 0:
-            self._start_states = (
-                hidden_state.clone(self.actor.get_hidden_state()),
-                hidden_state.clone(self.critic.get_hidden_state()),
-            )
+        step = self.storage.step
+        if step == 0:
+            self._states.clear()
+        if step in self._mini_batches.state_steps:
+            models = (self.actor, self.critic)
+            actor, critic = (hidden_state.clone(model.get_hidden_state()) for model in models)
+            self._states.append((actor, critic))
+        self._fine_tuning.observe(obs, step)
         actions = super().act(obs)
         self.transition.hidden_states = (None, None)
         return actions
 
     def process_env_step(
         self,
-        obs: TensorDict,  # noqa: ARG002
+        obs: TensorDict,
         rewards: torch.Tensor,
         dones: torch.Tensor,
         extras: dict[str, Any],
@@ -158,7 +205,7 @@ class TbpttPPO(PPO):
         rollout saw.
 
         Args:
-            obs: Next observations, unused.
+            obs: Next observations; RND's reward comes from them.
             rewards: Rewards, shape (N,).
             dones: Which episodes ended with this step, shape (N,).
             extras: May hold "time_outs", shape (N,): which of them ended by time alone; and
@@ -166,38 +213,18 @@ class TbpttPPO(PPO):
         """
         self.transition.rewards = rewards.clone()
         self.transition.dones = dones
+        if self.rnd:
+            self.intrinsic_rewards = self.rnd.get_intrinsic_reward(obs)
+            self.transition.rewards += self.intrinsic_rewards
         if "time_outs" in extras:
-            values = self._values_beyond(extras.get("final_obs"))
+            values: torch.Tensor = self.transition.values  # type: ignore[assignment]
+            values = self._values_beyond(self.critic, values, extras.get("final_obs"))
             time_outs = extras["time_outs"].to(self.device).bool()
             self.transition.rewards += self.gamma * torch.where(time_outs, values, 0.0)
         self.storage.add_transition(self.transition)
         self.transition.clear()
-        self.actor.reset(dones)
-        self.critic.reset(dones)
-
-    def _values_beyond(self, final_obs: Mapping[str, torch.Tensor] | None) -> torch.Tensor:
-        """Return the value of going on after this step, shape (N,), from the critic's live state.
-
-        Without final observations it is approximated by the value before the step, as in rsl_rl.
-        """
-        if final_obs is None:
-            self._warn_of_approximation()
-            return self.transition.values.squeeze(-1)  # type: ignore[union-attr]
-        obs = TensorDict(dict(final_obs), batch_size=[self.storage.num_envs]).to(self.device)
-        state = self.critic.get_hidden_state()
-        values = self.critic(obs).detach().squeeze(-1)
-        self.critic.reset(hidden_state=state)
-        return values
-
-    def _warn_of_approximation(self) -> None:
-        if not self._warned_of_approximation:
-            self._warned_of_approximation = True
-            warnings.warn(
-                "Time-outs are bootstrapped with the value before the last step, because the"
-                " environment gives no extras['final_obs']. In Isaac Lab 3.0 turn it on with"
-                " env.compute_final_obs=true.",
-                stacklevel=4,
-            )
+        for model in (self.actor, self.critic, self._fine_tuning):
+            model.reset(dones)
 
     def compute_returns(self, obs: TensorDict) -> None:
         """Compute advantages and returns; the value call at the end advances no state.
@@ -206,9 +233,7 @@ class TbpttPPO(PPO):
             obs: Observations after the last step, batch size (N,).
         """
         storage = self.storage
-        state = self.critic.get_hidden_state()
-        last_values = self.critic(obs).detach().squeeze(-1)
-        self.critic.reset(hidden_state=state)
+        last_values = value_without_advancing(self.critic, obs)
         advantages = generalized_advantages(
             storage.rewards.squeeze(-1),
             storage.values.squeeze(-1),
@@ -220,7 +245,8 @@ class TbpttPPO(PPO):
         # In place: the runner calls this in inference mode, whose new tensors autograd refuses.
         storage.returns.copy_(advantages + storage.values)
         if not self.normalize_advantage_per_mini_batch:
-            advantages = _normalize(advantages)
+            mean, scale = mean_and_scale(advantages)
+            advantages = (advantages - mean) / scale
         storage.advantages.copy_(advantages)
 
     def update(self) -> dict[str, float]:
@@ -229,129 +255,50 @@ class TbpttPPO(PPO):
         Returns:
             What the runner logs under ``Loss/``: ``value``, ``surrogate`` and ``entropy`` (means
             per sample over all epochs), ``kl`` (mean KL divergence from the policy that acted),
-            ``actor_grad_norm`` and ``critic_grad_norm`` (before clipping) and
-            ``episode_start_rate``.
+            ``actor_grad_norm`` and ``critic_grad_norm`` (before clipping), ``episode_start_rate``,
+            and where they are used ``rnd``, ``kl_coef`` and ``teacher_kl_coef``. With symmetry,
+            what rsl_rl returns.
 
         Raises:
             ValueError: If a loss or gradient is NaN or inf. Parameters and optimiser are then as
                 before the update.
         """
-        guard, learning_rate = UpdateGuard(self._parameters(), self.optimizer), self.learning_rate
-        actor_rollout, critic_rollout = self._rollouts(slice(None))
-        steps = []
-        for _ in range(self.num_learning_epochs):
-            mini_batches = self._mini_batches(actor_rollout.num_envs)
-            for envs, num_samples in zip(mini_batches, self._num_samples, strict=True):
-                self.optimizer.zero_grad()
-                actor_state, critic_state = (
-                    hidden_state.select_envs(state, envs) for state in self._start_states
-                )
-                actor_sums = self._accumulate_actor(
-                    actor_rollout.envs(envs), actor_state, num_samples
-                )
-                if self._critic_warmup_left > 0:
-                    self._raw_actor.zero_grad()  # the optimiser passes over it
-                critic_sums = self._accumulate_critic(
-                    critic_rollout.envs(envs), critic_state, num_samples
-                )
-                means = torch.cat((critic_sums, actor_sums)) / num_samples
-                steps.append(self._optimizer_step(means))
-        metrics = self._metrics(torch.stack(steps))
+        guards, learning_rate = self._guards(), self.learning_rate
+        kl_coef = self._gradient.policy_loss.kl_coef
+        metrics = super().update() if self.symmetry else self._train()
         if not all(math.isfinite(value) for value in metrics.values()):
-            self.learning_rate = learning_rate
-            self._undo(guard)
+            self.learning_rate, self._gradient.policy_loss.kl_coef = learning_rate, kl_coef
+            self._undo(guards)
         self._finish()
         return metrics
 
-    def _rollouts(self, envs: slice) -> tuple[Rollout, Rollout]:
-        """View some environments of the storage as the actor's and the critic's rollout.
+    def _guards(self) -> list[UpdateGuard]:
+        guards = [UpdateGuard(self._parameters(), self.optimizer)]
+        return [*guards, self._curiosity.guard()] if self._curiosity else guards
 
-        Without memory in either, as single steps: mini-batches then mix steps as rsl_rl's do.
-        """
-        storage = self.storage
-        assert storage.distribution_params is not None
-        actor_labels = (
-            storage.actions,
-            storage.actions_log_prob.squeeze(-1),
-            storage.advantages.squeeze(-1),
-            *storage.distribution_params,
-        )
-        critic_labels = (storage.returns, storage.values)
-        dones = storage.dones.squeeze(-1).bool()
-        actor_obs = storage.observations.select(*self._raw_actor.obs_groups)
-        critic_obs = storage.observations.select(*self._raw_critic.obs_groups)
-        actor = Rollout(actor_obs, actor_labels, dones).envs(envs)
-        critic = Rollout(critic_obs, critic_labels, dones).envs(envs)
-        if self._recurrent:
-            return actor, critic
-        return actor.as_single_steps(), critic.as_single_steps()
+    def _train(self) -> dict[str, float]:
+        """Go through all epochs and mini-batches; return the metrics."""
+        rollout, teacher_coef = self._rollout(), self._fine_tuning.teacher_coef
+        steps = []
+        for _ in range(self.num_learning_epochs):
+            for mini_batch in self._mini_batches.draw():
+                self.optimizer.zero_grad()
+                sums = self._gradient.accumulate(mini_batch, rollout, teacher_coef)
+                if self._fine_tuning.holds_actor:
+                    self._raw_actor.zero_grad()  # the optimiser passes over it
+                seen = self._optimizer_step(sums / mini_batch.num_samples)
+                if self._curiosity:
+                    chunks = self.options.num_env_chunks
+                    rnd = self._curiosity.step(rollout.all_groups, mini_batch, chunks)
+                    seen = torch.cat((seen, rnd))
+                steps.append(seen)
+        return self._metrics(torch.stack(steps))
 
-    def _mini_batches(self, num_envs: int) -> tuple[torch.Tensor, ...]:
-        """Split the environments into mini-batches; every environment is in one of them."""
-        order = torch.randperm if self.options.shuffle_envs else torch.arange
-        return order(num_envs, device=self.device).tensor_split(self.num_mini_batches)
-
-    def _accumulate_actor(
-        self, rollout: Rollout, state: HiddenState, num_samples: int
-    ) -> torch.Tensor:
-        """Add the actor's gradient; return the sums of surrogate, entropy and KL. Shape: (3,)."""
-        sums: list[torch.Tensor] = []
-        if self.normalize_advantage_per_mini_batch:
-            actions, old_log_prob, advantages, *old_params = rollout.labels
-            labels = (actions, old_log_prob, _normalize(advantages), *old_params)
-            rollout = Rollout(rollout.obs, labels, rollout.dones)
-
-        def loss(
-            mlp_output: torch.Tensor,
-            actions: torch.Tensor,
-            old_log_prob: torch.Tensor,
-            advantages: torch.Tensor,
-            *old_params: torch.Tensor,
-        ) -> losses.LossSum:
-            actor = self._raw_actor
-            actor.distribution.update(mlp_output)  # type: ignore[union-attr]
-            surrogate, count = losses.clipped_surrogate(
-                actor.get_output_log_prob(actions),
-                old_log_prob,
-                advantages,
-                self.clip_param,
-                self.options.clip_param_high or self.clip_param,
-            )
-            entropy = actor.output_entropy.sum()
-            with torch.no_grad():
-                kl = actor.get_kl_divergence(old_params, actor.output_distribution_params).sum()
-            sums.append(torch.stack((surrogate.detach(), entropy.detach(), kl)))
-            return surrogate - self.entropy_coef * entropy, count
-
-        self._accumulate(rollout, state, self._replay_actor, loss, num_samples)
-        return torch.stack(sums).sum(0)
-
-    def _accumulate_critic(
-        self, rollout: Rollout, state: HiddenState, num_samples: int
-    ) -> torch.Tensor:
-        """Add the critic's gradient; return the sum of the value loss. Shape: (1,)."""
-        sums: list[torch.Tensor] = []
-
-        def loss(*values_and_labels: torch.Tensor) -> losses.LossSum:
-            clip = self.clip_param if self.use_clipped_value_loss else None
-            value_loss, count = losses.value_error(*values_and_labels, clip=clip)
-            sums.append(value_loss.detach())
-            return self.value_loss_coef * value_loss, count
-
-        self._accumulate(rollout, state, self._replay_critic, loss, num_samples)
-        return torch.stack(sums).sum(0, keepdim=True)
-
-    def _accumulate(
-        self,
-        rollout: Rollout,
-        state: HiddenState,
-        replay: Replay,
-        loss: Loss,
-        num_samples: int,
-    ) -> None:
-        accumulate_group(
-            self._group, rollout, state, replay, loss, num_samples, self._num_env_chunks
-        )
+    def _rollout(self) -> PpoRollout:
+        """View the storage as a rollout that begins with the stored states."""
+        actor, critic = map(hidden_state.concatenate_envs, zip(*self._states, strict=True))
+        teacher_params = self._fine_tuning.teacher_params()
+        return self._gradient.rollout(self.storage, (actor, critic), teacher_params)
 
     def _optimizer_step(self, means: torch.Tensor) -> torch.Tensor:
         """Follow the KL divergence with the learning rate, clip actor and critic, step once.
@@ -364,7 +311,7 @@ class TbpttPPO(PPO):
         """
         means = distributed.sum_tensor_over_ranks(means)
         self.reduce_parameters()
-        if self.schedule == "adaptive" and self.desired_kl and self._critic_warmup_left == 0:
+        if self.schedule == "adaptive" and self.desired_kl and not self._fine_tuning.holds_actor:
             self._adapt_learning_rate(means[3].item())
         norms = [
             nn.utils.clip_grad_norm_(model.parameters(), self.max_grad_norm).to(self.device)
@@ -384,7 +331,10 @@ class TbpttPPO(PPO):
 
     def reduce_parameters(self) -> None:
         """Sum the gradients over processes; the divisor already counts all of them."""
-        distributed.sum_gradients(self._parameters(), self.options.grad_reduce_bucket_mb)
+        if self.symmetry:  # rsl_rl's own update, which averages
+            super().reduce_parameters()
+        else:
+            distributed.sum_gradients(self._parameters(), self.options.grad_reduce_bucket_mb)
 
     def _parameters(self) -> list[nn.Parameter]:
         """Return all parameters; those of a shared encoder once."""
@@ -392,29 +342,39 @@ class TbpttPPO(PPO):
         return list(dict.fromkeys(both))
 
     def _metrics(self, steps: torch.Tensor) -> dict[str, float]:
-        """Average over optimiser steps, shape (S, 6), and fetch the metrics in one transfer."""
-        names = ("value", "surrogate", "entropy", "kl", "actor_grad_norm", "critic_grad_norm")
+        """Average over optimiser steps, shape (S, 6 or 7), and fetch the metrics at once."""
+        names = ["value", "surrogate", "entropy", "kl", "actor_grad_norm", "critic_grad_norm"]
+        if self._curiosity:
+            names.append("rnd")
         rate = self.storage.dones.float().mean().view(1)
-        values = torch.cat((steps.mean(0), rate)).tolist()
-        return dict(zip((*names, "episode_start_rate"), values, strict=True))
+        kl_of_last_epoch = steps[-self.num_mini_batches :, 3].mean().view(1)
+        *values, rate, kl = torch.cat((steps.mean(0), rate, kl_of_last_epoch)).tolist()
+        metrics = {**dict(zip(names, values, strict=True)), "episode_start_rate": rate}
+        if self.options.policy_loss == "kl_penalty":
+            metrics["kl_coef"] = self._gradient.policy_loss.kl_coef
+            self._gradient.policy_loss.adapt(kl)
+        if self.options.teacher_kl_coef > 0:
+            metrics["teacher_kl_coef"] = self._fine_tuning.teacher_coef
+        return metrics
 
     def _finish(self) -> None:
-        """Update the normalisers, count the critic's warm-up down and clear the storage."""
-        obs = self.storage.observations.flatten(0, 1)
-        self.critic.update_normalization(obs)
-        if self._critic_warmup_left > 0:
-            self._critic_warmup_left -= 1
-        else:
-            self.actor.update_normalization(obs)
+        """Update the normalisers, count the updates since a student came, clear the storage."""
+        models = [self.critic, None if self._fine_tuning.holds_actor else self.actor, self.rnd]
+        if not (self.symmetry and UPDATE_NORMALIZES):
+            for obs in self.storage.observations:  # step by step: no copy of the whole rollout
+                for model in filter(None, models):
+                    model.update_normalization(obs)
+        self._fine_tuning.count_update()
         self.storage.clear()
 
-    def _undo(self, guard: UpdateGuard) -> None:
+    def _undo(self, guards: list[UpdateGuard]) -> None:
         """Restore what was before the update, drop the rollout and raise with the reason.
 
         Raises:
             ValueError: Always.
         """
-        guard.restore()
+        for guard in guards:
+            guard.restore()
         storage = self.storage
         named = {"rewards": storage.rewards, "values": storage.values, "actions": storage.actions}
         source = describe_non_finite(storage.observations, named, self._gradient_is_finite)
@@ -427,20 +387,28 @@ class TbpttPPO(PPO):
     def _gradient_is_finite(self, envs: slice) -> bool:
         """Return whether the current parameters' gradient on some environments is finite."""
         self.optimizer.zero_grad()
-        actor_rollout, critic_rollout = self._rollouts(envs)
-        actor_state, critic_state = (
-            hidden_state.select_envs(state, envs) for state in self._start_states
-        )
-        self._accumulate_actor(actor_rollout, actor_state, 1)
-        self._accumulate_critic(critic_rollout, critic_state, 1)
+        num_steps = 1 if self._recurrent else self.storage.num_transitions_per_env
+        indices = torch.arange(num_steps * self.storage.num_envs, device=self.device)
+        chosen = indices.view(num_steps, -1)[:, envs].flatten()
+        mini_batch = self._mini_batches.of_envs(chosen)
+        self._gradient.accumulate(mini_batch, self._rollout(), self._fine_tuning.teacher_coef)
         gradients = [p.grad for p in self._parameters() if p.grad is not None]
         return all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
+
+    def save(self) -> dict[str, Any]:
+        """Return what a checkpoint holds: rsl_rl's, and this algorithm's own under "rsl_tbptt"."""
+        own = {
+            "kl_coef": self._gradient.policy_loss.kl_coef,
+            "fine_tuning": self._fine_tuning.state_dict(),
+        }
+        return super().save() | {"rsl_tbptt": own}
 
     def load(self, loaded_dict: dict, load_cfg: dict | None, strict: bool) -> bool:
         """Load a PPO checkpoint as rsl_rl does, after checking that all of it fits.
 
         A distillation checkpoint makes its student the actor, normaliser and distribution included,
-        with the action noise ``student_action_std``; the critic is warmed up first.
+        with the action noise ``student_action_std``; the critic is warmed up first. Its teacher is
+        what ``teacher_kl_coef`` pulls towards.
 
         Args:
             loaded_dict: The checkpoint.
@@ -454,7 +422,8 @@ class TbpttPPO(PPO):
             ValueError: If the parameters do not fit. Nothing is changed then.
         """
         if "student_state_dict" in loaded_dict:
-            return self._continue_student(loaded_dict["student_state_dict"], strict)
+            self._fine_tuning.start(loaded_dict, strict)
+            return False
         for role, model in (("actor", self._raw_actor), ("critic", self._raw_critic)):
             if load_cfg is not None and not load_cfg.get(role):
                 continue
@@ -466,42 +435,9 @@ class TbpttPPO(PPO):
                 )
             if strict:
                 check_matches(model, loaded_dict[key], role)
+        own = loaded_dict.get("rsl_tbptt", {})
+        self._fine_tuning.load_state_dict(own.get("fine_tuning", {}))
         load_iteration = super().load(loaded_dict, load_cfg, strict)
         self.learning_rate = self.optimizer.param_groups[0]["lr"]  # rsl_rl 5.0 leaves it
+        self._gradient.policy_loss.kl_coef = own.get("kl_coef", self.options.kl_penalty_coef)
         return load_iteration
-
-    def _continue_student(self, state_dict: Mapping[str, torch.Tensor], strict: bool) -> bool:
-        """Make a distilled student the actor; return that the iteration starts at 0.
-
-        Raises:
-            ValueError: If it does not fit the actor. Nothing is changed then.
-        """
-        if strict:
-            check_matches(self._raw_actor, state_dict, "actor")
-        self._raw_actor.load_state_dict(state_dict, strict=strict)
-        std = self.options.student_action_std
-        if std is not None:
-            name, parameter = _std_parameter(self._raw_actor)
-            parameter.data.fill_(math.log(std) if name.startswith("log") else std)
-        self._critic_warmup_left = self.options.critic_warmup_iterations
-        return False
-
-
-def _std_parameter(actor: MLPModel) -> tuple[str, nn.Parameter]:
-    """Return name and parameter, shape (A,), of the actions' (log) standard deviation.
-
-    Raises:
-        NotImplementedError: If it is not a parameter of its own.
-    """
-    if actor.distribution is not None:
-        for name, parameter in actor.distribution.named_parameters():
-            if name in ("std_param", "log_std_param"):
-                return name, parameter
-    raise NotImplementedError(
-        f"student_action_std is set, but the actor's {type(actor.distribution).__name__} has no"
-        " standard deviation of its own: use a GaussianDistribution or leave it at None."
-    )
-
-
-def _normalize(advantages: torch.Tensor) -> torch.Tensor:
-    return (advantages - advantages.mean()) / (advantages.std() + 1e-8)

@@ -15,7 +15,7 @@ import torch
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.losses import LossSum
-from rsl_tbptt.core.rollout import Rollout
+from rsl_tbptt.core.rollout import Rollout, Stretches
 from rsl_tbptt.core.windows import Group, Window
 
 Replay = Callable[[Any, HiddenState, torch.Tensor], tuple[tuple[torch.Tensor, ...], HiddenState]]
@@ -28,18 +28,18 @@ Loss = Callable[..., LossSum]
 
 def accumulate_group(
     group: Group,
-    rollout: Rollout,
+    rollout: Rollout | Stretches,
     state: HiddenState,
     replay: Replay,
     loss: Loss,
-    divisor: float,
+    divisor: float | torch.Tensor,
     num_env_chunks: int = 1,
 ) -> tuple[HiddenState, torch.Tensor]:
     """Add the gradient of one optimiser step's loss to the parameters' ``.grad``.
 
     Args:
         group: Windows of the optimiser step, in time order.
-        rollout: The rollout.
+        rollout: The rollout, or stretches of one.
         state: State before the first window, shape (L, N, H) or a pair.
         replay: Runs the model over a window.
         loss: The loss.
@@ -51,18 +51,19 @@ def accumulate_group(
         losses (scalar, detached, on the device).
     """
     chunks = env_chunks(rollout.num_envs, num_env_chunks)
-    total = torch.zeros((), device=rollout.dones.device)
+    losses = []
     for window in group:
         carried = []
         for envs in chunks:
-            chunk, chunk_state = rollout.envs(envs), hidden_state.select_envs(state, envs)
+            piece = rollout.envs(envs).steps(window.start, window.stop)
             with torch.set_grad_enabled(window.num_loss_steps > 0):
-                outputs, next_state = _forward(window, chunk, chunk_state, replay)
+                chunk_state = hidden_state.select_envs(state, envs)
+                outputs, next_state = _forward(window, piece, chunk_state, replay)
             if window.num_loss_steps > 0:
-                total = total + _backward(window, chunk, outputs, loss, divisor)
+                losses.append(_backward(window, piece, outputs, loss, divisor))
             carried.append(next_state)
         state = hidden_state.concatenate_envs(carried)
-    return state, total
+    return state, torch.stack(losses).sum() if losses else torch.zeros(())
 
 
 def env_chunks(num_envs: int, num_chunks: int) -> list[slice]:
@@ -73,30 +74,31 @@ def env_chunks(num_envs: int, num_chunks: int) -> list[slice]:
 
 
 def _forward(
-    window: Window, rollout: Rollout, state: HiddenState, replay: Replay
+    window: Window, piece: Rollout, state: HiddenState, replay: Replay
 ) -> tuple[tuple[torch.Tensor, ...], HiddenState]:
-    """Run a window; return its outputs and the detached state before step ``window.carry``."""
-    episode_starts = rollout.episode_starts
-    pieces, carried = [], state
-    for first, last in ((window.start, window.carry), (window.carry, window.stop)):
+    """Run a window's steps; return its outputs and the detached state before ``window.carry``."""
+    carry, stop = window.carry - window.start, window.stop - window.start
+    outputs_of_parts, carried = [], state
+    for first, last in ((0, carry), (carry, stop)):
         if first < last:
-            outputs, state = replay(rollout.obs[first:last], state, episode_starts[first:last])
-            pieces.append(outputs)
-        if last == window.carry:
+            part = piece.steps(first, last)
+            outputs, state = replay(part.obs, state, part.episode_starts)
+            outputs_of_parts.append(outputs)
+        if last == carry:
             carried = hidden_state.detach(state)
-    return tuple(torch.cat(parts) for parts in zip(*pieces, strict=True)), carried
+    return tuple(torch.cat(parts) for parts in zip(*outputs_of_parts, strict=True)), carried
 
 
 def _backward(
     window: Window,
-    rollout: Rollout,
+    piece: Rollout,
     outputs: tuple[torch.Tensor, ...],
     loss: Loss,
-    divisor: float,
+    divisor: float | torch.Tensor,
 ) -> torch.Tensor:
     """Backpropagate the loss of the window's newest steps; return its detached sum."""
-    newest = tuple(output[window.loss_start - window.start :] for output in outputs)
-    labels = tuple(label[window.loss_start : window.stop] for label in rollout.labels)
-    loss_sum, _ = loss(*newest, *labels)
+    first = window.loss_start - window.start
+    newest = tuple(output[first:] for output in outputs)
+    loss_sum, _ = loss(*newest, *(label[first:] for label in piece.labels))
     (loss_sum / divisor).backward()
     return loss_sum.detach()

@@ -60,11 +60,16 @@ def select_envs(state: HiddenState, envs: slice | torch.Tensor) -> HiddenState:
 
 
 def concatenate_envs(states: Sequence[HiddenState]) -> HiddenState:
-    """Join states of consecutive environments, the inverse of ``select_envs``."""
-    first = states[0]
+    """Join states of consecutive environments, the inverse of ``select_envs``.
+
+    Where only some are None, these are zeros of the others' size.
+    """
+    first = next((state for state in states if state is not None), None)
     if len(states) == 1 or first is None:
         return first
-    joined = [torch.cat(parts, dim=1) for parts in zip(*map(as_tensors, states), strict=True)]
+    zeros = apply(torch.zeros_like, first)
+    known = [as_tensors(zeros if state is None else state) for state in states]
+    joined = [torch.cat(parts, dim=1) for parts in zip(*known, strict=True)]
     return (joined[0], joined[1]) if isinstance(first, tuple) else joined[0]
 
 

@@ -1,7 +1,8 @@
-"""Losses as (sum, count): pure functions whose sums add up over windows, chunks and processes.
+"""Losses: pure functions whose sums add up over windows, chunks and processes.
 
-A sample is one robot-step. The divisor is chosen by the caller, once for the whole optimiser step.
-Shapes: ``(..., A)`` with any leading shape and A actions.
+A sample is one robot-step. Behaviour losses return (sum, count); PPO's return one loss per sample,
+because PPO may weigh samples by their episode. The divisor is chosen by the caller, once for the
+whole optimiser step. Shapes: ``(..., A)`` with any leading shape and A actions.
 """
 
 import math
@@ -46,7 +47,8 @@ def clipped_surrogate(
     advantages: torch.Tensor,
     clip_low: float,
     clip_high: float,
-) -> LossSum:
+    dual_clip: float | None = None,
+) -> torch.Tensor:
     """PPO's clipped surrogate loss, Schulman et al. (2017), equation 7. Arguments: (...).
 
     Args:
@@ -55,13 +57,41 @@ def clipped_surrogate(
         advantages: Advantages.
         clip_low: How far the probability ratio may fall below 1.
         clip_high: How far it may rise above 1; larger than ``clip_low`` for an asymmetric clip.
+        dual_clip: Where the advantage is negative, the loss is at most this multiple of its size,
+            so that one improbable action cannot dominate: Ye et al. (2020), "Mastering complex
+            control in MOBA games with deep reinforcement learning", equation 5. None is off.
 
     Returns:
-        Sum of the losses, and the number of samples.
+        Per-sample losses. Shape: (...).
     """
     ratio = (log_prob - old_log_prob).exp()
     clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
-    return torch.max(-advantages * ratio, -advantages * clipped).sum(), advantages.numel()
+    loss = torch.max(-advantages * ratio, -advantages * clipped)
+    if dual_clip is None:
+        return loss
+    return torch.where(advantages < 0, torch.min(loss, -dual_clip * advantages), loss)
+
+
+def penalized_surrogate(
+    log_prob: torch.Tensor,
+    old_log_prob: torch.Tensor,
+    advantages: torch.Tensor,
+    kl: torch.Tensor,
+    kl_coef: float,
+) -> torch.Tensor:
+    """PPO's surrogate loss with KL penalty, Schulman et al. (2017), equation 8. Arguments: (...).
+
+    Args:
+        log_prob: Log-probability of the action under the current policy.
+        old_log_prob: The same under the policy that acted.
+        advantages: Advantages.
+        kl: KL divergence of the current policy from the one that acted.
+        kl_coef: Weight of ``kl``.
+
+    Returns:
+        Per-sample losses. Shape: (...).
+    """
+    return kl_coef * kl - advantages * (log_prob - old_log_prob).exp()
 
 
 def value_error(
@@ -69,7 +99,7 @@ def value_error(
     returns: torch.Tensor,
     old_values: torch.Tensor,
     clip: float | None,
-) -> LossSum:
+) -> torch.Tensor:
     """Squared error of the value, at least that of the value clipped around the old one.
 
     Args:
@@ -79,13 +109,13 @@ def value_error(
         clip: How far a value may move from the old one before it stops improving; None is off.
 
     Returns:
-        Sum of the losses, and the number of samples.
+        Per-sample losses. Shape: (...).
     """
     error = (values - returns).square()
-    if clip is not None:
-        clipped = old_values + (values - old_values).clamp(-clip, clip)
-        error = torch.max(error, (clipped - returns).square())
-    return error.sum(), error.numel()
+    if clip is None:
+        return error
+    clipped = old_values + (values - old_values).clamp(-clip, clip)
+    return torch.max(error, (clipped - returns).square())
 
 
 def from_function(

@@ -6,7 +6,7 @@ field reaches the algorithm's constructor as a keyword argument of the same name
 
 from __future__ import annotations
 
-from typing import Literal
+from typing import Any, Literal
 
 try:
     from isaaclab.utils import configclass
@@ -77,6 +77,16 @@ class TbpttDistillationAlgorithmCfg(RslRlDistillationAlgorithmCfg):
     With it ``--checkpoint`` is not needed; a checkpoint given there is loaded afterwards and wins.
     """
 
+    teacher_action_share: float = 0.0
+    """Share of the environments, from 0 to 1, that act with the teacher's action (DAgger).
+
+    It holds at the start of training. The environments are drawn anew for every rollout; labels are
+    the teacher's everywhere.
+    """
+
+    teacher_action_updates: int | None = None
+    """Updates over which ``teacher_action_share`` falls linearly to 0; None keeps it constant."""
+
     max_grad_norm: float | None = 1.0
     """Norm the gradient is clipped to before each optimiser step; None does not clip."""
 
@@ -115,17 +125,54 @@ class TbpttPpoAlgorithmCfg(RslRlPpoAlgorithmCfg):
     gradient_length: int | None = None
     """Steps the gradient flows back, in environment steps. None means the whole rollout."""
 
+    minibatch_unit: Literal["env", "window"] = "env"
+    """What mini-batches consist of.
+
+    ``"env"`` takes whole environments, replayed from the rollout's start with the current weights;
+    ``"window"`` takes windows of ``gradient_length`` steps, each from the state stored before it.
+    """
+
+    burn_in_length: int = 0
+    """Steps replayed without gradient before each window with ``minibatch_unit="window"``."""
+
     num_env_chunks: int = 1
     """Parts a mini-batch is split into for each backward pass: less memory, the same gradient."""
 
     shuffle_envs: bool = True
-    """Whether every epoch draws the environments of its mini-batches anew."""
+    """Whether every epoch draws the environments or windows of its mini-batches anew."""
+
+    loss_reduction: Literal["mean", "episode_mean"] = "mean"
+    """Whether every robot-step of a mini-batch weighs the same, or every episode in the rollout."""
+
+    policy_loss: Literal["clip", "kl_penalty"] = "clip"
+    """The clipped surrogate, or the plain one with an adaptive penalty on the KL divergence.
+
+    ``"kl_penalty"`` needs ``schedule="fixed"``: its coefficient follows ``desired_kl``.
+    """
+
+    kl_penalty_coef: float = 1.0
+    """The first coefficient of ``policy_loss="kl_penalty"``."""
+
+    dual_clip_param: float | None = None
+    """Multiple, above 1, of a negative advantage at which its loss stops growing. None is off."""
 
     student_action_std: float | None = None
     """Standard deviation of the actions when ``--checkpoint`` names a distilled student."""
 
     critic_warmup_iterations: int = 0
     """Updates that train only the critic after a distilled student became the actor."""
+
+    teacher_cfg: dict[str, Any] | None = None
+    """``"class_name"`` and arguments of the model of the student's teacher.
+
+    It sees the observation set ``"teacher"``; its parameters come with the student's checkpoint.
+    """
+
+    teacher_kl_coef: float = 0.0
+    """Weight of the KL divergence from the teacher's policy after a student became the actor."""
+
+    teacher_kl_updates: int | None = None
+    """Updates after the warm-up over which that weight falls linearly to 0. None keeps it."""
 
     clip_param_high: float | None = None
     """How far the probability ratio may rise above 1. None means ``clip_param``."""

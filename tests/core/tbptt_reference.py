@@ -44,7 +44,7 @@ class Policy(nn.Module):
 def make_rollout(num_steps: int, num_envs: int, done_rate: float, seed: int = 0) -> Rollout:
     generator = torch.Generator().manual_seed(seed)
     shape = (num_steps, num_envs)
-    return Rollout(
+    return Rollout.from_dones(
         torch.randn(*shape, OBS_DIM, dtype=torch.float64, generator=generator),
         (torch.randn(*shape, ACTIONS, dtype=torch.float64, generator=generator),),
         torch.rand(shape, generator=generator) < done_rate,
@@ -56,8 +56,8 @@ def full_bptt_by_episode(policy: Policy, rollout: Rollout, state, divisor: float
     policy.zero_grad()
     total = torch.zeros((), dtype=torch.float64)
     for env in range(rollout.num_envs):
-        ends = [t + 1 for t in range(rollout.num_steps) if rollout.dones[t, env]]
-        bounds = sorted({0, *ends, rollout.num_steps})
+        starts = [t for t in range(rollout.num_steps) if rollout.episode_starts[t, env]]
+        bounds = sorted({0, *starts, rollout.num_steps})
         for first, last in itertools.pairwise(bounds):
             begin = policy.zero_state(1)
             if first == 0:

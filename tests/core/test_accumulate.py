@@ -9,7 +9,7 @@ from tolerances import EXACT_FLOAT64
 
 from rsl_tbptt.core import hidden_state, losses
 from rsl_tbptt.core.accumulate import accumulate_group, env_chunks
-from rsl_tbptt.core.rollout import Rollout
+from rsl_tbptt.core.rollout import Rollout, Stretches
 from rsl_tbptt.core.windows import num_steps_of_full_group, tbptt_schedule
 
 DIVISOR = 7.0
@@ -102,7 +102,7 @@ def test_permuting_environments_leaves_the_gradient():
     state = policy.random_state(5)
     order = torch.tensor([2, 0, 4, 1, 3])
     permuted = Rollout(
-        rollout.obs[:, order], (rollout.labels[0][:, order],), rollout.dones[:, order]
+        rollout.obs[:, order], (rollout.labels[0][:, order],), rollout.episode_starts[:, order]
     )
     permuted_state = tuple(tensor[:, order] for tensor in state)
     expected, _ = group_gradients(policy, rollout, state, 3)
@@ -115,7 +115,7 @@ def test_permuting_environments_leaves_the_gradient():
 @pytest.mark.parametrize("chunks", [1, 3])
 def test_poison_in_a_past_episode_leaves_the_gradient_of_the_next(poison, chunks):
     policy, rollout = Policy("lstm", 2), make_rollout(6, 3, 0.0)
-    rollout.dones[1, 1] = True
+    rollout.episode_starts[2, 1] = True
     state = policy.random_state(3)
     expected, _ = group_gradients(policy, rollout, state, 2, chunks=chunks)
     rollout.obs[:2, 1] = poison
@@ -140,7 +140,7 @@ def test_each_sample_enters_the_loss_once_with_the_same_weight(num_steps, k1, k2
     seen = torch.zeros(num_steps, num_envs)
     rollout = make_rollout(num_steps, num_envs, 0.3)
     index = torch.arange(num_steps * num_envs, dtype=torch.float64).view(num_steps, num_envs, 1)
-    rollout = Rollout(rollout.obs, (index,), rollout.dones)
+    rollout = Rollout(rollout.obs, (index,), rollout.episode_starts)
     policy = Policy()
 
     def counting_loss(actions, labels):
@@ -166,7 +166,7 @@ def test_gradient_norm_of_a_memoryless_policy_does_not_depend_on_gradient_length
     sample = Rollout(
         rollout.obs[:1, :1].expand(12, 4, -1),
         (rollout.labels[0][:1, :1].expand(12, 4, -1),),
-        rollout.dones,
+        rollout.episode_starts,
     )
 
     def replay(obs, state, _starts):  # the head alone sees inputs of the right width
@@ -184,9 +184,20 @@ def test_gradient_norm_of_a_memoryless_policy_does_not_depend_on_gradient_length
 
 def test_episode_starts_are_the_dones_of_the_step_before():
     dones = torch.tensor([[0, 1], [1, 0], [0, 1]], dtype=torch.bool)
-    rollout = Rollout(torch.zeros(3, 2), (), dones)
+    rollout = Rollout.from_dones(torch.zeros(3, 2), (), dones)
     expected = torch.tensor([[0, 0], [0, 1], [1, 0]], dtype=torch.bool)
     assert torch.equal(rollout.episode_starts, expected)
+
+
+def test_stretches_copy_the_steps_of_their_environment_from_their_first_step_on():
+    rollout = make_rollout(7, 3, 0.3)
+    stretches = Stretches(rollout, torch.tensor([0, 4, 2, 4]), torch.tensor([2, 0, 2, 1]))
+    piece = stretches.envs(slice(1, 4)).steps(1, 3)
+    for column, (first, env) in enumerate([(4, 0), (2, 2), (4, 1)]):
+        steps = slice(first + 1, first + 3)
+        assert torch.equal(piece.obs[:, column], rollout.obs[steps, env])
+        assert torch.equal(piece.labels[0][:, column], rollout.labels[0][steps, env])
+        assert torch.equal(piece.episode_starts[:, column], rollout.episode_starts[steps, env])
 
 
 @given(num_envs=st.integers(1, 50), chunks=st.integers(1, 60))

@@ -1,5 +1,6 @@
 """The Isaac Lab config classes: parentage, defaults, and what reaches the algorithm."""
 
+import dataclasses
 import inspect
 import subprocess
 import sys
@@ -100,3 +101,5 @@ def test_the_ppo_config_hands_on_the_algorithms_own_defaults():
         arguments.pop(name)  # taken by rsl_rl before the options are read
     options = PpoOptions.parse(arguments)
     assert options == PpoOptions()
+    names = {field.name for field in dataclasses.fields(PpoOptions)}
+    assert names - arguments.keys() == {"grad_reduce_bucket_mb"}  # which Isaac Lab lacks as well

@@ -1,0 +1,67 @@
+"""Training of rsl_rl's random network distillation (RND) on PPO's mini-batches."""
+
+from __future__ import annotations
+
+import torch
+from rsl_rl.extensions import RandomNetworkDistillation
+from tensordict import TensorDict
+
+from rsl_tbptt.algorithms.guard import UpdateGuard
+from rsl_tbptt.algorithms.mini_batches import MiniBatch
+from rsl_tbptt.core import distributed, losses
+from rsl_tbptt.core.accumulate import accumulate_group
+from rsl_tbptt.core.hidden_state import HiddenState
+from rsl_tbptt.core.rollout import Rollout
+
+
+class CuriosityTraining:
+    """Trains the predictor of RND: one optimiser step per mini-batch.
+
+    References:
+        Burda et al. (2018), "Exploration by random network distillation".
+    """
+
+    def __init__(
+        self, rnd: RandomNetworkDistillation, optimizer: torch.optim.Optimizer, bucket_mb: float
+    ) -> None:
+        """Take rsl_rl's module and the optimiser of its predictor."""
+        self._rnd, self._optimizer, self._bucket_mb = rnd, optimizer, bucket_mb
+
+    def guard(self) -> UpdateGuard:
+        """Copy what training changes, to go back to."""
+        return UpdateGuard(self._rnd.predictor.parameters(), self._optimizer)
+
+    def step(self, rollout: Rollout, mini_batch: MiniBatch, num_env_chunks: int) -> torch.Tensor:
+        """Train on a mini-batch; return the mean squared error, shape (1,), over all processes."""
+        rollout = rollout.seen_by(self._rnd.obs_groups["rnd_state"], ())
+        self._optimizer.zero_grad()
+        sums = []
+        for part in mini_batch.parts:
+            _, loss_sum = accumulate_group(
+                part.group,
+                part.of(rollout),
+                None,
+                self._embeddings,
+                losses.mse,
+                mini_batch.num_samples,
+                num_env_chunks,
+            )
+            sums.append(loss_sum)
+        distributed.sum_gradients(self._rnd.predictor.parameters(), self._bucket_mb)
+        self._optimizer.step()
+        mean = torch.stack(sums).sum(0, keepdim=True) / mini_batch.num_samples
+        return distributed.sum_tensor_over_ranks(mean)
+
+    def _embeddings(
+        self,
+        obs: TensorDict,
+        state: HiddenState,
+        episode_starts: torch.Tensor,
+    ) -> tuple[tuple[torch.Tensor, torch.Tensor], HiddenState]:
+        """Return the predicted and the target embedding of each step, shape (K, n, D) each."""
+        with torch.no_grad():
+            rnd_state = self._rnd.state_normalizer(self._rnd.get_rnd_state(obs.flatten(0, 1)))
+            target = self._rnd.target(rnd_state)
+        predicted = self._rnd.predictor(rnd_state)
+        shape = episode_starts.shape
+        return (predicted.unflatten(0, shape), target.unflatten(0, shape)), state

@@ -1,0 +1,188 @@
+"""The gradient of one PPO mini-batch: actor and critic replayed, weighed losses added up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from rsl_rl.models import MLPModel
+from rsl_rl.storage import RolloutStorage
+
+from rsl_tbptt.algorithms.mini_batches import MiniBatch
+from rsl_tbptt.algorithms.options import PpoOptions
+from rsl_tbptt.algorithms.policy_loss import PolicyLoss
+from rsl_tbptt.algorithms.replay import action_head, make_replay, raw_head
+from rsl_tbptt.core import distributed, losses
+from rsl_tbptt.core.accumulate import Loss, Replay, accumulate_group
+from rsl_tbptt.core.hidden_state import HiddenState
+from rsl_tbptt.core.rollout import Rollout
+from rsl_tbptt.core.scan import num_cache_blocks
+
+
+@dataclass(frozen=True)
+class PpoRollout:
+    """A rollout as the networks see it, and the states that actor and critic began with."""
+
+    all_groups: Rollout
+    """All observation groups, without labels."""
+
+    actor: Rollout
+    """Labels: sample weights, advantages, actions, their log-probabilities, the parameters of the
+    distribution they came from, and those of the teacher's while it pulls."""
+
+    critic: Rollout
+    """Labels: sample weights, returns, values."""
+
+    states: tuple[HiddenState, HiddenState]
+    """Stored states of actor and critic, (L, S * N, H) for S stored steps."""
+
+    num_params: int
+    """Number of the distribution's parameters."""
+
+
+class PpoGradient:
+    """Adds up the gradients of actor and critic over the windows of a mini-batch."""
+
+    def __init__(
+        self, actor: MLPModel, critic: MLPModel, options: PpoOptions, device: torch.device | str
+    ) -> None:
+        """Choose how the models are replayed.
+
+        Raises:
+            NotImplementedError: If a model cannot be replayed.
+        """
+        self.policy_loss = PolicyLoss(actor, options)
+        self._actor, self._critic, self._options = actor, critic, options
+        self._device = torch.device(device)
+        self._recurrent = actor.is_recurrent or critic.is_recurrent
+        operand_dtype = torch.bfloat16 if options.use_mixed_precision else None
+        shared = {"scan_engine": options.scan_engine, "operand_dtype": operand_dtype}
+        self._replay_actor = make_replay(actor, head=raw_head, **shared)
+        self._replay_critic = make_replay(critic, head=action_head, **shared)
+
+    def rollout(
+        self,
+        storage: RolloutStorage,
+        states: tuple[HiddenState, HiddenState],
+        teacher_params: tuple[torch.Tensor, ...],
+    ) -> PpoRollout:
+        """View the storage as a rollout; without memory in either model, as single steps.
+
+        Args:
+            storage: A full storage, with advantages and returns.
+            states: Stored states of actor and critic.
+            teacher_params: Parameters of the teacher's distribution, (T, N, A) each, or none.
+
+        Returns:
+            The rollout.
+        """
+        assert storage.distribution_params is not None
+        everything = Rollout.from_dones(storage.observations, (), storage.dones.squeeze(-1).bool())
+        weights = torch.ones_like(storage.rewards.squeeze(-1))
+        if self._options.loss_reduction == "episode_mean":
+            weights = weights / everything.episode_lengths
+        advantages, log_prob = storage.advantages, storage.actions_log_prob
+        params = storage.distribution_params
+        behaviour = (advantages.squeeze(-1), storage.actions, log_prob.squeeze(-1), *params)
+        targets = (weights, storage.returns, storage.values)
+        actor = everything.seen_by(self._actor.obs_groups, (weights, *behaviour, *teacher_params))
+        critic = everything.seen_by(self._critic.obs_groups, targets)
+        if not self._recurrent:  # mini-batches then mix steps, as rsl_rl's do
+            everything = everything.as_single_steps()
+            actor, critic = actor.as_single_steps(), critic.as_single_steps()
+        return PpoRollout(everything, actor, critic, states, len(params))
+
+    def accumulate(
+        self, mini_batch: MiniBatch, rollout: PpoRollout, teacher_coef: float
+    ) -> torch.Tensor:
+        """Add the gradient of one optimiser step's loss to the parameters' ``.grad``.
+
+        Args:
+            mini_batch: What the step sees.
+            rollout: The rollout.
+            teacher_coef: Weight of the pull towards the teacher.
+
+        Returns:
+            The sums of value loss, surrogate, entropy and KL divergence over the samples of this
+            process, not weighed by episode. Shape: (4,).
+        """
+        weights, advantages = rollout.actor.labels[:2]
+        shift, scale = self._advantage_scale(mini_batch, advantages)
+        divisor = self._divisor(mini_batch, weights)
+        sums: list[torch.Tensor] = []
+
+        def critic_loss(
+            values: torch.Tensor,
+            weights: torch.Tensor,
+            returns: torch.Tensor,
+            old_values: torch.Tensor,
+        ) -> losses.LossSum:
+            clip = self._options.clip_param if self._options.use_clipped_value_loss else None
+            loss = losses.value_error(values, returns, old_values, clip).squeeze(-1)
+            sums.append(torch.nn.functional.pad(loss.detach().sum().view(1), (0, 3)))
+            return self._options.value_loss_coef * (weights * loss).sum(), weights.numel()
+
+        def actor_loss(
+            mlp_output: torch.Tensor,
+            weights: torch.Tensor,
+            advantages: torch.Tensor,
+            actions: torch.Tensor,
+            old_log_prob: torch.Tensor,
+            *params: torch.Tensor,
+        ) -> losses.LossSum:
+            loss, seen = self.policy_loss(
+                mlp_output,
+                actions,
+                old_log_prob,
+                (advantages - shift) / scale,
+                old_params=params[: rollout.num_params],
+                teacher_params=params[rollout.num_params :],
+                teacher_coef=teacher_coef,
+            )
+            sums.append(torch.nn.functional.pad(seen, (1, 0)))
+            return (weights * loss).sum(), weights.numel()
+
+        models = (
+            (rollout.actor, rollout.states[0], self._replay_actor, actor_loss),
+            (rollout.critic, rollout.states[1], self._replay_critic, critic_loss),
+        )
+        for seen_by_model, state, replay, loss in models:
+            self._accumulate(mini_batch, seen_by_model, state, replay, loss, divisor)
+        return torch.stack(sums).sum(0)
+
+    def _accumulate(
+        self,
+        mini_batch: MiniBatch,
+        rollout: Rollout,
+        state: HiddenState,
+        replay: Replay,
+        loss: Loss,
+        divisor: int | torch.Tensor,
+    ) -> None:
+        """Add the gradient of one model, stretches of one shape after the other."""
+        for part in mini_batch.parts:
+            stretches = part.of(rollout)
+            chunks = self._options.num_env_chunks
+            if self._recurrent:  # 256 windows fill a cache, 256 single steps do not
+                chunks = max(chunks, num_cache_blocks(stretches.num_envs, self._device))
+            begin = part.state(state)
+            accumulate_group(part.group, stretches, begin, replay, loss, divisor, chunks)
+
+    def _advantage_scale(
+        self, mini_batch: MiniBatch, advantages: torch.Tensor
+    ) -> tuple[torch.Tensor | float, torch.Tensor | float]:
+        """Return what the mini-batch's advantages are shifted and divided by."""
+        if not self._options.normalize_advantage_per_mini_batch:
+            return 0.0, 1.0
+        return mean_and_scale(mini_batch.loss_steps(advantages))
+
+    def _divisor(self, mini_batch: MiniBatch, weights: torch.Tensor) -> int | torch.Tensor:
+        """Return M, the sum of the samples' weights over all processes."""
+        if self._options.loss_reduction == "mean":
+            return mini_batch.num_samples
+        return distributed.sum_tensor_over_ranks(mini_batch.loss_steps(weights).sum())
+
+
+def mean_and_scale(advantages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what advantages are shifted and divided by when they are normalised, as in rsl_rl."""
+    return advantages.mean(), advantages.std() + 1e-8

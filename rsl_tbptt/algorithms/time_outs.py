@@ -1,0 +1,55 @@
+"""What an episode that time alone ended is worth beyond its end."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Mapping
+
+import torch
+from rsl_rl.models import MLPModel
+from tensordict import TensorDict
+
+
+class TimeOutValues:
+    """Values of the observations at the end of a step, with one warning where there are none."""
+
+    def __init__(self) -> None:
+        """Start without a warning given."""
+        self._warned = False
+
+    def __call__(
+        self,
+        critic: MLPModel,
+        values: torch.Tensor,
+        final_obs: Mapping[str, torch.Tensor] | None,
+    ) -> torch.Tensor:
+        """Return the value of going on after this step, shape (N,).
+
+        Args:
+            critic: The critic in the state after this step's observation; it is left in it.
+            values: Its values before the step, shape (N, 1): rsl_rl's approximation.
+            final_obs: Observation groups at the end of the step, before any reset, or None.
+        """
+        if final_obs is None:
+            self._warn()
+            return values.squeeze(-1)
+        obs = TensorDict(dict(final_obs), batch_size=values.shape[:1]).to(values.device)
+        return value_without_advancing(critic, obs)
+
+    def _warn(self) -> None:
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                "Time-outs are bootstrapped with the value before the last step, because the"
+                " environment gives no extras['final_obs']. In Isaac Lab 3.0 turn it on with"
+                " env.compute_final_obs=true.",
+                stacklevel=4,
+            )
+
+
+def value_without_advancing(critic: MLPModel, obs: TensorDict) -> torch.Tensor:
+    """Return the critic's value of ``obs`` (N,), and leave its hidden state as it is."""
+    state = critic.get_hidden_state()
+    values = critic(obs).detach().squeeze(-1)
+    critic.reset(hidden_state=state)
+    return values
