@@ -3,7 +3,6 @@ SHELL := /bin/bash
 .DEFAULT_GOAL := help
 
 DEVICE ?= cpu
-RUN ?= runs/demo
 VENV ?= .venv
 # Releases that the tests compare with, beside the one in the environment.
 RSL_RL := 5.0.1 5.4.2
@@ -11,15 +10,23 @@ RSL_RL := 5.0.1 5.4.2
 PYTHON := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 OLDER_RSL_RL := $(RSL_RL:%=.rsl_rl/%/.installed)
+# By default a preset has its own folder under runs/.
+RUN_OPTIONS := --device $(DEVICE) $(if $(RUN),--output $(RUN))
 export VENV
 
-.PHONY: demo test lint types format doctor clean help
+.PHONY: demo test finetune curves lint types format doctor clean help
 
 demo: $(INSTALLED)  ## train, distil and evaluate in Isaac Lab (DEVICE=cuda:0 for a GPU, RUN=folder)
-	$(PYTHON) scripts/demo.py --device $(DEVICE) --output $(RUN)
+	$(PYTHON) scripts/pipeline.py configs/demo.yaml $(RUN_OPTIONS)
 
 test: $(INSTALLED) $(OLDER_RSL_RL)  ## run every test
 	$(PYTHON) -m pytest
+
+finetune: $(INSTALLED)  ## train, distil and fine-tune with PPO; DEVICE and RUN as above
+	$(PYTHON) scripts/pipeline.py configs/finetune.yaml $(RUN_OPTIONS)
+
+curves: $(INSTALLED)  ## learning curves of all policies over three seeds; DEVICE and RUN as above
+	$(PYTHON) scripts/curves.py configs/curves.yaml $(RUN_OPTIONS)
 
 lint: $(INSTALLED)  ## check style and formatting
 	$(VENV)/bin/ruff check .

@@ -2,8 +2,12 @@
 
 from __future__ import annotations
 
+import argparse
+import signal
+import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from _isaaclab import child_environment, executable, shown
 from _process import run_logged, tail
@@ -125,3 +129,58 @@ def unfinished(stages: Sequence[Stage], run: RunFolder) -> set[str]:
         if run.finished(stage) is None or not pending.isdisjoint(stage.needs):
             pending.add(stage.name)
     return pending
+
+
+def run_parser(description: str | None) -> argparse.ArgumentParser:
+    """Return a command line for a script that runs a preset's stages.
+
+    Args:
+        description: What ``--help`` says.
+
+    Returns:
+        A parser of the preset, the device and the run folder.
+    """
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("config", type=Path, help="preset: a file in configs/, or your own")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda:<index>")
+    parser.add_argument("--output", type=Path, help="run folder, by default runs/<preset>")
+    return parser
+
+
+def exit_status(work: Callable[[], None]) -> int:
+    """Do the work of a script that runs stages, and say in one line why it ended early.
+
+    Args:
+        work: The work.
+
+    Returns:
+        The exit status.
+    """
+    # A run that is told to stop ends its child too, as with Ctrl+C.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        work()
+    except KeyboardInterrupt:
+        print("\ninterrupted: the same command goes on with the unfinished stage", file=sys.stderr)
+        return 130
+    except (ValueError, FileNotFoundError, StageError) as error:
+        print(f"\n{error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+def cost(markers: dict[str, Marker], seconds: float) -> str:
+    """Write what a run took.
+
+    Args:
+        markers: Its stages' markers.
+        seconds: Duration of this call.
+
+    Returns:
+        One line.
+    """
+    peak = max(marker.peak_memory_gb for marker in markers.values())
+    spent = sum(marker.seconds for marker in markers.values())
+    return f"time: {clock(seconds)} now, {clock(spent)} for all stages; peak memory {peak:.2f} GB"

@@ -5,6 +5,8 @@ from __future__ import annotations
 import base64
 import io
 import math
+from collections.abc import Iterable
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +16,10 @@ from matplotlib.animation import FuncAnimation, PillowWriter
 from matplotlib.axes import Axes
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-COLOURS = {"teacher": "#3b6fb6", "student": "#2a9d6f", "memoryless": "#d1603d"}
-STYLE = {
+PALETTE = ("#0072b2", "#009e73", "#d55e00", "#cc79a7")
+"""Told apart with any colour vision: Okabe and Ito (2008), Color Universal Design."""
+FALLEN = "#d55e00"
+STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.spines.top": False,
     "axes.spines.right": False,
@@ -48,6 +52,11 @@ def read_curves(log_folder: Path) -> dict[str, Curve]:
     return curves
 
 
+def colours(names: Iterable[str]) -> dict[str, str]:
+    """Give each policy its colour, by its place among the others."""
+    return dict(zip(names, cycle(PALETTE), strict=False))
+
+
 def plot_curves(curves: dict[str, dict[str, Curve]]) -> str:
     """Draw the learning curves.
 
@@ -59,13 +68,13 @@ def plot_curves(curves: dict[str, dict[str, Curve]]) -> str:
     """
     with mpl.rc_context(STYLE):
         figure, (reward, loss) = plt.subplots(1, 2, figsize=(10, 3.4), layout="constrained")
-        for name, colour in COLOURS.items():
+        for name, colour in colours(curves).items():
             if "Train/mean_reward" in curves[name]:
                 reward.plot(*curves[name]["Train/mean_reward"], color=colour, label=name)
             if "Loss/behavior" in curves[name]:
                 loss.semilogy(*curves[name]["Loss/behavior"], color=colour, label=name)
         reward.set(title="Reward per episode in training", xlabel="iteration")
-        loss.set(title="Behaviour loss of the students", xlabel="iteration")
+        loss.set(title="Behaviour loss of distilled students", xlabel="iteration")
         for axes in (reward, loss):
             if axes.get_legend_handles_labels()[0]:
                 axes.legend(frameon=False)
@@ -84,10 +93,11 @@ def plot_returns(returns: dict[str, list[float]], intervals: dict[str, list[floa
     """
     with mpl.rc_context(STYLE):
         figure, axes = plt.subplots(figsize=(10, 2.2), layout="constrained")
+        colour = colours(returns)
         for row, name in enumerate(reversed(list(returns))):
             # Spread vertically in a fixed pattern, so that equal returns remain visible.
             heights = [row + 0.25 * math.sin(37.0 * i) for i in range(len(returns[name]))]
-            axes.plot(returns[name], heights, ".", color=COLOURS[name], alpha=0.35, ms=5, mew=0)
+            axes.plot(returns[name], heights, ".", color=colour[name], alpha=0.35, ms=5, mew=0)
             axes.plot(intervals[name], [row, row], color="black", lw=4, solid_capstyle="butt")
         axes.set_yticks(range(len(returns)), list(reversed(list(returns))))
         axes.set(title="Return of each episode; black: 95 % interval of the mean")
@@ -125,8 +135,9 @@ def animate(evaluations: dict[str, dict[str, Any]], scratch: Path) -> str:
     figure, grid = plt.subplots(
         rows, len(evaluations), figsize=(9, 1.9 * rows), layout="constrained", squeeze=False
     )
+    colour = colours(evaluations)
     panels = [
-        Panel(axes, evaluation["recorded"][row], name if row == 0 else "", COLOURS[name])
+        Panel(axes, evaluation["recorded"][row], name if row == 0 else "", colour[name])
         for row in range(rows)
         for axes, (name, evaluation) in zip(grid[row], evaluations.items(), strict=True)
     ]
@@ -165,6 +176,6 @@ class Panel:
         self._cart_line.set_data([cart - 0.15, cart + 0.15], [0, 0])
         self._pole_line.set_data([cart, tip[0]], [0, tip[1]])
         fallen = step > last and len(self._cart) < num_steps
-        self._pole_line.set_color(COLOURS["memoryless"] if fallen else "0.2")
+        self._pole_line.set_color(FALLEN if fallen else "0.2")
         seconds = min(step, last) * step_seconds
         self._clock.set_text(f"ended after {seconds:.1f} s" if fallen else f"{seconds:.1f} s")

@@ -8,14 +8,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from _preset import Training
+from _preset import Policy
 
 PHYSICS = "physics=newton_mjwarp"
 """The backend that runs without Isaac Sim, with or without a GPU."""
 
 
 def train_command(
-    training: Training,
+    policy: Policy,
     *,
     task: str,
     num_envs: int,
@@ -26,23 +26,23 @@ def train_command(
     """Write the command that trains one policy.
 
     Args:
-        training: Agent, iterations and seed.
+        policy: Agent, iterations, seed and overrides.
         task: Registered task id.
         num_envs: Environments to simulate.
         run_name: Suffix of the log folder.
         device: Device of simulation and learning, for example ``cpu`` or ``cuda:0``.
-        checkpoint: The teacher to distil, or None to train from scratch.
+        checkpoint: File of the policy to start from, or None to train from scratch.
 
     Returns:
         The command as a user would type it.
     """
     command = ["isaaclab", "train", "--rl_library", "rsl_rl", "--task", task]
-    command += ["--agent", training.agent]
+    command += ["--agent", policy.agent]
     if checkpoint is not None:
         command += ["--checkpoint", checkpoint]
-    command += ["--num_envs", str(num_envs), "--max_iterations", str(training.iterations)]
-    command += ["--seed", str(training.seed), "--run_name", run_name]
-    return [*command, *placement(device)]
+    command += ["--num_envs", str(num_envs), "--max_iterations", str(policy.iterations)]
+    command += ["--seed", str(policy.seed), "--run_name", run_name]
+    return [*command, *placement(device), *policy.overrides]
 
 
 def placement(device: str) -> list[str]:

@@ -1,24 +1,28 @@
-"""The demo's preset: what ``configs/demo.yaml`` may contain."""
+"""A preset: what a file such as ``configs/demo.yaml`` may contain."""
 
 from __future__ import annotations
 
-from dataclasses import MISSING, dataclass, fields
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-import yaml
+from _schema import build, mapping, read_mapping
 
 REPOSITORY = Path(__file__).resolve().parent.parent
-DEFAULT_PRESET = REPOSITORY / "configs" / "demo.yaml"
-DEFAULT_RUN = Path("runs") / "demo"
-POLICIES = ("teacher", "student", "memoryless")
-"""Names of the demo's policies, in training order."""
+DEMO = REPOSITORY / "configs" / "demo.yaml"
+FINETUNE = REPOSITORY / "configs" / "finetune.yaml"
+
+
+def default_run(config: Path) -> Path:
+    """Return the run folder of a preset where none is named."""
+    return Path("runs") / config.stem
 
 
 @dataclass(frozen=True, kw_only=True)
-class Training:
+class Policy:
     """One call of ``isaaclab train``."""
 
+    title: str
+    """What the tables say beside the policy's name."""
     agent: str
     """Key of the agent's config in the task's registration."""
     iterations: int
@@ -27,6 +31,13 @@ class Training:
     """Seed of environment and agent."""
     expected_seconds: float
     """Duration on 2 CPU cores, for the first guess of the remaining time."""
+    starts_from: str | None = None
+    """Earlier policy whose checkpoint the training is given: a teacher, or a student to go on with.
+
+    Without it the policy is trained from scratch.
+    """
+    overrides: list[str] = field(default_factory=list)
+    """Further arguments of ``isaaclab train``, such as ``env.compute_final_obs=true``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -45,8 +56,10 @@ class Evaluation:
 
 @dataclass(frozen=True, kw_only=True)
 class Export:
-    """How the exported student is compared with the trained one."""
+    """How the exported policy is compared with the trained one."""
 
+    policy: str
+    """Name of the policy."""
     parity_steps: int
     """Steps compared, with a reset in the middle."""
     tolerance: float
@@ -58,23 +71,41 @@ class Export:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Preset:
-    """Everything that decides the demo's result, apart from the device."""
+class Verdict:
+    """What a policy's evaluation is held against: exactly one of the three."""
 
+    policy: str
+    """Name of the policy."""
+    min_share_of_teacher: float | None = None
+    """The policy's mean return is at least this share of the teacher's."""
+    clearly_below: str | None = None
+    """The policy's mean return is below this policy's, and their intervals do not overlap."""
+    not_below: str | None = None
+    """The policy is not clearly below this policy."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Preset:
+    """Everything that decides a run's result, apart from the device."""
+
+    heading: str
+    """Headline of the report."""
+    summary: str
+    """What the report says below it."""
     task: str
     """Registered task id."""
     num_envs: int
     """Environments in training."""
-    teacher: Training
-    student: Training
-    memoryless: Training
+    policies: dict[str, Policy]
+    """The policies by name, in training order. The first is the teacher."""
     evaluation: Evaluation
     export: Export
-    min_share_of_teacher: float
-    """Share of the teacher's mean return at which the student counts as trained."""
+    verdicts: list[Verdict]
 
-
-SECTIONS = {"evaluation": Evaluation, "export": Export, **dict.fromkeys(POLICIES, Training)}
+    @property
+    def teacher(self) -> str:
+        """Name of the policy whose return the others are measured in."""
+        return next(iter(self.policies))
 
 
 def load_preset(path: Path) -> Preset:
@@ -87,51 +118,63 @@ def load_preset(path: Path) -> Preset:
         The preset.
 
     Raises:
-        ValueError: If a key is missing or unknown, or a value has the wrong type or sign.
+        ValueError: If a key is missing or unknown, a value has the wrong type or sign, or a name is
+            no policy's.
     """
-    values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    where = path.name
+    values = read_mapping(path)
+    policies = mapping(values.get("policies"), f"{where}: policies")
+    verdicts = values.get("verdicts")
+    if not isinstance(verdicts, list):
+        raise ValueError(f"{where}: verdicts is {verdicts!r}, expected a list.")
     parts = {
-        name: _build(section, values.get(name), f"{path.name}: {name}")
-        for name, section in SECTIONS.items()
+        "policies": {
+            name: build(Policy, section, f"{where}: policies: {name}")
+            for name, section in policies.items()
+        },
+        "evaluation": build(Evaluation, values.get("evaluation"), f"{where}: evaluation"),
+        "export": build(Export, values.get("export"), f"{where}: export"),
+        "verdicts": [
+            build(Verdict, section, f"{where}: verdicts: {number}")
+            for number, section in enumerate(verdicts, start=1)
+        ],
     }
-    return _build(Preset, {**values, **parts}, path.name)
+    preset = build(Preset, {**values, **parts}, where)
+    _check_names(preset, where)
+    return preset
 
 
-def _build(cls: type, values: Any, where: str) -> Any:  # noqa: ANN401
-    """Build a dataclass from a mapping.
-
-    Raises:
-        ValueError: If the mapping does not fit.
-    """
-    if not isinstance(values, dict):
-        raise ValueError(f"{where} is {values!r}, expected a mapping of options.")
-    known = {field.name: field for field in fields(cls)}
-    unknown = sorted(values.keys() - known.keys())
-    missing = sorted(
-        name for name in known.keys() - values.keys() if known[name].default is MISSING
-    )
-    if unknown or missing:
-        raise ValueError(
-            f"{where} has unknown keys {unknown} and lacks {missing}, expected {sorted(known)}."
-        )
-    for name, value in values.items():
-        _check(f"{where}: {name}", value, known[name].type)
-    return cls(**values)
-
-
-def _check(name: str, value: Any, type_name: Any) -> None:  # noqa: ANN401
-    """Check one value against the annotation of its field, a string.
+def _check_names(preset: Preset, where: str) -> None:
+    """Check that whatever names a policy names one, and that verdicts say one thing each.
 
     Raises:
-        ValueError: If it does not fit.
+        ValueError: If not.
     """
-    if type_name == "str" and not isinstance(value, str):
-        raise ValueError(f"{name} is {value!r}, expected a string.")
-    if type_name == "int" and (type(value) is not int or value < 0):
-        raise ValueError(f"{name} is {value!r}, expected a whole number, not negative.")
-    if type_name == "float" and (type(value) not in {int, float} or value <= 0):
-        raise ValueError(f"{name} is {value!r}, expected a positive number.")
-    if name.endswith(("iterations", "num_envs", "parity_steps")) and value < 1:
-        raise ValueError(f"{name} is {value}, expected at least 1.")
-    if name.endswith("episodes") and value < 2:
-        raise ValueError(f"{name} is {value}, expected at least 2: an interval needs a spread.")
+    earlier: list[str] = []
+    for name, policy in preset.policies.items():
+        if policy.starts_from is not None:
+            _check_name(policy.starts_from, earlier, f"{where}: policies: {name}: starts_from")
+        earlier.append(name)
+    _check_name(preset.export.policy, earlier, f"{where}: export: policy")
+    for number, verdict in enumerate(preset.verdicts, start=1):
+        section = f"{where}: verdicts: {number}"
+        _check_name(verdict.policy, earlier, f"{section}: policy")
+        others = {"clearly_below": verdict.clearly_below, "not_below": verdict.not_below}
+        given = {key: other for key, other in others.items() if other is not None}
+        for key, other in given.items():
+            _check_name(other, earlier, f"{section}: {key}")
+        if len(given) + (verdict.min_share_of_teacher is not None) != 1:
+            raise ValueError(
+                f"{section} is {verdict}, expected exactly one of min_share_of_teacher,"
+                " clearly_below and not_below."
+            )
+
+
+def _check_name(name: str, policies: list[str], where: str) -> None:
+    """Check a policy's name.
+
+    Raises:
+        ValueError: If it is not among the policies.
+    """
+    if name not in policies:
+        raise ValueError(f"{where} is {name!r}, expected one of the policies before: {policies}.")

@@ -71,7 +71,7 @@ class Progress:
 
 
 class Display:
-    """One line that says where the demo is: rewritten in a terminal, repeated elsewhere."""
+    """One line that says where the run is: rewritten in a terminal, repeated elsewhere."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
         """Write to a stream, by default standard output."""
@@ -118,7 +118,7 @@ def describe(title: str, progress: Progress, seconds_after: float, now: float) -
         where = f"starting, {clock(now - progress.start)}"
     metrics = "".join(f"  {name} {value}" for name, value in progress.metrics.items())
     return (
-        f"{title}  {where}{metrics}  left: stage {clock(left)}, demo {clock(left + seconds_after)}"
+        f"{title}  {where}{metrics}  left: stage {clock(left)}, all {clock(left + seconds_after)}"
     )
 
 

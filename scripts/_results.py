@@ -1,4 +1,4 @@
-"""The demo's result: what its stages left, as one table."""
+"""A run's result: what its stages left, as one table with verdicts."""
 
 from __future__ import annotations
 
@@ -7,41 +7,31 @@ from pathlib import Path
 from typing import Any
 
 from _intervals import intervals_overlap
-from _preset import POLICIES, Preset
-
-MEANING = {
-    "teacher": "PPO, full state",
-    "student": "LSTM, noisy positions",
-    "memoryless": "MLP, noisy positions",
-}
+from _preset import Preset, Verdict
 
 
 def collect(folder: Path, preset: Preset) -> dict[str, Any]:
     """Gather the evaluations of a run folder.
 
     Args:
-        folder: Run folder with the three evaluations.
-        preset: The demo's preset.
+        folder: Run folder with all evaluations.
+        preset: The run's preset.
 
     Returns:
-        JSON values: ``policies`` (mean, interval, share of the teacher, episodes, mean length), the
-        verdicts ``student_reaches_goal`` and ``memoryless_clearly_below``, and the export's parity.
+        JSON values: ``policies`` (title, mean, interval, share of the teacher, episodes, mean
+        length), ``verdicts`` (whether each holds, and in words), and the export's parity.
     """
-    evaluations = {name: read_evaluation(folder, name) for name in POLICIES}
-    teacher_mean = evaluations["teacher"]["mean_return"]
-    policies = {name: _row(e, teacher_mean) for name, e in evaluations.items()}
-    student, memoryless = policies["student"], policies["memoryless"]
-    share = student["share_of_teacher"]
+    evaluations = {name: read_evaluation(folder, name) for name in preset.policies}
+    teacher_mean = evaluations[preset.teacher]["mean_return"]
+    policies = {
+        name: {"title": preset.policies[name].title} | _row(evaluation, teacher_mean)
+        for name, evaluation in evaluations.items()
+    }
     parity = json.loads((folder / "exported" / "parity.json").read_text(encoding="utf-8"))
     return {
         "task": preset.task,
         "policies": policies,
-        "min_share_of_teacher": preset.min_share_of_teacher,
-        "student_reaches_goal": share is not None and share >= preset.min_share_of_teacher,
-        "memoryless_clearly_below": memoryless["mean_return"] < student["mean_return"]
-        and not intervals_overlap(
-            memoryless["confidence_interval"], student["confidence_interval"]
-        ),
+        "verdicts": [judge(verdict, policies) for verdict in preset.verdicts],
         "export_max_difference": parity["max_difference"],
     }
 
@@ -56,6 +46,37 @@ def _row(evaluation: dict[str, Any], teacher_mean: float) -> dict[str, Any]:
     kept = ("mean_return", "confidence_interval", "episodes", "mean_length", "step_seconds")
     share = evaluation["mean_return"] / teacher_mean if teacher_mean > 0 else None
     return {key: evaluation[key] for key in kept} | {"share_of_teacher": share}
+
+
+def judge(verdict: Verdict, policies: dict[str, Any]) -> dict[str, Any]:
+    """Hold a policy against what the preset asks of it.
+
+    Args:
+        verdict: What is asked.
+        policies: The table's rows by policy.
+
+    Returns:
+        JSON values: ``passed`` and ``text``.
+    """
+    name, row = verdict.policy, policies[verdict.policy]
+    if verdict.min_share_of_teacher is not None:
+        share, goal = row["share_of_teacher"], verdict.min_share_of_teacher
+        text = f"{name} reaches {format_share(share)} of the teacher's return (goal: {goal:.0%})."
+        return {"passed": share is not None and share >= goal, "text": text}
+    other = verdict.clearly_below or verdict.not_below
+    assert other is not None  # load_preset let exactly one of the three through
+    below = clearly_below(row, policies[other])
+    if verdict.clearly_below:
+        found = "do not overlap" if below else "overlap, or it is not below"
+        return {"passed": below, "text": f"{name} below {other}: their intervals {found}."}
+    found = "below it, and their intervals do not overlap" if below else "not clearly below it"
+    return {"passed": not below, "text": f"{name} against {other}: {found}."}
+
+
+def clearly_below(row: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Return whether a mean return is below another and their intervals do not overlap."""
+    overlap = intervals_overlap(row["confidence_interval"], other["confidence_interval"])
+    return row["mean_return"] < other["mean_return"] and not overlap
 
 
 def format_table(results: dict[str, Any]) -> str:
@@ -75,7 +96,7 @@ def format_table(results: dict[str, Any]) -> str:
         low, high = row["confidence_interval"]
         interval, share = f"{low:.3f} to {high:.3f}", format_share(row["share_of_teacher"])
         lines.append(
-            f"{name:<12}{MEANING[name]:<24}{row['mean_return']:>12.3f}{interval:>20}{share:>12}"
+            f"{name:<12}{row['title']:<24}{row['mean_return']:>12.3f}{interval:>20}{share:>12}"
             f"{row['episodes']:>10}"
         )
     return "\n".join(lines)
@@ -84,15 +105,3 @@ def format_table(results: dict[str, Any]) -> str:
 def format_share(share: float | None) -> str:
     """Write a share of the teacher's return."""
     return "n/a" if share is None else f"{share:.1%}"
-
-
-def verdicts(results: dict[str, Any]) -> list[tuple[bool, str]]:
-    """Return what was to be shown: whether it was, and in words."""
-    share = format_share(results["policies"]["student"]["share_of_teacher"])
-    goal = f"{results['min_share_of_teacher']:.0%}"
-    reached, below = results["student_reaches_goal"], results["memoryless_clearly_below"]
-    overlap = "do not overlap" if below else "overlap, or it is not below"
-    return [
-        (reached, f"The student reaches {share} of the teacher's return (goal: {goal})."),
-        (below, f"The memoryless student against the student: their intervals {overlap}."),
-    ]

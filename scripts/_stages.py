@@ -14,7 +14,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Stage:
-    """One command of the demo."""
+    """One command of a run."""
 
     name: str
     needs: tuple[str, ...] = ()

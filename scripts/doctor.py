@@ -12,7 +12,7 @@ from pathlib import Path
 
 from _isaaclab import executable
 from _machine import machine, num_cores, versions
-from _preset import DEFAULT_RUN
+from _preset import DEMO, default_run
 from _stages import RunFolder
 
 Check = Callable[[argparse.Namespace], str]
@@ -27,7 +27,9 @@ def main() -> int:
     """
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--device", default="cpu", help="cpu or cuda:<index>")
-    parser.add_argument("--output", type=Path, default=DEFAULT_RUN, help="run folder to check")
+    parser.add_argument(
+        "--output", type=Path, default=default_run(DEMO), help="run folder to check"
+    )
     args = parser.parse_args()
     results = [report(name, check, args) for name, check in CHECKS.items()]
     print("\nall is well" if all(results) else "\nsee the lines marked with WRONG", flush=True)

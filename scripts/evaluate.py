@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from _intervals import CONFIDENCE, confidence_interval
 from _policy import agent_config, load_policy
-from _preset import DEFAULT_PRESET, load_preset
+from _preset import DEMO, load_preset
 from _stages import write_json
 from rsl_rl.models import MLPModel
 from tensordict import TensorDict
@@ -55,8 +55,8 @@ def main() -> None:
 
 
 def parse_args() -> argparse.Namespace:
-    """Read the command line; the preset gives the defaults."""
-    preset = load_preset(DEFAULT_PRESET)
+    """Read the command line; the demo's preset gives the defaults."""
+    preset = load_preset(DEMO)
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

@@ -15,7 +15,7 @@ import numpy as np
 import onnxruntime
 import torch
 from _policy import load_policy, split_into_groups
-from _preset import DEFAULT_PRESET, load_preset
+from _preset import DEMO, load_preset
 from _stages import write_json
 from rsl_rl.models import MLPModel
 
@@ -58,8 +58,8 @@ def main() -> None:
 
 
 def parse_args() -> argparse.Namespace:
-    """Read the command line; the preset gives the defaults."""
-    preset = load_preset(DEFAULT_PRESET).export
+    """Read the command line; the demo's preset gives the defaults."""
+    preset = load_preset(DEMO).export
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

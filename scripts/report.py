@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Write results.json and one self-contained report.html into a run folder of the demo."""
+"""Write results.json and one self-contained report.html into a finished run folder."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 import jinja2
 from _figures import animate, plot_curves, plot_returns, read_curves
 from _machine import machine, versions
-from _preset import DEFAULT_PRESET, DEFAULT_RUN, POLICIES, Preset, load_preset
+from _preset import DEMO, Preset, default_run, load_preset
 from _progress import clock
-from _results import MEANING, collect, format_share, read_evaluation, verdicts
+from _results import collect, format_share, read_evaluation
 from _stages import Marker, RunFolder, write_json
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
@@ -23,7 +23,7 @@ def main() -> None:
     args = parse_args()
     run = RunFolder(args.run)
     preset = load_preset(args.config)
-    markers = finished_stages(run)
+    markers = finished_stages(run, preset)
     results = collect(run.path, preset) | {
         "stages": {
             name: {"seconds": marker.seconds, "peak_memory_gb": marker.peak_memory_gb}
@@ -42,30 +42,31 @@ def main() -> None:
 def parse_args() -> argparse.Namespace:
     """Read the command line."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("run", type=Path, nargs="?", default=DEFAULT_RUN, help="run folder")
-    parser.add_argument("--config", type=Path, default=DEFAULT_PRESET, help="the run's preset")
+    parser.add_argument("run", type=Path, nargs="?", default=default_run(DEMO), help="run folder")
+    parser.add_argument("--config", type=Path, default=DEMO, help="the run's preset")
     parser.add_argument("--device", default="cpu", help="the device that the run used")
     return parser.parse_args()
 
 
-def finished_stages(run: RunFolder) -> dict[str, Marker]:
-    """Return the markers of all finished stages but the report, oldest first.
+def finished_stages(run: RunFolder, preset: Preset) -> dict[str, Marker]:
+    """Return the markers of all stages but the report, oldest first.
 
     Args:
         run: The run folder.
+        preset: The run's preset.
 
     Returns:
         Markers by stage.
 
     Raises:
-        FileNotFoundError: If a training or evaluation is missing.
+        FileNotFoundError: If one is not finished.
     """
-    names = {path.stem for path in run.stages.glob("*.json")} - {"report"}
+    names = {*preset.policies, *(f"evaluate-{name}" for name in preset.policies), "export"}
     markers = {name: marker for name in names if (marker := run.marker(name)) is not None}
-    missing = {*POLICIES, *(f"evaluate-{name}" for name in POLICIES), "export"} - markers.keys()
+    missing = sorted(names - markers.keys())
     if missing:
         raise FileNotFoundError(
-            f"{run.path} lacks the stages {sorted(missing)}: run scripts/demo.py for it first."
+            f"{run.path} lacks the stages {missing}: run scripts/pipeline.py for it first."
         )
     return dict(sorted(markers.items(), key=lambda item: item[1].finished_at))
 
@@ -77,22 +78,21 @@ def render(
 
     Args:
         run: The run folder.
-        preset: The demo's preset.
+        preset: The run's preset.
         results: What goes into results.json.
         markers: Markers of the finished stages.
 
     Returns:
         HTML that loads nothing: images are data URIs, style is inline.
     """
-    evaluations = {name: read_evaluation(run.path, name) for name in POLICIES}
-    curves = {name: read_curves((run.path / markers[name].output).parent) for name in POLICIES}
+    names = list(preset.policies)
+    evaluations = {name: read_evaluation(run.path, name) for name in names}
+    curves = {name: read_curves((run.path / markers[name].output).parent) for name in names}
     template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
         TEMPLATE.read_text(encoding="utf-8")
     )
     return template.render(
         results=results,
-        meaning=MEANING,
-        verdicts=verdicts(results),
         animation=animate(evaluations, run.path / "animation.gif"),
         curves=plot_curves(curves),
         returns=plot_returns(

@@ -46,7 +46,9 @@ def test_every_option_of_ppo_beyond_rsl_rl_is_in_its_page():
 
 @pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
 def test_every_metric_is_in_the_readme():
-    distillation = make_distillation(TbpttDistillation, 4, 2, gradient_length=2)
+    distillation = make_distillation(
+        TbpttDistillation, 4, 2, gradient_length=2, teacher_action_share=0.5
+    )
     roll_out(distillation, 0)
     ppo = make_ppo(TbpttPPO, 4, 2, num_mini_batches=1)
     roll_out_ppo(ppo, 0)

@@ -53,6 +53,20 @@ def student(repository, folder, size, teacher):
     return find_checkpoint(folder, "student", ITERATIONS - 1)
 
 
+@pytest.fixture(scope="module")
+def finetuned(repository, folder, size, student):
+    output = run_script(
+        repository,
+        "finetune",
+        "--student",
+        student,
+        *size,
+        "agent.algorithm.critic_warmup_iterations=1",
+    )
+    assert "Mean surrogate loss" in output
+    return find_checkpoint(folder, "finetuned", ITERATIONS - 1)
+
+
 def evaluate(repository, checkpoint, output):
     arguments = ("--checkpoint", checkpoint, "--episodes", 8, "--output", output)
     run_script(repository, "evaluate", *arguments)
@@ -70,6 +84,10 @@ def test_policies_are_evaluated_on_the_same_starts(repository, teacher, student,
         assert len(robot["slider_to_cart"]) == len(robot["cart_to_pole"]) == length
     assert starts(result) == starts(evaluate(repository, teacher, tmp_path / "teacher.json"))
     assert starts(result)[0] != starts(result)[1]
+
+
+def test_finetuned_student_is_evaluated(repository, finetuned, tmp_path):
+    assert evaluate(repository, finetuned, tmp_path / "finetuned.json")["episodes"] == 8
 
 
 def test_student_is_exported(repository, student, tmp_path):

@@ -1,46 +1,76 @@
-"""The demo's preset: the shipped one loads, a wrong one is refused by name."""
+"""Presets: the shipped ones load, a wrong one is refused by name."""
 
 import pytest
 import yaml
-from _preset import DEFAULT_PRESET, load_preset
+from _preset import DEMO, FINETUNE, load_preset
 
 
 def write(tmp_path, **changes):
-    values = yaml.safe_load(DEFAULT_PRESET.read_text())
+    values = yaml.safe_load(DEMO.read_text())
     for path, value in changes.items():
         *sections, key = path.split("__")
         target = values
         for section in sections:
-            target = target[section]
+            target = target[int(section) if section.isdigit() else section]
         target[key] = value
     file = tmp_path / "preset.yaml"
-    file.write_text(yaml.safe_dump(values))
+    file.write_text(yaml.safe_dump(values, sort_keys=False))
     return file
 
 
 def test_shipped_preset_meets_the_demos_promises():
-    preset = load_preset(DEFAULT_PRESET)
+    preset = load_preset(DEMO)
+    policies = preset.policies
+    assert list(policies) == ["teacher", "student", "memoryless"]
+    assert preset.teacher == "teacher"
     assert preset.evaluation.episodes >= 100
-    assert preset.min_share_of_teacher >= 0.95
-    assert preset.student.seed == preset.memoryless.seed
-    assert preset.evaluation.seed not in {preset.teacher.seed, preset.student.seed}
+    assert preset.verdicts[0].policy == "student"
+    assert preset.verdicts[0].min_share_of_teacher >= 0.95
+    assert policies["student"].seed == policies["memoryless"].seed
+    assert preset.evaluation.seed not in {policy.seed for policy in policies.values()}
+
+
+def test_finetuning_goes_on_where_the_demo_ends():
+    demo, finetune = load_preset(DEMO), load_preset(FINETUNE)
+    for name in ("teacher", "student"):
+        ours, theirs = finetune.policies[name], demo.policies[name]
+        assert (ours.agent, ours.iterations, ours.seed) == (
+            theirs.agent,
+            theirs.iterations,
+            theirs.seed,
+        )
+    assert finetune.policies["finetuned"].starts_from == "student"
+    assert finetune.policies["scratch"].starts_from is None
+    assert finetune.evaluation == demo.evaluation
 
 
 def test_change_is_read(tmp_path):
-    assert load_preset(write(tmp_path, teacher__iterations=3)).teacher.iterations == 3
+    preset = load_preset(write(tmp_path, policies__teacher__iterations=3))
+    assert preset.policies["teacher"].iterations == 3
 
 
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"num_env": 4}, r"unknown keys \['num_env'\]"),
-        ({"teacher__iteration": 4}, r"teacher has unknown keys \['iteration'\]"),
-        ({"teacher": 4}, "teacher is 4, expected a mapping"),
+        ({"num_env": 4}, r"preset.yaml has unknown keys \['num_env'\]"),
+        (
+            {"policies__teacher__iteration": 4},
+            r"preset.yaml: policies: teacher has unknown keys \['iteration'\]",
+        ),
+        ({"policies": 4}, "policies is 4, expected a mapping"),
+        ({"policies__teacher": 4}, "policies: teacher is 4, expected a mapping"),
         ({"num_envs": "many"}, "num_envs is 'many', expected a whole number"),
         ({"num_envs": True}, "num_envs is True, expected a whole number"),
-        ({"teacher__iterations": 0}, "iterations is 0, expected at least 1"),
+        ({"policies__teacher__iterations": 0}, "iterations is 0, expected at least 1"),
+        ({"policies__student__starts_from": 4}, "starts_from is 4, expected a string"),
+        ({"verdicts__0__min_share_of_teacher": 0}, "teacher is 0, expected a positive number"),
+        ({"policies__teacher__title": 4}, "title is 4, expected a string"),
+        ({"policies__teacher__overrides": "a=1"}, "overrides is 'a=1', expected a list of strings"),
         ({"evaluation__episodes": 1}, "episodes is 1, expected at least 2"),
+        ({"evaluation": None}, "evaluation is None, expected a mapping"),
         ({"export__tolerance": -1.0}, "tolerance is -1.0, expected a positive number"),
+        ({"verdicts": 0.95}, "verdicts is 0.95, expected a list"),
+        ({"verdicts__0__share": 1.0}, r"verdicts: 1 has unknown keys \['share'\]"),
     ],
 )
 def test_wrong_preset_is_refused(tmp_path, changes, message):
@@ -48,10 +78,52 @@ def test_wrong_preset_is_refused(tmp_path, changes, message):
         load_preset(write(tmp_path, **changes))
 
 
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        (
+            {"policies__student__starts_from": "techer"},
+            r"policies: student: starts_from is 'techer', expected one of .*\['teacher'\]",
+        ),
+        (
+            {"policies__teacher__starts_from": "student"},
+            r"policies: teacher: starts_from is 'student', expected one of .*: \[\]",
+        ),
+        ({"export__policy": "x"}, "export: policy is 'x', expected one of"),
+        ({"verdicts__0__policy": "x"}, "verdicts: 1: policy is 'x', expected one of"),
+        ({"verdicts__1__clearly_below": "x"}, "verdicts: 2: clearly_below is 'x', expected one of"),
+    ],
+)
+def test_name_of_no_policy_is_refused(tmp_path, changes, message):
+    with pytest.raises(ValueError, match=message):
+        load_preset(write(tmp_path, **changes))
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {"verdicts": [{"policy": "student"}]},
+        {"verdicts__0__not_below": "teacher"},
+        {"verdicts__1__not_below": "student"},
+    ],
+)
+def test_verdict_says_exactly_one_thing(tmp_path, changes):
+    with pytest.raises(ValueError, match=r"verdicts: \d .*expected exactly one of"):
+        load_preset(write(tmp_path, **changes))
+
+
+@pytest.mark.parametrize("text", ["- a", "a: [", "4"])
+def test_file_that_is_no_mapping_is_refused(tmp_path, text):
+    file = tmp_path / "preset.yaml"
+    file.write_text(text)
+    with pytest.raises(ValueError, match=r"preset\.yaml (is|cannot be read)"):
+        load_preset(file)
+
+
 def test_missing_key_is_named(tmp_path):
     file = tmp_path / "preset.yaml"
-    values = yaml.safe_load(DEFAULT_PRESET.read_text())
-    del values["student"]["seed"]
+    values = yaml.safe_load(DEMO.read_text())
+    del values["policies"]["student"]["seed"]
     file.write_text(yaml.safe_dump(values))
     with pytest.raises(ValueError, match=r"student has unknown keys \[\] and lacks \['seed'\]"):
         load_preset(file)

@@ -74,7 +74,7 @@ def test_line_names_place_metrics_and_both_times(clock):
     progress.read("[progress] 4/10")
     progress.read("  Mean reward: 1.5")
     line = describe("[1/3] teacher", progress, 61.0, clock.now)
-    assert line == "[1/3] teacher   40%  4/10  reward 1.5  left: stage 0:30, demo 1:31"
+    assert line == "[1/3] teacher   40%  4/10  reward 1.5  left: stage 0:30, all 1:31"
 
 
 def test_without_a_terminal_lines_are_spaced(clock):

@@ -8,14 +8,20 @@ from html.parser import HTMLParser
 import pytest
 import report
 import torch
-from _demo_stages import demo_stages
-from _preset import DEFAULT_PRESET, POLICIES, load_preset
-from _results import collect, format_table, verdicts
+from _pipeline_stages import pipeline_stages
+from _preset import DEMO, FINETUNE, load_preset
+from _results import collect, format_table
 from _stages import RunFolder, write_json
 from evaluate import summarise
 from PIL import Image
 
-MEANS = {"teacher": 10.0, "student": 9.8, "memoryless": 4.0}
+MEANS = {
+    "teacher": 10.0,
+    "student": 9.8,
+    "memoryless": 4.0,
+    "finetuned": 9.9,
+    "scratch": 9.7,
+}
 NUM_STEPS = 12
 
 
@@ -36,38 +42,51 @@ def write_training_log(folder, name):
     with SummaryWriter(log_dir=str(log)) as writer:
         for step in range(3):
             writer.add_scalar("Train/mean_reward", step, step)
-            if name != "teacher":
+            if name in ("student", "memoryless"):
                 writer.add_scalar("Loss/behavior", 1.0 / (1 + step), step)
     (log / "model_2.pt").touch()
     return log / "model_2.pt"
 
 
-@pytest.fixture
-def preset():
-    return load_preset(DEFAULT_PRESET)
-
-
-@pytest.fixture
-def run(tmp_path, preset):
+def finished_run(folder, file):
     """Write a finished run folder, all but its report."""
-    run = RunFolder(tmp_path / "run")
-    for name, mean in MEANS.items():
-        write_evaluation(run.path, name, mean)
+    run, preset = RunFolder(folder), load_preset(file)
+    for name in preset.policies:
+        write_evaluation(run.path, name, MEANS[name])
     parity = {"max_difference": {"torchscript": 0.0, "onnx": 1.2e-7}}
     write_json(run.path / "exported" / "parity.json", parity)
-    for stage in demo_stages(run, preset, DEFAULT_PRESET, "cpu")[:-1]:
+    for stage in pipeline_stages(run, preset, file, "cpu")[:-1]:
         output = run.path / "exported" / "parity.json"
-        if stage.name in POLICIES:
+        if stage.name in preset.policies:
             output = write_training_log(run.path, stage.name)
         run.finish(stage, output, command=f"do {stage.name}", seconds=61.0, peak_memory_gb=1.5)
     return run
 
 
-@pytest.fixture
-def html(run, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["report.py", str(run.path)])
+def write_report(run, file, monkeypatch):
+    monkeypatch.setattr("sys.argv", ["report.py", str(run.path), "--config", str(file)])
     report.main()
     return (run.path / "report.html").read_text(encoding="utf-8")
+
+
+@pytest.fixture
+def preset():
+    return load_preset(DEMO)
+
+
+@pytest.fixture
+def run(tmp_path):
+    return finished_run(tmp_path / "run", DEMO)
+
+
+@pytest.fixture
+def html(run, monkeypatch):
+    return write_report(run, DEMO, monkeypatch)
+
+
+@pytest.fixture
+def finetune_run(tmp_path):
+    return finished_run(tmp_path / "finetune", FINETUNE)
 
 
 class Loads(HTMLParser):
@@ -102,7 +121,9 @@ def test_loader_check_can_fail():
 
 def test_report_shows_table_commands_and_versions(html, preset):
     text = re.sub(r"data:image[^\"]+", "", html)
-    for expected in ("98.0%", "100.0%", "40.0%", "9.800", "do evaluate-student", "newton"):
+    policies = [policy.title for policy in preset.policies.values()]
+    shares = ("98.0%", "100.0%", "40.0%", "9.800")
+    for expected in (*shares, *policies, preset.heading, "do evaluate-student", "newton"):
         assert expected in text
     assert text.count("data:") == 0
     assert preset.task in text
@@ -124,8 +145,7 @@ def test_results_file_holds_the_table(html, run):
 
     results = json.loads((run.path / "results.json").read_text())
     assert results["policies"]["student"]["share_of_teacher"] == pytest.approx(0.98)
-    assert results["student_reaches_goal"]
-    assert results["memoryless_clearly_below"]
+    assert [verdict["passed"] for verdict in results["verdicts"]] == [True, True]
     assert results["stages"]["teacher"] == {"seconds": 61.0, "peak_memory_gb": 1.5}
 
 
@@ -142,22 +162,64 @@ def test_verdicts_follow_the_numbers(run, preset, student, memoryless, reaches, 
     write_evaluation(run.path, "student", student)
     write_evaluation(run.path, "memoryless", memoryless)
     results = collect(run.path, preset)
-    assert [verdict for verdict, _ in verdicts(results)] == [reaches, below]
+    assert [verdict["passed"] for verdict in results["verdicts"]] == [reaches, below]
+
+
+@pytest.mark.parametrize(
+    ("finetuned", "scratch", "passed"),
+    [
+        (9.9, 9.7, [True, True, True, True]),
+        (9.75, 9.7, [True, True, True, True]),  # lower than the student, but intervals overlap
+        (9.4, 9.7, [True, False, False, True]),
+        (9.9, 9.4, [True, True, True, False]),
+    ],
+)
+def test_verdicts_on_finetuning_follow_the_numbers(finetune_run, finetuned, scratch, passed):
+    write_evaluation(finetune_run.path, "finetuned", finetuned)
+    write_evaluation(finetune_run.path, "scratch", scratch)
+    results = collect(finetune_run.path, load_preset(FINETUNE))
+    assert [verdict["passed"] for verdict in results["verdicts"]] == passed
+
+
+def test_verdicts_say_what_was_found(run, finetune_run, preset):
+    texts = [verdict["text"] for verdict in collect(run.path, preset)["verdicts"]]
+    assert texts == [
+        "student reaches 98.0% of the teacher's return (goal: 95%).",
+        "memoryless below student: their intervals do not overlap.",
+    ]
+    verdicts = collect(finetune_run.path, load_preset(FINETUNE))["verdicts"]
+    assert verdicts[1]["text"] == "finetuned against student: not clearly below it."
+
+
+def test_finetuning_is_reported_with_all_its_policies(finetune_run, monkeypatch):
+    html = write_report(finetune_run, FINETUNE, monkeypatch)
+    text = re.sub(r"data:image[^\"]+", "", html)
+    preset = load_preset(FINETUNE)
+    for policy in preset.policies.values():
+        assert policy.title in text
+    assert "Exported policy: finetuned" in text
+    assert "memoryless" not in text
 
 
 def test_share_of_a_return_that_is_not_positive_is_not_given(run, preset):
     write_evaluation(run.path, "teacher", -1.0)
     results = collect(run.path, preset)
     assert results["policies"]["student"]["share_of_teacher"] is None
-    assert not results["student_reaches_goal"]
+    assert not results["verdicts"][0]["passed"]
     assert "n/a" in format_table(results)
 
 
-def test_table_fits_a_terminal(run, preset):
-    assert all(len(line) <= 100 for line in format_table(collect(run.path, preset)).splitlines())
+def test_table_fits_a_terminal(run, finetune_run, preset):
+    for results in (
+        collect(run.path, preset),
+        collect(finetune_run.path, load_preset(FINETUNE)),
+    ):
+        lines = format_table(results).splitlines()
+        assert {len(line) for line in lines} == {90}
 
 
-def test_unfinished_run_is_refused(run):
-    (run.stages / "evaluate-student.json").unlink()
-    with pytest.raises(FileNotFoundError, match=r"lacks the stages \['evaluate-student'\]"):
-        report.finished_stages(run)
+@pytest.mark.parametrize("stage", ["memoryless", "evaluate-student", "export"])
+def test_unfinished_run_is_refused(run, preset, stage):
+    (run.stages / f"{stage}.json").unlink()
+    with pytest.raises(FileNotFoundError, match=rf"lacks the stages \['{stage}'\]"):
+        report.finished_stages(run, preset)

@@ -1,0 +1,64 @@
+"""One policy of a preset, trained on its own."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+from pathlib import Path
+
+from _isaaclab import run_shown, train_command
+from _preset import FINETUNE, default_run, load_preset
+
+
+def train_one(description: str | None, *, policy: str, start: str | None = None) -> int:
+    """Read the command line, show Isaac Lab's own command, and run it.
+
+    Args:
+        description: What ``--help`` says.
+        policy: Name of the policy where the command line gives none.
+        start: What the training starts from, ``"teacher"`` or ``"student"``, which becomes a
+            required option; None trains from scratch.
+
+    Returns:
+        The exit status of Isaac Lab.
+    """
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    if start is not None:
+        parser.add_argument(
+            f"--{start}", dest="start", type=Path, required=True, help=f"the {start}'s model_*.pt"
+        )
+    parser.add_argument("--config", type=Path, default=FINETUNE, help="preset, YAML")
+    parser.add_argument("--policy", default=policy, help=f"its name in the preset: {policy}")
+    parser.add_argument("--task", help="by default the preset's")
+    parser.add_argument("--num-envs", type=int, help="by default the preset's")
+    parser.add_argument("--iterations", type=int, help="by default the preset's")
+    parser.add_argument("--seed", type=int, help="by default the preset's")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda:<index>")
+    parser.add_argument("--output", type=Path, help="folder to log beneath: runs/<preset>")
+    args, further = parser.parse_known_args()
+    try:
+        preset = load_preset(args.config)
+    except ValueError as error:
+        parser.error(str(error))
+    candidates = [n for n, p in preset.policies.items() if bool(p.starts_from) == bool(start)]
+    if args.policy not in candidates:
+        origin = "from scratch" if start is None else "from another policy"
+        parser.error(
+            f"--policy is {args.policy!r}, expected one of {candidates}: those of"
+            f" {args.config.name} that start {origin}"
+        )
+    given = {"iterations": args.iterations, "seed": args.seed}
+    command = train_command(
+        dataclasses.replace(
+            preset.policies[args.policy],
+            **{name: value for name, value in given.items() if value is not None},
+        ),
+        task=args.task or preset.task,
+        num_envs=args.num_envs or preset.num_envs,
+        run_name=args.policy,
+        device=args.device,
+        checkpoint=None if start is None else str(args.start.resolve()),
+    )
+    return run_shown(command + further, args.output or default_run(args.config), args.device)

@@ -1,0 +1,11 @@
+#!/usr/bin/env python
+"""Go on with a distilled student by PPO, with Isaac Lab's own command, shown before it runs.
+
+Arguments that are not listed go on to `isaaclab train`, for example
+`agent.algorithm.student_action_std=0.2`.
+"""
+
+from _one_policy import train_one
+
+if __name__ == "__main__":
+    raise SystemExit(train_one(__doc__, policy="finetuned", start="student"))

@@ -1,0 +1,66 @@
+#!/usr/bin/env python
+"""Train a preset's policies one after the other, evaluate, export and report.
+
+A policy may start from an earlier one: a student from its teacher, PPO from a distilled student.
+Every stage is one command, shown as it runs; training is Isaac Lab's own. Stages that are finished
+with the same settings are not run again, so an interrupted run goes on where it was.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+from _conductor import Conductor, cost, exit_status, run_parser
+from _pipeline_stages import pipeline_stages
+from _preset import default_run, load_preset
+from _results import format_table
+from _stages import Marker, RunFolder
+
+
+def main() -> int:
+    """Run a preset.
+
+    Returns:
+        The exit status.
+    """
+    args = run_parser(__doc__).parse_args()
+    return exit_status(
+        lambda: run_preset(args.config, args.output or default_run(args.config), args.device)
+    )
+
+
+def run_preset(config: Path, output: Path, device: str) -> None:
+    """Run all stages of a preset and print the result.
+
+    Args:
+        config: The preset's file.
+        output: The run folder.
+        device: Device of all stages.
+    """
+    start = time.monotonic()
+    preset = load_preset(config)
+    run = RunFolder(output)
+    stages = pipeline_stages(run, preset, config.resolve(), device)
+    markers = Conductor(run, device).run_all(stages)
+    print_results(run, markers, time.monotonic() - start)
+
+
+def print_results(run: RunFolder, markers: dict[str, Marker], seconds: float) -> None:
+    """Print the closing table.
+
+    Args:
+        run: A finished run folder.
+        markers: Its stages' markers.
+        seconds: Duration of this call.
+    """
+    results = json.loads((run.path / "results.json").read_text(encoding="utf-8"))
+    print(f"\n{format_table(results)}\n")
+    for verdict in results["verdicts"]:
+        print(f"{'yes' if verdict['passed'] else ' NO'}  {verdict['text']}")
+    print(f"\nreport: {run.path / 'report.html'}\n{cost(markers, seconds)}")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

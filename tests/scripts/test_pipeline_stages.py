@@ -1,0 +1,177 @@
+"""A preset's stages: what each reads, and which settings it hangs on."""
+
+import dataclasses
+
+import pytest
+from _conductor import unfinished
+from _pipeline_stages import pipeline_stages
+from _preset import DEMO, FINETUNE, load_preset
+from _stages import RunFolder
+from pipeline import main
+
+PRESETS = (DEMO, FINETUNE)
+
+
+@pytest.fixture
+def run(tmp_path):
+    return RunFolder(tmp_path / "run")
+
+
+@pytest.fixture
+def preset():
+    return load_preset(DEMO)
+
+
+@pytest.fixture
+def finetune():
+    return load_preset(FINETUNE)
+
+
+def stages(run, preset, device="cpu"):
+    return {stage.name: stage for stage in pipeline_stages(run, preset, DEMO, device)}
+
+
+def finish_all(run, preset):
+    output = run.path / "output"
+    output.touch()
+    for stage in stages(run, preset).values():
+        run.finish(stage, output, command="", seconds=1.0, peak_memory_gb=1.0)
+
+
+def changed(preset, section, **changes):
+    if section in preset.policies:
+        policy = dataclasses.replace(preset.policies[section], **changes)
+        return dataclasses.replace(preset, policies=preset.policies | {section: policy})
+    part = dataclasses.replace(getattr(preset, section), **changes)
+    return dataclasses.replace(preset, **{section: part})
+
+
+def pending(run, preset):
+    return unfinished(list(stages(run, preset).values()), run)
+
+
+@pytest.mark.parametrize("file", PRESETS, ids=lambda file: file.stem)
+def test_every_need_comes_before(run, file):
+    preset, seen = load_preset(file), set()
+    for stage in stages(run, preset).values():
+        assert seen.issuperset(stage.needs)
+        seen.add(stage.name)
+    assert seen == {*preset.policies, *evaluations(preset), "export", "report"}
+
+
+def evaluations(preset):
+    return {f"evaluate-{name}" for name in preset.policies}
+
+
+def test_students_are_distilled_from_the_teachers_checkpoint(run, preset):
+    for name in ("student", "memoryless"):
+        command = stages(run, preset)[name].command({"teacher": "t/model_1.pt"})
+        assert command[command.index("--checkpoint") + 1] == "t/model_1.pt"
+        assert command[:2] == ["isaaclab", "train"]
+
+
+def test_ppo_goes_on_with_the_students_checkpoint_and_its_overrides(run, finetune):
+    stage = stages(run, finetune)["finetuned"]
+    assert stage.needs == ("student",)
+    command = stage.command({"student": "s/model_1.pt"})
+    assert command[command.index("--checkpoint") + 1] == "s/model_1.pt"
+    assert command[command.index("--agent") + 1] == "rsl_rl_finetune_cfg_entry_point"
+    assert command[-1] == "env.compute_final_obs=true"
+
+
+def test_from_scratch_reads_nothing(run, finetune):
+    stage = stages(run, finetune)["scratch"]
+    assert stage.needs == ()
+    assert "--checkpoint" not in stage.command({})
+
+
+def test_exported_policy_is_the_presets_choice(run, finetune):
+    stage = stages(run, finetune)["export"]
+    assert stage.needs == ("finetuned",)
+    assert "--checkpoint=f/model_1.pt" in stage.command({"finetuned": "f/model_1.pt"})
+
+
+@pytest.mark.parametrize("file", PRESETS, ids=lambda file: file.stem)
+def test_all_policies_are_evaluated_alike(run, file):
+    preset = load_preset(file)
+    commands = [
+        stages(run, preset)[f"evaluate-{name}"].command({name: f"{name}.pt"})
+        for name in preset.policies
+    ]
+    rest = [
+        [word for word in command if not word.startswith(("--checkpoint", "--output"))]
+        for command in commands
+    ]
+    assert all(words == rest[0] for words in rest)
+    assert len({*map(tuple, commands)}) == len(preset.policies)
+
+
+def test_nothing_is_pending_when_all_is_finished(run, preset):
+    finish_all(run, preset)
+    assert pending(run, preset) == set()
+
+
+POLICIES = ("teacher", "student", "memoryless")
+EVALUATIONS = {f"evaluate-{name}" for name in POLICIES}
+
+
+@pytest.mark.parametrize(
+    ("section", "changes", "expected"),
+    [
+        ("student", {"iterations": 1}, {"student", "evaluate-student", "export", "report"}),
+        ("memoryless", {"seed": 9}, {"memoryless", "evaluate-memoryless", "report"}),
+        ("memoryless", {"overrides": ["a=1"]}, {"memoryless", "evaluate-memoryless", "report"}),
+        ("memoryless", {"title": "MLP"}, {"report"}),
+        ("evaluation", {"episodes": 5}, {*EVALUATIONS, "report"}),
+        ("export", {"parity_steps": 5}, {"export", "report"}),
+        ("export", {"policy": "memoryless"}, {"export", "report"}),
+        ("teacher", {"iterations": 1}, {*POLICIES, *EVALUATIONS, "export", "report"}),
+        ("teacher", {"expected_seconds": 1.0}, set()),
+    ],
+)
+def test_change_reaches_exactly_what_depends_on_it(run, preset, section, changes, expected):
+    finish_all(run, preset)
+    assert pending(run, changed(preset, section, **changes)) == expected
+
+
+def test_other_start_runs_again(run, finetune):
+    finish_all(run, finetune)
+    expected = {"finetuned", "evaluate-finetuned", "export", "report"}
+    assert pending(run, changed(finetune, "finetuned", starts_from="teacher")) == expected
+
+
+@pytest.mark.parametrize("change", [{"heading": "Other"}, {"summary": "Other."}, {"verdicts": []}])
+def test_other_text_or_verdict_writes_the_report_again(run, preset, change):
+    finish_all(run, preset)
+    assert pending(run, dataclasses.replace(preset, **change)) == {"report"}
+
+
+def test_other_device_runs_again(run, preset):
+    finish_all(run, preset)
+    assert "teacher" in unfinished(list(stages(run, preset, "cuda:0").values()), run)
+
+
+def test_unwritable_folder_ends_the_run_before_any_training(tmp_path, monkeypatch, capsys):
+    (tmp_path / "file").write_text("")
+    folder = str(tmp_path / "file" / "run")
+    monkeypatch.setattr("sys.argv", ["pipeline.py", str(DEMO), "--output", folder])
+    assert main() == 1
+    captured = capsys.readouterr()
+    assert "expected one that can be written" in captured.err
+    assert "isaaclab train" not in captured.out
+
+
+def test_missing_preset_is_named(tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr("sys.argv", ["pipeline.py", str(tmp_path / "absent.yaml")])
+    assert main() == 1
+    assert "absent.yaml cannot be read" in capsys.readouterr().err
+
+
+def test_run_folder_is_named_after_the_preset(tmp_path, monkeypatch):
+    import pipeline
+
+    calls = []
+    monkeypatch.setattr(pipeline, "run_preset", lambda *call: calls.append(call))
+    monkeypatch.setattr("sys.argv", ["pipeline.py", str(FINETUNE)])
+    assert main() == 0
+    assert calls[0][1].as_posix() == "runs/finetune"
