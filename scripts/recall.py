@@ -43,8 +43,8 @@ def parse_args() -> argparse.Namespace:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--recall-length", type=int, default=8)
-    parser.add_argument("--gradient-lengths", type=int, nargs="+", default=[1, 2, 4, 9, 16, 32])
+    parser.add_argument("--recall-length", type=int, default=16)
+    parser.add_argument("--gradient-lengths", type=int, nargs="+", default=[4, 17])
     parser.add_argument("--iterations", type=int, default=100)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     return parser.parse_args()

@@ -1,5 +1,8 @@
 """Settings shared by all tests."""
 
+from collections.abc import Iterator
+
+import pytest
 import torch
 from hypothesis import settings
 
@@ -7,3 +10,19 @@ torch.set_num_threads(1)  # small tensors: threads cost more than they bring
 
 settings.register_profile("default", max_examples=40, deadline=None, derandomize=True)
 settings.load_profile("default")
+
+
+@pytest.fixture(scope="module")
+def float64() -> Iterator[None]:
+    """Build models, storages and observations of a module's tests in double precision."""
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture
+def in_order(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Replace the shuffle of rsl_rl and of this package by the order of the rollout."""
+    monkeypatch.setattr(
+        torch, "randperm", lambda n, **kwargs: torch.arange(n, device=kwargs.get("device"))
+    )

@@ -111,10 +111,11 @@ def make_ppo(
     num_envs: int,
     actor: str = "lstm",
     critic: str = "lstm",
+    actor_kwargs: dict[str, Any] | None = None,
     **options: Any,
 ) -> Any:
     """Build a PPO with its models and storage; equal arguments give equal weights."""
-    actor_model = make_model("actor", actor, num_envs, seed=1)
+    actor_model = make_model("actor", actor, num_envs, seed=1, **(actor_kwargs or {}))
     critic_model = make_model(
         "critic", critic, num_envs, seed=2, output_dim=1, distribution_cfg=None
     )
@@ -145,3 +146,8 @@ def roll_out_ppo(
             time_outs = dones & (torch.rand(num_envs, generator=generator) < 0.5)
             algorithm.process_env_step(obs, rewards, dones.long(), {"time_outs": time_outs})
         algorithm.compute_returns(make_obs(num_envs, generator))
+
+
+def numbered(num_steps: int, num_envs: int) -> torch.Tensor:
+    """Return the number of each sample, shape (T, N)."""
+    return torch.arange(num_steps * num_envs).view(num_steps, num_envs)

@@ -14,8 +14,8 @@ from torch import nn
 
 from rsl_tbptt.algorithms.behavior_loss import GAUSSIAN_ROLES, resolve_behavior_loss
 from rsl_tbptt.algorithms.checkpoints import check_matches, read_checkpoint, teacher_state_dict
+from rsl_tbptt.algorithms.distillation_options import DistillationOptions
 from rsl_tbptt.algorithms.guard import UpdateGuard, describe_non_finite, non_finite_message
-from rsl_tbptt.algorithms.options import DistillationOptions
 from rsl_tbptt.algorithms.replay import action_head, gaussian_head, make_replay
 from rsl_tbptt.algorithms.teacher_actions import draw_envs, scheduled_share
 from rsl_tbptt.core import distributed, hidden_state

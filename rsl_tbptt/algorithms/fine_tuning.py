@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import math
 from collections.abc import Mapping
 from typing import Any
@@ -14,7 +15,8 @@ from tensordict import TensorDict
 from torch import nn
 
 from rsl_tbptt.algorithms.checkpoints import check_matches, teacher_state_dict
-from rsl_tbptt.algorithms.options import PpoOptions
+from rsl_tbptt.algorithms.ppo_options import PpoOptions
+from rsl_tbptt.core.hidden_state import HiddenState
 
 
 class FineTuning:
@@ -93,10 +95,14 @@ class FineTuning:
         """Return what was recorded in this rollout, shape (T, N, A) each; empty without a pull."""
         return tuple(torch.stack(params) for params in zip(*self._recorded, strict=True))
 
-    def reset(self, dones: torch.Tensor) -> None:
-        """Clear the teacher's state in environments whose episode ended, shape (N,)."""
+    def reset(self, dones: torch.Tensor | None = None, hidden_state: HiddenState = None) -> None:
+        """Clear the teacher's state where an episode ended, (N,), or set it, as models do."""
         if self._teacher is not None:
-            self._teacher.reset(dones)
+            self._teacher.reset(dones, hidden_state)
+
+    def get_hidden_state(self) -> HiddenState:
+        """Return the teacher's state, as models do."""
+        return None if self._teacher is None else self._teacher.get_hidden_state()
 
     def count_update(self) -> None:
         """Go on in the schedules."""
@@ -139,9 +145,14 @@ class FineTuning:
         """Go on where ``state_dict()`` was taken.
 
         Raises:
-            ValueError: If the teacher's parameters do not fit. Nothing is changed then.
+            ValueError: If the teacher is missing or does not fit. Nothing is changed then.
         """
-        if self._teacher is not None and "teacher_state_dict" in state:
+        if self._teacher is not None and state:
+            if "teacher_state_dict" not in state:
+                raise ValueError(
+                    "The checkpoint holds a student without its teacher, expected both with"
+                    " teacher_kl_coef: load the distillation's checkpoint, or set it to 0."
+                )
             self._load_teacher(state["teacher_state_dict"])
         self._num_updates = state.get("num_updates")
 
@@ -164,7 +175,7 @@ def build_teacher(obs: TensorDict, env: VecEnv, cfg: dict[str, Any], device: str
     Returns:
         An untrained model.
     """
-    arguments = dict(cfg["algorithm"]["teacher_cfg"])
+    arguments = copy.deepcopy(cfg["algorithm"]["teacher_cfg"])  # models take entries out of it
     model_class = resolve_callable(arguments.pop("class_name"))
     obs_groups = resolve_obs_groups(obs, cfg["obs_groups"], ["teacher"])
     return model_class(obs, obs_groups, "teacher", env.num_actions, **arguments).to(device)

@@ -147,8 +147,8 @@ class MiniBatches:
     def of_envs(self, envs: torch.Tensor) -> MiniBatch:
         """Return all stretches of some environments (n,), as one mini-batch of this process."""
         pairs = [
-            (torch.arange(len(shape.first_steps)).unsqueeze(1) * self._num_envs + envs).flatten()
-            for shape in self._shapes
+            torch.cat([stretch * self._num_envs + envs for stretch in range(len(s.first_steps))])
+            for s in self._shapes
         ]
         counts = [len(p) * shape.num_loss_steps for p, shape in zip(pairs, self._shapes)]  # noqa: B905
         return self._mini_batch(pairs, sum(counts))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from rsl_rl.models import MLPModel
 
-from rsl_tbptt.algorithms.options import PpoOptions
+from rsl_tbptt.algorithms.ppo_options import PpoOptions
 from rsl_tbptt.core import losses
 
 Params = tuple[torch.Tensor, ...]

@@ -19,8 +19,8 @@ from rsl_tbptt.algorithms.curiosity import CuriosityTraining
 from rsl_tbptt.algorithms.fine_tuning import FineTuning, build_teacher
 from rsl_tbptt.algorithms.guard import UpdateGuard, describe_non_finite, non_finite_message
 from rsl_tbptt.algorithms.mini_batches import MiniBatches
-from rsl_tbptt.algorithms.options import PpoOptions
 from rsl_tbptt.algorithms.ppo_gradient import PpoGradient, PpoRollout, mean_and_scale
+from rsl_tbptt.algorithms.ppo_options import PpoOptions
 from rsl_tbptt.algorithms.rsl_rl_versions import UPDATE_NORMALIZES, rnd_optimizer
 from rsl_tbptt.algorithms.time_outs import TimeOutValues, value_without_advancing
 from rsl_tbptt.core import distributed, hidden_state
@@ -86,7 +86,7 @@ class TbpttPPO(PPO):
             value_loss_coef=self.options.value_loss_coef,
             entropy_coef=self.options.entropy_coef,
             learning_rate=self.options.learning_rate,
-            max_grad_norm=self.options.max_grad_norm,
+            max_grad_norm=self.options.max_grad_norm or math.inf,
             optimizer=self.options.optimizer,
             use_clipped_value_loss=self.options.use_clipped_value_loss,
             schedule=self.options.schedule,
@@ -97,16 +97,17 @@ class TbpttPPO(PPO):
             symmetry_cfg=symmetry_cfg,
             multi_gpu_cfg=multi_gpu_cfg,
         )
-        self.use_mixed_precision = self.options.use_mixed_precision
-        self._raw_actor, self._raw_critic = self.actor, self.critic  # rsl_rl 5.0 lacks them
+        self.use_mixed_precision = self.options.use_mixed_precision  # rsl_rl 5.0 lacks these
+        self.grad_reduce_bucket_mb = self.options.grad_reduce_bucket_mb
+        self._raw_actor, self._raw_critic = self.actor, self.critic
         self._states: list[tuple[HiddenState, HiddenState]] = []
         self._values_beyond = TimeOutValues()
         self._fine_tuning = FineTuning(actor, self.options)
         self._gradient = PpoGradient(actor, critic, self.options, device)
         self._curiosity: CuriosityTraining | None = None
         if self.rnd:
-            bucket_mb = self.options.grad_reduce_bucket_mb
-            self._curiosity = CuriosityTraining(self.rnd, rnd_optimizer(self), bucket_mb)
+            optimizer = rnd_optimizer(self)
+            self._curiosity = CuriosityTraining(self.rnd, optimizer, self.grad_reduce_bucket_mb)
         self._mini_batches = self._plan_mini_batches()
 
     def _check_symmetry(self) -> None:
@@ -334,7 +335,7 @@ class TbpttPPO(PPO):
         if self.symmetry:  # rsl_rl's own update, which averages
             super().reduce_parameters()
         else:
-            distributed.sum_gradients(self._parameters(), self.options.grad_reduce_bucket_mb)
+            distributed.sum_gradients(self._parameters(), self.grad_reduce_bucket_mb)
 
     def _parameters(self) -> list[nn.Parameter]:
         """Return all parameters; those of a shared encoder once."""
@@ -352,7 +353,8 @@ class TbpttPPO(PPO):
         metrics = {**dict(zip(names, values, strict=True)), "episode_start_rate": rate}
         if self.options.policy_loss == "kl_penalty":
             metrics["kl_coef"] = self._gradient.policy_loss.kl_coef
-            self._gradient.policy_loss.adapt(kl)
+            if not self._fine_tuning.holds_actor:
+                self._gradient.policy_loss.adapt(kl)
         if self.options.teacher_kl_coef > 0:
             metrics["teacher_kl_coef"] = self._fine_tuning.teacher_coef
         return metrics
@@ -379,7 +381,7 @@ class TbpttPPO(PPO):
         named = {"rewards": storage.rewards, "values": storage.values, "actions": storage.actions}
         source = describe_non_finite(storage.observations, named, self._gradient_is_finite)
         self.optimizer.zero_grad()
-        for model in (self.actor, self.critic):
+        for model in (self.actor, self.critic, self._fine_tuning):
             model.reset(hidden_state=hidden_state.clear_non_finite(model.get_hidden_state()))
         storage.clear()
         raise ValueError(non_finite_message(source))
@@ -424,8 +426,9 @@ class TbpttPPO(PPO):
         if "student_state_dict" in loaded_dict:
             self._fine_tuning.start(loaded_dict, strict)
             return False
-        for role, model in (("actor", self._raw_actor), ("critic", self._raw_critic)):
-            if load_cfg is not None and not load_cfg.get(role):
+        roles = {"actor": self._raw_actor, "critic": self._raw_critic, "rnd": self.rnd}
+        for role, model in roles.items():
+            if model is None or (load_cfg is not None and not load_cfg.get(role)):
                 continue
             key = f"{role}_state_dict"
             if key not in loaded_dict:

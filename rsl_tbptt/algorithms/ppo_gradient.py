@@ -9,8 +9,8 @@ from rsl_rl.models import MLPModel
 from rsl_rl.storage import RolloutStorage
 
 from rsl_tbptt.algorithms.mini_batches import MiniBatch
-from rsl_tbptt.algorithms.options import PpoOptions
 from rsl_tbptt.algorithms.policy_loss import PolicyLoss
+from rsl_tbptt.algorithms.ppo_options import PpoOptions
 from rsl_tbptt.algorithms.replay import action_head, make_replay, raw_head
 from rsl_tbptt.core import distributed, losses
 from rsl_tbptt.core.accumulate import Loss, Replay, accumulate_group

@@ -2,9 +2,17 @@
 
 import pytest
 import torch
-from helpers import make_distillation, make_ppo, parameters_of, ppo_parameters_of, roll_out
+from helpers import (
+    STATE_DIM,
+    make_distillation,
+    make_ppo,
+    parameters_of,
+    ppo_parameters_of,
+    roll_out,
+)
 from tolerances import PARITY_FLOAT32
 from torch import distributed, multiprocessing
+from torch.nn.utils import parameters_to_vector
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 
@@ -41,8 +49,32 @@ def updated_parameters(first, last, multi_gpu_cfg=None, **options):
 OPTIONS = ({}, {"grad_reduce_bucket_mb": 1e-4, "update_length": 5})
 
 
-def updated_ppo_parameters(first, last, multi_gpu_cfg=None):
-    """Update a PPO on environments [first, last) of one global rollout."""
+PPO_OPTIONS = (
+    {},
+    {"minibatch_unit": "window", "burn_in_length": 2, "loss_reduction": "episode_mean"},
+)
+
+
+def fill_ppo_rollout(algorithm, first, last):
+    """Put environments [first, last) of one global rollout into a PPO, its states included."""
+    storage, generator = algorithm.storage, torch.Generator().manual_seed(4)
+    storage.distribution_params = tuple(torch.ones(NUM_STEPS, last - first, 2) for _ in range(2))
+    targets = [*storage.observations.values(), storage.actions, storage.actions_log_prob]
+    for target in [*targets, storage.advantages, storage.returns, storage.values]:
+        shape = (NUM_STEPS, NUM_ENVS, target.shape[-1])
+        target.copy_(torch.randn(shape, generator=generator)[:, first:last])
+    dones = torch.rand(NUM_STEPS, NUM_ENVS, 1, generator=generator) < 0.3
+    storage.dones.copy_(dones[:, first:last])
+
+    def state():
+        pair = (torch.randn(1, NUM_ENVS, 6, generator=generator) for _ in range(2))
+        return tuple(tensor[:, first:last] for tensor in pair)
+
+    algorithm._states = [(state(), state()) for _ in algorithm._mini_batches.state_steps]
+
+
+def updated_ppo_parameters(first, last, multi_gpu_cfg=None, **options):
+    """Update a PPO with RND on environments [first, last) of one global rollout."""
     algorithm = make_ppo(
         TbpttPPO,
         NUM_STEPS,
@@ -50,16 +82,24 @@ def updated_ppo_parameters(first, last, multi_gpu_cfg=None):
         num_mini_batches=1,
         num_learning_epochs=3,
         gradient_length=3,
+        rnd_cfg={
+            "num_states": STATE_DIM,
+            "obs_groups": {"rnd_state": ["state"]},
+            "num_outputs": 3,
+            "predictor_hidden_dims": [8],
+            "target_hidden_dims": [8],
+        },
         multi_gpu_cfg=multi_gpu_cfg,
+        **options,
     )
-    storage, generator = algorithm.storage, torch.Generator().manual_seed(4)
-    storage.distribution_params = tuple(torch.ones(NUM_STEPS, last - first, 2) for _ in range(2))
-    targets = [*storage.observations.values(), storage.actions, storage.actions_log_prob]
-    for target in [*targets, storage.advantages, storage.returns, storage.values]:
-        shape = (NUM_STEPS, NUM_ENVS, target.shape[-1])
-        target.copy_(torch.randn(shape, generator=generator)[:, first:last])
-    algorithm.update()
-    return ppo_parameters_of(algorithm)
+    torch.manual_seed(5)  # the first weights else depend on the number of environments
+    with torch.no_grad():
+        for parameter in algorithm.rnd.parameters():
+            parameter.normal_()
+    fill_ppo_rollout(algorithm, first, last)
+    curiosity = algorithm.update()["rnd"]
+    predictor = parameters_to_vector(algorithm.rnd.predictor.parameters()).detach()
+    return torch.cat((ppo_parameters_of(algorithm), predictor, torch.tensor([curiosity])))
 
 
 def run_rank(rank, shares, folder):
@@ -69,7 +109,8 @@ def run_rank(rank, shares, folder):
     first, last = sum(shares[:rank]), sum(shares[: rank + 1])
     cfg = {"global_rank": rank, "local_rank": rank, "world_size": len(shares)}
     results = [updated_parameters(first, last, cfg, **options) for options in OPTIONS]
-    torch.save([*results, updated_ppo_parameters(first, last, cfg)], f"{folder}/rank{rank}.pt")
+    results += [updated_ppo_parameters(first, last, cfg, **options) for options in PPO_OPTIONS]
+    torch.save(results, f"{folder}/rank{rank}.pt")
     distributed.destroy_process_group()
 
 
@@ -78,9 +119,8 @@ def test_ranks_leave_the_parameters_of_one_process(tmp_path, shares):
     multiprocessing.spawn(run_rank, (shares, str(tmp_path)), nprocs=len(shares))
     results = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(len(shares))]
     expected = [updated_parameters(0, NUM_ENVS, **options) for options in OPTIONS]
-    for want, *by_rank in zip(
-        [*expected, updated_ppo_parameters(0, NUM_ENVS)], *results, strict=True
-    ):
+    expected += [updated_ppo_parameters(0, NUM_ENVS, **options) for options in PPO_OPTIONS]
+    for want, *by_rank in zip(expected, *results, strict=True):
         for parameters in by_rank:
             torch.testing.assert_close(parameters, want, **PARITY_FLOAT32)
 

@@ -7,7 +7,7 @@ from helpers import make_distillation
 from rsl_rl.algorithms import Distillation
 
 from rsl_tbptt.algorithms import TbpttDistillation
-from rsl_tbptt.algorithms.options import DistillationOptions
+from rsl_tbptt.algorithms.distillation_options import DistillationOptions
 from rsl_tbptt_tasks.memory import RecallEnv
 
 

@@ -27,14 +27,6 @@ def train(algorithm_class, *, updates=UPDATES, **kwargs):
     return ppo_parameters_of(algorithm), metrics, algorithm.learning_rate
 
 
-@pytest.fixture
-def in_order(monkeypatch):
-    """Replace the shuffle of both libraries by the order of the rollout."""
-    monkeypatch.setattr(
-        torch, "randperm", lambda n, **kwargs: torch.arange(n, device=kwargs.get("device"))
-    )
-
-
 @pytest.mark.usefixtures("in_order")
 @pytest.mark.parametrize(
     ("actor", "critic"),

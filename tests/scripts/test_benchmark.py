@@ -4,12 +4,12 @@ import re
 import subprocess
 import sys
 
-from benchmark import EXACT_MALLOC
+from _benchmark_memory import EXACT_MALLOC
 
 SMALL = ("--num-envs=512", "--num-steps=16", "--gradient-length=8", "--rnn-hidden-dim=128")
 ALLOCATE_AND_FREE = """
 import torch
-from _benchmark_case import Peak
+from _benchmark_memory import Peak
 peak = Peak(torch.device("cpu"))
 torch.ones(25_000_000)
 torch.ones(1_000_000)

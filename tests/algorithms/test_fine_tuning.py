@@ -1,0 +1,173 @@
+"""PPO that goes on with a distilled student: its noise, the critic's warm-up, checkpoints."""
+
+import copy
+
+import pytest
+import torch
+from fine_tuning import make_fine_tuned, make_pulled
+from helpers import ACTION_DIM, make_model, make_obs, ppo_parameters_of, roll_out_ppo
+from rsl_rl.runners import DistillationRunner, OnPolicyRunner
+from rsl_rl.storage import RolloutStorage
+
+from rsl_tbptt.algorithms import TbpttPPO
+from rsl_tbptt_tasks.memory import RecallEnv
+
+pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
+
+
+@pytest.mark.parametrize("std_type", ["scalar", "log"])
+def test_a_distilled_student_becomes_the_actor_while_the_critic_warms_up(std_type):
+    distribution = {"class_name": "GaussianDistribution", "init_std": 0.3, "std_type": std_type}
+    student = make_model(
+        "actor", "lstm", 4, seed=5, obs_normalization=True, distribution_cfg=dict(distribution)
+    )
+    student.obs_normalizer._mean.fill_(0.5)
+    actor = make_model(
+        "actor", "lstm", 4, seed=1, obs_normalization=True, distribution_cfg=dict(distribution)
+    )
+    critic = make_model("critic", "mlp", 4, seed=2, output_dim=1, distribution_cfg=None)
+    storage = RolloutStorage("rl", 4, 6, make_obs(4), [ACTION_DIM], "cpu")
+    algorithm = TbpttPPO(actor, critic, storage, student_action_std=0.7, critic_warmup_iterations=2)
+    checkpoint = {"student_state_dict": student.state_dict(), "teacher_state_dict": {}}
+    assert algorithm.load(checkpoint, None, strict=True) is False
+    for name, value in algorithm.actor.state_dict().items():
+        if name.startswith("distribution"):
+            assert torch.allclose(value.exp() if std_type == "log" else value, torch.tensor(0.7))
+        else:
+            assert torch.equal(value, student.state_dict()[name]), name
+    for held in (True, True, False):
+        actor_before = copy.deepcopy(actor.state_dict())
+        critic_before = torch.nn.utils.parameters_to_vector(critic.parameters()).clone()
+        rate = algorithm.learning_rate
+        roll_out_ppo(algorithm, 0)
+        algorithm.update()
+        for name, value in actor.state_dict().items():  # weights and normaliser alike
+            assert torch.equal(actor_before[name], value) == held, name
+        assert (algorithm.learning_rate == rate) == held
+        assert not torch.equal(
+            critic_before, torch.nn.utils.parameters_to_vector(critic.parameters())
+        )
+
+
+def test_an_action_noise_that_is_no_parameter_is_refused():
+    distribution = {"class_name": "HeteroscedasticGaussianDistribution"}
+    actor = make_model("actor", "lstm", 4, seed=1, distribution_cfg=distribution)
+    critic = make_model("critic", "mlp", 4, seed=2, output_dim=1, distribution_cfg=None)
+    storage = RolloutStorage("rl", 4, 6, make_obs(4), [ACTION_DIM], "cpu")
+    with pytest.raises(NotImplementedError, match="HeteroscedasticGaussianDistribution has no"):
+        TbpttPPO(actor, critic, storage, student_action_std=0.5)
+    TbpttPPO(actor, critic, storage)
+
+
+def test_the_coefficient_of_the_kl_penalty_waits_for_the_actor():
+    algorithm = make_fine_tuned(
+        critic_warmup_iterations=2, policy_loss="kl_penalty", schedule="fixed", learning_rate=1e-12
+    )
+    coefs = []
+    for seed in range(4):
+        roll_out_ppo(algorithm, seed)
+        coefs.append(algorithm.update()["kl_coef"])
+    assert coefs == [1.0, 1.0, 1.0, 0.5]  # the one after the warm-up may change it
+
+
+def forget(algorithm):
+    """Clear all memory, as at the start of a run; a checkpoint holds none."""
+    for model in (algorithm.actor, algorithm.critic):
+        model.reset()
+    with torch.inference_mode():
+        algorithm._fine_tuning.reset(torch.ones(4))
+
+
+def go_on(algorithm, first, last):
+    """Take updates [first, last); return their coefficients of the pull."""
+    coefs = []
+    for seed in range(first, last):
+        roll_out_ppo(algorithm, seed)
+        coefs.append(algorithm.update()["teacher_kl_coef"])
+    return coefs
+
+
+@pytest.mark.parametrize("teacher", ["mlp", "lstm"])
+@pytest.mark.parametrize("saved_after", [1, 3])
+def test_a_checkpoint_in_the_middle_of_the_schedules_goes_on_exactly(
+    teacher, saved_after, tmp_path
+):
+    options = {"critic_warmup_iterations": 2, "teacher_kl_updates": 3, "student_action_std": 0.4}
+    source = make_fine_tuned(teacher, **options)
+    go_on(source, 0, saved_after)
+    torch.save(source.save(), tmp_path / "model.pt")
+    forget(source)
+    target = make_pulled(teacher, **options)
+    target.load(torch.load(tmp_path / "model.pt", weights_only=True), None, strict=True)
+    coefs = go_on(source, saved_after, saved_after + 2)
+    assert go_on(target, saved_after, saved_after + 2) == coefs
+    assert coefs == pytest.approx([0.8, 0.8] if saved_after == 1 else [0.8 * 2 / 3, 0.8 / 3])
+    assert torch.equal(ppo_parameters_of(target), ppo_parameters_of(source))
+    assert target.learning_rate == source.learning_rate
+
+
+def model_cfg(class_name, **kwargs):
+    recurrent = {"rnn_type": "gru", "rnn_hidden_dim": 8, "rnn_num_layers": 1}
+    return {
+        "class_name": class_name,
+        "hidden_dims": [8],
+        "activation": "elu",
+        **(recurrent if class_name == "RNNModel" else {}),
+        **kwargs,
+    }
+
+
+def gaussian():
+    return {"distribution_cfg": {"class_name": "GaussianDistribution", "init_std": 0.3}}
+
+
+def distillation_cfg():
+    return {
+        "num_steps_per_env": 8,
+        "save_interval": 1000,
+        "obs_groups": {"student": ["policy"], "teacher": ["privileged"]},
+        "algorithm": {"class_name": "rsl_tbptt.algorithms:TbpttDistillation", "gradient_length": 4},
+        "student": model_cfg("RNNModel", **gaussian()),
+        "teacher": model_cfg("MLPModel", **gaussian()),
+    }
+
+
+def fine_tuning_cfg():
+    return {
+        "num_steps_per_env": 8,
+        "save_interval": 1000,
+        "obs_groups": {"actor": ["policy"], "critic": ["policy"], "teacher": ["privileged"]},
+        "algorithm": {
+            "class_name": "rsl_tbptt.algorithms:TbpttPPO",
+            "gradient_length": 4,
+            "critic_warmup_iterations": 1,
+            "teacher_kl_coef": 0.5,
+            "teacher_kl_updates": 2,
+            "teacher_cfg": model_cfg("MLPModel", **gaussian()),
+        },
+        "actor": model_cfg("RNNModel", **gaussian()),
+        "critic": model_cfg("RNNModel"),
+    }
+
+
+def test_a_run_from_distillation_to_fine_tuning_under_the_stock_runners(tmp_path, monkeypatch):
+    distillation = DistillationRunner(RecallEnv(8, 3), distillation_cfg(), log_dir=None)
+    distillation.alg.teacher_loaded = True
+    distillation.learn(1)
+    distillation.save(str(tmp_path / "student.pt"))
+    cfg = fine_tuning_cfg()
+    runner = OnPolicyRunner(RecallEnv(8, 3), cfg, log_dir=None)
+    runner.load(str(tmp_path / "student.pt"))
+    student = distillation.alg.student.state_dict()
+    for name, value in runner.alg.actor.state_dict().items():
+        assert torch.equal(value, student[name])
+    metrics, update = [], runner.alg.update
+    monkeypatch.setattr(runner.alg, "update", lambda: metrics.append(update()) or metrics[-1])
+    runner.learn(2)
+    assert [seen["teacher_kl_coef"] for seen in metrics] == pytest.approx([0.5, 0.5])
+    assert metrics[0]["actor_grad_norm"] == 0 < metrics[1]["actor_grad_norm"]
+    state = runner.alg.save()["rsl_tbptt"]["fine_tuning"]
+    assert state["num_updates"] == 2
+    teacher = distillation.alg.teacher.state_dict()
+    for name, value in state["teacher_state_dict"].items():
+        assert torch.equal(value, teacher[name])

@@ -1,0 +1,111 @@
+"""A NaN or 1e6 in a past episode or another environment changes no bit of TbpttPPO's gradient."""
+
+from dataclasses import replace
+
+import pytest
+import torch
+from helpers import make_ppo
+from ppo_reference import disturb, gradient_of, roll_out_recording
+
+from rsl_tbptt.algorithms import TbpttPPO
+from rsl_tbptt.core.hidden_state import as_tensors
+
+pytestmark = [
+    pytest.mark.usefixtures("float64"),
+    pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value"),
+]
+
+NUM_STEPS, NUM_ENVS, VICTIM = 8, 3, 1
+poisons = pytest.mark.parametrize("poison", [float("nan"), 1e6])
+all_models = pytest.mark.parametrize("models", ["lstm", "gru"])
+
+
+def ready(models, episode_starts_at=None, **options):
+    """Return an algorithm with a full storage; the victim's episode starts anew at a step."""
+    shared = {"gradient_length": 2, "num_mini_batches": 1}
+    algorithm = make_ppo(TbpttPPO, NUM_STEPS, NUM_ENVS, models, models, **shared, **options)
+    roll_out_recording(algorithm, 0, done_rate=0.0)
+    disturb(algorithm)
+    if episode_starts_at is not None:
+        algorithm.storage.dones[episode_starts_at - 1, VICTIM] = 1
+    return algorithm
+
+
+def poison_past(algorithm, last_step, poison):
+    """Poison all that is known of the victim's steps before ``last_step``, and its first state."""
+    storage = algorithm.storage
+    recorded = [storage.actions, storage.actions_log_prob, storage.advantages]
+    recorded += [storage.returns, storage.values, *storage.distribution_params]
+    with torch.inference_mode():
+        for values in (*recorded, *storage.observations.values()):
+            values[:last_step, VICTIM] = poison
+        for states in algorithm._states:
+            for tensor in (*as_tensors(states[0]), *as_tensors(states[1])):
+                tensor[:, VICTIM] = poison
+
+
+def gradient_on(algorithm, mini_batch):
+    algorithm.optimizer.zero_grad()
+    algorithm._gradient.accumulate(mini_batch, algorithm._rollout(), teacher_coef=0.0)
+    return gradient_of(algorithm.actor, algorithm.critic)
+
+
+def without_loss_before(algorithm, step):
+    """Return the mini-batch of all environments whose windows before ``step`` only run forward."""
+    mini_batch = algorithm._mini_batches.of_envs(torch.arange(NUM_ENVS))
+    (part,) = mini_batch.parts
+    group = tuple(replace(w, loss_start=w.stop) if w.stop <= step else w for w in part.group)
+    return replace(mini_batch, parts=(replace(part, group=group),))
+
+
+@poisons
+@all_models
+@pytest.mark.parametrize("chunks", [1, 2])
+@pytest.mark.parametrize("start", [2, 3])
+def test_windows_after_the_start_of_an_episode_do_not_feel_the_one_before(
+    models, poison, chunks, start
+):
+    gradients, everything = [], []
+    after = start + start % 2  # the first window that begins with or after the new episode
+    for value in (None, poison):
+        algorithm = ready(models, start, num_env_chunks=chunks)
+        if value is not None:
+            poison_past(algorithm, start, value)
+        gradients.append(gradient_on(algorithm, without_loss_before(algorithm, after)))
+        everything.append(gradient_on(algorithm, without_loss_before(algorithm, 0)))
+    assert torch.isfinite(gradients[1]).all()
+    assert torch.equal(*gradients)
+    assert not torch.allclose(*everything)  # the poison is in an earlier window
+
+
+@poisons
+@all_models
+def test_a_burn_in_over_the_start_of_an_episode_does_not_carry_the_one_before(models, poison):
+    gradients = []
+    for value in (None, poison):
+        algorithm = ready(models, 3, minibatch_unit="window", burn_in_length=4)
+        if value is not None:
+            poison_past(algorithm, 3, value)
+        whole = algorithm._mini_batches.of_envs(torch.arange(NUM_ENVS))
+        late = [p for p in whole.parts if p.first_steps.min() + p.group[0].loss_start >= 4]
+        assert len(whole.parts) == 3  # windows at 0, 2 and, burnt in alike, 4 and 6
+        assert {len(part.first_steps) for part in late} == {2 * NUM_ENVS}
+        assert min(int(part.first_steps.min()) for part in late) == 0
+        gradients.append(gradient_on(algorithm, replace(whole, parts=tuple(late))))
+    assert torch.isfinite(gradients[1]).all()
+    assert torch.equal(*gradients)
+
+
+@poisons
+@all_models
+@pytest.mark.parametrize("unit", ["env", "window"])
+def test_environments_do_not_feel_each_other(models, poison, unit):
+    gradients = []
+    for value in (None, poison):
+        algorithm = ready(models, minibatch_unit=unit)
+        if value is not None:
+            poison_past(algorithm, NUM_STEPS, value)
+        others = algorithm._mini_batches.of_envs(torch.tensor([0, 2]))
+        gradients.append(gradient_on(algorithm, others))
+    assert torch.isfinite(gradients[1]).all()
+    assert torch.equal(*gradients)

@@ -1,0 +1,177 @@
+"""The laws of TbpttPPO's gradient: exactness, invariance, isolation."""
+
+import pytest
+import torch
+from helpers import make_ppo
+from hypothesis import given
+from hypothesis import strategies as st
+from ppo_reference import (
+    disturb,
+    gradients_of_update,
+    reference_gradient,
+    roll_out_recording,
+    whole_envs,
+    windows,
+)
+from rsl_rl.modules import distribution
+from tolerances import EXACT_FLOAT64
+
+from rsl_tbptt.algorithms import TbpttPPO
+
+pytestmark = [
+    pytest.mark.usefixtures("float64"),
+    pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value"),
+    pytest.mark.filterwarnings(r"ignore:std\(\)"),  # of a single sample; the tests draw advantages
+    pytest.mark.filterwarnings("ignore:gradient_length is .*, more than num_steps_per_env"),
+]
+
+ONE_STEP = {"num_mini_batches": 1, "num_learning_epochs": 1, "entropy_coef": 0.05}
+OTHER_DISTRIBUTIONS = [
+    name
+    for name in ("HeteroscedasticGaussianDistribution", "BetaDistribution")
+    if hasattr(distribution, name)  # rsl_rl 5.0 lacks the second
+]
+sizes = {
+    "num_steps": st.integers(1, 8),
+    "num_envs": st.integers(1, 3),
+    "done_rate": st.sampled_from([0.0, 0.3, 1.0]),
+    "models": st.sampled_from(
+        [("lstm", "lstm"), ("gru", "gru"), ("gru", "lstm"), ("lstm", "mlp"), ("mlp", "gru")]
+    ),
+}
+
+
+def make(num_steps=6, num_envs=3, models=("lstm", "lstm"), **options):
+    shared = {**ONE_STEP, "value_loss_coef": 0.7}
+    return make_ppo(TbpttPPO, num_steps, num_envs, *models, **{**shared, **options})
+
+
+def ready(done_rate=0.3, **options):
+    """Return an algorithm after two rollouts with moved parameters, and its recorded states."""
+    algorithm = make(**options)
+    states = roll_out_recording(algorithm, 0, done_rate)
+    disturb(algorithm)
+    return algorithm, states
+
+
+@given(**sizes, beyond=st.sampled_from([None, 0, 2]))
+def test_windows_as_long_as_the_rollout_give_full_bptt(
+    num_steps, num_envs, done_rate, models, beyond
+):
+    length = None if beyond is None else num_steps + beyond
+    algorithm, states = ready(
+        done_rate, num_steps=num_steps, num_envs=num_envs, models=models, gradient_length=length
+    )
+    expected = reference_gradient(algorithm, states, whole_envs(num_steps, num_envs, num_steps))
+    (gradient,) = gradients_of_update(algorithm)
+    torch.testing.assert_close(gradient, expected, **EXACT_FLOAT64)
+
+
+@given(**sizes, gradient_length=st.integers(1, 5))
+def test_shorter_windows_equal_the_stepwise_reference(
+    num_steps, num_envs, done_rate, models, gradient_length
+):
+    algorithm, states = ready(
+        done_rate,
+        num_steps=num_steps,
+        num_envs=num_envs,
+        models=models,
+        gradient_length=gradient_length,
+    )
+    stretches = whole_envs(num_steps, num_envs, gradient_length)
+    expected = reference_gradient(algorithm, states, stretches)
+    (gradient,) = gradients_of_update(algorithm)
+    torch.testing.assert_close(gradient, expected, **EXACT_FLOAT64)
+
+
+@given(**sizes, gradient_length=st.integers(1, 5), burn_in=st.integers(0, 4))
+def test_drawn_windows_start_from_the_state_of_the_rollout(
+    num_steps, num_envs, done_rate, models, gradient_length, burn_in
+):
+    algorithm, states = ready(
+        done_rate,
+        num_steps=num_steps,
+        num_envs=num_envs,
+        models=models,
+        gradient_length=gradient_length,
+        minibatch_unit="window",
+        burn_in_length=burn_in,
+    )
+    stretches = windows(num_steps, num_envs, gradient_length, burn_in)
+    expected = reference_gradient(algorithm, states, stretches)
+    (gradient,) = gradients_of_update(algorithm)
+    torch.testing.assert_close(gradient, expected, **EXACT_FLOAT64)
+
+
+def test_length_unit_and_burn_in_each_change_the_gradient():
+    by_window = {"gradient_length": 2, "minibatch_unit": "window"}
+    variants = ({}, {"gradient_length": 2}, by_window, {**by_window, "burn_in_length": 2})
+    gradients = [gradients_of_update(ready(**options)[0])[0] for options in variants]
+    for i, one in enumerate(gradients):
+        for other in gradients[:i]:
+            assert not torch.allclose(one, other, rtol=1e-3)
+
+
+@pytest.mark.parametrize("name", OTHER_DISTRIBUTIONS)
+def test_other_distributions_have_the_exact_gradient_too(name):
+    algorithm, states = ready(
+        gradient_length=2, actor_kwargs={"distribution_cfg": {"class_name": name}}
+    )
+    expected = reference_gradient(algorithm, states, whole_envs(6, 3, 2))
+    (gradient,) = gradients_of_update(algorithm)
+    torch.testing.assert_close(gradient, expected, **EXACT_FLOAT64)
+
+
+@pytest.mark.parametrize("unit", ["env", "window"])
+@pytest.mark.parametrize("num_mini_batches", [2, 4])
+def test_gradients_of_mini_batches_add_up_to_that_of_the_rollout(unit, num_mini_batches):
+    options = {"num_steps": 7, "num_envs": 5, "gradient_length": 3, "minibatch_unit": unit}
+    whole, _ = ready(**options)
+    parts, _ = ready(**options, num_mini_batches=num_mini_batches)
+    shares = [mini_batch.num_samples / 35 for mini_batch in parts._mini_batches.draw()]
+    gradients = gradients_of_update(parts)
+    (expected,) = gradients_of_update(whole)
+    total = sum(share * gradient for share, gradient in zip(shares, gradients, strict=True))
+    torch.testing.assert_close(total, expected, **EXACT_FLOAT64)
+
+
+@pytest.mark.parametrize("models", [("lstm", "lstm"), ("gru", "gru")])
+@pytest.mark.parametrize(
+    "unit", [{}, {"minibatch_unit": "window"}, {"minibatch_unit": "window", "burn_in_length": 3}]
+)
+def test_chunks_and_engines_do_not_change_the_gradient(models, unit):
+    shared = {"num_steps": 7, "num_envs": 5, "models": models, "gradient_length": 3, **unit}
+    (expected,) = gradients_of_update(ready(**shared, scan_engine="reference")[0])
+    for chunks in range(1, 6):
+        algorithm, _ = ready(**shared, scan_engine="fused", num_env_chunks=chunks)
+        (gradient,) = gradients_of_update(algorithm)
+        torch.testing.assert_close(gradient, expected, **EXACT_FLOAT64)
+
+
+@pytest.mark.parametrize("unit", ["env", "window"])
+@pytest.mark.parametrize("reduction", ["mean", "episode_mean"])
+def test_permuting_environments_leaves_the_gradient(unit, reduction):
+    algorithm, _ = ready(gradient_length=4, minibatch_unit=unit, loss_reduction=reduction)
+    (expected,) = gradients_of_update(algorithm)
+    storage, order = algorithm.storage, torch.tensor([2, 0, 1])
+    recorded = [storage.actions, storage.actions_log_prob, storage.advantages, storage.dones]
+    recorded += [storage.returns, storage.values, *storage.distribution_params]
+    with torch.inference_mode():
+        for values in (*recorded, *storage.observations.values()):
+            values.copy_(values[:, order].clone())
+    algorithm._states = [
+        tuple(tuple(tensor[:, order] for tensor in state) for state in states)
+        for states in algorithm._states
+    ]
+    (gradient,) = gradients_of_update(algorithm)
+    torch.testing.assert_close(gradient, expected, **EXACT_FLOAT64)
+
+
+def test_at_the_policy_that_acted_the_kl_penalty_has_no_gradient():
+    gradients = []
+    for options in ({}, *({"policy_loss": "kl_penalty", "kl_penalty_coef": c} for c in (0.1, 10))):
+        algorithm = make(gradient_length=4, schedule="fixed", **options)
+        roll_out_recording(algorithm, 0, 0.3)
+        gradients += gradients_of_update(algorithm)
+    for gradient in gradients[1:]:  # the plain one is not clipped: every ratio is 1
+        torch.testing.assert_close(gradient, gradients[0], **EXACT_FLOAT64)

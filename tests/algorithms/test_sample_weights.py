@@ -1,0 +1,96 @@
+"""What each sample of a mini-batch weighs in PPO's loss, one by one and by episode."""
+
+import pytest
+import torch
+from helpers import make_ppo, numbered, roll_out_ppo
+from tolerances import SAME_FLOAT32
+
+from rsl_tbptt.algorithms import TbpttPPO
+from rsl_tbptt.core import losses
+
+pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
+
+
+def weights_of_samples(algorithm, monkeypatch):
+    """Return the weight of each sample, (T, N), for each mini-batch of an epoch."""
+    storage, seen = algorithm.storage, {"clipped_surrogate": [], "value_error": []}
+    index = numbered(*storage.rewards.shape[:2])
+    for recorded in (storage.advantages, storage.values):  # the third argument of either loss
+        recorded.copy_(index.unsqueeze(-1))
+
+    def spy(name, function):
+        def recording(*arguments):
+            loss, numbers = function(*arguments), arguments[2].long().flatten()
+            loss.register_hook(lambda gradient: seen[name].append((numbers, gradient.flatten())))
+            return loss
+
+        return recording
+
+    for name in seen:
+        monkeypatch.setattr(losses, name, spy(name, getattr(losses, name)))
+    by_mini_batch = []
+    for mini_batch in algorithm._mini_batches.draw():
+        algorithm._gradient.accumulate(mini_batch, algorithm._rollout(), 0.0)
+        actor, critic = torch.zeros(index.numel()), torch.zeros(index.numel())
+        for weights, calls in zip((actor, critic), seen.values(), strict=True):
+            for numbers, gradient in calls:
+                weights[numbers] += gradient
+            calls.clear()
+        assert torch.equal(actor, critic)
+        by_mini_batch.append(actor.view(index.shape))
+    return by_mini_batch
+
+
+MODELS = pytest.mark.parametrize("models", ["lstm", "mlp"])
+
+
+@MODELS
+@pytest.mark.parametrize("unit", ["env", "window"])
+@pytest.mark.parametrize("num_mini_batches", [1, 3])
+@pytest.mark.filterwarnings("ignore:.* has no effect. neither actor nor critic is recurrent")
+def test_with_the_mean_every_sample_weighs_the_same(models, unit, num_mini_batches, monkeypatch):
+    shared = {"gradient_length": 3, "num_mini_batches": num_mini_batches}
+    algorithm = make_ppo(TbpttPPO, 7, 5, models, models, minibatch_unit=unit, **shared)
+    roll_out_ppo(algorithm, 0)
+    for weights in weights_of_samples(algorithm, monkeypatch):
+        used = weights[weights != 0]
+        torch.testing.assert_close(used, torch.full_like(used, 1 / len(used)), **SAME_FLOAT32)
+        torch.testing.assert_close(used.sum(), torch.ones(()), **SAME_FLOAT32)
+
+
+def episodes_of_one_three_and_four_steps(models, **options):
+    algorithm = make_ppo(
+        TbpttPPO, 4, 2, models, models, loss_reduction="episode_mean", shuffle_envs=False, **options
+    )
+    roll_out_ppo(algorithm, 0, done_rate=0.0)
+    algorithm.storage.dones[0, 0] = 1
+    algorithm.storage.dones[3, 1] = 1  # ends with the rollout: no piece of its own
+    return algorithm
+
+
+@MODELS
+def test_with_the_episode_mean_every_episode_weighs_the_same(models, monkeypatch):
+    algorithm = episodes_of_one_three_and_four_steps(models, num_mini_batches=1)
+    (weights,) = weights_of_samples(algorithm, monkeypatch)
+    expected = torch.tensor([[1, 1 / 3, 1 / 3, 1 / 3], [1 / 4] * 4]).T / 3
+    torch.testing.assert_close(weights, expected, **SAME_FLOAT32)
+
+
+def test_the_episode_mean_is_over_the_episodes_of_the_mini_batch(monkeypatch):
+    algorithm = episodes_of_one_three_and_four_steps("lstm", num_mini_batches=2)
+    first, second = weights_of_samples(algorithm, monkeypatch)
+    torch.testing.assert_close(
+        first.T, torch.tensor([[1, 1 / 3, 1 / 3, 1 / 3], [0.0] * 4]) / 2, **SAME_FLOAT32
+    )
+    torch.testing.assert_close(second.T, torch.tensor([[0.0] * 4, [1 / 4] * 4]), **SAME_FLOAT32)
+
+
+def test_a_window_holds_its_share_of_an_episode(monkeypatch):
+    algorithm = episodes_of_one_three_and_four_steps(
+        "lstm", num_mini_batches=2, minibatch_unit="window", gradient_length=2
+    )
+    first, second = weights_of_samples(algorithm, monkeypatch)
+    early = torch.tensor([[1, 1 / 3, 0, 0], [1 / 4, 1 / 4, 0, 0]])
+    late = torch.tensor([[0, 0, 1 / 3, 1 / 3], [0, 0, 1 / 4, 1 / 4]])
+    torch.testing.assert_close(first.T, early / early.sum(), **SAME_FLOAT32)
+    torch.testing.assert_close(second.T, late / late.sum(), **SAME_FLOAT32)

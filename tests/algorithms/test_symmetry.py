@@ -1,0 +1,112 @@
+"""Symmetry under TbpttPPO: rsl_rl's own update for feed-forward models, refused for others."""
+
+import pytest
+import torch
+from helpers import make_ppo, ppo_parameters_of, roll_out_ppo
+from rsl_rl.algorithms import PPO
+from rsl_rl.extensions import resolve_symmetry_config
+from tolerances import PARITY_FLOAT32
+
+from rsl_tbptt.algorithms import TbpttPPO
+
+pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
+
+ENV = object()
+
+
+def mirror(env, obs, actions):
+    """Append the mirrored samples: all signs turned."""
+    assert env is ENV
+    if obs is not None:
+        obs = torch.cat((obs, obs.apply(torch.neg)))
+    if actions is not None:
+        actions = torch.cat((actions, -actions))
+    return obs, actions
+
+
+def symmetry_cfg(augmentation=True, mirror_loss=True):
+    cfg = {
+        "data_augmentation_func": mirror,
+        "use_data_augmentation": augmentation,
+        "use_mirror_loss": mirror_loss,
+        "mirror_loss_coeff": 0.7,
+    }
+    return resolve_symmetry_config({"symmetry_cfg": cfg}, ENV)["symmetry_cfg"]
+
+
+def train(algorithm_class, updates=2, **options):
+    algorithm = make_ppo(algorithm_class, 6, 8, "mlp", "mlp", **options)
+    for seed in range(updates):
+        roll_out_ppo(algorithm, seed)
+        metrics = algorithm.update()
+    return ppo_parameters_of(algorithm), metrics, algorithm
+
+
+@pytest.mark.parametrize(
+    ("augmentation", "mirror_loss"), [(True, True), (True, False), (False, True), (False, False)]
+)
+@pytest.mark.parametrize("options", [{}, {"normalize_advantage_per_mini_batch": True}])
+def test_parameters_equal_those_of_rsl_rl(augmentation, mirror_loss, options):
+    expected, expected_metrics, other = train(
+        PPO, symmetry_cfg=symmetry_cfg(augmentation, mirror_loss), **options
+    )
+    parameters, metrics, algorithm = train(
+        TbpttPPO, symmetry_cfg=symmetry_cfg(augmentation, mirror_loss), **options
+    )
+    torch.testing.assert_close(parameters, expected, **PARITY_FLOAT32)
+    assert metrics == pytest.approx(expected_metrics, rel=1e-3)
+    assert metrics["symmetry"] > 0
+    assert algorithm.learning_rate == pytest.approx(other.learning_rate)
+
+
+def test_symmetry_changes_the_parameters():
+    results = [train(TbpttPPO, symmetry_cfg=cfg)[0] for cfg in (None, symmetry_cfg())]
+    assert not torch.allclose(*results, rtol=1e-3)
+
+
+def test_the_normaliser_sees_each_sample_once():
+    _, _, algorithm = train(
+        TbpttPPO, symmetry_cfg=symmetry_cfg(), actor_kwargs={"obs_normalization": True}
+    )
+    assert algorithm.actor.obs_normalizer.count == 2 * 6 * 8
+
+
+def test_a_nan_undoes_the_update():
+    algorithm = make_ppo(TbpttPPO, 6, 8, "mlp", "mlp", symmetry_cfg=symmetry_cfg())
+    roll_out_ppo(algorithm, 0)
+    before = ppo_parameters_of(algorithm)
+    algorithm.storage.rewards[2, 3] = algorithm.storage.returns[2, 3] = float("nan")
+    with pytest.raises(ValueError, match=r"rewards of environments \[3\], first at step 2"):
+        algorithm.update()
+    assert torch.equal(ppo_parameters_of(algorithm), before)
+
+
+@pytest.mark.parametrize(("actor", "critic"), [("lstm", "lstm"), ("mlp", "gru"), ("gru", "mlp")])
+def test_recurrent_models_are_refused_with_the_reason(actor, critic):
+    message = r"symmetry_cfg is set, expected None with a recurrent .* the hidden state of a mirror"
+    with pytest.raises(NotImplementedError, match=message):
+        make_ppo(TbpttPPO, 6, 8, actor, critic, symmetry_cfg=symmetry_cfg())
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"num_env_chunks": 2}, "num_env_chunks is 2, expected 1"),
+        ({"shuffle_envs": False}, "shuffle_envs is False, expected True"),
+        ({"loss_reduction": "episode_mean"}, "loss_reduction is 'episode_mean', expected 'mean'"),
+        (
+            {"policy_loss": "kl_penalty", "schedule": "fixed"},
+            "policy_loss is 'kl_penalty', expected 'clip'",
+        ),
+        ({"clip_param_high": 0.3}, "clip_param_high is 0.3, expected None"),
+        ({"dual_clip_param": 3.0}, "dual_clip_param is 3.0, expected None"),
+        ({"critic_warmup_iterations": 2}, "critic_warmup_iterations is 2, expected 0"),
+        (
+            {"teacher_kl_coef": 0.1, "teacher_cfg": {"class_name": "MLPModel"}},
+            "teacher_kl_coef is 0.1, expected 0.0",
+        ),
+    ],
+)
+def test_options_that_rsl_rl_lacks_are_refused_by_name(options, message):
+    with pytest.raises(ValueError, match=f"{message} with symmetry_cfg: rsl_rl's own update"):
+        make_ppo(TbpttPPO, 6, 8, "mlp", "mlp", symmetry_cfg=symmetry_cfg(), **options)

@@ -1,0 +1,129 @@
+"""PPO's truncated gradient written once more, sample by sample, for TbpttPPO to agree with."""
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from helpers import roll_out_ppo
+
+from rsl_tbptt.core import hidden_state
+
+
+@dataclass(frozen=True)
+class Stretch:
+    """Steps of one environment, replayed one after the other from the state of the rollout."""
+
+    env: int
+    first: int
+    loss_start: int
+    stop: int
+    cuts: tuple[int, ...] = ()
+    """Steps before which the state is detached, besides ``loss_start``."""
+
+
+def whole_envs(num_steps: int, num_envs: int, gradient_length: int) -> list[Stretch]:
+    cuts = tuple(range(0, num_steps, gradient_length))
+    return [Stretch(env, 0, 0, num_steps, cuts) for env in range(num_envs)]
+
+
+def windows(num_steps: int, num_envs: int, gradient_length: int, burn_in: int) -> list[Stretch]:
+    return [
+        Stretch(env, max(0, start - burn_in), start, min(start + gradient_length, num_steps))
+        for env in range(num_envs)
+        for start in range(0, num_steps, gradient_length)
+    ]
+
+
+def roll_out_recording(algorithm: Any, seed: int, done_rate: float) -> list[tuple]:
+    """Fill the storage a second time; return the states of actor and critic before each step."""
+    states = []
+
+    def record(step, obs, rewards):
+        models = (algorithm.actor, algorithm.critic)
+        states.append(tuple(hidden_state.clone(model.get_hidden_state()) for model in models))
+
+    roll_out_ppo(algorithm, seed, done_rate)
+    algorithm.storage.clear()
+    roll_out_ppo(algorithm, seed + 1, done_rate, on_step=record)
+    return states
+
+
+def disturb(algorithm: Any) -> None:
+    """Move the parameters, so that ratios and values leave their clips, and draw advantages."""
+    torch.manual_seed(3)
+    with torch.no_grad():
+        for model in (algorithm.actor, algorithm.critic):
+            for parameter in model.parameters():
+                parameter.add_(torch.randn_like(parameter), alpha=0.1)
+    algorithm.storage.advantages.copy_(torch.randn(algorithm.storage.advantages.shape))
+
+
+def gradient_of(*models: torch.nn.Module) -> torch.Tensor:
+    """Return the gradients of the parameters as one vector, zeros where there is none."""
+    parameters = [parameter for model in models for parameter in model.parameters()]
+    none_as_zeros = [p.new_zeros(p.shape) if p.grad is None else p.grad for p in parameters]
+    return torch.cat([gradient.flatten() for gradient in none_as_zeros]).clone()
+
+
+def gradients_of_update(algorithm: Any) -> list[torch.Tensor]:
+    """Run ``update()`` without its optimiser steps; return the gradient before each of them."""
+    gradients = []
+
+    def record(means):
+        gradients.append(gradient_of(algorithm.actor, algorithm.critic))
+        return torch.cat((means, means.new_zeros(2)))
+
+    algorithm._optimizer_step = record
+    algorithm.update()
+    del algorithm._optimizer_step
+    return gradients
+
+
+def reference_gradient(
+    algorithm: Any, states: list[tuple], stretches: Iterable[Stretch]
+) -> torch.Tensor:
+    """Return the gradient of the mean loss over the stretches' samples, by the models' forward."""
+    models = (algorithm.actor, algorithm.critic)
+    live = [model.get_hidden_state() for model in models]
+    algorithm.optimizer.zero_grad()
+    losses = [loss for stretch in stretches for loss in _replay(algorithm, states, stretch)]
+    torch.stack(losses).mean().backward()
+    for model, state in zip(models, live, strict=True):
+        model.reset(hidden_state=state)
+    return gradient_of(*models)
+
+
+def _replay(algorithm: Any, states: list[tuple], stretch: Stretch) -> list[torch.Tensor]:
+    models = (algorithm.actor, algorithm.critic)
+    env = slice(stretch.env, stretch.env + 1)
+    for model, state in zip(models, states[stretch.first], strict=True):
+        model.reset(hidden_state=hidden_state.clone(hidden_state.select_envs(state, env)))
+    losses = []
+    for t in range(stretch.first, stretch.stop):
+        for model in models:
+            if t > stretch.first and algorithm.storage.dones[t - 1, stretch.env]:
+                model.reset()
+            if t in (stretch.loss_start, *stretch.cuts):
+                model.detach_hidden_state()
+        loss = sample_loss(algorithm, t, env)
+        if t >= stretch.loss_start:
+            losses.append(loss)
+    return losses
+
+
+def sample_loss(algorithm: Any, t: int, env: slice) -> torch.Tensor:
+    """Return PPO's loss of one sample and advance both models by its step."""
+    storage, options = algorithm.storage, algorithm.options
+    obs, clip = storage.observations[t, env], options.clip_param
+    algorithm.actor(obs, stochastic_output=True)
+    log_prob = algorithm.actor.get_output_log_prob(storage.actions[t, env])
+    ratio = (log_prob - storage.actions_log_prob[t, env, 0]).exp()
+    advantage = storage.advantages[t, env, 0]
+    gain = torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
+    value, old_value = algorithm.critic(obs).squeeze(-1), storage.values[t, env, 0]
+    target = storage.returns[t, env, 0]
+    clipped = old_value + (value - old_value).clamp(-clip, clip)
+    error = torch.maximum((value - target).square(), (clipped - target).square())
+    entropy = options.entropy_coef * algorithm.actor.output_entropy
+    return (options.value_loss_coef * error - gain - entropy).squeeze(0)
