@@ -423,7 +423,8 @@ class TbpttPPO(PPO):
         Raises:
             ValueError: If the parameters do not fit. Nothing is changed then.
         """
-        if "student_state_dict" in loaded_dict:
+        wants_actor = load_cfg is None or load_cfg.get("actor")
+        if "student_state_dict" in loaded_dict and wants_actor:
             self._fine_tuning.start(loaded_dict, strict)
             return False
         roles = {"actor": self._raw_actor, "critic": self._raw_critic, "rnd": self.rnd}

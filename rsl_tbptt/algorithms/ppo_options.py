@@ -180,7 +180,18 @@ class PpoOptions(Options):
                 f"dual_clip_param is {self.dual_clip_param}, expected more than 1, for example 3."
             )
         if self.policy_loss == "clip":
+            if self.kl_penalty_coef != PpoOptions.kl_penalty_coef:
+                warnings.warn(
+                    f"kl_penalty_coef is {self.kl_penalty_coef}, which has no effect with"
+                    " policy_loss 'clip'. Use 'kl_penalty', or leave it at its default.",
+                    stacklevel=7,
+                )
             return
+        if self.num_learning_epochs * self.num_mini_batches == 1:
+            raise ValueError(
+                "num_learning_epochs and num_mini_batches are 1, expected more optimiser steps with"
+                " policy_loss 'kl_penalty': before the only one the KL divergence is always 0."
+            )
         for name in ("clip_param_high", "dual_clip_param"):
             if getattr(self, name) is not None:
                 raise ValueError(
@@ -221,6 +232,13 @@ class PpoOptions(Options):
                     f" critic is recurrent. Leave it at {default!r}.",
                     stacklevel=4,
                 )
+        one_window = self.gradient_length is None or self.gradient_length >= num_steps
+        if recurrent and self.minibatch_unit == "window" and one_window:
+            warnings.warn(
+                f"minibatch_unit is 'window', which acts as 'env' while gradient_length,"
+                f" {self.gradient_length}, covers the rollout of {num_steps} steps. Lower it.",
+                stacklevel=4,
+            )
         check_at_most_envs("num_env_chunks", self.num_env_chunks, num_envs)
         warn_beyond_rollout("gradient_length", self.gradient_length, num_steps)
 

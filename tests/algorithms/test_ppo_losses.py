@@ -148,6 +148,10 @@ def test_the_dual_clip_reaches_the_gradient():
         ({**PENALTY, "clip_param_high": 0.3}, "clip_param_high is 0.3, expected None with"),
         ({**PENALTY, "dual_clip_param": 3.0}, "dual_clip_param is 3.0, expected None with"),
         ({**PENALTY, "kl_penalty_coef": 0.0}, "kl_penalty_coef is 0.0, expected a positive"),
+        (
+            {**PENALTY, "num_learning_epochs": 1, "num_mini_batches": 1},
+            "num_mini_batches are 1, expected more optimiser steps with policy_loss 'kl_penalty'",
+        ),
         ({"dual_clip_param": 1.0}, "dual_clip_param is 1.0, expected more than 1"),
         ({"minibatch_unit": "step"}, "minibatch_unit is 'step', expected 'env' or 'window'"),
         ({"loss_reduction": "sum"}, "loss_reduction is 'sum', expected 'mean' or 'episode_mean'"),
@@ -158,4 +162,17 @@ def test_the_dual_clip_reaches_the_gradient():
 )
 def test_options_that_clash_are_refused_by_name_and_value(options, message):
     with pytest.raises(ValueError, match=message):
+        make_ppo(TbpttPPO, 6, 4, **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"kl_penalty_coef": 2.0}, "kl_penalty_coef is 2.0, which has no effect with"),
+        ({"minibatch_unit": "window"}, "minibatch_unit is 'window', which acts as 'env'"),
+        ({"teacher_kl_updates": 3}, "teacher_kl_updates is 3, which has no effect while"),
+    ],
+)
+def test_options_without_effect_warn(options, message):
+    with pytest.warns(UserWarning, match=message):
         make_ppo(TbpttPPO, 6, 4, **options)
