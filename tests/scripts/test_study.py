@@ -55,9 +55,9 @@ def test_wrong_study_is_refused(tmp_path, changes, message):
 
 @pytest.fixture
 def stages(tmp_path):
-    study, preset = load_study(CURVES)
+    _, preset = load_study(CURVES)
     run = RunFolder(tmp_path / "run")
-    return {s.name: s for s in policy_stages(run, one_seed_each(preset, study.seeds), "cpu")}
+    return {s.name: s for s in policy_stages(run, one_seed_each(preset, [1, 2, 3]), "cpu")}
 
 
 def test_every_policy_is_trained_and_evaluated_with_every_seed(stages):
