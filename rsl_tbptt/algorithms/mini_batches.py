@@ -119,6 +119,12 @@ class MiniBatches:
         self._shapes = _shapes(num_steps, gradient_length, unit, burn_in_length)
         first_steps = {step for shape in self._shapes for step in shape.first_steps}
         self.state_steps = tuple(sorted(first_steps))
+        # On the device once: a copy from the host in every mini-batch would wait for the device.
+        self._first_steps = [torch.tensor(s.first_steps, device=device) for s in self._shapes]
+        self._state_places = [
+            torch.tensor([self.state_steps.index(step) for step in s.first_steps], device=device)
+            for s in self._shapes
+        ]
         self._num_samples = [
             distributed.sum_over_ranks(count, device) for count in self._count_samples()
         ]
@@ -150,17 +156,16 @@ class MiniBatches:
             torch.cat([stretch * self._num_envs + envs for stretch in range(len(s.first_steps))])
             for s in self._shapes
         ]
-        counts = [len(p) * shape.num_loss_steps for p, shape in zip(pairs, self._shapes)]  # noqa: B905
-        return self._mini_batch(pairs, sum(counts))
+        steps_of_env = sum(len(s.first_steps) * s.num_loss_steps for s in self._shapes)
+        return self._mini_batch(pairs, len(envs) * steps_of_env)
 
     def _mini_batch(self, pairs: Sequence[torch.Tensor], num_samples: int) -> MiniBatch:
         """Build a mini-batch from indices of (stretch, environment), one tensor per shape."""
         parts = []
-        for shape, indices in zip(self._shapes, pairs, strict=True):
-            first_steps = torch.tensor(shape.first_steps, device=self._device)
-            places = [self.state_steps.index(step) for step in shape.first_steps]
+        shapes = zip(self._shapes, self._first_steps, self._state_places, pairs, strict=True)
+        for shape, first_steps, places, indices in shapes:
             stretch, env = indices // self._num_envs, indices % self._num_envs
-            state = torch.tensor(places, device=self._device)[stretch] * self._num_envs + env
+            state = places[stretch] * self._num_envs + env
             parts.append(Part(shape.group, first_steps[stretch], env, state))
         return MiniBatch(tuple(parts), num_samples)
 

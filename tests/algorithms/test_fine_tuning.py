@@ -171,3 +171,12 @@ def test_a_run_from_distillation_to_fine_tuning_under_the_stock_runners(tmp_path
     teacher = distillation.alg.teacher.state_dict()
     for name, value in state["teacher_state_dict"].items():
         assert torch.equal(value, teacher[name])
+
+
+def test_a_student_is_not_taken_where_the_actor_is_not_asked_for():
+    algorithm = make_fine_tuned()
+    before = ppo_parameters_of(algorithm)
+    student = {key: value + 1 for key, value in algorithm.actor.state_dict().items()}
+    with pytest.raises(ValueError, match="lacks 'critic_state_dict', it holds"):
+        algorithm.load({"student_state_dict": student}, {"critic": True}, strict=True)
+    assert torch.equal(ppo_parameters_of(algorithm), before)
