@@ -14,9 +14,9 @@ from rsl_tbptt.algorithms.ppo_options import PpoOptions
 from rsl_tbptt.algorithms.replay import action_head, make_replay, raw_head
 from rsl_tbptt.core import distributed, losses
 from rsl_tbptt.core.accumulate import Loss, Replay, accumulate_group
+from rsl_tbptt.core.env_blocks import num_env_blocks
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.rollout import Rollout
-from rsl_tbptt.core.scan import num_cache_blocks
 
 
 @dataclass(frozen=True)
@@ -52,6 +52,7 @@ class PpoGradient:
             NotImplementedError: If a model cannot be replayed.
         """
         self.policy_loss = PolicyLoss(actor, options)
+        self.num_env_chunks = options.num_env_chunks
         self._actor, self._critic, self._options = actor, critic, options
         self._device = torch.device(device)
         self._recurrent = actor.is_recurrent or critic.is_recurrent
@@ -142,16 +143,15 @@ class PpoGradient:
             sums.append(torch.nn.functional.pad(seen, (1, 0)))
             return (weights * loss).sum(), weights.numel()
 
-        models = (
-            (rollout.actor, rollout.states[0], self._replay_actor, actor_loss),
-            (rollout.critic, rollout.states[1], self._replay_critic, critic_loss),
-        )
-        for seen_by_model, state, replay, loss in models:
-            self._accumulate(mini_batch, seen_by_model, state, replay, loss, divisor)
+        actor = (rollout.actor, rollout.states[0], self._replay_actor, actor_loss)
+        critic = (rollout.critic, rollout.states[1], self._replay_critic, critic_loss)
+        self._accumulate(self._actor, mini_batch, *actor, divisor)
+        self._accumulate(self._critic, mini_batch, *critic, divisor)
         return torch.stack(sums).sum(0)
 
     def _accumulate(
         self,
+        model: MLPModel,
         mini_batch: MiniBatch,
         rollout: Rollout,
         state: HiddenState,
@@ -161,10 +161,11 @@ class PpoGradient:
     ) -> None:
         """Add the gradient of one model, stretches of one shape after the other."""
         for part in mini_batch.parts:
-            stretches = part.of(rollout)
-            chunks = self._options.num_env_chunks
-            if self._recurrent:  # 256 windows fill a cache, 256 single steps do not
-                chunks = max(chunks, num_cache_blocks(stretches.num_envs, self._device))
+            stretches, chunks = part.of(rollout), self.num_env_chunks
+            if self._recurrent:  # feed-forward models see single steps, best all at once
+                length = max(window.stop - window.start for window in part.group)
+                blocks = num_env_blocks(stretches.num_envs, length, model, self._device)
+                chunks = max(chunks, blocks)
             begin = part.state(state)
             accumulate_group(part.group, stretches, begin, replay, loss, divisor, chunks)
 

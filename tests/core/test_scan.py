@@ -8,10 +8,12 @@ from tolerances import BFLOAT16, EXACT_FLOAT64
 from torch import nn
 
 from rsl_tbptt.core.hidden_state import as_tensors
-from rsl_tbptt.core.scan import ENGINES, num_cache_blocks, recurrent_scan
+from rsl_tbptt.core.scan import CUDA_ENGINES, ENGINES, recurrent_scan
 
 RNNS = {"lstm": nn.LSTM, "gru": nn.GRU}
 D, H = 3, 4
+
+CPU_ENGINES = [name for name in ENGINES if name not in CUDA_ENGINES]
 
 
 def make_case(rnn_type, num_layers, num_steps, num_envs, done_rate, seed=0, bias=True):
@@ -36,11 +38,12 @@ def values_and_gradients(rnn, inputs, state, starts, engine):
     results = [outputs, *as_tensors(final)]
     generator = torch.Generator().manual_seed(1)
     weights = [torch.randn(r.shape, dtype=r.dtype, generator=generator) for r in results]
+    weights = [weight.to(inputs.device) for weight in weights]
     total = sum((r * w).sum() for r, w in zip(results, weights, strict=True))
     return [*results, *torch.autograd.grad(total, [*leaves, *rnn.parameters()])]
 
 
-@pytest.mark.parametrize("engine", [name for name in ENGINES if name != "reference"])
+@pytest.mark.parametrize("engine", [name for name in CPU_ENGINES if name != "reference"])
 @given(
     rnn_type=st.sampled_from(["lstm", "gru"]),
     num_layers=st.integers(1, 3),
@@ -72,7 +75,7 @@ def test_the_reference_gradient_is_the_derivative(rnn_type):
     assert torch.autograd.gradcheck(outputs_of, [*leaves, *rnn.parameters()])
 
 
-@pytest.mark.parametrize("engine", list(ENGINES))
+@pytest.mark.parametrize("engine", CPU_ENGINES)
 def test_one_step_by_hand(engine):
     rnn = nn.LSTM(1, 1).double()
     for parameter in rnn.parameters():
@@ -87,7 +90,7 @@ def test_one_step_by_hand(engine):
         torch.testing.assert_close(outputs.squeeze(), expected_h, **EXACT_FLOAT64)
 
 
-@pytest.mark.parametrize("engine", list(ENGINES))
+@pytest.mark.parametrize("engine", CPU_ENGINES)
 @pytest.mark.parametrize("rnn_type", ["lstm", "gru"])
 def test_episodes_equal_separate_calls_of_torch(engine, rnn_type):
     rnn, inputs, state, starts = make_case(rnn_type, 2, 8, 1, 0.0)
@@ -100,7 +103,7 @@ def test_episodes_equal_separate_calls_of_torch(engine, rnn_type):
         torch.testing.assert_close(got, want, **EXACT_FLOAT64)
 
 
-@pytest.mark.parametrize("engine", list(ENGINES))
+@pytest.mark.parametrize("engine", CPU_ENGINES)
 @pytest.mark.parametrize("rnn_type", ["lstm", "gru"])
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1e6])
 def test_poison_stays_in_its_episode(engine, rnn_type, poison):
@@ -135,7 +138,7 @@ def test_poison_without_a_reset_does_spread():
     assert outputs[3:, 1].isnan().all()
 
 
-@pytest.mark.parametrize("engine", list(ENGINES))
+@pytest.mark.parametrize("engine", CPU_ENGINES)
 @pytest.mark.parametrize("rnn_type", ["lstm", "gru"])
 def test_permuting_environments_permutes_results(engine, rnn_type):
     rnn, inputs, state, starts = make_case(rnn_type, 1, 6, 5, 0.3)
@@ -200,15 +203,10 @@ def test_refuses_what_it_cannot_run():
         recurrent_scan(rnn, inputs, state, starts[:3])
     with pytest.raises(ValueError, match="scan_engine is 'warp', expected one of"):
         recurrent_scan(rnn, inputs, state, starts, "warp")
+    for engine in CUDA_ENGINES:
+        with pytest.raises(ValueError, match=f"scan_engine is '{engine}', expected one of .* on cpu"):
+            recurrent_scan(rnn, inputs, state, starts, engine)
     with pytest.raises(NotImplementedError, match="unidirectional"):
         recurrent_scan(nn.LSTM(D, H, bidirectional=True), inputs, None, starts)
     with pytest.raises(NotImplementedError, match=r"nn\.RNN|nn\.LSTM"):
         recurrent_scan(nn.RNN(D, H), inputs, None, starts)
-
-
-@given(num_envs=st.integers(1, 10_000))
-def test_cache_blocks_leave_no_sliver(num_envs):
-    blocks = num_cache_blocks(num_envs, torch.device("cpu"))
-    assert num_envs / blocks >= min(num_envs, 128)
-    assert num_envs / blocks <= 384
-    assert num_cache_blocks(num_envs, torch.device("cuda")) == 1

@@ -1,0 +1,55 @@
+"""Into how many blocks of environments an update is best cut on this processor.
+
+A block runs forward and backward over a window before the next one begins, so that its buffers are
+used again while the caches hold them. On accelerators the whole mini-batch is one block.
+"""
+
+import functools
+from pathlib import Path
+
+import torch
+from torch import nn
+
+_MIN_ENVS = 256
+"""Smaller products of one step spend too much on packing the weights."""
+
+_MIN_SAMPLES = 2048
+"""In shorter windows more environments share what a block costs whatever its size."""
+
+_UNKNOWN_CACHE = 2**20
+_CACHE_SIZE = Path("/sys/devices/system/cpu/cpu0/cache/index2/size")
+"""Where Linux tells it, as in "2048K"."""
+
+
+def num_env_blocks(num_envs: int, num_steps: int, model: nn.Module, device: torch.device) -> int:
+    """Return into how many blocks N environments are best cut for windows of K steps.
+
+    What one step of a block touches should fit the second-level caches of the threads in use, and
+    the block should be large enough to be worth its overhead.
+
+    Args:
+        num_envs: Number of environments N.
+        num_steps: Steps of a window K.
+        model: What is replayed.
+        device: Where.
+
+    Returns:
+        The number of balanced blocks; 1 on accelerators.
+    """
+    if device.type != "cpu":
+        return 1
+    fitting = torch.get_num_threads() * _second_level_cache(_CACHE_SIZE) // _bytes_per_sample(model)
+    return max(1, round(num_envs / max(_MIN_ENVS, _MIN_SAMPLES // num_steps, fitting)))
+
+
+def _bytes_per_sample(model: nn.Module) -> int:
+    """Estimate what one step of one environment computes: the rows of all weight matrices."""
+    matrices = (weight for weight in model.parameters() if weight.dim() > 1)
+    return max(1, sum(len(weight) * weight.element_size() for weight in matrices))
+
+
+@functools.cache
+def _second_level_cache(described: Path) -> int:
+    """Return the size of one core's second-level cache in bytes, 1 MiB where it is not known."""
+    text = described.read_text().strip() if described.exists() else ""
+    return int(text[:-1]) * 2**10 if text.endswith("K") else _UNKNOWN_CACHE

@@ -1,0 +1,66 @@
+"""Peak of the memory that tensors take, counted operation by operation on any device."""
+
+from __future__ import annotations
+
+import weakref
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+
+class PeakMemory(TorchDispatchMode):
+    """Counts the bytes of tensors that come into being under it, forward and backward.
+
+    Not counted: what was there before, and what kernels take for themselves. Example::
+
+        with PeakMemory() as memory:
+            loss(model(inputs)).backward()
+        memory.peak  # bytes
+    """
+
+    def __init__(self) -> None:
+        """Begin at zero."""
+        super().__init__()
+        self.peak = 0
+        self._now = 0
+        self._seen: set[int] = set()
+
+    def __torch_dispatch__(
+        self,
+        func: Any,  # noqa: ANN401
+        types: Any,  # noqa: ANN401, ARG002
+        args: tuple[Any, ...] = (),
+        kwargs: dict[str, Any] | None = None,
+    ) -> Any:  # noqa: ANN401
+        """Run ``func`` and count the memory behind results that was behind no argument."""
+        kwargs = kwargs or {}
+        given = {_key(storage) for storage in _storages((args, kwargs))}
+        result = func(*args, **kwargs)
+        for storage in _storages(result):
+            if _key(storage) not in given | self._seen:
+                self._count(storage)
+        return result
+
+    def _count(self, storage: torch.UntypedStorage) -> None:
+        key, size = _key(storage), storage.nbytes()
+        self._seen.add(key)
+        self._now += size
+        self.peak = max(self.peak, self._now)
+        weakref.finalize(storage, self._forget, key, size)
+
+    def _forget(self, key: int, size: int) -> None:
+        self._seen.discard(key)
+        self._now -= size
+
+
+def _storages(tree: Any) -> Iterator[torch.UntypedStorage]:  # noqa: ANN401
+    for leaf in tree_leaves(tree):
+        if isinstance(leaf, torch.Tensor):
+            yield leaf.untyped_storage()
+
+
+def _key(storage: torch.UntypedStorage) -> int:
+    return storage._cdata  # noqa: SLF001

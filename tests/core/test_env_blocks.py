@@ -1,0 +1,45 @@
+"""Blocks of environments fit the caches and leave no sliver."""
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from torch import nn
+
+from rsl_tbptt.core import env_blocks
+from rsl_tbptt.core.env_blocks import num_env_blocks
+
+CPU = torch.device("cpu")
+LSTM = nn.LSTM(48, 256)
+
+
+@given(num_envs=st.integers(1, 10_000), num_steps=st.integers(1, 200))
+def test_blocks_leave_no_sliver(num_envs, num_steps):
+    blocks = num_env_blocks(num_envs, num_steps, LSTM, CPU)
+    assert num_envs / blocks >= min(num_envs, 128)
+    assert num_env_blocks(num_envs, num_steps, LSTM, torch.device("cuda")) == 1
+
+
+@pytest.mark.parametrize(
+    ("cache", "num_steps", "expected"),
+    [
+        ("2048K", 24, 16),  # 2 MiB hold 256 samples of 8 * 256 floats
+        ("8192K", 24, 4),
+        ("256K", 24, 16),  # not below 256 environments
+        ("256K", 2, 4),  # 2048 samples
+        (None, 24, 16),
+    ],
+)
+def test_blocks_follow_the_cache(monkeypatch, tmp_path, cache, num_steps, expected):
+    monkeypatch.setattr(env_blocks, "_CACHE_SIZE", tmp_path / "size")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
+    if cache:
+        (tmp_path / "size").write_text(f"{cache}\n")
+    assert num_env_blocks(4096, num_steps, LSTM, CPU) == expected
+
+
+def test_more_threads_take_larger_blocks(monkeypatch, tmp_path):
+    monkeypatch.setattr(env_blocks, "_CACHE_SIZE", tmp_path / "size")
+    (tmp_path / "size").write_text("2048K\n")
+    monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
+    assert num_env_blocks(4096, 24, LSTM, CPU) == 2

@@ -1,0 +1,38 @@
+"""The peak that is counted is that of the tensors which live at once."""
+
+import torch
+from torch import nn
+
+from rsl_tbptt.core.peak_memory import PeakMemory
+
+KILO = 1000  # of float32: 4000 bytes
+
+
+def test_counts_what_lives_at_once():
+    with PeakMemory() as memory:
+        a = torch.ones(KILO)
+        b = a + 1
+        del a
+        b = b * 2  # two at a time, however many in all
+        b.add_(1)
+        del b
+    assert memory.peak == 2 * 4 * KILO
+
+
+def test_views_and_what_was_there_before_cost_nothing():
+    before = torch.ones(KILO)
+    with PeakMemory() as memory:
+        before.add_(1).view(10, 100).t()
+    assert memory.peak == 0
+
+
+def test_saved_activations_count_until_they_are_used():
+    """By hand: outputs of linear (400 kB) and ELU (400 kB), and a gradient of their size."""
+    net = nn.Sequential(nn.Linear(100, 100, bias=False), nn.ELU())
+    x = torch.randn(KILO, 100)
+    with PeakMemory() as forward:
+        output = net(x)
+    with PeakMemory() as backward:
+        output.backward(torch.ones_like(output))
+    assert forward.peak == 2 * 400 * KILO
+    assert 2 * 400 * KILO <= backward.peak <= 2 * 400 * KILO + 3 * 40 * KILO

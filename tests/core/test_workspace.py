@@ -1,0 +1,94 @@
+"""Scans use their buffers again, and never one that is still needed."""
+
+import pytest
+import torch
+from torch import nn
+
+from rsl_tbptt.core.peak_memory import PeakMemory
+from rsl_tbptt.core.scan import recurrent_scan, workspace
+
+T, N, D, H = 6, 5, 3, 4
+FLOAT = torch.float32
+
+
+@pytest.fixture(autouse=True)
+def _no_free_buffers():
+    workspace.free_buffers()
+    yield
+    workspace.free_buffers()
+
+
+def inputs(seed=0):
+    return torch.randn(T, N, D, generator=torch.Generator().manual_seed(seed))
+
+
+def starts():
+    return torch.rand(T, N, generator=torch.Generator().manual_seed(2)) < 0.3
+
+
+def gradient(rnn, x):
+    """Return the gradient of the weights for one scan that runs alone."""
+    outputs, _ = recurrent_scan(rnn, x, None, starts())
+    return torch.autograd.grad(outputs.square().sum(), rnn.all_weights[0])
+
+
+@pytest.mark.parametrize("rnn_type", [nn.LSTM, nn.GRU])
+def test_the_next_window_takes_the_buffers_of_the_last(rnn_type):
+    rnn = rnn_type(D, H)
+    peaks = []
+    for _ in range(3):
+        with PeakMemory() as memory:
+            gradient(rnn, inputs())
+        peaks.append(memory.peak)
+    assert peaks[1] == peaks[2]
+    assert peaks[0] - peaks[1] >= T * N * 4 * H * FLOAT.itemsize  # the gates, at least
+
+
+@pytest.mark.parametrize("rnn_type", [nn.LSTM, nn.GRU])
+def test_scans_that_live_at_once_share_nothing(rnn_type):
+    torch.manual_seed(0)
+    rnn = rnn_type(D, H)
+    xs = [inputs(seed) for seed in range(4)]
+    alone = [gradient(rnn, x) for x in xs]
+    outputs = [recurrent_scan(rnn, x, None, starts())[0] for x in xs]
+    for output, expected in zip(reversed(outputs), reversed(alone), strict=True):
+        got = torch.autograd.grad(output.square().sum(), rnn.all_weights[0])
+        for a, b in zip(got, expected, strict=True):
+            torch.testing.assert_close(a, b, rtol=0, atol=0)
+
+
+def test_a_forward_pass_without_gradient_gives_its_buffers_back():
+    rnn = nn.LSTM(D, H)
+    with torch.no_grad():
+        recurrent_scan(rnn, inputs(), None, starts())
+    first = workspace.Buffers(torch.device("cpu"), (FLOAT, (1,)))
+    assert first.tensors[0].untyped_storage().nbytes() > 64
+
+
+def test_a_buffer_of_inference_mode_is_not_kept():
+    rnn = nn.LSTM(D, H)
+    with torch.inference_mode():
+        recurrent_scan(rnn, inputs(), None, starts())
+    gradient(rnn, inputs())
+
+
+def test_buffers_have_their_dtype_and_do_not_overlap():
+    buffers = workspace.Buffers(
+        torch.device("cpu"), (torch.bfloat16, (3, 5)), (torch.float64, (7,)), (FLOAT, (0,))
+    )
+    first, second, third = buffers.tensors
+    first.fill_(1.0)
+    second.fill_(2.0)
+    assert (first == 1.0).all()
+    assert (second == 2.0).all()
+    assert third.shape == (0,)
+
+
+def test_few_free_buffers_are_kept():
+    taken = [workspace.Buffers(torch.device("cpu"), (FLOAT, (100,))) for _ in range(20)]
+    with PeakMemory() as memory:
+        for buffers in taken:
+            buffers.release()
+        again = [workspace.Buffers(torch.device("cpu"), (FLOAT, (100,))) for _ in range(20)]
+    assert memory.peak >= 10 * 400
+    assert len(again) == 20
