@@ -8,6 +8,7 @@ from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.guard import UpdateGuard
 from rsl_tbptt.algorithms.mini_batches import MiniBatch
+from rsl_tbptt.algorithms.optimizers import use_fused_kernels
 from rsl_tbptt.core import distributed, losses
 from rsl_tbptt.core.accumulate import accumulate_group
 from rsl_tbptt.core.hidden_state import HiddenState
@@ -25,11 +26,17 @@ class CuriosityTraining:
         self, rnd: RandomNetworkDistillation, optimizer: torch.optim.Optimizer, bucket_mb: float
     ) -> None:
         """Take rsl_rl's module and the optimiser of its predictor."""
+        use_fused_kernels(optimizer)
         self._rnd, self._optimizer, self._bucket_mb = rnd, optimizer, bucket_mb
+        self._guard = UpdateGuard()
 
-    def guard(self) -> UpdateGuard:
+    def keep(self) -> None:
         """Copy what training changes, to go back to."""
-        return UpdateGuard(self._rnd.predictor.parameters(), self._optimizer)
+        self._guard.keep(self._rnd.predictor.parameters(), self._optimizer)
+
+    def restore(self) -> None:
+        """Go back to what was kept."""
+        self._guard.restore()
 
     def step(self, rollout: Rollout, mini_batch: MiniBatch, num_env_chunks: int) -> torch.Tensor:
         """Train on a mini-batch; return the mean squared error, shape (1,), over all processes."""

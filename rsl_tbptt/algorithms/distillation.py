@@ -16,13 +16,16 @@ from rsl_tbptt.algorithms.behavior_loss import GAUSSIAN_ROLES, resolve_behavior_
 from rsl_tbptt.algorithms.checkpoints import check_matches, read_checkpoint, teacher_state_dict
 from rsl_tbptt.algorithms.distillation_options import DistillationOptions
 from rsl_tbptt.algorithms.guard import UpdateGuard, describe_non_finite, non_finite_message
+from rsl_tbptt.algorithms.optimizers import use_fused_kernels
 from rsl_tbptt.algorithms.replay import action_head, gaussian_head, make_replay
+from rsl_tbptt.algorithms.step_batches import step_batches
 from rsl_tbptt.algorithms.teacher_actions import draw_envs, scheduled_share
+from rsl_tbptt.algorithms.teacher_labels import RolloutLabels
 from rsl_tbptt.core import distributed, hidden_state
 from rsl_tbptt.core.accumulate import accumulate_group
+from rsl_tbptt.core.env_blocks import num_env_blocks
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.rollout import Rollout
-from rsl_tbptt.core.scan import num_cache_blocks
 from rsl_tbptt.core.windows import Group, num_steps_of_full_group, tbptt_schedule
 
 
@@ -32,8 +35,9 @@ class TbpttDistillation(Distillation):
     A drop-in: same constructor, storage, models, checkpoints and runner. ``update()`` replays the
     rollout with the current weights from the state the rollout started with, window by window, and
     steps the optimiser every ``update_length`` steps. Labels are those stored in the rollout, so a
-    recurrent teacher is never replayed and keeps its memory. A share of the environments can act
-    with those labels (DAgger); the student runs forward in all of them.
+    recurrent teacher is never replayed and keeps its memory; those of a memoryless one can be
+    computed for the whole rollout at once. A share of the environments can act with those labels
+    (DAgger); the student runs forward in all of them.
     """
 
     def __init__(
@@ -84,12 +88,19 @@ class TbpttDistillation(Distillation):
             device=device,
             multi_gpu_cfg=multi_gpu_cfg,
         )
+        use_fused_kernels(self.optimizer)
+        self._guard = UpdateGuard()
         self.gradient_length = self.options.gradient_length
         self.use_mixed_precision = self.options.use_mixed_precision
         self._raw_student, self._raw_teacher = self.student, self.teacher  # rsl_rl 5.0 lacks them
         self.loss_fn = resolve_behavior_loss(self.options.loss_type, student, teacher)
         self._teacher_std = (
             torch.zeros_like(storage.privileged_actions) if self.options.loss_type == "kl" else None
+        )
+        self._rollout_labels = (
+            RolloutLabels(teacher, storage, with_std=self._teacher_std is not None)
+            if self.options.batch_teacher_labels
+            else None
         )
         self._teacher_acts: torch.Tensor | None = None  # where, this rollout; None if never
         self._replay = make_replay(
@@ -109,9 +120,14 @@ class TbpttDistillation(Distillation):
         self._schedule = tbptt_schedule(num_steps, *lengths, tail=self.options.tail)
         self._steps_per_group = num_steps_of_full_group(num_steps, *lengths)
         steps_in_mean = self._steps_per_group if self.options.loss_reduction == "mean" else 1
-        self._divisor = steps_in_mean * distributed.sum_over_ranks(num_envs, self.device)
-        cache_blocks = num_cache_blocks(num_envs, torch.device(self.device))
-        self._num_env_chunks = max(self.options.num_env_chunks, cache_blocks)
+        num_envs_of_ranks = distributed.sum_over_ranks(num_envs, self.device)
+        self._divisor = steps_in_mean * num_envs_of_ranks
+        # Normalisers may exchange sums: on every rank as often.
+        self._step_batches = step_batches(num_steps, num_envs_of_ranks, self.device)
+        window_steps = min(self.options.gradient_length, num_steps)
+        device = torch.device(self.device)
+        blocks = num_env_blocks(num_envs, window_steps, self._raw_student, device)
+        self._num_env_chunks = max(self.options.num_env_chunks, blocks)
 
     def act(self, obs: TensorDict) -> torch.Tensor:
         """Sample the student's actions, record the teacher's labels and choose who acts.
@@ -128,20 +144,24 @@ class TbpttDistillation(Distillation):
         """
         if self.storage.step == 0:
             self._start_rollout()
-        if self._teacher_std is None:
-            actions = super().act(obs)
-        else:
-            self.transition.observations = obs
-            actions = self.student(obs, stochastic_output=True).detach()
-            self.teacher(obs, stochastic_output=True)
-            self.transition.privileged_actions = self._raw_teacher.output_mean.detach()
-            self._teacher_std[self.storage.step].copy_(self._raw_teacher.output_std)
+        self.transition.observations = obs
+        actions = self.student(obs, stochastic_output=True).detach()
+        labels = self.transition.privileged_actions = self._labels(obs)
         if self._teacher_acts is not None:
-            labels = self.transition.privileged_actions
-            assert labels is not None
             actions = torch.where(self._teacher_acts, labels, actions)
         self.transition.actions = actions
         return actions
+
+    def _labels(self, obs: TensorDict) -> torch.Tensor:
+        """Return the teacher's actions at this step, shape (N, A), to be stored."""
+        step = self.storage.step
+        if self._rollout_labels is not None:  # update() computes them; until then, what is there
+            return self.storage.privileged_actions[step]
+        if self._teacher_std is None:
+            return self.teacher(obs).detach()
+        self.teacher(obs, stochastic_output=True)
+        self._teacher_std[step].copy_(self._raw_teacher.output_std)
+        return self._raw_teacher.output_mean.detach()
 
     def _start_rollout(self) -> None:
         """Keep the state the rollout starts with and draw where the teacher acts."""
@@ -190,7 +210,9 @@ class TbpttDistillation(Distillation):
                 before the update.
         """
         rollout, live_state = self._rollout(), self.student.get_hidden_state()
-        guard = UpdateGuard(self.student.parameters(), self.optimizer)
+        if self._rollout_labels is not None:
+            self._rollout_labels.fill(*rollout.labels)
+        self._guard.keep(self.student.parameters(), self.optimizer)
         state, loss_sums, grad_norms = None, [], []
         for _ in range(self.num_learning_epochs):
             state = hidden_state.clone(self.last_hidden_states[0])
@@ -202,7 +224,7 @@ class TbpttDistillation(Distillation):
                     grad_norms.append(self._optimizer_step())
         metrics = self._metrics(rollout, torch.stack(loss_sums), torch.stack(grad_norms))
         if not all(math.isfinite(value) for value in metrics.values()):
-            self._undo(guard, rollout, live_state)
+            self._undo(rollout, live_state)
         self.num_updates += 1
         self._finish(hidden_state.clear(state, self._dones()[-1]))
         return metrics
@@ -262,10 +284,11 @@ class TbpttDistillation(Distillation):
     def _finish(self, state: HiddenState) -> None:
         """Hand the replayed state to the next rollout, update the normaliser, clear the storage."""
         self.student.reset(hidden_state=state)
-        self.student.update_normalization(self.storage.observations.flatten(0, 1))
+        for steps in self._step_batches:
+            self.student.update_normalization(self.storage.observations[steps].flatten(0, 1))
         self.storage.clear()
 
-    def _undo(self, guard: UpdateGuard, rollout: Rollout, live_state: HiddenState) -> None:
+    def _undo(self, rollout: Rollout, live_state: HiddenState) -> None:
         """Restore what was before the update, drop the rollout and raise with the reason.
 
         The environments go on from the state they acted with, cleared where it is not finite.
@@ -273,7 +296,7 @@ class TbpttDistillation(Distillation):
         Raises:
             ValueError: Always.
         """
-        guard.restore()
+        self._guard.restore()
         labels = {"teacher actions": rollout.labels[0]}
         source = describe_non_finite(self.storage.observations, labels, self._gradient_is_finite)
         self.optimizer.zero_grad()

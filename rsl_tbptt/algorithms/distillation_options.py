@@ -71,6 +71,10 @@ class DistillationOptions(Options):
     teacher_action_updates: int | None = None
     """Updates over which ``teacher_action_share`` falls linearly to 0. None keeps it constant."""
 
+    batch_teacher_labels: bool = False
+    """Compute the labels of a teacher without memory at the start of ``update()``, for the whole
+    rollout in few large batches, instead of at each step. The same labels."""
+
     grad_reduce_bucket_mb: float = 25.0
     """Size of the buffers in which gradients are summed over processes, in megabytes."""
 
@@ -96,6 +100,11 @@ class DistillationOptions(Options):
             raise ValueError(
                 f"teacher_action_share is {self.teacher_action_share!r}, expected a number from 0"
                 " to 1: give 30 % of the environments as 0.3."
+            )
+        if self.teacher_action_share > 0 and self.batch_teacher_labels:
+            raise ValueError(
+                "batch_teacher_labels is True, expected False with teacher_action_share"
+                f" {self.teacher_action_share}: the teacher acts with its labels in the rollout."
             )
         if self.teacher_action_updates is None:
             return

@@ -1,6 +1,5 @@
 """Nothing is lost to a NaN: undo an update that met one, and say where it came from."""
 
-import copy
 from collections.abc import Callable, Iterable, Mapping
 
 import torch
@@ -11,24 +10,41 @@ _MAX_NAMED = 8
 
 
 class UpdateGuard:
-    """Copy of parameters and optimiser taken before an update, to go back to."""
+    """Copy of parameters and optimiser to go back to; its buffers serve one update after another.
 
-    def __init__(
-        self, parameters: Iterable[nn.Parameter], optimizer: torch.optim.Optimizer
-    ) -> None:
-        """Copy the values of ``parameters`` and the state of ``optimizer``."""
-        self._parameters = list(parameters)
+    The optimiser must change its tensors in place, as torch's do.
+    """
+
+    def __init__(self) -> None:
+        """Start without a copy."""
+        self._live: list[torch.Tensor] = []
+        self._copies: list[torch.Tensor] = []
+
+    @torch.no_grad()
+    def keep(self, parameters: Iterable[nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
+        """Copy the values of ``parameters`` and the state of ``optimizer`` as they are now."""
         self._optimizer = optimizer
-        self._values = [parameter.detach().clone() for parameter in self._parameters]
-        self._optimizer_state = copy.deepcopy(optimizer.state_dict())
+        self._state = {key: dict(entries) for key, entries in optimizer.state.items()}
+        self._groups = [dict(group) for group in optimizer.param_groups]
+        entries = [value for kept in self._state.values() for value in kept.values()]
+        self._live = [*parameters, *(v for v in entries if isinstance(v, torch.Tensor))]
+        if _forms(self._copies) != _forms(self._live):
+            self._copies = [torch.empty_like(tensor) for tensor in self._live]
+        torch._foreach_copy_(self._copies, self._live)  # pyright: ignore[reportPrivateImportUsage]
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Set parameters and optimiser back and drop the gradients."""
-        for parameter, value in zip(self._parameters, self._values, strict=True):
-            parameter.copy_(value)
-        self._optimizer.load_state_dict(self._optimizer_state)
+        """Set parameters and optimiser back to what was kept and drop the gradients."""
+        torch._foreach_copy_(self._live, self._copies)  # pyright: ignore[reportPrivateImportUsage]
+        self._optimizer.state.clear()
+        self._optimizer.state.update({key: dict(kept) for key, kept in self._state.items()})
+        for group, kept in zip(self._optimizer.param_groups, self._groups, strict=True):
+            group.update(kept)
         self._optimizer.zero_grad()
+
+
+def _forms(tensors: Iterable[torch.Tensor]) -> list[tuple[torch.Size, torch.dtype, torch.device]]:
+    return [(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]
 
 
 def describe_non_finite(

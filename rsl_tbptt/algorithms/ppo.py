@@ -19,9 +19,11 @@ from rsl_tbptt.algorithms.curiosity import CuriosityTraining
 from rsl_tbptt.algorithms.fine_tuning import FineTuning, build_teacher
 from rsl_tbptt.algorithms.guard import UpdateGuard, describe_non_finite, non_finite_message
 from rsl_tbptt.algorithms.mini_batches import MiniBatches
+from rsl_tbptt.algorithms.optimizers import follow_kl, step_at, use_fused_kernels
 from rsl_tbptt.algorithms.ppo_gradient import PpoGradient, PpoRollout, mean_and_scale
 from rsl_tbptt.algorithms.ppo_options import PpoOptions
 from rsl_tbptt.algorithms.rsl_rl_versions import UPDATE_NORMALIZES, rnd_optimizer
+from rsl_tbptt.algorithms.step_batches import step_batches
 from rsl_tbptt.algorithms.time_outs import TimeOutValues, value_without_advancing
 from rsl_tbptt.core import distributed, hidden_state
 from rsl_tbptt.core.hidden_state import HiddenState
@@ -100,6 +102,8 @@ class TbpttPPO(PPO):
         self.use_mixed_precision = self.options.use_mixed_precision  # rsl_rl 5.0 lacks these
         self.grad_reduce_bucket_mb = self.options.grad_reduce_bucket_mb
         self._raw_actor, self._raw_critic = self.actor, self.critic
+        use_fused_kernels(self.optimizer)
+        self._guard = UpdateGuard()
         self._states: list[tuple[HiddenState, HiddenState]] = []
         self._values_beyond = TimeOutValues()
         self._fine_tuning = FineTuning(actor, self.options)
@@ -109,6 +113,12 @@ class TbpttPPO(PPO):
             optimizer = rnd_optimizer(self)
             self._curiosity = CuriosityTraining(self.rnd, optimizer, self.grad_reduce_bucket_mb)
         self._mini_batches = self._plan_mini_batches()
+        # Normalisers may exchange sums: on every rank as often.
+        self._step_batches = step_batches(
+            storage.num_transitions_per_env,
+            distributed.sum_over_ranks(storage.num_envs, device),
+            device,
+        )
 
     def _check_symmetry(self) -> None:
         """Check that symmetry can be left to rsl_rl's own update.
@@ -264,23 +274,23 @@ class TbpttPPO(PPO):
             ValueError: If a loss or gradient is NaN or inf. Parameters and optimiser are then as
                 before the update.
         """
-        guards, learning_rate = self._guards(), self.learning_rate
-        kl_coef = self._gradient.policy_loss.kl_coef
+        self._guard.keep(self._parameters(), self.optimizer)
+        if self._curiosity:
+            self._curiosity.keep()
+        learning_rate, kl_coef = self.learning_rate, self._gradient.policy_loss.kl_coef
         metrics = super().update() if self.symmetry else self._train()
         if not all(math.isfinite(value) for value in metrics.values()):
             self.learning_rate, self._gradient.policy_loss.kl_coef = learning_rate, kl_coef
-            self._undo(guards)
+            self._undo()
         self._finish()
         return metrics
-
-    def _guards(self) -> list[UpdateGuard]:
-        guards = [UpdateGuard(self._parameters(), self.optimizer)]
-        return [*guards, self._curiosity.guard()] if self._curiosity else guards
 
     def _train(self) -> dict[str, float]:
         """Go through all epochs and mini-batches; return the metrics."""
         rollout, teacher_coef = self._rollout(), self._fine_tuning.teacher_coef
-        steps = []
+        # Filled, not copied: a copy from the host would wait for the device.
+        rate = torch.full((), self.learning_rate, dtype=torch.float64, device=self.device)
+        self._rate, steps = rate, []
         for _ in range(self.num_learning_epochs):
             for mini_batch in self._mini_batches.draw():
                 self.optimizer.zero_grad()
@@ -312,23 +322,27 @@ class TbpttPPO(PPO):
         """
         means = distributed.sum_tensor_over_ranks(means)
         self.reduce_parameters()
-        if self.schedule == "adaptive" and self.desired_kl and not self._fine_tuning.holds_actor:
-            self._adapt_learning_rate(means[3].item())
         norms = [
             nn.utils.clip_grad_norm_(model.parameters(), self.max_grad_norm).to(self.device)
             for model in (self._raw_actor, self._raw_critic)
         ]
-        self.optimizer.step()
+        if self._adapts_rate:
+            self._rate = follow_kl(self._rate, means[3], self.desired_kl)
+            step_at(self.optimizer, self._rate)
+        else:
+            self.optimizer.step()
         return torch.cat((means, torch.stack(norms)))
 
-    def _adapt_learning_rate(self, kl: float) -> None:
-        """Move the learning rate towards the desired KL divergence, as rsl_rl does."""
-        if kl > self.desired_kl * 2.0:
-            self.learning_rate = max(1e-5, self.learning_rate / 1.5)
-        elif 0.0 < kl < self.desired_kl / 2.0:
-            self.learning_rate = min(1e-2, self.learning_rate * 1.5)
+    @property
+    def _adapts_rate(self) -> bool:
+        """Whether the learning rate follows the KL divergence in this update."""
+        adaptive = self.schedule == "adaptive" and bool(self.desired_kl)
+        return adaptive and not self._fine_tuning.holds_actor
+
+    def _set_learning_rate(self, learning_rate: float) -> None:
+        self.learning_rate = learning_rate
         for group in self.optimizer.param_groups:
-            group["lr"] = self.learning_rate
+            group["lr"] = learning_rate
 
     def reduce_parameters(self) -> None:
         """Sum the gradients over processes; the divisor already counts all of them."""
@@ -349,7 +363,10 @@ class TbpttPPO(PPO):
             names.append("rnd")
         rate = self.storage.dones.float().mean().view(1)
         kl_of_last_epoch = steps[-self.num_mini_batches :, 3].mean().view(1)
-        *values, rate, kl = torch.cat((steps.mean(0), rate, kl_of_last_epoch)).tolist()
+        on_device = torch.cat((steps.mean(0), rate, kl_of_last_epoch, self._rate.view(1)))
+        *values, rate, kl, learning_rate = on_device.tolist()
+        if self._adapts_rate:
+            self._set_learning_rate(learning_rate)
         metrics = {**dict(zip(names, values, strict=True)), "episode_start_rate": rate}
         if self.options.policy_loss == "kl_penalty":
             metrics["kl_coef"] = self._gradient.policy_loss.kl_coef
@@ -361,22 +378,24 @@ class TbpttPPO(PPO):
 
     def _finish(self) -> None:
         """Update the normalisers, count the updates since a student came, clear the storage."""
-        models = [self.critic, None if self._fine_tuning.holds_actor else self.actor, self.rnd]
+        actor = None if self._fine_tuning.holds_actor else self._raw_actor
+        models = [model for model in (self._raw_critic, actor, self.rnd) if model is not None]
         if not (self.symmetry and UPDATE_NORMALIZES):
-            for obs in self.storage.observations:  # step by step: no copy of the whole rollout
-                for model in filter(None, models):
-                    model.update_normalization(obs)
+            for steps in self._step_batches:
+                for model in models:
+                    model.update_normalization(self.storage.observations[steps].flatten(0, 1))
         self._fine_tuning.count_update()
         self.storage.clear()
 
-    def _undo(self, guards: list[UpdateGuard]) -> None:
+    def _undo(self) -> None:
         """Restore what was before the update, drop the rollout and raise with the reason.
 
         Raises:
             ValueError: Always.
         """
-        for guard in guards:
-            guard.restore()
+        self._guard.restore()
+        if self._curiosity:
+            self._curiosity.restore()
         storage = self.storage
         named = {"rewards": storage.rewards, "values": storage.values, "actions": storage.actions}
         source = describe_non_finite(storage.observations, named, self._gradient_is_finite)

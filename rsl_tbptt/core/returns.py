@@ -32,10 +32,10 @@ def generalized_advantages(
         estimation", equation 16.
     """
     next_values = torch.cat((values[1:], last_values.unsqueeze(0)))
-    deltas = rewards + gamma * next_values.masked_fill(dones, 0.0) - values
-    advantages = torch.empty_like(deltas)
-    following = torch.zeros_like(last_values)
-    for t in reversed(range(len(deltas))):
-        following = deltas[t] + gamma * lam * following.masked_fill(dones[t], 0.0)
-        advantages[t] = following
+    advantages = rewards + gamma * next_values.masked_fill(dones, 0.0) - values
+    # Two small operations per step. Doubling, log2(T) operations on the whole rollout, is slower on
+    # CPU from some hundred environments on.
+    steps, ended = advantages.unbind(), dones.unbind()
+    for t in reversed(range(len(steps) - 1)):
+        steps[t].add_(steps[t + 1].masked_fill(ended[t], 0.0), alpha=gamma * lam)
     return advantages

@@ -87,6 +87,13 @@ class TbpttDistillationAlgorithmCfg(RslRlDistillationAlgorithmCfg):
     teacher_action_updates: int | None = None
     """Updates over which ``teacher_action_share`` falls linearly to 0; None keeps it constant."""
 
+    batch_teacher_labels: bool = False
+    """Whether the labels of a teacher without memory are computed after each rollout at once.
+
+    They are the same; the rollout has one forward pass less per step. Not with
+    ``teacher_action_share``, whose labels act.
+    """
+
     max_grad_norm: float | None = 1.0
     """Norm the gradient is clipped to before each optimiser step; None does not clip."""
 

@@ -14,7 +14,7 @@ from tolerances import PARITY_FLOAT32
 from torch import distributed, multiprocessing
 from torch.nn.utils import parameters_to_vector
 
-from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
+from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO, step_batches
 
 NUM_ENVS, NUM_STEPS = 6, 7
 
@@ -46,7 +46,11 @@ def updated_parameters(first, last, multi_gpu_cfg=None, **options):
     return parameters_of(algorithm)
 
 
-OPTIONS = ({}, {"grad_reduce_bucket_mb": 1e-4, "update_length": 5})
+OPTIONS = (
+    {},
+    {"grad_reduce_bucket_mb": 1e-4, "update_length": 5},
+    {"student_kwargs": {"obs_normalization": True}},
+)
 
 
 PPO_OPTIONS = (
@@ -107,6 +111,7 @@ def run_rank(rank, shares, folder):
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=len(shares)
     )
     first, last = sum(shares[:rank]), sum(shares[: rank + 1])
+    step_batches._MAX_ROWS["cpu"] = 8  # several of them, and each rank alone would take other ones
     cfg = {"global_rank": rank, "local_rank": rank, "world_size": len(shares)}
     results = [updated_parameters(first, last, cfg, **options) for options in OPTIONS]
     results += [updated_ppo_parameters(first, last, cfg, **options) for options in PPO_OPTIONS]

@@ -97,3 +97,31 @@ def test_training_goes_on_after_the_error():
     before = parameters_of(algorithm)
     assert algorithm.update()["behavior"] > 0
     assert not torch.equal(parameters_of(algorithm), before)
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd", "rmsprop"])
+@pytest.mark.parametrize("updates_before", [0, 1, 3])
+def test_every_optimiser_goes_back_to_the_last_bit(optimizer, updates_before):
+    algorithm = make_distillation(
+        TbpttDistillation, 6, 4, gradient_length=2, optimizer=optimizer, num_learning_epochs=2
+    )
+    for seed in range(updates_before):
+        roll_out(algorithm, seed)
+        algorithm.update()
+    for seed in (7, 8):  # and again, into the same buffers
+        roll_out(algorithm, seed)
+        algorithm.storage.privileged_actions[5, 3, 1] = float("nan")  # after two good steps
+        before = snapshot(algorithm)
+        with pytest.raises(ValueError, match="teacher actions"):
+            algorithm.update()
+        assert_unchanged(algorithm, before)
+
+
+def test_the_copy_is_made_into_the_buffers_of_the_last_update():
+    algorithm = trained()
+    roll_out(algorithm, 1)
+    algorithm.update()
+    buffers = [tensor.data_ptr() for tensor in algorithm._guard._copies]
+    roll_out(algorithm, 2)
+    algorithm.update()
+    assert [tensor.data_ptr() for tensor in algorithm._guard._copies] == buffers

@@ -1,0 +1,78 @@
+"""rsl_rl's optimisers in one kernel for all parameters, at a rate that only the device knows."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+_WITH_FUSED_KERNELS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
+
+
+def use_fused_kernels(optimizer: torch.optim.Optimizer) -> None:
+    """Let ``optimizer`` step by torch's fused kernel, where there is one; its checkpoints stay.
+
+    Checkpoints are written as rsl_rl writes them (not fused, step counts on the CPU) and read as
+    rsl_rl or this package wrote them, so that a run can go on with either.
+
+    Args:
+        optimizer: An optimiser of rsl_rl's. RMSprop, which has no such kernel, is left as it is.
+    """
+    parameters = [p for group in optimizer.param_groups for p in group["params"]]
+    on_known_devices = all(p.device.type in ("cpu", "cuda") for p in parameters)
+    if type(optimizer) not in _WITH_FUSED_KERNELS or not on_known_devices:
+        return
+    for group in optimizer.param_groups:
+        group["fused"] = True
+    optimizer.register_state_dict_post_hook(_as_rsl_rl_writes)
+    optimizer.register_load_state_dict_pre_hook(_as_fused_reads)
+
+
+def step_at(optimizer: torch.optim.Optimizer, rate: torch.Tensor) -> None:
+    """Step with a learning rate on the device, without fetching it; ``param_groups`` keep theirs.
+
+    Args:
+        optimizer: The optimiser. Without a fused kernel (RMSprop) it does fetch the rate.
+        rate: Learning rate of all parameters, on their device. Shape: (), float64.
+    """
+    kept = [group["lr"] for group in optimizer.param_groups]
+    in_kernel = rate if rate.is_cpu else rate.float()  # CUDA's kernels read a float32
+    try:
+        for group in optimizer.param_groups:
+            group["lr"] = in_kernel
+        optimizer.step()
+    finally:
+        for group, lr in zip(optimizer.param_groups, kept, strict=True):
+            group["lr"] = lr
+
+
+def follow_kl(rate: torch.Tensor, kl: torch.Tensor, desired_kl: float) -> torch.Tensor:
+    """Move a learning rate towards the desired KL divergence, as rsl_rl's adaptive schedule does.
+
+    Nothing waits for the device: the host learns the rate when it asks for it.
+
+    Args:
+        rate: Learning rate. Shape: (), float64.
+        kl: KL divergence from the policy that acted. Shape: ().
+        desired_kl: What it shall be; up to its double and down to its half the rate stays.
+
+    Returns:
+        The new rate, within 1e-5 and 1e-2 where it moved. Shape: (), float64.
+    """
+    slower, faster = (rate / 1.5).clamp(min=1e-5), (rate * 1.5).clamp(max=1e-2)
+    too_small = (kl > 0.0) & (kl < desired_kl / 2.0)
+    return torch.where(kl > desired_kl * 2.0, slower, torch.where(too_small, faster, rate))
+
+
+def _as_rsl_rl_writes(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    state = {
+        index: {name: v.cpu() if name == "step" else v for name, v in entries.items()}
+        for index, entries in state_dict["state"].items()
+    }
+    groups = [{**group, "fused": None} for group in state_dict["param_groups"]]
+    return {**state_dict, "state": state, "param_groups": groups}
+
+
+def _as_fused_reads(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+    groups = [{**group, "fused": True} for group in state_dict["param_groups"]]
+    return {**state_dict, "param_groups": groups}

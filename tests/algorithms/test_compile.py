@@ -1,0 +1,94 @@
+"""``torch_compile_mode`` of the runner's config: compiled rollouts, the same training."""
+
+import io
+
+import pytest
+import torch
+from helpers import (
+    make_distillation,
+    make_ppo,
+    parameters_of,
+    ppo_parameters_of,
+    roll_out,
+    roll_out_ppo,
+)
+from rsl_rl.algorithms import Distillation
+from tolerances import PARITY_FLOAT32
+
+from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value"),
+    pytest.mark.skipif(not hasattr(Distillation, "compile"), reason="rsl_rl 5.0 does not compile"),
+]
+
+
+@pytest.fixture
+def _traced(monkeypatch):
+    """Let ``torch.compile`` trace the models and run what it traced: no compiler, seconds less."""
+    torch.compiler.reset()
+    compile_model = torch.compile
+    monkeypatch.setattr(torch, "compile", lambda model, mode: compile_model(model, backend="eager"))
+
+
+def train(algorithm, roll_out, updates=2):
+    for seed in range(updates):
+        roll_out(algorithm, seed)
+        metrics = algorithm.update()
+    return metrics
+
+
+@pytest.mark.usefixtures("_traced")
+@pytest.mark.parametrize("student", ["mlp", "lstm", "gru"])
+@pytest.mark.parametrize("options", [{}, {"loss_type": "kl"}, {"batch_teacher_labels": True}])
+def test_compiled_models_distil_as_uncompiled_ones(student, options):
+    results = []
+    for mode in ("default", None):
+        algorithm = make_distillation(
+            TbpttDistillation, 6, 4, student=student, gradient_length=3, **options
+        )
+        algorithm.compile(mode)
+        assert (algorithm.student is algorithm.get_policy()) == (mode is None)
+        train(algorithm, roll_out)
+        results.append((parameters_of(algorithm), algorithm.storage.actions.clone()))
+    for got, want in zip(*results, strict=True):
+        torch.testing.assert_close(got, want, **PARITY_FLOAT32)
+
+
+@pytest.mark.usefixtures("_traced")
+@pytest.mark.parametrize("models", ["mlp", "lstm", "gru"])
+def test_compiled_models_train_by_ppo_as_uncompiled_ones(models):
+    results = []
+    for mode in ("default", None):
+        algorithm = make_ppo(TbpttPPO, 6, 4, models, models, gradient_length=None)
+        algorithm.compile(mode)
+        assert (algorithm.actor is algorithm.get_policy()) == (mode is None)
+        train(algorithm, roll_out_ppo)
+        results.append((ppo_parameters_of(algorithm), algorithm.storage.values.clone()))
+    for got, want in zip(*results, strict=True):
+        torch.testing.assert_close(got, want, **PARITY_FLOAT32)
+
+
+@pytest.mark.usefixtures("_traced")
+@pytest.mark.parametrize("build", [make_distillation, make_ppo])
+def test_checkpoints_of_compiled_models_have_plain_keys(build):
+    algorithm_class = TbpttDistillation if build is make_distillation else TbpttPPO
+    compiled, plain = (build(algorithm_class, 6, 4, gradient_length=3) for _ in range(2))
+    compiled.compile("default")
+    train(compiled, roll_out if build is make_distillation else roll_out_ppo)
+    file = io.BytesIO()
+    torch.save(compiled.save(), file)
+    file.seek(0)
+    checkpoint = torch.load(file, weights_only=True)
+    for key, state_dict in plain.save().items():
+        if key.endswith("_state_dict"):
+            assert checkpoint[key].keys() == state_dict.keys(), key
+    assert plain.load(checkpoint, None, strict=True) is True
+    assert compiled.load(checkpoint, None, strict=True) is True
+
+
+@pytest.mark.parametrize("mode", ["reduce-overhead", "max-autotune"])
+def test_modes_with_cuda_graphs_are_refused_with_the_reason(mode):
+    algorithm = make_distillation(TbpttDistillation, 6, 4, gradient_length=3)
+    with pytest.raises(ValueError, match="CUDA graphs which are incompatible"):
+        algorithm.compile(mode)

@@ -1,0 +1,198 @@
+"""The host waits for the device once per update, for the metrics, and never in the rollout."""
+
+import contextlib
+import math
+
+import pytest
+import torch
+from helpers import ACTION_DIM, STATE_DIM, make_model, make_obs
+from rsl_rl.storage import RolloutStorage
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
+
+pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
+
+NUM_STEPS, NUM_ENVS = 6, 8
+
+HEADS = {"critic": {"output_dim": 1, "distribution_cfg": None}}
+
+READS = {"tolist", "numpy", "cpu", "tensor", "as_tensor", "__array__"}
+"""Functions of torch that copy between host and device, seen before they reach the dispatcher."""
+
+WAITING = (
+    "_local_scalar_dense",
+    "nonzero",
+    "masked_select",
+    "unique",
+    "equal",
+    "repeat_interleave",
+)
+"""Operations whose result, or its size, the host has to know."""
+
+
+class HostTransfers(contextlib.ExitStack):
+    """Lists what would make the host wait for a GPU, here on CPU."""
+
+    def __enter__(self):
+        self.seen = seen = []
+
+        class Functions(TorchFunctionMode):
+            def __torch_function__(self, function, types, args=(), kwargs=None):
+                if getattr(function, "__name__", "") in READS:
+                    seen.append(function.__name__)
+                return function(*args, **(kwargs or {}))
+
+        class Operations(TorchDispatchMode):
+            def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+                if waits(operation, args):
+                    seen.append(str(operation))
+                return operation(*args, **(kwargs or {}))
+
+        self.enter_context(Functions())
+        self.enter_context(Operations())
+        return self
+
+
+def waits(operation, args):
+    name = operation.name().removeprefix("aten::").split(".")[0]
+    if name in ("index", "index_put", "index_put_"):
+        masks = [index for index in args[1] if index is not None and index.dtype == torch.bool]
+        is_fill = name != "index" and args[2].dim() == 0  # torch makes a masked_fill of it
+        return bool(masks) and not is_fill
+    return name.startswith(WAITING)
+
+
+def make(algorithm_class, device="cpu", models="lstm", **options):
+    """Build an algorithm on a device."""
+    obs = make_obs(NUM_ENVS)
+    if algorithm_class is TbpttDistillation:
+        kinds, kind_of_storage = (("student", models), ("teacher", "mlp")), "distillation"
+    else:
+        kinds, kind_of_storage = (("actor", models), ("critic", models)), "rl"
+    algorithm = algorithm_class(
+        *(make_model(role, kind, NUM_ENVS, seed=1, **HEADS.get(role, {})) for role, kind in kinds),
+        RolloutStorage(kind_of_storage, NUM_ENVS, NUM_STEPS, obs, [ACTION_DIM], device),
+        device=device,
+        **options,
+    )
+    algorithm.train_mode()
+    return algorithm
+
+
+def roll_out(algorithm):
+    """Fill the storage and compute returns as the runner does, on the algorithm's device."""
+    device = algorithm.device
+    with torch.inference_mode():
+        for _ in range(NUM_STEPS):
+            obs = make_obs(NUM_ENVS).to(device)
+            rewards, dones = torch.randn(2, NUM_ENVS, device=device)
+            algorithm.act(obs)
+            extras = {"time_outs": dones > 1.0, "final_obs": dict(obs.items())}
+            algorithm.process_env_step(obs, rewards, (dones > 0.5).long(), extras)
+        algorithm.compute_returns(obs)
+
+
+RND = {
+    "num_states": STATE_DIM,
+    "obs_groups": {"rnd_state": ["state"]},
+    "num_outputs": 3,
+    "predictor_hidden_dims": [8],
+    "target_hidden_dims": [8],
+}
+
+CASES = [
+    (TbpttDistillation, {"gradient_length": 4}),
+    (TbpttDistillation, {"gradient_length": 2, "update_length": 4, "num_learning_epochs": 2}),
+    (TbpttDistillation, {"gradient_length": 4, "update_length": 2, "loss_type": "kl"}),
+    (TbpttDistillation, {"gradient_length": 4, "models": "mlp", "batch_teacher_labels": True}),
+    (TbpttDistillation, {"gradient_length": 4, "teacher_action_share": 0.5, "optimizer": "sgd"}),
+    (TbpttPPO, {}),
+    (TbpttPPO, {"models": "mlp", "optimizer": "adamw"}),
+    (TbpttPPO, {"gradient_length": 2, "normalize_advantage_per_mini_batch": True}),
+    (TbpttPPO, {"gradient_length": 4, "minibatch_unit": "window", "burn_in_length": 2}),
+    (
+        TbpttPPO,
+        {"policy_loss": "kl_penalty", "schedule": "fixed", "loss_reduction": "episode_mean"},
+    ),
+    (TbpttPPO, {"rnd_cfg": RND, "num_env_chunks": 2}),
+]
+
+
+def fresh(options):
+    """Copy options; rsl_rl 5.0 takes entries out of a config."""
+    return {key: dict(v) if isinstance(v, dict) else v for key, v in options.items()}
+
+
+@pytest.mark.parametrize(("algorithm_class", "options"), CASES)
+def test_an_update_reads_the_device_once_and_a_rollout_never(algorithm_class, options):
+    if options.get("models") != "mlp":  # an engine may read what it needs where that costs nothing
+        options = {**options, "scan_engine": "reference"}
+    algorithm = make(algorithm_class, **fresh(options))
+    roll_out(algorithm)
+    algorithm.update()
+    with HostTransfers() as rollout:
+        roll_out(algorithm)
+    with HostTransfers() as update:
+        metrics = algorithm.update()
+    assert all(math.isfinite(value) for value in metrics.values())
+    assert rollout.seen == []
+    assert update.seen == ["tolist"]
+
+
+@pytest.mark.parametrize(
+    "read",
+    [
+        lambda tensor: tensor[0].item(),
+        lambda tensor: bool(tensor[0] > 0),
+        lambda tensor: tensor[tensor > 0],
+        lambda tensor: tensor.nonzero(),
+        lambda tensor: tensor.numpy(),
+        lambda tensor: tensor.tolist(),
+        lambda tensor: torch.tensor(1.0, device=tensor.device),
+        lambda tensor: torch.equal(tensor, tensor),
+    ],
+)
+def test_each_kind_of_transfer_is_seen(read):
+    values = torch.randn(4)
+    with HostTransfers() as transfers:
+        read(values)
+    assert len(transfers.seen) == 1
+
+
+def test_what_stays_on_the_device_is_not():
+    values, indices = torch.randn(4, 3), torch.tensor([0, 2])
+    with HostTransfers() as transfers:
+        values[indices] = values[indices] * 2.0
+        values[values[:, 0] > 0, :] = 0.0
+        values.masked_fill(values > 0, 0.0).add_(torch.full((), 2.0))
+    assert transfers.seen == []
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize(("algorithm_class", "options"), CASES)
+def test_a_gpu_waits_for_the_metrics_alone(algorithm_class, options, monkeypatch):
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    algorithm = make(algorithm_class, device="cuda:0", **fresh(options))
+    roll_out(algorithm)
+    algorithm.update()  # the first one allocates
+    roll_out(algorithm)
+    reads, tolist = [], torch.Tensor.tolist
+
+    def counting_tolist(tensor):
+        reads.append(tensor.shape)
+        torch.cuda.set_sync_debug_mode("default")
+        try:
+            return tolist(tensor)
+        finally:
+            torch.cuda.set_sync_debug_mode("error")
+
+    monkeypatch.setattr(torch.Tensor, "tolist", counting_tolist)
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        algorithm.update()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+    assert len(reads) == 1
