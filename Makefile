@@ -14,7 +14,7 @@ OLDER_RSL_RL := $(RSL_RL:%=.rsl_rl/%/.installed)
 RUN_OPTIONS := --device $(DEVICE) $(if $(RUN),--output $(RUN))
 export VENV
 
-.PHONY: demo test finetune curves lint types format doctor clean help
+.PHONY: demo test finetune curves bench lint types format doctor clean help
 
 demo: $(INSTALLED)  ## train, distil and evaluate in Isaac Lab (DEVICE=cuda:0 for a GPU, RUN=folder)
 	$(PYTHON) scripts/pipeline.py configs/demo.yaml $(RUN_OPTIONS)
@@ -27,6 +27,9 @@ finetune: $(INSTALLED)  ## train, distil and fine-tune with PPO; DEVICE and RUN 
 
 curves: $(INSTALLED)  ## learning curves of all policies over three seeds; DEVICE and RUN as above
 	$(PYTHON) scripts/curves.py configs/curves.yaml $(RUN_OPTIONS)
+
+bench: $(INSTALLED)  ## time and memory of updates beside rsl_rl's; DEVICE and RUN as above
+	$(PYTHON) scripts/benchmark.py suite $(RUN_OPTIONS)
 
 lint: $(INSTALLED)  ## check style and formatting
 	$(VENV)/bin/ruff check .
@@ -43,7 +46,7 @@ doctor: $(INSTALLED)  ## say what is wrong with this setup
 	$(PYTHON) scripts/doctor.py
 
 clean:  ## remove environments and caches; keeps runs/
-	rm -rf .venv .venv-uv .rsl_rl .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv .venv-uv .rsl_rl .peers .pytest_cache .ruff_cache .hypothesis *.egg-info
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
@@ -54,4 +57,8 @@ $(INSTALLED): pyproject.toml constraints.txt scripts/bootstrap.sh
 
 .rsl_rl/%/.installed: $(INSTALLED)
 	scripts/bootstrap.sh rsl_rl $*
+	@touch $@
+
+.peers/.installed: $(INSTALLED)
+	scripts/bootstrap.sh peers
 	@touch $@

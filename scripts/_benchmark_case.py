@@ -15,6 +15,8 @@ from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 
 OBS_DIM, ACTION_DIM = 48, 12  # a quadruped's proprioception and its joints
 HIDDEN_DIMS = [256, 128, 64]
+OUTPUTS = {"ppo": {"actor": ACTION_DIM, "critic": 1}, "distillation": {"student": ACTION_DIM}}
+"""By algorithm: the models that are trained, and their outputs."""
 Library = Literal["rsl_tbptt", "rsl_rl"]
 CLASSES: dict[tuple[str, str], Any] = {
     ("ppo", "rsl_tbptt"): TbpttPPO,
@@ -33,11 +35,19 @@ class Case:
     num_steps: int
     gradient_length: int
     """rsl_rl's PPO cannot truncate: it always takes the whole rollout."""
+    num_mini_batches: int = 4
+    """Of PPO; distillation has none."""
     rnn_type: str = "lstm"
     rnn_hidden_dim: int = 256
+    rnn_num_layers: int = 1
     done_rate: float = 0.05
     device: str = "cpu"
     use_mixed_precision: bool = False
+
+    @property
+    def precision(self) -> str:
+        """Type of the operands of matrix products."""
+        return "bfloat16" if self.use_mixed_precision else "float32"
 
 
 def build(case: Case, library: Library, **options: Any) -> Any:  # noqa: ANN401
@@ -53,29 +63,15 @@ def build(case: Case, library: Library, **options: Any) -> Any:  # noqa: ANN401
     """
     torch.manual_seed(0)
     obs = random_obs(case)
-    noise = {"class_name": "GaussianDistribution", "init_std": 1.0}
-    memory = {"rnn_type": case.rnn_type, "rnn_hidden_dim": case.rnn_hidden_dim}
-    shared = {"hidden_dims": HIDDEN_DIMS, "obs_normalization": True}
-    groups = {role: ["policy"] for role in ("actor", "critic", "student", "teacher")}
     if case.algorithm == "ppo":
-        models = (
-            RNNModel(obs, groups, "actor", ACTION_DIM, distribution_cfg=noise, **shared, **memory),
-            RNNModel(obs, groups, "critic", 1, **shared, **memory),
-        )
-        kind, lengths = "rl", {"num_learning_epochs": 1}
+        kind, lengths = "rl", {"num_learning_epochs": 1, "num_mini_batches": case.num_mini_batches}
         if library == "rsl_tbptt":
             lengths["gradient_length"] = case.gradient_length
     else:
-        models = (
-            RNNModel(
-                obs, groups, "student", ACTION_DIM, distribution_cfg=noise, **shared, **memory
-            ),
-            MLPModel(obs, groups, "teacher", ACTION_DIM, hidden_dims=HIDDEN_DIMS),
-        )
         kind, lengths = "distillation", {"gradient_length": case.gradient_length}
     storage = RolloutStorage(kind, case.num_envs, case.num_steps, obs, [ACTION_DIM], case.device)
     algorithm = CLASSES[case.algorithm, library](
-        *(model.to(case.device) for model in models),
+        *(model.to(case.device) for model in _models(case, obs)),
         storage,
         device=case.device,
         use_mixed_precision=case.use_mixed_precision,
@@ -86,23 +82,56 @@ def build(case: Case, library: Library, **options: Any) -> Any:  # noqa: ANN401
     return algorithm
 
 
+def _models(case: Case, obs: TensorDict) -> list[MLPModel]:
+    """Build the models that are trained, and for distillation a teacher without memory."""
+    groups = {role: ["policy"] for role in ("actor", "critic", "student", "teacher")}
+    options: dict[str, Any] = {
+        "hidden_dims": HIDDEN_DIMS,
+        "obs_normalization": True,
+        "rnn_type": case.rnn_type,
+        "rnn_hidden_dim": case.rnn_hidden_dim,
+        "rnn_num_layers": case.rnn_num_layers,
+    }
+    noise = {"class_name": "GaussianDistribution", "init_std": 1.0}
+    models: list[MLPModel] = []
+    for role, outputs in OUTPUTS[case.algorithm].items():
+        distribution = None if role == "critic" else dict(noise)
+        models.append(
+            RNNModel(obs, groups, role, outputs, distribution_cfg=distribution, **options)
+        )
+    if case.algorithm == "distillation":
+        models.append(MLPModel(obs, groups, "teacher", ACTION_DIM, hidden_dims=HIDDEN_DIMS))
+    return models
+
+
 def fill(algorithm: Any, case: Case, seed: int) -> None:  # noqa: ANN401
     """Roll out random robots; equal seeds give equal observations, rewards and dones."""
-    torch.manual_seed(seed)
-    steps = [
-        (random_obs(case), torch.randn(case.num_envs), torch.rand(case.num_envs) < case.done_rate)
-        for _ in range(case.num_steps)
-    ]
+    torch.manual_seed(seed)  # of the actions
+    robots = torch.Generator().manual_seed(seed)
     with torch.inference_mode():
-        for obs, rewards, dones in steps:
-            algorithm.act(obs)
+        for _ in range(case.num_steps):
+            algorithm.act(random_obs(case, robots))
+            rewards = torch.randn(case.num_envs, generator=robots)
+            dones = torch.rand(case.num_envs, generator=robots) < case.done_rate
+            obs = random_obs(case, robots)
             algorithm.process_env_step(
                 obs, rewards.to(case.device), dones.long().to(case.device), {}
             )
-        algorithm.compute_returns(random_obs(case))
+        algorithm.compute_returns(random_obs(case, robots))
 
 
-def random_obs(case: Case) -> TensorDict:
+def random_obs(case: Case, robots: torch.Generator | None = None) -> TensorDict:
     """Return observations of all environments."""
-    obs = torch.randn(case.num_envs, OBS_DIM).to(case.device)
+    obs = torch.randn(case.num_envs, OBS_DIM, generator=robots).to(case.device)
     return TensorDict({"policy": obs}, batch_size=[case.num_envs], device=case.device)
+
+
+def title(case: Case) -> str:
+    """Say what is measured."""
+    algorithm = "PPO" if case.algorithm == "ppo" else case.algorithm
+    layers = f"{case.rnn_num_layers} layers of " if case.rnn_num_layers > 1 else ""
+    return (
+        f"{algorithm}, {layers}{case.rnn_type.upper()}-{case.rnn_hidden_dim}, {case.precision},"
+        f" N={case.num_envs}, T={case.num_steps}, K={case.gradient_length},"
+        f" done rate {case.done_rate:g}"
+    )

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import ctypes
+import json
+import os
+import subprocess
 import sys
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from _benchmark_case import Case, Library, build, fill
@@ -27,20 +30,45 @@ class Memory:
     """The rollout storage."""
     update_peak: float
     """The most that ``update()`` takes beyond what is there before it."""
+    process_peak: float
+    """The most that models, storage, rollout and update together take, beyond the imports."""
 
 
-def measure_update_memory(case: Case, library: Library) -> Memory:
-    """Measure the second update: the first one makes the optimiser's state."""
-    algorithm = build(case, library)
+def measure_in_own_process(case: Case, library: Library) -> Memory:
+    """Measure a case in a fresh process of one thread, so that nothing but it is counted."""
+    command = [sys.executable, __file__, library, json.dumps(asdict(case))]
+    environment = os.environ | EXACT_MALLOC | {"OMP_NUM_THREADS": "1"}
+    result = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
+    return Memory(**json.loads(result.stdout.splitlines()[-1]))
+
+
+def measure_memory(case: Case, library: Library) -> Memory:
+    """Measure two rollouts and updates; the second update, as the first makes Adam's state.
+
+    An update of few environments before loads what torch loads late, which counts as imports.
+    """
+    device = torch.device(case.device)
+    few = replace(case, num_envs=case.num_mini_batches)
+    algorithm = build(few, library)
+    fill(algorithm, few, seed=0)
+    algorithm.update()
+    del algorithm
+    start = peak = Peak(device)
+    algorithm, highest = build(case, library), 0
     for seed in range(2):
         fill(algorithm, case, seed)
-        peak = Peak(torch.device(case.device))
+        highest = max(highest, peak.highest())
+        peak = Peak(device)
         algorithm.update()
-        used = peak.bytes_beyond_start()
+        highest = max(highest, peak.highest())
     storage = sum(
         tensor.numel() * tensor.element_size() for tensor in _tensors(vars(algorithm.storage))
     )
-    return Memory(storage=storage / MEGABYTE, update_peak=used / MEGABYTE)
+    return Memory(
+        storage=storage / MEGABYTE,
+        update_peak=peak.bytes_beyond_start() / MEGABYTE,
+        process_peak=(highest - start.start) / MEGABYTE,
+    )
 
 
 def _tensors(values: dict[str, Any]) -> list[torch.Tensor]:
@@ -59,22 +87,27 @@ class Peak:
 
     def __init__(self, device: torch.device) -> None:
         """Begin to watch. On the CPU, freed memory is given back to the system before."""
-        self._cuda = device.type == "cuda"
-        if self._cuda:
+        self._device = device
+        if device.type == "cuda":
             torch.cuda.synchronize(device)
             torch.cuda.reset_peak_memory_stats(device)
-            self._start = torch.cuda.memory_allocated(device)
+            self.start = torch.cuda.memory_allocated(device)
             return
         if sys.platform != "linux":
             raise NotImplementedError(f"Peak memory on {sys.platform} is not known, only on Linux.")
         ctypes.CDLL("libc.so.6").malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
-        self._start = _status_bytes("VmRSS")
+        self.start = _status_bytes("VmRSS")
+
+    def highest(self) -> int:
+        """Return the most that was in use since this or a later watch began."""
+        if self._device.type == "cuda":
+            return torch.cuda.max_memory_allocated(self._device)
+        return _status_bytes("VmHWM")
 
     def bytes_beyond_start(self) -> int:
         """Return the peak since then, beyond what was in use then."""
-        peak = torch.cuda.max_memory_allocated() if self._cuda else _status_bytes("VmHWM")
-        return peak - self._start
+        return self.highest() - self.start
 
 
 def _status_bytes(field: str) -> int:
@@ -82,3 +115,8 @@ def _status_bytes(field: str) -> int:
         if line.startswith(f"{field}:"):
             return int(line.split()[1]) * 1024
     raise NotImplementedError(f"/proc/self/status lacks {field}.")
+
+
+if __name__ == "__main__":
+    name, values = sys.argv[1:]
+    print(json.dumps(asdict(measure_memory(Case(**json.loads(values)), cast("Library", name)))))

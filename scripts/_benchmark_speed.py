@@ -1,96 +1,153 @@
-"""Time of one update beside rsl_rl's, alternating in one process, after both proved equal."""
+"""Time of updates, alternating in one process, of libraries that proved equal before."""
 
 from __future__ import annotations
 
 import statistics
 import time
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
+from typing import Any
 
 import torch
 from _benchmark_case import Case, Library, build, fill
 
 SMALL = 32
-"""Environments on which equality is checked."""
+"""Environments on which equality is checked over all steps."""
+SHORT = 4
+"""Steps on which equality is checked with all environments."""
+TOLERANCE = 1e-4
+"""Of what the update changed: rounding in float32 reaches some 1e-5, another loss or state more."""
+LIBRARIES: tuple[Library, Library] = ("rsl_tbptt", "rsl_rl")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """Times of updates, in seconds, and rsl_rl's over ours in each pair."""
+    """Seconds of updates that were timed in turn, first one of ours, then one of rsl_rl's."""
 
-    ours: float
-    """Median."""
-    rsl_rl: float
-    """Median."""
-    ratio: float
-    """Median of the pairs."""
-    lowest_ratio: float
-    highest_ratio: float
+    ours: list[float]
+    rsl_rl: list[float]
+
+    @property
+    def ratios(self) -> list[float]:
+        """rsl_rl's time over ours in each pair."""
+        return [b / a for a, b in zip(self.ours, self.rsl_rl, strict=True)]
+
+    @property
+    def ratio(self) -> float:
+        """Median of the pairs."""
+        return statistics.median(self.ratios)
 
 
 def measure_speed(case: Case, num_pairs: int) -> Speed:
-    """Time updates of both libraries in turn, after one update of each to warm up.
+    """Time updates of both libraries in turn.
 
     Args:
         case: What is measured.
         num_pairs: Updates of each library.
 
     Returns:
-        Medians and spread.
+        All times.
 
     Raises:
-        ValueError: If the libraries do not leave equal parameters on a small copy of the case.
+        ValueError: If the libraries do not leave equal parameters on small copies of the case.
     """
     check_equal(case)
-    libraries: tuple[Library, Library] = ("rsl_tbptt", "rsl_rl")
-    algorithms = {library: build(case, library) for library in libraries}
-    seconds: dict[Library, list[float]] = {library: [] for library in libraries}
-    for seed in range(num_pairs + 1):
-        for library in libraries:
-            fill(algorithms[library], case, seed)
+    ours, theirs = alternate([(library, case) for library in LIBRARIES], num_pairs)
+    return Speed(ours=ours, rsl_rl=theirs)
+
+
+def alternate(contestants: Sequence[tuple[Library, Case]], num_updates: int) -> list[list[float]]:
+    """Time updates of several algorithms in turn, after one update of each to warm up.
+
+    Args:
+        contestants: Libraries and cases, in the order of their turns.
+        num_updates: Updates of each.
+
+    Returns:
+        Seconds of the updates of each.
+    """
+    algorithms = [build(case, library) for library, case in contestants]
+    seconds: list[list[float]] = [[] for _ in contestants]
+    for seed in range(num_updates + 1):
+        for algorithm, (_, case), taken in zip(algorithms, contestants, seconds, strict=True):
+            fill(algorithm, case, seed)
             start = _now(case)
-            algorithms[library].update()
-            seconds[library].append(_now(case) - start)
-    ours, theirs = (seconds[library][1:] for library in libraries)
-    ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
-    return Speed(
-        ours=statistics.median(ours),
-        rsl_rl=statistics.median(theirs),
-        ratio=statistics.median(ratios),
-        lowest_ratio=min(ratios),
-        highest_ratio=max(ratios),
-    )
+            algorithm.update()
+            taken.append(_now(case) - start)
+            restore_state(algorithm, case)
+    return [taken[1:] for taken in seconds]
+
+
+def restore_state(algorithm: Any, case: Case) -> None:  # noqa: ANN401
+    """Cast the hidden state back to float32 that rsl_rl's Distillation leaves in bfloat16.
+
+    Its next rollout, which runs in float32, would otherwise stop with an error for an LSTM.
+    """
+    if case.algorithm == "distillation" and case.use_mixed_precision:
+        state = algorithm.student.get_hidden_state()
+        state = tuple(s.float() for s in state) if isinstance(state, tuple) else state.float()
+        algorithm.student.reset(hidden_state=state)
 
 
 def check_equal(case: Case) -> None:
     """Check that one update of either library leaves equal parameters.
 
-    With plain gradient descent, as Adam's first step hides the gradient's size, and in full
-    precision; PPO with the whole rollout, as rsl_rl's cannot truncate.
+    With few environments over all steps and with all environments over few steps. With plain
+    gradient descent, as Adam's first step hides the gradient's size, and in full precision; PPO
+    with the whole rollout, as rsl_rl's cannot truncate.
 
     Raises:
         ValueError: If the parameters differ.
     """
-    small = replace(case, num_envs=SMALL, use_mixed_precision=False)
+    for small in small_copies(case):
+        difference = _difference(small)
+        if not difference < TOLERANCE:
+            raise ValueError(
+                f"The parameters' change by one update differs by {difference:.1e} from rsl_rl's"
+                f" for {small}, expected less than {TOLERANCE:.0e}: times of different computations"
+                " are not compared."
+            )
+
+
+def small_copies(case: Case) -> Iterator[Case]:
+    """Yield the cases on which equality is checked."""
+    few_envs, few_steps = min(SMALL, case.num_envs), min(SHORT, case.num_steps)
+    for num_envs, num_steps in ((few_envs, case.num_steps), (case.num_envs, few_steps)):
+        whole = num_steps if case.algorithm == "ppo" else min(case.gradient_length, num_steps)
+        yield replace(
+            case,
+            num_envs=num_envs,
+            num_steps=num_steps,
+            gradient_length=whole,
+            use_mixed_precision=False,
+        )
+
+
+@cache
+def _difference(small: Case) -> float:
+    """Return how much the libraries' changes of the parameters differ, as a share of the change."""
     plain: dict[str, object] = {"optimizer": "sgd", "learning_rate": 1e-2, "max_grad_norm": 1.0}
-    if case.algorithm == "ppo":
-        small = replace(small, gradient_length=case.num_steps)
+    if small.algorithm == "ppo":
         plain["schedule"] = "fixed"
         as_rsl_rl = plain | {"shuffle_envs": False}
     else:
         as_rsl_rl = plain | {"loss_reduction": "sum", "tail": "drop"}
-    vectors = []
-    for library, options in (("rsl_tbptt", as_rsl_rl), ("rsl_rl", plain)):
-        algorithm = build(small, library, **options)
-        fill(algorithm, small, seed=0)
-        algorithm.update()
-        groups = algorithm.optimizer.param_groups
-        vectors.append(torch.cat([p.detach().flatten() for g in groups for p in g["params"]]))
-    difference = ((vectors[0] - vectors[1]).norm() / vectors[1].norm()).item()
-    if not difference < 1e-5:
-        raise ValueError(
-            f"The parameters differ by {difference:.1e} from rsl_rl's after one update of {small},"
-            " expected less than 1e-05: times of different computations are not compared."
-        )
+    changes = []
+    # By default cuDNN rounds the operands of an LSTM's products to TF32, which torch.mm does not.
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        for library, options in zip(LIBRARIES, (as_rsl_rl, plain), strict=True):
+            algorithm = build(small, library, **options)
+            before = _parameters(algorithm)
+            fill(algorithm, small, seed=0)
+            algorithm.update()
+            changes.append(_parameters(algorithm) - before)
+    return ((changes[0] - changes[1]).norm() / changes[1].norm()).item()
+
+
+def _parameters(algorithm: Any) -> torch.Tensor:  # noqa: ANN401
+    groups = algorithm.optimizer.param_groups
+    return torch.cat([p.detach().flatten() for group in groups for p in group["params"]])
 
 
 def _now(case: Case) -> float:

@@ -3,6 +3,7 @@
 #
 #   scripts/bootstrap.sh environment      create .venv and install this package with its extras
 #   scripts/bootstrap.sh rsl_rl VERSION   put one more rsl_rl release under .rsl_rl/VERSION
+#   scripts/bootstrap.sh peers            put the libraries of scripts/peers.py under .peers
 #
 # VENV (default .venv) and EXTRAS (default isaaclab,demo,dev) can be set in the environment.
 set -euo pipefail
@@ -93,8 +94,19 @@ install_rsl_rl() {
     "rsl-rl-lib==$version"
 }
 
+install_peers() {
+  local uv
+  uv=$(find_uv)
+  # Without dependencies, as torch must not move: gymnasium and what follows it are those that the
+  # peers import, for an environment without Isaac Lab.
+  "$uv" pip install --quiet --python "$VENV/bin/python" --no-deps --target .peers \
+    torchrl==0.14.1 hoptorch==0.1.4 sb3-contrib==2.9.2 stable-baselines3==2.9.2 skrl==2.1.1 \
+    gymnasium==1.4.0 farama-notifications==0.0.6 cloudpickle==3.1.2
+}
+
 case "${1:-}" in
   environment) install_environment ;;
   rsl_rl) install_rsl_rl "${2:?usage: scripts/bootstrap.sh rsl_rl VERSION}" ;;
-  *) fail "the command is '${1:-}', expected 'environment' or 'rsl_rl VERSION'." ;;
+  peers) install_peers ;;
+  *) fail "the command is '${1:-}', expected 'environment', 'rsl_rl VERSION' or 'peers'." ;;
 esac

@@ -1,0 +1,131 @@
+"""The job that this library and its peers are given, and what a peer is to the benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from _benchmark_case import ACTION_DIM, HIDDEN_DIMS, OBS_DIM
+from torch import nn
+from torch.nn import functional
+
+from rsl_tbptt.core import Rollout, accumulate_group, recurrent_scan, tbptt_schedule
+from rsl_tbptt.core.env_blocks import num_env_blocks
+from rsl_tbptt.core.hidden_state import HiddenState
+from rsl_tbptt.core.losses import mse
+
+
+@dataclass(frozen=True, kw_only=True)
+class Job:
+    """The gradient of the mean squared error over a rollout of T steps and N environments.
+
+    The state is zero before step 0 and cleared where an episode starts; the gradient flows back
+    through the whole rollout. No optimiser.
+    """
+
+    rnn_type: str = "lstm"
+    num_envs: int = 512
+    num_steps: int = 24
+    done_rate: float = 0.05
+    rnn_hidden_dim: int = 256
+    device: str = "cpu"
+
+    def rollout(self) -> Rollout:
+        """Draw the rollout, the same for equal jobs: obs (T, N, D), labels (T, N, A)."""
+        generator = torch.Generator().manual_seed(0)
+        shape = (self.num_steps, self.num_envs)
+        obs = torch.randn(*shape, OBS_DIM, generator=generator).to(self.device)
+        labels = torch.randn(*shape, ACTION_DIM, generator=generator).to(self.device)
+        dones = (torch.rand(shape, generator=generator) < self.done_rate).to(self.device)
+        return Rollout.from_dones(obs, (labels,), dones)
+
+    def by_env(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+        """Return obs (N, T, D), labels (N, T, A) and episode starts (N, T) as peers keep them."""
+        rollout = self.rollout()
+        tensors = (rollout.obs, *rollout.labels, rollout.episode_starts)
+        obs, labels, starts = (tensor.transpose(0, 1).contiguous() for tensor in tensors)
+        return obs, labels, starts
+
+
+@dataclass(frozen=True, kw_only=True)
+class Peer:
+    """A library that is ready to do the job."""
+
+    how: str
+    """Version, and which of its functions do the job."""
+
+    parameters: list[nn.Parameter]
+    """In the order of ``network(job).parameters()``."""
+
+    backward: Callable[[], None]
+    """Does the job: adds the gradient to the parameters' ``.grad``."""
+
+
+class Network(nn.Module):
+    """Recurrent layer and MLP: rsl_rl's RNNModel without its normalisation and distribution."""
+
+    def __init__(self, job: Job, *, batch_first: bool = False) -> None:
+        """Draw the weights.
+
+        Args:
+            job: The job.
+            batch_first: Whether the recurrent layer takes (N, T, D), as most peers' do.
+        """
+        super().__init__()
+        rnn = {"lstm": nn.LSTM, "gru": nn.GRU}[job.rnn_type]
+        self.rnn = rnn(OBS_DIM, job.rnn_hidden_dim, batch_first=batch_first)
+        layers: list[nn.Module] = []
+        widths = [job.rnn_hidden_dim, *HIDDEN_DIMS]
+        for width, next_width in zip(widths, HIDDEN_DIMS, strict=False):
+            layers += [nn.Linear(width, next_width), nn.ELU()]
+        self.mlp = nn.Sequential(*layers, nn.Linear(HIDDEN_DIMS[-1], ACTION_DIM))
+
+
+def network(job: Job, *, batch_first: bool = False) -> Network:
+    """Build the network on the job's device."""
+    return Network(job, batch_first=batch_first).to(job.device)
+
+
+def build_ours(job: Job) -> Peer:
+    """Do the job as the algorithms of this library do an update: one window, cut by environment."""
+    model, rollout = network(job), job.rollout()
+    (group,) = tbptt_schedule(job.num_steps, gradient_length=job.num_steps)
+    num_chunks = num_env_blocks(job.num_envs, job.num_steps, model, torch.device(job.device))
+
+    def replay(
+        obs: torch.Tensor, state: HiddenState, episode_starts: torch.Tensor
+    ) -> tuple[tuple[torch.Tensor, ...], HiddenState]:
+        latent, state = recurrent_scan(model.rnn, obs, state, episode_starts)
+        return (model.mlp(latent),), state
+
+    def backward() -> None:
+        divisor = job.num_steps * job.num_envs
+        accumulate_group(group, rollout, None, replay, mse, divisor, num_chunks)
+
+    how = f"accumulate_group with recurrent_scan, {num_chunks} environment chunks"
+    return Peer(how=how, parameters=list(model.parameters()), backward=backward)
+
+
+def build_peer(
+    how: str,
+    parameters: list[nn.Parameter],
+    outputs: Callable[[], torch.Tensor],
+    labels: torch.Tensor,
+) -> Peer:
+    """Make a peer of what computes its outputs.
+
+    Args:
+        how: Version, and which of its functions do the job.
+        parameters: In the order of ``network(job).parameters()``.
+        outputs: Runs the network. Returns the shape of ``labels``.
+        labels: What the outputs are compared with. Shape: (..., A).
+
+    Returns:
+        The peer.
+    """
+    return Peer(
+        how=how,
+        parameters=parameters,
+        backward=lambda: functional.mse_loss(outputs(), labels).backward(),
+    )

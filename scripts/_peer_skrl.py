@@ -1,0 +1,83 @@
+"""skrl as a peer: a recurrent model written as in the examples of its documentation.
+
+skrl leaves the recurrence to the user's model. Its PPO_RNN hands a model, in training, samples in
+sequences, the recorded states and where episodes terminated; the examples run the recurrent layer
+between the steps at which any environment's episode did, and clear that environment's state there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import skrl
+import torch
+from _benchmark_case import ACTION_DIM, OBS_DIM
+from _peer_job import Job, Peer, build_peer, network
+from gymnasium.spaces import Box
+from skrl.models.torch import DeterministicMixin, Model
+
+from rsl_tbptt.core import hidden_state
+from rsl_tbptt.core.hidden_state import HiddenState
+
+
+class RecurrentModel(DeterministicMixin, Model):
+    """The job's network behind skrl's interface."""
+
+    def __init__(self, job: Job) -> None:
+        """Build the network."""
+        spaces = [Box(-np.inf, np.inf, (size,), np.float32) for size in (OBS_DIM, ACTION_DIM)]
+        Model.__init__(self, observation_space=spaces[0], action_space=spaces[1], device=job.device)
+        DeterministicMixin.__init__(self)
+        self.sequence_length = job.num_steps
+        self.network = network(job, batch_first=True)
+
+    def compute(
+        self,
+        inputs: dict[str, Any],
+        role: str = "",  # noqa: ARG002
+    ) -> tuple[torch.Tensor, dict[str, Any]]:
+        """Run the network over the sequences of a mini-batch.
+
+        Args:
+            inputs: ``observations`` (N * T, D), ``terminated`` (N * T, 1) and ``rnn``, the states
+                before each sample, (1, N * T, H) each.
+            role: Unused, part of skrl's interface.
+
+        Returns:
+            Actions (N * T, A), and the states after the last step.
+        """
+        obs = inputs["observations"].unflatten(0, (-1, self.sequence_length))
+        ends = inputs["terminated"].view(-1, self.sequence_length)
+        firsts = [state[:, :: self.sequence_length].contiguous() for state in inputs["rnn"]]
+        state: HiddenState = (firsts[0], firsts[1]) if len(firsts) == 2 else firsts[0]
+        cuts = (ends[:, :-1].any(0).nonzero().flatten() + 1).tolist()
+        latents, first = [], 0
+        for stop in [*cuts, self.sequence_length]:
+            latent, state = self.network.rnn(obs[:, first:stop], state)
+            state = hidden_state.clear(state, ends[:, stop - 1])
+            latents.append(latent)
+            first = stop
+        actions = self.network.mlp(torch.cat(latents, dim=1).flatten(0, 1))
+        return actions, {"rnn": hidden_state.as_tensors(state)}
+
+
+def examples(job: Job) -> Peer:
+    """Run the model on what PPO_RNN would hand it, with sequences as long as the rollout."""
+    model = RecurrentModel(job)
+    obs, labels, starts = job.by_env()
+    ends = torch.cat((starts[:, 1:], torch.zeros_like(starts[:, :1])), dim=1)
+    num_states = {"lstm": 2, "gru": 1}[job.rnn_type]
+    zeros = torch.zeros(1, starts.numel(), job.rnn_hidden_dim, device=job.device)
+    inputs = {
+        "observations": obs.flatten(0, 1),
+        "terminated": ends.flatten().unsqueeze(-1),
+        "rnn": [zeros] * num_states,
+    }
+    how = "a model as in its PPO_RNN examples, which calls the layer between any resets"
+    return build_peer(
+        f"{skrl.__version__}: {how}",
+        list(model.network.parameters()),
+        lambda: model.act(inputs)[0],
+        labels.flatten(0, 1),
+    )
