@@ -9,9 +9,9 @@ and with the state cleared where an episode starts (``s_t``)::
 
 Two forms make it fast. ``[x | 1 | h']`` of all steps lies in one buffer, so that a step takes one
 product with ``[W_ih | b | W_hh]`` and the gradient of all weights is one product over the window.
-And ``sigmoid(a) = (1 + tanh(a / 2)) / 2``, so that all gates are one tanh (on CPUs several times as
-fast as torch's sigmoid): the buffers hold ``ti, tf, g, to`` with ``i = (1 + ti) / 2`` and so on, and
-the factors of one half go into the weights.
+And ``sigmoid(a) = (1 + tanh(a / 2)) / 2``, so that all gates are one tanh (on CPUs several times
+as fast as torch's sigmoid): the buffers hold ``ti, tf, g, to`` with ``i = (1 + ti) / 2`` and so on.
+The factors of one half go into the products; the weights of g are doubled, as it has no half.
 
 Shapes: T steps, N environments, D inputs, H hidden, K = D + 1 + H.
 """
@@ -20,16 +20,10 @@ from typing import Any
 
 import torch
 
-from rsl_tbptt.core.scan.products import product_into, rows_of_steps, scale_gates
+from rsl_tbptt.core.scan.products import product_into, rows_of_steps
 from rsl_tbptt.core.scan.workspace import Buffers
 
 tanh_backward = torch.ops.aten.tanh_backward.grad_input
-
-_HALVES = (0.5, 0.5, 1.0, 0.5)
-"""Factor of a gate's input in the tanh form: i, f, g, o."""
-
-_GRADIENTS = (0.25, 0.25, 0.5, 0.25)
-"""What the gradients computed below have to be multiplied with: i, f, g, o."""
 
 
 class LstmScan(torch.autograd.Function):
@@ -60,10 +54,11 @@ class LstmScan(torch.autograd.Function):
             starts_TN: Episode starts, bool.
             dtype: Of the operands of matrix products.
         """
-        (T, N, D), H = x_TND.shape, w_hh.shape[1]  # noqa: N806
+        (T, N, D), H = x_TND.shape, w_hh.shape[1]
         full = x_TND.dtype
         buffers = Buffers(
             x_TND.device,
+            (dtype, (4 * H, D + 1 + H)),
             (dtype, (T, N, D + 1 + H)),
             (full, (T, N, 4 * H)),
             (full, (T + 1, N, H)),
@@ -71,13 +66,13 @@ class LstmScan(torch.autograd.Function):
             (full, (N, H)),
             (dtype, (T, N, 4 * H) if dtype != full else (0,)),
         )
-        inputs, gates, cells, tanh_cells, scratch, _ = buffers.tensors
+        weights, inputs, gates, cells, tanh_cells, scratch, _ = buffers.tensors
         outputs = x_TND.new_empty(T, N, H)
         inputs[..., :D] = x_TND
         inputs[..., D] = 1.0
         cells[0] = c0_NH
-        weights = torch.cat((w_ih, bias.unsqueeze(1), w_hh), dim=1)
-        weights = scale_gates(weights, _HALVES).to(dtype).t()
+        torch.cat((w_ih, bias.unsqueeze(1), w_hh), dim=1, out=weights)
+        weights[2 * H : 3 * H].mul_(2.0)
         rows = rows_of_steps(starts_TN)
         hidden = inputs[..., D + 1 :].unbind(0)
         ti, tf, g, to = (gate.unbind(0) for gate in gates.chunk(4, dim=-1))
@@ -88,15 +83,14 @@ class LstmScan(torch.autograd.Function):
             if len(rows[t]) > 0:
                 hidden[t].index_fill_(0, rows[t], 0.0)
                 c.index_fill_(0, rows[t], 0.0)
-            product_into(gates[t], inputs[t], weights).tanh_()
+            product_into(gates[t], inputs[t], weights.t(), 0.5).tanh_()
             twice_fc = torch.addcmul(c, tf[t], c, out=cells[t + 1])
             twice_ig = torch.addcmul(g[t], ti[t], g[t], out=scratch)
             c = twice_fc.lerp_(twice_ig, 0.5)
             tanh_c = torch.tanh(c, out=tanh_cells[t])
             h = torch.addcmul(tanh_c, to[t], tanh_c, out=outputs[t]).mul_(0.5)
         last_cell = cells[-1].clone()
-        ctx.save_for_backward(w_ih, w_hh)
-        ctx.buffers, ctx.rows = buffers, rows
+        ctx.buffers, ctx.rows, ctx.num_inputs = buffers, rows, D
         return outputs, last_cell
 
     @staticmethod
@@ -106,10 +100,9 @@ class LstmScan(torch.autograd.Function):
         grad_cell: torch.Tensor,
     ) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of ``forward``'s tensors; gates are overwritten by theirs."""
-        w_ih, w_hh = ctx.saved_tensors
-        inputs, gates, cells, tanh_cells, scratch, grads = ctx.buffers.take()
-        rows, (D, H) = ctx.rows, (w_ih.shape[1], w_hh.shape[1])  # noqa: N806
-        w_hh = scale_gates(w_hh, _GRADIENTS).to(inputs.dtype)
+        weights, inputs, gates, cells, tanh_cells, scratch, grads = ctx.buffers.take()
+        rows, D, H = ctx.rows, ctx.num_inputs, cells.shape[-1]
+        w_ih, _, w_hh = weights.split((D, 1, H), dim=1)
         grads = gates if inputs.dtype == gates.dtype else grads
         ti, tf, g, to = (gate.unbind(0) for gate in gates.chunk(4, dim=-1))
         upstream = torch.empty_like(gates[0])
@@ -128,19 +121,19 @@ class LstmScan(torch.autograd.Function):
             if grads is not gates:
                 grads[t] = gates[t]
             if t > 0 or ctx.needs_input_grad[1]:
-                product_into(dh, grads[t], w_hh)
+                product_into(dh, grads[t], w_hh, 0.25)
             if len(rows[t]) > 0:
                 dh.index_fill_(0, rows[t], 0.0)
                 twice_dfc.index_fill_(0, rows[t], 0.0)
             if t > 0:
                 dh.add_(grad_outputs[t - 1])
-        flat_grads = grads.flatten(0, 1)
-        dx = None
+        flat_grads, dx = grads.flatten(0, 1), None
         if ctx.needs_input_grad[0]:
-            w_ih = scale_gates(w_ih, _GRADIENTS).to(inputs.dtype)
-            dx = (flat_grads @ w_ih).to(gates.dtype).unflatten(0, grad_outputs.shape[:2])
-        dw = (inputs.flatten(0, 1).t() @ flat_grads).to(gates.dtype).t()
-        dw = scale_gates(dw, _GRADIENTS)
-        dw_ih, db, dw_hh = dw.split((D, 1, H), dim=1)
+            dx = gates.new_empty(*gates.shape[:2], D)
+            product_into(dx.flatten(0, 1), flat_grads, w_ih, 0.25)
+        dw = gates.new_empty(D + 1 + H, 4 * H)
+        product_into(dw, inputs.flatten(0, 1).t(), flat_grads, 0.25)
+        dw[:, 2 * H : 3 * H].mul_(2.0)
+        dw_ih, db, dw_hh = dw.t().split((D, 1, H), dim=1)
         ctx.buffers.release()
         return dx, dh, 0.5 * twice_dfc, dw_ih, dw_hh, db.squeeze(1), None, None

@@ -61,7 +61,7 @@ def free_buffers() -> None:
 
 
 def _borrow(num_bytes: int, device: torch.device) -> torch.Tensor:
-    """Return at least so many bytes: the smallest free buffer that is large enough, or a new one."""
+    """Return at least so many bytes: the smallest free buffer that suffices, or a new one."""
     if device.type == "cpu" and not torch.is_inference_mode_enabled():
         for index in reversed(range(len(_free))):
             if _free[index].numel() >= num_bytes:
