@@ -31,7 +31,7 @@ class PeakMemory(TorchDispatchMode):
     def __torch_dispatch__(
         self,
         func: Any,  # noqa: ANN401
-        types: Any,  # noqa: ANN401, ARG002
+        types: Any,  # noqa: ANN401
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:  # noqa: ANN401
@@ -63,4 +63,4 @@ def _storages(tree: Any) -> Iterator[torch.UntypedStorage]:  # noqa: ANN401
 
 
 def _key(storage: torch.UntypedStorage) -> int:
-    return storage._cdata  # noqa: SLF001
+    return storage._cdata

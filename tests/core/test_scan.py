@@ -37,8 +37,8 @@ def values_and_gradients(rnn, inputs, state, starts, engine):
     outputs, final = recurrent_scan(rnn, leaves[0], given_state, starts, engine)
     results = [outputs, *as_tensors(final)]
     generator = torch.Generator().manual_seed(1)
-    weights = [torch.randn(r.shape, dtype=r.dtype, generator=generator) for r in results]
-    weights = [weight.to(inputs.device) for weight in weights]
+    weights = [torch.randn(r.shape, dtype=torch.float64, generator=generator) for r in results]
+    weights = [weight.to(inputs) for weight in weights]
     total = sum((r * w).sum() for r, w in zip(results, weights, strict=True))
     return [*results, *torch.autograd.grad(total, [*leaves, *rnn.parameters()])]
 
@@ -204,7 +204,9 @@ def test_refuses_what_it_cannot_run():
     with pytest.raises(ValueError, match="scan_engine is 'warp', expected one of"):
         recurrent_scan(rnn, inputs, state, starts, "warp")
     for engine in CUDA_ENGINES:
-        with pytest.raises(ValueError, match=f"scan_engine is '{engine}', expected one of .* on cpu"):
+        with pytest.raises(
+            ValueError, match=f"scan_engine is '{engine}', expected one of .* on cpu"
+        ):
             recurrent_scan(rnn, inputs, state, starts, engine)
     with pytest.raises(NotImplementedError, match="unidirectional"):
         recurrent_scan(nn.LSTM(D, H, bidirectional=True), inputs, None, starts)

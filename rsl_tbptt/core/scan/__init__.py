@@ -6,17 +6,31 @@ import torch
 from torch import nn
 
 from rsl_tbptt.core.hidden_state import HiddenState
-from rsl_tbptt.core.scan import fused, reference
+from rsl_tbptt.core.scan import (
+    cuda_cells,
+    cuda_graphs,
+    fused,
+    reference,
+    segments,
+    selection,
+    torchrl_triton,
+)
 
 ENGINES: dict[str, Callable[..., tuple[torch.Tensor, HiddenState]]] = {
     "fused": fused.scan,
     "reference": reference.scan,
+    "segments": segments.scan,
+    "cuda_cells": cuda_cells.scan,
+    "cuda_graphs": cuda_graphs.scan,
+    "torchrl": torchrl_triton.scan,
 }
 """``reference`` defines what is correct; every other engine equals it in values and gradients."""
 
-_CPU_BLOCK = 256
-"""Environments whose forward and backward pass share the CPU's caches (larger blocks stream every
-buffer through memory, smaller ones repack the weights too often)."""
+CUDA_ENGINES = ("cuda_cells", "cuda_graphs", "torchrl")
+"""Engines whose kernels exist for CUDA alone."""
+
+_CANDIDATES = {"cuda": ("cuda_graphs", "cuda_cells", "fused")}
+"""What "auto" tries by type of device, the fastest expected first; elsewhere it is ``fused``."""
 
 
 def recurrent_scan(
@@ -36,14 +50,15 @@ def recurrent_scan(
         inputs: RNN inputs. Shape: (T, N, D).
         state: State before step 0. Shape: (L, N, H), a pair of them for an LSTM, or None for zeros.
         episode_starts: True where step t is the first of an episode. Shape: (T, N), bool.
-        engine: A name in ``ENGINES``, or "auto" for the fastest.
+        engine: A name in ``ENGINES``, or "auto" for the one expected to be the fastest on the
+            device of ``inputs``.
 
     Returns:
         The top layer's outputs, shape (T, N, H), and the state after step T-1.
 
     Raises:
         ValueError: If ``episode_starts`` does not have the leading shape of ``inputs``, or
-            ``engine`` is unknown.
+            ``engine`` is unknown or not for the device of ``inputs``.
         NotImplementedError: If ``rnn`` has a form that is not supported.
 
     References:
@@ -54,6 +69,12 @@ def recurrent_scan(
         raise ValueError(
             f"episode_starts has shape {tuple(episode_starts.shape)}, expected"
             f" {tuple(inputs.shape[:2])}: the steps and environments of the inputs."
+        )
+    if engine in CUDA_ENGINES and not inputs.is_cuda:
+        raise ValueError(
+            f"scan_engine is '{engine}', expected one of"
+            f" {['auto', *(name for name in ENGINES if name not in CUDA_ENGINES)]} on"
+            f" {inputs.device}: it needs a CUDA device."
         )
     if state is None:
         weight = rnn.all_weights[0][0]
@@ -68,10 +89,23 @@ def resolve_engine(engine: str) -> Callable[..., tuple[torch.Tensor, HiddenState
     Raises:
         ValueError: If there is none.
     """
-    name = "fused" if engine == "auto" else engine
-    if name not in ENGINES:
+    if engine == "auto":
+        return _scan_automatically
+    if engine not in ENGINES:
         raise ValueError(f"scan_engine is '{engine}', expected one of {['auto', *ENGINES]}.")
-    return ENGINES[name]
+    return ENGINES[engine]
+
+
+def _scan_automatically(
+    rnn: nn.LSTM | nn.GRU, inputs: torch.Tensor, state: HiddenState, episode_starts: torch.Tensor
+) -> tuple[torch.Tensor, HiddenState]:
+    """Run the engine chosen for the device; on CPU that is ``fused``."""
+    name = "fused"
+    if inputs.device.type != "cpu":
+        names = _CANDIDATES.get(inputs.device.type, ("fused",))
+        candidates = {name: ENGINES[name] for name in names}
+        name = selection.first_that_works(rnn, inputs.device, candidates)
+    return ENGINES[name](rnn, inputs, state, episode_starts)
 
 
 def is_supported(rnn: object) -> bool:
@@ -94,17 +128,3 @@ def check_supported(rnn: nn.Module) -> None:
             f"rnn is {rnn}, expected a time-major, unidirectional nn.LSTM or nn.GRU without"
             " dropout and projections."
         )
-
-
-def num_cache_blocks(num_envs: int, device: torch.device) -> int:
-    """Return into how many environment chunks a scan on ``device`` is best cut.
-
-    Args:
-        num_envs: Number of environments N.
-        device: Where the scan runs.
-
-    Returns:
-        1 on accelerators; on CPU the number of balanced blocks of about 256 environments, none
-        smaller than 128 unless N is.
-    """
-    return max(1, round(num_envs / _CPU_BLOCK)) if device.type == "cpu" else 1

@@ -15,7 +15,7 @@ _MAX_FREE = 4
 
 _free: list[torch.Tensor] = []
 
-_ONCE = (
+ONCE = (
     "The backward pass of this scan overwrites its buffers, so it runs once and cannot itself be"
     " differentiated: instead of retain_graph=True run the forward pass again, instead of"
     " create_graph=True use the engine 'reference'."
@@ -33,7 +33,7 @@ class Buffers:
             ends.append(ends[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
         memory = _borrow(ends[-1], device)
         self._give_back = weakref.finalize(self, _give_back, memory)
-        self.tensors = tuple(
+        self.tensors: tuple[torch.Tensor, ...] = tuple(
             memory[start : start + size].view(dtype).view(shape)
             for start, size, (dtype, shape) in zip(ends, sizes, shapes, strict=False)
         )
@@ -45,7 +45,7 @@ class Buffers:
             RuntimeError: If they were taken before, or under ``create_graph=True``.
         """
         if not self.tensors or torch.is_grad_enabled():
-            raise RuntimeError(_ONCE)
+            raise RuntimeError(ONCE)
         tensors, self.tensors = self.tensors, ()
         return tensors
 

@@ -1,0 +1,31 @@
+"""torch's own layers, cuDNN on CUDA, over stretches of steps in which no episode starts.
+
+The window is cut at every step where any environment starts an episode, so the cost depends on how
+many such steps there are: a window without one is a single call. The host has to read which.
+"""
+
+import itertools
+
+import torch
+from torch import nn
+
+from rsl_tbptt.core.hidden_state import HiddenState, clear
+from rsl_tbptt.core.scan.precision import run_layers
+
+
+def scan(
+    rnn: nn.LSTM | nn.GRU, inputs: torch.Tensor, state: HiddenState, episode_starts: torch.Tensor
+) -> tuple[torch.Tensor, HiddenState]:
+    """Run ``rnn`` segment by segment under autograd. Arguments and result: see ``recurrent_scan``.
+
+    Under autocast the state has autocast's dtype as well: torch's layers keep it so.
+    """
+    cut = episode_starts.any(dim=1).tolist()
+    bounds = [0, *(t for t in range(1, len(cut)) if cut[t]), len(cut)]
+    outputs = []
+    for first, stop in itertools.pairwise(bounds):
+        if cut[first]:
+            state = clear(state, episode_starts[first])
+        output, state = run_layers(rnn, inputs[first:stop], state)
+        outputs.append(output)
+    return torch.cat(outputs), state
