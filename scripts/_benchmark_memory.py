@@ -15,6 +15,8 @@ import torch
 from _benchmark_case import Case, Library, build, fill
 from tensordict import TensorDict
 
+from rsl_tbptt.core.scan.workspace import free_buffers
+
 MEGABYTE = 1e6
 
 # With these every larger tensor is given back to the system when it is freed: the process then
@@ -29,9 +31,11 @@ class Memory:
     storage: float
     """The rollout storage."""
     update_peak: float
-    """The most that ``update()`` takes beyond what is there before it."""
+    """The most that ``update()`` takes beyond models, optimiser and storage."""
     process_peak: float
     """The most that models, storage, rollout and update together take, beyond the imports."""
+    predicted: float | None
+    """What our ``memory_plan()`` expected of ``update_peak``, before the first rollout."""
 
 
 def measure_in_own_process(case: Case, library: Library) -> Memory:
@@ -43,7 +47,7 @@ def measure_in_own_process(case: Case, library: Library) -> Memory:
 
 
 def measure_memory(case: Case, library: Library) -> Memory:
-    """Measure two rollouts and updates; the second update, as the first makes Adam's state.
+    """Measure two rollouts and updates.
 
     An update of few environments before loads what torch loads late, which counts as imports.
     """
@@ -53,22 +57,30 @@ def measure_memory(case: Case, library: Library) -> Memory:
     fill(algorithm, few, seed=0)
     algorithm.update()
     del algorithm
-    start = peak = Peak(device)
-    algorithm, highest = build(case, library), 0
-    for seed in range(2):
-        fill(algorithm, case, seed)
-        highest = max(highest, peak.highest())
-        peak = Peak(device)
-        algorithm.update()
-        highest = max(highest, peak.highest())
-    storage = sum(
-        tensor.numel() * tensor.element_size() for tensor in _tensors(vars(algorithm.storage))
+    free_buffers()
+    imports = Peak(device)
+    algorithm = build(case, library)
+    predicted = algorithm.memory_plan().peak(1) / MEGABYTE if library == "rsl_tbptt" else None
+    free_buffers()
+    fill(algorithm, case, seed=0)
+    highest, updates = imports.highest(), Peak(device)
+    algorithm.update()
+    fill(algorithm, case, seed=1)
+    algorithm.update()
+    storage = _bytes(_tensors(vars(algorithm.storage)))
+    moments = _bytes(
+        _tensors({str(k): tuple(v.values()) for k, v in algorithm.optimizer.state.items()})
     )
     return Memory(
         storage=storage / MEGABYTE,
-        update_peak=peak.bytes_beyond_start() / MEGABYTE,
-        process_peak=(highest - start.start) / MEGABYTE,
+        update_peak=(updates.bytes_beyond_start() - moments) / MEGABYTE,
+        process_peak=(max(highest, updates.highest()) - imports.start) / MEGABYTE,
+        predicted=predicted,
     )
+
+
+def _bytes(tensors: list[torch.Tensor]) -> int:
+    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
 
 
 def _tensors(values: dict[str, Any]) -> list[torch.Tensor]:

@@ -16,6 +16,7 @@ from rsl_tbptt.algorithms.behavior_loss import GAUSSIAN_ROLES, resolve_behavior_
 from rsl_tbptt.algorithms.checkpoints import check_matches, read_checkpoint, teacher_state_dict
 from rsl_tbptt.algorithms.distillation_options import DistillationOptions
 from rsl_tbptt.algorithms.guard import UpdateGuard, describe_non_finite, non_finite_message
+from rsl_tbptt.algorithms.memory_plan import MemoryPlan, plan_memory
 from rsl_tbptt.algorithms.optimizers import use_fused_kernels
 from rsl_tbptt.algorithms.replay import action_head, gaussian_head, make_replay
 from rsl_tbptt.algorithms.step_batches import step_batches
@@ -124,10 +125,42 @@ class TbpttDistillation(Distillation):
         self._divisor = steps_in_mean * num_envs_of_ranks
         # Normalisers may exchange sums: on every rank as often.
         self._step_batches = step_batches(num_steps, num_envs_of_ranks, self.device)
+        chunks = self.options.num_env_chunks
+        if self.options.memory_budget_gb is not None:
+            chunks = self.memory_plan().num_env_chunks(self.options.memory_budget_gb * 1e9)
+        self._num_env_chunks = max(chunks, self._num_blocks())
+
+    def _num_blocks(self) -> int:
+        """Return the environment chunks that are made in any case."""
+        num_steps, num_envs = self.storage.num_transitions_per_env, self.storage.num_envs
         window_steps = min(self.options.gradient_length, num_steps)
         device = torch.device(self.device)
-        blocks = num_env_blocks(num_envs, window_steps, self._raw_student, device)
-        self._num_env_chunks = max(self.options.num_env_chunks, blocks)
+        return num_env_blocks(num_envs, window_steps, self._raw_student, device)
+
+    def memory_plan(self) -> MemoryPlan:
+        """Predict what ``update()`` will take, from its gradient on a few environments.
+
+        Parameters, states and storage are left as they are; gradients are dropped.
+        """
+        live_state = self.student.get_hidden_state()
+        if self.last_hidden_states[0] is None:  # before the first rollout
+            self.last_hidden_states = (self._blank_state(), None)
+        sizes = (self.storage.num_envs, self._num_blocks())
+        plan = plan_memory(self._gradient_of_first, *sizes, self.student.parameters())
+        self.optimizer.zero_grad()
+        self.student.reset(hidden_state=live_state)
+        return plan
+
+    def _blank_state(self) -> HiddenState:
+        """Return the student's state before the first step of all environments."""
+        first_step = self._rollout().steps(0, 1)
+        with torch.no_grad():
+            _, state = self._replay(first_step.obs, None, first_step.episode_starts)
+        return hidden_state.apply(torch.zeros_like, state)
+
+    def _gradient_of_first(self, num_envs: int, num_env_chunks: int) -> None:
+        """Compute the gradient of an epoch on the first environments."""
+        self._gradient_of(slice(0, num_envs), num_env_chunks)
 
     def act(self, obs: TensorDict) -> torch.Tensor:
         """Sample the student's actions, record the teacher's labels and choose who acts.
@@ -218,7 +251,7 @@ class TbpttDistillation(Distillation):
             state = hidden_state.clone(self.last_hidden_states[0])
             for group in self._schedule:
                 self.optimizer.zero_grad()
-                state, loss_sum = self._accumulate(group, rollout, state)
+                state, loss_sum = self._accumulate(group, rollout, state, self._num_env_chunks)
                 if group[-1].num_loss_steps > 0:
                     loss_sums.append(loss_sum)
                     grad_norms.append(self._optimizer_step())
@@ -243,11 +276,11 @@ class TbpttDistillation(Distillation):
         return self.storage.dones.squeeze(-1).bool()
 
     def _accumulate(
-        self, group: Group, rollout: Rollout, state: HiddenState
+        self, group: Group, rollout: Rollout, state: HiddenState, num_env_chunks: int
     ) -> tuple[HiddenState, torch.Tensor]:
         """Add one optimiser step's gradient; return the carried state and the sum of the losses."""
         return accumulate_group(
-            group, rollout, state, self._replay, self.loss_fn, self._divisor, self._num_env_chunks
+            group, rollout, state, self._replay, self.loss_fn, self._divisor, num_env_chunks
         )
 
     def _optimizer_step(self) -> torch.Tensor:
@@ -306,13 +339,17 @@ class TbpttDistillation(Distillation):
 
     def _gradient_is_finite(self, envs: slice) -> bool:
         """Return whether the current parameters' gradient on some environments is finite."""
+        self._gradient_of(envs, self._num_env_chunks)
+        gradients = [p.grad for p in self.student.parameters() if p.grad is not None]
+        return all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
+
+    def _gradient_of(self, envs: slice, num_env_chunks: int) -> None:
+        """Compute the current parameters' gradient of an epoch on some environments."""
         rollout = self._rollout().envs(envs)
         state = hidden_state.select_envs(hidden_state.clone(self.last_hidden_states[0]), envs)
         self.optimizer.zero_grad()
         for group in self._schedule:
-            state, _ = self._accumulate(group, rollout, state)
-        gradients = [p.grad for p in self.student.parameters() if p.grad is not None]
-        return all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
+            state, _ = self._accumulate(group, rollout, state, num_env_chunks)
 
     def save(self) -> dict:
         """Return rsl_rl's checkpoint, with the number of updates added under "rsl_tbptt".

@@ -9,6 +9,7 @@ from rsl_tbptt.algorithms.options import (
     Options,
     check_at_most_envs,
     check_choice,
+    check_chunks_or_budget,
     check_count,
     check_positive,
     warn_beyond_rollout,
@@ -41,6 +42,11 @@ class DistillationOptions(Options):
     num_env_chunks: int = 1
     """At least this many groups of environments are run one after the other. Divides the memory of
     the update by about as much; the gradient stays the same."""
+
+    memory_budget_gb: float | None = None
+    """What an update may take, in gigabytes of 10^9 bytes beyond models, optimiser and storage: as
+    many environment chunks are made as that needs, found out before training. None does not limit
+    it."""
 
     scan_engine: str = "auto"
     """How recurrent layers run over a window: "auto", "fused" or "reference"."""
@@ -90,6 +96,7 @@ class DistillationOptions(Options):
             check_count("update_length", self.update_length)
         for name in ("learning_rate", "max_grad_norm", "grad_reduce_bucket_mb"):
             check_positive(name, getattr(self, name))
+        check_chunks_or_budget(self.num_env_chunks, self.memory_budget_gb)
         check_choice("loss_reduction", self.loss_reduction, "mean", "sum")
         self._check_teacher_actions()
         tbptt_schedule(1, self.gradient_length, self.update_length, self.tail)

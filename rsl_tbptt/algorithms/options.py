@@ -81,3 +81,17 @@ def check_positive(name: str, value: float | None) -> None:
     if value is not None and not value > 0:
         hint = " Use None to not clip." if name == "max_grad_norm" else ""
         raise ValueError(f"{name} is {value!r}, expected a positive number.{hint}")
+
+
+def check_chunks_or_budget(num_env_chunks: int, memory_budget_gb: float | None) -> None:
+    """Check that the environment chunks are given or left to the budget.
+
+    Raises:
+        ValueError: If both are asked for, or the budget is not positive.
+    """
+    check_positive("memory_budget_gb", memory_budget_gb)
+    if memory_budget_gb is not None and num_env_chunks > 1:
+        raise ValueError(
+            f"num_env_chunks is {num_env_chunks}, expected 1 with memory_budget_gb"
+            f" {memory_budget_gb}: the budget decides on the chunks."
+        )

@@ -18,6 +18,7 @@ from rsl_tbptt.algorithms.checkpoints import check_matches
 from rsl_tbptt.algorithms.curiosity import CuriosityTraining
 from rsl_tbptt.algorithms.fine_tuning import FineTuning, build_teacher
 from rsl_tbptt.algorithms.guard import UpdateGuard, describe_non_finite, non_finite_message
+from rsl_tbptt.algorithms.memory_plan import MemoryPlan, plan_memory
 from rsl_tbptt.algorithms.mini_batches import MiniBatches
 from rsl_tbptt.algorithms.optimizers import follow_kl, step_at, use_fused_kernels
 from rsl_tbptt.algorithms.ppo_gradient import PpoGradient, PpoRollout, mean_and_scale
@@ -119,6 +120,9 @@ class TbpttPPO(PPO):
             distributed.sum_over_ranks(storage.num_envs, device),
             device,
         )
+        if self.options.memory_budget_gb is not None:
+            budget = self.options.memory_budget_gb * 1e9
+            self._gradient.num_env_chunks = self.memory_plan().num_env_chunks(budget)
 
     def _check_symmetry(self) -> None:
         """Check that symmetry can be left to rsl_rl's own update.
@@ -299,7 +303,7 @@ class TbpttPPO(PPO):
                     self._raw_actor.zero_grad()  # the optimiser passes over it
                 seen = self._optimizer_step(sums / mini_batch.num_samples)
                 if self._curiosity:
-                    chunks = self.options.num_env_chunks
+                    chunks = self._gradient.num_env_chunks
                     rnd = self._curiosity.step(rollout.all_groups, mini_batch, chunks)
                     seen = torch.cat((seen, rnd))
                 steps.append(seen)
@@ -407,14 +411,45 @@ class TbpttPPO(PPO):
 
     def _gradient_is_finite(self, envs: slice) -> bool:
         """Return whether the current parameters' gradient on some environments is finite."""
+        self._gradient_of(envs)
+        gradients = [p.grad for p in self._parameters() if p.grad is not None]
+        return all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
+
+    def _gradient_of(self, envs: slice) -> None:
+        """Compute the current parameters' gradient on some environments."""
         self.optimizer.zero_grad()
         num_steps = 1 if self._recurrent else self.storage.num_transitions_per_env
         indices = torch.arange(num_steps * self.storage.num_envs, device=self.device)
         chosen = indices.view(num_steps, -1)[:, envs].flatten()
         mini_batch = self._mini_batches.of_envs(chosen)
         self._gradient.accumulate(mini_batch, self._rollout(), self._fine_tuning.teacher_coef)
-        gradients = [p.grad for p in self._parameters() if p.grad is not None]
-        return all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
+
+    def memory_plan(self) -> MemoryPlan:
+        """Predict what ``update()`` will take, from its gradient on a few environments.
+
+        Parameters, states and storage are left as they are; gradients are dropped. What RND's
+        predictor takes is not counted.
+        """
+        live = [model.get_hidden_state() for model in (self.actor, self.critic)]
+        if not self._states:  # before the first rollout
+            blank = self._gradient.blank_states(self.storage)
+            self._states = [blank] * len(self._mini_batches.state_steps)
+        num_envs = -(-self.storage.num_envs // self.num_mini_batches)
+        lengths = self.storage.num_transitions_per_env, self.options.gradient_length
+        blocks = self._gradient.num_blocks(self._raw_actor, num_envs, min(filter(None, lengths)))
+        plan = plan_memory(self._gradient_of_first, num_envs, blocks, self._parameters())
+        self.optimizer.zero_grad()
+        for model, state in zip((self.actor, self.critic), live, strict=True):
+            model.reset(hidden_state=state)
+        return plan
+
+    def _gradient_of_first(self, num_envs: int, num_env_chunks: int) -> None:
+        """Compute the gradient on the first environments."""
+        kept, self._gradient.num_env_chunks = self._gradient.num_env_chunks, num_env_chunks
+        try:
+            self._gradient_of(slice(0, num_envs))
+        finally:
+            self._gradient.num_env_chunks = kept
 
     def save(self) -> dict[str, Any]:
         """Return what a checkpoint holds: rsl_rl's, and this algorithm's own under "rsl_tbptt"."""

@@ -12,7 +12,7 @@ from rsl_tbptt.algorithms.mini_batches import MiniBatch
 from rsl_tbptt.algorithms.policy_loss import PolicyLoss
 from rsl_tbptt.algorithms.ppo_options import PpoOptions
 from rsl_tbptt.algorithms.replay import action_head, make_replay, raw_head
-from rsl_tbptt.core import distributed, losses
+from rsl_tbptt.core import distributed, hidden_state, losses
 from rsl_tbptt.core.accumulate import Loss, Replay, accumulate_group
 from rsl_tbptt.core.env_blocks import num_env_blocks
 from rsl_tbptt.core.hidden_state import HiddenState
@@ -60,6 +60,28 @@ class PpoGradient:
         shared = {"scan_engine": options.scan_engine, "operand_dtype": operand_dtype}
         self._replay_actor = make_replay(actor, head=raw_head, **shared)
         self._replay_critic = make_replay(critic, head=action_head, **shared)
+
+    def blank_states(self, storage: RolloutStorage) -> tuple[HiddenState, HiddenState]:
+        """Make an empty storage and states as the first step of a rollout makes them, but zero.
+
+        Args:
+            storage: The storage. It gets room for the distribution's parameters.
+
+        Returns:
+            States of actor and critic, N environments.
+        """
+        obs, starts = storage.observations[:1], storage.dones[:1].squeeze(-1).bool()
+        with torch.no_grad():
+            (mlp_output,), actor = self._replay_actor(obs, None, starts)
+            _, critic = self._replay_critic(obs, None, starts)
+            self._actor.distribution.update(mlp_output[0])  # type: ignore[union-attr]
+        if storage.distribution_params is None:
+            storage.distribution_params = tuple(
+                param.new_zeros(storage.num_transitions_per_env, *param.shape)
+                for param in self._actor.output_distribution_params
+            )
+        actor, critic = (hidden_state.apply(torch.zeros_like, s) for s in (actor, critic))
+        return actor, critic
 
     def rollout(
         self,
@@ -161,13 +183,16 @@ class PpoGradient:
     ) -> None:
         """Add the gradient of one model, stretches of one shape after the other."""
         for part in mini_batch.parts:
-            stretches, chunks = part.of(rollout), self.num_env_chunks
-            if self._recurrent:  # feed-forward models see single steps, best all at once
-                length = max(window.stop - window.start for window in part.group)
-                blocks = num_env_blocks(stretches.num_envs, length, model, self._device)
-                chunks = max(chunks, blocks)
-            begin = part.state(state)
+            stretches, begin = part.of(rollout), part.state(state)
+            length = max(window.stop - window.start for window in part.group)
+            chunks = max(self.num_env_chunks, self.num_blocks(model, stretches.num_envs, length))
             accumulate_group(part.group, stretches, begin, replay, loss, divisor, chunks)
+
+    def num_blocks(self, model: MLPModel, num_envs: int, num_steps: int) -> int:
+        """Return the environment chunks that windows of so many steps are cut into in any case."""
+        if not self._recurrent:  # such models see single steps, best all at once
+            return 1
+        return num_env_blocks(num_envs, num_steps, model, self._device)
 
     def _advantage_scale(
         self, mini_batch: MiniBatch, advantages: torch.Tensor

@@ -9,6 +9,7 @@ from rsl_tbptt.algorithms.options import (
     Options,
     check_at_most_envs,
     check_choice,
+    check_chunks_or_budget,
     check_count,
     check_positive,
     warn_beyond_rollout,
@@ -35,6 +36,11 @@ class PpoOptions(Options):
     num_env_chunks: int = 1
     """At least this many groups of a mini-batch's environments are run one after the other: less
     memory, the same gradient."""
+
+    memory_budget_gb: float | None = None
+    """What an update may take, in gigabytes of 10^9 bytes beyond models, optimiser and storage: as
+    many environment chunks are made as that needs, found out before training. None does not limit
+    it."""
 
     shuffle_envs: bool = True
     """Draw the environments or windows of each mini-batch anew every epoch; False takes them in
@@ -135,6 +141,7 @@ class PpoOptions(Options):
         """
         for name in ("num_learning_epochs", "num_mini_batches", "num_env_chunks"):
             check_count(name, getattr(self, name))
+        check_chunks_or_budget(self.num_env_chunks, self.memory_budget_gb)
         for name in ("gradient_length", "teacher_kl_updates"):
             if getattr(self, name) is not None:
                 check_count(name, getattr(self, name))
@@ -259,6 +266,7 @@ class PpoOptions(Options):
 
 _LACKING_WITH_SYMMETRY = (
     "num_env_chunks",
+    "memory_budget_gb",
     "shuffle_envs",
     "loss_reduction",
     "policy_loss",

@@ -71,6 +71,12 @@ class TbpttDistillationAlgorithmCfg(RslRlDistillationAlgorithmCfg):
     The gradient stays the same; activation memory divides by this number.
     """
 
+    memory_budget_gb: float | None = None
+    """Gigabytes of 10^9 bytes that an update may take beyond models, optimiser and storage.
+
+    As many parts are made as that needs. ``None`` does not limit it.
+    """
+
     teacher_checkpoint: str | None = None
     """Path of a checkpoint whose actor, or whose teacher, becomes the teacher.
 
@@ -144,6 +150,10 @@ class TbpttPpoAlgorithmCfg(RslRlPpoAlgorithmCfg):
 
     num_env_chunks: int = 1
     """Parts a mini-batch is split into for each backward pass: less memory, the same gradient."""
+
+    memory_budget_gb: float | None = None
+    """Gigabytes of 10^9 bytes that an update may take beyond models, optimiser and storage: as many
+    parts are made as that needs. ``None`` does not limit it."""
 
     shuffle_envs: bool = True
     """Whether every epoch draws the environments or windows of its mini-batches anew."""

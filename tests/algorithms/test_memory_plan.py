@@ -1,0 +1,97 @@
+"""The memory of an update is predicted before training, and a budget decides on the chunks."""
+
+import pytest
+import torch
+from helpers import make_distillation, make_ppo, roll_out, roll_out_ppo
+
+from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
+from rsl_tbptt.core.peak_memory import PeakMemory
+from rsl_tbptt.core.scan.workspace import free_buffers
+
+T, N = 12, 120
+CLOSE = 0.15  # of the peak: what a budget needs; tensors are counted, their number is not modelled
+
+pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
+
+
+def distillation(**options):
+    return make_distillation(TbpttDistillation, T, N, gradient_length=4, **options)
+
+
+def ppo(actor="lstm", critic="lstm", **options):
+    options = {"num_mini_batches": 2, "num_learning_epochs": 1, **options}
+    return make_ppo(TbpttPPO, T, N, actor, critic, **options)
+
+
+CASES = {
+    "distillation": distillation,
+    "distillation, overlapping windows": lambda **o: distillation(update_length=2, **o),
+    "distillation, GRU": lambda **o: distillation(student="gru", **o),
+    "distillation, MLP": lambda **o: distillation(student="mlp", **o),
+    "PPO": lambda **o: ppo(gradient_length=4, **o),
+    "PPO, whole rollout": ppo,
+    "PPO, windows": lambda **o: ppo(gradient_length=4, minibatch_unit="window", **o),
+    "PPO, MLP": lambda **o: ppo("mlp", "mlp", **o),
+}
+
+
+def peak_of_second_update(algorithm):
+    """Count the tensors of an update; the first one makes the optimiser's state."""
+    play = roll_out_ppo if isinstance(algorithm, TbpttPPO) else roll_out
+    for seed in range(2):
+        play(algorithm, seed)
+        free_buffers()
+        with PeakMemory() as memory:
+            algorithm.update()
+    return memory.peak
+
+
+@pytest.mark.parametrize("num_env_chunks", [1, 4])
+@pytest.mark.parametrize("case", CASES)
+def test_the_peak_is_predicted(case, num_env_chunks):
+    algorithm = CASES[case](num_env_chunks=num_env_chunks)
+    predicted = algorithm.memory_plan().peak(num_env_chunks)
+    assert predicted == pytest.approx(peak_of_second_update(algorithm), rel=CLOSE)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_budget_is_kept(case):
+    unlimited = CASES[case]().memory_plan()
+    budget = (unlimited.peak(1) + unlimited.peak(3)) / 2
+    algorithm = CASES[case](memory_budget_gb=budget / 1e9)
+    assert peak_of_second_update(algorithm) <= (1 + CLOSE) * budget
+    assert unlimited.num_env_chunks(budget) in (2, 3)
+
+
+@pytest.mark.parametrize("case", ["distillation", "PPO"])
+def test_planning_changes_nothing(case):
+    torch.manual_seed(3)
+    expected = [torch.rand(()), CASES[case]()]
+    torch.manual_seed(3)
+    got = [torch.rand(()), CASES[case](memory_budget_gb=1.0)]
+    assert torch.equal(got[0], expected[0])
+    play = roll_out_ppo if case == "PPO" else roll_out
+    for algorithm in (expected[1], got[1]):
+        play(algorithm, 0)
+        algorithm.memory_plan()  # also between a rollout and its update
+        algorithm.update()
+    vectors = [
+        torch.cat([p.flatten() for g in a.optimizer.param_groups for p in g["params"]])
+        for a in (expected[1], got[1])
+    ]
+    assert torch.equal(*vectors)
+
+
+def test_one_environment_has_a_plan():
+    algorithm = make_distillation(TbpttDistillation, T, 1, gradient_length=4)
+    assert algorithm.memory_plan().num_env_chunks(1e9) == 1
+
+
+@pytest.mark.parametrize("case", ["distillation", "PPO"])
+def test_a_budget_that_cannot_be_kept_is_refused(case):
+    with pytest.raises(ValueError, match=r"memory_budget_gb is 1e-06, expected at least .*e-05"):
+        CASES[case](memory_budget_gb=1e-6)
+    with pytest.raises(ValueError, match="num_env_chunks is 2, expected 1 with memory_budget_gb"):
+        CASES[case](memory_budget_gb=1.0, num_env_chunks=2)
+    with pytest.raises(ValueError, match="memory_budget_gb is 0, expected a positive number"):
+        CASES[case](memory_budget_gb=0)
