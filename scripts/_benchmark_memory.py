@@ -34,7 +34,7 @@ class Memory:
     """The most that ``update()`` takes beyond models, optimiser and storage."""
     process_peak: float
     """The most that models, storage, rollout and update together take, beyond the imports."""
-    predicted: float | None
+    predicted: float | None = None
     """What our ``memory_plan()`` expected of ``update_peak``, before the first rollout."""
 
 
@@ -62,19 +62,21 @@ def measure_memory(case: Case, library: Library) -> Memory:
     algorithm = build(case, library)
     predicted = algorithm.memory_plan().peak(1) / MEGABYTE if library == "rsl_tbptt" else None
     free_buffers()
-    fill(algorithm, case, seed=0)
-    highest, updates = imports.highest(), Peak(device)
-    algorithm.update()
-    fill(algorithm, case, seed=1)
-    algorithm.update()
+    watch, before_updates, of_updates, of_process = imports, 0, 0, 0
+    for seed in range(2):
+        fill(algorithm, case, seed=seed)
+        of_process, watch = max(of_process, watch.highest()), Peak(device)
+        before_updates = before_updates or watch.start
+        algorithm.update()
+        of_updates = max(of_updates, watch.highest())
     storage = _bytes(_tensors(vars(algorithm.storage)))
     moments = _bytes(
         _tensors({str(k): tuple(v.values()) for k, v in algorithm.optimizer.state.items()})
     )
     return Memory(
         storage=storage / MEGABYTE,
-        update_peak=(updates.bytes_beyond_start() - moments) / MEGABYTE,
-        process_peak=(max(highest, updates.highest()) - imports.start) / MEGABYTE,
+        update_peak=(of_updates - before_updates - moments) / MEGABYTE,
+        process_peak=(max(of_process, of_updates) - imports.start) / MEGABYTE,
         predicted=predicted,
     )
 

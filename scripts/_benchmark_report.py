@@ -21,7 +21,7 @@ BFLOAT16_NOTE = (
 )
 MEMORY_HOW = (
     "Peaks of a process of its own beyond its imports: models, storage, rollout and update; and of"
-    " update() alone beyond what is there before it."
+    " update() alone beyond models, optimiser and storage; and what memory_plan() expected of it."
 )
 
 
@@ -117,11 +117,12 @@ def _memory_table(results: Results) -> str:
             _mark(result.row.target, "at most", result.reached),
             f"{result.rsl_rl.update_peak:.0f} MB",
             f"{result.ours.update_peak:.0f} MB",
+            "-" if result.ours.predicted is None else f"{result.ours.predicted:.0f} MB",
         )
         for result in results.memory
     ]
     heads = ("process", "rsl_rl", "rsl_tbptt", "share", "target")
-    return markdown_table((*heads, "update(): rsl_rl", "update(): rsl_tbptt"), rows)
+    return markdown_table((*heads, "update(): rsl_rl", "update(): rsl_tbptt", "predicted"), rows)
 
 
 def _targets(results: Results) -> str:

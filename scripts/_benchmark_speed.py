@@ -18,6 +18,7 @@ SHORT = 4
 """Steps on which equality is checked with all environments."""
 TOLERANCE = 1e-4
 """Of what the update changed: rounding in float32 reaches some 1e-5, another loss or state more."""
+Contestant = tuple[Library, Case]
 LIBRARIES: tuple[Library, Library] = ("rsl_tbptt", "rsl_rl")
 
 
@@ -57,7 +58,7 @@ def measure_speed(case: Case, num_pairs: int) -> Speed:
     return Speed(ours=ours, rsl_rl=theirs)
 
 
-def alternate(contestants: Sequence[tuple[Library, Case]], num_updates: int) -> list[list[float]]:
+def alternate(contestants: Sequence[Contestant], num_updates: int) -> list[list[float]]:
     """Time updates of several algorithms in turn, after one update of each to warm up.
 
     Args:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import sys
 import time
-from concurrent.futures import ThreadPoolExecutor
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 
 import torch
@@ -12,8 +14,10 @@ from _benchmark_limit import product_rates, update_flops
 from _benchmark_memory import measure_in_own_process
 from _benchmark_results import DonesResult, MemoryResult, Results, SpeedResult
 from _benchmark_rows import DonesRow, MemoryRow, Rows, SpeedRow
-from _benchmark_speed import LIBRARIES, alternate, check_equal, measure_speed
+from _benchmark_speed import LIBRARIES, Contestant, Speed, alternate, check_equal
 from _machine import machine, versions
+
+Times = Callable[[list[Contestant], int], list[list[float]]]
 
 SECONDS_PER_SHAPE = 0.1
 """Spent on the rate of each matrix product."""
@@ -32,26 +36,25 @@ def check_all(rows: Rows) -> None:
         check_equal(row.case)
 
 
-def measure(rows: Rows, device: str) -> Results:
-    """Measure all rows.
+def measure(rows: Rows, device: str, *, isolated: bool = True) -> Results:
+    """Measure all rows, which ``check_all`` has checked.
 
     Args:
         rows: The rows, on the device.
         device: The device.
+        isolated: Whether each row is timed in a process of its own, as a training run has one: the
+            allocator keeps what earlier rows needed, which spares later ones page faults.
 
     Returns:
         All times and peaks.
-
-    Raises:
-        ValueError: If the libraries do not leave equal parameters on small copies of a row.
     """
-    start = time.monotonic()
+    start, times_of = time.monotonic(), _in_own_process if isolated else alternate
     rates = product_rates(device, SECONDS_PER_SHAPE)
     speed = [
-        _measure_speed(row, rates, number, len(rows.speed))
+        _measure_speed(row, rates, times_of, number, len(rows.speed))
         for number, row in enumerate(rows.speed, start=1)
     ]
-    dones = [_measure_dones(row) for row in rows.dones]
+    dones = [_measure_dones(row, times_of) for row in rows.dones]
     memory = _measure_memory(rows.memory)
     about = {
         "finished": time.strftime("%Y-%m-%d %H:%M"),
@@ -63,22 +66,30 @@ def measure(rows: Rows, device: str) -> Results:
     return Results(about=about, rates=rates, speed=speed, dones=dones, memory=memory)
 
 
+def _in_own_process(contestants: list[Contestant], num_updates: int) -> list[list[float]]:
+    """Call ``alternate`` in a fresh process."""
+    context = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, mp_context=context) as process:
+        return process.submit(alternate, contestants, num_updates).result()
+
+
 def _measure_speed(
-    row: SpeedRow, rates: dict[str, dict[str, float]], number: int, total: int
+    row: SpeedRow, rates: dict[str, dict[str, float]], times_of: Times, number: int, total: int
 ) -> SpeedResult:
     _progress("time", number, total, row.name)
     flops = update_flops(row.case)
+    ours, theirs = times_of([(library, row.case) for library in LIBRARIES], row.pairs)
     return SpeedResult(
         row=row,
-        speed=measure_speed(row.case, row.pairs),
+        speed=Speed(ours=ours, rsl_rl=theirs),
         flops=flops,
         products_seconds=flops / max(rates[row.case.precision].values()),
     )
 
 
-def _measure_dones(row: DonesRow) -> DonesResult:
+def _measure_dones(row: DonesRow, times_of: Times) -> DonesResult:
     without = replace(row.case, done_rate=0.0)
-    times = alternate([("rsl_tbptt", without), ("rsl_tbptt", row.case)], row.pairs)
+    times = times_of([("rsl_tbptt", without), ("rsl_tbptt", row.case)], row.pairs)
     return DonesResult(row=row, without=times[0], with_dones=times[1])
 
 

@@ -11,7 +11,7 @@ from torch import nn
 from torch.nn import functional
 
 from rsl_tbptt.core import Rollout, accumulate_group, recurrent_scan, tbptt_schedule
-from rsl_tbptt.core.env_blocks import num_env_blocks
+from rsl_tbptt.core.env_blocks import bytes_per_sample, num_env_blocks
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.losses import mse
 
@@ -91,7 +91,8 @@ def build_ours(job: Job) -> Peer:
     """Do the job as the algorithms of this library do an update: one window, cut by environment."""
     model, rollout = network(job), job.rollout()
     (group,) = tbptt_schedule(job.num_steps, gradient_length=job.num_steps)
-    num_chunks = num_env_blocks(job.num_envs, job.num_steps, model, torch.device(job.device))
+    sizes = (job.num_envs, job.num_steps, bytes_per_sample(model))
+    num_chunks = num_env_blocks(*sizes, torch.device(job.device))
 
     def replay(
         obs: torch.Tensor, state: HiddenState, episode_starts: torch.Tensor

@@ -99,7 +99,7 @@ def run_suite(args: argparse.Namespace) -> None:
     rows = rows.quick() if args.quick else rows
     check_all(rows)
     args.output.mkdir(parents=True, exist_ok=True)
-    results = measure(rows, args.device)
+    results = measure(rows, args.device, isolated=not args.quick)
     write_json(results, args.output / "benchmark.json")
     report = format_report(results, save_figures(results, args.output))
     (args.output / "benchmark.md").write_text(report, encoding="utf-8")

@@ -24,7 +24,7 @@ from rsl_tbptt.algorithms.teacher_actions import draw_envs, scheduled_share
 from rsl_tbptt.algorithms.teacher_labels import RolloutLabels
 from rsl_tbptt.core import distributed, hidden_state
 from rsl_tbptt.core.accumulate import accumulate_group
-from rsl_tbptt.core.env_blocks import num_env_blocks
+from rsl_tbptt.core.env_blocks import bytes_per_sample, num_env_blocks
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.rollout import Rollout
 from rsl_tbptt.core.windows import Group, num_steps_of_full_group, tbptt_schedule
@@ -135,7 +135,7 @@ class TbpttDistillation(Distillation):
         num_steps, num_envs = self.storage.num_transitions_per_env, self.storage.num_envs
         window_steps = min(self.options.gradient_length, num_steps)
         device = torch.device(self.device)
-        return num_env_blocks(num_envs, window_steps, self._raw_student, device)
+        return num_env_blocks(num_envs, window_steps, bytes_per_sample(self._raw_student), device)
 
     def memory_plan(self) -> MemoryPlan:
         """Predict what ``update()`` will take, from its gradient on a few environments.

@@ -103,6 +103,7 @@ class TbpttPPO(PPO):
         self.use_mixed_precision = self.options.use_mixed_precision  # rsl_rl 5.0 lacks these
         self.grad_reduce_bucket_mb = self.options.grad_reduce_bucket_mb
         self._raw_actor, self._raw_critic = self.actor, self.critic
+        self._parameters_of_models = [list(model.parameters()) for model in (actor, critic)]
         use_fused_kernels(self.optimizer)
         self._guard = UpdateGuard()
         self._states: list[tuple[HiddenState, HiddenState]] = []
@@ -327,8 +328,8 @@ class TbpttPPO(PPO):
         means = distributed.sum_tensor_over_ranks(means)
         self.reduce_parameters()
         norms = [
-            nn.utils.clip_grad_norm_(model.parameters(), self.max_grad_norm).to(self.device)
-            for model in (self._raw_actor, self._raw_critic)
+            nn.utils.clip_grad_norm_(parameters, self.max_grad_norm).to(self.device)
+            for parameters in self._parameters_of_models
         ]
         if self._adapts_rate:
             self._rate = follow_kl(self._rate, means[3], self.desired_kl)
@@ -357,8 +358,7 @@ class TbpttPPO(PPO):
 
     def _parameters(self) -> list[nn.Parameter]:
         """Return all parameters; those of a shared encoder once."""
-        both = chain(self._raw_actor.parameters(), self._raw_critic.parameters())
-        return list(dict.fromkeys(both))
+        return list(dict.fromkeys(chain(*self._parameters_of_models)))
 
     def _metrics(self, steps: torch.Tensor) -> dict[str, float]:
         """Average over optimiser steps, shape (S, 6 or 7), and fetch the metrics at once."""

@@ -14,7 +14,7 @@ from rsl_tbptt.algorithms.ppo_options import PpoOptions
 from rsl_tbptt.algorithms.replay import action_head, make_replay, raw_head
 from rsl_tbptt.core import distributed, hidden_state, losses
 from rsl_tbptt.core.accumulate import Loss, Replay, accumulate_group
-from rsl_tbptt.core.env_blocks import num_env_blocks
+from rsl_tbptt.core.env_blocks import bytes_per_sample, num_env_blocks
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.rollout import Rollout
 
@@ -55,6 +55,7 @@ class PpoGradient:
         self.num_env_chunks = options.num_env_chunks
         self._actor, self._critic, self._options = actor, critic, options
         self._device = torch.device(device)
+        self._sample_bytes = {model: bytes_per_sample(model) for model in (actor, critic)}
         self._recurrent = actor.is_recurrent or critic.is_recurrent
         operand_dtype = torch.bfloat16 if options.use_mixed_precision else None
         shared = {"scan_engine": options.scan_engine, "operand_dtype": operand_dtype}
@@ -192,7 +193,7 @@ class PpoGradient:
         """Return the environment chunks that windows of so many steps are cut into in any case."""
         if not self._recurrent:  # such models see single steps, best all at once
             return 1
-        return num_env_blocks(num_envs, num_steps, model, self._device)
+        return num_env_blocks(num_envs, num_steps, self._sample_bytes[model], self._device)
 
     def _advantage_scale(
         self, mini_batch: MiniBatch, advantages: torch.Tensor

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 
-_MAX_ROWS = {"cpu": 1024, "cuda": 65536}
+_MAX_ROWS = {"cpu": 4096, "cuda": 65536}
 """Robot-steps at once. On CPU they shall fit the cache: more is slower than step by step. On a GPU
 more only spares launches; what it takes beside the storage stays bounded."""
 

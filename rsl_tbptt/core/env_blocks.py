@@ -21,7 +21,7 @@ _CACHE_SIZE = Path("/sys/devices/system/cpu/cpu0/cache/index2/size")
 """Where Linux tells it, as in "2048K"."""
 
 
-def num_env_blocks(num_envs: int, num_steps: int, model: nn.Module, device: torch.device) -> int:
+def num_env_blocks(num_envs: int, num_steps: int, sample_bytes: int, device: torch.device) -> int:
     """Return into how many blocks N environments are best cut for windows of K steps.
 
     What one step of a block touches should fit the second-level caches of the threads in use, and
@@ -30,7 +30,7 @@ def num_env_blocks(num_envs: int, num_steps: int, model: nn.Module, device: torc
     Args:
         num_envs: Number of environments N.
         num_steps: Steps of a window K.
-        model: What is replayed.
+        sample_bytes: What one step of one environment computes, from ``bytes_per_sample``.
         device: Where.
 
     Returns:
@@ -38,12 +38,12 @@ def num_env_blocks(num_envs: int, num_steps: int, model: nn.Module, device: torc
     """
     if device.type != "cpu":
         return 1
-    fitting = torch.get_num_threads() * _second_level_cache(_CACHE_SIZE) // _bytes_per_sample(model)
+    fitting = torch.get_num_threads() * _second_level_cache(_CACHE_SIZE) // sample_bytes
     return max(1, round(num_envs / max(_MIN_ENVS, _MIN_SAMPLES // num_steps, fitting)))
 
 
-def _bytes_per_sample(model: nn.Module) -> int:
-    """Estimate what one step of one environment computes: the rows of all weight matrices."""
+def bytes_per_sample(model: nn.Module) -> int:
+    """Estimate what one step of one environment computes: a value per row of a weight matrix."""
     matrices = (weight for weight in model.parameters() if weight.dim() > 1)
     return max(1, sum(len(weight) * weight.element_size() for weight in matrices))
 

@@ -7,10 +7,10 @@ from hypothesis import strategies as st
 from torch import nn
 
 from rsl_tbptt.core import env_blocks
-from rsl_tbptt.core.env_blocks import num_env_blocks
+from rsl_tbptt.core.env_blocks import bytes_per_sample, num_env_blocks
 
 CPU = torch.device("cpu")
-LSTM = nn.LSTM(48, 256)
+LSTM = bytes_per_sample(nn.LSTM(48, 256))
 
 
 @given(num_envs=st.integers(1, 10_000), num_steps=st.integers(1, 200))

@@ -294,10 +294,13 @@ def test_the_process_peaks_in_rollout_or_update(stage, monkeypatch):
         torch.ones(25_000_000)
 
     stages = dict.fromkeys(("rollout", "update"), lambda *_: None) | {stage: use_100_megabytes}
-    algorithm = SimpleNamespace(storage=SimpleNamespace(), update=stages["update"])
+    optimizer = SimpleNamespace(state={})
+    algorithm = SimpleNamespace(
+        storage=SimpleNamespace(), optimizer=optimizer, update=stages["update"]
+    )
     monkeypatch.setattr(_benchmark_memory, "build", lambda case, library: algorithm)
     monkeypatch.setattr(_benchmark_memory, "fill", lambda *_, seed=0: stages["rollout"]())
-    memory = measure_memory(TINY, "rsl_tbptt")
+    memory = measure_memory(TINY, "rsl_rl")
     assert 99 < memory.process_peak < 105
     assert (memory.update_peak > 99) == (stage == "update")
 

@@ -81,8 +81,8 @@ class GruScan(torch.autograd.Function):
         h = h0_NH
         for t in range(T):
             h = h_in[t].copy_(h)
-            if len(rows[t]) > 0:
-                h.index_fill_(0, rows[t], 0.0)
+            if (envs := rows[t]) is not None:
+                h.index_fill_(0, envs, 0.0)
             hidden[t].copy_(h)
             product_into(v_tr_tz[t], inputs[t], of_vrz, 0.5)
             tr_and_tz[t].tanh_()
@@ -120,8 +120,8 @@ class GruScan(torch.autograd.Function):
                 grads[t] = gates[t]
             if t > 0 or ctx.needs_input_grad[1]:
                 product_into(dh, of_vrz[t], w_hh, 0.25).add_(twice_dh, alpha=0.5)
-            if len(rows[t]) > 0:
-                dh.index_fill_(0, rows[t], 0.0)
+            if (envs := rows[t]) is not None:
+                dh.index_fill_(0, envs, 0.0)
             if t > 0:
                 dh.add_(grad_outputs[t - 1])
         flat_inputs, flat_grads, dx = inputs.flatten(0, 1), grads.flatten(0, 1), None

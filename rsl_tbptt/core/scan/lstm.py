@@ -80,9 +80,9 @@ class LstmScan(torch.autograd.Function):
         for t in range(T):
             hidden[t].copy_(h)
             c = cells[t]
-            if len(rows[t]) > 0:
-                hidden[t].index_fill_(0, rows[t], 0.0)
-                c.index_fill_(0, rows[t], 0.0)
+            if (envs := rows[t]) is not None:
+                hidden[t].index_fill_(0, envs, 0.0)
+                c.index_fill_(0, envs, 0.0)
             product_into(gates[t], inputs[t], weights.t(), 0.5).tanh_()
             twice_fc = torch.addcmul(c, tf[t], c, out=cells[t + 1])
             twice_ig = torch.addcmul(g[t], ti[t], g[t], out=scratch)
@@ -122,9 +122,9 @@ class LstmScan(torch.autograd.Function):
                 grads[t] = gates[t]
             if t > 0 or ctx.needs_input_grad[1]:
                 product_into(dh, grads[t], w_hh, 0.25)
-            if len(rows[t]) > 0:
-                dh.index_fill_(0, rows[t], 0.0)
-                twice_dfc.index_fill_(0, rows[t], 0.0)
+            if (envs := rows[t]) is not None:
+                dh.index_fill_(0, envs, 0.0)
+                twice_dfc.index_fill_(0, envs, 0.0)
             if t > 0:
                 dh.add_(grad_outputs[t - 1])
         flat_grads, dx = grads.flatten(0, 1), None

@@ -12,6 +12,7 @@ def product_into(
     return out.copy_(torch.addmm(a.new_empty(()), a, b, beta=0.0, alpha=factor))
 
 
-def rows_of_steps(starts_TN: torch.Tensor) -> tuple[torch.Tensor, ...]:
-    """Return for each step the environments whose episode starts with it, T vectors."""
-    return starts_TN.nonzero()[:, 1].split(starts_TN.sum(1).tolist())
+def rows_of_steps(starts_TN: torch.Tensor) -> list[torch.Tensor | None]:
+    """Return for each step the environments whose episode starts with it, None where none does."""
+    rows = starts_TN.nonzero()[:, 1].split(starts_TN.sum(1).tolist())
+    return [envs if len(envs) > 0 else None for envs in rows]
