@@ -10,9 +10,8 @@ Cho et al. (2014) in the form of torch and cuDNN, with the state cleared where a
 
 It is made fast as the LSTM is (see ``lstm.py``): ``[x | 1 | h']`` of all steps lies in one buffer,
 a step takes one product, and the gates are kept as ``tr, tz`` with ``r = (1 + tr) / 2`` and so on,
-beside ``v = u / 2``. Their columns are ordered v, r, z, n: the first three depend on ``h'``, the
-last three on ``x``. The factors of one half go into the products; the weights of n are doubled, as
-it has no half.
+beside ``v = u / 2`` and n, whose part of ``x`` is one product over the window. The factors of one
+half go into the products; the weights of n are doubled, as it has no half.
 
 Shapes: T steps, N environments, D inputs, H hidden.
 """
@@ -61,31 +60,36 @@ class GruScan(torch.autograd.Function):
             x_TND.device,
             (dtype, (4 * H, D + 1 + H)),
             (dtype, (T, N, D + 1 + H)),
-            (full, (T, N, 4 * H)),
+            (full, (T, N, 3 * H)),
+            (full, (T, N, H)),
             (full, (T, N, H)),
             (full, (N, H)),
-            (dtype, (T, N, 4 * H) if dtype != full else (0,)),
+            (full, (T, N, H) if dtype != full else (0,)),
+            (dtype, (T, N, 3 * H) if dtype != full else (0,)),
+            (dtype, (T, N, H) if dtype != full else (0,)),
         )
-        weights, inputs, gates, h_in, scratch, _ = buffers.tensors
+        weights, inputs, gates, v, n, scratch, h_in, *_ = buffers.tensors
         outputs = x_TND.new_empty(T, N, H)
         inputs[..., :D] = x_TND
         inputs[..., D] = 1.0
         _pack(weights, w_ih, w_hh, b_ih, b_hh)
         of_vrz, of_n = weights[: 3 * H].t(), weights[3 * H :, : D + 1].t()
         x_and_one = inputs.flatten(0, 1)[:, : D + 1]
-        product_into(gates.flatten(0, 1)[:, 3 * H :], x_and_one, of_n, 0.5)
+        product_into(n.flatten(0, 1), x_and_one, of_n, 0.5)
         rows = rows_of_steps(starts_TN)
-        hidden, v_tr_tz = inputs[..., D + 1 :].unbind(0), gates[..., : 3 * H].unbind(0)
-        tr_and_tz = gates[..., H : 3 * H].unbind(0)
-        v, tr, tz, n = (gate.unbind(0) for gate in gates.chunk(4, dim=-1))
+        hidden = inputs[..., D + 1 :]
+        h_in = hidden if dtype == full else h_in
+        of_v, tr, tz = (gate.unbind(0) for gate in gates.chunk(3, dim=-1))
         h = h0_NH
         for t in range(T):
             h = h_in[t].copy_(h)
             if (envs := rows[t]) is not None:
                 h.index_fill_(0, envs, 0.0)
-            hidden[t].copy_(h)
-            product_into(v_tr_tz[t], inputs[t], of_vrz, 0.5)
-            tr_and_tz[t].tanh_()
+            if h_in is not hidden:
+                hidden[t] = h
+            product_into(gates[t], inputs[t], of_vrz, 0.5)
+            v[t].copy_(of_v[t])
+            gates[t].tanh_()  # v's columns for nothing: one piece of memory is faster than rows
             n[t].add_(v[t]).addcmul_(tr[t], v[t]).tanh_()
             torch.lerp(n[t], h, tz[t], out=scratch)
             h = torch.lerp(scratch, h, 0.5, out=outputs[t])
@@ -98,12 +102,12 @@ class GruScan(torch.autograd.Function):
         grad_outputs: torch.Tensor,
     ) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of ``forward``'s tensors; gates are overwritten by theirs."""
-        weights, inputs, gates, h_in, scratch, grads = ctx.buffers.take()
-        rows, D, H = ctx.rows, ctx.num_inputs, h_in.shape[-1]
-        grads = gates if inputs.dtype == gates.dtype else grads
-        of_vrz, tr_and_tz = grads[..., : 3 * H].unbind(0), gates[..., H : 3 * H].unbind(0)
-        w_hh = weights[: 3 * H, D + 1 :]
-        v, tr, tz, n = (gate.unbind(0) for gate in gates.chunk(4, dim=-1))
+        weights, inputs, gates, v, n, scratch, h_in, grads, grads_n = ctx.buffers.take()
+        rows, D, H = ctx.rows, ctx.num_inputs, scratch.shape[-1]
+        if inputs.dtype == gates.dtype:
+            h_in, grads, grads_n = inputs[..., D + 1 :], gates, n
+        of_v, tr, tz = (gate.unbind(0) for gate in gates.chunk(3, dim=-1))
+        tr_and_tz, w_hh = gates[..., H:].unbind(0), weights[: 3 * H, D + 1 :]
         upstream = torch.empty_like(tr_and_tz[0])
         up_r, up_z = upstream.chunk(2, dim=-1)
         dh, twice_dh = grad_outputs[-1].clone(), torch.empty_like(scratch)
@@ -114,27 +118,29 @@ class GruScan(torch.autograd.Function):
             torch.addcmul(dh, dh, tz[t], value=-1.0, out=scratch)
             dn = tanh_backward(scratch, n[t], grad_input=n[t])
             torch.mul(dn, v[t], out=up_r)
-            torch.addcmul(dn, dn, tr[t], out=v[t])
+            torch.addcmul(dn, dn, tr[t], out=of_v[t])
             tanh_backward(upstream, tr_and_tz[t], grad_input=tr_and_tz[t])
             if grads is not gates:
-                grads[t] = gates[t]
+                grads[t], grads_n[t] = gates[t], dn
             if t > 0 or ctx.needs_input_grad[1]:
-                product_into(dh, of_vrz[t], w_hh, 0.25).add_(twice_dh, alpha=0.5)
+                dh, twice_dh = product_into(twice_dh, grads[t], w_hh, 0.25, 0.5), dh
             if (envs := rows[t]) is not None:
                 dh.index_fill_(0, envs, 0.0)
             if t > 0:
                 dh.add_(grad_outputs[t - 1])
-        flat_inputs, flat_grads, dx = inputs.flatten(0, 1), grads.flatten(0, 1), None
+        flat_inputs, of_vrz, of_n = (x.flatten(0, 1) for x in (inputs, grads, grads_n))
+        of_rz, dx = of_vrz[:, H:], None
         if ctx.needs_input_grad[0]:
             dx = gates.new_empty(*gates.shape[:2], D)
-            product_into(dx.flatten(0, 1), flat_grads[:, H:], weights[H:, :D], 0.25)
+            product_into(dx.flatten(0, 1), of_rz, weights[H : 3 * H, :D], 0.25)
+            product_into(dx.flatten(0, 1), of_n, weights[3 * H :, :D], 0.25, 1.0)
         of_hidden = gates.new_empty(1 + H, 3 * H)
-        product_into(of_hidden, flat_inputs[:, D:].t(), flat_grads[:, : 3 * H], 0.25)
+        product_into(of_hidden, flat_inputs[:, D:].t(), of_vrz, 0.25)
         of_u, of_r_and_z = of_hidden.t().split((H, 2 * H))
         db_hh, dw_hh = torch.cat((of_r_and_z, of_u)).split((1, H), dim=1)
-        of_x = gates.new_empty(D + 1, 3 * H)
-        product_into(of_x, flat_inputs[:, : D + 1].t(), flat_grads[:, H:], 0.25)
-        of_x[:, 2 * H :].mul_(2.0)
+        of_x, x_and_one = gates.new_empty(D + 1, 3 * H), flat_inputs[:, : D + 1].t()
+        product_into(of_x[:, : 2 * H], x_and_one, of_rz, 0.25)
+        product_into(of_x[:, 2 * H :], x_and_one, of_n, 0.5)
         dw_ih, db_ih = of_x.t().split((D, 1), dim=1)
         ctx.buffers.release()
         return dx, dh, dw_ih, dw_hh, db_ih.squeeze(1), db_hh.squeeze(1), None, None

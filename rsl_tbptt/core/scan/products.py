@@ -4,12 +4,13 @@ import torch
 
 
 def product_into(
-    out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, factor: float = 1.0
+    out: torch.Tensor, a: torch.Tensor, b: torch.Tensor, factor: float, share_kept: float = 0.0
 ) -> torch.Tensor:
-    """Write ``factor * a @ b`` into ``out``, whose dtype may differ from that of the operands."""
+    """Set ``out`` to ``share_kept * out + factor * a @ b``; ``out`` may have another dtype."""
     if a.dtype == out.dtype:
-        return out.addmm_(a, b, beta=0.0, alpha=factor)
-    return out.copy_(torch.addmm(a.new_empty(()), a, b, beta=0.0, alpha=factor))
+        return out.addmm_(a, b, beta=share_kept, alpha=factor)
+    product = torch.addmm(a.new_empty(()), a, b, beta=0.0, alpha=factor)
+    return out.mul_(share_kept).add_(product) if share_kept else out.copy_(product)
 
 
 def rows_of_steps(starts_TN: torch.Tensor) -> list[torch.Tensor | None]:
