@@ -6,6 +6,8 @@ suite: time and memory beside the installed rsl_rl's for all rows of a table, wi
 speed: time of one update beside rsl_rl's, alternating in one run, after a check that both leave
 equal parameters.
 
+profile: where the time of one update goes.
+
 rollout-memory: the memory that the update of recurrent PPO takes beyond the rollout storage, for a
 rollout and one twice as long, at the same gradient_length. Each in its own process.
 """
@@ -57,7 +59,9 @@ def parse_args() -> argparse.Namespace:
     speed.set_defaults(measure=print_speed)
     memory = benchmarks.add_parser("rollout-memory", help="memory of one update")
     memory.set_defaults(measure=print_rollout_memory)
-    for benchmark in (speed, memory):
+    shares = benchmarks.add_parser("profile", help="where the time of one update goes")
+    shares.set_defaults(measure=print_profile)
+    for benchmark in (speed, memory, shares):
         add_case(benchmark)
     return parser.parse_args()
 
@@ -139,6 +143,16 @@ def print_rollout_memory(args: argparse.Namespace) -> None:
             flush=True,
         )
     print(f"\nTwice the rollout takes {peaks[1] / peaks[0] - 1:+.1%} beyond the storage.")
+
+
+def print_profile(args: argparse.Namespace) -> None:
+    """Print the share of each kind of operation."""
+    from _benchmark_profile import profile_update
+
+    case = case_from(args)
+    print(f"{title(case)}, {case.device}\n\n| operations | of the time | calls |\n|---|---|---|")
+    for share in profile_update(case):
+        print(f"| {share.kind} | {share.share:.0%} | {share.num_calls} |")
 
 
 if __name__ == "__main__":

@@ -163,6 +163,21 @@ def test_speed_prints_a_table(monkeypatch, capsys):
     assert re.search(r"^\| \d+ ms \| \d+ ms \| [\d.]+ \| [\d.]+ \| [\d.]+ \|$", printed, re.M)
 
 
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events")
+def test_profile_counts_the_products(monkeypatch, capsys):
+    """By hand, for 4 mini-batches of one window, of actor and critic.
+
+    4 steps forward and 3 backward, all weights once, and in the MLP's 4 layers one product forward
+    and two backward.
+    """
+    options = ("--num-envs=8", "--num-steps=4", "--gradient-length=4", "--rnn-hidden-dim=8")
+    assert run(monkeypatch, "profile", *options, "--done-rate=0") == 0
+    products = 4 * 2 * (4 + 3 + 1 + 4 * 3)
+    assert re.search(
+        rf"^\| matrix products \| \d+% \| {products} \|$", capsys.readouterr().out, re.M
+    )
+
+
 def test_names_of_rows_are_unique():
     assert len(set(ROWS.names())) == len(ROWS.names())
     assert ROWS.quick().on("cuda:0").names() == ROWS.names()

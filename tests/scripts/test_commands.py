@@ -15,6 +15,7 @@ from _stages import RunFolder
 
 SCRIPTS = (
     "benchmark",
+    "peers",
     "recall",
     "pipeline",
     "curves",
