@@ -14,8 +14,8 @@ CLOSE = 0.15  # of the peak: what a budget needs; tensors are counted, their num
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
 
 
-def distillation(**options):
-    return make_distillation(TbpttDistillation, T, N, gradient_length=4, **options)
+def distillation(gradient_length=4, **options):
+    return make_distillation(TbpttDistillation, T, N, gradient_length=gradient_length, **options)
 
 
 def ppo(actor="lstm", critic="lstm", **options):
@@ -52,6 +52,14 @@ def test_the_peak_is_predicted(case, num_env_chunks):
     algorithm = CASES[case](num_env_chunks=num_env_chunks)
     predicted = algorithm.memory_plan().peak(num_env_chunks)
     assert predicted == pytest.approx(peak_of_second_update(algorithm), rel=CLOSE)
+
+
+def test_the_states_of_all_environments_count():
+    """Single steps in small chunks: most of the peak is what the others wait with."""
+    algorithm = distillation(gradient_length=1, num_env_chunks=30)
+    plan = algorithm.memory_plan()
+    assert plan.per_env * plan.num_envs > CLOSE * plan.peak(30)
+    assert plan.peak(30) == pytest.approx(peak_of_second_update(algorithm), rel=CLOSE)
 
 
 @pytest.mark.parametrize("case", CASES)

@@ -45,6 +45,18 @@ def test_the_next_window_takes_the_buffers_of_the_last(rnn_type):
 
 
 @pytest.mark.parametrize("rnn_type", [nn.LSTM, nn.GRU])
+def test_buffers_are_free_after_the_backward_pass_though_its_results_live(rnn_type):
+    rnn = rnn_type(D, H)
+    outputs, _ = recurrent_scan(rnn, inputs(), None, starts())
+    loss = outputs.square().sum()
+    loss.backward()
+    with PeakMemory() as memory:
+        recurrent_scan(rnn, inputs(), None, starts())
+    assert memory.peak < T * N * 4 * H * FLOAT.itemsize
+    assert outputs.grad_fn is not None
+
+
+@pytest.mark.parametrize("rnn_type", [nn.LSTM, nn.GRU])
 def test_scans_that_live_at_once_share_nothing(rnn_type):
     torch.manual_seed(0)
     rnn = rnn_type(D, H)
