@@ -49,7 +49,7 @@ class DistillationOptions(Options):
     it."""
 
     scan_engine: str = "auto"
-    """How recurrent layers run over a window: "auto", "fused" or "reference"."""
+    """How LSTM and GRU run over a window: "auto", or an engine of docs/distillation.md."""
 
     loss_type: str | Callable[..., Any] = "mse"
     """"mse", "huber", "kl" (teacher's to student's Gaussian), "nll" (of the teacher's actions), or

@@ -83,7 +83,7 @@ class PpoOptions(Options):
     """Updates after the warm-up over which that weight falls linearly to 0. None keeps it."""
 
     scan_engine: str = "auto"
-    """How recurrent layers run over a window: "auto", "fused" or "reference"."""
+    """How LSTM and GRU run over a window: "auto", or an engine of docs/distillation.md."""
 
     num_learning_epochs: int = 5
     """Passes over each rollout."""

@@ -113,11 +113,11 @@ class TbpttDistillationAlgorithmCfg(RslRlDistillationAlgorithmCfg):
     Any other loss is given by its qualified name, ``"module:function"``.
     """
 
-    scan_engine: Literal["auto", "fused", "reference"] = "auto"
+    scan_engine: str = "auto"
     """Engine that runs LSTM and GRU layers over a window.
 
-    ``"auto"`` takes the fast one wherever it supports the student; ``"reference"`` goes step by
-    step and defines what is correct.
+    ``"auto"`` takes the one expected to be the fastest on the device that proved right there;
+    docs/distillation.md names the others.
     """
 
     use_mixed_precision: bool = False
@@ -194,8 +194,8 @@ class TbpttPpoAlgorithmCfg(RslRlPpoAlgorithmCfg):
     clip_param_high: float | None = None
     """How far the probability ratio may rise above 1. None means ``clip_param``."""
 
-    scan_engine: Literal["auto", "fused", "reference"] = "auto"
-    """Engine that runs LSTM and GRU layers over a window."""
+    scan_engine: str = "auto"
+    """Engine that runs LSTM and GRU layers over a window, as for distillation."""
 
     num_learning_epochs: int = 5
     """Passes over each rollout."""
