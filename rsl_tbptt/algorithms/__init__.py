@@ -1,6 +1,29 @@
 """Algorithms for rsl_rl's runners: ``class_name: "rsl_tbptt.algorithms:TbpttDistillation"``."""
 
-from rsl_tbptt.algorithms.distillation import TbpttDistillation
-from rsl_tbptt.algorithms.ppo import TbpttPPO
+from typing import TYPE_CHECKING, Any
+
+from rsl_tbptt.supported_rsl_rl import require_models_era, rsl_rl_era
+
+if TYPE_CHECKING:
+    from rsl_tbptt.algorithms.distillation import TbpttDistillation
+    from rsl_tbptt.algorithms.ppo import TbpttPPO
 
 __all__ = ["TbpttDistillation", "TbpttPPO"]
+
+rsl_rl_era()  # refuses releases that no part of this package runs with
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401
+    """Import an algorithm on first use: rsl_rl 3.1.2 shares the modules beside them only.
+
+    Raises:
+        AttributeError: If there is no such public name.
+        ImportError: If rsl_rl is 3.1.2.
+    """
+    if name not in __all__:
+        raise AttributeError(f"module 'rsl_tbptt.algorithms' has no attribute '{name}'")
+    require_models_era(f"rsl_tbptt.algorithms.{name}")
+    from rsl_tbptt.algorithms.distillation import TbpttDistillation
+    from rsl_tbptt.algorithms.ppo import TbpttPPO
+
+    return {"TbpttDistillation": TbpttDistillation, "TbpttPPO": TbpttPPO}[name]

@@ -3,10 +3,7 @@
 from collections.abc import Callable
 from typing import Any
 
-from rsl_rl.models import MLPModel
-from rsl_rl.modules import GaussianDistribution
-from rsl_rl.utils import resolve_callable
-
+from rsl_tbptt.algorithms.rsl_rl_versions import GaussianDistribution, MLPModel, resolve_callable
 from rsl_tbptt.core import losses
 
 BEHAVIOR_LOSSES: dict[str, Callable[..., losses.LossSum]] = {

@@ -1,6 +1,6 @@
 """Reading rsl_rl checkpoints: safely, and with errors that name the key and the fix."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,28 +52,38 @@ def teacher_state_dict(checkpoint: Mapping[str, Any], source: str) -> Mapping[st
     )
 
 
-def check_matches(model: nn.Module, state_dict: Mapping[str, torch.Tensor], role: str) -> None:
+Advice = Callable[[str, str, bool], str]
+"""Names the setting that makes a key agree, by key, role and whether the checkpoint has it."""
+
+
+def check_matches(
+    model: nn.Module,
+    state_dict: Mapping[str, torch.Tensor],
+    role: str,
+    advice: Advice | None = None,
+) -> None:
     """Check that ``state_dict`` fits ``model`` exactly, before anything is changed.
 
     Args:
         model: The model to load into.
         state_dict: Parameters and buffers by name.
         role: "teacher" or "student", for the message.
+        advice: Names the setting to change. None speaks of rsl_rl 5's configs.
 
     Raises:
         ValueError: If a key is missing, left over, or of another shape; names the first one and
             the setting that fixes it.
     """
-    expected = model.state_dict()
+    expected, advise = model.state_dict(), advice or _advice
     for key in state_dict:
         if key not in expected:
             raise ValueError(
-                f"The checkpoint holds '{key}', which the {role} lacks: {_advice(key, role, True)}"
+                f"The checkpoint holds '{key}', which the {role} lacks: {advise(key, role, True)}"
             )
     for key, tensor in expected.items():
         if key not in state_dict:
             raise ValueError(
-                f"The checkpoint lacks '{key}' of the {role}: {_advice(key, role, False)}"
+                f"The checkpoint lacks '{key}' of the {role}: {advise(key, role, False)}"
             )
         if state_dict[key].shape != tensor.shape:
             raise ValueError(

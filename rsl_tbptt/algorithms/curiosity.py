@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import torch
-from rsl_rl.extensions import RandomNetworkDistillation
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.guard import UpdateGuard
 from rsl_tbptt.algorithms.mini_batches import MiniBatch
 from rsl_tbptt.algorithms.optimizers import use_fused_kernels
+from rsl_tbptt.algorithms.rsl_rl_versions import RandomNetworkDistillation
 from rsl_tbptt.core import distributed, losses
 from rsl_tbptt.core.accumulate import accumulate_group
 from rsl_tbptt.core.hidden_state import HiddenState

@@ -7,7 +7,6 @@ from typing import Any
 
 import torch
 from rsl_rl.algorithms import Distillation
-from rsl_rl.models import MLPModel
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 from torch import nn
@@ -19,6 +18,7 @@ from rsl_tbptt.algorithms.guard import UpdateGuard, describe_non_finite, non_fin
 from rsl_tbptt.algorithms.memory_plan import MemoryPlan, plan_memory
 from rsl_tbptt.algorithms.optimizers import use_fused_kernels
 from rsl_tbptt.algorithms.replay import action_head, gaussian_head, make_replay
+from rsl_tbptt.algorithms.rsl_rl_versions import MLPModel
 from rsl_tbptt.algorithms.step_batches import step_batches
 from rsl_tbptt.algorithms.teacher_actions import draw_envs, scheduled_share
 from rsl_tbptt.algorithms.teacher_labels import RolloutLabels

@@ -9,13 +9,13 @@ from typing import Any
 
 import torch
 from rsl_rl.env import VecEnv
-from rsl_rl.models import MLPModel
-from rsl_rl.utils import resolve_callable, resolve_obs_groups
+from rsl_rl.utils import resolve_obs_groups
 from tensordict import TensorDict
 from torch import nn
 
 from rsl_tbptt.algorithms.checkpoints import check_matches, teacher_state_dict
 from rsl_tbptt.algorithms.ppo_options import PpoOptions
+from rsl_tbptt.algorithms.rsl_rl_versions import MLPModel, resolve_callable
 from rsl_tbptt.core.hidden_state import HiddenState
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import torch
-from rsl_rl.models import MLPModel
 
 from rsl_tbptt.algorithms.ppo_options import PpoOptions
+from rsl_tbptt.algorithms.rsl_rl_versions import MLPModel
 from rsl_tbptt.core import losses
 
 Params = tuple[torch.Tensor, ...]

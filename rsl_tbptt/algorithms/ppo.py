@@ -9,7 +9,6 @@ from typing import Any
 import torch
 from rsl_rl.algorithms import PPO
 from rsl_rl.env import VecEnv
-from rsl_rl.models import MLPModel
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 from torch import nn
@@ -23,7 +22,7 @@ from rsl_tbptt.algorithms.mini_batches import MiniBatches
 from rsl_tbptt.algorithms.optimizers import follow_kl, step_at, use_fused_kernels
 from rsl_tbptt.algorithms.ppo_gradient import PpoGradient, PpoRollout, mean_and_scale
 from rsl_tbptt.algorithms.ppo_options import PpoOptions
-from rsl_tbptt.algorithms.rsl_rl_versions import UPDATE_NORMALIZES, rnd_optimizer
+from rsl_tbptt.algorithms.rsl_rl_versions import UPDATE_NORMALIZES, MLPModel, rnd_optimizer
 from rsl_tbptt.algorithms.step_batches import step_batches
 from rsl_tbptt.algorithms.time_outs import TimeOutValues, value_without_advancing
 from rsl_tbptt.core import distributed, hidden_state
@@ -234,8 +233,9 @@ class TbpttPPO(PPO):
             self.transition.rewards += self.intrinsic_rewards
         if "time_outs" in extras:
             values: torch.Tensor = self.transition.values  # type: ignore[assignment]
-            values = self._values_beyond(self.critic, values, extras.get("final_obs"))
             time_outs = extras["time_outs"].to(self.device).bool()
+            final_obs = extras.get("final_obs")
+            values = self._values_beyond(self.critic, values, final_obs, time_outs)
             self.transition.rewards += self.gamma * torch.where(time_outs, values, 0.0)
         self.storage.add_transition(self.transition)
         self.transition.clear()
@@ -327,16 +327,20 @@ class TbpttPPO(PPO):
         """
         means = distributed.sum_tensor_over_ranks(means)
         self.reduce_parameters()
-        norms = [
-            nn.utils.clip_grad_norm_(parameters, self.max_grad_norm).to(self.device)
-            for parameters in self._parameters_of_models
-        ]
+        norms = self._clip_gradients()
         if self._adapts_rate:
             self._rate = follow_kl(self._rate, means[3], self.desired_kl)
             step_at(self.optimizer, self._rate)
         else:
             self.optimizer.step()
         return torch.cat((means, torch.stack(norms)))
+
+    def _clip_gradients(self) -> list[torch.Tensor]:
+        """Clip actor and critic, each on its own; return their norms before, shape () each."""
+        return [
+            nn.utils.clip_grad_norm_(parameters, self.max_grad_norm).to(self.device)
+            for parameters in self._parameters_of_models
+        ]
 
     @property
     def _adapts_rate(self) -> bool:

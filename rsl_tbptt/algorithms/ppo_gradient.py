@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
-from rsl_rl.models import MLPModel
 from rsl_rl.storage import RolloutStorage
 
 from rsl_tbptt.algorithms.mini_batches import MiniBatch
 from rsl_tbptt.algorithms.policy_loss import PolicyLoss
 from rsl_tbptt.algorithms.ppo_options import PpoOptions
 from rsl_tbptt.algorithms.replay import action_head, make_replay, raw_head
+from rsl_tbptt.algorithms.rsl_rl_versions import MLPModel
 from rsl_tbptt.core import distributed, hidden_state, losses
 from rsl_tbptt.core.accumulate import Loss, Replay, accumulate_group
 from rsl_tbptt.core.env_blocks import bytes_per_sample, num_env_blocks

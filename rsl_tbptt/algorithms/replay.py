@@ -7,9 +7,9 @@ import warnings
 from collections.abc import Callable
 
 import torch
-from rsl_rl.models import MLPModel, RNNModel
 from tensordict import TensorDict
 
+from rsl_tbptt.algorithms.rsl_rl_versions import MLPModel, RNNModel
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.accumulate import Replay
 from rsl_tbptt.core.hidden_state import HiddenState

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import torch
-from rsl_rl.models import MLPModel
 from rsl_rl.storage import RolloutStorage
 
 from rsl_tbptt.algorithms.replay import action_head, gaussian_head, make_replay
+from rsl_tbptt.algorithms.rsl_rl_versions import MLPModel
 from rsl_tbptt.algorithms.step_batches import step_batches
 
 

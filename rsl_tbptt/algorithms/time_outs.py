@@ -6,8 +6,9 @@ import warnings
 from collections.abc import Mapping
 
 import torch
-from rsl_rl.models import MLPModel
 from tensordict import TensorDict
+
+from rsl_tbptt.algorithms.rsl_rl_versions import MLPModel
 
 
 class TimeOutValues:
@@ -22,6 +23,7 @@ class TimeOutValues:
         critic: MLPModel,
         values: torch.Tensor,
         final_obs: Mapping[str, torch.Tensor] | None,
+        time_outs: torch.Tensor,
     ) -> torch.Tensor:
         """Return the value of going on after this step, shape (N,).
 
@@ -29,15 +31,17 @@ class TimeOutValues:
             critic: The critic in the state after this step's observation; it is left in it.
             values: Its values before the step, shape (N, 1): rsl_rl's approximation.
             final_obs: Observation groups at the end of the step, before any reset, or None.
+            time_outs: Which environments' time ran out, shape (N,), bool.
         """
         if final_obs is None:
-            self._warn()
+            self._warn(time_outs)
             return values.squeeze(-1)
         obs = TensorDict(dict(final_obs), batch_size=values.shape[:1]).to(values.device)
         return value_without_advancing(critic, obs)
 
-    def _warn(self) -> None:
-        if not self._warned:
+    def _warn(self, time_outs: torch.Tensor) -> None:
+        # Isaac Lab gives no final observations before its first reset either, with the option on.
+        if not self._warned and time_outs.any():
             self._warned = True
             warnings.warn(
                 "Time-outs are bootstrapped with the value before the last step, because the"

@@ -1,12 +1,16 @@
-"""Isaac Lab 3.0 config classes for the algorithms of this package.
+"""Isaac Lab config classes for the algorithms of this package, for Isaac Lab 3.0 and 2.3.
 
 They subclass Isaac Lab's own, so a task config changes one line and inherits every other key. Each
-field reaches the algorithm's constructor as a keyword argument of the same name.
+field reaches the algorithm's constructor as a keyword argument of the same name. With Isaac Lab 2.3
+the import registers the algorithms in rsl_rl 3.1.2; ``loss_type="kl"`` and ``teacher_kl_coef`` need
+Isaac Lab 3.0.
 """
 
 from __future__ import annotations
 
 from typing import Any, Literal
+
+from rsl_tbptt.supported_rsl_rl import MODELS_ERA, rsl_rl_era
 
 try:
     from isaaclab.utils import configclass
@@ -14,8 +18,16 @@ try:
 except ImportError as error:
     raise ImportError(
         "rsl_tbptt.integrations.isaaclab needs Isaac Lab 3.0 on Python 3.12, and importing it "
-        f"failed: {error}. Install it with: pip install 'rsl-tbptt[isaaclab]'."
+        f"failed: {error}. Install it with: pip install 'rsl-tbptt[isaaclab]'. Isaac Lab 2.3 comes "
+        "with Isaac Sim: import this in its Python, after its AppLauncher."
     ) from error
+
+if rsl_rl_era() == MODELS_ERA:
+    _MODULE = "rsl_tbptt.algorithms:"
+else:
+    import rsl_tbptt.integrations.rsl_rl_v3  # noqa: F401  registers the algorithms
+
+    _MODULE = ""
 
 
 @configclass
@@ -26,8 +38,8 @@ class TbpttDistillationAlgorithmCfg(RslRlDistillationAlgorithmCfg):
     ``DistillationRunner``.
     """
 
-    class_name: str = "rsl_tbptt.algorithms:TbpttDistillation"
-    """Qualified name of the algorithm, ``"module:Class"``, which rsl_rl imports."""
+    class_name: str = f"{_MODULE}TbpttDistillation"
+    """Name of the algorithm: ``"module:Class"``, which rsl_rl imports; in 2.3 the class alone."""
 
     num_learning_epochs: int = 1
     """Passes over each rollout; each starts again from the state at the rollout's start."""
@@ -132,8 +144,8 @@ class TbpttPpoAlgorithmCfg(RslRlPpoAlgorithmCfg):
     ``OnPolicyRunner``.
     """
 
-    class_name: str = "rsl_tbptt.algorithms:TbpttPPO"
-    """Qualified name of the algorithm, ``"module:Class"``, which rsl_rl imports."""
+    class_name: str = f"{_MODULE}TbpttPPO"
+    """Name of the algorithm: ``"module:Class"``, which rsl_rl imports; in 2.3 the class alone."""
 
     gradient_length: int | None = None
     """Steps the gradient flows back, in environment steps. None means the whole rollout."""

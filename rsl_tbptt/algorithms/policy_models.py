@@ -1,0 +1,232 @@
+"""The networks of an rsl_rl 3 policy, seen as the models of rsl_rl 5 that the algorithms train.
+
+rsl_rl 3 has one ``policy`` object with two networks: actor and critic, or student and teacher. A
+model here is a view of one of them: it shares the policy's layers, parameters, hidden state and
+action distribution, and copies nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal
+
+import torch
+from rsl_rl import modules, utils
+from tensordict import TensorDict
+from torch import nn
+from torch.distributions import Normal
+
+from rsl_tbptt.core.hidden_state import HiddenState
+
+Role = Literal["actor", "critic", "student", "teacher"]
+
+_OBS_SETS = {"actor": "policy", "student": "policy", "critic": "critic", "teacher": "teacher"}
+_FORWARD = ("act", "act_inference", "evaluate")
+_KNOWN = ("ActorCritic", "ActorCriticRecurrent", "StudentTeacher", "StudentTeacherRecurrent")
+
+
+class GaussianDistribution(nn.Module):
+    """A policy's action distribution; its standard deviation is a parameter, or the network's.
+
+    ``update`` writes the policy's own ``distribution``, which its runner reads.
+    """
+
+    def __init__(self, policy: nn.Module) -> None:
+        """Take the policy that acts."""
+        super().__init__()
+        self._policy = (policy,)  # in a tuple: its networks are no part of this module
+        self._in_log = policy.noise_std_type == "log"
+        self._name = None
+        if not getattr(policy, "state_dependent_std", False):
+            self._name = "log_std_param" if self._in_log else "std_param"
+            parameter = policy.log_std if self._in_log else policy.std
+            self.register_parameter(self._name, parameter)  # type: ignore[arg-type]
+
+    def update(self, mlp_output: torch.Tensor) -> None:
+        """Set the distribution from the network's output, (..., A), or (..., 2, A) with its own."""
+        if self._name is None:
+            mean, std = mlp_output.unbind(-2)
+        else:
+            mean, std = mlp_output, getattr(self, self._name).expand_as(mlp_output)
+        self._policy[0].distribution = Normal(mean, std.exp() if self._in_log else std)  # type: ignore[assignment]
+
+    def deterministic_output(self, mlp_output: torch.Tensor) -> torch.Tensor:
+        """Return the mean action, (..., A)."""
+        return mlp_output.select(-2, 0) if self._name is None else mlp_output
+
+    def sample(self) -> torch.Tensor:
+        """Draw actions, (..., A)."""
+        return self._normal.sample()
+
+    @property
+    def params(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean and standard deviation, (..., A) each."""
+        return self._normal.mean, self._normal.stddev
+
+    @property
+    def entropy(self) -> torch.Tensor:
+        """Entropy, summed over actions, (...,)."""
+        return self._normal.entropy().sum(-1)
+
+    def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
+        """Return the log-probability of actions (..., A), summed over them."""
+        return self._normal.log_prob(actions).sum(-1)
+
+    def kl_divergence(
+        self, old: tuple[torch.Tensor, ...], new: tuple[torch.Tensor, ...]
+    ) -> torch.Tensor:
+        """Return KL(old || new), summed over actions, with the 1e-5 that rsl_rl 3 has in it.
+
+        It makes the divergence of equal distributions positive, so that its adaptive learning rate
+        rises there.
+        """
+        (old_mean, old_std), (mean, std) = old, new
+        squares = old_std.square() + (old_mean - mean).square()
+        per_action = torch.log(std / old_std + 1e-5) + squares / (2.0 * std.square()) - 0.5
+        return per_action.sum(-1)
+
+    @property
+    def _normal(self) -> Normal:
+        return self._policy[0].distribution  # type: ignore[return-value]
+
+
+class MLPModel(nn.Module):
+    """A network without memory, by the interface of rsl_rl 5's model of that name."""
+
+    is_recurrent = False
+
+    def __init__(self, policy: nn.Module, role: Role) -> None:
+        """Take one network of a policy.
+
+        Args:
+            policy: One of rsl_rl's policies.
+            role: Which of its networks.
+        """
+        super().__init__()
+        self.obs_groups: list[str] = policy.obs_groups[_OBS_SETS[role]]  # type: ignore[index]
+        self.obs_normalization = getattr(policy, f"{role}_obs_normalization")
+        self.obs_normalizer = getattr(policy, f"{role}_obs_normalizer")
+        self.mlp = getattr(policy, role)
+        acts = role in ("actor", "student")
+        self.distribution = GaussianDistribution(policy) if acts else None
+
+    def forward(self, obs: TensorDict, stochastic_output: bool = False) -> torch.Tensor:
+        """Return an action, sampled or its mean, or a value. A memory advances by one step."""
+        mlp_output = self.mlp(self.get_latent(obs))
+        if self.distribution is None:
+            return mlp_output
+        if not stochastic_output:
+            return self.distribution.deterministic_output(mlp_output)
+        self.distribution.update(mlp_output)
+        return self.distribution.sample()
+
+    def get_latent(self, obs: TensorDict) -> torch.Tensor:
+        """Return the normalised observations, (N, D)."""
+        return self.obs_normalizer(self._joined(obs))
+
+    def update_normalization(self, obs: TensorDict) -> None:
+        """Let the normaliser learn from observations, batch size (N,)."""
+        if self.obs_normalization:
+            self.obs_normalizer.update(self._joined(obs))
+
+    def _joined(self, obs: TensorDict) -> torch.Tensor:
+        return torch.cat([obs[group] for group in self.obs_groups], dim=-1)
+
+    def reset(self, dones: torch.Tensor | None = None, hidden_state: HiddenState = None) -> None:
+        """Do nothing: there is no state."""
+
+    def get_hidden_state(self) -> HiddenState:
+        """Return None: there is no state."""
+        return None
+
+    @property
+    def output_mean(self) -> torch.Tensor:
+        """Mean action, (..., A)."""
+        return self.output_distribution_params[0]
+
+    @property
+    def output_std(self) -> torch.Tensor:
+        """Standard deviation of the action, (..., A)."""
+        return self.output_distribution_params[1]
+
+    @property
+    def output_entropy(self) -> torch.Tensor:
+        """Entropy of the action, (...,)."""
+        return self.distribution.entropy  # type: ignore[union-attr]
+
+    @property
+    def output_distribution_params(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean and standard deviation of the action, (..., A) each."""
+        return self.distribution.params  # type: ignore[union-attr]
+
+    def get_output_log_prob(self, outputs: torch.Tensor) -> torch.Tensor:
+        """Return the log-probability of actions (..., A)."""
+        return self.distribution.log_prob(outputs)  # type: ignore[union-attr]
+
+    def get_kl_divergence(
+        self, old: tuple[torch.Tensor, ...], new: tuple[torch.Tensor, ...]
+    ) -> torch.Tensor:
+        """Return KL(old || new) of two distributions given by their parameters."""
+        return self.distribution.kl_divergence(old, new)  # type: ignore[union-attr]
+
+
+class RNNModel(MLPModel):
+    """A network with memory, by the interface of rsl_rl 5's model of that name."""
+
+    is_recurrent = True
+
+    def __init__(self, policy: nn.Module, role: Role) -> None:
+        """Take one network of a recurrent policy. Arguments: see :class:`MLPModel`."""
+        super().__init__(policy, role)
+        self.rnn = getattr(policy, _memory(role))
+
+    def get_latent(self, obs: TensorDict) -> torch.Tensor:
+        """Return what the memory makes of the observations, (N, H), and advance it."""
+        return self.rnn(super().get_latent(obs)).squeeze(0)
+
+    def reset(self, dones: torch.Tensor | None = None, hidden_state: HiddenState = None) -> None:
+        """Clear the state where an episode ended, (N,), or set it."""
+        self.rnn.reset(dones, hidden_state)
+
+    def get_hidden_state(self) -> HiddenState:
+        """Return the state after the last step."""
+        return self.rnn.hidden_state
+
+
+def model_of(policy: nn.Module, role: Role) -> Any:  # noqa: ANN401
+    """Return one network of a policy as a model.
+
+    Args:
+        policy: One of rsl_rl's policies.
+        role: Which of its networks.
+
+    Returns:
+        An :class:`MLPModel`, or an :class:`RNNModel` where the network has memory.
+
+    Raises:
+        NotImplementedError: If the policy's forward pass is not rsl_rl's own.
+    """
+    if not any(_runs_as(policy, getattr(modules, name)) for name in _KNOWN):
+        raise NotImplementedError(
+            f"The policy is a {type(policy).__name__} with a forward pass of its own, expected one"
+            f" of {', '.join(_KNOWN)}: it cannot be replayed over a window."
+        )
+    return (RNNModel if hasattr(policy, _memory(role)) else MLPModel)(policy, role)
+
+
+def _runs_as(policy: nn.Module, known: type[nn.Module]) -> bool:
+    """Return whether ``policy`` has the forward pass of a class."""
+    forward = [getattr(type(policy), name, None) for name in _FORWARD]
+    return forward == [getattr(known, name) for name in _FORWARD]
+
+
+def _memory(role: Role) -> str:
+    return f"memory_{role[0]}"
+
+
+def resolve_callable(name: str | Callable[..., Any]) -> Callable[..., Any]:
+    """Import a function by its qualified name, ``"module:function"`` or ``"module.function"``."""
+    if callable(name):
+        return name
+    string_to_callable = utils.string_to_callable  # type: ignore[attr-defined]
+    return string_to_callable(name if ":" in name else ":".join(name.rsplit(".", 1)))

@@ -1,0 +1,244 @@
+"""Teachers without --resume, fine-tuning of a student, and what a resumed run remembers."""
+
+import pytest
+import torch
+from policy_era import (
+    make_actor_critic,
+    make_distillation,
+    make_ppo,
+    make_student_teacher,
+    parameters_of,
+    roll_out,
+)
+from rsl_rl.algorithms import PPO, Distillation
+
+from rsl_tbptt.integrations.rsl_rl_v3 import TbpttDistillation, TbpttPPO
+
+pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
+
+SEES_STATE = {"policy": ["state"], "critic": ["state"]}
+SIZES = {"num_steps": 6, "num_envs": 4}
+
+
+def checkpoint_of(algorithm):
+    """Return what rsl_rl 3's runner saves."""
+    return {
+        "model_state_dict": algorithm.policy.state_dict(),
+        "optimizer_state_dict": algorithm.optimizer.state_dict(),
+        "iter": 7,
+        "infos": None,
+    }
+
+
+def load(algorithm, checkpoint):
+    """Load as rsl_rl 3's runner does; return whether training resumes."""
+    resumes = algorithm.policy.load_state_dict(checkpoint["model_state_dict"])
+    if resumes:
+        algorithm.optimizer.load_state_dict(checkpoint["optimizer_state_dict"])
+    return resumes
+
+
+def saved(tmp_path, checkpoint):
+    torch.save(checkpoint, tmp_path / "model_7.pt")
+    return str(tmp_path / "model_7.pt")
+
+
+def teacher_run(kind="mlp", **policy_kwargs):
+    """Return the checkpoint of a PPO run whose actor sees what the teacher sees."""
+    kwargs = {"obs_groups": SEES_STATE, "seed": 5, **policy_kwargs}
+    policy = make_actor_critic(kind, **kwargs)
+    return {"model_state_dict": policy.state_dict(), "iter": 7, "infos": None}
+
+
+def trained(make, algorithm_class, updates=2, **options):
+    algorithm = make(algorithm_class, **SIZES, **options)
+    for seed in range(updates):
+        roll_out(algorithm, seed)
+        algorithm.update()
+    return algorithm
+
+
+@pytest.mark.parametrize("student", ["mlp", "lstm"])
+def test_the_actor_of_a_ppo_run_becomes_the_teacher(student, tmp_path):
+    checkpoint = teacher_run(actor_obs_normalization=True)
+    checkpoint["model_state_dict"]["actor_obs_normalizer._mean"] += 0.5
+    algorithm = make_distillation(
+        TbpttDistillation,
+        **SIZES,
+        student=student,
+        policy_kwargs={"teacher_obs_normalization": True},
+        teacher_checkpoint=saved(tmp_path, checkpoint),
+    )
+    assert algorithm.policy.loaded_teacher
+    state = algorithm.policy.state_dict()
+    for key in ("0.weight", "0.bias", "2.weight"):
+        assert torch.equal(state[f"teacher.{key}"], checkpoint["model_state_dict"][f"actor.{key}"])
+    assert (state["teacher_obs_normalizer._mean"] == 0.5).all()
+
+
+def test_without_the_option_no_teacher_is_loaded():
+    assert not make_distillation(TbpttDistillation, **SIZES).policy.loaded_teacher
+
+
+def test_a_recurrent_actor_becomes_a_recurrent_teacher(tmp_path):
+    checkpoint = teacher_run("lstm")
+    algorithm = make_distillation(
+        TbpttDistillation,
+        **SIZES,
+        policy_kwargs={"teacher_recurrent": True},
+        teacher_checkpoint=saved(tmp_path, checkpoint),
+    )
+    key = "rnn.weight_ih_l0"
+    expected = checkpoint["model_state_dict"][f"memory_a.{key}"]
+    assert torch.equal(algorithm.policy.state_dict()[f"memory_t.{key}"], expected)
+
+
+def test_the_teacher_of_a_distillation_becomes_the_teacher_and_the_student_stays(tmp_path):
+    other = make_student_teacher(seed=9)
+    file = saved(tmp_path, {"model_state_dict": other.state_dict()})
+    algorithm = make_distillation(TbpttDistillation, **SIZES, teacher_checkpoint=file)
+    assert torch.equal(algorithm.policy.teacher[0].weight, other.teacher[0].weight)
+    assert not torch.equal(algorithm.policy.student[0].weight, other.student[0].weight)
+
+
+@pytest.mark.parametrize(
+    ("kind", "checkpoint_kwargs", "policy_kwargs", "message"),
+    [
+        ("lstm", {}, {}, r"'policy.teacher_recurrent' to True"),
+        ("mlp", {}, {"teacher_recurrent": True}, r"expected \(8, 6\) for the teacher"),
+        ("mlp", {"actor_obs_normalization": True}, {}, r"teacher_obs_normalization' to True"),
+        ("mlp", {}, {"teacher_obs_normalization": True}, r"teacher_obs_normalization' to False"),
+        ("mlp", {"actor_hidden_dims": [8, 8]}, {}, r"'policy.teacher_hidden_dims'"),
+        ("mlp", {"actor_hidden_dims": [9]}, {}, r"has shape \(9, 7\) in the checkpoint"),
+    ],
+)
+def test_a_teacher_that_does_not_fit_names_the_setting(
+    kind, checkpoint_kwargs, policy_kwargs, message, tmp_path
+):
+    file = saved(tmp_path, teacher_run(kind, **checkpoint_kwargs))
+    with pytest.raises(ValueError, match=message):
+        make_distillation(
+            TbpttDistillation, **SIZES, policy_kwargs=policy_kwargs, teacher_checkpoint=file
+        )
+
+
+def test_a_file_without_networks_is_refused(tmp_path):
+    file = saved(tmp_path, {"actor_state_dict": {}})
+    with pytest.raises(
+        ValueError, match="expected a checkpoint of PPO or distillation of rsl_rl 3"
+    ):
+        make_distillation(TbpttDistillation, **SIZES, teacher_checkpoint=file)
+
+
+@pytest.mark.parametrize(
+    ("make", "ours", "stock"),
+    [(make_distillation, TbpttDistillation, Distillation), (make_ppo, TbpttPPO, PPO)],
+)
+def test_rsl_rl_reads_our_checkpoint_and_we_read_its(make, ours, stock):
+    for writer_class, reader_class in ((ours, stock), (stock, ours)):
+        writer, reader = trained(make, writer_class), make(reader_class, **SIZES)
+        assert load(reader, checkpoint_of(writer))
+        assert torch.equal(parameters_of(reader), parameters_of(writer))
+        moments = [
+            torch.stack([s["exp_avg"].norm() for s in algorithm.optimizer.state.values()])
+            for algorithm in (reader, writer)
+        ]
+        torch.testing.assert_close(*moments)
+        roll_out(reader, 0)
+        reader.update()
+
+
+def test_the_schedule_of_the_teachers_actions_goes_on_after_a_resume():
+    options = {"teacher_action_share": 1.0, "teacher_action_updates": 4}
+    resumed = make_distillation(TbpttDistillation, **SIZES, **options)
+    load(resumed, checkpoint_of(trained(make_distillation, TbpttDistillation, **options)))
+    roll_out(resumed, 0)
+    assert resumed.update()["teacher_action_share"] == 0.5
+    fresh = make_distillation(TbpttDistillation, **SIZES, **options)
+    load(fresh, checkpoint_of(trained(make_distillation, Distillation)))
+    roll_out(fresh, 0)
+    assert fresh.update()["teacher_action_share"] == 1.0
+
+
+def test_learning_rate_and_penalty_go_on_after_a_resume():
+    options = {"policy_loss": "kl_penalty", "schedule": "fixed", "kl_penalty_coef": 3.0}
+    writer = trained(make_ppo, TbpttPPO, **options)
+    writer._set_learning_rate(2e-4)
+    resumed = make_ppo(TbpttPPO, **SIZES, **options)
+    load(resumed, checkpoint_of(writer))
+    assert resumed.learning_rate == 2e-4
+    kept = writer._gradient.policy_loss.kl_coef
+    assert kept != 3.0
+    assert resumed._gradient.policy_loss.kl_coef == kept
+
+
+@pytest.mark.parametrize("kind", ["mlp", "lstm", "gru"])
+def test_a_distilled_student_becomes_the_actor(kind):
+    student = trained(
+        make_distillation,
+        TbpttDistillation,
+        student=kind,
+        policy_kwargs={"student_obs_normalization": True},
+    )
+    algorithm = make_ppo(
+        TbpttPPO,
+        **SIZES,
+        kind=kind,
+        policy_kwargs={"actor_obs_normalization": True},
+        student_action_std=0.7,
+        critic_warmup_iterations=1,
+    )
+    critic = [parameter.detach().clone() for parameter in algorithm.critic.parameters()]
+    assert load(algorithm, checkpoint_of(student))
+    old, new = student.policy.state_dict(), algorithm.policy.state_dict()
+    for key in ("student.0.weight", "student_obs_normalizer._mean", "memory_s.rnn.weight_hh_l0"):
+        if key in old:
+            renamed = key.replace("student", "actor").replace("memory_s", "memory_a")
+            assert torch.equal(new[renamed], old[key])
+    assert torch.equal(new["std"], torch.full((2,), 0.7))
+    for parameter, before in zip(algorithm.critic.parameters(), critic, strict=True):
+        assert torch.equal(parameter, before)
+    assert algorithm.optimizer.state == {}
+    held = algorithm.policy.actor[0].weight.detach().clone()
+    for seed, is_held in ((0, True), (1, False)):
+        roll_out(algorithm, seed)
+        algorithm.update()
+        assert torch.equal(algorithm.policy.actor[0].weight, held) is is_held
+
+
+def test_a_fine_tuned_run_resumes_within_its_warm_up():
+    student = trained(make_distillation, TbpttDistillation)
+    options = {"critic_warmup_iterations": 2}
+    first = make_ppo(TbpttPPO, **SIZES, **options)
+    load(first, checkpoint_of(student))
+    roll_out(first, 0)
+    first.update()
+    second = make_ppo(TbpttPPO, **SIZES, **options)
+    load(second, checkpoint_of(first))
+    held = []
+    for seed in range(2):
+        held.append(second._fine_tuning.holds_actor)
+        roll_out(second, seed)
+        second.update()
+    assert held == [True, False]
+
+
+def test_a_student_that_does_not_fit_changes_nothing():
+    student = trained(make_distillation, TbpttDistillation, student="lstm")
+    algorithm = make_ppo(TbpttPPO, **SIZES, kind="mlp")
+    before = parameters_of(algorithm)
+    with pytest.raises(ValueError, match="give the policy the class and 'rnn_type'"):
+        load(algorithm, checkpoint_of(student))
+    assert torch.equal(parameters_of(algorithm), before)
+
+
+def test_the_optimiser_keeps_its_fused_kernels_after_a_student_came():
+    algorithm = make_ppo(TbpttPPO, **SIZES)
+    load(algorithm, checkpoint_of(trained(make_distillation, TbpttDistillation)))
+    assert all(group["fused"] for group in algorithm.optimizer.param_groups)
+
+
+def test_rsl_rl_itself_cannot_go_on_with_a_student():
+    checkpoint = checkpoint_of(trained(make_distillation, TbpttDistillation))
+    with pytest.raises(RuntimeError, match="Missing key"):
+        load(make_ppo(PPO, **SIZES), checkpoint)

@@ -1,0 +1,32 @@
+"""Isaac Lab 2.3 without Isaac Sim: its real config classes and vec-env wrapper, and stubbed envs.
+
+The wheel of Isaac Lab 2.3 holds its packages as sources, which its launcher puts on the path, and
+``isaaclab.envs`` starts the simulator. Import this before anything of Isaac Lab.
+"""
+
+import importlib.util
+import sys
+from pathlib import Path
+from types import ModuleType
+
+
+class DirectRLEnv:
+    """Stands for the simulated environment's base class, which the wrapper asks for."""
+
+
+class ManagerBasedRLEnv:
+    """Stands for the other one."""
+
+
+def _install() -> None:
+    spec = importlib.util.find_spec("isaaclab")
+    assert spec is not None, "Isaac Lab 2.3 is missing"
+    assert spec.origin is not None
+    sources = Path(spec.origin).parent / "source"
+    sys.path[:0] = [str(sources / name) for name in ("isaaclab", "isaaclab_rl")]
+    envs = ModuleType("isaaclab.envs")
+    envs.DirectRLEnv, envs.ManagerBasedRLEnv = DirectRLEnv, ManagerBasedRLEnv  # type: ignore[attr-defined]
+    sys.modules["isaaclab.envs"] = envs
+
+
+_install()
