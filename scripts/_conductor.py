@@ -9,7 +9,7 @@ import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from _isaaclab import child_environment, executable, shown
+from _commands import child_environment, executable, shown
 from _process import run_logged, tail
 from _progress import Display, Progress, clock
 from _stages import Marker, RunFolder, Stage

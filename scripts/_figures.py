@@ -27,6 +27,8 @@ STYLE: dict[Any, Any] = {
     "grid.alpha": 0.25,
     "svg.hashsalt": "rsl_tbptt",
 }
+NUM_JOINTS = 2
+"""Of a cartpole: the slider first, then the hinge."""
 POLE_LENGTH = 0.6
 """Drawn length in m; the report shows motion, not scale."""
 FRAMES_PER_SECOND = 15
@@ -116,7 +118,7 @@ def _data_uri(kind: str, content: bytes) -> str:
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
 
 
-def animate(evaluations: dict[str, dict[str, Any]], scratch: Path) -> str:
+def animate(evaluations: dict[str, dict[str, Any]], scratch: Path) -> str | None:
     """Draw the recorded episodes side by side, one column per policy, one row per robot.
 
     Args:
@@ -124,14 +126,15 @@ def animate(evaluations: dict[str, dict[str, Any]], scratch: Path) -> str:
         scratch: File to draw into; removed again.
 
     Returns:
-        A GIF image as a data URI, in real time.
+        A GIF image as a data URI, in real time; None if the robots are no cartpoles.
     """
+    robots = [robot for evaluation in evaluations.values() for robot in evaluation["recorded"]]
+    if any(len(robot) != NUM_JOINTS for robot in robots):
+        return None
     step_seconds = next(iter(evaluations.values()))["step_seconds"]
     rows = min(len(evaluation["recorded"]) for evaluation in evaluations.values())
     stride = max(1, round(1 / FRAMES_PER_SECOND / step_seconds))
-    num_steps = max(
-        len(robot["slider_to_cart"]) for e in evaluations.values() for robot in e["recorded"]
-    )
+    num_steps = max(len(positions) for robot in robots for positions in robot.values())
     figure, grid = plt.subplots(
         rows, len(evaluations), figsize=(9, 1.9 * rows), layout="constrained", squeeze=False
     )
@@ -160,7 +163,7 @@ class Panel:
 
     def __init__(self, axes: Axes, robot: dict[str, list[float]], title: str, colour: str) -> None:
         """Prepare the axes for an episode of joint positions."""
-        self._cart, self._pole = robot["slider_to_cart"], robot["cart_to_pole"]
+        self._cart, self._pole = robot.values()
         axes.set(xlim=(-1.7, 1.7), ylim=(-0.2, 0.85), aspect="equal", title=title)
         axes.axis("off")
         axes.axhline(0.0, color="0.7", lw=1, zorder=0)

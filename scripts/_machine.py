@@ -7,23 +7,21 @@ import platform
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-PACKAGES = (
-    "rsl-tbptt",
-    "isaaclab",
-    "rsl-rl-lib",
-    "torch",
-    "newton",
-    "mujoco-warp",
-    "warp-lang",
-    "tensordict",
-    "numpy",
-)
-"""Distributions that decide a run's numbers."""
+PACKAGES = ("rsl-tbptt", "rsl-rl-lib", "torch", "tensordict", "numpy")
+"""Distributions that decide a run's numbers on every platform."""
 
 
-def versions() -> dict[str, str | None]:
-    """Return the version of Python and of each package, None where it is not installed."""
-    return {"python": platform.python_version()} | {name: _version(name) for name in PACKAGES}
+def versions(further: tuple[str, ...] = ()) -> dict[str, str | None]:
+    """Return the version of Python and of each package, None where it is not installed.
+
+    Args:
+        further: Packages beside :data:`PACKAGES`, such as a platform's.
+
+    Returns:
+        Versions by name.
+    """
+    names = (*PACKAGES, *further)
+    return {"python": platform.python_version()} | {name: _version(name) for name in names}
 
 
 def _version(package: str) -> str | None:

@@ -6,12 +6,13 @@ import argparse
 import dataclasses
 from pathlib import Path
 
-from _isaaclab import run_shown, train_command
+from _commands import run_shown
+from _platform import load_platform
 from _preset import FINETUNE, default_run, load_preset
 
 
 def train_one(description: str | None, *, policy: str, start: str | None = None) -> int:
-    """Read the command line, show Isaac Lab's own command, and run it.
+    """Read the command line, show the platform's own command, and run it.
 
     Args:
         description: What ``--help`` says.
@@ -20,7 +21,7 @@ def train_one(description: str | None, *, policy: str, start: str | None = None)
             required option; None trains from scratch.
 
     Returns:
-        The exit status of Isaac Lab.
+        The exit status of the command.
     """
     parser = argparse.ArgumentParser(
         description=description, formatter_class=argparse.RawDescriptionHelpFormatter
@@ -50,7 +51,7 @@ def train_one(description: str | None, *, policy: str, start: str | None = None)
             f" {args.config.name} that start {origin}"
         )
     given = {"iterations": args.iterations, "seed": args.seed}
-    command = train_command(
+    command = load_platform(preset.platform).train_command(
         dataclasses.replace(
             preset.policies[args.policy],
             **{name: value for name, value in given.items() if value is not None},

@@ -6,8 +6,8 @@ import os
 from dataclasses import asdict
 from pathlib import Path
 
-from _isaaclab import find_checkpoint, train_command
 from _machine import versions
+from _platform import find_checkpoint, load_platform
 from _preset import Evaluation, Export, Policy, Preset
 from _stages import RunFolder, Stage
 
@@ -57,7 +57,7 @@ def training_stage(run: RunFolder, preset: Preset, name: str, device: str) -> St
     needs = () if policy.starts_from is None else (policy.starts_from,)
 
     def command(outputs: dict[str, str]) -> list[str]:
-        return train_command(
+        return load_platform(preset.platform).train_command(
             policy,
             task=preset.task,
             num_envs=preset.num_envs,
@@ -81,9 +81,11 @@ def training_stage(run: RunFolder, preset: Preset, name: str, device: str) -> St
 def evaluation_stage(run: RunFolder, preset: Preset, name: str, device: str) -> Stage:
     """Describe the evaluation of a policy."""
     evaluation = preset.evaluation
+    task = load_platform(preset.platform).task_id(preset.task, preset.policies[name].agent)
     output = Path("evaluation") / f"{name}.json"
     options = [
-        f"--task={preset.task}",
+        f"--platform={preset.platform}",
+        f"--task={task}",
         f"--episodes={evaluation.episodes}",
         f"--seed={evaluation.seed}",
         f"--recorded-envs={evaluation.recorded_envs}",
@@ -142,7 +144,8 @@ def report_stage(run: RunFolder, preset: Preset, config: Path, device: str) -> S
 
 def _common(preset: Preset, device: str) -> dict[str, object]:
     """Return what every stage's result depends on."""
-    return {"task": preset.task, "device": device, "versions": versions()}
+    packages = load_platform(preset.platform).PACKAGES
+    return {"task": preset.task, "device": device, "versions": versions(packages)}
 
 
 def _without(section: Policy | Evaluation | Export, *names: str) -> dict[str, object]:

@@ -1,22 +1,24 @@
-"""Policies from Isaac Lab's log folders: the trained model without its runner."""
+"""Policies from a platform's log folders: the trained model without its runner."""
 
 from __future__ import annotations
 
+import copy
 import math
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
 import yaml
 from rsl_rl.models import MLPModel
-from rsl_rl.utils.utils import resolve_class
+from rsl_rl.utils import resolve_callable
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.checkpoints import read_checkpoint
 
 
 class _ConfigLoader(yaml.SafeLoader):
-    """Isaac Lab writes tuples with a Python tag that safe YAML refuses."""
+    """Platforms write tuples with a Python tag that safe YAML refuses."""
 
 
 _ConfigLoader.add_constructor(
@@ -31,7 +33,7 @@ PARTS = {"student_state_dict": "student", "actor_state_dict": "actor"}
 def load_policy(checkpoint: Path, device: str = "cpu") -> MLPModel:
     """Load the policy of a checkpoint: the student of a distillation, the actor of PPO.
 
-    The model is built from ``params/agent.yaml``, which Isaac Lab writes beside its checkpoints, so
+    The model is built from ``params/agent.yaml``, which platforms write beside the checkpoints, so
     it is the one that was trained, command-line overrides included.
 
     Args:
@@ -64,7 +66,7 @@ def agent_config(checkpoint: Path) -> dict[str, Any]:
         checkpoint: ``model_<iteration>.pt`` in a log folder.
 
     Returns:
-        Isaac Lab's agent config.
+        The platform's agent config.
 
     Raises:
         FileNotFoundError: If the checkpoint or its config is missing.
@@ -73,8 +75,8 @@ def agent_config(checkpoint: Path) -> dict[str, Any]:
     for needed in (checkpoint, path):
         if not needed.is_file():
             raise FileNotFoundError(
-                f"{needed} is missing, expected a checkpoint in the log folder of"
-                " `isaaclab train`, with params/agent.yaml beside it."
+                f"{needed} is missing, expected a checkpoint in the log folder of a training, with"
+                " params/agent.yaml beside it."
             )
     with path.open(encoding="utf-8") as file:
         return yaml.load(file, _ConfigLoader)
@@ -95,7 +97,7 @@ def _policy_state(checkpoint: Path) -> tuple[str, dict[str, torch.Tensor]]:
 
 def _build(config: dict[str, Any], part: str, state_dict: dict[str, torch.Tensor]) -> MLPModel:
     """Build the model with the sizes of its parameters; no environment is needed for them."""
-    model_class, options = resolve_class(config[part])
+    model_class, options = _class_of(_set_fields(config[part]))
     rnn_input = state_dict.get("rnn.rnn.weight_ih_l0")
     num_inputs = (state_dict["mlp.0.weight"] if rnn_input is None else rnn_input).shape[1]
     num_outputs = state_dict[_last_layer(state_dict)].shape[0]
@@ -103,6 +105,20 @@ def _build(config: dict[str, Any], part: str, state_dict: dict[str, torch.Tensor
     obs = split_into_groups(config["obs_groups"][part], torch.zeros(1, num_inputs))
     num_actions = num_outputs // _outputs_per_action(options)
     return model_class(obs, config["obs_groups"], part, num_actions, **options)
+
+
+def _class_of(config: dict[str, Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """Return the class that a config names, and a copy of its arguments: models edit theirs."""
+    arguments = copy.deepcopy(config)
+    return resolve_callable(arguments.pop("class_name")), arguments
+
+
+def _set_fields(model_cfg: dict[str, Any]) -> dict[str, Any]:
+    """Leave out of a model's config what is unset: mjlab's class has the fields of every model."""
+    given = {name: value for name, value in model_cfg.items() if value is not None}
+    if "rnn_type" in given:
+        return given
+    return {name: value for name, value in given.items() if not name.startswith("rnn_")}
 
 
 def _last_layer(state_dict: dict[str, torch.Tensor]) -> str:
@@ -115,7 +131,7 @@ def _outputs_per_action(options: dict[str, Any]) -> int:
     """Return how many numbers the head gives for an action: more than 1 for some distributions."""
     if options.get("distribution_cfg") is None:
         return 1
-    distribution_class, distribution_options = resolve_class(options["distribution_cfg"])
+    distribution_class, distribution_options = _class_of(options["distribution_cfg"])
     input_dim = distribution_class(1, **distribution_options).input_dim
     return input_dim if isinstance(input_dim, int) else math.prod(input_dim)
 

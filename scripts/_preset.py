@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from _platform import PLATFORMS
 from _schema import build, mapping, read_mapping
 
 REPOSITORY = Path(__file__).resolve().parent.parent
@@ -19,12 +20,12 @@ def default_run(config: Path) -> Path:
 
 @dataclass(frozen=True, kw_only=True)
 class Policy:
-    """One call of ``isaaclab train``."""
+    """One training."""
 
     title: str
     """What the tables say beside the policy's name."""
     agent: str
-    """Key of the agent's config in the task's registration."""
+    """Isaac Lab: key of the agent's config in the task's registration; mjlab: end of its id."""
     iterations: int
     """Rollouts and updates."""
     seed: int
@@ -37,7 +38,7 @@ class Policy:
     Without it the policy is trained from scratch.
     """
     overrides: list[str] = field(default_factory=list)
-    """Further arguments of ``isaaclab train``, such as ``env.compute_final_obs=true``."""
+    """Further arguments of the platform's command, such as ``env.compute_final_obs=true``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -93,7 +94,7 @@ class Preset:
     summary: str
     """What the report says below it."""
     task: str
-    """Registered task id."""
+    """Registered task id; in mjlab without the agent's name at its end."""
     num_envs: int
     """Environments in training."""
     policies: dict[str, Policy]
@@ -101,6 +102,8 @@ class Preset:
     evaluation: Evaluation
     export: Export
     verdicts: list[Verdict]
+    platform: str = "isaaclab"
+    """What simulates the task: ``"isaaclab"`` or ``"mjlab"``."""
 
     @property
     def teacher(self) -> str:
@@ -119,7 +122,7 @@ def load_preset(path: Path) -> Preset:
 
     Raises:
         ValueError: If a key is missing or unknown, a value has the wrong type or sign, or a name is
-            no policy's.
+            no policy's or platform's.
     """
     where = path.name
     values = read_mapping(path)
@@ -145,11 +148,15 @@ def load_preset(path: Path) -> Preset:
 
 
 def _check_names(preset: Preset, where: str) -> None:
-    """Check that whatever names a policy names one, and that verdicts say one thing each.
+    """Check that names are those of a platform and of policies, and that verdicts say one thing.
 
     Raises:
         ValueError: If not.
     """
+    if preset.platform not in PLATFORMS:
+        raise ValueError(
+            f"{where}: platform is {preset.platform!r}, expected one of {list(PLATFORMS)}."
+        )
     earlier: list[str] = []
     for name, policy in preset.policies.items():
         if policy.starts_from is not None:

@@ -10,7 +10,8 @@ from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
 
-from _isaaclab import executable
+from _commands import executable
+from _isaaclab import PACKAGES
 from _machine import machine, num_cores, versions
 from _preset import DEMO, default_run
 from _stages import RunFolder
@@ -74,7 +75,7 @@ def check_packages(_args: argparse.Namespace) -> str:
     Raises:
         ValueError: If something is missing.
     """
-    found = versions()
+    found = versions(PACKAGES)
     missing = [name for name, number in found.items() if number is None]
     if missing:
         raise ValueError(f"{', '.join(missing)} missing: pip install -e '.[isaaclab,demo]'")

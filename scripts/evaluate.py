@@ -1,5 +1,5 @@
 #!/usr/bin/env python
-"""Evaluate a checkpoint on fresh episodes of its Isaac Lab task, without exploration noise.
+"""Evaluate a checkpoint on fresh episodes of its task, without exploration noise.
 
 All environments start together and each counts for exactly its first full episode, so short
 episodes are not counted more often than long ones. The same seed gives every policy the same
@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from _intervals import CONFIDENCE, confidence_interval
+from _platform import PLATFORMS, load_platform
 from _policy import agent_config, load_policy
 from _preset import DEMO, load_preset
 from _stages import write_json
@@ -31,16 +32,15 @@ def main() -> None:
     """Evaluate and write a JSON file."""
     args = parse_args()
     policy = load_policy(args.checkpoint, args.device)
-    from _simulation import joint_reader, simulated_env
-
-    with simulated_env(
+    platform = load_platform(args.platform)
+    with platform.simulated_env(
         args.task,
         num_envs=args.episodes,
         seed=args.seed,
         device=args.device,
         clip_actions=agent_config(args.checkpoint).get("clip_actions"),
     ) as env:
-        read = joint_reader(env, args.recorded_envs)
+        read = platform.joint_reader(env, args.recorded_envs)
         # Building a policy draws random numbers; seeding again gives all policies the same starts.
         env.seed(args.seed)
         obs, _ = env.reset()
@@ -62,7 +62,8 @@ def parse_args() -> argparse.Namespace:
     )
     parser.add_argument("--checkpoint", type=Path, required=True, help="model_<iteration>.pt")
     parser.add_argument("--output", type=Path, default=Path("evaluation.json"))
-    parser.add_argument("--task", default=preset.task)
+    parser.add_argument("--platform", choices=PLATFORMS, default=preset.platform)
+    parser.add_argument("--task", default=preset.task, help="registered id")
     parser.add_argument("--episodes", type=int, default=preset.evaluation.episodes)
     parser.add_argument("--seed", type=int, default=preset.evaluation.seed)
     parser.add_argument("--recorded-envs", type=int, default=preset.evaluation.recorded_envs)

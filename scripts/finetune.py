@@ -1,7 +1,7 @@
 #!/usr/bin/env python
-"""Go on with a distilled student by PPO, with Isaac Lab's own command, shown before it runs.
+"""Go on with a distilled student by PPO, with the platform's own command, shown before it runs.
 
-Arguments that are not listed go on to `isaaclab train`, for example
+Arguments that are not listed go on to that command, for example
 `agent.algorithm.student_action_std=0.2`.
 """
 

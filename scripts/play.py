@@ -11,7 +11,8 @@ import argparse
 import json
 from pathlib import Path
 
-from _isaaclab import placement, run_shown
+from _commands import run_shown
+from _isaaclab import placement
 
 
 def main() -> int:

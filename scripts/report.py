@@ -10,6 +10,7 @@ from typing import Any
 import jinja2
 from _figures import animate, plot_curves, plot_returns, read_curves
 from _machine import machine, versions
+from _platform import load_platform
 from _preset import DEMO, Preset, default_run, load_preset
 from _progress import clock
 from _results import collect, format_share, read_evaluation
@@ -29,7 +30,7 @@ def main() -> None:
             name: {"seconds": marker.seconds, "peak_memory_gb": marker.peak_memory_gb}
             for name, marker in markers.items()
         },
-        "versions": versions(),
+        "versions": versions(load_platform(preset.platform).PACKAGES),
         "machine": machine(args.device),
     }
     write_json(run.path / "results.json", results)

@@ -1,8 +1,8 @@
 #!/usr/bin/env python
-"""Train a policy from scratch with Isaac Lab's own command, shown before it runs.
+"""Train a policy from scratch with the platform's own command, shown before it runs.
 
 The preset's teacher, or another of its policies, such as `--policy scratch`. Arguments that are
-not listed go on to `isaaclab train`, for example `agent.algorithm.learning_rate=5e-4`.
+not listed go on to that command, for example `agent.algorithm.learning_rate=5e-4`.
 """
 
 from _one_policy import train_one

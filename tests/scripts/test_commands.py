@@ -8,7 +8,7 @@ from pathlib import Path
 import _one_policy
 import doctor
 import pytest
-from _isaaclab import child_environment
+from _commands import child_environment
 from _pipeline_stages import policy_stages
 from _preset import DEMO, FINETUNE, load_preset
 from _stages import RunFolder
@@ -56,7 +56,7 @@ def test_doctor_names_every_fault(monkeypatch, tmp_path, capsys):
     monkeypatch.setattr("sys.argv", ["doctor.py", "--output", folder, "--device", "cuda:99"])
     monkeypatch.setattr(doctor, "entry_points", lambda group: [])
     monkeypatch.setattr(doctor.sys, "version_info", (3, 11, 0))
-    monkeypatch.setattr(doctor, "versions", lambda: {"python": "3.11.0", "torch": None})
+    monkeypatch.setattr(doctor, "versions", lambda *_: {"python": "3.11.0", "torch": None})
     assert doctor.main() == 1
     wrong = [
         line.split("WRONG")[0].strip()

@@ -5,7 +5,8 @@ import subprocess
 import sys
 
 import pytest
-from _isaaclab import child_environment, find_checkpoint
+from _commands import child_environment
+from _platform import find_checkpoint
 
 pytestmark = pytest.mark.isaaclab
 

@@ -9,7 +9,8 @@ from _preset import DEMO, FINETUNE, load_preset
 from _stages import RunFolder
 from pipeline import main
 
-PRESETS = (DEMO, FINETUNE)
+DEMO_MJLAB = DEMO.with_name("demo-mjlab.yaml")
+PRESETS = (DEMO, DEMO_MJLAB, FINETUNE)
 
 
 @pytest.fixture
@@ -70,6 +71,15 @@ def test_students_are_distilled_from_the_teachers_checkpoint(run, preset):
         assert command[:2] == ["isaaclab", "train"]
 
 
+def test_mjlabs_students_are_distilled_from_the_teachers_run(run):
+    training = stages(run, load_preset(DEMO_MJLAB))
+    for name in ("student", "memoryless"):
+        command = training[name].command({"teacher": "logs/rsl_rl/e/1_teacher/model_1.pt"})
+        assert command[:2] == ["train", f"Tbptt-Cartpole-Occluded-{name.title()}"]
+        assert command[command.index("--agent.load-run") + 1] == "1_teacher"
+        assert command[command.index("--agent.load-checkpoint") + 1] == "model_1.pt"
+
+
 def test_ppo_goes_on_with_the_students_checkpoint_and_its_overrides(run, finetune):
     stage = stages(run, finetune)["finetuned"]
     assert stage.needs == ("student",)
@@ -99,11 +109,30 @@ def test_all_policies_are_evaluated_alike(run, file):
         for name in preset.policies
     ]
     rest = [
-        [word for word in command if not word.startswith(("--checkpoint", "--output"))]
+        # In mjlab the ids of a task differ by the agent; tests/tasks compares their environments.
+        [word for word in command if not word.startswith(("--checkpoint", "--output", "--task"))]
         for command in commands
     ]
     assert all(words == rest[0] for words in rest)
     assert len({*map(tuple, commands)}) == len(preset.policies)
+
+
+@pytest.mark.parametrize(
+    ("file", "task"),
+    [(DEMO, "Tbptt-Cartpole-Occluded"), (DEMO_MJLAB, "Tbptt-Cartpole-Occluded-Student")],
+    ids=lambda value: getattr(value, "stem", ""),
+)
+def test_evaluation_opens_the_platforms_task(run, file, task):
+    preset = load_preset(file)
+    command = stages(run, preset)["evaluate-student"].command({"student": "s.pt"})
+    assert f"--platform={preset.platform}" in command
+    assert f"--task={task}" in command
+
+
+def test_results_hang_on_the_platforms_versions(run):
+    for file, package in ((DEMO, "isaaclab"), (DEMO_MJLAB, "mjlab")):
+        for stage in stages(run, load_preset(file)).values():
+            assert package in stage.settings["versions"]
 
 
 def test_nothing_is_pending_when_all_is_finished(run, preset):

@@ -4,6 +4,8 @@ import pytest
 import yaml
 from _preset import DEMO, FINETUNE, load_preset
 
+DEMO_MJLAB = DEMO.with_name("demo-mjlab.yaml")
+
 
 def write(tmp_path, **changes):
     values = yaml.safe_load(DEMO.read_text())
@@ -18,8 +20,9 @@ def write(tmp_path, **changes):
     return file
 
 
-def test_shipped_preset_meets_the_demos_promises():
-    preset = load_preset(DEMO)
+@pytest.mark.parametrize("file", [DEMO, DEMO_MJLAB], ids=lambda file: file.stem)
+def test_shipped_preset_meets_the_demos_promises(file):
+    preset = load_preset(file)
     policies = preset.policies
     assert list(policies) == ["teacher", "student", "memoryless"]
     assert preset.teacher == "teacher"
@@ -28,6 +31,11 @@ def test_shipped_preset_meets_the_demos_promises():
     assert preset.verdicts[0].min_share_of_teacher >= 0.95
     assert policies["student"].seed == policies["memoryless"].seed
     assert preset.evaluation.seed not in {policy.seed for policy in policies.values()}
+
+
+def test_presets_name_their_platform():
+    platforms = {file.stem: load_preset(file).platform for file in (DEMO, DEMO_MJLAB, FINETUNE)}
+    assert platforms == {"demo": "isaaclab", "demo-mjlab": "mjlab", "finetune": "isaaclab"}
 
 
 def test_finetuning_goes_on_where_the_demo_ends():
@@ -90,11 +98,12 @@ def test_wrong_preset_is_refused(tmp_path, changes, message):
             r"policies: teacher: starts_from is 'student', expected one of .*: \[\]",
         ),
         ({"export__policy": "x"}, "export: policy is 'x', expected one of"),
+        ({"platform": "x"}, r"platform is 'x', expected one of \['isaaclab', 'mjlab'\]"),
         ({"verdicts__0__policy": "x"}, "verdicts: 1: policy is 'x', expected one of"),
         ({"verdicts__1__clearly_below": "x"}, "verdicts: 2: clearly_below is 'x', expected one of"),
     ],
 )
-def test_name_of_no_policy_is_refused(tmp_path, changes, message):
+def test_unknown_name_is_refused(tmp_path, changes, message):
     with pytest.raises(ValueError, match=message):
         load_preset(write(tmp_path, **changes))
 

@@ -2,6 +2,7 @@
 
 import base64
 import io
+import json
 import re
 from html.parser import HTMLParser
 
@@ -110,6 +111,24 @@ def test_report_loads_nothing(html):
     assert not re.search(r"url\(|@import", html)
     for image in re.findall(r"data:image/svg\+xml;base64,([^\"]+)", html):
         assert not re.search(r"href=\"(?!#)|<script|url\((?!#)", base64.b64decode(image).decode())
+
+
+def with_joints(run, preset, names):
+    """Give the recorded robots other joints."""
+    positions = [0.1] * NUM_STEPS
+    for policy in preset.policies:
+        path = run.path / "evaluation" / f"{policy}.json"
+        evaluation = json.loads(path.read_text())
+        write_json(path, evaluation | {"recorded": [dict.fromkeys(names, positions)]})
+
+
+@pytest.mark.parametrize(
+    ("joints", "is_animated"), [(("slider", "hinge_1"), True), (("hip", "thigh", "calf"), False)]
+)
+def test_cartpoles_are_animated(run, preset, monkeypatch, joints, is_animated):
+    with_joints(run, preset, joints)
+    html = write_report(run, DEMO, monkeypatch)
+    assert ("data:image/gif" in html) == ("The same robots" in html) == is_animated
 
 
 def test_loader_check_can_fail():

@@ -1,0 +1,143 @@
+"""Runners for mjlab: distillation, and policies that forget where an episode starts.
+
+Both cooperate with a task's own runner, which then adds what it does, such as mjlab's export with
+metadata at every save::
+
+    class MyRunner(MjlabDistillationRunner, VelocityOnPolicyRunner): ...
+"""
+
+from __future__ import annotations
+
+import copy
+from typing import Any
+
+import torch
+from mjlab.rl import (  # pyright: ignore[reportMissingImports]
+    MjlabOnPolicyRunner,
+    RslRlVecEnvWrapper,
+)
+from rsl_rl.models import MLPModel
+from tensordict import TensorDict
+
+
+class EpisodicPolicy:
+    """A recurrent policy that clears its memory where an episode starts.
+
+    mjlab's viewers step a policy and the environment, and never tell the policy which episodes
+    ended.
+    """
+
+    def __init__(self, policy: MLPModel, env: RslRlVecEnvWrapper) -> None:
+        """Take the policy and the environment that it acts in."""
+        self._policy, self._env = policy, env
+
+    def __call__(self, obs: TensorDict) -> torch.Tensor:
+        """Act. Observations have the batch size (N,), actions the shape (N, A)."""
+        self._policy.reset(self._env.episode_length_buf == 0)
+        return self._policy(obs)
+
+    def reset(self) -> None:
+        """Clear the memory in all environments."""
+        self._policy.reset()
+
+
+class MjlabRecurrentRunner(MjlabOnPolicyRunner):
+    """mjlab's runner, for policies with memory; one without is treated as mjlab does."""
+
+    def get_inference_policy(self, device: str | None = None) -> MLPModel | EpisodicPolicy:
+        """Return the policy that ``play`` runs.
+
+        Args:
+            device: Device of the policy.
+
+        Returns:
+            The model, and where it has memory, something that clears it at episode starts.
+        """
+        policy = super().get_inference_policy(device)
+        return EpisodicPolicy(policy, self.env) if policy.is_recurrent else policy
+
+
+class MjlabDistillationRunner(MjlabRecurrentRunner):
+    """The distillation runner that mjlab lacks, for tasks with a ``RslRlDistillationRunnerCfg``."""
+
+    def __init__(
+        self,
+        env: RslRlVecEnvWrapper,
+        train_cfg: dict[str, Any],
+        log_dir: str | None = None,
+        device: str = "cpu",
+        **further: Any,  # noqa: ANN401
+    ) -> None:
+        """Build models, algorithm and logger.
+
+        Args:
+            env: The environment.
+            train_cfg: A :class:`RslRlDistillationRunnerCfg` as a dictionary.
+            log_dir: Folder of logs and checkpoints, or None for neither.
+            device: Device of models and update.
+            **further: Arguments of a task's own runner.
+        """
+        train_cfg = copy.deepcopy(train_cfg)  # rsl_rl takes entries out of it
+        train_cfg |= {role: model_arguments(train_cfg[role]) for role in ("student", "teacher")}
+        super().__init__(env, train_cfg, log_dir, device, **further)
+
+    def learn(self, num_learning_iterations: int, init_at_random_ep_len: bool = False) -> None:
+        """Train the student.
+
+        Args:
+            num_learning_iterations: Rollouts and updates.
+            init_at_random_ep_len: Whether the first episodes end at random times.
+
+        Raises:
+            ValueError: If no checkpoint gave the teacher its parameters.
+        """
+        if not self.alg.teacher_loaded:
+            raise ValueError(
+                "teacher_checkpoint is None and no run is resumed, expected one of the two: name"
+                " the teacher's file with --agent.algorithm.teacher-checkpoint FILE, or its run"
+                " with --agent.resume True --agent.load-run '.*_teacher'."
+            )
+        super().learn(num_learning_iterations, init_at_random_ep_len)
+
+    def load(
+        self,
+        path: str,
+        load_cfg: dict[str, bool] | None = None,
+        strict: bool = True,
+        map_location: str | None = None,
+    ) -> dict:
+        """Load a checkpoint: a teacher's gives the teacher, a student's everything.
+
+        The environment's step counter comes with it, and with that the stage of its curricula.
+
+        Args:
+            path: Checkpoint of PPO or distillation.
+            load_cfg: What to load, or None for the above. ``play`` asks for the ``"actor"``, which
+                is the student here.
+            strict: Whether parameters must match exactly.
+            map_location: Device of the loaded tensors.
+
+        Returns:
+            What was saved beside the models.
+
+        Raises:
+            ValueError: If the parameters do not fit. Nothing is changed then.
+        """
+        if load_cfg is not None and "actor" in load_cfg:
+            load_cfg = {"student": load_cfg["actor"]}
+        return super().load(path, load_cfg, strict, map_location)
+
+
+def model_arguments(model_cfg: dict[str, Any]) -> dict[str, Any]:
+    """Leave out of a model's config what mjlab's config class has for other models.
+
+    Args:
+        model_cfg: A ``RslRlModelCfg`` as a dictionary.
+
+    Returns:
+        ``"class_name"`` and the arguments of that class.
+    """
+    unset = {name for name in ("cnn_cfg", "distribution_cfg") if model_cfg.get(name) is None}
+    if model_cfg.get("rnn_type") is None:
+        unset |= {"rnn_type", "rnn_hidden_dim", "rnn_num_layers"}
+    return {name: value for name, value in model_cfg.items() if name not in unset}

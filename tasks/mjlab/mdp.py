@@ -1,0 +1,74 @@
+"""Observation and termination terms that the tasks add to mjlab's own."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    import torch
+    from mjlab.envs import ManagerBasedRlEnv
+    from mjlab.managers import SceneEntityCfg
+
+
+def body_mass(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg) -> torch.Tensor:
+    """Return the simulated masses of the selected bodies, as randomised in each environment.
+
+    Args:
+        env: The environment.
+        asset_cfg: The entity and its bodies, B of them.
+
+    Returns:
+        Masses in kg. Shape: (N, B), float32.
+    """
+    bodies = env.scene[asset_cfg.name].indexing.body_ids[asset_cfg.body_ids]
+    return env.sim.model.body_mass[:, bodies]
+
+
+def joint_damping(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg) -> torch.Tensor:
+    """Return the simulated viscous damping of the selected joints, as randomised.
+
+    Args:
+        env: The environment.
+        asset_cfg: The entity and its joints, J of them, with one degree of freedom each.
+
+    Returns:
+        Damping in N s/m for a sliding joint, N m s/rad for a hinge. Shape: (N, J), float32.
+    """
+    joints = env.scene[asset_cfg.name].indexing.joint_v_adr[asset_cfg.joint_ids]
+    return env.sim.model.dof_damping[:, joints]
+
+
+def joint_pos_beyond(
+    env: ManagerBasedRlEnv, limit: float, asset_cfg: SceneEntityCfg
+) -> torch.Tensor:
+    """Return where any of the selected joints is further than a limit from its zero.
+
+    Args:
+        env: The environment.
+        limit: In m for a sliding joint, rad for a hinge.
+        asset_cfg: The entity and its joints.
+
+    Returns:
+        Shape: (N,), bool.
+    """
+    joint_pos = env.scene[asset_cfg.name].data.joint_pos[:, asset_cfg.joint_ids]
+    return (joint_pos.abs() > limit).any(dim=-1)
+
+
+def joint_pos_l2(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg) -> torch.Tensor:
+    """Return the squared distance of the selected joints from their zero, summed.
+
+    Args:
+        env: The environment.
+        asset_cfg: The entity and its joints.
+
+    Returns:
+        In m^2 or rad^2. Shape: (N,), float32.
+    """
+    joint_pos = env.scene[asset_cfg.name].data.joint_pos[:, asset_cfg.joint_ids]
+    return joint_pos.square().sum(dim=-1)
+
+
+def action_l2(env: ManagerBasedRlEnv) -> torch.Tensor:
+    """Return the squared actions, as the policy gave them, summed. Shape: (N,), float32."""
+    return env.action_manager.action.square().sum(dim=-1)

@@ -1,0 +1,34 @@
+"""Velocity tracking of Unitree Go1 with a privileged teacher and a proprioceptive student.
+
+Robot, terrain, rewards, events and curricula are mjlab's own. The student loses the base's linear
+velocity and, on rough terrain, the height scan; it keeps the noise. The teacher sees what mjlab's
+critic sees: everything, without noise, and what its feet touch.
+"""
+
+from __future__ import annotations
+
+from mjlab.envs import ManagerBasedRlEnvCfg
+from mjlab.tasks.velocity.config.go1.env_cfgs import (
+    unitree_go1_flat_env_cfg,
+    unitree_go1_rough_env_cfg,
+)
+
+HIDDEN = ("base_lin_vel", "height_scan")
+"""Terms that only a simulator or a camera knows."""
+
+
+def go1_env_cfg(terrain: str, play: bool = False) -> ManagerBasedRlEnvCfg:
+    """Return mjlab's environment with a proprioceptive ``"actor"`` group.
+
+    Args:
+        terrain: ``"Flat"`` or ``"Rough"``.
+        play: Whether for mjlab's ``play``: endless, without noise and pushes.
+
+    Returns:
+        The environment's config.
+    """
+    make = {"Flat": unitree_go1_flat_env_cfg, "Rough": unitree_go1_rough_env_cfg}[terrain]
+    cfg = make(play=play)
+    for name in HIDDEN:
+        cfg.observations["actor"].terms.pop(name, None)
+    return cfg

@@ -1,0 +1,246 @@
+"""mjlab: config classes, what reaches the algorithms, and the runners on a small environment."""
+
+import copy
+import dataclasses
+import inspect
+import subprocess
+import sys
+
+import pytest
+import torch
+
+pytest.importorskip("mjlab", reason="mjlab has an environment of its own")
+
+from mjlab.rl import RslRlBaseRunnerCfg, RslRlModelCfg, RslRlPpoAlgorithmCfg
+from rsl_rl.utils import resolve_callable
+
+from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
+from rsl_tbptt.algorithms.distillation_options import DistillationOptions
+from rsl_tbptt.algorithms.ppo_options import PpoOptions
+from rsl_tbptt.integrations.mjlab import (
+    MjlabDistillationRunner,
+    MjlabRecurrentRunner,
+    RslRlDistillationRunnerCfg,
+    TbpttDistillationAlgorithmCfg,
+    TbpttPpoAlgorithmCfg,
+)
+from rsl_tbptt.integrations.mjlab.runner import EpisodicPolicy, model_arguments
+from rsl_tbptt_tasks.memory import RecallEnv
+
+TAKEN_BY_RSL_RL = {"class_name", "share_cnn_encoders"}
+"""Fields that rsl_rl reads before the options are made."""
+
+
+def options_of(cfg):
+    return {k: v for k, v in dataclasses.asdict(cfg).items() if k not in TAKEN_BY_RSL_RL}
+
+
+@pytest.mark.parametrize(
+    ("cfg", "algorithm", "options"),
+    [
+        (TbpttDistillationAlgorithmCfg(), TbpttDistillation, DistillationOptions),
+        (TbpttPpoAlgorithmCfg(), TbpttPPO, PpoOptions),
+    ],
+)
+def test_fields_and_defaults_are_the_algorithms_own(cfg, algorithm, options):
+    assert resolve_callable(cfg.class_name) is algorithm
+    assert options.parse(options_of(cfg)) == options()
+    names = {field.name for field in dataclasses.fields(options)}
+    # Left out as in Isaac Lab's configs.
+    assert names - options_of(cfg).keys() == {"grad_reduce_bucket_mb"}
+
+
+def test_a_field_the_algorithm_does_not_know_is_refused():
+    arguments = options_of(TbpttDistillationAlgorithmCfg())
+    with pytest.raises(ValueError, match="did you mean 'gradient_length'"):
+        DistillationOptions.parse({**arguments, "gradient_lenght": 8})
+
+
+def test_a_value_of_the_config_reaches_the_options():
+    cfg = TbpttDistillationAlgorithmCfg(gradient_length=7, update_length=3, loss_type="kl")
+    options = DistillationOptions.parse(options_of(cfg))
+    assert (options.gradient_length, options.update_length, options.loss_type) == (7, 3, "kl")
+
+
+def test_configs_stand_where_mjlab_expects_its_own():
+    assert isinstance(RslRlDistillationRunnerCfg(), RslRlBaseRunnerCfg)
+    assert isinstance(TbpttPpoAlgorithmCfg(), RslRlPpoAlgorithmCfg)
+
+
+@pytest.mark.parametrize(
+    "cls", [TbpttDistillationAlgorithmCfg, TbpttPpoAlgorithmCfg, RslRlDistillationRunnerCfg]
+)
+def test_every_field_has_a_docstring(cls):
+    source = inspect.getsource(cls)
+    for name in cls.__annotations__:
+        after = source.split(f"\n    {name}: ", 1)[1]
+        line = next(text for text in after.splitlines() if text.startswith('    """'))
+        assert after.index(line) < (after + "\n\n    x: ").index("\n\n    "), name
+
+
+@pytest.mark.parametrize("module", ["rsl_tbptt.integrations.mjlab", "rsl_tbptt_tasks.mjlab"])
+def test_tasks_are_registered_whatever_is_imported_first(module):
+    code = f"import {module}; from mjlab.tasks.registry import list_tasks; print(*list_tasks())"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert "Failed to load" not in result.stderr
+    assert "Tbptt-Cartpole-Occluded-Student" in result.stdout.split()
+
+
+def test_without_mjlab_the_error_names_the_fix():
+    code = "import sys; sys.modules['mjlab'] = None; import rsl_tbptt.integrations.mjlab"
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+    )
+    assert result.returncode != 0
+    assert "pip install 'rsl-tbptt[mjlab]'" in result.stderr
+
+
+def test_what_a_model_does_not_have_is_left_out():
+    cfg = dataclasses.asdict(RslRlModelCfg())
+    left_out = {"cnn_cfg", "distribution_cfg", "rnn_type", "rnn_hidden_dim", "rnn_num_layers"}
+    assert cfg.keys() - model_arguments(cfg).keys() == left_out
+    given = {"cnn_cfg": {}, "distribution_cfg": {}, "rnn_type": "gru"}
+    assert model_arguments({**cfg, **given}).keys() == cfg.keys()
+
+
+class MjlabRecall(RecallEnv):
+    """A pure torch environment that answers what mjlab's runner asks of its own."""
+
+    common_step_counter = 7
+
+    @property
+    def unwrapped(self):
+        return self
+
+
+def distillation_cfg(**algorithm):
+    cfg = RslRlDistillationRunnerCfg(
+        logger="tensorboard",
+        num_steps_per_env=12,
+        obs_groups={"student": ("policy",), "teacher": ("privileged",)},
+        algorithm=TbpttDistillationAlgorithmCfg(gradient_length=4, **algorithm),
+    )
+    cfg.student.rnn_hidden_dim, cfg.student.hidden_dims = 8, (8,)
+    cfg.teacher.hidden_dims = (8,)
+    return dataclasses.asdict(cfg)
+
+
+def ppo_cfg():
+    cfg = distillation_cfg()
+    return {
+        **{k: v for k, v in cfg.items() if k not in ("student", "teacher")},
+        "obs_groups": {"actor": ("policy",), "critic": ("privileged",)},
+        "actor": cfg["student"],
+        "critic": {**cfg["teacher"], "distribution_cfg": None},
+        "algorithm": dataclasses.asdict(TbpttPpoAlgorithmCfg(student_action_std=0.3)),
+    }
+
+
+@pytest.fixture
+def env():
+    torch.manual_seed(0)
+    return MjlabRecall(num_envs=6, recall_length=4)
+
+
+@pytest.fixture
+def runner(env):
+    runner = MjlabDistillationRunner(env, distillation_cfg())
+    runner.alg.teacher_loaded = True
+    return runner
+
+
+def test_the_callers_config_is_left_as_it_was(env):
+    cfg = distillation_cfg()
+    before = copy.deepcopy(cfg)
+    MjlabDistillationRunner(env, cfg)
+    assert cfg == before
+
+
+def test_hidden_state_is_carried_over_iterations(runner):
+    started_from = []
+    process = runner.alg._start_rollout
+
+    def record():
+        process()
+        started_from.append(runner.alg.last_hidden_states[0])
+
+    runner.alg._start_rollout = record
+    runner.learn(2)
+    assert started_from[0] is None
+    assert all(state.abs().sum() > 0 for state in started_from[1])
+
+
+def test_without_a_teacher_training_is_refused(env):
+    runner = MjlabDistillationRunner(env, distillation_cfg())
+    with pytest.raises(ValueError, match=r"--agent\.algorithm\.teacher-checkpoint FILE"):
+        runner.learn(1)
+
+
+def saved(runner, tmp_path):
+    runner.cfg["upload_model"] = False
+    path = str(tmp_path / "model_3.pt")
+    runner.current_learning_iteration = 3
+    runner.save(path)
+    return path
+
+
+def parameters(model):
+    return torch.cat([parameter.flatten() for parameter in model.parameters()])
+
+
+def test_play_gets_the_student(runner, env, tmp_path):
+    path = saved(runner, tmp_path)
+    other = MjlabDistillationRunner(env, distillation_cfg())
+    assert not torch.equal(parameters(other.alg.student), parameters(runner.alg.student))
+    other.load(path, load_cfg={"actor": True}, strict=True, map_location="cpu")
+    assert torch.equal(parameters(other.alg.student), parameters(runner.alg.student))
+    assert not torch.equal(parameters(other.alg.teacher), parameters(runner.alg.teacher))
+    assert other.current_learning_iteration == 0
+
+
+def test_resumed_training_gets_everything(runner, env, tmp_path):
+    path = saved(runner, tmp_path)
+    env.common_step_counter = 0
+    other = MjlabDistillationRunner(env, distillation_cfg())
+    other.load(path)
+    assert torch.equal(parameters(other.alg.student), parameters(runner.alg.student))
+    assert torch.equal(parameters(other.alg.teacher), parameters(runner.alg.teacher))
+    assert other.alg.teacher_loaded
+    assert other.current_learning_iteration == 3
+    assert env.common_step_counter == 7
+
+
+def test_ppo_goes_on_with_the_student(runner, env, tmp_path):
+    path = saved(runner, tmp_path)
+    ppo = MjlabRecurrentRunner(env, ppo_cfg())
+    ppo.load(path)
+    assert torch.equal(ppo.alg.actor.rnn.rnn.weight_hh_l0, runner.alg.student.rnn.rnn.weight_hh_l0)
+    torch.testing.assert_close(
+        ppo.alg.actor.distribution.std_param.data, torch.full((env.num_actions,), 0.3)
+    )
+
+
+def test_policy_with_memory_forgets_where_an_episode_starts(runner, env):
+    policy = runner.get_inference_policy("cpu")
+    assert isinstance(policy, EpisodicPolicy)
+    obs = env.get_observations()
+    with torch.no_grad():
+        env.episode_length_buf[:] = 5
+        first = policy(obs)
+        env.episode_length_buf[:3] = 0
+        second = policy(obs)
+    torch.testing.assert_close(second[:3], first[:3])
+    assert not torch.isclose(second[3:], first[3:]).any(dim=-1).all()
+    with torch.no_grad():
+        policy.reset()
+        env.episode_length_buf[:] = 5
+        torch.testing.assert_close(policy(obs), first)
+
+
+def test_policy_without_memory_is_mjlabs_own(env):
+    cfg = distillation_cfg()
+    cfg["student"] = copy.deepcopy(cfg["teacher"])
+    runner = MjlabDistillationRunner(env, cfg)
+    assert runner.get_inference_policy() is runner.alg.student

@@ -1,0 +1,83 @@
+"""mjlab's own commands one after the other in one process, which loads the simulator once.
+
+Usage: ``python mjlab_process.py COMMANDS.json``, a list of command lines. A word that starts with
+``logs/`` is a pattern of one file. ``play`` runs a viewer without a screen for a few episodes.
+"""
+
+import json
+import sys
+from pathlib import Path
+
+import torch
+from mjlab.scripts import play, train
+from mjlab.viewer.base import BaseViewer
+
+NUM_PLAY_STEPS = 40
+
+
+class HeadlessViewer(BaseViewer):
+    """mjlab's own stepping without its pictures.
+
+    Prints for every step which environments started an episode, and which have the memory of a
+    policy that saw nothing before this step.
+    """
+
+    setup = sync_env_to_viewer = sync_viewer_to_env = close = is_running = None
+
+    def __init__(self, env, policy, **_):
+        super().__init__(env, self._watched(policy))
+        self._model = getattr(policy, "_policy", policy)
+        self._seen = None
+
+    def _watched(self, policy):
+        def act(obs):
+            self._seen = obs
+            return policy(obs)
+
+        return act
+
+    def run(self):
+        steps = []
+        for _ in range(NUM_PLAY_STEPS):
+            starts = (self.env.episode_length_buf == 0).tolist()
+            assert self._execute_step(), self._last_error
+            steps.append({"starts": starts, "blank": self._blank()})
+        report("PLAYED", json.dumps(steps))
+
+    def _blank(self):
+        """Return which environments' memory equals that after one step, or None without memory."""
+        state = self._model.get_hidden_state()
+        if state is None:
+            return None
+        with torch.no_grad():
+            self._model.reset()
+            self._model(self._seen)
+        after_one_step = self._model.get_hidden_state()
+        self._model.reset(hidden_state=state)
+        differences = [
+            (a - b).abs().amax(dim=(0, 2)) for a, b in zip(state, after_one_step, strict=True)
+        ]
+        return (torch.stack(differences).amax(dim=0) < 1e-6).tolist()
+
+
+def existing(pattern):
+    """Return the one file that a pattern describes."""
+    (path,) = Path().glob(pattern)
+    return str(path)
+
+
+def report(*words):
+    sys.stdout.write(" ".join(words) + "\n")
+    sys.stdout.flush()
+
+
+def main():
+    play.ViserPlayViewer = HeadlessViewer
+    for number, command in enumerate(json.loads(Path(sys.argv[1]).read_text())):
+        report(f"COMMAND {number}:", *command)
+        sys.argv = [existing(word) if word.startswith("logs/") else word for word in command]
+        {"train": train, "play": play}[command[0]].main()
+
+
+if __name__ == "__main__":
+    main()

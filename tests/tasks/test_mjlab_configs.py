@@ -1,0 +1,120 @@
+"""mjlab tasks: what is registered, who sees what, and that agents fit each other."""
+
+import dataclasses
+
+import pytest
+
+pytest.importorskip("mjlab", reason="mjlab has an environment of its own")
+
+import mjlab.tasks  # noqa: F401  # registers all tasks
+from mjlab.rl import MjlabOnPolicyRunner
+from mjlab.tasks.registry import list_tasks, load_env_cfg, load_rl_cfg, load_runner_cls
+from mjlab.tasks.velocity.rl import VelocityOnPolicyRunner
+
+from rsl_tbptt.algorithms.distillation_options import DistillationOptions
+from rsl_tbptt.integrations.mjlab import MjlabDistillationRunner, MjlabRecurrentRunner
+
+CARTPOLE = "Tbptt-Cartpole-Occluded"
+GO1 = ("Tbptt-Velocity-Flat-Unitree-Go1", "Tbptt-Velocity-Rough-Unitree-Go1")
+TASKS = (CARTPOLE, *GO1)
+AGENTS = ("Teacher", "Student", "Memoryless", "Recurrent")
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_every_agent_is_registered_with_the_same_environment(task):
+    ids = {f"{task}-{agent}" for agent in AGENTS}
+    assert ids == {name for name in list_tasks() if name.startswith(task)}
+    for play in (False, True):
+        first, *others = (dataclasses.asdict(load_env_cfg(name, play=play)) for name in ids)
+        assert all(other == first for other in others)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_agents_share_the_log_folder_and_differ_in_their_run_names(task):
+    agents = {name: load_rl_cfg(f"{task}-{name}") for name in AGENTS}
+    assert len({agent.experiment_name for agent in agents.values()}) == 1
+    assert {name.lower(): agent.run_name for name, agent in agents.items()} == {
+        name.lower(): name.lower() for name in AGENTS
+    }
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_the_students_teacher_is_the_trained_actor(task):
+    teacher = load_rl_cfg(f"{task}-Teacher")
+    for agent in ("Student", "Memoryless"):
+        student = load_rl_cfg(f"{task}-{agent}")
+        assert student.teacher == teacher.actor
+        assert student.obs_groups["teacher"] == teacher.obs_groups["actor"] == ("critic",)
+        assert student.obs_groups["student"] == ("actor",)
+        options = dataclasses.asdict(student.algorithm)
+        del options["class_name"]
+        DistillationOptions.parse(options)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_recurrent_ppo_sees_what_the_student_sees(task):
+    recurrent, student = load_rl_cfg(f"{task}-Recurrent"), load_rl_cfg(f"{task}-Student")
+    assert recurrent.obs_groups == {"actor": ("actor",), "critic": ("critic",)}
+    assert recurrent.actor.class_name == student.student.class_name == "RNNModel"
+    # A distilled student goes on with PPO: all but the noise is equal.
+    noise = {"distribution_cfg": None}
+    ours, theirs = dataclasses.asdict(recurrent.actor), dataclasses.asdict(student.student)
+    assert {**ours, **noise} == {**theirs, **noise}
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_runners_distil_and_remember(task):
+    assert load_runner_cls(f"{task}-Teacher") is None
+    for agent in ("Student", "Memoryless"):
+        assert issubclass(load_runner_cls(f"{task}-{agent}"), MjlabDistillationRunner)
+    recurrent = load_runner_cls(f"{task}-Recurrent")
+    assert issubclass(recurrent, MjlabRecurrentRunner)
+    assert not issubclass(recurrent, MjlabDistillationRunner)
+    assert issubclass(recurrent, MjlabOnPolicyRunner)
+
+
+@pytest.mark.parametrize("task", GO1)
+def test_velocity_runners_export_as_mjlab_does(task):
+    for agent in ("Student", "Memoryless", "Recurrent"):
+        assert issubclass(load_runner_cls(f"{task}-{agent}"), VelocityOnPolicyRunner)
+
+
+def terms(task, group):
+    return load_env_cfg(f"{task}-Student").observations[group]
+
+
+def test_the_cartpoles_student_sees_noisy_positions_only():
+    for play in (False, True):
+        actor = load_env_cfg(f"{CARTPOLE}-Student", play=play).observations["actor"]
+        assert set(actor.terms) == {"cart_position", "pole_angle"}
+        assert actor.enable_corruption
+        assert all(term.noise is not None for term in actor.terms.values())
+
+
+def test_the_cartpoles_teacher_sees_everything_without_noise():
+    critic = terms(CARTPOLE, "critic")
+    assert {"cart_velocity", "pole_velocity", "cart_mass", "pole_mass"} <= set(critic.terms)
+    assert not critic.enable_corruption
+
+
+@pytest.mark.parametrize("task", GO1)
+def test_go1s_student_is_proprioceptive_and_its_teacher_is_not(task):
+    actor, critic = terms(task, "actor"), terms(task, "critic")
+    assert set(actor.terms) == {
+        "base_ang_vel",
+        "projected_gravity",
+        "joint_pos",
+        "joint_vel",
+        "actions",
+        "command",
+    }
+    assert actor.enable_corruption
+    assert set(actor.terms) | {"base_lin_vel", "foot_contact"} <= set(critic.terms)
+    assert ("height_scan" in critic.terms) == ("Rough" in task)
+    assert not critic.enable_corruption
+
+
+@pytest.mark.parametrize("task", GO1)
+def test_mjlabs_own_task_is_left_as_it_was(task):
+    stock = task.replace("Tbptt", "Mjlab")
+    assert "base_lin_vel" in load_env_cfg(stock).observations["actor"].terms
