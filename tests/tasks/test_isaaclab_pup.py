@@ -1,0 +1,307 @@
+"""The small quadruped: its asset, how it stands in real physics, and who sees what of it."""
+
+import argparse
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("isaaclab_tasks", reason="Isaac Lab 3.0 needs Python 3.12")
+
+from isaaclab_tasks.utils import resolve_task_config
+from isaaclab_tasks.utils.parse_cfg import load_cfg_from_registry
+from pxr import Usd, UsdGeom, UsdPhysics
+
+import rsl_tbptt_tasks.isaaclab  # noqa: F401
+
+pytestmark = [
+    pytest.mark.isaaclab,
+    pytest.mark.filterwarnings(r"ignore:.torch\.jit\.script:DeprecationWarning"),
+]
+
+TASK = "Tbptt-Velocity-Flat-Pup"
+PARTS = ("thigh", "shank")
+LEGS = ["front_left", "front_right", "rear_left", "rear_right"]
+TOTAL_MASS, MOST_PAYLOAD = 2.8, 1.0  # kg
+SEGMENT, FOOT_RADIUS = 0.09, 0.015  # m: thigh and shank are equally long
+STIFFNESS = 12.0  # N m/rad
+
+NUM_ENVS = 64
+STANDING_STEPS = 300
+
+
+def launch():
+    """Build the environment on the processor and return what :func:`measure` does."""
+    import gymnasium as gym
+    from isaaclab.app import launch_simulation
+
+    env_cfg, _ = resolve_task_config(TASK, None, overrides=["physics=newton_mjwarp"])
+    env_cfg.scene.num_envs, env_cfg.sim.device, env_cfg.seed = NUM_ENVS, "cpu", 3
+    with launch_simulation(env_cfg, argparse.Namespace(device="cpu", headless=True)):
+        env = gym.make(TASK, cfg=env_cfg).unwrapped
+        seen = json.dumps(measure(env), default=lambda x: x.tolist())
+        env.close()  # takes the simulator's memory with it
+    return json.loads(seen)
+
+
+def measure(env):
+    """Return what the tests look at of the robot and its observations."""
+    import torch
+
+    robot = env.scene["robot"]
+    env.reset()
+    idle = torch.zeros(NUM_ENVS, 8)
+
+    def place(height=0.155, roll=0.0, linear=0.0, joint=0.0, angles=(0.7, -1.4)):
+        pose = torch.zeros(NUM_ENVS, 7)
+        pose[:, :3] = env.scene.env_origins
+        pose[:, 2] = height
+        pose[:, 3], pose[:, 6] = math.sin(roll / 2), math.cos(roll / 2)
+        velocity = torch.zeros(NUM_ENVS, 6)
+        velocity[:, 0] = linear
+        robot.write_root_pose_to_sim_index(root_pose=pose)
+        robot.write_root_velocity_to_sim_index(root_velocity=velocity)
+        joints = torch.tensor(angles * len(LEGS)).expand(NUM_ENVS, 8)
+        robot.write_joint_position_to_sim_index(position=joints)
+        robot.write_joint_velocity_to_sim_index(velocity=torch.full_like(joints, joint))
+        env.scene.update(0.0)
+
+    def observe(seed=0):
+        torch.manual_seed(seed)
+        return {name: obs.clone() for name, obs in env.observation_manager.compute().items()}
+
+    def teacher_after(steps):
+        env.episode_length_buf[:] = steps
+        return observe()["teacher"]
+
+    def step_from(**state):
+        place(**state)
+        _, _, terminated, truncated, _ = env.step(idle)
+        return {"terminated": terminated.tolist(), "truncated": truncated.tolist()}
+
+    def stand():
+        pushes = env.event_manager.get_term_cfg("push").params["velocity_range"]
+        ranges = dict(pushes)
+        pushes.clear()
+        env.reset()
+        place()
+        heights = []
+        for _ in range(STANDING_STEPS):
+            env.step(idle)
+            heights.append(robot.data.root_pos_w.torch[:, 2].clone())
+        pushes.update(ranges)
+        return {
+            "heights": torch.stack(heights[50:]),
+            "speed": robot.data.root_lin_vel_w.torch.norm(dim=1),
+            "drift": (robot.data.root_pos_w.torch - env.scene.env_origins)[:, :2].norm(dim=1),
+            "sag": robot.data.joint_pos.torch - robot.data.default_joint_pos.torch,
+        }
+
+    place()
+    still = observe()
+    noise = torch.stack([observe(seed)["policy"] for seed in range(100)])
+    place(linear=0.5, joint=0.5)
+    moving = observe()
+    return {
+        "joint_names": robot.joint_names,
+        "mass": robot.data.body_mass.torch.sum(1),
+        "stiffness": robot.data.joint_stiffness.torch,
+        "still": still,
+        "moving": moving,
+        "noise": noise.std(0).mean(0),
+        "started": teacher_after(0),
+        "fifth_of_a_second": teacher_after(10),
+        "standing": stand(),
+        "upright": step_from(),
+        "tipped": step_from(height=0.2, roll=0.9),
+        "sunk": step_from(height=0.05, angles=(1.57, 0.0)),  # legs stretched to the rear
+        "max_episode_length": env.max_episode_length,
+    }
+
+
+@pytest.fixture(scope="module")
+def seen(isaaclab):
+    return isaaclab.call(f"{__file__}:launch")[0]
+
+
+@pytest.fixture(scope="module")
+def scene():
+    return load_cfg_from_registry(TASK, "env_cfg_entry_point").scene
+
+
+@pytest.fixture
+def stage(scene):
+    return Usd.Stage.Open(scene.robot.spawn.usd_path)
+
+
+def mean(values):
+    return sum(values) / len(values)
+
+
+def columns(rows):
+    """Return a table's columns."""
+    return [list(column) for column in zip(*rows, strict=True)]
+
+
+def authored(prim):
+    """Return all of a prim's values but for its place."""
+    values = {attribute.GetName(): attribute.Get() for attribute in prim.GetAttributes()}
+    return {name: str(value) for name, value in values.items() if name != "xformOp:translate"}
+
+
+def test_asset_is_one_articulation_from_its_own_file(stage):
+    root = stage.GetDefaultPrim()
+    assert root.GetName() == "Pup"
+    assert root.HasAPI(UsdPhysics.ArticulationRootAPI)
+    assert all(prim.GetPath().HasPrefix(root.GetPath()) for prim in stage.Traverse())
+    assert [layer.identifier for layer in stage.GetUsedLayers() if not layer.anonymous] == [
+        stage.GetRootLayer().identifier
+    ]
+
+
+def test_asset_weighs_what_it_declares(stage):
+    masses = {
+        prim.GetName(): UsdPhysics.MassAPI(prim).GetMassAttr().Get()
+        for prim in stage.Traverse()
+        if prim.HasAPI(UsdPhysics.RigidBodyAPI)
+    }
+    assert set(masses) == {"trunk", *(f"{leg}_{part}" for leg in LEGS for part in PARTS)}
+    assert sum(masses.values()) == pytest.approx(TOTAL_MASS)
+    assert f"{TOTAL_MASS:g} kg" in stage.GetRootLayer().documentation
+
+
+@pytest.mark.parametrize("leg", LEGS)
+def test_asset_legs_are_equal_and_each_at_its_corner(stage, leg):
+    for part in PARTS:
+        body, first = (stage.GetPrimAtPath(f"/Pup/{name}_{part}") for name in (leg, LEGS[0]))
+        assert authored(body) == authored(first)
+        for shape, other in zip(body.GetChildren(), first.GetChildren(), strict=True):
+            assert authored(shape) == authored(other)
+    x, y, _ = UsdGeom.Xformable(stage.GetPrimAtPath(f"/Pup/{leg}_thigh")).GetLocalTransformation()[
+        3
+    ][:3]
+    assert (x > 0, y > 0) == ("front" in leg, "left" in leg)
+    assert (abs(x), abs(y)) == (0.11, 0.09)
+
+
+@pytest.mark.parametrize("leg", LEGS)
+def test_asset_joints_connect_bodies_where_they_are(stage, leg):
+    hip, knee = (stage.GetPrimAtPath(f"/Pup/joints/{leg}_{name}") for name in ("hip", "knee"))
+    for prim, bodies in (
+        (hip, ["trunk", f"{leg}_thigh"]),
+        (knee, [f"{leg}_thigh", f"{leg}_shank"]),
+    ):
+        joint = UsdPhysics.RevoluteJoint(prim)
+        parent, child = (stage.GetPrimAtPath(f"/Pup/{name}") for name in bodies)
+        assert joint.GetAxisAttr().Get() == "Y"
+        assert joint.GetBody0Rel().GetTargets() == [parent.GetPath()]
+        assert joint.GetBody1Rel().GetTargets() == [child.GetPath()]
+        places = [UsdGeom.Xformable(body).GetLocalTransformation() for body in (parent, child)]
+        anchors = [joint.GetLocalPos0Attr().Get(), joint.GetLocalPos1Attr().Get()]
+        first, second = (
+            place.Transform(anchor) for place, anchor in zip(places, anchors, strict=True)
+        )
+        assert first == pytest.approx(second)
+
+
+def test_asset_stands_on_feet_that_alone_collide(stage):
+    colliders = [prim for prim in stage.Traverse() if prim.HasAPI(UsdPhysics.CollisionAPI)]
+    assert [prim.GetPath().name for prim in colliders] == ["foot"] * 4
+    assert stage.GetDefaultPrim().GetAttribute("newton:selfCollisionEnabled").Get() is False
+
+
+def test_default_angles_are_inside_the_limits_and_put_the_feet_on_the_ground(stage, scene):
+    start = scene.robot.init_state
+    hip, knee = start.joint_pos[".*_hip"], start.joint_pos[".*_knee"]
+    for name, angle in (("hip", hip), ("knee", knee)):
+        joint = UsdPhysics.RevoluteJoint.Get(stage, f"/Pup/joints/front_left_{name}")
+        assert joint.GetLowerLimitAttr().Get() < math.degrees(angle)
+        assert joint.GetUpperLimitAttr().Get() > math.degrees(angle)
+    reach = SEGMENT * (math.cos(hip) + math.cos(hip + knee)) + FOOT_RADIUS
+    assert start.pos[2] == pytest.approx(reach, abs=0.003)
+
+
+def test_ground_is_a_plane_that_collides_and_comes_with_the_package(scene):
+    path = Path(scene.ground.spawn.usd_path)
+    assert path.parent == Path(scene.robot.spawn.usd_path).parent
+    ground = Usd.Stage.Open(str(path))
+    (plane,) = (prim for prim in ground.Traverse() if prim.IsA(UsdGeom.Plane))
+    assert plane.HasAPI(UsdPhysics.CollisionAPI)
+
+
+def test_robots_stand_where_they_are_put(seen):
+    standing = seen["standing"]
+    heights = [height for step in standing["heights"] for height in step]
+    assert min(heights) > 0.14
+    assert max(heights) < 0.16
+    assert max(standing["speed"]) < 0.02
+    assert max(standing["drift"]) < 0.03
+
+
+def test_legs_carry_their_load_within_the_motors_reach(seen):
+    sag = columns(seen["standing"]["sag"])
+    assert max(abs(angle) for joint in sag for angle in joint) < 0.15
+    means = [mean(joint) for joint in sag]
+    knees = [
+        value for value, name in zip(means, seen["joint_names"], strict=True) if "knee" in name
+    ]
+    assert max(knees) < 0.0  # all give way to the weight, and alike
+    assert max(knees) - min(knees) < 0.02
+
+
+def test_payload_and_motors_differ_within_their_range(seen):
+    assert len(set(seen["mass"])) == NUM_ENVS
+    assert TOTAL_MASS - 1e-5 <= min(seen["mass"]) < TOTAL_MASS + 0.1
+    assert TOTAL_MASS + 0.9 < max(seen["mass"]) <= TOTAL_MASS + MOST_PAYLOAD + 1e-5
+    stiffness = [value for robot in seen["stiffness"] for value in robot]
+    assert 0.75 * STIFFNESS - 1e-4 <= min(stiffness) < 0.77 * STIFFNESS
+    assert 1.23 * STIFFNESS < max(stiffness) <= 1.25 * STIFFNESS + 1e-4
+
+
+def test_student_sees_no_velocity_and_the_teacher_does(seen):
+    assert seen["moving"]["policy"] == seen["still"]["policy"]
+    still, moving = columns(seen["still"]["teacher"]), columns(seen["moving"]["teacher"])
+    changed = [i for i in range(len(still)) if still[i] != moving[i]]
+    assert changed == [0, *range(20, 28)]
+    assert moving[0] == pytest.approx([2.0 * 0.5] * NUM_ENVS, abs=1e-4)
+
+
+def test_student_noise_has_the_configured_size(seen):
+    expected = [0.25 * 0.2] * 3 + [0.03] * 3 + [0.0] * 3 + [0.05] * 8
+    assert seen["noise"] == pytest.approx(expected, rel=0.05)
+
+
+def test_teacher_has_a_clock_that_starts_with_the_episode(seen):
+    started, later = (columns(seen[moment])[-2:] for moment in ("started", "fifth_of_a_second"))
+    assert started == [[0.0] * NUM_ENVS, [1.0] * NUM_ENVS]
+    half_a_cycle = [[0.0] * NUM_ENVS, [-1.0] * NUM_ENVS]
+    for seen_by_teacher, expected in zip(later, half_a_cycle, strict=True):
+        assert seen_by_teacher == pytest.approx(expected, abs=1e-4)
+
+
+def test_teacher_sees_payload_and_motors(seen):
+    teacher = columns(seen["still"]["teacher"])
+    trunks = [mass - (TOTAL_MASS - 2.0) for mass in seen["mass"]]
+    assert teacher[36] == pytest.approx(trunks, abs=1e-4)
+    for seen_by_teacher, stiffness in zip(teacher[37:45], columns(seen["stiffness"]), strict=True):
+        assert seen_by_teacher == pytest.approx([0.1 * value for value in stiffness])
+
+
+def test_episode_goes_on_upright(seen):
+    assert not any(seen["upright"]["terminated"])
+    assert not any(seen["upright"]["truncated"])
+    assert seen["max_episode_length"] == 400
+
+
+@pytest.mark.parametrize("case", ["tipped", "sunk"])
+def test_episode_ends_when_the_robot_has_fallen(seen, case):
+    assert all(seen[case]["terminated"])
+
+
+def test_play_keeps_the_students_noise():
+    env_cfg, _ = resolve_task_config(
+        TASK, None, play_mode=True, overrides=["physics=newton_mjwarp"]
+    )
+    assert env_cfg.observations.policy.enable_corruption
+    assert not env_cfg.observations.teacher.enable_corruption
