@@ -5,6 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 from hypothesis import settings
+from isaaclab_page import Page
+from isaaclab_process import IsaacLab
 
 torch.set_num_threads(1)  # small tensors: threads cost more than they bring
 
@@ -26,3 +28,19 @@ def in_order(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
         torch, "randperm", lambda n, **kwargs: torch.arange(n, device=kwargs.get("device"))
     )
+
+
+@pytest.fixture(scope="session")
+def isaaclab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[IsaacLab]:
+    """The process in which all tests run Isaac Lab; its asset server is an empty folder."""
+    pytest.importorskip("isaaclab_tasks", reason="Isaac Lab 3.0 needs Python 3.12")
+    folder = tmp_path_factory.mktemp("isaaclab")
+    process = IsaacLab(folder, {"ISAACSIM_ASSET_ROOT": str(folder / "assets")})
+    yield process
+    process.close()
+
+
+@pytest.fixture(scope="session")
+def page(isaaclab: IsaacLab, tmp_path_factory: pytest.TempPathFactory) -> Page:
+    """The commands of docs/isaaclab.md; a test asks for the runs it looks at."""
+    return Page(isaaclab, tmp_path_factory.mktemp("page"))

@@ -39,10 +39,19 @@ _register(
     rsl_rl_recurrent_cfg_entry_point="RecurrentCfg",
     rsl_rl_finetune_cfg_entry_point="FinetuneCfg",
 )
+_register(
+    "Tbptt-Velocity-Flat-Pup",
+    "pup:PupFlatEnvCfg",
+    "pup_agents:Pup",
+    rsl_rl_recurrent_cfg_entry_point="RecurrentCfg",
+    rsl_rl_finetune_cfg_entry_point="FinetuneCfg",
+)
 for _robot, _name in (("AnymalD", "Anymal-D"), ("UnitreeGo2", "Unitree-Go2")):
     for _ground in ("Flat", "Rough"):
         _register(
             f"Tbptt-Velocity-{_ground}-{_name}",
             f"velocity:{_robot}{_ground}TbpttEnvCfg",
             f"velocity_agents:{_robot}{_ground}",
+            rsl_rl_recurrent_cfg_entry_point="RecurrentCfg",
+            rsl_rl_finetune_cfg_entry_point="FinetuneCfg",
         )

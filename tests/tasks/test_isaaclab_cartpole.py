@@ -1,19 +1,11 @@
-"""The occluded cartpole in real physics. One subprocess simulates, the tests read what it saw.
-
-Run as a script, this file is that subprocess: it writes its measurements to a file.
-"""
+"""The occluded cartpole in real physics, as Isaac Lab's process saw it."""
 
 import argparse
 import json
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 TASK = "Tbptt-Cartpole-Occluded"
-MEASUREMENTS = "seen.json"
 NUM_ENVS = 64
 FORCE = 10.0  # N
 SPEED = 1.0  # m/s or rad/s
@@ -21,7 +13,7 @@ HALF_LENGTH, ROD_INERTIA = 0.5, 1.0 / 12.0  # m, and m^2: moment of inertia per 
 
 
 def launch():
-    """Build the environment on the processor and measure."""
+    """Build the environment on the processor and return what :func:`measure` does."""
     import gymnasium as gym
     from isaaclab.app import launch_simulation
     from isaaclab_tasks.utils import resolve_task_config
@@ -32,8 +24,9 @@ def launch():
     env_cfg.scene.num_envs, env_cfg.sim.device, env_cfg.seed = NUM_ENVS, "cpu", 3
     with launch_simulation(env_cfg, argparse.Namespace(device="cpu", headless=True)):
         env = gym.make(TASK, cfg=env_cfg).unwrapped
-        Path(MEASUREMENTS).write_text(json.dumps(measure(env), default=lambda x: x.tolist()))
-        env.close()
+        seen = json.dumps(measure(env), default=lambda x: x.tolist())
+        env.close()  # takes the simulator's memory with it
+    return json.loads(seen)
 
 
 def measure(env):
@@ -106,19 +99,8 @@ def measure(env):
 
 
 @pytest.fixture(scope="module")
-def seen(tmp_path_factory):
-    pytest.importorskip("isaaclab_tasks", reason="Isaac Lab 3.0 needs Python 3.12")
-    folder = tmp_path_factory.mktemp("isaaclab")
-    result = subprocess.run(
-        [sys.executable, __file__],
-        cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert result.returncode == 0, result.stderr[-3000:]
-    return json.loads((folder / MEASUREMENTS).read_text())
+def seen(isaaclab):
+    return isaaclab.call(f"{__file__}:launch")[0]
 
 
 pytestmark = pytest.mark.isaaclab
@@ -217,7 +199,3 @@ def test_reward_is_positive_and_the_episode_goes_on_inside_the_limits(seen):
 @pytest.mark.parametrize("case", ["cart_out", "pole_out"])
 def test_episode_ends_outside_the_limits(seen, case):
     assert all(seen[case]["terminated"])
-
-
-if __name__ == "__main__":
-    launch()

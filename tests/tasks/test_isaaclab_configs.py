@@ -16,6 +16,10 @@ from isaaclab.utils.io import dump_yaml
 from isaaclab_tasks.utils import resolve_task_config
 from isaaclab_tasks.utils.parse_cfg import load_cfg_from_registry
 from pxr import Usd, UsdPhysics
+from rsl_rl.utils import resolve_class
+
+from rsl_tbptt.algorithms import TbpttPPO
+from rsl_tbptt.algorithms.ppo_options import PpoOptions
 
 # Isaac Lab's own velocity configs and modules, while they are imported and built.
 pytestmark = [
@@ -26,19 +30,22 @@ pytestmark = [
 for entry_point in entry_points(group="isaaclab.tasks"):
     entry_point.load()
 
-CARTPOLE = "Tbptt-Cartpole-Occluded"
+CARTPOLE, PUP = "Tbptt-Cartpole-Occluded", "Tbptt-Velocity-Flat-Pup"
 VELOCITY = [
     "Tbptt-Velocity-Flat-Anymal-D",
     "Tbptt-Velocity-Flat-Unitree-Go2",
     "Tbptt-Velocity-Rough-Anymal-D",
     "Tbptt-Velocity-Rough-Unitree-Go2",
 ]
-TASKS = [CARTPOLE, *VELOCITY]
+TASKS = [CARTPOLE, PUP, *VELOCITY]
 ENV, TEACHER = "env_cfg_entry_point", "rsl_rl_cfg_entry_point"
 STUDENTS = {
     "rsl_rl_distillation_recurrent_cfg_entry_point": "RNNModel",
     "rsl_rl_distillation_cfg_entry_point": "MLPModel",
 }
+RECURRENT_STUDENT = next(iter(STUDENTS))
+PPO_WITH_MEMORY = ["rsl_rl_recurrent_cfg_entry_point", "rsl_rl_finetune_cfg_entry_point"]
+AGENTS = [TEACHER, *STUDENTS, *PPO_WITH_MEMORY]
 
 
 def terms(group):
@@ -58,7 +65,7 @@ def test_registration_imports_no_isaaclab():
     assert result.stdout.strip() == "['rsl_tbptt_tasks.isaaclab']"
 
 
-@pytest.mark.parametrize("key", [ENV, TEACHER, *STUDENTS])
+@pytest.mark.parametrize("key", [ENV, *AGENTS])
 @pytest.mark.parametrize("task", TASKS)
 def test_config_survives_dict_and_yaml(task, key, tmp_path):
     cfg = load_cfg_from_registry(task, key)
@@ -95,15 +102,48 @@ def test_students_differ_in_memory_only(task, key, model):
     student = load_cfg_from_registry(task, key)
     assert student.student.class_name == model
     assert student.algorithm.class_name == "rsl_tbptt.algorithms:TbpttDistillation"
-    other = to_dict(load_cfg_from_registry(task, next(iter(STUDENTS))))
+    other = to_dict(load_cfg_from_registry(task, RECURRENT_STUDENT))
     same = set(other) - {"student", "run_name"}
     assert {name: to_dict(student)[name] for name in same} == {name: other[name] for name in same}
 
 
+@pytest.mark.parametrize("key", PPO_WITH_MEMORY)
 @pytest.mark.parametrize("task", TASKS)
-def test_students_groups_exist_in_the_environment(task):
+def test_ppo_with_memory_is_blind_and_its_critic_sees_what_the_teacher_sees(task, key):
+    teacher, student = (load_cfg_from_registry(task, k) for k in (TEACHER, RECURRENT_STUDENT))
+    cfg = load_cfg_from_registry(task, key)
+    assert cfg.obs_groups["actor"] == student.obs_groups["student"]
+    assert cfg.obs_groups["critic"] == teacher.obs_groups["critic"]
+    assert to_dict(cfg.critic) == to_dict(teacher.critic)
+    assert cfg.experiment_name == teacher.experiment_name
+    algorithm, options = resolve_class(to_dict(cfg.algorithm))
+    assert algorithm is TbpttPPO
+    for name in ("rnd_cfg", "symmetry_cfg", "share_cnn_encoders"):
+        options.pop(name)  # taken by rsl_rl before the options are read
+    PpoOptions.parse(options).check_rollout(cfg.num_steps_per_env, 4096, recurrent=True)
+
+
+@pytest.mark.parametrize("key", PPO_WITH_MEMORY)
+@pytest.mark.parametrize("task", TASKS)
+def test_ppo_with_memory_takes_the_students_checkpoint(task, key):
+    student, actor = (to_dict(load_cfg_from_registry(task, k)) for k in (RECURRENT_STUDENT, key))
+    student, actor = student["student"], actor["actor"]
+    for network in (student, actor):
+        network["distribution_cfg"].pop("init_std")
+    assert student == actor
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_fine_tuning_keeps_the_student_until_its_critic_is_ready(task):
+    algorithm = load_cfg_from_registry(task, "rsl_rl_finetune_cfg_entry_point").algorithm
+    assert algorithm.critic_warmup_iterations > 0
+    assert algorithm.student_action_std is not None
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_agents_groups_exist_in_the_environment(task):
     observations = to_dict(load_cfg_from_registry(task, ENV).observations)
-    for key in (TEACHER, *STUDENTS):
+    for key in AGENTS:
         for groups in load_cfg_from_registry(task, key).obs_groups.values():
             assert set(groups) <= set(observations)
 

@@ -1,0 +1,96 @@
+"""docs/isaaclab.md: its commands run in Isaac Lab, its code builds, its tables are the code's."""
+
+import importlib.util
+import re
+
+import pytest
+
+pytest.importorskip("isaaclab_rl", reason="Isaac Lab 3.0 needs Python 3.12")
+
+import torch
+from isaaclab.utils import to_dict
+from isaaclab_page import DOCS, NEEDS_GPUS, NEEDS_ISAAC_SIM, PAGE, commands
+from isaaclab_rl.rsl_rl import RslRlPpoAlgorithmCfg
+
+from rsl_tbptt.integrations.isaaclab import TbpttDistillationAlgorithmCfg, TbpttPpoAlgorithmCfg
+from rsl_tbptt_tasks.isaaclab.cartpole_agents import CartpoleTeacherCfg
+
+ELSEWHERE = (NEEDS_GPUS, NEEDS_ISAAC_SIM)
+RUNS = [comment for comment in commands() if comment not in ELSEWHERE]
+
+
+@pytest.mark.isaaclab
+@pytest.mark.parametrize("comment", RUNS)
+def test_command_runs(page, comment):
+    if comment == "wandb" and not importlib.util.find_spec("wandb"):
+        pytest.skip("wandb is not installed")
+    assert page(comment).folder.exists()
+
+
+def test_only_commands_for_machines_that_are_not_here_do_not_run():
+    assert set(commands()) - set(RUNS) == {*ELSEWHERE}
+    assert len(RUNS) >= 10
+
+
+@pytest.mark.isaaclab
+def test_student_is_recurrent_and_was_trained_with_the_configs_teacher(page):
+    teacher = torch.load(page("the teacher").checkpoint, weights_only=True)
+    student = torch.load(page("the student").checkpoint, weights_only=True)
+    assert "rnn.rnn.weight_hh_l0" in student["student_state_dict"]
+    assert optimizer_steps(student) == {4}  # one window, four epochs
+    loaded, trained = student["teacher_state_dict"], teacher["actor_state_dict"]
+    assert loaded.keys() == trained.keys()
+    assert all(torch.equal(loaded[name], trained[name]) for name in trained)
+
+
+@pytest.mark.isaaclab
+def test_options_on_the_command_line_change_the_training_and_name_the_teacher(page):
+    student = torch.load(page("options").checkpoint, weights_only=True)
+    assert optimizer_steps(student) == {2 * 4}  # 32 steps in groups of 16, four epochs
+    teacher = torch.load(page("the teacher").checkpoint, weights_only=True)["actor_state_dict"]
+    loaded = student["teacher_state_dict"]
+    assert all(torch.equal(loaded[name], teacher[name]) for name in teacher)
+
+
+@pytest.mark.isaaclab
+def test_fine_tuning_starts_from_the_student(page):
+    student = torch.load(page("the student").checkpoint, weights_only=True)["student_state_dict"]
+    tuned = torch.load(page("fine-tuning").checkpoint, weights_only=True)["actor_state_dict"]
+    assert all(torch.equal(tuned[name], student[name]) for name in student if "std" not in name)
+    assert tuned["distribution.std_param"].item() == pytest.approx(0.2)
+
+
+def optimizer_steps(checkpoint):
+    """Return how many steps the optimiser has taken, one number for all parameters."""
+    return {int(state["step"]) for state in checkpoint["optimizer_state_dict"]["state"].values()}
+
+
+@pytest.mark.parametrize("name", ["MyStudentCfg", "MyRecurrentCfg"])
+def test_configs_of_the_page_build(name):
+    names = {"MyTeacherCfg": CartpoleTeacherCfg}
+    (block,) = [block for block in re.findall(r"```python\n(.*?)```", PAGE, re.S) if name in block]
+    assert len(block.split("):\n")[1].splitlines()) <= 10
+    exec(compile(block, "isaaclab.md", "exec"), names)
+    cfg = names[name]()
+    assert cfg.algorithm.gradient_length == 24
+    assert "MISSING" not in str(to_dict(cfg))
+
+
+@pytest.mark.parametrize(
+    ("cfg", "parent"),
+    [(TbpttDistillationAlgorithmCfg, None), (TbpttPpoAlgorithmCfg, RslRlPpoAlgorithmCfg)],
+)
+def test_options_of_the_page_are_those_of_the_config(cfg, parent):
+    section = PAGE.split(f"\n`{cfg.__name__}`")[1].split("\n## ")[0].split("\n`Tbptt")[0]
+    rows = re.findall(r"^\| `(\w+)` \| (\S+) \|", section, flags=re.MULTILINE)
+    documented = {name: eval(default.strip("`")) for name, default in rows}
+    own = (
+        set(cfg.__annotations__) - set(getattr(parent, "__dataclass_fields__", ())) - {"class_name"}
+    )
+    assert set(documented) == own
+    assert documented == {name: getattr(cfg(), name) for name in documented}
+
+
+def test_linked_files_exist():
+    for link in re.findall(r"\]\(([^)#]+)", PAGE):
+        assert (DOCS / link).exists(), link

@@ -1,0 +1,168 @@
+"""The commands of docs/isaaclab.md, run as they stand there, but for one iteration and few robots.
+
+They run in the process of :mod:`isaaclab_process`, which calls ``train`` and ``play`` below: Isaac
+Lab's own functions of these names, watched.
+"""
+
+import re
+import shlex
+import string
+import warnings
+from dataclasses import dataclass
+from pathlib import Path
+
+DOCS = Path(__file__).parents[1] / "docs"
+PAGE = (DOCS / "isaaclab.md").read_text()
+NEEDS_GPUS = "needs GPUs"
+NEEDS_ISAAC_SIM = "needs Isaac Sim"
+PLACEHOLDERS = {"TEACHER": "the teacher", "STUDENT": "the student", "STOCK_PPO": "stock PPO"}
+"""Words of the page that stand for a checkpoint, and the command that leaves it."""
+
+STAND_INS = Path(__file__).with_name("isaaclab_stand_ins.py")
+
+NUM_STEPS = 80
+"""Steps that are played; falling takes an untrained student 20 to 40."""
+SMALL = {"train": ["--max_iterations", "1", "--num_envs", "32"], "play": ["--num_envs", "8"]}
+SMALL_ROBOTS = ["--num_envs", "4", "agent.num_steps_per_env=4", "env.decimation=1"]
+"""Legged robots take seconds per step on a processor."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of the page."""
+
+    words: list[str]
+    """What follows ``isaaclab``."""
+    environment: dict[str, str]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What a command left."""
+
+    folder: Path
+    """Where Isaac Lab put checkpoints and configs; the working directory after ``play``."""
+    printed: str
+    seen: dict
+    """What the watched function returned."""
+
+    @property
+    def checkpoint(self) -> Path:
+        return self.folder / "model_0.pt"
+
+
+def commands() -> dict[str, Command]:
+    """Return the page's commands by their comments, with the page's variables filled in."""
+    found, variables = {}, {}
+    for block in re.findall(r"```bash\n(.*?)```", PAGE, flags=re.DOTALL):
+        for line in filter(None, block.replace("\\\n", " ").splitlines()):
+            if assignment := re.fullmatch(r'(\w+)="(.*)"', line):
+                variables[assignment[1]] = assignment[2]
+                continue
+            command, comment = line.rsplit("  # ", 1)
+            words = shlex.split(string.Template(command).substitute(variables))
+            program = next(i for i, word in enumerate(words) if "=" not in word)
+            assert comment not in found, comment
+            environment = dict(word.split("=") for word in words[:program])
+            found[comment] = Command(words[program + 1 :], environment)
+    return found
+
+
+class Page:
+    """The page's commands, each run when it is first asked for."""
+
+    def __init__(self, isaaclab, folder):
+        self._isaaclab, self._folder, self._runs = isaaclab, folder, {}
+
+    def __call__(self, comment: str) -> Run:
+        """Return the run of the command with this comment."""
+        if comment not in self._runs:
+            command = commands()[comment]
+            self._runs[comment] = self.run(command.words, **command.environment)
+        return self._runs[comment]
+
+    def run(self, words, succeeds=True, **environment) -> Run:
+        """Run a command of the page's form, smaller."""
+        if "Velocity" in shlex.join(words):
+            self._isaaclab.call(f"{STAND_INS}:write_asset_root")
+        action, *arguments = map(self._fill_in, words)
+        robots = SMALL_ROBOTS if "Velocity" in shlex.join(words) else []
+        folder = self._folder / str(len(list(self._folder.iterdir())))
+        arguments += [*SMALL[action], *robots]
+        seen, printed = self._isaaclab.call(
+            f"{__file__}:{action}", arguments, folder=folder, succeeds=succeeds, **environment
+        )
+        runs = list(folder.glob("logs/rsl_rl/*/*"))
+        return Run(runs[0] if action == "train" and succeeds else folder, printed, seen)
+
+    def _fill_in(self, word):
+        """Put the path of a checkpoint where the page has a placeholder."""
+        *name, value = word.split("=", 1)
+        if value not in PLACEHOLDERS:
+            return word
+        return "=".join([*name, str(self(PLACEHOLDERS[value]).checkpoint)])
+
+
+def train(arguments):
+    """Run ``isaaclab train`` and watch what PPO makes of time-outs, and what it warns of."""
+    from isaaclab.cli import train as isaaclab_train
+
+    from rsl_tbptt.algorithms import TbpttPPO
+
+    steps, original = [], TbpttPPO.process_env_step
+
+    def process_env_step(self, obs, rewards, dones, extras):
+        step = self.storage.step
+        final_obs, rewards_before = extras.get("final_obs"), rewards.clone()
+        original(self, obs, rewards, dones, extras)
+        beyond = self.storage.values[step].squeeze(-1)
+        if final_obs and not self.critic.is_recurrent:
+            beyond = self.critic(final_obs).squeeze(-1)
+        expected = rewards_before + self.gamma * beyond * extras["time_outs"]
+        stored = self.storage.rewards[step].squeeze(-1)
+        steps.append(
+            {
+                "final_obs": final_obs is not None,
+                "time_outs": int(extras["time_outs"].sum()),
+                "error": float((stored - expected).abs().max()),
+            }
+        )
+
+    TbpttPPO.process_env_step = process_env_step
+    try:
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            isaaclab_train(arguments)
+    finally:
+        TbpttPPO.process_env_step = original
+    return {"steps": steps, "warnings": [str(warning.message) for warning in caught]}
+
+
+def play(arguments):
+    """Run ``isaaclab play`` for some steps; put what was seen and done into ``played.pt``."""
+    import torch
+    from isaaclab.cli import play as isaaclab_play
+    from isaaclab_rl.entrypoints.backends import play_rsl_rl
+
+    seen = {"obs": [], "actions": [], "dones": []}
+
+    class Watched(play_rsl_rl.RslRlVecEnvWrapper):
+        def step(self, actions):
+            seen["obs"].append(self.get_observations()["policy"].clone())
+            seen["actions"].append(actions.clone())
+            result = super().step(actions)
+            seen["dones"].append(result[2].bool())
+            return result
+
+    def run_playback(step, **_):
+        with torch.inference_mode():
+            for _ in range(NUM_STEPS):
+                step()
+
+    originals = play_rsl_rl.RslRlVecEnvWrapper, play_rsl_rl.run_playback
+    play_rsl_rl.RslRlVecEnvWrapper, play_rsl_rl.run_playback = Watched, run_playback
+    try:
+        isaaclab_play(arguments)
+    finally:
+        play_rsl_rl.RslRlVecEnvWrapper, play_rsl_rl.run_playback = originals
+    torch.save({name: torch.stack(steps) for name, steps in seen.items()}, "played.pt")

@@ -1,0 +1,128 @@
+"""One process with Isaac Lab for all tests: its imports and kernels are loaded once.
+
+A start of the simulator takes half a minute in a process of its own and a few seconds here. Run as
+a script, this file is that process: it reads jobs from its standard input and runs them in turn.
+"""
+
+import contextlib
+import importlib.util
+import json
+import os
+import subprocess
+import sys
+import traceback
+from pathlib import Path
+
+
+class IsaacLab:
+    """The process, as tests see it."""
+
+    def __init__(self, folder, environment):
+        """Start the process; what its jobs print goes to files in ``folder``."""
+        self._folder, self._num_jobs = folder, 0
+        replies, self._their_end = os.pipe()
+        self._replies = os.fdopen(replies)
+        self._process = subprocess.Popen(
+            [sys.executable, __file__, str(self._their_end)],
+            env={**os.environ, "OMP_NUM_THREADS": "1", **environment},
+            stdin=subprocess.PIPE,
+            text=True,
+            pass_fds=[self._their_end],
+        )
+        os.close(self._their_end)
+
+    def call(self, function, *arguments, folder=None, succeeds=True, **environment):
+        """Run ``"module:function"`` or ``"file.py:function"`` there.
+
+        Args:
+            function: What to run.
+            *arguments: Its arguments, JSON values.
+            folder: Working directory; by default one of its own.
+            succeeds: Whether it has to; otherwise it must not.
+            **environment: Environment variables for this job.
+
+        Returns:
+            What it returned, through JSON, and what it printed.
+        """
+        self._num_jobs += 1
+        folder = folder or self._folder / str(self._num_jobs)
+        folder.mkdir(parents=True, exist_ok=True)
+        log = self._folder / f"{self._num_jobs}.log"
+        job = [function, arguments, str(folder), str(log), environment]
+        self._process.stdin.write(json.dumps(job) + "\n")
+        self._process.stdin.flush()
+        reply = self._replies.readline()
+        printed = log.read_text(errors="replace")
+        assert reply, f"the process ended with {self._process.wait()}: {printed[-3000:]}"
+        error, value = json.loads(reply)
+        assert (not error) == succeeds, f"{error}\n{printed[-3000:]}"
+        return value, printed + error
+
+    def close(self):
+        """End the process."""
+        self._process.stdin.close()
+        self._process.wait()
+        self._replies.close()
+
+
+def work(replies):
+    """Run jobs until there are no more."""
+    from isaaclab.cli import load_external_tasks
+
+    load_external_tasks()
+    for line in sys.stdin:
+        function, arguments, folder, log, environment = json.loads(line)
+        os.chdir(folder)
+        with printing_to(log), variables(environment):
+            reply = attempt(function, arguments)
+        replies.write(json.dumps(reply, default=lambda x: x.tolist()) + "\n")
+        replies.flush()
+
+
+def attempt(function, arguments):
+    """Return the traceback or an empty text, and what the function returned."""
+    try:
+        return "", load(function)(*arguments)
+    except BaseException:
+        return traceback.format_exc(), None
+
+
+def load(function):
+    """Return the function that ``"module:name"`` or ``"file.py:name"`` names."""
+    source, name = function.split(":")
+    if not source.endswith(".py"):
+        return getattr(importlib.import_module(source), name)
+    spec = importlib.util.spec_from_file_location(Path(source).stem, source)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return getattr(module, name)
+
+
+@contextlib.contextmanager
+def printing_to(log):
+    """Send everything that is printed, also by libraries in C, to a file."""
+    kept = [os.dup(stream) for stream in (1, 2)]
+    with open(log, "w") as file:
+        for stream in (1, 2):
+            os.dup2(file.fileno(), stream)
+        yield
+        sys.stdout.flush()
+        sys.stderr.flush()
+    for stream, copy in zip((1, 2), kept, strict=True):
+        os.dup2(copy, stream)
+        os.close(copy)
+
+
+@contextlib.contextmanager
+def variables(environment):
+    """Set environment variables for a while."""
+    kept = dict(os.environ)
+    os.environ.update(environment)
+    yield
+    os.environ.clear()
+    os.environ.update(kept)
+
+
+if __name__ == "__main__":
+    work(os.fdopen(int(sys.argv[1]), "w"))
+    os._exit(0)  # the interpreter takes seconds to forget a simulator
