@@ -7,58 +7,76 @@ VENV ?= .venv
 # Releases that the tests compare with, beside the one in the environment.
 RSL_RL := 5.0.1 5.4.2
 
-PYTHON := $(VENV)/bin/python
+# mjlab runs on Python 3.10 to 3.13: PYTHON=3.10 gives it an environment of its own.
+MJLAB := .venv-mjlab$(PYTHON:%=-%)
+ISAACLAB2 := .venv-isaaclab2
+
+# Not named PYTHON: that is the user's choice above.
+PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
 OLDER_RSL_RL := $(RSL_RL:%=.rsl_rl/%/.installed)
 # By default a preset has its own folder under runs/.
 RUN_OPTIONS := --device $(DEVICE) $(if $(RUN),--output $(RUN))
-export VENV
 
-.PHONY: demo test finetune curves bench lint types format doctor clean help
+.PHONY: demo demo-mjlab test test-matrix finetune curves bench lint types format doctor clean help
 
 demo: $(INSTALLED)  ## train, distil and evaluate in Isaac Lab (DEVICE=cuda:0 for a GPU, RUN=folder)
-	$(PYTHON) scripts/pipeline.py configs/demo.yaml $(RUN_OPTIONS)
+	$(PY) scripts/pipeline.py configs/demo.yaml $(RUN_OPTIONS)
 
-test: $(INSTALLED) $(OLDER_RSL_RL)  ## run every test
-	$(PYTHON) -m pytest
+demo-mjlab: $(MJLAB)/.installed  ## the same in mjlab; DEVICE and RUN as above, PYTHON=3.10 (to 3.13)
+	$(MJLAB)/bin/python scripts/pipeline.py configs/demo-mjlab.yaml $(RUN_OPTIONS)
+
+test: $(INSTALLED)  ## run every test of the newest rsl_rl and Isaac Lab
+	$(PY) -m pytest
+
+test-matrix: $(INSTALLED) $(OLDER_RSL_RL) $(MJLAB)/.installed $(ISAACLAB2)/.installed  ## every other version and platform
+	$(PY) scripts/test_matrix.py --mjlab $(MJLAB)/bin/python --isaaclab2 $(ISAACLAB2)/bin/python
 
 finetune: $(INSTALLED)  ## train, distil and fine-tune with PPO; DEVICE and RUN as above
-	$(PYTHON) scripts/pipeline.py configs/finetune.yaml $(RUN_OPTIONS)
+	$(PY) scripts/pipeline.py configs/finetune.yaml $(RUN_OPTIONS)
 
 curves: $(INSTALLED)  ## learning curves of all policies over three seeds; DEVICE and RUN as above
-	$(PYTHON) scripts/curves.py configs/curves.yaml $(RUN_OPTIONS)
+	$(PY) scripts/curves.py configs/curves.yaml $(RUN_OPTIONS)
 
 bench: $(INSTALLED)  ## time and memory of updates beside rsl_rl's; DEVICE and RUN as above
-	$(PYTHON) scripts/benchmark.py suite $(RUN_OPTIONS)
+	$(PY) scripts/benchmark.py suite $(RUN_OPTIONS)
 
 lint: $(INSTALLED)  ## check style and formatting
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 
 types: $(INSTALLED)  ## check types
-	$(VENV)/bin/pyright --pythonpath $(PYTHON)
+	$(VENV)/bin/pyright --pythonpath $(PY)
 
 format: $(INSTALLED)  ## apply formatting and safe fixes
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
 doctor: $(INSTALLED)  ## say what is wrong with this setup
-	$(PYTHON) scripts/doctor.py
+	$(PY) scripts/doctor.py
 
 clean:  ## remove environments and caches; keeps runs/
-	rm -rf .venv .venv-uv .rsl_rl .peers .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv .venv-mjlab* .venv-isaaclab2 .venv-uv .rsl_rl .peers .pytest_cache .ruff_cache .hypothesis *.egg-info
 
 help:  ## list these targets
-	@sed -n 's/^\([a-z]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 16
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
 
-$(INSTALLED): pyproject.toml constraints.txt scripts/bootstrap.sh
-	scripts/bootstrap.sh environment
+$(INSTALLED): pyproject.toml constraints.txt constraints-main.txt scripts/bootstrap.sh
+	VENV=$(VENV) scripts/bootstrap.sh environment main
+	@touch $@
+
+$(MJLAB)/.installed: pyproject.toml constraints.txt constraints-mjlab.txt scripts/bootstrap.sh
+	VENV=$(MJLAB) scripts/bootstrap.sh environment mjlab
+	@touch $@
+
+$(ISAACLAB2)/.installed: pyproject.toml constraints.txt constraints-isaaclab2.txt scripts/bootstrap.sh
+	VENV=$(ISAACLAB2) scripts/bootstrap.sh environment isaaclab2
 	@touch $@
 
 .rsl_rl/%/.installed: $(INSTALLED)
-	scripts/bootstrap.sh rsl_rl $*
+	VENV=$(VENV) scripts/bootstrap.sh rsl_rl $*
 	@touch $@
 
 .peers/.installed: $(INSTALLED)
-	scripts/bootstrap.sh peers
+	VENV=$(VENV) scripts/bootstrap.sh peers
 	@touch $@

@@ -1,16 +1,19 @@
 #!/usr/bin/env bash
 # Builds what the Makefile needs on a machine with nothing installed by hand.
 #
-#   scripts/bootstrap.sh environment      create .venv and install this package with its extras
-#   scripts/bootstrap.sh rsl_rl VERSION   put one more rsl_rl release under .rsl_rl/VERSION
-#   scripts/bootstrap.sh peers            put the libraries of scripts/peers.py under .peers
+#   scripts/bootstrap.sh environment [NAME]  create an environment with this package, by default main:
+#       main       .venv            Isaac Lab 3.0, Python 3.12
+#       mjlab      .venv-mjlab      mjlab, PYTHON=3.10 to 3.13 (default 3.12)
+#       isaaclab2  .venv-isaaclab2  what can be had of Isaac Lab 2.3 without Isaac Sim, Python 3.11
+#   scripts/bootstrap.sh rsl_rl VERSION      put one more rsl_rl release under .rsl_rl/VERSION
+#   scripts/bootstrap.sh peers               put the libraries of scripts/peers.py under .peers
+#   scripts/bootstrap.sh package FOLDER      build sdist and wheel into FOLDER/dist and install the
+#                                            wheel, with nothing else, into FOLDER/venv
 #
-# VENV (default .venv) and EXTRAS (default isaaclab,demo,dev) can be set in the environment.
+# VENV (another folder) and EXTRAS (other extras of this package) can be set in the environment.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
-VENV=${VENV:-.venv}
-EXTRAS=${EXTRAS:-isaaclab,demo,dev}
 # A folder of its own: uv goes nowhere near the system's or the user's packages.
 PRIVATE_UV=.venv-uv
 
@@ -29,8 +32,8 @@ pyenv_pythons() {
   done
 }
 
-is_python_312() {
-  [ "$("$1" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)" = 3.12 ]
+is_python() {
+  [ "$("$2" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)" = "$1" ]
 }
 
 # Running it tells a working uv from a pyenv shim whose version is not selected.
@@ -58,39 +61,65 @@ find_uv() {
 }
 
 find_python() {
-  local uv=$1 python
-  for python in python3.12 $(pyenv_pythons 3.12); do
-    if is_python_312 "$python"; then
+  local uv=$1 version=$2 python
+  for python in "python$version" $(pyenv_pythons "$version"); do
+    if is_python "$version" "$python"; then
       command -v "$python"
       return
     fi
   done
   # uv knows more places (its own, Homebrew, the registry); only then may it fetch one.
-  "$uv" python find --no-python-downloads 3.12 2>/dev/null && return
-  say "bootstrap: Python 3.12 is missing; asking uv to fetch it"
-  works "$uv" python install 3.12 && "$uv" python find 3.12 2>/dev/null && return
-  fail "found no Python 3.12 and uv could not fetch one: install Python 3.12 (Isaac Lab 3.0 runs on" \
-    "no other version), for example with 'pyenv install 3.12', and run make again."
+  "$uv" python find --no-python-downloads "$version" 2>/dev/null && return
+  say "bootstrap: Python $version is missing; asking uv to fetch it"
+  works "$uv" python install "$version" && "$uv" python find "$version" 2>/dev/null && return
+  fail "found no Python $version and uv could not fetch one: install Python $version, which this" \
+    "environment needs, for example with 'pyenv install $version', and run make again."
+}
+
+# What an environment consists of: folder, Python, extras of this package, further packages, and
+# packages that come alone because no registry holds what they ask for.
+describe() {
+  further='' alone=''
+  case "$1" in
+    main) folder=.venv version=3.12 extras=isaaclab,wandb,demo,dev ;;
+    mjlab) folder=.venv-mjlab version=${PYTHON:-3.12} extras=mjlab,demo,dev ;;
+    isaaclab2)
+      folder=.venv-isaaclab2 version=3.11 extras=isaaclab2,dev
+      # What Isaac Lab 2.3's config classes, environment wrapper and logger import.
+      further='gymnasium tensorboard toml trimesh usd-core warp-lang'
+      alone=isaaclab==2.3.2.post1
+      ;;
+    *) fail "the environment is '$1', expected 'main', 'mjlab' or 'isaaclab2'." ;;
+  esac
+  case "$version" in
+    3.10 | 3.11 | 3.12 | 3.13) ;;
+    *) fail "PYTHON is '$version', expected 3.10, 3.11, 3.12 or 3.13." ;;
+  esac
+  folder=${VENV:-$folder} extras=${EXTRAS:-$extras}
 }
 
 install_environment() {
-  local uv python
+  local name=$1 folder version extras further alone uv python
+  describe "$name"
   uv=$(find_uv)
-  if ! works "$VENV/bin/python" -c ''; then
-    python=$(find_python "$uv")
-    say "bootstrap: creating $VENV with $python"
-    "$uv" venv --quiet --clear --python "$python" "$VENV"
-  elif ! is_python_312 "$VENV/bin/python"; then
-    fail "$VENV holds another Python, expected 3.12: remove it, or name a new one with VENV=folder."
+  if ! works "$folder/bin/python" -c ''; then
+    python=$(find_python "$uv" "$version")
+    say "bootstrap: creating $folder with $python"
+    "$uv" venv --quiet --clear --python "$python" "$folder"
+  elif ! is_python "$version" "$folder/bin/python"; then
+    fail "$folder holds another Python, expected $version: remove it, or name a new one with" \
+      "VENV=folder."
   fi
-  "$uv" pip install --python "$VENV/bin/python" --constraint constraints.txt --editable ".[$EXTRAS]"
+  "$uv" pip install --python "$folder/bin/python" --constraint constraints.txt \
+    --constraint "constraints-$name.txt" --editable ".[$extras]" $further
+  [ -z "$alone" ] || "$uv" pip install --python "$folder/bin/python" --no-deps $alone
 }
 
 install_rsl_rl() {
   local uv version=$1
   uv=$(find_uv)
   # Without dependencies: those of the environment serve every release.
-  "$uv" pip install --quiet --python "$VENV/bin/python" --no-deps --target ".rsl_rl/$version" \
+  "$uv" pip install --quiet --python "${VENV:-.venv}/bin/python" --no-deps --target ".rsl_rl/$version" \
     "rsl-rl-lib==$version"
 }
 
@@ -99,14 +128,28 @@ install_peers() {
   uv=$(find_uv)
   # Without dependencies, as torch must not move: gymnasium and what follows it are those that the
   # peers import, for an environment without Isaac Lab.
-  "$uv" pip install --quiet --python "$VENV/bin/python" --no-deps --target .peers \
+  "$uv" pip install --quiet --python "${VENV:-.venv}/bin/python" --no-deps --target .peers \
     torchrl==0.14.1 hoptorch==0.1.4 sb3-contrib==2.9.2 stable-baselines3==2.9.2 skrl==2.1.1 \
     gymnasium==1.4.0 farama-notifications==0.0.6 cloudpickle==3.1.2
 }
 
+package() {
+  local uv folder=$1
+  uv=$(find_uv)
+  # The wheel is built from the sdist, so that this shows the sdist complete.
+  "$uv" build --quiet --out-dir "$folder/dist"
+  "$uv" venv --quiet --clear --python "$(find_python "$uv" 3.12)" "$folder/venv"
+  "$uv" pip install --quiet --python "$folder/venv/bin/python" --constraint constraints.txt \
+    --constraint constraints-main.txt "$folder"/dist/*.whl
+}
+
 case "${1:-}" in
-  environment) install_environment ;;
+  environment) install_environment "${2:-main}" ;;
   rsl_rl) install_rsl_rl "${2:?usage: scripts/bootstrap.sh rsl_rl VERSION}" ;;
   peers) install_peers ;;
-  *) fail "the command is '${1:-}', expected 'environment', 'rsl_rl VERSION' or 'peers'." ;;
+  package) package "${2:?usage: scripts/bootstrap.sh package FOLDER}" ;;
+  *)
+    fail "the command is '${1:-}', expected 'environment [NAME]', 'rsl_rl VERSION', 'peers' or" \
+      "'package FOLDER'."
+    ;;
 esac

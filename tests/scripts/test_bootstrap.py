@@ -14,6 +14,7 @@ case "$1 $2" in
   "--version "*) echo uv 1 ;;
   "python find") [ -n "${UV_FINDS:-}" ] && echo "$UV_FINDS" ;;
   "python install") [ -n "${UV_FETCHES:-}" ] ;;
+  "build --quiet") mkdir -p "$4" && : > "$4/package.whl" ;;
 esac
 """
 
@@ -97,8 +98,8 @@ def test_all_on_path(machine):
     assert result.returncode == 0, result.stderr
     assert machine.venv_python() == str(python)
     install = machine.calls()[-1]
-    assert "--constraint constraints.txt" in install
-    assert "--editable .[isaaclab,demo,dev]" in install
+    assert "--constraint constraints.txt --constraint constraints-main.txt" in install
+    assert install.endswith("--editable .[isaaclab,wandb,demo,dev]")
 
 
 def test_missing_uv_is_installed_beside_the_checkout(machine):
@@ -177,6 +178,58 @@ def test_environment_that_fits_is_kept(machine):
     assert not any(call.startswith("uv venv") for call in machine.calls())
 
 
+@pytest.mark.parametrize("version", [None, "3.10", "3.13"])
+def test_mjlab_runs_on_the_python_that_is_asked_for(machine, version):
+    machine.put(machine.bin / "uv", UV)
+    for found in ("3.10", "3.12", "3.13"):
+        machine.put(machine.bin / f"python{found}", PYTHON.format(version=found))
+    chosen = {"PYTHON": version} if version else {}
+    assert machine.run("environment", "mjlab", **chosen).returncode == 0
+    assert machine.venv_python() == str(machine.bin / f"python{version or '3.12'}")
+    install = machine.calls()[-1]
+    assert "--python .venv-mjlab/bin/python" in install
+    assert "--constraint constraints-mjlab.txt" in install
+    assert install.endswith("--editable .[mjlab,demo,dev]")
+
+
+def test_mjlab_refuses_another_python(machine):
+    line = only_line(machine.run("environment", "mjlab", PYTHON="3.9"))
+    assert line == "bootstrap: PYTHON is '3.9', expected 3.10, 3.11, 3.12 or 3.13."
+
+
+def test_isaaclab2_comes_without_what_no_registry_holds(machine):
+    machine.put(machine.bin / "uv", UV)
+    python = machine.put(machine.bin / "python3.11", PYTHON.format(version="3.11"))
+    assert machine.run("environment", "isaaclab2").returncode == 0
+    assert machine.venv_python() == str(python)
+    *_, install, alone = machine.calls()
+    assert "--editable .[isaaclab2,dev] gymnasium" in install
+    assert alone.endswith("--python .venv-isaaclab2/bin/python --no-deps isaaclab==2.3.2.post1")
+
+
+def test_environment_in_another_folder(machine):
+    machine.put(machine.bin / "uv", UV)
+    machine.put(machine.bin / "python3.12", PYTHON.format(version="3.12"))
+    assert machine.run("environment", VENV="other", EXTRAS="dev").returncode == 0
+    assert "--python other/bin/python" in machine.calls()[-1]
+    assert machine.calls()[-1].endswith("--editable .[dev]")
+
+
+def test_unknown_environment_is_refused(machine):
+    assert "the environment is 'other', expected" in only_line(machine.run("environment", "other"))
+
+
+def test_package_is_installed_from_its_wheel(machine):
+    machine.put(machine.bin / "uv", UV)
+    machine.put(machine.bin / "python3.12", PYTHON.format(version="3.12"))
+    folder = machine.folder / "package"
+    assert machine.run("package", str(folder)).returncode == 0
+    assert f"uv build --quiet --out-dir {folder}/dist" in machine.calls()
+    install = machine.calls()[-1]
+    assert f"--python {folder}/venv/bin/python" in install
+    assert install.endswith(f"{folder}/dist/package.whl")
+
+
 def test_older_rsl_rl_comes_alone(machine):
     machine.put(machine.bin / "uv", UV)
     assert machine.run("rsl_rl", "5.0.1").returncode == 0
@@ -190,30 +243,41 @@ def test_unknown_command_is_refused(machine):
 
 MAKE = """#!/bin/bash
 echo "make $*" >> "$LOG"
-[ "$1" = test ] && echo "3 passed in 0.1s"
+case "$1" in
+  test) echo "5 passed, 2 skipped, 1 deselected in 60.25s (0:01:00)" ;;
+  test-matrix) [ -n "${BREAKS:-}" ] || echo "3 passed, 1 skipped in 0.50s" ;;
+esac
 [ "$1" != "${FAILS:-}" ]
 """
 
 
-@pytest.mark.parametrize("fails", [None, "test", "lint", "types"])
-def test_ci_runs_everything_and_fails_if_anything_fails(tmp_path, repository, fails):
+def run_ci(tmp_path, repository, **variables):
+    """Run .ci/run with a stand-in for make; return what it called and the finished process."""
     (tmp_path / "bin").mkdir()
     make = tmp_path / "bin" / "make"
     make.write_text(MAKE)
     make.chmod(0o755)
     log = tmp_path / "log"
-    environment = os.environ | {
-        "PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}",
-        "LOG": str(log),
-        "FAILS": fails or "",
-    }
+    path = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "LOG": str(log)}
     result = subprocess.run(
         ["bash", repository / ".ci" / "run"],
-        env=environment,
+        env=os.environ | path | variables,
         capture_output=True,
         text=True,
         check=False,
     )
-    assert log.read_text().splitlines() == ["make test", "make lint", "make types"]
-    assert result.stdout.splitlines()[-1] == "3 passed in 0.1s"
-    assert (result.returncode == 0) is (fails is None)
+    return log.read_text().splitlines(), result
+
+
+@pytest.mark.parametrize("fails", ["", "test", "test-matrix", "lint", "types"])
+def test_ci_runs_everything_and_fails_if_anything_fails(tmp_path, repository, fails):
+    calls, result = run_ci(tmp_path, repository, FAILS=fails)
+    assert calls == ["make test", "make test-matrix", "make lint", "make types"]
+    assert result.stdout.splitlines()[-1] == "8 passed, 3 skipped in 60.75s"
+    assert (result.returncode == 0) is (not fails)
+
+
+def test_ci_counts_a_run_without_closing_line_as_an_error(tmp_path, repository):
+    _, result = run_ci(tmp_path, repository, FAILS="test-matrix", BREAKS="yes")
+    assert result.stdout.splitlines()[-1] == "5 passed, 2 skipped, 1 error in 60.25s"
+    assert result.returncode == 1

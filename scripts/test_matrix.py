@@ -1,0 +1,203 @@
+#!/usr/bin/env python
+"""Run tests with every supported rsl_rl and in every environment; print one line for each.
+
+`make test-matrix` makes the environments and runs this.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import re
+import subprocess
+import sys
+import time
+from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
+
+ROWS_AT_A_TIME = 2
+"""Most of them keep one core busy."""
+
+CONTRACT = ("tests/contract",)
+ALGORITHMS = (
+    "tests/algorithms",
+    "tests/runners",
+    "--ignore=tests/algorithms/test_distributed.py",  # runs our own code only, but takes long
+)
+
+PRINT_RELEASE = "from importlib.metadata import version; print(version('rsl-rl-lib'))"
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One run of pytest."""
+
+    name: str
+    """What is printed for it."""
+
+    python: str
+    """Interpreter of the environment, from the root of the checkout."""
+
+    tests: tuple[str, ...]
+    """Arguments of pytest; a pattern stands for the files it matches."""
+
+    rsl_rl: str
+    """Release that it runs with: the environment's, or one under ``.rsl_rl``."""
+
+
+def main() -> int:
+    """Run all rows.
+
+    Returns:
+        0 if something passed and nothing failed in each row, else 1.
+    """
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--mjlab", required=True, help="interpreter of mjlab's environment")
+    parser.add_argument(
+        "--isaaclab2", required=True, help="interpreter of Isaac Lab 2.3's environment"
+    )
+    args = parser.parse_args()
+    return run_matrix(rows(sys.executable, args.mjlab, args.isaaclab2))
+
+
+def rows(main_python: str, mjlab_python: str, isaaclab2_python: str) -> list[Row]:
+    """Return what is run, the contract of all releases first.
+
+    Args:
+        main_python: Interpreter of the environment of ``make test``.
+        mjlab_python: Interpreter of mjlab's environment.
+        isaaclab2_python: Interpreter of Isaac Lab 2.3's environment.
+    """
+    contract, algorithms = "contract", "algorithms, runners"
+    main, mjlab, isaaclab2 = main_python, mjlab_python, isaaclab2_python
+    mjlab_tests = ("tests/integrations/test_mjlab*.py", "tests/tasks/test_mjlab_*.py")
+    package_tests = ("tests/test_packaging.py", "-m", "package")
+    isaaclab2_tests = ("tests/integrations/rsl_rl_v3",)
+    return [
+        Row(name=contract, rsl_rl="3.1.2", python=isaaclab2, tests=CONTRACT),
+        Row(name=contract, rsl_rl="5.0.1", python=main, tests=CONTRACT),
+        Row(name=contract, rsl_rl="5.4.2", python=main, tests=CONTRACT),
+        Row(name=contract, rsl_rl="5.5.1", python=main, tests=CONTRACT),
+        Row(name=algorithms, rsl_rl="5.0.1", python=main, tests=ALGORITHMS),
+        Row(name=algorithms, rsl_rl="5.4.2", python=main, tests=ALGORITHMS),
+        Row(name="mjlab", rsl_rl="5.4.2", python=mjlab, tests=mjlab_tests),
+        Row(name="Isaac Lab 2.3", rsl_rl="3.1.2", python=isaaclab2, tests=isaaclab2_tests),
+        Row(name="wheel and sdist", rsl_rl="5.5.1", python=main, tests=package_tests),
+    ]
+
+
+def run_matrix(matrix: list[Row]) -> int:
+    """Run rows, print a line for each in their order and one such as pytest's for all.
+
+    Args:
+        matrix: What to run.
+
+    Returns:
+        The exit status: 0 if something passed and nothing failed in each row, else 1.
+    """
+    start, total, failed = time.monotonic(), Counter(), False
+    with ThreadPoolExecutor(ROWS_AT_A_TIME) as pool:
+        for row, (counts, closing, output) in zip(matrix, pool.map(run_row, matrix), strict=True):
+            well = counts["passed"] > 0 and not (counts["failed"] or counts["error"])
+            mark = "" if well else "WRONG: "
+            print(f"rsl_rl {row.rsl_rl}  {row.name:22}{mark}{closing}", flush=True)
+            if not well:
+                failed = True
+                print(output[-8000:], flush=True)
+            total += counts
+    if failed and not (total["failed"] or total["error"]):
+        total["error"] = 1  # a row without tests
+    print(closing_line(total, time.monotonic() - start), flush=True)
+    return int(failed)
+
+
+def run_row(row: Row) -> tuple[Counter, str, str]:
+    """Run the tests of one row.
+
+    Args:
+        row: What to run.
+
+    Returns:
+        Tests by outcome, pytest's closing line or the reason for having none, and all output.
+    """
+    found = [argument for pattern in row.tests for argument in expanded(pattern)]
+    if not any(Path(ROOT, argument).exists() for argument in found):
+        return Counter(), f"no file is like {' or '.join(row.tests)}", ""
+    installed = python(row, "-c", PRINT_RELEASE).stdout.strip()
+    if installed != row.rsl_rl:
+        return (
+            Counter(),
+            f"rsl_rl is {installed}, expected {row.rsl_rl}: run `make test-matrix`",
+            "",
+        )
+    result = python(row, "-m", "pytest", *found)
+    counts, closing = outcome(result.stdout)
+    if result.returncode != 0:
+        counts["error"] += not counts["failed"] and not counts["error"]
+    return counts, closing, result.stdout
+
+
+def python(row: Row, *arguments: str) -> subprocess.CompletedProcess[str]:
+    """Run a row's interpreter with its rsl_rl.
+
+    Args:
+        row: What is run.
+        *arguments: Arguments of the interpreter.
+
+    Returns:
+        The finished process, errors in its output.
+    """
+    environment = {**os.environ, "PYTHONPATH": str(ROOT / ".rsl_rl" / row.rsl_rl)}
+    return subprocess.run(
+        [row.python, *arguments],
+        cwd=ROOT,
+        env=environment,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        check=False,
+    )
+
+
+def expanded(pattern: str) -> list[str]:
+    """Return the files of the checkout that a pattern matches, or an option as it is."""
+    if "*" not in pattern:
+        return [pattern]
+    return sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(pattern))
+
+
+def outcome(output: str) -> tuple[Counter, str]:
+    """Read pytest's closing line.
+
+    Args:
+        output: What pytest printed.
+
+    Returns:
+        Tests by outcome, and the line; none and a remark if there is no such line.
+    """
+    lines = [line.strip("= ") for line in output.splitlines() if re.search(r" in [\d.]+s", line)]
+    if not lines:
+        return Counter(), "pytest did not finish"
+    found = re.findall(r"(\d+) (passed|failed|skipped|error)", lines[-1])
+    return Counter({name: int(number) for number, name in found}), lines[-1]
+
+
+def closing_line(total: Counter, seconds: float) -> str:
+    """Return a line such as ``3 failed, 120 passed, 7 skipped in 95.21s``.
+
+    Args:
+        total: Tests by outcome.
+        seconds: Time for all of them.
+    """
+    named = [
+        f"{total[name]} {name}" for name in ("failed", "passed", "skipped", "error") if total[name]
+    ]
+    return f"{', '.join(named) or 'no tests ran'} in {seconds:.2f}s"
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

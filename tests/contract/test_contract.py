@@ -1,0 +1,198 @@
+"""What a user of any supported rsl_rl gets by changing one line, under that release's stock runner.
+
+The same assertions for 3.1.2, 5.0.1, 5.4.2 and 5.5.1: `make test-matrix` runs this file with each.
+"""
+
+import pytest
+import torch
+from tolerances import PARITY_FLOAT32
+
+KINDS = ["distillation", "ppo"]
+METRICS = {
+    "distillation": {
+        "behavior",
+        "grad_norm",
+        "optimizer_steps",
+        "flushed_steps",
+        "episode_start_rate",
+    },
+    "ppo": {
+        "surrogate",
+        "entropy",
+        "kl",
+        "actor_grad_norm",
+        "critic_grad_norm",
+        "episode_start_rate",
+    },
+}
+
+
+def train(runner, iterations=1):
+    """Let the runner learn and return what each of its updates reported."""
+    metrics, update = [], runner.alg.update
+
+    def recorded():
+        metrics.append(update())
+        return metrics[-1]
+
+    runner.alg.update = recorded
+    runner.learn(iterations)
+    return metrics
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_one_line_selects_the_algorithm(make_runner, kind):
+    own, stock = make_runner(kind), make_runner(kind, "stock")
+    assert type(own.alg).__name__ == {"distillation": "TbpttDistillation", "ppo": "TbpttPPO"}[kind]
+    assert type(stock.alg).__module__.startswith("rsl_rl.")
+    assert type(own.alg).__module__.startswith("rsl_tbptt.")
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_mistyped_option_is_refused(make_runner, kind):
+    with pytest.raises(ValueError, match="did you mean 'gradient_length'"):
+        make_runner(kind, gradient_lenght=4)
+
+
+@pytest.mark.parametrize("recurrent", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+def test_trains_and_reports(make_runner, era, kind, recurrent):
+    options = {"gradient_length": 2} if recurrent else {}
+    runner = make_runner(kind, recurrent=recurrent, learning_rate=1e-2, **options)
+    before = era.parameters(runner.alg)
+    metrics = train(runner, iterations=3)
+    assert len(metrics) == 3
+    assert set(metrics[-1]) == METRICS[kind] | ({era.value_loss} if kind == "ppo" else set())
+    after = era.parameters(runner.alg)
+    assert torch.isfinite(after).all()
+    assert not torch.equal(after, before)
+    assert runner.current_learning_iteration == 2
+
+
+def test_distillation_learns(make_runner):
+    metrics = train(make_runner("distillation", learning_rate=2e-2), iterations=30)
+    assert metrics[-1]["behavior"] < 0.3 * metrics[0]["behavior"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_checkpoint_round_trip_and_resume(make_runner, era, kind, tmp_path):
+    first = make_runner(kind, log_dir=tmp_path / "first", learning_rate=1e-2)
+    train(first, iterations=2)
+    second = make_runner(kind, log_dir=tmp_path / "second", learning_rate=1e-2)
+    assert not torch.equal(era.parameters(second.alg), era.parameters(first.alg))
+    second.load(str(tmp_path / "first" / "model_1.pt"))
+    assert torch.equal(era.parameters(second.alg), era.parameters(first.alg))
+    assert second.current_learning_iteration == 1
+    step = [state["step"] for state in second.alg.optimizer.state_dict()["state"].values()]
+    assert step == [state["step"] for state in first.alg.optimizer.state_dict()["state"].values()]
+    train(second, iterations=2)
+    assert second.current_learning_iteration == 2
+    assert (tmp_path / "second" / "model_2.pt").exists()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_stock_algorithm_reads_our_checkpoint(make_runner, era, kind, tmp_path):
+    own = make_runner(kind, log_dir=tmp_path, learning_rate=1e-2)
+    train(own, iterations=2)
+    stock = make_runner(kind, "stock")
+    stock.load(str(tmp_path / "model_1.pt"))
+    assert torch.equal(era.parameters(stock.alg), era.parameters(own.alg))
+
+
+def test_gradient_norm_does_not_depend_on_gradient_length(make_runner):
+    shared = {"recurrent": False, "update_length": 6, "max_grad_norm": None}
+
+    def norm(**options):
+        return train(make_runner("distillation", **shared, **options))[0]["grad_norm"]
+
+    expected = norm(gradient_length=6)
+    assert [norm(gradient_length=k) for k in (1, 2, 3)] == pytest.approx([expected] * 3, rel=1e-5)
+    assert norm(gradient_length=2, loss_reduction="sum") == pytest.approx(6 * expected, rel=1e-5)
+
+
+@pytest.mark.parametrize(("tail", "steps", "flushed"), [("flush", 3, 1), ("drop", 2, 0)])
+def test_leftover_steps(make_runner, tail, steps, flushed):
+    runner = make_runner("distillation", num_steps=7, gradient_length=3, tail=tail)
+    metrics = train(runner)[0]
+    assert (metrics["optimizer_steps"], metrics["flushed_steps"]) == (steps, flushed)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_done_clears_the_state_of_its_environment(make_runner, era, kind):
+    runner = make_runner(kind)
+    dones = torch.tensor([1, 0, 0, 1, 0, 0])
+    with torch.inference_mode():
+        obs = runner.env.get_observations()
+        runner.alg.act(obs)
+        runner.alg.process_env_step(obs, torch.zeros(6), dones, {})
+    is_clear = (era.state(runner.alg) == 0).all(dim=-1).all(dim=0)
+    assert is_clear.tolist() == dones.bool().tolist()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_state_carries_over_updates(make_runner, era, kind):
+    """Without learning, two rollouts of 2 steps end in the state of one of 4 steps."""
+    options = {"learning_rate": 1e-12} | ({"schedule": "fixed"} if kind == "ppo" else {})
+    twice = make_runner(kind, num_steps=2, **options)
+    twice.learn(2)
+    once = make_runner(kind, num_steps=4, **options)
+    once.learn(1)
+    torch.testing.assert_close(era.state(twice.alg), era.state(once.alg), **PARITY_FLOAT32)
+    once.learn(1)
+    assert not torch.allclose(era.state(twice.alg), era.state(once.alg), **PARITY_FLOAT32)
+
+
+@pytest.mark.parametrize("by_option", [True, False])
+def test_teacher_comes_from_a_ppo_checkpoint(make_runner, era, tmp_path, by_option):
+    ppo = make_runner("ppo", models=era.teacher_models(), log_dir=tmp_path, learning_rate=1e-2)
+    train(ppo)
+    file = str(tmp_path / "model_0.pt")
+    options = {"teacher_checkpoint": file} if by_option else {}
+    runner = make_runner("distillation", **options)
+    if not by_option:
+        assert not torch.equal(era.teacher_parameters(runner.alg), era.actor_parameters(ppo.alg))
+        runner.load(file)
+    assert torch.equal(era.teacher_parameters(runner.alg), era.actor_parameters(ppo.alg))
+
+
+@pytest.mark.parametrize("recurrent", [True, False])
+def test_distillation_leaves_the_parameters_of_rsl_rl(make_runner, era, recurrent):
+    # SGD: the first steps of Adam do not show the size of the gradient.
+    shared = {"recurrent": recurrent, "gradient_length": 3, "optimizer": "sgd"}
+    shared |= {"max_grad_norm": None, "learning_rate": 0.1}
+    stock = make_runner("distillation", "stock", **shared)
+    own = make_runner("distillation", **shared, loss_reduction="sum", tail="drop")
+    differing = make_runner("distillation", **shared)
+    for runner in (stock, own, differing):
+        train(runner, iterations=3)
+    expected = era.parameters(stock.alg)
+    torch.testing.assert_close(era.parameters(own.alg), expected, **PARITY_FLOAT32)
+    assert not torch.allclose(era.parameters(differing.alg), expected, **PARITY_FLOAT32)
+
+
+@pytest.mark.parametrize("recurrent", [True, False])
+@pytest.mark.usefixtures("in_order")
+def test_ppo_leaves_the_parameters_of_rsl_rl(make_runner, era, recurrent):
+    """After one rollout: from the second on, older releases have another state in the critic."""
+    shared = {"recurrent": recurrent, "schedule": "fixed", "num_mini_batches": 2}
+    # Far above any norm: 3.1.2 clips actor and critic together.
+    shared |= {"num_learning_epochs": 2, "max_grad_norm": 1e6}
+
+    def parameters(whose, **options):
+        runner = make_runner("ppo", whose, **shared, **options)
+        train(runner)
+        return era.parameters(runner.alg)
+
+    expected = parameters("stock")
+    torch.testing.assert_close(parameters("own"), expected, **PARITY_FLOAT32)
+    other = {"gradient_length": 1} if recurrent else {"clip_param": 0.01}
+    assert not torch.allclose(parameters("own", **other), expected, **PARITY_FLOAT32)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_policy_of_the_runner_acts(make_runner, kind):
+    runner = make_runner(kind)
+    policy = runner.get_inference_policy(device="cpu")
+    with torch.inference_mode():
+        actions = policy(runner.env.get_observations())
+    assert actions.shape == (6, 1)
