@@ -52,6 +52,20 @@ def teacher_state_dict(checkpoint: Mapping[str, Any], source: str) -> Mapping[st
     )
 
 
+def student_state_dict(checkpoint: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:
+    """Return the parameters of a distillation's student.
+
+    Raises:
+        ValueError: If ``checkpoint`` has none.
+    """
+    if not checkpoint.get("student_state_dict"):
+        raise ValueError(
+            f"The checkpoint has no 'student_state_dict', only {sorted(checkpoint)}: expected one"
+            " of a distillation. Name the student's file, not its teacher's."
+        )
+    return checkpoint["student_state_dict"]
+
+
 Advice = Callable[[str, str, bool], str]
 """Names the setting that makes a key agree, by key, role and whether the checkpoint has it."""
 

@@ -12,7 +12,12 @@ from tensordict import TensorDict
 from torch import nn
 
 from rsl_tbptt.algorithms.behavior_loss import GAUSSIAN_ROLES, resolve_behavior_loss
-from rsl_tbptt.algorithms.checkpoints import check_matches, read_checkpoint, teacher_state_dict
+from rsl_tbptt.algorithms.checkpoints import (
+    check_matches,
+    read_checkpoint,
+    student_state_dict,
+    teacher_state_dict,
+)
 from rsl_tbptt.algorithms.distillation_options import DistillationOptions
 from rsl_tbptt.algorithms.guard import UpdateGuard, describe_non_finite, non_finite_message
 from rsl_tbptt.algorithms.memory_plan import MemoryPlan, plan_memory
@@ -374,14 +379,14 @@ class TbpttDistillation(Distillation):
             Whether the runner shall take over the iteration.
 
         Raises:
-            ValueError: If the parameters do not fit. Nothing is changed then.
+            ValueError: If the parameters do not fit or are missing. Nothing is changed then.
         """
         wants = load_cfg or {"teacher": True, "student": "student_state_dict" in loaded_dict}
         if strict and wants.get("teacher"):
             state_dict = teacher_state_dict(loaded_dict, "The checkpoint")
             check_matches(self._raw_teacher, state_dict, "teacher")
         if strict and wants.get("student"):
-            check_matches(self._raw_student, loaded_dict["student_state_dict"], "student")
+            check_matches(self._raw_student, student_state_dict(loaded_dict), "student")
         load_iteration = super().load(loaded_dict, load_cfg, strict)
         if wants.get("student"):
             self.num_updates = loaded_dict.get("rsl_tbptt", {}).get("num_updates", 0)

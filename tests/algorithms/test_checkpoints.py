@@ -47,6 +47,12 @@ def test_a_ppo_checkpoint_loads_the_teacher_only():
     assert torch.equal(algorithm.teacher.mlp[0].weight, actor.mlp[0].weight)
 
 
+def test_a_ppo_checkpoint_has_no_student_to_load():
+    checkpoint = {"actor_state_dict": make().teacher.state_dict(), "iter": 0}
+    with pytest.raises(ValueError, match=r"no 'student_state_dict'.*not its teacher's"):
+        make().load(checkpoint, {"student": True}, strict=True)
+
+
 def test_teacher_checkpoint_loads_the_teacher(tmp_path):
     actor = ppo_checkpoint(tmp_path / "teacher.pt")
     algorithm = make(teacher_checkpoint=str(tmp_path / "teacher.pt"))

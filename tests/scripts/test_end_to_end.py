@@ -68,27 +68,37 @@ def finetuned(repository, folder, size, student):
     return find_checkpoint(folder, "finetuned", ITERATIONS - 1)
 
 
-def evaluate(repository, checkpoint, output):
-    arguments = ("--checkpoint", checkpoint, "--episodes", 8, "--output", output)
-    run_script(repository, "evaluate", *arguments)
-    return json.loads(output.read_text())
+@pytest.fixture(scope="module")
+def evaluate(isaaclab, repository):
+    """Evaluate a checkpoint on eight episodes, without another start of the simulator."""
+    script, run = (
+        repository / "scripts" / "evaluate.py",
+        repository / "tests" / "isaaclab_script.py",
+    )
+
+    def evaluated(checkpoint, output):
+        arguments = ("--checkpoint", checkpoint, "--episodes", 8, "--output", output)
+        isaaclab.call(f"{run}:run", str(script), [str(argument) for argument in arguments])
+        return json.loads(output.read_text())
+
+    return evaluated
 
 
 def starts(evaluation):
     return [(r["slider_to_cart"][0], r["cart_to_pole"][0]) for r in evaluation["recorded"]]
 
 
-def test_policies_are_evaluated_on_the_same_starts(repository, teacher, student, tmp_path):
-    result = evaluate(repository, student, tmp_path / "student.json")
+def test_policies_are_evaluated_on_the_same_starts(evaluate, teacher, student, tmp_path):
+    result = evaluate(student, tmp_path / "student.json")
     assert result["episodes"] == len(result["returns"]) == 8
     for robot, length in zip(result["recorded"], result["lengths"], strict=False):
         assert len(robot["slider_to_cart"]) == len(robot["cart_to_pole"]) == length
-    assert starts(result) == starts(evaluate(repository, teacher, tmp_path / "teacher.json"))
+    assert starts(result) == starts(evaluate(teacher, tmp_path / "teacher.json"))
     assert starts(result)[0] != starts(result)[1]
 
 
-def test_finetuned_student_is_evaluated(repository, finetuned, tmp_path):
-    assert evaluate(repository, finetuned, tmp_path / "finetuned.json")["episodes"] == 8
+def test_finetuned_student_is_evaluated(evaluate, finetuned, tmp_path):
+    assert evaluate(finetuned, tmp_path / "finetuned.json")["episodes"] == 8
 
 
 def test_student_is_exported(repository, student, tmp_path):
