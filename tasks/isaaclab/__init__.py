@@ -7,14 +7,13 @@ and imports nothing that could be missing there.
 import gymnasium as gym
 
 
-def _register(task: str, env_cfg: str, agents: str, **further_agents: str) -> None:
-    """Register a task with its teacher, its recurrent student and its memoryless student.
+def _register(task: str, env_cfg: str, agents: str) -> None:
+    """Register a task with its teacher, its two students, recurrent PPO and fine-tuning.
 
     Args:
         task: Task id.
         env_cfg: ``"module:Class"`` of the environment, relative to this package.
         agents: ``"module:Prefix"`` of the agents, relative to this package.
-        **further_agents: ``"Suffix"`` of further agents by their key.
     """
     prefix = f"{__name__}.{agents}"
     gym.register(
@@ -27,31 +26,18 @@ def _register(task: str, env_cfg: str, agents: str, **further_agents: str) -> No
             "rsl_rl_cfg_entry_point": f"{prefix}TeacherCfg",
             "rsl_rl_distillation_recurrent_cfg_entry_point": f"{prefix}StudentCfg",
             "rsl_rl_distillation_cfg_entry_point": f"{prefix}MemorylessStudentCfg",
-            **{key: f"{prefix}{suffix}" for key, suffix in further_agents.items()},
+            "rsl_rl_recurrent_cfg_entry_point": f"{prefix}RecurrentCfg",
+            "rsl_rl_finetune_cfg_entry_point": f"{prefix}FinetuneCfg",
         },
     )
 
 
-_register(
-    "Tbptt-Cartpole-Occluded",
-    "cartpole:OccludedCartpoleEnvCfg",
-    "cartpole_agents:Cartpole",
-    rsl_rl_recurrent_cfg_entry_point="RecurrentCfg",
-    rsl_rl_finetune_cfg_entry_point="FinetuneCfg",
-)
-_register(
-    "Tbptt-Velocity-Flat-Pup",
-    "pup:PupFlatEnvCfg",
-    "pup_agents:Pup",
-    rsl_rl_recurrent_cfg_entry_point="RecurrentCfg",
-    rsl_rl_finetune_cfg_entry_point="FinetuneCfg",
-)
+_register("Tbptt-Cartpole-Occluded", "cartpole:OccludedCartpoleEnvCfg", "cartpole_agents:Cartpole")
+_register("Tbptt-Velocity-Flat-Pup", "pup:PupFlatEnvCfg", "pup_agents:Pup")
 for _robot, _name in (("AnymalD", "Anymal-D"), ("UnitreeGo2", "Unitree-Go2")):
     for _ground in ("Flat", "Rough"):
         _register(
             f"Tbptt-Velocity-{_ground}-{_name}",
             f"velocity:{_robot}{_ground}TbpttEnvCfg",
             f"velocity_agents:{_robot}{_ground}",
-            rsl_rl_recurrent_cfg_entry_point="RecurrentCfg",
-            rsl_rl_finetune_cfg_entry_point="FinetuneCfg",
         )
