@@ -9,11 +9,15 @@ from torch import nn
 
 from rsl_tbptt.core.hidden_state import as_tensors
 from rsl_tbptt.core.scan import CUDA_ENGINES, ENGINES, recurrent_scan
+from rsl_tbptt.core.scan.compiler import compiler
 
 RNNS = {"lstm": nn.LSTM, "gru": nn.GRU}
 D, H = 3, 4
 
 CPU_ENGINES = [name for name in ENGINES if name not in CUDA_ENGINES]
+if compiler() is None:
+    CPU_ENGINES.remove("compiled")
+HAND_WRITTEN = [name for name in CPU_ENGINES if name in ("compiled", "fused")]
 
 
 def make_case(rnn_type, num_layers, num_steps, num_envs, done_rate, seed=0, bias=True):
@@ -155,35 +159,38 @@ def test_permuting_environments_permutes_results(engine, rnn_type):
     torch.testing.assert_close(permuted, plain[:, order], **EXACT_FLOAT64)
 
 
+@pytest.mark.parametrize("engine", HAND_WRITTEN)
 @pytest.mark.parametrize("rnn_type", ["lstm", "gru"])
-def test_bfloat16_operands_keep_a_float32_state(rnn_type):
+def test_bfloat16_operands_keep_a_float32_state(engine, rnn_type):
     rnn, inputs, state, starts = make_case(rnn_type, 2, 6, 4, 0.3)
     rnn, inputs = rnn.float(), inputs.float()
     tensors = tuple(tensor.float() for tensor in as_tensors(state))
     state = tensors if rnn_type == "lstm" else tensors[0]
-    expected = values_and_gradients(rnn, inputs, state, starts, "fused")
+    expected = values_and_gradients(rnn, inputs, state, starts, engine)
     with torch.autocast("cpu", dtype=torch.bfloat16):
-        results = values_and_gradients(rnn, inputs, state, starts, "fused")
+        results = values_and_gradients(rnn, inputs, state, starts, engine)
     assert not torch.equal(results[0], expected[0])
     for got, want in zip(results, expected, strict=True):
         assert got.dtype == torch.float32
         torch.testing.assert_close(got, want, **BFLOAT16)
 
 
+@pytest.mark.parametrize("engine", HAND_WRITTEN)
 @pytest.mark.parametrize("rnn_type", ["lstm", "gru"])
-def test_a_second_backward_pass_is_refused(rnn_type):
+def test_a_second_backward_pass_is_refused(engine, rnn_type):
     rnn, inputs, state, starts = make_case(rnn_type, 1, 3, 2, 0.0)
-    outputs, _ = recurrent_scan(rnn, inputs, state, starts, "fused")
+    outputs, _ = recurrent_scan(rnn, inputs, state, starts, engine)
     outputs.sum().backward(retain_graph=True)
     with pytest.raises(RuntimeError, match="retain_graph=True"):
         outputs.sum().backward()
 
 
+@pytest.mark.parametrize("engine", HAND_WRITTEN)
 @pytest.mark.parametrize("rnn_type", ["lstm", "gru"])
-def test_double_backward_is_refused(rnn_type):
+def test_double_backward_is_refused(engine, rnn_type):
     rnn, inputs, state, starts = make_case(rnn_type, 1, 3, 2, 0.0)
     inputs.requires_grad_()
-    outputs, _ = recurrent_scan(rnn, inputs, state, starts, "fused")
+    outputs, _ = recurrent_scan(rnn, inputs, state, starts, engine)
     with pytest.raises(RuntimeError, match="create_graph=True"):
         torch.autograd.grad(outputs.sum(), inputs, create_graph=True)
 

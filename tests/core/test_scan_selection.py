@@ -131,10 +131,15 @@ def test_a_check_leaves_no_trace(mode):
 
 
 @pytest.mark.parametrize(
-    ("device", "expected"),
-    [("cuda:1", ["cuda_graphs", "cuda_cells", "fused"]), ("mps", ["fused"]), ("cpu", None)],
+    ("device", "compiler_found", "expected"),
+    [
+        ("cuda:1", True, ["cuda_graphs", "cuda_cells", "fused"]),
+        ("mps", True, ["fused"]),
+        ("cpu", True, ["compiled", "fused"]),
+        ("cpu", False, ["fused"]),
+    ],
 )
-def test_auto_asks_for_a_choice_off_the_cpu(device, expected, monkeypatch):
+def test_auto_asks_for_a_choice(device, compiler_found, expected, monkeypatch):
     asked = []
 
     def choose_last(rnn, device, candidates):
@@ -142,11 +147,12 @@ def test_auto_asks_for_a_choice_off_the_cpu(device, expected, monkeypatch):
         return list(candidates)[-1]
 
     monkeypatch.setattr(selection, "first_that_works", choose_last)
+    monkeypatch.setattr(scan.compiler, "compiler", lambda: "cc" if compiler_found else None)
     monkeypatch.setitem(scan.ENGINES, "fused", lambda *arguments: arguments)
     inputs = SimpleNamespace(device=torch.device(device))
     result = scan.resolve_engine("auto")("rnn", inputs, "state", "starts")
     assert result == ("rnn", inputs, "state", "starts")
-    assert asked == ([] if expected is None else [(torch.device(device), expected)])
+    assert asked == [(torch.device(device), expected)]
 
 
 @pytest.fixture

@@ -7,6 +7,8 @@ from torch import nn
 
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.scan import (
+    compiled,
+    compiler,
     cuda_cells,
     cuda_graphs,
     fused,
@@ -17,6 +19,7 @@ from rsl_tbptt.core.scan import (
 )
 
 ENGINES: dict[str, Callable[..., tuple[torch.Tensor, HiddenState]]] = {
+    "compiled": compiled.scan,
     "fused": fused.scan,
     "reference": reference.scan,
     "segments": segments.scan,
@@ -29,7 +32,7 @@ ENGINES: dict[str, Callable[..., tuple[torch.Tensor, HiddenState]]] = {
 CUDA_ENGINES = ("cuda_cells", "cuda_graphs", "torchrl")
 """Engines whose kernels exist for CUDA alone."""
 
-_CANDIDATES = {"cuda": ("cuda_graphs", "cuda_cells", "fused")}
+_CANDIDATES = {"cpu": ("compiled", "fused"), "cuda": ("cuda_graphs", "cuda_cells", "fused")}
 """What "auto" tries by type of device, the fastest expected first; elsewhere it is ``fused``."""
 
 
@@ -99,12 +102,12 @@ def resolve_engine(engine: str) -> Callable[..., tuple[torch.Tensor, HiddenState
 def _scan_automatically(
     rnn: nn.LSTM | nn.GRU, inputs: torch.Tensor, state: HiddenState, episode_starts: torch.Tensor
 ) -> tuple[torch.Tensor, HiddenState]:
-    """Run the engine chosen for the device; on CPU that is ``fused``."""
-    name = "fused"
-    if inputs.device.type != "cpu":
-        names = _CANDIDATES.get(inputs.device.type, ("fused",))
-        candidates = {name: ENGINES[name] for name in names}
-        name = selection.first_that_works(rnn, inputs.device, candidates)
+    """Run the engine chosen for the device."""
+    names = _CANDIDATES.get(inputs.device.type, ("fused",))
+    if compiler.compiler() is None:
+        names = [name for name in names if name != "compiled"]
+    candidates = {name: ENGINES[name] for name in names}
+    name = selection.first_that_works(rnn, inputs.device, candidates)
     return ENGINES[name](rnn, inputs, state, episode_starts)
 
 

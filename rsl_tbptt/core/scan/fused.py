@@ -1,4 +1,4 @@
-"""The CPU's engine: hand-written forward and backward passes over the whole window.
+"""Hand-written forward and backward passes over the whole window, of torch's operations alone.
 
 Per layer there is one product per step forward and one backward, and the weight gradients are one
 product over the window. Episode starts are lists of environments, read once per layer, which costs
@@ -19,10 +19,10 @@ def scan(
     rnn: nn.LSTM | nn.GRU, inputs: torch.Tensor, state: HiddenState, episode_starts: torch.Tensor
 ) -> tuple[torch.Tensor, HiddenState]:
     """Run the layers one above the other. Arguments and result: see ``recurrent_scan``."""
-    return scan_layers(rnn, inputs, state, episode_starts, _scan_layer)
+    return scan_layers(rnn, inputs, state, episode_starts, scan_layer)
 
 
-def _scan_layer(
+def scan_layer(
     inputs: torch.Tensor,
     state: Tensors,
     weights: Tensors,

@@ -1,4 +1,4 @@
-"""The engine behind ``auto`` off the CPU: the first candidate that was seen to be right there.
+"""The engine behind ``auto``: the first candidate that was seen to be right on the device.
 
 Before the first scan on a device, for each kind of layer and dtypes and once per process,
 candidates run small random cases and are compared with ``reference``, which runs them on the CPU in

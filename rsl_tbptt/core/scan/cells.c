@@ -1,0 +1,150 @@
+/* One step of an LSTM or a GRU for N environments: all that is not a matrix product, in one pass.
+ *
+ * All matrices are row-major with one row per environment. `next_starts` and `later_starts` say
+ * whose episode starts with step t + 1 (NULL: nobody's); no value and no gradient crosses such a
+ * start, whatever it is. The formulas stand in the docstring of compiled.py.
+ *
+ * Compiled with REAL=float or REAL=double.
+ */
+#include <math.h>
+#include <stdint.h>
+#include <string.h>
+
+#define FOR_EACH_ENV \
+    _Pragma("omp parallel for schedule(static) num_threads(threads) if (N * H > 4096)") \
+    for (int64_t n = 0; n < N; n++)
+#define FOR_EACH_UNIT \
+    _Pragma("omp simd") \
+    for (int64_t j = 0; j < H; j++)
+
+/* Without branches, so that a loop over it is vectorised. Below 0.625 a polynomial, above it
+ * 1 - 2 / (exp(2 |x|) + 1), both with the coefficients of Moshier's Cephes; NaN stays NaN. */
+static inline float tanh_of_float(float x)
+{
+    const float size = fabsf(x), square = x * x;
+    const float small = x + x * square * (-3.33332819422e-1f + square * (1.33314422036e-1f
+        + square * (-5.37397155531e-2f + square * (2.06390887954e-2f + square * -5.70498872745e-3f))));
+
+    const float y = 2.0f * (size > 9.1f ? 9.1f : size), round = 12582912.0f; /* 1.5 * 2^23 */
+    const float rounded = y * 1.44269504f + round, n = rounded - round;
+    const float r = y - n * 0.693359375f + n * 2.12194440e-4f;
+    const float mantissa = 1.0f + r + r * r * (5.0000001201e-1f + r * (1.6666665459e-1f
+        + r * (4.1665795894e-2f + r * (8.3334519073e-3f + r * (1.3981999507e-3f + r * 1.9875691500e-4f)))));
+    uint32_t bits;
+    memcpy(&bits, &rounded, sizeof bits);
+    bits = (bits + 127u) << 23; /* 2^n: n stands in the low bits of `rounded` */
+    float power;
+    memcpy(&power, &bits, sizeof power);
+    const float large = 1.0f - 2.0f / (mantissa * power + 1.0f);
+
+    return size < 0.625f ? small : copysignf(large, x);
+}
+
+#define tanh_of(x) _Generic((x), float: tanh_of_float, double: tanh)(x)
+
+static inline REAL sigmoid(REAL x) { return (REAL)0.5 + (REAL)0.5 * tanh_of((REAL)0.5 * x); }
+
+static void copy_unless(int start, int64_t H, const REAL *from, REAL *to)
+{
+    if (start)
+        memset(to, 0, H * sizeof(REAL));
+    else
+        memcpy(to, from, H * sizeof(REAL));
+}
+
+/* gates: i, f, g, o, activated in place. c: the state before the step. */
+void lstm_forward(int64_t N, int64_t H, int threads, REAL *gates, const REAL *c_before,
+                  REAL *c_after, REAL *tanh_c, REAL *h, REAL *next_input, int64_t input_stride,
+                  const uint8_t *next_starts)
+{
+    FOR_EACH_ENV {
+        REAL *i = gates + n * 4 * H, *f = i + H, *g = f + H;
+        REAL *o = g + H, *tc = tanh_c + n * H, *out = h + n * H;
+        REAL *after = c_after + n * H;
+        const REAL *before = c_before + n * H;
+        const int start = next_starts && next_starts[n];
+        FOR_EACH_UNIT {
+            i[j] = sigmoid(i[j]);
+            f[j] = sigmoid(f[j]);
+            g[j] = tanh_of(g[j]);
+            o[j] = sigmoid(o[j]);
+            const REAL c = f[j] * before[j] + i[j] * g[j];
+            after[j] = start ? (REAL)0 : c;
+            tc[j] = tanh_of(c);
+            out[j] = o[j] * tc[j];
+        }
+        if (next_input)
+            copy_unless(start, H, out, next_input + n * input_stride);
+    }
+}
+
+/* gates: the activated gates, overwritten by the gradients of what was activated. dh_later: the
+ * gradient of h from step t + 1. dc: of c, from step t + 1 in, for step t - 1 out. */
+void lstm_backward(int64_t N, int64_t H, int threads, REAL *gates, const REAL *c_before,
+                   const REAL *tanh_c, const REAL *grad_h, const REAL *dh_later, REAL *dc,
+                   const uint8_t *later_starts)
+{
+    FOR_EACH_ENV {
+        REAL *gate_i = gates + n * 4 * H, *gate_f = gate_i + H;
+        REAL *gate_g = gate_f + H, *gate_o = gate_g + H;
+        REAL *dc_n = dc + n * H;
+        const REAL *before = c_before + n * H, *tc = tanh_c + n * H;
+        const REAL *grad = grad_h + n * H, *later = dh_later + n * H;
+        const int start = later_starts && later_starts[n];
+        FOR_EACH_UNIT {
+            const REAL i = gate_i[j], f = gate_f[j], g = gate_g[j], o = gate_o[j];
+            const REAL dh = grad[j] + (start ? (REAL)0 : later[j]);
+            const REAL d = (start ? (REAL)0 : dc_n[j]) + dh * o * (1 - tc[j] * tc[j]);
+            gate_i[j] = d * g * i * (1 - i);
+            gate_f[j] = d * before[j] * f * (1 - f);
+            gate_g[j] = d * i * (1 - g * g);
+            gate_o[j] = dh * tc[j] * o * (1 - o);
+            dc_n[j] = d * f;
+        }
+    }
+}
+
+/* gates: r, z, u; r and z are activated in place. n: its part of x, replaced by n. */
+void gru_forward(int64_t N, int64_t H, int threads, REAL *gates, REAL *candidates,
+                 const REAL *h_before, REAL *h, REAL *next_input, int64_t input_stride,
+                 const uint8_t *next_starts)
+{
+    FOR_EACH_ENV {
+        REAL *r = gates + n * 3 * H, *z = r + H, *u = z + H;
+        REAL *candidate = candidates + n * H, *out = h + n * H;
+        const REAL *before = h_before + n * input_stride;
+        FOR_EACH_UNIT {
+            r[j] = sigmoid(r[j]);
+            z[j] = sigmoid(z[j]);
+            candidate[j] = tanh_of(candidate[j] + r[j] * u[j]);
+            out[j] = candidate[j] + z[j] * (before[j] - candidate[j]);
+        }
+        if (next_input)
+            copy_unless(next_starts && next_starts[n], H, out, next_input + n * input_stride);
+    }
+}
+
+/* gates and candidates: overwritten by the gradients of what was activated, and of u. dh: of h,
+ * from step t + 1 in; out: for step t - 1, without what passes through the gates. */
+void gru_backward(int64_t N, int64_t H, int threads, REAL *gates, REAL *candidates,
+                  const REAL *h_before, const REAL *grad_h, REAL *dh, int64_t input_stride,
+                  const uint8_t *later_starts)
+{
+    FOR_EACH_ENV {
+        REAL *gate_r = gates + n * 3 * H, *gate_z = gate_r + H;
+        REAL *gate_u = gate_z + H, *candidate = candidates + n * H;
+        REAL *dh_n = dh + n * H;
+        const REAL *before = h_before + n * input_stride, *grad = grad_h + n * H;
+        const int start = later_starts && later_starts[n];
+        FOR_EACH_UNIT {
+            const REAL r = gate_r[j], z = gate_z[j], u = gate_u[j], c = candidate[j];
+            const REAL d = grad[j] + (start ? (REAL)0 : dh_n[j]);
+            const REAL dn = d * (1 - z) * (1 - c * c);
+            gate_r[j] = dn * u * r * (1 - r);
+            gate_z[j] = d * (before[j] - c) * z * (1 - z);
+            gate_u[j] = dn * r;
+            candidate[j] = dn;
+            dh_n[j] = d * z;
+        }
+    }
+}

@@ -1,0 +1,237 @@
+"""The CPU's fastest engine: per step one product of torch and one compiled function.
+
+What a step does besides its matrix product is a dozen small operations in torch; ``cells.c`` does
+it in one pass over memory, the reset of the next step's state included. As in ``fused``,
+``[x | 1 | h']`` of all steps lies in one buffer: a step takes one product with
+``[W_ih | b | W_hh]``, and the gradient of all weights is one product over the window.
+
+LSTM (Hochreiter and Schmidhuber, 1997; Gers et al., 2000) and GRU (Cho et al., 2014, in the form of
+torch and cuDNN), with the state cleared where an episode starts (``s_t``)::
+
+    h', c' = where(s_t, 0, (h_{t-1}, c_{t-1}))
+    LSTM: i, f, o = sigmoid(W_ih x_t + W_hh h' + b)      g = tanh(...)
+          c_t = f * c' + i * g                           h_t = o * tanh(c_t)
+    GRU:  r, z = sigmoid(W_ih x_t + b_ih + W_hh h' + b_hh)
+          u = W_hh h' + b_hh (candidate part)            n = tanh(W_ih x_t + b_ih + r * u)
+          h_t = n + z * (h' - n)
+
+Shapes: T steps, N environments, D inputs, H hidden, K = D + 1 + H.
+"""
+
+from typing import Any
+
+import torch
+from torch import nn
+
+from rsl_tbptt.core.hidden_state import HiddenState
+from rsl_tbptt.core.scan import fused
+from rsl_tbptt.core.scan.compiler import load_cells
+from rsl_tbptt.core.scan.layers import Tensors, scan_layers
+from rsl_tbptt.core.scan.workspace import Buffers
+
+
+def scan(
+    rnn: nn.LSTM | nn.GRU, inputs: torch.Tensor, state: HiddenState, episode_starts: torch.Tensor
+) -> tuple[torch.Tensor, HiddenState]:
+    """Run the layers one above the other. Arguments and result: see ``recurrent_scan``.
+
+    Operands of another dtype than the state's are left to ``fused``.
+
+    Raises:
+        NotImplementedError: If there is no C compiler, or it fails.
+    """
+    return scan_layers(rnn, inputs, state, episode_starts.contiguous(), _scan_layer)
+
+
+def _scan_layer(
+    inputs: torch.Tensor,
+    state: Tensors,
+    weights: Tensors,
+    episode_starts: torch.Tensor,
+    operand_dtype: torch.dtype,
+) -> tuple[torch.Tensor, Tensors]:
+    """Scan one layer; arguments and result as in ``LayerScan``."""
+    if operand_dtype != inputs.dtype:
+        return fused.scan_layer(inputs, state, weights, episode_starts, operand_dtype)
+    if len(state) == 1:
+        outputs = GruScan.apply(inputs, *state, *weights, episode_starts)
+        return outputs, (outputs[-1],)
+    w_ih, w_hh, b_ih, b_hh = weights
+    outputs, cell = LstmScan.apply(inputs, *state, w_ih, w_hh, b_ih + b_hh, episode_starts)
+    return outputs, (outputs[-1], cell)
+
+
+class LstmScan(torch.autograd.Function):
+    """Differentiable scan of one LSTM layer; its backward pass may run once."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        x_TND: torch.Tensor,
+        h0_NH: torch.Tensor,
+        c0_NH: torch.Tensor,
+        w_ih: torch.Tensor,
+        w_hh: torch.Tensor,
+        bias: torch.Tensor,
+        starts_TN: torch.Tensor,
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return the outputs, shape (T, N, H), and the cell state after step T-1, shape (N, H).
+
+        Args:
+            ctx: Autograd context.
+            x_TND: Inputs.
+            h0_NH: Hidden state before step 0.
+            c0_NH: Cell state before step 0.
+            w_ih: Input weights, shape (4H, D).
+            w_hh: Hidden weights, shape (4H, H).
+            bias: Sum of both biases, shape (4H,).
+            starts_TN: Episode starts, bool, contiguous.
+        """
+        (T, N, D), H = x_TND.shape, w_hh.shape[1]
+        shapes = (4 * H, D + 1 + H), (T, N, D + 1 + H), (T, N, 4 * H), (T + 1, N, H), (T, N, H)
+        buffers = Buffers(x_TND.device, *((x_TND.dtype, shape) for shape in shapes))
+        weights, inputs, gates, cells, tanh_cells = buffers.tensors
+        outputs = x_TND.new_empty(T, N, H)
+        hidden = inputs[..., D + 1 :]
+        inputs[..., :D] = x_TND
+        inputs[..., D] = 1.0
+        start = starts_TN[0].unsqueeze(1)
+        hidden[0] = h0_NH.masked_fill(start, 0.0)
+        cells[0] = c0_NH.masked_fill(start, 0.0)
+        torch.cat((w_ih, bias.unsqueeze(1), w_hh), dim=1, out=weights)
+        step = load_cells(x_TND.dtype).lstm_forward
+        at = [_addresses(x) for x in (gates, cells[:-1], cells[1:], tanh_cells, outputs)]
+        at.append(_addresses_after(hidden))
+        sizes, stride = (N, H, torch.get_num_threads()), inputs.stride(1)
+        steps = zip(*at, _addresses_after(starts_TN), strict=True)
+        of_gates = weights.t()
+        for gate, row, (*addresses, next_starts) in zip(gates, inputs, steps, strict=True):
+            torch.mm(row, of_gates, out=gate)
+            step(*sizes, *addresses, stride, next_starts)
+        last_cell = cells[-1].clone()
+        ctx.save_for_backward(w_ih, w_hh)
+        ctx.buffers, ctx.starts = buffers, starts_TN
+        return outputs, last_cell
+
+    @staticmethod
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any,  # noqa: ANN401
+        grad_outputs: torch.Tensor,
+        grad_cell: torch.Tensor,
+    ) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradients of ``forward``'s tensors; gates are overwritten by theirs."""
+        _, inputs, gates, cells, tanh_cells = ctx.buffers.take()
+        w_ih, w_hh = ctx.saved_tensors
+        (T, N, H), D = tanh_cells.shape, w_ih.shape[1]
+        grad_outputs = grad_outputs.contiguous()
+        dh, dc = torch.zeros_like(grad_cell), grad_cell.clone()
+        step = load_cells(gates.dtype).lstm_backward
+        at = [_addresses(x) for x in (gates, cells[:-1], tanh_cells, grad_outputs)]
+        sizes, carried = (N, H, torch.get_num_threads()), (dh.data_ptr(), dc.data_ptr())
+        steps = zip(gates, zip(*at, strict=True), _addresses_after(ctx.starts), strict=True)
+        for t, (gate, addresses, later_starts) in reversed(list(enumerate(steps))):
+            step(*sizes, *addresses, *carried, later_starts)
+            if t > 0 or ctx.needs_input_grad[1]:
+                torch.mm(gate, w_hh, out=dh)
+        for gradient in (dh, dc):
+            gradient.masked_fill_(ctx.starts[0].unsqueeze(1), 0.0)
+        flat_gates = gates.flatten(0, 1)
+        dx = (flat_gates @ w_ih).unflatten(0, (T, N)) if ctx.needs_input_grad[0] else None
+        dw_ih, db, dw_hh = (inputs.flatten(0, 1).t() @ flat_gates).t().split((D, 1, H), dim=1)
+        ctx.buffers.release()
+        return dx, dh, dc, dw_ih, dw_hh, db.squeeze(1), None
+
+
+class GruScan(torch.autograd.Function):
+    """Differentiable scan of one GRU layer; its backward pass may run once."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,  # noqa: ANN401
+        x_TND: torch.Tensor,
+        h0_NH: torch.Tensor,
+        w_ih: torch.Tensor,
+        w_hh: torch.Tensor,
+        b_ih: torch.Tensor,
+        b_hh: torch.Tensor,
+        starts_TN: torch.Tensor,
+    ) -> torch.Tensor:
+        """Return the outputs, shape (T, N, H); the last is the state after step T-1.
+
+        Args:
+            ctx: Autograd context.
+            x_TND: Inputs.
+            h0_NH: Hidden state before step 0.
+            w_ih: Input weights, shape (3H, D).
+            w_hh: Hidden weights, shape (3H, H).
+            b_ih: Input bias, shape (3H,).
+            b_hh: Hidden bias, shape (3H,).
+            starts_TN: Episode starts, bool, contiguous.
+        """
+        (T, N, D), H = x_TND.shape, w_hh.shape[1]
+        shapes = (3 * H, D + 1 + H), (H, D + 1), (T, N, D + 1 + H), (T, N, 3 * H), (T, N, H)
+        buffers = Buffers(x_TND.device, *((x_TND.dtype, shape) for shape in shapes))
+        of_rzu, of_n, inputs, gates, n = buffers.tensors
+        outputs = x_TND.new_empty(T, N, H)
+        hidden = inputs[..., D + 1 :]
+        inputs[..., :D] = x_TND
+        inputs[..., D] = 1.0
+        hidden[0] = h0_NH.masked_fill(starts_TN[0].unsqueeze(1), 0.0)
+        torch.cat((w_ih, (b_ih + b_hh).unsqueeze(1), w_hh), dim=1, out=of_rzu)
+        of_rzu[2 * H :, :D] = 0.0
+        of_rzu[2 * H :, D] = b_hh[2 * H :]
+        torch.cat((w_ih[2 * H :], b_ih[2 * H :].unsqueeze(1)), dim=1, out=of_n)
+        torch.mm(inputs.flatten(0, 1)[:, : D + 1], of_n.t(), out=n.flatten(0, 1))
+        step = load_cells(x_TND.dtype).gru_forward
+        at = [*(_addresses(x) for x in (gates, n, hidden, outputs)), _addresses_after(hidden)]
+        sizes, stride = (N, H, torch.get_num_threads()), inputs.stride(1)
+        steps = zip(*at, _addresses_after(starts_TN), strict=True)
+        of_gates = of_rzu.t()
+        for gate, row, (*addresses, next_starts) in zip(gates, inputs, steps, strict=True):
+            torch.mm(row, of_gates, out=gate)
+            step(*sizes, *addresses, stride, next_starts)
+        ctx.save_for_backward(w_ih, w_hh)
+        ctx.buffers, ctx.starts = buffers, starts_TN
+        return outputs
+
+    @staticmethod
+    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+        ctx: Any,  # noqa: ANN401
+        grad_outputs: torch.Tensor,
+    ) -> tuple[torch.Tensor | None, ...]:
+        """Return the gradients of ``forward``'s tensors; gates are overwritten by theirs."""
+        *_, inputs, gates, n = ctx.buffers.take()
+        w_ih, w_hh = ctx.saved_tensors
+        (T, N, H), D = n.shape, w_ih.shape[1]
+        grad_outputs = grad_outputs.contiguous()
+        dh = torch.zeros_like(grad_outputs[0])
+        step = load_cells(gates.dtype).gru_backward
+        at = [_addresses(x) for x in (gates, n, inputs[..., D + 1 :], grad_outputs)]
+        sizes, carried = (N, H, torch.get_num_threads()), (dh.data_ptr(), inputs.stride(1))
+        steps = zip(gates, zip(*at, strict=True), _addresses_after(ctx.starts), strict=True)
+        for t, (gate, addresses, later_starts) in reversed(list(enumerate(steps))):
+            step(*sizes, *addresses, *carried, later_starts)
+            if t > 0 or ctx.needs_input_grad[1]:
+                dh.addmm_(gate, w_hh)
+        dh.masked_fill_(ctx.starts[0].unsqueeze(1), 0.0)
+        flat_inputs, of_gates, of_candidates = (x.flatten(0, 1) for x in (inputs, gates, n))
+        of_rz, x_and_one, dx = of_gates[:, : 2 * H], flat_inputs[:, : D + 1].t(), None
+        if ctx.needs_input_grad[0]:
+            dx = torch.mm(of_rz, w_ih[: 2 * H]).addmm_(of_candidates, w_ih[2 * H :])
+            dx = dx.unflatten(0, (T, N))
+        db_hh, dw_hh = (flat_inputs[:, D:].t() @ of_gates).t().split((1, H), dim=1)
+        of_x = torch.cat((x_and_one @ of_rz, x_and_one @ of_candidates), dim=1)
+        dw_ih, db_ih = of_x.t().split((D, 1), dim=1)
+        ctx.buffers.release()
+        return dx, dh, dw_ih, dw_hh, db_ih.squeeze(1), db_hh.squeeze(1), None
+
+
+def _addresses(steps: torch.Tensor) -> list[int | None]:
+    """Return where each step's part of a tensor (T, ...) begins in memory."""
+    first, size = steps.data_ptr(), steps.stride(0) * steps.element_size()
+    return [first + t * size for t in range(len(steps))]
+
+
+def _addresses_after(steps: torch.Tensor) -> list[int | None]:
+    """Return for each step where the next one's part begins, None after the last."""
+    return [*_addresses(steps)[1:], None]

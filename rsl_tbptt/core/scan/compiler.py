@@ -1,0 +1,74 @@
+"""``cells.c``, compiled for this processor when it is first needed: half a second per process."""
+
+import ctypes
+import functools
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+
+import torch
+
+SOURCE = Path(__file__).with_name("cells.c")
+
+_REAL = {torch.float32: "float", torch.float64: "double"}
+_FLAGS = (
+    *("-std=gnu11", "-O3", "-march=native", "-mprefer-vector-width=512"),
+    *("-fopenmp", "-fno-math-errno", "-fno-trapping-math", "-fPIC", "-shared"),
+)
+_SECONDS = 60.0
+
+_POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
+_SIZES = (_INT, _INT, ctypes.c_int)
+_ARGUMENTS = {
+    "lstm_forward": (*_SIZES, *[_POINTER] * 6, _INT, _POINTER),
+    "lstm_backward": (*_SIZES, *[_POINTER] * 7),
+    "gru_forward": (*_SIZES, *[_POINTER] * 5, _INT, _POINTER),
+    "gru_backward": (*_SIZES, *[_POINTER] * 5, _INT, _POINTER),
+}
+
+
+@functools.cache
+def compiler() -> str | None:
+    """Return the C compiler, ``$CC`` or ``cc``, or None where there is none.
+
+    It is looked for on Linux alone: torch shares its threads with OpenMP code of gcc there.
+    """
+    return shutil.which(os.environ.get("CC", "cc")) if sys.platform == "linux" else None
+
+
+@functools.cache
+def load_cells(dtype: torch.dtype) -> ctypes.CDLL:
+    """Compile and load the functions of ``cells.c``.
+
+    Args:
+        dtype: float32 or float64.
+
+    Returns:
+        The library; its functions take sizes, then addresses as integers.
+
+    Raises:
+        NotImplementedError: If there is no compiler, or it fails.
+    """
+    command = compiler()
+    if command is None:
+        raise NotImplementedError(
+            "scan_engine 'compiled' needs a C compiler on Linux: install gcc or name one in CC."
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "cells.so"
+        words = [command, *_FLAGS, f"-DREAL={_REAL[dtype]}", str(SOURCE), "-o", str(library), "-lm"]
+        try:
+            subprocess.run(words, check=True, capture_output=True, text=True, timeout=_SECONDS)
+            cells = ctypes.CDLL(str(library))
+        except (OSError, subprocess.SubprocessError) as error:
+            reason = getattr(error, "stderr", None) or error
+            raise NotImplementedError(
+                f"scan_engine 'compiled' needs gcc with OpenMP; '{command}' failed: {reason}"
+            ) from error
+    for name, arguments in _ARGUMENTS.items():
+        function = getattr(cells, name)
+        function.argtypes, function.restype = arguments, None
+    return cells

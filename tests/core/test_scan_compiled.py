@@ -1,0 +1,113 @@
+"""The compiled functions are accurate in float32, and a machine without a compiler is told so."""
+
+import math
+
+import pytest
+import torch
+from torch import nn
+
+from rsl_tbptt.core.scan import compiled, compiler, recurrent_scan, selection
+
+CPU = torch.device("cpu")
+EPSILON = torch.finfo(torch.float32).eps
+
+needs_compiler = pytest.mark.skipif(compiler.compiler() is None, reason="no C compiler")
+
+
+@pytest.fixture
+def compile_with(monkeypatch):
+    """Return a function that sets the compiler; what was compiled before is forgotten."""
+
+    def clear():
+        compiler.compiler.cache_clear()
+        compiler.load_cells.cache_clear()
+
+    def use(command):
+        monkeypatch.setenv("CC", str(command))
+        clear()
+
+    yield use
+    clear()
+
+
+def tanh_of(x):
+    """Return what a GRU makes of its candidate's input where nothing else is in its way."""
+    num_envs, H = len(x), 1
+    gates, n, h = torch.zeros(num_envs, 3 * H), x.clone(), torch.zeros(num_envs, H)
+    addresses = [tensor.data_ptr() for tensor in (gates, n, torch.zeros(num_envs, H), h)]
+    cells = compiler.load_cells(torch.float32)
+    cells.gru_forward(num_envs, H, 1, *addresses, None, 1, None)
+    return n
+
+
+@needs_compiler
+def test_tanh_is_right_to_the_last_digits_over_all_sizes():
+    sizes = torch.logspace(-30, 30, 200_001, base=2.0)
+    x = torch.cat((sizes, -sizes, torch.linspace(-10.0, 10.0, 200_001)))
+    error = (tanh_of(x) - x.double().tanh()) / x.double().tanh().abs().clamp(min=1e-30)
+    assert error.abs().max() < 2 * EPSILON
+
+
+@needs_compiler
+def test_tanh_of_what_is_no_number():
+    x = torch.tensor([math.nan, math.inf, -math.inf, 0.0])
+    torch.testing.assert_close(
+        tanh_of(x), torch.tensor([math.nan, 1.0, -1.0, 0.0]), equal_nan=True, rtol=0, atol=0
+    )
+
+
+@needs_compiler
+@pytest.mark.parametrize("rnn_type", [nn.LSTM, nn.GRU])
+def test_float32_equals_float64_up_to_rounding(rnn_type):
+    for seed in range(20):
+        selection._check(compiled.scan, rnn_type, CPU, torch.float32, 40 * EPSILON, seed)
+
+
+@needs_compiler
+@pytest.mark.parametrize("rnn_type", [nn.LSTM, nn.GRU])
+@pytest.mark.parametrize("num_envs", [33, 300])
+def test_threads_change_nothing(rnn_type, num_envs):
+    torch.manual_seed(0)
+    rnn, x = rnn_type(7, 130), torch.randn(5, num_envs, 7)
+    starts = torch.rand(5, num_envs) < 0.3
+
+    def gradients():
+        outputs, _ = recurrent_scan(rnn, x, None, starts, "compiled")
+        return [outputs, *torch.autograd.grad(outputs.square().sum(), list(rnn.parameters()))]
+
+    alone = gradients()
+    torch.set_num_threads(2)
+    try:
+        together = gradients()
+    finally:
+        torch.set_num_threads(1)
+    for got, want in zip(together, alone, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+def scan_once(engine):
+    return recurrent_scan(nn.LSTM(2, 3), torch.zeros(1, 4, 2), None, torch.ones(1, 4) > 0, engine)
+
+
+@pytest.mark.parametrize("command", ["no-such-compiler", "false"])
+def test_without_a_working_compiler_the_engine_says_so(command, compile_with):
+    compile_with(command)
+    with pytest.raises(NotImplementedError, match="scan_engine 'compiled' needs"):
+        scan_once("compiled")
+
+
+def test_auto_does_without_a_compiler(compile_with, monkeypatch):
+    monkeypatch.setattr(selection, "_chosen", {})
+    compile_with("no-such-compiler")
+    scan_once("auto")
+    assert set(selection._chosen.values()) == {"fused"}
+
+
+def test_auto_says_why_a_compiler_was_of_no_use(compile_with, monkeypatch, tmp_path):
+    monkeypatch.setattr(selection, "_chosen", {})
+    script = tmp_path / "cc"
+    script.write_text("#!/bin/sh\necho unknown option >&2\nexit 1\n")
+    script.chmod(0o755)
+    compile_with(script)
+    with pytest.warns(UserWarning, match="takes 'fused' .*'compiled'.*unknown option"):
+        scan_once("auto")
