@@ -51,7 +51,7 @@ def built(tmp_path_factory):
 
 
 def expected_files():
-    found = files_in_checkout("*.py") | files_in_checkout("*.usda") | files_in_checkout("py.typed")
+    found = set().union(*map(files_in_checkout, ("*.py", "*.c", "*.usda", "py.typed")))
     assert {"rsl_tbptt/py.typed", "rsl_tbptt_tasks/isaaclab/assets/cartpole.usda"} < found
     return found
 
