@@ -18,13 +18,16 @@ OLDER_RSL_RL := $(RSL_RL:%=.rsl_rl/%/.installed)
 # By default a preset has its own folder under runs/.
 RUN_OPTIONS := --device $(DEVICE) $(if $(RUN),--output $(RUN))
 
-.PHONY: demo demo-mjlab test test-matrix finetune curves bench lint types format doctor clean help
+.PHONY: demo demo-mjlab demo-pup test test-matrix finetune curves bench lint types format doctor clean help
 
 demo: $(INSTALLED)  ## train, distil and evaluate in Isaac Lab (DEVICE=cuda:0 for a GPU, RUN=folder)
 	$(PY) scripts/pipeline.py configs/demo.yaml $(RUN_OPTIONS)
 
 demo-mjlab: $(MJLAB)/.installed  ## the same in mjlab; DEVICE and RUN as above, PYTHON=3.10 (to 3.13)
 	$(MJLAB)/bin/python scripts/pipeline.py configs/demo-mjlab.yaml $(RUN_OPTIONS)
+
+demo-pup: $(INSTALLED)  ## the same with a small legged robot in Isaac Lab; DEVICE and RUN as above
+	$(PY) scripts/pipeline.py configs/demo-pup.yaml $(RUN_OPTIONS)
 
 test: $(INSTALLED)  ## run every test of the newest rsl_rl and Isaac Lab
 	$(PY) -m pytest

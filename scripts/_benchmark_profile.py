@@ -10,6 +10,7 @@ from torch.profiler import ProfilerActivity, profile
 KINDS = {
     "matrix products": ("mm", "addmm", "addmm_", "bmm"),
     "gates and state of the scan": (
+        *("LstmScan", "LstmScanBackward", "GruScan", "GruScanBackward"),
         *("addcmul", "addcmul_", "lerp", "lerp_", "tanh", "tanh_", "tanh_backward"),
         *("mul", "mul_", "add_", "index_fill_"),
     ),

@@ -1,4 +1,4 @@
-"""Observation terms that the tasks add to Isaac Lab's own."""
+"""Observation and reward terms that the tasks add to Isaac Lab's own."""
 
 from __future__ import annotations
 
@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 import torch
+from isaaclab.utils.math import quat_apply
 
 if TYPE_CHECKING:
     from isaaclab.envs import ManagerBasedEnv, ManagerBasedRLEnv
@@ -64,6 +65,48 @@ def clock(env: ManagerBasedRLEnv, frequency: float) -> torch.Tensor:
     Returns:
         Sine and cosine of the phase. Shape: (N, 2), float32.
     """
-    seconds = env.episode_length_buf.unsqueeze(1) * env.step_dt
-    phase = 2.0 * math.pi * frequency * seconds
+    phase = 2.0 * math.pi * _cycles(env, frequency)
     return torch.cat([torch.sin(phase), torch.cos(phase)], dim=1)
+
+
+def feet_follow_clock_exp(
+    env: ManagerBasedRLEnv,
+    asset_cfg: SceneEntityCfg,
+    *,
+    foot: tuple[float, float, float],
+    radius: float,
+    phases: tuple[float, ...],
+    frequency: float,
+    lift: float,
+    std: float,
+) -> torch.Tensor:
+    """Reward feet that leave flat ground in the clock's rhythm, by an exponential kernel.
+
+    A foot swings in the first half of its cycle, along half a sine, and stands in the second.
+
+    Args:
+        env: The environment, on ground of height zero.
+        asset_cfg: The articulation and the bodies that carry the feet, F of them, in order.
+        foot: Centre of the foot in its body's frame, in m.
+        radius: Radius of the foot, in m.
+        phases: Where in the clock's cycle each foot starts its own, in cycles. Length: F.
+        frequency: The clock's cycles per second, in Hz.
+        lift: Height of a swinging foot at its highest, in m.
+        std: Root of the summed squared height errors at which the reward is 1/e, in m.
+
+    Returns:
+        Reward between 0 and 1. Shape: (N,), float32.
+    """
+    data = env.scene[asset_cfg.name].data
+    position = data.body_link_pos_w.torch[:, asset_cfg.body_ids]
+    rotation = data.body_link_quat_w.torch[:, asset_cfg.body_ids]
+    offset = torch.tensor(foot, device=position.device).expand_as(position)
+    height = (position + quat_apply(rotation, offset))[..., 2] - radius
+    cycles = _cycles(env, frequency) + torch.tensor(phases, device=position.device)
+    wanted = lift * torch.sin(2.0 * math.pi * cycles).clamp(min=0.0)
+    return torch.exp(-((height - wanted) / std).square().sum(dim=1))
+
+
+def _cycles(env: ManagerBasedRLEnv, frequency: float) -> torch.Tensor:
+    """Return the clock's cycles since the episode's start. Shape: (N, 1)."""
+    return frequency * env.step_dt * env.episode_length_buf.unsqueeze(1)

@@ -33,7 +33,13 @@ from rsl_tbptt_tasks.isaaclab import mdp
 
 ASSETS = Path(__file__).parent / "assets"
 TRUNK = SceneEntityCfg("robot", body_names=["trunk"])
+FEET = SceneEntityCfg(
+    "robot",
+    body_names=["front_left_shank", "front_right_shank", "rear_left_shank", "rear_right_shank"],
+    preserve_order=True,
+)
 COMMAND = {"command_name": "base_velocity"}
+CLOCK = {"frequency": 2.5}  # Hz
 
 STANDING_HEIGHT = 0.15
 """Height of the trunk's frame over ground with default joint angles. In m."""
@@ -155,7 +161,7 @@ class ObservationsCfg:
         motor_stiffness = ObsTermCfg(
             func=mdp.joint_stiffness, params={"asset_cfg": SceneEntityCfg("robot")}, scale=0.1
         )
-        clock = ObsTermCfg(func=mdp.clock, params={"frequency": 2.5})  # Hz
+        clock = ObsTermCfg(func=mdp.clock, params=CLOCK)
 
         def __post_init__(self) -> None:
             self.enable_corruption = False
@@ -210,18 +216,31 @@ class EventsCfg:
 
 @configclass
 class RewardsCfg:
-    """Reward per second: at most 1, for a robot that moves as told."""
+    """Reward per second: at most 1, for a robot that trots to the clock and moves as told."""
 
     track_linear_velocity = RewardTermCfg(
-        func=base_mdp.track_lin_vel_xy_exp, weight=0.7, params=COMMAND | {"std": 0.25}
+        func=base_mdp.track_lin_vel_xy_exp, weight=0.55, params=COMMAND | {"std": 0.25}
     )
     track_yaw_rate = RewardTermCfg(
-        func=base_mdp.track_ang_vel_z_exp, weight=0.3, params=COMMAND | {"std": 0.5}
+        func=base_mdp.track_ang_vel_z_exp, weight=0.2, params=COMMAND | {"std": 0.5}
     )
-    bounce = RewardTermCfg(func=base_mdp.lin_vel_z_l2, weight=-0.5)
-    wobble = RewardTermCfg(func=base_mdp.ang_vel_xy_l2, weight=-0.02)
-    tilt = RewardTermCfg(func=base_mdp.flat_orientation_l2, weight=-0.5)
-    action_rate = RewardTermCfg(func=base_mdp.action_rate_l2, weight=-0.01)
+    trot = RewardTermCfg(
+        func=mdp.feet_follow_clock_exp,
+        weight=0.25,
+        params=CLOCK
+        | {
+            "asset_cfg": FEET,
+            "foot": (0.0, 0.0, -0.09),  # m
+            "radius": 0.015,  # m
+            "phases": (0.0, 0.5, 0.5, 0.0),  # diagonal legs together
+            "lift": 0.03,  # m
+            "std": 0.02,  # m
+        },
+    )
+    bounce = RewardTermCfg(func=base_mdp.lin_vel_z_l2, weight=-0.4)
+    wobble = RewardTermCfg(func=base_mdp.ang_vel_xy_l2, weight=-0.04)
+    tilt = RewardTermCfg(func=base_mdp.flat_orientation_l2, weight=-0.4)
+    action_rate = RewardTermCfg(func=base_mdp.action_rate_l2, weight=-0.04)
 
 
 @configclass

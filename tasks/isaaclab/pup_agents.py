@@ -49,7 +49,7 @@ class PupTeacherCfg(RslRlOnPolicyRunnerCfg):
     experiment_name = EXPERIMENT
     run_name = "teacher"
     num_steps_per_env = 16
-    max_iterations = 150
+    max_iterations = 200
     save_interval = 50
     obs_groups = TEACHER_OBS_GROUPS
     actor = TEACHER
@@ -77,12 +77,16 @@ class PupStudentCfg(RslRlDistillationRunnerCfg):
     experiment_name = EXPERIMENT
     run_name = "student"
     num_steps_per_env = 24
-    max_iterations = 60
+    max_iterations = 100
     save_interval = 50
     obs_groups = STUDENT_OBS_GROUPS
     student = lstm(init_std=0.1)
     teacher = TEACHER
-    algorithm = TbpttDistillationAlgorithmCfg(num_learning_epochs=4, gradient_length=24)
+    algorithm = TbpttDistillationAlgorithmCfg(
+        num_learning_epochs=8,  # a rollout of this simulator costs more than epochs on it
+        gradient_length=12,
+        learning_rate=1.0e-3,
+    )
 
 
 @configclass

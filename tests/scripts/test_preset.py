@@ -4,7 +4,7 @@ import pytest
 import yaml
 from _preset import DEMO, FINETUNE, load_preset
 
-DEMO_MJLAB = DEMO.with_name("demo-mjlab.yaml")
+DEMO_MJLAB, DEMO_PUP = (DEMO.with_name(f"demo-{name}.yaml") for name in ("mjlab", "pup"))
 
 
 def write(tmp_path, **changes):
@@ -20,22 +20,25 @@ def write(tmp_path, **changes):
     return file
 
 
-@pytest.mark.parametrize("file", [DEMO, DEMO_MJLAB], ids=lambda file: file.stem)
-def test_shipped_preset_meets_the_demos_promises(file):
+@pytest.mark.parametrize(("file", "share"), [(DEMO, 0.95), (DEMO_MJLAB, 0.95), (DEMO_PUP, 0.75)])
+def test_shipped_preset_meets_the_demos_promises(file, share):
     preset = load_preset(file)
     policies = preset.policies
     assert list(policies) == ["teacher", "student", "memoryless"]
     assert preset.teacher == "teacher"
     assert preset.evaluation.episodes >= 100
     assert preset.verdicts[0].policy == "student"
-    assert preset.verdicts[0].min_share_of_teacher >= 0.95
+    assert preset.verdicts[0].min_share_of_teacher >= share
+    assert preset.verdicts[1].policy == "memoryless"
+    assert preset.verdicts[1].clearly_below == "student"
     assert policies["student"].seed == policies["memoryless"].seed
     assert preset.evaluation.seed not in {policy.seed for policy in policies.values()}
 
 
 def test_presets_name_their_platform():
-    platforms = {file.stem: load_preset(file).platform for file in (DEMO, DEMO_MJLAB, FINETUNE)}
-    assert platforms == {"demo": "isaaclab", "demo-mjlab": "mjlab", "finetune": "isaaclab"}
+    files = (DEMO, DEMO_MJLAB, DEMO_PUP, FINETUNE)
+    platforms = [load_preset(file).platform for file in files]
+    assert platforms == ["isaaclab", "mjlab", "isaaclab", "isaaclab"]
 
 
 def test_finetuning_goes_on_where_the_demo_ends():

@@ -21,11 +21,15 @@ pytestmark = [
 ]
 
 TASK = "Tbptt-Velocity-Flat-Pup"
-PARTS = ("thigh", "shank")
+PARTS, JOINTS = ("thigh", "shank"), ("hip", "knee")
 LEGS = ["front_left", "front_right", "rear_left", "rear_right"]
 TOTAL_MASS, MOST_PAYLOAD = 2.8, 1.0  # kg
 SEGMENT, FOOT_RADIUS = 0.09, 0.015  # m: thigh and shank are equally long
 STIFFNESS = 12.0  # N m/rad
+LEG_HEIGHT = 2 * SEGMENT * math.cos(0.7)  # m, from the foot's centre to the hip, by default
+LIFT = 0.03  # m
+LIFTED_HIP = math.acos((LEG_HEIGHT - LIFT) / (2 * SEGMENT))
+LIFTED = (LIFTED_HIP, -2 * LIFTED_HIP)
 
 NUM_ENVS = 64
 STANDING_STEPS = 300
@@ -53,7 +57,7 @@ def measure(env):
     env.reset()
     idle = torch.zeros(NUM_ENVS, 8)
 
-    def place(height=0.155, roll=0.0, linear=0.0, joint=0.0, angles=(0.7, -1.4)):
+    def place(height=0.155, roll=0.0, linear=0.0, joint=0.0, angles=(0.7, -1.4), lifted=()):
         pose = torch.zeros(NUM_ENVS, 7)
         pose[:, :3] = env.scene.env_origins
         pose[:, 2] = height
@@ -62,7 +66,9 @@ def measure(env):
         velocity[:, 0] = linear
         robot.write_root_pose_to_sim_index(root_pose=pose)
         robot.write_root_velocity_to_sim_index(root_velocity=velocity)
-        joints = torch.tensor(angles * len(LEGS)).expand(NUM_ENVS, 8)
+        of_legs = {leg: LIFTED if leg in lifted else angles for leg in LEGS}
+        by_name = {f"{leg}_{j}": of_legs[leg][i] for leg in LEGS for i, j in enumerate(JOINTS)}
+        joints = torch.tensor([by_name[name] for name in robot.joint_names]).expand(NUM_ENVS, 8)
         robot.write_joint_position_to_sim_index(position=joints)
         robot.write_joint_velocity_to_sim_index(velocity=torch.full_like(joints, joint))
         env.scene.update(0.0)
@@ -74,6 +80,12 @@ def measure(env):
     def teacher_after(steps):
         env.episode_length_buf[:] = steps
         return observe()["teacher"]
+
+    def trot_reward(steps, height=LEG_HEIGHT + FOOT_RADIUS, **state):
+        place(height, **state)
+        env.episode_length_buf[:] = steps
+        term = env.reward_manager.get_term_cfg("trot")
+        return term.func(env, **term.params)
 
     def step_from(**state):
         place(**state)
@@ -112,6 +124,14 @@ def measure(env):
         "noise": noise.std(0).mean(0),
         "started": teacher_after(0),
         "fifth_of_a_second": teacher_after(10),
+        "trot": {
+            "stands at the start": trot_reward(0),
+            "stands in mid-swing": trot_reward(5),
+            "lifts the diagonal": trot_reward(5, lifted=["front_left", "rear_right"]),
+            "lifts the other diagonal": trot_reward(15, lifted=["front_right", "rear_left"]),
+            "lifts the wrong diagonal": trot_reward(5, lifted=["front_right", "rear_left"]),
+            "leans": trot_reward(0, roll=0.1),
+        },
         "standing": stand(),
         "upright": step_from(),
         "tipped": step_from(height=0.2, roll=0.9),
@@ -278,6 +298,25 @@ def test_teacher_has_a_clock_that_starts_with_the_episode(seen):
     half_a_cycle = [[0.0] * NUM_ENVS, [-1.0] * NUM_ENVS]
     for seen_by_teacher, expected in zip(later, half_a_cycle, strict=True):
         assert seen_by_teacher == pytest.approx(expected, abs=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("case", "errors"),
+    [
+        ("stands at the start", [0.0] * 4),
+        ("stands in mid-swing", [LIFT, 0.0, 0.0, LIFT]),
+        ("lifts the diagonal", [0.0] * 4),
+        ("lifts the other diagonal", [0.0] * 4),
+        ("lifts the wrong diagonal", [LIFT] * 4),
+        (
+            "leans",
+            [LEG_HEIGHT * (1 - math.cos(0.1)) + y * math.sin(0.1) for y in (0.09, -0.09)] * 2,
+        ),
+    ],
+)
+def test_trot_is_rewarded_where_the_feet_are_at_the_clocks_height(seen, case, errors):
+    expected = math.exp(-sum(error**2 for error in errors) / 0.02**2)
+    assert seen["trot"][case] == pytest.approx([expected] * NUM_ENVS, abs=2e-3)
 
 
 def test_teacher_sees_payload_and_motors(seen):
