@@ -386,6 +386,7 @@ class TbpttPPO(PPO):
 
     def _finish(self) -> None:
         """Update the normalisers, count the updates since a student came, clear the storage."""
+        self._values_beyond.warn_once()
         actor = None if self._fine_tuning.holds_actor else self._raw_actor
         models = [model for model in (self._raw_critic, actor, self.rnd) if model is not None]
         if not (self.symmetry and UPDATE_NORMALIZES):

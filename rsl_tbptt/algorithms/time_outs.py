@@ -17,6 +17,7 @@ class TimeOutValues:
     def __init__(self) -> None:
         """Start without a warning given."""
         self._warned = False
+        self._without_final_obs: torch.Tensor | None = None
 
     def __call__(
         self,
@@ -34,14 +35,24 @@ class TimeOutValues:
             time_outs: Which environments' time ran out, shape (N,), bool.
         """
         if final_obs is None:
-            self._warn(time_outs)
+            self._note(time_outs)
             return values.squeeze(-1)
         obs = TensorDict(dict(final_obs), batch_size=values.shape[:1]).to(values.device)
         return value_without_advancing(critic, obs)
 
-    def _warn(self, time_outs: torch.Tensor) -> None:
-        # Isaac Lab gives no final observations before its first reset either, with the option on.
-        if not self._warned and time_outs.any():
+    def _note(self, time_outs: torch.Tensor) -> None:
+        """Remember on the device whether any time ran out: asking it here would wait for it.
+
+        Isaac Lab gives no final observations before its first reset either, with the option on, so
+        a step without them is nothing to warn of.
+        """
+        if not self._warned:
+            before, now = self._without_final_obs, time_outs.any()
+            self._without_final_obs = now if before is None else before | now
+
+    def warn_once(self) -> None:
+        """Warn if a time-out had no final observation; until it has, this reads the device."""
+        if not self._warned and self._without_final_obs is not None and self._without_final_obs:
             self._warned = True
             warnings.warn(
                 "Time-outs are bootstrapped with the value before the last step, because the"

@@ -81,15 +81,20 @@ def make(algorithm_class, device="cpu", models="lstm", **options):
     return algorithm
 
 
-def roll_out(algorithm):
-    """Fill the storage and compute returns as the runner does, on the algorithm's device."""
+def roll_out(algorithm, gives_final_obs=True):
+    """Fill the storage and compute returns as the runner does, on the algorithm's device.
+
+    The runner does it in inference mode, where a read of one value passes the dispatcher unseen.
+    """
     device = algorithm.device
-    with torch.inference_mode():
+    with torch.no_grad():
         for _ in range(NUM_STEPS):
             obs = make_obs(NUM_ENVS).to(device)
             rewards, dones = torch.randn(2, NUM_ENVS, device=device)
             algorithm.act(obs)
-            extras = {"time_outs": dones > 1.0, "final_obs": dict(obs.items())}
+            extras = {"time_outs": dones > 1.0}
+            if gives_final_obs:
+                extras["final_obs"] = dict(obs.items())
             algorithm.process_env_step(obs, rewards, (dones > 0.5).long(), extras)
         algorithm.compute_returns(obs)
 
@@ -139,6 +144,20 @@ def test_an_update_reads_the_device_once_and_a_rollout_never(algorithm_class, op
     assert all(math.isfinite(value) for value in metrics.values())
     assert rollout.seen == []
     assert update.seen == ["tolist"]
+
+
+def test_time_outs_without_final_observations_are_asked_for_after_the_rollout():
+    algorithm = make(TbpttPPO, scan_engine="reference")
+    with HostTransfers() as rollout:
+        roll_out(algorithm, gives_final_obs=False)
+    with HostTransfers() as update:
+        algorithm.update()
+    roll_out(algorithm, gives_final_obs=False)
+    with HostTransfers() as later:
+        algorithm.update()
+    assert rollout.seen == []
+    assert update.seen == ["tolist", "aten._local_scalar_dense.default"]
+    assert later.seen == ["tolist"]
 
 
 @pytest.mark.parametrize(

@@ -405,11 +405,14 @@ def test_time_outs_are_worth_the_final_observation_seen_with_live_memory(critic)
 @pytest.mark.filterwarnings("error:Time-outs are bootstrapped with the value")
 def test_without_final_observations_it_warns_once_and_names_the_option():
     algorithm = make_ppo(TbpttPPO, 2, 4)
-    with pytest.warns(UserWarning, match="env.compute_final_obs=true") as caught:
-        end_by_time(algorithm, None)
-    assert len(caught) == 1
+    end_by_time(algorithm, None)
     values = algorithm.storage.values[1]
     torch.testing.assert_close(algorithm.storage.rewards[1], algorithm.gamma * values)
+    with pytest.warns(UserWarning, match="env.compute_final_obs=true") as caught:
+        algorithm.update()
+    assert len(caught) == 1
+    end_by_time(algorithm, None)
+    algorithm.update()
 
 
 def test_a_gradient_length_without_memory_warns():
