@@ -161,6 +161,21 @@ def test_permuting_environments_permutes_results(engine, rnn_type):
 
 @pytest.mark.parametrize("engine", HAND_WRITTEN)
 @pytest.mark.parametrize("rnn_type", ["lstm", "gru"])
+def test_strided_episode_starts_and_gradients_are_read_by_their_strides(engine, rnn_type):
+    rnn, inputs, state, starts = make_case(rnn_type, 2, 6, 4, 0.3)
+    strided = torch.stack((starts, ~starts), dim=2)[..., 0]
+
+    def run(starts, engine):
+        outputs, _ = recurrent_scan(rnn, inputs, state, starts, engine)
+        # The gradient of a sum is one number, expanded with strides of 0.
+        return [outputs, *torch.autograd.grad(outputs.sum(), list(rnn.parameters()))]
+
+    for got, want in zip(run(strided, engine), run(starts, "reference"), strict=True):
+        torch.testing.assert_close(got, want, **EXACT_FLOAT64)
+
+
+@pytest.mark.parametrize("engine", HAND_WRITTEN)
+@pytest.mark.parametrize("rnn_type", ["lstm", "gru"])
 def test_bfloat16_operands_keep_a_float32_state(engine, rnn_type):
     rnn, inputs, state, starts = make_case(rnn_type, 2, 6, 4, 0.3)
     rnn, inputs = rnn.float(), inputs.float()
