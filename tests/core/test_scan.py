@@ -230,6 +230,8 @@ def test_refuses_what_it_cannot_run():
             ValueError, match=f"scan_engine is '{engine}', expected one of .* on cpu"
         ):
             recurrent_scan(rnn, inputs, state, starts, engine)
+    with pytest.raises(ValueError, match=r"scan_engine is 'compiled', expected .* on meta"):
+        recurrent_scan(rnn, inputs.to("meta"), None, starts.to("meta"), "compiled")
     with pytest.raises(NotImplementedError, match="unidirectional"):
         recurrent_scan(nn.LSTM(D, H, bidirectional=True), inputs, None, starts)
     with pytest.raises(NotImplementedError, match=r"nn\.RNN|nn\.LSTM"):

@@ -33,8 +33,9 @@ def compile_with(monkeypatch):
 def tanh_of(x):
     """Return what a GRU makes of its candidate's input where nothing else is in its way."""
     num_envs, H = len(x), 1
-    gates, n, h = torch.zeros(num_envs, 3 * H), x.clone(), torch.zeros(num_envs, H)
-    addresses = [tensor.data_ptr() for tensor in (gates, n, torch.zeros(num_envs, H), h)]
+    gates, n = torch.zeros(num_envs, 3 * H), x.clone()
+    before, h = torch.zeros(2, num_envs, H)
+    addresses = [tensor.data_ptr() for tensor in (gates, n, before, h)]
     cells = compiler.load_cells(torch.float32)
     cells.gru_forward(num_envs, H, 1, *addresses, None, 1, None)
     return n
@@ -87,6 +88,15 @@ def test_threads_change_nothing(rnn_type, num_envs):
 
 def scan_once(engine):
     return recurrent_scan(nn.LSTM(2, 3), torch.zeros(1, 4, 2), None, torch.ones(1, 4) > 0, engine)
+
+
+@needs_compiler
+@pytest.mark.parametrize("rnn_type", [nn.LSTM, nn.GRU])
+def test_half_precision_is_left_to_fused(rnn_type):
+    rnn, x = rnn_type(2, 3).bfloat16(), torch.randn(4, 5, 2).bfloat16()
+    starts = torch.rand(4, 5) < 0.3
+    got, want = (recurrent_scan(rnn, x, None, starts, name)[0] for name in ("compiled", "fused"))
+    torch.testing.assert_close(got, want, rtol=0, atol=0)
 
 
 @pytest.mark.parametrize("command", ["no-such-compiler", "false"])

@@ -79,6 +79,11 @@ def recurrent_scan(
             f" {['auto', *(name for name in ENGINES if name not in CUDA_ENGINES)]} on"
             f" {inputs.device}: it needs a CUDA device."
         )
+    if engine == "compiled" and inputs.device.type != "cpu":
+        raise ValueError(
+            f"scan_engine is 'compiled', expected 'auto' or another engine on {inputs.device}: its"
+            " functions read the memory of the CPU."
+        )
     if state is None:
         weight = rnn.all_weights[0][0]
         zeros = weight.new_zeros(rnn.num_layers, inputs.shape[1], rnn.hidden_size)

@@ -25,7 +25,7 @@ from torch import nn
 
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.scan import fused
-from rsl_tbptt.core.scan.compiler import load_cells
+from rsl_tbptt.core.scan.compiler import C_TYPES, load_cells
 from rsl_tbptt.core.scan.layers import Tensors, scan_layers
 from rsl_tbptt.core.scan.workspace import Buffers
 
@@ -35,7 +35,7 @@ def scan(
 ) -> tuple[torch.Tensor, HiddenState]:
     """Run the layers one above the other. Arguments and result: see ``recurrent_scan``.
 
-    Operands of another dtype than the state's are left to ``fused``.
+    Half precision, of the operands alone or of all, is left to ``fused``.
 
     Raises:
         NotImplementedError: If there is no C compiler, or it fails.
@@ -51,7 +51,7 @@ def _scan_layer(
     operand_dtype: torch.dtype,
 ) -> tuple[torch.Tensor, Tensors]:
     """Scan one layer; arguments and result as in ``LayerScan``."""
-    if operand_dtype != inputs.dtype:
+    if operand_dtype != inputs.dtype or inputs.dtype not in C_TYPES:
         return fused.scan_layer(inputs, state, weights, episode_starts, operand_dtype)
     if len(state) == 1:
         outputs = GruScan.apply(inputs, *state, *weights, episode_starts)

@@ -14,7 +14,9 @@ import torch
 
 SOURCE = Path(__file__).with_name("cells.c")
 
-_REAL = {torch.float32: "float", torch.float64: "double"}
+C_TYPES = {torch.float32: "float", torch.float64: "double"}
+"""What ``cells.c`` can be compiled for."""
+
 _FLAGS = (
     *("-std=gnu11", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared"),
     *("-fno-math-errno", "-fno-trapping-math"),  # what keeps loops from being vectorised
@@ -46,7 +48,7 @@ def load_cells(dtype: torch.dtype) -> ctypes.CDLL:
     """Compile and load the functions of ``cells.c``.
 
     Args:
-        dtype: float32 or float64.
+        dtype: A key of ``C_TYPES``.
 
     Returns:
         The library; its functions take sizes, then addresses as integers.
@@ -61,7 +63,8 @@ def load_cells(dtype: torch.dtype) -> ctypes.CDLL:
         )
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "cells.so"
-        words = [command, *_FLAGS, f"-DREAL={_REAL[dtype]}", str(SOURCE), "-o", str(library), "-lm"]
+        real = f"-DREAL={C_TYPES[dtype]}"
+        words = [command, *_FLAGS, real, str(SOURCE), "-o", str(library), "-lm"]
         try:
             subprocess.run(words, check=True, capture_output=True, text=True, timeout=_SECONDS)
             cells = ctypes.CDLL(str(library))
