@@ -5,7 +5,6 @@ from __future__ import annotations
 import torch
 from tensordict import TensorDict
 
-from rsl_tbptt.algorithms.guard import UpdateGuard
 from rsl_tbptt.algorithms.mini_batches import MiniBatch
 from rsl_tbptt.algorithms.optimizers import use_fused_kernels
 from rsl_tbptt.algorithms.rsl_rl_versions import RandomNetworkDistillation
@@ -28,15 +27,11 @@ class CuriosityTraining:
         """Take rsl_rl's module and the optimiser of its predictor."""
         use_fused_kernels(optimizer)
         self._rnd, self._optimizer, self._bucket_mb = rnd, optimizer, bucket_mb
-        self._guard = UpdateGuard()
 
-    def keep(self) -> None:
-        """Copy what training changes, to go back to."""
-        self._guard.keep(self._rnd.predictor.parameters(), self._optimizer)
-
-    def restore(self) -> None:
-        """Go back to what was kept."""
-        self._guard.restore()
+    @property
+    def changes(self) -> tuple[list[torch.nn.Module], list[torch.optim.Optimizer]]:
+        """Modules and optimisers that an update changes."""
+        return [self._rnd.predictor, self._rnd.state_normalizer], [self._optimizer]
 
     def step(self, rollout: Rollout, mini_batch: MiniBatch, num_env_chunks: int) -> torch.Tensor:
         """Train on a mini-batch; return the mean squared error, shape (1,), over all processes."""

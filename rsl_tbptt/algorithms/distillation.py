@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from typing import Any
 
 import torch
@@ -19,8 +20,9 @@ from rsl_tbptt.algorithms.checkpoints import (
     teacher_state_dict,
 )
 from rsl_tbptt.algorithms.distillation_options import DistillationOptions
-from rsl_tbptt.algorithms.guard import UpdateGuard, describe_non_finite, non_finite_message
+from rsl_tbptt.algorithms.guard import UpdateGuard
 from rsl_tbptt.algorithms.memory_plan import MemoryPlan, plan_memory
+from rsl_tbptt.algorithms.non_finite import NonFiniteUpdates, find_source
 from rsl_tbptt.algorithms.optimizers import use_fused_kernels
 from rsl_tbptt.algorithms.replay import action_head, gaussian_head, make_replay
 from rsl_tbptt.algorithms.rsl_rl_versions import MLPModel
@@ -95,10 +97,13 @@ class TbpttDistillation(Distillation):
             multi_gpu_cfg=multi_gpu_cfg,
         )
         use_fused_kernels(self.optimizer)
-        self._guard = UpdateGuard()
         self.gradient_length = self.options.gradient_length
         self.use_mixed_precision = self.options.use_mixed_precision
         self._raw_student, self._raw_teacher = self.student, self.teacher  # rsl_rl 5.0 lacks them
+        self._guard = UpdateGuard([student], [self.optimizer])
+        self._non_finite = NonFiniteUpdates(
+            self.options.non_finite, self.options.max_skipped_updates
+        )
         self.loss_fn = resolve_behavior_loss(self.options.loss_type, student, teacher)
         self._teacher_std = (
             torch.zeros_like(storage.privileged_actions) if self.options.loss_type == "kl" else None
@@ -115,6 +120,7 @@ class TbpttDistillation(Distillation):
             scan_engine=self.options.scan_engine,
             operand_dtype=torch.bfloat16 if self.use_mixed_precision else None,
         )
+        self._no_loss = torch.full((), torch.nan, device=device)
         self._plan_update()
         if self.options.teacher_checkpoint is not None:
             self._load_teacher(self.options.teacher_checkpoint)
@@ -234,38 +240,64 @@ class TbpttDistillation(Distillation):
         self.student.reset(dones)
         self.teacher.reset(dones)
 
+    def train_mode(self) -> None:
+        """Set the student to training, and drop a rollout that an error or Ctrl+C broke off."""
+        super().train_mode()
+        self.storage.clear()
+
     def update(self) -> dict[str, float]:
-        """Train the student on the rollout and clear the storage.
+        """Train the student on the rollout and clear the storage, whole or not at all.
 
         Returns:
             What the runner logs under ``Loss/``: ``behavior`` (mean per-sample loss), ``grad_norm``
             (mean over optimiser steps, before clipping), ``optimizer_steps``, ``flushed_steps``
-            (steps per epoch in a last, shorter group), ``episode_start_rate`` and, where the option
-            is used, ``teacher_action_share`` (of the environments, in this rollout).
+            (steps per epoch in a last, shorter group), ``episode_start_rate``, ``skipped_updates``
+            (all so far; alone where this is one) and, where the option is used,
+            ``teacher_action_share`` (of the environments, in this rollout).
 
         Raises:
-            ValueError: If a loss or gradient is NaN or inf. Parameters and optimiser are then as
-                before the update.
+            ValueError: If a loss, gradient or result is NaN or inf and ``non_finite`` does not skip
+                that. Parameters, optimiser and normaliser are then as before the update.
         """
-        rollout, live_state = self._rollout(), self.student.get_hidden_state()
+        live_state = self.student.get_hidden_state()
+        self._guard.keep()
+        try:
+            metrics, state = self._train()
+        except BaseException:
+            self._guard.restore()
+            self._drop_rollout(live_state)
+            raise
+        if metrics is None:
+            return self._skip_update(live_state)
+        self._non_finite.passed()
+        self.num_updates += 1
+        self.student.reset(hidden_state=hidden_state.clear(state, self._dones()[-1]))
+        self.storage.clear()
+        return metrics
+
+    def _train(self) -> tuple[dict[str, float] | None, HiddenState]:
+        """Go through all epochs and groups; return the metrics and the state after the rollout.
+
+        Metrics are None if anything that the update made is not finite.
+        """
+        rollout = self._rollout()
         if self._rollout_labels is not None:
             self._rollout_labels.fill(*rollout.labels)
-        self._guard.keep(self.student.parameters(), self.optimizer)
         state, loss_sums, grad_norms = None, [], []
         for _ in range(self.num_learning_epochs):
             state = hidden_state.clone(self.last_hidden_states[0])
             for group in self._schedule:
                 self.optimizer.zero_grad()
-                state, loss_sum = self._accumulate(group, rollout, state, self._num_env_chunks)
+                state, loss_sum = self._guard.attempt(
+                    partial(self._accumulate, group, rollout, state, self._num_env_chunks),
+                    otherwise=(state, self._no_loss),
+                )
                 if group[-1].num_loss_steps > 0:
                     loss_sums.append(loss_sum)
                     grad_norms.append(self._optimizer_step())
-        metrics = self._metrics(rollout, torch.stack(loss_sums), torch.stack(grad_norms))
-        if not all(math.isfinite(value) for value in metrics.values()):
-            self._undo(rollout, live_state)
-        self.num_updates += 1
-        self._finish(hidden_state.clear(state, self._dones()[-1]))
-        return metrics
+        for steps in self._step_batches:
+            self.student.update_normalization(self.storage.observations[steps].flatten(0, 1))
+        return self._metrics(rollout, torch.stack(loss_sums), torch.stack(grad_norms)), state
 
     def _rollout(self) -> Rollout:
         """View the storage as a rollout."""
@@ -302,7 +334,7 @@ class TbpttDistillation(Distillation):
 
     def _metrics(
         self, rollout: Rollout, loss_sums: torch.Tensor, grad_norms: torch.Tensor
-    ) -> dict[str, float]:
+    ) -> dict[str, float] | None:
         """Average the metrics on the device and fetch them in one transfer."""
         trained = sum(window.num_loss_steps for group in self._schedule for window in group)
         num_samples = self.num_learning_epochs * trained * rollout.num_envs
@@ -313,40 +345,40 @@ class TbpttDistillation(Distillation):
         }
         if self._teacher_acts is not None:
             means["teacher_action_share"] = self._teacher_acts.float().mean()
+        fetched = self._guard.fetch(torch.stack(list(means.values())))
+        if fetched is None:
+            return None
         return {
-            **dict(zip(means, torch.stack(list(means.values())).tolist(), strict=True)),
+            **dict(zip(means, fetched, strict=True)),
             "optimizer_steps": float(len(grad_norms)),
             "flushed_steps": float(trained % self._steps_per_group),
+            "skipped_updates": float(self._non_finite.num_skipped),
         }
 
-    def _finish(self, state: HiddenState) -> None:
-        """Hand the replayed state to the next rollout, update the normaliser, clear the storage."""
-        self.student.reset(hidden_state=state)
-        for steps in self._step_batches:
-            self.student.update_normalization(self.storage.observations[steps].flatten(0, 1))
-        self.storage.clear()
-
-    def _undo(self, rollout: Rollout, live_state: HiddenState) -> None:
-        """Restore what was before the update, drop the rollout and raise with the reason.
-
-        The environments go on from the state they acted with, cleared where it is not finite.
+    def _skip_update(self, live_state: HiddenState) -> dict[str, float]:
+        """Undo the update, drop the rollout, and say where NaN or inf came from.
 
         Raises:
-            ValueError: Always.
+            ValueError: If training shall not go on.
         """
         self._guard.restore()
-        labels = {"teacher actions": rollout.labels[0]}
-        source = describe_non_finite(self.storage.observations, labels, self._gradient_is_finite)
+        labels = {"teacher actions": self.storage.privileged_actions}
+        try:
+            self._guard.raise_error()
+            source = find_source(self.storage.observations, labels, self._add_gradients)
+        finally:
+            self._drop_rollout(live_state)
+        self._non_finite.met(source)
+        return {"skipped_updates": float(self._non_finite.num_skipped)}
+
+    def _drop_rollout(self, live_state: HiddenState) -> None:
+        """Let the environments go on from the state they acted with, cleared if not finite."""
         self.optimizer.zero_grad()
         self.student.reset(hidden_state=hidden_state.clear_non_finite(live_state))
         self.storage.clear()
-        raise ValueError(non_finite_message(source))
 
-    def _gradient_is_finite(self, envs: slice) -> bool:
-        """Return whether the current parameters' gradient on some environments is finite."""
-        self._gradient_of(envs, self._num_env_chunks)
-        gradients = [p.grad for p in self.student.parameters() if p.grad is not None]
-        return all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
+    def _add_gradients(self) -> None:
+        self._gradient_of(slice(None), self._num_env_chunks)
 
     def _gradient_of(self, envs: slice, num_env_chunks: int) -> None:
         """Compute the current parameters' gradient of an epoch on some environments."""

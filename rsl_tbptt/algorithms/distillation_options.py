@@ -90,6 +90,7 @@ class DistillationOptions(Options):
         Raises:
             ValueError: If a value cannot work on any rollout.
         """
+        super().__post_init__()
         for name in ("num_learning_epochs", "gradient_length", "num_env_chunks"):
             check_count(name, getattr(self, name))
         if self.update_length is not None:

@@ -1,106 +1,147 @@
-"""Nothing is lost to a NaN: undo an update that met one, and say where it came from."""
+"""An update is whole or not at all: keep what it changes, check what it made, go back if need be."""
 
-from collections.abc import Callable, Iterable, Mapping
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from itertools import chain
+from typing import TypeVar
 
 import torch
-from tensordict import TensorDict
 from torch import nn
 
-_MAX_NAMED = 8
+from rsl_tbptt.core import distributed
+
+Result = TypeVar("Result")
 
 
 class UpdateGuard:
-    """Copy of parameters and optimiser to go back to; its buffers serve one update after another.
+    """Copy of models and optimisers to go back to; its buffers serve one update after another.
 
-    The optimiser must change its tensors in place, as torch's do.
+    ::
+
+        keep -> gradients (``attempt``) and steps -> normalisers -> ``fetch`` -> go on, or restore
+
+    With several processes no one leaves in the middle: the others would wait for it. One whose
+    gradient fails goes on with what it has, and ``fetch`` tells all of them at the end.
+
+    Optimisers must change their tensors in place, as torch's do.
     """
 
-    def __init__(self) -> None:
-        """Start without a copy."""
-        self._live: list[torch.Tensor] = []
+    def __init__(
+        self, modules: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
+    ) -> None:
+        """Take what an update changes: parameters and buffers of modules, state of optimisers."""
+        self._modules, self._optimizers = modules, optimizers
+        self._kept_state: list[list[torch.Tensor]] = []
         self._copies: list[torch.Tensor] = []
+        self._error: Exception | None = None
 
     @torch.no_grad()
-    def keep(self, parameters: Iterable[nn.Parameter], optimizer: torch.optim.Optimizer) -> None:
-        """Copy the values of ``parameters`` and the state of ``optimizer`` as they are now."""
-        self._optimizer = optimizer
-        self._state = {key: dict(entries) for key, entries in optimizer.state.items()}
-        self._groups = [dict(group) for group in optimizer.param_groups]
-        entries = [value for kept in self._state.values() for value in kept.values()]
-        self._live = [*parameters, *(v for v in entries if isinstance(v, torch.Tensor))]
-        if _forms(self._copies) != _forms(self._live):
-            self._copies = [torch.empty_like(tensor) for tensor in self._live]
-        torch._foreach_copy_(self._copies, self._live)  # pyright: ignore[reportPrivateImportUsage]
+    def keep(self) -> None:
+        """Copy everything as it is now."""
+        self._error = None
+        self._states = [
+            {key: dict(entries) for key, entries in optimizer.state.items()}
+            for optimizer in self._optimizers
+        ]
+        self._groups = [
+            [dict(group) for group in optimizer.param_groups] for optimizer in self._optimizers
+        ]
+        live = [*self._of_modules(), *_tensors(self._states)]
+        if _forms(self._copies) != _forms(live):
+            self._copies = [torch.empty_like(tensor) for tensor in live]
+        torch._foreach_copy_(self._copies, live)  # pyright: ignore[reportPrivateImportUsage]
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Set parameters and optimiser back to what was kept and drop the gradients."""
-        torch._foreach_copy_(self._live, self._copies)  # pyright: ignore[reportPrivateImportUsage]
-        self._optimizer.state.clear()
-        self._optimizer.state.update({key: dict(kept) for key, kept in self._state.items()})
-        for group, kept in zip(self._optimizer.param_groups, self._groups, strict=True):
-            group.update(kept)
-        self._optimizer.zero_grad()
+        """Set everything back to what was kept and drop the gradients."""
+        # Buffers are asked for anew: rsl_rl's normaliser puts other tensors in their place.
+        live = [*self._of_modules(), *_tensors(self._states)]
+        torch._foreach_copy_(live, self._copies)  # pyright: ignore[reportPrivateImportUsage]
+        for optimizer, state, groups in zip(
+            self._optimizers, self._states, self._groups, strict=True
+        ):
+            optimizer.state.clear()
+            optimizer.state.update({key: dict(kept) for key, kept in state.items()})
+            for group, kept in zip(optimizer.param_groups, groups, strict=True):
+                group.update(kept)
+            optimizer.zero_grad()
+
+    def attempt(self, compute: Callable[[], Result], otherwise: Result) -> Result:
+        """Run what only this process does between two exchanges with others.
+
+        Args:
+            compute: Adds to the gradients.
+            otherwise: What stands for its result if it fails and others have to be told first.
+
+        Returns:
+            Its result.
+
+        Raises:
+            Exception: What ``compute`` raised, in one process.
+        """
+        if not distributed.is_several():
+            return compute()
+        try:
+            return compute()
+        except Exception as error:
+            self._error = self._error or error
+            return otherwise
+
+    def fetch(self, values: torch.Tensor) -> list[float] | None:
+        """Fetch metrics from the device, in the update's one transfer.
+
+        Args:
+            values: Metrics. Shape: (M,).
+
+        Returns:
+            The metrics; None if in any process they or anything the guard keeps is not finite.
+        """
+        finite = self.is_finite() & torch.isfinite(values).all()
+        broken = torch.full_like(finite, self._error is not None) | ~finite
+        broken = distributed.sum_tensor_over_ranks(broken.to(values.dtype).view(1))
+        *fetched, broken = torch.cat((values, broken)).tolist()
+        return None if broken else fetched
+
+    def is_finite(self) -> torch.Tensor:
+        """Return whether everything is finite as it is now, in this process. Shape: (), bool."""
+        states = _tensors(optimizer.state for optimizer in self._optimizers)
+        # Step counts, of no dimension, may live elsewhere.
+        tensors = [*self._of_modules(), *(tensor for tensor in states if tensor.dim() > 0)]
+        floats = [t for t in tensors if t.is_floating_point() and t.numel() > 0]
+        largest = torch._foreach_norm(floats, torch.inf)  # pyright: ignore[reportPrivateImportUsage]
+        return torch.isfinite(torch.stack(largest)).all()
+
+    def raise_error(self) -> None:
+        """Raise in every process what stopped the update in one, if anything did.
+
+        Raises:
+            Exception: What stopped it in this process.
+            RuntimeError: Naming what stopped it in another one.
+        """
+        reason = f"{type(self._error).__name__}: {self._error}" if self._error else None
+        for rank, other in enumerate(distributed.gather(reason)):
+            if self._error is not None:
+                raise self._error
+            if other is not None:
+                raise RuntimeError(
+                    f"Process {rank} could not compute its part of the update ({other}), which was"
+                    " undone in all processes."
+                )
+
+    def _of_modules(self) -> list[torch.Tensor]:
+        """Return parameters and buffers; those of a shared encoder once."""
+        parameters = chain.from_iterable(module.parameters() for module in self._modules)
+        buffers = chain.from_iterable(module.buffers() for module in self._modules)
+        return list(dict.fromkeys([*parameters, *buffers]))
+
+
+def _tensors(states: Iterable[Mapping]) -> list[torch.Tensor]:
+    """Return the tensors in the states of optimisers."""
+    entries = (entry for state in states for entry in state.values())
+    values = (value for entry in entries for value in entry.values())
+    return [value for value in values if isinstance(value, torch.Tensor)]
 
 
 def _forms(tensors: Iterable[torch.Tensor]) -> list[tuple[torch.Size, torch.dtype, torch.device]]:
     return [(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]
-
-
-def describe_non_finite(
-    observations: TensorDict,
-    recorded: Mapping[str, torch.Tensor],
-    gradient_is_finite: Callable[[slice], bool],
-) -> str:
-    """Name the source of a NaN or inf: the first bad input, else the environments of bad gradients.
-
-    Slow, with host synchronisation: only for the error message.
-
-    Args:
-        observations: Observations of the rollout, batch size (T, N).
-        recorded: What else the update reads, by name, each (T, N, D).
-        gradient_is_finite: Whether the gradient of a slice of environments is finite.
-
-    Returns:
-        A clause for the error message.
-    """
-    groups = [(f"observation group '{key}'", value) for key, value in observations.items()]
-    for name, values in [*groups, *recorded.items()]:
-        bad = ~torch.isfinite(values.flatten(2)).all(-1)
-        if bad.any():
-            first_step = int(bad.any(1).nonzero()[0])
-            return (
-                f"{name} of {_environments(bad.any(0).nonzero().flatten().tolist())},"
-                f" first at step {first_step} of the rollout"
-            )
-    envs = _bisect(0, observations.shape[1], gradient_is_finite)
-    if envs:
-        return f"the gradients of {_environments(envs)} (what was recorded is finite)"
-    return (
-        "the gradients after an optimiser step of this update: it diverged, so lower"
-        " learning_rate or max_grad_norm"
-    )
-
-
-def non_finite_message(source: str) -> str:
-    """Say what happened, what was kept and how to go on."""
-    return (
-        f"The update met NaN or inf in {source}. Parameters and optimiser are as before the update"
-        " and the rollout was dropped: repair the source, then call learn() again or resume from"
-        " the last checkpoint."
-    )
-
-
-def _bisect(first: int, last: int, is_finite: Callable[[slice], bool]) -> list[int]:
-    """Return the environments in [first, last) whose own gradient is not finite."""
-    if is_finite(slice(first, last)):
-        return []
-    if last - first == 1:
-        return [first]
-    middle = (first + last) // 2
-    return _bisect(first, middle, is_finite) + _bisect(middle, last, is_finite)
-
-
-def _environments(indices: list[int]) -> str:
-    more = f" and {len(indices) - _MAX_NAMED} more" if len(indices) > _MAX_NAMED else ""
-    return f"environments {indices[:_MAX_NAMED]}{more}"

@@ -5,14 +5,37 @@ import difflib
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 AnyOptions = TypeVar("AnyOptions", bound="Options")
 
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What the options of all algorithms share: parsing with clear errors."""
+    """What the options of all algorithms share: parsing with clear errors, and these two."""
+
+    non_finite: Literal["skip", "raise"] = "skip"
+    """What an update that meets NaN or inf does, undone in either case: "skip" drops the rollout,
+    warns once per source and goes on; "raise" ends the training."""
+
+    max_skipped_updates: int = 10
+    """So many skipped updates in a row end the training."""
+
+    def __post_init__(self) -> None:
+        """Check what all algorithms share.
+
+        Raises:
+            ValueError: If a value cannot work.
+        """
+        check_choice("non_finite", self.non_finite, "skip", "raise")
+        check_count("max_skipped_updates", self.max_skipped_updates)
+        default = Options.max_skipped_updates
+        if self.non_finite == "raise" and self.max_skipped_updates != default:
+            warnings.warn(
+                f"max_skipped_updates is {self.max_skipped_updates}, which has no effect with"
+                f" non_finite 'raise'. Use 'skip', or leave it at {default}.",
+                stacklevel=7,
+            )
 
     @classmethod
     def parse(cls: type[AnyOptions], options: Mapping[str, Any]) -> AnyOptions:

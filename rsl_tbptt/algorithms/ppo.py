@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from functools import partial
 from itertools import chain
 from typing import Any
 
@@ -16,9 +17,10 @@ from torch import nn
 from rsl_tbptt.algorithms.checkpoints import check_matches
 from rsl_tbptt.algorithms.curiosity import CuriosityTraining
 from rsl_tbptt.algorithms.fine_tuning import FineTuning, build_teacher
-from rsl_tbptt.algorithms.guard import UpdateGuard, describe_non_finite, non_finite_message
+from rsl_tbptt.algorithms.guard import UpdateGuard
 from rsl_tbptt.algorithms.memory_plan import MemoryPlan, plan_memory
 from rsl_tbptt.algorithms.mini_batches import MiniBatches
+from rsl_tbptt.algorithms.non_finite import NonFiniteUpdates, find_source
 from rsl_tbptt.algorithms.optimizers import follow_kl, step_at, use_fused_kernels
 from rsl_tbptt.algorithms.ppo_gradient import PpoGradient, PpoRollout, mean_and_scale
 from rsl_tbptt.algorithms.ppo_options import PpoOptions
@@ -104,8 +106,8 @@ class TbpttPPO(PPO):
         self._raw_actor, self._raw_critic = self.actor, self.critic
         self._parameters_of_models = [list(model.parameters()) for model in (actor, critic)]
         use_fused_kernels(self.optimizer)
-        self._guard = UpdateGuard()
         self._states: list[tuple[HiddenState, HiddenState]] = []
+        self._no_sums = torch.full((4,), torch.nan, device=device)
         self._values_beyond = TimeOutValues()
         self._fine_tuning = FineTuning(actor, self.options)
         self._gradient = PpoGradient(actor, critic, self.options, device)
@@ -113,6 +115,11 @@ class TbpttPPO(PPO):
         if self.rnd:
             optimizer = rnd_optimizer(self)
             self._curiosity = CuriosityTraining(self.rnd, optimizer, self.grad_reduce_bucket_mb)
+        further = self._curiosity.changes if self._curiosity else ([], [])
+        self._guard = UpdateGuard([actor, critic, *further[0]], [self.optimizer, *further[1]])
+        self._non_finite = NonFiniteUpdates(
+            self.options.non_finite, self.options.max_skipped_updates
+        )
         self._mini_batches = self._plan_mini_batches()
         # Normalisers may exchange sums: on every rank as often.
         self._step_batches = step_batches(
@@ -265,33 +272,55 @@ class TbpttPPO(PPO):
             advantages = (advantages - mean) / scale
         storage.advantages.copy_(advantages)
 
+    def train_mode(self) -> None:
+        """Set the models to training, and drop a rollout that an error or Ctrl+C broke off."""
+        super().train_mode()
+        self.storage.clear()
+
     def update(self) -> dict[str, float]:
-        """Train actor and critic on the rollout and clear the storage.
+        """Train actor and critic on the rollout and clear the storage, whole or not at all.
 
         Returns:
             What the runner logs under ``Loss/``: ``value``, ``surrogate`` and ``entropy`` (means
             per sample over all epochs), ``kl`` (mean KL divergence from the policy that acted),
             ``actor_grad_norm`` and ``critic_grad_norm`` (before clipping), ``episode_start_rate``,
-            and where they are used ``rnd``, ``kl_coef`` and ``teacher_kl_coef``. With symmetry,
-            what rsl_rl returns.
+            ``skipped_updates`` (all so far; alone where this is one), and where they are used
+            ``rnd``, ``kl_coef`` and ``teacher_kl_coef``. With symmetry, what rsl_rl returns.
 
         Raises:
-            ValueError: If a loss or gradient is NaN or inf. Parameters and optimiser are then as
-                before the update.
+            ValueError: If a loss, gradient or result is NaN or inf and ``non_finite`` does not skip
+                that. Parameters, optimisers and normalisers are then as before the update.
         """
-        self._guard.keep(self._parameters(), self.optimizer)
-        if self._curiosity:
-            self._curiosity.keep()
-        learning_rate, kl_coef = self.learning_rate, self._gradient.policy_loss.kl_coef
-        metrics = super().update() if self.symmetry else self._train()
-        if not all(math.isfinite(value) for value in metrics.values()):
-            self.learning_rate, self._gradient.policy_loss.kl_coef = learning_rate, kl_coef
-            self._undo()
-        self._finish()
-        return metrics
+        self._guard.keep()
+        try:
+            metrics = self._train_with_symmetry() if self.symmetry else self._train()
+        except BaseException:
+            self._restore()
+            self._drop_rollout()
+            raise
+        if metrics is None:
+            return self._skip_update()
+        self._non_finite.passed()
+        self._values_beyond.warn_once()
+        self._fine_tuning.count_update()
+        self.storage.clear()
+        return metrics | {"skipped_updates": float(self._non_finite.num_skipped)}
 
-    def _train(self) -> dict[str, float]:
-        """Go through all epochs and mini-batches; return the metrics."""
+    def _train_with_symmetry(self) -> dict[str, float] | None:
+        """Leave the update to rsl_rl; return its metrics, None if anything is not finite."""
+        try:
+            metrics = super().update()
+        except (RuntimeError, ValueError):  # rsl_rl cannot sample from a policy that is NaN
+            if self._guard.is_finite():
+                raise
+            return None
+        if not UPDATE_NORMALIZES:
+            self._update_normalization()
+        values = torch.tensor(list(metrics.values()), device=self.device)
+        return None if self._guard.fetch(values) is None else metrics
+
+    def _train(self) -> dict[str, float] | None:
+        """Go through all epochs and mini-batches; return the metrics, None if not finite."""
         rollout, teacher_coef = self._rollout(), self._fine_tuning.teacher_coef
         # Filled, not copied: a copy from the host would wait for the device.
         rate = torch.full((), self.learning_rate, dtype=torch.float64, device=self.device)
@@ -299,7 +328,10 @@ class TbpttPPO(PPO):
         for _ in range(self.num_learning_epochs):
             for mini_batch in self._mini_batches.draw():
                 self.optimizer.zero_grad()
-                sums = self._gradient.accumulate(mini_batch, rollout, teacher_coef)
+                sums = self._guard.attempt(
+                    partial(self._gradient.accumulate, mini_batch, rollout, teacher_coef),
+                    otherwise=self._no_sums,
+                )
                 if self._fine_tuning.holds_actor:
                     self._raw_actor.zero_grad()  # the optimiser passes over it
                 seen = self._optimizer_step(sums / mini_batch.num_samples)
@@ -308,6 +340,7 @@ class TbpttPPO(PPO):
                     rnd = self._curiosity.step(rollout.all_groups, mini_batch, chunks)
                     seen = torch.cat((seen, rnd))
                 steps.append(seen)
+        self._update_normalization()
         return self._metrics(torch.stack(steps))
 
     def _rollout(self) -> PpoRollout:
@@ -364,7 +397,15 @@ class TbpttPPO(PPO):
         """Return all parameters; those of a shared encoder once."""
         return list(dict.fromkeys(chain(*self._parameters_of_models)))
 
-    def _metrics(self, steps: torch.Tensor) -> dict[str, float]:
+    def _update_normalization(self) -> None:
+        """Let the normalisers learn from the rollout: after its use, so that replays agree."""
+        actor = None if self._fine_tuning.holds_actor else self._raw_actor
+        models = [model for model in (self._raw_critic, actor, self.rnd) if model is not None]
+        for steps in self._step_batches:
+            for model in models:
+                model.update_normalization(self.storage.observations[steps].flatten(0, 1))
+
+    def _metrics(self, steps: torch.Tensor) -> dict[str, float] | None:
         """Average over optimiser steps, shape (S, 6 or 7), and fetch the metrics at once."""
         names = ["value", "surrogate", "entropy", "kl", "actor_grad_norm", "critic_grad_norm"]
         if self._curiosity:
@@ -372,7 +413,10 @@ class TbpttPPO(PPO):
         rate = self.storage.dones.float().mean().view(1)
         kl_of_last_epoch = steps[-self.num_mini_batches :, 3].mean().view(1)
         on_device = torch.cat((steps.mean(0), rate, kl_of_last_epoch, self._rate.view(1)))
-        *values, rate, kl, learning_rate = on_device.tolist()
+        fetched = self._guard.fetch(on_device)
+        if fetched is None:
+            return None
+        *values, rate, kl, learning_rate = fetched
         if self._adapts_rate:
             self._set_learning_rate(learning_rate)
         metrics = {**dict(zip(names, values, strict=True)), "episode_start_rate": rate}
@@ -384,41 +428,36 @@ class TbpttPPO(PPO):
             metrics["teacher_kl_coef"] = self._fine_tuning.teacher_coef
         return metrics
 
-    def _finish(self) -> None:
-        """Update the normalisers, count the updates since a student came, clear the storage."""
-        self._values_beyond.warn_once()
-        actor = None if self._fine_tuning.holds_actor else self._raw_actor
-        models = [model for model in (self._raw_critic, actor, self.rnd) if model is not None]
-        if not (self.symmetry and UPDATE_NORMALIZES):
-            for steps in self._step_batches:
-                for model in models:
-                    model.update_normalization(self.storage.observations[steps].flatten(0, 1))
-        self._fine_tuning.count_update()
-        self.storage.clear()
-
-    def _undo(self) -> None:
-        """Restore what was before the update, drop the rollout and raise with the reason.
+    def _skip_update(self) -> dict[str, float]:
+        """Undo the update, drop the rollout, and say where NaN or inf came from.
 
         Raises:
-            ValueError: Always.
+            ValueError: If training shall not go on.
         """
+        self._restore()
+        names = ("rewards", "values", "actions", "actions_log_prob", "returns")
+        recorded = {name: getattr(self.storage, name) for name in names}
+        try:
+            self._guard.raise_error()
+            source = find_source(self.storage.observations, recorded, self._add_gradients)
+        finally:
+            self._drop_rollout()
+        self._non_finite.met(source)
+        return {"skipped_updates": float(self._non_finite.num_skipped)}
+
+    def _restore(self) -> None:
         self._guard.restore()
-        if self._curiosity:
-            self._curiosity.restore()
-        storage = self.storage
-        named = {"rewards": storage.rewards, "values": storage.values, "actions": storage.actions}
-        source = describe_non_finite(storage.observations, named, self._gradient_is_finite)
+        self.learning_rate = self.optimizer.param_groups[0]["lr"]  # rsl_rl's update moves it
+
+    def _drop_rollout(self) -> None:
+        """Let the environments go on from the states they are in, cleared if not finite."""
         self.optimizer.zero_grad()
         for model in (self.actor, self.critic, self._fine_tuning):
             model.reset(hidden_state=hidden_state.clear_non_finite(model.get_hidden_state()))
-        storage.clear()
-        raise ValueError(non_finite_message(source))
+        self.storage.clear()
 
-    def _gradient_is_finite(self, envs: slice) -> bool:
-        """Return whether the current parameters' gradient on some environments is finite."""
-        self._gradient_of(envs)
-        gradients = [p.grad for p in self._parameters() if p.grad is not None]
-        return all(bool(torch.isfinite(gradient).all()) for gradient in gradients)
+    def _add_gradients(self) -> None:
+        self._gradient_of(slice(None))
 
     def _gradient_of(self, envs: slice) -> None:
         """Compute the current parameters' gradient on some environments."""

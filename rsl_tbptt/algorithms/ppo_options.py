@@ -139,6 +139,7 @@ class PpoOptions(Options):
         Raises:
             ValueError: If a value cannot work on any rollout.
         """
+        super().__post_init__()
         for name in ("num_learning_epochs", "num_mini_batches", "num_env_chunks"):
             check_count(name, getattr(self, name))
         check_chunks_or_budget(self.num_env_chunks, self.memory_budget_gb)

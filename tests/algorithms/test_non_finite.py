@@ -24,7 +24,7 @@ def assert_unchanged(algorithm, before):
 
 
 def trained(**options):
-    algorithm = make_distillation(TbpttDistillation, 6, 4, gradient_length=2, **options)
+    algorithm = make_distillation(TbpttDistillation, 6, 4, gradient_length=2, non_finite="raise", **options)
     roll_out(algorithm, 0)
     algorithm.update()
     return algorithm
@@ -103,7 +103,13 @@ def test_training_goes_on_after_the_error():
 @pytest.mark.parametrize("updates_before", [0, 1, 3])
 def test_every_optimiser_goes_back_to_the_last_bit(optimizer, updates_before):
     algorithm = make_distillation(
-        TbpttDistillation, 6, 4, gradient_length=2, optimizer=optimizer, num_learning_epochs=2
+        TbpttDistillation,
+        6,
+        4,
+        gradient_length=2,
+        optimizer=optimizer,
+        num_learning_epochs=2,
+        non_finite="raise",
     )
     for seed in range(updates_before):
         roll_out(algorithm, seed)

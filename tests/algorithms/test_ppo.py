@@ -192,7 +192,7 @@ def roll_out_step(algorithm, step, generator, on_step):
 @pytest.mark.parametrize("models", ["lstm", "mlp"])
 def test_nan_rewards_stop_the_update_and_name_the_step(models):
     options = {"normalize_advantage_per_mini_batch": True, "shuffle_envs": False}
-    algorithm = make_ppo(TbpttPPO, 6, 4, models, models, **options)
+    algorithm = make_ppo(TbpttPPO, 6, 4, models, models, non_finite="raise", **options)
     roll_out_ppo(algorithm, 0)
     algorithm.update()
 

@@ -93,10 +93,10 @@ def test_it_follows_what_the_last_epoch_saw():
 
 
 def test_a_nan_undoes_the_change_of_the_coefficient():
-    algorithm = make_ppo(TbpttPPO, 6, 4, **PENALTY, kl_penalty_coef=0.8)
+    algorithm = make_ppo(TbpttPPO, 6, 4, **PENALTY, kl_penalty_coef=0.8, non_finite="raise")
     roll_out_ppo(algorithm, 0)
     algorithm.storage.returns[2, 1] = float("nan")
-    with pytest.raises(ValueError, match="gradients of environments"):
+    with pytest.raises(ValueError, match="returns of environments"):
         algorithm.update()
     assert algorithm.save()["rsl_tbptt"]["kl_coef"] == 0.8
 

@@ -72,13 +72,53 @@ def test_the_normaliser_sees_each_sample_once():
 
 
 def test_a_nan_undoes_the_update():
-    algorithm = make_ppo(TbpttPPO, 6, 8, "mlp", "mlp", symmetry_cfg=symmetry_cfg())
-    roll_out_ppo(algorithm, 0)
+    algorithm = make_symmetric(non_finite="raise")
     before = ppo_parameters_of(algorithm)
     algorithm.storage.rewards[2, 3] = algorithm.storage.returns[2, 3] = float("nan")
     with pytest.raises(ValueError, match=r"rewards of environments \[3\], first at step 2"):
         algorithm.update()
     assert torch.equal(ppo_parameters_of(algorithm), before)
+
+
+def make_symmetric(**options):
+    algorithm = make_ppo(TbpttPPO, 6, 8, "mlp", "mlp", symmetry_cfg=symmetry_cfg(), **options)
+    roll_out_ppo(algorithm, 0)
+    return algorithm
+
+
+def test_an_error_of_rsl_rl_from_a_policy_that_is_nan_is_undone():
+    algorithm = make_symmetric(schedule="adaptive")
+    algorithm.update()
+
+    def poison(step, obs, rewards):
+        if step == 2:
+            obs["policy"][3, 0] = float("inf")
+
+    roll_out_ppo(algorithm, 1, on_step=poison)
+    before, rate = ppo_parameters_of(algorithm), algorithm.learning_rate
+    with pytest.warns(UserWarning, match=r"'policy' of environments \[3\], first at step 2"):
+        assert algorithm.update() == {"skipped_updates": 1.0}
+    assert torch.equal(ppo_parameters_of(algorithm), before)
+    assert algorithm.learning_rate == rate
+    roll_out_ppo(algorithm, 2)
+    assert algorithm.update()["symmetry"] > 0
+
+
+def test_another_error_of_rsl_rl_is_passed_on_and_changes_nothing(monkeypatch):
+    algorithm = make_symmetric()
+    before, steps = ppo_parameters_of(algorithm), []
+
+    def failing(self, obs):
+        steps.append(obs)
+        raise RuntimeError("no memory")
+
+    monkeypatch.setattr(PPO, "reduce_parameters", failing)
+    monkeypatch.setattr(type(algorithm.critic), "update_normalization", failing)
+    with pytest.raises(RuntimeError, match="no memory"):
+        algorithm.update()
+    assert steps  # after all optimiser steps
+    assert torch.equal(ppo_parameters_of(algorithm), before)
+    assert algorithm.storage.step == 0
 
 
 @pytest.mark.parametrize(("actor", "critic"), [("lstm", "lstm"), ("mlp", "gru"), ("gru", "mlp")])

@@ -1,0 +1,98 @@
+"""The source of a NaN or inf is named rightly, by one more gradient at most."""
+
+import pytest
+import torch
+from helpers import make_distillation, make_obs, make_ppo, roll_out, roll_out_ppo
+
+from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
+
+pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
+
+
+def make(models="lstm", num_envs=4, **options):
+    return make_ppo(TbpttPPO, 6, num_envs, models, models, non_finite="raise", **options)
+
+
+@pytest.mark.parametrize("models", ["lstm", "mlp"])
+def test_an_inf_in_the_observation_after_the_last_step_names_its_environment(models):
+    algorithm = make(models)
+    roll_out_ppo(algorithm, 0)
+    last_obs = make_obs(4)
+    last_obs["state"][2, 1] = float("inf")
+    with torch.inference_mode():
+        algorithm.compute_returns(last_obs)
+    algorithm.storage.returns[:, 2] = torch.nan  # an LSTM's value of inf may be finite
+    with pytest.raises(ValueError, match=r"returns of environments \[2\]"):
+        algorithm.update()
+
+
+def test_one_huge_reward_is_named_and_not_called_divergence():
+    algorithm = make()
+
+    def poison(step, obs, rewards):
+        if step == 1:
+            rewards[3] = 1e30
+
+    roll_out_ppo(algorithm, 0, done_rate=1.0, on_step=poison)
+    message = r"rewards of environments \[3\], first at step 1 .* \(1e\+30, too large to be squared"
+    with pytest.raises(ValueError, match=message):
+        algorithm.update()
+
+
+@pytest.mark.parametrize("models", ["lstm", "gru", "mlp"])
+@pytest.mark.parametrize("envs", [[1], [0, 3]])
+def test_a_gradient_that_is_not_finite_names_its_environments(models, envs):
+    algorithm = make(models)
+    roll_out_ppo(algorithm, 0)
+    marks = [algorithm.storage.observations["policy"][2, env, 0].item() for env in envs]
+
+    class Exploding(torch.autograd.Function):
+        """The identity, whose gradient explodes at the marked observations."""
+
+        @staticmethod
+        def forward(ctx, latent):
+            ctx.marked = torch.isin(latent[..., :1], torch.tensor(marks))
+            return latent.clone()
+
+        @staticmethod
+        def backward(ctx, gradient):
+            return torch.where(ctx.marked, torch.inf, gradient)
+
+    class Normalizer(torch.nn.Module):
+        def forward(self, latent):
+            return Exploding.apply(latent) if latent.shape[-1] == 5 else latent
+
+    algorithm.actor.obs_normalizer = Normalizer()
+    marked = ", ".join(map(str, envs))
+    # An MLP's input gets no gradient in the update itself.
+    algorithm.storage.actions_log_prob[2, envs] = -torch.inf
+    algorithm.storage.actions_log_prob[2, envs] = -1e4  # a ratio of inf
+    with pytest.raises(ValueError, match=rf"environments \[{marked}\]"):
+        algorithm.update()
+
+
+@pytest.mark.parametrize("num_bad", [1, 64])
+def test_the_search_takes_one_gradient(monkeypatch, num_bad):
+    algorithm = make_distillation(
+        TbpttDistillation, 6, 64, gradient_length=2, non_finite="raise"
+    )
+    roll_out(algorithm, 0)
+    first = torch.arange(64) < num_bad
+    loss_fn, labels = algorithm.loss_fn, algorithm.storage.privileged_actions
+
+    def exploding(actions, label):
+        loss_sum, count = loss_fn(actions, label)
+        where = torch.isin(label, labels[:, first])
+        return loss_sum + torch.where(where, actions * 1e30, 0.0).square().sum(), count
+
+    algorithm.loss_fn = exploding
+    calls, accumulate = [], algorithm._accumulate
+    monkeypatch.setattr(
+        algorithm, "_accumulate", lambda *args: (calls.append(args), accumulate(*args))[1]
+    )
+    named = r"\[0\]" if num_bad == 1 else r"\[0, 1, 2, 3, 4, 5, 6, 7\] and 56 more"
+    with pytest.raises(ValueError, match=f"the gradients of environments {named}"):
+        algorithm.update()
+    assert len(calls) == 2 * 3  # three windows each in the update and in the search
+    assert len({id(observations) for observations in calls}) == 6
+    assert not any(v.requires_grad for v in algorithm.storage.observations.values())
