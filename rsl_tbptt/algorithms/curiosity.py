@@ -8,8 +8,9 @@ from tensordict import TensorDict
 from rsl_tbptt.algorithms.mini_batches import MiniBatch
 from rsl_tbptt.algorithms.optimizers import use_fused_kernels
 from rsl_tbptt.algorithms.rsl_rl_versions import RandomNetworkDistillation
-from rsl_tbptt.core import distributed, losses
+from rsl_tbptt.core import losses
 from rsl_tbptt.core.accumulate import accumulate_group
+from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.rollout import Rollout
 
@@ -22,11 +23,16 @@ class CuriosityTraining:
     """
 
     def __init__(
-        self, rnd: RandomNetworkDistillation, optimizer: torch.optim.Optimizer, bucket_mb: float
+        self,
+        rnd: RandomNetworkDistillation,
+        optimizer: torch.optim.Optimizer,
+        ranks: Ranks,
+        bucket_mb: float,
     ) -> None:
-        """Take rsl_rl's module and the optimiser of its predictor."""
+        """Take rsl_rl's module, the optimiser of its predictor and who trains it together."""
         use_fused_kernels(optimizer)
-        self._rnd, self._optimizer, self._bucket_mb = rnd, optimizer, bucket_mb
+        self._rnd, self._optimizer = rnd, optimizer
+        self._ranks, self._bucket_mb = ranks, bucket_mb
 
     @property
     def changes(self) -> tuple[list[torch.nn.Module], list[torch.optim.Optimizer]]:
@@ -49,10 +55,10 @@ class CuriosityTraining:
                 num_env_chunks,
             )
             sums.append(loss_sum)
-        distributed.sum_gradients(self._rnd.predictor.parameters(), self._bucket_mb)
+        self._ranks.sum_gradients(self._rnd.predictor.parameters(), self._bucket_mb)
         self._optimizer.step()
         mean = torch.stack(sums).sum(0, keepdim=True) / mini_batch.num_samples
-        return distributed.sum_tensor_over_ranks(mean)
+        return self._ranks.sum_tensor(mean)
 
     def _embeddings(
         self,

@@ -29,8 +29,9 @@ from rsl_tbptt.algorithms.rsl_rl_versions import MLPModel
 from rsl_tbptt.algorithms.step_batches import step_batches
 from rsl_tbptt.algorithms.teacher_actions import draw_envs, scheduled_share
 from rsl_tbptt.algorithms.teacher_labels import RolloutLabels
-from rsl_tbptt.core import distributed, hidden_state
+from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.accumulate import accumulate_group
+from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.env_blocks import bytes_per_sample, num_env_blocks
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.rollout import Rollout
@@ -97,10 +98,11 @@ class TbpttDistillation(Distillation):
             multi_gpu_cfg=multi_gpu_cfg,
         )
         use_fused_kernels(self.optimizer)
+        self._ranks = Ranks(together=self.is_multi_gpu)
         self.gradient_length = self.options.gradient_length
         self.use_mixed_precision = self.options.use_mixed_precision
         self._raw_student, self._raw_teacher = self.student, self.teacher  # rsl_rl 5.0 lacks them
-        self._guard = UpdateGuard([student], [self.optimizer])
+        self._guard = UpdateGuard([student], [self.optimizer], self._ranks)
         self._non_finite = NonFiniteUpdates(
             self.options.non_finite, self.options.max_skipped_updates
         )
@@ -132,7 +134,7 @@ class TbpttDistillation(Distillation):
         self._schedule = tbptt_schedule(num_steps, *lengths, tail=self.options.tail)
         self._steps_per_group = num_steps_of_full_group(num_steps, *lengths)
         steps_in_mean = self._steps_per_group if self.options.loss_reduction == "mean" else 1
-        num_envs_of_ranks = distributed.sum_over_ranks(num_envs, self.device)
+        num_envs_of_ranks = self._ranks.sum_count(num_envs, self.device)
         self._divisor = steps_in_mean * num_envs_of_ranks
         # Normalisers may exchange sums: on every rank as often.
         self._step_batches = step_batches(num_steps, num_envs_of_ranks, self.device)
@@ -330,7 +332,7 @@ class TbpttDistillation(Distillation):
 
     def reduce_parameters(self) -> None:
         """Sum the gradients over processes; the divisor already counts all of them."""
-        distributed.sum_gradients(self.student.parameters(), self.options.grad_reduce_bucket_mb)
+        self._ranks.sum_gradients(self.student.parameters(), self.options.grad_reduce_bucket_mb)
 
     def _metrics(
         self, rollout: Rollout, loss_sums: torch.Tensor, grad_norms: torch.Tensor
@@ -365,7 +367,9 @@ class TbpttDistillation(Distillation):
         labels = {"teacher actions": self.storage.privileged_actions}
         try:
             self._guard.raise_error()
-            source = find_source(self.storage.observations, labels, self._add_gradients)
+            source = find_source(
+                self.storage.observations, labels, self._add_gradients, self._ranks
+            )
         finally:
             self._drop_rollout(live_state)
         self._non_finite.met(source)

@@ -9,7 +9,7 @@ from typing import TypeVar
 import torch
 from torch import nn
 
-from rsl_tbptt.core import distributed
+from rsl_tbptt.core.distributed import Ranks
 
 Result = TypeVar("Result")
 
@@ -28,10 +28,19 @@ class UpdateGuard:
     """
 
     def __init__(
-        self, modules: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
+        self,
+        modules: Sequence[nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        ranks: Ranks,
     ) -> None:
-        """Take what an update changes: parameters and buffers of modules, state of optimisers."""
-        self._modules, self._optimizers = modules, optimizers
+        """Take what an update changes, and the processes that train together.
+
+        Args:
+            modules: Their parameters and buffers.
+            optimizers: Their state and options.
+            ranks: Who comes to the same end.
+        """
+        self._modules, self._optimizers, self._ranks = modules, optimizers, ranks
         self._kept_state: list[list[torch.Tensor]] = []
         self._copies: list[torch.Tensor] = []
         self._error: Exception | None = None
@@ -80,7 +89,7 @@ class UpdateGuard:
         Raises:
             Exception: What ``compute`` raised, in one process.
         """
-        if not distributed.is_several():
+        if not self._ranks.together:
             return compute()
         try:
             return compute()
@@ -99,7 +108,7 @@ class UpdateGuard:
         """
         finite = self.is_finite() & torch.isfinite(values).all()
         broken = torch.full_like(finite, self._error is not None) | ~finite
-        broken = distributed.sum_tensor_over_ranks(broken.to(values.dtype).view(1))
+        broken = self._ranks.sum_tensor(broken.to(values.dtype).view(1))
         *fetched, broken = torch.cat((values, broken)).tolist()
         return None if broken else fetched
 
@@ -120,7 +129,7 @@ class UpdateGuard:
             RuntimeError: Naming what stopped it in another one.
         """
         reason = f"{type(self._error).__name__}: {self._error}" if self._error else None
-        for rank, other in enumerate(distributed.gather(reason)):
+        for rank, other in enumerate(self._ranks.gather(reason)):
             if self._error is not None:
                 raise self._error
             if other is not None:

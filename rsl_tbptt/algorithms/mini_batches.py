@@ -19,7 +19,8 @@ from typing import Literal
 
 import torch
 
-from rsl_tbptt.core import distributed, hidden_state
+from rsl_tbptt.core import hidden_state
+from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.rollout import Rollout, Stretches
 from rsl_tbptt.core.windows import Group, Window, tbptt_schedule
@@ -96,6 +97,7 @@ class MiniBatches:
         num_envs: int,
         num_mini_batches: int,
         *,
+        ranks: Ranks,
         gradient_length: int,
         unit: MiniBatchUnit = "env",
         burn_in_length: int = 0,
@@ -108,6 +110,7 @@ class MiniBatches:
             num_steps: Length T of the rollout.
             num_envs: Number of environments N, at least ``num_mini_batches``.
             num_mini_batches: Optimiser steps per epoch.
+            ranks: The processes that train together.
             gradient_length: k2, the steps the gradient flows back.
             unit: What is drawn: whole environments or windows.
             burn_in_length: Steps replayed without gradient before each window.
@@ -125,9 +128,7 @@ class MiniBatches:
             torch.tensor([self.state_steps.index(step) for step in s.first_steps], device=device)
             for s in self._shapes
         ]
-        self._num_samples = [
-            distributed.sum_over_ranks(count, device) for count in self._count_samples()
-        ]
+        self._num_samples = [ranks.sum_count(count, device) for count in self._count_samples()]
 
     def _count_samples(self) -> list[int]:
         """Return the samples in each mini-batch of this process."""

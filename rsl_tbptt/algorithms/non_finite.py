@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from tensordict import TensorDict
 
-from rsl_tbptt.core import distributed
+from rsl_tbptt.core.distributed import Ranks
 
 _MAX_NAMED = 8
 
@@ -77,6 +77,7 @@ def find_source(
     observations: TensorDict,
     recorded: Mapping[str, torch.Tensor],
     add_gradients: Callable[[], object],
+    ranks: Ranks,
 ) -> Source:
     """Find where an update's NaN or inf came from: what it read first, then whose gradients.
 
@@ -88,14 +89,17 @@ def find_source(
         recorded: What else the update reads, by name, each (T, N, D); what follows from others
             stands behind them.
         add_gradients: Computes the gradient of the update's loss on the whole rollout.
+        ranks: The processes that search together.
 
     Returns:
         The first of: what is not finite, what is too large to be squared, environments whose own
         gradients are not finite, divergence.
     """
     groups = {f"observation group '{key}'": value for key, value in observations.items()}
-    found = _of_any_rank(_in_what_was_read({**groups, **recorded}))
-    return found or _of_any_rank(_in_gradients(observations, add_gradients)) or _DIVERGENCE
+    found = _of_any_rank(_in_what_was_read({**groups, **recorded}), ranks)
+    if found is None:  # in all of them, so that all compute gradients, which exchange sums
+        found = _of_any_rank(_in_gradients(observations, add_gradients), ranks)
+    return found or _DIVERGENCE
 
 
 _DIVERGENCE = Source(
@@ -104,9 +108,9 @@ _DIVERGENCE = Source(
 )
 
 
-def _of_any_rank(source: Source | None) -> Source | None:
+def _of_any_rank(source: Source | None, ranks: Ranks) -> Source | None:
     """Return what the first process found that found anything, and name that process."""
-    of_ranks = distributed.gather(source)
+    of_ranks = ranks.gather(source)
     found = [(rank, source) for rank, source in enumerate(of_ranks) if source is not None]
     if not found or len(of_ranks) == 1:
         return source

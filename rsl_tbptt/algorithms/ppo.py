@@ -27,7 +27,8 @@ from rsl_tbptt.algorithms.ppo_options import PpoOptions
 from rsl_tbptt.algorithms.rsl_rl_versions import UPDATE_NORMALIZES, MLPModel, rnd_optimizer
 from rsl_tbptt.algorithms.step_batches import step_batches
 from rsl_tbptt.algorithms.time_outs import TimeOutValues, value_without_advancing
-from rsl_tbptt.core import distributed, hidden_state
+from rsl_tbptt.core import hidden_state
+from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.returns import generalized_advantages
 
@@ -106,17 +107,22 @@ class TbpttPPO(PPO):
         self._raw_actor, self._raw_critic = self.actor, self.critic
         self._parameters_of_models = [list(model.parameters()) for model in (actor, critic)]
         use_fused_kernels(self.optimizer)
+        self._ranks = Ranks(together=self.is_multi_gpu)
         self._states: list[tuple[HiddenState, HiddenState]] = []
         self._no_sums = torch.full((4,), torch.nan, device=device)
         self._values_beyond = TimeOutValues()
         self._fine_tuning = FineTuning(actor, self.options)
-        self._gradient = PpoGradient(actor, critic, self.options, device)
+        self._gradient = PpoGradient(actor, critic, self.options, self._ranks, device)
         self._curiosity: CuriosityTraining | None = None
         if self.rnd:
             optimizer = rnd_optimizer(self)
-            self._curiosity = CuriosityTraining(self.rnd, optimizer, self.grad_reduce_bucket_mb)
+            self._curiosity = CuriosityTraining(
+                self.rnd, optimizer, self._ranks, self.grad_reduce_bucket_mb
+            )
         further = self._curiosity.changes if self._curiosity else ([], [])
-        self._guard = UpdateGuard([actor, critic, *further[0]], [self.optimizer, *further[1]])
+        self._guard = UpdateGuard(
+            [actor, critic, *further[0]], [self.optimizer, *further[1]], self._ranks
+        )
         self._non_finite = NonFiniteUpdates(
             self.options.non_finite, self.options.max_skipped_updates
         )
@@ -124,7 +130,7 @@ class TbpttPPO(PPO):
         # Normalisers may exchange sums: on every rank as often.
         self._step_batches = step_batches(
             storage.num_transitions_per_env,
-            distributed.sum_over_ranks(storage.num_envs, device),
+            self._ranks.sum_count(storage.num_envs, device),
             device,
         )
         if self.options.memory_budget_gb is not None:
@@ -153,6 +159,7 @@ class TbpttPPO(PPO):
             num_steps,
             num_envs,
             self.num_mini_batches,
+            ranks=self._ranks,
             gradient_length=self.options.gradient_length or num_steps,
             unit=self.options.minibatch_unit,
             burn_in_length=self.options.burn_in_length,
@@ -358,7 +365,7 @@ class TbpttPPO(PPO):
         Returns:
             The same and the gradient norms of actor and critic before clipping. Shape: (6,).
         """
-        means = distributed.sum_tensor_over_ranks(means)
+        means = self._ranks.sum_tensor(means)
         self.reduce_parameters()
         norms = self._clip_gradients()
         if self._adapts_rate:
@@ -391,7 +398,7 @@ class TbpttPPO(PPO):
         if self.symmetry:  # rsl_rl's own update, which averages
             super().reduce_parameters()
         else:
-            distributed.sum_gradients(self._parameters(), self.grad_reduce_bucket_mb)
+            self._ranks.sum_gradients(self._parameters(), self.grad_reduce_bucket_mb)
 
     def _parameters(self) -> list[nn.Parameter]:
         """Return all parameters; those of a shared encoder once."""
@@ -439,7 +446,9 @@ class TbpttPPO(PPO):
         recorded = {name: getattr(self.storage, name) for name in names}
         try:
             self._guard.raise_error()
-            source = find_source(self.storage.observations, recorded, self._add_gradients)
+            source = find_source(
+                self.storage.observations, recorded, self._add_gradients, self._ranks
+            )
         finally:
             self._drop_rollout()
         self._non_finite.met(source)

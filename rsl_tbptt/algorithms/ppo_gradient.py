@@ -12,8 +12,9 @@ from rsl_tbptt.algorithms.policy_loss import PolicyLoss
 from rsl_tbptt.algorithms.ppo_options import PpoOptions
 from rsl_tbptt.algorithms.replay import action_head, make_replay, raw_head
 from rsl_tbptt.algorithms.rsl_rl_versions import MLPModel
-from rsl_tbptt.core import distributed, hidden_state, losses
+from rsl_tbptt.core import hidden_state, losses
 from rsl_tbptt.core.accumulate import Loss, Replay, accumulate_group
+from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.env_blocks import bytes_per_sample, num_env_blocks
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.rollout import Rollout
@@ -44,7 +45,12 @@ class PpoGradient:
     """Adds up the gradients of actor and critic over the windows of a mini-batch."""
 
     def __init__(
-        self, actor: MLPModel, critic: MLPModel, options: PpoOptions, device: torch.device | str
+        self,
+        actor: MLPModel,
+        critic: MLPModel,
+        options: PpoOptions,
+        ranks: Ranks,
+        device: torch.device | str,
     ) -> None:
         """Choose how the models are replayed.
 
@@ -54,7 +60,7 @@ class PpoGradient:
         self.policy_loss = PolicyLoss(actor, options)
         self.num_env_chunks = options.num_env_chunks
         self._actor, self._critic, self._options = actor, critic, options
-        self._device = torch.device(device)
+        self._ranks, self._device = ranks, torch.device(device)
         self._sample_bytes = {model: bytes_per_sample(model) for model in (actor, critic)}
         self._recurrent = actor.is_recurrent or critic.is_recurrent
         operand_dtype = torch.bfloat16 if options.use_mixed_precision else None
@@ -207,7 +213,7 @@ class PpoGradient:
         """Return M, the sum of the samples' weights over all processes."""
         if self._options.loss_reduction == "mean":
             return mini_batch.num_samples
-        return distributed.sum_tensor_over_ranks(mini_batch.loss_steps(weights).sum())
+        return self._ranks.sum_tensor(mini_batch.loss_steps(weights).sum())
 
 
 def mean_and_scale(advantages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:

@@ -1,52 +1,74 @@
-"""Counts and gradients over ranks; each function does nothing in one process.
+"""Counts and gradients over the processes that train one policy.
 
-The divisor of the loss already counts the robot-steps of all ranks, so gradients are summed, not
+The divisor of the loss already counts the robot-steps of all of them, so gradients are summed, not
 averaged: R processes on N/R environments each give the gradient of one process on N.
 """
 
 from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 from torch import distributed
 
-
-def sum_over_ranks(count: int, device: torch.device | str) -> int:
-    """Return the sum of ``count`` over all ranks (one host synchronisation; call it once)."""
-    if not distributed.is_initialized():
-        return count
-    total = torch.tensor(count, device=device)
-    distributed.all_reduce(total)
-    return int(total.item())
+Value = TypeVar("Value")
 
 
-def sum_tensor_over_ranks(tensor: torch.Tensor) -> torch.Tensor:
-    """Return the sum of ``tensor`` over all ranks, on its device."""
-    if distributed.is_initialized():
-        tensor = tensor.clone()
-        distributed.all_reduce(tensor)
-    return tensor
+@dataclass(frozen=True)
+class Ranks:
+    """The processes that train together; alone, each sum is what it was given.
 
-
-def sum_gradients(parameters: Iterable[torch.nn.Parameter], bucket_mb: float = 25.0) -> None:
-    """Sum the gradients of ``parameters`` over all ranks in place, in buckets of limited size.
-
-    Args:
-        parameters: Parameters in the same order on every rank; those without gradient are left out.
-        bucket_mb: Size of the packed buffer in megabytes. A larger gradient is its own bucket.
+    Who trains with whom is said, not asked of torch.distributed: independent runs may share a
+    process group. Each rank has to call each sum equally often.
     """
-    if not distributed.is_initialized():
-        return
-    bucket: list[torch.Tensor] = []
-    size = 0.0
-    for grad in (p.grad for p in parameters if p.grad is not None):
-        megabytes = grad.numel() * grad.element_size() / 2**20
-        if bucket and size + megabytes > bucket_mb:
+
+    together: bool
+    """Whether all processes of the default group train one policy."""
+
+    def sum_count(self, count: int, device: torch.device | str) -> int:
+        """Return the sum of ``count`` over all ranks (one host synchronisation; call it once)."""
+        if not self.together:
+            return count
+        return int(self.sum_tensor(torch.tensor(count, device=device)).item())
+
+    def sum_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
+        """Return the sum of ``tensor`` over all ranks, on its device."""
+        if self.together:
+            tensor = tensor.clone()
+            distributed.all_reduce(tensor)
+        return tensor
+
+    def gather(self, value: Value) -> list[Value]:
+        """Return what each rank gave, any picklable value, by rank. Slow: for messages only."""
+        if not self.together:
+            return [value]
+        values: list[Any] = [None] * distributed.get_world_size()
+        distributed.all_gather_object(values, value)
+        return values
+
+    def sum_gradients(
+        self, parameters: Iterable[torch.nn.Parameter], bucket_mb: float = 25.0
+    ) -> None:
+        """Sum the gradients of ``parameters`` over all ranks in place, in buckets of limited size.
+
+        Args:
+            parameters: Parameters in the same order on every rank; those without gradient are left
+                out.
+            bucket_mb: Size of the packed buffer in megabytes. A larger gradient is its own bucket.
+        """
+        if not self.together:
+            return
+        bucket: list[torch.Tensor] = []
+        size = 0.0
+        for grad in (p.grad for p in parameters if p.grad is not None):
+            megabytes = grad.numel() * grad.element_size() / 2**20
+            if bucket and size + megabytes > bucket_mb:
+                _sum_bucket(bucket)
+                bucket, size = [], 0.0
+            bucket.append(grad)
+            size += megabytes
+        if bucket:
             _sum_bucket(bucket)
-            bucket, size = [], 0.0
-        bucket.append(grad)
-        size += megabytes
-    if bucket:
-        _sum_bucket(bucket)
 
 
 def _sum_bucket(grads: list[torch.Tensor]) -> None:

@@ -116,18 +116,41 @@ def run_rank(rank, shares, folder):
     results = [updated_parameters(first, last, cfg, **options) for options in OPTIONS]
     results += [updated_ppo_parameters(first, last, cfg, **options) for options in PPO_OPTIONS]
     torch.save(results, f"{folder}/rank{rank}.pt")
+    torch.save(results_alone(first, last), f"{folder}/alone{rank}.pt")
     distributed.destroy_process_group()
 
 
-@pytest.mark.parametrize("shares", [[3, 3], [2, 4]])
-def test_ranks_leave_the_parameters_of_one_process(tmp_path, shares):
-    multiprocessing.spawn(run_rank, (shares, str(tmp_path)), nprocs=len(shares))
-    results = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(len(shares))]
+def results_alone(first, last):
+    """Update on environments [first, last) without a description of the processes."""
+    return updated_parameters(first, last), *(
+        updated_ppo_parameters(first, last, **options) for options in PPO_OPTIONS
+    )
+
+
+@pytest.fixture(scope="module", params=[[3, 3], [2, 4]], ids=str)
+def ranks(request, tmp_path_factory):
+    """Return the environments of each rank, and the folder with what the ranks left."""
+    shares, folder = request.param, tmp_path_factory.mktemp("ranks")
+    multiprocessing.spawn(run_rank, (shares, str(folder)), nprocs=len(shares))
+    return shares, folder
+
+
+def test_ranks_leave_the_parameters_of_one_process(ranks):
+    shares, folder = ranks
+    results = [torch.load(folder / f"rank{rank}.pt") for rank in range(len(shares))]
     expected = [updated_parameters(0, NUM_ENVS, **options) for options in OPTIONS]
     expected += [updated_ppo_parameters(0, NUM_ENVS, **options) for options in PPO_OPTIONS]
     for want, *by_rank in zip(expected, *results, strict=True):
         for parameters in by_rank:
             torch.testing.assert_close(parameters, want, **PARITY_FLOAT32)
+
+
+def test_runs_that_share_a_process_group_only_are_left_alone(ranks):
+    shares, folder = ranks
+    for rank in range(len(shares)):
+        expected = results_alone(sum(shares[:rank]), sum(shares[: rank + 1]))
+        for parameters, want in zip(torch.load(folder / f"alone{rank}.pt"), expected, strict=True):
+            assert torch.equal(parameters, want)
 
 
 def test_half_the_environments_alone_do_not():
