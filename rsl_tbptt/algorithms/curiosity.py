@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+
 import torch
 from tensordict import TensorDict
 
@@ -33,11 +35,20 @@ class CuriosityTraining:
         use_fused_kernels(optimizer)
         self._rnd, self._optimizer = rnd, optimizer
         self._ranks, self._bucket_mb = ranks, bucket_mb
+        self.keep_reward_normalizer()
 
     @property
     def changes(self) -> tuple[list[torch.nn.Module], list[torch.optim.Optimizer]]:
         """Modules and optimisers that an update changes."""
         return [self._rnd.predictor, self._rnd.state_normalizer], [self._optimizer]
+
+    def keep_reward_normalizer(self) -> None:
+        """Copy what learns within the rollout, at its start."""
+        self._kept = copy.deepcopy(self._rnd.reward_normalizer)
+
+    def restore_reward_normalizer(self) -> None:
+        """Forget what it learned from a rollout that is dropped."""
+        self._rnd.reward_normalizer = self._kept
 
     def step(self, rollout: Rollout, mini_batch: MiniBatch, num_env_chunks: int) -> torch.Tensor:
         """Train on a mini-batch; return the mean squared error, shape (1,), over all processes."""

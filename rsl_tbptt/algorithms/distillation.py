@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 from rsl_rl.algorithms import Distillation
+from rsl_rl.env import VecEnv
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 from torch import nn
@@ -22,7 +23,7 @@ from rsl_tbptt.algorithms.checkpoints import (
 from rsl_tbptt.algorithms.distillation_options import DistillationOptions
 from rsl_tbptt.algorithms.guard import UpdateGuard
 from rsl_tbptt.algorithms.memory_plan import MemoryPlan, plan_memory
-from rsl_tbptt.algorithms.non_finite import NonFiniteUpdates, find_source
+from rsl_tbptt.algorithms.non_finite import NonFiniteUpdates, find_source, take_over_nan_check
 from rsl_tbptt.algorithms.optimizers import use_fused_kernels
 from rsl_tbptt.algorithms.replay import action_head, gaussian_head, make_replay
 from rsl_tbptt.algorithms.rsl_rl_versions import MLPModel
@@ -126,6 +127,24 @@ class TbpttDistillation(Distillation):
         self._plan_update()
         if self.options.teacher_checkpoint is not None:
             self._load_teacher(self.options.teacher_checkpoint)
+
+    @staticmethod
+    def construct_algorithm(obs: TensorDict, env: VecEnv, cfg: dict, device: str) -> Distillation:
+        """Build models, storage and algorithm from the runner's config, as rsl_rl does.
+
+        Args:
+            obs: Observations of the environment.
+            env: The environment.
+            cfg: The runner's config. Its ``check_for_nan`` is set to False where ``non_finite``
+                skips updates.
+            device: Device of the update.
+
+        Returns:
+            The algorithm.
+        """
+        algorithm = Distillation.construct_algorithm(obs, env, cfg, device)
+        take_over_nan_check(algorithm.options.non_finite, cfg)  # type: ignore[attr-defined]
+        return algorithm
 
     def _plan_update(self) -> None:
         """Fix the windows, the divisor and the environment chunks of every update."""
@@ -379,6 +398,8 @@ class TbpttDistillation(Distillation):
         """Let the environments go on from the state they acted with, cleared if not finite."""
         self.optimizer.zero_grad()
         self.student.reset(hidden_state=hidden_state.clear_non_finite(live_state))
+        taught = self.teacher.get_hidden_state()
+        self.teacher.reset(hidden_state=hidden_state.clear_non_finite(taught))
         self.storage.clear()
 
     def _add_gradients(self) -> None:

@@ -1,4 +1,4 @@
-"""An update is whole or not at all: keep what it changes, check what it made, go back if need be."""
+"""An update is whole or not at all: keep what it changes, check what it made, or go back."""
 
 from __future__ import annotations
 

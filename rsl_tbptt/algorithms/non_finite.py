@@ -6,6 +6,7 @@ import math
 import warnings
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -71,6 +72,20 @@ class NonFiniteUpdates:
                 f" {self._max_in_a_row} in a row end the training (max_skipped_updates).",
                 stacklevel=4,
             )
+
+
+def take_over_nan_check(non_finite: str, runner_cfg: dict[str, Any]) -> None:
+    """Leave a NaN from the environment to the update where that is asked for.
+
+    rsl_rl's runner by default checks for it itself, at every step, and ends the training; the
+    algorithm shares the runner's config, and nothing else reaches that check.
+
+    Args:
+        non_finite: The option of that name.
+        runner_cfg: The runner's config, in which ``check_for_nan`` is turned off.
+    """
+    if non_finite == "skip":
+        runner_cfg["check_for_nan"] = False
 
 
 def find_source(

@@ -20,7 +20,7 @@ from rsl_tbptt.algorithms.fine_tuning import FineTuning, build_teacher
 from rsl_tbptt.algorithms.guard import UpdateGuard
 from rsl_tbptt.algorithms.memory_plan import MemoryPlan, plan_memory
 from rsl_tbptt.algorithms.mini_batches import MiniBatches
-from rsl_tbptt.algorithms.non_finite import NonFiniteUpdates, find_source
+from rsl_tbptt.algorithms.non_finite import NonFiniteUpdates, find_source, take_over_nan_check
 from rsl_tbptt.algorithms.optimizers import follow_kl, step_at, use_fused_kernels
 from rsl_tbptt.algorithms.ppo_gradient import PpoGradient, PpoRollout, mean_and_scale
 from rsl_tbptt.algorithms.ppo_options import PpoOptions
@@ -175,7 +175,8 @@ class TbpttPPO(PPO):
             obs: Observations of the environment.
             env: The environment.
             cfg: The runner's config. ``cfg["algorithm"]["teacher_cfg"]`` may describe the teacher's
-                model, on observation set "teacher".
+                model, on observation set "teacher". ``cfg["check_for_nan"]`` is set to False where
+                ``non_finite`` skips updates.
             device: Device of the update.
 
         Returns:
@@ -184,6 +185,7 @@ class TbpttPPO(PPO):
         pulls = cfg["algorithm"].get("teacher_cfg") is not None
         teacher = build_teacher(obs, env, cfg, device) if pulls else None
         algorithm = PPO.construct_algorithm(obs, env, cfg, device)
+        take_over_nan_check(algorithm.options.non_finite, cfg)  # type: ignore[attr-defined]
         if teacher is not None:
             algorithm.set_teacher(teacher)  # type: ignore[attr-defined]
         return algorithm
@@ -211,6 +213,8 @@ class TbpttPPO(PPO):
         step = self.storage.step
         if step == 0:
             self._states.clear()
+            if self._curiosity:
+                self._curiosity.keep_reward_normalizer()
         if step in self._mini_batches.state_steps:
             models = (self.actor, self.critic)
             actor, critic = (hidden_state.clone(model.get_hidden_state()) for model in models)
@@ -314,7 +318,12 @@ class TbpttPPO(PPO):
         return metrics | {"skipped_updates": float(self._non_finite.num_skipped)}
 
     def _train_with_symmetry(self) -> dict[str, float] | None:
-        """Leave the update to rsl_rl; return its metrics, None if anything is not finite."""
+        """Leave the update to rsl_rl; return its metrics, None if anything is not finite.
+
+        Raises:
+            RuntimeError: What rsl_rl's update raised, if that was not for NaN.
+            ValueError: Likewise.
+        """
         try:
             metrics = super().update()
         except (RuntimeError, ValueError):  # rsl_rl cannot sample from a policy that is NaN
@@ -463,6 +472,8 @@ class TbpttPPO(PPO):
         self.optimizer.zero_grad()
         for model in (self.actor, self.critic, self._fine_tuning):
             model.reset(hidden_state=hidden_state.clear_non_finite(model.get_hidden_state()))
+        if self._curiosity:
+            self._curiosity.restore_reward_normalizer()
         self.storage.clear()
 
     def _add_gradients(self) -> None:

@@ -52,27 +52,30 @@ class Ranks:
         """Sum the gradients of ``parameters`` over all ranks in place, in buckets of limited size.
 
         Args:
-            parameters: Parameters in the same order on every rank; those without gradient are left
-                out.
+            parameters: Parameters in the same order on every rank. One without gradient counts as
+                zeros and stays without, so that a rank that failed exchanges what the others do.
             bucket_mb: Size of the packed buffer in megabytes. A larger gradient is its own bucket.
         """
         if not self.together:
             return
-        bucket: list[torch.Tensor] = []
+        bucket: list[torch.nn.Parameter] = []
         size = 0.0
-        for grad in (p.grad for p in parameters if p.grad is not None):
-            megabytes = grad.numel() * grad.element_size() / 2**20
+        for parameter in parameters:
+            megabytes = parameter.numel() * parameter.element_size() / 2**20
             if bucket and size + megabytes > bucket_mb:
                 _sum_bucket(bucket)
                 bucket, size = [], 0.0
-            bucket.append(grad)
+            bucket.append(parameter)
             size += megabytes
         if bucket:
             _sum_bucket(bucket)
 
 
-def _sum_bucket(grads: list[torch.Tensor]) -> None:
-    packed = torch.cat([grad.flatten() for grad in grads])
+def _sum_bucket(parameters: list[torch.nn.Parameter]) -> None:
+    gradients = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
+    packed = torch.cat([gradient.flatten() for gradient in gradients])
     distributed.all_reduce(packed)
-    for grad, summed in zip(grads, packed.split([g.numel() for g in grads]), strict=True):
-        grad.copy_(summed.view_as(grad))
+    sizes = [parameter.numel() for parameter in parameters]
+    for parameter, summed in zip(parameters, packed.split(sizes), strict=True):
+        if parameter.grad is not None:
+            parameter.grad.copy_(summed.view_as(parameter))

@@ -132,6 +132,16 @@ class TbpttDistillationAlgorithmCfg(RslRlDistillationAlgorithmCfg):
     docs/distillation.md names the others.
     """
 
+    non_finite: Literal["skip", "raise"] = "skip"
+    """What an update does that meets NaN or inf; it is undone in either case.
+
+    ``"skip"`` drops the rollout, warns once per source and goes on, also where a NaN comes from the
+    environment (``check_for_nan`` is then off). ``"raise"`` ends the training.
+    """
+
+    max_skipped_updates: int = 10
+    """So many skipped updates in a row end the training."""
+
     use_mixed_precision: bool = False
     """Whether the update runs in bfloat16 autocast; state and gradients stay in float32."""
 
@@ -208,6 +218,16 @@ class TbpttPpoAlgorithmCfg(RslRlPpoAlgorithmCfg):
 
     scan_engine: str = "auto"
     """Engine that runs LSTM and GRU layers over a window, as for distillation."""
+
+    non_finite: Literal["skip", "raise"] = "skip"
+    """What an update does that meets NaN or inf; it is undone in either case.
+
+    ``"skip"`` drops the rollout, warns once per source and goes on, also where a NaN comes from the
+    environment (``check_for_nan`` is then off). ``"raise"`` ends the training.
+    """
+
+    max_skipped_updates: int = 10
+    """So many skipped updates in a row end the training."""
 
     num_learning_epochs: int = 5
     """Passes over each rollout."""

@@ -33,6 +33,7 @@ def make(algorithm_class, models, **options):
         "weight": 0.5,
         "learning_rate": 1e-2,
         "state_normalization": options.pop("state_normalization", False),
+        "reward_normalization": options.pop("reward_normalization", False),
     }
     return make_ppo(algorithm_class, 6, 8, models, models, rnd_cfg=rnd_cfg, **options)
 
@@ -164,6 +165,25 @@ def test_a_nan_undoes_the_training_of_the_predictor():
     assert torch.equal(predictor_of(algorithm), before)
     for index, entries in rnd_optimizer(algorithm).state_dict()["state"].items():
         assert all(torch.equal(steps[index][name], value) for name, value in entries.items())
+
+
+@pytest.mark.filterwarnings("ignore:An update met NaN or inf")
+@pytest.mark.parametrize("value", [float("inf"), 1e25])
+def test_normalisers_forget_a_rollout_that_is_dropped(value):
+    algorithm = make(TbpttPPO, "mlp", state_normalization=True, reward_normalization=True)
+    roll_out_ppo(algorithm, 0)
+    algorithm.update()
+
+    def poison(step, obs, rewards):
+        if step == 2:
+            obs["state"][1, 0] = value
+
+    roll_out_ppo(algorithm, 1, on_step=poison)
+    assert algorithm.update() == {"skipped_updates": 1.0}
+    assert all(torch.isfinite(tensor).all() for tensor in algorithm.rnd.state_dict().values())
+    roll_out_ppo(algorithm, 2)
+    assert torch.isfinite(algorithm.storage.rewards).all()
+    assert algorithm.update()["rnd"] > 0
 
 
 def test_a_checkpoint_without_it_is_refused_and_changes_nothing():

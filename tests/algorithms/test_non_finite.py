@@ -24,7 +24,9 @@ def assert_unchanged(algorithm, before):
 
 
 def trained(**options):
-    algorithm = make_distillation(TbpttDistillation, 6, 4, gradient_length=2, non_finite="raise", **options)
+    algorithm = make_distillation(
+        TbpttDistillation, 6, 4, gradient_length=2, non_finite="raise", **options
+    )
     roll_out(algorithm, 0)
     algorithm.update()
     return algorithm

@@ -95,7 +95,6 @@ def test_training_goes_on_as_if_the_rollout_had_not_been(training, value):
     metrics = run.algorithm.update()
     assert metrics["skipped_updates"] == 1.0
     assert len(metrics) > 4
-    assert all(torch.isfinite(value) for value in run.algorithm.storage.observations["policy"].view(-1))
 
 
 def test_an_outlier_that_only_the_normaliser_cannot_bear_is_named(training):
@@ -159,7 +158,7 @@ def test_only_what_can_be_counted_is_accepted(training):
         training(non_finite="ignore")
     with pytest.raises(ValueError, match="max_skipped_updates is 0, expected an integer of at"):
         training(max_skipped_updates=0)
-    with pytest.warns(UserWarning, match="max_skipped_updates is 3, which has no effect with non_f"):
+    with pytest.warns(UserWarning, match="max_skipped_updates is 3, which has no effect with"):
         training(max_skipped_updates=3, non_finite="raise")
 
 

@@ -54,7 +54,7 @@ def test_parameters_equal_those_of_rsl_rl(augmentation, mirror_loss, options):
         TbpttPPO, symmetry_cfg=symmetry_cfg(augmentation, mirror_loss), **options
     )
     torch.testing.assert_close(parameters, expected, **PARITY_FLOAT32)
-    assert metrics == pytest.approx(expected_metrics, rel=1e-3)
+    assert metrics == pytest.approx({**expected_metrics, "skipped_updates": 0.0}, rel=1e-3)
     assert metrics["symmetry"] > 0
     assert algorithm.learning_rate == pytest.approx(other.learning_rate)
 

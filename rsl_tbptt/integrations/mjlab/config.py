@@ -115,6 +115,16 @@ class TbpttDistillationAlgorithmCfg:
     docs/distillation.md names the others.
     """
 
+    non_finite: Literal["skip", "raise"] = "skip"
+    """What an update does that meets NaN or inf; it is undone in either case.
+
+    ``"skip"`` drops the rollout, warns once per source and goes on, also where a NaN comes from the
+    environment (``check_for_nan`` is then off). ``"raise"`` ends the training.
+    """
+
+    max_skipped_updates: int = 10
+    """So many skipped updates in a row end the training."""
+
     use_mixed_precision: bool = False
     """Whether the update runs in bfloat16 autocast; state and gradients stay in float32."""
 
@@ -225,6 +235,16 @@ class TbpttPpoAlgorithmCfg(RslRlPpoAlgorithmCfg):
 
     scan_engine: str = "auto"
     """Engine that runs LSTM and GRU layers over a window, as for distillation."""
+
+    non_finite: Literal["skip", "raise"] = "skip"
+    """What an update does that meets NaN or inf; it is undone in either case.
+
+    ``"skip"`` drops the rollout, warns once per source and goes on, also where a NaN comes from the
+    environment (``check_for_nan`` is then off). ``"raise"`` ends the training.
+    """
+
+    max_skipped_updates: int = 10
+    """So many skipped updates in a row end the training."""
 
     use_mixed_precision: bool = False
     """Whether the update runs in bfloat16 autocast; state and gradients stay in float32."""

@@ -1,0 +1,137 @@
+"""After any error in one process all come to the same end, with the same reason, and unchanged."""
+
+import datetime
+import warnings
+
+import pytest
+import torch
+from helpers import (
+    make_distillation,
+    make_ppo,
+    parameters_of,
+    ppo_parameters_of,
+    roll_out,
+    roll_out_ppo,
+)
+from torch import distributed, multiprocessing
+
+from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
+
+WORLD_SIZE, FAILING = 2, 1
+SECONDS = 60.0
+"""A process that waits longer for another one raises: a hang then fails the test."""
+
+
+def distilled(cfg, failing):
+    """Distil where the loss of one process raises."""
+    algorithm = make_distillation(TbpttDistillation, 6, 3, gradient_length=2, multi_gpu_cfg=cfg)
+    loss, calls = algorithm.loss_fn, []
+
+    def breaking(*args):
+        calls.append(args)
+        if failing and len(calls) == 2:
+            raise ArithmeticError("no memory left")
+        return loss(*args)
+
+    algorithm.loss_fn = breaking
+    roll_out(algorithm, cfg["global_rank"])
+    return algorithm, parameters_of
+
+
+def reinforced(cfg, failing, poison, **options):
+    algorithm = make_ppo(TbpttPPO, 6, 3, num_mini_batches=2, multi_gpu_cfg=cfg, **options)
+    roll_out_ppo(algorithm, cfg["global_rank"])
+    if failing:
+        poison(algorithm)
+    return algorithm, ppo_parameters_of
+
+
+def nan_reward(algorithm):
+    algorithm.storage.rewards[2, 1] = algorithm.storage.returns[2, 1] = torch.nan
+
+
+def exploding_ratio(algorithm):
+    algorithm.storage.actions_log_prob[2, 1] = -1e4
+    algorithm.storage.advantages[2, 1] = -1.0
+
+
+def failing_loss(algorithm):
+    def fail(*args, **kwargs):
+        raise ArithmeticError("no memory left")
+
+    algorithm._gradient.policy_loss = fail
+
+
+EPISODES = {"loss_reduction": "episode_mean"}
+CASES = {
+    "loss": distilled,
+    "reward": lambda cfg, failing: reinforced(cfg, failing, nan_reward, **EPISODES),
+    "gradient": lambda cfg, failing: reinforced(cfg, failing, exploding_ratio, **EPISODES),
+    "raised": lambda cfg, failing: reinforced(cfg, failing, nan_reward, non_finite="raise"),
+    "policy_loss": lambda cfg, failing: reinforced(cfg, failing, failing_loss, **EPISODES),
+}
+
+
+def run_rank(rank, folder):
+    distributed.init_process_group(
+        "gloo",
+        init_method=f"file://{folder}/store",
+        rank=rank,
+        world_size=WORLD_SIZE,
+        timeout=datetime.timedelta(seconds=SECONDS),
+    )
+    warnings.filterwarnings("ignore", message="Time-outs are bootstrapped")
+    cfg = {"global_rank": rank, "local_rank": rank, "world_size": WORLD_SIZE}
+    results = {}
+    for name, case in CASES.items():
+        algorithm, read = case(cfg, rank == FAILING)
+        before = read(algorithm)
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            try:
+                algorithm.update()
+                end = "".join(str(warning.message) for warning in seen)
+            except Exception as error:
+                end = f"{type(error).__name__}: {error}"
+        results[name] = (end, torch.equal(read(algorithm), before), algorithm.storage.step)
+    torch.save(results, f"{folder}/rank{rank}.pt")
+    distributed.destroy_process_group()
+
+
+@pytest.fixture(scope="module")
+def ends(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("ranks")
+    multiprocessing.spawn(run_rank, (str(folder),), nprocs=WORLD_SIZE)
+    return [torch.load(folder / f"rank{rank}.pt") for rank in range(WORLD_SIZE)]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_nothing_is_changed_in_any_process(ends, case):
+    for results in ends:
+        _, unchanged, step = results[case]
+        assert unchanged
+        assert step == 0
+
+
+@pytest.mark.parametrize(
+    ("case", "source"),
+    [
+        ("reward", r"rewards of environments [1], first at step 2"),
+        ("gradient", r"the gradients of environments [1]"),
+        ("raised", r"rewards of environments [1], first at step 2"),
+    ],
+)
+def test_all_processes_name_the_same_source(ends, case, source):
+    assert len({results[case][0] for results in ends}) == 1
+    end = ends[0][case][0]
+    assert source in end
+    assert f"in process {FAILING} of {WORLD_SIZE}" in end
+    assert end.startswith("ValueError" if case == "raised" else "An update met NaN or inf")
+
+
+@pytest.mark.parametrize("case", ["loss", "policy_loss"])
+def test_what_one_process_could_not_compute_is_raised_in_all(ends, case):
+    assert ends[FAILING][case][0] == "ArithmeticError: no memory left"
+    other = ends[1 - FAILING][case][0]
+    assert other.startswith(f"RuntimeError: Process {FAILING} could not compute its part")
+    assert "ArithmeticError: no memory left" in other

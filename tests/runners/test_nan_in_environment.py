@@ -1,0 +1,87 @@
+"""One NaN from the environment costs one rollout under rsl_rl's stock runners, not the run."""
+
+import copy
+
+import pytest
+import torch
+from rsl_rl.runners import DistillationRunner, OnPolicyRunner
+
+from rsl_tbptt_tasks.memory import RecallEnv
+
+GAUSSIAN = {"class_name": "GaussianDistribution", "init_std": 0.1}
+
+
+class SickEnv(RecallEnv):
+    """One observation of one environment is NaN, in one step."""
+
+    def __init__(self, sick_step):
+        super().__init__(4, 3)
+        self.steps_to_go = sick_step
+
+    def step(self, actions):
+        self.steps_to_go -= 1
+        return super().step(actions.nan_to_num())
+
+    def get_observations(self):
+        obs = super().get_observations()
+        if self.steps_to_go == 0:
+            obs["policy"][2, 0] = torch.nan
+            self.steps_to_go = -1
+        return obs
+
+
+def model(class_name, **kwargs):
+    return {"class_name": class_name, "hidden_dims": [8], "activation": "elu", **kwargs}
+
+
+def distilling(sick_step, **options):
+    options["gradient_length"] = 4
+    lstm = {"rnn_type": "lstm", "rnn_hidden_dim": 8, "rnn_num_layers": 1}
+    cfg = {
+        "obs_groups": {"student": ["policy"], "teacher": ["privileged"]},
+        "algorithm": {"class_name": "rsl_tbptt.algorithms:TbpttDistillation", **options},
+        "student": model("RNNModel", **lstm, distribution_cfg=dict(GAUSSIAN)),
+        "teacher": model("MLPModel", distribution_cfg=dict(GAUSSIAN)),
+    }
+    runner = DistillationRunner(SickEnv(sick_step), with_sizes(cfg), None)
+    runner.alg.teacher_loaded = True
+    return runner, runner.alg.student
+
+
+def reinforcing(sick_step, **options):
+    gru = {"rnn_type": "gru", "rnn_hidden_dim": 8, "rnn_num_layers": 1}
+    cfg = {
+        "obs_groups": {"actor": ["policy"], "critic": ["privileged"]},
+        "algorithm": {"class_name": "rsl_tbptt.algorithms:TbpttPPO", **options},
+        "actor": model("RNNModel", **gru, distribution_cfg=dict(GAUSSIAN)),
+        "critic": model("MLPModel"),
+    }
+    runner = OnPolicyRunner(SickEnv(sick_step), with_sizes(cfg), None)
+    return runner, runner.alg.actor
+
+
+def with_sizes(cfg):
+    return {"num_steps_per_env": 8, "save_interval": 100, "multi_gpu": None, **cfg}
+
+
+@pytest.fixture(params=[distilling, reinforcing])
+def training(request):
+    return request.param
+
+
+def test_training_goes_on(training):
+    runner, policy = training(sick_step=11)
+    with pytest.warns(UserWarning, match=r"'policy' of environments \[2\], first at step 3"):
+        runner.learn(4)
+    assert runner.current_learning_iteration == 3
+    assert runner.alg.update.__self__._non_finite.num_skipped == 1
+    assert all(torch.isfinite(parameter).all() for parameter in policy.parameters())
+
+
+def test_training_can_be_started_again_where_the_runner_ended_it(training):
+    runner, policy = training(sick_step=11, non_finite="raise")
+    with pytest.raises(ValueError, match="contains NaN values"):
+        runner.learn(4)
+    before = copy.deepcopy(policy.state_dict())
+    runner.learn(2)
+    assert any(not torch.equal(before[key], v) for key, v in policy.state_dict().items())
