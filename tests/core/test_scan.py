@@ -47,6 +47,55 @@ def values_and_gradients(rnn, inputs, state, starts, engine):
     return [*results, *torch.autograd.grad(total, [*leaves, *rnn.parameters()])]
 
 
+LAYOUTS = {
+    "rows": torch.Tensor.contiguous,
+    "columns": lambda tensor: tensor.mT.contiguous().mT,
+    "every second": lambda tensor: torch.stack((tensor, tensor), dim=-1)[..., 0],
+    "one number": lambda tensor: tensor.flatten()[0].expand(tensor.shape),  # as sum() hands back
+}
+
+IN_MEMORY = {
+    "rnn_type": st.sampled_from(["lstm", "gru"]),
+    "num_layers": st.integers(1, 2),
+    "layouts": st.fixed_dictionaries(
+        {name: st.sampled_from(list(LAYOUTS)) for name in ("inputs", "state", "starts")}
+    ),
+    "layouts_of_grads": st.lists(st.sampled_from([*LAYOUTS, None]), min_size=3, max_size=3).filter(
+        lambda layouts: layouts[0] or layouts[1]
+    ),
+}
+"""How the arguments of a scan and the gradients of outputs, h and c lie; None for no gradient."""
+
+
+def check_strides(engine, rnn_type, num_layers, layouts, layouts_of_grads):
+    """Compare with the reference, which is given the same numbers row by row."""
+    rnn, inputs, state, starts = make_case(rnn_type, num_layers, 4, 3, 0.3)
+    inputs, *state = (
+        LAYOUTS[layouts[name]](tensor)
+        for name, tensor in (("inputs", inputs), *(("state", s) for s in as_tensors(state)))
+    )
+    starts = LAYOUTS[layouts["starts"]](starts)
+
+    def run(engine, lie):
+        leaves = [lie(tensor).detach().requires_grad_() for tensor in (inputs, *state)]
+        given = tuple(leaves[1:]) if rnn_type == "lstm" else leaves[1]
+        outputs, final = recurrent_scan(rnn, leaves[0], given, lie(starts), engine)
+        results = [outputs, *as_tensors(final)]
+        generator = torch.Generator().manual_seed(1)
+        pairs = [
+            (result, lie(LAYOUTS[layout](torch.randn(result.shape, generator=generator).double())))
+            for result, layout in zip(results, layouts_of_grads, strict=False)
+            if layout
+        ]
+        leaves += rnn.parameters()
+        roots, grads = zip(*pairs, strict=True)
+        return [*results, *torch.autograd.grad(roots, leaves, grads, materialize_grads=True)]
+
+    got, want = run(engine, lambda tensor: tensor), run("reference", torch.Tensor.contiguous)
+    for left, right in zip(got, want, strict=True):
+        torch.testing.assert_close(left, right, **EXACT_FLOAT64)
+
+
 @pytest.mark.parametrize("engine", [name for name in CPU_ENGINES if name != "reference"])
 @given(
     rnn_type=st.sampled_from(["lstm", "gru"]),
@@ -159,19 +208,10 @@ def test_permuting_environments_permutes_results(engine, rnn_type):
     torch.testing.assert_close(permuted, plain[:, order], **EXACT_FLOAT64)
 
 
-@pytest.mark.parametrize("engine", HAND_WRITTEN)
-@pytest.mark.parametrize("rnn_type", ["lstm", "gru"])
-def test_strided_episode_starts_and_gradients_are_read_by_their_strides(engine, rnn_type):
-    rnn, inputs, state, starts = make_case(rnn_type, 2, 6, 4, 0.3)
-    strided = torch.stack((starts, ~starts), dim=2)[..., 0]
-
-    def run(starts, engine):
-        outputs, _ = recurrent_scan(rnn, inputs, state, starts, engine)
-        # The gradient of a sum is one number, expanded with strides of 0.
-        return [outputs, *torch.autograd.grad(outputs.sum(), list(rnn.parameters()))]
-
-    for got, want in zip(run(strided, engine), run(starts, "reference"), strict=True):
-        torch.testing.assert_close(got, want, **EXACT_FLOAT64)
+@pytest.mark.parametrize("engine", [name for name in CPU_ENGINES if name != "reference"])
+@given(**IN_MEMORY)
+def test_tensors_are_read_by_their_strides(engine, **drawn):
+    check_strides(engine, **drawn)
 
 
 @pytest.mark.parametrize("engine", HAND_WRITTEN)

@@ -12,7 +12,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from test_scan import D, H, make_case, values_and_gradients
+from test_scan import IN_MEMORY, D, H, check_strides, make_case, values_and_gradients
 from tolerances import BFLOAT16, EXACT_FLOAT64, SAME_FLOAT32
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
@@ -116,6 +116,12 @@ def test_engine_equals_reference(
     expected = values_and_gradients(*case, engine="reference")
     for got, want in zip(values_and_gradients(*case, engine=engine), expected, strict=True):
         torch.testing.assert_close(got, want, **EXACT_FLOAT64)
+
+
+@pytest.mark.parametrize("engine", STAND_INS)
+@given(**IN_MEMORY)
+def test_tensors_are_read_by_their_strides(engine, **drawn):
+    check_strides(engine, **drawn)
 
 
 @pytest.mark.parametrize("engine", STAND_INS)

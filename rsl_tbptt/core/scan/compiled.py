@@ -124,7 +124,9 @@ class LstmScan(torch.autograd.Function):
         w_ih, w_hh = ctx.saved_tensors
         (T, N, H), D = tanh_cells.shape, w_ih.shape[1]
         grad_outputs = grad_outputs.contiguous()
-        dh, dc = torch.zeros_like(grad_cell), grad_cell.clone()
+        # C reads them row by row, and a copy otherwise keeps the strides of its source.
+        dc = grad_cell.clone(memory_format=torch.contiguous_format)
+        dh = torch.zeros_like(dc)
         step = load_cells(gates.dtype).lstm_backward
         at = [_addresses(x) for x in (gates, cells[:-1], tanh_cells, grad_outputs)]
         sizes, carried = (N, H, torch.get_num_threads()), (dh.data_ptr(), dc.data_ptr())
