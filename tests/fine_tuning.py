@@ -28,3 +28,54 @@ def make_fine_tuned(teacher: str = "lstm", **options: Any) -> Any:
     algorithm = make_pulled(teacher, **options)
     algorithm.load(distilled(teacher=teacher), None, strict=True)
     return algorithm
+
+
+def _model_cfg(class_name: str, **kwargs: Any) -> dict[str, Any]:
+    recurrent = {"rnn_type": "gru", "rnn_hidden_dim": 8, "rnn_num_layers": 1}
+    return {
+        "class_name": class_name,
+        "hidden_dims": [8],
+        "activation": "elu",
+        **(recurrent if class_name == "RNNModel" else {}),
+        **kwargs,
+    }
+
+
+def _gaussian() -> dict[str, Any]:
+    return {"distribution_cfg": {"class_name": "GaussianDistribution", "init_std": 0.3}}
+
+
+def distillation_cfg(**algorithm: Any) -> dict[str, Any]:
+    """Return the config of a runner that distils on the recall task, with options."""
+    return {
+        "num_steps_per_env": 8,
+        "save_interval": 1000,
+        "obs_groups": {"student": ["policy"], "teacher": ["privileged"]},
+        "algorithm": {
+            "class_name": "rsl_tbptt.algorithms:TbpttDistillation",
+            "gradient_length": 4,
+            **algorithm,
+        },
+        "student": _model_cfg("RNNModel", **_gaussian()),
+        "teacher": _model_cfg("MLPModel", **_gaussian()),
+    }
+
+
+def fine_tuning_cfg(**algorithm: Any) -> dict[str, Any]:
+    """Return the config of a runner that goes on with that student by PPO, with options."""
+    return {
+        "num_steps_per_env": 8,
+        "save_interval": 1000,
+        "obs_groups": {"actor": ["policy"], "critic": ["policy"], "teacher": ["privileged"]},
+        "algorithm": {
+            "class_name": "rsl_tbptt.algorithms:TbpttPPO",
+            "gradient_length": 4,
+            "critic_warmup_iterations": 1,
+            "teacher_kl_coef": 0.5,
+            "teacher_kl_updates": 2,
+            "teacher_cfg": _model_cfg("MLPModel", **_gaussian()),
+            **algorithm,
+        },
+        "actor": _model_cfg("RNNModel", **_gaussian()),
+        "critic": _model_cfg("RNNModel"),
+    }

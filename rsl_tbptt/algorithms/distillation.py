@@ -83,7 +83,7 @@ class TbpttDistillation(Distillation):
                 "rnd_cfg and symmetry_cfg have no meaning in distillation: remove them."
             )
         self.options = DistillationOptions.parse(options)
-        self.options.check_rollout(storage.num_transitions_per_env, storage.num_envs)
+        self.options.check_rollout(storage.num_transitions_per_env)
         # The parent's warning about dropped steps does not hold here: it is given a divisor. Its
         # loss is replaced below.
         super().__init__(
@@ -125,6 +125,7 @@ class TbpttDistillation(Distillation):
         )
         self._no_loss = torch.full((), torch.nan, device=device)
         self._plan_update()
+        self._started = False
         if self.options.teacher_checkpoint is not None:
             self._load_teacher(self.options.teacher_checkpoint)
 
@@ -147,7 +148,7 @@ class TbpttDistillation(Distillation):
         return algorithm
 
     def _plan_update(self) -> None:
-        """Fix the windows, the divisor and the environment chunks of every update."""
+        """Fix the windows and the divisor of every update."""
         num_steps, num_envs = self.storage.num_transitions_per_env, self.storage.num_envs
         lengths = (self.options.gradient_length, self.options.update_length)
         self._schedule = tbptt_schedule(num_steps, *lengths, tail=self.options.tail)
@@ -157,10 +158,22 @@ class TbpttDistillation(Distillation):
         self._divisor = steps_in_mean * num_envs_of_ranks
         # Normalisers may exchange sums: on every rank as often.
         self._step_batches = step_batches(num_steps, num_envs_of_ranks, self.device)
-        chunks = self.options.num_env_chunks
-        if self.options.memory_budget_gb is not None:
-            chunks = self.memory_plan().num_env_chunks(self.options.memory_budget_gb * 1e9)
-        self._num_env_chunks = max(chunks, self._num_blocks())
+        self._num_env_chunks = max(self.options.num_env_chunks, self._num_blocks())
+
+    def _start_training(self) -> None:
+        """Check what playing does not need, and fix the environment chunks of every update.
+
+        Raises:
+            ValueError: If an option does not suit the number of environments, on any rank.
+        """
+        num_envs, budget = self.storage.num_envs, self.options.memory_budget_gb
+        self._ranks.run_together(lambda: self.options.check_training(num_envs))
+        if budget is not None:
+            chunks = self._ranks.run_together(
+                lambda: self.memory_plan().num_env_chunks(budget * 1e9)
+            )
+            self._num_env_chunks = max(chunks, self._num_blocks())
+        self._started = True
 
     def _num_blocks(self) -> int:
         """Return the environment chunks that are made in any case."""
@@ -230,6 +243,9 @@ class TbpttDistillation(Distillation):
 
     def _start_rollout(self) -> None:
         """Keep the state the rollout starts with and draw where the teacher acts."""
+        if not self._started:
+            with torch.inference_mode(False):  # the runner's rollout has no gradients
+                self._start_training()
         self.last_hidden_states = (hidden_state.clone(self.student.get_hidden_state()), None)
         share, last_update = self.options.teacher_action_share, self.options.teacher_action_updates
         if share > 0:

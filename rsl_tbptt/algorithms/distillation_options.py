@@ -124,11 +124,19 @@ class DistillationOptions(Options):
                 stacklevel=6,
             )
 
-    def check_rollout(self, num_steps: int, num_envs: int) -> None:
-        """Check the options against the size of the rollout.
+    def check_rollout(self, num_steps: int) -> None:
+        """Warn of lengths beyond the rollout.
 
         Args:
             num_steps: ``num_steps_per_env``.
+        """
+        for name in ("gradient_length", "update_length"):
+            warn_beyond_rollout(name, getattr(self, name), num_steps)
+
+    def check_training(self, num_envs: int) -> None:
+        """Check the options against what is trained on; a policy plays in one environment.
+
+        Args:
             num_envs: Number of environments.
 
         Raises:
@@ -141,5 +149,3 @@ class DistillationOptions(Options):
                 f" num_envs, {num_envs}, it rounds to none. Raise one of them.",
                 stacklevel=4,
             )
-        for name in ("gradient_length", "update_length"):
-            warn_beyond_rollout(name, getattr(self, name), num_steps)

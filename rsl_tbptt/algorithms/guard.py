@@ -122,11 +122,11 @@ class UpdateGuard:
         return torch.isfinite(torch.stack(largest)).all()
 
     def raise_error(self) -> None:
-        """Raise in every process what stopped the update in one, if anything did.
+        """Raise on every rank what stopped the update on one, if anything did.
 
         Raises:
-            Exception: What stopped it in this process.
-            RuntimeError: Naming what stopped it in another one.
+            Exception: What stopped it on this rank.
+            RuntimeError: Naming what stopped it on another one.
         """
         reason = f"{type(self._error).__name__}: {self._error}" if self._error else None
         for rank, other in enumerate(self._ranks.gather(reason)):
@@ -134,8 +134,8 @@ class UpdateGuard:
                 raise self._error
             if other is not None:
                 raise RuntimeError(
-                    f"Process {rank} could not compute its part of the update ({other}), which was"
-                    " undone in all processes."
+                    f"Rank {rank} could not compute its part of the update ({other}), which was"
+                    " undone on all ranks."
                 )
 
     def _of_modules(self) -> list[torch.Tensor]:

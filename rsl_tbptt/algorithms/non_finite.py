@@ -124,13 +124,13 @@ _DIVERGENCE = Source(
 
 
 def _of_any_rank(source: Source | None, ranks: Ranks) -> Source | None:
-    """Return what the first process found that found anything, and name that process."""
+    """Return what the first rank found that found anything, and name that rank."""
     of_ranks = ranks.gather(source)
     found = [(rank, source) for rank, source in enumerate(of_ranks) if source is not None]
     if not found or len(of_ranks) == 1:
         return source
     rank, source = found[0]
-    return Source(source.kind, f"{source.details}, in process {rank} of {len(of_ranks)}")
+    return Source(source.kind, f"{source.details}, on rank {rank}")
 
 
 def _in_what_was_read(named: Mapping[str, torch.Tensor]) -> Source | None:

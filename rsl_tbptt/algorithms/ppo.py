@@ -76,9 +76,7 @@ class TbpttPPO(PPO):
         self._recurrent = actor.is_recurrent or critic.is_recurrent
         if symmetry_cfg is not None:
             self._check_symmetry()
-        self.options.check_rollout(
-            storage.num_transitions_per_env, storage.num_envs, self._recurrent
-        )
+        self.options.check_rollout(storage.num_transitions_per_env, self._recurrent)
         super().__init__(
             actor,
             critic,
@@ -133,9 +131,7 @@ class TbpttPPO(PPO):
             self._ranks.sum_count(storage.num_envs, device),
             device,
         )
-        if self.options.memory_budget_gb is not None:
-            budget = self.options.memory_budget_gb * 1e9
-            self._gradient.num_env_chunks = self.memory_plan().num_env_chunks(budget)
+        self._started = False
 
     def _check_symmetry(self) -> None:
         """Check that symmetry can be left to rsl_rl's own update.
@@ -201,6 +197,21 @@ class TbpttPPO(PPO):
         """
         self._fine_tuning.set_teacher(teacher)
 
+    def _start_training(self) -> None:
+        """Check what playing does not need, and fix the environment chunks of every update.
+
+        Raises:
+            ValueError: If an option does not suit the number of environments, on any rank.
+        """
+        sizes = (self.storage.num_transitions_per_env, self.storage.num_envs, self._recurrent)
+        budget = self.options.memory_budget_gb
+        self._ranks.run_together(lambda: self.options.check_training(*sizes))
+        if budget is not None:
+            self._gradient.num_env_chunks = self._ranks.run_together(
+                lambda: self.memory_plan().num_env_chunks(budget * 1e9)
+            )
+        self._started = True
+
     def act(self, obs: TensorDict) -> torch.Tensor:
         """Sample actions and record what the update needs; no hidden state it does not.
 
@@ -209,8 +220,15 @@ class TbpttPPO(PPO):
 
         Returns:
             Actions, shape (N, A).
+
+        Raises:
+            ValueError: If training starts here and an option does not suit the number of
+                environments.
         """
         step = self.storage.step
+        if not self._started:
+            with torch.inference_mode(False):  # the runner's rollout has no gradients
+                self._start_training()
         if step == 0:
             self._states.clear()
             if self._curiosity:

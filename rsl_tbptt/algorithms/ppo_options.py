@@ -213,25 +213,13 @@ class PpoOptions(Options):
                 " desired_kl instead of the learning rate."
             )
 
-    def check_rollout(self, num_steps: int, num_envs: int, recurrent: bool) -> None:
-        """Check the options against the size of the rollout.
+    def check_rollout(self, num_steps: int, recurrent: bool) -> None:
+        """Warn of options that have no effect on models and rollouts as they are.
 
         Args:
             num_steps: ``num_steps_per_env``.
-            num_envs: Number of environments.
             recurrent: Whether actor or critic has memory.
-
-        Raises:
-            ValueError: If there are more mini-batches than environments, or samples without
-                memory, to fill them.
         """
-        if recurrent:
-            check_at_most_envs("num_mini_batches", self.num_mini_batches, num_envs)
-        elif self.num_mini_batches > num_steps * num_envs:
-            raise ValueError(
-                f"num_mini_batches is {self.num_mini_batches}, expected at most the samples of a"
-                f" rollout, {num_steps * num_envs}: each mini-batch needs one."
-            )
         for name in () if recurrent else ("gradient_length", "minibatch_unit"):
             default = getattr(PpoOptions, name)
             if getattr(self, name) != default:
@@ -247,8 +235,28 @@ class PpoOptions(Options):
                 f" {self.gradient_length}, covers the rollout of {num_steps} steps. Lower it.",
                 stacklevel=4,
             )
-        check_at_most_envs("num_env_chunks", self.num_env_chunks, num_envs)
         warn_beyond_rollout("gradient_length", self.gradient_length, num_steps)
+
+    def check_training(self, num_steps: int, num_envs: int, recurrent: bool) -> None:
+        """Check the options against what is trained on; a policy plays in one environment.
+
+        Args:
+            num_steps: ``num_steps_per_env``.
+            num_envs: Number of environments.
+            recurrent: Whether actor or critic has memory.
+
+        Raises:
+            ValueError: If there are more mini-batches than environments, or samples without
+                memory, to fill them, or more chunks than environments.
+        """
+        if recurrent:
+            check_at_most_envs("num_mini_batches", self.num_mini_batches, num_envs)
+        elif self.num_mini_batches > num_steps * num_envs:
+            raise ValueError(
+                f"num_mini_batches is {self.num_mini_batches}, expected at most the samples of a"
+                f" rollout, {num_steps * num_envs}: each mini-batch needs one."
+            )
+        check_at_most_envs("num_env_chunks", self.num_env_chunks, num_envs)
 
     def check_symmetry(self) -> None:
         """Check that no option is set which rsl_rl's own update lacks; symmetry leaves it to that.

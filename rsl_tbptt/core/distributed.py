@@ -4,7 +4,7 @@ The divisor of the loss already counts the robot-steps of all of them, so gradie
 averaged: R processes on N/R environments each give the gradient of one process on N.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
@@ -45,6 +45,32 @@ class Ranks:
         values: list[Any] = [None] * distributed.get_world_size()
         distributed.all_gather_object(values, value)
         return values
+
+    def run_together(self, function: Callable[[], Value]) -> Value:
+        """Run ``function`` on every rank; where one refuses, all do, for the first one's reason.
+
+        A rank that stopped alone would leave the others waiting in their next exchange.
+
+        Args:
+            function: What each rank does for itself. What it exchanges, it exchanges on every rank.
+
+        Returns:
+            What ``function`` returned.
+
+        Raises:
+            ValueError: If it did on one rank.
+        """
+        if not self.together:
+            return function()
+        result, reason = None, None
+        try:
+            result = function()
+        except ValueError as error:
+            reason = str(error)
+        for rank, of_rank in enumerate(self.gather(reason)):
+            if of_rank is not None:
+                raise ValueError(f"On rank {rank}: {of_rank}")
+        return result  # type: ignore[return-value]
 
     def sum_gradients(
         self, parameters: Iterable[torch.nn.Parameter], bucket_mb: float = 25.0

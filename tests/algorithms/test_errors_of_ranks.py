@@ -125,7 +125,7 @@ def test_all_processes_name_the_same_source(ends, case, source):
     assert len({results[case][0] for results in ends}) == 1
     end = ends[0][case][0]
     assert source in end
-    assert f"in process {FAILING} of {WORLD_SIZE}" in end
+    assert f"on rank {FAILING}" in end
     assert end.startswith("ValueError" if case == "raised" else "An update met NaN or inf")
 
 
@@ -133,5 +133,5 @@ def test_all_processes_name_the_same_source(ends, case, source):
 def test_what_one_process_could_not_compute_is_raised_in_all(ends, case):
     assert ends[FAILING][case][0] == "ArithmeticError: no memory left"
     other = ends[1 - FAILING][case][0]
-    assert other.startswith(f"RuntimeError: Process {FAILING} could not compute its part")
+    assert other.startswith(f"RuntimeError: Rank {FAILING} could not compute its part")
     assert "ArithmeticError: no memory left" in other

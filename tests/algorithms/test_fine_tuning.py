@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from fine_tuning import make_fine_tuned, make_pulled
+from fine_tuning import distillation_cfg, fine_tuning_cfg, make_fine_tuned, make_pulled
 from helpers import ACTION_DIM, make_model, make_obs, ppo_parameters_of, roll_out_ppo
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
 from rsl_rl.storage import RolloutStorage
@@ -104,50 +104,6 @@ def test_a_checkpoint_in_the_middle_of_the_schedules_goes_on_exactly(
     assert coefs == pytest.approx([0.8, 0.8] if saved_after == 1 else [0.8 * 2 / 3, 0.8 / 3])
     assert torch.equal(ppo_parameters_of(target), ppo_parameters_of(source))
     assert target.learning_rate == source.learning_rate
-
-
-def model_cfg(class_name, **kwargs):
-    recurrent = {"rnn_type": "gru", "rnn_hidden_dim": 8, "rnn_num_layers": 1}
-    return {
-        "class_name": class_name,
-        "hidden_dims": [8],
-        "activation": "elu",
-        **(recurrent if class_name == "RNNModel" else {}),
-        **kwargs,
-    }
-
-
-def gaussian():
-    return {"distribution_cfg": {"class_name": "GaussianDistribution", "init_std": 0.3}}
-
-
-def distillation_cfg():
-    return {
-        "num_steps_per_env": 8,
-        "save_interval": 1000,
-        "obs_groups": {"student": ["policy"], "teacher": ["privileged"]},
-        "algorithm": {"class_name": "rsl_tbptt.algorithms:TbpttDistillation", "gradient_length": 4},
-        "student": model_cfg("RNNModel", **gaussian()),
-        "teacher": model_cfg("MLPModel", **gaussian()),
-    }
-
-
-def fine_tuning_cfg():
-    return {
-        "num_steps_per_env": 8,
-        "save_interval": 1000,
-        "obs_groups": {"actor": ["policy"], "critic": ["policy"], "teacher": ["privileged"]},
-        "algorithm": {
-            "class_name": "rsl_tbptt.algorithms:TbpttPPO",
-            "gradient_length": 4,
-            "critic_warmup_iterations": 1,
-            "teacher_kl_coef": 0.5,
-            "teacher_kl_updates": 2,
-            "teacher_cfg": model_cfg("MLPModel", **gaussian()),
-        },
-        "actor": model_cfg("RNNModel", **gaussian()),
-        "critic": model_cfg("RNNModel"),
-    }
 
 
 def test_a_run_from_distillation_to_fine_tuning_under_the_stock_runners(tmp_path, monkeypatch):

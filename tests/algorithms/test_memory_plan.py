@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import make_distillation, make_ppo, roll_out, roll_out_ppo
+from helpers import make_distillation, make_obs, make_ppo, roll_out, roll_out_ppo
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.core.peak_memory import PeakMemory
@@ -95,10 +95,16 @@ def test_one_environment_has_a_plan():
     assert algorithm.memory_plan().num_env_chunks(1e9) == 1
 
 
+def start(algorithm):
+    """Take the first step of a training, as the runner does."""
+    with torch.inference_mode():
+        algorithm.act(make_obs(N))
+
+
 @pytest.mark.parametrize("case", ["distillation", "PPO"])
 def test_a_budget_that_cannot_be_kept_is_refused(case):
     with pytest.raises(ValueError, match=r"memory_budget_gb is 1e-06, expected at least .*e-05"):
-        CASES[case](memory_budget_gb=1e-6)
+        start(CASES[case](memory_budget_gb=1e-6))
     with pytest.raises(ValueError, match="num_env_chunks is 2, expected 1 with memory_budget_gb"):
         CASES[case](memory_budget_gb=1.0, num_env_chunks=2)
     with pytest.raises(ValueError, match="memory_budget_gb is 0, expected a positive number"):

@@ -3,7 +3,7 @@
 import inspect
 
 import pytest
-from helpers import make_distillation
+from helpers import make_distillation, roll_out
 from rsl_rl.algorithms import Distillation
 
 from rsl_tbptt.algorithms import TbpttDistillation
@@ -48,7 +48,7 @@ def test_every_option_of_rsl_rl_is_known_with_its_default():
 )
 def test_bad_options_are_refused_by_name_and_value(options, message):
     with pytest.raises(ValueError, match=message):
-        make_distillation(TbpttDistillation, 6, 4, **{"gradient_length": 3, **options})
+        roll_out(make_distillation(TbpttDistillation, 6, 4, **{"gradient_length": 3, **options}), 0)
 
 
 def test_a_gaussian_loss_needs_a_gaussian():

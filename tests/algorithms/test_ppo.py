@@ -271,7 +271,7 @@ def test_mixed_precision_survives_many_iterations(models):
 )
 def test_bad_options_are_refused_by_name_and_value(options, error, message):
     with pytest.raises(error, match=message):
-        make_ppo(TbpttPPO, 6, 4, **options)
+        roll_out_ppo(make_ppo(TbpttPPO, 6, 4, **options), 0)
 
 
 def test_a_model_with_its_own_forward_pass_is_refused():

@@ -224,8 +224,6 @@ def test_bad_values_are_refused(options, message):
 def test_options_without_effect_warn():
     with pytest.warns(UserWarning, match="teacher_action_updates is 5, which has no effect: "):
         make(teacher_action_updates=5)
-    with pytest.warns(UserWarning, match=r"share is 0\.05, which has no effect: of num_envs, 10,"):
-        make(share=0.05)
 
 
 def test_options_with_effect_do_not_warn():

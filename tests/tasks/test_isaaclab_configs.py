@@ -120,7 +120,9 @@ def test_ppo_with_memory_is_blind_and_its_critic_sees_what_the_teacher_sees(task
     assert algorithm is TbpttPPO
     for name in ("rnd_cfg", "symmetry_cfg", "share_cnn_encoders"):
         options.pop(name)  # taken by rsl_rl before the options are read
-    PpoOptions.parse(options).check_rollout(cfg.num_steps_per_env, 4096, recurrent=True)
+    parsed = PpoOptions.parse(options)
+    parsed.check_rollout(cfg.num_steps_per_env, recurrent=True)
+    parsed.check_training(cfg.num_steps_per_env, 4096, recurrent=True)
 
 
 @pytest.mark.parametrize("key", PPO_WITH_MEMORY)

@@ -1,0 +1,116 @@
+"""What only training needs is checked where training starts: playing needs one environment."""
+
+import pytest
+import torch
+from fine_tuning import distillation_cfg, fine_tuning_cfg
+from helpers import make_distillation, make_obs, make_ppo, roll_out, roll_out_ppo
+from rsl_rl.runners import DistillationRunner, OnPolicyRunner
+from torch import distributed, multiprocessing
+
+from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
+from rsl_tbptt_tasks.memory import RecallEnv
+
+PLAYED_ALONE = [
+    (
+        DistillationRunner,
+        distillation_cfg(num_env_chunks=4),
+        "num_env_chunks is 4, expected at most num_envs, 1",
+    ),
+    (
+        DistillationRunner,
+        distillation_cfg(memory_budget_gb=1e-7),
+        "memory_budget_gb is 1e-07, expected at least",
+    ),
+    (OnPolicyRunner, fine_tuning_cfg(), "num_mini_batches is 4, expected at most num_envs, 1"),
+    (
+        OnPolicyRunner,
+        fine_tuning_cfg(num_mini_batches=1, num_env_chunks=4),
+        "num_env_chunks is 4, expected at most num_envs, 1",
+    ),
+    (
+        OnPolicyRunner,
+        fine_tuning_cfg(num_mini_batches=1, memory_budget_gb=1e-7),
+        "memory_budget_gb is 1e-07, expected at least",
+    ),
+]
+"""Runners, configs for more environments or memory, and what training with one says."""
+
+
+@pytest.mark.parametrize(("runner_class", "cfg", "message"), PLAYED_ALONE)
+def test_one_environment_is_enough_to_play_and_training_says_what_it_lacks(
+    runner_class, cfg, message, tmp_path
+):
+    roomy = {"num_env_chunks": 1, "memory_budget_gb": None}
+    teacher = DistillationRunner(RecallEnv(8, 3), distillation_cfg(), log_dir=None)
+    teacher.save(str(tmp_path / "student.pt"))
+    cfg = copy_of(cfg)
+    source = runner_class(
+        RecallEnv(8, 3), {**copy_of(cfg), "algorithm": {**cfg["algorithm"], **roomy}}, log_dir=None
+    )
+    source.load(str(tmp_path / "student.pt"))
+    source.save(str(tmp_path / "model.pt"))
+    runner = runner_class(RecallEnv(1, 3), cfg, log_dir=None)
+    runner.load(str(tmp_path / "model.pt"))
+    obs = runner.env.get_observations()
+    assert torch.equal(runner.get_inference_policy()(obs), source.get_inference_policy()(obs))
+    for _ in range(2):
+        with pytest.raises(ValueError, match=message):
+            runner.learn(1)
+
+
+def copy_of(cfg):
+    """Return a config whose dictionaries rsl_rl may edit."""
+    return {key: copy_of(v) if isinstance(v, dict) else v for key, v in cfg.items()}
+
+
+def test_a_share_of_no_environment_is_nothing_to_warn_of_while_playing():
+    options = {"gradient_length": 3, "teacher_action_share": 0.05}
+    algorithm = make_distillation(TbpttDistillation, 6, 10, **options)
+    with pytest.warns(UserWarning, match=r"share is 0\.05, which has no effect: of num_envs, 10,"):
+        roll_out(algorithm, 0)
+    algorithm.update()
+    roll_out(algorithm, 1)  # once
+
+
+def refusals_of_rank(rank, num_envs, folder):
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=len(num_envs)
+    )
+    cfg = {"global_rank": rank, "local_rank": rank, "world_size": len(num_envs)}
+    budget = {"memory_budget_gb": 1e-7 if rank == 1 else 1.0}
+    refused = []
+    for make, algorithm, options in (
+        (make_ppo, TbpttPPO, {"num_mini_batches": 4}),
+        (make_ppo, TbpttPPO, {"num_mini_batches": 1, **budget}),
+        (make_distillation, TbpttDistillation, {"gradient_length": 3, "num_env_chunks": 3}),
+        (make_distillation, TbpttDistillation, {"gradient_length": 3, **budget}),
+    ):
+        training = make(algorithm, 6, num_envs[rank], multi_gpu_cfg=cfg, **options)
+        with pytest.raises(ValueError, match="expected") as error, torch.inference_mode():
+            training.act(make_obs(num_envs[rank]))
+        refused.append(str(error.value))
+    torch.save(refused, f"{folder}/rank{rank}.pt")
+    distributed.destroy_process_group()
+
+
+def test_what_one_rank_lacks_is_said_on_all_of_them(tmp_path):
+    """A rank that stopped alone would leave the other one waiting."""
+    multiprocessing.spawn(refusals_of_rank, ((4, 2), str(tmp_path)), nprocs=2)
+    said = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2)]
+    assert said[0] == said[1]
+    for message, expected in zip(
+        said[0],
+        ("num_envs, 2", "memory_budget_gb is 1e-07", "num_envs, 2", "is 1e-07"),
+        strict=True,
+    ):
+        assert expected in message
+
+
+def test_planning_for_a_budget_at_the_start_leaves_the_first_rollout_as_it_is():
+    results = []
+    for options in ({}, {"memory_budget_gb": 1.0}):
+        algorithm = make_ppo(TbpttPPO, 6, 4, num_mini_batches=2, shuffle_envs=False, **options)
+        roll_out_ppo(algorithm, 0)
+        results.append((algorithm.storage.actions.clone(), algorithm.storage.values.clone()))
+    assert torch.equal(results[0][0], results[1][0])
+    assert torch.equal(results[0][1], results[1][1])
