@@ -13,6 +13,7 @@ from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 from torch import nn
 
+from rsl_tbptt.algorithms.awaited_teacher import AwaitedTeacher
 from rsl_tbptt.algorithms.behavior_loss import GAUSSIAN_ROLES, resolve_behavior_loss
 from rsl_tbptt.algorithms.checkpoints import (
     check_matches,
@@ -126,8 +127,9 @@ class TbpttDistillation(Distillation):
         self._no_loss = torch.full((), torch.nan, device=device)
         self._plan_update()
         self._started = False
-        if self.options.teacher_checkpoint is not None:
-            self._load_teacher(self.options.teacher_checkpoint)
+        self.teacher_loaded = AwaitedTeacher(  # type: ignore[assignment]
+            self.options.teacher_checkpoint, self._load_teacher_together
+        )
 
     @staticmethod
     def construct_algorithm(obs: TensorDict, env: VecEnv, cfg: dict, device: str) -> Distillation:
@@ -164,8 +166,11 @@ class TbpttDistillation(Distillation):
         """Check what playing does not need, and fix the environment chunks of every update.
 
         Raises:
-            ValueError: If an option does not suit the number of environments, on any rank.
+            ValueError: If an option does not suit the number of environments, on any rank, or the
+                file of a teacher that is still awaited cannot be loaded.
         """
+        if isinstance(self.teacher_loaded, AwaitedTeacher):  # a caller's own loop does not ask
+            self.teacher_loaded.read()
         num_envs, budget = self.storage.num_envs, self.options.memory_budget_gb
         self._ranks.run_together(lambda: self.options.check_training(num_envs))
         if budget is not None:
@@ -464,6 +469,9 @@ class TbpttDistillation(Distillation):
         if wants.get("student"):
             self.num_updates = loaded_dict.get("rsl_tbptt", {}).get("num_updates", 0)
         return load_iteration
+
+    def _load_teacher_together(self, path: str) -> None:
+        distributed.run_together(lambda: self._load_teacher(path), self.is_multi_gpu)
 
     def _load_teacher(self, path: str) -> None:
         state_dict = teacher_state_dict(

@@ -4,10 +4,13 @@ import pickle
 
 import pytest
 import torch
-from helpers import make_distillation, make_model, parameters_of, roll_out
-from rsl_rl.algorithms import Distillation
+from fine_tuning import distillation_cfg
+from helpers import make_distillation, make_model, make_ppo, parameters_of, roll_out
+from rsl_rl.algorithms import PPO, Distillation
+from rsl_rl.runners import DistillationRunner
 
-from rsl_tbptt.algorithms import TbpttDistillation
+from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
+from rsl_tbptt_tasks.memory import RecallEnv
 
 
 def make(algorithm_class=TbpttDistillation, **kwargs):
@@ -53,6 +56,11 @@ def test_a_ppo_checkpoint_has_no_student_to_load():
         make().load(checkpoint, {"student": True}, strict=True)
 
 
+def load_teacher(path):
+    """Name the teacher's file and ask for the teacher, as the runner does when training starts."""
+    return bool(make(teacher_checkpoint=str(path)).teacher_loaded)
+
+
 def test_teacher_checkpoint_loads_the_teacher(tmp_path):
     actor = ppo_checkpoint(tmp_path / "teacher.pt")
     algorithm = make(teacher_checkpoint=str(tmp_path / "teacher.pt"))
@@ -62,19 +70,74 @@ def test_teacher_checkpoint_loads_the_teacher(tmp_path):
 
 def test_a_missing_or_damaged_teacher_checkpoint_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"nowhere\.pt' does not exist"):
-        make(teacher_checkpoint=str(tmp_path / "nowhere.pt"))
+        load_teacher(tmp_path / "nowhere.pt")
     ppo_checkpoint(tmp_path / "cut.pt")
     content = (tmp_path / "cut.pt").read_bytes()
     for broken in (content[: len(content) // 2], b"", b"text"):
         (tmp_path / "cut.pt").write_bytes(broken)
         with pytest.raises(ValueError, match=r"cut\.pt' cannot be read"):
-            make(teacher_checkpoint=str(tmp_path / "cut.pt"))
+            load_teacher(tmp_path / "cut.pt")
     torch.save([1, 2], tmp_path / "list.pt")
     with pytest.raises(ValueError, match="holds a list, not a dict"):
-        make(teacher_checkpoint=str(tmp_path / "list.pt"))
+        load_teacher(tmp_path / "list.pt")
     torch.save({"model_state_dict": {}}, tmp_path / "old.pt")
     with pytest.raises(ValueError, match="neither 'teacher_state_dict' nor 'actor_state_dict'"):
-        make(teacher_checkpoint=str(tmp_path / "old.pt"))
+        load_teacher(tmp_path / "old.pt")
+
+
+def test_the_teachers_file_is_read_where_nobody_asks_for_the_teacher(tmp_path):
+    actor = ppo_checkpoint(tmp_path / "teacher.pt")
+    algorithm = make(teacher_checkpoint=str(tmp_path / "teacher.pt"))
+    assert not torch.equal(algorithm.teacher.mlp[0].weight, actor.mlp[0].weight)
+    roll_out(algorithm, 0)
+    assert torch.equal(algorithm.teacher.mlp[0].weight, actor.mlp[0].weight)
+
+
+@pytest.mark.parametrize("file", ["moved.pt", "other.pt"])
+def test_a_student_is_played_and_resumed_with_the_teacher_of_its_checkpoint(file, tmp_path):
+    """Also where the file of ``teacher_checkpoint`` holds another one now."""
+    source = runner()
+    source.alg.teacher_loaded = True
+    source.save(str(tmp_path / "student.pt"))
+    other = {key: value + 1 for key, value in source.alg.teacher.state_dict().items()}
+    torch.save({"actor_state_dict": other}, tmp_path / "other.pt")
+    resumed = runner(teacher_checkpoint=str(tmp_path / file))
+    resumed.load(str(tmp_path / "student.pt"))
+    obs = resumed.env.get_observations()
+    assert torch.equal(resumed.get_inference_policy()(obs), source.get_inference_policy()(obs))
+    resumed.learn(1)
+    for name, value in source.alg.teacher.state_dict().items():
+        assert torch.equal(resumed.alg.teacher.state_dict()[name], value)
+
+
+def test_training_starts_with_the_teachers_file_and_not_without(tmp_path):
+    ours, source = runner(teacher_checkpoint=str(tmp_path / "teacher.pt")), runner()
+    with pytest.raises(ValueError, match=r"teacher\.pt' does not exist"):
+        ours.learn(1)
+    torch.save({"actor_state_dict": source.alg.teacher.state_dict()}, tmp_path / "teacher.pt")
+    ours.learn(1)
+    assert ours.alg.teacher_loaded is True
+
+
+def test_a_forgotten_checkpoint_is_asked_for_by_both_of_its_names():
+    forgetful = runner()
+    message = "teacher_checkpoint is None .*--checkpoint FILE .*algorithm.teacher_checkpoint=FILE"
+    with pytest.raises(ValueError, match=message):
+        forgetful.learn(1)
+    forgetful.alg.teacher_loaded = True  # as the README says it for an untrained one
+    forgetful.learn(1)
+
+
+def runner(**options):
+    return DistillationRunner(RecallEnv(2, 3), distillation_cfg(**options), log_dir=None)
+
+
+def test_rsl_rls_ppo_has_no_word_for_a_students_checkpoint():
+    """The message that docs/isaaclab.md explains; TbpttPPO goes on with the student."""
+    checkpoint = {"student_state_dict": make_model("actor", "lstm", 4, seed=5).state_dict()}
+    with pytest.raises(KeyError, match="^'actor_state_dict'$"):
+        make_ppo(PPO, 6, 4).load(checkpoint, None, strict=True)
+    assert make_ppo(TbpttPPO, 6, 4).load(checkpoint, None, strict=True) is False
 
 
 class Payload:
@@ -85,7 +148,7 @@ class Payload:
 def test_code_in_a_checkpoint_does_not_run(tmp_path, capsys):
     (tmp_path / "evil.pt").write_bytes(pickle.dumps({"actor_state_dict": Payload()}, protocol=2))
     with pytest.raises(ValueError, match="cannot be read"):
-        make(teacher_checkpoint=str(tmp_path / "evil.pt"))
+        load_teacher(tmp_path / "evil.pt")
     assert "ran" not in capsys.readouterr().out
 
 
@@ -107,21 +170,22 @@ def test_code_in_a_checkpoint_does_not_run(tmp_path, capsys):
 def test_a_teacher_of_another_architecture_is_refused_unchanged(tmp_path, kwargs, message):
     ppo_checkpoint(tmp_path / "teacher.pt", **kwargs)
     with pytest.raises(ValueError, match=message):
-        make(teacher_checkpoint=str(tmp_path / "teacher.pt"))
+        load_teacher(tmp_path / "teacher.pt")
     algorithm = make()
     before = torch.nn.utils.parameters_to_vector(algorithm.teacher.parameters()).clone()
     with pytest.raises(ValueError, match=message):
         algorithm.load(torch.load(tmp_path / "teacher.pt"), None, strict=True)
     after = torch.nn.utils.parameters_to_vector(algorithm.teacher.parameters())
     assert torch.equal(before, after)
-    assert not algorithm.teacher_loaded
+    with pytest.raises(ValueError, match="teacher_checkpoint is None and no checkpoint was loaded"):
+        assert algorithm.teacher_loaded
 
 
 def test_a_recurrent_checkpoint_for_a_memoryless_teacher_names_the_class(tmp_path):
     actor = make_model("teacher", "lstm", 4, seed=9)
     torch.save({"actor_state_dict": actor.state_dict()}, tmp_path / "teacher.pt")
     with pytest.raises(ValueError, match=r"set 'teacher\.class_name' to 'RNNModel'"):
-        make(teacher_checkpoint=str(tmp_path / "teacher.pt"))
+        load_teacher(tmp_path / "teacher.pt")
 
 
 def test_a_student_of_another_architecture_is_refused():

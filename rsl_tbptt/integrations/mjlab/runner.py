@@ -81,24 +81,6 @@ class MjlabDistillationRunner(MjlabRecurrentRunner):
         train_cfg |= {role: model_arguments(train_cfg[role]) for role in ("student", "teacher")}
         super().__init__(env, train_cfg, log_dir, device, **further)
 
-    def learn(self, num_learning_iterations: int, init_at_random_ep_len: bool = False) -> None:
-        """Train the student.
-
-        Args:
-            num_learning_iterations: Rollouts and updates.
-            init_at_random_ep_len: Whether the first episodes end at random times.
-
-        Raises:
-            ValueError: If no checkpoint gave the teacher its parameters.
-        """
-        if not self.alg.teacher_loaded:
-            raise ValueError(
-                "teacher_checkpoint is None and no run is resumed, expected one of the two: name"
-                " the teacher's file with --agent.algorithm.teacher-checkpoint FILE, or its run"
-                " with --agent.resume True --agent.load-run '.*_teacher'."
-            )
-        super().learn(num_learning_iterations, init_at_random_ep_len)
-
     def load(
         self,
         path: str,

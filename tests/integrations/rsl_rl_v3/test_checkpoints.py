@@ -77,7 +77,8 @@ def test_the_actor_of_a_ppo_run_becomes_the_teacher(student, tmp_path):
 
 
 def test_without_the_option_no_teacher_is_loaded():
-    assert not make_distillation(TbpttDistillation, **SIZES).policy.loaded_teacher
+    with pytest.raises(ValueError, match="teacher_checkpoint is None and no checkpoint was loaded"):
+        assert make_distillation(TbpttDistillation, **SIZES).policy.loaded_teacher
 
 
 def test_a_recurrent_actor_becomes_a_recurrent_teacher(tmp_path):
@@ -97,6 +98,7 @@ def test_the_teacher_of_a_distillation_becomes_the_teacher_and_the_student_stays
     other = make_student_teacher(seed=9)
     file = saved(tmp_path, {"model_state_dict": other.state_dict()})
     algorithm = make_distillation(TbpttDistillation, **SIZES, teacher_checkpoint=file)
+    assert algorithm.policy.loaded_teacher
     assert torch.equal(algorithm.policy.teacher[0].weight, other.teacher[0].weight)
     assert not torch.equal(algorithm.policy.student[0].weight, other.student[0].weight)
 
@@ -117,9 +119,22 @@ def test_a_teacher_that_does_not_fit_names_the_setting(
 ):
     file = saved(tmp_path, teacher_run(kind, **checkpoint_kwargs))
     with pytest.raises(ValueError, match=message):
-        make_distillation(
-            TbpttDistillation, **SIZES, policy_kwargs=policy_kwargs, teacher_checkpoint=file
+        bool(
+            make_distillation(
+                TbpttDistillation, **SIZES, policy_kwargs=policy_kwargs, teacher_checkpoint=file
+            ).policy.loaded_teacher
         )
+
+
+def test_a_student_is_resumed_without_the_file_of_its_teacher():
+    options = {"teacher_checkpoint": "moved.pt"}
+    resumed = make_distillation(TbpttDistillation, **SIZES, **options)
+    load(resumed, checkpoint_of(trained(make_distillation, TbpttDistillation)))
+    assert resumed.policy.loaded_teacher is True
+    roll_out(resumed, 0)
+    fresh = make_distillation(TbpttDistillation, **SIZES, **options)
+    with pytest.raises(ValueError, match=r"'moved\.pt' does not exist"):
+        roll_out(fresh, 0)
 
 
 def test_a_file_without_networks_is_refused(tmp_path):
@@ -127,7 +142,11 @@ def test_a_file_without_networks_is_refused(tmp_path):
     with pytest.raises(
         ValueError, match="expected a checkpoint of PPO or distillation of rsl_rl 3"
     ):
-        make_distillation(TbpttDistillation, **SIZES, teacher_checkpoint=file)
+        bool(
+            make_distillation(
+                TbpttDistillation, **SIZES, teacher_checkpoint=file
+            ).policy.loaded_teacher
+        )
 
 
 @pytest.mark.parametrize(
