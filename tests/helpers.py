@@ -1,11 +1,12 @@
 """Small models, storages and rollouts shared by the tests."""
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
 import torch
 from rsl_rl.algorithms import PPO, Distillation
-from rsl_rl.models import MLPModel, RNNModel
+from rsl_rl.models import CNNModel, MLPModel, RNNModel
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
@@ -16,26 +17,44 @@ OBS_GROUPS = {
     "actor": ["policy"],
     "critic": ["state"],
 }
+IMAGES = {"camera": (2, 6, 5), "depth": (1, 4, 4)}
+"""Channels, height and width of the groups that a CNN sees."""
+MODELS = ["mlp", "lstm", "gru", "cnn"]
+"""rsl_rl's own, by their names here."""
+if "if not self.obs_groups" in inspect.getsource(CNNModel.get_latent):
+    MODELS.append("images")  # rsl_rl 5.0 crashes without any one-dimensional group
+
+CNN = {"output_channels": [3, 2], "kernel_size": 3, "padding": "zeros", "stride": [2, 1]}
 
 
-def make_obs(num_envs: int, generator: torch.Generator | None = None) -> TensorDict:
-    """Return random observations with a "policy" and a "state" group."""
+def make_obs(
+    num_envs: int, generator: torch.Generator | None = None, images: bool = False
+) -> TensorDict:
+    """Return random observations with a "policy" and a "state" group, and images if asked for."""
+    groups = {"policy": (OBS_DIM,), "state": (STATE_DIM,), **(IMAGES if images else {})}
     return TensorDict(
         {
-            "policy": torch.randn(num_envs, OBS_DIM, generator=generator),
-            "state": torch.randn(num_envs, STATE_DIM, generator=generator),
+            name: torch.randn(num_envs, *shape, generator=generator)
+            for name, shape in groups.items()
         },
         batch_size=[num_envs],
     )
 
 
+def obs_like(storage: RolloutStorage, generator: torch.Generator) -> TensorDict:
+    """Return random observations of the groups that a storage has been made for."""
+    return make_obs(storage.num_envs, generator, images="camera" in storage.observations)
+
+
 def make_model(role: str, kind: str, num_envs: int, seed: int, **kwargs: Any) -> MLPModel:
-    """Build an "mlp", "lstm" or "gru" model for "student" or "teacher"."""
-    obs = make_obs(num_envs)
+    """Build an "mlp", "lstm", "gru", "cnn" or "images" (a CNN of images alone) model for a role."""
+    sees_images = kind in ("cnn", "images")
+    obs = make_obs(num_envs, images=sees_images)
+    groups = [] if kind == "images" else OBS_GROUPS[role]
     torch.manual_seed(seed)
     shared = {
         "obs": obs,
-        "obs_groups": OBS_GROUPS,
+        "obs_groups": {role: [*groups, *IMAGES] if sees_images else groups},
         "obs_set": role,
         "output_dim": ACTION_DIM,
         "hidden_dims": [8],
@@ -44,6 +63,8 @@ def make_model(role: str, kind: str, num_envs: int, seed: int, **kwargs: Any) ->
     }
     if kind == "mlp":
         return MLPModel(**shared)
+    if sees_images:
+        return CNNModel(**{"cnn_cfg": CNN, **shared})
     return RNNModel(rnn_type=kind, rnn_hidden_dim=6, **shared)
 
 
@@ -59,9 +80,8 @@ def make_distillation(
     """Build an algorithm with its models and storage; equal arguments give equal weights."""
     student_model = make_model("student", student, num_envs, seed=1, **(student_kwargs or {}))
     teacher_model = make_model("teacher", teacher, num_envs, seed=2)
-    storage = RolloutStorage(
-        "distillation", num_envs, num_steps, make_obs(num_envs), [ACTION_DIM], "cpu"
-    )
+    obs = make_obs(num_envs, images=not {"cnn", "images"}.isdisjoint((student, teacher)))
+    storage = RolloutStorage("distillation", num_envs, num_steps, obs, [ACTION_DIM], "cpu")
     algorithm_instance = algorithm(student_model, teacher_model, storage, **options)
     algorithm_instance.train_mode()
     return algorithm_instance
@@ -79,7 +99,7 @@ def roll_out(
     torch.manual_seed(seed)
     with torch.inference_mode():
         for step in range(algorithm.storage.num_transitions_per_env):
-            obs = make_obs(num_envs, generator)
+            obs = obs_like(algorithm.storage, generator)
             if on_step is not None:
                 on_step(step, obs)
             algorithm.act(obs)
@@ -114,12 +134,17 @@ def make_ppo(
     actor_kwargs: dict[str, Any] | None = None,
     **options: Any,
 ) -> Any:
-    """Build a PPO with its models and storage; equal arguments give equal weights."""
+    """Build a PPO with its models and storage; equal arguments give equal weights.
+
+    A "sharing" critic is a CNN with the actor's encoders.
+    """
     actor_model = make_model("actor", actor, num_envs, seed=1, **(actor_kwargs or {}))
-    critic_model = make_model(
-        "critic", critic, num_envs, seed=2, output_dim=1, distribution_cfg=None
-    )
-    storage = RolloutStorage("rl", num_envs, num_steps, make_obs(num_envs), [ACTION_DIM], "cpu")
+    critic_kwargs: dict[str, Any] = {"output_dim": 1, "distribution_cfg": None}
+    if critic == "sharing":
+        critic, critic_kwargs["cnns"] = "cnn", actor_model.cnns
+    critic_model = make_model("critic", critic, num_envs, seed=2, **critic_kwargs)
+    obs = make_obs(num_envs, images=not {"cnn", "images"}.isdisjoint((actor, critic)))
+    storage = RolloutStorage("rl", num_envs, num_steps, obs, [ACTION_DIM], "cpu")
     algorithm_instance = algorithm(actor_model, critic_model, storage, **options)
     algorithm_instance.train_mode()
     return algorithm_instance
@@ -137,7 +162,7 @@ def roll_out_ppo(
     torch.manual_seed(seed)
     with torch.inference_mode():
         for step in range(algorithm.storage.num_transitions_per_env):
-            obs = make_obs(num_envs, generator)
+            obs = obs_like(algorithm.storage, generator)
             rewards = torch.randn(num_envs, generator=generator)
             if on_step is not None:
                 on_step(step, obs, rewards)
@@ -145,7 +170,7 @@ def roll_out_ppo(
             dones = torch.rand(num_envs, generator=generator) < done_rate
             time_outs = dones & (torch.rand(num_envs, generator=generator) < 0.5)
             algorithm.process_env_step(obs, rewards, dones.long(), {"time_outs": time_outs})
-        algorithm.compute_returns(make_obs(num_envs, generator))
+        algorithm.compute_returns(obs_like(algorithm.storage, generator))
 
 
 def numbered(num_steps: int, num_envs: int) -> torch.Tensor:

@@ -26,7 +26,7 @@ from rsl_tbptt.algorithms.guard import UpdateGuard
 from rsl_tbptt.algorithms.memory_plan import MemoryPlan, plan_memory
 from rsl_tbptt.algorithms.non_finite import NonFiniteUpdates, find_source, take_over_nan_check
 from rsl_tbptt.algorithms.optimizers import use_fused_kernels
-from rsl_tbptt.algorithms.replay import action_head, gaussian_head, make_replay
+from rsl_tbptt.algorithms.replay import action_head, gaussian_head, make_replay, observed_groups
 from rsl_tbptt.algorithms.rsl_rl_versions import MLPModel
 from rsl_tbptt.algorithms.step_batches import step_batches
 from rsl_tbptt.algorithms.teacher_actions import draw_envs, scheduled_share
@@ -346,8 +346,8 @@ class TbpttDistillation(Distillation):
         labels = (self.storage.privileged_actions,)
         if self._teacher_std is not None:
             labels = (*labels, self._teacher_std)
-        groups = getattr(self._raw_student, "obs_groups", self.storage.observations.keys())
-        obs = self.storage.observations.select(*groups)
+        stored = self.storage.observations
+        obs = stored.select(*observed_groups(self._raw_student, stored.keys()))
         return Rollout.from_dones(obs, labels, self._dones())
 
     def _dones(self) -> torch.Tensor:

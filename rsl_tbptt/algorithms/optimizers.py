@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any
 
 import torch
@@ -11,6 +12,10 @@ _WITH_FUSED_KERNELS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 
 def use_fused_kernels(optimizer: torch.optim.Optimizer) -> None:
     """Let ``optimizer`` step by torch's fused kernel, where there is one; its checkpoints stay.
+
+    rsl_rl lists a shared encoder's parameters twice, under the actor and under the critic, and on a
+    CPU steps them twice, one after the other. Kernels for many tensors would step them at the same
+    time, so that there each parameter is stepped on its own.
 
     Checkpoints are written as rsl_rl writes them (not fused, step counts on the CPU) and read as
     rsl_rl or this package wrote them, so that a run can go on with either.
@@ -22,10 +27,12 @@ def use_fused_kernels(optimizer: torch.optim.Optimizer) -> None:
     on_known_devices = all(p.device.type in ("cpu", "cuda") for p in parameters)
     if type(optimizer) not in _WITH_FUSED_KERNELS or not on_known_devices:
         return
+    shares = len(set(parameters)) < len(parameters)
+    kernels = {"foreach": False} if shares else {"fused": True}
     for group in optimizer.param_groups:
-        group["fused"] = True
+        group.update(kernels)
     optimizer.register_state_dict_post_hook(_as_rsl_rl_writes)
-    optimizer.register_load_state_dict_pre_hook(_as_fused_reads)
+    optimizer.register_load_state_dict_pre_hook(partial(_with_kernels, kernels))
 
 
 def step_at(optimizer: torch.optim.Optimizer, rate: torch.Tensor) -> None:
@@ -69,10 +76,13 @@ def _as_rsl_rl_writes(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> d
         index: {name: v.cpu() if name == "step" else v for name, v in entries.items()}
         for index, entries in state_dict["state"].items()
     }
-    groups = [{**group, "fused": None} for group in state_dict["param_groups"]]
+    kernels = {"fused": None, "foreach": None}
+    groups = [{**group, **kernels} for group in state_dict["param_groups"]]
     return {**state_dict, "state": state, "param_groups": groups}
 
 
-def _as_fused_reads(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
-    groups = [{**group, "fused": True} for group in state_dict["param_groups"]]
+def _with_kernels(
+    kernels: dict[str, bool], _: torch.optim.Optimizer, state_dict: dict[str, Any]
+) -> dict[str, Any]:
+    groups = [{**group, **kernels} for group in state_dict["param_groups"]]
     return {**state_dict, "param_groups": groups}

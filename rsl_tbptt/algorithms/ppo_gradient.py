@@ -10,7 +10,7 @@ from rsl_rl.storage import RolloutStorage
 from rsl_tbptt.algorithms.mini_batches import MiniBatch
 from rsl_tbptt.algorithms.policy_loss import PolicyLoss
 from rsl_tbptt.algorithms.ppo_options import PpoOptions
-from rsl_tbptt.algorithms.replay import action_head, make_replay, raw_head
+from rsl_tbptt.algorithms.replay import action_head, make_replay, observed_groups, raw_head
 from rsl_tbptt.algorithms.rsl_rl_versions import MLPModel
 from rsl_tbptt.core import hidden_state, losses
 from rsl_tbptt.core.accumulate import Loss, Replay, accumulate_group
@@ -113,10 +113,12 @@ class PpoGradient:
             weights = weights / everything.episode_lengths
         advantages, log_prob = storage.advantages, storage.actions_log_prob
         params = storage.distribution_params
-        behaviour = (advantages.squeeze(-1), storage.actions, log_prob.squeeze(-1), *params)
+        taken = (storage.actions, log_prob.squeeze(-1), *params)
+        behaviour = (weights, advantages.squeeze(-1), *taken, *teacher_params)
         targets = (weights, storage.returns, storage.values)
-        actor = everything.seen_by(self._actor.obs_groups, (weights, *behaviour, *teacher_params))
-        critic = everything.seen_by(self._critic.obs_groups, targets)
+        stored = storage.observations.keys()
+        actor = everything.seen_by(observed_groups(self._actor, stored), behaviour)
+        critic = everything.seen_by(observed_groups(self._critic, stored), targets)
         if not self._recurrent:  # mini-batches then mix steps, as rsl_rl's do
             everything = everything.as_single_steps()
             actor, critic = actor.as_single_steps(), critic.as_single_steps()

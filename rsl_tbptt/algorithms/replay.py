@@ -4,12 +4,12 @@ Everything but the recurrence runs once per window, on K * n rows (K steps, n en
 """
 
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 
 import torch
 from tensordict import TensorDict
 
-from rsl_tbptt.algorithms.rsl_rl_versions import MLPModel, RNNModel
+from rsl_tbptt.algorithms.rsl_rl_versions import OWN_MODELS, MLPModel, RNNModel
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.accumulate import Replay
 from rsl_tbptt.core.hidden_state import HiddenState
@@ -85,6 +85,23 @@ def make_replay(
         return tuple(in_dtype), hidden_state.apply(lambda s: s.to(parameter.dtype), state)
 
     return replay
+
+
+def observed_groups(model: MLPModel, stored: Iterable[str]) -> list[str]:
+    """Name the observation groups that a replay of ``model`` reads.
+
+    Args:
+        model: A model that follows rsl_rl's interface.
+        stored: All groups there are.
+
+    Returns:
+        Those of rsl_rl's own models, a CNN's images included; all of them for a model with a
+        forward pass or latent of its own, which may read any.
+    """
+    own_forward = type(model).forward is not MLPModel.forward
+    if own_forward or type(model).get_latent not in [known.get_latent for known in OWN_MODELS]:
+        return list(stored)
+    return [*model.obs_groups, *getattr(model, "obs_groups_2d", ())]
 
 
 def _choose_replay(model: MLPModel) -> Callable[..., tuple[Outputs, HiddenState]]:

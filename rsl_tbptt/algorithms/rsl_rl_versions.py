@@ -13,9 +13,11 @@ from rsl_tbptt.supported_rsl_rl import MODELS_ERA, rsl_rl_era
 # The models, the distribution and the module names of the installed era; imported from here.
 if TYPE_CHECKING or rsl_rl_era() == MODELS_ERA:
     from rsl_rl.extensions import RandomNetworkDistillation
-    from rsl_rl.models import MLPModel, RNNModel
+    from rsl_rl.models import CNNModel, MLPModel, RNNModel
     from rsl_rl.modules import GaussianDistribution
     from rsl_rl.utils import resolve_callable
+
+    OWN_MODELS = (MLPModel, RNNModel, CNNModel)
 else:
     from rsl_rl.modules import RandomNetworkDistillation
 
@@ -26,7 +28,10 @@ else:
         resolve_callable,
     )
 
+    OWN_MODELS = (MLPModel, RNNModel)
+
 __all__ = [
+    "OWN_MODELS",
     "UPDATE_NORMALIZES",
     "GaussianDistribution",
     "MLPModel",

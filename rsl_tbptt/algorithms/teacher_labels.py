@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from rsl_rl.storage import RolloutStorage
 
-from rsl_tbptt.algorithms.replay import action_head, gaussian_head, make_replay
+from rsl_tbptt.algorithms.replay import action_head, gaussian_head, make_replay, observed_groups
 from rsl_tbptt.algorithms.rsl_rl_versions import MLPModel
 from rsl_tbptt.algorithms.step_batches import step_batches
 
@@ -30,7 +30,7 @@ class RolloutLabels:
                 " need the steps in order."
             )
         stored = list(storage.observations.keys())
-        self._obs_groups = getattr(teacher, "obs_groups", stored)
+        self._obs_groups = observed_groups(teacher, stored)
         for group in self._obs_groups:
             if group not in stored:
                 raise ValueError(

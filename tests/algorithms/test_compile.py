@@ -39,7 +39,7 @@ def train(algorithm, roll_out, updates=2):
 
 
 @pytest.mark.usefixtures("_traced")
-@pytest.mark.parametrize("student", ["mlp", "lstm", "gru"])
+@pytest.mark.parametrize("student", ["mlp", "lstm", "gru", "cnn"])
 @pytest.mark.parametrize("options", [{}, {"loss_type": "kl"}, {"batch_teacher_labels": True}])
 def test_compiled_models_distil_as_uncompiled_ones(student, options):
     results = []
@@ -56,7 +56,7 @@ def test_compiled_models_distil_as_uncompiled_ones(student, options):
 
 
 @pytest.mark.usefixtures("_traced")
-@pytest.mark.parametrize("models", ["mlp", "lstm", "gru"])
+@pytest.mark.parametrize("models", ["mlp", "lstm", "gru", "cnn"])
 def test_compiled_models_train_by_ppo_as_uncompiled_ones(models):
     results = []
     for mode in ("default", None):

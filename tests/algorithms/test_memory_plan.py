@@ -28,10 +28,12 @@ CASES = {
     "distillation, overlapping windows": lambda **o: distillation(update_length=2, **o),
     "distillation, GRU": lambda **o: distillation(student="gru", **o),
     "distillation, MLP": lambda **o: distillation(student="mlp", **o),
+    "distillation, CNN": lambda **o: distillation(student="cnn", **o),
     "PPO": lambda **o: ppo(gradient_length=4, **o),
     "PPO, whole rollout": ppo,
     "PPO, windows": lambda **o: ppo(gradient_length=4, minibatch_unit="window", **o),
     "PPO, MLP": lambda **o: ppo("mlp", "mlp", **o),
+    "PPO, CNN": lambda **o: ppo("cnn", "cnn", **o),
 }
 
 

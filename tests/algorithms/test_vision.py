@@ -1,0 +1,174 @@
+"""Images: encoders that actor and critic share, labels of a CNN, models that read any group.
+
+That CNNs learn what rsl_rl's learn stands in the tests of parity.
+"""
+
+import copy
+import io
+from types import SimpleNamespace
+
+import pytest
+import torch
+from helpers import (
+    ACTION_DIM,
+    CNN,
+    IMAGES,
+    OBS_DIM,
+    make_distillation,
+    make_model,
+    make_obs,
+    make_ppo,
+    parameters_of,
+    ppo_parameters_of,
+    roll_out,
+    roll_out_ppo,
+)
+from rsl_rl.algorithms import PPO
+from rsl_rl.models import MLPModel
+from tolerances import PARITY_FLOAT32, SAME_FLOAT32
+from torch.nn.utils import parameters_to_vector
+
+from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value"),
+    pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate"),
+]
+
+T, N = 6, 8
+
+
+def configured(class_name, **options):
+    """Build a PPO with shared encoders as a runner does, from a task's config."""
+    model = {"class_name": "CNNModel", "hidden_dims": [8], "cnn_cfg": CNN}
+    gaussian = {"class_name": "GaussianDistribution", "init_std": 0.3}
+    cfg = {
+        "num_steps_per_env": T,
+        "multi_gpu": None,
+        "obs_groups": {"actor": ["policy", *IMAGES], "critic": ["state", *IMAGES]},
+        "algorithm": {"class_name": class_name, "share_cnn_encoders": True, **options},
+        "actor": model | {"distribution_cfg": gaussian},
+        "critic": dict(model),
+    }
+    env = SimpleNamespace(num_envs=N, num_actions=ACTION_DIM)
+    torch.manual_seed(0)
+    obs = make_obs(N, images=True)
+    algorithm_class = PPO if class_name == "PPO" else TbpttPPO
+    algorithm = algorithm_class.construct_algorithm(obs, env, copy.deepcopy(cfg), "cpu")
+    algorithm.train_mode()
+    return algorithm
+
+
+def train(algorithm, seeds):
+    for seed in seeds:
+        roll_out_ppo(algorithm, seed)
+        algorithm.update()
+
+
+def through_a_file(checkpoint):
+    file = io.BytesIO()
+    torch.save(checkpoint, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+@pytest.mark.usefixtures("in_order")
+@pytest.mark.parametrize("ours_first", [True, False])
+def test_a_run_with_shared_encoders_goes_on_with_rsl_rl_and_the_other_way_round(ours_first):
+    ours = configured("rsl_tbptt.algorithms:TbpttPPO", shuffle_envs=False)
+    theirs = configured("PPO")
+    assert ours.critic.cnns is ours.actor.cnns
+    first, second = (ours, theirs) if ours_first else (theirs, ours)
+    train(first, range(2))
+    second.load(through_a_file(first.save()), None, strict=True)
+    for algorithm in (first, second):
+        algorithm.learning_rate = first.learning_rate  # rsl_rl 5.0 leaves it
+        train(algorithm, range(2, 4))
+    torch.testing.assert_close(ppo_parameters_of(ours), ppo_parameters_of(theirs), **PARITY_FLOAT32)
+
+
+def test_shared_encoders_are_undone_with_the_update():
+    algorithm = make_ppo(TbpttPPO, T, N, "cnn", "sharing")
+    train(algorithm, range(1))
+    before = ppo_parameters_of(algorithm)
+
+    def poison(step, obs, rewards):
+        if step == 2:
+            obs["camera"][3, 1, 2, 2] = float("nan")
+
+    roll_out_ppo(algorithm, 1, on_step=poison)
+    with pytest.raises(ValueError, match=r"group 'camera' of environments \[3\], first at step 2"):
+        algorithm.update()
+    assert torch.equal(ppo_parameters_of(algorithm), before)
+
+
+def test_an_actor_that_is_held_keeps_the_encoders_it_shares():
+    source = make_distillation(TbpttDistillation, T, N, student="cnn", gradient_length=3)
+    algorithm = make_ppo(TbpttPPO, T, N, "cnn", "sharing", critic_warmup_iterations=1)
+    algorithm.load(source.save(), None, strict=True)
+    critic = parameters_to_vector(algorithm.critic.mlp.parameters())
+    for held in (True, False):
+        actor = parameters_to_vector(algorithm.actor.parameters())
+        train(algorithm, range(1))
+        assert torch.equal(actor, parameters_to_vector(algorithm.actor.parameters())) == held
+    assert not torch.equal(critic, parameters_to_vector(algorithm.critic.mlp.parameters()))
+
+
+@pytest.mark.parametrize("teacher", ["cnn", "mlp"])
+def test_labels_of_a_whole_rollout_are_those_of_its_steps(teacher):
+    batched, stepwise = (
+        make_distillation(
+            TbpttDistillation, T, N, "cnn", teacher, gradient_length=3, batch_teacher_labels=batch
+        )
+        for batch in (True, False)
+    )
+    for algorithm in (batched, stepwise):
+        roll_out(algorithm, 0)
+        algorithm.update()
+    labels = [algorithm.storage.privileged_actions for algorithm in (batched, stepwise)]
+    torch.testing.assert_close(*labels, **SAME_FLOAT32)
+    torch.testing.assert_close(parameters_of(batched), parameters_of(stepwise), **PARITY_FLOAT32)
+
+
+@pytest.mark.parametrize("num_env_chunks", [2, 3])
+def test_chunks_leave_the_same_parameters(num_env_chunks):
+    options = {"shuffle_envs": False, "optimizer": "sgd"}
+    whole = make_ppo(TbpttPPO, T, N, "cnn", "sharing", **options)
+    cut = make_ppo(TbpttPPO, T, N, "cnn", "sharing", num_env_chunks=num_env_chunks, **options)
+    for algorithm in (whole, cut):
+        train(algorithm, range(1))
+    torch.testing.assert_close(ppo_parameters_of(whole), ppo_parameters_of(cut), **SAME_FLOAT32)
+
+
+class Peeking(MLPModel):
+    """A user's model: it reads a group that stands in none of rsl_rl's attributes."""
+
+    def get_latent(self, obs, masks=None, hidden_state=None):  # noqa: ARG002
+        return super().get_latent(obs) + obs["depth"].flatten(1)[:, :OBS_DIM]
+
+
+@pytest.mark.parametrize("role", ["student", "actor"])
+def test_a_model_of_ones_own_may_read_any_group(role):
+    if role == "student":
+        algorithm = make_distillation(TbpttDistillation, T, N, "mlp", "cnn", gradient_length=3)
+    else:
+        algorithm = make_ppo(TbpttPPO, T, N, "mlp", "cnn")
+    model = getattr(algorithm, role)
+    model.__class__ = Peeking
+    before = parameters_to_vector(model.parameters())
+    (roll_out if role == "student" else roll_out_ppo)(algorithm, 0)
+    algorithm.update()
+    assert not torch.equal(before, parameters_to_vector(model.parameters()))
+
+
+def test_its_labels_too():
+    algorithm = make_distillation(TbpttDistillation, T, N, "cnn", "mlp", gradient_length=3)
+    teacher = make_model("student", "mlp", N, seed=3)
+    teacher.__class__ = Peeking
+    algorithm = TbpttDistillation(
+        algorithm.student, teacher, algorithm.storage, gradient_length=3, batch_teacher_labels=True
+    )
+    roll_out(algorithm, 0)
+    obs = algorithm.storage.observations[1].clone()
+    algorithm.update()
+    torch.testing.assert_close(algorithm.storage.privileged_actions[1], teacher(obs).detach())
