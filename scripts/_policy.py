@@ -9,22 +9,12 @@ from pathlib import Path
 from typing import Any
 
 import torch
-import yaml
 from rsl_rl.models import MLPModel
 from rsl_rl.utils import resolve_callable
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.checkpoints import read_checkpoint
-
-
-class _ConfigLoader(yaml.SafeLoader):
-    """Platforms write tuples with a Python tag that safe YAML refuses."""
-
-
-_ConfigLoader.add_constructor(
-    "tag:yaml.org,2002:python/tuple",
-    lambda loader, node: tuple(loader.construct_sequence(node)),
-)
+from rsl_tbptt.algorithms.trained_models import read_agent_config
 
 PARTS = {"student_state_dict": "student", "actor_state_dict": "actor"}
 """Checkpoint entries of a policy and its name in the agent's config, best first."""
@@ -78,8 +68,7 @@ def agent_config(checkpoint: Path) -> dict[str, Any]:
                 f"{needed} is missing, expected a checkpoint in the log folder of a training, with"
                 " params/agent.yaml beside it."
             )
-    with path.open(encoding="utf-8") as file:
-        return yaml.load(file, _ConfigLoader)
+    return read_agent_config(path)
 
 
 def _policy_state(checkpoint: Path) -> tuple[str, dict[str, torch.Tensor]]:

@@ -31,6 +31,7 @@ from rsl_tbptt.algorithms.rsl_rl_versions import MLPModel
 from rsl_tbptt.algorithms.step_batches import step_batches
 from rsl_tbptt.algorithms.teacher_actions import draw_envs, scheduled_share
 from rsl_tbptt.algorithms.teacher_labels import RolloutLabels
+from rsl_tbptt.algorithms.trained_models import check_configured_alike, describe
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.accumulate import accumulate_group
 from rsl_tbptt.core.distributed import Ranks
@@ -50,6 +51,9 @@ class TbpttDistillation(Distillation):
     computed for the whole rollout at once. A share of the environments can act with those labels
     (DAgger); the student runs forward in all of them.
     """
+
+    checkpoint_path: str | None = None
+    """File that ``load`` is given the content of, where the runner or its config tells."""
 
     def __init__(
         self,
@@ -138,14 +142,15 @@ class TbpttDistillation(Distillation):
         Args:
             obs: Observations of the environment.
             env: The environment.
-            cfg: The runner's config. Its ``check_for_nan`` is set to False where ``non_finite``
-                skips updates.
+            cfg: The runner's config. Isaac Lab puts its ``--checkpoint`` into "load_checkpoint".
+                "check_for_nan" is set to False where ``non_finite`` skips updates.
             device: Device of the update.
 
         Returns:
             The algorithm.
         """
         algorithm = Distillation.construct_algorithm(obs, env, cfg, device)
+        algorithm.checkpoint_path = cfg.get("load_checkpoint")  # type: ignore[attr-defined]
         take_over_nan_check(algorithm.options.non_finite, cfg)  # type: ignore[attr-defined]
         return algorithm
 
@@ -435,11 +440,18 @@ class TbpttDistillation(Distillation):
             state, _ = self._accumulate(group, rollout, state, num_env_chunks)
 
     def save(self) -> dict:
-        """Return rsl_rl's checkpoint, with the number of updates added under "rsl_tbptt".
+        """Return rsl_rl's checkpoint, with this algorithm's own under "rsl_tbptt".
 
-        rsl_rl ignores that key, so the checkpoint loads there too.
+        That is the number of updates, and what models are configured with. rsl_rl ignores that key,
+        so the checkpoint loads there too.
         """
-        return {**super().save(), "rsl_tbptt": {"num_updates": self.num_updates}}
+        models = {"student": self._raw_student, "teacher": self._raw_teacher}
+        obs = self.storage.observations
+        own = {
+            "num_updates": self.num_updates,
+            "models": {role: describe(model, obs) for role, model in models.items()},
+        }
+        return {**super().save(), "rsl_tbptt": own}
 
     def load(self, loaded_dict: dict, load_cfg: dict | None, strict: bool) -> bool:
         """Load a checkpoint as rsl_rl does, after checking that all of it fits.
@@ -457,26 +469,31 @@ class TbpttDistillation(Distillation):
             Whether the runner shall take over the iteration.
 
         Raises:
-            ValueError: If the parameters do not fit or are missing. Nothing is changed then.
+            ValueError: If the parameters do not fit or are missing, or if the models are known to
+                have been configured otherwise. Nothing is changed then.
         """
         wants = load_cfg or {"teacher": True, "student": "student_state_dict" in loaded_dict}
+        obs, source = self.storage.observations, (loaded_dict, self.checkpoint_path)
         if strict and wants.get("teacher"):
             state_dict = teacher_state_dict(loaded_dict, "The checkpoint")
             check_matches(self._raw_teacher, state_dict, "teacher")
+            check_configured_alike(self._raw_teacher, obs, "teacher", *source)
         if strict and wants.get("student"):
             check_matches(self._raw_student, student_state_dict(loaded_dict), "student")
+            check_configured_alike(self._raw_student, obs, "student", *source)
         load_iteration = super().load(loaded_dict, load_cfg, strict)
         if wants.get("student"):
             self.num_updates = loaded_dict.get("rsl_tbptt", {}).get("num_updates", 0)
         return load_iteration
 
     def _load_teacher_together(self, path: str) -> None:
-        distributed.run_together(lambda: self._load_teacher(path), self.is_multi_gpu)
+        self._ranks.run_together(lambda: self._load_teacher(path))
 
     def _load_teacher(self, path: str) -> None:
-        state_dict = teacher_state_dict(
-            read_checkpoint(path, self.device), f"The teacher_checkpoint '{path}'"
-        )
+        checkpoint = read_checkpoint(path, self.device)
+        state_dict = teacher_state_dict(checkpoint, f"The teacher_checkpoint '{path}'")
         check_matches(self._raw_teacher, state_dict, "teacher")
+        obs = self.storage.observations
+        check_configured_alike(self._raw_teacher, obs, "teacher", checkpoint, path)
         self._raw_teacher.load_state_dict(state_dict)
         self.teacher_loaded = True

@@ -27,6 +27,7 @@ from rsl_tbptt.algorithms.ppo_options import PpoOptions
 from rsl_tbptt.algorithms.rsl_rl_versions import UPDATE_NORMALIZES, MLPModel, rnd_optimizer
 from rsl_tbptt.algorithms.step_batches import step_batches
 from rsl_tbptt.algorithms.time_outs import TimeOutValues, value_without_advancing
+from rsl_tbptt.algorithms.trained_models import check_configured_alike, describe
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import HiddenState
@@ -535,9 +536,14 @@ class TbpttPPO(PPO):
 
     def save(self) -> dict[str, Any]:
         """Return what a checkpoint holds: rsl_rl's, and this algorithm's own under "rsl_tbptt"."""
+        obs, models = (
+            self.storage.observations,
+            {"actor": self._raw_actor, "critic": self._raw_critic},
+        )
         own = {
             "kl_coef": self._gradient.policy_loss.kl_coef,
             "fine_tuning": self._fine_tuning.state_dict(),
+            "models": {role: describe(model, obs) for role, model in models.items()},
         }
         return super().save() | {"rsl_tbptt": own}
 
@@ -557,10 +563,13 @@ class TbpttPPO(PPO):
             Whether the runner shall take over the iteration.
 
         Raises:
-            ValueError: If the parameters do not fit. Nothing is changed then.
+            ValueError: If the parameters do not fit, or if the models are known to have been
+                configured otherwise. Nothing is changed then.
         """
-        wants_actor = load_cfg is None or load_cfg.get("actor")
+        obs, wants_actor = self.storage.observations, load_cfg is None or load_cfg.get("actor")
         if "student_state_dict" in loaded_dict and wants_actor:
+            if strict:
+                check_configured_alike(self._raw_actor, obs, "actor", loaded_dict, None)
             self._fine_tuning.start(loaded_dict, strict)
             return False
         roles = {"actor": self._raw_actor, "critic": self._raw_critic, "rnd": self.rnd}
@@ -575,6 +584,8 @@ class TbpttPPO(PPO):
                 )
             if strict:
                 check_matches(model, loaded_dict[key], role)
+                if role != "rnd":
+                    check_configured_alike(model, obs, role, loaded_dict, None)
         own = loaded_dict.get("rsl_tbptt", {})
         self._fine_tuning.load_state_dict(own.get("fine_tuning", {}))
         load_iteration = super().load(loaded_dict, load_cfg, strict)

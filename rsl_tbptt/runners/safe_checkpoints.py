@@ -101,6 +101,7 @@ class SafeCheckpoints:
             ValueError: If the file is missing or damaged, or does not fit the models. Nothing is
                 changed then.
         """
+        self.alg.checkpoint_path = path  # pyright: ignore[reportAttributeAccessIssue]
         checkpoint = read_checkpoint(path, map_location or self.device)  # pyright: ignore[reportAttributeAccessIssue]
         if self.alg.load(checkpoint, load_cfg, strict):  # pyright: ignore[reportAttributeAccessIssue]
             self.current_learning_iteration = checkpoint["iter"]

@@ -44,6 +44,12 @@ def test_student_is_recurrent_and_was_trained_with_the_configs_teacher(page):
 
 
 @pytest.mark.isaaclab
+def test_a_teacher_with_another_activation_is_refused(page):
+    words = [*commands()["the student"].words, "agent.teacher.activation=relu"]
+    assert "teacher.activation is ReLU, expected ELU" in page.run(words, succeeds=False).printed
+
+
+@pytest.mark.isaaclab
 def test_options_on_the_command_line_change_the_training_and_name_the_teacher(page):
     student = torch.load(page("options").checkpoint, weights_only=True)
     assert optimizer_steps(student) == {2 * 4}  # 32 steps in groups of 16, four epochs

@@ -12,6 +12,7 @@ import torch
 pytest.importorskip("mjlab", reason="mjlab has an environment of its own")
 
 from mjlab.rl import RslRlBaseRunnerCfg, RslRlModelCfg, RslRlPpoAlgorithmCfg
+from mjlab.utils.os import dump_yaml
 from rsl_rl.utils import resolve_callable
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
@@ -220,6 +221,16 @@ def test_ppo_goes_on_with_the_student(runner, env, tmp_path):
     torch.testing.assert_close(
         ppo.alg.actor.distribution.std_param.data, torch.full((env.num_actions,), 0.3)
     )
+
+
+def test_a_teacher_is_compared_with_the_config_of_its_run(runner, env, tmp_path):
+    teacher = {"actor_state_dict": runner.alg.teacher.state_dict(), "iter": 0, "infos": None}
+    torch.save(teacher, tmp_path / "model_0.pt")
+    actor = {**distillation_cfg()["teacher"], "activation": "relu"}
+    agent = {"actor": actor, "obs_groups": {"actor": ("privileged",)}}
+    dump_yaml(tmp_path / "params" / "agent.yaml", agent)
+    with pytest.raises(ValueError, match=r"teacher\.activation is ELU, expected ReLU"):
+        MjlabDistillationRunner(env, distillation_cfg()).load(str(tmp_path / "model_0.pt"))
 
 
 def test_policy_with_memory_forgets_where_an_episode_starts(runner, env):

@@ -103,8 +103,10 @@ class MjlabDistillationRunner(MjlabRecurrentRunner):
             What was saved beside the models.
 
         Raises:
-            ValueError: If the parameters do not fit. Nothing is changed then.
+            ValueError: If the parameters do not fit, or if the models are known to have been
+                configured otherwise. Nothing is changed then.
         """
+        self.alg.checkpoint_path = path
         if load_cfg is not None and "actor" in load_cfg:
             load_cfg = {"student": load_cfg["actor"]}
         return super().load(path, load_cfg, strict, map_location)

@@ -13,6 +13,7 @@ from rsl_tbptt.algorithms import distillation
 from rsl_tbptt.algorithms.checkpoints import check_matches, read_checkpoint
 from rsl_tbptt.algorithms.policy_models import model_of
 from rsl_tbptt.algorithms.rsl_rl_versions import MLPModel
+from rsl_tbptt.algorithms.trained_models import check_configured_alike
 from rsl_tbptt.integrations.rsl_rl_v3.checkpoints import advice, keep_with_optimizer, teacher_state
 from rsl_tbptt.integrations.rsl_rl_v3.storage import ModelStorage
 
@@ -123,8 +124,11 @@ class TbpttDistillation(distillation.TbpttDistillation, DistillationOfModels):
 
     def _load_teacher(self, path: str) -> None:
         source = f"The teacher_checkpoint '{path}'"
-        state = teacher_state(read_checkpoint(path, self.device), source)
+        checkpoint = read_checkpoint(path, self.device)
+        state = teacher_state(checkpoint, source)
         check_matches(self._raw_teacher, state, "teacher", advice)
+        obs = self.storage.observations
+        check_configured_alike(self._raw_teacher, obs, "teacher", checkpoint, path)
         self._raw_teacher.load_state_dict(state)
         self.teacher_loaded = True
 

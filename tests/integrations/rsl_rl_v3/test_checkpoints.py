@@ -137,6 +137,18 @@ def test_a_student_is_resumed_without_the_file_of_its_teacher():
         roll_out(fresh, 0)
 
 
+@pytest.mark.parametrize("config", ["policy: {activation: relu}", "obs_groups: {policy: [x]}"])
+def test_a_teacher_of_another_activation_is_refused(config, tmp_path):
+    file = saved(tmp_path, teacher_run("mlp"))
+    (tmp_path / "params").mkdir()
+    (tmp_path / "params" / "agent.yaml").write_text(config)
+    if "activation" not in config:  # of something else
+        make_distillation(TbpttDistillation, **SIZES, teacher_checkpoint=file)
+        return
+    with pytest.raises(ValueError, match=r"teacher\.activation is ELU, expected ReLU"):
+        make_distillation(TbpttDistillation, **SIZES, teacher_checkpoint=file)
+
+
 def test_a_file_without_networks_is_refused(tmp_path):
     file = saved(tmp_path, {"actor_state_dict": {}})
     with pytest.raises(
