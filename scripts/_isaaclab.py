@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from _preset import Policy
@@ -11,6 +13,9 @@ from _preset import Policy
 PACKAGES = ("isaaclab", "newton", "mujoco-warp", "warp-lang")
 PHYSICS = "physics=newton_mjwarp"
 """The backend that runs without Isaac Sim, with or without a GPU."""
+MANIFEST = "run.json"
+OWN_TASKS = "Tbptt-"
+"""Start of the ids of this repository's tasks, which all offer that backend."""
 
 
 def task_id(task: str, agent: str) -> str:  # noqa: ARG001
@@ -34,12 +39,45 @@ def train_command(
         command += ["--checkpoint", checkpoint]
     command += ["--num_envs", str(num_envs), "--max_iterations", str(policy.iterations)]
     command += ["--seed", str(policy.seed), "--run_name", run_name]
-    return [*command, *placement(device), *policy.overrides]
+    return [*command, *placement(task, device), *policy.overrides]
 
 
-def placement(device: str) -> list[str]:
-    """Return the arguments that choose physics backend and device."""
-    return [PHYSICS, "--device", device, f"agent.device={device}"]
+def placement(task: str, device: str) -> list[str]:
+    """Return the arguments that choose a task's physics backend and its device."""
+    return [*physics(task), "--device", device, f"agent.device={device}"]
+
+
+def physics(task: str) -> list[str]:
+    """Return the argument that chooses the physics backend; none where a task offers no choice.
+
+    Isaac Lab refuses the argument for a task whose config names its backend itself.
+    """
+    if task.startswith(OWN_TASKS):
+        return [PHYSICS]
+    # Imported here because it takes seconds, which this repository's own tasks do not need.
+    from isaaclab.cli import load_external_tasks
+    from isaaclab_tasks.utils.preset_cli import enumerate_task_presets
+
+    load_external_tasks()
+    selector, _, backend = PHYSICS.partition("=")
+    presets = enumerate_task_presets(task) or {}
+    offered = {
+        name for target, names in presets.items() if target.value == selector for name in names
+    }
+    return [PHYSICS] if backend in offered else []
+
+
+def run_manifest(checkpoint: Path) -> dict[str, Any] | None:
+    """Read what Isaac Lab notes of a training beside its checkpoints: task, agent and more.
+
+    Args:
+        checkpoint: ``model_<iteration>.pt`` in a log folder.
+
+    Returns:
+        The note, or None where there is none.
+    """
+    manifest = checkpoint.parent / MANIFEST
+    return json.loads(manifest.read_text(encoding="utf-8")) if manifest.is_file() else None
 
 
 @contextmanager
@@ -55,7 +93,7 @@ def simulated_env(
     from isaaclab_tasks.utils import resolve_task_config
 
     load_external_tasks()
-    env_cfg, _ = resolve_task_config(task, None, overrides=[PHYSICS])
+    env_cfg, _ = resolve_task_config(task, None, overrides=physics(task))
     env_cfg.scene.num_envs = num_envs
     env_cfg.sim.device = device
     env_cfg.seed = seed

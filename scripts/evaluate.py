@@ -16,6 +16,7 @@ from typing import Any
 
 import torch
 from _intervals import CONFIDENCE, confidence_interval
+from _isaaclab import MANIFEST, run_manifest
 from _platform import PLATFORMS, load_platform
 from _policy import agent_config, load_policy
 from _preset import DEMO, load_preset
@@ -63,12 +64,22 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--checkpoint", type=Path, required=True, help="model_<iteration>.pt")
     parser.add_argument("--output", type=Path, default=Path("evaluation.json"))
     parser.add_argument("--platform", choices=PLATFORMS, default=preset.platform)
-    parser.add_argument("--task", default=preset.task, help="registered id")
+    parser.add_argument(
+        "--task", help="registered id; by default what Isaac Lab noted beside the checkpoint"
+    )
     parser.add_argument("--episodes", type=int, default=preset.evaluation.episodes)
     parser.add_argument("--seed", type=int, default=preset.evaluation.seed)
     parser.add_argument("--recorded-envs", type=int, default=preset.evaluation.recorded_envs)
     parser.add_argument("--device", default="cpu", help="cpu or cuda:<index>")
-    return parser.parse_args()
+    args = parser.parse_args()
+    manifest = run_manifest(args.checkpoint)
+    if args.task is None and manifest is None:
+        parser.error(
+            f"--task is missing, and {args.checkpoint.parent / MANIFEST} too, which Isaac Lab"
+            " writes: name the task the policy was trained on"
+        )
+    args.task = args.task or manifest["task"]
+    return args
 
 
 @torch.inference_mode()

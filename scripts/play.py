@@ -8,11 +8,10 @@ Ends with Ctrl+C. Arguments that are not listed go on to `isaaclab play`, for ex
 from __future__ import annotations
 
 import argparse
-import json
 from pathlib import Path
 
 from _commands import run_shown
-from _isaaclab import placement
+from _isaaclab import MANIFEST, placement, run_manifest
 
 
 def main() -> int:
@@ -29,13 +28,16 @@ def main() -> int:
     parser.add_argument("--device", default="cpu", help="cpu or cuda:<index>")
     args, further = parser.parse_known_args()
     checkpoint = args.checkpoint.resolve()
-    manifest = checkpoint.parent / "run.json"
-    if not manifest.is_file():
-        parser.error(f"{manifest} is missing: name a checkpoint in a log folder of isaaclab train")
-    trained = json.loads(manifest.read_text(encoding="utf-8"))
+    trained = run_manifest(checkpoint)
+    if trained is None:
+        parser.error(
+            f"{checkpoint.parent / MANIFEST} is missing: name a checkpoint in a log folder of"
+            " isaaclab train"
+        )
     command = ["isaaclab", "play", "--rl_library", trained["library"], "--task", trained["task"]]
     command += ["--agent", trained["metadata"]["agent"], "--checkpoint", str(checkpoint)]
-    command += ["--num_envs", str(args.num_envs), *placement(args.device), *further]
+    where = placement(trained["task"], args.device)
+    command += ["--num_envs", str(args.num_envs), *where, *further]
     return run_shown(command, Path.cwd(), args.device)
 
 

@@ -15,9 +15,15 @@ DOCS = Path(__file__).parents[1] / "docs"
 PAGE = (DOCS / "isaaclab.md").read_text()
 NEEDS_GPUS = "needs GPUs"
 NEEDS_ISAAC_SIM = "needs Isaac Sim"
-PLACEHOLDERS = {"TEACHER": "the teacher", "STUDENT": "the student", "STOCK_PPO": "stock PPO"}
+PLACEHOLDERS = {
+    "TEACHER": "the teacher",
+    "STUDENT": "the student",
+    "STOCK_PPO": "stock PPO",
+    "MY_TEACHER": "your teacher",
+}
 """Words of the page that stand for a checkpoint, and the command that leaves it."""
 
+MY_TASK = Path(__file__).with_name("my_task_installed.py")
 STAND_INS = Path(__file__).with_name("isaaclab_stand_ins.py")
 
 NUM_STEPS = 80
@@ -85,6 +91,8 @@ class Page:
         """Run a command of the page's form, smaller."""
         if "Velocity" in shlex.join(words):
             self._isaaclab.call(f"{STAND_INS}:write_asset_root")
+        if "My-Cartpole" in words:
+            self._isaaclab.call(f"{MY_TASK}:install", str(DOCS / "my_task"))
         action, *arguments = map(self._fill_in, words)
         robots = SMALL_ROBOTS if "Velocity" in shlex.join(words) else []
         folder = self._folder / str(len(list(self._folder.iterdir())))

@@ -1,7 +1,9 @@
 """Checkpoints that are never half written and never run code."""
 
 import os
+import shutil
 import tempfile
+import uuid
 from pathlib import Path
 from typing import Any
 
@@ -13,26 +15,29 @@ from rsl_tbptt.algorithms.checkpoints import read_checkpoint
 def save_checkpoint(checkpoint: dict[str, Any], path: str | os.PathLike[str]) -> None:
     """Write ``checkpoint`` to a temporary file beside ``path`` and rename it into place.
 
-    A crash, a full disk or a kill leaves the previous file as it was.
+    A crash, a full disk or a kill leaves the previous file as it was. As with a plain ``open``, a
+    new file has the mode that the umask leaves, an old one keeps its own, and a link stays.
 
     Args:
         checkpoint: What ``torch.save`` accepts.
-        path: Target file; its folder is created.
+        path: Target file or a link to it; its folder is created.
 
     Raises:
         ValueError: If the folder cannot be written.
     """
-    path = Path(path)
+    path = Path(path).resolve()  # the target of a link
     check_writable(path.parent)
-    descriptor, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")  # mkstemp's have mode 0600
     try:
-        with os.fdopen(descriptor, "wb") as file:
+        with temporary.open("xb") as file:
             torch.save(checkpoint, file)
             file.flush()
             os.fsync(file.fileno())
-        Path(temporary).replace(path)
+        if path.exists():
+            shutil.copymode(path, temporary)
+        temporary.replace(path)
     except BaseException:
-        Path(temporary).unlink(missing_ok=True)
+        temporary.unlink(missing_ok=True)
         raise
 
 

@@ -1,5 +1,7 @@
 """Checkpoints are whole or absent, and a run folder that cannot be written is named first."""
 
+import os
+import stat
 from pathlib import Path
 
 import pytest
@@ -69,6 +71,38 @@ def test_a_crash_while_writing_leaves_the_previous_file(tmp_path, monkeypatch):
         save_checkpoint({"value": 2}, path)
     assert torch.load(path) == {"value": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["model.pt"]
+
+
+def mode_of(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_a_file_has_the_mode_that_open_gives(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        (tmp_path / "plain").open("wb").close()
+        save_checkpoint({"value": 1}, tmp_path / "model.pt")
+    finally:
+        os.umask(before)
+    assert mode_of(tmp_path / "model.pt") == mode_of(tmp_path / "plain") == 0o666 & ~umask
+
+
+def test_a_file_that_is_there_keeps_its_mode(tmp_path):
+    save_checkpoint({"value": 1}, tmp_path / "model.pt")
+    (tmp_path / "model.pt").chmod(0o640)
+    save_checkpoint({"value": 2}, tmp_path / "model.pt")
+    assert mode_of(tmp_path / "model.pt") == 0o640
+
+
+def test_a_link_stays_and_its_target_is_replaced(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "model.pt").symlink_to("elsewhere/target.pt")
+    for value in (1, 2):  # the target is missing, then there
+        save_checkpoint({"value": value}, tmp_path / "model.pt")
+        assert (tmp_path / "model.pt").is_symlink()
+        assert torch.load(tmp_path / "elsewhere" / "target.pt") == {"value": value}
+    assert len(list(tmp_path.rglob("*"))) == 3
 
 
 def test_a_folder_that_cannot_be_written_is_named_before_anything_is_built(tmp_path):

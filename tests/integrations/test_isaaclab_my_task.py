@@ -1,0 +1,45 @@
+"""docs/my_task: a package of 100 lines, installed, trained and evaluated as the guide says."""
+
+import json
+import re
+
+import pytest
+
+pytest.importorskip("isaaclab_rl", reason="Isaac Lab 3.0 needs Python 3.12")
+
+import torch
+from isaaclab_page import DOCS, PAGE
+
+ROOT = DOCS.parent
+PACKAGE = DOCS / "my_task"
+
+
+def test_the_package_has_at_most_100_lines():
+    files = [path for path in PACKAGE.rglob("*") if path.suffix in (".py", ".toml")]
+    assert sum(len(path.read_text().splitlines()) for path in files) <= 100
+
+
+def test_its_student_is_the_guides_to_the_letter():
+    (block,) = [b for b in re.findall(r"```python\n(.*?)```", PAGE, re.S) if "MyStudentCfg" in b]
+    assert block.split("\n\n\n")[1] in (PACKAGE / "my_task" / "agents.py").read_text()
+
+
+@pytest.mark.isaaclab
+def test_its_student_was_trained_from_its_teacher(page):
+    teacher = torch.load(page("your teacher").checkpoint, weights_only=True)
+    student = torch.load(page("your student").checkpoint, weights_only=True)
+    assert student["student_state_dict"]["rnn.rnn.weight_ih_l0"].shape[1] == 2  # no velocities
+    loaded, trained = student["teacher_state_dict"], teacher["actor_state_dict"]
+    assert all(torch.equal(loaded[name], trained[name]) for name in trained)
+
+
+@pytest.mark.isaaclab
+def test_a_task_without_physics_presets_is_evaluated_by_the_checkpoint_alone(
+    page, isaaclab, tmp_path
+):
+    """The task is that of the run, and nothing selects what it does not offer."""
+    arguments = ["--checkpoint", str(page("your student").checkpoint), "--episodes", "4"]
+    script = [str(ROOT / "scripts" / "evaluate.py"), [*arguments, "--output", str(tmp_path / "e")]]
+    isaaclab.call(f"{ROOT / 'tests' / 'isaaclab_script.py'}:run", *script)
+    evaluation = json.loads((tmp_path / "e").read_text())
+    assert (evaluation["task"], evaluation["episodes"]) == ("My-Cartpole", 4)

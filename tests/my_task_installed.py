@@ -1,0 +1,23 @@
+"""docs/my_task, built and installed for the process of :mod:`isaaclab_process` as pip would."""
+
+import importlib.util
+import os
+import shutil
+import sys
+import zipfile
+from pathlib import Path
+
+
+def install(source):
+    """Build a wheel of the package, unpack it into the working directory, and find it there."""
+    if importlib.util.find_spec("my_task"):
+        return
+    from setuptools import build_meta
+
+    folder = Path.cwd()
+    os.chdir(shutil.copytree(source, folder / "source"))  # building leaves files behind
+    wheel = build_meta.build_wheel(str(folder))
+    os.chdir(folder)
+    zipfile.ZipFile(wheel).extractall("site-packages")
+    sys.path.append(str(folder / "site-packages"))
+    importlib.invalidate_caches()
