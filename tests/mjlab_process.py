@@ -1,10 +1,12 @@
 """mjlab's own commands one after the other in one process, which loads the simulator once.
 
-Usage: ``python mjlab_process.py COMMANDS.json``, a list of command lines. A word that starts with
-``logs/`` is a pattern of one file. ``play`` runs a viewer without a screen for a few episodes.
+Usage: ``python mjlab_process.py COMMANDS.json``, a list of command lines, each a list of words and
+the environment variables that it adds. A word that starts with ``logs/`` is a pattern of one file.
+``play`` runs a viewer without a screen for a few episodes.
 """
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -73,10 +75,14 @@ def report(*words):
 
 def main():
     play.ViserPlayViewer = HeadlessViewer
-    for number, command in enumerate(json.loads(Path(sys.argv[1]).read_text())):
-        report(f"COMMAND {number}:", *command)
-        sys.argv = [existing(word) if word.startswith("logs/") else word for word in command]
-        {"train": train, "play": play}[command[0]].main()
+    before = dict(os.environ)
+    for number, (words, variables) in enumerate(json.loads(Path(sys.argv[1]).read_text())):
+        report(f"COMMAND {number}:", *words)
+        # As in a process of its own: mjlab keeps its choice of the device in a variable.
+        os.environ.clear()
+        os.environ.update(before | variables)
+        sys.argv = [existing(word) if word.startswith("logs/") else word for word in words]
+        {"train": train, "play": play}[words[0]].main()
 
 
 if __name__ == "__main__":

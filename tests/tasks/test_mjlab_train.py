@@ -1,9 +1,11 @@
-"""The commands of docs/mjlab.md: mjlab's own train and play, as they stand there but shorter."""
+"""docs/mjlab.md from its first line to its last: a package made from it, and its commands.
+
+They are mjlab's own train and play, as they stand there but shorter.
+"""
 
 import json
 import os
 import re
-import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -14,45 +16,37 @@ import torch
 
 pytest.importorskip("mjlab", reason="mjlab has an environment of its own")
 
+from mjlab.tasks.registry import load_env_cfg
+from mjlab.utils.os import get_checkpoint_path
+from mjlab_page import (
+    BLOCKS,
+    INSTALLATIONS,
+    NUM_ENVS,
+    ON_TWO_GPUS,
+    PAGE,
+    Command,
+    build_package,
+    commands,
+    runs,
+)
+
 TESTS = Path(__file__).parents[1]
-PAGE = (TESTS.parent / "docs" / "mjlab.md").read_text()
-CARTPOLE, GO1 = "tbptt_cartpole_occluded", "tbptt_go1_flat"
-PLACEHOLDERS = {
-    "TEACHER": f"logs/rsl_rl/{CARTPOLE}/*_teacher/model_1.pt",
-    "STUDENT": f"logs/rsl_rl/{CARTPOLE}/*_student/model_1.pt",
-    "FINETUNED": f"logs/rsl_rl/{CARTPOLE}/*_finetuned/model_1.pt",
-}
-"""Words that stand for a checkpoint, and where it is found."""
-SMALL = {
-    "train": (
-        *("--env.scene.num-envs", "8", "--agent.max-iterations", "2", "--gpu-ids", "None"),
-        *("--agent.logger", "tensorboard"),
-    ),
-    "play": ("--num-envs", "4"),
-}
+RESUMED = "your student, 100 iterations more"
+OWN, CARTPOLE, GO1 = "my_task", "tbptt_cartpole_occluded", "tbptt_go1_flat"
 
 
-def page_commands():
-    """Return the page's commands by their comments."""
-    blocks = re.findall(r"```bash\n(.*?)```", PAGE, flags=re.DOTALL)
-    lines = "".join(blocks).replace("\\\n", " ").splitlines()
-    commands = [line.rsplit("  # ", 1) for line in lines if line.startswith(("train ", "play "))]
-    assert len({comment for _, comment in commands}) == len(commands)
-    return {comment: shlex.split(command) for command, comment in commands}
+def plays(agent, run_name):
+    """Return a command that plays a run of the occluded cartpole."""
+    checkpoint = f"logs/rsl_rl/{CARTPOLE}/*_{run_name}/model_1.pt"
+    words = ["play", f"Tbptt-Cartpole-Occluded-{agent}", "--checkpoint-file", checkpoint]
+    return Command(words, {}).smaller()
 
 
-def smaller(command):
-    """Return a command with options that make it short; those of the page give way."""
-    words, small = [PLACEHOLDERS.get(word, word) for word in command], SMALL[command[0]]
-    for option in small[::2]:
-        if option in words:
-            del words[words.index(option) : words.index(option) + 2]
-    return [*words, *small]
-
-
-COMMANDS = page_commands() | {
-    "teacher plays": ["play", "Tbptt-Cartpole-Occluded-Teacher", "--checkpoint-file", "TEACHER"],
-    "PPO plays": ["play", "Tbptt-Cartpole-Occluded-Recurrent", "--checkpoint-file", "FINETUNED"],
+RUNS = runs()
+FURTHER = {  # not on the page; its own task is played without end
+    "teacher plays": plays("Teacher", "teacher"),
+    "student plays": plays("Student", "student"),
+    "PPO plays": plays("Recurrent", "finetuned"),
 }
 
 
@@ -64,20 +58,26 @@ def folder(tmp_path_factory):
 @pytest.fixture(scope="module")
 def outputs(folder):
     """What every command printed, by its name above."""
+    wheel = build_package(folder / "package")
+    given = {**RUNS, **FURTHER}
     (folder / "commands.json").write_text(
-        json.dumps([smaller(command) for command in COMMANDS.values()])
+        json.dumps([(command.words, command.environment) for command in given.values()])
     )
     result = subprocess.run(
         [sys.executable, TESTS / "mjlab_process.py", "commands.json"],
         cwd=folder,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={
+            **os.environ,
+            "OMP_NUM_THREADS": "1",
+            "PYTHONPATH": os.pathsep.join([str(wheel), os.environ.get("PYTHONPATH", "")]),
+        },
         capture_output=True,
         text=True,
         check=False,
     )
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     texts = re.split(r"^COMMAND \d+: .*$", result.stdout, flags=re.MULTILINE)[1:]
-    return dict(zip(COMMANDS, texts, strict=True))
+    return dict(zip(given, texts, strict=True))
 
 
 @pytest.fixture(scope="module")
@@ -89,10 +89,44 @@ def checkpoint(folder, outputs):
     return read
 
 
-@pytest.mark.parametrize("name", [name for name, words in COMMANDS.items() if words[0] == "train"])
-def test_stock_command_trains_to_its_end(outputs, name):
-    assert "Learning iteration 1/2" in outputs[name]
+def test_only_installations_and_two_gpus_are_left_out():
+    assert commands().keys() - RUNS.keys() == {*INSTALLATIONS, ON_TWO_GPUS}
+    assert len(RUNS) >= 12
+
+
+def test_files_of_the_page_are_complete_before_its_first_command():
+    languages = [language for language, _ in BLOCKS]
+    assert languages == ["bash", "toml", *["python"] * 3, *["bash"] * (len(BLOCKS) - 5)]
+
+
+def test_commands_are_shorter_here_than_on_the_page():
+    for comment, command in RUNS.items():
+        page = commands()[comment].words
+        if "My-Task" in page[1] or page[0] == "play":
+            continue
+        num_envs = load_env_cfg(page[1]).scene.num_envs
+        if NUM_ENVS["train"] in page:
+            num_envs = int(page[page.index(NUM_ENVS["train"]) + 1])
+        assert num_envs > int(command.words[command.words.index(NUM_ENVS["train"]) + 1])
+
+
+@pytest.mark.parametrize(
+    "name", [name for name, command in RUNS.items() if command.words[0] == "train"]
+)
+def test_command_trains_to_its_end(outputs, name):
+    last = "2/3" if name == RESUMED else "1/2"
+    assert f"Learning iteration {last}" in outputs[name]
     assert "ONNX export failed" not in outputs[name]
+
+
+def steps_of(checkpoint):
+    """Return how many steps the optimiser has taken, one number for all parameters."""
+    return {int(state["step"]) for state in checkpoint["optimizer_state_dict"]["state"].values()}
+
+
+def counter(checkpoint):
+    """Return how many steps the environment has made."""
+    return checkpoint["infos"]["env_state"]["common_step_counter"]
 
 
 def equal(loaded, trained):
@@ -100,13 +134,12 @@ def equal(loaded, trained):
     return all(torch.equal(loaded[name], trained[name]) for name in trained)
 
 
-@pytest.mark.parametrize("experiment", [CARTPOLE, GO1])
+@pytest.mark.parametrize("experiment", [OWN, CARTPOLE, GO1])
 def test_resumed_run_gives_the_student_its_teacher(checkpoint, experiment):
     teacher, student = checkpoint(experiment, "teacher"), checkpoint(experiment, "student")
     assert equal(student["teacher_state_dict"], teacher["actor_state_dict"])
     assert "rnn.rnn.weight_hh_l0" in student["student_state_dict"]
-    steps = {int(state["step"]) for state in student["optimizer_state_dict"]["state"].values()}
-    assert min(steps) > 1
+    assert min(steps_of(student)) > 1
 
 
 def test_teacher_checkpoint_alone_gives_the_student_its_teacher(checkpoint):
@@ -116,8 +149,21 @@ def test_teacher_checkpoint_alone_gives_the_student_its_teacher(checkpoint):
 
 def test_state_of_the_environment_is_kept(checkpoint):
     for run_name in ("teacher", "student"):
-        counter = checkpoint(CARTPOLE, run_name)["infos"]["env_state"]["common_step_counter"]
-        assert counter > 0
+        assert counter(checkpoint(CARTPOLE, run_name)) > 0
+
+
+def test_resumed_student_goes_on_where_it_stopped(folder, checkpoint):
+    (path,) = folder.glob(f"logs/rsl_rl/{OWN}/*_student/model_2.pt")
+    before, after = checkpoint(OWN, "student"), torch.load(path, weights_only=True)
+    assert equal(after["teacher_state_dict"], before["teacher_state_dict"])
+    assert after["infos"]["env_state"]["common_step_counter"] == 2 * counter(before)
+    assert steps_of(after) == {2 * step for step in steps_of(before)}
+
+
+def test_a_run_without_a_checkpoint_stops_the_next_as_the_page_says(tmp_path):
+    (tmp_path / "2026-01-01_00-00-00_teacher" / "params").mkdir(parents=True)
+    with pytest.raises(ValueError, match=f"^{re.search('`(No checkpoint[^`]*)`', PAGE)[1]} "):
+        get_checkpoint_path(tmp_path, ".*_teacher$", "model_.*.pt")
 
 
 def test_ppo_goes_on_with_the_student(checkpoint):
@@ -136,7 +182,7 @@ def test_teacher_plays(outputs):
     assert all(step["blank"] is None for step in played(outputs, "teacher plays"))
 
 
-@pytest.mark.parametrize("name", ["plays", "PPO plays"])
+@pytest.mark.parametrize("name", ["student plays", "PPO plays"])
 def test_played_policy_remembers_until_its_episode_ends(outputs, name):
     steps = played(outputs, name)
     assert any(any(step["starts"]) for step in steps[1:])  # some episode ended while watching

@@ -1,0 +1,82 @@
+"""docs/mjlab.md as a reader follows it: its files, its package and its commands, in their order."""
+
+import re
+import shlex
+import subprocess
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+PAGE = (Path(__file__).parents[1] / "docs" / "mjlab.md").read_text()
+BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, flags=re.DOTALL)
+"""Language and text of every code block."""
+
+INSTALLATIONS = {"this package: Python 3.10 to 3.13, rsl_rl 5.4.2", "your package"}
+"""Comments of the commands that change an environment; :func:`build_package` stands for one."""
+ON_TWO_GPUS = "one process on each of two GPUs"
+ON_A_GPU = ", on a GPU"
+"""How the comment of a command ends that leaves the choice of the GPU to mjlab."""
+
+PLACEHOLDERS = {
+    "STUDENT": "logs/rsl_rl/my_task/*_student/model_1.pt",
+    "TEACHER": "logs/rsl_rl/tbptt_cartpole_occluded/*_teacher/model_1.pt",
+}
+"""Words of the page that stand for a checkpoint, and where it is found."""
+NUM_ENVS = {"train": "--env.scene.num-envs", "play": "--num-envs"}
+SMALL = {"train": ("8", "--agent.max-iterations", "2"), "play": ("4",)}
+"""Number of environments, and what else makes a command short."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """A command of the page."""
+
+    words: list[str]
+    environment: dict[str, str]
+
+    def smaller(self, *further: str) -> "Command":
+        """Return it with options that make it short, in the place of its own."""
+        words = [PLACEHOLDERS.get(word, word) for word in self.words]
+        small = [NUM_ENVS[words[0]], *SMALL[words[0]], *further]
+        for option in small[::2]:
+            if option in words:
+                del words[words.index(option) : words.index(option) + 2]
+        return Command([*words, *small], self.environment)
+
+
+def commands() -> dict[str, Command]:
+    """Return the page's commands by their comments."""
+    found = {}
+    for language, text in BLOCKS:
+        if language != "bash":
+            continue
+        for line in text.replace("\\\n", " ").splitlines():
+            words, comment = line.rsplit("  # ", 1)
+            words = shlex.split(words)
+            program = next(i for i, word in enumerate(words) if "=" not in word)
+            assert comment not in found, comment
+            environment = dict(word.split("=") for word in words[:program])
+            found[comment] = Command(words[program:], environment)
+    return found
+
+
+def runs() -> dict[str, Command]:
+    """Return the commands that run here: shorter, and without a GPU."""
+    return {
+        comment: command.smaller(*(("--gpu-ids", "None") if comment.endswith(ON_A_GPU) else ()))
+        for comment, command in commands().items()
+        if comment not in {*INSTALLATIONS, ON_TWO_GPUS}
+    }
+
+
+def build_package(folder: Path) -> Path:
+    """Write the page's files and build the wheel of its package, which can be imported from."""
+    folder.mkdir()
+    for language, text in BLOCKS:
+        if language != "bash":
+            with (folder / re.match(r"# ([\w.]+)", text)[1]).open("a") as file:
+                file.write(text)
+    code = "from setuptools import build_meta; build_meta.build_wheel('.')"
+    subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, capture_output=True)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
