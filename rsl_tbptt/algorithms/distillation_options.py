@@ -68,8 +68,8 @@ class DistillationOptions(Options):
     """Run the update's matrix products in bfloat16; parameters and state stay float32."""
 
     teacher_checkpoint: str | None = None
-    """Checkpoint to load the teacher from, of PPO or distillation, when training starts and no other
-    checkpoint brought one. None leaves it to the runner."""
+    """Checkpoint to load the teacher from, of PPO or distillation, when training starts and no
+    other checkpoint brought one. None leaves it to the runner."""
 
     teacher_action_share: float = 0.0
     """Share of the environments, from 0 to 1, that act with the teacher's action at the start of

@@ -8,7 +8,10 @@ from mjlab.envs import ManagerBasedRlEnvCfg
 from mjlab.rl import RslRlBaseRunnerCfg
 from mjlab.tasks.registry import register_mjlab_task
 
-from rsl_tbptt.integrations.mjlab.runner import MjlabDistillationRunner, MjlabRecurrentRunner
+from rsl_tbptt.integrations.mjlab.runner import (
+    TbpttMjlabDistillationRunner,
+    TbpttMjlabRecurrentRunner,
+)
 from rsl_tbptt_tasks.mjlab import cartpole_agents, velocity_agents
 from rsl_tbptt_tasks.mjlab.cartpole import occluded_cartpole_env_cfg
 from rsl_tbptt_tasks.mjlab.velocity import go1_env_cfg
@@ -31,9 +34,9 @@ _register(
     occluded_cartpole_env_cfg(),
     {
         "Teacher": (cartpole_agents.teacher_cfg(), None),
-        "Student": (cartpole_agents.student_cfg(), MjlabDistillationRunner),
-        "Memoryless": (cartpole_agents.memoryless_cfg(), MjlabDistillationRunner),
-        "Recurrent": (cartpole_agents.recurrent_cfg(), MjlabRecurrentRunner),
+        "Student": (cartpole_agents.student_cfg(), TbpttMjlabDistillationRunner),
+        "Memoryless": (cartpole_agents.memoryless_cfg(), TbpttMjlabDistillationRunner),
+        "Recurrent": (cartpole_agents.recurrent_cfg(), TbpttMjlabRecurrentRunner),
     },
 )
 for _terrain in ("Flat", "Rough"):

@@ -10,8 +10,8 @@ from typing import Any
 from mjlab.rl import RslRlModelCfg, RslRlOnPolicyRunnerCfg, RslRlPpoAlgorithmCfg
 
 from rsl_tbptt.integrations.mjlab.config import (
-    RslRlDistillationRunnerCfg,
     TbpttDistillationAlgorithmCfg,
+    TbpttDistillationRunnerCfg,
     TbpttPpoAlgorithmCfg,
 )
 
@@ -36,9 +36,9 @@ def teacher_cfg() -> RslRlOnPolicyRunnerCfg:
     )
 
 
-def student_cfg() -> RslRlDistillationRunnerCfg:
+def student_cfg() -> TbpttDistillationRunnerCfg:
     """Return the distillation of an LSTM that sees noisy positions."""
-    return RslRlDistillationRunnerCfg(
+    return TbpttDistillationRunnerCfg(
         **EXPERIMENT,
         run_name="student",
         max_iterations=120,
@@ -54,7 +54,7 @@ def student_cfg() -> RslRlDistillationRunnerCfg:
     )
 
 
-def memoryless_cfg() -> RslRlDistillationRunnerCfg:
+def memoryless_cfg() -> TbpttDistillationRunnerCfg:
     """Return the same without memory, to show that the task needs it."""
     cfg = student_cfg()
     cfg.run_name = "memoryless"

@@ -9,18 +9,21 @@ from mjlab.tasks.velocity.config.go1.rl_cfg import unitree_go1_ppo_runner_cfg
 from mjlab.tasks.velocity.rl import VelocityOnPolicyRunner
 
 from rsl_tbptt.integrations.mjlab.config import (
-    RslRlDistillationRunnerCfg,
     TbpttDistillationAlgorithmCfg,
+    TbpttDistillationRunnerCfg,
     TbpttPpoAlgorithmCfg,
 )
-from rsl_tbptt.integrations.mjlab.runner import MjlabDistillationRunner, MjlabRecurrentRunner
+from rsl_tbptt.integrations.mjlab.runner import (
+    TbpttMjlabDistillationRunner,
+    TbpttMjlabRecurrentRunner,
+)
 
 
-class VelocityDistillationRunner(MjlabDistillationRunner, VelocityOnPolicyRunner):
+class VelocityDistillationRunner(TbpttMjlabDistillationRunner, VelocityOnPolicyRunner):
     """Distillation that exports the student with mjlab's metadata at every save."""
 
 
-class VelocityRecurrentRunner(MjlabRecurrentRunner, VelocityOnPolicyRunner):
+class VelocityRecurrentRunner(TbpttMjlabRecurrentRunner, VelocityOnPolicyRunner):
     """Recurrent PPO that exports its policy with mjlab's metadata at every save."""
 
 
@@ -34,9 +37,9 @@ def teacher_cfg(terrain: str) -> RslRlOnPolicyRunnerCfg:
     return cfg
 
 
-def student_cfg(terrain: str) -> RslRlDistillationRunnerCfg:
+def student_cfg(terrain: str) -> TbpttDistillationRunnerCfg:
     """Return the distillation of an LSTM on proprioception."""
-    return RslRlDistillationRunnerCfg(
+    return TbpttDistillationRunnerCfg(
         experiment_name=experiment_name(terrain),
         logger="tensorboard",
         run_name="student",
@@ -49,7 +52,7 @@ def student_cfg(terrain: str) -> RslRlDistillationRunnerCfg:
     )
 
 
-def memoryless_cfg(terrain: str) -> RslRlDistillationRunnerCfg:
+def memoryless_cfg(terrain: str) -> TbpttDistillationRunnerCfg:
     """Return the same without memory, to compare with."""
     cfg = student_cfg(terrain)
     cfg.run_name = "memoryless"

@@ -3,6 +3,7 @@
 import copy
 import dataclasses
 import inspect
+import os
 import subprocess
 import sys
 
@@ -13,16 +14,18 @@ pytest.importorskip("mjlab", reason="mjlab has an environment of its own")
 
 from mjlab.rl import RslRlBaseRunnerCfg, RslRlModelCfg, RslRlPpoAlgorithmCfg
 from mjlab.utils.os import dump_yaml
+from mjlab_page import build_package
 from rsl_rl.utils import resolve_callable
 
+import rsl_tbptt.integrations.mjlab
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.algorithms.distillation_options import DistillationOptions
 from rsl_tbptt.algorithms.ppo_options import PpoOptions
 from rsl_tbptt.integrations.mjlab import (
-    MjlabDistillationRunner,
-    MjlabRecurrentRunner,
-    RslRlDistillationRunnerCfg,
     TbpttDistillationAlgorithmCfg,
+    TbpttDistillationRunnerCfg,
+    TbpttMjlabDistillationRunner,
+    TbpttMjlabRecurrentRunner,
     TbpttPpoAlgorithmCfg,
 )
 from rsl_tbptt.integrations.mjlab.runner import EpisodicPolicy, model_arguments
@@ -64,12 +67,12 @@ def test_a_value_of_the_config_reaches_the_options():
 
 
 def test_configs_stand_where_mjlab_expects_its_own():
-    assert isinstance(RslRlDistillationRunnerCfg(), RslRlBaseRunnerCfg)
+    assert isinstance(TbpttDistillationRunnerCfg(), RslRlBaseRunnerCfg)
     assert isinstance(TbpttPpoAlgorithmCfg(), RslRlPpoAlgorithmCfg)
 
 
 @pytest.mark.parametrize(
-    "cls", [TbpttDistillationAlgorithmCfg, TbpttPpoAlgorithmCfg, RslRlDistillationRunnerCfg]
+    "cls", [TbpttDistillationAlgorithmCfg, TbpttPpoAlgorithmCfg, TbpttDistillationRunnerCfg]
 )
 def test_every_field_has_a_docstring(cls):
     source = inspect.getsource(cls)
@@ -80,13 +83,38 @@ def test_every_field_has_a_docstring(cls):
 
 
 @pytest.mark.parametrize("module", ["rsl_tbptt.integrations.mjlab", "rsl_tbptt_tasks.mjlab"])
-def test_tasks_are_registered_whatever_is_imported_first(module):
+def test_tasks_are_registered_whatever_is_imported_first(module, tmp_path):
     code = f"import {module}; from mjlab.tasks.registry import list_tasks; print(*list_tasks())"
+    wheel = build_package(tmp_path / "package")
+    path = os.pathsep.join([str(wheel), os.environ.get("PYTHONPATH", "")])
     result = subprocess.run(
-        [sys.executable, "-c", code], capture_output=True, text=True, check=False
+        [sys.executable, "-c", code],
+        env={**os.environ, "PYTHONPATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    assert "Failed to load" not in result.stderr
-    assert "Tbptt-Cartpole-Occluded-Student" in result.stdout.split()
+    assert "Failed to load" not in result.stderr, result.stderr
+    assert {"Tbptt-Cartpole-Occluded-Student", "My-Task-Student"} <= set(result.stdout.split())
+
+
+@pytest.mark.parametrize(
+    ("old", "new"),
+    [
+        ("MjlabDistillationRunner", TbpttMjlabDistillationRunner),
+        ("MjlabRecurrentRunner", TbpttMjlabRecurrentRunner),
+        ("RslRlDistillationRunnerCfg", TbpttDistillationRunnerCfg),
+    ],
+)
+def test_old_name_is_the_class_and_warns_once(old, new):
+    with pytest.warns(DeprecationWarning, match=f"^{old} is now {new.__name__}: "):
+        assert getattr(rsl_tbptt.integrations.mjlab, old) is new
+    assert getattr(rsl_tbptt.integrations.mjlab, old) is new  # a second warning would be an error
+
+
+def test_a_name_that_never_was_is_refused():
+    with pytest.raises(AttributeError, match="has no attribute 'MjlabOnPolicyRunner'"):
+        _ = rsl_tbptt.integrations.mjlab.MjlabOnPolicyRunner
 
 
 def test_without_mjlab_the_error_names_the_fix():
@@ -117,7 +145,7 @@ class MjlabRecall(RecallEnv):
 
 
 def distillation_cfg(**algorithm):
-    cfg = RslRlDistillationRunnerCfg(
+    cfg = TbpttDistillationRunnerCfg(
         logger="tensorboard",
         num_steps_per_env=12,
         obs_groups={"student": ("policy",), "teacher": ("privileged",)},
@@ -147,7 +175,7 @@ def env():
 
 @pytest.fixture
 def runner(env):
-    runner = MjlabDistillationRunner(env, distillation_cfg())
+    runner = TbpttMjlabDistillationRunner(env, distillation_cfg())
     runner.alg.teacher_loaded = True
     return runner
 
@@ -155,7 +183,7 @@ def runner(env):
 def test_the_callers_config_is_left_as_it_was(env):
     cfg = distillation_cfg()
     before = copy.deepcopy(cfg)
-    MjlabDistillationRunner(env, cfg)
+    TbpttMjlabDistillationRunner(env, cfg)
     assert cfg == before
 
 
@@ -174,7 +202,7 @@ def test_hidden_state_is_carried_over_iterations(runner):
 
 
 def test_without_a_teacher_training_is_refused(env):
-    runner = MjlabDistillationRunner(env, distillation_cfg())
+    runner = TbpttMjlabDistillationRunner(env, distillation_cfg())
     with pytest.raises(ValueError, match=r"--agent\.algorithm\.teacher-checkpoint FILE"):
         runner.learn(1)
 
@@ -193,7 +221,7 @@ def parameters(model):
 
 def test_play_gets_the_student(runner, env, tmp_path):
     path = saved(runner, tmp_path)
-    other = MjlabDistillationRunner(env, distillation_cfg())
+    other = TbpttMjlabDistillationRunner(env, distillation_cfg())
     assert not torch.equal(parameters(other.alg.student), parameters(runner.alg.student))
     other.load(path, load_cfg={"actor": True}, strict=True, map_location="cpu")
     assert torch.equal(parameters(other.alg.student), parameters(runner.alg.student))
@@ -204,7 +232,7 @@ def test_play_gets_the_student(runner, env, tmp_path):
 def test_resumed_training_gets_everything(runner, env, tmp_path):
     path = saved(runner, tmp_path)
     env.common_step_counter = 0
-    other = MjlabDistillationRunner(env, distillation_cfg())
+    other = TbpttMjlabDistillationRunner(env, distillation_cfg())
     other.load(path)
     assert torch.equal(parameters(other.alg.student), parameters(runner.alg.student))
     assert torch.equal(parameters(other.alg.teacher), parameters(runner.alg.teacher))
@@ -215,7 +243,7 @@ def test_resumed_training_gets_everything(runner, env, tmp_path):
 
 def test_ppo_goes_on_with_the_student(runner, env, tmp_path):
     path = saved(runner, tmp_path)
-    ppo = MjlabRecurrentRunner(env, ppo_cfg())
+    ppo = TbpttMjlabRecurrentRunner(env, ppo_cfg())
     ppo.load(path)
     assert torch.equal(ppo.alg.actor.rnn.rnn.weight_hh_l0, runner.alg.student.rnn.rnn.weight_hh_l0)
     torch.testing.assert_close(
@@ -253,5 +281,5 @@ def test_policy_with_memory_forgets_where_an_episode_starts(runner, env):
 def test_policy_without_memory_is_mjlabs_own(env):
     cfg = distillation_cfg()
     cfg["student"] = copy.deepcopy(cfg["teacher"])
-    runner = MjlabDistillationRunner(env, cfg)
+    runner = TbpttMjlabDistillationRunner(env, cfg)
     assert runner.get_inference_policy() is runner.alg.student

@@ -12,7 +12,7 @@ from mjlab.tasks.registry import list_tasks, load_env_cfg, load_rl_cfg, load_run
 from mjlab.tasks.velocity.rl import VelocityOnPolicyRunner
 
 from rsl_tbptt.algorithms.distillation_options import DistillationOptions
-from rsl_tbptt.integrations.mjlab import MjlabDistillationRunner, MjlabRecurrentRunner
+from rsl_tbptt.integrations.mjlab import TbpttMjlabDistillationRunner, TbpttMjlabRecurrentRunner
 
 CARTPOLE = "Tbptt-Cartpole-Occluded"
 GO1 = ("Tbptt-Velocity-Flat-Unitree-Go1", "Tbptt-Velocity-Rough-Unitree-Go1")
@@ -66,10 +66,10 @@ def test_recurrent_ppo_sees_what_the_student_sees(task):
 def test_runners_distil_and_remember(task):
     assert load_runner_cls(f"{task}-Teacher") is None
     for agent in ("Student", "Memoryless"):
-        assert issubclass(load_runner_cls(f"{task}-{agent}"), MjlabDistillationRunner)
+        assert issubclass(load_runner_cls(f"{task}-{agent}"), TbpttMjlabDistillationRunner)
     recurrent = load_runner_cls(f"{task}-Recurrent")
-    assert issubclass(recurrent, MjlabRecurrentRunner)
-    assert not issubclass(recurrent, MjlabDistillationRunner)
+    assert issubclass(recurrent, TbpttMjlabRecurrentRunner)
+    assert not issubclass(recurrent, TbpttMjlabDistillationRunner)
     assert issubclass(recurrent, MjlabOnPolicyRunner)
 
 

@@ -1,4 +1,4 @@
-"""mjlab 1.6: config classes for the algorithms of this package, and the runners that mjlab lacks.
+"""mjlab: config classes for the algorithms of this package, and the runners that mjlab lacks.
 
 ::
 
@@ -6,29 +6,68 @@
     runner.py    what a task's ``runner_cls`` is
 """
 
+import warnings
+from typing import Any
+
 from rsl_tbptt.supported_rsl_rl import require_models_era
+
+__all__ = [
+    "TbpttDistillationAlgorithmCfg",
+    "TbpttDistillationRunnerCfg",
+    "TbpttMjlabDistillationRunner",
+    "TbpttMjlabRecurrentRunner",
+    "TbpttPpoAlgorithmCfg",
+]
+
+RENAMED = {
+    "MjlabDistillationRunner": "TbpttMjlabDistillationRunner",
+    "MjlabRecurrentRunner": "TbpttMjlabRecurrentRunner",
+    "RslRlDistillationRunnerCfg": "TbpttDistillationRunnerCfg",
+}
+"""Names of release 0.1, which mjlab is about to give to classes of its own, and today's."""
+
+
+def __getattr__(name: str) -> Any:  # noqa: ANN401
+    """Return a class that is not here yet, or that had another name.
+
+    It is not here yet where ``import mjlab`` below loads a package of tasks that imports from here.
+
+    Raises:
+        AttributeError: If there is no such public name.
+    """
+    new_name = RENAMED.get(name, name)
+    if new_name not in __all__:
+        raise AttributeError(f"module '{__name__}' has no attribute '{name}'")
+    if new_name != name:
+        warnings.warn(
+            f"{name} is now {new_name}: mjlab is about to have a class of the old name. The next"
+            " release drops it.",
+            DeprecationWarning,
+            stacklevel=2,
+        )
+    from rsl_tbptt.integrations.mjlab import config, runner
+
+    found = getattr(runner if new_name.endswith("Runner") else config, new_name)
+    globals()[name] = found  # so that it is asked for, and warned of, once
+    return found
+
 
 require_models_era("rsl_tbptt.integrations.mjlab")
 try:
-    # First of all: at its start mjlab loads this package's tasks, which import the modules below.
+    # First of all: at its start mjlab loads packages of tasks, which import the modules below.
     import mjlab  # noqa: F401  # pyright: ignore[reportMissingImports]
 
     from rsl_tbptt.integrations.mjlab.config import (
-        RslRlDistillationRunnerCfg,
         TbpttDistillationAlgorithmCfg,
+        TbpttDistillationRunnerCfg,
         TbpttPpoAlgorithmCfg,
     )
-    from rsl_tbptt.integrations.mjlab.runner import MjlabDistillationRunner, MjlabRecurrentRunner
+    from rsl_tbptt.integrations.mjlab.runner import (
+        TbpttMjlabDistillationRunner,
+        TbpttMjlabRecurrentRunner,
+    )
 except ImportError as error:
     raise ImportError(
-        "rsl_tbptt.integrations.mjlab needs mjlab 1.6, and importing it failed: "
+        "rsl_tbptt.integrations.mjlab needs mjlab 1.6 or 1.7, and importing it failed: "
         f"{error}. Install it with: pip install 'rsl-tbptt[mjlab]'."
     ) from error
-
-__all__ = [
-    "MjlabDistillationRunner",
-    "MjlabRecurrentRunner",
-    "RslRlDistillationRunnerCfg",
-    "TbpttDistillationAlgorithmCfg",
-    "TbpttPpoAlgorithmCfg",
-]

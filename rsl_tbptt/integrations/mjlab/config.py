@@ -130,8 +130,8 @@ class TbpttDistillationAlgorithmCfg:
 
 
 @dataclass
-class RslRlDistillationRunnerCfg(RslRlBaseRunnerCfg):
-    """A task's ``rl_cfg`` for distillation; its ``runner_cls`` is ``MjlabDistillationRunner``."""
+class TbpttDistillationRunnerCfg(RslRlBaseRunnerCfg):
+    """A task's ``rl_cfg`` for distillation, with ``TbpttMjlabDistillationRunner`` for runner."""
 
     class_name: str = "DistillationRunner"
     """The runner class name, as in rsl_rl."""

@@ -3,7 +3,7 @@
 Both cooperate with a task's own runner, which then adds what it does, such as mjlab's export with
 metadata at every save::
 
-    class MyRunner(MjlabDistillationRunner, VelocityOnPolicyRunner): ...
+    class MyRunner(TbpttMjlabDistillationRunner, VelocityOnPolicyRunner): ...
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class EpisodicPolicy:
         self._policy.reset()
 
 
-class MjlabRecurrentRunner(MjlabOnPolicyRunner):
+class TbpttMjlabRecurrentRunner(MjlabOnPolicyRunner):
     """mjlab's runner, for policies with memory; one without is treated as mjlab does."""
 
     def get_inference_policy(self, device: str | None = None) -> MLPModel | EpisodicPolicy:
@@ -57,8 +57,8 @@ class MjlabRecurrentRunner(MjlabOnPolicyRunner):
         return EpisodicPolicy(policy, self.env) if policy.is_recurrent else policy
 
 
-class MjlabDistillationRunner(MjlabRecurrentRunner):
-    """The distillation runner that mjlab lacks, for tasks with a ``RslRlDistillationRunnerCfg``."""
+class TbpttMjlabDistillationRunner(TbpttMjlabRecurrentRunner):
+    """The distillation runner that mjlab lacks, for tasks with a ``TbpttDistillationRunnerCfg``."""
 
     def __init__(
         self,
@@ -72,7 +72,7 @@ class MjlabDistillationRunner(MjlabRecurrentRunner):
 
         Args:
             env: The environment.
-            train_cfg: A :class:`RslRlDistillationRunnerCfg` as a dictionary.
+            train_cfg: A :class:`TbpttDistillationRunnerCfg` as a dictionary.
             log_dir: Folder of logs and checkpoints, or None for neither.
             device: Device of models and update.
             **further: Arguments of a task's own runner.
