@@ -4,8 +4,9 @@ SHELL := /bin/bash
 
 DEVICE ?= cpu
 VENV ?= .venv
-# Releases that the tests compare with, beside the one in the environment.
-RSL_RL := 5.0.1 5.4.2
+# Releases that the tests run with, beside those in the environments: older ones, and the newest for
+# mjlab.
+RSL_RL := 5.0.1 5.4.2 5.5.1
 
 # mjlab runs on Python 3.10 to 3.13: PYTHON=3.10 gives it an environment of its own.
 MJLAB := .venv-mjlab$(PYTHON:%=-%)

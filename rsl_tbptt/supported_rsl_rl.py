@@ -32,7 +32,7 @@ def rsl_rl_era() -> str:
         return MODELS_ERA
     raise ImportError(
         f"rsl-rl-lib is {installed}, expected {SUPPORTED}: install one of these, for example with "
-        "pip install 'rsl-rl-lib==5.5.1' (Isaac Lab 3.0 pins 5.5.1, mjlab 5.4.2, Isaac Lab 2.3 "
+        "pip install 'rsl-rl-lib==5.5.1' (Isaac Lab 3.0 pins 5.5.1, mjlab 1.6 5.4.2, Isaac Lab 2.3 "
         "3.1.2)."
     )
 

@@ -85,6 +85,7 @@ def rows(main_python: str, mjlab_python: str, isaaclab2_python: str) -> list[Row
         Row(name=algorithms, rsl_rl="5.0.1", python=main, tests=ALGORITHMS),
         Row(name=algorithms, rsl_rl="5.4.2", python=main, tests=ALGORITHMS),
         Row(name="mjlab", rsl_rl="5.4.2", python=mjlab, tests=mjlab_tests),
+        Row(name="mjlab", rsl_rl="5.5.1", python=mjlab, tests=mjlab_tests),  # the next mjlab's
         Row(name="Isaac Lab 2.3", rsl_rl="3.1.2", python=isaaclab2, tests=isaaclab2_tests),
         Row(name="wheel and sdist", rsl_rl="5.5.1", python=main, tests=package_tests),
     ]

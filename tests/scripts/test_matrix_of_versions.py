@@ -40,6 +40,8 @@ def test_rows_cover_the_supported_releases_and_environments():
         ("5.5.1", "main"),
     }
     assert {row.python for row in table} == {"main", "mjlab", "isaaclab2"}
+    # mjlab 1.6 pins the one, and its next release the other.
+    assert {row.rsl_rl for row in table if row.python == "mjlab"} == {"5.4.2", "5.5.1"}
 
 
 def test_one_line_for_each_row_and_one_for_all(make_row, capsys):
