@@ -1,6 +1,7 @@
 """The compiled functions are accurate in float32, and a machine without a compiler is told so."""
 
 import math
+import os
 
 import pytest
 import torch
@@ -99,10 +100,19 @@ def test_half_precision_is_left_to_fused(rnn_type):
     torch.testing.assert_close(got, want, rtol=0, atol=0)
 
 
-@pytest.mark.parametrize("command", ["no-such-compiler", "false"])
+@needs_compiler
+@pytest.mark.parametrize("command", ["{} -DWITH=options", "env {}", "env {} -g"])
+def test_the_compiler_may_have_options_and_a_launcher(command, compile_with):
+    compile_with(command.format(os.environ.get("CC", "cc")))
+    scan_once("compiled")
+
+
+@pytest.mark.parametrize(
+    "command", ["no-such-compiler", "no-such-launcher gcc", "false", "env no-such-compiler", ""]
+)
 def test_without_a_working_compiler_the_engine_says_so(command, compile_with):
     compile_with(command)
-    with pytest.raises(NotImplementedError, match="scan_engine 'compiled' needs"):
+    with pytest.raises(NotImplementedError, match=f"scan_engine 'compiled' needs .*'{command}'"):
         scan_once("compiled")
 
 

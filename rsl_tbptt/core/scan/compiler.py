@@ -4,6 +4,7 @@ import ctypes
 import functools
 import os
 import platform
+import shlex
 import shutil
 import subprocess
 import sys
@@ -35,12 +36,19 @@ _ARGUMENTS = {
 
 
 @functools.cache
-def compiler() -> str | None:
-    """Return the C compiler, ``$CC`` or ``cc``, or None where there is none.
+def compiler() -> tuple[str, ...] | None:
+    """Return the words of the C compiler's command, or None where there is none.
 
-    It is looked for on Linux alone: torch shares its threads with OpenMP code of gcc there.
+    ``$CC`` may hold options and a launcher, as in make: "gcc -m64", "ccache gcc". It is looked for
+    on Linux alone: torch shares its threads with OpenMP code of gcc there.
     """
-    return shutil.which(os.environ.get("CC", "cc")) if sys.platform == "linux" else None
+    words = tuple(shlex.split(_named()))
+    return words if sys.platform == "linux" and words and shutil.which(words[0]) else None
+
+
+def _named() -> str:
+    """Return the compiler that the user names, or the system's."""
+    return os.environ.get("CC", "cc")
 
 
 @functools.cache
@@ -59,19 +67,21 @@ def load_cells(dtype: torch.dtype) -> ctypes.CDLL:
     command = compiler()
     if command is None:
         raise NotImplementedError(
-            "scan_engine 'compiled' needs a C compiler on Linux: install gcc or name one in CC."
+            f"scan_engine 'compiled' needs a C compiler on Linux, and '{_named()}' is none: install"
+            " gcc or name another one in CC."
         )
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "cells.so"
         real = f"-DREAL={C_TYPES[dtype]}"
-        words = [command, *_FLAGS, real, str(SOURCE), "-o", str(library), "-lm"]
+        words = [*command, *_FLAGS, real, str(SOURCE), "-o", str(library), "-lm"]
         try:
             subprocess.run(words, check=True, capture_output=True, text=True, timeout=_SECONDS)
             cells = ctypes.CDLL(str(library))
         except (OSError, subprocess.SubprocessError) as error:
             reason = getattr(error, "stderr", None) or error
             raise NotImplementedError(
-                f"scan_engine 'compiled' needs gcc with OpenMP; '{command}' failed: {reason}"
+                "scan_engine 'compiled' needs gcc with OpenMP;"
+                f" '{shlex.join(command)}' failed: {reason}"
             ) from error
     for name, arguments in _ARGUMENTS.items():
         function = getattr(cells, name)
