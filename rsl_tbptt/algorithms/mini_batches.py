@@ -83,6 +83,9 @@ class MiniBatch:
     num_samples: int
     """Robot-steps that enter the loss, over all processes."""
 
+    ranks: Ranks
+    """The processes that have a share of it."""
+
     def loss_steps(self, values: torch.Tensor) -> torch.Tensor:
         """Pick from ``values`` (T, N) those of the samples that enter the loss, as a vector."""
         return torch.cat([part.loss_steps(values) for part in self.parts])
@@ -118,7 +121,7 @@ class MiniBatches:
             device: Where the indices live.
         """
         self._num_envs, self._num_mini_batches = num_envs, num_mini_batches
-        self._shuffle, self._device = shuffle, device
+        self._ranks, self._shuffle, self._device = ranks, shuffle, device
         self._shapes = _shapes(num_steps, gradient_length, unit, burn_in_length)
         first_steps = {step for shape in self._shapes for step in shape.first_steps}
         self.state_steps = tuple(sorted(first_steps))
@@ -149,7 +152,7 @@ class MiniBatches:
             for shape in self._shapes
         ]
         for num_samples, pairs in zip(self._num_samples, zip(*shares, strict=True), strict=True):
-            yield self._mini_batch(pairs, num_samples)
+            yield self._mini_batch(pairs, num_samples, self._ranks)
 
     def of_envs(self, envs: torch.Tensor) -> MiniBatch:
         """Return all stretches of some environments (n,), as one mini-batch of this process."""
@@ -158,9 +161,11 @@ class MiniBatches:
             for s in self._shapes
         ]
         steps_of_env = sum(len(s.first_steps) * s.num_loss_steps for s in self._shapes)
-        return self._mini_batch(pairs, len(envs) * steps_of_env)
+        return self._mini_batch(pairs, len(envs) * steps_of_env, Ranks(together=False))
 
-    def _mini_batch(self, pairs: Sequence[torch.Tensor], num_samples: int) -> MiniBatch:
+    def _mini_batch(
+        self, pairs: Sequence[torch.Tensor], num_samples: int, ranks: Ranks
+    ) -> MiniBatch:
         """Build a mini-batch from indices of (stretch, environment), one tensor per shape."""
         parts = []
         shapes = zip(self._shapes, self._first_steps, self._state_places, pairs, strict=True)
@@ -168,7 +173,7 @@ class MiniBatches:
             stretch, env = indices // self._num_envs, indices % self._num_envs
             state = places[stretch] * self._num_envs + env
             parts.append(Part(shape.group, first_steps[stretch], env, state))
-        return MiniBatch(tuple(parts), num_samples)
+        return MiniBatch(tuple(parts), num_samples, ranks)
 
 
 def _shapes(

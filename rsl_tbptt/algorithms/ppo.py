@@ -111,7 +111,7 @@ class TbpttPPO(PPO):
         self._no_sums = torch.full((4,), torch.nan, device=device)
         self._values_beyond = TimeOutValues()
         self._fine_tuning = FineTuning(actor, self.options)
-        self._gradient = PpoGradient(actor, critic, self.options, self._ranks, device)
+        self._gradient = PpoGradient(actor, critic, self.options, device)
         self._curiosity: CuriosityTraining | None = None
         if self.rnd:
             optimizer = rnd_optimizer(self)
@@ -126,12 +126,11 @@ class TbpttPPO(PPO):
             self.options.non_finite, self.options.max_skipped_updates
         )
         self._mini_batches = self._plan_mini_batches()
+        num_steps, num_envs = storage.num_transitions_per_env, storage.num_envs
+        num_envs_of_ranks = self._ranks.sum_count(num_envs, device)
+        self._num_samples_of_ranks = num_steps * num_envs_of_ranks
         # Normalisers may exchange sums: on every rank as often.
-        self._step_batches = step_batches(
-            storage.num_transitions_per_env,
-            self._ranks.sum_count(storage.num_envs, device),
-            device,
-        )
+        self._step_batches = step_batches(num_steps, num_envs_of_ranks, device)
         self._started = False
 
     def _check_symmetry(self) -> None:
@@ -282,6 +281,8 @@ class TbpttPPO(PPO):
     def compute_returns(self, obs: TensorDict) -> None:
         """Compute advantages and returns; the value call at the end advances no state.
 
+        Advantages are normalised over the rollouts of all processes.
+
         Args:
             obs: Observations after the last step, batch size (N,).
         """
@@ -298,7 +299,8 @@ class TbpttPPO(PPO):
         # In place: the runner calls this in inference mode, whose new tensors autograd refuses.
         storage.returns.copy_(advantages + storage.values)
         if not self.normalize_advantage_per_mini_batch:
-            mean, scale = mean_and_scale(advantages)
+            count = self._num_samples_of_ranks
+            mean, scale = mean_and_scale(advantages, count, self._ranks)
             advantages = (advantages - mean) / scale
         storage.advantages.copy_(advantages)
 

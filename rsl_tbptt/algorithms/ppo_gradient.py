@@ -45,12 +45,7 @@ class PpoGradient:
     """Adds up the gradients of actor and critic over the windows of a mini-batch."""
 
     def __init__(
-        self,
-        actor: MLPModel,
-        critic: MLPModel,
-        options: PpoOptions,
-        ranks: Ranks,
-        device: torch.device | str,
+        self, actor: MLPModel, critic: MLPModel, options: PpoOptions, device: torch.device | str
     ) -> None:
         """Choose how the models are replayed.
 
@@ -60,7 +55,7 @@ class PpoGradient:
         self.policy_loss = PolicyLoss(actor, options)
         self.num_env_chunks = options.num_env_chunks
         self._actor, self._critic, self._options = actor, critic, options
-        self._ranks, self._device = ranks, torch.device(device)
+        self._device = torch.device(device)
         self._sample_bytes = {model: bytes_per_sample(model) for model in (actor, critic)}
         self._recurrent = actor.is_recurrent or critic.is_recurrent
         operand_dtype = torch.bfloat16 if options.use_mixed_precision else None
@@ -209,15 +204,26 @@ class PpoGradient:
         """Return what the mini-batch's advantages are shifted and divided by."""
         if not self._options.normalize_advantage_per_mini_batch:
             return 0.0, 1.0
-        return mean_and_scale(mini_batch.loss_steps(advantages))
+        return mean_and_scale(
+            mini_batch.loss_steps(advantages), mini_batch.num_samples, mini_batch.ranks
+        )
 
     def _divisor(self, mini_batch: MiniBatch, weights: torch.Tensor) -> int | torch.Tensor:
         """Return M, the sum of the samples' weights over all processes."""
         if self._options.loss_reduction == "mean":
             return mini_batch.num_samples
-        return self._ranks.sum_tensor(mini_batch.loss_steps(weights).sum())
+        return mini_batch.ranks.sum_tensor(mini_batch.loss_steps(weights).sum())
 
 
-def mean_and_scale(advantages: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what advantages are shifted and divided by when they are normalised, as in rsl_rl."""
-    return advantages.mean(), advantages.std() + 1e-8
+def mean_and_scale(
+    advantages: torch.Tensor, count: int, ranks: Ranks
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what advantages are shifted and divided by when they are normalised, as in rsl_rl.
+
+    Args:
+        advantages: Those of this process.
+        count: Their number in all processes.
+        ranks: The processes that train together.
+    """
+    mean, std = ranks.mean_and_std(advantages, count)
+    return mean, std + 1e-8

@@ -72,6 +72,22 @@ class Ranks:
                 raise ValueError(f"On rank {rank}: {of_rank}")
         return result  # type: ignore[return-value]
 
+    def mean_and_std(self, values: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
+        """Return mean and standard deviation, as of ``torch.std``, of the values of all ranks.
+
+        The squares are those of deviations from the common mean: exact also where it is large.
+
+        Args:
+            values: This rank's values.
+            count: Their number on all ranks, known beforehand so that the host need not ask.
+
+        Returns:
+            Both, shape ().
+        """
+        mean = self.sum_tensor(values.sum()) / count
+        squares = self.sum_tensor((values - mean).square().sum())
+        return mean, (squares / (count - 1)).sqrt()
+
     def sum_gradients(
         self, parameters: Iterable[torch.nn.Parameter], bucket_mb: float = 25.0
     ) -> None:

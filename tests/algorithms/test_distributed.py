@@ -5,6 +5,7 @@ import torch
 from helpers import (
     STATE_DIM,
     make_distillation,
+    make_obs,
     make_ppo,
     parameters_of,
     ppo_parameters_of,
@@ -56,19 +57,26 @@ OPTIONS = (
 PPO_OPTIONS = (
     {},
     {"minibatch_unit": "window", "burn_in_length": 2, "loss_reduction": "episode_mean"},
+    {"normalize_advantage_per_mini_batch": True},
 )
 
 
 def fill_ppo_rollout(algorithm, first, last):
-    """Put environments [first, last) of one global rollout into a PPO, its states included."""
+    """Put environments [first, last) of one global rollout into a PPO, its states included.
+
+    The rewards of the environments differ in size, so those of the ranks do.
+    """
     storage, generator = algorithm.storage, torch.Generator().manual_seed(4)
     storage.distribution_params = tuple(torch.ones(NUM_STEPS, last - first, 2) for _ in range(2))
     targets = [*storage.observations.values(), storage.actions, storage.actions_log_prob]
-    for target in [*targets, storage.advantages, storage.returns, storage.values]:
+    for target in [*targets, storage.rewards, storage.values]:
         shape = (NUM_STEPS, NUM_ENVS, target.shape[-1])
         target.copy_(torch.randn(shape, generator=generator)[:, first:last])
+    storage.rewards.mul_(torch.arange(first, last).unsqueeze(1) - 1.0)
     dones = torch.rand(NUM_STEPS, NUM_ENVS, 1, generator=generator) < 0.3
     storage.dones.copy_(dones[:, first:last])
+    with torch.inference_mode():
+        algorithm.compute_returns(make_obs(NUM_ENVS, generator)[first:last])
 
     def state():
         pair = (torch.randn(1, NUM_ENVS, 6, generator=generator) for _ in range(2))

@@ -21,7 +21,6 @@ from rsl_tbptt.algorithms import TbpttPPO
 pytestmark = [
     pytest.mark.usefixtures("float64"),
     pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value"),
-    pytest.mark.filterwarnings(r"ignore:std\(\)"),  # of a single sample; the tests draw advantages
     pytest.mark.filterwarnings("ignore:gradient_length is .*, more than num_steps_per_env"),
     pytest.mark.filterwarnings("ignore:minibatch_unit is 'window', which acts as 'env'"),
 ]

@@ -258,7 +258,7 @@ def test_a_teacher_is_compared_with_the_config_of_its_run(runner, env, tmp_path)
     agent = {"actor": actor, "obs_groups": {"actor": ("privileged",)}}
     dump_yaml(tmp_path / "params" / "agent.yaml", agent)
     with pytest.raises(ValueError, match=r"teacher\.activation is ELU, expected ReLU"):
-        MjlabDistillationRunner(env, distillation_cfg()).load(str(tmp_path / "model_0.pt"))
+        TbpttMjlabDistillationRunner(env, distillation_cfg()).load(str(tmp_path / "model_0.pt"))
 
 
 def test_policy_with_memory_forgets_where_an_episode_starts(runner, env):
