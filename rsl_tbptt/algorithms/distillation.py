@@ -352,7 +352,7 @@ class TbpttDistillation(Distillation):
         if self._teacher_std is not None:
             labels = (*labels, self._teacher_std)
         stored = self.storage.observations
-        obs = stored.select(*observed_groups(self._raw_student, stored.keys()))
+        obs = stored.select(*observed_groups(self._raw_student, stored))
         return Rollout.from_dones(obs, labels, self._dones())
 
     def _dones(self) -> torch.Tensor:
@@ -409,12 +409,13 @@ class TbpttDistillation(Distillation):
             ValueError: If training shall not go on.
         """
         self._guard.restore()
-        labels = {"teacher actions": self.storage.privileged_actions}
+        stored, labels = self.storage.observations, self.storage.privileged_actions
+        models = (self._raw_student, self._raw_teacher)
+        groups = {group for model in models for group in observed_groups(model, stored)}
+        read = {"teacher actions": labels}
         try:
             self._guard.raise_error()
-            source = find_source(
-                self.storage.observations, labels, self._add_gradients, self._ranks
-            )
+            source = find_source(stored, groups, read, self._add_gradients, self._ranks)
         finally:
             self._drop_rollout(live_state)
         self._non_finite.met(source)

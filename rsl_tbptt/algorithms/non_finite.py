@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -90,6 +90,7 @@ def take_over_nan_check(non_finite: str, runner_cfg: dict[str, Any]) -> None:
 
 def find_source(
     observations: TensorDict,
+    groups: Container[str],
     recorded: Mapping[str, torch.Tensor],
     add_gradients: Callable[[], object],
     ranks: Ranks,
@@ -101,6 +102,7 @@ def find_source(
 
     Args:
         observations: Observations of the rollout, batch size (T, N).
+        groups: The groups that the update reads.
         recorded: What else the update reads, by name, each (T, N, D); what follows from others
             stands behind them.
         add_gradients: Computes the gradient of the update's loss on the whole rollout.
@@ -110,10 +112,11 @@ def find_source(
         The first of: what is not finite, what is too large to be squared, environments whose own
         gradients are not finite, divergence.
     """
-    groups = {f"observation group '{key}'": value for key, value in observations.items()}
-    found = _of_any_rank(_in_what_was_read({**groups, **recorded}), ranks)
+    seen = {key: value for key, value in observations.items() if key in groups}
+    named = {f"observation group '{key}'": value for key, value in seen.items()}
+    found = _of_any_rank(_in_what_was_read({**named, **recorded}), ranks)
     if found is None:  # in all of them, so that all compute gradients, which exchange sums
-        found = _of_any_rank(_in_gradients(observations, add_gradients), ranks)
+        found = _of_any_rank(_in_gradients(list(seen.values()), add_gradients), ranks)
     return found or _DIVERGENCE
 
 
@@ -133,7 +136,7 @@ def _of_any_rank(source: Source | None, ranks: Ranks) -> Source | None:
     return Source(source.kind, f"{source.details}, on rank {rank}")
 
 
-def _in_what_was_read(named: Mapping[str, torch.Tensor]) -> Source | None:
+def _in_what_was_read(named: Mapping[str, Any]) -> Source | None:
     """Return the first that is not finite, else the first that is too large."""
     for name, values in named.items():
         bad = ~torch.isfinite(values)
@@ -148,13 +151,13 @@ def _in_what_was_read(named: Mapping[str, torch.Tensor]) -> Source | None:
     return None
 
 
-def _in_gradients(observations: TensorDict, add_gradients: Callable[[], object]) -> Source | None:
+def _in_gradients(observations: list[Any], add_gradients: Callable[[], object]) -> Source | None:
     """Return the environments whose gradient is not finite.
 
     The gradient with respect to the observations tells them all at once: no environment's reaches
     another one's.
     """
-    leaves = [value for value in observations.values() if value.is_floating_point()]
+    leaves = [value for value in observations if value.is_floating_point()]
     try:
         for leaf in leaves:
             leaf.requires_grad_()

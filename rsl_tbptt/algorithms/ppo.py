@@ -24,6 +24,7 @@ from rsl_tbptt.algorithms.non_finite import NonFiniteUpdates, find_source, take_
 from rsl_tbptt.algorithms.optimizers import follow_kl, step_at, use_fused_kernels
 from rsl_tbptt.algorithms.ppo_gradient import PpoGradient, PpoRollout, mean_and_scale
 from rsl_tbptt.algorithms.ppo_options import PpoOptions
+from rsl_tbptt.algorithms.replay import observed_groups
 from rsl_tbptt.algorithms.rsl_rl_versions import UPDATE_NORMALIZES, MLPModel, rnd_optimizer
 from rsl_tbptt.algorithms.step_batches import step_batches
 from rsl_tbptt.algorithms.time_outs import TimeOutValues, value_without_advancing
@@ -472,13 +473,16 @@ class TbpttPPO(PPO):
             ValueError: If training shall not go on.
         """
         self._restore()
+        stored = self.storage.observations
+        models = (self._raw_actor, self._raw_critic)
+        groups = {group for model in models for group in observed_groups(model, stored)}
+        if self.rnd:
+            groups.update(self.rnd.obs_groups["rnd_state"])
         names = ("rewards", "values", "actions", "actions_log_prob", "returns")
-        recorded = {name: getattr(self.storage, name) for name in names}
+        read = {name: getattr(self.storage, name) for name in names}
         try:
             self._guard.raise_error()
-            source = find_source(
-                self.storage.observations, recorded, self._add_gradients, self._ranks
-            )
+            source = find_source(stored, groups, read, self._add_gradients, self._ranks)
         finally:
             self._drop_rollout()
         self._non_finite.met(source)

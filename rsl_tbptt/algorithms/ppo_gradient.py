@@ -111,7 +111,7 @@ class PpoGradient:
         taken = (storage.actions, log_prob.squeeze(-1), *params)
         behaviour = (weights, advantages.squeeze(-1), *taken, *teacher_params)
         targets = (weights, storage.returns, storage.values)
-        stored = storage.observations.keys()
+        stored = storage.observations
         actor = everything.seen_by(observed_groups(self._actor, stored), behaviour)
         critic = everything.seen_by(observed_groups(self._critic, stored), targets)
         if not self._recurrent:  # mini-batches then mix steps, as rsl_rl's do

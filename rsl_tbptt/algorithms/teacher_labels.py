@@ -30,7 +30,7 @@ class RolloutLabels:
                 " need the steps in order."
             )
         stored = list(storage.observations.keys())
-        self._obs_groups = observed_groups(teacher, stored)
+        self._obs_groups = observed_groups(teacher, storage.observations)
         for group in self._obs_groups:
             if group not in stored:
                 raise ValueError(

@@ -50,6 +50,15 @@ def test_a_gradient_that_is_not_finite_names_its_environments(models, envs):
         algorithm.update()
 
 
+def test_an_observation_group_that_nobody_reads_is_not_named():
+    algorithm = make_distillation(TbpttDistillation, 6, 4, gradient_length=2, non_finite="raise")
+    roll_out(algorithm, 0)
+    algorithm.storage.observations["unread"] = torch.full((6, 4, 1), torch.nan)
+    algorithm.storage.privileged_actions[5, 3, 1] = torch.nan
+    with pytest.raises(ValueError, match="teacher actions"):
+        algorithm.update()
+
+
 @pytest.mark.parametrize("num_bad", [1, 64])
 def test_the_search_takes_one_gradient(monkeypatch, num_bad):
     algorithm = make_distillation(TbpttDistillation, 6, 64, gradient_length=2, non_finite="raise")
