@@ -50,8 +50,10 @@ class CuriosityTraining:
         """Forget what it learned from a rollout that is dropped."""
         self._rnd.reward_normalizer = self._kept
 
-    def step(self, rollout: Rollout, mini_batch: MiniBatch, num_env_chunks: int) -> torch.Tensor:
-        """Train on a mini-batch; return the mean squared error, shape (1,), over all processes."""
+    def accumulate(
+        self, rollout: Rollout, mini_batch: MiniBatch, num_env_chunks: int
+    ) -> torch.Tensor:
+        """Add a mini-batch's gradient; return the sum of its squared errors, shape (1,)."""
         rollout = rollout.seen_by(self._rnd.obs_groups["rnd_state"], ())
         self._optimizer.zero_grad()
         sums = []
@@ -66,9 +68,19 @@ class CuriosityTraining:
                 num_env_chunks,
             )
             sums.append(loss_sum)
+        return torch.stack(sums).sum(0, keepdim=True)
+
+    def step(self, mean: torch.Tensor) -> torch.Tensor:
+        """Step the optimiser on all ranks.
+
+        Args:
+            mean: This rank's part of the mini-batch's mean squared error. Shape: (1,).
+
+        Returns:
+            The mean over all ranks. Shape: (1,).
+        """
         self._ranks.sum_gradients(self._rnd.predictor.parameters(), self._bucket_mb)
         self._optimizer.step()
-        mean = torch.stack(sums).sum(0, keepdim=True) / mini_batch.num_samples
         return self._ranks.sum_tensor(mean)
 
     def _embeddings(

@@ -375,8 +375,11 @@ class TbpttPPO(PPO):
                 seen = self._optimizer_step(sums / mini_batch.num_samples)
                 if self._curiosity:
                     chunks = self._gradient.num_env_chunks
-                    rnd = self._curiosity.step(rollout.all_groups, mini_batch, chunks)
-                    seen = torch.cat((seen, rnd))
+                    errors = self._guard.attempt(
+                        partial(self._curiosity.accumulate, rollout.all_groups, mini_batch, chunks),
+                        otherwise=self._no_sums[:1],
+                    )
+                    seen = torch.cat((seen, self._curiosity.step(errors / mini_batch.num_samples)))
                 steps.append(seen)
         self._update_normalization()
         return self._metrics(torch.stack(steps))

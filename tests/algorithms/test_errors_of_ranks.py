@@ -6,6 +6,7 @@ import warnings
 import pytest
 import torch
 from helpers import (
+    STATE_DIM,
     make_distillation,
     make_ppo,
     parameters_of,
@@ -55,11 +56,25 @@ def exploding_ratio(algorithm):
     algorithm.storage.advantages[2, 1] = -1.0
 
 
-def failing_loss(algorithm):
-    def fail(*args, **kwargs):
-        raise ArithmeticError("no memory left")
+def fail(*args, **kwargs):
+    raise ArithmeticError("no memory left")
 
+
+def failing_loss(algorithm):
     algorithm._gradient.policy_loss = fail
+
+
+def failing_curiosity(algorithm):
+    algorithm._curiosity._embeddings = fail
+
+
+RND = {
+    "num_states": STATE_DIM,
+    "obs_groups": {"rnd_state": ["state"]},
+    "num_outputs": 3,
+    "predictor_hidden_dims": [8],
+    "target_hidden_dims": [8],
+}
 
 
 EPISODES = {"loss_reduction": "episode_mean"}
@@ -69,6 +84,7 @@ CASES = {
     "gradient": lambda cfg, failing: reinforced(cfg, failing, exploding_ratio, **EPISODES),
     "raised": lambda cfg, failing: reinforced(cfg, failing, nan_reward, non_finite="raise"),
     "policy_loss": lambda cfg, failing: reinforced(cfg, failing, failing_loss, **EPISODES),
+    "curiosity": lambda cfg, failing: reinforced(cfg, failing, failing_curiosity, rnd_cfg=RND),
 }
 
 
@@ -129,7 +145,7 @@ def test_all_processes_name_the_same_source(ends, case, source):
     assert end.startswith("ValueError" if case == "raised" else "An update met NaN or inf")
 
 
-@pytest.mark.parametrize("case", ["loss", "policy_loss"])
+@pytest.mark.parametrize("case", ["loss", "policy_loss", "curiosity"])
 def test_what_one_process_could_not_compute_is_raised_in_all(ends, case):
     assert ends[FAILING][case][0] == "ArithmeticError: no memory left"
     other = ends[1 - FAILING][case][0]
