@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
+import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -32,15 +33,20 @@ class FineTuning:
         Schmitt et al. (2018), "Kickstarting deep reinforcement learning", for the pull.
     """
 
-    def __init__(self, actor: MLPModel, options: PpoOptions) -> None:
+    def __init__(self, actor: MLPModel, options: PpoOptions, *, is_first_rank: bool) -> None:
         """Take the actor that a student shall become.
+
+        Args:
+            actor: The actor.
+            options: What shall happen then.
+            is_first_rank: Whether this process speaks for all.
 
         Raises:
             NotImplementedError: If ``student_action_std`` has no parameter to set.
         """
         if options.student_action_std is not None:
             _std_parameter(actor)
-        self._actor, self._options = actor, options
+        self._actor, self._options, self._is_first_rank = actor, options, is_first_rank
         self._num_updates: int | None = None
         self._teacher: MLPModel | None = None
         self._recorded: list[tuple[torch.Tensor, ...]] = []
@@ -131,6 +137,53 @@ class FineTuning:
             std = self._options.student_action_std
             parameter.data.fill_(math.log(std) if name.startswith("log") else std)
         self._num_updates = 0
+        if self._is_first_rank:
+            self._announce()
+
+    def _announce(self) -> None:
+        """Print what became of the student and what happens next.
+
+        Printed, as rsl_rl prints its models: nobody sets up logging in the training scripts, where
+        all below a warning is lost, and nothing is wrong here that one should be warned of.
+        """
+        options = self._options
+        noise = options.student_action_std or "the student's own"
+        warmup, pull = options.critic_warmup_iterations, options.teacher_kl_coef or "none"
+        parts = [
+            "TbpttPPO: the checkpoint's student is the actor now, the critic is fresh.",
+            f"Action noise: {noise} (student_action_std).",
+            f"Updates of the critic alone: {warmup} (critic_warmup_iterations).",
+            f"Pull towards the teacher: {pull} (teacher_kl_coef).",
+        ]
+        print(*parts)  # noqa: T201
+
+    def check_training(self) -> None:
+        """Say what has no effect on a training that starts without a student.
+
+        Raises:
+            ValueError: If the policy shall be pulled towards a teacher that no checkpoint brought.
+        """
+        options = self._options
+        if self._num_updates is not None:
+            return
+        if options.teacher_kl_coef > 0:
+            raise ValueError(
+                f"teacher_kl_coef is {options.teacher_kl_coef}, expected 0 without the checkpoint"
+                " of a distilled student, which brings the teacher: name the student's file with"
+                " --checkpoint FILE, or remove teacher_cfg and teacher_kl_coef."
+            )
+        ignored = [
+            f"{name} is {getattr(options, name)}"
+            for name in ("student_action_std", "critic_warmup_iterations")
+            if getattr(options, name) != getattr(PpoOptions, name)
+        ]
+        if ignored:
+            warnings.warn(
+                f"{' and '.join(ignored)}, which has no effect: no checkpoint of a distilled"
+                " student was loaded. Name the student's file with --checkpoint FILE, or leave"
+                " the options at their defaults.",
+                stacklevel=4,
+            )
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint needs to go on in the schedules; empty without a student."""

@@ -111,7 +111,7 @@ class TbpttPPO(PPO):
         self._states: list[tuple[HiddenState, HiddenState]] = []
         self._no_sums = torch.full((4,), torch.nan, device=device)
         self._values_beyond = TimeOutValues()
-        self._fine_tuning = FineTuning(actor, self.options)
+        self._fine_tuning = FineTuning(actor, self.options, is_first_rank=self.gpu_global_rank == 0)
         self._gradient = PpoGradient(actor, critic, self.options, device)
         self._curiosity: CuriosityTraining | None = None
         if self.rnd:
@@ -202,8 +202,10 @@ class TbpttPPO(PPO):
         """Check what playing does not need, and fix the environment chunks of every update.
 
         Raises:
-            ValueError: If an option does not suit the number of environments, on any rank.
+            ValueError: If an option does not suit the number of environments, on any rank, or asks
+                for the pull to a teacher that did not come.
         """
+        self._fine_tuning.check_training()
         sizes = (self.storage.num_transitions_per_env, self.storage.num_envs, self._recurrent)
         budget = self.options.memory_budget_gb
         self._ranks.run_together(lambda: self.options.check_training(*sizes))

@@ -4,8 +4,14 @@ import copy
 
 import pytest
 import torch
-from fine_tuning import distillation_cfg, fine_tuning_cfg, make_fine_tuned, make_pulled
-from helpers import ACTION_DIM, make_model, make_obs, ppo_parameters_of, roll_out_ppo
+from fine_tuning import (
+    distillation_cfg,
+    distilled,
+    fine_tuning_cfg,
+    make_fine_tuned,
+    make_pulled,
+)
+from helpers import ACTION_DIM, make_model, make_obs, make_ppo, ppo_parameters_of, roll_out_ppo
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
 from rsl_rl.storage import RolloutStorage
 
@@ -13,6 +19,56 @@ from rsl_tbptt.algorithms import TbpttPPO
 from rsl_tbptt_tasks.memory import RecallEnv
 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
+
+
+def test_a_pull_without_the_student_that_brings_the_teacher_is_refused():
+    with pytest.raises(
+        ValueError, match=r"teacher_kl_coef is 0\.8, .*name the .* --checkpoint FILE"
+    ):
+        roll_out_ppo(make_pulled(), 0)
+    roll_out_ppo(make_fine_tuned(), 0)
+
+
+def test_options_that_wait_for_a_student_warn_once_where_training_starts_without(tmp_path):
+    options = {"student_action_std": 0.3, "critic_warmup_iterations": 2}
+    scratch = make_ppo(TbpttPPO, 6, 4, **options)
+    message = (
+        r"student_action_std is 0\.3 and critic_warmup_iterations is 2, which has no effect:"
+        " .*--checkpoint FILE"
+    )
+    with pytest.warns(UserWarning, match=message):
+        roll_out_ppo(scratch, 0)
+    scratch.update()
+    roll_out_ppo(scratch, 1)
+    started = make_ppo(TbpttPPO, 6, 4, **options)
+    started.load(distilled(), None, strict=True)
+    roll_out_ppo(started, 0)
+    resumed = make_ppo(TbpttPPO, 6, 4, **options)
+    resumed.load(started.save(), None, strict=True)
+    roll_out_ppo(resumed, 0)
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({}, ["noise: the student's own (", "critic alone: 0 (", "teacher: none ("]),
+        (
+            {"student_action_std": 0.3, "critic_warmup_iterations": 2},
+            ["noise: 0.3 (student_action_std)", "critic alone: 2 (", "teacher: none ("],
+        ),
+    ],
+)
+def test_a_student_that_becomes_the_actor_is_announced_in_one_line(options, said, capsys):
+    make_ppo(TbpttPPO, 6, 4, **options).load(distilled(), None, strict=True)
+    (line,) = capsys.readouterr().out.splitlines()
+    for words in ("student is the actor now, the critic is fresh", *said):
+        assert words in line
+
+
+def test_only_the_first_of_several_processes_announces_it(capsys):
+    cfg = {"global_rank": 1, "local_rank": 1, "world_size": 2}
+    make_ppo(TbpttPPO, 6, 4, multi_gpu_cfg=cfg).load(distilled(), None, strict=True)
+    assert capsys.readouterr().out == ""
 
 
 @pytest.mark.parametrize("std_type", ["scalar", "log"])

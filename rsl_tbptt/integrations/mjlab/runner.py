@@ -17,6 +17,7 @@ from mjlab.rl import (  # pyright: ignore[reportMissingImports]
     RslRlVecEnvWrapper,
 )
 from rsl_rl.models import MLPModel
+from rsl_rl.runners import DistillationRunner
 from tensordict import TensorDict
 
 
@@ -57,8 +58,11 @@ class TbpttMjlabRecurrentRunner(MjlabOnPolicyRunner):
         return EpisodicPolicy(policy, self.env) if policy.is_recurrent else policy
 
 
-class TbpttMjlabDistillationRunner(TbpttMjlabRecurrentRunner):
-    """The distillation runner that mjlab lacks, for tasks with a ``TbpttDistillationRunnerCfg``."""
+class TbpttMjlabDistillationRunner(TbpttMjlabRecurrentRunner, DistillationRunner):
+    """The distillation runner that mjlab lacks, for tasks with a ``TbpttDistillationRunnerCfg``.
+
+    rsl_rl's asks for the teacher before it learns.
+    """
 
     def __init__(
         self,

@@ -89,6 +89,7 @@ def test_a_recurrent_actor_becomes_a_recurrent_teacher(tmp_path):
         policy_kwargs={"teacher_recurrent": True},
         teacher_checkpoint=saved(tmp_path, checkpoint),
     )
+    assert algorithm.policy.loaded_teacher
     key = "rnn.weight_ih_l0"
     expected = checkpoint["model_state_dict"][f"memory_a.{key}"]
     assert torch.equal(algorithm.policy.state_dict()[f"memory_t.{key}"], expected)

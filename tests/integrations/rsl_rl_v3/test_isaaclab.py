@@ -171,7 +171,7 @@ def test_the_teacher_was_loaded_without_resume(runs):
 
 def test_without_a_teacher_the_runner_refuses_to_learn(tmp_path):
     runner = make_runner(student_cfg(), tmp_path)
-    with pytest.raises(ValueError, match="Teacher model parameters not loaded"):
+    with pytest.raises(ValueError, match="teacher_checkpoint is None and no checkpoint was"):
         runner.learn(1)
 
 
