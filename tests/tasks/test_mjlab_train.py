@@ -18,17 +18,7 @@ pytest.importorskip("mjlab", reason="mjlab has an environment of its own")
 
 from mjlab.tasks.registry import load_env_cfg
 from mjlab.utils.os import get_checkpoint_path
-from mjlab_page import (
-    BLOCKS,
-    INSTALLATIONS,
-    NUM_ENVS,
-    ON_TWO_GPUS,
-    PAGE,
-    Command,
-    build_package,
-    commands,
-    runs,
-)
+from mjlab_page import NUM_ENVS, PAGE, Command, build_package, commands, runs
 
 TESTS = Path(__file__).parents[1]
 RESUMED = "your student, 100 iterations more"
@@ -87,16 +77,6 @@ def checkpoint(folder, outputs):
         return torch.load(path, weights_only=True)
 
     return read
-
-
-def test_only_installations_and_two_gpus_are_left_out():
-    assert commands().keys() - RUNS.keys() == {*INSTALLATIONS, ON_TWO_GPUS}
-    assert len(RUNS) >= 12
-
-
-def test_files_of_the_page_are_complete_before_its_first_command():
-    languages = [language for language, _ in BLOCKS]
-    assert languages == ["bash", "toml", *["python"] * 3, *["bash"] * (len(BLOCKS) - 5)]
 
 
 def test_commands_are_shorter_here_than_on_the_page():
