@@ -58,7 +58,9 @@ class TbpttMjlabRecurrentRunner(MjlabOnPolicyRunner):
         return EpisodicPolicy(policy, self.env) if policy.is_recurrent else policy
 
 
-class TbpttMjlabDistillationRunner(TbpttMjlabRecurrentRunner, DistillationRunner):
+class TbpttMjlabDistillationRunner(  # pyright: ignore[reportIncompatibleMethodOverride]
+    TbpttMjlabRecurrentRunner, DistillationRunner
+):
     """The distillation runner that mjlab lacks, for tasks with a ``TbpttDistillationRunnerCfg``.
 
     rsl_rl's asks for the teacher before it learns.
@@ -110,7 +112,7 @@ class TbpttMjlabDistillationRunner(TbpttMjlabRecurrentRunner, DistillationRunner
             ValueError: If the parameters do not fit, or if the models are known to have been
                 configured otherwise. Nothing is changed then.
         """
-        self.alg.checkpoint_path = path
+        self.alg.checkpoint_path = path  # pyright: ignore[reportAttributeAccessIssue]
         if load_cfg is not None and "actor" in load_cfg:
             load_cfg = {"student": load_cfg["actor"]}
         return super().load(path, load_cfg, strict, map_location)
