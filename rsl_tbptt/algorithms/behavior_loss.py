@@ -3,6 +3,8 @@
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 from rsl_tbptt.algorithms.rsl_rl_versions import GaussianDistribution, MLPModel, resolve_callable
 from rsl_tbptt.core import losses
 
@@ -20,7 +22,7 @@ GAUSSIAN_ROLES = {"kl": ("student", "teacher"), "nll": ("student",)}
 
 
 def resolve_behavior_loss(
-    loss_type: str | Callable[..., Any], student: MLPModel, teacher: MLPModel
+    loss_type: str | Callable[..., Any], student: MLPModel, teacher: MLPModel, num_actions: int
 ) -> Callable[..., losses.LossSum]:
     """Return the loss for ``loss_type``.
 
@@ -29,12 +31,14 @@ def resolve_behavior_loss(
             both (..., A), or its qualified name.
         student: The student.
         teacher: The teacher.
+        num_actions: A.
 
     Returns:
         A function to (sum, count).
 
     Raises:
-        ValueError: If the name is unknown or cannot be imported.
+        ValueError: If the name is unknown or cannot be imported, or the function fails on a few
+            actions and labels.
         NotImplementedError: If the loss needs a Gaussian that a model does not have.
     """
     if isinstance(loss_type, str) and loss_type in BEHAVIOR_LOSSES:
@@ -48,11 +52,43 @@ def resolve_behavior_loss(
             " name such as 'my_package.losses:my_loss'."
         )
     try:
-        return losses.from_function(resolve_callable(loss_type))
+        loss = losses.from_function(resolve_callable(loss_type))
     except (ImportError, AttributeError) as error:
         raise ValueError(
             f"loss_type is '{loss_type}', which cannot be imported ({error}): expected the"
             " qualified name of a function, such as 'my_package.losses:my_loss'."
+        ) from error
+    _try_out(loss_type, loss, num_actions, next(student.parameters()))
+    return loss
+
+
+def _try_out(
+    loss_type: str | Callable[..., Any],
+    loss: Callable[..., losses.LossSum],
+    num_actions: int,
+    parameter: torch.Tensor,
+) -> None:
+    """Take the gradient of a user's loss once: the first window comes after a whole rollout.
+
+    Args:
+        loss_type: Names the loss in the message.
+        loss: The loss.
+        num_actions: A.
+        parameter: Has the device and dtype of actions.
+
+    Raises:
+        ValueError: If the loss cannot be called, returns another shape or has no gradient.
+    """
+    shape = (2, 3, num_actions)
+    labels = torch.linspace(-1.0, 1.0, 6 * num_actions).to(parameter).view(shape)
+    actions = (0.5 * labels).requires_grad_()
+    try:
+        torch.autograd.grad(loss(actions, labels)[0], actions)
+    except Exception as error:  # a user's function can raise anything
+        raise ValueError(
+            f"loss_type is {loss_type!r}, which fails on actions and labels of shape {shape}"
+            f" ({error}): expected a differentiable function of the two that returns one loss per"
+            " action."
         ) from error
 
 

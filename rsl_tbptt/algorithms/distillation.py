@@ -112,7 +112,8 @@ class TbpttDistillation(Distillation):
         self._non_finite = NonFiniteUpdates(
             self.options.non_finite, self.options.max_skipped_updates
         )
-        self.loss_fn = resolve_behavior_loss(self.options.loss_type, student, teacher)
+        num_actions = storage.privileged_actions.shape[-1]
+        self.loss_fn = resolve_behavior_loss(self.options.loss_type, student, teacher, num_actions)
         self._teacher_std = (
             torch.zeros_like(storage.privileged_actions) if self.options.loss_type == "kl" else None
         )

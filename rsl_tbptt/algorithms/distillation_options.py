@@ -3,7 +3,7 @@
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from rsl_tbptt.algorithms.options import (
     Options,
@@ -12,6 +12,7 @@ from rsl_tbptt.algorithms.options import (
     check_chunks_or_budget,
     check_count,
     check_positive,
+    is_finite,
     warn_beyond_rollout,
 )
 from rsl_tbptt.core.scan import resolve_engine
@@ -21,6 +22,8 @@ from rsl_tbptt.core.windows import Tail, tbptt_schedule
 @dataclass(frozen=True, kw_only=True)
 class DistillationOptions(Options):
     """Options of :class:`TbpttDistillation`; names and meanings are rsl_rl's where it has them."""
+
+    algorithm: ClassVar[str] = "TbpttDistillation"
 
     num_learning_epochs: int = 1
     """Passes over each rollout. Every pass starts again from the state at the rollout's start."""
@@ -105,9 +108,10 @@ class DistillationOptions(Options):
         resolve_engine(self.scan_engine)
 
     def _check_teacher_actions(self) -> None:
-        if not 0 <= self.teacher_action_share <= 1:
+        share = self.teacher_action_share
+        if not (is_finite(share) and 0 <= share <= 1):
             raise ValueError(
-                f"teacher_action_share is {self.teacher_action_share!r}, expected a number from 0"
+                f"teacher_action_share is {share!r}, expected a number from 0"
                 " to 1: give 30 % of the environments as 0.3."
             )
         if self.teacher_action_share > 0 and self.batch_teacher_labels:

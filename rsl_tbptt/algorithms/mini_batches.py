@@ -142,6 +142,11 @@ class MiniBatches:
                 counts[index] += shape.num_loss_steps * len(share)
         return counts
 
+    @property
+    def num_samples_of_smallest(self) -> int:
+        """Robot-steps of this process in its smallest mini-batch."""
+        return min(self._count_samples())
+
     def draw(self) -> Iterator[MiniBatch]:
         """Draw one epoch's mini-batches. Each gets its share of the stretches of every shape."""
         order = torch.randperm if self._shuffle else torch.arange

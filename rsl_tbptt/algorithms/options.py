@@ -2,10 +2,12 @@
 
 import dataclasses
 import difflib
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from numbers import Real
+from typing import Any, ClassVar, Literal, TypeVar
 
 AnyOptions = TypeVar("AnyOptions", bound="Options")
 
@@ -13,6 +15,9 @@ AnyOptions = TypeVar("AnyOptions", bound="Options")
 @dataclass(frozen=True, kw_only=True)
 class Options:
     """What the options of all algorithms share: parsing with clear errors, and these two."""
+
+    algorithm: ClassVar[str]
+    """Name of the class whose options they are, as one writes it in a config."""
 
     non_finite: Literal["skip", "raise"] = "skip"
     """What an update that meets NaN or inf does, undone in either case: "skip" drops the rollout,
@@ -49,7 +54,7 @@ class Options:
             if name not in known:
                 near = difflib.get_close_matches(name, known, n=1)
                 hint = f"did you mean '{near[0]}'?" if near else f"known options are {known}."
-                raise ValueError(f"Unknown option '{name}' of {cls.__name__}: {hint}")
+                raise ValueError(f"Unknown option '{name}' of {cls.algorithm}: {hint}")
         return cls(**options)
 
 
@@ -95,15 +100,34 @@ def check_count(name: str, value: object) -> None:
         raise ValueError(f"{name} is {value!r}, expected an integer of at least 1.{hint}")
 
 
-def check_positive(name: str, value: float | None) -> None:
-    """Check for a positive number or None.
+def check_positive(name: str, value: object) -> None:
+    """Check for a positive, finite number or None.
 
     Raises:
         ValueError: If it is neither.
     """
-    if value is not None and not value > 0:
+    if name == "max_grad_norm" and value == math.inf:  # how configs of rsl_rl's PPO do not clip
+        return
+    if value is not None and not (is_finite(value) and value > 0):  # type: ignore[operator]
         hint = " Use None to not clip." if name == "max_grad_norm" else ""
         raise ValueError(f"{name} is {value!r}, expected a positive number.{hint}")
+
+
+def check_between(name: str, value: object, low: float, high: float) -> None:
+    """Check for a finite number from ``low`` to ``high``; either may be infinite.
+
+    Raises:
+        ValueError: If it is something else.
+    """
+    if not (is_finite(value) and low <= value <= high):  # type: ignore[operator]
+        bounds = "" if low == -math.inf else f" of at least {low:g}"
+        bounds = f" from {low:g} to {high:g}" if high < math.inf else bounds
+        raise ValueError(f"{name} is {value!r}, expected a finite number{bounds}.")
+
+
+def is_finite(value: object) -> bool:
+    """Return whether ``value`` is a number that is neither NaN nor inf; a text is none."""
+    return isinstance(value, Real) and math.isfinite(value)
 
 
 def check_chunks_or_budget(num_env_chunks: int, memory_budget_gb: float | None) -> None:

@@ -206,14 +206,21 @@ class TbpttPPO(PPO):
                 for the pull to a teacher that did not come.
         """
         self._fine_tuning.check_training()
-        sizes = (self.storage.num_transitions_per_env, self.storage.num_envs, self._recurrent)
+        self._ranks.run_together(self._check_sizes)
         budget = self.options.memory_budget_gb
-        self._ranks.run_together(lambda: self.options.check_training(*sizes))
         if budget is not None:
             self._gradient.num_env_chunks = self._ranks.run_together(
                 lambda: self.memory_plan().num_env_chunks(budget * 1e9)
             )
         self._started = True
+
+    def _check_sizes(self) -> None:
+        num_steps, num_envs = self.storage.num_transitions_per_env, self.storage.num_envs
+        self.options.check_training(num_steps, num_envs, self._recurrent)
+        num_normalized = num_steps * num_envs
+        if self.normalize_advantage_per_mini_batch:
+            num_normalized = self._mini_batches.num_samples_of_smallest
+        self.options.check_normalization(num_normalized)
 
     def act(self, obs: TensorDict) -> torch.Tensor:
         """Sample actions and record what the update needs; no hidden state it does not.

@@ -1,17 +1,20 @@
 """The options of TbpttPPO: named, typed, validated in one place."""
 
+import math
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, ClassVar, Literal
 
 from rsl_tbptt.algorithms.options import (
     Options,
     check_at_most_envs,
+    check_between,
     check_choice,
     check_chunks_or_budget,
     check_count,
     check_positive,
+    is_finite,
     warn_beyond_rollout,
 )
 from rsl_tbptt.core.scan import resolve_engine
@@ -20,6 +23,8 @@ from rsl_tbptt.core.scan import resolve_engine
 @dataclass(frozen=True, kw_only=True)
 class PpoOptions(Options):
     """Options of :class:`TbpttPPO`; names, meanings and defaults are rsl_rl's where it has them."""
+
+    algorithm: ClassVar[str] = "TbpttPPO"
 
     gradient_length: int | None = None
     """k2, the steps the gradient flows back. None means the whole rollout."""
@@ -152,6 +157,10 @@ class PpoOptions(Options):
         positive = ("clip_param", "clip_param_high", "learning_rate", "max_grad_norm", "desired_kl")
         for name in (*positive, "kl_penalty_coef", "student_action_std", "grad_reduce_bucket_mb"):
             check_positive(name, getattr(self, name))
+        check_between("gamma", self.gamma, 0, 1)
+        check_between("lam", self.lam, 0, 1)
+        check_between("value_loss_coef", self.value_loss_coef, 0, math.inf)
+        check_between("entropy_coef", self.entropy_coef, -math.inf, math.inf)
         if self.teacher_kl_coef != 0:
             check_positive("teacher_kl_coef", self.teacher_kl_coef)
         check_choice("schedule", self.schedule, "adaptive", "fixed")
@@ -183,9 +192,10 @@ class PpoOptions(Options):
                 f"teacher_kl_coef is {self.teacher_kl_coef} and teacher_cfg is {self.teacher_cfg},"
                 " expected both or neither: the pull needs the teacher's model."
             )
-        if self.dual_clip_param is not None and not self.dual_clip_param > 1:
+        dual_clip = self.dual_clip_param
+        if dual_clip is not None and not (is_finite(dual_clip) and dual_clip > 1):
             raise ValueError(
-                f"dual_clip_param is {self.dual_clip_param}, expected more than 1, for example 3."
+                f"dual_clip_param is {dual_clip}, expected more than 1, for example 3."
             )
         if self.policy_loss == "clip":
             if self.kl_penalty_coef != PpoOptions.kl_penalty_coef:
@@ -257,6 +267,25 @@ class PpoOptions(Options):
                 f" rollout, {num_steps * num_envs}: each mini-batch needs one."
             )
         check_at_most_envs("num_env_chunks", self.num_env_chunks, num_envs)
+
+    def check_normalization(self, num_samples: int) -> None:
+        """Check how many advantages are normalised together.
+
+        Args:
+            num_samples: Their smallest number.
+
+        Raises:
+            ValueError: If it is 1. rsl_rl divides by the NaN that is its standard deviation then.
+        """
+        if num_samples > 1:
+            return
+        per_mini_batch = self.normalize_advantage_per_mini_batch
+        what = "mini-batch with normalize_advantage_per_mini_batch" if per_mini_batch else "rollout"
+        fix = "Lower num_mini_batches" if per_mini_batch else "Raise num_steps_per_env"
+        raise ValueError(
+            f"The number of samples is {num_samples} in a {what}, expected at least 2: advantages"
+            f" are divided by their standard deviation. {fix}, or raise num_envs."
+        )
 
     def check_symmetry(self) -> None:
         """Check that no option is set which rsl_rl's own update lacks; symmetry leaves it to that.

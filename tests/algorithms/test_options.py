@@ -1,12 +1,15 @@
 """Options: rsl_rl's names and defaults, clear errors, warnings for what would be ignored."""
 
 import inspect
+import math
 
 import pytest
+import torch
 from helpers import make_distillation, roll_out
 from rsl_rl.algorithms import Distillation
 
 from rsl_tbptt.algorithms import TbpttDistillation
+from rsl_tbptt.algorithms.behavior_loss import resolve_behavior_loss
 from rsl_tbptt.algorithms.distillation_options import DistillationOptions
 from rsl_tbptt_tasks.memory import RecallEnv
 
@@ -26,7 +29,7 @@ def test_every_option_of_rsl_rl_is_known_with_its_default():
     [
         (
             {"gradient_lenght": 4},
-            "Unknown option 'gradient_lenght'.*did you mean 'gradient_length'",
+            "Unknown option 'gradient_lenght' of TbpttDistillation: did you mean 'gradient_length'",
         ),
         ({"zzz": 4}, "Unknown option 'zzz'.*known options are"),
         ({"gradient_length": 0}, "gradient_length is 0, expected an integer of at least 1"),
@@ -39,6 +42,12 @@ def test_every_option_of_rsl_rl_is_known_with_its_default():
         ({"tail": "keep"}, "tail is 'keep', expected 'flush' or 'drop'"),
         ({"max_grad_norm": 0.0}, "max_grad_norm is 0.0.*Use None to not clip"),
         ({"learning_rate": -1.0}, "learning_rate is -1.0, expected a positive number"),
+        ({"learning_rate": math.inf}, "learning_rate is inf, expected a positive number"),
+        ({"learning_rate": "1e-3"}, "learning_rate is '1e-3', expected a positive number"),
+        ({"max_grad_norm": math.nan}, "max_grad_norm is nan.*Use None to not clip"),
+        ({"memory_budget_gb": math.nan}, "memory_budget_gb is nan, expected a positive number"),
+        ({"teacher_action_share": math.nan}, "teacher_action_share is nan, expected a number"),
+        ({"grad_reduce_bucket_mb": math.inf}, "grad_reduce_bucket_mb is inf, expected a positive"),
         ({"scan_engine": "warp"}, "scan_engine is 'warp', expected one of"),
         ({"loss_type": "mae"}, "loss_type is 'mae', expected one of"),
         ({"loss_type": "helpers:nothing"}, "loss_type is 'helpers:nothing', which cannot be"),
@@ -49,6 +58,44 @@ def test_every_option_of_rsl_rl_is_known_with_its_default():
 def test_bad_options_are_refused_by_name_and_value(options, message):
     with pytest.raises(ValueError, match=message):
         roll_out(make_distillation(TbpttDistillation, 6, 4, **{"gradient_length": 3, **options}), 0)
+
+
+def reduced(actions, labels):
+    return (actions - labels).square().mean()
+
+
+def of_actions_alone(actions):
+    return actions.square()
+
+
+def without_gradient(actions, labels):
+    return (actions - labels).square().detach()
+
+
+def summed_over_actions(actions, labels):
+    return (actions - labels).square().sum(-1)
+
+
+@pytest.mark.parametrize(
+    ("loss", "reason"),
+    [
+        (reduced, r"returned shape \(\), expected \(2, 3, 2\)"),
+        (summed_over_actions, r"returned shape \(2, 3\), expected \(2, 3, 2\)"),
+        (of_actions_alone, "takes 1 positional argument but 2 were given"),
+        (without_gradient, "does not require grad"),
+    ],
+)
+def test_a_loss_of_ones_own_is_tried_out_before_anything_is_simulated(loss, reason):
+    message = rf"loss_type is <function {loss.__name__}.*, which fails on .*{reason}.*: expected a"
+    with pytest.raises(ValueError, match=message):
+        make_distillation(TbpttDistillation, 6, 4, gradient_length=3, loss_type=loss)
+
+
+def test_trying_out_a_loss_draws_no_random_number():
+    algorithm = make_distillation(TbpttDistillation, 6, 4, gradient_length=3)
+    before = torch.get_rng_state()
+    resolve_behavior_loss("helpers:absolute_error", algorithm.student, algorithm.teacher, 2)
+    assert torch.equal(torch.get_rng_state(), before)
 
 
 def test_a_gaussian_loss_needs_a_gaussian():

@@ -1,10 +1,12 @@
 """What TbpttPPO promises beyond rsl_rl's: every environment, any size, exact windows, isolation."""
 
 import copy
+import math
 
 import pytest
 import torch
 from helpers import make_obs, make_ppo, ppo_parameters_of, roll_out_ppo
+from rsl_rl.algorithms import PPO
 from rsl_rl.models import RNNModel
 from rsl_rl.runners import OnPolicyRunner
 from tolerances import PARITY_FLOAT32, SAME_FLOAT32
@@ -251,7 +253,11 @@ def test_mixed_precision_survives_many_iterations(models):
 @pytest.mark.parametrize(
     ("options", "error", "message"),
     [
-        ({"gradient_lenght": 4}, ValueError, "Unknown option 'gradient_lenght'.*'gradient_length'"),
+        (
+            {"gradient_lenght": 4},
+            ValueError,
+            "Unknown option 'gradient_lenght' of TbpttPPO: .*'gradient_length'",
+        ),
         ({"gradient_length": 0}, ValueError, "gradient_length is 0"),
         (
             {"num_mini_batches": 5},
@@ -265,6 +271,28 @@ def test_mixed_precision_survives_many_iterations(models):
         ),
         ({"num_env_chunks": 5}, ValueError, "num_env_chunks is 5, expected at most num_envs, 4"),
         ({"clip_param_high": -0.1}, ValueError, "clip_param_high is -0.1"),
+        ({"gamma": 1.01}, ValueError, "gamma is 1.01, expected a finite number from 0 to 1"),
+        ({"gamma": math.nan}, ValueError, "gamma is nan, expected a finite number from 0 to 1"),
+        ({"lam": -0.1}, ValueError, "lam is -0.1, expected a finite number from 0 to 1"),
+        ({"entropy_coef": math.nan}, ValueError, "entropy_coef is nan, expected a finite number"),
+        ({"entropy_coef": "1e-2"}, ValueError, "entropy_coef is '1e-2', expected a finite number"),
+        ({"value_loss_coef": -1.0}, ValueError, "value_loss_coef is -1.0, .* of at least 0"),
+        ({"value_loss_coef": math.inf}, ValueError, "value_loss_coef is inf, .* of at least 0"),
+        ({"learning_rate": math.nan}, ValueError, "learning_rate is nan, expected a positive"),
+        ({"learning_rate": math.inf}, ValueError, "learning_rate is inf, expected a positive"),
+        ({"clip_param": math.nan}, ValueError, "clip_param is nan, expected a positive number"),
+        ({"clip_param_high": math.inf}, ValueError, "clip_param_high is inf, expected a positive"),
+        ({"dual_clip_param": math.nan}, ValueError, "dual_clip_param is nan, expected more than 1"),
+        ({"desired_kl": math.inf}, ValueError, "desired_kl is inf, expected a positive number"),
+        ({"max_grad_norm": math.nan}, ValueError, "max_grad_norm is nan.*Use None to not clip"),
+        ({"kl_penalty_coef": math.nan}, ValueError, "kl_penalty_coef is nan, expected a positive"),
+        ({"student_action_std": math.inf}, ValueError, "student_action_std is inf, expected a pos"),
+        ({"teacher_kl_coef": math.nan}, ValueError, "teacher_kl_coef is nan, expected a positive"),
+        (
+            {"memory_budget_gb": math.inf},
+            ValueError,
+            "memory_budget_gb is inf, expected a positive",
+        ),
         ({"schedule": "linear"}, ValueError, "schedule is 'linear', expected"),
         ({"symmetry_cfg": {}}, NotImplementedError, "symmetry_cfg is set, expected None"),
     ],
@@ -272,6 +300,31 @@ def test_mixed_precision_survives_many_iterations(models):
 def test_bad_options_are_refused_by_name_and_value(options, error, message):
     with pytest.raises(error, match=message):
         roll_out_ppo(make_ppo(TbpttPPO, 6, 4, **options), 0)
+
+
+def test_numbers_at_the_edge_of_their_range_are_taken():
+    edges = {"gamma": 1, "lam": 0, "value_loss_coef": 0, "entropy_coef": -0.01}
+    make_ppo(TbpttPPO, 6, 4, max_grad_norm=math.inf, teacher_kl_coef=0, **edges)
+
+
+@pytest.mark.filterwarnings("ignore:.*degrees of freedom")
+def test_advantages_are_normalised_two_at_least():
+    """rsl_rl has NaN for parameters then."""
+    alone = {"num_mini_batches": 4, "normalize_advantage_per_mini_batch": True}
+    message = "number of samples is 1 in a mini-batch with normalize_advantage_per_mini_batch, "
+    for model in ("mlp", "lstm"):
+        with pytest.raises(ValueError, match=message + "expected at least 2: .*Lower num_mini_b"):
+            roll_out_ppo(make_ppo(TbpttPPO, 1, 4, model, model, **alone), 0)
+    stock = make_ppo(PPO, 1, 4, "mlp", "mlp", **alone)
+    roll_out_ppo(stock, 0)
+    stock.update()
+    assert ppo_parameters_of(stock).isnan().all()
+    with pytest.raises(ValueError, match=r"samples is 1 in a rollout, .* at least 2: .*Raise"):
+        roll_out_ppo(make_ppo(TbpttPPO, 1, 1, "mlp", "mlp", num_mini_batches=1), 0)
+    two = make_ppo(TbpttPPO, 1, 4, "mlp", "mlp", **{**alone, "num_mini_batches": 2})
+    roll_out_ppo(two, 0)
+    two.update()
+    assert ppo_parameters_of(two).isfinite().all()
 
 
 def test_a_model_with_its_own_forward_pass_is_refused():
@@ -287,8 +340,6 @@ def test_a_model_with_its_own_forward_pass_is_refused():
 
 def test_defaults_are_those_of_rsl_rl():
     import inspect
-
-    from rsl_rl.algorithms import PPO
 
     ours = PpoOptions()
     elsewhere = {"self", "actor", "critic", "storage", "device", "multi_gpu_cfg"}
@@ -345,8 +396,6 @@ def test_a_recurrent_policy_learns_to_recall_and_a_memoryless_one_cannot():
 
 
 def test_checkpoints_are_interchangeable_with_rsl_rl():
-    from rsl_rl.algorithms import PPO
-
     source, target = make_ppo(TbpttPPO, 6, 4), make_ppo(PPO, 6, 4)
     roll_out_ppo(source, 0)
     source.update()
