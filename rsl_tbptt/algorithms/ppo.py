@@ -217,7 +217,7 @@ class TbpttPPO(PPO):
     def _check_sizes(self) -> None:
         num_steps, num_envs = self.storage.num_transitions_per_env, self.storage.num_envs
         self.options.check_training(num_steps, num_envs, self._recurrent)
-        num_normalized = num_steps * num_envs
+        num_normalized = self._num_samples_of_ranks
         if self.normalize_advantage_per_mini_batch:
             num_normalized = self._mini_batches.num_samples_of_smallest
         self.options.check_normalization(num_normalized)
