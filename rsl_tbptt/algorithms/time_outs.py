@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import warnings
 from collections.abc import Mapping
+from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -18,6 +19,8 @@ class TimeOutValues:
         """Start without a warning given."""
         self._warned = False
         self._without_final_obs: torch.Tensor | None = None
+        self._held: Any = None
+        self._marks: list[Any] = []
 
     def __call__(
         self,
@@ -31,14 +34,27 @@ class TimeOutValues:
         Args:
             critic: The critic in the state after this step's observation; it is left in it.
             values: Its values before the step, shape (N, 1): rsl_rl's approximation.
-            final_obs: Observation groups at the end of the step, before any reset, or None.
+            final_obs: Observation groups at the end of the step, before any reset, or None. Those
+                of an earlier step count as None: Isaac Lab keeps them until the next episode ends.
             time_outs: Which environments' time ran out, shape (N,), bool.
         """
-        if final_obs is None:
+        if final_obs is None or not self._is_new(final_obs):
             self._note(time_outs)
             return values.squeeze(-1)
         obs = TensorDict(dict(final_obs), batch_size=values.shape[:1]).to(values.device)
         return value_without_advancing(critic, obs)
+
+    def _is_new(self, final_obs: Mapping[str, Any]) -> bool:
+        """Return whether these are others than last time, by identity: no value is read.
+
+        Tensors changed in place count as others if torch counts their versions, which it does not
+        for those made in inference mode.
+        """
+        groups = list(final_obs.values())
+        marks = [id(final_obs), *((id(group), _version(group)) for group in groups)]
+        is_new = marks != self._marks
+        self._held, self._marks = (final_obs, groups), marks  # held: else their ids might recur
+        return is_new
 
     def _note(self, time_outs: torch.Tensor) -> None:
         """Remember on the device whether any time ran out: asking it here would wait for it.
@@ -56,10 +72,16 @@ class TimeOutValues:
             self._warned = True
             warnings.warn(
                 "Time-outs are bootstrapped with the value before the last step, because the"
-                " environment gives no extras['final_obs']. In Isaac Lab 3.0 turn it on with"
+                " environment gives no new extras['final_obs']. In Isaac Lab 3.0 turn it on with"
                 " env.compute_final_obs=true.",
                 stacklevel=4,
             )
+
+
+def _version(group: Any) -> int | None:  # noqa: ANN401
+    """Return how often a tensor was changed in place, None where torch does not count."""
+    counts = isinstance(group, torch.Tensor) and not group.is_inference()
+    return group._version if counts else None
 
 
 def value_without_advancing(critic: MLPModel, obs: TensorDict) -> torch.Tensor:

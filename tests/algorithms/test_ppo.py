@@ -451,6 +451,59 @@ def test_time_outs_are_worth_the_final_observation_seen_with_live_memory(critic)
     )
 
 
+def final_obs_of_steps(kind):
+    """Yield what an environment gives with each of four steps, and which of them are new."""
+    first, later = make_obs(4), make_obs(4)
+    kept = dict(first.items())
+    yield kept, True
+    yield kept, False
+    yield kept, False
+    if kind == "another dict":
+        kept = dict(later.items())
+    elif kind == "other tensors in the same dict":
+        kept.update(later.items())
+    else:
+        for name, values in kept.items():
+            values.copy_(later[name])
+    yield kept, True
+
+
+@pytest.mark.parametrize(
+    "kind", ["another dict", "other tensors in the same dict", "other values in the same tensors"]
+)
+@pytest.mark.parametrize("critic", ["lstm", "mlp"])
+def test_final_observations_of_an_earlier_step_cost_no_pass_of_the_critic(critic, kind):
+    """Isaac Lab keeps those of the last step that ended an episode."""
+    algorithm = make_ppo(TbpttPPO, 4, 4, critic=critic)
+    passes, all_done = [], torch.ones(4, dtype=torch.bool)
+    algorithm.critic.register_forward_hook(lambda *_: passes.append(1))
+    for step, (final_obs, is_new) in enumerate(final_obs_of_steps(kind)):
+        with torch.inference_mode():
+            algorithm.act(make_obs(4))
+            passes.clear()
+            twin = copy.deepcopy(algorithm.critic)
+            extras = {"time_outs": all_done & is_new, "final_obs": final_obs}
+            algorithm.process_env_step(make_obs(4), torch.zeros(4), all_done.long(), extras)
+            assert len(passes) == is_new
+            expected = algorithm.gamma * is_new * twin(final_obs)
+        torch.testing.assert_close(algorithm.storage.rewards[step], expected, **SAME_FLOAT32)
+
+
+@pytest.mark.filterwarnings("error:Time-outs are bootstrapped with the value")
+def test_a_time_out_with_final_observations_of_an_earlier_step_is_said():
+    algorithm = make_ppo(TbpttPPO, 2, 4)
+    final_obs, time_outs = dict(make_obs(4).items()), torch.ones(4, dtype=torch.bool)
+    with torch.inference_mode():
+        for _ in range(2):
+            algorithm.act(make_obs(4))
+            extras = {"time_outs": time_outs, "final_obs": final_obs}
+            algorithm.process_env_step(make_obs(4), torch.zeros(4), time_outs.long(), extras)
+    values = algorithm.storage.values[1]
+    torch.testing.assert_close(algorithm.storage.rewards[1], algorithm.gamma * values)
+    with pytest.warns(UserWarning, match=r"gives no new extras\['final_obs'\]"):
+        algorithm.update()
+
+
 @pytest.mark.filterwarnings("error:Time-outs are bootstrapped with the value")
 def test_without_final_observations_it_warns_once_and_names_the_option():
     algorithm = make_ppo(TbpttPPO, 2, 4)
