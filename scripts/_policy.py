@@ -16,19 +16,22 @@ from tensordict import TensorDict
 from rsl_tbptt.algorithms.checkpoints import read_checkpoint
 from rsl_tbptt.algorithms.trained_models import read_agent_config
 
+AGENT = Path("params", "agent.yaml")
 PARTS = {"student_state_dict": "student", "actor_state_dict": "actor"}
 """Checkpoint entries of a policy and its name in the agent's config, best first."""
 
 
-def load_policy(checkpoint: Path, device: str = "cpu") -> MLPModel:
+def load_policy(checkpoint: Path, device: str = "cpu", agent: Path | None = None) -> MLPModel:
     """Load the policy of a checkpoint: the student of a distillation, the actor of PPO.
 
     The model is built from ``params/agent.yaml``, which platforms write beside the checkpoints, so
-    it is the one that was trained, command-line overrides included.
+    it is the one that was trained, command-line overrides included. rsl_rl alone writes no such
+    file: then from what the checkpoint says itself, or from ``agent``.
 
     Args:
         checkpoint: ``model_<iteration>.pt`` in a log folder.
         device: Device of the model.
+        agent: YAML file of the training's config, or of what of it parameters do not show.
 
     Returns:
         The policy in evaluation mode, its memory empty.
@@ -37,8 +40,11 @@ def load_policy(checkpoint: Path, device: str = "cpu") -> MLPModel:
         FileNotFoundError: If the checkpoint or the config beside it is missing.
         ValueError: If the checkpoint cannot be read, holds no policy or another model's.
     """
-    config = agent_config(checkpoint)
+    alone = agent is not None or not (checkpoint.parent / AGENT).is_file()
+    config = _config_alone(checkpoint, agent) if alone else agent_config(checkpoint)
     part, state_dict = _policy_state(checkpoint)
+    if alone:
+        config = _completed(config, part, state_dict)
     if not config.get(part):
         raise ValueError(f"{checkpoint} holds a {part}, expected one in its params/agent.yaml.")
     policy = _build(config, part, state_dict)
@@ -61,14 +67,84 @@ def agent_config(checkpoint: Path) -> dict[str, Any]:
     Raises:
         FileNotFoundError: If the checkpoint or its config is missing.
     """
-    path = checkpoint.parent / "params" / "agent.yaml"
+    path = checkpoint.parent / AGENT
     for needed in (checkpoint, path):
         if not needed.is_file():
             raise FileNotFoundError(
                 f"{needed} is missing, expected a checkpoint in the log folder of a training, with"
-                " params/agent.yaml beside it."
+                " params/agent.yaml beside it. rsl_rl alone writes none: export.py takes its config"
+                " as --agent FILE."
             )
     return read_agent_config(path)
+
+
+def _config_alone(checkpoint: Path, agent: Path | None) -> dict[str, Any]:
+    """Return what is known of a policy that rsl_rl alone trained, beside its parameters.
+
+    Raises:
+        FileNotFoundError: If nothing is.
+        ValueError: If the checkpoint cannot be read.
+    """
+    if agent is not None:
+        return read_agent_config(agent)
+    if not checkpoint.is_file():
+        return agent_config(checkpoint)  # which says so
+    models = read_checkpoint(str(checkpoint), "cpu").get("rsl_tbptt", {}).get("models", {})
+    if not models:
+        return agent_config(checkpoint)
+    names = {"CELU": "crelu", "LeakyReLU": "lrelu", "SiLU": "swish"}  # rsl_rl's for torch's
+    return {
+        "obs_groups": {part: list(model["obs_groups"]) for part, model in models.items()},
+        **{
+            part: {"activation": names.get(activation, activation.lower())}
+            for part, model in models.items()
+            for activation in model["activations"]
+        },
+    }
+
+
+def _completed(
+    config: dict[str, Any], part: str, state_dict: dict[str, torch.Tensor]
+) -> dict[str, Any]:
+    """Add to a config what the policy's parameters show; what it says itself comes first.
+
+    Raises:
+        ValueError: If something is missing that they do not show.
+    """
+    model = _shown_by(state_dict) | (config.get(part) or {})
+    for name in ("activation", "distribution_cfg"):
+        if name not in model:
+            raise ValueError(
+                f"{part}.{name} is missing, expected the training's: the parameters do not show it."
+                " Write it into the YAML file that --agent names."
+            )
+    groups = {part: ["obs"]} | (config.get("obs_groups") or {})
+    return {**config, "obs_groups": groups, part: model}
+
+
+def _shown_by(state_dict: dict[str, torch.Tensor]) -> dict[str, Any]:
+    """Return the part of a model's config that its parameters show."""
+    last = int(_last_layer(state_dict).split(".")[1])
+    hidden = [state_dict.get(f"mlp.{layer}.weight") for layer in range(last)]
+    shown: dict[str, Any] = {
+        "class_name": "MLPModel",
+        "hidden_dims": [weight.shape[0] for weight in hidden if weight is not None],
+        "obs_normalization": any(name.startswith("obs_normalizer.") for name in state_dict),
+    }
+    weight_hh = state_dict.get("rnn.rnn.weight_hh_l0")
+    if weight_hh is not None:
+        num_gates = weight_hh.shape[0] // weight_hh.shape[1]
+        shown |= {
+            "class_name": "RNNModel",
+            "rnn_type": {4: "lstm", 3: "gru"}[num_gates],
+            "rnn_hidden_dim": weight_hh.shape[1],
+            "rnn_num_layers": sum(name.startswith("rnn.rnn.weight_hh_l") for name in state_dict),
+        }
+    for name, std_type in (("std_param", "scalar"), ("log_std_param", "log")):
+        if f"distribution.{name}" in state_dict:
+            gaussian = {"class_name": "GaussianDistribution", "std_type": std_type}
+            shown["distribution_cfg"] = gaussian
+    return shown
 
 
 def _policy_state(checkpoint: Path) -> tuple[str, dict[str, torch.Tensor]]:

@@ -30,7 +30,7 @@ def main() -> None:
         SystemExit: If an export differs from the trained policy.
     """
     args = parse_args()
-    policy = load_policy(args.checkpoint)
+    policy = load_policy(args.checkpoint, agent=args.agent)
     torchscript, onnx = args.output / "policy.pt", args.output / "policy.onnx"
     export_torchscript(policy, torchscript)
     export_onnx(policy, onnx)
@@ -64,6 +64,12 @@ def parse_args() -> argparse.Namespace:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--checkpoint", type=Path, required=True, help="model_<iteration>.pt")
+    parser.add_argument(
+        "--agent",
+        type=Path,
+        help="YAML of the training's config, where no params/agent.yaml lies beside the checkpoint"
+        " (rsl_rl alone); what the parameters show may be missing: 'actor: {activation: elu}'",
+    )
     parser.add_argument("--output", type=Path, default=Path("exported"), help="folder")
     parser.add_argument("--parity-steps", type=int, default=preset.parity_steps)
     parser.add_argument("--tolerance", type=float, default=preset.tolerance)

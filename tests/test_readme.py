@@ -6,6 +6,7 @@ import re
 from pathlib import Path
 
 import pytest
+import torch
 from helpers import make_distillation, make_ppo, roll_out, roll_out_ppo
 from rsl_rl.algorithms import PPO
 
@@ -17,11 +18,15 @@ ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
 
 
-def test_python_blocks_run():
-    blocks = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
-    assert blocks
-    for block in blocks:
-        exec(compile(block, "README.md", "exec"), {})
+def test_python_block_runs_and_shows_that_the_student_learns(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    torch.manual_seed(0)
+    block, for_release_3 = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
+    assert for_release_3.startswith("# rsl_rl 3.1.2\n")  # which runs with that release
+    exec(compile(block, "README.md", "exec"), {})
+    losses = re.findall(r"Mean behavior loss: (\S+)", capsys.readouterr().out)
+    assert len(losses) == 10
+    assert float(losses[-1]) < float(losses[0])
 
 
 def test_every_option_is_in_the_readme():

@@ -66,6 +66,11 @@ class FineTuning:
         self._teacher = teacher
 
     @property
+    def teacher(self) -> MLPModel | None:
+        """The teacher's model, if there is one."""
+        return self._teacher
+
+    @property
     def holds_actor(self) -> bool:
         """Whether this update trains only the critic."""
         warmup = self._options.critic_warmup_iterations

@@ -586,8 +586,9 @@ class TbpttPPO(PPO):
         """
         obs, wants_actor = self.storage.observations, load_cfg is None or load_cfg.get("actor")
         if "student_state_dict" in loaded_dict and wants_actor:
-            if strict:
-                check_configured_alike(self._raw_actor, obs, "actor", loaded_dict, None)
+            for role, model in (("actor", self._raw_actor), ("teacher", self._fine_tuning.teacher)):
+                if strict and model is not None:
+                    check_configured_alike(model, obs, role, loaded_dict, None)
             self._fine_tuning.start(loaded_dict, strict)
             return False
         roles = {"actor": self._raw_actor, "critic": self._raw_critic, "rnd": self.rnd}

@@ -3,7 +3,7 @@
 import pytest
 import torch
 import yaml
-from helpers import make_distillation, make_ppo
+from helpers import make_distillation, make_model, make_ppo
 from rsl_rl.models import MLPModel
 from rsl_rl.runners import DistillationRunner
 from tensordict import TensorDict
@@ -139,6 +139,15 @@ def test_checkpoints_of_this_package_tell_it_themselves(tmp_path):
         make_ppo(TbpttPPO, 4, 2, num_mini_batches=1, actor_kwargs=relu).load(
             student, None, strict=True
         )
+
+
+def test_a_teacher_that_pulls_is_compared_too():
+    student = make_distillation(TbpttDistillation, 4, 2, gradient_length=2).save()
+    pull = {"teacher_cfg": {"class_name": "MLPModel"}, "teacher_kl_coef": 1.0}
+    algorithm = make_ppo(TbpttPPO, 4, 2, num_mini_batches=1, **pull)
+    algorithm.set_teacher(make_model("teacher", "mlp", 4, seed=2, activation="relu"))
+    with pytest.raises(ValueError, match=r"teacher\.activation is ReLU, expected ELU"):
+        algorithm.load(student, None, strict=True)
 
 
 def test_a_config_is_read_without_running_code(tmp_path):

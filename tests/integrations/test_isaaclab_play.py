@@ -1,5 +1,7 @@
 """Isaac Lab's play command: hidden states are cleared where episodes end, exports act the same."""
 
+import shutil
+
 import pytest
 
 pytest.importorskip("isaaclab_rl", reason="Isaac Lab 3.0 needs Python 3.12")
@@ -80,6 +82,13 @@ def test_torchscript_acts_as_in_play(exported, played, env):
             policy.reset()
         actions.append(policy(obs[None])[0])
     assert difference(torch.stack(actions).detach(), played["actions"][:, env]) < TOLERANCE
+
+
+def test_onnx_does_not_load_without_the_file_beside_it(exported, played, tmp_path):
+    assert (exported / "policy.onnx.data").exists()
+    alone = shutil.copy(exported / "policy.onnx", tmp_path)
+    with pytest.raises(Exception, match=r"policy\.onnx\.data"):
+        onnxruntime.InferenceSession(alone)
 
 
 def test_onnx_acts_as_in_play(exported, played, env):

@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from evaluate import recorded, run_first_episodes, summarise
+from evaluate import parse_args, recorded, run_first_episodes, summarise
 from tensordict import TensorDict
 
 LENGTHS = [2, 5, 3]
@@ -98,3 +98,28 @@ def test_summary():
     low, high = summary["confidence_interval"]
     assert low < 2.0 < high
     assert low + high == pytest.approx(4.0)
+
+
+@pytest.fixture
+def task_of(tmp_path, monkeypatch):
+    """Return the task that a command line with these arguments evaluates on."""
+
+    def parsed(*arguments):
+        words = ["evaluate.py", "--checkpoint", str(tmp_path / "model_0.pt"), *arguments]
+        monkeypatch.setattr("sys.argv", words)
+        return parse_args().task
+
+    return parsed
+
+
+def test_the_task_is_the_runs_unless_named(task_of, tmp_path):
+    (tmp_path / "run.json").write_text('{"task": "My-Cartpole"}')
+    assert task_of() == "My-Cartpole"
+    assert task_of("--task", "Another") == "Another"
+
+
+def test_a_task_that_nothing_tells_is_asked_for(task_of, capsys):
+    assert task_of("--platform", "mjlab", "--task", "Mine-Student") == "Mine-Student"
+    with pytest.raises(SystemExit):
+        task_of()
+    assert "name the task the policy was trained on" in capsys.readouterr().err

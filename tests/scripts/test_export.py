@@ -15,7 +15,10 @@ from export import (
     run_policy,
     run_torchscript,
 )
+from helpers import make_distillation
 from rsl_rl.utils.utils import resolve_class
+
+from rsl_tbptt.algorithms import TbpttDistillation
 
 # rsl_rl and Isaac Lab export to TorchScript, which torch is giving up.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
@@ -108,6 +111,49 @@ def test_sequence_has_a_reset_in_the_middle(tmp_path):
     checkpoint, _ = write_checkpoint(tmp_path, MODELS["lstm"])
     _, starts = make_sequence(load_policy(checkpoint), 8, seed=0)
     assert [step for step, start in enumerate(starts) if start] == [0, 4]
+
+
+SHOWN_IN_PART = {
+    "no distribution": "student: {activation: elu, distribution_cfg: null}",
+    "std from the state": "student: {activation: elu, distribution_cfg: "
+    "{class_name: HeteroscedasticGaussianDistribution}}",
+}
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_policy_of_rsl_rl_alone_is_built_from_its_parameters_and_what_is_told(tmp_path, kind):
+    checkpoint, model = write_checkpoint(tmp_path, MODELS[kind])
+    (tmp_path / "params" / "agent.yaml").unlink()
+    told = tmp_path / "told.yaml"
+    told.write_text(SHOWN_IN_PART.get(kind, "student: {activation: elu}"))
+    policy = load_policy(checkpoint, agent=told)
+    obs, starts = make_sequence(policy, 6, seed=0)
+    assert torch.equal(run_policy(policy, obs, starts), run_policy(model, obs, starts))
+
+
+@pytest.mark.parametrize(
+    ("kind", "told", "missing"),
+    [
+        ("lstm", "actor: {activation: elu}", "student.activation"),
+        ("std from the state", "student: {activation: elu}", "student.distribution_cfg"),
+    ],
+)
+def test_what_parameters_do_not_show_is_asked_for(tmp_path, kind, told, missing):
+    checkpoint, _ = write_checkpoint(tmp_path, MODELS[kind])
+    (tmp_path / "told.yaml").write_text(told)
+    with pytest.raises(ValueError, match=f"{missing} is missing, expected the training's"):
+        load_policy(checkpoint, agent=tmp_path / "told.yaml")
+
+
+def test_a_policy_that_this_package_trained_alone_needs_nothing_told(tmp_path):
+    algorithm = make_distillation(
+        TbpttDistillation, 4, 2, gradient_length=2, student_kwargs={"activation": "swish"}
+    )
+    torch.save(algorithm.save(), tmp_path / "model_0.pt")
+    policy = load_policy(tmp_path / "model_0.pt")
+    obs, starts = make_sequence(policy, 6, seed=0)
+    expected = run_policy(algorithm.student, obs, starts)
+    assert torch.equal(run_policy(policy, obs, starts), expected)
 
 
 def test_missing_config_is_named(tmp_path):

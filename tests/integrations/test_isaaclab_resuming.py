@@ -1,0 +1,76 @@
+"""Resuming in Isaac Lab as docs/isaaclab.md says: what is lost, what goes on, what is no option."""
+
+import pytest
+
+pytest.importorskip("isaaclab_rl", reason="Isaac Lab 3.0 needs Python 3.12")
+
+import torch
+from isaaclab_page import commands
+
+pytestmark = pytest.mark.isaaclab
+
+
+def interrupted_training(arguments):
+    """Run ``isaaclab train``, and press Ctrl+C in its fourth update."""
+    from isaaclab.cli import train
+
+    from rsl_tbptt.algorithms import TbpttDistillation
+
+    update = TbpttDistillation.update
+
+    def interrupted(self):
+        if self.num_updates == 3:
+            raise KeyboardInterrupt
+        return update(self)
+
+    TbpttDistillation.update = interrupted
+    try:
+        train(arguments)
+    finally:
+        TbpttDistillation.update = update
+
+
+def parse(arguments):
+    """Return what Isaac Lab makes of arguments."""
+    from isaaclab_rl.entrypoints.backends.train_rsl_rl import _parse_args
+
+    parsed = _parse_args(arguments)
+    return {"checkpoint": parsed.checkpoint, "optimizer": parsed.resume_optimizer_state}
+
+
+def steps(checkpoint):
+    return {int(state["step"]) for state in checkpoint["optimizer_state_dict"]["state"].values()}
+
+
+def test_an_interrupted_run_keeps_what_it_saved_and_goes_on_from_there(page, isaaclab, tmp_path):
+    teacher = str(page("the teacher").checkpoint)
+    words = commands()["a run to interrupt"].words[1:]
+    words = [teacher if word == "TEACHER" else word for word in words]
+    words += ["--num_envs", "32", "agent.save_interval=2"]  # of several, the last counts
+    isaaclab.call(f"{__file__}:interrupted_training", words, folder=tmp_path)
+    (run,) = tmp_path.glob("logs/rsl_rl/*/*")
+    assert sorted(path.name for path in run.glob("model_*")) == ["model_0.pt", "model_2.pt"]
+
+    words = [str(run / "model_2.pt") if word == teacher else word for word in words]
+    resumed = page.run(["train", *words, "--run_name", "student_resumed"])
+    assert resumed.folder.name.endswith("_student_resumed")
+    assert [path.name for path in resumed.folder.glob("model_*")] == ["model_2.pt"]
+    before = torch.load(run / "model_2.pt", weights_only=True)
+    after = torch.load(resumed.folder / "model_2.pt", weights_only=True)
+    assert steps(after) == {step + 4 for step in steps(before)}  # one iteration has four epochs
+    assert after["rsl_tbptt"]["num_updates"] == before["rsl_tbptt"]["num_updates"] + 1 == 4
+
+
+def test_the_command_of_the_page_goes_on_with_student_optimizer_and_teacher(page):
+    student = torch.load(page("the student").checkpoint, weights_only=True)
+    resumed = torch.load(page("resuming").checkpoint, weights_only=True)
+    assert steps(resumed) == {step + 4 for step in steps(student)}
+    old, new = student["teacher_state_dict"], resumed["teacher_state_dict"]
+    assert all(torch.equal(new[name], old[name]) for name in old)
+
+
+def test_resume_is_an_abbreviation_of_another_option(isaaclab):
+    parsed, _ = isaaclab.call(
+        f"{__file__}:parse", ["--task", "Tbptt-Cartpole-Occluded", "--resume"]
+    )
+    assert parsed == {"checkpoint": None, "optimizer": True}
