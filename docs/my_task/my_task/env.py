@@ -1,15 +1,12 @@
 """Isaac Lab's cartpole, whose student sees noisy positions and no velocity."""
 
-from importlib.resources import files
-
 from isaaclab.envs import mdp
 from isaaclab.managers import ObservationGroupCfg, ObservationTermCfg
 from isaaclab.utils import configclass
 from isaaclab.utils.noise import GaussianNoiseCfg
-from isaaclab_newton.physics import MJWarpSolverCfg, NewtonCfg
 from isaaclab_tasks.core.cartpole.cartpole_manager_env_cfg import CartpoleEnvCfg, ObservationsCfg
 
-USD = str(files("rsl_tbptt_tasks") / "isaaclab" / "assets" / "cartpole.usda")
+from rsl_tbptt_tasks.isaaclab.cartpole import CartpolePhysicsCfg, CartpoleSceneCfg
 
 
 @configclass
@@ -25,9 +22,10 @@ class MyObservationsCfg:
 
 @configclass
 class MyEnvCfg(CartpoleEnvCfg):
+    # A robot whose file ships with a package: Isaac Lab's own comes from its asset server.
+    scene: CartpoleSceneCfg = CartpoleSceneCfg(num_envs=256, env_spacing=5.0)
     observations: MyObservationsCfg = MyObservationsCfg()
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.scene.ground, self.scene.robot.spawn.usd_path = None, USD
-        self.sim.physics = NewtonCfg(solver_cfg=MJWarpSolverCfg())  # commands need no physics=
+        self.sim.physics = CartpolePhysicsCfg().newton_mjwarp  # so commands need no physics=
