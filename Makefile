@@ -15,7 +15,7 @@ ISAACLAB2 := .venv-isaaclab2
 # Not named PYTHON: that is the user's choice above.
 PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
-OLDER_RSL_RL := $(RSL_RL:%=.rsl_rl/%/.installed)
+OTHER_RSL_RL := $(RSL_RL:%=.rsl_rl/%/.installed)
 # By default a preset has its own folder under runs/.
 RUN_OPTIONS := --device $(DEVICE) $(if $(RUN),--output $(RUN))
 
@@ -33,7 +33,7 @@ demo-pup: $(INSTALLED)  ## the same with a small legged robot in Isaac Lab; DEVI
 test: $(INSTALLED)  ## run every test of the newest rsl_rl and Isaac Lab
 	$(PY) -m pytest
 
-test-matrix: $(INSTALLED) $(OLDER_RSL_RL) $(MJLAB)/.installed $(ISAACLAB2)/.installed  ## every other version and platform
+test-matrix: $(INSTALLED) $(OTHER_RSL_RL) $(MJLAB)/.installed $(ISAACLAB2)/.installed  ## every other version and platform
 	$(PY) scripts/test_matrix.py --mjlab $(MJLAB)/bin/python --isaaclab2 $(ISAACLAB2)/bin/python
 
 finetune: $(INSTALLED)  ## train, distil and fine-tune with PPO; DEVICE and RUN as above
