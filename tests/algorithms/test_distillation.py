@@ -243,6 +243,7 @@ def test_metrics_are_plain_numbers_with_the_true_rates():
         "optimizer_steps",
         "flushed_steps",
         "episode_start_rate",
+        "skipped_updates",
     }
     assert all(type(value) is float for value in metrics.values())
     assert metrics["episode_start_rate"] == pytest.approx(dones)
