@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,16 @@ PARTS = {"student_state_dict": "student", "actor_state_dict": "actor"}
 """Checkpoint entries of a policy and its name in the agent's config, best first."""
 
 
-def load_policy(checkpoint: Path, device: str = "cpu", agent: Path | None = None) -> MLPModel:
+Images = Mapping[str, Sequence[int]]
+"""Channels, height and width of image groups."""
+
+
+def load_policy(
+    checkpoint: Path,
+    device: str = "cpu",
+    agent: Path | None = None,
+    images: Images | None = None,
+) -> MLPModel:
     """Load the policy of a checkpoint: the student of a distillation, the actor of PPO.
 
     The model is built from ``params/agent.yaml``, which platforms write beside the checkpoints, so
@@ -32,6 +41,8 @@ def load_policy(checkpoint: Path, device: str = "cpu", agent: Path | None = None
         checkpoint: ``model_<iteration>.pt`` in a log folder.
         device: Device of the model.
         agent: YAML file of the training's config, or of what of it parameters do not show.
+        images: Sizes of the image groups that a CNN sees, which its parameters do not show. None
+            takes what the checkpoint says; one of rsl_rl alone says nothing.
 
     Returns:
         The policy in evaluation mode, its memory empty.
@@ -47,7 +58,10 @@ def load_policy(checkpoint: Path, device: str = "cpu", agent: Path | None = None
         config = _completed(config, part, state_dict)
     if not config.get(part):
         raise ValueError(f"{checkpoint} holds a {part}, expected one in its params/agent.yaml.")
-    policy = _build(config, part, state_dict)
+    if images is None:
+        trained = read_checkpoint(str(checkpoint), "cpu").get("rsl_tbptt", {}).get("models", {})
+        images = trained.get(part, {}).get("images", {})
+    policy = _build(config, part, state_dict, images)
     try:
         policy.load_state_dict(state_dict)
     except RuntimeError as error:
@@ -160,16 +174,45 @@ def _policy_state(checkpoint: Path) -> tuple[str, dict[str, torch.Tensor]]:
     raise ValueError(f"{checkpoint} holds {sorted(loaded)}, expected one of {list(PARTS)}.")
 
 
-def _build(config: dict[str, Any], part: str, state_dict: dict[str, torch.Tensor]) -> MLPModel:
+def _build(
+    config: dict[str, Any], part: str, state_dict: dict[str, torch.Tensor], images: Images
+) -> MLPModel:
     """Build the model with the sizes of its parameters; no environment is needed for them."""
     model_class, options = _class_of(_set_fields(config[part]))
     rnn_input = state_dict.get("rnn.rnn.weight_ih_l0")
     num_inputs = (state_dict["mlp.0.weight"] if rnn_input is None else rnn_input).shape[1]
     num_outputs = state_dict[_last_layer(state_dict)].shape[0]
-    # The model concatenates its observation groups; their total is all it has parameters for.
-    obs = split_into_groups(config["obs_groups"][part], torch.zeros(1, num_inputs))
     num_actions = num_outputs // _outputs_per_action(options)
-    return model_class(obs, config["obs_groups"], part, num_actions, **options)
+
+    def build(num_obs: int) -> MLPModel:
+        # The model concatenates its groups without images; their total is all that parameters show.
+        obs = split_into_groups(names, torch.zeros(1, num_obs))
+        obs.update({name: torch.zeros(1, *images[name]) for name in encoded})
+        arguments = copy.deepcopy(options)
+        return model_class(obs, config["obs_groups"], part, num_actions, **arguments)
+
+    groups = config["obs_groups"][part]
+    encoded = [name for name in groups if any(k.startswith(f"cnns.{name}.") for k in state_dict)]
+    names = [name for name in groups if name not in encoded]
+    _check_sizes(encoded, images)
+    if encoded:
+        num_inputs -= build(len(names)).cnn_latent_dim  # pyright: ignore[reportAttributeAccessIssue]
+    return build(max(num_inputs, len(names)))
+
+
+def _check_sizes(encoded: list[str], images: Images) -> None:
+    """Check that the size of each image is known.
+
+    Raises:
+        ValueError: If one is not.
+    """
+    for name in encoded:
+        if name not in images:
+            raise ValueError(
+                f"The size of the images '{name}' is missing, expected it in a checkpoint that has"
+                " a CNN: rsl_rl alone does not write it and parameters do not show it. Give"
+                f" channels, height and width, for example --image {name}=3x64x64."
+            )
 
 
 def _class_of(config: dict[str, Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
@@ -205,12 +248,19 @@ def split_into_groups(names: list[str], obs: torch.Tensor) -> TensorDict:
     """Cut observations into groups, in any widths: a policy concatenates them again.
 
     Args:
-        names: The policy's observation groups.
-        obs: Observations. Shape: (N, D), with D at least the number of groups.
+        names: The policy's observation groups without images.
+        obs: Observations. Shape: (N, D), with D at least the number of groups, 0 without any.
 
     Returns:
         Observations by group, batch size (N,).
     """
+    if not names:
+        return TensorDict({}, batch_size=obs.shape[:1])
     widths = [obs.shape[-1] - len(names) + 1] + [1] * (len(names) - 1)
     parts = obs.split(widths, dim=-1)
     return TensorDict(dict(zip(names, parts, strict=True)), batch_size=obs.shape[:1])
+
+
+def images_of(obs: TensorDict) -> Images:
+    """Return the sizes of the image groups among observations of batch size (N,)."""
+    return {name: group.shape[1:] for name, group in obs.items() if group.dim() == 4}

@@ -18,7 +18,7 @@ import torch
 from _intervals import CONFIDENCE, confidence_interval
 from _isaaclab import MANIFEST, run_manifest
 from _platform import PLATFORMS, load_platform
-from _policy import agent_config, load_policy
+from _policy import agent_config, images_of, load_policy
 from _preset import DEMO, load_preset
 from _stages import write_json
 from rsl_rl.models import MLPModel
@@ -32,7 +32,6 @@ Positions = dict[str, list[float]]
 def main() -> None:
     """Evaluate and write a JSON file."""
     args = parse_args()
-    policy = load_policy(args.checkpoint, args.device)
     platform = load_platform(args.platform)
     with platform.simulated_env(
         args.task,
@@ -41,6 +40,7 @@ def main() -> None:
         device=args.device,
         clip_actions=agent_config(args.checkpoint).get("clip_actions"),
     ) as env:
+        policy = load_policy(args.checkpoint, args.device, images_of(env.get_observations()))
         read = platform.joint_reader(env, args.recorded_envs)
         # Building a policy draws random numbers; seeding again gives all policies the same starts.
         env.seed(args.seed)

@@ -2,12 +2,14 @@
 """Export a checkpoint's policy to TorchScript and ONNX, and compare both with the trained policy.
 
 A recurrent policy keeps its state: the TorchScript file inside (call ``reset()`` where an episode
-starts), the ONNX file as inputs and outputs (pass zeros where an episode starts).
+starts), the ONNX file as inputs and outputs (pass zeros where an episode starts). Images are the
+second argument of the TorchScript file, a list, and inputs of the ONNX file by their groups' names.
 """
 
 from __future__ import annotations
 
 import argparse
+import re
 import warnings
 from pathlib import Path
 
@@ -22,6 +24,11 @@ from rsl_rl.models import MLPModel
 OPSET = 18
 """The operator set that rsl_rl exports with."""
 
+OBS = "obs"
+Obs = dict[str, torch.Tensor]
+"""Inputs by their names in ONNX, one robot: what a policy joins under ``OBS``, shape (T, 1, D), and
+each group of images by its own name, (T, 1, C, H, W)."""
+
 
 def main() -> None:
     """Export, compare, write the result.
@@ -30,7 +37,8 @@ def main() -> None:
         SystemExit: If an export differs from the trained policy.
     """
     args = parse_args()
-    policy = load_policy(args.checkpoint, agent=args.agent)
+    images = dict(args.image) if args.image else None
+    policy = load_policy(args.checkpoint, agent=args.agent, images=images)
     torchscript, onnx = args.output / "policy.pt", args.output / "policy.onnx"
     export_torchscript(policy, torchscript)
     export_onnx(policy, onnx)
@@ -70,11 +78,30 @@ def parse_args() -> argparse.Namespace:
         help="YAML of the training's config, where no params/agent.yaml lies beside the checkpoint"
         " (rsl_rl alone); what the parameters show may be missing: 'actor: {activation: elu}'",
     )
+    parser.add_argument(
+        "--image",
+        type=image_size,
+        action="append",
+        metavar="GROUP=CxHxW",
+        help="size of the images that a CNN trained by rsl_rl alone sees; one for each group",
+    )
     parser.add_argument("--output", type=Path, default=Path("exported"), help="folder")
     parser.add_argument("--parity-steps", type=int, default=preset.parity_steps)
     parser.add_argument("--tolerance", type=float, default=preset.tolerance)
     parser.add_argument("--seed", type=int, default=preset.seed, help="of the observations")
     return parser.parse_args()
+
+
+def image_size(argument: str) -> tuple[str, tuple[int, ...]]:
+    """Read ``GROUP=CxHxW``.
+
+    Raises:
+        argparse.ArgumentTypeError: If it is something else.
+    """
+    group, _, size = argument.rpartition("=")
+    if not (group and re.fullmatch(r"\d+x\d+x\d+", size)):
+        raise argparse.ArgumentTypeError(f"{argument!r}, expected for example camera=3x64x64.")
+    return group, tuple(map(int, size.split("x")))
 
 
 def export_torchscript(policy: MLPModel, path: Path) -> None:
@@ -117,7 +144,7 @@ def export_onnx(policy: MLPModel, path: Path) -> None:
     unfinished.replace(path)
 
 
-def make_sequence(policy: MLPModel, num_steps: int, seed: int) -> tuple[torch.Tensor, list[bool]]:
+def make_sequence(policy: MLPModel, num_steps: int, seed: int) -> tuple[Obs, list[bool]]:
     """Draw observations for a comparison, with an episode start at step 0 and in the middle.
 
     Args:
@@ -126,54 +153,64 @@ def make_sequence(policy: MLPModel, num_steps: int, seed: int) -> tuple[torch.Te
         seed: Seed of the draw.
 
     Returns:
-        Standard normal observations, shape (T, 1, D), and whether each step starts an episode.
+        Standard normal observations, and whether each step starts an episode.
     """
     generator = torch.Generator().manual_seed(seed)
-    obs = torch.randn(num_steps, 1, policy.obs_dim, generator=generator)
+    shapes: dict[str, tuple[int, ...]] = {OBS: (policy.obs_dim,)}
+    for index, name in enumerate(getattr(policy, "obs_groups_2d", ())):
+        shapes[name] = (policy.obs_channels_2d[index], *policy.obs_dims_2d[index])  # type: ignore[index,misc]
+    obs = {
+        name: torch.randn(num_steps, 1, *shape, generator=generator)
+        for name, shape in shapes.items()
+    }
     return obs, [step in {0, num_steps // 2} for step in range(num_steps)]
 
 
 @torch.inference_mode()
-def run_policy(policy: MLPModel, obs: torch.Tensor, episode_starts: list[bool]) -> torch.Tensor:
+def run_policy(policy: MLPModel, obs: Obs, episode_starts: list[bool]) -> torch.Tensor:
     """Run the trained policy over a sequence.
 
     Args:
         policy: The policy.
-        obs: Observations. Shape: (T, 1, D).
+        obs: Observations of T steps.
         episode_starts: Whether the memory is cleared before each of the T steps.
 
     Returns:
         Actions. Shape: (T, 1, A).
     """
     actions = []
-    for step_obs, starts in zip(obs, episode_starts, strict=True):
+    for step, starts in enumerate(episode_starts):
         if starts:
             policy.reset()
-        actions.append(policy(split_into_groups(policy.obs_groups, step_obs)))
+        groups = split_into_groups(policy.obs_groups, obs[OBS][step])
+        groups.update({name: images[step] for name, images in obs.items() if name != OBS})
+        actions.append(policy(groups))
     return torch.stack(actions)
 
 
 @torch.inference_mode()
-def run_torchscript(path: Path, obs: torch.Tensor, episode_starts: list[bool]) -> torch.Tensor:
+def run_torchscript(path: Path, obs: Obs, episode_starts: list[bool]) -> torch.Tensor:
     """Run an exported TorchScript file over a sequence; see :func:`run_policy`."""
     module = torch.jit.load(str(path))
     actions = []
-    for step_obs, starts in zip(obs, episode_starts, strict=True):
+    for step, starts in enumerate(episode_starts):
         if starts:
             module.reset()
-        actions.append(module(step_obs))
+        images = [group[step] for name, group in obs.items() if name != OBS]
+        actions.append(module(obs[OBS][step], *([images] if images else [])))
     return torch.stack(actions)
 
 
-def run_onnx(path: Path, obs: torch.Tensor, episode_starts: list[bool]) -> torch.Tensor:
+def run_onnx(path: Path, obs: Obs, episode_starts: list[bool]) -> torch.Tensor:
     """Run an exported ONNX file over a sequence; see :func:`run_policy`."""
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
-    obs_input, *state_inputs = session.get_inputs()
-    zeros = {state.name: np.zeros(state.shape, np.float32) for state in state_inputs}
+    inputs = {entry.name: entry.shape for entry in session.get_inputs()}
+    zeros = {name: np.zeros(shape, np.float32) for name, shape in inputs.items() if name not in obs}
     actions, state = [], zeros
-    for step_obs, starts in zip(obs, episode_starts, strict=True):
+    for step, starts in enumerate(episode_starts):
         state = zeros if starts else state
-        action, *new_state = session.run(None, {obs_input.name: step_obs.numpy(), **state})
+        seen = {name: group[step].numpy() for name, group in obs.items() if name in inputs}
+        action, *new_state = session.run(None, {**seen, **state})
         state = dict(zip(zeros, new_state, strict=True))
         actions.append(torch.from_numpy(np.asarray(action)))
     return torch.stack(actions)

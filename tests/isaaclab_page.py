@@ -89,7 +89,7 @@ class Page:
 
     def run(self, words, succeeds=True, **environment) -> Run:
         """Run a command of the page's form, smaller."""
-        if "Velocity" in shlex.join(words):
+        if "Velocity" in shlex.join(words) or "Isaac-Cartpole-Camera" in words:
             self._isaaclab.call(f"{STAND_INS}:write_asset_root")
         if "My-Cartpole" in words:
             self._isaaclab.call(f"{MY_TASK}:install", str(DOCS / "my_task"))

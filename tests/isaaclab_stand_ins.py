@@ -1,7 +1,8 @@
-"""Stand-ins for the files that Isaac Lab's velocity tasks load from an asset server.
+"""Stand-ins for the files that Isaac Lab's stock tasks load from an asset server.
 
 A box on four three-jointed legs has the bodies and joints by name that ANYmal-D's and Go2's configs
-ask for, and nothing else of those robots. A small random LSTM stands for ANYmal's motor.
+ask for, and nothing else of those robots. A small random LSTM stands for ANYmal's motor, and this
+repository's cartpole for Isaac Lab's.
 """
 
 import os
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import torch
 
+CARTPOLE = Path(__file__).parents[1] / "tasks" / "isaaclab" / "assets" / "cartpole.usda"
 LINK = 0.3  # m
 ROBOTS = {
     "ANYbotics/ANYmal-D/anymal_d.usd": {
@@ -107,8 +109,9 @@ class Motor(torch.nn.Module):
 
 
 def write_asset_root() -> None:
-    """Write what velocity tasks ask an asset server for, where this process looks for one."""
+    """Write what stock tasks ask an asset server for, where this process looks for one."""
     root = Path(os.environ["ISAACSIM_ASSET_ROOT"]) / "Isaac" / "IsaacLab"
+    write(root / "Robots" / "Classic" / "Cartpole" / "cartpole.usd", CARTPOLE.read_text())
     for path, names in ROBOTS.items():
         write(root / "Robots" / path, quadruped(**names))
     ground = "Environments/Grid/default_ground_plane_checker_v1/default_ground_plane.usda"

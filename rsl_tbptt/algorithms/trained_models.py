@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import importlib.util
 import warnings
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -37,18 +37,21 @@ def describe(model: MLPModel, obs: TensorDict) -> dict[str, Any]:
         obs: Observations of any batch size.
 
     Returns:
-        ``"activations"``, classes of the head's layers without parameters, and ``"obs_groups"``,
-        the shape of each group that the model concatenates, in their order.
+        ``"activations"``, classes of the head's layers without parameters; ``"obs_groups"``, the
+        shape of each group that the model concatenates, in their order; and ``"images"``, the shape
+        of each that a CNN encodes.
     """
     layers = getattr(model, "mlp", nn.Sequential()).children()
     plain = (layer for layer in layers if not list(layer.parameters()))
     names = {type(layer).__name__ for layer in plain if not isinstance(layer, nn.Unflatten)}
+
+    def shapes(groups: Iterable[str]) -> dict[str, list[int]]:
+        return {name: list(obs[name].shape[obs.batch_dims :]) for name in groups}
+
     return {
         "activations": sorted(names),
-        "obs_groups": {
-            name: list(obs[name].shape[obs.batch_dims :])
-            for name in getattr(model, "obs_groups", ())
-        },
+        "obs_groups": shapes(getattr(model, "obs_groups", ())),
+        "images": shapes(getattr(model, "obs_groups_2d", ())),
     }
 
 

@@ -1,5 +1,6 @@
 """Loading and exporting: what is exported acts as what was trained, state and reset included."""
 
+import argparse
 import copy
 
 import pytest
@@ -9,6 +10,7 @@ from _policy import load_policy, split_into_groups
 from export import (
     export_onnx,
     export_torchscript,
+    image_size,
     make_sequence,
     max_difference,
     run_onnx,
@@ -17,8 +19,10 @@ from export import (
 )
 from helpers import make_distillation
 from rsl_rl.utils.utils import resolve_class
+from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import TbpttDistillation
+from rsl_tbptt.algorithms.trained_models import describe
 
 # rsl_rl and Isaac Lab export to TorchScript, which torch is giving up.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
@@ -69,7 +73,7 @@ def test_loaded_policy_acts_as_the_trained_one(tmp_path, config, part):
     checkpoint, model = write_checkpoint(tmp_path, config, part)
     policy = load_policy(checkpoint)
     obs, starts = make_sequence(policy, 6, seed=0)
-    assert obs.shape == (6, 1, NUM_OBS)
+    assert obs["obs"].shape == (6, 1, NUM_OBS)
     actions = run_policy(policy, obs, starts)
     assert actions.shape == (6, 1, NUM_ACTIONS)
     assert torch.equal(actions, run_policy(model, obs, starts))
@@ -154,6 +158,68 @@ def test_a_policy_that_this_package_trained_alone_needs_nothing_told(tmp_path):
     obs, starts = make_sequence(policy, 6, seed=0)
     expected = run_policy(algorithm.student, obs, starts)
     assert torch.equal(run_policy(policy, obs, starts), expected)
+
+
+CNN = {
+    "class_name": "CNNModel",
+    "hidden_dims": [8],
+    "cnn_cfg": {"output_channels": [3, 2], "kernel_size": 3, "stride": [2, 1], "norm": "layer"},
+    "distribution_cfg": GAUSSIAN,
+}
+IMAGES = {"camera": (2, 9, 11), "depth": (1, 12, 8)}
+
+
+def write_cnn(folder, vectors, known=True, **options):
+    """Write the checkpoint of a CNN that sees images, and vectors or none; 5 numbers of each."""
+    config, groups = CNN | options, {"actor": [*vectors, *IMAGES]}
+    torch.manual_seed(0)
+    obs = TensorDict({name: torch.randn(50, NUM_OBS) for name in vectors}, batch_size=[50])
+    obs.update({name: torch.randn(50, *shape) for name, shape in IMAGES.items()})
+    model_class, arguments = resolve_class(copy.deepcopy(config))
+    model = model_class(obs, groups, "actor", NUM_ACTIONS, **arguments)
+    model.update_normalization(obs)
+    (folder / "params").mkdir(parents=True)
+    agent = {"obs_groups": groups, "actor": config, "clip_actions": None}
+    (folder / "params" / "agent.yaml").write_text(yaml.dump(agent))
+    own = {"models": {"actor": describe(model, obs)}} if known else {}
+    checkpoint = {"actor_state_dict": model.state_dict(), "iter": 4, "rsl_tbptt": own}
+    torch.save(checkpoint, folder / "model_4.pt")
+    return folder / "model_4.pt", model.eval()
+
+
+@pytest.mark.parametrize(
+    ("vectors", "options"), [(["policy", "goal"], {"obs_normalization": True}), ([], {})]
+)
+def test_a_cnn_is_exported_with_its_images(tmp_path, vectors, options):
+    checkpoint, model = write_cnn(tmp_path, vectors, **options)
+    policy = load_policy(checkpoint)
+    export_torchscript(policy, tmp_path / "policy.pt")
+    export_onnx(policy, tmp_path / "policy.onnx")
+    obs, starts = make_sequence(policy, 4, seed=1)
+    assert {name: group.shape[2:] for name, group in obs.items()} == {
+        "obs": (NUM_OBS * len(vectors),),
+        **IMAGES,
+    }
+    expected = run_policy(policy, obs, starts)
+    assert torch.equal(expected, run_policy(model, obs, starts))
+    for run, name in ((run_torchscript, "policy.pt"), (run_onnx, "policy.onnx")):
+        assert max_difference(run(tmp_path / name, obs, starts), expected) < TOLERANCE
+    blind = {**obs, "depth": torch.zeros_like(obs["depth"])}
+    assert max_difference(run_onnx(tmp_path / "policy.onnx", blind, starts), expected) > TOLERANCE
+
+
+def test_image_sizes_that_rsl_rl_alone_does_not_write_are_asked_for(tmp_path):
+    checkpoint, model = write_cnn(tmp_path, ["policy"], known=False)
+    with pytest.raises(ValueError, match=r"images 'camera' is missing.*--image camera=3x64x64"):
+        load_policy(checkpoint)
+    images = dict(image_size(text) for text in ("camera=2x9x11", "depth=1x12x8"))
+    policy = load_policy(checkpoint, images=images)
+    obs, starts = make_sequence(policy, 2, seed=1)
+    assert torch.equal(run_policy(policy, obs, starts), run_policy(model, obs, starts))
+    with pytest.raises(ValueError, match=r"does not fit its params/agent\.yaml"):
+        load_policy(checkpoint, images={**images, "depth": (1, 16, 8)})
+    with pytest.raises(argparse.ArgumentTypeError, match="'camera=9x11', expected for example"):
+        image_size("camera=9x11")
 
 
 def test_missing_config_is_named(tmp_path):
