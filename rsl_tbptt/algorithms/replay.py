@@ -5,7 +5,6 @@ Everything but the recurrence runs once per window, on K * n rows (K steps, n en
 
 import warnings
 from collections.abc import Callable
-from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -88,12 +87,12 @@ def make_replay(
     return replay
 
 
-def observed_groups(model: MLPModel, stored: TensorDict) -> list[Any]:
+def observed_groups(model: MLPModel, obs: TensorDict) -> list[str]:
     """Name the observation groups that a replay of ``model`` reads.
 
     Args:
         model: A model that follows rsl_rl's interface.
-        stored: All groups there are, any batch size.
+        obs: Observations with all groups there are.
 
     Returns:
         Those of rsl_rl's own models, a CNN's images included; all of them for a model with a
@@ -101,7 +100,7 @@ def observed_groups(model: MLPModel, stored: TensorDict) -> list[Any]:
     """
     own_forward = type(model).forward is not MLPModel.forward
     if own_forward or type(model).get_latent not in [known.get_latent for known in OWN_MODELS]:
-        return list(stored.keys())
+        return list(map(str, obs.keys()))
     return [*model.obs_groups, *getattr(model, "obs_groups_2d", ())]
 
 

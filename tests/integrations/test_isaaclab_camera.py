@@ -21,8 +21,8 @@ def checkpoint(page):
 def test_the_stock_camera_task_trains(checkpoint):
     trained = torch.load(checkpoint, weights_only=True)
     assert trained["rsl_tbptt"]["images"] == {"policy": [2, 24, 32]}
-    optimizer = trained["optimizer_state_dict"]
-    num_parameters = sum(len(trained[f"{model}_state_dict"]) for model in ("actor", "critic"))
-    assert "cnns.policy.0.weight" in trained["actor_state_dict"]
-    assert len(optimizer["state"]) == num_parameters
-    assert all(state["exp_avg"].abs().sum() > 0 for state in optimizer["state"].values())
+    names = [*trained["actor_state_dict"], *trained["critic_state_dict"]]
+    moments = trained["optimizer_state_dict"]["state"]
+    moved = [name for i, name in enumerate(names) if moments[i]["exp_avg"].abs().sum() > 0]
+    assert {f"cnns.policy.{layer}.weight" for layer in (0, 2, 4)} <= set(moved)
+    assert len(moments) == len(names)
