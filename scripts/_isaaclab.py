@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -82,7 +82,13 @@ def run_manifest(checkpoint: Path) -> dict[str, Any] | None:
 
 @contextmanager
 def simulated_env(
-    task: str, *, num_envs: int, seed: int, device: str, clip_actions: float | None
+    task: str,
+    *,
+    num_envs: int,
+    seed: int,
+    device: str,
+    clip_actions: float | None,
+    overrides: Sequence[str],
 ) -> Iterator[Any]:
     """Launch the simulator with a task; see :class:`_platform.Platform`."""
     # Imported here because they load the simulator, which writing commands does not need.
@@ -93,7 +99,7 @@ def simulated_env(
     from isaaclab_tasks.utils import resolve_task_config
 
     load_external_tasks()
-    env_cfg, _ = resolve_task_config(task, None, overrides=physics(task))
+    env_cfg, _ = resolve_task_config(task, None, overrides=[*physics(task), *overrides])
     env_cfg.scene.num_envs = num_envs
     env_cfg.sim.device = device
     env_cfg.seed = seed

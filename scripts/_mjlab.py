@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -52,9 +52,23 @@ def _gpu_ids(device: str) -> str:
 
 @contextmanager
 def simulated_env(
-    task: str, *, num_envs: int, seed: int, device: str, clip_actions: float | None
+    task: str,
+    *,
+    num_envs: int,
+    seed: int,
+    device: str,
+    clip_actions: float | None,
+    overrides: Sequence[str],
 ) -> Iterator[Any]:
-    """Simulate a task; see :class:`_platform.Platform`."""
+    """Simulate a task; see :class:`_platform.Platform`.
+
+    Raises:
+        ValueError: If there are overrides.
+    """
+    if overrides:
+        raise ValueError(
+            f"overrides is {[*overrides]}, expected none: mjlab's tasks have no presets."
+        )
     # Imported here because they take seconds, which writing commands does not need.
     import mjlab.tasks  # noqa: F401  # registers mjlab's own
     from mjlab.envs import ManagerBasedRlEnv

@@ -7,7 +7,7 @@ preset names it.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, cast
@@ -63,7 +63,14 @@ class Platform(Protocol):
         ...
 
     def simulated_env(
-        self, task: str, *, num_envs: int, seed: int, device: str, clip_actions: float | None
+        self,
+        task: str,
+        *,
+        num_envs: int,
+        seed: int,
+        device: str,
+        clip_actions: float | None,
+        overrides: Sequence[str],
     ) -> AbstractContextManager[Any]:
         """Simulate a task as it is in training, noise and randomisation included.
 
@@ -73,6 +80,7 @@ class Platform(Protocol):
             seed: Seed of everything drawn while the environment is built.
             device: Device of the simulation.
             clip_actions: Bound of the actions as in training, or None.
+            overrides: Presets and settings of the task as in training, in the platform's form.
 
         Returns:
             A context with the environment in rsl_rl's form.

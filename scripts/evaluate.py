@@ -39,6 +39,7 @@ def main() -> None:
         seed=args.seed,
         device=args.device,
         clip_actions=agent_config(args.checkpoint).get("clip_actions"),
+        overrides=args.overrides,
     ) as env:
         policy = load_policy(args.checkpoint, args.device, images_of(env.get_observations()))
         read = platform.joint_reader(env, args.recorded_envs)
@@ -66,6 +67,12 @@ def parse_args() -> argparse.Namespace:
     parser.add_argument("--platform", choices=PLATFORMS, default=preset.platform)
     parser.add_argument(
         "--task", help="registered id; by default what Isaac Lab noted beside the checkpoint"
+    )
+    parser.add_argument(
+        "--overrides",
+        nargs="+",
+        default=[],
+        help="of the task, as in training: presets=depth renderer=newton_renderer",
     )
     parser.add_argument("--episodes", type=int, default=preset.evaluation.episodes)
     parser.add_argument("--seed", type=int, default=preset.evaluation.seed)

@@ -1,15 +1,20 @@
 """Isaac Lab's own camera task with our PPO: a CNN that sees depth images alone, on a processor."""
 
+import json
+
 import pytest
 import torch
 
 pytestmark = pytest.mark.isaaclab
 
-WORDS = """
-train --rl_library rsl_rl --task Isaac-Cartpole-Camera --device cpu agent.device=cpu presets=depth
-physics=newton_mjwarp renderer=newton_renderer
-agent.algorithm.class_name=rsl_tbptt.algorithms:TbpttPPO
-env.scene.tiled_camera.width=32 env.scene.tiled_camera.height=24 agent.num_steps_per_env=8
+TASK = "Isaac-Cartpole-Camera"
+CAMERA = """
+presets=depth renderer=newton_renderer
+env.scene.tiled_camera.width=32 env.scene.tiled_camera.height=24
+"""
+WORDS = f"""
+train --rl_library rsl_rl --task {TASK} --device cpu agent.device=cpu physics=newton_mjwarp {CAMERA}
+agent.algorithm.class_name=rsl_tbptt.algorithms:TbpttPPO agent.num_steps_per_env=8
 """
 
 
@@ -26,3 +31,17 @@ def test_the_stock_camera_task_trains(checkpoint):
     moved = [name for i, name in enumerate(names) if moments[i]["exp_avg"].abs().sum() > 0]
     assert {f"cnns.policy.{layer}.weight" for layer in (0, 2, 4)} <= set(moved)
     assert len(moments) == len(names)
+
+
+def test_its_policy_is_evaluated_and_exported(isaaclab, request, checkpoint, tmp_path):
+    tests, scripts = request.config.rootpath / "tests", request.config.rootpath / "scripts"
+    shared = ["--checkpoint", str(checkpoint), "--output"]
+    evaluation = ["--task", TASK, "--episodes", "2", "--overrides", "env.episode_length_s=0.5"]
+    for script, arguments in (
+        ("evaluate.py", [*shared, str(tmp_path / "evaluation.json"), *evaluation, *CAMERA.split()]),
+        ("export.py", [*shared, str(tmp_path), "--parity-steps", "3"]),
+    ):
+        isaaclab.call(f"{tests}/isaaclab_script.py:run", str(scripts / script), arguments)
+    assert json.loads((tmp_path / "evaluation.json").read_text())["episodes"] == 2
+    parity = json.loads((tmp_path / "parity.json").read_text())
+    assert max(parity["max_difference"].values()) < parity["tolerance"]

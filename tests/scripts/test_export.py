@@ -6,7 +6,7 @@ import copy
 import pytest
 import torch
 import yaml
-from _policy import load_policy, split_into_groups
+from _policy import images_of, load_policy, split_into_groups
 from export import (
     export_onnx,
     export_torchscript,
@@ -215,6 +215,7 @@ def test_image_sizes_that_rsl_rl_alone_does_not_write_are_asked_for(tmp_path):
     images = dict(image_size(text) for text in ("camera=2x9x11", "depth=1x12x8"))
     policy = load_policy(checkpoint, images=images)
     obs, starts = make_sequence(policy, 2, seed=1)
+    assert images_of(TensorDict({k: v[0] for k, v in obs.items()}, batch_size=[1])) == images
     assert torch.equal(run_policy(policy, obs, starts), run_policy(model, obs, starts))
     with pytest.raises(ValueError, match=r"does not fit its params/agent\.yaml"):
         load_policy(checkpoint, images={**images, "depth": (1, 16, 8)})

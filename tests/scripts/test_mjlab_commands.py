@@ -2,8 +2,9 @@
 
 import dataclasses
 
+import pytest
 from _commands import shown
-from _mjlab import task_id, train_command
+from _mjlab import simulated_env, task_id, train_command
 from _preset import Policy
 
 POLICY = Policy(title="", agent="Student", iterations=7, seed=3, expected_seconds=1.0)
@@ -49,3 +50,10 @@ def test_checkpoint_elsewhere_takes_the_log_root_along():
 
 def test_agent_ends_the_id():
     assert task_id("Task", "Teacher") == "Task-Teacher"
+
+
+def test_overrides_of_a_task_are_refused():
+    sizes = {"num_envs": 1, "seed": 0, "device": "cpu", "clip_actions": None}
+    simulated = simulated_env("Task", **sizes, overrides=["presets=depth"])
+    with pytest.raises(ValueError, match=r"overrides is \['presets=depth'\], expected none"):
+        simulated.__enter__()
