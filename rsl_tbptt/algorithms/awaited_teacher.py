@@ -17,13 +17,14 @@ class AwaitedTeacher:
         self._path, self._load = path, load
 
     def read(self) -> None:
-        """Load the teacher from its file, if one is named.
+        """Load the teacher from its file, if one is named and was not read yet.
 
         Raises:
             ValueError: If the file is missing, damaged or does not fit.
         """
         if self._path is not None:
             self._load(self._path)
+            self._path = None
 
     def __bool__(self) -> bool:
         """Answer the runner: load the teacher and return True.

@@ -132,9 +132,10 @@ class TbpttDistillation(Distillation):
         self._no_loss = torch.full((), torch.nan, device=device)
         self._plan_update()
         self._started = False
-        self.teacher_loaded = AwaitedTeacher(  # type: ignore[assignment]
+        self._awaited_teacher: AwaitedTeacher | None = AwaitedTeacher(
             self.options.teacher_checkpoint, self._load_teacher_together
         )
+        self.teacher_loaded = self._awaited_teacher  # type: ignore[assignment]
 
     @staticmethod
     def construct_algorithm(obs: TensorDict, env: VecEnv, cfg: dict, device: str) -> Distillation:
@@ -175,8 +176,8 @@ class TbpttDistillation(Distillation):
             ValueError: If an option does not suit the number of environments, on any rank, or the
                 file of a teacher that is still awaited cannot be loaded.
         """
-        if isinstance(self.teacher_loaded, AwaitedTeacher):  # a caller's own loop does not ask
-            self.teacher_loaded.read()
+        if self._awaited_teacher is not None:  # nobody asks in a caller's own loop
+            self._awaited_teacher.read()
         num_envs, budget = self.storage.num_envs, self.options.memory_budget_gb
         self._ranks.run_together(lambda: self.options.check_training(num_envs))
         if budget is not None:
@@ -484,6 +485,8 @@ class TbpttDistillation(Distillation):
             check_matches(self._raw_student, student_state_dict(loaded_dict), "student")
             check_configured_alike(self._raw_student, obs, "student", *source)
         load_iteration = super().load(loaded_dict, load_cfg, strict)
+        if wants.get("teacher"):
+            self._awaited_teacher = None
         if wants.get("student"):
             self.num_updates = loaded_dict.get("rsl_tbptt", {}).get("num_updates", 0)
         return load_iteration

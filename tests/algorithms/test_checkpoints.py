@@ -119,6 +119,15 @@ def test_training_starts_with_the_teachers_file_and_not_without(tmp_path):
     assert ours.alg.teacher_loaded is True
 
 
+def test_a_teacher_that_is_declared_loaded_comes_from_its_file_all_the_same(tmp_path):
+    """As in the README's snippet with its line on ``teacher_checkpoint``."""
+    actor = ppo_checkpoint(tmp_path / "teacher.pt")
+    algorithm = make(teacher_checkpoint=str(tmp_path / "teacher.pt"))
+    algorithm.teacher_loaded = True
+    roll_out(algorithm, 0)
+    assert torch.equal(algorithm.teacher.mlp[0].weight, actor.mlp[0].weight)
+
+
 def test_a_forgotten_checkpoint_is_asked_for_by_both_of_its_names():
     forgetful = runner()
     message = "teacher_checkpoint is None .*--checkpoint FILE .*algorithm.teacher_checkpoint=FILE"

@@ -161,7 +161,7 @@ def make_runner(era: ModelsEra | PolicyEra) -> Callable[..., Any]:
         torch.manual_seed(0)
         env = RecallEnv(NUM_ENVS, recall_length=3)
         runner = RUNNERS[kind](env, cfg, log_dir and str(log_dir))
-        if kind == "distillation":
+        if kind == "distillation" and "teacher_checkpoint" not in options:
             era.declare_teacher_loaded(runner.alg)
         runner.disable_logs = log_dir is None  # 3.1.2 would write without a folder too
         return runner

@@ -152,6 +152,7 @@ def test_teacher_comes_from_a_ppo_checkpoint(make_runner, era, tmp_path, by_opti
     if not by_option:
         assert not torch.equal(era.teacher_parameters(runner.alg), era.actor_parameters(ppo.alg))
         runner.load(file)
+    train(runner)
     assert torch.equal(era.teacher_parameters(runner.alg), era.actor_parameters(ppo.alg))
 
 

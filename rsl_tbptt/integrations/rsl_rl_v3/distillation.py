@@ -119,6 +119,11 @@ class TbpttDistillation(distillation.TbpttDistillation, DistillationOfModels):
         super().__init__(student, model_of(self.policy, "teacher"), storage, **self._arguments)
         keep_with_optimizer(self.optimizer, self.save, self._load_own)
 
+    def _start_training(self) -> None:
+        if self.policy.loaded_teacher is True:  # by the policy, which loads checkpoints itself
+            self._awaited_teacher = None
+        super()._start_training()
+
     def _load_own(self, loaded: dict[str, Any]) -> None:
         self.load(loaded, {"student": True}, strict=False)
 
