@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import copy
+from collections.abc import Iterator
 
 import torch
 from tensordict import TensorDict
+from torch import nn
 
 from rsl_tbptt.algorithms.mini_batches import MiniBatch
 from rsl_tbptt.algorithms.optimizers import use_fused_kernels
@@ -38,9 +40,13 @@ class CuriosityTraining:
         self.keep_reward_normalizer()
 
     @property
-    def changes(self) -> tuple[list[torch.nn.Module], list[torch.optim.Optimizer]]:
+    def changes(self) -> tuple[list[nn.Module], list[torch.optim.Optimizer]]:
         """Modules and optimisers that an update changes."""
         return [self._rnd.predictor, self._rnd.state_normalizer], [self._optimizer]
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Return what is trained."""
+        return self._rnd.predictor.parameters()
 
     def keep_reward_normalizer(self) -> None:
         """Copy what learns within the rollout, at its start."""
@@ -79,7 +85,7 @@ class CuriosityTraining:
         Returns:
             The mean over all ranks. Shape: (1,).
         """
-        self._ranks.sum_gradients(self._rnd.predictor.parameters(), self._bucket_mb)
+        self._ranks.sum_gradients(self.parameters(), self._bucket_mb)
         self._optimizer.step()
         return self._ranks.sum_tensor(mean)
 

@@ -38,6 +38,7 @@ from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.env_blocks import bytes_per_sample, num_env_blocks
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.rollout import Rollout
+from rsl_tbptt.core.scan.cuda_graphs import recordings_aside
 from rsl_tbptt.core.windows import Group, num_steps_of_full_group, tbptt_schedule
 
 
@@ -211,7 +212,7 @@ class TbpttDistillation(Distillation):
     def _blank_state(self) -> HiddenState:
         """Return the student's state before the first step of all environments."""
         first_step = self._rollout().steps(0, 1)
-        with torch.no_grad():
+        with torch.no_grad(), recordings_aside():
             _, state = self._replay(first_step.obs, None, first_step.episode_starts)
         return hidden_state.apply(torch.zeros_like, state)
 

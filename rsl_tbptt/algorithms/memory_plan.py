@@ -5,6 +5,11 @@ activations outweigh weights, its peak is linear in the environments and in thos
 three such runs tell it for any number, and one with a single environment what it is at least::
 
     peak = fixed + per_env * environments + per_chunk_env * environments of the largest chunk
+
+CUDA graphs stay as long as training runs, one set for each size that chunks have, so those made on
+the way are counted like any tensor and dropped afterwards, and each run is made twice: the second
+time they are all there, as in every update but the first. Where chunks are not all of one size they
+have two, which differ by one environment, and the graphs of the second are added.
 """
 
 from __future__ import annotations
@@ -15,6 +20,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from rsl_tbptt.core.peak_memory import PeakMemory
+from rsl_tbptt.core.scan.cuda_graphs import recordings_aside
 from rsl_tbptt.core.scan.workspace import free_buffers
 
 _MANY = 128
@@ -46,10 +52,22 @@ class MemoryPlan:
     per_chunk_env: float
     """What each takes while its chunk is run."""
 
+    recorded: float = 0.0
+    """What of CUDA graphs does not depend on the size of a chunk."""
+
+    recorded_per_chunk_env: float = 0.0
+    """What they take for each environment of a chunk."""
+
+    all_alike: bool = True
+    """Whether all mini-batches have as many environments."""
+
     def peak(self, num_env_chunks: int) -> float:
         """Return the peak in bytes with at least so many chunks."""
-        largest = -(-self.num_envs // max(num_env_chunks, self.num_blocks))
+        num_chunks = max(num_env_chunks, self.num_blocks)
+        largest = -(-self.num_envs // num_chunks)
         linear = self.fixed + self.per_env * self.num_envs + self.per_chunk_env * largest
+        if not self.all_alike or self.num_envs % num_chunks:  # chunks of a second size
+            linear += self.recorded + self.recorded_per_chunk_env * largest
         return max(self.least, linear)
 
     def num_env_chunks(self, budget: float) -> int:
@@ -69,7 +87,11 @@ class MemoryPlan:
 
 
 def plan_memory(
-    trial: Trial, num_envs: int, num_blocks: int, parameters: Iterable[nn.Parameter]
+    trial: Trial,
+    num_envs: int,
+    num_blocks: int,
+    parameters: Iterable[nn.Parameter],
+    all_alike: bool = True,
 ) -> MemoryPlan:
     """Measure what an update will take.
 
@@ -78,24 +100,44 @@ def plan_memory(
         num_envs: Environments of a mini-batch.
         num_blocks: Chunks that are made in any case.
         parameters: What is trained. An update keeps a copy of them and of Adam's two moments.
+        all_alike: Whether all mini-batches have as many environments.
 
     Returns:
         The plan.
     """
     copies = 3 * sum(p.numel() * p.element_size() for p in parameters)
-    least, quarter = copies + _peak(trial, 1, 1), min(_MANY, num_envs) // 4
+    (least, _), quarter = _peak(trial, 1, 1), min(_MANY, num_envs) // 4
+    least += copies
     if quarter == 0:
         return MemoryPlan(num_envs, num_blocks, least, least, 0.0, 0.0)
     # All in several chunks: from the second one on, gradients are there while it is run.
-    small, large = _peak(trial, 4 * quarter, 4), _peak(trial, 4 * quarter, 2)
-    per_chunk_env = (large - small) / quarter
-    per_env = (small - _peak(trial, 2 * quarter, 2)) / (2 * quarter)
+    (small, recorded), (large, more_recorded) = (
+        _peak(trial, 4 * quarter, 4),
+        _peak(trial, 4 * quarter, 2),
+    )
+    (few, _) = _peak(trial, 2 * quarter, 2)
+    per_chunk_env, per_env = (large - small) / quarter, (small - few) / (2 * quarter)
     fixed = copies + small - quarter * (4 * per_env + per_chunk_env)
-    return MemoryPlan(num_envs, num_blocks, least, fixed, per_env, per_chunk_env)
+    recorded_per_env = (more_recorded - recorded) / quarter
+    return MemoryPlan(
+        num_envs,
+        num_blocks,
+        least,
+        fixed,
+        per_env,
+        per_chunk_env,
+        recorded - quarter * recorded_per_env,
+        recorded_per_env,
+        all_alike,
+    )
 
 
-def _peak(trial: Trial, num_envs: int, num_env_chunks: int) -> int:
+def _peak(trial: Trial, num_envs: int, num_env_chunks: int) -> tuple[int, int]:
+    """Return the peak of a run in bytes, and what CUDA graphs were holding at its end."""
     free_buffers()  # else a scan takes what is there, uncounted
     with PeakMemory() as memory:
-        trial(num_envs, num_env_chunks)
-    return memory.peak
+        with recordings_aside():
+            for _ in range(2):
+                trial(num_envs, num_env_chunks)
+            at_end = memory.now
+        return memory.peak, at_end - memory.now

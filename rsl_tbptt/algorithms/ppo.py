@@ -19,7 +19,7 @@ from rsl_tbptt.algorithms.curiosity import CuriosityTraining
 from rsl_tbptt.algorithms.fine_tuning import FineTuning, build_teacher
 from rsl_tbptt.algorithms.guard import UpdateGuard
 from rsl_tbptt.algorithms.memory_plan import MemoryPlan, plan_memory
-from rsl_tbptt.algorithms.mini_batches import MiniBatches
+from rsl_tbptt.algorithms.mini_batches import MiniBatch, MiniBatches
 from rsl_tbptt.algorithms.non_finite import NonFiniteUpdates, find_source, take_over_nan_check
 from rsl_tbptt.algorithms.optimizers import follow_kl, step_at, use_fused_kernels
 from rsl_tbptt.algorithms.ppo_gradient import PpoGradient, PpoRollout, mean_and_scale
@@ -519,17 +519,20 @@ class TbpttPPO(PPO):
     def _gradient_of(self, envs: slice) -> None:
         """Compute the current parameters' gradient on some environments."""
         self.optimizer.zero_grad()
+        mini_batch, teacher_coef = self._mini_batch_of(envs), self._fine_tuning.teacher_coef
+        self._gradient.accumulate(mini_batch, self._rollout(), teacher_coef)
+
+    def _mini_batch_of(self, envs: slice) -> MiniBatch:
+        """Return some environments of this process as a mini-batch."""
         num_steps = 1 if self._recurrent else self.storage.num_transitions_per_env
         indices = torch.arange(num_steps * self.storage.num_envs, device=self.device)
         chosen = indices.view(num_steps, -1)[:, envs].flatten()
-        mini_batch = self._mini_batches.of_envs(chosen)
-        self._gradient.accumulate(mini_batch, self._rollout(), self._fine_tuning.teacher_coef)
+        return self._mini_batches.of_envs(chosen)
 
     def memory_plan(self) -> MemoryPlan:
         """Predict what ``update()`` will take, from its gradient on a few environments.
 
-        Parameters, states and storage are left as they are; gradients are dropped. What RND's
-        predictor takes is not counted.
+        Parameters, states and storage are left as they are; gradients are dropped.
         """
         live = [model.get_hidden_state() for model in (self.actor, self.critic)]
         if not self._states:  # before the first rollout
@@ -538,17 +541,27 @@ class TbpttPPO(PPO):
         num_envs = -(-self.storage.num_envs // self.num_mini_batches)
         lengths = self.storage.num_transitions_per_env, self.options.gradient_length
         blocks = self._gradient.num_blocks(self._raw_actor, num_envs, min(filter(None, lengths)))
-        plan = plan_memory(self._gradient_of_first, num_envs, blocks, self._parameters())
-        self.optimizer.zero_grad()
+        parameters = [
+            *self._parameters(),
+            *(self._curiosity.parameters() if self._curiosity else ()),
+        ]
+        all_alike = self.storage.num_envs % self.num_mini_batches == 0
+        plan = plan_memory(self._gradient_of_first, num_envs, blocks, parameters, all_alike)
+        for parameter in parameters:
+            parameter.grad = None
         for model, state in zip((self.actor, self.critic), live, strict=True):
             model.reset(hidden_state=state)
         return plan
 
     def _gradient_of_first(self, num_envs: int, num_env_chunks: int) -> None:
-        """Compute the gradient on the first environments."""
+        """Compute the gradient on the first environments, that of RND's predictor too."""
         kept, self._gradient.num_env_chunks = self._gradient.num_env_chunks, num_env_chunks
+        envs = slice(0, num_envs)
         try:
-            self._gradient_of(slice(0, num_envs))
+            self._gradient_of(envs)
+            if self._curiosity:
+                mini_batch, rollout = self._mini_batch_of(envs), self._rollout()
+                self._curiosity.accumulate(rollout.all_groups, mini_batch, num_env_chunks)
         finally:
             self._gradient.num_env_chunks = kept
 

@@ -18,6 +18,7 @@ from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.env_blocks import bytes_per_sample, num_env_blocks
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.rollout import Rollout
+from rsl_tbptt.core.scan.cuda_graphs import recordings_aside
 
 
 @dataclass(frozen=True)
@@ -73,7 +74,7 @@ class PpoGradient:
             States of actor and critic, N environments.
         """
         obs, starts = storage.observations[:1], storage.dones[:1].squeeze(-1).bool()
-        with torch.no_grad():
+        with torch.no_grad(), recordings_aside():
             (mlp_output,), actor = self._replay_actor(obs, None, starts)
             _, critic = self._replay_critic(obs, None, starts)
             self._actor.distribution.update(mlp_output[0])  # type: ignore[union-attr]

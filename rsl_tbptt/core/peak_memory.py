@@ -25,7 +25,7 @@ class PeakMemory(TorchDispatchMode):
         """Begin at zero."""
         super().__init__()
         self.peak = 0
-        self._now = 0
+        self.now = 0
         self._seen: set[int] = set()
 
     def __torch_dispatch__(
@@ -47,13 +47,13 @@ class PeakMemory(TorchDispatchMode):
     def _count(self, storage: torch.UntypedStorage) -> None:
         key, size = _key(storage), storage.nbytes()
         self._seen.add(key)
-        self._now += size
-        self.peak = max(self.peak, self._now)
+        self.now += size
+        self.peak = max(self.peak, self.now)
         weakref.finalize(storage, self._forget, key, size)
 
     def _forget(self, key: int, size: int) -> None:
         self._seen.discard(key)
-        self._now -= size
+        self.now -= size
 
 
 def _storages(tree: Any) -> Iterator[torch.UntypedStorage]:  # noqa: ANN401

@@ -1,11 +1,13 @@
 """The memory of an update is predicted before training, and a budget decides on the chunks."""
 
+import fused_cells
 import pytest
 import torch
-from helpers import make_distillation, make_obs, make_ppo, roll_out, roll_out_ppo
+from helpers import STATE_DIM, make_distillation, make_obs, make_ppo, roll_out, roll_out_ppo
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.core.peak_memory import PeakMemory
+from rsl_tbptt.core.scan import cuda_graphs
 from rsl_tbptt.core.scan.workspace import free_buffers
 
 T, N = 12, 120
@@ -23,6 +25,15 @@ def ppo(actor="lstm", critic="lstm", **options):
     return make_ppo(TbpttPPO, T, N, actor, critic, **options)
 
 
+RND = {
+    "num_states": STATE_DIM,
+    "obs_groups": {"rnd_state": ["state"]},
+    "num_outputs": 8,
+    "predictor_hidden_dims": [64, 64],
+    "target_hidden_dims": [8],
+}
+TWO_LAYERS = {"rnn_num_layers": 2}
+
 CASES = {
     "distillation": distillation,
     "distillation, overlapping windows": lambda **o: distillation(update_length=2, **o),
@@ -33,7 +44,28 @@ CASES = {
     "PPO, windows": lambda **o: ppo(gradient_length=4, minibatch_unit="window", **o),
     "PPO, MLP": lambda **o: ppo("mlp", "mlp", **o),
     "PPO, CNN": lambda **o: ppo("cnn", "cnn", **o),
+    "PPO, RND": lambda **o: ppo(gradient_length=4, rnd_cfg=dict(RND), **o),
 }
+
+RECORDED = {
+    "distillation": lambda **o: distillation(
+        gradient_length=5,
+        num_learning_epochs=2,  # from the second on all windows are recorded, as later always
+        student_kwargs=TWO_LAYERS,
+        scan_engine="cuda_graphs",
+        **o,
+    ),
+    "PPO": lambda **o: ppo(
+        gradient_length=4, actor_kwargs=TWO_LAYERS, scan_engine="cuda_graphs", **o
+    ),
+}
+
+
+@pytest.fixture
+def stand_ins():
+    """Run the CUDA engines on the CPU."""
+    with fused_cells.cuda_engines_on_cpu():
+        yield
 
 
 def peak_of_second_update(algorithm):
@@ -42,7 +74,7 @@ def peak_of_second_update(algorithm):
     for seed in range(2):
         play(algorithm, seed)
         free_buffers()
-        with PeakMemory() as memory:
+        with PeakMemory() as memory, cuda_graphs.recordings_aside():
             algorithm.update()
     return memory.peak
 
@@ -62,6 +94,29 @@ def test_a_cnn_takes_no_more_than_predicted(num_env_chunks):
     predicted = algorithm.memory_plan().peak(num_env_chunks)
     least = 0.5 * predicted if num_env_chunks == 1 else (1 - CLOSE) * predicted
     assert least < peak_of_second_update(algorithm) < (1 + CLOSE) * predicted
+
+
+@pytest.mark.usefixtures("stand_ins")
+@pytest.mark.parametrize("num_env_chunks", [1, 4, 7])  # 7: chunks of two sizes
+@pytest.mark.parametrize("case", RECORDED)
+def test_what_is_recorded_is_predicted(case, num_env_chunks):
+    algorithm = RECORDED[case](num_env_chunks=num_env_chunks)
+    predicted = algorithm.memory_plan().peak(num_env_chunks)
+    assert predicted == pytest.approx(peak_of_second_update(algorithm), rel=CLOSE)
+
+
+@pytest.mark.usefixtures("stand_ins")
+@pytest.mark.parametrize("case", RECORDED)
+def test_planning_leaves_no_recordings_and_asks_not_what_was_recorded(case):
+    algorithm = RECORDED[case](memory_budget_gb=1.0)
+    play = roll_out_ppo if case == "PPO" else roll_out
+    play(algorithm, 0)
+    before = algorithm.memory_plan()
+    assert not cuda_graphs._pool._free
+    algorithm.update()
+    recorded = {key: list(free) for key, free in cuda_graphs._pool._free.items()}
+    assert algorithm.memory_plan() == before
+    assert cuda_graphs._pool._free == recorded
 
 
 def test_the_states_of_all_environments_count():

@@ -6,8 +6,12 @@ are registered as CPU kernels of torch's own operators: the dispatcher checks ea
 
 import contextlib
 
+import pytest
 import torch
 from torch.utils import _pytree as pytree
+
+from rsl_tbptt.core import scan
+from rsl_tbptt.core.scan import cuda_graphs
 
 SCHEMAS = {
     "_thnn_fused_lstm_cell": (
@@ -109,6 +113,16 @@ def registered():
         yield
     finally:
         library._destroy()
+
+
+@contextlib.contextmanager
+def cuda_engines_on_cpu():
+    """Run the CUDA engines on these stand-ins, recordings included."""
+    with registered(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(cuda_graphs, "record", record)
+        patch.setattr(cuda_graphs, "_pool", cuda_graphs.Pool(10_000))
+        patch.setattr(scan, "CUDA_ENGINES", ("torchrl",))
+        yield
 
 
 def record(function, device):

@@ -32,10 +32,7 @@ record_on_cuda = cuda_graphs.record
 @pytest.fixture(scope="module", autouse=True)
 def stand_ins():
     """Run the CUDA engines on the CPU."""
-    with fused_cells.registered(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cuda_graphs, "record", fused_cells.record)
-        patch.setattr(cuda_graphs, "_pool", cuda_graphs.Pool(10_000))
-        patch.setattr(scan, "CUDA_ENGINES", ("torchrl",))
+    with fused_cells.cuda_engines_on_cpu():
         yield
 
 
@@ -521,6 +518,30 @@ def test_nothing_is_recorded_inside_the_callers_capture(pool, monkeypatch):
     got = gradients_of(outputs, case[0], case[1])
     torch.testing.assert_close(got, gradients_of(expected, case[0], case[1]), **EXACT_FLOAT64)
     assert num_recordings(pool) == (0, 0)
+
+
+def test_recordings_made_aside_are_dropped(pool):
+    case = leaves_of(0)
+    recurrent_scan(*case, "cuda_graphs")
+    with cuda_graphs.recordings_aside():
+        assert num_recordings(cuda_graphs._pool) == (0, 0)
+        recurrent_scan(*case, "cuda_graphs")
+        recording = weakref.ref(next(filter(None, cuda_graphs._pool._free.values()))[0])
+    assert recording() is None
+    assert cuda_graphs._pool is pool
+    assert num_recordings(pool) == (1, 1)
+
+
+def test_what_was_recorded_aside_shows_that_recording_works(pool, monkeypatch):
+    with cuda_graphs.recordings_aside():
+        recurrent_scan(*leaves_of(0), "cuda_graphs")
+
+    def fail(function, device):
+        raise torch.OutOfMemoryError("no memory left")
+
+    monkeypatch.setattr(cuda_graphs, "record", fail)
+    with pytest.warns(UserWarning, match=r"not recorded: one could not .*no memory left"):
+        recurrent_scan(*leaves_of(0), "cuda_graphs")
 
 
 # Recording itself, as far as it can be seen without a device.

@@ -13,11 +13,12 @@ the results of the replay before. So a recording owns its tensors, and nobody el
 Recordings are for one CUDA stream, on which a replay follows all earlier readers of its tensors.
 """
 
+import contextlib
 import functools
 import warnings
 import weakref
 from collections import defaultdict
-from collections.abc import Callable, Hashable
+from collections.abc import Callable, Hashable, Iterator
 from typing import Any, TypeVar
 
 import torch
@@ -133,8 +134,14 @@ class Loan:
 class Pool:
     """Recordings by what they were made for; each is free or lent to one scan."""
 
-    def __init__(self, max_recordings: int = _MAX_RECORDINGS) -> None:
-        """Start without any."""
+    def __init__(self, max_recordings: int = _MAX_RECORDINGS, works: bool = False) -> None:
+        """Start without any.
+
+        Args:
+            max_recordings: How many are made at most.
+            works: Whether this device is known to record.
+        """
+        self.works = works
         self._free: dict[Hashable, list[Recording]] = defaultdict(list)
         self._num_made, self._max_recordings = 0, max_recordings
 
@@ -162,12 +169,14 @@ class Pool:
             try:
                 free.append(Recording(cell, tensors, needs, operand_dtype))
                 self._num_made += 1
+                self.works = True
             except RuntimeError as error:  # out of memory is one
-                if self._num_made == 0:
+                if not self.works:
                     raise
                 self._stop(f"one could not be recorded ({error})")
-            if self._num_made == self._max_recordings:
-                self._stop(f"{self._num_made} are kept")
+            else:
+                if self._num_made == self._max_recordings:
+                    self._stop(f"{self._num_made} are kept")
         return Loan(free.pop(), free) if free else None
 
     def _stop(self, reason: str) -> None:
@@ -177,6 +186,17 @@ class Pool:
             " replayed; other windows run step by step, with the same result.",
             stacklevel=2,
         )
+
+
+@contextlib.contextmanager
+def recordings_aside() -> Iterator[None]:
+    """Begin without recordings, and drop those made meanwhile: the others stay as they are."""
+    global _pool
+    kept, _pool = _pool, Pool(works=_pool.works)
+    try:
+        yield
+    finally:
+        kept.works, _pool = _pool.works, kept
 
 
 def record(
