@@ -7,6 +7,8 @@ VENV ?= .venv
 # Releases that the tests run with, beside those in the environments: older ones, and the newest for
 # mjlab.
 RSL_RL := 5.0.1 5.4.2 5.5.1
+# The newest torch, ahead of the one that Isaac Lab asks for: scripts/test_matrix.py names it too.
+NEXT_TORCH := .torch/2.15.0/.installed
 
 # mjlab runs on Python 3.10 to 3.13: PYTHON=3.10 gives it an environment of its own.
 MJLAB := .venv-mjlab$(PYTHON:%=-%)
@@ -33,7 +35,7 @@ demo-pup: $(INSTALLED)  ## the same with a small legged robot in Isaac Lab; DEVI
 test: $(INSTALLED)  ## run every test of the newest rsl_rl and Isaac Lab
 	$(PY) -m pytest
 
-test-matrix: $(INSTALLED) $(OTHER_RSL_RL) $(MJLAB)/.installed $(ISAACLAB2)/.installed  ## every other version and platform
+test-matrix: $(INSTALLED) $(OTHER_RSL_RL) $(NEXT_TORCH) $(MJLAB)/.installed $(ISAACLAB2)/.installed  ## every other version and platform
 	$(PY) scripts/test_matrix.py --mjlab $(MJLAB)/bin/python --isaaclab2 $(ISAACLAB2)/bin/python
 
 finetune: $(INSTALLED)  ## train, distil and fine-tune with PPO; DEVICE and RUN as above
@@ -60,7 +62,7 @@ doctor: $(INSTALLED)  ## say what is wrong with this setup
 	$(PY) scripts/doctor.py
 
 clean:  ## remove environments and caches; keeps runs/
-	rm -rf .venv .venv-mjlab* .venv-isaaclab2 .venv-uv .rsl_rl .peers .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv .venv-mjlab* .venv-isaaclab2 .venv-uv .rsl_rl .torch .peers .pytest_cache .ruff_cache .hypothesis *.egg-info
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -79,6 +81,10 @@ $(ISAACLAB2)/.installed: pyproject.toml constraints.txt constraints-isaaclab2.tx
 
 .rsl_rl/%/.installed: $(INSTALLED)
 	VENV=$(VENV) scripts/bootstrap.sh rsl_rl $*
+	@touch $@
+
+.torch/%/.installed: $(INSTALLED)
+	VENV=$(VENV) scripts/bootstrap.sh torch $*
 	@touch $@
 
 .peers/.installed: $(INSTALLED)

@@ -6,6 +6,7 @@
 #       mjlab      .venv-mjlab      mjlab, PYTHON=3.10 to 3.13 (default 3.12)
 #       isaaclab2  .venv-isaaclab2  what can be had of Isaac Lab 2.3 without Isaac Sim, Python 3.11
 #   scripts/bootstrap.sh rsl_rl VERSION      put one more rsl_rl release under .rsl_rl/VERSION
+#   scripts/bootstrap.sh torch VERSION       put one more torch under .torch/VERSION, with what it needs
 #   scripts/bootstrap.sh peers               put the libraries of scripts/peers.py under .peers
 #   scripts/bootstrap.sh package FOLDER      build sdist and wheel into FOLDER/dist and install the
 #                                            wheel, with nothing else, into FOLDER/venv
@@ -123,6 +124,15 @@ install_rsl_rl() {
     "rsl-rl-lib==$version"
 }
 
+install_torch() {
+  local uv version=$1
+  uv=$(find_uv)
+  # All else as everywhere: what torch brings must not hide other releases of the environment's.
+  grep -v '^torch' constraints.txt |
+    "$uv" pip install --quiet --python "${VENV:-.venv}/bin/python" --target ".torch/$version" \
+      --constraint - "torch==$version"
+}
+
 install_peers() {
   local uv
   uv=$(find_uv)
@@ -146,10 +156,11 @@ package() {
 case "${1:-}" in
   environment) install_environment "${2:-main}" ;;
   rsl_rl) install_rsl_rl "${2:?usage: scripts/bootstrap.sh rsl_rl VERSION}" ;;
+  torch) install_torch "${2:?usage: scripts/bootstrap.sh torch VERSION}" ;;
   peers) install_peers ;;
   package) package "${2:?usage: scripts/bootstrap.sh package FOLDER}" ;;
   *)
-    fail "the command is '${1:-}', expected 'environment [NAME]', 'rsl_rl VERSION', 'peers' or" \
-      "'package FOLDER'."
+    fail "the command is '${1:-}', expected 'environment [NAME]', 'rsl_rl VERSION'," \
+      "'torch VERSION', 'peers' or 'package FOLDER'."
     ;;
 esac

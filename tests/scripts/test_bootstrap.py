@@ -237,6 +237,15 @@ def test_older_rsl_rl_comes_alone(machine):
     assert "--no-deps --target .rsl_rl/5.0.1 rsl-rl-lib==5.0.1" in install
 
 
+def test_a_torch_lies_aside_and_moves_nothing_else(machine):
+    machine.put(machine.bin / "uv", UV)
+    (machine.bin / "grep").symlink_to(shutil.which("grep"))
+    (machine.checkout / "constraints.txt").write_text("numpy==1\ntorch==2\ntorchvision==3\n")
+    assert machine.run("torch", "2.15.0").returncode == 0
+    install = machine.calls()[-1]
+    assert "--target .torch/2.15.0 --constraint - torch==2.15.0" in install
+
+
 def test_unknown_command_is_refused(machine):
     assert "the command is 'other', expected" in only_line(machine.run("other"))
 

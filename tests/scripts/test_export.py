@@ -2,7 +2,9 @@
 
 import argparse
 import copy
+import sys
 
+import export
 import pytest
 import torch
 import yaml
@@ -25,7 +27,7 @@ from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.algorithms.trained_models import describe
 
 # rsl_rl and Isaac Lab export to TorchScript, which torch is giving up.
-pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit:DeprecationWarning")
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit")
 
 GAUSSIAN = {"class_name": "GaussianDistribution", "init_std": 0.1, "std_range": (1e-6, 1e6)}
 RECURRENT = {
@@ -94,6 +96,18 @@ def test_exports_act_as_the_trained_policy(tmp_path, kind):
         assert exported.shape == expected.shape
         assert max_difference(exported, expected) < TOLERANCE
     assert not list(tmp_path.glob("unfinished*"))
+
+
+def test_a_torch_without_torchscript_still_exports_to_onnx(tmp_path, monkeypatch, capsys):
+    checkpoint, _ = write_checkpoint(tmp_path, MODELS["lstm"])
+    monkeypatch.delattr(torch.jit, "script")
+    words = ["export.py", "--checkpoint", str(checkpoint), "--output", str(tmp_path / "out")]
+    monkeypatch.setattr(sys, "argv", words)
+    export.main()
+    first, second = capsys.readouterr().out.splitlines()
+    assert first.startswith("torchscript: not written, torch")
+    assert second.startswith("onnx: largest difference")
+    assert {path.name for path in (tmp_path / "out").iterdir()} == {"policy.onnx", "parity.json"}
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru"])

@@ -8,7 +8,7 @@ from test_matrix import Row, closing_line, outcome, rows, run_matrix
 
 INTERPRETER = """#!/bin/bash
 case "$1" in
-  -c) [ -d "$PYTHONPATH" ] && echo other || echo 5.5.1 ;;
+  -c) [ -d "${{PYTHONPATH%%:*}}" ] && echo other 2.11.0 || echo 5.5.1 2.11.0 ;;
   -m) echo "$*"; echo "{closing}"; exit {status} ;;
 esac
 """
@@ -21,11 +21,11 @@ def make_row(tmp_path, monkeypatch):
     (tmp_path / "tests").mkdir()
     (tmp_path / "tests" / "test_one.py").touch()
 
-    def make(closing="3 passed in 1.00s", status=0, tests=("tests/test_one.py",), rsl_rl="5.5.1"):
+    def make(closing="3 passed in 1.00s", status=0, tests=("tests/test_one.py",), **options):
         path = tmp_path / f"python{len(list(tmp_path.iterdir()))}"
         path.write_text(INTERPRETER.format(closing=closing, status=status))
         path.chmod(0o755)
-        return Row(name="row", rsl_rl=rsl_rl, python=str(path), tests=tests)
+        return Row(name="row", rsl_rl="5.5.1", python=str(path), tests=tests, **options)
 
     return make
 
@@ -87,6 +87,18 @@ def test_another_release_than_named_is_refused(make_row, capsys, tmp_path):
     (tmp_path / ".rsl_rl" / "5.5.1").mkdir(parents=True)
     assert run_matrix([make_row()]) == 1
     assert "rsl_rl is other, expected 5.5.1" in capsys.readouterr().out
+
+
+def test_another_torch_than_named_is_refused(make_row, capsys):
+    assert run_matrix([make_row(torch="2.11.0")]) == 0
+    assert run_matrix([make_row(torch="2.15.0")]) == 1
+    assert "torch is 2.11.0, expected 2.15.0" in capsys.readouterr().out
+
+
+def test_the_newest_torch_runs_the_algorithms_and_is_what_make_installs(repository):
+    (row,) = [row for row in rows("main", "mjlab", "isaaclab2") if row.torch is not None]
+    assert set(test_matrix.ALGORITHMS) <= set(row.tests)
+    assert f".torch/{row.torch}/.installed" in (repository / "Makefile").read_text()
 
 
 def test_closing_lines():
