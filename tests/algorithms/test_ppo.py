@@ -226,7 +226,7 @@ def test_nan_rewards_stop_the_update_and_name_the_step(models):
     ],
 )
 def test_exploding_gradients_name_their_environment(models, options, monkeypatch):
-    algorithm = make_ppo(TbpttPPO, 6, 4, models, models, **options)
+    algorithm = make_ppo(TbpttPPO, 6, 4, models, models, non_finite="raise", **options)
     roll_out_ppo(algorithm, 0)
     culprit = algorithm.storage.advantages[2, 1, 0].item()
     surrogate = losses.clipped_surrogate
