@@ -242,3 +242,13 @@ def test_unfinished_run_is_refused(run, preset, stage):
     (run.stages / f"{stage}.json").unlink()
     with pytest.raises(FileNotFoundError, match=rf"lacks the stages \['{stage}'\]"):
         report.finished_stages(run, preset)
+
+
+def test_a_policy_exported_to_onnx_alone_is_reported(tmp_path, monkeypatch):
+    run = finished_run(tmp_path, DEMO)
+    both = write_report(run, DEMO, monkeypatch)
+    write_json(run.path / "exported" / "parity.json", {"max_difference": {"onnx": 1.2e-7}})
+    alone = write_report(run, DEMO, monkeypatch)
+    assert "by at most 0.0e+00" in " ".join(both.split())
+    assert "policy.pt" not in alone
+    assert "by at most 1.2e-07 in any action" in " ".join(alone.split())
