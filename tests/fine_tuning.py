@@ -1,7 +1,9 @@
 """PPO that continues a distilled student, shared by the tests of fine-tuning."""
 
+from pathlib import Path
 from typing import Any
 
+import torch
 from helpers import make_model, make_ppo
 
 from rsl_tbptt.algorithms import TbpttPPO
@@ -28,6 +30,11 @@ def make_fine_tuned(teacher: str = "lstm", **options: Any) -> Any:
     algorithm = make_pulled(teacher, **options)
     algorithm.load(distilled(teacher=teacher), None, strict=True)
     return algorithm
+
+
+def save_untrained(runner: Any, path: Path) -> None:
+    """Write a runner's checkpoint; rsl_rl 5.0's own ``save`` needs a training before."""
+    torch.save({**runner.alg.save(), "iter": 0, "infos": None}, path)
 
 
 def _model_cfg(class_name: str, **kwargs: Any) -> dict[str, Any]:

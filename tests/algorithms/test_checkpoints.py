@@ -4,7 +4,7 @@ import pickle
 
 import pytest
 import torch
-from fine_tuning import distillation_cfg
+from fine_tuning import distillation_cfg, save_untrained
 from helpers import make_distillation, make_model, make_ppo, parameters_of, roll_out
 from rsl_rl.algorithms import PPO, Distillation
 from rsl_rl.runners import DistillationRunner
@@ -98,7 +98,7 @@ def test_a_student_is_played_and_resumed_with_the_teacher_of_its_checkpoint(file
     """Also where the file of ``teacher_checkpoint`` holds another one now."""
     source = runner()
     source.alg.teacher_loaded = True
-    source.save(str(tmp_path / "student.pt"))
+    save_untrained(source, tmp_path / "student.pt")
     other = {key: value + 1 for key, value in source.alg.teacher.state_dict().items()}
     torch.save({"actor_state_dict": other}, tmp_path / "other.pt")
     resumed = runner(teacher_checkpoint=str(tmp_path / file))

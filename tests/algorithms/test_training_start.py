@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from fine_tuning import distillation_cfg, fine_tuning_cfg
+from fine_tuning import distillation_cfg, fine_tuning_cfg, save_untrained
 from helpers import make_distillation, make_obs, make_ppo, roll_out, roll_out_ppo
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
 from torch import distributed, multiprocessing
@@ -42,13 +42,13 @@ def test_one_environment_is_enough_to_play_and_training_says_what_it_lacks(
 ):
     roomy = {"num_env_chunks": 1, "memory_budget_gb": None}
     teacher = DistillationRunner(RecallEnv(8, 3), distillation_cfg(), log_dir=None)
-    teacher.save(str(tmp_path / "student.pt"))
+    save_untrained(teacher, tmp_path / "student.pt")
     cfg = copy_of(cfg)
     source = runner_class(
         RecallEnv(8, 3), {**copy_of(cfg), "algorithm": {**cfg["algorithm"], **roomy}}, log_dir=None
     )
     source.load(str(tmp_path / "student.pt"))
-    source.save(str(tmp_path / "model.pt"))
+    save_untrained(source, tmp_path / "model.pt")
     runner = runner_class(RecallEnv(1, 3), cfg, log_dir=None)
     runner.load(str(tmp_path / "model.pt"))
     obs = runner.env.get_observations()
