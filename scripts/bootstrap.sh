@@ -128,9 +128,8 @@ install_torch() {
   local uv version=$1
   uv=$(find_uv)
   # All else as everywhere: what torch brings must not hide other releases of the environment's.
-  grep -v '^torch' constraints.txt |
-    "$uv" pip install --quiet --python "${VENV:-.venv}/bin/python" --target ".torch/$version" \
-      --constraint - "torch==$version"
+  "$uv" pip install --quiet --python "${VENV:-.venv}/bin/python" --target ".torch/$version" \
+    --constraint - "torch==$version" <<<"$(grep -v '^torch' constraints.txt)"
 }
 
 install_peers() {

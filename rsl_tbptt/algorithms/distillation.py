@@ -332,7 +332,7 @@ class TbpttDistillation(Distillation):
         """
         rollout = self._rollout()
         if self._rollout_labels is not None:
-            self._rollout_labels.fill(*rollout.labels)
+            self._guard.attempt(partial(self._rollout_labels.fill, *rollout.labels), otherwise=None)
         state, loss_sums, grad_norms = None, [], []
         for _ in range(self.num_learning_epochs):
             state = hidden_state.clone(self.last_hidden_states[0])

@@ -15,6 +15,7 @@ METRICS = {
         "optimizer_steps",
         "flushed_steps",
         "episode_start_rate",
+        "skipped_updates",
     },
     "ppo": {
         "surrogate",
@@ -23,6 +24,7 @@ METRICS = {
         "actor_grad_norm",
         "critic_grad_norm",
         "episode_start_rate",
+        "skipped_updates",
     },
 }
 
