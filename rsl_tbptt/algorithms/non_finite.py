@@ -12,6 +12,7 @@ import torch
 from tensordict import TensorDict
 
 from rsl_tbptt.core.distributed import Ranks
+from rsl_tbptt.core.scan.cuda_graphs import recordings_aside
 
 _MAX_NAMED = 8
 
@@ -161,7 +162,8 @@ def _in_gradients(observations: list[Any], add_gradients: Callable[[], object]) 
     try:
         for leaf in leaves:
             leaf.requires_grad_()
-        add_gradients()
+        with recordings_aside():  # windows of all environments are of no use later
+            add_gradients()
         gradients = [leaf.grad.flatten(2) for leaf in leaves if leaf.grad is not None]
     finally:
         for leaf in leaves:

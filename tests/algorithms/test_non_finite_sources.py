@@ -1,10 +1,12 @@
 """The source of a NaN or inf is named rightly, by one more gradient at most."""
 
+import fused_cells
 import pytest
 import torch
 from helpers import make_distillation, make_obs, make_ppo, roll_out, roll_out_ppo
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
+from rsl_tbptt.core.scan import cuda_graphs
 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
 
@@ -81,3 +83,19 @@ def test_the_search_takes_one_gradient(monkeypatch, num_bad):
         algorithm.update()
     assert len(calls) == 2 * 3  # three windows each in the update and in the search
     assert not any(v.requires_grad for v in algorithm.storage.observations.values())
+
+
+def test_the_search_leaves_no_recordings():
+    with fused_cells.cuda_engines_on_cpu():
+        algorithm = make(num_mini_batches=2, scan_engine="cuda_graphs")
+        for seed in range(2):
+            roll_out_ppo(algorithm, seed)
+            algorithm.update()
+        recorded = {key: list(free) for key, free in cuda_graphs._pool._free.items()}
+        assert recorded
+        roll_out_ppo(algorithm, 2)
+        algorithm.storage.actions_log_prob[2, 1] = -1e4
+        algorithm.storage.advantages[2, 1] = -1.0
+        with pytest.raises(ValueError, match="the gradients of environments"):
+            algorithm.update()
+        assert cuda_graphs._pool._free == recorded
