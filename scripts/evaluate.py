@@ -41,7 +41,8 @@ def main() -> None:
         clip_actions=agent_config(args.checkpoint).get("clip_actions"),
         overrides=args.overrides,
     ) as env:
-        policy = load_policy(args.checkpoint, args.device, images_of(env.get_observations()))
+        images = images_of(env.get_observations())
+        policy = load_policy(args.checkpoint, args.device, images=images)
         read = platform.joint_reader(env, args.recorded_envs)
         # Building a policy draws random numbers; seeding again gives all policies the same starts.
         env.seed(args.seed)
