@@ -143,11 +143,12 @@ def test_a_teacher_of_another_activation_is_refused(config, tmp_path):
     file = saved(tmp_path, teacher_run("mlp"))
     (tmp_path / "params").mkdir()
     (tmp_path / "params" / "agent.yaml").write_text(config)
+    algorithm = make_distillation(TbpttDistillation, **SIZES, teacher_checkpoint=file)
     if "activation" not in config:  # of something else
-        make_distillation(TbpttDistillation, **SIZES, teacher_checkpoint=file)
+        roll_out(algorithm, 0)
         return
     with pytest.raises(ValueError, match=r"teacher\.activation is ELU, expected ReLU"):
-        make_distillation(TbpttDistillation, **SIZES, teacher_checkpoint=file)
+        roll_out(algorithm, 0)
 
 
 def test_a_file_without_networks_is_refused(tmp_path):
