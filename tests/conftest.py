@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 from hypothesis import settings
-from isaaclab_page import Page
-from isaaclab_process import IsaacLab
+from support.isaaclab_page import Page
+from support.isaaclab_process import IsaacLab
 
 torch.set_num_threads(1)  # small tensors: threads cost more than they bring
 

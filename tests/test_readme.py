@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import make_distillation, make_ppo, roll_out, roll_out_ppo
 from rsl_rl.algorithms import PPO
+from support.helpers import make_distillation, make_ppo, roll_out, roll_out_ppo
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.algorithms.distillation_options import DistillationOptions

@@ -4,10 +4,10 @@ import pickle
 
 import pytest
 import torch
-from fine_tuning import distillation_cfg, save_untrained
-from helpers import make_distillation, make_model, make_ppo, parameters_of, roll_out
 from rsl_rl.algorithms import PPO, Distillation
 from rsl_rl.runners import DistillationRunner
+from support.fine_tuning import distillation_cfg, save_untrained
+from support.helpers import make_distillation, make_model, make_ppo, parameters_of, roll_out
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt_tasks.memory import RecallEnv

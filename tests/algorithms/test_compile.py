@@ -4,7 +4,8 @@ import io
 
 import pytest
 import torch
-from helpers import (
+from rsl_rl.algorithms import Distillation
+from support.helpers import (
     make_distillation,
     make_ppo,
     parameters_of,
@@ -12,8 +13,7 @@ from helpers import (
     roll_out,
     roll_out_ppo,
 )
-from rsl_rl.algorithms import Distillation
-from tolerances import PARITY_FLOAT32
+from support.tolerances import PARITY_FLOAT32
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 

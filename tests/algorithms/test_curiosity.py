@@ -4,9 +4,9 @@ import copy
 
 import pytest
 import torch
-from helpers import STATE_DIM, make_ppo, ppo_parameters_of, roll_out_ppo
 from rsl_rl.algorithms import PPO
-from tolerances import PARITY_FLOAT32, SAME_FLOAT32
+from support.helpers import STATE_DIM, make_ppo, ppo_parameters_of, roll_out_ppo
+from support.tolerances import PARITY_FLOAT32, SAME_FLOAT32
 from torch.nn.utils import parameters_to_vector
 
 from rsl_tbptt.algorithms import TbpttPPO

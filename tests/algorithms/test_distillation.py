@@ -5,7 +5,10 @@ import warnings
 
 import pytest
 import torch
-from helpers import (
+from rsl_rl.algorithms import Distillation
+from rsl_rl.models import RNNModel
+from rsl_rl.storage import RolloutStorage
+from support.helpers import (
     ACTION_DIM,
     make_distillation,
     make_model,
@@ -13,10 +16,7 @@ from helpers import (
     parameters_of,
     roll_out,
 )
-from rsl_rl.algorithms import Distillation
-from rsl_rl.models import RNNModel
-from rsl_rl.storage import RolloutStorage
-from tolerances import PARITY_FLOAT32, SAME_FLOAT32
+from support.tolerances import PARITY_FLOAT32, SAME_FLOAT32
 
 from rsl_tbptt.algorithms import TbpttDistillation
 
@@ -196,7 +196,9 @@ def test_mixed_precision_survives_many_iterations(student, stepwise):
     assert losses[-1] < losses[0]
 
 
-@pytest.mark.parametrize("loss_type", ["mse", "huber", "kl", "nll", "helpers:absolute_error"])
+@pytest.mark.parametrize(
+    "loss_type", ["mse", "huber", "kl", "nll", "support.helpers:absolute_error"]
+)
 def test_losses_train_the_student(loss_type):
     algorithm = make_distillation(
         TbpttDistillation, 8, 16, loss_type=loss_type, gradient_length=4, learning_rate=1e-2

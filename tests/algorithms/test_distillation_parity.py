@@ -5,9 +5,9 @@ import warnings
 
 import pytest
 import torch
-from helpers import MODELS, make_distillation, parameters_of, roll_out
 from rsl_rl.algorithms import Distillation
-from tolerances import PARITY_FLOAT32
+from support.helpers import MODELS, make_distillation, parameters_of, roll_out
+from support.tolerances import PARITY_FLOAT32
 
 from rsl_tbptt.algorithms import TbpttDistillation
 

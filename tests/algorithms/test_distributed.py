@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from helpers import (
+from support.helpers import (
     STATE_DIM,
     make_distillation,
     make_obs,
@@ -11,7 +11,7 @@ from helpers import (
     ppo_parameters_of,
     roll_out,
 )
-from tolerances import PARITY_FLOAT32
+from support.tolerances import PARITY_FLOAT32
 from torch import distributed, multiprocessing
 from torch.nn.utils import parameters_to_vector
 

@@ -5,7 +5,7 @@ import warnings
 
 import pytest
 import torch
-from helpers import (
+from support.helpers import (
     STATE_DIM,
     make_distillation,
     make_ppo,

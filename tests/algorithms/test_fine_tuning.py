@@ -4,16 +4,23 @@ import copy
 
 import pytest
 import torch
-from fine_tuning import (
+from rsl_rl.runners import DistillationRunner, OnPolicyRunner
+from rsl_rl.storage import RolloutStorage
+from support.fine_tuning import (
     distillation_cfg,
     distilled,
     fine_tuning_cfg,
     make_fine_tuned,
     make_pulled,
 )
-from helpers import ACTION_DIM, make_model, make_obs, make_ppo, ppo_parameters_of, roll_out_ppo
-from rsl_rl.runners import DistillationRunner, OnPolicyRunner
-from rsl_rl.storage import RolloutStorage
+from support.helpers import (
+    ACTION_DIM,
+    make_model,
+    make_obs,
+    make_ppo,
+    ppo_parameters_of,
+    roll_out_ppo,
+)
 
 from rsl_tbptt.algorithms import TbpttPPO
 from rsl_tbptt.core.distributed import Ranks

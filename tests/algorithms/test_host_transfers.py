@@ -5,8 +5,8 @@ import math
 
 import pytest
 import torch
-from helpers import ACTION_DIM, STATE_DIM, make_model, make_obs
 from rsl_rl.storage import RolloutStorage
+from support.helpers import ACTION_DIM, STATE_DIM, make_model, make_obs
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -1,9 +1,9 @@
 """The memory of an update is predicted before training, and a budget decides on the chunks."""
 
-import fused_cells
 import pytest
 import torch
-from helpers import STATE_DIM, make_distillation, make_obs, make_ppo, roll_out, roll_out_ppo
+from support import fused_cells
+from support.helpers import STATE_DIM, make_distillation, make_obs, make_ppo, roll_out, roll_out_ppo
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.core.peak_memory import PeakMemory

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from helpers import make_ppo, numbered
 from hypothesis import given
 from hypothesis import strategies as st
-from ppo_reference import roll_out_recording
+from support.helpers import make_ppo, numbered
+from support.ppo_reference import roll_out_recording
 
 from rsl_tbptt.algorithms import TbpttPPO
 from rsl_tbptt.algorithms.mini_batches import MiniBatches

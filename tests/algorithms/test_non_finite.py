@@ -4,7 +4,7 @@ import copy
 
 import pytest
 import torch
-from helpers import make_distillation, parameters_of, roll_out
+from support.helpers import make_distillation, parameters_of, roll_out
 
 from rsl_tbptt.algorithms import TbpttDistillation
 
@@ -60,7 +60,7 @@ def test_bad_teacher_actions_are_told_from_observations():
 
 
 def test_bad_gradients_name_the_environment():
-    algorithm = trained(loss_type="helpers:absolute_error")
+    algorithm = trained(loss_type="support.helpers:absolute_error")
     roll_out(algorithm, 1)
     loss_fn, label = algorithm.loss_fn, algorithm.storage.privileged_actions[2, 1, 0].item()
 

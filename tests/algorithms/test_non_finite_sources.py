@@ -1,9 +1,9 @@
 """The source of a NaN or inf is named rightly, by one more gradient at most."""
 
-import fused_cells
 import pytest
 import torch
-from helpers import make_distillation, make_obs, make_ppo, roll_out, roll_out_ppo
+from support import fused_cells
+from support.helpers import make_distillation, make_obs, make_ppo, roll_out, roll_out_ppo
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.core.scan import cuda_graphs

@@ -5,7 +5,8 @@ import math
 
 import pytest
 import torch
-from helpers import (
+from rsl_rl.algorithms import PPO, Distillation
+from support.helpers import (
     make_distillation,
     make_ppo,
     parameters_of,
@@ -13,8 +14,7 @@ from helpers import (
     roll_out,
     roll_out_ppo,
 )
-from rsl_rl.algorithms import PPO, Distillation
-from tolerances import PARITY_FLOAT32
+from support.tolerances import PARITY_FLOAT32
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.algorithms.optimizers import follow_kl, step_at, use_fused_kernels

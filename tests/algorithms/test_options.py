@@ -5,8 +5,8 @@ import math
 
 import pytest
 import torch
-from helpers import make_distillation, roll_out
 from rsl_rl.algorithms import Distillation
+from support.helpers import make_distillation, roll_out
 
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.algorithms.behavior_loss import resolve_behavior_loss
@@ -50,7 +50,10 @@ def test_every_option_of_rsl_rl_is_known_with_its_default():
         ({"grad_reduce_bucket_mb": math.inf}, "grad_reduce_bucket_mb is inf, expected a positive"),
         ({"scan_engine": "warp"}, "scan_engine is 'warp', expected one of"),
         ({"loss_type": "mae"}, "loss_type is 'mae', expected one of"),
-        ({"loss_type": "helpers:nothing"}, "loss_type is 'helpers:nothing', which cannot be"),
+        (
+            {"loss_type": "support.helpers:nothing"},
+            "loss_type is 'support.helpers:nothing', which cannot be",
+        ),
         ({"rnd_cfg": {}}, "rnd_cfg and symmetry_cfg have no meaning"),
         ({"optimizer": "lion"}, "Invalid optimizer 'lion'"),
     ],
@@ -94,7 +97,7 @@ def test_a_loss_of_ones_own_is_tried_out_before_anything_is_simulated(loss, reas
 def test_trying_out_a_loss_draws_no_random_number():
     algorithm = make_distillation(TbpttDistillation, 6, 4, gradient_length=3)
     before = torch.get_rng_state()
-    resolve_behavior_loss("helpers:absolute_error", algorithm.student, algorithm.teacher, 2)
+    resolve_behavior_loss("support.helpers:absolute_error", algorithm.student, algorithm.teacher, 2)
     assert torch.equal(torch.get_rng_state(), before)
 
 

@@ -5,11 +5,11 @@ import math
 
 import pytest
 import torch
-from helpers import make_obs, make_ppo, ppo_parameters_of, roll_out_ppo
 from rsl_rl.algorithms import PPO
 from rsl_rl.models import RNNModel
 from rsl_rl.runners import OnPolicyRunner
-from tolerances import PARITY_FLOAT32, SAME_FLOAT32
+from support.helpers import make_obs, make_ppo, ppo_parameters_of, roll_out_ppo
+from support.tolerances import PARITY_FLOAT32, SAME_FLOAT32
 
 from rsl_tbptt.algorithms import TbpttPPO
 from rsl_tbptt.algorithms.ppo_options import PpoOptions

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 import torch
-from helpers import make_ppo
-from ppo_reference import disturb, gradient_of, roll_out_recording
+from support.helpers import make_ppo
+from support.ppo_reference import disturb, gradient_of, roll_out_recording
 
 from rsl_tbptt.algorithms import TbpttPPO
 from rsl_tbptt.core.hidden_state import as_tensors

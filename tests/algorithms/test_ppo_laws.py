@@ -2,10 +2,11 @@
 
 import pytest
 import torch
-from helpers import make_ppo
 from hypothesis import assume, given
 from hypothesis import strategies as st
-from ppo_reference import (
+from rsl_rl.modules import distribution
+from support.helpers import make_ppo
+from support.ppo_reference import (
     disturb,
     gradients_of_update,
     reference_gradient,
@@ -13,8 +14,7 @@ from ppo_reference import (
     whole_envs,
     windows,
 )
-from rsl_rl.modules import distribution
-from tolerances import EXACT_FLOAT64
+from support.tolerances import EXACT_FLOAT64
 
 from rsl_tbptt.algorithms import TbpttPPO
 

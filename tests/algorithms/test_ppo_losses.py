@@ -4,8 +4,8 @@ import math
 
 import pytest
 import torch
-from helpers import make_ppo, ppo_parameters_of, roll_out_ppo
-from tolerances import SAME_FLOAT32
+from support.helpers import make_ppo, ppo_parameters_of, roll_out_ppo
+from support.tolerances import SAME_FLOAT32
 
 from rsl_tbptt.algorithms import TbpttPPO
 from rsl_tbptt.core import losses

@@ -5,10 +5,10 @@ import itertools
 
 import pytest
 import torch
-from helpers import MODELS, make_ppo, ppo_parameters_of, roll_out_ppo
 from rsl_rl.algorithms import PPO
 from rsl_rl.modules import CNN
-from tolerances import PARITY_FLOAT32
+from support.helpers import MODELS, make_ppo, ppo_parameters_of, roll_out_ppo
+from support.tolerances import PARITY_FLOAT32
 
 from rsl_tbptt.algorithms import TbpttPPO
 

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from helpers import make_ppo, ppo_parameters_of, roll_out_ppo
 from rsl_rl.algorithms import PPO
 from rsl_rl.extensions import resolve_symmetry_config
-from tolerances import PARITY_FLOAT32
+from support.helpers import make_ppo, ppo_parameters_of, roll_out_ppo
+from support.tolerances import PARITY_FLOAT32
 
 from rsl_tbptt.algorithms import TbpttPPO
 

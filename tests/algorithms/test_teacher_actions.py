@@ -4,8 +4,8 @@ import copy
 
 import pytest
 import torch
-from helpers import make_distillation, make_model, make_obs, parameters_of, roll_out
 from rsl_rl.algorithms import Distillation
+from support.helpers import make_distillation, make_model, make_obs, parameters_of, roll_out
 
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.algorithms.checkpoints import read_checkpoint

@@ -2,10 +2,17 @@
 
 import pytest
 import torch
-from helpers import ACTION_DIM, make_distillation, make_model, make_obs, parameters_of, roll_out
 from rsl_rl.models import MLPModel
 from rsl_rl.storage import RolloutStorage
-from tolerances import PARITY_FLOAT32, SAME_FLOAT32
+from support.helpers import (
+    ACTION_DIM,
+    make_distillation,
+    make_model,
+    make_obs,
+    parameters_of,
+    roll_out,
+)
+from support.tolerances import PARITY_FLOAT32, SAME_FLOAT32
 
 from rsl_tbptt.algorithms import TbpttDistillation, step_batches
 

@@ -2,10 +2,10 @@
 
 import pytest
 import torch
-from fine_tuning import distilled, make_fine_tuned, make_pulled
-from helpers import make_model, make_ppo, ppo_parameters_of, roll_out_ppo
-from ppo_reference import gradient_of, gradients_of_update, roll_out_recording
-from tolerances import EXACT_FLOAT64
+from support.fine_tuning import distilled, make_fine_tuned, make_pulled
+from support.helpers import make_model, make_ppo, ppo_parameters_of, roll_out_ppo
+from support.ppo_reference import gradient_of, gradients_of_update, roll_out_recording
+from support.tolerances import EXACT_FLOAT64
 
 from rsl_tbptt.algorithms import TbpttPPO
 

@@ -3,9 +3,9 @@
 import pytest
 import torch
 import yaml
-from helpers import make_distillation, make_model, make_ppo
 from rsl_rl.models import MLPModel
 from rsl_rl.runners import DistillationRunner
+from support.helpers import make_distillation, make_model, make_ppo
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO

@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from fine_tuning import distillation_cfg, fine_tuning_cfg, save_untrained
-from helpers import make_distillation, make_obs, make_ppo, roll_out, roll_out_ppo
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
+from support.fine_tuning import distillation_cfg, fine_tuning_cfg, save_untrained
+from support.helpers import make_distillation, make_obs, make_ppo, roll_out, roll_out_ppo
 from torch import distributed, multiprocessing
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO

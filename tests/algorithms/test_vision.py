@@ -9,7 +9,9 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from helpers import (
+from rsl_rl.algorithms import PPO
+from rsl_rl.models import MLPModel
+from support.helpers import (
     ACTION_DIM,
     CNN,
     IMAGES,
@@ -23,9 +25,7 @@ from helpers import (
     roll_out,
     roll_out_ppo,
 )
-from rsl_rl.algorithms import PPO
-from rsl_rl.models import MLPModel
-from tolerances import PARITY_FLOAT32, SAME_FLOAT32
+from support.tolerances import PARITY_FLOAT32, SAME_FLOAT32
 from torch.nn.utils import parameters_to_vector
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO

@@ -5,7 +5,7 @@ The same assertions for 3.1.2, 5.0.1, 5.4.2 and 5.5.1: `make test-matrix` runs t
 
 import pytest
 import torch
-from tolerances import PARITY_FLOAT32
+from support.tolerances import PARITY_FLOAT32
 
 KINDS = ["distillation", "ppo"]
 METRICS = {

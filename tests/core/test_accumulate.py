@@ -4,8 +4,8 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tbptt_reference import Policy, StepwiseTbptt, full_bptt_by_episode, make_rollout
-from tolerances import EXACT_FLOAT64
+from support.tbptt_reference import Policy, StepwiseTbptt, full_bptt_by_episode, make_rollout
+from support.tolerances import EXACT_FLOAT64
 
 from rsl_tbptt.core import hidden_state, losses
 from rsl_tbptt.core.accumulate import accumulate_group, env_chunks

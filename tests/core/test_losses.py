@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tolerances import EXACT_FLOAT64
+from support.tolerances import EXACT_FLOAT64
 from torch.distributions import Independent, Normal, kl_divergence
 from torch.nn import functional
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tolerances import EXACT_FLOAT64
+from support.tolerances import EXACT_FLOAT64
 
 from rsl_tbptt.core.returns import generalized_advantages
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from tolerances import BFLOAT16, EXACT_FLOAT64
+from support.tolerances import BFLOAT16, EXACT_FLOAT64
 from torch import nn
 
 from rsl_tbptt.core.hidden_state import as_tensors

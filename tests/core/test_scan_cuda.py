@@ -7,13 +7,13 @@ import warnings
 import weakref
 from types import SimpleNamespace
 
-import fused_cells
 import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
+from support import fused_cells
+from support.tolerances import BFLOAT16, EXACT_FLOAT64, SAME_FLOAT32
 from test_scan import IN_MEMORY, D, H, check_strides, make_case, values_and_gradients
-from tolerances import BFLOAT16, EXACT_FLOAT64, SAME_FLOAT32
 from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 

@@ -2,11 +2,11 @@
 
 import warnings
 
-import fused_cells
 import pytest
 import torch
+from support import fused_cells
+from support.tolerances import BFLOAT16, EXACT_FLOAT64, SAME_FLOAT32
 from test_scan import D, H, make_case, values_and_gradients
-from tolerances import BFLOAT16, EXACT_FLOAT64, SAME_FLOAT32
 from torch import nn
 
 from rsl_tbptt.core.hidden_state import as_tensors

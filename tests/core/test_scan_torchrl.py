@@ -5,8 +5,8 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from support.tolerances import SAME_FLOAT32
 from test_scan import make_case, values_and_gradients
-from tolerances import SAME_FLOAT32
 
 from rsl_tbptt.core import scan
 from rsl_tbptt.core.hidden_state import as_tensors

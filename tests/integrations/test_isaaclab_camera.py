@@ -43,7 +43,7 @@ def test_its_policy_is_evaluated_and_exported(isaaclab, request, checkpoint, tmp
         ("evaluate.py", [*shared, str(tmp_path / "evaluation.json"), *evaluation, *CAMERA.split()]),
         ("export.py", [*shared, str(tmp_path), "--parity-steps", "3"]),
     ):
-        isaaclab.call(f"{tests}/isaaclab_script.py:run", str(scripts / script), arguments)
+        isaaclab.call(f"{tests}/support/isaaclab_script.py:run", str(scripts / script), arguments)
     assert json.loads((tmp_path / "evaluation.json").read_text())["episodes"] == 2
     parity = json.loads((tmp_path / "parity.json").read_text())
     assert max(parity["max_difference"].values()) < parity["tolerance"]

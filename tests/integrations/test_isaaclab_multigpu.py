@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from isaaclab_page import NEEDS_GPUS, commands
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
+from support.isaaclab_page import NEEDS_GPUS, commands
 from torch import distributed
 from torch.nn.utils import parameters_to_vector
 

@@ -9,8 +9,8 @@ pytest.importorskip("isaaclab_rl", reason="Isaac Lab 3.0 needs Python 3.12")
 
 import torch
 from isaaclab.utils import to_dict
-from isaaclab_page import DOCS, NEEDS_GPUS, NEEDS_ISAAC_SIM, PAGE, commands
 from isaaclab_rl.rsl_rl import RslRlPpoAlgorithmCfg
+from support.isaaclab_page import DOCS, NEEDS_GPUS, NEEDS_ISAAC_SIM, PAGE, commands
 
 from rsl_tbptt.integrations.isaaclab import TbpttDistillationAlgorithmCfg, TbpttPpoAlgorithmCfg
 from rsl_tbptt_tasks.isaaclab.cartpole_agents import CartpoleTeacherCfg

@@ -5,7 +5,7 @@ import pytest
 pytest.importorskip("isaaclab_rl", reason="Isaac Lab 3.0 needs Python 3.12")
 
 import torch
-from isaaclab_page import commands
+from support.isaaclab_page import commands
 
 pytestmark = pytest.mark.isaaclab
 

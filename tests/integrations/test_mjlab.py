@@ -14,8 +14,8 @@ pytest.importorskip("mjlab", reason="mjlab has an environment of its own")
 
 from mjlab.rl import RslRlBaseRunnerCfg, RslRlModelCfg, RslRlPpoAlgorithmCfg
 from mjlab.utils.os import dump_yaml
-from mjlab_page import build_package
 from rsl_rl.utils import resolve_callable
+from support.mjlab_page import build_package
 
 import rsl_tbptt.integrations.mjlab
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO

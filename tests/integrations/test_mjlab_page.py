@@ -4,8 +4,8 @@ import re
 from pathlib import Path
 
 import pytest
-from mjlab_page import BLOCKS, INSTALLATIONS, ON_A_GPU, ON_TWO_GPUS, PAGE, commands, runs
 from packaging.requirements import Requirement
+from support.mjlab_page import BLOCKS, INSTALLATIONS, ON_A_GPU, ON_TWO_GPUS, PAGE, commands, runs
 
 ROOT = Path(__file__).parents[2]
 WITHOUT_A_GPU = {"train": ("--gpu-ids", "None"), "play": ("--device", "cpu")}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from helpers import parameters_of
+from support.helpers import parameters_of
 
 from rsl_tbptt.runners import TbpttDistillationRunner, safe_checkpoints
 from rsl_tbptt.runners.safe_checkpoints import save_checkpoint

@@ -73,7 +73,7 @@ def evaluate(isaaclab, repository):
     """Evaluate a checkpoint on eight episodes, without another start of the simulator."""
     script, run = (
         repository / "scripts" / "evaluate.py",
-        repository / "tests" / "isaaclab_script.py",
+        repository / "tests" / "support" / "isaaclab_script.py",
     )
 
     def evaluated(checkpoint, output):

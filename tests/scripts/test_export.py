@@ -19,8 +19,8 @@ from export import (
     run_policy,
     run_torchscript,
 )
-from helpers import make_distillation
 from rsl_rl.utils.utils import resolve_class
+from support.helpers import make_distillation
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import TbpttDistillation

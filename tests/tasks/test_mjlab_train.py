@@ -19,7 +19,7 @@ pytest.importorskip("mjlab", reason="mjlab has an environment of its own")
 
 from mjlab.tasks.registry import load_env_cfg
 from mjlab.utils.os import get_checkpoint_path
-from mjlab_page import NUM_ENVS, PAGE, Command, build_package, commands, runs
+from support.mjlab_page import NUM_ENVS, PAGE, Command, build_package, commands, runs
 
 TESTS = Path(__file__).parents[1]
 RESUMED = "your student, 100 iterations more"
@@ -60,7 +60,7 @@ def outputs(folder):
         json.dumps([(command.words, command.environment) for command in given.values()])
     )
     result = subprocess.run(
-        [sys.executable, TESTS / "mjlab_process.py", "commands.json"],
+        [sys.executable, TESTS / "support" / "mjlab_process.py", "commands.json"],
         cwd=folder,
         env={
             **os.environ,

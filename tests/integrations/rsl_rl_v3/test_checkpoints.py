@@ -2,7 +2,8 @@
 
 import pytest
 import torch
-from policy_era import (
+from rsl_rl.algorithms import PPO, Distillation
+from support.policy_era import (
     make_actor_critic,
     make_distillation,
     make_ppo,
@@ -10,7 +11,6 @@ from policy_era import (
     parameters_of,
     roll_out,
 )
-from rsl_rl.algorithms import PPO, Distillation
 
 from rsl_tbptt.integrations.rsl_rl_v3 import TbpttDistillation, TbpttPPO
 

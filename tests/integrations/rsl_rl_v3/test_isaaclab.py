@@ -7,7 +7,7 @@ import gymnasium
 import pytest
 import torch
 
-import isaaclab2_stubs  # isort: skip  before Isaac Lab
+from support import isaaclab2_stubs  # isort: skip  before Isaac Lab
 from isaaclab_rl.rsl_rl import (
     RslRlDistillationAlgorithmCfg,
     RslRlDistillationRunnerCfg,

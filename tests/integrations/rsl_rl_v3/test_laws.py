@@ -4,9 +4,9 @@ import math
 
 import pytest
 import torch
-from policy_era import make_distillation, make_obs, make_ppo, parameters_of, roll_out
 from rsl_rl.algorithms import Distillation
-from tolerances import EXACT_FLOAT64, SAME_FLOAT32
+from support.policy_era import make_distillation, make_obs, make_ppo, parameters_of, roll_out
+from support.tolerances import EXACT_FLOAT64, SAME_FLOAT32
 
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.integrations.rsl_rl_v3 import TbpttDistillation, TbpttPPO

@@ -5,7 +5,10 @@ import sys
 
 import pytest
 import torch
-from policy_era import (
+from rsl_rl.algorithms import PPO, Distillation
+from rsl_rl.modules import ActorCriticRecurrent, StudentTeacherRecurrent
+from rsl_rl.runners import distillation_runner, on_policy_runner
+from support.policy_era import (
     OBS_GROUPS,
     make_actor_critic,
     make_distillation,
@@ -14,10 +17,7 @@ from policy_era import (
     make_student_teacher,
     roll_out,
 )
-from rsl_rl.algorithms import PPO, Distillation
-from rsl_rl.modules import ActorCriticRecurrent, StudentTeacherRecurrent
-from rsl_rl.runners import distillation_runner, on_policy_runner
-from tolerances import SAME_FLOAT32
+from support.tolerances import SAME_FLOAT32
 
 from rsl_tbptt.algorithms.policy_models import model_of, resolve_callable
 from rsl_tbptt.integrations.rsl_rl_v3 import TbpttDistillation, TbpttPPO
@@ -81,7 +81,7 @@ def test_mixed_precision_is_refused_with_symmetry():
     "options",
     [
         {"loss_type": "nll"},
-        {"loss_type": "policy_era.absolute_error"},
+        {"loss_type": "support.policy_era.absolute_error"},
         {"teacher_action_share": 0.5, "num_env_chunks": 2},
         {"batch_teacher_labels": True},
         {"use_mixed_precision": True, "update_length": 2},

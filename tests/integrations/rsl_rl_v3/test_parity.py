@@ -2,9 +2,9 @@
 
 import pytest
 import torch
-from policy_era import make_distillation, make_ppo, parameters_of, roll_out
 from rsl_rl.algorithms import PPO, Distillation
-from tolerances import PARITY_FLOAT32
+from support.policy_era import make_distillation, make_ppo, parameters_of, roll_out
+from support.tolerances import PARITY_FLOAT32
 
 from rsl_tbptt.integrations.rsl_rl_v3 import TbpttDistillation, TbpttPPO
 

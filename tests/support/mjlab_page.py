@@ -7,7 +7,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-PAGE = (Path(__file__).parents[1] / "docs" / "mjlab.md").read_text()
+PAGE = (Path(__file__).parents[2] / "docs" / "mjlab.md").read_text()
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, flags=re.DOTALL)
 """Language and text of every code block."""
 

@@ -11,7 +11,7 @@ import warnings
 from dataclasses import dataclass
 from pathlib import Path
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = Path(__file__).parents[2] / "docs"
 PAGE = (DOCS / "isaaclab.md").read_text()
 NEEDS_GPUS = "needs GPUs"
 NEEDS_ISAAC_SIM = "needs Isaac Sim"

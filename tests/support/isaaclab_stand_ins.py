@@ -10,7 +10,7 @@ from pathlib import Path
 
 import torch
 
-CARTPOLE = Path(__file__).parents[1] / "tasks" / "isaaclab" / "assets" / "cartpole.usda"
+CARTPOLE = Path(__file__).parents[2] / "tasks" / "isaaclab" / "assets" / "cartpole.usda"
 LINK = 0.3  # m
 ROBOTS = {
     "ANYbotics/ANYmal-D/anymal_d.usd": {

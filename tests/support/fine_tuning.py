@@ -4,9 +4,9 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from helpers import make_model, make_ppo
 
 from rsl_tbptt.algorithms import TbpttPPO
+from support.helpers import make_model, make_ppo
 
 
 def distilled(student: str = "lstm", teacher: str = "lstm") -> dict[str, Any]:

@@ -11,3 +11,9 @@ PARITY_FLOAT32 = {"rtol": 1e-4, "atol": 1e-6}
 
 BFLOAT16 = {"rtol": 5e-2, "atol": 2e-2}
 """Operands with 8 bits of mantissa, over a window."""
+
+SAME_FLOAT64_ANYWHERE = {"rel": 1e-6, "abs": 1e-8}
+"""Two updates in float64 on another processor: Adam's epsilon bounds what rounding may become."""
+
+SAME_BFLOAT16_ANYWHERE = {"rel": 5e-2, "abs": 2e-2}
+"""The same with operands of 8 bits, which processors round differently."""

@@ -5,9 +5,9 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from helpers import roll_out_ppo
 
 from rsl_tbptt.core import hidden_state
+from support.helpers import roll_out_ppo
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,445 @@
+"""What small updates leave, number by number: recorded once, so that no refactoring moves them.
+
+Every case builds an algorithm on fixed seeds in float64 with the reference engine, makes two
+updates and reads parameters, buffers, optimisers and metrics. Two forms of each::
+
+    bits         a digest of the exact numbers: equal before and after a change, on one machine
+    projections  a few weighted sums: equal up to rounding on any machine, kept in numerics.json
+
+``python tests/support/numerics.py`` prints both for the installed rsl_rl; ``--record`` writes the
+projections of this release into the file.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import hashlib
+import importlib
+import importlib.util
+import io
+import json
+import sys
+import warnings
+from collections.abc import Callable, Iterable
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+sys.path.insert(0, str(Path(__file__).parents[1]))
+
+RECORDED = Path(__file__).parents[1] / "numerics.json"
+NUM_STEPS, NUM_ENVS = 7, 6
+NUM_PROJECTIONS = 3
+NEWER_NAMES = {"episode_start_rate": "done_rate"}
+"""Metrics that have another name since they were recorded."""
+
+Case = Callable[[], Any]
+"""Builds an algorithm, trains it and returns it with the metrics of its last update."""
+
+
+def release() -> str:
+    """Return the installed release of rsl_rl."""
+    return version("rsl-rl-lib")
+
+
+def cases() -> dict[str, Case]:
+    """Return the cases of the installed release by name."""
+    if release() == "3.1.2":
+        return _cases_of_policies()
+    return {**_distillation_cases(), **_ppo_cases()}
+
+
+def run(case: Case) -> dict[str, Any]:
+    """Run a case in float64, and return its numbers: tensors by what they are, metrics by name."""
+    torch.set_num_threads(1)
+    torch.set_default_dtype(torch.float64)
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")
+            algorithm, metrics = case()
+    finally:
+        torch.set_default_dtype(torch.float32)
+    modules, optimizers = _changed_by(algorithm)
+    return {
+        "parameters": [p.detach() for module in modules for p in module.parameters()],
+        "buffers": [b for module in modules for b in module.buffers()],
+        "optimizer": [t for optimizer in optimizers for t in _tensors_of(optimizer)],
+        "metrics": metrics,
+    }
+
+
+def bits(numbers: dict[str, Any]) -> dict[str, str]:
+    """Digest tensors exactly, metrics to ten digits: the order in which they are summed is free."""
+    digests = {
+        name: hashlib.sha256(
+            b"".join(t.cpu().contiguous().numpy().tobytes() for t in tensors)
+        ).hexdigest()[:16]
+        for name, tensors in numbers.items()
+        if name != "metrics"
+    }
+    named = {name: f"{value:.10g}" for name, value in sorted(numbers["metrics"].items())}
+    return {**digests, "metrics": json.dumps(named)}
+
+
+def projections(numbers: dict[str, Any]) -> dict[str, Any]:
+    """Return weighted sums of each kind of tensor, and the metrics."""
+    sums = {}
+    for name, tensors in numbers.items():
+        if name != "metrics":
+            vector = torch.cat(
+                [
+                    torch.zeros(1, dtype=torch.float64),
+                    *(t.flatten().double().cpu() for t in tensors),
+                ]
+            )
+            places = torch.arange(len(vector), dtype=torch.float64)
+            sums[name] = [
+                float(vector @ torch.cos((1.0 + 0.618 * k) * places))
+                for k in range(NUM_PROJECTIONS)
+            ]
+    return {**sums, "metrics": dict(sorted(numbers["metrics"].items()))}
+
+
+def _changed_by(algorithm: Any) -> tuple[list[nn.Module], list[torch.optim.Optimizer]]:
+    """Return what an update changes."""
+    if hasattr(algorithm, "policy"):
+        modules = [algorithm.policy]
+    else:
+        roles = ("student", "teacher", "actor", "critic")
+        modules = [getattr(algorithm, role) for role in roles if hasattr(algorithm, role)]
+    optimizers = [algorithm.optimizer]
+    rnd = getattr(algorithm, "rnd", None)
+    if rnd:
+        modules.append(rnd)
+        optimizers.append(getattr(rnd, "optimizer", None) or algorithm.rnd_optimizer)
+    return modules, optimizers
+
+
+def _tensors_of(optimizer: torch.optim.Optimizer) -> Iterable[torch.Tensor]:
+    """Return the state of an optimiser and the learning rates, as tensors."""
+    for entries in optimizer.state.values():
+        yield from (torch.as_tensor(value).detach() for value in entries.values())
+    for group in optimizer.param_groups:
+        yield torch.tensor(group["lr"], dtype=torch.float64)
+
+
+def _trained(algorithm: Any, roll_out: Callable[..., None], updates: int = 2) -> Any:
+    for seed in range(updates):
+        roll_out(algorithm, seed)
+        metrics = algorithm.update()
+    return algorithm, metrics
+
+
+NORMALIZED = {"obs_normalization": True}
+LSTM_2 = {"rnn_num_layers": 2}
+
+
+def _distillation_cases() -> dict[str, Case]:
+    from rsl_tbptt.algorithms import TbpttDistillation
+    from support.helpers import (
+        MODELS,
+        absolute_error,
+        make_distillation,
+        make_obs,
+        roll_out,
+    )
+
+    def case(**options: Any) -> Case:
+        options = {"gradient_length": 3, "scan_engine": "reference", **options}
+        if options.get("student", "lstm") not in ("lstm", "gru"):
+            options.pop("scan_engine")
+        normalized = {} if options.get("student") == "images" else NORMALIZED
+        normalized = {**normalized, **options.pop("student_kwargs", {})}
+
+        def train() -> Any:
+            algorithm = make_distillation(
+                TbpttDistillation, NUM_STEPS, NUM_ENVS, student_kwargs=normalized, **options
+            )
+            return _trained(algorithm, roll_out)
+
+        return train
+
+    def skipped() -> Any:
+        def spoil(step: int, obs: Any) -> None:
+            if step == 2:
+                obs["policy"][1] = torch.nan
+
+        algorithm = make_distillation(
+            TbpttDistillation, NUM_STEPS, NUM_ENVS, gradient_length=3, scan_engine="reference"
+        )
+        roll_out(algorithm, 0)
+        algorithm.update()
+        roll_out(algorithm, 1, on_step=spoil)
+        algorithm.update()
+        return _trained(algorithm, roll_out)
+
+    def resumed() -> Any:
+        algorithm, _ = case(num_learning_epochs=2)()
+        other = make_distillation(
+            TbpttDistillation, NUM_STEPS, NUM_ENVS, student_kwargs=NORMALIZED, gradient_length=3
+        )
+        other.load(algorithm.save(), None, strict=True)
+        return _trained(other, roll_out)
+
+    def planned() -> Any:
+        algorithm = make_distillation(TbpttDistillation, NUM_STEPS, NUM_ENVS, gradient_length=3)
+        algorithm.memory_plan()
+        algorithm.act(make_obs(NUM_ENVS, torch.Generator().manual_seed(3)))
+        algorithm.train_mode()
+        return _trained(algorithm, roll_out)
+
+    options = {
+        **{f"student-{kind}": {"student": kind} for kind in MODELS},
+        **{f"teacher-{kind}": {"teacher": kind} for kind in MODELS},
+        "two-layers": {"student_kwargs": LSTM_2},
+        "accumulating": {"update_length": 6},
+        "overlapping": {"gradient_length": 5, "update_length": 2},
+        "whole": {"gradient_length": 9},
+        "sum-drop": {"loss_reduction": "sum", "tail": "drop", "max_grad_norm": None},
+        "chunks": {"num_env_chunks": 3},
+        "epochs": {"num_learning_epochs": 3, "learning_rate": 3e-3},
+        "huber": {"loss_type": "huber", "student": "gru"},
+        "kl": {"loss_type": "kl"},
+        "kl-gru-chunks": {"loss_type": "kl", "student": "gru", "num_env_chunks": 2},
+        "nll": {"loss_type": "nll", "student": "mlp"},
+        "function": {"loss_type": absolute_error},
+        "adamw": {"optimizer": "adamw"},
+        "sgd": {"optimizer": "sgd", "max_grad_norm": 0.1},
+        "rmsprop": {"optimizer": "rmsprop"},
+        "dagger": {"teacher_action_share": 0.5, "teacher_action_updates": 3},
+        "batch-labels": {"batch_teacher_labels": True},
+        "batch-labels-kl": {"batch_teacher_labels": True, "loss_type": "kl"},
+        "bfloat16": {"use_mixed_precision": True},
+        "fused": {"scan_engine": "fused"},
+        "fused-gru": {"scan_engine": "fused", "student": "gru"},
+        "budget": {"memory_budget_gb": 1.0},
+    }
+    named = {f"distillation-{name}": case(**chosen) for name, chosen in options.items()}
+    named["distillation-skipped"] = skipped
+    named["distillation-resumed"] = resumed
+    named["distillation-planned"] = planned
+    return named
+
+
+def _rnd_cfg(**options: Any) -> dict[str, Any]:
+    from support.helpers import STATE_DIM
+
+    return {
+        "num_states": STATE_DIM,
+        "obs_groups": {"rnd_state": ["state"], "actor": ["policy"], "critic": ["state"]},
+        "num_outputs": 3,
+        "predictor_hidden_dims": [8],
+        "target_hidden_dims": [8],
+        "weight": 0.5,
+        "learning_rate": 1e-2,
+        "state_normalization": True,
+        "reward_normalization": True,
+        **options,
+    }
+
+
+def _ppo_cases() -> dict[str, Case]:
+    from rsl_tbptt.algorithms import TbpttPPO
+    from support.fine_tuning import distilled, make_pulled
+    from support.helpers import MODELS, make_obs, make_ppo, roll_out_ppo
+
+    def case(rnd: dict[str, Any] | None = None, **options: Any) -> Case:
+        recurrent = {"lstm", "gru"} & {options.get("actor", "lstm"), options.get("critic", "lstm")}
+        both = {options.get("actor", "lstm"), options.get("critic", "lstm")} <= {"lstm", "gru"}
+        defaults = {"gradient_length": 3} if recurrent else {}
+        defaults |= {"scan_engine": "reference"} if both else {}
+        defaults |= {"num_mini_batches": 2, "num_learning_epochs": 2}
+        if options.get("actor") != "images":
+            defaults["actor_kwargs"] = NORMALIZED
+
+        def train() -> Any:
+            further = {} if rnd is None else {"rnd_cfg": _rnd_cfg(**rnd)}
+            algorithm = make_ppo(
+                TbpttPPO, NUM_STEPS, NUM_ENVS, **{**defaults, **options, **further}
+            )
+            return _trained(algorithm, roll_out_ppo)
+
+        return train
+
+    def symmetric() -> Any:
+        from rsl_rl.extensions import resolve_symmetry_config
+
+        def mirror(env: Any, obs: Any, actions: Any) -> Any:
+            obs = None if obs is None else torch.cat((obs, obs.apply(torch.neg)))
+            return obs, None if actions is None else torch.cat((actions, -actions))
+
+        cfg = {
+            "data_augmentation_func": mirror,
+            "use_data_augmentation": True,
+            "use_mirror_loss": True,
+            "mirror_loss_coeff": 0.7,
+        }
+        cfg = resolve_symmetry_config({"symmetry_cfg": cfg}, None)["symmetry_cfg"]
+        return case(actor="mlp", critic="mlp", symmetry_cfg=cfg)()
+
+    def skipped() -> Any:
+        def spoil(step: int, obs: Any, rewards: torch.Tensor) -> None:
+            if step == 2:
+                rewards[1] = torch.inf
+
+        algorithm, _ = case()()
+        roll_out_ppo(algorithm, 5, on_step=spoil)
+        algorithm.update()
+        return _trained(algorithm, roll_out_ppo)
+
+    def resumed() -> Any:
+        algorithm, _ = case(policy_loss="kl_penalty", schedule="fixed")()
+        other = make_ppo(
+            TbpttPPO, NUM_STEPS, NUM_ENVS, actor_kwargs=NORMALIZED, gradient_length=3,
+            num_mini_batches=2, policy_loss="kl_penalty", schedule="fixed",
+        )  # fmt: skip
+        other.load(algorithm.save(), None, strict=True)
+        return _trained(other, roll_out_ppo)
+
+    def planned() -> Any:
+        algorithm = make_ppo(TbpttPPO, NUM_STEPS, NUM_ENVS, gradient_length=3, num_mini_batches=2)
+        algorithm.memory_plan()
+        algorithm.act(make_obs(NUM_ENVS, torch.Generator().manual_seed(3)))
+        algorithm.train_mode()
+        return _trained(algorithm, roll_out_ppo)
+
+    def fine_tuned(updates: int = 4, **options: Any) -> Case:
+        def train() -> Any:
+            options.setdefault("gradient_length", 3)
+            algorithm = make_pulled(**options)
+            algorithm.load(distilled(teacher=options.get("teacher", "lstm")), None, strict=True)
+            return _trained(algorithm, roll_out_ppo, updates)
+
+        return train
+
+    def with_final_observations() -> Any:
+        algorithm = make_ppo(TbpttPPO, NUM_STEPS, NUM_ENVS, gradient_length=3, num_mini_batches=2)
+        process = algorithm.process_env_step
+
+        def process_with_final(obs: Any, rewards: Any, dones: Any, extras: Any) -> None:
+            process(obs, rewards, dones, {**extras, "final_obs": dict(obs.apply(torch.neg))})
+
+        algorithm.process_env_step = process_with_final
+        return _trained(algorithm, roll_out_ppo)
+
+    window = {"minibatch_unit": "window", "gradient_length": 3}
+    penalty = {"policy_loss": "kl_penalty", "schedule": "fixed"}
+    episodes = {"loss_reduction": "episode_mean", "value_loss_coef": 0.7}
+    options = {
+        **{f"models-{kind}": {"actor": kind, "critic": kind} for kind in MODELS},
+        "models-lstm-mlp": {"critic": "mlp"},
+        "models-mlp-gru": {"actor": "mlp", "critic": "gru"},
+        "models-shared": {"actor": "cnn", "critic": "sharing", "actor_kwargs": {}},
+        "two-layers": {"actor_kwargs": LSTM_2},
+        "whole": {"gradient_length": None},
+        "window": window,
+        "window-burn-in": {**window, "burn_in_length": 2, "num_mini_batches": 3},
+        "window-gru-episodes": {**window, **episodes, "actor": "gru", "critic": "gru"},
+        "chunks": {"num_env_chunks": 3},
+        "in-order": {"shuffle_envs": False},
+        "episodes": episodes,
+        "episodes-mlp": {**episodes, "actor": "mlp", "critic": "mlp"},
+        "kl-penalty": penalty,
+        "clip-high": {"clip_param_high": 0.28, "dual_clip_param": 3.0, "entropy_coef": -0.02},
+        "fixed": {"schedule": "fixed", "max_grad_norm": None, "use_clipped_value_loss": False},
+        "sgd": {"optimizer": "sgd", "max_grad_norm": 0.1},
+        "adamw": {"optimizer": "adamw", "desired_kl": 0.05},
+        "rmsprop": {"optimizer": "rmsprop"},
+        "per-mini-batch": {"normalize_advantage_per_mini_batch": True, "value_loss_coef": 0.5},
+        "returns": {"gamma": 0.9, "lam": 0.8, "clip_param": 0.1, "learning_rate": 3e-4},
+        "bfloat16": {"use_mixed_precision": True},
+        "fused": {"scan_engine": "fused"},
+        "fused-gru": {"scan_engine": "fused", "actor": "gru", "critic": "gru"},
+        "budget": {"memory_budget_gb": 1.0},
+    }
+    named = {f"ppo-{name}": case(**chosen) for name, chosen in options.items()}
+    for name, models in (("lstm", {}), ("mlp", {"actor": "mlp", "critic": "mlp"})):
+        named[f"ppo-rnd-{name}"] = case(rnd={}, **models)
+    named["ppo-symmetry"] = symmetric
+    named["ppo-skipped"] = skipped
+    named["ppo-resumed"] = resumed
+    named["ppo-planned"] = planned
+    named["ppo-final-observations"] = with_final_observations
+    named["ppo-fine-tuned"] = fine_tuned(
+        student_action_std=0.2, critic_warmup_iterations=1, teacher_kl_updates=2
+    )
+    named["ppo-pulled-by-mlp"] = fine_tuned(2, teacher="mlp", **window)
+    return named
+
+
+def _cases_of_policies() -> dict[str, Case]:
+    """Return the cases of rsl_rl 3, whose algorithms take one policy."""
+    from support import policy_era
+
+    # Where they are now, and where they were when the numbers were recorded.
+    here = "rsl_tbptt.compat.rsl_rl3"
+    known = importlib.util.find_spec("rsl_tbptt.compat") is not None
+    ours: Any = importlib.import_module(here if known else "rsl_tbptt.integrations.rsl_rl_v3")
+
+    def distillation(**options: Any) -> Case:
+        options = {"gradient_length": 3, "student": "lstm", **options}
+
+        def train() -> Any:
+            algorithm = policy_era.make_distillation(
+                ours.TbpttDistillation, NUM_STEPS, NUM_ENVS, **options
+            )
+            return _trained(algorithm, policy_era.roll_out)
+
+        return train
+
+    def ppo(**options: Any) -> Case:
+        options = {"num_mini_batches": 2, "num_learning_epochs": 2, **options}
+        if options.get("kind", "lstm") != "mlp":
+            options = {"gradient_length": 3, "scan_engine": "reference", **options}
+
+        def train() -> Any:
+            algorithm = policy_era.make_ppo(ours.TbpttPPO, NUM_STEPS, NUM_ENVS, **options)
+            return _trained(algorithm, policy_era.roll_out)
+
+        return train
+
+    student_options = {
+        **{f"student-{kind}": {"student": kind} for kind in ("mlp", "lstm", "gru")},
+        "sum-drop": {"loss_reduction": "sum", "tail": "drop"},
+        "nll-chunks": {"loss_type": "nll", "num_env_chunks": 2},
+        "batch-labels": {"batch_teacher_labels": True, "optimizer": "sgd"},
+        "dagger": {"teacher_action_share": 0.5},
+        "normalized": {"policy_kwargs": {"student_obs_normalization": True}},
+    }
+    ppo_options = {
+        **{f"models-{kind}": {"kind": kind} for kind in ("mlp", "lstm", "gru")},
+        "window": {"minibatch_unit": "window", "burn_in_length": 1},
+        "kl-penalty": {"policy_loss": "kl_penalty", "schedule": "fixed"},
+        "episodes": {"loss_reduction": "episode_mean", "value_loss_coef": 0.7},
+        "clipped": {"max_grad_norm": 0.1, "optimizer": "sgd"},
+        "normalized": {"policy_kwargs": {"actor_obs_normalization": True}},
+        "log-std": {"policy_kwargs": {"noise_std_type": "log"}},
+    }
+    return {
+        **{f"distillation-{name}": distillation(**o) for name, o in student_options.items()},
+        **{f"ppo-{name}": ppo(**chosen) for name, chosen in ppo_options.items()},
+    }
+
+
+def main() -> None:
+    """Print the numbers of the installed release, or record them."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--record", action="store_true", help=f"write {RECORDED.name}")
+    args = parser.parse_args()
+    with contextlib.redirect_stdout(io.StringIO()):  # rsl_rl prints what it does
+        numbers = {name: run(case) for name, case in cases().items()}
+    if args.record:
+        recorded = json.loads(RECORDED.read_text()) if RECORDED.exists() else {}
+        recorded[release()] = {name: projections(found) for name, found in numbers.items()}
+        RECORDED.write_text(json.dumps(recorded, indent=1, sort_keys=True) + "\n")
+    print(json.dumps({name: bits(found) for name, found in numbers.items()}, indent=1))
+
+
+if __name__ == "__main__":
+    main()
