@@ -13,8 +13,8 @@ from rsl_rl.models import MLPModel
 from rsl_rl.utils import resolve_callable
 from tensordict import TensorDict
 
-from rsl_tbptt.algorithms.checkpoints import read_checkpoint
-from rsl_tbptt.algorithms.trained_models import read_agent_config
+from rsl_tbptt.checkpoints.reading import read_checkpoint
+from rsl_tbptt.checkpoints.trained_models import read_agent_config
 
 AGENT = Path("params", "agent.yaml")
 PARTS = {"student_state_dict": "student", "actor_state_dict": "actor"}

@@ -84,7 +84,7 @@ def rows(main_python: str, mjlab_python: str, isaaclab2_python: str) -> list[Row
     main, mjlab, isaaclab2 = main_python, mjlab_python, isaaclab2_python
     mjlab_tests = ("tests/integrations/test_mjlab*.py", "tests/tasks/test_mjlab_*.py")
     package_tests = ("tests/test_packaging.py", "-m", "package")
-    isaaclab2_tests = ("tests/integrations/rsl_rl_v3", "tests/algorithms/test_numerics.py")
+    isaaclab2_tests = ("tests/compat/rsl_rl3", "tests/algorithms/test_numerics.py")
     return [
         Row(name=contract, rsl_rl="3.1.2", python=isaaclab2, tests=CONTRACT),
         Row(name=contract, rsl_rl="5.0.1", python=main, tests=CONTRACT),

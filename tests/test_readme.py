@@ -11,8 +11,8 @@ from rsl_rl.algorithms import PPO
 from support.helpers import make_distillation, make_ppo, roll_out, roll_out_ppo
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
-from rsl_tbptt.algorithms.distillation_options import DistillationOptions
-from rsl_tbptt.algorithms.ppo_options import PpoOptions
+from rsl_tbptt.algorithms.distillation.options import DistillationOptions
+from rsl_tbptt.algorithms.ppo.options import PpoOptions
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from typing import Any, Literal
 
-from rsl_tbptt.supported_rsl_rl import MODELS_ERA, rsl_rl_era
+from rsl_tbptt.compat.supported import MODELS_ERA, rsl_rl_era
 
 try:
     from isaaclab.utils import configclass

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from rsl_tbptt.algorithms.checkpoints import read_checkpoint
+from rsl_tbptt.checkpoints.reading import read_checkpoint
 
 
 def save_checkpoint(checkpoint: dict[str, Any], path: str | os.PathLike[str]) -> None:

@@ -9,8 +9,8 @@ from rsl_rl.algorithms import Distillation
 from support.helpers import make_distillation, roll_out
 
 from rsl_tbptt.algorithms import TbpttDistillation
-from rsl_tbptt.algorithms.behavior_loss import resolve_behavior_loss
-from rsl_tbptt.algorithms.distillation_options import DistillationOptions
+from rsl_tbptt.algorithms.distillation.losses import resolve_behavior_loss
+from rsl_tbptt.algorithms.distillation.options import DistillationOptions
 from rsl_tbptt_tasks.memory import RecallEnv
 
 

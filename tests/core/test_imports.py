@@ -19,4 +19,4 @@ def test_core_imports_no_framework():
 
 
 def test_the_check_can_fail():
-    assert "rsl_rl" in frameworks_imported_by("rsl_tbptt.algorithms.ppo")
+    assert "rsl_rl" in frameworks_imported_by("rsl_tbptt.algorithms.ppo.algorithm")

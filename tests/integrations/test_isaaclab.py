@@ -15,8 +15,8 @@ from rsl_rl.algorithms import Distillation
 from rsl_rl.utils import resolve_class
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
-from rsl_tbptt.algorithms.distillation_options import DistillationOptions
-from rsl_tbptt.algorithms.ppo_options import PpoOptions
+from rsl_tbptt.algorithms.distillation.options import DistillationOptions
+from rsl_tbptt.algorithms.ppo.options import PpoOptions
 from rsl_tbptt.integrations.isaaclab import TbpttDistillationAlgorithmCfg, TbpttPpoAlgorithmCfg
 
 WITHOUT_ISAACLAB = """

@@ -12,8 +12,8 @@ from rsl_rl.utils import resolve_class
 
 import rsl_tbptt_tasks.isaaclab  # noqa: F401
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
-from rsl_tbptt.algorithms.distillation_options import DistillationOptions
-from rsl_tbptt.algorithms.ppo_options import PpoOptions
+from rsl_tbptt.algorithms.distillation.options import DistillationOptions
+from rsl_tbptt.algorithms.ppo.options import PpoOptions
 
 pytestmark = [
     pytest.mark.filterwarnings(r"ignore:.torch\.jit\.script:DeprecationWarning"),

@@ -19,8 +19,8 @@ from support.mjlab_page import build_package
 
 import rsl_tbptt.integrations.mjlab
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
-from rsl_tbptt.algorithms.distillation_options import DistillationOptions
-from rsl_tbptt.algorithms.ppo_options import PpoOptions
+from rsl_tbptt.algorithms.distillation.options import DistillationOptions
+from rsl_tbptt.algorithms.ppo.options import PpoOptions
 from rsl_tbptt.integrations.mjlab import (
     TbpttDistillationAlgorithmCfg,
     TbpttDistillationRunnerCfg,

@@ -24,7 +24,7 @@ from support.helpers import make_distillation
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import TbpttDistillation
-from rsl_tbptt.algorithms.trained_models import describe
+from rsl_tbptt.checkpoints.trained_models import describe
 
 # rsl_rl and Isaac Lab export to TorchScript, which torch is giving up.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit")

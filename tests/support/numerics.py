@@ -15,8 +15,6 @@ from __future__ import annotations
 import argparse
 import contextlib
 import hashlib
-import importlib
-import importlib.util
 import io
 import json
 import sys
@@ -373,12 +371,8 @@ def _ppo_cases() -> dict[str, Case]:
 
 def _cases_of_policies() -> dict[str, Case]:
     """Return the cases of rsl_rl 3, whose algorithms take one policy."""
+    from rsl_tbptt.integrations import rsl_rl_v3 as ours
     from support import policy_era
-
-    # Where they are now, and where they were when the numbers were recorded.
-    here = "rsl_tbptt.compat.rsl_rl3"
-    known = importlib.util.find_spec("rsl_tbptt.compat") is not None
-    ours: Any = importlib.import_module(here if known else "rsl_tbptt.integrations.rsl_rl_v3")
 
     def distillation(**options: Any) -> Case:
         options = {"gradient_length": 3, "student": "lstm", **options}

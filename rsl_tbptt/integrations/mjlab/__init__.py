@@ -9,7 +9,7 @@
 import warnings
 from typing import Any
 
-from rsl_tbptt.supported_rsl_rl import require_models_era
+from rsl_tbptt.compat.supported import require_models_era
 
 __all__ = [
     "TbpttDistillationAlgorithmCfg",

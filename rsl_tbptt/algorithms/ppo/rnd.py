@@ -1,0 +1,104 @@
+"""Training of rsl_rl's random network distillation (RND) on PPO's mini-batches."""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Iterator
+
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from rsl_tbptt.algorithms.ppo.mini_batches import MiniBatch
+from rsl_tbptt.algorithms.update.optimizers import use_fused_kernels
+from rsl_tbptt.compat.versions import RandomNetworkDistillation
+from rsl_tbptt.core import losses
+from rsl_tbptt.core.accumulate import accumulate_group
+from rsl_tbptt.core.distributed import Ranks
+from rsl_tbptt.core.hidden_state import HiddenState
+from rsl_tbptt.core.rollout import Rollout
+
+
+class CuriosityTraining:
+    """Trains the predictor of RND: one optimiser step per mini-batch.
+
+    References:
+        Burda et al. (2018), "Exploration by random network distillation".
+    """
+
+    def __init__(
+        self,
+        rnd: RandomNetworkDistillation,
+        optimizer: torch.optim.Optimizer,
+        ranks: Ranks,
+        bucket_mb: float,
+    ) -> None:
+        """Take rsl_rl's module, the optimiser of its predictor and who trains it together."""
+        use_fused_kernels(optimizer)
+        self._rnd, self._optimizer = rnd, optimizer
+        self._ranks, self._bucket_mb = ranks, bucket_mb
+        self.keep_reward_normalizer()
+
+    @property
+    def changes(self) -> tuple[list[nn.Module], list[torch.optim.Optimizer]]:
+        """Modules and optimisers that an update changes."""
+        return [self._rnd.predictor, self._rnd.state_normalizer], [self._optimizer]
+
+    def parameters(self) -> Iterator[nn.Parameter]:
+        """Return what is trained."""
+        return self._rnd.predictor.parameters()
+
+    def keep_reward_normalizer(self) -> None:
+        """Copy what learns within the rollout, at its start."""
+        self._kept = copy.deepcopy(self._rnd.reward_normalizer)
+
+    def restore_reward_normalizer(self) -> None:
+        """Forget what it learned from a rollout that is dropped."""
+        self._rnd.reward_normalizer = self._kept
+
+    def accumulate(
+        self, rollout: Rollout, mini_batch: MiniBatch, num_env_chunks: int
+    ) -> torch.Tensor:
+        """Add a mini-batch's gradient; return the sum of its squared errors, shape (1,)."""
+        rollout = rollout.seen_by(self._rnd.obs_groups["rnd_state"], ())
+        self._optimizer.zero_grad()
+        sums = []
+        for part in mini_batch.parts:
+            _, loss_sum = accumulate_group(
+                part.group,
+                part.of(rollout),
+                None,
+                self._embeddings,
+                losses.mse,
+                mini_batch.num_samples,
+                num_env_chunks,
+            )
+            sums.append(loss_sum)
+        return torch.stack(sums).sum(0, keepdim=True)
+
+    def step(self, mean: torch.Tensor) -> torch.Tensor:
+        """Step the optimiser on all ranks.
+
+        Args:
+            mean: This rank's part of the mini-batch's mean squared error. Shape: (1,).
+
+        Returns:
+            The mean over all ranks. Shape: (1,).
+        """
+        self._ranks.sum_gradients(self.parameters(), self._bucket_mb)
+        self._optimizer.step()
+        return self._ranks.sum_tensor(mean)
+
+    def _embeddings(
+        self,
+        obs: TensorDict,
+        state: HiddenState,
+        episode_starts: torch.Tensor,
+    ) -> tuple[tuple[torch.Tensor, torch.Tensor], HiddenState]:
+        """Return the predicted and the target embedding of each step, shape (K, n, D) each."""
+        with torch.no_grad():
+            rnd_state = self._rnd.state_normalizer(self._rnd.get_rnd_state(obs.flatten(0, 1)))
+            target = self._rnd.target(rnd_state)
+        predicted = self._rnd.predictor(rnd_state)
+        shape = episode_starts.shape
+        return (predicted.unflatten(0, shape), target.unflatten(0, shape)), state

@@ -1,0 +1,174 @@
+"""Replay of rsl_rl's models over a window with explicit state: the bridge from models to the core.
+
+Everything but the recurrence runs once per window, on K * n rows (K steps, n environments).
+"""
+
+import warnings
+from collections.abc import Callable
+
+import torch
+from tensordict import TensorDict
+
+from rsl_tbptt.compat.versions import OWN_MODELS, MLPModel, RNNModel
+from rsl_tbptt.core import hidden_state
+from rsl_tbptt.core.accumulate import Replay
+from rsl_tbptt.core.hidden_state import HiddenState
+from rsl_tbptt.core.scan import is_supported, recurrent_scan
+
+Outputs = tuple[torch.Tensor, ...]
+"""What a head returns, each of leading shape (K, n)."""
+
+Head = Callable[[MLPModel, torch.Tensor], Outputs]
+"""Turns what a model's last layer returns for (rows, ...) into outputs of leading shape (rows,)."""
+
+
+def action_head(model: MLPModel, mlp_output: torch.Tensor) -> Outputs:
+    """Return the deterministic action, shape (rows, A)."""
+    if model.distribution is None:
+        return (mlp_output,)
+    return (model.distribution.deterministic_output(mlp_output),)
+
+
+def gaussian_head(model: MLPModel, mlp_output: torch.Tensor) -> Outputs:
+    """Return mean and standard deviation of the action, shape (rows, A) each."""
+    model.distribution.update(mlp_output)  # pyright: ignore[reportOptionalMemberAccess]
+    return model.output_mean, model.output_std
+
+
+def raw_head(model: MLPModel, mlp_output: torch.Tensor) -> Outputs:  # noqa: ARG001
+    """Return the last layer's output, shape (rows, ...), for the caller's own distribution."""
+    return (mlp_output,)
+
+
+def make_replay(
+    model: MLPModel, *, head: Head, scan_engine: str, operand_dtype: torch.dtype | None
+) -> Replay:
+    """Choose how ``model`` is replayed.
+
+    Args:
+        model: A model that follows rsl_rl's interface.
+        head: ``action_head``, ``gaussian_head`` or ``raw_head``.
+        scan_engine: Engine of ``recurrent_scan``.
+        operand_dtype: Autocast dtype of the forward pass, or None for full precision.
+
+    Returns:
+        A function of observations (K, n), state and episode starts (K, n) that returns the outputs
+        and the state after the last step, both in the parameters' dtype: window by window for
+        rsl_rl's own models, step by step for any other recurrent model.
+
+    Raises:
+        NotImplementedError: If ``head`` is ``raw_head`` and the model has to run step by step.
+    """
+    run = _choose_replay(model)
+    if head is raw_head and run is _replay_stepwise:
+        raise NotImplementedError(
+            f"{type(model).__name__} has a forward pass of its own, expected one of rsl_rl's models"
+            " (MLPModel, CNNModel, RNNModel): its distribution cannot be replayed step by step."
+        )
+    if scan_engine != "auto" and run is not _replay_rnn:
+        warnings.warn(
+            f"scan_engine is '{scan_engine}', which has no effect on a {type(model).__name__}: only"
+            " rsl_rl's RNNModel is scanned. Leave it at 'auto'.",
+            stacklevel=3,
+        )
+    parameter = next(model.parameters())
+    autocast = torch.autocast(
+        parameter.device.type, dtype=operand_dtype, enabled=operand_dtype is not None
+    )
+
+    def replay(
+        obs: TensorDict, state: HiddenState, episode_starts: torch.Tensor
+    ) -> tuple[Outputs, HiddenState]:
+        with autocast:
+            outputs, state = run(model, obs, state, episode_starts, head, scan_engine)
+        in_dtype = [output.to(parameter.dtype) for output in outputs]
+        return tuple(in_dtype), hidden_state.apply(lambda s: s.to(parameter.dtype), state)
+
+    return replay
+
+
+def observed_groups(model: MLPModel, obs: TensorDict) -> list[str]:
+    """Name the observation groups that a replay of ``model`` reads.
+
+    Args:
+        model: A model that follows rsl_rl's interface.
+        obs: Observations with all groups there are.
+
+    Returns:
+        Those of rsl_rl's own models, a CNN's images included; all of them for a model with a
+        forward pass or latent of its own, which may read any.
+    """
+    own_forward = type(model).forward is not MLPModel.forward
+    if own_forward or type(model).get_latent not in [known.get_latent for known in OWN_MODELS]:
+        return list(map(str, obs.keys()))
+    return [*model.obs_groups, *getattr(model, "obs_groups_2d", ())]
+
+
+def _choose_replay(model: MLPModel) -> Callable[..., tuple[Outputs, HiddenState]]:
+    if type(model).forward is not MLPModel.forward:
+        return _replay_stepwise
+    if not model.is_recurrent:
+        return _replay_feed_forward
+    if isinstance(model, RNNModel) and type(model).get_latent is RNNModel.get_latent:
+        return _replay_rnn if is_supported(model.rnn.rnn) else _replay_stepwise
+    return _replay_stepwise
+
+
+def _replay_feed_forward(
+    model: MLPModel,
+    obs: TensorDict,
+    state: HiddenState,
+    episode_starts: torch.Tensor,  # noqa: ARG001
+    head: Head,
+    scan_engine: str,  # noqa: ARG001
+) -> tuple[Outputs, HiddenState]:
+    """Replay a model without memory on all rows at once."""
+    return _rows(model, obs, model.get_latent, head), state
+
+
+def _replay_rnn(
+    model: MLPModel,
+    obs: TensorDict,
+    state: HiddenState,
+    episode_starts: torch.Tensor,
+    head: Head,
+    scan_engine: str,
+) -> tuple[Outputs, HiddenState]:
+    """Replay an RNNModel: encoder on rows, scan over the window, head on rows."""
+
+    def scan_rows(rows: TensorDict) -> torch.Tensor:
+        nonlocal state
+        inputs = MLPModel.get_latent(model, rows).unflatten(0, episode_starts.shape)
+        latent, state = recurrent_scan(model.rnn.rnn, inputs, state, episode_starts, scan_engine)  # type: ignore[union-attr]
+        return latent.flatten(0, 1)
+
+    return _rows(model, obs, scan_rows, head), state
+
+
+def _rows(
+    model: MLPModel,
+    obs: TensorDict,
+    get_latent: Callable[[TensorDict], torch.Tensor],
+    head: Head,
+) -> Outputs:
+    """Run latent, head and distribution on all steps and environments of a window at once."""
+    outputs = head(model, model.mlp(get_latent(obs.flatten(0, 1))))
+    return tuple(output.unflatten(0, obs.batch_size) for output in outputs)
+
+
+def _replay_stepwise(
+    model: MLPModel,
+    obs: TensorDict,
+    state: HiddenState,
+    episode_starts: torch.Tensor,
+    head: Head,
+    scan_engine: str,  # noqa: ARG001
+) -> tuple[Outputs, HiddenState]:
+    """Replay any model through its public interface, one step at a time."""
+    gaussian, steps = head is gaussian_head, []
+    for step_obs, starts in zip(obs.unbind(0), episode_starts, strict=True):
+        model.reset(hidden_state=hidden_state.clear(state, starts))  # type: ignore[arg-type]
+        mean = model(step_obs, stochastic_output=gaussian)
+        steps.append((model.output_mean, model.output_std) if gaussian else (mean,))
+        state = model.get_hidden_state()
+    return tuple(torch.stack(parts) for parts in zip(*steps, strict=True)), state

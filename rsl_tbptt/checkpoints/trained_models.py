@@ -1,0 +1,179 @@
+"""How the models of a checkpoint were configured, where their parameters do not show it.
+
+Two models with equal parameters act differently if their activations differ or if their
+observations are joined in another order. Both are compared with what the checkpoint says where an
+algorithm of this package wrote it, and otherwise with ``params/agent.yaml`` beside it, which Isaac
+Lab and mjlab write.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import warnings
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rsl_rl.utils import resolve_nn_activation
+from tensordict import TensorDict
+from torch import nn
+
+from rsl_tbptt.compat.versions import MLPModel
+
+_TRAINED_AS = {
+    "teacher": ("teacher", "actor", "policy"),
+    "student": ("student",),
+    "actor": ("student", "actor"),
+    "critic": ("critic",),
+}
+"""Names under which a model of a role may have been trained, best first; "policy" by rsl_rl 3."""
+
+
+def describe(model: MLPModel, obs: TensorDict) -> dict[str, Any]:
+    """Describe what a model's parameters do not show, in plain values for a checkpoint.
+
+    Args:
+        model: The model.
+        obs: Observations of any batch size.
+
+    Returns:
+        ``"activations"``, classes of the head's layers without parameters; ``"obs_groups"``, the
+        shape of each group that the model concatenates, in their order; and ``"images"``, the shape
+        of each that a CNN encodes.
+    """
+    layers = getattr(model, "mlp", nn.Sequential()).children()
+    plain = (layer for layer in layers if not list(layer.parameters()))
+    names = {type(layer).__name__ for layer in plain if not isinstance(layer, nn.Unflatten)}
+
+    def shapes(groups: Iterable[str]) -> dict[str, list[int]]:
+        return {name: list(obs[name].shape[obs.batch_dims :]) for name in groups}
+
+    return {
+        "activations": sorted(names),
+        "obs_groups": shapes(getattr(model, "obs_groups", ())),
+        "images": shapes(getattr(model, "obs_groups_2d", ())),
+    }
+
+
+def check_configured_alike(
+    model: MLPModel,
+    obs: TensorDict,
+    role: str,
+    checkpoint: Mapping[str, Any],
+    path: str | None,
+) -> None:
+    """Check that a model is configured as the one whose parameters a checkpoint holds.
+
+    Nothing is checked where neither the checkpoint nor a file beside it tells.
+
+    Args:
+        model: The model to load into.
+        obs: Observations of any batch size.
+        role: "teacher", "student", "actor" or "critic".
+        checkpoint: The checkpoint, whose parameters fit.
+        path: Its file, or None where that is unknown.
+
+    Raises:
+        ValueError: If it was trained with another activation, or with the same observation groups
+            in another order or of other widths.
+    """
+    recorded = checkpoint.get("rsl_tbptt", {}).get("models", {})
+    names = [name for name in _TRAINED_AS[role] if name in recorded]
+    source, trained = "it", recorded[names[0]] if names else None
+    # Without its file the path belongs to something else, such as a pattern of files.
+    if trained is None and path is not None and Path(path).is_file():
+        agent = Path(path).parent / "params" / "agent.yaml"
+        source, trained = f"'{agent}'", _described_in(agent, role)
+    if trained is None:
+        return
+    ours = describe(model, obs)
+    used, expected = ours["activations"], trained["activations"]
+    if used and not set(expected) <= set(used):
+        raise ValueError(
+            f"{role}.activation is {', '.join(used)}, expected {', '.join(expected)}, with which"
+            f" the checkpoint was trained as {source} says: the same parameters would act"
+            " differently. Set it so in the config."
+        )
+    images = getattr(model, "obs_groups_2d", ())  # their encoders bear their names
+    groups = {name: shape for name, shape in trained["obs_groups"].items() if name not in images}
+    _check_groups(ours["obs_groups"], groups, role, source)
+
+
+def _check_groups(
+    ours: dict[str, list[int]], trained: dict[str, list[int] | None], role: str, source: str
+) -> None:
+    """Compare observation groups; widths are None where they were not kept.
+
+    Raises:
+        ValueError: If the same groups have another order or other widths.
+    """
+    if not trained or not ours:
+        return
+    if set(ours) != set(trained):
+        warnings.warn(
+            f"The {role} sees the observation groups {[*ours]} and was trained with"
+            f" {[*trained]}, as {source} says: they have to hold the same values, in that order.",
+            stacklevel=4,
+        )
+        return
+    if [*ours] != [*trained]:
+        raise ValueError(
+            f"obs_groups['{role}'] is {[*ours]}, expected {[*trained]}, the order in which the"
+            f" checkpoint was trained as {source} says: the same inputs would mean something else."
+        )
+    for name, shape in trained.items():
+        if shape is not None and shape != ours[name]:
+            raise ValueError(
+                f"The observation group '{name}' of the {role} has shape {ours[name]}, expected"
+                f" {shape}, with which the checkpoint was trained: the same inputs would mean"
+                " something else. Give the environment the observations of that training."
+            )
+
+
+def _described_in(agent: Path, role: str) -> dict[str, Any] | None:
+    """Describe the model of a run's config that became one of this role, if there is one."""
+    if not (agent.is_file() and importlib.util.find_spec("yaml")):
+        return None  # nobody without yaml has written such a file
+    config = read_agent_config(agent)
+    names = [name for name in _TRAINED_AS[role] if isinstance(config.get(name), dict)]
+    if not names:
+        return None
+    groups = config.get("obs_groups") or {}
+    trained_as = role if names[0] == "policy" and role in groups else names[0]
+    return {
+        "activations": _class_names(config[names[0]].get("activation")),
+        "obs_groups": dict.fromkeys(groups.get(trained_as) or ()),
+    }
+
+
+def read_agent_config(file: Path) -> dict[str, Any]:
+    """Read the agent's config that Isaac Lab or mjlab wrote, without running code it may contain.
+
+    Args:
+        file: ``params/agent.yaml`` of a run. Reading it needs pyyaml, which both bring.
+
+    Returns:
+        The config, tuples included; other Python objects are read as None.
+    """
+    import yaml  # pyright: ignore[reportMissingModuleSource]
+
+    class ConfigLoader(yaml.SafeLoader):
+        """Knows the Python tag of tuples, which safe YAML refuses."""
+
+    ConfigLoader.add_constructor(
+        "tag:yaml.org,2002:python/tuple",
+        lambda loader, node: tuple(loader.construct_sequence(node, deep=True)),  # pyright: ignore[reportArgumentType]
+    )
+    ConfigLoader.add_multi_constructor("tag:yaml.org,2002:python/", lambda *_: None)
+    with file.open(encoding="utf-8") as stream:
+        return yaml.load(stream, ConfigLoader)
+
+
+def _class_names(activation: str | None) -> list[str]:
+    """Return the class of an activation that a config names; none where rsl_rl knows no such."""
+    if activation is None:
+        return []
+    try:
+        return [type(resolve_nn_activation(activation)).__name__]
+    except ValueError:
+        return []

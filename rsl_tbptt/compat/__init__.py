@@ -1,0 +1,1 @@
+"""What differs between releases of rsl_rl, and nothing else."""

@@ -1,0 +1,255 @@
+"""DAgger's mixed policy: who acts is chosen anew, what is learnt from it stays the same."""
+
+import copy
+
+import pytest
+import torch
+from rsl_rl.algorithms import Distillation
+from support.helpers import make_distillation, make_model, make_obs, parameters_of, roll_out
+
+from rsl_tbptt.algorithms import TbpttDistillation
+from rsl_tbptt.algorithms.distillation.dagger import draw_envs, scheduled_share
+from rsl_tbptt.checkpoints.reading import read_checkpoint
+
+NUM_STEPS, NUM_ENVS = 6, 10
+
+
+def make(algorithm_class=TbpttDistillation, share=None, **options):
+    if share is not None:
+        options["teacher_action_share"] = share
+    return make_distillation(algorithm_class, NUM_STEPS, NUM_ENVS, gradient_length=3, **options)
+
+
+def act_only(algorithm, seed):
+    """Fill the storage and return the actions that went to the environments, (T, N, A)."""
+    executed, act = [], algorithm.act
+
+    def recording_act(obs):
+        executed.append(act(obs).clone())
+        return executed[-1]
+
+    algorithm.act = recording_act
+    roll_out(algorithm, seed)
+    algorithm.act = act
+    return torch.stack(executed)
+
+
+def teacher_envs(algorithm):
+    """Return where every executed action of the rollout is the label, (N,)."""
+    return (algorithm.storage.actions == algorithm.storage.privileged_actions).all(-1).all(0)
+
+
+@pytest.mark.parametrize("loss_type", ["mse", "kl"])
+@pytest.mark.parametrize(("share", "count"), [(0.1, 1), (0.34, 3), (0.36, 4), (1.0, 10)])
+def test_exactly_the_share_of_environments_executes_the_label(loss_type, share, count):
+    algorithm = make(share=share, loss_type=loss_type)
+    executed = act_only(algorithm, 0)
+    is_label = (executed == algorithm.storage.privileged_actions).all(-1)
+    assert torch.equal(executed, algorithm.storage.actions)
+    assert is_label.sum(1).tolist() == [count] * NUM_STEPS
+    assert torch.equal(is_label, is_label[:1].expand_as(is_label))  # the same all rollout long
+
+
+@pytest.mark.parametrize("loss_type", ["mse", "kl"])
+def test_the_other_environments_execute_the_students_sample(loss_type):
+    algorithm = make(share=0.5, loss_type=loss_type)
+    student = copy.deepcopy(algorithm.student)
+    roll_out(algorithm, 0)
+    storage, teacher_acts = algorithm.storage, teacher_envs(algorithm)
+    torch.manual_seed(0)
+    torch.randperm(NUM_ENVS)
+    with torch.inference_mode():
+        for step in range(NUM_STEPS):
+            expected = student(storage.observations[step], stochastic_output=True)
+            if loss_type == "kl":
+                algorithm.teacher(storage.observations[step], stochastic_output=True)
+            got = storage.actions[step]
+            assert torch.equal(got[~teacher_acts], expected[~teacher_acts])
+            assert not torch.equal(got[teacher_acts], expected[teacher_acts])
+            student.reset(storage.dones[step].view(-1))
+
+
+def test_environments_are_drawn_anew_for_every_rollout():
+    algorithm, drawn = make(share=0.5), []
+    for seed in range(8):
+        roll_out(algorithm, seed)
+        drawn.append(teacher_envs(algorithm))
+        algorithm.update()
+    assert torch.stack(drawn).sum(1).tolist() == [5] * 8
+    assert len({tuple(envs.tolist()) for envs in drawn}) > 1
+    assert torch.stack(drawn).any(0).all()
+    assert not torch.stack(drawn).all(0).any()
+
+
+@pytest.mark.parametrize("teacher", ["mlp", "lstm"])
+@pytest.mark.parametrize("student", ["mlp", "lstm", "gru"])
+@pytest.mark.parametrize("loss_type", ["mse", "kl"])
+def test_who_acts_changes_neither_labels_nor_states_nor_what_is_learnt(teacher, student, loss_type):
+    models = {"teacher": teacher, "student": student, "loss_type": loss_type}
+    mixed, plain = make(share=0.5, **models), make(**models)
+    for seed in range(3):  # the observations are given, whoever acts
+        for algorithm in (mixed, plain):
+            roll_out(algorithm, seed)
+        assert torch.equal(mixed.storage.privileged_actions, plain.storage.privileged_actions)
+        assert not torch.equal(mixed.storage.actions, plain.storage.actions)
+        got, want = mixed.student.get_hidden_state(), plain.student.get_hidden_state()
+        assert (got is None) == (student == "mlp")
+        if want is not None:
+            assert all(torch.equal(g, w) for g, w in zip(got, want, strict=True))
+        metrics = mixed.update()
+        assert metrics.pop("teacher_action_share") == 0.5
+        assert metrics == plain.update()
+        assert torch.equal(parameters_of(mixed), parameters_of(plain))
+
+
+@pytest.mark.parametrize("student", ["mlp", "lstm"])
+def test_by_default_actions_and_random_stream_are_rsl_rls(student):
+    ours, stock = make(student=student), make(Distillation, student=student)
+    ours_executed, random_state = act_only(ours, 0), torch.get_rng_state()
+    stock_executed = act_only(stock, 0)
+    assert torch.equal(ours_executed, stock_executed)
+    assert torch.equal(random_state, torch.get_rng_state())
+    assert "teacher_action_share" not in ours.update()
+
+
+def test_with_a_share_they_are_not():
+    ours, stock = make(share=0.5), make(Distillation)
+    assert not torch.equal(act_only(ours, 0), act_only(stock, 0))
+
+
+def test_after_the_schedule_nothing_is_drawn_any_more():
+    ours, plain = make(share=0.5, teacher_action_updates=1), make()
+    for algorithm in (ours, plain):
+        roll_out(algorithm, 0)
+        algorithm.update()
+    ours_executed, random_state = act_only(ours, 1), torch.get_rng_state()
+    assert torch.equal(ours_executed, act_only(plain, 1))
+    assert torch.equal(random_state, torch.get_rng_state())
+
+
+@pytest.mark.parametrize(
+    ("last_update", "counts"), [(None, [6] * 6), (3, [6, 4, 2, 0, 0, 0]), (1, [6, 0, 0, 0, 0, 0])]
+)
+def test_the_share_falls_linearly_over_the_updates(last_update, counts):
+    algorithm = make(share=0.6, teacher_action_updates=last_update)
+    for seed, count in enumerate(counts):
+        roll_out(algorithm, seed)
+        assert teacher_envs(algorithm).sum() == count
+        assert algorithm.update()["teacher_action_share"] == pytest.approx(count / NUM_ENVS)
+
+
+def test_schedule_by_hand():
+    assert [scheduled_share(0.8, k, 4) for k in range(6)] == pytest.approx(
+        [0.8, 0.6, 0.4, 0.2, 0.0, 0.0]
+    )
+    assert scheduled_share(0.8, 10**6, None) == 0.8
+
+
+def test_every_environment_is_drawn_equally_often():
+    torch.manual_seed(0)
+    drawn = torch.stack([draw_envs(0.3, NUM_ENVS, "cpu") for _ in range(1000)]).squeeze(-1)
+    assert drawn.sum(1).tolist() == [3] * 1000
+    assert (drawn.float().mean(0) - 0.3).abs().max() < 0.06  # four standard deviations
+
+
+def test_a_resumed_run_goes_on_with_the_schedule(tmp_path):
+    options = {"student": "mlp", "teacher_action_updates": 5}
+    source, target = make(share=1.0, **options), make(share=1.0, **options)
+    for seed in range(2):
+        roll_out(source, seed)
+        source.update()
+    torch.save(source.save(), tmp_path / "student.pt")
+    assert target.load(read_checkpoint(tmp_path / "student.pt", "cpu"), None, strict=True) is True
+    assert target.num_updates == 2
+    for seed in range(2, 4):
+        assert torch.equal(act_only(target, seed), act_only(source, seed))
+        assert torch.equal(teacher_envs(target), teacher_envs(source))
+        assert target.update() == source.update()
+    assert torch.equal(parameters_of(target), parameters_of(source))
+
+
+def test_the_number_of_updates_is_plain_and_ignored_by_rsl_rl():
+    source, target = make(), make(Distillation)
+    roll_out(source, 0)
+    source.update()
+    checkpoint = source.save()
+    assert checkpoint["rsl_tbptt"]["num_updates"] == 1
+    assert set(checkpoint) - {"rsl_tbptt"} == set(target.save())
+    assert target.load(checkpoint, None, strict=True) is True
+    assert target.num_updates == 0
+    assert torch.equal(parameters_of(target), parameters_of(source))
+
+
+def test_a_checkpoint_of_rsl_rl_starts_the_schedule():
+    algorithm = make()
+    algorithm.num_updates = 3
+    assert algorithm.load(make(Distillation).save(), None, strict=True) is True
+    assert algorithm.num_updates == 0
+
+
+def test_without_the_student_the_number_of_updates_stays():
+    algorithm, source = make(), make()
+    algorithm.num_updates, source.num_updates = 3, 7
+    actor = make_model("teacher", "mlp", NUM_ENVS, seed=9)
+    algorithm.load({"actor_state_dict": actor.state_dict()}, None, strict=True)
+    assert algorithm.num_updates == 3
+    algorithm.load(source.save(), {"teacher": True}, strict=True)
+    assert algorithm.num_updates == 3
+    algorithm.load(source.save(), {"student": True}, strict=True)
+    assert algorithm.num_updates == 7
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"teacher_action_share": -0.1}, "teacher_action_share is -0.1, expected a number from 0"),
+        ({"teacher_action_share": 30}, "is 30, expected a number from 0 to 1: give 30 % .* as 0.3"),
+        ({"teacher_action_share": float("nan")}, "teacher_action_share is nan, expected"),
+        (
+            {"teacher_action_share": 0.5, "teacher_action_updates": 0},
+            "teacher_action_updates is 0, expected an integer of at least 1. Use None to keep",
+        ),
+        (
+            {"teacher_action_share": 0.5, "teacher_action_updates": 2.5},
+            "teacher_action_updates is 2.5, expected an integer",
+        ),
+        ({"teacher_action_shares": 0.5}, "did you mean 'teacher_action_share'"),
+    ],
+)
+def test_bad_values_are_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        make(**options)
+
+
+def test_options_without_effect_warn():
+    with pytest.warns(UserWarning, match="teacher_action_updates is 5, which has no effect: "):
+        make(teacher_action_updates=5)
+
+
+def test_options_with_effect_do_not_warn():
+    make(share=0.06, teacher_action_updates=5)
+    make(share=1)
+    make(share=0)
+
+
+def test_an_undone_update_leaves_the_next_rollout_mixed():
+    algorithm = make(share=0.5)
+    roll_out(algorithm, 0)
+    algorithm.storage.privileged_actions[2, 1, 0] = float("nan")
+    with pytest.warns(UserWarning, match="teacher actions of environments"):
+        algorithm.update()
+    roll_out(algorithm, 1)
+    assert teacher_envs(algorithm).sum() == 5
+    assert algorithm.update()["teacher_action_share"] == 0.5
+
+
+def test_acting_outside_inference_mode_gives_the_same():
+    results = []
+    for mode in (torch.inference_mode(), torch.enable_grad()):
+        algorithm = make(share=0.5)
+        obs = make_obs(NUM_ENVS, torch.Generator().manual_seed(0))
+        torch.manual_seed(0)
+        with mode:
+            results.append(algorithm.act(obs))
+    assert torch.equal(*results)
+    assert not results[1].requires_grad

@@ -1,0 +1,127 @@
+"""Labels computed after the rollout at once are those of the rollout's steps."""
+
+import pytest
+import torch
+from rsl_rl.models import MLPModel
+from rsl_rl.storage import RolloutStorage
+from support.helpers import (
+    ACTION_DIM,
+    make_distillation,
+    make_model,
+    make_obs,
+    parameters_of,
+    roll_out,
+)
+from support.tolerances import PARITY_FLOAT32, SAME_FLOAT32
+
+from rsl_tbptt.algorithms import TbpttDistillation
+from rsl_tbptt.algorithms.update import step_batches
+
+NUM_STEPS, NUM_ENVS = 7, 4
+
+
+class OwnForward(MLPModel):
+    """A user's teacher, which is called step by step."""
+
+    def forward(self, obs, *args, **kwargs):
+        return super().forward(obs, *args, **kwargs) * 1.0
+
+
+def make(teacher_class=MLPModel, **options):
+    student = make_model("student", "lstm", NUM_ENVS, seed=1)
+    teacher = make_model("teacher", "mlp", NUM_ENVS, seed=2, obs_normalization=True)
+    teacher.obs_normalizer.update(3.0 * make_obs(NUM_ENVS)["state"] + 1.0)
+    teacher.__class__ = teacher_class
+    storage = RolloutStorage(
+        "distillation", NUM_ENVS, NUM_STEPS, make_obs(NUM_ENVS), [ACTION_DIM], "cpu"
+    )
+    algorithm = TbpttDistillation(student, teacher, storage, gradient_length=3, **options)
+    algorithm.train_mode()
+    return algorithm
+
+
+@pytest.fixture(params=[1, 2 * NUM_ENVS, 1000])
+def _max_rows(request, monkeypatch):
+    monkeypatch.setitem(step_batches._MAX_ROWS, "cpu", request.param)
+
+
+@pytest.mark.usefixtures("_max_rows")
+@pytest.mark.parametrize("teacher_class", [MLPModel, OwnForward])
+@pytest.mark.parametrize("loss_type", ["mse", "kl"])
+def test_labels_and_what_is_learnt_are_those_of_the_steps(teacher_class, loss_type):
+    batched, stepwise = (
+        make(teacher_class, loss_type=loss_type, batch_teacher_labels=batch)
+        for batch in (True, False)
+    )
+    with torch.no_grad():
+        for algorithm in (batched, stepwise):
+            algorithm.teacher.load_state_dict(stepwise.teacher.state_dict())
+            algorithm.teacher.distribution.std_param.copy_(torch.tensor([0.7, 0.2]))
+    for seed in range(3):
+        metrics = []
+        for algorithm in (batched, stepwise):
+            roll_out(algorithm, seed)
+            metrics.append(algorithm.update())
+        assert metrics[0] == pytest.approx(metrics[1], rel=1e-4)
+        labels = [algorithm.storage.privileged_actions for algorithm in (batched, stepwise)]
+        torch.testing.assert_close(*labels, **SAME_FLOAT32)
+        if loss_type == "kl":
+            assert torch.equal(batched._teacher_std, stepwise._teacher_std)
+        torch.testing.assert_close(
+            parameters_of(batched), parameters_of(stepwise), **PARITY_FLOAT32
+        )
+
+
+def test_the_teacher_runs_once_for_all_steps_and_is_left_as_it_was():
+    algorithm, calls = make(batch_teacher_labels=True), []
+    algorithm.teacher.mlp.register_forward_hook(lambda *call: calls.append(len(call[2])))
+    before = {name: tensor.clone() for name, tensor in algorithm.teacher.state_dict().items()}
+    roll_out(algorithm, 0)
+    assert calls == []
+    algorithm.update()
+    assert calls == [NUM_STEPS * NUM_ENVS]
+    assert all(torch.equal(v, before[k]) for k, v in algorithm.teacher.state_dict().items())
+
+
+def test_by_default_it_runs_at_every_step():
+    algorithm, calls = make(), []
+    algorithm.teacher.mlp.register_forward_hook(lambda *call: calls.append(len(call[2])))
+    roll_out(algorithm, 0)
+    algorithm.update()
+    assert calls == [NUM_ENVS] * NUM_STEPS
+
+
+def test_a_nan_in_the_teachers_observations_is_named_and_nothing_is_lost():
+    algorithm = make(batch_teacher_labels=True)
+    before = parameters_of(algorithm)
+
+    def poison(step, obs):
+        if step == 2:
+            obs["state"][1] = float("nan")
+
+    roll_out(algorithm, 0, on_step=poison)
+    with pytest.warns(UserWarning, match=r"'state' of environments \[1\], first at step 2"):
+        algorithm.update()
+    assert torch.equal(parameters_of(algorithm), before)
+
+
+def test_a_recurrent_teacher_is_refused():
+    with pytest.raises(ValueError, match="expected False with a recurrent teacher: its labels"):
+        make_distillation(
+            TbpttDistillation, 6, 4, teacher="lstm", gradient_length=3, batch_teacher_labels=True
+        )
+
+
+def test_a_teacher_that_acts_is_refused():
+    with pytest.raises(ValueError, match=r"expected False with teacher_action_share 0\.5: the"):
+        make(batch_teacher_labels=True, teacher_action_share=0.5)
+
+
+def test_a_storage_without_the_teachers_observations_is_refused():
+    student = make_model("student", "mlp", NUM_ENVS, seed=1)
+    teacher = make_model("teacher", "mlp", NUM_ENVS, seed=2)
+    obs = make_obs(NUM_ENVS).select("policy")
+    storage = RolloutStorage("distillation", NUM_ENVS, NUM_STEPS, obs, [ACTION_DIM], "cpu")
+    message = r"lacks the teacher's observation group 'state', it holds \['policy'\]"
+    with pytest.raises(ValueError, match=message):
+        TbpttDistillation(student, teacher, storage, gradient_length=3, batch_teacher_labels=True)

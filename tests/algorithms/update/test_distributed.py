@@ -1,0 +1,173 @@
+"""R processes on N/R environments each give the update of one process on N."""
+
+import pytest
+import torch
+from support.helpers import (
+    STATE_DIM,
+    make_distillation,
+    make_obs,
+    make_ppo,
+    parameters_of,
+    ppo_parameters_of,
+    roll_out,
+)
+from support.tolerances import PARITY_FLOAT32
+from torch import distributed, multiprocessing
+from torch.nn.utils import parameters_to_vector
+
+from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
+from rsl_tbptt.algorithms.update import step_batches
+
+NUM_ENVS, NUM_STEPS = 6, 7
+
+
+def fill_storage(storage, first, last):
+    """Put environments [first, last) of one global rollout into the storage."""
+    generator = torch.Generator().manual_seed(3)
+    for value in storage.observations.values():
+        whole = torch.randn(NUM_STEPS, NUM_ENVS, value.shape[-1], generator=generator)
+        value.copy_(whole[:, first:last])
+    labels = torch.randn(NUM_STEPS, NUM_ENVS, 2, generator=generator)
+    dones = torch.rand(NUM_STEPS, NUM_ENVS, 1, generator=generator) < 0.3
+    storage.privileged_actions.copy_(labels[:, first:last])
+    storage.dones.copy_(dones[:, first:last])
+
+
+def updated_parameters(first, last, multi_gpu_cfg=None, **options):
+    algorithm = make_distillation(
+        TbpttDistillation,
+        NUM_STEPS,
+        last - first,
+        gradient_length=3,
+        multi_gpu_cfg=multi_gpu_cfg,
+        **options,
+    )
+    for _ in range(2):
+        fill_storage(algorithm.storage, first, last)
+        algorithm.update()
+    return parameters_of(algorithm)
+
+
+OPTIONS = (
+    {},
+    {"grad_reduce_bucket_mb": 1e-4, "update_length": 5},
+    {"student_kwargs": {"obs_normalization": True}},
+)
+
+
+PPO_OPTIONS = (
+    {},
+    {"minibatch_unit": "window", "burn_in_length": 2, "loss_reduction": "episode_mean"},
+    {"normalize_advantage_per_mini_batch": True},
+)
+
+
+def fill_ppo_rollout(algorithm, first, last):
+    """Put environments [first, last) of one global rollout into a PPO, its states included.
+
+    The rewards of the environments differ in size, so those of the ranks do.
+    """
+    storage, generator = algorithm.storage, torch.Generator().manual_seed(4)
+    storage.distribution_params = tuple(torch.ones(NUM_STEPS, last - first, 2) for _ in range(2))
+    targets = [*storage.observations.values(), storage.actions, storage.actions_log_prob]
+    for target in [*targets, storage.rewards, storage.values]:
+        shape = (NUM_STEPS, NUM_ENVS, target.shape[-1])
+        target.copy_(torch.randn(shape, generator=generator)[:, first:last])
+    storage.rewards.mul_(torch.arange(first, last).unsqueeze(1) - 1.0)
+    dones = torch.rand(NUM_STEPS, NUM_ENVS, 1, generator=generator) < 0.3
+    storage.dones.copy_(dones[:, first:last])
+    with torch.inference_mode():
+        algorithm.compute_returns(make_obs(NUM_ENVS, generator)[first:last])
+
+    def state():
+        pair = (torch.randn(1, NUM_ENVS, 6, generator=generator) for _ in range(2))
+        return tuple(tensor[:, first:last] for tensor in pair)
+
+    algorithm._states = [(state(), state()) for _ in algorithm._mini_batches.state_steps]
+
+
+def updated_ppo_parameters(first, last, multi_gpu_cfg=None, **options):
+    """Update a PPO with RND on environments [first, last) of one global rollout."""
+    algorithm = make_ppo(
+        TbpttPPO,
+        NUM_STEPS,
+        last - first,
+        num_mini_batches=1,
+        num_learning_epochs=3,
+        gradient_length=3,
+        rnd_cfg={
+            "num_states": STATE_DIM,
+            "obs_groups": {"rnd_state": ["state"]},
+            "num_outputs": 3,
+            "predictor_hidden_dims": [8],
+            "target_hidden_dims": [8],
+        },
+        multi_gpu_cfg=multi_gpu_cfg,
+        **options,
+    )
+    torch.manual_seed(5)  # the first weights else depend on the number of environments
+    with torch.no_grad():
+        for parameter in algorithm.rnd.parameters():
+            parameter.normal_()
+    fill_ppo_rollout(algorithm, first, last)
+    curiosity = algorithm.update()["rnd"]
+    predictor = parameters_to_vector(algorithm.rnd.predictor.parameters()).detach()
+    return torch.cat((ppo_parameters_of(algorithm), predictor, torch.tensor([curiosity])))
+
+
+def run_rank(rank, shares, folder):
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=len(shares)
+    )
+    first, last = sum(shares[:rank]), sum(shares[: rank + 1])
+    step_batches._MAX_ROWS["cpu"] = 8  # several of them, and each rank alone would take other ones
+    cfg = {"global_rank": rank, "local_rank": rank, "world_size": len(shares)}
+    results = [updated_parameters(first, last, cfg, **options) for options in OPTIONS]
+    results += [updated_ppo_parameters(first, last, cfg, **options) for options in PPO_OPTIONS]
+    torch.save(results, f"{folder}/rank{rank}.pt")
+    torch.save(results_alone(first, last), f"{folder}/alone{rank}.pt")
+    distributed.destroy_process_group()
+
+
+def results_alone(first, last):
+    """Update on environments [first, last) without a description of the processes."""
+    return updated_parameters(first, last), *(
+        updated_ppo_parameters(first, last, **options) for options in PPO_OPTIONS
+    )
+
+
+@pytest.fixture(scope="module", params=[[3, 3], [2, 4]], ids=str)
+def ranks(request, tmp_path_factory):
+    """Return the environments of each rank, and the folder with what the ranks left."""
+    shares, folder = request.param, tmp_path_factory.mktemp("ranks")
+    multiprocessing.spawn(run_rank, (shares, str(folder)), nprocs=len(shares))
+    return shares, folder
+
+
+def test_ranks_leave_the_parameters_of_one_process(ranks):
+    shares, folder = ranks
+    results = [torch.load(folder / f"rank{rank}.pt") for rank in range(len(shares))]
+    expected = [updated_parameters(0, NUM_ENVS, **options) for options in OPTIONS]
+    expected += [updated_ppo_parameters(0, NUM_ENVS, **options) for options in PPO_OPTIONS]
+    for want, *by_rank in zip(expected, *results, strict=True):
+        for parameters in by_rank:
+            torch.testing.assert_close(parameters, want, **PARITY_FLOAT32)
+
+
+def test_runs_that_share_a_process_group_only_are_left_alone(ranks):
+    shares, folder = ranks
+    for rank in range(len(shares)):
+        expected = results_alone(sum(shares[:rank]), sum(shares[: rank + 1]))
+        for parameters, want in zip(torch.load(folder / f"alone{rank}.pt"), expected, strict=True):
+            assert torch.equal(parameters, want)
+
+
+def test_half_the_environments_alone_do_not():
+    expected = updated_parameters(0, NUM_ENVS)
+    assert not torch.allclose(updated_parameters(0, 3), expected, rtol=1e-3)
+
+
+def test_one_process_needs_no_process_group():
+    algorithm = make_distillation(TbpttDistillation, 4, 3, gradient_length=2)
+    roll_out(algorithm, 0)
+    assert algorithm.update()["optimizer_steps"] == 2

@@ -1,0 +1,172 @@
+"""Fused optimiser steps: rsl_rl's parameters and checkpoints, and rates known to the device."""
+
+import io
+import math
+
+import pytest
+import torch
+from rsl_rl.algorithms import PPO, Distillation
+from support.helpers import (
+    make_distillation,
+    make_ppo,
+    parameters_of,
+    ppo_parameters_of,
+    roll_out,
+    roll_out_ppo,
+)
+from support.tolerances import PARITY_FLOAT32
+
+from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
+from rsl_tbptt.algorithms.update.optimizers import follow_kl, step_at, use_fused_kernels
+
+pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
+
+OPTIMIZERS = ["adam", "adamw", "sgd", "rmsprop"]
+
+
+def through_a_file(checkpoint):
+    file = io.BytesIO()
+    torch.save(checkpoint, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+def make(algorithm_class, optimizer):
+    """Build a distillation in which ours and rsl_rl's take the same steps."""
+    options = {"loss_reduction": "sum"} if algorithm_class is TbpttDistillation else {}
+    return make_distillation(
+        algorithm_class, 6, 4, gradient_length=3, max_grad_norm=1.0, optimizer=optimizer, **options
+    )
+
+
+def train(algorithm, seeds):
+    for seed in seeds:
+        algorithm.student.reset()  # a checkpoint holds no state
+        algorithm.last_hidden_states = (None, None)
+        roll_out(algorithm, seed)
+        algorithm.update()
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize(
+    ("writer", "reader"), [(TbpttDistillation, Distillation), (Distillation, TbpttDistillation)]
+)
+def test_a_run_goes_on_with_the_other_from_its_checkpoint(writer, reader, optimizer):
+    source, target = make(writer, optimizer), make(reader, optimizer)
+    train(source, range(2))
+    target.load(through_a_file(source.save()), None, strict=True)
+    for algorithm in (source, target):
+        train(algorithm, range(2, 4))
+    torch.testing.assert_close(parameters_of(target), parameters_of(source), **PARITY_FLOAT32)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_checkpoint_is_written_as_rsl_rl_writes_it(optimizer):
+    ours, stock = make(TbpttDistillation, optimizer), make(Distillation, optimizer)
+    for algorithm in (ours, stock):
+        train(algorithm, range(2))
+    got, want = (a.save()["optimizer_state_dict"] for a in (ours, stock))
+    assert got["param_groups"] == want["param_groups"]
+    assert got["state"].keys() == want["state"].keys()
+    for index, entries in want["state"].items():
+        for name, value in entries.items():
+            torch.testing.assert_close(got["state"][index][name], value, **PARITY_FLOAT32)
+
+
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_steps_are_fused_also_after_loading(optimizer):
+    algorithm = make(TbpttDistillation, optimizer)
+    for checkpoint in (None, make(Distillation, optimizer).save(), algorithm.save()):
+        if checkpoint is not None:
+            algorithm.load(checkpoint, None, strict=True)
+        groups = algorithm.optimizer.param_groups
+        assert [group.get("fused") for group in groups] == [
+            None if optimizer == "rmsprop" else True
+        ]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_step_counts_live_on_the_gpu_and_are_saved_from_the_cpu(optimizer):
+    if not torch.cuda.is_available():
+        pytest.skip("needs a CUDA device")
+    layer = torch.nn.Linear(3, 2).cuda()
+    classes = {"adam": "Adam", "adamw": "AdamW", "sgd": "SGD", "rmsprop": "RMSprop"}
+    used, loaded = (
+        getattr(torch.optim, classes[optimizer])(layer.parameters(), lr=0.1) for _ in range(2)
+    )
+    use_fused_kernels(used)
+    layer(torch.ones(1, 3, device="cuda")).sum().backward()
+    used.step()
+    saved = used.state_dict()
+    assert all(e["step"].is_cpu for e in saved["state"].values() if "step" in e)
+    used.load_state_dict(through_a_file(saved))
+    step_at(used, torch.full((), 0.1, dtype=torch.float64, device="cuda"))
+    loaded.load_state_dict(through_a_file(saved))
+    loaded.step()
+
+
+def rsl_rl_rate(rate, kl, desired_kl):
+    """Return the learning rate by the rule in rsl_rl's ``PPO.update``."""
+    if kl > desired_kl * 2.0:
+        return max(1e-5, rate / 1.5)
+    if kl < desired_kl / 2.0 and kl > 0.0:
+        return min(1e-2, rate * 1.5)
+    return rate
+
+
+@pytest.mark.parametrize("rate", [1e-5, 1.2e-5, 1e-3, 8e-3, 1e-2, 5e-2, 1e-6])
+@pytest.mark.parametrize("kl", [0.0, 1e-9, 4e-3, 6e-3, 0.01, 0.019, 0.021, 5.0, math.inf, math.nan])
+def test_the_rate_follows_rsl_rls_rule_to_the_last_bit(rate, kl):
+    on_device = torch.full((), rate, dtype=torch.float64)
+    got = follow_kl(on_device, torch.tensor(kl), 0.01).item()
+    assert got == rsl_rl_rate(rate, kl, 0.01)
+
+
+@pytest.mark.usefixtures("in_order")
+def test_outside_an_update_the_learning_rate_is_a_float_that_rsl_rl_has_too():
+    rates = []
+    for algorithm_class, options in ((TbpttPPO, {"shuffle_envs": False}), (PPO, {})):
+        algorithm = make_ppo(
+            algorithm_class, 6, 8, num_learning_epochs=3, learning_rate=1e-4, **options
+        )
+        roll_out_ppo(algorithm, 0)
+        algorithm.update()
+        rates.append(algorithm.learning_rate)
+        for group in algorithm.optimizer.param_groups:
+            assert type(group["lr"]) is float
+            assert group["lr"] == algorithm.learning_rate
+    assert type(rates[0]) is float
+    assert rates[0] == rates[1] != 1e-4
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+def test_a_step_at_a_rate_on_the_device_is_a_step_at_that_rate(optimizer, dtype):
+    stepped = []
+    for on_device in (True, False):
+        algorithm = make_ppo(TbpttPPO, 4, 4, optimizer=optimizer, learning_rate=0.3)
+        algorithm.actor.to(dtype)
+        algorithm.critic.to(dtype)
+        for parameter in algorithm.actor.parameters():
+            parameter.grad = torch.ones_like(parameter)
+        if on_device:
+            step_at(algorithm.optimizer, torch.full((), 0.02, dtype=torch.float64))
+            assert algorithm.optimizer.param_groups[0]["lr"] == 0.3
+        else:
+            algorithm.optimizer.param_groups[0]["lr"] = 0.02
+            algorithm.optimizer.step()
+        stepped.append(ppo_parameters_of(algorithm))
+    assert torch.equal(*stepped)
+
+
+def test_a_step_that_fails_leaves_the_rate_a_float(monkeypatch):
+    algorithm = make_ppo(TbpttPPO, 4, 4)
+
+    def fail(closure=None):
+        raise RuntimeError("out of memory")
+
+    monkeypatch.setattr(algorithm.optimizer, "step", fail)
+    with pytest.raises(RuntimeError, match="out of memory"):
+        step_at(algorithm.optimizer, torch.full((), 0.02, dtype=torch.float64))
+    assert algorithm.optimizer.param_groups[0]["lr"] == 1e-3

@@ -1,0 +1,158 @@
+"""A checkpoint's models are configured alike, also where their parameters do not show it."""
+
+import pytest
+import torch
+import yaml
+from rsl_rl.models import MLPModel
+from rsl_rl.runners import DistillationRunner
+from support.helpers import make_distillation, make_model, make_ppo
+from tensordict import TensorDict
+
+from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
+from rsl_tbptt.checkpoints.trained_models import check_configured_alike, read_agent_config
+from rsl_tbptt.runners import TbpttDistillationRunner
+from rsl_tbptt_tasks.memory import RecallEnv
+
+ELU = {"hidden_dims": (8,), "activation": "elu"}
+OBS = TensorDict(
+    {"a": torch.zeros(4, 2), "b": torch.zeros(4, 3), "c": torch.zeros(4, 3)}, batch_size=[4]
+)
+PROPRIOCEPTION = {"activations": ["ELU"], "obs_groups": {"a": [2], "b": [3]}}
+
+
+def write_run(folder, actor=ELU, groups=("privileged",)):
+    """Write what a platform leaves of a stock PPO teacher; tuples have Python's tag in it."""
+    env = RecallEnv(4, 3)
+    model = model_of(env.get_observations(), ["privileged"])
+    (folder / "params").mkdir()
+    agent = {"actor": {"class_name": "MLPModel", **actor}, "obs_groups": {"actor": groups}}
+    (folder / "params" / "agent.yaml").write_text(yaml.dump(agent))
+    checkpoint = {"actor_state_dict": model.state_dict(), "iter": 0, "infos": None}
+    torch.save(checkpoint, folder / "model_0.pt")
+    return str(folder / "model_0.pt")
+
+
+def model_of(obs, groups):
+    gaussian = {"class_name": "GaussianDistribution", "init_std": 0.1}
+    sets = {"teacher": groups}
+    return MLPModel(obs, sets, "teacher", 1, hidden_dims=[8], distribution_cfg=gaussian)
+
+
+def train_cfg(activation="elu", **options):
+    """Return a config as Isaac Lab hands it on: its --checkpoint is in "load_checkpoint"."""
+    gaussian = {"class_name": "GaussianDistribution", "init_std": 0.1}
+    model = {"class_name": "MLPModel", "hidden_dims": [8], "distribution_cfg": gaussian}
+    return {
+        "num_steps_per_env": 6,
+        "save_interval": 1,
+        "obs_groups": {"student": ["policy"], "teacher": ["privileged"]},
+        "algorithm": {
+            "class_name": "rsl_tbptt.algorithms:TbpttDistillation",
+            "gradient_length": 3,
+            **options.pop("algorithm", {}),
+        },
+        "student": {**model, "distribution_cfg": dict(gaussian)},
+        "teacher": {**model, "distribution_cfg": dict(gaussian), "activation": activation},
+        **options,
+    }
+
+
+def load_as_isaaclab(path, cfg):
+    DistillationRunner(RecallEnv(4, 3), {**cfg, "load_checkpoint": path}).load(path)
+
+
+def load_by_our_runner(path, cfg):
+    TbpttDistillationRunner(RecallEnv(4, 3), {**cfg, "load_checkpoint": "model_.*.pt"}).load(path)
+
+
+def load_teacher_checkpoint(path, cfg):
+    cfg["algorithm"]["teacher_checkpoint"] = path
+    runner = DistillationRunner(RecallEnv(4, 3), cfg)
+    runner.learn(1)
+
+
+LOADS = [load_as_isaaclab, load_by_our_runner, load_teacher_checkpoint]
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_a_teacher_with_another_activation_than_its_run_had_is_refused(tmp_path, load):
+    path = write_run(tmp_path)
+    load(path, train_cfg("elu"))
+    with pytest.raises(
+        ValueError, match=r"teacher\.activation is ReLU, expected ELU.*agent\.yaml' says"
+    ):
+        load(path, train_cfg("relu"))
+
+
+@pytest.mark.parametrize("load", LOADS)
+def test_other_observation_groups_are_named_and_allowed(tmp_path, load):
+    path = write_run(tmp_path, groups=("policy", "answer"))
+    with pytest.warns(UserWarning, match=r"\['privileged'\] and was trained with \['policy', 'an"):
+        load(path, train_cfg())
+
+
+def test_a_checkpoint_outside_a_run_is_taken_as_it_is(tmp_path):
+    path = write_run(tmp_path)
+    (tmp_path / "params" / "agent.yaml").unlink()
+    load_as_isaaclab(path, train_cfg("relu"))
+
+
+@pytest.mark.parametrize(
+    ("groups", "trained", "message"),
+    [
+        (["a", "b"], PROPRIOCEPTION, None),
+        (["b", "a"], PROPRIOCEPTION, r"is \['b', 'a'\], expected \['a', 'b'\], the order in which"),
+        (
+            ["a", "b"],
+            {**PROPRIOCEPTION, "obs_groups": {"a": [3], "b": [2]}},
+            r"'a' of the teacher has shape \[2\], expected \[3\]",
+        ),
+    ],
+)
+def test_order_and_widths_of_observation_groups(groups, trained, message):
+    model = model_of(OBS, groups)
+    checkpoint = {"rsl_tbptt": {"models": {"actor": trained}}}
+    if message is None:
+        check_configured_alike(model, OBS, "teacher", checkpoint, None)
+        return
+    with pytest.raises(ValueError, match=message):
+        check_configured_alike(model, OBS, "teacher", checkpoint, None)
+
+
+def test_checkpoints_of_this_package_tell_it_themselves(tmp_path):
+    relu = {"activation": "relu"}
+    teacher = make_ppo(TbpttPPO, 4, 2, actor="mlp", num_mini_batches=1).save()
+    torch.save(teacher, tmp_path / "model.pt")
+    read = torch.load(tmp_path / "model.pt", weights_only=True)["rsl_tbptt"]["models"]
+    described = {"activations": ["ELU"], "obs_groups": {"policy": [5]}, "images": {}}
+    assert read["actor"] == described
+    assert read["critic"]["obs_groups"] == {"state": [7]}
+    with pytest.raises(ValueError, match=r"actor\.activation is ReLU, expected ELU"):
+        make_ppo(TbpttPPO, 4, 2, actor="mlp", num_mini_batches=1, actor_kwargs=relu).load(
+            teacher, None, strict=True
+        )
+    student = make_distillation(TbpttDistillation, 4, 2, gradient_length=2).save()
+    with pytest.raises(ValueError, match=r"student\.activation is ReLU, expected ELU"):
+        make_distillation(TbpttDistillation, 4, 2, gradient_length=2, student_kwargs=relu).load(
+            student, None, strict=True
+        )
+    with pytest.raises(ValueError, match=r"actor\.activation is ReLU, expected ELU"):
+        make_ppo(TbpttPPO, 4, 2, num_mini_batches=1, actor_kwargs=relu).load(
+            student, None, strict=True
+        )
+
+
+def test_a_teacher_that_pulls_is_compared_too():
+    student = make_distillation(TbpttDistillation, 4, 2, gradient_length=2).save()
+    pull = {"teacher_cfg": {"class_name": "MLPModel"}, "teacher_kl_coef": 1.0}
+    algorithm = make_ppo(TbpttPPO, 4, 2, num_mini_batches=1, **pull)
+    algorithm.set_teacher(make_model("teacher", "mlp", 4, seed=2, activation="relu"))
+    with pytest.raises(ValueError, match=r"teacher\.activation is ReLU, expected ELU"):
+        algorithm.load(student, None, strict=True)
+
+
+def test_a_config_is_read_without_running_code(tmp_path):
+    (tmp_path / "agent.yaml").write_text(
+        "a: !!python/tuple [1, [2]]\nb: !!python/object/apply:os.mkdir [ran]\n"
+    )
+    assert read_agent_config(tmp_path / "agent.yaml") == {"a": (1, [2]), "b": None}

@@ -1,0 +1,240 @@
+"""Isaac Lab 2.3's own config classes, vec-env wrapper, exporter and rsl_rl's stock runners."""
+
+import dataclasses
+from types import SimpleNamespace
+
+import gymnasium
+import pytest
+import torch
+
+from support import isaaclab2_stubs  # isort: skip  before Isaac Lab
+from isaaclab_rl.rsl_rl import (
+    RslRlDistillationAlgorithmCfg,
+    RslRlDistillationRunnerCfg,
+    RslRlDistillationStudentTeacherRecurrentCfg,
+    RslRlOnPolicyRunnerCfg,
+    RslRlPpoActorCriticCfg,
+    RslRlPpoActorCriticRecurrentCfg,
+    RslRlPpoAlgorithmCfg,
+    RslRlVecEnvWrapper,
+    export_policy_as_jit,
+)
+from rsl_rl.runners import DistillationRunner, OnPolicyRunner
+
+from rsl_tbptt.algorithms.distillation.options import DistillationOptions
+from rsl_tbptt.algorithms.ppo.options import PpoOptions
+from rsl_tbptt.integrations.isaaclab import TbpttDistillationAlgorithmCfg, TbpttPpoAlgorithmCfg
+from rsl_tbptt.integrations.rsl_rl_v3 import TbpttDistillation, TbpttPPO
+from rsl_tbptt_tasks.memory import RecallEnv
+
+pytestmark = pytest.mark.filterwarnings(
+    "ignore:Time-outs are bootstrapped with the value",
+    "ignore:builtin type Swig:DeprecationWarning",
+)
+
+NUM_ENVS = 16
+LAYERS = {"activation": "elu", "init_noise_std": 0.2}
+MEMORY = {"rnn_type": "lstm", "rnn_hidden_dim": 16, "rnn_num_layers": 1}
+RUN = {
+    "device": "cpu",
+    "num_steps_per_env": 8,
+    "save_interval": 100,
+    "experiment_name": "recall",
+}
+
+
+class RecallInIsaacLab(isaaclab2_stubs.DirectRLEnv):
+    """The recall task with the interface that the wrapper has of a direct environment."""
+
+    cfg = SimpleNamespace(is_finite_horizon=False)
+    single_action_space = gymnasium.spaces.Box(-1, 1, (1,))
+    device = "cpu"
+
+    def __init__(self):
+        self._task = RecallEnv(NUM_ENVS, recall_length=3)
+        self.num_envs, self.unwrapped = NUM_ENVS, self
+        self.max_episode_length = self._task.max_episode_length
+        self.episode_length_buf = self._task.episode_length_buf
+
+    def _get_observations(self):
+        return dict(self._task.get_observations())
+
+    def reset(self):
+        return self._get_observations(), {}
+
+    def step(self, actions):
+        _, rewards, dones, _ = self._task.step(actions)
+        truncated = dones.bool()
+        return self._get_observations(), rewards, torch.zeros_like(truncated), truncated, {}
+
+
+def teacher_cfg():
+    return RslRlOnPolicyRunnerCfg(
+        **RUN,
+        max_iterations=4,
+        obs_groups={"policy": ["privileged"], "critic": ["privileged"]},
+        policy=RslRlPpoActorCriticCfg(
+            **LAYERS,
+            actor_hidden_dims=[16],
+            critic_hidden_dims=[16],
+            actor_obs_normalization=True,
+            critic_obs_normalization=True,
+        ),
+        algorithm=TbpttPpoAlgorithmCfg(),
+    )
+
+
+def student_cfg(**algorithm):
+    return RslRlDistillationRunnerCfg(
+        **RUN,
+        max_iterations=20,
+        obs_groups={"policy": ["policy"], "teacher": ["privileged"]},
+        policy=RslRlDistillationStudentTeacherRecurrentCfg(
+            **LAYERS,
+            **MEMORY,
+            student_hidden_dims=[16],
+            teacher_hidden_dims=[16],
+            student_obs_normalization=False,
+            teacher_obs_normalization=True,
+            teacher_recurrent=False,
+        ),
+        algorithm=TbpttDistillationAlgorithmCfg(gradient_length=4, learning_rate=1e-2, **algorithm),
+    )
+
+
+def fine_tuning_cfg():
+    return RslRlOnPolicyRunnerCfg(
+        **RUN,
+        max_iterations=2,
+        obs_groups={"policy": ["policy"], "critic": ["privileged"]},
+        policy=RslRlPpoActorCriticRecurrentCfg(
+            **LAYERS,
+            **MEMORY,
+            actor_hidden_dims=[16],
+            critic_hidden_dims=[16],
+            actor_obs_normalization=False,
+            critic_obs_normalization=False,
+        ),
+        algorithm=TbpttPpoAlgorithmCfg(gradient_length=4, student_action_std=0.3),
+    )
+
+
+def make_runner(cfg, log_dir):
+    """Build the runner as Isaac Lab 2.3's train.py does."""
+    torch.manual_seed(0)
+    runner_class = {"OnPolicyRunner": OnPolicyRunner, "DistillationRunner": DistillationRunner}
+    env = RslRlVecEnvWrapper(RecallInIsaacLab(), clip_actions=cfg.clip_actions)
+    runner = runner_class[cfg.class_name](env, cfg.to_dict(), str(log_dir), cfg.device)
+    runner.git_status_repos = []  # it would store the state of the repository around it
+    return runner
+
+
+def learn(runner, iterations):
+    """Let the runner learn and return what each of its updates reported."""
+    metrics, update = [], runner.alg.update
+
+    def recorded():
+        metrics.append(update())
+        return metrics[-1]
+
+    runner.alg.update = recorded
+    runner.learn(iterations, init_at_random_ep_len=False)
+    return metrics
+
+
+@pytest.fixture(scope="module")
+def runs(tmp_path_factory):
+    """A teacher, its recurrent student, and PPO that goes on with the student."""
+    folder = tmp_path_factory.mktemp("logs")
+    teacher = make_runner(teacher_cfg(), folder / "teacher")
+    teacher.metrics = learn(teacher, 4)
+    checkpoint = str(folder / "teacher" / "model_3.pt")
+    student = make_runner(student_cfg(teacher_checkpoint=checkpoint), folder / "student")
+    student.metrics = learn(student, 20)
+    tuned = make_runner(fine_tuning_cfg(), folder / "tuned")
+    tuned.load(str(folder / "student" / "model_19.pt"))
+    tuned.metrics = learn(tuned, 2)
+    return SimpleNamespace(teacher=teacher, student=student, tuned=tuned, folder=folder)
+
+
+def test_the_runners_build_our_algorithms(runs):
+    assert type(runs.teacher.alg) is TbpttPPO
+    assert type(runs.student.alg) is TbpttDistillation
+    assert type(runs.tuned.alg) is TbpttPPO
+
+
+def test_the_teacher_was_loaded_without_resume(runs):
+    teacher, policy = runs.teacher.alg.policy, runs.student.alg.policy
+    assert torch.equal(policy.teacher[0].weight, teacher.actor[0].weight)
+    assert torch.equal(policy.teacher_obs_normalizer._mean, teacher.actor_obs_normalizer._mean)
+
+
+def test_without_a_teacher_the_runner_refuses_to_learn(tmp_path):
+    runner = make_runner(student_cfg(), tmp_path)
+    with pytest.raises(ValueError, match="teacher_checkpoint is None and no checkpoint was"):
+        runner.learn(1)
+
+
+def test_the_student_learns(runs):
+    losses = [metrics["behavior"] for metrics in runs.student.metrics]
+    assert losses[-1] < 0.5 * losses[0]
+
+
+def test_time_outs_reach_the_algorithm(runs):
+    assert runs.teacher.metrics[0]["episode_start_rate"] == pytest.approx(0.25)
+
+
+def test_the_fine_tuned_actor_began_as_the_student(runs):
+    runner = make_runner(fine_tuning_cfg(), runs.folder / "again")
+    runner.load(str(runs.folder / "student" / "model_19.pt"))
+    student, actor = runs.student.alg.policy, runner.alg.policy
+    assert torch.equal(actor.memory_a.rnn.weight_hh_l0, student.memory_s.rnn.weight_hh_l0)
+    assert torch.equal(actor.std, torch.full((1,), 0.3))
+    assert runner.current_learning_iteration == 19  # rsl_rl 3's runner counts on
+    assert (runs.folder / "tuned" / "model_20.pt").exists()
+
+
+@pytest.mark.filterwarnings("ignore:`torch.jit:DeprecationWarning")
+def test_play_builds_and_exports_the_student(runs, tmp_path):
+    runner = make_runner(student_cfg(), tmp_path)
+    runner.load(str(runs.folder / "student" / "model_19.pt"))
+    policy = runner.get_inference_policy()
+    export_policy_as_jit(
+        runner.alg.policy, runner.alg.policy.student_obs_normalizer, str(tmp_path), "policy.pt"
+    )
+    exported = torch.jit.load(tmp_path / "policy.pt")
+    with torch.inference_mode():
+        for _ in range(3):
+            obs = runner.env.get_observations()[:1]
+            torch.testing.assert_close(exported(obs["policy"]), policy(obs))
+
+
+@pytest.mark.parametrize(
+    ("ours", "stock", "options", "name"),
+    [
+        (
+            TbpttDistillationAlgorithmCfg,
+            RslRlDistillationAlgorithmCfg,
+            DistillationOptions,
+            "TbpttDistillation",
+        ),
+        (TbpttPpoAlgorithmCfg, RslRlPpoAlgorithmCfg, PpoOptions, "TbpttPPO"),
+    ],
+)
+def test_the_config_stands_where_isaac_lab_has_its_own(ours, stock, options, name):
+    cfg = ours()
+    assert isinstance(cfg, stock)
+    arguments = cfg.to_dict()
+    assert {field.name for field in dataclasses.fields(stock)} <= arguments.keys()
+    assert arguments.pop("class_name") == name
+    for taken_by_rsl_rl in ("rnd_cfg", "symmetry_cfg"):
+        arguments.pop(taken_by_rsl_rl, None)
+    assert options.parse(arguments) == options()
+
+
+def test_a_stock_name_builds_a_stock_algorithm(tmp_path):
+    cfg = student_cfg()
+    cfg.algorithm = RslRlDistillationAlgorithmCfg(
+        num_learning_epochs=1, learning_rate=1e-3, gradient_length=4
+    )
+    assert not isinstance(make_runner(cfg, tmp_path).alg, TbpttDistillation)

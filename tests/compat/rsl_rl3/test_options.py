@@ -1,0 +1,191 @@
+"""What the algorithms take on rsl_rl 3.1.2, what they refuse, and where its runners find them."""
+
+import subprocess
+import sys
+
+import pytest
+import torch
+from rsl_rl.algorithms import PPO, Distillation
+from rsl_rl.modules import ActorCriticRecurrent, StudentTeacherRecurrent
+from rsl_rl.runners import distillation_runner, on_policy_runner
+from support.policy_era import (
+    OBS_GROUPS,
+    make_actor_critic,
+    make_distillation,
+    make_obs,
+    make_ppo,
+    make_student_teacher,
+    roll_out,
+)
+from support.tolerances import SAME_FLOAT32
+
+from rsl_tbptt.compat.rsl_rl3.models import model_of, resolve_callable
+from rsl_tbptt.integrations.rsl_rl_v3 import TbpttDistillation, TbpttPPO
+
+pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
+
+SIZES = {"num_steps": 6, "num_envs": 4}
+
+
+def test_the_runners_find_the_classes_by_name():
+    assert distillation_runner.TbpttDistillation is TbpttDistillation
+    assert on_policy_runner.TbpttPPO is TbpttPPO
+    assert issubclass(TbpttDistillation, Distillation)
+    assert issubclass(TbpttPPO, PPO)
+
+
+@pytest.mark.parametrize("name", ["TbpttDistillation", "TbpttPPO"])
+def test_the_classes_for_rsl_rl_5_point_to_these(name):
+    code = f"from rsl_tbptt.algorithms import {name}"
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert result.returncode != 0
+    assert "with 3.1.2 import rsl_tbptt.integrations.rsl_rl_v3" in result.stderr
+
+
+@pytest.mark.parametrize(
+    ("make", "algorithm"), [(make_distillation, TbpttDistillation), (make_ppo, TbpttPPO)]
+)
+def test_a_mistyped_option_is_refused(make, algorithm):
+    with pytest.raises(ValueError, match="did you mean 'gradient_length'"):
+        make(algorithm, **SIZES, gradient_lenght=3)
+
+
+def test_the_divergence_from_the_teacher_is_refused_with_its_reason():
+    with pytest.raises(NotImplementedError, match="loss_type is 'kl', expected another"):
+        make_distillation(TbpttDistillation, **SIZES, loss_type="kl")
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"teacher_cfg": {"class_name": "MLPModel"}},
+        {"teacher_kl_coef": 0.1},
+        {"teacher_kl_updates": 3},
+    ],
+)
+def test_the_pull_towards_a_teacher_is_refused_with_its_reason(options):
+    with pytest.raises(NotImplementedError, match="builds no model of the teacher for PPO"):
+        make_ppo(TbpttPPO, **SIZES, **options)
+
+
+def test_the_defaults_of_the_pull_are_taken():
+    make_ppo(TbpttPPO, **SIZES, teacher_cfg=None, teacher_kl_coef=0.0, teacher_kl_updates=None)
+
+
+def test_mixed_precision_is_refused_with_symmetry():
+    with pytest.raises(ValueError, match="use_mixed_precision is True, expected False"):
+        make_ppo(TbpttPPO, **SIZES, symmetry_cfg={}, use_mixed_precision=True)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"loss_type": "nll"},
+        {"loss_type": "support.policy_era.absolute_error"},
+        {"teacher_action_share": 0.5, "num_env_chunks": 2},
+        {"batch_teacher_labels": True},
+        {"use_mixed_precision": True, "update_length": 2},
+        {"memory_budget_gb": 0.1, "scan_engine": "fused"},
+    ],
+)
+def test_distillation_runs_with(options):
+    algorithm = make_distillation(TbpttDistillation, **SIZES, gradient_length=3, **options)
+    for seed in range(2):
+        roll_out(algorithm, seed)
+        metrics = algorithm.update()
+    assert metrics["behavior"] < 1e3
+    assert torch.isfinite(algorithm.policy.action_std).all()  # which the runner logs
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"minibatch_unit": "window", "gradient_length": 2, "burn_in_length": 1},
+        {"loss_reduction": "episode_mean", "num_env_chunks": 2, "clip_param_high": 0.3},
+        {"policy_loss": "kl_penalty", "schedule": "fixed"},
+        {"optimizer": "rmsprop", "memory_budget_gb": 0.1, "use_mixed_precision": True},
+    ],
+)
+def test_ppo_runs_with(options):
+    algorithm = make_ppo(TbpttPPO, **SIZES, num_mini_batches=2, **options)
+    for seed in range(2):
+        roll_out(algorithm, seed)
+        metrics = algorithm.update()
+    assert {"value_function", "surrogate", "entropy", "kl"} <= metrics.keys()
+    assert "value" not in metrics
+
+
+def test_ppo_steps_by_the_optimiser_it_is_given():
+    assert type(make_ppo(TbpttPPO, **SIZES, optimizer="sgd").optimizer) is torch.optim.SGD
+    assert type(make_ppo(TbpttPPO, **SIZES).optimizer) is torch.optim.Adam
+
+
+@pytest.mark.parametrize("kind", ["mlp", "lstm", "gru"])
+@pytest.mark.parametrize("kwargs", [{}, {"noise_std_type": "log"}, {"state_dependent_std": True}])
+def test_a_model_is_its_network_of_the_policy(kind, kwargs):
+    kwargs = {**kwargs, "actor_obs_normalization": True}
+    policies = [make_actor_critic(kind, **kwargs) for _ in range(2)]
+    policy, seen = policies
+    actor, critic = model_of(seen, "actor"), model_of(seen, "critic")
+    for seed in range(2):
+        obs = make_obs(3)
+        torch.manual_seed(seed)
+        actions = policy.act(obs)
+        torch.manual_seed(seed)
+        assert torch.equal(actor(obs, stochastic_output=True), actions)
+        assert torch.equal(actor.output_mean, policy.action_mean)
+        assert torch.equal(actor.output_std, policy.action_std)
+        assert torch.equal(seen.action_std, policy.action_std)
+        assert torch.equal(actor.output_entropy, policy.entropy)
+        assert torch.equal(actor.get_output_log_prob(actions), policy.get_actions_log_prob(actions))
+        assert torch.equal(critic(obs), policy.evaluate(obs))
+    torch.testing.assert_close(actor(obs), policy.act_inference(obs), **SAME_FLOAT32)
+    ids = {id(p) for model in (actor, critic) for p in model.parameters()}
+    assert ids == {id(p) for p in seen.parameters()}
+
+
+def test_a_model_of_the_teacher_is_the_policys():
+    policy = make_student_teacher("lstm", teacher_recurrent=True)
+    teacher = model_of(policy, "teacher")
+    obs = make_obs(3)
+    expected = policy.evaluate(obs)
+    policy.reset()
+    assert torch.equal(teacher(obs), expected)
+    assert teacher.get_hidden_state() is policy.memory_t.hidden_state
+
+
+def test_a_policy_with_a_forward_pass_of_its_own_is_refused():
+    class Clipped(ActorCriticRecurrent):
+        def act_inference(self, obs):
+            return super().act_inference(obs).clamp(-1, 1)
+
+    policy = Clipped(make_obs(1), OBS_GROUPS, 2)
+    algorithm = TbpttPPO(policy)
+    with pytest.raises(NotImplementedError, match="The policy is a Clipped with a forward pass"):
+        algorithm.init_storage("rl", 4, 6, make_obs(4), [2])
+
+
+def test_a_subclass_that_keeps_the_forward_pass_is_taken():
+    class Named(ActorCriticRecurrent):
+        pass
+
+    TbpttPPO(Named(make_obs(1), OBS_GROUPS, 2)).init_storage("rl", 4, 6, make_obs(4), [2])
+
+
+def test_a_memoryless_teacher_beside_a_recurrent_student_sees_what_it_observes():
+    def policy():
+        return StudentTeacherRecurrent(make_obs(1), OBS_GROUPS, 2, rnn_hidden_dim=6)
+
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        policy().evaluate(make_obs(4))  # rsl_rl 3.1.2 gives it inputs of the hidden size
+    algorithm = TbpttDistillation(policy(), gradient_length=3)
+    algorithm.init_storage("distillation", 4, 6, make_obs(4), [2])
+    assert algorithm.policy.evaluate(make_obs(4)).shape == (4, 2)
+    assert algorithm.policy.teacher[0].weight.shape == (256, 7)
+    optimised = {id(p) for group in algorithm.optimizer.param_groups for p in group["params"]}
+    assert optimised == {id(p) for p in algorithm.policy.parameters()}
+
+
+@pytest.mark.parametrize("name", ["math:sqrt", "math.sqrt", pow])
+def test_functions_are_found_by_either_form_of_their_name(name):
+    assert callable(resolve_callable(name))
