@@ -14,7 +14,7 @@ __version__ = version("rsl-tbptt")
 __all__ = ["TbpttDistillation", "TbpttPPO", "__version__"]
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401
+def __getattr__(name: str) -> Any:
     """Import the algorithms on first use, so that ``rsl_tbptt.core`` stays free of rsl_rl.
 
     Raises:

@@ -50,7 +50,7 @@ class Case:
         return "bfloat16" if self.use_mixed_precision else "float32"
 
 
-def build(case: Case, library: Library, **options: Any) -> Any:  # noqa: ANN401
+def build(case: Case, library: Library, **options: Any) -> Any:
     """Build an algorithm with its models and storage; equal cases give equal weights.
 
     Args:
@@ -104,7 +104,7 @@ def _models(case: Case, obs: TensorDict) -> list[MLPModel]:
     return models
 
 
-def fill(algorithm: Any, case: Case, seed: int) -> None:  # noqa: ANN401
+def fill(algorithm: Any, case: Case, seed: int) -> None:
     """Roll out random robots; equal seeds give equal observations, rewards and dones."""
     torch.manual_seed(seed)  # of the actions
     robots = torch.Generator().manual_seed(seed)

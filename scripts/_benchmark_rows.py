@@ -98,7 +98,7 @@ def _tiny(case: Case) -> Case:
     )
 
 
-def _distillation(num_envs: int, **options: Any) -> Case:  # noqa: ANN401
+def _distillation(num_envs: int, **options: Any) -> Case:
     lengths = {"num_steps": 24, "gradient_length": 24}
     return Case(algorithm="distillation", num_envs=num_envs, **lengths, **options)
 
@@ -107,7 +107,7 @@ def _ppo(
     num_envs: int,
     num_steps: int,
     gradient_length: int,
-    **options: Any,  # noqa: ANN401
+    **options: Any,
 ) -> Case:
     lengths = {"num_steps": num_steps, "gradient_length": gradient_length}
     return Case(algorithm="ppo", num_envs=num_envs, **lengths, **options)

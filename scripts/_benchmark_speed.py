@@ -80,7 +80,7 @@ def alternate(contestants: Sequence[Contestant], num_updates: int) -> list[list[
     return [taken[1:] for taken in seconds]
 
 
-def restore_state(algorithm: Any, case: Case) -> None:  # noqa: ANN401
+def restore_state(algorithm: Any, case: Case) -> None:
     """Cast the hidden state back to float32 that rsl_rl's Distillation leaves in bfloat16.
 
     Its next rollout, which runs in float32, would otherwise stop with an error for an LSTM.
@@ -146,7 +146,7 @@ def _difference(small: Case) -> float:
     return ((changes[0] - changes[1]).norm() / changes[1].norm()).item()
 
 
-def _parameters(algorithm: Any) -> torch.Tensor:  # noqa: ANN401
+def _parameters(algorithm: Any) -> torch.Tensor:
     groups = algorithm.optimizer.param_groups
     return torch.cat([p.detach().flatten() for group in groups for p in group["params"]])
 

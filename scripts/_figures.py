@@ -107,7 +107,7 @@ def plot_returns(returns: dict[str, list[float]], intervals: dict[str, list[floa
         return _svg(figure)
 
 
-def _svg(figure: Any) -> str:  # noqa: ANN401
+def _svg(figure: Any) -> str:
     buffer = io.BytesIO()
     figure.savefig(buffer, format="svg", metadata={"Date": None})
     plt.close(figure)

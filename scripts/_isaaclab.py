@@ -18,7 +18,7 @@ OWN_TASKS = "Tbptt-"
 """Start of the ids of this repository's tasks, which all offer that backend."""
 
 
-def task_id(task: str, agent: str) -> str:  # noqa: ARG001
+def task_id(task: str, agent: str) -> str:
     """Return the task itself: its agents are keys of its registration."""
     return task
 
@@ -111,7 +111,7 @@ def simulated_env(
             env.close()
 
 
-def joint_reader(env: Any, num_envs: int) -> Callable[[], dict[str, list[float]]]:  # noqa: ANN401
+def joint_reader(env: Any, num_envs: int) -> Callable[[], dict[str, list[float]]]:
     """Return a function that reads the joints of the articulation named ``robot``."""
     robot = env.unwrapped.scene["robot"]
 

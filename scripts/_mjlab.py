@@ -85,7 +85,7 @@ def simulated_env(
         env.close()
 
 
-def joint_reader(env: Any, num_envs: int) -> Callable[[], dict[str, list[float]]]:  # noqa: ANN401
+def joint_reader(env: Any, num_envs: int) -> Callable[[], dict[str, list[float]]]:
     """Return a function that reads the joints of the scene's first entity with joints."""
     robot = next(e for e in env.unwrapped.scene.entities.values() if e.num_joints > 0)
 

@@ -35,7 +35,7 @@ class RecurrentModel(DeterministicMixin, Model):
     def compute(
         self,
         inputs: dict[str, Any],
-        role: str = "",  # noqa: ARG002
+        role: str = "",
     ) -> tuple[torch.Tensor, dict[str, Any]]:
         """Run the network over the sequences of a mini-batch.
 

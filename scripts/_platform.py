@@ -87,7 +87,7 @@ class Platform(Protocol):
         """
         ...
 
-    def joint_reader(self, env: Any, num_envs: int) -> Callable[[], dict[str, list[float]]]:  # noqa: ANN401
+    def joint_reader(self, env: Any, num_envs: int) -> Callable[[], dict[str, list[float]]]:
         """Return a function that reads the joint positions of the first environments.
 
         Args:

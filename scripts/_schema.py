@@ -71,7 +71,7 @@ def read_mapping(path: Path) -> dict[str, Any]:
     return mapping(values, path.name)
 
 
-def mapping(value: Any, where: str) -> dict[str, Any]:  # noqa: ANN401
+def mapping(value: Any, where: str) -> dict[str, Any]:
     """Return a value that is a mapping.
 
     Args:
@@ -89,7 +89,7 @@ def mapping(value: Any, where: str) -> dict[str, Any]:  # noqa: ANN401
     return value
 
 
-def build(cls: type[T], values: Any, where: str) -> T:  # noqa: ANN401
+def build(cls: type[T], values: Any, where: str) -> T:
     """Build a dataclass from a mapping.
 
     Args:
@@ -120,7 +120,7 @@ def _required(field: Field[Any]) -> bool:
     return field.default is MISSING and field.default_factory is MISSING
 
 
-def _check(where: str, name: str, value: Any, annotation: str) -> None:  # noqa: ANN401
+def _check(where: str, name: str, value: Any, annotation: str) -> None:
     """Check one value against the annotation of its field.
 
     Raises:

@@ -130,7 +130,7 @@ class RunFolder:
         return marker
 
 
-def write_json(path: Path, value: Any) -> None:  # noqa: ANN401
+def write_json(path: Path, value: Any) -> None:
     """Write a JSON file that is either complete or absent.
 
     Args:

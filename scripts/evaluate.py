@@ -92,7 +92,7 @@ def parse_args() -> argparse.Namespace:
 
 @torch.inference_mode()
 def run_first_episodes(
-    env: Any,  # noqa: ANN401
+    env: Any,
     policy: MLPModel,
     obs: TensorDict,
     read_positions: Callable[[], Positions],

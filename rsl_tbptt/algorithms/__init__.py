@@ -13,7 +13,7 @@ __all__ = ["TbpttDistillation", "TbpttPPO"]
 rsl_rl_era()  # refuses releases that no part of this package runs with
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401
+def __getattr__(name: str) -> Any:
     """Import an algorithm on first use: rsl_rl 3.1.2 shares the modules beside them only.
 
     Raises:

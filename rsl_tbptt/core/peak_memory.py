@@ -30,11 +30,11 @@ class PeakMemory(TorchDispatchMode):
 
     def __torch_dispatch__(
         self,
-        func: Any,  # noqa: ANN401
-        types: Any,  # noqa: ANN401
+        func: Any,
+        types: Any,
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
-    ) -> Any:  # noqa: ANN401
+    ) -> Any:
         """Run ``func`` and count the memory behind results that was behind no argument."""
         kwargs = kwargs or {}
         given = {_key(storage) for storage in _storages((args, kwargs))}
@@ -56,7 +56,7 @@ class PeakMemory(TorchDispatchMode):
         self.now -= size
 
 
-def _storages(tree: Any) -> Iterator[torch.UntypedStorage]:  # noqa: ANN401
+def _storages(tree: Any) -> Iterator[torch.UntypedStorage]:
     for leaf in tree_leaves(tree):
         if isinstance(leaf, torch.Tensor):
             yield leaf.untyped_storage()

@@ -23,7 +23,7 @@ class Rollout:
     """True where step t is the first of an episode, read before it. Shape: (T, N), bool."""
 
     @classmethod
-    def from_dones(cls, obs: Any, labels: tuple[torch.Tensor, ...], dones: torch.Tensor) -> Rollout:  # noqa: ANN401
+    def from_dones(cls, obs: Any, labels: tuple[torch.Tensor, ...], dones: torch.Tensor) -> Rollout:
         """Build a rollout from ``dones`` (T, N), bool, which are read after each step.
 
         Row 0 of ``episode_starts`` is False: the state before the rollout was cleared after the

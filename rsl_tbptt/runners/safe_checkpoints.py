@@ -63,7 +63,7 @@ class SafeCheckpoints:
 
     def __init__(
         self,
-        env: Any,  # noqa: ANN401
+        env: Any,
         train_cfg: dict,
         log_dir: str | None = None,
         device: str = "cpu",

@@ -143,7 +143,7 @@ def test_chunks_leave_the_same_parameters(num_env_chunks):
 class Peeking(MLPModel):
     """A user's model: it reads a group that stands in none of rsl_rl's attributes."""
 
-    def get_latent(self, obs, masks=None, hidden_state=None):  # noqa: ARG002
+    def get_latent(self, obs, masks=None, hidden_state=None):
         return super().get_latent(obs) + obs["depth"].flatten(1)[:, :OBS_DIM]
 
 

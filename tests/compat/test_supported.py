@@ -19,7 +19,7 @@ PARTS = [
     "rsl_tbptt.algorithms",
     "rsl_tbptt.integrations.isaaclab",
     "rsl_tbptt.integrations.mjlab",
-    "rsl_tbptt.compat.rsl_rl3",
+    "rsl_tbptt.integrations.rsl_rl_v3",
 ]
 TRY = """
 for statement in {statements}:

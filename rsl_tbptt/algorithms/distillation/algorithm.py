@@ -75,7 +75,7 @@ class TbpttDistillation(Distillation):
         multi_gpu_cfg: dict | None = None,
         rnd_cfg: None = None,
         symmetry_cfg: None = None,
-        **options: Any,  # noqa: ANN401
+        **options: Any,
     ) -> None:
         """Set up models, optimiser and schedule.
 
@@ -276,10 +276,10 @@ class TbpttDistillation(Distillation):
 
     def process_env_step(
         self,
-        obs: TensorDict,  # noqa: ARG002
+        obs: TensorDict,
         rewards: torch.Tensor,
         dones: torch.Tensor,
-        extras: dict,  # noqa: ARG002
+        extras: dict,
     ) -> None:
         """Store the step and clear the states of finished episodes.
 

@@ -59,7 +59,7 @@ class TbpttPPO(PPO):
         multi_gpu_cfg: dict | None = None,
         rnd_cfg: dict | None = None,
         symmetry_cfg: dict | None = None,
-        **options: Any,  # noqa: ANN401
+        **options: Any,
     ) -> None:
         """Set up models, optimiser and schedule.
 

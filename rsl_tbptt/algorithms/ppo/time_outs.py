@@ -78,7 +78,7 @@ class TimeOutValues:
             )
 
 
-def _version(group: Any) -> int | None:  # noqa: ANN401
+def _version(group: Any) -> int | None:
     """Return how often a tensor was changed in place, None where torch does not count."""
     counts = isinstance(group, torch.Tensor) and not group.is_inference()
     return group._version if counts else None

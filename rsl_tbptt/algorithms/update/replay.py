@@ -35,7 +35,7 @@ def gaussian_head(model: MLPModel, mlp_output: torch.Tensor) -> Outputs:
     return model.output_mean, model.output_std
 
 
-def raw_head(model: MLPModel, mlp_output: torch.Tensor) -> Outputs:  # noqa: ARG001
+def raw_head(model: MLPModel, mlp_output: torch.Tensor) -> Outputs:
     """Return the last layer's output, shape (rows, ...), for the caller's own distribution."""
     return (mlp_output,)
 
@@ -118,9 +118,9 @@ def _replay_feed_forward(
     model: MLPModel,
     obs: TensorDict,
     state: HiddenState,
-    episode_starts: torch.Tensor,  # noqa: ARG001
+    episode_starts: torch.Tensor,
     head: Head,
-    scan_engine: str,  # noqa: ARG001
+    scan_engine: str,
 ) -> tuple[Outputs, HiddenState]:
     """Replay a model without memory on all rows at once."""
     return _rows(model, obs, model.get_latent, head), state
@@ -162,7 +162,7 @@ def _replay_stepwise(
     state: HiddenState,
     episode_starts: torch.Tensor,
     head: Head,
-    scan_engine: str,  # noqa: ARG001
+    scan_engine: str,
 ) -> tuple[Outputs, HiddenState]:
     """Replay any model through its public interface, one step at a time."""
     gaussian, steps = head is gaussian_head, []

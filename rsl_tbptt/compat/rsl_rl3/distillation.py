@@ -29,7 +29,7 @@ class DistillationOfModels(Distillation):
         student: MLPModel,
         teacher: MLPModel,
         storage: RolloutStorage,
-        **arguments: Any,  # noqa: ANN401
+        **arguments: Any,
     ) -> None:
         """Take the models of ``self.policy`` and a storage, and what rsl_rl 3 takes beside them."""
         super().__init__(self.policy, **arguments)
@@ -50,7 +50,7 @@ class DistillationOfModels(Distillation):
         """Return nothing: rsl_rl 3's runner saves policy and optimiser itself."""
         return {}
 
-    def load(self, loaded_dict: dict, load_cfg: dict | None, strict: bool) -> bool:  # noqa: ARG002
+    def load(self, loaded_dict: dict, load_cfg: dict | None, strict: bool) -> bool:
         """Load nothing: rsl_rl 3's runner loads policy and optimiser itself."""
         return False
 
@@ -69,7 +69,7 @@ class TbpttDistillation(distillation.TbpttDistillation, DistillationOfModels):
         *,
         device: str = "cpu",
         multi_gpu_cfg: dict | None = None,
-        **options: Any,  # noqa: ANN401
+        **options: Any,
     ) -> None:
         """Keep the arguments until ``init_storage``, which the runner calls next.
 

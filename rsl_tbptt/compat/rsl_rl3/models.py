@@ -193,7 +193,7 @@ class RNNModel(MLPModel):
         return self.rnn.hidden_state
 
 
-def model_of(policy: nn.Module, role: Role) -> Any:  # noqa: ANN401
+def model_of(policy: nn.Module, role: Role) -> Any:
     """Return one network of a policy as a model.
 
     Args:

@@ -35,7 +35,7 @@ class PpoOfModels(PPO):
         *,
         optimizer: str,
         learning_rate: float,
-        **arguments: Any,  # noqa: ANN401
+        **arguments: Any,
     ) -> None:
         """Take the models of ``self.policy`` and a storage, and what rsl_rl 3 takes beside them."""
         super().__init__(self.policy, learning_rate=learning_rate, **arguments)
@@ -47,7 +47,7 @@ class PpoOfModels(PPO):
         """Return nothing: rsl_rl 3's runner saves policy and optimiser itself."""
         return {}
 
-    def load(self, loaded_dict: dict, load_cfg: dict | None, strict: bool) -> bool:  # noqa: ARG002
+    def load(self, loaded_dict: dict, load_cfg: dict | None, strict: bool) -> bool:
         """Load nothing: rsl_rl 3's runner loads policy and optimiser itself."""
         return False
 
@@ -66,7 +66,7 @@ class TbpttPPO(ppo.TbpttPPO, PpoOfModels):
         *,
         device: str = "cpu",
         multi_gpu_cfg: dict | None = None,
-        **options: Any,  # noqa: ANN401
+        **options: Any,
     ) -> None:
         """Keep the arguments until ``init_storage``, which the runner calls next.
 

@@ -66,7 +66,7 @@ class LstmScan(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,  # noqa: ANN401
+        ctx: Any,
         x_TND: torch.Tensor,
         h0_NH: torch.Tensor,
         c0_NH: torch.Tensor,
@@ -115,7 +115,7 @@ class LstmScan(torch.autograd.Function):
 
     @staticmethod
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any,  # noqa: ANN401
+        ctx: Any,
         grad_outputs: torch.Tensor,
         grad_cell: torch.Tensor,
     ) -> tuple[torch.Tensor | None, ...]:
@@ -149,7 +149,7 @@ class GruScan(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,  # noqa: ANN401
+        ctx: Any,
         x_TND: torch.Tensor,
         h0_NH: torch.Tensor,
         w_ih: torch.Tensor,
@@ -198,7 +198,7 @@ class GruScan(torch.autograd.Function):
 
     @staticmethod
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any,  # noqa: ANN401
+        ctx: Any,
         grad_outputs: torch.Tensor,
     ) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of ``forward``'s tensors; gates are overwritten by theirs."""

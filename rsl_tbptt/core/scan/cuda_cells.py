@@ -83,7 +83,7 @@ class CellScan(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,  # noqa: ANN401
+        ctx: Any,
         cell: Cell,
         operand_dtype: torch.dtype,
         needs: tuple[bool, ...],
@@ -97,7 +97,7 @@ class CellScan(torch.autograd.Function):
 
     @staticmethod
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any,  # noqa: ANN401
+        ctx: Any,
         *grads: torch.Tensor,
     ) -> Gradients:
         """Return the gradients of the layer's tensors."""
@@ -108,7 +108,7 @@ class CellScan(torch.autograd.Function):
         return None, None, None, *gradients
 
 
-def take_kept(ctx: Any) -> Any:  # noqa: ANN401
+def take_kept(ctx: Any) -> Any:
     """Return what the forward pass kept in ``ctx`` for the backward pass.
 
     Raises:

@@ -72,7 +72,7 @@ class GraphScan(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,  # noqa: ANN401
+        ctx: Any,
         loan: "Loan",
         *tensors: torch.Tensor,
     ) -> Tensors:
@@ -82,7 +82,7 @@ class GraphScan(torch.autograd.Function):
 
     @staticmethod
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any,  # noqa: ANN401
+        ctx: Any,
         *grads: torch.Tensor,
     ) -> Gradients:
         """Return the gradients of the layer's tensors."""
@@ -228,7 +228,7 @@ def record(
 
 
 @functools.cache
-def _side_stream(device: torch.device, current: int) -> torch.cuda.Stream:  # noqa: ARG001
+def _side_stream(device: torch.device, current: int) -> torch.cuda.Stream:
     """Return the stream to record on for a current one: products share a workspace per stream."""
     return torch.cuda.Stream(device)
 

@@ -31,7 +31,7 @@ class GruScan(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,  # noqa: ANN401
+        ctx: Any,
         x_TND: torch.Tensor,
         h0_NH: torch.Tensor,
         w_ih: torch.Tensor,
@@ -98,7 +98,7 @@ class GruScan(torch.autograd.Function):
 
     @staticmethod
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any,  # noqa: ANN401
+        ctx: Any,
         grad_outputs: torch.Tensor,
     ) -> tuple[torch.Tensor | None, ...]:
         """Return the gradients of ``forward``'s tensors; gates are overwritten by theirs."""

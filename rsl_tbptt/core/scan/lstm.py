@@ -31,7 +31,7 @@ class LstmScan(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,  # noqa: ANN401
+        ctx: Any,
         x_TND: torch.Tensor,
         h0_NH: torch.Tensor,
         c0_NH: torch.Tensor,
@@ -95,7 +95,7 @@ class LstmScan(torch.autograd.Function):
 
     @staticmethod
     def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
-        ctx: Any,  # noqa: ANN401
+        ctx: Any,
         grad_outputs: torch.Tensor,
         grad_cell: torch.Tensor,
     ) -> tuple[torch.Tensor | None, ...]:

@@ -76,7 +76,7 @@ def _set_cudnn_tf32(allowed: bool) -> None:
         torch.backends.cudnn.allow_tf32 = allowed
 
 
-def _recurrent_settings() -> Any:  # noqa: ANN401
+def _recurrent_settings() -> Any:
     """Return cuDNN's settings for recurrent layers, None before torch 2.9, which has none."""
     recurrent = getattr(torch.backends.cudnn, "rnn", None)
     return recurrent if hasattr(recurrent, "fp32_precision") else None

@@ -56,7 +56,7 @@ def _value_per_step(state_NH: torch.Tensor, starts_NT: torch.Tensor) -> torch.Te
     return torch.cat((first, later), dim=1)
 
 
-def _kernels() -> Any:  # noqa: ANN401
+def _kernels() -> Any:
     """Return TorchRL's module of Triton kernels.
 
     Raises:

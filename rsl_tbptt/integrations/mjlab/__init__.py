@@ -27,7 +27,7 @@ RENAMED = {
 """Names of release 0.1, which mjlab is about to give to classes of its own, and today's."""
 
 
-def __getattr__(name: str) -> Any:  # noqa: ANN401
+def __getattr__(name: str) -> Any:
     """Return a class that is not here yet, or that had another name.
 
     It is not here yet where ``import mjlab`` below loads a package of tasks that imports from here.

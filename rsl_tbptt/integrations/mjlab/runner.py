@@ -72,7 +72,7 @@ class TbpttMjlabDistillationRunner(  # pyright: ignore[reportIncompatibleMethodO
         train_cfg: dict[str, Any],
         log_dir: str | None = None,
         device: str = "cpu",
-        **further: Any,  # noqa: ANN401
+        **further: Any,
     ) -> None:
         """Build models, algorithm and logger.
 
