@@ -88,7 +88,7 @@ def check_matches(
         ValueError: If a key is missing, left over, or of another shape; names the first one and
             the setting that fixes it.
     """
-    expected, advise = model.state_dict(), advice or _advice
+    expected, advise = model.state_dict(), advice or config_advice
     for key in state_dict:
         if key not in expected:
             raise ValueError(
@@ -107,7 +107,7 @@ def check_matches(
             )
 
 
-def _advice(key: str, role: str, in_checkpoint: bool) -> str:
+def config_advice(key: str, role: str, in_checkpoint: bool) -> str:
     """Return which setting of the config makes the key agree."""
     if key.startswith("distribution"):
         verb = "set" if in_checkpoint else "remove"

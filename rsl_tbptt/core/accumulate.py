@@ -1,81 +1,93 @@
-"""Normalised gradient accumulation: backward per window and environment chunk, exact weights.
+"""Normalised gradient accumulation: backward per window and micro-batch, exact weights.
 
-An optimiser step minimises ``(1 / divisor) * sum of per-sample losses`` over the windows of its
-group and all environments. Each window of each chunk of environments is run forward and backward on
-its own and its graph is freed, so memory does not depend on the length of the rollout, and the
-gradient does not depend on how the work was cut: sums add up, and the divisor is known beforehand.
+An optimiser step minimises ``(coef / divisor) * weighted sum of per-sample losses`` over the
+windows of its group and all environments. Each window of each micro-batch of environments is run
+forward and backward on its own and its graph is freed, so memory does not depend on the length of
+the rollout, and the gradient does not depend on how the work was cut: sums add up, and the divisor
+is known beforehand.
 """
 
-import itertools
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
 
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.hidden_state import HiddenState
-from rsl_tbptt.core.losses import LossSum
-from rsl_tbptt.core.rollout import Rollout, Stretches
+from rsl_tbptt.core.micro_batches import split_envs
+from rsl_tbptt.core.rollout import Labels, Rollout, Segments
 from rsl_tbptt.core.windows import Group, Window
 
-Replay = Callable[[Any, HiddenState, torch.Tensor], tuple[tuple[torch.Tensor, ...], HiddenState]]
-"""Runs a model over observations (K, n) from a state with ``episode_starts`` (K, n); returns its
-outputs, each of leading shape (K, n), and the state after the last step. Gradients reach both."""
+Outputs = tuple[torch.Tensor, ...]
+"""What a model returns for K steps of n environments, each of leading shape (K, n)."""
 
-Loss = Callable[..., LossSum]
-"""Maps outputs and labels to (sum, count)."""
+Replay = Callable[[Any, HiddenState, torch.Tensor], tuple[Outputs, HiddenState]]
+"""Runs a model over observations (K, n) from a state with ``episode_starts`` (K, n); returns its
+outputs, and the state after the last step. Gradients reach both."""
+
+
+@dataclass(frozen=True)
+class SampleLosses:
+    """The losses of K steps of n environments."""
+
+    trained: torch.Tensor
+    """What is minimised, one loss per sample. Shape: (K, n)."""
+
+    reported: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """What is only summed up, by name. Shape: (K, n) each."""
+
+
+Loss = Callable[[Outputs, Labels], SampleLosses]
+"""Compares the outputs of K steps of n environments with their labels."""
 
 
 def accumulate_group(
     group: Group,
-    rollout: Rollout | Stretches,
+    rollout: Rollout | Segments,
     state: HiddenState,
     replay: Replay,
     loss: Loss,
     divisor: float | torch.Tensor,
-    num_env_chunks: int = 1,
-) -> tuple[HiddenState, torch.Tensor]:
+    num_micro_batches: int = 1,
+    coef: float = 1.0,
+) -> tuple[HiddenState, dict[str, torch.Tensor]]:
     """Add the gradient of one optimiser step's loss to the parameters' ``.grad``.
 
     Args:
         group: Windows of the optimiser step, in time order.
-        rollout: The rollout, or stretches of one.
+        rollout: The rollout, or segments of one.
         state: State before the first window, shape (L, N, H) or a pair.
         replay: Runs the model over a window.
         loss: The loss.
-        divisor: M, what the sum of per-sample losses is divided by.
-        num_env_chunks: Number of environment chunks run one after the other.
+        divisor: M, what the weighted sum of per-sample losses is divided by.
+        num_micro_batches: Parts of the environments that are run one after the other.
+        coef: What the loss counts beside others.
 
     Returns:
-        The detached state before the next group's first window, and the sum of the per-sample
-        losses (scalar, detached, on the device).
+        The detached state before the next group's first window, and the sums over samples of what
+        the loss reports (scalars, detached, on the device); empty where no step enters the loss.
     """
-    chunks = env_chunks(rollout.num_envs, num_env_chunks)
-    losses = []
+    micro_batches = split_envs(rollout.num_envs, num_micro_batches)
+    sums: list[dict[str, torch.Tensor]] = []
     for window in group:
         carried = []
-        for envs in chunks:
+        for envs in micro_batches:
             piece = rollout.envs(envs).steps(window.start, window.stop)
             with torch.set_grad_enabled(window.num_loss_steps > 0):
-                chunk_state = hidden_state.select_envs(state, envs)
-                outputs, next_state = _forward(window, piece, chunk_state, replay)
+                own_state = hidden_state.select_envs(state, envs)
+                outputs, next_state = _forward(window, piece, own_state, replay)
             if window.num_loss_steps > 0:
-                losses.append(_backward(window, piece, outputs, loss, divisor))
+                sums.append(_backward(window, piece, outputs, loss, divisor, coef))
             carried.append(next_state)
         state = hidden_state.concatenate_envs(carried)
-    return state, torch.stack(losses).sum() if losses else torch.zeros(())
-
-
-def env_chunks(num_envs: int, num_chunks: int) -> list[slice]:
-    """Cut environments into at most ``num_chunks`` slices whose sizes differ by at most one."""
-    num_chunks = min(num_chunks, num_envs)
-    bounds = [num_envs * i // num_chunks for i in range(num_chunks + 1)]
-    return [slice(a, b) for a, b in itertools.pairwise(bounds)]
+    names = sums[0] if sums else ()
+    return state, {name: torch.stack([each[name] for each in sums]).sum() for name in names}
 
 
 def _forward(
     window: Window, piece: Rollout, state: HiddenState, replay: Replay
-) -> tuple[tuple[torch.Tensor, ...], HiddenState]:
+) -> tuple[Outputs, HiddenState]:
     """Run a window's steps; return its outputs and the detached state before ``window.carry``."""
     carry, stop = window.carry - window.start, window.stop - window.start
     outputs_of_parts, carried = [], state
@@ -92,13 +104,15 @@ def _forward(
 def _backward(
     window: Window,
     piece: Rollout,
-    outputs: tuple[torch.Tensor, ...],
+    outputs: Outputs,
     loss: Loss,
     divisor: float | torch.Tensor,
-) -> torch.Tensor:
-    """Backpropagate the loss of the window's newest steps; return its detached sum."""
+    coef: float,
+) -> dict[str, torch.Tensor]:
+    """Backpropagate the loss of the window's newest steps; return the sums of what it reports."""
     first = window.loss_start - window.start
-    newest = tuple(output[first:] for output in outputs)
-    loss_sum, _ = loss(*newest, *(label[first:] for label in piece.labels))
-    (loss_sum / divisor).backward()
-    return loss_sum.detach()
+    newest = piece.steps(first, piece.num_steps) if first else piece
+    losses = loss(tuple(output[first:] for output in outputs), newest.labels)
+    trained = losses.trained if newest.weights is None else newest.weights * losses.trained
+    (coef * trained.sum() / divisor).backward()
+    return {name: values.detach().sum() for name, values in losses.reported.items()}

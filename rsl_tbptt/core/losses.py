@@ -1,8 +1,7 @@
-"""Losses: pure functions whose sums add up over windows, chunks and processes.
+"""Losses: pure functions to one loss per sample, which is one robot-step.
 
-A sample is one robot-step. Behaviour losses return (sum, count); PPO's return one loss per sample,
-because PPO may weigh samples by their episode. The divisor is chosen by the caller, once for the
-whole optimiser step. Shapes: ``(..., A)`` with any leading shape and A actions.
+Their weighted sums add up over windows, micro-batches and processes; the divisor is chosen by the
+caller, once for the whole optimiser step. Shapes: ``(..., A)``, any leading shape and A actions.
 """
 
 import math
@@ -11,34 +10,31 @@ from collections.abc import Callable
 import torch
 from torch.nn import functional
 
-LossSum = tuple[torch.Tensor, int]
-"""Sum of the per-sample losses (scalar, differentiable), and the number of samples."""
+
+def mse(actions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the squared error, averaged over actions. Arguments: (..., A), result: (...)."""
+    return functional.mse_loss(actions, labels, reduction="none").mean(-1)
 
 
-def mse(actions: torch.Tensor, labels: torch.Tensor) -> LossSum:
-    """Squared error, averaged over actions. Arguments and labels: (..., A)."""
-    return _sum_of_action_means(functional.mse_loss(actions, labels, reduction="none"))
-
-
-def huber(actions: torch.Tensor, labels: torch.Tensor) -> LossSum:
-    """Huber loss (1964) with threshold 1, averaged over actions. Arguments and labels: (..., A)."""
-    return _sum_of_action_means(functional.huber_loss(actions, labels, reduction="none"))
+def huber(actions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return Huber's loss (1964), threshold 1, averaged over actions: (..., A) to (...)."""
+    return functional.huber_loss(actions, labels, reduction="none").mean(-1)
 
 
 def gaussian_kl(
     mean: torch.Tensor, std: torch.Tensor, label_mean: torch.Tensor, label_std: torch.Tensor
-) -> LossSum:
-    """KL(label || prediction) of diagonal Gaussians, summed over actions. Arguments: (..., A)."""
+) -> torch.Tensor:
+    """Return KL(label || prediction) of diagonal Gaussians, over all actions: (..., A) to (...)."""
     ratio = (label_std / std).square()
     distance = ((mean - label_mean) / std).square()
     per_action = 0.5 * (ratio + distance - 1.0 - ratio.log())
-    return per_action.sum(), per_action[..., 0].numel()
+    return per_action.sum(-1)
 
 
-def gaussian_nll(mean: torch.Tensor, std: torch.Tensor, labels: torch.Tensor) -> LossSum:
-    """Negative log-likelihood of a diagonal Gaussian, summed over actions. Arguments: (..., A)."""
+def gaussian_nll(mean: torch.Tensor, std: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the negative log-likelihood of a diagonal Gaussian: (..., A) to (...)."""
     per_action = 0.5 * ((labels - mean) / std).square() + std.log() + 0.5 * math.log(2 * math.pi)
-    return per_action.sum(), per_action[..., 0].numel()
+    return per_action.sum(-1)
 
 
 def clipped_surrogate(
@@ -120,8 +116,8 @@ def value_error(
 
 def from_function(
     function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-) -> Callable[[torch.Tensor, torch.Tensor], LossSum]:
-    """Turn a user's element-wise loss into one that returns (sum, count).
+) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Turn a user's element-wise loss into one per sample.
 
     Args:
         function: Maps actions and labels, both (..., A), to losses (..., A), which are averaged
@@ -132,17 +128,13 @@ def from_function(
         reduced loss cannot be weighted exactly.
     """
 
-    def loss(actions: torch.Tensor, labels: torch.Tensor) -> LossSum:
+    def loss(actions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         per_action = function(actions, labels)
         if per_action.shape != actions.shape:
             raise ValueError(
                 f"The loss function returned shape {tuple(per_action.shape)}, expected"
                 f" {tuple(actions.shape)}: return one loss per action, do not reduce."
             )
-        return _sum_of_action_means(per_action)
+        return per_action.mean(-1)
 
     return loss
-
-
-def _sum_of_action_means(per_action: torch.Tensor) -> LossSum:
-    return per_action.sum() / per_action.shape[-1], per_action[..., 0].numel()

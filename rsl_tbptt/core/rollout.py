@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
+
+Labels = Mapping[str, torch.Tensor]
+"""What a loss compares outputs with, by name, each of leading shape (T, N)."""
 
 
 @dataclass(frozen=True)
@@ -16,14 +19,17 @@ class Rollout:
     obs: Any
     """Observations: a tensor or TensorDict with leading shape (T, N)."""
 
-    labels: tuple[torch.Tensor, ...]
-    """What the loss compares with, each of leading shape (T, N)."""
+    labels: Labels
+    """What the loss compares outputs with."""
 
     episode_starts: torch.Tensor
     """True where step t is the first of an episode, read before it. Shape: (T, N), bool."""
 
+    weights: torch.Tensor | None = None
+    """What each sample weighs in the mean. Shape: (T, N). None weighs all the same."""
+
     @classmethod
-    def from_dones(cls, obs: Any, labels: tuple[torch.Tensor, ...], dones: torch.Tensor) -> Rollout:
+    def from_dones(cls, obs: Any, labels: Labels, dones: torch.Tensor) -> Rollout:
         """Build a rollout from ``dones`` (T, N), bool, which are read after each step.
 
         Row 0 of ``episode_starts`` is False: the state before the rollout was cleared after the
@@ -54,28 +60,32 @@ class Rollout:
 
     def steps(self, first: int, last: int) -> Rollout:
         """Return steps [first, last) as views."""
-        labels = tuple(label[first:last] for label in self.labels)
-        return Rollout(self.obs[first:last], labels, self.episode_starts[first:last])
+        return self.each(lambda tensor: tensor[first:last])
 
     def envs(self, envs: slice) -> Rollout:
         """Return the rollout of some environments as views."""
-        labels = tuple(label[:, envs] for label in self.labels)
-        return Rollout(self.obs[:, envs], labels, self.episode_starts[:, envs])
+        return self.each(lambda tensor: tensor[:, envs])
 
-    def seen_by(self, obs_groups: Sequence[str], labels: tuple[torch.Tensor, ...]) -> Rollout:
+    def seen_by(
+        self, obs_groups: Sequence[str], labels: Labels, weights: torch.Tensor | None = None
+    ) -> Rollout:
         """Return the same rollout with some observation groups and with ``labels``."""
-        return Rollout(self.obs.select(*obs_groups), labels, self.episode_starts)
+        return replace(self, obs=self.obs.select(*obs_groups), labels=labels, weights=weights)
 
     def as_single_steps(self) -> Rollout:
         """Return the rollout as T * N environments of one step, as a memoryless model sees it."""
-        labels = tuple(label.flatten(0, 1).unsqueeze(0) for label in self.labels)
-        starts = self.episode_starts.flatten().unsqueeze(0)
-        return Rollout(self.obs.flatten(0, 1).unsqueeze(0), labels, starts)
+        return self.each(lambda tensor: tensor.flatten(0, 1).unsqueeze(0))
+
+    def each(self, function: Callable[[Any], Any]) -> Rollout:
+        """Return a rollout of what ``function`` makes of everything of leading shape (T, N)."""
+        weights = None if self.weights is None else function(self.weights)
+        labels = {name: function(label) for name, label in self.labels.items()}
+        return Rollout(function(self.obs), labels, function(self.episode_starts), weights)
 
 
 @dataclass(frozen=True)
-class Stretches:
-    """n stretches of a rollout, each of one environment from one step on, seen as environments.
+class Segments:
+    """n segments of a rollout, each of one environment from one step on, seen as environments.
 
     Nothing is copied before ``steps`` is asked for a window, so that the memory an update takes
     depends on its windows and not on the rollout.
@@ -85,26 +95,22 @@ class Stretches:
     """The rollout."""
 
     first_steps: torch.Tensor
-    """Step at which each stretch begins. Shape: (n,)."""
+    """Step at which each segment begins. Shape: (n,)."""
 
     env_indices: torch.Tensor
-    """Environment of each stretch. Shape: (n,)."""
+    """Environment of each segment. Shape: (n,)."""
 
     @property
     def num_envs(self) -> int:
-        """Number of stretches n."""
+        """Number of segments n."""
         return len(self.env_indices)
 
     def steps(self, first: int, last: int) -> Rollout:
-        """Copy steps [first, last) of every stretch, counted from its beginning."""
+        """Copy steps [first, last) of every segment, counted from its beginning."""
         steps = torch.arange(first, last, device=self.env_indices.device).unsqueeze(1)
         rows = (self.first_steps + steps) * self.rollout.num_envs + self.env_indices
-        return Rollout(
-            self.rollout.obs.flatten(0, 1)[rows],
-            tuple(label.flatten(0, 1)[rows] for label in self.rollout.labels),
-            self.rollout.episode_starts.flatten(0, 1)[rows],
-        )
+        return self.rollout.each(lambda tensor: tensor.flatten(0, 1)[rows])
 
-    def envs(self, envs: slice) -> Stretches:
-        """Return some of the stretches."""
-        return Stretches(self.rollout, self.first_steps[envs], self.env_indices[envs])
+    def envs(self, envs: slice) -> Segments:
+        """Return some of the segments."""
+        return Segments(self.rollout, self.first_steps[envs], self.env_indices[envs])

@@ -29,8 +29,8 @@ def weights_of_samples(algorithm, monkeypatch):
     for name in seen:
         monkeypatch.setattr(losses, name, spy(name, getattr(losses, name)))
     by_mini_batch = []
-    for mini_batch in algorithm._mini_batches.draw():
-        algorithm._gradient.accumulate(mini_batch, algorithm._rollout(), 0.0)
+    for mini_batch in algorithm.learner.mini_batches.draw():
+        algorithm.learner.gradient.accumulate(mini_batch, algorithm.learner.rollout(), 1, 0.0)
         actor, critic = torch.zeros(index.numel()), torch.zeros(index.numel())
         for weights, calls in zip((actor, critic), seen.values(), strict=True):
             for numbers, gradient in calls:

@@ -14,7 +14,8 @@ METRICS = {
         "grad_norm",
         "optimizer_steps",
         "flushed_steps",
-        "episode_start_rate",
+        "done_rate",
+        "episode_start_rate",  # the old name of done_rate, for one release
         "skipped_updates",
     },
     "ppo": {
@@ -23,7 +24,8 @@ METRICS = {
         "kl",
         "actor_grad_norm",
         "critic_grad_norm",
-        "episode_start_rate",
+        "done_rate",
+        "episode_start_rate",  # the old name of done_rate, for one release
         "skipped_updates",
     },
 }

@@ -1,5 +1,7 @@
 """The laws of accumulation: exactness, invariance, isolation, completeness, scale."""
 
+import dataclasses
+
 import pytest
 import torch
 from hypothesis import given
@@ -8,8 +10,9 @@ from support.tbptt_reference import Policy, StepwiseTbptt, full_bptt_by_episode,
 from support.tolerances import EXACT_FLOAT64
 
 from rsl_tbptt.core import hidden_state, losses
-from rsl_tbptt.core.accumulate import accumulate_group, env_chunks
-from rsl_tbptt.core.rollout import Rollout, Stretches
+from rsl_tbptt.core.accumulate import SampleLosses, accumulate_group
+from rsl_tbptt.core.micro_batches import split_envs
+from rsl_tbptt.core.rollout import Rollout, Segments
 from rsl_tbptt.core.windows import num_steps_of_full_group, tbptt_schedule
 
 DIVISOR = 7.0
@@ -21,13 +24,18 @@ sizes = {
 }
 
 
-def group_gradients(policy, rollout, state, k2, k1=None, chunks=1, replay=None, divisor=DIVISOR):
+def mse(outputs, labels):
+    error = losses.mse(*outputs, labels["actions"])
+    return SampleLosses(error, {"error": error})
+
+
+def group_gradients(policy, rollout, state, k2, k1=None, parts=1, replay=None, divisor=DIVISOR):
     """Return the gradient of each optimiser step at fixed parameters, and the final state."""
     gradients = []
     for group in tbptt_schedule(rollout.num_steps, k2, k1):
         policy.zero_grad()
         state, _ = accumulate_group(
-            group, rollout, state, replay or policy.replay, losses.mse, divisor, chunks
+            group, rollout, state, replay or policy.replay, mse, divisor, parts
         )
         gradients.append(policy.gradient().clone())
     return gradients, state
@@ -66,15 +74,15 @@ def test_truncation_does_change_the_gradient():
     assert not torch.allclose(gradients[0], full[0], rtol=1e-3)
 
 
-@given(**sizes, k2=st.integers(1, 6), k1=st.integers(1, 10), chunks=st.integers(1, 6))
-def test_chunks_of_environments_do_not_change_gradient_or_state(
-    num_steps, num_envs, done_rate, rnn_type, k2, k1, chunks
+@given(**sizes, k2=st.integers(1, 6), k1=st.integers(1, 10), parts=st.integers(1, 6))
+def test_micro_batches_do_not_change_gradient_or_state(
+    num_steps, num_envs, done_rate, rnn_type, k2, k1, parts
 ):
     policy = Policy(rnn_type)
     rollout = make_rollout(num_steps, num_envs, done_rate)
     state = policy.random_state(num_envs)
     expected, expected_state = group_gradients(policy, rollout, state, k2, k1)
-    gradients, final_state = group_gradients(policy, rollout, state, k2, k1, chunks)
+    gradients, final_state = group_gradients(policy, rollout, state, k2, k1, parts)
     for got, want in zip(gradients, expected, strict=True):
         torch.testing.assert_close(got, want, **EXACT_FLOAT64)
     for got, want in zip(
@@ -102,7 +110,9 @@ def test_permuting_environments_leaves_the_gradient():
     state = policy.random_state(5)
     order = torch.tensor([2, 0, 4, 1, 3])
     permuted = Rollout(
-        rollout.obs[:, order], (rollout.labels[0][:, order],), rollout.episode_starts[:, order]
+        rollout.obs[:, order],
+        {"actions": rollout.labels["actions"][:, order]},
+        rollout.episode_starts[:, order],
     )
     permuted_state = tuple(tensor[:, order] for tensor in state)
     expected, _ = group_gradients(policy, rollout, state, 3)
@@ -112,17 +122,17 @@ def test_permuting_environments_leaves_the_gradient():
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1e6])
-@pytest.mark.parametrize("chunks", [1, 3])
-def test_poison_in_a_past_episode_leaves_the_gradient_of_the_next(poison, chunks):
+@pytest.mark.parametrize("parts", [1, 3])
+def test_poison_in_a_past_episode_leaves_the_gradient_of_the_next(poison, parts):
     policy, rollout = Policy("lstm", 2), make_rollout(6, 3, 0.0)
     rollout.episode_starts[2, 1] = True
     state = policy.random_state(3)
-    expected, _ = group_gradients(policy, rollout, state, 2, chunks=chunks)
+    expected, _ = group_gradients(policy, rollout, state, 2, parts=parts)
     rollout.obs[:2, 1] = poison
     state = tuple(tensor.clone() for tensor in state)
     for tensor in state:
         tensor[:, 1] = poison
-    gradients, final_state = group_gradients(policy, rollout, state, 2, chunks=chunks)
+    gradients, final_state = group_gradients(policy, rollout, state, 2, parts=parts)
     assert not torch.allclose(gradients[0], expected[0])  # the poison is in this window
     for got, want in zip(gradients[1:], expected[1:], strict=True):
         torch.testing.assert_close(got, want, rtol=0, atol=0)
@@ -133,28 +143,28 @@ def test_poison_in_a_past_episode_leaves_the_gradient_of_the_next(poison, chunks
     num_steps=st.integers(1, 12),
     k1=st.none() | st.integers(1, 14),
     k2=st.integers(1, 14),
-    chunks=st.integers(1, 4),
+    parts=st.integers(1, 4),
 )
-def test_each_sample_enters_the_loss_once_with_the_same_weight(num_steps, k1, k2, chunks):
+def test_each_sample_enters_the_loss_once_with_the_same_weight(num_steps, k1, k2, parts):
     num_envs = 3
     seen = torch.zeros(num_steps, num_envs)
     rollout = make_rollout(num_steps, num_envs, 0.3)
     index = torch.arange(num_steps * num_envs, dtype=torch.float64).view(num_steps, num_envs, 1)
-    rollout = Rollout(rollout.obs, (index,), rollout.episode_starts)
+    rollout = Rollout(rollout.obs, {"index": index}, rollout.episode_starts)
     policy = Policy()
 
-    def counting_loss(actions, labels):
-        seen.view(-1)[labels.long().flatten()] += 1
-        per_sample = actions.mean(-1)
+    def counting_loss(outputs, labels):
+        seen.view(-1)[labels["index"].long().flatten()] += 1
+        per_sample = outputs[0].mean(-1)
         per_sample.register_hook(lambda gradient: weights.extend(gradient.flatten().tolist()))
-        return per_sample.sum(), per_sample.numel()
+        return SampleLosses(per_sample)
 
     weights: list[float] = []
     divisor = num_steps_of_full_group(num_steps, k2, k1) * num_envs
     state = policy.random_state(num_envs)
     for group in tbptt_schedule(num_steps, k2, k1):
         state, _ = accumulate_group(
-            group, rollout, state, policy.replay, counting_loss, divisor, chunks
+            group, rollout, state, policy.replay, counting_loss, divisor, parts
         )
     assert (seen == 1).all()
     assert weights == pytest.approx([1 / divisor] * num_steps * num_envs)
@@ -165,7 +175,7 @@ def test_gradient_norm_of_a_memoryless_policy_does_not_depend_on_gradient_length
     rollout = make_rollout(12, 4, 0.2)
     sample = Rollout(
         rollout.obs[:1, :1].expand(12, 4, -1),
-        (rollout.labels[0][:1, :1].expand(12, 4, -1),),
+        {"actions": rollout.labels["actions"][:1, :1].expand(12, 4, -1)},
         rollout.episode_starts,
     )
 
@@ -177,33 +187,61 @@ def test_gradient_norm_of_a_memoryless_policy_does_not_depend_on_gradient_length
         divisor = num_steps_of_full_group(12, k2) * 4
         group = tbptt_schedule(12, k2)[0]
         policy.zero_grad()
-        accumulate_group(group, sample, None, replay, losses.mse, divisor)
+        accumulate_group(group, sample, None, replay, mse, divisor)
         norms.append(torch.cat([p.grad.flatten() for p in policy.head.parameters()]).norm())
     torch.testing.assert_close(torch.stack(norms), norms[0].expand(4), **EXACT_FLOAT64)
 
 
+@given(**sizes, k2=st.integers(1, 6), parts=st.integers(1, 3))
+def test_weights_and_coefficient_scale_each_sample(
+    num_steps, num_envs, done_rate, rnn_type, k2, parts
+):
+    policy, state = Policy(rnn_type), None
+    rollout = make_rollout(num_steps, num_envs, done_rate)
+    weights = torch.arange(1.0, num_steps * num_envs + 1, dtype=torch.float64)
+    weights = weights.view(num_steps, num_envs)
+    (group,) = tbptt_schedule(num_steps, k2, num_steps)
+    weighted = dataclasses.replace(rollout, weights=weights)
+    arguments = (policy.replay, mse, DIVISOR, parts, 0.3)
+    _, sums = accumulate_group(group, weighted, state, *arguments)
+    got, expected = policy.gradient().clone(), 0.0
+    for t in range(num_steps):
+        for env in range(num_envs):
+            only = torch.zeros(num_steps, num_envs, dtype=torch.float64)
+            only[t, env] = 1.0
+            policy.zero_grad()
+            one = dataclasses.replace(rollout, weights=only)
+            accumulate_group(group, one, state, policy.replay, mse, DIVISOR)
+            expected = expected + 0.3 * weights[t, env] * policy.gradient()
+    torch.testing.assert_close(got, expected, **EXACT_FLOAT64)
+    _, unweighted = accumulate_group(group, rollout, state, policy.replay, mse, DIVISOR)
+    torch.testing.assert_close(sums["error"], unweighted["error"], **EXACT_FLOAT64)
+
+
 def test_episode_starts_are_the_dones_of_the_step_before():
     dones = torch.tensor([[0, 1], [1, 0], [0, 1]], dtype=torch.bool)
-    rollout = Rollout.from_dones(torch.zeros(3, 2), (), dones)
+    rollout = Rollout.from_dones(torch.zeros(3, 2), {}, dones)
     expected = torch.tensor([[0, 0], [0, 1], [1, 0]], dtype=torch.bool)
     assert torch.equal(rollout.episode_starts, expected)
 
 
-def test_stretches_copy_the_steps_of_their_environment_from_their_first_step_on():
+def test_segments_copy_the_steps_of_their_environment_from_their_first_step_on():
     rollout = make_rollout(7, 3, 0.3)
-    stretches = Stretches(rollout, torch.tensor([0, 4, 2, 4]), torch.tensor([2, 0, 2, 1]))
-    piece = stretches.envs(slice(1, 4)).steps(1, 3)
+    segments = Segments(rollout, torch.tensor([0, 4, 2, 4]), torch.tensor([2, 0, 2, 1]))
+    piece = segments.envs(slice(1, 4)).steps(1, 3)
     for column, (first, env) in enumerate([(4, 0), (2, 2), (4, 1)]):
         steps = slice(first + 1, first + 3)
         assert torch.equal(piece.obs[:, column], rollout.obs[steps, env])
-        assert torch.equal(piece.labels[0][:, column], rollout.labels[0][steps, env])
+        assert torch.equal(
+            piece.labels["actions"][:, column], rollout.labels["actions"][steps, env]
+        )
         assert torch.equal(piece.episode_starts[:, column], rollout.episode_starts[steps, env])
 
 
-@given(num_envs=st.integers(1, 50), chunks=st.integers(1, 60))
-def test_env_chunks_are_balanced_and_complete(num_envs, chunks):
-    slices = env_chunks(num_envs, chunks)
+@given(num_envs=st.integers(1, 50), parts=st.integers(1, 60))
+def test_micro_batches_are_balanced_and_complete(num_envs, parts):
+    slices = split_envs(num_envs, parts)
     sizes = [s.stop - s.start for s in slices]
     assert [e for s in slices for e in range(s.start, s.stop)] == list(range(num_envs))
     assert max(sizes) - min(sizes) <= 1
-    assert len(slices) == min(chunks, num_envs)
+    assert len(slices) == min(parts, num_envs)

@@ -193,7 +193,7 @@ def test_hidden_state_is_carried_over_iterations(runner):
 
     def record():
         process()
-        started_from.append(runner.alg.last_hidden_states[0])
+        started_from.append(runner.alg.learner.start_state)
 
     runner.alg._start_rollout = record
     runner.learn(2)

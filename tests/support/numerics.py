@@ -79,7 +79,11 @@ def bits(numbers: dict[str, Any]) -> dict[str, str]:
         for name, tensors in numbers.items()
         if name != "metrics"
     }
-    named = {name: f"{value:.10g}" for name, value in sorted(numbers["metrics"].items())}
+    named = {
+        name: f"{value:.10g}"
+        for name, value in sorted(numbers["metrics"].items())
+        if name not in NEWER_NAMES.values()
+    }
     return {**digests, "metrics": json.dumps(named)}
 
 

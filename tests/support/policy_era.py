@@ -14,7 +14,7 @@ from rsl_rl.modules import (
 from tensordict import TensorDict
 from torch import nn
 
-from rsl_tbptt.compat.rsl_rl3.distillation import fit_teacher
+from rsl_tbptt.compat.rsl_rl3.models import fit_teacher
 
 OBS_DIM, STATE_DIM, ACTION_DIM, HIDDEN_DIM = 5, 7, 2, 6
 OBS_GROUPS = {"policy": ["policy"], "teacher": ["state"], "critic": ["state"]}

@@ -11,7 +11,7 @@ from support.helpers import roll_out_ppo
 
 
 @dataclass(frozen=True)
-class Stretch:
+class Segment:
     """Steps of one environment, replayed one after the other from the state of the rollout."""
 
     env: int
@@ -22,14 +22,14 @@ class Stretch:
     """Steps before which the state is detached, besides ``loss_start``."""
 
 
-def whole_envs(num_steps: int, num_envs: int, gradient_length: int) -> list[Stretch]:
+def whole_envs(num_steps: int, num_envs: int, gradient_length: int) -> list[Segment]:
     cuts = tuple(range(0, num_steps, gradient_length))
-    return [Stretch(env, 0, 0, num_steps, cuts) for env in range(num_envs)]
+    return [Segment(env, 0, 0, num_steps, cuts) for env in range(num_envs)]
 
 
-def windows(num_steps: int, num_envs: int, gradient_length: int, burn_in: int) -> list[Stretch]:
+def windows(num_steps: int, num_envs: int, gradient_length: int, burn_in: int) -> list[Segment]:
     return [
-        Stretch(env, max(0, start - burn_in), start, min(start + gradient_length, num_steps))
+        Segment(env, max(0, start - burn_in), start, min(start + gradient_length, num_steps))
         for env in range(num_envs)
         for start in range(0, num_steps, gradient_length)
     ]
@@ -70,44 +70,44 @@ def gradients_of_update(algorithm: Any) -> list[torch.Tensor]:
     """Run ``update()`` without its optimiser steps; return the gradient before each of them."""
     gradients = []
 
-    def record(means):
+    def record(means, rate):
         gradients.append(gradient_of(algorithm.actor, algorithm.critic))
-        return torch.cat((means, means.new_zeros(2)))
+        return torch.cat((means, means.new_zeros(2))), rate
 
-    algorithm._optimizer_step = record
+    algorithm.learner._optimizer_step = record
     algorithm.update()
-    del algorithm._optimizer_step
+    del algorithm.learner._optimizer_step
     return gradients
 
 
 def reference_gradient(
-    algorithm: Any, states: list[tuple], stretches: Iterable[Stretch]
+    algorithm: Any, states: list[tuple], segmentes: Iterable[Segment]
 ) -> torch.Tensor:
-    """Return the gradient of the mean loss over the stretches' samples, by the models' forward."""
+    """Return the gradient of the mean loss over the segmentes' samples, by the models' forward."""
     models = (algorithm.actor, algorithm.critic)
     live = [model.get_hidden_state() for model in models]
     algorithm.optimizer.zero_grad()
-    losses = [loss for stretch in stretches for loss in _replay(algorithm, states, stretch)]
+    losses = [loss for segment in segmentes for loss in _replay(algorithm, states, segment)]
     torch.stack(losses).mean().backward()
     for model, state in zip(models, live, strict=True):
         model.reset(hidden_state=state)
     return gradient_of(*models)
 
 
-def _replay(algorithm: Any, states: list[tuple], stretch: Stretch) -> list[torch.Tensor]:
+def _replay(algorithm: Any, states: list[tuple], segment: Segment) -> list[torch.Tensor]:
     models = (algorithm.actor, algorithm.critic)
-    env = slice(stretch.env, stretch.env + 1)
-    for model, state in zip(models, states[stretch.first], strict=True):
+    env = slice(segment.env, segment.env + 1)
+    for model, state in zip(models, states[segment.first], strict=True):
         model.reset(hidden_state=hidden_state.clone(hidden_state.select_envs(state, env)))
     losses = []
-    for t in range(stretch.first, stretch.stop):
+    for t in range(segment.first, segment.stop):
         for model in models:
-            if t > stretch.first and algorithm.storage.dones[t - 1, stretch.env]:
+            if t > segment.first and algorithm.storage.dones[t - 1, segment.env]:
                 model.reset()
-            if t in (stretch.loss_start, *stretch.cuts):
+            if t in (segment.loss_start, *segment.cuts):
                 model.detach_hidden_state()
         loss = sample_loss(algorithm, t, env)
-        if t >= stretch.loss_start:
+        if t >= segment.loss_start:
             losses.append(loss)
     return losses
 

@@ -46,7 +46,7 @@ def make_rollout(num_steps: int, num_envs: int, done_rate: float, seed: int = 0)
     shape = (num_steps, num_envs)
     return Rollout.from_dones(
         torch.randn(*shape, OBS_DIM, dtype=torch.float64, generator=generator),
-        (torch.randn(*shape, ACTIONS, dtype=torch.float64, generator=generator),),
+        {"actions": torch.randn(*shape, ACTIONS, dtype=torch.float64, generator=generator)},
         torch.rand(shape, generator=generator) < done_rate,
     )
 
@@ -64,7 +64,7 @@ def full_bptt_by_episode(policy: Policy, rollout: Rollout, state, divisor: float
                 parts = tuple(s[:, env : env + 1].contiguous() for s in as_tensors(state))
                 begin = parts if len(parts) == 2 else parts[0]
             latent, _ = policy.rnn(rollout.obs[first:last, env : env + 1].contiguous(), begin)
-            error = policy.head(latent) - rollout.labels[0][first:last, env : env + 1]
+            error = policy.head(latent) - rollout.labels["actions"][first:last, env : env + 1]
             total = total + error.square().mean(-1).sum()
     (total / divisor).backward()
     return policy.gradient().clone()
@@ -108,7 +108,7 @@ class StepwiseTbptt:
             masked = masked if len(masked) == 2 else masked[0]
             latent, state = self.policy.rnn(self.rollout.obs[t : t + 1], masked)
             if t >= loss_start:
-                error = self.policy.head(latent[0]) - self.rollout.labels[0][t]
+                error = self.policy.head(latent[0]) - self.rollout.labels["actions"][t]
                 total = total + error.square().mean(-1).sum()
         before[stop] = self._detached(state)
         return total

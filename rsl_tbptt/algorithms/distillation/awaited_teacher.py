@@ -26,6 +26,10 @@ class AwaitedTeacher:
             self._load(self._path)
             self._path = None
 
+    def forget(self) -> None:
+        """Await nothing any more: a checkpoint brought the teacher."""
+        self._path = None
+
     def __bool__(self) -> bool:
         """Answer the runner: load the teacher and return True.
 

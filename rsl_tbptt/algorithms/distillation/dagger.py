@@ -5,7 +5,44 @@ elsewhere, while every state is labelled by the teacher. Here the choice falls o
 environment, with an exact count, so that a teacher's trajectory is as long as the rollout.
 """
 
+from __future__ import annotations
+
 import torch
+
+from rsl_tbptt.algorithms.distillation.options import DistillationOptions
+
+
+class Dagger:
+    """Draws the environments of the teacher for each rollout, and mixes the actions."""
+
+    def __init__(
+        self, options: DistillationOptions, num_envs: int, device: str | torch.device
+    ) -> None:
+        """Take the share and its schedule; the teacher acts nowhere until the first draw."""
+        self._share, self._last_update = (
+            options.teacher_action_share,
+            options.teacher_action_updates,
+        )
+        self._num_envs, self._device = num_envs, device
+        self._teacher_acts: torch.Tensor | None = None
+
+    def draw(self, num_updates: int) -> None:
+        """Choose where the teacher acts in this rollout, after so many updates."""
+        if self._share > 0:
+            share = scheduled_share(self._share, num_updates, self._last_update)
+            self._teacher_acts = draw_envs(share, self._num_envs, self._device)
+
+    def mix(self, actions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+        """Return the teacher's labels where it acts, elsewhere the student's actions: (N, A)."""
+        if self._teacher_acts is None:
+            return actions
+        return torch.where(self._teacher_acts, labels, actions)
+
+    def metrics(self) -> dict[str, torch.Tensor]:
+        """Return the share of the environments in this rollout, shape (); empty if unused."""
+        if self._teacher_acts is None:
+            return {}
+        return {"teacher_action_share": self._teacher_acts.float().mean()}
 
 
 def scheduled_share(share: float, num_updates: int, last_update: int | None) -> float:

@@ -1,10 +1,12 @@
-"""The labels of a teacher without memory, computed for a whole rollout after it."""
+"""The teacher's labels: at each step, or of one without memory for the whole rollout later."""
 
 from __future__ import annotations
 
 import torch
 from rsl_rl.storage import RolloutStorage
+from tensordict import TensorDict
 
+from rsl_tbptt.algorithms.distillation.losses import ACTIONS, STD
 from rsl_tbptt.algorithms.update.replay import (
     action_head,
     gaussian_head,
@@ -13,6 +15,37 @@ from rsl_tbptt.algorithms.update.replay import (
 )
 from rsl_tbptt.algorithms.update.step_batches import step_batches
 from rsl_tbptt.compat.versions import MLPModel
+from rsl_tbptt.core.rollout import Labels
+
+
+class StepLabels:
+    """Labels each step as it happens, so that a teacher with memory keeps it."""
+
+    def __init__(self, storage: RolloutStorage, with_std: bool) -> None:
+        """Take where labels are stored, and whether the teacher's standard deviation is one."""
+        self._storage = storage
+        self._std = torch.zeros_like(storage.privileged_actions) if with_std else None
+
+    def of_step(self, teacher: MLPModel, obs: TensorDict, step: int) -> torch.Tensor:
+        """Return the teacher's actions at a step, shape (N, A), which the storage shall keep.
+
+        Args:
+            teacher: The teacher, compiled where it is.
+            obs: Observations of all environments, batch size (N,).
+            step: Step of the rollout.
+        """
+        if self._std is None:
+            return teacher(obs).detach()
+        teacher(obs, stochastic_output=True)
+        self._std[step].copy_(teacher.output_std)
+        return teacher.output_mean.detach()
+
+    def of_rollout(self) -> Labels:
+        """Return the labels of the stored rollout."""
+        return _named(self._storage.privileged_actions, self._std)
+
+    def complete(self) -> None:
+        """Do nothing: every step has its label."""
 
 
 class RolloutLabels:
@@ -44,21 +77,30 @@ class RolloutLabels:
                     " computed from stored observations."
                 )
         head = gaussian_head if with_std else action_head
-        self._teacher = make_replay(teacher, head=head, scan_engine="auto", operand_dtype=None)
+        self._replay = make_replay(teacher, head=head, scan_engine="auto", operand_dtype=None)
         self._storage = storage
+        self._std = torch.zeros_like(storage.privileged_actions) if with_std else None
+
+    def of_step(self, teacher: MLPModel, obs: TensorDict, step: int) -> torch.Tensor:
+        """Return what the storage holds at a step, shape (N, A), until ``complete``."""
+        return self._storage.privileged_actions[step]
+
+    def of_rollout(self) -> Labels:
+        """Return the labels of the stored rollout, once it is complete."""
+        return _named(self._storage.privileged_actions, self._std)
 
     @torch.no_grad()
-    def fill(self, *labels: torch.Tensor) -> None:
-        """Label the stored rollout.
-
-        Args:
-            *labels: Where the action means go, and the standard deviations if they are part of the
-                labels. Shape: (T, N, A) each.
-        """
+    def complete(self) -> None:
+        """Label the stored rollout."""
         observations = self._storage.observations.select(*self._obs_groups)
         starts = torch.zeros_like(self._storage.dones.squeeze(-1), dtype=torch.bool)
         num_steps, num_envs = starts.shape
+        labels = self.of_rollout().values()
         for steps in step_batches(num_steps, num_envs, starts.device):
-            outputs, _ = self._teacher(observations[steps], None, starts[steps])
+            outputs, _ = self._replay(observations[steps], None, starts[steps])
             for label, output in zip(labels, outputs, strict=True):
                 label[steps].copy_(output)
+
+
+def _named(actions: torch.Tensor, std: torch.Tensor | None) -> Labels:
+    return {ACTIONS: actions} if std is None else {ACTIONS: actions, STD: std}

@@ -88,6 +88,11 @@ class DistillationOptions(Options):
     grad_reduce_bucket_mb: float = 25.0
     """Size of the buffers in which gradients are summed over processes, in megabytes."""
 
+    @property
+    def num_micro_batches(self) -> int:
+        """Temporary."""
+        return self.num_env_chunks
+
     def __post_init__(self) -> None:
         """Check what can be checked without knowing the rollout.
 

@@ -1,4 +1,4 @@
-"""PPO that goes on with a distilled student: action noise, critic warm-up, pull to the teacher."""
+"""PPO that goes on with a distilled student: action noise, critic warm-up, kickstarting."""
 
 from __future__ import annotations
 
@@ -15,8 +15,13 @@ from tensordict import TensorDict
 from torch import nn
 
 from rsl_tbptt.algorithms.ppo.options import PpoOptions
-from rsl_tbptt.checkpoints.reading import check_matches, teacher_state_dict
-from rsl_tbptt.compat.versions import MLPModel, resolve_callable
+from rsl_tbptt.checkpoints.reading import check_matches
+from rsl_tbptt.compat.versions import (
+    MLPModel,
+    config_advice,
+    resolve_callable,
+    teacher_state_dict,
+)
 from rsl_tbptt.core.hidden_state import HiddenState
 
 
@@ -27,10 +32,11 @@ class FineTuning:
 
         updates    0 1 2 3 4 5 6 7      critic_warmup_iterations = 3, teacher_kl_updates = 4
         actor      held  trained
-        pull       1 1 1 1 .75 .5 .25 0 times teacher_kl_coef
+        KL term    1 1 1 1 .75 .5 .25 0 times teacher_kl_coef
 
     References:
-        Schmitt et al. (2018), "Kickstarting deep reinforcement learning", for the pull.
+        Schmitt et al. (2018), "Kickstarting deep reinforcement learning", for the KL divergence
+        from the teacher's policy that is added to the loss.
     """
 
     def __init__(self, actor: MLPModel, options: PpoOptions, *, is_first_rank: bool) -> None:
@@ -61,7 +67,7 @@ class FineTuning:
         if theirs is not ours:
             raise NotImplementedError(
                 f"The teacher's distribution is a {theirs.__name__}, expected a {ours.__name__}"
-                " like the actor's: the pull compares the two. Set 'teacher_cfg.distribution_cfg'."
+                " like the actor's: kickstarting compares them. Set 'teacher_cfg.distribution_cfg'."
             )
         self._teacher = teacher
 
@@ -77,7 +83,7 @@ class FineTuning:
         return self._num_updates is not None and self._num_updates < warmup
 
     @property
-    def teacher_coef(self) -> float:
+    def kickstarting_coef(self) -> float:
         """Weight of the KL divergence from the teacher's policy in this update."""
         if self._teacher is None or self._num_updates is None:
             return 0.0
@@ -86,7 +92,7 @@ class FineTuning:
         return self._options.teacher_kl_coef * max(0.0, 1.0 - share)
 
     def observe(self, obs: TensorDict, step: int) -> None:
-        """Record the teacher's action distribution at a step, while it pulls.
+        """Record the teacher's action distribution at a step, while it counts.
 
         The teacher sees the rollout as it happens, so a recurrent one keeps its memory.
 
@@ -94,7 +100,7 @@ class FineTuning:
             obs: Observations of all environments, batch size (N,).
             step: Step of the rollout.
         """
-        if self._teacher is None or self.teacher_coef == 0:
+        if self._teacher is None or self.kickstarting_coef == 0:
             return
         if step == 0:
             self._recorded.clear()
@@ -103,7 +109,7 @@ class FineTuning:
         self._recorded.append(tuple(param.detach() for param in params))
 
     def teacher_params(self) -> tuple[torch.Tensor, ...]:
-        """Return what was recorded in this rollout, shape (T, N, A) each; empty without a pull."""
+        """Return what was recorded in this rollout, shape (T, N, A) each; empty without any."""
         return tuple(torch.stack(params) for params in zip(*self._recorded, strict=True))
 
     def reset(self, dones: torch.Tensor | None = None, hidden_state: HiddenState = None) -> None:
@@ -133,7 +139,7 @@ class FineTuning:
         """
         student = checkpoint["student_state_dict"]
         if strict:
-            check_matches(self._actor, student, "actor")
+            check_matches(self._actor, student, "actor", config_advice)
         if self._teacher is not None:
             self._load_teacher(teacher_state_dict(checkpoint, "The checkpoint"))
         self._actor.load_state_dict(student, strict=strict)

@@ -1,13 +1,13 @@
-"""Mini-batches of PPO: which stretches of the rollout are replayed together, and from which state.
+"""Mini-batches of PPO: which segments of the rollout are replayed together, and from which state.
 
-Two units. ``"env"``: whole environments, one stretch each. ``"window"``: every window of every
-environment is a stretch of its own::
+Two units. ``"env"``: whole environments, one segment each. ``"window"``: every window of every
+environment is a segment of its own::
 
     step      0 1 2 3 4 5 6 7           T = 8, gradient_length = 3, burn_in_length = 1
 
-    "env"     = = =|= = =|= =           one stretch; | cuts the gradient, the state goes on
+    "env"     = = =|= = =|= =           one segment; | cuts the gradient, the state goes on
     "window"  = = =
-                  - = = =               three stretches, each from the state the rollout stored
+                  - = = =               three segments, each from the state the rollout stored
                         - = =           before its first step; - is replayed without gradient
 """
 
@@ -22,7 +22,7 @@ import torch
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import HiddenState
-from rsl_tbptt.core.rollout import Rollout, Stretches
+from rsl_tbptt.core.rollout import Rollout, Segments
 from rsl_tbptt.core.windows import Group, Window, tbptt_schedule
 
 MiniBatchUnit = Literal["env", "window"]
@@ -30,24 +30,24 @@ MiniBatchUnit = Literal["env", "window"]
 
 @dataclass(frozen=True)
 class Shape:
-    """Stretches of equal length and windows: S of them in every environment."""
+    """Segments of equal length and windows: S of them in every environment."""
 
     first_steps: tuple[int, ...]
     """Step of the rollout at which each begins, S of them."""
 
     group: Group
-    """Their windows, counted from the beginning of a stretch."""
+    """Their windows, counted from the beginning of a segment."""
 
     num_loss_steps: int
-    """Steps of one stretch that enter the loss."""
+    """Steps of one segment that enter the loss."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """Stretches of one shape in a mini-batch."""
+    """Segments of one shape in a mini-batch."""
 
     group: Group
-    """Their windows, counted from the beginning of a stretch."""
+    """Their windows, counted from the beginning of a segment."""
 
     first_steps: torch.Tensor
     """Step of the rollout at which each begins. Shape: (n,)."""
@@ -58,19 +58,19 @@ class Part:
     state_indices: torch.Tensor
     """Place of the state each begins with, among the joined states. Shape: (n,)."""
 
-    def of(self, rollout: Rollout) -> Stretches:
-        """Return the part's stretches of a rollout."""
-        return Stretches(rollout, self.first_steps, self.env_indices)
+    def of(self, rollout: Rollout) -> Segments:
+        """Return the part's segments of a rollout."""
+        return Segments(rollout, self.first_steps, self.env_indices)
 
     def state(self, joined: HiddenState) -> HiddenState:
-        """Return the state before the stretches' first steps, n environments."""
+        """Return the state before the segments' first steps, n environments."""
         return hidden_state.select_envs(joined, self.state_indices)
 
     def loss_steps(self, values: torch.Tensor) -> torch.Tensor:
         """Pick from ``values`` (T, N) those of the samples that enter the loss, as a vector."""
-        stretches = self.of(Rollout(values, (), torch.zeros_like(values, dtype=torch.bool)))
+        segments = self.of(Rollout(values, {}, torch.zeros_like(values, dtype=torch.bool)))
         first, last = self.group[0].loss_start, self.group[-1].stop
-        return stretches.steps(first, last).obs.flatten()
+        return segments.steps(first, last).obs.flatten()
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ class MiniBatches:
         shuffle: bool = True,
         device: torch.device | str = "cpu",
     ) -> None:
-        """Plan the stretches.
+        """Plan the segments.
 
         Args:
             num_steps: Length T of the rollout.
@@ -148,7 +148,7 @@ class MiniBatches:
         return min(self._count_samples())
 
     def draw(self) -> Iterator[MiniBatch]:
-        """Draw one epoch's mini-batches. Each gets its share of the stretches of every shape."""
+        """Draw one epoch's mini-batches. Each gets its share of the segments of every shape."""
         order = torch.randperm if self._shuffle else torch.arange
         shares = [
             order(len(shape.first_steps) * self._num_envs, device=self._device).tensor_split(
@@ -160,9 +160,9 @@ class MiniBatches:
             yield self._mini_batch(pairs, num_samples, self._ranks)
 
     def of_envs(self, envs: torch.Tensor) -> MiniBatch:
-        """Return all stretches of some environments (n,), as one mini-batch of this process."""
+        """Return all segments of some environments (n,), as one mini-batch of this process."""
         pairs = [
-            torch.cat([stretch * self._num_envs + envs for stretch in range(len(s.first_steps))])
+            torch.cat([segment * self._num_envs + envs for segment in range(len(s.first_steps))])
             for s in self._shapes
         ]
         steps_of_env = sum(len(s.first_steps) * s.num_loss_steps for s in self._shapes)
@@ -171,20 +171,20 @@ class MiniBatches:
     def _mini_batch(
         self, pairs: Sequence[torch.Tensor], num_samples: int, ranks: Ranks
     ) -> MiniBatch:
-        """Build a mini-batch from indices of (stretch, environment), one tensor per shape."""
+        """Build a mini-batch from indices of (segment, environment), one tensor per shape."""
         parts = []
         shapes = zip(self._shapes, self._first_steps, self._state_places, pairs, strict=True)
         for shape, first_steps, places, indices in shapes:
-            stretch, env = indices // self._num_envs, indices % self._num_envs
-            state = places[stretch] * self._num_envs + env
-            parts.append(Part(shape.group, first_steps[stretch], env, state))
+            segment, env = indices // self._num_envs, indices % self._num_envs
+            state = places[segment] * self._num_envs + env
+            parts.append(Part(shape.group, first_steps[segment], env, state))
         return MiniBatch(tuple(parts), num_samples, ranks)
 
 
 def _shapes(
     num_steps: int, gradient_length: int, unit: MiniBatchUnit, burn_in_length: int
 ) -> list[Shape]:
-    """Cut a rollout into stretches and collect those of equal shape."""
+    """Cut a rollout into segments and collect those of equal shape."""
     (group,) = tbptt_schedule(num_steps, gradient_length, update_length=num_steps)
     if unit == "env":
         return [Shape((0,), group, num_steps)]

@@ -1,4 +1,4 @@
-"""PPO's policy loss per sample: surrogate, entropy bonus and pull towards a teacher."""
+"""PPO's losses per sample, of actor and critic. Add or change a policy loss here."""
 
 from __future__ import annotations
 
@@ -7,13 +7,28 @@ import torch
 from rsl_tbptt.algorithms.ppo.options import PpoOptions
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core import losses
+from rsl_tbptt.core.accumulate import Outputs, SampleLosses
+from rsl_tbptt.core.rollout import Labels
 
 Params = tuple[torch.Tensor, ...]
 """Parameters of a distribution, as rsl_rl's ``output_distribution_params``."""
 
+OLD, TEACHERS = "old", "teachers"
+"""Whose distributions are among the actor's labels: the policy's that acted, the teacher's."""
+
+
+def labels_of(whose: str, params: Params) -> dict[str, torch.Tensor]:
+    """Name the parameters of a distribution as labels, of any shape."""
+    return {f"{whose}_param_{index}": param for index, param in enumerate(params)}
+
+
+def params_in(labels: Labels, whose: str) -> Params:
+    """Return the parameters that ``labels_of`` named, of any shape; none if they are not there."""
+    return tuple(label for name, label in labels.items() if name.startswith(f"{whose}_param_"))
+
 
 class PolicyLoss:
-    """The actor's loss on what its last layer returned. Add or change a policy loss here."""
+    """The actor's loss: surrogate, entropy bonus and kickstarting."""
 
     def __init__(self, actor: MLPModel, options: PpoOptions) -> None:
         """Take the coefficients from ``options``."""
@@ -22,55 +37,55 @@ class PolicyLoss:
 
     def __call__(
         self,
-        mlp_output: torch.Tensor,
-        actions: torch.Tensor,
-        old_log_prob: torch.Tensor,
-        advantages: torch.Tensor,
-        old_params: Params,
-        teacher_params: Params,
-        teacher_coef: float,
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Compute the loss of K steps in n environments.
+        outputs: Outputs,
+        labels: Labels,
+        *,
+        advantage_mean: torch.Tensor | float,
+        advantage_scale: torch.Tensor | float,
+        kickstarting_coef: float,
+    ) -> SampleLosses:
+        """Compute the losses of K steps of n environments.
 
         Args:
-            mlp_output: What the actor's last layer returned. Shape: (K, n, ...).
-            actions: Actions taken. Shape: (K, n, A).
-            old_log_prob: Their log-probability when they were taken. Shape: (K, n).
-            advantages: Advantages. Shape: (K, n).
-            old_params: Parameters of the distribution they were drawn from.
-            teacher_params: Parameters of the teacher's distribution; empty without teacher.
-            teacher_coef: Weight of the KL divergence from the teacher's distribution.
+            outputs: What the actor makes its distribution from. Shape: (K, n, ...).
+            labels: ``advantages`` (K, n), ``actions`` (K, n, A), their ``log_prob`` (K, n) when
+                they were taken, the parameters of the distribution they were drawn from, and those
+                of the teacher's with kickstarting.
+            advantage_mean: What is subtracted from advantages.
+            advantage_scale: What they are divided by then.
+            kickstarting_coef: Weight of the KL divergence from the teacher's distribution.
 
         Returns:
-            Per-sample losses, shape (K, n), and the detached sums of surrogate, entropy and KL
-            divergence from ``old_params``, shape (3,).
+            The losses; ``surrogate``, ``entropy`` and ``kl`` (from the policy that acted) are
+            reported.
         """
         actor, options = self._actor, self._options
-        actor.distribution.update(mlp_output)  # type: ignore[union-attr]
-        log_prob, entropy = actor.get_output_log_prob(actions), actor.output_entropy
-        penalized = options.policy_loss == "kl_penalty"
+        assert actor.distribution is not None
+        actor.distribution.update(*outputs)
+        advantages = (labels["advantages"] - advantage_mean) / advantage_scale
+        log_prob, entropy = actor.get_output_log_prob(labels["actions"]), actor.output_entropy
+        penalized, old = options.policy_loss == "kl_penalty", params_in(labels, OLD)
         with torch.set_grad_enabled(penalized):
-            kl = actor.get_kl_divergence(old_params, actor.output_distribution_params)
+            kl = actor.get_kl_divergence(old, actor.output_distribution_params)
         if penalized:
             surrogate = losses.penalized_surrogate(
-                log_prob, old_log_prob, advantages, kl, self.kl_coef
+                log_prob, labels["log_prob"], advantages, kl, self.kl_coef
             )
         else:
-            clip_high = options.clip_param_high or options.clip_param
             surrogate = losses.clipped_surrogate(
                 log_prob,
-                old_log_prob,
+                labels["log_prob"],
                 advantages,
                 options.clip_param,
-                clip_high,
+                options.clip_param_high or options.clip_param,
                 options.dual_clip_param,
             )
         loss = surrogate - options.entropy_coef * entropy
-        if teacher_params:
-            params = actor.output_distribution_params
-            loss = loss + teacher_coef * actor.get_kl_divergence(teacher_params, params)
-        sums = torch.stack((surrogate.sum(), entropy.sum(), kl.sum()))
-        return loss, sums.detach()
+        teachers = params_in(labels, TEACHERS)
+        if teachers:
+            pull = actor.get_kl_divergence(teachers, actor.output_distribution_params)
+            loss = loss + kickstarting_coef * pull
+        return SampleLosses(loss, {"surrogate": surrogate, "entropy": entropy, "kl": kl})
 
     def adapt(self, kl: float) -> None:
         """Follow ``desired_kl`` with the coefficient of the KL penalty.
@@ -81,9 +96,32 @@ class PolicyLoss:
         References:
             Schulman et al. (2017), section 4.
         """
-        if self._options.policy_loss != "kl_penalty":
+        desired_kl = self._options.desired_kl
+        if self._options.policy_loss != "kl_penalty" or desired_kl is None:
             return
-        if kl < self._options.desired_kl / 1.5:  # type: ignore[operator]
+        if kl < desired_kl / 1.5:
             self.kl_coef /= 2.0
-        elif kl > self._options.desired_kl * 1.5:  # type: ignore[operator]
+        elif kl > desired_kl * 1.5:
             self.kl_coef *= 2.0
+
+
+class ValueLoss:
+    """The critic's loss."""
+
+    def __init__(self, options: PpoOptions) -> None:
+        """Take the clip from ``options``."""
+        self._clip = options.clip_param if options.use_clipped_value_loss else None
+
+    def __call__(self, outputs: Outputs, labels: Labels) -> SampleLosses:
+        """Compute the losses of K steps of n environments.
+
+        Args:
+            outputs: Values. Shape: (K, n, 1).
+            labels: ``returns`` and the ``values`` of the rollout. Shape: (K, n, 1).
+
+        Returns:
+            The losses, reported as ``value``.
+        """
+        (values,) = outputs
+        error = losses.value_error(values, labels["returns"], labels["values"], self._clip)
+        return SampleLosses(error.squeeze(-1), {"value": error.squeeze(-1)})

@@ -13,13 +13,13 @@ from rsl_tbptt.algorithms.ppo.mini_batches import MiniBatch
 from rsl_tbptt.algorithms.update.optimizers import use_fused_kernels
 from rsl_tbptt.compat.versions import RandomNetworkDistillation
 from rsl_tbptt.core import losses
-from rsl_tbptt.core.accumulate import accumulate_group
+from rsl_tbptt.core.accumulate import Outputs, SampleLosses, accumulate_group
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import HiddenState
-from rsl_tbptt.core.rollout import Rollout
+from rsl_tbptt.core.rollout import Labels, Rollout
 
 
-class CuriosityTraining:
+class RndTraining:
     """Trains the predictor of RND: one optimiser step per mini-batch.
 
     References:
@@ -35,45 +35,45 @@ class CuriosityTraining:
     ) -> None:
         """Take rsl_rl's module, the optimiser of its predictor and who trains it together."""
         use_fused_kernels(optimizer)
-        self._rnd, self._optimizer = rnd, optimizer
+        self.module, self._optimizer = rnd, optimizer
         self._ranks, self._bucket_mb = ranks, bucket_mb
         self.keep_reward_normalizer()
 
     @property
     def changes(self) -> tuple[list[nn.Module], list[torch.optim.Optimizer]]:
         """Modules and optimisers that an update changes."""
-        return [self._rnd.predictor, self._rnd.state_normalizer], [self._optimizer]
+        return [self.module.predictor, self.module.state_normalizer], [self._optimizer]
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Return what is trained."""
-        return self._rnd.predictor.parameters()
+        return self.module.predictor.parameters()
 
     def keep_reward_normalizer(self) -> None:
         """Copy what learns within the rollout, at its start."""
-        self._kept = copy.deepcopy(self._rnd.reward_normalizer)
+        self._kept = copy.deepcopy(self.module.reward_normalizer)
 
     def restore_reward_normalizer(self) -> None:
         """Forget what it learned from a rollout that is dropped."""
-        self._rnd.reward_normalizer = self._kept
+        self.module.reward_normalizer = self._kept
 
     def accumulate(
-        self, rollout: Rollout, mini_batch: MiniBatch, num_env_chunks: int
+        self, rollout: Rollout, mini_batch: MiniBatch, num_micro_batches: int
     ) -> torch.Tensor:
         """Add a mini-batch's gradient; return the sum of its squared errors, shape (1,)."""
-        rollout = rollout.seen_by(self._rnd.obs_groups["rnd_state"], ())
+        rollout = rollout.seen_by(self.module.obs_groups["rnd_state"], {})
         self._optimizer.zero_grad()
         sums = []
         for part in mini_batch.parts:
-            _, loss_sum = accumulate_group(
+            _, of_part = accumulate_group(
                 part.group,
                 part.of(rollout),
                 None,
                 self._embeddings,
-                losses.mse,
+                _squared_error,
                 mini_batch.num_samples,
-                num_env_chunks,
+                num_micro_batches,
             )
-            sums.append(loss_sum)
+            sums.append(of_part["rnd"])
         return torch.stack(sums).sum(0, keepdim=True)
 
     def step(self, mean: torch.Tensor) -> torch.Tensor:
@@ -97,8 +97,14 @@ class CuriosityTraining:
     ) -> tuple[tuple[torch.Tensor, torch.Tensor], HiddenState]:
         """Return the predicted and the target embedding of each step, shape (K, n, D) each."""
         with torch.no_grad():
-            rnd_state = self._rnd.state_normalizer(self._rnd.get_rnd_state(obs.flatten(0, 1)))
-            target = self._rnd.target(rnd_state)
-        predicted = self._rnd.predictor(rnd_state)
+            rnd_state = self.module.state_normalizer(self.module.get_rnd_state(obs.flatten(0, 1)))
+            target = self.module.target(rnd_state)
+        predicted = self.module.predictor(rnd_state)
         shape = episode_starts.shape
         return (predicted.unflatten(0, shape), target.unflatten(0, shape)), state
+
+
+def _squared_error(outputs: Outputs, labels: Labels) -> SampleLosses:
+    """Return the error of the predicted embedding, one per sample, (K, n)."""
+    error = losses.mse(*outputs)
+    return SampleLosses(error, {"rnd": error})

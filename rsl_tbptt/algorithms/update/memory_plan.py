@@ -1,15 +1,15 @@
-"""How much memory an update will take, and into how many environment chunks to cut it for that.
+"""How much memory an update will take, and into how many micro-batches to cut it for that.
 
 The update's own gradient is computed on some environments while every tensor is counted. Once
-activations outweigh weights, its peak is linear in the environments and in those of a chunk, so
-three such runs tell it for any number, and one with a single environment what it is at least::
+activations outweigh weights, its peak is linear in the environments and in those of a micro-batch,
+so three such runs tell it for any number, and one with a single environment what it is at least::
 
-    peak = fixed + per_env * environments + per_chunk_env * environments of the largest chunk
+    peak = fixed + per_env * environments + per_open_env * environments of the largest micro-batch
 
-CUDA graphs stay as long as training runs, one set for each size that chunks have, so those made on
-the way are counted like any tensor and dropped afterwards, and each run is made twice: the second
-time they are all there, as in every update but the first. Where chunks are not all of one size they
-have two, which differ by one environment, and the graphs of the second are added.
+CUDA graphs stay as long as training runs, one set for each size that micro-batches have, so those
+made on the way are counted like any tensor and dropped afterwards, and each run is made twice: the
+second time they are all there, as in every update but the first. Where micro-batches are not all of
+one size they have two, which differ by one environment, and the graphs of the second are added.
 """
 
 from __future__ import annotations
@@ -20,14 +20,13 @@ from dataclasses import dataclass
 from torch import nn
 
 from rsl_tbptt.core.peak_memory import PeakMemory
-from rsl_tbptt.core.scan.cuda_graphs import recordings_aside
-from rsl_tbptt.core.scan.workspace import free_buffers
+from rsl_tbptt.core.scan import free_buffers, recordings_aside
 
 _MANY = 128
 """Environments of the largest such run."""
 
 Trial = Callable[[int, int], None]
-"""Computes the gradient on the first environments, given their number and that of the chunks."""
+"""Computes the gradient on the first environments, given their number and the micro-batches'."""
 
 
 @dataclass(frozen=True)
@@ -37,8 +36,8 @@ class MemoryPlan:
     num_envs: int
     """Environments of a mini-batch."""
 
-    num_blocks: int
-    """Chunks that are made in any case, to fit the caches."""
+    least_micro_batches: int
+    """Micro-batches that are made in any case, to fit the caches."""
 
     least: float
     """The peak with one environment: gradients, packed weights, the copies that undo an update."""
@@ -49,36 +48,36 @@ class MemoryPlan:
     per_env: float
     """What each takes throughout: its state, its share of the rollout's tensors."""
 
-    per_chunk_env: float
-    """What each takes while its chunk is run."""
+    per_open_env: float
+    """What each takes while its micro-batch is run."""
 
     recorded: float = 0.0
-    """What of CUDA graphs does not depend on the size of a chunk."""
+    """What of CUDA graphs does not depend on the size of a micro-batch."""
 
-    recorded_per_chunk_env: float = 0.0
-    """What they take for each environment of a chunk."""
+    recorded_per_open_env: float = 0.0
+    """What they take for each environment of a micro-batch."""
 
     all_alike: bool = True
     """Whether all mini-batches have as many environments."""
 
-    def peak(self, num_env_chunks: int) -> float:
-        """Return the peak in bytes with at least so many chunks."""
-        num_chunks = max(num_env_chunks, self.num_blocks)
-        largest = -(-self.num_envs // num_chunks)
-        linear = self.fixed + self.per_env * self.num_envs + self.per_chunk_env * largest
-        if not self.all_alike or self.num_envs % num_chunks:  # chunks of a second size
-            linear += self.recorded + self.recorded_per_chunk_env * largest
+    def peak(self, num_micro_batches: int) -> float:
+        """Return the peak in bytes with at least so many micro-batches."""
+        num_parts = max(num_micro_batches, self.least_micro_batches)
+        largest = -(-self.num_envs // num_parts)
+        linear = self.fixed + self.per_env * self.num_envs + self.per_open_env * largest
+        if not self.all_alike or self.num_envs % num_parts:  # micro-batches of a second size
+            linear += self.recorded + self.recorded_per_open_env * largest
         return max(self.least, linear)
 
-    def num_env_chunks(self, budget: float) -> int:
-        """Return the smallest number of chunks that stays within ``budget`` bytes.
+    def num_micro_batches(self, budget: float) -> int:
+        """Return the smallest number of micro-batches that stays within ``budget`` bytes.
 
         Raises:
             ValueError: If even one environment at a time takes more.
         """
-        for num_chunks in range(1, self.num_envs + 1):
-            if self.peak(num_chunks) <= budget:
-                return num_chunks
+        for num_parts in range(1, self.num_envs + 1):
+            if self.peak(num_parts) <= budget:
+                return num_parts
         raise ValueError(
             f"memory_budget_gb is {budget / 1e9:g}, expected at least"
             f" {self.peak(self.num_envs) / 1e9:.3g}: the update takes that much one environment at"
@@ -89,7 +88,7 @@ class MemoryPlan:
 def plan_memory(
     trial: Trial,
     num_envs: int,
-    num_blocks: int,
+    least_micro_batches: int,
     parameters: Iterable[nn.Parameter],
     all_alike: bool = True,
 ) -> MemoryPlan:
@@ -98,7 +97,7 @@ def plan_memory(
     Args:
         trial: Computes the gradient on some environments.
         num_envs: Environments of a mini-batch.
-        num_blocks: Chunks that are made in any case.
+        least_micro_batches: Those that are made in any case.
         parameters: What is trained. An update keeps a copy of them and of Adam's two moments.
         all_alike: Whether all mini-batches have as many environments.
 
@@ -109,35 +108,35 @@ def plan_memory(
     (least, _), quarter = _peak(trial, 1, 1), min(_MANY, num_envs) // 4
     least += copies
     if quarter == 0:
-        return MemoryPlan(num_envs, num_blocks, least, least, 0.0, 0.0)
-    # All in several chunks: from the second one on, gradients are there while it is run.
+        return MemoryPlan(num_envs, least_micro_batches, least, least, 0.0, 0.0)
+    # All in several micro-batches: from the second one on, gradients are there while it is run.
     (small, recorded), (large, more_recorded) = (
         _peak(trial, 4 * quarter, 4),
         _peak(trial, 4 * quarter, 2),
     )
     (few, _) = _peak(trial, 2 * quarter, 2)
-    per_chunk_env, per_env = (large - small) / quarter, (small - few) / (2 * quarter)
-    fixed = copies + small - quarter * (4 * per_env + per_chunk_env)
+    per_open_env, per_env = (large - small) / quarter, (small - few) / (2 * quarter)
+    fixed = copies + small - quarter * (4 * per_env + per_open_env)
     recorded_per_env = (more_recorded - recorded) / quarter
     return MemoryPlan(
         num_envs,
-        num_blocks,
+        least_micro_batches,
         least,
         fixed,
         per_env,
-        per_chunk_env,
+        per_open_env,
         recorded - quarter * recorded_per_env,
         recorded_per_env,
         all_alike,
     )
 
 
-def _peak(trial: Trial, num_envs: int, num_env_chunks: int) -> tuple[int, int]:
+def _peak(trial: Trial, num_envs: int, num_micro_batches: int) -> tuple[int, int]:
     """Return the peak of a run in bytes, and what CUDA graphs were holding at its end."""
     free_buffers()  # else a scan takes what is there, uncounted
     with PeakMemory() as memory:
         with recordings_aside():
             for _ in range(2):
-                trial(num_envs, num_env_chunks)
+                trial(num_envs, num_micro_batches)
             at_end = memory.now
         return memory.peak, at_end - memory.now

@@ -12,7 +12,7 @@ import torch
 from tensordict import TensorDict
 
 from rsl_tbptt.core.distributed import Ranks
-from rsl_tbptt.core.scan.cuda_graphs import recordings_aside
+from rsl_tbptt.core.scan import recordings_aside
 
 _MAX_NAMED = 8
 

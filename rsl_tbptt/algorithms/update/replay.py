@@ -3,20 +3,18 @@
 Everything but the recurrence runs once per window, on K * n rows (K steps, n environments).
 """
 
+import contextlib
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 
 import torch
 from tensordict import TensorDict
 
 from rsl_tbptt.compat.versions import OWN_MODELS, MLPModel, RNNModel
 from rsl_tbptt.core import hidden_state
-from rsl_tbptt.core.accumulate import Replay
+from rsl_tbptt.core.accumulate import Outputs, Replay
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.scan import is_supported, recurrent_scan
-
-Outputs = tuple[torch.Tensor, ...]
-"""What a head returns, each of leading shape (K, n)."""
 
 Head = Callable[[MLPModel, torch.Tensor], Outputs]
 """Turns what a model's last layer returns for (rows, ...) into outputs of leading shape (rows,)."""
@@ -31,12 +29,13 @@ def action_head(model: MLPModel, mlp_output: torch.Tensor) -> Outputs:
 
 def gaussian_head(model: MLPModel, mlp_output: torch.Tensor) -> Outputs:
     """Return mean and standard deviation of the action, shape (rows, A) each."""
-    model.distribution.update(mlp_output)  # pyright: ignore[reportOptionalMemberAccess]
+    assert model.distribution is not None
+    model.distribution.update(mlp_output)
     return model.output_mean, model.output_std
 
 
-def raw_head(model: MLPModel, mlp_output: torch.Tensor) -> Outputs:
-    """Return the last layer's output, shape (rows, ...), for the caller's own distribution."""
+def distribution_head(model: MLPModel, mlp_output: torch.Tensor) -> Outputs:
+    """Return what makes the action's distribution, shape (rows, ...): ``distribution.update``'s."""
     return (mlp_output,)
 
 
@@ -47,7 +46,7 @@ def make_replay(
 
     Args:
         model: A model that follows rsl_rl's interface.
-        head: ``action_head``, ``gaussian_head`` or ``raw_head``.
+        head: ``action_head``, ``gaussian_head`` or ``distribution_head``.
         scan_engine: Engine of ``recurrent_scan``.
         operand_dtype: Autocast dtype of the forward pass, or None for full precision.
 
@@ -55,16 +54,8 @@ def make_replay(
         A function of observations (K, n), state and episode starts (K, n) that returns the outputs
         and the state after the last step, both in the parameters' dtype: window by window for
         rsl_rl's own models, step by step for any other recurrent model.
-
-    Raises:
-        NotImplementedError: If ``head`` is ``raw_head`` and the model has to run step by step.
     """
     run = _choose_replay(model)
-    if head is raw_head and run is _replay_stepwise:
-        raise NotImplementedError(
-            f"{type(model).__name__} has a forward pass of its own, expected one of rsl_rl's models"
-            " (MLPModel, CNNModel, RNNModel): its distribution cannot be replayed step by step."
-        )
     if scan_engine != "auto" and run is not _replay_rnn:
         warnings.warn(
             f"scan_engine is '{scan_engine}', which has no effect on a {type(model).__name__}: only"
@@ -164,11 +155,51 @@ def _replay_stepwise(
     head: Head,
     scan_engine: str,
 ) -> tuple[Outputs, HiddenState]:
-    """Replay any model through its public interface, one step at a time."""
-    gaussian, steps = head is gaussian_head, []
-    for step_obs, starts in zip(obs.unbind(0), episode_starts, strict=True):
-        model.reset(hidden_state=hidden_state.clear(state, starts))  # type: ignore[arg-type]
-        mean = model(step_obs, stochastic_output=gaussian)
-        steps.append((model.output_mean, model.output_std) if gaussian else (mean,))
-        state = model.get_hidden_state()
+    """Replay any model through its public interface, one step at a time; its own state stays."""
+    steps, own_state = [], model.get_hidden_state()
+    with _mlp_outputs(model) as mlp_outputs:
+        for step_obs, starts in zip(obs.unbind(0), episode_starts, strict=True):
+            model.reset(hidden_state=hidden_state.clear(state, starts))
+            action = model(step_obs, stochastic_output=head is not action_head)
+            if head is gaussian_head:
+                steps.append((model.output_mean, model.output_std))
+            else:
+                steps.append((action if head is action_head else _last_of(mlp_outputs, model),))
+            state = model.get_hidden_state()
+    model.reset(hidden_state=own_state)
     return tuple(torch.stack(parts) for parts in zip(*steps, strict=True)), state
+
+
+@contextlib.contextmanager
+def _mlp_outputs(model: MLPModel) -> Iterator[list[torch.Tensor]]:
+    """Collect what a model's forward passes inside make its distribution from."""
+    seen: list[torch.Tensor] = []
+    distribution = model.distribution
+    if distribution is None:
+        yield seen
+        return
+    update = distribution.update
+
+    def record(mlp_output: torch.Tensor) -> None:
+        seen.append(mlp_output)
+        update(mlp_output)
+
+    vars(distribution)["update"] = record  # hides the class's method
+    try:
+        yield seen
+    finally:
+        del vars(distribution)["update"]
+
+
+def _last_of(mlp_outputs: list[torch.Tensor], model: MLPModel) -> torch.Tensor:
+    """Return the last one.
+
+    Raises:
+        NotImplementedError: If there is none.
+    """
+    if not mlp_outputs:
+        raise NotImplementedError(
+            f"{type(model).__name__} made no action distribution in its forward pass, expected it"
+            " to call `distribution.update`, as rsl_rl's models do with stochastic_output=True."
+        )
+    return mlp_outputs[-1]

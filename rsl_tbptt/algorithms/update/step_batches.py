@@ -10,7 +10,7 @@ more only spares launches; what it takes beside the storage stays bounded."""
 
 
 def step_batches(num_steps: int, num_envs: int, device: torch.device | str) -> list[slice]:
-    """Cut a rollout into stretches of as many whole steps as are handled best at once.
+    """Cut a rollout into pieces of as many whole steps as are handled best at once.
 
     Args:
         num_steps: Length T of the rollout.

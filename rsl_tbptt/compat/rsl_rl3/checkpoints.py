@@ -35,7 +35,7 @@ def network_state(policy_state: Mapping[str, Any], role: Role) -> dict[str, torc
     }
 
 
-def teacher_state(checkpoint: Mapping[str, Any], source: str) -> dict[str, torch.Tensor]:
+def teacher_state_dict(checkpoint: Mapping[str, Any], source: str) -> dict[str, torch.Tensor]:
     """Return the teacher's parameters: the teacher of a distillation, or the actor of a PPO run.
 
     Args:
@@ -59,7 +59,7 @@ def teacher_state(checkpoint: Mapping[str, Any], source: str) -> dict[str, torch
     )
 
 
-def advice(key: str, role: str, in_checkpoint: bool) -> str:
+def config_advice(key: str, role: str, in_checkpoint: bool) -> str:
     """Return which setting of an rsl_rl 3 config makes a model's key agree with a checkpoint."""
     if key.startswith("distribution"):
         return "set 'policy.noise_std_type' and 'policy.state_dependent_std' as in its training."

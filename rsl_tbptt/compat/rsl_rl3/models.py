@@ -103,12 +103,18 @@ class MLPModel(nn.Module):
             role: Which of its networks.
         """
         super().__init__()
+        self._policy = (policy,)  # in a tuple: its other networks are no part of this module
         self.obs_groups: list[str] = policy.obs_groups[_OBS_SETS[role]]  # type: ignore[index]
         self.obs_normalization = getattr(policy, f"{role}_obs_normalization")
         self.obs_normalizer = getattr(policy, f"{role}_obs_normalizer")
         self.mlp = getattr(policy, role)
         acts = role in ("actor", "student")
         self.distribution = GaussianDistribution(policy) if acts else None
+
+    @property
+    def policy(self) -> nn.Module:
+        """The policy whose network this is."""
+        return self._policy[0]
 
     def forward(self, obs: TensorDict, stochastic_output: bool = False) -> torch.Tensor:
         """Return an action, sampled or its mean, or a value. A memory advances by one step."""
@@ -212,6 +218,23 @@ def model_of(policy: nn.Module, role: Role) -> Any:
             f" of {', '.join(_KNOWN)}: it cannot be replayed over a window."
         )
     return (RNNModel if hasattr(policy, _memory(role)) else MLPModel)(policy, role)
+
+
+def fit_teacher(policy: nn.Module, obs: TensorDict) -> None:
+    """Give a teacher without memory a first layer for what it observes.
+
+    rsl_rl 3.1.2 builds the one beside a recurrent student for inputs of the student's hidden size,
+    so that neither a forward pass nor a checkpoint fits.
+
+    Args:
+        policy: StudentTeacher or StudentTeacherRecurrent; its teacher is not loaded yet.
+        obs: Observations, any batch size.
+    """
+    num_inputs = sum(obs[group].shape[-1] for group in policy.obs_groups["teacher"])  # type: ignore[index]
+    first: nn.Linear = policy.teacher[0]  # type: ignore[index]
+    if getattr(policy, "teacher_recurrent", False) or first.in_features == num_inputs:
+        return
+    policy.teacher[0] = nn.Linear(num_inputs, first.out_features).to(first.weight)  # type: ignore[index]
 
 
 def _runs_as(policy: nn.Module, known: type[nn.Module]) -> bool:

@@ -17,6 +17,10 @@ from rsl_tbptt.core.scan import (
     selection,
     torchrl_triton,
 )
+from rsl_tbptt.core.scan.cuda_graphs import recordings_aside
+from rsl_tbptt.core.scan.workspace import free_buffers
+
+__all__ = ["free_buffers", "is_supported", "recordings_aside", "recurrent_scan", "resolve_engine"]
 
 ENGINES: dict[str, Callable[..., tuple[torch.Tensor, HiddenState]]] = {
     "compiled": compiled.scan,

@@ -66,7 +66,9 @@ def test_labels_and_what_is_learnt_are_those_of_the_steps(teacher_class, loss_ty
         labels = [algorithm.storage.privileged_actions for algorithm in (batched, stepwise)]
         torch.testing.assert_close(*labels, **SAME_FLOAT32)
         if loss_type == "kl":
-            assert torch.equal(batched._teacher_std, stepwise._teacher_std)
+            assert torch.equal(
+                batched._labels.of_rollout()["std"], stepwise._labels.of_rollout()["std"]
+            )
         torch.testing.assert_close(
             parameters_of(batched), parameters_of(stepwise), **PARITY_FLOAT32
         )

@@ -9,6 +9,7 @@ from rsl_rl.algorithms import PPO
 from rsl_rl.models import RNNModel
 from rsl_rl.runners import OnPolicyRunner
 from support.helpers import make_obs, make_ppo, ppo_parameters_of, roll_out_ppo
+from support.ppo_reference import gradients_of_update
 from support.tolerances import PARITY_FLOAT32, SAME_FLOAT32
 
 from rsl_tbptt.algorithms import TbpttPPO
@@ -327,15 +328,45 @@ def test_advantages_are_normalised_two_at_least():
     assert ppo_parameters_of(two).isfinite().all()
 
 
-def test_a_model_with_its_own_forward_pass_is_refused():
-    class Custom(RNNModel):
-        def forward(self, obs, *args, **kwargs):
-            return super().forward(obs, *args, **kwargs)
+class OwnForward(RNNModel):
+    """A user's model, of which nothing is known but rsl_rl's interface."""
 
-    algorithm = make_ppo(TbpttPPO, 6, 4)
-    algorithm.actor.__class__ = Custom
-    with pytest.raises(NotImplementedError, match="Custom has a forward pass of its own"):
-        TbpttPPO(algorithm.actor, algorithm.critic, algorithm.storage)
+    def forward(self, obs, *args, **kwargs):
+        return super().forward(obs, *args, **kwargs)
+
+
+@pytest.mark.parametrize("minibatch_unit", ["env", "window"])
+def test_models_with_a_forward_pass_of_their_own_run_step_by_step(minibatch_unit):
+    options = {"gradient_length": 3, "num_mini_batches": 2, "minibatch_unit": minibatch_unit}
+    scanned, stepwise = (make_ppo(TbpttPPO, 8, 4, **options) for _ in range(2))
+    for model in (stepwise.actor, stepwise.critic):
+        model.__class__ = OwnForward
+    stepwise = TbpttPPO(stepwise.actor, stepwise.critic, stepwise.storage, **options)
+    for seed in range(2):
+        gradients = []
+        for algorithm in (scanned, stepwise):
+            roll_out_ppo(algorithm, seed)
+            live = [model.get_hidden_state() for model in (algorithm.actor, algorithm.critic)]
+            torch.manual_seed(seed)  # a step draws actions that nobody takes
+            gradients.append(gradients_of_update(algorithm)[0])
+            for model, state in zip((algorithm.actor, algorithm.critic), live, strict=True):
+                for left, right in zip(model.get_hidden_state(), state, strict=True):
+                    assert torch.equal(left, right)
+        torch.testing.assert_close(gradients[1], gradients[0], **SAME_FLOAT32)
+
+
+def test_a_model_without_rsl_rls_distribution_is_told_what_it_lacks():
+    class Deterministic(OwnForward):
+        def forward(self, obs, *args, **kwargs):
+            return self.mlp(self.get_latent(obs))
+
+    algorithm = make_ppo(TbpttPPO, 6, 4, num_mini_batches=1)
+    roll_out_ppo(algorithm, 0)
+    algorithm.actor.__class__ = Deterministic
+    broken = TbpttPPO(algorithm.actor, algorithm.critic, algorithm.storage)
+    broken.learner.states = algorithm.learner.states
+    with pytest.raises(NotImplementedError, match="Deterministic made no action distribution"):
+        broken.update()
 
 
 def test_defaults_are_those_of_rsl_rl():

@@ -10,7 +10,7 @@ from support.tolerances import PARITY_FLOAT32, SAME_FLOAT32
 from torch.nn.utils import parameters_to_vector
 
 from rsl_tbptt.algorithms import TbpttPPO
-from rsl_tbptt.algorithms.ppo.rnd import CuriosityTraining
+from rsl_tbptt.algorithms.ppo.rnd import RndTraining
 from rsl_tbptt.compat.versions import rnd_optimizer
 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
@@ -74,7 +74,7 @@ def test_the_loss_is_the_mean_over_the_samples_of_each_mini_batch(models, chunks
     algorithm = make(TbpttPPO, models, **options, num_env_chunks=chunks)
     rnd = copy.deepcopy(algorithm.rnd)
     sgd = torch.optim.SGD(algorithm.rnd.predictor.parameters(), lr=0.1)  # feels the scale
-    algorithm._curiosity = CuriosityTraining(algorithm.rnd, sgd, algorithm._ranks, 25.0)
+    algorithm.learner.rnd = RndTraining(algorithm.rnd, sgd, algorithm._ranks, 25.0)
     optimizer = torch.optim.SGD(rnd.predictor.parameters(), lr=0.1)
     roll_out_ppo(algorithm, 0, done_rate=0.4)
     states, seen = algorithm.storage.observations["state"], []

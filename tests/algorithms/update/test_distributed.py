@@ -83,7 +83,9 @@ def fill_ppo_rollout(algorithm, first, last):
         pair = (torch.randn(1, NUM_ENVS, 6, generator=generator) for _ in range(2))
         return tuple(tensor[:, first:last] for tensor in pair)
 
-    algorithm._states = [(state(), state()) for _ in algorithm._mini_batches.state_steps]
+    algorithm.learner.states = [
+        (state(), state()) for _ in algorithm.learner.mini_batches.state_steps
+    ]
 
 
 def updated_ppo_parameters(first, last, multi_gpu_cfg=None, **options):

@@ -26,7 +26,7 @@ SECONDS = 60.0
 def distilled(cfg, failing):
     """Distil where the loss of one process raises."""
     algorithm = make_distillation(TbpttDistillation, 6, 3, gradient_length=2, multi_gpu_cfg=cfg)
-    loss, calls = algorithm.loss_fn, []
+    loss, calls = algorithm.learner.loss, []
 
     def breaking(*args):
         calls.append(args)
@@ -34,7 +34,7 @@ def distilled(cfg, failing):
             raise ArithmeticError("no memory left")
         return loss(*args)
 
-    algorithm.loss_fn = breaking
+    algorithm.learner.loss = breaking
     roll_out(algorithm, cfg["global_rank"])
     return algorithm, parameters_of
 
@@ -61,11 +61,11 @@ def fail(*args, **kwargs):
 
 
 def failing_loss(algorithm):
-    algorithm._gradient.policy_loss = fail
+    algorithm.learner.gradient.policy_loss = fail
 
 
 def failing_curiosity(algorithm):
-    algorithm._curiosity._embeddings = fail
+    algorithm.learner.rnd._embeddings = fail
 
 
 RND = {

@@ -133,7 +133,7 @@ def test_a_budget_is_kept(case):
     budget = (unlimited.peak(1) + unlimited.peak(3)) / 2
     algorithm = CASES[case](memory_budget_gb=budget / 1e9)
     assert peak_of_second_update(algorithm) <= (1 + CLOSE) * budget
-    assert unlimited.num_env_chunks(budget) in (2, 3)
+    assert unlimited.num_micro_batches(budget) in (2, 3)
 
 
 @pytest.mark.parametrize("case", ["distillation", "PPO"])
@@ -157,7 +157,7 @@ def test_planning_changes_nothing(case):
 
 def test_one_environment_has_a_plan():
     algorithm = make_distillation(TbpttDistillation, T, 1, gradient_length=4)
-    assert algorithm.memory_plan().num_env_chunks(1e9) == 1
+    assert algorithm.memory_plan().num_micro_batches(1e9) == 1
 
 
 def start(algorithm):

@@ -1,5 +1,7 @@
 """The source of a NaN or inf is named rightly, by one more gradient at most."""
 
+import dataclasses
+
 import pytest
 import torch
 from support import fused_cells
@@ -66,17 +68,18 @@ def test_the_search_takes_one_gradient(monkeypatch, num_bad):
     algorithm = make_distillation(TbpttDistillation, 6, 64, gradient_length=2, non_finite="raise")
     roll_out(algorithm, 0)
     first = torch.arange(64) < num_bad
-    loss_fn, labels = algorithm.loss_fn, algorithm.storage.privileged_actions
+    loss, stored = algorithm.learner.loss, algorithm.storage.privileged_actions
 
-    def exploding(actions, label):
-        loss_sum, count = loss_fn(actions, label)
-        where = torch.isin(label, labels[:, first])
-        return loss_sum + torch.where(where, actions * 1e30, 0.0).square().sum(), count
+    def exploding(outputs, labels):
+        where = torch.isin(labels["actions"], stored[:, first])
+        blown_up = torch.where(where, outputs[0] * 1e30, 0.0).square().sum(-1)
+        sane = loss(outputs, labels)
+        return dataclasses.replace(sane, trained=sane.trained + blown_up)
 
-    algorithm.loss_fn = exploding
-    calls, accumulate = [], algorithm._accumulate
+    algorithm.learner.loss = exploding
+    calls, accumulate = [], algorithm.learner._accumulate
     monkeypatch.setattr(
-        algorithm, "_accumulate", lambda *args: (calls.append(args), accumulate(*args))[1]
+        algorithm.learner, "_accumulate", lambda *args: (calls.append(args), accumulate(*args))[1]
     )
     named = r"\[0\]" if num_bad == 1 else r"\[0, 1, 2, 3, 4, 5, 6, 7\] and 56 more"
     with pytest.raises(ValueError, match=f"the gradients of environments {named}"):

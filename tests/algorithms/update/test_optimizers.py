@@ -42,7 +42,7 @@ def make(algorithm_class, optimizer):
 def train(algorithm, seeds):
     for seed in seeds:
         algorithm.student.reset()  # a checkpoint holds no state
-        algorithm.last_hidden_states = (None, None)
+        algorithm.last_hidden_states = (None, None)  # rsl_rl's
         roll_out(algorithm, seed)
         algorithm.update()
 

@@ -196,13 +196,13 @@ def test_the_schedule_of_the_teachers_actions_goes_on_after_a_resume():
 def test_learning_rate_and_penalty_go_on_after_a_resume():
     options = {"policy_loss": "kl_penalty", "schedule": "fixed", "kl_penalty_coef": 3.0}
     writer = trained(make_ppo, TbpttPPO, **options)
-    writer._set_learning_rate(2e-4)
+    writer.optimizer.param_groups[0]["lr"] = 2e-4
     resumed = make_ppo(TbpttPPO, **SIZES, **options)
     load(resumed, checkpoint_of(writer))
     assert resumed.learning_rate == 2e-4
-    kept = writer._gradient.policy_loss.kl_coef
+    kept = writer.learner.gradient.policy_loss.kl_coef
     assert kept != 3.0
-    assert resumed._gradient.policy_loss.kl_coef == kept
+    assert resumed.learner.gradient.policy_loss.kl_coef == kept
 
 
 @pytest.mark.parametrize("kind", ["mlp", "lstm", "gru"])
@@ -250,7 +250,7 @@ def test_a_fine_tuned_run_resumes_within_its_warm_up():
     load(second, checkpoint_of(first))
     held = []
     for seed in range(2):
-        held.append(second._fine_tuning.holds_actor)
+        held.append(second.learner.fine_tuning.holds_actor)
         roll_out(second, seed)
         second.update()
     assert held == [True, False]

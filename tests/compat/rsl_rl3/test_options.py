@@ -30,8 +30,8 @@ SIZES = {"num_steps": 6, "num_envs": 4}
 def test_the_runners_find_the_classes_by_name():
     assert distillation_runner.TbpttDistillation is TbpttDistillation
     assert on_policy_runner.TbpttPPO is TbpttPPO
-    assert issubclass(TbpttDistillation, Distillation)
-    assert issubclass(TbpttPPO, PPO)
+    assert isinstance(make_distillation(TbpttDistillation, **SIZES).algorithm, Distillation)
+    assert isinstance(make_ppo(TbpttPPO, **SIZES).algorithm, PPO)
 
 
 @pytest.mark.parametrize("name", ["TbpttDistillation", "TbpttPPO"])

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from rsl_tbptt.core import env_blocks
-from rsl_tbptt.core.env_blocks import bytes_per_sample, num_env_blocks
+from rsl_tbptt.core import micro_batches
+from rsl_tbptt.core.micro_batches import best_num_micro_batches, bytes_per_sample
 
 CPU = torch.device("cpu")
 LSTM = bytes_per_sample(nn.LSTM(48, 256))
@@ -15,9 +15,9 @@ LSTM = bytes_per_sample(nn.LSTM(48, 256))
 
 @given(num_envs=st.integers(1, 10_000), num_steps=st.integers(1, 200))
 def test_blocks_leave_no_sliver(num_envs, num_steps):
-    blocks = num_env_blocks(num_envs, num_steps, LSTM, CPU)
+    blocks = best_num_micro_batches(num_envs, num_steps, LSTM, CPU)
     assert num_envs / blocks >= min(num_envs, 128)
-    assert num_env_blocks(num_envs, num_steps, LSTM, torch.device("cuda")) == 1
+    assert best_num_micro_batches(num_envs, num_steps, LSTM, torch.device("cuda")) == 1
 
 
 @pytest.mark.parametrize(
@@ -31,15 +31,15 @@ def test_blocks_leave_no_sliver(num_envs, num_steps):
     ],
 )
 def test_blocks_follow_the_cache(monkeypatch, tmp_path, cache, num_steps, expected):
-    monkeypatch.setattr(env_blocks, "_CACHE_SIZE", tmp_path / "size")
+    monkeypatch.setattr(micro_batches, "_CACHE_SIZE", tmp_path / "size")
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     if cache:
         (tmp_path / "size").write_text(f"{cache}\n")
-    assert num_env_blocks(4096, num_steps, LSTM, CPU) == expected
+    assert best_num_micro_batches(4096, num_steps, LSTM, CPU) == expected
 
 
 def test_more_threads_take_larger_blocks(monkeypatch, tmp_path):
-    monkeypatch.setattr(env_blocks, "_CACHE_SIZE", tmp_path / "size")
+    monkeypatch.setattr(micro_batches, "_CACHE_SIZE", tmp_path / "size")
     (tmp_path / "size").write_text("2048K\n")
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
-    assert num_env_blocks(4096, 24, LSTM, CPU) == 2
+    assert best_num_micro_batches(4096, 24, LSTM, CPU) == 2

@@ -1,10 +1,11 @@
-"""Into how many blocks of environments an update is best cut on this processor.
+"""Into how many micro-batches of environments an update is best cut on this processor.
 
-A block runs forward and backward over a window before the next one begins, so that its buffers are
-used again while the caches hold them. On accelerators the whole mini-batch is one block.
+A micro-batch runs forward and backward over a window before the next one begins, so that its
+buffers are used again while the caches hold them. On accelerators the whole mini-batch is one.
 """
 
 import functools
+import itertools
 from pathlib import Path
 
 import torch
@@ -14,18 +15,27 @@ _MIN_ENVS = 256
 """Smaller products of one step spend too much on packing the weights."""
 
 _MIN_SAMPLES = 2048
-"""In shorter windows more environments share what a block costs whatever its size."""
+"""In shorter windows more environments share what a micro-batch costs whatever its size."""
 
 _UNKNOWN_CACHE = 2**20
 _CACHE_SIZE = Path("/sys/devices/system/cpu/cpu0/cache/index2/size")
 """Where Linux tells it, as in "2048K"."""
 
 
-def num_env_blocks(num_envs: int, num_steps: int, sample_bytes: int, device: torch.device) -> int:
-    """Return into how many blocks N environments are best cut for windows of K steps.
+def split_envs(num_envs: int, num_parts: int) -> list[slice]:
+    """Cut environments into at most ``num_parts`` slices whose sizes differ by at most one."""
+    num_parts = min(num_parts, num_envs)
+    bounds = [num_envs * i // num_parts for i in range(num_parts + 1)]
+    return [slice(a, b) for a, b in itertools.pairwise(bounds)]
 
-    What one step of a block touches should fit the second-level caches of the threads in use, and
-    the block should be large enough to be worth its overhead.
+
+def best_num_micro_batches(
+    num_envs: int, num_steps: int, sample_bytes: int, device: torch.device
+) -> int:
+    """Return into how many micro-batches N environments are best cut for windows of K steps.
+
+    What one step of a micro-batch touches should fit the second-level caches of the threads in use,
+    and it should be large enough to be worth its overhead.
 
     Args:
         num_envs: Number of environments N.
@@ -34,7 +44,7 @@ def num_env_blocks(num_envs: int, num_steps: int, sample_bytes: int, device: tor
         device: Where.
 
     Returns:
-        The number of balanced blocks; 1 on accelerators.
+        The number of balanced micro-batches; 1 on accelerators.
     """
     if device.type != "cpu":
         return 1

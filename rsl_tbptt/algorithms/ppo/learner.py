@@ -1,0 +1,289 @@
+"""What an update of PPO computes: epochs of mini-batches."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+from collections.abc import Iterator
+from functools import partial
+from typing import Any
+
+import torch
+from rsl_rl.storage import RolloutStorage
+from torch import nn
+
+from rsl_tbptt.algorithms.ppo.fine_tuning import FineTuning
+from rsl_tbptt.algorithms.ppo.gradient import PpoGradient, PpoRollout, States
+from rsl_tbptt.algorithms.ppo.mini_batches import MiniBatch, MiniBatches
+from rsl_tbptt.algorithms.ppo.options import PpoOptions
+from rsl_tbptt.algorithms.ppo.rnd import RndTraining
+from rsl_tbptt.algorithms.update.normalization import update_normalization
+from rsl_tbptt.algorithms.update.optimizers import follow_kl, step_at
+from rsl_tbptt.algorithms.update.replay import observed_groups
+from rsl_tbptt.algorithms.update.session import Metrics, UpdateSession
+from rsl_tbptt.algorithms.update.step_batches import step_batches
+from rsl_tbptt.compat.versions import MLPModel, clip_gradients
+from rsl_tbptt.core import hidden_state
+from rsl_tbptt.core.distributed import Ranks
+
+_RECORDED = ("rewards", "values", "actions", "actions_log_prob", "returns")
+_METRICS = ("value", "surrogate", "entropy", "kl", "actor_grad_norm", "critic_grad_norm", "rnd")
+
+
+class PpoLearner:
+    """Trains actor and critic on a rollout; a :class:`Learner` of the update session."""
+
+    def __init__(
+        self,
+        actor: MLPModel,
+        critic: MLPModel,
+        storage: RolloutStorage,
+        optimizer: torch.optim.Optimizer,
+        options: PpoOptions,
+        ranks: Ranks,
+        *,
+        fine_tuning: FineTuning,
+        rnd: RndTraining | None,
+    ) -> None:
+        """Choose how the models are replayed and plan the mini-batches.
+
+        Args:
+            actor: Policy with a distribution.
+            critic: Value function.
+            storage: Where rollouts are stored.
+            optimizer: Steps the parameters of both.
+            options: Lengths, mini-batches, losses and the like.
+            ranks: The processes that train together.
+            fine_tuning: Where PPO stands after a student became the actor.
+            rnd: Trains the predictor of random network distillation, or None.
+        """
+        self.num_micro_batches = options.num_micro_batches
+        self.gradient = PpoGradient(actor, critic, options)
+        self.mini_batches = _plan_mini_batches(actor, critic, storage, options, ranks)
+        self.states: list[States] = []
+        self.rnd = rnd
+        self._actor, self._critic, self._storage = actor, critic, storage
+        self._optimizer, self._options, self._ranks = optimizer, options, ranks
+        self.fine_tuning = fine_tuning
+        self._recurrent = actor.is_recurrent or critic.is_recurrent
+        device = storage.dones.device
+        self._no_sums = torch.full((4,), torch.nan, device=device)
+        num_steps = storage.num_transitions_per_env
+        num_envs_of_ranks = ranks.sum_count(storage.num_envs, device)
+        self.num_samples_of_ranks = num_steps * num_envs_of_ranks
+        self._step_batches = step_batches(num_steps, num_envs_of_ranks, device)
+
+    def record(self, step: int) -> None:
+        """Keep what the update needs of the states before a step of the rollout."""
+        if step == 0:
+            self.states.clear()
+            if self.rnd:
+                self.rnd.keep_reward_normalizer()
+        if step in self.mini_batches.state_steps:
+            models = (self._actor, self._critic)
+            actor, critic = (hidden_state.clone(model.get_hidden_state()) for model in models)
+            self.states.append((actor, critic))
+
+    def rollout(self) -> PpoRollout:
+        """View the storage as a rollout that begins with the recorded states."""
+        actor, critic = map(hidden_state.concatenate_envs, zip(*self.states, strict=True))
+        teachers = self.fine_tuning.teacher_params()
+        return self.gradient.rollout(self._storage, (actor, critic), teachers)
+
+    def train(self, session: UpdateSession) -> Metrics | None:
+        """Go through all epochs and mini-batches; see :class:`Learner`."""
+        rollout, device = self.rollout(), self._storage.dones.device
+        # Filled, not copied: a copy from the host would wait for the device.
+        learning_rate = self._optimizer.param_groups[0]["lr"]
+        rate = torch.full((), learning_rate, dtype=torch.float64, device=device)
+        steps = []
+        for _ in range(self._options.num_learning_epochs):
+            for mini_batch in self.mini_batches.draw():
+                seen, rate = self._step(mini_batch, rollout, rate, session)
+                steps.append(seen)
+        self.update_normalization()
+        return self._metrics(torch.stack(steps), rate)
+
+    def _step(
+        self, mini_batch: MiniBatch, rollout: PpoRollout, rate: torch.Tensor, session: UpdateSession
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Step on a mini-batch; return its metrics, shape (6 or 7,), and the learning rate."""
+        self._optimizer.zero_grad()
+        num_parts, coef = self.num_micro_batches, self.fine_tuning.kickstarting_coef
+        sums = session.attempt(
+            partial(self.gradient.accumulate, mini_batch, rollout, num_parts, coef),
+            otherwise=self._no_sums,
+        )
+        if self.fine_tuning.holds_actor:
+            self._actor.zero_grad()  # the optimiser passes over it
+        seen, rate = self._optimizer_step(sums / mini_batch.num_samples, rate)
+        if self.rnd:
+            errors = session.attempt(
+                partial(self.rnd.accumulate, rollout.all_groups, mini_batch, num_parts),
+                otherwise=self._no_sums[:1],
+            )
+            seen = torch.cat((seen, self.rnd.step(errors / mini_batch.num_samples)))
+        return seen, rate
+
+    def _optimizer_step(
+        self, means: torch.Tensor, rate: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Follow the KL divergence with the learning rate, clip actor and critic, step once.
+
+        Args:
+            means: Value loss, surrogate, entropy and KL divergence of the mini-batch. Shape: (4,).
+            rate: The learning rate until now. Shape: ().
+
+        Returns:
+            The same and the gradient norms of actor and critic before clipping, shape (6,); and the
+            learning rate.
+        """
+        means = self._ranks.sum_tensor(means)
+        # Summed, not averaged: the divisor already counts the samples of all processes.
+        self._ranks.sum_gradients(self._parameters(), self._options.grad_reduce_bucket_mb)
+        models = (self.gradient.actor, self.gradient.critic)
+        max_norm = self._options.max_grad_norm or math.inf
+        norms = clip_gradients([model.parameters for model in models], max_norm)
+        if self._adapts_rate and self._options.desired_kl is not None:
+            rate = follow_kl(rate, means[3], self._options.desired_kl)
+            step_at(self._optimizer, rate)
+        else:
+            self._optimizer.step()
+        return torch.cat((means, torch.stack(norms))), rate
+
+    def update_normalization(self) -> None:
+        """Let the normalisers learn from the rollout."""
+        actor = None if self.fine_tuning.holds_actor else self._actor
+        rnd = self.rnd and self.rnd.module
+        models = [model for model in (self._critic, actor, rnd) if model is not None]
+        update_normalization(models, self._storage.observations, self._step_batches)
+
+    def _metrics(self, steps: torch.Tensor, rate: torch.Tensor) -> Metrics:
+        """Average over optimiser steps, shape (S, 6 or 7)."""
+        means = steps.mean(0)
+        kl_of_last_epoch = steps[-self._options.num_mini_batches :, 3].mean()
+        return {
+            **dict(zip(_METRICS, means, strict=False)),
+            "done_rate": self._storage.dones.float().mean(),
+            "kl_of_last_epoch": kl_of_last_epoch,
+            "learning_rate": rate,
+        }
+
+    def conclude(self, metrics: dict[str, float]) -> dict[str, float]:
+        """Follow the KL divergence and go on in the schedules; see :class:`Learner`."""
+        learning_rate, kl = metrics.pop("learning_rate"), metrics.pop("kl_of_last_epoch")
+        if self._adapts_rate:
+            for group in self._optimizer.param_groups:
+                group["lr"] = learning_rate
+        policy_loss = self.gradient.policy_loss
+        if self._options.policy_loss == "kl_penalty":
+            metrics["kl_coef"] = policy_loss.kl_coef
+            if not self.fine_tuning.holds_actor:
+                policy_loss.adapt(kl)
+        if self._options.teacher_kl_coef > 0:
+            metrics["teacher_kl_coef"] = self.fine_tuning.kickstarting_coef
+        self.fine_tuning.count_update()
+        return metrics
+
+    @property
+    def _adapts_rate(self) -> bool:
+        """Whether the learning rate follows the KL divergence in this update."""
+        adaptive = self._options.schedule == "adaptive" and bool(self._options.desired_kl)
+        return adaptive and not self.fine_tuning.holds_actor
+
+    def drop_rollout(self) -> None:
+        """Let RND's normaliser of rewards forget the rollout; see :class:`Learner`."""
+        if self.rnd:
+            self.rnd.restore_reward_normalizer()
+
+    def add_gradients(self, envs: slice, num_micro_batches: int) -> None:
+        """Compute the gradient on some environments, RND's too; see :class:`Learner`."""
+        self._optimizer.zero_grad()
+        num_steps = 1 if self._recurrent else self._storage.num_transitions_per_env
+        # Alive until the end, as the order of an epoch is in an update: memory is planned with it.
+        samples = torch.arange(
+            num_steps * self._storage.num_envs, device=self._storage.dones.device
+        )
+        chosen = samples.view(num_steps, -1)[:, envs].flatten()
+        mini_batch, rollout = self.mini_batches.of_envs(chosen), self.rollout()
+        coef = self.fine_tuning.kickstarting_coef
+        self.gradient.accumulate(mini_batch, rollout, num_micro_batches, coef)
+        if self.rnd:
+            self.rnd.accumulate(rollout.all_groups, mini_batch, num_micro_batches)
+
+    def check_training(self) -> None:
+        """Check sizes that playing does not need; see :class:`Learner`."""
+        num_steps, num_envs = self._storage.num_transitions_per_env, self._storage.num_envs
+        self._options.check_training(num_steps, num_envs, self._recurrent)
+        num_normalized = self.num_samples_of_ranks
+        if self._options.normalize_advantage_per_mini_batch:
+            num_normalized = self.mini_batches.num_samples_of_smallest
+        self._options.check_normalization(num_normalized)
+
+    def stateful_models(self) -> list[Any]:
+        """Return actor, critic and the teacher; see :class:`Learner`."""
+        return [self._actor, self._critic, self.fine_tuning]
+
+    def observed_groups(self) -> set[str]:
+        """Return what actor, critic and RND observe; see :class:`Learner`."""
+        stored, models = self._storage.observations, (self._actor, self._critic)
+        groups = {group for model in models for group in observed_groups(model, stored)}
+        return groups | set(self.rnd.module.obs_groups["rnd_state"] if self.rnd else ())
+
+    def recorded(self) -> dict[str, torch.Tensor]:
+        """Return rewards, values, actions and what follows from them; see :class:`Learner`."""
+        return {name: getattr(self._storage, name) for name in _RECORDED}
+
+    def trained_parameters(self) -> list[nn.Parameter]:
+        """Return those of actor, critic and RND's predictor; see :class:`Learner`."""
+        return [*self._parameters(), *(self.rnd.parameters() if self.rnd else ())]
+
+    def _parameters(self) -> list[nn.Parameter]:
+        """Return those of actor and critic; of a shared encoder once."""
+        both = (*self.gradient.actor.parameters, *self.gradient.critic.parameters)
+        return list(dict.fromkeys(both))
+
+    def sizes(self) -> tuple[int, int, bool]:
+        """Return a mini-batch's sizes; see :class:`Learner`."""
+        num_envs, num_mini_batches = self._storage.num_envs, self._options.num_mini_batches
+        largest = -(-num_envs // num_mini_batches)
+        lengths = self._storage.num_transitions_per_env, self._options.gradient_length
+        window_length = min(filter(None, lengths))
+        least = self.gradient.actor.least_micro_batches(largest, window_length)
+        return largest, least, num_envs % num_mini_batches == 0
+
+    @contextlib.contextmanager
+    def as_if_rolled_out(self) -> Iterator[None]:
+        """Have zero states and distributions inside before a rollout; see :class:`Learner`."""
+        kept_states, kept_params = self.states, self._storage.distribution_params
+        try:
+            if not kept_states:
+                blank, params = self.gradient.blank_states(self._storage)
+                self.states = [blank] * len(self.mini_batches.state_steps)
+                if kept_params is None:
+                    self._storage.distribution_params = params
+            yield
+        finally:
+            self.states = kept_states
+            if kept_params is None:
+                self._storage.distribution_params = None
+
+
+def _plan_mini_batches(
+    actor: MLPModel, critic: MLPModel, storage: RolloutStorage, options: PpoOptions, ranks: Ranks
+) -> MiniBatches:
+    """Plan mini-batches of environments, or of single steps where neither model has memory."""
+    num_steps, num_envs = storage.num_transitions_per_env, storage.num_envs
+    if not (actor.is_recurrent or critic.is_recurrent):
+        num_steps, num_envs = 1, num_steps * num_envs
+    return MiniBatches(
+        num_steps,
+        num_envs,
+        options.num_mini_batches,
+        ranks=ranks,
+        gradient_length=options.gradient_length or num_steps,
+        unit=options.minibatch_unit,
+        burn_in_length=options.burn_in_length,
+        shuffle=options.shuffle_envs,
+        device=storage.dones.device,
+    )

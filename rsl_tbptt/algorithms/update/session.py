@@ -1,0 +1,283 @@
+"""What an update of either algorithm goes through, whatever it computes.
+
+::
+
+    keep -> gradients (``attempt``) and steps -> normalisers -> fetch metrics -> conclude
+                                                                  |
+                            NaN, inf or an error: undo, drop the rollout, say where from
+
+With several processes none leaves in the middle, as the others would wait for it: one whose
+gradient fails goes on with what it has, and all of them learn of it with the metrics.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
+from typing import Any, Protocol, TypeVar
+
+import torch
+from rsl_rl.storage import RolloutStorage
+from torch import nn
+
+from rsl_tbptt.algorithms.update.memory_plan import MemoryPlan, plan_memory
+from rsl_tbptt.algorithms.update.non_finite import NonFiniteUpdates, find_source
+from rsl_tbptt.algorithms.update.options import Options
+from rsl_tbptt.algorithms.update.rollback import Rollback
+from rsl_tbptt.core import hidden_state
+from rsl_tbptt.core.distributed import Ranks
+
+Result = TypeVar("Result")
+
+Metrics = Mapping[str, torch.Tensor]
+"""What an update reports, by name, on the device. Shape: () each."""
+
+
+class Learner(Protocol):
+    """What an algorithm computes in an update."""
+
+    num_micro_batches: int
+    """At least so many parts of a mini-batch are run one after the other."""
+
+    def train(self, session: UpdateSession) -> Metrics | None:
+        """Go through all epochs and step the optimisers; None if anything turned out NaN.
+
+        What only this process does between two exchanges with others goes through ``attempt``.
+        """
+        ...
+
+    def conclude(self, metrics: dict[str, float]) -> dict[str, float]:
+        """Take over what follows from an update that holds; return what is logged of it."""
+        ...
+
+    def drop_rollout(self) -> None:
+        """Take back what the rollout changed beside the models' states."""
+        ...
+
+    def add_gradients(self, envs: slice, num_micro_batches: int) -> None:
+        """Compute the current parameters' gradient on some environments, into ``.grad``."""
+        ...
+
+    def check_training(self) -> None:
+        """Raise ValueError if an option does not suit the number of environments."""
+        ...
+
+    def stateful_models(self) -> Sequence[Any]:
+        """Return the models whose hidden states live through updates."""
+        ...
+
+    def observed_groups(self) -> set[str]:
+        """Return the observation groups that an update reads."""
+        ...
+
+    def recorded(self) -> dict[str, torch.Tensor]:
+        """Return what else it reads, by name, (T, N, D) each; what follows from others is last."""
+        ...
+
+    def trained_parameters(self) -> list[nn.Parameter]:
+        """Return what the optimisers step."""
+        ...
+
+    def sizes(self) -> tuple[int, int, bool]:
+        """Return the environments of a mini-batch, its micro-batches in any case, if all are so."""
+        ...
+
+    def as_if_rolled_out(self) -> AbstractContextManager[None]:
+        """Have a blank rollout inside where there is none yet."""
+        ...
+
+
+class UpdateSession:
+    """Runs the updates of a learner; each is whole or not at all, on all ranks."""
+
+    def __init__(
+        self,
+        learner: Learner,
+        storage: RolloutStorage,
+        options: Options,
+        ranks: Ranks,
+        *,
+        modules: Sequence[nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+    ) -> None:
+        """Take what is trained.
+
+        Args:
+            learner: What computes.
+            storage: Where rollouts are stored.
+            options: Of the algorithm; those that all algorithms share.
+            ranks: The processes that come to the same end.
+            modules: Whose parameters and buffers an update changes.
+            optimizers: Whose state it changes.
+        """
+        self._learner, self._storage, self._ranks = learner, storage, ranks
+        self._memory_budget_gb = options.memory_budget_gb
+        self._rollback = Rollback(modules, optimizers)
+        self._non_finite = NonFiniteUpdates(options.non_finite, options.max_skipped_updates)
+        self._error: Exception | None = None
+        self.started = False
+        """Whether training has begun; a policy that only plays never gets there."""
+
+    def start(self) -> None:
+        """Check what playing does not need, and fix the micro-batches of every update.
+
+        Raises:
+            ValueError: If an option does not suit the number of environments, on any rank.
+        """
+        budget = self._memory_budget_gb
+        with torch.inference_mode(False):  # the runner's rollout has no gradients
+            self._ranks.run_together(self._learner.check_training)
+            if budget is not None:
+                self._learner.num_micro_batches = self._ranks.run_together(
+                    lambda: self.plan_memory().num_micro_batches(budget * 1e9)
+                )
+        self.started = True
+
+    def run(self) -> dict[str, float]:
+        """Train on the stored rollout and clear the storage.
+
+        Returns:
+            What is logged: the learner's metrics and ``skipped_updates`` (all so far), which comes
+            alone where this update is one.
+
+        Raises:
+            ValueError: If a loss, gradient or result is NaN or inf and that is not to be skipped.
+                Everything is then as before the update.
+        """
+        self._error = None
+        self._rollback.keep()
+        try:
+            metrics = self._learner.train(self)
+            fetched = None if metrics is None else self._fetch(metrics)
+        except BaseException:
+            self._undo()
+            self._drop_rollout()
+            raise
+        if fetched is None:
+            return self._skip()
+        self._non_finite.passed()
+        logged = self._learner.conclude(fetched)
+        self._storage.clear()
+        if "done_rate" in logged:
+            logged["episode_start_rate"] = logged["done_rate"]  # its name in release 0.1
+        return {**logged, "skipped_updates": float(self._non_finite.num_skipped)}
+
+    def attempt(self, compute: Callable[[], Result], otherwise: Result) -> Result:
+        """Run what only this process does between two exchanges with others.
+
+        Args:
+            compute: Adds to the gradients.
+            otherwise: What stands for its result if it fails and others have to be told first.
+
+        Returns:
+            Its result.
+
+        Raises:
+            Exception: What ``compute`` raised, in one process.
+        """
+        if not self._ranks.together:
+            return compute()
+        try:
+            return compute()
+        except Exception as error:
+            self._error = self._error or error
+            return otherwise
+
+    def is_finite(self) -> bool:
+        """Return whether all that an update changes is finite in this process (waits for it)."""
+        return bool(self._rollback.is_finite())
+
+    def plan_memory(self) -> MemoryPlan:
+        """Predict what an update will take, from its gradient on a few environments.
+
+        Parameters, buffers, optimisers, states, storage and random numbers are left as they are;
+        gradients are dropped.
+        """
+        num_envs, least, all_alike = self._learner.sizes()
+        with self._left_alone(), self._learner.as_if_rolled_out():
+            return plan_memory(
+                lambda first, parts: self._learner.add_gradients(slice(0, first), parts),
+                num_envs,
+                least,
+                self._learner.trained_parameters(),
+                all_alike,
+            )
+
+    @contextlib.contextmanager
+    def _left_alone(self) -> Iterator[None]:
+        """Leave everything as it was, apart from gradients."""
+        devices = {p.device for p in self._learner.trained_parameters() if p.is_cuda}
+        self._rollback.keep()
+        try:
+            with torch.random.fork_rng(list(devices)):
+                yield
+        finally:
+            self._undo()
+
+    def _fetch(self, metrics: Metrics) -> dict[str, float] | None:
+        """Fetch metrics from the device, in the update's one transfer.
+
+        Returns:
+            The metrics; None if in any process they or what the update changed is not finite.
+        """
+        values = torch.stack(list(metrics.values()))
+        finite = self._rollback.is_finite() & torch.isfinite(values).all()
+        broken = torch.full_like(finite, self._error is not None) | ~finite
+        broken = self._ranks.sum_tensor(broken.to(values.dtype).view(1))
+        *fetched, broken = torch.cat((values, broken)).tolist()
+        return None if broken else dict(zip(metrics, fetched, strict=True))
+
+    def _skip(self) -> dict[str, float]:
+        """Undo the update, drop the rollout, and say where NaN or inf came from.
+
+        Raises:
+            ValueError: If training shall not go on.
+        """
+        self._undo()
+        learner = self._learner
+        try:
+            self._raise_error()
+            source = find_source(
+                self._storage.observations,
+                learner.observed_groups(),
+                learner.recorded(),
+                lambda: learner.add_gradients(slice(None), learner.num_micro_batches),
+                self._ranks,
+            )
+        finally:
+            self._drop_rollout()
+        self._non_finite.met(source)
+        return {"skipped_updates": float(self._non_finite.num_skipped)}
+
+    def _raise_error(self) -> None:
+        """Raise on every rank what stopped the update on one, if anything did.
+
+        Raises:
+            Exception: What stopped it on this rank.
+            RuntimeError: Naming what stopped it on another one.
+        """
+        reason = f"{type(self._error).__name__}: {self._error}" if self._error else None
+        reasons = self._ranks.gather(reason)
+        if self._error is not None:
+            raise self._error
+        for rank, other in enumerate(reasons):
+            if other is not None:
+                raise RuntimeError(
+                    f"Rank {rank} could not compute its part of the update ({other}), which was"
+                    " undone on all ranks."
+                )
+
+    def _undo(self) -> None:
+        self._rollback.restore()
+        for parameter in self._learner.trained_parameters():
+            parameter.grad = None
+
+    def _drop_rollout(self) -> None:
+        """Let the environments go on from the states they are in, cleared if not finite."""
+        self._learner.drop_rollout()
+        for parameter in self._learner.trained_parameters():
+            parameter.grad = None
+        for model in self._learner.stateful_models():
+            model.reset(hidden_state=hidden_state.clear_non_finite(model.get_hidden_state()))
+        self._storage.clear()
