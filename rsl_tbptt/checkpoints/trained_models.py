@@ -14,10 +14,12 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+import torch
 from rsl_rl.utils import resolve_nn_activation
 from tensordict import TensorDict
 from torch import nn
 
+from rsl_tbptt.checkpoints.reading import Advice, check_matches
 from rsl_tbptt.compat.versions import MLPModel
 
 _TRAINED_AS = {
@@ -27,6 +29,11 @@ _TRAINED_AS = {
     "critic": ("critic",),
 }
 """Names under which a model of a role may have been trained, best first; "policy" by rsl_rl 3."""
+
+
+def describe_all(models: Mapping[str, MLPModel], obs: TensorDict) -> dict[str, dict[str, Any]]:
+    """Describe models by role; see ``describe``. Observations are of any batch size."""
+    return {role: describe(model, obs) for role, model in models.items()}
 
 
 def describe(model: MLPModel, obs: TensorDict) -> dict[str, Any]:
@@ -53,6 +60,34 @@ def describe(model: MLPModel, obs: TensorDict) -> dict[str, Any]:
         "obs_groups": shapes(getattr(model, "obs_groups", ())),
         "images": shapes(getattr(model, "obs_groups_2d", ())),
     }
+
+
+def check_fits(
+    model: MLPModel,
+    state_dict: Mapping[str, torch.Tensor],
+    role: str,
+    obs: TensorDict,
+    checkpoint: Mapping[str, Any],
+    path: str | None = None,
+    advice: Advice | None = None,
+) -> None:
+    """Check that a model can be loaded from a checkpoint, before anything is changed.
+
+    Args:
+        model: The model to load into.
+        state_dict: Its part of the checkpoint: parameters and buffers, of any shapes.
+        role: "teacher", "student", "actor" or "critic".
+        obs: Observations of any batch size.
+        checkpoint: The checkpoint.
+        path: Its file, or None where that is unknown.
+        advice: Names the setting to change; see ``check_matches``.
+
+    Raises:
+        ValueError: If the parameters do not fit, or if the model is known to have been configured
+            otherwise.
+    """
+    check_matches(model, state_dict, role, advice)
+    check_configured_alike(model, obs, role, checkpoint, path)
 
 
 def check_configured_alike(

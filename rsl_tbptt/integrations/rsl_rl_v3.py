@@ -24,5 +24,6 @@ from rsl_tbptt.compat.rsl_rl3.runner_algorithms import (  # noqa: E402
 
 __all__ = ["TbpttDistillation", "TbpttPPO"]
 
-vars(distillation_runner)["TbpttDistillation"] = TbpttDistillation
-vars(on_policy_runner)["TbpttPPO"] = TbpttPPO
+# By name, as the runners' type has no such attribute.
+setattr(distillation_runner, TbpttDistillation.__name__, TbpttDistillation)
+setattr(on_policy_runner, TbpttPPO.__name__, TbpttPPO)

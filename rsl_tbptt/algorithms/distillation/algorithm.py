@@ -11,7 +11,7 @@ from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.distillation.awaited_teacher import AwaitedTeacher
 from rsl_tbptt.algorithms.distillation.dagger import Dagger
-from rsl_tbptt.algorithms.distillation.labels import RolloutLabels, StepLabels
+from rsl_tbptt.algorithms.distillation.labels import teacher_labels
 from rsl_tbptt.algorithms.distillation.learner import DistillationLearner
 from rsl_tbptt.algorithms.distillation.losses import resolve_behavior_loss
 from rsl_tbptt.algorithms.distillation.options import DistillationOptions
@@ -19,8 +19,8 @@ from rsl_tbptt.algorithms.update.memory_plan import MemoryPlan
 from rsl_tbptt.algorithms.update.non_finite import take_over_nan_check
 from rsl_tbptt.algorithms.update.optimizers import use_fused_kernels
 from rsl_tbptt.algorithms.update.session import UpdateSession
-from rsl_tbptt.checkpoints.reading import check_matches, read_checkpoint, student_state_dict
-from rsl_tbptt.checkpoints.trained_models import check_configured_alike, describe
+from rsl_tbptt.checkpoints.reading import read_checkpoint, student_state_dict
+from rsl_tbptt.checkpoints.trained_models import check_fits, describe_all
 from rsl_tbptt.compat.versions import (
     Distillation,
     MLPModel,
@@ -100,25 +100,15 @@ class TbpttDistillation(Distillation):
         self._raw_student, self._raw_teacher = self.student, self.teacher  # rsl_rl 5.0 lacks them
         num_actions = storage.privileged_actions.shape[-1]
         loss = resolve_behavior_loss(self.options.loss_type, student, teacher, num_actions)
-        self._labels: StepLabels | RolloutLabels = (
-            RolloutLabels(teacher, storage, with_std=loss.to_gaussian)
-            if self.options.batch_teacher_labels
-            else StepLabels(storage, with_std=loss.to_gaussian)
-        )
+        in_batches = self.options.batch_teacher_labels
+        self._labels = teacher_labels(teacher, storage, loss.to_gaussian, in_batches)
         self._dagger = Dagger(self.options, storage.num_envs, device)
         self._ranks = Ranks(together=self.is_multi_gpu)
         trained = (student, teacher, storage, self.optimizer, self.options, self._ranks)
         self.learner = DistillationLearner(
             *trained, labels=self._labels, dagger=self._dagger, loss=loss
         )
-        self._session = UpdateSession(
-            self.learner,
-            storage,
-            self.options,
-            self._ranks,
-            modules=[student],
-            optimizers=[self.optimizer],
-        )
+        self._session = UpdateSession(self.learner, storage, self.options, self._ranks)
         self.awaited_teacher = AwaitedTeacher(
             self.options.teacher_checkpoint,
             lambda path: self._ranks.run_together(lambda: self._load_teacher(path)),
@@ -236,11 +226,8 @@ class TbpttDistillation(Distillation):
         so the checkpoint loads there too.
         """
         models = {"student": self._raw_student, "teacher": self._raw_teacher}
-        obs = self.storage.observations
-        own = {
-            "num_updates": self.num_updates,
-            "models": {role: describe(model, obs) for role, model in models.items()},
-        }
+        described = describe_all(models, self.storage.observations)
+        own = {"num_updates": self.num_updates, "models": described}
         return {**super().save(), "rsl_tbptt": own}
 
     def load(self, loaded_dict: dict, load_cfg: dict | None, strict: bool) -> bool:
@@ -266,11 +253,9 @@ class TbpttDistillation(Distillation):
         obs, source = self.storage.observations, (loaded_dict, self.checkpoint_path)
         if strict and wants.get("teacher"):
             state_dict = teacher_state_dict(loaded_dict, "The checkpoint")
-            check_matches(self._raw_teacher, state_dict, "teacher")
-            check_configured_alike(self._raw_teacher, obs, "teacher", *source)
+            check_fits(self._raw_teacher, state_dict, "teacher", obs, *source)
         if strict and wants.get("student"):
-            check_matches(self._raw_student, student_state_dict(loaded_dict), "student")
-            check_configured_alike(self._raw_student, obs, "student", *source)
+            check_fits(self._raw_student, student_state_dict(loaded_dict), "student", obs, *source)
         load_iteration = super().load(loaded_dict, load_cfg, strict)
         if wants.get("teacher"):
             self.awaited_teacher.forget()
@@ -281,8 +266,7 @@ class TbpttDistillation(Distillation):
     def _load_teacher(self, path: str) -> None:
         checkpoint = read_checkpoint(path, self.device)
         state_dict = teacher_state_dict(checkpoint, f"The teacher_checkpoint '{path}'")
-        check_matches(self._raw_teacher, state_dict, "teacher", config_advice)
-        obs = self.storage.observations
-        check_configured_alike(self._raw_teacher, obs, "teacher", checkpoint, path)
+        obs, teacher = self.storage.observations, self._raw_teacher
+        check_fits(teacher, state_dict, "teacher", obs, checkpoint, path, config_advice)
         self._raw_teacher.load_state_dict(state_dict)
         self.teacher_loaded = True

@@ -102,5 +102,24 @@ class RolloutLabels:
                 label[steps].copy_(output)
 
 
+def teacher_labels(
+    teacher: MLPModel, storage: RolloutStorage, with_std: bool, in_batches: bool
+) -> StepLabels | RolloutLabels:
+    """Return what labels the rollouts.
+
+    Args:
+        teacher: The teacher.
+        storage: Storage of the rollouts.
+        with_std: Whether labels include the standard deviation of the teacher's Gaussian.
+        in_batches: Whether whole rollouts are labelled at once.
+
+    Raises:
+        ValueError: If they cannot be.
+    """
+    if in_batches:
+        return RolloutLabels(teacher, storage, with_std)
+    return StepLabels(storage, with_std)
+
+
 def _named(actions: torch.Tensor, std: torch.Tensor | None) -> Labels:
     return {ACTIONS: actions} if std is None else {ACTIONS: actions, STD: std}

@@ -148,6 +148,14 @@ class DistillationLearner:
         """Return the teacher's actions; see :class:`Learner`."""
         return {"teacher actions": self._storage.privileged_actions}
 
+    def modules(self) -> list[nn.Module]:
+        """Return the student; see :class:`Learner`."""
+        return [self._student]
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Return the student's; see :class:`Learner`."""
+        return [self._optimizer]
+
     def trained_parameters(self) -> list[nn.Parameter]:
         """Return the student's; see :class:`Learner`."""
         return self._model.parameters

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -11,9 +10,10 @@ from rsl_rl.env import VecEnv
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
+from rsl_tbptt.algorithms.ppo.advantages import normalize_advantages, store_advantages
 from rsl_tbptt.algorithms.ppo.fine_tuning import FineTuning, build_teacher
-from rsl_tbptt.algorithms.ppo.gradient import mean_and_scale
 from rsl_tbptt.algorithms.ppo.learner import PpoLearner
+from rsl_tbptt.algorithms.ppo.loading import check_checkpoint
 from rsl_tbptt.algorithms.ppo.options import PpoOptions
 from rsl_tbptt.algorithms.ppo.rnd import RndTraining
 from rsl_tbptt.algorithms.ppo.symmetry import MirroredLearner, check_symmetry
@@ -22,11 +22,9 @@ from rsl_tbptt.algorithms.update.memory_plan import MemoryPlan
 from rsl_tbptt.algorithms.update.non_finite import take_over_nan_check
 from rsl_tbptt.algorithms.update.optimizers import use_fused_kernels
 from rsl_tbptt.algorithms.update.session import UpdateSession
-from rsl_tbptt.checkpoints.reading import check_matches
-from rsl_tbptt.checkpoints.trained_models import check_configured_alike, describe
+from rsl_tbptt.checkpoints.trained_models import describe_all
 from rsl_tbptt.compat.versions import PPO, MLPModel, rnd_optimizer
 from rsl_tbptt.core.distributed import Ranks
-from rsl_tbptt.core.returns import generalized_advantages
 
 
 class TbpttPPO(PPO):
@@ -97,19 +95,12 @@ class TbpttPPO(PPO):
             rnd = RndTraining(self.rnd, rnd_optimizer(self), self._ranks, bucket_mb)
         trained = (actor, critic, storage, self.optimizer, self.options, self._ranks)
         parts: dict[str, Any] = {"fine_tuning": self._fine_tuning, "rnd": rnd}
-        if self.symmetry:
-            self.learner = MirroredLearner(*trained, **parts, update=super().update)
-        else:
-            self.learner = PpoLearner(*trained, **parts)
-        further = rnd.changes if rnd else ([], [])
-        self._session = UpdateSession(
-            self.learner,
-            storage,
-            self.options,
-            self._ranks,
-            modules=[actor, critic, *further[0]],
-            optimizers=[self.optimizer, *further[1]],
+        self.learner = (
+            MirroredLearner(*trained, **parts, update=super().update)
+            if self.symmetry
+            else PpoLearner(*trained, **parts)
         )
+        self._session = UpdateSession(self.learner, storage, self.options, self._ranks)
 
     @staticmethod
     def construct_algorithm(obs: TensorDict, env: VecEnv, cfg: dict, device: str) -> PPO:
@@ -136,10 +127,7 @@ class TbpttPPO(PPO):
         return algorithm
 
     def set_teacher(self, teacher: MLPModel) -> None:
-        """Set the model of the teacher whose parameters the student's checkpoint will bring.
-
-        Args:
-            teacher: The model, untrained.
+        """Set the teacher's model, whose parameters the student's checkpoint will bring.
 
         Raises:
             NotImplementedError: If its distribution is not of the actor's kind.
@@ -199,11 +187,9 @@ class TbpttPPO(PPO):
             self.intrinsic_rewards = self.rnd.get_intrinsic_reward(obs)
             self.transition.rewards += self.intrinsic_rewards
         if "time_outs" in extras:
-            values: torch.Tensor = self.transition.values  # type: ignore[assignment]
-            time_outs = extras["time_outs"].to(self.device).bool()
-            final_obs = extras.get("final_obs")
-            values = self._values_beyond(self.critic, values, final_obs, time_outs)
-            self.transition.rewards += self.gamma * torch.where(time_outs, values, 0.0)
+            assert self.transition.values is not None
+            beyond = self._values_beyond(self.critic, self.transition.values, extras)
+            self.transition.rewards += self.gamma * beyond
         self.storage.add_transition(self.transition)
         self.transition.clear()
         for model in (self.actor, self.critic, self._fine_tuning):
@@ -212,28 +198,13 @@ class TbpttPPO(PPO):
     def compute_returns(self, obs: TensorDict) -> None:
         """Compute advantages and returns; the value call at the end advances no state.
 
-        Advantages are normalised over the rollouts of all processes.
-
-        Args:
-            obs: Observations after the last step, batch size (N,).
+        Advantages are normalised over all processes. ``obs`` is what follows the last step, batch
+        size (N,).
         """
-        storage = self.storage
         last_values = value_without_advancing(self.critic, obs)
-        advantages = generalized_advantages(
-            storage.rewards.squeeze(-1),
-            storage.values.squeeze(-1),
-            last_values,
-            storage.dones.squeeze(-1).bool(),
-            self.gamma,
-            self.lam,
-        ).unsqueeze(-1)
-        # In place: the runner calls this in inference mode, whose new tensors autograd refuses.
-        storage.returns.copy_(advantages + storage.values)
-        if not self.normalize_advantage_per_mini_batch:
-            count = self.learner.num_samples_of_ranks
-            mean, scale = mean_and_scale(advantages, count, self._ranks)
-            advantages = (advantages - mean) / scale
-        storage.advantages.copy_(advantages)
+        store_advantages(self.storage, last_values, self.options)
+        if not self.options.normalize_advantage_per_mini_batch:
+            normalize_advantages(self.storage, self.learner.num_samples_of_ranks, self._ranks)
 
     def train_mode(self) -> None:
         """Set the models to training, and drop a rollout that an error or Ctrl+C broke off."""
@@ -264,11 +235,10 @@ class TbpttPPO(PPO):
     def save(self) -> dict[str, Any]:
         """Return what a checkpoint holds: rsl_rl's, and this algorithm's own under "rsl_tbptt"."""
         models = {"actor": self._raw_actor, "critic": self._raw_critic}
-        obs = self.storage.observations
         own = {
             "kl_coef": self.learner.gradient.policy_loss.kl_coef,
             "fine_tuning": self._fine_tuning.state_dict(),
-            "models": {role: describe(model, obs) for role, model in models.items()},
+            "models": describe_all(models, self.storage.observations),
         }
         return super().save() | {"rsl_tbptt": own}
 
@@ -293,12 +263,12 @@ class TbpttPPO(PPO):
         """
         obs, wants_actor = self.storage.observations, load_cfg is None or load_cfg.get("actor")
         if "student_state_dict" in loaded_dict and wants_actor:
-            for role, model in (("actor", self._raw_actor), ("teacher", self._fine_tuning.teacher)):
-                if strict and model is not None:
-                    check_configured_alike(model, obs, role, loaded_dict, None)
-            self._fine_tuning.start(loaded_dict, strict)
+            self._fine_tuning.start(loaded_dict, obs, strict)
             return False
-        self._check_loaded(loaded_dict, load_cfg, strict)
+        roles = {"actor": self._raw_actor, "critic": self._raw_critic, "rnd": self.rnd}
+        wanted = {role for role in roles if load_cfg is None or load_cfg.get(role)}
+        models = {role: model for role, model in roles.items() if model and role in wanted}
+        check_checkpoint(models, loaded_dict, obs, strict)
         own = loaded_dict.get("rsl_tbptt", {})
         self._fine_tuning.load_state_dict(own.get("fine_tuning", {}))
         load_iteration = super().load(loaded_dict, load_cfg, strict)
@@ -306,30 +276,6 @@ class TbpttPPO(PPO):
         policy_loss = self.learner.gradient.policy_loss
         policy_loss.kl_coef = own.get("kl_coef", self.options.kl_penalty_coef)
         return load_iteration
-
-    def _check_loaded(
-        self, loaded_dict: Mapping[str, Any], load_cfg: Mapping[str, bool] | None, strict: bool
-    ) -> None:
-        """Check that a PPO checkpoint holds what is wanted of it.
-
-        Raises:
-            ValueError: If it does not.
-        """
-        roles = {"actor": self._raw_actor, "critic": self._raw_critic, "rnd": self.rnd}
-        for role, model in roles.items():
-            if model is None or (load_cfg is not None and not load_cfg.get(role)):
-                continue
-            key = f"{role}_state_dict"
-            if key not in loaded_dict:
-                raise ValueError(
-                    f"The checkpoint lacks '{key}', it holds {sorted(loaded_dict)}: expected one of"
-                    " PPO or distillation of rsl_rl 5."
-                )
-            if strict:
-                check_matches(model, loaded_dict[key], role)
-                if model is not self.rnd:
-                    obs = self.storage.observations
-                    check_configured_alike(model, obs, role, loaded_dict, None)
 
 
 _OPTIONS_OF_RSL_RL = (

@@ -16,6 +16,7 @@ from torch import nn
 
 from rsl_tbptt.algorithms.ppo.options import PpoOptions
 from rsl_tbptt.checkpoints.reading import check_matches
+from rsl_tbptt.checkpoints.trained_models import check_configured_alike
 from rsl_tbptt.compat.versions import (
     MLPModel,
     config_advice,
@@ -72,11 +73,6 @@ class FineTuning:
         self._teacher = teacher
 
     @property
-    def teacher(self) -> MLPModel | None:
-        """The teacher's model, if there is one."""
-        return self._teacher
-
-    @property
     def holds_actor(self) -> bool:
         """Whether this update trains only the critic."""
         warmup = self._options.critic_warmup_iterations
@@ -127,11 +123,12 @@ class FineTuning:
         if self._num_updates is not None:
             self._num_updates += 1
 
-    def start(self, checkpoint: Mapping[str, Any], strict: bool) -> None:
+    def start(self, checkpoint: Mapping[str, Any], obs: TensorDict, strict: bool) -> None:
         """Make the student of a distillation checkpoint the actor and start the schedules.
 
         Args:
             checkpoint: Checkpoint of a distillation.
+            obs: Observations of any batch size.
             strict: Whether the student's parameters must match exactly.
 
         Raises:
@@ -139,6 +136,9 @@ class FineTuning:
         """
         student = checkpoint["student_state_dict"]
         if strict:
+            for role, model in (("actor", self._actor), ("teacher", self._teacher)):
+                if model is not None:
+                    check_configured_alike(model, obs, role, checkpoint, None)
             check_matches(self._actor, student, "actor", config_advice)
         if self._teacher is not None:
             self._load_teacher(teacher_state_dict(checkpoint, "The checkpoint"))
@@ -159,12 +159,12 @@ class FineTuning:
         """
         options = self._options
         noise = options.student_action_std or "the student's own"
-        warmup, pull = options.critic_warmup_iterations, options.teacher_kl_coef or "none"
+        warmup, kickstarting = options.critic_warmup_iterations, options.teacher_kl_coef or "none"
         parts = [
             "TbpttPPO: the checkpoint's student is the actor now, the critic is fresh.",
             f"Action noise: {noise} (student_action_std).",
             f"Updates of the critic alone: {warmup} (critic_warmup_iterations).",
-            f"Pull towards the teacher: {pull} (teacher_kl_coef).",
+            f"Kickstarting by the teacher: {kickstarting} (teacher_kl_coef).",
         ]
         print(*parts)  # noqa: T201
 
@@ -172,7 +172,7 @@ class FineTuning:
         """Say what has no effect on a training that starts without a student.
 
         Raises:
-            ValueError: If the policy shall be pulled towards a teacher that no checkpoint brought.
+            ValueError: If kickstarting is asked for and no checkpoint brought the teacher.
         """
         options = self._options
         if self._num_updates is not None:

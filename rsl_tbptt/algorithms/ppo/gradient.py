@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from rsl_rl.storage import RolloutStorage
 
+from rsl_tbptt.algorithms.ppo.advantages import mean_and_scale
 from rsl_tbptt.algorithms.ppo.mini_batches import MiniBatch
 from rsl_tbptt.algorithms.ppo.objective import (
     OLD,
@@ -22,7 +23,6 @@ from rsl_tbptt.algorithms.update.replay import action_head, distribution_head, o
 from rsl_tbptt.algorithms.update.trained_model import TrainedModel
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core.accumulate import Loss
-from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.rollout import Rollout
 
@@ -196,17 +196,3 @@ def _accumulate(
         )
         parts.append(sums)
     return {name: torch.stack([sums[name] for sums in parts]).sum() for name in parts[0]}
-
-
-def mean_and_scale(
-    advantages: torch.Tensor, count: int, ranks: Ranks
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what advantages are shifted and divided by when they are normalised, as in rsl_rl.
-
-    Args:
-        advantages: Those of this process.
-        count: Their number in all processes.
-        ranks: The processes that train together.
-    """
-    mean, std = ranks.mean_and_std(advantages, count)
-    return mean, std + 1e-8

@@ -234,6 +234,14 @@ class PpoLearner:
         """Return rewards, values, actions and what follows from them; see :class:`Learner`."""
         return {name: getattr(self._storage, name) for name in _RECORDED}
 
+    def modules(self) -> list[nn.Module]:
+        """Return actor, critic and RND's; see :class:`Learner`."""
+        return [self._actor, self._critic, *(self.rnd.modules if self.rnd else ())]
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Return that of both models, and RND's; see :class:`Learner`."""
+        return [self._optimizer, *([self.rnd.optimizer] if self.rnd else ())]
+
     def trained_parameters(self) -> list[nn.Parameter]:
         """Return those of actor, critic and RND's predictor; see :class:`Learner`."""
         return [*self._parameters(), *(self.rnd.parameters() if self.rnd else ())]

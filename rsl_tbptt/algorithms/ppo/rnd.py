@@ -35,14 +35,14 @@ class RndTraining:
     ) -> None:
         """Take rsl_rl's module, the optimiser of its predictor and who trains it together."""
         use_fused_kernels(optimizer)
-        self.module, self._optimizer = rnd, optimizer
+        self.module, self.optimizer = rnd, optimizer
         self._ranks, self._bucket_mb = ranks, bucket_mb
         self.keep_reward_normalizer()
 
     @property
-    def changes(self) -> tuple[list[nn.Module], list[torch.optim.Optimizer]]:
-        """Modules and optimisers that an update changes."""
-        return [self.module.predictor, self.module.state_normalizer], [self._optimizer]
+    def modules(self) -> list[nn.Module]:
+        """Modules that an update changes."""
+        return [self.module.predictor, self.module.state_normalizer]
 
     def parameters(self) -> Iterator[nn.Parameter]:
         """Return what is trained."""
@@ -61,7 +61,7 @@ class RndTraining:
     ) -> torch.Tensor:
         """Add a mini-batch's gradient; return the sum of its squared errors, shape (1,)."""
         rollout = rollout.seen_by(self.module.obs_groups["rnd_state"], {})
-        self._optimizer.zero_grad()
+        self.optimizer.zero_grad()
         sums = []
         for part in mini_batch.parts:
             _, of_part = accumulate_group(
@@ -86,7 +86,7 @@ class RndTraining:
             The mean over all ranks. Shape: (1,).
         """
         self._ranks.sum_gradients(self.parameters(), self._bucket_mb)
-        self._optimizer.step()
+        self.optimizer.step()
         return self._ranks.sum_tensor(mean)
 
     def _embeddings(

@@ -26,23 +26,23 @@ class TimeOutValues:
         self,
         critic: MLPModel,
         values: torch.Tensor,
-        final_obs: Mapping[str, torch.Tensor] | None,
-        time_outs: torch.Tensor,
+        extras: Mapping[str, Any],
     ) -> torch.Tensor:
-        """Return the value of going on after this step, shape (N,).
+        """Return the value of going on where time ran out, 0 elsewhere, shape (N,).
 
         Args:
             critic: The critic in the state after this step's observation; it is left in it.
             values: Its values before the step, shape (N, 1): rsl_rl's approximation.
-            final_obs: Observation groups at the end of the step, before any reset, or None. Those
-                of an earlier step count as None: Isaac Lab keeps them until the next episode ends.
-            time_outs: Which environments' time ran out, shape (N,), bool.
+            extras: Has "time_outs", shape (N,), which environments' time ran out; and may have
+                "final_obs", observation groups at the end of the step, before any reset. Those of
+                an earlier step count as none: Isaac Lab keeps them until the next episode ends.
         """
+        time_outs, final_obs = extras["time_outs"].to(values.device).bool(), extras.get("final_obs")
         if final_obs is None or not self._is_new(final_obs):
             self._note(time_outs)
-            return values.squeeze(-1)
+            return torch.where(time_outs, values.squeeze(-1), 0.0)
         obs = TensorDict(dict(final_obs), batch_size=values.shape[:1]).to(values.device)
-        return value_without_advancing(critic, obs)
+        return torch.where(time_outs, value_without_advancing(critic, obs), 0.0)
 
     def _is_new(self, final_obs: Mapping[str, Any]) -> bool:
         """Return whether these are others than last time, by identity: no value is read.

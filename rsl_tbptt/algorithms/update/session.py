@@ -75,6 +75,14 @@ class Learner(Protocol):
         """Return what else it reads, by name, (T, N, D) each; what follows from others is last."""
         ...
 
+    def modules(self) -> list[nn.Module]:
+        """Return modules whose parameters and buffers an update changes."""
+        ...
+
+    def optimizers(self) -> list[torch.optim.Optimizer]:
+        """Return what steps them."""
+        ...
+
     def trained_parameters(self) -> list[nn.Parameter]:
         """Return what the optimisers step."""
         ...
@@ -97,9 +105,6 @@ class UpdateSession:
         storage: RolloutStorage,
         options: Options,
         ranks: Ranks,
-        *,
-        modules: Sequence[nn.Module],
-        optimizers: Sequence[torch.optim.Optimizer],
     ) -> None:
         """Take what is trained.
 
@@ -108,12 +113,10 @@ class UpdateSession:
             storage: Where rollouts are stored.
             options: Of the algorithm; those that all algorithms share.
             ranks: The processes that come to the same end.
-            modules: Whose parameters and buffers an update changes.
-            optimizers: Whose state it changes.
         """
         self._learner, self._storage, self._ranks = learner, storage, ranks
         self._memory_budget_gb = options.memory_budget_gb
-        self._rollback = Rollback(modules, optimizers)
+        self._rollback = Rollback(learner.modules(), learner.optimizers())
         self._non_finite = NonFiniteUpdates(options.non_finite, options.max_skipped_updates)
         self._error: Exception | None = None
         self.started = False

@@ -53,14 +53,11 @@ class Distillation(algorithms.Distillation):
         super().__init__(self.policy, **arguments)
         self.student, self.teacher, self.storage = student, teacher, storage
 
-    @property
-    def teacher_loaded(self) -> Any:  # pyright: ignore[reportIncompatibleVariableOverride]
-        """Whether the teacher's parameters were loaded, which the runner asks the policy."""
-        return self.policy.loaded_teacher
-
-    @teacher_loaded.setter
-    def teacher_loaded(self, loaded: Any) -> None:
-        self.policy.loaded_teacher = loaded
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Tell the policy whether its teacher was loaded: it is what the runner asks."""
+        if name == "teacher_loaded":
+            self.policy.loaded_teacher = value
+        super().__setattr__(name, value)
 
     def train_mode(self) -> None:
         """Set all networks to training; the policy keeps its teacher in evaluation."""
