@@ -21,7 +21,7 @@ OTHER_RSL_RL := $(RSL_RL:%=.rsl_rl/%/.installed)
 # By default a preset has its own folder under runs/.
 RUN_OPTIONS := --device $(DEVICE) $(if $(RUN),--output $(RUN))
 
-.PHONY: demo demo-mjlab demo-pup test test-matrix finetune curves bench lint types format doctor clean help
+.PHONY: demo demo-mjlab demo-pup test test-matrix finetune curves bench docs lint types format doctor clean help
 
 demo: $(INSTALLED)  ## train, distil and evaluate in Isaac Lab (DEVICE=cuda:0 for a GPU, RUN=folder)
 	$(PY) scripts/pipeline.py configs/demo.yaml $(RUN_OPTIONS)
@@ -46,6 +46,9 @@ curves: $(INSTALLED)  ## learning curves of all policies over three seeds; DEVIC
 
 bench: $(INSTALLED)  ## time and memory of updates beside rsl_rl's; DEVICE and RUN as above
 	$(PY) scripts/benchmark.py suite $(RUN_OPTIONS)
+
+docs: $(INSTALLED)  ## write the tables of options from the code
+	$(PY) -m scripts.option_tables
 
 lint: $(INSTALLED)  ## check style and formatting
 	$(VENV)/bin/ruff check .

@@ -1,18 +1,13 @@
 """The README's code runs, and what it names exists."""
 
-import dataclasses
-import inspect
 import re
 from pathlib import Path
 
 import pytest
 import torch
-from rsl_rl.algorithms import PPO
 from support.helpers import make_distillation, make_ppo, roll_out, roll_out_ppo
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
-from rsl_tbptt.algorithms.distillation.options import DistillationOptions
-from rsl_tbptt.algorithms.ppo.options import PpoOptions
 
 ROOT = Path(__file__).parents[1]
 README = (ROOT / "README.md").read_text()
@@ -27,27 +22,6 @@ def test_python_block_runs_and_shows_that_the_student_learns(tmp_path, monkeypat
     losses = re.findall(r"Mean behavior loss: (\S+)", capsys.readouterr().out)
     assert len(losses) == 10
     assert float(losses[-1]) < float(losses[0])
-
-
-def test_every_option_is_in_the_readme():
-    section = README.split("## Options of TbpttDistillation")[1].split("## ")[0]
-    for field in dataclasses.fields(DistillationOptions):
-        assert f"`{field.name}`" in section, field.name
-
-
-def test_defaults_in_the_options_table_are_the_code_s():
-    rows = re.findall(r"^\| `(\w+)` \| (\S+) \|", README, flags=re.MULTILINE)
-    defaults = DistillationOptions()
-    documented = {name: eval(value.strip("`")) for name, value in rows}
-    assert documented
-    assert documented == {name: getattr(defaults, name) for name in documented}
-
-
-def test_every_option_of_ppo_beyond_rsl_rl_is_in_its_page():
-    page = (ROOT / "docs" / "ppo.md").read_text()
-    stock = inspect.signature(PPO.__init__).parameters
-    for field in dataclasses.fields(PpoOptions):
-        assert field.name in stock or f"`{field.name}`" in page, field.name
 
 
 @pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")

@@ -8,8 +8,11 @@ critic is the teacher's and sees what that sees.
 
 from __future__ import annotations
 
-from isaaclab.utils import configclass
+from collections.abc import Callable
+from functools import partial
+
 from isaaclab_rl.rsl_rl import (
+    RslRlBaseRunnerCfg,
     RslRlDistillationRunnerCfg,
     RslRlMLPModelCfg,
     RslRlOnPolicyRunnerCfg,
@@ -26,7 +29,22 @@ from isaaclab_tasks.core.velocity.config.go2.agents.rsl_rl_ppo_cfg import (
 
 from rsl_tbptt.integrations.isaaclab import TbpttDistillationAlgorithmCfg, TbpttPpoAlgorithmCfg
 
-TEACHER_OBS_GROUPS = {"actor": ["teacher"], "critic": ["teacher"]}
+PPO = {
+    "AnymalDFlat": AnymalDFlatPPORunnerCfg,
+    "AnymalDRough": AnymalDRoughPPORunnerCfg,
+    "UnitreeGo2Flat": UnitreeGo2FlatPPORunnerCfg,
+    "UnitreeGo2Rough": UnitreeGo2RoughPPORunnerCfg,
+}
+"""Isaac Lab's agent of each task, whose networks and options the teacher has."""
+
+EXPERIMENTS = {
+    "AnymalDFlat": "tbptt_anymal_d_flat",
+    "AnymalDRough": "tbptt_anymal_d_rough",
+    "UnitreeGo2Flat": "tbptt_unitree_go2_flat",
+    "UnitreeGo2Rough": "tbptt_unitree_go2_rough",
+}
+"""The log folder that the agents of a task share."""
+
 STUDENT_OBS_GROUPS = {"student": ["policy"], "teacher": ["teacher"]}
 RECURRENT_OBS_GROUPS = {"actor": ["policy"], "critic": ["teacher"]}
 
@@ -58,207 +76,73 @@ def lstm(init_std: float) -> RslRlRNNModelCfg:
     )
 
 
-@configclass
-class VelocityStudentCfg(RslRlDistillationRunnerCfg):
-    """An LSTM on proprioception; a task adds its experiment name and its teacher."""
-
-    run_name = "student"
-    num_steps_per_env = 24
-    max_iterations = 1000
-    save_interval = 100
-    obs_groups = STUDENT_OBS_GROUPS
-    student = lstm(init_std=0.1)
-    algorithm = TbpttDistillationAlgorithmCfg(num_learning_epochs=2, gradient_length=24)
-
-
-@configclass
-class VelocityRecurrentCfg(RslRlOnPolicyRunnerCfg):
-    """PPO from scratch on proprioception; a task adds its experiment name and its critic."""
-
-    run_name = "recurrent"
-    num_steps_per_env = 24
-    max_iterations = 1500
-    save_interval = 100
-    obs_groups = RECURRENT_OBS_GROUPS
-    actor = lstm(init_std=1.0)
-    algorithm = TbpttPpoAlgorithmCfg(gradient_length=24)
-
-
-@configclass
-class AnymalDFlatTeacherCfg(AnymalDFlatPPORunnerCfg):
-    """PPO for ANYmal-D on flat ground."""
-
-    obs_groups = TEACHER_OBS_GROUPS
-    run_name = "teacher"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.experiment_name = "tbptt_anymal_d_flat"
-
-
-@configclass
-class AnymalDFlatStudentCfg(VelocityStudentCfg):
-    """LSTM student for ANYmal-D on flat ground."""
-
-    experiment_name = "tbptt_anymal_d_flat"
-    teacher = AnymalDFlatTeacherCfg().actor
-
-
-@configclass
-class AnymalDFlatMemorylessStudentCfg(AnymalDFlatStudentCfg):
-    """Memoryless student for ANYmal-D on flat ground."""
-
-    run_name = "student_memoryless"
-    student = MEMORYLESS
-
-
-@configclass
-class AnymalDFlatRecurrentCfg(VelocityRecurrentCfg):
-    """Recurrent PPO for ANYmal-D on flat ground."""
-
-    experiment_name = "tbptt_anymal_d_flat"
-    critic = AnymalDFlatTeacherCfg().critic
-
-
-@configclass
-class AnymalDFlatFinetuneCfg(AnymalDFlatRecurrentCfg):
-    """PPO that goes on with the LSTM student for ANYmal-D on flat ground."""
-
-    run_name = "finetune"
-    max_iterations = 300
-    algorithm = FINETUNING
-
-
-@configclass
-class AnymalDRoughTeacherCfg(AnymalDRoughPPORunnerCfg):
-    """PPO for ANYmal-D on rough ground."""
-
-    obs_groups = TEACHER_OBS_GROUPS
-    run_name = "teacher"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.experiment_name = "tbptt_anymal_d_rough"
-
-
-@configclass
-class AnymalDRoughStudentCfg(VelocityStudentCfg):
-    """LSTM student for ANYmal-D on rough ground."""
-
-    experiment_name = "tbptt_anymal_d_rough"
-    teacher = AnymalDRoughTeacherCfg().actor
-
-
-@configclass
-class AnymalDRoughMemorylessStudentCfg(AnymalDRoughStudentCfg):
-    """Memoryless student for ANYmal-D on rough ground."""
-
-    run_name = "student_memoryless"
-    student = MEMORYLESS
-
-
-@configclass
-class AnymalDRoughRecurrentCfg(VelocityRecurrentCfg):
-    """Recurrent PPO for ANYmal-D on rough ground."""
-
-    experiment_name = "tbptt_anymal_d_rough"
-    critic = AnymalDRoughTeacherCfg().critic
-
-
-@configclass
-class AnymalDRoughFinetuneCfg(AnymalDRoughRecurrentCfg):
-    """PPO that goes on with the LSTM student for ANYmal-D on rough ground."""
-
-    run_name = "finetune"
-    max_iterations = 300
-    algorithm = FINETUNING
-
-
-@configclass
-class UnitreeGo2FlatTeacherCfg(UnitreeGo2FlatPPORunnerCfg):
-    """PPO for Unitree Go2 on flat ground."""
-
-    obs_groups = TEACHER_OBS_GROUPS
-    run_name = "teacher"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.experiment_name = "tbptt_unitree_go2_flat"
-
-
-@configclass
-class UnitreeGo2FlatStudentCfg(VelocityStudentCfg):
-    """LSTM student for Unitree Go2 on flat ground."""
-
-    experiment_name = "tbptt_unitree_go2_flat"
-    teacher = UnitreeGo2FlatTeacherCfg().actor
-
-
-@configclass
-class UnitreeGo2FlatMemorylessStudentCfg(UnitreeGo2FlatStudentCfg):
-    """Memoryless student for Unitree Go2 on flat ground."""
-
-    run_name = "student_memoryless"
-    student = MEMORYLESS
-
-
-@configclass
-class UnitreeGo2FlatRecurrentCfg(VelocityRecurrentCfg):
-    """Recurrent PPO for Unitree Go2 on flat ground."""
-
-    experiment_name = "tbptt_unitree_go2_flat"
-    critic = UnitreeGo2FlatTeacherCfg().critic
-
-
-@configclass
-class UnitreeGo2FlatFinetuneCfg(UnitreeGo2FlatRecurrentCfg):
-    """PPO that goes on with the LSTM student for Unitree Go2 on flat ground."""
-
-    run_name = "finetune"
-    max_iterations = 300
-    algorithm = FINETUNING
-
-
-@configclass
-class UnitreeGo2RoughTeacherCfg(UnitreeGo2RoughPPORunnerCfg):
-    """PPO for Unitree Go2 on rough ground."""
-
-    obs_groups = TEACHER_OBS_GROUPS
-    run_name = "teacher"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        self.experiment_name = "tbptt_unitree_go2_rough"
-
-
-@configclass
-class UnitreeGo2RoughStudentCfg(VelocityStudentCfg):
-    """LSTM student for Unitree Go2 on rough ground."""
-
-    experiment_name = "tbptt_unitree_go2_rough"
-    teacher = UnitreeGo2RoughTeacherCfg().actor
-
-
-@configclass
-class UnitreeGo2RoughMemorylessStudentCfg(UnitreeGo2RoughStudentCfg):
-    """Memoryless student for Unitree Go2 on rough ground."""
-
-    run_name = "student_memoryless"
-    student = MEMORYLESS
-
-
-@configclass
-class UnitreeGo2RoughRecurrentCfg(VelocityRecurrentCfg):
-    """Recurrent PPO for Unitree Go2 on rough ground."""
-
-    experiment_name = "tbptt_unitree_go2_rough"
-    critic = UnitreeGo2RoughTeacherCfg().critic
-
-
-@configclass
-class UnitreeGo2RoughFinetuneCfg(UnitreeGo2RoughRecurrentCfg):
-    """PPO that goes on with the LSTM student for Unitree Go2 on rough ground."""
-
-    run_name = "finetune"
-    max_iterations = 300
-    algorithm = FINETUNING
+def teacher_cfg(task: str) -> RslRlOnPolicyRunnerCfg:
+    """Return Isaac Lab's own PPO, on the privileged group; ``task`` is a key of ``PPO``."""
+    cfg = PPO[task]()
+    cfg.experiment_name = EXPERIMENTS[task]
+    cfg.run_name = "teacher"
+    cfg.obs_groups = {"actor": ["teacher"], "critic": ["teacher"]}
+    return cfg
+
+
+def student_cfg(task: str) -> RslRlDistillationRunnerCfg:
+    """Return the distillation of an LSTM on proprioception."""
+    return RslRlDistillationRunnerCfg(
+        experiment_name=EXPERIMENTS[task],
+        run_name="student",
+        num_steps_per_env=24,
+        max_iterations=1000,
+        save_interval=100,
+        obs_groups=STUDENT_OBS_GROUPS,
+        student=lstm(init_std=0.1),
+        teacher=teacher_cfg(task).actor,
+        algorithm=TbpttDistillationAlgorithmCfg(num_learning_epochs=2, gradient_length=24),
+    )
+
+
+def memoryless_cfg(task: str) -> RslRlDistillationRunnerCfg:
+    """Return the same without memory, to compare with."""
+    return student_cfg(task).replace(run_name="student_memoryless", student=MEMORYLESS)
+
+
+def recurrent_cfg(task: str) -> RslRlOnPolicyRunnerCfg:
+    """Return PPO from scratch on what the student sees, with the teacher's critic."""
+    return RslRlOnPolicyRunnerCfg(
+        experiment_name=EXPERIMENTS[task],
+        run_name="recurrent",
+        num_steps_per_env=24,
+        max_iterations=1500,
+        save_interval=100,
+        obs_groups=RECURRENT_OBS_GROUPS,
+        actor=lstm(init_std=1.0),
+        critic=teacher_cfg(task).critic,
+        algorithm=TbpttPpoAlgorithmCfg(gradient_length=24),
+    )
+
+
+def finetune_cfg(task: str) -> RslRlOnPolicyRunnerCfg:
+    """Return PPO that goes on with the LSTM student."""
+    return recurrent_cfg(task).replace(
+        run_name="finetune", max_iterations=300, algorithm=FINETUNING
+    )
+
+
+AGENTS = {
+    "TeacherCfg": teacher_cfg,
+    "StudentCfg": student_cfg,
+    "MemorylessStudentCfg": memoryless_cfg,
+    "RecurrentCfg": recurrent_cfg,
+    "FinetuneCfg": finetune_cfg,
+}
+
+
+def __getattr__(name: str) -> Callable[[], RslRlBaseRunnerCfg]:
+    """Return an agent by its entry point: ``AnymalDFlatTeacherCfg`` is called without arguments.
+
+    Raises:
+        AttributeError: If there is no such agent.
+    """
+    for task in PPO:
+        if name.removeprefix(task) in AGENTS:
+            return partial(AGENTS[name.removeprefix(task)], task)
+    raise AttributeError(f"module '{__name__}' has no attribute '{name}'")

@@ -2,6 +2,8 @@
 
 import inspect
 import math
+import subprocess
+import sys
 
 import pytest
 import torch
@@ -11,6 +13,7 @@ from support.helpers import make_distillation, roll_out
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.algorithms.distillation.losses import resolve_behavior_loss
 from rsl_tbptt.algorithms.distillation.options import DistillationOptions
+from rsl_tbptt.algorithms.ppo.options import PpoOptions
 from rsl_tbptt_tasks.memory import RecallEnv
 
 
@@ -36,8 +39,8 @@ def test_every_option_of_rsl_rl_is_known_with_its_default():
         ({"gradient_length": 2.5}, "gradient_length is 2.5, expected an integer"),
         ({"update_length": 0}, "update_length is 0"),
         ({"num_learning_epochs": 0}, "num_learning_epochs is 0"),
-        ({"num_env_chunks": 0}, "num_env_chunks is 0"),
-        ({"num_env_chunks": 5}, "num_env_chunks is 5, expected at most num_envs, 4"),
+        ({"num_micro_batches": 0}, "num_micro_batches is 0"),
+        ({"num_micro_batches": 5}, "num_micro_batches is 5, expected at most num_envs, 4"),
         ({"loss_reduction": "max"}, "loss_reduction is 'max', expected 'mean' or 'sum'"),
         ({"tail": "keep"}, "tail is 'keep', expected 'flush' or 'drop'"),
         ({"max_grad_norm": 0.0}, "max_grad_norm is 0.0.*Use None to not clip"),
@@ -111,6 +114,59 @@ def test_a_gaussian_loss_needs_a_gaussian():
             loss_type="nll",
             student_kwargs={"distribution_cfg": None},
         )
+
+
+@pytest.mark.parametrize("options", [DistillationOptions, PpoOptions])
+def test_an_old_name_gives_its_value_to_the_new_one_and_warns(options):
+    message = "^num_env_chunks is now num_micro_batches: the next release drops the old name"
+    with pytest.warns(DeprecationWarning, match=message) as warned:
+        parsed = options.parse({"num_env_chunks": 3, "num_micro_batches": 1})  # as configs do
+    assert (parsed.num_micro_batches, parsed.num_env_chunks) == (3, None)
+    assert len(warned) == 1
+    assert options.parse({"num_env_chunks": None}) == options()  # without a warning
+
+
+def test_an_old_name_is_checked_as_the_new_one():
+    with (
+        pytest.warns(DeprecationWarning, match="num_env_chunks is now"),
+        pytest.raises(ValueError, match="num_micro_batches is 0, expected an integer of at least"),
+    ):
+        DistillationOptions.parse({"num_env_chunks": 0})
+
+
+def test_two_names_with_two_values_are_refused():
+    message = "num_env_chunks is 3, expected None with num_micro_batches 2: it is the old name of"
+    with pytest.raises(ValueError, match=message):
+        DistillationOptions.parse({"num_env_chunks": 3, "num_micro_batches": 2})
+
+
+def test_a_wrong_name_is_never_answered_with_an_old_one():
+    with pytest.raises(ValueError, match="did you mean 'num_micro_batches'") as refused:
+        DistillationOptions.parse({"num_micro_batch": 3})
+    with pytest.raises(ValueError, match="known options are") as listed:
+        DistillationOptions.parse({"zzz": 3})
+    assert "num_env_chunks" not in str(refused.value) + str(listed.value)
+
+
+def test_a_warning_points_at_who_chose_the_options():
+    lengths = {"gradient_length": 3}
+    refusing = {"non_finite": "raise", "max_skipped_updates": 3}
+    with pytest.warns(UserWarning, match="max_skipped_updates is 3") as warned:
+        make_distillation(TbpttDistillation, 6, 4, **refusing, **lengths)
+    with pytest.warns(DeprecationWarning, match="num_env_chunks is now") as old:
+        make_distillation(TbpttDistillation, 6, 4, num_env_chunks=2, **lengths)
+    helpers = make_distillation.__code__.co_filename
+    assert {warning.filename for warning in (*warned, *old)} == {helpers}
+
+
+def test_options_and_their_checks_import_no_rsl_rl():
+    """Config classes inherit them, which command lines import before anything is built."""
+    code = """
+import sys
+sys.modules["rsl_rl"] = None
+import rsl_tbptt.algorithms.distillation.options, rsl_tbptt.algorithms.ppo.options
+"""
+    subprocess.run([sys.executable, "-c", code], check=True)
 
 
 def test_lengths_beyond_the_rollout_warn():

@@ -13,8 +13,8 @@ from rsl_tbptt_tasks.memory import RecallEnv
 PLAYED_ALONE = [
     (
         DistillationRunner,
-        distillation_cfg(num_env_chunks=4),
-        "num_env_chunks is 4, expected at most num_envs, 1",
+        distillation_cfg(num_micro_batches=4),
+        "num_micro_batches is 4, expected at most num_envs, 1",
     ),
     (
         DistillationRunner,
@@ -24,8 +24,8 @@ PLAYED_ALONE = [
     (OnPolicyRunner, fine_tuning_cfg(), "num_mini_batches is 4, expected at most num_envs, 1"),
     (
         OnPolicyRunner,
-        fine_tuning_cfg(num_mini_batches=1, num_env_chunks=4),
-        "num_env_chunks is 4, expected at most num_envs, 1",
+        fine_tuning_cfg(num_mini_batches=1, num_micro_batches=4),
+        "num_micro_batches is 4, expected at most num_envs, 1",
     ),
     (
         OnPolicyRunner,
@@ -40,7 +40,7 @@ PLAYED_ALONE = [
 def test_one_environment_is_enough_to_play_and_training_says_what_it_lacks(
     runner_class, cfg, message, tmp_path
 ):
-    roomy = {"num_env_chunks": 1, "memory_budget_gb": None}
+    roomy = {"num_micro_batches": 1, "memory_budget_gb": None}
     teacher = DistillationRunner(RecallEnv(8, 3), distillation_cfg(), log_dir=None)
     save_untrained(teacher, tmp_path / "student.pt")
     cfg = copy_of(cfg)
@@ -82,7 +82,7 @@ def refusals_of_rank(rank, num_envs, folder):
     for make, algorithm, options in (
         (make_ppo, TbpttPPO, {"num_mini_batches": 4}),
         (make_ppo, TbpttPPO, {"num_mini_batches": 1, **budget}),
-        (make_distillation, TbpttDistillation, {"gradient_length": 3, "num_env_chunks": 3}),
+        (make_distillation, TbpttDistillation, {"gradient_length": 3, "num_micro_batches": 3}),
         (make_distillation, TbpttDistillation, {"gradient_length": 3, **budget}),
     ):
         training = make(algorithm, 6, num_envs[rank], multi_gpu_cfg=cfg, **options)

@@ -134,7 +134,7 @@ def test_labels_of_a_whole_rollout_are_those_of_its_steps(teacher):
 def test_chunks_leave_the_same_parameters(num_env_chunks):
     options = {"shuffle_envs": False, "optimizer": "sgd"}
     whole = make_ppo(TbpttPPO, T, N, "cnn", "sharing", **options)
-    cut = make_ppo(TbpttPPO, T, N, "cnn", "sharing", num_env_chunks=num_env_chunks, **options)
+    cut = make_ppo(TbpttPPO, T, N, "cnn", "sharing", num_micro_batches=num_env_chunks, **options)
     for algorithm in (whole, cut):
         train(algorithm, range(1))
     torch.testing.assert_close(ppo_parameters_of(whole), ppo_parameters_of(cut), **SAME_FLOAT32)

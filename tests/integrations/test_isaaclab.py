@@ -19,6 +19,9 @@ from rsl_tbptt.algorithms.distillation.options import DistillationOptions
 from rsl_tbptt.algorithms.ppo.options import PpoOptions
 from rsl_tbptt.integrations.isaaclab import TbpttDistillationAlgorithmCfg, TbpttPpoAlgorithmCfg
 
+TAKEN_BY_RSL_RL = ("rnd_cfg", "symmetry_cfg", "share_cnn_encoders")
+"""Fields that rsl_rl reads before the options are made."""
+
 WITHOUT_ISAACLAB = """
 import sys
 sys.modules["isaaclab"] = None
@@ -75,14 +78,38 @@ def test_every_option_of_rsl_rl_that_isaaclab_offers_is_kept():
     assert stock <= set(inspect.signature(Distillation.__init__).parameters)
 
 
-def test_every_field_has_a_docstring():
-    source = inspect.getsource(TbpttDistillationAlgorithmCfg)
-    fields = [line for line in source.splitlines() if line.startswith("    ") and ": " in line]
-    names = TbpttDistillationAlgorithmCfg.__dataclass_fields__
-    for name in names:
-        assert any(line.strip().startswith(f"{name}: ") for line in fields), name
-        after = source.split(f"    {name}: ", 1)[1].split("\n", 1)[1]
-        assert after.lstrip().startswith('"""'), f"{name} has no attribute docstring"
+@pytest.mark.parametrize(
+    ("cfg", "options", "stock"),
+    [
+        (TbpttDistillationAlgorithmCfg, DistillationOptions, RslRlDistillationAlgorithmCfg),
+        (TbpttPpoAlgorithmCfg, PpoOptions, RslRlPpoAlgorithmCfg),
+    ],
+)
+def test_a_config_adds_nothing_but_its_name(cfg, options, stock):
+    own = {field.name for field in dataclasses.fields(options)}
+    inherited = {field.name for field in dataclasses.fields(stock)}
+    assert set(handed_on(cfg())[1]) == (own | inherited) - {"class_name"}
+    for name in inherited - own - {"class_name"}:
+        assert getattr(cfg(), name) == getattr(stock(), name)
+
+
+@pytest.mark.parametrize("cfg", [TbpttDistillationAlgorithmCfg, TbpttPpoAlgorithmCfg])
+def test_a_config_may_be_changed_until_the_algorithm_checks_it(cfg):
+    options = DistillationOptions if cfg is TbpttDistillationAlgorithmCfg else PpoOptions
+    cfg = cfg()
+    cfg.gradient_length = 0
+    arguments = handed_on(cfg)[1]
+    for name in TAKEN_BY_RSL_RL:
+        arguments.pop(name, None)
+    with pytest.raises(ValueError, match="gradient_length is 0, expected an integer of at least 1"):
+        options.parse(arguments)
+
+
+def test_an_old_name_is_still_a_field():
+    cfg = TbpttDistillationAlgorithmCfg(num_env_chunks=4)
+    with pytest.warns(DeprecationWarning, match="num_env_chunks is now num_micro_batches"):
+        options = DistillationOptions.parse(handed_on(cfg)[1])
+    assert options.num_micro_batches == 4
 
 
 def test_without_isaaclab_the_error_names_the_fix():
@@ -98,9 +125,6 @@ def test_the_ppo_config_hands_on_the_algorithms_own_defaults():
     assert isinstance(cfg, RslRlPpoAlgorithmCfg)
     algorithm, arguments = handed_on(cfg)
     assert algorithm is TbpttPPO
-    for name in ("rnd_cfg", "symmetry_cfg", "share_cnn_encoders"):
-        arguments.pop(name)  # taken by rsl_rl before the options are read
-    options = PpoOptions.parse(arguments)
-    assert options == PpoOptions()
-    names = {field.name for field in dataclasses.fields(PpoOptions)}
-    assert names - arguments.keys() == {"grad_reduce_bucket_mb"}  # which Isaac Lab lacks as well
+    for name in TAKEN_BY_RSL_RL:
+        arguments.pop(name)
+    assert PpoOptions.parse(arguments) == PpoOptions()

@@ -9,10 +9,8 @@ pytest.importorskip("isaaclab_rl", reason="Isaac Lab 3.0 needs Python 3.12")
 
 import torch
 from isaaclab.utils import to_dict
-from isaaclab_rl.rsl_rl import RslRlPpoAlgorithmCfg
 from support.isaaclab_page import DOCS, NEEDS_GPUS, NEEDS_ISAAC_SIM, PAGE, commands
 
-from rsl_tbptt.integrations.isaaclab import TbpttDistillationAlgorithmCfg, TbpttPpoAlgorithmCfg
 from rsl_tbptt_tasks.isaaclab.cartpole_agents import CartpoleTeacherCfg
 
 ELSEWHERE = (NEEDS_GPUS, NEEDS_ISAAC_SIM)
@@ -80,21 +78,6 @@ def test_configs_of_the_page_build(name):
     cfg = names[name]()
     assert cfg.algorithm.gradient_length == 24
     assert "MISSING" not in str(to_dict(cfg))
-
-
-@pytest.mark.parametrize(
-    ("cfg", "parent"),
-    [(TbpttDistillationAlgorithmCfg, None), (TbpttPpoAlgorithmCfg, RslRlPpoAlgorithmCfg)],
-)
-def test_options_of_the_page_are_those_of_the_config(cfg, parent):
-    section = PAGE.split(f"\n`{cfg.__name__}`")[1].split("\n## ")[0].split("\n`Tbptt")[0]
-    rows = re.findall(r"^\| `(\w+)` \| (\S+) \|", section, flags=re.MULTILINE)
-    documented = {name: eval(default.strip("`")) for name, default in rows}
-    own = (
-        set(cfg.__annotations__) - set(getattr(parent, "__dataclass_fields__", ())) - {"class_name"}
-    )
-    assert set(documented) == own
-    assert documented == {name: getattr(cfg(), name) for name in documented}
 
 
 def test_linked_files_exist():

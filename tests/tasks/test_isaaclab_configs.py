@@ -68,8 +68,9 @@ def test_registration_imports_no_isaaclab():
 @pytest.mark.parametrize("key", [ENV, *AGENTS])
 @pytest.mark.parametrize("task", TASKS)
 def test_config_survives_dict_and_yaml(task, key, tmp_path):
-    cfg = load_cfg_from_registry(task, key)
-    copy = type(cfg)()
+    cfg, copy = load_cfg_from_registry(task, key), load_cfg_from_registry(task, key)
+    setattr(cfg, "decimation" if key == ENV else "max_iterations", 7)
+    assert to_dict(copy) != to_dict(cfg)
     copy.from_dict(to_dict(cfg))
     assert to_dict(copy) == to_dict(cfg)
 

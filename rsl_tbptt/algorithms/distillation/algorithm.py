@@ -9,12 +9,14 @@ from rsl_rl.env import VecEnv
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
+from rsl_tbptt.algorithms.distillation.arguments import DistillationArguments
 from rsl_tbptt.algorithms.distillation.awaited_teacher import AwaitedTeacher
 from rsl_tbptt.algorithms.distillation.dagger import Dagger
 from rsl_tbptt.algorithms.distillation.labels import teacher_labels
 from rsl_tbptt.algorithms.distillation.learner import DistillationLearner
 from rsl_tbptt.algorithms.distillation.losses import resolve_behavior_loss
 from rsl_tbptt.algorithms.distillation.options import DistillationOptions
+from rsl_tbptt.algorithms.update.arguments import takes
 from rsl_tbptt.algorithms.update.memory_plan import MemoryPlan
 from rsl_tbptt.algorithms.update.non_finite import take_over_nan_check
 from rsl_tbptt.algorithms.update.optimizers import use_fused_kernels
@@ -47,6 +49,7 @@ class TbpttDistillation(Distillation):
     teacher_loaded: Any
     """Whether a checkpoint brought the teacher; asking an :class:`AwaitedTeacher` loads its."""
 
+    @takes(DistillationArguments)
     def __init__(
         self,
         student: MLPModel,

@@ -1,137 +1,119 @@
-"""The options of TbpttDistillation: named, typed, validated in one place."""
+"""The options of TbpttDistillation: named, typed, documented and checked in one place."""
 
 import warnings
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal
+from typing import Annotated, Any, Literal
 
-from rsl_tbptt.algorithms.update.options import (
-    Options,
+from rsl_tbptt.algorithms.update.checks import (
+    Between,
+    Count,
+    Positive,
     check_at_most_envs,
-    check_choice,
-    check_chunks_or_budget,
-    check_count,
-    check_positive,
-    is_finite,
     warn_beyond_rollout,
 )
-from rsl_tbptt.core.scan import resolve_engine
-from rsl_tbptt.core.windows import Tail, tbptt_schedule
+from rsl_tbptt.algorithms.update.options import ClippingNorm, Options
+from rsl_tbptt.core.windows import Tail
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(kw_only=True)
 class DistillationOptions(Options):
     """Options of :class:`TbpttDistillation`; names and meanings are rsl_rl's where it has them."""
 
-    algorithm: ClassVar[str] = "TbpttDistillation"
+    num_learning_epochs: Annotated[int, Count()] = 1
+    """Passes over each rollout; each starts again from the state at the rollout's start."""
 
-    num_learning_epochs: int = 1
-    """Passes over each rollout. Every pass starts again from the state at the rollout's start."""
+    gradient_length: Annotated[int, Count()] = 15
+    """Steps the gradient flows back: k2 of TBPTT(k1, k2), in environment steps.
 
-    gradient_length: int = 15
-    """k2, the steps the gradient flows back. At most the rollout's length has an effect."""
+    What the student has to remember over more steps than this gets no gradient. A value above
+    ``num_steps_per_env`` means the whole rollout.
+    """
 
-    update_length: int | None = None
-    """k1, the steps between two optimiser steps. None means ``gradient_length``."""
+    update_length: Annotated[int | None, Count()] = None
+    """Steps between optimiser steps: k1 of TBPTT(k1, k2), in environment steps.
+
+    None means ``gradient_length``. A larger value accumulates several windows into one optimiser
+    step; a smaller one lets windows overlap and takes the loss of the newest steps only.
+    """
 
     loss_reduction: Literal["mean", "sum"] = "mean"
-    """"mean" divides by the robot-steps of a full optimiser step; "sum" sums over steps as rsl_rl
-    does, so that the gradient grows with ``update_length``."""
+    """How the losses of one optimiser step combine.
+
+    ``"mean"`` divides by the robot-steps of a full optimiser step, so that gradients keep their
+    size whatever the lengths above; ``"sum"`` adds up the steps' means as rsl_rl does.
+    """
 
     tail: Tail = "flush"
-    """Leftover steps when the rollout is no multiple of ``update_length``: "flush" trains on them,
-    "drop" only runs them forward, as rsl_rl does."""
+    """What happens to the steps left over when the rollout is no multiple of ``update_length``.
 
-    num_env_chunks: int = 1
-    """At least this many groups of environments are run one after the other. Divides the memory of
-    the update by about as much; the gradient stays the same."""
-
-    memory_budget_gb: float | None = None
-    """What an update may take, in gigabytes of 10^9 bytes beyond models, optimiser and storage: as
-    many environment chunks are made as that needs, found out before training. None does not limit
-    it."""
-
-    scan_engine: str = "auto"
-    """How LSTM and GRU run over a window: "auto", or an engine of docs/distillation.md."""
+    ``"flush"`` trains on them in a last, shorter group, with the same weight per step; ``"drop"``
+    only runs them forward, as rsl_rl does.
+    """
 
     loss_type: str | Callable[..., Any] = "mse"
-    """"mse", "huber", "kl" (teacher's to student's Gaussian), "nll" (of the teacher's actions), or
-    the qualified name ("module:function") of an element-wise loss of actions and labels."""
+    """Loss between student and teacher: ``"mse"``, ``"huber"``, ``"kl"`` or ``"nll"``.
 
-    learning_rate: float = 1e-3
-    """Step size of the optimiser."""
+    ``"kl"`` is that of the student's Gaussian from the teacher's, ``"nll"`` that of the teacher's
+    actions. Any other element-wise loss of actions and labels is given as ``"module:function"``.
+    """
 
-    max_grad_norm: float | None = 1.0
-    """Threshold of the gradient norm. None does not clip."""
+    learning_rate: Annotated[float, Positive()] = 1e-3
+    """Step size of the optimiser.
 
-    optimizer: str = "adam"
-    """rsl_rl's name of the optimiser: "adam", "adamw", "sgd" or "rmsprop"."""
+    With ``loss_reduction="mean"`` it needs no retuning when ``gradient_length`` changes.
+    """
 
-    use_mixed_precision: bool = False
-    """Run the update's matrix products in bfloat16; parameters and state stay float32."""
+    max_grad_norm: ClippingNorm = 1.0
+    """Norm the gradient is clipped to before each optimiser step; None does not clip."""
 
     teacher_checkpoint: str | None = None
-    """Checkpoint to load the teacher from, of PPO or distillation, when training starts and no
-    other checkpoint brought one. None leaves it to the runner."""
+    """Checkpoint, of PPO or distillation, whose actor or whose teacher becomes the teacher.
 
-    teacher_action_share: float = 0.0
-    """Share of the environments, from 0 to 1, that act with the teacher's action at the start of
-    training, drawn anew for every rollout (DAgger). Labels are the teacher's everywhere."""
+    It is loaded when training starts, unless the runner loaded a checkpoint (``--checkpoint`` in
+    Isaac Lab, ``--agent.resume`` in mjlab). None leaves it to the runner.
+    """
 
-    teacher_action_updates: int | None = None
-    """Updates over which ``teacher_action_share`` falls linearly to 0. None keeps it constant."""
+    teacher_action_share: Annotated[
+        float, Between(0, 1, "a number from 0 to 1: give 30 % of the environments as 0.3.")
+    ] = 0.0
+    """Share of the environments, from 0 to 1, that act with the teacher's action (DAgger).
+
+    It holds at the start of training. The environments are drawn anew for every rollout; labels are
+    the teacher's everywhere.
+    """
+
+    teacher_action_updates: Annotated[int | None, Count(hint=" Use None to keep the share.")] = None
+    """Updates over which ``teacher_action_share`` falls linearly to 0; None keeps it."""
 
     batch_teacher_labels: bool = False
-    """Compute the labels of a teacher without memory at the start of ``update()``, for the whole
-    rollout in few large batches, instead of at each step. The same labels."""
+    """Whether the labels of a teacher without memory are computed after each rollout at once.
 
-    grad_reduce_bucket_mb: float = 25.0
-    """Size of the buffers in which gradients are summed over processes, in megabytes."""
+    They are the same; the rollout has one forward pass less per step. Not with
+    ``teacher_action_share``, whose labels act.
+    """
 
-    @property
-    def num_micro_batches(self) -> int:
-        """Temporary."""
-        return self.num_env_chunks
+    @classmethod
+    def algorithm(cls) -> str:
+        """Return the name of the algorithm, as one writes it in a config."""
+        return "TbpttDistillation"
 
-    def __post_init__(self) -> None:
-        """Check what can be checked without knowing the rollout.
+    def _check_together(self) -> None:
+        """Check the options of the teacher's actions.
 
         Raises:
-            ValueError: If a value cannot work on any rollout.
+            ValueError: If two options contradict each other.
         """
-        super().__post_init__()
-        for name in ("num_learning_epochs", "gradient_length", "num_env_chunks"):
-            check_count(name, getattr(self, name))
-        if self.update_length is not None:
-            check_count("update_length", self.update_length)
-        for name in ("learning_rate", "max_grad_norm", "grad_reduce_bucket_mb"):
-            check_positive(name, getattr(self, name))
-        check_chunks_or_budget(self.num_env_chunks, self.memory_budget_gb)
-        check_choice("loss_reduction", self.loss_reduction, "mean", "sum")
-        self._check_teacher_actions()
-        tbptt_schedule(1, self.gradient_length, self.update_length, self.tail)
-        resolve_engine(self.scan_engine)
-
-    def _check_teacher_actions(self) -> None:
-        share = self.teacher_action_share
-        if not (is_finite(share) and 0 <= share <= 1):
-            raise ValueError(
-                f"teacher_action_share is {share!r}, expected a number from 0"
-                " to 1: give 30 % of the environments as 0.3."
-            )
         if self.teacher_action_share > 0 and self.batch_teacher_labels:
             raise ValueError(
                 "batch_teacher_labels is True, expected False with teacher_action_share"
                 f" {self.teacher_action_share}: the teacher acts with its labels in the rollout."
             )
-        if self.teacher_action_updates is None:
-            return
-        check_count("teacher_action_updates", self.teacher_action_updates)
-        if self.teacher_action_share == 0:
+        if self.teacher_action_updates is not None and self.teacher_action_share == 0:
             warnings.warn(
                 f"teacher_action_updates is {self.teacher_action_updates}, which has no effect:"
                 " teacher_action_share is 0. Set teacher_action_share, or leave it at None.",
-                stacklevel=6,
+                stacklevel=5,
             )
 
     def check_rollout(self, num_steps: int) -> None:
@@ -150,9 +132,9 @@ class DistillationOptions(Options):
             num_envs: Number of environments.
 
         Raises:
-            ValueError: If there are more chunks than environments.
+            ValueError: If there are more micro-batches than environments.
         """
-        check_at_most_envs("num_env_chunks", self.num_env_chunks, num_envs)
+        check_at_most_envs("num_micro_batches", self.num_micro_batches, num_envs)
         if self.teacher_action_share > 0 and round(self.teacher_action_share * num_envs) == 0:
             warnings.warn(
                 f"teacher_action_share is {self.teacher_action_share}, which has no effect: of"

@@ -11,6 +11,7 @@ from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.ppo.advantages import normalize_advantages, store_advantages
+from rsl_tbptt.algorithms.ppo.arguments import PpoArguments
 from rsl_tbptt.algorithms.ppo.fine_tuning import FineTuning, build_teacher
 from rsl_tbptt.algorithms.ppo.learner import PpoLearner
 from rsl_tbptt.algorithms.ppo.loading import check_checkpoint
@@ -18,6 +19,7 @@ from rsl_tbptt.algorithms.ppo.options import PpoOptions
 from rsl_tbptt.algorithms.ppo.rnd import RndTraining
 from rsl_tbptt.algorithms.ppo.symmetry import MirroredLearner, check_symmetry
 from rsl_tbptt.algorithms.ppo.time_outs import TimeOutValues, value_without_advancing
+from rsl_tbptt.algorithms.update.arguments import takes
 from rsl_tbptt.algorithms.update.memory_plan import MemoryPlan
 from rsl_tbptt.algorithms.update.non_finite import take_over_nan_check
 from rsl_tbptt.algorithms.update.optimizers import use_fused_kernels
@@ -37,6 +39,7 @@ class TbpttPPO(PPO):
     Feed-forward models see the rollout as single steps, shuffled as in rsl_rl.
     """
 
+    @takes(PpoArguments)
     def __init__(
         self,
         actor: MLPModel,

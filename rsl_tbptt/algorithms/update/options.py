@@ -1,46 +1,92 @@
-"""What the options of all algorithms share: parsing with clear errors, and checks of values."""
+"""What the options of all algorithms share: fields, parsing, and checks of several values.
+
+A field stands once: its name, type, default, meaning (the text below it) and check. The algorithm
+parses it, the config classes of Isaac Lab and mjlab inherit it, and ``make docs`` writes the tables
+of README and docs from it. Configs change after they are made, so values are checked by ``parse``.
+Neither properties nor class variables: Isaac Lab's ``configclass`` would make fields of them.
+"""
 
 import dataclasses
 import difflib
-import math
+import typing
 import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass
-from numbers import Real
-from typing import Any, ClassVar, Literal, TypeVar
+from typing import Annotated, Any, Literal, TypeVar
+
+from rsl_tbptt.algorithms.update.checks import (
+    Count,
+    Positive,
+    check_value,
+    checked_by_rsl_rl,
+    known_engine,
+)
+
+ClippingNorm = Annotated[float | None, Positive(or_inf=True, hint=" Use None to not clip.")]
+"""inf, too, is how configs of rsl_rl's PPO do not clip."""
 
 AnyOptions = TypeVar("AnyOptions", bound="Options")
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
-    """What the options of all algorithms share: parsing with clear errors, and these two."""
+@dataclass(frozen=True)
+class RenamedTo:
+    """Marks a field as the old name of another: ``Annotated[int | None, RenamedTo("...")]``."""
 
-    algorithm: ClassVar[str]
-    """Name of the class whose options they are, as one writes it in a config."""
+    name: str
+
+
+@dataclass(kw_only=True)
+class Options:
+    """The options that all algorithms share."""
+
+    num_micro_batches: Annotated[int, Count()] = 1
+    """Least number of micro-batches into which the environments of an optimiser step are split.
+
+    They run one after the other. The gradient stays the same; what the update keeps in memory
+    divides by about this number.
+    """
+
+    num_env_chunks: Annotated[int | None, RenamedTo("num_micro_batches")] = None
+    """The old name of ``num_micro_batches``, which the next release drops."""
+
+    memory_budget_gb: Annotated[float | None, Positive()] = None
+    """Gigabytes of 10^9 bytes that an update may take beyond models, optimiser and storage.
+
+    As many micro-batches are made as that needs, found out before training. None does not limit it.
+    """
+
+    scan_engine: Annotated[str, known_engine] = "auto"
+    """How LSTM and GRU run over a window: an engine of docs/distillation.md#scan-engines.
+
+    ``"auto"`` takes the one expected to be the fastest on the device that proved right there.
+    """
+
+    optimizer: Annotated[Literal["adam", "adamw", "sgd", "rmsprop"], checked_by_rsl_rl] = "adam"
+    """The optimiser: ``"adam"``, ``"adamw"``, ``"sgd"`` or ``"rmsprop"``."""
+
+    use_mixed_precision: bool = False
+    """Whether the update's matrix products run in bfloat16.
+
+    Parameters, state and gradients stay in float32.
+    """
+
+    grad_reduce_bucket_mb: Annotated[float, Positive()] = 25.0
+    """Megabytes of the buffers in which gradients are summed over processes."""
 
     non_finite: Literal["skip", "raise"] = "skip"
-    """What an update that meets NaN or inf does, undone in either case: "skip" drops the rollout,
-    warns once per source and goes on; "raise" ends the training."""
+    """What an update that meets NaN or inf does, after it was undone.
 
-    max_skipped_updates: int = 10
+    ``"skip"`` drops the rollout, warns once per source and goes on, also where a NaN comes from the
+    environment (``check_for_nan`` is then off). ``"raise"`` ends the training.
+    """
+
+    max_skipped_updates: Annotated[int, Count()] = 10
     """So many skipped updates in a row end the training."""
 
-    def __post_init__(self) -> None:
-        """Check what all algorithms share.
-
-        Raises:
-            ValueError: If a value cannot work.
-        """
-        check_choice("non_finite", self.non_finite, "skip", "raise")
-        check_count("max_skipped_updates", self.max_skipped_updates)
-        default = Options.max_skipped_updates
-        if self.non_finite == "raise" and self.max_skipped_updates != default:
-            warnings.warn(
-                f"max_skipped_updates is {self.max_skipped_updates}, which has no effect with"
-                f" non_finite 'raise'. Use 'skip', or leave it at {default}.",
-                stacklevel=7,
-            )
+    @classmethod
+    def algorithm(cls) -> str:
+        """Return the name of the class whose options they are, as one writes it in a config."""
+        raise NotImplementedError
 
     @classmethod
     def parse(cls: type[AnyOptions], options: Mapping[str, Any]) -> AnyOptions:
@@ -49,96 +95,73 @@ class Options:
         Raises:
             ValueError: If a name is unknown (the nearest one is proposed) or a value is not valid.
         """
-        known = [field.name for field in dataclasses.fields(cls)]
+        old_names = renamed(cls)
+        known = [field.name for field in dataclasses.fields(cls) if field.name not in old_names]
         for name in options:
-            if name not in known:
+            if name not in known and name not in old_names:
                 near = difflib.get_close_matches(name, known, n=1)
                 hint = f"did you mean '{near[0]}'?" if near else f"known options are {known}."
-                raise ValueError(f"Unknown option '{name}' of {cls.algorithm}: {hint}")
-        return cls(**options)
+                raise ValueError(f"Unknown option '{name}' of {cls.algorithm()}: {hint}")
+        parsed = cls(**options)
+        for old, new in old_names.items():
+            parsed._move(old, new)
+        parsed.check()
+        return parsed
 
+    def _move(self, old: str, new: str) -> None:
+        """Give the value under an old name to the new one.
 
-def check_choice(name: str, value: object, *choices: str) -> None:
-    """Check that ``value`` is one of ``choices``.
-
-    Raises:
-        ValueError: If it is not.
-    """
-    if value not in choices:
-        expected = " or ".join(repr(choice) for choice in choices)
-        raise ValueError(f"{name} is {value!r}, expected {expected}.")
-
-
-def check_at_most_envs(name: str, value: int, num_envs: int) -> None:
-    """Check that a count does not exceed the number of environments.
-
-    Raises:
-        ValueError: If it does.
-    """
-    if value > num_envs:
-        raise ValueError(f"{name} is {value}, expected at most num_envs, {num_envs}.")
-
-
-def warn_beyond_rollout(name: str, value: int | None, num_steps: int) -> None:
-    """Warn where a number of steps exceeds the rollout and acts as the rollout."""
-    if value is not None and value > num_steps:
+        Raises:
+            ValueError: If both are set.
+        """
+        value, other = getattr(self, old), getattr(self, new)
+        if value is None:
+            return
+        if other not in (value, getattr(type(self), new)):
+            raise ValueError(
+                f"{old} is {value!r}, expected None with {new} {other!r}: it is the old name of"
+                f" {new}."
+            )
         warnings.warn(
-            f"{name} is {value}, more than num_steps_per_env, {num_steps}: windows do not reach"
-            f" over a rollout, so it acts as {num_steps}. Raise num_steps_per_env for more.",
-            stacklevel=5,
+            f"{old} is now {new}: the next release drops the old name.",
+            DeprecationWarning,
+            stacklevel=4,
         )
+        setattr(self, old, None)
+        setattr(self, new, value)
+
+    def check(self) -> None:
+        """Check what can be checked without knowing the rollout.
+
+        Raises:
+            ValueError: If a value cannot work on any rollout.
+        """
+        for name, annotation in typing.get_type_hints(type(self), include_extras=True).items():
+            check_value(name, getattr(self, name), annotation)
+        if self.memory_budget_gb is not None and self.num_micro_batches > 1:
+            raise ValueError(
+                f"num_micro_batches is {self.num_micro_batches}, expected 1 with memory_budget_gb"
+                f" {self.memory_budget_gb}: the budget decides on the micro-batches."
+            )
+        default = Options.max_skipped_updates
+        if self.non_finite == "raise" and self.max_skipped_updates != default:
+            warnings.warn(
+                f"max_skipped_updates is {self.max_skipped_updates}, which has no effect with"
+                f" non_finite 'raise'. Use 'skip', or leave it at {default}.",
+                stacklevel=4,
+            )
+        self._check_together()
+
+    def _check_together(self) -> None:
+        """Check options that only work together."""
 
 
-def check_count(name: str, value: object) -> None:
-    """Check for an integer of at least 1.
-
-    Raises:
-        ValueError: If it is not.
-    """
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        hint = " Use None to keep the share." if name == "teacher_action_updates" else ""
-        raise ValueError(f"{name} is {value!r}, expected an integer of at least 1.{hint}")
-
-
-def check_positive(name: str, value: object) -> None:
-    """Check for a positive, finite number or None.
-
-    Raises:
-        ValueError: If it is neither.
-    """
-    if name == "max_grad_norm" and value == math.inf:  # how configs of rsl_rl's PPO do not clip
-        return
-    if value is not None and not (is_finite(value) and value > 0):  # type: ignore[operator]
-        hint = " Use None to not clip." if name == "max_grad_norm" else ""
-        raise ValueError(f"{name} is {value!r}, expected a positive number.{hint}")
-
-
-def check_between(name: str, value: object, low: float, high: float) -> None:
-    """Check for a finite number from ``low`` to ``high``; either may be infinite.
-
-    Raises:
-        ValueError: If it is something else.
-    """
-    if not (is_finite(value) and low <= value <= high):  # type: ignore[operator]
-        bounds = "" if low == -math.inf else f" of at least {low:g}"
-        bounds = f" from {low:g} to {high:g}" if high < math.inf else bounds
-        raise ValueError(f"{name} is {value!r}, expected a finite number{bounds}.")
-
-
-def is_finite(value: object) -> bool:
-    """Return whether ``value`` is a number that is neither NaN nor inf; a text is none."""
-    return isinstance(value, Real) and math.isfinite(value)
-
-
-def check_chunks_or_budget(num_env_chunks: int, memory_budget_gb: float | None) -> None:
-    """Check that the environment chunks are given or left to the budget.
-
-    Raises:
-        ValueError: If both are asked for, or the budget is not positive.
-    """
-    check_positive("memory_budget_gb", memory_budget_gb)
-    if memory_budget_gb is not None and num_env_chunks > 1:
-        raise ValueError(
-            f"num_env_chunks is {num_env_chunks}, expected 1 with memory_budget_gb"
-            f" {memory_budget_gb}: the budget decides on the chunks."
-        )
+def renamed(options: type[Options]) -> dict[str, str]:
+    """Return the old names of options, each with today's."""
+    hints = typing.get_type_hints(options, include_extras=True)
+    return {
+        name: mark.name
+        for name, annotation in hints.items()
+        for mark in getattr(annotation, "__metadata__", ())
+        if isinstance(mark, RenamedTo)
+    }

@@ -167,7 +167,7 @@ def test_other_recurrent_models_run_step_by_step(loss_type):
         student.__class__ = model_class
         storage = RolloutStorage("distillation", 4, 7, make_obs(4), [ACTION_DIM], "cpu")
         algorithm = TbpttDistillation(
-            student, teacher, storage, gradient_length=3, num_env_chunks=2, loss_type=loss_type
+            student, teacher, storage, gradient_length=3, num_micro_batches=2, loss_type=loss_type
         )
         for seed in range(2):
             roll_out(algorithm, seed)

@@ -76,6 +76,6 @@ def test_normalised_updates_differ_from_rsl_rl():
 def test_engines_and_chunks_leave_the_same_parameters():
     shared = {"num_steps": 10, "num_envs": 5, "gradient_length": 4, "update_length": 6}
     expected, _, _ = train(TbpttDistillation, **shared, scan_engine="reference")
-    for options in ({"scan_engine": "fused"}, {"num_env_chunks": 3}):
+    for options in ({"scan_engine": "fused"}, {"num_micro_batches": 3}):
         parameters, _, _ = train(TbpttDistillation, **shared, **options)
         torch.testing.assert_close(parameters, expected, **PARITY_FLOAT32)

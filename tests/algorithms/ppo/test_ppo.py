@@ -270,7 +270,11 @@ def test_mixed_precision_survives_many_iterations(models):
             ValueError,
             "num_mini_batches is 25, expected at most the samples of a rollout, 24",
         ),
-        ({"num_env_chunks": 5}, ValueError, "num_env_chunks is 5, expected at most num_envs, 4"),
+        (
+            {"num_micro_batches": 5},
+            ValueError,
+            "num_micro_batches is 5, expected at most num_envs, 4",
+        ),
         ({"clip_param_high": -0.1}, ValueError, "clip_param_high is -0.1"),
         ({"gamma": 1.01}, ValueError, "gamma is 1.01, expected a finite number from 0 to 1"),
         ({"gamma": math.nan}, ValueError, "gamma is nan, expected a finite number from 0 to 1"),

@@ -68,7 +68,7 @@ def test_windows_after_the_start_of_an_episode_do_not_feel_the_one_before(
     gradients, everything = [], []
     after = start + start % 2  # the first window that begins with or after the new episode
     for value in (None, poison):
-        algorithm = ready(models, start, num_env_chunks=chunks)
+        algorithm = ready(models, start, num_micro_batches=chunks)
         if value is not None:
             poison_past(algorithm, start, value)
         gradients.append(gradient_on(algorithm, without_loss_before(algorithm, after)))

@@ -85,6 +85,6 @@ def test_shorter_windows_leave_other_parameters():
 def test_chunks_and_engines_leave_the_same_parameters():
     shared = {"num_steps": 9, "num_envs": 8, "gradient_length": 4, "shuffle_envs": False}
     expected, _, _ = train(TbpttPPO, **shared, scan_engine="reference")
-    for options in ({"scan_engine": "fused"}, {"num_env_chunks": 2}):
+    for options in ({"scan_engine": "fused"}, {"num_micro_batches": 2}):
         parameters, _, _ = train(TbpttPPO, **shared, **options)
         torch.testing.assert_close(parameters, expected, **PARITY_FLOAT32)

@@ -71,7 +71,7 @@ def test_an_update_leaves_the_parameters_of_rsl_rl(models, done_rate, epochs):
 def test_the_loss_is_the_mean_over_the_samples_of_each_mini_batch(models, chunks):
     """Written out, because a recurrent rsl_rl counts padding where episodes end."""
     options = {"num_learning_epochs": 2, "num_mini_batches": 2, "shuffle_envs": False}
-    algorithm = make(TbpttPPO, models, **options, num_env_chunks=chunks)
+    algorithm = make(TbpttPPO, models, **options, num_micro_batches=chunks)
     rnd = copy.deepcopy(algorithm.rnd)
     sgd = torch.optim.SGD(algorithm.rnd.predictor.parameters(), lr=0.1)  # feels the scale
     algorithm.learner.rnd = RndTraining(algorithm.rnd, sgd, algorithm._ranks, 25.0)

@@ -131,7 +131,7 @@ def test_recurrent_models_are_refused_with_the_reason(actor, critic):
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_env_chunks": 2}, "num_env_chunks is 2, expected 1"),
+        ({"num_micro_batches": 2}, "num_micro_batches is 2, expected 1"),
         ({"shuffle_envs": False}, "shuffle_envs is False, expected True"),
         ({"loss_reduction": "episode_mean"}, "loss_reduction is 'episode_mean', expected 'mean'"),
         (

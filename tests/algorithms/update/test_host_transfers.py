@@ -121,7 +121,7 @@ CASES = [
         TbpttPPO,
         {"policy_loss": "kl_penalty", "schedule": "fixed", "loss_reduction": "episode_mean"},
     ),
-    (TbpttPPO, {"rnd_cfg": RND, "num_env_chunks": 2}),
+    (TbpttPPO, {"rnd_cfg": RND, "num_micro_batches": 2}),
 ]
 
 

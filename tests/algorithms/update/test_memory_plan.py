@@ -82,7 +82,7 @@ def peak_of_second_update(algorithm):
 @pytest.mark.parametrize("num_env_chunks", [1, 4])
 @pytest.mark.parametrize("case", CASES)
 def test_the_peak_is_predicted(case, num_env_chunks):
-    algorithm = CASES[case](num_env_chunks=num_env_chunks)
+    algorithm = CASES[case](num_micro_batches=num_env_chunks)
     predicted = algorithm.memory_plan().peak(num_env_chunks)
     assert predicted == pytest.approx(peak_of_second_update(algorithm), rel=CLOSE)
 
@@ -90,7 +90,7 @@ def test_the_peak_is_predicted(case, num_env_chunks):
 @pytest.mark.parametrize("num_env_chunks", [1, 4])
 def test_a_cnn_takes_no_more_than_predicted(num_env_chunks):
     """Images of all environments are read where they lie; the plan counts the copies of chunks."""
-    algorithm = distillation(student="cnn", num_env_chunks=num_env_chunks)
+    algorithm = distillation(student="cnn", num_micro_batches=num_env_chunks)
     predicted = algorithm.memory_plan().peak(num_env_chunks)
     least = 0.5 * predicted if num_env_chunks == 1 else (1 - CLOSE) * predicted
     assert least < peak_of_second_update(algorithm) < (1 + CLOSE) * predicted
@@ -100,7 +100,7 @@ def test_a_cnn_takes_no_more_than_predicted(num_env_chunks):
 @pytest.mark.parametrize("num_env_chunks", [1, 4, 7])  # 7: chunks of two sizes
 @pytest.mark.parametrize("case", RECORDED)
 def test_what_is_recorded_is_predicted(case, num_env_chunks):
-    algorithm = RECORDED[case](num_env_chunks=num_env_chunks)
+    algorithm = RECORDED[case](num_micro_batches=num_env_chunks)
     predicted = algorithm.memory_plan().peak(num_env_chunks)
     assert predicted == pytest.approx(peak_of_second_update(algorithm), rel=CLOSE)
 
@@ -121,7 +121,7 @@ def test_planning_leaves_no_recordings_and_asks_not_what_was_recorded(case):
 
 def test_the_states_of_all_environments_count():
     """Single steps in small chunks: most of the peak is what the others wait with."""
-    algorithm = distillation(gradient_length=1, num_env_chunks=30)
+    algorithm = distillation(gradient_length=1, num_micro_batches=30)
     plan = algorithm.memory_plan()
     assert plan.per_env * plan.num_envs > CLOSE * plan.peak(30)
     assert plan.peak(30) == pytest.approx(peak_of_second_update(algorithm), rel=CLOSE)
@@ -170,7 +170,9 @@ def start(algorithm):
 def test_a_budget_that_cannot_be_kept_is_refused(case):
     with pytest.raises(ValueError, match=r"memory_budget_gb is 1e-06, expected at least .*e-05"):
         start(CASES[case](memory_budget_gb=1e-6))
-    with pytest.raises(ValueError, match="num_env_chunks is 2, expected 1 with memory_budget_gb"):
-        CASES[case](memory_budget_gb=1.0, num_env_chunks=2)
+    with pytest.raises(
+        ValueError, match="num_micro_batches is 2, expected 1 with memory_budget_gb"
+    ):
+        CASES[case](memory_budget_gb=1.0, num_micro_batches=2)
     with pytest.raises(ValueError, match="memory_budget_gb is 0, expected a positive number"):
         CASES[case](memory_budget_gb=0)

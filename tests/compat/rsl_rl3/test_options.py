@@ -82,7 +82,7 @@ def test_mixed_precision_is_refused_with_symmetry():
     [
         {"loss_type": "nll"},
         {"loss_type": "support.policy_era.absolute_error"},
-        {"teacher_action_share": 0.5, "num_env_chunks": 2},
+        {"teacher_action_share": 0.5, "num_micro_batches": 2},
         {"batch_teacher_labels": True},
         {"use_mixed_precision": True, "update_length": 2},
         {"memory_budget_gb": 0.1, "scan_engine": "fused"},
@@ -101,7 +101,7 @@ def test_distillation_runs_with(options):
     "options",
     [
         {"minibatch_unit": "window", "gradient_length": 2, "burn_in_length": 1},
-        {"loss_reduction": "episode_mean", "num_env_chunks": 2, "clip_param_high": 0.3},
+        {"loss_reduction": "episode_mean", "num_micro_batches": 2, "clip_param_high": 0.3},
         {"policy_loss": "kl_penalty", "schedule": "fixed"},
         {"optimizer": "rmsprop", "memory_budget_gb": 0.1, "use_mixed_precision": True},
     ],
