@@ -1,0 +1,87 @@
+"""What the session promises beside the update itself: plans leave everything as it was."""
+
+import copy
+
+import pytest
+import torch
+from support.helpers import make_distillation, make_ppo, roll_out, roll_out_ppo
+
+from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
+from rsl_tbptt.core.hidden_state import as_tensors
+
+pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
+
+CASES = {
+    "distillation": (
+        lambda **o: make_distillation(TbpttDistillation, 6, 4, gradient_length=2, **o),
+        roll_out,
+    ),
+    "PPO": (lambda **o: make_ppo(TbpttPPO, 6, 4, gradient_length=2, **o), roll_out_ppo),
+    "PPO, MLP": (lambda **o: make_ppo(TbpttPPO, 6, 4, "mlp", "mlp", **o), roll_out_ppo),
+}
+
+
+def everything(algorithm):
+    """Return all that a plan might change: models, states, optimiser, storage, random numbers."""
+    learner = algorithm.learner
+    models = learner.stateful_models()
+    states = [as_tensors(m.get_hidden_state()) for m in models]
+    recorded = getattr(learner, "states", None) or getattr(learner, "start_state", None)
+    return copy.deepcopy(
+        [
+            [module.state_dict() for module in learner.modules()],
+            [optimizer.state_dict() for optimizer in learner.optimizers()],
+            states,
+            recorded,
+            {
+                k: v
+                for k, v in vars(algorithm.storage).items()
+                if isinstance(v, (torch.Tensor, int))
+            },
+            algorithm.storage.distribution_params if "rl" in algorithm.storage.training_type else 0,
+            torch.get_rng_state(),
+        ]
+    )
+
+
+def assert_equal(left, right):
+    if isinstance(left, torch.Tensor):
+        assert torch.equal(left, right)
+    elif isinstance(left, dict):
+        assert left.keys() == right.keys()
+        for key, value in left.items():
+            assert_equal(value, right[key])
+    elif isinstance(left, (list, tuple)):
+        assert len(left) == len(right)
+        for one, other in zip(left, right, strict=True):
+            assert_equal(one, other)
+    else:
+        assert left == right
+
+
+@pytest.mark.parametrize("rolled_out", [False, True])
+@pytest.mark.parametrize("case", CASES)
+def test_a_memory_plan_leaves_everything_as_it_was(case, rolled_out):
+    make, play = CASES[case]
+    algorithm = make()
+    if rolled_out:
+        play(algorithm, 0)
+        algorithm.update()
+        play(algorithm, 1)
+    before = everything(algorithm)
+    algorithm.memory_plan()
+    assert_equal(everything(algorithm), before)
+    assert all(p.grad is None for p in algorithm.learner.trained_parameters())
+
+
+def test_a_plan_draws_no_random_numbers_and_moves_no_buffers():
+    """A model with dropout and batch normalisation, which a forward pass in training changes."""
+    algorithm = make_distillation(TbpttDistillation, 6, 4, student="mlp", gradient_length=2)
+    student = algorithm.student
+    student.mlp.append(torch.nn.Dropout(0.5))
+    student.mlp.append(torch.nn.BatchNorm1d(2))
+    algorithm = TbpttDistillation(student, algorithm.teacher, algorithm.storage, gradient_length=2)
+    algorithm.train_mode()
+    before = everything(algorithm)
+    algorithm.memory_plan()
+    assert_equal(everything(algorithm), before)
