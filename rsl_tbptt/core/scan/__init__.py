@@ -1,4 +1,8 @@
-"""Recurrent layers over a window with per-environment resets: one signature, engines by name."""
+"""Recurrent layers over a window with per-environment resets: one signature, engines by name.
+
+``recurrent_scan`` is the front door. What scans keep between windows is given back by
+``free_buffers`` and set aside by ``recordings_aside``, whichever engine keeps it.
+"""
 
 from collections.abc import Callable
 
@@ -20,7 +24,16 @@ from rsl_tbptt.core.scan import (
 from rsl_tbptt.core.scan.cuda_graphs import recordings_aside
 from rsl_tbptt.core.scan.workspace import free_buffers
 
-__all__ = ["free_buffers", "is_supported", "recordings_aside", "recurrent_scan", "resolve_engine"]
+__all__ = [
+    "CUDA_ENGINES",
+    "ENGINES",
+    "check_supported",
+    "free_buffers",
+    "is_supported",
+    "recordings_aside",
+    "recurrent_scan",
+    "resolve_engine",
+]
 
 ENGINES: dict[str, Callable[..., tuple[torch.Tensor, HiddenState]]] = {
     "compiled": compiled.scan,
