@@ -3,7 +3,7 @@
 Per layer the input projection of all steps is one product before the loop, and the gradients of
 the weights are one product each after it. The state is cleared by selection with each step's mask:
 the host never asks the device anything and what happens depends on shapes alone, so that it can be
-recorded as a CUDA graph (``cuda_graphs``).
+recorded as a CUDA graph (``graphs.py``).
 
 The kernels are those behind ``nn.LSTMCell`` and ``nn.GRUCell`` (torch's aten/src/ATen/native/cuda/
 RNN.cu). Of a step they keep the activated gates i, f, g, o (LSTM), or r, z, n, the state before the
@@ -12,15 +12,13 @@ step and the hidden part of n's input (GRU).
 Shapes: T steps, N environments, D inputs, H hidden; G = 4H (LSTM) or 3H (GRU).
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
-from rsl_tbptt.core.hidden_state import HiddenState
-from rsl_tbptt.core.scan.layers import Tensors, scan_layers
-from rsl_tbptt.core.scan.workspace import ONCE
+from rsl_tbptt.core.scan.layers import ONCE, LayerScan, Tensors
 
 Gradients = tuple[torch.Tensor | None, ...]
 
@@ -33,7 +31,7 @@ _MM_TAKES_OUT_DTYPE = "dtype" in torch.ops.aten.mm.overloads()
 """Newer versions of torch do."""
 
 
-class Cell(NamedTuple):
+class Passes(NamedTuple):
     """The passes of one layer over a window, as functions of tensors alone.
 
     The tensors of a layer are x (T, N, D), hidden and cell state (N, H), w_ih (G, D), w_hh (G, H),
@@ -49,27 +47,21 @@ class Cell(NamedTuple):
     are needed and the operand dtype to the gradients of the layer's tensors."""
 
 
-def scan(
-    rnn: nn.LSTM | nn.GRU, inputs: torch.Tensor, state: HiddenState, episode_starts: torch.Tensor
-) -> tuple[torch.Tensor, HiddenState]:
-    """Run the layers one above the other. Arguments and result: see ``recurrent_scan``."""
-    return scan_layers(rnn, inputs, state, episode_starts, scan_layer)
-
-
 def scan_layer(
+    passes: Passes,
     inputs: torch.Tensor,
     state: Tensors,
     weights: Tensors,
     episode_starts: torch.Tensor,
     operand_dtype: torch.dtype,
 ) -> tuple[torch.Tensor, Tensors]:
-    """Scan one layer; arguments and result as in ``LayerScan``."""
+    """Scan one layer with the passes of its cell; the rest as in ``LayerScan``."""
     tensors = (inputs, *state, *weights, episode_starts)
-    cell, needs = CELLS[len(state)], needed_gradients(tensors)
+    needs = needed_gradients(tensors)
     if any(needs):
-        outputs, *last_cell = CellScan.apply(cell, operand_dtype, needs, *tensors)
+        outputs, *last_cell = CellScan.apply(passes, operand_dtype, needs, *tensors)
     else:
-        (outputs, *last_cell), _ = cell.forward(tensors, False, operand_dtype)
+        (outputs, *last_cell), _ = passes.forward(tensors, False, operand_dtype)
     return outputs, (outputs[-1], *last_cell)
 
 
@@ -84,15 +76,15 @@ class CellScan(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        cell: Cell,
+        passes: Passes,
         operand_dtype: torch.dtype,
         needs: tuple[bool, ...],
         *tensors: torch.Tensor,
     ) -> Tensors:
-        """Return the results of ``cell.forward``."""
-        results, ctx.kept = cell.forward(tensors, True, operand_dtype)
+        """Return the results of ``passes.forward``."""
+        results, ctx.kept = passes.forward(tensors, True, operand_dtype)
         ctx.save_for_backward(*tensors)
-        ctx.call = cell.backward, needs, operand_dtype
+        ctx.call = passes.backward, needs, operand_dtype
         return results
 
     @staticmethod
@@ -255,5 +247,13 @@ def _by_step(kept: Tensors, num_steps: int) -> list[Tensors]:
     return [kept[first : first + num_steps] for first in range(0, len(kept), num_steps)]
 
 
-CELLS = {1: Cell(_gru_forward, _gru_backward), 2: Cell(_lstm_forward, _lstm_backward)}
-"""By the number of tensors in the state."""
+PASSES = {
+    "lstm": Passes(_lstm_forward, _lstm_backward),
+    "gru": Passes(_gru_forward, _gru_backward),
+}
+"""By the name of the cell."""
+
+LAYERS: dict[str, LayerScan] = {
+    name: functools.partial(scan_layer, passes) for name, passes in PASSES.items()
+}
+"""Scans of one layer, by the name of its cell."""

@@ -5,7 +5,8 @@ import torch
 from torch import nn
 
 from rsl_tbptt.core.peak_memory import PeakMemory
-from rsl_tbptt.core.scan import recurrent_scan, workspace
+from rsl_tbptt.core.scan import free_buffers, recurrent_scan
+from rsl_tbptt.core.scan.cpu import workspace
 
 T, N, D, H = 6, 5, 3, 4
 FLOAT = torch.float32
@@ -13,9 +14,9 @@ FLOAT = torch.float32
 
 @pytest.fixture(autouse=True)
 def _no_free_buffers():
-    workspace.free_buffers()
+    free_buffers()
     yield
-    workspace.free_buffers()
+    free_buffers()
 
 
 def inputs(seed=0):
@@ -32,9 +33,8 @@ def gradient(rnn, x):
     return torch.autograd.grad(outputs.square().sum(), rnn.all_weights[0])
 
 
-@pytest.mark.parametrize("rnn_type", [nn.LSTM, nn.GRU])
-def test_the_next_window_takes_the_buffers_of_the_last(rnn_type):
-    rnn = rnn_type(D, H)
+def test_the_next_window_takes_the_buffers_of_the_last(cell):
+    rnn = cell.rnn_type(D, H)
     peaks = []
     for _ in range(3):
         with PeakMemory() as memory:
@@ -44,9 +44,8 @@ def test_the_next_window_takes_the_buffers_of_the_last(rnn_type):
     assert peaks[0] - peaks[1] >= T * N * 4 * H * FLOAT.itemsize  # the gates, at least
 
 
-@pytest.mark.parametrize("rnn_type", [nn.LSTM, nn.GRU])
-def test_buffers_are_free_after_the_backward_pass_though_its_results_live(rnn_type):
-    rnn = rnn_type(D, H)
+def test_buffers_are_free_after_the_backward_pass_though_its_results_live(cell):
+    rnn = cell.rnn_type(D, H)
     outputs, _ = recurrent_scan(rnn, inputs(), None, starts())
     loss = outputs.square().sum()
     loss.backward()
@@ -54,19 +53,6 @@ def test_buffers_are_free_after_the_backward_pass_though_its_results_live(rnn_ty
         recurrent_scan(rnn, inputs(), None, starts())
     assert memory.peak < T * N * 4 * H * FLOAT.itemsize
     assert outputs.grad_fn is not None
-
-
-@pytest.mark.parametrize("rnn_type", [nn.LSTM, nn.GRU])
-def test_scans_that_live_at_once_share_nothing(rnn_type):
-    torch.manual_seed(0)
-    rnn = rnn_type(D, H)
-    xs = [inputs(seed) for seed in range(4)]
-    alone = [gradient(rnn, x) for x in xs]
-    outputs = [recurrent_scan(rnn, x, None, starts())[0] for x in xs]
-    for output, expected in zip(reversed(outputs), reversed(alone), strict=True):
-        got = torch.autograd.grad(output.square().sum(), rnn.all_weights[0])
-        for a, b in zip(got, expected, strict=True):
-            torch.testing.assert_close(a, b, rtol=0, atol=0)
 
 
 def test_a_forward_pass_without_gradient_gives_its_buffers_back():
