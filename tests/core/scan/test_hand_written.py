@@ -24,6 +24,18 @@ def test_bfloat16_operands_keep_a_float32_state(engine, cell, device):
     assert_all_close(results, expected, **BFLOAT16)
 
 
+def test_autocast_around_the_backward_pass_alone_has_no_effect(engine, cell, device):
+    rnn, inputs, _, starts = make_case(cell, 1, 4, 3, 0.3, dtype=torch.float32, device=device)
+    inputs.requires_grad_()
+
+    def gradient(enabled):
+        outputs, _ = recurrent_scan(rnn, inputs, None, starts, engine.name)
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=enabled):
+            return torch.autograd.grad(outputs.sum(), [inputs, *rnn.parameters()])
+
+    assert_all_close(gradient(True), gradient(False), rtol=0, atol=0)
+
+
 def test_a_second_backward_pass_is_refused(engine, cell, device):
     outputs, _ = recurrent_scan(*make_case(cell, 1, 3, 2, 0.0, device=device), engine.name)
     outputs.sum().backward(retain_graph=True)

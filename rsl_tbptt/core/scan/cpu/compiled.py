@@ -56,11 +56,7 @@ def scan_gru(
     episode_starts: torch.Tensor,
     operand_dtype: torch.dtype,
 ) -> tuple[torch.Tensor, Tensors]:
-    """Scan one GRU layer; arguments and result as in ``LayerScan``.
-
-    Raises:
-        NotImplementedError: If there is no C compiler, or it fails.
-    """
+    """Scan one GRU layer; arguments and result as in ``LayerScan``, errors as of ``scan_lstm``."""
     if operand_dtype != inputs.dtype or inputs.dtype not in C_TYPES:
         return gru.scan_layer(inputs, state, weights, episode_starts, operand_dtype)
     outputs = GruScan.apply(inputs, *state, *weights, episode_starts.contiguous())
@@ -144,8 +140,9 @@ class LstmScan(torch.autograd.Function):
         for gradient in (dh, dc):
             gradient.masked_fill_(ctx.starts[0].unsqueeze(1), 0.0)
         flat_gates = gates.flatten(0, 1)
-        dx = (flat_gates @ w_ih).unflatten(0, (T, N)) if ctx.needs_input_grad[0] else None
-        dw_ih, db, dw_hh = (inputs.flatten(0, 1).t() @ flat_gates).t().split((D, 1, H), dim=1)
+        with torch.autocast("cpu", enabled=False):  # which is the forward pass's business
+            dx = (flat_gates @ w_ih).unflatten(0, (T, N)) if ctx.needs_input_grad[0] else None
+            dw_ih, db, dw_hh = (inputs.flatten(0, 1).t() @ flat_gates).t().split((D, 1, H), dim=1)
         ctx.buffers.release()
         return dx, dh, dc, dw_ih, dw_hh, db.squeeze(1), None
 
@@ -224,11 +221,12 @@ class GruScan(torch.autograd.Function):
         dh.masked_fill_(ctx.starts[0].unsqueeze(1), 0.0)
         flat_inputs, of_gates, of_candidates = (x.flatten(0, 1) for x in (inputs, gates, n))
         of_rz, x_and_one, dx = of_gates[:, : 2 * H], flat_inputs[:, : D + 1].t(), None
-        if ctx.needs_input_grad[0]:
-            dx = torch.mm(of_rz, w_ih[: 2 * H]).addmm_(of_candidates, w_ih[2 * H :])
-            dx = dx.unflatten(0, (T, N))
-        db_hh, dw_hh = (flat_inputs[:, D:].t() @ of_gates).t().split((1, H), dim=1)
-        of_x = torch.cat((x_and_one @ of_rz, x_and_one @ of_candidates), dim=1)
+        with torch.autocast("cpu", enabled=False):  # which is the forward pass's business
+            if ctx.needs_input_grad[0]:
+                dx = torch.mm(of_rz, w_ih[: 2 * H]).addmm_(of_candidates, w_ih[2 * H :])
+                dx = dx.unflatten(0, (T, N))
+            db_hh, dw_hh = (flat_inputs[:, D:].t() @ of_gates).t().split((1, H), dim=1)
+            of_x = torch.cat((x_and_one @ of_rz, x_and_one @ of_candidates), dim=1)
         dw_ih, db_ih = of_x.t().split((D, 1), dim=1)
         ctx.buffers.release()
         return dx, dh, dw_ih, dw_hh, db_ih.squeeze(1), db_hh.squeeze(1), None
