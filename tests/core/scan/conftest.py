@@ -2,7 +2,8 @@
 
 A test runs once for each engine on ``--device``. What is made for CUDA runs on the CPU as well, on
 stand-ins for its kernels. ``@pytest.mark.engines(field=value)`` leaves those engines whose entries
-say so. Tests that do not ask for ``dtype`` are in float64, without engines that do not take it.
+say so, or, for a set, say one of it. Tests that do not ask for ``dtype`` are in float64, without
+engines that do not take it.
 """
 
 import pytest
@@ -38,13 +39,18 @@ def pytest_generate_tests(metafunc):
 def rows_of(device, asked, fields):
     """Yield the engines with these fields, their cells and dtypes, and why they cannot run."""
     for engine in ENGINES.values():
-        if any(getattr(engine, name) != value for name, value in fields.items()):
+        if not all(matches(getattr(engine, name), wanted) for name, wanted in fields.items()):
             continue
         marks = [pytest.mark.skip(reason=reason)] if (reason := missing(engine, device)) else []
         for name in engine.cells if "cell" in asked else ["lstm"]:
             for dtype in DTYPES if "dtype" in asked else [torch.float64]:
                 if not engine.dtypes or dtype in engine.dtypes:
                     yield {"engine": engine.name, "cell": CELLS[name], "dtype": dtype}, marks
+
+
+def matches(value, wanted):
+    """Return whether a field has the value, or one of the set, that is wanted."""
+    return value in wanted if isinstance(wanted, set) else value == wanted
 
 
 def missing(engine, device):

@@ -7,15 +7,17 @@ import torch
 from support.scan_cases import D, assert_all_close, make_case, values_and_gradients
 from support.tolerances import EXACT_FLOAT64
 
-from rsl_tbptt.core.scan import CELLS, ENGINES, recurrent_scan, selection
+from rsl_tbptt.core.scan import CELLS, recurrent_scan, selection
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device"),
-]
+made_for_cuda = pytest.mark.engines(devices=("cuda",), hand_written=True)
+TOLERANCES = {torch.float64: EXACT_FLOAT64, torch.float32: {"rtol": 2e-2, "atol": 2e-2}}
 
-FAST = ["cuda_cells", "cuda_graphs"]
-TF32 = {"rtol": 2e-2, "atol": 2e-2}
+
+@pytest.fixture(autouse=True)
+def on_cuda(device):
+    """Skip what a CPU has nothing to say about."""
+    if device.type != "cuda":
+        pytest.skip("needs --device cuda")
 
 
 def on_gpu(cell, *sizes, **options):
@@ -23,27 +25,24 @@ def on_gpu(cell, *sizes, **options):
     return make_case(cell, *sizes, **options, device="cuda")
 
 
-@pytest.mark.parametrize("name", [e.name for e in ENGINES.values() if e.devices != ("cpu",)])
-def test_tf32(name, cell):
-    if not ENGINES[name].is_available():
-        pytest.skip(f"'{name}' lacks what it needs")
+def test_tf32(engine, cell, dtype):
     sizes = (2, 6, 5, 0.3)
     expected = values_and_gradients(*make_case(cell, *sizes), "reference")
     before = torch.get_float32_matmul_precision()
     torch.set_float32_matmul_precision("high")
     try:
-        results = values_and_gradients(*on_gpu(cell, *sizes, dtype=torch.float32), name)
+        results = values_and_gradients(*on_gpu(cell, *sizes, dtype=dtype), engine.name)
     finally:
         torch.set_float32_matmul_precision(before)
-    assert_all_close(results, expected, **TF32)
+    assert_all_close(results, expected, **TOLERANCES[dtype])
 
 
-@pytest.mark.parametrize("name", FAST)
-def test_nothing_waits_for_the_device(name, cell):
+@made_for_cuda
+def test_nothing_waits_for_the_device(engine, cell):
     rnn, inputs, state, starts = on_gpu(cell, 2, 6, 5, 0.3)
 
     def run():
-        outputs, _ = recurrent_scan(rnn, inputs, state, starts, name)
+        outputs, _ = recurrent_scan(rnn, inputs, state, starts, engine.name)
         outputs.square().sum().backward()
 
     run()
@@ -54,20 +53,20 @@ def test_nothing_waits_for_the_device(name, cell):
         torch.cuda.set_sync_debug_mode("default")
 
 
-@pytest.mark.parametrize("name", FAST)
-def test_other_streams(name, cell):
+@made_for_cuda
+def test_other_streams(engine, cell):
     case = on_gpu(cell, 1, 6, 5, 0.3)
     expected = values_and_gradients(*case, "reference")
     for _ in range(2):
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            results = values_and_gradients(*case, name)
+            results = values_and_gradients(*case, engine.name)
         torch.cuda.current_stream().wait_stream(stream)
         assert_all_close(results, expected, **EXACT_FLOAT64)
 
 
-@pytest.mark.parametrize("name", [*FAST, "auto"])
+@pytest.mark.parametrize("name", ["cuda_cells", "cuda_graphs", "auto"])
 def test_inside_the_callers_own_graph(name):
     case = on_gpu(CELLS["gru"], 1, 6, 5, 0.3)
     expected, _ = recurrent_scan(*case, "reference")
@@ -81,12 +80,12 @@ def test_inside_the_callers_own_graph(name):
     torch.testing.assert_close(outputs, expected.detach(), **EXACT_FLOAT64)
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+@pytest.mark.engines(name="cuda_graphs")
 @pytest.mark.parametrize("autocast", [False, True])
-def test_auto_takes_graphs_without_a_warning(cell, dtype, autocast):
+def test_auto_takes_graphs_without_a_warning(engine, cell, dtype, autocast):
     rnn = cell.rnn_type(D, 4, device="cuda", dtype=dtype)
     with warnings.catch_warnings(), torch.autocast("cuda", torch.bfloat16, enabled=autocast):
         warnings.simplefilter("error")
         inputs = torch.randn(4, 3, D, device="cuda", dtype=dtype)
         recurrent_scan(rnn, inputs, None, torch.zeros(4, 3, device="cuda").bool())
-    assert [engine.name for engine in selection._chosen.values()] == ["cuda_graphs"]
+    assert [engine.name for engine in selection._chosen.values()] == [engine.name]

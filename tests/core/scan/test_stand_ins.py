@@ -65,10 +65,10 @@ def test_the_stand_in_cells_equal_torch(rnn_type, bias, stand_ins):
         torch.testing.assert_close(left, right, **EXACT_FLOAT64)
 
 
-@pytest.mark.gpu
-@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
 @pytest.mark.parametrize("name", list(KERNELS))
-def test_the_stand_ins_equal_torchs_kernels(name):
+def test_the_stand_ins_equal_torchs_kernels(name, device):
+    if device.type != "cuda":
+        pytest.skip("needs --device cuda")
     torch.manual_seed(0)
     width = (4 if "lstm" in name else 3) * H
 
@@ -81,7 +81,7 @@ def test_the_stand_ins_equal_torchs_kernels(name):
         arguments = [random(5, H), random(5, 5 * H), True]
     else:
         arguments = [random(5, width), random(5, width), random(5, H), random(width), random(width)]
-    moved = [a.cuda() if isinstance(a, torch.Tensor) else a for a in arguments]
+    moved = [a.to(device) if isinstance(a, torch.Tensor) else a for a in arguments]
     results = getattr(torch.ops.aten, name)(*moved)
     for got, want in zip(results, KERNELS[name](*arguments), strict=True):
         torch.testing.assert_close(got.cpu(), want, **EXACT_FLOAT64)
