@@ -125,8 +125,8 @@ def check_engine(engine: Engine, cell: Cell, device: torch.device, dtype: torch.
     if objection is not None:
         others = [e.name for e in ENGINES.values() if e.objection(cell, device, dtype) is None]
         raise ValueError(
-            f"scan_engine is '{engine.name}', expected one of {['auto', *others]} for a {cell.name}"
-            f" with weights of {dtype} on {device}: {objection}."
+            f"scan_engine is '{engine.name}', expected one of {['auto', *others]} for cell"
+            f" '{cell.name}' with weights of {dtype} on {device}: {objection}."
         )
 
 

@@ -2,8 +2,8 @@
 
 A test runs once for each engine on ``--device``. What is made for CUDA runs on the CPU as well, on
 stand-ins for its kernels. ``@pytest.mark.engines(field=value)`` leaves those engines whose entries
-say so, or, for a set, say one of it. Tests that do not ask for ``dtype`` are in float64, without
-engines that do not take it.
+say so, or, for a set, say one of it. Tests that do not ask for ``dtype`` are in float64, those that
+do not ask for ``cell`` are of an LSTM, and neither gets engines that do not run it.
 """
 
 import pytest
@@ -42,7 +42,7 @@ def rows_of(device, asked, fields):
         if not all(matches(getattr(engine, name), wanted) for name, wanted in fields.items()):
             continue
         marks = [pytest.mark.skip(reason=reason)] if (reason := missing(engine, device)) else []
-        for name in engine.cells if "cell" in asked else ["lstm"]:
+        for name in engine.cells if "cell" in asked else {"lstm"} & engine.cells.keys():
             for dtype in DTYPES if "dtype" in asked else [torch.float64]:
                 if not engine.dtypes or dtype in engine.dtypes:
                     yield {"engine": engine.name, "cell": CELLS[name], "dtype": dtype}, marks

@@ -18,6 +18,7 @@ from typing import Any, NamedTuple
 
 import torch
 
+from rsl_tbptt.core.scan.cuda.products import by_kind, by_step, product, project
 from rsl_tbptt.core.scan.layers import ONCE, LayerScan, Tensors
 
 Gradients = tuple[torch.Tensor | None, ...]
@@ -25,10 +26,6 @@ Gradients = tuple[torch.Tensor | None, ...]
 Results = tuple[Tensors, Tensors]
 """A layer's results (outputs (T, N, H) and, for an LSTM, the last cell state (N, H)), and what the
 backward pass needs. The two share no memory."""
-
-
-_MM_TAKES_OUT_DTYPE = "dtype" in torch.ops.aten.mm.overloads()
-"""Newer versions of torch do."""
 
 
 class Passes(NamedTuple):
@@ -117,13 +114,13 @@ def _lstm_forward(tensors: Tensors, keep: bool, dtype: torch.dtype) -> Results:
     fused_cell = torch.ops.aten._thnn_fused_lstm_cell
     weights, zero = w_hh.to(dtype).t(), h.new_zeros(())
     steps, outputs = [], []
-    for of_x, mask in zip(_project(x_TND, w_ih, dtype), starts_TN.unsqueeze(-1), strict=True):
+    for of_x, mask in zip(project(x_TND, w_ih, dtype), starts_TN.unsqueeze(-1), strict=True):
         h_in, c_in = torch.where(mask, zero, h).to(dtype), torch.where(mask, zero, c)
-        h, c, gates = fused_cell(of_x, _product(h_in, weights, c.dtype), c_in, b_ih, b_hh)
+        h, c, gates = fused_cell(of_x, product(h_in, weights, c.dtype), c_in, b_ih, b_hh)
         outputs.append(h)
         if keep:
             steps.append((h_in, c_in, c, gates))
-    return (torch.stack(outputs), c.clone()), _by_kind(steps)
+    return (torch.stack(outputs), c.clone()), by_kind(steps)
 
 
 def _lstm_backward(
@@ -132,7 +129,7 @@ def _lstm_backward(
     x_TND, _, _, w_ih, w_hh, *_, starts_TN = tensors
     fused_cell = torch.ops.aten._thnn_fused_lstm_cell_backward_impl
     num_steps, weights, zero = len(starts_TN), w_hh.to(dtype), w_hh.new_zeros(())
-    h_in, c_in, c, gates = _by_step(kept, num_steps)
+    h_in, c_in, c, gates = by_step(kept, num_steps)
     masks, grad_outputs, dc = starts_TN.unsqueeze(-1), grads[0].contiguous(), grads[1].contiguous()
     dh, of_gates = grad_outputs[-1], []
     for t in reversed(range(num_steps)):
@@ -140,7 +137,7 @@ def _lstm_backward(
         of_gates.append(of_step.to(dtype))
         dc = torch.where(masks[t], zero, dc)
         if t > 0 or needs[1]:
-            dh = torch.where(masks[t], zero, _product(of_gates[-1], weights, dc.dtype))
+            dh = torch.where(masks[t], zero, product(of_gates[-1], weights, dc.dtype))
         if t > 0:
             dh.add_(grad_outputs[t - 1])
     flat = torch.cat(of_gates[::-1])
@@ -154,14 +151,14 @@ def _gru_forward(tensors: Tensors, keep: bool, dtype: torch.dtype) -> Results:
     fused_cell = torch.ops.aten._thnn_fused_gru_cell
     weights, zero = w_hh.to(dtype).t(), h.new_zeros(())
     steps, outputs = [], []
-    for of_x, mask in zip(_project(x_TND, w_ih, dtype), starts_TN.unsqueeze(-1), strict=True):
+    for of_x, mask in zip(project(x_TND, w_ih, dtype), starts_TN.unsqueeze(-1), strict=True):
         h_in = torch.where(mask, zero, h)
         operand = h_in.to(dtype)
-        h, gates = fused_cell(of_x, _product(operand, weights, h.dtype), h_in, b_ih, b_hh)
+        h, gates = fused_cell(of_x, product(operand, weights, h.dtype), h_in, b_ih, b_hh)
         outputs.append(h)
         if keep:
             steps.append((operand, gates))
-    return (torch.stack(outputs),), _by_kind(steps)
+    return (torch.stack(outputs),), by_kind(steps)
 
 
 def _gru_backward(
@@ -170,7 +167,7 @@ def _gru_backward(
     x_TND, _, w_ih, w_hh, *_, starts_TN = tensors
     fused_cell = torch.ops.aten._thnn_fused_gru_cell_backward
     num_steps, weights, zero = len(starts_TN), w_hh.to(dtype), w_hh.new_zeros(())
-    h_in, gates = _by_step(kept, num_steps)
+    h_in, gates = by_step(kept, num_steps)
     masks, grad_outputs = starts_TN.unsqueeze(-1), grads[0].contiguous()
     dh, of_x, of_h = grad_outputs[-1], [], []
     for t in reversed(range(num_steps)):
@@ -178,7 +175,7 @@ def _gru_backward(
         of_x.append(of_x_step.to(dtype))
         of_h.append(of_h_step.to(dtype))
         if t > 0 or needs[1]:
-            through_gates = _product(of_h[-1], weights, direct.dtype)
+            through_gates = product(of_h[-1], weights, direct.dtype)
             dh = torch.where(masks[t], zero, through_gates.add_(direct))
         if t > 0:
             dh.add_(grad_outputs[t - 1])
@@ -210,41 +207,16 @@ def _rest_of_backward(
     full, flat_x = w_ih.dtype, x_TND.flatten(0, 1)
     dx = dw_ih = dw_hh = db_ih = db_hh = None
     if needs[0]:
-        dx = _product(of_x, w_ih.to(dtype), full).view_as(x_TND)
+        dx = product(of_x, w_ih.to(dtype), full).view_as(x_TND)
     if needs[1]:
-        dw_ih = _product(of_x.t(), flat_x.to(dtype), full)
+        dw_ih = product(of_x.t(), flat_x.to(dtype), full)
     if needs[2]:
-        dw_hh = _product(of_h.t(), torch.cat(h_in), full)
+        dw_hh = product(of_h.t(), torch.cat(h_in), full)
     if needs[3]:
         db_ih = of_x.sum(0, dtype=full)
     if needs[4]:
         db_hh = db_ih if of_h is of_x and db_ih is not None else of_h.sum(0, dtype=full)
     return dx, dw_ih, dw_hh, db_ih, db_hh
-
-
-def _project(x_TND: torch.Tensor, w_ih: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the input projection of all steps, shape (T, N, G)."""
-    product = _product(x_TND.flatten(0, 1).to(dtype), w_ih.to(dtype).t(), x_TND.dtype)
-    return product.unflatten(0, x_TND.shape[:2])
-
-
-def _product(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return ``a @ b`` in ``dtype``, without rounding to the operands' dtype where torch can."""
-    if a.dtype == dtype:
-        return a @ b
-    if a.is_cuda and dtype == torch.float32 and _MM_TAKES_OUT_DTYPE:
-        return torch.mm(a, b, out_dtype=dtype)
-    return (a @ b).to(dtype)
-
-
-def _by_kind(steps: list[Tensors]) -> Tensors:
-    """Join the tensors of all steps into one tuple, those of one kind together."""
-    return tuple(tensor for kind in zip(*steps, strict=True) for tensor in kind)
-
-
-def _by_step(kept: Tensors, num_steps: int) -> list[Tensors]:
-    """Return the tensors of each kind, one for each step: the inverse of ``_by_kind``."""
-    return [kept[first : first + num_steps] for first in range(0, len(kept), num_steps)]
 
 
 PASSES = {
