@@ -15,7 +15,7 @@ import torch
 from _benchmark_case import Case, Library, build, fill
 from tensordict import TensorDict
 
-from rsl_tbptt.core.scan.workspace import free_buffers
+from rsl_tbptt.core.scan import free_buffers
 
 MEGABYTE = 1e6
 

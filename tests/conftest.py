@@ -14,6 +14,20 @@ settings.register_profile("default", max_examples=40, deadline=None, derandomize
 settings.load_profile("default")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let the tests of the scan engines run on another device."""
+    parser.addoption("--device", default="cpu", help="where tests/core/scan runs: cpu or cuda")
+
+
+@pytest.fixture(scope="session")
+def device(request: pytest.FixtureRequest) -> torch.device:
+    """The device of ``--device``."""
+    device = torch.device(request.config.getoption("--device"))
+    if device.type == "cuda" and not torch.cuda.is_available():
+        pytest.fail(f"--device is '{device}', expected 'cpu': torch sees no CUDA device.")
+    return device
+
+
 @pytest.fixture(scope="module")
 def float64() -> Iterator[None]:
     """Build models, storages and observations of a module's tests in double precision."""

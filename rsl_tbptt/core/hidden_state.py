@@ -19,6 +19,13 @@ def as_tensors(state: HiddenState) -> tuple[torch.Tensor, ...]:
     return state if isinstance(state, tuple) else (state,)
 
 
+def from_tensors(tensors: Sequence[torch.Tensor]) -> HiddenState:
+    """Return the state that consists of these tensors: the inverse of ``as_tensors``."""
+    if not tensors:
+        return None
+    return tensors[0] if len(tensors) == 1 else (tensors[0], tensors[1])
+
+
 def apply(function: Callable[..., torch.Tensor], state: HiddenState) -> HiddenState:
     """Apply ``function`` to each tensor of ``state``, keeping the form."""
     if state is None:
@@ -69,8 +76,7 @@ def concatenate_envs(states: Sequence[HiddenState]) -> HiddenState:
         return first
     zeros = apply(torch.zeros_like, first)
     known = [as_tensors(zeros if state is None else state) for state in states]
-    joined = [torch.cat(parts, dim=1) for parts in zip(*known, strict=True)]
-    return (joined[0], joined[1]) if isinstance(first, tuple) else joined[0]
+    return from_tensors([torch.cat(parts, dim=1) for parts in zip(*known, strict=True)])
 
 
 def clear_non_finite(state: HiddenState) -> HiddenState:

@@ -5,13 +5,17 @@ are registered as CPU kernels of torch's own operators: the dispatcher checks ea
 """
 
 import contextlib
+import dataclasses
 
 import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from rsl_tbptt.core import scan
-from rsl_tbptt.core.scan import cuda_graphs
+from rsl_tbptt.core.scan import ENGINES
+from rsl_tbptt.core.scan.cuda import graphs
+
+ON_STAND_INS = ("cuda_cells", "cuda_graphs")
+"""The engines that run on these stand-ins."""
 
 SCHEMAS = {
     "_thnn_fused_lstm_cell": (
@@ -119,10 +123,17 @@ def registered():
 def cuda_engines_on_cpu():
     """Run the CUDA engines on these stand-ins, recordings included."""
     with registered(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(cuda_graphs, "record", record)
-        patch.setattr(cuda_graphs, "_pool", cuda_graphs.Pool(10_000))
-        patch.setattr(scan, "CUDA_ENGINES", ("torchrl",))
+        patch.setattr(graphs, "record", record)
+        patch.setattr(graphs, "_pool", graphs.Pool(10_000))
+        for name in ON_STAND_INS:
+            on_cpu = dataclasses.replace(ENGINES[name], devices=("cpu",), auto=False)
+            patch.setitem(ENGINES, name, on_cpu)
         yield
+
+
+def recordings():
+    """Return the free recordings of ``cuda_graphs`` by what they were made for."""
+    return {key: list(free) for key, free in graphs._pool._free.items()}
 
 
 def record(function, device):

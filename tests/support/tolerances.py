@@ -6,6 +6,9 @@ EXACT_FLOAT64 = {"rtol": 1e-10, "atol": 1e-12}
 SAME_FLOAT32 = {"rtol": 1e-5, "atol": 1e-7}
 """Same mathematics in float32, summed in another order, over one update."""
 
+WINDOW_FLOAT32 = {"rtol": 1e-5, "atol": 1e-5}
+"""Float32 beside the same mathematics in float64, over a window whose results are of size 1."""
+
 PARITY_FLOAT32 = {"rtol": 1e-4, "atol": 1e-6}
 """Parameters after several updates in float32: Adam divides small gradients by their own size."""
 

@@ -1,13 +1,20 @@
 """Layers one above the other, for the engines that scan one layer at a time."""
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Mapping
 
 import torch
 from torch import nn
 
-from rsl_tbptt.core.hidden_state import HiddenState, as_tensors
+from rsl_tbptt.core.hidden_state import HiddenState, as_tensors, from_tensors
 
 Tensors = tuple[torch.Tensor, ...]
+
+Scan = Callable[
+    [nn.RNNBase, torch.Tensor, HiddenState, torch.Tensor], tuple[torch.Tensor, HiddenState]
+]
+"""Maps layers, inputs, a state that is not None and episode starts to outputs and last state, as
+``recurrent_scan`` does."""
 
 LayerScan = Callable[
     [torch.Tensor, Tensors, Tensors, torch.Tensor, torch.dtype], tuple[torch.Tensor, Tensors]
@@ -16,9 +23,24 @@ LayerScan = Callable[
 their biases), episode starts (T, N) and the operand dtype to outputs (T, N, H) and the state after
 step T-1."""
 
+ONCE = (
+    "The backward pass of this scan overwrites its buffers, so it runs once and cannot itself be"
+    " differentiated: instead of retain_graph=True run the forward pass again, instead of"
+    " create_graph=True use the engine 'reference'."
+)
+"""What an engine whose backward pass overwrites what the forward pass kept says to a second one."""
+
+
+def layer_by_layer(layers: Mapping[str, LayerScan]) -> dict[str, Scan]:
+    """Return the scans of whole stacks of layers, by the name of the cell as ``layers`` are."""
+    return {
+        name: functools.partial(scan_layers, scan_layer=scan_layer)
+        for name, scan_layer in layers.items()
+    }
+
 
 def scan_layers(
-    rnn: nn.LSTM | nn.GRU,
+    rnn: nn.RNNBase,
     inputs: torch.Tensor,
     state: HiddenState,
     episode_starts: torch.Tensor,
@@ -40,7 +62,7 @@ def scan_layers(
             inputs, after = scan_layer(inputs, before, weights, episode_starts, operand_dtype)
             finals.append(after)
         last = [torch.stack(parts) for parts in zip(*finals, strict=True)]
-    return inputs, (last[0], last[1]) if isinstance(state, tuple) else last[0]
+    return inputs, from_tensors(last)
 
 
 def operand_dtype_of(device: torch.device, dtype: torch.dtype) -> torch.dtype:
@@ -49,7 +71,7 @@ def operand_dtype_of(device: torch.device, dtype: torch.dtype) -> torch.dtype:
     return torch.get_autocast_dtype(device.type) if enabled else dtype
 
 
-def _layer_weights(rnn: nn.LSTM | nn.GRU, layer: int) -> Tensors:
+def _layer_weights(rnn: nn.RNNBase, layer: int) -> Tensors:
     """Return input and hidden weights and biases of a layer, with zeros for absent biases."""
     weights: list[torch.Tensor] = list(rnn.all_weights[layer])
     if not rnn.bias:

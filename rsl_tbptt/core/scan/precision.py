@@ -26,7 +26,7 @@ def tf32_allowed() -> bool:
 
 
 def run_layers(
-    rnn: nn.LSTM | nn.GRU, inputs: torch.Tensor, state: HiddenState
+    rnn: nn.RNNBase, inputs: torch.Tensor, state: HiddenState
 ) -> tuple[torch.Tensor, HiddenState]:
     """Call ``rnn`` so that cuDNN uses TF32 where matrix products may, in the backward pass too.
 

@@ -8,7 +8,7 @@ from rsl_tbptt.core.scan.precision import run_layers
 
 
 def scan(
-    rnn: nn.LSTM | nn.GRU, inputs: torch.Tensor, state: HiddenState, episode_starts: torch.Tensor
+    rnn: nn.RNNBase, inputs: torch.Tensor, state: HiddenState, episode_starts: torch.Tensor
 ) -> tuple[torch.Tensor, HiddenState]:
     """Run ``rnn`` step by step under autograd. Arguments and result: see ``recurrent_scan``."""
     outputs = []

@@ -1,4 +1,4 @@
-"""torch's own layers, cuDNN on CUDA, over stretches of steps in which no episode starts.
+"""torch's own layers, cuDNN on CUDA, over segments of steps in which no episode starts.
 
 The window is cut at every step where any environment starts an episode, so the cost depends on how
 many such steps there are: a window without one is a single call. The host has to read which.
@@ -14,7 +14,7 @@ from rsl_tbptt.core.scan.precision import run_layers
 
 
 def scan(
-    rnn: nn.LSTM | nn.GRU, inputs: torch.Tensor, state: HiddenState, episode_starts: torch.Tensor
+    rnn: nn.RNNBase, inputs: torch.Tensor, state: HiddenState, episode_starts: torch.Tensor
 ) -> tuple[torch.Tensor, HiddenState]:
     """Run ``rnn`` segment by segment under autograd. Arguments and result: see ``recurrent_scan``.
 

@@ -7,8 +7,7 @@ from support.helpers import STATE_DIM, make_distillation, make_obs, make_ppo, ro
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.core.peak_memory import PeakMemory
-from rsl_tbptt.core.scan import cuda_graphs
-from rsl_tbptt.core.scan.workspace import free_buffers
+from rsl_tbptt.core.scan import free_buffers, recordings_aside
 
 T, N = 12, 120
 CLOSE = 0.15  # of the peak: what a budget needs; tensors are counted, their number is not modelled
@@ -74,7 +73,7 @@ def peak_of_second_update(algorithm):
     for seed in range(2):
         play(algorithm, seed)
         free_buffers()
-        with PeakMemory() as memory, cuda_graphs.recordings_aside():
+        with PeakMemory() as memory, recordings_aside():
             algorithm.update()
     return memory.peak
 
@@ -112,11 +111,11 @@ def test_planning_leaves_no_recordings_and_asks_not_what_was_recorded(case):
     play = roll_out_ppo if case == "PPO" else roll_out
     play(algorithm, 0)
     before = algorithm.memory_plan()
-    assert not cuda_graphs._pool._free
+    assert not fused_cells.recordings()
     algorithm.update()
-    recorded = {key: list(free) for key, free in cuda_graphs._pool._free.items()}
+    recorded = fused_cells.recordings()
     assert algorithm.memory_plan() == before
-    assert cuda_graphs._pool._free == recorded
+    assert fused_cells.recordings() == recorded
 
 
 def test_the_states_of_all_environments_count():

@@ -8,7 +8,6 @@ from support import fused_cells
 from support.helpers import make_distillation, make_obs, make_ppo, roll_out, roll_out_ppo
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
-from rsl_tbptt.core.scan import cuda_graphs
 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
 
@@ -94,11 +93,11 @@ def test_the_search_leaves_no_recordings():
         for seed in range(2):
             roll_out_ppo(algorithm, seed)
             algorithm.update()
-        recorded = {key: list(free) for key, free in cuda_graphs._pool._free.items()}
+        recorded = fused_cells.recordings()
         assert recorded
         roll_out_ppo(algorithm, 2)
         algorithm.storage.actions_log_prob[2, 1] = -1e4
         algorithm.storage.advantages[2, 1] = -1.0
         with pytest.raises(ValueError, match="the gradients of environments"):
             algorithm.update()
-        assert cuda_graphs._pool._free == recorded
+        assert fused_cells.recordings() == recorded

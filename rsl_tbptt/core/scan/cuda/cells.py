@@ -3,7 +3,7 @@
 Per layer the input projection of all steps is one product before the loop, and the gradients of
 the weights are one product each after it. The state is cleared by selection with each step's mask:
 the host never asks the device anything and what happens depends on shapes alone, so that it can be
-recorded as a CUDA graph (``cuda_graphs``).
+recorded as a CUDA graph (``graphs.py``).
 
 The kernels are those behind ``nn.LSTMCell`` and ``nn.GRUCell`` (torch's aten/src/ATen/native/cuda/
 RNN.cu). Of a step they keep the activated gates i, f, g, o (LSTM), or r, z, n, the state before the
@@ -12,15 +12,14 @@ step and the hidden part of n's input (GRU).
 Shapes: T steps, N environments, D inputs, H hidden; G = 4H (LSTM) or 3H (GRU).
 """
 
+import functools
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 
-from rsl_tbptt.core.hidden_state import HiddenState
-from rsl_tbptt.core.scan.layers import Tensors, scan_layers
-from rsl_tbptt.core.scan.workspace import ONCE
+from rsl_tbptt.core.scan.cuda.products import by_kind, by_step, product, project
+from rsl_tbptt.core.scan.layers import ONCE, LayerScan, Tensors
 
 Gradients = tuple[torch.Tensor | None, ...]
 
@@ -29,11 +28,7 @@ Results = tuple[Tensors, Tensors]
 backward pass needs. The two share no memory."""
 
 
-_MM_TAKES_OUT_DTYPE = "dtype" in torch.ops.aten.mm.overloads()
-"""Newer versions of torch do."""
-
-
-class Cell(NamedTuple):
+class Passes(NamedTuple):
     """The passes of one layer over a window, as functions of tensors alone.
 
     The tensors of a layer are x (T, N, D), hidden and cell state (N, H), w_ih (G, D), w_hh (G, H),
@@ -49,27 +44,21 @@ class Cell(NamedTuple):
     are needed and the operand dtype to the gradients of the layer's tensors."""
 
 
-def scan(
-    rnn: nn.LSTM | nn.GRU, inputs: torch.Tensor, state: HiddenState, episode_starts: torch.Tensor
-) -> tuple[torch.Tensor, HiddenState]:
-    """Run the layers one above the other. Arguments and result: see ``recurrent_scan``."""
-    return scan_layers(rnn, inputs, state, episode_starts, scan_layer)
-
-
 def scan_layer(
+    passes: Passes,
     inputs: torch.Tensor,
     state: Tensors,
     weights: Tensors,
     episode_starts: torch.Tensor,
     operand_dtype: torch.dtype,
 ) -> tuple[torch.Tensor, Tensors]:
-    """Scan one layer; arguments and result as in ``LayerScan``."""
+    """Scan one layer with the passes of its cell; the rest as in ``LayerScan``."""
     tensors = (inputs, *state, *weights, episode_starts)
-    cell, needs = CELLS[len(state)], needed_gradients(tensors)
+    needs = needed_gradients(tensors)
     if any(needs):
-        outputs, *last_cell = CellScan.apply(cell, operand_dtype, needs, *tensors)
+        outputs, *last_cell = CellScan.apply(passes, operand_dtype, needs, *tensors)
     else:
-        (outputs, *last_cell), _ = cell.forward(tensors, False, operand_dtype)
+        (outputs, *last_cell), _ = passes.forward(tensors, False, operand_dtype)
     return outputs, (outputs[-1], *last_cell)
 
 
@@ -84,15 +73,15 @@ class CellScan(torch.autograd.Function):
     @staticmethod
     def forward(
         ctx: Any,
-        cell: Cell,
+        passes: Passes,
         operand_dtype: torch.dtype,
         needs: tuple[bool, ...],
         *tensors: torch.Tensor,
     ) -> Tensors:
-        """Return the results of ``cell.forward``."""
-        results, ctx.kept = cell.forward(tensors, True, operand_dtype)
+        """Return the results of ``passes.forward``."""
+        results, ctx.kept = passes.forward(tensors, True, operand_dtype)
         ctx.save_for_backward(*tensors)
-        ctx.call = cell.backward, needs, operand_dtype
+        ctx.call = passes.backward, needs, operand_dtype
         return results
 
     @staticmethod
@@ -125,13 +114,13 @@ def _lstm_forward(tensors: Tensors, keep: bool, dtype: torch.dtype) -> Results:
     fused_cell = torch.ops.aten._thnn_fused_lstm_cell
     weights, zero = w_hh.to(dtype).t(), h.new_zeros(())
     steps, outputs = [], []
-    for of_x, mask in zip(_project(x_TND, w_ih, dtype), starts_TN.unsqueeze(-1), strict=True):
+    for of_x, mask in zip(project(x_TND, w_ih, dtype), starts_TN.unsqueeze(-1), strict=True):
         h_in, c_in = torch.where(mask, zero, h).to(dtype), torch.where(mask, zero, c)
-        h, c, gates = fused_cell(of_x, _product(h_in, weights, c.dtype), c_in, b_ih, b_hh)
+        h, c, gates = fused_cell(of_x, product(h_in, weights, c.dtype), c_in, b_ih, b_hh)
         outputs.append(h)
         if keep:
             steps.append((h_in, c_in, c, gates))
-    return (torch.stack(outputs), c.clone()), _by_kind(steps)
+    return (torch.stack(outputs), c.clone()), by_kind(steps)
 
 
 def _lstm_backward(
@@ -140,7 +129,7 @@ def _lstm_backward(
     x_TND, _, _, w_ih, w_hh, *_, starts_TN = tensors
     fused_cell = torch.ops.aten._thnn_fused_lstm_cell_backward_impl
     num_steps, weights, zero = len(starts_TN), w_hh.to(dtype), w_hh.new_zeros(())
-    h_in, c_in, c, gates = _by_step(kept, num_steps)
+    h_in, c_in, c, gates = by_step(kept, num_steps)
     masks, grad_outputs, dc = starts_TN.unsqueeze(-1), grads[0].contiguous(), grads[1].contiguous()
     dh, of_gates = grad_outputs[-1], []
     for t in reversed(range(num_steps)):
@@ -148,7 +137,7 @@ def _lstm_backward(
         of_gates.append(of_step.to(dtype))
         dc = torch.where(masks[t], zero, dc)
         if t > 0 or needs[1]:
-            dh = torch.where(masks[t], zero, _product(of_gates[-1], weights, dc.dtype))
+            dh = torch.where(masks[t], zero, product(of_gates[-1], weights, dc.dtype))
         if t > 0:
             dh.add_(grad_outputs[t - 1])
     flat = torch.cat(of_gates[::-1])
@@ -162,14 +151,14 @@ def _gru_forward(tensors: Tensors, keep: bool, dtype: torch.dtype) -> Results:
     fused_cell = torch.ops.aten._thnn_fused_gru_cell
     weights, zero = w_hh.to(dtype).t(), h.new_zeros(())
     steps, outputs = [], []
-    for of_x, mask in zip(_project(x_TND, w_ih, dtype), starts_TN.unsqueeze(-1), strict=True):
+    for of_x, mask in zip(project(x_TND, w_ih, dtype), starts_TN.unsqueeze(-1), strict=True):
         h_in = torch.where(mask, zero, h)
         operand = h_in.to(dtype)
-        h, gates = fused_cell(of_x, _product(operand, weights, h.dtype), h_in, b_ih, b_hh)
+        h, gates = fused_cell(of_x, product(operand, weights, h.dtype), h_in, b_ih, b_hh)
         outputs.append(h)
         if keep:
             steps.append((operand, gates))
-    return (torch.stack(outputs),), _by_kind(steps)
+    return (torch.stack(outputs),), by_kind(steps)
 
 
 def _gru_backward(
@@ -178,7 +167,7 @@ def _gru_backward(
     x_TND, _, w_ih, w_hh, *_, starts_TN = tensors
     fused_cell = torch.ops.aten._thnn_fused_gru_cell_backward
     num_steps, weights, zero = len(starts_TN), w_hh.to(dtype), w_hh.new_zeros(())
-    h_in, gates = _by_step(kept, num_steps)
+    h_in, gates = by_step(kept, num_steps)
     masks, grad_outputs = starts_TN.unsqueeze(-1), grads[0].contiguous()
     dh, of_x, of_h = grad_outputs[-1], [], []
     for t in reversed(range(num_steps)):
@@ -186,7 +175,7 @@ def _gru_backward(
         of_x.append(of_x_step.to(dtype))
         of_h.append(of_h_step.to(dtype))
         if t > 0 or needs[1]:
-            through_gates = _product(of_h[-1], weights, direct.dtype)
+            through_gates = product(of_h[-1], weights, direct.dtype)
             dh = torch.where(masks[t], zero, through_gates.add_(direct))
         if t > 0:
             dh.add_(grad_outputs[t - 1])
@@ -218,11 +207,11 @@ def _rest_of_backward(
     full, flat_x = w_ih.dtype, x_TND.flatten(0, 1)
     dx = dw_ih = dw_hh = db_ih = db_hh = None
     if needs[0]:
-        dx = _product(of_x, w_ih.to(dtype), full).view_as(x_TND)
+        dx = product(of_x, w_ih.to(dtype), full).view_as(x_TND)
     if needs[1]:
-        dw_ih = _product(of_x.t(), flat_x.to(dtype), full)
+        dw_ih = product(of_x.t(), flat_x.to(dtype), full)
     if needs[2]:
-        dw_hh = _product(of_h.t(), torch.cat(h_in), full)
+        dw_hh = product(of_h.t(), torch.cat(h_in), full)
     if needs[3]:
         db_ih = of_x.sum(0, dtype=full)
     if needs[4]:
@@ -230,30 +219,13 @@ def _rest_of_backward(
     return dx, dw_ih, dw_hh, db_ih, db_hh
 
 
-def _project(x_TND: torch.Tensor, w_ih: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return the input projection of all steps, shape (T, N, G)."""
-    product = _product(x_TND.flatten(0, 1).to(dtype), w_ih.to(dtype).t(), x_TND.dtype)
-    return product.unflatten(0, x_TND.shape[:2])
+PASSES = {
+    "lstm": Passes(_lstm_forward, _lstm_backward),
+    "gru": Passes(_gru_forward, _gru_backward),
+}
+"""By the name of the cell."""
 
-
-def _product(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return ``a @ b`` in ``dtype``, without rounding to the operands' dtype where torch can."""
-    if a.dtype == dtype:
-        return a @ b
-    if a.is_cuda and dtype == torch.float32 and _MM_TAKES_OUT_DTYPE:
-        return torch.mm(a, b, out_dtype=dtype)
-    return (a @ b).to(dtype)
-
-
-def _by_kind(steps: list[Tensors]) -> Tensors:
-    """Join the tensors of all steps into one tuple, those of one kind together."""
-    return tuple(tensor for kind in zip(*steps, strict=True) for tensor in kind)
-
-
-def _by_step(kept: Tensors, num_steps: int) -> list[Tensors]:
-    """Return the tensors of each kind, one for each step: the inverse of ``_by_kind``."""
-    return [kept[first : first + num_steps] for first in range(0, len(kept), num_steps)]
-
-
-CELLS = {1: Cell(_gru_forward, _gru_backward), 2: Cell(_lstm_forward, _lstm_backward)}
-"""By the number of tensors in the state."""
+LAYERS: dict[str, LayerScan] = {
+    name: functools.partial(scan_layer, passes) for name, passes in PASSES.items()
+}
+"""Scans of one layer, by the name of its cell."""

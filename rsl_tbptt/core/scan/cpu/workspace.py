@@ -9,17 +9,13 @@ import weakref
 
 import torch
 
+from rsl_tbptt.core.scan.layers import ONCE
+
 _ALIGNMENT = 64
 _MAX_FREE = 4
 """Free buffers that are kept: those of four layers."""
 
 _free: list[torch.Tensor] = []
-
-ONCE = (
-    "The backward pass of this scan overwrites its buffers, so it runs once and cannot itself be"
-    " differentiated: instead of retain_graph=True run the forward pass again, instead of"
-    " create_graph=True use the engine 'reference'."
-)
 
 
 class Buffers:

@@ -7,7 +7,8 @@ import pytest
 import torch
 from torch import nn
 
-from rsl_tbptt.core.scan import compiled, compiler, recurrent_scan, selection
+from rsl_tbptt.core.scan import recurrent_scan, selection
+from rsl_tbptt.core.scan.cpu import compiler
 
 CPU = torch.device("cpu")
 EPSILON = torch.finfo(torch.float32).eps
@@ -58,23 +59,21 @@ def test_tanh_of_what_is_no_number():
     )
 
 
-@needs_compiler
-@pytest.mark.parametrize("rnn_type", [nn.LSTM, nn.GRU])
-def test_float32_equals_float64_up_to_rounding(rnn_type):
+@pytest.mark.engines(name="compiled")
+def test_float32_equals_float64_up_to_rounding(engine, cell):
     for seed in range(20):
-        selection._check(compiled.scan, rnn_type, CPU, torch.float32, 40 * EPSILON, seed)
+        selection._check(engine, cell, CPU, torch.float32, 40 * EPSILON, seed)
 
 
-@needs_compiler
-@pytest.mark.parametrize("rnn_type", [nn.LSTM, nn.GRU])
+@pytest.mark.engines(name="compiled")
 @pytest.mark.parametrize("num_envs", [33, 300])
-def test_threads_change_nothing(rnn_type, num_envs):
+def test_threads_change_nothing(engine, cell, num_envs):
     torch.manual_seed(0)
-    rnn, x = rnn_type(7, 130), torch.randn(5, num_envs, 7)
+    rnn, x = cell.rnn_type(7, 130), torch.randn(5, num_envs, 7)
     starts = torch.rand(5, num_envs) < 0.3
 
     def gradients():
-        outputs, _ = recurrent_scan(rnn, x, None, starts, "compiled")
+        outputs, _ = recurrent_scan(rnn, x, None, starts, engine.name)
         return [outputs, *torch.autograd.grad(outputs.square().sum(), list(rnn.parameters()))]
 
     alone = gradients()
@@ -91,12 +90,11 @@ def scan_once(engine):
     return recurrent_scan(nn.LSTM(2, 3), torch.zeros(1, 4, 2), None, torch.ones(1, 4) > 0, engine)
 
 
-@needs_compiler
-@pytest.mark.parametrize("rnn_type", [nn.LSTM, nn.GRU])
-def test_half_precision_is_left_to_fused(rnn_type):
-    rnn, x = rnn_type(2, 3).bfloat16(), torch.randn(4, 5, 2).bfloat16()
+@pytest.mark.engines(name="compiled")
+def test_half_precision_is_left_to_fused(engine, cell):
+    rnn, x = cell.rnn_type(2, 3).bfloat16(), torch.randn(4, 5, 2).bfloat16()
     starts = torch.rand(4, 5) < 0.3
-    got, want = (recurrent_scan(rnn, x, None, starts, name)[0] for name in ("compiled", "fused"))
+    got, want = (recurrent_scan(rnn, x, None, starts, name)[0] for name in (engine.name, "fused"))
     torch.testing.assert_close(got, want, rtol=0, atol=0)
 
 
@@ -116,15 +114,13 @@ def test_without_a_working_compiler_the_engine_says_so(command, compile_with):
         scan_once("compiled")
 
 
-def test_auto_does_without_a_compiler(compile_with, monkeypatch):
-    monkeypatch.setattr(selection, "_chosen", {})
+def test_auto_does_without_a_compiler(compile_with):
     compile_with("no-such-compiler")
     scan_once("auto")
-    assert set(selection._chosen.values()) == {"fused"}
+    assert [engine.name for engine in selection._chosen.values()] == ["fused"]
 
 
-def test_auto_says_why_a_compiler_was_of_no_use(compile_with, monkeypatch, tmp_path):
-    monkeypatch.setattr(selection, "_chosen", {})
+def test_auto_says_why_a_compiler_was_of_no_use(compile_with, tmp_path):
     script = tmp_path / "cc"
     script.write_text("#!/bin/sh\necho unknown option >&2\nexit 1\n")
     script.chmod(0o755)

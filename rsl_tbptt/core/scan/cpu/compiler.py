@@ -46,6 +46,11 @@ def compiler() -> tuple[str, ...] | None:
     return words if sys.platform == "linux" and words and shutil.which(words[0]) else None
 
 
+def is_available() -> bool:
+    """Return whether there is a C compiler; whether it can compile ``cells.c`` is seen later."""
+    return compiler() is not None
+
+
 def _named() -> str:
     """Return the compiler that the user names, or the system's."""
     return os.environ.get("CC", "cc")

@@ -2,10 +2,12 @@
 
 import pytest
 import torch
-from torch import nn
 
 from rsl_tbptt.core.peak_memory import PeakMemory
-from rsl_tbptt.core.scan import recurrent_scan, workspace
+from rsl_tbptt.core.scan import free_buffers, recurrent_scan
+from rsl_tbptt.core.scan.cpu import workspace
+
+pytestmark = pytest.mark.engines(name={"compiled", "fused"})
 
 T, N, D, H = 6, 5, 3, 4
 FLOAT = torch.float32
@@ -13,9 +15,9 @@ FLOAT = torch.float32
 
 @pytest.fixture(autouse=True)
 def _no_free_buffers():
-    workspace.free_buffers()
+    free_buffers()
     yield
-    workspace.free_buffers()
+    free_buffers()
 
 
 def inputs(seed=0):
@@ -26,62 +28,47 @@ def starts():
     return torch.rand(T, N, generator=torch.Generator().manual_seed(2)) < 0.3
 
 
-def gradient(rnn, x):
+def gradient(rnn, x, engine):
     """Return the gradient of the weights for one scan that runs alone."""
-    outputs, _ = recurrent_scan(rnn, x, None, starts())
+    outputs, _ = recurrent_scan(rnn, x, None, starts(), engine.name)
     return torch.autograd.grad(outputs.square().sum(), rnn.all_weights[0])
 
 
-@pytest.mark.parametrize("rnn_type", [nn.LSTM, nn.GRU])
-def test_the_next_window_takes_the_buffers_of_the_last(rnn_type):
-    rnn = rnn_type(D, H)
+def test_the_next_window_takes_the_buffers_of_the_last(engine, cell):
+    rnn = cell.rnn_type(D, H)
     peaks = []
     for _ in range(3):
         with PeakMemory() as memory:
-            gradient(rnn, inputs())
+            gradient(rnn, inputs(), engine)
         peaks.append(memory.peak)
     assert peaks[1] == peaks[2]
     assert peaks[0] - peaks[1] >= T * N * 4 * H * FLOAT.itemsize  # the gates, at least
 
 
-@pytest.mark.parametrize("rnn_type", [nn.LSTM, nn.GRU])
-def test_buffers_are_free_after_the_backward_pass_though_its_results_live(rnn_type):
-    rnn = rnn_type(D, H)
-    outputs, _ = recurrent_scan(rnn, inputs(), None, starts())
+def test_buffers_are_free_after_the_backward_pass_though_its_results_live(engine, cell):
+    rnn = cell.rnn_type(D, H)
+    outputs, _ = recurrent_scan(rnn, inputs(), None, starts(), engine.name)
     loss = outputs.square().sum()
     loss.backward()
     with PeakMemory() as memory:
-        recurrent_scan(rnn, inputs(), None, starts())
+        recurrent_scan(rnn, inputs(), None, starts(), engine.name)
     assert memory.peak < T * N * 4 * H * FLOAT.itemsize
     assert outputs.grad_fn is not None
 
 
-@pytest.mark.parametrize("rnn_type", [nn.LSTM, nn.GRU])
-def test_scans_that_live_at_once_share_nothing(rnn_type):
-    torch.manual_seed(0)
-    rnn = rnn_type(D, H)
-    xs = [inputs(seed) for seed in range(4)]
-    alone = [gradient(rnn, x) for x in xs]
-    outputs = [recurrent_scan(rnn, x, None, starts())[0] for x in xs]
-    for output, expected in zip(reversed(outputs), reversed(alone), strict=True):
-        got = torch.autograd.grad(output.square().sum(), rnn.all_weights[0])
-        for a, b in zip(got, expected, strict=True):
-            torch.testing.assert_close(a, b, rtol=0, atol=0)
-
-
-def test_a_forward_pass_without_gradient_gives_its_buffers_back():
-    rnn = nn.LSTM(D, H)
+def test_a_forward_pass_without_gradient_gives_its_buffers_back(engine, cell):
+    rnn = cell.rnn_type(D, H)
     with torch.no_grad():
-        recurrent_scan(rnn, inputs(), None, starts())
+        recurrent_scan(rnn, inputs(), None, starts(), engine.name)
     first = workspace.Buffers(torch.device("cpu"), (FLOAT, (1,)))
     assert first.tensors[0].untyped_storage().nbytes() > 64
 
 
-def test_a_buffer_of_inference_mode_is_not_kept():
-    rnn = nn.LSTM(D, H)
+def test_a_buffer_of_inference_mode_is_not_kept(engine, cell):
+    rnn = cell.rnn_type(D, H)
     with torch.inference_mode():
-        recurrent_scan(rnn, inputs(), None, starts())
-    gradient(rnn, inputs())
+        recurrent_scan(rnn, inputs(), None, starts(), engine.name)
+    gradient(rnn, inputs(), engine)
 
 
 def test_buffers_have_their_dtype_and_do_not_overlap():

@@ -3,7 +3,8 @@
 What a step does besides its matrix product is a dozen small operations in torch; ``cells.c`` does
 it in one pass over memory, the reset of the next step's state included. As in ``fused``,
 ``[x | 1 | h']`` of all steps lies in one buffer: a step takes one product with
-``[W_ih | b | W_hh]``, and the gradient of all weights is one product over the window.
+``[W_ih | b | W_hh]``, and the gradient of all weights is one product over the window. Half
+precision, of the operands alone or of all, is left to ``fused``.
 
 LSTM (Hochreiter and Schmidhuber, 1997; Gers et al., 2000) and GRU (Cho et al., 2014, in the form of
 torch and cuDNN), with the state cleared where an episode starts (``s_t``)::
@@ -21,44 +22,45 @@ Shapes: T steps, N environments, D inputs, H hidden, K = D + 1 + H.
 from typing import Any
 
 import torch
-from torch import nn
 
-from rsl_tbptt.core.hidden_state import HiddenState
-from rsl_tbptt.core.scan import fused
-from rsl_tbptt.core.scan.compiler import C_TYPES, load_cells
-from rsl_tbptt.core.scan.layers import Tensors, scan_layers
-from rsl_tbptt.core.scan.workspace import Buffers
+from rsl_tbptt.core.scan.cpu import gru, lstm
+from rsl_tbptt.core.scan.cpu.compiler import C_TYPES, load_cells
+from rsl_tbptt.core.scan.cpu.workspace import Buffers
+from rsl_tbptt.core.scan.layers import LayerScan, Tensors
 
 
-def scan(
-    rnn: nn.LSTM | nn.GRU, inputs: torch.Tensor, state: HiddenState, episode_starts: torch.Tensor
-) -> tuple[torch.Tensor, HiddenState]:
-    """Run the layers one above the other. Arguments and result: see ``recurrent_scan``.
-
-    Half precision, of the operands alone or of all, is left to ``fused``.
-
-    Raises:
-        NotImplementedError: If there is no C compiler, or it fails.
-    """
-    return scan_layers(rnn, inputs, state, episode_starts.contiguous(), _scan_layer)
-
-
-def _scan_layer(
+def scan_lstm(
     inputs: torch.Tensor,
     state: Tensors,
     weights: Tensors,
     episode_starts: torch.Tensor,
     operand_dtype: torch.dtype,
 ) -> tuple[torch.Tensor, Tensors]:
-    """Scan one layer; arguments and result as in ``LayerScan``."""
+    """Scan one LSTM layer; arguments and result as in ``LayerScan``.
+
+    Raises:
+        NotImplementedError: If there is no C compiler, or it fails.
+    """
     if operand_dtype != inputs.dtype or inputs.dtype not in C_TYPES:
-        return fused.scan_layer(inputs, state, weights, episode_starts, operand_dtype)
-    if len(state) == 1:
-        outputs = GruScan.apply(inputs, *state, *weights, episode_starts)
-        return outputs, (outputs[-1],)
+        return lstm.scan_layer(inputs, state, weights, episode_starts, operand_dtype)
     w_ih, w_hh, b_ih, b_hh = weights
-    outputs, cell = LstmScan.apply(inputs, *state, w_ih, w_hh, b_ih + b_hh, episode_starts)
+    starts = episode_starts.contiguous()
+    outputs, cell = LstmScan.apply(inputs, *state, w_ih, w_hh, b_ih + b_hh, starts)
     return outputs, (outputs[-1], cell)
+
+
+def scan_gru(
+    inputs: torch.Tensor,
+    state: Tensors,
+    weights: Tensors,
+    episode_starts: torch.Tensor,
+    operand_dtype: torch.dtype,
+) -> tuple[torch.Tensor, Tensors]:
+    """Scan one GRU layer; arguments and result as in ``LayerScan``, errors as of ``scan_lstm``."""
+    if operand_dtype != inputs.dtype or inputs.dtype not in C_TYPES:
+        return gru.scan_layer(inputs, state, weights, episode_starts, operand_dtype)
+    outputs = GruScan.apply(inputs, *state, *weights, episode_starts.contiguous())
+    return outputs, (outputs[-1],)
 
 
 class LstmScan(torch.autograd.Function):
@@ -138,8 +140,9 @@ class LstmScan(torch.autograd.Function):
         for gradient in (dh, dc):
             gradient.masked_fill_(ctx.starts[0].unsqueeze(1), 0.0)
         flat_gates = gates.flatten(0, 1)
-        dx = (flat_gates @ w_ih).unflatten(0, (T, N)) if ctx.needs_input_grad[0] else None
-        dw_ih, db, dw_hh = (inputs.flatten(0, 1).t() @ flat_gates).t().split((D, 1, H), dim=1)
+        with torch.autocast("cpu", enabled=False):  # which is the forward pass's business
+            dx = (flat_gates @ w_ih).unflatten(0, (T, N)) if ctx.needs_input_grad[0] else None
+            dw_ih, db, dw_hh = (inputs.flatten(0, 1).t() @ flat_gates).t().split((D, 1, H), dim=1)
         ctx.buffers.release()
         return dx, dh, dc, dw_ih, dw_hh, db.squeeze(1), None
 
@@ -218,11 +221,12 @@ class GruScan(torch.autograd.Function):
         dh.masked_fill_(ctx.starts[0].unsqueeze(1), 0.0)
         flat_inputs, of_gates, of_candidates = (x.flatten(0, 1) for x in (inputs, gates, n))
         of_rz, x_and_one, dx = of_gates[:, : 2 * H], flat_inputs[:, : D + 1].t(), None
-        if ctx.needs_input_grad[0]:
-            dx = torch.mm(of_rz, w_ih[: 2 * H]).addmm_(of_candidates, w_ih[2 * H :])
-            dx = dx.unflatten(0, (T, N))
-        db_hh, dw_hh = (flat_inputs[:, D:].t() @ of_gates).t().split((1, H), dim=1)
-        of_x = torch.cat((x_and_one @ of_rz, x_and_one @ of_candidates), dim=1)
+        with torch.autocast("cpu", enabled=False):  # which is the forward pass's business
+            if ctx.needs_input_grad[0]:
+                dx = torch.mm(of_rz, w_ih[: 2 * H]).addmm_(of_candidates, w_ih[2 * H :])
+                dx = dx.unflatten(0, (T, N))
+            db_hh, dw_hh = (flat_inputs[:, D:].t() @ of_gates).t().split((1, H), dim=1)
+            of_x = torch.cat((x_and_one @ of_rz, x_and_one @ of_candidates), dim=1)
         dw_ih, db_ih = of_x.t().split((D, 1), dim=1)
         ctx.buffers.release()
         return dx, dh, dw_ih, dw_hh, db_ih.squeeze(1), db_hh.squeeze(1), None
@@ -237,3 +241,7 @@ def _addresses(steps: torch.Tensor) -> list[int | None]:
 def _addresses_after(steps: torch.Tensor) -> list[int | None]:
     """Return for each step where the next one's part begins, None after the last."""
     return [*_addresses(steps)[1:], None]
+
+
+LAYERS: dict[str, LayerScan] = {"lstm": scan_lstm, "gru": scan_gru}
+"""Scans of one layer, by the name of its cell."""

@@ -20,10 +20,26 @@ from typing import Any
 
 import torch
 
-from rsl_tbptt.core.scan.products import product_into, rows_of_steps
-from rsl_tbptt.core.scan.workspace import Buffers
+from rsl_tbptt.core.scan.cpu.products import product_into, rows_of_steps
+from rsl_tbptt.core.scan.cpu.workspace import Buffers
+from rsl_tbptt.core.scan.layers import Tensors
 
 tanh_backward = torch.ops.aten.tanh_backward.grad_input
+
+
+def scan_layer(
+    inputs: torch.Tensor,
+    state: Tensors,
+    weights: Tensors,
+    episode_starts: torch.Tensor,
+    operand_dtype: torch.dtype,
+) -> tuple[torch.Tensor, Tensors]:
+    """Scan one layer; arguments and result as in ``LayerScan``."""
+    w_ih, w_hh, b_ih, b_hh = weights
+    outputs, cell = LstmScan.apply(
+        inputs, *state, w_ih, w_hh, b_ih + b_hh, episode_starts, operand_dtype
+    )
+    return outputs, (outputs[-1], cell)
 
 
 class LstmScan(torch.autograd.Function):

@@ -1,4 +1,4 @@
-"""CUDA: the passes of ``cuda_cells``, recorded once per shape as CUDA graphs and replayed.
+"""CUDA: the passes of ``cells.py``, recorded once per shape as CUDA graphs and replayed.
 
 A replay launches the whole window at once, reads the memory it was recorded with and overwrites
 the results of the replay before. So a recording owns its tensors, and nobody else holds them:
@@ -22,12 +22,10 @@ from collections.abc import Callable, Hashable, Iterator
 from typing import Any, TypeVar
 
 import torch
-from torch import nn
 
-from rsl_tbptt.core.hidden_state import HiddenState
-from rsl_tbptt.core.scan import cuda_cells
-from rsl_tbptt.core.scan.cuda_cells import CELLS, Cell, Gradients, needed_gradients, take_kept
-from rsl_tbptt.core.scan.layers import Tensors, scan_layers
+from rsl_tbptt.core.scan.cuda import cells
+from rsl_tbptt.core.scan.cuda.cells import PASSES, Gradients, Passes, needed_gradients, take_kept
+from rsl_tbptt.core.scan.layers import LayerScan, Tensors
 from rsl_tbptt.core.scan.precision import tf32_allowed
 
 Outputs = TypeVar("Outputs")
@@ -40,14 +38,8 @@ _MAX_RECORDINGS = 32
 without gradients, for windows of four shapes."""
 
 
-def scan(
-    rnn: nn.LSTM | nn.GRU, inputs: torch.Tensor, state: HiddenState, episode_starts: torch.Tensor
-) -> tuple[torch.Tensor, HiddenState]:
-    """Run the layers one above the other. Arguments and result: see ``recurrent_scan``."""
-    return scan_layers(rnn, inputs, state, episode_starts, _scan_layer)
-
-
 def _scan_layer(
+    passes: Passes,
     inputs: torch.Tensor,
     state: Tensors,
     weights: Tensors,
@@ -57,9 +49,9 @@ def _scan_layer(
     """Scan one layer by a replay, or without one where there can be none."""
     tensors = (inputs, *state, *weights, episode_starts)
     needs = needed_gradients(tensors)
-    loan = _pool.lend(CELLS[len(state)], tensors, needs, operand_dtype)
+    loan = _pool.lend(passes, tensors, needs, operand_dtype)
     if loan is None:
-        return cuda_cells.scan_layer(inputs, state, weights, episode_starts, operand_dtype)
+        return cells.scan_layer(passes, inputs, state, weights, episode_starts, operand_dtype)
     if any(needs):
         outputs, *last_cell = GraphScan.apply(loan, *tensors)
     else:
@@ -94,19 +86,19 @@ class Recording:
     """The passes of one layer over a window of one shape, on tensors of its own."""
 
     def __init__(
-        self, cell: Cell, tensors: Tensors, needs: tuple[bool, ...], operand_dtype: torch.dtype
+        self, passes: Passes, tensors: Tensors, needs: tuple[bool, ...], operand_dtype: torch.dtype
     ) -> None:
         """Record the forward pass and, where a gradient is needed, the backward pass."""
         device = tensors[0].device
         with torch.inference_mode(False), torch.no_grad():
             self._inputs = tuple(torch.empty_like(t, memory_format=_DENSE) for t in tensors)
             _copy(tensors, self._inputs)
-            forward = functools.partial(cell.forward, self._inputs, any(needs), operand_dtype)
+            forward = functools.partial(passes.forward, self._inputs, any(needs), operand_dtype)
             self._forward, (self._results, self._kept) = record(forward, device)
             if any(needs):
                 self._grads = tuple(torch.zeros_like(result) for result in self._results)
                 arguments = (self._inputs, self._kept, self._grads, needs, operand_dtype)
-                backward = functools.partial(cell.backward, *arguments)
+                backward = functools.partial(passes.backward, *arguments)
                 self._backward, self._gradients = record(backward, device)
 
     def forward(self, tensors: Tensors) -> Tensors:
@@ -147,7 +139,7 @@ class Pool:
 
     def lend(
         self,
-        cell: Cell,
+        passes: Passes,
         tensors: Tensors,
         needs: tuple[bool, ...],
         operand_dtype: torch.dtype,
@@ -164,10 +156,10 @@ class Pool:
         if situation is None:
             return None
         shapes = tuple(tensor.shape for tensor in tensors)
-        free = self._free[cell, shapes, tensors[0].dtype, needs, operand_dtype, situation]
+        free = self._free[passes, shapes, tensors[0].dtype, needs, operand_dtype, situation]
         if not free and self._num_made < self._max_recordings:
             try:
-                free.append(Recording(cell, tensors, needs, operand_dtype))
+                free.append(Recording(passes, tensors, needs, operand_dtype))
                 self._num_made += 1
                 self.works = True
             except RuntimeError as error:  # out of memory is one
@@ -251,3 +243,8 @@ def _copy(sources: Tensors, targets: Tensors) -> None:
 _DENSE = torch.contiguous_format
 
 _pool = Pool()
+
+LAYERS: dict[str, LayerScan] = {
+    name: functools.partial(_scan_layer, passes) for name, passes in PASSES.items()
+}
+"""Scans of one layer, by the name of its cell."""

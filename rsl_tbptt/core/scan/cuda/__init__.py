@@ -1,0 +1,1 @@
+"""Engines of CUDA kernels: nothing in them waits for the device."""

@@ -1,0 +1,91 @@
+"""What a CUDA device alone can show. The suite itself runs there with ``--device cuda``."""
+
+import warnings
+
+import pytest
+import torch
+from support.scan_cases import D, assert_all_close, make_case, values_and_gradients
+from support.tolerances import EXACT_FLOAT64
+
+from rsl_tbptt.core.scan import CELLS, recurrent_scan, selection
+
+made_for_cuda = pytest.mark.engines(devices=("cuda",), hand_written=True)
+TOLERANCES = {torch.float64: EXACT_FLOAT64, torch.float32: {"rtol": 2e-2, "atol": 2e-2}}
+
+
+@pytest.fixture(autouse=True)
+def on_cuda(device):
+    """Skip what a CPU has nothing to say about."""
+    if device.type != "cuda":
+        pytest.skip("needs --device cuda")
+
+
+def on_gpu(cell, *sizes, **options):
+    """Return a case on the device."""
+    return make_case(cell, *sizes, **options, device="cuda")
+
+
+def test_tf32(engine, cell, dtype):
+    sizes = (2, 6, 5, 0.3)
+    expected = values_and_gradients(*make_case(cell, *sizes), "reference")
+    before = torch.get_float32_matmul_precision()
+    torch.set_float32_matmul_precision("high")
+    try:
+        results = values_and_gradients(*on_gpu(cell, *sizes, dtype=dtype), engine.name)
+    finally:
+        torch.set_float32_matmul_precision(before)
+    assert_all_close(results, expected, **TOLERANCES[dtype])
+
+
+@made_for_cuda
+def test_nothing_waits_for_the_device(engine, cell):
+    rnn, inputs, state, starts = on_gpu(cell, 2, 6, 5, 0.3)
+
+    def run():
+        outputs, _ = recurrent_scan(rnn, inputs, state, starts, engine.name)
+        outputs.square().sum().backward()
+
+    run()
+    torch.cuda.set_sync_debug_mode("error")
+    try:
+        run()
+    finally:
+        torch.cuda.set_sync_debug_mode("default")
+
+
+@made_for_cuda
+def test_other_streams(engine, cell):
+    case = on_gpu(cell, 1, 6, 5, 0.3)
+    expected = values_and_gradients(*case, "reference")
+    for _ in range(2):
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            results = values_and_gradients(*case, engine.name)
+        torch.cuda.current_stream().wait_stream(stream)
+        assert_all_close(results, expected, **EXACT_FLOAT64)
+
+
+@pytest.mark.parametrize("name", ["cuda_cells", "cuda_graphs", "auto"])
+def test_inside_the_callers_own_graph(name):
+    case = on_gpu(CELLS["gru"], 1, 6, 5, 0.3)
+    expected, _ = recurrent_scan(*case, "reference")
+    with torch.no_grad():
+        recurrent_scan(*case, name)
+        torch.cuda.synchronize()
+        graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(graph):
+            outputs, _ = recurrent_scan(*case, name)
+        graph.replay()
+    torch.testing.assert_close(outputs, expected.detach(), **EXACT_FLOAT64)
+
+
+@pytest.mark.engines(name="cuda_graphs")
+@pytest.mark.parametrize("autocast", [False, True])
+def test_auto_takes_graphs_without_a_warning(engine, cell, dtype, autocast):
+    rnn = cell.rnn_type(D, 4, device="cuda", dtype=dtype)
+    with warnings.catch_warnings(), torch.autocast("cuda", torch.bfloat16, enabled=autocast):
+        warnings.simplefilter("error")
+        inputs = torch.randn(4, 3, D, device="cuda", dtype=dtype)
+        recurrent_scan(rnn, inputs, None, torch.zeros(4, 3, device="cuda").bool())
+    assert [engine.name for engine in selection._chosen.values()] == [engine.name]

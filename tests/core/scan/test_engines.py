@@ -1,0 +1,193 @@
+"""Every scan engine equals the reference, and the reference is right."""
+
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from support.scan_cases import (
+    IN_MEMORY,
+    LAYOUTS,
+    assert_all_close,
+    make_case,
+    run_in_memory,
+    values_and_gradients,
+)
+from support.tolerances import EXACT_FLOAT64, WINDOW_FLOAT32
+from torch import nn
+
+from rsl_tbptt.core.hidden_state import apply, as_tensors, from_tensors, select_envs
+from rsl_tbptt.core.scan import recurrent_scan
+
+SAME = {"rtol": 0, "atol": 0}
+TOLERANCES = {torch.float64: EXACT_FLOAT64, torch.float32: WINDOW_FLOAT32}
+
+for_all_examples = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
+"""The examples of a test share the engine, which holds nothing of them."""
+
+
+@for_all_examples
+@given(
+    num_layers=st.integers(1, 3),
+    num_steps=st.integers(1, 9),
+    num_envs=st.integers(1, 5),
+    done_rate=st.sampled_from([0.0, 0.3, 1.0]),
+    bias=st.booleans(),
+    seed=st.integers(0, 100),
+)
+def test_engine_equals_reference(engine, cell, dtype, device, bias, seed, **sizes):
+    given_case = make_case(cell, **sizes, seed=seed, bias=bias, dtype=dtype, device=device)
+    on_cpu = make_case(cell, **sizes, seed=seed, bias=bias)
+    got = values_and_gradients(*given_case, engine.name)
+    assert_all_close(got, values_and_gradients(*on_cpu, "reference"), **TOLERANCES[dtype])
+
+
+def test_the_reference_gradient_is_the_derivative(cell):
+    rnn, inputs, state, starts = make_case(cell, 2, 3, 2, 0.3)
+
+    def outputs_of(inputs, *rest):  # gradcheck perturbs the parameters in place
+        given_state = from_tensors(rest[: cell.num_states])
+        outputs, last = recurrent_scan(rnn, inputs, given_state, starts, "reference")
+        return outputs, *as_tensors(last)
+
+    leaves = [t.clone().requires_grad_() for t in (inputs, *as_tensors(state))]
+    assert torch.autograd.gradcheck(outputs_of, [*leaves, *rnn.parameters()])
+
+
+def test_one_step_by_hand(engine, device):
+    rnn = nn.LSTM(1, 1, device=device).double()
+    for parameter in rnn.parameters():
+        nn.init.constant_(parameter, 0.5)
+    one = torch.ones(1, 1, 1, dtype=torch.float64, device=device)
+    for start, hidden, cell_state in ((False, 1.0, 1.0), (True, 0.0, 0.0)):
+        starts = torch.tensor([[start]], device=device)
+        outputs, (_, c) = recurrent_scan(rnn, one, (one, one), starts, engine.name)
+        z = torch.tensor(0.5 * 1.0 + 0.5 * hidden + 0.5 + 0.5, dtype=torch.float64)
+        expected_c = z.sigmoid() * cell_state + z.sigmoid() * z.tanh()
+        expected_h = z.sigmoid() * expected_c.tanh()
+        expected = (expected_c, expected_h)
+        assert_all_close((c.squeeze(), outputs.squeeze()), expected, **EXACT_FLOAT64)
+
+
+def test_episodes_equal_separate_calls_of_torch(engine, cell, device):
+    rnn, inputs, state, starts = make_case(cell, 2, 8, 1, 0.0, device=device)
+    starts[5] = True
+    outputs, last = recurrent_scan(rnn, inputs, state, starts, engine.name)
+    before, _ = rnn(inputs[:5], state)
+    after, expected_last = rnn(inputs[5:])
+    expected = [torch.cat((before, after)), *as_tensors(expected_last)]
+    assert_all_close([outputs, *as_tensors(last)], expected, **EXACT_FLOAT64)
+
+
+def test_no_state_means_zeros(engine, cell, device):
+    rnn, inputs, state, starts = make_case(cell, 2, 4, 3, 0.3, device=device)
+    zeros = apply(torch.zeros_like, state)
+    expected, _ = recurrent_scan(rnn, inputs, zeros, starts, engine.name)
+    outputs, _ = recurrent_scan(rnn, inputs, None, starts, engine.name)
+    torch.testing.assert_close(outputs, expected, **SAME)
+
+
+@pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1e6])
+def test_poison_stays_in_its_episode(engine, cell, device, poison):
+    rnn, inputs, state, starts = make_case(cell, 2, 8, 3, 0.0, device=device)
+    starts[4, 1] = True
+    healthy = torch.ones(8, 3, 1, dtype=torch.bool, device=device)
+    healthy[:4, 1] = False
+
+    def run():
+        given_inputs = inputs.clone().requires_grad_()
+        outputs, last = recurrent_scan(rnn, given_inputs, state, starts, engine.name)
+        kept = outputs.masked_fill(~healthy, 0.0)
+        (gradient,) = torch.autograd.grad(kept.sum(), given_inputs)
+        return kept, gradient[healthy[..., 0]], *as_tensors(last)
+
+    expected = run()
+    inputs[:4, 1] = poison
+    for tensor in as_tensors(state):
+        tensor[:, 1] = poison
+    assert_all_close(run(), expected, **SAME)
+
+
+def test_poison_without_a_reset_does_spread(engine, cell, device):
+    rnn, inputs, state, starts = make_case(cell, 1, 8, 3, 0.0, device=device)
+    inputs[3, 1] = float("nan")
+    outputs, _ = recurrent_scan(rnn, inputs, state, starts, engine.name)
+    assert outputs[3:, 1].isnan().all()
+    assert not outputs[:, [0, 2]].isnan().any()
+
+
+def test_permuting_environments_permutes_results(engine, cell, device):
+    rnn, inputs, state, starts = make_case(cell, 1, 6, 5, 0.3, device=device)
+    order = torch.tensor([3, 1, 4, 0, 2], device=device)
+    plain, _ = recurrent_scan(rnn, inputs, state, starts, engine.name)
+    permuted, _ = recurrent_scan(
+        rnn, inputs[:, order], select_envs(state, order), starts[:, order], engine.name
+    )
+    torch.testing.assert_close(permuted, plain[:, order], **EXACT_FLOAT64)
+
+
+@for_all_examples
+@given(**IN_MEMORY)
+def test_tensors_are_read_by_their_strides(
+    engine, cell, device, num_layers, layouts, layouts_of_grads
+):
+    rnn, inputs, state, starts = make_case(cell, num_layers, 4, 3, 0.3, device=device)
+    case = (
+        rnn,
+        LAYOUTS[layouts["inputs"]](inputs),
+        apply(LAYOUTS[layouts["state"]], state),
+        LAYOUTS[layouts["starts"]](starts),
+    )
+    got = run_in_memory(case, lambda tensor: tensor, layouts_of_grads, engine.name)
+    want = run_in_memory(case, torch.Tensor.contiguous, layouts_of_grads, "reference")
+    assert_all_close(got, want, **EXACT_FLOAT64)
+
+
+@pytest.mark.parametrize(
+    "needed", ["inputs", "state", "weight_ih_l0", "weight_hh_l0", "bias_hh_l0"]
+)
+def test_one_gradient_alone(engine, cell, device, needed):
+    rnn, inputs, state, starts = make_case(cell, 1, 5, 3, 0.3, device=device)
+    leaves = {"inputs": inputs, "state": as_tensors(state)[-1], **dict(rnn.named_parameters())}
+    for name, leaf in leaves.items():
+        leaf.requires_grad_(name == needed)
+
+    def gradient(engine):
+        outputs, _ = recurrent_scan(rnn, inputs, state, starts, engine)
+        return torch.autograd.grad(outputs.square().sum(), leaves[needed])
+
+    assert_all_close(gradient(engine.name), gradient("reference"), **EXACT_FLOAT64)
+
+
+@pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
+def test_without_gradients(engine, cell, device, mode):
+    rnn, inputs, state, starts = make_case(cell, 2, 4, 3, 0.3, device=device)
+    expected, expected_last = recurrent_scan(rnn, inputs, state, starts, "reference")
+    with mode():
+        outputs, last = recurrent_scan(rnn, inputs, state, starts, engine.name)
+    assert not outputs.requires_grad
+    expected = [expected, *as_tensors(expected_last)]
+    assert_all_close([outputs, *as_tensors(last)], expected, **EXACT_FLOAT64)
+
+
+@pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 2, 0]])
+def test_scans_alive_at_once_share_nothing(engine, cell, device, order):
+    cases = [make_case(cell, 2, 4, 3, 0.3, seed, device=device) for seed in range(3)]
+    results = [recurrent_scan(*case, engine.name) for case in cases]
+    for index in order:
+        expected = recurrent_scan(*cases[index], "reference")
+        weights = list(cases[index][0].parameters())
+        got, want = (
+            [outputs, *as_tensors(last), *torch.autograd.grad(outputs.square().sum(), weights)]
+            for outputs, last in (results[index], expected)
+        )
+        assert_all_close(got, want, **EXACT_FLOAT64)
+
+
+def test_what_was_handed_out_outlives_the_next_scan(engine, cell, device):
+    first, second = (make_case(cell, 1, 4, 3, 0.3, seed, device=device) for seed in range(2))
+    handed_out = values_and_gradients(*first, engine.name)
+    copies = [tensor.clone() for tensor in handed_out]
+    values_and_gradients(*second, engine.name)
+    with torch.no_grad():
+        recurrent_scan(*second, engine.name)
+    assert_all_close(handed_out, copies, **SAME)

@@ -1,0 +1,101 @@
+"""The stand-ins for torch's cell kernels are what they stand for: by signature and by value."""
+
+import pytest
+import torch
+from support import fused_cells
+from support.scan_cases import D, H
+from support.tolerances import EXACT_FLOAT64
+from torch import nn
+
+from rsl_tbptt.core.scan import CELLS, selection
+
+KERNELS = {
+    "_thnn_fused_lstm_cell": fused_cells.lstm_cell,
+    "_thnn_fused_lstm_cell_backward_impl": fused_cells.lstm_cell_backward,
+    "_thnn_fused_gru_cell": fused_cells.gru_cell,
+    "_thnn_fused_gru_cell_backward": fused_cells.gru_cell_backward,
+}
+
+
+@pytest.mark.parametrize("name", list(fused_cells.SCHEMAS))
+def test_torch_declares_the_cells_as_the_engines_call_them(name):
+    schema = getattr(torch.ops.aten, name).default._schema
+    assert str(schema) == f"aten::{name}{fused_cells.SCHEMAS[name]}"
+
+
+@pytest.fixture
+def stand_ins():
+    """Give torch's operators the stand-ins as CPU kernels."""
+    with fused_cells.registered():
+        yield
+
+
+@pytest.mark.parametrize("bias", [True, False])
+@pytest.mark.parametrize("rnn_type", ["lstm", "gru"])
+def test_the_stand_in_cells_equal_torch(rnn_type, bias, stand_ins):
+    torch.manual_seed(0)
+    num_states = 2 if rnn_type == "lstm" else 1
+    cell_type = nn.LSTMCell if rnn_type == "lstm" else nn.GRUCell
+    cell = cell_type(D, H, bias=bias).double()
+    x, *state = (torch.randn(5, size, dtype=torch.float64) for size in (D, *[H] * num_states))
+    x.requires_grad_()
+    state = [tensor.requires_grad_() for tensor in state]
+    expected = cell(x, tuple(state) if rnn_type == "lstm" else state[0])
+    expected = expected if isinstance(expected, tuple) else (expected,)
+    grads = [torch.randn_like(result) for result in expected]
+    arguments = [x, *state, *cell.parameters()]
+    expected_grads = torch.autograd.grad(expected, arguments, grads)
+    with torch.no_grad():
+        of_x, of_h = x @ cell.weight_ih.t(), state[0] @ cell.weight_hh.t()
+        biases = (cell.bias_ih, cell.bias_hh) if bias else (None, None)
+        aten = torch.ops.aten
+        if rnn_type == "lstm":
+            *results, kept = aten._thnn_fused_lstm_cell(of_x, of_h, state[1], *biases)
+            di, dc, db = aten._thnn_fused_lstm_cell_backward_impl(
+                *grads, state[1], results[1], kept, bias
+            )
+            dh, of_biases, direct, others = di, (db, db), 0.0, [dc]
+        else:
+            *results, kept = aten._thnn_fused_gru_cell(of_x, of_h, state[0], *biases)
+            di, dh, direct, *of_biases = aten._thnn_fused_gru_cell_backward(*grads, kept, bias)
+            others = []
+        got = [di @ cell.weight_ih, dh @ cell.weight_hh + direct, *others]
+        got += [di.t() @ x, dh.t() @ state[0], *(of_biases if bias else ())]
+    for left, right in zip([*results, *got], [*expected, *expected_grads], strict=True):
+        torch.testing.assert_close(left, right, **EXACT_FLOAT64)
+
+
+@pytest.mark.parametrize("name", list(KERNELS))
+def test_the_stand_ins_equal_torchs_kernels(name, device):
+    if device.type != "cuda":
+        pytest.skip("needs --device cuda")
+    torch.manual_seed(0)
+    width = (4 if "lstm" in name else 3) * H
+
+    def random(*shape):
+        return torch.rand(shape, dtype=torch.float64)
+
+    if name == "_thnn_fused_lstm_cell_backward_impl":
+        arguments = [*(random(5, H) for _ in range(4)), random(5, width), True]
+    elif name == "_thnn_fused_gru_cell_backward":
+        arguments = [random(5, H), random(5, 5 * H), True]
+    else:
+        arguments = [random(5, width), random(5, width), random(5, H), random(width), random(width)]
+    moved = [a.to(device) if isinstance(a, torch.Tensor) else a for a in arguments]
+    results = getattr(torch.ops.aten, name)(*moved)
+    for got, want in zip(results, KERNELS[name](*arguments), strict=True):
+        torch.testing.assert_close(got.cpu(), want, **EXACT_FLOAT64)
+
+
+@pytest.mark.engines(devices=("cuda",), hand_written=True)
+def test_the_check_of_auto_notices_a_cell_that_changed(engine, device, monkeypatch):
+    name = "_thnn_fused_lstm_cell_backward_impl"
+    backward = KERNELS[name] if device.type == "cpu" else getattr(torch.ops.aten, name)
+
+    def with_gates_in_another_order(*arguments):
+        gates, *others = backward(*arguments)
+        return gates.roll(H, dims=1), *others
+
+    monkeypatch.setattr(torch.ops.aten, name, with_gates_in_another_order)
+    with pytest.warns(UserWarning, match=f"takes 'reference' .*'{engine.name}' .AssertionError"):
+        selection.first_that_works(CELLS["lstm"], device, torch.float32, [engine])
