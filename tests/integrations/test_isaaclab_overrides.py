@@ -67,6 +67,12 @@ def test_options_of_ppo_reach_it_also_none_and_dictionaries(task):
     assert options.teacher_cfg == {"class_name": "MLPModel"}
 
 
+def test_an_old_name_is_still_taken():
+    _, arguments = handed_on(OURS, PPO, "num_env_chunks=2")
+    with pytest.warns(DeprecationWarning, match="num_env_chunks is now num_micro_batches"):
+        assert PpoOptions.parse(arguments).num_micro_batches == 2
+
+
 def test_the_class_name_alone_keeps_every_value_of_the_stock_config():
     _, arguments = handed_on(STOCK, PPO)
     options = PpoOptions.parse(arguments)

@@ -99,11 +99,6 @@ class DistillationOptions(Options):
         return "TbpttDistillation"
 
     def _check_together(self) -> None:
-        """Check the options of the teacher's actions.
-
-        Raises:
-            ValueError: If two options contradict each other.
-        """
         if self.teacher_action_share > 0 and self.batch_teacher_labels:
             raise ValueError(
                 "batch_teacher_labels is True, expected False with teacher_action_share"

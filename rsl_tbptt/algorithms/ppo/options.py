@@ -119,11 +119,6 @@ class PpoOptions(Options):
         return "TbpttPPO"
 
     def _check_together(self) -> None:
-        """Check options that only work together.
-
-        Raises:
-            ValueError: If two options contradict each other.
-        """
         if self.burn_in_length and self.minibatch_unit == "env":
             raise ValueError(
                 f"burn_in_length is {self.burn_in_length}, expected 0 with minibatch_unit 'env':"
