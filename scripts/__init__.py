@@ -1,0 +1,1 @@
+"""What the checkout offers beside the package: ``python -m scripts.<name>`` from its root."""
