@@ -2,9 +2,10 @@
 
 import io
 
-import _progress
 import pytest
-from _progress import Display, Progress, describe
+
+from scripts.pipeline import progress as progress_module
+from scripts.pipeline.progress import Display, Progress
 
 RSL_RL_OUTPUT = (
     "################################################################################",
@@ -26,7 +27,7 @@ def clock(monkeypatch):
             return self.now
 
     fake = Clock()
-    monkeypatch.setattr(_progress.time, "monotonic", fake.monotonic)
+    monkeypatch.setattr(progress_module.time, "monotonic", fake.monotonic)
     return fake
 
 
@@ -35,7 +36,6 @@ def test_rsl_rl_output_is_read():
     for line in RSL_RL_OUTPUT:
         progress.read(line)
     assert (progress.done, progress.total) == (5, 10)
-    assert progress.share() == 0.5
     assert progress.metrics == {"behavior loss": "0.0123", "reward": "6.78"}
 
 
@@ -73,29 +73,61 @@ def test_line_names_place_metrics_and_both_times(clock):
     clock.now += 10.0
     progress.read("[progress] 4/10")
     progress.read("  Mean reward: 1.5")
-    line = describe("[1/3] teacher", progress, 61.0, clock.now)
-    assert line == "[1/3] teacher   40%  4/10  reward 1.5  left: stage 0:30, all 1:31"
+    line = progress.describe(61.0, clock.now)
+    assert line == " 40%  4/10  reward 1.5  left: stage 0:30, all 1:31"
 
 
 def test_without_a_terminal_lines_are_spaced(clock):
     stream = io.StringIO()
     display, progress = Display(stream), Progress(expected_seconds=60.0, start=clock.now)
-    for _ in range(25):
-        display.show("stage", progress, 0.0)
-        clock.now += 1.0
-    assert stream.getvalue().count("\n") == 3
+    title = "[1/3] " + 200 * "x"
+    with display:
+        for _ in range(25):
+            display.show(title, progress, 0.0)
+            clock.now += 1.0
+    lines = stream.getvalue().splitlines()
+    assert len(lines) == 3
+    assert all(line.startswith(title + "  starting, 0:") for line in lines)
     assert "\r" not in stream.getvalue()
+    assert "\x1b" not in stream.getvalue()
 
 
-def test_in_a_terminal_one_line_is_rewritten(clock):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
 
-    stream = Terminal()
-    display, progress = Display(stream), Progress(expected_seconds=60.0, start=clock.now)
-    for _ in range(3):
-        display.show("stage", progress, 0.0)
-    display.close("done")
-    assert stream.getvalue().count("\r") == 4
-    assert stream.getvalue().count("\n") == 1
+
+@pytest.fixture
+def terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    return Terminal()
+
+
+def test_in_a_terminal_one_line_is_rewritten(clock, terminal):
+    display, progress = Display(terminal), Progress(expected_seconds=60.0, start=clock.now)
+    with display:
+        for done in range(1, 4):
+            progress.read(f"[progress] {done}/4")
+            display.show("[1/3] teacher", progress, 0.0)
+    shown = terminal.getvalue()
+    assert all(f"{done}/4  left: stage" in shown for done in range(1, 4))
+    assert shown.count("[1/3] teacher") >= 3
+    assert shown.count("\r") >= 3
+    assert shown.count("\n") <= 1
+
+
+def test_a_stage_that_fails_gives_the_terminal_back(clock, terminal):
+    display, progress = Display(terminal), Progress(expected_seconds=60.0, start=clock.now)
+    hidden, shown = "\x1b[?25l", "\x1b[?25h"  # the cursor
+
+    def interrupted():
+        with display:
+            display.show("stage", progress, 0.0)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert terminal.getvalue().count(hidden) == terminal.getvalue().count(shown) == 1

@@ -4,9 +4,10 @@ import os
 import sys
 
 import pytest
-from _conductor import Conductor, StageError, unfinished
-from _process import run_logged
-from _stages import RunFolder, Stage, write_json
+
+from scripts.pipeline.conductor import Conductor, StageError, unfinished
+from scripts.pipeline.process import run_logged
+from scripts.pipeline.run_folder import RunFolder, Stage
 
 
 def make_stage(run, name, *needs, code="pass", **settings):
@@ -120,14 +121,6 @@ def test_unwritable_run_folder_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"The run folder is .*expected one that can be written"):
         RunFolder(tmp_path / "file" / "run")
-
-
-def test_json_is_complete_or_as_before(tmp_path):
-    path = tmp_path / "value.json"
-    write_json(path, {"a": 1})
-    with pytest.raises(TypeError):
-        write_json(path, {"a": object()})
-    assert path.read_text() == '{\n "a": 1\n}\n'
 
 
 def test_interruption_ends_the_command(tmp_path):
