@@ -72,19 +72,14 @@ class Conductor:
         progress = Progress(pace * stage.expected_seconds)
         seconds_after = pace * sum(s.expected_seconds for s in after)
 
-        def on_line(line: str | None) -> None:
-            if line is not None:
-                progress.read(line)
-            self._display.show(title, progress, seconds_after)
-
         began = time.time()
-        with self._display:
+        with self._display.stage(title, progress, seconds_after) as read:
             done = run_logged(
                 executable(command),
                 folder=self._run.path,
                 log=self._run.log(stage.name),
                 environment=child_environment(self._device),
-                on_line=on_line,
+                on_line=read,
             )
         output = self._output(stage, done, began)
         self._measured += done.seconds

@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import os
-import queue
 import subprocess
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO
 
-TICK_SECONDS = 1.0
-"""How often a silent command lets the caller update its display."""
 GRACE_SECONDS = 10.0
 """How long an interrupted command may take to end before it is killed."""
 
@@ -36,7 +31,7 @@ def run_logged(
     folder: Path,
     log: Path,
     environment: dict[str, str],
-    on_line: Callable[[str | None], None],
+    on_line: Callable[[str], None],
 ) -> Finished:
     """Run a command to its end.
 
@@ -45,7 +40,7 @@ def run_logged(
         folder: Working directory.
         log: File for everything the command prints; replaced if it exists.
         environment: Environment variables.
-        on_line: Called with every line, and with None whenever a second passes without one.
+        on_line: Called with every line.
 
     Returns:
         How it ended. An exception, for example an interruption, ends the command first.
@@ -54,10 +49,13 @@ def run_logged(
     process = subprocess.Popen(
         command, cwd=folder, env=environment, stdout=subprocess.PIPE, stderr=subprocess.STDOUT
     )
+    assert process.stdout is not None  # it was asked for above
     try:
-        with log.open("wb") as sink:
-            for line in _lines(process.stdout, sink):
-                on_line(line)
+        with process.stdout, log.open("wb") as sink:
+            for line in process.stdout:
+                sink.write(line)
+                sink.flush()
+                on_line(line.decode("utf-8", errors="replace").rstrip("\n"))
     except BaseException:
         _end(process)
         raise
@@ -67,32 +65,6 @@ def run_logged(
     process.returncode = os.waitstatus_to_exitcode(status)
     # Linux counts in units of 1024 bytes.
     return Finished(process.returncode, time.monotonic() - start, usage.ru_maxrss * 1024 / 1e9)
-
-
-def _lines(stream: IO[bytes] | None, sink: IO[bytes]) -> Iterator[str | None]:
-    """Yield decoded lines until the stream ends, and None in every silent second."""
-    assert stream is not None  # the caller asked for a pipe
-    lines: queue.Queue[bytes | None] = queue.Queue()
-    threading.Thread(target=_pump, args=(stream, lines), daemon=True).start()
-    while True:
-        try:
-            line = lines.get(timeout=TICK_SECONDS)
-        except queue.Empty:
-            yield None
-            continue
-        if line is None:
-            return
-        sink.write(line)
-        sink.flush()
-        yield line.decode("utf-8", errors="replace").rstrip("\n")
-
-
-def _pump(stream: IO[bytes], lines: queue.Queue[bytes | None]) -> None:
-    """Move lines from a stream to a queue, None at the end."""
-    with stream:
-        for line in stream:
-            lines.put(line)
-    lines.put(None)
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

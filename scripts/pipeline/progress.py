@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import re
 import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import IO
 
 import rich.progress
 from rich.console import Console
 from rich.markup import escape
+from rich.table import Column
+from rich.text import Text
 
 ITERATION = re.compile(r"Learning iteration (\d+)/(\d+)")
 STEP = re.compile(r"\[progress\] (\d+)/(\d+)")
@@ -91,51 +95,55 @@ class Display:
     def __init__(self, file: IO[str] | None = None) -> None:
         """Write to a file, by default standard output."""
         self._console = Console(file=file)
-        self._last_line = -LINE_EVERY_SECONDS
-        self._bar: rich.progress.Progress | None = None
 
-    def __enter__(self) -> None:
-        """Begin with a stage."""
-        self._last_line = -LINE_EVERY_SECONDS
-
-    def __exit__(self, *error: object) -> None:
-        """Take the bar away, however the stage ended."""
-        if self._bar is not None:
-            self._bar.stop()
-            self._bar = None
-
-    def show(self, title: str, progress: Progress, seconds_after: float) -> None:
-        """Show a running stage.
+    @contextmanager
+    def stage(
+        self, title: str, progress: Progress, seconds_after: float
+    ) -> Iterator[Callable[[str], None]]:
+        """Show a stage while it runs.
 
         Args:
             title: Number and name of the stage.
             progress: Its progress.
             seconds_after: Estimated duration of the stages that follow.
-        """
-        now = time.monotonic()
-        if self._console.is_terminal:
-            self._draw(title, progress, progress.describe(seconds_after, now))
-        elif now - self._last_line >= LINE_EVERY_SECONDS:
-            self._last_line = now
-            line = f"{title}  {progress.describe(seconds_after, now)}"
-            # As it is, however long.
-            self._console.print(line, markup=False, highlight=False, soft_wrap=True)
 
-    def _draw(self, title: str, progress: Progress, text: str) -> None:
-        """Draw the line anew."""
-        if self._bar is None:
-            columns = ("{task.description}", rich.progress.BarColumn(20), "{task.fields[text]}")
-            self._bar = rich.progress.Progress(
-                *columns, console=self._console, transient=True, auto_refresh=False
-            )
-            self._bar.start()
-            self._bar.add_task("", text="")
-        task = self._bar.task_ids[0]
-        total = progress.total or None
-        self._bar.update(
-            task, description=escape(title), completed=progress.done, total=total, text=text
-        )
-        self._bar.refresh()
+        Yields:
+            A function that takes a line of the stage's output.
+        """
+        last_line = -LINE_EVERY_SECONDS
+        described = _Described(progress, seconds_after)
+        columns = (escape(title), rich.progress.BarColumn(20), described)
+        with rich.progress.Progress(
+            *columns, console=self._console, transient=True, disable=not self._console.is_terminal
+        ) as bars:
+            task = bars.add_task("", total=None)
+
+            def read(line: str) -> None:
+                nonlocal last_line
+                progress.read(line)
+                bars.update(task, completed=progress.done, total=progress.total or None)
+                now = time.monotonic()
+                if not self._console.is_terminal and now - last_line >= LINE_EVERY_SECONDS:
+                    last_line = now
+                    text = progress.describe(seconds_after, now)
+                    self._console.out(f"{title}  {text}", highlight=False)
+
+            yield read
+
+
+class _Described(rich.progress.ProgressColumn):
+    """The stage in words. rich draws it twice a second, whether the command prints or not."""
+
+    max_refresh = 0.5
+
+    def __init__(self, progress: Progress, seconds_after: float) -> None:
+        """Take what :meth:`Progress.describe` needs."""
+        super().__init__(Column(no_wrap=True))
+        self._progress, self._seconds_after = progress, seconds_after
+
+    def render(self, task: rich.progress.Task) -> Text:
+        """Return the words."""
+        return Text(self._progress.describe(self._seconds_after, time.monotonic()))
 
 
 def clock(seconds: float) -> str:
