@@ -12,7 +12,7 @@ from scripts.pipeline.presets import DEMO, FINETUNE, load_preset
 from scripts.pipeline.run_folder import RunFolder
 from scripts.pipeline.stages import policy_stages
 
-SCRIPTS = ("train", "distill", "finetune", "report")
+SCRIPTS = ("train", "distill", "finetune", "report", "recall")
 MODULES = ("scripts.pipeline", "scripts.pipeline.curves")
 
 
