@@ -24,13 +24,13 @@ RUN_OPTIONS := --device $(DEVICE) $(if $(RUN),--output $(RUN))
 .PHONY: demo demo-mjlab demo-pup test test-matrix finetune curves bench docs lint types format doctor clean help
 
 demo: $(INSTALLED)  ## train, distil and evaluate in Isaac Lab (DEVICE=cuda:0 for a GPU, RUN=folder)
-	$(PY) scripts/pipeline.py configs/demo.yaml $(RUN_OPTIONS)
+	$(PY) -m scripts.pipeline configs/demo.yaml $(RUN_OPTIONS)
 
 demo-mjlab: $(MJLAB)/.installed  ## the same in mjlab; DEVICE and RUN as above, PYTHON=3.10 (to 3.13)
-	$(MJLAB)/bin/python scripts/pipeline.py configs/demo-mjlab.yaml $(RUN_OPTIONS)
+	$(MJLAB)/bin/python -m scripts.pipeline configs/demo-mjlab.yaml $(RUN_OPTIONS)
 
 demo-pup: $(INSTALLED)  ## the same with a small legged robot in Isaac Lab; DEVICE and RUN as above
-	$(PY) scripts/pipeline.py configs/demo-pup.yaml $(RUN_OPTIONS)
+	$(PY) -m scripts.pipeline configs/demo-pup.yaml $(RUN_OPTIONS)
 
 test: $(INSTALLED)  ## run every test of the newest rsl_rl and Isaac Lab
 	$(PY) -m pytest
@@ -39,10 +39,10 @@ test-matrix: $(INSTALLED) $(OTHER_RSL_RL) $(NEXT_TORCH) $(MJLAB)/.installed $(IS
 	$(PY) scripts/test_matrix.py --mjlab $(MJLAB)/bin/python --isaaclab2 $(ISAACLAB2)/bin/python
 
 finetune: $(INSTALLED)  ## train, distil and fine-tune with PPO; DEVICE and RUN as above
-	$(PY) scripts/pipeline.py configs/finetune.yaml $(RUN_OPTIONS)
+	$(PY) -m scripts.pipeline configs/finetune.yaml $(RUN_OPTIONS)
 
 curves: $(INSTALLED)  ## learning curves of all policies over three seeds; DEVICE and RUN as above
-	$(PY) scripts/curves.py configs/curves.yaml $(RUN_OPTIONS)
+	$(PY) -m scripts.pipeline.curves configs/curves.yaml $(RUN_OPTIONS)
 
 bench: $(INSTALLED)  ## time and memory of updates beside rsl_rl's; DEVICE and RUN as above
 	$(PY) scripts/benchmark.py suite $(RUN_OPTIONS)
@@ -62,7 +62,7 @@ format: $(INSTALLED)  ## apply formatting and safe fixes
 	$(VENV)/bin/ruff format .
 
 doctor: $(INSTALLED)  ## say what is wrong with this setup
-	$(PY) scripts/doctor.py
+	$(VENV)/bin/rsl-tbptt doctor
 
 clean:  ## remove environments and caches; keeps runs/
 	rm -rf .venv .venv-mjlab* .venv-isaaclab2 .venv-uv .rsl_rl .torch .peers .pytest_cache .ruff_cache .hypothesis *.egg-info

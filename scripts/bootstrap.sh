@@ -9,7 +9,7 @@
 #   scripts/bootstrap.sh torch VERSION       put one more torch under .torch/VERSION, with what it needs
 #   scripts/bootstrap.sh peers               put the libraries of scripts/peers.py under .peers
 #   scripts/bootstrap.sh package FOLDER      build sdist and wheel into FOLDER/dist and install the
-#                                            wheel, with nothing else, into FOLDER/venv
+#                                            wheel, with nothing but EXTRAS, into FOLDER/venv
 #
 # VENV (another folder) and EXTRAS (other extras of this package) can be set in the environment.
 set -euo pipefail
@@ -143,13 +143,14 @@ install_peers() {
 }
 
 package() {
-  local uv folder=$1
+  local uv wheel folder=$1
   uv=$(find_uv)
   # The wheel is built from the sdist, so that this shows the sdist complete.
   "$uv" build --quiet --out-dir "$folder/dist"
   "$uv" venv --quiet --clear --python "$(find_python "$uv" 3.12)" "$folder/venv"
+  wheel=$(ls "$folder"/dist/*.whl)
   "$uv" pip install --quiet --python "$folder/venv/bin/python" --constraint constraints.txt \
-    --constraint constraints-main.txt "$folder"/dist/*.whl
+    --constraint constraints-main.txt "$wheel${EXTRAS:+[$EXTRAS]}"
 }
 
 case "${1:-}" in

@@ -5,7 +5,11 @@ Arguments that are not listed go on to that command, for example
 `agent.algorithm.gradient_length=8`.
 """
 
-from _one_policy import train_one
+import sys
+from pathlib import Path
 
 if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    from scripts.pipeline.one_policy import train_one
+
     raise SystemExit(train_one(__doc__, policy="student", start="teacher"))

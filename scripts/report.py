@@ -1,112 +1,11 @@
 #!/usr/bin/env python
 """Write results.json and one self-contained report.html into a finished run folder."""
 
-from __future__ import annotations
-
-import argparse
+import sys
 from pathlib import Path
-from typing import Any
-
-import jinja2
-from _figures import animate, plot_curves, plot_returns, read_curves
-from _machine import machine, versions
-from _platform import load_platform
-from _preset import DEMO, Preset, default_run, load_preset
-from _progress import clock
-from _results import collect, format_share, read_evaluation
-from _stages import Marker, RunFolder, write_json
-
-TEMPLATE = Path(__file__).with_name("report.html.j2")
-
-
-def main() -> None:
-    """Read a finished run folder and write its report."""
-    args = parse_args()
-    run = RunFolder(args.run)
-    preset = load_preset(args.config)
-    markers = finished_stages(run, preset)
-    results = collect(run.path, preset) | {
-        "stages": {
-            name: {"seconds": marker.seconds, "peak_memory_gb": marker.peak_memory_gb}
-            for name, marker in markers.items()
-        },
-        "versions": versions(load_platform(preset.platform).PACKAGES),
-        "machine": machine(args.device),
-    }
-    write_json(run.path / "results.json", results)
-    unfinished = run.path / "report.html.tmp"
-    unfinished.write_text(render(run, preset, results, markers), encoding="utf-8")
-    unfinished.replace(run.path / "report.html")
-    print(f"wrote {run.path / 'report.html'}")
-
-
-def parse_args() -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("run", type=Path, nargs="?", default=default_run(DEMO), help="run folder")
-    parser.add_argument("--config", type=Path, default=DEMO, help="the run's preset")
-    parser.add_argument("--device", default="cpu", help="the device that the run used")
-    return parser.parse_args()
-
-
-def finished_stages(run: RunFolder, preset: Preset) -> dict[str, Marker]:
-    """Return the markers of all stages but the report, oldest first.
-
-    Args:
-        run: The run folder.
-        preset: The run's preset.
-
-    Returns:
-        Markers by stage.
-
-    Raises:
-        FileNotFoundError: If one is not finished.
-    """
-    names = {*preset.policies, *(f"evaluate-{name}" for name in preset.policies), "export"}
-    markers = {name: marker for name in names if (marker := run.marker(name)) is not None}
-    missing = sorted(names - markers.keys())
-    if missing:
-        raise FileNotFoundError(
-            f"{run.path} lacks the stages {missing}: run scripts/pipeline.py for it first."
-        )
-    return dict(sorted(markers.items(), key=lambda item: item[1].finished_at))
-
-
-def render(
-    run: RunFolder, preset: Preset, results: dict[str, Any], markers: dict[str, Marker]
-) -> str:
-    """Fill the template.
-
-    Args:
-        run: The run folder.
-        preset: The run's preset.
-        results: What goes into results.json.
-        markers: Markers of the finished stages.
-
-    Returns:
-        HTML that loads nothing: images are data URIs, style is inline.
-    """
-    names = list(preset.policies)
-    evaluations = {name: read_evaluation(run.path, name) for name in names}
-    curves = {name: read_curves((run.path / markers[name].output).parent) for name in names}
-    template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
-        TEMPLATE.read_text(encoding="utf-8")
-    )
-    return template.render(
-        results=results,
-        animation=animate(evaluations, run.path / "animation.gif"),
-        curves=plot_curves(curves),
-        returns=plot_returns(
-            {name: evaluation["returns"] for name, evaluation in evaluations.items()},
-            {name: row["confidence_interval"] for name, row in results["policies"].items()},
-        ),
-        markers=markers,
-        total=clock(sum(marker.seconds for marker in markers.values())),
-        preset=preset,
-        format_share=format_share,
-        clock=clock,
-    )
-
 
 if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    from scripts.pipeline.report import main
+
     main()

@@ -97,7 +97,7 @@ def rows(main_python: str, mjlab_python: str, isaaclab2_python: str) -> list[Row
             rsl_rl="5.5.1",
             torch=NEXT_TORCH,
             python=main,
-            tests=(*ALGORITHMS, "tests/core", "tests/scripts/test_export.py"),
+            tests=(*ALGORITHMS, "tests/core", "tests/tools/test_export.py"),
         ),
         Row(name="mjlab", rsl_rl="5.4.2", python=mjlab, tests=mjlab_tests),
         Row(name="mjlab", rsl_rl="5.5.1", python=mjlab, tests=mjlab_tests),  # the next mjlab's

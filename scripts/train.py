@@ -5,7 +5,11 @@ The preset's teacher, or another of its policies, such as `--policy scratch`. Ar
 not listed go on to that command, for example `agent.algorithm.learning_rate=5e-4`.
 """
 
-from _one_policy import train_one
+import sys
+from pathlib import Path
 
 if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).resolve().parents[1])
+    from scripts.pipeline.one_policy import train_one
+
     raise SystemExit(train_one(__doc__, policy="teacher"))

@@ -1,5 +1,7 @@
 """What a user installs: the packages, their data and entry points, and nothing else."""
 
+import json
+import os
 import re
 import subprocess
 import tarfile
@@ -96,3 +98,73 @@ def test_installed_package_trains(built):
     example, _ = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     result = run_installed(built, f"{example}\nprint(runner.alg.num_updates)")
     assert result[-1] == "10"
+
+
+DEMO = """
+--rl_library rsl_rl --task Tbptt-Cartpole-Occluded --num_envs 8 --max_iterations 1
+physics=newton_mjwarp --device cpu agent.device=cpu agent.num_steps_per_env=8
+"""
+STUDENT = "rsl_rl_distillation_recurrent_cfg_entry_point"
+
+
+@pytest.fixture(scope="module")
+def demo(tmp_path_factory):
+    """The wheel with Isaac Lab in an empty environment, and a student of the demo, elsewhere."""
+    built, folder = tmp_path_factory.mktemp("extras"), tmp_path_factory.mktemp("demo")
+    extras = {**os.environ, "EXTRAS": "isaaclab,tools"}
+    subprocess.run([ROOT / "scripts" / "bootstrap.sh", "package", built], env=extras, check=True)
+
+    def run(program, *words):
+        """Run a program of that environment, away from the checkout and the user's packages."""
+        variables = {k: v for k, v in os.environ.items() if not k.startswith("PYTHON")}
+        result = subprocess.run(
+            [built / "venv" / "bin" / program, *words],
+            cwd=folder,
+            env={**variables, "OMP_NUM_THREADS": "1"},
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+        assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+        return result.stdout
+
+    def checkpoint(name):
+        (found,) = folder.glob(f"logs/rsl_rl/*/*_{name}/model_0.pt")
+        return str(found)
+
+    run("isaaclab", "train", *DEMO.split(), "--run_name", "teacher")
+    starts = ("--agent", STUDENT, "--checkpoint", checkpoint("teacher"))
+    run("isaaclab", "train", *DEMO.split(), *starts, "--run_name", "student")
+    return run, checkpoint("student"), folder
+
+
+@pytest.mark.package
+@pytest.mark.isaaclab
+def test_the_wheel_alone_exports_the_demos_student(demo):
+    run, checkpoint, folder = demo
+    assert "onnx: largest difference" in run("rsl-tbptt", "export", "--checkpoint", checkpoint)
+    parity = json.loads((folder / "exported" / "parity.json").read_text())
+    assert parity["passed"]
+    assert {"onnx", "torchscript"} == parity["max_difference"].keys()
+
+
+@pytest.mark.package
+@pytest.mark.isaaclab
+def test_the_wheel_alone_evaluates_the_demos_student(demo):
+    run, checkpoint, folder = demo
+    printed = run("rsl-tbptt", "evaluate", "--checkpoint", checkpoint, "--episodes", "4")
+    assert "mean return" in printed
+    evaluation = json.loads((folder / "evaluation.json").read_text())
+    assert (evaluation["task"], evaluation["episodes"]) == ("Tbptt-Cartpole-Occluded", 4)
+
+
+@pytest.mark.package
+def test_the_wheel_alone_says_which_extra_exports(built):
+    program = built / "venv" / "bin" / "rsl-tbptt"
+    help_text = subprocess.run([program, "--help"], capture_output=True, text=True, check=True)
+    assert "evaluate" in help_text.stdout
+    command = [program, "export", "--checkpoint", "model_0.pt"]
+    result = subprocess.run(command, cwd=built, capture_output=True, text=True, check=False)
+    assert result.returncode == 1
+    assert result.stderr.startswith("rsl-tbptt export: The package onnxruntime is missing")
+    assert result.stderr.endswith("pip install 'rsl-tbptt[tools]'\n")

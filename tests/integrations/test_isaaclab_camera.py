@@ -35,15 +35,15 @@ def test_the_stock_camera_task_trains(checkpoint):
     assert len(moments) == len(names)
 
 
-def test_its_policy_is_evaluated_and_exported(isaaclab, request, checkpoint, tmp_path):
-    tests, scripts = request.config.rootpath / "tests", request.config.rootpath / "scripts"
+def test_its_policy_is_evaluated_and_exported(isaaclab, checkpoint, tmp_path):
     shared = ["--checkpoint", str(checkpoint), "--output"]
     evaluation = ["--task", TASK, "--episodes", "2", "--overrides", "env.episode_length_s=0.5"]
-    for script, arguments in (
-        ("evaluate.py", [*shared, str(tmp_path / "evaluation.json"), *evaluation, *CAMERA.split()]),
-        ("export.py", [*shared, str(tmp_path), "--parity-steps", "3"]),
+    for words in (
+        ["evaluate", *shared, str(tmp_path / "evaluation.json"), *evaluation, *CAMERA.split()],
+        ["export", *shared, str(tmp_path), "--parity-steps", "3"],
     ):
-        isaaclab.call(f"{tests}/support/isaaclab_script.py:run", str(scripts / script), arguments)
+        status, printed = isaaclab.call("rsl_tbptt.cli:main", words)
+        assert status == 0, printed
     assert json.loads((tmp_path / "evaluation.json").read_text())["episodes"] == 2
     parity = json.loads((tmp_path / "parity.json").read_text())
     assert max(parity["max_difference"].values()) < parity["tolerance"]

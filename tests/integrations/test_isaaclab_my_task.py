@@ -10,7 +10,6 @@ pytest.importorskip("isaaclab_rl", reason="Isaac Lab 3.0 needs Python 3.12")
 import torch
 from support.isaaclab_page import DOCS, PAGE
 
-ROOT = DOCS.parent
 PACKAGE = DOCS / "my_task"
 
 
@@ -38,8 +37,8 @@ def test_a_task_without_physics_presets_is_evaluated_by_the_checkpoint_alone(
     page, isaaclab, tmp_path
 ):
     """The task is that of the run, and nothing selects what it does not offer."""
-    arguments = ["--checkpoint", str(page("your student").checkpoint), "--episodes", "4"]
-    script = [str(ROOT / "scripts" / "evaluate.py"), [*arguments, "--output", str(tmp_path / "e")]]
-    isaaclab.call(f"{ROOT / 'tests' / 'support' / 'isaaclab_script.py'}:run", *script)
+    words = ["evaluate", "--checkpoint", str(page("your student").checkpoint), "--episodes", "4"]
+    status, printed = isaaclab.call("rsl_tbptt.cli:main", [*words, "--output", str(tmp_path / "e")])
+    assert status == 0, printed
     evaluation = json.loads((tmp_path / "e").read_text())
     assert (evaluation["task"], evaluation["episodes"]) == ("My-Cartpole", 4)

@@ -1,4 +1,4 @@
-"""The scripts import each other by file name, as they do when they are run."""
+"""The scripts are imported from the root of the checkout, as they are when they are run."""
 
 import sys
 from pathlib import Path
@@ -8,6 +8,7 @@ import pytest
 REPOSITORY = Path(__file__).resolve().parents[2]
 
 sys.path.insert(0, str(REPOSITORY / "scripts"))
+sys.path.insert(0, str(REPOSITORY))
 
 
 @pytest.fixture

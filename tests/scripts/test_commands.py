@@ -1,35 +1,25 @@
-"""Every script explains itself, and doctor finds what is wrong."""
+"""Every script explains itself, and one policy is trained as in the pipeline."""
 
 import runpy
+import subprocess
+import sys
 from pathlib import Path
 
-import _one_policy
-import doctor
 import pytest
-from _pipeline_stages import policy_stages
-from _preset import DEMO, FINETUNE, load_preset
-from _stages import RunFolder
 
-SCRIPTS = (
-    "benchmark",
-    "peers",
-    "recall",
-    "pipeline",
-    "curves",
-    "train",
-    "distill",
-    "finetune",
-    "play",
-    "evaluate",
-    "export",
-    "report",
-    "doctor",
-)
+from scripts.pipeline import one_policy
+from scripts.pipeline.presets import DEMO, FINETUNE, load_preset
+from scripts.pipeline.run_folder import RunFolder
+from scripts.pipeline.stages import policy_stages
+
+SCRIPTS = ("train", "distill", "finetune", "report", "recall")
+MODULES = ("scripts.pipeline", "scripts.pipeline.curves")
 
 
 @pytest.mark.parametrize("name", SCRIPTS)
 def test_help(repository, monkeypatch, capsys, name):
     monkeypatch.setattr("sys.argv", [f"{name}.py", "--help"])
+    monkeypatch.setattr("sys.path", [str(repository / "scripts"), *sys.path])
     with pytest.raises(SystemExit) as end:
         runpy.run_path(str(repository / "scripts" / f"{name}.py"), run_name="__main__")
     assert end.value.code == 0
@@ -38,36 +28,37 @@ def test_help(repository, monkeypatch, capsys, name):
     assert len(shown.splitlines()) > 5
 
 
-def test_doctor_passes_here(monkeypatch, tmp_path, capsys):
-    monkeypatch.setattr("sys.argv", ["doctor.py", "--output", str(tmp_path / "run")])
-    assert doctor.main() == 0
-    assert "WRONG" not in capsys.readouterr().out
+@pytest.mark.parametrize("name", MODULES)
+def test_help_of_a_module(repository, name):
+    shown = subprocess.run(
+        [sys.executable, "-m", name, "--help"],
+        cwd=repository,
+        capture_output=True,
+        text=True,
+        check=True,
+    ).stdout
+    assert shown.startswith(f"usage: python -m {name} ")
+    assert len(shown.splitlines()) > 5
 
 
-def test_doctor_names_every_fault(monkeypatch, tmp_path, capsys):
-    (tmp_path / "file").touch()
-    folder = str(tmp_path / "file" / "run")
-    monkeypatch.setattr("sys.argv", ["doctor.py", "--output", folder, "--device", "cuda:99"])
-    monkeypatch.setattr(doctor, "entry_points", lambda group: [])
-    monkeypatch.setattr(doctor.sys, "version_info", (3, 11, 0))
-    monkeypatch.setattr(doctor, "versions", lambda *_: {"python": "3.11.0", "torch": None})
-    assert doctor.main() == 1
-    wrong = [
-        line.split("WRONG")[0].strip()
-        for line in capsys.readouterr().out.splitlines()
-        if "  WRONG  " in line
-    ]
-    assert wrong == ["python", "packages", "tasks", "device", "run folder"]
+def test_a_script_runs_from_any_folder(repository, tmp_path):
+    command = [sys.executable, repository / "scripts" / "distill.py", "--policy", "x"]
+    shown = subprocess.run(
+        [*command, "--teacher", "m.pt"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert shown.returncode == 2
+    assert "--policy is 'x', expected one of ['student', 'finetuned']" in shown.stderr
 
 
 @pytest.fixture
 def run_one(monkeypatch, repository):
     """Run a script that trains one policy; return its command and its folder."""
+    monkeypatch.setattr("sys.path", [str(repository / "scripts"), *sys.path])
 
     def run(name, *arguments):
         seen = []
         monkeypatch.setattr(
-            _one_policy, "run_shown", lambda command, folder, _: seen.append((command, folder)) or 0
+            one_policy, "run_shown", lambda command, folder, _: seen.append((command, folder)) or 0
         )
         monkeypatch.setattr("sys.argv", [f"{name}.py", *arguments])
         with pytest.raises(SystemExit) as end:
@@ -126,36 +117,7 @@ def test_another_preset_is_read(run_one):
 )
 def test_wrong_command_line_is_refused(repository, monkeypatch, capsys, arguments, message):
     monkeypatch.setattr("sys.argv", arguments)
+    monkeypatch.setattr("sys.path", [str(repository / "scripts"), *sys.path])
     with pytest.raises(SystemExit):
         runpy.run_path(str(repository / "scripts" / f"{arguments[0]}.py"), run_name="__main__")
     assert message in capsys.readouterr().err
-
-
-def test_play_takes_task_and_agent_from_the_run(monkeypatch, tmp_path):
-    import play
-
-    manifest = '{"library": "rsl_rl", "task": "T", "metadata": {"agent": "a"}}'
-    (tmp_path / "run.json").write_text(manifest)
-    seen = []
-    monkeypatch.setattr(play, "run_shown", lambda command, *_: seen.append(command) or 0)
-    monkeypatch.setattr("sys.argv", ["play.py", "--checkpoint", str(tmp_path / "model_1.pt")])
-    assert play.main() == 0
-    assert seen[0][:8] == [
-        "isaaclab",
-        "play",
-        "--rl_library",
-        "rsl_rl",
-        "--task",
-        "T",
-        "--agent",
-        "a",
-    ]
-
-
-def test_play_without_a_run_says_so(monkeypatch, tmp_path, capsys):
-    import play
-
-    monkeypatch.setattr("sys.argv", ["play.py", "--checkpoint", str(tmp_path / "model_1.pt")])
-    with pytest.raises(SystemExit):
-        play.main()
-    assert "run.json is missing" in capsys.readouterr().err

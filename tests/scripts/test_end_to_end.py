@@ -5,18 +5,19 @@ import subprocess
 import sys
 
 import pytest
-from _commands import child_environment
-from _platform import find_checkpoint
+
+from rsl_tbptt.platforms.commands import child_environment, executable
+from scripts.pipeline.training import find_checkpoint
 
 pytestmark = pytest.mark.isaaclab
 
 ITERATIONS = 3
 
 
-def run_script(repository, name, *arguments):
-    """Run a script as a user does; its output is shown if it fails."""
+def run(*command):
+    """Run a program as a user does; its output is shown if it fails."""
     result = subprocess.run(
-        [sys.executable, repository / "scripts" / f"{name}.py", *map(str, arguments)],
+        [*map(str, command)],
         capture_output=True,
         text=True,
         check=False,
@@ -24,6 +25,11 @@ def run_script(repository, name, *arguments):
     )
     assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
     return result.stdout
+
+
+def run_script(repository, name, *arguments):
+    """Run a script of this repository."""
+    return run(sys.executable, repository / "scripts" / f"{name}.py", *arguments)
 
 
 @pytest.fixture(scope="module")
@@ -69,16 +75,13 @@ def finetuned(repository, folder, size, student):
 
 
 @pytest.fixture(scope="module")
-def evaluate(isaaclab, repository):
+def evaluate(isaaclab):
     """Evaluate a checkpoint on eight episodes, without another start of the simulator."""
-    script, run = (
-        repository / "scripts" / "evaluate.py",
-        repository / "tests" / "support" / "isaaclab_script.py",
-    )
 
     def evaluated(checkpoint, output):
-        arguments = ("--checkpoint", checkpoint, "--episodes", 8, "--output", output)
-        isaaclab.call(f"{run}:run", str(script), [str(argument) for argument in arguments])
+        words = ["evaluate", "--checkpoint", checkpoint, "--episodes", 8, "--output", output]
+        status, printed = isaaclab.call("rsl_tbptt.cli:main", [*map(str, words)])
+        assert status == 0, printed
         return json.loads(output.read_text())
 
     return evaluated
@@ -101,7 +104,7 @@ def test_finetuned_student_is_evaluated(evaluate, finetuned, tmp_path):
     assert evaluate(finetuned, tmp_path / "finetuned.json")["episodes"] == 8
 
 
-def test_student_is_exported(repository, student, tmp_path):
-    run_script(repository, "export", "--checkpoint", student, "--output", tmp_path)
+def test_student_is_exported(student, tmp_path):
+    run(*executable(["rsl-tbptt", "export"]), "--checkpoint", student, "--output", tmp_path)
     parity = json.loads((tmp_path / "parity.json").read_text())
     assert max(parity["max_difference"].values()) < parity["tolerance"]

@@ -1,13 +1,15 @@
 """The comparison over seeds, on curves worked by hand."""
 
-import curves
 import pytest
 import yaml
-from _learning import Learning, compare, format_markdown, read_learnings
-from _learning_figure import band, save_learning
-from _preset import FINETUNE, REPOSITORY, load_preset
-from _stages import Marker, write_json
-from _study import Study
+
+from rsl_tbptt.files import write_json
+from scripts.pipeline import curves
+from scripts.pipeline.learning import Learning, compare, format_markdown, read_learnings
+from scripts.pipeline.learning_figure import band, save_learning
+from scripts.pipeline.presets import FINETUNE, REPOSITORY, load_preset
+from scripts.pipeline.run_folder import Marker
+from scripts.pipeline.study import Study
 
 STUDY = Study(preset="", seeds=[1, 2], iterations={}, min_share_of_teacher=0.95, max_step_ratio=2.0)
 

@@ -1,13 +1,13 @@
 """A preset's stages: what each reads, and which settings it hangs on."""
 
-import dataclasses
-
 import pytest
-from _conductor import unfinished
-from _pipeline_stages import pipeline_stages
-from _preset import DEMO, FINETUNE, load_preset
-from _stages import RunFolder
-from pipeline import main
+
+from scripts.pipeline import __main__ as pipeline
+from scripts.pipeline.__main__ import main
+from scripts.pipeline.conductor import unfinished
+from scripts.pipeline.presets import DEMO, FINETUNE, load_preset
+from scripts.pipeline.run_folder import RunFolder
+from scripts.pipeline.stages import pipeline_stages
 
 DEMO_MJLAB = DEMO.with_name("demo-mjlab.yaml")
 PRESETS = (DEMO, DEMO_MJLAB, FINETUNE)
@@ -41,10 +41,10 @@ def finish_all(run, preset):
 
 def changed(preset, section, **changes):
     if section in preset.policies:
-        policy = dataclasses.replace(preset.policies[section], **changes)
-        return dataclasses.replace(preset, policies=preset.policies | {section: policy})
-    part = dataclasses.replace(getattr(preset, section), **changes)
-    return dataclasses.replace(preset, **{section: part})
+        policy = preset.policies[section].model_copy(update=changes)
+        return preset.model_copy(update={"policies": preset.policies | {section: policy}})
+    part = getattr(preset, section).model_copy(update=changes)
+    return preset.model_copy(update={section: part})
 
 
 def pending(run, preset):
@@ -127,6 +127,7 @@ def test_evaluation_opens_the_platforms_task(run, file, task):
     command = stages(run, preset)["evaluate-student"].command({"student": "s.pt"})
     assert f"--platform={preset.platform}" in command
     assert f"--task={task}" in command
+    assert command[:2] == ["rsl-tbptt", "evaluate"]
 
 
 def test_results_hang_on_the_platforms_versions(run):
@@ -172,7 +173,7 @@ def test_other_start_runs_again(run, finetune):
 @pytest.mark.parametrize("change", [{"heading": "Other"}, {"summary": "Other."}, {"verdicts": []}])
 def test_other_text_or_verdict_writes_the_report_again(run, preset, change):
     finish_all(run, preset)
-    assert pending(run, dataclasses.replace(preset, **change)) == {"report"}
+    assert pending(run, preset.model_copy(update=change)) == {"report"}
 
 
 def test_other_device_runs_again(run, preset):
@@ -183,7 +184,7 @@ def test_other_device_runs_again(run, preset):
 def test_unwritable_folder_ends_the_run_before_any_training(tmp_path, monkeypatch, capsys):
     (tmp_path / "file").write_text("")
     folder = str(tmp_path / "file" / "run")
-    monkeypatch.setattr("sys.argv", ["pipeline.py", str(DEMO), "--output", folder])
+    monkeypatch.setattr("sys.argv", ["scripts.pipeline", str(DEMO), "--output", folder])
     assert main() == 1
     captured = capsys.readouterr()
     assert "expected one that can be written" in captured.err
@@ -191,16 +192,14 @@ def test_unwritable_folder_ends_the_run_before_any_training(tmp_path, monkeypatc
 
 
 def test_missing_preset_is_named(tmp_path, monkeypatch, capsys):
-    monkeypatch.setattr("sys.argv", ["pipeline.py", str(tmp_path / "absent.yaml")])
+    monkeypatch.setattr("sys.argv", ["scripts.pipeline", str(tmp_path / "absent.yaml")])
     assert main() == 1
     assert "absent.yaml cannot be read" in capsys.readouterr().err
 
 
 def test_run_folder_is_named_after_the_preset(tmp_path, monkeypatch):
-    import pipeline
-
     calls = []
     monkeypatch.setattr(pipeline, "run_preset", lambda *call: calls.append(call))
-    monkeypatch.setattr("sys.argv", ["pipeline.py", str(FINETUNE)])
+    monkeypatch.setattr("sys.argv", ["scripts.pipeline", str(FINETUNE)])
     assert main() == 0
     assert calls[0][1].as_posix() == "runs/finetune"

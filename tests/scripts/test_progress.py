@@ -2,9 +2,10 @@
 
 import io
 
-import _progress
 import pytest
-from _progress import Display, Progress, describe
+
+from scripts.pipeline import progress as progress_module
+from scripts.pipeline.progress import Display, Progress
 
 RSL_RL_OUTPUT = (
     "################################################################################",
@@ -26,7 +27,7 @@ def clock(monkeypatch):
             return self.now
 
     fake = Clock()
-    monkeypatch.setattr(_progress.time, "monotonic", fake.monotonic)
+    monkeypatch.setattr(progress_module.time, "monotonic", fake.monotonic)
     return fake
 
 
@@ -35,7 +36,6 @@ def test_rsl_rl_output_is_read():
     for line in RSL_RL_OUTPUT:
         progress.read(line)
     assert (progress.done, progress.total) == (5, 10)
-    assert progress.share() == 0.5
     assert progress.metrics == {"behavior loss": "0.0123", "reward": "6.78"}
 
 
@@ -73,29 +73,56 @@ def test_line_names_place_metrics_and_both_times(clock):
     clock.now += 10.0
     progress.read("[progress] 4/10")
     progress.read("  Mean reward: 1.5")
-    line = describe("[1/3] teacher", progress, 61.0, clock.now)
-    assert line == "[1/3] teacher   40%  4/10  reward 1.5  left: stage 0:30, all 1:31"
+    line = progress.describe(61.0, clock.now)
+    assert line == " 40%  4/10  reward 1.5  left: stage 0:30, all 1:31"
 
 
 def test_without_a_terminal_lines_are_spaced(clock):
     stream = io.StringIO()
-    display, progress = Display(stream), Progress(expected_seconds=60.0, start=clock.now)
-    for _ in range(25):
-        display.show("stage", progress, 0.0)
-        clock.now += 1.0
-    assert stream.getvalue().count("\n") == 3
+    title, progress = "[1/3] " + 200 * "x", Progress(expected_seconds=60.0, start=clock.now)
+    with Display(stream).stage(title, progress, 0.0) as read:
+        for number in range(25):
+            read(f"[progress] {number}/25" if number > 2 else "")
+            clock.now += 1.0
+    lines = stream.getvalue().splitlines()
+    assert [line.split("  ")[0] for line in lines] == 3 * [title]
+    assert [line.split("  ")[1:3] for line in lines[1:]] == [[" 40%", "10/25"], [" 80%", "20/25"]]
     assert "\r" not in stream.getvalue()
+    assert "\x1b" not in stream.getvalue()
 
 
-def test_in_a_terminal_one_line_is_rewritten(clock):
-    class Terminal(io.StringIO):
-        def isatty(self):
-            return True
+class Terminal(io.StringIO):
+    def isatty(self):
+        return True
 
-    stream = Terminal()
-    display, progress = Display(stream), Progress(expected_seconds=60.0, start=clock.now)
-    for _ in range(3):
-        display.show("stage", progress, 0.0)
-    display.close("done")
-    assert stream.getvalue().count("\r") == 4
-    assert stream.getvalue().count("\n") == 1
+
+@pytest.fixture
+def terminal(monkeypatch):
+    monkeypatch.setenv("TERM", "xterm")
+    monkeypatch.setenv("COLUMNS", "120")
+    for name in ("NO_COLOR", "FORCE_COLOR", "TTY_COMPATIBLE", "TTY_INTERACTIVE"):
+        monkeypatch.delenv(name, raising=False)
+    return Terminal()
+
+
+def test_in_a_terminal_one_line_is_rewritten(terminal):
+    progress = Progress(expected_seconds=60.0)
+    with Display(terminal).stage("[1/3] teacher", progress, 0.0) as read:
+        read("[progress] 3/4")
+    shown = terminal.getvalue()
+    assert "[1/3] teacher" in shown
+    assert "3/4  left: stage" in shown
+    assert shown.count("\n") <= 1
+
+
+def test_a_stage_that_fails_gives_the_terminal_back(terminal):
+    progress = Progress(expected_seconds=60.0)
+    hidden, shown = "\x1b[?25l", "\x1b[?25h"  # the cursor
+
+    def interrupted():
+        with Display(terminal).stage("stage", progress, 0.0):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        interrupted()
+    assert terminal.getvalue().count(hidden) == terminal.getvalue().count(shown) == 1

@@ -2,10 +2,11 @@
 
 import pytest
 import yaml
-from _pipeline_stages import policy_stages
-from _preset import REPOSITORY
-from _stages import RunFolder
-from _study import load_study, one_seed_each
+
+from scripts.pipeline.presets import REPOSITORY
+from scripts.pipeline.run_folder import RunFolder
+from scripts.pipeline.stages import policy_stages
+from scripts.pipeline.study import load_study, one_seed_each
 
 CURVES = REPOSITORY / "configs" / "curves.yaml"
 
@@ -37,14 +38,14 @@ def test_iterations_replace_the_presets(tmp_path):
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
-        ({"seed": [1]}, r"study.yaml has unknown keys \['seed'\]"),
-        ({"seeds": 3}, "seeds is 3, expected a list of whole numbers"),
-        ({"seeds": []}, r"seeds is \[\], expected a list of whole numbers"),
-        ({"seeds": [-1]}, r"seeds is \[-1\], expected a list of whole numbers"),
-        ({"iterations": [100]}, r"iterations is \[100\], expected a mapping"),
-        ({"iterations": {"studnet": 100}}, "iterations: studnet is 100, expected .* for one of"),
-        ({"iterations": {"student": 0}}, "iterations: student is 0, expected at least 1"),
-        ({"max_step_ratio": 0}, "max_step_ratio is 0, expected a positive number"),
+        ({"seed": [1]}, r"study.yaml: seed is unknown"),
+        ({"seeds": 3}, "seeds is 3, expected a valid list"),
+        ({"seeds": []}, r"seeds is \[\]: List should have at least 1 item"),
+        ({"seeds": [-1]}, r"seeds: 1 is -1, expected greater than or equal to 0"),
+        ({"iterations": [100]}, r"iterations is \[100\], expected a valid dict"),
+        ({"iterations": {"studnet": 100}}, "iterations: 'studnet' is none of"),
+        ({"iterations": {"student": 0}}, "iterations: student is 0, expected greater than 0"),
+        ({"max_step_ratio": 0}, "max_step_ratio is 0, expected greater than 0"),
         ({"preset": "absent.yaml"}, "absent.yaml cannot be read"),
     ],
 )

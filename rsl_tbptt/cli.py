@@ -1,0 +1,211 @@
+"""The command ``rsl-tbptt``: what is done with checkpoints of Isaac Lab, mjlab and rsl_rl alone."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import sys
+from collections.abc import Callable, Sequence
+
+from rsl_tbptt.cli_options import add_doctor, add_evaluate, add_export, add_play
+from rsl_tbptt.doctor import TOOLS, diagnose, install
+
+Arguments = argparse.Namespace
+
+DESCRIPTION = "What is done with checkpoints of Isaac Lab, mjlab and rsl_rl alone."
+
+EXTRAS = {
+    "isaaclab": "isaaclab",
+    "isaaclab_rl": "isaaclab",
+    "isaaclab_tasks": "isaaclab",
+    "gymnasium": "isaaclab",
+    "mjlab": "mjlab",
+    **{module: "tools" for modules in TOOLS.values() for module in modules},
+}
+"""The extra of this package that brings a module."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run a command and say in one line what is wrong with its arguments or files.
+
+    Args:
+        arguments: The command line. None takes that of this process.
+
+    Returns:
+        The exit status: 0, 1 if the command failed, and argparse's 2 for wrong arguments.
+    """
+    words = sys.argv[1:] if arguments is None else [*arguments]
+    parser = command_parser(words[0] if words else None)
+    args, further = parser.parse_known_args(words)
+    if further and not hasattr(args, "further"):
+        parser.error(f"unrecognized arguments: {' '.join(further)}")
+    args.further = further
+    try:
+        _require(TOOLS.get(args.command, ()))
+        return args.run(args)
+    except ModuleNotFoundError as error:
+        reason = _missing(error)
+    except (ValueError, OSError, ImportError) as error:
+        reason = str(error)
+    print(f"rsl-tbptt {args.command}: {' '.join(reason.split())}", file=sys.stderr)
+    return 1
+
+
+def command_parser(chosen: str | None) -> argparse.ArgumentParser:
+    """Return the parser of all commands.
+
+    Args:
+        chosen: The command that is about to be parsed; others' modules are left alone.
+
+    Returns:
+        A parser whose result has ``command`` and ``run``.
+    """
+    parser = argparse.ArgumentParser(prog="rsl-tbptt", description=DESCRIPTION)
+    commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
+    for name, (text, add_arguments, run) in COMMANDS.items():
+        command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
+        add_arguments(command)
+        command.set_defaults(run=run)
+    bench = commands.add_parser("bench", help="time and memory of updates beside rsl_rl's")
+    if chosen == "bench":
+        from rsl_tbptt import bench as benchmark
+
+        bench.description = benchmark.__doc__
+        benchmark.add_arguments(bench)
+        bench.set_defaults(run=benchmark.run)
+    return parser
+
+
+def run_doctor(args: Arguments) -> int:
+    """Check this setup."""
+    return 0 if diagnose(args.device, args.output) else 1
+
+
+def run_evaluate(args: Arguments) -> int:
+    """Evaluate a checkpoint, write a JSON file and print the mean return.
+
+    Raises:
+        ValueError: If options contradict each other.
+    """
+    from rsl_tbptt.evaluation import evaluate
+    from rsl_tbptt.files import write_json
+
+    if args.env and (args.task or args.platform):
+        raise ValueError("--env is given beside --platform or --task, expected one of both.")
+    _check_device(args.device)
+    result = evaluate(
+        args.checkpoint,
+        platform_name="rsl_rl" if args.env else args.platform,
+        task=args.env or args.task,
+        overrides=args.overrides,
+        agent=args.agent,
+        episodes=args.episodes,
+        seed=args.seed,
+        recorded_envs=args.recorded_envs,
+        device=args.device,
+    )
+    write_json(args.output, result)
+    low, high = result["confidence_interval"]
+    print(f"mean return {result['mean_return']:.3f}, 95 % confidence {low:.3f} to {high:.3f}")
+    return 0
+
+
+def run_export(args: Arguments) -> int:
+    """Export a checkpoint, and print how far the exports are from the policy.
+
+    Raises:
+        ValueError: If it is too far.
+    """
+    import torch
+
+    from rsl_tbptt.export import export
+
+    parity = export(
+        args.checkpoint,
+        args.output,
+        agent=args.agent,
+        images=dict(args.image) if args.image else None,
+        parity_steps=args.parity_steps,
+        tolerance=args.tolerance,
+        seed=args.seed,
+    )
+    for name, difference in parity["max_difference"].items():
+        print(f"{name}: largest difference of an action {difference:.1e}")
+    if "torchscript" not in parity["max_difference"]:
+        print(f"torchscript: not written, torch {torch.__version__} has given it up")
+    if not parity["passed"]:
+        raise ValueError(f"The largest difference is not within {args.tolerance:.1e}.")
+    return 0
+
+
+def run_play(args: Arguments) -> int:
+    """Play a checkpoint."""
+    from rsl_tbptt.play import play
+
+    return play(
+        args.checkpoint,
+        task=args.task,
+        num_envs=args.num_envs,
+        device=args.device,
+        further=args.further,
+    )
+
+
+def _check_device(device: str) -> None:
+    """Check that a device can compute.
+
+    Raises:
+        ValueError: If it cannot.
+    """
+    import torch
+
+    try:
+        torch.zeros(1, device=device)
+    except (RuntimeError, AssertionError) as error:  # AssertionError: torch without CUDA
+        raise ValueError(f"--device is {device}, which cannot compute: {error}") from error
+
+
+def _require(modules: Sequence[str]) -> None:
+    """Check that modules are installed without loading them.
+
+    Raises:
+        ModuleNotFoundError: If one is not.
+    """
+    for name in modules:
+        if importlib.util.find_spec(name) is None:
+            raise ModuleNotFoundError(name=name)
+
+
+def _missing(error: ModuleNotFoundError) -> str:
+    """Say which module is missing, and which extra brings it."""
+    name = (error.name or str(error)).partition(".")[0]
+    remedy = install(EXTRAS[name]) if name in EXTRAS else f"pip install {name}"
+    return f"The package {name} is missing, expected it for this command: {remedy}"
+
+
+COMMANDS: dict[
+    str,
+    tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[Arguments], int]],
+] = {
+    "doctor": ("say what is wrong with this setup", add_doctor, run_doctor),
+    "evaluate": (
+        "evaluate a checkpoint on fresh episodes, without exploration noise",
+        add_evaluate,
+        run_evaluate,
+    ),
+    "export": (
+        "export a checkpoint to ONNX and TorchScript, and compare both with it",
+        add_export,
+        run_export,
+    ),
+    "play": (
+        "play a checkpoint with its platform's own command, task and agent",
+        add_play,
+        run_play,
+    ),
+}
+"""What it says of itself, its options and what it does, by command."""
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

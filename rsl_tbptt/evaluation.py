@@ -1,0 +1,205 @@
+"""Evaluate a policy on fresh episodes of its task, without exploration noise.
+
+All environments start together and each counts for exactly its first full episode, so short
+episodes are not counted more often than long ones. The same seed gives every policy the same
+robots and the same starts.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from tensordict import TensorDict
+
+from rsl_tbptt.compat.versions import MLPModel
+from rsl_tbptt.intervals import CONFIDENCE, confidence_interval
+from rsl_tbptt.platforms import load_platform, platform_of
+from rsl_tbptt.policies import build_policy, images_of, read_policy
+
+SECONDS_BETWEEN_REPORTS = 2.0
+
+Positions = dict[str, list[float]]
+
+
+class Policy(Protocol):
+    """What acts in an evaluation: rsl_rl's models, for example."""
+
+    def __call__(self, obs: TensorDict, /) -> torch.Tensor:
+        """Return the actions. Shape: (N, A)."""
+        ...
+
+    def reset(self, dones: torch.Tensor | None = None) -> None:
+        """Clear the memory where an episode ended, or everywhere."""
+        ...
+
+
+def evaluate(
+    checkpoint: Path,
+    *,
+    platform_name: str | None = None,
+    task: str | None = None,
+    overrides: Sequence[str] = (),
+    agent: Path | None = None,
+    episodes: int = 256,
+    seed: int = 1000,
+    recorded_envs: int = 2,
+    device: str = "cpu",
+) -> dict[str, Any]:
+    """Evaluate a checkpoint; on the screen appears how far it is.
+
+    Args:
+        checkpoint: ``model_<iteration>.pt`` in a log folder.
+        platform_name: One of :data:`rsl_tbptt.platforms.PLATFORMS`. None finds it out.
+        task: Registered id, or for rsl_rl alone ``module:function``. None takes the one that the
+            policy was trained on.
+        overrides: Presets and settings of the task as in training, in the platform's form.
+        agent: YAML file of the training's config where none lies beside the checkpoint.
+        episodes: Fresh episodes, one per environment, at least 2.
+        seed: Seed of the environment.
+        recorded_envs: Environments whose joint positions are kept.
+        device: Device of simulation and policy, ``cpu`` or ``cuda:<index>``.
+
+    Returns:
+        JSON values: what :func:`summarise` returns, the joint positions, and where it comes from.
+
+    Raises:
+        ValueError: If there are less than 2 episodes, the checkpoint cannot be read, or nothing
+            tells on what it was trained.
+    """
+    if episodes < 2:
+        raise ValueError(
+            f"episodes is {episodes}, expected at least 2: an interval needs a spread."
+        )
+    saved = read_policy(checkpoint, agent)  # before the simulator, whose start takes a while
+    platform = load_platform(platform_name or platform_of(checkpoint))
+    task = task or platform.find_trained(checkpoint).task
+    with platform.simulated_env(
+        task,
+        num_envs=episodes,
+        seed=seed,
+        device=device,
+        clip_actions=saved.config.get("clip_actions"),
+        overrides=overrides,
+    ) as env:
+        obs = env.get_observations()
+        policy = build_policy(saved, device, images_of(obs))
+        check_observations(policy, obs, task)
+        read = platform.joint_reader(env, recorded_envs)
+        # Building a policy draws random numbers; seeding again gives all policies the same starts.
+        obs = platform.restart(env, seed)
+        returns, lengths, positions = run_first_episodes(env, policy, obs, read)
+        step_seconds = platform.step_seconds(env)
+    result = summarise(returns, lengths, step_seconds)
+    result |= {"checkpoint": checkpoint.name, "task": task, "seed": seed}
+    result["recorded"] = recorded(positions, lengths[:recorded_envs])
+    return result
+
+
+def check_observations(policy: MLPModel, obs: TensorDict, task: str) -> None:
+    """Check that an environment gives what a policy was trained on.
+
+    Args:
+        policy: The policy.
+        obs: Observations by group.
+        task: What gave them, for the message.
+
+    Raises:
+        ValueError: If a group is missing, or their widths are others together.
+    """
+    groups = [*policy.obs_groups, *getattr(policy, "obs_groups_2d", ())]
+    missing = [name for name in groups if name not in obs]
+    if missing:
+        raise ValueError(
+            f"{task} has the observation groups {sorted(map(str, obs.keys()))}, expected {missing}"
+            " among them, which the policy sees: name the task that it was trained on."
+        )
+    width = sum(obs[name].shape[-1] for name in policy.obs_groups)
+    if width != policy.obs_dim:
+        raise ValueError(
+            f"{task} has {width} numbers in the observation groups {groups}, expected"
+            f" {policy.obs_dim} as the policy sees: name the task that it was trained on."
+        )
+
+
+@torch.inference_mode()
+def run_first_episodes(
+    env: Any,
+    policy: Policy,
+    obs: TensorDict,
+    read_positions: Callable[[], Positions],
+) -> tuple[torch.Tensor, torch.Tensor, list[Positions]]:
+    """Step all environments until each has finished its first episode.
+
+    An environment that is done goes on with a second episode, which counts for nothing.
+
+    Args:
+        env: Environment in rsl_rl's form, just reset.
+        policy: Policy whose memory is cleared where an episode ends.
+        obs: Observations after the reset, batch size (N,).
+        read_positions: Reads what to record before each step.
+
+    Returns:
+        Returns, shape (N,); episode lengths in steps, shape (N,), int64; and the readings.
+    """
+    policy.reset()
+    running = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
+    returns = torch.zeros(env.num_envs, device=env.device)
+    lengths = torch.zeros(env.num_envs, dtype=torch.long, device=env.device)
+    positions, reported = [], time.monotonic()
+    while running.any():
+        positions.append(read_positions())
+        obs, rewards, dones, _ = env.step(policy(obs))
+        policy.reset(dones)
+        returns += torch.where(running, rewards, 0.0)
+        lengths += running
+        running &= dones == 0
+        if time.monotonic() - reported > SECONDS_BETWEEN_REPORTS:
+            reported = time.monotonic()
+            print(f"[progress] {len(positions)}/{env.max_episode_length}", flush=True)
+    return returns.cpu(), lengths.cpu(), positions
+
+
+def summarise(
+    returns: torch.Tensor, lengths: torch.Tensor, step_seconds: float | None
+) -> dict[str, Any]:
+    """Describe episodes.
+
+    Args:
+        returns: Sum of rewards of each episode. Shape: (N,).
+        lengths: Steps of each episode. Shape: (N,).
+        step_seconds: Duration of a step, None where the environment does not tell.
+
+    Returns:
+        JSON values: the episodes, their mean return with its interval, their mean length.
+    """
+    values = returns.double().tolist()
+    return {
+        "episodes": len(values),
+        "mean_return": sum(values) / len(values),
+        "confidence_level": CONFIDENCE,
+        "confidence_interval": list(confidence_interval(values)),
+        "mean_length": lengths.double().mean().item(),
+        "step_seconds": step_seconds,
+        "returns": values,
+        "lengths": lengths.tolist(),
+    }
+
+
+def recorded(positions: list[Positions], lengths: torch.Tensor) -> list[Positions]:
+    """Cut the readings of each recorded environment at the end of its first episode.
+
+    Args:
+        positions: Readings by step, then by joint: one value per recorded environment.
+        lengths: Steps of the recorded environments' first episodes. Shape: (E,).
+
+    Returns:
+        Per environment, positions over time by joint name.
+    """
+    return [
+        {name: [step[name][env] for step in positions[:length]] for name in positions[0]}
+        for env, length in enumerate(lengths.tolist())
+    ]

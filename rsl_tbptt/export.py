@@ -1,0 +1,210 @@
+"""Export a checkpoint's policy to TorchScript and ONNX, and compare both with the trained policy.
+
+A recurrent policy keeps its state: the TorchScript file inside (call ``reset()`` where an episode
+starts), the ONNX file as inputs and outputs (pass zeros where an episode starts). Images are the
+second argument of the TorchScript file, a list, and inputs of the ONNX file by their groups' names.
+"""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnxruntime
+import torch
+
+from rsl_tbptt.compat.versions import MLPModel
+from rsl_tbptt.files import complete, write_json
+from rsl_tbptt.policies import Images, load_policy, split_into_groups
+
+OPSET = 18
+"""The operator set that rsl_rl exports with."""
+
+OBS = "obs"
+Obs = dict[str, torch.Tensor]
+"""Inputs by their names in ONNX, one robot: what a policy joins under ``OBS``, shape (T, 1, D), and
+each group of images by its own name, (T, 1, C, H, W)."""
+
+
+def export(
+    checkpoint: Path,
+    output: Path,
+    *,
+    agent: Path | None = None,
+    images: Images | None = None,
+    parity_steps: int = 64,
+    tolerance: float = 1e-4,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Export a checkpoint's policy and compare the exports with it.
+
+    Args:
+        checkpoint: ``model_<iteration>.pt`` in a log folder.
+        output: Folder for ``policy.onnx``, ``policy.pt`` where torch still has TorchScript, and
+            ``parity.json``.
+        agent: YAML file of the training's config where none lies beside the checkpoint.
+        images: Sizes of the image groups that a CNN sees; see
+            :func:`rsl_tbptt.policies.load_policy`.
+        parity_steps: Steps compared, at least 1, with a reset in the middle.
+        tolerance: Largest difference of an action that passes.
+        seed: Seed of the observations compared on.
+
+    Returns:
+        What ``parity.json`` holds: the largest difference of an action by export, and whether all
+        pass.
+
+    Raises:
+        FileNotFoundError: If the config beside the checkpoint is missing.
+        ValueError: If the checkpoint is missing or cannot be read, holds no policy or another
+            model's, or nothing would be compared.
+    """
+    if parity_steps < 1:
+        raise ValueError(f"parity_steps is {parity_steps}, expected at least 1.")
+    policy = load_policy(checkpoint, agent=agent, images=images)
+    torchscript, onnx = output / "policy.pt", output / "policy.onnx"
+    runs = {"onnx": (run_onnx, onnx)}
+    export_onnx(policy, onnx)
+    if hasattr(torch.jit, "script"):
+        export_torchscript(policy, torchscript)
+        runs["torchscript"] = (run_torchscript, torchscript)
+    obs, episode_starts = make_sequence(policy, parity_steps, seed)
+    expected = run_policy(policy, obs, episode_starts)
+    differences = {
+        name: max_difference(run(path, obs, episode_starts), expected)
+        for name, (run, path) in runs.items()
+    }
+    parity = {
+        "checkpoint": checkpoint.name,
+        "steps": parity_steps,
+        "tolerance": tolerance,
+        "max_difference": differences,
+        # A difference that is no number does not pass.
+        "passed": all(difference <= tolerance for difference in differences.values()),
+    }
+    write_json(output / "parity.json", parity)
+    return parity
+
+
+@contextmanager
+def _torchscript() -> Iterator[None]:
+    """Ignore that torch calls TorchScript deprecated: software on robots reads it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".torch.jit")
+        yield
+
+
+def export_torchscript(policy: MLPModel, path: Path) -> None:
+    """Write a policy as TorchScript for one robot, its state inside.
+
+    Args:
+        policy: The policy.
+        path: The file; complete or as before.
+    """
+    with complete(path) as unfinished, _torchscript():
+        torch.jit.script(policy.as_jit().to("cpu").eval()).save(str(unfinished))
+
+
+def export_onnx(policy: MLPModel, path: Path) -> None:
+    """Write a policy as ONNX for one robot, its state as inputs and outputs.
+
+    Args:
+        policy: The policy.
+        path: The file; complete or as before.
+    """
+    model: Any = policy.as_onnx(verbose=False).to("cpu").eval()
+    with complete(path) as unfinished, warnings.catch_warnings():
+        # Both come from within torch's exporter: flat views of the LSTM's weights, a pytree rename.
+        warnings.filterwarnings("ignore", message="The tensor attributes? .*_flat_weights")
+        warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
+        torch.onnx.export(
+            model,
+            model.get_dummy_inputs(),
+            str(unfinished),
+            input_names=model.input_names,
+            output_names=model.output_names,
+            opset_version=OPSET,
+            external_data=False,  # one file, whatever its size
+            verbose=False,
+        )
+
+
+def make_sequence(policy: MLPModel, num_steps: int, seed: int) -> tuple[Obs, list[bool]]:
+    """Draw observations for a comparison, with an episode start at step 0 and in the middle.
+
+    Args:
+        policy: The policy that will read them.
+        num_steps: Number of steps T.
+        seed: Seed of the draw.
+
+    Returns:
+        Standard normal observations, and whether each step starts an episode.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    shapes: dict[str, tuple[int, ...]] = {OBS: (policy.obs_dim,)}
+    for index, name in enumerate(getattr(policy, "obs_groups_2d", ())):
+        shapes[name] = (policy.obs_channels_2d[index], *policy.obs_dims_2d[index])  # type: ignore[index,misc]
+    obs = {
+        name: torch.randn(num_steps, 1, *shape, generator=generator)
+        for name, shape in shapes.items()
+    }
+    return obs, [step in {0, num_steps // 2} for step in range(num_steps)]
+
+
+@torch.inference_mode()
+def run_policy(policy: MLPModel, obs: Obs, episode_starts: list[bool]) -> torch.Tensor:
+    """Run the trained policy over a sequence.
+
+    Args:
+        policy: The policy.
+        obs: Observations of T steps.
+        episode_starts: Whether the memory is cleared before each of the T steps.
+
+    Returns:
+        Actions. Shape: (T, 1, A).
+    """
+    actions = []
+    for step, starts in enumerate(episode_starts):
+        if starts:
+            policy.reset()
+        groups = split_into_groups(policy.obs_groups, obs[OBS][step])
+        groups.update({name: images[step] for name, images in obs.items() if name != OBS})
+        actions.append(policy(groups))
+    return torch.stack(actions)
+
+
+@torch.inference_mode()
+def run_torchscript(path: Path, obs: Obs, episode_starts: list[bool]) -> torch.Tensor:
+    """Run an exported TorchScript file over a sequence; see :func:`run_policy`."""
+    with _torchscript():
+        module = torch.jit.load(str(path))
+    actions = []
+    for step, starts in enumerate(episode_starts):
+        if starts:
+            module.reset()
+        images = [group[step] for name, group in obs.items() if name != OBS]
+        actions.append(module(obs[OBS][step], *([images] if images else [])))
+    return torch.stack(actions)
+
+
+def run_onnx(path: Path, obs: Obs, episode_starts: list[bool]) -> torch.Tensor:
+    """Run an exported ONNX file over a sequence; see :func:`run_policy`."""
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    inputs = {entry.name: entry.shape for entry in session.get_inputs()}
+    zeros = {name: np.zeros(shape, np.float32) for name, shape in inputs.items() if name not in obs}
+    actions, state = [], zeros
+    for step, starts in enumerate(episode_starts):
+        state = zeros if starts else state
+        seen = {name: group[step].numpy() for name, group in obs.items() if name in inputs}
+        action, *new_state = session.run(None, {**seen, **state})
+        state = dict(zip(zeros, new_state, strict=True))
+        actions.append(torch.from_numpy(np.asarray(action)))
+    return torch.stack(actions)
+
+
+def max_difference(actions: torch.Tensor, expected: torch.Tensor) -> float:
+    """Return the largest absolute difference of two sequences of actions."""
+    return (actions - expected).abs().max().item()

@@ -1,0 +1,134 @@
+"""mjlab: its own environments and commands; see :class:`rsl_tbptt.platforms.Platform`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+from rsl_tbptt.platforms import Trained
+
+TITLE = "mjlab"
+EXTRA = "mjlab"
+TASKS = "mjlab.tasks"
+PROGRAM = "play"
+PACKAGES = ("mjlab", "mujoco", "mujoco-warp", "warp-lang")
+ENV = Path("params", "env.yaml")
+"""Where mjlab writes the environment's config, beside the checkpoints."""
+
+
+def trained_here(checkpoint: Path) -> bool:
+    """Return whether the environment's config beside a checkpoint is of mjlab's form."""
+    path = checkpoint.parent / ENV
+    # sim.mujoco; Isaac Lab's file of this name has no such section.
+    return path.is_file() and "\n  mujoco:" in path.read_text(encoding="utf-8")
+
+
+def find_trained(checkpoint: Path, task: str | None = None) -> Trained:
+    """Find the registered task whose agent is most like the noted one; mjlab notes no id.
+
+    Options that a command line has changed do not matter, other classes or groups do; see
+    :class:`rsl_tbptt.platforms.Platform`.
+
+    Raises:
+        ValueError: If none or several tasks have such an agent.
+    """
+    if task is not None:
+        return Trained(task, "")
+    from rsl_tbptt.checkpoints.agent_configs import agent_config
+
+    registry, noted = _registry(), _nature(agent_config(checkpoint))
+    found = [
+        task
+        for task in registry.list_tasks()
+        if _nature(asdict(registry.load_rl_cfg(task))) == noted
+    ]
+    if len(found) != 1:
+        raise ValueError(
+            f"--task is missing, expected {f'one of {found}' if found else 'an id'}: mjlab does not"
+            f" note it, and {len(found)} of its tasks have an agent like that beside {checkpoint}."
+        )
+    return Trained(found[0], "")
+
+
+def _registry() -> Any:
+    """Return mjlab's registry of tasks, filled. It takes seconds, and only environments need it."""
+    import_module("mjlab.tasks")
+    return import_module("mjlab.tasks.registry")
+
+
+def _nature(agent: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what of an agent's config no option on the command line usually changes."""
+    parts = {name: part for name, part in agent.items() if isinstance(part, Mapping)}
+    kinds = {
+        name: (part["class_name"], part.get("rnn_type"))
+        for name, part in parts.items()
+        if "class_name" in part
+    }
+    groups = {name: [*names] for name, names in parts.get("obs_groups", {}).items()}
+    return {"experiment": agent.get("experiment_name"), "kinds": kinds, "groups": groups}
+
+
+@contextmanager
+def simulated_env(
+    task: str,
+    *,
+    num_envs: int,
+    seed: int,
+    device: str,
+    clip_actions: float | None,
+    overrides: Sequence[str],
+) -> Iterator[Any]:
+    """Simulate a task; see :class:`rsl_tbptt.platforms.Platform`.
+
+    Raises:
+        ValueError: If there are overrides, or no such task.
+    """
+    if overrides:
+        raise ValueError(
+            f"overrides is {[*overrides]}, expected none: mjlab's tasks have no presets."
+        )
+    registry = _registry()
+    if task not in registry.list_tasks():
+        raise ValueError(f"The task is '{task}', expected one of {registry.list_tasks()}.")
+    env_cfg = registry.load_env_cfg(task)
+    env_cfg.scene.num_envs = num_envs
+    env_cfg.seed = seed
+    made = import_module("mjlab.envs").ManagerBasedRlEnv(env_cfg, device)
+    env = import_module("mjlab.rl").RslRlVecEnvWrapper(made, clip_actions=clip_actions)
+    try:
+        yield env
+    finally:
+        env.close()
+
+
+def restart(env: Any, seed: int) -> Any:
+    """Start an episode everywhere; see :class:`rsl_tbptt.platforms.Platform`."""
+    env.seed(seed)
+    obs, _ = env.reset()
+    return obs
+
+
+def step_seconds(env: Any) -> float:
+    """Return the duration of a step."""
+    return env.unwrapped.step_dt
+
+
+def joint_reader(env: Any, num_envs: int) -> Callable[[], dict[str, list[float]]]:
+    """Return a function that reads the joints of the scene's first entity with joints."""
+    robot = next(e for e in env.unwrapped.scene.entities.values() if e.num_joints > 0)
+
+    def read() -> dict[str, list[float]]:
+        positions = robot.data.joint_pos[:num_envs]
+        return dict(zip(robot.joint_names, positions.T.tolist(), strict=True))
+
+    return read
+
+
+def play_command(trained: Trained, checkpoint: Path, *, num_envs: int, device: str) -> list[str]:
+    """Write mjlab's `play`; see :class:`rsl_tbptt.platforms.Platform`."""
+    command = ["play", trained.task, "--checkpoint-file", str(checkpoint)]
+    return [*command, "--num-envs", str(num_envs), "--device", device]

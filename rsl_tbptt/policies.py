@@ -1,0 +1,250 @@
+"""Policies from checkpoints: the trained model without its runner."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from rsl_tbptt.checkpoints.agent_configs import (
+    AGENT,
+    agent_config,
+    completed,
+    last_layer,
+    read_config,
+    recorded_config,
+)
+from rsl_tbptt.checkpoints.reading import read_checkpoint
+from rsl_tbptt.compat.supported import require_models_era
+from rsl_tbptt.compat.versions import MLPModel, resolve_callable
+
+require_models_era("rsl_tbptt.policies")
+
+PARTS = {"student_state_dict": "student", "actor_state_dict": "actor"}
+"""Checkpoint entries of a policy and its name in the agent's config, best first."""
+
+Images = Mapping[str, Sequence[int]]
+"""Channels, height and width of image groups."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class SavedPolicy:
+    """What a checkpoint and the config beside it say about a policy."""
+
+    source: str
+    """Where that was read, for messages."""
+    config: dict[str, Any]
+    """The agent's config."""
+    part: str
+    """The policy's name in it."""
+    state_dict: dict[str, torch.Tensor]
+    images: Images
+    """Sizes of the image groups, as far as the checkpoint says them."""
+
+
+def load_policy(
+    checkpoint: Path,
+    device: str = "cpu",
+    agent: Path | None = None,
+    images: Images | None = None,
+) -> MLPModel:
+    """Load the policy of a checkpoint: the student of a distillation, the actor of PPO.
+
+    Args:
+        checkpoint: ``model_<iteration>.pt`` in a log folder.
+        device: Device of the model.
+        agent: YAML file of the training's config, or of what of it parameters do not show.
+        images: Sizes of the image groups that a CNN sees, which its parameters do not show. None
+            takes what the checkpoint says; one of rsl_rl alone says nothing.
+
+    Returns:
+        The policy in evaluation mode, its memory empty.
+
+    Raises:
+        FileNotFoundError: If the config beside the checkpoint is missing.
+        ValueError: If the checkpoint is missing or cannot be read, holds no policy or another
+            model's.
+    """
+    return build_policy(read_policy(checkpoint, agent), device, images)
+
+
+def read_policy(checkpoint: Path, agent: Path | None = None) -> SavedPolicy:
+    """Read what is known of a policy, without running code that the file may contain.
+
+    The config is ``params/agent.yaml``, which platforms write beside the checkpoints, so it is the
+    one that was trained with, command-line overrides included. rsl_rl alone writes no such file:
+    then it is what the checkpoint says itself, or ``agent``.
+
+    Args:
+        checkpoint: ``model_<iteration>.pt`` in a log folder.
+        agent: YAML file of the training's config, or of what of it parameters do not show.
+
+    Returns:
+        All that building it needs, but for the sizes of images in a checkpoint of rsl_rl alone.
+
+    Raises:
+        FileNotFoundError: If the config beside the checkpoint is missing.
+        ValueError: If the checkpoint is missing or cannot be read, holds no policy or another
+            model's.
+    """
+    loaded = read_checkpoint(str(checkpoint), "cpu")
+    part, state_dict = _policy_state(checkpoint, loaded)
+    recorded = loaded.get("rsl_tbptt", {}).get("models", {})
+    return SavedPolicy(
+        source=f"{checkpoint} does not fit {agent or 'its params/agent.yaml'}",
+        config=_config(checkpoint, agent, recorded, part, state_dict),
+        part=part,
+        state_dict=state_dict,
+        images=recorded.get(part, {}).get("images", {}),
+    )
+
+
+def build_policy(saved: SavedPolicy, device: str = "cpu", images: Images | None = None) -> MLPModel:
+    """Build the model with the sizes of its parameters; no environment is needed for them.
+
+    Args:
+        saved: What :func:`read_policy` returned.
+        device: Device of the model.
+        images: Sizes of the image groups. None takes what the checkpoint says.
+
+    Returns:
+        The policy in evaluation mode, its memory empty.
+
+    Raises:
+        ValueError: If config and parameters are of different models, or sizes are missing.
+    """
+    try:
+        policy = _build(saved, saved.images if images is None else images)
+        policy.load_state_dict(saved.state_dict)
+    except (RuntimeError, TypeError) as error:  # TypeError: options of another model's class
+        raise ValueError(f"{saved.source}: {error}") from error
+    return policy.to(device).eval()
+
+
+def _policy_state(checkpoint: Path, loaded: dict[str, Any]) -> tuple[str, dict[str, torch.Tensor]]:
+    """Return a policy's name in the agent's config and its parameters.
+
+    Raises:
+        ValueError: If the checkpoint holds no policy.
+    """
+    for key, part in PARTS.items():
+        if loaded.get(key):
+            return part, loaded[key]
+    raise ValueError(f"{checkpoint} holds {sorted(loaded)}, expected one of {list(PARTS)}.")
+
+
+def _config(
+    checkpoint: Path,
+    agent: Path | None,
+    recorded: Mapping[str, Any],
+    part: str,
+    state_dict: dict[str, torch.Tensor],
+) -> dict[str, Any]:
+    """Return the config that a policy is built from.
+
+    Raises:
+        FileNotFoundError: If nothing tells what parameters do not show.
+        ValueError: If the config is of another policy.
+    """
+    if agent is not None:
+        return completed(read_config(agent), part, state_dict)
+    if recorded and not (checkpoint.parent / AGENT).is_file():
+        return completed(recorded_config(recorded), part, state_dict)
+    config = agent_config(checkpoint)
+    if not config.get(part) or part not in (config.get("obs_groups") or {}):
+        raise ValueError(
+            f"{checkpoint} holds a {part}, expected one in its params/agent.yaml, with obs_groups."
+        )
+    return config
+
+
+def _build(saved: SavedPolicy, images: Images) -> MLPModel:
+    """Build the model, its parameters as they come."""
+    config, part, state_dict = saved.config, saved.part, saved.state_dict
+    model_class, options = _class_of(_set_fields(config[part]))
+    rnn_input = state_dict.get("rnn.rnn.weight_ih_l0")
+    num_inputs = (state_dict["mlp.0.weight"] if rnn_input is None else rnn_input).shape[1]
+    num_outputs = state_dict[last_layer(state_dict)].shape[0]
+    num_actions = num_outputs // _outputs_per_action(options)
+
+    def build(num_obs: int) -> MLPModel:
+        # The model concatenates its groups without images; their total is all that parameters show.
+        obs = split_into_groups(names, torch.zeros(1, num_obs))
+        obs.update({name: torch.zeros(1, *images[name]) for name in encoded})
+        arguments = copy.deepcopy(options)
+        return model_class(obs, config["obs_groups"], part, num_actions, **arguments)
+
+    groups = config["obs_groups"][part]
+    encoded = [name for name in groups if any(k.startswith(f"cnns.{name}.") for k in state_dict)]
+    names = [name for name in groups if name not in encoded]
+    _check_sizes(encoded, images)
+    if encoded:
+        blind: Any = build(len(names))
+        num_inputs -= blind.cnn_latent_dim
+    return build(max(num_inputs, len(names)))
+
+
+def _check_sizes(encoded: list[str], images: Images) -> None:
+    """Check that the size of each image is known.
+
+    Raises:
+        ValueError: If one is not.
+    """
+    for name in encoded:
+        if name not in images:
+            raise ValueError(
+                f"The size of the images '{name}' is missing, expected it in a checkpoint that has"
+                " a CNN: rsl_rl alone does not write it and parameters do not show it. Give"
+                f" channels, height and width, for example --image {name}=3x64x64."
+            )
+
+
+def _class_of(config: dict[str, Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
+    """Return the class that a config names, and a copy of its arguments: models edit theirs."""
+    arguments = copy.deepcopy(config)
+    return resolve_callable(arguments.pop("class_name")), arguments
+
+
+def _set_fields(model_cfg: dict[str, Any]) -> dict[str, Any]:
+    """Leave out of a model's config what is unset: mjlab's class has the fields of every model."""
+    given = {name: value for name, value in model_cfg.items() if value is not None}
+    if "rnn_type" in given:
+        return given
+    return {name: value for name, value in given.items() if not name.startswith("rnn_")}
+
+
+def _outputs_per_action(options: dict[str, Any]) -> int:
+    """Return how many numbers the head gives for an action: more than 1 for some distributions."""
+    if options.get("distribution_cfg") is None:
+        return 1
+    distribution_class, distribution_options = _class_of(options["distribution_cfg"])
+    input_dim = distribution_class(1, **distribution_options).input_dim
+    return input_dim if isinstance(input_dim, int) else math.prod(input_dim)
+
+
+def split_into_groups(names: list[str], obs: torch.Tensor) -> TensorDict:
+    """Cut observations into groups, in any widths: a policy concatenates them again.
+
+    Args:
+        names: The policy's observation groups without images.
+        obs: Observations. Shape: (N, D), with D at least the number of groups, 0 without any.
+
+    Returns:
+        Observations by group, batch size (N,).
+    """
+    if not names:
+        return TensorDict({}, batch_size=obs.shape[:1])
+    widths = [obs.shape[-1] - len(names) + 1] + [1] * (len(names) - 1)
+    parts = obs.split(widths, dim=-1)
+    return TensorDict(dict(zip(names, parts, strict=True)), batch_size=obs.shape[:1])
+
+
+def images_of(obs: TensorDict) -> Images:
+    """Return the sizes of the image groups among observations of batch size (N,)."""
+    return {name: group.shape[1:] for name, group in obs.items() if group.dim() == 4}

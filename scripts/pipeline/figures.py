@@ -1,0 +1,176 @@
+"""Figures of the report: learning curves and the animation, as data URIs."""
+
+from __future__ import annotations
+
+import base64
+import io
+import math
+from collections.abc import Iterable
+from itertools import cycle
+from pathlib import Path
+from typing import Any
+
+import matplotlib as mpl
+from matplotlib import pyplot as plt
+from matplotlib.animation import FuncAnimation, PillowWriter
+from matplotlib.axes import Axes
+from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+from scripts.figure_style import PALETTE, STYLE
+
+FALLEN = "#d55e00"
+NUM_JOINTS = 2
+"""Of a cartpole: the slider first, then the hinge."""
+POLE_LENGTH = 0.6
+"""Drawn length in m; the report shows motion, not scale."""
+FRAMES_PER_SECOND = 15
+
+Curve = tuple[list[int], list[float]]
+
+
+def read_curves(log_folder: Path) -> dict[str, Curve]:
+    """Read all scalars that rsl_rl logged for TensorBoard.
+
+    Args:
+        log_folder: Log folder of one training.
+
+    Returns:
+        Iterations and values by tag.
+    """
+    events = EventAccumulator(str(log_folder), size_guidance={"scalars": 0})
+    events.Reload()
+    curves = {}
+    for tag in events.Tags()["scalars"]:
+        scalars = events.Scalars(tag)
+        curves[tag] = ([s.step for s in scalars], [s.value for s in scalars])
+    return curves
+
+
+def colours(names: Iterable[str]) -> dict[str, str]:
+    """Give each policy its colour, by its place among the others."""
+    return dict(zip(names, cycle(PALETTE), strict=False))
+
+
+def plot_curves(curves: dict[str, dict[str, Curve]]) -> str:
+    """Draw the learning curves.
+
+    Args:
+        curves: For each policy, what :func:`read_curves` returned.
+
+    Returns:
+        An SVG image as a data URI.
+    """
+    with mpl.rc_context(STYLE):
+        figure, (reward, loss) = plt.subplots(1, 2, figsize=(10, 3.4), layout="constrained")
+        for name, colour in colours(curves).items():
+            if "Train/mean_reward" in curves[name]:
+                reward.plot(*curves[name]["Train/mean_reward"], color=colour, label=name)
+            if "Loss/behavior" in curves[name]:
+                loss.semilogy(*curves[name]["Loss/behavior"], color=colour, label=name)
+        reward.set(title="Reward per episode in training", xlabel="iteration")
+        loss.set(title="Behaviour loss of distilled students", xlabel="iteration")
+        for axes in (reward, loss):
+            if axes.get_legend_handles_labels()[0]:
+                axes.legend(frameon=False)
+        return _svg(figure)
+
+
+def plot_returns(returns: dict[str, list[float]], intervals: dict[str, list[float]]) -> str:
+    """Draw every episode's return, with the mean's interval.
+
+    Args:
+        returns: Returns of the episodes by policy.
+        intervals: Ends of the mean's confidence interval by policy.
+
+    Returns:
+        An SVG image as a data URI.
+    """
+    with mpl.rc_context(STYLE):
+        figure, axes = plt.subplots(figsize=(10, 2.2), layout="constrained")
+        colour = colours(returns)
+        for row, name in enumerate(reversed(list(returns))):
+            # Spread vertically in a fixed pattern, so that equal returns remain visible.
+            heights = [row + 0.25 * math.sin(37.0 * i) for i in range(len(returns[name]))]
+            axes.plot(returns[name], heights, ".", color=colour[name], alpha=0.35, ms=5, mew=0)
+            axes.plot(intervals[name], [row, row], color="black", lw=4, solid_capstyle="butt")
+        axes.set_yticks(range(len(returns)), list(reversed(list(returns))))
+        axes.set(title="Return of each episode; black: 95 % interval of the mean")
+        axes.grid(axis="y", visible=False)
+        return _svg(figure)
+
+
+def _svg(figure: Any) -> str:
+    buffer = io.BytesIO()
+    figure.savefig(buffer, format="svg", metadata={"Date": None})
+    plt.close(figure)
+    return _data_uri("image/svg+xml", buffer.getvalue())
+
+
+def _data_uri(kind: str, content: bytes) -> str:
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"
+
+
+def animate(evaluations: dict[str, dict[str, Any]], scratch: Path) -> str | None:
+    """Draw the recorded episodes side by side, one column per policy, one row per robot.
+
+    Args:
+        evaluations: What ``rsl-tbptt evaluate`` wrote, by policy.
+        scratch: File to draw into; removed again.
+
+    Returns:
+        A GIF image as a data URI, in real time; None if the robots are no cartpoles.
+    """
+    robots = [robot for evaluation in evaluations.values() for robot in evaluation["recorded"]]
+    if any(len(robot) != NUM_JOINTS for robot in robots):
+        return None
+    step_seconds = next(iter(evaluations.values()))["step_seconds"]
+    rows = min(len(evaluation["recorded"]) for evaluation in evaluations.values())
+    stride = max(1, round(1 / FRAMES_PER_SECOND / step_seconds))
+    num_steps = max(len(positions) for robot in robots for positions in robot.values())
+    figure, grid = plt.subplots(
+        rows, len(evaluations), figsize=(9, 1.9 * rows), layout="constrained", squeeze=False
+    )
+    colour = colours(evaluations)
+    panels = [
+        Panel(axes, evaluation["recorded"][row], name if row == 0 else "", colour[name])
+        for row in range(rows)
+        for axes, (name, evaluation) in zip(grid[row], evaluations.items(), strict=True)
+    ]
+
+    def draw(step: int) -> None:
+        for panel in panels:
+            panel.draw(step, num_steps, step_seconds)
+
+    FuncAnimation(figure, draw, range(0, num_steps, stride), init_func=lambda: None).save(
+        scratch, PillowWriter(fps=1 / (stride * step_seconds)), dpi=72
+    )
+    plt.close(figure)
+    content = scratch.read_bytes()
+    scratch.unlink()
+    return _data_uri("image/gif", content)
+
+
+class Panel:
+    """One robot of the animation."""
+
+    def __init__(self, axes: Axes, robot: dict[str, list[float]], title: str, colour: str) -> None:
+        """Prepare the axes for an episode of joint positions."""
+        self._cart, self._pole = robot.values()
+        axes.set(xlim=(-1.7, 1.7), ylim=(-0.2, 0.85), aspect="equal", title=title)
+        axes.axis("off")
+        axes.axhline(0.0, color="0.7", lw=1, zorder=0)
+        (self._cart_line,) = axes.plot([], [], color=colour, lw=9, solid_capstyle="butt")
+        (self._pole_line,) = axes.plot([], [], color="0.2", lw=3, solid_capstyle="round")
+        self._clock = axes.text(-1.65, 0.75, "", fontsize=8, color="0.4")
+
+    def draw(self, step: int, num_steps: int, step_seconds: float) -> None:
+        """Move to a step; after a fall the last position stays."""
+        last = len(self._cart) - 1
+        cart, angle = self._cart[min(step, last)], self._pole[min(step, last)]
+        tip = (cart + POLE_LENGTH * math.sin(angle), POLE_LENGTH * math.cos(angle))
+        self._cart_line.set_data([cart - 0.15, cart + 0.15], [0, 0])
+        self._pole_line.set_data([cart, tip[0]], [0, tip[1]])
+        fallen = step > last and len(self._cart) < num_steps
+        self._pole_line.set_color(FALLEN if fallen else "0.2")
+        seconds = min(step, last) * step_seconds
+        self._clock.set_text(f"ended after {seconds:.1f} s" if fallen else f"{seconds:.1f} s")

@@ -1,0 +1,65 @@
+"""One policy of a preset, trained on its own."""
+
+from __future__ import annotations
+
+import argparse
+from pathlib import Path
+
+from rsl_tbptt.platforms.commands import run_shown
+from scripts.pipeline.presets import FINETUNE, AnySection, default_run, load_preset
+from scripts.pipeline.training import train_command
+
+
+def train_one(description: str | None, *, policy: str, start: str | None = None) -> int:
+    """Read the command line, show the platform's own command, and run it.
+
+    Args:
+        description: What ``--help`` says.
+        policy: Name of the policy where the command line gives none.
+        start: What the training starts from, ``"teacher"`` or ``"student"``, which becomes a
+            required option; None trains from scratch.
+
+    Returns:
+        The exit status of the command.
+    """
+    parser = argparse.ArgumentParser(
+        description=description, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    if start is not None:
+        parser.add_argument(
+            f"--{start}", dest="start", type=Path, required=True, help=f"the {start}'s model_*.pt"
+        )
+    parser.add_argument("--config", type=Path, default=FINETUNE, help="preset, YAML")
+    parser.add_argument("--policy", default=policy, help=f"its name in the preset: {policy}")
+    parser.add_argument("--task", help="by default the preset's")
+    parser.add_argument("--num-envs", type=int, help="by default the preset's")
+    parser.add_argument("--iterations", type=int, help="by default the preset's")
+    parser.add_argument("--seed", type=int, help="by default the preset's")
+    parser.add_argument("--device", default="cpu", help="cpu or cuda:<index>")
+    parser.add_argument("--output", type=Path, help="folder to log beneath: runs/<preset>")
+    args, further = parser.parse_known_args()
+    try:
+        preset = load_preset(args.config)
+    except ValueError as error:
+        parser.error(str(error))
+    candidates = [n for n, p in preset.policies.items() if bool(p.starts_from) == bool(start)]
+    if args.policy not in candidates:
+        origin = "from scratch" if start is None else "from another policy"
+        parser.error(
+            f"--policy is {args.policy!r}, expected one of {candidates}: those of"
+            f" {args.config.name} that start {origin}"
+        )
+    command = train_command(
+        _changed(preset, args, "task", "num_envs"),
+        _changed(preset.policies[args.policy], args, "iterations", "seed"),
+        run_name=args.policy,
+        device=args.device,
+        checkpoint=None if start is None else str(args.start.resolve()),
+    )
+    return run_shown(command + further, args.output or default_run(args.config), args.device)
+
+
+def _changed(section: AnySection, args: argparse.Namespace, *names: str) -> AnySection:
+    """Return a section with those values that the command line gives."""
+    given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
+    return section.model_copy(update=given)

@@ -1,0 +1,206 @@
+"""A preset: what a file such as ``configs/demo.yaml`` may contain."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any, Literal, TypeVar
+
+import yaml
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    ValidationError,
+    model_validator,
+)
+
+REPOSITORY = Path(__file__).resolve().parents[2]
+DEMO = REPOSITORY / "configs" / "demo.yaml"
+FINETUNE = REPOSITORY / "configs" / "finetune.yaml"
+
+
+class Section(BaseModel):
+    """A part of a file; a key that is not a field is refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+class Policy(Section):
+    """One training."""
+
+    title: str
+    """What the tables say beside the policy's name."""
+    agent: str
+    """Isaac Lab: key of the agent's config in the task's registration; mjlab: end of its id."""
+    iterations: PositiveInt
+    """Rollouts and updates."""
+    seed: NonNegativeInt
+    """Seed of environment and agent."""
+    expected_seconds: PositiveFloat
+    """Duration on 2 CPU cores, for the first guess of the remaining time."""
+    starts_from: str | None = None
+    """Earlier policy whose checkpoint the training is given: a teacher, or a student to go on with.
+
+    Without it the policy is trained from scratch.
+    """
+    overrides: list[str] = []
+    """Further arguments of the platform's command, such as ``env.compute_final_obs=true``."""
+
+
+class Evaluation(Section):
+    """How each policy is evaluated."""
+
+    episodes: int = Field(ge=2)
+    """Fresh episodes, one per environment; an interval needs a spread."""
+    seed: NonNegativeInt
+    """Seed of the environment, the same for all policies."""
+    recorded_envs: NonNegativeInt
+    """Environments whose joint positions are kept for the animation."""
+    expected_seconds: PositiveFloat
+    """Duration on 2 CPU cores, for the first guess of the remaining time."""
+
+
+class Export(Section):
+    """How the exported policy is compared with the trained one."""
+
+    policy: str
+    """Name of the policy."""
+    parity_steps: PositiveInt
+    """Steps compared, with a reset in the middle."""
+    tolerance: PositiveFloat
+    """Largest difference of an action that passes."""
+    seed: NonNegativeInt
+    """Seed of the observations compared on."""
+    expected_seconds: PositiveFloat
+    """Duration on 2 CPU cores, for the first guess of the remaining time."""
+
+
+class Verdict(Section):
+    """What a policy's evaluation is held against: exactly one of the three."""
+
+    policy: str
+    """Name of the policy."""
+    min_share_of_teacher: PositiveFloat | None = None
+    """The policy's mean return is at least this share of the teacher's."""
+    clearly_below: str | None = None
+    """The policy's mean return is below this policy's, and their intervals do not overlap."""
+    not_below: str | None = None
+    """The policy is not clearly below this policy."""
+
+    @model_validator(mode="after")
+    def _one_of_three(self) -> Verdict:
+        given = self.model_dump(exclude={"policy"}, exclude_none=True)
+        if len(given) != 1:
+            raise ValueError(
+                "expected exactly one of min_share_of_teacher, clearly_below and not_below"
+            )
+        return self
+
+
+class Preset(Section):
+    """Everything that decides a run's result, apart from the device."""
+
+    heading: str
+    """Headline of the report."""
+    summary: str
+    """What the report says below it."""
+    task: str
+    """Registered task id; in mjlab without the agent's name at its end."""
+    num_envs: PositiveInt
+    """Environments in training."""
+    policies: dict[str, Policy] = Field(min_length=1)
+    """The policies by name, in training order. The first is the teacher."""
+    evaluation: Evaluation
+    export: Export
+    verdicts: list[Verdict]
+    platform: Literal["isaaclab", "mjlab"] = "isaaclab"
+    """What simulates the task."""
+
+    @property
+    def teacher(self) -> str:
+        """Name of the policy whose return the others are measured in."""
+        return next(iter(self.policies))
+
+    def named_policies(self) -> list[tuple[str, str | None, list[str]]]:
+        """Return where policies are named: the place, the name, and those that it may be."""
+        names = [*self.policies]
+        starts = [
+            (f"policies: {name}: starts_from", policy.starts_from, names[:number])
+            for number, (name, policy) in enumerate(self.policies.items())
+        ]
+        verdicts = [
+            (f"verdicts: {number}: {key}", getattr(verdict, key), names)
+            for number, verdict in enumerate(self.verdicts, start=1)
+            for key in ("policy", "clearly_below", "not_below")
+        ]
+        return [*starts, ("export: policy", self.export.policy, names), *verdicts]
+
+
+AnySection = TypeVar("AnySection", bound=Section)
+
+
+def load_preset(path: Path) -> Preset:
+    """Read and check a preset.
+
+    Args:
+        path: YAML file.
+
+    Returns:
+        The preset.
+
+    Raises:
+        ValueError: If the file cannot be read, a key is missing or unknown, a value has the wrong
+            type or sign, or a name is no policy's or platform's.
+    """
+    preset = read_section(Preset, path)
+    for place, name, policies in preset.named_policies():
+        if name is not None and name not in policies:
+            raise ValueError(
+                f"{path.name}: {place} is {name!r}, expected one of the policies before:"
+                f" {policies}."
+            )
+    return preset
+
+
+def read_section(kind: type[AnySection], path: Path) -> AnySection:
+    """Read a YAML file.
+
+    Args:
+        kind: What it may contain.
+        path: The file.
+
+    Returns:
+        Its values.
+
+    Raises:
+        ValueError: If it cannot be read, or its values are not of that kind; names each of them.
+    """
+    try:
+        return kind.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except (OSError, yaml.YAMLError) as error:
+        raise ValueError(f"The preset {path} cannot be read: {error}") from error
+    except ValidationError as error:
+        faults = (_fault(path.name, fault) for fault in error.errors())
+        raise ValueError("\n".join(faults)) from error
+
+
+def _fault(file: str, fault: Any) -> str:
+    """Write what pydantic found in this repository's form: file, section, key, value, rule."""
+    places = (str(place + 1) if isinstance(place, int) else place for place in fault["loc"])
+    where = ": ".join([file, *places])
+    if fault["type"] == "missing":
+        return f"{where} is missing."
+    if fault["type"] == "extra_forbidden":
+        return f"{where} is unknown, expected a key that configs/ explains."
+    if fault["msg"].startswith("Input should be "):
+        expected = fault["msg"].removeprefix("Input should be ")
+        return f"{where} is {fault['input']!r}, expected {expected}."
+    return f"{where} is {fault['input']!r}: {fault['msg'].removeprefix('Value error, ')}."
+
+
+def default_run(config: Path) -> Path:
+    """Return the run folder of a preset where none is named."""
+    return Path("runs") / config.stem

@@ -1,0 +1,161 @@
+"""A preset's stages: what each runs, what it depends on, where its result lies."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from rsl_tbptt.machine import versions
+from rsl_tbptt.platforms import load_platform
+from scripts.pipeline.presets import Preset, Section
+from scripts.pipeline.run_folder import RunFolder, Stage
+from scripts.pipeline.training import find_checkpoint, task_id, train_command
+
+REPORT = Path(__file__).resolve().parents[1] / "report.py"
+REPORT_SECONDS = 25.0
+
+
+def pipeline_stages(run: RunFolder, preset: Preset, config: Path, device: str) -> list[Stage]:
+    """Lay out a preset: all policies, the export and the report.
+
+    Args:
+        run: The run folder.
+        preset: Policies, sizes and seeds.
+        config: The file that the preset came from.
+        device: Device of all stages.
+
+    Returns:
+        The stages in the order they run.
+    """
+    return [
+        *policy_stages(run, preset, device),
+        export_stage(run, preset, device),
+        report_stage(run, preset, config, device),
+    ]
+
+
+def policy_stages(run: RunFolder, preset: Preset, device: str) -> list[Stage]:
+    """Lay out the training of all policies, then their evaluation.
+
+    Args:
+        run: The run folder.
+        preset: Policies, sizes and seeds.
+        device: Device of all stages.
+
+    Returns:
+        The stages in the order they run.
+    """
+    return [
+        *(training_stage(run, preset, name, device) for name in preset.policies),
+        *(evaluation_stage(run, preset, name, device) for name in preset.policies),
+    ]
+
+
+def training_stage(run: RunFolder, preset: Preset, name: str, device: str) -> Stage:
+    """Describe the training of a policy, which may read an earlier one's checkpoint."""
+    policy = preset.policies[name]
+    needs = () if policy.starts_from is None else (policy.starts_from,)
+
+    def command(outputs: dict[str, str]) -> list[str]:
+        start = outputs[policy.starts_from] if policy.starts_from else None
+        return train_command(preset, policy, run_name=name, device=device, checkpoint=start)
+
+    return Stage(
+        name=name,
+        needs=needs,
+        settings=_common(preset, device)
+        | {"num_envs": preset.num_envs}
+        | _without(policy, "expected_seconds", "title", "starts_from"),
+        command=command,
+        output=lambda since: find_checkpoint(run.path, name, policy.iterations - 1, since),
+        expected_seconds=policy.expected_seconds,
+    )
+
+
+def evaluation_stage(run: RunFolder, preset: Preset, name: str, device: str) -> Stage:
+    """Describe the evaluation of a policy."""
+    evaluation = preset.evaluation
+    output = Path("evaluation") / f"{name}.json"
+    options = [
+        f"--platform={preset.platform}",
+        f"--task={task_id(preset, preset.policies[name].agent)}",
+        f"--episodes={evaluation.episodes}",
+        f"--seed={evaluation.seed}",
+        f"--recorded-envs={evaluation.recorded_envs}",
+        f"--device={device}",
+        f"--output={output}",
+    ]
+    return Stage(
+        name=f"evaluate-{name}",
+        needs=(name,),
+        settings=_common(preset, device) | _without(evaluation, "expected_seconds"),
+        command=lambda outputs: [
+            *("rsl-tbptt", "evaluate", f"--checkpoint={outputs[name]}"),
+            *options,
+        ],
+        output=lambda since: written(run.path / output, since),
+        expected_seconds=evaluation.expected_seconds,
+    )
+
+
+def export_stage(run: RunFolder, preset: Preset, device: str) -> Stage:
+    """Describe the export of the preset's choice."""
+    export = preset.export
+    options = [
+        f"--parity-steps={export.parity_steps}",
+        f"--tolerance={export.tolerance}",
+        f"--seed={export.seed}",
+        "--output=exported",
+    ]
+    return Stage(
+        name="export",
+        needs=(export.policy,),
+        settings=_common(preset, device) | _without(export, "expected_seconds"),
+        command=lambda outputs: [
+            *("rsl-tbptt", "export", f"--checkpoint={outputs[export.policy]}"),
+            *options,
+        ],
+        output=lambda since: written(run.path / "exported" / "parity.json", since),
+        expected_seconds=export.expected_seconds,
+    )
+
+
+def report_stage(run: RunFolder, preset: Preset, config: Path, device: str) -> Stage:
+    """Describe the report."""
+    options = [".", f"--config={os.path.relpath(config, run.path)}", f"--device={device}"]
+    texts = {
+        "heading": preset.heading,
+        "summary": preset.summary,
+        "titles": [policy.title for policy in preset.policies.values()],
+        "verdicts": [verdict.model_dump() for verdict in preset.verdicts],
+    }
+    return Stage(
+        name="report",
+        needs=(*(f"evaluate-{name}" for name in preset.policies), "export"),
+        settings=_common(preset, device) | texts,
+        command=lambda _outputs: ["python", os.path.relpath(REPORT, run.path), *options],
+        output=lambda since: written(run.path / "report.html", since),
+        expected_seconds=REPORT_SECONDS,
+    )
+
+
+def _common(preset: Preset, device: str) -> dict[str, object]:
+    """Return what every stage's result depends on."""
+    packages = load_platform(preset.platform).PACKAGES
+    return {"task": preset.task, "device": device, "versions": versions(packages)}
+
+
+def _without(section: Section, *names: str) -> dict[str, object]:
+    """Return a section's settings but for those that change no result."""
+    return section.model_dump(exclude=set(names))
+
+
+def written(path: Path, since: float) -> Path:
+    """Return a path that was written since a time.
+
+    Raises:
+        FileNotFoundError: If it was not.
+    """
+    if not path.exists() or path.stat().st_mtime < since:
+        raise FileNotFoundError(f"{path} was not written.")
+    return path

@@ -1,0 +1,269 @@
+"""The command rsl-tbptt: its help, its errors in one line, and rsl_rl alone from end to end."""
+
+import json
+import re
+import subprocess
+import sys
+import types
+
+import pytest
+import torch
+from support.helpers import make_distillation
+
+from rsl_tbptt import cli, doctor, play
+from rsl_tbptt.algorithms import TbpttDistillation
+from rsl_tbptt.cli import COMMANDS, command_parser, main
+
+pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit")
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_help(capsys, name):
+    with pytest.raises(SystemExit) as end:
+        main([name, "--help"])
+    assert end.value.code == 0
+    shown = capsys.readouterr().out
+    assert shown.startswith(f"usage: rsl-tbptt {name}")
+    assert len(shown.splitlines()) > 5
+
+
+def test_help_names_every_command_and_loads_nothing_slow():
+    code = "import sys; from rsl_tbptt.cli import main\n"
+    code += "try: main(['--help'])\nfinally: print(*sys.modules)"
+    shown = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    ).stdout
+    assert all(f"    {name} " in shown for name in (*COMMANDS, "bench"))
+    assert {"torch", "numpy", "onnx", "rsl_rl"}.isdisjoint(shown.splitlines()[-1].split())
+
+
+def test_bench_is_asked_for_its_options_and_run(monkeypatch):
+    bench = types.ModuleType("rsl_tbptt.bench")
+    bench.add_arguments = lambda parser: parser.add_argument("--rows")
+    bench.run = lambda args: int(args.rows)
+    monkeypatch.setitem(sys.modules, "rsl_tbptt.bench", bench)
+    monkeypatch.setattr("rsl_tbptt.bench", bench, raising=False)
+    assert main(["bench", "--rows", "3"]) == 3
+
+
+MAKER = """
+import torch
+from tensordict import TensorDict
+
+
+class Env:
+    num_actions, device, max_episode_length, step_dt = 1, "cpu", 3, 0.5
+
+    def __init__(self, num_envs, width=5):
+        self.num_envs, self.width = num_envs, width
+        self.episode_length_buf = torch.zeros(num_envs, dtype=torch.long)
+
+    def get_observations(self):
+        return TensorDict({"policy": torch.randn(self.num_envs, self.width)}, [self.num_envs])
+
+    def step(self, actions):
+        self.episode_length_buf += 1
+        dones = self.episode_length_buf == 3
+        self.episode_length_buf[dones] = 0
+        return self.get_observations(), actions[:, 0], dones.long(), {}
+
+
+def make(num_envs, seed, device):
+    return Env(num_envs)
+
+
+def wide(num_envs, seed, device):
+    return Env(num_envs, 7)
+
+
+def renamed(num_envs, seed, device):
+    env = Env(num_envs)
+    env.get_observations = lambda: TensorDict({"other": torch.zeros(num_envs, 5)}, [num_envs])
+    return env
+"""
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    """A working directory with a checkpoint that rsl_rl alone left, and a user's environment."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    for name in [name for name in sys.modules if name == "my_envs"]:
+        monkeypatch.delitem(sys.modules, name)
+    (tmp_path / "my_envs.py").write_text(MAKER)
+    algorithm = make_distillation(TbpttDistillation, 4, 2, gradient_length=2)
+    torch.save(algorithm.save(), "model_0.pt")
+    torch.save({"optimizer_state_dict": {}}, "no_policy.pt")
+    torch.save([1], "no_dict.pt")
+    (tmp_path / "damaged.pt").write_bytes((tmp_path / "model_0.pt").read_bytes()[:500])
+    (tmp_path / "empty.pt").touch()
+    (tmp_path / "damaged.yaml").write_text("a: [")
+    return tmp_path
+
+
+def test_a_checkpoint_of_rsl_rl_alone_is_exported(folder, capsys):
+    assert main(["export", "--checkpoint", "model_0.pt"]) == 0
+    assert "onnx: largest difference of an action" in capsys.readouterr().out
+    names = {path.name for path in (folder / "exported").iterdir()}
+    assert names == {"policy.onnx", "policy.pt", "parity.json"}
+
+
+def evaluate(*arguments):
+    return main(["evaluate", "--checkpoint", "model_0.pt", "--episodes", "4", *arguments])
+
+
+def test_a_checkpoint_of_rsl_rl_alone_is_evaluated_in_the_users_environment(folder, capsys):
+    results = []
+    for seed in ("5", "5", "6"):
+        assert evaluate("--env", "my_envs:make", "--seed", seed) == 0
+        results.append(json.loads((folder / "evaluation.json").read_text()))
+    assert "95 % confidence" in capsys.readouterr().out
+    assert results[0] == results[1]
+    assert results[0]["returns"] != results[2]["returns"]
+    assert results[0]["lengths"] == [3, 3, 3, 3]
+    assert (results[0]["task"], results[0]["step_seconds"]) == ("my_envs:make", 0.5)
+
+
+WRONG = {
+    "no such file": (["export", "--checkpoint", "no.pt"], "'no.pt' does not exist"),
+    "damaged": (["export", "--checkpoint", "damaged.pt"], "cannot be read, it is damaged"),
+    "empty": (["export", "--checkpoint", "empty.pt"], "cannot be read, it is damaged"),
+    "no dict": (["export", "--checkpoint", "no_dict.pt"], "holds a list, not a dict"),
+    "no policy": (["export", "--checkpoint", "no_policy.pt"], "expected one of"),
+    "a folder": (["export", "--checkpoint", "."], "does not exist"),
+    "no config": (
+        ["export", "--checkpoint", "model_0.pt", "--agent", "no.yaml"],
+        "'no.yaml' cannot be read",
+    ),
+    "damaged config": (
+        ["export", "--checkpoint", "model_0.pt", "--agent", "damaged.yaml"],
+        "'damaged.yaml' cannot be read",
+    ),
+    "nothing compared": (
+        ["export", "--checkpoint", "model_0.pt", "--parity-steps", "0"],
+        "parity_steps is 0, expected at least 1",
+    ),
+    "too far": (
+        ["export", "--checkpoint", "model_0.pt", "--tolerance", "-1"],
+        "not within -1.0e+00",
+    ),
+    "no file to evaluate": (["evaluate", "--checkpoint", "no.pt"], "'no.pt' does not exist"),
+    "no policy to evaluate": (
+        ["evaluate", "--checkpoint", "no_policy.pt", "--env", "my_envs:make"],
+        "expected one of",
+    ),
+    "nobody tells the task": (["evaluate", "--checkpoint", "model_0.pt"], "--env module:function"),
+    "one episode": (
+        ["evaluate", "--checkpoint", "model_0.pt", "--episodes", "1"],
+        "episodes is 1, expected at least 2",
+    ),
+    "contradiction": (
+        ["evaluate", "--checkpoint", "model_0.pt", "--env", "my_envs:make", "--task", "T"],
+        "expected one of both",
+    ),
+    "other groups": (
+        ["evaluate", "--checkpoint", "model_0.pt", "--env", "my_envs:renamed"],
+        r"has the observation groups ['other'], expected ['policy'] among them",
+    ),
+    "other widths": (
+        ["evaluate", "--checkpoint", "model_0.pt", "--env", "my_envs:wide"],
+        "has 7 numbers in the observation groups ['policy'], expected 5",
+    ),
+    "no such device": (
+        ["evaluate", "--checkpoint", "model_0.pt", "--env", "my_envs:make", "--device", "cuda:99"],
+        "--device is cuda:99, which cannot compute",
+    ),
+    "nothing to play": (["play", "--checkpoint", "no.pt"], "does not exist"),
+    "cannot be played": (["play", "--checkpoint", "model_0.pt"], "expected its task"),
+}
+
+
+@pytest.mark.parametrize(("words", "message"), WRONG.values(), ids=WRONG.keys())
+def test_what_is_wrong_is_said_in_one_line(folder, capsys, words, message):
+    assert main(words) == 1
+    captured = capsys.readouterr()
+    assert message in captured.err
+    assert captured.err.startswith(f"rsl-tbptt {words[0]}: ")
+    assert captured.err.count("\n") == 1
+
+
+@pytest.mark.parametrize(
+    "words",
+    [[], ["fly"], ["export"], ["export", "--checkpoint", "m.pt", "--fast"], ["evaluate", "--env"]],
+)
+def test_wrong_arguments_end_with_usage(capsys, words):
+    with pytest.raises(SystemExit) as end:
+        main(words)
+    assert end.value.code == 2
+    assert "usage: rsl-tbptt" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("command", "module", "extra"),
+    [("export", "onnxruntime", "tools"), ("evaluate", "scipy", "tools")],
+)
+def test_a_missing_package_names_the_extra(folder, monkeypatch, capsys, command, module, extra):
+    find = cli.importlib.util.find_spec
+    monkeypatch.setattr(
+        cli.importlib.util, "find_spec", lambda name: None if name == module else find(name)
+    )
+    assert main([command, "--checkpoint", "model_0.pt"]) == 1
+    expected = (
+        f"{module} is missing, expected it for this command: pip install 'rsl-tbptt[{extra}]'"
+    )
+    assert expected in capsys.readouterr().err
+
+
+def test_a_missing_simulator_names_the_extra(folder, monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "mjlab", None)
+    monkeypatch.setitem(sys.modules, "mjlab.tasks", None)
+    assert evaluate("--platform", "mjlab", "--task", "T") == 1
+    assert "pip install 'rsl-tbptt[mjlab]'" in capsys.readouterr().err
+
+
+def test_play_takes_task_and_agent_from_the_run_and_passes_the_rest_on(folder, monkeypatch):
+    manifest = '{"library": "rsl_rl", "task": "Tbptt-T", "metadata": {"agent": "a"}}'
+    (folder / "run.json").write_text(manifest)
+    seen = []
+    monkeypatch.setattr(play, "run_shown", lambda command, *_: seen.append(command) or 7)
+    assert main(["play", "--checkpoint", "model_0.pt", "--viz", "newton"]) == 7
+    assert seen[0][4:8] == ["--task", "Tbptt-T", "--agent", "a"]
+    assert str(folder / "model_0.pt") in seen[0]
+    assert seen[0][-2:] == ["--viz", "newton"]
+
+
+def test_the_commands_of_the_pages_are_known(request):
+    root = request.config.rootpath
+    pages = [root / "README.md", *(root / "docs").glob("*.md")]
+    text = "\n".join(page.read_text() for page in pages)
+    lines = re.findall(r"(?<=rsl-tbptt )[a-z]+(?: --[^`#\n]*)?", text)
+    assert {line.split()[0] for line in lines} <= {*COMMANDS, "bench"}
+    parsed = [line.split() for line in lines if "--" in line]
+    assert len(parsed) >= 5
+    for words in parsed:
+        parser = command_parser(words[0])
+        assert parser.parse_known_args(words)[0].checkpoint
+
+
+def test_doctor_passes_here(folder, capsys):
+    assert main(["doctor"]) == 0
+    shown = capsys.readouterr().out
+    assert "WRONG" not in shown
+    assert "Isaac Lab    ok     isaaclab 3.0.0" in shown
+    assert "mjlab        -      not installed: pip install 'rsl-tbptt[mjlab]'" in shown
+
+
+def test_doctor_names_every_fault(folder, monkeypatch, capsys):
+    versions = {"python": "3.11.0", "torch": None, "isaaclab": "3.0.0", "mjlab": None}
+    monkeypatch.setattr(
+        doctor, "versions", lambda further=(): dict.fromkeys(further, "1") | versions
+    )
+    monkeypatch.setattr(doctor, "entry_points", lambda group: [])
+    output = str(folder / "model_0.pt" / "run")
+    assert main(["doctor", "--output", output, "--device", "cuda:99"]) == 1
+    wrong = [
+        line.split("WRONG")[0].strip()
+        for line in capsys.readouterr().out.splitlines()
+        if "  WRONG  " in line
+    ]
+    assert wrong == ["packages", "Isaac Lab", "device", "folder"]

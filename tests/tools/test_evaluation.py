@@ -1,0 +1,101 @@
+"""Evaluation: each environment counts for exactly its first episode."""
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from rsl_tbptt.evaluation import recorded, run_first_episodes, summarise
+
+LENGTHS = [2, 5, 3]
+
+
+class FakeEnv:
+    """Three environments whose first episodes last 2, 5 and 3 steps; later ones last two.
+
+    The reward of a first episode's step is 1, of any later step 1000.
+    """
+
+    num_envs = 3
+    device = "cpu"
+    max_episode_length = 5
+
+    def __init__(self):
+        self.steps = 0
+        self.actions = []
+
+    def step(self, actions):
+        self.steps += 1
+        self.actions.append(actions.clone())
+        lengths = torch.tensor(LENGTHS)
+        rewards = torch.where(self.steps <= lengths, 1.0, 1000.0)
+        since = self.steps - lengths
+        dones = ((since >= 0) & (since % 2 == 0)).long()
+        return self.obs(), rewards, dones, {}
+
+    def obs(self):
+        return TensorDict({"policy": torch.zeros(3, 1)}, batch_size=[3])
+
+    def positions(self):
+        return {"cart": [10.0 * env + self.steps for env in range(2)]}
+
+
+class CountingPolicy:
+    """Its action is the number of steps since its memory was cleared."""
+
+    def __init__(self):
+        self.count = torch.full((3,), 99.0)
+
+    def reset(self, dones=None):
+        cleared = torch.ones(3, dtype=torch.bool) if dones is None else dones.bool()
+        self.count = torch.where(cleared, 0.0, self.count)
+
+    def __call__(self, _obs):
+        action = self.count.clone()
+        self.count += 1
+        return action
+
+
+@pytest.fixture
+def episodes():
+    env, policy = FakeEnv(), CountingPolicy()
+    return env, run_first_episodes(env, policy, env.obs(), env.positions)
+
+
+def test_only_first_episodes_count(episodes):
+    _, (returns, lengths, _) = episodes
+    assert lengths.tolist() == LENGTHS
+    assert returns.tolist() == [2.0, 5.0, 3.0]
+
+
+def test_evaluation_ends_with_the_longest_first_episode(episodes):
+    env, _ = episodes
+    assert env.steps == max(LENGTHS)
+
+
+def test_memory_is_cleared_at_the_start_and_where_an_episode_ends(episodes):
+    env, _ = episodes
+    assert torch.stack(env.actions).tolist() == [
+        [0, 0, 0],
+        [1, 1, 1],
+        [0, 2, 2],
+        [1, 3, 0],
+        [0, 4, 1],
+    ]
+
+
+def test_recording_ends_with_the_episode(episodes):
+    _, (_, lengths, positions) = episodes
+    assert recorded(positions, lengths[:2]) == [
+        {"cart": [0.0, 1.0]},
+        {"cart": [10.0, 11.0, 12.0, 13.0, 14.0]},
+    ]
+
+
+def test_summary():
+    summary = summarise(torch.tensor([1.0, 2.0, 3.0]), torch.tensor([4, 5, 6]), 0.5)
+    assert summary["episodes"] == 3
+    assert summary["mean_return"] == 2.0
+    assert summary["mean_length"] == 5.0
+    low, high = summary["confidence_interval"]
+    assert low < 2.0 < high
+    assert low + high == pytest.approx(4.0)

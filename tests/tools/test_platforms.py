@@ -1,0 +1,256 @@
+"""Platforms: each offers what the commands ask for, and knows its own checkpoints."""
+
+import inspect
+import json
+import subprocess
+import sys
+
+import pytest
+import torch
+from tensordict import TensorDict
+
+from rsl_tbptt.platforms import PLATFORMS, Platform, Trained, isaaclab, load_platform, platform_of
+from rsl_tbptt.platforms import mjlab as mjlab_platform
+from rsl_tbptt.platforms import rsl_rl as rsl_rl_alone
+
+ASKED_FOR = {
+    name: function for name, function in vars(Platform).items() if inspect.isfunction(function)
+}
+
+
+@pytest.mark.parametrize("name", PLATFORMS)
+def test_every_platform_offers_what_is_asked_for(name):
+    platform = load_platform(name)
+    for function_name, asked_for in ASKED_FOR.items():
+        if function_name.startswith("_"):
+            continue
+        offered = inspect.signature(getattr(platform, function_name)).parameters
+        assert [*inspect.signature(asked_for).parameters][1:] == [*offered], function_name
+    assert platform.PACKAGES
+    for constant in Platform.__annotations__:
+        assert hasattr(platform, constant), constant
+
+
+def test_importing_platforms_loads_no_simulator():
+    names = ", ".join(f"rsl_tbptt.platforms.{name}" for name in PLATFORMS)
+    code = f"import sys, {names}; print(*sys.modules)"
+    command = [sys.executable, "-c", code]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert {"torch", "warp", "mujoco", "mjlab", "isaaclab"}.isdisjoint(result.stdout.split())
+
+
+@pytest.fixture
+def checkpoint(tmp_path):
+    (tmp_path / "params").mkdir()
+    (tmp_path / "params" / "agent.yaml").write_text("experiment_name: e")
+    (tmp_path / "model_1.pt").touch()
+    return tmp_path / "model_1.pt"
+
+
+def note(checkpoint, **values):
+    manifest = {"library": "rsl_rl", "task": "T", "metadata": {"agent": "a"}} | values
+    (checkpoint.parent / "run.json").write_text(json.dumps(manifest))
+
+
+def test_a_checkpoint_is_the_platforms_whose_files_lie_beside_it(checkpoint):
+    assert platform_of(checkpoint) == "rsl_rl"
+    env = checkpoint.parent / "params" / "env.yaml"
+    env.write_text("viewer: {}\nsim:\n  physics: {}\n")  # Isaac Lab before 3.0
+    assert platform_of(checkpoint) == "rsl_rl"
+    env.write_text("decimation: 4\nsim:\n  nconmax: null\n  mujoco:\n    timestep: 0.002\n")
+    assert platform_of(checkpoint) == "mjlab"
+    note(checkpoint)
+    assert platform_of(checkpoint) == "isaaclab"
+
+
+def test_a_checkpoint_that_is_not_there_is_named(tmp_path):
+    with pytest.raises(ValueError, match=r"model_1\.pt' does not exist"):
+        platform_of(tmp_path / "model_1.pt")
+
+
+def test_isaac_lab_notes_task_and_agent(checkpoint):
+    note(checkpoint)
+    assert isaaclab.find_trained(checkpoint) == Trained("T", "a")
+    assert isaaclab.find_trained(checkpoint, "Other") == Trained("Other", "a")
+    note(checkpoint, metadata={})
+    assert isaaclab.find_trained(checkpoint) == Trained("T", "rsl_rl_cfg_entry_point")
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{}", '{"library": "rsl_rl"}'])
+def test_a_note_that_is_none_is_named(checkpoint, text):
+    (checkpoint.parent / "run.json").write_text(text)
+    with pytest.raises(ValueError, match=r"run\.json' cannot be read as Isaac Lab's note"):
+        isaaclab.find_trained(checkpoint)
+
+
+def test_another_librarys_training_is_refused(checkpoint):
+    note(checkpoint, library="skrl")
+    with pytest.raises(ValueError, match="library is 'skrl', expected 'rsl_rl'"):
+        isaaclab.find_trained(checkpoint)
+
+
+def test_isaac_lab_plays_with_the_task_and_agent(checkpoint):
+    command = isaaclab.play_command(
+        Trained("Tbptt-T", "a"), checkpoint, num_envs=3, device="cuda:1"
+    )
+    assert command == [
+        *("isaaclab", "play", "--rl_library", "rsl_rl", "--task", "Tbptt-T", "--agent", "a"),
+        *("--checkpoint", str(checkpoint), "--num_envs", "3"),
+        *("physics=newton_mjwarp", "--device", "cuda:1", "agent.device=cuda:1"),
+    ]
+
+
+def test_mjlab_plays_the_id(checkpoint):
+    command = mjlab_platform.play_command(Trained("T-A", ""), checkpoint, num_envs=3, device="cpu")
+    assert command[:2] == ["play", "T-A"]
+    assert command[2:] == [
+        *("--checkpoint-file", str(checkpoint), "--num-envs", "3", "--device", "cpu")
+    ]
+
+
+AGENTS = {
+    "Teacher": {"experiment_name": "e", "actor": {"class_name": "MLPModel"}},
+    "Student": {"experiment_name": "e", "actor": {"class_name": "RNNModel"}},
+    "Other": {"experiment_name": "f", "actor": {"class_name": "RNNModel"}},
+}
+
+
+class Registry:
+    """Stands for mjlab's registry of tasks."""
+
+    def __init__(self, more=()):
+        self.agents = AGENTS | dict(more)
+
+    def list_tasks(self):
+        return sorted(self.agents)
+
+    def load_rl_cfg(self, task):
+        return self.agents[task]
+
+
+@pytest.fixture
+def registry(monkeypatch):
+    def register(**more):
+        monkeypatch.setattr(mjlab_platform, "_registry", lambda: Registry(more))
+        monkeypatch.setattr(mjlab_platform, "asdict", dict)
+
+    register()
+    return register
+
+
+def test_mjlabs_task_is_the_one_with_such_an_agent(checkpoint, registry):
+    agent = checkpoint.parent / "params" / "agent.yaml"
+    agent.write_text("{experiment_name: e, max_iterations: 7, actor: {class_name: RNNModel}}")
+    assert mjlab_platform.find_trained(checkpoint) == Trained("Student", "")
+
+
+@pytest.mark.parametrize(
+    ("agent", "expected"),
+    [("RNNModel", r"one of \['Another', 'Student'\].* 2 of its tasks"), ("CNNModel", "an id.* 0 ")],
+)
+def test_mjlabs_task_is_asked_for_where_the_agent_does_not_tell(
+    checkpoint, registry, agent, expected
+):
+    registry(Another=AGENTS["Student"])
+    config = f"{{experiment_name: e, actor: {{class_name: {agent}}}}}"
+    (checkpoint.parent / "params" / "agent.yaml").write_text(config)
+    with pytest.raises(ValueError, match=f"--task is missing, expected {expected}"):
+        mjlab_platform.find_trained(checkpoint)
+    assert mjlab_platform.find_trained(checkpoint, "Mine").task == "Mine"
+
+
+SIZES = {"num_envs": 2, "seed": 5, "device": "cpu", "clip_actions": None}
+
+
+@pytest.mark.parametrize("platform", [mjlab_platform, rsl_rl_alone])
+def test_overrides_are_refused_where_there_are_none(platform):
+    simulated = platform.simulated_env("Task", **SIZES, overrides=["presets=depth"])
+    with pytest.raises(ValueError, match=r"overrides is \['presets=depth'\], expected none"):
+        simulated.__enter__()
+
+
+def test_a_task_that_mjlab_does_not_know_is_named(registry):
+    simulated = mjlab_platform.simulated_env("Task", **SIZES, overrides=[])
+    with pytest.raises(ValueError, match=r"The task is 'Task', expected one of \['Other'"):
+        simulated.__enter__()
+
+
+MAKER = """
+class Env:
+    def __init__(self, *arguments):
+        self.arguments, self.is_open = arguments, True
+
+    def close(self):
+        self.is_open = False
+
+
+def make(num_envs, seed, device):
+    return Env(num_envs, seed, device)
+"""
+
+
+@pytest.fixture
+def maker(tmp_path, monkeypatch):
+    (tmp_path / "my_maker.py").write_text(MAKER)
+    (tmp_path / "needs_more.py").write_text("import not_installed_anywhere\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+
+
+def test_an_environment_is_made_by_the_users_function_and_closed(maker):
+    with rsl_rl_alone.simulated_env("my_maker:make", **SIZES, overrides=[]) as env:
+        assert env.arguments == (2, 5, "cpu")
+        assert env.is_open
+    assert not env.is_open
+
+
+@pytest.mark.parametrize("name", ["my_maker:other", "other_maker:make", "my_maker", ":make", ""])
+def test_a_function_that_is_not_there_is_named(maker, name):
+    with pytest.raises(ValueError, match=f"--env is '{name}', expected module:function"):
+        rsl_rl_alone.simulated_env(name, **SIZES, overrides=[]).__enter__()
+
+
+def test_what_the_users_module_lacks_is_its_own_matter(maker):
+    with pytest.raises(ModuleNotFoundError, match="not_installed_anywhere"):
+        rsl_rl_alone.simulated_env("needs_more:make", **SIZES, overrides=[]).__enter__()
+
+
+class Drawing:
+    """Draws its first observation."""
+
+    def __init__(self, steps=0):
+        self.episode_length_buf = torch.full((2,), steps)
+
+    def get_observations(self):
+        return TensorDict({"policy": torch.randn(2, 3)}, batch_size=[2])
+
+
+class Resetting(Drawing):
+    """Its episodes begin when it is told."""
+
+    def reset(self):
+        self.episode_length_buf.zero_()
+
+
+def test_the_same_seed_starts_the_same_episodes():
+    first, second = (rsl_rl_alone.restart(Drawing(), 5)["policy"] for _ in range(2))
+    assert torch.equal(first, second)
+    assert not torch.equal(first, rsl_rl_alone.restart(Drawing(), 6)["policy"])
+
+
+def test_an_episode_that_has_begun_is_refused_unless_it_can_begin_again():
+    with pytest.raises(ValueError, match="episode_length_buf is not 0 everywhere"):
+        rsl_rl_alone.restart(Drawing(steps=3), 5)
+    assert rsl_rl_alone.restart(Resetting(steps=3), 5)["policy"].shape == (2, 3)
+
+
+@pytest.mark.parametrize("name", ["find_trained", "play_command"])
+def test_rsl_rl_alone_asks_for_what_it_cannot_know(checkpoint, name):
+    asked = {
+        "find_trained": lambda: rsl_rl_alone.find_trained(checkpoint),
+        "play_command": lambda: rsl_rl_alone.play_command(
+            Trained("", ""), checkpoint, num_envs=1, device="cpu"
+        ),
+    }
+    with pytest.raises(ValueError, match=r"--env module:function|has no play command"):
+        asked[name]()
