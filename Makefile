@@ -7,7 +7,7 @@ VENV ?= .venv
 # Releases that the tests run with, beside those in the environments: older ones, and the newest for
 # mjlab.
 RSL_RL := 5.0.1 5.4.2 5.5.1
-# The newest torch, ahead of the one that Isaac Lab asks for: scripts/test_matrix.py names it too.
+# The newest torch, ahead of the one that Isaac Lab asks for: scripts/ci/matrix.py names it too.
 NEXT_TORCH := .torch/2.15.0/.installed
 
 # mjlab runs on Python 3.10 to 3.13: PYTHON=3.10 gives it an environment of its own.
@@ -36,7 +36,7 @@ test: $(INSTALLED)  ## run every test of the newest rsl_rl and Isaac Lab
 	$(PY) -m pytest
 
 test-matrix: $(INSTALLED) $(OTHER_RSL_RL) $(NEXT_TORCH) $(MJLAB)/.installed $(ISAACLAB2)/.installed  ## every other version and platform
-	$(PY) scripts/test_matrix.py --mjlab $(MJLAB)/bin/python --isaaclab2 $(ISAACLAB2)/bin/python
+	$(PY) -m scripts.ci.matrix --mjlab $(MJLAB)/bin/python --isaaclab2 $(ISAACLAB2)/bin/python
 
 finetune: $(INSTALLED)  ## train, distil and fine-tune with PPO; DEVICE and RUN as above
 	$(PY) scripts/pipeline.py configs/finetune.yaml $(RUN_OPTIONS)
@@ -45,7 +45,7 @@ curves: $(INSTALLED)  ## learning curves of all policies over three seeds; DEVIC
 	$(PY) scripts/curves.py configs/curves.yaml $(RUN_OPTIONS)
 
 bench: $(INSTALLED)  ## time and memory of updates beside rsl_rl's; DEVICE and RUN as above
-	$(PY) scripts/benchmark.py suite $(RUN_OPTIONS)
+	$(PY) -m scripts.benchmark suite $(RUN_OPTIONS)
 
 docs: $(INSTALLED)  ## write the tables of options from the code
 	$(PY) -m scripts.option_tables
@@ -70,26 +70,26 @@ clean:  ## remove environments and caches; keeps runs/
 help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
 
-$(INSTALLED): pyproject.toml constraints.txt constraints-main.txt scripts/bootstrap.sh
-	VENV=$(VENV) scripts/bootstrap.sh environment main
+$(INSTALLED): pyproject.toml constraints.txt constraints-main.txt scripts/ci/bootstrap.sh
+	VENV=$(VENV) scripts/ci/bootstrap.sh environment main
 	@touch $@
 
-$(MJLAB)/.installed: pyproject.toml constraints.txt constraints-mjlab.txt scripts/bootstrap.sh
-	VENV=$(MJLAB) scripts/bootstrap.sh environment mjlab
+$(MJLAB)/.installed: pyproject.toml constraints.txt constraints-mjlab.txt scripts/ci/bootstrap.sh
+	VENV=$(MJLAB) scripts/ci/bootstrap.sh environment mjlab
 	@touch $@
 
-$(ISAACLAB2)/.installed: pyproject.toml constraints.txt constraints-isaaclab2.txt scripts/bootstrap.sh
-	VENV=$(ISAACLAB2) scripts/bootstrap.sh environment isaaclab2
+$(ISAACLAB2)/.installed: pyproject.toml constraints.txt constraints-isaaclab2.txt scripts/ci/bootstrap.sh
+	VENV=$(ISAACLAB2) scripts/ci/bootstrap.sh environment isaaclab2
 	@touch $@
 
 .rsl_rl/%/.installed: $(INSTALLED)
-	VENV=$(VENV) scripts/bootstrap.sh rsl_rl $*
+	VENV=$(VENV) scripts/ci/bootstrap.sh rsl_rl $*
 	@touch $@
 
 .torch/%/.installed: $(INSTALLED)
-	VENV=$(VENV) scripts/bootstrap.sh torch $*
+	VENV=$(VENV) scripts/ci/bootstrap.sh torch $*
 	@touch $@
 
 .peers/.installed: $(INSTALLED)
-	VENV=$(VENV) scripts/bootstrap.sh peers
+	VENV=$(VENV) scripts/ci/bootstrap.sh peers
 	@touch $@

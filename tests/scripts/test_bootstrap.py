@@ -36,8 +36,9 @@ class Machine:
     def __init__(self, folder, script):
         self.folder = folder
         self.checkout = folder / "checkout"
-        (self.checkout / "scripts").mkdir(parents=True)
-        shutil.copy(script, self.checkout / "scripts" / "bootstrap.sh")
+        self.script = self.checkout / "scripts" / "ci" / "bootstrap.sh"
+        self.script.parent.mkdir(parents=True)
+        shutil.copy(script, self.script)
         self.bin = folder / "bin"
         self.bin.mkdir()
         for tool in TOOLS:
@@ -60,7 +61,7 @@ class Machine:
             "UV_IN_STORE": str(self.folder / "store" / "uv"),
         }
         return subprocess.run(
-            [self.checkout / "scripts" / "bootstrap.sh", *command],
+            [self.script, *command],
             env=environment | variables,
             cwd=self.folder,
             capture_output=True,
@@ -80,7 +81,7 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path, repository):
-    return Machine(tmp_path, repository / "scripts" / "bootstrap.sh")
+    return Machine(tmp_path, repository / "scripts" / "ci" / "bootstrap.sh")
 
 
 def only_line(result):

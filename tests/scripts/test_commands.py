@@ -11,8 +11,6 @@ from _preset import DEMO, FINETUNE, load_preset
 from _stages import RunFolder
 
 SCRIPTS = (
-    "benchmark",
-    "peers",
     "recall",
     "pipeline",
     "curves",

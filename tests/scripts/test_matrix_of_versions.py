@@ -3,8 +3,9 @@
 from collections import Counter
 
 import pytest
-import test_matrix
-from test_matrix import Row, closing_line, outcome, rows, run_matrix
+
+from scripts.ci import matrix as test_matrix
+from scripts.ci.matrix import Row, closing_line, outcome, rows, run_matrix
 
 INTERPRETER = """#!/bin/bash
 case "$1" in

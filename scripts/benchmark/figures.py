@@ -6,10 +6,11 @@ from collections.abc import Callable
 from pathlib import Path
 
 import matplotlib as mpl
-from _benchmark_results import Results, SpeedResult
-from _figures import PALETTE, STYLE
 from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
+
+from scripts.benchmark.results import Results, SpeedResult
+from scripts.figure_style import PALETTE, STYLE
 
 OURS, RSL_RL, LIMIT = PALETTE[0], PALETTE[2], "0.4"
 
@@ -48,8 +49,8 @@ def draw_time(axes: Axes, results: Results) -> bool:
     points = _series(results, "distillation-")
     num_envs = [point.row.case.num_envs for point in points]
     for label, colour, style, values in (
-        ("rsl_rl", RSL_RL, "o-", [point.rsl_rl for point in points]),
-        ("rsl_tbptt", OURS, "o-", [point.ours for point in points]),
+        ("rsl_rl", RSL_RL, "o-", [point.medians[1] for point in points]),
+        ("rsl_tbptt", OURS, "o-", [point.medians[0] for point in points]),
         ("matrix products alone", LIMIT, "--", [point.products_seconds for point in points]),
     ):
         axes.loglog(

@@ -3,48 +3,34 @@
 from __future__ import annotations
 
 import pkgutil
-import statistics
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import torch
-from _peer_job import Job, Peer, build_ours, network
+
+from rsl_tbptt.bench.speed import Speed, seconds_of
+from scripts.benchmark.peers.job import Job, Peer, build_ours, network
+from scripts.benchmark.report import markdown_table
 
 PEERS = {
-    "TorchRL, pad": "_peer_torchrl:pad",
-    "TorchRL, scan": "_peer_torchrl:scan",
-    "TorchRL, triton": "_peer_torchrl:triton",
-    "sb3-contrib, episodes": "_peer_sb3:sequences",
-    "sb3-contrib, rollouts": "_peer_sb3:rollouts",
-    "skrl": "_peer_skrl:examples",
+    "TorchRL, pad": "scripts.benchmark.peers.torchrl:pad",
+    "TorchRL, scan": "scripts.benchmark.peers.torchrl:scan",
+    "TorchRL, triton": "scripts.benchmark.peers.torchrl:triton",
+    "sb3-contrib, episodes": "scripts.benchmark.peers.sb3:sequences",
+    "sb3-contrib, rollouts": "scripts.benchmark.peers.sb3:rollouts",
+    "skrl": "scripts.benchmark.peers.skrl:examples",
 }
 """By name: the function that builds the peer for a job."""
 
-FOLDER = Path(__file__).resolve().parents[1] / ".peers"
-"""Where ``scripts/bootstrap.sh peers`` puts the libraries."""
+FOLDER = Path(__file__).resolve().parents[3] / ".peers"
+"""Where ``scripts/ci/bootstrap.sh peers`` puts the libraries."""
 
 TOLERANCE = 1e-4
 """Relative, in float32, of each parameter's gradient: sums in another order leave about 1e-6, one
 missing reset or a truncated episode 1e-2 and more."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Times:
-    """Times in seconds, and the peer's over ours in each pair."""
-
-    ours: float
-    """Median."""
-    peer: float
-    """Median."""
-    ratio: float
-    """Median of the pairs."""
-    lowest_ratio: float
-    highest_ratio: float
-    gradient_error: float
-    """Largest relative difference of a parameter's gradient from ours."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +40,9 @@ class PeerSpeed:
     name: str
     note: str
     """How it did the job, or why it was not timed."""
-    times: Times | None
+    speed: Speed | None = None
+    gradient_error: float = 0.0
+    """Largest relative difference of a parameter's gradient from ours."""
 
 
 def measure_peers(job: Job, num_pairs: int) -> list[PeerSpeed]:
@@ -83,10 +71,14 @@ def _measure_peer(name: str, path: str, ours: Peer, job: Job, num_pairs: int) ->
         error = check_gradient(ours, peer)
     except ImportError as missing:
         note = f"not timed: {missing} (`make .peers/.installed` installs the peers)"
-        return PeerSpeed(name=name, note=note, times=None)
+        return PeerSpeed(name=name, note=note)
     except Exception as reason:  # whatever goes wrong inside a peer must not hide the others
-        return PeerSpeed(name=name, note=f"not timed: {reason}", times=None)
-    return PeerSpeed(name=name, note=peer.how, times=_time(ours, peer, job, num_pairs, error))
+        return PeerSpeed(name=name, note=f"not timed: {reason}")
+    # The check was the warm-up.
+    pairs = [(_seconds(ours, job), _seconds(peer, job)) for _ in range(num_pairs)]
+    mine, theirs = (list(times) for times in zip(*pairs, strict=True))
+    speed = Speed(ours=mine, theirs=theirs)
+    return PeerSpeed(name=name, note=peer.how, speed=speed, gradient_error=error)
 
 
 def check_gradient(ours: Peer, peer: Peer) -> float:
@@ -117,32 +109,10 @@ def _gradients(peer: Peer) -> list[torch.Tensor]:
     return [torch.zeros_like(p) if p.grad is None else p.grad for p in peer.parameters]
 
 
-def _time(ours: Peer, peer: Peer, job: Job, num_pairs: int, error: float) -> Times:
-    """Time gradients of both in turn; the check was the warm-up."""
-    pairs = [(_seconds(ours, job), _seconds(peer, job)) for _ in range(num_pairs)]
-    ratios = [theirs / mine for mine, theirs in pairs]
-    return Times(
-        ours=statistics.median(mine for mine, _ in pairs),
-        peer=statistics.median(theirs for _, theirs in pairs),
-        ratio=statistics.median(ratios),
-        lowest_ratio=min(ratios),
-        highest_ratio=max(ratios),
-        gradient_error=error,
-    )
-
-
 def _seconds(peer: Peer, job: Job) -> float:
     for parameter in peer.parameters:
         parameter.grad = None
-    start = _now(job)
-    peer.backward()
-    return _now(job) - start
-
-
-def _now(job: Job) -> float:
-    if job.device != "cpu":
-        torch.cuda.synchronize(job.device)
-    return time.perf_counter()
+    return seconds_of(peer.backward, job.device)
 
 
 def _set_weights(peer: Peer, job: Job) -> None:
@@ -151,3 +121,18 @@ def _set_weights(peer: Peer, job: Job) -> None:
     with torch.no_grad():
         for parameter, weight in zip(peer.parameters, network(job).parameters(), strict=True):
             parameter.copy_(weight)
+
+
+def table(speeds: list[PeerSpeed]) -> str:
+    """Return a Markdown table, with the reason where a peer has no times."""
+    rows = []
+    for peer in speeds:
+        cells = ["-"] * 6
+        if peer.speed is not None:
+            ours, theirs = median(peer.speed.ours), median(peer.speed.theirs)
+            ratios = (peer.speed.ratio, min(peer.speed.ratios), max(peer.speed.ratios))
+            cells = [f"{theirs * 1e3:.0f} ms", f"{ours * 1e3:.0f} ms"]
+            cells += [*(f"{ratio:.2f}" for ratio in ratios), f"{peer.gradient_error:.0e}"]
+        rows.append([peer.name, *cells, " ".join(peer.note.split()).replace("|", "\\|")])
+    heads = ("peer", "gradient", "rsl_tbptt", "ratio", "lowest", "highest")
+    return markdown_table((*heads, "gradient differs by", "how"), rows)

@@ -1,19 +1,23 @@
 """sb3-contrib as a peer: the actor of RecurrentPPO's policy, which knows the LSTM only."""
 
+# Peers lie beside the environment, where no type checker finds them.
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
+from importlib.metadata import version
 from unittest import mock
 
 import numpy as np
-import sb3_contrib
 import torch
-from _benchmark_case import ACTION_DIM, HIDDEN_DIMS, OBS_DIM
-from _peer_job import Job, Peer, build_peer
 from gymnasium.spaces import Box
 from sb3_contrib.common.recurrent.buffers import RecurrentRolloutBuffer
 from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
 from sb3_contrib.common.recurrent.type_aliases import RecurrentRolloutBufferSamples, RNNStates
 from torch import nn
+
+from rsl_tbptt.bench.case import ACTION_DIM, HIDDEN_DIMS, OBS_DIM
+from scripts.benchmark.peers.job import Job, Peer, build_peer
 
 SPACES = tuple(Box(-np.inf, np.inf, (size,), np.float32) for size in (OBS_DIM, ACTION_DIM))
 
@@ -32,7 +36,7 @@ def sequences(job: Job) -> Peer:
 
     how = "RecurrentPPO's policy on its buffer's padded episodes; padding them is not timed"
     return build_peer(
-        f"{sb3_contrib.__version__}: {how}", _parameters(policy), outputs, samples.actions[mask]
+        f"{version('sb3-contrib')}: {how}", _parameters(policy), outputs, samples.actions[mask]
     )
 
 
@@ -48,7 +52,7 @@ def rollouts(job: Job) -> Peer:
         return distribution.mode()
 
     how = "RecurrentPPO's policy on uncut rollouts, which it steps through (RecurrentPPO cuts them)"
-    return build_peer(f"{sb3_contrib.__version__}: {how}", _parameters(policy), outputs, labels)
+    return build_peer(f"{version('sb3-contrib')}: {how}", _parameters(policy), outputs, labels)
 
 
 def _policy(job: Job) -> RecurrentActorCriticPolicy:

@@ -6,10 +6,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from _benchmark_case import ACTION_DIM, HIDDEN_DIMS, OBS_DIM
 from torch import nn
 from torch.nn import functional
 
+from rsl_tbptt.bench.case import ACTION_DIM, HIDDEN_DIMS, OBS_DIM
 from rsl_tbptt.core import Rollout, accumulate_group, recurrent_scan, tbptt_schedule
 from rsl_tbptt.core.env_blocks import bytes_per_sample, num_env_blocks
 from rsl_tbptt.core.hidden_state import HiddenState
@@ -30,6 +30,13 @@ class Job:
     done_rate: float = 0.05
     rnn_hidden_dim: int = 256
     device: str = "cpu"
+
+    def title(self) -> str:
+        """Say what is measured."""
+        return (
+            f"{self.rnn_type.upper()}-{self.rnn_hidden_dim}, {self.num_envs} environments,"
+            f" {self.num_steps} steps, done rate {self.done_rate}, float32, {self.device}"
+        )
 
     def rollout(self) -> Rollout:
         """Draw the rollout, the same for equal jobs: obs (T, N, D), labels (T, N, A)."""

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from _benchmark_case import Case, build, fill
 from torch.profiler import ProfilerActivity, profile
+
+from rsl_tbptt.bench.case import Case, build, fill
 
 KINDS = {
     "matrix products": ("mm", "addmm", "addmm_", "bmm"),
