@@ -17,11 +17,14 @@ ISAACLAB2 := .venv-isaaclab2
 # Not named PYTHON: that is the user's choice above.
 PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
+# A folder in which tests leave JUnit files, for .ci/run.
+REPORTS ?=
 OTHER_RSL_RL := $(RSL_RL:%=.rsl_rl/%/.installed)
 # By default a preset has its own folder under runs/.
 RUN_OPTIONS := --device $(DEVICE) $(if $(RUN),--output $(RUN))
 
-.PHONY: demo demo-mjlab demo-pup test test-matrix finetune curves bench docs lint types format doctor clean help
+.PHONY: demo demo-mjlab demo-pup test test-fast test-matrix finetune curves bench docs lint types format \
+	stats doctor clean help
 
 demo: $(INSTALLED)  ## train, distil and evaluate in Isaac Lab (DEVICE=cuda:0 for a GPU, RUN=folder)
 	$(PY) scripts/pipeline.py configs/demo.yaml $(RUN_OPTIONS)
@@ -33,10 +36,14 @@ demo-pup: $(INSTALLED)  ## the same with a small legged robot in Isaac Lab; DEVI
 	$(PY) scripts/pipeline.py configs/demo-pup.yaml $(RUN_OPTIONS)
 
 test: $(INSTALLED)  ## run every test of the newest rsl_rl and Isaac Lab
-	$(PY) -m pytest
+	$(PY) -m pytest $(REPORTS:%=--junitxml=%/test.xml)
+
+test-fast: $(INSTALLED)  ## the inner loop: core and algorithms without what takes seconds
+	$(PY) -m pytest tests/core tests/algorithms -m "not slow" -n 2
 
 test-matrix: $(INSTALLED) $(OTHER_RSL_RL) $(NEXT_TORCH) $(MJLAB)/.installed $(ISAACLAB2)/.installed  ## every other version and platform
-	$(PY) -m scripts.ci.matrix --mjlab $(MJLAB)/bin/python --isaaclab2 $(ISAACLAB2)/bin/python
+	$(PY) -m scripts.ci.matrix --mjlab $(MJLAB)/bin/python --isaaclab2 $(ISAACLAB2)/bin/python \
+		$(REPORTS:%=--report %/matrix.xml)
 
 finetune: $(INSTALLED)  ## train, distil and fine-tune with PPO; DEVICE and RUN as above
 	$(PY) scripts/pipeline.py configs/finetune.yaml $(RUN_OPTIONS)
@@ -60,6 +67,9 @@ types: $(INSTALLED)  ## check types
 format: $(INSTALLED)  ## apply formatting and safe fixes
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
+
+stats: $(INSTALLED)  ## print the table of sizes that stands in CONTRIBUTING.md
+	@$(PY) -m scripts.ci.stats
 
 doctor: $(INSTALLED)  ## say what is wrong with this setup
 	$(PY) scripts/doctor.py

@@ -1,4 +1,3 @@
-#!/usr/bin/env python
 """Run tests with every supported rsl_rl and in every environment; print one line for each.
 
 `make test-matrix` makes the environments and runs this.
@@ -8,7 +7,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import re
 import subprocess
 import sys
 import time
@@ -16,6 +14,9 @@ from collections import Counter
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from scripts.ci.summary import closing_line, read, write
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -26,7 +27,8 @@ CONTRACT = ("tests/contract",)
 ALGORITHMS = (
     "tests/algorithms",
     "tests/runners",
-    "--ignore=tests/algorithms/test_distributed.py",  # runs our own code only, but takes long
+    # Runs our own code only, but takes long.
+    "--ignore=tests/algorithms/update/test_distributed.py",
 )
 
 NEXT_TORCH = "2.15.0"
@@ -68,8 +70,9 @@ def main() -> int:
     parser.add_argument(
         "--isaaclab2", required=True, help="interpreter of Isaac Lab 2.3's environment"
     )
+    parser.add_argument("--report", type=Path, help="JUnit file for the numbers of all rows")
     args = parser.parse_args()
-    return run_matrix(rows(sys.executable, args.mjlab, args.isaaclab2))
+    return run_matrix(rows(sys.executable, args.mjlab, args.isaaclab2), args.report)
 
 
 def rows(main_python: str, mjlab_python: str, isaaclab2_python: str) -> list[Row]:
@@ -106,53 +109,56 @@ def rows(main_python: str, mjlab_python: str, isaaclab2_python: str) -> list[Row
     ]
 
 
-def run_matrix(matrix: list[Row]) -> int:
+def run_matrix(matrix: list[Row], report: Path | None = None) -> int:
     """Run rows, print a line for each in their order and one such as pytest's for all.
 
     Args:
         matrix: What to run.
+        report: JUnit file for the numbers of all rows.
 
     Returns:
         The exit status: 0 if something passed and nothing failed in each row, else 1.
     """
-    start, total, failed = time.monotonic(), Counter(), False
+    start, total = time.monotonic(), Counter()
     with ThreadPoolExecutor(ROWS_AT_A_TIME) as pool:
-        for row, (counts, closing, output) in zip(matrix, pool.map(run_row, matrix), strict=True):
-            well = counts["passed"] > 0 and not (counts["failed"] or counts["error"])
-            mark = "" if well else "WRONG: "
-            print(f"rsl_rl {row.rsl_rl}  {row.name:22}{mark}{closing}", flush=True)
-            if not well:
-                failed = True
-                print(output[-8000:], flush=True)
-            total += counts
-    if failed and not (total["failed"] or total["error"]):
-        total["error"] = 1  # a row without tests
-    print(closing_line(total, time.monotonic() - start), flush=True)
-    return int(failed)
+        for row, (outcomes, line, output) in zip(matrix, pool.map(run_row, matrix), strict=True):
+            well = not (outcomes["failed"] or outcomes["error"])
+            print(f"rsl_rl {row.rsl_rl}  {row.name:22}{'' if well else 'WRONG: '}{line}")
+            print(end="" if well else f"{output[-8000:]}\n", flush=True)
+            total += outcomes
+    seconds = time.monotonic() - start
+    if report is not None:
+        write(report, total, seconds)
+    print(closing_line(total, seconds), flush=True)
+    return int(bool(total["failed"] or total["error"]))
 
 
-def run_row(row: Row) -> tuple[Counter, str, str]:
+def run_row(row: Row) -> tuple[Counter[str], str, str]:
     """Run the tests of one row.
 
     Args:
         row: What to run.
 
     Returns:
-        Tests by outcome, pytest's closing line or the reason for having none, and all output.
+        Tests by outcome, with an error if none passed; a line that says so, or why nothing ran; and
+        all output.
     """
     found = [argument for pattern in row.tests for argument in expanded(pattern)]
     if not any(Path(ROOT, argument).exists() for argument in found):
-        return Counter(), f"no file is like {' or '.join(row.tests)}", ""
+        return Counter(error=1), f"no file is like {' or '.join(row.tests)}", ""
     rsl_rl, _, torch = python(row, "-c", PRINT_RELEASES).stdout.strip().partition(" ")
     for name, installed, expected in (("rsl_rl", rsl_rl, row.rsl_rl), ("torch", torch, row.torch)):
         if expected not in (None, installed):
             reason = f"{name} is {installed}, expected {expected}: run `make test-matrix`"
-            return Counter(), reason, ""
-    result = python(row, "-m", "pytest", *found)
-    counts, closing = outcome(result.stdout)
-    if result.returncode != 0:
-        counts["error"] += not counts["failed"] and not counts["error"]
-    return counts, closing, result.stdout
+            return Counter(error=1), reason, ""
+    with TemporaryDirectory() as folder:
+        report = Path(folder) / "row.xml"
+        result = python(row, "-m", "pytest", f"--junitxml={report}", *found)
+        outcomes, seconds = read(report)
+        line = closing_line(outcomes, seconds) if report.exists() else "pytest did not finish"
+    if not (outcomes["failed"] or outcomes["error"]):
+        outcomes["error"] += result.returncode != 0 or not outcomes["passed"]
+    return outcomes, line, result.stdout
 
 
 def python(row: Row, *arguments: str) -> subprocess.CompletedProcess[str]:
@@ -183,35 +189,6 @@ def expanded(pattern: str) -> list[str]:
     if "*" not in pattern:
         return [pattern]
     return sorted(str(path.relative_to(ROOT)) for path in ROOT.glob(pattern))
-
-
-def outcome(output: str) -> tuple[Counter, str]:
-    """Read pytest's closing line.
-
-    Args:
-        output: What pytest printed.
-
-    Returns:
-        Tests by outcome, and the line; none and a remark if there is no such line.
-    """
-    lines = [line.strip("= ") for line in output.splitlines() if re.search(r" in [\d.]+s", line)]
-    if not lines:
-        return Counter(), "pytest did not finish"
-    found = re.findall(r"(\d+) (passed|failed|skipped|error)", lines[-1])
-    return Counter({name: int(number) for number, name in found}), lines[-1]
-
-
-def closing_line(total: Counter, seconds: float) -> str:
-    """Return a line such as ``3 failed, 120 passed, 7 skipped in 95.21s``.
-
-    Args:
-        total: Tests by outcome.
-        seconds: Time for all of them.
-    """
-    named = [
-        f"{total[name]} {name}" for name in ("failed", "passed", "skipped", "error") if total[name]
-    ]
-    return f"{', '.join(named) or 'no tests ran'} in {seconds:.2f}s"
 
 
 if __name__ == "__main__":
