@@ -7,7 +7,7 @@ VENV ?= .venv
 # Releases that the tests run with, beside those in the environments: older ones, and the newest for
 # mjlab.
 RSL_RL := 5.0.1 5.4.2 5.5.1
-# The newest torch, ahead of the one that Isaac Lab asks for: scripts/ci/matrix.py names it too.
+# The newest torch, ahead of the one that Isaac Lab asks for: scripts/ci/matrix.toml names it too.
 NEXT_TORCH := .torch/2.15.0/.installed
 
 # mjlab runs on Python 3.10 to 3.13: PYTHON=3.10 gives it an environment of its own.

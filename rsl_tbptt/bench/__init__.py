@@ -2,7 +2,8 @@
 
 Both train equal networks on equal rollouts of random observations. A check sees first that both
 leave equal parameters; then they are timed in turn, in one process. ``case.py`` builds what is
-measured, ``speed.py`` checks and times it.
+measured, ``speed.py`` checks and times it, ``limit.py`` says what its matrix products alone would
+take, ``memory.py`` measures its peak in memory, ``profile.py`` where its time goes.
 
 torch and rsl_rl are imported when they are needed, so that ``--help`` does not wait for them.
 """
@@ -10,11 +11,9 @@ torch and rsl_rl are imported when they are needed, so that ``--help`` does not 
 from __future__ import annotations
 
 import argparse
-import statistics
-import sys
 from typing import TYPE_CHECKING
 
-from rsl_tbptt.machine import machine, versions
+from rsl_tbptt.machine import versions
 
 if TYPE_CHECKING:
     from rsl_tbptt.bench.case import Case
@@ -28,6 +27,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     """
     add_case_arguments(parser)
     parser.add_argument("--pairs", type=int, default=5, help="updates of each library (default: 5)")
+    parser.add_argument(
+        "--memory", action="store_true", help="peaks in memory as well; needs psutil, on Linux"
+    )
+    parser.add_argument("--profile", action="store_true", help="where our time goes, as well")
 
 
 def add_case_arguments(parser: argparse.ArgumentParser) -> None:
@@ -86,34 +89,25 @@ def require_models_era() -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Compare one update with rsl_rl's and print a Markdown table.
+    """Compare one update with rsl_rl's and print Markdown tables.
 
     Args:
         args: What :func:`add_arguments` added.
 
     Returns:
-        The exit status: 2 if an option is wrong, rsl_rl is another release, or the libraries do not
-        compute the same.
+        The exit status, 0.
+
+    Raises:
+        ImportError: If rsl_rl is missing or none of 5.0.1 to 5.5, or a package of the tables is.
+        OSError: If memory is asked for on another system than Linux.
+        ValueError: If an option is wrong, or the libraries do not compute the same.
     """
-    try:
-        print(_comparison(case_from(args), args.pairs))
-    except (ImportError, ValueError) as error:
-        print(error, file=sys.stderr)
-        return 2
+    case = case_from(args)
+    from rsl_tbptt.bench import tables
+
+    print(f"{tables.heading(case)}\n\n{tables.time(case, args.pairs)}")
+    if args.memory:
+        print(f"\n{tables.memory(case)}")
+    if args.profile:
+        print(f"\n{tables.profile(case)}")
     return 0
-
-
-def _comparison(case: Case, num_pairs: int) -> str:
-    from rsl_tbptt.bench.case import title
-    from rsl_tbptt.bench.speed import measure_speed
-
-    speed = measure_speed(case, num_pairs)
-    ours, theirs = (1e3 * statistics.median(times) for times in (speed.ours, speed.theirs))
-    where = [*machine(case.device).values()][:2]
-    what = [f"{name} {versions()[name]}" for name in ("rsl-tbptt", "rsl-rl-lib", "torch")]
-    return (
-        f"{title(case)}; {', '.join((*where, *what))}\n\n"
-        "| rsl_rl | rsl_tbptt | ratio | lowest | highest |\n|---|---|---|---|---|\n"
-        f"| {theirs:.0f} ms | {ours:.0f} ms | {speed.ratio:.2f}"
-        f" | {min(speed.ratios):.2f} | {max(speed.ratios):.2f} |"
-    )

@@ -18,12 +18,15 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import fields, replace
+from dataclasses import replace
 from pathlib import Path
 
 from rsl_tbptt import bench
 
 OUTPUT = Path("runs") / "bench"
+SIZES = {"num_envs": 512, "num_steps": 24, "rnn_hidden_dim": 256}
+PEERS_JOB = {**SIZES, "done_rate": 0.05, "device": "cpu"}
+"""Numbers of what the peers compute, by default."""
 
 
 def main() -> int:
@@ -34,10 +37,11 @@ def main() -> int:
     """
     args = parse_args()
     try:
-        return args.measure(args) or 0
-    except (ImportError, NotImplementedError, OSError, ValueError) as error:
+        args.measure(args)
+    except (ImportError, OSError, ValueError) as error:
         print(error, file=sys.stderr)
         return 2
+    return 0
 
 
 def parse_args() -> argparse.Namespace:
@@ -54,30 +58,22 @@ def parse_args() -> argparse.Namespace:
     suite.add_argument("--quick", action="store_true", help="tiny rows: to test, not to measure")
     suite.add_argument("--device", default="cpu", help="cpu or cuda:<index>")
     suite.set_defaults(measure=run_suite)
-    speed = benchmarks.add_parser("speed", help="time of one update beside rsl_rl's")
-    bench.add_arguments(speed)
-    speed.set_defaults(measure=bench.run)
     for name, measure, text in (
+        ("speed", bench.run, "time of one update beside rsl_rl's"),
         ("profile", print_profile, "where the time of one update goes"),
         ("rollout-memory", print_rollout_memory, "memory of one update"),
     ):
         one_case = benchmarks.add_parser(name, help=text)
-        bench.add_case_arguments(one_case)
+        add = bench.add_arguments if name == "speed" else bench.add_case_arguments
+        add(one_case)
         one_case.set_defaults(measure=measure)
-    add_peers(benchmarks.add_parser("peers", help="one gradient beside other libraries'"))
+    peers = benchmarks.add_parser("peers", help="one gradient beside other libraries'")
+    peers.add_argument("--rnn-type", choices=["lstm", "gru"], default="lstm")
+    for option, default in PEERS_JOB.items():
+        peers.add_argument(f"--{option.replace('_', '-')}", type=type(default), default=default)
+    peers.add_argument("--pairs", type=int, default=5, help="gradients of each library")
+    peers.set_defaults(measure=print_peers)
     return parser.parse_args()
-
-
-def add_peers(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the comparison with other libraries."""
-    parser.add_argument("--rnn-type", choices=["lstm", "gru"], default="lstm")
-    parser.add_argument("--num-envs", type=int, default=512)
-    parser.add_argument("--num-steps", type=int, default=24)
-    parser.add_argument("--done-rate", type=float, default=0.05)
-    parser.add_argument("--rnn-hidden-dim", type=int, default=256)
-    parser.add_argument("--device", default="cpu", help="cpu or cuda:<index>")
-    parser.add_argument("--pairs", type=int, default=5, help="gradients of each library")
-    parser.set_defaults(measure=print_peers)
 
 
 def run_suite(args: argparse.Namespace) -> None:
@@ -108,30 +104,25 @@ def run_suite(args: argparse.Namespace) -> None:
 def print_profile(args: argparse.Namespace) -> None:
     """Print the share of each kind of operation."""
     case = bench.case_from(args)
-    from scripts.benchmark.profile import profile_update
-    from scripts.benchmark.report import markdown_table, what_and_where
+    from rsl_tbptt.bench import tables
 
-    shares = [(s.kind, f"{s.share:.0%}", s.num_calls) for s in profile_update(case)]
-    heads = ("operations", "of the time", "calls")
-    print(f"{what_and_where(case)}\n\n{markdown_table(heads, shares)}")
+    print(f"{tables.heading(case)}\n\n{tables.profile(case)}")
 
 
 def print_rollout_memory(args: argparse.Namespace) -> None:
     """Compare a rollout with one twice as long."""
     case = bench.case_from(args)
-    from scripts.benchmark.memory import measure_in_own_process
-    from scripts.benchmark.report import markdown_table, what_and_where
+    from rsl_tbptt.bench import tables
+    from rsl_tbptt.bench.memory import measure_in_own_process
 
-    cases = (case, replace(case, num_steps=2 * case.num_steps))
-    memory = [measure_in_own_process(case, "rsl_tbptt") for case in cases]
-    rows = [
-        (case.num_steps, f"{used.storage:.1f} MB", f"{used.update_peak:.1f} MB")
-        for case, used in zip(cases, memory, strict=True)
-    ]
+    rows, peaks = [], []
+    for num_steps in (case.num_steps, 2 * case.num_steps):
+        used = measure_in_own_process(replace(case, num_steps=num_steps), "rsl_tbptt")
+        rows.append((num_steps, f"{used.storage:.1f} MB", f"{used.update_peak:.1f} MB"))
+        peaks.append(used.update_peak)
     heads = ("num_steps_per_env", "storage", "peak of update() beyond it")
-    growth = memory[1].update_peak / memory[0].update_peak - 1
-    print(f"{what_and_where(case)}\n\n{markdown_table(heads, rows)}")
-    print(f"\nTwice the rollout takes {growth:+.1%} beyond the storage.")
+    print(f"{tables.heading(case)}\n\n{tables.markdown(heads, rows)}")
+    print(f"\nTwice the rollout takes {peaks[1] / peaks[0] - 1:+.1%} beyond the storage.")
 
 
 def print_peers(args: argparse.Namespace) -> None:
@@ -147,8 +138,8 @@ def print_peers(args: argparse.Namespace) -> None:
     from scripts.benchmark.peers.measure import measure_peers, table
 
     check_device(args.device)
-    job = Job(**{field.name: getattr(args, field.name) for field in fields(Job)})
-    print(f"{job.title()}\n\n{table(measure_peers(job, args.pairs))}")
+    job = Job(rnn_type=args.rnn_type, **{name: getattr(args, name) for name in PEERS_JOB})
+    print(f"{job}\n\n{table(measure_peers(job, args.pairs))}")
     print(f"\nrsl_tbptt: {build_ours(job).how}.")
 
 

@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 
-from tabulate import tabulate
-
-from rsl_tbptt.bench.case import Case, title
-from scripts.benchmark.limit import DTYPES
+from rsl_tbptt.bench.case import title
+from rsl_tbptt.bench.limit import DTYPES
+from rsl_tbptt.bench.tables import markdown, milliseconds
 from scripts.benchmark.results import DonesResult, MemoryResult, Results, SpeedResult
 
 HOW = (
@@ -40,7 +39,8 @@ def format_report(results: Results, figures: dict[str, str]) -> str:
     parts = [_heading(results)]
     if results.speed:
         parts += ["## Time of an update", HOW, _speed_table(results.speed)]
-        if any(_casts_state(result.row.case) for result in results.speed):
+        cases = [result.row.case for result in results.speed]
+        if any(case.algorithm == "distillation" and case.use_mixed_precision for case in cases):
             parts.append(BFLOAT16_NOTE)
         parts += ["## Dones and GRU", *map(_cost, results.dones), _gru_table(results.speed)]
         parts += ["## Matrix products", _rates(results.rates)]
@@ -68,11 +68,11 @@ def _speed_table(results: list[SpeedResult]) -> str:
     for result in results:
         ours, theirs = result.medians
         pairs = f"{min(result.speed.ratios):.2f} to {max(result.speed.ratios):.2f}"
-        products = f"{_ms(result.products_seconds)}, {result.products_seconds / ours:.0%}"
-        times = (_ms(theirs), _ms(ours), f"{result.ratio:.2f}", pairs)
+        products = f"{milliseconds(result.products_seconds)}, {result.products_seconds / ours:.0%}"
+        times = (milliseconds(theirs), milliseconds(ours), f"{result.ratio:.2f}", pairs)
         if not result.row.figure_only:
             rows.append((title(result.row.case), *times, _target(result), products))
-    return markdown_table(heads, rows)
+    return markdown(heads, rows)
 
 
 def _cost(result: DonesResult) -> str:
@@ -94,13 +94,13 @@ def _gru_table(results: list[SpeedResult]) -> str:
             numbers = (gru.ratio, lstm, gru.ratio / lstm)
             rows.append((title(gru.row.case), *(f"{number:.2f}" for number in numbers)))
     heads = ("update", "GRU's ratio", "LSTM's ratio", "GRU's of LSTM's")
-    return markdown_table(heads, rows) if rows else ""
+    return markdown(heads, rows) if rows else ""
 
 
 def _rates(rates: dict[str, dict[str, float]]) -> str:
     shapes = rates[next(iter(DTYPES))]
     rows = [(shape, *(f"{rates[name][shape] / 1e9:.0f}" for name in DTYPES)) for shape in shapes]
-    return markdown_table(("product, 10^9 operations per second", *DTYPES), rows)
+    return markdown(("product, 10^9 operations per second", *DTYPES), rows)
 
 
 def _memory_table(results: list[MemoryResult]) -> str:
@@ -112,7 +112,7 @@ def _memory_table(results: list[MemoryResult]) -> str:
         update = (result.rsl_rl.update_peak, result.ours.update_peak, result.ours.predicted)
         share = (f"{result.ratio:.3f}", _target(result))
         rows.append((title(result.row.case), *process, *share, *map(_mb, update)))
-    return markdown_table((*heads, *further), rows)
+    return markdown((*heads, *further), rows)
 
 
 def _targets(results: Sequence[SpeedResult | DonesResult | MemoryResult]) -> str:
@@ -130,31 +130,5 @@ def _target(result: SpeedResult | DonesResult | MemoryResult) -> str:
     return f"{bound} {row.target:g}" + ("" if row.reached(result.ratio) else ", **missed**")
 
 
-def _casts_state(case: Case) -> bool:
-    return case.algorithm == "distillation" and case.use_mixed_precision
-
-
-def _ms(seconds: float) -> str:
-    return f"{seconds * 1e3:.{0 if seconds >= 0.1 else 1}f} ms"
-
-
 def _mb(megabytes: float | None) -> str:
     return "-" if megabytes is None else f"{megabytes:.0f} MB"
-
-
-def what_and_where(case: Case) -> str:
-    """Say what is measured and on which device."""
-    return f"{title(case)}, {case.device}"
-
-
-def markdown_table(heads: Sequence[str], rows: Iterable[Iterable[object]]) -> str:
-    """Write a Markdown table whose cells stay as they are.
-
-    Args:
-        heads: Titles of the columns.
-        rows: Cells by row.
-
-    Returns:
-        Lines without a line break at the end.
-    """
-    return tabulate(rows, heads, tablefmt="github", disable_numparse=True)

@@ -8,8 +8,8 @@ from pathlib import Path
 from statistics import median
 from typing import Any
 
+from rsl_tbptt.bench.memory import Memory
 from rsl_tbptt.bench.speed import Speed
-from scripts.benchmark.memory import Memory
 from scripts.benchmark.rows import Row
 
 

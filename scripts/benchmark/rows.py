@@ -1,12 +1,17 @@
-"""The rows of the benchmark as data: what is measured, how often, and what is aimed at."""
+"""The rows of the benchmark, which rows.yaml lists: what is measured, how often, with what aim."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from pathlib import Path
+from typing import Literal
+
+import yaml
 
 from rsl_tbptt.bench.case import Case
+
+FILE = Path(__file__).with_name("rows.yaml")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,48 +70,20 @@ def _tiny(case: Case) -> Case:
     )
 
 
-def _distillation(num_envs: int) -> Case:
-    return Case(algorithm="distillation", num_envs=num_envs, num_steps=24, gradient_length=24)
+def _read() -> Iterator[Row]:
+    """Yield all rows of the file, variants included."""
+    for fields in yaml.safe_load(FILE.read_text(encoding="utf-8")):
+        variants, case = fields.pop("variants", False), Case(**fields.pop("case"))
+        if fields.get("measure", "speed") != "speed":
+            yield Row(case=case, **fields)
+            continue
+        name = fields.pop("name")
+        yield Row(name=f"{name}-lstm-float32", case=case, **fields)
+        if variants:
+            bfloat16 = replace(case, use_mixed_precision=True)
+            yield Row(name=f"{name}-lstm-bfloat16", case=bfloat16, **{**fields, "target": 1.0})
+            gru = replace(case, rnn_type="gru")
+            yield Row(name=f"{name}-gru-float32", case=gru, **{**fields, "target": None})
 
 
-def _ppo(num_envs: int, num_steps: int, gradient_length: int, **options: Any) -> Case:
-    lengths = {"num_steps": num_steps, "gradient_length": gradient_length}
-    return Case(algorithm="ppo", num_envs=num_envs, **lengths, **options)
-
-
-def _variants(name: str, case: Case, pairs: int, target: float) -> Iterator[Row]:
-    """Yield a case with an LSTM in both precisions and with a GRU."""
-    yield Row(name=f"{name}-lstm-float32", case=case, pairs=pairs, target=target)
-    bfloat16 = replace(case, use_mixed_precision=True)
-    yield Row(name=f"{name}-lstm-bfloat16", case=bfloat16, pairs=pairs, target=1.0)
-    yield Row(name=f"{name}-gru-float32", case=replace(case, rnn_type="gru"), pairs=pairs)
-
-
-def _point(name: str, case: Case) -> Row:
-    return Row(name=f"{name}-lstm-float32", case=case, figure_only=True)
-
-
-def _memory(name: str, case: Case, target: float | None = None) -> Row:
-    return Row(name=name, case=case, measure="memory", target=target)
-
-
-COST_OF_DONES = _ppo(1024, 24, 24, done_rate=0.2)
-ROWS = (
-    *_variants("distillation-64", _distillation(64), pairs=15, target=2.8),
-    _point("distillation-256", _distillation(256)),
-    *_variants("distillation-512", _distillation(512), pairs=7, target=1.5),
-    _point("distillation-1024", _distillation(1024)),
-    *_variants("distillation-4096", _distillation(4096), pairs=3, target=1.7),
-    *_variants("ppo-1024-dones-0", _ppo(1024, 24, 24, done_rate=0.0), pairs=5, target=1.4),
-    _point("ppo-1024-dones-0.02", _ppo(1024, 24, 24, done_rate=0.02)),
-    *_variants("ppo-1024-dones-0.05", _ppo(1024, 24, 24, done_rate=0.05), pairs=3, target=2.5),
-    _point("ppo-1024-dones-0.1", _ppo(1024, 24, 24, done_rate=0.1)),
-    *_variants("ppo-1024-dones-0.2", _ppo(1024, 24, 24, done_rate=0.2), pairs=3, target=5.8),
-    *_variants("ppo-256x128", _ppo(256, 128, 32), pairs=3, target=7.5),
-    Row(name="ppo-cost-of-dones", case=COST_OF_DONES, measure="dones", pairs=5, target=1.1),
-    _memory("distillation-memory", _distillation(4096), target=0.2),
-    _memory("ppo-memory-24", _ppo(1024, 24, 24)),
-    _memory("ppo-memory-48", _ppo(1024, 48, 24)),
-    _memory("ppo-memory-96", _ppo(1024, 96, 24), target=0.08),
-)
-"""LSTM-256 or GRU-256, MLP of 256, 128 and 64, 48 observations, 12 actions, one epoch."""
+ROWS = tuple(_read())

@@ -11,17 +11,16 @@ from dataclasses import replace
 
 import torch
 
+from rsl_tbptt.bench.limit import product_rates, update_flops
+from rsl_tbptt.bench.memory import measure_in_own_process
 from rsl_tbptt.bench.speed import LIBRARIES, Contestant, Speed, alternate, check_equal
+from rsl_tbptt.bench.tables import SECONDS_PER_SHAPE
 from rsl_tbptt.machine import machine, versions
-from scripts.benchmark.limit import product_rates, update_flops
-from scripts.benchmark.memory import measure_in_own_process
 from scripts.benchmark.results import DonesResult, MemoryResult, Results, SpeedResult
 from scripts.benchmark.rows import Row
 
 Times = Callable[[list[Contestant], int], list[list[float]]]
 
-SECONDS_PER_SHAPE = 0.1
-"""Spent on the rate of each matrix product."""
 PROCESSES = 2
 """That measure memory at once, which time does not change."""
 

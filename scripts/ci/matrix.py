@@ -1,6 +1,6 @@
 """Run tests with every supported rsl_rl and in every environment; print one line for each.
 
-`make test-matrix` makes the environments and runs this.
+The rows are in matrix.toml. `make test-matrix` makes the environments and runs this.
 """
 
 from __future__ import annotations
@@ -16,24 +16,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
+import tomllib
+
 from scripts.ci.summary import closing_line, read, write
 
 ROOT = Path(__file__).resolve().parents[2]
-
+ROWS = Path(__file__).with_name("matrix.toml")
 ROWS_AT_A_TIME = 2
 """Most of them keep one core busy."""
-
-CONTRACT = ("tests/contract",)
-ALGORITHMS = (
-    "tests/algorithms",
-    "tests/runners",
-    # Runs our own code only, but takes long.
-    "--ignore=tests/algorithms/update/test_distributed.py",
-)
-
-NEXT_TORCH = "2.15.0"
-"""Ahead of the one that Isaac Lab asks for; the Makefile installs it."""
-
 PRINT_RELEASES = (
     "from importlib.metadata import version; print(version('rsl-rl-lib'), version('torch'))"
 )
@@ -45,16 +35,12 @@ class Row:
 
     name: str
     """What is printed for it."""
-
     python: str
     """Interpreter of the environment, from the root of the checkout."""
-
-    tests: tuple[str, ...]
+    tests: list[str]
     """Arguments of pytest; a pattern stands for the files it matches."""
-
     rsl_rl: str
     """Release that it runs with: the environment's, or one under ``.rsl_rl``."""
-
     torch: str | None = None
     """Release under ``.torch`` that it runs with, or None for the environment's."""
 
@@ -66,47 +52,22 @@ def main() -> int:
         0 if something passed and nothing failed in each row, else 1.
     """
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--mjlab", required=True, help="interpreter of mjlab's environment")
-    parser.add_argument(
-        "--isaaclab2", required=True, help="interpreter of Isaac Lab 2.3's environment"
-    )
+    for environment in ("mjlab", "isaaclab2"):
+        parser.add_argument(f"--{environment}", required=True, help="interpreter")
     parser.add_argument("--report", type=Path, help="JUnit file for the numbers of all rows")
     args = parser.parse_args()
-    return run_matrix(rows(sys.executable, args.mjlab, args.isaaclab2), args.report)
+    pythons = {"main": sys.executable, "mjlab": args.mjlab, "isaaclab2": args.isaaclab2}
+    return run_matrix(rows(pythons), args.report)
 
 
-def rows(main_python: str, mjlab_python: str, isaaclab2_python: str) -> list[Row]:
-    """Return what is run, the contract of all releases first.
+def rows(pythons: dict[str, str]) -> list[Row]:
+    """Return what is run.
 
     Args:
-        main_python: Interpreter of the environment of ``make test``.
-        mjlab_python: Interpreter of mjlab's environment.
-        isaaclab2_python: Interpreter of Isaac Lab 2.3's environment.
+        pythons: Interpreters by the names of their environments.
     """
-    contract, algorithms = "contract", "algorithms, runners"
-    main, mjlab, isaaclab2 = main_python, mjlab_python, isaaclab2_python
-    mjlab_tests = ("tests/integrations/test_mjlab*.py", "tests/tasks/test_mjlab_*.py")
-    package_tests = ("tests/test_packaging.py", "-m", "package")
-    isaaclab2_tests = ("tests/compat/rsl_rl3", "tests/algorithms/test_numerics.py")
-    return [
-        Row(name=contract, rsl_rl="3.1.2", python=isaaclab2, tests=CONTRACT),
-        Row(name=contract, rsl_rl="5.0.1", python=main, tests=CONTRACT),
-        Row(name=contract, rsl_rl="5.4.2", python=main, tests=CONTRACT),
-        Row(name=contract, rsl_rl="5.5.1", python=main, tests=CONTRACT),
-        Row(name=algorithms, rsl_rl="5.0.1", python=main, tests=ALGORITHMS),
-        Row(name=algorithms, rsl_rl="5.4.2", python=main, tests=ALGORITHMS),
-        Row(
-            name=f"torch {NEXT_TORCH}",
-            rsl_rl="5.5.1",
-            torch=NEXT_TORCH,
-            python=main,
-            tests=(*ALGORITHMS, "tests/core", "tests/scripts/test_export.py"),
-        ),
-        Row(name="mjlab", rsl_rl="5.4.2", python=mjlab, tests=mjlab_tests),
-        Row(name="mjlab", rsl_rl="5.5.1", python=mjlab, tests=mjlab_tests),  # the next mjlab's
-        Row(name="Isaac Lab 2.3", rsl_rl="3.1.2", python=isaaclab2, tests=isaaclab2_tests),
-        Row(name="wheel and sdist", rsl_rl="5.5.1", python=main, tests=package_tests),
-    ]
+    table = tomllib.loads(ROWS.read_text(encoding="utf-8"))["rows"]
+    return [Row(**{**row, "python": pythons[row["python"]]}) for row in table]
 
 
 def run_matrix(matrix: list[Row], report: Path | None = None) -> int:

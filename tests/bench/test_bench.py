@@ -14,6 +14,7 @@ from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.bench import case as cases
 from rsl_tbptt.bench import speed as speeds
 from rsl_tbptt.bench.case import Case, build, fill
+from rsl_tbptt.bench.memory import Memory
 from rsl_tbptt.bench.speed import (
     LIBRARIES,
     Speed,
@@ -24,6 +25,7 @@ from rsl_tbptt.bench.speed import (
     small_copies,
 )
 
+TABLE_ROW = r"^\| [\d.]+ ms \| [\d.]+ ms( \| [\d.]+){3} \| [\d.]+ ms, \d+% \|$"
 TINY = Case(algorithm="distillation", num_envs=8, num_steps=6, gradient_length=6, rnn_hidden_dim=8)
 FEW = ("--num-envs=8", "--num-steps=4", "--gradient-length=4", "--rnn-hidden-dim=8")
 
@@ -46,7 +48,7 @@ def test_a_table_is_printed(capsys):
     assert run(*FEW, "--num-mini-batches=2", "--rnn-num-layers=2") == 0
     assert "PPO, 2 layers of LSTM-8, float32, N=8, T=4" in (printed := capsys.readouterr().out)
     assert f"torch {torch.__version__.split('+')[0]}" in printed
-    assert re.search(r"^\| \d+ ms \| \d+ ms \| [\d.]+ \| [\d.]+ \| [\d.]+ \|$", printed, re.M)
+    assert re.search(TABLE_ROW, re.sub(" +", " ", printed), re.M)
 
 
 @pytest.mark.usefixtures("_checked_anew")
@@ -58,12 +60,10 @@ def test_different_computations_are_not_compared(algorithm, other, monkeypatch, 
         return other(*args, learning_rate=1.005 * learning_rate, **options)
 
     monkeypatch.setitem(cases.CLASSES, (algorithm, "rsl_tbptt"), half_a_percent_more)
-    assert run(*FEW, f"--algorithm={algorithm}") == 2
-    printed = capsys.readouterr()
-    assert re.search(
-        r"parameters' change by one update differs by [45]\.\de-03 .* are not compared", printed.err
-    )
-    assert not printed.out
+    wrong = r"parameters' change by one update differs by [45]\.\de-03 .* are not compared"
+    with pytest.raises(ValueError, match=wrong):
+        run(*FEW, f"--algorithm={algorithm}")
+    assert not capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -78,16 +78,16 @@ def test_different_computations_are_not_compared(algorithm, other, monkeypatch, 
         ("--pairs=0", r"pairs is 0, expected at least 1\."),
     ],
 )
-def test_wrong_options_are_named(option, message, capsys):
-    assert run(*FEW, option) == 2
-    assert re.match(message, capsys.readouterr().err)
+def test_wrong_options_are_named(option, message):
+    with pytest.raises(ValueError, match=f"^{message}"):
+        run(*FEW, option)
 
 
-def test_rsl_rl_of_the_policy_era_is_refused(monkeypatch, capsys):
+def test_rsl_rl_of_the_policy_era_is_refused(monkeypatch):
     monkeypatch.setattr("rsl_tbptt.compat.supported.version", lambda _: "3.1.2")
     monkeypatch.setattr(bench, "versions", lambda: {"rsl-rl-lib": "3.1.2"})
-    assert run(*FEW) == 2
-    assert "rsl-rl-lib is 3.1.2, expected 5.0.1 to 5.5: " in capsys.readouterr().err
+    with pytest.raises(ImportError, match=r"rsl-rl-lib is 3\.1\.2, expected 5\.0\.1 to 5\.5: "):
+        run(*FEW)
 
 
 def test_the_options_wait_for_no_import():
@@ -163,3 +163,31 @@ def test_bfloat16_goes_on_after_an_update(library, rnn_type):
         restore_state(algorithm, case)
     state = algorithm.student.get_hidden_state()
     assert all(s.dtype == torch.float32 for s in (state if rnn_type == "lstm" else [state]))
+
+
+def test_memory_is_shown_beside_time(monkeypatch, capsys):
+    monkeypatch.setattr(
+        "rsl_tbptt.bench.memory.measure_in_own_process",
+        lambda case, library: Memory(
+            storage=1.0,
+            update_peak={"rsl_rl": 7.0, "rsl_tbptt": 2.0}[library],
+            process_peak={"rsl_rl": 9.0, "rsl_tbptt": 3.0}[library],
+        ),
+    )
+    assert run(*FEW, "--memory") == 0
+    printed = re.sub(" +", " ", capsys.readouterr().out)
+    assert "| rsl_rl | 9 MB | 7 MB | 1 MB |" in printed
+    assert "| rsl_tbptt | 3 MB | 2 MB | 1 MB |" in printed
+
+
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events")
+def test_the_profile_counts_the_products(capsys):
+    """By hand, for 4 mini-batches of one window, of actor and critic.
+
+    4 steps forward and 3 backward, all weights once, and in the MLP's 4 layers one product forward
+    and two backward.
+    """
+    assert run("--num-steps=4", *FEW, "--done-rate=0", "--pairs=1", "--profile") == 0
+    products = 4 * 2 * (4 + 3 + 1 + 4 * 3)
+    printed = re.sub(" +", " ", capsys.readouterr().out)
+    assert re.search(rf"^\| matrix products \| \d+% \| {products} \|$", printed, re.M)

@@ -14,7 +14,7 @@ import torch
 from rsl_tbptt.bench.case import Case, build
 from rsl_tbptt.bench.speed import Speed
 from scripts.benchmark.peers import measure
-from scripts.benchmark.peers.job import Job, build_ours, build_peer, network
+from scripts.benchmark.peers.job import Job, Network, build_ours, build_peer
 from scripts.benchmark.peers.measure import PeerSpeed, check_gradient, measure_peers, table
 
 TINY = Job(num_envs=5, num_steps=7, done_rate=0.3, rnn_hidden_dim=8)
@@ -23,7 +23,7 @@ ALL_PEERS = tuple(measure.PEERS)
 
 def step_by_step(job, *, forget=True):
     """Stand in for a peer: the network called step by step, with states cleared by hand."""
-    model, rollout = network(job), job.rollout()
+    model, rollout = Network(job), job.rollout()
 
     def outputs():
         state, latents = None, []
@@ -35,7 +35,7 @@ def step_by_step(job, *, forget=True):
             latents.append(latent)
         return model.mlp(torch.cat(latents))
 
-    return build_peer("1.0: stand-in", list(model.parameters()), outputs, rollout.labels[0])
+    return build_peer("1.0: stand-in", [model], outputs, rollout.labels[0])
 
 
 def without_resets(job):
@@ -48,7 +48,7 @@ def not_a_number(job):
 
     def backward():
         peer.backward()
-        peer.parameters[-1].grad.fill_(float("nan"))
+        peer.parameters[-1].grad = torch.full_like(peer.parameters[-1], float("nan"))
 
     return replace(peer, backward=backward)
 
@@ -78,6 +78,7 @@ def test_equal_gradients_are_timed(stand_ins, rnn_type):
     (speed,) = measure_peers(replace(TINY, rnn_type=rnn_type), num_pairs=3)
     assert speed.note == "1.0: stand-in"
     assert 0 < speed.gradient_error < 1e-5
+    assert speed.speed is not None
     assert len(speed.speed.ours) == len(speed.speed.theirs) == 3
 
 
@@ -113,10 +114,10 @@ def test_a_peer_that_cannot_or_is_not_there_is_listed(stand_ins, monkeypatch):
 
 def test_the_network_is_that_of_the_algorithms():
     case = Case(algorithm="distillation", num_envs=1, num_steps=1, gradient_length=1)
-    student, ours = build(case, "rsl_rl").student, network(Job())
+    student, ours = build(case, "rsl_rl").student, Network(replace(TINY, rnn_hidden_dim=256))
     ours.rnn.load_state_dict(student.rnn.rnn.state_dict())
     ours.mlp.load_state_dict(student.mlp.state_dict())
-    latent = torch.randn(3, Job.rnn_hidden_dim)
+    latent = torch.randn(3, 256)
     assert torch.equal(ours.mlp(latent), student.mlp(latent))
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import pkgutil
 import sys
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -12,8 +11,8 @@ from statistics import median
 import torch
 
 from rsl_tbptt.bench.speed import Speed, seconds_of
-from scripts.benchmark.peers.job import Job, Peer, build_ours, network
-from scripts.benchmark.report import markdown_table
+from rsl_tbptt.bench.tables import markdown, milliseconds
+from scripts.benchmark.peers.job import Job, Network, Peer, build_ours
 
 PEERS = {
     "TorchRL, pad": "scripts.benchmark.peers.torchrl:pad",
@@ -58,26 +57,24 @@ def measure_peers(job: Job, num_pairs: int) -> list[PeerSpeed]:
     """
     if str(FOLDER) not in sys.path:
         sys.path.append(str(FOLDER))  # last: what the environment has comes from there
-    ours = build_ours(job)
-    _set_weights(ours, job)
+    ours = _with_weights(build_ours(job), job)
     return [_measure_peer(name, path, ours, job, num_pairs) for name, path in PEERS.items()]
 
 
 def _measure_peer(name: str, path: str, ours: Peer, job: Job, num_pairs: int) -> PeerSpeed:
     try:
-        build: Callable[[Job], Peer] = pkgutil.resolve_name(path)
-        peer = build(job)
-        _set_weights(peer, job)
+        peer = _with_weights(pkgutil.resolve_name(path)(job), job)
         error = check_gradient(ours, peer)
     except ImportError as missing:
         note = f"not timed: {missing} (`make .peers/.installed` installs the peers)"
         return PeerSpeed(name=name, note=note)
     except Exception as reason:  # whatever goes wrong inside a peer must not hide the others
         return PeerSpeed(name=name, note=f"not timed: {reason}")
-    # The check was the warm-up.
-    pairs = [(_seconds(ours, job), _seconds(peer, job)) for _ in range(num_pairs)]
-    mine, theirs = (list(times) for times in zip(*pairs, strict=True))
-    speed = Speed(ours=mine, theirs=theirs)
+    speed = Speed(ours=[], theirs=[])
+    for _ in range(num_pairs):  # the check was the warm-up
+        for library, seconds in ((ours, speed.ours), (peer, speed.theirs)):
+            _forget(library)
+            seconds.append(seconds_of(library.backward, job.device))
     return PeerSpeed(name=name, note=peer.how, speed=speed, gradient_error=error)
 
 
@@ -103,24 +100,23 @@ def check_gradient(ours: Peer, peer: Peer) -> float:
 
 
 def _gradients(peer: Peer) -> list[torch.Tensor]:
-    for parameter in peer.parameters:
-        parameter.grad = None
+    _forget(peer)
     peer.backward()
     return [torch.zeros_like(p) if p.grad is None else p.grad for p in peer.parameters]
 
 
-def _seconds(peer: Peer, job: Job) -> float:
+def _forget(peer: Peer) -> None:
     for parameter in peer.parameters:
         parameter.grad = None
-    return seconds_of(peer.backward, job.device)
 
 
-def _set_weights(peer: Peer, job: Job) -> None:
+def _with_weights(peer: Peer, job: Job) -> Peer:
     """Give the peer the weights that every peer has."""
     torch.manual_seed(0)
     with torch.no_grad():
-        for parameter, weight in zip(peer.parameters, network(job).parameters(), strict=True):
+        for parameter, weight in zip(peer.parameters, Network(job).parameters(), strict=True):
             parameter.copy_(weight)
+    return peer
 
 
 def table(speeds: list[PeerSpeed]) -> str:
@@ -131,8 +127,8 @@ def table(speeds: list[PeerSpeed]) -> str:
         if peer.speed is not None:
             ours, theirs = median(peer.speed.ours), median(peer.speed.theirs)
             ratios = (peer.speed.ratio, min(peer.speed.ratios), max(peer.speed.ratios))
-            cells = [f"{theirs * 1e3:.0f} ms", f"{ours * 1e3:.0f} ms"]
+            cells = [milliseconds(theirs), milliseconds(ours)]
             cells += [*(f"{ratio:.2f}" for ratio in ratios), f"{peer.gradient_error:.0e}"]
         rows.append([peer.name, *cells, " ".join(peer.note.split()).replace("|", "\\|")])
     heads = ("peer", "gradient", "rsl_tbptt", "ratio", "lowest", "highest")
-    return markdown_table((*heads, "gradient differs by", "how"), rows)
+    return markdown((*heads, "gradient differs by", "how"), rows)

@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torchrl.modules import GRUModule, LSTMModule
 
-from scripts.benchmark.peers.job import Job, Peer, build_peer, network
+from scripts.benchmark.peers.job import Job, Network, Peer, build_peer
 
 MODULES = {"lstm": (LSTMModule, ["h", "c"]), "gru": (GRUModule, ["h"])}
 """Module and the names of its states."""
@@ -44,7 +44,7 @@ def triton(job: Job) -> Peer:
 
 
 def _build(job: Job, backend: str, description: str) -> Peer:
-    source = network(job, batch_first=True)
+    source = Network(job, batch_first=True)
     module, states = MODULES[job.rnn_type]
     rnn = module(
         in_keys=["obs", *states],
@@ -62,4 +62,4 @@ def _build(job: Job, backend: str, description: str) -> Peer:
         return policy(TensorDict(inputs, batch_size=starts.shape))["actions"]
 
     how = f"{version('torchrl')}: {module.__name__} in recurrent mode, {description}"
-    return build_peer(how, list(source.parameters()), outputs, labels)
+    return build_peer(how, [source], outputs, labels)

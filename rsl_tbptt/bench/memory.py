@@ -19,7 +19,6 @@ from tensordict import TensorDict
 from rsl_tbptt.bench.case import Case, Library, build, fill
 from rsl_tbptt.core.scan.workspace import free_buffers
 
-ROOT = Path(__file__).resolve().parents[2]
 MEGABYTE = 1e6
 
 # With these every larger tensor is given back to the system when it is freed: the process then
@@ -43,12 +42,10 @@ class Memory:
 
 def measure_in_own_process(case: Case, library: Library) -> Memory:
     """Measure a case in a fresh process of one thread, so that nothing but it is counted."""
-    command = [sys.executable, "-m", "scripts.benchmark.memory", library, json.dumps(asdict(case))]
+    command = [sys.executable, "-m", __name__, library, json.dumps(asdict(case))]
     environment = os.environ | EXACT_MALLOC | {"OMP_NUM_THREADS": "1"}
-    printed = subprocess.run(
-        command, check=True, stdout=subprocess.PIPE, text=True, env=environment, cwd=ROOT
-    ).stdout
-    return Memory(**json.loads(printed.splitlines()[-1]))
+    result = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
+    return Memory(**json.loads(result.stdout.splitlines()[-1]))
 
 
 def measure_memory(case: Case, library: Library) -> Memory:
@@ -100,7 +97,11 @@ class Peak:
     """Peak memory of this process on a device from now on."""
 
     def __init__(self, device: torch.device) -> None:
-        """Begin to watch. On the CPU, freed memory is given back to the system before."""
+        """Begin to watch. On the CPU, freed memory is given back to the system before.
+
+        Raises:
+            OSError: On another system than Linux.
+        """
         self._device = device
         if device.type == "cuda":
             torch.cuda.synchronize(device)
@@ -108,7 +109,7 @@ class Peak:
             self.start = torch.cuda.memory_allocated(device)
             return
         if sys.platform != "linux":
-            raise NotImplementedError(f"Peak memory on {sys.platform} is not known, only on Linux.")
+            raise OSError(f"The system is {sys.platform}, expected linux: others tell no peak.")
         psutil.heap_trim()
         Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
         self.start = psutil.Process().memory_info().rss
