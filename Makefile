@@ -7,7 +7,7 @@ VENV ?= .venv
 # Releases that the tests run with, beside those in the environments: older ones, and the newest for
 # mjlab.
 RSL_RL := 5.0.1 5.4.2 5.5.1
-# The newest torch, ahead of the one that Isaac Lab asks for: scripts/test_matrix.py names it too.
+# The newest torch, ahead of the one that Isaac Lab asks for: scripts/ci/matrix.toml names it too.
 NEXT_TORCH := .torch/2.15.0/.installed
 
 # mjlab runs on Python 3.10 to 3.13: PYTHON=3.10 gives it an environment of its own.
@@ -17,11 +17,14 @@ ISAACLAB2 := .venv-isaaclab2
 # Not named PYTHON: that is the user's choice above.
 PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
+# A folder in which tests leave JUnit files, for .ci/run.
+REPORTS ?=
 OTHER_RSL_RL := $(RSL_RL:%=.rsl_rl/%/.installed)
 # By default a preset has its own folder under runs/.
 RUN_OPTIONS := --device $(DEVICE) $(if $(RUN),--output $(RUN))
 
-.PHONY: demo demo-mjlab demo-pup test test-matrix finetune curves bench docs lint types format doctor clean help
+.PHONY: demo demo-mjlab demo-pup test test-fast test-matrix finetune curves bench docs lint types format \
+	stats doctor clean help
 
 demo: $(INSTALLED)  ## train, distil and evaluate in Isaac Lab (DEVICE=cuda:0 for a GPU, RUN=folder)
 	$(PY) -m scripts.pipeline configs/demo.yaml $(RUN_OPTIONS)
@@ -33,10 +36,14 @@ demo-pup: $(INSTALLED)  ## the same with a small legged robot in Isaac Lab; DEVI
 	$(PY) -m scripts.pipeline configs/demo-pup.yaml $(RUN_OPTIONS)
 
 test: $(INSTALLED)  ## run every test of the newest rsl_rl and Isaac Lab
-	$(PY) -m pytest
+	$(PY) -m pytest $(REPORTS:%=--junitxml=%/test.xml)
+
+test-fast: $(INSTALLED)  ## the inner loop: core and algorithms without what takes seconds
+	$(PY) -m pytest tests/core tests/algorithms -m "not slow" -n 2
 
 test-matrix: $(INSTALLED) $(OTHER_RSL_RL) $(NEXT_TORCH) $(MJLAB)/.installed $(ISAACLAB2)/.installed  ## every other version and platform
-	$(PY) scripts/test_matrix.py --mjlab $(MJLAB)/bin/python --isaaclab2 $(ISAACLAB2)/bin/python
+	$(PY) -m scripts.ci.matrix --mjlab $(MJLAB)/bin/python --isaaclab2 $(ISAACLAB2)/bin/python \
+		$(REPORTS:%=--report %/matrix.xml)
 
 finetune: $(INSTALLED)  ## train, distil and fine-tune with PPO; DEVICE and RUN as above
 	$(PY) -m scripts.pipeline configs/finetune.yaml $(RUN_OPTIONS)
@@ -45,7 +52,7 @@ curves: $(INSTALLED)  ## learning curves of all policies over three seeds; DEVIC
 	$(PY) -m scripts.pipeline.curves configs/curves.yaml $(RUN_OPTIONS)
 
 bench: $(INSTALLED)  ## time and memory of updates beside rsl_rl's; DEVICE and RUN as above
-	$(PY) scripts/benchmark.py suite $(RUN_OPTIONS)
+	$(PY) -m scripts.benchmark suite $(RUN_OPTIONS)
 
 docs: $(INSTALLED)  ## write the tables of options from the code
 	$(PY) -m scripts.option_tables
@@ -61,6 +68,9 @@ format: $(INSTALLED)  ## apply formatting and safe fixes
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
+stats: $(INSTALLED)  ## print the table of sizes that stands in CONTRIBUTING.md
+	@$(PY) -m scripts.ci.stats
+
 doctor: $(INSTALLED)  ## say what is wrong with this setup
 	$(VENV)/bin/rsl-tbptt doctor
 
@@ -70,26 +80,26 @@ clean:  ## remove environments and caches; keeps runs/
 help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
 
-$(INSTALLED): pyproject.toml constraints.txt constraints-main.txt scripts/bootstrap.sh
-	VENV=$(VENV) scripts/bootstrap.sh environment main
+$(INSTALLED): pyproject.toml constraints.txt constraints-main.txt scripts/ci/bootstrap.sh
+	VENV=$(VENV) scripts/ci/bootstrap.sh environment main
 	@touch $@
 
-$(MJLAB)/.installed: pyproject.toml constraints.txt constraints-mjlab.txt scripts/bootstrap.sh
-	VENV=$(MJLAB) scripts/bootstrap.sh environment mjlab
+$(MJLAB)/.installed: pyproject.toml constraints.txt constraints-mjlab.txt scripts/ci/bootstrap.sh
+	VENV=$(MJLAB) scripts/ci/bootstrap.sh environment mjlab
 	@touch $@
 
-$(ISAACLAB2)/.installed: pyproject.toml constraints.txt constraints-isaaclab2.txt scripts/bootstrap.sh
-	VENV=$(ISAACLAB2) scripts/bootstrap.sh environment isaaclab2
+$(ISAACLAB2)/.installed: pyproject.toml constraints.txt constraints-isaaclab2.txt scripts/ci/bootstrap.sh
+	VENV=$(ISAACLAB2) scripts/ci/bootstrap.sh environment isaaclab2
 	@touch $@
 
 .rsl_rl/%/.installed: $(INSTALLED)
-	VENV=$(VENV) scripts/bootstrap.sh rsl_rl $*
+	VENV=$(VENV) scripts/ci/bootstrap.sh rsl_rl $*
 	@touch $@
 
 .torch/%/.installed: $(INSTALLED)
-	VENV=$(VENV) scripts/bootstrap.sh torch $*
+	VENV=$(VENV) scripts/ci/bootstrap.sh torch $*
 	@touch $@
 
 .peers/.installed: $(INSTALLED)
-	VENV=$(VENV) scripts/bootstrap.sh peers
+	VENV=$(VENV) scripts/ci/bootstrap.sh peers
 	@touch $@

@@ -9,33 +9,34 @@ from __future__ import annotations
 import argparse
 import contextlib
 import io
+from pathlib import Path
 from typing import Any
 
 import torch
+import yaml
 from rsl_rl.runners import OnPolicyRunner
+from tabulate import tabulate
 
 from rsl_tbptt_tasks.memory import RecallEnv
 
-NUM_STEPS = 32
+CFG = Path(__file__).with_name("recall.yaml")
+MEMORY = {"rnn_type": "gru", "rnn_hidden_dim": 32}
 
 
 def main() -> None:
     """Train all policies and print a table."""
     args = parse_args()
-    policies: list[tuple[str, int | None]] = [
-        *(("RNNModel", length) for length in args.gradient_lengths),
-        ("MLPModel", None),
-    ]
-    print(f"| policy | `gradient_length` | {' | '.join(f'seed {seed}' for seed in args.seeds)} |")
-    print("|---" * (2 + len(args.seeds)) + "|")
-    for model, gradient_length in policies:
+    rows = []
+    for length in (*args.gradient_lengths, None):
+        model = "MLPModel" if length is None else "RNNModel"
         rewards = [
-            reward_per_answer(model, gradient_length, args.recall_length, args.iterations, seed)
+            reward_per_answer(model, length, args.recall_length, args.iterations, seed)
             for seed in args.seeds
         ]
-        name = "MLP" if gradient_length is None else "GRU"
-        cells = [name, str(gradient_length or "-"), *(f"{reward:.2f}" for reward in rewards)]
-        print(f"| {' | '.join(cells)} |", flush=True)
+        name = "MLP" if length is None else "GRU"
+        rows.append((name, length or "-", *(f"{reward:.2f}" for reward in rewards)))
+    heads = ("policy", "`gradient_length`", *(f"seed {seed}" for seed in args.seeds))
+    print(tabulate(rows, heads, tablefmt="github", disable_numparse=True))
 
 
 def parse_args() -> argparse.Namespace:
@@ -71,22 +72,11 @@ def reward_per_answer(
 
 def train_cfg(model: str, gradient_length: int | None) -> dict[str, Any]:
     """Return the runner's config: actor and critic of one kind, both on the cue alone."""
-    memory = {"rnn_type": "gru", "rnn_hidden_dim": 32} if model == "RNNModel" else {}
-    shared = {"class_name": model, "hidden_dims": [32], **memory}
-    noise = {"class_name": "GaussianDistribution", "init_std": 0.5}
-    return {
-        "num_steps_per_env": NUM_STEPS,
-        "save_interval": 1000,
-        "obs_groups": {"actor": ["policy"], "critic": ["policy"]},
-        "algorithm": {
-            "class_name": "rsl_tbptt.algorithms:TbpttPPO",
-            "gradient_length": gradient_length,
-            "learning_rate": 2e-3,
-            "entropy_coef": 0.0,
-        },
-        "actor": {**shared, "distribution_cfg": noise},
-        "critic": dict(shared),
-    }
+    cfg = yaml.safe_load(CFG.read_text(encoding="utf-8"))
+    cfg["algorithm"]["gradient_length"] = gradient_length
+    for role in ("actor", "critic"):
+        cfg[role] |= {"class_name": model, **(MEMORY if model == "RNNModel" else {})}
+    return cfg
 
 
 if __name__ == "__main__":

@@ -48,7 +48,7 @@ def test_every_package_is_listed():
 def built(tmp_path_factory):
     """A folder with sdist and wheel, and an environment that holds the wheel alone."""
     folder = tmp_path_factory.mktemp("package")
-    subprocess.run([ROOT / "scripts" / "bootstrap.sh", "package", folder], check=True)
+    subprocess.run([ROOT / "scripts" / "ci" / "bootstrap.sh", "package", folder], check=True)
     return folder
 
 

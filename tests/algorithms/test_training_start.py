@@ -93,6 +93,7 @@ def refusals_of_rank(rank, num_envs, folder):
     distributed.destroy_process_group()
 
 
+@pytest.mark.slow
 def test_what_one_rank_lacks_is_said_on_all_of_them(tmp_path):
     """A rank that stopped alone would leave the other one waiting."""
     multiprocessing.spawn(refusals_of_rank, ((4, 2), str(tmp_path)), nprocs=2)

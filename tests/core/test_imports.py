@@ -3,6 +3,8 @@
 import subprocess
 import sys
 
+import pytest
+
 FRAMEWORKS = ("rsl_rl", "isaaclab", "isaaclab_rl", "mjlab", "tensordict")
 
 
@@ -18,5 +20,6 @@ def test_core_imports_no_framework():
     assert frameworks_imported_by("rsl_tbptt.core") == []
 
 
+@pytest.mark.slow
 def test_the_check_can_fail():
     assert "rsl_rl" in frameworks_imported_by("rsl_tbptt.algorithms.ppo.algorithm")

@@ -5,38 +5,26 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
-from types import SimpleNamespace
 
-import _benchmark_case
-import _benchmark_memory
-import _benchmark_rows
-import _benchmark_speed
-import _benchmark_suite
-import benchmark
 import pytest
 import torch
-from _benchmark_case import Case, build, fill
-from _benchmark_figures import save_figures
-from _benchmark_limit import update_flops
-from _benchmark_memory import EXACT_MALLOC, Memory, measure_in_own_process, measure_memory
-from _benchmark_report import format_report
-from _benchmark_results import DonesResult, MemoryResult, Results, SpeedResult
-from _benchmark_rows import ROWS, Rows
-from _benchmark_speed import LIBRARIES, Speed, alternate, check_equal, restore_state, small_copies
-from torch.utils.flop_counter import FlopCounterMode
 
-from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
+from rsl_tbptt.algorithms import TbpttDistillation
+from rsl_tbptt.bench import case as cases
+from rsl_tbptt.bench import speed as speeds
+from rsl_tbptt.bench.case import Case
+from rsl_tbptt.bench.memory import Memory
+from rsl_tbptt.bench.speed import Speed
+from scripts.benchmark import __main__ as benchmark
+from scripts.benchmark import rows as all_rows
+from scripts.benchmark import suite
+from scripts.benchmark.figures import save_figures
+from scripts.benchmark.report import format_report
+from scripts.benchmark.results import DonesResult, MemoryResult, Results, SpeedResult
+from scripts.benchmark.rows import ROWS, select
 
 SMALL = ("--num-envs=512", "--num-steps=16", "--gradient-length=8", "--rnn-hidden-dim=128")
 TINY = Case(algorithm="distillation", num_envs=8, num_steps=6, gradient_length=6, rnn_hidden_dim=8)
-ALLOCATE_AND_FREE = """
-import torch
-from _benchmark_memory import Peak
-peak = Peak(torch.device("cpu"))
-torch.ones(25_000_000)
-torch.ones(1_000_000)
-print(peak.bytes_beyond_start())
-"""
 
 
 @pytest.fixture
@@ -48,33 +36,35 @@ def few_rows(monkeypatch):
         "distillation-64-gru-float32",
         "ppo-1024-dones-0-lstm-float32",
         "ppo-1024-dones-0.1-lstm-float32",
+        "ppo-cost-of-dones",
+        "ppo-memory-24",
     )
-    rows = Rows(
-        speed=[row for row in ROWS.speed if row.name in names],
-        dones=ROWS.dones,
-        memory=ROWS.memory[1:2],
-    )
-    monkeypatch.setattr(_benchmark_rows, "ROWS", rows)
+    rows = [row for row in ROWS if row.name in names]
+    assert len(rows) == len(names)
+    monkeypatch.setattr(all_rows, "ROWS", rows)
     return rows
 
 
 @pytest.fixture
 def _checked_anew():
     """Forget which cases were equal, before and after."""
-    _benchmark_speed._difference.cache_clear()
+    speeds._difference.cache_clear()
     yield
-    _benchmark_speed._difference.cache_clear()
+    speeds._difference.cache_clear()
 
 
 def run(monkeypatch, *options):
-    monkeypatch.setattr("sys.argv", ["benchmark.py", *map(str, options)])
+    monkeypatch.setattr("sys.argv", ["benchmark", *map(str, options)])
     return benchmark.main()
 
 
 def results(rows=ROWS):
     """Return made-up times: rsl_rl takes 2, 3 and 10 times as long as we do."""
-    ours, theirs = [1.0, 2.0, 4.0], [2.0, 20.0, 12.0]
+    speed = Speed(ours=[1.0, 2.0, 4.0], theirs=[2.0, 20.0, 12.0])
+    dones = {"without": [1.0, 2.0], "with_dones": [1.5, 2.0]}
     memory = Memory(storage=1.0, update_peak=10.0, process_peak=100.0)
+    rsl_rl = replace(memory, process_peak=1000.0)
+    of = {kind: [r for r in rows if r.measure == kind] for kind in ("speed", "dones", "memory")}
     return Results(
         about={
             "finished": "now",
@@ -85,25 +75,23 @@ def results(rows=ROWS):
         },
         rates={name: {"(1, 2) (2, 3)": 1e9} for name in ("float32", "bfloat16")},
         speed=[
-            SpeedResult(
-                row=row, speed=Speed(ours=ours, rsl_rl=theirs), flops=10**9, products_seconds=1.0
-            )
-            for row in rows.speed
+            SpeedResult(row=row, speed=speed, flops=10**9, products_seconds=1.0)
+            for row in of["speed"]
         ],
-        dones=[
-            DonesResult(row=row, without=[1.0, 2.0], with_dones=[1.5, 2.0]) for row in rows.dones
-        ],
-        memory=[
-            MemoryResult(row=row, ours=memory, rsl_rl=replace(memory, process_peak=1000.0))
-            for row in rows.memory
-        ],
+        dones=[DonesResult(row=row, **dones) for row in of["dones"]],
+        memory=[MemoryResult(row=row, ours=memory, rsl_rl=rsl_rl) for row in of["memory"]],
     )
+
+
+def spaced_once(report):
+    """Return Markdown without the spaces that align its columns."""
+    return re.sub(" +", " ", report)
 
 
 def test_a_run_writes_report_data_and_figures(few_rows, monkeypatch, tmp_path, capsys):
     peaks = {"rsl_tbptt": 3.0, "rsl_rl": 12.0}
     monkeypatch.setattr(
-        _benchmark_suite,
+        suite,
         "measure_in_own_process",
         lambda case, library: Memory(storage=1.0, update_peak=2.0, process_peak=peaks[library]),
     )
@@ -112,14 +100,16 @@ def test_a_run_writes_report_data_and_figures(few_rows, monkeypatch, tmp_path, c
     report = (output / "benchmark.md").read_text(encoding="utf-8")
     assert report in capsys.readouterr().out
     assert report.count("| distillation, LSTM-8, float32") == 1
-    assert "done rate 0.1 |" not in report  # a figure's point
+    assert "done rate 0.1 |" not in spaced_once(report)  # a figure's point
     assert "casts it back to float32" in report
     files = {"benchmark.md", "benchmark.json", "time.svg", "done_rate.svg", "memory.svg"}
     assert {path.name for path in output.iterdir()} == files
     data = json.loads((output / "benchmark.json").read_text(encoding="utf-8"))
-    assert [row["row"]["name"] for row in data["speed"]] == [row.name for row in few_rows.speed]
+    for kind in ("speed", "dones", "memory"):
+        names = [row.name for row in few_rows if row.measure == kind]
+        assert [row["row"]["name"] for row in data[kind]] == names
     for row in data["speed"]:
-        assert len(row["speed"]["ours"]) == len(row["speed"]["rsl_rl"]) == 2
+        assert len(row["speed"]["ours"]) == len(row["speed"]["theirs"]) == 2
         assert row["ratio"] > 0
         rate = max(
             data["rates"]["bfloat16" if "bfloat16" in row["row"]["name"] else "float32"].values()
@@ -127,27 +117,20 @@ def test_a_run_writes_report_data_and_figures(few_rows, monkeypatch, tmp_path, c
         assert row["products_seconds"] == pytest.approx(row["flops"] / rate)
     assert data["about"]["versions"]["torch"] == torch.__version__.split("+")[0]
     assert data["memory"][0]["ours"]["process_peak"] == 3.0
-    assert data["memory"][0]["share"] == 0.25
+    assert data["memory"][0]["ratio"] == 0.25
+    assert data["memory"][0]["reached"] is None
 
 
 @pytest.mark.usefixtures("_checked_anew")
-@pytest.mark.parametrize(
-    ("rows", "algorithm", "other"),
-    [("distillation-64", "distillation", TbpttDistillation), ("ppo-256x128", "ppo", TbpttPPO)],
-)
-def test_different_computations_are_not_reported(
-    rows, algorithm, other, monkeypatch, tmp_path, capsys
-):
+def test_different_computations_are_not_reported(monkeypatch, tmp_path, capsys):
     def half_a_percent_more(*args, learning_rate=1e-3, **options):
-        return other(*args, learning_rate=1.005 * learning_rate, **options)
+        return TbpttDistillation(*args, learning_rate=1.005 * learning_rate, **options)
 
-    monkeypatch.setitem(_benchmark_case.CLASSES, (algorithm, "rsl_tbptt"), half_a_percent_more)
+    monkeypatch.setitem(cases.CLASSES, ("distillation", "rsl_tbptt"), half_a_percent_more)
     output = tmp_path / "bench"
-    assert run(monkeypatch, "suite", "--quick", "--rows", rows, "--output", output) != 0
-    assert re.search(
-        r"parameters' change by one update differs by [45]\.\de-03 .* are not compared",
-        capsys.readouterr().err,
-    )
+    options = ("--quick", "--rows", "distillation-64", "--output", output)
+    assert run(monkeypatch, "suite", *options) != 0
+    assert "times of different computations are not compared" in capsys.readouterr().err
     assert not output.exists()
 
 
@@ -156,42 +139,16 @@ def test_rows_that_do_not_exist_are_refused(monkeypatch, tmp_path, capsys):
     assert "--rows is 'ppo-7', expected a part of one of ['dist" in capsys.readouterr().err
 
 
-def test_speed_prints_a_table(monkeypatch, capsys):
-    options = ("--num-envs=8", "--num-steps=4", "--gradient-length=4", "--rnn-hidden-dim=8")
-    assert run(monkeypatch, "speed", *options, "--num-mini-batches=2", "--rnn-num-layers=2") == 0
-    assert "PPO, 2 layers of LSTM-8, float32, N=8, T=4" in (printed := capsys.readouterr().out)
-    assert re.search(r"^\| \d+ ms \| \d+ ms \| [\d.]+ \| [\d.]+ \| [\d.]+ \|$", printed, re.M)
-
-
-@pytest.mark.filterwarnings("ignore:.*Profiler clears events")
-def test_profile_counts_the_products(monkeypatch, capsys):
-    """By hand, for 4 mini-batches of one window, of actor and critic.
-
-    4 steps forward and 3 backward, all weights once, and in the MLP's 4 layers one product forward
-    and two backward.
-    """
-    options = ("--num-envs=8", "--num-steps=4", "--gradient-length=4", "--rnn-hidden-dim=8")
-    assert run(monkeypatch, "profile", *options, "--done-rate=0") == 0
-    products = 4 * 2 * (4 + 3 + 1 + 4 * 3)
-    assert re.search(
-        rf"^\| matrix products \| \d+% \| {products} \|$", capsys.readouterr().out, re.M
-    )
-
-
 def test_names_of_rows_are_unique():
-    assert len(set(ROWS.names())) == len(ROWS.names())
-    assert ROWS.quick().on("cuda:0").names() == ROWS.names()
-    assert all(row.case.device == "cuda:0" for row in ROWS.on("cuda:0").speed)
-
-
-def test_the_ratio_is_the_median_of_the_pairs():
-    speed = Speed(ours=[1.0, 2.0, 4.0], rsl_rl=[2.0, 20.0, 12.0])
-    assert speed.ratios == [2.0, 10.0, 3.0]
-    assert speed.ratio == 3.0
+    names = [row.name for row in ROWS]
+    assert len(set(names)) == len(names)
+    on_a_gpu = select(ROWS, "", "cuda:0", quick=True)
+    assert [row.name for row in on_a_gpu] == names
+    assert all(row.case.device == "cuda:0" for row in on_a_gpu)
 
 
 def test_the_report_marks_missed_targets():
-    report = format_report(results(), {})
+    report = spaced_once(format_report(results(), {}))
     row = re.escape("LSTM-256, float32, N=64, T=24, K=24, done rate 0.05")
     times = r"12000 ms | 2000 ms | 3.00 | 2.00 to 10.00 | at least 2.8 | 1000 ms, 50% |"
     assert re.search(rf"^\| distillation, {row} \| {re.escape(times)}$", report, re.M)
@@ -208,125 +165,27 @@ def test_the_report_marks_missed_targets():
 
 
 def test_the_report_compares_gru_and_lstm_of_a_case():
-    report = format_report(results(ROWS.select("distillation-64")), {})
+    report = spaced_once(format_report(results(select(ROWS, "distillation-64", "cpu")), {}))
     assert re.search(r"\| distillation, GRU-256.* \| 3.00 \| 3.00 \| 1.00 \|\n", report)
     assert "done rate of" not in report
 
 
 def test_figures_without_rows_are_left_out(tmp_path):
-    figures = save_figures(results(ROWS.select("distillation-64")), tmp_path)
+    figures = save_figures(results(select(ROWS, "distillation-64", "cpu")), tmp_path)
     assert list(figures.values()) == ["time.svg"]
     assert [path.name for path in tmp_path.iterdir()] == ["time.svg"]
 
 
-def test_libraries_take_turns(monkeypatch):
-    turns = []
-
-    class Algorithm:
-        def __init__(self, library):
-            self.library = library
-
-        def update(self):
-            turns.append(self.library)
-
-    monkeypatch.setattr(_benchmark_speed, "build", lambda case, library: Algorithm(library))
-    monkeypatch.setattr(_benchmark_speed, "fill", lambda algorithm, case, seed: None)
-    times = alternate([(library, TINY) for library in LIBRARIES], num_updates=2)
-    assert turns == [*LIBRARIES] * 3
-    assert [len(seconds) for seconds in times] == [2, 2]  # without those to warm up
-
-
-def test_equality_is_checked_over_all_steps_and_with_all_environments():
-    case = Case(algorithm="ppo", num_envs=512, num_steps=128, gradient_length=32)
-    sizes = [(c.num_envs, c.num_steps, c.gradient_length) for c in small_copies(case)]
-    assert sizes == [(32, 128, 128), (512, 4, 4)]
-
-
-@pytest.mark.parametrize("rnn_type", ["lstm", "gru"])
-@pytest.mark.parametrize("algorithm", ["distillation", "ppo"])
-def test_the_check_passes(algorithm, rnn_type):
-    check_equal(replace(TINY, algorithm=algorithm, rnn_type=rnn_type, done_rate=0.2))
-
-
-@pytest.mark.parametrize("rnn_type", ["lstm", "gru"])
-@pytest.mark.parametrize("library", LIBRARIES)
-def test_bfloat16_goes_on_after_an_update(library, rnn_type):
-    case = replace(TINY, use_mixed_precision=True, rnn_type=rnn_type)
-    algorithm = build(case, library)
-    for seed in range(3):
-        fill(algorithm, case, seed)
-        algorithm.update()
-        restore_state(algorithm, case)
-    state = algorithm.student.get_hidden_state()
-    assert all(s.dtype == torch.float32 for s in (state if rnn_type == "lstm" else [state]))
-
-
-@pytest.mark.parametrize("num_layers", [1, 2])
-@pytest.mark.parametrize("rnn_type", ["lstm", "gru"])
-@pytest.mark.parametrize(
-    ("algorithm", "gradient_length"), [("distillation", 6), ("distillation", 3), ("ppo", 6)]
-)
-def test_operations_are_those_of_rsl_rls_update(
-    algorithm, gradient_length, rnn_type, num_layers, monkeypatch
-):
-    case = replace(
-        TINY,
-        algorithm=algorithm,
-        gradient_length=gradient_length,
-        rnn_type=rnn_type,
-        rnn_num_layers=num_layers,
-        done_rate=0.0,
-    )
-    rsl_rl = build(case, "rsl_rl")
-    fill(rsl_rl, case, seed=0)
-    # Without oneDNN torch writes the recurrence as products, which the counter sees.
-    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
-    with FlopCounterMode(display=False) as counter:
-        rsl_rl.update()
-    assert update_flops(case) == counter.get_total_flops()
-
-
 def test_a_longer_rollout_takes_no_more_memory(repository):
-    script = repository / "scripts" / "benchmark.py"
-    command = [sys.executable, script, "rollout-memory", *SMALL]
-    result = subprocess.run(command, capture_output=True, text=True, check=True)
-    growth = float(re.search(r"takes ([+-][\d.]+)% beyond", result.stdout)[1])
-    assert growth < 10
+    command = [sys.executable, "-m", "scripts.benchmark", "rollout-memory", *SMALL]
+    result = subprocess.run(command, capture_output=True, text=True, check=True, cwd=repository)
+    (growth,) = re.findall(r"takes ([+-][\d.]+)% beyond", result.stdout)
+    assert float(growth) < 10
 
 
-def test_the_process_takes_more_than_its_storage_and_update():
-    case = replace(TINY, num_envs=4096)
-    memory = measure_in_own_process(case, "rsl_rl")
-    floats = case.num_steps * case.num_envs * (48 + 2 * 12 + 1)
-    assert 1e6 * memory.storage == 4 * floats + case.num_steps * case.num_envs  # dones are bytes
-    assert memory.update_peak > 0
-    assert memory.process_peak > 0.9 * (memory.storage + memory.update_peak)
-
-
-@pytest.mark.parametrize("stage", ["rollout", "update"])
-def test_the_process_peaks_in_rollout_or_update(stage, monkeypatch):
-    def use_100_megabytes(*_):
-        torch.ones(25_000_000)
-
-    stages = dict.fromkeys(("rollout", "update"), lambda *_: None) | {stage: use_100_megabytes}
-    optimizer = SimpleNamespace(state={})
-    algorithm = SimpleNamespace(
-        storage=SimpleNamespace(), optimizer=optimizer, update=stages["update"]
-    )
-    monkeypatch.setattr(_benchmark_memory, "build", lambda case, library: algorithm)
-    monkeypatch.setattr(_benchmark_memory, "fill", lambda *_, seed=0: stages["rollout"]())
-    memory = measure_memory(TINY, "rsl_rl")
-    assert 99 < memory.process_peak < 105
-    assert (memory.update_peak > 99) == (stage == "update")
-
-
-def test_the_peak_is_that_of_the_memory_in_use(repository):
-    result = subprocess.run(
-        [sys.executable, "-c", ALLOCATE_AND_FREE],
-        capture_output=True,
-        text=True,
-        check=True,
-        cwd=repository / "scripts",
-        env=EXACT_MALLOC,
-    )
-    assert 100e6 < int(result.stdout) < 104e6
+@pytest.mark.parametrize("name", ["suite", "speed", "profile", "rollout-memory", "peers"])
+def test_every_measurement_explains_itself(name, monkeypatch, capsys):
+    with pytest.raises(SystemExit) as end:
+        run(monkeypatch, name, "--help")
+    assert end.value.code == 0
+    assert capsys.readouterr().out.startswith(f"usage: python -m scripts.benchmark {name}")

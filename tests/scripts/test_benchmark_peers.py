@@ -1,26 +1,29 @@
 """A peer is timed only if its gradient is ours, and a missing one does not stop the others."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from dataclasses import replace
 from types import SimpleNamespace
 
-import _benchmark_peers
-import peers
 import pytest
 import torch
-from _benchmark_peers import PeerSpeed, Times, check_gradient, measure_peers
-from _peer_job import Job, build_ours, build_peer, network
+
+from rsl_tbptt.bench.case import Case, build
+from rsl_tbptt.bench.speed import Speed
+from scripts.benchmark.peers import measure
+from scripts.benchmark.peers.job import Job, Network, build_ours, build_peer
+from scripts.benchmark.peers.measure import PeerSpeed, check_gradient, measure_peers, table
 
 TINY = Job(num_envs=5, num_steps=7, done_rate=0.3, rnn_hidden_dim=8)
-ALL_PEERS = tuple(_benchmark_peers.PEERS)
+ALL_PEERS = tuple(measure.PEERS)
 
 
 def step_by_step(job, *, forget=True):
     """Stand in for a peer: the network called step by step, with states cleared by hand."""
-    model, rollout = network(job), job.rollout()
+    model, rollout = Network(job), job.rollout()
 
     def outputs():
         state, latents = None, []
@@ -32,7 +35,7 @@ def step_by_step(job, *, forget=True):
             latents.append(latent)
         return model.mlp(torch.cat(latents))
 
-    return build_peer("1.0: stand-in", list(model.parameters()), outputs, rollout.labels[0])
+    return build_peer("1.0: stand-in", [model], outputs, rollout.labels[0])
 
 
 def without_resets(job):
@@ -45,7 +48,7 @@ def not_a_number(job):
 
     def backward():
         peer.backward()
-        peer.parameters[-1].grad.fill_(float("nan"))
+        peer.parameters[-1].grad = torch.full_like(peer.parameters[-1], float("nan"))
 
     return replace(peer, backward=backward)
 
@@ -64,7 +67,7 @@ def stand_ins(monkeypatch):
 
     def replace_peers(**functions):
         monkeypatch.setitem(sys.modules, "stand_ins", SimpleNamespace(**functions))
-        monkeypatch.setattr(_benchmark_peers, "PEERS", {n: f"stand_ins:{n}" for n in functions})
+        monkeypatch.setattr(measure, "PEERS", {n: f"stand_ins:{n}" for n in functions})
 
     return replace_peers
 
@@ -74,17 +77,18 @@ def test_equal_gradients_are_timed(stand_ins, rnn_type):
     stand_ins(step_by_step=step_by_step)
     (speed,) = measure_peers(replace(TINY, rnn_type=rnn_type), num_pairs=3)
     assert speed.note == "1.0: stand-in"
-    assert speed.times.gradient_error < 1e-5
-    assert speed.times.lowest_ratio <= speed.times.ratio <= speed.times.highest_ratio
+    assert 0 < speed.gradient_error < 1e-5
+    assert speed.speed is not None
+    assert len(speed.speed.ours) == len(speed.speed.theirs) == 3
 
 
 @pytest.mark.parametrize("wrong", [without_resets, not_a_number, idle])
 def test_another_gradient_is_refused(stand_ins, wrong):
     stand_ins(wrong=wrong, step_by_step=step_by_step)
     refused, right = measure_peers(TINY, num_pairs=1)
-    assert refused.times is None
+    assert refused.speed is None
     assert "expected less than 1e-04: times of different computations" in refused.note
-    assert right.times is not None
+    assert right.speed is not None
 
 
 def test_the_refusal_names_the_error():
@@ -101,7 +105,7 @@ def test_the_refusal_names_the_error():
 
 def test_a_peer_that_cannot_or_is_not_there_is_listed(stand_ins, monkeypatch):
     stand_ins(unable=unable)
-    monkeypatch.setitem(_benchmark_peers.PEERS, "absent", "no_such_library:build")
+    monkeypatch.setitem(measure.PEERS, "absent", "no_such_library:build")
     unable_speed, absent = measure_peers(TINY, num_pairs=1)
     assert unable_speed.note == "not timed: it has no such layer"
     assert "No module named 'no_such_library'" in absent.note
@@ -109,42 +113,38 @@ def test_a_peer_that_cannot_or_is_not_there_is_listed(stand_ins, monkeypatch):
 
 
 def test_the_network_is_that_of_the_algorithms():
-    from _benchmark_case import Case, build
-
     case = Case(algorithm="distillation", num_envs=1, num_steps=1, gradient_length=1)
-    student, ours = build(case, "rsl_rl").student, network(Job())
+    student, ours = build(case, "rsl_rl").student, Network(replace(TINY, rnn_hidden_dim=256))
     ours.rnn.load_state_dict(student.rnn.rnn.state_dict())
     ours.mlp.load_state_dict(student.mlp.state_dict())
-    latent = torch.randn(3, Job.rnn_hidden_dim)
+    latent = torch.randn(3, 256)
     assert torch.equal(ours.mlp(latent), student.mlp(latent))
 
 
 def test_table():
-    times = Times(
-        ours=0.1, peer=0.25, ratio=2.5, lowest_ratio=2.0, highest_ratio=3.0, gradient_error=4.2e-7
-    )
-    lines = peers.table(
+    speed = Speed(ours=[0.1, 0.1, 0.1], theirs=[0.25, 0.2, 0.3])
+    aligned = table(
         [
-            PeerSpeed(name="fast", note="1.0: way", times=times),
-            PeerSpeed(name="lost", note="not timed: a | b\nc", times=None),
+            PeerSpeed(name="fast", note="1.0: way", speed=speed, gradient_error=4.2e-7),
+            PeerSpeed(name="lost", note="not timed: a | b\nc"),
         ]
-    ).splitlines()
+    )
+    lines = re.sub(" +", " ", aligned).splitlines()
     assert lines[2] == "| fast | 250 ms | 100 ms | 2.50 | 2.00 | 3.00 | 4e-07 | 1.0: way |"
     assert lines[3] == "| lost | - | - | - | - | - | - | not timed: a \\| b c |"
     assert len({line.replace("\\|", "").count("|") for line in lines}) == 1
 
 
-@pytest.mark.skipif(
-    not (_benchmark_peers.FOLDER / ".installed").exists(), reason="make .peers/.installed"
-)
+@pytest.mark.skipif(not (measure.FOLDER / ".installed").exists(), reason="make .peers/.installed")
 @pytest.mark.parametrize("rnn_type", ["lstm", "gru"])
 def test_installed_peers_compute_our_gradient(repository, rnn_type):
     """In a process of its own, as the peers register environments and change log levels."""
     options = (f"--rnn-type={rnn_type}", "--num-envs=5", "--num-steps=7", "--done-rate=0.3")
-    script = repository / "scripts" / "peers.py"
-    command = [sys.executable, script, *options, "--rnn-hidden-dim=8", "--pairs=1"]
-    result = subprocess.run(command, capture_output=True, text=True, check=True)
-    rows = [line.split(" | ") for line in result.stdout.splitlines() if line.startswith("| ")][1:]
+    command = [sys.executable, "-m", "scripts.benchmark", "peers", *options]
+    command += ["--rnn-hidden-dim=8", "--pairs=1"]
+    result = subprocess.run(command, capture_output=True, text=True, check=True, cwd=repository)
+    lines = re.sub(" +", " ", result.stdout).splitlines()
+    rows = [line.split(" | ") for line in lines if line.startswith("| ")][1:]
     assert tuple(row[0].removeprefix("| ") for row in rows) == ALL_PEERS
     reasons = {row[0].removeprefix("| "): row[-1] for row in rows if row[1] == "-"}
     expected = {"TorchRL, triton": "needs a GPU"}
@@ -155,15 +155,15 @@ def test_installed_peers_compute_our_gradient(repository, rnn_type):
 
 
 def test_bootstrap_installs_pinned_peers_beside_the_environment(tmp_path, repository):
-    for folder in ("bin", "scripts"):
-        (tmp_path / folder).mkdir()
-    shutil.copy(repository / "scripts" / "bootstrap.sh", tmp_path / "scripts")
+    for folder in ("bin", "scripts/ci"):
+        (tmp_path / folder).mkdir(parents=True)
+    shutil.copy(repository / "scripts" / "ci" / "bootstrap.sh", tmp_path / "scripts" / "ci")
     uv = tmp_path / "bin" / "uv"
     uv.write_text('#!/bin/sh\necho "$*" >> "$LOG"\n')
     uv.chmod(0o755)
     path, log = f"{tmp_path / 'bin'}:{os.environ['PATH']}", tmp_path / "log"
     environment = os.environ | {"PATH": path, "LOG": str(log)}
-    command = [tmp_path / "scripts" / "bootstrap.sh", "peers"]
+    command = [tmp_path / "scripts" / "ci" / "bootstrap.sh", "peers"]
     subprocess.run(command, env=environment, check=True)
     install, packages = log.read_text().splitlines()[-1].split(" --target .peers ")
     assert "--no-deps" in install

@@ -1,6 +1,5 @@
 """The bootstrap on machines that lack things, played with small stand-ins for uv and Python."""
 
-import os
 import shutil
 import subprocess
 
@@ -36,8 +35,9 @@ class Machine:
     def __init__(self, folder, script):
         self.folder = folder
         self.checkout = folder / "checkout"
-        (self.checkout / "scripts").mkdir(parents=True)
-        shutil.copy(script, self.checkout / "scripts" / "bootstrap.sh")
+        self.script = self.checkout / "scripts" / "ci" / "bootstrap.sh"
+        self.script.parent.mkdir(parents=True)
+        shutil.copy(script, self.script)
         self.bin = folder / "bin"
         self.bin.mkdir()
         for tool in TOOLS:
@@ -60,7 +60,7 @@ class Machine:
             "UV_IN_STORE": str(self.folder / "store" / "uv"),
         }
         return subprocess.run(
-            [self.checkout / "scripts" / "bootstrap.sh", *command],
+            [self.script, *command],
             env=environment | variables,
             cwd=self.folder,
             capture_output=True,
@@ -80,7 +80,7 @@ class Machine:
 
 @pytest.fixture
 def machine(tmp_path, repository):
-    return Machine(tmp_path, repository / "scripts" / "bootstrap.sh")
+    return Machine(tmp_path, repository / "scripts" / "ci" / "bootstrap.sh")
 
 
 def only_line(result):
@@ -248,45 +248,3 @@ def test_a_torch_lies_aside_and_moves_nothing_else(machine):
 
 def test_unknown_command_is_refused(machine):
     assert "the command is 'other', expected" in only_line(machine.run("other"))
-
-
-MAKE = """#!/bin/bash
-echo "make $*" >> "$LOG"
-case "$1" in
-  test) echo "5 passed, 2 skipped, 1 deselected in 60.25s (0:01:00)" ;;
-  test-matrix) [ -n "${BREAKS:-}" ] || echo "3 passed, 1 skipped in 0.50s" ;;
-esac
-[ "$1" != "${FAILS:-}" ]
-"""
-
-
-def run_ci(tmp_path, repository, **variables):
-    """Run .ci/run with a stand-in for make; return what it called and the finished process."""
-    (tmp_path / "bin").mkdir()
-    make = tmp_path / "bin" / "make"
-    make.write_text(MAKE)
-    make.chmod(0o755)
-    log = tmp_path / "log"
-    path = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "LOG": str(log)}
-    result = subprocess.run(
-        ["bash", repository / ".ci" / "run"],
-        env=os.environ | path | variables,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    return log.read_text().splitlines(), result
-
-
-@pytest.mark.parametrize("fails", ["", "test", "test-matrix", "lint", "types"])
-def test_ci_runs_everything_and_fails_if_anything_fails(tmp_path, repository, fails):
-    calls, result = run_ci(tmp_path, repository, FAILS=fails)
-    assert calls == ["make test", "make test-matrix", "make lint", "make types"]
-    assert result.stdout.splitlines()[-1] == "8 passed, 3 skipped in 60.75s"
-    assert (result.returncode == 0) is (not fails)
-
-
-def test_ci_counts_a_run_without_closing_line_as_an_error(tmp_path, repository):
-    _, result = run_ci(tmp_path, repository, FAILS="test-matrix", BREAKS="yes")
-    assert result.stdout.splitlines()[-1] == "5 passed, 2 skipped, 1 error in 60.25s"
-    assert result.returncode == 1

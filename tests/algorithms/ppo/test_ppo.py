@@ -425,6 +425,7 @@ def reward_per_question(actor_class, gradient_length=None, iterations=50, recall
     return total / count
 
 
+@pytest.mark.slow
 def test_a_recurrent_policy_learns_to_recall_and_a_memoryless_one_cannot():
     assert reward_per_question("RNNModel", gradient_length=8) > 0.8
     assert reward_per_question("MLPModel") < 0.2

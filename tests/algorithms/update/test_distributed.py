@@ -18,6 +18,8 @@ from torch.nn.utils import parameters_to_vector
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.algorithms.update import step_batches
 
+pytestmark = pytest.mark.slow
+
 NUM_ENVS, NUM_STEPS = 6, 7
 
 

@@ -18,6 +18,8 @@ from torch import distributed, multiprocessing
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 
+pytestmark = pytest.mark.slow
+
 WORLD_SIZE, FAILING = 2, 1
 SECONDS = 60.0
 """A process that waits longer for another one raises: a hang then fails the test."""

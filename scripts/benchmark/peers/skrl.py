@@ -5,20 +5,23 @@ sequences, the recorded states and where episodes terminated; the examples run t
 between the steps at which any environment's episode did, and clear that environment's state there.
 """
 
+# Peers lie beside the environment, where no type checker finds them.
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
+from importlib.metadata import version
 from typing import Any
 
 import numpy as np
-import skrl
 import torch
-from _benchmark_case import ACTION_DIM, OBS_DIM
-from _peer_job import Job, Peer, build_peer, network
 from gymnasium.spaces import Box
 from skrl.models.torch import DeterministicMixin, Model
 
+from rsl_tbptt.bench.case import ACTION_DIM, OBS_DIM
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.hidden_state import HiddenState
+from scripts.benchmark.peers.job import Job, Network, Peer, build_peer
 
 
 class RecurrentModel(DeterministicMixin, Model):
@@ -30,12 +33,10 @@ class RecurrentModel(DeterministicMixin, Model):
         Model.__init__(self, observation_space=spaces[0], action_space=spaces[1], device=job.device)
         DeterministicMixin.__init__(self)
         self.sequence_length = job.num_steps
-        self.network = network(job, batch_first=True)
+        self.network = Network(job, batch_first=True)
 
     def compute(
-        self,
-        inputs: dict[str, Any],
-        role: str = "",
+        self, inputs: dict[str, Any], role: str = ""
     ) -> tuple[torch.Tensor, dict[str, Any]]:
         """Run the network over the sequences of a mini-batch.
 
@@ -76,8 +77,8 @@ def examples(job: Job) -> Peer:
     }
     how = "a model as in its PPO_RNN examples, which calls the layer between any resets"
     return build_peer(
-        f"{skrl.__version__}: {how}",
-        list(model.network.parameters()),
+        f"{version('skrl')}: {how}",
+        [model.network],
         lambda: model.act(inputs)[0],
         labels.flatten(0, 1),
     )

@@ -5,38 +5,37 @@ from __future__ import annotations
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import replace
 
 import torch
-from _benchmark_limit import product_rates, update_flops
-from _benchmark_memory import measure_in_own_process
-from _benchmark_results import DonesResult, MemoryResult, Results, SpeedResult
-from _benchmark_rows import DonesRow, MemoryRow, Rows, SpeedRow
-from _benchmark_speed import LIBRARIES, Contestant, Speed, alternate, check_equal
-from _machine import machine, versions
+
+from rsl_tbptt.bench.limit import product_rates, update_flops
+from rsl_tbptt.bench.memory import measure_in_own_process
+from rsl_tbptt.bench.speed import LIBRARIES, Contestant, Speed, alternate, check_equal
+from rsl_tbptt.bench.tables import SECONDS_PER_SHAPE
+from rsl_tbptt.machine import machine, versions
+from scripts.benchmark.results import DonesResult, MemoryResult, Results, SpeedResult
+from scripts.benchmark.rows import Row
 
 Times = Callable[[list[Contestant], int], list[list[float]]]
 
-SECONDS_PER_SHAPE = 0.1
-"""Spent on the rate of each matrix product."""
 PROCESSES = 2
 """That measure memory at once, which time does not change."""
 
 
-def check_all(rows: Rows) -> None:
+def check_all(rows: Sequence[Row]) -> None:
     """Check that both libraries compute the same on every row that is timed.
 
     Raises:
         ValueError: If they do not.
     """
-    for number, row in enumerate(rows.speed, start=1):
-        _progress("equality", number, len(rows.speed), row.name)
+    for row in _each(rows, "speed", "equality"):
         check_equal(row.case)
 
 
-def measure(rows: Rows, device: str, *, isolated: bool = True) -> Results:
+def measure(rows: Sequence[Row], device: str, *, isolated: bool = True) -> Results:
     """Measure all rows, which ``check_all`` has checked.
 
     Args:
@@ -50,12 +49,10 @@ def measure(rows: Rows, device: str, *, isolated: bool = True) -> Results:
     """
     start, times_of = time.monotonic(), _in_own_process if isolated else alternate
     rates = product_rates(device, SECONDS_PER_SHAPE)
-    speed = [
-        _measure_speed(row, rates, times_of, number, len(rows.speed))
-        for number, row in enumerate(rows.speed, start=1)
-    ]
-    dones = [_measure_dones(row, times_of) for row in rows.dones]
-    memory = _measure_memory(rows.memory)
+    speed = [_measure_speed(row, rates, times_of) for row in _each(rows, "speed", "time")]
+    dones = [_measure_dones(row, times_of) for row in _each(rows, "dones", "cost of dones")]
+    with ThreadPoolExecutor(PROCESSES) as pool:
+        memory = list(pool.map(_measure_memory, _each(rows, "memory", "memory")))
     about = {
         "finished": time.strftime("%Y-%m-%d %H:%M"),
         "minutes": (time.monotonic() - start) / 60,
@@ -73,36 +70,31 @@ def _in_own_process(contestants: list[Contestant], num_updates: int) -> list[lis
         return process.submit(alternate, contestants, num_updates).result()
 
 
-def _measure_speed(
-    row: SpeedRow, rates: dict[str, dict[str, float]], times_of: Times, number: int, total: int
-) -> SpeedResult:
-    _progress("time", number, total, row.name)
+def _measure_speed(row: Row, rates: dict[str, dict[str, float]], times_of: Times) -> SpeedResult:
     flops = update_flops(row.case)
     ours, theirs = times_of([(library, row.case) for library in LIBRARIES], row.pairs)
     return SpeedResult(
         row=row,
-        speed=Speed(ours=ours, rsl_rl=theirs),
+        speed=Speed(ours=ours, theirs=theirs),
         flops=flops,
         products_seconds=flops / max(rates[row.case.precision].values()),
     )
 
 
-def _measure_dones(row: DonesRow, times_of: Times) -> DonesResult:
+def _measure_dones(row: Row, times_of: Times) -> DonesResult:
     without = replace(row.case, done_rate=0.0)
     times = times_of([("rsl_tbptt", without), ("rsl_tbptt", row.case)], row.pairs)
     return DonesResult(row=row, without=times[0], with_dones=times[1])
 
 
-def _measure_memory(rows: list[MemoryRow]) -> list[MemoryResult]:
-    _progress("memory", 1, 1, f"{len(rows)} rows, {PROCESSES} processes at once")
-    jobs = [(row.case, library) for row in rows for library in LIBRARIES]
-    with ThreadPoolExecutor(PROCESSES) as pool:
-        peaks = list(pool.map(lambda job: measure_in_own_process(*job), jobs))
-    return [
-        MemoryResult(row=row, ours=ours, rsl_rl=theirs)
-        for row, ours, theirs in zip(rows, peaks[::2], peaks[1::2], strict=True)
-    ]
+def _measure_memory(row: Row) -> MemoryResult:
+    ours, rsl_rl = (measure_in_own_process(row.case, library) for library in LIBRARIES)
+    return MemoryResult(row=row, ours=ours, rsl_rl=rsl_rl)
 
 
-def _progress(what: str, number: int, total: int, name: str) -> None:
-    print(f"{what} {number}/{total}: {name}", file=sys.stderr, flush=True)
+def _each(rows: Sequence[Row], measure: str, doing: str) -> Iterator[Row]:
+    """Yield the rows of one kind and say on stderr how far the run is."""
+    chosen = [row for row in rows if row.measure == measure]
+    for number, row in enumerate(chosen, start=1):
+        print(f"{doing} {number}/{len(chosen)}: {row.name}", file=sys.stderr, flush=True)
+        yield row

@@ -6,10 +6,11 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from _benchmark_case import ACTION_DIM, HIDDEN_DIMS, OBS_DIM
+from rsl_rl.modules import MLP
 from torch import nn
 from torch.nn import functional
 
+from rsl_tbptt.bench.case import ACTION_DIM, HIDDEN_DIMS, OBS_DIM
 from rsl_tbptt.core import Rollout, accumulate_group, recurrent_scan, tbptt_schedule
 from rsl_tbptt.core.env_blocks import bytes_per_sample, num_env_blocks
 from rsl_tbptt.core.hidden_state import HiddenState
@@ -25,11 +26,18 @@ class Job:
     """
 
     rnn_type: str = "lstm"
-    num_envs: int = 512
-    num_steps: int = 24
-    done_rate: float = 0.05
-    rnn_hidden_dim: int = 256
+    num_envs: int
+    num_steps: int
+    done_rate: float
+    rnn_hidden_dim: int
     device: str = "cpu"
+
+    def __str__(self) -> str:
+        """Say what is measured."""
+        return (
+            f"{self.rnn_type.upper()}-{self.rnn_hidden_dim}, {self.num_envs} environments,"
+            f" {self.num_steps} steps, done rate {self.done_rate}, float32, {self.device}"
+        )
 
     def rollout(self) -> Rollout:
         """Draw the rollout, the same for equal jobs: obs (T, N, D), labels (T, N, A)."""
@@ -54,10 +62,8 @@ class Peer:
 
     how: str
     """Version, and which of its functions do the job."""
-
     parameters: list[nn.Parameter]
-    """In the order of ``network(job).parameters()``."""
-
+    """In the order of ``Network(job).parameters()``."""
     backward: Callable[[], None]
     """Does the job: adds the gradient to the parameters' ``.grad``."""
 
@@ -75,21 +81,13 @@ class Network(nn.Module):
         super().__init__()
         rnn = {"lstm": nn.LSTM, "gru": nn.GRU}[job.rnn_type]
         self.rnn = rnn(OBS_DIM, job.rnn_hidden_dim, batch_first=batch_first)
-        layers: list[nn.Module] = []
-        widths = [job.rnn_hidden_dim, *HIDDEN_DIMS]
-        for width, next_width in zip(widths, HIDDEN_DIMS, strict=False):
-            layers += [nn.Linear(width, next_width), nn.ELU()]
-        self.mlp = nn.Sequential(*layers, nn.Linear(HIDDEN_DIMS[-1], ACTION_DIM))
-
-
-def network(job: Job, *, batch_first: bool = False) -> Network:
-    """Build the network on the job's device."""
-    return Network(job, batch_first=batch_first).to(job.device)
+        self.mlp = MLP(job.rnn_hidden_dim, ACTION_DIM, HIDDEN_DIMS, "elu")
+        self.to(job.device)
 
 
 def build_ours(job: Job) -> Peer:
     """Do the job as the algorithms of this library do an update: one window, cut by environment."""
-    model, rollout = network(job), job.rollout()
+    model, rollout = Network(job), job.rollout()
     (group,) = tbptt_schedule(job.num_steps, gradient_length=job.num_steps)
     sizes = (job.num_envs, job.num_steps, bytes_per_sample(model))
     num_chunks = num_env_blocks(*sizes, torch.device(job.device))
@@ -109,16 +107,13 @@ def build_ours(job: Job) -> Peer:
 
 
 def build_peer(
-    how: str,
-    parameters: list[nn.Parameter],
-    outputs: Callable[[], torch.Tensor],
-    labels: torch.Tensor,
+    how: str, model: list[nn.Module], outputs: Callable[[], torch.Tensor], labels: torch.Tensor
 ) -> Peer:
     """Make a peer of what computes its outputs.
 
     Args:
         how: Version, and which of its functions do the job.
-        parameters: In the order of ``network(job).parameters()``.
+        model: What holds the parameters, in the order of ``Network(job).parameters()``.
         outputs: Runs the network. Returns the shape of ``labels``.
         labels: What the outputs are compared with. Shape: (..., A).
 
@@ -127,6 +122,6 @@ def build_peer(
     """
     return Peer(
         how=how,
-        parameters=parameters,
+        parameters=[parameter for layer in model for parameter in layer.parameters()],
         backward=lambda: functional.mse_loss(outputs(), labels).backward(),
     )

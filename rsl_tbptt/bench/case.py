@@ -44,10 +44,46 @@ class Case:
     device: str = "cpu"
     use_mixed_precision: bool = False
 
+    def __post_init__(self) -> None:
+        """Refuse what cannot be measured.
+
+        Raises:
+            ValueError: If a number is out of its range.
+        """
+        counts = ("num_steps", "gradient_length", "num_mini_batches", "rnn_hidden_dim")
+        for name in ("num_envs", *counts, "rnn_num_layers"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1.")
+        if not 0 <= self.done_rate <= 1:
+            raise ValueError(f"done_rate is {self.done_rate}, expected a share from 0 to 1.")
+        per_mini_batch, left = divmod(self.num_envs, self.num_mini_batches)
+        if self.algorithm == "ppo" and (left or per_mini_batch < 2):
+            raise ValueError(
+                f"num_envs is {self.num_envs}, expected a multiple of num_mini_batches"
+                f" ({self.num_mini_batches}), at least twice that: rsl_rl's PPO leaves out the"
+                " rest, and computes something else with one environment in a mini-batch."
+            )
+
     @property
     def precision(self) -> str:
         """Type of the operands of matrix products."""
         return "bfloat16" if self.use_mixed_precision else "float32"
+
+
+def check_device(device: str) -> None:
+    """See that a device is there.
+
+    Args:
+        device: ``cpu`` or ``cuda:<index>``.
+
+    Raises:
+        ValueError: If it is neither, or this machine has none of that index.
+    """
+    num_gpus = torch.cuda.device_count()
+    if device not in ("cpu", *(f"cuda:{index}" for index in range(num_gpus))):
+        raise ValueError(
+            f"device is {device!r}, expected cpu or cuda:<index> of a GPU: torch finds {num_gpus}."
+        )
 
 
 def build(case: Case, library: Library, **options: Any) -> Any:

@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
 
 import torch
-from _benchmark_case import Case, Library, build, fill
+
+from rsl_tbptt.bench.case import Case, Library, build, fill
 
 SMALL = 32
-"""Environments on which equality is checked over all steps."""
+"""Environments, or a few less, on which equality is checked over all steps."""
 SHORT = 4
 """Steps on which equality is checked with all environments."""
 TOLERANCE = 1e-4
@@ -24,15 +25,15 @@ LIBRARIES: tuple[Library, Library] = ("rsl_tbptt", "rsl_rl")
 
 @dataclass(frozen=True, kw_only=True)
 class Speed:
-    """Seconds of updates that were timed in turn, first one of ours, then one of rsl_rl's."""
+    """Seconds of what was timed in turn, first once ours, then once the other library's."""
 
     ours: list[float]
-    rsl_rl: list[float]
+    theirs: list[float]
 
     @property
     def ratios(self) -> list[float]:
-        """rsl_rl's time over ours in each pair."""
-        return [b / a for a, b in zip(self.ours, self.rsl_rl, strict=True)]
+        """The other library's time over ours in each pair."""
+        return [b / a for a, b in zip(self.ours, self.theirs, strict=True)]
 
     @property
     def ratio(self) -> float:
@@ -51,11 +52,14 @@ def measure_speed(case: Case, num_pairs: int) -> Speed:
         All times.
 
     Raises:
-        ValueError: If the libraries do not leave equal parameters on small copies of the case.
+        ValueError: If there are no pairs, or the libraries do not leave equal parameters on small
+            copies of the case.
     """
+    if num_pairs < 1:
+        raise ValueError(f"pairs is {num_pairs}, expected at least 1.")
     check_equal(case)
     ours, theirs = alternate([(library, case) for library in LIBRARIES], num_pairs)
-    return Speed(ours=ours, rsl_rl=theirs)
+    return Speed(ours=ours, theirs=theirs)
 
 
 def alternate(contestants: Sequence[Contestant], num_updates: int) -> list[list[float]]:
@@ -73,11 +77,30 @@ def alternate(contestants: Sequence[Contestant], num_updates: int) -> list[list[
     for seed in range(num_updates + 1):
         for algorithm, (_, case), taken in zip(algorithms, contestants, seconds, strict=True):
             fill(algorithm, case, seed)
-            start = _now(case)
-            algorithm.update()
-            taken.append(_now(case) - start)
+            taken.append(seconds_of(algorithm.update, case.device))
             restore_state(algorithm, case)
     return [taken[1:] for taken in seconds]
+
+
+def seconds_of(call: Callable[[], object], device: str) -> float:
+    """Time a call; a GPU is synchronised before and after.
+
+    Args:
+        call: What is timed.
+        device: Where it computes, ``cpu`` or ``cuda:<index>``.
+
+    Returns:
+        Seconds.
+    """
+    start = _now(device)
+    call()
+    return _now(device) - start
+
+
+def _now(device: str) -> float:
+    if device != "cpu":
+        torch.cuda.synchronize(device)
+    return time.perf_counter()
 
 
 def restore_state(algorithm: Any, case: Case) -> None:
@@ -113,7 +136,10 @@ def check_equal(case: Case) -> None:
 
 def small_copies(case: Case) -> Iterator[Case]:
     """Yield the cases on which equality is checked."""
-    few_envs, few_steps = min(SMALL, case.num_envs), min(SHORT, case.num_steps)
+    few_steps = min(SHORT, case.num_steps)
+    # PPO's mini-batches need equal numbers of environments, two or more each.
+    batches = case.num_mini_batches if case.algorithm == "ppo" else 1
+    few_envs = min(batches * max(SMALL // batches, 2), case.num_envs)
     for num_envs, num_steps in ((few_envs, case.num_steps), (case.num_envs, few_steps)):
         whole = num_steps if case.algorithm == "ppo" else min(case.gradient_length, num_steps)
         yield replace(
@@ -149,9 +175,3 @@ def _difference(small: Case) -> float:
 def _parameters(algorithm: Any) -> torch.Tensor:
     groups = algorithm.optimizer.param_groups
     return torch.cat([p.detach().flatten() for group in groups for p in group["params"]])
-
-
-def _now(case: Case) -> float:
-    if case.device != "cpu":
-        torch.cuda.synchronize(case.device)
-    return time.perf_counter()

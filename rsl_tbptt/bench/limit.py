@@ -9,7 +9,9 @@ import time
 from itertools import pairwise
 
 import torch
-from _benchmark_case import HIDDEN_DIMS, OBS_DIM, OUTPUTS, Case
+
+from rsl_tbptt.bench.case import HIDDEN_DIMS, OBS_DIM, OUTPUTS, Case
+from rsl_tbptt.bench.speed import seconds_of
 
 GATES = {"lstm": 4, "gru": 3}
 NUM_ENVS = (256, 1024, 4096)
@@ -77,17 +79,12 @@ def _rate(a: torch.Tensor, b: torch.Tensor, seconds: float) -> float:
     (m, k), n = a.shape, b.shape[1]
     out = torch.mm(a, b)
     num_products = 20 if a.is_cuda else 1  # so that a GPU's launches overlap
-    best, end = float("inf"), time.perf_counter() + seconds
-    while time.perf_counter() < end:
-        _synchronise(a.device)
-        start = time.perf_counter()
+
+    def multiply() -> None:
         for _ in range(num_products):
             torch.mm(a, b, out=out)
-        _synchronise(a.device)
-        best = min(best, time.perf_counter() - start)
+
+    best, end = float("inf"), time.perf_counter() + seconds
+    while time.perf_counter() < end:
+        best = min(best, seconds_of(multiply, str(a.device)))
     return 2 * m * k * n * num_products / best
-
-
-def _synchronise(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

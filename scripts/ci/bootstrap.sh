@@ -1,19 +1,20 @@
 #!/usr/bin/env bash
 # Builds what the Makefile needs on a machine with nothing installed by hand.
 #
-#   scripts/bootstrap.sh environment [NAME]  create an environment with this package, by default main:
+#   scripts/ci/bootstrap.sh COMMAND
+#   environment [NAME]  create an environment with this package, by default main:
 #       main       .venv            Isaac Lab 3.0, Python 3.12
 #       mjlab      .venv-mjlab      mjlab, PYTHON=3.10 to 3.13 (default 3.12)
 #       isaaclab2  .venv-isaaclab2  what can be had of Isaac Lab 2.3 without Isaac Sim, Python 3.11
-#   scripts/bootstrap.sh rsl_rl VERSION      put one more rsl_rl release under .rsl_rl/VERSION
-#   scripts/bootstrap.sh torch VERSION       put one more torch under .torch/VERSION, with what it needs
-#   scripts/bootstrap.sh peers               put the libraries of scripts/peers.py under .peers
-#   scripts/bootstrap.sh package FOLDER      build sdist and wheel into FOLDER/dist and install the
-#                                            wheel, with nothing but EXTRAS, into FOLDER/venv
+#   rsl_rl VERSION      put one more rsl_rl release under .rsl_rl/VERSION
+#   torch VERSION       put one more torch under .torch/VERSION, with what it needs
+#   peers               put the libraries of scripts/benchmark/peers under .peers
+#   package FOLDER      build sdist and wheel into FOLDER/dist and install the wheel, with nothing
+#                       but EXTRAS, into FOLDER/venv
 #
 # VENV (another folder) and EXTRAS (other extras of this package) can be set in the environment.
 set -euo pipefail
-cd "$(dirname "${BASH_SOURCE[0]}")/.."
+cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
 # A folder of its own: uv goes nowhere near the system's or the user's packages.
 PRIVATE_UV=.venv-uv
@@ -155,10 +156,10 @@ package() {
 
 case "${1:-}" in
   environment) install_environment "${2:-main}" ;;
-  rsl_rl) install_rsl_rl "${2:?usage: scripts/bootstrap.sh rsl_rl VERSION}" ;;
-  torch) install_torch "${2:?usage: scripts/bootstrap.sh torch VERSION}" ;;
+  rsl_rl) install_rsl_rl "${2:?usage: scripts/ci/bootstrap.sh rsl_rl VERSION}" ;;
+  torch) install_torch "${2:?usage: scripts/ci/bootstrap.sh torch VERSION}" ;;
   peers) install_peers ;;
-  package) package "${2:?usage: scripts/bootstrap.sh package FOLDER}" ;;
+  package) package "${2:?usage: scripts/ci/bootstrap.sh package FOLDER}" ;;
   *)
     fail "the command is '${1:-}', expected 'environment [NAME]', 'rsl_rl VERSION'," \
       "'torch VERSION', 'peers' or 'package FOLDER'."

@@ -3,48 +3,33 @@
 from __future__ import annotations
 
 import pkgutil
-import statistics
 import sys
-import time
-from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from statistics import median
 
 import torch
-from _peer_job import Job, Peer, build_ours, network
+
+from rsl_tbptt.bench.speed import Speed, seconds_of
+from rsl_tbptt.bench.tables import markdown, milliseconds
+from scripts.benchmark.peers.job import Job, Network, Peer, build_ours
 
 PEERS = {
-    "TorchRL, pad": "_peer_torchrl:pad",
-    "TorchRL, scan": "_peer_torchrl:scan",
-    "TorchRL, triton": "_peer_torchrl:triton",
-    "sb3-contrib, episodes": "_peer_sb3:sequences",
-    "sb3-contrib, rollouts": "_peer_sb3:rollouts",
-    "skrl": "_peer_skrl:examples",
+    "TorchRL, pad": "scripts.benchmark.peers.torchrl:pad",
+    "TorchRL, scan": "scripts.benchmark.peers.torchrl:scan",
+    "TorchRL, triton": "scripts.benchmark.peers.torchrl:triton",
+    "sb3-contrib, episodes": "scripts.benchmark.peers.sb3:sequences",
+    "sb3-contrib, rollouts": "scripts.benchmark.peers.sb3:rollouts",
+    "skrl": "scripts.benchmark.peers.skrl:examples",
 }
 """By name: the function that builds the peer for a job."""
 
-FOLDER = Path(__file__).resolve().parents[1] / ".peers"
-"""Where ``scripts/bootstrap.sh peers`` puts the libraries."""
+FOLDER = Path(__file__).resolve().parents[3] / ".peers"
+"""Where ``scripts/ci/bootstrap.sh peers`` puts the libraries."""
 
 TOLERANCE = 1e-4
 """Relative, in float32, of each parameter's gradient: sums in another order leave about 1e-6, one
 missing reset or a truncated episode 1e-2 and more."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Times:
-    """Times in seconds, and the peer's over ours in each pair."""
-
-    ours: float
-    """Median."""
-    peer: float
-    """Median."""
-    ratio: float
-    """Median of the pairs."""
-    lowest_ratio: float
-    highest_ratio: float
-    gradient_error: float
-    """Largest relative difference of a parameter's gradient from ours."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,7 +39,9 @@ class PeerSpeed:
     name: str
     note: str
     """How it did the job, or why it was not timed."""
-    times: Times | None
+    speed: Speed | None = None
+    gradient_error: float = 0.0
+    """Largest relative difference of a parameter's gradient from ours."""
 
 
 def measure_peers(job: Job, num_pairs: int) -> list[PeerSpeed]:
@@ -70,23 +57,25 @@ def measure_peers(job: Job, num_pairs: int) -> list[PeerSpeed]:
     """
     if str(FOLDER) not in sys.path:
         sys.path.append(str(FOLDER))  # last: what the environment has comes from there
-    ours = build_ours(job)
-    _set_weights(ours, job)
+    ours = _with_weights(build_ours(job), job)
     return [_measure_peer(name, path, ours, job, num_pairs) for name, path in PEERS.items()]
 
 
 def _measure_peer(name: str, path: str, ours: Peer, job: Job, num_pairs: int) -> PeerSpeed:
     try:
-        build: Callable[[Job], Peer] = pkgutil.resolve_name(path)
-        peer = build(job)
-        _set_weights(peer, job)
+        peer = _with_weights(pkgutil.resolve_name(path)(job), job)
         error = check_gradient(ours, peer)
     except ImportError as missing:
         note = f"not timed: {missing} (`make .peers/.installed` installs the peers)"
-        return PeerSpeed(name=name, note=note, times=None)
+        return PeerSpeed(name=name, note=note)
     except Exception as reason:  # whatever goes wrong inside a peer must not hide the others
-        return PeerSpeed(name=name, note=f"not timed: {reason}", times=None)
-    return PeerSpeed(name=name, note=peer.how, times=_time(ours, peer, job, num_pairs, error))
+        return PeerSpeed(name=name, note=f"not timed: {reason}")
+    speed = Speed(ours=[], theirs=[])
+    for _ in range(num_pairs):  # the check was the warm-up
+        for library, seconds in ((ours, speed.ours), (peer, speed.theirs)):
+            _forget(library)
+            seconds.append(seconds_of(library.backward, job.device))
+    return PeerSpeed(name=name, note=peer.how, speed=speed, gradient_error=error)
 
 
 def check_gradient(ours: Peer, peer: Peer) -> float:
@@ -111,43 +100,35 @@ def check_gradient(ours: Peer, peer: Peer) -> float:
 
 
 def _gradients(peer: Peer) -> list[torch.Tensor]:
-    for parameter in peer.parameters:
-        parameter.grad = None
+    _forget(peer)
     peer.backward()
     return [torch.zeros_like(p) if p.grad is None else p.grad for p in peer.parameters]
 
 
-def _time(ours: Peer, peer: Peer, job: Job, num_pairs: int, error: float) -> Times:
-    """Time gradients of both in turn; the check was the warm-up."""
-    pairs = [(_seconds(ours, job), _seconds(peer, job)) for _ in range(num_pairs)]
-    ratios = [theirs / mine for mine, theirs in pairs]
-    return Times(
-        ours=statistics.median(mine for mine, _ in pairs),
-        peer=statistics.median(theirs for _, theirs in pairs),
-        ratio=statistics.median(ratios),
-        lowest_ratio=min(ratios),
-        highest_ratio=max(ratios),
-        gradient_error=error,
-    )
-
-
-def _seconds(peer: Peer, job: Job) -> float:
+def _forget(peer: Peer) -> None:
     for parameter in peer.parameters:
         parameter.grad = None
-    start = _now(job)
-    peer.backward()
-    return _now(job) - start
 
 
-def _now(job: Job) -> float:
-    if job.device != "cpu":
-        torch.cuda.synchronize(job.device)
-    return time.perf_counter()
-
-
-def _set_weights(peer: Peer, job: Job) -> None:
+def _with_weights(peer: Peer, job: Job) -> Peer:
     """Give the peer the weights that every peer has."""
     torch.manual_seed(0)
     with torch.no_grad():
-        for parameter, weight in zip(peer.parameters, network(job).parameters(), strict=True):
+        for parameter, weight in zip(peer.parameters, Network(job).parameters(), strict=True):
             parameter.copy_(weight)
+    return peer
+
+
+def table(speeds: list[PeerSpeed]) -> str:
+    """Return a Markdown table, with the reason where a peer has no times."""
+    rows = []
+    for peer in speeds:
+        cells = ["-"] * 6
+        if peer.speed is not None:
+            ours, theirs = median(peer.speed.ours), median(peer.speed.theirs)
+            ratios = (peer.speed.ratio, min(peer.speed.ratios), max(peer.speed.ratios))
+            cells = [milliseconds(theirs), milliseconds(ours)]
+            cells += [*(f"{ratio:.2f}" for ratio in ratios), f"{peer.gradient_error:.0e}"]
+        rows.append([peer.name, *cells, " ".join(peer.note.split()).replace("|", "\\|")])
+    heads = ("peer", "gradient", "rsl_tbptt", "ratio", "lowest", "highest")
+    return markdown((*heads, "gradient differs by", "how"), rows)

@@ -1,54 +1,54 @@
 """sb3-contrib as a peer: the actor of RecurrentPPO's policy, which knows the LSTM only."""
 
+# Peers lie beside the environment, where no type checker finds them.
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
+from importlib.metadata import version
+from typing import Any
 from unittest import mock
 
 import numpy as np
-import sb3_contrib
 import torch
-from _benchmark_case import ACTION_DIM, HIDDEN_DIMS, OBS_DIM
-from _peer_job import Job, Peer, build_peer
 from gymnasium.spaces import Box
 from sb3_contrib.common.recurrent.buffers import RecurrentRolloutBuffer
 from sb3_contrib.common.recurrent.policies import RecurrentActorCriticPolicy
 from sb3_contrib.common.recurrent.type_aliases import RecurrentRolloutBufferSamples, RNNStates
 from torch import nn
 
+from rsl_tbptt.bench.case import ACTION_DIM, HIDDEN_DIMS, OBS_DIM
+from scripts.benchmark.peers.job import Job, Peer, build_peer
+
 SPACES = tuple(Box(-np.inf, np.inf, (size,), np.float32) for size in (OBS_DIM, ACTION_DIM))
 
 
 def sequences(job: Job) -> Peer:
     """Do what RecurrentPPO trains on: episodes that its buffer cut and padded, beforehand."""
-    policy, samples = _policy(job), _samples(job)
+    samples = _samples(job)
     mask = samples.mask > 0
-
-    def outputs() -> torch.Tensor:
-        states = samples.lstm_states.pi
-        distribution, _ = policy.get_distribution(
-            samples.observations, states, samples.episode_starts
-        )
-        return distribution.mode()[mask]
-
+    inputs = (samples.observations, samples.lstm_states.pi, samples.episode_starts)
     how = "RecurrentPPO's policy on its buffer's padded episodes; padding them is not timed"
-    return build_peer(
-        f"{sb3_contrib.__version__}: {how}", _parameters(policy), outputs, samples.actions[mask]
-    )
+    return _build(how, job, inputs, mask, samples.actions[mask])
 
 
 def rollouts(job: Job) -> Peer:
     """Give the policy the uncut rollout, with resets inside it."""
-    policy = _policy(job)
     obs, labels, starts = (tensor.flatten(0, 1) for tensor in job.by_env())
     state = torch.zeros(1, job.num_envs, job.rnn_hidden_dim, device=job.device)
-    episode_starts = starts.float()
+    how = "RecurrentPPO's policy on uncut rollouts, which it steps through (RecurrentPPO cuts them)"
+    return _build(how, job, (obs, (state, state), starts.float()), ..., labels)
+
+
+def _build(how: str, job: Job, inputs: tuple[Any, ...], kept: Any, labels: torch.Tensor) -> Peer:
+    policy = _policy(job)
+    layers = [policy.lstm_actor, policy.mlp_extractor.policy_net, policy.action_net]
 
     def outputs() -> torch.Tensor:
-        distribution, _ = policy.get_distribution(obs, (state, state), episode_starts)
-        return distribution.mode()
+        distribution, _ = policy.get_distribution(*inputs)
+        return distribution.mode()[kept]
 
-    how = "RecurrentPPO's policy on uncut rollouts, which it steps through (RecurrentPPO cuts them)"
-    return build_peer(f"{sb3_contrib.__version__}: {how}", _parameters(policy), outputs, labels)
+    return build_peer(f"{version('sb3-contrib')}: {how}", layers, outputs, labels)
 
 
 def _policy(job: Job) -> RecurrentActorCriticPolicy:
@@ -65,31 +65,17 @@ def _policy(job: Job) -> RecurrentActorCriticPolicy:
     return policy.to(job.device)
 
 
-def _parameters(policy: RecurrentActorCriticPolicy) -> list[nn.Parameter]:
-    layers = (policy.lstm_actor, policy.mlp_extractor.policy_net, policy.action_net)
-    return [parameter for layer in layers for parameter in layer.parameters()]
-
-
 def _samples(job: Job) -> RecurrentRolloutBufferSamples:
     """Put the rollout through the buffer, with the labels in the place of the actions."""
     shape = (job.num_steps, 1, job.num_envs, job.rnn_hidden_dim)
     buffer = RecurrentRolloutBuffer(
         job.num_steps, *SPACES, shape, device=job.device, n_envs=job.num_envs
     )
-    rollout = job.rollout()
-    steps = zip(rollout.obs, *rollout.labels, rollout.episode_starts, strict=True)
-    states = (torch.zeros(shape[1:]), torch.zeros(shape[1:]))
-    unused = torch.zeros(job.num_envs)
-    for obs, labels, starts in steps:
-        buffer.add(
-            obs.cpu().numpy(),
-            labels.cpu().numpy(),
-            unused.numpy(),
-            starts.cpu().numpy(),
-            unused,
-            unused,
-            lstm_states=RNNStates(states, states),
-        )
+    rollout, unused = job.rollout(), torch.zeros(job.num_envs)
+    states = RNNStates(*[(torch.zeros(shape[1:]), torch.zeros(shape[1:]))] * 2)
+    for step in zip(rollout.obs, *rollout.labels, rollout.episode_starts, strict=True):
+        obs, labels, starts = (tensor.cpu().numpy() for tensor in step)
+        buffer.add(obs, labels, unused.numpy(), starts, unused, unused, lstm_states=states)
     # The buffer starts reading at a random sample, which truncates the gradient of one environment.
     with mock.patch.object(np.random, "randint", return_value=0):
         return next(buffer.get())

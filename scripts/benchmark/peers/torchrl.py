@@ -1,15 +1,19 @@
 """TorchRL as a peer: LSTMModule or GRUModule in recurrent mode, one function per backend."""
 
+# Peers lie beside the environment, where no type checker finds them.
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import logging
+from importlib.metadata import version
 
 import torch
-import torchrl
-from _peer_job import Job, Peer, build_peer, network
 from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torchrl.modules import GRUModule, LSTMModule
+
+from scripts.benchmark.peers.job import Job, Network, Peer, build_peer
 
 MODULES = {"lstm": (LSTMModule, ["h", "c"]), "gru": (GRUModule, ["h"])}
 """Module and the names of its states."""
@@ -40,7 +44,7 @@ def triton(job: Job) -> Peer:
 
 
 def _build(job: Job, backend: str, description: str) -> Peer:
-    source = network(job, batch_first=True)
+    source = Network(job, batch_first=True)
     module, states = MODULES[job.rnn_type]
     rnn = module(
         in_keys=["obs", *states],
@@ -57,5 +61,5 @@ def _build(job: Job, backend: str, description: str) -> Peer:
         inputs = {"obs": obs, "is_init": starts.unsqueeze(-1)}
         return policy(TensorDict(inputs, batch_size=starts.shape))["actions"]
 
-    how = f"{torchrl.__version__}: {module.__name__} in recurrent mode, {description}"
-    return build_peer(how, list(source.parameters()), outputs, labels)
+    how = f"{version('torchrl')}: {module.__name__} in recurrent mode, {description}"
+    return build_peer(how, [source], outputs, labels)

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, cast
 
+import psutil
 import torch
-from _benchmark_case import Case, Library, build, fill
 from tensordict import TensorDict
 
+from rsl_tbptt.bench.case import Case, Library, build, fill
 from rsl_tbptt.core.scan import free_buffers
 
 MEGABYTE = 1e6
@@ -40,7 +42,7 @@ class Memory:
 
 def measure_in_own_process(case: Case, library: Library) -> Memory:
     """Measure a case in a fresh process of one thread, so that nothing but it is counted."""
-    command = [sys.executable, __file__, library, json.dumps(asdict(case))]
+    command = [sys.executable, "-m", __name__, library, json.dumps(asdict(case))]
     environment = os.environ | EXACT_MALLOC | {"OMP_NUM_THREADS": "1"}
     result = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
     return Memory(**json.loads(result.stdout.splitlines()[-1]))
@@ -52,7 +54,7 @@ def measure_memory(case: Case, library: Library) -> Memory:
     An update of few environments before loads what torch loads late, which counts as imports.
     """
     device = torch.device(case.device)
-    few = replace(case, num_envs=case.num_mini_batches)
+    few = replace(case, num_envs=2 * case.num_mini_batches)
     algorithm = build(few, library)
     fill(algorithm, few, seed=0)
     algorithm.update()
@@ -69,9 +71,9 @@ def measure_memory(case: Case, library: Library) -> Memory:
         before_updates = before_updates or watch.start
         algorithm.update()
         of_updates = max(of_updates, watch.highest())
-    storage = _bytes(_tensors(vars(algorithm.storage)))
+    storage = _bytes(vars(algorithm.storage).values())
     moments = _bytes(
-        _tensors({str(k): tuple(v.values()) for k, v in algorithm.optimizer.state.items()})
+        value for state in algorithm.optimizer.state.values() for value in state.values()
     )
     return Memory(
         storage=storage / MEGABYTE,
@@ -81,26 +83,25 @@ def measure_memory(case: Case, library: Library) -> Memory:
     )
 
 
-def _bytes(tensors: list[torch.Tensor]) -> int:
-    return sum(tensor.numel() * tensor.element_size() for tensor in tensors)
-
-
-def _tensors(values: dict[str, Any]) -> list[torch.Tensor]:
-    """Return the tensors among an object's attributes."""
-    found: list[torch.Tensor] = []
-    for value in values.values():
-        if isinstance(value, TensorDict):
-            found += list(value.values())
-        parts = value if isinstance(value, (tuple, list)) else (value,)
-        found += [part for part in parts if isinstance(part, torch.Tensor)]
-    return found
+def _bytes(values: Iterable[Any]) -> int:
+    """Return the size of the tensors among the values, or among the parts of a value."""
+    total = 0
+    for value in values:
+        inside = value.values() if isinstance(value, TensorDict) else value
+        parts = inside if isinstance(value, (TensorDict, tuple, list)) else (value,)
+        total += sum(part.nbytes for part in parts if isinstance(part, torch.Tensor))
+    return total
 
 
 class Peak:
     """Peak memory of this process on a device from now on."""
 
     def __init__(self, device: torch.device) -> None:
-        """Begin to watch. On the CPU, freed memory is given back to the system before."""
+        """Begin to watch. On the CPU, freed memory is given back to the system before.
+
+        Raises:
+            OSError: On another system than Linux.
+        """
         self._device = device
         if device.type == "cuda":
             torch.cuda.synchronize(device)
@@ -108,27 +109,19 @@ class Peak:
             self.start = torch.cuda.memory_allocated(device)
             return
         if sys.platform != "linux":
-            raise NotImplementedError(f"Peak memory on {sys.platform} is not known, only on Linux.")
-        ctypes.CDLL("libc.so.6").malloc_trim(0)
+            raise OSError(f"The system is {sys.platform}, expected linux: others tell no peak.")
+        psutil.heap_trim()
         Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
-        self.start = _status_bytes("VmRSS")
+        self.start = psutil.Process().memory_info().rss
 
     def highest(self) -> int:
-        """Return the most that was in use since this or a later watch began."""
+        """Return the most bytes that were in use since this or a later watch began."""
         if self._device.type == "cuda":
             return torch.cuda.max_memory_allocated(self._device)
-        return _status_bytes("VmHWM")
-
-    def bytes_beyond_start(self) -> int:
-        """Return the peak since then, beyond what was in use then."""
-        return self.highest() - self.start
-
-
-def _status_bytes(field: str) -> int:
-    for line in Path("/proc/self/status").read_text().splitlines():
-        if line.startswith(f"{field}:"):
-            return int(line.split()[1]) * 1024
-    raise NotImplementedError(f"/proc/self/status lacks {field}.")
+        # psutil does not know the peak, and getrusage()'s cannot be reset.
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        assert found is not None
+        return int(found[1]) * 1024
 
 
 if __name__ == "__main__":

@@ -1,0 +1,147 @@
+"""Measure the algorithms' updates on this machine.
+
+suite: time and memory beside the installed rsl_rl's for all rows of a table, with figures.
+
+speed: time of one update beside rsl_rl's, alternating in one run, after a check that both leave
+equal parameters; the same as `rsl-tbptt bench`.
+
+profile: where the time of one update goes.
+
+rollout-memory: the memory that the update of recurrent PPO takes beyond the rollout storage, for a
+rollout and one twice as long, at the same gradient_length. Each in its own process.
+
+peers: one gradient through a recurrent network beside other libraries, which
+`make .peers/.installed` installs beside the environment.
+"""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+from rsl_tbptt import bench
+
+OUTPUT = Path("runs") / "bench"
+SIZES = {"num_envs": 512, "num_steps": 24, "rnn_hidden_dim": 256}
+PEERS_JOB = {**SIZES, "done_rate": 0.05, "device": "cpu"}
+"""Numbers of what the peers compute, by default."""
+
+
+def main() -> int:
+    """Measure and print Markdown.
+
+    Returns:
+        The exit status: 2 if the libraries differ or an option is wrong.
+    """
+    args = parse_args()
+    try:
+        args.measure(args)
+    except (ImportError, OSError, ValueError) as error:
+        print(error, file=sys.stderr)
+        return 2
+    return 0
+
+
+def parse_args() -> argparse.Namespace:
+    """Read the command line."""
+    parser = argparse.ArgumentParser(
+        prog="python -m scripts.benchmark",
+        description=__doc__,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    benchmarks = parser.add_subparsers(required=True)
+    suite = benchmarks.add_parser("suite", help="all rows, with report and figures")
+    suite.add_argument("--output", type=Path, default=OUTPUT, help="folder of report and figures")
+    suite.add_argument("--rows", default="", help="only rows with this in their name")
+    suite.add_argument("--quick", action="store_true", help="tiny rows: to test, not to measure")
+    suite.add_argument("--device", default="cpu", help="cpu or cuda:<index>")
+    suite.set_defaults(measure=run_suite)
+    for name, measure, text in (
+        ("speed", bench.run, "time of one update beside rsl_rl's"),
+        ("profile", print_profile, "where the time of one update goes"),
+        ("rollout-memory", print_rollout_memory, "memory of one update"),
+    ):
+        one_case = benchmarks.add_parser(name, help=text)
+        add = bench.add_arguments if name == "speed" else bench.add_case_arguments
+        add(one_case)
+        one_case.set_defaults(measure=measure)
+    peers = benchmarks.add_parser("peers", help="one gradient beside other libraries'")
+    peers.add_argument("--rnn-type", choices=["lstm", "gru"], default="lstm")
+    for option, default in PEERS_JOB.items():
+        peers.add_argument(f"--{option.replace('_', '-')}", type=type(default), default=default)
+    peers.add_argument("--pairs", type=int, default=5, help="gradients of each library")
+    peers.set_defaults(measure=print_peers)
+    return parser.parse_args()
+
+
+def run_suite(args: argparse.Namespace) -> None:
+    """Measure all rows, write report, data and figures, and print the report.
+
+    Raises:
+        ValueError: If no row is meant, or the libraries differ on one: nothing is written then.
+    """
+    # Imported here, as below, because they take seconds, which --help need not wait for.
+    bench.require_models_era()
+    from rsl_tbptt.bench.case import check_device
+    from scripts.benchmark import rows, suite
+    from scripts.benchmark.figures import save_figures
+    from scripts.benchmark.report import format_report
+    from scripts.benchmark.results import write_json
+
+    check_device(args.device)
+    chosen = rows.select(rows.ROWS, args.rows, args.device, quick=args.quick)
+    suite.check_all(chosen)
+    args.output.mkdir(parents=True, exist_ok=True)
+    results = suite.measure(chosen, args.device, isolated=not args.quick)
+    write_json(results, args.output / "benchmark.json")
+    report = format_report(results, save_figures(results, args.output))
+    (args.output / "benchmark.md").write_text(report, encoding="utf-8")
+    print(f"{report}\nwrote {args.output}")
+
+
+def print_profile(args: argparse.Namespace) -> None:
+    """Print the share of each kind of operation."""
+    case = bench.case_from(args)
+    from rsl_tbptt.bench import tables
+
+    print(f"{tables.heading(case)}\n\n{tables.profile(case)}")
+
+
+def print_rollout_memory(args: argparse.Namespace) -> None:
+    """Compare a rollout with one twice as long."""
+    case = bench.case_from(args)
+    from rsl_tbptt.bench import tables
+    from rsl_tbptt.bench.memory import measure_in_own_process
+
+    rows, peaks = [], []
+    for num_steps in (case.num_steps, 2 * case.num_steps):
+        used = measure_in_own_process(replace(case, num_steps=num_steps), "rsl_tbptt")
+        rows.append((num_steps, f"{used.storage:.1f} MB", f"{used.update_peak:.1f} MB"))
+        peaks.append(used.update_peak)
+    heads = ("num_steps_per_env", "storage", "peak of update() beyond it")
+    print(f"{tables.heading(case)}\n\n{tables.markdown(heads, rows)}")
+    print(f"\nTwice the rollout takes {peaks[1] / peaks[0] - 1:+.1%} beyond the storage.")
+
+
+def print_peers(args: argparse.Namespace) -> None:
+    """Measure one gradient beside other libraries.
+
+    All get the same tensors and weights: the mean squared error over a rollout with resets, from a
+    zero state, without an optimiser. Each is used as its documentation trains recurrent networks
+    and timed only if its gradient equals ours.
+    """
+    bench.require_models_era()
+    from rsl_tbptt.bench.case import check_device
+    from scripts.benchmark.peers.job import Job, build_ours
+    from scripts.benchmark.peers.measure import measure_peers, table
+
+    check_device(args.device)
+    job = Job(rnn_type=args.rnn_type, **{name: getattr(args, name) for name in PEERS_JOB})
+    print(f"{job}\n\n{table(measure_peers(job, args.pairs))}")
+    print(f"\nrsl_tbptt: {build_ours(job).how}.")
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

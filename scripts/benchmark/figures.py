@@ -1,0 +1,84 @@
+"""Figures of the benchmark."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import matplotlib as mpl
+from matplotlib import pyplot as plt
+from matplotlib.axes import Axes
+
+from scripts.benchmark.results import MemoryResult, Results, SpeedResult
+from scripts.figure_style import PALETTE, STYLE
+
+OURS, RSL_RL, LIMIT = PALETTE[0], PALETTE[2], "0.4"
+
+
+def save_figures(results: Results, folder: Path) -> dict[str, str]:
+    """Draw what was measured.
+
+    Args:
+        results: What was measured; a figure whose rows are missing is left out.
+        folder: Where the SVG files go.
+
+    Returns:
+        File names by title.
+    """
+    lstm = [result for result in results.speed if result.row.name.endswith("-lstm-float32")]
+    times = [result for result in lstm if result.row.name.startswith("distillation-")]
+    ratios = [result for result in lstm if result.row.name.startswith("ppo-1024-dones-")]
+    peaks = [result for result in results.memory if result.row.name.startswith("ppo-")]
+    figures = {
+        "Time of an update over the number of environments": ("time.svg", draw_time, times),
+        "Times as fast as rsl_rl over the done rate": ("done_rate.svg", draw_done_rate, ratios),
+        "Memory of the process over the length of the rollout": ("memory.svg", draw_memory, peaks),
+    }
+    saved = {}
+    # Text stays text, which keeps the file small.
+    with mpl.rc_context({**STYLE, "svg.fonttype": "none"}):
+        for title, (file, draw, points) in figures.items():
+            if points:
+                figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
+                draw(axes, points)
+                axes.set(title=title)
+                axes.legend(frameon=False)
+                figure.savefig(folder / file, format="svg", metadata={"Date": None})
+                plt.close(figure)
+                saved[title] = file
+    return saved
+
+
+def draw_time(axes: Axes, points: list[SpeedResult]) -> None:
+    """Draw the times of distillation and the limit."""
+    num_envs = [point.row.case.num_envs for point in points]
+    limit = [1e3 * point.products_seconds for point in points]
+    ours, rsl_rl = ([1e3 * point.medians[i] for point in points] for i in (0, 1))
+    axes.loglog(num_envs, rsl_rl, "o-", color=RSL_RL, label="rsl_rl")
+    axes.loglog(num_envs, ours, "o-", color=OURS, label="rsl_tbptt")
+    axes.loglog(num_envs, limit, "--", color=LIMIT, label="matrix products alone")
+    axes.set(xlabel="environments (distillation, LSTM, float32)", ylabel="ms")
+    axes.set_xticks(num_envs, [str(number) for number in num_envs])
+    axes.minorticks_off()
+
+
+def draw_done_rate(axes: Axes, points: list[SpeedResult]) -> None:
+    """Draw the ratio of PPO with its spread."""
+    rates = [point.row.case.done_rate for point in points]
+    medians = [point.ratio for point in points]
+    below = [point.ratio - min(point.speed.ratios) for point in points]
+    above = [max(point.speed.ratios) - point.ratio for point in points]
+    label = "median, lowest and highest pair"
+    axes.errorbar(rates, medians, [below, above], fmt="o-", color=OURS, capsize=3, label=label)
+    axes.axhline(1.0, color=LIMIT, lw=1, ls="--", label="rsl_rl")
+    axes.set(xlabel="done rate (PPO, LSTM, float32)", ylim=(0, None))
+
+
+def draw_memory(axes: Axes, points: list[MemoryResult]) -> None:
+    """Draw the peaks of PPO."""
+    steps = [point.row.case.num_steps for point in points]
+    rsl_rl = [point.rsl_rl.process_peak for point in points]
+    axes.plot(steps, rsl_rl, "o-", color=RSL_RL, label="rsl_rl")
+    ours = [point.ours.process_peak for point in points]
+    axes.plot(steps, ours, "o-", color=OURS, label="rsl_tbptt")
+    axes.set(xlabel="steps per rollout (PPO, LSTM, float32)", ylabel="MB", ylim=(0, None))
+    axes.set_xticks(steps)

@@ -1,0 +1,1 @@
+"""One gradient beside that of other libraries, each used as it documents."""

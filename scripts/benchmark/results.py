@@ -1,0 +1,86 @@
+"""What one run of the benchmark measured, and what follows from it."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from rsl_tbptt.bench.memory import Memory
+from rsl_tbptt.bench.speed import Speed
+from scripts.benchmark.rows import Row
+
+
+@dataclass(frozen=True, kw_only=True)
+class SpeedResult:
+    """Time beside rsl_rl's."""
+
+    row: Row
+    speed: Speed
+    flops: int
+    """Operations of the matrix products."""
+    products_seconds: float
+    """What they would take alone, at the machine's highest rate."""
+
+    @property
+    def ratio(self) -> float:
+        """rsl_rl's time over ours, median of the pairs."""
+        return self.speed.ratio
+
+    @property
+    def medians(self) -> tuple[float, float]:
+        """Our time and rsl_rl's, in seconds."""
+        return median(self.speed.ours), median(self.speed.theirs)
+
+
+@dataclass(frozen=True, kw_only=True)
+class DonesResult:
+    """Our update without dones and with them, timed in turn. In seconds."""
+
+    row: Row
+    without: list[float]
+    with_dones: list[float]
+
+    @property
+    def ratio(self) -> float:
+        """Median over the pairs of the time with dones over that without."""
+        return median(b / a for a, b in zip(self.without, self.with_dones, strict=True))
+
+
+@dataclass(frozen=True, kw_only=True)
+class MemoryResult:
+    """Memory beside rsl_rl's."""
+
+    row: Row
+    ours: Memory
+    rsl_rl: Memory
+
+    @property
+    def ratio(self) -> float:
+        """Our process's peak as a share of rsl_rl's."""
+        return self.ours.process_peak / self.rsl_rl.process_peak
+
+
+@dataclass(frozen=True, kw_only=True)
+class Results:
+    """Everything that one run measured."""
+
+    about: dict[str, Any]
+    """When, how long, and on what."""
+    rates: dict[str, dict[str, float]]
+    """See :func:`product_rates`."""
+    speed: list[SpeedResult]
+    dones: list[DonesResult]
+    memory: list[MemoryResult]
+
+
+def write_json(results: Results, path: Path) -> None:
+    """Write everything that was measured, every single time included."""
+    values = asdict(results)
+    for part in ("speed", "dones", "memory"):
+        for written, result in zip(values[part], getattr(results, part), strict=True):
+            written["ratio"] = result.ratio
+            written["reached"] = result.row.reached(result.ratio)
+    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,89 @@
+"""The rows of the benchmark, which rows.yaml lists: what is measured, how often, with what aim."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Literal
+
+import yaml
+
+from rsl_tbptt.bench.case import Case
+
+FILE = Path(__file__).with_name("rows.yaml")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One measurement."""
+
+    name: str
+    case: Case
+    measure: Literal["speed", "dones", "memory"] = "speed"
+    """Time of an update beside rsl_rl's; time of ours beside that of ours on a rollout without
+    dones; or memory of a process beside that of rsl_rl's."""
+    pairs: int = 2
+    """Updates of each library: few where one of them takes seconds."""
+    target: float | None = None
+    """For speed the ratio to reach; otherwise the ratio to stay below."""
+    figure_only: bool = False
+    """A further point of a figure, not of the table."""
+
+    def reached(self, ratio: float) -> bool | None:
+        """Return whether a ratio is as good as the target, None without a target."""
+        if self.target is None:
+            return None
+        return ratio >= self.target if self.measure == "speed" else ratio <= self.target
+
+
+def select(rows: Sequence[Row], part: str, device: str, *, quick: bool = False) -> list[Row]:
+    """Keep the rows whose name contains ``part``.
+
+    Args:
+        rows: All rows.
+        part: Part of a name.
+        device: Where they are measured.
+        quick: Whether rows of the same names are meant that take no time: to test only.
+
+    Returns:
+        The rows, on the device.
+
+    Raises:
+        ValueError: If there are none.
+    """
+    kept = [replace(r, case=replace(r.case, device=device)) for r in rows if part in r.name]
+    if not kept:
+        names = [row.name for row in rows]
+        raise ValueError(f"--rows is {part!r}, expected a part of one of {names}.")
+    return [replace(r, case=_tiny(r.case), pairs=2) for r in kept] if quick else kept
+
+
+def _tiny(case: Case) -> Case:
+    return replace(
+        case,
+        # With one environment in a mini-batch rsl_rl's losses broadcast over the wrong axis.
+        num_envs=max(case.num_envs // 32, 2 * case.num_mini_batches),
+        num_steps=case.num_steps // 8,
+        gradient_length=case.gradient_length // 8,
+        rnn_hidden_dim=8,
+    )
+
+
+def _read() -> Iterator[Row]:
+    """Yield all rows of the file, variants included."""
+    for fields in yaml.safe_load(FILE.read_text(encoding="utf-8")):
+        variants, case = fields.pop("variants", False), Case(**fields.pop("case"))
+        if fields.get("measure", "speed") != "speed":
+            yield Row(case=case, **fields)
+            continue
+        name = fields.pop("name")
+        yield Row(name=f"{name}-lstm-float32", case=case, **fields)
+        if variants:
+            bfloat16 = replace(case, use_mixed_precision=True)
+            yield Row(name=f"{name}-lstm-bfloat16", case=bfloat16, **{**fields, "target": 1.0})
+            gru = replace(case, rnn_type="gru")
+            yield Row(name=f"{name}-gru-float32", case=gru, **{**fields, "target": None})
+
+
+ROWS = tuple(_read())

@@ -1,0 +1,1 @@
+"""What builds environments, runs all tests, and counts: called by the Makefile and ``.ci/run``."""
