@@ -55,7 +55,7 @@ def __getattr__(name: str) -> Any:
 require_models_era("rsl_tbptt.integrations.mjlab")
 try:
     # First of all: at its start mjlab loads packages of tasks, which import the modules below.
-    import mjlab  # noqa: F401  # pyright: ignore[reportMissingImports]
+    import mjlab  # noqa: F401
 
     from rsl_tbptt.integrations.mjlab.config import (
         TbpttDistillationAlgorithmCfg,
