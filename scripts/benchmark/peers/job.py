@@ -11,10 +11,11 @@ from torch import nn
 from torch.nn import functional
 
 from rsl_tbptt.bench.case import ACTION_DIM, HIDDEN_DIMS, OBS_DIM
-from rsl_tbptt.core import Rollout, accumulate_group, recurrent_scan, tbptt_schedule
-from rsl_tbptt.core.env_blocks import bytes_per_sample, num_env_blocks
+from rsl_tbptt.core import Rollout, accumulate_group, losses, recurrent_scan, tbptt_schedule
+from rsl_tbptt.core.accumulate import Outputs, SampleLosses
 from rsl_tbptt.core.hidden_state import HiddenState
-from rsl_tbptt.core.losses import mse
+from rsl_tbptt.core.micro_batches import best_num_micro_batches, bytes_per_sample
+from rsl_tbptt.core.rollout import Labels
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -46,12 +47,12 @@ class Job:
         obs = torch.randn(*shape, OBS_DIM, generator=generator).to(self.device)
         labels = torch.randn(*shape, ACTION_DIM, generator=generator).to(self.device)
         dones = (torch.rand(shape, generator=generator) < self.done_rate).to(self.device)
-        return Rollout.from_dones(obs, (labels,), dones)
+        return Rollout.from_dones(obs, {"actions": labels}, dones)
 
     def by_env(self) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         """Return obs (N, T, D), labels (N, T, A) and episode starts (N, T) as peers keep them."""
         rollout = self.rollout()
-        tensors = (rollout.obs, *rollout.labels, rollout.episode_starts)
+        tensors = (rollout.obs, rollout.labels["actions"], rollout.episode_starts)
         obs, labels, starts = (tensor.transpose(0, 1).contiguous() for tensor in tensors)
         return obs, labels, starts
 
@@ -90,7 +91,7 @@ def build_ours(job: Job) -> Peer:
     model, rollout = Network(job), job.rollout()
     (group,) = tbptt_schedule(job.num_steps, gradient_length=job.num_steps)
     sizes = (job.num_envs, job.num_steps, bytes_per_sample(model))
-    num_chunks = num_env_blocks(*sizes, torch.device(job.device))
+    num_parts = best_num_micro_batches(*sizes, torch.device(job.device))
 
     def replay(
         obs: torch.Tensor, state: HiddenState, episode_starts: torch.Tensor
@@ -98,11 +99,14 @@ def build_ours(job: Job) -> Peer:
         latent, state = recurrent_scan(model.rnn, obs, state, episode_starts)
         return (model.mlp(latent),), state
 
+    def loss(outputs: Outputs, labels: Labels) -> SampleLosses:
+        return SampleLosses(losses.mse(*outputs, labels["actions"]))
+
     def backward() -> None:
         divisor = job.num_steps * job.num_envs
-        accumulate_group(group, rollout, None, replay, mse, divisor, num_chunks)
+        accumulate_group(group, rollout, None, replay, loss, divisor, num_parts)
 
-    how = f"accumulate_group with recurrent_scan, {num_chunks} environment chunks"
+    how = f"accumulate_group with recurrent_scan, {num_parts} micro-batches"
     return Peer(how=how, parameters=list(model.parameters()), backward=backward)
 
 

@@ -73,7 +73,7 @@ def _samples(job: Job) -> RecurrentRolloutBufferSamples:
     )
     rollout, unused = job.rollout(), torch.zeros(job.num_envs)
     states = RNNStates(*[(torch.zeros(shape[1:]), torch.zeros(shape[1:]))] * 2)
-    for step in zip(rollout.obs, *rollout.labels, rollout.episode_starts, strict=True):
+    for step in zip(rollout.obs, rollout.labels["actions"], rollout.episode_starts, strict=True):
         obs, labels, starts = (tensor.cpu().numpy() for tensor in step)
         buffer.add(obs, labels, unused.numpy(), starts, unused, unused, lstm_states=states)
     # The buffer starts reading at a random sample, which truncates the gradient of one environment.
