@@ -7,8 +7,8 @@ the results of the replay before. So a recording owns its tensors, and nobody el
   belong to one model and break when these move; they are small beside what a window moves.
 - Results and gradients are handed out as copies.
 - What the forward pass keeps stays inside until the backward pass. Meanwhile the recording is lent
-  to that scan alone: layers, actor and critic, and chunks alive at once have one each. It is free
-  again after the backward pass, or once autograd forgets the scan.
+  to that scan alone: layers, actor and critic, and micro-batches alive at once have one each. It is
+  free again after the backward pass, or once autograd forgets the scan.
 
 Recordings are for one CUDA stream, on which a replay follows all earlier readers of its tensors.
 """
