@@ -10,6 +10,14 @@ STATES = [TENSOR, (TENSOR, TENSOR + 1), None]
 
 
 @pytest.mark.parametrize("state", STATES)
+def test_a_state_and_its_tensors_are_the_same(state):
+    again = hidden_state.from_tensors(list(hidden_state.as_tensors(state)))
+    assert type(again) is type(state)
+    pairs = zip(hidden_state.as_tensors(again), hidden_state.as_tensors(state), strict=True)
+    assert all(got is want for got, want in pairs)
+
+
+@pytest.mark.parametrize("state", STATES)
 def test_select_and_concatenate_are_inverse(state):
     pieces = [hidden_state.select_envs(state, slice(i, i + 1)) for i in range(3)]
     joined = hidden_state.concatenate_envs(pieces)
