@@ -17,7 +17,7 @@ from rsl_tbptt.cli import COMMANDS, command_parser, main
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit")
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", [*COMMANDS, "bench"])
 def test_help(capsys, name):
     with pytest.raises(SystemExit) as end:
         main([name, "--help"])
