@@ -112,7 +112,9 @@ def demo(tmp_path_factory):
     """The wheel with Isaac Lab in an empty environment, and a student of the demo, elsewhere."""
     built, folder = tmp_path_factory.mktemp("extras"), tmp_path_factory.mktemp("demo")
     extras = {**os.environ, "EXTRAS": "isaaclab,tools"}
-    subprocess.run([ROOT / "scripts" / "bootstrap.sh", "package", built], env=extras, check=True)
+    subprocess.run(
+        [ROOT / "scripts" / "ci" / "bootstrap.sh", "package", built], env=extras, check=True
+    )
 
     def run(program, *words):
         """Run a program of that environment, away from the checkout and the user's packages."""

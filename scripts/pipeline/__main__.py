@@ -13,7 +13,7 @@ from pathlib import Path
 
 from scripts.pipeline.conductor import Conductor, cost, exit_status, run_parser
 from scripts.pipeline.presets import default_run, load_preset
-from scripts.pipeline.results import print_table
+from scripts.pipeline.results import format_table
 from scripts.pipeline.run_folder import Marker, RunFolder
 from scripts.pipeline.stages import pipeline_stages
 
@@ -55,9 +55,7 @@ def print_results(run: RunFolder, markers: dict[str, Marker], seconds: float) ->
         seconds: Duration of this call.
     """
     results = json.loads((run.path / "results.json").read_text(encoding="utf-8"))
-    print()
-    print_table(results)
-    print()
+    print(f"\n{format_table(results)}\n")
     for verdict in results["verdicts"]:
         print(f"{'yes' if verdict['passed'] else ' NO'}  {verdict['text']}")
     print(f"\nreport: {run.path / 'report.html'}\n{cost(markers, seconds)}")

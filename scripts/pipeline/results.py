@@ -4,10 +4,9 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import IO, Any
+from typing import Any
 
-from rich.console import Console
-from rich.table import Table
+from tabulate import tabulate
 
 from rsl_tbptt.intervals import intervals_overlap
 from scripts.pipeline.presets import Preset, Verdict
@@ -82,24 +81,24 @@ def clearly_below(row: dict[str, Any], other: dict[str, Any]) -> bool:
     return row["mean_return"] < other["mean_return"] and not overlap
 
 
-def print_table(results: dict[str, Any], file: IO[str] | None = None) -> None:
-    """Print the table for a terminal, at most 100 characters wide.
+def format_table(results: dict[str, Any]) -> str:
+    """Write the table for a terminal.
 
     Args:
         results: What :func:`collect` returned.
-        file: Where to; None is standard output.
+
+    Returns:
+        Lines of at most 100 characters.
     """
-    table = Table(box=None, pad_edge=False)
-    for heading in ("policy", ""):
-        table.add_column(heading)
-    for heading in ("mean return", "95 % confidence", "of teacher", "episodes"):
-        table.add_column(heading, justify="right")
+    headings = ("policy", "", "mean return", "95 % confidence", "of teacher", "episodes")
+    rows = []
     for name, row in results["policies"].items():
         low, high = row["confidence_interval"]
-        share, episodes = format_share(row["share_of_teacher"]), str(row["episodes"])
-        interval, mean = f"{low:.3f} to {high:.3f}", f"{row['mean_return']:.3f}"
-        table.add_row(name, row["title"], mean, interval, share, episodes)
-    Console(file=file, width=100).print(table)
+        mean, interval = f"{row['mean_return']:.3f}", f"{low:.3f} to {high:.3f}"
+        share = format_share(row["share_of_teacher"])
+        rows.append((name, row["title"], mean, interval, share, row["episodes"]))
+    sides = ("left", "left", "right", "right", "right", "right")
+    return tabulate(rows, headings, "plain", colalign=sides, disable_numparse=True)
 
 
 def format_share(share: float | None) -> str:

@@ -76,23 +76,14 @@ def evaluation_stage(run: RunFolder, preset: Preset, name: str, device: str) -> 
     """Describe the evaluation of a policy."""
     evaluation = preset.evaluation
     output = Path("evaluation") / f"{name}.json"
-    options = [
-        f"--platform={preset.platform}",
-        f"--task={task_id(preset, preset.policies[name].agent)}",
-        f"--episodes={evaluation.episodes}",
-        f"--seed={evaluation.seed}",
-        f"--recorded-envs={evaluation.recorded_envs}",
-        f"--device={device}",
-        f"--output={output}",
-    ]
+    settings = _without(evaluation, "expected_seconds")
+    task = task_id(preset, preset.policies[name].agent)
+    where = {"platform": preset.platform, "task": task, "device": device, "output": output}
     return Stage(
         name=f"evaluate-{name}",
         needs=(name,),
-        settings=_common(preset, device) | _without(evaluation, "expected_seconds"),
-        command=lambda outputs: [
-            *("rsl-tbptt", "evaluate", f"--checkpoint={outputs[name]}"),
-            *options,
-        ],
+        settings=_common(preset, device) | settings,
+        command=lambda outputs: tool("evaluate", checkpoint=outputs[name], **where, **settings),
         output=lambda since: written(run.path / output, since),
         expected_seconds=evaluation.expected_seconds,
     )
@@ -101,20 +92,12 @@ def evaluation_stage(run: RunFolder, preset: Preset, name: str, device: str) -> 
 def export_stage(run: RunFolder, preset: Preset, device: str) -> Stage:
     """Describe the export of the preset's choice."""
     export = preset.export
-    options = [
-        f"--parity-steps={export.parity_steps}",
-        f"--tolerance={export.tolerance}",
-        f"--seed={export.seed}",
-        "--output=exported",
-    ]
+    options = _without(export, "expected_seconds", "policy") | {"output": "exported"}
     return Stage(
         name="export",
         needs=(export.policy,),
         settings=_common(preset, device) | _without(export, "expected_seconds"),
-        command=lambda outputs: [
-            *("rsl-tbptt", "export", f"--checkpoint={outputs[export.policy]}"),
-            *options,
-        ],
+        command=lambda outputs: tool("export", checkpoint=outputs[export.policy], **options),
         output=lambda since: written(run.path / "exported" / "parity.json", since),
         expected_seconds=export.expected_seconds,
     )
@@ -148,6 +131,12 @@ def _common(preset: Preset, device: str) -> dict[str, object]:
 def _without(section: Section, *names: str) -> dict[str, object]:
     """Return a section's settings but for those that change no result."""
     return section.model_dump(exclude=set(names))
+
+
+def tool(command: str, **options: object) -> list[str]:
+    """Write a command of this package."""
+    words = (f"--{name.replace('_', '-')}={value}" for name, value in options.items())
+    return ["rsl-tbptt", command, *words]
 
 
 def written(path: Path, since: float) -> Path:

@@ -14,7 +14,7 @@ from rsl_tbptt.evaluation import summarise
 from rsl_tbptt.files import write_json
 from scripts.pipeline import report
 from scripts.pipeline.presets import DEMO, FINETUNE, load_preset
-from scripts.pipeline.results import collect, print_table
+from scripts.pipeline.results import collect, format_table
 from scripts.pipeline.run_folder import RunFolder
 from scripts.pipeline.stages import pipeline_stages
 
@@ -222,14 +222,8 @@ def test_finetuning_is_reported_with_all_its_policies(finetune_run, monkeypatch)
     assert "memoryless" not in text
 
 
-def table(results):
-    file = io.StringIO()
-    print_table(results, file)
-    return file.getvalue()
-
-
 def test_the_table_shows_every_policys_numbers(run, preset):
-    rows = [line.split("  ") for line in table(collect(run.path, preset)).splitlines()]
+    rows = [line.split("  ") for line in format_table(collect(run.path, preset)).splitlines()]
     cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
     assert cells[0] == ["policy", "mean return", "95 % confidence", "of teacher", "episodes"]
     assert cells[2][:3] == ["student", preset.policies["student"].title, "9.800"]
@@ -241,7 +235,7 @@ def test_share_of_a_return_that_is_not_positive_is_not_given(run, preset):
     results = collect(run.path, preset)
     assert results["policies"]["student"]["share_of_teacher"] is None
     assert not results["verdicts"][0]["passed"]
-    assert "n/a" in table(results)
+    assert "n/a" in format_table(results)
 
 
 def test_table_fits_a_terminal(run, finetune_run, preset):
@@ -249,7 +243,7 @@ def test_table_fits_a_terminal(run, finetune_run, preset):
         collect(run.path, preset),
         collect(finetune_run.path, load_preset(FINETUNE)),
     ):
-        lines = table(results).splitlines()
+        lines = format_table(results).splitlines()
         assert len(lines) == 1 + len(results["policies"])
         assert all(len(line) <= 100 for line in lines)
 

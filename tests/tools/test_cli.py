@@ -17,7 +17,7 @@ from rsl_tbptt.cli import COMMANDS, command_parser, main
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit")
 
 
-@pytest.mark.parametrize("name", COMMANDS)
+@pytest.mark.parametrize("name", [*COMMANDS, "bench"])
 def test_help(capsys, name):
     with pytest.raises(SystemExit) as end:
         main([name, "--help"])
@@ -95,9 +95,13 @@ def folder(tmp_path, monkeypatch):
     torch.save(algorithm.save(), "model_0.pt")
     torch.save({"optimizer_state_dict": {}}, "no_policy.pt")
     torch.save([1], "no_dict.pt")
+    torch.save({"actor_state_dict": {}}, "empty_policy.pt")
+    torch.save({"actor_state_dict": {"net.weight": torch.zeros(2, 2)}}, "other_model.pt")
     (tmp_path / "damaged.pt").write_bytes((tmp_path / "model_0.pt").read_bytes()[:500])
     (tmp_path / "empty.pt").touch()
     (tmp_path / "damaged.yaml").write_text("a: [")
+    (tmp_path / "list.yaml").write_text("[actor]")
+    (tmp_path / "told.yaml").write_text("actor: {activation: elu, distribution_cfg: null}")
     return tmp_path
 
 
@@ -138,6 +142,19 @@ WRONG = {
     "damaged config": (
         ["export", "--checkpoint", "model_0.pt", "--agent", "damaged.yaml"],
         "'damaged.yaml' cannot be read",
+    ),
+    "config that is no mapping": (
+        ["export", "--checkpoint", "model_0.pt", "--agent", "list.yaml"],
+        "'list.yaml' holds ['actor'], expected a mapping",
+    ),
+    "no config at all": (
+        ["export", "--checkpoint", "other_model.pt"],
+        "take its config as --agent FILE",
+    ),
+    "empty policy": (["export", "--checkpoint", "empty_policy.pt"], "expected one of"),
+    "not a model of rsl_rl": (
+        ["export", "--checkpoint", "other_model.pt", "--agent", "told.yaml"],
+        "parameters are ['net.weight'], expected 'mlp.0.weight'",
     ),
     "nothing compared": (
         ["export", "--checkpoint", "model_0.pt", "--parity-steps", "0"],

@@ -22,3 +22,18 @@ def test_a_file_is_replaced_when_all_is_written(tmp_path):
             assert unfinished.suffix == ".onnx"
     assert path.read_text() == "new"
     assert [*path.parent.iterdir()] == [path]
+
+
+def half_written(path):
+    with complete(path) as unfinished:
+        unfinished.write_text("half")
+        raise KeyboardInterrupt
+
+
+def test_a_write_that_breaks_off_leaves_the_old_file_alone(tmp_path):
+    path = tmp_path / "model.onnx"
+    path.write_text("old")
+    with pytest.raises(KeyboardInterrupt):
+        half_written(path)
+    assert path.read_text() == "old"
+    assert [*tmp_path.iterdir()] == [path]
