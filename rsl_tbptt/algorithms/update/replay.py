@@ -114,11 +114,12 @@ def _replay_feed_forward(
     scan_engine: str,
 ) -> tuple[Outputs, HiddenState]:
     """Replay a model without memory on all rows at once."""
-    return _rows(model, obs, model.get_latent, head), state
+    outputs = head(model, model.mlp(model.get_latent(obs.flatten(0, 1))))
+    return tuple(output.unflatten(0, episode_starts.shape) for output in outputs), state
 
 
 def _replay_rnn(
-    model: MLPModel,
+    model: RNNModel,
     obs: TensorDict,
     state: HiddenState,
     episode_starts: torch.Tensor,
@@ -126,25 +127,11 @@ def _replay_rnn(
     scan_engine: str,
 ) -> tuple[Outputs, HiddenState]:
     """Replay an RNNModel: encoder on rows, scan over the window, head on rows."""
-
-    def scan_rows(rows: TensorDict) -> torch.Tensor:
-        nonlocal state
-        inputs = MLPModel.get_latent(model, rows).unflatten(0, episode_starts.shape)
-        latent, state = recurrent_scan(model.rnn.rnn, inputs, state, episode_starts, scan_engine)  # type: ignore[union-attr]
-        return latent.flatten(0, 1)
-
-    return _rows(model, obs, scan_rows, head), state
-
-
-def _rows(
-    model: MLPModel,
-    obs: TensorDict,
-    get_latent: Callable[[TensorDict], torch.Tensor],
-    head: Head,
-) -> Outputs:
-    """Run latent, head and distribution on all steps and environments of a window at once."""
-    outputs = head(model, model.mlp(get_latent(obs.flatten(0, 1))))
-    return tuple(output.unflatten(0, obs.batch_size) for output in outputs)
+    shape = episode_starts.shape
+    inputs = MLPModel.get_latent(model, obs.flatten(0, 1)).unflatten(0, shape)
+    latent, state = recurrent_scan(model.rnn.rnn, inputs, state, episode_starts, scan_engine)
+    outputs = head(model, model.mlp(latent.flatten(0, 1)))
+    return tuple(output.unflatten(0, shape) for output in outputs), state
 
 
 def _replay_stepwise(
