@@ -58,7 +58,9 @@ def train_cfg(activation="elu", **options):
 
 
 def load_as_isaaclab(path, cfg):
-    DistillationRunner(RecallEnv(4, 3), {**cfg, "load_checkpoint": path}).load(path)
+    runner = DistillationRunner(RecallEnv(4, 3), {**cfg, "load_checkpoint": path})
+    runner.load(path)
+    return runner
 
 
 def load_by_our_runner(path, cfg):
@@ -94,7 +96,7 @@ def test_other_observation_groups_are_named_and_allowed(tmp_path, load):
 def test_a_checkpoint_outside_a_run_is_taken_as_it_is(tmp_path):
     path = write_run(tmp_path)
     (tmp_path / "params" / "agent.yaml").unlink()
-    load_as_isaaclab(path, train_cfg("relu"))
+    assert load_as_isaaclab(path, train_cfg("relu")).alg.teacher_loaded is True
 
 
 @pytest.mark.parametrize(

@@ -50,7 +50,7 @@ def test_isaaclabs_own_class_name_resolves_to_another_algorithm():
 
 def test_every_field_is_an_option_of_the_algorithm():
     _, arguments = handed_on(TbpttDistillationAlgorithmCfg())
-    DistillationOptions.parse(arguments)
+    assert DistillationOptions.parse(arguments).gradient_length == 15
 
 
 def test_a_field_the_algorithm_does_not_know_is_refused():

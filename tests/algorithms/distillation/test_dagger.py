@@ -1,6 +1,7 @@
 """DAgger's mixed policy: who acts is chosen anew, what is learnt from it stays the same."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -227,9 +228,12 @@ def test_options_without_effect_warn():
 
 
 def test_options_with_effect_do_not_warn():
-    make(share=0.06, teacher_action_updates=5)
-    make(share=1)
-    make(share=0)
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        make(share=0.06, teacher_action_updates=5)
+        make(share=1)
+        make(share=0)
+    assert not warned
 
 
 def test_an_undone_update_leaves_the_next_rollout_mixed():

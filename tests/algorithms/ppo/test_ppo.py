@@ -309,7 +309,9 @@ def test_bad_options_are_refused_by_name_and_value(options, error, message):
 
 def test_numbers_at_the_edge_of_their_range_are_taken():
     edges = {"gamma": 1, "lam": 0, "value_loss_coef": 0, "entropy_coef": -0.01}
-    make_ppo(TbpttPPO, 6, 4, max_grad_norm=math.inf, teacher_kl_coef=0, **edges)
+    algorithm = make_ppo(TbpttPPO, 6, 4, max_grad_norm=math.inf, teacher_kl_coef=0, **edges)
+    assert {name: getattr(algorithm.options, name) for name in edges} == edges
+    assert algorithm.max_grad_norm == math.inf
 
 
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom")

@@ -150,7 +150,8 @@ def test_a_good_update_between_them_starts_the_count_again(training):
         run.roll_out(1, bad(NAN))
         run.algorithm.update()
         run.roll_out(2)
-        run.algorithm.update()
+        metrics = run.algorithm.update()
+    assert metrics["skipped_updates"] == 3.0
 
 
 def test_only_what_can_be_counted_is_accepted(training):

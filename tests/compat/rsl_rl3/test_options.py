@@ -68,8 +68,10 @@ def test_the_pull_towards_a_teacher_is_refused_with_its_reason(options):
         make_ppo(TbpttPPO, **SIZES, **options)
 
 
-def test_the_defaults_of_the_pull_are_taken():
-    make_ppo(TbpttPPO, **SIZES, teacher_cfg=None, teacher_kl_coef=0.0, teacher_kl_updates=None)
+def test_the_defaults_of_kickstarting_are_taken():
+    none = {"teacher_cfg": None, "teacher_kl_coef": 0.0, "teacher_kl_updates": None}
+    options = make_ppo(TbpttPPO, **SIZES, **none).options
+    assert {name: getattr(options, name) for name in none} == none
 
 
 def test_mixed_precision_is_refused_with_symmetry():
@@ -169,7 +171,9 @@ def test_a_subclass_that_keeps_the_forward_pass_is_taken():
     class Named(ActorCriticRecurrent):
         pass
 
-    TbpttPPO(Named(make_obs(1), OBS_GROUPS, 2)).init_storage("rl", 4, 6, make_obs(4), [2])
+    algorithm = TbpttPPO(Named(make_obs(1), OBS_GROUPS, 2))
+    algorithm.init_storage("rl", 4, 6, make_obs(4), [2])
+    assert algorithm.actor.is_recurrent
 
 
 def test_a_memoryless_teacher_beside_a_recurrent_student_sees_what_it_observes():
