@@ -258,8 +258,9 @@ def test_the_commands_of_the_pages_are_known(request):
     parsed = [line.split() for line in lines if "--" in line]
     assert len(parsed) >= 5
     for words in parsed:
-        parser = command_parser(words[0])
-        assert parser.parse_known_args(words)[0].checkpoint
+        args, unknown = command_parser(words[0]).parse_known_args(words)
+        assert args.command == words[0]
+        assert not unknown
 
 
 def test_doctor_passes_here(folder, capsys):
