@@ -135,11 +135,11 @@ class PpoOptions(Options):
                 f"teacher_kl_coef is {self.teacher_kl_coef} and teacher_cfg is {self.teacher_cfg},"
                 " expected both or neither: the pull needs the teacher's model."
             )
-        if self.policy_loss == "clip":
+        if self.policy_loss != "kl_penalty":
             if self.kl_penalty_coef != PpoOptions.kl_penalty_coef:
                 warnings.warn(
                     f"kl_penalty_coef is {self.kl_penalty_coef}, which has no effect with"
-                    " policy_loss 'clip'. Use 'kl_penalty', or leave it at its default.",
+                    f" policy_loss '{self.policy_loss}'. Use 'kl_penalty', or leave it at its default.",
                     stacklevel=5,
                 )
             return
