@@ -15,7 +15,11 @@ from rsl_tbptt.machine import machine, num_cores, versions
 from rsl_tbptt.platforms import PLATFORMS, Platform, load_platform
 from rsl_tbptt.platforms.commands import executable
 
-TOOLS = {"evaluate": ("scipy", "yaml"), "export": ("onnx", "onnxruntime", "onnxscript", "yaml")}
+TOOLS = {
+    "evaluate": ("scipy", "yaml"),
+    "export": ("onnx", "onnxruntime", "onnxscript", "yaml"),
+    "bench": ("psutil", "tabulate"),
+}
 """Modules of the extra ``tools`` by the command that needs them."""
 
 
@@ -149,7 +153,7 @@ def check_tools() -> str:
     }
     texts = [f"{command} lacks {', '.join(names)}" for command, names in lacking.items() if names]
     if not texts:
-        return f"{' and '.join(TOOLS)} have what they need"
+        return f"{', '.join(TOOLS)} have what they need"
     return f"{'; '.join(texts)}: {install('tools')}"
 
 
