@@ -178,7 +178,7 @@ def run_policy(policy: MLPModel, obs: Obs, episode_starts: list[bool]) -> torch.
 
 @torch.inference_mode()
 def run_torchscript(path: Path, obs: Obs, episode_starts: list[bool]) -> torch.Tensor:
-    """Run an exported TorchScript file over a sequence; see :func:`run_policy`."""
+    """Return the actions, (T, 1, A), of an exported TorchScript file; see :func:`run_policy`."""
     with _torchscript():
         module = torch.jit.load(str(path))
     actions = []
@@ -191,7 +191,7 @@ def run_torchscript(path: Path, obs: Obs, episode_starts: list[bool]) -> torch.T
 
 
 def run_onnx(path: Path, obs: Obs, episode_starts: list[bool]) -> torch.Tensor:
-    """Run an exported ONNX file over a sequence; see :func:`run_policy`."""
+    """Return the actions, (T, 1, A), of an exported ONNX file; see :func:`run_policy`."""
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     inputs = {entry.name: entry.shape for entry in session.get_inputs()}
     zeros = {name: np.zeros(shape, np.float32) for name, shape in inputs.items() if name not in obs}
@@ -206,5 +206,5 @@ def run_onnx(path: Path, obs: Obs, episode_starts: list[bool]) -> torch.Tensor:
 
 
 def max_difference(actions: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the largest absolute difference of two sequences of actions."""
+    """Return the largest absolute difference of two sequences of actions, shape (T, 1, A)."""
     return (actions - expected).abs().max().item()

@@ -32,7 +32,7 @@ class Ranks:
         return int(self.sum_tensor(torch.tensor(count, device=device)).item())
 
     def sum_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the sum of ``tensor`` over all ranks, on its device."""
+        """Return the sum of ``tensor``, of any shape, over all ranks, on its device."""
         if self.together:
             tensor = tensor.clone()
             distributed.all_reduce(tensor)

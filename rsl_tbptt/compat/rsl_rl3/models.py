@@ -79,6 +79,13 @@ class GaussianDistribution(nn.Module):
 
         It makes the divergence of equal distributions positive, so that its adaptive learning rate
         rises there.
+
+        Args:
+            old: Mean and standard deviation, shape (..., A) each.
+            new: The same of the other distribution.
+
+        Returns:
+            The divergence. Shape: (...,).
         """
         (old_mean, old_std), (mean, std) = old, new
         squares = old_std.square() + (old_mean - mean).square()
@@ -117,7 +124,10 @@ class MLPModel(nn.Module):
         return self._policy[0]
 
     def forward(self, obs: TensorDict, stochastic_output: bool = False) -> torch.Tensor:
-        """Return an action, sampled or its mean, or a value. A memory advances by one step."""
+        """Return actions (N, A), sampled or their mean, or values (N, 1).
+
+        A memory advances by one step.
+        """
         mlp_output = self.mlp(self.get_latent(obs))
         if self.distribution is None:
             return mlp_output
@@ -139,7 +149,7 @@ class MLPModel(nn.Module):
         return torch.cat([obs[group] for group in self.obs_groups], dim=-1)
 
     def reset(self, dones: torch.Tensor | None = None, hidden_state: HiddenState = None) -> None:
-        """Do nothing: there is no state."""
+        """Do nothing with ``dones``, shape (N,): there is no state."""
 
     def get_hidden_state(self) -> HiddenState:
         """Return None: there is no state."""
@@ -172,7 +182,7 @@ class MLPModel(nn.Module):
     def get_kl_divergence(
         self, old: tuple[torch.Tensor, ...], new: tuple[torch.Tensor, ...]
     ) -> torch.Tensor:
-        """Return KL(old || new) of two distributions given by their parameters."""
+        """Return KL(old || new), shape (...,), of two distributions given by ``params``."""
         return self.distribution.kl_divergence(old, new)  # type: ignore[union-attr]
 
 
