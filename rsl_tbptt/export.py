@@ -145,8 +145,9 @@ def make_sequence(policy: MLPModel, num_steps: int, seed: int) -> tuple[Obs, lis
     """
     generator = torch.Generator().manual_seed(seed)
     shapes: dict[str, tuple[int, ...]] = {OBS: (policy.obs_dim,)}
-    for index, name in enumerate(getattr(policy, "obs_groups_2d", ())):
-        shapes[name] = (policy.obs_channels_2d[index], *policy.obs_dims_2d[index])  # type: ignore[index,misc]
+    images = [getattr(policy, f"obs_{what}_2d", ()) for what in ("groups", "channels", "dims")]
+    for name, num_channels, size in zip(*images, strict=True):
+        shapes[name] = (num_channels, *size)
     obs = {
         name: torch.randn(num_steps, 1, *shape, generator=generator)
         for name, shape in shapes.items()

@@ -118,7 +118,7 @@ def _replay_feed_forward(
 
 
 def _replay_rnn(
-    model: MLPModel,
+    model: RNNModel,
     obs: TensorDict,
     state: HiddenState,
     episode_starts: torch.Tensor,
@@ -130,7 +130,7 @@ def _replay_rnn(
     def scan_rows(rows: TensorDict) -> torch.Tensor:
         nonlocal state
         inputs = MLPModel.get_latent(model, rows).unflatten(0, episode_starts.shape)
-        latent, state = recurrent_scan(model.rnn.rnn, inputs, state, episode_starts, scan_engine)  # type: ignore[union-attr]
+        latent, state = recurrent_scan(model.rnn.rnn, inputs, state, episode_starts, scan_engine)
         return latent.flatten(0, 1)
 
     return _rows(model, obs, scan_rows, head), state

@@ -100,7 +100,7 @@ def build_ours(job: Job) -> Peer:
         return (model.mlp(latent),), state
 
     def loss(outputs: Outputs, labels: Labels) -> SampleLosses:
-        return SampleLosses(losses.mse(*outputs, labels["actions"]))
+        return SampleLosses(losses.mse(outputs[0], labels["actions"]))
 
     def backward() -> None:
         divisor = job.num_steps * job.num_envs

@@ -116,7 +116,7 @@ class LstmScan(torch.autograd.Function):
         return outputs, last_cell
 
     @staticmethod
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(
         ctx: Any,
         grad_outputs: torch.Tensor,
         grad_cell: torch.Tensor,
@@ -200,7 +200,7 @@ class GruScan(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(
         ctx: Any,
         grad_outputs: torch.Tensor,
     ) -> tuple[torch.Tensor | None, ...]:

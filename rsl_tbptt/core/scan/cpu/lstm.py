@@ -110,7 +110,7 @@ class LstmScan(torch.autograd.Function):
         return outputs, last_cell
 
     @staticmethod
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(
         ctx: Any,
         grad_outputs: torch.Tensor,
         grad_cell: torch.Tensor,

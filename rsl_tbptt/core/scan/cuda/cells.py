@@ -85,7 +85,7 @@ class CellScan(torch.autograd.Function):
         return results
 
     @staticmethod
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(
         ctx: Any,
         *grads: torch.Tensor,
     ) -> Gradients:

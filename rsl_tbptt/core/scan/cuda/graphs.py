@@ -73,7 +73,7 @@ class GraphScan(torch.autograd.Function):
         return loan.recording.forward(tensors)
 
     @staticmethod
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(
         ctx: Any,
         *grads: torch.Tensor,
     ) -> Gradients:
