@@ -62,7 +62,8 @@ lint: $(INSTALLED)  ## check style and formatting
 	$(VENV)/bin/ruff format --check .
 
 types: $(INSTALLED)  ## check types
-	$(VENV)/bin/pyright --pythonpath $(PY)
+	@mkdir -p .pyright && ln -sfn ../tasks .pyright/rsl_tbptt_tasks
+	$(VENV)/bin/pyright --warnings --pythonpath $(PY)
 
 format: $(INSTALLED)  ## apply formatting and safe fixes
 	$(VENV)/bin/ruff check --fix .
@@ -75,7 +76,7 @@ doctor: $(INSTALLED)  ## say what is wrong with this setup
 	$(VENV)/bin/rsl-tbptt doctor
 
 clean:  ## remove environments and caches; keeps runs/
-	rm -rf .venv .venv-mjlab* .venv-isaaclab2 .venv-uv .rsl_rl .torch .peers .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv .venv-mjlab* .venv-isaaclab2 .venv-uv .rsl_rl .torch .peers .pyright .pytest_cache .ruff_cache .hypothesis *.egg-info
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20

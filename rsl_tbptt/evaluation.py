@@ -33,7 +33,7 @@ class Policy(Protocol):
         ...
 
     def reset(self, dones: torch.Tensor | None = None) -> None:
-        """Clear the memory where an episode ended, or everywhere."""
+        """Clear the memory where an episode ended, shape (N,), bool, or everywhere."""
         ...
 
 

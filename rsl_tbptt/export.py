@@ -145,8 +145,9 @@ def make_sequence(policy: MLPModel, num_steps: int, seed: int) -> tuple[Obs, lis
     """
     generator = torch.Generator().manual_seed(seed)
     shapes: dict[str, tuple[int, ...]] = {OBS: (policy.obs_dim,)}
-    for index, name in enumerate(getattr(policy, "obs_groups_2d", ())):
-        shapes[name] = (policy.obs_channels_2d[index], *policy.obs_dims_2d[index])  # type: ignore[index,misc]
+    images = [getattr(policy, f"obs_{what}_2d", ()) for what in ("groups", "channels", "dims")]
+    for name, num_channels, size in zip(*images, strict=True):
+        shapes[name] = (num_channels, *size)
     obs = {
         name: torch.randn(num_steps, 1, *shape, generator=generator)
         for name, shape in shapes.items()
@@ -178,7 +179,7 @@ def run_policy(policy: MLPModel, obs: Obs, episode_starts: list[bool]) -> torch.
 
 @torch.inference_mode()
 def run_torchscript(path: Path, obs: Obs, episode_starts: list[bool]) -> torch.Tensor:
-    """Run an exported TorchScript file over a sequence; see :func:`run_policy`."""
+    """Return the actions, (T, 1, A), of an exported TorchScript file; see :func:`run_policy`."""
     with _torchscript():
         module = torch.jit.load(str(path))
     actions = []
@@ -191,7 +192,7 @@ def run_torchscript(path: Path, obs: Obs, episode_starts: list[bool]) -> torch.T
 
 
 def run_onnx(path: Path, obs: Obs, episode_starts: list[bool]) -> torch.Tensor:
-    """Run an exported ONNX file over a sequence; see :func:`run_policy`."""
+    """Return the actions, (T, 1, A), of an exported ONNX file; see :func:`run_policy`."""
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     inputs = {entry.name: entry.shape for entry in session.get_inputs()}
     zeros = {name: np.zeros(shape, np.float32) for name, shape in inputs.items() if name not in obs}
@@ -206,5 +207,5 @@ def run_onnx(path: Path, obs: Obs, episode_starts: list[bool]) -> torch.Tensor:
 
 
 def max_difference(actions: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the largest absolute difference of two sequences of actions."""
+    """Return the largest absolute difference of two sequences of actions, shape (T, 1, A)."""
     return (actions - expected).abs().max().item()

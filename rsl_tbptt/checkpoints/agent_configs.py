@@ -90,7 +90,7 @@ def completed(
     Args:
         config: What is known of the training's config.
         part: The policy's name in it.
-        state_dict: The policy's parameters.
+        state_dict: The policy's parameters, whose shapes tell its layers.
 
     Returns:
         A config that a policy can be built from.
@@ -135,7 +135,7 @@ def _shown_by(state_dict: dict[str, torch.Tensor]) -> dict[str, Any]:
 
 
 def last_layer(state_dict: dict[str, torch.Tensor]) -> str:
-    """Name the weight of the head's last layer.
+    """Name the weight of the head's last layer, shape (outputs, inputs).
 
     Raises:
         ValueError: If there is no head such as those of rsl_rl's models.

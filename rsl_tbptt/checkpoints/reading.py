@@ -40,6 +40,8 @@ def read_checkpoint(path: str, device: torch.device | str) -> dict[str, Any]:
 def teacher_state_dict(checkpoint: Mapping[str, Any], source: str) -> Mapping[str, torch.Tensor]:
     """Return the teacher's parameters: the teacher of a distillation, or the actor of a PPO run.
 
+    They have the shapes of the layers that were trained.
+
     Raises:
         ValueError: If ``checkpoint`` has neither; ``source`` names it in the message.
     """
@@ -53,7 +55,7 @@ def teacher_state_dict(checkpoint: Mapping[str, Any], source: str) -> Mapping[st
 
 
 def student_state_dict(checkpoint: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:
-    """Return the parameters of a distillation's student.
+    """Return the parameters of a distillation's student, in the shapes that were trained.
 
     Raises:
         ValueError: If ``checkpoint`` has none.

@@ -190,15 +190,15 @@ def read_agent_config(file: Path) -> dict[str, Any]:
     Returns:
         The config, tuples included; other Python objects are read as None.
     """
-    import yaml  # pyright: ignore[reportMissingModuleSource]
+    import yaml
 
     class ConfigLoader(yaml.SafeLoader):
         """Knows the Python tag of tuples, which safe YAML refuses."""
 
-    ConfigLoader.add_constructor(
-        "tag:yaml.org,2002:python/tuple",
-        lambda loader, node: tuple(loader.construct_sequence(node, deep=True)),  # pyright: ignore[reportArgumentType]
-    )
+    def construct_tuple(loader: yaml.SafeLoader, node: Any) -> tuple[Any, ...]:
+        return tuple(loader.construct_sequence(node, deep=True))
+
+    ConfigLoader.add_constructor("tag:yaml.org,2002:python/tuple", construct_tuple)
     ConfigLoader.add_multi_constructor("tag:yaml.org,2002:python/", lambda *_: None)
     with file.open(encoding="utf-8") as stream:
         return yaml.load(stream, ConfigLoader)

@@ -32,7 +32,7 @@ class Ranks:
         return int(self.sum_tensor(torch.tensor(count, device=device)).item())
 
     def sum_tensor(self, tensor: torch.Tensor) -> torch.Tensor:
-        """Return the sum of ``tensor`` over all ranks, on its device."""
+        """Return the sum of ``tensor``, of any shape, over all ranks, on its device."""
         if self.together:
             tensor = tensor.clone()
             distributed.all_reduce(tensor)
@@ -62,15 +62,17 @@ class Ranks:
         """
         if not self.together:
             return function()
-        result, reason = None, None
+        results: list[Value] = []
+        reason = None
         try:
-            result = function()
+            results.append(function())
         except ValueError as error:
             reason = str(error)
         for rank, of_rank in enumerate(self.gather(reason)):
             if of_rank is not None:
                 raise ValueError(f"On rank {rank}: {of_rank}")
-        return result  # type: ignore[return-value]
+        (result,) = results  # all gave one: this rank's refusal would have been raised
+        return result
 
     def mean_and_std(self, values: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
         """Return mean and standard deviation, as of ``torch.std``, of the values of all ranks.

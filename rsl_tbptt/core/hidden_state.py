@@ -13,21 +13,21 @@ HiddenState = torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None
 
 
 def as_tensors(state: HiddenState) -> tuple[torch.Tensor, ...]:
-    """Return the tensors of ``state`` as a tuple, empty for None."""
+    """Return the tensors of ``state``, of any shape, as a tuple, empty for None."""
     if state is None:
         return ()
     return state if isinstance(state, tuple) else (state,)
 
 
 def from_tensors(tensors: Sequence[torch.Tensor]) -> HiddenState:
-    """Return the state that consists of these tensors: the inverse of ``as_tensors``."""
+    """Return the state of these tensors, of any shape: the inverse of ``as_tensors``."""
     if not tensors:
         return None
     return tensors[0] if len(tensors) == 1 else (tensors[0], tensors[1])
 
 
 def apply(function: Callable[..., torch.Tensor], state: HiddenState) -> HiddenState:
-    """Apply ``function`` to each tensor of ``state``, keeping the form."""
+    """Apply ``function`` to each tensor of ``state``, of any shape, keeping one or a pair."""
     if state is None:
         return None
     if isinstance(state, tuple):
@@ -62,7 +62,10 @@ def clear(state: HiddenState, where: torch.Tensor) -> HiddenState:
 
 
 def select_envs(state: HiddenState, envs: slice | torch.Tensor) -> HiddenState:
-    """Return the state of some environments: a view for a slice, a copy for indices (n,)."""
+    """Return the state of some environments, shape (L, n, H).
+
+    It is a view for a slice of them, a copy for indices, shape (n,).
+    """
     return apply(lambda tensor: tensor[:, envs], state)
 
 

@@ -69,7 +69,7 @@ class Rollout:
     def seen_by(
         self, obs_groups: Sequence[str], labels: Labels, weights: torch.Tensor | None = None
     ) -> Rollout:
-        """Return the same rollout with some observation groups and with ``labels``."""
+        """Return the rollout with some observation groups, and labels and weights, shape (T, N)."""
         return replace(self, obs=self.obs.select(*obs_groups), labels=labels, weights=weights)
 
     def as_single_steps(self) -> Rollout:

@@ -8,6 +8,8 @@ With Isaac Lab 2.3 the import registers the algorithms in rsl_rl 3.1.2; ``loss_t
 
 from __future__ import annotations
 
+import importlib
+
 from rsl_tbptt.algorithms.distillation.options import DistillationOptions
 from rsl_tbptt.algorithms.ppo.options import PpoOptions
 from rsl_tbptt.compat.supported import MODELS_ERA, rsl_rl_era
@@ -25,16 +27,15 @@ except ImportError as error:
 if rsl_rl_era() == MODELS_ERA:
     _MODULE = "rsl_tbptt.algorithms:"
 else:
-    import rsl_tbptt.integrations.rsl_rl_v3  # noqa: F401  registers the algorithms
+    # Registers the algorithms.
+    importlib.import_module("rsl_tbptt.integrations.rsl_rl_v3")
 
     _MODULE = ""
 
 
 # Wider than Isaac Lab's types on purpose: more losses, and None where rsl_rl takes it.
 @configclass
-class TbpttDistillationAlgorithmCfg(  # pyright: ignore[reportIncompatibleVariableOverride]
-    DistillationOptions, RslRlDistillationAlgorithmCfg
-):
+class TbpttDistillationAlgorithmCfg(DistillationOptions, RslRlDistillationAlgorithmCfg):
     """Options of :class:`rsl_tbptt.algorithms.TbpttDistillation`, all with defaults.
 
     It stands where a task has ``RslRlDistillationAlgorithmCfg`` and runs under Isaac Lab's
@@ -46,9 +47,7 @@ class TbpttDistillationAlgorithmCfg(  # pyright: ignore[reportIncompatibleVariab
 
 
 @configclass
-class TbpttPpoAlgorithmCfg(  # pyright: ignore[reportIncompatibleVariableOverride]
-    PpoOptions, RslRlPpoAlgorithmCfg
-):
+class TbpttPpoAlgorithmCfg(PpoOptions, RslRlPpoAlgorithmCfg):
     """Options of :class:`rsl_tbptt.algorithms.TbpttPPO`, all with rsl_rl's defaults.
 
     It stands where a task has ``RslRlPpoAlgorithmCfg`` and runs under Isaac Lab's

@@ -5,7 +5,7 @@ import shutil
 import tempfile
 import uuid
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import torch
 
@@ -58,8 +58,17 @@ def check_writable(folder: str | os.PathLike[str]) -> None:
         ) from error
 
 
-class SafeCheckpoints:
+if TYPE_CHECKING:
+    from rsl_rl.runners import OnPolicyRunner as Runner
+else:
+    Runner = object  # whichever runner it is mixed with
+
+
+class SafeCheckpoints(Runner):
     """Mix-in for rsl_rl's runners: a writable run folder, atomic saves, loads without code."""
+
+    alg: Any
+    """The runner's algorithm."""
 
     def __init__(
         self,
@@ -71,7 +80,7 @@ class SafeCheckpoints:
         """Check ``log_dir`` before the runner builds anything. Arguments: see rsl_rl's runners."""
         if log_dir is not None:
             check_writable(log_dir)
-        super().__init__(env, train_cfg, log_dir, device)  # pyright: ignore[reportCallIssue]
+        super().__init__(env, train_cfg, log_dir, device)
 
     def save(self, path: str, infos: dict | None = None) -> None:
         """Save models and training state so that ``path`` is either whole or as before.
@@ -80,9 +89,9 @@ class SafeCheckpoints:
             path: Checkpoint file.
             infos: Further values to keep in it.
         """
-        checkpoint = {**self.alg.save(), "iter": self.current_learning_iteration, "infos": infos}  # pyright: ignore[reportAttributeAccessIssue]
+        checkpoint = {**self.alg.save(), "iter": self.current_learning_iteration, "infos": infos}
         save_checkpoint(checkpoint, path)
-        self.logger.save_model(path, self.current_learning_iteration)  # pyright: ignore[reportAttributeAccessIssue]
+        self.logger.save_model(path, self.current_learning_iteration)
 
     def load(
         self,
@@ -106,8 +115,8 @@ class SafeCheckpoints:
             ValueError: If the file is missing or damaged, or does not fit the models. Nothing is
                 changed then.
         """
-        self.alg.checkpoint_path = path  # pyright: ignore[reportAttributeAccessIssue]
-        checkpoint = read_checkpoint(path, map_location or self.device)  # pyright: ignore[reportAttributeAccessIssue]
-        if self.alg.load(checkpoint, load_cfg, strict):  # pyright: ignore[reportAttributeAccessIssue]
+        self.alg.checkpoint_path = path
+        checkpoint = read_checkpoint(path, map_location or self.device)
+        if self.alg.load(checkpoint, load_cfg, strict):
             self.current_learning_iteration = checkpoint["iter"]
         return checkpoint["infos"]

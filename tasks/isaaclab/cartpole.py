@@ -160,7 +160,7 @@ class EventsCfg:
     """Physics drawn once per environment, starts drawn per episode."""
 
     cart_mass = EventTermCfg(
-        func=base_mdp.randomize_rigid_body_mass,
+        func=base_mdp.randomize_rigid_body_mass,  # pyright: ignore[reportArgumentType]
         mode="startup",
         params={
             "asset_cfg": SceneEntityCfg("robot", body_names=["cart"]),
@@ -170,7 +170,7 @@ class EventsCfg:
         },
     )
     pole_mass = EventTermCfg(
-        func=base_mdp.randomize_rigid_body_mass,
+        func=base_mdp.randomize_rigid_body_mass,  # pyright: ignore[reportArgumentType]
         mode="startup",
         params={
             "asset_cfg": SceneEntityCfg("robot", body_names=["pole"]),
@@ -180,7 +180,7 @@ class EventsCfg:
         },
     )
     joint_damping = EventTermCfg(
-        func=base_mdp.randomize_actuator_gains,
+        func=base_mdp.randomize_actuator_gains,  # pyright: ignore[reportArgumentType]
         mode="startup",
         params={
             "asset_cfg": SceneEntityCfg("robot"),
@@ -246,7 +246,11 @@ class OccludedCartpoleEnvCfg(ManagerBasedRLEnvCfg):
     """Balance for 8 s at 30 Hz on hidden velocities, noisy positions and unknown physics."""
 
     scene: CartpoleSceneCfg = CartpoleSceneCfg(num_envs=256, env_spacing=5.0)
-    sim: SimulationCfg = SimulationCfg(dt=1 / 60, render_interval=2, physics=CartpolePhysicsCfg())
+    sim: SimulationCfg = SimulationCfg(
+        dt=1 / 60,
+        render_interval=2,
+        physics=CartpolePhysicsCfg(),  # pyright: ignore[reportArgumentType]
+    )
     decimation = 2
     episode_length_s = 8.0
     observations: ObservationsCfg = ObservationsCfg()

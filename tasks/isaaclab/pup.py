@@ -176,7 +176,7 @@ class EventsCfg:
     """Physics drawn once per environment, starts per episode, pushes in between."""
 
     payload = EventTermCfg(
-        func=base_mdp.randomize_rigid_body_mass,
+        func=base_mdp.randomize_rigid_body_mass,  # pyright: ignore[reportArgumentType]
         mode="startup",
         params={
             "asset_cfg": TRUNK,
@@ -185,7 +185,7 @@ class EventsCfg:
         },
     )
     motor_stiffness = EventTermCfg(
-        func=base_mdp.randomize_actuator_gains,
+        func=base_mdp.randomize_actuator_gains,  # pyright: ignore[reportArgumentType]
         mode="startup",
         params={
             "asset_cfg": SceneEntityCfg("robot"),
@@ -194,7 +194,7 @@ class EventsCfg:
         },
     )
     base_start = EventTermCfg(
-        func=base_mdp.reset_root_state_uniform,
+        func=base_mdp.reset_root_state_uniform,  # pyright: ignore[reportArgumentType]
         mode="reset",
         params={
             "pose_range": {"yaw": (-3.14, 3.14)},
@@ -259,7 +259,11 @@ class PupFlatEnvCfg(ManagerBasedRLEnvCfg):
     """Follow a commanded velocity for 8 s at 50 Hz."""
 
     scene: PupSceneCfg = PupSceneCfg(num_envs=512, env_spacing=2.0)
-    sim: SimulationCfg = SimulationCfg(dt=0.01, render_interval=2, physics=PupPhysicsCfg())
+    sim: SimulationCfg = SimulationCfg(
+        dt=0.01,
+        render_interval=2,
+        physics=PupPhysicsCfg(),  # pyright: ignore[reportArgumentType]
+    )
     decimation = 2
     episode_length_s = 8.0
     observations: ObservationsCfg = ObservationsCfg()

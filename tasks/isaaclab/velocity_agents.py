@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 from isaaclab_rl.rsl_rl import (
     RslRlBaseRunnerCfg,
@@ -102,7 +103,8 @@ def student_cfg(task: str) -> RslRlDistillationRunnerCfg:
 
 def memoryless_cfg(task: str) -> RslRlDistillationRunnerCfg:
     """Return the same without memory, to compare with."""
-    return student_cfg(task).replace(run_name="student_memoryless", student=MEMORYLESS)
+    cfg: Any = student_cfg(task)  # `replace` is added by a decorator, which hides it
+    return cfg.replace(run_name="student_memoryless", student=MEMORYLESS)
 
 
 def recurrent_cfg(task: str) -> RslRlOnPolicyRunnerCfg:
@@ -122,9 +124,8 @@ def recurrent_cfg(task: str) -> RslRlOnPolicyRunnerCfg:
 
 def finetune_cfg(task: str) -> RslRlOnPolicyRunnerCfg:
     """Return PPO that goes on with the LSTM student."""
-    return recurrent_cfg(task).replace(
-        run_name="finetune", max_iterations=300, algorithm=FINETUNING
-    )
+    cfg: Any = recurrent_cfg(task)
+    return cfg.replace(run_name="finetune", max_iterations=300, algorithm=FINETUNING)
 
 
 AGENTS = {

@@ -25,7 +25,7 @@ sizes = {
 
 
 def mse(outputs, labels):
-    error = losses.mse(*outputs, labels["actions"])
+    error = losses.mse(outputs[0], labels["actions"])
     return SampleLosses(error, {"error": error})
 
 

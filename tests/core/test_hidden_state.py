@@ -40,7 +40,7 @@ def test_clear_zeroes_the_named_environments_only(state):
 
 def test_clear_selects_so_that_nan_survives_neither_in_value_nor_gradient():
     state = torch.full((1, 2, 2), float("nan"), requires_grad=True)
-    cleared = hidden_state.clear(state, torch.tensor([True, True]))
+    (cleared,) = hidden_state.as_tensors(hidden_state.clear(state, torch.tensor([True, True])))
     (cleared * float("inf")).nan_to_num().sum().backward()
     assert (cleared == 0).all()
     assert (state.grad == 0).all()
@@ -49,7 +49,8 @@ def test_clear_selects_so_that_nan_survives_neither_in_value_nor_gradient():
 def test_clear_non_finite_clears_an_environment_whole_and_in_both_tensors():
     hidden, cell = torch.ones(1, 3, 2), torch.ones(1, 3, 2)
     cell[0, 1, 0] = float("inf")
-    hidden, cell = hidden_state.clear_non_finite((hidden, cell))
+    cleared = hidden_state.clear_non_finite((hidden, cell))
+    hidden, cell = hidden_state.as_tensors(cleared)
     assert hidden[0].tolist() == cell[0].tolist() == [[1, 1], [0, 0], [1, 1]]
     assert hidden_state.clear_non_finite(None) is None
 

@@ -1,6 +1,7 @@
 """Isaac Lab's play command: hidden states are cleared where episodes end, exports act the same."""
 
 import shutil
+from typing import Any
 
 import pytest
 
@@ -99,8 +100,8 @@ def test_onnx_acts_as_in_play(exported, played, env):
     for obs, start in zip(played["obs"][:, env], played["starts"][:, env], strict=True):
         if start:
             state = [torch.zeros(1, 1, 64).numpy()] * 2
-        action, *state = session.run(
-            None, dict(zip(names, [obs[None].numpy(), *state], strict=True))
-        )
+        inputs = dict(zip(names, [obs[None].numpy(), *state], strict=True))
+        results: Any = session.run(None, inputs)
+        action, *state = results
         actions.append(torch.from_numpy(action[0]))
     assert difference(torch.stack(actions), played["actions"][:, env]) < TOLERANCE

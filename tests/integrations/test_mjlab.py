@@ -1,5 +1,8 @@
 """mjlab: config classes, what reaches the algorithms, and the runners on a small environment."""
 
+# mjlab has an environment of its own, where no type checker looks.
+# pyright: reportMissingImports=false
+
 import copy
 import dataclasses
 import os

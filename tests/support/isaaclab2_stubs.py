@@ -25,7 +25,7 @@ def _install() -> None:
     sources = Path(spec.origin).parent / "source"
     sys.path[:0] = [str(sources / name) for name in ("isaaclab", "isaaclab_rl")]
     envs = ModuleType("isaaclab.envs")
-    envs.DirectRLEnv, envs.ManagerBasedRLEnv = DirectRLEnv, ManagerBasedRLEnv  # type: ignore[attr-defined]
+    envs.DirectRLEnv, envs.ManagerBasedRLEnv = DirectRLEnv, ManagerBasedRLEnv
     sys.modules["isaaclab.envs"] = envs
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 class IsaacLab:
     """The process, as tests see it."""
 
-    def __init__(self, folder, environment):
+    def __init__(self, folder, environment: dict[str, str]):
         """Start the process; what its jobs print goes to files in ``folder``."""
         self._folder, self._num_jobs = folder, 0
         replies, self._their_end = os.pipe()

@@ -5,6 +5,9 @@ the environment variables that it adds. A word that starts with ``logs/`` is a p
 ``play`` runs a viewer without a screen for a few episodes.
 """
 
+# mjlab has an environment of its own, where no type checker looks.
+# pyright: reportMissingImports=false
+
 import json
 import os
 import sys

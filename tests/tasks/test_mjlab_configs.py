@@ -1,5 +1,8 @@
 """mjlab tasks: what is registered, who sees what, and that agents fit each other."""
 
+# mjlab has an environment of its own, where no type checker looks.
+# pyright: reportMissingImports=false
+
 import dataclasses
 
 import pytest

@@ -3,6 +3,9 @@
 They are mjlab's own train and play, as they stand there but shorter.
 """
 
+# mjlab has an environment of its own, where no type checker looks.
+# pyright: reportMissingImports=false
+
 import json
 import os
 import re
@@ -34,7 +37,7 @@ def plays(agent, run_name):
 
 
 needs_the_rsl_rl_of_mjlab = pytest.mark.skipif(
-    f"rsl-rl-lib=={version('rsl-rl-lib')}" not in requires("mjlab"),
+    f"rsl-rl-lib=={version('rsl-rl-lib')}" not in (requires("mjlab") or []),
     reason="mjlab's own export asks rsl_rl's logger for what the release that it pins has",
 )
 

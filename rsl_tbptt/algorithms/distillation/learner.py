@@ -145,7 +145,7 @@ class DistillationLearner:
         return {group for m in self.stateful_models() for group in observed_groups(m, stored)}
 
     def recorded(self) -> dict[str, torch.Tensor]:
-        """Return the teacher's actions; see :class:`Learner`."""
+        """Return the teacher's actions, shape (T, N, A); see :class:`Learner`."""
         return {"teacher actions": self._storage.privileged_actions}
 
     def modules(self) -> list[nn.Module]:

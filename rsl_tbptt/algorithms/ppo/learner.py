@@ -231,7 +231,7 @@ class PpoLearner:
         return groups | set(self.rnd.module.obs_groups["rnd_state"] if self.rnd else ())
 
     def recorded(self) -> dict[str, torch.Tensor]:
-        """Return rewards, values, actions and what follows from them; see :class:`Learner`."""
+        """Return actions (T, N, A), and rewards, values and what follows from them (T, N, 1)."""
         return {name: getattr(self._storage, name) for name in _RECORDED}
 
     def modules(self) -> list[nn.Module]:

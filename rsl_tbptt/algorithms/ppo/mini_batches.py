@@ -160,7 +160,7 @@ class MiniBatches:
             yield self._mini_batch(pairs, num_samples, self._ranks)
 
     def of_envs(self, envs: torch.Tensor) -> MiniBatch:
-        """Return all segments of some environments (n,), as one mini-batch of this process."""
+        """Return all segments of some environments, shape (n,), as this process's mini-batch."""
         pairs = [
             torch.cat([segment * self._num_envs + envs for segment in range(len(s.first_steps))])
             for s in self._shapes

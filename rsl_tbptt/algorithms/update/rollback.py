@@ -40,14 +40,14 @@ class Rollback:
         live = [*self._of_modules(), *_tensors(self._states)]
         if _forms(self._copies) != _forms(live):
             self._copies = [torch.empty_like(tensor) for tensor in live]
-        torch._foreach_copy_(self._copies, live)  # pyright: ignore[reportPrivateImportUsage]
+        torch._foreach_copy_(self._copies, live)
 
     @torch.no_grad()
     def restore(self) -> None:
         """Set everything back to what was kept and drop the gradients."""
         # Buffers are asked for anew: rsl_rl's normaliser puts other tensors in their place.
         live = [*self._of_modules(), *_tensors(self._states)]
-        torch._foreach_copy_(live, self._copies)  # pyright: ignore[reportPrivateImportUsage]
+        torch._foreach_copy_(live, self._copies)
         for optimizer, state, groups in zip(
             self._optimizers, self._states, self._groups, strict=True
         ):

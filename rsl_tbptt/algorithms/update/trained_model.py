@@ -57,9 +57,9 @@ class TrainedModel:
         Args:
             group: Windows of the optimiser step, in time order.
             rollout: The rollout, or segments of one.
-            state: State before the first window.
+            state: State before the first window. Shape: (L, N, H), or a pair of them.
             loss: The loss.
-            divisor: M, what the weighted sum of per-sample losses is divided by.
+            divisor: M, what the weighted sum of per-sample losses is divided by. Shape: ().
             window_length: Steps of the windows, at most.
             num_micro_batches: At least so many parts are run one after the other.
             coef: What the loss counts beside others.

@@ -18,7 +18,8 @@ def network_state(policy_state: Mapping[str, Any], role: Role) -> dict[str, torc
         role: Which network.
 
     Returns:
-        Parameters and buffers by the names of the model; empty if the policy lacks the network.
+        Parameters and buffers by the names of the model, in the policy's shapes; empty if the
+        policy lacks the network.
     """
     renamed = {
         f"{role}.": "mlp.",
@@ -43,7 +44,8 @@ def teacher_state_dict(checkpoint: Mapping[str, Any], source: str) -> dict[str, 
         source: Names the checkpoint in the message.
 
     Returns:
-        Parameters and buffers by the names of the teacher's model, which has no distribution.
+        Parameters and buffers by the names of the teacher's model, in the policy's shapes; the
+        teacher has no distribution.
 
     Raises:
         ValueError: If ``checkpoint`` has neither.

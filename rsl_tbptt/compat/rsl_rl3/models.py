@@ -31,7 +31,7 @@ class GaussianDistribution(nn.Module):
     ``update`` writes the policy's own ``distribution``, which its runner reads.
     """
 
-    def __init__(self, policy: nn.Module) -> None:
+    def __init__(self, policy: Any) -> None:
         """Take the policy that acts."""
         super().__init__()
         self._policy = (policy,)  # in a tuple: its networks are no part of this module
@@ -40,7 +40,7 @@ class GaussianDistribution(nn.Module):
         if not getattr(policy, "state_dependent_std", False):
             self._name = "log_std_param" if self._in_log else "std_param"
             parameter = policy.log_std if self._in_log else policy.std
-            self.register_parameter(self._name, parameter)  # type: ignore[arg-type]
+            self.register_parameter(self._name, parameter)
 
     def update(self, mlp_output: torch.Tensor) -> None:
         """Set the distribution from the network's output, (..., A), or (..., 2, A) with its own."""
@@ -48,7 +48,7 @@ class GaussianDistribution(nn.Module):
             mean, std = mlp_output.unbind(-2)
         else:
             mean, std = mlp_output, getattr(self, self._name).expand_as(mlp_output)
-        self._policy[0].distribution = Normal(mean, std.exp() if self._in_log else std)  # type: ignore[assignment]
+        self._policy[0].distribution = Normal(mean, std.exp() if self._in_log else std)
 
     def deterministic_output(self, mlp_output: torch.Tensor) -> torch.Tensor:
         """Return the mean action, (..., A)."""
@@ -79,6 +79,13 @@ class GaussianDistribution(nn.Module):
 
         It makes the divergence of equal distributions positive, so that its adaptive learning rate
         rises there.
+
+        Args:
+            old: Mean and standard deviation, shape (..., A) each.
+            new: The same of the other distribution.
+
+        Returns:
+            The divergence. Shape: (...,).
         """
         (old_mean, old_std), (mean, std) = old, new
         squares = old_std.square() + (old_mean - mean).square()
@@ -87,7 +94,7 @@ class GaussianDistribution(nn.Module):
 
     @property
     def _normal(self) -> Normal:
-        return self._policy[0].distribution  # type: ignore[return-value]
+        return self._policy[0].distribution
 
 
 class MLPModel(nn.Module):
@@ -95,7 +102,7 @@ class MLPModel(nn.Module):
 
     is_recurrent = False
 
-    def __init__(self, policy: nn.Module, role: Role) -> None:
+    def __init__(self, policy: Any, role: Role) -> None:
         """Take one network of a policy.
 
         Args:
@@ -104,7 +111,7 @@ class MLPModel(nn.Module):
         """
         super().__init__()
         self._policy = (policy,)  # in a tuple: its other networks are no part of this module
-        self.obs_groups: list[str] = policy.obs_groups[_OBS_SETS[role]]  # type: ignore[index]
+        self.obs_groups: list[str] = policy.obs_groups[_OBS_SETS[role]]
         self.obs_normalization = getattr(policy, f"{role}_obs_normalization")
         self.obs_normalizer = getattr(policy, f"{role}_obs_normalizer")
         self.mlp = getattr(policy, role)
@@ -117,7 +124,10 @@ class MLPModel(nn.Module):
         return self._policy[0]
 
     def forward(self, obs: TensorDict, stochastic_output: bool = False) -> torch.Tensor:
-        """Return an action, sampled or its mean, or a value. A memory advances by one step."""
+        """Return actions (N, A), sampled or their mean, or values (N, 1).
+
+        A memory advances by one step.
+        """
         mlp_output = self.mlp(self.get_latent(obs))
         if self.distribution is None:
             return mlp_output
@@ -139,7 +149,7 @@ class MLPModel(nn.Module):
         return torch.cat([obs[group] for group in self.obs_groups], dim=-1)
 
     def reset(self, dones: torch.Tensor | None = None, hidden_state: HiddenState = None) -> None:
-        """Do nothing: there is no state."""
+        """Do nothing with ``dones``, shape (N,): there is no state."""
 
     def get_hidden_state(self) -> HiddenState:
         """Return None: there is no state."""
@@ -158,22 +168,27 @@ class MLPModel(nn.Module):
     @property
     def output_entropy(self) -> torch.Tensor:
         """Entropy of the action, (...,)."""
-        return self.distribution.entropy  # type: ignore[union-attr]
+        return self._acting.entropy
 
     @property
     def output_distribution_params(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Mean and standard deviation of the action, (..., A) each."""
-        return self.distribution.params  # type: ignore[union-attr]
+        return self._acting.params
 
     def get_output_log_prob(self, outputs: torch.Tensor) -> torch.Tensor:
         """Return the log-probability of actions (..., A)."""
-        return self.distribution.log_prob(outputs)  # type: ignore[union-attr]
+        return self._acting.log_prob(outputs)
 
     def get_kl_divergence(
         self, old: tuple[torch.Tensor, ...], new: tuple[torch.Tensor, ...]
     ) -> torch.Tensor:
-        """Return KL(old || new) of two distributions given by their parameters."""
-        return self.distribution.kl_divergence(old, new)  # type: ignore[union-attr]
+        """Return KL(old || new), shape (...,), of two distributions given by ``params``."""
+        return self._acting.kl_divergence(old, new)
+
+    @property
+    def _acting(self) -> GaussianDistribution:
+        assert self.distribution is not None, "critics and teachers have no distribution"
+        return self.distribution
 
 
 class RNNModel(MLPModel):
@@ -181,7 +196,7 @@ class RNNModel(MLPModel):
 
     is_recurrent = True
 
-    def __init__(self, policy: nn.Module, role: Role) -> None:
+    def __init__(self, policy: Any, role: Role) -> None:
         """Take one network of a recurrent policy. Arguments: see :class:`MLPModel`."""
         super().__init__(policy, role)
         self.rnn = getattr(policy, _memory(role))
@@ -199,7 +214,7 @@ class RNNModel(MLPModel):
         return self.rnn.hidden_state
 
 
-def model_of(policy: nn.Module, role: Role) -> Any:
+def model_of(policy: Any, role: Role) -> Any:
     """Return one network of a policy as a model.
 
     Args:
@@ -220,7 +235,7 @@ def model_of(policy: nn.Module, role: Role) -> Any:
     return (RNNModel if hasattr(policy, _memory(role)) else MLPModel)(policy, role)
 
 
-def fit_teacher(policy: nn.Module, obs: TensorDict) -> None:
+def fit_teacher(policy: Any, obs: TensorDict) -> None:
     """Give a teacher without memory a first layer for what it observes.
 
     rsl_rl 3.1.2 builds the one beside a recurrent student for inputs of the student's hidden size,
@@ -230,14 +245,14 @@ def fit_teacher(policy: nn.Module, obs: TensorDict) -> None:
         policy: StudentTeacher or StudentTeacherRecurrent; its teacher is not loaded yet.
         obs: Observations, any batch size.
     """
-    num_inputs = sum(obs[group].shape[-1] for group in policy.obs_groups["teacher"])  # type: ignore[index]
-    first: nn.Linear = policy.teacher[0]  # type: ignore[index]
+    num_inputs = sum(obs[group].shape[-1] for group in policy.obs_groups["teacher"])
+    first: nn.Linear = policy.teacher[0]
     if getattr(policy, "teacher_recurrent", False) or first.in_features == num_inputs:
         return
-    policy.teacher[0] = nn.Linear(num_inputs, first.out_features).to(first.weight)  # type: ignore[index]
+    policy.teacher[0] = nn.Linear(num_inputs, first.out_features).to(first.weight)
 
 
-def _runs_as(policy: nn.Module, known: type[nn.Module]) -> bool:
+def _runs_as(policy: Any, known: type[nn.Module]) -> bool:
     """Return whether ``policy`` has the forward pass of a class."""
     forward = [getattr(type(policy), name, None) for name in _FORWARD]
     return forward == [getattr(known, name) for name in _FORWARD]
@@ -251,5 +266,5 @@ def resolve_callable(name: str | Callable[..., Any]) -> Callable[..., Any]:
     """Import a function by its qualified name, ``"module:function"`` or ``"module.function"``."""
     if callable(name):
         return name
-    string_to_callable = utils.string_to_callable  # type: ignore[attr-defined]
-    return string_to_callable(name if ":" in name else ":".join(name.rsplit(".", 1)))
+    legacy: Any = utils  # rsl_rl 5 calls it otherwise
+    return legacy.string_to_callable(name if ":" in name else ":".join(name.rsplit(".", 1)))

@@ -46,8 +46,9 @@ def scan_layers(
     episode_starts: torch.Tensor,
     scan_layer: LayerScan,
 ) -> tuple[torch.Tensor, HiddenState]:
-    """Run the layers one above the other. Other arguments and result: see ``recurrent_scan``.
+    """Run the layers one above the other.
 
+    Inputs (T, N, D), other arguments and result: see ``recurrent_scan``.
     Under autocast the operands of matrix products have its dtype; the state, the gates and the
     accumulation keep the dtype of the weights.
     """

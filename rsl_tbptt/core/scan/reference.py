@@ -10,7 +10,10 @@ from rsl_tbptt.core.scan.precision import run_layers
 def scan(
     rnn: nn.RNNBase, inputs: torch.Tensor, state: HiddenState, episode_starts: torch.Tensor
 ) -> tuple[torch.Tensor, HiddenState]:
-    """Run ``rnn`` step by step under autograd. Arguments and result: see ``recurrent_scan``."""
+    """Run ``rnn`` step by step under autograd.
+
+    Inputs (T, N, D), other arguments and result: see ``recurrent_scan``.
+    """
     outputs = []
     for step_input, starts in zip(inputs, episode_starts, strict=True):
         output, state = run_layers(rnn, step_input.unsqueeze(0), clear(state, starts))

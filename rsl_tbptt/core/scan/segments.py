@@ -16,8 +16,9 @@ from rsl_tbptt.core.scan.precision import run_layers
 def scan(
     rnn: nn.RNNBase, inputs: torch.Tensor, state: HiddenState, episode_starts: torch.Tensor
 ) -> tuple[torch.Tensor, HiddenState]:
-    """Run ``rnn`` segment by segment under autograd. Arguments and result: see ``recurrent_scan``.
+    """Run ``rnn`` segment by segment under autograd.
 
+    Inputs (T, N, D), other arguments and result: see ``recurrent_scan``.
     Under autocast the state has autocast's dtype as well: torch's layers keep it so.
     """
     cut = episode_starts.any(dim=1).tolist()

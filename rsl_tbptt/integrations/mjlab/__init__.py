@@ -6,6 +6,7 @@
     runner.py    what a task's ``runner_cls`` is
 """
 
+import importlib
 import warnings
 from typing import Any
 
@@ -55,7 +56,7 @@ def __getattr__(name: str) -> Any:
 require_models_era("rsl_tbptt.integrations.mjlab")
 try:
     # First of all: at its start mjlab loads packages of tasks, which import the modules below.
-    import mjlab  # noqa: F401
+    importlib.import_module("mjlab")
 
     from rsl_tbptt.integrations.mjlab.config import (
         TbpttDistillationAlgorithmCfg,

@@ -9,11 +9,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
-from mjlab.rl import (  # pyright: ignore[reportMissingImports]
-    RslRlBaseRunnerCfg,
-    RslRlModelCfg,
-    RslRlPpoAlgorithmCfg,
-)
+from mjlab.rl import RslRlBaseRunnerCfg, RslRlModelCfg, RslRlPpoAlgorithmCfg
 
 from rsl_tbptt.algorithms.distillation.options import DistillationOptions
 from rsl_tbptt.algorithms.ppo.options import PpoOptions
@@ -27,7 +23,7 @@ class TbpttDistillationAlgorithmCfg(DistillationOptions):
     """Qualified name of the algorithm, ``"module:Class"``, which rsl_rl imports."""
 
     # Narrower than the parent's: a command line takes no function, and refuses the option for it.
-    loss_type: str = "mse"  # pyright: ignore[reportIncompatibleVariableOverride]
+    loss_type: str = "mse"
 
 
 @dataclass

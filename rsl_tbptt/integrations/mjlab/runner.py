@@ -12,10 +12,7 @@ import copy
 from typing import Any
 
 import torch
-from mjlab.rl import (  # pyright: ignore[reportMissingImports]
-    MjlabOnPolicyRunner,
-    RslRlVecEnvWrapper,
-)
+from mjlab.rl import MjlabOnPolicyRunner, RslRlVecEnvWrapper
 from rsl_rl.models import MLPModel
 from rsl_rl.runners import DistillationRunner
 from tensordict import TensorDict
@@ -58,13 +55,14 @@ class TbpttMjlabRecurrentRunner(MjlabOnPolicyRunner):
         return EpisodicPolicy(policy, self.env) if policy.is_recurrent else policy
 
 
-class TbpttMjlabDistillationRunner(  # pyright: ignore[reportIncompatibleMethodOverride]
-    TbpttMjlabRecurrentRunner, DistillationRunner
-):
+class TbpttMjlabDistillationRunner(TbpttMjlabRecurrentRunner, DistillationRunner):
     """The distillation runner that mjlab lacks, for tasks with a ``TbpttDistillationRunnerCfg``.
 
     rsl_rl's asks for the teacher before it learns.
     """
+
+    alg: Any
+    """An algorithm of this package, or any other that the task's config names."""
 
     def __init__(
         self,
@@ -112,7 +110,7 @@ class TbpttMjlabDistillationRunner(  # pyright: ignore[reportIncompatibleMethodO
             ValueError: If the parameters do not fit, or if the models are known to have been
                 configured otherwise. Nothing is changed then.
         """
-        self.alg.checkpoint_path = path  # pyright: ignore[reportAttributeAccessIssue]
+        self.alg.checkpoint_path = path
         if load_cfg is not None and "actor" in load_cfg:
             load_cfg = {"student": load_cfg["actor"]}
         return super().load(path, load_cfg, strict, map_location)

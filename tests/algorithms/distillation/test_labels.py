@@ -1,5 +1,7 @@
 """Labels computed after the rollout at once are those of the rollout's steps."""
 
+from typing import Any
+
 import pytest
 import torch
 from rsl_rl.models import MLPModel
@@ -30,7 +32,8 @@ class OwnForward(MLPModel):
 def make(teacher_class=MLPModel, **options):
     student = make_model("student", "lstm", NUM_ENVS, seed=1)
     teacher = make_model("teacher", "mlp", NUM_ENVS, seed=2, obs_normalization=True)
-    teacher.obs_normalizer.update(3.0 * make_obs(NUM_ENVS)["state"] + 1.0)
+    normalizer: Any = teacher.obs_normalizer
+    normalizer.update(3.0 * make_obs(NUM_ENVS)["state"] + 1.0)
     teacher.__class__ = teacher_class
     storage = RolloutStorage(
         "distillation", NUM_ENVS, NUM_STEPS, make_obs(NUM_ENVS), [ACTION_DIM], "cpu"
@@ -56,7 +59,8 @@ def test_labels_and_what_is_learnt_are_those_of_the_steps(teacher_class, loss_ty
     with torch.no_grad():
         for algorithm in (batched, stepwise):
             algorithm.teacher.load_state_dict(stepwise.teacher.state_dict())
-            algorithm.teacher.distribution.std_param.copy_(torch.tensor([0.7, 0.2]))
+            std = algorithm.teacher.get_parameter("distribution.std_param")
+            std.copy_(torch.tensor([0.7, 0.2]))
     for seed in range(3):
         metrics = []
         for algorithm in (batched, stepwise):

@@ -86,7 +86,7 @@ def test_a_distilled_student_becomes_the_actor_while_the_critic_warms_up(std_typ
     student = make_model(
         "actor", "lstm", 4, seed=5, obs_normalization=True, distribution_cfg=dict(distribution)
     )
-    student.obs_normalizer._mean.fill_(0.5)
+    student.get_buffer("obs_normalizer._mean").fill_(0.5)
     actor = make_model(
         "actor", "lstm", 4, seed=1, obs_normalization=True, distribution_cfg=dict(distribution)
     )

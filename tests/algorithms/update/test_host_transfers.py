@@ -71,8 +71,12 @@ def make(algorithm_class, device="cpu", models="lstm", **options):
         kinds, kind_of_storage = (("student", models), ("teacher", "mlp")), "distillation"
     else:
         kinds, kind_of_storage = (("actor", models), ("critic", models)), "rl"
+    trained, other = (
+        make_model(role, kind, NUM_ENVS, seed=1, **HEADS.get(role, {})) for role, kind in kinds
+    )
     algorithm = algorithm_class(
-        *(make_model(role, kind, NUM_ENVS, seed=1, **HEADS.get(role, {})) for role, kind in kinds),
+        trained,
+        other,
         RolloutStorage(kind_of_storage, NUM_ENVS, NUM_STEPS, obs, [ACTION_DIM], device),
         device=device,
         **options,

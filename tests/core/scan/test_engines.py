@@ -60,7 +60,8 @@ def test_one_step_by_hand(engine, device):
     one = torch.ones(1, 1, 1, dtype=torch.float64, device=device)
     for start, hidden, cell_state in ((False, 1.0, 1.0), (True, 0.0, 0.0)):
         starts = torch.tensor([[start]], device=device)
-        outputs, (_, c) = recurrent_scan(rnn, one, (one, one), starts, engine.name)
+        outputs, state = recurrent_scan(rnn, one, (one, one), starts, engine.name)
+        _, c = as_tensors(state)
         z = torch.tensor(0.5 * 1.0 + 0.5 * hidden + 0.5 + 0.5, dtype=torch.float64)
         expected_c = z.sigmoid() * cell_state + z.sigmoid() * z.tanh()
         expected_h = z.sigmoid() * expected_c.tanh()
@@ -172,9 +173,9 @@ def test_without_gradients(engine, cell, device, mode):
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 2, 0]])
 def test_scans_alive_at_once_share_nothing(engine, cell, device, order):
     cases = [make_case(cell, 2, 4, 3, 0.3, seed, device=device) for seed in range(3)]
-    results = [recurrent_scan(*case, engine.name) for case in cases]
+    results = [recurrent_scan(*case, engine=engine.name) for case in cases]
     for index in order:
-        expected = recurrent_scan(*cases[index], "reference")
+        expected = recurrent_scan(*cases[index], engine="reference")
         weights = list(cases[index][0].parameters())
         got, want = (
             [outputs, *as_tensors(last), *torch.autograd.grad(outputs.square().sum(), weights)]

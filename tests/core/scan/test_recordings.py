@@ -26,7 +26,7 @@ def pool(monkeypatch):
 @pytest.fixture
 def scan(engine):
     """Return the scan with recordings."""
-    return lambda *case: recurrent_scan(*case, engine.name)
+    return lambda *case: recurrent_scan(*case, engine=engine.name)
 
 
 @pytest.fixture
@@ -51,7 +51,7 @@ def gradients_of(outputs, rnn, inputs):
 
 def assert_equals_reference(outputs, case):
     """Compare outputs and their gradients."""
-    expected, _ = recurrent_scan(*case, "reference")
+    expected, _ = recurrent_scan(*case, engine="reference")
     torch.testing.assert_close(outputs, expected, **EXACT_FLOAT64)
     got = gradients_of(outputs, case[0], case[1])
     assert_all_close(got, gradients_of(expected, case[0], case[1]), **EXACT_FLOAT64)
@@ -80,7 +80,7 @@ def test_a_recording_serves_other_weights_and_values(scan, cell, leaves_of, pool
 def test_weights_may_change_between_forward_and_backward(scan, leaves_of):
     case = leaves_of(0)
     rnn, inputs, *_ = case
-    expected = gradients_of(recurrent_scan(*case, "reference")[0], rnn, inputs)
+    expected = gradients_of(recurrent_scan(*case, engine="reference")[0], rnn, inputs)
     outputs, _ = scan(*case)
     with torch.no_grad():
         for parameter in rnn.parameters():
@@ -153,7 +153,7 @@ def test_dtypes_have_recordings_of_their_own(scan, leaves_of, device, pool):
 
 def test_a_recording_made_in_inference_mode_serves_later(scan, leaves_of, pool):
     case = leaves_of(0)
-    expected, _ = recurrent_scan(*case, "reference")
+    expected, _ = recurrent_scan(*case, engine="reference")
     for mode in (torch.inference_mode, torch.no_grad):
         with mode():
             outputs, _ = scan(*case)

@@ -36,7 +36,7 @@ def scan_lstm(
     episode_starts: torch.Tensor,
     operand_dtype: torch.dtype,
 ) -> tuple[torch.Tensor, Tensors]:
-    """Scan one LSTM layer; arguments and result as in ``LayerScan``.
+    """Scan one LSTM layer over inputs (T, N, D); all arguments and the result as in ``LayerScan``.
 
     Raises:
         NotImplementedError: If there is no C compiler, or it fails.
@@ -56,7 +56,7 @@ def scan_gru(
     episode_starts: torch.Tensor,
     operand_dtype: torch.dtype,
 ) -> tuple[torch.Tensor, Tensors]:
-    """Scan one GRU layer; arguments and result as in ``LayerScan``, errors as of ``scan_lstm``."""
+    """Scan one GRU layer over inputs (T, N, D); all else as in ``LayerScan`` and ``scan_lstm``."""
     if operand_dtype != inputs.dtype or inputs.dtype not in C_TYPES:
         return gru.scan_layer(inputs, state, weights, episode_starts, operand_dtype)
     outputs = GruScan.apply(inputs, *state, *weights, episode_starts.contiguous())
@@ -116,12 +116,12 @@ class LstmScan(torch.autograd.Function):
         return outputs, last_cell
 
     @staticmethod
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(
         ctx: Any,
         grad_outputs: torch.Tensor,
         grad_cell: torch.Tensor,
     ) -> tuple[torch.Tensor | None, ...]:
-        """Return the gradients of ``forward``'s tensors; gates are overwritten by theirs."""
+        """Return gradients, shaped as ``forward``'s tensors; gates are overwritten by theirs."""
         _, inputs, gates, cells, tanh_cells = ctx.buffers.take()
         w_ih, w_hh = ctx.saved_tensors
         (T, N, H), D = tanh_cells.shape, w_ih.shape[1]
@@ -200,11 +200,11 @@ class GruScan(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(
         ctx: Any,
         grad_outputs: torch.Tensor,
     ) -> tuple[torch.Tensor | None, ...]:
-        """Return the gradients of ``forward``'s tensors; gates are overwritten by theirs."""
+        """Return gradients, shaped as ``forward``'s tensors; gates are overwritten by theirs."""
         *_, inputs, gates, n = ctx.buffers.take()
         w_ih, w_hh = ctx.saved_tensors
         (T, N, H), D = n.shape, w_ih.shape[1]

@@ -34,7 +34,7 @@ def scan_layer(
     episode_starts: torch.Tensor,
     operand_dtype: torch.dtype,
 ) -> tuple[torch.Tensor, Tensors]:
-    """Scan one layer; arguments and result as in ``LayerScan``."""
+    """Scan one layer over inputs (T, N, D); all arguments and the result as in ``LayerScan``."""
     outputs = GruScan.apply(inputs, *state, *weights, episode_starts, operand_dtype)
     return outputs, (outputs[-1],)
 
@@ -110,11 +110,11 @@ class GruScan(torch.autograd.Function):
         return outputs
 
     @staticmethod
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(
         ctx: Any,
         grad_outputs: torch.Tensor,
     ) -> tuple[torch.Tensor | None, ...]:
-        """Return the gradients of ``forward``'s tensors; gates are overwritten by theirs."""
+        """Return gradients, shaped as ``forward``'s tensors; gates are overwritten by theirs."""
         weights, inputs, gates, v, n, scratch, h_in, grads, grads_n = ctx.buffers.take()
         rows, D, H = ctx.rows, ctx.num_inputs, scratch.shape[-1]
         if inputs.dtype == gates.dtype:

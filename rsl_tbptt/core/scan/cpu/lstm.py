@@ -34,7 +34,7 @@ def scan_layer(
     episode_starts: torch.Tensor,
     operand_dtype: torch.dtype,
 ) -> tuple[torch.Tensor, Tensors]:
-    """Scan one layer; arguments and result as in ``LayerScan``."""
+    """Scan one layer over inputs (T, N, D); all arguments and the result as in ``LayerScan``."""
     w_ih, w_hh, b_ih, b_hh = weights
     outputs, cell = LstmScan.apply(
         inputs, *state, w_ih, w_hh, b_ih + b_hh, episode_starts, operand_dtype
@@ -110,12 +110,12 @@ class LstmScan(torch.autograd.Function):
         return outputs, last_cell
 
     @staticmethod
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(
         ctx: Any,
         grad_outputs: torch.Tensor,
         grad_cell: torch.Tensor,
     ) -> tuple[torch.Tensor | None, ...]:
-        """Return the gradients of ``forward``'s tensors; gates are overwritten by theirs."""
+        """Return gradients, shaped as ``forward``'s tensors; gates are overwritten by theirs."""
         weights, inputs, gates, cells, tanh_cells, scratch, grads = ctx.buffers.take()
         rows, D, H = ctx.rows, ctx.num_inputs, cells.shape[-1]
         w_ih, _, w_hh = weights.split((D, 1, H), dim=1)

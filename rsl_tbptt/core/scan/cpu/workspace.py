@@ -35,7 +35,7 @@ class Buffers:
         )
 
     def take(self) -> tuple[torch.Tensor, ...]:
-        """Return the buffers for the backward pass.
+        """Return the buffers, in the shapes asked for, for the backward pass.
 
         Raises:
             RuntimeError: If they were taken before, or under ``create_graph=True``.

@@ -52,7 +52,7 @@ def scan_layer(
     episode_starts: torch.Tensor,
     operand_dtype: torch.dtype,
 ) -> tuple[torch.Tensor, Tensors]:
-    """Scan one layer with the passes of its cell; the rest as in ``LayerScan``."""
+    """Scan one layer over inputs (T, N, D) by its cell's passes; the rest as in ``LayerScan``."""
     tensors = (inputs, *state, *weights, episode_starts)
     needs = needed_gradients(tensors)
     if any(needs):
@@ -78,18 +78,18 @@ class CellScan(torch.autograd.Function):
         needs: tuple[bool, ...],
         *tensors: torch.Tensor,
     ) -> Tensors:
-        """Return the results of ``passes.forward``."""
+        """Return the results of ``passes.forward``: (T, N, H) and, for an LSTM, (N, H)."""
         results, ctx.kept = passes.forward(tensors, True, operand_dtype)
         ctx.save_for_backward(*tensors)
         ctx.call = passes.backward, needs, operand_dtype
         return results
 
     @staticmethod
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(
         ctx: Any,
         *grads: torch.Tensor,
     ) -> Gradients:
-        """Return the gradients of the layer's tensors."""
+        """Return the gradients of the layer's tensors, in their shapes."""
         backward, needs, operand_dtype = ctx.call
         kept = take_kept(ctx)
         with torch.autocast(grads[0].device.type, enabled=False):

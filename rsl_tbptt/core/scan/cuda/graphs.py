@@ -68,16 +68,16 @@ class GraphScan(torch.autograd.Function):
         loan: "Loan",
         *tensors: torch.Tensor,
     ) -> Tensors:
-        """Return the layer's results."""
+        """Return the layer's results: (T, N, H) and, for an LSTM, (N, H)."""
         ctx.kept = loan
         return loan.recording.forward(tensors)
 
     @staticmethod
-    def backward(  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(
         ctx: Any,
         *grads: torch.Tensor,
     ) -> Gradients:
-        """Return the gradients of the layer's tensors."""
+        """Return the gradients of the layer's tensors, in their shapes."""
         loan = take_kept(ctx)
         return None, *loan.recording.backward(grads)
 

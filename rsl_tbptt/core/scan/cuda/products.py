@@ -18,7 +18,10 @@ def project(x_TND: torch.Tensor, w_ih: torch.Tensor, dtype: torch.dtype) -> torc
 
 
 def product(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return ``a @ b`` in ``dtype``, without rounding to the operands' dtype where torch can."""
+    """Return ``a @ b`` in ``dtype``, without rounding to the operands' dtype where torch can.
+
+    Shapes: ``a`` is (N, D), ``b`` (D, G), the product (N, G).
+    """
     if a.dtype == dtype:
         return a @ b
     if a.is_cuda and dtype == torch.float32 and _MM_TAKES_OUT_DTYPE:
