@@ -139,7 +139,8 @@ class PpoOptions(Options):
             if self.kl_penalty_coef != PpoOptions.kl_penalty_coef:
                 warnings.warn(
                     f"kl_penalty_coef is {self.kl_penalty_coef}, which has no effect with"
-                    f" policy_loss '{self.policy_loss}'. Use 'kl_penalty', or leave it at its default.",
+                    f" policy_loss '{self.policy_loss}'. Use 'kl_penalty', or leave it at its"
+                    " default.",
                     stacklevel=5,
                 )
             return
