@@ -35,7 +35,7 @@ def step_by_step(job, *, forget=True):
             latents.append(latent)
         return model.mlp(torch.cat(latents))
 
-    return build_peer("1.0: stand-in", [model], outputs, rollout.labels[0])
+    return build_peer("1.0: stand-in", [model], outputs, rollout.labels["actions"])
 
 
 def without_resets(job):
