@@ -81,9 +81,8 @@ class Progress:
             where = f"{self.done / self.total:4.0%}  {self.done}/{self.total}"
         metrics = "".join(f"  {name} {value}" for name, value in self.metrics.items())
         left = self.seconds_left(now)
-        return (
-            f"{where}{metrics}  left: stage {clock(left)}, all {clock(left + self.seconds_after)}"
-        )
+        rest = clock(left + self.seconds_after)
+        return f"{where}{metrics}  left: stage {clock(left)}, all {rest}"
 
     def __rich__(self) -> Text:
         """Return the same line for rich, which asks for it whenever it draws."""
