@@ -13,6 +13,9 @@ from scripts.pipeline.presets import Preset
 from scripts.pipeline.results import format_share, read_evaluation
 from scripts.pipeline.run_folder import Marker
 from scripts.pipeline.study import Study, seeded
+from scripts.templates import fill
+
+TEMPLATE = Path(__file__).with_name("learning.md.j2")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -139,27 +142,12 @@ def format_markdown(comparisons: list[Comparison], teacher: str, study: Study) -
     Returns:
         Markdown.
     """
-    share, ratio = f"{study.min_share_of_teacher:.0%}", f"{study.max_step_ratio:g}"
-    by_policy: dict[str, list[Comparison]] = {}
-    for comparison in comparisons:
-        by_policy.setdefault(comparison.learning.policy, []).append(comparison)
-    rows = [_cells(comparison) for group in by_policy.values() for comparison in group]
+    policies = dict.fromkeys(comparison.learning.policy for comparison in comparisons)
+    groups = {name: [c for c in comparisons if c.learning.policy == name] for name in policies}
+    rows = [_cells(comparison) for group in groups.values() for comparison in group]
     sides = ["left", *["right"] * (len(rows[0]) - 1)]
     table = tabulate(rows, "keys", tablefmt="pipe", colalign=sides, disable_numparse=True)
-    legend = (
-        f"The goal is {share} of the final training return of the seed's {teacher}. Steps are"
-        " environment steps of all environments together; steps to the goal include those before"
-        f" as a student, and none include the {teacher}'s own. Within: the evaluated return is"
-        f" {share} of the {teacher}'s or more, with at most {ratio} times its steps. In training"
-        " a return is first reached, not kept, and the first episodes begin at a random age, so"
-        " every curve starts low."
-    )
-    verdicts = [
-        f"- {name}: {sum(c.passed for c in group)} of {len(group)} seeds within"
-        for name, group in by_policy.items()
-        if name != teacher
-    ]
-    return "\n".join([table, "", legend, "", *verdicts, ""])
+    return fill(TEMPLATE, table=table, groups=groups, teacher=teacher, study=study)
 
 
 def _cells(comparison: Comparison) -> dict[str, object]:
