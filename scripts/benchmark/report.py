@@ -2,28 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from pathlib import Path
 
 from rsl_tbptt.bench.case import title
 from rsl_tbptt.bench.limit import DTYPES
 from rsl_tbptt.bench.tables import markdown, milliseconds
 from scripts.benchmark.results import DonesResult, MemoryResult, Results, SpeedResult
+from scripts.templates import fill
 
-HOW = (
-    "One update of each library in turn, after one to warm up; medians, and the ratio's median,"
-    " lowest and highest pair. Before, both left equal parameters on small copies of every row. T"
-    " steps, N environments, gradient_length K (rsl_rl's PPO cannot truncate and takes all T)."
-    " Products: what the update's matrix products alone would take at the highest rate below."
-)
-BFLOAT16_NOTE = (
-    "In bfloat16 rsl_rl's Distillation leaves its hidden state in bfloat16, at which the next"
-    " rollout of an LSTM stops with an error. The benchmark casts it back to float32 between its"
-    " updates, outside the timing."
-)
-MEMORY_HOW = (
-    "Peaks of a process of its own beyond its imports: models, storage, rollout and update; and of"
-    " update() alone beyond models, optimiser and storage; and what memory_plan() expected of it."
-)
+TEMPLATE = Path(__file__).with_name("report.md.j2")
 
 
 def format_report(results: Results, figures: dict[str, str]) -> str:
@@ -36,29 +23,19 @@ def format_report(results: Results, figures: dict[str, str]) -> str:
     Returns:
         Markdown.
     """
-    parts = [_heading(results)]
-    if results.speed:
-        parts += ["## Time of an update", HOW, _speed_table(results.speed)]
-        cases = [result.row.case for result in results.speed]
-        if any(case.algorithm == "distillation" and case.use_mixed_precision for case in cases):
-            parts.append(BFLOAT16_NOTE)
-        parts += ["## Dones and GRU", *map(_cost, results.dones), _gru_table(results.speed)]
-        parts += ["## Matrix products", _rates(results.rates)]
-    if results.memory:
-        parts += ["## Memory", MEMORY_HOW, _memory_table(results.memory)]
-    parts += ["## Targets", _targets([*results.speed, *results.dones, *results.memory])]
-    parts += [f"![{name}]({file})" for name, file in figures.items()]
-    return "\n\n".join(part for part in parts if part) + "\n"
-
-
-def _heading(results: Results) -> str:
-    about = results.about
-    names = ("rsl-tbptt", "rsl-rl-lib", "torch", "python")
-    versions = ", ".join(f"{name} {about['versions'][name]}" for name in names)
-    machine = ", ".join(about["machine"].values())
-    return (
-        f"# Benchmark\n\n{about['finished']}, {about['minutes']:.1f} minutes, {about['threads']}"
-        f" threads: {machine}. {versions}."
+    judged = [r for r in (*results.speed, *results.dones, *results.memory) if r.row.target]
+    return fill(
+        TEMPLATE,
+        results=results,
+        figures=figures,
+        title=title,
+        target=_target,
+        num_targets=len(judged),
+        missed=[r.row.name for r in judged if not r.row.reached(r.ratio)],
+        speed_table=_speed_table(results.speed),
+        gru_table=_gru_table(results.speed),
+        rates_table=_rates_table(results.rates),
+        memory_table=_memory_table(results.memory),
     )
 
 
@@ -75,15 +52,6 @@ def _speed_table(results: list[SpeedResult]) -> str:
     return markdown(heads, rows)
 
 
-def _cost(result: DonesResult) -> str:
-    """Say what dones cost us."""
-    case = result.row.case
-    return (
-        f"Our update takes {result.ratio:.2f} times as long at a done rate of {case.done_rate:g} as"
-        f" without dones ({title(case)}; target {_target(result)})."
-    )
-
-
 def _gru_table(results: list[SpeedResult]) -> str:
     """Say what a GRU brings beside an LSTM; return nothing without any."""
     ratios = {result.row.name: result.ratio for result in results}
@@ -97,7 +65,7 @@ def _gru_table(results: list[SpeedResult]) -> str:
     return markdown(heads, rows) if rows else ""
 
 
-def _rates(rates: dict[str, dict[str, float]]) -> str:
+def _rates_table(rates: dict[str, dict[str, float]]) -> str:
     shapes = rates[next(iter(DTYPES))]
     rows = [(shape, *(f"{rates[name][shape] / 1e9:.0f}" for name in DTYPES)) for shape in shapes]
     return markdown(("product, 10^9 operations per second", *DTYPES), rows)
@@ -113,13 +81,6 @@ def _memory_table(results: list[MemoryResult]) -> str:
         share = (f"{result.ratio:.3f}", _target(result))
         rows.append((title(result.row.case), *process, *share, *map(_mb, update)))
     return markdown((*heads, *further), rows)
-
-
-def _targets(results: Sequence[SpeedResult | DonesResult | MemoryResult]) -> str:
-    reached = [result.row.reached(result.ratio) for result in results]
-    missed = [r.row.name for r, well in zip(results, reached, strict=True) if well is False]
-    counted = f"{reached.count(True)} of {len(reached) - reached.count(None)} reached."
-    return f"{counted} Missed: {', '.join(missed)}." if missed else counted
 
 
 def _target(result: SpeedResult | DonesResult | MemoryResult) -> str:

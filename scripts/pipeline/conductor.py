@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rsl_tbptt.platforms.commands import child_environment, executable, shown
 from scripts.pipeline.process import Finished, run_logged, tail
-from scripts.pipeline.progress import Display, Progress, clock
+from scripts.pipeline.progress import Progress, clock, displayed
 from scripts.pipeline.run_folder import Marker, RunFolder, Stage
 
 
@@ -31,7 +31,6 @@ class Conductor:
         """
         self._run = run
         self._device = device
-        self._display = Display()
         self._measured = self._expected = 0.0
 
     def run_all(self, stages: Sequence[Stage]) -> dict[str, Marker]:
@@ -69,11 +68,11 @@ class Conductor:
         print(f"{title}\n  {shown(command)}", flush=True)
         # What this machine needed so far corrects the guesses for the rest.
         pace = self._measured / self._expected if self._expected else 1.0
-        progress = Progress(pace * stage.expected_seconds)
         seconds_after = pace * sum(s.expected_seconds for s in after)
+        progress = Progress(pace * stage.expected_seconds, seconds_after)
 
         began = time.time()
-        with self._display.stage(title, progress, seconds_after) as read:
+        with displayed(title, progress) as read:
             done = run_logged(
                 executable(command),
                 folder=self._run.path,

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
+
+from tabulate import tabulate
 
 from rsl_tbptt.checkpoints.agent_configs import agent_config
 from scripts.pipeline.figures import read_curves
@@ -12,19 +13,9 @@ from scripts.pipeline.presets import Preset
 from scripts.pipeline.results import format_share, read_evaluation
 from scripts.pipeline.run_folder import Marker
 from scripts.pipeline.study import Study, seeded
+from scripts.templates import fill
 
-COLUMNS = (
-    "policy",
-    "seed",
-    "return",
-    "of the teacher",
-    "environment steps",
-    "before, as a student",
-    "steps to the goal",
-    "/ teacher's to it",
-    "/ teacher's total",
-    "within",
-)
+TEMPLATE = Path(__file__).with_name("learning.md.j2")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -151,46 +142,29 @@ def format_markdown(comparisons: list[Comparison], teacher: str, study: Study) -
     Returns:
         Markdown.
     """
-    share, ratio = f"{study.min_share_of_teacher:.0%}", f"{study.max_step_ratio:g}"
-    by_policy: dict[str, list[Comparison]] = {}
-    for comparison in comparisons:
-        by_policy.setdefault(comparison.learning.policy, []).append(comparison)
-    rows = [_cells(comparison) for group in by_policy.values() for comparison in group]
-    table = [_line(COLUMNS), "|---|" + "---:|" * (len(COLUMNS) - 1), *map(_line, rows)]
-    legend = (
-        f"The goal is {share} of the final training return of the seed's {teacher}. Steps are"
-        " environment steps of all environments together; steps to the goal include those before"
-        f" as a student, and none include the {teacher}'s own. Within: the evaluated return is"
-        f" {share} of the {teacher}'s or more, with at most {ratio} times its steps. In training"
-        " a return is first reached, not kept, and the first episodes begin at a random age, so"
-        " every curve starts low."
-    )
-    verdicts = [
-        f"- {name}: {sum(c.passed for c in group)} of {len(group)} seeds within"
-        for name, group in by_policy.items()
-        if name != teacher
-    ]
-    return "\n".join([*table, "", legend, "", *verdicts, ""])
+    policies = dict.fromkeys(comparison.learning.policy for comparison in comparisons)
+    groups = {name: [c for c in comparisons if c.learning.policy == name] for name in policies}
+    rows = [_cells(comparison) for group in groups.values() for comparison in group]
+    sides = ["left", *["right"] * (len(rows[0]) - 1)]
+    table = tabulate(rows, "keys", tablefmt="pipe", colalign=sides, disable_numparse=True)
+    return fill(TEMPLATE, table=table, groups=groups, teacher=teacher, study=study)
 
 
-def _line(cells: Iterable[str]) -> str:
-    return f"| {' | '.join(cells)} |"
-
-
-def _cells(comparison: Comparison) -> list[str]:
-    learning = comparison.learning
-    return [
-        learning.policy,
-        str(learning.seed),
-        f"{learning.evaluated_return:.3f}",
-        format_share(comparison.share),
-        f"{learning.num_steps:,}",
-        f"{learning.num_earlier_steps:,}",
-        "never" if comparison.steps_to_goal is None else f"{comparison.steps_to_goal:,}",
-        _times(comparison.of_steps_to_goal),
-        _times(comparison.of_total_steps),
-        "yes" if comparison.passed else "no",
-    ]
+def _cells(comparison: Comparison) -> dict[str, object]:
+    """Return a row of the table by its columns."""
+    learning, goal = comparison.learning, comparison.steps_to_goal
+    return {
+        "policy": learning.policy,
+        "seed": learning.seed,
+        "return": f"{learning.evaluated_return:.3f}",
+        "of the teacher": format_share(comparison.share),
+        "environment steps": f"{learning.num_steps:,}",
+        "before, as a student": f"{learning.num_earlier_steps:,}",
+        "steps to the goal": "never" if goal is None else f"{goal:,}",
+        "/ teacher's to it": _times(comparison.of_steps_to_goal),
+        "/ teacher's total": _times(comparison.of_total_steps),
+        "within": "yes" if comparison.passed else "no",
+    }
 
 
 def _times(ratio: float | None) -> str:

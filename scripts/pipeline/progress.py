@@ -32,6 +32,8 @@ class Progress:
 
     expected_seconds: float
     """First guess of the duration."""
+    seconds_after: float = 0.0
+    """Estimated duration of the stages that follow."""
     start: float = field(default_factory=time.monotonic)
     done: int = 0
     total: int = 0
@@ -71,79 +73,58 @@ class Progress:
         pace = (now - first_time) / (self.done - first_done)
         return pace * (self.total - self.done)
 
-    def describe(self, seconds_after: float, now: float) -> str:
-        """Write where the stage is, its metrics and the remaining time.
-
-        Args:
-            seconds_after: Estimated duration of the stages that follow.
-            now: ``time.monotonic()``.
-
-        Returns:
-            One line.
-        """
+    def __str__(self) -> str:
+        """Write in one line where the stage is, its metrics and the remaining time."""
+        now = time.monotonic()
         where = f"starting, {clock(now - self.start)}"
         if self.total:
             where = f"{self.done / self.total:4.0%}  {self.done}/{self.total}"
         metrics = "".join(f"  {name} {value}" for name, value in self.metrics.items())
         left = self.seconds_left(now)
-        return f"{where}{metrics}  left: stage {clock(left)}, all {clock(left + seconds_after)}"
+        rest = clock(left + self.seconds_after)
+        return f"{where}{metrics}  left: stage {clock(left)}, all {rest}"
+
+    def __rich__(self) -> Text:
+        """Return the same line for rich, which asks for it whenever it draws."""
+        return Text(str(self))
 
 
-class Display:
-    """Where the run is: one line with a bar in a terminal, a line now and then elsewhere."""
+@contextmanager
+def displayed(
+    title: str, progress: Progress, file: IO[str] | None = None
+) -> Iterator[Callable[[str], None]]:
+    """Show a stage while it runs: a line with a bar in a terminal, one now and then elsewhere.
 
-    def __init__(self, file: IO[str] | None = None) -> None:
-        """Write to a file, by default standard output."""
-        self._console = Console(file=file)
+    Args:
+        title: Number and name of the stage.
+        progress: Its progress.
+        file: Where it is shown, by default standard output.
 
-    @contextmanager
-    def stage(
-        self, title: str, progress: Progress, seconds_after: float
-    ) -> Iterator[Callable[[str], None]]:
-        """Show a stage while it runs.
+    Yields:
+        A function that takes a line of the stage's output.
+    """
+    console = Console(file=file)
+    last_line = -LINE_EVERY_SECONDS
+    words = rich.progress.RenderableColumn(progress, table_column=Column(no_wrap=True))
+    with rich.progress.Progress(
+        *(escape(title), rich.progress.BarColumn(20), words),
+        console=console,
+        refresh_per_second=2,
+        transient=True,
+        disable=not console.is_terminal,
+    ) as bars:
+        task = bars.add_task("", total=None)
 
-        Args:
-            title: Number and name of the stage.
-            progress: Its progress.
-            seconds_after: Estimated duration of the stages that follow.
+        def read(line: str) -> None:
+            nonlocal last_line
+            progress.read(line)
+            bars.update(task, completed=progress.done, total=progress.total or None)
+            now = time.monotonic()
+            if not console.is_terminal and now - last_line >= LINE_EVERY_SECONDS:
+                last_line = now
+                console.out(f"{title}  {progress}", highlight=False)
 
-        Yields:
-            A function that takes a line of the stage's output.
-        """
-        last_line = -LINE_EVERY_SECONDS
-        described = _Described(progress, seconds_after)
-        columns = (escape(title), rich.progress.BarColumn(20), described)
-        with rich.progress.Progress(
-            *columns, console=self._console, transient=True, disable=not self._console.is_terminal
-        ) as bars:
-            task = bars.add_task("", total=None)
-
-            def read(line: str) -> None:
-                nonlocal last_line
-                progress.read(line)
-                bars.update(task, completed=progress.done, total=progress.total or None)
-                now = time.monotonic()
-                if not self._console.is_terminal and now - last_line >= LINE_EVERY_SECONDS:
-                    last_line = now
-                    text = progress.describe(seconds_after, now)
-                    self._console.out(f"{title}  {text}", highlight=False)
-
-            yield read
-
-
-class _Described(rich.progress.ProgressColumn):
-    """The stage in words. rich draws it twice a second, whether the command prints or not."""
-
-    max_refresh = 0.5
-
-    def __init__(self, progress: Progress, seconds_after: float) -> None:
-        """Take what :meth:`Progress.describe` needs."""
-        super().__init__(Column(no_wrap=True))
-        self._progress, self._seconds_after = progress, seconds_after
-
-    def render(self, task: rich.progress.Task) -> Text:
-        """Return the words."""
-        return Text(self._progress.describe(self._seconds_after, time.monotonic()))
+        yield read
 
 
 def clock(seconds: float) -> str:

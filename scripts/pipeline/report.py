@@ -6,8 +6,6 @@ import argparse
 from pathlib import Path
 from typing import Any
 
-import jinja2
-
 from rsl_tbptt.files import complete, write_json
 from rsl_tbptt.machine import machine, versions
 from rsl_tbptt.platforms import load_platform
@@ -16,6 +14,7 @@ from scripts.pipeline.presets import DEMO, Preset, default_run, load_preset
 from scripts.pipeline.progress import clock
 from scripts.pipeline.results import collect, format_share, read_evaluation
 from scripts.pipeline.run_folder import Marker, RunFolder
+from scripts.templates import fill
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 
@@ -89,10 +88,8 @@ def render(
     names = list(preset.policies)
     evaluations = {name: read_evaluation(run.path, name) for name in names}
     curves = {name: read_curves((run.path / markers[name].output).parent) for name in names}
-    template = jinja2.Environment(autoescape=True, undefined=jinja2.StrictUndefined).from_string(
-        TEMPLATE.read_text(encoding="utf-8")
-    )
-    return template.render(
+    return fill(
+        TEMPLATE,
         results=results,
         animation=animate(evaluations, run.path / "animation.gif"),
         curves=plot_curves(curves),

@@ -5,7 +5,7 @@ import io
 import pytest
 
 from scripts.pipeline import progress as progress_module
-from scripts.pipeline.progress import Display, Progress
+from scripts.pipeline.progress import Progress, displayed
 
 RSL_RL_OUTPUT = (
     "################################################################################",
@@ -68,19 +68,18 @@ def test_time_left_follows_the_pace_without_the_start_up(clock):
 
 
 def test_line_names_place_metrics_and_both_times(clock):
-    progress = Progress(expected_seconds=1.0, start=clock.now)
+    progress = Progress(expected_seconds=1.0, seconds_after=61.0, start=clock.now)
     progress.read("[progress] 2/10")
     clock.now += 10.0
     progress.read("[progress] 4/10")
     progress.read("  Mean reward: 1.5")
-    line = progress.describe(61.0, clock.now)
-    assert line == " 40%  4/10  reward 1.5  left: stage 0:30, all 1:31"
+    assert str(progress) == " 40%  4/10  reward 1.5  left: stage 0:30, all 1:31"
 
 
 def test_without_a_terminal_lines_are_spaced(clock):
     stream = io.StringIO()
     title, progress = "[1/3] " + 200 * "x", Progress(expected_seconds=60.0, start=clock.now)
-    with Display(stream).stage(title, progress, 0.0) as read:
+    with displayed(title, progress, stream) as read:
         for number in range(25):
             read(f"[progress] {number}/25" if number > 2 else "")
             clock.now += 1.0
@@ -107,7 +106,7 @@ def terminal(monkeypatch):
 
 def test_in_a_terminal_one_line_is_rewritten(terminal):
     progress = Progress(expected_seconds=60.0)
-    with Display(terminal).stage("[1/3] teacher", progress, 0.0) as read:
+    with displayed("[1/3] teacher", progress, terminal) as read:
         read("[progress] 3/4")
     shown = terminal.getvalue()
     assert "[1/3] teacher" in shown
@@ -120,7 +119,7 @@ def test_a_stage_that_fails_gives_the_terminal_back(terminal):
     hidden, shown = "\x1b[?25l", "\x1b[?25h"  # the cursor
 
     def interrupted():
-        with Display(terminal).stage("stage", progress, 0.0):
+        with displayed("stage", progress, terminal):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

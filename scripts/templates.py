@@ -1,0 +1,27 @@
+"""Reports from templates: what they say stands there, what was measured comes from the scripts."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import jinja2
+
+
+def fill(template: Path, **values: object) -> str:
+    """Fill a template.
+
+    Args:
+        template: File that ends in ``.html.j2``, whose values are escaped, or in ``.md.j2``.
+        **values: What it names; a name that is missing is an error.
+
+    Returns:
+        HTML or Markdown.
+    """
+    environment = jinja2.Environment(
+        loader=jinja2.FileSystemLoader(template.parent),
+        autoescape=jinja2.select_autoescape(["html.j2"]),
+        undefined=jinja2.StrictUndefined,
+        trim_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return environment.get_template(template.name).render(values)
