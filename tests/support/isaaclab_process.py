@@ -124,5 +124,6 @@ def variables(environment):
 
 
 if __name__ == "__main__":
+    sys.path[0] = str(Path(__file__).parents[1])  # where test files find their helpers
     work(os.fdopen(int(sys.argv[1]), "w"))
     os._exit(0)  # the interpreter takes seconds to forget a simulator
