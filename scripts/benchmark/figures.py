@@ -4,12 +4,10 @@ from __future__ import annotations
 
 from pathlib import Path
 
-import matplotlib as mpl
-from matplotlib import pyplot as plt
 from matplotlib.axes import Axes
 
 from scripts.benchmark.results import MemoryResult, Results, SpeedResult
-from scripts.figure_style import PALETTE, STYLE
+from scripts.figure_style import PALETTE, drawn_svg
 
 OURS, RSL_RL, LIMIT = PALETTE[0], PALETTE[2], "0.4"
 
@@ -34,17 +32,13 @@ def save_figures(results: Results, folder: Path) -> dict[str, str]:
         "Memory of the process over the length of the rollout": ("memory.svg", draw_memory, peaks),
     }
     saved = {}
-    # Text stays text, which keeps the file small.
-    with mpl.rc_context({**STYLE, "svg.fonttype": "none"}):
-        for title, (file, draw, points) in figures.items():
-            if points:
-                figure, axes = plt.subplots(figsize=(6, 4), layout="constrained")
+    for title, (file, draw, points) in figures.items():
+        if points:
+            with drawn_svg(folder / file, figsize=(6, 4)) as axes:
                 draw(axes, points)
                 axes.set(title=title)
                 axes.legend(frameon=False)
-                figure.savefig(folder / file, format="svg", metadata={"Date": None})
-                plt.close(figure)
-                saved[title] = file
+            saved[title] = file
     return saved
 
 

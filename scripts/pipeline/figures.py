@@ -10,13 +10,12 @@ from itertools import cycle
 from pathlib import Path
 from typing import Any
 
-import matplotlib as mpl
 from matplotlib import pyplot as plt
 from matplotlib.animation import FuncAnimation, PillowWriter
 from matplotlib.axes import Axes
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from scripts.figure_style import PALETTE, STYLE
+from scripts.figure_style import PALETTE, drawn_svg
 
 FALLEN = "#d55e00"
 NUM_JOINTS = 2
@@ -60,8 +59,8 @@ def plot_curves(curves: dict[str, dict[str, Curve]]) -> str:
     Returns:
         An SVG image as a data URI.
     """
-    with mpl.rc_context(STYLE):
-        figure, (reward, loss) = plt.subplots(1, 2, figsize=(10, 3.4), layout="constrained")
+    image = io.BytesIO()
+    with drawn_svg(image, fonttype="path", ncols=2, figsize=(10, 3.4)) as (reward, loss):
         for name, colour in colours(curves).items():
             if "Train/mean_reward" in curves[name]:
                 reward.plot(*curves[name]["Train/mean_reward"], color=colour, label=name)
@@ -72,7 +71,7 @@ def plot_curves(curves: dict[str, dict[str, Curve]]) -> str:
         for axes in (reward, loss):
             if axes.get_legend_handles_labels()[0]:
                 axes.legend(frameon=False)
-        return _svg(figure)
+    return _data_uri("image/svg+xml", image.getvalue())
 
 
 def plot_returns(returns: dict[str, list[float]], intervals: dict[str, list[float]]) -> str:
@@ -85,8 +84,8 @@ def plot_returns(returns: dict[str, list[float]], intervals: dict[str, list[floa
     Returns:
         An SVG image as a data URI.
     """
-    with mpl.rc_context(STYLE):
-        figure, axes = plt.subplots(figsize=(10, 2.2), layout="constrained")
+    image = io.BytesIO()
+    with drawn_svg(image, fonttype="path", figsize=(10, 2.2)) as axes:
         colour = colours(returns)
         for row, name in enumerate(reversed(list(returns))):
             # Spread vertically in a fixed pattern, so that equal returns remain visible.
@@ -96,14 +95,7 @@ def plot_returns(returns: dict[str, list[float]], intervals: dict[str, list[floa
         axes.set_yticks(range(len(returns)), list(reversed(list(returns))))
         axes.set(title="Return of each episode; black: 95 % interval of the mean")
         axes.grid(axis="y", visible=False)
-        return _svg(figure)
-
-
-def _svg(figure: Any) -> str:
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="svg", metadata={"Date": None})
-    plt.close(figure)
-    return _data_uri("image/svg+xml", buffer.getvalue())
+    return _data_uri("image/svg+xml", image.getvalue())
 
 
 def _data_uri(kind: str, content: bytes) -> str:

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 from pathlib import Path
+from statistics import fmean
 
-import matplotlib as mpl
-from matplotlib import pyplot as plt
-
-from scripts.figure_style import STYLE
+from scripts.figure_style import drawn_svg
 from scripts.pipeline.figures import colours
 from scripts.pipeline.learning import Learning
 from scripts.pipeline.study import Study
@@ -27,16 +25,15 @@ def save_learning(learnings: list[Learning], teacher: str, study: Study, path: P
     policies: dict[str, list[Learning]] = {}
     for learning in learnings:
         policies.setdefault(learning.policy, []).append(learning)
-    # Text stays text, which keeps the file small.
-    with mpl.rc_context(STYLE), mpl.rc_context({"svg.fonttype": "none"}):
-        figure, axes = plt.subplots(figsize=(9, 4), layout="constrained")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with drawn_svg(path, figsize=(9, 4)) as axes:
         colour = colours(policies)
         for name, seeds in policies.items():
             steps, mean, low, high = band([learning.curve for learning in seeds])
             axes.plot(steps, mean, color=colour[name], label=label(name, seeds[0]))
             axes.fill_between(steps, low, high, color=colour[name], alpha=0.2, lw=0)
         finals = [learning.final_return for learning in policies[teacher]]
-        goal = study.min_share_of_teacher * sum(finals) / len(finals)
+        goal = study.min_share_of_teacher * fmean(finals)
         title = f"{study.min_share_of_teacher:.0%} of the {teacher}"
         axes.axhline(goal, color="0.4", lw=1, ls="--", label=title)
         axes.set(
@@ -46,9 +43,6 @@ def save_learning(learnings: list[Learning], teacher: str, study: Study, path: P
         )
         axes.xaxis.set_major_formatter(lambda step, _: f"{step / 1e6:g}")
         axes.legend(frameon=False, loc="lower right")
-        path.parent.mkdir(parents=True, exist_ok=True)
-        figure.savefig(path, format="svg", metadata={"Date": None})
-        plt.close(figure)
 
 
 def band(curves: list[dict[int, float]]) -> Band:
@@ -62,7 +56,7 @@ def band(curves: list[dict[int, float]]) -> Band:
     """
     steps = sorted(set.intersection(*(set(curve) for curve in curves)))
     values = [[curve[step] for curve in curves] for step in steps]
-    means = [sum(at_step) / len(at_step) for at_step in values]
+    means = [fmean(at_step) for at_step in values]
     return steps, means, [min(at_step) for at_step in values], [max(at_step) for at_step in values]
 
 
