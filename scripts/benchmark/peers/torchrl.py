@@ -6,6 +6,7 @@
 from __future__ import annotations
 
 import logging
+from functools import partial
 from importlib.metadata import version
 
 import torch
@@ -22,28 +23,14 @@ MODULES = {"lstm": (LSTMModule, ["h", "c"]), "gru": (GRUModule, ["h"])}
 logging.getLogger("torch._higher_order_ops.partitioner").disabled = True
 
 
-def pad(job: Job) -> Peer:
-    """Cut the rollout into episodes and pack them: the default."""
-    return _build(job, "pad", 'recurrent_backend="pad" (the default), which packs the episodes')
-
-
-def scan(job: Job) -> Peer:
-    """Loop over the steps in torch's scan operator."""
-    return _build(job, "scan", 'recurrent_backend="scan", uncompiled')
-
-
-def triton(job: Job) -> Peer:
-    """Run TorchRL's Triton kernels.
+def build(job: Job, backend: str, remark: str) -> Peer:
+    """Run the module with one of its backends.
 
     Raises:
-        NotImplementedError: On CPU.
+        NotImplementedError: If the backend needs a GPU and gets none.
     """
-    if job.device == "cpu":
+    if backend == "triton" and job.device == "cpu":
         raise NotImplementedError('recurrent_backend="triton" needs a GPU')
-    return _build(job, "triton", 'recurrent_backend="triton"')
-
-
-def _build(job: Job, backend: str, description: str) -> Peer:
     source = Network(job, batch_first=True)
     module, states = MODULES[job.rnn_type]
     rnn = module(
@@ -61,5 +48,10 @@ def _build(job: Job, backend: str, description: str) -> Peer:
         inputs = {"obs": obs, "is_init": starts.unsqueeze(-1)}
         return policy(TensorDict(inputs, batch_size=starts.shape))["actions"]
 
-    how = f"{version('torchrl')}: {module.__name__} in recurrent mode, {description}"
-    return build_peer(how, [source], outputs, labels)
+    how = f'{module.__name__} in recurrent mode, recurrent_backend="{backend}"{remark}'
+    return build_peer(f"{version('torchrl')}: {how}", [source], outputs, labels)
+
+
+pad = partial(build, backend="pad", remark=" (the default), which packs the episodes")
+scan = partial(build, backend="scan", remark=", uncompiled")
+triton = partial(build, backend="triton", remark="")
