@@ -84,13 +84,7 @@ class Conductor:
         self._measured += done.seconds
         self._expected += stage.expected_seconds
         print(f"{title}  done in {clock(done.seconds)}, peak memory {done.peak_memory_gb:.2f} GB\n")
-        return self._run.finish(
-            stage,
-            output,
-            command=shown(command),
-            seconds=done.seconds,
-            peak_memory_gb=done.peak_memory_gb,
-        )
+        return self._run.finish(stage, output, shown(command), done)
 
     def _output(self, stage: Stage, done: Finished, began: float) -> Path:
         """Find the result of a command that has ended.

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
+import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from rsl_tbptt.files import write_json
+from scripts.pipeline.process import Finished
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -60,9 +61,7 @@ class RunFolder:
         self.stages = self.path / "stages"
         try:
             self.stages.mkdir(parents=True, exist_ok=True)
-            probe = self.stages / f".probe-{os.getpid()}"
-            probe.write_text("")
-            probe.unlink()
+            tempfile.TemporaryFile(dir=self.stages).close()
         except OSError as error:
             raise ValueError(
                 f"The run folder is {path}, expected one that can be written ({error.strerror}):"
@@ -105,17 +104,14 @@ class RunFolder:
         """Take a stage's marker away: from here on it is unfinished."""
         (self.stages / f"{stage.name}.json").unlink(missing_ok=True)
 
-    def finish(
-        self, stage: Stage, output: Path, *, command: str, seconds: float, peak_memory_gb: float
-    ) -> Marker:
+    def finish(self, stage: Stage, output: Path, command: str, done: Finished) -> Marker:
         """Leave a stage's marker.
 
         Args:
             stage: The stage.
             output: Its result, inside the run folder.
             command: What was run, as shown.
-            seconds: Duration.
-            peak_memory_gb: Largest resident memory, in 10^9 bytes.
+            done: How it ended.
 
         Returns:
             The marker.
@@ -124,8 +120,8 @@ class RunFolder:
             fingerprint=self.fingerprint(stage),
             output=output.relative_to(self.path).as_posix(),
             command=command,
-            seconds=round(seconds, 1),
-            peak_memory_gb=round(peak_memory_gb, 2),
+            seconds=round(done.seconds, 1),
+            peak_memory_gb=round(done.peak_memory_gb, 2),
             finished_at=time.time(),
         )
         write_json(self.stages / f"{stage.name}.json", asdict(marker))

@@ -6,6 +6,7 @@ from scripts.pipeline import __main__ as pipeline
 from scripts.pipeline.__main__ import main
 from scripts.pipeline.conductor import unfinished
 from scripts.pipeline.presets import DEMO, FINETUNE, load_preset
+from scripts.pipeline.process import Finished
 from scripts.pipeline.run_folder import RunFolder
 from scripts.pipeline.stages import pipeline_stages
 
@@ -36,7 +37,7 @@ def finish_all(run, preset):
     output = run.path / "output"
     output.touch()
     for stage in stages(run, preset).values():
-        run.finish(stage, output, command="", seconds=1.0, peak_memory_gb=1.0)
+        run.finish(stage, output, "", Finished(0, 1.0, 1.0))
 
 
 def changed(preset, section, **changes):

@@ -14,6 +14,7 @@ from rsl_tbptt.evaluation import summarise
 from rsl_tbptt.files import write_json
 from scripts.pipeline import report
 from scripts.pipeline.presets import DEMO, FINETUNE, load_preset
+from scripts.pipeline.process import Finished
 from scripts.pipeline.results import collect, format_table
 from scripts.pipeline.run_folder import RunFolder
 from scripts.pipeline.stages import pipeline_stages
@@ -62,7 +63,7 @@ def finished_run(folder, file):
         output = run.path / "exported" / "parity.json"
         if stage.name in preset.policies:
             output = write_training_log(run.path, stage.name)
-        run.finish(stage, output, command=f"do {stage.name}", seconds=61.0, peak_memory_gb=1.5)
+        run.finish(stage, output, f"do {stage.name}", Finished(0, 61.0, 1.5))
     return run
 
 
