@@ -77,13 +77,10 @@ class RunFolder:
 
         A stage that ran again changes the digest of all that follow, even with equal settings.
         """
-        needs = {name: self._finished_at(name) for name in stage.needs}
+        markers = {name: self.marker(name) for name in stage.needs}
+        needs = {name: marker and marker.finished_at for name, marker in markers.items()}
         text = json.dumps({"settings": stage.settings, "needs": needs}, sort_keys=True)
         return hashlib.sha256(text.encode()).hexdigest()[:16]
-
-    def _finished_at(self, name: str) -> float | None:
-        marker = self.marker(name)
-        return None if marker is None else marker.finished_at
 
     def marker(self, name: str) -> Marker | None:
         """Read a stage's marker; None if it has none or an unreadable one."""
