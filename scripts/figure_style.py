@@ -1,7 +1,5 @@
 """What all figures have in common."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path

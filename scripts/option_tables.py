@@ -7,8 +7,6 @@ between the marks is replaced::
     <!-- end -->
 """
 
-from __future__ import annotations
-
 import ast
 import inspect
 import itertools

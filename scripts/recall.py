@@ -4,8 +4,6 @@
 A cue has to be named `--recall-length` steps after it was shown. The answer is worth 1, guessing 0.
 """
 
-from __future__ import annotations
-
 import argparse
 import contextlib
 import io

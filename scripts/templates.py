@@ -1,7 +1,5 @@
 """Reports from templates: what they say stands there, what was measured comes from the scripts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import jinja2

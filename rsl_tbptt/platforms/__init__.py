@@ -27,6 +27,26 @@ class Trained:
     """Name of the agent's config in the task's registration; empty where ids have one each."""
 
 
+@dataclass(frozen=True, kw_only=True)
+class Training:
+    """A training that a platform's own command runs."""
+
+    task: str
+    """The task, in mjlab without the agent's name at its end."""
+    agent: str
+    """Name of the agent's config."""
+    num_envs: int
+    """Environments to simulate."""
+    iterations: int
+    """Rollouts and updates."""
+    seed: int
+    """Seed of environment and agent."""
+    run_name: str
+    """Suffix of the log folder."""
+    checkpoint: Path | None = None
+    """File of the policy to start from; None trains from scratch."""
+
+
 class Platform(Protocol):
     """A module that opens a platform's environments and writes its commands."""
 
@@ -114,6 +134,25 @@ class Platform(Protocol):
         Returns:
             A function to lists of ``num_envs`` positions by joint name, in m or rad, joints in the
             robot's order; to nothing where there are no joints to read.
+        """
+        ...
+
+    def task_id(self, task: str, agent: str) -> str:
+        """Return the registered id of a task; whatever the agent, it has the same environment."""
+        ...
+
+    def train_command(self, training: Training, *, device: str) -> list[str]:
+        """Write the platform's own command that trains a policy.
+
+        Args:
+            training: The training.
+            device: Device of simulation and learning, for example ``cpu`` or ``cuda:0``.
+
+        Returns:
+            The command as a user would type it.
+
+        Raises:
+            ValueError: If the platform has none.
         """
         ...
 

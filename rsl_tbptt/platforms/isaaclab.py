@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from rsl_tbptt.platforms import Trained
+from rsl_tbptt.platforms import Trained, Training
 
 TITLE = "Isaac Lab"
 EXTRA = "isaaclab"
@@ -130,6 +130,23 @@ def joint_reader(env: Any, num_envs: int) -> Callable[[], dict[str, list[float]]
         return dict(zip(robot.joint_names, positions.T.tolist(), strict=True))
 
     return read
+
+
+def task_id(task: str, agent: str) -> str:
+    """Return the task itself: its agents are keys of its registration."""
+    return task
+
+
+def train_command(training: Training, *, device: str) -> list[str]:
+    """Write `isaaclab train`; see :class:`rsl_tbptt.platforms.Platform`."""
+    command = ["isaaclab", "train", "--rl_library", "rsl_rl", "--task", training.task]
+    command += ["--agent", training.agent]
+    if training.checkpoint is not None:
+        command += ["--checkpoint", str(training.checkpoint)]
+    command += ["--num_envs", str(training.num_envs)]
+    command += ["--max_iterations", str(training.iterations)]
+    command += ["--seed", str(training.seed), "--run_name", training.run_name]
+    return [*command, *placement(training.task, device)]
 
 
 def play_command(trained: Trained, checkpoint: Path, *, num_envs: int, device: str) -> list[str]:

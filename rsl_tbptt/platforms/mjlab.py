@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from rsl_tbptt.platforms import Trained
+from rsl_tbptt.platforms import Trained, Training
 
 TITLE = "mjlab"
 EXTRA = "mjlab"
@@ -18,6 +18,9 @@ PROGRAM = "play"
 PACKAGES = ("mjlab", "mujoco", "mujoco-warp", "warp-lang")
 ENV = Path("params", "env.yaml")
 """Where mjlab writes the environment's config, beside the checkpoints."""
+
+LOG_ROOT = Path("logs", "rsl_rl")
+"""Where mjlab logs, below the working directory, if it is not told otherwise."""
 
 
 def trained_here(checkpoint: Path) -> bool:
@@ -126,6 +129,31 @@ def joint_reader(env: Any, num_envs: int) -> Callable[[], dict[str, list[float]]
         return dict(zip(robot.joint_names, positions.T.tolist(), strict=True))
 
     return read
+
+
+def task_id(task: str, agent: str) -> str:
+    """Return ``<task>-<agent>``: mjlab has one agent per id."""
+    return f"{task}-{agent}"
+
+
+def train_command(training: Training, *, device: str) -> list[str]:
+    """Write mjlab's `train`; see :class:`rsl_tbptt.platforms.Platform`."""
+    command = ["train", task_id(training.task, training.agent)]
+    command += ["--env.scene.num-envs", str(training.num_envs)]
+    command += ["--agent.max-iterations", str(training.iterations)]
+    command += ["--agent.seed", str(training.seed), "--agent.run-name", training.run_name]
+    if training.checkpoint is not None:
+        command += _resume(training.checkpoint)
+    gpus = "None" if device == "cpu" else f"[{device.removeprefix('cuda:')}]"
+    return [*command, "--gpu-ids", gpus]
+
+
+def _resume(checkpoint: Path) -> list[str]:
+    """Return the arguments that load ``<log root>/<experiment>/<run>/<file>`` before training."""
+    log_root = checkpoint.parent.parent.parent
+    arguments = [] if log_root == LOG_ROOT else ["--log-root", str(log_root)]
+    run = ["--agent.load-run", checkpoint.parent.name, "--agent.load-checkpoint", checkpoint.name]
+    return [*arguments, "--agent.resume", "True", *run]
 
 
 def play_command(trained: Trained, checkpoint: Path, *, num_envs: int, device: str) -> list[str]:

@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rsl_tbptt.platforms import Trained
+from rsl_tbptt.platforms import Trained, Training
 
 TITLE = "rsl_rl alone"
 EXTRA = TASKS = PROGRAM = None
@@ -111,6 +111,20 @@ def step_seconds(env: Any) -> float | None:
 def joint_reader(env: Any, num_envs: int) -> Callable[[], dict[str, list[float]]]:
     """Return a function to no joints: rsl_rl knows none."""
     return dict
+
+
+def task_id(task: str, agent: str) -> str:
+    """Return the task itself."""
+    return task
+
+
+def train_command(training: Training, *, device: str) -> NoReturn:
+    """Say that there is no such command.
+
+    Raises:
+        ValueError: Always.
+    """
+    raise ValueError(f"The platform of {training.run_name} is rsl_rl alone, which has no command.")
 
 
 def play_command(trained: Trained, checkpoint: Path, *, num_envs: int, device: str) -> NoReturn:

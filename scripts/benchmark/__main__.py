@@ -2,10 +2,7 @@
 
 suite: time and memory beside the installed rsl_rl's for all rows of a table, with figures.
 
-speed: time of one update beside rsl_rl's, alternating in one run, after a check that both leave
-equal parameters; the same as `rsl-tbptt bench`.
-
-profile: where the time of one update goes.
+Of one case: `rsl-tbptt bench`, with --memory and --profile.
 
 rollout-memory: the memory that the update of recurrent PPO takes beyond the rollout storage, for a
 rollout and one twice as long, at the same gradient_length. Each in its own process.
@@ -13,8 +10,6 @@ rollout and one twice as long, at the same gradient_length. Each in its own proc
 peers: one gradient through a recurrent network beside other libraries, which
 `make .peers/.installed` installs beside the environment.
 """
-
-from __future__ import annotations
 
 import argparse
 import sys
@@ -58,15 +53,9 @@ def parse_args() -> argparse.Namespace:
     suite.add_argument("--quick", action="store_true", help="tiny rows: to test, not to measure")
     suite.add_argument("--device", default="cpu", help="cpu or cuda:<index>")
     suite.set_defaults(measure=run_suite)
-    for name, measure, text in (
-        ("speed", bench.run, "time of one update beside rsl_rl's"),
-        ("profile", print_profile, "where the time of one update goes"),
-        ("rollout-memory", print_rollout_memory, "memory of one update"),
-    ):
-        one_case = benchmarks.add_parser(name, help=text)
-        add = bench.add_arguments if name == "speed" else bench.add_case_arguments
-        add(one_case)
-        one_case.set_defaults(measure=measure)
+    memory = benchmarks.add_parser("rollout-memory", help="memory of one update")
+    bench.add_case_arguments(memory)
+    memory.set_defaults(measure=print_rollout_memory)
     peers = benchmarks.add_parser("peers", help="one gradient beside other libraries'")
     peers.add_argument("--rnn-type", choices=["lstm", "gru"], default="lstm")
     for option, default in PEERS_JOB.items():
@@ -99,14 +88,6 @@ def run_suite(args: argparse.Namespace) -> None:
     report = format_report(results, save_figures(results, args.output))
     (args.output / "benchmark.md").write_text(report, encoding="utf-8")
     print(f"{report}\nwrote {args.output}")
-
-
-def print_profile(args: argparse.Namespace) -> None:
-    """Print the share of each kind of operation."""
-    case = bench.case_from(args)
-    from rsl_tbptt.bench import tables
-
-    print(f"{tables.heading(case)}\n\n{tables.profile(case)}")
 
 
 def print_rollout_memory(args: argparse.Namespace) -> None:

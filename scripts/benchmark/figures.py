@@ -1,7 +1,5 @@
 """Figures of the benchmark."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from matplotlib.axes import Axes

@@ -1,7 +1,5 @@
 """The benchmark's results as Markdown."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from rsl_tbptt.bench.case import title

@@ -1,7 +1,5 @@
 """What one run of the benchmark measured, and what follows from it."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The rows of the benchmark, which rows.yaml lists: what is measured, how often, with what aim."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """All rows of the benchmark in one run."""
 
-from __future__ import annotations
-
 import multiprocessing
 import sys
 import time

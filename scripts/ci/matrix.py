@@ -3,8 +3,6 @@
 The rows are in matrix.toml. `make test-matrix` makes the environments and runs this.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

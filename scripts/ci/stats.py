@@ -3,8 +3,6 @@
 Lines of code are those of Python files without blank lines, comments and docstrings.
 """
 
-from __future__ import annotations
-
 import ast
 import io
 import re

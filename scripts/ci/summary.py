@@ -1,7 +1,5 @@
 """Print one line such as pytest's last for several runs, from the JUnit files that they left."""
 
-from __future__ import annotations
-
 import sys
 from collections import Counter
 from pathlib import Path

@@ -5,8 +5,6 @@ Every stage is one command, shown as it runs; training is the platform's own. St
 finished with the same settings are not run again, so an interrupted run goes on where it was.
 """
 
-from __future__ import annotations
-
 import json
 import time
 from pathlib import Path

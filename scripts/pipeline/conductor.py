@@ -1,7 +1,5 @@
 """Run stages one after the other, with progress and remaining time on the screen."""
 
-from __future__ import annotations
-
 import argparse
 import signal
 import sys

@@ -4,8 +4,6 @@ Writes table.md into the run folder and a figure of the learning curves. Stages 
 with the same settings are not run again, so an interrupted run goes on where it was.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 from pathlib import Path

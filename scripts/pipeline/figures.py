@@ -1,7 +1,5 @@
 """Figures of the report: learning curves and the animation, as data URIs."""
 
-from __future__ import annotations
-
 import base64
 import io
 import math
@@ -12,16 +10,11 @@ from typing import Any
 
 from matplotlib import pyplot as plt
 from matplotlib.animation import FuncAnimation, PillowWriter
-from matplotlib.axes import Axes
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
+from rsl_tbptt_tasks.cartpole_drawing import NUM_JOINTS, CartpoleDrawing
 from scripts.figure_style import PALETTE, drawn_svg
 
-FALLEN = "#d55e00"
-NUM_JOINTS = 2
-"""Of a cartpole: the slider first, then the hinge."""
-POLE_LENGTH = 0.6
-"""Drawn length in m; the report shows motion, not scale."""
 FRAMES_PER_SECOND = 15
 
 Curve = tuple[list[int], list[float]]
@@ -124,7 +117,7 @@ def animate(evaluations: dict[str, dict[str, Any]], scratch: Path) -> str | None
     )
     colour = colours(evaluations)
     panels = [
-        Panel(axes, evaluation["recorded"][row], name if row == 0 else "", colour[name])
+        CartpoleDrawing(axes, evaluation["recorded"][row], name if row == 0 else "", colour[name])
         for row in range(rows)
         for axes, (name, evaluation) in zip(grid[row], evaluations.items(), strict=True)
     ]
@@ -140,29 +133,3 @@ def animate(evaluations: dict[str, dict[str, Any]], scratch: Path) -> str | None
     content = scratch.read_bytes()
     scratch.unlink()
     return _data_uri("image/gif", content)
-
-
-class Panel:
-    """One robot of the animation."""
-
-    def __init__(self, axes: Axes, robot: dict[str, list[float]], title: str, colour: str) -> None:
-        """Prepare the axes for an episode of joint positions."""
-        self._cart, self._pole = robot.values()
-        axes.set(xlim=(-1.7, 1.7), ylim=(-0.2, 0.85), aspect="equal", title=title)
-        axes.axis("off")
-        axes.axhline(0.0, color="0.7", lw=1, zorder=0)
-        (self._cart_line,) = axes.plot([], [], color=colour, lw=9, solid_capstyle="butt")
-        (self._pole_line,) = axes.plot([], [], color="0.2", lw=3, solid_capstyle="round")
-        self._clock = axes.text(-1.65, 0.75, "", fontsize=8, color="0.4")
-
-    def draw(self, step: int, num_steps: int, step_seconds: float) -> None:
-        """Move to a step; after a fall the last position stays."""
-        last = len(self._cart) - 1
-        cart, angle = self._cart[min(step, last)], self._pole[min(step, last)]
-        tip = (cart + POLE_LENGTH * math.sin(angle), POLE_LENGTH * math.cos(angle))
-        self._cart_line.set_data([cart - 0.15, cart + 0.15], [0, 0])
-        self._pole_line.set_data([cart, tip[0]], [0, tip[1]])
-        fallen = step > last and len(self._cart) < num_steps
-        self._pole_line.set_color(FALLEN if fallen else "0.2")
-        seconds = min(step, last) * step_seconds
-        self._clock.set_text(f"ended after {seconds:.1f} s" if fallen else f"{seconds:.1f} s")

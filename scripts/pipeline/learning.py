@@ -1,7 +1,5 @@
 """How policies learned with every seed, held against the teacher of their seed."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from pathlib import Path
 

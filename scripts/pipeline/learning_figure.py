@@ -1,7 +1,5 @@
 """The learning curves of several seeds as one figure."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from statistics import fmean
 

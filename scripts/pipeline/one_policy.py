@@ -1,7 +1,5 @@
 """One policy of a preset, trained on its own."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """A preset: what a file such as ``configs/demo.yaml`` may contain."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
@@ -91,7 +89,7 @@ class Verdict(Section):
     """The policy is not clearly below this policy."""
 
     @model_validator(mode="after")
-    def _one_of_three(self) -> Verdict:
+    def _one_of_three(self) -> "Verdict":
         given = self.model_dump(exclude={"policy"}, exclude_none=True)
         if len(given) != 1:
             raise ValueError(

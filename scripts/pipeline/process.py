@@ -1,7 +1,5 @@
 """Run a command, keep its output in a file, watch it line by line."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import time

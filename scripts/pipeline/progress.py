@@ -1,7 +1,5 @@
 """Progress and remaining time, read from what a command prints."""
 
-from __future__ import annotations
-
 import re
 import time
 from collections.abc import Callable, Iterator

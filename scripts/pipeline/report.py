@@ -1,7 +1,5 @@
 """Write results.json and one self-contained report.html into a finished run folder."""
 
-from __future__ import annotations
-
 import argparse
 from pathlib import Path
 from typing import Any

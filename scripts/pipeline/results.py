@@ -1,7 +1,5 @@
 """A run's result: what its stages left, as one table with verdicts."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Stages of a run that are done once: what a stage depends on, and whether it is finished."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import tempfile

@@ -1,7 +1,5 @@
 """A preset's stages: what each runs, what it depends on, where its result lies."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 
@@ -9,7 +7,7 @@ from rsl_tbptt.machine import versions
 from rsl_tbptt.platforms import load_platform
 from scripts.pipeline.presets import Preset, Section
 from scripts.pipeline.run_folder import RunFolder, Stage
-from scripts.pipeline.training import find_checkpoint, task_id, train_command
+from scripts.pipeline.training import find_checkpoint, train_command
 
 REPORT = Path(__file__).resolve().parents[1] / "report.py"
 REPORT_SECONDS = 25.0
@@ -77,7 +75,7 @@ def evaluation_stage(run: RunFolder, preset: Preset, name: str, device: str) -> 
     evaluation = preset.evaluation
     output = Path("evaluation") / f"{name}.json"
     settings = _without(evaluation, "expected_seconds")
-    task = task_id(preset, preset.policies[name].agent)
+    task = load_platform(preset.platform).task_id(preset.task, preset.policies[name].agent)
     where = {"platform": preset.platform, "task": task, "device": device, "output": output}
     return Stage(
         name=f"evaluate-{name}",

@@ -1,7 +1,5 @@
 """A study: the policies of a preset, trained again with every seed."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt

@@ -1,29 +1,9 @@
-"""The training commands of the platforms that presets name, and what they leave."""
+"""The training command of a preset's policy, and what it leaves."""
 
-from __future__ import annotations
-
-from collections.abc import Callable
 from pathlib import Path
 
-from rsl_tbptt.platforms.isaaclab import placement
+from rsl_tbptt.platforms import Training, load_platform
 from scripts.pipeline.presets import Policy, Preset
-
-MJLAB_LOG_ROOT = Path("logs", "rsl_rl")
-"""Where mjlab logs, below the working directory, if it is not told otherwise."""
-
-
-def task_id(preset: Preset, agent: str) -> str:
-    """Return the id under which the platform knows a preset's task.
-
-    Args:
-        preset: The preset.
-        agent: A policy's agent.
-
-    Returns:
-        The task itself in Isaac Lab, whose agents are keys of its registration; ``<task>-<agent>``
-        in mjlab, which has one agent per id. Whatever the agent, it has the same environment.
-    """
-    return f"{preset.task}-{agent}" if preset.platform == "mjlab" else preset.task
 
 
 def train_command(
@@ -41,51 +21,17 @@ def train_command(
     Returns:
         The command as a user would type it.
     """
-    write = COMMANDS[preset.platform]
-    command = write(preset, policy, run_name, device, checkpoint)
+    training = Training(
+        task=preset.task,
+        agent=policy.agent,
+        num_envs=preset.num_envs,
+        iterations=policy.iterations,
+        seed=policy.seed,
+        run_name=run_name,
+        checkpoint=None if checkpoint is None else Path(checkpoint),
+    )
+    command = load_platform(preset.platform).train_command(training, device=device)
     return [*command, *policy.overrides]
-
-
-def _isaaclab(
-    preset: Preset, policy: Policy, run_name: str, device: str, checkpoint: str | None
-) -> list[str]:
-    """Write Isaac Lab's command."""
-    command = ["isaaclab", "train", "--rl_library", "rsl_rl", "--task", preset.task]
-    command += ["--agent", policy.agent]
-    if checkpoint is not None:
-        command += ["--checkpoint", checkpoint]
-    command += ["--num_envs", str(preset.num_envs), "--max_iterations", str(policy.iterations)]
-    command += ["--seed", str(policy.seed), "--run_name", run_name]
-    return [*command, *placement(preset.task, device)]
-
-
-def _mjlab(
-    preset: Preset, policy: Policy, run_name: str, device: str, checkpoint: str | None
-) -> list[str]:
-    """Write mjlab's command."""
-    command = ["train", task_id(preset, policy.agent)]
-    command += ["--env.scene.num-envs", str(preset.num_envs)]
-    command += ["--agent.max-iterations", str(policy.iterations)]
-    command += ["--agent.seed", str(policy.seed), "--agent.run-name", run_name]
-    if checkpoint is not None:
-        command += _resume(Path(checkpoint))
-    gpus = "None" if device == "cpu" else f"[{device.removeprefix('cuda:')}]"
-    return [*command, "--gpu-ids", gpus]
-
-
-def _resume(checkpoint: Path) -> list[str]:
-    """Return mjlab's arguments that load ``<log root>/<experiment>/<run>/<file>``."""
-    log_root = checkpoint.parent.parent.parent
-    arguments = [] if log_root == MJLAB_LOG_ROOT else ["--log-root", str(log_root)]
-    run = ["--agent.load-run", checkpoint.parent.name, "--agent.load-checkpoint", checkpoint.name]
-    return [*arguments, "--agent.resume", "True", *run]
-
-
-COMMANDS: dict[str, Callable[[Preset, Policy, str, str, str | None], list[str]]] = {
-    "isaaclab": _isaaclab,
-    "mjlab": _mjlab,
-}
-"""What writes the command, by platform."""
 
 
 def find_checkpoint(folder: Path, run_name: str, iteration: int, since: float = 0.0) -> Path:

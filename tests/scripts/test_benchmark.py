@@ -183,7 +183,7 @@ def test_a_longer_rollout_takes_no_more_memory(repository):
     assert float(growth) < 10
 
 
-@pytest.mark.parametrize("name", ["suite", "speed", "profile", "rollout-memory", "peers"])
+@pytest.mark.parametrize("name", ["suite", "rollout-memory", "peers"])
 def test_every_measurement_explains_itself(name, monkeypatch, capsys):
     with pytest.raises(SystemExit) as end:
         run(monkeypatch, name, "--help")

@@ -5,9 +5,10 @@ import shlex
 
 import pytest
 
+from rsl_tbptt.platforms import load_platform
 from rsl_tbptt.platforms.commands import shown
 from scripts.pipeline.presets import DEMO, Policy, load_preset
-from scripts.pipeline.training import find_checkpoint, task_id, train_command
+from scripts.pipeline.training import find_checkpoint, train_command
 
 ISAACLAB = load_preset(DEMO).model_copy(update={"task": "Tbptt-Task", "num_envs": 5})
 MJLAB = ISAACLAB.model_copy(update={"platform": "mjlab", "task": "Task"})
@@ -71,8 +72,8 @@ def test_mjlabs_checkpoint_elsewhere_takes_the_log_root_along():
 
 
 def test_agents_share_isaac_labs_task_and_end_mjlabs_id():
-    assert task_id(ISAACLAB, "an_entry_point") == "Tbptt-Task"
-    assert task_id(MJLAB, "Teacher") == "Task-Teacher"
+    assert load_platform("isaaclab").task_id("Tbptt-Task", "an_entry_point") == "Tbptt-Task"
+    assert load_platform("mjlab").task_id("Task", "Teacher") == "Task-Teacher"
 
 
 def checkpoint(folder, timestamp, run_name, iteration, mtime):

@@ -1,7 +1,5 @@
 """The job that this library and its peers are given, and what a peer is to the benchmark."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 

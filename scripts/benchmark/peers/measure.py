@@ -1,7 +1,5 @@
 """Time of one gradient beside other libraries', alternating in one process, after a check."""
 
-from __future__ import annotations
-
 import pkgutil
 import sys
 from dataclasses import dataclass

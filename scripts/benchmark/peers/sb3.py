@@ -3,8 +3,6 @@
 # Peers lie beside the environment, where no type checker finds them.
 # pyright: reportMissingImports=false
 
-from __future__ import annotations
-
 from importlib.metadata import version
 from typing import Any
 from unittest import mock

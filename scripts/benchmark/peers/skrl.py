@@ -8,8 +8,6 @@ between the steps at which any environment's episode did, and clear that environ
 # Peers lie beside the environment, where no type checker finds them.
 # pyright: reportMissingImports=false
 
-from __future__ import annotations
-
 from importlib.metadata import version
 from typing import Any
 
