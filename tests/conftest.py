@@ -22,7 +22,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 @pytest.fixture(scope="session")
 def device(request: pytest.FixtureRequest) -> torch.device:
     """The device of ``--device``."""
-    device = torch.device(request.config.getoption("--device"))
+    device = torch.device(str(request.config.getoption("--device")))
     if device.type == "cuda" and not torch.cuda.is_available():
         pytest.fail(f"--device is '{device}', expected 'cpu': torch sees no CUDA device.")
     return device

@@ -5,6 +5,7 @@ import math
 import subprocess
 import sys
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -150,8 +151,8 @@ def test_a_wrong_name_is_never_answered_with_an_old_one():
 
 
 def test_a_warning_points_at_who_chose_the_options():
-    lengths = {"gradient_length": 3}
-    refusing = {"non_finite": "raise", "max_skipped_updates": 3}
+    lengths: dict[str, Any] = {"gradient_length": 3}
+    refusing: dict[str, Any] = {"non_finite": "raise", "max_skipped_updates": 3}
     with pytest.warns(UserWarning, match="max_skipped_updates is 3") as warned:
         make_distillation(TbpttDistillation, 6, 4, **refusing, **lengths)
     with pytest.warns(DeprecationWarning, match="num_env_chunks is now") as old:

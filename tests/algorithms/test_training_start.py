@@ -1,5 +1,7 @@
 """What only training needs is checked where training starts: playing needs one environment."""
 
+from typing import Any
+
 import pytest
 import torch
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
@@ -79,12 +81,13 @@ def refusals_of_rank(rank, num_envs, folder):
     cfg = {"global_rank": rank, "local_rank": rank, "world_size": len(num_envs)}
     budget = {"memory_budget_gb": 1e-7 if rank == 1 else 1.0}
     refused = []
-    for make, algorithm, options in (
+    cases: list[tuple[Any, type, dict[str, Any]]] = [
         (make_ppo, TbpttPPO, {"num_mini_batches": 4}),
         (make_ppo, TbpttPPO, {"num_mini_batches": 1, **budget}),
         (make_distillation, TbpttDistillation, {"gradient_length": 3, "num_micro_batches": 3}),
         (make_distillation, TbpttDistillation, {"gradient_length": 3, **budget}),
-    ):
+    ]
+    for make, algorithm, options in cases:
         training = make(algorithm, 6, num_envs[rank], multi_gpu_cfg=cfg, **options)
         with pytest.raises(ValueError, match="expected") as error, torch.inference_mode():
             training.act(make_obs(num_envs[rank]))
@@ -109,7 +112,8 @@ def test_what_one_rank_lacks_is_said_on_all_of_them(tmp_path):
 
 def test_planning_for_a_budget_at_the_start_leaves_the_first_rollout_as_it_is():
     results = []
-    for options in ({}, {"memory_budget_gb": 1.0}):
+    budgets: list[dict[str, Any]] = [{}, {"memory_budget_gb": 1.0}]
+    for options in budgets:
         algorithm = make_ppo(TbpttPPO, 6, 4, num_mini_batches=2, shuffle_envs=False, **options)
         roll_out_ppo(algorithm, 0)
         results.append((algorithm.storage.actions.clone(), algorithm.storage.values.clone()))

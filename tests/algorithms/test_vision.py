@@ -6,6 +6,7 @@ That CNNs learn what rsl_rl's learn stands in the tests of parity.
 import copy
 import io
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -50,7 +51,7 @@ def configured(class_name, **options):
         "actor": model | {"distribution_cfg": gaussian},
         "critic": dict(model),
     }
-    env = SimpleNamespace(num_envs=N, num_actions=ACTION_DIM)
+    env: Any = SimpleNamespace(num_envs=N, num_actions=ACTION_DIM)
     torch.manual_seed(0)
     obs = make_obs(N, images=True)
     algorithm_class = PPO if class_name == "PPO" else TbpttPPO

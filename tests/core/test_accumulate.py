@@ -1,6 +1,7 @@
 """The laws of accumulation: exactness, invariance, isolation, completeness, scale."""
 
 import dataclasses
+from typing import Any
 
 import pytest
 import torch
@@ -129,14 +130,14 @@ def test_poison_in_a_past_episode_leaves_the_gradient_of_the_next(poison, parts)
     state = policy.random_state(3)
     expected, _ = group_gradients(policy, rollout, state, 2, parts=parts)
     rollout.obs[:2, 1] = poison
-    state = tuple(tensor.clone() for tensor in state)
-    for tensor in state:
+    state = hidden_state.clone(state)
+    for tensor in hidden_state.as_tensors(state):
         tensor[:, 1] = poison
     gradients, final_state = group_gradients(policy, rollout, state, 2, parts=parts)
     assert not torch.allclose(gradients[0], expected[0])  # the poison is in this window
     for got, want in zip(gradients[1:], expected[1:], strict=True):
         torch.testing.assert_close(got, want, rtol=0, atol=0)
-    assert all(torch.isfinite(tensor).all() for tensor in final_state)
+    assert all(torch.isfinite(tensor).all() for tensor in hidden_state.as_tensors(final_state))
 
 
 @given(
@@ -188,7 +189,8 @@ def test_gradient_norm_of_a_memoryless_policy_does_not_depend_on_gradient_length
         group = tbptt_schedule(12, k2)[0]
         policy.zero_grad()
         accumulate_group(group, sample, None, replay, mse, divisor)
-        norms.append(torch.cat([p.grad.flatten() for p in policy.head.parameters()]).norm())
+        parameters: list[Any] = list(policy.head.parameters())
+        norms.append(torch.cat([p.grad.flatten() for p in parameters]).norm())
     torch.testing.assert_close(torch.stack(norms), norms[0].expand(4), **EXACT_FLOAT64)
 
 

@@ -58,7 +58,7 @@ def test_clear_non_finite_clears_an_environment_whole_and_in_both_tensors():
 def test_clone_leaves_the_graph_and_inference_mode():
     with torch.inference_mode():
         state = torch.ones(1, 2, 3)
-    cloned = hidden_state.clone(state)
+    (cloned,) = hidden_state.as_tensors(hidden_state.clone(state))
     weight = torch.ones(3, requires_grad=True)
     (cloned * weight).sum().backward()
     assert weight.grad is not None

@@ -152,7 +152,7 @@ def test_report_shows_table_commands_and_versions(html, preset):
 
 
 def test_animation_plays_and_loops_through_the_longest_episode(html):
-    gif = re.search(r"data:image/gif;base64,([^\"]+)", html)[1]
+    gif = re.findall(r"data:image/gif;base64,([^\"]+)", html)[0]
     image = Image.open(io.BytesIO(base64.b64decode(gif)))
     assert image.n_frames == NUM_STEPS // 2  # 30 steps per second at 15 frames per second
     frames = []

@@ -84,7 +84,7 @@ class Page:
         """Return the run of the command with this comment."""
         if comment not in self._runs:
             command = commands()[comment]
-            self._runs[comment] = self.run(command.words, **command.environment)
+            self._runs[comment] = self.run(command.words, True, **command.environment)
         return self._runs[comment]
 
     def run(self, words, succeeds=True, **environment) -> Run:

@@ -30,6 +30,8 @@ class IsaacLab:
             pass_fds=[self._their_end],
         )
         os.close(self._their_end)
+        assert self._process.stdin is not None
+        self._jobs = self._process.stdin
 
     def call(self, function, *arguments, folder=None, succeeds=True, **environment):
         """Run ``"module:function"`` or ``"file.py:function"`` there.
@@ -49,8 +51,8 @@ class IsaacLab:
         folder.mkdir(parents=True, exist_ok=True)
         log = self._folder / f"{self._num_jobs}.log"
         job = [function, arguments, str(folder), str(log), environment]
-        self._process.stdin.write(json.dumps(job) + "\n")
-        self._process.stdin.flush()
+        self._jobs.write(json.dumps(job) + "\n")
+        self._jobs.flush()
         reply = self._replies.readline()
         printed = log.read_text(errors="replace")
         assert reply, f"the process ended with {self._process.wait()}: {printed[-3000:]}"
@@ -60,7 +62,7 @@ class IsaacLab:
 
     def close(self):
         """End the process."""
-        self._process.stdin.close()
+        self._jobs.close()
         self._process.wait()
         self._replies.close()
 
@@ -93,6 +95,8 @@ def load(function):
     if not source.endswith(".py"):
         return getattr(importlib.import_module(source), name)
     spec = importlib.util.spec_from_file_location(Path(source).stem, source)
+    assert spec is not None
+    assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
     return getattr(module, name)

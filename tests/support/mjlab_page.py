@@ -74,7 +74,7 @@ def build_package(folder: Path) -> Path:
     folder.mkdir()
     for language, text in BLOCKS:
         if language != "bash":
-            with (folder / re.match(r"# ([\w.]+)", text)[1]).open("a") as file:
+            with (folder / re.findall(r"\A# ([\w.]+)", text)[0]).open("a") as file:
                 file.write(text)
     code = "from setuptools import build_meta; build_meta.build_wheel('.')"
     subprocess.run([sys.executable, "-c", code], cwd=folder, check=True, capture_output=True)

@@ -12,6 +12,7 @@ import json
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import torch
 from mjlab.scripts import play, train
@@ -31,7 +32,7 @@ class HeadlessViewer(BaseViewer):
 
     def __init__(self, env, policy, **_):
         super().__init__(env, self._watched(policy))
-        self._model = getattr(policy, "_policy", policy)
+        self._model: Any = getattr(policy, "_policy", policy)
         self._seen = None
 
     def _watched(self, policy):

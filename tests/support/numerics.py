@@ -136,7 +136,7 @@ def _trained(algorithm: Any, roll_out: Callable[..., None], updates: int = 2) ->
     return algorithm, metrics
 
 
-NORMALIZED = {"obs_normalization": True}
+NORMALIZED: dict[str, Any] = {"obs_normalization": True}
 LSTM_2 = {"rnn_num_layers": 2}
 
 
@@ -252,7 +252,7 @@ def _ppo_cases() -> dict[str, Case]:
     def case(rnd: dict[str, Any] | None = None, **options: Any) -> Case:
         recurrent = {"lstm", "gru"} & {options.get("actor", "lstm"), options.get("critic", "lstm")}
         both = {options.get("actor", "lstm"), options.get("critic", "lstm")} <= {"lstm", "gru"}
-        defaults = {"gradient_length": 3} if recurrent else {}
+        defaults: dict[str, Any] = {"gradient_length": 3} if recurrent else {}
         defaults |= {"scan_engine": "reference"} if both else {}
         defaults |= {"num_mini_batches": 2, "num_learning_epochs": 2}
         if options.get("actor") != "images":
@@ -280,7 +280,8 @@ def _ppo_cases() -> dict[str, Case]:
             "use_mirror_loss": True,
             "mirror_loss_coeff": 0.7,
         }
-        cfg = resolve_symmetry_config({"symmetry_cfg": cfg}, None)["symmetry_cfg"]
+        env: Any = None  # which the function above has no use for
+        cfg = resolve_symmetry_config({"symmetry_cfg": cfg}, env)["symmetry_cfg"]
         return case(actor="mlp", critic="mlp", symmetry_cfg=cfg)()
 
     def skipped() -> Any:

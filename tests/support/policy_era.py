@@ -4,7 +4,6 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from rsl_rl.algorithms import PPO, Distillation
 from rsl_rl.modules import (
     ActorCritic,
     ActorCriticRecurrent,
@@ -61,7 +60,7 @@ def _memory(kind: str) -> dict[str, Any]:
 
 
 def make_distillation(
-    algorithm: type[Distillation],
+    algorithm: type,
     num_steps: int,
     num_envs: int,
     student: str = "lstm",
@@ -75,7 +74,7 @@ def make_distillation(
 
 
 def make_ppo(
-    algorithm: type[PPO],
+    algorithm: type,
     num_steps: int,
     num_envs: int,
     kind: str = "lstm",

@@ -39,7 +39,7 @@ def values_and_gradients(rnn, inputs, state, starts, engine):
     results = [outputs, *as_tensors(last)]
     generator = torch.Generator().manual_seed(1)
     weights = [torch.randn(r.shape, generator=generator).to(inputs) for r in results]
-    total = sum((r * w).sum() for r, w in zip(results, weights, strict=True))
+    total = torch.stack([(r * w).sum() for r, w in zip(results, weights, strict=True)]).sum()
     return [*results, *torch.autograd.grad(total, [*leaves, *rnn.parameters()])]
 
 

@@ -2,6 +2,7 @@
 
 import itertools
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch import nn
@@ -38,7 +39,8 @@ class Policy(nn.Module):
         return (make(), make()) if isinstance(self.rnn, nn.LSTM) else make()
 
     def gradient(self) -> torch.Tensor:
-        return torch.cat([p.grad.flatten() for p in self.parameters()])
+        parameters: list[Any] = list(self.parameters())
+        return torch.cat([p.grad.flatten() for p in parameters])
 
 
 def make_rollout(num_steps: int, num_envs: int, done_rate: float, seed: int = 0) -> Rollout:

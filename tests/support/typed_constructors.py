@@ -2,7 +2,6 @@
 
 An ignored error that is none any more is an error.
 """
-# pyright: reportArgumentType=true
 
 from rsl_rl.models import MLPModel
 from rsl_rl.storage import RolloutStorage

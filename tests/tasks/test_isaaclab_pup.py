@@ -4,6 +4,7 @@ import argparse
 import json
 import math
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -198,9 +199,9 @@ def test_asset_legs_are_equal_and_each_at_its_corner(stage, leg):
         assert authored(body) == authored(first)
         for shape, other in zip(body.GetChildren(), first.GetChildren(), strict=True):
             assert authored(shape) == authored(other)
-    x, y, _ = UsdGeom.Xformable(stage.GetPrimAtPath(f"/Pup/{leg}_thigh")).GetLocalTransformation()[
-        3
-    ][:3]
+    thigh = UsdGeom.Xformable(stage.GetPrimAtPath(f"/Pup/{leg}_thigh"))
+    placement: Any = thigh.GetLocalTransformation()
+    x, y, _ = placement[3][:3]
     assert (x > 0, y > 0) == ("front" in leg, "left" in leg)
     assert (abs(x), abs(y)) == (0.11, 0.09)
 

@@ -156,7 +156,7 @@ def test_resumed_student_goes_on_where_it_stopped(folder, checkpoint):
 
 def test_a_run_without_a_checkpoint_stops_the_next_as_the_page_says(tmp_path):
     (tmp_path / "2026-01-01_00-00-00_teacher" / "params").mkdir(parents=True)
-    with pytest.raises(ValueError, match=f"^{re.search('`(No checkpoint[^`]*)`', PAGE)[1]} "):
+    with pytest.raises(ValueError, match=f"^{re.findall('`(No checkpoint[^`]*)`', PAGE)[0]} "):
         get_checkpoint_path(tmp_path, ".*_teacher$", "model_.*.pt")
 
 

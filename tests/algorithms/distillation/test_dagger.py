@@ -15,7 +15,7 @@ from rsl_tbptt.checkpoints.reading import read_checkpoint
 NUM_STEPS, NUM_ENVS = 6, 10
 
 
-def make(algorithm_class=TbpttDistillation, share=None, **options):
+def make(algorithm_class: type[Distillation] = TbpttDistillation, share=None, **options):
     if share is not None:
         options["teacher_action_share"] = share
     return make_distillation(algorithm_class, NUM_STEPS, NUM_ENVS, gradient_length=3, **options)

@@ -2,6 +2,7 @@
 
 import inspect
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -34,7 +35,7 @@ def train(algorithm_class, updates=UPDATES, **kwargs):
 @pytest.mark.parametrize("options", [{}, {"loss_type": "huber", "optimizer": "sgd"}])
 def test_parameters_equal_rsl_rl(student, num_steps, num_learning_epochs, options):
     normalises = num_steps == 14 and NORMALISES_AFTER_UPDATE
-    shared = {
+    shared: dict[str, Any] = {
         "num_steps": num_steps,
         "num_envs": 5,
         "student": student,
@@ -57,7 +58,12 @@ def test_parameters_equal_rsl_rl(student, num_steps, num_learning_epochs, option
 @pytest.mark.parametrize("student", ["lstm", "cnn"])
 @pytest.mark.parametrize("teacher", MODELS)
 def test_every_teacher_of_rsl_rl_teaches_the_same(student, teacher):
-    shared = {"num_steps": 8, "num_envs": 4, "gradient_length": 4, "max_grad_norm": 0.5}
+    shared: dict[str, Any] = {
+        "num_steps": 8,
+        "num_envs": 4,
+        "gradient_length": 4,
+        "max_grad_norm": 0.5,
+    }
     # rsl_rl's update clears the state of a recurrent teacher, so that it labels otherwise then.
     shared["updates"] = 1 if teacher in ("lstm", "gru") else UPDATES
     shared |= {"student": student, "teacher": teacher}
@@ -67,15 +73,26 @@ def test_every_teacher_of_rsl_rl_teaches_the_same(student, teacher):
 
 
 def test_normalised_updates_differ_from_rsl_rl():
-    shared = {"num_steps": 12, "num_envs": 5, "gradient_length": 4, "max_grad_norm": None}
+    shared: dict[str, Any] = {
+        "num_steps": 12,
+        "num_envs": 5,
+        "gradient_length": 4,
+        "max_grad_norm": None,
+    }
     expected, _, _ = train(Distillation, **shared, optimizer="sgd")
     parameters, _, _ = train(TbpttDistillation, **shared, optimizer="sgd")
     assert not torch.allclose(parameters, expected, rtol=1e-2)
 
 
 def test_engines_and_chunks_leave_the_same_parameters():
-    shared = {"num_steps": 10, "num_envs": 5, "gradient_length": 4, "update_length": 6}
+    shared: dict[str, Any] = {
+        "num_steps": 10,
+        "num_envs": 5,
+        "gradient_length": 4,
+        "update_length": 6,
+    }
     expected, _, _ = train(TbpttDistillation, **shared, scan_engine="reference")
-    for options in ({"scan_engine": "fused"}, {"num_micro_batches": 3}):
+    ways: list[dict[str, Any]] = [{"scan_engine": "fused"}, {"num_micro_batches": 3}]
+    for options in ways:
         parameters, _, _ = train(TbpttDistillation, **shared, **options)
         torch.testing.assert_close(parameters, expected, **PARITY_FLOAT32)

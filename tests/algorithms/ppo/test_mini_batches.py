@@ -82,7 +82,8 @@ def test_each_stretch_begins_with_the_state_before_its_first_step(num_steps, num
     for mini_batch in mini_batches.draw():
         for part in mini_batch.parts:
             begins = index[part.first_steps, part.env_indices]
-            assert torch.equal(part.state(joined).flatten(), begins)
+            (state,) = as_tensors(part.state(joined))
+            assert torch.equal(state.flatten(), begins)
 
 
 def test_windows_are_drawn_over_time_and_environments_anew_each_epoch():

@@ -2,6 +2,7 @@
 
 import copy
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -15,6 +16,7 @@ from support.tolerances import PARITY_FLOAT32, SAME_FLOAT32
 from rsl_tbptt.algorithms import TbpttPPO
 from rsl_tbptt.algorithms.ppo.options import PpoOptions
 from rsl_tbptt.core import losses
+from rsl_tbptt.core.hidden_state import as_tensors
 from rsl_tbptt_tasks.memory import RecallEnv
 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
@@ -194,7 +196,10 @@ def roll_out_step(algorithm, step, generator, on_step):
 
 @pytest.mark.parametrize("models", ["lstm", "mlp"])
 def test_nan_rewards_stop_the_update_and_name_the_step(models):
-    options = {"normalize_advantage_per_mini_batch": True, "shuffle_envs": False}
+    options: dict[str, Any] = {
+        "normalize_advantage_per_mini_batch": True,
+        "shuffle_envs": False,
+    }
     algorithm = make_ppo(TbpttPPO, 6, 4, models, models, non_finite="raise", **options)
     roll_out_ppo(algorithm, 0)
     algorithm.update()
@@ -356,7 +361,9 @@ def test_models_with_a_forward_pass_of_their_own_run_step_by_step(minibatch_unit
             torch.manual_seed(seed)  # a step draws actions that nobody takes
             gradients.append(gradients_of_update(algorithm)[0])
             for model, state in zip((algorithm.actor, algorithm.critic), live, strict=True):
-                for left, right in zip(model.get_hidden_state(), state, strict=True):
+                for left, right in zip(
+                    as_tensors(model.get_hidden_state()), as_tensors(state), strict=True
+                ):
                     assert torch.equal(left, right)
         torch.testing.assert_close(gradients[1], gradients[0], **SAME_FLOAT32)
 
@@ -469,7 +476,7 @@ def end_by_time(algorithm, final_obs):
             obs = make_obs(4, generator)
             algorithm.act(obs)
             twin(obs)
-            extras = {"time_outs": dones}
+            extras: dict[str, Any] = {"time_outs": dones}
             if final_obs is not None:
                 extras["final_obs"] = dict(final_obs.items())
             algorithm.process_env_step(obs, torch.zeros(4), dones.long(), extras)

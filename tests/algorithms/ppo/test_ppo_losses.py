@@ -1,6 +1,7 @@
 """PPO's policy losses: worked by hand, penalised by the KL divergence, and options that clash."""
 
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -12,7 +13,7 @@ from rsl_tbptt.core import losses
 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
 
-PENALTY = {"policy_loss": "kl_penalty", "schedule": "fixed"}
+PENALTY: dict[str, Any] = {"policy_loss": "kl_penalty", "schedule": "fixed"}
 RATIOS = torch.tensor([0.5, 0.9, 1.0, 1.25, 2.0, 10.0])
 
 

@@ -2,6 +2,7 @@
 
 import inspect
 import itertools
+from typing import Any
 
 import pytest
 import torch
@@ -56,7 +57,7 @@ def train(algorithm_class, *, updates=UPDATES, **kwargs):
     + [(*pair, options) for pair in SOME_PAIRS for options in OPTIONS],
 )
 def test_parameters_equal_rsl_rl(actor, critic, options):
-    shared = {
+    shared: dict[str, Any] = {
         "num_steps": 9,
         "num_envs": 8,
         "actor": actor,
@@ -76,15 +77,21 @@ def test_parameters_equal_rsl_rl(actor, critic, options):
 
 
 def test_shorter_windows_leave_other_parameters():
-    shared = {"num_steps": 9, "num_envs": 8, "shuffle_envs": False}
+    shared: dict[str, Any] = {"num_steps": 9, "num_envs": 8, "shuffle_envs": False}
     full, _, _ = train(TbpttPPO, **shared)
     truncated, _, _ = train(TbpttPPO, **shared, gradient_length=2)
     assert not torch.allclose(full, truncated, rtol=1e-3)
 
 
 def test_chunks_and_engines_leave_the_same_parameters():
-    shared = {"num_steps": 9, "num_envs": 8, "gradient_length": 4, "shuffle_envs": False}
+    shared: dict[str, Any] = {
+        "num_steps": 9,
+        "num_envs": 8,
+        "gradient_length": 4,
+        "shuffle_envs": False,
+    }
     expected, _, _ = train(TbpttPPO, **shared, scan_engine="reference")
-    for options in ({"scan_engine": "fused"}, {"num_micro_batches": 2}):
+    ways: list[dict[str, Any]] = [{"scan_engine": "fused"}, {"num_micro_batches": 2}]
+    for options in ways:
         parameters, _, _ = train(TbpttPPO, **shared, **options)
         torch.testing.assert_close(parameters, expected, **PARITY_FLOAT32)

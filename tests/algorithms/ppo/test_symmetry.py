@@ -1,5 +1,7 @@
 """Symmetry under TbpttPPO: rsl_rl's own update for feed-forward models, refused for others."""
 
+from typing import Any
+
 import pytest
 import torch
 from rsl_rl.algorithms import PPO
@@ -31,7 +33,8 @@ def symmetry_cfg(augmentation=True, mirror_loss=True):
         "use_mirror_loss": mirror_loss,
         "mirror_loss_coeff": 0.7,
     }
-    return resolve_symmetry_config({"symmetry_cfg": cfg}, ENV)["symmetry_cfg"]
+    env: Any = ENV
+    return resolve_symmetry_config({"symmetry_cfg": cfg}, env)["symmetry_cfg"]
 
 
 def train(algorithm_class, updates=2, **options):

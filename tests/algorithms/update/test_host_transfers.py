@@ -2,6 +2,7 @@
 
 import contextlib
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -96,7 +97,7 @@ def roll_out(algorithm, gives_final_obs=True):
             obs = make_obs(NUM_ENVS).to(device)
             rewards, dones = torch.randn(2, NUM_ENVS, device=device)
             algorithm.act(obs)
-            extras = {"time_outs": dones > 1.0}
+            extras: dict[str, Any] = {"time_outs": dones > 1.0}
             if gives_final_obs:
                 extras["final_obs"] = dict(obs.items())
             algorithm.process_env_step(obs, rewards, (dones > 0.5).long(), extras)
@@ -129,7 +130,7 @@ CASES = [
 ]
 
 
-def fresh(options):
+def fresh(options) -> dict[str, Any]:
     """Copy options; rsl_rl 5.0 takes entries out of a config."""
     return {key: dict(v) if isinstance(v, dict) else v for key, v in options.items()}
 

@@ -2,6 +2,7 @@
 
 import io
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -33,7 +34,9 @@ def through_a_file(checkpoint):
 
 def make(algorithm_class, optimizer):
     """Build a distillation in which ours and rsl_rl's take the same steps."""
-    options = {"loss_reduction": "sum"} if algorithm_class is TbpttDistillation else {}
+    options: dict[str, Any] = (
+        {"loss_reduction": "sum"} if algorithm_class is TbpttDistillation else {}
+    )
     return make_distillation(
         algorithm_class, 6, 4, gradient_length=3, max_grad_norm=1.0, optimizer=optimizer, **options
     )
@@ -126,7 +129,8 @@ def test_the_rate_follows_rsl_rls_rule_to_the_last_bit(rate, kl):
 @pytest.mark.usefixtures("in_order")
 def test_outside_an_update_the_learning_rate_is_a_float_that_rsl_rl_has_too():
     rates = []
-    for algorithm_class, options in ((TbpttPPO, {"shuffle_envs": False}), (PPO, {})):
+    cases: list[tuple[type[PPO], dict[str, Any]]] = [(TbpttPPO, {"shuffle_envs": False}), (PPO, {})]
+    for algorithm_class, options in cases:
         algorithm = make_ppo(
             algorithm_class, 6, 8, num_learning_epochs=3, learning_rate=1e-4, **options
         )

@@ -1,5 +1,7 @@
 """Teachers without --resume, fine-tuning of a student, and what a resumed run remembers."""
 
+from typing import Any
+
 import pytest
 import torch
 from rsl_rl.algorithms import PPO, Distillation
@@ -17,7 +19,7 @@ from rsl_tbptt.integrations.rsl_rl_v3 import TbpttDistillation, TbpttPPO
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
 
 SEES_STATE = {"policy": ["state"], "critic": ["state"]}
-SIZES = {"num_steps": 6, "num_envs": 4}
+SIZES: dict[str, Any] = {"num_steps": 6, "num_envs": 4}
 
 
 def checkpoint_of(algorithm):
@@ -128,7 +130,7 @@ def test_a_teacher_that_does_not_fit_names_the_setting(
 
 
 def test_a_student_is_resumed_without_the_file_of_its_teacher():
-    options = {"teacher_checkpoint": "moved.pt"}
+    options: dict[str, Any] = {"teacher_checkpoint": "moved.pt"}
     resumed = make_distillation(TbpttDistillation, **SIZES, **options)
     load(resumed, checkpoint_of(trained(make_distillation, TbpttDistillation)))
     assert resumed.policy.loaded_teacher is True
@@ -182,7 +184,7 @@ def test_rsl_rl_reads_our_checkpoint_and_we_read_its(make, ours, stock):
 
 
 def test_the_schedule_of_the_teachers_actions_goes_on_after_a_resume():
-    options = {"teacher_action_share": 1.0, "teacher_action_updates": 4}
+    options: dict[str, Any] = {"teacher_action_share": 1.0, "teacher_action_updates": 4}
     resumed = make_distillation(TbpttDistillation, **SIZES, **options)
     load(resumed, checkpoint_of(trained(make_distillation, TbpttDistillation, **options)))
     roll_out(resumed, 0)
@@ -194,7 +196,11 @@ def test_the_schedule_of_the_teachers_actions_goes_on_after_a_resume():
 
 
 def test_learning_rate_and_penalty_go_on_after_a_resume():
-    options = {"policy_loss": "kl_penalty", "schedule": "fixed", "kl_penalty_coef": 3.0}
+    options: dict[str, Any] = {
+        "policy_loss": "kl_penalty",
+        "schedule": "fixed",
+        "kl_penalty_coef": 3.0,
+    }
     writer = trained(make_ppo, TbpttPPO, **options)
     writer.optimizer.param_groups[0]["lr"] = 2e-4
     resumed = make_ppo(TbpttPPO, **SIZES, **options)
@@ -241,7 +247,7 @@ def test_a_distilled_student_becomes_the_actor(kind):
 
 def test_a_fine_tuned_run_resumes_within_its_warm_up():
     student = trained(make_distillation, TbpttDistillation)
-    options = {"critic_warmup_iterations": 2}
+    options: dict[str, Any] = {"critic_warmup_iterations": 2}
     first = make_ppo(TbpttPPO, **SIZES, **options)
     load(first, checkpoint_of(student))
     roll_out(first, 0)

@@ -2,6 +2,7 @@
 
 import dataclasses
 from types import SimpleNamespace
+from typing import Any
 
 import gymnasium
 import pytest
@@ -123,7 +124,8 @@ def make_runner(cfg, log_dir):
     """Build the runner as Isaac Lab 2.3's train.py does."""
     torch.manual_seed(0)
     runner_class = {"OnPolicyRunner": OnPolicyRunner, "DistillationRunner": DistillationRunner}
-    env = RslRlVecEnvWrapper(RecallInIsaacLab(), clip_actions=cfg.clip_actions)
+    recall: Any = RecallInIsaacLab()
+    env = RslRlVecEnvWrapper(recall, clip_actions=cfg.clip_actions)
     runner = runner_class[cfg.class_name](env, cfg.to_dict(), str(log_dir), cfg.device)
     runner.git_status_repos = []  # it would store the state of the repository around it
     return runner

@@ -2,6 +2,7 @@
 
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -24,7 +25,7 @@ from rsl_tbptt.integrations.rsl_rl_v3 import TbpttDistillation, TbpttPPO
 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
 
-SIZES = {"num_steps": 6, "num_envs": 4}
+SIZES: dict[str, Any] = {"num_steps": 6, "num_envs": 4}
 
 
 def test_the_runners_find_the_classes_by_name():

@@ -1,5 +1,7 @@
 """Every scan engine equals the reference, and the reference is right."""
 
+from typing import Any
+
 import pytest
 import torch
 from hypothesis import HealthCheck, given, settings
@@ -18,7 +20,7 @@ from torch import nn
 from rsl_tbptt.core.hidden_state import apply, as_tensors, from_tensors, select_envs
 from rsl_tbptt.core.scan import recurrent_scan
 
-SAME = {"rtol": 0, "atol": 0}
+SAME: dict[str, Any] = {"rtol": 0, "atol": 0}
 TOLERANCES = {torch.float64: EXACT_FLOAT64, torch.float32: WINDOW_FLOAT32}
 
 for_all_examples = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])

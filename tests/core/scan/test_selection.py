@@ -5,7 +5,9 @@ import warnings
 import pytest
 import torch
 
+from rsl_tbptt.core.hidden_state import as_tensors
 from rsl_tbptt.core.scan import CELLS, ENGINES, Engine, reference, selection
+from rsl_tbptt.core.scan.layers import Scan
 
 CPU = torch.device("cpu")
 FUSED = ENGINES["fused"]
@@ -22,7 +24,8 @@ def wrong_values(*arguments):
 
 def wrong_last_state(*arguments):
     outputs, state = reference.scan(*arguments)
-    return outputs, (state[0], 1.01 * state[1])
+    hidden, cell = as_tensors(state)
+    return outputs, (hidden, 1.01 * cell)
 
 
 def wrong_gradient(*arguments):
@@ -58,7 +61,7 @@ class Counting:
         return reference.scan(*arguments)
 
 
-def choose(scans, dtype=torch.float32, cell="lstm"):
+def choose(scans: dict[str, Scan], dtype=torch.float32, cell="lstm"):
     """Return the name of what is chosen among engines with these scans."""
     engines = (Engine(name, dict.fromkeys(CELLS, scan)) for name, scan in scans.items())
     return selection.first_that_works(CELLS[cell], CPU, dtype, engines).name
