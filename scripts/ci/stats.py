@@ -17,7 +17,6 @@ from tabulate import tabulate
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "rsl_tbptt"
 FOLDERS = (PACKAGE, "tasks", "scripts", "tests")
-ALGORITHMS = ("TbpttPPO", "TbpttDistillation")
 LONGEST = 3
 """Classes and functions that are named."""
 SUPPRESSIONS = ("noqa", "type: ignore", "pyright: ignore")
@@ -51,7 +50,6 @@ def table(root: Path) -> list[tuple[str, str]]:
     rows += [(f"lines of code, {folder}", f"{number}") for folder, number in lines.items()]
     for what, kind in (("class", ast.ClassDef), ("function", Function)):
         rows += [(f"longest {what}", longest) for longest in longest_of(root, kind)]
-    rows += [(f"methods of {name}", f"{number}") for name, number in methods(root).items()]
     for kind, number in suppressions(root).items():
         per_thousand = f"{number}, {1000 * number / lines[PACKAGE]:.1f} per 1000 lines of code"
         rows.append((f"suppressions in {PACKAGE}, {kind}", per_thousand))
@@ -89,15 +87,6 @@ def longest_of(root: Path, kind: type | UnionType) -> list[str]:
 
 def _length(node: Definition) -> int:
     return (node.end_lineno or 0) - node.lineno + 1
-
-
-def methods(root: Path) -> dict[str, int]:
-    """Return how many methods and properties the algorithms have, by where they are defined."""
-    return {
-        name: sum(isinstance(part, Function) for part in node.body)
-        for name, node in definitions(root)
-        if isinstance(node, ast.ClassDef) and node.name in ALGORITHMS
-    }
 
 
 def suppressions(root: Path) -> dict[str, int]:

@@ -93,10 +93,6 @@ def test_the_longest_are_named_with_their_source_lines(tree):
     assert len(functions) == stats.LONGEST
 
 
-def test_methods_of_the_algorithms(tree):
-    assert stats.methods(tree) == {"algorithms/ppo.py:TbpttPPO": 2}
-
-
 def test_suppressions_are_comments_that_silence_a_checker(tree):
     counted = stats.suppressions(tree)
     assert counted == {"noqa": 2, "type: ignore": 1, "pyright: ignore": 1, "all": 4}
@@ -119,6 +115,5 @@ def test_one_table(tree, monkeypatch, capsys):
     assert set(rule) == set("|-")
     cells = dict([cell.strip() for cell in row.split("|")[1:-1]] for row in rows)
     assert cells["lines of code, rsl_tbptt"] == "24"
-    assert cells["methods of algorithms/ppo.py:TbpttPPO"] == "2"
     assert cells["suppressions in rsl_tbptt, noqa"] == "2, 83.3 per 1000 lines of code"
     assert cells["public functions with tensors and no shape"] == "3"
