@@ -83,8 +83,8 @@ class PolicyLoss:
         loss = surrogate - options.entropy_coef * entropy
         teachers = params_in(labels, TEACHERS)
         if teachers:
-            pull = actor.get_kl_divergence(teachers, actor.output_distribution_params)
-            loss = loss + kickstarting_coef * pull
+            of_teacher = actor.get_kl_divergence(teachers, actor.output_distribution_params)
+            loss = loss + kickstarting_coef * of_teacher
         return SampleLosses(loss, {"surrogate": surrogate, "entropy": entropy, "kl": kl})
 
     def adapt(self, kl: float) -> None:

@@ -133,7 +133,7 @@ class PpoOptions(Options):
         if (self.teacher_kl_coef > 0) != (self.teacher_cfg is not None):
             raise ValueError(
                 f"teacher_kl_coef is {self.teacher_kl_coef} and teacher_cfg is {self.teacher_cfg},"
-                " expected both or neither: the pull needs the teacher's model."
+                " expected both or neither: kickstarting needs the teacher's model."
             )
         if self.policy_loss != "kl_penalty":
             if self.kl_penalty_coef != PpoOptions.kl_penalty_coef:

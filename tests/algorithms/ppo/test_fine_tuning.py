@@ -144,7 +144,7 @@ def forget(algorithm):
 
 
 def go_on(algorithm, first, last):
-    """Take updates [first, last); return their coefficients of the pull."""
+    """Take updates [first, last); return their coefficients of kickstarting."""
     coefs = []
     for seed in range(first, last):
         roll_out_ppo(algorithm, seed)

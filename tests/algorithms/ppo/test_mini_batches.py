@@ -75,7 +75,7 @@ def test_all_samples_of_chosen_environments_and_no_others(num_steps, num_envs, d
 
 
 @given(**plans)
-def test_each_stretch_begins_with_the_state_before_its_first_step(num_steps, num_envs, **options):
+def test_each_segment_begins_with_the_state_before_its_first_step(num_steps, num_envs, **options):
     mini_batches = plan(num_steps, num_envs, **options)
     index = numbered(num_steps, num_envs)
     joined = index[list(mini_batches.state_steps)].reshape(1, -1, 1)  # (L, S * N, H)

@@ -80,8 +80,8 @@ def test_shorter_windows_equal_the_stepwise_reference(
         models=models,
         gradient_length=gradient_length,
     )
-    stretches = whole_envs(num_steps, num_envs, gradient_length)
-    expected = reference_gradient(algorithm, states, stretches)
+    segments = whole_envs(num_steps, num_envs, gradient_length)
+    expected = reference_gradient(algorithm, states, segments)
     (gradient,) = gradients_of_update(algorithm)
     torch.testing.assert_close(gradient, expected, **EXACT_FLOAT64)
 
@@ -100,8 +100,8 @@ def test_drawn_windows_start_from_the_state_of_the_rollout(
         minibatch_unit="window",
         burn_in_length=burn_in,
     )
-    stretches = windows(num_steps, num_envs, gradient_length, burn_in)
-    expected = reference_gradient(algorithm, states, stretches)
+    segments = windows(num_steps, num_envs, gradient_length, burn_in)
+    expected = reference_gradient(algorithm, states, segments)
     (gradient,) = gradients_of_update(algorithm)
     torch.testing.assert_close(gradient, expected, **EXACT_FLOAT64)
 

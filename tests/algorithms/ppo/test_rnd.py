@@ -117,7 +117,7 @@ def test_the_normaliser_sees_each_sample_once_after_the_update(models):
     torch.testing.assert_close(normalizer.std, seen.std(0, unbiased=False), **SAME_FLOAT32)
 
 
-def test_the_reward_holds_the_curiosity_about_the_next_observation():
+def test_the_reward_holds_the_reward_of_rnd_for_the_next_observation():
     with_rnd, without = make(TbpttPPO, "mlp"), make_ppo(TbpttPPO, 6, 8, "mlp", "mlp")
     with_rnd.act(obs := with_rnd.storage.observations[0].clone())
     without.act(obs)
@@ -126,8 +126,8 @@ def test_the_reward_holds_the_curiosity_about_the_next_observation():
     for algorithm in (with_rnd, without):
         algorithm.process_env_step(next_obs, torch.ones(8), torch.zeros(8), {})
     rnd, state = with_rnd.rnd, next_obs["state"]
-    curiosity = 0.5 * (rnd.target(state) - rnd.predictor(state)).norm(dim=1)
-    torch.testing.assert_close(with_rnd.storage.rewards[0, :, 0], 1 + curiosity.detach())
+    intrinsic = 0.5 * (rnd.target(state) - rnd.predictor(state)).norm(dim=1)
+    torch.testing.assert_close(with_rnd.storage.rewards[0, :, 0], 1 + intrinsic.detach())
     assert (without.storage.rewards[0] == 1).all()
 
 

@@ -114,9 +114,9 @@ def updated_ppo_parameters(first, last, multi_gpu_cfg=None, **options):
         for parameter in algorithm.rnd.parameters():
             parameter.normal_()
     fill_ppo_rollout(algorithm, first, last)
-    curiosity = algorithm.update()["rnd"]
+    rnd_loss = algorithm.update()["rnd"]
     predictor = parameters_to_vector(algorithm.rnd.predictor.parameters()).detach()
-    return torch.cat((ppo_parameters_of(algorithm), predictor, torch.tensor([curiosity])))
+    return torch.cat((ppo_parameters_of(algorithm), predictor, torch.tensor([rnd_loss])))
 
 
 def run_rank(rank, shares, folder):

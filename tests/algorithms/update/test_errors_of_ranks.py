@@ -66,7 +66,7 @@ def failing_loss(algorithm):
     algorithm.learner.gradient.policy_loss = fail
 
 
-def failing_curiosity(algorithm):
+def failing_rnd(algorithm):
     algorithm.learner.rnd._embeddings = fail
 
 
@@ -86,7 +86,7 @@ CASES = {
     "gradient": lambda cfg, failing: reinforced(cfg, failing, exploding_ratio, **EPISODES),
     "raised": lambda cfg, failing: reinforced(cfg, failing, nan_reward, non_finite="raise"),
     "policy_loss": lambda cfg, failing: reinforced(cfg, failing, failing_loss, **EPISODES),
-    "curiosity": lambda cfg, failing: reinforced(cfg, failing, failing_curiosity, rnd_cfg=RND),
+    "rnd": lambda cfg, failing: reinforced(cfg, failing, failing_rnd, rnd_cfg=RND),
 }
 
 
@@ -147,7 +147,7 @@ def test_all_processes_name_the_same_source(ends, case, source):
     assert end.startswith("ValueError" if case == "raised" else "An update met NaN or inf")
 
 
-@pytest.mark.parametrize("case", ["loss", "policy_loss", "curiosity"])
+@pytest.mark.parametrize("case", ["loss", "policy_loss", "rnd"])
 def test_what_one_process_could_not_compute_is_raised_in_all(ends, case):
     assert ends[FAILING][case][0] == "ArithmeticError: no memory left"
     other = ends[1 - FAILING][case][0]
