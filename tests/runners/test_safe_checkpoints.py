@@ -8,8 +8,8 @@ import pytest
 import torch
 from support.helpers import parameters_of
 
-from rsl_tbptt.runners import TbpttDistillationRunner, safe_checkpoints
-from rsl_tbptt.runners.safe_checkpoints import save_checkpoint
+from rsl_tbptt.checkpoints.writing import save_checkpoint
+from rsl_tbptt.runners import TbpttDistillationRunner
 from rsl_tbptt_tasks.memory import RecallEnv
 
 
@@ -66,7 +66,7 @@ def test_a_crash_while_writing_leaves_the_previous_file(tmp_path, monkeypatch):
         file.write(b"half")
         raise OSError("No space left on device")
 
-    monkeypatch.setattr(safe_checkpoints.torch, "save", crash)
+    monkeypatch.setattr(torch, "save", crash)
     with pytest.raises(OSError, match="No space left"):
         save_checkpoint({"value": 2}, path)
     assert torch.load(path) == {"value": 1}
