@@ -173,7 +173,8 @@ class TbpttDistillation(Distillation):
     def _start_rollout(self) -> None:
         """Keep the state the rollout starts with and draw where the teacher acts."""
         if not self._session.started:
-            self.awaited_teacher.read()  # nobody asks in a caller's own loop
+            with torch.inference_mode(False):  # the runner's rollout has no gradients
+                self.awaited_teacher.read()  # nobody asks in a caller's own loop
             self._session.start()
         self.learner.begin_rollout()
         self._dagger.draw(self.num_updates)

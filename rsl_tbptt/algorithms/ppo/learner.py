@@ -144,11 +144,11 @@ class PpoLearner:
         models = (self.gradient.actor, self.gradient.critic)
         max_norm = self._options.max_grad_norm or math.inf
         norms = clip_gradients([model.parameters for model in models], max_norm)
-        if self._adapts_rate and self._options.desired_kl is not None:
-            rate = follow_kl(rate, means[3], self._options.desired_kl)
-            step_at(self._optimizer, rate)
-        else:
+        if self._followed_kl is None:
             self._optimizer.step()
+        else:
+            rate = follow_kl(rate, means[3], self._followed_kl)
+            step_at(self._optimizer, rate)
         return torch.cat((means, torch.stack(norms))), rate
 
     def update_normalization(self) -> None:
@@ -172,7 +172,7 @@ class PpoLearner:
     def conclude(self, metrics: dict[str, float]) -> dict[str, float]:
         """Follow the KL divergence and go on in the schedules; see :class:`Learner`."""
         learning_rate, kl = metrics.pop("learning_rate"), metrics.pop("kl_of_last_epoch")
-        if self._adapts_rate:
+        if self._followed_kl is not None:
             for group in self._optimizer.param_groups:
                 group["lr"] = learning_rate
         policy_loss = self.gradient.policy_loss
@@ -186,10 +186,10 @@ class PpoLearner:
         return metrics
 
     @property
-    def _adapts_rate(self) -> bool:
-        """Whether the learning rate follows the KL divergence in this update."""
-        adaptive = self._options.schedule == "adaptive" and bool(self._options.desired_kl)
-        return adaptive and not self.fine_tuning.holds_actor
+    def _followed_kl(self) -> float | None:
+        """The KL divergence that the learning rate follows in this update, None if it does not."""
+        adapts = self._options.schedule == "adaptive" and not self.fine_tuning.holds_actor
+        return self._options.desired_kl if adapts else None
 
     def drop_rollout(self) -> None:
         """Let RND's normaliser of rewards forget the rollout; see :class:`Learner`."""

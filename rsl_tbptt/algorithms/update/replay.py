@@ -143,8 +143,8 @@ def _replay_stepwise(
     scan_engine: str,
 ) -> tuple[Outputs, HiddenState]:
     """Replay any model through its public interface, one step at a time; its own state stays."""
-    steps, own_state = [], model.get_hidden_state()
-    with _mlp_outputs(model) as mlp_outputs:
+    steps = []
+    with _state_aside(model), _mlp_outputs(model) as mlp_outputs:
         for step_obs, starts in zip(obs.unbind(0), episode_starts, strict=True):
             model.reset(hidden_state=hidden_state.clear(state, starts))
             action = model(step_obs, stochastic_output=head is not action_head)
@@ -153,8 +153,17 @@ def _replay_stepwise(
             else:
                 steps.append((action if head is action_head else _last_of(mlp_outputs, model),))
             state = model.get_hidden_state()
-    model.reset(hidden_state=own_state)
     return tuple(torch.stack(parts) for parts in zip(*steps, strict=True)), state
+
+
+@contextlib.contextmanager
+def _state_aside(model: MLPModel) -> Iterator[None]:
+    """Give a model back the state that it had, whatever happens inside."""
+    state = model.get_hidden_state()
+    try:
+        yield
+    finally:
+        model.reset(hidden_state=state)
 
 
 @contextlib.contextmanager

@@ -154,7 +154,7 @@ class UpdateSession:
             metrics = self._learner.train(self)
             fetched = None if metrics is None else self._fetch(metrics)
         except BaseException:
-            self._undo()
+            self._rollback.restore()
             self._drop_rollout()
             raise
         if fetched is None:
@@ -216,7 +216,7 @@ class UpdateSession:
             with torch.random.fork_rng(list(devices)):
                 yield
         finally:
-            self._undo()
+            self._rollback.restore()
 
     def _fetch(self, metrics: Metrics) -> dict[str, float] | None:
         """Fetch metrics from the device, in the update's one transfer.
@@ -237,7 +237,7 @@ class UpdateSession:
         Raises:
             ValueError: If training shall not go on.
         """
-        self._undo()
+        self._rollback.restore()
         learner = self._learner
         try:
             self._raise_error()
@@ -271,16 +271,11 @@ class UpdateSession:
                     " undone on all ranks."
                 )
 
-    def _undo(self) -> None:
-        self._rollback.restore()
-        for parameter in self._learner.trained_parameters():
-            parameter.grad = None
-
     def _drop_rollout(self) -> None:
         """Let the environments go on from the states they are in, cleared if not finite."""
         self._learner.drop_rollout()
-        for parameter in self._learner.trained_parameters():
-            parameter.grad = None
+        for optimizer in self._learner.optimizers():
+            optimizer.zero_grad()
         for model in self._learner.stateful_models():
             model.reset(hidden_state=hidden_state.clear_non_finite(model.get_hidden_state()))
         self._storage.clear()

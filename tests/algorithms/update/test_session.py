@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from rsl_rl.models import RNNModel
 from support.helpers import make_distillation, make_ppo, roll_out, roll_out_ppo
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
@@ -85,3 +86,38 @@ def test_a_plan_draws_no_random_numbers_and_moves_no_buffers():
     before = everything(algorithm)
     algorithm.memory_plan()
     assert_equal(everything(algorithm), before)
+
+
+class FailingInReplay(RNNModel):
+    """A model of one's own whose forward pass fails in the middle of an update."""
+
+    calls = 0
+
+    def forward(self, obs, *args, **kwargs):
+        if torch.is_grad_enabled():
+            self.calls += 1
+            if self.calls == 3:
+                raise ArithmeticError("no memory left")
+        return super().forward(obs, *args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("case", "role"), [("distillation", "student"), ("PPO", "actor"), ("PPO", "critic")]
+)
+def test_a_replay_that_fails_leaves_the_states_of_the_rollout(case, role):
+    make, play = CASES[case]
+    failing = make(num_micro_batches=2)
+    getattr(failing, role).__class__ = FailingInReplay
+    rebuilt = type(failing)(
+        *(m for m in failing.learner.stateful_models() if isinstance(m, torch.nn.Module)),
+        failing.storage,
+        gradient_length=2,
+        num_micro_batches=2,
+    )
+    play(rebuilt, 0)
+    before = [t.clone() for t in as_tensors(getattr(rebuilt, role).get_hidden_state())]
+    with pytest.raises(ArithmeticError, match="no memory left"):
+        rebuilt.update()
+    assert_equal(list(as_tensors(getattr(rebuilt, role).get_hidden_state())), before)
+    play(rebuilt, 1)
+    assert rebuilt.update()["skipped_updates"] == 0.0
