@@ -1,20 +1,17 @@
 """Writing checkpoints whole or not at all."""
 
 import os
-import shutil
 import tempfile
-import uuid
 from pathlib import Path
 from typing import Any
 
 import torch
 
+from rsl_tbptt.files import complete
+
 
 def save_checkpoint(checkpoint: dict[str, Any], path: str | os.PathLike[str]) -> None:
-    """Write ``checkpoint`` to a temporary file beside ``path`` and rename it into place.
-
-    A crash, a full disk or a kill leaves the previous file as it was. As with a plain ``open``, a
-    new file has the mode that the umask leaves, an old one keeps its own, and a link stays.
+    """Write ``checkpoint`` whole or not at all; see ``files.complete``.
 
     Args:
         checkpoint: What ``torch.save`` accepts.
@@ -23,20 +20,10 @@ def save_checkpoint(checkpoint: dict[str, Any], path: str | os.PathLike[str]) ->
     Raises:
         ValueError: If the folder cannot be written.
     """
-    path = Path(path).resolve()  # the target of a link
-    check_writable(path.parent)
-    temporary = path.with_name(f".{path.name}.{uuid.uuid4().hex}")  # mkstemp's have mode 0600
-    try:
-        with temporary.open("xb") as file:
-            torch.save(checkpoint, file)
-            file.flush()
-            os.fsync(file.fileno())
-        if path.exists():
-            shutil.copymode(path, temporary)
-        temporary.replace(path)
-    except BaseException:
-        temporary.unlink(missing_ok=True)
-        raise
+    path = Path(path)
+    check_writable(path.resolve().parent)
+    with complete(path) as unfinished, unfinished.open("xb") as file:
+        torch.save(checkpoint, file)
 
 
 def check_writable(folder: str | os.PathLike[str]) -> None:

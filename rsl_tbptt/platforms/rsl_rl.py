@@ -124,7 +124,10 @@ def train_command(training: Training, *, device: str) -> NoReturn:
     Raises:
         ValueError: Always.
     """
-    raise ValueError(f"The platform of {training.run_name} is rsl_rl alone, which has no command.")
+    raise ValueError(
+        f"The platform of {training.run_name} is rsl_rl alone, which has no training command,"
+        " expected isaaclab or mjlab."
+    )
 
 
 def play_command(trained: Trained, checkpoint: Path, *, num_envs: int, device: str) -> NoReturn:

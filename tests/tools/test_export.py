@@ -94,7 +94,7 @@ def test_exports_act_as_the_trained_policy(tmp_path, kind):
     ):
         assert exported.shape == expected.shape
         assert max_difference(exported, expected) < TOLERANCE
-    assert not list(tmp_path.glob("unfinished*"))
+    assert not list(tmp_path.rglob(".*"))
 
 
 def test_a_torch_without_torchscript_still_exports_to_onnx(tmp_path, monkeypatch, capsys):
