@@ -77,24 +77,24 @@ class Export(Section):
 
 
 class Verdict(Section):
-    """What a policy's evaluation is held against: exactly one of the three."""
+    """What a policy's evaluation is held against: exactly one of the four."""
 
     policy: str
     """Name of the policy."""
     min_share_of_teacher: PositiveFloat | None = None
     """The policy's mean return is at least this share of the teacher's."""
+    max_share_of_teacher: PositiveFloat | None = None
+    """The policy's mean return is at most this share of the teacher's."""
     clearly_below: str | None = None
     """The policy's mean return is below this policy's, and their intervals do not overlap."""
     not_below: str | None = None
     """The policy is not clearly below this policy."""
 
     @model_validator(mode="after")
-    def _one_of_three(self) -> "Verdict":
-        given = self.model_dump(exclude={"policy"}, exclude_none=True)
-        if len(given) != 1:
-            raise ValueError(
-                "expected exactly one of min_share_of_teacher, clearly_below and not_below"
-            )
+    def _one_of_four(self) -> "Verdict":
+        rules = self.model_dump(exclude={"policy"})
+        if sum(rule is not None for rule in rules.values()) != 1:
+            raise ValueError(f"expected exactly one of {', '.join(rules)}")
         return self
 
 
@@ -187,8 +187,7 @@ def read_section(kind: type[AnySection], path: Path) -> AnySection:
 
 def _fault(file: str, fault: Any) -> str:
     """Write what pydantic found in this repository's form: file, section, key, value, rule."""
-    places = (str(place + 1) if isinstance(place, int) else place for place in fault["loc"])
-    where = ": ".join([file, *places])
+    where = ": ".join([file, *(str(p + 1) if isinstance(p, int) else p for p in fault["loc"])])
     if fault["type"] == "missing":
         return f"{where} is missing."
     if fault["type"] == "extra_forbidden":

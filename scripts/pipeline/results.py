@@ -59,12 +59,14 @@ def judge(verdict: Verdict, policies: dict[str, Any]) -> dict[str, Any]:
         JSON values: ``passed`` and ``text``.
     """
     name, row = verdict.policy, policies[verdict.policy]
-    if verdict.min_share_of_teacher is not None:
-        share, goal = row["share_of_teacher"], verdict.min_share_of_teacher
-        text = f"{name} reaches {format_share(share)} of the teacher's return (goal: {goal:.0%})."
-        return {"passed": share is not None and share >= goal, "text": text}
+    least, most = verdict.min_share_of_teacher, verdict.max_share_of_teacher
+    if goal := least or most:
+        share, rule = row["share_of_teacher"], "goal:" if least else "at most"
+        passed = share is not None and (share >= goal if least else share <= goal)
+        text = f"{name} reaches {format_share(share)} of the teacher's return ({rule} {goal:.0%})."
+        return {"passed": passed, "text": text}
     other = verdict.clearly_below or verdict.not_below
-    assert other is not None  # load_preset let exactly one of the three through
+    assert other is not None  # load_preset let exactly one of the four through
     below = clearly_below(row, policies[other])
     if verdict.clearly_below:
         found = "do not overlap" if below else "overlap, or it is not below"

@@ -121,10 +121,12 @@ def test_unknown_name_is_refused(tmp_path, changes, message):
         {"verdicts": [{"policy": "student"}]},
         {"verdicts__0__not_below": "teacher"},
         {"verdicts__1__not_below": "student"},
+        {"verdicts__0__max_share_of_teacher": 0.8},
     ],
 )
 def test_verdict_says_exactly_one_thing(tmp_path, changes):
-    with pytest.raises(ValueError, match=r"verdicts: \d .*expected exactly one of"):
+    rules = "min_share_of_teacher, max_share_of_teacher, clearly_below, not_below"
+    with pytest.raises(ValueError, match=rf"verdicts: \d .*expected exactly one of {rules}"):
         load_preset(write(tmp_path, **changes))
 
 

@@ -13,7 +13,7 @@ from PIL import Image
 from rsl_tbptt.evaluation import summarise
 from rsl_tbptt.files import write_json
 from scripts.pipeline import report
-from scripts.pipeline.presets import DEMO, FINETUNE, load_preset
+from scripts.pipeline.presets import DEMO, FINETUNE, Verdict, load_preset
 from scripts.pipeline.process import Finished
 from scripts.pipeline.results import collect, format_table
 from scripts.pipeline.run_folder import RunFolder
@@ -185,6 +185,16 @@ def test_verdicts_follow_the_numbers(run, preset, student, memoryless, reaches, 
     write_evaluation(run.path, "memoryless", memoryless)
     results = collect(run.path, preset)
     assert [verdict["passed"] for verdict in results["verdicts"]] == [reaches, below]
+
+
+@pytest.mark.parametrize(("memoryless", "passed"), [(7.9, True), (8.0, True), (8.1, False)])
+def test_share_of_the_teacher_is_at_most_the_verdicts(run, preset, memoryless, passed):
+    write_evaluation(run.path, "memoryless", memoryless)
+    at_most = Verdict(policy="memoryless", max_share_of_teacher=0.8)
+    results = collect(run.path, preset.model_copy(update={"verdicts": [at_most]}))
+    share = results["policies"]["memoryless"]["share_of_teacher"]
+    text = f"memoryless reaches {share:.1%} of the teacher's return (at most 80%)."
+    assert results["verdicts"] == [{"passed": passed, "text": text}]
 
 
 @pytest.mark.parametrize(
