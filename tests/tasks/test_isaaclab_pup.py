@@ -34,6 +34,8 @@ LIFTED = (LIFTED_HIP, -2 * LIFTED_HIP)
 
 NUM_ENVS = 64
 STANDING_STEPS = 300
+MOST_DELAY = 3  # steps
+DELAY_STEPS, RESTART = 10, 5
 
 
 def launch():
@@ -58,13 +60,15 @@ def measure(env):
     env.reset()
     idle = torch.zeros(NUM_ENVS, 8)
 
-    def place(height=0.155, roll=0.0, linear=0.0, joint=0.0, angles=(0.7, -1.4), lifted=()):
+    def place(
+        height=0.155, roll=0.0, linear=0.0, turn=0.0, joint=0.0, angles=(0.7, -1.4), lifted=()
+    ):
         pose = torch.zeros(NUM_ENVS, 7)
         pose[:, :3] = env.scene.env_origins
         pose[:, 2] = height
         pose[:, 3], pose[:, 6] = math.sin(roll / 2), math.cos(roll / 2)
         velocity = torch.zeros(NUM_ENVS, 6)
-        velocity[:, 0] = linear
+        velocity[:, 0], velocity[:, 3] = linear, turn
         robot.write_root_pose_to_sim_index(root_pose=pose)
         robot.write_root_velocity_to_sim_index(root_velocity=velocity)
         of_legs = {leg: LIFTED if leg in lifted else angles for leg in LEGS}
@@ -75,12 +79,36 @@ def measure(env):
         env.scene.update(0.0)
 
     def observe(seed=0):
+        """Return the first observations of an episode, which are not delayed."""
         torch.manual_seed(seed)
-        return {name: obs.clone() for name, obs in env.observation_manager.compute().items()}
+        env.observation_manager.reset()
+        observed = env.observation_manager.compute(update_history=True)
+        return {name: obs.clone() for name, obs in observed.items()}
 
-    def teacher_after(steps):
+    def observe_steps():
+        """Return what the student sees, without noise, of a state that grows step by step."""
+        torch.manual_seed(0)
+        policy = env.cfg.observations.policy
+        noises = [policy.angular_velocity.noise, policy.gravity.noise, policy.joint_angles.noise]
+        kept, observed = [noise.std for noise in noises], []
+        for noise in noises:
+            noise.std = 0.0
+        for step in range(DELAY_STEPS):
+            place(turn=step, roll=step / 10, angles=(0.7 + step / 10, -1.4 + step / 10))
+            env.episode_length_buf[:] = step
+            env.command_manager.get_command("base_velocity")[:] = step
+            if step == 0:
+                env.observation_manager.reset()
+            if step == RESTART:
+                env.observation_manager.reset(range(NUM_ENVS // 2))
+            observed.append(env.observation_manager.compute(update_history=True)["policy"].clone())
+        for noise, std in zip(noises, kept, strict=True):
+            noise.std = std
+        return observed
+
+    def observe_after(steps):
         env.episode_length_buf[:] = steps
-        return observe()["teacher"]
+        return observe()
 
     def trot_reward(steps, height=LEG_HEIGHT + FOOT_RADIUS, **state):
         place(height, **state)
@@ -123,8 +151,9 @@ def measure(env):
         "still": still,
         "moving": moving,
         "noise": noise.std(0).mean(0),
-        "started": teacher_after(0),
-        "fifth_of_a_second": teacher_after(10),
+        "steps": torch.stack(observe_steps()),
+        "started": observe_after(0),
+        "fifth_of_a_second": observe_after(10),
         "trot": {
             "stands at the start": trot_reward(0),
             "stands in mid-swing": trot_reward(5),
@@ -276,8 +305,8 @@ def test_payload_and_motors_differ_within_their_range(seen):
     assert TOTAL_MASS - 1e-5 <= min(seen["mass"]) < TOTAL_MASS + 0.1
     assert TOTAL_MASS + 0.9 < max(seen["mass"]) <= TOTAL_MASS + MOST_PAYLOAD + 1e-5
     stiffness = [value for robot in seen["stiffness"] for value in robot]
-    assert 0.75 * STIFFNESS - 1e-4 <= min(stiffness) < 0.77 * STIFFNESS
-    assert 1.23 * STIFFNESS < max(stiffness) <= 1.25 * STIFFNESS + 1e-4
+    assert 0.5 * STIFFNESS - 1e-4 <= min(stiffness) < 0.54 * STIFFNESS
+    assert 1.46 * STIFFNESS < max(stiffness) <= 1.5 * STIFFNESS + 1e-4
 
 
 def test_student_sees_no_velocity_and_the_teacher_does(seen):
@@ -289,16 +318,53 @@ def test_student_sees_no_velocity_and_the_teacher_does(seen):
 
 
 def test_student_noise_has_the_configured_size(seen):
-    expected = [0.25 * 0.2] * 3 + [0.03] * 3 + [0.0] * 3 + [0.05] * 8
+    expected = [0.25 * 0.2] * 3 + [0.1] * 3 + [0.0] * 3 + [0.05] * 8 + [0.0] * 2
     assert seen["noise"] == pytest.approx(expected, rel=0.05)
 
 
-def test_teacher_has_a_clock_that_starts_with_the_episode(seen):
-    started, later = (columns(seen[moment])[-2:] for moment in ("started", "fifth_of_a_second"))
+@pytest.mark.parametrize(
+    ("column", "value"),
+    [(0, lambda step: 0.25 * step), (4, lambda step: -math.sin(step / 10)), (9, lambda s: s / 10)],
+    ids=["angular velocity", "gravity", "joint angles"],
+)
+def test_student_sees_each_sensor_late_by_a_delay_drawn_per_episode(seen, column, value):
+    def delayed(delay, start=0):
+        """Return what a sensor with this delay shows of an episode that starts at a step."""
+        return [value(max(step - delay, start)) for step in range(start, DELAY_STEPS)]
+
+    def delay_of(observed, start=0):
+        matching = [
+            delay
+            for delay in range(MOST_DELAY + 1)
+            if observed == pytest.approx(delayed(delay, start), abs=1e-3)
+        ]
+        assert len(matching) == 1
+        return matching[0]
+
+    robots = list(zip(*[columns(step)[column] for step in seen["steps"]], strict=True))
+    restarted, others = robots[: NUM_ENVS // 2], robots[NUM_ENVS // 2 :]
+    assert {delay_of(list(robot)) for robot in others} == set(range(MOST_DELAY + 1))
+    assert {delay_of(list(robot[RESTART:]), RESTART) for robot in restarted} == set(
+        range(MOST_DELAY + 1)
+    )
+
+
+def test_controllers_own_clock_and_command_come_without_delay(seen):
+    for step, observed in enumerate(seen["steps"]):
+        phase = 2 * math.pi * 2.5 * step / 50
+        for row in observed:
+            assert row[-2:] == pytest.approx([math.sin(phase), math.cos(phase)], abs=1e-4)
+            assert row[6:9] == [step] * 3
+
+
+@pytest.mark.parametrize("group", ["policy", "teacher"])
+def test_clock_starts_with_the_episode(seen, group):
+    moments = (seen["started"][group], seen["fifth_of_a_second"][group])
+    started, later = (columns(moment)[-2:] for moment in moments)
     assert started == [[0.0] * NUM_ENVS, [1.0] * NUM_ENVS]
     half_a_cycle = [[0.0] * NUM_ENVS, [-1.0] * NUM_ENVS]
-    for seen_by_teacher, expected in zip(later, half_a_cycle, strict=True):
-        assert seen_by_teacher == pytest.approx(expected, abs=1e-4)
+    for column, expected in zip(later, half_a_cycle, strict=True):
+        assert column == pytest.approx(expected, abs=1e-4)
 
 
 @pytest.mark.parametrize(
