@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from rsl_rl.algorithms import Distillation
 from rsl_rl.modules import (
     ActorCritic,
     ActorCriticRecurrent,

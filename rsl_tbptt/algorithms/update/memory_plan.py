@@ -94,7 +94,8 @@ class MemoryPlan:
         least = self.peak(self.sizes.num_envs) / 1e9
         raise ValueError(
             f"memory_budget_gb is {budget / 1e9:g}, expected at least {least:.3g}: the update takes"
-            " that much one environment at a time. Lower gradient_length, num_steps_per_env or num_envs, or raise the budget."
+            " that much one environment at a time. Lower gradient_length, num_steps_per_env or"
+            " num_envs, or raise the budget."
         )
 
 
