@@ -6,7 +6,7 @@ Sizes are those of cheap parts in general, measured on no robot:
 - a gyroscope, 0.2 rad/s of noise: the frame rings with every step;
 - the direction of gravity, 0.1 (6 degrees): an accelerometer also shows the blows of the feet;
 - joint angles, 0.05 rad (3 degrees): potentiometers in servos and the play of their gears;
-- each of the three late by 0 to 3 control steps (0 to 60 ms), drawn per episode: filters, and a bus
+- each of the three late by 0 to 5 control steps (0 to 100 ms), drawn per episode: filters, and a bus
   on which servos are asked one after the other.
 
 The command and the clock of the gait are the controller's own, exact and in time. The student sees
@@ -142,18 +142,18 @@ class ObservationsCfg:
             func=base_mdp.base_ang_vel,
             noise=GaussianNoiseCfg(std=0.2),  # rad/s
             scale=0.25,
-            delay_max_lag=3,
+            delay_max_lag=5,
         )
         gravity = ObsTermCfg(
             func=base_mdp.projected_gravity,
             noise=GaussianNoiseCfg(std=0.1),
-            delay_max_lag=3,
+            delay_max_lag=5,
         )
         command = ObsTermCfg(func=base_mdp.generated_commands, params=COMMAND)
         joint_angles = ObsTermCfg(
             func=base_mdp.joint_pos_rel,
             noise=GaussianNoiseCfg(std=0.05),  # rad
-            delay_max_lag=3,
+            delay_max_lag=5,
         )
         clock = ObsTermCfg(func=mdp.clock, params=CLOCK)
 

@@ -77,16 +77,12 @@ class PupStudentCfg(RslRlDistillationRunnerCfg):
     experiment_name = EXPERIMENT
     run_name = "student"
     num_steps_per_env = 24
-    max_iterations = 100
-    save_interval = 50
+    max_iterations = 60
+    save_interval = 20
     obs_groups = STUDENT_OBS_GROUPS
     student = lstm(init_std=0.1)
     teacher = TEACHER
-    algorithm = TbpttDistillationAlgorithmCfg(
-        num_learning_epochs=8,  # a rollout of this simulator costs more than epochs on it
-        gradient_length=12,
-        learning_rate=1.0e-3,
-    )
+    algorithm = TbpttDistillationAlgorithmCfg(gradient_length=12)
 
 
 @configclass
