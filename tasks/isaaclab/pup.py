@@ -6,8 +6,8 @@ Sizes are those of cheap parts in general, measured on no robot:
 - a gyroscope, 0.2 rad/s of noise: the frame rings with every step;
 - the direction of gravity, 0.1 (6 degrees): an accelerometer also shows the blows of the feet;
 - joint angles, 0.05 rad (3 degrees): potentiometers in servos and the play of their gears;
-- each of the three late by 0 to 5 control steps (0 to 100 ms), drawn per episode: filters, and a bus
-  on which servos are asked one after the other.
+- each of the three late by 0 to 5 control steps (0 to 100 ms), drawn per episode: filters, and a
+  slow bus on which servos are asked one after the other.
 
 The command and the clock of the gait are the controller's own, exact and in time. The student sees
 no velocity, neither of the base nor of the joints, and nothing of payload, motors, delays and

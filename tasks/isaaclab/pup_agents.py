@@ -77,7 +77,7 @@ class PupStudentCfg(RslRlDistillationRunnerCfg):
     experiment_name = EXPERIMENT
     run_name = "student"
     num_steps_per_env = 24
-    max_iterations = 60
+    max_iterations = 100
     save_interval = 20
     obs_groups = STUDENT_OBS_GROUPS
     student = lstm(init_std=0.1)
