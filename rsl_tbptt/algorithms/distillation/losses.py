@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from rsl_tbptt.algorithms.distillation.rollout_memory import NEWEST
 from rsl_tbptt.algorithms.update.replay import Head, action_head, gaussian_head
 from rsl_tbptt.compat.versions import GaussianDistribution, MLPModel, resolve_callable
 from rsl_tbptt.core import losses
@@ -39,9 +40,15 @@ class BehaviorLoss:
         return gaussian_head if self.of_gaussian else action_head
 
     def __call__(self, outputs: Outputs, labels: Labels) -> SampleLosses:
-        """Return the losses of K steps of n environments, reported as ``behavior``."""
+        """Return the losses of K steps of n environments.
+
+        Reported are those of the newest rollout as ``behavior``, of the past as ``memory``.
+        """
         per_sample = self.per_sample(outputs, labels)
-        return SampleLosses(per_sample, {"behavior": per_sample})
+        if NEWEST not in labels:
+            return SampleLosses(per_sample, {"behavior": per_sample})
+        newest = torch.where(labels[NEWEST], per_sample, 0.0)
+        return SampleLosses(per_sample, {"behavior": newest, "memory": per_sample - newest})
 
 
 def _of_actions(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> BehaviorLoss:

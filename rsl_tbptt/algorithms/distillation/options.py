@@ -23,6 +23,33 @@ class DistillationOptions(Options):
     num_learning_epochs: Annotated[int, Count()] = 1
     """Passes over each rollout; each starts again from the state at the rollout's start."""
 
+    num_mini_batches: Annotated[int, Count()] = 1
+    """Mini-batches of whole environments per pass, drawn anew for each, none left out.
+
+    Each makes as many optimiser steps as there are groups of ``update_length`` steps.
+    """
+
+    memory_rollouts: Annotated[int, Count(or_zero=True)] = 0
+    """Past rollouts whose worth of sequences is kept to go on learning from them (DAgger).
+
+    Kept is a uniform sample of everything seen so far, not the newest; 0 keeps none.
+    """
+
+    memory_share: Annotated[float, Positive()] = 1.0
+    """Sequences of the past that a mini-batch holds for each of the newest rollout."""
+
+    memory_gb: Annotated[float | None, Positive()] = 2.0
+    """Gigabytes of 10^9 bytes that the memory of rollouts may take; fewer are kept then.
+
+    None does not limit it.
+    """
+
+    save_memory: bool = False
+    """Whether checkpoints hold the memory of rollouts, for a resumed run to go on with.
+
+    Else it begins with an empty one. A checkpoint grows by what the memory takes.
+    """
+
     gradient_length: Annotated[int, Count()] = 15
     """Steps the gradient flows back: k2 of TBPTT(k1, k2), in environment steps.
 
@@ -127,8 +154,9 @@ class DistillationOptions(Options):
             num_envs: Number of environments.
 
         Raises:
-            ValueError: If there are more micro-batches than environments.
+            ValueError: If there are more mini-batches or micro-batches than environments.
         """
+        check_at_most_envs("num_mini_batches", self.num_mini_batches, num_envs)
         check_at_most_envs("num_micro_batches", self.num_micro_batches, num_envs)
         if self.teacher_action_share > 0 and round(self.teacher_action_share * num_envs) == 0:
             warnings.warn(
