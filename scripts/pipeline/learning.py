@@ -67,6 +67,7 @@ class Comparison:
 
 
 COLUMNS = {
+    "seed": ("seed", "{}"),
     "evaluated_return": ("return", "{:.3f}"),
     "share": ("of the teacher's", "{:.1%}"),
     "steps": ("steps, of the teacher's", "{:.2f}"),
@@ -164,23 +165,23 @@ def _compare(learning: Learning, teacher: Learning) -> Comparison:
     )
 
 
-def judge(comparison: Comparison, study: Study) -> dict[str, bool]:
-    """Hold a policy of one seed against what a study asks.
+def judge(group: list[Comparison], study: Study) -> dict[str, str]:
+    """Hold a policy against what a study asks.
 
     Args:
-        comparison: The policy beside its teacher.
+        group: The policy's seeds.
         study: What is asked.
 
     Returns:
-        Whether each limit is kept, by its words.
+        How many seeds keep each limit, by its words.
     """
     verdicts = {}
     for words, sign, limits in (("least", 1, study.at_least), ("most", -1, study.at_most)):
         for name, limit in limits.items():
             heading, form = COLUMNS[name]
-            value = getattr(comparison, name)
-            kept = value is not None and sign * value >= sign * limit
-            verdicts[f"{heading}: at {words} {form.format(limit)}"] = kept
+            values = [getattr(row, name) for row in group]
+            kept = sum(value is not None and sign * value >= sign * limit for value in values)
+            verdicts[f"{heading}: at {words} {form.format(limit)}"] = f"{kept} of {len(group)}"
     return verdicts
 
 
@@ -195,12 +196,12 @@ def format_markdown(comparisons: list[Comparison], teacher: str, study: Study) -
     Returns:
         Markdown.
     """
-    policies = dict.fromkeys(comparison.policy for comparison in comparisons)
-    groups = [[c for c in comparisons if c.policy == name] for name in policies]
+    policies = dict.fromkeys(row.policy for row in comparisons)
+    groups = [[row for row in comparisons if row.policy == name] for name in policies]
     return fill(
         TEMPLATE,
-        policies=_table([_summary(group, study) for group in groups]),
-        seeds=_table([_cells(comparison) for group in groups for comparison in group]),
+        policies=_table([_cells(group) | judge(group, study) for group in groups]),
+        seeds=_table([_cells([row]) for group in groups for row in group]),
         teacher=teacher,
         reached=f"{REACHED:.0%}",
         kept=f"{KEPT:.0%}",
@@ -212,23 +213,13 @@ def _table(rows: list[dict[str, str]]) -> str:
     return tabulate(rows, "keys", tablefmt="pipe", colalign=sides, disable_numparse=True)
 
 
-def _cells(row: Comparison) -> dict[str, str]:
-    """Return the row of a policy and seed by its columns."""
-    cells = {"policy": row.policy, "seed": str(row.seed)}
+def _cells(group: list[Comparison]) -> dict[str, str]:
+    """Return the smallest and largest values of a policy's seeds by heading."""
+    cells = {"policy": group[0].policy}
     for name, (heading, form) in COLUMNS.items():
-        value = getattr(row, name)
-        cells[heading] = "never" if value is None else form.format(value)
+        values = [getattr(row, name) for row in group]
+        found = sorted(value for value in values if value is not None)
+        ends = dict.fromkeys(map(form.format, found[:1] + found[-1:]))
+        never = f"{values.count(None)} never" if None in values else ""
+        cells[heading] = ", ".join(filter(None, (" to ".join(ends), never)))
     return cells
-
-
-def _summary(group: list[Comparison], study: Study) -> dict[str, str]:
-    """Return the row of a policy: its smallest and largest values, and how many seeds passed."""
-    row = {"policy": group[0].policy}
-    for name, (heading, form) in COLUMNS.items():
-        found = [value for c in group if (value := getattr(c, name)) is not None]
-        ends = dict.fromkeys(form.format(end(found)) for end in (min, max) if found)
-        never = [f"{len(group) - len(found)} of {len(group)} never"] * (len(found) < len(group))
-        row[heading] = ", ".join([" to ".join(ends)] * bool(ends) + never)
-    verdicts = [judge(comparison, study) for comparison in group]
-    counts = {words: sum(verdict[words] for verdict in verdicts) for words in verdicts[0]}
-    return row | {words: f"{count} of {len(group)}" for words, count in counts.items()}

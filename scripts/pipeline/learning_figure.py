@@ -18,9 +18,8 @@ def save_learning(learnings: list[Learning], teacher: str, path: Path) -> None:
         teacher: Name of the teacher, whose final return is the measure.
         path: SVG file; its folder is created.
     """
-    policies: dict[str, list[Learning]] = {}
-    for learning in learnings:
-        policies.setdefault(learning.policy, []).append(learning)
+    names = dict.fromkeys(learning.policy for learning in learnings)
+    policies = {name: [one for one in learnings if one.policy == name] for name in names}
     path.parent.mkdir(parents=True, exist_ok=True)
     with drawn_svg(path, figsize=(9, 4)) as axes:
         colour = colours(policies)
