@@ -104,7 +104,10 @@ def build(case: Case, library: Library, **options: Any) -> Any:
         if library == "rsl_tbptt":
             lengths["gradient_length"] = case.gradient_length
     else:
-        kind, lengths = "distillation", {"gradient_length": case.gradient_length}
+        kind = "distillation"
+        lengths = {"num_learning_epochs": 1, "gradient_length": case.gradient_length}
+        if library == "rsl_tbptt":
+            lengths |= {"num_mini_batches": 1, "memory_rollouts": 0}
     storage = RolloutStorage(kind, case.num_envs, case.num_steps, obs, [ACTION_DIM], case.device)
     algorithm = CLASSES[case.algorithm, library](
         *(model.to(case.device) for model in _models(case, obs)),

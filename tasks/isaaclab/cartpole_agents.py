@@ -63,8 +63,8 @@ class CartpoleStudentCfg(RslRlDistillationRunnerCfg):
     experiment_name = EXPERIMENT
     run_name = "student"
     num_steps_per_env = 32
-    max_iterations = 150
-    save_interval = 50
+    max_iterations = 60
+    save_interval = 20
     obs_groups = STUDENT_OBS_GROUPS
     student = RslRlRNNModelCfg(
         rnn_type="lstm",
@@ -75,9 +75,7 @@ class CartpoleStudentCfg(RslRlDistillationRunnerCfg):
         distribution_cfg=RslRlMLPModelCfg.GaussianDistributionCfg(init_std=0.1),
     )
     teacher = TEACHER
-    algorithm = TbpttDistillationAlgorithmCfg(
-        num_learning_epochs=4, gradient_length=32, learning_rate=5.0e-4
-    )
+    algorithm = TbpttDistillationAlgorithmCfg(gradient_length=16)
 
 
 @configclass

@@ -97,7 +97,7 @@ def student_cfg(task: str) -> RslRlDistillationRunnerCfg:
         obs_groups=STUDENT_OBS_GROUPS,
         student=lstm(init_std=0.1),
         teacher=teacher_cfg(task).actor,
-        algorithm=TbpttDistillationAlgorithmCfg(num_learning_epochs=2, gradient_length=24),
+        algorithm=TbpttDistillationAlgorithmCfg(gradient_length=24),
     )
 
 

@@ -48,7 +48,7 @@ def student_cfg(terrain: str) -> TbpttDistillationRunnerCfg:
         save_interval=100,
         student=_lstm(init_std=0.1),
         teacher=teacher_cfg(terrain).actor,
-        algorithm=TbpttDistillationAlgorithmCfg(num_learning_epochs=2, gradient_length=24),
+        algorithm=TbpttDistillationAlgorithmCfg(gradient_length=24),
     )
 
 

@@ -24,6 +24,9 @@ MODELS = ["mlp", "lstm", "gru", "cnn"]
 if "if not self.obs_groups" in inspect.getsource(CNNModel.get_latent):
     MODELS.append("images")  # rsl_rl 5.0 crashes without any one-dimensional group
 
+ONE_PASS = {"num_learning_epochs": 1, "num_mini_batches": 1, "memory_rollouts": 0}
+"""Options with which TbpttDistillation learns from a rollout as rsl_rl's does."""
+
 CNN = {"output_channels": [3, 2], "kernel_size": 3, "padding": "zeros", "stride": [2, 1]}
 
 
@@ -77,7 +80,12 @@ def make_distillation(
     student_kwargs: dict[str, Any] | None = None,
     **options: Any,
 ) -> Any:
-    """Build an algorithm with its models and storage; equal arguments give equal weights."""
+    """Build an algorithm with its models and storage; equal arguments give equal weights.
+
+    Ours passes once over each rollout, in one piece and without a memory, unless told otherwise.
+    """
+    if algorithm is not Distillation:
+        options = ONE_PASS | options
     student_model = make_model("student", student, num_envs, seed=1, **(student_kwargs or {}))
     teacher_model = make_model("teacher", teacher, num_envs, seed=2)
     obs = make_obs(num_envs, images=not {"cnn", "images"}.isdisjoint((student, teacher)))

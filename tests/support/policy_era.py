@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
+from rsl_rl.algorithms import Distillation
 from rsl_rl.modules import (
     ActorCritic,
     ActorCriticRecurrent,
@@ -69,6 +70,13 @@ def make_distillation(
 ) -> Any:
     """Build an algorithm as the runner does; equal arguments give equal weights."""
     policy = make_student_teacher(student, **(policy_kwargs or {}))
+    if algorithm is not Distillation:  # then one pass over each rollout, as rsl_rl's
+        options = {
+            "num_learning_epochs": 1,
+            "num_mini_batches": 1,
+            "memory_rollouts": 0,
+            **options,
+        }
     options = {"gradient_length": 3, **options}
     return _constructed(algorithm, policy, "distillation", num_steps, num_envs, options)
 

@@ -226,12 +226,15 @@ class TbpttDistillation(Distillation):
     def save(self) -> dict:
         """Return rsl_rl's checkpoint, with this algorithm's own under "rsl_tbptt".
 
-        That is the number of updates, and what models are configured with. rsl_rl ignores that key,
-        so the checkpoint loads there too.
+        That is the number of updates, what models are configured with, and with ``save_memory`` the
+        memory of rollouts. rsl_rl ignores that key, so the checkpoint loads there too.
         """
         models = {"student": self._raw_student, "teacher": self._raw_teacher}
         described = describe_all(models, self.storage.observations)
         own = {"num_updates": self.num_updates, "models": described}
+        memory = self.learner.experience.memory
+        if self.options.save_memory and memory is not None:
+            own["memory"] = memory.state_dict()
         return {**super().save(), "rsl_tbptt": own}
 
     def load(self, loaded_dict: dict, load_cfg: dict | None, strict: bool) -> bool:
@@ -239,7 +242,8 @@ class TbpttDistillation(Distillation):
 
         A PPO checkpoint loads the teacher; a distillation checkpoint loads student, teacher,
         optimiser and iteration. With the student comes its number of updates, 0 where rsl_rl wrote
-        the checkpoint, so that the schedule of ``teacher_action_share`` goes on.
+        the checkpoint, so that the schedule of ``teacher_action_share`` goes on, and with
+        ``save_memory`` the memory of rollouts; else that is empty.
 
         Args:
             loaded_dict: The checkpoint.
@@ -264,7 +268,9 @@ class TbpttDistillation(Distillation):
         if wants.get("teacher"):
             self.awaited_teacher.forget()
         if wants.get("student"):
-            self.num_updates = loaded_dict.get("rsl_tbptt", {}).get("num_updates", 0)
+            own = loaded_dict.get("rsl_tbptt", {})
+            self.num_updates = own.get("num_updates", 0)
+            self.learner.experience.restore(own.get("memory") if self.options.save_memory else None)
         return load_iteration
 
     def _load_teacher(self, path: str) -> None:

@@ -12,15 +12,12 @@ from rsl_rl.storage import RolloutStorage
 from torch import nn
 
 from rsl_tbptt.algorithms.distillation.dagger import Dagger
+from rsl_tbptt.algorithms.distillation.experience import Experience
 from rsl_tbptt.algorithms.distillation.labels import RolloutLabels, StepLabels
 from rsl_tbptt.algorithms.distillation.losses import BehaviorLoss
-from rsl_tbptt.algorithms.distillation.mini_batches import (
-    MiniBatch,
-    MiniBatches,
-    mini_batch_sizes,
-)
+from rsl_tbptt.algorithms.distillation.mini_batches import MiniBatch
 from rsl_tbptt.algorithms.distillation.options import DistillationOptions
-from rsl_tbptt.algorithms.distillation.rollout_memory import RolloutMemory, bytes_per_sequence
+from rsl_tbptt.algorithms.update.memory_plan import Sizes
 from rsl_tbptt.algorithms.update.normalization import update_normalization
 from rsl_tbptt.algorithms.update.replay import observed_groups
 from rsl_tbptt.algorithms.update.session import Metrics, UpdateSession
@@ -69,13 +66,11 @@ class DistillationLearner:
         """
         self.loss: Loss = loss
         self.num_micro_batches = options.num_micro_batches
-        self.start_state: HiddenState = None
+        self.experience = Experience(student, storage, labels, options, ranks)
         self._end_state: HiddenState = None
-        self.memory: RolloutMemory | None = None
-        """Sequences of past rollouts, from the first update on, if any are to be kept."""
         self._student, self._teacher, self._storage = student, teacher, storage
         self._optimizer, self._options, self._ranks = optimizer, options, ranks
-        self._labels, self._dagger = labels, dagger
+        self._dagger = dagger
         self._model = TrainedModel(student, loss.head, options)
         num_steps, num_envs = storage.num_transitions_per_env, storage.num_envs
         lengths = (options.gradient_length, options.update_length)
@@ -84,8 +79,6 @@ class DistillationLearner:
         self._steps_per_group = num_steps_of_full_group(num_steps, *lengths)
         device = storage.dones.device
         num_envs_of_ranks = ranks.sum_count(num_envs, device)
-        self._device = device
-        self._draws_sequences = options.num_mini_batches > 1 or options.memory_rollouts > 0
         self._steps_in_mean = self._steps_per_group if options.loss_reduction == "mean" else 1
         self._step_batches = step_batches(num_steps, num_envs_of_ranks, device)
         nan = torch.full((), torch.nan, device=device)
@@ -93,13 +86,13 @@ class DistillationLearner:
 
     def begin_rollout(self) -> None:
         """Keep the state that the rollout starts with."""
-        self.start_state = hidden_state.clone(self._student.get_hidden_state())
+        self.experience.start_state = hidden_state.clone(self._student.get_hidden_state())
 
     def train(self, session: UpdateSession) -> Metrics:
         """Go through all epochs, mini-batches and groups; see :class:`Learner`."""
-        session.attempt(self._take_rollout, otherwise=None)
-        num_epochs, num_envs = self._options.num_learning_epochs, self._storage.num_envs
-        mini_batches = self._plan_mini_batches()
+        session.attempt(self.experience.take, otherwise=None)
+        num_epochs = self._options.num_learning_epochs
+        mini_batches = self.experience.plan()
         loss_sums: list[dict[str, torch.Tensor]] = []
         grad_norms: list[torch.Tensor] = []
         for _ in range(num_epochs):
@@ -110,7 +103,7 @@ class DistillationLearner:
                 hidden_state.concatenate_envs(end_states), order
             )
         update_normalization([self._student], self._storage.observations, self._step_batches)
-        sizes = zip(_LOSSES, (num_envs, mini_batches.num_drawn), strict=True)
+        sizes = zip(_LOSSES, (self._storage.num_envs, mini_batches.num_drawn), strict=True)
         num_steps = num_epochs * self._num_loss_steps
         means = {
             name: torch.stack([sums[name] for sums in loss_sums]).sum() / (num_steps * size)
@@ -120,33 +113,9 @@ class DistillationLearner:
         return {
             **means,
             "grad_norm": torch.stack(grad_norms).mean(),
-            "done_rate": self._dones().float().mean(),
+            "done_rate": self.experience.dones().float().mean(),
             **self._dagger.metrics(),
         }
-
-    def _take_rollout(self) -> None:
-        """Complete the labels, and put the rollout beside those of the past."""
-        self._labels.complete()
-        if self._options.memory_rollouts == 0:
-            return
-        rollout = self._rollout()
-        if self.memory is None:
-            with self.as_if_rolled_out():
-                state = self.start_state
-            capacity, _ = self.memory_size()
-            self.memory = RolloutMemory(capacity, rollout, state, self._num_loss_steps)
-        self.memory.put(rollout, self.start_state)
-
-    def _plan_mini_batches(self) -> MiniBatches:
-        """Plan the mini-batches of this update."""
-        return MiniBatches(
-            self._storage.num_envs,
-            0 if self.memory is None else self.memory.num_kept,
-            self._options.num_mini_batches,
-            self._options.memory_share,
-            self._ranks,
-            self._device,
-        )
 
     def _train_on(
         self,
@@ -167,7 +136,7 @@ class DistillationLearner:
             The state of the newest rollout's sequences after their last step.
         """
         rollout, state = session.attempt(
-            partial(self._sequences, mini_batch), otherwise=(self._rollout(), None)
+            partial(self.experience.of, mini_batch), otherwise=(self.experience.newest(), None)
         )
         newest = slice(len(mini_batch.envs))
         for group in self._schedule:
@@ -185,36 +154,17 @@ class DistillationLearner:
                 grad_norms.append(self._optimizer_step())
         return hidden_state.select_envs(state, newest)
 
-    def _sequences(self, mini_batch: MiniBatch) -> tuple[Rollout | Segments, HiddenState]:
-        """Return the sequences of a mini-batch, the newest first, and the states before them."""
-        if self.memory is not None:
-            columns = torch.cat((self.memory.capacity + mini_batch.envs, mini_batch.kept))
-            rollout, state = self.memory.rollout, self.memory.state
-        elif self._draws_sequences:
-            columns, rollout, state = mini_batch.envs, self._rollout(), self.start_state
-        else:
-            return self._rollout(), hidden_state.clone(self.start_state)
-        return self._segments(rollout, state, columns)
-
-    def _segments(
-        self, rollout: Rollout, state: HiddenState, columns: torch.Tensor
-    ) -> tuple[Segments, HiddenState]:
-        """Return sequences by their columns, shape (n,), and the states before them."""
-        segments = Segments(rollout, torch.zeros_like(columns), columns)
-        return segments, hidden_state.select_envs(state, columns)
-
     def conclude(self, metrics: dict[str, float]) -> dict[str, float]:
         """Let the student go on from the state after the replay; see :class:`Learner`."""
-        state = hidden_state.clear(self._end_state, self._dones()[-1])
+        state = hidden_state.clear(self._end_state, self.experience.dones()[-1])
         self._student.reset(hidden_state=state)
-        if self.memory is not None:
-            self.memory.keep_newest()
+        if self.experience.memory is not None:
+            self.experience.memory.keep_newest(self._num_loss_steps)
+        num_passes = self._options.num_learning_epochs * self.experience.num_mini_batches
         num_steps = sum(group[-1].num_loss_steps > 0 for group in self._schedule)
         return {
             **metrics,
-            "optimizer_steps": float(
-                self._options.num_learning_epochs * self._options.num_mini_batches * num_steps
-            ),
+            "optimizer_steps": float(num_passes * num_steps),
             "flushed_steps": float(self._num_loss_steps % self._steps_per_group),
         }
 
@@ -223,45 +173,18 @@ class DistillationLearner:
 
     def add_gradients(self, envs: slice, num_micro_batches: int) -> None:
         """Compute the gradient of an epoch on some environments; see :class:`Learner`."""
-        rollout, state = self._rollout().envs(envs), hidden_state.clone(self.start_state)
-        state = hidden_state.select_envs(state, envs)
-        if self._draws_sequences:
-            # A mini-batch with sequences of the past can be larger than the rollout.
-            columns = torch.arange(envs.stop or rollout.num_envs, device=self._device)
-            rollout, state = self._segments(
-                self._rollout(), self.start_state, columns % self._storage.num_envs
-            )
+        rollout, state = self.experience.of_envs(envs)
         divisor = self._steps_in_mean * rollout.num_envs
         self._optimizer.zero_grad()
         for group in self._schedule:
             state, _ = self._accumulate(group, rollout, state, divisor, num_micro_batches)
 
-    def check_training(self) -> None:
-        """Check the options against the number of environments; see :class:`Learner`."""
+    def begin_training(self) -> None:
+        """Check the options, and allocate the memory of rollouts; see :class:`Learner`."""
         self._options.check_training(self._storage.num_envs)
-        self.memory_size()
-
-    def memory_size(self) -> tuple[int, float]:
-        """Return how many past sequences the memory of rollouts holds at most, and its bytes.
-
-        Raises:
-            ValueError: If ``memory_gb`` has no room for any.
-        """
-        num_envs, max_gb = self._storage.num_envs, self._options.memory_gb
-        capacity = self._options.memory_rollouts * num_envs
-        if capacity == 0:
-            return 0, 0.0
-        with self.as_if_rolled_out():
-            each = bytes_per_sequence(self._rollout(), self.start_state)
-        if max_gb is not None:
-            capacity = min(capacity, int(max_gb * 1e9 / each) - num_envs)
-        if capacity < 1:
-            raise ValueError(
-                f"memory_gb is {max_gb:g}, expected at least {(num_envs + 1) * each / 1e9:.3g}, for"
-                " the newest rollout and one sequence of the past; None does not limit it, and"
-                " memory_rollouts=0 keeps nothing."
-            )
-        return capacity, (capacity + num_envs) * each
+        if self._options.memory_rollouts > 0:
+            with self.as_if_rolled_out():
+                self.experience.begin_training()
 
     def stateful_models(self) -> list[MLPModel]:
         """Return student and teacher; see :class:`Learner`."""
@@ -288,39 +211,27 @@ class DistillationLearner:
         """Return the student's; see :class:`Learner`."""
         return self._model.parameters
 
-    def sizes(self) -> tuple[int, int, bool]:
+    def sizes(self) -> Sizes:
         """Return the sizes of the largest mini-batch; see :class:`Learner`."""
-        num_envs, options = self._storage.num_envs, self._options
-        num_drawn = min(round(options.memory_share * num_envs), self.memory_size()[0])
-        sizes = mini_batch_sizes(num_envs, num_drawn, options.num_mini_batches)
+        sizes, (_, memory) = self.experience.sizes(), self.experience.memory_size()
         least = self._model.least_micro_batches(max(sizes), self._window_length)
-        return max(sizes), least, len(set(sizes)) == 1
+        return Sizes(max(sizes), least, len(set(sizes)) == 1, memory)
 
     @contextlib.contextmanager
     def as_if_rolled_out(self) -> Iterator[None]:
         """Have a zero state inside before the first rollout; see :class:`Learner`."""
-        kept = self.start_state
+        kept = self.experience.start_state
         try:
             if kept is None:
-                _, self.start_state = self._model.first_step(self._rollout())
+                _, self.experience.start_state = self._model.first_step(self.experience.newest())
             yield
         finally:
-            self.start_state = kept
+            self.experience.start_state = kept
 
     @property
     def _num_loss_steps(self) -> int:
         """Steps of an epoch that enter the loss."""
         return sum(window.num_loss_steps for group in self._schedule for window in group)
-
-    def _rollout(self) -> Rollout:
-        """View the storage as a rollout."""
-        stored = self._storage.observations
-        obs = stored.select(*observed_groups(self._student, stored))
-        return Rollout.from_dones(obs, self._labels.of_rollout(), self._dones())
-
-    def _dones(self) -> torch.Tensor:
-        """Return which episodes ended with which step, shape (T, N), bool."""
-        return self._storage.dones.squeeze(-1).bool()
 
     def _accumulate(
         self,

@@ -20,19 +20,23 @@ from rsl_tbptt.core.windows import Tail
 class DistillationOptions(Options):
     """Options of :class:`TbpttDistillation`; names and meanings are rsl_rl's where it has them."""
 
-    num_learning_epochs: Annotated[int, Count()] = 1
-    """Passes over each rollout; each starts again from the state at the rollout's start."""
+    num_learning_epochs: Annotated[int, Count()] = 2
+    """Passes over each rollout; each starts again from the state at the rollout's start.
 
-    num_mini_batches: Annotated[int, Count()] = 1
-    """Mini-batches of whole environments per pass, drawn anew for each, none left out.
-
-    Each makes as many optimiser steps as there are groups of ``update_length`` steps.
+    With a memory of rollouts each also passes over ``memory_share`` as many sequences of the past.
     """
 
-    memory_rollouts: Annotated[int, Count(or_zero=True)] = 0
-    """Past rollouts whose worth of sequences is kept to go on learning from them (DAgger).
+    num_mini_batches: Annotated[int, Count()] = 8
+    """Mini-batches of whole environments per pass, drawn anew for each, none left out.
 
-    Kept is a uniform sample of everything seen so far, not the newest; 0 keeps none.
+    Each makes as many optimiser steps as there are groups of ``update_length`` steps. There are no
+    more of them than environments.
+    """
+
+    memory_rollouts: Annotated[int, Count(or_zero=True)] = 50
+    """Rollouts' worth of past sequences that is kept on the device to go on learning from (DAgger).
+
+    They are a uniform sample of everything seen so far, not the newest; 0 keeps none.
     """
 
     memory_share: Annotated[float, Positive()] = 1.0
@@ -154,9 +158,8 @@ class DistillationOptions(Options):
             num_envs: Number of environments.
 
         Raises:
-            ValueError: If there are more mini-batches or micro-batches than environments.
+            ValueError: If there are more micro-batches than environments.
         """
-        check_at_most_envs("num_mini_batches", self.num_mini_batches, num_envs)
         check_at_most_envs("num_micro_batches", self.num_micro_batches, num_envs)
         if self.teacher_action_share > 0 and round(self.teacher_action_share * num_envs) == 0:
             warnings.warn(

@@ -31,16 +31,13 @@ NEWEST = "newest"
 class RolloutMemory:
     """C sequences of past rollouts and the N of the newest one, where the rollouts are."""
 
-    def __init__(
-        self, capacity: int, newest: Rollout, state: HiddenState, num_loss_steps: int
-    ) -> None:
+    def __init__(self, capacity: int, newest: Rollout, state: HiddenState) -> None:
         """Allocate the columns; those of the past are empty.
 
         Args:
             capacity: C, the sequences of the past that are kept at most.
             newest: A rollout of N environments, whose shapes and dtypes are kept.
             state: The state before it. Shape: (L, N, H), or a pair of them; None without memory.
-            num_loss_steps: Steps that enter a loss. Later ones of the past are not kept.
         """
         num_columns = capacity + newest.num_envs
         columns = _allocate(num_columns)
@@ -56,10 +53,16 @@ class RolloutMemory:
         """The states before them. Shape: (L, C + N, H), or a pair of them."""
         self.num_kept = 0
         """Sequences of the past that are kept, in the first columns."""
-        self._copied, self._num_loss_steps = copied, num_loss_steps
-        # Empty columns lose against every key, which are below 1, and the first of them first.
+        self._copied = copied
         device = newest.episode_starts.device
-        self._keys = torch.arange(capacity + 1, 1, -1, dtype=torch.float64, device=device)
+        self._keys = torch.empty(capacity, dtype=torch.float64, device=device)
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget the past."""
+        self.num_kept = 0
+        # Empty columns lose against every key, which are below 1, and the first of them first.
+        torch.arange(self.capacity + 1, 1, -1, out=self._keys)
 
     def put(self, newest: Rollout, state: HiddenState) -> None:
         """Copy a rollout into the columns of the newest one.
@@ -78,8 +81,12 @@ class RolloutMemory:
         ):
             kept[:, columns] = tensor
 
-    def keep_newest(self) -> None:
-        """Let the newest rollout take part in the sample, without waiting for the device."""
+    def keep_newest(self, num_steps: int) -> None:
+        """Let the newest rollout take part in the sample, without waiting for the device.
+
+        Args:
+            num_steps: Steps that entered the loss. Only they are kept: a NaN would have shown.
+        """
         num_envs = self.rollout.num_envs - self.capacity
         num = min(num_envs, self.capacity)
         keys, newest = torch.rand(num_envs, dtype=torch.float64, device=self._keys.device).sort()
@@ -89,7 +96,7 @@ class RolloutMemory:
         target = torch.where(enters, columns, source)  # onto itself where it does not enter
         self._keys[columns] = torch.where(enters, keys[:num], worst)
         for tensor in _tensors(self._copied):
-            for row in tensor[: self._num_loss_steps]:  # one by one: copies are made on the way
+            for row in tensor[:num_steps]:  # one by one, as copies are made on the way
                 row[target] = row[source]
         for tensor in hidden_state.as_tensors(self.state):
             tensor[:, target] = tensor[:, source]
@@ -120,11 +127,12 @@ class RolloutMemory:
                 f" {expected} (steps or layers first): set save_memory to False to begin with an"
                 " empty one."
             )
-        keys, chosen = state_dict["keys"].sort()
+        keys = state_dict["keys"]
         num = min(len(keys), self.capacity)
-        self._keys[:num] = keys[:num]
+        chosen = keys.topk(num, largest=False).indices.sort().values
+        self._keys[:num] = keys[chosen]
         for tensor, sequence in zip(tensors, sequences, strict=True):
-            tensor[:, :num] = sequence[:, chosen[:num].to(sequence.device)]
+            tensor[:, :num] = sequence[:, chosen]
         self.num_kept = num
 
     def _all_tensors(self) -> list[torch.Tensor]:
@@ -138,7 +146,8 @@ def bytes_per_sequence(rollout: Rollout, state: HiddenState) -> float:
         rollout: The rollout. T steps of N environments.
         state: The state before it. Shape: (L, N, H), or a pair of them; None without memory.
     """
-    tensors = [*_tensors(rollout), *hidden_state.as_tensors(state)]
+    # Of the same size are episode starts and the label NEWEST.
+    tensors = [*_tensors(rollout), *hidden_state.as_tensors(state), rollout.episode_starts]
     return sum(tensor.nbytes for tensor in tensors) / rollout.num_envs + torch.float64.itemsize
 
 

@@ -17,6 +17,7 @@ from rsl_tbptt.algorithms.ppo.gradient import PpoGradient, PpoRollout, States
 from rsl_tbptt.algorithms.ppo.mini_batches import MiniBatch, MiniBatches
 from rsl_tbptt.algorithms.ppo.options import PpoOptions
 from rsl_tbptt.algorithms.ppo.rnd import RndTraining
+from rsl_tbptt.algorithms.update.memory_plan import Sizes
 from rsl_tbptt.algorithms.update.normalization import update_normalization
 from rsl_tbptt.algorithms.update.optimizers import follow_kl, step_at
 from rsl_tbptt.algorithms.update.replay import observed_groups
@@ -211,7 +212,7 @@ class PpoLearner:
         if self.rnd:
             self.rnd.accumulate(rollout.all_groups, mini_batch, num_micro_batches)
 
-    def check_training(self) -> None:
+    def begin_training(self) -> None:
         """Check sizes that playing does not need; see :class:`Learner`."""
         num_steps, num_envs = self._storage.num_transitions_per_env, self._storage.num_envs
         self._options.check_training(num_steps, num_envs, self._recurrent)
@@ -251,14 +252,14 @@ class PpoLearner:
         both = (*self.gradient.actor.parameters, *self.gradient.critic.parameters)
         return list(dict.fromkeys(both))
 
-    def sizes(self) -> tuple[int, int, bool]:
+    def sizes(self) -> Sizes:
         """Return a mini-batch's sizes; see :class:`Learner`."""
         num_envs, num_mini_batches = self._storage.num_envs, self._options.num_mini_batches
         largest = -(-num_envs // num_mini_batches)
         lengths = self._storage.num_transitions_per_env, self._options.gradient_length
         window_length = min(filter(None, lengths))
         least = self.gradient.actor.least_micro_batches(largest, window_length)
-        return largest, least, num_envs % num_mini_batches == 0
+        return Sizes(largest, least, all_alike=num_envs % num_mini_batches == 0)
 
     @contextlib.contextmanager
     def as_if_rolled_out(self) -> Iterator[None]:

@@ -25,6 +25,24 @@ from rsl_tbptt.core.scan import free_buffers, recordings_aside
 _MANY = 128
 """Environments of the largest such run."""
 
+
+@dataclass(frozen=True)
+class Sizes:
+    """What decides on the memory of an update."""
+
+    num_envs: int
+    """Environments of the largest mini-batch."""
+
+    least_micro_batches: int
+    """Micro-batches that it is cut into in any case, to fit the caches."""
+
+    all_alike: bool = True
+    """Whether all mini-batches have as many environments."""
+
+    rollout_memory: float = 0.0
+    """Bytes of a memory of past rollouts."""
+
+
 Trial = Callable[[int, int], None]
 """Computes the gradient on the first environments, given their number and the micro-batches'."""
 
@@ -33,11 +51,8 @@ Trial = Callable[[int, int], None]
 class MemoryPlan:
     """Peak memory of an update beyond models, storage and optimiser, in bytes."""
 
-    num_envs: int
-    """Environments of a mini-batch."""
-
-    least_micro_batches: int
-    """Micro-batches that are made in any case, to fit the caches."""
+    sizes: Sizes
+    """Of mini-batches, and of the memory of rollouts, which comes to the peak."""
 
     least: float
     """The peak with one environment: gradients, packed weights, the copies that undo an update."""
@@ -57,15 +72,13 @@ class MemoryPlan:
     recorded_per_open_env: float = 0.0
     """What they take for each environment of a micro-batch."""
 
-    all_alike: bool = True
-    """Whether all mini-batches have as many environments."""
-
     def peak(self, num_micro_batches: int) -> float:
         """Return the peak in bytes with at least so many micro-batches."""
-        num_parts = max(num_micro_batches, self.least_micro_batches)
-        largest = -(-self.num_envs // num_parts)
-        linear = self.fixed + self.per_env * self.num_envs + self.per_open_env * largest
-        if not self.all_alike or self.num_envs % num_parts:  # micro-batches of a second size
+        num_envs = self.sizes.num_envs
+        num_parts = max(num_micro_batches, self.sizes.least_micro_batches)
+        largest = -(-num_envs // num_parts)
+        linear = self.fixed + self.per_env * num_envs + self.per_open_env * largest
+        if not self.sizes.all_alike or num_envs % num_parts:  # micro-batches of a second size
             linear += self.recorded + self.recorded_per_open_env * largest
         return max(self.least, linear)
 
@@ -75,40 +88,33 @@ class MemoryPlan:
         Raises:
             ValueError: If even one environment at a time takes more.
         """
-        for num_parts in range(1, self.num_envs + 1):
+        for num_parts in range(1, self.sizes.num_envs + 1):
             if self.peak(num_parts) <= budget:
                 return num_parts
+        least = self.peak(self.sizes.num_envs) / 1e9
         raise ValueError(
-            f"memory_budget_gb is {budget / 1e9:g}, expected at least"
-            f" {self.peak(self.num_envs) / 1e9:.3g}: the update takes that much one environment at"
-            " a time. Lower gradient_length, num_steps_per_env or num_envs, or raise the budget."
+            f"memory_budget_gb is {budget / 1e9:g}, expected at least {least:.3g}: the update takes"
+            " that much one environment at a time. Lower gradient_length, num_steps_per_env or"
+            " num_envs, or raise the budget."
         )
 
 
-def plan_memory(
-    trial: Trial,
-    num_envs: int,
-    least_micro_batches: int,
-    parameters: Iterable[nn.Parameter],
-    all_alike: bool = True,
-) -> MemoryPlan:
+def plan_memory(trial: Trial, sizes: Sizes, parameters: Iterable[nn.Parameter]) -> MemoryPlan:
     """Measure what an update will take.
 
     Args:
         trial: Computes the gradient on some environments.
-        num_envs: Environments of a mini-batch.
-        least_micro_batches: Those that are made in any case.
+        sizes: Of mini-batches.
         parameters: What is trained. An update keeps a copy of them and of Adam's two moments.
-        all_alike: Whether all mini-batches have as many environments.
 
     Returns:
         The plan.
     """
     copies = 3 * sum(p.numel() * p.element_size() for p in parameters)
-    (least, _), quarter = _peak(trial, 1, 1), min(_MANY, num_envs) // 4
+    (least, _), quarter = _peak(trial, 1, 1), min(_MANY, sizes.num_envs) // 4
     least += copies
     if quarter == 0:
-        return MemoryPlan(num_envs, least_micro_batches, least, least, 0.0, 0.0)
+        return MemoryPlan(sizes, least, least, 0.0, 0.0)
     # All in several micro-batches: from the second one on, gradients are there while it is run.
     (small, recorded), (large, more_recorded) = (
         _peak(trial, 4 * quarter, 4),
@@ -119,15 +125,13 @@ def plan_memory(
     fixed = copies + small - quarter * (4 * per_env + per_open_env)
     recorded_per_env = (more_recorded - recorded) / quarter
     return MemoryPlan(
-        num_envs,
-        least_micro_batches,
+        sizes,
         least,
         fixed,
         per_env,
         per_open_env,
         recorded - quarter * recorded_per_env,
         recorded_per_env,
-        all_alike,
     )
 
 

@@ -21,7 +21,7 @@ import torch
 from rsl_rl.storage import RolloutStorage
 from torch import nn
 
-from rsl_tbptt.algorithms.update.memory_plan import MemoryPlan, plan_memory
+from rsl_tbptt.algorithms.update.memory_plan import MemoryPlan, Sizes, plan_memory
 from rsl_tbptt.algorithms.update.non_finite import NonFiniteUpdates, find_source
 from rsl_tbptt.algorithms.update.options import Options
 from rsl_tbptt.algorithms.update.rollback import Rollback
@@ -59,8 +59,8 @@ class Learner(Protocol):
         """Compute the current parameters' gradient on some environments, into ``.grad``."""
         ...
 
-    def check_training(self) -> None:
-        """Raise ValueError if an option does not suit the number of environments."""
+    def begin_training(self) -> None:
+        """Make what playing does not need; ValueError if an option does not suit the sizes."""
         ...
 
     def stateful_models(self) -> Sequence[Any]:
@@ -87,8 +87,8 @@ class Learner(Protocol):
         """Return what the optimisers step."""
         ...
 
-    def sizes(self) -> tuple[int, int, bool]:
-        """Return the environments of a mini-batch, its micro-batches in any case, if all are so."""
+    def sizes(self) -> Sizes:
+        """Return what decides on the memory of an update, with a rollout inside."""
         ...
 
     def as_if_rolled_out(self) -> AbstractContextManager[None]:
@@ -130,7 +130,8 @@ class UpdateSession:
         """
         budget = self._memory_budget_gb
         with torch.inference_mode(False):  # the runner's rollout has no gradients
-            self._ranks.run_together(self._learner.check_training)
+            with self._left_alone():
+                self._ranks.run_together(self._learner.begin_training)
             if budget is not None:
                 self._learner.num_micro_batches = self._ranks.run_together(
                     lambda: self.plan_memory().num_micro_batches(budget * 1e9)
@@ -197,14 +198,11 @@ class UpdateSession:
         Parameters, buffers, optimisers, states, storage and random numbers are left as they are;
         gradients are dropped.
         """
-        num_envs, least, all_alike = self._learner.sizes()
         with self._left_alone(), self._learner.as_if_rolled_out():
             return plan_memory(
                 lambda first, parts: self._learner.add_gradients(slice(0, first), parts),
-                num_envs,
-                least,
+                self._learner.sizes(),
                 self._learner.trained_parameters(),
-                all_alike,
             )
 
     @contextlib.contextmanager

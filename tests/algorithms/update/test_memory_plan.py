@@ -122,7 +122,7 @@ def test_the_states_of_all_environments_count():
     """Single steps in small chunks: most of the peak is what the others wait with."""
     algorithm = distillation(gradient_length=1, num_micro_batches=30)
     plan = algorithm.memory_plan()
-    assert plan.per_env * plan.num_envs > CLOSE * plan.peak(30)
+    assert plan.per_env * plan.sizes.num_envs > CLOSE * plan.peak(30)
     assert plan.peak(30) == pytest.approx(peak_of_second_update(algorithm), rel=CLOSE)
 
 

@@ -17,6 +17,12 @@ CASES = {
         lambda **o: make_distillation(TbpttDistillation, 6, 4, gradient_length=2, **o),
         roll_out,
     ),
+    "distillation, mini-batches and memory": (
+        lambda **o: make_distillation(
+            TbpttDistillation, 6, 4, gradient_length=2, num_mini_batches=3, memory_rollouts=2, **o
+        ),
+        roll_out,
+    ),
     "PPO": (lambda **o: make_ppo(TbpttPPO, 6, 4, gradient_length=2, **o), roll_out_ppo),
     "PPO, MLP": (lambda **o: make_ppo(TbpttPPO, 6, 4, "mlp", "mlp", **o), roll_out_ppo),
 }
@@ -27,7 +33,7 @@ def everything(algorithm):
     learner = algorithm.learner
     models = learner.stateful_models()
     states = [as_tensors(m.get_hidden_state()) for m in models]
-    recorded = getattr(learner, "states", None) or getattr(learner, "start_state", None)
+    recorded = learner.states if hasattr(learner, "states") else learner.experience.start_state
     return copy.deepcopy(
         [
             [module.state_dict() for module in learner.modules()],

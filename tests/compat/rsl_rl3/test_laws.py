@@ -40,7 +40,7 @@ def stepwise_gradients(algorithm, gradient_length):
     policy, storage = algorithm.policy, algorithm.storage
     num_steps, num_envs = storage.num_transitions_per_env, storage.num_envs
     live = policy.get_hidden_states()
-    policy.reset(hidden_states=(hidden_state.clone(algorithm.learner.start_state), None))
+    policy.reset(hidden_states=(hidden_state.clone(algorithm.learner.experience.start_state), None))
     gradients = []
     for first in range(0, num_steps, gradient_length):
         policy.detach_hidden_states()

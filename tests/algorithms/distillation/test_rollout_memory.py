@@ -1,0 +1,327 @@
+"""The memory of past rollouts: a uniform sample of all sequences, exact weights, nothing broken."""
+
+import pytest
+import torch
+from rsl_rl.models import MLPModel
+from rsl_rl.storage import RolloutStorage
+from support.helpers import (
+    ACTION_DIM,
+    OBS_DIM,
+    make_distillation,
+    make_model,
+    make_obs,
+    parameters_of,
+    roll_out,
+)
+from support.tolerances import SAME_FLOAT32
+from tensordict import TensorDict
+
+from rsl_tbptt.algorithms import TbpttDistillation
+from rsl_tbptt.algorithms.distillation.mini_batches import MiniBatches
+from rsl_tbptt.algorithms.distillation.rollout_memory import RolloutMemory
+from rsl_tbptt.core import hidden_state
+from rsl_tbptt.core.distributed import Ranks
+from rsl_tbptt.core.rollout import Rollout
+
+T, N = 6, 5
+
+
+def make(**options):
+    chosen = {"gradient_length": 3, "num_mini_batches": 2, "memory_rollouts": 4, **options}
+    return make_distillation(TbpttDistillation, T, N, **chosen)
+
+
+def numbered_rollout(first, num_envs=N, num_steps=T):
+    """Return a rollout all of whose values are the number of their sequence, and the state."""
+    numbers = torch.arange(first, first + num_envs, dtype=torch.float32)
+    steps = numbers.expand(num_steps, num_envs).unsqueeze(-1)
+    obs = TensorDict({"policy": steps, "image": steps.to(torch.uint8)}, [num_steps, num_envs])
+    dones = torch.zeros(num_steps, num_envs, dtype=torch.bool)
+    return Rollout.from_dones(obs, {"actions": steps}, dones), numbers.view(1, -1, 1)
+
+
+def filled(capacity, num_rollouts, num_envs=N):
+    memory = RolloutMemory(capacity, *numbered_rollout(0, num_envs))
+    for index in range(num_rollouts):
+        memory.put(*numbered_rollout(index * num_envs, num_envs))
+        memory.keep_newest(T)
+    return memory
+
+
+def kept_numbers(memory):
+    """Return which sequences are kept, after checking that each is whole."""
+    kept = slice(memory.num_kept)
+    numbers = memory.state[0, kept, 0]
+    for tensor in (*memory.rollout.obs.values(), memory.rollout.labels["actions"]):
+        assert torch.equal(tensor[:, kept, 0].float(), numbers.expand(T, -1))
+    return sorted(map(int, numbers.tolist()))
+
+
+def test_everything_is_kept_until_the_memory_is_full():
+    for num_rollouts in range(4):
+        assert kept_numbers(filled(17, num_rollouts)) == list(range(num_rollouts * N))
+
+
+@pytest.mark.parametrize("capacity", [3, 12])
+def test_a_full_memory_holds_distinct_sequences(capacity):
+    numbers = kept_numbers(filled(capacity, 9))
+    assert len(set(numbers)) == capacity
+
+
+def test_every_sequence_of_all_times_is_as_likely_to_be_kept():
+    torch.manual_seed(0)
+    capacity, num_rollouts, trials = 8, 6, 1500
+    counts = torch.zeros(num_rollouts * N)
+    for _ in range(trials):
+        counts[kept_numbers(filled(capacity, num_rollouts))] += 1
+    share = capacity / len(counts)
+    # Inclusions of one trial are negatively correlated, which makes chi-square a little too strict.
+    chi_square = ((counts - trials * share).square() / (trials * share * (1 - share))).sum()
+    assert chi_square < 53.7  # 29 degrees of freedom: exceeded by chance in 0.35 % of all seeds
+
+
+def test_values_keep_their_dtype():
+    memory = filled(12, 3)
+    assert memory.rollout.obs["image"].dtype == torch.uint8
+    assert memory.rollout.obs["policy"].dtype == torch.float32
+
+
+@pytest.mark.parametrize("num_mini_batches", [1, 2, 5])
+def test_no_environment_of_the_newest_rollout_is_left_out(num_mini_batches):
+    mini_batches = MiniBatches(
+        N, 7, num_mini_batches, 1.0, Ranks(together=False), torch.device("cpu")
+    )
+    for _ in range(3):
+        drawn = list(mini_batches.draw())
+        assert len(drawn) == num_mini_batches
+        assert sorted(torch.cat([d.envs for d in drawn]).tolist()) == list(range(N))
+        kept = torch.cat([d.kept for d in drawn]).tolist()
+        assert len(set(kept)) == len(kept) == N
+        assert set(kept) <= set(range(7))
+        assert [d.num_sequences for d in drawn] == [len(d.envs) + len(d.kept) for d in drawn]
+
+
+def reference_gradient(student, rollouts, divisor):
+    """Return the gradient of the sum of squared errors of rollouts, stepped through one by one."""
+    student.zero_grad()
+    for obs, labels, dones, state in rollouts:
+        student.reset(hidden_state=state)
+        total = torch.zeros(())
+        for step in range(len(dones)):
+            if step > 0:
+                before = student.get_hidden_state()
+                student.reset(hidden_state=hidden_state.clear(before, dones[step - 1]))
+            total = total + (student(obs[step]) - labels[step]).square().mean(-1).sum()
+        (total / divisor).backward()
+    return torch.cat([p.grad.flatten() for p in student.parameters() if p.grad is not None])
+
+
+@pytest.fixture
+def float64():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def recorded(algorithm):
+    """Return the stored rollout as ``reference_gradient`` takes it."""
+    storage = algorithm.storage
+    return (
+        storage.observations.clone(),
+        storage.privileged_actions.clone(),
+        storage.dones.squeeze(-1).bool(),
+        hidden_state.clone(algorithm.learner.experience.start_state),
+    )
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("student", ["lstm", "gru", "mlp"])
+@pytest.mark.parametrize("num_micro_batches", [1, 3])
+def test_gradient_is_that_of_the_mean_over_fresh_and_old_samples(student, num_micro_batches):
+    algorithm = make(
+        student=student,
+        num_mini_batches=1,
+        memory_share=100.0,  # all there are
+        gradient_length=T,
+        num_micro_batches=num_micro_batches,
+        optimizer="sgd",
+        learning_rate=1.0,
+        max_grad_norm=None,
+    )
+    reference = make_model("student", student, N, seed=1)
+    rollouts = []
+    for index in range(3):
+        roll_out(algorithm, seed=index)
+        rollouts.append(recorded(algorithm))
+        reference.load_state_dict(algorithm.student.state_dict())
+        before = parameters_of(algorithm)
+        algorithm.update()
+        expected = reference_gradient(reference, rollouts, len(rollouts) * N * T)
+        # The noise of actions, which comes first, has no gradient.
+        found = (before - parameters_of(algorithm))[-len(expected) :]
+        torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.usefixtures("float64")
+def test_micro_batches_leave_the_parameters_of_several_updates():
+    results = []
+    for num_micro_batches in (1, 2):
+        algorithm = make(num_micro_batches=num_micro_batches)
+        for seed in range(3):
+            roll_out(algorithm, seed)
+            algorithm.update()
+        results.append(parameters_of(algorithm))
+    torch.testing.assert_close(*results, rtol=1e-9, atol=1e-11)
+
+
+def test_the_student_goes_on_from_the_states_of_its_environments():
+    """At fixed parameters the replay's last states are those of the rollout, in their order."""
+    algorithm = make(num_mini_batches=3, learning_rate=1e-30, num_learning_epochs=2)
+    for seed in range(3):
+        roll_out(algorithm, seed)
+        expected = hidden_state.clone(algorithm.student.get_hidden_state())
+        algorithm.update()
+        found = algorithm.student.get_hidden_state()
+        for want, have in zip(expected, found, strict=True):
+            torch.testing.assert_close(have, want, **SAME_FLOAT32)
+
+
+def test_what_is_logged_tells_the_newest_rollout_from_the_past():
+    algorithm = make(learning_rate=1e-30, memory_share=100.0)
+    losses = []
+    for seed in range(3):
+        roll_out(algorithm, seed)
+        storage = algorithm.storage
+        metrics = algorithm.update()
+        assert ("memory" in metrics) == (seed > 0)
+        losses.append(metrics["behavior"])
+        if seed > 0:  # the parameters never moved
+            assert metrics["memory"] == pytest.approx(sum(losses[:-1]) / seed, rel=1e-5)
+    assert metrics["optimizer_steps"] == 1 * 2 * 2
+    assert storage.step == 0
+
+
+def test_steps_that_no_loss_sees_are_dropped_from_the_past_too():
+    algorithm = make(gradient_length=4, tail="drop", num_mini_batches=1, memory_share=100.0)
+    seen = []
+    loss = algorithm.learner.loss
+
+    def counting_loss(outputs, labels):
+        seen.append(labels["actions"].shape)
+        return loss(outputs, labels)
+
+    algorithm.learner.loss = counting_loss
+    for seed in range(2):
+        roll_out(algorithm, seed)
+        algorithm.update()
+    assert seen == [(4, N, 2), (4, 2 * N, 2)]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+@pytest.mark.parametrize("poisoned", ["observations", "labels", "state"])
+@pytest.mark.filterwarnings("ignore:An update met NaN or inf")
+def test_what_is_not_finite_never_enters(poisoned, bad):
+    algorithm = make()
+    memory = None
+    for seed in range(3):
+        roll_out(algorithm, seed)
+        if seed == 1:
+            targets = {
+                "observations": algorithm.storage.observations["policy"][2, 1],
+                "labels": algorithm.storage.privileged_actions[2, 1],
+                "state": algorithm.learner.experience.start_state[1][:, 1],
+            }
+            with torch.inference_mode():
+                targets[poisoned][..., 0] = bad
+        metrics = algorithm.update()
+        assert ("behavior" not in metrics) == (seed == 1)
+        memory = algorithm.learner.experience.memory
+        assert memory.num_kept == N * (seed + 1 - (seed >= 1))
+        for tensor in memory.state_dict()["sequences"]:
+            assert tensor.isfinite().all()
+    assert parameters_of(algorithm).isfinite().all()
+
+
+def test_a_resumed_run_has_the_saved_memory_or_an_empty_one(tmp_path):
+    algorithm = make(save_memory=True)
+    for seed in range(2):
+        roll_out(algorithm, seed)
+        algorithm.update()
+    torch.save(algorithm.save(), tmp_path / "model.pt")
+    loaded = torch.load(tmp_path / "model.pt", weights_only=True)
+    for save_memory, num_kept in ((True, 2 * N), (False, 0)):
+        resumed = make(save_memory=save_memory)
+        resumed.load(loaded, None, strict=True)
+        roll_out(resumed, 2)
+        memory = resumed.learner.experience.memory
+        assert memory.num_kept == num_kept
+        if save_memory:
+            saved = algorithm.learner.experience.memory.state_dict()
+            assert all(map(torch.equal, memory.state_dict()["sequences"], saved["sequences"]))
+    smaller = make(save_memory=True, memory_rollouts=1)
+    smaller.load(loaded, None, strict=True)
+    roll_out(smaller, 2)
+    assert smaller.learner.experience.memory.num_kept == N
+
+
+def test_loading_a_student_into_a_running_training_empties_the_memory():
+    algorithm = make()
+    roll_out(algorithm, 0)
+    algorithm.update()
+    algorithm.load(algorithm.save(), None, strict=True)
+    assert algorithm.learner.experience.memory.num_kept == 0
+
+
+def test_a_saved_memory_of_other_sequences_is_refused():
+    algorithm = make(save_memory=True)
+    roll_out(algorithm, 0)
+    algorithm.update()
+    longer = make_distillation(
+        TbpttDistillation, T + 1, N, gradient_length=3, memory_rollouts=4, save_memory=True
+    )
+    longer.load(algorithm.save(), None, strict=True)
+    with pytest.raises(ValueError, match="set save_memory to False to begin with an empty one"):
+        roll_out(longer, 1)
+
+
+def test_gigabytes_bound_the_memory():
+    algorithm = make(memory_rollouts=1000, memory_gb=1e-4)
+    roll_out(algorithm, 0)
+    memory = algorithm.learner.experience.memory
+    each = 4 * (T * (5 + 2) + 2 * 6) + 2 * T + 8
+    assert memory.capacity == int(1e5 / each) - N
+    assert algorithm.memory_plan().sizes.rollout_memory == (memory.capacity + N) * each
+    with pytest.raises(ValueError, match=r"memory_gb is 1e-06, expected at least 1\.42e-06"):
+        roll_out(make(memory_gb=1e-6), 0)
+
+
+def test_playing_allocates_nothing():
+    algorithm = make(memory_rollouts=10**9, memory_gb=None)
+    algorithm.load(algorithm.save(), None, strict=True)
+    assert algorithm.learner.experience.memory is None
+
+
+class ByteStudent(MLPModel):
+    """A student that is given bytes."""
+
+    def get_latent(self, obs, masks=None, hidden_state=None):
+        assert obs["policy"].dtype == torch.uint8
+        return super().get_latent(obs.apply(lambda values: values.float() / 255))
+
+
+def test_observations_are_kept_and_replayed_in_the_dtype_they_came_in():
+    obs = make_obs(N)
+    obs["policy"] = torch.randint(256, (N, OBS_DIM), dtype=torch.uint8)
+    storage = RolloutStorage("distillation", N, T, obs, [ACTION_DIM], "cpu")
+    if storage.observations["policy"].dtype != torch.uint8:
+        pytest.skip("this release of rsl_rl stores floats")
+    student = ByteStudent(obs, {"student": ["policy"]}, "student", ACTION_DIM, [8])
+    teacher = make_model("teacher", "mlp", N, seed=2)
+    algorithm = TbpttDistillation(student, teacher, storage, memory_rollouts=2, gradient_length=T)
+    for _ in range(3):
+        with torch.inference_mode():
+            for _ in range(T):
+                algorithm.act(obs)
+                algorithm.process_env_step(obs, torch.zeros(N), torch.zeros(N), {})
+        assert "behavior" in algorithm.update()
+    assert algorithm.learner.experience.memory.rollout.obs["policy"].dtype == torch.uint8
