@@ -23,8 +23,8 @@ OTHER_RSL_RL := $(RSL_RL:%=.rsl_rl/%/.installed)
 # By default a preset has its own folder under runs/.
 RUN_OPTIONS := --device $(DEVICE) $(if $(RUN),--output $(RUN))
 
-.PHONY: demo demo-mjlab demo-pup test test-fast test-matrix finetune curves distillation bench docs lint types format \
-	stats doctor clean help
+.PHONY: demo demo-mjlab demo-pup test test-fast test-matrix finetune curves distillation bench docs lint \
+	types format stats doctor clean help
 
 demo: $(INSTALLED)  ## train, distil and evaluate in Isaac Lab (DEVICE=cuda:0 for a GPU, RUN=folder)
 	$(PY) -m scripts.pipeline configs/demo.yaml $(RUN_OPTIONS)
