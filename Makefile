@@ -52,7 +52,7 @@ curves: $(INSTALLED)  ## learning curves of fine-tuning over three seeds; DEVICE
 	$(PY) -m scripts.pipeline.curves configs/learning_curves.yaml $(RUN_OPTIONS) \
 		--figure docs/figures/learning_curves.svg
 
-distillation: $(INSTALLED)  ## learning curves of distillation over five seeds, beside rsl_rl's own
+distillation: $(INSTALLED)  ## learning curves of distillation beside rsl_rl's; DEVICE and RUN as above
 	$(PY) -m scripts.pipeline.curves configs/distillation_curves.yaml $(RUN_OPTIONS) \
 		--figure docs/figures/distillation_curves.svg
 

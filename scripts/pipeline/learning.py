@@ -71,7 +71,7 @@ COLUMNS = {
     "evaluated_return": ("return", "{:.3f}"),
     "share": ("of the teacher's", "{:.1%}"),
     "steps": ("steps, of the teacher's", "{:.2f}"),
-    "converged": ("converged after", "{}"),
+    "converged": ("converged after", "{:g}"),
     "lowest": (f"lowest after {KEPT:.0%}", "{:.0%}"),
 }
 """Heading and form of what both tables show of a comparison."""
