@@ -8,9 +8,12 @@ import torch
 from support.tolerances import PARITY_FLOAT32
 
 KINDS = ["distillation", "ppo"]
+ONE_PASS = {"num_learning_epochs": 1, "num_mini_batches": 1, "memory_rollouts": 0}
+"""Distillation that learns from a rollout as rsl_rl's does."""
 METRICS = {
     "distillation": {
         "behavior",
+        "memory",
         "grad_norm",
         "optimizer_steps",
         "flushed_steps",
@@ -116,7 +119,8 @@ def test_gradient_norm_does_not_depend_on_gradient_length(make_runner):
 
 @pytest.mark.parametrize(("tail", "steps", "flushed"), [("flush", 3, 1), ("drop", 2, 0)])
 def test_leftover_steps(make_runner, tail, steps, flushed):
-    runner = make_runner("distillation", num_steps=7, gradient_length=3, tail=tail)
+    lengths = {"num_steps": 7, "gradient_length": 3}
+    runner = make_runner("distillation", **lengths, tail=tail, **ONE_PASS)
     metrics = train(runner)[0]
     assert (metrics["optimizer_steps"], metrics["flushed_steps"]) == (steps, flushed)
 
@@ -165,9 +169,9 @@ def test_distillation_leaves_the_parameters_of_rsl_rl(make_runner, era, recurren
     # SGD: the first steps of Adam do not show the size of the gradient.
     shared = {"recurrent": recurrent, "gradient_length": 3, "optimizer": "sgd"}
     shared |= {"max_grad_norm": None, "learning_rate": 0.1}
-    stock = make_runner("distillation", "stock", **shared)
-    own = make_runner("distillation", **shared, loss_reduction="sum", tail="drop")
-    differing = make_runner("distillation", **shared)
+    stock = make_runner("distillation", "stock", num_learning_epochs=1, **shared)
+    own = make_runner("distillation", **shared, **ONE_PASS, loss_reduction="sum", tail="drop")
+    differing = make_runner("distillation", **shared, **ONE_PASS)
     for runner in (stock, own, differing):
         train(runner, iterations=3)
     expected = era.parameters(stock.alg)

@@ -12,7 +12,7 @@ from rsl_rl.storage import RolloutStorage
 from torch import nn
 
 from rsl_tbptt.algorithms.distillation.dagger import Dagger
-from rsl_tbptt.algorithms.distillation.experience import Experience
+from rsl_tbptt.algorithms.distillation.experience import Experience, Sequences
 from rsl_tbptt.algorithms.distillation.labels import RolloutLabels, StepLabels
 from rsl_tbptt.algorithms.distillation.losses import BehaviorLoss
 from rsl_tbptt.algorithms.distillation.mini_batches import MiniBatch
@@ -83,6 +83,7 @@ class DistillationLearner:
         self._step_batches = step_batches(num_steps, num_envs_of_ranks, device)
         nan = torch.full((), torch.nan, device=device)
         self._no_sums = dict.fromkeys(_LOSSES, nan)
+        self._no_sequences: Sequences = (self.experience.newest(), None)
 
     def begin_rollout(self) -> None:
         """Keep the state that the rollout starts with."""
@@ -103,15 +104,14 @@ class DistillationLearner:
                 hidden_state.concatenate_envs(end_states), order
             )
         update_normalization([self._student], self._storage.observations, self._step_batches)
-        sizes = zip(_LOSSES, (self._storage.num_envs, mini_batches.num_drawn), strict=True)
+        num_sequences = zip(_LOSSES, (self._storage.num_envs, mini_batches.num_drawn), strict=True)
         num_steps = num_epochs * self._num_loss_steps
-        means = {
-            name: torch.stack([sums[name] for sums in loss_sums]).sum() / (num_steps * size)
-            for name, size in sizes
-            if size > 0
-        }
         return {
-            **means,
+            **{
+                name: torch.stack([sums[name] for sums in loss_sums]).sum() / (num_steps * number)
+                for name, number in num_sequences
+                if number > 0
+            },
             "grad_norm": torch.stack(grad_norms).mean(),
             "done_rate": self.experience.dones().float().mean(),
             **self._dagger.metrics(),
@@ -136,7 +136,7 @@ class DistillationLearner:
             The state of the newest rollout's sequences after their last step.
         """
         rollout, state = session.attempt(
-            partial(self.experience.of, mini_batch), otherwise=(self.experience.newest(), None)
+            partial(self.experience.of, mini_batch), otherwise=self._no_sequences
         )
         newest = slice(len(mini_batch.envs))
         for group in self._schedule:

@@ -10,6 +10,7 @@ from rsl_rl.models import RNNModel
 from rsl_rl.storage import RolloutStorage
 from support.helpers import (
     ACTION_DIM,
+    ONE_PASS,
     make_distillation,
     make_model,
     make_obs,
@@ -167,7 +168,13 @@ def test_other_recurrent_models_run_step_by_step(loss_type):
         student.__class__ = model_class
         storage = RolloutStorage("distillation", 4, 7, make_obs(4), [ACTION_DIM], "cpu")
         algorithm = TbpttDistillation(
-            student, teacher, storage, gradient_length=3, num_micro_batches=2, loss_type=loss_type
+            student,
+            teacher,
+            storage,
+            gradient_length=3,
+            num_micro_batches=2,
+            loss_type=loss_type,
+            **ONE_PASS,
         )
         for seed in range(2):
             roll_out(algorithm, seed)

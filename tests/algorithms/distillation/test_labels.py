@@ -8,6 +8,7 @@ from rsl_rl.models import MLPModel
 from rsl_rl.storage import RolloutStorage
 from support.helpers import (
     ACTION_DIM,
+    ONE_PASS,
     make_distillation,
     make_model,
     make_obs,
@@ -38,7 +39,9 @@ def make(teacher_class=MLPModel, **options):
     storage = RolloutStorage(
         "distillation", NUM_ENVS, NUM_STEPS, make_obs(NUM_ENVS), [ACTION_DIM], "cpu"
     )
-    algorithm = TbpttDistillation(student, teacher, storage, gradient_length=3, **options)
+    algorithm = TbpttDistillation(
+        student, teacher, storage, gradient_length=3, **ONE_PASS, **options
+    )
     algorithm.train_mode()
     return algorithm
 

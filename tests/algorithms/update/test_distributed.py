@@ -44,6 +44,7 @@ def updated_parameters(first, last, multi_gpu_cfg=None, **options):
         multi_gpu_cfg=multi_gpu_cfg,
         **options,
     )
+    algorithm.learner.begin_training()
     for _ in range(2):
         fill_storage(algorithm.storage, first, last)
         algorithm.update()
@@ -54,6 +55,8 @@ OPTIONS = (
     {},
     {"grad_reduce_bucket_mb": 1e-4, "update_length": 5},
     {"student_kwargs": {"obs_normalization": True}},
+    # All of the past in one mini-batch: which is drawn else depends on the processes.
+    {"memory_rollouts": 2, "memory_share": 100.0, "num_learning_epochs": 2},
 )
 
 
