@@ -8,7 +8,7 @@ from typing import IO, Any
 import matplotlib as mpl
 from matplotlib import pyplot as plt
 
-PALETTE = ("#0072b2", "#009e73", "#d55e00", "#cc79a7")
+PALETTE = ("#0072b2", "#009e73", "#d55e00", "#cc79a7", "#000000")
 """Told apart with any colour vision: Okabe and Ito (2008), Color Universal Design."""
 STYLE: dict[Any, Any] = {
     "font.size": 10,

@@ -23,7 +23,14 @@ MEMORY = {"rnn_type": "gru", "rnn_hidden_dim": 32}
 
 def main() -> None:
     """Train all policies and print a table."""
-    args = parse_args()
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--recall-length", type=int, default=16)
+    parser.add_argument("--gradient-lengths", type=int, nargs="+", default=[4, 17])
+    parser.add_argument("--iterations", type=int, default=100)
+    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
+    args = parser.parse_args()
     rows = []
     for length in (*args.gradient_lengths, None):
         model = "MLPModel" if length is None else "RNNModel"
@@ -35,18 +42,6 @@ def main() -> None:
         rows.append((name, length or "-", *(f"{reward:.2f}" for reward in rewards)))
     heads = ("policy", "`gradient_length`", *(f"seed {seed}" for seed in args.seeds))
     print(tabulate(rows, heads, tablefmt="github", disable_numparse=True))
-
-
-def parse_args() -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    parser.add_argument("--recall-length", type=int, default=16)
-    parser.add_argument("--gradient-lengths", type=int, nargs="+", default=[4, 17])
-    parser.add_argument("--iterations", type=int, default=100)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
-    return parser.parse_args()
 
 
 def reward_per_answer(

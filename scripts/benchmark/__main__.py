@@ -4,16 +4,12 @@ suite: time and memory beside the installed rsl_rl's for all rows of a table, wi
 
 Of one case: `rsl-tbptt bench`, with --memory and --profile.
 
-rollout-memory: the memory that the update of recurrent PPO takes beyond the rollout storage, for a
-rollout and one twice as long, at the same gradient_length. Each in its own process.
-
 peers: one gradient through a recurrent network beside other libraries, which
 `make .peers/.installed` installs beside the environment.
 """
 
 import argparse
 import sys
-from dataclasses import replace
 from pathlib import Path
 
 from rsl_tbptt import bench
@@ -53,9 +49,6 @@ def parse_args() -> argparse.Namespace:
     suite.add_argument("--quick", action="store_true", help="tiny rows: to test, not to measure")
     suite.add_argument("--device", default="cpu", help="cpu or cuda:<index>")
     suite.set_defaults(measure=run_suite)
-    memory = benchmarks.add_parser("rollout-memory", help="memory of one update")
-    bench.add_case_arguments(memory)
-    memory.set_defaults(measure=print_rollout_memory)
     peers = benchmarks.add_parser("peers", help="one gradient beside other libraries'")
     peers.add_argument("--rnn-type", choices=["lstm", "gru"], default="lstm")
     for option, default in PEERS_JOB.items():
@@ -88,22 +81,6 @@ def run_suite(args: argparse.Namespace) -> None:
     report = format_report(results, save_figures(results, args.output))
     (args.output / "benchmark.md").write_text(report, encoding="utf-8")
     print(f"{report}\nwrote {args.output}")
-
-
-def print_rollout_memory(args: argparse.Namespace) -> None:
-    """Compare a rollout with one twice as long."""
-    case = bench.case_from(args)
-    from rsl_tbptt.bench import tables
-    from rsl_tbptt.bench.memory import measure_in_own_process
-
-    rows, peaks = [], []
-    for num_steps in (case.num_steps, 2 * case.num_steps):
-        used = measure_in_own_process(replace(case, num_steps=num_steps), "rsl_tbptt")
-        rows.append((num_steps, f"{used.storage:.1f} MB", f"{used.update_peak:.1f} MB"))
-        peaks.append(used.update_peak)
-    heads = ("num_steps_per_env", "storage", "peak of update() beyond it")
-    print(f"{tables.heading(case)}\n\n{tables.markdown(heads, rows)}")
-    print(f"\nTwice the rollout takes {peaks[1] / peaks[0] - 1:+.1%} beyond the storage.")
 
 
 def print_peers(args: argparse.Namespace) -> None:

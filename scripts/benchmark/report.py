@@ -31,7 +31,6 @@ def format_report(results: Results, figures: dict[str, str]) -> str:
         num_targets=len(judged),
         missed=[r.row.name for r in judged if not r.row.reached(r.ratio)],
         speed_table=_speed_table(results.speed),
-        gru_table=_gru_table(results.speed),
         rates_table=_rates_table(results.rates),
         memory_table=_memory_table(results.memory),
     )
@@ -48,19 +47,6 @@ def _speed_table(results: list[SpeedResult]) -> str:
         if not result.row.figure_only:
             rows.append((title(result.row.case), *times, _target(result), products))
     return markdown(heads, rows)
-
-
-def _gru_table(results: list[SpeedResult]) -> str:
-    """Say what a GRU brings beside an LSTM; return nothing without any."""
-    ratios = {result.row.name: result.ratio for result in results}
-    rows = []
-    for gru in results:
-        lstm = ratios.get(gru.row.name.replace("-gru-", "-lstm-"))
-        if gru.row.case.rnn_type == "gru" and lstm is not None:
-            numbers = (gru.ratio, lstm, gru.ratio / lstm)
-            rows.append((title(gru.row.case), *(f"{number:.2f}" for number in numbers)))
-    heads = ("update", "GRU's ratio", "LSTM's ratio", "GRU's of LSTM's")
-    return markdown(heads, rows) if rows else ""
 
 
 def _rates_table(rates: dict[str, dict[str, float]]) -> str:

@@ -1,6 +1,6 @@
-"""Train a preset's policies with several seeds, evaluate them, and compare how they learned.
+"""Train policies with several seeds, evaluate them, and compare how they learned.
 
-Writes table.md into the run folder and a figure of the learning curves. Stages that are finished
+Writes table.md and the learning curves, curves.svg, into the run folder. Stages that are finished
 with the same settings are not run again, so an interrupted run goes on where it was.
 """
 
@@ -14,8 +14,6 @@ from scripts.pipeline.run_folder import RunFolder
 from scripts.pipeline.stages import policy_stages
 from scripts.pipeline.study import load_study, one_seed_each
 
-FIGURE = Path("docs") / "figures" / "learning_curves.svg"
-
 
 def main() -> int:
     """Run a study.
@@ -24,7 +22,7 @@ def main() -> int:
         The exit status.
     """
     parser = run_parser("python -m scripts.pipeline.curves", __doc__)
-    parser.add_argument("--figure", type=Path, default=FIGURE, help="SVG file to write")
+    parser.add_argument("--figure", type=Path, help="another place for the figure")
     args = parser.parse_args()
     return exit_status(lambda: run_study(args))
 
@@ -45,11 +43,11 @@ def run_study(args: argparse.Namespace) -> None:
     from scripts.pipeline.learning_figure import save_learning
 
     learnings = read_learnings(run.path, preset, study.seeds, markers)
-    comparisons = compare(learnings, preset.teacher, study)
-    table = format_markdown(comparisons, preset.teacher, study)
+    table = format_markdown(compare(learnings, preset.teacher), preset.teacher, study)
     (run.path / "table.md").write_text(table, encoding="utf-8")
-    save_learning(learnings, preset.teacher, study, args.figure)
-    print(f"\n{table}\nfigure: {args.figure}\n{cost(markers, time.monotonic() - start)}")
+    figure = args.figure or run.path / "curves.svg"
+    save_learning(learnings, preset.teacher, figure)
+    print(f"\n{table}\nfigure: {figure}\n{cost(markers, time.monotonic() - start)}")
 
 
 if __name__ == "__main__":

@@ -1,5 +1,6 @@
 """How policies learned with every seed, held against the teacher of their seed."""
 
+import math
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -8,12 +9,19 @@ from tabulate import tabulate
 from rsl_tbptt.checkpoints.agent_configs import agent_config
 from scripts.pipeline.figures import read_curves
 from scripts.pipeline.presets import Preset
-from scripts.pipeline.results import format_share, read_evaluation
+from scripts.pipeline.results import read_evaluation
 from scripts.pipeline.run_folder import Marker
 from scripts.pipeline.study import Study, seeded
 from scripts.templates import fill
 
 TEMPLATE = Path(__file__).with_name("learning.md.j2")
+REACHED = 0.95
+"""Share of the teacher's return in training that has to be reached once to have converged, ..."""
+KEPT = 0.9
+"""... and the one that holds from then on: returns in training are noisy, so it is lower."""
+
+Curve = dict[int, float]
+"""Mean episode return in training, by iterations done."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -22,12 +30,12 @@ class Learning:
 
     policy: str
     seed: int
-    curve: dict[int, float]
-    """Mean episode return in training, by environment steps of this training."""
-    num_steps: int
-    """Environment steps of this training: environments, steps of a rollout and iterations."""
+    curve: Curve
+    iterations: int
+    steps_per_iteration: int
+    """Environment steps of one iteration in all environments."""
     num_earlier_steps: int
-    """Those of the student that it started from; a teacher's are not counted."""
+    """Environment steps of the student that it started from; a teacher's are not counted."""
     evaluated_return: float
 
     @property
@@ -35,27 +43,38 @@ class Learning:
         """The last mean episode return in training."""
         return self.curve[max(self.curve)]
 
-    def steps_to(self, goal: float) -> int | None:
-        """Return when training first reached a return, earlier steps included; None if never."""
-        reached = [step for step, value in self.curve.items() if value >= goal]
-        return self.num_earlier_steps + min(reached) if reached else None
+    @property
+    def num_steps(self) -> int:
+        """Environment steps, earlier ones included."""
+        return self.num_earlier_steps + self.iterations * self.steps_per_iteration
 
 
 @dataclass(frozen=True, kw_only=True)
 class Comparison:
     """A policy beside the teacher of its seed."""
 
-    learning: Learning
-    share: float | None
-    """Share of the teacher's evaluated return; None where that is not positive."""
-    steps_to_goal: int | None
-    """When training first reached the goal: the study's share of the teacher's final return."""
-    of_steps_to_goal: float | None
-    """These steps as a multiple of the teacher's to the same goal."""
-    of_total_steps: float | None
-    """These steps as a multiple of the teacher's whole training."""
-    passed: bool
-    """Whether the evaluated share is reached within the study's multiple of the teacher's steps."""
+    policy: str
+    seed: int
+    evaluated_return: float
+    share: float
+    """Share of the teacher's evaluated return; NaN where that is not positive."""
+    steps: float
+    """Environment steps as a multiple of the teacher's."""
+    converged: int | None
+    """Iterations after which the return in training had converged; None if it never did."""
+    lowest: float | None
+    """Share of the teacher's final return in training: the lowest after it was first near that."""
+
+
+COLUMNS = {
+    "seed": ("seed", "{}"),
+    "evaluated_return": ("return", "{:.3f}"),
+    "share": ("of the teacher's", "{:.1%}"),
+    "steps": ("steps, of the teacher's", "{:.2f}"),
+    "converged": ("converged after", "{:g}"),
+    "lowest": (f"lowest after {KEPT:.0%}", "{:.0%}"),
+}
+"""Heading and form of what both tables show of a comparison."""
 
 
 def read_learnings(
@@ -77,60 +96,97 @@ def read_learnings(
         spent: dict[str | None, int] = {}
         for name, policy in preset.policies.items():
             checkpoint = folder / markers[seeded(name, seed)].output
-            per_iteration = preset.num_envs * agent_config(checkpoint)["num_steps_per_env"]
             iterations, returns = read_curves(checkpoint.parent)["Train/mean_reward"]
             learning = Learning(
                 policy=name,
                 seed=seed,
-                curve={
-                    (iteration + 1) * per_iteration: value
-                    for iteration, value in zip(iterations, returns, strict=True)
-                },
-                num_steps=per_iteration * policy.iterations,
+                curve={i + 1: value for i, value in zip(iterations, returns, strict=True)},
+                iterations=policy.iterations,
+                steps_per_iteration=preset.num_envs * agent_config(checkpoint)["num_steps_per_env"],
                 num_earlier_steps=spent.get(policy.starts_from, 0),
                 evaluated_return=read_evaluation(folder, seeded(name, seed))["mean_return"],
             )
             if name != preset.teacher:
-                spent[name] = learning.num_earlier_steps + learning.num_steps
+                spent[name] = learning.num_steps
             learnings.append(learning)
     return learnings
 
 
-def compare(learnings: list[Learning], teacher: str, study: Study) -> list[Comparison]:
+def converged_after(curve: Curve, measure: float) -> int | None:
+    """Find where a return in training came to stay.
+
+    Args:
+        curve: Return by iterations done, in their order.
+        measure: The teacher's return.
+
+    Returns:
+        The first iteration that reached 95 % of it, or a later one, from which none is below 90 %;
+        None if there is none.
+    """
+    near = [done for done, value in curve.items() if value >= REACHED * measure]
+    below = [done for done, value in curve.items() if value < KEPT * measure]
+    kept = (done for done in curve if near and done >= near[0] and done > max(below, default=0))
+    return next(kept, None)
+
+
+def lowest_share(curve: Curve, measure: float) -> float | None:
+    """Return the lowest share of a return after 90 % of it; None if that was never reached."""
+    shares = [value / measure for value in curve.values()]
+    first = next((place for place, share in enumerate(shares) if share >= KEPT), None)
+    return None if first is None else min(shares[first:])
+
+
+def compare(learnings: list[Learning], teacher: str) -> list[Comparison]:
     """Hold every policy against the teacher of its seed.
 
     Args:
         learnings: Policies of all seeds.
         teacher: Name of the teacher.
-        study: What is judged.
 
     Returns:
         One comparison per policy and seed, in the same order, the teacher's with itself included.
     """
     teachers = {learning.seed: learning for learning in learnings if learning.policy == teacher}
-    return [_compare(learning, teachers[learning.seed], study) for learning in learnings]
+    return [_compare(learning, teachers[learning.seed]) for learning in learnings]
 
 
-def _compare(learning: Learning, teacher: Learning, study: Study) -> Comparison:
-    goal = study.min_share_of_teacher * teacher.final_return
-    steps, teachers_steps = learning.steps_to(goal), teacher.steps_to(goal)
-    returned = teacher.evaluated_return
-    share = learning.evaluated_return / returned if returned > 0 else None
-    spent = learning.num_earlier_steps + learning.num_steps
+def _compare(learning: Learning, teacher: Learning) -> Comparison:
+    # Shares of a return that is not positive say nothing.
+    curve = learning.curve if teacher.final_return > 0 else {}
+    returned = teacher.evaluated_return if teacher.evaluated_return > 0 else math.nan
     return Comparison(
-        learning=learning,
-        share=share,
-        steps_to_goal=steps,
-        of_steps_to_goal=steps / teachers_steps if steps and teachers_steps else None,
-        of_total_steps=steps / teacher.num_steps if steps else None,
-        passed=share is not None
-        and share >= study.min_share_of_teacher
-        and spent <= study.max_step_ratio * teacher.num_steps,
+        policy=learning.policy,
+        seed=learning.seed,
+        evaluated_return=learning.evaluated_return,
+        share=learning.evaluated_return / returned,
+        steps=learning.num_steps / teacher.num_steps,
+        converged=converged_after(curve, teacher.final_return),
+        lowest=lowest_share(curve, teacher.final_return),
     )
 
 
+def judge(group: list[Comparison], study: Study) -> dict[str, str]:
+    """Hold a policy against what a study asks.
+
+    Args:
+        group: The policy's seeds.
+        study: What is asked.
+
+    Returns:
+        How many seeds keep each limit, by its words.
+    """
+    verdicts = {}
+    for words, sign, limits in (("least", 1, study.at_least), ("most", -1, study.at_most)):
+        for name, limit in limits.items():
+            heading, form = COLUMNS[name]
+            values = [getattr(row, name) for row in group]
+            kept = sum(value is not None and sign * value >= sign * limit for value in values)
+            verdicts[f"{heading}: at {words} {form.format(limit)}"] = f"{kept} of {len(group)}"
+    return verdicts
+
+
 def format_markdown(comparisons: list[Comparison], teacher: str, study: Study) -> str:
-    """Write the table, one row per policy and seed, and what it says.
+    """Write a table of policies with their verdicts, and one of every seed.
 
     Args:
         comparisons: What :func:`compare` returned.
@@ -140,30 +196,30 @@ def format_markdown(comparisons: list[Comparison], teacher: str, study: Study) -
     Returns:
         Markdown.
     """
-    policies = dict.fromkeys(comparison.learning.policy for comparison in comparisons)
-    groups = {name: [c for c in comparisons if c.learning.policy == name] for name in policies}
-    rows = [_cells(comparison) for group in groups.values() for comparison in group]
+    policies = dict.fromkeys(row.policy for row in comparisons)
+    groups = [[row for row in comparisons if row.policy == name] for name in policies]
+    return fill(
+        TEMPLATE,
+        policies=_table([_cells(group) | judge(group, study) for group in groups]),
+        seeds=_table([_cells([row]) for group in groups for row in group]),
+        teacher=teacher,
+        reached=f"{REACHED:.0%}",
+        kept=f"{KEPT:.0%}",
+    )
+
+
+def _table(rows: list[dict[str, str]]) -> str:
     sides = ["left", *["right"] * (len(rows[0]) - 1)]
-    table = tabulate(rows, "keys", tablefmt="pipe", colalign=sides, disable_numparse=True)
-    return fill(TEMPLATE, table=table, groups=groups, teacher=teacher, study=study)
+    return tabulate(rows, "keys", tablefmt="pipe", colalign=sides, disable_numparse=True)
 
 
-def _cells(comparison: Comparison) -> dict[str, object]:
-    """Return a row of the table by its columns."""
-    learning, goal = comparison.learning, comparison.steps_to_goal
-    return {
-        "policy": learning.policy,
-        "seed": learning.seed,
-        "return": f"{learning.evaluated_return:.3f}",
-        "of the teacher": format_share(comparison.share),
-        "environment steps": f"{learning.num_steps:,}",
-        "before, as a student": f"{learning.num_earlier_steps:,}",
-        "steps to the goal": "never" if goal is None else f"{goal:,}",
-        "/ teacher's to it": _times(comparison.of_steps_to_goal),
-        "/ teacher's total": _times(comparison.of_total_steps),
-        "within": "yes" if comparison.passed else "no",
-    }
-
-
-def _times(ratio: float | None) -> str:
-    return "n/a" if ratio is None else f"{ratio:.2f}"
+def _cells(group: list[Comparison]) -> dict[str, str]:
+    """Return the smallest and largest values of a policy's seeds by heading."""
+    cells = {"policy": group[0].policy}
+    for name, (heading, form) in COLUMNS.items():
+        values = [getattr(row, name) for row in group]
+        found = sorted(value for value in values if value is not None)
+        ends = dict.fromkeys(map(form.format, found[:1] + found[-1:]))
+        never = f"{values.count(None)} never" if None in values else ""
+        cells[heading] = ", ".join(filter(None, (" to ".join(ends), never)))
+    return cells

@@ -5,37 +5,33 @@ from statistics import fmean
 
 from scripts.figure_style import drawn_svg
 from scripts.pipeline.figures import colours
-from scripts.pipeline.learning import Learning
-from scripts.pipeline.study import Study
+from scripts.pipeline.learning import KEPT, Curve, Learning
 
 Band = tuple[list[int], list[float], list[float], list[float]]
 
 
-def save_learning(learnings: list[Learning], teacher: str, study: Study, path: Path) -> None:
+def save_learning(learnings: list[Learning], teacher: str, path: Path) -> None:
     """Draw every policy's mean over the seeds, in a band from the worst to the best seed.
 
     Args:
         learnings: Policies of all seeds.
         teacher: Name of the teacher, whose final return is the measure.
-        study: What is judged.
         path: SVG file; its folder is created.
     """
-    policies: dict[str, list[Learning]] = {}
-    for learning in learnings:
-        policies.setdefault(learning.policy, []).append(learning)
+    names = dict.fromkeys(learning.policy for learning in learnings)
+    policies = {name: [one for one in learnings if one.policy == name] for name in names}
     path.parent.mkdir(parents=True, exist_ok=True)
     with drawn_svg(path, figsize=(9, 4)) as axes:
         colour = colours(policies)
         for name, seeds in policies.items():
-            steps, mean, low, high = band([learning.curve for learning in seeds])
+            iterations, mean, low, high = band([learning.curve for learning in seeds])
+            steps = [done * seeds[0].steps_per_iteration for done in iterations]
             axes.plot(steps, mean, color=colour[name], label=label(name, seeds[0]))
             axes.fill_between(steps, low, high, color=colour[name], alpha=0.2, lw=0)
-        finals = [learning.final_return for learning in policies[teacher]]
-        goal = study.min_share_of_teacher * fmean(finals)
-        title = f"{study.min_share_of_teacher:.0%} of the {teacher}"
-        axes.axhline(goal, color="0.4", lw=1, ls="--", label=title)
+        goal = KEPT * fmean(learning.final_return for learning in policies[teacher])
+        axes.axhline(goal, color="0.4", lw=1, ls="--", label=f"{KEPT:.0%} of the {teacher}")
         axes.set(
-            title=f"Return per episode in training, mean and range of {len(study.seeds)} seeds",
+            title=f"Return in training, mean and range of {len(policies[teacher])} seeds",
             xlabel="environment steps of this training, in millions",
             xlim=(0, None),
         )
@@ -43,19 +39,18 @@ def save_learning(learnings: list[Learning], teacher: str, study: Study, path: P
         axes.legend(frameon=False, loc="lower right")
 
 
-def band(curves: list[dict[int, float]]) -> Band:
+def band(curves: list[Curve]) -> Band:
     """Summarise curves where all of them have a value.
 
     Args:
-        curves: Returns by environment steps, one curve per seed.
+        curves: Returns by iterations done, one curve per seed.
 
     Returns:
-        Steps, means, smallest and largest returns.
+        Iterations, means, smallest and largest returns.
     """
-    steps = sorted(set.intersection(*(set(curve) for curve in curves)))
-    values = [[curve[step] for curve in curves] for step in steps]
-    means = [fmean(at_step) for at_step in values]
-    return steps, means, [min(at_step) for at_step in values], [max(at_step) for at_step in values]
+    shared = sorted(set.intersection(*(set(curve) for curve in curves)))
+    values = [[curve[done] for curve in curves] for done in shared]
+    return shared, [*map(fmean, values)], [*map(min, values)], [*map(max, values)]
 
 
 def label(name: str, learning: Learning) -> str:

@@ -19,7 +19,11 @@ TEMPLATE = Path(__file__).with_name("report.html.j2")
 
 def main() -> None:
     """Read a finished run folder and write its report."""
-    args = parse_args()
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("run", type=Path, nargs="?", default=default_run(DEMO), help="run folder")
+    parser.add_argument("--config", type=Path, default=DEMO, help="the run's preset")
+    parser.add_argument("--device", default="cpu", help="the device that the run used")
+    args = parser.parse_args()
     run = RunFolder(args.run)
     preset = load_preset(args.config)
     markers = finished_stages(run, preset)
@@ -35,15 +39,6 @@ def main() -> None:
     with complete(run.path / "report.html") as unfinished:
         unfinished.write_text(render(run, preset, results, markers), encoding="utf-8")
     print(f"wrote {run.path / 'report.html'}")
-
-
-def parse_args() -> argparse.Namespace:
-    """Read the command line."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("run", type=Path, nargs="?", default=default_run(DEMO), help="run folder")
-    parser.add_argument("--config", type=Path, default=DEMO, help="the run's preset")
-    parser.add_argument("--device", default="cpu", help="the device that the run used")
-    return parser.parse_args()
 
 
 def finished_stages(run: RunFolder, preset: Preset) -> dict[str, Marker]:

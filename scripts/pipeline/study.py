@@ -1,25 +1,38 @@
-"""A study: the policies of a preset, trained again with every seed."""
+"""A study: policies like those of a preset, trained again with every seed."""
 
 from pathlib import Path
+from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from scripts.pipeline.presets import Preset, Section, load_preset, read_section
 
+Measure = Literal["share", "steps", "converged", "lowest"]
+"""What a policy of a seed is judged by: see :class:`scripts.pipeline.learning.Comparison`."""
+
+
+class Variant(Section):
+    """A policy of a study: one of the preset's, and what takes the place of its values."""
+
+    like: str | None = None
+    """Policy of the preset; by default the one of the same name."""
+    iterations: PositiveInt | None = None
+    overrides: list[str] | None = None
+
 
 class Study(Section):
-    """What a file such as ``configs/curves.yaml`` may contain."""
+    """What a file such as ``configs/learning_curves.yaml`` may contain."""
 
     preset: str
     """File of the preset, relative to the study's."""
     seeds: list[NonNegativeInt] = Field(min_length=1)
     """Seeds of training; every policy of a seed has it."""
-    iterations: dict[str, PositiveInt]
-    """Iterations by policy, where they differ from the preset's."""
-    min_share_of_teacher: PositiveFloat
-    """Share of the evaluated return of the seed's teacher that is to be reached."""
-    max_step_ratio: PositiveFloat
-    """Environment steps that may be spent on it, as a multiple of the teacher's."""
+    policies: dict[str, Variant] = Field(min_length=1)
+    """The policies by name, in training order. The first is the teacher."""
+    at_least: dict[Measure, PositiveFloat] = Field(default={})
+    """What no policy's measures may fall short of, ..."""
+    at_most: dict[Measure, PositiveFloat] = Field(default={})
+    """... and exceed."""
 
 
 def load_study(path: Path) -> tuple[Study, Preset]:
@@ -29,18 +42,24 @@ def load_study(path: Path) -> tuple[Study, Preset]:
         path: YAML file.
 
     Returns:
-        The study, and its preset with the study's iterations.
+        The study, and its preset with the study's policies. That serves training and evaluation;
+        its export and verdicts are still those of the preset's file.
 
     Raises:
         ValueError: If a key is missing or unknown, or a value does not fit.
     """
     study = read_section(Study, path)
     preset = load_preset(path.parent / study.preset)
-    policies = dict(preset.policies)
-    for name, iterations in study.iterations.items():
-        if name not in policies:
-            raise ValueError(f"{path.name}: iterations: {name!r} is none of {list(policies)}.")
-        policies[name] = policies[name].model_copy(update={"iterations": iterations})
+    policies = {}
+    for name, variant in study.policies.items():
+        policy = preset.policies.get(variant.like or name)
+        if policy is None or policy.starts_from not in (None, *policies):
+            raise ValueError(
+                f"{path.name}: policies: {name} is like {variant.like or name!r}, expected one of"
+                f" {[*preset.policies]} that starts from one before it: {[*policies]}."
+            )
+        changes = variant.model_dump(exclude={"like"}, exclude_none=True)
+        policies[name] = policy.model_copy(update=changes)
     return study, preset.model_copy(update={"policies": policies})
 
 
@@ -52,8 +71,7 @@ def one_seed_each(preset: Preset, seeds: list[int]) -> Preset:
         seeds: Seeds of training.
 
     Returns:
-        A preset of the policies ``<name>-<seed>``, each started from one with its seed. It serves
-        training and evaluation; its export and verdicts are still the given preset's.
+        A preset of the policies ``<name>-<seed>``, each started from one with its seed.
     """
     policies = {
         seeded(name, seed): policy.model_copy(

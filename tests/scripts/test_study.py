@@ -8,31 +8,69 @@ from scripts.pipeline.run_folder import RunFolder
 from scripts.pipeline.stages import policy_stages
 from scripts.pipeline.study import load_study, one_seed_each
 
-CURVES = REPOSITORY / "configs" / "curves.yaml"
+CONFIGS = REPOSITORY / "configs"
+CURVES = CONFIGS / "learning_curves.yaml"
 
 
 def write(tmp_path, **changes):
     values = yaml.safe_load(CURVES.read_text()) | changes
     values["preset"] = str(CURVES.parent / values["preset"])
     file = tmp_path / "study.yaml"
-    file.write_text(yaml.safe_dump(values))
+    file.write_text(yaml.safe_dump(values, sort_keys=False))
     return file
 
 
 def test_shipped_study_stays_within_its_own_limit():
     study, preset = load_study(CURVES)
     iterations = {name: policy.iterations for name, policy in preset.policies.items()}
-    limit = study.max_step_ratio * iterations[preset.teacher]
+    limit = study.at_most["steps"] * iterations[preset.teacher]
     assert iterations["scratch"] <= limit
     assert iterations["student"] + iterations["finetuned"] <= limit
     assert len(study.seeds) >= 3
     assert preset.evaluation.seed not in study.seeds
 
 
-def test_iterations_replace_the_presets(tmp_path):
-    _, preset = load_study(write(tmp_path, iterations={"scratch": 7}))
-    assert preset.policies["scratch"].iterations == 7
+def test_what_a_study_says_replaces_the_presets(tmp_path):
+    shorter = {"teacher": {}, "student": {"iterations": 7}}
+    _, preset = load_study(write(tmp_path, policies=shorter))
+    assert [*preset.policies] == ["teacher", "student"]
+    assert preset.policies["student"].iterations == 7
     assert preset.policies["teacher"].iterations == 80
+
+
+def test_policy_like_another_has_its_values_but_those_it_names(tmp_path):
+    policies = {
+        "teacher": {},
+        "student": {},
+        "other": {"like": "finetuned", "overrides": ["a=1"]},
+        "same": {"like": "finetuned"},
+    }
+    _, preset = load_study(write(tmp_path, policies=policies))
+    assert preset.policies["other"].overrides == ["a=1"]
+    assert preset.policies["same"].overrides == ["env.compute_final_obs=true"]
+    assert preset.policies["other"].starts_from == "student"
+
+
+def test_shipped_studies_of_distillation_differ_in_nothing_but_the_algorithm():
+    studies = [load_study(CONFIGS / f"distillation_{end}.yaml") for end in ("curves", "grid")]
+    agents = {
+        p.agent for _, preset in studies for n, p in preset.policies.items() if n != "teacher"
+    }
+    iterations = {p.iterations for _, s in studies for n, p in s.policies.items() if n != "teacher"}
+    words = [w for _, preset in studies for p in preset.policies.values() for w in p.overrides]
+    assert agents == {"rsl_rl_distillation_recurrent_cfg_entry_point"}
+    assert iterations == {100}
+    assert all(word.startswith("agent.algorithm.") for word in words)
+    seeds = [seed for study, _ in studies for seed in study.seeds]
+    assert len(seeds) == len(set(seeds))  # the grid's seed reports no result
+
+
+def test_tuned_rsl_rl_is_of_the_grid():
+    _, curves = load_study(CONFIGS / "distillation_curves.yaml")
+    _, grid = load_study(CONFIGS / "distillation_grid.yaml")
+    tried = [sorted(policy.overrides) for policy in grid.policies.values()]
+    assert sorted(curves.policies["rsl_rl_tuned"].overrides) in tried
+    assert sorted(curves.policies["rsl_rl"].overrides) in tried
 
 
 @pytest.mark.parametrize(
@@ -42,10 +80,15 @@ def test_iterations_replace_the_presets(tmp_path):
         ({"seeds": 3}, "seeds is 3, expected a valid list"),
         ({"seeds": []}, r"seeds is \[\]: List should have at least 1 item"),
         ({"seeds": [-1]}, r"seeds: 1 is -1, expected greater than or equal to 0"),
-        ({"iterations": [100]}, r"iterations is \[100\], expected a valid dict"),
-        ({"iterations": {"studnet": 100}}, "iterations: 'studnet' is none of"),
-        ({"iterations": {"student": 0}}, "iterations: student is 0, expected greater than 0"),
-        ({"max_step_ratio": 0}, "max_step_ratio is 0, expected greater than 0"),
+        ({"policies": {}}, r"policies is \{\}: Dictionary should have at least 1 item"),
+        ({"policies": {"studnet": {}}}, "policies: studnet is like 'studnet', expected one of"),
+        ({"policies": {"student": {}}}, r"student is like 'student', .* before it: \[\]"),
+        (
+            {"policies": {"teacher": {"iterations": 0}}},
+            "policies: teacher: iterations is 0, expected greater than 0",
+        ),
+        ({"at_most": {"steps": 0}}, "at_most: steps is 0, expected greater than 0"),
+        ({"at_least": {"return": 1}}, r"at_least: return: \[key\] is 'return', expected 'share'"),
         ({"preset": "absent.yaml"}, "absent.yaml cannot be read"),
     ],
 )
