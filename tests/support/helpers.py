@@ -24,7 +24,7 @@ MODELS = ["mlp", "lstm", "gru", "cnn"]
 if "if not self.obs_groups" in inspect.getsource(CNNModel.get_latent):
     MODELS.append("images")  # rsl_rl 5.0 crashes without any one-dimensional group
 
-ONE_PASS = {"num_learning_epochs": 1, "num_mini_batches": 1, "memory_rollouts": 0}
+ONE_PASS: dict[str, Any] = {"num_learning_epochs": 1, "num_mini_batches": 1, "memory_rollouts": 0}
 """Options with which TbpttDistillation learns from a rollout as rsl_rl's does."""
 
 CNN = {"output_channels": [3, 2], "kernel_size": 3, "padding": "zeros", "stride": [2, 1]}

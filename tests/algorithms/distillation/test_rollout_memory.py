@@ -21,6 +21,7 @@ from rsl_tbptt.algorithms.distillation.mini_batches import MiniBatches
 from rsl_tbptt.algorithms.distillation.rollout_memory import RolloutMemory
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.distributed import Ranks
+from rsl_tbptt.core.hidden_state import as_tensors
 from rsl_tbptt.core.rollout import Rollout
 
 T, N = 6, 5
@@ -182,7 +183,7 @@ def test_the_student_goes_on_from_the_states_of_its_environments():
         expected = hidden_state.clone(algorithm.student.get_hidden_state())
         algorithm.update()
         found = algorithm.student.get_hidden_state()
-        for want, have in zip(expected, found, strict=True):
+        for want, have in zip(as_tensors(expected), as_tensors(found), strict=True):
             torch.testing.assert_close(have, want, **SAME_FLOAT32)
 
 
@@ -324,4 +325,6 @@ def test_observations_are_kept_and_replayed_in_the_dtype_they_came_in():
                 algorithm.act(obs)
                 algorithm.process_env_step(obs, torch.zeros(N), torch.zeros(N), {})
         assert "behavior" in algorithm.update()
-    assert algorithm.learner.experience.memory.rollout.obs["policy"].dtype == torch.uint8
+    memory = algorithm.learner.experience.memory
+    assert memory is not None
+    assert memory.rollout.obs["policy"].dtype == torch.uint8
