@@ -30,6 +30,10 @@ def interrupted_training(arguments):
         TbpttDistillation.update = update
 
 
+STEPS = 2 * 8 * 2
+"""Of the optimiser in one iteration: two passes, eight mini-batches, two windows."""
+
+
 def parse(arguments):
     """Return what Isaac Lab makes of arguments."""
     from isaaclab_rl.entrypoints.backends.train_rsl_rl import _parse_args
@@ -57,14 +61,14 @@ def test_an_interrupted_run_keeps_what_it_saved_and_goes_on_from_there(page, isa
     assert [path.name for path in resumed.folder.glob("model_*")] == ["model_2.pt"]
     before = torch.load(run / "model_2.pt", weights_only=True)
     after = torch.load(resumed.folder / "model_2.pt", weights_only=True)
-    assert steps(after) == {step + 4 for step in steps(before)}  # one iteration has four epochs
+    assert steps(after) == {step + STEPS for step in steps(before)}
     assert after["rsl_tbptt"]["num_updates"] == before["rsl_tbptt"]["num_updates"] + 1 == 4
 
 
 def test_the_command_of_the_page_goes_on_with_student_optimizer_and_teacher(page):
     student = torch.load(page("the student").checkpoint, weights_only=True)
     resumed = torch.load(page("resuming").checkpoint, weights_only=True)
-    assert steps(resumed) == {step + 4 for step in steps(student)}
+    assert steps(resumed) == {step + STEPS for step in steps(student)}
     old, new = student["teacher_state_dict"], resumed["teacher_state_dict"]
     assert all(torch.equal(new[name], old[name]) for name in old)
 

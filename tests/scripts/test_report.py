@@ -21,7 +21,7 @@ from scripts.pipeline.stages import pipeline_stages
 
 MEANS = {
     "teacher": 10.0,
-    "student": 9.8,
+    "student": 9.95,
     "memoryless": 4.0,
     "finetuned": 9.9,
     "scratch": 9.7,
@@ -144,7 +144,7 @@ def test_loader_check_can_fail():
 def test_report_shows_table_commands_and_versions(html, preset):
     text = re.sub(r"data:image[^\"]+", "", html)
     policies = [policy.title for policy in preset.policies.values()]
-    shares = ("98.0%", "100.0%", "40.0%", "9.800")
+    shares = ("99.5%", "100.0%", "40.0%", "9.950")
     for expected in (*shares, *policies, preset.heading, "do evaluate-student", "newton"):
         assert expected in text
     assert text.count("data:") == 0
@@ -166,7 +166,7 @@ def test_results_file_holds_the_table(html, run):
     import json
 
     results = json.loads((run.path / "results.json").read_text())
-    assert results["policies"]["student"]["share_of_teacher"] == pytest.approx(0.98)
+    assert results["policies"]["student"]["share_of_teacher"] == pytest.approx(0.995)
     assert [verdict["passed"] for verdict in results["verdicts"]] == [True, True]
     assert results["stages"]["teacher"] == {"seconds": 61.0, "peak_memory_gb": 1.5}
 
@@ -174,9 +174,9 @@ def test_results_file_holds_the_table(html, run):
 @pytest.mark.parametrize(
     ("student", "memoryless", "reaches", "below"),
     [
-        (9.8, 4.0, True, True),
+        (9.95, 4.0, True, True),
         (9.0, 4.0, False, True),
-        (9.8, 9.7, True, False),
+        (9.95, 9.85, True, False),
         (4, 9, False, False),
     ],
 )
@@ -216,7 +216,7 @@ def test_verdicts_on_finetuning_follow_the_numbers(finetune_run, finetuned, scra
 def test_verdicts_say_what_was_found(run, finetune_run, preset):
     texts = [verdict["text"] for verdict in collect(run.path, preset)["verdicts"]]
     assert texts == [
-        "student reaches 98.0% of the teacher's return (goal: 95%).",
+        "student reaches 99.5% of the teacher's return (goal: 99%).",
         "memoryless below student: their intervals do not overlap.",
     ]
     verdicts = collect(finetune_run.path, load_preset(FINETUNE))["verdicts"]
@@ -237,8 +237,8 @@ def test_the_table_shows_every_policys_numbers(run, preset):
     rows = [line.split("  ") for line in format_table(collect(run.path, preset)).splitlines()]
     cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
     assert cells[0] == ["policy", "mean return", "95 % confidence", "of teacher", "episodes"]
-    assert cells[2][:3] == ["student", preset.policies["student"].title, "9.800"]
-    assert cells[2][4:] == ["98.0%", "20"]
+    assert cells[2][:3] == ["student", preset.policies["student"].title, "9.950"]
+    assert cells[2][4:] == ["99.5%", "20"]
 
 
 def test_share_of_a_return_that_is_not_positive_is_not_given(run, preset):
