@@ -47,6 +47,8 @@ def student_cfg() -> TbpttDistillationRunnerCfg:
         teacher=teacher_cfg().actor,
         algorithm=TbpttDistillationAlgorithmCfg(
             gradient_length=12,
+            # At 1e-3 the last update of one of six seeds left a student of 88 % of its teacher.
+            learning_rate=5.0e-4,
             loss_type="huber",  # where the pole falls the teacher's actions are large
         ),
     )
