@@ -56,7 +56,6 @@ distillation: $(INSTALLED)  ## learning curves of distillation beside rsl_rl's; 
 	$(PY) -m scripts.pipeline.curves configs/distillation_curves.yaml $(RUN_OPTIONS) \
 		--figure docs/figures/distillation_curves.svg
 
-
 bench: $(INSTALLED)  ## time and memory of updates beside rsl_rl's; DEVICE and RUN as above
 	$(PY) -m scripts.benchmark suite $(RUN_OPTIONS)
 

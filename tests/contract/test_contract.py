@@ -5,11 +5,10 @@ The same assertions for 3.1.2, 5.0.1, 5.4.2 and 5.5.1: `make test-matrix` runs t
 
 import pytest
 import torch
+from support.one_pass import ONE_PASS
 from support.tolerances import PARITY_FLOAT32
 
 KINDS = ["distillation", "ppo"]
-ONE_PASS = {"num_learning_epochs": 1, "num_mini_batches": 1, "memory_rollouts": 0}
-"""Distillation that learns from a rollout as rsl_rl's does."""
 METRICS = {
     "distillation": {
         "behavior",

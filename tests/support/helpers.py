@@ -10,6 +10,8 @@ from rsl_rl.models import CNNModel, MLPModel, RNNModel
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
+from support.one_pass import ONE_PASS
+
 OBS_DIM, STATE_DIM, ACTION_DIM = 5, 7, 2
 OBS_GROUPS = {
     "student": ["policy"],
@@ -23,9 +25,6 @@ MODELS = ["mlp", "lstm", "gru", "cnn"]
 """rsl_rl's own, by their names here."""
 if "if not self.obs_groups" in inspect.getsource(CNNModel.get_latent):
     MODELS.append("images")  # rsl_rl 5.0 crashes without any one-dimensional group
-
-ONE_PASS: dict[str, Any] = {"num_learning_epochs": 1, "num_mini_batches": 1, "memory_rollouts": 0}
-"""Options with which TbpttDistillation learns from a rollout as rsl_rl's does."""
 
 CNN = {"output_channels": [3, 2], "kernel_size": 3, "padding": "zeros", "stride": [2, 1]}
 

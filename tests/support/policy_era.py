@@ -15,6 +15,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from rsl_tbptt.compat.rsl_rl3.models import fit_teacher
+from support.one_pass import ONE_PASS
 
 OBS_DIM, STATE_DIM, ACTION_DIM, HIDDEN_DIM = 5, 7, 2, 6
 OBS_GROUPS = {"policy": ["policy"], "teacher": ["state"], "critic": ["state"]}
@@ -71,12 +72,7 @@ def make_distillation(
     """Build an algorithm as the runner does; equal arguments give equal weights."""
     policy = make_student_teacher(student, **(policy_kwargs or {}))
     if algorithm is not Distillation:  # then one pass over each rollout, as rsl_rl's
-        options = {
-            "num_learning_epochs": 1,
-            "num_mini_batches": 1,
-            "memory_rollouts": 0,
-            **options,
-        }
+        options = ONE_PASS | options
     options = {"gradient_length": 3, **options}
     return _constructed(algorithm, policy, "distillation", num_steps, num_envs, options)
 

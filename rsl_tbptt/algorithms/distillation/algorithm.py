@@ -264,13 +264,14 @@ class TbpttDistillation(Distillation):
             check_fits(self._raw_teacher, state_dict, "teacher", obs, *source)
         if strict and wants.get("student"):
             check_fits(self._raw_student, student_state_dict(loaded_dict), "student", obs, *source)
+        own = loaded_dict.get("rsl_tbptt", {})
+        if wants.get("student"):  # first, as it may refuse
+            self.learner.experience.restore(own.get("memory") if self.options.save_memory else None)
         load_iteration = super().load(loaded_dict, load_cfg, strict)
         if wants.get("teacher"):
             self.awaited_teacher.forget()
         if wants.get("student"):
-            own = loaded_dict.get("rsl_tbptt", {})
             self.num_updates = own.get("num_updates", 0)
-            self.learner.experience.restore(own.get("memory") if self.options.save_memory else None)
         return load_iteration
 
     def _load_teacher(self, path: str) -> None:

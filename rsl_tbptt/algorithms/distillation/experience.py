@@ -55,6 +55,9 @@ class Experience:
         """Sequences of past rollouts, from the start of training on, if any are to be kept."""
         self._student, self._storage, self._labels = student, storage, labels
         self._options, self._ranks = options, ranks
+        self._taken = self.newest()
+        self.nothing: Sequences = (self._taken, None)
+        """Stands for the sequences of a mini-batch where a process failed to find them."""
         self._saved: dict[str, Any] | None = None
         self._whole = self.num_mini_batches == 1 and options.memory_rollouts == 0
 
@@ -77,8 +80,10 @@ class Experience:
             ValueError: If ``memory_gb`` has no room, or what was saved does not fit.
         """
         capacity, _ = self.memory_size()
-        self.memory = RolloutMemory(capacity, self.newest(), self.start_state)
-        self.restore(self._saved)
+        memory = RolloutMemory(capacity, self.newest(), self.start_state)
+        if self._saved is not None:
+            memory.load_state_dict(self._saved)
+        self.memory, self._saved = memory, None
 
     def restore(self, saved: dict[str, Any] | None) -> None:
         """Go on with the memory of a checkpoint, now or once there is one; None empties it.
@@ -87,14 +92,13 @@ class Experience:
             saved: What ``RolloutMemory.state_dict`` returned.
 
         Raises:
-            ValueError: If it does not fit.
+            ValueError: If it does not fit. Nothing is changed then.
         """
-        self._saved = saved
-        if self.memory is not None:
-            self._saved = None
+        if self.memory is not None and saved is not None:
+            self.memory.load_state_dict(saved)
+        elif self.memory is not None:
             self.memory.clear()
-            if saved is not None:
-                self.memory.load_state_dict(saved)
+        self._saved = saved if self.memory is None else None
 
     def memory_size(self) -> tuple[int, float]:
         """Return how many past sequences are kept at most, and the bytes of the memory.
@@ -122,8 +126,9 @@ class Experience:
     def take(self) -> None:
         """Complete the labels of the newest rollout, and put it beside the past."""
         self._labels.complete()
+        self._taken = self.newest()
         if self.memory is not None:
-            self.memory.put(self.newest(), self.start_state)
+            self.memory.put(self._taken, self.start_state)
 
     def plan(self) -> MiniBatches:
         """Plan the mini-batches of an update (one exchange with other processes)."""
@@ -143,11 +148,11 @@ class Experience:
         return mini_batch_sizes(num_envs, num_drawn, self.num_mini_batches)
 
     def of(self, mini_batch: MiniBatch) -> Sequences:
-        """Return the sequences of a mini-batch, those of the newest rollout first."""
+        """Return sequences of a mini-batch, those of the rollout that was taken first."""
         if self._whole:
-            return self.newest(), hidden_state.clone(self.start_state)
+            return self._taken, hidden_state.clone(self.start_state)
         if self.memory is None:
-            return _columns(self.newest(), self.start_state, mini_batch.envs)
+            return _columns(self._taken, self.start_state, mini_batch.envs)
         columns = torch.cat((self.memory.capacity + mini_batch.envs, mini_batch.kept))
         return _columns(self.memory.rollout, self.memory.state, columns)
 

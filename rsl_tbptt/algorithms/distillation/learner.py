@@ -12,7 +12,7 @@ from rsl_rl.storage import RolloutStorage
 from torch import nn
 
 from rsl_tbptt.algorithms.distillation.dagger import Dagger
-from rsl_tbptt.algorithms.distillation.experience import Experience, Sequences
+from rsl_tbptt.algorithms.distillation.experience import Experience
 from rsl_tbptt.algorithms.distillation.labels import RolloutLabels, StepLabels
 from rsl_tbptt.algorithms.distillation.losses import BehaviorLoss
 from rsl_tbptt.algorithms.distillation.mini_batches import MiniBatch
@@ -83,7 +83,6 @@ class DistillationLearner:
         self._step_batches = step_batches(num_steps, num_envs_of_ranks, device)
         nan = torch.full((), torch.nan, device=device)
         self._no_sums = dict.fromkeys(_LOSSES, nan)
-        self._no_sequences: Sequences = (self.experience.newest(), None)
 
     def begin_rollout(self) -> None:
         """Keep the state that the rollout starts with."""
@@ -136,7 +135,7 @@ class DistillationLearner:
             The state of the newest rollout's sequences after their last step.
         """
         rollout, state = session.attempt(
-            partial(self.experience.of, mini_batch), otherwise=self._no_sequences
+            partial(self.experience.of, mini_batch), otherwise=self.experience.nothing
         )
         newest = slice(len(mini_batch.envs))
         for group in self._schedule:

@@ -72,13 +72,10 @@ class RolloutMemory:
             state: The state before it. Shape: (L, N, H), or a pair of them; None means zeros.
         """
         columns = slice(self.capacity, None)
-        for kept, tensor in zip(_tensors(self._copied), _tensors(newest), strict=True):
-            kept[:, columns] = tensor
-        zeros = hidden_state.apply(lambda kept: torch.zeros_like(kept[:, columns]), self.state)
-        states = zeros if state is None else state
-        for kept, tensor in zip(
-            hidden_state.as_tensors(self.state), hidden_state.as_tensors(states), strict=True
-        ):
+        if state is None:
+            state = hidden_state.apply(lambda kept: torch.zeros_like(kept[:, columns]), self.state)
+        put = [*_tensors(newest), *hidden_state.as_tensors(state)]
+        for kept, tensor in zip(self._all_tensors(), put, strict=True):
             kept[:, columns] = tensor
 
     def keep_newest(self, num_steps: int) -> None:
@@ -111,7 +108,7 @@ class RolloutMemory:
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Take over the sequences of a checkpoint; those with the smallest keys, if too many.
+        """Replace the past by that of a checkpoint; the smallest keys stay, if it has too many.
 
         Args:
             state_dict: What :meth:`state_dict` returned.
@@ -127,6 +124,7 @@ class RolloutMemory:
                 f" {expected} (steps or layers first): set save_memory to False to begin with an"
                 " empty one."
             )
+        self.clear()
         keys = state_dict["keys"]
         num = min(len(keys), self.capacity)
         chosen = keys.topk(num, largest=False).indices.sort().values

@@ -10,13 +10,13 @@ from rsl_rl.models import RNNModel
 from rsl_rl.storage import RolloutStorage
 from support.helpers import (
     ACTION_DIM,
-    ONE_PASS,
     make_distillation,
     make_model,
     make_obs,
     parameters_of,
     roll_out,
 )
+from support.one_pass import ONE_PASS
 from support.tolerances import PARITY_FLOAT32, SAME_FLOAT32
 
 from rsl_tbptt.algorithms import TbpttDistillation

@@ -202,20 +202,24 @@ def test_what_is_logged_tells_the_newest_rollout_from_the_past():
     assert storage.step == 0
 
 
-def test_steps_that_no_loss_sees_are_dropped_from_the_past_too():
+def test_steps_that_no_loss_sees_are_neither_kept_nor_run_again(monkeypatch):
     algorithm = make(gradient_length=4, tail="drop", num_mini_batches=1, memory_share=100.0)
-    seen = []
-    loss = algorithm.learner.loss
+    seen, accumulate = [], algorithm.learner._accumulate
 
-    def counting_loss(outputs, labels):
-        seen.append(labels["actions"].shape)
-        return loss(outputs, labels)
+    def counting(group, rollout, *rest):
+        seen.append((group[-1].num_loss_steps, rollout.num_envs))
+        return accumulate(group, rollout, *rest)
 
-    algorithm.learner.loss = counting_loss
-    for seed in range(2):
-        roll_out(algorithm, seed)
-        algorithm.update()
-    assert seen == [(4, N, 2), (4, 2 * N, 2)]
+    monkeypatch.setattr(algorithm.learner, "_accumulate", counting)
+    roll_out(algorithm, 0)
+    kept = algorithm.learner.experience.memory.rollout.obs["policy"][:, :N]
+    kept.fill_(7.0)
+    algorithm.update()
+    assert (kept[:4] != 7.0).all()
+    assert (kept[4:] == 7.0).all()
+    roll_out(algorithm, 1)
+    algorithm.update()
+    assert seen == [(4, N), (0, N), (4, 2 * N), (0, N)]
 
 
 @pytest.mark.parametrize("bad", [float("nan"), float("inf")])
@@ -281,8 +285,28 @@ def test_a_saved_memory_of_other_sequences_is_refused():
         TbpttDistillation, T + 1, N, gradient_length=3, memory_rollouts=4, save_memory=True
     )
     longer.load(algorithm.save(), None, strict=True)
-    with pytest.raises(ValueError, match="set save_memory to False to begin with an empty one"):
+    refused = pytest.raises(ValueError, match="set save_memory to False to begin with an empty one")
+    with refused:
         roll_out(longer, 1)
+    with refused:  # again: what was refused is not forgotten
+        roll_out(longer, 1)
+
+
+def test_a_refused_memory_leaves_a_running_training_as_it_was():
+    algorithm, longer = (
+        make_distillation(
+            TbpttDistillation, steps, N, gradient_length=3, memory_rollouts=4, save_memory=True
+        )
+        for steps in (T, T + 1)
+    )
+    for each in (algorithm, longer):
+        roll_out(each, 0)
+        each.update()
+    before = parameters_of(longer)
+    with pytest.raises(ValueError, match="set save_memory to False"):
+        longer.load(algorithm.save(), None, strict=True)
+    assert torch.equal(parameters_of(longer), before)
+    assert longer.learner.experience.memory.num_kept == N
 
 
 def test_gigabytes_bound_the_memory():
