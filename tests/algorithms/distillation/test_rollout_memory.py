@@ -81,6 +81,15 @@ def test_every_sequence_of_all_times_is_as_likely_to_be_kept():
     assert chi_square < 53.7  # 29 degrees of freedom: exceeded by chance in 0.35 % of all seeds
 
 
+def test_nothing_of_what_was_kept_comes_back_after_loading():
+    memory, saved = filled(4 * N, num_rollouts=4), filled(4 * N, num_rollouts=1)
+    memory.load_state_dict(saved.state_dict())
+    assert kept_numbers(memory) == [*range(N)]
+    memory.put(*numbered_rollout(10 * N))
+    memory.keep_newest(T)
+    assert kept_numbers(memory) == [*range(N), *range(10 * N, 11 * N)]
+
+
 def test_values_keep_their_dtype():
     memory = filled(12, 3)
     assert memory.rollout.obs["image"].dtype == torch.uint8
