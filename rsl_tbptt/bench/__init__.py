@@ -68,7 +68,7 @@ def case_from(args: argparse.Namespace) -> Case:
     require_models_era()
     from rsl_tbptt.bench.case import Case, check_device
 
-    case = Case(**{name: getattr(args, name) for name in Case.__dataclass_fields__})
+    case = Case(**{name: getattr(args, name) for name in Case.__dataclass_fields__ if name in args})
     check_device(case.device)
     return case
 

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import torch
@@ -43,6 +44,8 @@ class Case:
     done_rate: float = 0.05
     device: str = "cpu"
     use_mixed_precision: bool = False
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Of our algorithm alone, by name; the libraries then compute different things."""
 
     def __post_init__(self) -> None:
         """Refuse what cannot be measured.
@@ -108,6 +111,8 @@ def build(case: Case, library: Library, **options: Any) -> Any:
         lengths = {"num_learning_epochs": 1, "gradient_length": case.gradient_length}
         if library == "rsl_tbptt":
             lengths |= {"num_mini_batches": 1, "memory_rollouts": 0}
+    if library == "rsl_tbptt":
+        lengths |= case.options
     storage = RolloutStorage(kind, case.num_envs, case.num_steps, obs, [ACTION_DIM], case.device)
     algorithm = CLASSES[case.algorithm, library](
         *(model.to(case.device) for model in _models(case, obs)),
@@ -168,9 +173,10 @@ def random_obs(case: Case, robots: torch.Generator | None = None) -> TensorDict:
 def title(case: Case) -> str:
     """Say what is measured."""
     algorithm = "PPO" if case.algorithm == "ppo" else case.algorithm
+    options = "".join(f", {name}={value}" for name, value in case.options.items())
     layers = f"{case.rnn_num_layers} layers of " if case.rnn_num_layers > 1 else ""
     return (
         f"{algorithm}, {layers}{case.rnn_type.upper()}-{case.rnn_hidden_dim}, {case.precision},"
         f" N={case.num_envs}, T={case.num_steps}, K={case.gradient_length},"
-        f" done rate {case.done_rate:g}"
+        f" done rate {case.done_rate:g}{options}"
     )

@@ -5,7 +5,7 @@ from pathlib import Path
 from rsl_tbptt.bench.case import title
 from rsl_tbptt.bench.limit import DTYPES
 from rsl_tbptt.bench.tables import markdown, milliseconds
-from scripts.benchmark.results import DonesResult, MemoryResult, Results, SpeedResult
+from scripts.benchmark.results import CostResult, MemoryResult, Results, SpeedResult
 from scripts.templates import fill
 
 TEMPLATE = Path(__file__).with_name("report.md.j2")
@@ -21,7 +21,7 @@ def format_report(results: Results, figures: dict[str, str]) -> str:
     Returns:
         Markdown.
     """
-    judged = [r for r in (*results.speed, *results.dones, *results.memory) if r.row.target]
+    judged = [r for r in (*results.speed, *results.cost, *results.memory) if r.row.target]
     return fill(
         TEMPLATE,
         results=results,
@@ -67,7 +67,7 @@ def _memory_table(results: list[MemoryResult]) -> str:
     return markdown((*heads, *further), rows)
 
 
-def _target(result: SpeedResult | DonesResult | MemoryResult) -> str:
+def _target(result: SpeedResult | CostResult | MemoryResult) -> str:
     row = result.row
     if row.target is None:
         return "-"

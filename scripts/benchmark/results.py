@@ -34,17 +34,17 @@ class SpeedResult:
 
 
 @dataclass(frozen=True, kw_only=True)
-class DonesResult:
-    """Our update without dones and with them, timed in turn. In seconds."""
+class CostResult:
+    """Our update in another case and in that of the row, timed in turn. In seconds."""
 
     row: Row
     without: list[float]
-    with_dones: list[float]
+    times: list[float]
 
     @property
     def ratio(self) -> float:
-        """Median over the pairs of the time with dones over that without."""
-        return median(b / a for a, b in zip(self.without, self.with_dones, strict=True))
+        """Median over the pairs of the time over that in the other case."""
+        return median(b / a for a, b in zip(self.without, self.times, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,14 +70,14 @@ class Results:
     rates: dict[str, dict[str, float]]
     """See :func:`product_rates`."""
     speed: list[SpeedResult]
-    dones: list[DonesResult]
+    cost: list[CostResult]
     memory: list[MemoryResult]
 
 
 def write_json(results: Results, path: Path) -> None:
     """Write everything that was measured, every single time included."""
     values = asdict(results)
-    for part in ("speed", "dones", "memory"):
+    for part in ("speed", "cost", "memory"):
         for written, result in zip(values[part], getattr(results, part), strict=True):
             written["ratio"] = result.ratio
             written["reached"] = result.row.reached(result.ratio)

@@ -1,9 +1,9 @@
 """The rows of the benchmark, which rows.yaml lists: what is measured, how often, with what aim."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import yaml
 
@@ -18,9 +18,11 @@ class Row:
 
     name: str
     case: Case
-    measure: Literal["speed", "dones", "memory"] = "speed"
-    """Time of an update beside rsl_rl's; time of ours beside that of ours on a rollout without
-    dones; or memory of a process beside that of rsl_rl's."""
+    measure: Literal["speed", "cost", "memory"] = "speed"
+    """Time of an update beside rsl_rl's; time of ours beside that of ours in another case; or
+    memory of a process beside that of rsl_rl's."""
+    beside: dict[str, Any] = field(default_factory=dict)
+    """What the other case has in place of the values of ``case``."""
     pairs: int = 2
     """Updates of each library: few where one of them takes seconds."""
     target: float | None = None

@@ -14,7 +14,7 @@ from rsl_tbptt.bench.memory import measure_in_own_process
 from rsl_tbptt.bench.speed import LIBRARIES, Contestant, Speed, alternate, check_equal
 from rsl_tbptt.bench.tables import SECONDS_PER_SHAPE
 from rsl_tbptt.machine import machine, versions
-from scripts.benchmark.results import DonesResult, MemoryResult, Results, SpeedResult
+from scripts.benchmark.results import CostResult, MemoryResult, Results, SpeedResult
 from scripts.benchmark.rows import Row
 
 Times = Callable[[list[Contestant], int], list[list[float]]]
@@ -48,7 +48,7 @@ def measure(rows: Sequence[Row], device: str, *, isolated: bool = True) -> Resul
     start, times_of = time.monotonic(), _in_own_process if isolated else alternate
     rates = product_rates(device, SECONDS_PER_SHAPE)
     speed = [_measure_speed(row, rates, times_of) for row in _each(rows, "speed", "time")]
-    dones = [_measure_dones(row, times_of) for row in _each(rows, "dones", "cost of dones")]
+    cost = [_measure_cost(row, times_of) for row in _each(rows, "cost", "cost")]
     with ThreadPoolExecutor(PROCESSES) as pool:
         memory = list(pool.map(_measure_memory, _each(rows, "memory", "memory")))
     about = {
@@ -58,7 +58,7 @@ def measure(rows: Sequence[Row], device: str, *, isolated: bool = True) -> Resul
         "machine": machine(device),
         "versions": versions(),
     }
-    return Results(about=about, rates=rates, speed=speed, dones=dones, memory=memory)
+    return Results(about=about, rates=rates, speed=speed, cost=cost, memory=memory)
 
 
 def _in_own_process(contestants: list[Contestant], num_updates: int) -> list[list[float]]:
@@ -79,10 +79,10 @@ def _measure_speed(row: Row, rates: dict[str, dict[str, float]], times_of: Times
     )
 
 
-def _measure_dones(row: Row, times_of: Times) -> DonesResult:
-    without = replace(row.case, done_rate=0.0)
-    times = times_of([("rsl_tbptt", without), ("rsl_tbptt", row.case)], row.pairs)
-    return DonesResult(row=row, without=times[0], with_dones=times[1])
+def _measure_cost(row: Row, times_of: Times) -> CostResult:
+    cases = (replace(row.case, **row.beside), row.case)
+    without, times = times_of([("rsl_tbptt", case) for case in cases], row.pairs)
+    return CostResult(row=row, without=without, times=times)
 
 
 def _measure_memory(row: Row) -> MemoryResult:

@@ -18,7 +18,7 @@ from scripts.benchmark import rows as all_rows
 from scripts.benchmark import suite
 from scripts.benchmark.figures import save_figures
 from scripts.benchmark.report import format_report
-from scripts.benchmark.results import DonesResult, MemoryResult, Results, SpeedResult
+from scripts.benchmark.results import CostResult, MemoryResult, Results, SpeedResult
 from scripts.benchmark.rows import ROWS, select
 
 SMALL = ("--num-envs=512", "--num-steps=16", "--gradient-length=8", "--rnn-hidden-dim=128")
@@ -35,6 +35,7 @@ def few_rows(monkeypatch):
         "ppo-1024-dones-0-lstm-float32",
         "ppo-1024-dones-0.1-lstm-float32",
         "ppo-cost-of-dones",
+        "distillation-cost-of-memory-512",
         "ppo-memory-24",
     )
     rows = [row for row in ROWS if row.name in names]
@@ -59,10 +60,10 @@ def run(monkeypatch, *options):
 def results(rows=ROWS):
     """Return made-up times: rsl_rl takes 2, 3 and 10 times as long as we do."""
     speed = Speed(ours=[1.0, 2.0, 4.0], theirs=[2.0, 20.0, 12.0])
-    dones = {"without": [1.0, 2.0], "with_dones": [1.5, 2.0]}
+    cost = {"without": [1.0, 2.0], "times": [1.5, 2.0]}
     memory = Memory(storage=1.0, update_peak=10.0, process_peak=100.0)
     rsl_rl = replace(memory, process_peak=1000.0)
-    of = {kind: [r for r in rows if r.measure == kind] for kind in ("speed", "dones", "memory")}
+    of = {kind: [r for r in rows if r.measure == kind] for kind in ("speed", "cost", "memory")}
     return Results(
         about={
             "finished": "now",
@@ -76,7 +77,7 @@ def results(rows=ROWS):
             SpeedResult(row=row, speed=speed, flops=10**9, products_seconds=1.0)
             for row in of["speed"]
         ],
-        dones=[DonesResult(row=row, **dones) for row in of["dones"]],
+        cost=[CostResult(row=row, **cost) for row in of["cost"]],
         memory=[MemoryResult(row=row, ours=memory, rsl_rl=rsl_rl) for row in of["memory"]],
     )
 
@@ -103,7 +104,7 @@ def test_a_run_writes_report_data_and_figures(few_rows, monkeypatch, tmp_path, c
     files = {"benchmark.md", "benchmark.json", "time.svg", "done_rate.svg", "memory.svg"}
     assert {path.name for path in output.iterdir()} == files
     data = json.loads((output / "benchmark.json").read_text(encoding="utf-8"))
-    for kind in ("speed", "dones", "memory"):
+    for kind in ("speed", "cost", "memory"):
         names = [row.name for row in few_rows if row.measure == kind]
         assert [row["row"]["name"] for row in data[kind]] == names
     for row in data["speed"]:
@@ -151,7 +152,10 @@ def test_the_report_marks_missed_targets():
     times = r"12000 ms | 2000 ms | 3.00 | 2.00 to 10.00 | at least 2.8 | 1000 ms, 50% |"
     assert re.search(rf"^\| distillation, {row} \| {re.escape(times)}$", report, re.M)
     assert "3.00 | 2.00 to 10.00 | at least 5.8, **missed**" in report
-    assert "Our update takes 1.25 times as long" in report
+    assert (
+        "ppo-cost-of-dones: our update takes 1.25 times as long as with {'done_rate': 0.0}"
+        in report
+    )
     assert "at most 1.1, **missed**" in report
     assert "0.100 | at most 0.2 |" in report
     assert "0.100 | at most 0.08, **missed**" in report
