@@ -23,8 +23,8 @@ OTHER_RSL_RL := $(RSL_RL:%=.rsl_rl/%/.installed)
 # By default a preset has its own folder under runs/.
 RUN_OPTIONS := --device $(DEVICE) $(if $(RUN),--output $(RUN))
 
-.PHONY: demo demo-mjlab demo-pup test test-fast test-matrix finetune curves distillation bench docs lint \
-	types format stats doctor clean help
+.PHONY: demo demo-mjlab demo-pup test test-fast test-matrix finetune curves distillation distillation-mjlab bench \
+	docs lint types format stats doctor clean help
 
 demo: $(INSTALLED)  ## train, distil and evaluate in Isaac Lab (DEVICE=cuda:0 for a GPU, RUN=folder)
 	$(PY) -m scripts.pipeline configs/demo.yaml $(RUN_OPTIONS)
@@ -48,13 +48,17 @@ test-matrix: $(INSTALLED) $(OTHER_RSL_RL) $(NEXT_TORCH) $(MJLAB)/.installed $(IS
 finetune: $(INSTALLED)  ## train, distil and fine-tune with PPO; DEVICE and RUN as above
 	$(PY) -m scripts.pipeline configs/finetune.yaml $(RUN_OPTIONS)
 
-curves: $(INSTALLED)  ## learning curves of fine-tuning over three seeds; DEVICE and RUN as above
+curves: $(INSTALLED)  ## learning curves of fine-tuning over five seeds; DEVICE and RUN as above
 	$(PY) -m scripts.pipeline.curves configs/learning_curves.yaml $(RUN_OPTIONS) \
 		--figure docs/figures/learning_curves.svg
 
 distillation: $(INSTALLED)  ## learning curves of distillation beside rsl_rl's; DEVICE and RUN as above
 	$(PY) -m scripts.pipeline.curves configs/distillation_curves.yaml $(RUN_OPTIONS) \
 		--figure docs/figures/distillation_curves.svg
+
+distillation-mjlab: $(MJLAB)/.installed  ## the same in mjlab; DEVICE, RUN and PYTHON as above
+	$(MJLAB)/bin/python -m scripts.pipeline.curves configs/distillation_curves_mjlab.yaml $(RUN_OPTIONS) \
+		--figure docs/figures/distillation_curves_mjlab.svg
 
 bench: $(INSTALLED)  ## time and memory of updates beside rsl_rl's; DEVICE and RUN as above
 	$(PY) -m scripts.benchmark suite $(RUN_OPTIONS)
