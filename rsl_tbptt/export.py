@@ -3,6 +3,7 @@
 A recurrent policy keeps its state: the TorchScript file inside (call ``reset()`` where an episode
 starts), the ONNX file as inputs and outputs (pass zeros where an episode starts). Images are the
 second argument of the TorchScript file, a list, and inputs of the ONNX file by their groups' names.
+A ``RecurrentModel`` has an ONNX file alone, with every group by its name.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ import torch
 
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.files import complete, write_json
+from rsl_tbptt.models import RecurrentModel
 from rsl_tbptt.policies import Images, load_policy, split_into_groups
 
 OPSET = 18
@@ -26,8 +28,8 @@ OPSET = 18
 
 OBS = "obs"
 Obs = dict[str, torch.Tensor]
-"""Inputs by their names in ONNX, one robot: what a policy joins under ``OBS``, shape (T, 1, D), and
-each group of images by its own name, (T, 1, C, H, W)."""
+"""Inputs by their names in ONNX, one robot: what a policy of rsl_rl's joins under ``OBS``, shape
+(T, 1, D), and each other group by its own name, images as (T, 1, C, H, W)."""
 
 
 def export(
@@ -68,7 +70,7 @@ def export(
     torchscript, onnx = output / "policy.pt", output / "policy.onnx"
     runs = {"onnx": (run_onnx, onnx)}
     export_onnx(policy, onnx)
-    if hasattr(torch.jit, "script"):
+    if hasattr(torch.jit, "script") and not isinstance(policy, RecurrentModel):
         export_torchscript(policy, torchscript)
         runs["torchscript"] = (run_torchscript, torchscript)
     obs, episode_starts = make_sequence(policy, parity_steps, seed)
@@ -144,13 +146,9 @@ def make_sequence(policy: MLPModel, num_steps: int, seed: int) -> tuple[Obs, lis
         Standard normal observations, and whether each step starts an episode.
     """
     generator = torch.Generator().manual_seed(seed)
-    shapes: dict[str, tuple[int, ...]] = {OBS: (policy.obs_dim,)}
-    images = [getattr(policy, f"obs_{what}_2d", ()) for what in ("groups", "channels", "dims")]
-    for name, num_channels, size in zip(*images, strict=True):
-        shapes[name] = (num_channels, *size)
     obs = {
         name: torch.randn(num_steps, 1, *shape, generator=generator)
-        for name, shape in shapes.items()
+        for name, shape in _input_shapes(policy).items()
     }
     return obs, [step in {0, num_steps // 2} for step in range(num_steps)]
 
@@ -171,10 +169,20 @@ def run_policy(policy: MLPModel, obs: Obs, episode_starts: list[bool]) -> torch.
     for step, starts in enumerate(episode_starts):
         if starts:
             policy.reset()
-        groups = split_into_groups(policy.obs_groups, obs[OBS][step])
-        groups.update({name: images[step] for name, images in obs.items() if name != OBS})
+        joined = [] if isinstance(policy, RecurrentModel) else policy.obs_groups
+        groups = split_into_groups(joined, obs[OBS][step] if joined else torch.zeros(1, 0))
+        groups.update({name: group[step] for name, group in obs.items()})
         actions.append(policy(groups))
     return torch.stack(actions)
+
+
+def _input_shapes(policy: MLPModel) -> dict[str, tuple[int, ...]]:
+    """Return the shapes of a policy's observations for one robot by their names in ONNX."""
+    if isinstance(policy, RecurrentModel):
+        return {name: tuple(shape) for name, shape in policy.group_shapes.items()}
+    images = [getattr(policy, f"obs_{what}_2d", ()) for what in ("groups", "channels", "dims")]
+    sizes = {name: (channels, *size) for name, channels, size in zip(*images, strict=True)}
+    return {OBS: (policy.obs_dim,), **sizes}
 
 
 @torch.inference_mode()

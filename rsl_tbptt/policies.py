@@ -44,8 +44,8 @@ class SavedPolicy:
     part: str
     """The policy's name in it."""
     state_dict: dict[str, torch.Tensor]
-    images: Images
-    """Sizes of the image groups, as far as the checkpoint says them."""
+    shapes: Images
+    """Shapes of the observation groups, as far as the checkpoint says them."""
 
 
 def load_policy(
@@ -101,7 +101,7 @@ def read_policy(checkpoint: Path, agent: Path | None = None) -> SavedPolicy:
         config=_config(checkpoint, agent, recorded, part, state_dict),
         part=part,
         state_dict=state_dict,
-        images=recorded.get(part, {}).get("images", {}),
+        shapes=_recorded_shapes(recorded.get(part, {})),
     )
 
 
@@ -120,7 +120,7 @@ def build_policy(saved: SavedPolicy, device: str = "cpu", images: Images | None 
         ValueError: If config and parameters are of different models, or sizes are missing.
     """
     try:
-        policy = _build(saved, saved.images if images is None else images)
+        policy = _build(saved, {**saved.shapes, **(images or {})})
         policy.load_state_dict(saved.state_dict)
     except (RuntimeError, TypeError) as error:  # TypeError: options of another model's class
         raise ValueError(f"{saved.source}: {error}") from error
@@ -164,7 +164,13 @@ def _config(
     return config
 
 
-def _build(saved: SavedPolicy, images: Images) -> MLPModel:
+def _recorded_shapes(description: Mapping[str, Any]) -> Images:
+    """Return what ``describe`` wrote of the shapes of a model's groups."""
+    groups = {**description.get("obs_groups", {}), **description.get("images", {})}
+    return {name: shape for name, shape in groups.items() if shape is not None}
+
+
+def _build(saved: SavedPolicy, shapes: Images) -> MLPModel:
     """Build the model, its parameters as they come."""
     config, part, state_dict = saved.config, saved.part, saved.state_dict
     model_class, options = _class_of(_set_fields(config[part]))
@@ -176,14 +182,15 @@ def _build(saved: SavedPolicy, images: Images) -> MLPModel:
     def build(num_obs: int) -> MLPModel:
         # The model concatenates its groups without images; their total is all that parameters show.
         obs = split_into_groups(names, torch.zeros(1, num_obs))
-        obs.update({name: torch.zeros(1, *images[name]) for name in encoded})
+        known = groups if set(groups) <= set(shapes) else encoded
+        obs.update({name: torch.zeros(1, *shapes[name]) for name in known})
         arguments = copy.deepcopy(options)
         return model_class(obs, config["obs_groups"], part, num_actions, **arguments)
 
     groups = config["obs_groups"][part]
     encoded = [name for name in groups if any(k.startswith(f"cnns.{name}.") for k in state_dict)]
     names = [name for name in groups if name not in encoded]
-    _check_sizes(encoded, images)
+    _check_sizes(encoded, shapes)
     if encoded:
         blind: Any = build(len(names))
         num_inputs -= blind.cnn_latent_dim

@@ -35,6 +35,7 @@ else:
         resolve_callable,
     )
 
+    CNNModel = None
     OWN_MODELS = (MLPModel, RNNModel)
     CLIPS_TOGETHER = True
 
@@ -43,6 +44,7 @@ __all__ = [
     "OWN_MODELS",
     "PPO",
     "UPDATE_NORMALIZES",
+    "CNNModel",
     "Distillation",
     "GaussianDistribution",
     "MLPModel",

@@ -17,6 +17,10 @@ _MIN_ENVS = 256
 _MIN_SAMPLES = 2048
 """In shorter windows more environments share what a micro-batch costs whatever its size."""
 
+_ENVS_THAT_SEE = 64
+"""Of a model with images, whose encoders take most of the time, in parts of their own: more
+environments would not be faster and their images take memory."""
+
 _UNKNOWN_CACHE = 2**20
 _CACHE_SIZE = Path("/sys/devices/system/cpu/cpu0/cache/index2/size")
 """Where Linux tells it, as in "2048K"."""
@@ -30,7 +34,12 @@ def split_envs(num_envs: int, num_parts: int) -> list[slice]:
 
 
 def best_num_micro_batches(
-    num_envs: int, num_steps: int, sample_bytes: int, device: torch.device
+    num_envs: int,
+    num_steps: int,
+    sample_bytes: int,
+    device: torch.device,
+    *,
+    sees_frames: bool = False,
 ) -> int:
     """Return into how many micro-batches N environments are best cut for windows of K steps.
 
@@ -42,12 +51,15 @@ def best_num_micro_batches(
         num_steps: Steps of a window K.
         sample_bytes: What one step of one environment computes, from ``bytes_per_sample``.
         device: Where.
+        sees_frames: Whether the model has frame encoders.
 
     Returns:
         The number of balanced micro-batches; 1 on accelerators.
     """
     if device.type != "cpu":
         return 1
+    if sees_frames:
+        return max(1, round(num_envs / _ENVS_THAT_SEE))
     fitting = torch.get_num_threads() * _second_level_cache(_CACHE_SIZE) // sample_bytes
     return max(1, round(num_envs / max(_MIN_ENVS, _MIN_SAMPLES // num_steps, fitting)))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -66,11 +66,9 @@ class Rollout:
         """Return the rollout of some environments as views."""
         return self.each(lambda tensor: tensor[:, envs])
 
-    def seen_by(
-        self, obs_groups: Sequence[str], labels: Labels, weights: torch.Tensor | None = None
-    ) -> Rollout:
-        """Return the rollout with some observation groups, and labels and weights, shape (T, N)."""
-        return replace(self, obs=self.obs.select(*obs_groups), labels=labels, weights=weights)
+    def seen_as(self, obs: Any, labels: Labels, weights: torch.Tensor | None = None) -> Rollout:
+        """Return the rollout with other observations, labels and weights, of shape (T, N) all."""
+        return replace(self, obs=obs, labels=labels, weights=weights)
 
     def as_single_steps(self) -> Rollout:
         """Return the rollout as T * N environments of one step, as a memoryless model sees it."""

@@ -25,7 +25,28 @@ except ImportError as error:
     ) from error
 
 if rsl_rl_era() == MODELS_ERA:
+    from isaaclab_rl.rsl_rl import RslRlCNNModelCfg
+
     _MODULE = "rsl_tbptt.algorithms:"
+
+    @configclass
+    class TbpttCnnRnnModelCfg(RslRlCNNModelCfg):
+        """Options of :class:`rsl_tbptt.models.CNNRNNModel`; not with Isaac Lab 2.3."""
+
+        class_name: str = "rsl_tbptt.models:CNNRNNModel"
+        """Qualified name of the model, ``"module:Class"``, which rsl_rl imports."""
+
+        rnn_type: str = "lstm"
+        """The memory, ``"lstm"`` or ``"gru"``."""
+
+        rnn_hidden_dim: int = 256
+        """Size of the hidden state."""
+
+        rnn_num_layers: int = 1
+        """Recurrent layers."""
+
+        image_scale: float = 1.0
+        """What images are multiplied by before their CNN: 1 / 255 for bytes."""
 else:
     # Registers the algorithms.
     importlib.import_module("rsl_tbptt.integrations.rsl_rl_v3")

@@ -19,9 +19,12 @@ agent.algorithm.class_name=rsl_tbptt.algorithms:TbpttPPO agent.num_steps_per_env
 """
 
 
-@pytest.fixture(scope="module")
-def checkpoint(page):
-    return page.run(WORDS.split()).checkpoint
+MODEL = "agent.actor.class_name=rsl_tbptt.models:CNNRNNModel"
+
+
+@pytest.fixture(scope="module", params=["", MODEL], ids=["as it is", "with a memory"])
+def checkpoint(page, request):
+    return page.run([*WORDS.split(), *request.param.split()]).checkpoint
 
 
 def test_the_stock_camera_task_trains(checkpoint):

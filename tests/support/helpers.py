@@ -10,6 +10,7 @@ from rsl_rl.models import CNNModel, MLPModel, RNNModel
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
+from rsl_tbptt.models import CNNRNNModel
 from support.one_pass import ONE_PASS
 
 OBS_DIM, STATE_DIM, ACTION_DIM = 5, 7, 2
@@ -25,6 +26,9 @@ MODELS = ["mlp", "lstm", "gru", "cnn"]
 """rsl_rl's own, by their names here."""
 if "if not self.obs_groups" in inspect.getsource(CNNModel.get_latent):
     MODELS.append("images")  # rsl_rl 5.0 crashes without any one-dimensional group
+
+SEEING = ["cnn", "images", "cnn-lstm", "cnn-gru"]
+"""Kinds of models that see images, the last two our own with a memory."""
 
 CNN = {"output_channels": [3, 2], "kernel_size": 3, "padding": "zeros", "stride": [2, 1]}
 
@@ -49,8 +53,8 @@ def obs_like(storage: RolloutStorage, generator: torch.Generator) -> TensorDict:
 
 
 def make_model(role: str, kind: str, num_envs: int, seed: int, **kwargs: Any) -> MLPModel:
-    """Build an "mlp", "lstm", "gru", "cnn" or "images" (a CNN of images alone) model for a role."""
-    sees_images = kind in ("cnn", "images")
+    """Build a model for a role, of a kind in ``MODELS`` or ``SEEING``."""
+    sees_images = kind in SEEING
     obs = make_obs(num_envs, images=sees_images)
     groups = [] if kind == "images" else OBS_GROUPS[role]
     torch.manual_seed(seed)
@@ -65,6 +69,9 @@ def make_model(role: str, kind: str, num_envs: int, seed: int, **kwargs: Any) ->
     }
     if kind == "mlp":
         return MLPModel(**shared)
+    if kind in ("cnn-lstm", "cnn-gru"):
+        options = {"rnn_type": kind.removeprefix("cnn-"), "rnn_hidden_dim": 6, "cnn_cfg": CNN}
+        return CNNRNNModel(**options | shared)
     if sees_images:
         return CNNModel(**{"cnn_cfg": CNN, **shared})
     return RNNModel(rnn_type=kind, rnn_hidden_dim=6, **shared)
@@ -87,7 +94,7 @@ def make_distillation(
         options = ONE_PASS | options
     student_model = make_model("student", student, num_envs, seed=1, **(student_kwargs or {}))
     teacher_model = make_model("teacher", teacher, num_envs, seed=2)
-    obs = make_obs(num_envs, images=not {"cnn", "images"}.isdisjoint((student, teacher)))
+    obs = make_obs(num_envs, images=not {*SEEING}.isdisjoint((student, teacher)))
     storage = RolloutStorage("distillation", num_envs, num_steps, obs, [ACTION_DIM], "cpu")
     algorithm_instance = algorithm(student_model, teacher_model, storage, **options)
     algorithm_instance.train_mode()
@@ -143,14 +150,14 @@ def make_ppo(
 ) -> Any:
     """Build a PPO with its models and storage; equal arguments give equal weights.
 
-    A "sharing" critic is a CNN with the actor's encoders.
+    A "sharing" critic is of the actor's kind, with its encoders.
     """
     actor_model = make_model("actor", actor, num_envs, seed=1, **(actor_kwargs or {}))
     critic_kwargs: dict[str, Any] = {"output_dim": 1, "distribution_cfg": None}
     if critic == "sharing":
-        critic, critic_kwargs["cnns"] = "cnn", actor_model.cnns
+        critic, critic_kwargs["cnns"] = actor, actor_model.cnns
     critic_model = make_model("critic", critic, num_envs, seed=2, **critic_kwargs)
-    obs = make_obs(num_envs, images=not {"cnn", "images"}.isdisjoint((actor, critic)))
+    obs = make_obs(num_envs, images=not {*SEEING}.isdisjoint((actor, critic)))
     storage = RolloutStorage("rl", num_envs, num_steps, obs, [ACTION_DIM], "cpu")
     algorithm_instance = algorithm(actor_model, critic_model, storage, **options)
     algorithm_instance.train_mode()

@@ -15,7 +15,8 @@ from rsl_tbptt.algorithms.distillation.mini_batches import (
 )
 from rsl_tbptt.algorithms.distillation.options import DistillationOptions
 from rsl_tbptt.algorithms.distillation.rollout_memory import RolloutMemory, bytes_per_sequence
-from rsl_tbptt.algorithms.update.replay import observed_groups
+from rsl_tbptt.algorithms.update.encoding import find_held_frames
+from rsl_tbptt.algorithms.update.replay import seen_by
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.distributed import Ranks
@@ -63,8 +64,7 @@ class Experience:
 
     def newest(self) -> Rollout:
         """View the storage as a rollout."""
-        stored = self._storage.observations
-        obs = stored.select(*observed_groups(self._student, stored))
+        obs = seen_by(self._student, self._storage.observations)
         return Rollout.from_dones(obs, self._labels.of_rollout(), self.dones())
 
     def dones(self) -> torch.Tensor:
@@ -127,6 +127,7 @@ class Experience:
         """Complete the labels of the newest rollout, and put it beside the past."""
         self._labels.complete()
         self._taken = self.newest()
+        find_held_frames(self._taken.obs)
         if self.memory is not None:
             self.memory.put(self._taken, self.start_state)
 

@@ -19,7 +19,7 @@ from rsl_tbptt.algorithms.ppo.objective import (
     labels_of,
 )
 from rsl_tbptt.algorithms.ppo.options import PpoOptions
-from rsl_tbptt.algorithms.update.replay import action_head, distribution_head, observed_groups
+from rsl_tbptt.algorithms.update.replay import action_head, distribution_head, seen_by
 from rsl_tbptt.algorithms.update.trained_model import TrainedModel
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core.accumulate import Loss
@@ -107,10 +107,8 @@ class PpoGradient:
         }
         targets = {"returns": storage.returns, "values": storage.values}
         stored = storage.observations
-        actor_groups = observed_groups(self.actor.model, stored)
-        critic_groups = observed_groups(self.critic.model, stored)
-        actor = everything.seen_by(actor_groups, behaviour, weights)
-        critic = everything.seen_by(critic_groups, targets, weights)
+        actor = everything.seen_as(seen_by(self.actor.model, stored), behaviour, weights)
+        critic = everything.seen_as(seen_by(self.critic.model, stored), targets, weights)
         if not self._recurrent:  # mini-batches then mix steps, as rsl_rl's do
             everything = everything.as_single_steps()
             actor, critic = actor.as_single_steps(), critic.as_single_steps()

@@ -60,7 +60,7 @@ class RndTraining:
         self, rollout: Rollout, mini_batch: MiniBatch, num_micro_batches: int
     ) -> torch.Tensor:
         """Add a mini-batch's gradient; return the sum of its squared errors, shape (1,)."""
-        rollout = rollout.seen_by(self.module.obs_groups["rnd_state"], {})
+        rollout = rollout.seen_as(rollout.obs.select(*self.module.obs_groups["rnd_state"]), {})
         self.optimizer.zero_grad()
         sums = []
         for part in mini_batch.parts:

@@ -6,15 +6,19 @@ Everything but the recurrence runs once per window, on K * n rows (K steps, n en
 import contextlib
 import warnings
 from collections.abc import Callable, Iterator
+from functools import partial
+from typing import Any
 
 import torch
 from tensordict import TensorDict
 
-from rsl_tbptt.compat.versions import OWN_MODELS, MLPModel, RNNModel
+from rsl_tbptt.algorithms.update.encoding import Encoding, with_new_frames
+from rsl_tbptt.compat.versions import OWN_MODELS, MLPModel
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.accumulate import Outputs, Replay
 from rsl_tbptt.core.hidden_state import HiddenState
-from rsl_tbptt.core.scan import is_supported, recurrent_scan
+from rsl_tbptt.core.scan import recurrent_scan
+from rsl_tbptt.models.protocol import parts_of
 
 Head = Callable[[MLPModel, torch.Tensor], Outputs]
 """Turns what a model's last layer returns for (rows, ...) into outputs of leading shape (rows,)."""
@@ -53,15 +57,19 @@ def make_replay(
     Returns:
         A function of observations (K, n), state and episode starts (K, n) that returns the outputs
         and the state after the last step, both in the parameters' dtype: window by window for
-        rsl_rl's own models, step by step for any other recurrent model.
+        models that ``parts_of`` takes apart, step by step for any other recurrent model.
     """
-    run = _choose_replay(model)
-    if scan_engine != "auto" and run is not _replay_rnn:
+    parts = parts_of(model)
+    if scan_engine != "auto" and (parts is None or parts.cell is None):
         warnings.warn(
             f"scan_engine is '{scan_engine}', which has no effect on a {type(model).__name__}: only"
-            " rsl_rl's RNNModel is scanned. Leave it at 'auto'.",
+            " the memory of rsl_rl's RNNModel and of a WindowedModel of rsl_tbptt.models is"
+            " scanned. Leave it at 'auto'.",
             stacklevel=3,
         )
+    run = _replay_stepwise
+    if parts is not None:
+        run = partial(_replay_window, Encoding(parts), scan_engine)
     parameter = next(model.parameters())
     autocast = torch.autocast(
         parameter.device.type, dtype=operand_dtype, enabled=operand_dtype is not None
@@ -71,11 +79,16 @@ def make_replay(
         obs: TensorDict, state: HiddenState, episode_starts: torch.Tensor
     ) -> tuple[Outputs, HiddenState]:
         with autocast:
-            outputs, state = run(model, obs, state, episode_starts, head, scan_engine)
+            outputs, state = run(model, obs, state, episode_starts, head)
         in_dtype = [output.to(parameter.dtype) for output in outputs]
         return tuple(in_dtype), hidden_state.apply(lambda s: s.to(parameter.dtype), state)
 
     return replay
+
+
+def seen_by(model: MLPModel, obs: TensorDict) -> TensorDict:
+    """Return what a replay of ``model`` takes of a rollout's observations, batch size (T, N)."""
+    return with_new_frames(obs.select(*observed_groups(model, obs)), parts_of(model))
 
 
 def observed_groups(model: MLPModel, obs: TensorDict) -> list[str]:
@@ -86,51 +99,35 @@ def observed_groups(model: MLPModel, obs: TensorDict) -> list[str]:
         obs: Observations with all groups there are.
 
     Returns:
-        Those of rsl_rl's own models, a CNN's images included; all of them for a model with a
-        forward pass or latent of its own, which may read any.
+        Those of rsl_rl's own models, a CNN's images included, and of a ``RecurrentModel``; all of
+        them for a model with a forward pass or latent of its own, which may read any.
     """
+    shapes: Any = getattr(model, "group_shapes", None)
+    if shapes is not None and parts_of(model) is not None:
+        return list(shapes)
     own_forward = type(model).forward is not MLPModel.forward
     if own_forward or type(model).get_latent not in [known.get_latent for known in OWN_MODELS]:
         return list(map(str, obs.keys()))
     return [*model.obs_groups, *getattr(model, "obs_groups_2d", ())]
 
 
-def _choose_replay(model: MLPModel) -> Callable[..., tuple[Outputs, HiddenState]]:
-    if type(model).forward is not MLPModel.forward:
-        return _replay_stepwise
-    if not model.is_recurrent:
-        return _replay_feed_forward
-    if isinstance(model, RNNModel) and type(model).get_latent is RNNModel.get_latent:
-        return _replay_rnn if is_supported(model.rnn.rnn) else _replay_stepwise
-    return _replay_stepwise
-
-
-def _replay_feed_forward(
+def _replay_window(
+    encoding: Encoding,
+    scan_engine: str,
     model: MLPModel,
     obs: TensorDict,
     state: HiddenState,
     episode_starts: torch.Tensor,
     head: Head,
-    scan_engine: str,
 ) -> tuple[Outputs, HiddenState]:
-    """Replay a model without memory on all rows at once."""
-    outputs = head(model, model.mlp(model.get_latent(obs.flatten(0, 1))))
-    return tuple(output.unflatten(0, episode_starts.shape) for output in outputs), state
-
-
-def _replay_rnn(
-    model: RNNModel,
-    obs: TensorDict,
-    state: HiddenState,
-    episode_starts: torch.Tensor,
-    head: Head,
-    scan_engine: str,
-) -> tuple[Outputs, HiddenState]:
-    """Replay an RNNModel: encoder on rows, scan over the window, head on rows."""
-    shape = episode_starts.shape
-    inputs = MLPModel.get_latent(model, obs.flatten(0, 1)).unflatten(0, shape)
-    latent, state = recurrent_scan(model.rnn.rnn, inputs, state, episode_starts, scan_engine)
-    outputs = head(model, model.mlp(latent.flatten(0, 1)))
+    """Replay a model by its parts: encoder on rows, scan over the window, head on rows."""
+    shape, parts = episode_starts.shape, encoding.parts
+    latent = encoding(obs)
+    if parts.cell is not None:
+        inputs = latent.unflatten(0, shape)
+        outputs, state = recurrent_scan(parts.cell, inputs, state, episode_starts, scan_engine)
+        latent = outputs.flatten(0, 1)
+    outputs = head(model, parts.head(latent))
     return tuple(output.unflatten(0, shape) for output in outputs), state
 
 
@@ -140,7 +137,6 @@ def _replay_stepwise(
     state: HiddenState,
     episode_starts: torch.Tensor,
     head: Head,
-    scan_engine: str,
 ) -> tuple[Outputs, HiddenState]:
     """Replay any model through its public interface, one step at a time; its own state stays."""
     steps = []

@@ -15,6 +15,7 @@ from rsl_tbptt.core.micro_batches import best_num_micro_batches, bytes_per_sampl
 from rsl_tbptt.core.rollout import Rollout, Segments
 from rsl_tbptt.core.scan import recordings_aside
 from rsl_tbptt.core.windows import Group
+from rsl_tbptt.models.protocol import parts_of
 
 
 class TrainedModel:
@@ -38,6 +39,8 @@ class TrainedModel:
             model, head=head, scan_engine=options.scan_engine, operand_dtype=operand_dtype
         )
         self._sample_bytes = bytes_per_sample(model)
+        parts = parts_of(model)
+        self._sees_frames = parts is not None and bool(parts.encoders)
         self._sees_single_steps = sees_single_steps
 
     def accumulate(
@@ -77,7 +80,9 @@ class TrainedModel:
         if self._sees_single_steps:
             return 1
         device = self.parameters[0].device
-        return best_num_micro_batches(num_envs, window_length, self._sample_bytes, device)
+        return best_num_micro_batches(
+            num_envs, window_length, self._sample_bytes, device, sees_frames=self._sees_frames
+        )
 
     @torch.no_grad()
     def first_step(self, rollout: Rollout) -> tuple[tuple[torch.Tensor, ...], HiddenState]:

@@ -13,6 +13,7 @@ from typing import Any
 from rsl_tbptt.compat.supported import require_models_era
 
 __all__ = [
+    "TbpttCnnRnnModelCfg",
     "TbpttDistillationAlgorithmCfg",
     "TbpttDistillationRunnerCfg",
     "TbpttMjlabDistillationRunner",
@@ -59,6 +60,7 @@ try:
     importlib.import_module("mjlab")
 
     from rsl_tbptt.integrations.mjlab.config import (
+        TbpttCnnRnnModelCfg,
         TbpttDistillationAlgorithmCfg,
         TbpttDistillationRunnerCfg,
         TbpttPpoAlgorithmCfg,

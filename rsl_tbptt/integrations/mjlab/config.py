@@ -27,6 +27,20 @@ class TbpttDistillationAlgorithmCfg(DistillationOptions):
 
 
 @dataclass
+class TbpttCnnRnnModelCfg(RslRlModelCfg):
+    """Options of :class:`rsl_tbptt.models.CNNRNNModel`; ``cnn_cfg`` has to be given."""
+
+    class_name: str = "rsl_tbptt.models:CNNRNNModel"
+    """Qualified name of the model, ``"module:Class"``, which rsl_rl imports."""
+
+    rnn_type: str | None = "lstm"
+    """The memory, ``"lstm"`` or ``"gru"``."""
+
+    image_scale: float = 1.0
+    """What images are multiplied by before their CNN: 1 / 255 for bytes."""
+
+
+@dataclass
 class TbpttDistillationRunnerCfg(RslRlBaseRunnerCfg):
     """A task's ``rl_cfg`` for distillation, with ``TbpttMjlabDistillationRunner`` for runner."""
 

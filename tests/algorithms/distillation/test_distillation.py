@@ -92,7 +92,7 @@ def test_every_step_is_trained_on(num_steps, options, optimizer_steps, flushed_s
     assert not torch.equal(parameters_of(algorithm), before)
 
 
-@pytest.mark.parametrize("student", ["lstm", "gru"])
+@pytest.mark.parametrize("student", ["lstm", "gru", "cnn-lstm"])
 @pytest.mark.parametrize("options", [{}, {"update_length": 3}, {"update_length": 7}])
 def test_replay_at_fixed_parameters_reproduces_the_states_of_the_rollout(student, options):
     algorithm = make_distillation(

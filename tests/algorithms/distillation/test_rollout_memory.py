@@ -145,7 +145,7 @@ def recorded(algorithm):
 
 
 @pytest.mark.usefixtures("float64")
-@pytest.mark.parametrize("student", ["lstm", "gru", "mlp"])
+@pytest.mark.parametrize("student", ["lstm", "gru", "mlp", "cnn-gru"])
 @pytest.mark.parametrize("num_micro_batches", [1, 3])
 def test_gradient_is_that_of_the_mean_over_fresh_and_old_samples(student, num_micro_batches):
     algorithm = make(

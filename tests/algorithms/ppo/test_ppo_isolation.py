@@ -17,7 +17,7 @@ pytestmark = [
 
 NUM_STEPS, NUM_ENVS, VICTIM = 8, 3, 1
 poisons = pytest.mark.parametrize("poison", [float("nan"), 1e6])
-all_models = pytest.mark.parametrize("models", ["lstm", "gru"])
+all_models = pytest.mark.parametrize("models", ["lstm", "gru", "cnn-lstm"])
 
 
 def ready(models, episode_starts_at=None, **options):

@@ -36,7 +36,14 @@ sizes = {
     "num_envs": st.integers(1, 3),
     "done_rate": st.sampled_from([0.0, 0.3, 1.0]),
     "models": st.sampled_from(
-        [("lstm", "lstm"), ("gru", "gru"), ("gru", "lstm"), ("lstm", "mlp"), ("mlp", "gru")]
+        [
+            ("lstm", "lstm"),
+            ("gru", "gru"),
+            ("gru", "lstm"),
+            ("lstm", "mlp"),
+            ("mlp", "gru"),
+            ("cnn-lstm", "cnn-gru"),
+        ]
     ),
 }
 
@@ -138,7 +145,7 @@ def test_gradients_of_mini_batches_add_up_to_that_of_the_rollout(unit, num_mini_
     torch.testing.assert_close(total, expected, **EXACT_FLOAT64)
 
 
-@pytest.mark.parametrize("models", [("lstm", "lstm"), ("gru", "gru")])
+@pytest.mark.parametrize("models", [("lstm", "lstm"), ("gru", "gru"), ("cnn-gru", "cnn-lstm")])
 @pytest.mark.parametrize(
     "unit", [{}, {"minibatch_unit": "window"}, {"minibatch_unit": "window", "burn_in_length": 3}]
 )

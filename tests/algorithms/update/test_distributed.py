@@ -27,7 +27,7 @@ def fill_storage(storage, first, last):
     """Put environments [first, last) of one global rollout into the storage."""
     generator = torch.Generator().manual_seed(3)
     for value in storage.observations.values():
-        whole = torch.randn(NUM_STEPS, NUM_ENVS, value.shape[-1], generator=generator)
+        whole = torch.randn(NUM_STEPS, NUM_ENVS, *value.shape[2:], generator=generator)
         value.copy_(whole[:, first:last])
     labels = torch.randn(NUM_STEPS, NUM_ENVS, 2, generator=generator)
     dones = torch.rand(NUM_STEPS, NUM_ENVS, 1, generator=generator) < 0.3
@@ -55,6 +55,7 @@ OPTIONS = (
     {},
     {"grad_reduce_bucket_mb": 1e-4, "update_length": 5},
     {"student_kwargs": {"obs_normalization": True}},
+    {"student": "cnn-gru"},
     # All of the past in one mini-batch: which is drawn else depends on the processes.
     {"memory_rollouts": 2, "memory_share": 100.0, "num_learning_epochs": 2},
 )

@@ -90,10 +90,11 @@ def test_the_peak_is_predicted(case, num_env_chunks):
     assert predicted == pytest.approx(peak_of_second_update(algorithm), rel=CLOSE)
 
 
+@pytest.mark.parametrize("student", ["cnn", "cnn-lstm"])
 @pytest.mark.parametrize("num_env_chunks", [1, 4])
-def test_a_cnn_takes_no_more_than_predicted(num_env_chunks):
+def test_a_cnn_takes_no_more_than_predicted(num_env_chunks, student):
     """Images of all environments are read where they lie; the plan counts the copies of chunks."""
-    algorithm = distillation(student="cnn", num_micro_batches=num_env_chunks)
+    algorithm = distillation(student=student, num_micro_batches=num_env_chunks)
     predicted = algorithm.memory_plan().peak(num_env_chunks)
     least = 0.5 * predicted if num_env_chunks == 1 else (1 - CLOSE) * predicted
     assert least < peak_of_second_update(algorithm) < (1 + CLOSE) * predicted

@@ -34,7 +34,7 @@ def trained(**options):
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
-@pytest.mark.parametrize("student", ["mlp", "lstm", "gru"])
+@pytest.mark.parametrize("student", ["mlp", "lstm", "gru", "cnn-lstm"])
 def test_bad_observations_name_group_environments_and_step(student, value):
     algorithm = trained(student=student)
     before = snapshot(algorithm)

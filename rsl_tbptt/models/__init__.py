@@ -1,0 +1,14 @@
+"""Models with memory: what a replay asks of one, and models of ours for rsl_rl 5.
+
+``protocol.py`` says what a model shows to be replayed window by window.
+"""
+
+from typing import TYPE_CHECKING
+
+from rsl_tbptt.compat.supported import MODELS_ERA, rsl_rl_era
+
+if TYPE_CHECKING or rsl_rl_era() == MODELS_ERA:
+    from rsl_tbptt.models.cnn_rnn import CNNRNNModel
+    from rsl_tbptt.models.recurrent import RecurrentModel
+
+    __all__ = ["CNNRNNModel", "RecurrentModel"]

@@ -1,0 +1,49 @@
+"""CNNs, a memory and an MLP: a policy that sees."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from rsl_rl.models import CNNModel, MLPModel
+
+from rsl_tbptt.models.protocol import FrameEncoder, Observed
+from rsl_tbptt.models.recurrent import RecurrentModel
+
+
+class CNNRNNModel(RecurrentModel, CNNModel):
+    """Images through CNNs, joined with normalised vectors, through an LSTM or GRU and an MLP.
+
+    Options are those of rsl_rl's ``CNNModel`` (``cnn_cfg``, ``cnns``) and ``RNNModel``
+    (``rnn_type``, ``rnn_hidden_dim``, ``rnn_num_layers``), and ``image_scale``. Images may be of
+    any dtype: they are stored as they come.
+    """
+
+    def __init__(self, *args: Any, image_scale: float = 1.0, **options: Any) -> None:
+        """Build encoders, memory and head.
+
+        Args:
+            *args: As of :class:`RecurrentModel`.
+            image_scale: What images are multiplied by before their CNN: 1 / 255 for bytes.
+            **options: As of :class:`RecurrentModel` and rsl_rl's ``CNNModel``.
+        """
+        self.image_scale = image_scale
+        super().__init__(*args, **options)
+
+    @property
+    def encoders(self) -> Mapping[str, FrameEncoder]:
+        """A CNN for each group of images."""
+        return {group: partial(self._encode_frames, group) for group in self.obs_groups_2d}
+
+    def encode(self, obs: Observed) -> torch.Tensor:
+        """Return normalised vectors and the images' features side by side. Shape: (rows, F)."""
+        features = [obs[group] for group in self.obs_groups_2d]
+        vectors = [MLPModel.get_latent(self, obs)] if self.obs_groups else []
+        return torch.cat([*vectors, *features], dim=-1)
+
+    def _encode_frames(self, group: str, frames: torch.Tensor) -> torch.Tensor:
+        """Return the features, (rows, F), of images, (rows, C, H, W)."""
+        cnn = self.cnns[group]
+        return cnn(frames.to(next(cnn.parameters()).dtype) * self.image_scale)

@@ -1,0 +1,141 @@
+"""A recurrent model of one's own: say how observations become features, the rest is here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from rsl_rl.models import MLPModel, RNNModel
+from rsl_rl.modules import RNN
+from tensordict import TensorDict
+from torch import nn
+
+from rsl_tbptt.core.hidden_state import HiddenState
+from rsl_tbptt.models.onnx import OnnxModel
+from rsl_tbptt.models.protocol import FrameEncoder, Observed
+
+
+class RecurrentModel(MLPModel):
+    """Features of all observation groups, then an LSTM or a GRU, then rsl_rl's MLP.
+
+    A subclass overrides :meth:`encode`, and :meth:`build_encoder` for the layers it needs; with
+    neither this is rsl_rl's ``RNNModel``. It follows :class:`~rsl_tbptt.models.protocol.
+    WindowedModel`, so both algorithms replay it window by window. Groups of one dimension are
+    joined and normalised by ``encode`` here; others are the subclass's.
+    """
+
+    is_recurrent: bool = True
+
+    def __init__(
+        self,
+        obs: TensorDict,
+        obs_groups: dict[str, list[str]],
+        obs_set: str,
+        output_dim: int,
+        *args: Any,
+        rnn_type: str = "lstm",
+        rnn_hidden_dim: int = 256,
+        rnn_num_layers: int = 1,
+        **options: Any,
+    ) -> None:
+        """Build encoder, memory and head.
+
+        Args:
+            obs: Observations of some environments, batch size (N,).
+            obs_groups: Observation groups by set.
+            obs_set: The set that the model sees.
+            output_dim: Number of outputs.
+            *args: As of rsl_rl's ``MLPModel``.
+            rnn_type: ``"lstm"`` or ``"gru"``.
+            rnn_hidden_dim: Size of the hidden state.
+            rnn_num_layers: Recurrent layers.
+            **options: As of rsl_rl's ``MLPModel``.
+        """
+        self.latent_dim = rnn_hidden_dim
+        super().__init__(obs, obs_groups, obs_set, output_dim, *args, **options)
+        self.group_shapes = {group: obs[group].shape[1:] for group in obs_groups[obs_set]}
+        self.group_dtypes = {group: obs[group].dtype for group in obs_groups[obs_set]}
+        self.build_encoder(obs)
+        self.rnn = RNN(self._num_features(obs), rnn_hidden_dim, rnn_num_layers, rnn_type)
+
+    def build_encoder(self, obs: TensorDict) -> None:
+        """Make the layers that :meth:`encode` needs; none by default.
+
+        Args:
+            obs: Observations of some environments, batch size (N,).
+        """
+
+    @property
+    def encoders(self) -> Mapping[str, FrameEncoder]:
+        """Frame encoders by observation group; none by default."""
+        return {}
+
+    @property
+    def cell(self) -> nn.RNNBase:
+        """The memory."""
+        return self.rnn.rnn
+
+    def encode(self, obs: Observed) -> torch.Tensor:
+        """Return the memory's inputs.
+
+        Args:
+            obs: Rows of the model's groups, of those with an encoder features.
+
+        Returns:
+            The groups of one dimension, joined and normalised. Shape: (rows, F).
+        """
+        return MLPModel.get_latent(self, obs)
+
+    def head(self, latent: torch.Tensor) -> torch.Tensor:
+        """Return what makes the distribution, (rows, ...), from (rows, H) of the memory."""
+        return self.mlp(latent)
+
+    def get_latent(
+        self, obs: TensorDict, masks: torch.Tensor | None = None, hidden_state: HiddenState = None
+    ) -> torch.Tensor:
+        """Return what the memory makes of observations; as of rsl_rl's ``RNNModel``."""
+        inputs = self.features(obs.flatten()).unflatten(0, obs.batch_size)
+        return self.rnn(inputs, masks, hidden_state).squeeze(0)
+
+    def features(self, obs: Mapping[str, torch.Tensor] | TensorDict) -> torch.Tensor:
+        """Return the memory's inputs, (rows, F), for observations as they come."""
+        encoders = self.encoders
+        return self.encode(
+            {
+                group: encoders[group](obs[group]) if group in encoders else obs[group]
+                for group in self.group_shapes
+            }
+        )
+
+    reset = RNNModel.reset
+    get_hidden_state = RNNModel.get_hidden_state
+    detach_hidden_state = RNNModel.detach_hidden_state
+
+    def as_jit(self) -> nn.Module:
+        """Refuse TorchScript.
+
+        Raises:
+            NotImplementedError: Always.
+        """
+        raise NotImplementedError(
+            f"{type(self).__name__} is not exported to TorchScript, which torch gives up: export it"
+            " to ONNX, with `rsl-tbptt export` or `as_onnx`."
+        )
+
+    def as_onnx(self, verbose: bool = False) -> nn.Module:
+        """Return a module for ONNX: inputs by group, the state as inputs and outputs."""
+        return OnnxModel(self)
+
+    @torch.no_grad()
+    def _num_features(self, obs: TensorDict) -> int:
+        """Return how many features :meth:`encode` makes."""
+        training, rows = self.training, obs[:1].to(next(self.parameters()).device)
+        self.eval()  # running statistics are for data
+        num_features = self.features(rows).shape[-1]
+        self.train(training)
+        return num_features
+
+    def _get_latent_dim(self) -> int:
+        """Return the size of the head's input."""
+        return self.latent_dim

@@ -1,0 +1,189 @@
+"""Models replayed by their parts: what the parts give is what the model does, frame by frame."""
+
+from typing import Any
+
+import pytest
+import torch
+from rsl_rl.models import CNNModel, RNNModel
+from support.helpers import (
+    ACTION_DIM,
+    CNN,
+    IMAGES,
+    make_model,
+    make_obs,
+)
+from support.tolerances import EXACT_FLOAT64
+from tensordict import TensorDict
+
+from rsl_tbptt.algorithms.update.encoding import NEW, find_held_frames
+from rsl_tbptt.algorithms.update.replay import _replay_stepwise, gaussian_head, make_replay
+from rsl_tbptt.algorithms.update.replay import seen_by as marked_for
+from rsl_tbptt.core import recompute
+from rsl_tbptt.models import CNNRNNModel, RecurrentModel
+from rsl_tbptt.models.protocol import parts_of
+
+T, N = 12, 5
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+
+@pytest.fixture
+def float64():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def held(obs, periods):
+    """Let environment n show each frame for ``periods[n]`` steps, beginning at any of them."""
+    for env, period in enumerate(periods):
+        for step in range(1, T):
+            if (step + env) % period:
+                for group in IMAGES:
+                    obs[group][step, env] = obs[group][step - 1, env]
+    return obs
+
+
+def seen_by(model, obs):
+    obs = marked_for(model, obs)
+    find_held_frames(obs)
+    return obs
+
+
+def rollout(periods=(1,) * N):
+    torch.manual_seed(0)
+    steps: Any = [make_obs(N, images=True) for _ in range(T)]  # typed as a list of tensors in torch
+    obs: Any = torch.stack(steps)
+    starts = torch.rand(T, N) < 0.3
+    state = (torch.randn(1, N, 6), torch.randn(1, N, 6))
+    return held(obs, periods), starts, state
+
+
+def gradient(model, replay):
+    model.zero_grad()
+    (mean, std), _ = replay()
+    (mean.square().sum() + std.sum()).backward()
+    return mean, torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
+
+
+@pytest.mark.parametrize("at_once", [1, 3000, 2**24])
+@pytest.mark.parametrize("periods", [(1,) * N, (5,) * N, (1, 2, 3, 5, 20)])
+@pytest.mark.parametrize("window", [slice(0, T), slice(3, 8)])
+def test_parts_and_held_frames_give_what_the_model_does(monkeypatch, at_once, periods, window):
+    model = make_model("student", "cnn-lstm", N, seed=1)
+    obs, starts, state = rollout(periods)
+    monkeypatch.setitem(recompute._AT_ONCE, "cpu", at_once)
+    replay = make_replay(model, head=gaussian_head, scan_engine="auto", operand_dtype=None)
+    seen = seen_by(model, obs)
+    found = gradient(model, lambda: replay(seen[window], state, starts[window]))
+    expected = gradient(
+        model, lambda: _replay_stepwise(model, obs[window], state, starts[window], gaussian_head)
+    )
+    for got, want in zip(found, expected, strict=True):
+        torch.testing.assert_close(got, want, **EXACT_FLOAT64)
+
+
+@pytest.mark.parametrize("kind", ["cnn", "cnn-lstm"])
+def test_a_frame_is_encoded_once(monkeypatch, kind):
+    model: Any = make_model("student", kind, N, seed=1)
+    obs, starts, state = rollout((5,) * N)
+    seen = seen_by(model, obs)
+    rows = []
+    forward = type(model.cnns["camera"]).forward
+    monkeypatch.setattr(
+        type(model.cnns["camera"]),
+        "forward",
+        lambda cnn, frames: rows.append(len(frames)) or forward(cnn, frames),
+    )
+    replay = make_replay(model, head=gaussian_head, scan_engine="auto", operand_dtype=None)
+    replay(seen, state, starts)  # measures what a frame takes
+    rows.clear()
+    replay(seen, state, starts)
+    new = seen[NEW + "camera"].clone()
+    new[0] = True
+    assert rows == [new.sum()] * 2
+    assert new.double().mean() < 0.3
+
+
+def test_what_is_no_number_is_a_new_frame():
+    model = make_model("student", "cnn-lstm", N, seed=1)
+    obs, _, _ = rollout((20,) * N)
+    obs["camera"][:, 2, 0, 0, 0] = float("nan")
+    new = seen_by(model, obs)[NEW + "camera"]
+    assert new[:, 2].all()
+    assert not new[1:, 0].all()
+
+
+def test_the_graph_of_many_frames_is_that_of_a_part():
+    def kept(num_rows):
+        total = []
+
+        def pack(tensor):
+            total.append(tensor.nbytes)
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            recompute.in_parts(encoder, torch.randn(num_rows, 1, 32, 32), per_row)
+        return sum(total)
+
+    layers = [torch.nn.Conv2d(1, 32, 3, padding=1), torch.nn.ELU(), torch.nn.Flatten()]
+    encoder = torch.nn.Sequential(*layers, torch.nn.Linear(32 * 32 * 32, 4))
+    per_row = recompute.graph_bytes_per_row(encoder, torch.randn(2, 1, 32, 32))
+    assert per_row >= 2 * 32 * 32 * 32 * 8
+    assert kept(512) < kept(4) * 20  # the frames themselves, and no activations
+
+
+def test_parts_of_models_that_changed_what_runs_are_not_trusted():
+    class Changed(RecurrentModel):
+        def get_latent(self, obs, masks=None, hidden_state=None):
+            return 2.0 * super().get_latent(obs, masks, hidden_state)
+
+    class Encoding(Changed):
+        def encode(self, obs):
+            return super().encode(obs)
+
+    obs, groups = make_obs(N), {"student": ["policy"]}
+    assert parts_of(Changed(obs, groups, "student", ACTION_DIM)) is None
+    assert parts_of(Encoding(obs, groups, "student", ACTION_DIM)) is not None
+
+
+def test_without_an_encoder_it_is_rsl_rls_model():
+    obs, groups = make_obs(N), {"student": ["policy"]}
+    options = {"hidden_dims": [8], "rnn_type": "gru", "rnn_hidden_dim": 6}
+    ours, theirs = (
+        each(obs, groups, "student", ACTION_DIM, **options) for each in (RecurrentModel, RNNModel)
+    )
+    ours.load_state_dict(theirs.state_dict())
+    for _ in range(3):
+        assert torch.equal(ours(obs), theirs(obs))
+
+
+def test_options_are_those_of_both_models():
+    obs = make_obs(N, images=True)
+    model = CNNRNNModel(
+        obs,
+        {"student": ["policy", *IMAGES]},
+        "student",
+        ACTION_DIM,
+        cnn_cfg=CNN,
+        rnn_num_layers=2,
+        obs_normalization=True,
+    )
+    assert isinstance(model, CNNModel)
+    assert model.cell.num_layers == 2
+    model.update_normalization(obs)
+    assert model(obs).shape == (N, ACTION_DIM)
+
+
+def test_bytes_are_stored_as_bytes_and_scaled():
+    torch.manual_seed(0)
+    obs = TensorDict({"camera": torch.randint(256, (N, 2, 6, 5), dtype=torch.uint8)}, [N])
+    options = {"cnn_cfg": CNN, "hidden_dims": [8], "rnn_hidden_dim": 6}
+    model = CNNRNNModel(
+        obs, {"student": ["camera"]}, "student", ACTION_DIM, image_scale=1 / 255, **options
+    )
+    scaled = TensorDict({"camera": obs["camera"] / 255}, [N])
+    bytes_seen = model(obs)
+    model.reset()
+    model.image_scale = 1.0
+    torch.testing.assert_close(bytes_seen, model(scaled))
