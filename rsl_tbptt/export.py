@@ -3,7 +3,7 @@
 A recurrent policy keeps its state: the TorchScript file inside (call ``reset()`` where an episode
 starts), the ONNX file as inputs and outputs (pass zeros where an episode starts). Images are the
 second argument of the TorchScript file, a list, and inputs of the ONNX file by their groups' names.
-A ``RecurrentModel`` has an ONNX file alone, with every group by its name.
+Of a ``RecurrentModel`` both take every group by its name, the TorchScript file in a dictionary.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ def export(
     torchscript, onnx = output / "policy.pt", output / "policy.onnx"
     runs = {"onnx": (run_onnx, onnx)}
     export_onnx(policy, onnx)
-    if hasattr(torch.jit, "script") and not isinstance(policy, RecurrentModel):
+    if hasattr(torch.jit, "script"):
         export_torchscript(policy, torchscript)
         runs["torchscript"] = (run_torchscript, torchscript)
     obs, episode_starts = make_sequence(policy, parity_steps, seed)
@@ -194,8 +194,12 @@ def run_torchscript(path: Path, obs: Obs, episode_starts: list[bool]) -> torch.T
     for step, starts in enumerate(episode_starts):
         if starts:
             module.reset()
-        images = [group[step] for name, group in obs.items() if name != OBS]
-        actions.append(module(obs[OBS][step], *([images] if images else [])))
+        groups = {name: group[step] for name, group in obs.items()}
+        joined = groups.pop(OBS, None)
+        if joined is None:
+            actions.append(module(groups))
+        else:
+            actions.append(module(joined, *([list(groups.values())] if groups else [])))
     return torch.stack(actions)
 
 

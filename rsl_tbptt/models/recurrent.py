@@ -14,6 +14,7 @@ from torch import nn
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.models.onnx import OnnxModel
 from rsl_tbptt.models.protocol import FrameEncoder, Observed
+from rsl_tbptt.models.torchscript import TorchScriptModel
 
 
 class RecurrentModel(MLPModel):
@@ -113,15 +114,8 @@ class RecurrentModel(MLPModel):
     detach_hidden_state = RNNModel.detach_hidden_state
 
     def as_jit(self) -> nn.Module:
-        """Refuse TorchScript.
-
-        Raises:
-            NotImplementedError: Always.
-        """
-        raise NotImplementedError(
-            f"{type(self).__name__} is not exported to TorchScript, which torch gives up: export it"
-            " to ONNX, with `rsl-tbptt export` or `as_onnx`."
-        )
+        """Return a module for TorchScript: inputs by group in a dictionary, the state inside."""
+        return TorchScriptModel(self)
 
     def as_onnx(self, verbose: bool = False) -> nn.Module:
         """Return a module for ONNX: inputs by group, the state as inputs and outputs."""
