@@ -18,7 +18,7 @@ from rsl_tbptt.export import (
 
 @pytest.mark.parametrize("kind", ["cnn-lstm", "cnn-gru"])
 def test_exports_act_as_the_model(tmp_path, kind):
-    model: Any = make_model("student", kind, N, seed=1).eval()
+    model: Any = make_model("student", kind, 4, seed=1).eval()
     export_onnx(model, tmp_path / "policy.onnx")
     export_torchscript(model, tmp_path / "policy.pt")
     obs, starts = make_sequence(model, 6, seed=0)
