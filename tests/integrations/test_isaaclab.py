@@ -13,11 +13,17 @@ from isaaclab.utils import to_dict
 from isaaclab_rl.rsl_rl import RslRlDistillationAlgorithmCfg, RslRlPpoAlgorithmCfg
 from rsl_rl.algorithms import Distillation
 from rsl_rl.utils import resolve_class
+from support.helpers import CNN, make_obs
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.algorithms.distillation.options import DistillationOptions
 from rsl_tbptt.algorithms.ppo.options import PpoOptions
-from rsl_tbptt.integrations.isaaclab import TbpttDistillationAlgorithmCfg, TbpttPpoAlgorithmCfg
+from rsl_tbptt.integrations.isaaclab import (
+    TbpttCnnRnnModelCfg,
+    TbpttDistillationAlgorithmCfg,
+    TbpttPpoAlgorithmCfg,
+)
+from rsl_tbptt.models import CNNRNNModel
 
 TAKEN_BY_RSL_RL = ("rnd_cfg", "symmetry_cfg", "share_cnn_encoders")
 """Fields that rsl_rl reads before the options are made."""
@@ -128,3 +134,20 @@ def test_the_ppo_config_hands_on_the_algorithms_own_defaults():
     for name in TAKEN_BY_RSL_RL:
         arguments.pop(name)
     assert PpoOptions.parse(arguments) == PpoOptions()
+
+
+def test_the_model_of_a_config_sees_and_remembers():
+    cfg = TbpttCnnRnnModelCfg(
+        cnn_cfg=TbpttCnnRnnModelCfg.CNNCfg(activation="elu", **CNN),
+        hidden_dims=[8],
+        activation="elu",
+        rnn_type="gru",
+        image_scale=0.5,
+    )
+    model_class, options = handed_on(cfg)
+    old = {"stochastic", "init_noise_std", "noise_std_type", "state_dependent_std"}  # Isaac Lab's
+    options = {name: value for name, value in options.items() if name not in old}
+    groups = {"student": ["policy", "camera", "depth"]}
+    model = model_class(make_obs(2, images=True), groups, "student", 3, **options)
+    assert isinstance(model, CNNRNNModel)
+    assert (model.cell.mode, model.cell.hidden_size, model.image_scale) == ("GRU", 256, 0.5)

@@ -19,6 +19,7 @@ import tyro
 from mjlab.rl import RslRlBaseRunnerCfg, RslRlModelCfg, RslRlPpoAlgorithmCfg
 from mjlab.utils.os import dump_yaml
 from rsl_rl.utils import resolve_callable
+from support.helpers import CNN, make_obs
 from support.mjlab_page import build_package
 
 import rsl_tbptt.integrations.mjlab
@@ -26,6 +27,7 @@ from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.algorithms.distillation.options import DistillationOptions
 from rsl_tbptt.algorithms.ppo.options import PpoOptions
 from rsl_tbptt.integrations.mjlab import (
+    TbpttCnnRnnModelCfg,
     TbpttDistillationAlgorithmCfg,
     TbpttDistillationRunnerCfg,
     TbpttMjlabDistillationRunner,
@@ -33,6 +35,7 @@ from rsl_tbptt.integrations.mjlab import (
     TbpttPpoAlgorithmCfg,
 )
 from rsl_tbptt.integrations.mjlab.runner import EpisodicPolicy, model_arguments
+from rsl_tbptt.models import CNNRNNModel
 from rsl_tbptt_tasks.memory import RecallEnv
 from scripts.option_tables import docstrings
 
@@ -302,3 +305,13 @@ def test_policy_without_memory_is_mjlabs_own(env):
     cfg["student"] = copy.deepcopy(cfg["teacher"])
     runner = TbpttMjlabDistillationRunner(env, cfg)
     assert runner.get_inference_policy() is runner.alg.student
+
+
+def test_the_model_of_a_config_sees_and_remembers():
+    cfg = dataclasses.asdict(TbpttCnnRnnModelCfg(cnn_cfg=CNN, hidden_dims=(8,), image_scale=0.5))
+    options = {name: value for name, value in cfg.items() if value is not None}
+    groups = {"student": ["policy", "camera", "depth"]}
+    model_class = resolve_callable(options.pop("class_name"))
+    model = model_class(make_obs(2, images=True), groups, "student", 3, **options)
+    assert isinstance(model, CNNRNNModel)
+    assert (model.cell.mode, model.cell.hidden_size, model.image_scale) == ("LSTM", 256, 0.5)
