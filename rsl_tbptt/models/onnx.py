@@ -45,7 +45,7 @@ class OnnxModel(nn.Module):
         return self.action(self.model.head(outputs.squeeze(0))), *as_tensors(state)
 
     def get_dummy_inputs(self) -> tuple[torch.Tensor, ...]:
-        """Return zeros for all inputs."""
+        """Return zeros of all inputs' shapes."""
         cell = self.model.cell
         num_states = 2 if isinstance(cell, nn.LSTM) else 1
         states = [torch.zeros(cell.num_layers, 1, cell.hidden_size) for _ in range(num_states)]

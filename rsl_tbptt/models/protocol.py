@@ -44,11 +44,11 @@ class WindowedModel(Protocol):
         ...
 
     def encode(self, obs: Observed, /) -> torch.Tensor:
-        """Return the memory's inputs, (rows, F), for observations of batch size (rows,)."""
+        """Return the memory's inputs, shape (rows, F), for observations of batch size (rows,)."""
         ...
 
     def head(self, latent: torch.Tensor, /) -> torch.Tensor:
-        """Return what makes the distribution, (rows, ...), from the memory's outputs, (rows, H)."""
+        """Return what makes the distribution from the memory's outputs, shape (rows, H)."""
         ...
 
 

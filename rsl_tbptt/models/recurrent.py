@@ -89,18 +89,18 @@ class RecurrentModel(MLPModel):
         return MLPModel.get_latent(self, obs)
 
     def head(self, latent: torch.Tensor) -> torch.Tensor:
-        """Return what makes the distribution, (rows, ...), from (rows, H) of the memory."""
+        """Return what makes the distribution from the memory's outputs, shape (rows, H)."""
         return self.mlp(latent)
 
     def get_latent(
         self, obs: TensorDict, masks: torch.Tensor | None = None, hidden_state: HiddenState = None
     ) -> torch.Tensor:
-        """Return what the memory makes of observations; as of rsl_rl's ``RNNModel``."""
+        """Return the memory's outputs, shape (N, H), as rsl_rl's ``RNNModel`` does."""
         inputs = self.features(obs.flatten()).unflatten(0, obs.batch_size)
         return self.rnn(inputs, masks, hidden_state).squeeze(0)
 
     def features(self, obs: Mapping[str, torch.Tensor] | TensorDict) -> torch.Tensor:
-        """Return the memory's inputs, (rows, F), for observations as they come."""
+        """Return the memory's inputs, shape (rows, F), for observations as they come."""
         encoders = self.encoders
         return self.encode(
             {

@@ -63,8 +63,7 @@ def measure(rows: Sequence[Row], device: str, *, isolated: bool = True) -> Resul
 
 def _in_own_process(contestants: list[Contestant], num_updates: int) -> list[list[float]]:
     """Call ``alternate`` in a fresh process."""
-    context = multiprocessing.get_context("spawn")
-    with ProcessPoolExecutor(1, mp_context=context) as process:
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         return process.submit(alternate, contestants, num_updates).result()
 
 

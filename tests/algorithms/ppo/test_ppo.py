@@ -42,6 +42,7 @@ def spy_on_surrogate(algorithm, monkeypatch):
         ("gru", {}),
         ("lstm", {"gradient_length": 3}),
         ("gru", {"gradient_length": 3}),
+        ("cnn-lstm", {"gradient_length": 3}),
         ("lstm", {"gradient_length": 3, "minibatch_unit": "window"}),
         ("gru", {"gradient_length": 3, "minibatch_unit": "window", "burn_in_length": 2}),
         ("lstm", {"gradient_length": 3, "minibatch_unit": "window", "burn_in_length": 5}),
