@@ -55,8 +55,15 @@ class Evaluation(Section):
     """Fresh episodes, one per environment; an interval needs a spread."""
     seed: NonNegativeInt
     """Seed of the environment, the same for all policies."""
-    recorded_envs: NonNegativeInt
-    """Environments whose joint positions are kept for the animation."""
+    expected_seconds: PositiveFloat
+    """Duration on 2 CPU cores, for the first guess of the remaining time."""
+
+
+class Video(Section):
+    """How the report's video is made."""
+
+    num_envs: PositiveInt
+    """Robots, one row each."""
     expected_seconds: PositiveFloat
     """Duration on 2 CPU cores, for the first guess of the remaining time."""
 
@@ -112,6 +119,7 @@ class Preset(Section):
     policies: dict[str, Policy] = Field(min_length=1)
     """The policies by name, in training order. The first is the teacher."""
     evaluation: Evaluation
+    video: Video
     export: Export
     verdicts: list[Verdict]
     platform: Literal["isaaclab", "mjlab"] = "isaaclab"
