@@ -193,7 +193,8 @@ def _view(robot: Any, height_per_width: float) -> tuple[tuple[float, ...], tuple
 
     prim = find_first_matching_prim(robot.cfg.prim_path)
     cache = UsdGeom.BBoxCache(Usd.TimeCode.Default(), [UsdGeom.Tokens.default_])
-    box = cache.ComputeLocalBound(prim).ComputeAlignedRange()
+    bound: Any = cache.ComputeLocalBound(prim)
+    box = bound.ComputeAlignedRange()
     length, depth, height = box.GetSize()
     centre = [a - b for a, b in zip(box.GetMidpoint(), robot.cfg.init_state.pos, strict=True)]
     slope = APERTURE / FOCAL_LENGTH  # of the image's width over the distance

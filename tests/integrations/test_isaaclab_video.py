@@ -12,7 +12,7 @@ TASKS = {
 }
 
 
-@pytest.fixture(scope="module", params=TASKS, ids=TASKS.values())
+@pytest.fixture(scope="module", params=TASKS, ids=[*TASKS.values()])
 def rollouts(isaaclab, request):
     """Rewards and images of the same rollout without a camera and with one."""
     return [
