@@ -139,7 +139,7 @@ class Platform(Protocol):
             env: What :meth:`simulated_env` gave with an ``image_size``.
 
         Returns:
-            A function to images, shape (N, height, width, 3), uint8.
+            A function to images, shape (N, height, width, 3), uint8, which the next ones overwrite.
 
         Raises:
             ValueError: If the environment has no robot to look at, or the platform no camera.

@@ -159,6 +159,9 @@ def renderer(env: Any) -> Callable[[], torch.Tensor]:
 
     The camera keeps its place beside the robot's root and does not turn with it.
 
+    Returns:
+        A function to images, shape (N, height, width, 3), uint8, which the next ones overwrite.
+
     Raises:
         ValueError: If the scene has no articulation.
     """

@@ -186,7 +186,11 @@ def step_seconds(env: Any) -> float:
 
 
 def renderer(env: Any) -> Callable[[], torch.Tensor]:
-    """Return a function to what the camera saw after the last step."""
+    """Return a function to what the camera saw after the last step.
+
+    Returns:
+        A function to images, shape (N, height, width, 3), uint8, which the next ones overwrite.
+    """
     camera = env.unwrapped.scene[CAMERA]
     return lambda: camera.data.rgb
 
