@@ -24,12 +24,18 @@ OVERSAMPLING = 2
 """Rays per pixel in each direction: edges are smooth, thin poles are not torn."""
 FRAMES_PER_SECOND = 15
 MAX_SECONDS = 10.0
-"""Longer episodes are cut: a file of a few robots stays below 2 MB."""
+"""Longer episodes are cut."""
 LAST_SECONDS = 1.0
 """How long the last frame stays."""
 HEADING = 24
 """Height of the titles, in pixels."""
-SUFFIXES = (".gif", ".webp")
+MAX_BYTES = 2_000_000
+"""Size from which on a file is written again with coarser options, if there are any."""
+OPTIONS: dict[str, list[dict[str, int]]] = {
+    ".gif": [{}],
+    ".webp": [{"quality": quality, "method": 4} for quality in (60, 40, 20)],
+}
+"""Options of Pillow by the kind of file, the finest first."""
 STARTED = re.compile(r"^\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_")
 """What log folders begin with in front of the run's name."""
 
@@ -71,8 +77,8 @@ def record(
         ValueError: If the file cannot be of its kind, a policy's platform renders nothing, or
             something is wrong with a checkpoint or its task.
     """
-    if output.suffix.lower() not in SUFFIXES:
-        raise ValueError(f"--video is {output}, expected a name that ends in one of {SUFFIXES}.")
+    if output.suffix.lower() not in OPTIONS:
+        raise ValueError(f"--video is {output}, expected a name that ends in one of {[*OPTIONS]}.")
     for checkpoint in checkpoints:
         platform = load_platform(platform_of(checkpoint))
         if not platform.RENDERS:
@@ -146,17 +152,19 @@ def write(films: Sequence[Film], output: Path) -> None:
     frames = [frame(films, index, num_frames) for index in range(num_frames)]
     durations = [round(1000 * films[0].frame_seconds)] * num_frames
     durations[-1] += round(1000 * LAST_SECONDS)
-    options = {"quality": 60, "method": 4} if output.suffix.lower() == ".webp" else {}
     with complete(output) as unfinished:
-        frames[0].save(
-            unfinished,
-            format=output.suffix[1:].upper(),
-            save_all=True,
-            append_images=frames[1:],
-            duration=durations,
-            loop=0,
-            **options,
-        )
+        for options in OPTIONS[output.suffix.lower()]:
+            frames[0].save(
+                unfinished,
+                format=output.suffix[1:].upper(),
+                save_all=True,
+                append_images=frames[1:],
+                duration=durations,
+                loop=0,
+                **options,
+            )
+            if unfinished.stat().st_size <= MAX_BYTES:
+                break
 
 
 def frame(films: Sequence[Film], index: int, num_frames: int) -> Image.Image:
