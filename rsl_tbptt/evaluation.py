@@ -209,6 +209,7 @@ def run_first_episodes(
     returns = torch.zeros(env.num_envs, device=env.device)
     lengths = torch.zeros(env.num_envs, dtype=torch.long, device=env.device)
     step, reported = 0, time.monotonic()
+    most_steps = min(max_steps or env.max_episode_length, env.max_episode_length)
     while running.any() and step != max_steps:
         if watch is not None:
             watch(step)
@@ -220,7 +221,7 @@ def run_first_episodes(
         step += 1
         if time.monotonic() - reported > SECONDS_BETWEEN_REPORTS:
             reported = time.monotonic()
-            print(f"[progress] {step}/{max_steps or env.max_episode_length}", flush=True)
+            print(f"[progress] {step}/{most_steps}", flush=True)
     return returns.cpu(), lengths.cpu()
 
 
