@@ -33,6 +33,11 @@ def _register(task: str, env_cfg: str, agents: str) -> None:
 
 
 _register("Tbptt-Cartpole-Occluded", "cartpole:OccludedCartpoleEnvCfg", "cartpole_agents:Cartpole")
+_register(
+    "Tbptt-Cartpole-Camera",
+    "cartpole_camera:CameraCartpoleEnvCfg",
+    "cartpole_camera_agents:CartpoleCamera",
+)
 _register("Tbptt-Velocity-Flat-Pup", "pup:PupFlatEnvCfg", "pup_agents:Pup")
 for _robot, _name in (("AnymalD", "Anymal-D"), ("UnitreeGo2", "Unitree-Go2")):
     for _ground in ("Flat", "Rough"):
