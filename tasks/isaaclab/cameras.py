@@ -62,7 +62,7 @@ class DepthFrames(ManagerTermBase):
         *,
         period: int,
         max_latency: int,
-        max_distance: float,
+        distances: tuple[float, float],
         noise: float,
         missing_pixels: float,
         lost_frames: float,
@@ -74,13 +74,14 @@ class DepthFrames(ManagerTermBase):
             sensor_cfg: The camera, with data type ``depth``.
             period: Steps from frame to frame.
             max_latency: The most steps from taking a frame to seeing it, less than ``period``.
-            max_distance: Distance that becomes 1; what is farther, and nothing, is 1 too. In m.
+            distances: What comes out as 1 and, farther away, as 0, like a ray that meets nothing:
+                thin things stand out when there is little between the two. In m.
             noise: Standard deviation of a pixel's error, as a share of its distance.
             missing_pixels: Share of the pixels that come out as 0.
             lost_frames: Share of the frames that never arrive.
 
         Returns:
-            Distances. Shape: (N, 1, height, width), float32, 0 to 1.
+            How near things are. Shape: (N, 1, height, width), float32, 0 to 1.
         """
         now = env.common_step_counter
         if now == self._last_step:  # final observations, then those after the reset
@@ -90,7 +91,7 @@ class DepthFrames(ManagerTermBase):
             # In the step of its reset an environment's bodies are not yet where they start.
             taken = env.episode_length_buf > 0
             taken &= torch.rand(env.num_envs, device=env.device) >= lost_frames
-            frames = self._take(env, sensor_cfg.name, max_distance, noise, missing_pixels)
+            frames = self._take(env, sensor_cfg.name, distances, noise, missing_pixels)
             self._coming = torch.where(taken[:, None, None, None], frames, self._coming)
             self._arrival = torch.where(taken, now + self._latency, self._arrival)
         arrived = self._arrival == now
@@ -101,7 +102,7 @@ class DepthFrames(ManagerTermBase):
         self,
         env: ManagerBasedRLEnv,
         camera: str,
-        max_distance: float,
+        distances: tuple[float, float],
         noise: float,
         missing_pixels: float,
     ) -> torch.Tensor:
@@ -110,5 +111,6 @@ class DepthFrames(ManagerTermBase):
         # Where a ray meets nothing renderers differ: 0 or infinity.
         depth = torch.where(depth > 0.0, depth, torch.inf)
         depth = depth * (1.0 + noise * torch.randn_like(depth))
-        depth = (depth / max_distance).clamp(0.0, 1.0)
-        return torch.where(torch.rand_like(depth) < missing_pixels, 0.0, depth)
+        nearest, farthest = distances
+        nearness = ((farthest - depth) / (farthest - nearest)).clamp(0.0, 1.0)
+        return torch.where(torch.rand_like(depth) < missing_pixels, 0.0, nearness)

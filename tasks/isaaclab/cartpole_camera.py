@@ -58,8 +58,8 @@ class CameraObservationsCfg:
                 "sensor_cfg": SceneEntityCfg("camera"),
                 "period": 3,  # 10 Hz of 30
                 "max_latency": 2,  # 67 ms
-                "max_distance": 6.0,  # m
-                "noise": 0.02,
+                "distances": (4.0, 5.2),  # m
+                "noise": 0.01,
                 "missing_pixels": 0.02,
                 "lost_frames": 0.05,
             },
