@@ -23,8 +23,8 @@ OTHER_RSL_RL := $(RSL_RL:%=.rsl_rl/%/.installed)
 # By default a preset has its own folder under runs/.
 RUN_OPTIONS := --device $(DEVICE) $(if $(RUN),--output $(RUN))
 
-.PHONY: demo demo-mjlab demo-pup test test-fast test-matrix finetune curves distillation distillation-mjlab bench \
-	docs lint types format stats doctor clean help
+.PHONY: demo demo-mjlab demo-pup demo-camera test test-fast test-matrix finetune curves distillation \
+	distillation-mjlab bench docs lint types format stats doctor clean help
 
 demo: $(INSTALLED)  ## train, distil and evaluate in Isaac Lab (DEVICE=cuda:0 for a GPU, RUN=folder)
 	$(PY) -m scripts.pipeline configs/demo.yaml $(RUN_OPTIONS)
@@ -34,6 +34,9 @@ demo-mjlab: $(MJLAB)/.installed  ## the same in mjlab; DEVICE and RUN as above, 
 
 demo-pup: $(INSTALLED)  ## the same with a small legged robot in Isaac Lab; DEVICE and RUN as above
 	$(PY) -m scripts.pipeline configs/demo-pup.yaml $(RUN_OPTIONS)
+
+demo-camera: $(INSTALLED)  ## the same with a student that sees depth frames alone; DEVICE and RUN as above
+	$(PY) -m scripts.pipeline configs/demo-camera.yaml $(RUN_OPTIONS)
 
 test: $(INSTALLED)  ## run every test of the newest rsl_rl and Isaac Lab
 	$(PY) -m pytest $(REPORTS:%=--junitxml=%/test.xml)

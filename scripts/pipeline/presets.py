@@ -48,6 +48,17 @@ class Policy(Section):
     """Further arguments of the platform's command, such as ``env.compute_final_obs=true``."""
 
 
+class Ablation(Section):
+    """A policy that is evaluated once more, with something taken from it."""
+
+    title: str
+    """What the tables say beside the ablation's name."""
+    policy: str
+    """Name of the policy."""
+    override: str
+    """A setting of the task that takes it away: ``env.observations.camera.depth.scale=0``."""
+
+
 class Evaluation(Section):
     """How each policy is evaluated."""
 
@@ -55,15 +66,6 @@ class Evaluation(Section):
     """Fresh episodes, one per environment; an interval needs a spread."""
     seed: NonNegativeInt
     """Seed of the environment, the same for all policies."""
-    expected_seconds: PositiveFloat
-    """Duration on 2 CPU cores, for the first guess of the remaining time."""
-
-
-class Video(Section):
-    """How the report's video is made."""
-
-    num_envs: PositiveInt
-    """Robots, one row each."""
     expected_seconds: PositiveFloat
     """Duration on 2 CPU cores, for the first guess of the remaining time."""
 
@@ -118,8 +120,9 @@ class Preset(Section):
     """Environments in training."""
     policies: dict[str, Policy] = Field(min_length=1)
     """The policies by name, in training order. The first is the teacher."""
+    ablations: dict[str, Ablation] = {}
+    """Further rows of the tables by name."""
     evaluation: Evaluation
-    video: Video
     export: Export
     verdicts: list[Verdict]
     platform: Literal["isaaclab", "mjlab"] = "isaaclab"
@@ -130,6 +133,11 @@ class Preset(Section):
         """Name of the policy whose return the others are measured in."""
         return next(iter(self.policies))
 
+    @property
+    def evaluated(self) -> dict[str, Policy | Ablation]:
+        """Everything that is evaluated, by name."""
+        return {**self.policies, **self.ablations}
+
     def named_policies(self) -> list[tuple[str, str | None, list[str]]]:
         """Return where policies are named: the place, the name, and those that it may be."""
         names = [*self.policies]
@@ -137,12 +145,16 @@ class Preset(Section):
             (f"policies: {name}: starts_from", policy.starts_from, names[:number])
             for number, (name, policy) in enumerate(self.policies.items())
         ]
+        ablations = [
+            (f"ablations: {name}: policy", ablation.policy, names)
+            for name, ablation in self.ablations.items()
+        ]
         verdicts = [
-            (f"verdicts: {number}: {key}", getattr(verdict, key), names)
+            (f"verdicts: {number}: {key}", getattr(verdict, key), [*self.evaluated])
             for number, verdict in enumerate(self.verdicts, start=1)
             for key in ("policy", "clearly_below", "not_below")
         ]
-        return [*starts, ("export: policy", self.export.policy, names), *verdicts]
+        return [*starts, *ablations, ("export: policy", self.export.policy, names), *verdicts]
 
 
 AnySection = TypeVar("AnySection", bound=Section)

@@ -54,7 +54,8 @@ def finished_stages(run: RunFolder, preset: Preset) -> dict[str, Marker]:
     Raises:
         FileNotFoundError: If one is not finished.
     """
-    names = {*preset.policies, *(f"evaluate-{name}" for name in preset.policies), "video", "export"}
+    evaluations = (f"evaluate-{name}" for name in preset.evaluated)
+    names = {*preset.policies, *evaluations, "video", "export"}
     markers = {name: marker for name in names if (marker := run.marker(name)) is not None}
     missing = sorted(names - markers.keys())
     if missing:
@@ -78,9 +79,10 @@ def render(
     Returns:
         HTML that loads nothing: images are data URIs, style is inline.
     """
-    names = list(preset.policies)
-    evaluations = {name: read_evaluation(run.path, name) for name in names}
-    curves = {name: read_curves((run.path / markers[name].output).parent) for name in names}
+    evaluations = {name: read_evaluation(run.path, name) for name in preset.evaluated}
+    curves = {
+        name: read_curves((run.path / markers[name].output).parent) for name in preset.policies
+    }
     return fill(
         TEMPLATE,
         results=results,

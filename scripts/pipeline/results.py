@@ -21,10 +21,10 @@ def collect(folder: Path, preset: Preset) -> dict[str, Any]:
         JSON values: ``policies`` (title, mean, interval, share of the teacher, episodes, mean
         length), ``verdicts`` (whether each holds, and in words), and the export's parity.
     """
-    evaluations = {name: read_evaluation(folder, name) for name in preset.policies}
+    evaluations = {name: read_evaluation(folder, name) for name in preset.evaluated}
     teacher_mean = evaluations[preset.teacher]["mean_return"]
     policies = {
-        name: {"title": preset.policies[name].title} | _row(evaluation, teacher_mean)
+        name: {"title": preset.evaluated[name].title} | _row(evaluation, teacher_mean)
         for name, evaluation in evaluations.items()
     }
     parity = json.loads((folder / "exported" / "parity.json").read_text(encoding="utf-8"))

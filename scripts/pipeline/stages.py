@@ -11,6 +11,7 @@ from scripts.pipeline.training import find_checkpoint, train_command
 
 REPORT = Path(__file__).resolve().parents[1] / "report.py"
 REPORT_SECONDS = 25.0
+VIDEO_SECONDS = 100.0
 
 
 def pipeline_stages(run: RunFolder, preset: Preset, config: Path, device: str) -> list[Stage]:
@@ -46,7 +47,7 @@ def policy_stages(run: RunFolder, preset: Preset, device: str) -> list[Stage]:
     """
     return [
         *(training_stage(run, preset, name, device) for name in preset.policies),
-        *(evaluation_stage(run, preset, name, device) for name in preset.policies),
+        *(evaluation_stage(run, preset, name, device) for name in preset.evaluated),
     ]
 
 
@@ -72,17 +73,21 @@ def training_stage(run: RunFolder, preset: Preset, name: str, device: str) -> St
 
 
 def evaluation_stage(run: RunFolder, preset: Preset, name: str, device: str) -> Stage:
-    """Describe the evaluation of a policy."""
+    """Describe the evaluation of a policy, or of one with something taken from it."""
     evaluation = preset.evaluation
     output = Path("evaluation") / f"{name}.json"
     settings = _without(evaluation, "expected_seconds")
-    task = load_platform(preset.platform).task_id(preset.task, preset.policies[name].agent)
+    ablation = preset.ablations.get(name)
+    if ablation is not None:
+        settings["overrides"] = ablation.override
+    policy = name if ablation is None else ablation.policy
+    task = load_platform(preset.platform).task_id(preset.task, preset.policies[policy].agent)
     where = {"platform": preset.platform, "task": task, "device": device, "output": output}
     return Stage(
         name=f"evaluate-{name}",
-        needs=(name,),
+        needs=(policy,),
         settings=_common(preset, device) | settings,
-        command=lambda outputs: tool("evaluate", checkpoint=outputs[name], **where, **settings),
+        command=lambda outputs: tool("evaluate", checkpoint=outputs[policy], **where, **settings),
         output=lambda since: written(run.path / output, since),
         expected_seconds=evaluation.expected_seconds,
     )
@@ -90,7 +95,7 @@ def evaluation_stage(run: RunFolder, preset: Preset, name: str, device: str) -> 
 
 def video_stage(run: RunFolder, preset: Preset, device: str) -> Stage:
     """Describe the video of all policies, in training order."""
-    options = {"video": "video.webp", "num_envs": preset.video.num_envs, "device": device}
+    options = {"video": "video.webp", "device": device}
 
     def command(outputs: dict[str, str]) -> list[str]:
         return tool("play", **options) + [f"--checkpoint={outputs[n]}" for n in preset.policies]
@@ -101,7 +106,7 @@ def video_stage(run: RunFolder, preset: Preset, device: str) -> Stage:
         settings=_common(preset, device) | options,
         command=command,
         output=lambda since: written(run.path / options["video"], since),
-        expected_seconds=preset.video.expected_seconds,
+        expected_seconds=VIDEO_SECONDS,
     )
 
 
@@ -125,12 +130,12 @@ def report_stage(run: RunFolder, preset: Preset, config: Path, device: str) -> S
     texts = {
         "heading": preset.heading,
         "summary": preset.summary,
-        "titles": [policy.title for policy in preset.policies.values()],
+        "titles": [row.title for row in preset.evaluated.values()],
         "verdicts": [verdict.model_dump() for verdict in preset.verdicts],
     }
     return Stage(
         name="report",
-        needs=(*(f"evaluate-{name}" for name in preset.policies), "video", "export"),
+        needs=(*(f"evaluate-{name}" for name in preset.evaluated), "video", "export"),
         settings=_common(preset, device) | texts,
         command=lambda _outputs: ["python", os.path.relpath(REPORT, run.path), *options],
         output=lambda since: written(run.path / "report.html", since),

@@ -33,11 +33,16 @@ def _register(task: str, env_cfg: str, agents: str) -> None:
 
 
 _register("Tbptt-Cartpole-Occluded", "cartpole:OccludedCartpoleEnvCfg", "cartpole_agents:Cartpole")
+_register(
+    "Tbptt-Cartpole-Camera",
+    "cartpole_camera:CameraCartpoleEnvCfg",
+    "cartpole_camera_agents:CartpoleCamera",
+)
 _register("Tbptt-Velocity-Flat-Pup", "pup:PupFlatEnvCfg", "pup_agents:Pup")
 for _robot, _name in (("AnymalD", "Anymal-D"), ("UnitreeGo2", "Unitree-Go2")):
-    for _ground in ("Flat", "Rough"):
+    for _ground, _sees in (("Flat", ""), ("Rough", ""), ("Rough", "Scan")):
         _register(
-            f"Tbptt-Velocity-{_ground}-{_name}",
-            f"velocity:{_robot}{_ground}TbpttEnvCfg",
-            f"velocity_agents:{_robot}{_ground}",
+            f"Tbptt-Velocity-{_ground}-{_name}" + (_sees and f"-{_sees}"),
+            f"velocity:{_robot}{_ground}{_sees}TbpttEnvCfg",
+            f"velocity_agents:{_robot}{_ground}{_sees}",
         )

@@ -10,8 +10,8 @@ from scripts.pipeline.process import Finished
 from scripts.pipeline.run_folder import RunFolder
 from scripts.pipeline.stages import pipeline_stages
 
-DEMO_MJLAB = DEMO.with_name("demo-mjlab.yaml")
-PRESETS = (DEMO, DEMO_MJLAB, FINETUNE)
+DEMO_MJLAB, DEMO_CAMERA = (DEMO.with_name(f"demo-{name}.yaml") for name in ("mjlab", "camera"))
+PRESETS = (DEMO, DEMO_MJLAB, DEMO_CAMERA, FINETUNE)
 
 
 @pytest.fixture
@@ -62,7 +62,19 @@ def test_every_need_comes_before(run, file):
 
 
 def evaluations(preset):
-    return {f"evaluate-{name}" for name in preset.policies}
+    return {f"evaluate-{name}" for name in preset.evaluated}
+
+
+def test_an_ablation_evaluates_its_policy_with_what_takes_something_away(run):
+    preset = load_preset(DEMO_CAMERA)
+    stage = stages(run, preset)["evaluate-blind"]
+    assert stage.needs == ("student",)
+    words = stage.command({"student": "s/model_1.pt"})
+    plain = stages(run, preset)["evaluate-student"].command({"student": "s/model_1.pt"})
+    assert {*words} - {*plain} == {
+        "--output=evaluation/blind.json",
+        "--overrides=env.observations.camera.depth.scale=0.0",
+    }
 
 
 def test_students_are_distilled_from_the_teachers_checkpoint(run, preset):
@@ -170,7 +182,6 @@ EVALUATIONS = {f"evaluate-{name}" for name in POLICIES}
         ),
         ("memoryless", {"title": "MLP"}, {"report"}),
         ("evaluation", {"episodes": 5}, {*EVALUATIONS, "report"}),
-        ("video", {"num_envs": 5}, {"video", "report"}),
         ("export", {"parity_steps": 5}, {"export", "report"}),
         ("export", {"policy": "memoryless"}, {"export", "report"}),
         ("teacher", {"iterations": 1}, {*POLICIES, *EVALUATIONS, "video", "export", "report"}),

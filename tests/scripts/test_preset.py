@@ -5,7 +5,9 @@ import yaml
 
 from scripts.pipeline.presets import DEMO, FINETUNE, load_preset
 
-DEMO_MJLAB, DEMO_PUP = (DEMO.with_name(f"demo-{name}.yaml") for name in ("mjlab", "pup"))
+DEMO_MJLAB, DEMO_PUP, DEMO_CAMERA = (
+    DEMO.with_name(f"demo-{name}.yaml") for name in ("mjlab", "pup", "camera")
+)
 
 
 def write(tmp_path, **changes):
@@ -21,7 +23,10 @@ def write(tmp_path, **changes):
     return file
 
 
-@pytest.mark.parametrize(("file", "share"), [(DEMO, 0.99), (DEMO_MJLAB, 0.95), (DEMO_PUP, 0.9)])
+@pytest.mark.parametrize(
+    ("file", "share"),
+    [(DEMO, 0.99), (DEMO_MJLAB, 0.95), (DEMO_PUP, 0.9), (DEMO_CAMERA, 0.98)],
+)
 def test_shipped_preset_meets_the_demos_promises(file, share):
     preset = load_preset(file)
     policies = preset.policies
@@ -106,6 +111,10 @@ def test_wrong_preset_is_refused(tmp_path, changes, message):
             r"policies: teacher: starts_from is 'student', expected one of .*: \[\]",
         ),
         ({"export__policy": "x"}, "export: policy is 'x', expected one of"),
+        (
+            {"ablations": {"blind": {"title": "", "policy": "x", "override": "a=0"}}},
+            "ablations: blind: policy is 'x', expected one of",
+        ),
         ({"platform": "x"}, "platform is 'x', expected 'isaaclab' or 'mjlab'"),
         ({"verdicts__0__policy": "x"}, "verdicts: 1: policy is 'x', expected one of"),
         ({"verdicts__1__clearly_below": "x"}, "verdicts: 2: clearly_below is 'x', expected one of"),

@@ -1,6 +1,7 @@
 """The report: everything in one file, the right numbers in the table."""
 
 import base64
+import json
 import re
 from html.parser import HTMLParser
 
@@ -22,6 +23,7 @@ MEANS = {
     "memoryless": 4.0,
     "finetuned": 9.9,
     "scratch": 9.7,
+    "blind": 2.0,
 }
 NUM_STEPS = 12
 VIDEO = b"what rsl-tbptt play --video wrote"
@@ -49,7 +51,7 @@ def write_training_log(folder, name):
 def finished_run(folder, file):
     """Write a finished run folder, all but its report."""
     run, preset = RunFolder(folder), load_preset(file)
-    for name in preset.policies:
+    for name in preset.evaluated:
         write_evaluation(run.path, name, MEANS[name])
     parity = {"max_difference": {"torchscript": 0.0, "onnx": 1.2e-7}}
     write_json(run.path / "exported" / "parity.json", parity)
@@ -136,7 +138,6 @@ def test_the_video_of_the_run_is_in_the_report(html, preset):
 
 
 def test_results_file_holds_the_table(html, run):
-    import json
 
     results = json.loads((run.path / "results.json").read_text())
     assert results["policies"]["student"]["share_of_teacher"] == pytest.approx(0.995)
@@ -212,6 +213,15 @@ def test_the_table_shows_every_policys_numbers(run, preset):
     assert cells[0] == ["policy", "mean return", "95 % confidence", "of teacher", "episodes"]
     assert cells[2][:3] == ["student", preset.policies["student"].title, "9.950"]
     assert cells[2][4:] == ["99.5%", "20"]
+
+
+def test_an_ablation_is_a_row_with_a_verdict_and_no_learning_curve(tmp_path, monkeypatch):
+    run = finished_run(tmp_path / "camera", DEMO.with_name("demo-camera.yaml"))
+    html = write_report(run, DEMO.with_name("demo-camera.yaml"), monkeypatch)
+    results = json.loads((run.path / "results.json").read_text())
+    assert results["policies"]["blind"]["share_of_teacher"] == pytest.approx(0.2)
+    assert results["verdicts"][-1]["passed"]
+    assert "the student, its images zero" in html
 
 
 def test_share_of_a_return_that_is_not_positive_is_not_given(run, preset):

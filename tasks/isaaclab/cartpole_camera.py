@@ -1,0 +1,82 @@
+"""Cartpole from pixels: the occluded cartpole whose student sees depth frames and nothing else.
+
+A camera looks at the cart's track from the side, ten times a second while control runs at 30 Hz.
+Frames are late, noisy and now and then lost, and no frame shows a velocity: the student has to see
+where cart and pole are and to remember where they were. The teacher is the occluded cartpole's.
+"""
+
+from __future__ import annotations
+
+import isaaclab.sim as sim_utils
+from isaaclab.managers import ObservationGroupCfg as ObsGroupCfg
+from isaaclab.managers import ObservationTermCfg as ObsTermCfg
+from isaaclab.managers import SceneEntityCfg
+from isaaclab.sensors import CameraCfg
+from isaaclab.utils import configclass
+from isaaclab_tasks.utils.presets import MultiBackendRendererCfg
+
+from rsl_tbptt_tasks.isaaclab.cameras import DepthFrames
+from rsl_tbptt_tasks.isaaclab.cartpole import (
+    CartpoleSceneCfg,
+    ObservationsCfg,
+    OccludedCartpoleEnvCfg,
+)
+
+
+@configclass
+class CartpoleCameraSceneCfg(CartpoleSceneCfg):
+    """A camera per environment, beside the track."""
+
+    camera: CameraCfg = CameraCfg(
+        prim_path="{ENV_REGEX_NS}/Camera",
+        # Along +y, and as high as the middle of pole and cart.
+        offset=CameraCfg.OffsetCfg(
+            pos=(0.0, -4.6, 1.4), rot=(0.0, 0.0, 0.70710678, 0.70710678), convention="world"
+        ),
+        # 4.6 m away the picture is 4.6 m wide: the track and a little more.
+        spawn=sim_utils.PinholeCameraCfg(
+            focal_length=20.0, horizontal_aperture=20.0, clipping_range=(0.1, 20.0)
+        ),
+        data_types=["depth"],
+        width=96,
+        height=40,
+        renderer_cfg=MultiBackendRendererCfg(),
+    )
+
+
+@configclass
+class CameraObservationsCfg:
+    """What student and teacher see."""
+
+    @configclass
+    class CameraCfg(ObsGroupCfg):
+        """The student."""
+
+        depth = ObsTermCfg(
+            func=DepthFrames,
+            params={
+                "sensor_cfg": SceneEntityCfg("camera"),
+                "period": 3,  # 10 Hz of 30
+                "max_latency": 2,  # 67 ms
+                "distances": (4.0, 5.2),  # m
+                "noise": 0.01,
+                "missing_pixels": 0.02,
+                "lost_frames": 0.05,
+            },
+        )
+
+    camera: CameraCfg = CameraCfg()
+    teacher: ObservationsCfg.TeacherCfg = ObservationsCfg.TeacherCfg()
+
+
+@configclass
+class CameraCartpoleEnvCfg(OccludedCartpoleEnvCfg):
+    """Balance for 8 s at 30 Hz by depth frames at 10 Hz."""
+
+    # Far enough apart for a renderer that shows all environments to all cameras.
+    scene: CartpoleCameraSceneCfg = CartpoleCameraSceneCfg(num_envs=128, env_spacing=20.0)
+    observations: CameraObservationsCfg = CameraObservationsCfg()
+
+    def play_mode(self) -> None:
+        """Keep what Isaac Lab's play keeps; the camera's faults are no corruption of its kind."""
+        super(OccludedCartpoleEnvCfg, self).play_mode()

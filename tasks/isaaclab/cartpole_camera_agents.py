@@ -1,0 +1,87 @@
+"""Agents of the cartpole from pixels, sized for two processor cores with 128 environments.
+
+Teacher and students log to one experiment folder; the run name says which is which.
+"""
+
+from __future__ import annotations
+
+from isaaclab.utils import configclass
+from isaaclab_rl.rsl_rl import RslRlCNNModelCfg, RslRlMLPModelCfg
+
+from rsl_tbptt.integrations.isaaclab import TbpttCnnRnnModelCfg, TbpttDistillationAlgorithmCfg
+from rsl_tbptt_tasks.isaaclab.cartpole_agents import (
+    TEACHER_OBS_GROUPS,
+    CartpoleFinetuneCfg,
+    CartpoleRecurrentCfg,
+    CartpoleStudentCfg,
+    CartpoleTeacherCfg,
+)
+
+EXPERIMENT = "tbptt_cartpole_camera"
+STUDENT_OBS_GROUPS = {"student": ["camera"], "teacher": ["teacher"]}
+ACTOR_OBS_GROUPS = TEACHER_OBS_GROUPS | {"actor": ["camera"]}
+
+CNN = RslRlCNNModelCfg.CNNCfg(
+    output_channels=[8, 16, 16], kernel_size=[5, 3, 3], stride=[2, 2, 2], activation="elu"
+)
+
+
+def cnn_lstm(init_std: float) -> TbpttCnnRnnModelCfg:
+    """Return the policy that sees; ``init_std`` is the noise of its actions at the start."""
+    return TbpttCnnRnnModelCfg(
+        cnn_cfg=CNN,
+        rnn_type="lstm",
+        rnn_hidden_dim=64,
+        rnn_num_layers=1,
+        hidden_dims=[64],
+        activation="elu",
+        distribution_cfg=RslRlMLPModelCfg.GaussianDistributionCfg(init_std=init_std),
+    )
+
+
+@configclass
+class CartpoleCameraTeacherCfg(CartpoleTeacherCfg):
+    """PPO on the exact state and the randomised physics."""
+
+    experiment_name = EXPERIMENT
+
+
+@configclass
+class CartpoleCameraStudentCfg(CartpoleStudentCfg):
+    """A CNN and an LSTM that imitate the teacher from depth frames."""
+
+    experiment_name = EXPERIMENT
+    obs_groups = STUDENT_OBS_GROUPS
+    student = cnn_lstm(init_std=0.1)
+    algorithm = TbpttDistillationAlgorithmCfg(gradient_length=16)
+
+
+@configclass
+class CartpoleCameraMemorylessStudentCfg(CartpoleCameraStudentCfg):
+    """The same CNN without memory, to show that frames alone do not do."""
+
+    run_name = "student_memoryless"
+    student = RslRlCNNModelCfg(
+        cnn_cfg=CNN,
+        hidden_dims=[64, 64],
+        activation="elu",
+        distribution_cfg=RslRlMLPModelCfg.GaussianDistributionCfg(init_std=0.1),
+    )
+
+
+@configclass
+class CartpoleCameraRecurrentCfg(CartpoleRecurrentCfg):
+    """PPO from scratch on depth frames, with a critic that sees all."""
+
+    experiment_name = EXPERIMENT
+    obs_groups = ACTOR_OBS_GROUPS
+    actor = cnn_lstm(init_std=1.0)
+
+
+@configclass
+class CartpoleCameraFinetuneCfg(CartpoleFinetuneCfg):
+    """PPO that goes on with the distilled student; ``--checkpoint`` names its file."""
+
+    experiment_name = EXPERIMENT
+    obs_groups = ACTOR_OBS_GROUPS
+    actor = cnn_lstm(init_std=1.0)
