@@ -9,21 +9,23 @@ IMAGE_SIZE = (96, 72)
 TASKS = {
     "Tbptt-Cartpole-Occluded": "fixed to the world",
     "Tbptt-Velocity-Flat-Pup": "walks",
+    "Tbptt-Cartpole-Camera": "has a camera of its own",
 }
 
 
 @pytest.fixture(scope="module", params=TASKS, ids=[*TASKS.values()])
 def rollouts(isaaclab, request):
-    """Rewards and images of the same rollout without a camera and with one."""
+    """Rewards, observations and images of the same rollout without a camera and with one."""
     return [
         isaaclab.call(f"{__file__}:roll_out", request.param, size)[0] for size in (None, IMAGE_SIZE)
     ]
 
 
-def test_a_camera_changes_no_reward(rollouts):
-    without, with_camera = (rollout["rewards"] for rollout in rollouts)
-    assert without == with_camera
-    assert len({reward for step in without for reward in step}) > 10
+def test_a_camera_changes_no_reward_and_no_observation(rollouts):
+    without, with_camera = rollouts
+    assert without["rewards"] == with_camera["rewards"]
+    assert without["obs"] == with_camera["obs"]
+    assert len({reward for step in without["rewards"] for reward in step}) > 10
 
 
 def test_robots_stand_in_the_middle_of_their_images_and_move(rollouts):
@@ -41,7 +43,7 @@ def test_robots_stand_in_the_middle_of_their_images_and_move(rollouts):
 
 
 def roll_out(task, image_size):
-    """Act at random; return rewards by step, and images before and after all steps."""
+    """Act at random; return rewards, the last observations, and the first and last images."""
     import torch
 
     from rsl_tbptt.platforms import isaaclab
@@ -61,7 +63,8 @@ def roll_out(task, image_size):
         with torch.inference_mode():
             rewards = [env.step(torch.randn(3, env.num_actions))[1].tolist() for _ in range(12)]
         images.append(render().tolist())
-    return {"rewards": rewards, "images": images}
+        obs = {name: group.tolist() for name, group in env.get_observations().items()}
+    return {"rewards": rewards, "obs": obs, "images": images}
 
 
 def test_a_scene_without_a_robot_is_refused():
