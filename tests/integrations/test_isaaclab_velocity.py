@@ -11,7 +11,8 @@ PRIVILEGED = 3 + 1 + 17 * 11
 """Linear velocity, mass of the base, heights over 1.6 m by 1.0 m every 0.1 m."""
 
 WORDS = """
-train --rl_library rsl_rl --agent rsl_rl_recurrent_cfg_entry_point physics=newton_mjwarp --device cpu agent.device=cpu
+train --rl_library rsl_rl --agent rsl_rl_recurrent_cfg_entry_point
+physics=newton_mjwarp --device cpu agent.device=cpu
 env.scene.terrain.terrain_generator.num_rows=1 env.scene.terrain.terrain_generator.num_cols=2
 """
 
