@@ -7,17 +7,20 @@ where cart and pole are and to remember where they were. The teacher is the occl
 
 from __future__ import annotations
 
+import isaaclab.envs.mdp as base_mdp
 import isaaclab.sim as sim_utils
+from isaaclab.managers import EventTermCfg, SceneEntityCfg
 from isaaclab.managers import ObservationGroupCfg as ObsGroupCfg
 from isaaclab.managers import ObservationTermCfg as ObsTermCfg
-from isaaclab.managers import SceneEntityCfg
 from isaaclab.sensors import CameraCfg
 from isaaclab.utils import configclass
 from isaaclab_tasks.utils.presets import MultiBackendRendererCfg
 
 from rsl_tbptt_tasks.isaaclab.cameras import DepthFrames
 from rsl_tbptt_tasks.isaaclab.cartpole import (
+    POLE,
     CartpoleSceneCfg,
+    EventsCfg,
     ObservationsCfg,
     OccludedCartpoleEnvCfg,
 )
@@ -57,16 +60,31 @@ class CameraObservationsCfg:
             params={
                 "sensor_cfg": SceneEntityCfg("camera"),
                 "period": 3,  # 10 Hz of 30
-                "max_latency": 2,  # 67 ms
+                "max_latency": 1,  # 33 ms
                 "distances": (4.0, 5.2),  # m
                 "noise": 0.01,
                 "missing_pixels": 0.02,
-                "lost_frames": 0.05,
+                "lost_frames": 0.02,
             },
         )
 
     camera: CameraCfg = CameraCfg()
     teacher: ObservationsCfg.TeacherCfg = ObservationsCfg.TeacherCfg()
+
+
+@configclass
+class CameraEventsCfg(EventsCfg):
+    """Starts close to upright: the pole falls for up to 0.13 s before an episode's first frame."""
+
+    pole_start = EventTermCfg(
+        func=base_mdp.reset_joints_by_offset,
+        mode="reset",
+        params={
+            "asset_cfg": POLE,
+            "position_range": (-0.05, 0.05),
+            "velocity_range": (-0.1, 0.1),
+        },
+    )
 
 
 @configclass
@@ -76,6 +94,7 @@ class CameraCartpoleEnvCfg(OccludedCartpoleEnvCfg):
     # Far enough apart for a renderer that shows all environments to all cameras.
     scene: CartpoleCameraSceneCfg = CartpoleCameraSceneCfg(num_envs=128, env_spacing=20.0)
     observations: CameraObservationsCfg = CameraObservationsCfg()
+    events: CameraEventsCfg = CameraEventsCfg()
 
     def play_mode(self) -> None:
         """Keep what Isaac Lab's play keeps; the camera's faults are no corruption of its kind."""

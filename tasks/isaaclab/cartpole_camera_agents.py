@@ -22,7 +22,12 @@ STUDENT_OBS_GROUPS = {"student": ["camera"], "teacher": ["teacher"]}
 ACTOR_OBS_GROUPS = TEACHER_OBS_GROUPS | {"actor": ["camera"]}
 
 CNN = RslRlCNNModelCfg.CNNCfg(
-    output_channels=[8, 16, 16], kernel_size=[5, 3, 3], stride=[2, 2, 2], activation="elu"
+    output_channels=[8, 16, 16],
+    kernel_size=[5, 3, 3],
+    stride=[2, 2, 2],
+    # Frames are nearly empty; without it the memory saturates before the CNN sees anything.
+    norm="layer",
+    activation="elu",
 )
 
 
@@ -53,7 +58,12 @@ class CartpoleCameraStudentCfg(CartpoleStudentCfg):
     experiment_name = EXPERIMENT
     obs_groups = STUDENT_OBS_GROUPS
     student = cnn_lstm(init_std=0.1)
-    algorithm = TbpttDistillationAlgorithmCfg(gradient_length=16)
+    algorithm = TbpttDistillationAlgorithmCfg(
+        gradient_length=16,
+        # Else the first rollouts show little but poles that are past saving.
+        teacher_action_share=0.5,
+        teacher_action_updates=20,
+    )
 
 
 @configclass

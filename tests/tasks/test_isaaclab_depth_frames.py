@@ -1,0 +1,143 @@
+"""Depth frames as a slow, late and imperfect camera delivers them."""
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+pytest.importorskip("isaaclab_tasks", reason="Isaac Lab 3.0 needs Python 3.12")
+
+from isaaclab.managers import ObservationTermCfg, SceneEntityCfg
+
+from rsl_tbptt_tasks.isaaclab.cameras import DepthFrames
+
+NUM_ENVS, HEIGHT, WIDTH = 4, 5, 7
+EXACT = {"noise": 0.0, "missing_pixels": 0.0, "lost_frames": 0.0}
+
+
+class Camera:
+    """Shows a wall that comes one centimetre nearer in every step, and counts its pictures."""
+
+    cfg = SimpleNamespace(height=HEIGHT, width=WIDTH)
+
+    def __init__(self, env):
+        self.env, self.rendered = env, 0
+        self.data = SimpleNamespace(output=self)
+
+    def __getitem__(self, name):
+        assert name == "depth"
+        self.rendered += 1
+        distance = 3.0 - 0.01 * self.env.common_step_counter
+        depth = torch.full((NUM_ENVS, HEIGHT, WIDTH, 1), distance)
+        depth[:, 0] = 0.0  # rays that meet nothing, as Warp says it
+        depth[:, 1] = torch.inf  # and as others do
+        return SimpleNamespace(torch=depth)
+
+
+def nearness(step):
+    return (4.0 - (3.0 - 0.01 * step)) / 2.0
+
+
+@pytest.fixture
+def env():
+    env = SimpleNamespace(num_envs=NUM_ENVS, device="cpu", common_step_counter=0)
+    env.episode_length_buf = torch.zeros(NUM_ENVS, dtype=torch.long)
+    env.camera = Camera(env)
+    env.scene = SimpleNamespace(sensors={"camera": env.camera})
+    return env
+
+
+def frames_of(env, **changes):
+    """Return a function that steps the environment and returns what is seen."""
+    params = {"sensor_cfg": SceneEntityCfg("camera"), "distances": (2.0, 4.0)}
+    params |= {"period": 3, "max_latency": 0} | EXACT | changes
+    term = DepthFrames(ObservationTermCfg(func=DepthFrames, params=params), env)
+    term.reset()
+
+    def step(reset=()):
+        env.common_step_counter += 1
+        env.episode_length_buf += 1
+        if len(reset):
+            env.episode_length_buf[reset] = 0
+            term.reset(reset)
+        return term(env, **params).clone()
+
+    step.term, step.params = term, params
+    return step
+
+
+def wall(seen):
+    """Return the wall's nearness in each environment; the first two rows show nothing."""
+    assert seen.shape == (NUM_ENVS, 1, HEIGHT, WIDTH)
+    assert not seen[:, :, :2].any()
+    return seen[:, 0, 2:].flatten(1).mean(1)
+
+
+def test_a_frame_is_held_until_the_next(env):
+    step = frames_of(env)
+    seen = torch.stack([wall(step()) for _ in range(9)])[:, 0]
+    expected = [0, 0, *[nearness(3)] * 3, *[nearness(6)] * 3, nearness(9)]
+    assert seen.tolist() == pytest.approx(expected)
+    assert env.camera.rendered == 3
+
+
+def test_frames_are_late_by_as_much_as_an_episode_has_drawn(env):
+    torch.manual_seed(0)
+    step = frames_of(env, period=5, max_latency=4)
+    late = step.term._latency.clone()
+    assert len(set(late.tolist())) > 1
+    seen = torch.stack([wall(step()) for _ in range(14)])
+    for row, latency in enumerate(late.tolist()):
+        first = 5 + latency
+        assert not seen[: first - 1, row].any()
+        assert seen[first - 1 : first + 4, row].tolist() == pytest.approx([nearness(5)] * 5)
+
+
+def test_an_episode_starts_without_a_frame_and_sees_none_of_the_one_before(env):
+    step = frames_of(env, max_latency=2)
+    step.term._latency[:] = 2
+    for _ in range(7):
+        step()  # the frame of step 3 is seen, that of step 6 on its way
+    seen = [wall(step(reset=[1])), *(wall(step()) for _ in range(5))]
+    assert seen[0].tolist() == pytest.approx([nearness(6), 0, nearness(6), nearness(6)])
+    latency = int(step.term._latency[1])
+    assert [bool(wall_seen[1]) for wall_seen in seen] == [i >= 1 + latency for i in range(6)]
+
+
+def test_no_frame_is_taken_in_the_step_of_a_reset(env):
+    step = frames_of(env)
+    step(), step()
+    assert wall(step(reset=[0])).tolist() == pytest.approx([0, *[nearness(3)] * 3])
+
+
+def test_being_asked_twice_in_a_step_changes_nothing(env):
+    step = frames_of(env, lost_frames=0.5)
+    for _ in range(6):
+        seen = step()
+        torch.testing.assert_close(step.term(env, **step.params), seen)
+    assert env.camera.rendered == 2
+
+
+def test_frames_get_lost_and_pixels_are_missing_and_noisy(env):
+    torch.manual_seed(0)
+    step = frames_of(env, period=1, lost_frames=0.3, missing_pixels=0.1, noise=0.05)
+    step.term._held[:] = 0.5
+    new, missing, spread, before = [], [], [], None
+    for _ in range(300):
+        env.common_step_counter = 0  # the wall stays where it is
+        step.term._last_step = -1
+        seen = step()[:, 0, 2:]
+        if before is not None:
+            new.append((seen != before).flatten(1).any(1))
+        missing.append(seen == 0.0)
+        spread.append(seen[seen > 0.0])
+        before = seen
+    assert torch.stack(new).float().mean() == pytest.approx(0.7, abs=0.03)
+    assert torch.stack(missing).float().mean() == pytest.approx(0.1, abs=0.01)
+    distances = 4.0 - 2.0 * torch.cat(spread)
+    assert distances.std() == pytest.approx(0.05 * 2.99, rel=0.1)
+
+
+def test_a_frame_may_not_outlast_the_next_ones_taking(env):
+    with pytest.raises(ValueError, match="max_latency is 3, expected 0 to 2"):
+        frames_of(env, max_latency=3)
