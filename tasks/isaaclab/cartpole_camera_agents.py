@@ -58,12 +58,7 @@ class CartpoleCameraStudentCfg(CartpoleStudentCfg):
     experiment_name = EXPERIMENT
     obs_groups = STUDENT_OBS_GROUPS
     student = cnn_lstm(init_std=0.1)
-    algorithm = TbpttDistillationAlgorithmCfg(
-        gradient_length=16,
-        # Else the first rollouts show little but poles that are past saving.
-        teacher_action_share=0.5,
-        teacher_action_updates=20,
-    )
+    algorithm = TbpttDistillationAlgorithmCfg(gradient_length=16)
 
 
 @configclass
