@@ -6,7 +6,7 @@ Teacher and students log to one experiment folder; the run name says which is wh
 from __future__ import annotations
 
 from isaaclab.utils import configclass
-from isaaclab_rl.rsl_rl import RslRlCNNModelCfg, RslRlMLPModelCfg
+from isaaclab_rl.rsl_rl import RslRlCNNModelCfg, RslRlMLPModelCfg, RslRlSymmetryCfg
 
 from rsl_tbptt.integrations.isaaclab import TbpttCnnRnnModelCfg, TbpttDistillationAlgorithmCfg
 from rsl_tbptt_tasks.isaaclab.pup_agents import (
@@ -44,6 +44,14 @@ class PupSeekTeacherCfg(PupTeacherCfg):
     """PPO on the exact state, the randomised physics and the way."""
 
     experiment_name = EXPERIMENT
+    max_iterations = 400
+
+    def __post_init__(self) -> None:
+        """Learn from the mirror image too: without, most teachers turn well to one side only."""
+        self.algorithm.symmetry_cfg = RslRlSymmetryCfg(
+            use_data_augmentation=True,
+            data_augmentation_func="rsl_tbptt_tasks.isaaclab.pup_symmetry:with_mirror_image",
+        )
 
 
 @configclass

@@ -1,4 +1,4 @@
-"""A pillar to walk to and a wall to walk around: where they stand, the way, and what it is worth."""
+"""A pillar to walk to and a wall to walk around: where they stand, the way and its worth."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ if TYPE_CHECKING:
 PILLAR_RADIUS = 0.15
 """In m."""
 
-WALL_LENGTH, WALL_THICKNESS = 0.9, 0.06
+WALL_LENGTH, WALL_THICKNESS = 0.7, 0.06
 """The wall runs along y. In m."""
 
-DETOUR = 0.22
+DETOUR = 0.2
 """How far beyond the wall's end the way around it turns. In m."""
 
 

@@ -13,7 +13,9 @@ import torch
 from isaaclab_tasks.utils import resolve_task_config
 from isaaclab_tasks.utils.parse_cfg import load_cfg_from_registry
 from pxr import Usd, UsdPhysics
+from tensordict import TensorDict
 
+from rsl_tbptt_tasks.isaaclab.pup_symmetry import with_mirror_image
 from rsl_tbptt_tasks.isaaclab.seeking import DETOUR, WALL_LENGTH, shortest_way
 
 pytestmark = [
@@ -28,6 +30,12 @@ REACH = 0.45  # m
 PILLAR_RADIUS, WALL_HALF_THICKNESS = 0.15, 0.03  # m
 CAMERA_AHEAD = 0.14  # m
 MIDDLE = slice(15, 17)  # columns
+STIFFNESS = slice(37, 45)  # columns of what the teacher sees
+SWAPPED = {
+    f"{end}_{side}": f"{end}_{other}"
+    for end in ("front", "rear")
+    for side, other in (("left", "right"), ("right", "left"))
+}
 
 
 def launch():
@@ -50,16 +58,12 @@ def measure(env):
     """Return what the tests look at of the scene, the observations and the ends."""
     idle = torch.zeros(NUM_ENVS, 8)
 
-    def place(name, x, y=0.0, z=None, yaw=0.0, roll=0.0):
+    def place(name, x, y=0.0, z=None, turned=(0.0, 0.0, 0.0, 1.0)):
         asset = env.scene[name]
         pose = asset.data.root_link_pose_w.torch.clone()
         pose[:, 0], pose[:, 1] = env.scene.env_origins[:, 0] + x, env.scene.env_origins[:, 1] + y
         pose[:, 2] = pose[:, 2] if z is None else z
-        (roll_x, roll_w), (yaw_z, yaw_w) = (
-            (math.sin(angle / 2), math.cos(angle / 2)) for angle in (roll, yaw)
-        )
-        assert not (roll and yaw)
-        pose[:, 3:] = torch.tensor([roll_x, 0.0, yaw_z, roll_w * yaw_w])
+        pose[:, 3:] = torch.nn.functional.normalize(torch.tensor(turned), dim=0)
         asset.write_root_link_pose_to_sim_index(root_pose=pose)
 
     def where(name):
@@ -104,13 +108,13 @@ def measure(env):
         "facing pillar": step_from(0.0, pillar=(1.5, 0.0), wall=(-2.0, 0.0), steps=8),
         "over the wall": step_from(0.0, steps=8),
         "close to the wall": step_from(0.75, steps=8),
-        "turned away": step_from(0.0, yaw=math.pi, steps=8),
+        "turned away": step_from(0.0, turned=(0.0, 0.0, 1.0, 0.0), steps=8),
         "free": step_from(0.0),
         "beside the wall": step_from(1.2, y=0.9),
         "in the wall": step_from(1.1),
         "at the pillar": step_from(2.5 - REACH + 0.02),
         "near the pillar": step_from(2.5 - REACH - 0.02),
-        "tipped": step_from(0.0, height=0.2, roll=0.9),
+        "tipped": step_from(0.0, height=0.2, turned=(0.48, 0.0, 0.0, 1.0)),
     }
     arrange(0.4)
     env.scene["robot"].write_root_velocity_to_sim_index(
@@ -125,6 +129,40 @@ def measure(env):
         hits.append(terms.get_term("hit_wall").clone())
         through.append(where("robot")[:, 0])
     seen["flight"] = {"hits": torch.stack(hits), "x": torch.stack(through)}
+
+    def look(side):
+        """Return what the teacher sees of a state, or of its mirror image."""
+        env.reset()
+        robot, names = env.scene["robot"], env.scene["robot"].joint_names
+        legs = {"front_left": 0.1, "front_right": -0.2, "rear_left": 0.3, "rear_right": 0.05}
+        if side < 0.0:
+            legs = {leg: legs[SWAPPED[leg]] for leg in legs}
+        of_joints = torch.tensor([legs[name.rsplit("_", 1)[0]] for name in names])
+        angles = robot.data.default_joint_pos.torch + of_joints
+        velocity = [0.3, 0.2 * side, 0.1, 0.4 * side, 0.5, 0.6 * side]
+        place("robot", 0.1, 0.2 * side, turned=(0.05 * side, 0.07, 0.15 * side, 1.0))
+        place("pillar", 2.5, 0.1 * side)
+        place("wall", 1.2, -0.1 * side)
+        robot.write_root_velocity_to_sim_index(
+            root_velocity=torch.tensor([velocity]).repeat(NUM_ENVS, 1)
+        )
+        robot.write_joint_position_to_sim_index(position=angles)
+        robot.write_joint_velocity_to_sim_index(velocity=10.0 * of_joints.expand(NUM_ENVS, 8))
+        env.scene.update(0.0)
+        env.action_manager.process_action(of_joints.expand(NUM_ENVS, 8))
+        env.episode_length_buf[:] = 3 if side > 0.0 else 13  # half a cycle apart
+        return env.observation_manager.compute(), of_joints.expand(NUM_ENVS, 8)
+
+    obs, actions = look(1.0)
+    obs, actions = with_mirror_image(env, TensorDict(obs, [NUM_ENVS]), actions)
+    mirrored, mirrored_actions = look(-1.0)
+    seen["mirror"] = {
+        "expected": obs["teacher"][NUM_ENVS:],
+        "seen": mirrored["teacher"],
+        "kept": bool((obs["teacher"][:NUM_ENVS] == look(1.0)[0]["teacher"]).all()),
+        "actions": actions[NUM_ENVS:],
+        "expected_actions": mirrored_actions,
+    }
     return seen
 
 
@@ -287,3 +325,13 @@ def test_wall_is_not_felt_and_noticed_in_passing(seen):
     hits, places = torch.tensor(seen["flight"]["hits"]), torch.tensor(seen["flight"]["x"])
     assert hits.any(dim=0).all()
     assert (places[-1] > 1.3).all()
+
+
+def test_mirror_image_is_what_a_mirrored_robot_sees_and_does(seen):
+    mirror = seen["mirror"]
+    expected, observed = torch.tensor(mirror["expected"]), torch.tensor(mirror["seen"])
+    for values in (expected, observed):
+        values[:, STIFFNESS] = 0.0  # each motor has its own
+    torch.testing.assert_close(observed, expected, atol=1e-3, rtol=0.0)
+    assert expected.abs().amax(dim=0).gt(0.01).sum() == 47 - 8
+    assert mirror["actions"] == mirror["expected_actions"]
