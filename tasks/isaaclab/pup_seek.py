@@ -136,14 +136,14 @@ class RewardsCfg:
 
     walk = RewardTermCfg(func=seeking.walks_the_way, weight=1.0, params={"speed": 0.45})
     turn = RewardTermCfg(
-        func=seeking.turns_to_the_way, weight=0.6, params={"gain": 2.0, "most": 1.0}
+        func=seeking.turns_to_the_way, weight=1.0, params={"gain": 2.0, "most": 1.0}
     )
     trot = pup.RewardsCfg().trot.replace(weight=0.75)
     bounce = pup.RewardsCfg().bounce.replace(weight=-0.9)
     wobble = pup.RewardsCfg().wobble.replace(weight=-0.09)
     tilt = pup.RewardsCfg().tilt.replace(weight=-0.9)
     action_rate = pup.RewardsCfg().action_rate.replace(weight=-0.09)
-    time = RewardTermCfg(func=base_mdp.is_alive, weight=-0.5)
+    time = RewardTermCfg(func=base_mdp.is_alive, weight=-0.8)
     arrival = RewardTermCfg(
         func=base_mdp.is_terminated_term, weight=2.0 / STEP, params={"term_keys": ["arrived"]}
     )

@@ -22,7 +22,11 @@ STUDENT_OBS_GROUPS = {"student": ["policy", "camera"], "teacher": ["teacher"]}
 ACTOR_OBS_GROUPS = TEACHER_OBS_GROUPS | {"actor": ["policy", "camera"]}
 
 CNN = RslRlCNNModelCfg.CNNCfg(
-    output_channels=[8, 16, 16], kernel_size=[3, 3, 3], stride=[2, 2, 2], activation="elu"
+    output_channels=[8, 16, 16],
+    kernel_size=[3, 3, 3],
+    stride=[2, 2, 1],
+    norm="layer",
+    activation="elu",
 )
 
 
@@ -63,7 +67,13 @@ class PupSeekStudentCfg(PupStudentCfg):
     num_steps_per_env = 48
     max_iterations = 200
     student = cnn_lstm(init_std=0.1)
-    algorithm = TbpttDistillationAlgorithmCfg(gradient_length=48)
+    algorithm = TbpttDistillationAlgorithmCfg(
+        gradient_length=48,
+        num_mini_batches=16,
+        # Beside the wall and at the pillar from the start, where no beginner comes.
+        teacher_action_share=0.5,
+        teacher_action_updates=60,
+    )
 
 
 @configclass

@@ -15,7 +15,7 @@ PILLAR_RADIUS = 0.15
 WALL_LENGTH, WALL_THICKNESS = 0.7, 0.06
 """The wall runs along y. In m."""
 
-DETOUR = 0.2
+DETOUR = 0.4
 """How far beyond the wall's end the way around it turns. In m."""
 
 
