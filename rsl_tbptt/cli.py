@@ -101,7 +101,6 @@ def run_evaluate(args: Arguments) -> int:
         agent=args.agent,
         episodes=args.episodes,
         seed=args.seed,
-        recorded_envs=args.recorded_envs,
         device=args.device,
     )
     write_json(args.output, result)
@@ -139,16 +138,54 @@ def run_export(args: Arguments) -> int:
 
 
 def run_play(args: Arguments) -> int:
-    """Play a checkpoint."""
+    """Play a checkpoint, or write a video of some.
+
+    Raises:
+        ValueError: If there are several without a video.
+    """
+    if args.video is not None:
+        return _film(args)
     from rsl_tbptt.play import play
 
+    if len(args.checkpoint) > 1:
+        raise ValueError(
+            f"--checkpoint is given {len(args.checkpoint)} times, expected one: only --video shows"
+            " several beside each other."
+        )
     return play(
-        args.checkpoint,
+        args.checkpoint[0],
         task=args.task,
-        num_envs=args.num_envs,
+        num_envs=args.num_envs or 16,
         device=args.device,
         further=args.further,
     )
+
+
+def _film(args: Arguments) -> int:
+    """Write a video.
+
+    Raises:
+        ValueError: If an argument is none of the task's settings.
+    """
+    _require(TOOLS["play --video"])
+    from rsl_tbptt.video import record
+
+    if refused := [word for word in args.further if word.startswith("-")]:
+        raise ValueError(
+            f"The arguments {refused} are unknown, expected with --video only settings of the task"
+            " beside those of `rsl-tbptt play`: env.episode_length_s=4."
+        )
+    _check_device(args.device)
+    record(
+        args.checkpoint,
+        args.video,
+        task=args.task,
+        overrides=args.further,
+        num_envs=args.num_envs or 2,
+        device=args.device,
+    )
+    print(f"wrote {args.video}, {args.video.stat().st_size / 1e6:.2f} MB")
+    return 0
 
 
 def _check_device(device: str) -> None:

@@ -35,9 +35,6 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
     )
     parser.add_argument("--episodes", type=int, default=256, help="one per environment (256)")
     parser.add_argument("--seed", type=int, default=1000, help="of the environments (1000)")
-    parser.add_argument(
-        "--recorded-envs", type=int, default=2, help="whose joint positions are kept (2)"
-    )
     _add_device(parser)
 
 
@@ -61,10 +58,25 @@ def add_export(parser: argparse.ArgumentParser) -> None:
 
 def add_play(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``play``."""
-    parser.epilog = "Other arguments go on to the platform's command: --viz newton for a window."
-    parser.add_argument("--checkpoint", type=Path, required=True, help="model_<iteration>.pt")
+    parser.epilog = (
+        "Other arguments go on to the platform's command: --viz newton for a window. With --video"
+        " they are settings of the task: env.episode_length_s=4."
+    )
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        action="append",
+        required=True,
+        help="model_<iteration>.pt; with --video also several, one column each",
+    )
     parser.add_argument("--task", help="registered id, by default that of the training")
-    parser.add_argument("--num-envs", type=int, default=16, help="environments to show (16)")
+    parser.add_argument("--num-envs", type=int, help="environments to show (16, with --video 2)")
+    parser.add_argument(
+        "--video",
+        type=Path,
+        metavar="FILE",
+        help="render the robots into a GIF or WebP file instead, without a screen",
+    )
     _add_device(parser)
     parser.set_defaults(further=())
 

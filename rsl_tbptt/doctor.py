@@ -18,6 +18,7 @@ from rsl_tbptt.platforms.commands import executable
 TOOLS = {
     "evaluate": ("scipy", "yaml"),
     "export": ("onnx", "onnxruntime", "onnxscript", "yaml"),
+    "play --video": ("PIL", "scipy", "yaml"),
     "bench": ("psutil", "tabulate"),
 }
 """Modules of the extra ``tools`` by the command that needs them."""

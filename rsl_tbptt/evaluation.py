@@ -8,7 +8,9 @@ robots and the same starts.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -17,12 +19,12 @@ from tensordict import TensorDict
 
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.intervals import CONFIDENCE, confidence_interval
-from rsl_tbptt.platforms import load_platform, platform_of
+from rsl_tbptt.platforms import Platform, load_platform, platform_of
 from rsl_tbptt.policies import build_policy, images_of, read_policy
 
 SECONDS_BETWEEN_REPORTS = 2.0
-
-Positions = dict[str, list[float]]
+SEED = 1000
+"""Seed of the environments where none is given."""
 
 
 class Policy(Protocol):
@@ -37,6 +39,19 @@ class Policy(Protocol):
         ...
 
 
+@dataclass(frozen=True)
+class Start:
+    """A policy, and environments that have just been reset."""
+
+    platform: Platform
+    task: str
+    env: Any
+    """In rsl_rl's form."""
+    policy: MLPModel
+    obs: TensorDict
+    """What the policy sees first, batch size (N,)."""
+
+
 def evaluate(
     checkpoint: Path,
     *,
@@ -45,8 +60,7 @@ def evaluate(
     overrides: Sequence[str] = (),
     agent: Path | None = None,
     episodes: int = 256,
-    seed: int = 1000,
-    recorded_envs: int = 2,
+    seed: int = SEED,
     device: str = "cpu",
 ) -> dict[str, Any]:
     """Evaluate a checkpoint; on the screen appears how far it is.
@@ -60,11 +74,10 @@ def evaluate(
         agent: YAML file of the training's config where none lies beside the checkpoint.
         episodes: Fresh episodes, one per environment, at least 2.
         seed: Seed of the environment.
-        recorded_envs: Environments whose joint positions are kept.
         device: Device of simulation and policy, ``cpu`` or ``cuda:<index>``.
 
     Returns:
-        JSON values: what :func:`summarise` returns, the joint positions, and where it comes from.
+        JSON values: what :func:`summarise` returns, and where it comes from.
 
     Raises:
         ValueError: If there are less than 2 episodes, the checkpoint cannot be read, or nothing
@@ -74,29 +87,72 @@ def evaluate(
         raise ValueError(
             f"episodes is {episodes}, expected at least 2: an interval needs a spread."
         )
+    with started(
+        checkpoint,
+        platform_name=platform_name,
+        task=task,
+        overrides=overrides,
+        agent=agent,
+        num_envs=episodes,
+        seed=seed,
+        device=device,
+    ) as start:
+        returns, lengths = run_first_episodes(start.env, start.policy, start.obs)
+        step_seconds = start.platform.step_seconds(start.env)
+    result = summarise(returns, lengths, step_seconds)
+    return result | {"checkpoint": checkpoint.name, "task": start.task, "seed": seed}
+
+
+@contextmanager
+def started(
+    checkpoint: Path,
+    *,
+    platform_name: str | None = None,
+    task: str | None = None,
+    overrides: Sequence[str] = (),
+    agent: Path | None = None,
+    num_envs: int,
+    seed: int,
+    device: str,
+    image_size: tuple[int, int] | None = None,
+) -> Iterator[Start]:
+    """Simulate the task of a checkpoint up to the first step of its policy.
+
+    Args:
+        checkpoint: As in :func:`evaluate`, like what is not listed here.
+        platform_name: See there.
+        task: See there.
+        overrides: See there.
+        agent: See there.
+        num_envs: Environments.
+        seed: Seed of the environments; the same one gives every policy the same starts.
+        device: See there.
+        image_size: Width and height of the images that the platform's ``renderer`` shall give, in
+            pixels. None where none are wanted.
+
+    Yields:
+        The policy and its environments.
+
+    Raises:
+        ValueError: If the checkpoint cannot be read, or nothing tells on what it was trained.
+    """
     saved = read_policy(checkpoint, agent)  # before the simulator, whose start takes a while
     platform = load_platform(platform_name or platform_of(checkpoint))
     task = task or platform.find_trained(checkpoint).task
     with platform.simulated_env(
         task,
-        num_envs=episodes,
+        num_envs=num_envs,
         seed=seed,
         device=device,
         clip_actions=saved.config.get("clip_actions"),
         overrides=overrides,
+        image_size=image_size,
     ) as env:
         obs = env.get_observations()
         policy = build_policy(saved, device, images_of(obs))
         check_observations(policy, obs, task)
-        read = platform.joint_reader(env, recorded_envs)
         # Building a policy draws random numbers; seeding again gives all policies the same starts.
-        obs = platform.restart(env, seed)
-        returns, lengths, positions = run_first_episodes(env, policy, obs, read)
-        step_seconds = platform.step_seconds(env)
-    result = summarise(returns, lengths, step_seconds)
-    result |= {"checkpoint": checkpoint.name, "task": task, "seed": seed}
-    result["recorded"] = recorded(positions, lengths[:recorded_envs])
-    return result
+        yield Start(platform, task, env, policy, platform.restart(env, seed))
 
 
 def check_observations(policy: MLPModel, obs: TensorDict, task: str) -> None:
@@ -130,8 +186,10 @@ def run_first_episodes(
     env: Any,
     policy: Policy,
     obs: TensorDict,
-    read_positions: Callable[[], Positions],
-) -> tuple[torch.Tensor, torch.Tensor, list[Positions]]:
+    *,
+    watch: Callable[[int], None] | None = None,
+    max_steps: int | None = None,
+) -> tuple[torch.Tensor, torch.Tensor]:
     """Step all environments until each has finished its first episode.
 
     An environment that is done goes on with a second episode, which counts for nothing.
@@ -140,27 +198,31 @@ def run_first_episodes(
         env: Environment in rsl_rl's form, just reset.
         policy: Policy whose memory is cleared where an episode ends.
         obs: Observations after the reset, batch size (N,).
-        read_positions: Reads what to record before each step.
+        watch: Called with the number of each step before it is taken.
+        max_steps: Steps after which unfinished episodes are left. None waits for all.
 
     Returns:
-        Returns, shape (N,); episode lengths in steps, shape (N,), int64; and the readings.
+        Returns, shape (N,), and episode lengths in steps, shape (N,), int64.
     """
     policy.reset()
     running = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
     returns = torch.zeros(env.num_envs, device=env.device)
     lengths = torch.zeros(env.num_envs, dtype=torch.long, device=env.device)
-    positions, reported = [], time.monotonic()
-    while running.any():
-        positions.append(read_positions())
+    step, reported = 0, time.monotonic()
+    most_steps = min(max_steps or env.max_episode_length, env.max_episode_length)
+    while running.any() and step != max_steps:
+        if watch is not None:
+            watch(step)
         obs, rewards, dones, _ = env.step(policy(obs))
         policy.reset(dones)
         returns += torch.where(running, rewards, 0.0)
         lengths += running
         running &= dones == 0
+        step += 1
         if time.monotonic() - reported > SECONDS_BETWEEN_REPORTS:
             reported = time.monotonic()
-            print(f"[progress] {len(positions)}/{env.max_episode_length}", flush=True)
-    return returns.cpu(), lengths.cpu(), positions
+            print(f"[progress] {step}/{most_steps}", flush=True)
+    return returns.cpu(), lengths.cpu()
 
 
 def summarise(
@@ -187,19 +249,3 @@ def summarise(
         "returns": values,
         "lengths": lengths.tolist(),
     }
-
-
-def recorded(positions: list[Positions], lengths: torch.Tensor) -> list[Positions]:
-    """Cut the readings of each recorded environment at the end of its first episode.
-
-    Args:
-        positions: Readings by step, then by joint: one value per recorded environment.
-        lengths: Steps of the recorded environments' first episodes. Shape: (E,).
-
-    Returns:
-        Per environment, positions over time by joint name.
-    """
-    return [
-        {name: [step[name][env] for step in positions[:length]] for name in positions[0]}
-        for env, length in enumerate(lengths.tolist())
-    ]

@@ -53,7 +53,7 @@ def built(tmp_path_factory):
 
 
 def expected_files():
-    found = set().union(*map(files_in_checkout, ("*.py", "*.c", "*.usda", "py.typed")))
+    found = set().union(*map(files_in_checkout, ("*.py", "*.c", "*.usda", "*.png", "py.typed")))
     assert {"rsl_tbptt/py.typed", "rsl_tbptt_tasks/isaaclab/assets/cartpole.usda"} < found
     return found
 

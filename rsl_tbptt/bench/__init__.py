@@ -47,6 +47,12 @@ def add_case_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--rnn-type", choices=["lstm", "gru"], default="lstm")
     parser.add_argument("--rnn-hidden-dim", type=int, default=256)
     parser.add_argument("--rnn-num-layers", type=int, default=1)
+    parser.add_argument(
+        "--camera-period",
+        type=int,
+        help="steps for which a 48x64 depth camera shows each frame, of distillation (default: no"
+        " camera)",
+    )
     parser.add_argument("--done-rate", type=float, default=0.05, help="share of steps that end")
     parser.add_argument("--device", default="cpu", help="cpu or cuda:<index>")
     parser.add_argument("--use-mixed-precision", action="store_true", help="bfloat16 products")

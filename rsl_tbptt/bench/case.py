@@ -13,6 +13,8 @@ from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
+from rsl_tbptt.bench.camera import CAMERA, CNN, Camera, SteppedCNNRNNModel
+from rsl_tbptt.models import CNNRNNModel
 
 OBS_DIM, ACTION_DIM = 48, 12  # a quadruped's proprioception and its joints
 HIDDEN_DIMS = [256, 128, 64]
@@ -41,6 +43,8 @@ class Case:
     rnn_type: str = "lstm"
     rnn_hidden_dim: int = 256
     rnn_num_layers: int = 1
+    camera_period: int | None = None
+    """Steps for which a camera shows each frame, of distillation. None is a robot without one."""
     done_rate: float = 0.05
     device: str = "cpu"
     use_mixed_precision: bool = False
@@ -57,6 +61,13 @@ class Case:
         for name in ("num_envs", *counts, "rnn_num_layers"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1.")
+        if self.camera_period is not None and self.camera_period < 1:
+            raise ValueError(f"camera_period is {self.camera_period}, expected at least 1 or None.")
+        if self.camera_period is not None and self.algorithm == "ppo":
+            raise ValueError(
+                f"camera_period is {self.camera_period}, expected None with ppo: only distillation"
+                " has a model with a camera to compare with."
+            )
         if not 0 <= self.done_rate <= 1:
             raise ValueError(f"done_rate is {self.done_rate}, expected a share from 0 to 1.")
         per_mini_batch, left = divmod(self.num_envs, self.num_mini_batches)
@@ -101,7 +112,7 @@ def build(case: Case, library: Library, **options: Any) -> Any:
         The algorithm.
     """
     torch.manual_seed(0)
-    obs = random_obs(case)
+    obs = Robots(case).observe()
     if case.algorithm == "ppo":
         kind, lengths = "rl", {"num_learning_epochs": 1, "num_mini_batches": case.num_mini_batches}
         if library == "rsl_tbptt":
@@ -115,7 +126,7 @@ def build(case: Case, library: Library, **options: Any) -> Any:
         lengths |= case.options
     storage = RolloutStorage(kind, case.num_envs, case.num_steps, obs, [ACTION_DIM], case.device)
     algorithm = CLASSES[case.algorithm, library](
-        *(model.to(case.device) for model in _models(case, obs)),
+        *(model.to(case.device) for model in _models(case, library, obs)),
         storage,
         device=case.device,
         use_mixed_precision=case.use_mixed_precision,
@@ -126,7 +137,7 @@ def build(case: Case, library: Library, **options: Any) -> Any:
     return algorithm
 
 
-def _models(case: Case, obs: TensorDict) -> list[MLPModel]:
+def _models(case: Case, library: Library, obs: TensorDict) -> list[MLPModel]:
     """Build the models that are trained, and for distillation a teacher without memory."""
     groups = {role: ["policy"] for role in ("actor", "critic", "student", "teacher")}
     options: dict[str, Any] = {
@@ -136,12 +147,17 @@ def _models(case: Case, obs: TensorDict) -> list[MLPModel]:
         "rnn_hidden_dim": case.rnn_hidden_dim,
         "rnn_num_layers": case.rnn_num_layers,
     }
+    model_class: type[MLPModel] = RNNModel
+    if case.camera_period is not None:
+        model_class = CNNRNNModel if library == "rsl_tbptt" else SteppedCNNRNNModel
+        groups["student"].append(CAMERA)
+        options["cnn_cfg"] = dict(CNN)
     noise = {"class_name": "GaussianDistribution", "init_std": 1.0}
     models: list[MLPModel] = []
     for role, outputs in OUTPUTS[case.algorithm].items():
         distribution = None if role == "critic" else dict(noise)
         models.append(
-            RNNModel(obs, groups, role, outputs, distribution_cfg=distribution, **options)
+            model_class(obs, groups, role, outputs, distribution_cfg=distribution, **options)
         )
     if case.algorithm == "distillation":
         models.append(MLPModel(obs, groups, "teacher", ACTION_DIM, hidden_dims=HIDDEN_DIMS))
@@ -151,23 +167,42 @@ def _models(case: Case, obs: TensorDict) -> list[MLPModel]:
 def fill(algorithm: Any, case: Case, seed: int) -> None:
     """Roll out random robots; equal seeds give equal observations, rewards and dones."""
     torch.manual_seed(seed)  # of the actions
-    robots = torch.Generator().manual_seed(seed)
+    generator = torch.Generator().manual_seed(seed)
+    robots = Robots(case, generator)
     with torch.inference_mode():
+        obs = robots.observe()
         for _ in range(case.num_steps):
-            algorithm.act(random_obs(case, robots))
-            rewards = torch.randn(case.num_envs, generator=robots)
-            dones = torch.rand(case.num_envs, generator=robots) < case.done_rate
-            obs = random_obs(case, robots)
+            algorithm.act(obs)
+            rewards = torch.randn(case.num_envs, generator=generator)
+            dones = torch.rand(case.num_envs, generator=generator) < case.done_rate
+            obs = robots.observe()
             algorithm.process_env_step(
                 obs, rewards.to(case.device), dones.long().to(case.device), {}
             )
-        algorithm.compute_returns(random_obs(case, robots))
+        algorithm.compute_returns(obs)
 
 
-def random_obs(case: Case, robots: torch.Generator | None = None) -> TensorDict:
-    """Return observations of all environments."""
-    obs = torch.randn(case.num_envs, OBS_DIM, generator=robots).to(case.device)
-    return TensorDict({"policy": obs}, batch_size=[case.num_envs], device=case.device)
+class Robots:
+    """Random observations, step by step."""
+
+    def __init__(self, case: Case, generator: torch.Generator | None = None) -> None:
+        """Begin before the first step.
+
+        Args:
+            case: How many robots, and what they observe.
+            generator: Of the random numbers.
+        """
+        self._case, self._generator = case, generator
+        period = case.camera_period
+        self._camera = None if period is None else Camera(case.num_envs, period)
+
+    def observe(self) -> TensorDict:
+        """Return what all robots observe at the next step, batch size (N,)."""
+        num_envs, device = self._case.num_envs, self._case.device
+        groups = {"policy": torch.randn(num_envs, OBS_DIM, generator=self._generator)}
+        if self._camera is not None:
+            groups[CAMERA] = self._camera.see(self._generator)
+        return TensorDict(groups, batch_size=[num_envs]).to(device)
 
 
 def title(case: Case) -> str:
@@ -175,8 +210,10 @@ def title(case: Case) -> str:
     algorithm = "PPO" if case.algorithm == "ppo" else case.algorithm
     options = "".join(f", {name}={value}" for name, value in case.options.items())
     layers = f"{case.rnn_num_layers} layers of " if case.rnn_num_layers > 1 else ""
+    cnn = "" if case.camera_period is None else "CNN-"
+    camera = "" if case.camera_period is None else f", camera period {case.camera_period}"
     return (
-        f"{algorithm}, {layers}{case.rnn_type.upper()}-{case.rnn_hidden_dim}, {case.precision},"
-        f" N={case.num_envs}, T={case.num_steps}, K={case.gradient_length},"
-        f" done rate {case.done_rate:g}{options}"
+        f"{algorithm}, {layers}{cnn}{case.rnn_type.upper()}-{case.rnn_hidden_dim},"
+        f" {case.precision}, N={case.num_envs}, T={case.num_steps}, K={case.gradient_length},"
+        f" done rate {case.done_rate:g}{camera}{options}"
     )

@@ -10,6 +10,7 @@ from itertools import pairwise
 
 import torch
 
+from rsl_tbptt.bench.camera import CNN, FRAME_SHAPE, Camera
 from rsl_tbptt.bench.case import HIDDEN_DIMS, OBS_DIM, OUTPUTS, Case
 from rsl_tbptt.bench.speed import seconds_of
 
@@ -20,11 +21,12 @@ DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 
 
 def update_flops(case: Case) -> int:
-    """Count the floating-point operations of an update's matrix products.
+    """Count the floating-point operations of an update's matrix products and convolutions.
 
     Forward: ``x W_ih`` and ``h W_hh`` in every layer and step, and the MLP. Backward: the same
     again for the weights' gradients, and once more for the inputs' gradients, except where nobody
-    needs them: of the observations, and of the state before a window.
+    needs them: of the observations, and of the state before a window. A CNN sees every new frame
+    once, and the one that is shown when a window begins.
 
     Args:
         case: The case.
@@ -37,12 +39,40 @@ def update_flops(case: Case) -> int:
     hidden = case.rnn_hidden_dim
     gates = GATES[case.rnn_type] * hidden
     recurrent = gates * hidden * (2 * steps + cut_steps) * case.rnn_num_layers
-    inputs = gates * steps * (2 * OBS_DIM + 3 * hidden * (case.rnn_num_layers - 1))
-    flops = 0
+    features, convolutions, num_inputs = 0, 0, 2 * OBS_DIM
+    if case.camera_period is not None:
+        features, convolutions = _convolutions()
+        num_inputs = 3 * (OBS_DIM + features)  # one product for the gradients of all inputs
+    inputs = gates * steps * (num_inputs + 3 * hidden * (case.rnn_num_layers - 1))
+    flops = 2 * convolutions * _num_frames(case) if case.camera_period is not None else 0
     for outputs in OUTPUTS[case.algorithm].values():
         mlp = 3 * steps * sum(a * b for a, b in pairwise([hidden, *HIDDEN_DIMS, outputs]))
         flops += 2 * case.num_envs * (recurrent + inputs + mlp)
     return flops
+
+
+def _convolutions() -> tuple[int, int]:
+    """Return the features of a frame, and its products of the CNN forward and backward."""
+    channels, *size = FRAME_SHAPE
+    total, stride = 0, CNN["stride"]
+    for layer, (out, kernel) in enumerate(
+        zip(CNN["output_channels"], CNN["kernel_size"], strict=True)
+    ):
+        size = [(length - kernel) // stride + 1 for length in size]
+        products = channels * kernel**2 * out * size[0] * size[1]
+        total += products * (2 if layer == 0 else 3)  # nobody needs the frame's gradient
+        channels = out
+    return channels * size[0] * size[1], total
+
+
+def _num_frames(case: Case) -> int:
+    """Return the frames that are encoded in an update."""
+    assert case.camera_period is not None
+    camera = Camera(case.num_envs, case.camera_period)
+    return sum(
+        int(camera.is_new(step).sum()) if step % case.gradient_length else case.num_envs
+        for step in range(case.num_steps)
+    )
 
 
 def product_rates(device: str, seconds: float) -> dict[str, dict[str, float]]:

@@ -11,7 +11,10 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol, cast
+from typing import TYPE_CHECKING, Any, Protocol, cast
+
+if TYPE_CHECKING:
+    import torch
 
 PLATFORMS = ("isaaclab", "mjlab", "rsl_rl")
 """The platforms by name; ``rsl_rl`` is rsl_rl alone, with environments of the user's own."""
@@ -58,6 +61,8 @@ class Platform(Protocol):
     """Its group of entry points for tasks."""
     PROGRAM: str | None
     """Its command, whose presence shows a complete installation."""
+    RENDERS: bool
+    """Whether its environments can be seen without a screen."""
     PACKAGES: tuple[str, ...]
     """Distributions that decide a run's numbers beside those of every platform, its own first."""
 
@@ -89,6 +94,7 @@ class Platform(Protocol):
         device: str,
         clip_actions: float | None,
         overrides: Sequence[str],
+        image_size: tuple[int, int] | None,
     ) -> AbstractContextManager[Any]:
         """Simulate a task as it is in training, noise and randomisation included.
 
@@ -99,6 +105,8 @@ class Platform(Protocol):
             device: Device of the simulation.
             clip_actions: Bound of the actions as in training, or None.
             overrides: Presets and settings of the task as in training, in the platform's form.
+            image_size: Width and height of the images for :meth:`renderer`, in pixels. None where
+                none are wanted. The camera changes neither physics nor what is drawn.
 
         Returns:
             A context with the environment in rsl_rl's form.
@@ -124,16 +132,17 @@ class Platform(Protocol):
         """Return the duration of a step, None where the environment does not tell."""
         ...
 
-    def joint_reader(self, env: Any, num_envs: int) -> Callable[[], dict[str, list[float]]]:
-        """Return a function that reads the joint positions of the first environments.
+    def renderer(self, env: Any) -> Callable[[], torch.Tensor]:
+        """Return a function that renders the robot of every environment as it stands.
 
         Args:
-            env: What :meth:`simulated_env` gave.
-            num_envs: How many environments.
+            env: What :meth:`simulated_env` gave with an ``image_size``.
 
         Returns:
-            A function to lists of ``num_envs`` positions by joint name, in m or rad, joints in the
-            robot's order; to nothing where there are no joints to read.
+            A function to images, shape (N, height, width, 3), uint8, which the next ones overwrite.
+
+        Raises:
+            ValueError: If the environment has no robot to look at, or the platform no camera.
         """
         ...
 

@@ -3,23 +3,37 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rsl_tbptt.platforms import Trained, Training
+
+if TYPE_CHECKING:
+    import torch
 
 TITLE = "Isaac Lab"
 EXTRA = "isaaclab"
 TASKS = "isaaclab.tasks"
 PROGRAM = "isaaclab"
+RENDERS = True
 PACKAGES = ("isaaclab", "newton", "mujoco-warp", "warp-lang")
 PHYSICS = "physics=newton_mjwarp"
 """The backend that runs without Isaac Sim, with or without a GPU."""
 MANIFEST = "run.json"
 DEFAULT_AGENT = "rsl_rl_cfg_entry_point"
 """What `isaaclab train` takes where it is given no agent."""
+CAMERA = "video_camera"
+"""Name of the camera in the scene."""
+FOCAL_LENGTH, APERTURE = 24.0, 20.955
+"""Of the camera, in mm: 47 degrees wide."""
+SKY = (0.85, 0.9, 0.95)
+MARGIN = {True: 1.05, False: 1.5}
+"""Width of the image over the robot's, by whether it is fixed to the world: others have legs."""
+DIRECTION = (0.35, -1.0, 0.4)
+"""From a robot that is longer than wide to the camera: its side, from above."""
 OWN_TASKS = "Tbptt-"
 """Start of the ids of this repository's tasks, which all offer that backend."""
 
@@ -86,6 +100,7 @@ def simulated_env(
     device: str,
     clip_actions: float | None,
     overrides: Sequence[str],
+    image_size: tuple[int, int] | None = None,
 ) -> Iterator[Any]:
     """Launch the simulator with a task; see :class:`rsl_tbptt.platforms.Platform`."""
     # Imported here because they load the simulator, which writing commands does not need.
@@ -100,6 +115,8 @@ def simulated_env(
     env_cfg.scene.num_envs = num_envs
     env_cfg.sim.device = device
     env_cfg.seed = seed
+    if image_size is not None:
+        setattr(env_cfg.scene, CAMERA, _camera_cfg(*image_size))
     with launch_simulation(env_cfg, {"device": device}):
         made: Any = gym.make(task, cfg=env_cfg)
         env = RslRlVecEnvWrapper(made, clip_actions=clip_actions)
@@ -107,6 +124,22 @@ def simulated_env(
             yield env
         finally:
             env.close()
+
+
+def _camera_cfg(width: int, height: int) -> Any:
+    """Return a camera per environment, rendered by Warp: on any device, without Isaac Sim."""
+    from isaaclab.sensors import CameraCfg
+    from isaaclab.sim import PinholeCameraCfg
+    from isaaclab_newton.renderers import NewtonWarpRendererCfg
+
+    return CameraCfg(
+        prim_path=f"{{ENV_REGEX_NS}}/{CAMERA}",
+        spawn=PinholeCameraCfg(focal_length=FOCAL_LENGTH, horizontal_aperture=APERTURE),
+        width=width,
+        height=height,
+        background_color=SKY,
+        renderer_cfg=NewtonWarpRendererCfg(enable_shadows=True),
+    )
 
 
 def restart(env: Any, seed: int) -> Any:
@@ -121,15 +154,63 @@ def step_seconds(env: Any) -> float:
     return env.unwrapped.step_dt
 
 
-def joint_reader(env: Any, num_envs: int) -> Callable[[], dict[str, list[float]]]:
-    """Return a function that reads the joints of the articulation named ``robot``."""
-    robot = env.unwrapped.scene["robot"]
+def renderer(env: Any) -> Callable[[], torch.Tensor]:
+    """Return a function that renders the scene's first articulation.
 
-    def read() -> dict[str, list[float]]:
-        positions = robot.data.joint_pos.torch[:num_envs]
-        return dict(zip(robot.joint_names, positions.T.tolist(), strict=True))
+    The camera keeps its place beside the robot's root and does not turn with it.
 
-    return read
+    Returns:
+        A function to images, shape (N, height, width, 3), uint8, which the next ones overwrite.
+
+    Raises:
+        ValueError: If the scene has no articulation.
+    """
+    scene = env.unwrapped.scene
+    if not scene.articulations:
+        raise ValueError("The scene has no articulation, expected a robot to look at.")
+    robot, camera = next(iter(scene.articulations.values())), scene[CAMERA]
+    eye, target = _view(robot, camera.cfg.height / camera.cfg.width)
+
+    def render() -> torch.Tensor:
+        root = robot.data.root_pos_w.torch
+        camera.set_world_poses_from_view(
+            root + root.new_tensor(eye), root + root.new_tensor(target)
+        )
+        return camera.data.output["rgb"].torch
+
+    return render
+
+
+def _view(robot: Any, height_per_width: float) -> tuple[tuple[float, ...], tuple[float, ...]]:
+    """Return from where the whole robot is seen, whichever way it turns.
+
+    Args:
+        robot: An articulation as it was spawned.
+        height_per_width: Of the image.
+
+    Returns:
+        The camera's place and the place that it looks at, from the robot's root, in m.
+    """
+    from isaaclab.sim.utils import find_first_matching_prim
+    from pxr import Usd, UsdGeom
+
+    prim = find_first_matching_prim(robot.cfg.prim_path)
+    cache = UsdGeom.BBoxCache(Usd.TimeCode.Default(), [UsdGeom.Tokens.default_])
+    bound: Any = cache.ComputeLocalBound(prim)
+    box = bound.ComputeAlignedRange()
+    length, depth, height = box.GetSize()
+    centre = [a - b for a, b in zip(box.GetMidpoint(), robot.cfg.init_state.pos, strict=True)]
+    slope = APERTURE / FOCAL_LENGTH  # of the image's width over the distance
+    width = math.hypot(length, depth)
+    distance = (
+        MARGIN[robot.is_fixed_base] * max(width, height / height_per_width) / slope
+        + min(length, depth) / 2
+    )
+    # From the side where it is longest: a cart's rail lies across the image.
+    x, y, z = DIRECTION
+    towards = (x, y, z) if length >= depth else (-y, x, z)
+    scale = distance / math.hypot(*towards)
+    return tuple(a + scale * b for a, b in zip(centre, towards, strict=True)), tuple(centre)
 
 
 def task_id(task: str, agent: str) -> str:

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rsl_tbptt.platforms import Trained, Training
+
+if TYPE_CHECKING:
+    import torch
 
 TITLE = "mjlab"
 EXTRA = "mjlab"
 TASKS = "mjlab.tasks"
 PROGRAM = "play"
+RENDERS = True
 PACKAGES = ("mjlab", "mujoco", "mujoco-warp", "warp-lang")
 ENV = Path("params", "env.yaml")
 """Where mjlab writes the environment's config, beside the checkpoints."""
+
+CAMERA = "video_camera"
+"""Name of the camera in the scene."""
+SKY, HORIZON = (0.6, 0.75, 0.95), (0.95, 0.97, 1.0)
 
 LOG_ROOT = Path("logs", "rsl_rl")
 """Where mjlab logs, below the working directory, if it is not told otherwise."""
@@ -84,6 +93,7 @@ def simulated_env(
     device: str,
     clip_actions: float | None,
     overrides: Sequence[str],
+    image_size: tuple[int, int] | None = None,
 ) -> Iterator[Any]:
     """Simulate a task; see :class:`rsl_tbptt.platforms.Platform`.
 
@@ -100,12 +110,67 @@ def simulated_env(
     env_cfg = registry.load_env_cfg(task)
     env_cfg.scene.num_envs = num_envs
     env_cfg.seed = seed
+    if image_size is not None:
+        _add_camera(env_cfg, *image_size)
     made = import_module("mjlab.envs").ManagerBasedRlEnv(env_cfg, device)
     env = import_module("mjlab.rl").RslRlVecEnvWrapper(made, clip_actions=clip_actions)
     try:
         yield env
     finally:
         env.close()
+
+
+def _add_camera(env_cfg: Any, width: int, height: int) -> None:
+    """Add a camera where mjlab's own viewer has one, rendered by Warp instead of OpenGL."""
+    mujoco = import_module("mujoco")
+    viewer, edit = env_cfg.viewer, env_cfg.scene.spec_fn
+    body, (x, y, z) = _looked_at(env_cfg)
+    azimuth, elevation = math.radians(viewer.azimuth), math.radians(viewer.elevation)
+    flat = viewer.distance * math.cos(elevation)
+    # A camera looks down. It is lifted to the horizon and more, then turned from north to there.
+    lift, turn = (math.pi / 2 + elevation) / 2, (azimuth - math.pi / 2) / 2
+    camera = import_module("mjlab.sensor").CameraSensorCfg(
+        name=CAMERA,
+        parent_body=body,
+        pos=(
+            x - flat * math.cos(azimuth),
+            y - flat * math.sin(azimuth),
+            z - viewer.distance * math.sin(elevation),
+        ),
+        quat=(
+            math.cos(turn) * math.cos(lift),
+            math.cos(turn) * math.sin(lift),
+            math.sin(turn) * math.sin(lift),
+            math.sin(turn) * math.cos(lift),
+        ),
+        fovy=viewer.fovy,
+        width=width,
+        height=height,
+        use_shadows=True,
+    )
+
+    def edited(spec: Any) -> None:
+        if edit is not None:
+            edit(spec)
+        spec.camera(CAMERA).mode = mujoco.mjtCamLight.mjCAMLIGHT_TRACK  # goes along, turns not
+        skybox = mujoco.mjtTexture.mjTEXTURE_SKYBOX
+        if all(texture.type != skybox for texture in spec.textures):
+            gradient = mujoco.mjtBuiltin.mjBUILTIN_GRADIENT
+            colours = {"rgb1": SKY, "rgb2": HORIZON, "width": 32, "height": 192}
+            spec.add_texture(name="sky", type=skybox, builtin=gradient, **colours)
+
+    env_cfg.scene.sensors = (*env_cfg.scene.sensors, camera)
+    env_cfg.scene.spec_fn = edited
+
+
+def _looked_at(env_cfg: Any) -> tuple[str | None, tuple[float, float, float]]:
+    """Return the body that the viewer follows, None for the world, and a place from its origin."""
+    viewer, entities = env_cfg.viewer, env_cfg.scene.entities
+    if viewer.origin_type == viewer.OriginType.WORLD:
+        return None, viewer.lookat
+    entity = viewer.entity_name or next(iter(entities))
+    body = viewer.body_name or next(b.name for b in entities[entity].spec_fn().bodies if b.joints)
+    return f"{entity}/{body}", (0.0, 0.0, 0.0)
 
 
 def restart(env: Any, seed: int) -> Any:
@@ -120,15 +185,14 @@ def step_seconds(env: Any) -> float:
     return env.unwrapped.step_dt
 
 
-def joint_reader(env: Any, num_envs: int) -> Callable[[], dict[str, list[float]]]:
-    """Return a function that reads the joints of the scene's first entity with joints."""
-    robot = next(e for e in env.unwrapped.scene.entities.values() if e.num_joints > 0)
+def renderer(env: Any) -> Callable[[], torch.Tensor]:
+    """Return a function to what the camera saw after the last step.
 
-    def read() -> dict[str, list[float]]:
-        positions = robot.data.joint_pos[:num_envs]
-        return dict(zip(robot.joint_names, positions.T.tolist(), strict=True))
-
-    return read
+    Returns:
+        A function to images, shape (N, height, width, 3), uint8, which the next ones overwrite.
+    """
+    camera = env.unwrapped.scene[CAMERA]
+    return lambda: camera.data.rgb
 
 
 def task_id(task: str, agent: str) -> str:

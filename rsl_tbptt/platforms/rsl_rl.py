@@ -13,6 +13,7 @@ from rsl_tbptt.platforms import Trained, Training
 
 TITLE = "rsl_rl alone"
 EXTRA = TASKS = PROGRAM = None
+RENDERS = False
 PACKAGES = ("rsl-rl-lib",)
 
 
@@ -43,6 +44,7 @@ def simulated_env(
     device: str,
     clip_actions: float | None,
     overrides: Sequence[str],
+    image_size: tuple[int, int] | None = None,
 ) -> Iterator[Any]:
     """Make an environment by ``module:function``, called with ``(num_envs, seed, device)``.
 
@@ -108,9 +110,13 @@ def step_seconds(env: Any) -> float | None:
     return getattr(env, "step_dt", None)
 
 
-def joint_reader(env: Any, num_envs: int) -> Callable[[], dict[str, list[float]]]:
-    """Return a function to no joints: rsl_rl knows none."""
-    return dict
+def renderer(env: Any) -> NoReturn:
+    """Say that there is no camera.
+
+    Raises:
+        ValueError: Always.
+    """
+    raise ValueError("rsl_rl alone knows no robot and no camera, expected Isaac Lab or mjlab.")
 
 
 def task_id(task: str, agent: str) -> str:

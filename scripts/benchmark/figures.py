@@ -68,9 +68,8 @@ def draw_done_rate(axes: Axes, points: list[SpeedResult]) -> None:
 def draw_memory(axes: Axes, points: list[MemoryResult]) -> None:
     """Draw the peaks of PPO."""
     steps = [point.row.case.num_steps for point in points]
-    rsl_rl = [point.rsl_rl.process_peak for point in points]
+    rsl_rl = [point.other.process_peak for point in points]
     axes.plot(steps, rsl_rl, "o-", color=RSL_RL, label="rsl_rl")
-    ours = [point.ours.process_peak for point in points]
-    axes.plot(steps, ours, "o-", color=OURS, label="rsl_tbptt")
+    axes.plot(steps, [p.ours.process_peak for p in points], "o-", color=OURS, label="rsl_tbptt")
     axes.set(xlabel="steps per rollout (PPO, LSTM, float32)", ylabel="MB", ylim=(0, None))
     axes.set_xticks(steps)

@@ -32,7 +32,7 @@ def format_report(results: Results, figures: dict[str, str]) -> str:
         missed=[r.row.name for r in judged if not r.row.reached(r.ratio)],
         speed_table=_speed_table(results.speed),
         rates_table=_rates_table(results.rates),
-        memory_table=_memory_table(results.memory),
+        memory_table=_memory_table([r for r in results.memory if not r.row.beside]),
     )
 
 
@@ -60,8 +60,8 @@ def _memory_table(results: list[MemoryResult]) -> str:
     further = ("update(): rsl_rl", "update(): rsl_tbptt", "predicted")
     rows = []
     for result in results:
-        process = (_mb(result.rsl_rl.process_peak), _mb(result.ours.process_peak))
-        update = (result.rsl_rl.update_peak, result.ours.update_peak, result.ours.predicted)
+        process = (_mb(result.other.process_peak), _mb(result.ours.process_peak))
+        update = (result.other.update_peak, result.ours.update_peak, result.ours.predicted)
         share = (f"{result.ratio:.3f}", _target(result))
         rows.append((title(result.row.case), *process, *share, *map(_mb, update)))
     return markdown((*heads, *further), rows)

@@ -49,16 +49,17 @@ class CostResult:
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryResult:
-    """Memory beside rsl_rl's."""
+    """Memory beside rsl_rl's, or beside that of ours in another case."""
 
     row: Row
     ours: Memory
-    rsl_rl: Memory
+    other: Memory
 
     @property
     def ratio(self) -> float:
-        """Our process's peak as a share of rsl_rl's."""
-        return self.ours.process_peak / self.rsl_rl.process_peak
+        """Our process's peak as a share of rsl_rl's; of ours in two cases that of the update."""
+        peak = "update_peak" if self.row.beside else "process_peak"
+        return getattr(self.ours, peak) / getattr(self.other, peak)
 
 
 @dataclass(frozen=True, kw_only=True)

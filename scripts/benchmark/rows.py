@@ -20,7 +20,7 @@ class Row:
     case: Case
     measure: Literal["speed", "cost", "memory"] = "speed"
     """Time of an update beside rsl_rl's; time of ours beside that of ours in another case; or
-    memory of a process beside that of rsl_rl's."""
+    memory of a process beside that of rsl_rl's, of an update beside ours in another case."""
     beside: dict[str, Any] = field(default_factory=dict)
     """What the other case has in place of the values of ``case``."""
     pairs: int = 2
@@ -54,8 +54,7 @@ def select(rows: Sequence[Row], part: str, device: str, *, quick: bool = False) 
     """
     kept = [replace(r, case=replace(r.case, device=device)) for r in rows if part in r.name]
     if not kept:
-        names = [row.name for row in rows]
-        raise ValueError(f"--rows is {part!r}, expected a part of one of {names}.")
+        raise ValueError(f"--rows is {part!r}, expected a part of one of {[r.name for r in rows]}.")
     return [replace(r, case=_tiny(r.case), pairs=2) for r in kept] if quick else kept
 
 

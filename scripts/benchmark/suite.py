@@ -85,8 +85,9 @@ def _measure_cost(row: Row, times_of: Times) -> CostResult:
 
 
 def _measure_memory(row: Row) -> MemoryResult:
-    ours, rsl_rl = (measure_in_own_process(row.case, library) for library in LIBRARIES)
-    return MemoryResult(row=row, ours=ours, rsl_rl=rsl_rl)
+    ours, rsl_rl = LIBRARIES
+    other = measure_in_own_process(replace(row.case, **row.beside), ours if row.beside else rsl_rl)
+    return MemoryResult(row=row, ours=measure_in_own_process(row.case, ours), other=other)
 
 
 def _each(rows: Sequence[Row], measure: str, doing: str) -> Iterator[Row]:

@@ -1,4 +1,4 @@
-"""Figures of the report: learning curves and the animation, as data URIs."""
+"""Figures of the report: learning curves and the video, as data URIs."""
 
 import base64
 import io
@@ -6,16 +6,10 @@ import math
 from collections.abc import Iterable
 from itertools import cycle
 from pathlib import Path
-from typing import Any
 
-from matplotlib import pyplot as plt
-from matplotlib.animation import FuncAnimation, PillowWriter
 from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-from rsl_tbptt_tasks.cartpole_drawing import NUM_JOINTS, CartpoleDrawing
 from scripts.figure_style import PALETTE, drawn_svg
-
-FRAMES_PER_SECOND = 15
 
 Curve = tuple[list[int], list[float]]
 
@@ -64,7 +58,7 @@ def plot_curves(curves: dict[str, dict[str, Curve]]) -> str:
         for axes in (reward, loss):
             if axes.get_legend_handles_labels()[0]:
                 axes.legend(frameon=False)
-    return _data_uri("image/svg+xml", image.getvalue())
+    return data_uri("image/svg+xml", image.getvalue())
 
 
 def plot_returns(returns: dict[str, list[float]], intervals: dict[str, list[float]]) -> str:
@@ -88,48 +82,9 @@ def plot_returns(returns: dict[str, list[float]], intervals: dict[str, list[floa
         axes.set_yticks(range(len(returns)), list(reversed(list(returns))))
         axes.set(title="Return of each episode; black: 95 % interval of the mean")
         axes.grid(axis="y", visible=False)
-    return _data_uri("image/svg+xml", image.getvalue())
+    return data_uri("image/svg+xml", image.getvalue())
 
 
-def _data_uri(kind: str, content: bytes) -> str:
+def data_uri(kind: str, content: bytes) -> str:
+    """Write an image into an address."""
     return f"data:{kind};base64,{base64.b64encode(content).decode()}"
-
-
-def animate(evaluations: dict[str, dict[str, Any]], scratch: Path) -> str | None:
-    """Draw the recorded episodes side by side, one column per policy, one row per robot.
-
-    Args:
-        evaluations: What ``rsl-tbptt evaluate`` wrote, by policy.
-        scratch: File to draw into; removed again.
-
-    Returns:
-        A GIF image as a data URI, in real time; None if the robots are no cartpoles.
-    """
-    robots = [robot for evaluation in evaluations.values() for robot in evaluation["recorded"]]
-    if any(len(robot) != NUM_JOINTS for robot in robots):
-        return None
-    step_seconds = next(iter(evaluations.values()))["step_seconds"]
-    rows = min(len(evaluation["recorded"]) for evaluation in evaluations.values())
-    stride = max(1, round(1 / FRAMES_PER_SECOND / step_seconds))
-    num_steps = max(len(positions) for robot in robots for positions in robot.values())
-    figure, grid = plt.subplots(
-        rows, len(evaluations), figsize=(9, 1.9 * rows), layout="constrained", squeeze=False
-    )
-    colour = colours(evaluations)
-    panels = [
-        CartpoleDrawing(axes, evaluation["recorded"][row], name if row == 0 else "", colour[name])
-        for row in range(rows)
-        for axes, (name, evaluation) in zip(grid[row], evaluations.items(), strict=True)
-    ]
-
-    def draw(step: int) -> None:
-        for panel in panels:
-            panel.draw(step, num_steps, step_seconds)
-
-    FuncAnimation(figure, draw, range(0, num_steps, stride), init_func=lambda: None).save(
-        scratch, PillowWriter(fps=1 / (stride * step_seconds)), dpi=72
-    )
-    plt.close(figure)
-    content = scratch.read_bytes()
-    scratch.unlink()
-    return _data_uri("image/gif", content)

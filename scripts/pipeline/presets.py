@@ -66,8 +66,6 @@ class Evaluation(Section):
     """Fresh episodes, one per environment; an interval needs a spread."""
     seed: NonNegativeInt
     """Seed of the environment, the same for all policies."""
-    recorded_envs: NonNegativeInt
-    """Environments whose joint positions are kept for the animation."""
     expected_seconds: PositiveFloat
     """Duration on 2 CPU cores, for the first guess of the remaining time."""
 

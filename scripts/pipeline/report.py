@@ -7,7 +7,7 @@ from typing import Any
 from rsl_tbptt.files import complete, write_json
 from rsl_tbptt.machine import machine, versions
 from rsl_tbptt.platforms import load_platform
-from scripts.pipeline.figures import animate, plot_curves, plot_returns, read_curves
+from scripts.pipeline.figures import data_uri, plot_curves, plot_returns, read_curves
 from scripts.pipeline.presets import DEMO, Preset, default_run, load_preset
 from scripts.pipeline.progress import clock
 from scripts.pipeline.results import collect, format_share, read_evaluation
@@ -54,7 +54,8 @@ def finished_stages(run: RunFolder, preset: Preset) -> dict[str, Marker]:
     Raises:
         FileNotFoundError: If one is not finished.
     """
-    names = {*preset.policies, *(f"evaluate-{name}" for name in preset.evaluated), "export"}
+    evaluations = (f"evaluate-{name}" for name in preset.evaluated)
+    names = {*preset.policies, *evaluations, "video", "export"}
     markers = {name: marker for name in names if (marker := run.marker(name)) is not None}
     missing = sorted(names - markers.keys())
     if missing:
@@ -85,7 +86,7 @@ def render(
     return fill(
         TEMPLATE,
         results=results,
-        animation=animate(evaluations, run.path / "animation.gif"),
+        video=data_uri("image/webp", (run.path / markers["video"].output).read_bytes()),
         curves=plot_curves(curves),
         returns=plot_returns(
             {name: evaluation["returns"] for name, evaluation in evaluations.items()},

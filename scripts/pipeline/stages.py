@@ -11,10 +11,11 @@ from scripts.pipeline.training import find_checkpoint, train_command
 
 REPORT = Path(__file__).resolve().parents[1] / "report.py"
 REPORT_SECONDS = 25.0
+VIDEO_SECONDS = 100.0
 
 
 def pipeline_stages(run: RunFolder, preset: Preset, config: Path, device: str) -> list[Stage]:
-    """Lay out a preset: all policies, the export and the report.
+    """Lay out a preset: all policies, the video, the export and the report.
 
     Args:
         run: The run folder.
@@ -27,6 +28,7 @@ def pipeline_stages(run: RunFolder, preset: Preset, config: Path, device: str) -
     """
     return [
         *policy_stages(run, preset, device),
+        video_stage(run, preset, device),
         export_stage(run, preset, device),
         report_stage(run, preset, config, device),
     ]
@@ -91,6 +93,23 @@ def evaluation_stage(run: RunFolder, preset: Preset, name: str, device: str) -> 
     )
 
 
+def video_stage(run: RunFolder, preset: Preset, device: str) -> Stage:
+    """Describe the video of all policies, in training order."""
+    options = {"video": "video.webp", "device": device}
+
+    def command(outputs: dict[str, str]) -> list[str]:
+        return tool("play", **options) + [f"--checkpoint={outputs[n]}" for n in preset.policies]
+
+    return Stage(
+        name="video",
+        needs=tuple(preset.policies),
+        settings=_common(preset, device) | options,
+        command=command,
+        output=lambda since: written(run.path / options["video"], since),
+        expected_seconds=VIDEO_SECONDS,
+    )
+
+
 def export_stage(run: RunFolder, preset: Preset, device: str) -> Stage:
     """Describe the export of the preset's choice."""
     export = preset.export
@@ -116,7 +135,7 @@ def report_stage(run: RunFolder, preset: Preset, config: Path, device: str) -> S
     }
     return Stage(
         name="report",
-        needs=(*(f"evaluate-{name}" for name in preset.evaluated), "export"),
+        needs=(*(f"evaluate-{name}" for name in preset.evaluated), "video", "export"),
         settings=_common(preset, device) | texts,
         command=lambda _outputs: ["python", os.path.relpath(REPORT, run.path), *options],
         output=lambda since: written(run.path / "report.html", since),

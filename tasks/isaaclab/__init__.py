@@ -41,9 +41,9 @@ _register(
 _register("Tbptt-Velocity-Flat-Pup", "pup:PupFlatEnvCfg", "pup_agents:Pup")
 _register("Tbptt-Seek-Pup", "pup_seek:PupSeekEnvCfg", "pup_seek_agents:PupSeek")
 for _robot, _name in (("AnymalD", "Anymal-D"), ("UnitreeGo2", "Unitree-Go2")):
-    for _ground in ("Flat", "Rough"):
+    for _ground, _sees in (("Flat", ""), ("Rough", ""), ("Rough", "Scan")):
         _register(
-            f"Tbptt-Velocity-{_ground}-{_name}",
-            f"velocity:{_robot}{_ground}TbpttEnvCfg",
-            f"velocity_agents:{_robot}{_ground}",
+            f"Tbptt-Velocity-{_ground}-{_name}" + (_sees and f"-{_sees}"),
+            f"velocity:{_robot}{_ground}{_sees}TbpttEnvCfg",
+            f"velocity_agents:{_robot}{_ground}{_sees}",
         )

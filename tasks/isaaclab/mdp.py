@@ -6,6 +6,7 @@ import math
 from typing import TYPE_CHECKING
 
 import torch
+from isaaclab.envs import mdp as base_mdp
 from isaaclab.utils.math import quat_apply
 
 if TYPE_CHECKING:
@@ -53,6 +54,23 @@ def joint_stiffness(env: ManagerBasedEnv, asset_cfg: SceneEntityCfg) -> torch.Te
     """
     stiffness = env.scene[asset_cfg.name].data.joint_stiffness.torch
     return stiffness[:, asset_cfg.joint_ids].to(env.device)
+
+
+def height_image(env: ManagerBasedEnv, sensor_cfg: SceneEntityCfg) -> torch.Tensor:
+    """Return Isaac Lab's height scan as a picture, for a CNN.
+
+    Args:
+        env: The environment.
+        sensor_cfg: A ray caster with a grid of x fastest, Isaac Lab's default.
+
+    Returns:
+        Height of the sensor over the ground, less 0.5 m. Shape: (N, 1, rays along y, rays along x),
+        float32.
+    """
+    heights = base_mdp.height_scan(env, sensor_cfg)
+    grid = env.scene.sensors[sensor_cfg.name].cfg.pattern_cfg
+    along_y, along_x = (round(size / grid.resolution) + 1 for size in reversed(grid.size))
+    return heights.unflatten(1, (1, along_y, along_x))
 
 
 def clock(env: ManagerBasedRLEnv, frequency: float) -> torch.Tensor:

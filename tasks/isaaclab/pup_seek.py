@@ -118,8 +118,9 @@ class EventsCfg(pup.EventsCfg):
         func=seeking.place_pillar_and_wall,
         mode="reset",
         params={
-            "pillar": {"x": (2.6, 3.2), "y": (-0.4, 0.4)},
-            "wall": {"x": (1.2, 1.6), "y": (-0.3, 0.3)},
+            "pillar": ((2.6, 3.2), (-0.4, 0.4)),
+            "wall": (1.2, 1.6),
+            "beside": (0.1, 0.35),
         },
     )
 

@@ -154,22 +154,31 @@ def hit_wall(env: ManagerBasedEnv, distance: float) -> torch.Tensor:
 
 def place_pillar_and_wall(
     env: ManagerBasedEnv,
-    env_ids: torch.Tensor,
-    pillar: dict[str, tuple[float, float]],
-    wall: dict[str, tuple[float, float]],
+    env_ids: torch.Tensor | slice,
+    pillar: tuple[tuple[float, float], tuple[float, float]],
+    wall: tuple[float, float],
+    beside: tuple[float, float],
 ) -> None:
     """Put pillar and wall somewhere else.
 
     Args:
         env: The environment.
-        env_ids: Where an episode starts. Shape: (n,).
-        pillar: Ranges of its place by axis, from the environment's origin. In m.
-        wall: The same of the wall's middle.
+        env_ids: Where an episode starts. Shape: (n,); or a slice.
+        pillar: Ranges of its x and y, from the environment's origin. In m.
+        wall: Range of the wall's x, in m.
+        beside: Range of the distance, along y, from the wall's middle to the straight line from
+            origin to pillar, on either side: which way is shorter can be seen. In m.
     """
-    for name, ranges in (("pillar", pillar), ("wall", wall)):
+    origins = env.scene.env_origins[env_ids, :2]
+
+    def draw(low: float, high: float) -> torch.Tensor:
+        return low + (high - low) * torch.rand(len(origins), device=env.device)
+
+    x, y, wall_x = draw(*pillar[0]), draw(*pillar[1]), draw(*wall)
+    side = torch.where(draw(-1.0, 1.0) > 0.0, 1.0, -1.0)
+    wall_y = y * wall_x / x + side * draw(*beside)
+    for name, place in (("pillar", (x, y)), ("wall", (wall_x, wall_y))):
         asset = env.scene[name]
         pose = asset.data.default_root_pose.torch[env_ids].clone()
-        low, high = torch.tensor([ranges["x"], ranges["y"]], device=env.device).T
-        place = low + (high - low) * torch.rand(len(pose), 2, device=env.device)
-        pose[:, :2] = env.scene.env_origins[env_ids, :2] + place
+        pose[:, :2] = origins + torch.stack(place, dim=1)
         asset.write_root_link_pose_to_sim_index(root_pose=pose, env_ids=env_ids)

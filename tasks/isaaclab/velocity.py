@@ -2,7 +2,8 @@
 
 Robots, terrain, rewards and events are Isaac Lab's own. What changes is who sees what: the student
 loses the base's linear velocity and, on rough terrain, the height scan; it keeps the noise. The
-teacher sees everything, without noise.
+teacher sees everything, without noise. In the variants ``...-Scan`` the student sees the scan too,
+noisy and as a picture, which a CNN reads.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from isaaclab.managers import ObservationGroupCfg as ObsGroupCfg
 from isaaclab.managers import ObservationTermCfg as ObsTermCfg
 from isaaclab.managers import SceneEntityCfg
 from isaaclab.utils import configclass
+from isaaclab.utils.noise import UniformNoiseCfg
 from isaaclab_tasks.core.velocity import mdp as velocity_mdp
 from isaaclab_tasks.core.velocity.config.anymal_d.flat_env_cfg import AnymalDFlatEnvCfg
 from isaaclab_tasks.core.velocity.config.anymal_d.rough_env_cfg import AnymalDRoughEnvCfg
@@ -85,6 +87,27 @@ class RoughObservationsCfg(ProprioceptiveObservationsCfg):
 
 
 @configclass
+class ScanObservationsCfg(RoughObservationsCfg):
+    """Observation groups on rough ground with a student that sees it."""
+
+    @configclass
+    class ScanCfg(ObsGroupCfg):
+        """Heights around the student, with Isaac Lab's noise."""
+
+        heights = ObsTermCfg(
+            func=mdp.height_image,
+            params={"sensor_cfg": SceneEntityCfg("height_scanner")},
+            noise=UniformNoiseCfg(n_min=-0.1, n_max=0.1),  # m
+            clip=(-1.0, 1.0),
+        )
+
+        def __post_init__(self) -> None:
+            self.enable_corruption = True
+
+    scan: ScanCfg = ScanCfg()
+
+
+@configclass
 class AnymalDFlatTbpttEnvCfg(AnymalDFlatEnvCfg):
     """ANYmal-D on flat ground."""
 
@@ -99,6 +122,13 @@ class AnymalDRoughTbpttEnvCfg(AnymalDRoughEnvCfg):
 
 
 @configclass
+class AnymalDRoughScanTbpttEnvCfg(AnymalDRoughEnvCfg):
+    """ANYmal-D on rough ground that the student sees."""
+
+    observations: ScanObservationsCfg = ScanObservationsCfg()
+
+
+@configclass
 class UnitreeGo2FlatTbpttEnvCfg(UnitreeGo2FlatEnvCfg):
     """Unitree Go2 on flat ground."""
 
@@ -110,3 +140,10 @@ class UnitreeGo2RoughTbpttEnvCfg(UnitreeGo2RoughEnvCfg):
     """Unitree Go2 on rough ground, the student blind."""
 
     observations: RoughObservationsCfg = RoughObservationsCfg()
+
+
+@configclass
+class UnitreeGo2RoughScanTbpttEnvCfg(UnitreeGo2RoughEnvCfg):
+    """Unitree Go2 on rough ground that the student sees."""
+
+    observations: ScanObservationsCfg = ScanObservationsCfg()

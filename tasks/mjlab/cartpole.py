@@ -49,6 +49,10 @@ def occluded_cartpole_env_cfg() -> ManagerBasedRlEnvCfg:
     cfg.sim.mujoco = MujocoCfg(timestep=1 / 40, disableflags=("contact", "constraint"))
     cfg.decimation = 2
     cfg.episode_length_s = 8.0
+    # The whole rail from its side; mjlab's own viewer looks along it.
+    cfg.viewer.origin_type = cfg.viewer.OriginType.WORLD
+    cfg.viewer.lookat, cfg.viewer.distance = (0.0, 0.0, 1.3), 4.8  # m
+    cfg.viewer.azimuth, cfg.viewer.elevation = 100.0, -10.0  # degrees
     cfg.observations = {
         "actor": ObservationGroupCfg(_noisy_positions(), enable_corruption=True),
         "critic": ObservationGroupCfg(_exact_state()),

@@ -13,6 +13,7 @@ from rsl_tbptt import bench
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.bench import case as cases
 from rsl_tbptt.bench import speed as speeds
+from rsl_tbptt.bench.camera import SteppedCNNRNNModel
 from rsl_tbptt.bench.case import Case, build, fill
 from rsl_tbptt.bench.memory import Memory
 from rsl_tbptt.bench.speed import (
@@ -24,6 +25,7 @@ from rsl_tbptt.bench.speed import (
     restore_state,
     small_copies,
 )
+from rsl_tbptt.models import CNNRNNModel
 
 TABLE_ROW = r"^\| [\d.]+ ms \| [\d.]+ ms( \| [\d.]+){3} \| [\d.]+ ms, \d+% \|$"
 TINY = Case(algorithm="distillation", num_envs=8, num_steps=6, gradient_length=6, rnn_hidden_dim=8)
@@ -75,6 +77,8 @@ def test_different_computations_are_not_compared(algorithm, other, monkeypatch, 
         ("--done-rate=5", r"done_rate is 5\.0, expected a share from 0 to 1\."),
         ("--num-envs=10", r"num_envs is 10, expected a multiple of num_mini_batches \(4\)"),
         ("--num-envs=4", r"num_envs is 4, expected a multiple of num_mini_batches \(4\), at least"),
+        ("--camera-period=0", r"camera_period is 0, expected at least 1 or None\."),
+        ("--camera-period=5", r"camera_period is 5, expected None with ppo: only distillation"),
         ("--pairs=0", r"pairs is 0, expected at least 1\."),
     ],
 )
@@ -150,6 +154,27 @@ def test_few_environments_fill_the_mini_batches(num_mini_batches, num_envs):
 @pytest.mark.parametrize("algorithm", ["distillation", "ppo"])
 def test_the_check_passes(algorithm, rnn_type):
     check_equal(replace(TINY, algorithm=algorithm, rnn_type=rnn_type, done_rate=0.2))
+
+
+@pytest.mark.parametrize("rnn_type", ["lstm", "gru"])
+@pytest.mark.parametrize("camera_period", [1, 5])
+def test_a_model_that_sees_is_compared_with_one_that_is_stepped(camera_period, rnn_type):
+    case = replace(TINY, camera_period=camera_period, rnn_type=rnn_type, done_rate=0.2)
+    check_equal(case)
+    ours, theirs = (build(case, library).student for library in LIBRARIES)
+    assert type(ours) is CNNRNNModel
+    assert type(theirs) is SteppedCNNRNNModel
+    assert [*ours.state_dict()] == [*theirs.state_dict()]
+
+
+def test_a_camera_shows_its_frames_for_a_while():
+    case = replace(TINY, camera_period=3)
+    algorithm = build(case, "rsl_rl")
+    fill(algorithm, case, seed=0)
+    frames = algorithm.storage.observations["camera"].flatten(2)
+    new = (frames[1:] != frames[:-1]).any(-1)
+    expected = [[(env + step) % 3 == 0 for env in range(8)] for step in range(1, 6)]
+    assert new.tolist() == expected
 
 
 @pytest.mark.parametrize("rnn_type", ["lstm", "gru"])

@@ -12,14 +12,17 @@ from rsl_tbptt.bench.limit import update_flops
 TINY = Case(algorithm="distillation", num_envs=8, num_steps=6, gradient_length=6, rnn_hidden_dim=8)
 
 
+@pytest.mark.parametrize("camera_period", [None, 1])
 @pytest.mark.parametrize("num_layers", [1, 2])
 @pytest.mark.parametrize("rnn_type", ["lstm", "gru"])
 @pytest.mark.parametrize(
     ("algorithm", "gradient_length"), [("distillation", 6), ("distillation", 3), ("ppo", 6)]
 )
 def test_operations_are_those_of_rsl_rls_update(
-    algorithm, gradient_length, rnn_type, num_layers, monkeypatch
+    algorithm, gradient_length, rnn_type, num_layers, camera_period, monkeypatch
 ):
+    if camera_period and algorithm == "ppo":
+        pytest.skip("only distillation has a camera")
     case = replace(
         TINY,
         algorithm=algorithm,
@@ -27,6 +30,7 @@ def test_operations_are_those_of_rsl_rls_update(
         rnn_type=rnn_type,
         rnn_num_layers=num_layers,
         done_rate=0.0,
+        camera_period=camera_period,
     )
     rsl_rl = build(case, "rsl_rl")
     fill(rsl_rl, case, seed=0)
@@ -35,3 +39,12 @@ def test_operations_are_those_of_rsl_rls_update(
     with FlopCounterMode(display=False) as counter:
         rsl_rl.update()
     assert update_flops(case) == counter.get_total_flops()
+
+
+def test_a_held_frame_counts_once_in_a_window():
+    """By hand: 8 environments, phases 0 1 2 0 1 2 0 1; windows of 3 steps see 1 or 2 frames."""
+    every, third = (replace(TINY, camera_period=p, gradient_length=3) for p in (1, 3))
+    frames = [sum((n + t) % 3 == 0 or t % 3 == 0 for t in range(6) for n in range(8)), 6 * 8]
+    per_frame = (update_flops(every) - update_flops(third)) / (frames[1] - frames[0])
+    assert frames == [26, 48]
+    assert per_frame == 2 * (2 * 25 * 16 * 22 * 30 + 3 * 16 * 9 * 32 * 140 + 3 * 32 * 9 * 32 * 24)

@@ -67,3 +67,19 @@ def test_a_longer_rollout_takes_no_more_memory_than_its_storage():
     )
     assert longer.storage == pytest.approx(2 * shorter.storage, rel=0.1)
     assert longer.update_peak < 1.1 * shorter.update_peak
+
+
+def test_more_environments_with_a_camera_take_no_more_memory():
+    case = Case(
+        algorithm="distillation",
+        num_envs=64,
+        num_steps=8,
+        gradient_length=8,
+        rnn_hidden_dim=32,
+        camera_period=1,
+    )
+    few, many = (
+        measure_in_own_process(replace(case, num_envs=num_envs), "rsl_tbptt").update_peak
+        for num_envs in (64, 512)
+    )
+    assert many < 1.2 * few

@@ -11,11 +11,12 @@ from support.helpers import (
     IMAGES,
     make_model,
     make_obs,
+    numbered,
 )
 from support.tolerances import EXACT_FLOAT64
 from tensordict import TensorDict
 
-from rsl_tbptt.algorithms.update.encoding import NEW, find_held_frames
+from rsl_tbptt.algorithms.update.frames import find_held_frames, shown_once
 from rsl_tbptt.algorithms.update.replay import _replay_stepwise, gaussian_head, make_replay
 from rsl_tbptt.algorithms.update.replay import seen_by as marked_for
 from rsl_tbptt.core import recompute
@@ -66,13 +67,16 @@ def gradient(model, replay):
     return mean, torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
-@pytest.mark.parametrize("at_once", [1, 3000, 2**24])
+@pytest.mark.parametrize(("at_once", "kept"), [(1, 0), (3000, 0), (3000, 2**24), (2**24, 0)])
 @pytest.mark.parametrize("periods", [(1,) * N, (5,) * N, (1, 2, 3, 5, 20)])
 @pytest.mark.parametrize("window", [slice(0, T), slice(3, 8)])
-def test_parts_and_held_frames_give_what_the_model_does(monkeypatch, at_once, periods, window):
+def test_parts_and_held_frames_give_what_the_model_does(
+    monkeypatch, at_once, kept, periods, window
+):
     model = make_model("student", "cnn-lstm", N, seed=1)
     obs, starts, state = rollout(periods)
     monkeypatch.setitem(recompute._AT_ONCE, "cpu", at_once)
+    monkeypatch.setitem(recompute._KEPT, "cpu", kept)
     replay = make_replay(model, head=gaussian_head, scan_engine="auto", operand_dtype=None)
     seen = seen_by(model, obs)
     found = gradient(model, lambda: replay(seen[window], state, starts[window]))
@@ -99,23 +103,23 @@ def test_a_frame_is_encoded_once(monkeypatch, kind):
     replay(seen, state, starts)  # measures what a frame takes
     rows.clear()
     replay(seen, state, starts)
-    new = seen[NEW + "camera"].clone()
-    new[0] = True
-    assert rows == [new.sum()] * 2
-    assert new.double().mean() < 0.3
+    shown, _ = shown_once(seen.steps["camera"])
+    assert rows == [len(shown)] * 2
+    assert len(shown) < 0.3 * T * N
 
 
 def test_what_is_no_number_is_a_new_frame():
     model = make_model("student", "cnn-lstm", N, seed=1)
     obs, _, _ = rollout((20,) * N)
     obs["camera"][:, 2, 0, 0, 0] = float("nan")
-    new = seen_by(model, obs)[NEW + "camera"]
+    shown = seen_by(model, obs).steps["camera"]
+    new = shown == numbered(T, N)
     assert new[:, 2].all()
     assert not new[1:, 0].all()
 
 
-def test_the_graph_of_many_frames_is_that_of_a_part():
-    def kept(num_rows):
+def test_the_graph_of_many_frames_is_that_of_a_part(monkeypatch):
+    def kept(num_rows, **options):
         total = []
 
         def pack(tensor):
@@ -123,14 +127,17 @@ def test_the_graph_of_many_frames_is_that_of_a_part():
             return tensor
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
-            recompute.in_parts(encoder, torch.randn(num_rows, 1, 32, 32), per_row)
+            recompute.in_parts(encoder, torch.randn(num_rows, 1, 32, 32), per_row, **options)
         return sum(total)
 
     layers = [torch.nn.Conv2d(1, 32, 3, padding=1), torch.nn.ELU(), torch.nn.Flatten()]
     encoder = torch.nn.Sequential(*layers, torch.nn.Linear(32 * 32 * 32, 4))
     per_row = recompute.graph_bytes_per_row(encoder, torch.randn(2, 1, 32, 32))
     assert per_row >= 2 * 32 * 32 * 32 * 8
+    monkeypatch.setitem(recompute._KEPT, "cpu", 128 * per_row)
     assert kept(512) < kept(4) * 20  # the frames themselves, and no activations
+    assert kept(128) > 128 * per_row  # where they are few, time is dearer than memory
+    assert kept(128, sparing=True) < kept(4) * 5
 
 
 def test_parts_of_models_that_changed_what_runs_are_not_trusted():

@@ -62,7 +62,7 @@ def results(rows=ROWS):
     speed = Speed(ours=[1.0, 2.0, 4.0], theirs=[2.0, 20.0, 12.0])
     cost = {"without": [1.0, 2.0], "times": [1.5, 2.0]}
     memory = Memory(storage=1.0, update_peak=10.0, process_peak=100.0)
-    rsl_rl = replace(memory, process_peak=1000.0)
+    rsl_rl = replace(memory, process_peak=1000.0, update_peak=8.0)
     of = {kind: [r for r in rows if r.measure == kind] for kind in ("speed", "cost", "memory")}
     return Results(
         about={
@@ -78,7 +78,7 @@ def results(rows=ROWS):
             for row in of["speed"]
         ],
         cost=[CostResult(row=row, **cost) for row in of["cost"]],
-        memory=[MemoryResult(row=row, ours=memory, rsl_rl=rsl_rl) for row in of["memory"]],
+        memory=[MemoryResult(row=row, ours=memory, other=rsl_rl) for row in of["memory"]],
     )
 
 
@@ -158,11 +158,14 @@ def test_the_report_marks_missed_targets():
     )
     assert "at most 1.1, **missed**" in report
     assert "0.100 | at most 0.2 |" in report
+    growth = "our update() takes 10 MB, 1.25 times as much as with {'num_envs': 64}"
+    assert f"camera-memory-growth-period-1: {growth}" in report
     assert "0.100 | at most 0.08, **missed**" in report
     missed = report[report.index("Missed: ") :].split(".\n")[0]
     assert missed == (
-        "Missed: ppo-1024-dones-0.2-lstm-float32, ppo-256x128-lstm-float32, ppo-cost-of-dones,"
-        " ppo-memory-96"
+        "Missed: ppo-1024-dones-0.2-lstm-float32, ppo-256x128-lstm-float32,"
+        " camera-256-period-5-lstm-float32, ppo-cost-of-dones, ppo-memory-96,"
+        " camera-memory-growth-period-1, camera-memory-growth-period-5"
     )
 
 

@@ -58,7 +58,7 @@ def test_every_need_comes_before(run, file):
     for stage in stages(run, preset).values():
         assert seen.issuperset(stage.needs)
         seen.add(stage.name)
-    assert seen == {*preset.policies, *evaluations(preset), "export", "report"}
+    assert seen == {*preset.policies, *evaluations(preset), "video", "export", "report"}
 
 
 def evaluations(preset):
@@ -114,6 +114,14 @@ def test_exported_policy_is_the_presets_choice(run, finetune):
     assert "--checkpoint=f/model_1.pt" in stage.command({"finetuned": "f/model_1.pt"})
 
 
+def test_the_video_shows_all_policies_in_their_order(run, finetune):
+    outputs = {name: f"{name}.pt" for name in finetune.policies}
+    command = stages(run, finetune)["video"].command(outputs)
+    assert command[:2] == ["rsl-tbptt", "play"]
+    shown = [word for word in command if word.startswith("--checkpoint")]
+    assert shown == [f"--checkpoint={name}.pt" for name in finetune.policies]
+
+
 @pytest.mark.parametrize("file", PRESETS, ids=lambda file: file.stem)
 def test_all_policies_are_evaluated_alike(run, file):
     preset = load_preset(file)
@@ -161,14 +169,22 @@ EVALUATIONS = {f"evaluate-{name}" for name in POLICIES}
 @pytest.mark.parametrize(
     ("section", "changes", "expected"),
     [
-        ("student", {"iterations": 1}, {"student", "evaluate-student", "export", "report"}),
-        ("memoryless", {"seed": 9}, {"memoryless", "evaluate-memoryless", "report"}),
-        ("memoryless", {"overrides": ["a=1"]}, {"memoryless", "evaluate-memoryless", "report"}),
+        (
+            "student",
+            {"iterations": 1},
+            {"student", "evaluate-student", "video", "export", "report"},
+        ),
+        ("memoryless", {"seed": 9}, {"memoryless", "evaluate-memoryless", "video", "report"}),
+        (
+            "memoryless",
+            {"overrides": ["a=1"]},
+            {"memoryless", "evaluate-memoryless", "video", "report"},
+        ),
         ("memoryless", {"title": "MLP"}, {"report"}),
         ("evaluation", {"episodes": 5}, {*EVALUATIONS, "report"}),
         ("export", {"parity_steps": 5}, {"export", "report"}),
         ("export", {"policy": "memoryless"}, {"export", "report"}),
-        ("teacher", {"iterations": 1}, {*POLICIES, *EVALUATIONS, "export", "report"}),
+        ("teacher", {"iterations": 1}, {*POLICIES, *EVALUATIONS, "video", "export", "report"}),
         ("teacher", {"expected_seconds": 1.0}, set()),
     ],
 )
@@ -179,7 +195,7 @@ def test_change_reaches_exactly_what_depends_on_it(run, preset, section, changes
 
 def test_other_start_runs_again(run, finetune):
     finish_all(run, finetune)
-    expected = {"finetuned", "evaluate-finetuned", "export", "report"}
+    expected = {"finetuned", "evaluate-finetuned", "video", "export", "report"}
     assert pending(run, changed(finetune, "finetuned", starts_from="teacher")) == expected
 
 

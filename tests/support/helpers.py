@@ -122,6 +122,20 @@ def roll_out(
         algorithm.compute_returns(obs)
 
 
+def hold_frames(period: int) -> Callable[[int, TensorDict], None]:
+    """Let environment n show each image for some steps, beginning at any of them."""
+    last: dict[str, torch.Tensor] = {}
+
+    def on_step(step: int, obs: TensorDict) -> None:
+        held = (torch.arange(len(obs)) + step) % period > 0
+        for group in IMAGES:
+            if step > 0:
+                obs[group][held] = last[group][held]
+            last[group] = obs[group].clone()
+
+    return on_step
+
+
 def parameters_of(algorithm: Any) -> torch.Tensor:
     """Return the student's parameters as one vector."""
     return torch.nn.utils.parameters_to_vector(algorithm.student.parameters()).detach().clone()

@@ -31,18 +31,21 @@ for entry_point in entry_points(group="isaaclab.tasks"):
     entry_point.load()
 
 CARTPOLE, PUP = "Tbptt-Cartpole-Occluded", "Tbptt-Velocity-Flat-Pup"
+CAMERA, SEEK = "Tbptt-Cartpole-Camera", "Tbptt-Seek-Pup"
 VELOCITY = [
     "Tbptt-Velocity-Flat-Anymal-D",
     "Tbptt-Velocity-Flat-Unitree-Go2",
     "Tbptt-Velocity-Rough-Anymal-D",
     "Tbptt-Velocity-Rough-Unitree-Go2",
 ]
-TASKS = [CARTPOLE, PUP, *VELOCITY]
+SCAN = [f"{task}-Scan" for task in VELOCITY if "Rough" in task]
+TASKS = [CARTPOLE, CAMERA, PUP, SEEK, *VELOCITY, *SCAN]
 ENV, TEACHER = "env_cfg_entry_point", "rsl_rl_cfg_entry_point"
 STUDENTS = {
-    "rsl_rl_distillation_recurrent_cfg_entry_point": "RNNModel",
-    "rsl_rl_distillation_cfg_entry_point": "MLPModel",
+    "rsl_rl_distillation_recurrent_cfg_entry_point": ("RNNModel", "rsl_tbptt.models:CNNRNNModel"),
+    "rsl_rl_distillation_cfg_entry_point": ("MLPModel", "CNNModel"),
 }
+"""Model of a student that sees numbers, and of one that sees images too, by agent."""
 RECURRENT_STUDENT = next(iter(STUDENTS))
 PPO_WITH_MEMORY = ["rsl_rl_recurrent_cfg_entry_point", "rsl_rl_finetune_cfg_entry_point"]
 AGENTS = [TEACHER, *STUDENTS, *PPO_WITH_MEMORY]
@@ -97,11 +100,11 @@ def test_distillation_takes_the_teachers_checkpoint(task, key):
     assert student.experiment_name == teacher.experiment_name
 
 
-@pytest.mark.parametrize(("key", "model"), STUDENTS.items())
+@pytest.mark.parametrize(("key", "models"), STUDENTS.items())
 @pytest.mark.parametrize("task", TASKS)
-def test_students_differ_in_memory_only(task, key, model):
+def test_students_differ_in_memory_only(task, key, models):
     student = load_cfg_from_registry(task, key)
-    assert student.student.class_name == model
+    assert student.student.class_name == models[task in (CAMERA, *SCAN)]
     assert student.algorithm.class_name == "rsl_tbptt.algorithms:TbpttDistillation"
     other = to_dict(load_cfg_from_registry(task, RECURRENT_STUDENT))
     same = set(other) - {"student", "run_name"}
@@ -151,7 +154,15 @@ def test_agents_groups_exist_in_the_environment(task):
             assert set(groups) <= set(observations)
 
 
-@pytest.mark.parametrize("task", VELOCITY)
+@pytest.mark.parametrize("task", [CAMERA, *SCAN])
+def test_students_that_see_share_their_encoder(task):
+    cfgs = [load_cfg_from_registry(task, key) for key in STUDENTS]
+    assert to_dict(cfgs[0].student.cnn_cfg) == to_dict(cfgs[1].student.cnn_cfg)
+    groups = ["camera"] if task == CAMERA else ["policy", "scan"]
+    assert all(cfg.obs_groups == {"student": groups, "teacher": ["teacher"]} for cfg in cfgs)
+
+
+@pytest.mark.parametrize("task", [*VELOCITY, *SCAN])
 def test_velocity_student_is_proprioceptive_and_noisy(task):
     observations = load_cfg_from_registry(task, ENV).observations
     hidden = {"base_lin_vel", "base_mass", "height_scan"}
@@ -160,7 +171,7 @@ def test_velocity_student_is_proprioceptive_and_noisy(task):
     assert terms(observations.policy) == terms(observations.teacher) - hidden
 
 
-@pytest.mark.parametrize("task", VELOCITY)
+@pytest.mark.parametrize("task", [*VELOCITY, *SCAN])
 def test_velocity_teacher_is_privileged_and_exact(task):
     teacher = load_cfg_from_registry(task, ENV).observations.teacher
     assert {"base_lin_vel", "base_mass"} <= terms(teacher)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.helpers import make_distillation
 
-from rsl_tbptt import cli, doctor, play
+from rsl_tbptt import cli, doctor, play, video
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.cli import COMMANDS, command_parser, main
 
@@ -192,6 +192,18 @@ WRONG = {
     ),
     "nothing to play": (["play", "--checkpoint", "no.pt"], "does not exist"),
     "cannot be played": (["play", "--checkpoint", "model_0.pt"], "expected its task"),
+    "cannot be rendered": (
+        ["play", "--checkpoint", "model_0.pt", "--video", "v.gif"],
+        "model_0.pt was trained by rsl_rl alone, which knows no robots to render",
+    ),
+    "two to play": (
+        ["play", "--checkpoint", "model_0.pt", "--checkpoint", "model_0.pt"],
+        "--checkpoint is given 2 times, expected one",
+    ),
+    "no window for a video": (
+        ["play", "--checkpoint", "model_0.pt", "--video", "v.gif", "--viz", "newton"],
+        "The arguments ['--viz'] are unknown, expected with --video only settings",
+    ),
 }
 
 
@@ -247,6 +259,28 @@ def test_play_takes_task_and_agent_from_the_run_and_passes_the_rest_on(folder, m
     assert seen[0][4:8] == ["--task", "Tbptt-T", "--agent", "a"]
     assert str(folder / "model_0.pt") in seen[0]
     assert seen[0][-2:] == ["--viz", "newton"]
+
+
+def test_a_video_takes_all_checkpoints_and_the_rest_as_settings_of_the_task(
+    folder, monkeypatch, capsys
+):
+    seen = {}
+
+    def record(checkpoints, output, **options):
+        output.write_bytes(b"film")
+        seen.update(options, checkpoints=[path.name for path in checkpoints])
+
+    monkeypatch.setattr(video, "record", record)
+    words = ["--checkpoint", "model_0.pt", "--checkpoint", "no_policy.pt", "--num-envs", "3"]
+    assert main(["play", *words, "--video", "v.gif", "--task", "T", "env.a=1"]) == 0
+    assert seen == {
+        "checkpoints": ["model_0.pt", "no_policy.pt"],
+        "task": "T",
+        "overrides": ["env.a=1"],
+        "num_envs": 3,
+        "device": "cpu",
+    }
+    assert "wrote v.gif" in capsys.readouterr().out
 
 
 def test_the_commands_of_the_pages_are_known(request):

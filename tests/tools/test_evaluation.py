@@ -4,7 +4,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rsl_tbptt.evaluation import recorded, run_first_episodes, summarise
+from rsl_tbptt.evaluation import run_first_episodes, summarise
 
 LENGTHS = [2, 5, 3]
 
@@ -35,9 +35,6 @@ class FakeEnv:
     def obs(self):
         return TensorDict({"policy": torch.zeros(3, 1)}, batch_size=[3])
 
-    def positions(self):
-        return {"cart": [10.0 * env + self.steps for env in range(2)]}
-
 
 class CountingPolicy:
     """Its action is the number of steps since its memory was cleared."""
@@ -58,11 +55,11 @@ class CountingPolicy:
 @pytest.fixture
 def episodes():
     env, policy = FakeEnv(), CountingPolicy()
-    return env, run_first_episodes(env, policy, env.obs(), env.positions)
+    return env, run_first_episodes(env, policy, env.obs())
 
 
 def test_only_first_episodes_count(episodes):
-    _, (returns, lengths, _) = episodes
+    _, (returns, lengths) = episodes
     assert lengths.tolist() == LENGTHS
     assert returns.tolist() == [2.0, 5.0, 3.0]
 
@@ -83,12 +80,18 @@ def test_memory_is_cleared_at_the_start_and_where_an_episode_ends(episodes):
     ]
 
 
-def test_recording_ends_with_the_episode(episodes):
-    _, (_, lengths, positions) = episodes
-    assert recorded(positions, lengths[:2]) == [
-        {"cart": [0.0, 1.0]},
-        {"cart": [10.0, 11.0, 12.0, 13.0, 14.0]},
-    ]
+@pytest.mark.parametrize(("max_steps", "taken"), [(None, 5), (9, 5), (4, 4)])
+def test_each_step_is_watched_before_it_is_taken(max_steps, taken):
+    env, seen = FakeEnv(), []
+    _, lengths = run_first_episodes(
+        env,
+        CountingPolicy(),
+        env.obs(),
+        watch=lambda step: seen.append((step, env.steps)),
+        max_steps=max_steps,
+    )
+    assert seen == [(step, step) for step in range(taken)]
+    assert lengths.tolist() == [2, taken, 3]
 
 
 def test_summary():

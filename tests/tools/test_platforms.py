@@ -254,3 +254,9 @@ def test_rsl_rl_alone_asks_for_what_it_cannot_know(checkpoint, name):
     }
     with pytest.raises(ValueError, match=r"--env module:function|has no play command"):
         asked[name]()
+
+
+def test_rsl_rl_alone_renders_nothing():
+    assert not rsl_rl_alone.RENDERS
+    with pytest.raises(ValueError, match="knows no robot and no camera"):
+        rsl_rl_alone.renderer(Drawing())

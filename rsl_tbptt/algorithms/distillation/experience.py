@@ -8,14 +8,15 @@ import torch
 from rsl_rl.storage import RolloutStorage
 
 from rsl_tbptt.algorithms.distillation.labels import RolloutLabels, StepLabels
+from rsl_tbptt.algorithms.distillation.memory_size import MemorySize, memory_size, new_frames
 from rsl_tbptt.algorithms.distillation.mini_batches import (
     MiniBatch,
     MiniBatches,
     mini_batch_sizes,
 )
 from rsl_tbptt.algorithms.distillation.options import DistillationOptions
-from rsl_tbptt.algorithms.distillation.rollout_memory import RolloutMemory, bytes_per_sequence
-from rsl_tbptt.algorithms.update.encoding import find_held_frames
+from rsl_tbptt.algorithms.distillation.rollout_memory import RolloutMemory
+from rsl_tbptt.algorithms.update.frames import find_held_frames
 from rsl_tbptt.algorithms.update.replay import seen_by
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core import hidden_state
@@ -60,6 +61,8 @@ class Experience:
         self.nothing: Sequences = (self._taken, None)
         """Stands for the sequences of a mini-batch where a process failed to find them."""
         self._saved: dict[str, Any] | None = None
+        # By group; as if all were new before any are seen.
+        self._frames_per_sequence = new_frames(self._taken)
         self._whole = self.num_mini_batches == 1 and options.memory_rollouts == 0
 
     def newest(self) -> Rollout:
@@ -79,11 +82,23 @@ class Experience:
         Raises:
             ValueError: If ``memory_gb`` has no room, or what was saved does not fit.
         """
-        capacity, _ = self.memory_size()
-        memory = RolloutMemory(capacity, self.newest(), self.start_state)
+        if self._saved is not None and (kept := len(self._saved["keys"])):
+            frames = self._saved.get("frames", {})
+            self._frames_per_sequence |= {group: len(f) / kept for group, f in frames.items()}
+        memory = self._new_memory()
         if self._saved is not None:
             memory.load_state_dict(self._saved)
         self.memory, self._saved = memory, None
+
+    def _new_memory(self) -> RolloutMemory:
+        size = self.memory_size()
+        return RolloutMemory(size.capacity, self._taken, self.start_state, size.num_frames)
+
+    def _fit_memory(self) -> None:
+        """Divide an empty memory by how often the newest rollout has new frames."""
+        self._frames_per_sequence = new_frames(self._taken)
+        self.memory = None  # so that it is given back before
+        self.memory = self._new_memory()
 
     def restore(self, saved: dict[str, Any] | None) -> None:
         """Go on with the memory of a checkpoint, now or once there is one; None empties it.
@@ -100,28 +115,23 @@ class Experience:
             self.memory.clear()
         self._saved = saved if self.memory is None else None
 
-    def memory_size(self) -> tuple[int, float]:
-        """Return how many past sequences are kept at most, and the bytes of the memory.
+    def memory_size(self) -> MemorySize:
+        """Return what the memory of rollouts takes once it is full.
 
         There has to be a start state.
 
         Raises:
-            ValueError: If ``memory_gb`` has no room for any.
+            ValueError: If ``memory_gb`` has no room for any sequence of the past.
         """
-        num_envs, max_gb = self._storage.num_envs, self._options.memory_gb
-        capacity = self._options.memory_rollouts * num_envs
-        if capacity == 0:
-            return 0, 0.0
-        each = bytes_per_sequence(self.newest(), self.start_state)
-        if max_gb is not None:
-            capacity = min(capacity, int(max_gb * 1e9 / each) - num_envs)
-        if capacity < 1:
-            raise ValueError(
-                f"memory_gb is {max_gb:g}, expected at least {(num_envs + 1) * each / 1e9:.3g}, for"
-                " the newest rollout and one sequence of the past: None does not limit it, and"
-                " memory_rollouts=0 keeps nothing."
-            )
-        return capacity, (capacity + num_envs) * each
+        if self._options.memory_rollouts == 0:
+            return MemorySize(0, {}, 0.0)
+        return memory_size(
+            self._taken,
+            self.start_state,
+            max_sequences=self._options.memory_rollouts * self._storage.num_envs,
+            max_gb=self._options.memory_gb,
+            frames_per_sequence=self._frames_per_sequence,
+        )
 
     def take(self) -> None:
         """Complete the labels of the newest rollout, and put it beside the past."""
@@ -129,6 +139,10 @@ class Experience:
         self._taken = self.newest()
         find_held_frames(self._taken.obs)
         if self.memory is not None:
+            if self.start_state is None:
+                self.start_state = self.memory.zero_state()
+            if self.memory.num_kept == 0 and self._frames_per_sequence:
+                self._fit_memory()
             self.memory.put(self._taken, self.start_state)
 
     def plan(self) -> MiniBatches:
@@ -144,7 +158,9 @@ class Experience:
 
     def sizes(self) -> list[int]:
         """Return the sequences in each mini-batch once the memory is full; see ``memory_size``."""
-        num_envs, (capacity, _) = self._storage.num_envs, self.memory_size()
+        num_envs, capacity = self._storage.num_envs, self.memory_size().capacity
+        if self._frames_per_sequence:  # more may fit than before the first rollout
+            capacity = self._options.memory_rollouts * num_envs
         num_drawn = min(round(self._options.memory_share * num_envs), capacity)
         return mini_batch_sizes(num_envs, num_drawn, self.num_mini_batches)
 

@@ -212,7 +212,7 @@ class DistillationLearner:
 
     def sizes(self) -> Sizes:
         """Return the sizes of the largest mini-batch; see :class:`Learner`."""
-        sizes, (_, memory) = self.experience.sizes(), self.experience.memory_size()
+        sizes, memory = self.experience.sizes(), self.experience.memory_size().num_bytes
         least = self._model.least_micro_batches(max(sizes), self._window_length)
         return Sizes(max(sizes), least, len(set(sizes)) == 1, memory)
 

@@ -17,7 +17,7 @@ from rsl_tbptt.algorithms.ppo.gradient import PpoGradient, PpoRollout, States
 from rsl_tbptt.algorithms.ppo.mini_batches import MiniBatch, MiniBatches
 from rsl_tbptt.algorithms.ppo.options import PpoOptions
 from rsl_tbptt.algorithms.ppo.rnd import RndTraining
-from rsl_tbptt.algorithms.update.encoding import find_held_frames
+from rsl_tbptt.algorithms.update.frames import find_held_frames
 from rsl_tbptt.algorithms.update.memory_plan import Sizes
 from rsl_tbptt.algorithms.update.normalization import update_normalization
 from rsl_tbptt.algorithms.update.optimizers import follow_kl, step_at
@@ -95,8 +95,7 @@ class PpoLearner:
     def train(self, session: UpdateSession) -> Metrics | None:
         """Go through all epochs and mini-batches; see :class:`Learner`."""
         rollout, device = self.rollout(), self._storage.dones.device
-        for model_rollout in (rollout.actor, rollout.critic):
-            find_held_frames(model_rollout.obs)
+        find_held_frames(rollout.actor.obs, rollout.critic.obs)
         # Filled, not copied: a copy from the host would wait for the device.
         learning_rate = self._optimizer.param_groups[0]["lr"]
         rate = torch.full((), learning_rate, dtype=torch.float64, device=device)

@@ -12,7 +12,8 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from rsl_tbptt.algorithms.update.encoding import Encoding, with_new_frames
+from rsl_tbptt.algorithms.update.encoding import Encoding
+from rsl_tbptt.algorithms.update.frames import FrameObs, frames_apart
 from rsl_tbptt.compat.versions import OWN_MODELS, MLPModel
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.accumulate import Outputs, Replay
@@ -44,7 +45,12 @@ def distribution_head(model: MLPModel, mlp_output: torch.Tensor) -> Outputs:
 
 
 def make_replay(
-    model: MLPModel, *, head: Head, scan_engine: str, operand_dtype: torch.dtype | None
+    model: MLPModel,
+    *,
+    head: Head,
+    scan_engine: str,
+    operand_dtype: torch.dtype | None,
+    sparing: bool = False,
 ) -> Replay:
     """Choose how ``model`` is replayed.
 
@@ -53,6 +59,7 @@ def make_replay(
         head: ``action_head``, ``gaussian_head`` or ``distribution_head``.
         scan_engine: Engine of ``recurrent_scan``.
         operand_dtype: Autocast dtype of the forward pass, or None for full precision.
+        sparing: Whether frame encoders spare memory at the expense of time.
 
     Returns:
         A function of observations (K, n), state and episode starts (K, n) that returns the outputs
@@ -69,14 +76,14 @@ def make_replay(
         )
     run = _replay_stepwise
     if parts is not None:
-        run = partial(_replay_window, Encoding(parts), scan_engine)
+        run = partial(_replay_window, Encoding(parts, sparing=sparing), scan_engine)
     parameter = next(model.parameters())
     autocast = torch.autocast(
         parameter.device.type, dtype=operand_dtype, enabled=operand_dtype is not None
     )
 
     def replay(
-        obs: TensorDict, state: HiddenState, episode_starts: torch.Tensor
+        obs: TensorDict | FrameObs, state: HiddenState, episode_starts: torch.Tensor
     ) -> tuple[Outputs, HiddenState]:
         with autocast:
             outputs, state = run(model, obs, state, episode_starts, head)
@@ -86,9 +93,10 @@ def make_replay(
     return replay
 
 
-def seen_by(model: MLPModel, obs: TensorDict) -> TensorDict:
+def seen_by(model: MLPModel, obs: TensorDict) -> TensorDict | FrameObs:
     """Return what a replay of ``model`` takes of a rollout's observations, batch size (T, N)."""
-    return with_new_frames(obs.select(*observed_groups(model, obs)), parts_of(model))
+    seen, parts = obs.select(*observed_groups(model, obs)), parts_of(model)
+    return seen if parts is None or not parts.encoders else frames_apart(seen, parts.encoders)
 
 
 def observed_groups(model: MLPModel, obs: TensorDict) -> list[str]:
@@ -115,7 +123,7 @@ def _replay_window(
     encoding: Encoding,
     scan_engine: str,
     model: MLPModel,
-    obs: TensorDict,
+    obs: TensorDict | FrameObs,
     state: HiddenState,
     episode_starts: torch.Tensor,
     head: Head,

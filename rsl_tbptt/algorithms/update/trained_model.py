@@ -36,7 +36,11 @@ class TrainedModel:
         self.parameters: list[nn.Parameter] = list(model.parameters())
         operand_dtype = torch.bfloat16 if options.use_mixed_precision else None
         self._replay = make_replay(
-            model, head=head, scan_engine=options.scan_engine, operand_dtype=operand_dtype
+            model,
+            head=head,
+            scan_engine=options.scan_engine,
+            operand_dtype=operand_dtype,
+            sparing=options.memory_budget_gb is not None,
         )
         self._sample_bytes = bytes_per_sample(model)
         parts = parts_of(model)

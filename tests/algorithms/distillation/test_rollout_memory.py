@@ -7,6 +7,7 @@ from rsl_rl.storage import RolloutStorage
 from support.helpers import (
     ACTION_DIM,
     OBS_DIM,
+    hold_frames,
     make_distillation,
     make_model,
     make_obs,
@@ -161,7 +162,8 @@ def test_gradient_is_that_of_the_mean_over_fresh_and_old_samples(student, num_mi
     reference = make_model("student", student, N, seed=1)
     rollouts = []
     for index in range(3):
-        roll_out(algorithm, seed=index)
+        on_step = hold_frames(1 + index) if student == "cnn-gru" else None
+        roll_out(algorithm, seed=index, on_step=on_step)
         rollouts.append(recorded(algorithm))
         reference.load_state_dict(algorithm.student.state_dict())
         before = parameters_of(algorithm)

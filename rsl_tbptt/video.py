@@ -1,0 +1,198 @@
+"""Videos of policies: rendered robots, one column per policy, one row per robot.
+
+Every policy meets the same robots and starts, since the environments have the same seed. The
+simulator's own ray tracer renders them: no screen, no OpenGL, any device.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from PIL import Image, ImageDraw, ImageFont
+
+from rsl_tbptt.evaluation import SEED, run_first_episodes, started
+from rsl_tbptt.files import complete
+from rsl_tbptt.platforms import load_platform, platform_of
+
+SIZE = (240, 180)
+"""Width and height of a robot's image, in pixels."""
+OVERSAMPLING = 2
+"""Rays per pixel in each direction: edges are smooth, thin poles are not torn."""
+FRAMES_PER_SECOND = 15
+MAX_SECONDS = 10.0
+"""Longer episodes are cut."""
+LAST_SECONDS = 1.0
+"""How long the last frame stays."""
+HEADING = 24
+"""Height of the titles, in pixels."""
+MAX_BYTES = 2_000_000
+"""Size from which on a file is written again with coarser options, if there are any."""
+OPTIONS: dict[str, list[dict[str, int]]] = {
+    ".gif": [{}],
+    ".webp": [{"quality": quality, "method": 4} for quality in (60, 40, 20)],
+}
+"""Options of Pillow by the kind of file, the finest first."""
+STARTED = re.compile(r"^\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_")
+"""What log folders begin with in front of the run's name."""
+
+
+@dataclass(frozen=True)
+class Film:
+    """What was seen of a policy."""
+
+    title: str
+    images: torch.Tensor
+    """Shape (T, N, height, width, 3), uint8."""
+    lengths: list[int]
+    """Frames of each robot's first episode."""
+    seconds: list[float]
+    """Duration of each robot's first episode, as far as it was filmed."""
+    frame_seconds: float
+
+
+def record(
+    checkpoints: Sequence[Path],
+    output: Path,
+    *,
+    task: str | None = None,
+    overrides: Sequence[str] = (),
+    num_envs: int = 2,
+    device: str = "cpu",
+) -> None:
+    """Film policies and write one file.
+
+    Args:
+        checkpoints: A file of each policy, all of tasks with the same duration of a step.
+        output: GIF or WebP file.
+        task: Registered id. None takes the one that each policy was trained on.
+        overrides: Presets and settings of the task, as in :func:`rsl_tbptt.evaluation.evaluate`.
+        num_envs: Robots.
+        device: Device of simulation and policy, ``cpu`` or ``cuda:<index>``.
+
+    Raises:
+        ValueError: If the file cannot be of its kind, a policy's platform renders nothing, or
+            something is wrong with a checkpoint or its task.
+    """
+    if output.suffix.lower() not in OPTIONS:
+        raise ValueError(f"--video is {output}, expected a name that ends in one of {[*OPTIONS]}.")
+    for checkpoint in checkpoints:
+        platform = load_platform(platform_of(checkpoint))
+        if not platform.RENDERS:
+            raise ValueError(
+                f"{checkpoint} was trained by {platform.TITLE}, which knows no robots to render,"
+                " expected a checkpoint of Isaac Lab or mjlab."
+            )
+    films = [film(path, task, overrides, num_envs, device) for path in checkpoints]
+    write(films, output)
+
+
+@torch.inference_mode()
+def film(
+    checkpoint: Path, task: str | None, overrides: Sequence[str], num_envs: int, device: str
+) -> Film:
+    """Film the first episodes of a policy; see :func:`record`."""
+    width, height = SIZE
+    with started(
+        checkpoint,
+        task=task,
+        overrides=overrides,
+        num_envs=num_envs,
+        seed=SEED,
+        device=device,
+        image_size=(OVERSAMPLING * width, OVERSAMPLING * height),
+    ) as start:
+        step_seconds = start.platform.step_seconds(start.env)
+        assert step_seconds is not None  # of platforms that render
+        stride = max(1, round(1 / FRAMES_PER_SECOND / step_seconds))
+        render, images = start.platform.renderer(start.env), []
+
+        def watch(step: int) -> None:
+            if step % stride == 0:
+                images.append(smoothed(render()).cpu())
+
+        max_steps = round(MAX_SECONDS / step_seconds)
+        _, steps = run_first_episodes(
+            start.env, start.policy, start.obs, watch=watch, max_steps=max_steps
+        )
+    return Film(
+        title=STARTED.sub("", checkpoint.resolve().parent.name),
+        images=torch.stack(images),
+        lengths=[-(-length // stride) for length in steps.tolist()],
+        seconds=[length * step_seconds for length in steps.tolist()],
+        frame_seconds=stride * step_seconds,
+    )
+
+
+def smoothed(images: torch.Tensor) -> torch.Tensor:
+    """Average the rays of each pixel.
+
+    Args:
+        images: Shape (N, height, width, 3), uint8.
+
+    Returns:
+        Images, smaller by :data:`OVERSAMPLING`, uint8.
+    """
+    pixels = images.permute(0, 3, 1, 2).float()
+    small = torch.nn.functional.avg_pool2d(pixels, OVERSAMPLING)
+    return small.round().byte().permute(0, 2, 3, 1)
+
+
+def write(films: Sequence[Film], output: Path) -> None:
+    """Put films side by side, in real time, and write them as one file that repeats.
+
+    Args:
+        films: One for each column, all of as many robots.
+        output: GIF or WebP file.
+    """
+    num_frames = max(len(one.images) for one in films)
+    frames = [frame(films, index, num_frames) for index in range(num_frames)]
+    durations = [round(1000 * films[0].frame_seconds)] * num_frames
+    durations[-1] += round(1000 * LAST_SECONDS)
+    with complete(output) as unfinished:
+        for options in OPTIONS[output.suffix.lower()]:
+            frames[0].save(
+                unfinished,
+                format=output.suffix[1:].upper(),
+                save_all=True,
+                append_images=frames[1:],
+                duration=durations,
+                loop=0,
+                **options,
+            )
+            if unfinished.stat().st_size <= MAX_BYTES:
+                break
+
+
+def frame(films: Sequence[Film], index: int, num_frames: int) -> Image.Image:
+    """Draw a frame: titles, robots, seconds; grey where a robot's episode has ended.
+
+    Args:
+        films: One for each column.
+        index: Number of the frame.
+        num_frames: Frames of the longest film.
+
+    Returns:
+        The image.
+    """
+    (width, height), rows = SIZE, len(films[0].lengths)
+    image = Image.new("RGB", (width * len(films), HEADING + height * rows), "white")
+    draw, font = ImageDraw.Draw(image), ImageFont.load_default(14)
+    for column, one in enumerate(films):
+        middle = (width * column + width // 2, HEADING // 2)
+        draw.text(middle, one.title, "black", font, anchor="mm")
+        for row, length in enumerate(one.lengths):
+            ended = index >= length and length < num_frames
+            shown = min(index, length - 1)
+            robot = Image.fromarray(one.images[shown, row].numpy())
+            text = f"{shown * one.frame_seconds:.1f} s"
+            if ended:
+                robot = robot.convert("L").convert("RGB")
+                text = f"ended after {one.seconds[row]:.1f} s"
+            corner = (width * column, HEADING + height * row)
+            image.paste(robot, corner)
+            draw.text((corner[0] + 6, corner[1] + 4), text, "black", font)
+    return image

@@ -1,0 +1,239 @@
+"""A memory of rollouts keeps each frame of a camera once: kept whole, uniformly, and counted."""
+
+import pytest
+import torch
+from support.helpers import hold_frames, make_distillation, parameters_of, roll_out
+from tensordict import TensorDict
+
+from rsl_tbptt.algorithms import TbpttDistillation
+from rsl_tbptt.algorithms.distillation.memory_size import memory_size
+from rsl_tbptt.algorithms.distillation.rollout_memory import RolloutMemory
+from rsl_tbptt.algorithms.update.frames import find_held_frames, frames_apart
+from rsl_tbptt.core.hidden_state import as_tensors
+from rsl_tbptt.core.rollout import Rollout
+
+T, N = 6, 5
+
+
+def camera_of(number, period):
+    """Return the frames of a sequence, shape (T, 1, 2): its number and that of the frame."""
+    phase = number % period
+    frame = torch.tensor([(step + phase) // period for step in range(T)])
+    return torch.stack((torch.full((T,), number), frame), dim=-1).to(torch.int16).unsqueeze(1)
+
+
+def numbered_rollout(first, period, num_envs=N):
+    """Return a rollout whose sequences are numbered, frames apart, and the state before it."""
+    numbers = torch.arange(first, first + num_envs)
+    steps = numbers.float().expand(T, num_envs).unsqueeze(-1)
+    camera = torch.stack([camera_of(int(number), period) for number in numbers], dim=1)
+    obs = frames_apart(TensorDict({"policy": steps, "camera": camera}, [T, num_envs]), ["camera"])
+    find_held_frames(obs)
+    dones = torch.zeros(T, num_envs, dtype=torch.bool)
+    return Rollout.from_dones(obs, {"actions": steps}, dones), numbers.float().view(1, -1, 1)
+
+
+def filled(capacity, num_frames, periods, num_envs=N, check=lambda memory, index: None):
+    memory = RolloutMemory(capacity, *numbered_rollout(0, 1, num_envs), {"camera": num_frames})
+    for index, period in enumerate(periods):
+        memory.put(*numbered_rollout(index * num_envs, period, num_envs))
+        check(memory, index)
+        memory.keep_newest(T)
+    return memory
+
+
+def kept_numbers(memory):
+    """Return the numbers of the sequences of the past, in the order of their columns."""
+    return memory.state[0, : memory.num_kept, 0].long()
+
+
+def numbers_of(memory, columns, period_of):
+    """Return which sequences are in some columns, after checking that each is whole."""
+    obs = memory.rollout.obs[:, columns]
+    numbers = memory.state[0, columns, 0].int().tolist()
+    seen = obs.frames["camera"][obs.steps["camera"]]
+    assert seen.dtype == torch.int16
+    for column, number in enumerate(numbers):
+        assert torch.equal(seen[:, column], camera_of(number, period_of(number)))
+        assert (obs.steps["policy"][:, column, 0] == number).all()
+    return numbers
+
+
+@pytest.mark.parametrize("num_frames", [T * N, 70, 1000])
+@pytest.mark.parametrize("capacity", [3, 12, 100])
+def test_what_is_kept_is_whole_beside_the_newest_rollout(capacity, num_frames):
+    torch.manual_seed(0)
+    periods = [6, 3, 1, 2, 6, 1, 3, 6, 6]
+    past, limits = slice(capacity), []
+
+    def period_of(number):
+        return periods[number // N]
+
+    def check(memory, index):
+        kept = numbers_of(memory, slice(memory.num_kept), period_of)
+        assert len(set(kept)) == len(kept)
+        assert max(kept, default=-1) < index * N
+        newest = numbers_of(memory, slice(capacity, None), period_of)
+        assert newest == [*range(index * N, (index + 1) * N)]
+        used = memory.rollout.obs.steps["camera"]
+        used = torch.cat((used[:, : memory.num_kept], used[:, past.stop :]), dim=1)
+        assert len(used.unique()) <= num_frames
+        assert (memory._keys[: memory.num_kept] < memory._key_limit).all()
+        limits.append(memory._key_limit)
+
+    memory = filled(capacity, num_frames, periods, check=check)
+    assert limits == sorted(limits, reverse=True)
+    if num_frames == 1000:
+        assert memory.num_kept == min(capacity, len(periods) * N)
+        assert limits[-1] == 1.0
+
+
+def test_a_pool_holds_as_many_more_sequences_as_frames_are_held():
+    torch.manual_seed(0)
+    slow, fast = (filled(1000, 40 * T, [period] * 60).num_kept for period in (6, 1))
+    assert 40 - N <= fast <= 40  # the newest rollout needs room beside the past
+    assert slow > 3.2 * fast  # frames of a sequence: 6, or 11 / 6 on average
+
+
+def test_every_sequence_is_as_likely_to_stay_in_a_full_pool():
+    """Over time the number of new frames changes; sequences of one kind are compared."""
+    torch.manual_seed(0)
+    periods, trials = [6, 6, 1, 6, 6, 6], 1200
+    counts, kept = torch.zeros(len(periods) * N), 0
+    for _ in range(trials):
+        memory = filled(100, 45, periods)
+        numbers = kept_numbers(memory)
+        counts[numbers] += 1
+        kept += len(numbers)
+    slow = counts.view(len(periods), N)[[0, 1, 3, 4]].flatten()  # the newest ones wait for room
+    share = slow.mean() / trials
+    assert 0.1 < share < 0.9
+    chi_square = ((slow - trials * share).square() / (trials * share * (1 - share))).sum()
+    assert chi_square < 38.6  # 19 degrees of freedom: exceeded by chance in 0.5 % of all seeds
+
+
+def test_a_saved_memory_has_its_frames_once_and_comes_back_whole():
+    torch.manual_seed(0)
+    memory = filled(12, 70, [6, 1, 3])
+    saved = memory.state_dict()
+    shown = memory.rollout.obs.steps["camera"][:, : memory.num_kept]
+    assert len(saved["frames"]["camera"]) == len(shown.unique())
+    periods = [6, 1, 3]
+    for capacity, num_frames in ((12, 70), (20, 200), (4, 40), (12, 30)):
+        other = RolloutMemory(capacity, *numbered_rollout(0, 1), {"camera": num_frames})
+        other.load_state_dict(saved)
+        kept = numbers_of(other, slice(other.num_kept), lambda number: periods[number // N])
+        by_key = kept_numbers(memory)[saved["keys"].argsort()].tolist()
+        assert {*kept} == {*by_key[: len(kept)]}
+        assert 0 < len(kept) <= capacity
+        other.put(*numbered_rollout(100 * N, 1))
+        assert numbers_of(other, slice(capacity, None), lambda _: 1) == [*range(500, 500 + N)]
+
+
+def test_frames_of_another_size_are_refused():
+    saved = filled(12, 70, [6]).state_dict()
+    saved["frames"]["camera"] = torch.zeros(5, 1, 3)
+    memory = filled(12, 70, [6, 6])
+    with pytest.raises(ValueError, match="set save_memory to False to begin with an empty one"):
+        memory.load_state_dict(saved)
+    assert memory.num_kept == 2 * N
+
+
+def test_frames_of_steps_that_no_loss_sees_are_not_kept():
+    memory = RolloutMemory(12, *numbered_rollout(0, 1))
+    rollout, state = numbered_rollout(0, 1)
+    rollout.obs.frames["camera"][4 * N :] = -1
+    memory.put(rollout, state)
+    memory.keep_newest(4)
+    assert memory.num_kept == N
+    assert (memory.state_dict()["frames"]["camera"] >= 0).all()
+    assert len(memory.state_dict()["frames"]["camera"]) == 4 * N
+
+
+def make(**options):
+    chosen = {"gradient_length": 3, "num_mini_batches": 2, "memory_rollouts": 400, **options}
+    return make_distillation(TbpttDistillation, T, N, student="cnn-gru", **chosen)
+
+
+@pytest.mark.parametrize("period", [1, 3])
+def test_bytes_are_those_of_the_plan(period):
+    algorithm = make(memory_gb=3e-5)
+    roll_out(algorithm, 0, on_step=hold_frames(period))
+    before = algorithm.memory_plan().sizes.rollout_memory
+    algorithm.update()
+    planned = algorithm.memory_plan().sizes.rollout_memory
+    memory = algorithm.learner.experience.memory
+    tensors = [*memory._all_tensors(), memory._keys, memory.rollout.labels["newest"]]
+    taken = sum(each.nbytes for each in (*tensors, *memory.rollout.obs.frames.values()))
+    assert planned == pytest.approx(taken, rel=0.05)
+    for each in (before, planned):
+        assert 2.7e4 < each <= 3e4
+
+
+def test_gigabytes_hold_more_sequences_of_a_slow_camera():
+    kept = {}
+    for period in (1, 3, 6):
+        algorithm = make(memory_gb=5e-5)
+        for seed in range(30):
+            roll_out(algorithm, seed, on_step=hold_frames(period))
+            algorithm.update()
+        kept[period] = algorithm.learner.experience.memory.num_kept
+    assert kept[3] > 1.4 * kept[1]  # phases differ, so that most have three frames of six steps
+    assert kept[6] > 1.3 * kept[3]
+
+
+def test_a_run_with_frames_goes_on_from_its_checkpoint():
+    results = []
+    for through_checkpoint in (False, True):
+        algorithm = make(save_memory=True, memory_gb=3e-5)
+        for seed in range(3):
+            roll_out(algorithm, seed, on_step=hold_frames(3))
+            algorithm.update()
+        kept = algorithm.learner.experience.memory.state_dict()
+        if through_checkpoint:
+            resumed = make(save_memory=True, memory_gb=3e-5)
+            resumed.load(algorithm.save(), None, strict=True)
+            resumed.student.reset(hidden_state=algorithm.student.get_hidden_state())
+            algorithm = resumed
+        roll_out(algorithm, 3, on_step=hold_frames(3))
+        if through_checkpoint:
+            found = algorithm.learner.experience.memory.state_dict()
+            assert all(map(torch.equal, found["sequences"], kept["sequences"]))
+            assert torch.equal(found["frames"]["camera"], kept["frames"]["camera"])
+        algorithm.update()
+        results.append(parameters_of(algorithm))
+    torch.testing.assert_close(*results)
+
+
+def test_held_frames_are_shown_by_both_models_after_one_comparison(monkeypatch):
+    obs = TensorDict({"camera": torch.stack([camera_of(n, 3) for n in range(N)], 1)}, [T, N])
+    seen = [frames_apart(obs, ["camera"]) for _ in range(2)]
+    compared = []
+    not_equal = torch.Tensor.__ne__
+    monkeypatch.setattr(
+        torch.Tensor, "__ne__", lambda *both: compared.append(1) or not_equal(*both)
+    )
+    find_held_frames(*seen)
+    assert len(compared) == T - 1
+    assert torch.equal(*(each.steps["camera"] for each in seen))
+    assert len(seen[0].steps["camera"].unique()) < 0.6 * T * N
+
+
+def test_without_a_limit_all_frames_may_be_new():
+    rollout, state = numbered_rollout(0, 1)
+    size = memory_size(
+        rollout, state, max_sequences=7, max_gb=None, frames_per_sequence={"camera": 2.0}
+    )
+    assert (size.capacity, size.num_frames) == (7, {"camera": (7 + N) * T})
+    assert size.num_bytes == sum(
+        each.nbytes / N * (7 + N)
+        for each in (
+            rollout.obs.frames["camera"],
+            *rollout.obs.steps.values(),
+            *rollout.labels.values(),
+            rollout.episode_starts,
+            rollout.episode_starts,
+            *as_tensors(state),
+            torch.zeros(N, dtype=torch.float64),
+        )
+    )

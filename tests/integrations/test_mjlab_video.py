@@ -1,0 +1,90 @@
+"""Rendered robots in mjlab, on a processor without OpenGL: a camera changes nothing else."""
+
+# mjlab has an environment of its own, where no type checker looks.
+# pyright: reportMissingImports=false
+
+import json
+import os
+import subprocess
+import sys
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+
+pytest.importorskip("mjlab", reason="mjlab has an environment of its own")
+
+from mjlab.viewer import ViewerConfig
+
+from rsl_tbptt.platforms.mjlab import _looked_at
+
+WIDTH, HEIGHT = 96, 72
+ROLL_OUT = f"""
+import json, torch
+from rsl_tbptt.platforms import mjlab
+
+def roll_out(image_size):
+    sizes = dict(num_envs=3, seed=5, device="cpu", clip_actions=None, overrides=[])
+    task = "Tbptt-Cartpole-Occluded-Teacher"
+    with mjlab.simulated_env(task, **sizes, image_size=image_size) as env:
+        mjlab.restart(env, 5)
+        render = mjlab.renderer(env) if image_size else lambda: torch.zeros(0)
+        images = [render().tolist()]
+        with torch.inference_mode():
+            rewards = [env.step(torch.randn(3, env.num_actions))[1].tolist() for _ in range(12)]
+        images.append(render().tolist())
+    return dict(rewards=rewards, images=images)
+
+json.dump([roll_out(size) for size in (None, ({WIDTH}, {HEIGHT}))], open("rollouts.json", "w"))
+"""
+
+
+@pytest.fixture(scope="module")
+def rollouts(tmp_path_factory):
+    """Rewards and images of the same rollout without a camera and with one."""
+    folder = tmp_path_factory.mktemp("rollouts")
+    hidden = {"CUDA_VISIBLE_DEVICES": "", "MUJOCO_GL": "disable", "OMP_NUM_THREADS": "1"}
+    command = [sys.executable, "-c", ROLL_OUT]
+    result = subprocess.run(
+        command, cwd=folder, env=os.environ | hidden, capture_output=True, text=True, check=False
+    )
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    return json.loads((folder / "rollouts.json").read_text())
+
+
+def test_a_camera_changes_no_reward(rollouts):
+    without, with_camera = (rollout["rewards"] for rollout in rollouts)
+    assert without == with_camera
+    assert len({reward for step in without for reward in step}) > 10
+
+
+def test_carts_stand_in_the_middle_of_their_images_and_move(rollouts):
+    images = np.array(rollouts[1]["images"], dtype=int)
+    assert images.shape == (2, 3, HEIGHT, WIDTH, 3)
+    for robot in images.reshape(6, HEIGHT, WIDTH, 3):
+        red = robot[..., 0] - robot[..., 2] > 60
+        assert red.sum() > 10
+        rows, columns = red.nonzero()
+        assert 0.3 < rows.mean() / HEIGHT < 0.7
+        assert 0.2 < columns.mean() / WIDTH < 0.8
+        assert robot[0].min() > 100  # sky, not the darkness of a scene without one
+    assert not np.array_equal(images[0], images[1])
+
+
+BODIES = [SimpleNamespace(name="world", joints=[]), SimpleNamespace(name="trunk", joints=["free"])]
+
+
+@pytest.mark.parametrize(
+    ("viewer", "expected"),
+    [
+        (ViewerConfig(entity_name="dog", body_name="head"), "dog/head"),
+        (ViewerConfig(), "robot/trunk"),
+        (ViewerConfig(origin_type=ViewerConfig.OriginType.WORLD, lookat=(1, 2, 3)), None),
+    ],
+)
+def test_the_camera_looks_at_what_mjlabs_viewer_looks_at(viewer, expected):
+    entity = SimpleNamespace(spec_fn=lambda: SimpleNamespace(bodies=BODIES))
+    scene = SimpleNamespace(entities={"robot": entity})
+    body, place = _looked_at(SimpleNamespace(viewer=viewer, scene=scene))
+    assert body == expected
+    assert place == (viewer.lookat if expected is None else (0.0, 0.0, 0.0))

@@ -1,0 +1,102 @@
+"""Videos: who stands where, how long a frame stays, what becomes of episodes that have ended."""
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image, ImageSequence
+
+from rsl_tbptt import video
+from rsl_tbptt.video import HEADING, SIZE, Film, frame, record, smoothed, write
+
+WIDTH, HEIGHT = SIZE
+NUM_FRAMES = 6
+COLOURS = {"teacher": (200, 40, 40), "student": (40, 40, 200)}
+
+
+def film(title, lengths):
+    """Return a film whose robots are of one colour, a little brighter with every frame."""
+    images = torch.tensor(COLOURS[title], dtype=torch.uint8).expand(
+        max(lengths), len(lengths), HEIGHT, WIDTH, 3
+    )
+    brighter = 5 * torch.arange(max(lengths), dtype=torch.uint8)
+    seconds = [0.1 * length for length in lengths]
+    images = images + brighter[:, None, None, None, None]
+    return Film(title, images, lengths, seconds, frame_seconds=0.1)
+
+
+@pytest.fixture
+def films():
+    return [film("teacher", [NUM_FRAMES, NUM_FRAMES]), film("student", [2, 4])]
+
+
+def colour(image, column, row):
+    """Return the colour in the middle of a robot's image."""
+    return tuple(np.asarray(image)[HEADING + HEIGHT * row + 90, WIDTH * column + 120].tolist())
+
+
+def test_a_column_is_a_policy_and_a_row_a_robot(films):
+    image = frame(films, 1, NUM_FRAMES)
+    assert image.size == (2 * WIDTH, HEADING + 2 * HEIGHT)
+    for row in range(2):
+        assert colour(image, 0, row) == (205, 45, 45)
+        assert colour(image, 1, row) == (45, 45, 205)
+
+
+def test_an_episode_that_ended_turns_grey_and_keeps_its_last_image(films):
+    kinds = [
+        [len(set(colour(frame(films, index, NUM_FRAMES), 1, row))) for index in range(NUM_FRAMES)]
+        for row in range(2)
+    ]
+    assert kinds == [[2, 2, 1, 1, 1, 1], [2, 2, 2, 2, 1, 1]]
+    assert colour(frame(films, 2, NUM_FRAMES), 1, 0) == colour(frame(films, 5, NUM_FRAMES), 1, 0)
+    assert all(len(set(colour(frame(films, 5, NUM_FRAMES), 0, row))) == 2 for row in range(2))
+
+
+def test_seconds_and_ends_are_written_on_the_robots(films, monkeypatch):
+    texts = []
+    monkeypatch.setattr(
+        video.ImageDraw.ImageDraw, "text", lambda self, xy, text, *_, **__: texts.append(text)
+    )
+    frame(films, 3, NUM_FRAMES)
+    assert texts == ["teacher", "0.3 s", "0.3 s", "student", "ended after 0.2 s", "0.3 s"]
+
+
+@pytest.mark.parametrize("name", ["video.gif", "video.webp", "video.WEBP"])
+def test_a_file_plays_in_real_time_again_and_again(films, tmp_path, name):
+    write(films, tmp_path / name)
+    with Image.open(tmp_path / name) as image:
+        assert image.n_frames == NUM_FRAMES
+        assert image.info["loop"] == 0
+        durations = []
+        for shown in ImageSequence.Iterator(image):
+            shown.load()
+            durations.append(shown.info["duration"])
+    assert durations == [100] * (NUM_FRAMES - 1) + [1100]
+
+
+def test_a_file_that_would_be_large_becomes_coarser(tmp_path, monkeypatch):
+    torch.manual_seed(0)
+    images = torch.randint(0, 255, (2, 1, HEIGHT, WIDTH, 3), dtype=torch.uint8)
+    noise = [Film("noise", images, [2], [0.2], frame_seconds=0.1)]
+    sizes = {}
+    for suffix in (".gif", ".webp"):
+        for limit in (10**9, 1):
+            monkeypatch.setattr(video, "MAX_BYTES", limit)
+            write(noise, tmp_path / f"video{suffix}")
+            sizes[suffix, limit] = (tmp_path / f"video{suffix}").stat().st_size
+    assert sizes[".webp", 1] < 0.8 * sizes[".webp", 10**9]
+    assert sizes[".gif", 1] == sizes[".gif", 10**9]
+
+
+def test_pixels_are_averages_of_their_rays():
+    rays = torch.zeros(1, 4, 4, 3, dtype=torch.uint8)
+    rays[0, 0, 0], rays[0, 1, 1] = 200, 100
+    small = smoothed(rays)
+    assert small.shape == (1, 2, 2, 3)
+    assert small.dtype == torch.uint8
+    assert np.array_equal(small[0, :, :, 0].numpy(), [[75, 0], [0, 0]])
+
+
+def test_another_kind_of_file_is_refused_before_anything_is_simulated(tmp_path):
+    with pytest.raises(ValueError, match=r"--video is .*film\.mp4, expected a name that ends in"):
+        record([tmp_path / "no.pt"], tmp_path / "film.mp4")
