@@ -104,7 +104,7 @@ def test_distillation_takes_the_teachers_checkpoint(task, key):
 @pytest.mark.parametrize("task", TASKS)
 def test_students_differ_in_memory_only(task, key, models):
     student = load_cfg_from_registry(task, key)
-    assert student.student.class_name == models[task in (CAMERA, *SCAN)]
+    assert student.student.class_name == models[task in (CAMERA, SEEK, *SCAN)]
     assert student.algorithm.class_name == "rsl_tbptt.algorithms:TbpttDistillation"
     other = to_dict(load_cfg_from_registry(task, RECURRENT_STUDENT))
     same = set(other) - {"student", "run_name"}
