@@ -23,7 +23,7 @@ OTHER_RSL_RL := $(RSL_RL:%=.rsl_rl/%/.installed)
 # By default a preset has its own folder under runs/.
 RUN_OPTIONS := --device $(DEVICE) $(if $(RUN),--output $(RUN))
 
-.PHONY: demo demo-mjlab demo-pup demo-camera test test-fast test-matrix finetune curves distillation \
+.PHONY: demo demo-mjlab demo-pup demo-camera demo-seek test test-fast test-matrix finetune curves distillation \
 	distillation-mjlab bench docs lint types format stats doctor clean help
 
 demo: $(INSTALLED)  ## train, distil and evaluate in Isaac Lab (DEVICE=cuda:0 for a GPU, RUN=folder)
@@ -37,6 +37,9 @@ demo-pup: $(INSTALLED)  ## the same with a small legged robot in Isaac Lab; DEVI
 
 demo-camera: $(INSTALLED)  ## the same with a student that sees depth frames alone; DEVICE and RUN as above
 	$(PY) -m scripts.pipeline configs/demo-camera.yaml $(RUN_OPTIONS)
+
+demo-seek: $(INSTALLED)  ## the same with a legged robot that walks to what it saw; DEVICE and RUN as above
+	$(PY) -m scripts.pipeline configs/demo-seek.yaml $(RUN_OPTIONS)
 
 test: $(INSTALLED)  ## run every test of the newest rsl_rl and Isaac Lab
 	$(PY) -m pytest $(REPORTS:%=--junitxml=%/test.xml)

@@ -5,8 +5,8 @@ import yaml
 
 from scripts.pipeline.presets import DEMO, FINETUNE, load_preset
 
-DEMO_MJLAB, DEMO_PUP, DEMO_CAMERA = (
-    DEMO.with_name(f"demo-{name}.yaml") for name in ("mjlab", "pup", "camera")
+DEMO_MJLAB, DEMO_PUP, DEMO_CAMERA, DEMO_SEEK = (
+    DEMO.with_name(f"demo-{name}.yaml") for name in ("mjlab", "pup", "camera", "seek")
 )
 
 
@@ -25,7 +25,7 @@ def write(tmp_path, **changes):
 
 @pytest.mark.parametrize(
     ("file", "share"),
-    [(DEMO, 0.99), (DEMO_MJLAB, 0.95), (DEMO_PUP, 0.9), (DEMO_CAMERA, 0.98)],
+    [(DEMO, 0.99), (DEMO_MJLAB, 0.95), (DEMO_PUP, 0.9), (DEMO_CAMERA, 0.98), (DEMO_SEEK, 0.85)],
 )
 def test_shipped_preset_meets_the_demos_promises(file, share):
     preset = load_preset(file)

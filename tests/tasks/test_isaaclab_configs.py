@@ -31,7 +31,7 @@ for entry_point in entry_points(group="isaaclab.tasks"):
     entry_point.load()
 
 CARTPOLE, PUP = "Tbptt-Cartpole-Occluded", "Tbptt-Velocity-Flat-Pup"
-CAMERA = "Tbptt-Cartpole-Camera"
+CAMERA, SEEK = "Tbptt-Cartpole-Camera", "Tbptt-Seek-Pup"
 VELOCITY = [
     "Tbptt-Velocity-Flat-Anymal-D",
     "Tbptt-Velocity-Flat-Unitree-Go2",
@@ -39,7 +39,7 @@ VELOCITY = [
     "Tbptt-Velocity-Rough-Unitree-Go2",
 ]
 SCAN = [f"{task}-Scan" for task in VELOCITY if "Rough" in task]
-TASKS = [CARTPOLE, CAMERA, PUP, *VELOCITY, *SCAN]
+TASKS = [CARTPOLE, CAMERA, PUP, SEEK, *VELOCITY, *SCAN]
 ENV, TEACHER = "env_cfg_entry_point", "rsl_rl_cfg_entry_point"
 STUDENTS = {
     "rsl_rl_distillation_recurrent_cfg_entry_point": ("RNNModel", "rsl_tbptt.models:CNNRNNModel"),
@@ -104,7 +104,7 @@ def test_distillation_takes_the_teachers_checkpoint(task, key):
 @pytest.mark.parametrize("task", TASKS)
 def test_students_differ_in_memory_only(task, key, models):
     student = load_cfg_from_registry(task, key)
-    assert student.student.class_name == models[task in (CAMERA, *SCAN)]
+    assert student.student.class_name == models[task in (CAMERA, SEEK, *SCAN)]
     assert student.algorithm.class_name == "rsl_tbptt.algorithms:TbpttDistillation"
     other = to_dict(load_cfg_from_registry(task, RECURRENT_STUDENT))
     same = set(other) - {"student", "run_name"}

@@ -1,0 +1,177 @@
+"""Pup looks for a pillar: it walks around a wall that hides it, and remembers what it saw.
+
+Pillar and wall stand elsewhere in every episode. From where Pup starts it sees the pillar over the
+wall; closer to the wall it does not, and beside the wall the pillar is out of the picture. Nothing
+of both is felt: who walks into the wall has failed.
+
+The teacher knows how the shortest way starts and how long it is. The student has Pup's sensors
+without any command, and a depth camera on the trunk.
+"""
+
+from __future__ import annotations
+
+import isaaclab.envs.mdp as base_mdp
+import isaaclab.sim as sim_utils
+from isaaclab.assets import ArticulationCfg
+from isaaclab.managers import EventTermCfg, RewardTermCfg, SceneEntityCfg, TerminationTermCfg
+from isaaclab.managers import ObservationGroupCfg as ObsGroupCfg
+from isaaclab.managers import ObservationTermCfg as ObsTermCfg
+from isaaclab.sensors import CameraCfg
+from isaaclab.utils import configclass
+from isaaclab_tasks.utils.presets import MultiBackendRendererCfg
+
+from rsl_tbptt_tasks.isaaclab import pup, seeking
+from rsl_tbptt_tasks.isaaclab.cameras import DepthFrames
+
+STEP = 0.02
+"""Length of a step, in s: what is earned once is divided by it, as rewards are per second."""
+
+
+def standing(name: str, height: float) -> ArticulationCfg:
+    """Return what is seen and not felt, standing on the ground. ``height`` is in m."""
+    return ArticulationCfg(
+        prim_path=f"{{ENV_REGEX_NS}}/{name}",
+        spawn=sim_utils.UsdFileCfg(usd_path=str(pup.ASSETS / f"{name.lower()}.usda")),
+        init_state=ArticulationCfg.InitialStateCfg(
+            pos=(2.0, 0.0, height / 2), joint_pos={}, joint_vel={}
+        ),
+        actuators={},
+    )
+
+
+@configclass
+class PupSeekSceneCfg(pup.PupSceneCfg):
+    """Pup with a camera, a pillar and a wall."""
+
+    pillar: ArticulationCfg = standing("Pillar", height=1.0)
+    wall: ArticulationCfg = standing("Wall", height=0.35)
+    camera: CameraCfg = CameraCfg(
+        prim_path="{ENV_REGEX_NS}/Robot/trunk/camera",
+        offset=CameraCfg.OffsetCfg(pos=(0.14, 0.0, 0.02), convention="world"),
+        update_latest_camera_pose=True,
+        # 53 degrees wide, 41 degrees high.
+        spawn=sim_utils.PinholeCameraCfg(
+            focal_length=1.0, horizontal_aperture=1.0, clipping_range=(0.01, 5.0)
+        ),
+        data_types=["depth"],
+        width=32,
+        height=24,
+        renderer_cfg=MultiBackendRendererCfg(),
+    )
+
+
+@configclass
+class ObservationsCfg:
+    """What student and teacher see."""
+
+    @configclass
+    class PolicyCfg(pup.ObservationsCfg.PolicyCfg):
+        """The student's other sensors: Pup's."""
+
+        command = None
+
+    @configclass
+    class CameraCfg(ObsGroupCfg):
+        """What the student sees."""
+
+        depth = ObsTermCfg(
+            func=DepthFrames,
+            params={
+                "sensor_cfg": SceneEntityCfg("camera"),
+                "period": 5,  # 10 Hz of 50
+                "max_latency": 3,  # 60 ms
+                "distances": (0.2, 4.0),  # m
+                "noise": 0.02,
+                "missing_pixels": 0.02,
+                "lost_frames": 0.05,
+            },
+        )
+
+    @configclass
+    class TeacherCfg(pup.ObservationsCfg.TeacherCfg):
+        """The teacher."""
+
+        command = ObsTermCfg(func=seeking.way_ahead)
+
+    policy: PolicyCfg = PolicyCfg()
+    camera: CameraCfg = CameraCfg()
+    teacher: TeacherCfg = TeacherCfg()
+
+
+@configclass
+class EventsCfg(pup.EventsCfg):
+    """Pup's, with pillar and wall placed for every episode and feet as smooth as the ground."""
+
+    # No joint moves a leg sideways: Pup turns by letting its feet slip.
+    feet = EventTermCfg(
+        func=base_mdp.randomize_rigid_body_material,  # pyright: ignore[reportArgumentType]
+        mode="startup",
+        params={
+            "asset_cfg": pup.FEET,
+            "static_friction_range": (0.5, 0.5),
+            "dynamic_friction_range": (0.5, 0.5),
+            "restitution_range": (0.0, 0.0),
+            "num_buckets": 1,
+        },
+    )
+    places = EventTermCfg(
+        func=seeking.place_pillar_and_wall,
+        mode="reset",
+        params={
+            "pillar": ((2.6, 3.2), (-0.4, 0.4)),
+            "wall": (1.2, 1.6),
+            "beside": (0.1, 0.35),
+        },
+    )
+
+    def __post_init__(self) -> None:
+        self.base_start.params["pose_range"] = {"yaw": (-0.25, 0.25)}
+
+
+@configclass
+class RewardsCfg:
+    """Nearly all of it is for the way: standing still and walking blindly earn little.
+
+    Gait, smoothness and stability have the shares that they have in Pup's own task.
+    """
+
+    walk = RewardTermCfg(func=seeking.walks_the_way, weight=1.0, params={"speed": 0.45})
+    turn = RewardTermCfg(
+        func=seeking.turns_to_the_way, weight=1.0, params={"gain": 2.0, "most": 1.0}
+    )
+    trot = pup.RewardsCfg().trot.replace(weight=0.75)
+    bounce = pup.RewardsCfg().bounce.replace(weight=-0.9)
+    wobble = pup.RewardsCfg().wobble.replace(weight=-0.09)
+    tilt = pup.RewardsCfg().tilt.replace(weight=-0.9)
+    action_rate = pup.RewardsCfg().action_rate.replace(weight=-0.09)
+    time = RewardTermCfg(func=base_mdp.is_alive, weight=-0.8)
+    arrival = RewardTermCfg(
+        func=base_mdp.is_terminated_term, weight=2.0 / STEP, params={"term_keys": ["arrived"]}
+    )
+    failure = RewardTermCfg(
+        func=base_mdp.is_terminated_term,
+        weight=-1.0 / STEP,
+        params={"term_keys": ["sank", "tipped", "hit_wall"]},
+    )
+
+
+@configclass
+class TerminationsCfg(pup.TerminationsCfg):
+    """The end of an episode: Pup's, and that of a search."""
+
+    arrived = TerminationTermCfg(func=seeking.reached_pillar, params={"distance": 0.45})
+    hit_wall = TerminationTermCfg(func=seeking.hit_wall, params={"distance": 0.12})
+
+
+@configclass
+class PupSeekEnvCfg(pup.PupFlatEnvCfg):
+    """Reach the pillar within 12 s, at 50 Hz with a camera at 10 Hz."""
+
+    # Far enough apart for a renderer that shows all environments to all cameras.
+    scene: PupSeekSceneCfg = PupSeekSceneCfg(num_envs=512, env_spacing=20.0)
+    episode_length_s = 12.0
+    observations: ObservationsCfg = ObservationsCfg()
+    commands = None
+    events: EventsCfg = EventsCfg()
+    rewards: RewardsCfg = RewardsCfg()
+    terminations: TerminationsCfg = TerminationsCfg()

@@ -1,0 +1,107 @@
+"""Agents of the small quadruped that sees, sized for two processor cores.
+
+Teacher and students log to one experiment folder; the run name says which is which.
+"""
+
+from __future__ import annotations
+
+from isaaclab.utils import configclass
+from isaaclab_rl.rsl_rl import RslRlCNNModelCfg, RslRlMLPModelCfg, RslRlSymmetryCfg
+
+from rsl_tbptt.integrations.isaaclab import TbpttCnnRnnModelCfg, TbpttDistillationAlgorithmCfg
+from rsl_tbptt_tasks.isaaclab.pup_agents import (
+    TEACHER_OBS_GROUPS,
+    PupFinetuneCfg,
+    PupRecurrentCfg,
+    PupStudentCfg,
+    PupTeacherCfg,
+)
+
+EXPERIMENT = "tbptt_pup_seek"
+STUDENT_OBS_GROUPS = {"student": ["policy", "camera"], "teacher": ["teacher"]}
+ACTOR_OBS_GROUPS = TEACHER_OBS_GROUPS | {"actor": ["policy", "camera"]}
+
+CNN = RslRlCNNModelCfg.CNNCfg(
+    output_channels=[8, 16, 16],
+    kernel_size=[3, 3, 3],
+    stride=[2, 2, 1],
+    norm="layer",
+    activation="elu",
+)
+
+
+def cnn_lstm(init_std: float) -> TbpttCnnRnnModelCfg:
+    """Return the policy that sees; ``init_std`` is the noise of its actions at the start."""
+    return TbpttCnnRnnModelCfg(
+        cnn_cfg=CNN,
+        rnn_type="lstm",
+        rnn_hidden_dim=128,
+        rnn_num_layers=1,
+        hidden_dims=[128],
+        activation="elu",
+        distribution_cfg=RslRlMLPModelCfg.GaussianDistributionCfg(init_std=init_std),
+    )
+
+
+@configclass
+class PupSeekTeacherCfg(PupTeacherCfg):
+    """PPO on the exact state, the randomised physics and the way."""
+
+    experiment_name = EXPERIMENT
+    max_iterations = 400
+
+    def __post_init__(self) -> None:
+        """Learn from the mirror image too: without, most teachers turn well to one side only."""
+        self.algorithm.symmetry_cfg = RslRlSymmetryCfg(
+            use_data_augmentation=True,
+            data_augmentation_func="rsl_tbptt_tasks.isaaclab.pup_symmetry:with_mirror_image",
+        )
+
+
+@configclass
+class PupSeekStudentCfg(PupStudentCfg):
+    """A CNN and an LSTM that imitate the teacher from what the robot itself can measure and see."""
+
+    experiment_name = EXPERIMENT
+    obs_groups = STUDENT_OBS_GROUPS
+    num_steps_per_env = 48
+    max_iterations = 200
+    student = cnn_lstm(init_std=0.1)
+    algorithm = TbpttDistillationAlgorithmCfg(
+        gradient_length=48,
+        num_mini_batches=16,
+        # Beside the wall and at the pillar from the start, where no beginner comes.
+        teacher_action_share=0.5,
+        teacher_action_updates=60,
+    )
+
+
+@configclass
+class PupSeekMemorylessStudentCfg(PupSeekStudentCfg):
+    """The same CNN without memory, to show what that is worth."""
+
+    run_name = "student_memoryless"
+    student = RslRlCNNModelCfg(
+        cnn_cfg=CNN,
+        hidden_dims=[128, 128],
+        activation="elu",
+        distribution_cfg=RslRlMLPModelCfg.GaussianDistributionCfg(init_std=0.1),
+    )
+
+
+@configclass
+class PupSeekRecurrentCfg(PupRecurrentCfg):
+    """PPO from scratch on what the student sees, with a critic that sees all."""
+
+    experiment_name = EXPERIMENT
+    obs_groups = ACTOR_OBS_GROUPS
+    actor = cnn_lstm(init_std=1.0)
+
+
+@configclass
+class PupSeekFinetuneCfg(PupFinetuneCfg):
+    """PPO that goes on with the distilled student; ``--checkpoint`` names its file."""
+
+    experiment_name = EXPERIMENT
+    obs_groups = ACTOR_OBS_GROUPS
+    actor = cnn_lstm(init_std=1.0)

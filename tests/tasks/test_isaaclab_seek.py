@@ -1,0 +1,349 @@
+"""Pup and its pillar: the way around the wall, what is placed, seen and felt, and what ends it."""
+
+import argparse
+import itertools
+import json
+import math
+
+import pytest
+
+pytest.importorskip("isaaclab_tasks", reason="Isaac Lab 3.0 needs Python 3.12")
+
+import torch
+from isaaclab_tasks.utils import resolve_task_config
+from isaaclab_tasks.utils.parse_cfg import load_cfg_from_registry
+from pxr import Usd, UsdPhysics
+from tensordict import TensorDict
+
+from rsl_tbptt_tasks.isaaclab.pup_symmetry import with_mirror_image
+from rsl_tbptt_tasks.isaaclab.seeking import DETOUR, WALL_LENGTH, shortest_way
+
+pytestmark = [
+    pytest.mark.isaaclab,
+    pytest.mark.filterwarnings(r"ignore:.torch\.jit\.script:DeprecationWarning"),
+]
+
+TASK = "Tbptt-Seek-Pup"
+NUM_ENVS = 32
+HALF = WALL_LENGTH / 2 + DETOUR
+REACH = 0.45  # m
+PILLAR_RADIUS, WALL_HALF_THICKNESS = 0.15, 0.03  # m
+CAMERA_AHEAD = 0.14  # m
+MIDDLE = slice(15, 17)  # columns
+STIFFNESS = slice(37, 45)  # columns of what the teacher sees
+SWAPPED = {
+    f"{end}_{side}": f"{end}_{other}"
+    for end in ("front", "rear")
+    for side, other in (("left", "right"), ("right", "left"))
+}
+
+
+def launch():
+    """Build the environment on the processor and return what :func:`measure` does."""
+    import gymnasium as gym
+    from isaaclab.app import launch_simulation
+
+    env_cfg, _ = resolve_task_config(TASK, None, overrides=["physics=newton_mjwarp"])
+    env_cfg.scene.num_envs, env_cfg.sim.device, env_cfg.seed = NUM_ENVS, "cpu", 3
+    camera = env_cfg.observations.camera.depth.params
+    camera.update(noise=0.0, missing_pixels=0.0, lost_frames=0.0, max_latency=0)
+    with launch_simulation(env_cfg, argparse.Namespace(device="cpu", headless=True)):
+        env = gym.make(TASK, cfg=env_cfg).unwrapped
+        seen = json.dumps(measure(env), default=lambda x: x.tolist())
+        env.close()  # takes the simulator's memory with it
+    return json.loads(seen)
+
+
+def measure(env):
+    """Return what the tests look at of the scene, the observations and the ends."""
+    idle = torch.zeros(NUM_ENVS, 8)
+
+    def place(name, x, y=0.0, z=None, turned=(0.0, 0.0, 0.0, 1.0)):
+        asset = env.scene[name]
+        pose = asset.data.root_link_pose_w.torch.clone()
+        pose[:, 0], pose[:, 1] = env.scene.env_origins[:, 0] + x, env.scene.env_origins[:, 1] + y
+        pose[:, 2] = pose[:, 2] if z is None else z
+        pose[:, 3:] = torch.nn.functional.normalize(torch.tensor(turned), dim=0)
+        asset.write_root_link_pose_to_sim_index(root_pose=pose)
+
+    def where(name):
+        return (env.scene[name].data.root_link_pos_w.torch - env.scene.env_origins).clone()
+
+    def arrange(x, *, y=0.0, pillar=(2.5, 0.0), wall=(1.2, 0.0), height=0.155, **turned):
+        env.reset()
+        robot = env.scene["robot"]
+        robot.write_root_velocity_to_sim_index(root_velocity=torch.zeros(NUM_ENVS, 6))
+        place("robot", x, y, z=height, **turned)
+        place("pillar", *pillar)
+        place("wall", *wall)
+
+    def step_from(*args, steps=1, **kwargs):
+        arrange(*args, **kwargs)
+        for _ in range(steps):
+            obs, reward, terminated, truncated, _ = env.step(idle)
+            if terminated.any():
+                break
+        return {
+            "terminated": terminated.clone(),
+            "truncated": truncated.clone(),
+            "reward": reward.clone(),
+            "frame": obs["camera"][:, 0],
+            "way": obs["teacher"][:, 9:12],
+            "x": where("robot")[:, 0],
+        }
+
+    env.reset()
+    places = [{name: where(name)[:, :2] for name in ("pillar", "wall")}]
+    env.step(idle)
+    stays = {name: where(name)[:, :2] for name in ("pillar", "wall")}
+    obs, _ = env.reset()
+    places.append({name: where(name)[:, :2] for name in ("pillar", "wall")})
+    far = (2.5, 3.0)
+    seen = {
+        "places": places,
+        "stays": stays,
+        "groups": {name: list(group.shape[1:]) for name, group in obs.items()},
+        "started": obs["camera"],
+        "facing wall": step_from(0.0, pillar=far, steps=8),
+        "facing pillar": step_from(0.0, pillar=(1.5, 0.0), wall=(-2.0, 0.0), steps=8),
+        "over the wall": step_from(0.0, steps=8),
+        "close to the wall": step_from(0.75, steps=8),
+        "turned away": step_from(0.0, turned=(0.0, 0.0, 1.0, 0.0), steps=8),
+        "free": step_from(0.0),
+        "beside the wall": step_from(1.2, y=0.9),
+        "in the wall": step_from(1.1),
+        "at the pillar": step_from(2.5 - REACH + 0.02),
+        "near the pillar": step_from(2.5 - REACH - 0.02),
+        "tipped": step_from(0.0, height=0.2, turned=(0.48, 0.0, 0.0, 1.0)),
+    }
+    arrange(0.4)
+    env.scene["robot"].write_root_velocity_to_sim_index(
+        root_velocity=torch.tensor([[6.0, 0.0, 0.5, 0.0, 0.0, 0.0]]).repeat(NUM_ENVS, 1)
+    )
+    terms = env.termination_manager
+    hits, through = [], []
+    for _ in range(25):
+        env.sim.step(render=False)
+        env.scene.update(0.01)
+        terms.compute()
+        hits.append(terms.get_term("hit_wall").clone())
+        through.append(where("robot")[:, 0])
+    seen["flight"] = {"hits": torch.stack(hits), "x": torch.stack(through)}
+
+    def look(side):
+        """Return what the teacher sees of a state, or of its mirror image."""
+        env.reset()
+        robot, names = env.scene["robot"], env.scene["robot"].joint_names
+        legs = {"front_left": 0.1, "front_right": -0.2, "rear_left": 0.3, "rear_right": 0.05}
+        if side < 0.0:
+            legs = {leg: legs[SWAPPED[leg]] for leg in legs}
+        of_joints = torch.tensor([legs[name.rsplit("_", 1)[0]] for name in names])
+        angles = robot.data.default_joint_pos.torch + of_joints
+        velocity = [0.3, 0.2 * side, 0.1, 0.4 * side, 0.5, 0.6 * side]
+        place("robot", 0.1, 0.2 * side, turned=(0.05 * side, 0.07, 0.15 * side, 1.0))
+        place("pillar", 2.5, 0.1 * side)
+        place("wall", 1.2, -0.1 * side)
+        robot.write_root_velocity_to_sim_index(
+            root_velocity=torch.tensor([velocity]).repeat(NUM_ENVS, 1)
+        )
+        robot.write_joint_position_to_sim_index(position=angles)
+        robot.write_joint_velocity_to_sim_index(velocity=10.0 * of_joints.expand(NUM_ENVS, 8))
+        env.scene.update(0.0)
+        env.action_manager.process_action(of_joints.expand(NUM_ENVS, 8))
+        env.episode_length_buf[:] = 3 if side > 0.0 else 13  # half a cycle apart
+        return env.observation_manager.compute(), of_joints.expand(NUM_ENVS, 8)
+
+    obs, actions = look(1.0)
+    obs, actions = with_mirror_image(env, TensorDict(obs, [NUM_ENVS]), actions)
+    mirrored, mirrored_actions = look(-1.0)
+    seen["mirror"] = {
+        "expected": obs["teacher"][NUM_ENVS:],
+        "seen": mirrored["teacher"],
+        "kept": bool((obs["teacher"][:NUM_ENVS] == look(1.0)[0]["teacher"]).all()),
+        "actions": actions[NUM_ENVS:],
+        "expected_actions": mirrored_actions,
+    }
+    return seen
+
+
+@pytest.fixture(scope="module")
+def seen(isaaclab):
+    return isaaclab.call(f"{__file__}:launch")[0]
+
+
+def way(start, goal, wall=(0.0, 0.0)):
+    """Return how one shortest way starts, and its length."""
+    found = shortest_way(*(torch.tensor([point]) for point in (start, goal, wall)))
+    return found.direction[0].tolist(), found.length.item()
+
+
+def mean(values):
+    return sum(values) / len(values)
+
+
+def direction(start, end):
+    length = math.dist(start, end)
+    return [(b - a) / length for a, b in zip(start, end, strict=True)]
+
+
+@pytest.mark.parametrize("side", [1.0, -1.0])
+@pytest.mark.parametrize("ahead", [1.0, -1.0])
+def test_way_around_the_wall_turns_beyond_its_nearer_end(side, ahead):
+    start, goal, corner = (-ahead, 0.1 * side), (2.0 * ahead, 0.2 * side), (0.0, HALF * side)
+    towards, length = way(start, goal)
+    assert towards == pytest.approx(direction(start, corner))
+    assert length == pytest.approx(math.dist(start, corner) + math.dist(corner, goal))
+
+
+@pytest.mark.parametrize(
+    ("start", "goal"),
+    [
+        ((-1.0, HALF + 0.01), (2.0, HALF + 0.01)),  # past the end
+        ((-1.0, 0.0), (-0.1, 0.5)),  # before the wall
+        ((0.1, 0.0), (2.0, 0.0)),  # behind it
+        ((0.0, 1.5), (0.0, 2.0)),  # along its line
+    ],
+)
+def test_way_is_straight_where_the_wall_is_not_between(start, goal):
+    towards, length = way(start, goal)
+    assert towards == pytest.approx(direction(start, goal))
+    assert length == pytest.approx(math.dist(start, goal))
+
+
+def test_way_follows_the_wall_and_grows_shorter_step_by_step():
+    position, goal, wall = [0.0, 0.0], (2.5, 0.3), (1.2, 0.1)
+    towards, length = way(position, goal, wall)
+    for _ in range(int(length / 0.01) - 1):
+        position = [p + 0.01 * d for p, d in zip(position, towards, strict=True)]
+        towards, left = way(position, goal, wall)
+        assert length - 0.011 < left < length  # a step cuts the corner
+        length = left
+    assert math.dist(position, goal) < 0.03
+
+
+def test_pillar_and_wall_stand_elsewhere_in_every_episode_and_stay_there(seen):
+    drawn = load_cfg_from_registry(TASK, "env_cfg_entry_point").events.places.params
+    episodes = seen["places"]
+    for name in ("pillar", "wall"):
+        first, second = (places[name] for places in episodes)
+        assert seen["stays"][name] == [pytest.approx(place, abs=1e-5) for place in first]
+        assert all(abs(a[1] - b[1]) > 1e-4 for a, b in zip(first, second, strict=True))
+    pillars, walls = ([p for places in episodes for p in places[n]] for n in ("pillar", "wall"))
+    beside = [y - p[1] * x / p[0] for p, (x, y) in zip(pillars, walls, strict=True)]
+    assert 0.3 < mean([offset > 0.0 for offset in beside]) < 0.7
+    for values, (low, high) in (
+        ([x for x, _ in pillars], drawn["pillar"][0]),
+        ([y for _, y in pillars], drawn["pillar"][1]),
+        ([x for x, _ in walls], drawn["wall"]),
+        ([abs(offset) for offset in beside], drawn["beside"]),
+    ):
+        assert low - 1e-4 <= min(values) < low + 0.15 * (high - low)
+        assert high - 0.15 * (high - low) < max(values) <= high + 1e-4
+
+
+@pytest.mark.parametrize("name", ["pillar", "wall"])
+def test_nothing_of_them_collides(name):
+    scene = load_cfg_from_registry(TASK, "env_cfg_entry_point").scene
+    stage = Usd.Stage.Open(getattr(scene, name).spawn.usd_path)
+    assert not any(prim.HasAPI(UsdPhysics.CollisionAPI) for prim in stage.Traverse())
+    assert [layer.identifier for layer in stage.GetUsedLayers() if not layer.anonymous] == [
+        stage.GetRootLayer().identifier
+    ]
+
+
+def test_wall_is_drawn_as_long_and_thick_as_it_is():
+    scene = load_cfg_from_registry(TASK, "env_cfg_entry_point").scene
+    stage = Usd.Stage.Open(scene.wall.spawn.usd_path)
+    (scale,) = (
+        prim.GetAttribute("xformOp:scale").Get()
+        for prim in stage.Traverse()
+        if prim.GetAttribute("xformOp:scale")
+    )
+    assert list(scale)[:2] == pytest.approx([2 * WALL_HALF_THICKNESS, WALL_LENGTH])
+    assert scale[2] / 2 == pytest.approx(scene.wall.init_state.pos[2])
+
+
+def test_student_gets_neither_command_nor_way(seen):
+    assert seen["groups"] == {"policy": [16], "camera": [1, 24, 32], "teacher": [47]}
+
+
+def rows(case):
+    """Yield, for each robot, its place and the frame's middle columns, (24, 2)."""
+    for x, frame in zip(case["x"], case["frame"], strict=True):
+        yield x, [row[MIDDLE] for row in frame]
+
+
+def nearness(distance):
+    nearest, farthest = 0.2, 4.0  # m
+    return pytest.approx([(farthest - distance) / (farthest - nearest)] * 2, abs=0.02)
+
+
+@pytest.mark.parametrize(
+    ("case", "face"),
+    [("facing wall", 1.2 - WALL_HALF_THICKNESS), ("facing pillar", 1.5 - PILLAR_RADIUS)],
+)
+def test_camera_on_the_trunk_measures_how_far_things_are(seen, case, face):
+    for x, middle in rows(seen[case]):
+        assert middle[12] == nearness(face - x - CAMERA_AHEAD)
+
+
+def test_pillar_is_seen_over_the_wall_from_afar_and_not_from_close(seen):
+    pillar = 2.5 - PILLAR_RADIUS - CAMERA_AHEAD
+    for x, middle in rows(seen["over the wall"]):
+        assert any(row == nearness(pillar - x) for row in middle)
+    for _, middle in rows(seen["close to the wall"]):
+        assert min(itertools.chain(*middle)) > 0.9
+
+
+def test_pillar_behind_the_robot_is_not_seen(seen):
+    for _, middle in rows(seen["turned away"]):
+        assert set(itertools.chain(*middle[:6])) == {0.0}
+
+
+def test_an_episode_starts_without_a_frame(seen):
+    assert not torch.tensor(seen["started"]).any()
+
+
+def test_teacher_knows_how_the_way_starts_and_how_long_it_is(seen):
+    start, corner = (0.0, 0.0), (1.2, HALF)
+    x, y = direction(start, corner)
+    length = math.dist(start, corner) + math.dist(corner, (2.5, 0.0))
+    for cosine, sine, left in seen["free"]["way"]:
+        assert (cosine, abs(sine)) == pytest.approx((x, y), abs=0.05)
+        assert left == pytest.approx(length, abs=0.05)
+    for cosine, _, left in seen["turned away"]["way"]:
+        assert cosine == pytest.approx(-x, abs=0.3)
+        assert left == pytest.approx(length, abs=0.1)
+
+
+@pytest.mark.parametrize(
+    ("case", "ends", "earned"),
+    [
+        ("free", False, 0.0),
+        ("beside the wall", False, 0.0),
+        ("near the pillar", False, 0.0),
+        ("at the pillar", True, 2.0),
+        ("in the wall", True, -1.0),
+        ("tipped", True, -1.0),
+    ],
+)
+def test_episode_ends_at_the_pillar_in_the_wall_and_on_the_ground(seen, case, ends, earned):
+    assert set(seen[case]["terminated"]) == {ends}
+    assert not any(seen[case]["truncated"])
+    assert seen[case]["reward"] == pytest.approx([earned] * NUM_ENVS, abs=0.1)
+
+
+def test_wall_is_not_felt_and_noticed_in_passing(seen):
+    hits, places = torch.tensor(seen["flight"]["hits"]), torch.tensor(seen["flight"]["x"])
+    assert hits.any(dim=0).all()
+    assert (places[-1] > 1.3).all()
+
+
+def test_mirror_image_is_what_a_mirrored_robot_sees_and_does(seen):
+    mirror = seen["mirror"]
+    expected, observed = torch.tensor(mirror["expected"]), torch.tensor(mirror["seen"])
+    for values in (expected, observed):
+        values[:, STIFFNESS] = 0.0  # each motor has its own
+    torch.testing.assert_close(observed, expected, atol=1e-3, rtol=0.0)
+    assert expected.abs().amax(dim=0).gt(0.01).sum() == 47 - 8
+    assert mirror["actions"] == mirror["expected_actions"]
