@@ -49,6 +49,7 @@ class CartpoleCameraTeacherCfg(CartpoleTeacherCfg):
     """PPO on the exact state and the randomised physics."""
 
     experiment_name = EXPERIMENT
+    max_iterations = 100
 
 
 @configclass
@@ -56,6 +57,7 @@ class CartpoleCameraStudentCfg(CartpoleStudentCfg):
     """A CNN and an LSTM that imitate the teacher from depth frames."""
 
     experiment_name = EXPERIMENT
+    max_iterations = 110
     obs_groups = STUDENT_OBS_GROUPS
     student = cnn_lstm(init_std=0.1)
     algorithm = TbpttDistillationAlgorithmCfg(
