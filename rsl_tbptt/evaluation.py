@@ -187,7 +187,7 @@ def run_first_episodes(
     policy: Policy,
     obs: TensorDict,
     *,
-    watch: Callable[[int], None] | None = None,
+    watch: Callable[[int, TensorDict], None] | None = None,
     max_steps: int | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Step all environments until each has finished its first episode.
@@ -198,7 +198,7 @@ def run_first_episodes(
         env: Environment in rsl_rl's form, just reset.
         policy: Policy whose memory is cleared where an episode ends.
         obs: Observations after the reset, batch size (N,).
-        watch: Called with the number of each step before it is taken.
+        watch: Called with the number of each step and its observations before it is taken.
         max_steps: Steps after which unfinished episodes are left. None waits for all.
 
     Returns:
@@ -212,7 +212,7 @@ def run_first_episodes(
     most_steps = min(max_steps or env.max_episode_length, env.max_episode_length)
     while running.any() and step != max_steps:
         if watch is not None:
-            watch(step)
+            watch(step, obs)
         obs, rewards, dones, _ = env.step(policy(obs))
         policy.reset(dones)
         returns += torch.where(running, rewards, 0.0)

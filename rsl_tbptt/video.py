@@ -1,5 +1,7 @@
 """Videos of policies: rendered robots, one column per policy, one row per robot.
 
+Images that a policy sees lie in the lower right corner of its robot's.
+
 Every policy meets the same robots and starts, since the environments have the same seed. The
 simulator's own ray tracer renders them: no screen, no OpenGL, any device.
 """
@@ -13,6 +15,8 @@ from pathlib import Path
 
 import torch
 from PIL import Image, ImageDraw, ImageFont
+from tensordict import TensorDict
+from torch.nn import functional
 
 from rsl_tbptt.evaluation import SEED, run_first_episodes, started
 from rsl_tbptt.files import complete
@@ -20,6 +24,8 @@ from rsl_tbptt.platforms import load_platform, platform_of
 
 SIZE = (240, 180)
 """Width and height of a robot's image, in pixels."""
+SEEN_WIDTH = 96
+"""Width of an image that a policy sees, in pixels."""
 OVERSAMPLING = 2
 """Rays per pixel in each direction: edges are smooth, thin poles are not torn."""
 FRAMES_PER_SECOND = 15
@@ -109,10 +115,12 @@ def film(
         assert step_seconds is not None  # of platforms that render
         stride = max(1, round(1 / FRAMES_PER_SECOND / step_seconds))
         render, images = start.platform.renderer(start.env), []
+        groups = getattr(start.policy, "obs_groups_2d", ())
 
-        def watch(step: int) -> None:
+        def watch(step: int, obs: TensorDict) -> None:
             if step % stride == 0:
-                images.append(smoothed(render()).cpu())
+                seen = [obs[group] for group in groups]
+                images.append(with_seen(smoothed(render()), seen).cpu())
 
         max_steps = round(MAX_SECONDS / step_seconds)
         _, steps = run_first_episodes(
@@ -137,8 +145,33 @@ def smoothed(images: torch.Tensor) -> torch.Tensor:
         Images, smaller by :data:`OVERSAMPLING`, uint8.
     """
     pixels = images.permute(0, 3, 1, 2).float()
-    small = torch.nn.functional.avg_pool2d(pixels, OVERSAMPLING)
+    small = functional.avg_pool2d(pixels, OVERSAMPLING)
     return small.round().byte().permute(0, 2, 3, 1)
+
+
+def with_seen(robots: torch.Tensor, seen: Sequence[torch.Tensor]) -> torch.Tensor:
+    """Put what the policy sees into the corner of what is seen of its robot.
+
+    Args:
+        robots: Shape (N, height, width, 3), uint8.
+        seen: Images of each camera, the first three or the only one of their channels from dark to
+            bright. Shape (N, C, H, W) each.
+
+    Returns:
+        Images like those of the robots, side by side from the right.
+    """
+    robots, right = robots.clone(), robots.shape[2]
+    for picture in seen:
+        colours = picture[:, : 3 if picture.shape[1] >= 3 else 1].float()
+        low, high = (
+            limit(colours, dim=(1, 2, 3), keepdim=True) for limit in (torch.amin, torch.amax)
+        )
+        size = (round(SEEN_WIDTH * picture.shape[2] / picture.shape[3]), SEEN_WIDTH)
+        bright = functional.interpolate((colours - low) / (high - low).clamp(min=1e-6), size)
+        pixels = (255 * bright).round().byte().expand(-1, 3, -1, -1).permute(0, 2, 3, 1)
+        robots[:, -size[0] :, right - SEEN_WIDTH : right] = pixels
+        right -= SEEN_WIDTH
+    return robots
 
 
 def write(films: Sequence[Film], output: Path) -> None:

@@ -87,7 +87,7 @@ def test_each_step_is_watched_before_it_is_taken(max_steps, taken):
         env,
         CountingPolicy(),
         env.obs(),
-        watch=lambda step: seen.append((step, env.steps)),
+        watch=lambda step, _obs: seen.append((step, env.steps)),
         max_steps=max_steps,
     )
     assert seen == [(step, step) for step in range(taken)]

@@ -6,7 +6,17 @@ import torch
 from PIL import Image, ImageSequence
 
 from rsl_tbptt import video
-from rsl_tbptt.video import HEADING, SIZE, Film, frame, record, smoothed, write
+from rsl_tbptt.video import (
+    HEADING,
+    SEEN_WIDTH,
+    SIZE,
+    Film,
+    frame,
+    record,
+    smoothed,
+    with_seen,
+    write,
+)
 
 WIDTH, HEIGHT = SIZE
 NUM_FRAMES = 6
@@ -59,6 +69,26 @@ def test_seconds_and_ends_are_written_on_the_robots(films, monkeypatch):
     )
     frame(films, 3, NUM_FRAMES)
     assert texts == ["teacher", "0.3 s", "0.3 s", "student", "ended after 0.2 s", "0.3 s"]
+
+
+def test_what_a_policy_sees_lies_in_the_lower_right_corner():
+    robots = torch.full((2, HEIGHT, WIDTH, 3), 7, dtype=torch.uint8)
+    depth = torch.zeros(2, 1, 5, 8)
+    depth[0, 0, :, :4], depth[1, 0, :, 4:] = 0.5, 2.0  # left half bright, then right half
+    colours = torch.zeros(2, 3, 4, 4, dtype=torch.uint8)
+    colours[:, 1] = 200
+    seen = with_seen(robots, [depth, colours])
+    height, right = round(SEEN_WIDTH * 5 / 8), WIDTH - SEEN_WIDTH
+    half = SEEN_WIDTH // 2
+    assert (seen[0, -height:, right : right + half] == 255).all()
+    assert (seen[0, -height:, right + half :] == 0).all()
+    assert (seen[1, -height:, right : right + half] == 0).all()
+    assert (seen[1, -height:, right + half :] == 255).all()
+    green = seen[:, -SEEN_WIDTH:, right - SEEN_WIDTH : right]
+    assert green.flatten(0, 2).unique(dim=0).tolist() == [[0, 255, 0]]
+    assert (seen[:, :-height, right:] == 7).all()
+    assert (robots == 7).all()
+    assert torch.equal(with_seen(robots, []), robots)
 
 
 @pytest.mark.parametrize("name", ["video.gif", "video.webp", "video.WEBP"])
