@@ -49,14 +49,14 @@ class PupSeekSceneCfg(pup.PupSceneCfg):
         prim_path="{ENV_REGEX_NS}/Robot/trunk/camera",
         offset=CameraCfg.OffsetCfg(pos=(0.14, 0.0, 0.02), convention="world"),
         update_latest_camera_pose=True,
-        # 53 degrees wide, 41 degrees high.
+        # 62 degrees wide, 48 degrees high.
         spawn=sim_utils.PinholeCameraCfg(
-            focal_length=1.0, horizontal_aperture=1.0, clipping_range=(0.01, 5.0)
+            focal_length=1.0, horizontal_aperture=1.2, clipping_range=(0.01, 5.0)
         ),
         data_types=["depth"],
         width=32,
         height=24,
-        renderer_cfg=MultiBackendRendererCfg(),
+        renderer_cfg=MultiBackendRendererCfg(),  # pyright: ignore[reportArgumentType]
     )
 
 
@@ -71,11 +71,11 @@ class ObservationsCfg:
         command = None
 
     @configclass
-    class CameraCfg(ObsGroupCfg):
+    class FramesCfg(ObsGroupCfg):
         """What the student sees."""
 
         depth = ObsTermCfg(
-            func=DepthFrames,
+            func=DepthFrames,  # pyright: ignore[reportArgumentType]
             params={
                 "sensor_cfg": SceneEntityCfg("camera"),
                 "period": 5,  # 10 Hz of 50
@@ -94,7 +94,7 @@ class ObservationsCfg:
         command = ObsTermCfg(func=seeking.way_ahead)
 
     policy: PolicyCfg = PolicyCfg()
-    camera: CameraCfg = CameraCfg()
+    camera: FramesCfg = FramesCfg()
     teacher: TeacherCfg = TeacherCfg()
 
 
@@ -129,30 +129,36 @@ class EventsCfg(pup.EventsCfg):
 
 
 @configclass
-class RewardsCfg:
-    """Nearly all of it is for the way: standing still and walking blindly earn little.
+class RewardsCfg(pup.RewardsCfg):
+    """Nearly all of it is for the way: standing still and walking blindly earn little."""
 
-    Gait, smoothness and stability have the shares that they have in Pup's own task.
-    """
-
+    track_linear_velocity = None
+    track_yaw_rate = None
     walk = RewardTermCfg(func=seeking.walks_the_way, weight=1.0, params={"speed": 0.45})
     turn = RewardTermCfg(
         func=seeking.turns_to_the_way, weight=1.0, params={"gain": 2.0, "most": 1.0}
     )
-    trot = pup.RewardsCfg().trot.replace(weight=0.75)
-    bounce = pup.RewardsCfg().bounce.replace(weight=-0.9)
-    wobble = pup.RewardsCfg().wobble.replace(weight=-0.09)
-    tilt = pup.RewardsCfg().tilt.replace(weight=-0.9)
-    action_rate = pup.RewardsCfg().action_rate.replace(weight=-0.09)
     time = RewardTermCfg(func=base_mdp.is_alive, weight=-0.8)
     arrival = RewardTermCfg(
-        func=base_mdp.is_terminated_term, weight=2.0 / STEP, params={"term_keys": ["arrived"]}
+        func=base_mdp.is_terminated_term,  # pyright: ignore[reportArgumentType]
+        weight=2.0 / STEP,
+        params={"term_keys": ["arrived"]},
     )
     failure = RewardTermCfg(
-        func=base_mdp.is_terminated_term,
+        func=base_mdp.is_terminated_term,  # pyright: ignore[reportArgumentType]
         weight=-1.0 / STEP,
         params={"term_keys": ["sank", "tipped", "hit_wall"]},
     )
+
+    def __post_init__(self) -> None:
+        """Leave gait and smoothness about the share that they have in Pup's own task.
+
+        With less, a teacher shakes itself forward by the noise of its actions and stands still
+        without.
+        """
+        self.trot.weight = 0.75
+        for term in (self.bounce, self.wobble, self.tilt, self.action_rate):
+            term.weight *= 2.25
 
 
 @configclass
@@ -165,13 +171,13 @@ class TerminationsCfg(pup.TerminationsCfg):
 
 @configclass
 class PupSeekEnvCfg(pup.PupFlatEnvCfg):
-    """Reach the pillar within 12 s, at 50 Hz with a camera at 10 Hz."""
+    """Reach the pillar within 10 s, at 50 Hz with a camera at 10 Hz."""
 
     # Far enough apart for a renderer that shows all environments to all cameras.
     scene: PupSeekSceneCfg = PupSeekSceneCfg(num_envs=512, env_spacing=20.0)
-    episode_length_s = 12.0
+    episode_length_s = 10.0
     observations: ObservationsCfg = ObservationsCfg()
-    commands = None
+    commands = None  # pyright: ignore[reportAssignmentType]
     events: EventsCfg = EventsCfg()
     rewards: RewardsCfg = RewardsCfg()
     terminations: TerminationsCfg = TerminationsCfg()

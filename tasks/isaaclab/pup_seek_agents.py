@@ -48,7 +48,7 @@ class PupSeekTeacherCfg(PupTeacherCfg):
     """PPO on the exact state, the randomised physics and the way."""
 
     experiment_name = EXPERIMENT
-    max_iterations = 400
+    max_iterations = 300
 
     def __post_init__(self) -> None:
         """Learn from the mirror image too: without, most teachers turn well to one side only."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 
@@ -37,21 +37,26 @@ def with_mirror_image(
     Returns:
         Both with twice as many rows; None stays None.
     """
-    scene, terms = env.unwrapped.scene, env.unwrapped.observation_manager.active_terms["teacher"]
-    names = scene["robot"].joint_names
-    other = {"left": "right", "right": "left"}
-    pairs = ["_".join(other.get(word, word) for word in name.split("_")) for name in names]
-    pairs = [names.index(name) for name in pairs]
+    unwrapped: Any = env.unwrapped  # pyright: ignore[reportAttributeAccessIssue]
+    names = unwrapped.scene["robot"].joint_names
+    pairs = [names.index(_other_side(name)) for name in names]
     if actions is not None:
         actions = torch.cat([actions, actions[:, pairs]])
     if obs is not None:
-        seen, parts, start = obs["teacher"], [], 0
-        for term in terms:
+        mirrored: Any = obs.clone()
+        parts, start = [], 0
+        for term in unwrapped.observation_manager.active_terms["teacher"]:
             signs = NOT_OF_JOINTS.get(term)
-            size = len(signs or pairs)
-            part = seen[:, start : start + size]
-            parts.append(part * part.new_tensor(signs) if signs else part[:, pairs])
-            start += size
-        obs = torch.cat([obs, obs])
-        obs["teacher"] = torch.cat([seen, torch.cat(parts, dim=1)])
+            part = mirrored["teacher"][:, start : start + len(signs or pairs)]
+            parts.append(part[:, pairs] if signs is None else part * part.new_tensor(signs))
+            start += len(signs or pairs)
+        mirrored["teacher"] = torch.cat(parts, dim=1)
+        obs = cast("TensorDict", torch.cat([obs, mirrored]))
     return obs, actions
+
+
+def _other_side(joint: str) -> str:
+    """Return the name of the joint on the robot's other side."""
+    if "left" in joint:
+        return joint.replace("left", "right")
+    return joint.replace("right", "left")

@@ -113,14 +113,14 @@ def turns_to_the_way(env: ManagerBasedEnv, gain: float, most: float) -> torch.Te
     Args:
         env: The environment.
         gain: Wanted rate per angle, in 1/s.
-        most: Highest wanted rate, and the error at which the reward is 0, in rad/s.
+        most: Highest wanted rate, and the error from which the reward is 0, in rad/s.
 
     Returns:
-        Reward between -1 and 1. Shape: (N,), float32.
+        Reward between 0 and 1. Shape: (N,), float32.
     """
     wanted = (gain * _turn(env, _way(env))).clamp(-most, most)
     rate = env.scene["robot"].data.root_ang_vel_b.torch[:, 2]
-    return (1.0 - (rate - wanted).abs() / most).clamp(min=-1.0)
+    return (1.0 - (rate - wanted).abs() / most).clamp(min=0.0)
 
 
 def reached_pillar(env: ManagerBasedEnv, distance: float) -> torch.Tensor:

@@ -155,6 +155,8 @@ def measure(env):
 
     obs, actions = look(1.0)
     obs, actions = with_mirror_image(env, TensorDict(obs, [NUM_ENVS]), actions)
+    assert obs is not None
+    assert actions is not None
     mirrored, mirrored_actions = look(-1.0)
     seen["mirror"] = {
         "expected": obs["teacher"][NUM_ENVS:],
