@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from isaaclab.managers import ManagerTermBase, ObservationTermCfg, SceneEntityCfg
@@ -33,26 +33,28 @@ class DepthFrames(ManagerTermBase):
             ValueError: If frames could still be on their way when the next one is taken.
         """
         super().__init__(cfg, env)
-        period, max_latency = cfg.params["period"], cfg.params["max_latency"]
+        params: dict[str, Any] = cfg.params
+        period, max_latency = params["period"], params["max_latency"]
         if not 0 <= max_latency < period:
             raise ValueError(
                 f"max_latency is {max_latency}, expected 0 to {period - 1}: a frame arrives before"
                 " the next one is taken, period steps later."
             )
-        camera = env.scene.sensors[cfg.params["sensor_cfg"].name].cfg
+        camera: Any = env.scene.sensors[params["sensor_cfg"].name].cfg
         shape = (env.num_envs, 1, camera.height, camera.width)
         self._held = torch.zeros(shape, device=env.device)
         self._coming = torch.zeros(shape, device=env.device)
         self._arrival = torch.full((env.num_envs,), NEVER, device=env.device)
         self._latency = torch.zeros_like(self._arrival)
         self._last_step = NEVER
+        self._num_latencies = max_latency + 1
 
     def reset(self, env_ids: Sequence[int] | None = None) -> None:
         """Forget the frames of environments that start an episode, and draw how late theirs are."""
         rows = slice(None) if env_ids is None else env_ids
         self._held[rows] = 0.0
         self._arrival[rows] = NEVER
-        drawn = torch.randint_like(self._latency, self.cfg.params["max_latency"] + 1)
+        drawn = torch.randint_like(self._latency, self._num_latencies)
         self._latency[rows] = drawn[rows]
 
     def __call__(

@@ -43,7 +43,7 @@ class CartpoleCameraSceneCfg(CartpoleSceneCfg):
         data_types=["depth"],
         width=96,
         height=40,
-        renderer_cfg=MultiBackendRendererCfg(),
+        renderer_cfg=MultiBackendRendererCfg(),  # pyright: ignore[reportArgumentType]
     )
 
 
@@ -52,11 +52,11 @@ class CameraObservationsCfg:
     """What student and teacher see."""
 
     @configclass
-    class CameraCfg(ObsGroupCfg):
+    class FramesCfg(ObsGroupCfg):
         """The student."""
 
         depth = ObsTermCfg(
-            func=DepthFrames,
+            func=DepthFrames,  # pyright: ignore[reportArgumentType]
             params={
                 "sensor_cfg": SceneEntityCfg("camera"),
                 "period": 3,  # 10 Hz of 30
@@ -68,7 +68,7 @@ class CameraObservationsCfg:
             },
         )
 
-    camera: CameraCfg = CameraCfg()
+    camera: FramesCfg = FramesCfg()
     teacher: ObservationsCfg.TeacherCfg = ObservationsCfg.TeacherCfg()
 
 

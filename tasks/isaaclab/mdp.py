@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from isaaclab.envs import mdp as base_mdp
@@ -68,7 +68,8 @@ def height_image(env: ManagerBasedEnv, sensor_cfg: SceneEntityCfg) -> torch.Tens
         float32.
     """
     heights = base_mdp.height_scan(env, sensor_cfg)
-    grid = env.scene.sensors[sensor_cfg.name].cfg.pattern_cfg
+    scanner: Any = env.scene.sensors[sensor_cfg.name].cfg
+    grid = scanner.pattern_cfg
     along_y, along_x = (round(size / grid.resolution) + 1 for size in reversed(grid.size))
     return heights.unflatten(1, (1, along_y, along_x))
 

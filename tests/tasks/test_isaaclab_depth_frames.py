@@ -1,6 +1,7 @@
 """Depth frames as a slow, late and imperfect camera delivers them."""
 
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -47,23 +48,25 @@ def env():
     return env
 
 
-def frames_of(env, **changes):
-    """Return a function that steps the environment and returns what is seen."""
-    params = {"sensor_cfg": SceneEntityCfg("camera"), "distances": (2.0, 4.0)}
-    params |= {"period": 3, "max_latency": 0} | EXACT | changes
-    term = DepthFrames(ObservationTermCfg(func=DepthFrames, params=params), env)
-    term.reset()
+class Frames:
+    """Steps the environment and returns what is seen."""
 
-    def step(reset=()):
-        env.common_step_counter += 1
-        env.episode_length_buf += 1
+    def __init__(self, env, **changes):
+        params = {"sensor_cfg": SceneEntityCfg("camera"), "distances": (2.0, 4.0)}
+        params |= {"period": 3, "max_latency": 0} | EXACT | changes
+        self.params: dict[str, Any] = params
+        func: Any = DepthFrames
+        self.term = DepthFrames(ObservationTermCfg(func=func, params=self.params), env)
+        self.term.reset()
+        self.env = env
+
+    def __call__(self, reset=()):
+        self.env.common_step_counter += 1
+        self.env.episode_length_buf += 1
         if len(reset):
-            env.episode_length_buf[reset] = 0
-            term.reset(reset)
-        return term(env, **params).clone()
-
-    step.term, step.params = term, params
-    return step
+            self.env.episode_length_buf[reset] = 0
+            self.term.reset(reset)
+        return self.term(self.env, **self.params).clone()
 
 
 def wall(seen):
@@ -74,7 +77,7 @@ def wall(seen):
 
 
 def test_a_frame_is_held_until_the_next(env):
-    step = frames_of(env)
+    step = Frames(env)
     seen = torch.stack([wall(step()) for _ in range(9)])[:, 0]
     expected = [0, 0, *[nearness(3)] * 3, *[nearness(6)] * 3, nearness(9)]
     assert seen.tolist() == pytest.approx(expected)
@@ -83,7 +86,7 @@ def test_a_frame_is_held_until_the_next(env):
 
 def test_frames_are_late_by_as_much_as_an_episode_has_drawn(env):
     torch.manual_seed(0)
-    step = frames_of(env, period=5, max_latency=4)
+    step = Frames(env, period=5, max_latency=4)
     late = step.term._latency.clone()
     assert len(set(late.tolist())) > 1
     seen = torch.stack([wall(step()) for _ in range(14)])
@@ -94,7 +97,7 @@ def test_frames_are_late_by_as_much_as_an_episode_has_drawn(env):
 
 
 def test_an_episode_starts_without_a_frame_and_sees_none_of_the_one_before(env):
-    step = frames_of(env, max_latency=2)
+    step = Frames(env, max_latency=2)
     step.term._latency[:] = 2
     for _ in range(7):
         step()  # the frame of step 3 is seen, that of step 6 on its way
@@ -105,13 +108,14 @@ def test_an_episode_starts_without_a_frame_and_sees_none_of_the_one_before(env):
 
 
 def test_no_frame_is_taken_in_the_step_of_a_reset(env):
-    step = frames_of(env)
-    step(), step()
+    step = Frames(env)
+    for _ in range(2):
+        step()
     assert wall(step(reset=[0])).tolist() == pytest.approx([0, *[nearness(3)] * 3])
 
 
 def test_being_asked_twice_in_a_step_changes_nothing(env):
-    step = frames_of(env, lost_frames=0.5)
+    step = Frames(env, lost_frames=0.5)
     for _ in range(6):
         seen = step()
         torch.testing.assert_close(step.term(env, **step.params), seen)
@@ -120,7 +124,7 @@ def test_being_asked_twice_in_a_step_changes_nothing(env):
 
 def test_frames_get_lost_and_pixels_are_missing_and_noisy(env):
     torch.manual_seed(0)
-    step = frames_of(env, period=1, lost_frames=0.3, missing_pixels=0.1, noise=0.05)
+    step = Frames(env, period=1, lost_frames=0.3, missing_pixels=0.1, noise=0.05)
     step.term._held[:] = 0.5
     new, missing, spread, before = [], [], [], None
     for _ in range(300):
@@ -140,4 +144,4 @@ def test_frames_get_lost_and_pixels_are_missing_and_noisy(env):
 
 def test_a_frame_may_not_outlast_the_next_ones_taking(env):
     with pytest.raises(ValueError, match="max_latency is 3, expected 0 to 2"):
-        frames_of(env, max_latency=3)
+        Frames(env, max_latency=3)
