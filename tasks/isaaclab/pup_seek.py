@@ -138,7 +138,7 @@ class RewardsCfg(pup.RewardsCfg):
     turn = RewardTermCfg(
         func=seeking.turns_to_the_way, weight=1.0, params={"gain": 2.0, "most": 1.0}
     )
-    time = RewardTermCfg(func=base_mdp.is_alive, weight=-0.8)
+    time = RewardTermCfg(func=base_mdp.is_alive, weight=-0.4)
     arrival = RewardTermCfg(
         func=base_mdp.is_terminated_term,  # pyright: ignore[reportArgumentType]
         weight=2.0 / STEP,
@@ -153,8 +153,8 @@ class RewardsCfg(pup.RewardsCfg):
     def __post_init__(self) -> None:
         """Leave gait and smoothness about the share that they have in Pup's own task.
 
-        With less, a teacher shakes itself forward by the noise of its actions and stands still
-        without.
+        With less, or a higher price for time, a teacher shakes itself forward by the noise of its
+        actions: it stands still without, or hurries and never learns to trot.
         """
         self.trot.weight = 0.75
         for term in (self.bounce, self.wobble, self.tilt, self.action_rate):

@@ -48,10 +48,10 @@ class PupSeekTeacherCfg(PupTeacherCfg):
     """PPO on the exact state, the randomised physics and the way."""
 
     experiment_name = EXPERIMENT
-    max_iterations = 300
+    max_iterations = 200
 
     def __post_init__(self) -> None:
-        """Learn from the mirror image too: without, most teachers turn well to one side only."""
+        """Learn from the mirror image too: a teacher without turned well to one side only."""
         self.algorithm.symmetry_cfg = RslRlSymmetryCfg(
             use_data_augmentation=True,
             data_augmentation_func="rsl_tbptt_tasks.isaaclab.pup_symmetry:with_mirror_image",
