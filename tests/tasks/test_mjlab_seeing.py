@@ -24,11 +24,11 @@ from mjlab.tasks.registry import load_env_cfg
 from rsl_tbptt_tasks.depth_frames import DepthFrames
 from rsl_tbptt_tasks.mjlab.mdp import height_image
 
-NUM_STEPS = 12
+NUM_STEPS = 8
 PIXELS_PER_M = 96 / 3.45
 """Of the camera, at the cart's distance."""
-ABOVE_THE_RAIL = 28
-"""Rows of the picture that only the pole and the cart's upper half are in."""
+CART, RAIL = 28, 30
+"""First rows of the picture that they are in; above is the pole alone."""
 
 CAMERA = f"""
 import json, torch
@@ -38,6 +38,7 @@ from mjlab.tasks.registry import load_env_cfg
 
 cfg = load_env_cfg("Tbptt-Cartpole-Camera-Student")
 cfg.scene.num_envs, cfg.seed = 6, 3
+del cfg.terminations["pole_fell"]
 cfg.observations["camera"].terms["depth"].params |= dict(
     noise=0.0, missing_pixels=0.0, lost_frames=0.0
 )
@@ -47,7 +48,7 @@ obs, _ = env.reset()
 term = env.observation_manager.get_term_cfg("camera", "depth").func
 steps = [dict(frames=obs["camera"].tolist(), joints=joints())]
 for _ in range({NUM_STEPS}):
-    obs = env.step(torch.full((6, 1), 0.5))[0]
+    obs = env.step(torch.full((6, 1), 0.2))[0]
     steps.append(dict(frames=obs["camera"].tolist(), joints=joints()))
 groups = {{name: list(group.shape) for name, group in obs.items()}}
 latency = term._latency.tolist()
@@ -137,10 +138,10 @@ def test_a_frame_shows_where_the_cart_was_when_it_was_taken(rollout):
             if taken <= 0:
                 assert not picture.any()
                 continue
-            _, columns = picture[ABOVE_THE_RAIL:30].nonzero()
+            _, columns = picture[CART:RAIL].nonzero()
             seen = (columns.mean() + 0.5 - 48) / PIXELS_PER_M
             assert seen == pytest.approx(carts[taken, env], abs=0.03)
-    assert np.ptp(carts, axis=0).min() > 0.3  # frames of other steps would not do
+    assert np.abs(carts[-1] - carts[-3]).min() > 0.04  # frames of other steps would not do
 
 
 def test_a_frame_shows_the_poles_angle(rollout):
@@ -150,7 +151,7 @@ def test_a_frame_shows_the_poles_angle(rollout):
     ):
         if latency:
             continue
-        pole = picture[:ABOVE_THE_RAIL] > 0.3
+        pole = picture[:CART] > 0.3
         rows, columns = pole.nonzero()
         slope, _ = np.polyfit(-rows, columns, 1)
         assert np.arctan(slope) == pytest.approx(angle, abs=0.05)
