@@ -71,7 +71,7 @@ def _frames() -> ObservationTermCfg:
         func=DepthFrames,
         params={
             "sensor_cfg": SceneEntityCfg(CAMERA),
-            "period": 3,  # 10 Hz of 20
+            "period": 2,  # 10 Hz of 20
             "max_latency": 1,  # 50 ms
             "distances": (4.0, 5.2),  # m
             "noise": 0.01,
