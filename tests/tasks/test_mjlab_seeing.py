@@ -157,9 +157,12 @@ def test_a_frame_shows_the_poles_angle(rollout):
         assert np.arctan(slope) == pytest.approx(angle, abs=0.05)
 
 
-def test_frames_are_spoilt_as_isaac_labs_are():
-    (depth,) = load_env_cfg("Tbptt-Cartpole-Camera-Student").observations["camera"].terms.values()
+def test_frames_come_and_are_spoilt_as_isaac_labs_are():
+    cfg = load_env_cfg("Tbptt-Cartpole-Camera-Student")
+    (depth,) = cfg.observations["camera"].terms.values()
     assert issubclass(depth.func, DepthFrames)
+    step_seconds = cfg.decimation * cfg.sim.mujoco.timestep
+    assert depth.params["period"] * step_seconds == pytest.approx(0.1)
     faults = ("noise", "missing_pixels", "lost_frames", "max_latency", "distances")
     assert [depth.params[name] for name in faults] == [0.01, 0.02, 0.02, 1, (4.0, 5.2)]
 
