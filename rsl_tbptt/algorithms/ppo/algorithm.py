@@ -264,7 +264,8 @@ class TbpttPPO(PPO):
 
         Args:
             loaded_dict: The checkpoint.
-            load_cfg: What to load, or None for everything.
+            load_cfg: What to load, or None for everything; with the actor come its auxiliary heads,
+                which "auxiliary" loads alone.
             strict: Whether parameters must match exactly.
 
         Returns:
@@ -277,7 +278,8 @@ class TbpttPPO(PPO):
         obs, wants_actor = self.storage.observations, load_cfg is None or load_cfg.get("actor")
         own = loaded_dict.get("rsl_tbptt", {})
         heads = own.get("auxiliary", {})
-        if wants_actor:
+        wants_heads = wants_actor or bool(load_cfg and load_cfg.get("auxiliary"))
+        if wants_heads:
             self._heads.check(heads)
         if "student_state_dict" in loaded_dict and wants_actor:
             self._fine_tuning.start(loaded_dict, obs, strict)
@@ -289,7 +291,7 @@ class TbpttPPO(PPO):
         check_checkpoint(models, loaded_dict, obs, strict)
         self._fine_tuning.load_state_dict(own.get("fine_tuning", {}))
         load_iteration = super().load(loaded_dict, load_cfg, strict)
-        if wants_actor:
+        if wants_heads:
             with_optimizer = load_cfg is None or bool(load_cfg.get("optimizer"))
             self._heads.load_state_dict(heads, with_optimizer=with_optimizer)
         self.learning_rate = self.optimizer.param_groups[0]["lr"]  # rsl_rl 5.0 leaves it

@@ -3,12 +3,19 @@
 from __future__ import annotations
 
 import itertools
+from collections.abc import Mapping
+from typing import Any
 
 import torch
 from rsl_rl.storage import RolloutStorage
 from torch import nn
 
-from rsl_tbptt.algorithms.update.auxiliary import HEAD_LOSSES, HeadOptions, PerSample
+from rsl_tbptt.algorithms.update.auxiliary import (
+    HEAD_LOSSES,
+    PREFIX,
+    HeadOptions,
+    PerSample,
+)
 from rsl_tbptt.algorithms.update.encoding import Encoding
 from rsl_tbptt.algorithms.update.replay import seen_by
 from rsl_tbptt.compat.versions import MLPModel, resolve_callable
@@ -23,6 +30,28 @@ def build_head(num_inputs: int, hidden_dims: tuple[int, ...], num_outputs: int) 
     for first, second in itertools.pairwise(sizes):
         layers += [nn.Linear(first, second), nn.ELU()]
     return nn.Sequential(*layers[:-1])
+
+
+def saved_heads(saved: Mapping[str, Any]) -> dict[str, nn.Module]:
+    """Build the heads of a checkpoint, to be run with its model.
+
+    Args:
+        saved: What :meth:`AuxiliaryHeads.state_dict` returned, or nothing.
+
+    Returns:
+        By the names of their outputs, modules of latents, (rows, H), to predictions, (rows, D):
+        probabilities of a head with the loss "bce".
+    """
+    heads: dict[str, nn.Module] = {}
+    for name, head in saved.get("heads", {}).items():
+        weights = [value for value in head["state_dict"].values() if value.dim() == 2]
+        num_inputs, num_outputs = weights[0].shape[1], weights[-1].shape[0]
+        network = build_head(num_inputs, tuple(head["hidden_dims"]), num_outputs)
+        network.load_state_dict(head["state_dict"])
+        if head["loss"] == "bce":
+            network.append(nn.Sigmoid())
+        heads[PREFIX + name] = network.eval()
+    return heads
 
 
 def latent_width(model: MLPModel, storage: RolloutStorage) -> int:

@@ -1,4 +1,4 @@
-"""Auxiliary heads: their gradient, and the model's with them, is that of an independent reference."""
+"""Auxiliary heads: the gradient of heads and model is that of an independent reference."""
 
 import pytest
 import torch
