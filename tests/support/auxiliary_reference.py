@@ -62,7 +62,8 @@ def _algorithms() -> Any:
 
 def vector(*modules: torch.nn.Module) -> torch.Tensor:
     """Return the parameters as one vector."""
-    return torch.cat([p.detach().flatten() for m in modules for p in m.parameters()]).clone()
+    parameters = (p.detach().flatten() for module in modules for p in module.parameters())
+    return torch.cat([torch.zeros(0), *parameters]).clone()
 
 
 def modules_of(algorithm: Any) -> list[torch.nn.Module]:

@@ -27,6 +27,9 @@ from rsl_tbptt.core.accumulate import Loss
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.rollout import Rollout
 
+LOSSES = ("value", "surrogate", "entropy", "kl")
+"""What is summed up of an optimiser step, before the losses of auxiliary heads."""
+
 States = tuple[HiddenState, HiddenState]
 """Of actor and critic."""
 
@@ -67,8 +70,6 @@ class PpoGradient:
         self.actor = TrainedModel(
             actor, distribution_head, options, heads=heads, sees_single_steps=at_once
         )
-        self.reported = ("value", "surrogate", "entropy", "kl", *heads.names)
-        """What :meth:`accumulate` sums up, in order."""
         self.critic = TrainedModel(critic, action_head, options, sees_single_steps=at_once)
         self.policy_loss, self._value_loss = PolicyLoss(actor, options), ValueLoss(options)
         self._options, self._heads = options, heads
@@ -166,7 +167,7 @@ class PpoGradient:
                 model, mini_batch, own_rollout, state, loss, divisor, num_micro_batches, coef
             )
             sums |= own
-        return torch.stack([sums[name] for name in self.reported])
+        return torch.stack([sums[name] for name in (*LOSSES, *self._heads.names)])
 
     def _advantage_scale(
         self, mini_batch: MiniBatch, advantages: torch.Tensor

@@ -13,7 +13,7 @@ from rsl_rl.storage import RolloutStorage
 from torch import nn
 
 from rsl_tbptt.algorithms.ppo.fine_tuning import FineTuning
-from rsl_tbptt.algorithms.ppo.gradient import PpoGradient, PpoRollout, States
+from rsl_tbptt.algorithms.ppo.gradient import LOSSES, PpoGradient, PpoRollout, States
 from rsl_tbptt.algorithms.ppo.mini_batches import MiniBatch, MiniBatches
 from rsl_tbptt.algorithms.ppo.options import PpoOptions
 from rsl_tbptt.algorithms.ppo.rnd import RndTraining
@@ -30,8 +30,7 @@ from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.distributed import Ranks
 
 _RECORDED = ("rewards", "values", "actions", "actions_log_prob", "returns")
-_OF_STEPS = ("actor_grad_norm", "critic_grad_norm", "rnd")
-"""Metrics of an optimiser step, behind the losses."""
+_METRICS = (*LOSSES, "actor_grad_norm", "critic_grad_norm", "rnd")
 
 
 class PpoLearner:
@@ -73,7 +72,8 @@ class PpoLearner:
         self.fine_tuning, self._heads = fine_tuning, heads
         self._recurrent = actor.is_recurrent or critic.is_recurrent
         device = storage.dones.device
-        self._no_sums = torch.full((len(self.gradient.reported),), torch.nan, device=device)
+        num_sums = len(LOSSES) + len(heads.names)
+        self._no_sums = torch.full((num_sums,), torch.nan, device=device)
         num_steps = storage.num_transitions_per_env
         num_envs_of_ranks = ranks.sum_count(storage.num_envs, device)
         self.num_samples_of_ranks = num_steps * num_envs_of_ranks
@@ -172,10 +172,14 @@ class PpoLearner:
 
     def _metrics(self, steps: torch.Tensor, rate: torch.Tensor) -> Metrics:
         """Average over optimiser steps, shape (S, M)."""
-        means = steps.mean(0)
+        first, num_heads = len(LOSSES), len(self._heads.names)
+        of_heads = steps[:, first : first + num_heads]
+        # In one layout with and without heads, which decides on the last bit of a mean.
+        steps = torch.cat((steps[:, :first], steps[:, first + num_heads :]), dim=1)
         kl_of_last_epoch = steps[-self._options.num_mini_batches :, 3].mean()
         return {
-            **dict(zip((*self.gradient.reported, *_OF_STEPS), means, strict=False)),
+            **dict(zip(_METRICS, steps.mean(0), strict=False)),
+            **dict(zip(self._heads.names, of_heads.mean(0), strict=True)),
             "done_rate": self._storage.dones.float().mean(),
             "kl_of_last_epoch": kl_of_last_epoch,
             "learning_rate": rate,
