@@ -143,7 +143,10 @@ def _parse_head(name: Any, options: Any) -> HeadOptions:
             hint = f"did you mean '{near[0]}'?" if near else f"known options are {known}."
             raise ValueError(f"Unknown option '{option}' of auxiliary.{name}: {hint}")
         check_value(f"auxiliary.{name}.{option}", value, hints[option])
-    values = {key: tuple(v) if isinstance(v, list) else v for key, v in options.items()}
+    values: dict[str, Any] = {
+        option: tuple(value) if isinstance(value, list) else value
+        for option, value in options.items()
+    }
     return HeadOptions(**values)
 
 

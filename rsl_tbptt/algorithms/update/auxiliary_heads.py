@@ -117,7 +117,7 @@ class AuxiliaryHeads:
         """Return a loss with those of the heads, whose outputs stand behind the model's."""
         if not self._heads:
             return loss
-        num_heads = len(self._heads)
+        num_heads, where = len(self._heads), self._reported_where
 
         def both(outputs: Outputs, labels: Labels) -> SampleLosses:
             of_model = loss(outputs[:-num_heads], labels)
@@ -127,8 +127,8 @@ class AuxiliaryHeads:
                 if counts_of(name) in labels:
                     per_sample = torch.where(labels[counts_of(name)], per_sample, 0.0)
                 trained = trained + head.options.coef * per_sample
-                if self._reported_where in labels:
-                    per_sample = torch.where(labels[self._reported_where], per_sample, 0.0)
+                if where is not None and where in labels:
+                    per_sample = torch.where(labels[where], per_sample, 0.0)
                 reported[PREFIX + name] = per_sample
             return SampleLosses(trained, reported)
 

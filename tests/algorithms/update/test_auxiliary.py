@@ -90,7 +90,10 @@ def test_heads_that_teach_nothing_move_no_bit(make, options, change):
     heads = {name: {**head, **change} for name, head in HEADS.items()}
     if make is distillation:
         heads |= {"latent": {**LATENT["latent"], **change}}
-    with_heads, without = make(auxiliary=heads, **options), make(**options)
+    with_heads = make(auxiliary=heads, **options)
+    random_state = torch.get_rng_state()
+    without = make(**options)
+    assert torch.equal(torch.get_rng_state(), random_state)
     got, want = train(with_heads, range(3)), train(without, range(3))
     assert {name: got[name] for name in want} == want
     assert set(got) - set(want) == {f"auxiliary/{name}" for name in heads}
@@ -110,6 +113,19 @@ def test_heads_learn_and_the_model_with_them(make):
     assert train(with_heads, range(1, 10))["auxiliary/own"] < 0.8 * first
     train(without, range(10))
     assert not torch.allclose(all_of(with_heads)[0], all_of(without)[0], rtol=1e-2)
+
+
+def test_what_is_logged_is_of_the_newest_rollout():
+    once = {"num_mini_batches": 1, "num_learning_epochs": 1, "update_length": T}
+    with_memory, without = (
+        distillation(auxiliary=HEADS, memory_rollouts=size, **once) for size in (2, 0)
+    )
+    # The first updates are alike, so the second ones begin with the same parameters.
+    got, want = train(with_memory, range(2)), train(without, range(2))
+    assert "memory" in got
+    assert "memory" not in want
+    for name in HEADS:
+        assert got[f"auxiliary/{name}"] == pytest.approx(want[f"auxiliary/{name}"], rel=1e-5)
 
 
 def test_a_later_target_is_of_the_same_episode_and_rollout():
