@@ -7,6 +7,7 @@ from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.distillation.losses import ACTIONS, STD
+from rsl_tbptt.algorithms.distillation.teacher_layers import TeacherLayers
 from rsl_tbptt.algorithms.update.replay import (
     action_head,
     gaussian_head,
@@ -21,9 +22,9 @@ from rsl_tbptt.core.rollout import Labels
 class StepLabels:
     """Labels each step as it happens, so that a teacher with memory keeps it."""
 
-    def __init__(self, storage: RolloutStorage, with_std: bool) -> None:
-        """Take where labels are stored, and whether the teacher's standard deviation is one."""
-        self._storage = storage
+    def __init__(self, storage: RolloutStorage, with_std: bool, layers: TeacherLayers) -> None:
+        """Take where labels are stored, and what of the teacher: its standard deviation, layers."""
+        self._storage, self._layers = storage, layers
         self._std = torch.zeros_like(storage.privileged_actions) if with_std else None
 
     def of_step(self, teacher: MLPModel, obs: TensorDict, step: int) -> torch.Tensor:
@@ -35,10 +36,13 @@ class StepLabels:
             step: Step of the rollout.
         """
         if self._std is None:
-            return teacher(obs).detach()
-        teacher(obs, stochastic_output=True)
-        self._std[step].copy_(teacher.output_std)
-        return teacher.output_mean.detach()
+            actions = teacher(obs).detach()
+        else:
+            teacher(obs, stochastic_output=True)
+            self._std[step].copy_(teacher.output_std)
+            actions = teacher.output_mean.detach()
+        self._layers.keep(step)
+        return actions
 
     def of_rollout(self) -> Labels:
         """Return the labels of the stored rollout."""
@@ -51,13 +55,16 @@ class StepLabels:
 class RolloutLabels:
     """Labels stored observations instead of each step, which takes fewer and larger operations."""
 
-    def __init__(self, teacher: MLPModel, storage: RolloutStorage, with_std: bool) -> None:
+    def __init__(
+        self, teacher: MLPModel, storage: RolloutStorage, with_std: bool, layers: TeacherLayers
+    ) -> None:
         """Take the teacher and where it finds its observations.
 
         Args:
             teacher: The teacher.
             storage: Storage of the rollouts.
             with_std: Whether labels include the standard deviation of the teacher's Gaussian.
+            layers: The teacher's layers that are recorded.
 
         Raises:
             ValueError: If the teacher has memory, or the storage lacks what it observes.
@@ -78,7 +85,7 @@ class RolloutLabels:
                 )
         head = gaussian_head if with_std else action_head
         self._replay = make_replay(teacher, head=head, scan_engine="auto", operand_dtype=None)
-        self._storage = storage
+        self._storage, self._layers = storage, layers
         self._std = torch.zeros_like(storage.privileged_actions) if with_std else None
 
     def of_step(self, teacher: MLPModel, obs: TensorDict, step: int) -> torch.Tensor:
@@ -100,10 +107,15 @@ class RolloutLabels:
             outputs, _ = self._replay(observations[steps], None, starts[steps])
             for label, output in zip(labels, outputs, strict=True):
                 label[steps].copy_(output)
+            self._layers.keep(steps.start)
 
 
 def teacher_labels(
-    teacher: MLPModel, storage: RolloutStorage, with_std: bool, in_batches: bool
+    teacher: MLPModel,
+    storage: RolloutStorage,
+    with_std: bool,
+    in_batches: bool,
+    layers: TeacherLayers,
 ) -> StepLabels | RolloutLabels:
     """Return what labels the rollouts.
 
@@ -112,13 +124,14 @@ def teacher_labels(
         storage: Storage of the rollouts.
         with_std: Whether labels include the standard deviation of the teacher's Gaussian.
         in_batches: Whether whole rollouts are labelled at once.
+        layers: The teacher's layers that are recorded.
 
     Raises:
         ValueError: If they cannot be.
     """
     if in_batches:
-        return RolloutLabels(teacher, storage, with_std)
-    return StepLabels(storage, with_std)
+        return RolloutLabels(teacher, storage, with_std, layers)
+    return StepLabels(storage, with_std, layers)
 
 
 def _named(actions: torch.Tensor, std: torch.Tensor | None) -> Labels:
