@@ -91,7 +91,7 @@ class OnnxModelWithHeads(nn.Module):
         return (*of_model, *(head(latents[0]) for head in self.heads))
 
     def get_dummy_inputs(self) -> tuple[torch.Tensor, ...]:
-        """Return the model's."""
+        """Return the model's, all inputs' shapes for one robot."""
         return self.model.get_dummy_inputs()
 
     @property

@@ -77,11 +77,12 @@ def _shapes_of_layers(teacher: MLPModel, storage: RolloutStorage) -> dict[str, i
         ValueError: If the storage lacks what the teacher observes.
     """
     obs, seen = storage.observations[0], dict[str, torch.Tensor]()
+    stored = list(obs.keys())
     for group in observed_groups(teacher, obs):
-        if group not in obs.keys():  # noqa: SIM118 - a TensorDict iterates over its rows
+        if group not in stored:
             raise ValueError(
                 f"auxiliary asks for a layer of the teacher, whose observation group '{group}' the"
-                f" storage lacks, expected it among {list(obs.keys())}."
+                f" storage lacks, expected it among {stored}."
             )
     layers = {name: module for name, module in teacher.named_modules() if name}
     with _as_it_is(teacher), _hooked(layers, lambda layer: partial(_see, seen, layer)):

@@ -103,7 +103,7 @@ class AuxiliaryHeads:
         return self._targets.observed_groups()
 
     def outputs(self, latent: torch.Tensor) -> Outputs:
-        """Return what the heads say of rows of latents: (rows, H) to (rows, D) each."""
+        """Return what the heads say of latents, shape (rows, H): of shape (rows, D) each."""
         return tuple(
             head.network(latent if head.options.reaches_model else latent.detach())
             for head in self._heads.values()
