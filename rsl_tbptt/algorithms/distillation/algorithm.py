@@ -10,7 +10,7 @@ from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.distillation.arguments import DistillationArguments
-from rsl_tbptt.algorithms.distillation.awaited_teacher import AwaitedTeacher
+from rsl_tbptt.algorithms.distillation.awaited_teacher import AwaitedTeacher, check_one_source
 from rsl_tbptt.algorithms.distillation.dagger import Dagger
 from rsl_tbptt.algorithms.distillation.labels import teacher_labels
 from rsl_tbptt.algorithms.distillation.learner import DistillationLearner
@@ -30,6 +30,7 @@ from rsl_tbptt.compat.versions import (
     teacher_state_dict,
 )
 from rsl_tbptt.core.distributed import Ranks
+from rsl_tbptt.models.selected_teachers import SelectedTeachers, models_by_role
 
 
 class TbpttDistillation(Distillation):
@@ -113,8 +114,8 @@ class TbpttDistillation(Distillation):
         )
         self._session = UpdateSession(self.learner, storage, self.options, self._ranks)
         self.awaited_teacher = AwaitedTeacher(
-            self.options.teacher_checkpoint,
-            lambda path: self._ranks.run_together(lambda: self._load_teacher(path)),
+            check_one_source(teacher, self.options.teacher_checkpoint),
+            lambda: self._ranks.run_together(self._load_teacher),
         )
         self.teacher_loaded = self.awaited_teacher
 
@@ -229,7 +230,7 @@ class TbpttDistillation(Distillation):
         That is the number of updates, what models are configured with, and with ``save_memory`` the
         memory of rollouts. rsl_rl ignores that key, so the checkpoint loads there too.
         """
-        models = {"student": self._raw_student, "teacher": self._raw_teacher}
+        models = {"student": self._raw_student, **models_by_role(self._raw_teacher)}
         described = describe_all(models, self.storage.observations)
         own = {"num_updates": self.num_updates, "models": described}
         memory = self.learner.experience.memory
@@ -261,7 +262,10 @@ class TbpttDistillation(Distillation):
         obs, source = self.storage.observations, (loaded_dict, self.checkpoint_path)
         if strict and wants.get("teacher"):
             state_dict = teacher_state_dict(loaded_dict, "The checkpoint")
-            check_fits(self._raw_teacher, state_dict, "teacher", obs, *source)
+            if isinstance(self._raw_teacher, SelectedTeachers):
+                self._raw_teacher.check_state_dict(state_dict, loaded_dict)
+            else:
+                check_fits(self._raw_teacher, state_dict, "teacher", obs, *source)
         if strict and wants.get("student"):
             check_fits(self._raw_student, student_state_dict(loaded_dict), "student", obs, *source)
         own = loaded_dict.get("rsl_tbptt", {})
@@ -274,10 +278,19 @@ class TbpttDistillation(Distillation):
             self.num_updates = own.get("num_updates", 0)
         return load_iteration
 
-    def _load_teacher(self, path: str) -> None:
-        checkpoint = read_checkpoint(path, self.device)
-        state_dict = teacher_state_dict(checkpoint, f"The teacher_checkpoint '{path}'")
-        obs, teacher = self.storage.observations, self._raw_teacher
-        check_fits(teacher, state_dict, "teacher", obs, checkpoint, path, config_advice)
-        self._raw_teacher.load_state_dict(state_dict)
+    def _load_teacher(self) -> None:
+        """Read the teacher, or several, from the files that the config names.
+
+        Raises:
+            ValueError: If one is missing, damaged or does not fit. Nothing is changed then.
+        """
+        teacher, path = self._raw_teacher, self.options.teacher_checkpoint
+        if isinstance(teacher, SelectedTeachers):
+            teacher.load_checkpoints()
+        elif path is not None:
+            checkpoint = read_checkpoint(path, self.device)
+            state_dict = teacher_state_dict(checkpoint, f"The teacher_checkpoint '{path}'")
+            obs = self.storage.observations
+            check_fits(teacher, state_dict, "teacher", obs, checkpoint, path, config_advice)
+            teacher.load_state_dict(state_dict)
         self.teacher_loaded = True

@@ -55,7 +55,9 @@ class Experience:
         """State of the student before the newest rollout. Shape: (L, N, H), or a pair of them."""
         self.memory: RolloutMemory | None = None
         """Sequences of past rollouts, from the start of training on, if any are to be kept."""
-        self._student, self._storage, self._labels = student, storage, labels
+        self._student, self._storage = student, storage
+        self.labels = labels
+        """The teacher's labels."""
         self._options, self._ranks = options, ranks
         self._taken = self.newest()
         self.nothing: Sequences = (self._taken, None)
@@ -68,7 +70,7 @@ class Experience:
     def newest(self) -> Rollout:
         """View the storage as a rollout."""
         obs = seen_by(self._student, self._storage.observations)
-        return Rollout.from_dones(obs, self._labels.of_rollout(), self.dones())
+        return Rollout.from_dones(obs, self.labels.of_rollout(), self.dones())
 
     def dones(self) -> torch.Tensor:
         """Return which episodes of the newest rollout ended when. Shape: (T, N), bool."""
@@ -135,7 +137,7 @@ class Experience:
 
     def take(self) -> None:
         """Complete the labels of the newest rollout, and put it beside the past."""
-        self._labels.complete()
+        self.labels.complete()
         self._taken = self.newest()
         find_held_frames(self._taken.obs)
         if self.memory is not None:

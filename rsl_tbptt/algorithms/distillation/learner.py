@@ -17,6 +17,7 @@ from rsl_tbptt.algorithms.distillation.labels import RolloutLabels, StepLabels
 from rsl_tbptt.algorithms.distillation.losses import BehaviorLoss
 from rsl_tbptt.algorithms.distillation.mini_batches import MiniBatch
 from rsl_tbptt.algorithms.distillation.options import DistillationOptions
+from rsl_tbptt.algorithms.distillation.per_teacher import LossPerTeacher
 from rsl_tbptt.algorithms.update.memory_plan import Sizes
 from rsl_tbptt.algorithms.update.normalization import update_normalization
 from rsl_tbptt.algorithms.update.replay import observed_groups
@@ -64,7 +65,8 @@ class DistillationLearner:
             dagger: Where the teacher acts.
             loss: Compares the student with them.
         """
-        self.loss: Loss = loss
+        self._per_teacher = LossPerTeacher(labels.teacher_names)
+        self.loss: Loss = self._per_teacher.reported_by(loss)
         self.num_micro_batches = options.num_micro_batches
         self.experience = Experience(student, storage, labels, options, ranks)
         self._end_state: HiddenState = None
@@ -82,7 +84,7 @@ class DistillationLearner:
         self._steps_in_mean = self._steps_per_group if options.loss_reduction == "mean" else 1
         self._step_batches = step_batches(num_steps, num_envs_of_ranks, device)
         nan = torch.full((), torch.nan, device=device)
-        self._no_sums = dict.fromkeys(_LOSSES, nan)
+        self._no_sums = dict.fromkeys((*_LOSSES, *self._per_teacher.names), nan)
 
     def begin_rollout(self) -> None:
         """Keep the state that the rollout starts with."""
@@ -111,6 +113,7 @@ class DistillationLearner:
                 for name, number in num_sequences
                 if number > 0
             },
+            **self._per_teacher.metrics(loss_sums),
             "grad_norm": torch.stack(grad_norms).mean(),
             "done_rate": self.experience.dones().float().mean(),
             **self._dagger.metrics(),
@@ -162,7 +165,7 @@ class DistillationLearner:
         num_passes = self._options.num_learning_epochs * self.experience.num_mini_batches
         num_steps = sum(group[-1].num_loss_steps > 0 for group in self._schedule)
         return {
-            **metrics,
+            **self._per_teacher.logged(metrics),
             "optimizer_steps": float(num_passes * num_steps),
             "flushed_steps": float(self._num_loss_steps % self._steps_per_group),
         }
@@ -196,7 +199,7 @@ class DistillationLearner:
 
     def recorded(self) -> dict[str, torch.Tensor]:
         """Return the teacher's actions, shape (T, N, A); see :class:`Learner`."""
-        return {"teacher actions": self._storage.privileged_actions}
+        return self.experience.labels.recorded()
 
     def modules(self) -> list[nn.Module]:
         """Return the student; see :class:`Learner`."""
