@@ -10,6 +10,7 @@ from support import helpers
 from support.helpers import make_distillation, make_model, parameters_of
 from support.several_teachers import (
     MEMORYLESS,
+    SGD,
     TEACHERS,
     LabelledByHand,
     N,
@@ -17,6 +18,7 @@ from support.several_teachers import (
     load_alone,
     make,
     random_rollout,
+    reference_gradient,
     roll_out,
     save_teachers,
     select,
@@ -76,26 +78,6 @@ def test_labels_are_those_of_each_teacher_alone(config, names):
             obs["skill"].squeeze(-1).long(),
         )
         algorithm.update()
-
-
-def reference_gradient(student, rollouts, divisor, gradient_length=3):
-    """Return the gradient of the squared errors of rollouts, step by step with explicit detach."""
-    student.zero_grad()
-    for obs, labels, dones, state in rollouts:
-        total = torch.zeros(())
-        for step in range(len(dones)):
-            if step % gradient_length == 0:
-                state = hidden_state.detach(state)
-            if step > 0:
-                state = hidden_state.clear(state, dones[step - 1])
-            student.reset(hidden_state=state)
-            total = total + (student(obs[step]) - labels[step]).square().mean(-1).sum()
-            state = student.get_hidden_state()
-        (total / divisor).backward()
-    return torch.cat([p.grad.flatten() for p in student.parameters() if p.grad is not None])
-
-
-SGD = {"optimizer": "sgd", "learning_rate": 1.0, "max_grad_norm": None}
 
 
 @pytest.mark.usefixtures("float64", "_choosing")
