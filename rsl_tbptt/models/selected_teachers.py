@@ -104,6 +104,12 @@ class SelectedTeachers(nn.Module):
         self._state_forms: list[list[tuple[int, int]]] = []
 
     @property
+    def observed_groups(self) -> list[str] | None:
+        """What teachers and selector read; None where a function may read any group."""
+        group = self.selector.group
+        return None if group is None else list(dict.fromkeys([*self.obs_groups, group]))
+
+    @property
     def is_recurrent(self) -> bool:
         """Whether any teacher has memory."""
         return bool(self._recurrent())

@@ -27,6 +27,9 @@ class Selector:
     names: tuple[str, ...]
     """The teachers in the order of their numbers, which begin with 0."""
 
+    group: str | None = None
+    """The observation group that holds the numbers; None of a function, which may read any."""
+
     @property
     def expected(self) -> str:
         """What numbers it may give, for messages."""
@@ -96,9 +99,8 @@ def resolve_selector(
     """
     if isinstance(selector, str) and selector in obs:
         group = selector
-        found = Selector(
-            lambda seen: seen[group], f"the observation group '{selector}'", tuple(names)
-        )
+        described = f"the observation group '{group}'"
+        found = Selector(lambda seen: seen[group], described, tuple(names), group)
     else:
         if isinstance(selector, str) and not {":", "."} & set(selector):
             raise ValueError(

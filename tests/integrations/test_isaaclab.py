@@ -2,8 +2,10 @@
 
 import dataclasses
 import inspect
+import re
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
@@ -17,7 +19,6 @@ from isaaclab_rl.rsl_rl import (
     RslRlDistillationRunnerCfg,
     RslRlMLPModelCfg,
     RslRlPpoAlgorithmCfg,
-    RslRlRNNModelCfg,
     handle_deprecated_rsl_rl_cfg,
 )
 from omegaconf import OmegaConf
@@ -34,7 +35,6 @@ from rsl_tbptt.integrations.isaaclab import (
     TbpttDistillationAlgorithmCfg,
     TbpttPpoAlgorithmCfg,
     TbpttTeacherCfg,
-    TbpttTeachersCfg,
 )
 from rsl_tbptt.models import CNNRNNModel, SelectedTeachers
 
@@ -166,28 +166,23 @@ def test_the_model_of_a_config_sees_and_remembers():
     assert (model.cell.mode, model.cell.hidden_size, model.image_scale) == ("GRU", 256, 0.5)
 
 
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "distillation.md"
+
+
+def teachers_of_the_page():
+    """Return the config of several teachers that the page prints."""
+    (block,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    names = {}
+    exec(compile(block, PAGE.name, "exec"), names)
+    return names["teacher"]
+
+
 @configclass
 class SkillsCfg(RslRlDistillationRunnerCfg):
     """Of a task whose teachers are several."""
 
     student = RslRlMLPModelCfg(hidden_dims=[8], activation="elu")
-    teacher = TbpttTeachersCfg(
-        selector="skill",
-        teachers={
-            "walk": TbpttTeacherCfg(
-                cfg=RslRlRNNModelCfg(
-                    hidden_dims=[8],
-                    activation="elu",
-                    rnn_type="gru",
-                    rnn_hidden_dim=6,
-                    rnn_num_layers=1,
-                ),
-                checkpoint="walk.pt",
-                obs_groups=["policy"],
-            ),
-            "trot": TbpttTeacherCfg(cfg=RslRlMLPModelCfg(hidden_dims=[8], activation="elu")),
-        },
-    )
+    teacher = teachers_of_the_page()
     algorithm = TbpttDistillationAlgorithmCfg()
 
 
@@ -195,8 +190,8 @@ def test_several_teachers_pass_through_isaaclabs_script(tmp_path):
     """Overrides, what it does for older releases of rsl_rl, and the file that it writes."""
     cfg = SkillsCfg(obs_groups={"student": ["policy"], "teacher": ["state"]})
     overrides = OmegaConf.to_container(OmegaConf.create(cfg.to_dict()))
-    walk = overrides["teacher"]["teachers"]["walk"]
-    walk["checkpoint"], walk["cfg"]["rnn_hidden_dim"] = "other.pt", 7
+    climb = overrides["teacher"]["teachers"]["climb"]
+    climb["checkpoint"], climb["cfg"]["rnn_hidden_dim"] = "other.pt", 7
     cfg.from_dict(overrides)
     cfg = handle_deprecated_rsl_rl_cfg(cfg, "5.5.1")
     dump_yaml(str(tmp_path / "agent.yaml"), cfg)
@@ -205,11 +200,11 @@ def test_several_teachers_pass_through_isaaclabs_script(tmp_path):
     obs["skill"] = torch.tensor([[1.0], [0.0]])
     teachers = model_class(obs, cfg.obs_groups, "teacher", 3, **options)
     assert isinstance(teachers, SelectedTeachers)
-    assert teachers.names == ("walk", "trot")
-    assert teachers.obs_groups == ["policy", "state"]
-    assert teachers.teachers["walk"].rnn.rnn.hidden_size == 7
+    assert teachers.names == ("walk", "climb")
+    assert teachers.obs_groups == ["state", "policy"]
+    assert teachers.teachers["climb"].rnn.rnn.hidden_size == 7
     written = read_agent_config(tmp_path / "agent.yaml")
-    assert written["teacher"]["teachers"]["walk"]["checkpoint"] == "other.pt"
+    assert written["teacher"]["teachers"]["climb"]["checkpoint"] == "other.pt"
 
 
 def test_the_config_of_a_model_is_left_whole_for_other_uses():

@@ -574,3 +574,11 @@ def test_no_warning_is_given(config):
         algorithm = make(config)
         roll_out(algorithm, *random_rollout(0, len(config)))
         algorithm.update()
+
+
+@pytest.mark.parametrize("selector", ["skill", "support.several_teachers:by_sign"])
+def test_what_nobody_reads_is_blamed_for_nothing(config, selector):
+    algorithm = make({"walk": config["walk"], "hop": config["hop"]}, selector=selector)
+    read = {"policy", "state", "skill"}
+    groups = algorithm.learner.observed_groups()
+    assert groups == (read if selector == "skill" else read | {"camera", "depth"})

@@ -24,6 +24,7 @@ from support.several_teachers import (
 from torch import distributed, multiprocessing
 
 from rsl_tbptt.core import hidden_state
+from rsl_tbptt.policies import load_policy
 from rsl_tbptt_tasks.memory import RecallEnv
 
 
@@ -75,6 +76,7 @@ def test_a_run_learns_resumes_plays_and_goes_on_without_the_files(tmp_path):
     for name in ("behavior", "behavior/tell", "behavior/guess"):
         assert metrics[-1][name] < metrics[0][name]
     save_untrained(runner, tmp_path / "model.pt")
+    assert load_policy(tmp_path / "model.pt").is_recurrent  # what tools do
     cfg = {**distillation_cfg(), "teacher": several(folder)}
     shutil.rmtree(folder)
     resumed = DistillationRunner(Skills(4, 3), copy.deepcopy(cfg), log_dir=None)
