@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,15 +9,10 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from rsl_tbptt.checkpoints.reading import config_advice, read_checkpoint, teacher_state_dict
-from rsl_tbptt.checkpoints.trained_models import check_fits
-from rsl_tbptt.compat.versions import GaussianDistribution, MLPModel, resolve_callable
-from rsl_tbptt.core import hidden_state as _states
-from rsl_tbptt.core.hidden_state import HiddenState
+from rsl_tbptt.compat.versions import GaussianDistribution
 from rsl_tbptt.models.selector import resolve_selector
-
-_KEYS = ("cfg", "checkpoint", "obs_groups")
-"""What a teacher's config may have."""
+from rsl_tbptt.models.teacher_configs import role_of
+from rsl_tbptt.models.teacher_group import TeacherGroup
 
 _ALL = slice(None)
 
@@ -26,7 +20,7 @@ Rows = slice | torch.Tensor | None
 """The rows that a teacher runs on: all, some by their numbers, shape (n,), or none."""
 
 
-class SelectedTeachers(nn.Module):
+class SelectedTeachers(TeacherGroup):
     """Teachers of any architectures and observation groups, one of which labels each sample.
 
     It follows rsl_rl's model interface and stands where a config has a teacher::
@@ -72,47 +66,23 @@ class SelectedTeachers(nn.Module):
             ValueError: If a config cannot be built, names an unknown group, or if the selector
                 names no teacher somewhere in ``obs``.
         """
-        super().__init__()
         if distribution_cfg is not None:
             raise ValueError(
                 f"distribution_cfg is {distribution_cfg}, expected None with several teachers: each"
                 " has its own, in its 'cfg'."
             )
-        _check_names(teachers)
-        self.output_dim = output_dim
-        self.names = tuple(teachers)
-        """The teachers in the order of their numbers."""
-        self._groups = {
-            name: list(_groups_of(name, cfg, obs, obs_groups[obs_set]))
-            for name, cfg in teachers.items()
-        }
-        self.obs_groups = list(
-            dict.fromkeys(group for own in self._groups.values() for group in own)
-        )
-        """What any of them observes."""
-        built = {name: self._build(name, cfg, obs) for name, cfg in teachers.items()}
-        self.teachers = nn.ModuleDict(built).requires_grad_(False).eval()
-        self._paths = {name: cfg.get("checkpoint") for name, cfg in teachers.items()}
-        self._shapes = obs[:0].clone()
+        super().__init__(obs, obs_groups[obs_set], output_dim, teachers)
         self.selector = resolve_selector(selector, self.names, obs)
         """Gives each row the number of its teacher."""
-        self.loaded = False
-        """Whether the teachers have their parameters."""
         self.selected: torch.Tensor | None = None
         """The numbers of the newest forward pass, -1 for none. Shape: (rows,), int64."""
         self._rows: list[Rows] = []
-        self._state_forms: list[list[tuple[int, int]]] = []
 
     @property
     def observed_groups(self) -> list[str] | None:
         """What teachers and selector read; None where a function may read any group."""
         group = self.selector.group
         return None if group is None else list(dict.fromkeys([*self.obs_groups, group]))
-
-    @property
-    def is_recurrent(self) -> bool:
-        """Whether any teacher has memory."""
-        return bool(self._recurrent())
 
     def forward(
         self,
@@ -172,98 +142,6 @@ class SelectedTeachers(nn.Module):
             ]
         )
 
-    def load_checkpoints(self) -> None:
-        """Read the teachers from their files.
-
-        Raises:
-            ValueError: If one is not named, missing, damaged or does not fit. Nothing is changed
-                then.
-        """
-        with torch.inference_mode(False):  # a rollout has no gradients
-            states = {name: self._read(name) for name in self.names}
-            for name, state_dict in states.items():
-                self.teachers[name].load_state_dict(state_dict)
-        self.loaded = True
-
-    def load_state_dict(
-        self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
-    ) -> Any:
-        """Take the parameters of all teachers, as torch's modules do; their files are not needed.
-
-        Args:
-            state_dict: Of a model with the same teachers, of any shapes.
-            strict: Whether the names must match exactly.
-            assign: Whether tensors are taken instead of copied.
-
-        Returns:
-            The names that are missing and those that were not expected.
-        """
-        result = super().load_state_dict(state_dict, strict, assign)
-        self.loaded = True
-        return result
-
-    def check_state_dict(
-        self, state_dict: Mapping[str, torch.Tensor], checkpoint: Mapping[str, Any]
-    ) -> None:
-        """Check that ``load_state_dict`` can take the teachers of a checkpoint.
-
-        Args:
-            state_dict: Parameters and buffers, of any shapes.
-            checkpoint: What it is a part of.
-
-        Raises:
-            ValueError: If it holds other teachers, or one is known to have been configured
-                otherwise.
-        """
-        own = {name: f"teachers.{name}." for name in self.names}
-        for key in state_dict:
-            if not key.startswith(tuple(own.values())):
-                raise ValueError(
-                    f"The checkpoint holds '{key}', which is of none of the teachers"
-                    f" {list(self.names)}: expected that of a distillation from these. A single"
-                    " teacher's file is named by its own 'checkpoint' in the config."
-                )
-        for name, prefix in own.items():
-            part = {
-                key.removeprefix(prefix): tensor
-                for key, tensor in state_dict.items()
-                if key.startswith(prefix)
-            }
-            check_fits(self.teachers[name], part, role_of(name), self._shapes, checkpoint)
-
-    def reset(self, dones: torch.Tensor | None = None, hidden_state: HiddenState = None) -> None:
-        """Clear the teachers' states where an episode ended, (N,), or set all of them.
-
-        Args:
-            dones: Which episodes ended. Shape: (N,). None sets the states.
-            hidden_state: What :meth:`get_hidden_state` returned; None clears them.
-        """
-        if dones is not None or hidden_state is None:
-            for teacher in self._recurrent():
-                teacher.reset(dones)
-            return
-        (packed,) = _states.as_tensors(hidden_state)
-        sizes = [layers * hidden for form in self._state_forms for layers, hidden in form]
-        flat = iter(packed.squeeze(0).split(sizes, dim=-1))
-        for teacher, form in zip(self._recurrent(), self._state_forms, strict=True):
-            tensors = [next(flat).unflatten(-1, each).transpose(0, 1).contiguous() for each in form]
-            teacher.reset(hidden_state=_states.from_tensors(tensors))
-
-    def get_hidden_state(self) -> HiddenState:
-        """Return the states of all teachers side by side, (1, N, F); None before the first step."""
-        states = [_states.as_tensors(teacher.get_hidden_state()) for teacher in self._recurrent()]
-        if not states or not all(states):
-            return None
-        self._state_forms = [[(t.shape[0], t.shape[2]) for t in tensors] for tensors in states]
-        flat = [tensor.transpose(0, 1).flatten(1) for tensors in states for tensor in tensors]
-        return torch.cat(flat, dim=-1).unsqueeze(0)
-
-    def detach_hidden_state(self, dones: torch.Tensor | None = None) -> None:
-        """Do nothing, as no gradient reaches a teacher. ``dones``: (N,)."""
-
-    def update_normalization(self, obs: TensorDict) -> None:
-        """Do nothing: teachers keep the statistics of their training."""
-
     @property
     def distribution(self) -> nn.Module | None:
         """The first teacher's distribution, where all are of its kind or Gaussian; else None.
@@ -278,53 +156,17 @@ class SelectedTeachers(nn.Module):
     @property
     def output_mean(self) -> torch.Tensor:
         """The means of the newest stochastic forward pass, shape (rows, A); NaN as its outputs."""
-        return self._join_each(lambda teacher: teacher.output_mean)
+        return self._join_each(lambda teacher: (teacher.output_mean,))[0]
 
     @property
     def output_std(self) -> torch.Tensor:
         """Its standard deviations, shape (rows, A)."""
-        return self._join_each(lambda teacher: teacher.output_std)
+        return self._join_each(lambda teacher: (teacher.output_std,))[0]
 
     @property
     def output_distribution_params(self) -> tuple[torch.Tensor, ...]:
         """The parameters of its distributions, shape (rows, A) each."""
-        first = self._models()[0].distribution.params
-        return tuple(
-            self._join_each(lambda teacher, index=index: teacher.output_distribution_params[index])
-            for index in range(len(first))
-        )
-
-    def _build(self, name: str, teacher: Mapping[str, Any], obs: TensorDict) -> MLPModel:
-        arguments = copy.deepcopy(dict(teacher["cfg"]))  # models take entries out of it
-        try:
-            model_class = resolve_callable(arguments.pop("class_name"))
-            groups = {"teacher": list(self._groups[name])}
-            return model_class(obs, groups, "teacher", self.output_dim, **arguments)
-        except Exception as error:  # a user's class can raise anything
-            raise ValueError(
-                f"The teacher '{name}' cannot be built from {role_of(name)}"
-                f" ({type(error).__name__}: {error}): expected the config of the model that was"
-                " trained, 'class_name' included."
-            ) from error
-
-    def _read(self, name: str) -> Mapping[str, torch.Tensor]:
-        path = self._paths[name]
-        if path is None:
-            raise ValueError(
-                f"The checkpoint of the teacher '{name}' is None, expected its file: no checkpoint"
-                " of a distillation brought the teachers, so set"
-                f" 'teacher.teachers.{name}.checkpoint'."
-            )
-        try:
-            checkpoint = read_checkpoint(path, next(self.parameters()).device)
-            state_dict = teacher_state_dict(checkpoint, "The checkpoint")
-            teacher, role = self.teachers[name], role_of(name)
-            check_fits(teacher, state_dict, role, self._shapes, checkpoint, path, config_advice)
-        except ValueError as error:
-            raise ValueError(
-                f"The teacher '{name}' cannot be loaded from '{path}'. {error}"
-            ) from error
-        return state_dict
+        return tuple(self._join_each(lambda teacher: teacher.output_distribution_params))
 
     def _rows_of(self, number: int) -> Rows:
         assert self.selected is not None
@@ -338,34 +180,23 @@ class SelectedTeachers(nn.Module):
     def _seen(self, name: str, obs: TensorDict, rows: slice | torch.Tensor) -> TensorDict:
         return obs if isinstance(rows, slice) else obs.select(*self._groups[name])[rows]
 
-    def _join_each(self, read: Callable[[Any], torch.Tensor]) -> torch.Tensor:
-        """Join what is read from each teacher that ran, (its rows, A), as (rows, A)."""
+    def _join_each(self, read: Callable[[Any], Sequence[torch.Tensor]]) -> list[torch.Tensor]:
+        """Join what is read from each teacher that ran, (its rows, A) each, as (rows, A)."""
         pairs = zip(self._models(), self._rows, strict=True)
-        (joined,) = self._join(
-            [None if rows is None else (read(teacher),) for teacher, rows in pairs]
-        )
-        return joined
+        return self._join([None if rows is None else read(teacher) for teacher, rows in pairs])
 
     def _join(self, outputs: Sequence[Sequence[torch.Tensor] | None]) -> list[torch.Tensor]:
         """Join the tensors of each teacher, (its rows, A), as (rows, A)."""
+        ran = [
+            (number, rows, tensors)
+            for number, (rows, tensors) in enumerate(zip(self._rows, outputs, strict=True))
+            if tensors is not None
+        ]
         selected = selected_by(self)
-        shape = (len(selected), self.output_dim)
-        first = next(tensors for tensors in outputs if tensors is not None)
-        joined = [tensor.new_full(shape, torch.nan) for tensor in first]
-        for number, (rows, tensors) in enumerate(zip(self._rows, outputs, strict=True)):
-            for index, tensor in enumerate(tensors or ()):
-                if isinstance(rows, slice):
-                    own = (selected == number).unsqueeze(-1)
-                    joined[index] = torch.where(own, tensor, joined[index])
-                else:
-                    joined[index][rows] = tensor
-        return joined
-
-    def _models(self) -> list[Any]:
-        return list(self.teachers.values())
-
-    def _recurrent(self) -> list[Any]:
-        return [teacher for teacher in self._models() if teacher.is_recurrent]
+        return [
+            _join_one(selected, [(number, rows, tensors[index]) for number, rows, tensors in ran])
+            for index in range(len(ran[0][2]))
+        ]
 
 
 def selected_by(teachers: Any) -> torch.Tensor:
@@ -374,9 +205,23 @@ def selected_by(teachers: Any) -> torch.Tensor:
     return teachers.selected
 
 
-def role_of(name: str) -> str:
-    """Return where a teacher's config stands in the agent's, for messages and checkpoints."""
-    return f"teacher.teachers.{name}.cfg"
+def _join_one(
+    selected: torch.Tensor, outputs: Sequence[tuple[int, Rows, torch.Tensor]]
+) -> torch.Tensor:
+    """Return each row's output of its teacher, shape (rows, A); NaN where none is selected.
+
+    Args:
+        selected: The number of each row's teacher. Shape: (rows,).
+        outputs: The number of a teacher, its rows, and what it returned for them, (n, A).
+    """
+    _, _, first = outputs[0]
+    joined = first.new_full((len(selected), *first.shape[1:]), torch.nan)
+    for number, rows, output in outputs:
+        if isinstance(rows, slice):
+            joined = torch.where((selected == number).unsqueeze(-1), output, joined)
+        else:
+            joined[rows] = output
+    return joined
 
 
 def models_by_role(teacher: Any) -> dict[str, Any]:
@@ -389,51 +234,3 @@ def models_by_role(teacher: Any) -> dict[str, Any]:
 def _choosing_is_cheap(selected: torch.Tensor) -> bool:
     """Return whether the host knows numbers, (rows,), without waiting for a device."""
     return selected.device.type == "cpu"
-
-
-def _check_names(teachers: Mapping[str, Mapping[str, Any]]) -> None:
-    """Check the names and keys of teachers.
-
-    Raises:
-        ValueError: If there is none, or a name or key cannot be.
-    """
-    if not teachers:
-        raise ValueError("teachers is empty, expected the config of each teacher by its name.")
-    taken = nn.ModuleDict()
-    for name, teacher in teachers.items():
-        if not str(name).isidentifier() or hasattr(taken, name):
-            raise ValueError(
-                f"teachers has the name {name!r}, expected a word of letters, digits and"
-                " underscores that torch's modules do not use: rename it."
-            )
-        unknown = sorted(set(teacher) - set(_KEYS))
-        if unknown or "cfg" not in teacher:
-            raise ValueError(
-                f"teachers['{name}'] has the keys {sorted(teacher)}, expected 'cfg' and, of"
-                f" 'checkpoint' and 'obs_groups', any: the model's own arguments stand in 'cfg'."
-            )
-
-
-def _groups_of(
-    name: str, teacher: Mapping[str, Any], obs: TensorDict, default: Sequence[str]
-) -> Sequence[str]:
-    """Return what a teacher observes.
-
-    Raises:
-        ValueError: If it is nothing, or a group is unknown.
-    """
-    groups = teacher.get("obs_groups")
-    groups = default if groups is None else groups
-    known = sorted(map(str, obs.keys()))
-    if isinstance(groups, str) or not groups:
-        raise ValueError(
-            f"The teacher '{name}' has obs_groups {groups!r}, expected a list of observation"
-            f" groups, some of {known}."
-        )
-    for group in groups:
-        if group not in obs:
-            raise ValueError(
-                f"The teacher '{name}' has the observation group '{group}', expected one of"
-                f" {known}: the environment gives no other."
-            )
-    return groups

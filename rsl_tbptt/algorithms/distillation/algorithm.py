@@ -10,7 +10,12 @@ from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.distillation.arguments import DistillationArguments
-from rsl_tbptt.algorithms.distillation.awaited_teacher import AwaitedTeacher, check_one_source
+from rsl_tbptt.algorithms.distillation.awaited_teacher import (
+    AwaitedTeacher,
+    check_one_source,
+    check_teacher,
+    load_teacher,
+)
 from rsl_tbptt.algorithms.distillation.dagger import Dagger
 from rsl_tbptt.algorithms.distillation.labels import teacher_labels
 from rsl_tbptt.algorithms.distillation.learner import DistillationLearner
@@ -21,16 +26,15 @@ from rsl_tbptt.algorithms.update.memory_plan import MemoryPlan
 from rsl_tbptt.algorithms.update.non_finite import take_over_nan_check
 from rsl_tbptt.algorithms.update.optimizers import use_fused_kernels
 from rsl_tbptt.algorithms.update.session import UpdateSession
-from rsl_tbptt.checkpoints.reading import read_checkpoint, student_state_dict
+from rsl_tbptt.checkpoints.reading import student_state_dict
 from rsl_tbptt.checkpoints.trained_models import check_fits, describe_all
 from rsl_tbptt.compat.versions import (
     Distillation,
     MLPModel,
-    config_advice,
     teacher_state_dict,
 )
 from rsl_tbptt.core.distributed import Ranks
-from rsl_tbptt.models.selected_teachers import SelectedTeachers, models_by_role
+from rsl_tbptt.models.selected_teachers import models_by_role
 
 
 class TbpttDistillation(Distillation):
@@ -262,10 +266,7 @@ class TbpttDistillation(Distillation):
         obs, source = self.storage.observations, (loaded_dict, self.checkpoint_path)
         if strict and wants.get("teacher"):
             state_dict = teacher_state_dict(loaded_dict, "The checkpoint")
-            if isinstance(self._raw_teacher, SelectedTeachers):
-                self._raw_teacher.check_state_dict(state_dict, loaded_dict)
-            else:
-                check_fits(self._raw_teacher, state_dict, "teacher", obs, *source)
+            check_teacher(self._raw_teacher, state_dict, obs, *source)
         if strict and wants.get("student"):
             check_fits(self._raw_student, student_state_dict(loaded_dict), "student", obs, *source)
         own = loaded_dict.get("rsl_tbptt", {})
@@ -279,18 +280,7 @@ class TbpttDistillation(Distillation):
         return load_iteration
 
     def _load_teacher(self) -> None:
-        """Read the teacher, or several, from the files that the config names.
-
-        Raises:
-            ValueError: If one is missing, damaged or does not fit. Nothing is changed then.
-        """
-        teacher, path = self._raw_teacher, self.options.teacher_checkpoint
-        if isinstance(teacher, SelectedTeachers):
-            teacher.load_checkpoints()
-        elif path is not None:
-            checkpoint = read_checkpoint(path, self.device)
-            state_dict = teacher_state_dict(checkpoint, f"The teacher_checkpoint '{path}'")
-            obs = self.storage.observations
-            check_fits(teacher, state_dict, "teacher", obs, checkpoint, path, config_advice)
-            teacher.load_state_dict(state_dict)
+        """Read the teacher from the file that the config names, or several from theirs."""
+        path = self.options.teacher_checkpoint
+        load_teacher(self._raw_teacher, path, self.storage.observations, self.device)
         self.teacher_loaded = True

@@ -1,8 +1,14 @@
 """The teacher of a distillation before any checkpoint brought it."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
+import torch
+from tensordict import TensorDict
+
+from rsl_tbptt.checkpoints.reading import read_checkpoint
+from rsl_tbptt.checkpoints.trained_models import check_fits
+from rsl_tbptt.compat.versions import config_advice, teacher_state_dict
 from rsl_tbptt.models.selected_teachers import SelectedTeachers
 
 
@@ -69,3 +75,51 @@ def check_one_source(teacher: Any, path: str | None) -> bool:
             " file, 'checkpoint' in teacher.teachers."
         )
     return True
+
+
+def load_teacher(
+    teacher: Any, path: str | None, obs: TensorDict, device: torch.device | str
+) -> None:
+    """Read a teacher from its file, or several from theirs.
+
+    Args:
+        teacher: The teacher, or several, which know their files.
+        path: File of a single one.
+        obs: Observations of any batch size.
+        device: Where tensors are put.
+
+    Raises:
+        ValueError: If a file is missing, damaged or does not fit. Nothing is changed then.
+    """
+    if isinstance(teacher, SelectedTeachers):
+        teacher.load_checkpoints()
+    elif path is not None:
+        checkpoint = read_checkpoint(path, device)
+        state_dict = teacher_state_dict(checkpoint, f"The teacher_checkpoint '{path}'")
+        check_fits(teacher, state_dict, "teacher", obs, checkpoint, path, config_advice)
+        teacher.load_state_dict(state_dict)
+
+
+def check_teacher(
+    teacher: Any,
+    state_dict: Mapping[str, torch.Tensor],
+    obs: TensorDict,
+    checkpoint: Mapping[str, Any],
+    path: str | None,
+) -> None:
+    """Check that a checkpoint brings the teacher, or several; see ``check_fits``.
+
+    Args:
+        teacher: The teacher, or several.
+        state_dict: Its part of the checkpoint: parameters and buffers, of any shapes.
+        obs: Observations of any batch size.
+        checkpoint: The checkpoint.
+        path: Its file, or None where that is unknown.
+
+    Raises:
+        ValueError: If it does not fit.
+    """
+    if isinstance(teacher, SelectedTeachers):
+        teacher.check_state_dict(state_dict, checkpoint)
+    else:
+        check_fits(teacher, state_dict, "teacher", obs, checkpoint, path)

@@ -27,7 +27,7 @@ from support.tolerances import PARITY_FLOAT32, SAME_FLOAT32
 
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.core import hidden_state
-from rsl_tbptt.models import selected_teachers
+from rsl_tbptt.models import selected_teachers, teacher_files
 
 ALL = tuple(TEACHERS)
 
@@ -477,7 +477,7 @@ def test_files_are_read_once_when_training_starts(config, monkeypatch):
     algorithm = make(config)
     assert not algorithm.teacher.loaded
     assert algorithm.teacher_loaded
-    monkeypatch.setattr(selected_teachers, "read_checkpoint", None)
+    monkeypatch.setattr(teacher_files, "read_checkpoint", None)
     assert algorithm.teacher_loaded  # learn() is called again
     roll_out(algorithm, *random_rollout(0, len(config)))
 
@@ -582,3 +582,23 @@ def test_what_nobody_reads_is_blamed_for_nothing(config, selector):
     read = {"policy", "state", "skill"}
     groups = algorithm.learner.observed_groups()
     assert groups == (read if selector == "skill" else read | {"camera", "depth"})
+
+
+@pytest.mark.usefixtures("_choosing")
+def test_what_distributions_are_made_of_is_the_selected_teachers(config):
+    """Also where the first of them has no row."""
+    teachers = select(config)
+    teachers.load_checkpoints()
+    with torch.no_grad():
+        for number, model in enumerate(teachers.teachers.values()):
+            model.distribution.std_param.fill_(0.2 + number)
+    obs, _ = random_rollout(0, len(config))
+    seen = obs[0].clone()
+    seen["skill"].clamp_(min=1.0)
+    teachers(seen, stochastic_output=True)
+    mean, std = teachers.output_distribution_params
+    torch.testing.assert_close(std, (0.2 + seen["skill"]).expand(N, 2), **SAME_FLOAT32)
+    assert torch.equal(mean, teachers.output_mean)
+    assert torch.equal(std, teachers.output_std)
+    teachers.reset()
+    torch.testing.assert_close(teachers(seen), mean, **SAME_FLOAT32)
