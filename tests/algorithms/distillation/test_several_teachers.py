@@ -375,6 +375,7 @@ def test_teachers_are_never_changed(config):
         assert all(torch.equal(v, state[key]) for key, v in model.state_dict().items())
         assert not algorithm.teacher.teachers[name].training
     assert not any(parameter.requires_grad for parameter in algorithm.teacher.parameters())
+    assert not any(module.training for module in select(config).teachers.modules())
 
 
 REFUSED_CONFIGS = [
