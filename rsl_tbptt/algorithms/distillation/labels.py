@@ -11,6 +11,7 @@ from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.distillation.losses import ACTIONS, STD
 from rsl_tbptt.algorithms.distillation.per_teacher import TEACHER
+from rsl_tbptt.algorithms.distillation.teacher_layers import TeacherLayers
 from rsl_tbptt.algorithms.update.replay import (
     action_head,
     gaussian_head,
@@ -28,15 +29,18 @@ from rsl_tbptt.models.selector import NONE
 class StoredLabels:
     """Where the labels of a rollout lie, whenever they are made."""
 
-    def __init__(self, teacher: MLPModel, storage: RolloutStorage, with_std: bool) -> None:
+    def __init__(
+        self, teacher: MLPModel, storage: RolloutStorage, with_std: bool, layers: TeacherLayers
+    ) -> None:
         """Take where labels are stored.
 
         Args:
             teacher: The teacher, or several.
             storage: Storage of the rollouts.
             with_std: Whether labels include the standard deviation of the teacher's Gaussian.
+            layers: The teacher's layers that are recorded.
         """
-        self._storage = storage
+        self._storage, self._layers = storage, layers
         self._std = torch.zeros_like(storage.privileged_actions) if with_std else None
         self._teachers = teacher if isinstance(teacher, SelectedTeachers) else None
         steps = storage.dones.squeeze(-1)
@@ -82,14 +86,15 @@ class StepLabels(StoredLabels):
             step: Step of the rollout.
         """
         if self._std is None:
-            actions = teacher(obs)
+            actions = teacher(obs).detach()
         else:
             teacher(obs, stochastic_output=True)
-            actions = teacher.output_mean
             self._std[step].copy_(teacher.output_std)
+            actions = teacher.output_mean.detach()
         if self._selected is not None:
             self._selected[step].copy_(selected_by(teacher))
-        return actions.detach()
+        self._layers.keep(step)
+        return actions
 
     def complete(self) -> None:
         """Do nothing: every step has its label."""
@@ -98,18 +103,21 @@ class StepLabels(StoredLabels):
 class RolloutLabels(StoredLabels):
     """Labels stored observations instead of each step, which takes fewer and larger operations."""
 
-    def __init__(self, teacher: MLPModel, storage: RolloutStorage, with_std: bool) -> None:
+    def __init__(
+        self, teacher: MLPModel, storage: RolloutStorage, with_std: bool, layers: TeacherLayers
+    ) -> None:
         """Take the teacher and where it finds its observations.
 
         Args:
             teacher: The teacher.
             storage: Storage of the rollouts.
             with_std: Whether labels include the standard deviation of the teacher's Gaussian.
+            layers: The teacher's layers that are recorded.
 
         Raises:
             ValueError: If the teacher has memory, or the storage lacks what it observes.
         """
-        super().__init__(teacher, storage, with_std)
+        super().__init__(teacher, storage, with_std, layers)
         if teacher.is_recurrent:
             raise ValueError(
                 "batch_teacher_labels is True, expected False with a recurrent teacher: its labels"
@@ -143,10 +151,15 @@ class RolloutLabels(StoredLabels):
             outputs, _ = self._replay(observations[steps], None, starts[steps])
             for label, output in zip(labels, outputs, strict=True):
                 label[steps].copy_(output)
+            self._layers.keep(steps.start)
 
 
 def teacher_labels(
-    teacher: MLPModel, storage: RolloutStorage, with_std: bool, in_batches: bool
+    teacher: MLPModel,
+    storage: RolloutStorage,
+    with_std: bool,
+    in_batches: bool,
+    layers: TeacherLayers,
 ) -> StepLabels | RolloutLabels:
     """Return what labels the rollouts.
 
@@ -155,13 +168,14 @@ def teacher_labels(
         storage: Storage of the rollouts.
         with_std: Whether labels include the standard deviation of the teacher's Gaussian.
         in_batches: Whether whole rollouts are labelled at once.
+        layers: The teacher's layers that are recorded.
 
     Raises:
         ValueError: If they cannot be.
     """
     if in_batches:
-        return RolloutLabels(teacher, storage, with_std)
-    return StepLabels(teacher, storage, with_std)
+        return RolloutLabels(teacher, storage, with_std, layers)
+    return StepLabels(teacher, storage, with_std, layers)
 
 
 def _replay_selected(

@@ -603,3 +603,16 @@ def test_what_distributions_are_made_of_is_the_selected_teachers(config):
     assert torch.equal(std, teachers.output_std)
     teachers.reset()
     torch.testing.assert_close(teachers(seen), mean, **SAME_FLOAT32)
+
+
+def test_auxiliary_heads_learn_beside_several_teachers(config):
+    algorithm = make(config, auxiliary={"state": {"target": "state"}})
+    for seed in range(2):
+        roll_out(algorithm, *random_rollout(seed, len(config)))
+        metrics = algorithm.update()
+    assert {"auxiliary/state", "behavior/walk"} < set(metrics)
+
+
+def test_a_layer_of_several_teachers_is_no_target(config):
+    with pytest.raises(ValueError, match=r"'teacher:mlp\.0', expected no layer of a teacher where"):
+        make(config, auxiliary={"hint": {"target": "teacher:mlp.0"}})

@@ -114,6 +114,12 @@ RND = {
     "target_hidden_dims": [8],
 }
 
+AUXILIARY = {
+    "velocity": {"target": "state", "columns": [2, 0], "hidden_dims": [8]},
+    "later": {"target": "policy", "loss": "huber", "delay": 2},
+}
+LATENT = {"latent": {"target": "teacher:mlp.0", "loss": "bce"}}
+
 CASES = [
     (TbpttDistillation, {"gradient_length": 4}),
     (TbpttDistillation, {"gradient_length": 2, "update_length": 4, "num_learning_epochs": 2}),
@@ -129,6 +135,8 @@ CASES = [
         {"policy_loss": "kl_penalty", "schedule": "fixed", "loss_reduction": "episode_mean"},
     ),
     (TbpttPPO, {"rnd_cfg": RND, "num_micro_batches": 2}),
+    (TbpttDistillation, {"gradient_length": 4, "auxiliary": {**AUXILIARY, **LATENT}}),
+    (TbpttPPO, {"gradient_length": 4, "auxiliary": AUXILIARY}),
 ]
 
 
