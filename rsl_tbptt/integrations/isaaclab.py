@@ -11,6 +11,7 @@ from __future__ import annotations
 import copy
 import importlib
 from dataclasses import MISSING
+from typing import Any
 
 from rsl_tbptt.algorithms.distillation.options import DistillationOptions
 from rsl_tbptt.algorithms.ppo.options import PpoOptions
@@ -30,6 +31,7 @@ if rsl_rl_era() == MODELS_ERA:
     from isaaclab_rl.rsl_rl import RslRlCNNModelCfg, RslRlMLPModelCfg
 
     _MODULE = "rsl_tbptt.algorithms:"
+    _REQUIRED: Any = MISSING
 
     @configclass
     class TbpttCnnRnnModelCfg(RslRlCNNModelCfg):
@@ -54,7 +56,7 @@ if rsl_rl_era() == MODELS_ERA:
     class TbpttTeacherCfg:
         """One of several teachers; see :class:`TbpttTeachersCfg`."""
 
-        cfg: RslRlMLPModelCfg = MISSING
+        cfg: RslRlMLPModelCfg = _REQUIRED
         """The model's config: the ``actor`` of the config that it was trained with."""
 
         checkpoint: str | None = None
@@ -82,10 +84,10 @@ if rsl_rl_era() == MODELS_ERA:
         class_name: str = "rsl_tbptt.models:SelectedTeachers"
         """Qualified name of the model, ``"module:Class"``, which rsl_rl imports."""
 
-        selector: str = MISSING
+        selector: str = _REQUIRED
         """Observation group with the number of each environment's teacher, or a function's name."""
 
-        teachers: dict[str, TbpttTeacherCfg] = MISSING
+        teachers: dict[str, TbpttTeacherCfg] = _REQUIRED
         """The teachers by name; their numbers are their places, from 0 on."""
 
         distribution_cfg: None = None

@@ -74,4 +74,5 @@ def check_teachers(
             for key, tensor in state_dict.items()
             if key.startswith(prefix)
         }
-        check_fits(teachers[name], part, role_of(name), obs, checkpoint)
+        model: Any = teachers[name]
+        check_fits(model, part, role_of(name), obs, checkpoint)

@@ -87,7 +87,7 @@ def test_states_of_several_models_are_packed_and_unpacked():
                 b.zero_()
         assert together is not None
         assert together.abs().sum() > 0
-    assert torch.equal(hidden_state.pack(states), kept)
+    assert torch.equal(packed, kept)
     cleared = hidden_state.clear(packed, torch.tensor([False, True, False]))
     first, *_ = hidden_state.unpack(cleared, forms)
     assert (hidden_state.as_tensors(first)[1][:, 1] == 0).all()

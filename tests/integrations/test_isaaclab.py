@@ -6,6 +6,7 @@ import re
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -189,7 +190,7 @@ class SkillsCfg(RslRlDistillationRunnerCfg):
 def test_several_teachers_pass_through_isaaclabs_script(tmp_path):
     """Overrides, what it does for older releases of rsl_rl, and the file that it writes."""
     cfg = SkillsCfg(obs_groups={"student": ["policy"], "teacher": ["state"]})
-    overrides = OmegaConf.to_container(OmegaConf.create(cfg.to_dict()))
+    overrides: Any = OmegaConf.to_container(OmegaConf.create(cfg.to_dict()))
     climb = overrides["teacher"]["teachers"]["climb"]
     climb["checkpoint"], climb["cfg"]["rnn_hidden_dim"] = "other.pt", 7
     cfg.from_dict(overrides)

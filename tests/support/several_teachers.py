@@ -103,9 +103,10 @@ def make(
     if algorithm is TbpttDistillation:
         options = {"gradient_length": 3, "update_length": T, **ONE_PASS, **options}
     obs, _ = random_rollout(0, len(config), num_envs=num_envs)
+    teachers: Any = select(config, selector, num_envs)
     built = algorithm(
         make_model("student", student, num_envs, seed=1),
-        select(config, selector, num_envs),
+        teachers,
         RolloutStorage("distillation", num_envs, T, obs[0], [ACTION_DIM], "cpu"),
         **options,
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
+from typing import Any
 
 import torch
 from rsl_rl.storage import RolloutStorage
@@ -185,7 +186,8 @@ def _replay_selected(
 
     Its outputs are theirs, shape (K, n, A) each, and the number of the teacher, (K, n).
     """
-    replays = {name: make(model) for name, model in teachers.teachers.items()}
+    models: dict[str, Any] = dict(teachers.teachers.items())
+    replays = {name: make(model) for name, model in models.items()}
 
     def run(name: str, rows: TensorDict) -> list[torch.Tensor]:
         starts = torch.zeros(1, len(rows), dtype=torch.bool, device=rows.device)

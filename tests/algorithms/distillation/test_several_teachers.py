@@ -2,6 +2,7 @@
 
 import copy
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -242,7 +243,8 @@ def test_states_are_given_back_as_they_were_taken(config):
             state = state.clone()
     assert state.shape == (1, N, 2 * 6 + 6)
     teachers.reset(hidden_state=state)
-    assert torch.equal(teachers.get_hidden_state(), state)
+    (again,) = hidden_state.as_tensors(teachers.get_hidden_state())
+    assert torch.equal(again, state)
     assert torch.equal(teachers(obs[1]), outputs[1])
     teachers.reset()
     assert teachers.get_hidden_state() is None
@@ -433,9 +435,10 @@ def test_one_file_for_several_is_refused(config):
 
 def test_a_distribution_for_all_is_refused(config):
     obs, _ = random_rollout(0, 4)
+    gaussian: Any = {"class_name": "GaussianDistribution"}
     with pytest.raises(ValueError, match="expected None with several teachers: each has its own"):
         selected_teachers.SelectedTeachers(
-            obs[0], {"teacher": ["state"]}, "teacher", 2, "skill", config, {"class_name": "x"}
+            obs[0], {"teacher": ["state"]}, "teacher", 2, "skill", config, gaussian
         )
 
 
@@ -591,7 +594,8 @@ def test_what_distributions_are_made_of_is_the_selected_teachers(config):
     teachers = select(config)
     teachers.load_checkpoints()
     with torch.no_grad():
-        for number, model in enumerate(teachers.teachers.values()):
+        models: list[Any] = list(teachers.teachers.values())
+        for number, model in enumerate(models):
             model.distribution.std_param.fill_(0.2 + number)
     obs, _ = random_rollout(0, len(config))
     seen = obs[0].clone()

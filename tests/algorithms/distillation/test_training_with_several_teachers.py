@@ -115,6 +115,10 @@ SHARES = (2, 3)
 OPTIONS: dict[str, Any] = {**SGD, "memory_rollouts": 4, "memory_share": 100.0}
 
 
+def failing(*args):
+    raise ArithmeticError("no memory left")
+
+
 def updates_of_rank(rank, config, folder):
     torch.set_default_dtype(torch.float64)
     distributed.init_process_group(
@@ -138,12 +142,17 @@ def updates_of_rank(rank, config, folder):
             before, state = parameters_of(algorithm), copy.deepcopy(algorithm.student.state_dict())
             algorithm.update()
             results.append((before - parameters_of(algorithm), state, start))
+    roll_out(algorithm, obs[:, own], dones[:, own])
+    if rank == 1:
+        algorithm.learner.loss = failing
+    with pytest.raises((ArithmeticError, RuntimeError), match="no memory left"):
+        algorithm.update()
     torch.save((str(error.value), results), f"{folder}/rank{rank}.pt")
     distributed.destroy_process_group()
 
 
 @pytest.mark.slow
-def test_two_processes_have_the_gradient_of_the_reference(tmp_path):
+def test_two_processes_have_the_gradient_of_the_reference_and_end_together(tmp_path):
     torch.set_default_dtype(torch.float64)
     try:
         config = save_teachers(tmp_path)
