@@ -10,7 +10,12 @@ from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.distillation.arguments import DistillationArguments
-from rsl_tbptt.algorithms.distillation.awaited_teacher import AwaitedTeacher
+from rsl_tbptt.algorithms.distillation.awaited_teacher import (
+    AwaitedTeacher,
+    check_one_source,
+    check_teacher,
+    load_teacher,
+)
 from rsl_tbptt.algorithms.distillation.dagger import Dagger
 from rsl_tbptt.algorithms.distillation.labels import teacher_labels
 from rsl_tbptt.algorithms.distillation.learner import DistillationLearner
@@ -24,15 +29,15 @@ from rsl_tbptt.algorithms.update.memory_plan import MemoryPlan
 from rsl_tbptt.algorithms.update.non_finite import take_over_nan_check
 from rsl_tbptt.algorithms.update.optimizers import use_fused_kernels
 from rsl_tbptt.algorithms.update.session import UpdateSession
-from rsl_tbptt.checkpoints.reading import read_checkpoint, student_state_dict
+from rsl_tbptt.checkpoints.reading import student_state_dict
 from rsl_tbptt.checkpoints.trained_models import check_fits, describe_all
 from rsl_tbptt.compat.versions import (
     Distillation,
     MLPModel,
-    config_advice,
     teacher_state_dict,
 )
 from rsl_tbptt.core.distributed import Ranks
+from rsl_tbptt.models.selected_teachers import models_by_role
 
 
 class TbpttDistillation(Distillation):
@@ -126,8 +131,8 @@ class TbpttDistillation(Distillation):
         )
         self._session = UpdateSession(self.learner, storage, self.options, self._ranks)
         self.awaited_teacher = AwaitedTeacher(
-            self.options.teacher_checkpoint,
-            lambda path: self._ranks.run_together(lambda: self._load_teacher(path)),
+            check_one_source(teacher, self.options.teacher_checkpoint),
+            lambda: self._ranks.run_together(self._load_teacher),
         )
         self.teacher_loaded = self.awaited_teacher
 
@@ -249,7 +254,7 @@ class TbpttDistillation(Distillation):
         ``save_memory`` the memory of rollouts. rsl_rl ignores that key, so the checkpoint loads
         there too.
         """
-        models = {"student": self._raw_student, "teacher": self._raw_teacher}
+        models = {"student": self._raw_student, **models_by_role(self._raw_teacher)}
         described = describe_all(models, self.storage.observations)
         own = {"num_updates": self.num_updates, "models": described}
         memory = self.learner.experience.memory
@@ -283,7 +288,7 @@ class TbpttDistillation(Distillation):
         obs, source = self.storage.observations, (loaded_dict, self.checkpoint_path)
         if strict and wants.get("teacher"):
             state_dict = teacher_state_dict(loaded_dict, "The checkpoint")
-            check_fits(self._raw_teacher, state_dict, "teacher", obs, *source)
+            check_teacher(self._raw_teacher, state_dict, obs, *source)
         if strict and wants.get("student"):
             check_fits(self._raw_student, student_state_dict(loaded_dict), "student", obs, *source)
         own = loaded_dict.get("rsl_tbptt", {})
@@ -299,10 +304,8 @@ class TbpttDistillation(Distillation):
             self._heads.load_state_dict(own.get("auxiliary", {}), with_optimizer=with_optimizer)
         return load_iteration
 
-    def _load_teacher(self, path: str) -> None:
-        checkpoint = read_checkpoint(path, self.device)
-        state_dict = teacher_state_dict(checkpoint, f"The teacher_checkpoint '{path}'")
-        obs, teacher = self.storage.observations, self._raw_teacher
-        check_fits(teacher, state_dict, "teacher", obs, checkpoint, path, config_advice)
-        self._raw_teacher.load_state_dict(state_dict)
+    def _load_teacher(self) -> None:
+        """Read the teacher from the file that the config names, or several from theirs."""
+        path = self.options.teacher_checkpoint
+        load_teacher(self._raw_teacher, path, self.storage.observations, self.device)
         self.teacher_loaded = True

@@ -58,8 +58,9 @@ class Experience:
         """State of the student before the newest rollout. Shape: (L, N, H), or a pair of them."""
         self.memory: RolloutMemory | None = None
         """Sequences of past rollouts, from the start of training on, if any are to be kept."""
-        self._student, self._storage, self._labels = student, storage, labels
-        self._heads = heads
+        self._student, self._storage, self._heads = student, storage, heads
+        self.labels = labels
+        """The teacher's labels."""
         self._options, self._ranks = options, ranks
         self._taken = self.newest()
         self.nothing: Sequences = (self._taken, None)
@@ -73,7 +74,7 @@ class Experience:
         """View the storage as a rollout."""
         obs = seen_by(self._student, self._storage.observations)
         dones = self.dones()
-        labels = {**self._labels.of_rollout(), **self._heads.targets(dones)}
+        labels = {**self.labels.of_rollout(), **self._heads.targets(dones)}
         return Rollout.from_dones(obs, labels, dones)
 
     def dones(self) -> torch.Tensor:
@@ -141,7 +142,7 @@ class Experience:
 
     def take(self) -> None:
         """Complete the labels of the newest rollout, and put it beside the past."""
-        self._labels.complete()
+        self.labels.complete()
         self._taken = self.newest()
         find_held_frames(self._taken.obs)
         if self.memory is not None:

@@ -17,6 +17,7 @@ from rsl_tbptt.algorithms.distillation.labels import RolloutLabels, StepLabels
 from rsl_tbptt.algorithms.distillation.losses import BehaviorLoss
 from rsl_tbptt.algorithms.distillation.mini_batches import MiniBatch
 from rsl_tbptt.algorithms.distillation.options import DistillationOptions
+from rsl_tbptt.algorithms.distillation.per_teacher import LossPerTeacher
 from rsl_tbptt.algorithms.distillation.teacher_layers import TeacherLayers
 from rsl_tbptt.algorithms.update.auxiliary_heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.update.memory_plan import Sizes
@@ -70,7 +71,8 @@ class DistillationLearner:
             heads: The student's auxiliary heads.
             layers: The teacher's layers that are their targets.
         """
-        self.loss: Loss = loss
+        self._per_teacher = LossPerTeacher(labels.teacher_names)
+        self.loss: Loss = self._per_teacher.reported_by(loss)
         self.num_micro_batches = options.num_micro_batches
         self.experience = Experience(student, storage, labels, options, ranks, heads)
         self._end_state: HiddenState = None
@@ -88,7 +90,8 @@ class DistillationLearner:
         self._steps_in_mean = self._steps_per_group if options.loss_reduction == "mean" else 1
         self._step_batches = step_batches(num_steps, num_envs_of_ranks, device)
         nan = torch.full((), torch.nan, device=device)
-        self._no_sums = dict.fromkeys((*_LOSSES, *heads.names), nan)
+        names = (*_LOSSES, *heads.names, *self._per_teacher.names)
+        self._no_sums = dict.fromkeys(names, nan)
 
     def begin_rollout(self) -> None:
         """Keep the state that the rollout starts with."""
@@ -119,6 +122,7 @@ class DistillationLearner:
                 for name, number in num_sequences.items()
                 if number > 0
             },
+            **self._per_teacher.metrics(loss_sums),
             "grad_norm": torch.stack(grad_norms).mean(),
             "done_rate": self.experience.dones().float().mean(),
             **self._dagger.metrics(),
@@ -170,7 +174,7 @@ class DistillationLearner:
         num_passes = self._options.num_learning_epochs * self.experience.num_mini_batches
         num_steps = sum(group[-1].num_loss_steps > 0 for group in self._schedule)
         return {
-            **metrics,
+            **self._per_teacher.logged(metrics),
             "optimizer_steps": float(num_passes * num_steps),
             "flushed_steps": float(self._num_loss_steps % self._steps_per_group),
         }
@@ -207,7 +211,7 @@ class DistillationLearner:
         """Return the teacher's layers (T, N, D) and actions (T, N, A); see :class:`Learner`."""
         layers = self._layers.outputs
         named = {f"the teacher's layer '{layer}'": output for layer, output in layers.items()}
-        return {**named, "teacher actions": self._storage.privileged_actions}
+        return {**named, **self.experience.labels.recorded()}
 
     def modules(self) -> list[nn.Module]:
         """Return the student and its auxiliary heads; see :class:`Learner`."""

@@ -14,6 +14,7 @@ from torch import nn
 from rsl_tbptt.algorithms.update.auxiliary import TEACHER, HeadOptions
 from rsl_tbptt.algorithms.update.replay import observed_groups
 from rsl_tbptt.compat.versions import MLPModel
+from rsl_tbptt.models.selected_teachers import SelectedTeachers
 
 
 class TeacherLayers:
@@ -36,7 +37,8 @@ class TeacherLayers:
             in_batches: Whether whole rollouts are labelled at once.
 
         Raises:
-            ValueError: If a layer is unknown, or does not give one vector per environment.
+            ValueError: If a layer is unknown, or does not give one vector per environment, or if
+                teachers are several.
         """
         self.outputs: dict[str, torch.Tensor] = {}
         """By layer. Shape: (T, N, D) each."""
@@ -44,6 +46,13 @@ class TeacherLayers:
         asked = {name: head.teacher_layer for name, head in heads.items() if head.teacher_layer}
         if not asked:
             return
+        if isinstance(teacher, SelectedTeachers):
+            name, layer = next(iter(asked.items()))
+            raise ValueError(
+                f"auxiliary.{name}.target is '{TEACHER}{layer}', expected no layer of a teacher"
+                " where there are several: each sees only samples of its own, and their layers"
+                " differ. Predict an observation group."
+            )
         shapes = _shapes_of_layers(teacher, storage)
         for name, layer in asked.items():
             if layer not in shapes or (in_batches and layer.startswith("cnns.")):

@@ -117,8 +117,12 @@ def observed_groups(model: MLPModel, obs: TensorDict) -> list[str]:
 
     Returns:
         Those of rsl_rl's own models, a CNN's images included, and of a ``RecurrentModel``; all of
-        them for a model with a forward pass or latent of its own, which may read any.
+        them for a model with a forward pass or latent of its own, which may read any, if it has no
+        ``observed_groups`` that say which.
     """
+    own_groups: Any = getattr(model, "observed_groups", None)
+    if own_groups is not None:
+        return list(own_groups)
     shapes: Any = getattr(model, "group_shapes", None)
     if shapes is not None and parts_of(model) is not None:
         return list(shapes)
