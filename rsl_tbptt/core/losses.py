@@ -21,6 +21,16 @@ def huber(actions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return functional.huber_loss(actions, labels, reduction="none").mean(-1)
 
 
+def bce(actions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the binary cross-entropy of commands, averaged over actions: (..., A) to (...).
+
+    An action is the logit that the command is positive, the label's sign says whether it is.
+    """
+    positive = (labels > 0).to(actions.dtype)
+    per_action = functional.binary_cross_entropy_with_logits(actions, positive, reduction="none")
+    return per_action.mean(-1)
+
+
 def gaussian_kl(
     mean: torch.Tensor, std: torch.Tensor, label_mean: torch.Tensor, label_std: torch.Tensor
 ) -> torch.Tensor:

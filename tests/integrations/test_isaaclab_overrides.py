@@ -67,6 +67,21 @@ def test_options_of_ppo_reach_it_also_none_and_dictionaries(task):
     assert options.teacher_cfg == {"class_name": "MLPModel"}
 
 
+def test_slices_and_weights_reach_it_from_a_command_line():
+    _, arguments = handed_on(
+        OURS,
+        DISTILLATION,
+        "loss_type=[{'loss':'mse','actions':[0,1]},{'loss':'bce','actions':[1,2],'coef':0.5}]",
+        "imitation_weight=success",
+    )
+    options = DistillationOptions.parse(arguments)
+    assert options.loss_type == [
+        {"loss": "mse", "actions": [0, 1]},
+        {"loss": "bce", "actions": [1, 2], "coef": 0.5},
+    ]
+    assert options.imitation_weight == "success"
+
+
 def test_an_old_name_is_still_taken():
     _, arguments = handed_on(OURS, PPO, "num_env_chunks=2")
     with pytest.warns(DeprecationWarning, match="num_env_chunks is now num_micro_batches"):

@@ -16,6 +16,7 @@ from rsl_tbptt.algorithms.distillation.labels import teacher_labels
 from rsl_tbptt.algorithms.distillation.learner import DistillationLearner
 from rsl_tbptt.algorithms.distillation.losses import resolve_behavior_loss
 from rsl_tbptt.algorithms.distillation.options import DistillationOptions
+from rsl_tbptt.algorithms.distillation.sample_weights import sample_weights
 from rsl_tbptt.algorithms.update.arguments import takes
 from rsl_tbptt.algorithms.update.memory_plan import MemoryPlan
 from rsl_tbptt.algorithms.update.non_finite import take_over_nan_check
@@ -105,11 +106,12 @@ class TbpttDistillation(Distillation):
         loss = resolve_behavior_loss(self.options.loss_type, student, teacher, num_actions)
         in_batches = self.options.batch_teacher_labels
         self._labels = teacher_labels(teacher, storage, loss.to_gaussian, in_batches)
+        self._weights = sample_weights(self.options.imitation_weight, storage)
         self._dagger = Dagger(self.options, storage.num_envs, device)
         self._ranks = Ranks(together=self.is_multi_gpu)
         trained = (student, teacher, storage, self.optimizer, self.options, self._ranks)
         self.learner = DistillationLearner(
-            *trained, labels=self._labels, dagger=self._dagger, loss=loss
+            *trained, labels=self._labels, dagger=self._dagger, loss=loss, weights=self._weights
         )
         self._session = UpdateSession(self.learner, storage, self.options, self._ranks)
         self.awaited_teacher = AwaitedTeacher(
@@ -195,6 +197,8 @@ class TbpttDistillation(Distillation):
         """
         self.transition.rewards = rewards
         self.transition.dones = dones
+        if self._weights is not None:
+            self._weights.count_step(self.storage.step, dones)
         self.storage.add_transition(self.transition)
         self.transition.clear()
         self.student.reset(dones)
@@ -213,7 +217,7 @@ class TbpttDistillation(Distillation):
             (mean over optimiser steps, before clipping), ``optimizer_steps``, ``flushed_steps``
             (steps per epoch in a last, shorter group), ``done_rate``, ``skipped_updates`` (all so
             far; alone where this is one) and, where the option is used, ``teacher_action_share``
-            (of the environments, in this rollout).
+            (of the environments, in this rollout) and ``imitation_weight`` (mean over its steps).
 
         Raises:
             ValueError: If a loss, gradient or result is NaN or inf and ``non_finite`` does not skip

@@ -14,9 +14,10 @@ from torch import nn
 from rsl_tbptt.algorithms.distillation.dagger import Dagger
 from rsl_tbptt.algorithms.distillation.experience import Experience
 from rsl_tbptt.algorithms.distillation.labels import RolloutLabels, StepLabels
-from rsl_tbptt.algorithms.distillation.losses import BehaviorLoss
+from rsl_tbptt.algorithms.distillation.losses import MEMORY, BehaviorLoss
 from rsl_tbptt.algorithms.distillation.mini_batches import MiniBatch
 from rsl_tbptt.algorithms.distillation.options import DistillationOptions
+from rsl_tbptt.algorithms.distillation.sample_weights import OPTION, SampleWeights
 from rsl_tbptt.algorithms.update.memory_plan import Sizes
 from rsl_tbptt.algorithms.update.normalization import update_normalization
 from rsl_tbptt.algorithms.update.replay import observed_groups
@@ -30,9 +31,6 @@ from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.rollout import Rollout, Segments
 from rsl_tbptt.core.windows import Group, num_steps_of_full_group, tbptt_schedule
-
-_LOSSES: tuple[str, ...] = ("behavior", "memory")
-"""What is logged: the loss on the newest rollout, and on those of the past."""
 
 
 class DistillationLearner:
@@ -50,6 +48,7 @@ class DistillationLearner:
         labels: StepLabels | RolloutLabels,
         dagger: Dagger,
         loss: BehaviorLoss,
+        weights: SampleWeights | None = None,
     ) -> None:
         """Fix the windows and the divisor of every update.
 
@@ -63,10 +62,13 @@ class DistillationLearner:
             labels: The teacher's labels.
             dagger: Where the teacher acts.
             loss: Compares the student with them.
+            weights: What the samples weigh; None weighs all the same.
         """
         self.loss: Loss = loss
+        self._reported = loss.reported_names
+        self._weights = weights
         self.num_micro_batches = options.num_micro_batches
-        self.experience = Experience(student, storage, labels, options, ranks)
+        self.experience = Experience(student, storage, labels, options, ranks, weights)
         self._end_state: HiddenState = None
         self._student, self._teacher, self._storage = student, teacher, storage
         self._optimizer, self._options, self._ranks = optimizer, options, ranks
@@ -82,7 +84,8 @@ class DistillationLearner:
         self._steps_in_mean = self._steps_per_group if options.loss_reduction == "mean" else 1
         self._step_batches = step_batches(num_steps, num_envs_of_ranks, device)
         nan = torch.full((), torch.nan, device=device)
-        self._no_sums = dict.fromkeys(_LOSSES, nan)
+        self._no_sums = dict.fromkeys(self._reported, nan)
+        self._no_weights = torch.zeros(2, device=device)
 
     def begin_rollout(self) -> None:
         """Keep the state that the rollout starts with."""
@@ -94,33 +97,59 @@ class DistillationLearner:
         num_epochs = self._options.num_learning_epochs
         mini_batches = self.experience.plan()
         loss_sums: list[dict[str, torch.Tensor]] = []
+        weight_sums: list[torch.Tensor] = []
         grad_norms: list[torch.Tensor] = []
+        sums = (loss_sums, weight_sums, grad_norms)
         for _ in range(num_epochs):
             drawn = list(mini_batches.draw())
-            end_states = [self._train_on(each, session, loss_sums, grad_norms) for each in drawn]
+            end_states = [self._train_on(each, session, *sums) for each in drawn]
             order = torch.cat([mini_batch.envs for mini_batch in drawn]).argsort()
             self._end_state = hidden_state.select_envs(
                 hidden_state.concatenate_envs(end_states), order
             )
         update_normalization([self._student], self._storage.observations, self._step_batches)
-        num_sequences = zip(_LOSSES, (self._storage.num_envs, mini_batches.num_drawn), strict=True)
-        num_steps = num_epochs * self._num_loss_steps
         return {
-            **{
-                name: torch.stack([sums[name] for sums in loss_sums]).sum() / (num_steps * number)
-                for name, number in num_sequences
-                if number > 0
-            },
+            **self._mean_losses(loss_sums, weight_sums, mini_batches.num_drawn),
             "grad_norm": torch.stack(grad_norms).mean(),
             "done_rate": self.experience.dones().float().mean(),
             **self._dagger.metrics(),
         }
+
+    def _mean_losses(
+        self,
+        loss_sums: list[dict[str, torch.Tensor]],
+        weight_sums: list[torch.Tensor],
+        num_drawn: int,
+    ) -> dict[str, torch.Tensor]:
+        """Return the means of what the loss reports, and the mean weight if there are weights.
+
+        Args:
+            loss_sums: Sums of the losses, one per optimiser step.
+            weight_sums: Sums of the weights of the newest rollout's samples and of those of the
+                past, one per mini-batch; none where all weigh the same.
+            num_drawn: Sequences of the past in a pass.
+        """
+        num_steps = self._options.num_learning_epochs * self._num_loss_steps
+        num_newest = num_steps * self._storage.num_envs
+        newest, past, own = num_newest, num_steps * num_drawn, {}
+        if weight_sums:
+            sums = torch.stack(weight_sums).sum(0)
+            newest, past = _or_one(sums)
+            own = {OPTION: sums[0] / num_newest}
+        means = {
+            name: torch.stack([sums[name] for sums in loss_sums]).sum()
+            / (past if name == MEMORY else newest)
+            for name in self._reported
+            if name != MEMORY or num_drawn > 0
+        }
+        return means | own
 
     def _train_on(
         self,
         mini_batch: MiniBatch,
         session: UpdateSession,
         loss_sums: list[dict[str, torch.Tensor]],
+        weight_sums: list[torch.Tensor],
         grad_norms: list[torch.Tensor],
     ) -> HiddenState:
         """Step on every group of a mini-batch.
@@ -129,6 +158,7 @@ class DistillationLearner:
             mini_batch: Sequences of the newest rollout and of the past.
             session: Runs what only this process does.
             loss_sums: Where the sums of the losses go, one per optimiser step.
+            weight_sums: Where those of the weights go, of the newest rollout and of the past. (2,).
             grad_norms: Where the gradient norms before clipping go, likewise. Shape: () each.
 
         Returns:
@@ -137,13 +167,14 @@ class DistillationLearner:
         rollout, state = session.attempt(
             partial(self.experience.of, mini_batch), otherwise=self.experience.nothing
         )
+        num_sequences = self._num_sequences(mini_batch, session, weight_sums)
         newest = slice(len(mini_batch.envs))
         for group in self._schedule:
             has_loss = group[-1].num_loss_steps > 0
             if not has_loss:  # the end of the schedule, where the past has nothing to say
                 rollout, state = rollout.envs(newest), hidden_state.select_envs(state, newest)
             self._optimizer.zero_grad()
-            divisor = self._steps_in_mean * mini_batch.num_sequences
+            divisor = self._steps_in_mean * num_sequences
             state, sums = session.attempt(
                 partial(self._accumulate, group, rollout, state, divisor, self.num_micro_batches),
                 otherwise=(state, self._no_sums),
@@ -152,6 +183,23 @@ class DistillationLearner:
                 loss_sums.append(sums)
                 grad_norms.append(self._optimizer_step())
         return hidden_state.select_envs(state, newest)
+
+    def _num_sequences(
+        self, mini_batch: MiniBatch, session: UpdateSession, weight_sums: list[torch.Tensor]
+    ) -> int | torch.Tensor:
+        """Return how many sequences a mini-batch counts as, over all processes.
+
+        Each counts by the mean weight of its steps, so that a robot-step has its weight in
+        whichever group of windows it falls (one exchange with other processes).
+        """
+        if self._weights is None:
+            return mini_batch.num_sequences
+        sums = session.attempt(
+            partial(self.experience.weights_of, mini_batch, self._num_loss_steps),
+            otherwise=self._no_weights,
+        )
+        weight_sums.append(sums)
+        return _or_one(self._ranks.sum_tensor(sums.sum()) / self._num_loss_steps)
 
     def conclude(self, metrics: dict[str, float]) -> dict[str, float]:
         """Let the student go on from the state after the replay; see :class:`Learner`."""
@@ -179,8 +227,10 @@ class DistillationLearner:
             state, _ = self._accumulate(group, rollout, state, divisor, num_micro_batches)
 
     def begin_training(self) -> None:
-        """Check the options, and allocate the memory of rollouts; see :class:`Learner`."""
+        """Check options, try out weights, allocate the memory of rollouts; see :class:`Learner`."""
         self._options.check_training(self._storage.num_envs)
+        if self._weights is not None:  # tried out, as the first update comes after a whole rollout
+            self._weights.complete()
         if self._options.memory_rollouts > 0:
             with self.as_if_rolled_out():
                 self.experience.begin_training()
@@ -197,6 +247,12 @@ class DistillationLearner:
     def recorded(self) -> dict[str, torch.Tensor]:
         """Return the teacher's actions, shape (T, N, A); see :class:`Learner`."""
         return {"teacher actions": self._storage.privileged_actions}
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Return the steps' weights, shape (L, N); see :class:`Learner`."""
+        return (
+            {} if self._weights is None else {OPTION: self._weights.given[: self._num_loss_steps]}
+        )
 
     def modules(self) -> list[nn.Module]:
         """Return the student; see :class:`Learner`."""
@@ -258,3 +314,8 @@ class DistillationLearner:
         norm = nn.utils.clip_grad_norm_(parameters, math.inf if max_norm is None else max_norm)
         self._optimizer.step()
         return norm
+
+
+def _or_one(sums: torch.Tensor) -> torch.Tensor:
+    """Return sums of weights as divisors: where nothing weighs anything all is 0, not NaN."""
+    return torch.where(sums == 0, 1.0, sums)

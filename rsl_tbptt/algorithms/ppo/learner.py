@@ -237,6 +237,10 @@ class PpoLearner:
         """Return actions (T, N, A), and rewards, values and what follows from them (T, N, 1)."""
         return {name: getattr(self._storage, name) for name in _RECORDED}
 
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Return none: its weights are its own; see :class:`Learner`."""
+        return {}
+
     def modules(self) -> list[nn.Module]:
         """Return actor, critic and RND's; see :class:`Learner`."""
         return [self._actor, self._critic, *(self.rnd.modules if self.rnd else ())]
