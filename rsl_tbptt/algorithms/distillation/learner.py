@@ -14,10 +14,11 @@ from torch import nn
 from rsl_tbptt.algorithms.distillation.dagger import Dagger
 from rsl_tbptt.algorithms.distillation.experience import Experience
 from rsl_tbptt.algorithms.distillation.labels import RolloutLabels, StepLabels
-from rsl_tbptt.algorithms.distillation.losses import MEMORY, BehaviorLoss
+from rsl_tbptt.algorithms.distillation.losses import BehaviorLoss
 from rsl_tbptt.algorithms.distillation.mini_batches import MiniBatch
 from rsl_tbptt.algorithms.distillation.options import DistillationOptions
 from rsl_tbptt.algorithms.distillation.sample_weights import OPTION, SampleWeights
+from rsl_tbptt.algorithms.distillation.update_sums import UpdateSums, or_one
 from rsl_tbptt.algorithms.update.memory_plan import Sizes
 from rsl_tbptt.algorithms.update.normalization import update_normalization
 from rsl_tbptt.algorithms.update.replay import observed_groups
@@ -96,70 +97,35 @@ class DistillationLearner:
         session.attempt(self.experience.take, otherwise=None)
         num_epochs = self._options.num_learning_epochs
         mini_batches = self.experience.plan()
-        loss_sums: list[dict[str, torch.Tensor]] = []
-        weight_sums: list[torch.Tensor] = []
-        grad_norms: list[torch.Tensor] = []
-        sums = (loss_sums, weight_sums, grad_norms)
+        sums = UpdateSums()
         for _ in range(num_epochs):
             drawn = list(mini_batches.draw())
-            end_states = [self._train_on(each, session, *sums) for each in drawn]
+            end_states = [self._train_on(each, session, sums) for each in drawn]
             order = torch.cat([mini_batch.envs for mini_batch in drawn]).argsort()
             self._end_state = hidden_state.select_envs(
                 hidden_state.concatenate_envs(end_states), order
             )
         update_normalization([self._student], self._storage.observations, self._step_batches)
+        num_steps = num_epochs * self._num_loss_steps
         return {
-            **self._mean_losses(loss_sums, weight_sums, mini_batches.num_drawn),
-            "grad_norm": torch.stack(grad_norms).mean(),
+            **sums.means(
+                self._reported,
+                num_newest=num_steps * self._storage.num_envs,
+                num_past=num_steps * mini_batches.num_drawn,
+            ),
             "done_rate": self.experience.dones().float().mean(),
             **self._dagger.metrics(),
         }
 
-    def _mean_losses(
-        self,
-        loss_sums: list[dict[str, torch.Tensor]],
-        weight_sums: list[torch.Tensor],
-        num_drawn: int,
-    ) -> dict[str, torch.Tensor]:
-        """Return the means of what the loss reports, and the mean weight if there are weights.
-
-        Args:
-            loss_sums: Sums of the losses, one per optimiser step.
-            weight_sums: Sums of the weights of the newest rollout's samples and of those of the
-                past, one per mini-batch; none where all weigh the same.
-            num_drawn: Sequences of the past in a pass.
-        """
-        num_steps = self._options.num_learning_epochs * self._num_loss_steps
-        num_newest = num_steps * self._storage.num_envs
-        newest, past, own = num_newest, num_steps * num_drawn, {}
-        if weight_sums:
-            sums = torch.stack(weight_sums).sum(0)
-            newest, past = _or_one(sums)
-            own = {OPTION: sums[0] / num_newest}
-        means = {
-            name: torch.stack([sums[name] for sums in loss_sums]).sum()
-            / (past if name == MEMORY else newest)
-            for name in self._reported
-            if name != MEMORY or num_drawn > 0
-        }
-        return means | own
-
     def _train_on(
-        self,
-        mini_batch: MiniBatch,
-        session: UpdateSession,
-        loss_sums: list[dict[str, torch.Tensor]],
-        weight_sums: list[torch.Tensor],
-        grad_norms: list[torch.Tensor],
+        self, mini_batch: MiniBatch, session: UpdateSession, sums: UpdateSums
     ) -> HiddenState:
         """Step on every group of a mini-batch.
 
         Args:
             mini_batch: Sequences of the newest rollout and of the past.
             session: Runs what only this process does.
-            loss_sums: Where the sums of the losses go, one per optimiser step.
-            weight_sums: Where those of the weights go, of the newest rollout and of the past. (2,).
-            grad_norms: Where the gradient norms before clipping go, likewise. Shape: () each.
+            sums: Where what is logged is summed up.
 
         Returns:
             The state of the newest rollout's sequences after their last step.
@@ -167,7 +133,7 @@ class DistillationLearner:
         rollout, state = session.attempt(
             partial(self.experience.of, mini_batch), otherwise=self.experience.nothing
         )
-        num_sequences = self._num_sequences(mini_batch, session, weight_sums)
+        num_sequences = self._num_sequences(mini_batch, session, sums)
         newest = slice(len(mini_batch.envs))
         for group in self._schedule:
             has_loss = group[-1].num_loss_steps > 0
@@ -175,17 +141,17 @@ class DistillationLearner:
                 rollout, state = rollout.envs(newest), hidden_state.select_envs(state, newest)
             self._optimizer.zero_grad()
             divisor = self._steps_in_mean * num_sequences
-            state, sums = session.attempt(
+            state, losses = session.attempt(
                 partial(self._accumulate, group, rollout, state, divisor, self.num_micro_batches),
                 otherwise=(state, self._no_sums),
             )
             if has_loss:
-                loss_sums.append(sums)
-                grad_norms.append(self._optimizer_step())
+                sums.losses.append(losses)
+                sums.grad_norms.append(self._optimizer_step())
         return hidden_state.select_envs(state, newest)
 
     def _num_sequences(
-        self, mini_batch: MiniBatch, session: UpdateSession, weight_sums: list[torch.Tensor]
+        self, mini_batch: MiniBatch, session: UpdateSession, sums: UpdateSums
     ) -> int | torch.Tensor:
         """Return how many sequences a mini-batch counts as, over all processes.
 
@@ -194,12 +160,12 @@ class DistillationLearner:
         """
         if self._weights is None:
             return mini_batch.num_sequences
-        sums = session.attempt(
+        weights = session.attempt(
             partial(self.experience.weights_of, mini_batch, self._num_loss_steps),
             otherwise=self._no_weights,
         )
-        weight_sums.append(sums)
-        return _or_one(self._ranks.sum_tensor(sums.sum()) / self._num_loss_steps)
+        sums.weights.append(weights)
+        return or_one(self._ranks.sum_tensor(weights.sum()) / self._num_loss_steps)
 
     def conclude(self, metrics: dict[str, float]) -> dict[str, float]:
         """Let the student go on from the state after the replay; see :class:`Learner`."""
@@ -314,8 +280,3 @@ class DistillationLearner:
         norm = nn.utils.clip_grad_norm_(parameters, math.inf if max_norm is None else max_norm)
         self._optimizer.step()
         return norm
-
-
-def _or_one(sums: torch.Tensor) -> torch.Tensor:
-    """Return sums of weights as divisors: where nothing weighs anything all is 0, not NaN."""
-    return torch.where(sums == 0, 1.0, sums)

@@ -66,7 +66,7 @@ class SampleWeights:
         self.given = torch.ones(shape, device=storage.dones.device, dtype=storage.rewards.dtype)
         """What the group or the function says. Shape: (T, N)."""
         self.values = torch.ones_like(self.given)
-        """The same, with NaN where it is no weight, so that no update can go on with it."""
+        """The same, with NaN where it is negative: no update goes on with NaN or inf."""
         self._episode_steps = torch.zeros(shape, device=self.given.device, dtype=torch.int64)
         self._steps_so_far = self._episode_steps[0].clone()
 
@@ -91,8 +91,7 @@ class SampleWeights:
             self.given.copy_(self._storage.observations[self._group].view_as(self.given))
         else:
             self.given.copy_(self._computed())
-        valid = (self.given >= 0) & self.given.isfinite()
-        self.values.copy_(torch.where(valid, self.given, torch.nan))
+        self.values.copy_(torch.where(self.given >= 0, self.given, torch.nan))
 
     def _computed(self) -> torch.Tensor:
         """Return what the function says of the stored rollout. Shape: (T, N).

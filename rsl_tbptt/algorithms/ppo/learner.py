@@ -238,7 +238,7 @@ class PpoLearner:
         return {name: getattr(self._storage, name) for name in _RECORDED}
 
     def weights(self) -> dict[str, torch.Tensor]:
-        """Return none: its weights are its own; see :class:`Learner`."""
+        """Return none, which would be (T, N) each; see :class:`Learner`."""
         return {}
 
     def modules(self) -> list[nn.Module]:

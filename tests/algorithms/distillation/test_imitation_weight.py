@@ -120,6 +120,8 @@ def test_steps_that_are_not_trained_on_count_for_nothing():
     expected = weighted_gradients(reference, [sequences], 3, 3, squared, num_loss_steps=6)
     assert_gradients(algorithm.seen, expected)
     assert metrics["imitation_weight"] == pytest.approx(sequences.weights[:6].mean().item())
+    named = algorithm.learner.weights()["imitation_weight"]  # when an update has met NaN
+    assert named.isfinite().all()
 
 
 @pytest.mark.usefixtures("float64")

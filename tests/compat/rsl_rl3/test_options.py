@@ -54,8 +54,8 @@ def test_a_mistyped_option_is_refused(make, algorithm):
 def test_the_divergence_from_the_teacher_is_refused_with_its_reason():
     with pytest.raises(NotImplementedError, match="loss_type is 'kl', expected another"):
         make_distillation(TbpttDistillation, **SIZES, loss_type="kl")
+    slices = [{"loss": "kl", "actions": [0, 1]}]
     with pytest.raises(NotImplementedError, match="loss_type is 'kl', expected another"):
-        slices = [{"loss": "kl", "actions": [0, 1]}]
         make_distillation(TbpttDistillation, **SIZES, loss_type=slices)
 
 
