@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("isaaclab_rl", reason="Isaac Lab 3.0 needs Python 3.12")
 
 import torch
+import yaml
 from isaaclab.utils import configclass, to_dict
 from isaaclab.utils.io import dump_yaml
 from isaaclab_rl.rsl_rl import (
@@ -89,6 +90,17 @@ def test_a_value_of_the_config_reaches_the_options():
     cfg = TbpttDistillationAlgorithmCfg(gradient_length=7, update_length=3, loss_type="kl")
     options = DistillationOptions.parse(handed_on(cfg)[1])
     assert (options.gradient_length, options.update_length, options.loss_type) == (7, 3, "kl")
+
+
+def test_slices_and_functions_come_through_a_config_and_its_file(tmp_path):
+    slices = [{"loss": "mse", "actions": [0, 1]}, {"loss": "bce", "actions": [1, 2], "coef": 0.5}]
+    cfg = TbpttDistillationAlgorithmCfg(loss_type=slices, imitation_weight=make_obs)
+    options = DistillationOptions.parse(handed_on(cfg)[1])
+    assert options.loss_type == slices
+    assert options.imitation_weight in (make_obs, "support.helpers:make_obs")
+    dump_yaml(str(tmp_path / "agent.yaml"), cfg)
+    dumped = yaml.safe_load((tmp_path / "agent.yaml").read_text())
+    assert (dumped["loss_type"], dumped["imitation_weight"]) == (slices, "support.helpers:make_obs")
 
 
 def test_every_option_of_rsl_rl_that_isaaclab_offers_is_kept():
@@ -172,7 +184,8 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "distillation.md"
 
 def teachers_of_the_page():
     """Return the config of several teachers that the page prints."""
-    (block,) = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
+    (block,) = [block for block in blocks if "TbpttTeachersCfg" in block]
     names = {}
     exec(compile(block, PAGE.name, "exec"), names)
     return names["teacher"]

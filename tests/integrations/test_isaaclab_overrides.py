@@ -78,6 +78,21 @@ def test_auxiliary_heads_are_options_of_the_command_line(task, agent, options):
     assert (head.target, head.columns, head.coef, head.loss) == ("policy", (0, 1), 0.5, "a:b")
 
 
+def test_slices_and_weights_reach_it_from_a_command_line():
+    _, arguments = handed_on(
+        OURS,
+        DISTILLATION,
+        "loss_type=[{'loss':'mse','actions':[0,1]},{'loss':'bce','actions':[1,2],'coef':0.5}]",
+        "imitation_weight=success",
+    )
+    options = DistillationOptions.parse(arguments)
+    assert options.loss_type == [
+        {"loss": "mse", "actions": [0, 1]},
+        {"loss": "bce", "actions": [1, 2], "coef": 0.5},
+    ]
+    assert options.imitation_weight == "success"
+
+
 def test_an_old_name_is_still_taken():
     _, arguments = handed_on(OURS, PPO, "num_env_chunks=2")
     with pytest.warns(DeprecationWarning, match="num_env_chunks is now num_micro_batches"):

@@ -16,6 +16,7 @@ pytest.importorskip("mjlab", reason="mjlab has an environment of its own")
 
 import mjlab
 import tyro
+import yaml
 from mjlab.rl import RslRlBaseRunnerCfg, RslRlModelCfg, RslRlPpoAlgorithmCfg
 from mjlab.utils.os import dump_yaml
 from rsl_rl.utils import resolve_callable
@@ -87,6 +88,22 @@ def test_the_command_line_takes_any_loss_and_an_old_name():
     options = ["--loss-type", "mine:loss", "--num-env-chunks", "2", "--gradient-length", "4"]
     cfg = tyro.cli(TbpttDistillationAlgorithmCfg, args=options, config=mjlab.TYRO_FLAGS)
     assert (cfg.loss_type, cfg.num_env_chunks, cfg.gradient_length) == ("mine:loss", 2, 4)
+
+
+def test_slices_and_weights_come_from_a_config_and_names_from_the_command_line(tmp_path):
+    slices = [{"loss": "mse", "actions": [0, 1]}, {"loss": "bce", "actions": [1, 2], "coef": 0.5}]
+    cfg = TbpttDistillationAlgorithmCfg(loss_type=slices)
+    with pytest.warns(UserWarning, match="loss-type.*is annotated with type"):
+        cfg = tyro.cli(
+            TbpttDistillationAlgorithmCfg,
+            default=cfg,
+            args=["--imitation-weight", "success"],
+            config=mjlab.TYRO_FLAGS,
+        )
+    options = DistillationOptions.parse(options_of(cfg))
+    assert (options.loss_type, options.imitation_weight) == (slices, "success")
+    dump_yaml(tmp_path / "agent.yaml", dataclasses.asdict(cfg))
+    assert yaml.safe_load((tmp_path / "agent.yaml").read_text())["loss_type"] == slices
 
 
 def test_a_field_the_algorithm_does_not_know_is_refused():

@@ -22,6 +22,7 @@ from rsl_tbptt.algorithms.distillation.learner import DistillationLearner
 from rsl_tbptt.algorithms.distillation.losses import resolve_behavior_loss
 from rsl_tbptt.algorithms.distillation.options import DistillationOptions
 from rsl_tbptt.algorithms.distillation.rollout_memory import NEWEST
+from rsl_tbptt.algorithms.distillation.sample_weights import sample_weights
 from rsl_tbptt.algorithms.distillation.teacher_layers import TeacherLayers
 from rsl_tbptt.algorithms.update.arguments import takes
 from rsl_tbptt.algorithms.update.auxiliary_heads import AuxiliaryHeads
@@ -115,6 +116,7 @@ class TbpttDistillation(Distillation):
         in_batches, heads = self.options.batch_teacher_labels, self.options.heads()
         layers = TeacherLayers(teacher, storage, heads, in_batches=in_batches)
         self._labels = teacher_labels(teacher, storage, loss.to_gaussian, in_batches, layers)
+        self._weights = sample_weights(self.options.imitation_weight, storage)
         self._heads = AuxiliaryHeads(
             heads, student, storage, self.optimizer, layers=layers.outputs, reported_where=NEWEST
         )
@@ -128,6 +130,7 @@ class TbpttDistillation(Distillation):
             loss=loss,
             heads=self._heads,
             layers=layers,
+            weights=self._weights,
         )
         self._session = UpdateSession(self.learner, storage, self.options, self._ranks)
         self.awaited_teacher = AwaitedTeacher(
@@ -218,6 +221,8 @@ class TbpttDistillation(Distillation):
         """
         self.transition.rewards = rewards
         self.transition.dones = dones
+        if self._weights is not None:
+            self._weights.count_step(self.storage.step, dones)
         self.storage.add_transition(self.transition)
         self.transition.clear()
         self.student.reset(dones)
@@ -236,8 +241,9 @@ class TbpttDistillation(Distillation):
             (mean over optimiser steps, before clipping), ``optimizer_steps``, ``flushed_steps``
             (steps per epoch in a last, shorter group), ``done_rate``, ``skipped_updates`` (all so
             far; alone where this is one) and, where the options are used, ``teacher_action_share``
-            (of the environments, in this rollout) and ``auxiliary/NAME`` (mean loss of a head on
-            this rollout; a sample without target counts as 0).
+            (of the environments, in this rollout), ``imitation_weight`` (mean over its steps) and
+            ``auxiliary/NAME`` (mean loss of a head on this rollout; a sample without target counts
+            as 0).
 
         Raises:
             ValueError: If a loss, gradient or result is NaN or inf and ``non_finite`` does not skip

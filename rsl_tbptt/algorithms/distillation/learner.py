@@ -18,7 +18,9 @@ from rsl_tbptt.algorithms.distillation.losses import BehaviorLoss
 from rsl_tbptt.algorithms.distillation.mini_batches import MiniBatch
 from rsl_tbptt.algorithms.distillation.options import DistillationOptions
 from rsl_tbptt.algorithms.distillation.per_teacher import LossPerTeacher
+from rsl_tbptt.algorithms.distillation.sample_weights import OPTION, SampleWeights
 from rsl_tbptt.algorithms.distillation.teacher_layers import TeacherLayers
+from rsl_tbptt.algorithms.distillation.update_sums import UpdateSums, or_one
 from rsl_tbptt.algorithms.update.auxiliary_heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.update.memory_plan import Sizes
 from rsl_tbptt.algorithms.update.normalization import update_normalization
@@ -33,9 +35,6 @@ from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.rollout import Rollout, Segments
 from rsl_tbptt.core.windows import Group, num_steps_of_full_group, tbptt_schedule
-
-_LOSSES: tuple[str, ...] = ("behavior", "memory")
-"""What is logged: the loss on the newest rollout, and on those of the past."""
 
 
 class DistillationLearner:
@@ -55,6 +54,7 @@ class DistillationLearner:
         loss: BehaviorLoss,
         heads: AuxiliaryHeads,
         layers: TeacherLayers,
+        weights: SampleWeights | None,
     ) -> None:
         """Fix the windows and the divisor of every update.
 
@@ -70,11 +70,14 @@ class DistillationLearner:
             loss: Compares the student with them.
             heads: The student's auxiliary heads.
             layers: The teacher's layers that are their targets.
+            weights: What the samples weigh; None weighs all the same.
         """
         self._per_teacher = LossPerTeacher(labels.teacher_names)
         self.loss: Loss = self._per_teacher.reported_by(loss)
+        self._reported = (*loss.reported_names, *heads.names)
+        self._weights = weights
         self.num_micro_batches = options.num_micro_batches
-        self.experience = Experience(student, storage, labels, options, ranks, heads)
+        self.experience = Experience(student, storage, labels, options, ranks, heads, weights)
         self._end_state: HiddenState = None
         self._student, self._teacher, self._storage = student, teacher, storage
         self._optimizer, self._options, self._ranks = optimizer, options, ranks
@@ -90,8 +93,8 @@ class DistillationLearner:
         self._steps_in_mean = self._steps_per_group if options.loss_reduction == "mean" else 1
         self._step_batches = step_batches(num_steps, num_envs_of_ranks, device)
         nan = torch.full((), torch.nan, device=device)
-        names = (*_LOSSES, *heads.names, *self._per_teacher.names)
-        self._no_sums = dict.fromkeys(names, nan)
+        self._no_sums = dict.fromkeys((*self._reported, *self._per_teacher.names), nan)
+        self._no_weights = torch.zeros(2, device=device)
 
     def begin_rollout(self) -> None:
         """Keep the state that the rollout starts with."""
@@ -102,46 +105,36 @@ class DistillationLearner:
         session.attempt(self.experience.take, otherwise=None)
         num_epochs = self._options.num_learning_epochs
         mini_batches = self.experience.plan()
-        loss_sums: list[dict[str, torch.Tensor]] = []
-        grad_norms: list[torch.Tensor] = []
+        sums = UpdateSums()
         for _ in range(num_epochs):
             drawn = list(mini_batches.draw())
-            end_states = [self._train_on(each, session, loss_sums, grad_norms) for each in drawn]
+            end_states = [self._train_on(each, session, sums) for each in drawn]
             order = torch.cat([mini_batch.envs for mini_batch in drawn]).argsort()
             self._end_state = hidden_state.select_envs(
                 hidden_state.concatenate_envs(end_states), order
             )
         update_normalization([self._student], self._storage.observations, self._step_batches)
-        num_envs = self._storage.num_envs
-        num_sequences = dict(zip(_LOSSES, (num_envs, mini_batches.num_drawn), strict=True))
-        num_sequences |= dict.fromkeys(self._heads.names, num_envs)
         num_steps = num_epochs * self._num_loss_steps
         return {
-            **{
-                name: torch.stack([sums[name] for sums in loss_sums]).sum() / (num_steps * number)
-                for name, number in num_sequences.items()
-                if number > 0
-            },
-            **self._per_teacher.metrics(loss_sums),
-            "grad_norm": torch.stack(grad_norms).mean(),
+            **sums.means(
+                self._reported,
+                num_newest=num_steps * self._storage.num_envs,
+                num_past=num_steps * mini_batches.num_drawn,
+            ),
+            **self._per_teacher.metrics(sums.losses),
             "done_rate": self.experience.dones().float().mean(),
             **self._dagger.metrics(),
         }
 
     def _train_on(
-        self,
-        mini_batch: MiniBatch,
-        session: UpdateSession,
-        loss_sums: list[dict[str, torch.Tensor]],
-        grad_norms: list[torch.Tensor],
+        self, mini_batch: MiniBatch, session: UpdateSession, sums: UpdateSums
     ) -> HiddenState:
         """Step on every group of a mini-batch.
 
         Args:
             mini_batch: Sequences of the newest rollout and of the past.
             session: Runs what only this process does.
-            loss_sums: Where the sums of the losses go, one per optimiser step.
-            grad_norms: Where the gradient norms before clipping go, likewise. Shape: () each.
+            sums: Where what is logged is summed up.
 
         Returns:
             The state of the newest rollout's sequences after their last step.
@@ -149,21 +142,39 @@ class DistillationLearner:
         rollout, state = session.attempt(
             partial(self.experience.of, mini_batch), otherwise=self.experience.nothing
         )
+        num_sequences = self._num_sequences(mini_batch, session, sums)
         newest = slice(len(mini_batch.envs))
         for group in self._schedule:
             has_loss = group[-1].num_loss_steps > 0
             if not has_loss:  # the end of the schedule, where the past has nothing to say
                 rollout, state = rollout.envs(newest), hidden_state.select_envs(state, newest)
             self._zero_grad()
-            divisor = self._steps_in_mean * mini_batch.num_sequences
-            state, sums = session.attempt(
+            divisor = self._steps_in_mean * num_sequences
+            state, losses = session.attempt(
                 partial(self._accumulate, group, rollout, state, divisor, self.num_micro_batches),
                 otherwise=(state, self._no_sums),
             )
             if has_loss:
-                loss_sums.append(sums)
-                grad_norms.append(self._optimizer_step())
+                sums.losses.append(losses)
+                sums.grad_norms.append(self._optimizer_step())
         return hidden_state.select_envs(state, newest)
+
+    def _num_sequences(
+        self, mini_batch: MiniBatch, session: UpdateSession, sums: UpdateSums
+    ) -> int | torch.Tensor:
+        """Return how many sequences a mini-batch counts as, over all processes.
+
+        Each counts by the mean weight of its steps, so that a robot-step has its weight in
+        whichever group of windows it falls (one exchange with other processes).
+        """
+        if self._weights is None:
+            return mini_batch.num_sequences
+        weights = session.attempt(
+            partial(self.experience.weights_of, mini_batch, self._num_loss_steps),
+            otherwise=self._no_weights,
+        )
+        sums.weights.append(weights)
+        return or_one(self._ranks.sum_tensor(weights.sum()) / self._num_loss_steps)
 
     def conclude(self, metrics: dict[str, float]) -> dict[str, float]:
         """Let the student go on from the state after the replay; see :class:`Learner`."""
@@ -191,8 +202,10 @@ class DistillationLearner:
             state, _ = self._accumulate(group, rollout, state, divisor, num_micro_batches)
 
     def begin_training(self) -> None:
-        """Check the options, and allocate the memory of rollouts; see :class:`Learner`."""
+        """Check options, try out weights, allocate the memory of rollouts; see :class:`Learner`."""
         self._options.check_training(self._storage.num_envs)
+        if self._weights is not None:  # tried out, as the first update comes after a whole rollout
+            self._weights.complete()
         if self._options.memory_rollouts > 0:
             with self.as_if_rolled_out():
                 self.experience.begin_training()
@@ -212,6 +225,12 @@ class DistillationLearner:
         layers = self._layers.outputs
         named = {f"the teacher's layer '{layer}'": output for layer, output in layers.items()}
         return {**named, **self.experience.labels.recorded()}
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Return the steps' weights, shape (L, N); see :class:`Learner`."""
+        return (
+            {} if self._weights is None else {OPTION: self._weights.given[: self._num_loss_steps]}
+        )
 
     def modules(self) -> list[nn.Module]:
         """Return the student and its auxiliary heads; see :class:`Learner`."""

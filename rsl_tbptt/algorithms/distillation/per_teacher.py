@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 import torch
 
 from rsl_tbptt.algorithms.distillation.rollout_memory import NEWEST
+from rsl_tbptt.algorithms.distillation.update_sums import or_one
 from rsl_tbptt.core.accumulate import Loss, Outputs, SampleLosses
 from rsl_tbptt.core.rollout import Labels
 
@@ -36,10 +38,7 @@ class LossPerTeacher:
     def metrics(self, loss_sums: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
         """Return losses and numbers of samples, shape () each, of the sums of optimiser steps."""
         total = {name: torch.stack([sums[name] for sums in loss_sums]).sum() for name in self.names}
-        means = {
-            name: total[name] / total[number].clamp(min=1.0)
-            for name, number in self._losses.items()
-        }
+        means = {name: total[name] / or_one(total[number]) for name, number in self._losses.items()}
         return {**total, **means}
 
     def logged(self, metrics: Mapping[str, float]) -> dict[str, float]:
@@ -57,6 +56,6 @@ class LossPerTeacher:
                 own = own & labels[NEWEST] if NEWEST in labels else own
                 reported[name] = torch.where(own, behavior, 0.0)
                 reported[number] = own.to(behavior.dtype)
-            return SampleLosses(losses.trained, reported)
+            return replace(losses, reported=reported)
 
         return reporting

@@ -252,6 +252,10 @@ class PpoLearner:
         """Return actions (T, N, A), and rewards, values and what follows from them (T, N, 1)."""
         return {name: getattr(self._storage, name) for name in _RECORDED}
 
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Return none, which would be (T, N) each; see :class:`Learner`."""
+        return {}
+
     def modules(self) -> list[nn.Module]:
         """Return actor, critic, auxiliary heads and RND's; see :class:`Learner`."""
         rnd = self.rnd.modules if self.rnd else ()

@@ -15,7 +15,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -130,7 +130,7 @@ class AuxiliaryHeads:
                 if where is not None and where in labels:
                     per_sample = torch.where(labels[where], per_sample, 0.0)
                 reported[PREFIX + name] = per_sample
-            return SampleLosses(trained, reported)
+            return replace(of_model, trained=trained, reported=reported)
 
         return both
 

@@ -94,9 +94,11 @@ class TbpttDistillation(_OfPolicy):
             **arguments: ``device``, ``multi_gpu_cfg`` and fields of :class:`DistillationOptions`.
 
         Raises:
-            NotImplementedError: If ``loss_type`` is "kl".
+            NotImplementedError: If ``loss_type`` is "kl", or that of a slice.
         """
-        if arguments.get("loss_type") == "kl":
+        loss_type = arguments.get("loss_type")
+        slices = loss_type if isinstance(loss_type, list | tuple) else [{"loss": loss_type}]
+        if "kl" in (each["loss"] for each in slices if isinstance(each, dict) and "loss" in each):
             raise NotImplementedError(
                 "loss_type is 'kl', expected another with rsl_rl 3: its policy keeps no standard"
                 " deviation of the teacher. Use 'nll' or 'mse'."

@@ -23,7 +23,9 @@ class TbpttDistillationAlgorithmCfg(DistillationOptions):
     """Qualified name of the algorithm, ``"module:Class"``, which rsl_rl imports."""
 
     # Narrower than the parent's: a command line takes no function, and refuses the option for it.
+    # A list of slices is given in a config: beside it a command line would no longer take a name.
     loss_type: str = "mse"
+    imitation_weight: str | None = None
 
 
 @dataclass

@@ -126,6 +126,14 @@ CASES = [
     (TbpttDistillation, {"gradient_length": 4, "update_length": 2, "loss_type": "kl"}),
     (TbpttDistillation, {"gradient_length": 4, "models": "mlp", "batch_teacher_labels": True}),
     (TbpttDistillation, {"gradient_length": 4, "teacher_action_share": 0.5, "optimizer": "sgd"}),
+    (
+        TbpttDistillation,
+        {
+            "gradient_length": 4,
+            "imitation_weight": lambda transitions: transitions.obs["state"][..., 0].relu(),
+            "loss_type": [{"loss": "bce", "actions": [0, 2]}],
+        },
+    ),
     (TbpttPPO, {}),
     (TbpttPPO, {"models": "mlp", "optimizer": "adamw"}),
     (TbpttPPO, {"gradient_length": 2, "normalize_advantage_per_mini_batch": True}),

@@ -54,6 +54,24 @@ def test_a_mistyped_option_is_refused(make, algorithm):
 def test_the_divergence_from_the_teacher_is_refused_with_its_reason():
     with pytest.raises(NotImplementedError, match="loss_type is 'kl', expected another"):
         make_distillation(TbpttDistillation, **SIZES, loss_type="kl")
+    slices = [{"loss": "kl", "actions": [0, 1]}]
+    with pytest.raises(NotImplementedError, match="loss_type is 'kl', expected another"):
+        make_distillation(TbpttDistillation, **SIZES, loss_type=slices)
+
+
+def test_steps_are_weighed_and_actions_sliced():
+    algorithm = make_distillation(
+        TbpttDistillation,
+        **SIZES,
+        memory_rollouts=2,
+        imitation_weight=lambda transitions: (transitions.episode_steps > 1).float(),
+        loss_type=[{"loss": "bce", "actions": [1, 2], "name": "gripper"}],
+    )
+    for seed in range(2):
+        roll_out(algorithm, seed)
+        metrics = algorithm.update()
+        assert metrics["behavior"] == metrics["behavior/gripper"]
+        assert 0 < metrics["imitation_weight"] < 1
 
 
 @pytest.mark.parametrize(
