@@ -8,9 +8,9 @@ where cart and pole are and to remember where they were. The teacher is the occl
 from __future__ import annotations
 
 import isaaclab.sim as sim_utils
-from isaaclab.managers import SceneEntityCfg
 from isaaclab.managers import ObservationGroupCfg as ObsGroupCfg
 from isaaclab.managers import ObservationTermCfg as ObsTermCfg
+from isaaclab.managers import SceneEntityCfg
 from isaaclab.sensors import CameraCfg
 from isaaclab.utils import configclass
 from isaaclab_tasks.utils.presets import MultiBackendRendererCfg

@@ -2,7 +2,6 @@
 
 import dataclasses
 import inspect
-import re
 import subprocess
 import sys
 from pathlib import Path
@@ -184,8 +183,8 @@ PAGE = Path(__file__).resolve().parents[2] / "docs" / "distillation.md"
 
 def teachers_of_the_page():
     """Return the config of several teachers that the page prints."""
-    blocks = re.findall(r"```python\n(.*?)```", PAGE.read_text(), flags=re.DOTALL)
-    (block,) = [block for block in blocks if "TbpttTeachersCfg" in block]
+    section = PAGE.read_text().split("## Several teachers\n")[1]
+    block = section.split("```python\n")[1].split("```")[0]
     names = {}
     exec(compile(block, PAGE.name, "exec"), names)
     return names["teacher"]
