@@ -29,6 +29,9 @@ from rsl_tbptt.core.rollout import Rollout
 States = tuple[HiddenState, HiddenState]
 """Of actor and critic."""
 
+REPORTED = ("value", "surrogate", "entropy", "kl", "teacher")
+"""What is summed up over the samples beside the gradient; the last is 0 without a teacher."""
+
 
 @dataclass(frozen=True)
 class PpoRollout:
@@ -88,7 +91,7 @@ class PpoGradient:
         Args:
             storage: A full storage, with advantages and returns.
             states: Stored states of actor and critic.
-            teachers: Parameters of the teacher's distribution, (T, N, A) each, or none.
+            teachers: What :class:`Imitation` recorded of the teacher, (T, N, A) each, or nothing.
 
         Returns:
             The rollout.
@@ -119,7 +122,7 @@ class PpoGradient:
         mini_batch: MiniBatch,
         rollout: PpoRollout,
         num_micro_batches: int,
-        kickstarting_coef: float,
+        teacher_coef: float,
     ) -> torch.Tensor:
         """Add the gradient of one optimiser step's loss to the parameters' ``.grad``.
 
@@ -127,18 +130,18 @@ class PpoGradient:
             mini_batch: What the step sees.
             rollout: The rollout.
             num_micro_batches: At least so many parts are run one after the other.
-            kickstarting_coef: Weight of the KL divergence from the teacher's policy.
+            teacher_coef: Weight of the teacher's loss.
 
         Returns:
-            The sums of value loss, surrogate, entropy and KL divergence over the samples of this
-            process, not weighed by episode. Shape: (4,).
+            The sums of ``REPORTED`` over the samples of this process, not weighed by episode.
+            Shape: (5,).
         """
         mean, scale = self._advantage_scale(mini_batch, rollout.actor.labels["advantages"])
         policy_loss = partial(
             self.policy_loss,
             advantage_mean=mean,
             advantage_scale=scale,
-            kickstarting_coef=kickstarting_coef,
+            teacher_coef=teacher_coef,
         )
         divisor = self._divisor(mini_batch, rollout.actor.weights)
         value_coef = self._options.value_loss_coef
@@ -151,7 +154,8 @@ class PpoGradient:
                 model, mini_batch, own_rollout, state, loss, divisor, num_micro_batches, coef
             )
             sums |= own
-        return torch.stack([sums[name] for name in ("value", "surrogate", "entropy", "kl")])
+        sums.setdefault("teacher", torch.zeros_like(sums["kl"]))
+        return torch.stack([sums[name] for name in REPORTED])
 
     def _advantage_scale(
         self, mini_batch: MiniBatch, advantages: torch.Tensor

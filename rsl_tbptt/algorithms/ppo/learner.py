@@ -13,7 +13,8 @@ from rsl_rl.storage import RolloutStorage
 from torch import nn
 
 from rsl_tbptt.algorithms.ppo.fine_tuning import FineTuning
-from rsl_tbptt.algorithms.ppo.gradient import PpoGradient, PpoRollout, States
+from rsl_tbptt.algorithms.ppo.gradient import REPORTED, PpoGradient, PpoRollout, States
+from rsl_tbptt.algorithms.ppo.imitation import Imitation
 from rsl_tbptt.algorithms.ppo.mini_batches import MiniBatch, MiniBatches
 from rsl_tbptt.algorithms.ppo.options import PpoOptions
 from rsl_tbptt.algorithms.ppo.rnd import RndTraining
@@ -29,7 +30,7 @@ from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.distributed import Ranks
 
 _RECORDED = ("rewards", "values", "actions", "actions_log_prob", "returns")
-_METRICS = ("value", "surrogate", "entropy", "kl", "actor_grad_norm", "critic_grad_norm", "rnd")
+_METRICS = (*REPORTED, "actor_grad_norm", "critic_grad_norm", "rnd")
 
 
 class PpoLearner:
@@ -45,6 +46,7 @@ class PpoLearner:
         ranks: Ranks,
         *,
         fine_tuning: FineTuning,
+        imitation: Imitation,
         rnd: RndTraining | None,
     ) -> None:
         """Choose how the models are replayed and plan the mini-batches.
@@ -57,6 +59,7 @@ class PpoLearner:
             options: Lengths, mini-batches, losses and the like.
             ranks: The processes that train together.
             fine_tuning: Where PPO stands after a student became the actor.
+            imitation: The teacher that the actor is drawn to.
             rnd: Trains the predictor of random network distillation, or None.
         """
         self.num_micro_batches = options.num_micro_batches
@@ -66,10 +69,10 @@ class PpoLearner:
         self.rnd = rnd
         self._actor, self._critic, self._storage = actor, critic, storage
         self._optimizer, self._options, self._ranks = optimizer, options, ranks
-        self.fine_tuning = fine_tuning
+        self.fine_tuning, self.imitation = fine_tuning, imitation
         self._recurrent = actor.is_recurrent or critic.is_recurrent
         device = storage.dones.device
-        self._no_sums = torch.full((4,), torch.nan, device=device)
+        self._no_sums = torch.full((len(REPORTED),), torch.nan, device=device)
         num_steps = storage.num_transitions_per_env
         num_envs_of_ranks = ranks.sum_count(storage.num_envs, device)
         self.num_samples_of_ranks = num_steps * num_envs_of_ranks
@@ -89,8 +92,7 @@ class PpoLearner:
     def rollout(self) -> PpoRollout:
         """View the storage as a rollout that begins with the recorded states."""
         actor, critic = map(hidden_state.concatenate_envs, zip(*self.states, strict=True))
-        teachers = self.fine_tuning.teacher_params()
-        return self.gradient.rollout(self._storage, (actor, critic), teachers)
+        return self.gradient.rollout(self._storage, (actor, critic), self.imitation.params())
 
     def train(self, session: UpdateSession) -> Metrics | None:
         """Go through all epochs and mini-batches; see :class:`Learner`."""
@@ -110,9 +112,9 @@ class PpoLearner:
     def _step(
         self, mini_batch: MiniBatch, rollout: PpoRollout, rate: torch.Tensor, session: UpdateSession
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Step on a mini-batch; return its metrics, shape (6 or 7,), and the learning rate."""
+        """Step on a mini-batch; return its metrics, shape (7 or 8,), and the learning rate."""
         self._optimizer.zero_grad()
-        num_parts, coef = self.num_micro_batches, self.fine_tuning.kickstarting_coef
+        num_parts, coef = self.num_micro_batches, self.imitation.coef
         sums = session.attempt(
             partial(self.gradient.accumulate, mini_batch, rollout, num_parts, coef),
             otherwise=self._no_sums,
@@ -134,11 +136,11 @@ class PpoLearner:
         """Follow the KL divergence with the learning rate, clip actor and critic, step once.
 
         Args:
-            means: Value loss, surrogate, entropy and KL divergence of the mini-batch. Shape: (4,).
+            means: Those of ``REPORTED`` over the mini-batch. Shape: (5,).
             rate: The learning rate until now. Shape: ().
 
         Returns:
-            The same and the gradient norms of actor and critic before clipping, shape (6,); and the
+            The same and the gradient norms of actor and critic before clipping, shape (7,); and the
             learning rate.
         """
         means = self._ranks.sum_tensor(means)
@@ -162,14 +164,16 @@ class PpoLearner:
         update_normalization(models, self._storage.observations, self._step_batches)
 
     def _metrics(self, steps: torch.Tensor, rate: torch.Tensor) -> Metrics:
-        """Average over optimiser steps, shape (S, 6 or 7)."""
+        """Average over optimiser steps, shape (S, 7 or 8)."""
         means = steps.mean(0)
         kl_of_last_epoch = steps[-self._options.num_mini_batches :, 3].mean()
+        returns = self.imitation.returns
         return {
             **dict(zip(_METRICS, means, strict=False)),
             "done_rate": self._storage.dones.float().mean(),
             "kl_of_last_epoch": kl_of_last_epoch,
             "learning_rate": rate,
+            **({} if returns is None else returns.metrics(self._ranks)),
         }
 
     def conclude(self, metrics: dict[str, float]) -> dict[str, float]:
@@ -183,10 +187,22 @@ class PpoLearner:
             metrics["kl_coef"] = policy_loss.kl_coef
             if not self.fine_tuning.holds_actor:
                 policy_loss.adapt(kl)
-        if self._options.teacher_kl_coef > 0:
-            metrics["teacher_kl_coef"] = self.fine_tuning.kickstarting_coef
+        self._conclude_imitation(metrics)
         self.fine_tuning.count_update()
         return metrics
+
+    def _conclude_imitation(self, metrics: dict[str, float]) -> None:
+        """Go on in the schedule of the teacher; leave what is logged of it."""
+        imitation, waits = self.imitation, self.fine_tuning.holds_actor
+        if imitation.teacher is None:
+            del metrics["teacher"]
+        if self._options.teacher_coef > 0:
+            metrics["teacher_coef"] = imitation.coef
+        if imitation.returns is not None:
+            ended = metrics.pop("return_sum"), metrics.pop("num_returns")
+            if not waits:
+                imitation.returns.conclude(*ended)
+        imitation.count_update(waits=waits)
 
     @property
     def _followed_kl(self) -> float | None:
@@ -209,7 +225,7 @@ class PpoLearner:
         )
         chosen = samples.view(num_steps, -1)[:, envs].flatten()
         mini_batch, rollout = self.mini_batches.of_envs(chosen), self.rollout()
-        coef = self.fine_tuning.kickstarting_coef
+        coef = self.imitation.coef
         self.gradient.accumulate(mini_batch, rollout, num_micro_batches, coef)
         if self.rnd:
             self.rnd.accumulate(rollout.all_groups, mini_batch, num_micro_batches)
@@ -225,17 +241,23 @@ class PpoLearner:
 
     def stateful_models(self) -> list[Any]:
         """Return actor, critic and the teacher; see :class:`Learner`."""
-        return [self._actor, self._critic, self.fine_tuning]
+        return [self._actor, self._critic, self.imitation]
 
     def observed_groups(self) -> set[str]:
-        """Return what actor, critic and RND observe; see :class:`Learner`."""
-        stored, models = self._storage.observations, (self._actor, self._critic)
+        """Return what actor, critic, teacher and RND observe; see :class:`Learner`."""
+        stored, teacher = self._storage.observations, self.imitation.teacher
+        models = (self._actor, self._critic, *([] if teacher is None else [teacher]))
         groups = {group for model in models for group in observed_groups(model, stored)}
         return groups | set(self.rnd.module.obs_groups["rnd_state"] if self.rnd else ())
 
     def recorded(self) -> dict[str, torch.Tensor]:
-        """Return actions (T, N, A), and rewards, values and what follows from them (T, N, 1)."""
-        return {name: getattr(self._storage, name) for name in _RECORDED}
+        """Return what the teacher said and actions (T, N, A), and rewards and values (T, N, 1).
+
+        What follows from those stands behind them.
+        """
+        said = enumerate(self.imitation.params())
+        teacher = {f"the teacher's distribution, parameter {i}": param for i, param in said}
+        return teacher | {name: getattr(self._storage, name) for name in _RECORDED}
 
     def modules(self) -> list[nn.Module]:
         """Return actor, critic and RND's; see :class:`Learner`."""
@@ -273,9 +295,12 @@ class PpoLearner:
                 self.states = [blank] * len(self.mini_batches.state_steps)
                 if kept_params is None:
                     self._storage.distribution_params = params
+                self.imitation.pretend(params)
             yield
         finally:
             self.states = kept_states
+            if not kept_states:
+                self.imitation.forget()
             if kept_params is None:
                 self._storage.distribution_params = None
 
