@@ -18,6 +18,7 @@ from rsl_tbptt.algorithms.ppo.options import PpoOptions
 from rsl_tbptt.checkpoints.reading import check_matches, read_checkpoint, teacher_state_dict
 from rsl_tbptt.checkpoints.trained_models import check_configured_alike
 from rsl_tbptt.compat.versions import MLPModel, config_advice, resolve_callable
+from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import HiddenState
 
 
@@ -52,10 +53,9 @@ class Imitation:
         self._loaded = False
         self._num_updates = 0
         self._recorded: list[tuple[torch.Tensor, ...]] = []
-        self.returns: EpisodeReturns | None = None
-        """Those that the schedule follows, or None."""
+        self._returns: EpisodeReturns | None = None
         if options.teacher_schedule == "return" and options.teacher_coef > 0:
-            self.returns = EpisodeReturns(storage.num_envs, storage.dones.device)
+            self._returns = EpisodeReturns(storage.num_envs, storage.dones.device)
 
     def set_teacher(self, teacher: MLPModel) -> None:
         """Take the teacher's model; its parameters come from a checkpoint.
@@ -92,10 +92,10 @@ class Imitation:
     @property
     def _progress(self) -> float:
         """How far the schedule has come, from 0 to 1."""
-        if self.returns is None:
+        if self._returns is None:
             return min(1.0, self._num_updates / (self._options.teacher_updates or math.inf))
         assert self._options.teacher_return is not None
-        return min(1.0, max(0.0, (self.returns.mean or 0.0) / self._options.teacher_return))
+        return min(1.0, max(0.0, (self._returns.mean or 0.0) / self._options.teacher_return))
 
     @torch.no_grad()
     def observe(self, obs: TensorDict, step: int) -> None:
@@ -110,12 +110,12 @@ class Imitation:
         """
         if step == 0:
             self._recorded.clear()
-            if self.returns is not None:
-                self.returns.begin_rollout()
+            if self._returns is not None:
+                self._returns.begin_rollout()
         if self._teacher is None:
             return
         if self.coef == 0:
-            if self.returns is not None and self._teacher.is_recurrent:
+            if self._returns is not None and self._teacher.is_recurrent:
                 self._teacher(obs)
         elif self._options.teacher_loss == "mse":
             self._recorded.append((self._teacher(obs),))
@@ -130,6 +130,11 @@ class Imitation:
         """
         return tuple(torch.stack(params) for params in zip(*self._recorded, strict=True))
 
+    def recorded(self) -> dict[str, torch.Tensor]:
+        """Return the same, by names for messages."""
+        named = enumerate(self.params())
+        return {f"the teacher's distribution, parameter {i}": param for i, param in named}
+
     def pretend(self, params: tuple[torch.Tensor, ...]) -> None:
         """Record a distribution's parameters, (T, N, A) each, in the place of what is said."""
         kept = params[:1] if self._options.teacher_loss == "mse" else params
@@ -141,8 +146,8 @@ class Imitation:
 
     def process_env_step(self, rewards: torch.Tensor, dones: torch.Tensor) -> None:
         """Count a step's rewards (N,), without RND's, and clear the state where episodes ended."""
-        if self.returns is not None:
-            self.returns.add(rewards, dones)
+        if self._returns is not None:
+            self._returns.add(rewards, dones)
         self.reset(dones)
 
     def reset(self, dones: torch.Tensor | None = None, hidden_state: HiddenState = None) -> None:
@@ -154,8 +159,20 @@ class Imitation:
         """Return the teacher's state, as models do."""
         return None if self._teacher is None else self._teacher.get_hidden_state()
 
-    def count_update(self, *, waits: bool) -> None:
-        """Go on in the schedule, unless it waits."""
+    def metrics(self, ranks: Ranks) -> dict[str, torch.Tensor]:
+        """Return what ``conclude`` needs of all ranks, by name. Shape: () each."""
+        return {} if self._returns is None else self._returns.metrics(ranks)
+
+    def conclude(self, metrics: dict[str, float], *, waits: bool) -> None:
+        """Go on in the schedule, unless it waits; leave what is logged in an update's metrics."""
+        if self.teacher is None:
+            del metrics["teacher"]
+        if self._options.teacher_coef > 0:
+            metrics["teacher_coef"] = self.coef
+        if self._returns is not None:
+            ended = metrics.pop("return_sum"), metrics.pop("num_returns")
+            if not waits:
+                self._returns.conclude(*ended)
         self.forget()
         if not waits:
             self._num_updates += 1
@@ -213,7 +230,7 @@ class Imitation:
         """Return what a checkpoint needs to go on in the schedule; empty without a teacher."""
         if self._teacher is None or not self._loaded:
             return {}
-        returns = {} if self.returns is None else {"returns": self.returns.state_dict()}
+        returns = {} if self._returns is None else {"returns": self._returns.state_dict()}
         teacher = self._teacher.state_dict()
         return {"num_updates": self._num_updates, "teacher_state_dict": teacher, **returns}
 
@@ -244,8 +261,8 @@ class Imitation:
             self._check(state_dict, checkpoint, None)
             self._take(state_dict)
         self._num_updates = state.get("num_updates", 0)
-        if self.returns is not None:
-            self.returns.load_state_dict(state.get("returns", []))
+        if self._returns is not None:
+            self._returns.load_state_dict(state.get("returns", []))
 
     def _check(
         self,

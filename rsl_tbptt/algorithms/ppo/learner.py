@@ -167,13 +167,12 @@ class PpoLearner:
         """Average over optimiser steps, shape (S, 7 or 8)."""
         means = steps.mean(0)
         kl_of_last_epoch = steps[-self._options.num_mini_batches :, 3].mean()
-        returns = self.imitation.returns
         return {
             **dict(zip(_METRICS, means, strict=False)),
             "done_rate": self._storage.dones.float().mean(),
             "kl_of_last_epoch": kl_of_last_epoch,
             "learning_rate": rate,
-            **({} if returns is None else returns.metrics(self._ranks)),
+            **self.imitation.metrics(self._ranks),
         }
 
     def conclude(self, metrics: dict[str, float]) -> dict[str, float]:
@@ -187,22 +186,9 @@ class PpoLearner:
             metrics["kl_coef"] = policy_loss.kl_coef
             if not self.fine_tuning.holds_actor:
                 policy_loss.adapt(kl)
-        self._conclude_imitation(metrics)
+        self.imitation.conclude(metrics, waits=self.fine_tuning.holds_actor)
         self.fine_tuning.count_update()
         return metrics
-
-    def _conclude_imitation(self, metrics: dict[str, float]) -> None:
-        """Go on in the schedule of the teacher; leave what is logged of it."""
-        imitation, waits = self.imitation, self.fine_tuning.holds_actor
-        if imitation.teacher is None:
-            del metrics["teacher"]
-        if self._options.teacher_coef > 0:
-            metrics["teacher_coef"] = imitation.coef
-        if imitation.returns is not None:
-            ended = metrics.pop("return_sum"), metrics.pop("num_returns")
-            if not waits:
-                imitation.returns.conclude(*ended)
-        imitation.count_update(waits=waits)
 
     @property
     def _followed_kl(self) -> float | None:
@@ -255,9 +241,8 @@ class PpoLearner:
 
         What follows from those stands behind them.
         """
-        said = enumerate(self.imitation.params())
-        teacher = {f"the teacher's distribution, parameter {i}": param for i, param in said}
-        return teacher | {name: getattr(self._storage, name) for name in _RECORDED}
+        stored = {name: getattr(self._storage, name) for name in _RECORDED}
+        return self.imitation.recorded() | stored
 
     def modules(self) -> list[nn.Module]:
         """Return actor, critic and RND's; see :class:`Learner`."""
