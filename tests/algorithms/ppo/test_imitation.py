@@ -5,6 +5,7 @@ import math
 import re
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -31,7 +32,7 @@ pytestmark = [
     pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value"),
 ]
 
-ONE_STEP = {"num_mini_batches": 1, "num_learning_epochs": 1, "gradient_length": 2}
+ONE_STEP: dict[str, Any] = {"num_mini_batches": 1, "num_learning_epochs": 1, "gradient_length": 2}
 FALLING = {"teacher_coef_end": 0.2, "teacher_updates": 4}
 SECOND = 0.65
 """Its weight in the second update."""
@@ -273,7 +274,7 @@ def test_a_resumed_run_goes_on_in_the_schedule_without_the_file(teacher, options
 
 
 def test_a_checkpoint_from_when_only_students_brought_teachers_goes_on(tmp_path):
-    options = {"critic_warmup_iterations": 2, "teacher_updates": 4}
+    options: dict[str, Any] = {"critic_warmup_iterations": 2, "teacher_updates": 4}
     checkpoint = make_ppo(TbpttPPO, 6, 4).save()
     teacher = make_model("teacher", "lstm", 4, seed=7).state_dict()
     checkpoint["rsl_tbptt"]["fine_tuning"] = {"num_updates": 3, "teacher_state_dict": teacher}
@@ -465,7 +466,7 @@ def teacher_cfg():
 def learned(cfg, updates=2):
     torch.manual_seed(0)
     runner = OnPolicyRunner(RecallEnv(8, 3), cfg, log_dir=None)
-    start = ppo_parameters_of(runner.alg)
+    start = torch.cat((ppo_parameters_of(runner.alg), torch.get_rng_state()))
     runner.learn(updates)
     return start, ppo_parameters_of(runner.alg), runner
 
