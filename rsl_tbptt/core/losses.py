@@ -21,6 +21,11 @@ def huber(actions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return functional.huber_loss(actions, labels, reduction="none").mean(-1)
 
 
+def bce(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the binary cross-entropy of ``sigmoid(logits)``, averaged over (..., A), to (...)."""
+    return functional.binary_cross_entropy_with_logits(logits, labels, reduction="none").mean(-1)
+
+
 def gaussian_kl(
     mean: torch.Tensor, std: torch.Tensor, label_mean: torch.Tensor, label_std: torch.Tensor
 ) -> torch.Tensor:

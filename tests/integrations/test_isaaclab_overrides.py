@@ -72,6 +72,17 @@ def test_options_of_ppo_reach_it_also_none_and_dictionaries(task):
     assert (options.teacher_schedule, options.teacher_checkpoint) == ("exponential", "model.pt")
 
 
+@pytest.mark.parametrize("task", [OURS, STOCK])
+@pytest.mark.parametrize(
+    ("agent", "options"), [(PPO, PpoOptions), (DISTILLATION, DistillationOptions)]
+)
+def test_auxiliary_heads_are_options_of_the_command_line(task, agent, options):
+    heads = "{'velocity': {'target': 'policy', 'columns': [0, 1], 'coef': 0.5, 'loss': 'a:b'}}"
+    _, arguments = handed_on(task, agent, f"auxiliary={heads}")
+    (head,) = options.parse(arguments).heads().values()
+    assert (head.target, head.columns, head.coef, head.loss) == ("policy", (0, 1), 0.5, "a:b")
+
+
 def test_an_old_name_is_still_taken():
     _, arguments = handed_on(OURS, PPO, "num_env_chunks=2")
     with pytest.warns(DeprecationWarning, match="num_env_chunks is now num_micro_batches"):

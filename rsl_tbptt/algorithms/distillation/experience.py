@@ -16,6 +16,7 @@ from rsl_tbptt.algorithms.distillation.mini_batches import (
 )
 from rsl_tbptt.algorithms.distillation.options import DistillationOptions
 from rsl_tbptt.algorithms.distillation.rollout_memory import RolloutMemory
+from rsl_tbptt.algorithms.update.auxiliary_heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.update.frames import find_held_frames
 from rsl_tbptt.algorithms.update.replay import seen_by
 from rsl_tbptt.compat.versions import MLPModel
@@ -38,6 +39,7 @@ class Experience:
         labels: StepLabels | RolloutLabels,
         options: DistillationOptions,
         ranks: Ranks,
+        heads: AuxiliaryHeads,
     ) -> None:
         """Take where the newest rollout is found; the memory comes with ``begin_training``.
 
@@ -47,6 +49,7 @@ class Experience:
             labels: The teacher's labels.
             options: Sizes of mini-batches and memory.
             ranks: The processes that train together.
+            heads: The student's auxiliary heads, whose targets are labels, too.
         """
         # On every rank as many, as each comes with an exchange.
         self.num_mini_batches = min(options.num_mini_batches, *ranks.gather(storage.num_envs))
@@ -55,7 +58,9 @@ class Experience:
         """State of the student before the newest rollout. Shape: (L, N, H), or a pair of them."""
         self.memory: RolloutMemory | None = None
         """Sequences of past rollouts, from the start of training on, if any are to be kept."""
-        self._student, self._storage, self._labels = student, storage, labels
+        self._student, self._storage, self._heads = student, storage, heads
+        self.labels = labels
+        """The teacher's labels."""
         self._options, self._ranks = options, ranks
         self._taken = self.newest()
         self.nothing: Sequences = (self._taken, None)
@@ -68,7 +73,9 @@ class Experience:
     def newest(self) -> Rollout:
         """View the storage as a rollout."""
         obs = seen_by(self._student, self._storage.observations)
-        return Rollout.from_dones(obs, self._labels.of_rollout(), self.dones())
+        dones = self.dones()
+        labels = {**self.labels.of_rollout(), **self._heads.targets(dones)}
+        return Rollout.from_dones(obs, labels, dones)
 
     def dones(self) -> torch.Tensor:
         """Return which episodes of the newest rollout ended when. Shape: (T, N), bool."""
@@ -135,7 +142,7 @@ class Experience:
 
     def take(self) -> None:
         """Complete the labels of the newest rollout, and put it beside the past."""
-        self._labels.complete()
+        self.labels.complete()
         self._taken = self.newest()
         find_held_frames(self._taken.obs)
         if self.memory is not None:

@@ -17,6 +17,9 @@ from rsl_tbptt.algorithms.distillation.labels import RolloutLabels, StepLabels
 from rsl_tbptt.algorithms.distillation.losses import BehaviorLoss
 from rsl_tbptt.algorithms.distillation.mini_batches import MiniBatch
 from rsl_tbptt.algorithms.distillation.options import DistillationOptions
+from rsl_tbptt.algorithms.distillation.per_teacher import LossPerTeacher
+from rsl_tbptt.algorithms.distillation.teacher_layers import TeacherLayers
+from rsl_tbptt.algorithms.update.auxiliary_heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.update.memory_plan import Sizes
 from rsl_tbptt.algorithms.update.normalization import update_normalization
 from rsl_tbptt.algorithms.update.replay import observed_groups
@@ -50,6 +53,8 @@ class DistillationLearner:
         labels: StepLabels | RolloutLabels,
         dagger: Dagger,
         loss: BehaviorLoss,
+        heads: AuxiliaryHeads,
+        layers: TeacherLayers,
     ) -> None:
         """Fix the windows and the divisor of every update.
 
@@ -63,15 +68,18 @@ class DistillationLearner:
             labels: The teacher's labels.
             dagger: Where the teacher acts.
             loss: Compares the student with them.
+            heads: The student's auxiliary heads.
+            layers: The teacher's layers that are their targets.
         """
-        self.loss: Loss = loss
+        self._per_teacher = LossPerTeacher(labels.teacher_names)
+        self.loss: Loss = self._per_teacher.reported_by(loss)
         self.num_micro_batches = options.num_micro_batches
-        self.experience = Experience(student, storage, labels, options, ranks)
+        self.experience = Experience(student, storage, labels, options, ranks, heads)
         self._end_state: HiddenState = None
         self._student, self._teacher, self._storage = student, teacher, storage
         self._optimizer, self._options, self._ranks = optimizer, options, ranks
-        self._dagger = dagger
-        self._model = TrainedModel(student, loss.head, options)
+        self._dagger, self._heads, self._layers = dagger, heads, layers
+        self._model = TrainedModel(student, loss.head, options, heads=heads)
         num_steps, num_envs = storage.num_transitions_per_env, storage.num_envs
         lengths = (options.gradient_length, options.update_length)
         self._schedule = tbptt_schedule(num_steps, *lengths, tail=options.tail)
@@ -82,7 +90,8 @@ class DistillationLearner:
         self._steps_in_mean = self._steps_per_group if options.loss_reduction == "mean" else 1
         self._step_batches = step_batches(num_steps, num_envs_of_ranks, device)
         nan = torch.full((), torch.nan, device=device)
-        self._no_sums = dict.fromkeys(_LOSSES, nan)
+        names = (*_LOSSES, *heads.names, *self._per_teacher.names)
+        self._no_sums = dict.fromkeys(names, nan)
 
     def begin_rollout(self) -> None:
         """Keep the state that the rollout starts with."""
@@ -103,14 +112,17 @@ class DistillationLearner:
                 hidden_state.concatenate_envs(end_states), order
             )
         update_normalization([self._student], self._storage.observations, self._step_batches)
-        num_sequences = zip(_LOSSES, (self._storage.num_envs, mini_batches.num_drawn), strict=True)
+        num_envs = self._storage.num_envs
+        num_sequences = dict(zip(_LOSSES, (num_envs, mini_batches.num_drawn), strict=True))
+        num_sequences |= dict.fromkeys(self._heads.names, num_envs)
         num_steps = num_epochs * self._num_loss_steps
         return {
             **{
                 name: torch.stack([sums[name] for sums in loss_sums]).sum() / (num_steps * number)
-                for name, number in num_sequences
+                for name, number in num_sequences.items()
                 if number > 0
             },
+            **self._per_teacher.metrics(loss_sums),
             "grad_norm": torch.stack(grad_norms).mean(),
             "done_rate": self.experience.dones().float().mean(),
             **self._dagger.metrics(),
@@ -142,7 +154,7 @@ class DistillationLearner:
             has_loss = group[-1].num_loss_steps > 0
             if not has_loss:  # the end of the schedule, where the past has nothing to say
                 rollout, state = rollout.envs(newest), hidden_state.select_envs(state, newest)
-            self._optimizer.zero_grad()
+            self._zero_grad()
             divisor = self._steps_in_mean * mini_batch.num_sequences
             state, sums = session.attempt(
                 partial(self._accumulate, group, rollout, state, divisor, self.num_micro_batches),
@@ -162,7 +174,7 @@ class DistillationLearner:
         num_passes = self._options.num_learning_epochs * self.experience.num_mini_batches
         num_steps = sum(group[-1].num_loss_steps > 0 for group in self._schedule)
         return {
-            **metrics,
+            **self._per_teacher.logged(metrics),
             "optimizer_steps": float(num_passes * num_steps),
             "flushed_steps": float(self._num_loss_steps % self._steps_per_group),
         }
@@ -174,7 +186,7 @@ class DistillationLearner:
         """Compute the gradient of an epoch on some environments; see :class:`Learner`."""
         rollout, state = self.experience.of_envs(envs)
         divisor = self._steps_in_mean * rollout.num_envs
-        self._optimizer.zero_grad()
+        self._zero_grad()
         for group in self._schedule:
             state, _ = self._accumulate(group, rollout, state, divisor, num_micro_batches)
 
@@ -190,25 +202,28 @@ class DistillationLearner:
         return [self._student, self._teacher]
 
     def observed_groups(self) -> set[str]:
-        """Return what student and teacher observe; see :class:`Learner`."""
-        stored = self._storage.observations
-        return {group for m in self.stateful_models() for group in observed_groups(m, stored)}
+        """Return what student and teacher observe, and targets; see :class:`Learner`."""
+        stored, models = self._storage.observations, self.stateful_models()
+        groups = {group for model in models for group in observed_groups(model, stored)}
+        return groups | self._heads.observed_groups()
 
     def recorded(self) -> dict[str, torch.Tensor]:
-        """Return the teacher's actions, shape (T, N, A); see :class:`Learner`."""
-        return {"teacher actions": self._storage.privileged_actions}
+        """Return the teacher's layers (T, N, D) and actions (T, N, A); see :class:`Learner`."""
+        layers = self._layers.outputs
+        named = {f"the teacher's layer '{layer}'": output for layer, output in layers.items()}
+        return {**named, **self.experience.labels.recorded()}
 
     def modules(self) -> list[nn.Module]:
-        """Return the student; see :class:`Learner`."""
-        return [self._student]
+        """Return the student and its auxiliary heads; see :class:`Learner`."""
+        return [self._student, self._heads.module]
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Return the student's; see :class:`Learner`."""
-        return [self._optimizer]
+        """Return the student's and its heads'; see :class:`Learner`."""
+        return [self._optimizer, *self._heads.optimizers]
 
     def trained_parameters(self) -> list[nn.Parameter]:
-        """Return the student's; see :class:`Learner`."""
-        return self._model.parameters
+        """Return the student's and its heads'; see :class:`Learner`."""
+        return [*self._model.parameters, *self._heads.parameters]
 
     def sizes(self) -> Sizes:
         """Return the sizes of the largest mini-batch; see :class:`Learner`."""
@@ -251,10 +266,16 @@ class DistillationLearner:
             num_micro_batches=num_micro_batches,
         )
 
+    def _zero_grad(self) -> None:
+        """Drop the gradients."""
+        for optimizer in self.optimizers():
+            optimizer.zero_grad()
+
     def _optimizer_step(self) -> torch.Tensor:
         """Sum gradients over processes, clip once, step once; return the norm before clipping."""
         parameters, max_norm = self._model.parameters, self._options.max_grad_norm
-        self._ranks.sum_gradients(parameters, self._options.grad_reduce_bucket_mb)
+        self._ranks.sum_gradients(self.trained_parameters(), self._options.grad_reduce_bucket_mb)
         norm = nn.utils.clip_grad_norm_(parameters, math.inf if max_norm is None else max_norm)
         self._optimizer.step()
+        self._heads.step(self._optimizer.param_groups[0]["lr"], max_norm)
         return norm

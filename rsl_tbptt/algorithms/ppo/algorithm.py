@@ -21,6 +21,7 @@ from rsl_tbptt.algorithms.ppo.rnd import RndTraining
 from rsl_tbptt.algorithms.ppo.symmetry import MirroredLearner, check_symmetry
 from rsl_tbptt.algorithms.ppo.time_outs import TimeOutValues, value_without_advancing
 from rsl_tbptt.algorithms.update.arguments import takes
+from rsl_tbptt.algorithms.update.auxiliary_heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.update.memory_plan import MemoryPlan
 from rsl_tbptt.algorithms.update.non_finite import take_over_nan_check
 from rsl_tbptt.algorithms.update.optimizers import use_fused_kernels
@@ -99,10 +100,12 @@ class TbpttPPO(PPO):
             bucket_mb = self.options.grad_reduce_bucket_mb
             rnd = RndTraining(self.rnd, rnd_optimizer(self), self._ranks, bucket_mb)
         trained = (actor, critic, storage, self.optimizer, self.options, self._ranks)
+        self._heads = AuxiliaryHeads(self.options.heads(), actor, storage, self.optimizer)
         parts: dict[str, Any] = {
             "fine_tuning": self._fine_tuning,
             "imitation": self._imitation,
             "rnd": rnd,
+            "heads": self._heads,
         }
         self.learner = (
             MirroredLearner(*trained, **parts, update=super().update)
@@ -146,6 +149,11 @@ class TbpttPPO(PPO):
                 ``teacher_loss="kl"`` needs.
         """
         self._imitation.set_teacher(teacher)
+
+    def broadcast_parameters(self) -> None:
+        """Let all processes begin with the first one's models and auxiliary heads."""
+        super().broadcast_parameters()
+        self._heads.broadcast()
 
     def memory_plan(self) -> MemoryPlan:
         """Predict what ``update()`` will take; see :meth:`UpdateSession.plan_memory`."""
@@ -240,8 +248,9 @@ class TbpttPPO(PPO):
             per sample over all epochs), ``kl`` (mean KL divergence from the policy that acted),
             ``actor_grad_norm`` and ``critic_grad_norm`` (before clipping), ``done_rate``,
             ``skipped_updates`` (all so far; alone where this is one), and where they are used
-            ``rnd``, ``kl_coef``, ``teacher_coef`` and ``teacher`` (mean loss of the imitation,
-            before that weight). With symmetry, what rsl_rl returns.
+            ``rnd``, ``kl_coef``, ``teacher_coef``, ``teacher`` (mean loss of the imitation, before
+            that weight) and ``auxiliary/NAME`` (mean loss of a head; a sample without target counts
+            as 0). With symmetry, what rsl_rl returns.
 
         Raises:
             ValueError: If a loss, gradient or result is NaN or inf and ``non_finite`` does not skip
@@ -263,6 +272,8 @@ class TbpttPPO(PPO):
             "imitation": self._imitation.state_dict(),
             "models": describe_all(models, self.storage.observations),
         }
+        if self.options.auxiliary:
+            own["auxiliary"] = self._heads.state_dict()
         return super().save() | {"rsl_tbptt": own}
 
     def load(self, loaded_dict: dict, load_cfg: dict | None, strict: bool) -> bool:
@@ -275,7 +286,8 @@ class TbpttPPO(PPO):
 
         Args:
             loaded_dict: The checkpoint.
-            load_cfg: What to load, or None for everything.
+            load_cfg: What to load, or None for everything; with the actor come its auxiliary heads,
+                which "auxiliary" loads alone.
             strict: Whether parameters must match exactly.
 
         Returns:
@@ -286,17 +298,25 @@ class TbpttPPO(PPO):
                 configured otherwise. Nothing is changed then.
         """
         obs, wants_actor = self.storage.observations, load_cfg is None or load_cfg.get("actor")
+        own = loaded_dict.get("rsl_tbptt", {})
+        heads = own.get("auxiliary", {})
+        wants_heads = wants_actor or bool(load_cfg and load_cfg.get("auxiliary"))
+        if wants_heads:
+            self._heads.check(heads)
         if "student_state_dict" in loaded_dict and wants_actor:
             self._fine_tuning.start(loaded_dict, obs, strict, self._imitation)
+            self._heads.load_state_dict(heads, with_optimizer=False)
             return False
         roles = {"actor": self._raw_actor, "critic": self._raw_critic, "rnd": self.rnd}
         wanted = {role for role in roles if load_cfg is None or load_cfg.get(role)}
         models = {role: model for role, model in roles.items() if model and role in wanted}
         check_checkpoint(models, loaded_dict, obs, strict)
-        own = loaded_dict.get("rsl_tbptt", {})
         self._imitation.load_state_dict(own)  # first, as it may refuse
         self._fine_tuning.load_state_dict(own.get("fine_tuning", {}))
         load_iteration = super().load(loaded_dict, load_cfg, strict)
+        if wants_heads:
+            with_optimizer = load_cfg is None or bool(load_cfg.get("optimizer"))
+            self._heads.load_state_dict(heads, with_optimizer=with_optimizer)
         self.learning_rate = self.optimizer.param_groups[0]["lr"]  # rsl_rl 5.0 leaves it
         policy_loss = self.learner.gradient.policy_loss
         policy_loss.kl_coef = own.get("kl_coef", self.options.kl_penalty_coef)

@@ -19,6 +19,7 @@ from rsl_tbptt.algorithms.ppo.objective import (
     labels_of,
 )
 from rsl_tbptt.algorithms.ppo.options import PpoOptions
+from rsl_tbptt.algorithms.update.auxiliary_heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.update.replay import action_head, distribution_head, seen_by
 from rsl_tbptt.algorithms.update.trained_model import TrainedModel
 from rsl_tbptt.compat.versions import MLPModel
@@ -26,11 +27,11 @@ from rsl_tbptt.core.accumulate import Loss
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.rollout import Rollout
 
+LOSSES = ("value", "surrogate", "entropy", "kl")
+"""What is summed up of an optimiser step, before the teacher's and auxiliary heads' losses."""
+
 States = tuple[HiddenState, HiddenState]
 """Of actor and critic."""
-
-REPORTED = ("value", "surrogate", "entropy", "kl", "teacher")
-"""What is summed up over the samples beside the gradient; the last is 0 without a teacher."""
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class PpoRollout:
     """All observation groups, without labels."""
 
     actor: Rollout
-    """With the labels of :class:`PolicyLoss`."""
+    """With the labels of :class:`PolicyLoss`, and the targets of auxiliary heads."""
 
     critic: Rollout
     """With the labels of :class:`ValueLoss`."""
@@ -53,14 +54,27 @@ class PpoRollout:
 class PpoGradient:
     """Adds up the gradients of actor and critic over the windows of a mini-batch."""
 
-    def __init__(self, actor: MLPModel, critic: MLPModel, options: PpoOptions) -> None:
-        """Choose how the models are replayed; without memory in either, on single steps."""
+    def __init__(
+        self, actor: MLPModel, critic: MLPModel, options: PpoOptions, heads: AuxiliaryHeads
+    ) -> None:
+        """Choose how the models are replayed; without memory in either, on single steps.
+
+        Args:
+            actor: Policy with a distribution.
+            critic: Value function.
+            options: Precision, losses and the like.
+            heads: The actor's auxiliary heads.
+        """
         self._recurrent = actor.is_recurrent or critic.is_recurrent
         at_once = not self._recurrent
-        self.actor = TrainedModel(actor, distribution_head, options, sees_single_steps=at_once)
+        self.actor = TrainedModel(
+            actor, distribution_head, options, heads=heads, sees_single_steps=at_once
+        )
         self.critic = TrainedModel(critic, action_head, options, sees_single_steps=at_once)
         self.policy_loss, self._value_loss = PolicyLoss(actor, options), ValueLoss(options)
-        self._options = options
+        self._options, self._heads = options, heads
+        self.further = ("teacher", *heads.names)
+        """Further losses that are reported by name; the teacher's is 0 without one."""
 
     def blank_states(self, storage: RolloutStorage) -> tuple[States, Params]:
         """Return what the first step of a rollout leaves, but zero.
@@ -73,7 +87,7 @@ class PpoGradient:
             rollout, (T, N, ...) each.
         """
         rollout = Rollout.from_dones(storage.observations, {}, storage.dones.squeeze(-1).bool())
-        (mlp_output,), actor = self.actor.first_step(rollout)
+        (mlp_output, *_), actor = self.actor.first_step(rollout)
         _, critic = self.critic.first_step(rollout)
         model = self.actor.model
         assert model.distribution is not None
@@ -107,6 +121,7 @@ class PpoGradient:
             "log_prob": storage.actions_log_prob.squeeze(-1),
             **labels_of(OLD, storage.distribution_params),
             **labels_of(TEACHERS, teachers),
+            **self._heads.targets(storage.dones.squeeze(-1).bool()),
         }
         targets = {"returns": storage.returns, "values": storage.values}
         stored = storage.observations
@@ -133,8 +148,8 @@ class PpoGradient:
             teacher_coef: Weight of the teacher's loss.
 
         Returns:
-            The sums of ``REPORTED`` over the samples of this process, not weighed by episode.
-            Shape: (5,).
+            The sums of value loss, surrogate, entropy, KL divergence and ``further`` losses over
+            the samples of this process, not weighed by episode. Shape: (4 + further,).
         """
         mean, scale = self._advantage_scale(mini_batch, rollout.actor.labels["advantages"])
         policy_loss = partial(
@@ -155,7 +170,7 @@ class PpoGradient:
             )
             sums |= own
         sums.setdefault("teacher", torch.zeros_like(sums["kl"]))
-        return torch.stack([sums[name] for name in REPORTED])
+        return torch.stack([sums[name] for name in (*LOSSES, *self.further)])
 
     def _advantage_scale(
         self, mini_batch: MiniBatch, advantages: torch.Tensor

@@ -20,6 +20,7 @@ from rsl_tbptt.checkpoints.trained_models import check_configured_alike
 from rsl_tbptt.compat.versions import MLPModel, config_advice, resolve_callable
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import HiddenState
+from rsl_tbptt.models.selected_teachers import SelectedTeachers
 
 
 class Imitation:
@@ -185,6 +186,8 @@ class Imitation:
     def load_file(self) -> None:
         """Load the teacher from ``teacher_checkpoint``; no checkpoint of a training brought it.
 
+        Several teachers know their files.
+
         Raises:
             ValueError: If no file is named, or it is missing, damaged or does not fit.
         """
@@ -194,6 +197,16 @@ class Imitation:
                 f"teacher_coef is {coef} and no teacher was set, expected set_teacher(model), which"
                 " construct_algorithm calls, before training starts."
             )
+        if isinstance(self._teacher, SelectedTeachers):
+            if path is not None:
+                raise ValueError(
+                    f"teacher_checkpoint is '{path}', expected None with several teachers: each has"
+                    " its own file, 'checkpoint' in teacher_cfg.teachers."
+                )
+            self._teacher.load_checkpoints()
+            self._teacher.eval()
+            self._loaded = True
+            return
         if path is None:
             raise ValueError(
                 f"teacher_coef is {coef} and teacher_checkpoint is None, expected the teacher's"
@@ -276,6 +289,9 @@ class Imitation:
             ValueError: If it does not.
         """
         assert self._teacher is not None
+        if isinstance(self._teacher, SelectedTeachers):
+            self._teacher.check_state_dict(state_dict, checkpoint)
+            return
         check_matches(self._teacher, state_dict, "teacher", _advice)
         obs = self._storage.observations
         check_configured_alike(self._teacher, obs, "teacher", checkpoint, path)

@@ -308,6 +308,7 @@ class PpoOptions(Options):
             "dual_clip_param",
             "critic_warmup_iterations",
             "teacher_coef",
+            "auxiliary",
         ):
             default = getattr(PpoOptions, name)
             if getattr(self, name) != default:

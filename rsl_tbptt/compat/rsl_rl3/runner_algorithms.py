@@ -116,7 +116,7 @@ class TbpttDistillation(_OfPolicy):
         algorithm = distillation.TbpttDistillation(student, teacher, storage, **self._arguments)
 
         def load(loaded: dict[str, Any]) -> None:
-            algorithm.load(loaded, {"student": True}, strict=False)
+            algorithm.load(loaded, {"student": True, "optimizer": True}, strict=False)
 
         keep_with_optimizer(algorithm.optimizer, algorithm.save, load)
         return algorithm
@@ -168,7 +168,7 @@ class TbpttPPO(_OfPolicy):
         algorithm = ppo.TbpttPPO(actor, critic, storage, **self._arguments)
 
         def load(loaded: dict[str, Any]) -> None:
-            algorithm.load(loaded, {}, strict=False)
+            algorithm.load(loaded, {"auxiliary": True, "optimizer": True}, strict=False)
 
         self.policy.register_load_state_dict_pre_hook(self._before_policy_is_loaded)
         keep_with_optimizer(
