@@ -3,7 +3,7 @@
 They are Isaac Lab's own with the options of the algorithms, so a task config changes one line and
 keeps every other key. Each field reaches the constructor as a keyword argument of the same name.
 With Isaac Lab 2.3 the import registers the algorithms in rsl_rl 3.1.2; ``loss_type="kl"`` and
-``teacher_kl_coef`` need Isaac Lab 3.0.
+``teacher_coef`` need Isaac Lab 3.0.
 """
 
 from __future__ import annotations

@@ -30,8 +30,8 @@ CNN = RslRlCNNModelCfg.CNNCfg(
     activation="relu",
 )
 STUDENT_STD = 0.4
-"""Noise of the students' actions: with little of it all poles fall alike at first, and the CNN takes
-longer to see which way."""
+"""Noise of the students' actions: with little of it all poles fall alike at first, and it takes
+longer until the CNN sees which way."""
 
 
 def cnn_lstm(init_std: float) -> TbpttCnnRnnModelCfg:

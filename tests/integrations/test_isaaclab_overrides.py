@@ -59,12 +59,17 @@ def test_options_of_ppo_reach_it_also_none_and_dictionaries(task):
         "gradient_length=6",
         "max_grad_norm=null",
         "teacher_cfg={'class_name': 'MLPModel'}",
-        "teacher_kl_coef=1",
+        "teacher_coef=1",
+        "teacher_schedule=exponential",
+        "teacher_coef_end=0.1",
+        "teacher_updates=60",
+        "teacher_checkpoint=model.pt",
     )
     options = PpoOptions.parse(arguments)
     assert algorithm is TbpttPPO
     assert (options.gradient_length, options.max_grad_norm) == (6, None)
     assert options.teacher_cfg == {"class_name": "MLPModel"}
+    assert (options.teacher_schedule, options.teacher_checkpoint) == ("exponential", "model.pt")
 
 
 @pytest.mark.parametrize("task", [OURS, STOCK])

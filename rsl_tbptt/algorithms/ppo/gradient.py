@@ -28,7 +28,7 @@ from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.rollout import Rollout
 
 LOSSES = ("value", "surrogate", "entropy", "kl")
-"""What is summed up of an optimiser step, before the losses of auxiliary heads."""
+"""What is summed up of an optimiser step, before the teacher's and auxiliary heads' losses."""
 
 States = tuple[HiddenState, HiddenState]
 """Of actor and critic."""
@@ -73,6 +73,8 @@ class PpoGradient:
         self.critic = TrainedModel(critic, action_head, options, sees_single_steps=at_once)
         self.policy_loss, self._value_loss = PolicyLoss(actor, options), ValueLoss(options)
         self._options, self._heads = options, heads
+        self.further = ("teacher", *heads.names)
+        """Further losses that are reported by name; the teacher's is 0 without one."""
 
     def blank_states(self, storage: RolloutStorage) -> tuple[States, Params]:
         """Return what the first step of a rollout leaves, but zero.
@@ -103,7 +105,7 @@ class PpoGradient:
         Args:
             storage: A full storage, with advantages and returns.
             states: Stored states of actor and critic.
-            teachers: Parameters of the teacher's distribution, (T, N, A) each, or none.
+            teachers: What :class:`Imitation` recorded of the teacher, (T, N, A) each, or nothing.
 
         Returns:
             The rollout.
@@ -135,7 +137,7 @@ class PpoGradient:
         mini_batch: MiniBatch,
         rollout: PpoRollout,
         num_micro_batches: int,
-        kickstarting_coef: float,
+        teacher_coef: float,
     ) -> torch.Tensor:
         """Add the gradient of one optimiser step's loss to the parameters' ``.grad``.
 
@@ -143,18 +145,18 @@ class PpoGradient:
             mini_batch: What the step sees.
             rollout: The rollout.
             num_micro_batches: At least so many parts are run one after the other.
-            kickstarting_coef: Weight of the KL divergence from the teacher's policy.
+            teacher_coef: Weight of the teacher's loss.
 
         Returns:
-            The sums of value loss, surrogate, entropy, KL divergence and auxiliary losses over the
-            samples of this process, not weighed by episode. Shape: (4 + heads,).
+            The sums of value loss, surrogate, entropy, KL divergence and ``further`` losses over
+            the samples of this process, not weighed by episode. Shape: (4 + further,).
         """
         mean, scale = self._advantage_scale(mini_batch, rollout.actor.labels["advantages"])
         policy_loss = partial(
             self.policy_loss,
             advantage_mean=mean,
             advantage_scale=scale,
-            kickstarting_coef=kickstarting_coef,
+            teacher_coef=teacher_coef,
         )
         divisor = self._divisor(mini_batch, rollout.actor.weights)
         value_coef = self._options.value_loss_coef
@@ -167,7 +169,8 @@ class PpoGradient:
                 model, mini_batch, own_rollout, state, loss, divisor, num_micro_batches, coef
             )
             sums |= own
-        return torch.stack([sums[name] for name in (*LOSSES, *self._heads.names)])
+        sums.setdefault("teacher", torch.zeros_like(sums["kl"]))
+        return torch.stack([sums[name] for name in (*LOSSES, *self.further)])
 
     def _advantage_scale(
         self, mini_batch: MiniBatch, advantages: torch.Tensor

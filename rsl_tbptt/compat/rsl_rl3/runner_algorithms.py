@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -11,11 +12,16 @@ from torch import nn
 
 from rsl_tbptt.algorithms.distillation import algorithm as distillation
 from rsl_tbptt.algorithms.ppo import algorithm as ppo
+from rsl_tbptt.algorithms.ppo.options import PpoOptions
 from rsl_tbptt.compat.rsl_rl3.checkpoints import keep_with_optimizer, network_state
 from rsl_tbptt.compat.rsl_rl3.models import fit_teacher, model_of
 from rsl_tbptt.compat.rsl_rl3.storage import ModelStorage
 
-_NEED_A_TEACHER = {"teacher_cfg": None, "teacher_kl_coef": 0.0, "teacher_kl_updates": None}
+_NEED_A_TEACHER = {
+    field.name: field.default
+    for field in dataclasses.fields(PpoOptions)
+    if field.name.startswith("teacher_")
+}
 
 
 class _OfPolicy:
@@ -130,7 +136,7 @@ class TbpttPPO(_OfPolicy):
     A drop-in for that release's PPO: same policies (ActorCritic and ActorCriticRecurrent),
     checkpoints and runner. As there, the gradient of actor and critic is clipped by its norm over
     both. A checkpoint of a distillation that the runner loads makes its student the actor; there is
-    no teacher for kickstarting.
+    no teacher to imitate.
     """
 
     def __init__(self, policy: nn.Module, **arguments: Any) -> None:

@@ -91,12 +91,27 @@ def test_a_run_learns_resumes_plays_and_goes_on_without_the_files(tmp_path):
     cfg = fine_tuning_cfg(
         num_mini_batches=1,
         teacher_cfg=several(tmp_path),
-        teacher_kl_coef=0.5,
+        teacher_coef=0.5,
     )
     ppo = OnPolicyRunner(Skills(4, 3), cfg, log_dir=None)
     ppo.load(str(tmp_path / "model.pt"))
     ppo.learn(2)
     assert torch.isfinite(torch.nn.utils.parameters_to_vector(ppo.alg.actor.parameters())).all()
+
+
+def test_ppo_imitates_several_teachers_from_the_start(tmp_path):
+    chosen = {
+        "num_mini_batches": 1,
+        "teacher_cfg": several(tmp_path),
+        "critic_warmup_iterations": 0,
+    }
+    ppo = OnPolicyRunner(Skills(4, 3), fine_tuning_cfg(**copy.deepcopy(chosen)), log_dir=None)
+    ppo.learn(1)
+    assert ppo.alg.save()["rsl_tbptt"]["imitation"]["num_updates"] == 1
+    chosen["teacher_checkpoint"] = "teacher.pt"
+    ppo = OnPolicyRunner(Skills(4, 3), fine_tuning_cfg(**chosen), log_dir=None)
+    with pytest.raises(ValueError, match=r"'teacher\.pt', expected None with several teachers"):
+        ppo.learn(1)
 
 
 def test_a_skill_out_of_range_is_refused_before_the_runner_is_made(tmp_path):

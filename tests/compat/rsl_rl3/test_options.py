@@ -78,8 +78,9 @@ def test_steps_are_weighed_and_actions_sliced():
     "options",
     [
         {"teacher_cfg": {"class_name": "MLPModel"}},
+        {"teacher_checkpoint": "model.pt"},
+        {"teacher_coef": 0.1},
         {"teacher_kl_coef": 0.1},
-        {"teacher_kl_updates": 3},
     ],
 )
 def test_the_pull_towards_a_teacher_is_refused_with_its_reason(options):
@@ -87,8 +88,8 @@ def test_the_pull_towards_a_teacher_is_refused_with_its_reason(options):
         make_ppo(TbpttPPO, **SIZES, **options)
 
 
-def test_the_defaults_of_kickstarting_are_taken():
-    none = {"teacher_cfg": None, "teacher_kl_coef": 0.0, "teacher_kl_updates": None}
+def test_the_defaults_of_imitation_are_taken():
+    none = {"teacher_cfg": None, "teacher_coef": 0.0, "teacher_kl_coef": None}
     options = make_ppo(TbpttPPO, **SIZES, **none).options
     assert {name: getattr(options, name) for name in none} == none
 
