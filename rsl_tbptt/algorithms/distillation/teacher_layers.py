@@ -58,8 +58,8 @@ class TeacherLayers:
             if layer not in shapes or (in_batches and layer.startswith("cnns.")):
                 raise ValueError(
                     f"auxiliary.{name}.target is '{TEACHER}{layer}', expected a layer of the"
-                    f" teacher that gives one vector per environment, one of {list(shapes)}; none"
-                    " of a CNN with batch_teacher_labels."
+                    " teacher that gives one vector per environment, once, one of"
+                    f" {list(shapes)}; none of a CNN with batch_teacher_labels."
                 )
         sizes = (storage.num_transitions_per_env, storage.num_envs)
         modules, parameter = dict(teacher.named_modules()), next(teacher.parameters())
@@ -78,14 +78,21 @@ def _see(seen: dict[str, torch.Tensor], layer: str, _: nn.Module, __: Any, outpu
     seen[layer] = output[0] if isinstance(output, tuple) else output
 
 
+def _see_all(seen: dict[str, list[Any]], layer: str, _: nn.Module, __: Any, output: Any) -> None:
+    seen.setdefault(layer, []).append(output[0] if isinstance(output, tuple) else output)
+
+
 @torch.no_grad()
 def _shapes_of_layers(teacher: MLPModel, storage: RolloutStorage) -> dict[str, int]:
     """Return how long a vector each layer gives per environment, where it gives one.
 
+    One that runs several times in a pass, as rsl_rl's MLP has one activation for all its hidden
+    layers, gives none that its name would tell from the others.
+
     Raises:
         ValueError: If the storage lacks what the teacher observes.
     """
-    obs, seen = storage.observations[0], dict[str, torch.Tensor]()
+    obs, seen = storage.observations[0], dict[str, list[Any]]()
     stored = list(obs.keys())
     for group in observed_groups(teacher, obs):
         if group not in stored:
@@ -94,14 +101,16 @@ def _shapes_of_layers(teacher: MLPModel, storage: RolloutStorage) -> dict[str, i
                 f" storage lacks, expected it among {stored}."
             )
     layers = {name: module for name, module in teacher.named_modules() if name}
-    with _as_it_is(teacher), _hooked(layers, lambda layer: partial(_see, seen, layer)):
+    with _as_it_is(teacher), _hooked(layers, lambda layer: partial(_see_all, seen, layer)):
         teacher(obs)
     num_envs = storage.num_envs
-    outputs = {layer: seen[layer] for layer in layers if isinstance(seen.get(layer), torch.Tensor)}
+    once = {layer: seen[layer][0] for layer in layers if len(seen.get(layer, ())) == 1}
     return {
         layer: output.shape[-1]
-        for layer, output in outputs.items()
-        if output.dim() > 1 and output.numel() == num_envs * output.shape[-1]
+        for layer, output in once.items()
+        if isinstance(output, torch.Tensor)
+        and output.dim() > 1
+        and output.numel() == num_envs * output.shape[-1]
     }
 
 

@@ -220,6 +220,16 @@ def test_a_layer_that_the_teacher_lacks_is_refused():
         distillation(auxiliary={"x": {"target": "teacher:cnns.camera"}}, **images)
 
 
+def test_a_layer_that_runs_several_times_is_refused():
+    teacher = MLPModel(make_obs(N), {"teacher": ["policy"]}, "teacher", ACTION_DIM, [8, 7])
+    source = distillation()
+    heads = {"x": {"target": "teacher:mlp.1"}}  # rsl_rl's one ELU of both hidden layers
+    with pytest.raises(ValueError, match=r"'teacher:mlp.1', expected.* once, one of .*'mlp.2'"):
+        TbpttDistillation(
+            source.student, teacher, source.storage, gradient_length=3, auxiliary=heads
+        )
+
+
 def test_images_are_no_target():
     with pytest.raises(
         ValueError, match=r"'camera', whose shape is \(2, 6, 5\), expected one of v"
