@@ -122,14 +122,18 @@ def simulated_env(
 
 def _add_camera(env_cfg: Any, width: int, height: int) -> None:
     """Add a camera where mjlab's own viewer has one, rendered by Warp instead of OpenGL."""
-    mujoco = import_module("mujoco")
+    mujoco, sensor = import_module("mujoco"), import_module("mjlab.sensor")
     viewer, edit = env_cfg.viewer, env_cfg.scene.spec_fn
     body, (x, y, z) = _looked_at(env_cfg)
     azimuth, elevation = math.radians(viewer.azimuth), math.radians(viewer.elevation)
     flat = viewer.distance * math.cos(elevation)
     # A camera looks down. It is lifted to the horizon and more, then turned from north to there.
     lift, turn = (math.pi / 2 + elevation) / 2, (azimuth - math.pi / 2) / 2
-    camera = import_module("mjlab.sensor").CameraSensorCfg(
+    # mjlab renders all cameras alike, so those that a policy sees through decide.
+    others = [other for other in env_cfg.scene.sensors if isinstance(other, sensor.CameraSensorCfg)]
+    shared = ("use_textures", "use_shadows", "enabled_geom_groups")
+    look = {name: getattr(others[0], name) for name in shared} if others else {"use_shadows": True}
+    camera = sensor.CameraSensorCfg(
         name=CAMERA,
         parent_body=body,
         pos=(
@@ -146,7 +150,7 @@ def _add_camera(env_cfg: Any, width: int, height: int) -> None:
         fovy=viewer.fovy,
         width=width,
         height=height,
-        use_shadows=True,
+        **look,
     )
 
     def edited(spec: Any) -> None:

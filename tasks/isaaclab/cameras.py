@@ -1,118 +1,23 @@
-"""Depth frames as a camera delivers them: slower than control, late, noisy, now and then lost."""
+"""Isaac Lab's cameras as observations."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
-from isaaclab.managers import ManagerTermBase, ObservationTermCfg, SceneEntityCfg
+from isaaclab.managers import ManagerTermBase, ObservationTermCfg
 
-if TYPE_CHECKING:
-    from isaaclab.envs import ManagerBasedRLEnv
-
-NEVER = -1
+from rsl_tbptt_tasks import depth_frames
 
 
-class DepthFrames(ManagerTermBase):
-    """The newest depth frame that has arrived, held until the next one.
+class DepthFrames(depth_frames.DepthFrames, ManagerTermBase):
+    """Depth frames of a camera sensor, which renders the scene when it is asked for a picture."""
 
-    The camera runs freely, so an episode starts anywhere between two frames and sees zeros until
-    its first one arrives. How late frames are is drawn for every episode. The scene is rendered
-    only when a frame is taken.
-    """
+    def __init__(self, cfg: ObservationTermCfg, env: Any) -> None:
+        """See :class:`rsl_tbptt_tasks.depth_frames.DepthFrames`."""
+        ManagerTermBase.__init__(self, cfg, env)
+        depth_frames.DepthFrames.__init__(self, cfg, env)
 
-    def __init__(self, cfg: ObservationTermCfg, env: ManagerBasedRLEnv) -> None:
-        """Prepare buffers for the camera's frames.
-
-        Args:
-            cfg: The term, with the parameters of :meth:`__call__`.
-            env: The environment.
-
-        Raises:
-            ValueError: If frames could still be on their way when the next one is taken.
-        """
-        super().__init__(cfg, env)
-        params: dict[str, Any] = cfg.params
-        period, max_latency = params["period"], params["max_latency"]
-        if not 0 <= max_latency < period:
-            raise ValueError(
-                f"max_latency is {max_latency}, expected 0 to {period - 1}: a frame arrives before"
-                " the next one is taken, period steps later."
-            )
-        camera: Any = env.scene.sensors[params["sensor_cfg"].name].cfg
-        shape = (env.num_envs, 1, camera.height, camera.width)
-        self._held = torch.zeros(shape, device=env.device)
-        self._coming = torch.zeros(shape, device=env.device)
-        self._arrival = torch.full((env.num_envs,), NEVER, device=env.device)
-        self._latency = torch.zeros_like(self._arrival)
-        self._last_step = NEVER
-        self._num_latencies = max_latency + 1
-
-    def reset(self, env_ids: Sequence[int] | None = None) -> None:
-        """Forget the frames of environments that start an episode, and draw how late theirs are."""
-        rows = slice(None) if env_ids is None else env_ids
-        self._held[rows] = 0.0
-        self._arrival[rows] = NEVER
-        drawn = torch.randint_like(self._latency, self._num_latencies)
-        self._latency[rows] = drawn[rows]
-
-    def __call__(
-        self,
-        env: ManagerBasedRLEnv,
-        sensor_cfg: SceneEntityCfg,
-        *,
-        period: int,
-        max_latency: int,
-        distances: tuple[float, float],
-        noise: float,
-        missing_pixels: float,
-        lost_frames: float,
-    ) -> torch.Tensor:
-        """Return the frame that each environment sees in this step.
-
-        Args:
-            env: The environment.
-            sensor_cfg: The camera, with data type ``depth``.
-            period: Steps from frame to frame.
-            max_latency: The most steps from taking a frame to seeing it, less than ``period``.
-            distances: What comes out as 1 and, farther away, as 0, like a ray that meets nothing:
-                thin things stand out when there is little between the two. In m.
-            noise: Standard deviation of a pixel's error, as a share of its distance.
-            missing_pixels: Share of the pixels that come out as 0.
-            lost_frames: Share of the frames that never arrive.
-
-        Returns:
-            How near things are. Shape: (N, 1, height, width), float32, 0 to 1.
-        """
-        now = env.common_step_counter
-        if now == self._last_step:  # final observations, then those after the reset
-            return self._held
-        self._last_step = now
-        if now % period == 0:
-            # In the step of its reset an environment's bodies are not yet where they start.
-            taken = env.episode_length_buf > 0
-            taken &= torch.rand(env.num_envs, device=env.device) >= lost_frames
-            frames = self._take(env, sensor_cfg.name, distances, noise, missing_pixels)
-            self._coming = torch.where(taken[:, None, None, None], frames, self._coming)
-            self._arrival = torch.where(taken, now + self._latency, self._arrival)
-        arrived = self._arrival == now
-        self._held = torch.where(arrived[:, None, None, None], self._coming, self._held)
-        return self._held
-
-    def _take(
-        self,
-        env: ManagerBasedRLEnv,
-        camera: str,
-        distances: tuple[float, float],
-        noise: float,
-        missing_pixels: float,
-    ) -> torch.Tensor:
-        """Render, and spoil the picture."""
-        depth = env.scene.sensors[camera].data.output["depth"].torch.permute(0, 3, 1, 2)
-        # Where a ray meets nothing renderers differ: 0 or infinity.
-        depth = torch.where(depth > 0.0, depth, torch.inf)
-        depth = depth * (1.0 + noise * torch.randn_like(depth))
-        nearest, farthest = distances
-        nearness = ((farthest - depth) / (farthest - nearest)).clamp(0.0, 1.0)
-        return torch.where(torch.rand_like(depth) < missing_pixels, 0.0, nearness)
+    def depth(self, env: Any, camera: str) -> torch.Tensor:
+        """Return a camera's picture. Shape: (N, height, width, 1), float32, in m."""
+        return env.scene.sensors[camera].data.output["depth"].torch

@@ -1,7 +1,7 @@
 """mjlab tasks, registered through the entry-point group ``mjlab.tasks``.
 
 mjlab has one agent per task id, so the agent's name ends the id. All of a task's ids share its
-environment and its log folder.
+log folder and its environment, but for a teacher that learns without the students' camera.
 """
 
 from mjlab.envs import ManagerBasedRlEnvCfg
@@ -12,8 +12,9 @@ from rsl_tbptt.integrations.mjlab.runner import (
     TbpttMjlabDistillationRunner,
     TbpttMjlabRecurrentRunner,
 )
-from rsl_tbptt_tasks.mjlab import cartpole_agents, velocity_agents
+from rsl_tbptt_tasks.mjlab import cartpole_agents, cartpole_camera_agents, velocity_agents
 from rsl_tbptt_tasks.mjlab.cartpole import occluded_cartpole_env_cfg
+from rsl_tbptt_tasks.mjlab.cartpole_camera import camera_cartpole_env_cfg
 from rsl_tbptt_tasks.mjlab.velocity import go1_env_cfg
 
 Agents = dict[str, tuple[RslRlBaseRunnerCfg, type | None]]
@@ -39,23 +40,39 @@ _register(
         "Recurrent": (cartpole_agents.recurrent_cfg(), TbpttMjlabRecurrentRunner),
     },
 )
-for _terrain in ("Flat", "Rough"):
+_register(
+    "Tbptt-Cartpole-Camera",
+    camera_cartpole_env_cfg(frames=False),
+    camera_cartpole_env_cfg(frames=False),
+    {"Teacher": (cartpole_camera_agents.teacher_cfg(), None)},
+)
+_register(
+    "Tbptt-Cartpole-Camera",
+    camera_cartpole_env_cfg(),
+    camera_cartpole_env_cfg(),
+    {
+        "Student": (cartpole_camera_agents.student_cfg(), TbpttMjlabDistillationRunner),
+        "Memoryless": (cartpole_camera_agents.memoryless_cfg(), TbpttMjlabDistillationRunner),
+        "Recurrent": (cartpole_camera_agents.recurrent_cfg(), TbpttMjlabRecurrentRunner),
+    },
+)
+for _terrain, _scan in (("Flat", False), ("Rough", False), ("Rough", True)):
     _register(
-        f"Tbptt-Velocity-{_terrain}-Unitree-Go1",
-        go1_env_cfg(_terrain),
-        go1_env_cfg(_terrain, play=True),
+        f"Tbptt-Velocity-{_terrain}-Unitree-Go1{'-Scan' if _scan else ''}",
+        go1_env_cfg(_terrain, scan=_scan),
+        go1_env_cfg(_terrain, play=True, scan=_scan),
         {
-            "Teacher": (velocity_agents.teacher_cfg(_terrain), None),
+            "Teacher": (velocity_agents.teacher_cfg(_terrain, scan=_scan), None),
             "Student": (
-                velocity_agents.student_cfg(_terrain),
+                velocity_agents.student_cfg(_terrain, scan=_scan),
                 velocity_agents.VelocityDistillationRunner,
             ),
             "Memoryless": (
-                velocity_agents.memoryless_cfg(_terrain),
+                velocity_agents.memoryless_cfg(_terrain, scan=_scan),
                 velocity_agents.VelocityDistillationRunner,
             ),
             "Recurrent": (
-                velocity_agents.recurrent_cfg(_terrain),
+                velocity_agents.recurrent_cfg(_terrain, scan=_scan),
                 velocity_agents.VelocityRecurrentRunner,
             ),
         },

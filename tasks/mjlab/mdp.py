@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
+
+from mjlab.envs import mdp as base_mdp
 
 if TYPE_CHECKING:
     import torch
@@ -67,6 +69,24 @@ def joint_pos_l2(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg) -> torch.Ten
     """
     joint_pos = env.scene[asset_cfg.name].data.joint_pos[:, asset_cfg.joint_ids]
     return joint_pos.square().sum(dim=-1)
+
+
+def height_image(env: ManagerBasedRlEnv, sensor_name: str) -> torch.Tensor:
+    """Return mjlab's height scan as a picture, for a CNN.
+
+    Args:
+        env: The environment.
+        sensor_name: A ray cast sensor with a grid around one frame.
+
+    Returns:
+        Height of the sensor over the ground, in m. Shape: (N, 1, rays along y, rays along x),
+        float32.
+    """
+    heights = base_mdp.height_scan(env, sensor_name)
+    sensor: Any = env.scene[sensor_name]
+    grid = sensor.cfg.pattern
+    along_y, along_x = (round(size / grid.resolution) + 1 for size in reversed(grid.size))
+    return heights.unflatten(1, (1, along_y, along_x))
 
 
 def action_l2(env: ManagerBasedRlEnv) -> torch.Tensor:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 from mjlab.rl import RslRlModelCfg, RslRlOnPolicyRunnerCfg
@@ -9,6 +10,7 @@ from mjlab.tasks.velocity.config.go1.rl_cfg import unitree_go1_ppo_runner_cfg
 from mjlab.tasks.velocity.rl import VelocityOnPolicyRunner
 
 from rsl_tbptt.integrations.mjlab.config import (
+    TbpttCnnRnnModelCfg,
     TbpttDistillationAlgorithmCfg,
     TbpttDistillationRunnerCfg,
     TbpttPpoAlgorithmCfg,
@@ -27,58 +29,73 @@ class VelocityRecurrentRunner(TbpttMjlabRecurrentRunner, VelocityOnPolicyRunner)
     """Recurrent PPO that exports its policy with mjlab's metadata at every save."""
 
 
-def teacher_cfg(terrain: str) -> RslRlOnPolicyRunnerCfg:
-    """Return mjlab's own PPO, on what its critic sees."""
+CNN: dict[str, Any] = {
+    "output_channels": [16, 32],
+    "kernel_size": [3, 3],
+    "stride": [2, 2],
+    "activation": "elu",
+}
+"""Of the height scan, 11 by 17 rays."""
+
+
+def teacher_cfg(terrain: str, *, scan: bool = False) -> RslRlOnPolicyRunnerCfg:
+    """Return mjlab's own PPO, on what its critic sees; ``scan`` names the log folder only."""
     cfg = unitree_go1_ppo_runner_cfg()
-    cfg.experiment_name = experiment_name(terrain)
+    cfg.experiment_name = experiment_name(terrain, scan=scan)
     cfg.logger = "tensorboard"
     cfg.run_name = "teacher"
     cfg.obs_groups = {"actor": ("critic",), "critic": ("critic",)}
     return cfg
 
 
-def student_cfg(terrain: str) -> TbpttDistillationRunnerCfg:
-    """Return the distillation of an LSTM on proprioception."""
+def student_cfg(terrain: str, *, scan: bool = False) -> TbpttDistillationRunnerCfg:
+    """Return the distillation of an LSTM on proprioception, and the scan where it is seen."""
     return TbpttDistillationRunnerCfg(
-        experiment_name=experiment_name(terrain),
+        experiment_name=experiment_name(terrain, scan=scan),
         logger="tensorboard",
         run_name="student",
         num_steps_per_env=24,
         max_iterations=1000,
         save_interval=100,
-        student=_lstm(init_std=0.1),
+        obs_groups={"student": _seen(scan), "teacher": ("critic",)},
+        student=_lstm(scan, init_std=0.1),
         teacher=teacher_cfg(terrain).actor,
         algorithm=TbpttDistillationAlgorithmCfg(gradient_length=24),
     )
 
 
-def memoryless_cfg(terrain: str) -> TbpttDistillationRunnerCfg:
+def memoryless_cfg(terrain: str, *, scan: bool = False) -> TbpttDistillationRunnerCfg:
     """Return the same without memory, to compare with."""
-    cfg = student_cfg(terrain)
-    cfg.run_name = "memoryless"
-    cfg.student = RslRlModelCfg(
+    student = RslRlModelCfg(
         hidden_dims=(512, 256, 128), obs_normalization=True, distribution_cfg=_gaussian(0.1)
     )
-    return cfg
+    if scan:
+        student = replace(student, class_name="CNNModel", cnn_cfg=CNN)
+    return replace(student_cfg(terrain, scan=scan), run_name="memoryless", student=student)
 
 
-def recurrent_cfg(terrain: str) -> RslRlOnPolicyRunnerCfg:
+def recurrent_cfg(terrain: str, *, scan: bool = False) -> RslRlOnPolicyRunnerCfg:
     """Return PPO from scratch on what the student sees, with mjlab's own critic."""
-    cfg = teacher_cfg(terrain)
+    cfg = teacher_cfg(terrain, scan=scan)
     cfg.run_name = "recurrent"
-    cfg.obs_groups = {"actor": ("actor",), "critic": ("critic",)}
-    cfg.actor = _lstm(init_std=1.0)
+    cfg.obs_groups = {"actor": _seen(scan), "critic": ("critic",)}
+    cfg.actor = _lstm(scan, init_std=1.0)
     cfg.algorithm = TbpttPpoAlgorithmCfg()
     return cfg
 
 
-def experiment_name(terrain: str) -> str:
+def experiment_name(terrain: str, *, scan: bool = False) -> str:
     """Return the log folder that the agents of a task share."""
-    return f"tbptt_go1_{terrain.lower()}"
+    return f"tbptt_go1_{terrain.lower()}{'_scan' if scan else ''}"
 
 
-def _lstm(init_std: float) -> RslRlModelCfg:
-    return RslRlModelCfg(
+def _seen(scan: bool) -> tuple[str, ...]:
+    """Return the observation groups of student and recurrent actor."""
+    return ("actor", "scan") if scan else ("actor",)
+
+
+def _lstm(scan: bool, init_std: float) -> RslRlModelCfg:
+    cfg = RslRlModelCfg(
         class_name="RNNModel",
         rnn_type="lstm",
         rnn_hidden_dim=256,
@@ -86,6 +103,10 @@ def _lstm(init_std: float) -> RslRlModelCfg:
         obs_normalization=True,
         distribution_cfg=_gaussian(init_std),
     )
+    if not scan:
+        return cfg
+    options = {**vars(cfg), "class_name": TbpttCnnRnnModelCfg.class_name, "cnn_cfg": CNN}
+    return TbpttCnnRnnModelCfg(**options)
 
 
 def _gaussian(init_std: float) -> dict[str, Any]:

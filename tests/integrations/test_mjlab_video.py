@@ -25,7 +25,7 @@ from rsl_tbptt.platforms import mjlab
 
 def roll_out(image_size):
     sizes = dict(num_envs=3, seed=5, device="cpu", clip_actions=None, overrides=[])
-    task = "Tbptt-Cartpole-Occluded-Teacher"
+    task = "TASK"
     with mjlab.simulated_env(task, **sizes, image_size=image_size) as env:
         mjlab.restart(env, 5)
         render = mjlab.renderer(env) if image_size else lambda: torch.zeros(0)
@@ -39,12 +39,16 @@ json.dump([roll_out(size) for size in (None, ({WIDTH}, {HEIGHT}))], open("rollou
 """
 
 
-@pytest.fixture(scope="module")
-def rollouts(tmp_path_factory):
+TASKS = ("Tbptt-Cartpole-Occluded-Teacher", "Tbptt-Cartpole-Camera-Student")
+"""One without a camera, and one with a camera of its own."""
+
+
+@pytest.fixture(scope="module", params=TASKS)
+def rollouts(tmp_path_factory, request):
     """Rewards and images of the same rollout without a camera and with one."""
     folder = tmp_path_factory.mktemp("rollouts")
     hidden = {"CUDA_VISIBLE_DEVICES": "", "MUJOCO_GL": "disable", "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, "-c", ROLL_OUT]
+    command = [sys.executable, "-c", ROLL_OUT.replace("TASK", request.param)]
     result = subprocess.run(
         command, cwd=folder, env=os.environ | hidden, capture_output=True, text=True, check=False
     )

@@ -2,7 +2,7 @@
 
 Usage: ``python mjlab_process.py COMMANDS.json``, a list of command lines, each a list of words and
 the environment variables that it adds. A word that starts with ``logs/`` is a pattern of one file.
-``play`` runs a viewer without a screen for a few episodes.
+``play`` runs a viewer without a screen for a few episodes; ``rsl-tbptt`` has to succeed.
 """
 
 # mjlab has an environment of its own, where no type checker looks.
@@ -17,6 +17,8 @@ from typing import Any
 import torch
 from mjlab.scripts import play, train
 from mjlab.viewer.base import BaseViewer
+
+from rsl_tbptt import cli
 
 NUM_PLAY_STEPS = 40
 
@@ -77,6 +79,13 @@ def report(*words):
     sys.stdout.flush()
 
 
+def run_tool():
+    assert cli.main() == 0
+
+
+PROGRAMS = {"train": train.main, "play": play.main, "rsl-tbptt": run_tool}
+
+
 def main():
     play.ViserPlayViewer = HeadlessViewer
     before = dict(os.environ)
@@ -86,7 +95,7 @@ def main():
         os.environ.clear()
         os.environ.update(before | variables)
         sys.argv = [existing(word) if word.startswith("logs/") else word for word in words]
-        {"train": train, "play": play}[words[0]].main()
+        PROGRAMS[words[0]]()
 
 
 if __name__ == "__main__":

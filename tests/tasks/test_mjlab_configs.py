@@ -18,18 +18,34 @@ from rsl_tbptt.algorithms.distillation.options import DistillationOptions
 from rsl_tbptt.integrations.mjlab import TbpttMjlabDistillationRunner, TbpttMjlabRecurrentRunner
 
 CARTPOLE = "Tbptt-Cartpole-Occluded"
-GO1 = ("Tbptt-Velocity-Flat-Unitree-Go1", "Tbptt-Velocity-Rough-Unitree-Go1")
-TASKS = (CARTPOLE, *GO1)
+CAMERA = "Tbptt-Cartpole-Camera"
+SCAN = "Tbptt-Velocity-Rough-Unitree-Go1-Scan"
+GO1 = ("Tbptt-Velocity-Flat-Unitree-Go1", "Tbptt-Velocity-Rough-Unitree-Go1", SCAN)
+TASKS = (CARTPOLE, CAMERA, *GO1)
 AGENTS = ("Teacher", "Student", "Memoryless", "Recurrent")
+SEEN = {CAMERA: ("camera",), SCAN: ("actor", "scan")}
+"""Observation groups of students that see."""
 
 
 @pytest.mark.parametrize("task", TASKS)
 def test_every_agent_is_registered_with_the_same_environment(task):
     ids = {f"{task}-{agent}" for agent in AGENTS}
-    assert ids == {name for name in list_tasks() if name.startswith(task)}
+    assert ids == {name for name in list_tasks() if name.rpartition("-")[0] == task}
+    ids.discard(f"{CAMERA}-Teacher")  # it has no camera
     for play in (False, True):
         first, *others = (dataclasses.asdict(load_env_cfg(name, play=play)) for name in ids)
         assert all(other == first for other in others)
+
+
+def test_the_teacher_of_those_that_see_has_their_environment_without_the_camera():
+    teacher, student = (load_env_cfg(f"{CAMERA}-{agent}") for agent in ("Teacher", "Student"))
+    assert teacher.scene.sensors == ()
+    assert student.observations == {
+        **teacher.observations,
+        "camera": student.observations["camera"],
+    }
+    for part in ("events", "rewards", "terminations", "actions", "sim", "decimation"):
+        assert getattr(teacher, part) == getattr(student, part)
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -48,7 +64,7 @@ def test_the_students_teacher_is_the_trained_actor(task):
         student = load_rl_cfg(f"{task}-{agent}")
         assert student.teacher == teacher.actor
         assert student.obs_groups["teacher"] == teacher.obs_groups["actor"] == ("critic",)
-        assert student.obs_groups["student"] == ("actor",)
+        assert student.obs_groups["student"] == SEEN.get(task, ("actor",))
         options = dataclasses.asdict(student.algorithm)
         del options["class_name"]
         DistillationOptions.parse(options)
@@ -57,8 +73,12 @@ def test_the_students_teacher_is_the_trained_actor(task):
 @pytest.mark.parametrize("task", TASKS)
 def test_recurrent_ppo_sees_what_the_student_sees(task):
     recurrent, student = load_rl_cfg(f"{task}-Recurrent"), load_rl_cfg(f"{task}-Student")
-    assert recurrent.obs_groups == {"actor": ("actor",), "critic": ("critic",)}
-    assert recurrent.actor.class_name == student.student.class_name == "RNNModel"
+    assert recurrent.obs_groups == {"actor": SEEN.get(task, ("actor",)), "critic": ("critic",)}
+    model = "rsl_tbptt.models:CNNRNNModel" if task in SEEN else "RNNModel"
+    assert recurrent.actor.class_name == student.student.class_name == model
+    without = load_rl_cfg(f"{task}-Memoryless").student
+    assert without.class_name == ("CNNModel" if task in SEEN else "MLPModel")
+    assert without.cnn_cfg == student.student.cnn_cfg
     # A distilled student goes on with PPO: all but the noise is equal.
     noise = {"distribution_cfg": None}
     ours, theirs = dataclasses.asdict(recurrent.actor), dataclasses.asdict(student.student)
@@ -83,7 +103,8 @@ def test_velocity_runners_export_as_mjlab_does(task):
 
 
 def terms(task, group):
-    return load_env_cfg(f"{task}-Student").observations[group]
+    stock = task.startswith("Mjlab")
+    return load_env_cfg(task if stock else f"{task}-Student").observations[group]
 
 
 def test_the_cartpoles_student_sees_noisy_positions_only():
@@ -117,7 +138,18 @@ def test_go1s_student_is_proprioceptive_and_its_teacher_is_not(task):
     assert not critic.enable_corruption
 
 
+def test_go1_that_sees_has_mjlabs_own_scan_as_a_picture():
+    (heights,) = terms(SCAN, "scan").terms.values()
+    (stock,) = (
+        term
+        for name, term in terms("Mjlab-Velocity-Rough-Unitree-Go1", "actor").terms.items()
+        if name == "height_scan"
+    )
+    assert dataclasses.replace(heights, func=stock.func) == stock
+    assert terms(SCAN, "scan").enable_corruption
+
+
 @pytest.mark.parametrize("task", GO1)
 def test_mjlabs_own_task_is_left_as_it_was(task):
-    stock = task.replace("Tbptt", "Mjlab")
+    stock = task.replace("Tbptt", "Mjlab").removesuffix("-Scan")
     assert "base_lin_vel" in load_env_cfg(stock).observations["actor"].terms

@@ -27,6 +27,7 @@ from support.mjlab_page import NUM_ENVS, PAGE, Command, build_package, commands,
 TESTS = Path(__file__).parents[1]
 RESUMED = "your student, 100 iterations more"
 OWN, CARTPOLE, GO1 = "my_task", "tbptt_cartpole_occluded", "tbptt_go1_flat"
+CAMERA = "tbptt_cartpole_camera"
 
 
 def plays(agent, run_name):
@@ -34,6 +35,12 @@ def plays(agent, run_name):
     checkpoint = f"logs/rsl_rl/{CARTPOLE}/*_{run_name}/model_1.pt"
     words = ["play", f"Tbptt-Cartpole-Occluded-{agent}", "--checkpoint-file", checkpoint]
     return Command(words, {}).smaller()
+
+
+def tool(name, *further):
+    """Return a command of this package on the student that sees."""
+    checkpoint = f"logs/rsl_rl/{CAMERA}/*_student/model_1.pt"
+    return Command(["rsl-tbptt", name, "--checkpoint", checkpoint, *further], {})
 
 
 needs_the_rsl_rl_of_mjlab = pytest.mark.skipif(
@@ -46,6 +53,8 @@ FURTHER = {  # not on the page; its own task is played without end
     "teacher plays": plays("Teacher", "teacher"),
     "student plays": plays("Student", "student"),
     "PPO plays": plays("Recurrent", "finetuned"),
+    "what sees is evaluated": tool("evaluate", "--episodes", "3"),
+    "what sees is exported": tool("export", "--parity-steps", "3"),
 }
 
 
@@ -127,7 +136,7 @@ def equal(loaded, trained):
     return all(torch.equal(loaded[name], trained[name]) for name in trained)
 
 
-@pytest.mark.parametrize("experiment", [OWN, CARTPOLE, GO1])
+@pytest.mark.parametrize("experiment", [OWN, CARTPOLE, CAMERA, GO1])
 def test_resumed_run_gives_the_student_its_teacher(checkpoint, experiment):
     teacher, student = checkpoint(experiment, "teacher"), checkpoint(experiment, "student")
     assert equal(student["teacher_state_dict"], teacher["actor_state_dict"])
@@ -165,6 +174,23 @@ def test_ppo_goes_on_with_the_student(checkpoint):
     assert finetuned["rsl_tbptt"]["fine_tuning"]["num_updates"] == 2
     student = checkpoint(CARTPOLE, "student")["student_state_dict"]
     assert finetuned["actor_state_dict"].keys() == student.keys()
+
+
+@pytest.mark.parametrize("run_name", ["student", "memoryless", "finetuned"])
+def test_what_sees_learns_through_its_cnn(checkpoint, run_name):
+    trained = checkpoint(CAMERA, run_name)
+    role = "actor" if run_name == "finetuned" else "student"
+    assert trained["rsl_tbptt"]["models"][role]["images"] == {"camera": [1, 40, 96]}
+    assert any(name.startswith("cnns.camera") for name in trained[f"{role}_state_dict"])
+    moments = trained["optimizer_state_dict"]["state"]
+    assert all(moment["exp_avg"].any() for moment in moments.values())
+
+
+def test_a_student_that_sees_is_evaluated_and_exported(folder, outputs):
+    evaluation = json.loads((folder / "evaluation.json").read_text())
+    assert evaluation["episodes"] == 3
+    parity = json.loads((folder / "exported" / "parity.json").read_text())
+    assert max(parity["max_difference"].values()) < parity["tolerance"]
 
 
 def played(outputs, name):
