@@ -200,7 +200,7 @@ class SelectedTeachers(TeacherGroup):
 
 
 def selected_by(teachers: Any) -> torch.Tensor:
-    """Return the number of each row's teacher in the newest forward pass, (rows,); -1 for none."""
+    """Return each row's teacher in the newest forward pass, -1 for none. Shape: (rows,)."""
     assert teachers.selected is not None
     return teachers.selected
 

@@ -8,6 +8,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -91,7 +92,10 @@ def test_the_command_line_takes_any_loss_and_an_old_name():
 
 
 def test_slices_and_weights_come_from_a_config_and_names_from_the_command_line(tmp_path):
-    slices = [{"loss": "mse", "actions": [0, 1]}, {"loss": "bce", "actions": [1, 2], "coef": 0.5}]
+    slices: Any = [
+        {"loss": "mse", "actions": [0, 1]},
+        {"loss": "bce", "actions": [1, 2], "coef": 0.5},
+    ]
     cfg = TbpttDistillationAlgorithmCfg(loss_type=slices)
     with pytest.warns(UserWarning, match="loss-type.*is annotated with type"):
         cfg = tyro.cli(

@@ -132,7 +132,7 @@ class Imitation:
         return tuple(torch.stack(params) for params in zip(*self._recorded, strict=True))
 
     def recorded(self) -> dict[str, torch.Tensor]:
-        """Return the same, by names for messages."""
+        """Return the same by names for messages. Shape: (T, N, A) each."""
         named = enumerate(self.params())
         return {f"the teacher's distribution, parameter {i}": param for i, param in named}
 

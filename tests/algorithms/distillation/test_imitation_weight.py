@@ -1,6 +1,7 @@
 """What each robot-step weighs in distillation: the exact weighted mean, whatever it is cut into."""
 
 import math
+from typing import Any, cast
 
 import pytest
 import support.helpers as helpers
@@ -17,7 +18,7 @@ T, N = 7, 5
 FIXED = {"optimizer": "sgd", "learning_rate": 1e-30, "max_grad_norm": None}
 """The parameters stay, so that the gradient of each optimiser step can be compared."""
 
-GRADIENT = {"rtol": 1e-6, "atol": 1e-9}
+GRADIENT: dict[str, Any] = {"rtol": 1e-6, "atol": 1e-9}
 """What is promised in float64."""
 
 
@@ -381,7 +382,7 @@ def global_rollout(student, seed):
     generator = torch.Generator().manual_seed(seed)
     images = student == "cnn-lstm"
     steps = [helpers.make_obs(N, generator, images=images) for _ in range(T)]
-    obs = torch.stack(steps)
+    obs: Any = torch.stack(cast(Any, steps))
     if seed == 0:
         obs["state"][:, : SHARES[0]] = -1.0
     labels = torch.randn(T, N, 2, generator=generator)
