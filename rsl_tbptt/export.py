@@ -20,7 +20,7 @@ import onnxruntime
 import torch
 from torch import nn
 
-from rsl_tbptt.algorithms.update.auxiliary_networks import saved_heads
+from rsl_tbptt.algorithms.auxiliary.networks import saved_heads
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.files import complete, write_json
 from rsl_tbptt.models import RecurrentModel

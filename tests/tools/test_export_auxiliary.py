@@ -6,7 +6,7 @@ from support.helpers import make_distillation, roll_out
 
 from rsl_tbptt import export
 from rsl_tbptt.algorithms import TbpttDistillation
-from rsl_tbptt.algorithms.update.auxiliary_networks import saved_heads
+from rsl_tbptt.algorithms.auxiliary.networks import saved_heads
 from rsl_tbptt.export import make_sequence, max_difference, run_onnx, run_onnx_outputs, run_policy
 
 # rsl_rl and Isaac Lab export to TorchScript, which torch is giving up.

@@ -9,6 +9,7 @@ from rsl_rl.env import VecEnv
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
+from rsl_tbptt.algorithms.auxiliary.heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.distillation.arguments import DistillationArguments
 from rsl_tbptt.algorithms.distillation.awaited_teacher import (
     AwaitedTeacher,
@@ -25,7 +26,6 @@ from rsl_tbptt.algorithms.distillation.rollout_memory import NEWEST
 from rsl_tbptt.algorithms.distillation.sample_weights import sample_weights
 from rsl_tbptt.algorithms.distillation.teacher_layers import TeacherLayers
 from rsl_tbptt.algorithms.update.arguments import takes
-from rsl_tbptt.algorithms.update.auxiliary_heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.update.memory_plan import MemoryPlan
 from rsl_tbptt.algorithms.update.non_finite import take_over_nan_check
 from rsl_tbptt.algorithms.update.optimizers import use_fused_kernels

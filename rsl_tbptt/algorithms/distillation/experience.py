@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from rsl_rl.storage import RolloutStorage
 
+from rsl_tbptt.algorithms.auxiliary.heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.distillation.labels import RolloutLabels, StepLabels
 from rsl_tbptt.algorithms.distillation.memory_size import MemorySize, memory_size, new_frames
 from rsl_tbptt.algorithms.distillation.mini_batches import (
@@ -18,7 +19,6 @@ from rsl_tbptt.algorithms.distillation.mini_batches import (
 from rsl_tbptt.algorithms.distillation.options import DistillationOptions
 from rsl_tbptt.algorithms.distillation.rollout_memory import RolloutMemory
 from rsl_tbptt.algorithms.distillation.sample_weights import SampleWeights
-from rsl_tbptt.algorithms.update.auxiliary_heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.update.frames import find_held_frames
 from rsl_tbptt.algorithms.update.replay import seen_by
 from rsl_tbptt.compat.versions import MLPModel

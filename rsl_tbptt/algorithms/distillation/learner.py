@@ -11,6 +11,7 @@ import torch
 from rsl_rl.storage import RolloutStorage
 from torch import nn
 
+from rsl_tbptt.algorithms.auxiliary.heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.distillation.dagger import Dagger
 from rsl_tbptt.algorithms.distillation.experience import Experience
 from rsl_tbptt.algorithms.distillation.labels import RolloutLabels, StepLabels
@@ -21,7 +22,6 @@ from rsl_tbptt.algorithms.distillation.per_teacher import LossPerTeacher
 from rsl_tbptt.algorithms.distillation.sample_weights import OPTION, SampleWeights
 from rsl_tbptt.algorithms.distillation.teacher_layers import TeacherLayers
 from rsl_tbptt.algorithms.distillation.update_sums import UpdateSums, or_one
-from rsl_tbptt.algorithms.update.auxiliary_heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.update.memory_plan import Sizes
 from rsl_tbptt.algorithms.update.normalization import update_normalization
 from rsl_tbptt.algorithms.update.replay import observed_groups

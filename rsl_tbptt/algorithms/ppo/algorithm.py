@@ -10,6 +10,7 @@ from rsl_rl.env import VecEnv
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
+from rsl_tbptt.algorithms.auxiliary.heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.ppo.advantages import normalize_advantages, store_advantages
 from rsl_tbptt.algorithms.ppo.arguments import PpoArguments
 from rsl_tbptt.algorithms.ppo.fine_tuning import FineTuning
@@ -21,7 +22,6 @@ from rsl_tbptt.algorithms.ppo.rnd import RndTraining
 from rsl_tbptt.algorithms.ppo.symmetry import MirroredLearner, check_symmetry
 from rsl_tbptt.algorithms.ppo.time_outs import TimeOutValues, value_without_advancing
 from rsl_tbptt.algorithms.update.arguments import takes
-from rsl_tbptt.algorithms.update.auxiliary_heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.update.memory_plan import MemoryPlan
 from rsl_tbptt.algorithms.update.non_finite import take_over_nan_check
 from rsl_tbptt.algorithms.update.optimizers import use_fused_kernels

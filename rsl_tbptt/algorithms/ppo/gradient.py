@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from rsl_rl.storage import RolloutStorage
 
+from rsl_tbptt.algorithms.auxiliary.heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.ppo.advantages import mean_and_scale
 from rsl_tbptt.algorithms.ppo.mini_batches import MiniBatch
 from rsl_tbptt.algorithms.ppo.objective import (
@@ -19,7 +20,6 @@ from rsl_tbptt.algorithms.ppo.objective import (
     labels_of,
 )
 from rsl_tbptt.algorithms.ppo.options import PpoOptions
-from rsl_tbptt.algorithms.update.auxiliary_heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.update.replay import action_head, distribution_head, seen_by
 from rsl_tbptt.algorithms.update.trained_model import TrainedModel
 from rsl_tbptt.compat.versions import MLPModel

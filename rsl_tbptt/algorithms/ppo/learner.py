@@ -12,13 +12,13 @@ import torch
 from rsl_rl.storage import RolloutStorage
 from torch import nn
 
+from rsl_tbptt.algorithms.auxiliary.heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.ppo.fine_tuning import FineTuning
 from rsl_tbptt.algorithms.ppo.gradient import LOSSES, PpoGradient, PpoRollout, States
 from rsl_tbptt.algorithms.ppo.imitation import Imitation
 from rsl_tbptt.algorithms.ppo.mini_batches import MiniBatch, MiniBatches
 from rsl_tbptt.algorithms.ppo.options import PpoOptions
 from rsl_tbptt.algorithms.ppo.rnd import RndTraining
-from rsl_tbptt.algorithms.update.auxiliary_heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.update.frames import find_held_frames
 from rsl_tbptt.algorithms.update.memory_plan import Sizes
 from rsl_tbptt.algorithms.update.normalization import update_normalization

@@ -14,7 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
-from rsl_tbptt.algorithms.update.auxiliary import HeadOptions, check_heads, parse_heads
+from rsl_tbptt.algorithms.auxiliary.options import HeadOptions, check_heads, parse_heads
 from rsl_tbptt.algorithms.update.checks import (
     Count,
     Positive,

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
-from rsl_tbptt.algorithms.update.auxiliary_heads import AuxiliaryHeads
+from rsl_tbptt.algorithms.auxiliary.heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.update.options import Options
 from rsl_tbptt.algorithms.update.replay import Head, make_replay
 from rsl_tbptt.compat.versions import MLPModel

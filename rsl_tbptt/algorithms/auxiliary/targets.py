@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import torch
 from rsl_rl.storage import RolloutStorage
 
-from rsl_tbptt.algorithms.update.auxiliary import PREFIX, HeadOptions
+from rsl_tbptt.algorithms.auxiliary.options import PREFIX, HeadOptions
 
 
 class Targets:

@@ -22,9 +22,9 @@ import torch
 from rsl_rl.storage import RolloutStorage
 from torch import distributed, nn
 
-from rsl_tbptt.algorithms.update.auxiliary import PREFIX, HeadOptions, PerSample
-from rsl_tbptt.algorithms.update.auxiliary_networks import build_head, latent_width, resolve_loss
-from rsl_tbptt.algorithms.update.auxiliary_targets import Targets, counts_of
+from rsl_tbptt.algorithms.auxiliary.networks import build_head, latent_width, resolve_loss
+from rsl_tbptt.algorithms.auxiliary.options import PREFIX, HeadOptions, PerSample
+from rsl_tbptt.algorithms.auxiliary.targets import Targets, counts_of
 from rsl_tbptt.algorithms.update.optimizers import step_at, use_fused_kernels
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core.accumulate import Loss, Outputs, SampleLosses

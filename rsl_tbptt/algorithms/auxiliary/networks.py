@@ -10,7 +10,7 @@ import torch
 from rsl_rl.storage import RolloutStorage
 from torch import nn
 
-from rsl_tbptt.algorithms.update.auxiliary import (
+from rsl_tbptt.algorithms.auxiliary.options import (
     HEAD_LOSSES,
     PREFIX,
     HeadOptions,
