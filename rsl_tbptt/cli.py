@@ -129,7 +129,8 @@ def run_export(args: Arguments) -> int:
         seed=args.seed,
     )
     for name, difference in parity["max_difference"].items():
-        print(f"{name}: largest difference of an action {difference:.1e}")
+        what = "an action" if name in ("onnx", "torchscript") else "a prediction in ONNX"
+        print(f"{name}: largest difference of {what} {difference:.1e}")
     if "torchscript" not in parity["max_difference"]:
         print(f"torchscript: not written, torch {torch.__version__} has given it up")
     if not parity["passed"]:

@@ -4,12 +4,13 @@ A recurrent policy keeps its state: the TorchScript file inside (call ``reset()`
 starts), the ONNX file as inputs and outputs (pass zeros where an episode starts). Images are the
 second argument of the TorchScript file, a list, and inputs of the ONNX file by their groups' names.
 Of a ``RecurrentModel`` both take every group by its name, the TorchScript file in a dictionary.
+Auxiliary heads are further outputs of the ONNX file, behind the state.
 """
 
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -17,11 +18,14 @@ from typing import Any
 import numpy as np
 import onnxruntime
 import torch
+from torch import nn
 
+from rsl_tbptt.algorithms.auxiliary.networks import saved_heads
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.files import complete, write_json
 from rsl_tbptt.models import RecurrentModel
-from rsl_tbptt.policies import Images, load_policy, split_into_groups
+from rsl_tbptt.models.onnx import OnnxModelWithHeads
+from rsl_tbptt.policies import Images, build_policy, read_policy, split_into_groups
 
 OPSET = 18
 """The operator set that rsl_rl exports with."""
@@ -52,12 +56,12 @@ def export(
         images: Sizes of the image groups that a CNN sees; see
             :func:`rsl_tbptt.policies.load_policy`.
         parity_steps: Steps compared, at least 1, with a reset in the middle.
-        tolerance: Largest difference of an action that passes.
+        tolerance: Largest difference of an action, or of what a head predicts, that passes.
         seed: Seed of the observations compared on.
 
     Returns:
-        What ``parity.json`` holds: the largest difference of an action by export, and whether all
-        pass.
+        What ``parity.json`` holds: the largest difference of an action by export, that of each
+        auxiliary head by its name, and whether all pass.
 
     Raises:
         FileNotFoundError: If the config beside the checkpoint is missing.
@@ -66,19 +70,21 @@ def export(
     """
     if parity_steps < 1:
         raise ValueError(f"parity_steps is {parity_steps}, expected at least 1.")
-    policy = load_policy(checkpoint, agent=agent, images=images)
+    saved = read_policy(checkpoint, agent)
+    policy, heads = build_policy(saved, images=images), saved_heads(saved.auxiliary)
     torchscript, onnx = output / "policy.pt", output / "policy.onnx"
-    runs = {"onnx": (run_onnx, onnx)}
-    export_onnx(policy, onnx)
-    if hasattr(torch.jit, "script"):
-        export_torchscript(policy, torchscript)
-        runs["torchscript"] = (run_torchscript, torchscript)
     obs, episode_starts = make_sequence(policy, parity_steps, seed)
     expected = run_policy(policy, obs, episode_starts)
-    differences = {
-        name: max_difference(run(path, obs, episode_starts), expected)
-        for name, (run, path) in runs.items()
-    }
+    predicted = run_heads(policy, heads, obs, episode_starts)
+    export_onnx(policy, onnx, heads)
+    actions, *predictions = run_onnx_outputs(onnx, obs, episode_starts)
+    differences = {"onnx": max_difference(actions, expected)}
+    if hasattr(torch.jit, "script"):
+        export_torchscript(policy, torchscript)
+        actions = run_torchscript(torchscript, obs, episode_starts)
+        differences["torchscript"] = max_difference(actions, expected)
+    for name, found in zip(heads, predictions, strict=True):
+        differences[name] = max_difference(found, predicted[name])
     parity = {
         "checkpoint": checkpoint.name,
         "steps": parity_steps,
@@ -110,14 +116,18 @@ def export_torchscript(policy: MLPModel, path: Path) -> None:
         torch.jit.script(policy.as_jit().to("cpu").eval()).save(str(unfinished))
 
 
-def export_onnx(policy: MLPModel, path: Path) -> None:
+def export_onnx(policy: MLPModel, path: Path, heads: Mapping[str, nn.Module] | None = None) -> None:
     """Write a policy as ONNX for one robot, its state as inputs and outputs.
 
     Args:
         policy: The policy.
         path: The file; complete or as before.
+        heads: Auxiliary heads by the names of their outputs, which stand behind the state.
     """
-    model: Any = policy.as_onnx(verbose=False).to("cpu").eval()
+    model: Any = policy.as_onnx(verbose=False)
+    if heads:
+        model = OnnxModelWithHeads(model, heads)
+    model = model.to("cpu").eval()
     with complete(path) as unfinished, warnings.catch_warnings():
         # Both come from within torch's exporter: flat views of the LSTM's weights, a pytree rename.
         warnings.filterwarnings("ignore", message="The tensor attributes? .*_flat_weights")
@@ -176,6 +186,26 @@ def run_policy(policy: MLPModel, obs: Obs, episode_starts: list[bool]) -> torch.
     return torch.stack(actions)
 
 
+def run_heads(
+    policy: MLPModel, heads: Mapping[str, nn.Module], obs: Obs, episode_starts: list[bool]
+) -> dict[str, torch.Tensor]:
+    """Return what heads of the trained policy predict, (T, 1, D) each; see :func:`run_policy`."""
+    latents: list[torch.Tensor] = []
+    get_latent = policy.get_latent
+
+    def record(*args: Any) -> torch.Tensor:
+        latents.append(get_latent(*args))
+        return latents[-1]
+
+    vars(policy)["get_latent"] = record  # hides the class's method
+    try:
+        run_policy(policy, obs, episode_starts)
+    finally:
+        del vars(policy)["get_latent"]
+    with torch.inference_mode():
+        return {name: head(torch.stack(latents)) for name, head in heads.items()}
+
+
 def _input_shapes(policy: MLPModel) -> dict[str, tuple[int, ...]]:
     """Return the shapes of a policy's observations for one robot by their names in ONNX."""
     if isinstance(policy, RecurrentModel):
@@ -205,17 +235,22 @@ def run_torchscript(path: Path, obs: Obs, episode_starts: list[bool]) -> torch.T
 
 def run_onnx(path: Path, obs: Obs, episode_starts: list[bool]) -> torch.Tensor:
     """Return the actions, (T, 1, A), of an exported ONNX file; see :func:`run_policy`."""
+    return run_onnx_outputs(path, obs, episode_starts)[0]
+
+
+def run_onnx_outputs(path: Path, obs: Obs, episode_starts: list[bool]) -> list[torch.Tensor]:
+    """Return actions, (T, 1, A), and predictions of auxiliary heads, (T, 1, D), of an ONNX file."""
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     inputs = {entry.name: entry.shape for entry in session.get_inputs()}
     zeros = {name: np.zeros(shape, np.float32) for name, shape in inputs.items() if name not in obs}
-    actions, state = [], zeros
+    steps, state = [], zeros
     for step, starts in enumerate(episode_starts):
         state = zeros if starts else state
         seen = {name: group[step].numpy() for name, group in obs.items() if name in inputs}
-        action, *new_state = session.run(None, {**seen, **state})
-        state = dict(zip(zeros, new_state, strict=True))
-        actions.append(torch.from_numpy(np.asarray(action)))
-    return torch.stack(actions)
+        action, *others = map(np.asarray, session.run(None, {**seen, **state}))
+        state = dict(zip(zeros, others, strict=False))
+        steps.append([action, *others[len(zeros) :]])
+    return [torch.from_numpy(np.stack(each)) for each in zip(*steps, strict=True)]
 
 
 def max_difference(actions: torch.Tensor, expected: torch.Tensor) -> float:

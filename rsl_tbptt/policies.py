@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -46,6 +46,8 @@ class SavedPolicy:
     state_dict: dict[str, torch.Tensor]
     shapes: Images
     """Shapes of the observation groups, as far as the checkpoint says them."""
+    auxiliary: Mapping[str, Any] = field(default_factory=dict)
+    """Its auxiliary heads, as the checkpoint has them."""
 
 
 def load_policy(
@@ -95,13 +97,15 @@ def read_policy(checkpoint: Path, agent: Path | None = None) -> SavedPolicy:
     """
     loaded = read_checkpoint(str(checkpoint), "cpu")
     part, state_dict = _policy_state(checkpoint, loaded)
-    recorded = loaded.get("rsl_tbptt", {}).get("models", {})
+    own = loaded.get("rsl_tbptt", {})
+    recorded = own.get("models", {})
     return SavedPolicy(
         source=f"{checkpoint} does not fit {agent or 'its params/agent.yaml'}",
         config=_config(checkpoint, agent, recorded, part, state_dict),
         part=part,
         state_dict=state_dict,
         shapes=_recorded_shapes(recorded.get(part, {})),
+        auxiliary=own.get("auxiliary", {}),
     )
 
 

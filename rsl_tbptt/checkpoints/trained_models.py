@@ -31,6 +31,11 @@ _TRAINED_AS = {
 """Names under which a model of a role may have been trained, best first; "policy" by rsl_rl 3."""
 
 
+def _trained_as(role: str) -> tuple[str, ...]:
+    """Return these names; a role of its own is that of one of several teachers."""
+    return _TRAINED_AS.get(role) or (role, *_TRAINED_AS["teacher"])
+
+
 def describe_all(models: Mapping[str, MLPModel], obs: TensorDict) -> dict[str, dict[str, Any]]:
     """Describe models by role; see ``describe``. Observations are of any batch size."""
     return {role: describe(model, obs) for role, model in models.items()}
@@ -76,7 +81,7 @@ def check_fits(
     Args:
         model: The model to load into.
         state_dict: Its part of the checkpoint: parameters and buffers, of any shapes.
-        role: "teacher", "student", "actor" or "critic".
+        role: "teacher", "student", "actor" or "critic", or that of one of several teachers.
         obs: Observations of any batch size.
         checkpoint: The checkpoint.
         path: Its file, or None where that is unknown.
@@ -104,7 +109,7 @@ def check_configured_alike(
     Args:
         model: The model to load into.
         obs: Observations of any batch size.
-        role: "teacher", "student", "actor" or "critic".
+        role: "teacher", "student", "actor" or "critic", or that of one of several teachers.
         checkpoint: The checkpoint, whose parameters fit.
         path: Its file, or None where that is unknown.
 
@@ -113,7 +118,7 @@ def check_configured_alike(
             in another order or of other widths.
     """
     recorded = checkpoint.get("rsl_tbptt", {}).get("models", {})
-    names = [name for name in _TRAINED_AS[role] if name in recorded]
+    names = [name for name in _trained_as(role) if name in recorded]
     source, trained = "it", recorded[names[0]] if names else None
     # Without its file the path belongs to something else, such as a pattern of files.
     if trained is None and path is not None and Path(path).is_file():
@@ -170,7 +175,7 @@ def _described_in(agent: Path, role: str) -> dict[str, Any] | None:
     if not (agent.is_file() and importlib.util.find_spec("yaml")):
         return None  # nobody without yaml has written such a file
     config = read_agent_config(agent)
-    names = [name for name in _TRAINED_AS[role] if isinstance(config.get(name), dict)]
+    names = [name for name in _trained_as(role) if isinstance(config.get(name), dict)]
     if not names:
         return None
     groups = config.get("obs_groups") or {}

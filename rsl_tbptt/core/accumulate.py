@@ -37,6 +37,9 @@ class SampleLosses:
     reported: Mapping[str, torch.Tensor] = field(default_factory=dict)
     """What is only summed up, by name. Shape: (K, n) each."""
 
+    weighs_reported: bool = False
+    """Whether the samples' weights count in these sums, too."""
+
 
 Loss = Callable[[Outputs, Labels], SampleLosses]
 """Compares the outputs of K steps of n environments with their labels."""
@@ -115,4 +118,7 @@ def _backward(
     losses = loss(tuple(output[first:] for output in outputs), newest.labels)
     trained = losses.trained if newest.weights is None else newest.weights * losses.trained
     (coef * trained.sum() / divisor).backward()
-    return {name: values.detach().sum() for name, values in losses.reported.items()}
+    reported = {name: values.detach() for name, values in losses.reported.items()}
+    if newest.weights is not None and losses.weighs_reported:
+        reported = {name: newest.weights * values for name, values in reported.items()}
+    return {name: values.sum() for name, values in reported.items()}

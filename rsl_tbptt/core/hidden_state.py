@@ -11,6 +11,9 @@ import torch
 HiddenState = torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None
 """GRU: one tensor of shape (L, N, H). LSTM: hidden and cell state, that shape each. None: zeros."""
 
+Form = list[tuple[int, int]]
+"""Layers and hidden size of each tensor of a state."""
+
 
 def as_tensors(state: HiddenState) -> tuple[torch.Tensor, ...]:
     """Return the tensors of ``state``, of any shape, as a tuple, empty for None."""
@@ -80,6 +83,47 @@ def concatenate_envs(states: Sequence[HiddenState]) -> HiddenState:
     zeros = apply(torch.zeros_like, first)
     known = [as_tensors(zeros if state is None else state) for state in states]
     return from_tensors([torch.cat(parts, dim=1) for parts in zip(*known, strict=True)])
+
+
+def form_of(state: HiddenState) -> Form:
+    """Return layers and hidden size, (L, H), of each tensor of a state."""
+    return [(tensor.shape[0], tensor.shape[2]) for tensor in as_tensors(state)]
+
+
+def pack(states: Sequence[HiddenState]) -> torch.Tensor | None:
+    """Put the states of several models, of any sizes, side by side as one state.
+
+    Args:
+        states: States of the same N environments.
+
+    Returns:
+        All of them. Shape: (1, N, F). None if there is none, or one is None.
+    """
+    if not states or any(state is None for state in states):
+        return None
+    tensors = [tensor for state in states for tensor in as_tensors(state)]
+    return torch.cat([tensor.transpose(0, 1).flatten(1) for tensor in tensors], -1).unsqueeze(0)
+
+
+def unpack(packed: HiddenState, forms: Sequence[Form]) -> list[HiddenState]:
+    """Take apart what ``pack`` put together.
+
+    Args:
+        packed: States of several models. Shape: (1, N, F).
+        forms: What ``form_of`` returned for each.
+
+    Returns:
+        Copies of the states.
+    """
+    (together,) = as_tensors(packed)
+    sizes = [layers * hidden for form in forms for layers, hidden in form]
+    flat = iter(together.squeeze(0).split(sizes, dim=-1))
+
+    def take(form: tuple[int, int]) -> torch.Tensor:
+        state = next(flat).unflatten(-1, form).transpose(0, 1)
+        return state.clone(memory_format=torch.contiguous_format)
+
+    return [from_tensors([take(each) for each in form]) for form in forms]
 
 
 def clear_non_finite(state: HiddenState) -> HiddenState:

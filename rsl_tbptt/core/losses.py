@@ -21,6 +21,19 @@ def huber(actions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     return functional.huber_loss(actions, labels, reduction="none").mean(-1)
 
 
+def bce(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the binary cross-entropy of ``sigmoid(logits)``, averaged over (..., A), to (...)."""
+    return functional.binary_cross_entropy_with_logits(logits, labels, reduction="none").mean(-1)
+
+
+def bce_of_signs(actions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
+    """Return the binary cross-entropy of commands, averaged over actions: (..., A) to (...).
+
+    An action is the logit that the command is positive, the label's sign says whether it is.
+    """
+    return bce(actions, (labels > 0).to(actions.dtype))
+
+
 def gaussian_kl(
     mean: torch.Tensor, std: torch.Tensor, label_mean: torch.Tensor, label_std: torch.Tensor
 ) -> torch.Tensor:

@@ -10,5 +10,6 @@ from rsl_tbptt.compat.supported import MODELS_ERA, rsl_rl_era
 if TYPE_CHECKING or rsl_rl_era() == MODELS_ERA:
     from rsl_tbptt.models.cnn_rnn import CNNRNNModel
     from rsl_tbptt.models.recurrent import RecurrentModel
+    from rsl_tbptt.models.selected_teachers import SelectedTeachers
 
-    __all__ = ["CNNRNNModel", "RecurrentModel"]
+    __all__ = ["CNNRNNModel", "RecurrentModel", "SelectedTeachers"]

@@ -1,9 +1,10 @@
-"""A recurrent model as ONNX sees it: every input by name, the memory's state in and out."""
+"""Models as ONNX sees them: ours by every input's name, and any with auxiliary heads."""
 
 from __future__ import annotations
 
 import copy
-from typing import TYPE_CHECKING
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import nn
@@ -29,6 +30,8 @@ class OnnxModel(nn.Module):
         super().__init__()
         distribution = model.distribution
         self.model = _copied(model)
+        self.latent = nn.Identity()
+        """What passes through it is what the model's head and auxiliary heads read."""
         self.action = (
             nn.Identity() if distribution is None else distribution.as_deterministic_output_module()
         )
@@ -42,7 +45,8 @@ class OnnxModel(nn.Module):
         obs = dict(zip(self._obs, inputs, strict=False))
         state = from_tensors(list(inputs[len(obs) :]))
         outputs, state = self.model.cell(self.model.features(obs).unsqueeze(0), state)
-        return self.action(self.model.head(outputs.squeeze(0))), *as_tensors(state)
+        latent = self.latent(outputs.squeeze(0))
+        return self.action(self.model.head(latent)), *as_tensors(state)
 
     def get_dummy_inputs(self) -> tuple[torch.Tensor, ...]:
         """Return zeros of all inputs' shapes."""
@@ -64,6 +68,41 @@ class OnnxModel(nn.Module):
     @property
     def _states(self) -> tuple[str, ...]:
         return STATES[: len(self.get_dummy_inputs()) - len(self._obs)]
+
+
+class OnnxModelWithHeads(nn.Module):
+    """A model for ONNX, of rsl_rl's or :class:`OnnxModel`, whose last outputs are its heads'."""
+
+    def __init__(self, model: Any, heads: Mapping[str, nn.Module]) -> None:
+        """Take the model, and the heads by the names of their outputs."""
+        super().__init__()
+        self.model, self._names = model, list(heads)
+        self.heads = nn.ModuleList(heads.values())
+
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Take the model's inputs; return its outputs and those of the heads, (1, D) each."""
+        latents: list[torch.Tensor] = []
+        reader = getattr(self.model, "latent", None) or self.model.mlp
+        hook = reader.register_forward_pre_hook(lambda _, args: latents.append(args[0]))
+        outputs = self.model(*inputs)
+        hook.remove()
+        outputs = outputs if isinstance(outputs, tuple) else (outputs,)
+        of_model = (output for output in outputs if output is not None)  # of a GRU: no cell state
+        return (*of_model, *(head(latents[0]) for head in self.heads))
+
+    def get_dummy_inputs(self) -> tuple[torch.Tensor, ...]:
+        """Return the model's, all inputs' shapes for one robot."""
+        return self.model.get_dummy_inputs()
+
+    @property
+    def input_names(self) -> list[str]:
+        """Names of the model's inputs."""
+        return self.model.input_names
+
+    @property
+    def output_names(self) -> list[str]:
+        """Names of the model's outputs and, behind them, of the heads'."""
+        return [*self.model.output_names, *self._names]
 
 
 def _copied(model: RecurrentModel) -> RecurrentModel:

@@ -42,8 +42,8 @@ def load_study(path: Path) -> tuple[Study, Preset]:
         path: YAML file.
 
     Returns:
-        The study, and its preset with the study's policies. That serves training and evaluation;
-        its export and verdicts are still those of the preset's file.
+        The study, and its preset with the study's policies and no ablations. That serves training
+        and evaluation; its export and verdicts are still those of the preset's file.
 
     Raises:
         ValueError: If a key is missing or unknown, or a value does not fit.
@@ -60,7 +60,7 @@ def load_study(path: Path) -> tuple[Study, Preset]:
             )
         changes = variant.model_dump(exclude={"like"}, exclude_none=True)
         policies[name] = policy.model_copy(update=changes)
-    return study, preset.model_copy(update={"policies": policies})
+    return study, preset.model_copy(update={"policies": policies, "ablations": {}})
 
 
 def one_seed_each(preset: Preset, seeds: list[int]) -> Preset:

@@ -7,18 +7,16 @@ where cart and pole are and to remember where they were. The teacher is the occl
 
 from __future__ import annotations
 
-import isaaclab.envs.mdp as base_mdp
 import isaaclab.sim as sim_utils
-from isaaclab.managers import EventTermCfg, SceneEntityCfg
 from isaaclab.managers import ObservationGroupCfg as ObsGroupCfg
 from isaaclab.managers import ObservationTermCfg as ObsTermCfg
+from isaaclab.managers import SceneEntityCfg
 from isaaclab.sensors import CameraCfg
 from isaaclab.utils import configclass
 from isaaclab_tasks.utils.presets import MultiBackendRendererCfg
 
 from rsl_tbptt_tasks.isaaclab.cameras import DepthFrames
 from rsl_tbptt_tasks.isaaclab.cartpole import (
-    POLE,
     CartpoleSceneCfg,
     EventsCfg,
     ObservationsCfg,
@@ -74,17 +72,16 @@ class CameraObservationsCfg:
 
 @configclass
 class CameraEventsCfg(EventsCfg):
-    """Starts close to upright: the pole falls for up to 0.13 s before an episode's first frame."""
+    """Physics and starts that leave time to see: up to 0.13 s pass before the first frame.
 
-    pole_start = EventTermCfg(
-        func=base_mdp.reset_joints_by_offset,
-        mode="reset",
-        params={
-            "asset_cfg": POLE,
-            "position_range": (-0.05, 0.05),
-            "velocity_range": (-0.1, 0.1),
-        },
-    )
+    The cart starts near the middle, where a CNN soon learns to tell which way the pole leans.
+    """
+
+    def __post_init__(self) -> None:
+        self.cart_mass.params["mass_distribution_params"] = (0.9, 1.2)
+        self.pole_mass.params["mass_distribution_params"] = (0.7, 1.4)
+        self.cart_start.params |= {"position_range": (-0.2, 0.2), "velocity_range": (-0.1, 0.1)}
+        self.pole_start.params |= {"position_range": (-0.05, 0.05), "velocity_range": (-0.1, 0.1)}
 
 
 @configclass

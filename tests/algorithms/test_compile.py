@@ -40,7 +40,15 @@ def train(algorithm, roll_out, updates=2):
 
 @pytest.mark.usefixtures("_traced")
 @pytest.mark.parametrize("student", ["mlp", "lstm", "gru", "cnn"])
-@pytest.mark.parametrize("options", [{}, {"loss_type": "kl"}, {"batch_teacher_labels": True}])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"loss_type": "kl"},
+        {"batch_teacher_labels": True},
+        {"auxiliary": {"latent": {"target": "teacher:mlp.0"}}},
+    ],
+)
 def test_compiled_models_distil_as_uncompiled_ones(student, options):
     results = []
     for mode in ("default", None):

@@ -146,7 +146,7 @@ def test_checkpoints_of_this_package_tell_it_themselves(tmp_path):
 
 def test_a_teacher_that_pulls_is_compared_too():
     student = make_distillation(TbpttDistillation, 4, 2, gradient_length=2).save()
-    pull = {"teacher_cfg": {"class_name": "MLPModel"}, "teacher_kl_coef": 1.0}
+    pull = {"teacher_cfg": {"class_name": "MLPModel"}, "teacher_coef": 1.0}
     algorithm = make_ppo(TbpttPPO, 4, 2, num_mini_batches=1, **pull)
     algorithm.set_teacher(make_model("teacher", "mlp", 4, seed=2, activation="relu"))
     with pytest.raises(ValueError, match=r"teacher\.activation is ReLU, expected ELU"):

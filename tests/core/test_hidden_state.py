@@ -62,3 +62,38 @@ def test_clone_leaves_the_graph_and_inference_mode():
     weight = torch.ones(3, requires_grad=True)
     (cloned * weight).sum().backward()
     assert weight.grad is not None
+
+
+def test_states_of_several_models_are_packed_and_unpacked():
+    states = [
+        (torch.randn(2, 3, 4), torch.randn(2, 3, 4)),
+        torch.randn(1, 3, 5),
+        torch.randn(3, 3, 1),
+    ]
+    packed = hidden_state.pack(states)
+    assert packed is not None
+    assert packed.shape == (1, 3, 2 * 4 + 2 * 4 + 5 + 3)
+    kept, forms = packed.clone(), [hidden_state.form_of(state) for state in states]
+    for index in (slice(None), slice(1, 2)):  # one tensor alone is a copy, too
+        some, some_forms = states[index], forms[index]
+        together = hidden_state.pack(some)
+        found = hidden_state.unpack(together, some_forms)
+        for want, have in zip(some, found, strict=True):
+            for a, b in zip(
+                hidden_state.as_tensors(want), hidden_state.as_tensors(have), strict=True
+            ):
+                assert torch.equal(a, b)
+                assert b.is_contiguous()
+                b.zero_()
+        assert together is not None
+        assert together.abs().sum() > 0
+    assert torch.equal(packed, kept)
+    cleared = hidden_state.clear(packed, torch.tensor([False, True, False]))
+    first, *_ = hidden_state.unpack(cleared, forms)
+    assert (hidden_state.as_tensors(first)[1][:, 1] == 0).all()
+    assert torch.equal(hidden_state.as_tensors(first)[0][:, 2], states[0][0][:, 2])
+
+
+def test_there_is_nothing_to_pack_without_a_state():
+    assert hidden_state.pack([]) is None
+    assert hidden_state.pack([torch.randn(1, 3, 5), None]) is None

@@ -4,13 +4,25 @@ import dataclasses
 import inspect
 import subprocess
 import sys
+from pathlib import Path
+from typing import Any
 
 import pytest
 
 pytest.importorskip("isaaclab_rl", reason="Isaac Lab 3.0 needs Python 3.12")
 
-from isaaclab.utils import to_dict
-from isaaclab_rl.rsl_rl import RslRlDistillationAlgorithmCfg, RslRlPpoAlgorithmCfg
+import torch
+import yaml
+from isaaclab.utils import configclass, to_dict
+from isaaclab.utils.io import dump_yaml
+from isaaclab_rl.rsl_rl import (
+    RslRlDistillationAlgorithmCfg,
+    RslRlDistillationRunnerCfg,
+    RslRlMLPModelCfg,
+    RslRlPpoAlgorithmCfg,
+    handle_deprecated_rsl_rl_cfg,
+)
+from omegaconf import OmegaConf
 from rsl_rl.algorithms import Distillation
 from rsl_rl.utils import resolve_class
 from support.helpers import CNN, make_obs
@@ -18,12 +30,14 @@ from support.helpers import CNN, make_obs
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.algorithms.distillation.options import DistillationOptions
 from rsl_tbptt.algorithms.ppo.options import PpoOptions
+from rsl_tbptt.checkpoints.trained_models import read_agent_config
 from rsl_tbptt.integrations.isaaclab import (
     TbpttCnnRnnModelCfg,
     TbpttDistillationAlgorithmCfg,
     TbpttPpoAlgorithmCfg,
+    TbpttTeacherCfg,
 )
-from rsl_tbptt.models import CNNRNNModel
+from rsl_tbptt.models import CNNRNNModel, SelectedTeachers
 
 TAKEN_BY_RSL_RL = ("rnd_cfg", "symmetry_cfg", "share_cnn_encoders")
 """Fields that rsl_rl reads before the options are made."""
@@ -75,6 +89,17 @@ def test_a_value_of_the_config_reaches_the_options():
     cfg = TbpttDistillationAlgorithmCfg(gradient_length=7, update_length=3, loss_type="kl")
     options = DistillationOptions.parse(handed_on(cfg)[1])
     assert (options.gradient_length, options.update_length, options.loss_type) == (7, 3, "kl")
+
+
+def test_slices_and_functions_come_through_a_config_and_its_file(tmp_path):
+    slices = [{"loss": "mse", "actions": [0, 1]}, {"loss": "bce", "actions": [1, 2], "coef": 0.5}]
+    cfg = TbpttDistillationAlgorithmCfg(loss_type=slices, imitation_weight=make_obs)
+    options = DistillationOptions.parse(handed_on(cfg)[1])
+    assert options.loss_type == slices
+    assert options.imitation_weight in (make_obs, "support.helpers:make_obs")
+    dump_yaml(str(tmp_path / "agent.yaml"), cfg)
+    dumped = yaml.safe_load((tmp_path / "agent.yaml").read_text())
+    assert (dumped["loss_type"], dumped["imitation_weight"]) == (slices, "support.helpers:make_obs")
 
 
 def test_every_option_of_rsl_rl_that_isaaclab_offers_is_kept():
@@ -151,3 +176,51 @@ def test_the_model_of_a_config_sees_and_remembers():
     model = model_class(make_obs(2, images=True), groups, "student", 3, **options)
     assert isinstance(model, CNNRNNModel)
     assert (model.cell.mode, model.cell.hidden_size, model.image_scale) == ("GRU", 256, 0.5)
+
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "distillation.md"
+
+
+def teachers_of_the_page():
+    """Return the config of several teachers that the page prints."""
+    section = PAGE.read_text().split("## Several teachers\n")[1]
+    block = section.split("```python\n")[1].split("```")[0]
+    names = {}
+    exec(compile(block, PAGE.name, "exec"), names)
+    return names["teacher"]
+
+
+@configclass
+class SkillsCfg(RslRlDistillationRunnerCfg):
+    """Of a task whose teachers are several."""
+
+    student = RslRlMLPModelCfg(hidden_dims=[8], activation="elu")
+    teacher = teachers_of_the_page()
+    algorithm = TbpttDistillationAlgorithmCfg()
+
+
+def test_several_teachers_pass_through_isaaclabs_script(tmp_path):
+    """Overrides, what it does for older releases of rsl_rl, and the file that it writes."""
+    cfg = SkillsCfg(obs_groups={"student": ["policy"], "teacher": ["state"]})
+    overrides: Any = OmegaConf.to_container(OmegaConf.create(cfg.to_dict()))
+    climb = overrides["teacher"]["teachers"]["climb"]
+    climb["checkpoint"], climb["cfg"]["rnn_hidden_dim"] = "other.pt", 7
+    cfg.from_dict(overrides)
+    cfg = handle_deprecated_rsl_rl_cfg(cfg, "5.5.1")
+    dump_yaml(str(tmp_path / "agent.yaml"), cfg)
+    model_class, options = handed_on(cfg.teacher)
+    obs = make_obs(2)
+    obs["skill"] = torch.tensor([[1.0], [0.0]])
+    teachers = model_class(obs, cfg.obs_groups, "teacher", 3, **options)
+    assert isinstance(teachers, SelectedTeachers)
+    assert teachers.names == ("walk", "climb")
+    assert teachers.obs_groups == ["state", "policy"]
+    assert teachers.teachers["climb"].rnn.rnn.hidden_size == 7
+    written = read_agent_config(tmp_path / "agent.yaml")
+    assert written["teacher"]["teachers"]["climb"]["checkpoint"] == "other.pt"
+
+
+def test_the_config_of_a_model_is_left_whole_for_other_uses():
+    actor = RslRlMLPModelCfg(hidden_dims=[8], activation="elu")
+    TbpttTeacherCfg(cfg=actor)
+    assert "stochastic" in vars(actor)

@@ -59,12 +59,43 @@ def test_options_of_ppo_reach_it_also_none_and_dictionaries(task):
         "gradient_length=6",
         "max_grad_norm=null",
         "teacher_cfg={'class_name': 'MLPModel'}",
-        "teacher_kl_coef=1",
+        "teacher_coef=1",
+        "teacher_schedule=exponential",
+        "teacher_coef_end=0.1",
+        "teacher_updates=60",
+        "teacher_checkpoint=model.pt",
     )
     options = PpoOptions.parse(arguments)
     assert algorithm is TbpttPPO
     assert (options.gradient_length, options.max_grad_norm) == (6, None)
     assert options.teacher_cfg == {"class_name": "MLPModel"}
+    assert (options.teacher_schedule, options.teacher_checkpoint) == ("exponential", "model.pt")
+
+
+@pytest.mark.parametrize("task", [OURS, STOCK])
+@pytest.mark.parametrize(
+    ("agent", "options"), [(PPO, PpoOptions), (DISTILLATION, DistillationOptions)]
+)
+def test_auxiliary_heads_are_options_of_the_command_line(task, agent, options):
+    heads = "{'velocity': {'target': 'policy', 'columns': [0, 1], 'coef': 0.5, 'loss': 'a:b'}}"
+    _, arguments = handed_on(task, agent, f"auxiliary={heads}")
+    (head,) = options.parse(arguments).heads().values()
+    assert (head.target, head.columns, head.coef, head.loss) == ("policy", (0, 1), 0.5, "a:b")
+
+
+def test_slices_and_weights_reach_it_from_a_command_line():
+    _, arguments = handed_on(
+        OURS,
+        DISTILLATION,
+        "loss_type=[{'loss':'mse','actions':[0,1]},{'loss':'bce','actions':[1,2],'coef':0.5}]",
+        "imitation_weight=success",
+    )
+    options = DistillationOptions.parse(arguments)
+    assert options.loss_type == [
+        {"loss": "mse", "actions": [0, 1]},
+        {"loss": "bce", "actions": [1, 2], "coef": 0.5},
+    ]
+    assert options.imitation_weight == "success"
 
 
 def test_an_old_name_is_still_taken():

@@ -8,6 +8,7 @@ import dataclasses
 import os
 import subprocess
 import sys
+from typing import Any
 
 import pytest
 import torch
@@ -16,6 +17,7 @@ pytest.importorskip("mjlab", reason="mjlab has an environment of its own")
 
 import mjlab
 import tyro
+import yaml
 from mjlab.rl import RslRlBaseRunnerCfg, RslRlModelCfg, RslRlPpoAlgorithmCfg
 from mjlab.utils.os import dump_yaml
 from rsl_rl.utils import resolve_callable
@@ -33,6 +35,8 @@ from rsl_tbptt.integrations.mjlab import (
     TbpttMjlabDistillationRunner,
     TbpttMjlabRecurrentRunner,
     TbpttPpoAlgorithmCfg,
+    TbpttTeacherCfg,
+    TbpttTeachersCfg,
 )
 from rsl_tbptt.integrations.mjlab.runner import EpisodicPolicy, model_arguments
 from rsl_tbptt.models import CNNRNNModel
@@ -73,7 +77,7 @@ def test_the_command_line_has_every_option_with_its_meaning(cls, capsys):
         tyro.cli(cls, args=["--help"], config=mjlab.TYRO_FLAGS)
     page = " ".join(capsys.readouterr().out.replace("│", " ").split())
     for field in dataclasses.fields(cls):
-        if field.name == "teacher_cfg":  # a dictionary, which is set in the config
+        if field.name in ("teacher_cfg", "auxiliary"):  # dictionaries, set in the config
             continue
         option = f"--{field.name.replace('_', '-')} "
         assert option in page, field.name
@@ -85,6 +89,25 @@ def test_the_command_line_takes_any_loss_and_an_old_name():
     options = ["--loss-type", "mine:loss", "--num-env-chunks", "2", "--gradient-length", "4"]
     cfg = tyro.cli(TbpttDistillationAlgorithmCfg, args=options, config=mjlab.TYRO_FLAGS)
     assert (cfg.loss_type, cfg.num_env_chunks, cfg.gradient_length) == ("mine:loss", 2, 4)
+
+
+def test_slices_and_weights_come_from_a_config_and_names_from_the_command_line(tmp_path):
+    slices: Any = [
+        {"loss": "mse", "actions": [0, 1]},
+        {"loss": "bce", "actions": [1, 2], "coef": 0.5},
+    ]
+    cfg = TbpttDistillationAlgorithmCfg(loss_type=slices)
+    with pytest.warns(UserWarning, match="loss-type.*is annotated with type"):
+        cfg = tyro.cli(
+            TbpttDistillationAlgorithmCfg,
+            default=cfg,
+            args=["--imitation-weight", "success"],
+            config=mjlab.TYRO_FLAGS,
+        )
+    options = DistillationOptions.parse(options_of(cfg))
+    assert (options.loss_type, options.imitation_weight) == (slices, "success")
+    dump_yaml(tmp_path / "agent.yaml", dataclasses.asdict(cfg))
+    assert yaml.safe_load((tmp_path / "agent.yaml").read_text())["loss_type"] == slices
 
 
 def test_a_field_the_algorithm_does_not_know_is_refused():
@@ -315,3 +338,46 @@ def test_the_model_of_a_config_sees_and_remembers():
     model = model_class(make_obs(2, images=True), groups, "student", 3, **options)
     assert isinstance(model, CNNRNNModel)
     assert (model.cell.mode, model.cell.hidden_size, model.image_scale) == ("LSTM", 256, 0.5)
+
+
+class MjlabSkills(MjlabRecall):
+    """The task of two teachers, who take turns."""
+
+    def get_observations(self):
+        obs = super().get_observations()
+        obs["skill"] = (self.episode_length_buf % 2).float().unsqueeze(-1)
+        return obs
+
+
+def test_several_teachers_of_the_command_line_reach_the_runner(tmp_path):
+    gaussian = {"class_name": "GaussianDistribution", "init_std": 0.3}
+    shared = {"hidden_dims": (8,), "distribution_cfg": gaussian}
+    guess = RslRlModelCfg(class_name="RNNModel", rnn_type="gru", rnn_hidden_dim=6, **shared)
+    default = TbpttDistillationRunnerCfg(
+        logger="tensorboard",
+        num_steps_per_env=6,
+        obs_groups={"student": ("policy",), "teacher": ("privileged",)},
+        algorithm=TbpttDistillationAlgorithmCfg(gradient_length=3),
+        teacher=TbpttTeachersCfg(
+            selector="nothing",
+            teachers={
+                "tell": TbpttTeacherCfg(cfg=RslRlModelCfg(**shared)),
+                "guess": TbpttTeacherCfg(cfg=guess, obs_groups=("policy",)),
+            },
+        ),
+    )
+    path = str(tmp_path / "guess.pt")
+    words = ["--teacher.selector", "skill", "--teacher.teachers.guess.checkpoint", path]
+    words += ["--teacher.teachers.guess.cfg.rnn-hidden-dim", "7"]
+    cfg = tyro.cli(TbpttDistillationRunnerCfg, default=default, args=words, config=mjlab.TYRO_FLAGS)
+    runner = TbpttMjlabDistillationRunner(MjlabSkills(6, 4), dataclasses.asdict(cfg))
+    teachers = runner.alg.teacher.teachers
+    assert teachers["guess"].rnn.rnn.hidden_size == 7
+    with pytest.raises(ValueError, match=r"set 'teacher\.teachers\.tell\.checkpoint'"):
+        runner.learn(1)
+    for name, teacher in teachers.items():
+        torch.save({"actor_state_dict": teacher.state_dict()}, tmp_path / f"{name}.pt")
+    cfg.teacher.teachers["tell"].checkpoint = str(tmp_path / "tell.pt")
+    runner = TbpttMjlabDistillationRunner(MjlabSkills(6, 4), dataclasses.asdict(cfg))
+    runner.learn(1)
+    assert torch.equal(parameters(runner.alg.teacher.teachers), parameters(teachers))

@@ -73,6 +73,15 @@ def test_tuned_rsl_rl_is_of_the_grid():
     assert sorted(curves.policies["rsl_rl"].overrides) in tried
 
 
+@pytest.mark.parametrize("name", ["camera_curves", "seek_curves"])
+def test_study_of_a_preset_with_ablations_trains_and_evaluates_its_policies_alone(name):
+    study, preset = load_study(CONFIGS / f"{name}.yaml")
+    policies = ["teacher", "student", "memoryless"]
+    assert [*preset.evaluated] == policies
+    seeded = one_seed_each(preset, study.seeds)
+    assert [*seeded.evaluated] == [f"{name}-{s}" for s in study.seeds for name in policies]
+
+
 @pytest.mark.parametrize(
     ("changes", "message"),
     [

@@ -19,7 +19,7 @@ def distilled(student: str = "lstm", teacher: str = "lstm") -> dict[str, Any]:
 
 def make_pulled(teacher: str = "lstm", **options: Any) -> Any:
     """Build a PPO with an untrained teacher, 6 steps by 4 environments."""
-    shared = {"teacher_cfg": {"class_name": "any"}, "teacher_kl_coef": 0.8, "num_mini_batches": 2}
+    shared = {"teacher_cfg": {"class_name": "any"}, "teacher_coef": 0.8, "num_mini_batches": 2}
     algorithm = make_ppo(TbpttPPO, 6, 4, **{**shared, **options})
     algorithm.set_teacher(make_model("teacher", teacher, 4, seed=9))
     return algorithm
@@ -78,8 +78,8 @@ def fine_tuning_cfg(**algorithm: Any) -> dict[str, Any]:
             "class_name": "rsl_tbptt.algorithms:TbpttPPO",
             "gradient_length": 4,
             "critic_warmup_iterations": 1,
-            "teacher_kl_coef": 0.5,
-            "teacher_kl_updates": 2,
+            "teacher_coef": 0.5,
+            "teacher_updates": 2,
             "teacher_cfg": _model_cfg("MLPModel", **_gaussian()),
             **algorithm,
         },

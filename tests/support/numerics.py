@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 RECORDED = Path(__file__).parents[1] / "numerics.json"
 NUM_STEPS, NUM_ENVS = 7, 6
 NUM_PROJECTIONS = 3
-NEWER_NAMES = {"episode_start_rate": "done_rate"}
+NEWER_NAMES = {"episode_start_rate": "done_rate", "teacher_kl_coef": "teacher_coef"}
 """Metrics that have another name since they were recorded."""
 
 Case = Callable[[], Any]
@@ -368,7 +368,7 @@ def _ppo_cases() -> dict[str, Case]:
     named["ppo-planned"] = planned
     named["ppo-final-observations"] = with_final_observations
     named["ppo-fine-tuned"] = fine_tuned(
-        student_action_std=0.2, critic_warmup_iterations=1, teacher_kl_updates=2
+        student_action_std=0.2, critic_warmup_iterations=1, teacher_updates=2
     )
     named["ppo-pulled-by-mlp"] = fine_tuned(2, teacher="mlp", **window)
     return named

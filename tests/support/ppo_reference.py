@@ -1,6 +1,6 @@
 """PPO's truncated gradient written once more, sample by sample, for TbpttPPO to agree with."""
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,6 +8,10 @@ import torch
 
 from rsl_tbptt.core import hidden_state
 from support.helpers import roll_out_ppo
+
+FurtherLoss = Callable[[Any, int, slice], torch.Tensor]
+"""Returns what one sample's loss has besides, shape (1,), of the actor after its step, the step and
+the environment."""
 
 
 @dataclass(frozen=True)
@@ -81,20 +85,27 @@ def gradients_of_update(algorithm: Any) -> list[torch.Tensor]:
 
 
 def reference_gradient(
-    algorithm: Any, states: list[tuple], segmentes: Iterable[Segment]
+    algorithm: Any,
+    states: list[tuple],
+    segmentes: Iterable[Segment],
+    further: FurtherLoss | None = None,
 ) -> torch.Tensor:
     """Return the gradient of the mean loss over the segmentes' samples, by the models' forward."""
     models = (algorithm.actor, algorithm.critic)
     live = [model.get_hidden_state() for model in models]
     algorithm.optimizer.zero_grad()
-    losses = [loss for segment in segmentes for loss in _replay(algorithm, states, segment)]
+    losses = [
+        loss for segment in segmentes for loss in _replay(algorithm, states, segment, further)
+    ]
     torch.stack(losses).mean().backward()
     for model, state in zip(models, live, strict=True):
         model.reset(hidden_state=state)
     return gradient_of(*models)
 
 
-def _replay(algorithm: Any, states: list[tuple], segment: Segment) -> list[torch.Tensor]:
+def _replay(
+    algorithm: Any, states: list[tuple], segment: Segment, further: FurtherLoss | None
+) -> list[torch.Tensor]:
     models = (algorithm.actor, algorithm.critic)
     env = slice(segment.env, segment.env + 1)
     for model, state in zip(models, states[segment.first], strict=True):
@@ -107,6 +118,8 @@ def _replay(algorithm: Any, states: list[tuple], segment: Segment) -> list[torch
             if t in (segment.loss_start, *segment.cuts):
                 model.detach_hidden_state()
         loss = sample_loss(algorithm, t, env)
+        if further is not None:
+            loss = loss + further(algorithm.actor, t, env).squeeze(0)
         if t >= segment.loss_start:
             losses.append(loss)
     return losses

@@ -1,4 +1,4 @@
-"""Truncated BPTT written twice more, as plainly as possible, for the core to agree with."""
+"""Truncated BPTT written thrice more, as plainly as possible, for the rest to agree with."""
 
 import itertools
 from dataclasses import dataclass
@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import nn
 
+from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.hidden_state import as_tensors
 from rsl_tbptt.core.rollout import Rollout
 from rsl_tbptt.core.scan import recurrent_scan
@@ -119,3 +120,79 @@ class StepwiseTbptt:
     def _detached(state):
         parts = tuple(s.detach() for s in as_tensors(state))
         return parts if len(parts) == 2 else parts[0]
+
+
+@dataclass
+class WeightedSequences:
+    """What a model of rsl_rl's interface went through in n environments, and what steps weigh."""
+
+    obs: Any
+    """Observations, batch size (T, n)."""
+
+    labels: torch.Tensor
+    """Shape: (T, n, A)."""
+
+    dones: torch.Tensor
+    """Read after each step. Shape: (T, n), bool."""
+
+    weights: torch.Tensor
+    """Shape: (T, n)."""
+
+    state: Any = None
+    """Before the first step; None is zero."""
+
+
+def weighted_gradients(
+    model: Any,
+    sequences: list[WeightedSequences],
+    k1: int,
+    k2: int,
+    loss: Any,
+    num_loss_steps: int | None = None,
+) -> list[torch.Tensor]:
+    """Return the gradient of each optimiser step of truncated BPTT(k1, k2) at fixed parameters.
+
+    Each minimises the sum of weight times loss over its steps, divided by the steps of a full group
+    times what a step weighs on average, summed over sequences.
+    """
+    num_steps = num_loss_steps or len(sequences[0].dones)
+    mean_weights = sum(each.weights[:num_steps].mean(0).sum() for each in sequences)
+    divisor = min(k1, num_steps) * mean_weights
+    before: list[dict[int, Any]] = [{0: each.state} for each in sequences]
+    gradients = []
+    for first in range(0, num_steps, k1):
+        last = min(first + k1, num_steps)
+        windows = [(max(0, last - k2), last, first)]
+        if k1 >= k2:
+            windows = [(t, min(t + k2, last), t) for t in range(first, last, k2)]
+        model.zero_grad()
+        for each, states in zip(sequences, before, strict=True):
+            for window in windows:
+                (_weighted_loss(model, each, states, *window, loss) / divisor).backward()
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in model.parameters()]
+        gradients.append(torch.cat([grad.flatten() for grad in grads]))
+    return gradients
+
+
+def _weighted_loss(
+    model: Any,
+    sequences: WeightedSequences,
+    before: dict[int, Any],
+    start: int,
+    stop: int,
+    loss_start: int,
+    loss: Any,
+) -> torch.Tensor:
+    """Step through a window from the detached state before it; note those of all its steps."""
+    model.reset(hidden_state=before[start])
+    total = torch.zeros(())
+    for t in range(start, stop):
+        before[t] = hidden_state.detach(model.get_hidden_state())
+        if t > 0:
+            state = hidden_state.clear(model.get_hidden_state(), sequences.dones[t - 1])
+            model.reset(hidden_state=state)
+        actions = model(sequences.obs[t])
+        if t >= loss_start:
+            total = total + (sequences.weights[t] * loss(actions, sequences.labels[t])).sum()
+    before[stop] = hidden_state.detach(model.get_hidden_state())
+    return total

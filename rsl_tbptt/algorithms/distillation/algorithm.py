@@ -9,27 +9,36 @@ from rsl_rl.env import VecEnv
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
+from rsl_tbptt.algorithms.auxiliary.heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.distillation.arguments import DistillationArguments
-from rsl_tbptt.algorithms.distillation.awaited_teacher import AwaitedTeacher
+from rsl_tbptt.algorithms.distillation.awaited_teacher import (
+    AwaitedTeacher,
+    check_one_source,
+    check_teacher,
+    load_teacher,
+)
 from rsl_tbptt.algorithms.distillation.dagger import Dagger
 from rsl_tbptt.algorithms.distillation.labels import teacher_labels
 from rsl_tbptt.algorithms.distillation.learner import DistillationLearner
 from rsl_tbptt.algorithms.distillation.losses import resolve_behavior_loss
 from rsl_tbptt.algorithms.distillation.options import DistillationOptions
+from rsl_tbptt.algorithms.distillation.rollout_memory import NEWEST
+from rsl_tbptt.algorithms.distillation.sample_weights import sample_weights
+from rsl_tbptt.algorithms.distillation.teacher_layers import TeacherLayers
 from rsl_tbptt.algorithms.update.arguments import takes
 from rsl_tbptt.algorithms.update.memory_plan import MemoryPlan
 from rsl_tbptt.algorithms.update.non_finite import take_over_nan_check
 from rsl_tbptt.algorithms.update.optimizers import use_fused_kernels
 from rsl_tbptt.algorithms.update.session import UpdateSession
-from rsl_tbptt.checkpoints.reading import read_checkpoint, student_state_dict
+from rsl_tbptt.checkpoints.reading import student_state_dict
 from rsl_tbptt.checkpoints.trained_models import check_fits, describe_all
 from rsl_tbptt.compat.versions import (
     Distillation,
     MLPModel,
-    config_advice,
     teacher_state_dict,
 )
 from rsl_tbptt.core.distributed import Ranks
+from rsl_tbptt.models.selected_teachers import models_by_role
 
 
 class TbpttDistillation(Distillation):
@@ -76,7 +85,8 @@ class TbpttDistillation(Distillation):
 
         Raises:
             ValueError: If an option is unknown, invalid or contradicts another.
-            NotImplementedError: If the loss needs a Gaussian that a model does not have.
+            NotImplementedError: If the loss needs a Gaussian that a model does not have, or
+                auxiliary heads a latent that is not seen.
         """
         if rnd_cfg is not None or symmetry_cfg is not None:
             raise ValueError(
@@ -103,18 +113,29 @@ class TbpttDistillation(Distillation):
         self._raw_student, self._raw_teacher = self.student, self.teacher  # rsl_rl 5.0 lacks them
         num_actions = storage.privileged_actions.shape[-1]
         loss = resolve_behavior_loss(self.options.loss_type, student, teacher, num_actions)
-        in_batches = self.options.batch_teacher_labels
-        self._labels = teacher_labels(teacher, storage, loss.to_gaussian, in_batches)
+        in_batches, heads = self.options.batch_teacher_labels, self.options.heads()
+        layers = TeacherLayers(teacher, storage, heads, in_batches=in_batches)
+        self._labels = teacher_labels(teacher, storage, loss.to_gaussian, in_batches, layers)
+        self._weights = sample_weights(self.options.imitation_weight, storage)
+        self._heads = AuxiliaryHeads(
+            heads, student, storage, self.optimizer, layers=layers.outputs, reported_where=NEWEST
+        )
         self._dagger = Dagger(self.options, storage.num_envs, device)
         self._ranks = Ranks(together=self.is_multi_gpu)
         trained = (student, teacher, storage, self.optimizer, self.options, self._ranks)
         self.learner = DistillationLearner(
-            *trained, labels=self._labels, dagger=self._dagger, loss=loss
+            *trained,
+            labels=self._labels,
+            dagger=self._dagger,
+            loss=loss,
+            heads=self._heads,
+            layers=layers,
+            weights=self._weights,
         )
         self._session = UpdateSession(self.learner, storage, self.options, self._ranks)
         self.awaited_teacher = AwaitedTeacher(
-            self.options.teacher_checkpoint,
-            lambda path: self._ranks.run_together(lambda: self._load_teacher(path)),
+            check_one_source(teacher, self.options.teacher_checkpoint),
+            lambda: self._ranks.run_together(self._load_teacher),
         )
         self.teacher_loaded = self.awaited_teacher
 
@@ -137,6 +158,11 @@ class TbpttDistillation(Distillation):
             algorithm.checkpoint_path = cfg.get("load_checkpoint")
             take_over_nan_check(algorithm.options.non_finite, cfg)
         return algorithm
+
+    def broadcast_parameters(self) -> None:
+        """Let all processes begin with the first one's models and auxiliary heads."""
+        super().broadcast_parameters()
+        self._heads.broadcast()
 
     def memory_plan(self) -> MemoryPlan:
         """Predict what ``update()`` will take; see :meth:`UpdateSession.plan_memory`."""
@@ -195,6 +221,8 @@ class TbpttDistillation(Distillation):
         """
         self.transition.rewards = rewards
         self.transition.dones = dones
+        if self._weights is not None:
+            self._weights.count_step(self.storage.step, dones)
         self.storage.add_transition(self.transition)
         self.transition.clear()
         self.student.reset(dones)
@@ -212,8 +240,10 @@ class TbpttDistillation(Distillation):
             What the runner logs under ``Loss/``: ``behavior`` (mean per-sample loss), ``grad_norm``
             (mean over optimiser steps, before clipping), ``optimizer_steps``, ``flushed_steps``
             (steps per epoch in a last, shorter group), ``done_rate``, ``skipped_updates`` (all so
-            far; alone where this is one) and, where the option is used, ``teacher_action_share``
-            (of the environments, in this rollout).
+            far; alone where this is one) and, where the options are used, ``teacher_action_share``
+            (of the environments, in this rollout), ``imitation_weight`` (mean over its steps) and
+            ``auxiliary/NAME`` (mean loss of a head on this rollout; a sample without target counts
+            as 0).
 
         Raises:
             ValueError: If a loss, gradient or result is NaN or inf and ``non_finite`` does not skip
@@ -226,15 +256,18 @@ class TbpttDistillation(Distillation):
     def save(self) -> dict:
         """Return rsl_rl's checkpoint, with this algorithm's own under "rsl_tbptt".
 
-        That is the number of updates, what models are configured with, and with ``save_memory`` the
-        memory of rollouts. rsl_rl ignores that key, so the checkpoint loads there too.
+        That is the number of updates, what models are configured with, auxiliary heads, and with
+        ``save_memory`` the memory of rollouts. rsl_rl ignores that key, so the checkpoint loads
+        there too.
         """
-        models = {"student": self._raw_student, "teacher": self._raw_teacher}
+        models = {"student": self._raw_student, **models_by_role(self._raw_teacher)}
         described = describe_all(models, self.storage.observations)
         own = {"num_updates": self.num_updates, "models": described}
         memory = self.learner.experience.memory
         if self.options.save_memory and memory is not None:
             own["memory"] = memory.state_dict()
+        if self.options.auxiliary:
+            own["auxiliary"] = self._heads.state_dict()
         return {**super().save(), "rsl_tbptt": own}
 
     def load(self, loaded_dict: dict, load_cfg: dict | None, strict: bool) -> bool:
@@ -242,8 +275,8 @@ class TbpttDistillation(Distillation):
 
         A PPO checkpoint loads the teacher; a distillation checkpoint loads student, teacher,
         optimiser and iteration. With the student comes its number of updates, 0 where rsl_rl wrote
-        the checkpoint, so that the schedule of ``teacher_action_share`` goes on, and with
-        ``save_memory`` the memory of rollouts; else that is empty.
+        the checkpoint, so that the schedule of ``teacher_action_share`` goes on, its auxiliary
+        heads, and with ``save_memory`` the memory of rollouts; else that is empty.
 
         Args:
             loaded_dict: The checkpoint.
@@ -261,23 +294,24 @@ class TbpttDistillation(Distillation):
         obs, source = self.storage.observations, (loaded_dict, self.checkpoint_path)
         if strict and wants.get("teacher"):
             state_dict = teacher_state_dict(loaded_dict, "The checkpoint")
-            check_fits(self._raw_teacher, state_dict, "teacher", obs, *source)
+            check_teacher(self._raw_teacher, state_dict, obs, *source)
         if strict and wants.get("student"):
             check_fits(self._raw_student, student_state_dict(loaded_dict), "student", obs, *source)
         own = loaded_dict.get("rsl_tbptt", {})
-        if wants.get("student"):  # first, as it may refuse
+        if wants.get("student"):  # first, as these may refuse
+            self._heads.check(own.get("auxiliary", {}))
             self.learner.experience.restore(own.get("memory") if self.options.save_memory else None)
         load_iteration = super().load(loaded_dict, load_cfg, strict)
         if wants.get("teacher"):
             self.awaited_teacher.forget()
         if wants.get("student"):
             self.num_updates = own.get("num_updates", 0)
+            with_optimizer = load_cfg is None or bool(load_cfg.get("optimizer"))
+            self._heads.load_state_dict(own.get("auxiliary", {}), with_optimizer=with_optimizer)
         return load_iteration
 
-    def _load_teacher(self, path: str) -> None:
-        checkpoint = read_checkpoint(path, self.device)
-        state_dict = teacher_state_dict(checkpoint, f"The teacher_checkpoint '{path}'")
-        obs, teacher = self.storage.observations, self._raw_teacher
-        check_fits(teacher, state_dict, "teacher", obs, checkpoint, path, config_advice)
-        self._raw_teacher.load_state_dict(state_dict)
+    def _load_teacher(self) -> None:
+        """Read the teacher from the file that the config names, or several from theirs."""
+        path = self.options.teacher_checkpoint
+        load_teacher(self._raw_teacher, path, self.storage.observations, self.device)
         self.teacher_loaded = True

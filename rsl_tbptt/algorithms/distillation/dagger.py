@@ -33,10 +33,14 @@ class Dagger:
             self._teacher_acts = draw_envs(share, self._num_envs, self._device)
 
     def mix(self, actions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-        """Return the teacher's labels where it acts, elsewhere the student's actions: (N, A)."""
+        """Return the teacher's labels where it acts, elsewhere the student's actions: (N, A).
+
+        A label that is not finite, as where no teacher is selected, reaches no environment.
+        """
         if self._teacher_acts is None:
             return actions
-        return torch.where(self._teacher_acts, labels, actions)
+        acts = self._teacher_acts & torch.isfinite(labels).all(-1, keepdim=True)
+        return torch.where(acts, labels, actions)
 
     def metrics(self) -> dict[str, torch.Tensor]:
         """Return the share of the environments in this rollout, shape (); empty if unused."""

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any
 
 import torch
 from rsl_rl.storage import RolloutStorage
 
+from rsl_tbptt.algorithms.auxiliary.heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.distillation.labels import RolloutLabels, StepLabels
 from rsl_tbptt.algorithms.distillation.memory_size import MemorySize, memory_size, new_frames
 from rsl_tbptt.algorithms.distillation.mini_batches import (
@@ -16,6 +18,7 @@ from rsl_tbptt.algorithms.distillation.mini_batches import (
 )
 from rsl_tbptt.algorithms.distillation.options import DistillationOptions
 from rsl_tbptt.algorithms.distillation.rollout_memory import RolloutMemory
+from rsl_tbptt.algorithms.distillation.sample_weights import SampleWeights
 from rsl_tbptt.algorithms.update.frames import find_held_frames
 from rsl_tbptt.algorithms.update.replay import seen_by
 from rsl_tbptt.compat.versions import MLPModel
@@ -38,6 +41,8 @@ class Experience:
         labels: StepLabels | RolloutLabels,
         options: DistillationOptions,
         ranks: Ranks,
+        heads: AuxiliaryHeads,
+        weights: SampleWeights | None,
     ) -> None:
         """Take where the newest rollout is found; the memory comes with ``begin_training``.
 
@@ -47,6 +52,8 @@ class Experience:
             labels: The teacher's labels.
             options: Sizes of mini-batches and memory.
             ranks: The processes that train together.
+            heads: The student's auxiliary heads, whose targets are labels, too.
+            weights: Those of the samples; None weighs all the same.
         """
         # On every rank as many, as each comes with an exchange.
         self.num_mini_batches = min(options.num_mini_batches, *ranks.gather(storage.num_envs))
@@ -55,7 +62,10 @@ class Experience:
         """State of the student before the newest rollout. Shape: (L, N, H), or a pair of them."""
         self.memory: RolloutMemory | None = None
         """Sequences of past rollouts, from the start of training on, if any are to be kept."""
-        self._student, self._storage, self._labels = student, storage, labels
+        self._student, self._storage, self._heads = student, storage, heads
+        self.labels = labels
+        """The teacher's labels."""
+        self._weights = weights
         self._options, self._ranks = options, ranks
         self._taken = self.newest()
         self.nothing: Sequences = (self._taken, None)
@@ -68,7 +78,10 @@ class Experience:
     def newest(self) -> Rollout:
         """View the storage as a rollout."""
         obs = seen_by(self._student, self._storage.observations)
-        return Rollout.from_dones(obs, self._labels.of_rollout(), self.dones())
+        dones = self.dones()
+        labels = {**self.labels.of_rollout(), **self._heads.targets(dones)}
+        rollout = Rollout.from_dones(obs, labels, dones)
+        return rollout if self._weights is None else replace(rollout, weights=self._weights.values)
 
     def dones(self) -> torch.Tensor:
         """Return which episodes of the newest rollout ended when. Shape: (T, N), bool."""
@@ -134,8 +147,14 @@ class Experience:
         )
 
     def take(self) -> None:
-        """Complete the labels of the newest rollout, and put it beside the past."""
-        self._labels.complete()
+        """Complete labels and weights of the newest rollout, and put it beside the past.
+
+        Raises:
+            ValueError: If the function that weighs its samples fails.
+        """
+        self.labels.complete()
+        if self._weights is not None:
+            self._weights.complete()
         self._taken = self.newest()
         find_held_frames(self._taken.obs)
         if self.memory is not None:
@@ -170,8 +189,27 @@ class Experience:
             return self._taken, hidden_state.clone(self.start_state)
         if self.memory is None:
             return _columns(self._taken, self.start_state, mini_batch.envs)
-        columns = torch.cat((self.memory.capacity + mini_batch.envs, mini_batch.kept))
+        columns = _columns_of(mini_batch, self.memory)
         return _columns(self.memory.rollout, self.memory.state, columns)
+
+    def weights_of(self, mini_batch: MiniBatch, num_steps: int) -> torch.Tensor:
+        """Sum up what the first steps of a mini-batch's sequences weigh.
+
+        Args:
+            mini_batch: Sequences of the newest rollout and of the past.
+            num_steps: Steps that enter the loss.
+
+        Returns:
+            The sums over the sequences of the newest rollout and over those of the past, (2,).
+        """
+        if self.memory is None:
+            weights, columns = self._taken.weights, mini_batch.envs
+        else:
+            weights, columns = self.memory.rollout.weights, _columns_of(mini_batch, self.memory)
+        assert weights is not None
+        of_sequences = weights[:num_steps, columns].sum(0)
+        newest, past = of_sequences.tensor_split([len(mini_batch.envs)])
+        return torch.stack((newest.sum(), past.sum()))
 
     def of_envs(self, envs: slice) -> Sequences:
         """Return sequences of the newest rollout, in the form that updates have.
@@ -187,6 +225,11 @@ class Experience:
             )
         columns = torch.arange(envs.stop or num_envs, device=self._storage.dones.device)
         return _columns(rollout, self.start_state, columns % num_envs)
+
+
+def _columns_of(mini_batch: MiniBatch, memory: RolloutMemory) -> torch.Tensor:
+    """Return the columns of a mini-batch's sequences, those of the newest rollout first: (n,)."""
+    return torch.cat((memory.capacity + mini_batch.envs, mini_batch.kept))
 
 
 def _columns(rollout: Rollout, state: HiddenState, columns: torch.Tensor) -> Sequences:

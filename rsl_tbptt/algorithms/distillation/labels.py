@@ -2,11 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
 import torch
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.distillation.losses import ACTIONS, STD
+from rsl_tbptt.algorithms.distillation.per_teacher import TEACHER
+from rsl_tbptt.algorithms.distillation.teacher_layers import TeacherLayers
 from rsl_tbptt.algorithms.update.replay import (
     action_head,
     gaussian_head,
@@ -15,16 +21,62 @@ from rsl_tbptt.algorithms.update.replay import (
 )
 from rsl_tbptt.algorithms.update.step_batches import step_batches
 from rsl_tbptt.compat.versions import MLPModel
+from rsl_tbptt.core.accumulate import Replay
 from rsl_tbptt.core.rollout import Labels
+from rsl_tbptt.models.selected_teachers import SelectedTeachers, selected_by
+from rsl_tbptt.models.selector import NONE
 
 
-class StepLabels:
-    """Labels each step as it happens, so that a teacher with memory keeps it."""
+class StoredLabels:
+    """Where the labels of a rollout lie, whenever they are made."""
 
-    def __init__(self, storage: RolloutStorage, with_std: bool) -> None:
-        """Take where labels are stored, and whether the teacher's standard deviation is one."""
-        self._storage = storage
+    def __init__(
+        self, teacher: MLPModel, storage: RolloutStorage, with_std: bool, layers: TeacherLayers
+    ) -> None:
+        """Take where labels are stored.
+
+        Args:
+            teacher: The teacher, or several.
+            storage: Storage of the rollouts.
+            with_std: Whether labels include the standard deviation of the teacher's Gaussian.
+            layers: The teacher's layers that are recorded.
+        """
+        self._storage, self._layers = storage, layers
         self._std = torch.zeros_like(storage.privileged_actions) if with_std else None
+        self._teachers = teacher if isinstance(teacher, SelectedTeachers) else None
+        steps = storage.dones.squeeze(-1)
+        self._selected = torch.zeros_like(steps, dtype=torch.int16) if self._teachers else None
+
+    @property
+    def teacher_names(self) -> tuple[str, ...]:
+        """Several teachers in the order of their numbers; none where there is only one."""
+        return self._teachers.names if self._teachers else ()
+
+    def of_rollout(self) -> Labels:
+        """Return the labels of the stored rollout, once it is complete."""
+        named = {
+            ACTIONS: self._storage.privileged_actions,
+            STD: self._std,
+            TEACHER: self._selected,
+        }
+        return {name: label for name, label in named.items() if label is not None}
+
+    def recorded(self) -> dict[str, torch.Tensor]:
+        """Return what may be NaN, by what messages call it, shape (T, N, D) each."""
+        actions = {"teacher actions": self._storage.privileged_actions}
+        if self._teachers is None or self._selected is None:
+            return actions
+        selector = self._teachers.selector
+        kind = (
+            f"the choice of a teacher by {selector.described}, which is none of"
+            f" {selector.expected},"
+        )
+        chosen = self._selected.to(self._storage.privileged_actions.dtype).unsqueeze(-1)
+        return {kind: chosen.masked_fill(chosen == NONE, torch.nan), **actions}
+
+
+class StepLabels(StoredLabels):
+    """Labels each step as it happens, so that a teacher with memory keeps it."""
 
     def of_step(self, teacher: MLPModel, obs: TensorDict, step: int) -> torch.Tensor:
         """Return the teacher's actions at a step, shape (N, A), which the storage shall keep.
@@ -35,33 +87,38 @@ class StepLabels:
             step: Step of the rollout.
         """
         if self._std is None:
-            return teacher(obs).detach()
-        teacher(obs, stochastic_output=True)
-        self._std[step].copy_(teacher.output_std)
-        return teacher.output_mean.detach()
-
-    def of_rollout(self) -> Labels:
-        """Return the labels of the stored rollout."""
-        return _named(self._storage.privileged_actions, self._std)
+            actions = teacher(obs).detach()
+        else:
+            teacher(obs, stochastic_output=True)
+            self._std[step].copy_(teacher.output_std)
+            actions = teacher.output_mean.detach()
+        if self._selected is not None:
+            self._selected[step].copy_(selected_by(teacher))
+        self._layers.keep(step)
+        return actions
 
     def complete(self) -> None:
         """Do nothing: every step has its label."""
 
 
-class RolloutLabels:
+class RolloutLabels(StoredLabels):
     """Labels stored observations instead of each step, which takes fewer and larger operations."""
 
-    def __init__(self, teacher: MLPModel, storage: RolloutStorage, with_std: bool) -> None:
+    def __init__(
+        self, teacher: MLPModel, storage: RolloutStorage, with_std: bool, layers: TeacherLayers
+    ) -> None:
         """Take the teacher and where it finds its observations.
 
         Args:
             teacher: The teacher.
             storage: Storage of the rollouts.
             with_std: Whether labels include the standard deviation of the teacher's Gaussian.
+            layers: The teacher's layers that are recorded.
 
         Raises:
             ValueError: If the teacher has memory, or the storage lacks what it observes.
         """
+        super().__init__(teacher, storage, with_std, layers)
         if teacher.is_recurrent:
             raise ValueError(
                 "batch_teacher_labels is True, expected False with a recurrent teacher: its labels"
@@ -77,17 +134,12 @@ class RolloutLabels:
                     " computed from stored observations."
                 )
         head = gaussian_head if with_std else action_head
-        self._replay = make_replay(teacher, head=head, scan_engine="auto", operand_dtype=None)
-        self._storage = storage
-        self._std = torch.zeros_like(storage.privileged_actions) if with_std else None
+        make = partial(make_replay, head=head, scan_engine="auto", operand_dtype=None)
+        self._replay = _replay_selected(self._teachers, make) if self._teachers else make(teacher)
 
     def of_step(self, teacher: MLPModel, obs: TensorDict, step: int) -> torch.Tensor:
         """Return what the storage holds at a step, shape (N, A), until ``complete``."""
         return self._storage.privileged_actions[step]
-
-    def of_rollout(self) -> Labels:
-        """Return the labels of the stored rollout, once it is complete."""
-        return _named(self._storage.privileged_actions, self._std)
 
     @torch.no_grad()
     def complete(self) -> None:
@@ -100,10 +152,15 @@ class RolloutLabels:
             outputs, _ = self._replay(observations[steps], None, starts[steps])
             for label, output in zip(labels, outputs, strict=True):
                 label[steps].copy_(output)
+            self._layers.keep(steps.start)
 
 
 def teacher_labels(
-    teacher: MLPModel, storage: RolloutStorage, with_std: bool, in_batches: bool
+    teacher: MLPModel,
+    storage: RolloutStorage,
+    with_std: bool,
+    in_batches: bool,
+    layers: TeacherLayers,
 ) -> StepLabels | RolloutLabels:
     """Return what labels the rollouts.
 
@@ -112,14 +169,36 @@ def teacher_labels(
         storage: Storage of the rollouts.
         with_std: Whether labels include the standard deviation of the teacher's Gaussian.
         in_batches: Whether whole rollouts are labelled at once.
+        layers: The teacher's layers that are recorded.
 
     Raises:
         ValueError: If they cannot be.
     """
     if in_batches:
-        return RolloutLabels(teacher, storage, with_std)
-    return StepLabels(storage, with_std)
+        return RolloutLabels(teacher, storage, with_std, layers)
+    return StepLabels(teacher, storage, with_std, layers)
 
 
-def _named(actions: torch.Tensor, std: torch.Tensor | None) -> Labels:
-    return {ACTIONS: actions} if std is None else {ACTIONS: actions, STD: std}
+def _replay_selected(
+    teachers: SelectedTeachers, make: Callable[[MLPModel], Replay]
+) -> Callable[[TensorDict, None, torch.Tensor], tuple[tuple[torch.Tensor, ...], None]]:
+    """Make a replay of teachers without memory of which one labels each sample.
+
+    Its outputs are theirs, shape (K, n, A) each, and the number of the teacher, (K, n).
+    """
+    models: dict[str, Any] = dict(teachers.teachers.items())
+    replays = {name: make(model) for name, model in models.items()}
+
+    def run(name: str, rows: TensorDict) -> list[torch.Tensor]:
+        starts = torch.zeros(1, len(rows), dtype=torch.bool, device=rows.device)
+        outputs, _ = replays[name](rows.unsqueeze(0), None, starts)
+        return [output.squeeze(0) for output in outputs]
+
+    def replay(
+        obs: TensorDict, state: None, episode_starts: torch.Tensor
+    ) -> tuple[tuple[torch.Tensor, ...], None]:
+        outputs = teachers.run(obs.flatten(0, 1), run)
+        found = (*outputs, selected_by(teachers))
+        return tuple(output.unflatten(0, episode_starts.shape) for output in found), None
+
+    return replay

@@ -11,12 +11,17 @@ import torch
 from rsl_rl.storage import RolloutStorage
 from torch import nn
 
+from rsl_tbptt.algorithms.auxiliary.heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.distillation.dagger import Dagger
 from rsl_tbptt.algorithms.distillation.experience import Experience
 from rsl_tbptt.algorithms.distillation.labels import RolloutLabels, StepLabels
 from rsl_tbptt.algorithms.distillation.losses import BehaviorLoss
 from rsl_tbptt.algorithms.distillation.mini_batches import MiniBatch
 from rsl_tbptt.algorithms.distillation.options import DistillationOptions
+from rsl_tbptt.algorithms.distillation.per_teacher import LossPerTeacher
+from rsl_tbptt.algorithms.distillation.sample_weights import OPTION, SampleWeights
+from rsl_tbptt.algorithms.distillation.teacher_layers import TeacherLayers
+from rsl_tbptt.algorithms.distillation.update_sums import UpdateSums, or_one
 from rsl_tbptt.algorithms.update.memory_plan import Sizes
 from rsl_tbptt.algorithms.update.normalization import update_normalization
 from rsl_tbptt.algorithms.update.replay import observed_groups
@@ -30,9 +35,6 @@ from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.rollout import Rollout, Segments
 from rsl_tbptt.core.windows import Group, num_steps_of_full_group, tbptt_schedule
-
-_LOSSES: tuple[str, ...] = ("behavior", "memory")
-"""What is logged: the loss on the newest rollout, and on those of the past."""
 
 
 class DistillationLearner:
@@ -50,6 +52,9 @@ class DistillationLearner:
         labels: StepLabels | RolloutLabels,
         dagger: Dagger,
         loss: BehaviorLoss,
+        heads: AuxiliaryHeads,
+        layers: TeacherLayers,
+        weights: SampleWeights | None,
     ) -> None:
         """Fix the windows and the divisor of every update.
 
@@ -63,15 +68,21 @@ class DistillationLearner:
             labels: The teacher's labels.
             dagger: Where the teacher acts.
             loss: Compares the student with them.
+            heads: The student's auxiliary heads.
+            layers: The teacher's layers that are their targets.
+            weights: What the samples weigh; None weighs all the same.
         """
-        self.loss: Loss = loss
+        self._per_teacher = LossPerTeacher(labels.teacher_names)
+        self.loss: Loss = self._per_teacher.reported_by(loss)
+        self._reported = (*loss.reported_names, *heads.names)
+        self._weights = weights
         self.num_micro_batches = options.num_micro_batches
-        self.experience = Experience(student, storage, labels, options, ranks)
+        self.experience = Experience(student, storage, labels, options, ranks, heads, weights)
         self._end_state: HiddenState = None
         self._student, self._teacher, self._storage = student, teacher, storage
         self._optimizer, self._options, self._ranks = optimizer, options, ranks
-        self._dagger = dagger
-        self._model = TrainedModel(student, loss.head, options)
+        self._dagger, self._heads, self._layers = dagger, heads, layers
+        self._model = TrainedModel(student, loss.head, options, heads=heads)
         num_steps, num_envs = storage.num_transitions_per_env, storage.num_envs
         lengths = (options.gradient_length, options.update_length)
         self._schedule = tbptt_schedule(num_steps, *lengths, tail=options.tail)
@@ -82,7 +93,8 @@ class DistillationLearner:
         self._steps_in_mean = self._steps_per_group if options.loss_reduction == "mean" else 1
         self._step_batches = step_batches(num_steps, num_envs_of_ranks, device)
         nan = torch.full((), torch.nan, device=device)
-        self._no_sums = dict.fromkeys(_LOSSES, nan)
+        self._no_sums = dict.fromkeys((*self._reported, *self._per_teacher.names), nan)
+        self._no_weights = torch.zeros(2, device=device)
 
     def begin_rollout(self) -> None:
         """Keep the state that the rollout starts with."""
@@ -93,43 +105,36 @@ class DistillationLearner:
         session.attempt(self.experience.take, otherwise=None)
         num_epochs = self._options.num_learning_epochs
         mini_batches = self.experience.plan()
-        loss_sums: list[dict[str, torch.Tensor]] = []
-        grad_norms: list[torch.Tensor] = []
+        sums = UpdateSums()
         for _ in range(num_epochs):
             drawn = list(mini_batches.draw())
-            end_states = [self._train_on(each, session, loss_sums, grad_norms) for each in drawn]
+            end_states = [self._train_on(each, session, sums) for each in drawn]
             order = torch.cat([mini_batch.envs for mini_batch in drawn]).argsort()
             self._end_state = hidden_state.select_envs(
                 hidden_state.concatenate_envs(end_states), order
             )
         update_normalization([self._student], self._storage.observations, self._step_batches)
-        num_sequences = zip(_LOSSES, (self._storage.num_envs, mini_batches.num_drawn), strict=True)
         num_steps = num_epochs * self._num_loss_steps
         return {
-            **{
-                name: torch.stack([sums[name] for sums in loss_sums]).sum() / (num_steps * number)
-                for name, number in num_sequences
-                if number > 0
-            },
-            "grad_norm": torch.stack(grad_norms).mean(),
+            **sums.means(
+                self._reported,
+                num_newest=num_steps * self._storage.num_envs,
+                num_past=num_steps * mini_batches.num_drawn,
+            ),
+            **self._per_teacher.metrics(sums.losses),
             "done_rate": self.experience.dones().float().mean(),
             **self._dagger.metrics(),
         }
 
     def _train_on(
-        self,
-        mini_batch: MiniBatch,
-        session: UpdateSession,
-        loss_sums: list[dict[str, torch.Tensor]],
-        grad_norms: list[torch.Tensor],
+        self, mini_batch: MiniBatch, session: UpdateSession, sums: UpdateSums
     ) -> HiddenState:
         """Step on every group of a mini-batch.
 
         Args:
             mini_batch: Sequences of the newest rollout and of the past.
             session: Runs what only this process does.
-            loss_sums: Where the sums of the losses go, one per optimiser step.
-            grad_norms: Where the gradient norms before clipping go, likewise. Shape: () each.
+            sums: Where what is logged is summed up.
 
         Returns:
             The state of the newest rollout's sequences after their last step.
@@ -137,21 +142,39 @@ class DistillationLearner:
         rollout, state = session.attempt(
             partial(self.experience.of, mini_batch), otherwise=self.experience.nothing
         )
+        num_sequences = self._num_sequences(mini_batch, session, sums)
         newest = slice(len(mini_batch.envs))
         for group in self._schedule:
             has_loss = group[-1].num_loss_steps > 0
             if not has_loss:  # the end of the schedule, where the past has nothing to say
                 rollout, state = rollout.envs(newest), hidden_state.select_envs(state, newest)
-            self._optimizer.zero_grad()
-            divisor = self._steps_in_mean * mini_batch.num_sequences
-            state, sums = session.attempt(
+            self._zero_grad()
+            divisor = self._steps_in_mean * num_sequences
+            state, losses = session.attempt(
                 partial(self._accumulate, group, rollout, state, divisor, self.num_micro_batches),
                 otherwise=(state, self._no_sums),
             )
             if has_loss:
-                loss_sums.append(sums)
-                grad_norms.append(self._optimizer_step())
+                sums.losses.append(losses)
+                sums.grad_norms.append(self._optimizer_step())
         return hidden_state.select_envs(state, newest)
+
+    def _num_sequences(
+        self, mini_batch: MiniBatch, session: UpdateSession, sums: UpdateSums
+    ) -> int | torch.Tensor:
+        """Return how many sequences a mini-batch counts as, over all processes.
+
+        Each counts by the mean weight of its steps, so that a robot-step has its weight in
+        whichever group of windows it falls (one exchange with other processes).
+        """
+        if self._weights is None:
+            return mini_batch.num_sequences
+        weights = session.attempt(
+            partial(self.experience.weights_of, mini_batch, self._num_loss_steps),
+            otherwise=self._no_weights,
+        )
+        sums.weights.append(weights)
+        return or_one(self._ranks.sum_tensor(weights.sum()) / self._num_loss_steps)
 
     def conclude(self, metrics: dict[str, float]) -> dict[str, float]:
         """Let the student go on from the state after the replay; see :class:`Learner`."""
@@ -162,7 +185,7 @@ class DistillationLearner:
         num_passes = self._options.num_learning_epochs * self.experience.num_mini_batches
         num_steps = sum(group[-1].num_loss_steps > 0 for group in self._schedule)
         return {
-            **metrics,
+            **self._per_teacher.logged(metrics),
             "optimizer_steps": float(num_passes * num_steps),
             "flushed_steps": float(self._num_loss_steps % self._steps_per_group),
         }
@@ -174,13 +197,15 @@ class DistillationLearner:
         """Compute the gradient of an epoch on some environments; see :class:`Learner`."""
         rollout, state = self.experience.of_envs(envs)
         divisor = self._steps_in_mean * rollout.num_envs
-        self._optimizer.zero_grad()
+        self._zero_grad()
         for group in self._schedule:
             state, _ = self._accumulate(group, rollout, state, divisor, num_micro_batches)
 
     def begin_training(self) -> None:
-        """Check the options, and allocate the memory of rollouts; see :class:`Learner`."""
+        """Check options, try out weights, allocate the memory of rollouts; see :class:`Learner`."""
         self._options.check_training(self._storage.num_envs)
+        if self._weights is not None:  # tried out, as the first update comes after a whole rollout
+            self._weights.complete()
         if self._options.memory_rollouts > 0:
             with self.as_if_rolled_out():
                 self.experience.begin_training()
@@ -190,25 +215,34 @@ class DistillationLearner:
         return [self._student, self._teacher]
 
     def observed_groups(self) -> set[str]:
-        """Return what student and teacher observe; see :class:`Learner`."""
-        stored = self._storage.observations
-        return {group for m in self.stateful_models() for group in observed_groups(m, stored)}
+        """Return what student and teacher observe, and targets; see :class:`Learner`."""
+        stored, models = self._storage.observations, self.stateful_models()
+        groups = {group for model in models for group in observed_groups(model, stored)}
+        return groups | self._heads.observed_groups()
 
     def recorded(self) -> dict[str, torch.Tensor]:
-        """Return the teacher's actions, shape (T, N, A); see :class:`Learner`."""
-        return {"teacher actions": self._storage.privileged_actions}
+        """Return the teacher's layers (T, N, D) and actions (T, N, A); see :class:`Learner`."""
+        layers = self._layers.outputs
+        named = {f"the teacher's layer '{layer}'": output for layer, output in layers.items()}
+        return {**named, **self.experience.labels.recorded()}
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Return the steps' weights, shape (L, N); see :class:`Learner`."""
+        return (
+            {} if self._weights is None else {OPTION: self._weights.given[: self._num_loss_steps]}
+        )
 
     def modules(self) -> list[nn.Module]:
-        """Return the student; see :class:`Learner`."""
-        return [self._student]
+        """Return the student and its auxiliary heads; see :class:`Learner`."""
+        return [self._student, self._heads.module]
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Return the student's; see :class:`Learner`."""
-        return [self._optimizer]
+        """Return the student's and its heads'; see :class:`Learner`."""
+        return [self._optimizer, *self._heads.optimizers]
 
     def trained_parameters(self) -> list[nn.Parameter]:
-        """Return the student's; see :class:`Learner`."""
-        return self._model.parameters
+        """Return the student's and its heads'; see :class:`Learner`."""
+        return [*self._model.parameters, *self._heads.parameters]
 
     def sizes(self) -> Sizes:
         """Return the sizes of the largest mini-batch; see :class:`Learner`."""
@@ -251,10 +285,16 @@ class DistillationLearner:
             num_micro_batches=num_micro_batches,
         )
 
+    def _zero_grad(self) -> None:
+        """Drop the gradients."""
+        for optimizer in self.optimizers():
+            optimizer.zero_grad()
+
     def _optimizer_step(self) -> torch.Tensor:
         """Sum gradients over processes, clip once, step once; return the norm before clipping."""
         parameters, max_norm = self._model.parameters, self._options.max_grad_norm
-        self._ranks.sum_gradients(parameters, self._options.grad_reduce_bucket_mb)
+        self._ranks.sum_gradients(self.trained_parameters(), self._options.grad_reduce_bucket_mb)
         norm = nn.utils.clip_grad_norm_(parameters, math.inf if max_norm is None else max_norm)
         self._optimizer.step()
+        self._heads.step(self._optimizer.param_groups[0]["lr"], max_norm)
         return norm

@@ -82,11 +82,20 @@ class DistillationOptions(Options):
     only runs them forward, as rsl_rl does.
     """
 
-    loss_type: str | Callable[..., Any] = "mse"
-    """Loss between student and teacher: ``"mse"``, ``"huber"``, ``"kl"`` or ``"nll"``.
+    loss_type: str | Callable[..., Any] | list[dict[str, Any]] = "mse"
+    """Loss between student and teacher: ``"mse"``, ``"huber"``, ``"bce"``, ``"kl"`` or ``"nll"``.
 
     ``"kl"`` is that of the student's Gaussian from the teacher's, ``"nll"`` that of the teacher's
-    actions. Any other element-wise loss of actions and labels is given as ``"module:function"``.
+    actions, ``"bce"`` that of their signs. Any other element-wise loss of actions and labels is
+    given as ``"module:function"``, a loss for each slice of the action as a list:
+    docs/distillation.md#losses.
+    """
+
+    imitation_weight: str | Callable[..., Any] | None = None
+    """What each robot-step weighs in the mean: an observation group or ``"module:function"``.
+
+    The group has one value per environment, at least 0; the function returns such weights of all
+    steps of a rollout. None weighs all the same. See docs/distillation.md#what-counts.
     """
 
     learning_rate: Annotated[float, Positive()] = 1e-3

@@ -67,7 +67,8 @@ class RolloutMemory:
             }
             obs = FrameObs(obs, pools)
         labels = {name: columns(label) for name, label in newest.labels.items()}
-        copied = Rollout(obs, labels, columns(newest.episode_starts))
+        weights = None if newest.weights is None else columns(newest.weights)
+        copied = Rollout(obs, labels, columns(newest.episode_starts), weights)
         is_newest = torch.zeros_like(copied.episode_starts)
         is_newest[:, capacity:] = True
         self.capacity = capacity
@@ -106,7 +107,7 @@ class RolloutMemory:
         columns = slice(self.capacity, None)
         if isinstance(newest.obs, FrameObs):
             newest = replace(newest, obs=self._put_frames(newest.obs))
-        put = [*_tensors(newest), *hidden_state.as_tensors(state)]
+        put = [*_tensors(newest), *_weights(newest), *hidden_state.as_tensors(state)]
         for kept, tensor in zip(self._all_tensors(), put, strict=True):
             kept[:, columns] = tensor
 
@@ -126,7 +127,7 @@ class RolloutMemory:
         source = self.capacity + newest[:num]
         target = torch.where(enters, columns, source)  # onto itself where it does not enter
         self._keys[columns] = torch.where(enters, keys[:num], worst)
-        for tensor in _tensors(self._copied):
+        for tensor in (*_tensors(self._copied), *_weights(self._copied)):
             for row in tensor[:num_steps]:  # one by one, as copies are made on the way
                 row[target] = row[source]
         for shown in self._shown.values():  # no frame of the steps that are left out
@@ -146,15 +147,19 @@ class RolloutMemory:
         labels = {name: label[:, kept] for name, label in self._copied.labels.items()}
         copied = Rollout(obs, labels, self._copied.episode_starts[:, kept])
         states = [tensor[:, kept] for tensor in hidden_state.as_tensors(self.state)]
+        weights = [tensor[:, kept].clone() for tensor in _weights(self._copied)]
         return {
             "keys": self._keys[kept].clone(),
             "key_limit": self._key_limit,
             "sequences": [tensor.clone() for tensor in (*_tensors(copied), *states)],
             "frames": frames,
+            **({"weights": weights[0]} if weights else {}),
         }
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Replace the past by that of a checkpoint; the smallest keys stay, if it has too many.
+
+        Sequences that were saved without weights weigh 1 at every step, as they did.
 
         Args:
             state_dict: What :meth:`state_dict` returned.
@@ -162,7 +167,8 @@ class RolloutMemory:
         Raises:
             ValueError: If the sequences have other shapes. Nothing is changed then.
         """
-        tensors, sequences = self._all_tensors(), state_dict["sequences"]
+        tensors = [*_tensors(self._copied), *hidden_state.as_tensors(self.state)]
+        sequences = state_dict["sequences"]
         frames = state_dict.get("frames", {})
         found, expected = (
             [*map(_shape_of_one, each), {name: tuple(f.shape[1:]) for name, f in own.items()}]
@@ -181,6 +187,9 @@ class RolloutMemory:
         self._keys[:num] = keys[chosen]
         for tensor, sequence in zip(tensors, sequences, strict=True):
             tensor[:, :num] = sequence[:, chosen]
+        for weights in _weights(self._copied):
+            saved = state_dict.get("weights")
+            weights[:, :num] = 1.0 if saved is None else saved[:, chosen]
         self.num_kept = num
         self._key_limit = state_dict.get("key_limit", 1.0)
         self._make_room(dict.fromkeys(frames, 0))
@@ -231,7 +240,8 @@ class RolloutMemory:
         torch.arange(self.capacity + 1 - num_kept, 1, -1, out=self._keys[num_kept:])
 
     def _all_tensors(self) -> list[torch.Tensor]:
-        return [*_tensors(self._copied), *hidden_state.as_tensors(self.state)]
+        states = hidden_state.as_tensors(self.state)
+        return [*_tensors(self._copied), *_weights(self._copied), *states]
 
 
 def bytes_per_sequence(rollout: Rollout, state: HiddenState) -> float:
@@ -242,7 +252,8 @@ def bytes_per_sequence(rollout: Rollout, state: HiddenState) -> float:
         state: The state before it. Shape: (L, N, H), or a pair of them; None without memory.
     """
     # Of the same size are episode starts and the label NEWEST.
-    tensors = [*_tensors(rollout), *hidden_state.as_tensors(state), rollout.episode_starts]
+    own = [*_tensors(rollout), *_weights(rollout), *hidden_state.as_tensors(state)]
+    tensors = [*own, rollout.episode_starts]
     return sum(tensor.nbytes for tensor in tensors) / rollout.num_envs + torch.float64.itemsize
 
 
@@ -263,6 +274,11 @@ def _tensors(rollout: Rollout) -> list[torch.Tensor]:
     steps = steps_of(rollout.obs)
     obs = [steps[group] for group in sorted(steps.keys())]
     return [*obs, *rollout.labels.values(), rollout.episode_starts]
+
+
+def _weights(rollout: Rollout) -> list[torch.Tensor]:
+    """Return the weights of its samples, which memories saved without them lack, if there are."""
+    return [] if rollout.weights is None else [rollout.weights]
 
 
 def _shape_of_one(tensor: torch.Tensor) -> tuple[int, ...]:

@@ -10,9 +10,11 @@ from rsl_rl.env import VecEnv
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
+from rsl_tbptt.algorithms.auxiliary.heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.ppo.advantages import normalize_advantages, store_advantages
 from rsl_tbptt.algorithms.ppo.arguments import PpoArguments
-from rsl_tbptt.algorithms.ppo.fine_tuning import FineTuning, build_teacher
+from rsl_tbptt.algorithms.ppo.fine_tuning import FineTuning
+from rsl_tbptt.algorithms.ppo.imitation import Imitation, build_teacher
 from rsl_tbptt.algorithms.ppo.learner import PpoLearner
 from rsl_tbptt.algorithms.ppo.loading import check_checkpoint
 from rsl_tbptt.algorithms.ppo.options import PpoOptions
@@ -92,12 +94,19 @@ class TbpttPPO(PPO):
         self._ranks = Ranks(together=self.is_multi_gpu)
         self._values_beyond = TimeOutValues()
         self._fine_tuning = FineTuning(actor, self.options, is_first_rank=self.gpu_global_rank == 0)
+        self._imitation = Imitation(actor, self.options, storage)
         rnd = None
         if self.rnd:
             bucket_mb = self.options.grad_reduce_bucket_mb
             rnd = RndTraining(self.rnd, rnd_optimizer(self), self._ranks, bucket_mb)
         trained = (actor, critic, storage, self.optimizer, self.options, self._ranks)
-        parts: dict[str, Any] = {"fine_tuning": self._fine_tuning, "rnd": rnd}
+        self._heads = AuxiliaryHeads(self.options.heads(), actor, storage, self.optimizer)
+        parts: dict[str, Any] = {
+            "fine_tuning": self._fine_tuning,
+            "imitation": self._imitation,
+            "rnd": rnd,
+            "heads": self._heads,
+        }
         self.learner = (
             MirroredLearner(*trained, **parts, update=super().update)
             if self.symmetry
@@ -120,22 +129,31 @@ class TbpttPPO(PPO):
         Returns:
             The algorithm.
         """
-        kickstarts = cfg["algorithm"].get("teacher_cfg") is not None
-        teacher = build_teacher(obs, env, cfg, device) if kickstarts else None
         algorithm = PPO.construct_algorithm(obs, env, cfg, device)
         if isinstance(algorithm, TbpttPPO):
-            take_over_nan_check(algorithm.options.non_finite, cfg)
-            if teacher is not None:
+            options = algorithm.options
+            take_over_nan_check(options.non_finite, cfg)
+            if options.teacher_cfg is not None and options.teacher_coef > 0:
+                teacher = build_teacher(obs, env, cfg, options.teacher_cfg, device)
                 algorithm.set_teacher(teacher)
         return algorithm
 
     def set_teacher(self, teacher: MLPModel) -> None:
-        """Set the teacher's model, whose parameters the student's checkpoint will bring.
+        """Set the model of the teacher; its parameters come when a checkpoint is loaded.
+
+        That is a student's, that of a run with this teacher, or when training starts the file that
+        ``teacher_checkpoint`` names.
 
         Raises:
-            NotImplementedError: If its distribution is not of the actor's kind.
+            NotImplementedError: If its distribution is not of the actor's kind, which
+                ``teacher_loss="kl"`` needs.
         """
-        self._fine_tuning.set_teacher(teacher)
+        self._imitation.set_teacher(teacher)
+
+    def broadcast_parameters(self) -> None:
+        """Let all processes begin with the first one's models and auxiliary heads."""
+        super().broadcast_parameters()
+        self._heads.broadcast()
 
     def memory_plan(self) -> MemoryPlan:
         """Predict what ``update()`` will take; see :meth:`UpdateSession.plan_memory`."""
@@ -152,17 +170,24 @@ class TbpttPPO(PPO):
 
         Raises:
             ValueError: If training starts here and an option does not suit the number of
-                environments, or asks for kickstarting by a teacher that did not come.
+                environments, or the teacher did not come or does not fit.
         """
         if not self._session.started:
-            self._fine_tuning.check_training()
-            self._session.start()
+            self._start_training()
         step = self.storage.step
         self.learner.record(step)
-        self._fine_tuning.observe(obs, step)
+        self._imitation.observe(obs, step)
         actions = super().act(obs)
         self.transition.hidden_states = (None, None)
         return actions
+
+    def _start_training(self) -> None:
+        """Load a teacher that no checkpoint brought, and check what playing does not need."""
+        if self._imitation.awaits_teacher:
+            with torch.inference_mode(False):  # the runner's rollout has no gradients
+                self._ranks.run_together(self._imitation.load_file)
+        self._fine_tuning.check_training()
+        self._session.start()
 
     def process_env_step(
         self,
@@ -195,8 +220,9 @@ class TbpttPPO(PPO):
             self.transition.rewards += self.gamma * beyond
         self.storage.add_transition(self.transition)
         self.transition.clear()
-        for model in (self.actor, self.critic, self._fine_tuning):
+        for model in (self.actor, self.critic):
             model.reset(dones)
+        self._imitation.process_env_step(rewards, dones)
 
     def compute_returns(self, obs: TensorDict) -> None:
         """Compute advantages and returns; the value call at the end advances no state.
@@ -222,7 +248,9 @@ class TbpttPPO(PPO):
             per sample over all epochs), ``kl`` (mean KL divergence from the policy that acted),
             ``actor_grad_norm`` and ``critic_grad_norm`` (before clipping), ``done_rate``,
             ``skipped_updates`` (all so far; alone where this is one), and where they are used
-            ``rnd``, ``kl_coef`` and ``teacher_kl_coef``. With symmetry, what rsl_rl returns.
+            ``rnd``, ``kl_coef``, ``teacher_coef``, ``teacher`` (mean loss of the imitation, before
+            that weight) and ``auxiliary/NAME`` (mean loss of a head; a sample without target counts
+            as 0). With symmetry, what rsl_rl returns.
 
         Raises:
             ValueError: If a loss, gradient or result is NaN or inf and ``non_finite`` does not skip
@@ -241,8 +269,11 @@ class TbpttPPO(PPO):
         own = {
             "kl_coef": self.learner.gradient.policy_loss.kl_coef,
             "fine_tuning": self._fine_tuning.state_dict(),
+            "imitation": self._imitation.state_dict(),
             "models": describe_all(models, self.storage.observations),
         }
+        if self.options.auxiliary:
+            own["auxiliary"] = self._heads.state_dict()
         return super().save() | {"rsl_tbptt": own}
 
     def load(self, loaded_dict: dict, load_cfg: dict | None, strict: bool) -> bool:
@@ -250,11 +281,13 @@ class TbpttPPO(PPO):
 
         A distillation checkpoint makes its student the actor, normaliser and distribution included,
         with the action noise ``student_action_std``; the critic is warmed up first. Its teacher is
-        what ``teacher_kl_coef`` counts the divergence from.
+        imitated with ``teacher_coef``, as that of a PPO checkpoint with one, and the file that
+        ``teacher_checkpoint`` names is not needed then.
 
         Args:
             loaded_dict: The checkpoint.
-            load_cfg: What to load, or None for everything.
+            load_cfg: What to load, or None for everything; with the actor come its auxiliary heads,
+                which "auxiliary" loads alone.
             strict: Whether parameters must match exactly.
 
         Returns:
@@ -265,16 +298,25 @@ class TbpttPPO(PPO):
                 configured otherwise. Nothing is changed then.
         """
         obs, wants_actor = self.storage.observations, load_cfg is None or load_cfg.get("actor")
+        own = loaded_dict.get("rsl_tbptt", {})
+        heads = own.get("auxiliary", {})
+        wants_heads = wants_actor or bool(load_cfg and load_cfg.get("auxiliary"))
+        if wants_heads:
+            self._heads.check(heads)
         if "student_state_dict" in loaded_dict and wants_actor:
-            self._fine_tuning.start(loaded_dict, obs, strict)
+            self._fine_tuning.start(loaded_dict, obs, strict, self._imitation)
+            self._heads.load_state_dict(heads, with_optimizer=False)
             return False
         roles = {"actor": self._raw_actor, "critic": self._raw_critic, "rnd": self.rnd}
         wanted = {role for role in roles if load_cfg is None or load_cfg.get(role)}
         models = {role: model for role, model in roles.items() if model and role in wanted}
         check_checkpoint(models, loaded_dict, obs, strict)
-        own = loaded_dict.get("rsl_tbptt", {})
+        self._imitation.load_state_dict(own)  # first, as it may refuse
         self._fine_tuning.load_state_dict(own.get("fine_tuning", {}))
         load_iteration = super().load(loaded_dict, load_cfg, strict)
+        if wants_heads:
+            with_optimizer = load_cfg is None or bool(load_cfg.get("optimizer"))
+            self._heads.load_state_dict(heads, with_optimizer=with_optimizer)
         self.learning_rate = self.optimizer.param_groups[0]["lr"]  # rsl_rl 5.0 leaves it
         policy_loss = self.learner.gradient.policy_loss
         policy_loss.kl_coef = own.get("kl_coef", self.options.kl_penalty_coef)

@@ -8,6 +8,7 @@ from functools import partial
 import torch
 from rsl_rl.storage import RolloutStorage
 
+from rsl_tbptt.algorithms.auxiliary.heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.ppo.advantages import mean_and_scale
 from rsl_tbptt.algorithms.ppo.mini_batches import MiniBatch
 from rsl_tbptt.algorithms.ppo.objective import (
@@ -26,6 +27,9 @@ from rsl_tbptt.core.accumulate import Loss
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.rollout import Rollout
 
+LOSSES = ("value", "surrogate", "entropy", "kl")
+"""What is summed up of an optimiser step, before the teacher's and auxiliary heads' losses."""
+
 States = tuple[HiddenState, HiddenState]
 """Of actor and critic."""
 
@@ -38,7 +42,7 @@ class PpoRollout:
     """All observation groups, without labels."""
 
     actor: Rollout
-    """With the labels of :class:`PolicyLoss`."""
+    """With the labels of :class:`PolicyLoss`, and the targets of auxiliary heads."""
 
     critic: Rollout
     """With the labels of :class:`ValueLoss`."""
@@ -50,14 +54,27 @@ class PpoRollout:
 class PpoGradient:
     """Adds up the gradients of actor and critic over the windows of a mini-batch."""
 
-    def __init__(self, actor: MLPModel, critic: MLPModel, options: PpoOptions) -> None:
-        """Choose how the models are replayed; without memory in either, on single steps."""
+    def __init__(
+        self, actor: MLPModel, critic: MLPModel, options: PpoOptions, heads: AuxiliaryHeads
+    ) -> None:
+        """Choose how the models are replayed; without memory in either, on single steps.
+
+        Args:
+            actor: Policy with a distribution.
+            critic: Value function.
+            options: Precision, losses and the like.
+            heads: The actor's auxiliary heads.
+        """
         self._recurrent = actor.is_recurrent or critic.is_recurrent
         at_once = not self._recurrent
-        self.actor = TrainedModel(actor, distribution_head, options, sees_single_steps=at_once)
+        self.actor = TrainedModel(
+            actor, distribution_head, options, heads=heads, sees_single_steps=at_once
+        )
         self.critic = TrainedModel(critic, action_head, options, sees_single_steps=at_once)
         self.policy_loss, self._value_loss = PolicyLoss(actor, options), ValueLoss(options)
-        self._options = options
+        self._options, self._heads = options, heads
+        self.further = ("teacher", *heads.names)
+        """Further losses that are reported by name; the teacher's is 0 without one."""
 
     def blank_states(self, storage: RolloutStorage) -> tuple[States, Params]:
         """Return what the first step of a rollout leaves, but zero.
@@ -70,7 +87,7 @@ class PpoGradient:
             rollout, (T, N, ...) each.
         """
         rollout = Rollout.from_dones(storage.observations, {}, storage.dones.squeeze(-1).bool())
-        (mlp_output,), actor = self.actor.first_step(rollout)
+        (mlp_output, *_), actor = self.actor.first_step(rollout)
         _, critic = self.critic.first_step(rollout)
         model = self.actor.model
         assert model.distribution is not None
@@ -88,7 +105,7 @@ class PpoGradient:
         Args:
             storage: A full storage, with advantages and returns.
             states: Stored states of actor and critic.
-            teachers: Parameters of the teacher's distribution, (T, N, A) each, or none.
+            teachers: What :class:`Imitation` recorded of the teacher, (T, N, A) each, or nothing.
 
         Returns:
             The rollout.
@@ -104,6 +121,7 @@ class PpoGradient:
             "log_prob": storage.actions_log_prob.squeeze(-1),
             **labels_of(OLD, storage.distribution_params),
             **labels_of(TEACHERS, teachers),
+            **self._heads.targets(storage.dones.squeeze(-1).bool()),
         }
         targets = {"returns": storage.returns, "values": storage.values}
         stored = storage.observations
@@ -119,7 +137,7 @@ class PpoGradient:
         mini_batch: MiniBatch,
         rollout: PpoRollout,
         num_micro_batches: int,
-        kickstarting_coef: float,
+        teacher_coef: float,
     ) -> torch.Tensor:
         """Add the gradient of one optimiser step's loss to the parameters' ``.grad``.
 
@@ -127,18 +145,18 @@ class PpoGradient:
             mini_batch: What the step sees.
             rollout: The rollout.
             num_micro_batches: At least so many parts are run one after the other.
-            kickstarting_coef: Weight of the KL divergence from the teacher's policy.
+            teacher_coef: Weight of the teacher's loss.
 
         Returns:
-            The sums of value loss, surrogate, entropy and KL divergence over the samples of this
-            process, not weighed by episode. Shape: (4,).
+            The sums of value loss, surrogate, entropy, KL divergence and ``further`` losses over
+            the samples of this process, not weighed by episode. Shape: (4 + further,).
         """
         mean, scale = self._advantage_scale(mini_batch, rollout.actor.labels["advantages"])
         policy_loss = partial(
             self.policy_loss,
             advantage_mean=mean,
             advantage_scale=scale,
-            kickstarting_coef=kickstarting_coef,
+            teacher_coef=teacher_coef,
         )
         divisor = self._divisor(mini_batch, rollout.actor.weights)
         value_coef = self._options.value_loss_coef
@@ -151,7 +169,8 @@ class PpoGradient:
                 model, mini_batch, own_rollout, state, loss, divisor, num_micro_batches, coef
             )
             sums |= own
-        return torch.stack([sums[name] for name in ("value", "surrogate", "entropy", "kl")])
+        sums.setdefault("teacher", torch.zeros_like(sums["kl"]))
+        return torch.stack([sums[name] for name in (*LOSSES, *self.further)])
 
     def _advantage_scale(
         self, mini_batch: MiniBatch, advantages: torch.Tensor

@@ -12,8 +12,10 @@ import torch
 from rsl_rl.storage import RolloutStorage
 from torch import nn
 
+from rsl_tbptt.algorithms.auxiliary.heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.ppo.fine_tuning import FineTuning
-from rsl_tbptt.algorithms.ppo.gradient import PpoGradient, PpoRollout, States
+from rsl_tbptt.algorithms.ppo.gradient import LOSSES, PpoGradient, PpoRollout, States
+from rsl_tbptt.algorithms.ppo.imitation import Imitation
 from rsl_tbptt.algorithms.ppo.mini_batches import MiniBatch, MiniBatches
 from rsl_tbptt.algorithms.ppo.options import PpoOptions
 from rsl_tbptt.algorithms.ppo.rnd import RndTraining
@@ -29,7 +31,7 @@ from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.distributed import Ranks
 
 _RECORDED = ("rewards", "values", "actions", "actions_log_prob", "returns")
-_METRICS = ("value", "surrogate", "entropy", "kl", "actor_grad_norm", "critic_grad_norm", "rnd")
+_METRICS = (*LOSSES, "actor_grad_norm", "critic_grad_norm", "rnd")
 
 
 class PpoLearner:
@@ -45,7 +47,9 @@ class PpoLearner:
         ranks: Ranks,
         *,
         fine_tuning: FineTuning,
+        imitation: Imitation,
         rnd: RndTraining | None,
+        heads: AuxiliaryHeads,
     ) -> None:
         """Choose how the models are replayed and plan the mini-batches.
 
@@ -57,19 +61,22 @@ class PpoLearner:
             options: Lengths, mini-batches, losses and the like.
             ranks: The processes that train together.
             fine_tuning: Where PPO stands after a student became the actor.
+            imitation: The teacher that the actor is drawn to.
             rnd: Trains the predictor of random network distillation, or None.
+            heads: The actor's auxiliary heads.
         """
         self.num_micro_batches = options.num_micro_batches
-        self.gradient = PpoGradient(actor, critic, options)
+        self.gradient = PpoGradient(actor, critic, options, heads)
         self.mini_batches = _plan_mini_batches(actor, critic, storage, options, ranks)
         self.states: list[States] = []
         self.rnd = rnd
         self._actor, self._critic, self._storage = actor, critic, storage
         self._optimizer, self._options, self._ranks = optimizer, options, ranks
-        self.fine_tuning = fine_tuning
+        self.fine_tuning, self.imitation, self._heads = fine_tuning, imitation, heads
         self._recurrent = actor.is_recurrent or critic.is_recurrent
         device = storage.dones.device
-        self._no_sums = torch.full((4,), torch.nan, device=device)
+        num_sums = len(LOSSES) + len(self.gradient.further)
+        self._no_sums = torch.full((num_sums,), torch.nan, device=device)
         num_steps = storage.num_transitions_per_env
         num_envs_of_ranks = ranks.sum_count(storage.num_envs, device)
         self.num_samples_of_ranks = num_steps * num_envs_of_ranks
@@ -89,8 +96,7 @@ class PpoLearner:
     def rollout(self) -> PpoRollout:
         """View the storage as a rollout that begins with the recorded states."""
         actor, critic = map(hidden_state.concatenate_envs, zip(*self.states, strict=True))
-        teachers = self.fine_tuning.teacher_params()
-        return self.gradient.rollout(self._storage, (actor, critic), teachers)
+        return self.gradient.rollout(self._storage, (actor, critic), self.imitation.params())
 
     def train(self, session: UpdateSession) -> Metrics | None:
         """Go through all epochs and mini-batches; see :class:`Learner`."""
@@ -110,9 +116,10 @@ class PpoLearner:
     def _step(
         self, mini_batch: MiniBatch, rollout: PpoRollout, rate: torch.Tensor, session: UpdateSession
     ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Step on a mini-batch; return its metrics, shape (6 or 7,), and the learning rate."""
+        """Step on a mini-batch; return its metrics, shape (M,), and the learning rate."""
         self._optimizer.zero_grad()
-        num_parts, coef = self.num_micro_batches, self.fine_tuning.kickstarting_coef
+        self._heads.zero_grad()
+        num_parts, coef = self.num_micro_batches, self.imitation.coef
         sums = session.attempt(
             partial(self.gradient.accumulate, mini_batch, rollout, num_parts, coef),
             otherwise=self._no_sums,
@@ -134,24 +141,28 @@ class PpoLearner:
         """Follow the KL divergence with the learning rate, clip actor and critic, step once.
 
         Args:
-            means: Value loss, surrogate, entropy and KL divergence of the mini-batch. Shape: (4,).
+            means: Value loss, surrogate, entropy, KL divergence and further losses of the
+                mini-batch. Shape: (4 + further,).
             rate: The learning rate until now. Shape: ().
 
         Returns:
-            The same and the gradient norms of actor and critic before clipping, shape (6,); and the
-            learning rate.
+            The same and the gradient norms of actor and critic before clipping, shape
+            (6 + further,); and the learning rate.
         """
         means = self._ranks.sum_tensor(means)
         # Summed, not averaged: the divisor already counts the samples of all processes.
-        self._ranks.sum_gradients(self._parameters(), self._options.grad_reduce_bucket_mb)
+        trained = (*self._parameters(), *self._heads.parameters)
+        self._ranks.sum_gradients(trained, self._options.grad_reduce_bucket_mb)
         models = (self.gradient.actor, self.gradient.critic)
         max_norm = self._options.max_grad_norm or math.inf
         norms = clip_gradients([model.parameters for model in models], max_norm)
         if self._followed_kl is None:
             self._optimizer.step()
+            self._heads.step(self._optimizer.param_groups[0]["lr"], max_norm)
         else:
             rate = follow_kl(rate, means[3], self._followed_kl)
             step_at(self._optimizer, rate)
+            self._heads.step(rate, max_norm)
         return torch.cat((means, torch.stack(norms))), rate
 
     def update_normalization(self) -> None:
@@ -162,14 +173,19 @@ class PpoLearner:
         update_normalization(models, self._storage.observations, self._step_batches)
 
     def _metrics(self, steps: torch.Tensor, rate: torch.Tensor) -> Metrics:
-        """Average over optimiser steps, shape (S, 6 or 7)."""
-        means = steps.mean(0)
+        """Average over optimiser steps, shape (S, M)."""
+        first, names = len(LOSSES), self.gradient.further
+        further = steps[:, first : first + len(names)]
+        # In one layout with and without them, which decides on the last bit of a mean.
+        steps = torch.cat((steps[:, :first], steps[:, first + len(names) :]), dim=1)
         kl_of_last_epoch = steps[-self._options.num_mini_batches :, 3].mean()
         return {
-            **dict(zip(_METRICS, means, strict=False)),
+            **dict(zip(_METRICS, steps.mean(0), strict=False)),
+            **dict(zip(names, further.mean(0), strict=True)),
             "done_rate": self._storage.dones.float().mean(),
             "kl_of_last_epoch": kl_of_last_epoch,
             "learning_rate": rate,
+            **self.imitation.metrics(self._ranks),
         }
 
     def conclude(self, metrics: dict[str, float]) -> dict[str, float]:
@@ -183,8 +199,7 @@ class PpoLearner:
             metrics["kl_coef"] = policy_loss.kl_coef
             if not self.fine_tuning.holds_actor:
                 policy_loss.adapt(kl)
-        if self._options.teacher_kl_coef > 0:
-            metrics["teacher_kl_coef"] = self.fine_tuning.kickstarting_coef
+        self.imitation.conclude(metrics, waits=self.fine_tuning.holds_actor)
         self.fine_tuning.count_update()
         return metrics
 
@@ -202,6 +217,7 @@ class PpoLearner:
     def add_gradients(self, envs: slice, num_micro_batches: int) -> None:
         """Compute the gradient on some environments, RND's too; see :class:`Learner`."""
         self._optimizer.zero_grad()
+        self._heads.zero_grad()
         num_steps = 1 if self._recurrent else self._storage.num_transitions_per_env
         # Alive until the end, as the order of an epoch is in an update: memory is planned with it.
         samples = torch.arange(
@@ -209,7 +225,7 @@ class PpoLearner:
         )
         chosen = samples.view(num_steps, -1)[:, envs].flatten()
         mini_batch, rollout = self.mini_batches.of_envs(chosen), self.rollout()
-        coef = self.fine_tuning.kickstarting_coef
+        coef = self.imitation.coef
         self.gradient.accumulate(mini_batch, rollout, num_micro_batches, coef)
         if self.rnd:
             self.rnd.accumulate(rollout.all_groups, mini_batch, num_micro_batches)
@@ -225,29 +241,42 @@ class PpoLearner:
 
     def stateful_models(self) -> list[Any]:
         """Return actor, critic and the teacher; see :class:`Learner`."""
-        return [self._actor, self._critic, self.fine_tuning]
+        return [self._actor, self._critic, self.imitation]
 
     def observed_groups(self) -> set[str]:
-        """Return what actor, critic and RND observe; see :class:`Learner`."""
-        stored, models = self._storage.observations, (self._actor, self._critic)
+        """Return what actor, critic, teacher and RND observe, and targets; see :class:`Learner`."""
+        stored, teacher = self._storage.observations, self.imitation.teacher
+        models = (self._actor, self._critic, *([] if teacher is None else [teacher]))
         groups = {group for model in models for group in observed_groups(model, stored)}
+        groups |= self._heads.observed_groups()
         return groups | set(self.rnd.module.obs_groups["rnd_state"] if self.rnd else ())
 
     def recorded(self) -> dict[str, torch.Tensor]:
-        """Return actions (T, N, A), and rewards, values and what follows from them (T, N, 1)."""
-        return {name: getattr(self._storage, name) for name in _RECORDED}
+        """Return what the teacher said and actions (T, N, A), and rewards and values (T, N, 1).
+
+        What follows from those stands behind them.
+        """
+        stored = {name: getattr(self._storage, name) for name in _RECORDED}
+        return self.imitation.recorded() | stored
+
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Return none, which would be (T, N) each; see :class:`Learner`."""
+        return {}
 
     def modules(self) -> list[nn.Module]:
-        """Return actor, critic and RND's; see :class:`Learner`."""
-        return [self._actor, self._critic, *(self.rnd.modules if self.rnd else ())]
+        """Return actor, critic, auxiliary heads and RND's; see :class:`Learner`."""
+        rnd = self.rnd.modules if self.rnd else ()
+        return [self._actor, self._critic, self._heads.module, *rnd]
 
     def optimizers(self) -> list[torch.optim.Optimizer]:
-        """Return that of both models, and RND's; see :class:`Learner`."""
-        return [self._optimizer, *([self.rnd.optimizer] if self.rnd else ())]
+        """Return that of both models, the heads' and RND's; see :class:`Learner`."""
+        rnd = [self.rnd.optimizer] if self.rnd else ()
+        return [self._optimizer, *self._heads.optimizers, *rnd]
 
     def trained_parameters(self) -> list[nn.Parameter]:
-        """Return those of actor, critic and RND's predictor; see :class:`Learner`."""
-        return [*self._parameters(), *(self.rnd.parameters() if self.rnd else ())]
+        """Return those of actor, critic, heads and RND's predictor; see :class:`Learner`."""
+        rnd = self.rnd.parameters() if self.rnd else ()
+        return [*self._parameters(), *self._heads.parameters, *rnd]
 
     def _parameters(self) -> list[nn.Parameter]:
         """Return those of actor and critic; of a shared encoder once."""
@@ -273,9 +302,12 @@ class PpoLearner:
                 self.states = [blank] * len(self.mini_batches.state_steps)
                 if kept_params is None:
                     self._storage.distribution_params = params
+                self.imitation.pretend(params)
             yield
         finally:
             self.states = kept_states
+            if not kept_states:
+                self.imitation.forget()
             if kept_params is None:
                 self._storage.distribution_params = None
 

@@ -28,7 +28,7 @@ def params_in(labels: Labels, whose: str) -> Params:
 
 
 class PolicyLoss:
-    """The actor's loss: surrogate, entropy bonus and kickstarting."""
+    """The actor's loss: surrogate, entropy bonus and imitation of a teacher."""
 
     def __init__(self, actor: MLPModel, options: PpoOptions) -> None:
         """Take the coefficients from ``options``."""
@@ -42,22 +42,22 @@ class PolicyLoss:
         *,
         advantage_mean: torch.Tensor | float,
         advantage_scale: torch.Tensor | float,
-        kickstarting_coef: float,
+        teacher_coef: float,
     ) -> SampleLosses:
         """Compute the losses of K steps of n environments.
 
         Args:
             outputs: What the actor makes its distribution from. Shape: (K, n, ...).
             labels: ``advantages`` (K, n), ``actions`` (K, n, A), their ``log_prob`` (K, n) when
-                they were taken, the parameters of the distribution they were drawn from, and those
-                of the teacher's with kickstarting.
+                they were taken, the parameters of the distribution they were drawn from, and with
+                a teacher those of its distribution, or its mean.
             advantage_mean: What is subtracted from advantages.
             advantage_scale: What they are divided by then.
-            kickstarting_coef: Weight of the KL divergence from the teacher's distribution.
+            teacher_coef: Weight of the teacher's loss.
 
         Returns:
-            The losses; ``surrogate``, ``entropy`` and ``kl`` (from the policy that acted) are
-            reported.
+            The losses; ``surrogate``, ``entropy``, ``kl`` (from the policy that acted) and with a
+            teacher ``teacher`` are reported.
         """
         actor, options = self._actor, self._options
         assert actor.distribution is not None
@@ -81,11 +81,19 @@ class PolicyLoss:
                 options.dual_clip_param,
             )
         loss = surrogate - options.entropy_coef * entropy
+        reported = {"surrogate": surrogate, "entropy": entropy, "kl": kl}
         teachers = params_in(labels, TEACHERS)
         if teachers:
-            of_teacher = actor.get_kl_divergence(teachers, actor.output_distribution_params)
-            loss = loss + kickstarting_coef * of_teacher
-        return SampleLosses(loss, {"surrogate": surrogate, "entropy": entropy, "kl": kl})
+            reported["teacher"] = self._of_teacher(teachers)
+            loss = loss + teacher_coef * reported["teacher"]
+        return SampleLosses(loss, reported)
+
+    def _of_teacher(self, params: Params) -> torch.Tensor:
+        """Return the distance from the teacher's distribution, or from its mean, shape (K, n)."""
+        actor = self._actor
+        if self._options.teacher_loss == "mse":
+            return losses.mse(actor.output_mean, *params)
+        return actor.get_kl_divergence(params, actor.output_distribution_params)
 
     def adapt(self, kl: float) -> None:
         """Follow ``desired_kl`` with the coefficient of the KL penalty.

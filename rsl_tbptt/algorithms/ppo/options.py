@@ -2,7 +2,7 @@
 
 import math
 import warnings
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Annotated, Any, Literal
 
 from rsl_tbptt.algorithms.update.checks import (
@@ -13,7 +13,7 @@ from rsl_tbptt.algorithms.update.checks import (
     check_at_most_envs,
     warn_beyond_rollout,
 )
-from rsl_tbptt.algorithms.update.options import ClippingNorm, Options
+from rsl_tbptt.algorithms.update.options import ClippingNorm, Options, RenamedTo
 
 
 @dataclass(kw_only=True)
@@ -63,16 +63,45 @@ class PpoOptions(Options):
     """Updates that train only the critic after a distilled student became the actor."""
 
     teacher_cfg: dict[str, Any] | None = None
-    """``"class_name"`` and arguments of the model of the student's teacher.
+    """``"class_name"`` and arguments of the model of a teacher that the actor imitates.
 
-    It sees the observation set ``"teacher"``; its parameters come with the student's checkpoint.
+    It sees the observation set ``"teacher"``. Its parameters come with a distilled student's
+    checkpoint, or from ``teacher_checkpoint``.
     """
 
-    teacher_kl_coef: Annotated[float, Positive(or_zero=True)] = 0.0
-    """Weight of the KL divergence from ``teacher_cfg``'s policy once a student became the actor."""
+    teacher_checkpoint: str | None = None
+    """Checkpoint, of PPO or distillation, whose actor or whose teacher becomes the teacher.
 
-    teacher_kl_updates: Annotated[int | None, Count()] = None
-    """Updates after the warm-up over which that weight falls linearly to 0; None keeps it."""
+    It is loaded when training starts, unless the runner loaded a checkpoint that brings a teacher.
+    """
+
+    teacher_coef: Annotated[float, Positive(or_zero=True)] = 0.0
+    """Weight of the teacher's loss in the policy loss; 0 leaves the teacher out."""
+
+    teacher_kl_coef: Annotated[float | None, RenamedTo("teacher_coef")] = None
+    """The old name of ``teacher_coef``, which the next release drops."""
+
+    teacher_loss: Literal["kl", "mse"] = "kl"
+    """The KL divergence from the teacher's policy, or the squared error of its mean action."""
+
+    teacher_schedule: Literal["linear", "exponential", "return"] = "linear"
+    """How ``teacher_coef`` falls to ``teacher_coef_end``: over updates, or with the return.
+
+    ``"return"`` multiplies what lies between them by ``1 - return / teacher_return``, cut to 0 and
+    1, with the policy's mean return over at least the last 100 episodes.
+    """
+
+    teacher_coef_end: Annotated[float, Positive(or_zero=True)] = 0.0
+    """The weight at the end of the schedule; above 0 with ``"exponential"``."""
+
+    teacher_updates: Annotated[int | None, Count()] = None
+    """Updates after the critic's warm-up over which the weight falls; None keeps it."""
+
+    teacher_kl_updates: Annotated[int | None, RenamedTo("teacher_updates")] = None
+    """The old name of ``teacher_updates``, which the next release drops."""
+
+    teacher_return: Annotated[float | None, Positive()] = None
+    """Mean return, without RND's rewards, at which ``"return"`` is at ``teacher_coef_end``."""
 
     num_learning_epochs: Annotated[int, Count()] = 5
     """Passes over each rollout."""
@@ -124,17 +153,7 @@ class PpoOptions(Options):
                 f"burn_in_length is {self.burn_in_length}, expected 0 with minibatch_unit 'env':"
                 " whole environments are replayed from the rollout's start. Use 'window'."
             )
-        if self.teacher_kl_updates is not None and self.teacher_kl_coef == 0:
-            warnings.warn(
-                f"teacher_kl_updates is {self.teacher_kl_updates}, which has no effect while"
-                " teacher_kl_coef is 0. Set teacher_kl_coef, or leave it at None.",
-                stacklevel=5,
-            )
-        if (self.teacher_kl_coef > 0) != (self.teacher_cfg is not None):
-            raise ValueError(
-                f"teacher_kl_coef is {self.teacher_kl_coef} and teacher_cfg is {self.teacher_cfg},"
-                " expected both or neither: kickstarting needs the teacher's model."
-            )
+        self._check_teacher()
         if self.policy_loss != "kl_penalty":
             if self.kl_penalty_coef != PpoOptions.kl_penalty_coef:
                 warnings.warn(
@@ -160,6 +179,53 @@ class PpoOptions(Options):
                 f"schedule is '{self.schedule}' and desired_kl is {self.desired_kl}, expected"
                 " 'fixed' and a number with policy_loss 'kl_penalty': its coefficient follows"
                 " desired_kl instead of the learning rate."
+            )
+
+    def _check_teacher(self) -> None:
+        coef, last, schedule = self.teacher_coef, self.teacher_coef_end, self.teacher_schedule
+        by_return, updates = schedule == "return", self.teacher_updates
+        if coef > 0 and self.teacher_cfg is None:
+            raise ValueError(
+                f"teacher_coef is {coef} and teacher_cfg is None, expected both: imitation needs"
+                " the teacher's model."
+            )
+        if last > coef > 0:
+            raise ValueError(
+                f"teacher_coef_end is {last}, expected at most teacher_coef, {coef}: the weight of"
+                " the teacher falls."
+            )
+        if coef > 0 and schedule == "exponential" and (last == 0 or updates is None):
+            raise ValueError(
+                f"teacher_coef_end is {last} and teacher_updates is {updates}, expected a positive"
+                " number and a count with teacher_schedule 'exponential', which falls to the one"
+                " within the other and never reaches 0."
+            )
+        if coef > 0 and by_return and self.teacher_return is None:
+            raise ValueError(
+                "teacher_return is None, expected a positive number with teacher_schedule"
+                " 'return': the mean return at which teacher_coef_end is reached."
+            )
+        if coef == 0:
+            unused = [field.name for field in fields(self) if field.name.startswith("teacher_")]
+            self._warn_unused(unused, "while teacher_coef is 0. Set teacher_coef")
+        elif by_return:
+            reason = "with teacher_schedule 'return'. Use another schedule"
+            self._warn_unused(["teacher_updates"], reason)
+        else:
+            reason = f"with teacher_schedule '{schedule}'. Use 'return'"
+            self._warn_unused(["teacher_return"], reason)
+            if updates is None:
+                reason = "while teacher_updates is None. Set teacher_updates"
+                self._warn_unused(["teacher_coef_end"], reason)
+
+    def _warn_unused(self, names: list[str], reason: str) -> None:
+        """Warn of those that are set, with a reason that ends in the fix."""
+        unused = [name for name in names if getattr(self, name) != getattr(PpoOptions, name)]
+        if unused:
+            listed = " and ".join(f"{name} is {getattr(self, name)!r}" for name in unused)
+            warnings.warn(
+                f"{listed}, which has no effect {reason}, or leave it at its default.",
+                stacklevel=7,
             )
 
     def check_rollout(self, num_steps: int, recurrent: bool) -> None:
@@ -241,7 +307,8 @@ class PpoOptions(Options):
             "clip_param_high",
             "dual_clip_param",
             "critic_warmup_iterations",
-            "teacher_kl_coef",
+            "teacher_coef",
+            "auxiliary",
         ):
             default = getattr(PpoOptions, name)
             if getattr(self, name) != default:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Container, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -27,9 +27,12 @@ class Source:
     details: str = ""
     """In which environments and since when, and what to do."""
 
+    event: str = "met NaN or inf in"
+    """What an update did there, before ``kind``."""
+
     def __str__(self) -> str:
         """Return a clause for a message."""
-        return self.kind + self.details
+        return f"{self.event} {self.kind}{self.details}"
 
 
 class NonFiniteUpdates:
@@ -56,19 +59,19 @@ class NonFiniteUpdates:
         undone = "Parameters, optimiser and normaliser are as before the update and the rollout was"
         resume = "repair the source, then call learn() again or resume from the last checkpoint."
         if not self._skips:
-            raise ValueError(f"The update met NaN or inf in {source}. {undone} dropped: {resume}")
+            raise ValueError(f"The update {source}. {undone} dropped: {resume}")
         self.num_skipped += 1
         self._in_a_row += 1
         if self._in_a_row >= self._max_in_a_row:
             self._in_a_row = 0
             raise ValueError(
-                f"{self._max_in_a_row} updates in a row met NaN or inf, as many as"
-                f" max_skipped_updates allows, the last in {source}. {undone} dropped: {resume}"
+                f"{self._max_in_a_row} updates in a row met values they cannot use, as many as"
+                f" max_skipped_updates allows. The last {source}. {undone} dropped: {resume}"
             )
         if source.kind not in self._warned:
             self._warned.add(source.kind)
             warnings.warn(
-                f"An update met NaN or inf in {source}. It is skipped. {undone} dropped; training"
+                f"An update {source}. It is skipped. {undone} dropped; training"
                 " goes on. Loss/skipped_updates counts such updates, and"
                 f" {self._max_in_a_row} in a row end the training (max_skipped_updates).",
                 stacklevel=4,
@@ -93,6 +96,7 @@ def find_source(
     observations: TensorDict,
     groups: Container[str],
     recorded: Mapping[str, torch.Tensor],
+    weights: Mapping[str, torch.Tensor],
     add_gradients: Callable[[], object],
     ranks: Ranks,
 ) -> Source:
@@ -106,16 +110,17 @@ def find_source(
         groups: The groups that the update reads.
         recorded: What else the update reads, by name, each (T, N, D); what follows from others
             stands behind them.
+        weights: What samples weigh, by option, each (T, N).
         add_gradients: Computes the gradient of the update's loss on the whole rollout.
         ranks: The processes that search together.
 
     Returns:
-        The first of: what is not finite, what is too large to be squared, environments whose own
-        gradients are not finite, divergence.
+        The first of: what is not finite, what is too large to be squared, what cannot be a weight,
+        environments whose own gradients are not finite, divergence.
     """
     seen = {key: value for key, value in observations.items() if key in groups}
     named = {f"observation group '{key}'": value for key, value in seen.items()}
-    found = _of_any_rank(_in_what_was_read({**named, **recorded}), ranks)
+    found = _of_any_rank(_in_what_was_read({**named, **recorded}) or _in_weights(weights), ranks)
     if found is None:  # in all of them, so that all compute gradients, which exchange sums
         found = _of_any_rank(_in_gradients(list(seen.values()), add_gradients), ranks)
     return found or _DIVERGENCE
@@ -134,7 +139,7 @@ def _of_any_rank(source: Source | None, ranks: Ranks) -> Source | None:
     if not found or len(of_ranks) == 1:
         return source
     rank, source = found[0]
-    return Source(source.kind, f"{source.details}, on rank {rank}")
+    return replace(source, details=f"{source.details}, on rank {rank}")
 
 
 def _in_what_was_read(named: Mapping[str, Any]) -> Source | None:
@@ -149,6 +154,17 @@ def _in_what_was_read(named: Mapping[str, Any]) -> Source | None:
             if bad.any():
                 value = values[bad][0].item()
                 return Source(name, f"{_where(bad)} ({value:g}, too large to be squared)")
+    return None
+
+
+def _in_weights(named: Mapping[str, torch.Tensor]) -> Source | None:
+    """Return the first that is not finite or below 0."""
+    for name, values in named.items():
+        bad = ~(torch.isfinite(values) & (values >= 0))
+        if bad.any():
+            rule = f"is {values[bad][0].item():g}, expected a finite number of at least 0,"
+            in_envs = _where(bad.unsqueeze(-1)).replace(" of", " in", 1)
+            return Source(name, f" {rule}{in_envs}", "was refused:")
     return None
 
 

@@ -14,6 +14,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal, TypeVar
 
+from rsl_tbptt.algorithms.auxiliary.options import HeadOptions, check_heads, parse_heads
 from rsl_tbptt.algorithms.update.checks import (
     Count,
     Positive,
@@ -83,10 +84,21 @@ class Options:
     max_skipped_updates: Annotated[int, Count()] = 10
     """So many skipped updates in a row end the training."""
 
+    auxiliary: Annotated[dict[str, Any] | None, check_heads] = None
+    """Heads that predict what the model should know from its latent, by name.
+
+    See docs/distillation.md#auxiliary-heads. Their losses are added to the algorithm's; of PPO it
+    is the actor that has them.
+    """
+
     @classmethod
     def algorithm(cls) -> str:
         """Return the name of the class whose options they are, as one writes it in a config."""
         raise NotImplementedError
+
+    def heads(self) -> dict[str, HeadOptions]:
+        """Return the options of the auxiliary heads by name."""
+        return parse_heads(self.auxiliary)
 
     @classmethod
     def parse(cls: type[AnyOptions], options: Mapping[str, Any]) -> AnyOptions:

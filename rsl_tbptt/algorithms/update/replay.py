@@ -24,6 +24,9 @@ from rsl_tbptt.models.protocol import parts_of
 Head = Callable[[MLPModel, torch.Tensor], Outputs]
 """Turns what a model's last layer returns for (rows, ...) into outputs of leading shape (rows,)."""
 
+Further = Callable[[torch.Tensor], Outputs]
+"""Further outputs of leading shape (rows,) of what a model's head reads, latents of (rows, H)."""
+
 
 def action_head(model: MLPModel, mlp_output: torch.Tensor) -> Outputs:
     """Return the deterministic action, shape (rows, A)."""
@@ -44,6 +47,10 @@ def distribution_head(model: MLPModel, mlp_output: torch.Tensor) -> Outputs:
     return (mlp_output,)
 
 
+def _no_further(latent: torch.Tensor) -> Outputs:
+    return ()
+
+
 def make_replay(
     model: MLPModel,
     *,
@@ -51,6 +58,7 @@ def make_replay(
     scan_engine: str,
     operand_dtype: torch.dtype | None,
     sparing: bool = False,
+    further: Further = _no_further,
 ) -> Replay:
     """Choose how ``model`` is replayed.
 
@@ -60,6 +68,7 @@ def make_replay(
         scan_engine: Engine of ``recurrent_scan``.
         operand_dtype: Autocast dtype of the forward pass, or None for full precision.
         sparing: Whether frame encoders spare memory at the expense of time.
+        further: Outputs behind those of ``head``; only of a model that ``parts_of`` takes apart.
 
     Returns:
         A function of observations (K, n), state and episode starts (K, n) that returns the outputs
@@ -76,7 +85,7 @@ def make_replay(
         )
     run = _replay_stepwise
     if parts is not None:
-        run = partial(_replay_window, Encoding(parts, sparing=sparing), scan_engine)
+        run = partial(_replay_window, Encoding(parts, sparing=sparing), scan_engine, further)
     parameter = next(model.parameters())
     autocast = torch.autocast(
         parameter.device.type, dtype=operand_dtype, enabled=operand_dtype is not None
@@ -108,8 +117,12 @@ def observed_groups(model: MLPModel, obs: TensorDict) -> list[str]:
 
     Returns:
         Those of rsl_rl's own models, a CNN's images included, and of a ``RecurrentModel``; all of
-        them for a model with a forward pass or latent of its own, which may read any.
+        them for a model with a forward pass or latent of its own, which may read any, if it has no
+        ``observed_groups`` that say which.
     """
+    own_groups: Any = getattr(model, "observed_groups", None)
+    if own_groups is not None:
+        return list(own_groups)
     shapes: Any = getattr(model, "group_shapes", None)
     if shapes is not None and parts_of(model) is not None:
         return list(shapes)
@@ -122,6 +135,7 @@ def observed_groups(model: MLPModel, obs: TensorDict) -> list[str]:
 def _replay_window(
     encoding: Encoding,
     scan_engine: str,
+    further: Further,
     model: MLPModel,
     obs: TensorDict | FrameObs,
     state: HiddenState,
@@ -135,7 +149,7 @@ def _replay_window(
         inputs = latent.unflatten(0, shape)
         outputs, state = recurrent_scan(parts.cell, inputs, state, episode_starts, scan_engine)
         latent = outputs.flatten(0, 1)
-    outputs = head(model, parts.head(latent))
+    outputs = (*head(model, parts.head(latent)), *further(latent))
     return tuple(output.unflatten(0, shape) for output in outputs), state
 
 

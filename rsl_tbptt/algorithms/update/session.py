@@ -75,6 +75,10 @@ class Learner(Protocol):
         """Return what else it reads, by name, (T, N, D) each; what follows from others is last."""
         ...
 
+    def weights(self) -> dict[str, torch.Tensor]:
+        """Return what samples weigh, by option, (L, N) each for the first L steps."""
+        ...
+
     def modules(self) -> list[nn.Module]:
         """Return modules whose parameters and buffers an update changes."""
         ...
@@ -243,6 +247,7 @@ class UpdateSession:
                 self._storage.observations,
                 learner.observed_groups(),
                 learner.recorded(),
+                learner.weights(),
                 lambda: learner.add_gradients(slice(None), learner.num_micro_batches),
                 self._ranks,
             )

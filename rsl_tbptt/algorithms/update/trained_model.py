@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import nn
 
+from rsl_tbptt.algorithms.auxiliary.heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.update.options import Options
 from rsl_tbptt.algorithms.update.replay import Head, make_replay
 from rsl_tbptt.compat.versions import MLPModel
@@ -22,7 +23,13 @@ class TrainedModel:
     """A model, how it is replayed, and what becomes of its gradients."""
 
     def __init__(
-        self, model: MLPModel, head: Head, options: Options, *, sees_single_steps: bool = False
+        self,
+        model: MLPModel,
+        head: Head,
+        options: Options,
+        *,
+        heads: AuxiliaryHeads | None = None,
+        sees_single_steps: bool = False,
     ) -> None:
         """Choose how the model is replayed.
 
@@ -30,6 +37,7 @@ class TrainedModel:
             model: A model that follows rsl_rl's interface.
             head: What of it the loss sees, a head of ``replay.py``.
             options: Of the algorithm: scan engine and precision.
+            heads: Auxiliary heads that are trained with the model.
             sees_single_steps: Whether its rollouts are single steps, which are best run at once.
         """
         self.model = model
@@ -41,7 +49,9 @@ class TrainedModel:
             scan_engine=options.scan_engine,
             operand_dtype=operand_dtype,
             sparing=options.memory_budget_gb is not None,
+            **({} if heads is None else {"further": heads.outputs}),
         )
+        self._heads = heads
         self._sample_bytes = bytes_per_sample(model)
         parts = parts_of(model)
         self._sees_frames = parts is not None and bool(parts.encoders)
@@ -76,7 +86,7 @@ class TrainedModel:
         """
         least = self.least_micro_batches(rollout.num_envs, window_length)
         num_parts = max(num_micro_batches, least)
-        replay = self._replay
+        replay, loss = self._replay, loss if self._heads is None else self._heads.beside(loss)
         return accumulate_group(group, rollout, state, replay, loss, divisor, num_parts, coef)
 
     def least_micro_batches(self, num_envs: int, window_length: int) -> int:

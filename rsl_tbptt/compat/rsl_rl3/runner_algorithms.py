@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
 import torch
@@ -11,11 +12,16 @@ from torch import nn
 
 from rsl_tbptt.algorithms.distillation import algorithm as distillation
 from rsl_tbptt.algorithms.ppo import algorithm as ppo
+from rsl_tbptt.algorithms.ppo.options import PpoOptions
 from rsl_tbptt.compat.rsl_rl3.checkpoints import keep_with_optimizer, network_state
 from rsl_tbptt.compat.rsl_rl3.models import fit_teacher, model_of
 from rsl_tbptt.compat.rsl_rl3.storage import ModelStorage
 
-_NEED_A_TEACHER = {"teacher_cfg": None, "teacher_kl_coef": 0.0, "teacher_kl_updates": None}
+_NEED_A_TEACHER = {
+    field.name: field.default
+    for field in dataclasses.fields(PpoOptions)
+    if field.name.startswith("teacher_")
+}
 
 
 class _OfPolicy:
@@ -94,9 +100,11 @@ class TbpttDistillation(_OfPolicy):
             **arguments: ``device``, ``multi_gpu_cfg`` and fields of :class:`DistillationOptions`.
 
         Raises:
-            NotImplementedError: If ``loss_type`` is "kl".
+            NotImplementedError: If ``loss_type`` is "kl", or that of a slice.
         """
-        if arguments.get("loss_type") == "kl":
+        loss_type = arguments.get("loss_type")
+        slices = loss_type if isinstance(loss_type, list | tuple) else [{"loss": loss_type}]
+        if "kl" in (each["loss"] for each in slices if isinstance(each, dict) and "loss" in each):
             raise NotImplementedError(
                 "loss_type is 'kl', expected another with rsl_rl 3: its policy keeps no standard"
                 " deviation of the teacher. Use 'nll' or 'mse'."
@@ -110,7 +118,7 @@ class TbpttDistillation(_OfPolicy):
         algorithm = distillation.TbpttDistillation(student, teacher, storage, **self._arguments)
 
         def load(loaded: dict[str, Any]) -> None:
-            algorithm.load(loaded, {"student": True}, strict=False)
+            algorithm.load(loaded, {"student": True, "optimizer": True}, strict=False)
 
         keep_with_optimizer(algorithm.optimizer, algorithm.save, load)
         return algorithm
@@ -128,7 +136,7 @@ class TbpttPPO(_OfPolicy):
     A drop-in for that release's PPO: same policies (ActorCritic and ActorCriticRecurrent),
     checkpoints and runner. As there, the gradient of actor and critic is clipped by its norm over
     both. A checkpoint of a distillation that the runner loads makes its student the actor; there is
-    no teacher for kickstarting.
+    no teacher to imitate.
     """
 
     def __init__(self, policy: nn.Module, **arguments: Any) -> None:
@@ -162,7 +170,7 @@ class TbpttPPO(_OfPolicy):
         algorithm = ppo.TbpttPPO(actor, critic, storage, **self._arguments)
 
         def load(loaded: dict[str, Any]) -> None:
-            algorithm.load(loaded, {}, strict=False)
+            algorithm.load(loaded, {"auxiliary": True, "optimizer": True}, strict=False)
 
         self.policy.register_load_state_dict_pre_hook(self._before_policy_is_loaded)
         keep_with_optimizer(

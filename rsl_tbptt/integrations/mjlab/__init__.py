@@ -19,6 +19,8 @@ __all__ = [
     "TbpttMjlabDistillationRunner",
     "TbpttMjlabRecurrentRunner",
     "TbpttPpoAlgorithmCfg",
+    "TbpttTeacherCfg",
+    "TbpttTeachersCfg",
 ]
 
 RENAMED = {
@@ -64,6 +66,8 @@ try:
         TbpttDistillationAlgorithmCfg,
         TbpttDistillationRunnerCfg,
         TbpttPpoAlgorithmCfg,
+        TbpttTeacherCfg,
+        TbpttTeachersCfg,
     )
     from rsl_tbptt.integrations.mjlab.runner import (
         TbpttMjlabDistillationRunner,

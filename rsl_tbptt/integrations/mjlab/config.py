@@ -23,7 +23,9 @@ class TbpttDistillationAlgorithmCfg(DistillationOptions):
     """Qualified name of the algorithm, ``"module:Class"``, which rsl_rl imports."""
 
     # Narrower than the parent's: a command line takes no function, and refuses the option for it.
+    # A list of slices is given in a config: beside it a command line would no longer take a name.
     loss_type: str = "mse"
+    imitation_weight: str | None = None
 
 
 @dataclass
@@ -38,6 +40,34 @@ class TbpttCnnRnnModelCfg(RslRlModelCfg):
 
     image_scale: float = 1.0
     """What images are multiplied by before their CNN: 1 / 255 for bytes."""
+
+
+@dataclass
+class TbpttTeacherCfg:
+    """One of several teachers; see :class:`TbpttTeachersCfg`."""
+
+    cfg: RslRlModelCfg = field(default_factory=RslRlModelCfg)
+    """The model's config: the ``actor`` of the config that it was trained with."""
+
+    checkpoint: str | None = None
+    """File of PPO or distillation that holds its parameters; read when training starts."""
+
+    obs_groups: tuple[str, ...] | None = None
+    """What it observes; None is what ``obs_groups["teacher"]`` of the runner's config says."""
+
+
+@dataclass
+class TbpttTeachersCfg:
+    """Options of :class:`rsl_tbptt.models.SelectedTeachers`, in the place of a teacher's config."""
+
+    selector: str
+    """Observation group with the number of each environment's teacher, or a function's name."""
+
+    teachers: dict[str, TbpttTeacherCfg]
+    """The teachers by name; their numbers are their places, from 0 on."""
+
+    class_name: str = "rsl_tbptt.models:SelectedTeachers"
+    """Qualified name of the model, ``"module:Class"``, which rsl_rl imports."""
 
 
 @dataclass
@@ -64,12 +94,15 @@ class TbpttDistillationRunnerCfg(RslRlBaseRunnerCfg):
     )
     """The student. It acts with its distribution's noise while it collects data."""
 
-    teacher: RslRlModelCfg = field(
+    teacher: RslRlModelCfg | TbpttTeachersCfg = field(
         default_factory=lambda: RslRlModelCfg(
             distribution_cfg={"class_name": "GaussianDistribution", "init_std": 1.0}
         )
     )
-    """The teacher: the ``actor`` of the config that it was trained with, distribution included."""
+    """The teacher: the ``actor`` of the config that it was trained with, distribution included.
+
+    Or several of them.
+    """
 
     algorithm: TbpttDistillationAlgorithmCfg = field(default_factory=TbpttDistillationAlgorithmCfg)
     """The algorithm's options."""

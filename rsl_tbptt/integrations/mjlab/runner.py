@@ -120,11 +120,15 @@ def model_arguments(model_cfg: dict[str, Any]) -> dict[str, Any]:
     """Leave out of a model's config what mjlab's config class has for other models.
 
     Args:
-        model_cfg: A ``RslRlModelCfg`` as a dictionary.
+        model_cfg: A ``RslRlModelCfg`` as a dictionary, or a ``TbpttTeachersCfg``.
 
     Returns:
         ``"class_name"`` and the arguments of that class.
     """
+    if "teachers" in model_cfg:
+        teachers = model_cfg["teachers"].items()
+        own = {name: {**each, "cfg": model_arguments(each["cfg"])} for name, each in teachers}
+        return {**model_cfg, "teachers": own}
     unset = {name for name in ("cnn_cfg", "distribution_cfg") if model_cfg.get(name) is None}
     if model_cfg.get("rnn_type") is None:
         unset |= {"rnn_type", "rnn_hidden_dim", "rnn_num_layers"}

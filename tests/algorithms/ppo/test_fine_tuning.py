@@ -30,9 +30,8 @@ pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with 
 
 
 def test_a_pull_without_the_student_that_brings_the_teacher_is_refused():
-    with pytest.raises(
-        ValueError, match=r"teacher_kl_coef is 0\.8, .*name the .* --checkpoint FILE"
-    ):
+    message = r"teacher_coef is 0\.8 and .*file in teacher_checkpoint, or .* --checkpoint FILE"
+    with pytest.raises(ValueError, match=message):
         roll_out_ppo(make_pulled(), 0)
     roll_out_ppo(make_fine_tuned(), 0)
 
@@ -140,7 +139,7 @@ def forget(algorithm):
     for model in (algorithm.actor, algorithm.critic):
         model.reset()
     with torch.inference_mode():
-        algorithm._fine_tuning.reset(torch.ones(4))
+        algorithm._imitation.reset(torch.ones(4))
 
 
 def go_on(algorithm, first, last):
@@ -148,7 +147,7 @@ def go_on(algorithm, first, last):
     coefs = []
     for seed in range(first, last):
         roll_out_ppo(algorithm, seed)
-        coefs.append(algorithm.update()["teacher_kl_coef"])
+        coefs.append(algorithm.update()["teacher_coef"])
     return coefs
 
 
@@ -157,7 +156,7 @@ def go_on(algorithm, first, last):
 def test_a_checkpoint_in_the_middle_of_the_schedules_goes_on_exactly(
     teacher, saved_after, tmp_path
 ):
-    options = {"critic_warmup_iterations": 2, "teacher_kl_updates": 3, "student_action_std": 0.4}
+    options = {"critic_warmup_iterations": 2, "teacher_updates": 3, "student_action_std": 0.4}
     source = make_fine_tuned(teacher, **options)
     go_on(source, 0, saved_after)
     torch.save(source.save(), tmp_path / "model.pt")
@@ -185,10 +184,11 @@ def test_a_run_from_distillation_to_fine_tuning_under_the_stock_runners(tmp_path
     metrics, update = [], runner.alg.update
     monkeypatch.setattr(runner.alg, "update", lambda: metrics.append(update()) or metrics[-1])
     runner.learn(2)
-    assert [seen["teacher_kl_coef"] for seen in metrics] == pytest.approx([0.5, 0.5])
+    assert [seen["teacher_coef"] for seen in metrics] == pytest.approx([0.5, 0.5])
     assert metrics[0]["actor_grad_norm"] == 0 < metrics[1]["actor_grad_norm"]
-    state = runner.alg.save()["rsl_tbptt"]["fine_tuning"]
-    assert state["num_updates"] == 2
+    own = runner.alg.save()["rsl_tbptt"]
+    state = own["imitation"]
+    assert (own["fine_tuning"]["num_updates"], state["num_updates"]) == (2, 1)
     teacher = distillation.alg.teacher.state_dict()
     for name, value in state["teacher_state_dict"].items():
         assert torch.equal(value, teacher[name])

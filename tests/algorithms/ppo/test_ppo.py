@@ -298,7 +298,7 @@ def test_mixed_precision_survives_many_iterations(models):
         ({"max_grad_norm": math.nan}, ValueError, "max_grad_norm is nan.*Use None to not clip"),
         ({"kl_penalty_coef": math.nan}, ValueError, "kl_penalty_coef is nan, expected a positive"),
         ({"student_action_std": math.inf}, ValueError, "student_action_std is inf, expected a pos"),
-        ({"teacher_kl_coef": math.nan}, ValueError, "teacher_kl_coef is nan, expected a positive"),
+        ({"teacher_coef": math.nan}, ValueError, "teacher_coef is nan, expected a positive"),
         (
             {"memory_budget_gb": math.inf},
             ValueError,
@@ -315,7 +315,7 @@ def test_bad_options_are_refused_by_name_and_value(options, error, message):
 
 def test_numbers_at_the_edge_of_their_range_are_taken():
     edges = {"gamma": 1, "lam": 0, "value_loss_coef": 0, "entropy_coef": -0.01}
-    algorithm = make_ppo(TbpttPPO, 6, 4, max_grad_norm=math.inf, teacher_kl_coef=0, **edges)
+    algorithm = make_ppo(TbpttPPO, 6, 4, max_grad_norm=math.inf, teacher_coef=0, **edges)
     assert {name: getattr(algorithm.options, name) for name in edges} == edges
     assert algorithm.max_grad_norm == math.inf
 

@@ -171,7 +171,7 @@ def test_options_that_clash_are_refused_by_name_and_value(options, message):
     [
         ({"kl_penalty_coef": 2.0}, "kl_penalty_coef is 2.0, which has no effect with"),
         ({"minibatch_unit": "window"}, "minibatch_unit is 'window', which acts as 'env'"),
-        ({"teacher_kl_updates": 3}, "teacher_kl_updates is 3, which has no effect while"),
+        ({"teacher_updates": 3}, "teacher_updates is 3, which has no effect while"),
     ],
 )
 def test_options_without_effect_warn(options, message):

@@ -145,8 +145,8 @@ def test_recurrent_models_are_refused_with_the_reason(actor, critic):
         ({"dual_clip_param": 3.0}, "dual_clip_param is 3.0, expected None"),
         ({"critic_warmup_iterations": 2}, "critic_warmup_iterations is 2, expected 0"),
         (
-            {"teacher_kl_coef": 0.1, "teacher_cfg": {"class_name": "MLPModel"}},
-            "teacher_kl_coef is 0.1, expected 0.0",
+            {"teacher_coef": 0.1, "teacher_cfg": {"class_name": "MLPModel"}},
+            "teacher_coef is 0.1, expected 0.0",
         ),
     ],
 )

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 import torch
 from rsl_rl.storage import RolloutStorage
+from support import several_teachers
 from support.helpers import ACTION_DIM, STATE_DIM, make_model, make_obs
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
+from rsl_tbptt.models import selected_teachers
 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
 
@@ -112,12 +114,26 @@ RND = {
     "target_hidden_dims": [8],
 }
 
+AUXILIARY = {
+    "velocity": {"target": "state", "columns": [2, 0], "hidden_dims": [8]},
+    "later": {"target": "policy", "loss": "huber", "delay": 2},
+}
+LATENT = {"latent": {"target": "teacher:mlp.0", "loss": "bce"}}
+
 CASES = [
     (TbpttDistillation, {"gradient_length": 4}),
     (TbpttDistillation, {"gradient_length": 2, "update_length": 4, "num_learning_epochs": 2}),
     (TbpttDistillation, {"gradient_length": 4, "update_length": 2, "loss_type": "kl"}),
     (TbpttDistillation, {"gradient_length": 4, "models": "mlp", "batch_teacher_labels": True}),
     (TbpttDistillation, {"gradient_length": 4, "teacher_action_share": 0.5, "optimizer": "sgd"}),
+    (
+        TbpttDistillation,
+        {
+            "gradient_length": 4,
+            "imitation_weight": lambda transitions: transitions.obs["state"][..., 0].relu(),
+            "loss_type": [{"loss": "bce", "actions": [0, 2]}],
+        },
+    ),
     (TbpttPPO, {}),
     (TbpttPPO, {"models": "mlp", "optimizer": "adamw"}),
     (TbpttPPO, {"gradient_length": 2, "normalize_advantage_per_mini_batch": True}),
@@ -127,6 +143,8 @@ CASES = [
         {"policy_loss": "kl_penalty", "schedule": "fixed", "loss_reduction": "episode_mean"},
     ),
     (TbpttPPO, {"rnd_cfg": RND, "num_micro_batches": 2}),
+    (TbpttDistillation, {"gradient_length": 4, "auxiliary": {**AUXILIARY, **LATENT}}),
+    (TbpttPPO, {"gradient_length": 4, "auxiliary": AUXILIARY}),
 ]
 
 
@@ -147,6 +165,31 @@ def test_an_update_reads_the_device_once_and_a_rollout_never(algorithm_class, op
     with HostTransfers() as update:
         metrics = algorithm.update()
     assert all(math.isfinite(value) for value in metrics.values())
+    assert rollout.seen == []
+    assert update.seen == ["tolist"]
+
+
+def test_selecting_teachers_reads_nothing_where_that_would_wait(tmp_path, monkeypatch):
+    monkeypatch.setattr(selected_teachers, "_choosing_is_cheap", lambda selected: False)
+    algorithm = several_teachers.make(
+        several_teachers.save_teachers(tmp_path), memory_rollouts=1, scan_engine="reference"
+    )
+    obs, dones = several_teachers.random_rollout(0, 4)
+
+    def roll_out_again():
+        with torch.no_grad():
+            for step in range(len(dones)):
+                algorithm.act(obs[step])
+                rewards = torch.zeros(dones.shape[1])
+                algorithm.process_env_step(obs[step], rewards, dones[step].long(), {})
+
+    roll_out_again()
+    algorithm.update()
+    with HostTransfers() as rollout:
+        roll_out_again()
+    with HostTransfers() as update:
+        metrics = algorithm.update()
+    assert "behavior/hop" in metrics
     assert rollout.seen == []
     assert update.seen == ["tolist"]
 

@@ -54,14 +54,33 @@ def test_a_mistyped_option_is_refused(make, algorithm):
 def test_the_divergence_from_the_teacher_is_refused_with_its_reason():
     with pytest.raises(NotImplementedError, match="loss_type is 'kl', expected another"):
         make_distillation(TbpttDistillation, **SIZES, loss_type="kl")
+    slices = [{"loss": "kl", "actions": [0, 1]}]
+    with pytest.raises(NotImplementedError, match="loss_type is 'kl', expected another"):
+        make_distillation(TbpttDistillation, **SIZES, loss_type=slices)
+
+
+def test_steps_are_weighed_and_actions_sliced():
+    algorithm = make_distillation(
+        TbpttDistillation,
+        **SIZES,
+        memory_rollouts=2,
+        imitation_weight=lambda transitions: (transitions.episode_steps > 1).float(),
+        loss_type=[{"loss": "bce", "actions": [1, 2], "name": "gripper"}],
+    )
+    for seed in range(2):
+        roll_out(algorithm, seed)
+        metrics = algorithm.update()
+        assert metrics["behavior"] == metrics["behavior/gripper"]
+        assert 0 < metrics["imitation_weight"] < 1
 
 
 @pytest.mark.parametrize(
     "options",
     [
         {"teacher_cfg": {"class_name": "MLPModel"}},
+        {"teacher_checkpoint": "model.pt"},
+        {"teacher_coef": 0.1},
         {"teacher_kl_coef": 0.1},
-        {"teacher_kl_updates": 3},
     ],
 )
 def test_the_pull_towards_a_teacher_is_refused_with_its_reason(options):
@@ -69,8 +88,8 @@ def test_the_pull_towards_a_teacher_is_refused_with_its_reason(options):
         make_ppo(TbpttPPO, **SIZES, **options)
 
 
-def test_the_defaults_of_kickstarting_are_taken():
-    none = {"teacher_cfg": None, "teacher_kl_coef": 0.0, "teacher_kl_updates": None}
+def test_the_defaults_of_imitation_are_taken():
+    none = {"teacher_cfg": None, "teacher_coef": 0.0, "teacher_kl_coef": None}
     options = make_ppo(TbpttPPO, **SIZES, **none).options
     assert {name: getattr(options, name) for name in none} == none
 

@@ -1,0 +1,1 @@
+"""Auxiliary heads: networks beside a model that predict targets from its latent."""

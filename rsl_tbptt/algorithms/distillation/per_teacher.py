@@ -1,0 +1,61 @@
+"""The behaviour loss of each of several teachers, logged beside their common one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+
+import torch
+
+from rsl_tbptt.algorithms.distillation.rollout_memory import NEWEST
+from rsl_tbptt.algorithms.distillation.update_sums import or_one
+from rsl_tbptt.core.accumulate import Loss, Outputs, SampleLosses
+from rsl_tbptt.core.rollout import Labels
+
+TEACHER = "teacher"
+"""Label: the number of the sample's teacher, of several. Shape: (T, N), int16."""
+
+
+class LossPerTeacher:
+    """Sums up loss and samples of each teacher in the newest rollout, on the device.
+
+    Sums do not depend on micro-batches; what is logged is their quotient after the update.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        """Take the teachers in the order of their numbers; none where there is only one."""
+        self._losses = {f"behavior/{name}": f"num_samples/{name}" for name in names}
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the sums."""
+        return [*self._losses, *self._losses.values()]
+
+    def reported_by(self, loss: Loss) -> Loss:
+        """Return a loss that reports the sums, too."""
+        return self._with_sums(loss) if self._losses else loss
+
+    def metrics(self, loss_sums: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
+        """Return losses and numbers of samples, shape () each, of the sums of optimiser steps."""
+        total = {name: torch.stack([sums[name] for sums in loss_sums]).sum() for name in self.names}
+        means = {name: total[name] / or_one(total[number]) for name, number in self._losses.items()}
+        return {**total, **means}
+
+    def logged(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Return what is logged: no number of samples, and no loss of a teacher without any."""
+        unused = {name for name, number in self._losses.items() if metrics[number] == 0}
+        dropped = unused.union(self._losses.values())
+        return {name: value for name, value in metrics.items() if name not in dropped}
+
+    def _with_sums(self, loss: Loss) -> Loss:
+        def reporting(outputs: Outputs, labels: Labels) -> SampleLosses:
+            losses = loss(outputs, labels)
+            reported, behavior = dict(losses.reported), losses.reported["behavior"]
+            for index, (name, number) in enumerate(self._losses.items()):
+                own = labels[TEACHER] == index
+                own = own & labels[NEWEST] if NEWEST in labels else own
+                reported[name] = torch.where(own, behavior, 0.0)
+                reported[number] = own.to(behavior.dtype)
+            return replace(losses, reported=reported)
+
+        return reporting

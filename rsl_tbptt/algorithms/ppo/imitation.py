@@ -1,0 +1,331 @@
+"""PPO that imitates a teacher while it learns: what the teacher says, and how much it counts."""
+
+from __future__ import annotations
+
+import copy
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from rsl_rl.env import VecEnv
+from rsl_rl.storage import RolloutStorage
+from rsl_rl.utils import resolve_obs_groups
+from tensordict import TensorDict
+
+from rsl_tbptt.algorithms.ppo.episode_returns import EpisodeReturns
+from rsl_tbptt.algorithms.ppo.options import PpoOptions
+from rsl_tbptt.checkpoints.reading import check_matches, read_checkpoint, teacher_state_dict
+from rsl_tbptt.checkpoints.trained_models import check_configured_alike
+from rsl_tbptt.compat.versions import MLPModel, config_advice, resolve_callable
+from rsl_tbptt.core.distributed import Ranks
+from rsl_tbptt.core.hidden_state import HiddenState
+from rsl_tbptt.models.selected_teachers import SelectedTeachers
+
+
+class Imitation:
+    """A teacher that the actor is drawn to. Without one nothing here has an effect.
+
+    The weight of its loss, here with ``teacher_coef`` 0.8 and ``teacher_updates`` 4::
+
+        update                                   0    1    2    3    4    5
+        linear                                  .8   .6   .4   .2    0    0
+        linear, teacher_coef_end 0.4            .8   .7   .6   .5   .4   .4
+        exponential, teacher_coef_end 0.05      .8   .4   .2   .1  .05  .05
+
+    With ``"return"`` it falls by the share of ``teacher_return`` that the policy reaches, and rises
+    again with less. While a distilled student waits for its critic the schedule waits, too.
+
+    References:
+        Schmitt et al. (2018), "Kickstarting deep reinforcement learning", for the KL divergence
+        from the teacher's policy that is added to the loss.
+    """
+
+    def __init__(self, actor: MLPModel, options: PpoOptions, storage: RolloutStorage) -> None:
+        """Take who imitates.
+
+        Args:
+            actor: The actor.
+            options: Weight, schedule, loss, and the teacher's file.
+            storage: Storage of the rollouts.
+        """
+        self._actor, self._options, self._storage = actor, options, storage
+        self._teacher: MLPModel | None = None
+        self._loaded = False
+        self._num_updates = 0
+        self._recorded: list[tuple[torch.Tensor, ...]] = []
+        self._returns: EpisodeReturns | None = None
+        if options.teacher_schedule == "return" and options.teacher_coef > 0:
+            self._returns = EpisodeReturns(storage.num_envs, storage.dones.device)
+
+    def set_teacher(self, teacher: MLPModel) -> None:
+        """Take the teacher's model; its parameters come from a checkpoint.
+
+        Raises:
+            NotImplementedError: If its distribution is not of the actor's kind and the loss
+                compares them.
+        """
+        ours, theirs = type(self._actor.distribution), type(teacher.distribution)
+        if self._options.teacher_loss == "kl" and theirs is not ours:
+            raise NotImplementedError(
+                f"The teacher's distribution is a {theirs.__name__}, expected a {ours.__name__}"
+                " like the actor's: teacher_loss 'kl' compares them. Set"
+                " 'teacher_cfg.distribution_cfg', or teacher_loss to 'mse', which compares means."
+            )
+        self._teacher, self._loaded = teacher, False
+
+    @property
+    def teacher(self) -> MLPModel | None:
+        """The teacher, while it counts."""
+        return self._teacher if self.coef > 0 else None
+
+    @property
+    def coef(self) -> float:
+        """Weight of the teacher's loss in this update."""
+        options = self._options
+        first, last = options.teacher_coef, options.teacher_coef_end
+        if first == 0 or not self._loaded:
+            return 0.0
+        if options.teacher_schedule == "exponential":
+            return first * (last / first) ** self._progress
+        return last + (first - last) * (1.0 - self._progress)
+
+    @property
+    def _progress(self) -> float:
+        """How far the schedule has come, from 0 to 1."""
+        if self._returns is None:
+            return min(1.0, self._num_updates / (self._options.teacher_updates or math.inf))
+        assert self._options.teacher_return is not None
+        return min(1.0, max(0.0, (self._returns.mean or 0.0) / self._options.teacher_return))
+
+    @torch.no_grad()
+    def observe(self, obs: TensorDict, step: int) -> None:
+        """Record what the teacher would do at a step, while it counts.
+
+        The teacher sees the rollout as it happens, so a recurrent one keeps its memory; also one
+        that does not count but may again.
+
+        Args:
+            obs: Observations of all environments, batch size (N,).
+            step: Step of the rollout.
+        """
+        if step == 0:
+            self._recorded.clear()
+            if self._returns is not None:
+                self._returns.begin_rollout()
+        if self._teacher is None:
+            return
+        if self.coef == 0:
+            if self._returns is not None and self._teacher.is_recurrent:
+                self._teacher(obs)
+        elif self._options.teacher_loss == "mse":
+            self._recorded.append((self._teacher(obs),))
+        else:
+            self._teacher(obs, stochastic_output=True)
+            self._recorded.append(tuple(self._teacher.output_distribution_params))
+
+    def params(self) -> tuple[torch.Tensor, ...]:
+        """Return what was recorded in this rollout, shape (T, N, A) each; none while it counts 0.
+
+        Those are the parameters of the teacher's distribution, or its mean for ``"mse"``.
+        """
+        return tuple(torch.stack(params) for params in zip(*self._recorded, strict=True))
+
+    def recorded(self) -> dict[str, torch.Tensor]:
+        """Return the same by names for messages. Shape: (T, N, A) each."""
+        named = enumerate(self.params())
+        return {f"the teacher's distribution, parameter {i}": param for i, param in named}
+
+    def pretend(self, params: tuple[torch.Tensor, ...]) -> None:
+        """Record a distribution's parameters, (T, N, A) each, in the place of what is said."""
+        kept = params[:1] if self._options.teacher_loss == "mse" else params
+        self._recorded = [*zip(*kept, strict=True)] if self.coef > 0 else []
+
+    def forget(self) -> None:
+        """Drop what was recorded."""
+        self._recorded.clear()
+
+    def process_env_step(self, rewards: torch.Tensor, dones: torch.Tensor) -> None:
+        """Count a step's rewards (N,), without RND's, and clear the state where episodes ended."""
+        if self._returns is not None:
+            self._returns.add(rewards, dones)
+        self.reset(dones)
+
+    def reset(self, dones: torch.Tensor | None = None, hidden_state: HiddenState = None) -> None:
+        """Clear the teacher's state where an episode ended, (N,), or set it, as models do."""
+        if self._teacher is not None:
+            self._teacher.reset(dones, hidden_state)
+
+    def get_hidden_state(self) -> HiddenState:
+        """Return the teacher's state, as models do."""
+        return None if self._teacher is None else self._teacher.get_hidden_state()
+
+    def metrics(self, ranks: Ranks) -> dict[str, torch.Tensor]:
+        """Return what ``conclude`` needs of all ranks, by name. Shape: () each."""
+        return {} if self._returns is None else self._returns.metrics(ranks)
+
+    def conclude(self, metrics: dict[str, float], *, waits: bool) -> None:
+        """Go on in the schedule, unless it waits; leave what is logged in an update's metrics."""
+        if self.teacher is None:
+            del metrics["teacher"]
+        if self._options.teacher_coef > 0:
+            metrics["teacher_coef"] = self.coef
+        if self._returns is not None:
+            ended = metrics.pop("return_sum"), metrics.pop("num_returns")
+            if not waits:
+                self._returns.conclude(*ended)
+        self.forget()
+        if not waits:
+            self._num_updates += 1
+
+    @property
+    def awaits_teacher(self) -> bool:
+        """Whether the teacher counts and its parameters did not come yet."""
+        return self._options.teacher_coef > 0 and not self._loaded
+
+    def load_file(self) -> None:
+        """Load the teacher from ``teacher_checkpoint``; no checkpoint of a training brought it.
+
+        Several teachers know their files.
+
+        Raises:
+            ValueError: If no file is named, or it is missing, damaged or does not fit.
+        """
+        path, coef = self._options.teacher_checkpoint, self._options.teacher_coef
+        if self._teacher is None:
+            raise ValueError(
+                f"teacher_coef is {coef} and no teacher was set, expected set_teacher(model), which"
+                " construct_algorithm calls, before training starts."
+            )
+        if isinstance(self._teacher, SelectedTeachers):
+            if path is not None:
+                raise ValueError(
+                    f"teacher_checkpoint is '{path}', expected None with several teachers: each has"
+                    " its own file, 'checkpoint' in teacher_cfg.teachers."
+                )
+            self._teacher.load_checkpoints()
+            self._teacher.eval()
+            self._loaded = True
+            return
+        if path is None:
+            raise ValueError(
+                f"teacher_coef is {coef} and teacher_checkpoint is None, expected the teacher's"
+                " file in teacher_checkpoint, or a checkpoint that brings the teacher, a distilled"
+                " student's or that of a run with it: name the file with --checkpoint FILE. Without"
+                " a teacher set teacher_coef to 0."
+            )
+        checkpoint = read_checkpoint(path, self._storage.dones.device)
+        state_dict = teacher_state_dict(checkpoint, f"The teacher_checkpoint '{path}'")
+        try:
+            self._check(state_dict, checkpoint, path)
+        except ValueError as error:
+            raise ValueError(
+                f"teacher_checkpoint is '{path}', expected a teacher as teacher_cfg describes it:"
+                f" {error}"
+            ) from error
+        self._take(state_dict)
+
+    def start(self, checkpoint: Mapping[str, Any], strict: bool) -> None:
+        """Take the teacher of a distillation's checkpoint and start the schedule.
+
+        Args:
+            checkpoint: Checkpoint of a distillation. A file without its teacher leaves that to
+                ``teacher_checkpoint``.
+            strict: Whether the teacher must be configured as it was there.
+
+        Raises:
+            ValueError: If the teacher does not fit. Nothing is changed then.
+        """
+        state_dict = checkpoint.get("teacher_state_dict")
+        self._load(state_dict, {"num_updates": 0}, checkpoint if strict else {})
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint needs to go on in the schedule; empty without a teacher."""
+        if self._teacher is None or not self._loaded:
+            return {}
+        returns = {} if self._returns is None else {"returns": self._returns.state_dict()}
+        teacher = self._teacher.state_dict()
+        return {"num_updates": self._num_updates, "teacher_state_dict": teacher, **returns}
+
+    def load_state_dict(self, own: Mapping[str, Any]) -> None:
+        """Go on where a checkpoint of PPO was taken, with its teacher if it brings one.
+
+        Args:
+            own: What this package wrote into the checkpoint.
+
+        Raises:
+            ValueError: If the teacher does not fit. Nothing is changed then.
+        """
+        state = own.get("imitation")
+        if state is None:  # written when only a student's checkpoint could bring the teacher
+            state = dict(own.get("fine_tuning", {}))
+            warmup = self._options.critic_warmup_iterations
+            state["num_updates"] = max(0, state.get("num_updates", 0) - warmup)
+        self._load(state.get("teacher_state_dict"), state, {})
+
+    def _load(
+        self,
+        state_dict: Mapping[str, torch.Tensor] | None,
+        state: Mapping[str, Any],
+        checkpoint: Mapping[str, Any],
+    ) -> None:
+        """Take a teacher, if there is one, and a position in the schedule."""
+        if self._teacher is not None and state_dict:
+            self._check(state_dict, checkpoint, None)
+            self._take(state_dict)
+        self._num_updates = state.get("num_updates", 0)
+        if self._returns is not None:
+            self._returns.load_state_dict(state.get("returns", []))
+
+    def _check(
+        self,
+        state_dict: Mapping[str, torch.Tensor],
+        checkpoint: Mapping[str, Any],
+        path: str | None,
+    ) -> None:
+        """Check that a teacher fits, before anything is changed.
+
+        Raises:
+            ValueError: If it does not.
+        """
+        assert self._teacher is not None
+        if isinstance(self._teacher, SelectedTeachers):
+            self._teacher.check_state_dict(state_dict, checkpoint)
+            return
+        check_matches(self._teacher, state_dict, "teacher", _advice)
+        obs = self._storage.observations
+        check_configured_alike(self._teacher, obs, "teacher", checkpoint, path)
+
+    def _take(self, state_dict: Mapping[str, torch.Tensor]) -> None:
+        assert self._teacher is not None
+        self._teacher.load_state_dict(state_dict)
+        self._teacher.eval()
+        self._loaded = True
+
+
+def build_teacher(
+    obs: TensorDict, env: VecEnv, cfg: dict[str, Any], teacher_cfg: dict[str, Any], device: str
+) -> MLPModel:
+    """Build the teacher that ``teacher_cfg`` describes, without a draw of the training's numbers.
+
+    Args:
+        obs: Observations of the environment.
+        env: The environment.
+        cfg: The runner's config. Its observation set "teacher" is what the teacher sees.
+        teacher_cfg: The model's class and arguments.
+        device: Where the teacher lives.
+
+    Returns:
+        An untrained model.
+    """
+    arguments = copy.deepcopy(teacher_cfg)  # models take entries out of it
+    model_class = resolve_callable(arguments.pop("class_name"))
+    obs_groups = resolve_obs_groups(obs, cfg["obs_groups"], ["teacher"])
+    with torch.random.fork_rng(devices=[]):  # models are built on the CPU
+        teacher = model_class(obs, obs_groups, "teacher", env.num_actions, **arguments)
+    return teacher.to(device)
+
+
+def _advice(key: str, role: str, in_checkpoint: bool) -> str:
+    """Return which setting of the config makes the key agree."""
+    return config_advice(key, f"algorithm.{role}_cfg", in_checkpoint)

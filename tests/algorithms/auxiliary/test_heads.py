@@ -1,0 +1,406 @@
+"""Auxiliary heads beside everything else: what stays as it was, what is refused, what is saved."""
+
+import io
+import math
+from typing import Any
+
+import pytest
+import torch
+from rsl_rl.algorithms import PPO, Distillation
+from rsl_rl.models import MLPModel
+from support.auxiliary_reference import HEADS, vector
+from support.helpers import (
+    ACTION_DIM,
+    STATE_DIM,
+    make_distillation,
+    make_obs,
+    make_ppo,
+    parameters_of,
+    ppo_parameters_of,
+    roll_out,
+    roll_out_ppo,
+)
+
+from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
+from rsl_tbptt.algorithms.auxiliary.options import HeadOptions
+from rsl_tbptt.algorithms.auxiliary.targets import Targets, counts_of
+
+pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
+
+T, N = 6, 5
+LATENT = {"latent": {"target": "teacher:mlp.0"}}
+
+
+def distillation(**options: Any) -> Any:
+    return make_distillation(TbpttDistillation, T, N, **{"gradient_length": 3, **options})
+
+
+def by_ppo(**options: Any) -> Any:
+    recurrent = {} if options.get("actor") == "mlp" else {"gradient_length": 3}
+    return make_ppo(TbpttPPO, T, N, **{"num_mini_batches": 2, **recurrent, **options})
+
+
+def train(algorithm, seeds):
+    fill = roll_out_ppo if hasattr(algorithm, "actor") else roll_out
+    for seed in seeds:
+        fill(algorithm, seed)
+        metrics = algorithm.update()
+    return metrics
+
+
+def all_of(algorithm):
+    """Return the parameters of the models, and of the heads, and the states of both optimisers."""
+    models = ppo_parameters_of if hasattr(algorithm, "actor") else parameters_of
+    return models(algorithm), heads_of(algorithm), *map(_state, algorithm.learner.optimizers())
+
+
+def heads_of(algorithm):
+    return vector(algorithm._heads.module)
+
+
+def _state(optimizer):
+    entries = [value for entry in optimizer.state.values() for value in entry.values()]
+    return torch.cat([torch.zeros(0), *(torch.as_tensor(entry).flatten() for entry in entries)])
+
+
+def through_a_file(checkpoint):
+    file = io.BytesIO()
+    torch.save(checkpoint, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)
+
+
+MEMORY = {"memory_rollouts": 2, "num_mini_batches": 2, "num_learning_epochs": 2}
+
+
+@pytest.mark.parametrize("change", [{"coef": 0.0}, {"detach": True}], ids=str)
+@pytest.mark.parametrize(
+    ("make", "options"),
+    [
+        (distillation, {}),
+        (distillation, {**MEMORY, "teacher_action_share": 0.4}),
+        (distillation, {"student": "cnn-gru", "optimizer": "adamw", "num_micro_batches": 2}),
+        (by_ppo, {}),
+        (by_ppo, {"actor": "mlp", "critic": "mlp"}),
+        (by_ppo, {"minibatch_unit": "window", "gradient_length": 2, "schedule": "fixed"}),
+    ],
+    ids=str,
+)
+def test_heads_that_teach_nothing_move_no_bit(make, options, change):
+    heads = {name: {**head, **change} for name, head in HEADS.items()}
+    if make is distillation:
+        heads |= {"latent": {**LATENT["latent"], **change}}
+    with_heads = make(auxiliary=heads, **options)
+    random_state = torch.get_rng_state()
+    without = make(**options)
+    assert torch.equal(torch.get_rng_state(), random_state)
+    got, want = train(with_heads, range(3)), train(without, range(3))
+    assert {name: got[name] for name in want} == want
+    assert set(got) - set(want) == {f"auxiliary/{name}" for name in heads}
+    assert torch.equal(all_of(with_heads)[0], all_of(without)[0])
+    assert torch.equal(_state(with_heads.optimizer), _state(without.optimizer))
+    # A gradient of 0 leaves parameters where they are, but for AdamW's decay.
+    moves = not torch.equal(heads_of(with_heads), heads_of(make(auxiliary=heads, **options)))
+    assert moves == (change == {"detach": True} or options.get("optimizer") == "adamw")
+
+
+@pytest.mark.parametrize("make", [distillation, by_ppo])
+def test_heads_learn_and_the_model_with_them(make):
+    heads = {"own": {"target": "policy", "columns": [0], "hidden_dims": [16], "coef": 10.0}}
+    fast = {"learning_rate": 1e-2, "num_learning_epochs": 4}
+    with_heads, without = make(auxiliary=heads, **fast), make(**fast)
+    first = train(with_heads, [0])["auxiliary/own"]
+    assert train(with_heads, range(1, 10))["auxiliary/own"] < 0.8 * first
+    train(without, range(10))
+    assert not torch.allclose(all_of(with_heads)[0], all_of(without)[0], rtol=1e-2)
+
+
+def test_what_is_logged_is_of_the_newest_rollout():
+    once = {"num_mini_batches": 1, "num_learning_epochs": 1, "update_length": T}
+    with_memory, without = (
+        distillation(auxiliary=HEADS, memory_rollouts=size, **once) for size in (2, 0)
+    )
+    # The first updates are alike, so the second ones begin with the same parameters.
+    got, want = train(with_memory, range(2)), train(without, range(2))
+    assert "memory" in got
+    assert "memory" not in want
+    for name in HEADS:
+        assert got[f"auxiliary/{name}"] == pytest.approx(want[f"auxiliary/{name}"], rel=1e-5)
+
+
+def test_a_later_target_is_of_the_same_episode_and_rollout():
+    storage = distillation().storage
+    values = torch.arange(T * N).view(T, N, 1).expand(T, N, STATE_DIM).float()
+    storage.observations["state"] = values
+    dones = torch.zeros(T, N, dtype=torch.bool)
+    dones[3, 0] = dones[1, 1] = dones[2, 1] = dones[5, 2] = True
+    head = HeadOptions(target="state", columns=(2,), delay=2)
+    labels = Targets({"later": head}, storage, None).labels(dones)
+    counts, target = labels[counts_of("later")], labels["auxiliary/later"]
+    # step            0 1 2 3 4 5, and the target is two steps on
+    expected = {
+        0: [True, True, False, False, False, False],  # ends after step 3
+        1: [False, False, False, True, False, False],  # after 1 and after 2
+        2: [True, True, True, True, False, False],  # after the last
+        3: [True, True, True, True, False, False],
+    }
+    for env, of_env in expected.items():
+        assert counts[:, env].tolist() == of_env
+        later = [values[t + 2, env, 0].item() if there else 0.0 for t, there in enumerate(of_env)]
+        assert target[:, env, 0].tolist() == later
+
+
+@pytest.mark.parametrize("poison", [1e6, math.nan])
+def test_what_is_nobodys_target_does_not_matter(poison):
+    heads = {"later": {"target": "state", "delay": 2}}
+    results = []
+    for value in (0.0, poison):
+        algorithm = distillation(auxiliary=heads)
+        roll_out(algorithm, 0, done_rate=0.0)
+        storage = algorithm.storage
+        storage.dones[3, 1] = 1
+        storage.observations["state"][:2] = value  # before the first target
+        storage.observations["state"][4:, 1] = value  # of another episode than any step before it
+        assert len(algorithm.update()) > 1
+        results.append(all_of(algorithm))
+    for got, want in zip(*results, strict=True):
+        assert torch.equal(got, want)
+
+
+def reduced(predictions, targets):
+    return (predictions - targets).square().mean()
+
+
+BAD = [
+    ({"x": {"target": "nothing"}}, r"auxiliary.x.target is 'nothing', expected one of the observ"),
+    (
+        {"x": {"target": "state", "columns": [7]}},
+        r"x.columns is \[7\], expected at most 6: 'state'",
+    ),
+    (
+        {"x": {"target": "state", "columns": [1, 1]}},
+        r"columns is \[1, 1\], expected a list of diff",
+    ),
+    ({"x": {"target": "state", "columns": [-1]}}, r"columns is \[-1\], expected a list"),
+    ({"x": {"target": "state", "columns": 3}}, "columns is 3, expected a list"),
+    ({"x": {"target": "state", "delay": T}}, f"x.delay is {T}, expected less than num_steps_per_e"),
+    ({"x": {"target": "state", "delay": -1}}, "x.delay is -1, expected an integer of at least 0"),
+    ({"x": {"target": "state", "coef": -1.0}}, "auxiliary.x.coef is -1.0, expected a positive"),
+    ({"x": {"target": "state", "hidden_dims": [0]}}, "x.hidden_dims is 0, expected an integer"),
+    ({"x": {"target": "state", "hidden_dims": 8}}, "x.hidden_dims is 8, expected a list"),
+    ({"x": {"target": "state", "loss": "mae"}}, "x.loss is 'mae', expected one of"),
+    ({"x": {"target": "state", "loss": "nowhere:loss"}}, "x.loss is 'nowhere:loss', which cannot"),
+    ({"x": {"target": "state", "loss": reduced}}, "x.loss is <function.*one loss per column"),
+    ({"x": {"target": "state", "detach": 1}}, "x.detach is 1, expected True or False"),
+    (
+        {"x": {"target": "state", "colums": [1]}},
+        "Unknown option 'colums' of auxiliary.x: did you m",
+    ),
+    ({"x": {"columns": [1]}}, "auxiliary.x is .* expected a dictionary with 'target'"),
+    ({"x": "state"}, "auxiliary.x is 'state', expected a dictionary with 'target'"),
+    ({"a b": {"target": "state"}}, "auxiliary has a head 'a b', expected a name"),
+    (["x"], r"auxiliary is \['x'\], expected options by head"),
+]
+
+
+@pytest.mark.parametrize(("heads", "message"), BAD)
+@pytest.mark.parametrize("make", [distillation, by_ppo])
+def test_bad_heads_are_refused_by_name_before_any_rollout(make, heads, message):
+    with pytest.raises(ValueError, match=message):
+        make(auxiliary=heads)
+
+
+def test_a_layer_that_the_teacher_lacks_is_refused():
+    with pytest.raises(ValueError, match=r"'teacher:mlp.9', expected a layer.*'mlp.0', 'mlp.1'"):
+        distillation(auxiliary={"x": {"target": "teacher:mlp.9"}})
+    with pytest.raises(ValueError, match=r"'teacher:mlp.0'.*: no teacher's layers are recorded"):
+        by_ppo(auxiliary=LATENT)
+    images = {"teacher": "cnn", "batch_teacher_labels": True}
+    with pytest.raises(ValueError, match="none of a CNN with batch_teacher_labels"):
+        distillation(auxiliary={"x": {"target": "teacher:cnns.camera"}}, **images)
+
+
+def test_a_layer_that_runs_several_times_is_refused():
+    teacher = MLPModel(make_obs(N), {"teacher": ["policy"]}, "teacher", ACTION_DIM, [8, 7])
+    source = distillation()
+    heads = {"x": {"target": "teacher:mlp.1"}}  # rsl_rl's one ELU of both hidden layers
+    with pytest.raises(ValueError, match=r"'teacher:mlp.1', expected.* once, one of .*'mlp.2'"):
+        TbpttDistillation(
+            source.student, teacher, source.storage, gradient_length=3, auxiliary=heads
+        )
+
+
+def test_images_are_no_target():
+    with pytest.raises(
+        ValueError, match=r"'camera', whose shape is \(2, 6, 5\), expected one of v"
+    ):
+        distillation(student="cnn", auxiliary={"x": {"target": "camera"}})
+
+
+class OwnForward(MLPModel):
+    """A model that is run step by step."""
+
+    def forward(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        return super().forward(*args, **kwargs)
+
+
+def test_a_model_whose_latent_is_not_seen_is_refused():
+    student = OwnForward(make_obs(N), {"student": ["policy"]}, "student", ACTION_DIM)
+    source = distillation()
+    with pytest.raises(NotImplementedError, match="auxiliary is set, expected None with a OwnForw"):
+        TbpttDistillation(
+            student, source.teacher, source.storage, gradient_length=3, auxiliary=HEADS
+        )
+
+
+@pytest.mark.parametrize(
+    ("teacher", "in_batches"), [("lstm", False), ("mlp", False), ("mlp", True)]
+)
+def test_layers_of_the_teacher_are_recorded_step_by_step(teacher, in_batches):
+    layer = "rnn" if teacher == "lstm" else "mlp.1"
+    heads = {"latent": {"target": f"teacher:{layer}"}}
+    algorithm = distillation(teacher=teacher, auxiliary=heads, batch_teacher_labels=in_batches)
+    roll_out(algorithm, 0)
+    algorithm._labels.complete()
+    recorded = algorithm.learner._layers.outputs[layer]
+    model, storage = algorithm.teacher, algorithm.storage
+    model.reset()
+    for t in range(T):
+        latent = model.get_latent(storage.observations[t])
+        if teacher == "mlp":
+            latent = model.mlp[1](model.mlp[0](latent))
+        torch.testing.assert_close(recorded[t], latent)
+        model.reset(storage.dones[t].squeeze(-1))
+
+
+@pytest.mark.parametrize("make", [distillation, by_ppo])
+def test_nan_in_a_target_is_named_and_undone(make):
+    algorithm = make(auxiliary={"x": {"target": "state", "columns": [0]}})
+    train(algorithm, [0])
+    before = all_of(algorithm)
+    fill = roll_out if make is distillation else roll_out_ppo
+    fill(algorithm, 1)
+    algorithm.storage.observations["state"][2, 1, 0] = math.nan
+    message = r"group 'state' of environments \[1\], first at step 2"
+    with pytest.warns(UserWarning, match=message):
+        assert algorithm.update() == {"skipped_updates": 1.0}
+    for got, want in zip(all_of(algorithm), before, strict=True):
+        assert torch.equal(got, want)
+
+
+def test_nan_in_a_layer_of_the_teacher_is_named():
+    algorithm = distillation(auxiliary=LATENT)
+    roll_out(algorithm, 0)
+    algorithm.learner._layers.outputs["mlp.0"][3, 2] = math.nan
+    with pytest.warns(UserWarning, match=r"the teacher's layer 'mlp.0' of environments \[2\]"):
+        algorithm.update()
+
+
+@pytest.mark.parametrize("make", [distillation, by_ppo])
+def test_a_resumed_run_goes_on_with_its_heads(make):
+    heads = HEADS | (LATENT if make is distillation else {})
+    first, second = make(auxiliary=heads), make(auxiliary=heads)
+    train(first, range(2))
+    train(second, [5])
+    second.load(through_a_file(first.save()), None, strict=True)
+    results = []
+    for algorithm in (first, second):
+        for model in algorithm.learner.stateful_models():
+            model.reset()
+        train(algorithm, range(2, 4))
+        results.append(all_of(algorithm))
+    for got, want in zip(*results, strict=True):
+        assert torch.equal(got, want)
+
+
+@pytest.mark.parametrize("make", [distillation, by_ppo])
+def test_checkpoints_load_with_and_without_heads(make):
+    with_heads, without = make(auxiliary=HEADS), make()
+    if make is distillation:
+        stock = make_distillation(Distillation, T, N, gradient_length=3)
+    else:
+        stock = make_ppo(PPO, T, N)
+    train(with_heads, range(2))
+    checkpoint = through_a_file(with_heads.save())
+    without_heads = {key: value for key, value in checkpoint.items() if key != "rsl_tbptt"}
+    stock.load(checkpoint, None, strict=True)
+    with pytest.warns(UserWarning, match=r"\['velocity'.* of the checkpoint are not in the option"):
+        without.load(checkpoint, None, strict=True)
+    models = parameters_of if make is distillation else ppo_parameters_of
+    assert torch.equal(models(stock), models(with_heads))
+    assert torch.equal(models(without), models(with_heads))
+    fresh = make(auxiliary=HEADS)
+    before = heads_of(fresh)
+    with pytest.warns(
+        UserWarning, match=r"\['velocity'.* are not in the checkpoint and begin anew"
+    ):
+        fresh.load(without_heads, None, strict=True)
+    assert torch.equal(heads_of(fresh), before)
+    train(fresh, [0])
+
+
+@pytest.mark.parametrize("make", [distillation, by_ppo])
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"columns": [1, 4]}, r"velocity.columns is \[1, 4\], expected \[4, 1\] as in the check"),
+        ({"hidden_dims": [6]}, r"velocity.hidden_dims is \[6\], expected \[5\]"),
+        ({"target": "policy"}, "velocity.target is 'policy', expected 'state'"),
+        ({"delay": 1}, "velocity.delay is 1, expected 0"),
+    ],
+)
+def test_a_head_that_is_another_is_refused_and_nothing_changes(make, change, message):
+    source = make(auxiliary=HEADS)
+    train(source, [0])
+    other = make(auxiliary={**HEADS, "velocity": {**HEADS["velocity"], **change}})
+    train(other, [1])
+    before = all_of(other)
+    with pytest.raises(ValueError, match=message):
+        other.load(source.save(), None, strict=True)
+    for got, want in zip(all_of(other), before, strict=True):
+        assert torch.equal(got, want)
+
+
+def test_a_model_with_another_latent_is_refused_for_its_heads_too():
+    source, other = distillation(auxiliary=HEADS), distillation(auxiliary=HEADS)
+    checkpoint = source.save()
+    state_dict = checkpoint["rsl_tbptt"]["auxiliary"]["heads"]["velocity"]["state_dict"]
+    state_dict["0.weight"] = torch.zeros(5, 9)
+    with pytest.raises(
+        ValueError, match=r"'0.weight' of auxiliary.velocity has shape \(5, 6\), exp"
+    ):
+        other.load(checkpoint, None, strict=True)
+
+
+def test_ppo_goes_on_with_the_heads_of_a_student():
+    student, ppo = distillation(auxiliary=HEADS), by_ppo(auxiliary=HEADS)
+    train(student, range(2))
+    ppo.load(through_a_file(student.save()), None, strict=True)
+    assert torch.equal(heads_of(ppo), heads_of(student))
+    assert "auxiliary/velocity" in train(ppo, [0])
+
+
+@pytest.mark.parametrize("make", [distillation, by_ppo])
+def test_heads_count_in_the_memory_of_an_update(make):
+    large = {"x": {"target": "state", "hidden_dims": [600, 600]}}
+    with_heads, without = make(auxiliary=large), make()
+    bytes_of_heads = 4 * heads_of(with_heads).numel()
+    before = all_of(with_heads)
+    planned = with_heads.memory_plan().peak(1) - without.memory_plan().peak(1)
+    assert planned > 4 * bytes_of_heads  # the gradient, and what undoes an update
+    for got, want in zip(all_of(with_heads), before, strict=True):
+        assert torch.equal(got, want)
+
+
+def test_the_memory_of_rollouts_counts_targets():
+    plans = [
+        distillation(auxiliary=heads, **MEMORY).memory_plan().sizes.rollout_memory
+        for heads in (None, {"x": {"target": "state"}})
+    ]
+    # C + N sequences of T steps of a target in float32
+    assert plans[1] - plans[0] == (MEMORY["memory_rollouts"] * N + N) * T * STATE_DIM * 4
+
+
+def test_symmetry_leaves_no_room_for_heads():
+    with pytest.raises(ValueError, match=r"auxiliary is .*expected None with symmetry_cfg"):
+        by_ppo(actor="mlp", critic="mlp", auxiliary=HEADS, symmetry_cfg={"use_mirror_loss": True})

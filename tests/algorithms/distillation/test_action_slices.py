@@ -1,0 +1,189 @@
+"""Slices of the action with a loss each: exact sums, reported by name, refused by name."""
+
+import pytest
+import torch
+from support.helpers import absolute_error, make_distillation, make_model, parameters_of, roll_out
+from support.tbptt_reference import WeightedSequences, weighted_gradients
+from torch.distributions import Bernoulli, Normal, kl_divergence
+
+from rsl_tbptt.algorithms import TbpttDistillation
+from rsl_tbptt.algorithms.distillation.losses import ACTIONS, STD, resolve_behavior_loss
+from rsl_tbptt.core import losses
+
+T, N = 7, 5
+JOINT = {"loss": "mse", "actions": [0, 1], "name": "joint"}
+GRIPPER = {"loss": "bce", "actions": [1, 2], "coef": 0.5, "name": "gripper"}
+
+
+def make(**options):
+    return make_distillation(TbpttDistillation, T, N, **{"gradient_length": 3, **options})
+
+
+@pytest.fixture
+def float64():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def joint_and_gripper(actions, labels):
+    """Return the loss of ``[JOINT, GRIPPER]``, as plainly as possible."""
+    joint = (actions[..., 0] - labels[..., 0]).square()
+    gripper = -Bernoulli(logits=actions[..., 1]).log_prob((labels[..., 1] > 0).to(actions.dtype))
+    return joint + 0.5 * gripper
+
+
+def test_binary_cross_entropy_is_that_of_the_signs():
+    torch.manual_seed(0)
+    actions, labels = torch.randn(2, 4, 5, 3, dtype=torch.float64)
+    labels[0, 0] = 0.0  # not positive
+    commands = Bernoulli(logits=actions)
+    expected = -commands.log_prob((labels > 0).double()).mean(-1)
+    torch.testing.assert_close(losses.bce_of_signs(actions, labels), expected)
+    assert torch.equal(
+        losses.bce_of_signs(actions, 5 * labels), losses.bce_of_signs(actions, labels)
+    )
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("student", ["lstm", "cnn-lstm"])
+@pytest.mark.parametrize(("k1", "k2"), [(3, 3), (2, 4)])
+@pytest.mark.parametrize("num_micro_batches", [1, 3])
+def test_the_gradient_is_that_of_the_sum_of_the_slices(student, k1, k2, num_micro_batches):
+    algorithm = make(
+        student=student,
+        gradient_length=k2,
+        update_length=k1,
+        num_micro_batches=num_micro_batches,
+        loss_type=[JOINT, GRIPPER],
+        optimizer="sgd",
+        learning_rate=1.0,
+        max_grad_norm=None,
+    )
+    reference = make_model("student", student, N, seed=1)
+    before = parameters_of(algorithm)
+    roll_out(algorithm, 0)
+    storage = algorithm.storage
+    sequences = WeightedSequences(
+        storage.observations.clone(),
+        storage.privileged_actions.clone(),
+        storage.dones.squeeze(-1).bool(),
+        torch.ones(T, N),
+    )
+    step = algorithm.learner._optimizer_step
+    found = []
+
+    def first_step_alone():  # later ones are of other parameters
+        norm = step()
+        found.append(before - parameters_of(algorithm))
+        return norm
+
+    algorithm.learner._optimizer_step = first_step_alone
+    algorithm.update()
+    expected = weighted_gradients(reference, [sequences], k1, k2, joint_and_gripper)[0]
+    torch.testing.assert_close(found[0], expected, rtol=1e-6, atol=1e-9)
+
+
+@pytest.mark.parametrize("options", [{}, {"memory_rollouts": 2, "num_micro_batches": 2}])
+@pytest.mark.parametrize("loss", ["mse", "huber", "bce", "kl", "nll", absolute_error])
+def test_one_slice_of_all_actions_is_its_loss_to_the_last_bit(loss, options):
+    results, metrics = [], {}
+    for loss_type in (loss, [{"loss": loss, "actions": [0, 2], "name": "all"}]):
+        algorithm = make(loss_type=loss_type, **options)
+        for seed in range(2):
+            roll_out(algorithm, seed)
+            metrics = algorithm.update()
+        results.append(parameters_of(algorithm))
+    assert torch.equal(*results)
+    assert metrics["behavior/all"] == metrics["behavior"]
+
+
+def test_a_slice_has_the_loss_of_its_own_gaussians():
+    student, teacher = (make_model(role, "mlp", N, seed=1) for role in ("student", "teacher"))
+    torch.manual_seed(0)
+    mean, label = torch.randn(2, 3, 4, 2)
+    std, label_std = torch.rand(2, 3, 4, 2) + 0.5
+    slices = [{"loss": "kl", "actions": [1, 2]}, {"loss": "mse", "actions": [0, 1], "coef": 3.0}]
+    loss = resolve_behavior_loss(slices, student, teacher, 2)
+    assert (loss.of_gaussian, loss.to_gaussian) == (True, True)
+    found = loss((mean, std), {ACTIONS: label, STD: label_std})
+    kl = kl_divergence(Normal(label[..., 1], label_std[..., 1]), Normal(mean[..., 1], std[..., 1]))
+    error = (mean[..., 0] - label[..., 0]).square()
+    torch.testing.assert_close(found.trained, kl + 3.0 * error)
+    torch.testing.assert_close(found.reported["behavior/actions_1_2"], kl)
+    torch.testing.assert_close(found.reported["behavior/actions_0_1"], error)
+    torch.testing.assert_close(loss.per_sample((mean, std), {ACTIONS: label, STD: label_std}),
+                               found.trained)  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"memory_rollouts": 2, "num_learning_epochs": 2, "num_mini_batches": 2}]
+)
+@pytest.mark.parametrize(
+    "weight", [None, lambda transitions: transitions.obs["state"][..., 0].abs()]
+)
+def test_each_slice_is_reported_without_its_coefficient(weight, options):
+    algorithm = make(
+        loss_type=[JOINT, GRIPPER], imitation_weight=weight, learning_rate=1e-30, **options
+    )
+    metrics = {}
+    for seed in range(2):
+        roll_out(algorithm, seed)
+        metrics = algorithm.update()
+    parts = metrics["behavior/joint"] + 0.5 * metrics["behavior/gripper"]
+    assert metrics["behavior"] == pytest.approx(parts, rel=1e-5)
+    assert ("memory" in metrics) == bool(options)
+
+
+def test_actions_of_no_slice_are_not_trained():
+    algorithm = make(loss_type=[{"loss": "mse", "actions": [1, 2]}])
+    roll_out(algorithm, 0)
+    algorithm.storage.privileged_actions[..., 0] = 1e6
+    assert algorithm.update()["behavior"] < 1e3
+
+
+@pytest.mark.parametrize(
+    ("slices", "message"),
+    [
+        ([], r"loss_type is \[\], expected at least one slice"),
+        (["mse"], r"loss_type\[0\] is 'mse', expected a dictionary with 'loss', 'actions'"),
+        ([{"loss": "mse"}], r"loss_type\[0\] is {'loss': 'mse'}, expected a dictionary"),
+        ([{**JOINT, "cof": 2.0}], r"loss_type\[0\] is .*'cof': 2\.0}, expected a dictionary"),
+        (
+            [JOINT, {**GRIPPER, "actions": [1, 3]}],
+            r"loss_type\[1\]\['actions'\] is \[1, 3\], expected \[first, one past the last\] of 2",
+        ),
+        ([{**JOINT, "actions": [-1, 1]}], r"\['actions'\] is \[-1, 1\], expected"),
+        ([{**JOINT, "actions": [1, 1]}], r"\['actions'\] is \[1, 1\], expected"),
+        ([{**JOINT, "actions": [0.0, 1]}], r"\['actions'\] is \[0\.0, 1\], expected"),
+        ([{**JOINT, "actions": [0, 1, 2]}], r"\['actions'\] is \[0, 1, 2\], expected"),
+        ([{**JOINT, "actions": 0}], r"\['actions'\] is 0, expected"),
+        (
+            [{**JOINT, "actions": [0, 2]}, GRIPPER],
+            r"\['actions'\] is \[1, 2\], expected no action of loss_type\[0\], \[0, 2\]: each",
+        ),
+        (
+            [JOINT, {**GRIPPER, "name": "joint"}],
+            r"loss_type\[1\]\['name'\] is 'joint', expected another one than loss_type\[0\]",
+        ),
+        ([{**JOINT, "name": ""}], r"loss_type\[0\]\['name'\] is '', expected a text"),
+        ([{**JOINT, "coef": -1.0}], r"\['coef'\] is -1\.0, expected a finite number of at least 0"),
+        ([{**JOINT, "coef": "1"}], r"\['coef'\] is '1', expected a finite number"),
+        ([{**JOINT, "loss": "mae"}], r"loss_type\[0\]\['loss'\] is 'mae', expected one of \['mse'"),
+        ([{**JOINT, "loss": [JOINT]}], r"loss_type\[0\]\['loss'\] is \[{.*, expected one of"),
+        ([{**JOINT, "loss": "no:loss"}], r"loss_type\[0\]\['loss'\] is 'no:loss', which cannot be"),
+    ],
+)
+def test_bad_slices_are_refused_by_name_before_any_rollout(slices, message):
+    with pytest.raises(ValueError, match=message):
+        make(loss_type=slices)
+
+
+def test_a_slice_of_gaussians_needs_them():
+    with pytest.raises(
+        NotImplementedError, match=r"loss_type\[1\]\['loss'\] is 'nll', which needs"
+    ):
+        make(
+            loss_type=[JOINT, {**GRIPPER, "loss": "nll"}],
+            student_kwargs={"distribution_cfg": None},
+        )

@@ -1,0 +1,439 @@
+"""What each robot-step weighs in distillation: the exact weighted mean, whatever it is cut into."""
+
+import math
+from typing import Any, cast
+
+import pytest
+import support.helpers as helpers
+import torch
+from support.helpers import hold_frames, make_distillation, make_model, parameters_of, roll_out
+from support.tbptt_reference import WeightedSequences, weighted_gradients
+from support.tolerances import EXACT_FLOAT64, SAME_FLOAT32
+from torch import distributed, multiprocessing
+
+from rsl_tbptt.algorithms import TbpttDistillation
+from rsl_tbptt.core import hidden_state
+
+T, N = 7, 5
+FIXED = {"optimizer": "sgd", "learning_rate": 1e-30, "max_grad_norm": None}
+"""The parameters stay, so that the gradient of each optimiser step can be compared."""
+
+GRADIENT: dict[str, Any] = {"rtol": 1e-6, "atol": 1e-9}
+"""What is promised in float64."""
+
+
+def weigh(transitions):
+    """Weigh about half of all steps with nothing, the others differently."""
+    return transitions.obs["state"][..., 0].relu()
+
+
+def squared(actions, labels):
+    return (actions - labels).square().mean(-1)
+
+
+def make(num_envs=N, **options):
+    """Build an algorithm that keeps the gradient of each optimiser step in ``seen``."""
+    options = {"gradient_length": 3, "imitation_weight": weigh, **options}
+    algorithm = make_distillation(TbpttDistillation, T, num_envs, **options)
+    algorithm.seen = []
+    step = algorithm.learner._optimizer_step
+
+    def keeping():
+        norm = step()
+        grads = [
+            torch.zeros_like(p) if p.grad is None else p.grad.clone()
+            for p in algorithm.student.parameters()
+        ]
+        algorithm.seen.append(torch.cat([grad.flatten() for grad in grads]))
+        return norm
+
+    algorithm.learner._optimizer_step = keeping
+    return algorithm
+
+
+def recorded(algorithm):
+    """Return the stored rollout as the reference takes it."""
+    storage = algorithm.storage
+    return WeightedSequences(
+        obs=storage.observations.clone(),
+        labels=storage.privileged_actions.clone(),
+        dones=storage.dones.squeeze(-1).bool(),
+        weights=storage.observations["state"][..., 0].relu(),
+        state=hidden_state.clone(algorithm.learner.experience.start_state),
+    )
+
+
+def assert_gradients(seen, expected):
+    for found, want in zip(seen, expected, strict=True):
+        torch.testing.assert_close(found, want, **GRADIENT)
+
+
+@pytest.fixture
+def float64():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("student", ["lstm", "mlp", "cnn-lstm"])
+@pytest.mark.parametrize(("k1", "k2"), [(3, 3), (6, 3), (2, 4), (7, 7)])
+@pytest.mark.parametrize("num_micro_batches", [1, 3])
+@pytest.mark.parametrize("memory", [False, True])
+def test_gradients_are_those_of_the_weighted_mean(student, k1, k2, num_micro_batches, memory):
+    options = {"memory_rollouts": 4, "memory_share": 100.0} if memory else {}
+    lengths = {"gradient_length": k2, "update_length": k1, "num_micro_batches": num_micro_batches}
+    algorithm = make(student=student, **lengths, **options, **FIXED)
+    reference = make_model("student", student, N, seed=1)
+    sequences = []
+    for seed in range(3):
+        on_step = hold_frames(1 + seed) if student == "cnn-lstm" else None
+        roll_out(algorithm, seed, on_step=on_step)
+        sequences = [*(sequences if memory else []), recorded(algorithm)]
+        reference.load_state_dict(algorithm.student.state_dict())
+        algorithm.seen.clear()
+        metrics = algorithm.update()
+        assert_gradients(algorithm.seen, weighted_gradients(reference, sequences, k1, k2, squared))
+        of_rollout = sequences[-1]
+        with torch.no_grad():
+            reference.reset(hidden_state=of_rollout.state)
+            losses = []
+            for t in range(T):
+                losses.append(squared(reference(of_rollout.obs[t]), of_rollout.labels[t]))
+                state = hidden_state.clear(reference.get_hidden_state(), of_rollout.dones[t])
+                reference.reset(hidden_state=state)
+        weighted = of_rollout.weights * torch.stack(losses)
+        assert metrics["behavior"] == pytest.approx(
+            (weighted.sum() / of_rollout.weights.sum()).item(), rel=1e-8
+        )
+        assert metrics["imitation_weight"] == pytest.approx(of_rollout.weights.mean().item())
+
+
+@pytest.mark.usefixtures("float64")
+def test_steps_that_are_not_trained_on_count_for_nothing():
+    algorithm = make(tail="drop", **FIXED)
+    roll_out(algorithm, 0)
+    sequences = recorded(algorithm)
+    algorithm.storage.observations["state"][6, 2, 0] = torch.nan  # its labels are stored already
+    algorithm.storage.observations["state"][6, 1, 0] = 1e6
+    reference = make_model("student", "lstm", N, seed=1)
+    metrics = algorithm.update()
+    expected = weighted_gradients(reference, [sequences], 3, 3, squared, num_loss_steps=6)
+    assert_gradients(algorithm.seen, expected)
+    assert metrics["imitation_weight"] == pytest.approx(sequences.weights[:6].mean().item())
+    named = algorithm.learner.weights()["imitation_weight"]  # when an update has met NaN
+    assert named.isfinite().all()
+
+
+@pytest.mark.usefixtures("float64")
+@pytest.mark.parametrize("loss_reduction", ["mean", "sum"])
+@pytest.mark.parametrize("constant", [0.25, 3.0])
+def test_a_constant_weight_changes_nothing(loss_reduction, constant):
+    shared = {"num_mini_batches": 2, "memory_rollouts": 2, "loss_reduction": loss_reduction}
+    results = []
+    for weight in (None, lambda transitions: torch.full((T, N), constant)):
+        algorithm = make(imitation_weight=weight, **shared)
+        for seed in range(3):
+            roll_out(algorithm, seed)
+            metrics = algorithm.update()
+        results.append((parameters_of(algorithm), metrics))
+    (without, plain), (weighted, metrics) = results
+    torch.testing.assert_close(weighted, without, **EXACT_FLOAT64)
+    assert metrics.pop("imitation_weight") == constant
+    assert metrics == pytest.approx(plain, rel=1e-8)
+
+
+def test_where_all_steps_weigh_nothing_the_gradient_is_zero():
+    algorithm = make(
+        num_mini_batches=N, imitation_weight=lambda t: (t.obs["state"][..., 0] > 50).float()
+    )
+
+    def third_counts(step, obs):
+        obs["state"][2, 0] = 100.0
+
+    roll_out(algorithm, 0, on_step=third_counts)
+    metrics = algorithm.update()
+    with_gradient = [bool(gradient.any()) for gradient in algorithm.seen]
+    assert sum(with_gradient) == math.ceil(T / 3)  # the mini-batch of one of the environments
+    assert metrics["imitation_weight"] == pytest.approx(1 / N)
+    before = parameters_of(algorithm)
+    algorithm.seen.clear()
+    roll_out(algorithm, 1)
+    metrics = algorithm.update()
+    assert (metrics["behavior"], metrics["imitation_weight"]) == (0.0, 0.0)
+    assert not torch.stack(algorithm.seen).any()
+    assert before.isfinite().all()
+
+
+def test_old_sequences_keep_their_weights():
+    algorithm = make(memory_rollouts=4, memory_share=100.0)
+    given = []
+    for seed in range(3):
+        roll_out(algorithm, seed)
+        given.append(recorded(algorithm).weights)
+        algorithm.update()
+    memory = algorithm.learner.experience.memory
+    kept = memory.rollout.weights[:, : memory.num_kept]
+    sums, expected = kept.sum(0).sort().values, torch.cat(given, 1).sum(0).sort().values
+    torch.testing.assert_close(sums, expected, **SAME_FLOAT32)
+
+
+def test_saved_memories_are_loaded_with_and_without_weights():
+    saved = {}
+    for weight in (None, weigh):
+        algorithm = make(imitation_weight=weight, memory_rollouts=2, save_memory=True)
+        roll_out(algorithm, 0)
+        algorithm.update()
+        saved[weight] = algorithm.save()
+        assert ("weights" in saved[weight]["rsl_tbptt"]["memory"]) == (weight is not None)
+    for before in (None, weigh):
+        for after in (None, weigh):
+            algorithm = make(imitation_weight=after, memory_rollouts=2, save_memory=True)
+            algorithm.load(saved[before], None, strict=True)
+            roll_out(algorithm, 1)
+            memory = algorithm.learner.experience.memory
+            assert memory.num_kept == N
+            if after is None:
+                assert memory.rollout.weights is None
+                continue
+            kept = memory.rollout.weights[:, :N]
+            expected = torch.ones(T, N)
+            if before is not None:
+                expected = saved[before]["rsl_tbptt"]["memory"]["weights"]
+                assert (expected == 0).any()
+            assert torch.equal(kept, expected)
+            assert "behavior" in algorithm.update()
+
+
+def test_weights_count_in_the_gigabytes_of_the_memory():
+    sizes = []
+    for weight in (None, weigh):
+        algorithm = make(imitation_weight=weight, memory_rollouts=1000, memory_gb=1e-4)
+        roll_out(algorithm, 0)
+        sizes.append(algorithm.learner.experience.memory.capacity + N)
+    each = 4 * (T * (5 + 2) + 2 * 6) + 2 * T + 8
+    assert sizes == [int(1e5 / each), int(1e5 / (each + 4 * T))]
+
+
+@pytest.fixture
+def success(monkeypatch):
+    """Let environments have a group "success", 1 where the first state is positive."""
+    make_obs = helpers.make_obs
+
+    def with_success(*args, **kwargs):
+        obs = make_obs(*args, **kwargs)
+        obs["success"] = (obs["state"][:, :1] > 0).float()
+        return obs
+
+    monkeypatch.setattr(helpers, "make_obs", with_success)
+
+
+@pytest.mark.usefixtures("success")
+def test_a_group_weighs_as_a_function_of_it_does():
+    results = []
+    for weight in ("success", lambda transitions: transitions.obs["success"].squeeze(-1)):
+        algorithm = make(imitation_weight=weight)
+        roll_out(algorithm, 0)
+        metrics = algorithm.update()
+        assert 0 < metrics["imitation_weight"] < 1
+        results.append(parameters_of(algorithm))
+    assert torch.equal(*results)
+
+
+@pytest.mark.usefixtures("success")
+@pytest.mark.parametrize(
+    ("weight", "message"),
+    [
+        ("sucess", r"'sucess', expected one of the observation groups \['policy', 'state', 'succ"),
+        ("state", r"'state', an observation group of shape \(7,\), expected one of shape \(1,\)"),
+        ("support.nowhere:weigh", "'support.nowhere:weigh', which cannot be imported"),
+        ("support.helpers:nothing", "'support.helpers:nothing', which cannot be imported"),
+        (3, "3, which cannot be imported"),
+    ],
+)
+def test_what_cannot_weigh_is_refused_before_any_rollout(weight, message):
+    with pytest.raises(ValueError, match=f"imitation_weight is {message}"):
+        make(imitation_weight=weight)
+
+
+@pytest.mark.parametrize(
+    ("function", "message"),
+    [
+        (lambda transitions: transitions.obs["nothing"], "which fails on a rollout"),
+        (lambda transitions: transitions.rewards[0], r"which returned \(5,\): expected a function"),
+        (lambda transitions: 1.0, r"which returned 1\.0: expected a function .* \(7, 5\)"),
+    ],
+)
+def test_a_function_is_tried_out_before_the_first_step(function, message):
+    algorithm = make(imitation_weight=function)
+    with pytest.raises(ValueError, match=message):
+        algorithm.act(helpers.make_obs(N))
+
+
+def test_the_steps_of_an_episode_are_counted_over_rollouts():
+    counted, dones, weights = [], [], []
+
+    def warm_up(transitions):
+        counted.append(transitions.episode_steps.clone())
+        dones.append(transitions.dones.clone())
+        weights.append((transitions.episode_steps >= 4).float())
+        return weights[-1]
+
+    algorithm = make(imitation_weight=warm_up)
+    for seed in range(4):
+        roll_out(algorithm, seed, done_rate=0.1)
+        if seed == 1:  # broken off: what was simulated counts all the same
+            dropped = algorithm.storage.dones.squeeze(-1).bool().clone()
+            algorithm.train_mode()
+            dones.append(dropped)
+            counted.append(None)
+            continue
+        algorithm.update()
+    counted, dones = counted[1:], dones[1:]  # without the trial
+    steps = torch.zeros(N, dtype=torch.int64)
+    for of_rollout, ends in zip(counted, dones, strict=True):
+        for t in range(T):
+            if of_rollout is not None:
+                assert torch.equal(of_rollout[t], steps)
+            steps = torch.where(ends[t], 0, steps + 1)
+    assert steps.max() > T
+
+
+def test_a_function_sees_what_was_executed():
+    seen = {}
+
+    def look(transitions):
+        seen.update({name: getattr(transitions, name).clone() for name in ("actions", "labels")})
+        return torch.ones(T, N)
+
+    algorithm = make(imitation_weight=look, teacher_action_share=0.4)
+    roll_out(algorithm, 0)
+    algorithm.update()
+    by_teacher = (seen["actions"] == seen["labels"]).all(-1)
+    assert by_teacher.all(0).sum() == 2
+    assert by_teacher.sum() == 2 * T
+
+
+BAD = [(-0.5, r"-0\.5"), (math.nan, "nan"), (math.inf, "inf")]
+
+
+def spoiled(value, at=1, **options):
+    """Return an algorithm after an update, with a rollout in which two environments weigh ill."""
+    updates = []
+
+    def weight(transitions):
+        weights = torch.ones(T, N)
+        if len(updates) == at:
+            weights[2, [1, 3]] = value
+        return weights
+
+    algorithm = make(imitation_weight=weight, memory_rollouts=2, **options)
+    roll_out(algorithm, 0)
+    algorithm.update()
+    updates.append(1)
+    return algorithm
+
+
+@pytest.mark.parametrize(("value", "text"), BAD)
+def test_weights_that_are_none_are_named_and_skipped(value, text):
+    algorithm = spoiled(value)
+    before = parameters_of(algorithm)
+    roll_out(algorithm, 1)
+    message = (
+        rf"An update was refused: imitation_weight is {text}, expected a finite number of at least"
+        r" 0, in environments \[1, 3\], first at step 2 of the rollout\. It is skipped"
+    )
+    with pytest.warns(UserWarning, match=message):
+        assert algorithm.update() == {"skipped_updates": 1.0}
+    assert torch.equal(parameters_of(algorithm), before)
+    assert algorithm.learner.experience.memory.num_kept == N
+    algorithm.learner.experience._weights._function = lambda transitions: torch.ones(T, N)
+    roll_out(algorithm, 2)
+    assert "behavior" in algorithm.update()
+
+
+@pytest.mark.parametrize(("value", "text"), BAD)
+def test_they_end_the_training_where_that_is_asked_for(value, text):
+    algorithm = spoiled(value, non_finite="raise")
+    before = parameters_of(algorithm)
+    roll_out(algorithm, 1)
+    with pytest.raises(ValueError, match=rf"was refused: imitation_weight is {text}, expected"):
+        algorithm.update()
+    assert torch.equal(parameters_of(algorithm), before)
+
+
+def test_too_many_of_them_in_a_row_end_it_too():
+    algorithm = spoiled(-1.0, max_skipped_updates=1)
+    roll_out(algorithm, 1)
+    with pytest.raises(ValueError, match=r"1 updates in a row .*imitation_weight is -1, expected"):
+        algorithm.update()
+
+
+SHARES = [2, 3]
+RANK_CASES = (
+    {},
+    {"update_length": 2, "gradient_length": 4, "num_micro_batches": 2},
+    {"student": "cnn-lstm", "memory_rollouts": 4, "memory_share": 100.0},
+)
+
+
+def global_rollout(student, seed):
+    """Return sequences of all environments; those of the first rank weigh nothing at first."""
+    generator = torch.Generator().manual_seed(seed)
+    images = student == "cnn-lstm"
+    steps = [helpers.make_obs(N, generator, images=images) for _ in range(T)]
+    obs: Any = torch.stack(cast(Any, steps))
+    if seed == 0:
+        obs["state"][:, : SHARES[0]] = -1.0
+    labels = torch.randn(T, N, 2, generator=generator)
+    dones = torch.rand(T, N, generator=generator) < 0.3
+    return WeightedSequences(obs, labels, dones, obs["state"][..., 0].relu())
+
+
+def gradients_of_rank(first, last, cfg, **options):
+    """Return the gradients of two updates on some environments of the global rollouts."""
+    algorithm = make(last - first, multi_gpu_cfg=cfg, **{**FIXED, **options})
+    if "memory_rollouts" in options:
+        algorithm.learner.begin_training()
+    for seed in range(2):
+        whole, storage = global_rollout(options.get("student", "lstm"), seed), algorithm.storage
+        for group, values in storage.observations.items():
+            values.copy_(whole.obs[group][:, first:last])
+        storage.privileged_actions.copy_(whole.labels[:, first:last])
+        storage.dones.copy_(whole.dones[:, first:last].unsqueeze(-1))
+        metrics = algorithm.update()
+        assert metrics["imitation_weight"] == pytest.approx(
+            whole.weights[:, first:last].mean().item()
+        )
+    return algorithm.seen
+
+
+def run_rank(rank, folder):
+    torch.set_default_dtype(torch.float64)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=len(SHARES)
+    )
+    first, last = sum(SHARES[:rank]), sum(SHARES[: rank + 1])
+    cfg = {"global_rank": rank, "local_rank": rank, "world_size": len(SHARES)}
+    results = [gradients_of_rank(first, last, cfg, **options) for options in RANK_CASES]
+    torch.save(results, f"{folder}/rank{rank}.pt")
+    distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+@pytest.mark.usefixtures("float64")
+def test_ranks_with_other_weights_share_one_weighted_mean(tmp_path):
+    multiprocessing.spawn(run_rank, (str(tmp_path),), nprocs=len(SHARES))
+    by_rank = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(len(SHARES))]
+    for options, *seen in zip(RANK_CASES, *by_rank, strict=True):
+        student = options.get("student", "lstm")
+        k2 = options.get("gradient_length", 3)
+        k1 = options.get("update_length", k2)
+        expected, sequences = [], []
+        for seed in range(2):
+            reference = make_model("student", student, N, seed=1)
+            newest = global_rollout(student, seed)
+            sequences = [*(sequences if "memory_rollouts" in options else []), newest]
+            expected += weighted_gradients(reference, sequences, k1, k2, squared)
+        for gradients in seen:
+            assert_gradients(gradients, expected)

@@ -1,0 +1,622 @@
+"""Several teachers: each sample has the label of its own, exactly, and what follows from it."""
+
+import copy
+import warnings
+from typing import Any
+
+import pytest
+import torch
+from rsl_rl.algorithms import Distillation
+from support import helpers
+from support.helpers import make_distillation, make_model, parameters_of
+from support.several_teachers import (
+    MEMORYLESS,
+    SGD,
+    TEACHERS,
+    LabelledByHand,
+    N,
+    T,
+    load_alone,
+    make,
+    random_rollout,
+    reference_gradient,
+    roll_out,
+    save_teachers,
+    select,
+)
+from support.tolerances import PARITY_FLOAT32, SAME_FLOAT32
+
+from rsl_tbptt.algorithms import TbpttDistillation
+from rsl_tbptt.core import hidden_state
+from rsl_tbptt.models import selected_teachers, teacher_files
+
+ALL = tuple(TEACHERS)
+
+
+@pytest.fixture(scope="module")
+def config(tmp_path_factory):
+    """Return the config of four teachers, whose files lie in a folder."""
+    return save_teachers(tmp_path_factory.mktemp("teachers"))
+
+
+@pytest.fixture(scope="module")
+def config64(tmp_path_factory):
+    torch.set_default_dtype(torch.float64)
+    config = save_teachers(tmp_path_factory.mktemp("teachers64"))
+    torch.set_default_dtype(torch.float32)
+    return config
+
+
+@pytest.fixture
+def float64():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+@pytest.fixture(params=[True, False], ids=["rows_of_their_own", "all_rows"])
+def _choosing(request, monkeypatch):
+    """As on a CPU, and as on a GPU."""
+    monkeypatch.setattr(selected_teachers, "_choosing_is_cheap", lambda selected: request.param)
+
+
+def some(config, names):
+    return {name: config[name] for name in names}
+
+
+@pytest.mark.usefixtures("_choosing")
+@pytest.mark.parametrize("names", [ALL, MEMORYLESS, ("trot", "hop"), ("trot",)])
+def test_labels_are_those_of_each_teacher_alone(config, names):
+    chosen = some(config, names)
+    algorithm, by_hand = make(chosen), LabelledByHand(load_alone(chosen))
+    for seed in range(3):  # states go on
+        obs, dones = random_rollout(seed, len(names))
+        roll_out(algorithm, obs, dones)
+        expected = by_hand(obs, dones)
+        torch.testing.assert_close(algorithm.storage.privileged_actions, expected, **SAME_FLOAT32)
+        assert torch.equal(
+            algorithm.learner.experience.newest().labels["teacher"].long(),
+            obs["skill"].squeeze(-1).long(),
+        )
+        algorithm.update()
+
+
+@pytest.mark.usefixtures("float64", "_choosing")
+@pytest.mark.parametrize("student", ["lstm", "cnn-lstm", "cnn-gru"])
+@pytest.mark.parametrize("options", [{}, {"num_micro_batches": 3}], ids=str)
+def test_the_gradient_is_that_of_an_independent_reference(config64, student, options):
+    """Also with a memory of rollouts, whose old labels are of their own teachers."""
+    options = {**SGD, **options, "memory_rollouts": 4, "memory_share": 100.0}  # all there are
+    algorithm, by_hand = make(config64, student, **options), LabelledByHand(load_alone(config64))
+    reference, rollouts = make_model("student", student, N, seed=1), []
+    for seed in range(3):
+        obs, dones = random_rollout(seed, len(config64))
+        roll_out(algorithm, obs, dones)
+        start = hidden_state.clone(algorithm.learner.experience.start_state)
+        rollouts.append((obs, by_hand(obs, dones), dones, start))
+        reference.load_state_dict(algorithm.student.state_dict())
+        before = parameters_of(algorithm)
+        algorithm.update()
+        expected = reference_gradient(reference, rollouts, len(rollouts) * T * N)
+        # The noise of actions, which comes first, has no gradient.
+        found = (before - parameters_of(algorithm))[-len(expected) :]
+        torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-10)
+
+
+def mean_losses(algorithm, obs, labels, dones):
+    """Return the mean loss of each teacher's samples at fixed parameters, by name."""
+    student = copy.deepcopy(algorithm.student)
+    student.reset(hidden_state=hidden_state.clone(algorithm.learner.experience.start_state))
+    losses = []
+    with torch.no_grad():
+        for step in range(len(dones)):
+            losses.append((student(obs[step]) - labels[step]).square().mean(-1))
+            student.reset(dones[step].long())
+    losses, skill = torch.stack(losses), obs["skill"].squeeze(-1)
+    return {
+        name: losses[skill == number].mean().item()
+        for number, name in enumerate(algorithm.teacher.names)
+        if (skill == number).any()
+    }
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"num_micro_batches": 3},
+        {"num_mini_batches": 2, "num_learning_epochs": 2, "update_length": 2},
+        {"memory_rollouts": 2, "memory_share": 100.0, "num_micro_batches": 2},
+    ],
+    ids=str,
+)
+def test_the_loss_of_each_teacher_is_the_mean_over_its_samples(config, options):
+    algorithm = make(config, learning_rate=1e-30, **options)
+    for seed in range(2):
+        obs, dones = random_rollout(seed, len(config))
+        roll_out(algorithm, obs, dones)
+        labels = algorithm.storage.privileged_actions.clone()
+        expected = mean_losses(algorithm, obs, labels, dones)
+        metrics = algorithm.update()
+        found = {k: v for k, v in metrics.items() if k.startswith("behavior/")}
+        assert found == pytest.approx({f"behavior/{k}": v for k, v in expected.items()}, rel=1e-4)
+        assert not any("num_samples" in name for name in metrics)
+
+
+def test_a_teacher_without_samples_is_not_logged(config):
+    algorithm = make(config)
+    obs, dones = random_rollout(0, 1)
+    roll_out(algorithm, obs, dones)
+    metrics = algorithm.update()
+    names = [name for name in metrics if name.startswith("behavior/")]
+    assert names == ["behavior/walk"]
+    assert metrics["behavior/walk"] == pytest.approx(metrics["behavior"])
+    obs, dones = random_rollout(0, 4)
+    roll_out(algorithm, obs, dones)
+    assert {f"behavior/{name}" for name in ALL} < set(algorithm.update())
+
+
+def test_a_single_teacher_has_no_loss_of_its_own():
+    algorithm = make_distillation(TbpttDistillation, 6, 4, gradient_length=3)
+    helpers.roll_out(algorithm, 0)
+    assert not any("/" in name for name in algorithm.update())
+
+
+def rows_run(algorithm):
+    """Return a list that gets the rows of each teacher's forward passes, by name."""
+    seen = []
+    for name, model in algorithm.teacher.teachers.items():
+        model.mlp.register_forward_hook(
+            lambda module, args, output, name=name: seen.append((name, len(output)))
+        )
+    return seen
+
+
+def test_a_teacher_without_memory_runs_on_its_rows_alone_and_others_on_all(config):
+    algorithm = make(config)
+    seen = rows_run(algorithm)
+    obs, dones = random_rollout(0, len(config))
+    roll_out(algorithm, obs, dones)
+    for number, name in enumerate(ALL):
+        rows = [count for each, count in seen if each == name]
+        own = (obs["skill"].squeeze(-1) == number).sum(1)
+        assert rows == (own[own > 0].tolist() if name in MEMORYLESS else [N] * T)
+
+
+def test_where_choosing_would_wait_all_run_on_all_rows(config, monkeypatch):
+    monkeypatch.setattr(selected_teachers, "_choosing_is_cheap", lambda selected: False)
+    algorithm = make(config)
+    seen = rows_run(algorithm)
+    roll_out(algorithm, *random_rollout(0, len(config)))
+    assert seen == [(name, N) for _ in range(T) for name in ALL]
+
+
+@pytest.mark.parametrize("selector", ["skill", "support.several_teachers:by_sign", None])
+def test_the_selector_is_a_group_or_a_function(config, selector):
+    chosen = some(config, MEMORYLESS)
+    teachers = select(chosen, selector or (lambda obs: obs["policy"][:, 0] > 0))
+    obs, _ = random_rollout(3, 2)
+    output = teachers(obs[0])
+    number = obs["skill"][0, :, 0] if selector == "skill" else (obs["policy"][0, :, 0] > 0)
+    for index, model in enumerate(load_alone(chosen).values()):
+        rows = number == index
+        torch.testing.assert_close(output[rows], model(obs[0])[rows], **SAME_FLOAT32)
+
+
+def test_the_state_of_a_teacher_goes_on_while_another_one_is_selected(config):
+    teachers, alone = select(config), load_alone(config)["trot"]
+    obs, _ = random_rollout(0, 1)  # never the recurrent one
+    for step in range(T):
+        teachers(obs[step])
+        alone(obs[step])
+    last = obs[0].clone()
+    last["skill"].fill_(1.0)
+    assert torch.equal(teachers(last), alone(last))
+
+
+def test_episodes_end_for_all_teachers_where_they_end(config):
+    teachers, alone = select(config), load_alone(config)
+    dones = torch.tensor([0, 1, 0, 0, 1])
+    obs, _ = random_rollout(0, len(config))
+    for step in range(3):
+        teachers(obs[step])
+        for model in alone.values():
+            model(obs[step])
+    for model in (teachers, *alone.values()):
+        model.reset(dones)
+    for number, name in enumerate(ALL):
+        seen, kept = obs[3].clone(), teachers.get_hidden_state()
+        seen["skill"].fill_(float(number))
+        torch.testing.assert_close(teachers(seen), alone[name](seen), **SAME_FLOAT32)
+        teachers.reset(hidden_state=kept)
+
+
+def test_states_are_given_back_as_they_were_taken(config):
+    teachers = select(config)
+    obs, _ = random_rollout(0, len(config))
+    assert teachers.get_hidden_state() is None
+    outputs = []
+    for step in range(3):
+        outputs.append(teachers(obs[step]))
+        if step == 0:
+            (state,) = hidden_state.as_tensors(teachers.get_hidden_state())
+            state = state.clone()
+    assert state.shape == (1, N, 2 * 6 + 6)
+    teachers.reset(hidden_state=state)
+    (again,) = hidden_state.as_tensors(teachers.get_hidden_state())
+    assert torch.equal(again, state)
+    assert torch.equal(teachers(obs[1]), outputs[1])
+    teachers.reset()
+    assert teachers.get_hidden_state() is None
+    assert torch.equal(teachers(obs[0]), outputs[0])
+    assert select(some(config, MEMORYLESS)).get_hidden_state() is None
+
+
+@pytest.mark.usefixtures("_choosing")
+@pytest.mark.parametrize("loss_type", ["mse", "kl"])
+def test_labels_at_once_are_those_of_the_steps(config, loss_type):
+    chosen = some(config, MEMORYLESS)
+    stepwise, batched = (
+        make(chosen, loss_type=loss_type, batch_teacher_labels=at_once) for at_once in (False, True)
+    )
+    with torch.no_grad():  # deviations that differ between teachers
+        for algorithm in (stepwise, batched):
+            algorithm.teacher.load_checkpoints()
+            for number, model in enumerate(algorithm.teacher.teachers.values()):
+                model.distribution.std_param.fill_(0.2 + 0.3 * number)
+            algorithm.teacher_loaded = True
+            algorithm.awaited_teacher.forget()
+    for seed in range(2):
+        obs, dones = random_rollout(seed, len(chosen))
+        metrics = []
+        for algorithm in (stepwise, batched):
+            torch.manual_seed(seed)
+            roll_out(algorithm, obs, dones)
+            metrics.append(algorithm.update())
+        assert metrics[0] == pytest.approx(metrics[1], rel=1e-4)
+        of_rollouts = [each.learner.experience.labels.of_rollout() for each in (stepwise, batched)]
+        for name, label in of_rollouts[0].items():
+            torch.testing.assert_close(of_rollouts[1][name], label, **SAME_FLOAT32)
+        if loss_type == "kl":
+            std = 0.2 + 0.3 * obs["skill"].expand(T, N, 2)
+            torch.testing.assert_close(of_rollouts[0]["std"], std, **SAME_FLOAT32)
+        parameters = [parameters_of(algorithm) for algorithm in (stepwise, batched)]
+        torch.testing.assert_close(*parameters, **PARITY_FLOAT32)
+
+
+def test_labels_at_once_are_refused_where_one_has_memory(config):
+    with pytest.raises(ValueError, match="expected False with a recurrent teacher"):
+        make(config, batch_teacher_labels=True)
+
+
+@pytest.mark.parametrize("loss_type", ["kl", "nll", "huber"])
+def test_losses_of_distributions_train(config, loss_type):
+    algorithm = make(config, loss_type=loss_type, learning_rate=1e-2)
+    obs, dones = random_rollout(0, len(config))
+    losses = []
+    for _ in range(15):
+        roll_out(algorithm, obs, dones)
+        losses.append(algorithm.update()["behavior"])
+    assert losses[-1] < losses[0]
+
+
+def test_kl_is_refused_where_a_teacher_has_no_gaussian(config):
+    cfg = {key: v for key, v in TEACHERS["walk"]["cfg"].items() if key != "distribution_cfg"}
+    teachers = {"trot": config["trot"], "walk": {**config["walk"], "cfg": cfg}}
+    with pytest.raises(NotImplementedError, match="needs a Gaussian, but the teacher"):
+        make(teachers, loss_type="kl")
+
+
+def test_where_the_teacher_acts_it_is_the_selected_one(config):
+    algorithm = make(config, teacher_action_share=1.0)
+    obs, dones = random_rollout(0, len(config))
+    executed = roll_out(algorithm, obs, dones)
+    expected = LabelledByHand(load_alone(config))(obs, dones)
+    torch.testing.assert_close(executed, expected, **SAME_FLOAT32)
+
+
+def test_rsl_rls_own_algorithm_runs_with_them(config):
+    algorithm = make(config, algorithm=Distillation, gradient_length=3)
+    by_hand = LabelledByHand(load_alone(config))
+    before = parameters_of(algorithm)
+    obs, dones = random_rollout(0, len(config))
+    roll_out(algorithm, obs, dones)
+    expected = by_hand(obs, dones)
+    torch.testing.assert_close(algorithm.storage.privileged_actions, expected, **SAME_FLOAT32)
+    algorithm.update()
+    assert not torch.equal(parameters_of(algorithm), before)
+
+
+@pytest.mark.parametrize("bad", [7.0, -1.0, 0.5, float("inf")])
+def test_a_sample_of_no_teacher_is_named_and_nothing_is_lost(config, bad):
+    algorithm = make(config, teacher_action_share=1.0)
+    obs, dones = random_rollout(0, len(config))
+    roll_out(algorithm, obs, dones)
+    algorithm.update()
+    before = parameters_of(algorithm)
+    obs["skill"][2, 1] = bad
+    executed = roll_out(algorithm, obs, dones)
+    assert executed.isfinite().all()  # no NaN reaches an environment
+    assert algorithm.storage.privileged_actions[2, 1].isnan().all()
+    message = (
+        r"observation group 'skill' of environments \[1\], first at step 2"
+        if bad == float("inf")
+        else r"the choice of a teacher by the observation group 'skill', which is none of"
+        r" 0 \(walk\), 1 \(trot\), 2 \(see\), 3 \(hop\), of environments \[1\], first at step 2"
+    )
+    with pytest.warns(UserWarning, match=message):
+        assert algorithm.update() == {"skipped_updates": 1.0}
+    assert torch.equal(parameters_of(algorithm), before)
+    roll_out(algorithm, *random_rollout(1, len(config)))
+    assert "behavior/hop" in algorithm.update()
+
+
+def test_what_another_teacher_would_have_said_does_not_matter(config):
+    """A NaN of a teacher that is not selected reaches nothing."""
+    chosen = some(config, MEMORYLESS)
+    results = []
+    for poison in (False, True):
+        algorithm = make(chosen)
+        obs, dones = random_rollout(0, len(chosen))
+        if poison:
+            obs["camera"][obs["skill"].squeeze(-1) == 0] = torch.nan
+        torch.manual_seed(0)
+        roll_out(algorithm, obs, dones)
+        assert "behavior" in algorithm.update()
+        results.append(parameters_of(algorithm))
+    assert torch.equal(*results)
+
+
+def test_teachers_are_never_changed(config):
+    algorithm = make(config)
+    for seed in range(2):
+        roll_out(algorithm, *random_rollout(seed, len(config)))
+        algorithm.update()
+    for name, model in load_alone(config).items():
+        state = algorithm.teacher.teachers[name].state_dict()
+        assert all(torch.equal(v, state[key]) for key, v in model.state_dict().items())
+        assert not algorithm.teacher.teachers[name].training
+    assert not any(parameter.requires_grad for parameter in algorithm.teacher.parameters())
+    assert not any(module.training for module in select(config).teachers.modules())
+
+
+REFUSED_CONFIGS = [
+    ({}, "teachers is empty"),
+    ({"my walk": TEACHERS["walk"]}, "teachers has the name 'my walk'"),
+    ({"train": TEACHERS["walk"]}, "teachers has the name 'train'"),
+    ({"walk": TEACHERS["walk"]["cfg"]}, r"teachers\['walk'\] has the keys \['class_name'"),
+    (
+        {"walk": {**TEACHERS["walk"], "obs_groups": ["heights"]}},
+        "The teacher 'walk' has the observation group 'heights', expected one of",
+    ),
+    ({"walk": {**TEACHERS["walk"], "obs_groups": "state"}}, "has obs_groups 'state', expected a"),
+    ({"walk": {**TEACHERS["walk"], "obs_groups": []}}, r"has obs_groups \[\], expected a list"),
+    (
+        {"walk": {"cfg": {"class_name": "MLPModel", "hiden_dims": [8]}, "obs_groups": ["state"]}},
+        r"The teacher 'walk' cannot be built from teacher\.teachers\.walk\.cfg .*hiden_dims",
+    ),
+    ({"walk": {"cfg": {"hidden_dims": [8]}}}, "'class_name' included"),
+]
+
+
+@pytest.mark.parametrize(("teachers", "message"), REFUSED_CONFIGS)
+def test_a_config_that_cannot_be_is_refused_by_name(teachers, message):
+    with pytest.raises(ValueError, match=message):
+        select(teachers)
+
+
+def raising(obs):
+    raise KeyError("nothing")
+
+
+REFUSED_SELECTORS = [
+    ("skil", r"selector is 'skil', expected an observation group, one of \['camera',"),
+    ("my_package.skills:which", "selector is 'my_package.skills:which', which cannot be imported"),
+    (raising, r"fails on the first observations \('nothing'\)"),
+    ("policy", r"observation group 'policy', gives shape \(5, 5\), expected \(5,\) or \(5, 1\)"),
+    (
+        lambda obs: torch.tensor([0.0, 1.0, 2.0, 1.0, 0.0]),
+        r"is 2 in environment 2, expected one of 0 \(walk\), 1 \(see\): a teacher's number",
+    ),
+    (lambda obs: torch.full((5,), torch.nan), r"is nan in environment 0, expected one of"),
+]
+
+
+@pytest.mark.parametrize(("selector", "message"), REFUSED_SELECTORS)
+def test_a_selector_that_names_no_teacher_is_refused_by_name(config, selector, message):
+    with pytest.raises(ValueError, match=message):
+        select(some(config, MEMORYLESS), selector)
+
+
+def test_one_file_for_several_is_refused(config):
+    with pytest.raises(ValueError, match=r"teacher_checkpoint is 'one\.pt', expected None with"):
+        make(config, teacher_checkpoint="one.pt")
+
+
+def test_a_distribution_for_all_is_refused(config):
+    obs, _ = random_rollout(0, 4)
+    gaussian: Any = {"class_name": "GaussianDistribution"}
+    with pytest.raises(ValueError, match="expected None with several teachers: each has its own"):
+        selected_teachers.SelectedTeachers(
+            obs[0], {"teacher": ["state"]}, "teacher", 2, "skill", config, gaussian
+        )
+
+
+def fitting_no_more(config, tmp_path, case):
+    """Return a config one of whose files does not fit, and what is said of it."""
+    path, cfg = str(tmp_path / "file.pt"), TEACHERS["walk"]["cfg"]
+    trained = torch.load(config["walk"]["checkpoint"], weights_only=True)
+    if case == "missing":
+        return {"checkpoint": path}, "file.pt' does not exist"
+    if case == "none":
+        return {"checkpoint": None}, r"set 'teacher\.teachers\.walk\.checkpoint'"
+    if case == "other sizes":
+        return {"cfg": {**cfg, "hidden_dims": [9]}}, r"'mlp\.0\.weight' has shape \(8, 7\)"
+    if case == "no normaliser":
+        message = r"set 'teacher\.teachers\.walk\.cfg\.obs_normalization' to True"
+        return {"cfg": {**cfg, "obs_normalization": False}}, message
+    if case == "activation":
+        models = {"actor": {"activations": ["ReLU"], "obs_groups": {"state": [7]}}}
+        torch.save({**trained, "rsl_tbptt": {"models": models}}, path)
+        return {"checkpoint": path}, r"walk\.cfg\.activation is ELU, expected ReLU"
+    torch.save({"critic_state_dict": {}}, path)
+    return {"checkpoint": path}, "has neither 'teacher_state_dict' nor 'actor_state_dict'"
+
+
+CASES = ["missing", "none", "other sizes", "no normaliser", "activation", "no teacher"]
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_a_file_that_does_not_fit_is_refused_by_name_before_any_rollout(config, tmp_path, case):
+    change, message = fitting_no_more(config, tmp_path, case)
+    algorithm = make({**config, "walk": {**config["walk"], **change}})
+    before = {name: v.clone() for name, v in algorithm.teacher.state_dict().items()}
+    for start in (lambda: bool(algorithm.teacher_loaded), lambda: algorithm.act(None)):
+        with pytest.raises(ValueError, match=f"(?s)teacher 'walk'.*{message}"):
+            start()
+    assert all(torch.equal(v, before[k]) for k, v in algorithm.teacher.state_dict().items())
+
+
+def test_files_are_read_once_when_training_starts(config, monkeypatch):
+    algorithm = make(config)
+    assert not algorithm.teacher.loaded
+    assert algorithm.teacher_loaded
+    monkeypatch.setattr(teacher_files, "read_checkpoint", None)
+    assert algorithm.teacher_loaded  # learn() is called again
+    roll_out(algorithm, *random_rollout(0, len(config)))
+
+
+def test_a_checkpoint_brings_all_teachers_and_needs_no_file(config):
+    algorithm = make(config)
+    obs, dones = random_rollout(0, len(config))
+    roll_out(algorithm, obs, dones)
+    algorithm.update()
+    saved = copy.deepcopy(algorithm.save())
+    nowhere = {name: {**teacher, "checkpoint": None} for name, teacher in config.items()}
+    resumed = make(nowhere)
+    resumed.load(saved, None, strict=True)
+    assert torch.equal(parameters_of(resumed), parameters_of(algorithm))
+    assert resumed.teacher_loaded
+    for each in (resumed, algorithm):
+        each.teacher.reset()
+        roll_out(each, *random_rollout(1, len(config)))
+    labels = [each.storage.privileged_actions for each in (resumed, algorithm)]
+    assert torch.equal(*labels)
+    player = make(nowhere)
+    player.load(saved, {"student": True}, strict=True)  # a policy that plays
+    assert torch.equal(parameters_of(player), parameters_of(algorithm))
+
+
+def test_teachers_are_known_by_their_names_not_by_their_order(config):
+    algorithm = make(config)
+    assert algorithm.teacher_loaded
+    turned = make({name: config[name] for name in reversed(ALL)})
+    turned.load(copy.deepcopy(algorithm.save()), None, strict=True)
+    for name, model in load_alone(config).items():
+        state = turned.teacher.teachers[name].state_dict()
+        assert all(torch.equal(v, state[key]) for key, v in model.state_dict().items())
+
+
+def other_checkpoint(algorithm, case):
+    saved = copy.deepcopy(algorithm.save())
+    if case == "ppo":
+        return {"actor_state_dict": algorithm.teacher.teachers["walk"].state_dict()}
+    if case == "fewer":
+        teacher = saved["teacher_state_dict"]
+        saved["teacher_state_dict"] = {k: v for k, v in teacher.items() if "hop" not in k}
+    if case == "order":
+        models = saved["rsl_tbptt"]["models"]
+        groups = models["teacher.teachers.hop.cfg"]["obs_groups"]
+        models["teacher.teachers.hop.cfg"]["obs_groups"] = dict(reversed(groups.items()))
+    return saved
+
+
+@pytest.mark.parametrize(
+    ("case", "message"),
+    [
+        ("ppo", r"of none of the teachers \['walk', 'trot', 'see', 'hop'\]"),
+        ("fewer", r"of the teacher\.teachers\.hop\.cfg"),
+        ("order", r"hop.*\['state', 'policy'\], expected \['policy', 'state'\]"),
+    ],
+)
+def test_a_checkpoint_of_other_teachers_is_refused(config, case, message):
+    algorithm = make(config)
+    assert algorithm.teacher_loaded
+    before = parameters_of(algorithm)
+    with pytest.raises(ValueError, match=message):
+        algorithm.load(other_checkpoint(algorithm, case), None, strict=True)
+    assert torch.equal(parameters_of(algorithm), before)
+
+
+def test_a_checkpoint_loads_where_rsl_rl_runs_them(config):
+    ours, stock = make(config), make(config, algorithm=Distillation, gradient_length=3)
+    assert ours.teacher_loaded
+    stock.load(copy.deepcopy(ours.save()), None, strict=True)
+    ours.load(copy.deepcopy(stock.save()), None, strict=True)
+    assert stock.teacher_loaded
+    assert stock.teacher.loaded
+    assert torch.equal(parameters_of(stock), parameters_of(ours))
+
+
+def test_a_memory_of_rollouts_is_resumed(config, tmp_path):
+    options = {"memory_rollouts": 2, "save_memory": True}
+    algorithm, resumed = make(config, **options), make(config, **options)
+    for seed in range(2):
+        roll_out(algorithm, *random_rollout(seed, len(config)))
+        algorithm.update()
+    torch.save(algorithm.save(), tmp_path / "model.pt")
+    resumed.load(torch.load(tmp_path / "model.pt", weights_only=True), None, strict=True)
+    roll_out(resumed, *random_rollout(2, len(config)))
+    memory, saved = (each.learner.experience.memory for each in (resumed, algorithm))
+    pairs = zip(memory.state_dict()["sequences"], saved.state_dict()["sequences"], strict=True)
+    assert all(torch.equal(*pair) for pair in pairs)
+
+
+def test_no_warning_is_given(config):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        algorithm = make(config)
+        roll_out(algorithm, *random_rollout(0, len(config)))
+        algorithm.update()
+
+
+@pytest.mark.parametrize("selector", ["skill", "support.several_teachers:by_sign"])
+def test_what_nobody_reads_is_blamed_for_nothing(config, selector):
+    algorithm = make({"walk": config["walk"], "hop": config["hop"]}, selector=selector)
+    read = {"policy", "state", "skill"}
+    groups = algorithm.learner.observed_groups()
+    assert groups == (read if selector == "skill" else read | {"camera", "depth"})
+
+
+@pytest.mark.usefixtures("_choosing")
+def test_what_distributions_are_made_of_is_the_selected_teachers(config):
+    """Also where the first of them has no row."""
+    teachers = select(config)
+    teachers.load_checkpoints()
+    with torch.no_grad():
+        models: list[Any] = list(teachers.teachers.values())
+        for number, model in enumerate(models):
+            model.distribution.std_param.fill_(0.2 + number)
+    obs, _ = random_rollout(0, len(config))
+    seen = obs[0].clone()
+    seen["skill"].clamp_(min=1.0)
+    teachers(seen, stochastic_output=True)
+    mean, std = teachers.output_distribution_params
+    torch.testing.assert_close(std, (0.2 + seen["skill"]).expand(N, 2), **SAME_FLOAT32)
+    assert torch.equal(mean, teachers.output_mean)
+    assert torch.equal(std, teachers.output_std)
+    teachers.reset()
+    torch.testing.assert_close(teachers(seen), mean, **SAME_FLOAT32)
+
+
+def test_auxiliary_heads_learn_beside_several_teachers(config):
+    algorithm = make(config, auxiliary={"state": {"target": "state"}})
+    for seed in range(2):
+        roll_out(algorithm, *random_rollout(seed, len(config)))
+        metrics = algorithm.update()
+    assert {"auxiliary/state", "behavior/walk"} < set(metrics)
+
+
+def test_a_layer_of_several_teachers_is_no_target(config):
+    with pytest.raises(ValueError, match=r"'teacher:mlp\.0', expected no layer of a teacher where"):
+        make(config, auxiliary={"hint": {"target": "teacher:mlp.0"}})

@@ -1,0 +1,194 @@
+"""Several teachers under runners, over several processes, and in what goes on with the student."""
+
+import copy
+import shutil
+from typing import Any
+
+import pytest
+import torch
+from rsl_rl.runners import DistillationRunner, OnPolicyRunner
+from support.fine_tuning import distillation_cfg, fine_tuning_cfg, save_untrained
+from support.helpers import make_model, parameters_of
+from support.several_teachers import (
+    SGD,
+    LabelledByHand,
+    N,
+    T,
+    load_alone,
+    make,
+    random_rollout,
+    reference_gradient,
+    roll_out,
+    save_teachers,
+)
+from torch import distributed, multiprocessing
+
+from rsl_tbptt.core import hidden_state
+from rsl_tbptt.policies import load_policy
+from rsl_tbptt_tasks.memory import RecallEnv
+
+
+class Skills(RecallEnv):
+    """The recall task, in which another skill is wanted at every step."""
+
+    def get_observations(self):
+        obs = super().get_observations()
+        obs["skill"] = (self.episode_length_buf % 2).float().unsqueeze(-1)
+        return obs
+
+
+RNN = {"class_name": "RNNModel", "rnn_type": "gru", "rnn_hidden_dim": 8, "rnn_num_layers": 1}
+
+
+def several(folder) -> dict[str, Any]:
+    """Return two teachers, whose files a PPO runner wrote."""
+    teachers = {}
+    for name, groups, kind in (("tell", ["privileged"], {}), ("guess", ["policy"], RNN)):
+        cfg = fine_tuning_cfg(num_mini_batches=1)
+        cfg["obs_groups"]["actor"] = groups
+        actor = {"class_name": "MLPModel", "hidden_dims": [8], "activation": "elu", **kind}
+        actor["distribution_cfg"] = {"class_name": "GaussianDistribution", "init_std": 0.3}
+        cfg["actor"] = copy.deepcopy(actor)
+        path = folder / f"{name}.pt"
+        save_untrained(OnPolicyRunner(Skills(4, 3), cfg, log_dir=None), path)
+        teachers[name] = {"cfg": actor, "checkpoint": str(path), "obs_groups": groups}
+    return {
+        "class_name": "rsl_tbptt.models:SelectedTeachers",
+        "selector": "skill",
+        "teachers": teachers,
+    }
+
+
+def run(folder, num_envs=4, **options):
+    cfg = {**distillation_cfg(**options), "teacher": several(folder)}
+    return DistillationRunner(Skills(num_envs, 3), cfg, log_dir=None)
+
+
+@pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped")
+def test_a_run_learns_resumes_plays_and_goes_on_without_the_files(tmp_path):
+    folder = tmp_path / "teachers"
+    folder.mkdir()
+    runner, metrics = run(folder, learning_rate=1e-2), []
+    update = runner.alg.update
+    runner.alg.update = lambda: metrics.append(update()) or metrics[-1]
+    runner.learn(20)
+    runner.learn(1)  # the files are not asked for again
+    for name in ("behavior", "behavior/tell", "behavior/guess"):
+        assert metrics[-1][name] < metrics[0][name]
+    save_untrained(runner, tmp_path / "model.pt")
+    assert load_policy(tmp_path / "model.pt").is_recurrent  # what tools do
+    cfg = {**distillation_cfg(), "teacher": several(folder)}
+    shutil.rmtree(folder)
+    resumed = DistillationRunner(Skills(4, 3), copy.deepcopy(cfg), log_dir=None)
+    resumed.load(str(tmp_path / "model.pt"))
+    resumed.learn(1)
+    player = DistillationRunner(Skills(1, 3), copy.deepcopy(cfg), log_dir=None)
+    player.load(str(tmp_path / "model.pt"), {"student": True})
+    player.get_inference_policy()(player.env.get_observations())
+    fresh = DistillationRunner(Skills(4, 3), copy.deepcopy(cfg), log_dir=None)
+    with pytest.raises(ValueError, match=r"The teacher 'tell' cannot be loaded from '.*tell\.pt'"):
+        fresh.learn(1)
+    cfg = fine_tuning_cfg(
+        num_mini_batches=1,
+        teacher_cfg=several(tmp_path),
+        teacher_coef=0.5,
+    )
+    ppo = OnPolicyRunner(Skills(4, 3), cfg, log_dir=None)
+    ppo.load(str(tmp_path / "model.pt"))
+    ppo.learn(2)
+    assert torch.isfinite(torch.nn.utils.parameters_to_vector(ppo.alg.actor.parameters())).all()
+
+
+def test_ppo_imitates_several_teachers_from_the_start(tmp_path):
+    chosen = {
+        "num_mini_batches": 1,
+        "teacher_cfg": several(tmp_path),
+        "critic_warmup_iterations": 0,
+    }
+    ppo = OnPolicyRunner(Skills(4, 3), fine_tuning_cfg(**copy.deepcopy(chosen)), log_dir=None)
+    ppo.learn(1)
+    assert ppo.alg.save()["rsl_tbptt"]["imitation"]["num_updates"] == 1
+    chosen["teacher_checkpoint"] = "teacher.pt"
+    ppo = OnPolicyRunner(Skills(4, 3), fine_tuning_cfg(**chosen), log_dir=None)
+    with pytest.raises(ValueError, match=r"'teacher\.pt', expected None with several teachers"):
+        ppo.learn(1)
+
+
+def test_a_skill_out_of_range_is_refused_before_the_runner_is_made(tmp_path):
+    class Wrong(Skills):
+        def get_observations(self):
+            obs = super().get_observations()
+            obs["skill"] += 1.0
+            return obs
+
+    cfg = {**distillation_cfg(), "teacher": several(tmp_path)}
+    with pytest.raises(ValueError, match=r"is 2 in environment 1, expected one of 0 \(tell\), 1"):
+        DistillationRunner(Wrong(4, 3), cfg, log_dir=None)
+
+
+SHARES = (2, 3)
+OPTIONS: dict[str, Any] = {**SGD, "memory_rollouts": 4, "memory_share": 100.0}
+
+
+def failing(*args):
+    raise ArithmeticError("no memory left")
+
+
+def updates_of_rank(rank, config, folder):
+    torch.set_default_dtype(torch.float64)
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=len(SHARES)
+    )
+    cfg = {"global_rank": rank, "local_rank": rank, "world_size": len(SHARES)}
+    first = sum(SHARES[:rank])
+    own = slice(first, first + SHARES[rank])
+    missing = {**config, "hop": {**config["hop"], "checkpoint": "nowhere.pt"}}
+    refused = make(missing if rank == 1 else config, num_envs=SHARES[rank], multi_gpu_cfg=cfg)
+    with pytest.raises(ValueError, match="On rank 1") as error:
+        bool(refused.teacher_loaded)
+    results = []
+    for student in ("lstm", "cnn-gru"):
+        options = {**OPTIONS, "num_micro_batches": 2}
+        algorithm = make(config, student, SHARES[rank], multi_gpu_cfg=cfg, **options)
+        for seed in range(2):
+            obs, dones = random_rollout(seed, len(config))
+            roll_out(algorithm, obs[:, own], dones[:, own])
+            start = hidden_state.clone(algorithm.learner.experience.start_state)
+            before, state = parameters_of(algorithm), copy.deepcopy(algorithm.student.state_dict())
+            algorithm.update()
+            results.append((before - parameters_of(algorithm), state, start))
+    roll_out(algorithm, obs[:, own], dones[:, own])
+    if rank == 1:
+        algorithm.learner.loss = failing
+    with pytest.raises((ArithmeticError, RuntimeError), match="no memory left"):
+        algorithm.update()
+    torch.save((str(error.value), results), f"{folder}/rank{rank}.pt")
+    distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_two_processes_have_the_gradient_of_the_reference_and_end_together(tmp_path):
+    torch.set_default_dtype(torch.float64)
+    try:
+        config = save_teachers(tmp_path)
+        multiprocessing.spawn(updates_of_rank, (config, str(tmp_path)), nprocs=len(SHARES))
+        said, results = zip(
+            *(torch.load(tmp_path / f"rank{rank}.pt") for rank in range(len(SHARES))), strict=True
+        )
+        assert said[0] == said[1]
+        assert "The teacher 'hop' cannot be loaded from 'nowhere.pt'" in said[0]
+        of_updates = list(zip(*results, strict=True))
+        for student, updates in (("lstm", of_updates[:2]), ("cnn-gru", of_updates[2:])):
+            reference, rollouts = make_model("student", student, N, seed=1), []
+            by_hand = LabelledByHand(load_alone(config))
+            for seed, of_ranks in enumerate(updates):
+                obs, dones = random_rollout(seed, len(config))
+                start = hidden_state.concatenate_envs([start for _, _, start in of_ranks])
+                rollouts.append((obs, by_hand(obs, dones), dones, start))
+                reference.load_state_dict(of_ranks[0][1])
+                expected = reference_gradient(reference, rollouts, len(rollouts) * T * N)
+                for found, _, _ in of_ranks:
+                    found = found[-len(expected) :]
+                    torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-10)
+    finally:
+        torch.set_default_dtype(torch.float32)

@@ -1,0 +1,665 @@
+"""PPO that imitates a teacher from the first update: gradient, memory, schedules, file, resume."""
+
+import copy
+import math
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from rsl_rl.runners import OnPolicyRunner
+from support.fine_tuning import distilled, fine_tuning_cfg, save_untrained
+from support.helpers import make_model, make_ppo, ppo_parameters_of, roll_out_ppo
+from support.imitation import live, make_imitating, teacher_file
+from support.ppo_reference import (
+    disturb,
+    gradients_of_update,
+    reference_gradient,
+    whole_envs,
+    windows,
+)
+from support.tolerances import EXACT_FLOAT64
+from torch import distributed, multiprocessing
+
+from rsl_tbptt.algorithms import TbpttPPO
+from rsl_tbptt.core import hidden_state
+from rsl_tbptt_tasks.memory import RecallEnv
+
+pytestmark = [
+    pytest.mark.usefixtures("float64"),
+    pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value"),
+]
+
+ONE_STEP: dict[str, Any] = {"num_mini_batches": 1, "num_learning_epochs": 1, "gradient_length": 2}
+FALLING = {"teacher_coef_end": 0.2, "teacher_updates": 4}
+SECOND = 0.65
+"""Its weight in the second update."""
+BY_RETURN = {"teacher_schedule": "return", "teacher_return": 10.0}
+
+
+def kl(actor, mean, std):
+    """Return KL(teacher || actor) of diagonal Gaussians in closed form, shape (n,)."""
+    ours, our_std = actor.output_mean, actor.output_std
+    per_action = (our_std / std).log() + (std**2 + (mean - ours) ** 2) / (2 * our_std**2) - 0.5
+    return per_action.sum(-1)
+
+
+def mse(actor, mean, std):
+    return (actor.output_mean - mean).square().mean(-1)
+
+
+@pytest.mark.parametrize("loss", [kl, mse], ids=["kl", "mse"])
+@pytest.mark.parametrize(
+    ("models", "teacher"),
+    [
+        (("lstm", "lstm"), "lstm"),
+        (("gru", "mlp"), "mlp"),
+        (("mlp", "mlp"), "gru"),
+        (("cnn-lstm", "cnn-gru"), "cnn-gru"),
+    ],
+)
+@pytest.mark.parametrize(
+    "how",
+    [
+        {},
+        {"num_micro_batches": 3},
+        {"minibatch_unit": "window", "burn_in_length": 1, "num_micro_batches": 2},
+    ],
+    ids=["whole", "micro-batches", "windows"],
+)
+def test_the_gradient_is_that_of_ppo_and_the_distance_from_what_the_teacher_said(
+    loss, models, teacher, how, tmp_path
+):
+    """The second update, so that memory and schedule have to be carried through the first."""
+    if models == ("mlp", "mlp"):
+        how = {name: value for name, value in how.items() if name == "num_micro_batches"}
+    options = {**ONE_STEP, **FALLING, **how, "teacher_loss": loss.__name__}
+    if models == ("mlp", "mlp"):
+        del options["gradient_length"]
+    algorithm = make_imitating(teacher_file(tmp_path, teacher), teacher, models, **options)
+    twin = make_model("teacher", teacher, 4, seed=7)
+    live(algorithm, twin, 0)
+    assert algorithm.update()["teacher_coef"] == 0.8
+    states, said = live(algorithm, twin, 1)
+    disturb(algorithm)
+    by_window = "minibatch_unit" in how
+    segments = windows(6, 4, 2, 1) if by_window else whole_envs(6, 4, 2)
+
+    def of_teacher(actor, t, env):
+        mean, std = said[t]
+        return SECOND * loss(actor, mean[env], std[env])
+
+    expected = reference_gradient(algorithm, states, segments, of_teacher)
+    without = reference_gradient(algorithm, states, segments)
+    (gradient,) = gradients_of_update(algorithm)
+    torch.testing.assert_close(gradient, expected, **EXACT_FLOAT64)
+    assert (expected - without).norm() > 0.01
+
+
+def test_the_reported_distance_is_the_mean_over_samples_before_the_weight(tmp_path):
+    algorithm = make_imitating(teacher_file(tmp_path), **ONE_STEP, teacher_loss="mse")
+    twin = make_model("teacher", "lstm", 4, seed=7)
+    _, said = live(algorithm, twin, 0)
+    means = algorithm.storage.distribution_params[0].clone()
+    expected = (means - torch.stack([mean for mean, _ in said])).square().mean()
+    assert algorithm.update()["teacher"] == pytest.approx(expected.item())
+
+
+def test_an_episode_weighs_the_same_in_the_distance_as_in_the_rest(tmp_path):
+    gradients = []
+    for reduction in ("mean", "episode_mean"):
+        options = {**ONE_STEP, "loss_reduction": reduction, "entropy_coef": 0.0}
+        algorithm = make_imitating(teacher_file(tmp_path), **options)
+        live(algorithm, make_model("teacher", "lstm", 4, seed=7), 0, done_rate=0.5)
+        algorithm.storage.advantages.zero_()
+        num_actor = sum(p.numel() for p in algorithm.actor.parameters())
+        gradients.append(gradients_of_update(algorithm)[0][:num_actor])
+    assert not torch.allclose(*gradients, rtol=1e-2)
+
+
+def fill(value):
+    return lambda step, obs, rewards: rewards.fill_(value)
+
+
+@pytest.mark.parametrize("teacher", ["lstm", "gru", "mlp"])
+def test_a_teacher_keeps_its_memory_through_a_skipped_rollout(teacher, tmp_path):
+    algorithm = make_imitating(teacher_file(tmp_path, teacher), teacher)
+    twin = make_model("teacher", teacher, 4, seed=7)
+    live(algorithm, twin, 0)
+    algorithm.update()
+
+    def spoil(step, obs, rewards):
+        rewards[2] = math.inf if step == 3 else rewards[2]
+
+    live(algorithm, twin, 1, on_step=spoil)
+    with pytest.warns(UserWarning, match="met NaN or inf in rewards"):
+        assert algorithm.update() == {"skipped_updates": 1}
+    _, said = live(algorithm, twin, 2)
+    for mine, theirs in zip(algorithm._imitation.params(), zip(*said, strict=True), strict=True):
+        torch.testing.assert_close(mine, torch.stack(theirs), **EXACT_FLOAT64)
+
+
+def test_a_teacher_that_may_count_again_keeps_its_memory_while_it_does_not(tmp_path):
+    algorithm = make_imitating(teacher_file(tmp_path), **BY_RETURN, teacher_loss="mse")
+    twin = make_model("teacher", "lstm", 4, seed=7)
+    live(algorithm, twin, 0, done_rate=1.0, on_step=fill(50.0))
+    algorithm.update()
+    live(algorithm, twin, 1, done_rate=0.0)
+    seen = algorithm.update()
+    assert seen["teacher_coef"] == 0
+    assert "teacher" not in seen
+    algorithm._imitation._returns.load_state_dict([[0.0, 1.0]])
+    _, said = live(algorithm, twin, 2)
+    (means,) = algorithm._imitation.params()
+    torch.testing.assert_close(means, torch.stack([mean for mean, _ in said]), **EXACT_FLOAT64)
+
+
+def coefs_of(algorithm, first, last, **how):
+    coefs = []
+    for seed in range(first, last):
+        roll_out_ppo(algorithm, seed, **how)
+        coefs.append(algorithm.update()["teacher_coef"])
+    return coefs
+
+
+@pytest.mark.parametrize(
+    ("options", "coefs"),
+    [
+        ({}, [0.8, 0.8, 0.8]),
+        ({"teacher_updates": 4}, [0.8, 0.6, 0.4, 0.2, 0, 0]),
+        ({"teacher_updates": 4, "teacher_coef_end": 0.4}, [0.8, 0.7, 0.6, 0.5, 0.4, 0.4]),
+        (
+            {
+                "teacher_schedule": "exponential",
+                "teacher_updates": 4,
+                "teacher_coef_end": 0.05,
+            },
+            [0.8, 0.4, 0.2, 0.1, 0.05, 0.05],
+        ),
+        ({"teacher_updates": 2, "teacher_kl_coef": None}, [0.8, 0.4, 0]),
+    ],
+)
+def test_the_weight_falls_over_the_updates(options, coefs, tmp_path):
+    algorithm = make_imitating(teacher_file(tmp_path), **options)
+    assert coefs_of(algorithm, 0, len(coefs)) == pytest.approx(coefs)
+
+
+def test_the_schedule_of_twist(tmp_path):
+    """DAgger-PPO of Ze et al. (2025): from 0.1 to 0.01 over 60,000 iterations."""
+    options = {"teacher_coef": 0.1, "teacher_coef_end": 0.01, "teacher_updates": 60_000}
+    algorithm = make_imitating(teacher_file(tmp_path), **options)
+    (first,) = coefs_of(algorithm, 0, 1)
+    for num_updates, coef in ((20_000, 0.07), (59_999, 0.0100015), (70_000, 0.01)):
+        algorithm._imitation.load_state_dict({"imitation": {"num_updates": num_updates}})
+        assert coefs_of(algorithm, 0, 1) == pytest.approx([coef])
+    assert first == 0.1
+
+
+def test_the_weight_follows_the_mean_return_down_and_up_again(tmp_path):
+    """24 episodes of one step end in each rollout, so all of them count until there are 100."""
+    options = {**BY_RETURN, "teacher_coef_end": 0.2, "rnd_cfg": rnd_cfg()}
+    algorithm = make_imitating(teacher_file(tmp_path), **options)
+    returns = (2.5, 20.0, -30.0, 7.5, 7.5, 7.5, 7.5, 7.5)
+    coefs = []
+    for seed, value in enumerate(returns):
+        coefs += coefs_of(algorithm, seed, seed + 1, done_rate=1.0, on_step=fill(value))
+    means = [2.5, 11.25, -2.5, 0.0, 1.5, 2.5, 0.0]  # from the sixth on of five rollouts
+    shares = [1.0, *(1 - min(1, max(0, mean / 10)) for mean in means)]
+    assert coefs == pytest.approx([0.2 + 0.6 * share for share in shares])
+
+
+def rnd_cfg():
+    return {
+        "num_states": 7,
+        "obs_groups": {"rnd_state": ["state"]},
+        "num_outputs": 3,
+        "predictor_hidden_dims": [8],
+        "target_hidden_dims": [8],
+        "weight": 100.0,
+    }
+
+
+def test_a_return_without_end_or_number_does_not_count(tmp_path):
+    algorithm = make_imitating(teacher_file(tmp_path), **BY_RETURN)
+    assert coefs_of(algorithm, 0, 2, done_rate=0.0, on_step=fill(5.0)) == [0.8, 0.8]
+    assert algorithm._imitation._returns.mean is None
+
+    def spoil(step, obs, rewards):
+        rewards.fill_(0.0)[1] = math.nan if step == 1 else 0.0
+
+    roll_out_ppo(algorithm, 2, 0.0, on_step=spoil)
+    with pytest.warns(UserWarning, match="met NaN or inf in rewards"):
+        algorithm.update()
+    coefs_of(algorithm, 3, 4, done_rate=1.0, on_step=fill(0.0))
+    # Three of 12 * 5, and afterwards all of single steps of 0; the one with NaN not at all.
+    assert algorithm._imitation._returns.mean == pytest.approx(3 * 60 / 23)
+
+
+def test_a_rollout_that_was_broken_off_is_not_counted(tmp_path):
+    algorithm = make_imitating(teacher_file(tmp_path), **BY_RETURN)
+    roll_out_ppo(algorithm, 0, 1.0, on_step=fill(9.0))
+    algorithm.train_mode()  # as learn() does when it is called again
+    coefs_of(algorithm, 1, 2, done_rate=1.0, on_step=fill(1.0))
+    assert algorithm._imitation._returns.mean == pytest.approx(1.0)
+
+
+SCHEDULES = [
+    FALLING,
+    {**FALLING, "teacher_schedule": "exponential"},
+    {**BY_RETURN, "teacher_coef_end": 0.1},
+]
+
+
+@pytest.mark.parametrize("teacher", ["mlp", "lstm"])
+@pytest.mark.parametrize("options", SCHEDULES)
+def test_a_resumed_run_goes_on_in_the_schedule_without_the_file(teacher, options, tmp_path):
+    hook = {"done_rate": 0.5, "on_step": fill(2.0)}
+    source = make_imitating(teacher_file(tmp_path, teacher), teacher, **options)
+    coefs_of(source, 0, 3, **hook)
+    torch.save(source.save(), tmp_path / "model.pt")
+    for model in (source.actor, source.critic):
+        model.reset()
+    with torch.inference_mode():
+        source._imitation.reset(torch.ones(4))
+    if source._imitation._returns is not None:  # a checkpoint holds no episodes in their middle
+        source._imitation._returns._running = torch.zeros(4)
+    target = make_imitating(str(tmp_path / "gone.pt"), teacher, **options)
+    target.load(torch.load(tmp_path / "model.pt", weights_only=True), None, strict=True)
+    coefs = coefs_of(source, 3, 6, **hook)
+    assert coefs_of(target, 3, 6, **hook) == coefs
+    assert 0.8 > coefs[0] > coefs[-1] or "teacher_return" in options
+    assert torch.equal(ppo_parameters_of(target), ppo_parameters_of(source))
+
+
+def test_a_checkpoint_from_when_only_students_brought_teachers_goes_on(tmp_path):
+    options: dict[str, Any] = {"critic_warmup_iterations": 2, "teacher_updates": 4}
+    checkpoint = make_ppo(TbpttPPO, 6, 4).save()
+    teacher = make_model("teacher", "lstm", 4, seed=7).state_dict()
+    checkpoint["rsl_tbptt"]["fine_tuning"] = {"num_updates": 3, "teacher_state_dict": teacher}
+    del checkpoint["rsl_tbptt"]["imitation"]
+    algorithm = make_imitating(None, **options)
+    algorithm.load(checkpoint, None, strict=True)
+    assert coefs_of(algorithm, 0, 2) == pytest.approx([0.6, 0.4])
+    for name, value in algorithm._imitation.teacher.state_dict().items():
+        assert torch.equal(value, teacher[name])
+
+
+def test_the_teacher_of_a_student_wins_over_the_file(tmp_path):
+    algorithm = make_imitating(str(tmp_path / "gone.pt"), critic_warmup_iterations=1, **FALLING)
+    checkpoint = distilled()
+    checkpoint["teacher_state_dict"] = make_model("teacher", "lstm", 4, seed=8).state_dict()
+    algorithm.load(checkpoint, None, strict=True)
+    assert coefs_of(algorithm, 0, 3) == pytest.approx([0.8, 0.8, 0.65])
+    for name, value in algorithm._imitation.teacher.state_dict().items():
+        assert torch.equal(value, checkpoint["teacher_state_dict"][name])
+
+
+def test_a_student_without_its_teacher_takes_that_of_the_file(tmp_path):
+    algorithm = make_imitating(teacher_file(tmp_path))
+    student = {"student_state_dict": distilled()["student_state_dict"]}
+    algorithm.load(student, None, strict=True)
+    assert coefs_of(algorithm, 0, 1) == [0.8]
+
+
+def test_a_distillations_teacher_is_the_teacher(tmp_path):
+    torch.save(distilled(), tmp_path / "student.pt")
+    algorithm = make_imitating(str(tmp_path / "student.pt"))
+    roll_out_ppo(algorithm, 0)
+    expected = make_model("teacher", "lstm", 4, seed=7).state_dict()
+    for name, value in algorithm._imitation.teacher.state_dict().items():
+        assert torch.equal(value, expected[name])
+
+
+def write(folder, content):
+    torch.save(content, folder / "teacher.pt")
+    return str(folder / "teacher.pt")
+
+
+def of_other_activation(folder):
+    path = teacher_file(folder)
+    checkpoint = torch.load(path, weights_only=True)
+    described = {"activations": ["Tanh"], "obs_groups": {"state": [7]}, "images": {}}
+    return write(folder, {**checkpoint, "rsl_tbptt": {"models": {"actor": described}}})
+
+
+REFUSED = {
+    "missing": (lambda folder: str(folder / "no.pt"), "no.pt' does not exist"),
+    "damaged": (
+        lambda folder: str((folder / "text.pt").write_text("text") and folder / "text.pt"),
+        "text.pt' cannot be read, it is damaged",
+    ),
+    "of something else": (
+        lambda folder: write(folder, {"model": 1}),
+        "The teacher_checkpoint '.*teacher.pt' has neither 'teacher_state_dict' nor",
+    ),
+    "of another size": (
+        lambda folder: teacher_file(folder, hidden_dims=[9]),
+        "teacher_checkpoint is '.*teacher.pt', expected a teacher as teacher_cfg describes it:"
+        r" 'mlp\.0\.weight' has shape \(9, 6\) in the checkpoint, expected \(8, 6\)",
+    ),
+    "without memory": (
+        lambda folder: teacher_file(folder, "mlp"),
+        r"teacher_checkpoint is .* 'mlp\.0\.weight' has shape \(8, 7\) .*, expected \(8, 6\) for",
+    ),
+    "with a normaliser": (
+        lambda folder: teacher_file(folder, obs_normalization=True),
+        "teacher_checkpoint is .* set 'algorithm.teacher_cfg.obs_normalization' to True",
+    ),
+    "without noise": (
+        lambda folder: teacher_file(folder, distribution_cfg=None),
+        "teacher_checkpoint is .* remove 'algorithm.teacher_cfg.distribution_cfg'",
+    ),
+    "of another activation": (
+        of_other_activation,
+        "teacher_checkpoint is .* teacher.activation is ELU, expected Tanh",
+    ),
+    "none": (lambda folder: None, "teacher_coef is 0.8 and teacher_checkpoint is None, expected"),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_a_file_that_does_not_fit_is_refused_by_name_before_the_first_step(case, tmp_path):
+    make_file, message = REFUSED[case]
+    algorithm = make_imitating(make_file(tmp_path))
+    before = algorithm._imitation._teacher.state_dict()
+    before = {name: value.clone() for name, value in before.items()}
+    for _ in range(2):
+        with pytest.raises(ValueError, match=message):
+            roll_out_ppo(algorithm, 0)
+        assert algorithm.storage.step == 0
+    for name, value in algorithm._imitation._teacher.state_dict().items():
+        assert torch.equal(value, before[name])
+
+
+def test_a_teacher_that_nobody_set_is_asked_for():
+    algorithm = make_ppo(TbpttPPO, 6, 4, teacher_cfg={"class_name": "any"}, teacher_coef=0.5)
+    with pytest.raises(ValueError, match=r"teacher_coef is 0\.5 and no teacher was set, expected"):
+        roll_out_ppo(algorithm, 0)
+
+
+@pytest.mark.parametrize("cfg", [None, {"class_name": "HeteroscedasticGaussianDistribution"}])
+def test_means_are_compared_of_any_distribution(cfg, tmp_path):
+    path = teacher_file(tmp_path, "mlp", distribution_cfg=cfg and dict(cfg))
+    algorithm = make_imitating(path, "mlp", teacher_loss="mse")
+    algorithm.set_teacher(make_model("teacher", "mlp", 4, seed=9, distribution_cfg=cfg))
+    live(algorithm, make_model("teacher", "mlp", 4, seed=7), 0)
+    twin = make_model("teacher", "mlp", 4, seed=7, distribution_cfg=cfg)
+    (means,) = algorithm._imitation.params()
+    expected = twin(algorithm.storage.observations.flatten(0, 1)).unflatten(0, (6, 4))
+    torch.testing.assert_close(means, expected, **EXACT_FLOAT64)
+    algorithm.update()
+
+
+@pytest.mark.parametrize("loss", ["kl", "mse"])
+def test_nan_in_what_the_teacher_says_is_named_and_skipped(loss, tmp_path):
+    algorithm = make_imitating(teacher_file(tmp_path), teacher_loss=loss)
+    before = ppo_parameters_of(algorithm)
+    calls = []
+
+    def spoil(module, inputs, output):
+        calls.append(0)
+        output = output.clone()
+        output[1, 0] = math.nan if len(calls) == 4 else output[1, 0]
+        return output
+
+    roll_out_once_hooked(algorithm, spoil)
+    message = r"in the teacher's distribution, parameter 0 of environments \[1\], first at step 3"
+    with pytest.warns(UserWarning, match=message):
+        algorithm.update()
+    assert torch.equal(ppo_parameters_of(algorithm), before)
+    roll_out_ppo(algorithm, 1)
+    assert algorithm.update()["teacher_coef"] == 0.8
+
+
+def roll_out_once_hooked(algorithm, hook):
+    handle = algorithm._imitation._teacher.mlp.register_forward_hook(hook)
+    roll_out_ppo(algorithm, 0, 0.0)
+    handle.remove()
+
+
+def test_a_group_that_only_the_teacher_sees_is_named(tmp_path):
+    cfg = runner_cfg(tmp_path, teacher_coef=0.5)
+    cfg["critic"] = {**cfg["critic"], "class_name": "MLPModel"}
+    for name in ("rnn_type", "rnn_hidden_dim", "rnn_num_layers"):
+        del cfg["critic"][name]
+    runner = OnPolicyRunner(RecallEnv(8, 3), cfg, log_dir=None)
+    algorithm, obs = runner.alg, runner.env.get_observations()
+    with torch.inference_mode():
+        for step in range(8):
+            if step == 2:
+                obs["privileged"][5] = math.nan
+            obs, rewards, dones, extras = runner.env.step(algorithm.act(obs))
+            algorithm.process_env_step(obs, rewards, dones, extras)
+        algorithm.compute_returns(obs)
+    message = r"group 'privileged' of environments \[5\], first at step 2"
+    with pytest.warns(UserWarning, match=message):
+        algorithm.update()
+
+
+def runner_cfg(folder, **algorithm):
+    """Return a runner's config with a teacher's file that does not exist, and options."""
+    cfg = copy.deepcopy(fine_tuning_cfg())
+    for name in ("critic_warmup_iterations", "teacher_updates"):
+        del cfg["algorithm"][name]
+    teacher = OnPolicyRunner(RecallEnv(8, 3), teacher_cfg(), log_dir=None)
+    save_untrained(teacher, folder / "teacher.pt")
+    cfg["algorithm"] |= {"teacher_checkpoint": str(folder / "teacher.pt"), **algorithm}
+    return cfg
+
+
+def teacher_cfg():
+    """Return the config of a PPO that trains the teacher of ``fine_tuning_cfg``."""
+    cfg = copy.deepcopy(fine_tuning_cfg())
+    model = cfg["algorithm"]["teacher_cfg"]
+    critic = {name: value for name, value in model.items() if name != "distribution_cfg"}
+    return {
+        **cfg,
+        "obs_groups": {"actor": ["privileged"], "critic": ["privileged"]},
+        "algorithm": {"class_name": "rsl_tbptt.algorithms:TbpttPPO"},
+        "actor": copy.deepcopy(model),
+        "critic": critic,
+    }
+
+
+def learned(cfg, updates=2):
+    torch.manual_seed(0)
+    runner = OnPolicyRunner(RecallEnv(8, 3), cfg, log_dir=None)
+    start = torch.cat((ppo_parameters_of(runner.alg), torch.get_rng_state()))
+    runner.learn(updates)
+    return start, ppo_parameters_of(runner.alg), runner
+
+
+def test_a_weight_of_zero_leaves_every_bit_as_without_a_teacher(tmp_path):
+    cfg = runner_cfg(tmp_path, teacher_coef=0.0, teacher_checkpoint=str(tmp_path / "gone.pt"))
+    plain = copy.deepcopy(cfg)
+    for name in ("teacher_cfg", "teacher_coef", "teacher_checkpoint"):
+        del plain["algorithm"][name]
+    message = r"teacher_cfg is \{.*\} and teacher_checkpoint is .*, which has no effect while teach"
+    with pytest.warns(UserWarning, match=message):
+        _, with_zero, runner = learned(cfg)
+    _, without, _ = learned(plain)
+    assert torch.equal(with_zero, without)
+    assert runner.alg.save()["rsl_tbptt"]["imitation"] == {}
+
+
+def test_a_teacher_draws_none_of_the_trainings_random_numbers_when_it_is_built(tmp_path):
+    cfg = runner_cfg(tmp_path)
+    plain = copy.deepcopy(cfg)
+    for name in ("teacher_cfg", "teacher_coef", "teacher_checkpoint"):
+        del plain["algorithm"][name]
+    start, end, _ = learned(cfg)
+    start_without, end_without, _ = learned(plain)
+    assert torch.equal(start, start_without)
+    assert not torch.equal(end, end_without)
+
+
+def test_the_stock_runner_trains_saves_resumes_and_plays_with_it(tmp_path):
+    cfg = runner_cfg(tmp_path, teacher_coef=1.0, teacher_updates=4)
+    _, _, runner = learned(copy.deepcopy(cfg))
+    save_untrained(runner, tmp_path / "model.pt")
+    cfg["algorithm"]["teacher_checkpoint"] = str(tmp_path / "gone.pt")
+    player = OnPolicyRunner(RecallEnv(1, 3), copy.deepcopy(cfg), log_dir=None)
+    player.load(str(tmp_path / "model.pt"))
+    player.get_inference_policy()(player.env.get_observations())
+    resumed = OnPolicyRunner(RecallEnv(8, 3), copy.deepcopy(cfg), log_dir=None)
+    resumed.load(str(tmp_path / "model.pt"))
+    resumed.learn(1)
+    assert resumed.alg.save()["rsl_tbptt"]["imitation"]["num_updates"] == 3
+    del cfg["algorithm"]["teacher_cfg"]
+    del cfg["algorithm"]["teacher_updates"], cfg["algorithm"]["teacher_checkpoint"]
+    without = OnPolicyRunner(
+        RecallEnv(8, 3),
+        {**cfg, "algorithm": {**cfg["algorithm"], "teacher_coef": 0.0}},
+        log_dir=None,
+    )
+    without.load(str(tmp_path / "model.pt"))
+    without.learn(1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"teacher_loss": "nll"}, "teacher_loss is 'nll', expected 'kl' or 'mse'"),
+        ({"teacher_schedule": "step"}, "teacher_schedule is 'step', expected 'linear' or 'exp"),
+        ({"teacher_coef_end": 0.9}, "teacher_coef_end is 0.9, expected at most teacher_coef, 0.8"),
+        ({"teacher_coef_end": -0.1}, "teacher_coef_end is -0.1, expected a positive number"),
+        (
+            {"teacher_schedule": "exponential", "teacher_updates": 3},
+            "teacher_coef_end is 0.0 and teacher_updates is 3, expected a positive number",
+        ),
+        (
+            {"teacher_schedule": "exponential", "teacher_coef_end": 0.1},
+            "teacher_coef_end is 0.1 and teacher_updates is None, expected a positive number",
+        ),
+        ({"teacher_schedule": "return"}, "teacher_return is None, expected a positive number"),
+        ({**BY_RETURN, "teacher_return": -3.0}, "teacher_return is -3.0, expected a positive"),
+    ],
+)
+def test_options_that_clash_are_refused_by_name_and_value(options, message):
+    with pytest.raises(ValueError, match=message):
+        make_imitating("teacher.pt", **options)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({**BY_RETURN, "teacher_updates": 3}, "teacher_updates is 3, which has no effect with"),
+        ({"teacher_return": 3.0}, "teacher_return is 3.0, which has no effect with .*'linear'"),
+        ({"teacher_coef_end": 0.1}, "teacher_coef_end is 0.1, which has no effect while"),
+    ],
+)
+def test_options_without_effect_warn(options, message):
+    with pytest.warns(UserWarning, match=message):
+        make_imitating("teacher.pt", **options)
+
+
+def test_old_names_are_taken(tmp_path):
+    old = {"teacher_coef": 0.0, "teacher_kl_coef": 0.8, "teacher_kl_updates": 4}
+    with pytest.warns(DeprecationWarning, match="teacher_kl_(coef|updates) is now teacher_"):
+        algorithm = make_imitating(teacher_file(tmp_path), **old)
+    assert coefs_of(algorithm, 0, 2) == pytest.approx([0.8, 0.6])
+
+
+def test_planning_the_memory_counts_the_teachers_loss(tmp_path):
+    algorithm = make_imitating(teacher_file(tmp_path), memory_budget_gb=1.0)
+    roll_out_ppo(algorithm, 0)
+    assert len(algorithm._imitation.params()) == 2
+    algorithm.update()
+    algorithm.learner.states.clear()
+    with algorithm.learner.as_if_rolled_out():
+        assert [param.shape for param in algorithm._imitation.params()] == [(6, 4, 2)] * 2
+    assert algorithm._imitation.params() == ()
+
+
+NUM_ENVS = 5
+
+
+def noisy_mean(distribution, noise):
+    return distribution.mean + 0.3 * noise
+
+
+def trained_on(first, last, path, multi_gpu_cfg=None, teacher="lstm", models=("lstm", "lstm")):
+    """Train on environments [first, last) of one global experience; SGD's steps are gradients."""
+    torch.set_default_dtype(torch.float64)
+    options = {
+        **ONE_STEP,
+        **BY_RETURN,
+        "teacher_return": 30.0,
+        "optimizer": "sgd",
+        "learning_rate": 1e-3,
+        "max_grad_norm": None,
+        "schedule": "fixed",
+        "teacher_cfg": {"class_name": "any"},
+        "teacher_coef": 0.8,
+        "teacher_checkpoint": path,
+    }
+    algorithm = make_ppo(TbpttPPO, 6, last - first, *models, multi_gpu_cfg=multi_gpu_cfg, **options)
+    algorithm.set_teacher(make_model("teacher", teacher, 4, seed=9))
+    generator, coefs = torch.Generator().manual_seed(5), []
+    whole = make_ppo(TbpttPPO, 6, NUM_ENVS, *models).storage.observations[0]
+    for _ in range(3):
+        with torch.inference_mode():
+            for step in range(7):
+                obs = whole.apply(lambda x: torch.randn(x.shape, generator=generator))
+                noise, rewards = (torch.randn(NUM_ENVS, n, generator=generator) for n in (2, 1))
+                dones = torch.rand(NUM_ENVS, generator=generator) < 0.3
+                obs, noise = obs[first:last], noise[first:last]
+                if step == 6:
+                    algorithm.compute_returns(obs)
+                    break
+                distribution = algorithm.actor.distribution
+                vars(distribution)["sample"] = partial(noisy_mean, distribution, noise)
+                algorithm.act(obs)
+                rewards = (rewards.squeeze(-1) + 1.0) * torch.arange(1.0, NUM_ENVS + 1)
+                algorithm.process_env_step(obs, rewards[first:last], dones[first:last].long(), {})
+        seen = algorithm.update()
+        coefs += [seen["teacher_coef"], seen["teacher"]]
+    return torch.cat((ppo_parameters_of(algorithm), torch.tensor(coefs)))
+
+
+KINDS = [("lstm", ("lstm", "lstm")), ("cnn-gru", ("cnn-lstm", "cnn-gru"))]
+"""Of the teacher, and of actor and critic."""
+
+
+def run_rank(rank, shares, folder):
+    distributed.init_process_group(
+        "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=len(shares)
+    )
+    first, last = sum(shares[:rank]), sum(shares[: rank + 1])
+    cfg = {"global_rank": rank, "local_rank": rank, "world_size": len(shares)}
+    results = [trained_on(first, last, f"{folder}/{kinds[0]}.pt", cfg, *kinds) for kinds in KINDS]
+    try:
+        trained_on(first, last, f"{folder}/{'gone' if rank else 'lstm'}.pt", cfg, *KINDS[0])
+    except ValueError as error:
+        torch.save([results, str(error)], f"{folder}/rank{rank}.pt")
+    distributed.destroy_process_group()
+
+
+@pytest.mark.slow
+def test_two_processes_take_the_steps_and_weights_of_one(tmp_path):
+    for teacher, _ in KINDS:
+        Path(teacher_file(tmp_path, teacher)).rename(tmp_path / f"{teacher}.pt")
+    multiprocessing.spawn(run_rank, ([2, 3], str(tmp_path)), nprocs=2)
+    of_ranks = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2)]
+    for index, kinds in enumerate(KINDS):
+        expected = trained_on(0, NUM_ENVS, str(tmp_path / f"{kinds[0]}.pt"), None, *kinds)
+        first_coef, *coefs = expected[-6::2]
+        assert first_coef == 0.8
+        assert all(0 < coef < 0.8 for coef in coefs)
+        for results, _ in of_ranks:
+            torch.testing.assert_close(results[index], expected, **EXACT_FLOAT64)
+    for _, error in of_ranks:
+        assert re.fullmatch(r"On rank 1: The checkpoint '.*gone\.pt' does not exist.*", error)
+
+
+def test_states_of_the_policy_are_its_own(tmp_path):
+    """The teacher neither acts nor leaves a trace in the actor's memory."""
+    plain, imitating = make_ppo(TbpttPPO, 6, 4), make_imitating(teacher_file(tmp_path))
+    states = []
+    for algorithm in (plain, imitating):
+        algorithm.actor.distribution.std_param.data.fill_(1e-12)  # no noise, drawn by either
+        roll_out_ppo(algorithm, 0)
+        states.append(hidden_state.clone(algorithm.actor.get_hidden_state()))
+    torch.testing.assert_close(*states, rtol=1e-6, atol=1e-9)

@@ -1,0 +1,108 @@
+"""The agents of docs/recipes.md, trained as printed on the memory task, in the robot's groups."""
+
+import re
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("isaaclab_rl", reason="Isaac Lab 3.0 needs Python 3.12")
+
+from isaaclab_rl.rsl_rl import handle_deprecated_rsl_rl_cfg
+from rsl_rl.runners import DistillationRunner, OnPolicyRunner
+from support.fine_tuning import save_untrained
+
+from rsl_tbptt_tasks.memory import RecallEnv
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "recipes.md"
+BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+N = 8
+
+pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
+
+
+class Robot(RecallEnv):
+    """The recall task with seven joints, a gripper and what the recipes observe."""
+
+    def __init__(self) -> None:
+        super().__init__(N, recall_length=3)
+        self.num_actions = 8
+
+    def get_observations(self):
+        obs, steps = super().get_observations(), self.episode_length_buf
+        obs["success"] = (steps % 2).float().unsqueeze(-1)
+        obs["object"] = torch.randn(self.num_envs, 3)
+        obs["skill"] = (steps // 2).clamp(max=1).float().unsqueeze(-1)
+        return obs
+
+    def step(self, actions):
+        return super().step(actions[:, :1])
+
+
+def recipe(name: str, folder: Path) -> Any:
+    """Return a config of the page, whose files are in a folder."""
+    names: dict[str, Any] = {"__name__": __name__}
+    (own,) = [block for block in BLOCKS if f"class {name}(" in block]
+    exec(compile(BLOCKS[0], PAGE.name, "exec"), names)
+    exec(compile(own.replace('"logs/', f'"{folder}/'), PAGE.name, "exec"), names)
+    return handle_deprecated_rsl_rl_cfg(names[name](), version("rsl-rl-lib")).to_dict()
+
+
+def write_teacher(path: Path, model: dict[str, Any]) -> None:
+    """Write what PPO saves of a teacher with this model."""
+    groups = ["policy", "privileged"]
+    critic = {"class_name": "MLPModel", "hidden_dims": [8], "activation": "elu"}
+    cfg = {
+        "num_steps_per_env": 4,
+        "save_interval": 1000,
+        "obs_groups": {"actor": groups, "critic": groups},
+        "actor": model,
+        "critic": critic,
+        "algorithm": {"class_name": "PPO"},
+    }
+    path.parent.mkdir()
+    save_untrained(OnPolicyRunner(Robot(), cfg, log_dir=None), path)
+
+
+TEACHERS = {
+    "RmaStudentCfg": {"teacher/model_1499.pt": lambda cfg: cfg["teacher"]},
+    "TwistStudentCfg": {"teacher/model_1499.pt": lambda cfg: cfg["algorithm"]["teacher_cfg"]},
+    "StackStudentCfg": {"teacher/model_1499.pt": lambda cfg: cfg["teacher"]},
+    "TwoExpertsCfg": {
+        "walk/model_1499.pt": lambda cfg: cfg["teacher"]["teachers"]["walk"]["cfg"],
+        "climb/model_2999.pt": lambda cfg: cfg["teacher"]["teachers"]["climb"]["cfg"],
+    },
+}
+REPORTED = {
+    "RmaStudentCfg": {"behavior", "auxiliary/extrinsics"},
+    "TwistStudentCfg": {"surrogate", "teacher", "teacher_coef"},
+    "StackStudentCfg": {
+        "behavior",
+        "behavior/joints",
+        "behavior/gripper",
+        "imitation_weight",
+        "auxiliary/object",
+    },
+    "TwoExpertsCfg": {"behavior", "behavior/walk", "behavior/climb"},
+}
+
+
+def test_every_recipe_of_the_page_is_here():
+    assert re.findall(r"^class (\w+)", "".join(BLOCKS), flags=re.MULTILINE) == [*TEACHERS]
+
+
+@pytest.mark.parametrize("name", TEACHERS)
+def test_a_recipe_trains_as_printed(name, tmp_path):
+    for file, model in TEACHERS[name].items():
+        write_teacher(tmp_path / file, model(recipe(name, tmp_path)))
+    cfg = recipe(name, tmp_path)
+    runners: dict[str, Any] = {each.__name__: each for each in (DistillationRunner, OnPolicyRunner)}
+    runner = runners[cfg["class_name"]](Robot(), cfg, log_dir=None)
+    metrics, update = [], runner.alg.update
+    runner.alg.update = lambda: metrics.append(update()) or metrics[-1]
+    runner.learn(2)
+    for reported in metrics:
+        assert reported["skipped_updates"] == 0
+        assert REPORTED[name] <= reported.keys()

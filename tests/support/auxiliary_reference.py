@@ -1,0 +1,220 @@
+"""Auxiliary losses and their truncated gradient written once more, sample by sample."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+
+from rsl_tbptt.core import hidden_state
+from support import ppo_reference
+from support.helpers import make_distillation, make_ppo, roll_out, roll_out_ppo
+
+ONE_SGD_STEP: dict[str, Any] = {
+    "optimizer": "sgd",
+    "learning_rate": 1.0,
+    "max_grad_norm": None,
+    "num_learning_epochs": 1,
+    "num_mini_batches": 1,
+}
+"""Parameters then move by the gradient, whatever happens on the way to it."""
+
+HEADS: dict[str, Any] = {
+    "velocity": {"target": "state", "columns": [4, 1], "hidden_dims": [5], "coef": 0.7},
+    "later": {"target": "policy", "loss": "huber", "delay": 2, "coef": 1.3},
+    "contact": {"target": "state", "columns": [0], "loss": "bce"},
+    "probe": {"target": "state", "detach": True, "hidden_dims": [4, 3]},
+    "own": {"target": "policy", "loss": "support.helpers:absolute_error", "coef": 0.4},
+}
+"""One of each kind."""
+
+
+@dataclass(frozen=True)
+class Past:
+    """A rollout as it was when it was stored, and the states of the model before it."""
+
+    obs: Any
+    dones: torch.Tensor
+    state: Any
+
+
+def distilling(num_steps: int, num_envs: int, **options: Any) -> Any:
+    """Build a distillation that steps once per update on windows of 3 steps."""
+    windows = {"gradient_length": 3, "update_length": num_steps}
+    return make_distillation(
+        *(_algorithms()[0], num_steps, num_envs), **{**ONE_SGD_STEP, **windows, **options}
+    )
+
+
+def by_ppo(num_steps: int, num_envs: int, **options: Any) -> Any:
+    """Build a PPO that steps once per update, on windows of 3 steps where it has memory."""
+    shared = {**ONE_SGD_STEP, "schedule": "fixed", "value_loss_coef": 0.7}
+    if options.get("actor") != "mlp":
+        shared["gradient_length"] = 3
+    return make_ppo(_algorithms()[1], num_steps, num_envs, **{**shared, **options})
+
+
+def _algorithms() -> Any:
+    from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
+
+    return TbpttDistillation, TbpttPPO
+
+
+def vector(*modules: torch.nn.Module) -> torch.Tensor:
+    """Return the parameters as one vector."""
+    parameters = (p.detach().flatten() for module in modules for p in module.parameters())
+    return torch.cat([torch.zeros(0), *parameters]).clone()
+
+
+def modules_of(algorithm: Any) -> list[torch.nn.Module]:
+    """Return what an update trains, heads last."""
+    roles = [role for role in ("student", "actor", "critic") if hasattr(algorithm, role)]
+    return [*(getattr(algorithm, role) for role in roles), algorithm._heads.module]
+
+
+def gradient_of_update(algorithm: Any) -> torch.Tensor:
+    """Update, and return by what the parameters moved."""
+    before = vector(*modules_of(algorithm))
+    metrics = algorithm.update()
+    assert len(metrics) > 1
+    return before - vector(*modules_of(algorithm))
+
+
+def stored(algorithm: Any) -> Past:
+    """Copy what a distillation has stored. Its teacher has no memory."""
+    storage = algorithm.storage
+    state = hidden_state.clone(algorithm.learner.experience.start_state)
+    return Past(storage.observations.clone(), storage.dones.squeeze(-1).bool(), state)
+
+
+def roll_out_distillation(algorithm: Any, seed: int) -> Past:
+    """Fill the storage; return what is in it."""
+    roll_out(algorithm, seed, done_rate=0.3)
+    return stored(algorithm)
+
+
+def roll_out_by_ppo(algorithm: Any, seed: int) -> Past:
+    """Fill the storage, move the policy off the one that acted; return what is in it."""
+    models = (algorithm.actor, algorithm.critic)
+    state = tuple(hidden_state.clone(model.get_hidden_state()) for model in models)
+    roll_out_ppo(algorithm, seed, done_rate=0.3)
+    ppo_reference.disturb(algorithm)
+    storage = algorithm.storage
+    return Past(storage.observations, storage.dones.squeeze(-1).bool(), state)
+
+
+def reference_of_distillation(
+    algorithm: Any, pasts: list[Past], gradient_length: int = 3, divisor: int | None = None
+) -> torch.Tensor:
+    """Return the gradient of the mean over all samples of the student's and the heads' losses."""
+
+    def loss(past: Past, t: int, env: slice) -> torch.Tensor:
+        error = algorithm.student(past.obs[t, env]) - algorithm.teacher(past.obs[t, env]).detach()
+        return error.square().mean()
+
+    models = [algorithm.student]
+    return _gradient(algorithm, models, pasts, loss, gradient_length, None, divisor)
+
+
+def reference_of_ppo(
+    algorithm: Any,
+    past: Past,
+    gradient_length: int = 3,
+    weights: torch.Tensor | None = None,
+    divisor: int | None = None,
+) -> torch.Tensor:
+    """Return the gradient of the (weighted) mean of PPO's and the heads' losses."""
+    models = [algorithm.actor, algorithm.critic]
+
+    def loss(_: Past, t: int, env: slice) -> torch.Tensor:
+        return ppo_reference.sample_loss(algorithm, t, env)
+
+    return _gradient(algorithm, models, [past], loss, gradient_length, weights, divisor)
+
+
+def _gradient(
+    algorithm: Any,
+    models: list[Any],
+    pasts: list[Past],
+    loss: Callable[[Past, int, slice], torch.Tensor],
+    gradient_length: int,
+    weights: torch.Tensor | None,
+    divisor: int | None,
+) -> torch.Tensor:
+    live = [model.get_hidden_state() for model in models]
+    seen: list[torch.Tensor] = []
+    hook = models[0].mlp.register_forward_pre_hook(lambda _, inputs: seen.append(inputs[0]))
+    total, weight = torch.zeros(()), torch.zeros(())
+    for past in pasts:
+        num_steps, num_envs = past.dones.shape
+        states = past.state if len(models) > 1 else [past.state]
+        for env in range(num_envs):
+            one = slice(env, env + 1)
+            for model, state in zip(models, states, strict=True):
+                own = hidden_state.clone(hidden_state.select_envs(state, one))
+                model.reset(hidden_state=own)
+            for t in range(num_steps):
+                for model in models:
+                    if t > 0 and past.dones[t - 1, env]:
+                        model.reset()
+                    if t % gradient_length == 0:
+                        model.detach_hidden_state()
+                sample = loss(past, t, one).squeeze()
+                sample = sample + _of_heads(algorithm, past, seen[-1].squeeze(0), t, env)
+                own_weight = torch.ones(()) if weights is None else weights[t, env]
+                total, weight = total + own_weight * sample, weight + own_weight
+    hook.remove()
+    for model, state in zip(models, live, strict=True):
+        model.reset(hidden_state=state)
+    parameters = [p for module in modules_of(algorithm) for p in module.parameters()]
+    mean = total / (weight if divisor is None else divisor)
+    gradients = torch.autograd.grad(mean, parameters, allow_unused=True)
+    return torch.cat(
+        [
+            (torch.zeros_like(p) if gradient is None else gradient).flatten()
+            for p, gradient in zip(parameters, gradients, strict=True)
+        ]
+    )
+
+
+def _of_heads(
+    algorithm: Any, past: Past, latent: torch.Tensor, t: int, env: int
+) -> torch.Tensor | float:
+    """Return the weighed sum of the heads' losses on one sample."""
+    total: torch.Tensor | float = 0.0
+    named = algorithm.options.auxiliary.values()
+    for options, network in zip(named, algorithm._heads.module, strict=True):
+        later = t + options.get("delay", 0)
+        if later >= len(past.dones) or past.dones[t:later, env].any():
+            continue
+        if options["target"].startswith("teacher:"):
+            teacher = algorithm.teacher
+            with torch.no_grad():
+                inputs = teacher.get_latent(past.obs[later, env : env + 1])
+                target = teacher.mlp[0](inputs).squeeze(0)  # "teacher:mlp.0", the only one here
+        else:
+            target = past.obs[options["target"]][later, env]
+        target = target[options.get("columns", list(range(len(target))))]
+        output = network(latent.detach() if options.get("detach") else latent)
+        total = total + options.get("coef", 1.0) * _LOSSES[options.get("loss", "mse")](
+            output, target
+        )
+    return total
+
+
+def _huber(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    error = (output - target).abs()
+    return torch.where(error < 1, 0.5 * error.square(), error - 0.5).mean()
+
+
+def _bce(output: torch.Tensor, target: torch.Tensor) -> torch.Tensor:
+    probability = 1 / (1 + torch.exp(-output))
+    return -(target * probability.log() + (1 - target) * (1 - probability).log()).mean()
+
+
+_LOSSES: dict[str, Callable[[torch.Tensor, torch.Tensor], torch.Tensor]] = {
+    "mse": lambda output, target: (output - target).square().mean(),
+    "huber": _huber,
+    "bce": _bce,
+    "support.helpers:absolute_error": lambda output, target: (output - target).abs().mean(),
+}
