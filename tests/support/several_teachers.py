@@ -1,5 +1,6 @@
 """Teachers of different groups and architectures, the files they are read from, and rollouts."""
 
+import copy
 from pathlib import Path
 from typing import Any
 
@@ -66,7 +67,7 @@ def save_teachers(folder: Path, names: Any = TEACHERS) -> dict[str, Any]:
 def build_alone(name: str, seed: int = 0) -> MLPModel:
     """Build one of the teachers as its own training did."""
     obs, _ = random_rollout(0, 1)
-    options = dict(TEACHERS[name]["cfg"])
+    options = copy.deepcopy(TEACHERS[name]["cfg"])  # models of old releases take entries out of it
     groups = TEACHERS[name].get("obs_groups", GROUPS["teacher"])
     torch.manual_seed(seed)
     model_class = resolve_callable(options.pop("class_name"))
