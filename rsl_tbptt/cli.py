@@ -106,6 +106,8 @@ def run_evaluate(args: Arguments) -> int:
     write_json(args.output, result)
     low, high = result["confidence_interval"]
     print(f"mean return {result['mean_return']:.3f}, 95 % confidence {low:.3f} to {high:.3f}")
+    for name, error in result["auxiliary"].items():
+        print(f"auxiliary head {name}: root mean square error {error['rmse']:.4f}")
     return 0
 
 

@@ -8,7 +8,7 @@ robots and the same starts.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,10 +17,11 @@ from typing import Any, Protocol
 import torch
 from tensordict import TensorDict
 
+from rsl_tbptt.algorithms.auxiliary.errors import WatchedHeads
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.intervals import CONFIDENCE, confidence_interval
 from rsl_tbptt.platforms import Platform, load_platform, platform_of
-from rsl_tbptt.policies import build_policy, images_of, read_policy
+from rsl_tbptt.policies import build_policy, images_of, read_policy, recorded_latents
 
 SECONDS_BETWEEN_REPORTS = 2.0
 SEED = 1000
@@ -48,6 +49,8 @@ class Start:
     env: Any
     """In rsl_rl's form."""
     policy: MLPModel
+    auxiliary: Mapping[str, Any]
+    """Its auxiliary heads, as the checkpoint has them."""
     obs: TensorDict
     """What the policy sees first, batch size (N,)."""
 
@@ -77,7 +80,8 @@ def evaluate(
         device: Device of simulation and policy, ``cpu`` or ``cuda:<index>``.
 
     Returns:
-        JSON values: what :func:`summarise` returns, and where it comes from.
+        JSON values: what :func:`summarise` returns, where it comes from, and the errors of
+        auxiliary heads by name, each a root mean square in the target's unit.
 
     Raises:
         ValueError: If there are less than 2 episodes, the checkpoint cannot be read, or nothing
@@ -97,9 +101,11 @@ def evaluate(
         seed=seed,
         device=device,
     ) as start:
-        returns, lengths = run_first_episodes(start.env, start.policy, start.obs)
+        with recorded_latents(start.policy) as latents:
+            policy = WatchedHeads(start.policy, start.auxiliary, start.obs, latents)
+            returns, lengths = run_first_episodes(start.env, policy, start.obs)
         step_seconds = start.platform.step_seconds(start.env)
-    result = summarise(returns, lengths, step_seconds)
+    result = summarise(returns, lengths, step_seconds) | {"auxiliary": policy.summary()}
     return result | {"checkpoint": checkpoint.name, "task": start.task, "seed": seed}
 
 
@@ -152,7 +158,8 @@ def started(
         policy = build_policy(saved, device, images_of(obs))
         check_observations(policy, obs, task)
         # Building a policy draws random numbers; seeding again gives all policies the same starts.
-        yield Start(platform, task, env, policy, platform.restart(env, seed))
+        obs = platform.restart(env, seed)
+        yield Start(platform, task, env, policy, saved.auxiliary, obs)
 
 
 def check_observations(policy: MLPModel, obs: TensorDict, task: str) -> None:

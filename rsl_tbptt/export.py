@@ -25,7 +25,13 @@ from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.files import complete, write_json
 from rsl_tbptt.models import RecurrentModel
 from rsl_tbptt.models.onnx import OnnxModelWithHeads
-from rsl_tbptt.policies import Images, build_policy, read_policy, split_into_groups
+from rsl_tbptt.policies import (
+    Images,
+    build_policy,
+    read_policy,
+    recorded_latents,
+    split_into_groups,
+)
 
 OPSET = 18
 """The operator set that rsl_rl exports with."""
@@ -190,18 +196,8 @@ def run_heads(
     policy: MLPModel, heads: Mapping[str, nn.Module], obs: Obs, episode_starts: list[bool]
 ) -> dict[str, torch.Tensor]:
     """Return what heads of the trained policy predict, (T, 1, D) each; see :func:`run_policy`."""
-    latents: list[torch.Tensor] = []
-    get_latent = policy.get_latent
-
-    def record(*args: Any) -> torch.Tensor:
-        latents.append(get_latent(*args))
-        return latents[-1]
-
-    vars(policy)["get_latent"] = record  # hides the class's method
-    try:
+    with recorded_latents(policy) as latents:
         run_policy(policy, obs, episode_starts)
-    finally:
-        del vars(policy)["get_latent"]
     with torch.inference_mode():
         return {name: head(torch.stack(latents)) for name, head in heads.items()}
 
