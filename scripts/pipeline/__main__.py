@@ -1,13 +1,13 @@
-"""Train a preset's policies one after the other, evaluate, export and report.
+"""Train a preset's policies, evaluate, export and report.
 
 A policy may start from an earlier one: a student from its teacher, PPO from a distilled student.
 Every stage is one command, shown as it runs; training is the platform's own. Stages that are
 finished with the same settings are not run again, so an interrupted run goes on where it was.
 """
 
+import argparse
 import json
 import time
-from pathlib import Path
 
 from scripts.pipeline.conductor import Conductor, cost, exit_status, run_parser
 from scripts.pipeline.presets import default_run, load_preset
@@ -23,24 +23,20 @@ def main() -> int:
         The exit status.
     """
     args = run_parser("python -m scripts.pipeline", __doc__).parse_args()
-    return exit_status(
-        lambda: run_preset(args.config, args.output or default_run(args.config), args.device)
-    )
+    return exit_status(lambda: run_preset(args))
 
 
-def run_preset(config: Path, output: Path, device: str) -> None:
+def run_preset(args: argparse.Namespace) -> None:
     """Run all stages of a preset and print the result.
 
     Args:
-        config: The preset's file.
-        output: The run folder.
-        device: Device of all stages.
+        args: The command line.
     """
     start = time.monotonic()
-    preset = load_preset(config)
-    run = RunFolder(output)
-    stages = pipeline_stages(run, preset, config.resolve(), device)
-    markers = Conductor(run, device).run_all(stages)
+    preset = load_preset(args.config)
+    run = RunFolder(args.output or default_run(args.config))
+    stages = pipeline_stages(run, preset, args.config.resolve(), args.device)
+    markers = Conductor(run, args.device, args.jobs).run_all(stages)
     print_results(run, markers, time.monotonic() - start)
 
 

@@ -1,15 +1,19 @@
-"""Run stages one after the other, with progress and remaining time on the screen."""
+"""Run the stages of a run, with progress and remaining time on the screen."""
 
 import argparse
+import os
 import signal
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from contextlib import AbstractContextManager
 from pathlib import Path
+from subprocess import Popen
 
 from rsl_tbptt.platforms.commands import child_environment, executable, shown
-from scripts.pipeline.process import Finished, run_logged, tail
-from scripts.pipeline.progress import Progress, clock, displayed
+from scripts.pipeline.process import Finished, end, run_logged, tail
+from scripts.pipeline.progress import clock, displayed, new_bars
 from scripts.pipeline.run_folder import Marker, RunFolder, Stage
 
 
@@ -20,16 +24,24 @@ class StageError(RuntimeError):
 class Conductor:
     """Runs what is unfinished and reuses the rest."""
 
-    def __init__(self, run: RunFolder, device: str) -> None:
+    def __init__(self, run: RunFolder, device: str, jobs: int | None = None) -> None:
         """Prepare to run stages.
 
         Args:
             run: The run folder.
             device: Device that the commands compute on.
+            jobs: Stages that run at the same time, as far as they do not need each other. None
+                runs two on a CPU, where each computes on one core, and one on a GPU.
+
+        Raises:
+            ValueError: If there would be none.
         """
+        if jobs is not None and jobs < 1:
+            raise ValueError(f"--jobs is {jobs}, expected at least 1.")
         self._run = run
         self._device = device
-        self._measured = self._expected = 0.0
+        self._jobs = jobs or (min(2, os.cpu_count() or 1) if device == "cpu" else 1)
+        self._processes: list[Popen[bytes]] = []
 
     def run_all(self, stages: Sequence[Stage]) -> dict[str, Marker]:
         """Run every stage that is not finished.
@@ -41,48 +53,65 @@ class Conductor:
             The stages' markers by name.
 
         Raises:
-            StageError: If a command fails or leaves no result.
+            StageError: If a command fails or leaves no result; those that run beside it are ended.
         """
         print(f"Run folder {self._run.path}: commands run there, their output is in stages/*.log\n")
+        titles = {s.name: f"[{n}/{len(stages)}] {s.name}" for n, s in enumerate(stages, start=1)}
         pending = unfinished(stages, self._run)
         markers: dict[str, Marker] = {}
-        for number, stage in enumerate(stages, start=1):
-            title = f"[{number}/{len(stages)}] {stage.name}"
-            marker = None if stage.name in pending else self._run.marker(stage.name)
-            if marker is None:
-                after = [s for s in stages[number:] if s.name in pending]
-                command = stage.command({name: markers[name].output for name in stage.needs})
-                marker = self._run_stage(stage, command, title, after)
-            else:
-                print(f"{title}: finished before in {clock(marker.seconds)}, reused")
-            markers[stage.name] = marker
-        return markers
+        for stage in stages:
+            if stage.name not in pending and (marker := self._run.marker(stage.name)):
+                print(f"{titles[stage.name]}: finished before in {clock(marker.seconds)}, reused")
+                markers[stage.name] = marker
+        left = [stage for stage in stages if stage.name not in markers]
+        running: dict[Future[Marker], Stage] = {}
+        with new_bars() as bars, ThreadPoolExecutor(self._jobs) as pool:
+            everything = bars.add_task("all", total=sum(s.expected_seconds for s in left), where="")
+            try:
+                while left or running:
+                    ready = [stage for stage in left if markers.keys() >= set(stage.needs)]
+                    for stage in ready[: self._jobs - len(running)]:
+                        left.remove(stage)
+                        command = stage.command(
+                            {need: markers[need].output for need in stage.needs}
+                        )
+                        print(f"{titles[stage.name]}\n  {shown(command)}", flush=True)
+                        shows = displayed(titles[stage.name], bars)
+                        running[pool.submit(self._run_stage, stage, command, shows)] = stage
+                    for future in wait(running, return_when=FIRST_COMPLETED).done:
+                        stage, marker = running.pop(future), future.result()
+                        markers[stage.name] = marker
+                        bars.advance(everything, stage.expected_seconds)
+                        took = (
+                            f"{clock(marker.seconds)}, peak memory {marker.peak_memory_gb:.2f} GB"
+                        )
+                        print(f"{titles[stage.name]}  done in {took}\n", flush=True)
+            except BaseException:
+                while wait(running, timeout=0.1).not_done:
+                    for process in self._processes:
+                        end(process)
+                raise
+        return {name: markers[name] for name in titles}
 
     def _run_stage(
-        self, stage: Stage, command: list[str], title: str, after: Sequence[Stage]
+        self,
+        stage: Stage,
+        command: list[str],
+        shows: AbstractContextManager[Callable[[str], None]],
     ) -> Marker:
         """Run one stage's command and leave its marker."""
         self._run.start(stage)
-        print(f"{title}\n  {shown(command)}", flush=True)
-        # What this machine needed so far corrects the guesses for the rest.
-        pace = self._measured / self._expected if self._expected else 1.0
-        seconds_after = pace * sum(s.expected_seconds for s in after)
-        progress = Progress(pace * stage.expected_seconds, seconds_after)
-
         began = time.time()
-        with displayed(title, progress) as read:
+        with shows as read:
             done = run_logged(
                 executable(command),
                 folder=self._run.path,
                 log=self._run.log(stage.name),
                 environment=child_environment(self._device),
+                on_start=self._processes.append,
                 on_line=read,
             )
-        output = self._output(stage, done, began)
-        self._measured += done.seconds
-        self._expected += stage.expected_seconds
-        print(f"{title}  done in {clock(done.seconds)}, peak memory {done.peak_memory_gb:.2f} GB\n")
-        return self._run.finish(stage, output, shown(command), done)
+        return self._run.finish(stage, self._output(stage, done, began), shown(command), done)
 
     def _output(self, stage: Stage, done: Finished, began: float) -> Path:
         """Find the result of a command that has ended.
@@ -136,6 +165,7 @@ def run_parser(program: str, description: str | None) -> argparse.ArgumentParser
     parser.add_argument("config", type=Path, help="preset: a file in configs/, or your own")
     parser.add_argument("--device", default="cpu", help="cpu or cuda:<index>")
     parser.add_argument("--output", type=Path, help="run folder, by default runs/<preset>")
+    parser.add_argument("--jobs", type=int, help="stages at a time: on a CPU 2, on a GPU 1")
     return parser
 
 

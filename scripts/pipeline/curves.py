@@ -37,7 +37,7 @@ def run_study(args: argparse.Namespace) -> None:
     study, preset = load_study(args.config)
     run = RunFolder(args.output or default_run(args.config))
     stages = policy_stages(run, one_seed_each(preset, study.seeds), args.device)
-    markers = Conductor(run, args.device).run_all(stages)
+    markers = Conductor(run, args.device, args.jobs).run_all(stages)
     # Imported here because they take seconds, which --help and the first stage need not wait for.
     from scripts.pipeline.learning import compare, format_markdown, read_learnings
     from scripts.pipeline.learning_figure import save_learning

@@ -38,7 +38,7 @@ class Policy(Section):
     seed: NonNegativeInt
     """Seed of environment and agent."""
     expected_seconds: PositiveFloat
-    """Duration on 2 CPU cores, for the first guess of the remaining time."""
+    """Duration on a CPU core: its share of all stages, for the remaining time."""
     starts_from: str | None = None
     """Earlier policy whose checkpoint the training is given: a teacher, or a student to go on with.
 
@@ -67,7 +67,7 @@ class Evaluation(Section):
     seed: NonNegativeInt
     """Seed of the environment, the same for all policies."""
     expected_seconds: PositiveFloat
-    """Duration on 2 CPU cores, for the first guess of the remaining time."""
+    """Duration on a CPU core: its share of all stages, for the remaining time."""
 
 
 class Export(Section):
@@ -82,7 +82,7 @@ class Export(Section):
     seed: NonNegativeInt
     """Seed of the observations compared on."""
     expected_seconds: PositiveFloat
-    """Duration on 2 CPU cores, for the first guess of the remaining time."""
+    """Duration on a CPU core: its share of all stages, for the remaining time."""
 
 
 class Verdict(Section):

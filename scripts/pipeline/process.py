@@ -29,6 +29,7 @@ def run_logged(
     folder: Path,
     log: Path,
     environment: dict[str, str],
+    on_start: Callable[[subprocess.Popen[bytes]], None],
     on_line: Callable[[str], None],
 ) -> Finished:
     """Run a command to its end.
@@ -38,6 +39,7 @@ def run_logged(
         folder: Working directory.
         log: File for everything the command prints; replaced if it exists.
         environment: Environment variables.
+        on_start: Called with the process once it runs, for :func:`end` from another thread.
         on_line: Called with every line.
 
     Returns:
@@ -49,13 +51,14 @@ def run_logged(
     )
     assert process.stdout is not None  # it was asked for above
     try:
+        on_start(process)
         with process.stdout, log.open("wb") as sink:
             for line in process.stdout:
                 sink.write(line)
                 sink.flush()
                 on_line(line.decode("utf-8", errors="replace").rstrip("\n"))
     except BaseException:
-        _end(process)
+        end(process)
         raise
     # wait4 instead of Popen.wait: it alone tells this child's peak. psutil reads living processes
     # only, and what it reads now and then misses the peak.
@@ -65,7 +68,7 @@ def run_logged(
     return Finished(process.returncode, time.monotonic() - start, usage.ru_maxrss * 1024 / 1e9)
 
 
-def _end(process: subprocess.Popen[bytes]) -> None:
+def end(process: subprocess.Popen[bytes]) -> None:
     """Ask a command to stop, and kill it if it does not."""
     process.terminate()
     try:

@@ -4,125 +4,79 @@ import re
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass, field
 from typing import IO
 
-import rich.progress
 from rich.console import Console
-from rich.markup import escape
+from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
-from rich.text import Text
 
-ITERATION = re.compile(r"Learning iteration (\d+)/(\d+)")
-STEP = re.compile(r"\[progress\] (\d+)/(\d+)")
+PLACES = (re.compile(r"Learning iteration (\d+)/(\d+)"), re.compile(r"\[progress\] (\d+)/(\d+)"))
+"""rsl_rl prints an iteration's number after the iteration; this repository's commands print
+``[progress] done/total``."""
 METRIC = re.compile(r"^\s*Mean (reward|behavior loss): (\S+)")
 LINE_EVERY_SECONDS = 10.0
 """Distance of progress lines where the output is no terminal."""
+PACE_SECONDS = 3600.0
+"""Up to how far back the remaining time is estimated from: stages take minutes."""
 
 
-@dataclass
-class Progress:
-    """How far one stage is.
+def new_bars(file: IO[str] | None = None) -> Progress:
+    """Return the display of what runs: bars in a terminal, nothing elsewhere.
 
-    rsl_rl prints an iteration's number after the iteration; this repository's scripts print
-    ``[progress] done/total``.
+    Args:
+        file: Where it is shown, by default standard output.
+
+    Returns:
+        A context manager. Its tasks have a field ``where``.
     """
-
-    expected_seconds: float
-    """First guess of the duration."""
-    seconds_after: float = 0.0
-    """Estimated duration of the stages that follow."""
-    start: float = field(default_factory=time.monotonic)
-    done: int = 0
-    total: int = 0
-    metrics: dict[str, str] = field(default_factory=dict)
-    _first: tuple[int, float] | None = None
-
-    def read(self, line: str) -> None:
-        """Take over what a line of output says.
-
-        Args:
-            line: One line, with or without colour codes.
-        """
-        if match := ITERATION.search(line):
-            self._advance(int(match[1]) + 1, int(match[2]))
-        elif match := STEP.search(line):
-            self._advance(int(match[1]), int(match[2]))
-        elif match := METRIC.match(line):
-            self.metrics[match[1]] = match[2]
-
-    def _advance(self, done: int, total: int) -> None:
-        self.done, self.total = done, total
-        if self._first is None:
-            self._first = (done, time.monotonic())
-
-    def seconds_left(self, now: float) -> float:
-        """Estimate the rest of the stage from its own pace, which leaves the start-up out.
-
-        Args:
-            now: ``time.monotonic()``.
-
-        Returns:
-            Seconds, at least 0.
-        """
-        if self._first is None or self.done == self._first[0]:
-            return max(self.expected_seconds - (now - self.start), 0.0)
-        first_done, first_time = self._first
-        pace = (now - first_time) / (self.done - first_done)
-        return pace * (self.total - self.done)
-
-    def __str__(self) -> str:
-        """Write in one line where the stage is, its metrics and the remaining time."""
-        now = time.monotonic()
-        where = f"starting, {clock(now - self.start)}"
-        if self.total:
-            where = f"{self.done / self.total:4.0%}  {self.done}/{self.total}"
-        metrics = "".join(f"  {name} {value}" for name, value in self.metrics.items())
-        left = self.seconds_left(now)
-        rest = clock(left + self.seconds_after)
-        return f"{where}{metrics}  left: stage {clock(left)}, all {rest}"
-
-    def __rich__(self) -> Text:
-        """Return the same line for rich, which asks for it whenever it draws."""
-        return Text(str(self))
+    console = Console(file=file)
+    return Progress(
+        TextColumn("{task.description}", markup=False),
+        BarColumn(20),
+        TextColumn("{task.fields[where]}", markup=False, table_column=Column(no_wrap=True)),
+        *("left:", TimeRemainingColumn()),
+        console=console,
+        refresh_per_second=2,
+        speed_estimate_period=PACE_SECONDS,
+        transient=True,
+        disable=not console.is_terminal,
+    )
 
 
 @contextmanager
-def displayed(
-    title: str, progress: Progress, file: IO[str] | None = None
-) -> Iterator[Callable[[str], None]]:
-    """Show a stage while it runs: a line with a bar in a terminal, one now and then elsewhere.
+def displayed(title: str, bars: Progress) -> Iterator[Callable[[str], None]]:
+    """Show a stage while it runs: a bar in a terminal, a line now and then elsewhere.
 
     Args:
         title: Number and name of the stage.
-        progress: Its progress.
-        file: Where it is shown, by default standard output.
+        bars: The display.
 
     Yields:
-        A function that takes a line of the stage's output.
+        A function that takes a line of the stage's output, with or without colour codes.
     """
-    console = Console(file=file)
     last_line = -LINE_EVERY_SECONDS
-    words = rich.progress.RenderableColumn(progress, table_column=Column(no_wrap=True))
-    with rich.progress.Progress(
-        *(escape(title), rich.progress.BarColumn(20), words),
-        console=console,
-        refresh_per_second=2,
-        transient=True,
-        disable=not console.is_terminal,
-    ) as bars:
-        task = bars.add_task("", total=None)
+    place, metrics = "starting", dict[str, str]()
+    task = bars.add_task(title, total=None, where=place)
 
-        def read(line: str) -> None:
-            nonlocal last_line
-            progress.read(line)
-            bars.update(task, completed=progress.done, total=progress.total or None)
-            now = time.monotonic()
-            if not console.is_terminal and now - last_line >= LINE_EVERY_SECONDS:
-                last_line = now
-                console.out(f"{title}  {progress}", highlight=False)
+    def read(line: str) -> None:
+        nonlocal last_line, place
+        for number, pattern in enumerate(PLACES):
+            if match := pattern.search(line):
+                done, total = int(match[1]) + (number == 0), int(match[2])
+                place = f"{done}/{total}"
+                bars.update(task, completed=done, total=total)
+        if match := METRIC.match(line):
+            metrics[match[1]] = match[2]
+        where = "  ".join([place, *(f"{name} {value}" for name, value in metrics.items())])
+        bars.update(task, where=where)
+        if bars.disable and time.monotonic() - last_line >= LINE_EVERY_SECONDS:
+            last_line = time.monotonic()
+            bars.console.out(f"{title}  {where}", highlight=False)
 
+    try:
         yield read
+    finally:
+        bars.remove_task(task)
 
 
 def clock(seconds: float) -> str:

@@ -235,8 +235,8 @@ def test_study_ends_with_table_and_figure(tmp_path, markers, monkeypatch, capsys
     stages = []
 
     class FinishedBefore:
-        def __init__(self, run, device):
-            pass
+        def __init__(self, run, device, jobs):
+            assert (run.path, device, jobs) == (tmp_path, "cpu", 2)
 
         def run_all(self, planned):
             stages.extend(stage.name for stage in planned)
@@ -248,7 +248,7 @@ def test_study_ends_with_table_and_figure(tmp_path, markers, monkeypatch, capsys
     (tmp_path / "study.yaml").write_text(yaml.safe_dump(study, sort_keys=False))
     figure = tmp_path / "curves.svg"
     arguments = [str(tmp_path / "study.yaml"), "--output", str(tmp_path), "--figure", str(figure)]
-    monkeypatch.setattr("sys.argv", ["curves.py", *arguments])
+    monkeypatch.setattr("sys.argv", ["curves.py", *arguments, "--jobs", "2"])
     assert curves.main() == 0
     table = (tmp_path / "table.md").read_text()
     assert "| scratch | 7 | 8.000 | 160.0% |" in re.sub(" +", " ", table)

@@ -227,8 +227,13 @@ def test_missing_preset_is_named(tmp_path, monkeypatch, capsys):
 
 
 def test_run_folder_is_named_after_the_preset(tmp_path, monkeypatch):
-    calls = []
-    monkeypatch.setattr(pipeline, "run_preset", lambda *call: calls.append(call))
+    folders = []
+
+    def opened(folder):
+        folders.append(folder.as_posix())
+        raise ValueError("not today")
+
+    monkeypatch.setattr(pipeline, "RunFolder", opened)
     monkeypatch.setattr("sys.argv", ["scripts.pipeline", str(FINETUNE)])
-    assert main() == 0
-    assert calls[0][1].as_posix() == "runs/finetune"
+    assert main() == 1
+    assert folders == ["runs/finetune"]

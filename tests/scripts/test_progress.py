@@ -5,7 +5,7 @@ import io
 import pytest
 
 from scripts.pipeline import progress as progress_module
-from scripts.pipeline.progress import Progress, displayed
+from scripts.pipeline.progress import displayed, new_bars
 
 RSL_RL_OUTPUT = (
     "################################################################################",
@@ -31,61 +31,56 @@ def clock(monkeypatch):
     return fake
 
 
+def shown(lines):
+    """Return the task of a stage that has printed these lines."""
+    bars = new_bars(io.StringIO())
+    with displayed("stage", bars) as read:
+        for line in lines:
+            read(line)
+        (task,) = bars.tasks
+        return task.completed, task.total, task.fields["where"]
+
+
 def test_rsl_rl_output_is_read():
-    progress = Progress(expected_seconds=60.0)
-    for line in RSL_RL_OUTPUT:
-        progress.read(line)
-    assert (progress.done, progress.total) == (5, 10)
-    assert progress.metrics == {"behavior loss": "0.0123", "reward": "6.78"}
+    assert shown(RSL_RL_OUTPUT) == (5, 10, "5/10  behavior loss 0.0123  reward 6.78")
 
 
 def test_own_scripts_output_is_read():
-    progress = Progress(expected_seconds=60.0)
-    progress.read("[progress] 30/240")
-    assert (progress.done, progress.total) == (30, 240)
+    assert shown(["[progress] 30/240"]) == (30, 240, "30/240")
 
 
 def test_other_output_changes_nothing():
-    progress = Progress(expected_seconds=60.0)
-    for line in ("", "Learning iteration", "progress 3/4", "Mean episode length: 3.0"):
-        progress.read(line)
-    assert (progress.done, progress.total, progress.metrics) == (0, 0, {})
-
-
-def test_time_left_is_the_guess_before_the_first_iteration(clock):
-    progress = Progress(expected_seconds=60.0, start=clock.now)
-    assert progress.seconds_left(clock.now + 20.0) == 40.0
-    assert progress.seconds_left(clock.now + 90.0) == 0.0
+    lines = ("", "Learning iteration", "progress 3/4", "Mean episode length: 3.0")
+    assert shown(lines) == (0, None, "starting")
 
 
 def test_time_left_follows_the_pace_without_the_start_up(clock):
-    progress = Progress(expected_seconds=1.0, start=clock.now)
-    clock.now += 50.0  # start-up
-    progress.read("[progress] 2/10")
-    clock.now += 9.0
-    progress.read("[progress] 5/10")
-    assert progress.seconds_left(clock.now) == 15.0  # 3 s per step, 5 steps
-
-
-def test_line_names_place_metrics_and_both_times(clock):
-    progress = Progress(expected_seconds=1.0, seconds_after=61.0, start=clock.now)
-    progress.read("[progress] 2/10")
-    clock.now += 10.0
-    progress.read("[progress] 4/10")
-    progress.read("  Mean reward: 1.5")
-    assert str(progress) == " 40%  4/10  reward 1.5  left: stage 0:30, all 1:31"
+    bars = new_bars(io.StringIO())
+    bars.get_time = clock.monotonic
+    with displayed("stage", bars) as read:
+        (task,) = bars.tasks
+        assert task.time_remaining is None
+        clock.now += 50.0  # start-up
+        read("[progress] 2/10")
+        clock.now += 90.0  # longer than rich looks back by default
+        read("[progress] 5/10")
+        assert task.time_remaining == 150.0  # 30 s per step, 5 steps
+    assert bars.tasks == []
 
 
 def test_without_a_terminal_lines_are_spaced(clock):
     stream = io.StringIO()
-    title, progress = "[1/3] " + 200 * "x", Progress(expected_seconds=60.0, start=clock.now)
-    with displayed(title, progress, stream) as read:
+    title = "[1/3] " + 200 * "x"
+    with displayed(title, new_bars(stream)) as read:
         for number in range(25):
             read(f"[progress] {number}/25" if number > 2 else "")
             clock.now += 1.0
     lines = stream.getvalue().splitlines()
-    assert [line.split("  ")[0] for line in lines] == 3 * [title]
-    assert [line.split("  ")[1:3] for line in lines[1:]] == [[" 40%", "10/25"], [" 80%", "20/25"]]
+    assert [line.split("  ") for line in lines] == [
+        [title, "starting"],
+        [title, "10/25"],
+        [title, "20/25"],
+    ]
     assert "\r" not in stream.getvalue()
     assert "\x1b" not in stream.getvalue()
 
@@ -104,22 +99,26 @@ def terminal(monkeypatch):
     return Terminal()
 
 
-def test_in_a_terminal_one_line_is_rewritten(terminal):
-    progress = Progress(expected_seconds=60.0)
-    with displayed("[1/3] teacher", progress, terminal) as read:
-        read("[progress] 3/4")
-    shown = terminal.getvalue()
-    assert "[1/3] teacher" in shown
-    assert "3/4  left: stage" in shown
-    assert shown.endswith("\x1b[1A\x1b[2K")  # erased again
+def test_in_a_terminal_a_line_for_each_stage_is_rewritten(terminal):
+    with (
+        new_bars(terminal) as bars,
+        displayed("[1/3] teacher", bars) as one,
+        displayed("[2/3] student", bars) as other,
+    ):
+        one("[progress] 3/4")
+        other("[progress] 1/2")
+        bars.refresh()
+    text = terminal.getvalue()
+    for part in ("[1/3] teacher", "[2/3] student", "3/4", "1/2", "left:"):
+        assert part in text
+    assert text.endswith("\x1b[1A\x1b[2K\x1b[?25h\r")  # erased again, and the cursor is back
 
 
 def test_a_stage_that_fails_gives_the_terminal_back(terminal):
-    progress = Progress(expected_seconds=60.0)
     hidden, shown = "\x1b[?25l", "\x1b[?25h"  # the cursor
 
     def interrupted():
-        with displayed("stage", progress, terminal):
+        with new_bars(terminal) as bars, displayed("stage", bars):
             raise KeyboardInterrupt
 
     with pytest.raises(KeyboardInterrupt):

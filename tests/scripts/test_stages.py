@@ -35,11 +35,11 @@ def run(tmp_path):
     return RunFolder(tmp_path / "run")
 
 
-def conduct(run, *stages):
+def conduct(run, *stages, jobs=1):
     """Run stages; return the names of those whose command ran."""
     ran = run.path / "runs.txt"
     ran.unlink(missing_ok=True)
-    Conductor(run, "cpu").run_all(stages)
+    Conductor(run, "cpu", jobs).run_all(stages)
     return ran.read_text().split() if ran.exists() else []
 
 
@@ -117,6 +117,53 @@ def test_marker_tells_duration_and_memory(run):
     assert marker.peak_memory_gb >= 0.2  # and at least what the process that forked it holds
 
 
+MEET = """
+import pathlib, time
+for _ in range(600):
+    if pathlib.Path({!r}).exists():
+        break
+    time.sleep(0.05)
+else:
+    raise SystemExit('nobody came')
+"""
+"""Ends once a file is there."""
+
+
+def met(file):
+    return f"exec({MEET.format(file)!r})"
+
+
+def test_stages_that_do_not_need_each_other_run_at_the_same_time(run):
+    stages = (
+        make_stage(run, "teacher"),
+        make_stage(run, "student", "teacher", code=met("memoryless.out")),
+        make_stage(run, "memoryless", "teacher", code=met("student.out")),
+        make_stage(run, "report", "student", "memoryless"),
+    )
+    ran = conduct(run, *stages, jobs=2)
+    assert (ran[0], sorted(ran[1:3]), ran[3]) == ("teacher", ["memoryless", "student"], "report")
+    assert list(Conductor(run, "cpu", 2).run_all(stages)) == [stage.name for stage in stages]
+
+
+def test_no_more_stages_run_at_a_time_than_asked_for(run):
+    code = "import os, time; os.mkdir('busy'); time.sleep(0.1); os.rmdir('busy')"  # fails if there
+    stages = [make_stage(run, name, code=code) for name in "abc"]
+    assert conduct(run, *stages, jobs=1) == ["a", "b", "c"]
+    with pytest.raises(ValueError, match="--jobs is 0, expected at least 1"):
+        Conductor(run, "cpu", 0)
+
+
+def test_a_failure_ends_what_runs_beside_it(run):
+    note = "import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(600)"
+    waits = make_stage(run, "waits", code=note)
+    fails = make_stage(run, "fails", code=f"{met('pid')}; raise SystemExit('broken')")
+    with pytest.raises(StageError, match="fails failed with status 1"):
+        conduct(run, waits, fails, jobs=2)
+    with pytest.raises(ProcessLookupError):
+        os.kill(int((run.path / "pid").read_text()), 0)
+    assert run.marker("waits") is None
+
+
 def test_unwritable_run_folder_is_refused(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(ValueError, match=r"The run folder is .*expected one that can be written"):
@@ -137,6 +184,7 @@ def test_interruption_ends_the_command(tmp_path):
             folder=tmp_path,
             log=tmp_path / "log",
             environment={},
+            on_start=lambda process: None,
             on_line=interrupt,
         )
     with pytest.raises(ProcessLookupError):
@@ -151,6 +199,7 @@ def test_log_keeps_output_and_errors(tmp_path):
         folder=tmp_path,
         log=tmp_path / "log",
         environment={},
+        on_start=lambda process: None,
         on_line=seen.append,
     )
     assert done.status == 0
