@@ -104,6 +104,13 @@ class DistillationOptions(Options):
     With ``loss_reduction="mean"`` it needs no retuning when ``gradient_length`` changes.
     """
 
+    learning_rate_updates: Annotated[int | None, Count(hint=" Use None to keep the rate.")] = None
+    """Updates over which ``learning_rate`` falls linearly to 3 % of it, where it stays.
+
+    For the length of a training: single updates move a student less and less, and it ends as good
+    as it was. None keeps the rate.
+    """
+
     max_grad_norm: ClippingNorm = 1.0
     """Norm the gradient is clipped to before each optimiser step; None does not clip."""
 

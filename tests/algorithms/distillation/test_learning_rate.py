@@ -1,0 +1,77 @@
+"""The learning rate falls over the updates, and a resumed run goes on where it was."""
+
+import pytest
+import torch
+from support.helpers import make_distillation, roll_out
+
+from rsl_tbptt.algorithms import TbpttDistillation
+
+RATE = 0.01
+SGD = {"optimizer": "sgd", "max_grad_norm": None, "learning_rate": RATE}
+HEADS = {"velocity": {"target": "state", "columns": [1]}}
+
+
+def make(**options):
+    torch.manual_seed(0)
+    return make_distillation(TbpttDistillation, 6, 4, student="lstm", gradient_length=3, **options)
+
+
+def parameters(algorithm):
+    modules = (algorithm.student, algorithm._heads.module)
+    return torch.cat([p.detach().flatten().clone() for m in modules for p in m.parameters()])
+
+
+def rates(algorithm):
+    return {group["lr"] for each in optimizers(algorithm) for group in each.param_groups}
+
+
+def optimizers(algorithm):
+    return (algorithm.optimizer, *algorithm._heads.optimizers)
+
+
+@pytest.mark.parametrize(
+    ("num_updates", "share"), list(enumerate((1.0, 0.75, 0.5, 0.25, 0.03, 0.03)))
+)
+def test_an_update_steps_at_the_scheduled_rate(num_updates, share):
+    falling = make(**SGD, learning_rate_updates=4, auxiliary=HEADS)
+    falling.num_updates = num_updates
+    plain = make(**SGD | {"learning_rate": share * RATE}, auxiliary=HEADS)
+    before = parameters(plain)
+    for algorithm in (falling, plain):
+        roll_out(algorithm, 0)
+        algorithm.update()
+    assert torch.equal(parameters(falling), parameters(plain))
+    assert not torch.equal(parameters(falling), before)
+    assert falling.learning_rate == pytest.approx(share * RATE)  # what the runner logs
+
+
+def test_without_the_option_the_rate_is_left_alone():
+    algorithm = make(**SGD)
+    algorithm.optimizer.param_groups[0]["lr"] = 0.5  # a caller's own schedule
+    roll_out(algorithm, 0)
+    algorithm.update()
+    assert algorithm.optimizer.param_groups[0]["lr"] == 0.5
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "sgd"])
+def test_a_resumed_run_goes_on_with_the_schedule(optimizer):
+    options = {"optimizer": optimizer, "learning_rate_updates": 5, "learning_rate": RATE}
+    source, target = make(**options, auxiliary=HEADS), make(**options, auxiliary=HEADS)
+    for seed in range(2):
+        roll_out(source, seed)
+        source.update()
+    target.load(source.save(), None, strict=True)
+    roll_out(target, 2)
+    target.update()
+    assert list(rates(target)) == [pytest.approx(0.6 * RATE)]
+
+
+@pytest.mark.filterwarnings("ignore:An update met NaN")
+def test_a_skipped_update_does_not_count():
+    algorithm = make(**SGD, learning_rate_updates=2, non_finite="skip")
+    roll_out(algorithm, 0)
+    algorithm.storage.privileged_actions[0, 0] = torch.nan
+    algorithm.update()
+    roll_out(algorithm, 0)
+    algorithm.update()
+    assert rates(algorithm) == {RATE}
