@@ -46,9 +46,10 @@ class FirstReplay:
         self._forget()
 
     def _forget(self) -> None:
-        self._memory: list[tuple[torch.Tensor, torch.Tensor, torch.Tensor]] = []
-        self._ratios: list[torch.Tensor] = []
-        self._labels: list[tuple[int, torch.Tensor, torch.Tensor, torch.Tensor]] = []
+        # Running values, not lists: an update may be cut into any number of pieces.
+        self._memory: tuple[int, torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+        self._ratio: torch.Tensor | None = None
+        self._labels: tuple[int, torch.Tensor, torch.Tensor, torch.Tensor] | None = None
 
     @contextlib.contextmanager
     def watching(self, first: bool) -> Iterator[None]:
@@ -67,14 +68,21 @@ class FirstReplay:
         if not self._watches:
             return
         rows = outputs[:: max(1, len(outputs) // _NUM_ROWS)]
-        saturated = (rows.abs() > SATURATED).to(torch.float32).mean()
-        self._memory.append((rows.amin(0), rows.amax(0), saturated))
+        count, low, high = rows.numel(), rows.amin(0), rows.amax(0)
+        saturated = (rows.abs() > SATURATED).sum()
+        if self._memory is not None:
+            earlier, lowest, highest, so_far = self._memory
+            count, saturated = count + earlier, saturated + so_far
+            low, high = torch.minimum(low, lowest), torch.maximum(high, highest)
+        self._memory = (count, low, high, saturated)
 
     @torch.no_grad()
     def see_log_ratio(self, log_prob: torch.Tensor, old_log_prob: torch.Tensor) -> None:
         """Look at log-probabilities of actions, replayed and as they were taken. Shape: (K, n)."""
-        if self._watches:
-            self._ratios.append((log_prob - old_log_prob).exp().sub(1.0).abs().max())
+        if not self._watches:
+            return
+        largest = (log_prob - old_log_prob).exp().sub(1.0).abs().max()
+        self._ratio = largest if self._ratio is None else torch.maximum(self._ratio, largest)
 
     def beside(self, loss: Loss, name: str) -> Loss:
         """Return a loss that also looks at actions, its first outputs, and the labels ``name``."""
@@ -88,38 +96,40 @@ class FirstReplay:
 
     @torch.no_grad()
     def _see_labels(self, actions: torch.Tensor, labels: torch.Tensor) -> None:
-        """Look at actions and their labels, shape (K, n, A) each."""
+        """Look at actions and their labels, shape (K, n, A) each; pool with what was seen.
+
+        References:
+            Chan, Golub and LeVeque (1983), The American Statistician 37(3), on pooled variances.
+        """
+        count = labels.shape[0] * labels.shape[1]
         error = (actions - labels).square().mean((0, 1))
         variance, mean = torch.var_mean(labels, (0, 1), correction=0)
-        self._labels.append((labels.shape[0] * labels.shape[1], error, variance, mean))
+        if self._labels is not None:
+            earlier, old_error, old_variance, old_mean = self._labels
+            count += earlier
+            share = earlier / count
+            apart = share * (1.0 - share) * (old_mean - mean).square()
+            error = torch.lerp(error, old_error, share)
+            variance = torch.lerp(variance, old_variance, share) + apart
+            mean = torch.lerp(mean, old_mean, share)
+        self._labels = (count, error, variance, mean)
 
     @torch.no_grad()
     def metrics(self) -> dict[str, torch.Tensor]:
         """Return what was seen, by name. Shape: () each."""
         found = {}
-        if self._ratios:
-            found["replay_difference"] = torch.stack(self._ratios).max()
-        if self._memory:
-            low, high, saturated = map(torch.stack, zip(*self._memory, strict=True))
-            still = (high.amax(0) - low.amin(0)) < STILL
-            found["saturated_units"] = saturated.mean()
-            found["dead_units"] = still.to(torch.float32).mean()
-        if self._labels:
-            found |= self._of_labels()
+        if self._ratio is not None:
+            found["replay_difference"] = self._ratio
+        if self._memory is not None:
+            count, low, high, saturated = self._memory
+            found["saturated_units"] = saturated / count
+            found["dead_units"] = ((high - low) < STILL).to(torch.float32).mean()
+        if self._labels is not None:
+            _, error, variance, mean = self._labels
+            found["explained_variance/student"] = explained(error.sum(), variance.sum())
+            found["label_std"] = variance.sqrt().max()
+            found["label_scale"] = (variance + mean.square()).sqrt().max()
         return found
-
-    def _of_labels(self) -> dict[str, torch.Tensor]:
-        """Pool errors, variances and means of pieces of different sizes."""
-        counts, *parts = zip(*self._labels, strict=True)
-        errors, variances, means = (torch.stack(part) for part in parts)
-        shares = torch.stack([torch.full_like(errors[0], n / sum(counts)) for n in counts])
-        mean = (shares * means).sum(0)
-        variance = (shares * (variances + (means - mean).square())).sum(0)
-        return {
-            "explained_variance/student": explained((shares * errors).sum(), variance.sum()),
-            "label_std": variance.sqrt().max(),
-            "label_scale": (variance + mean.square()).sqrt().max(),
-        }
 
 
 def explained(error: torch.Tensor, variance: torch.Tensor) -> torch.Tensor:
