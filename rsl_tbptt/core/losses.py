@@ -85,7 +85,7 @@ def clipped_surrogate(
 def is_clipped(
     log_prob: torch.Tensor, old_log_prob: torch.Tensor, clip_low: float, clip_high: float
 ) -> torch.Tensor:
-    """Return 1 where the probability ratio is beyond its clip, else 0. Arguments, result: (...)."""
+    """Return 1 where the probability ratio is beyond its clip, else 0; all of any shape (...)."""
     ratio = (log_prob - old_log_prob).exp()
     return ((ratio < 1.0 - clip_low) | (ratio > 1.0 + clip_high)).to(ratio.dtype)
 

@@ -135,8 +135,8 @@ class FirstReplay:
 def explained(error: torch.Tensor, variance: torch.Tensor) -> torch.Tensor:
     """Return the share of a variance that a mean squared error leaves explained, at least -1.
 
-    1 is perfect, 0 as good as a constant, less is worse. Arguments and result: (). Where nothing
-    varies, there is nothing to explain: 1.
+    1 is perfect, 0 as good as a constant, less is worse. Where nothing varies, there is nothing to
+    explain: 1. Shape of arguments and result: ().
     """
     share = 1.0 - error / variance.clamp(min=torch.finfo(variance.dtype).tiny)
     return torch.where(variance > 0, share.clamp(min=-1.0), 1.0)
