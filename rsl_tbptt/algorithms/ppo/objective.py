@@ -69,6 +69,7 @@ class PolicyLoss:
         penalized, old = options.policy_loss == "kl_penalty", params_in(labels, OLD)
         with torch.set_grad_enabled(penalized):
             kl = actor.get_kl_divergence(old, actor.output_distribution_params)
+        reported: dict[str, torch.Tensor] = {}
         if penalized:
             surrogate = losses.penalized_surrogate(
                 log_prob, labels["log_prob"], advantages, kl, self.kl_coef
@@ -78,11 +79,9 @@ class PolicyLoss:
             surrogate = losses.clipped_surrogate(
                 log_prob, labels["log_prob"], advantages, *clips, options.dual_clip_param
             )
-            clipped = losses.is_clipped(log_prob, labels["log_prob"], *clips)
+            reported["clip_fraction"] = losses.is_clipped(log_prob, labels["log_prob"], *clips)
         loss = surrogate - options.entropy_coef * entropy
-        reported = {"surrogate": surrogate, "entropy": entropy, "kl": kl}
-        if not penalized:
-            reported["clip_fraction"] = clipped
+        reported |= {"surrogate": surrogate, "entropy": entropy, "kl": kl}
         teachers = params_in(labels, TEACHERS)
         if teachers:
             reported["teacher"] = self._of_teacher(teachers)

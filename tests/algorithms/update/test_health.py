@@ -7,6 +7,7 @@ import pytest
 import torch
 from support.helpers import make_distillation, make_ppo, roll_out, roll_out_ppo
 from support.tolerances import SAME_FLOAT64_ANYWHERE
+from tensordict import TensorDict
 from torch import nn
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
@@ -186,7 +187,7 @@ def test_a_model_without_memory_has_no_units():
 
 
 def test_the_scale_of_observations_is_what_the_network_sees():
-    obs = {"policy": torch.ones(8, 5), "state": torch.ones(8, 7)}
+    obs = TensorDict({"policy": torch.ones(8, 5), "state": torch.ones(8, 7)}, batch_size=[8])
     obs["policy"][:, 4] = 1e3
     for normalizes, name in ((False, "obs_scale"), (True, "normalized_obs_scale")):
         kwargs = {"obs_normalization": normalizes}
