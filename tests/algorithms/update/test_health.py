@@ -145,18 +145,19 @@ def test_labels_that_are_no_actions_or_without_weight_are_left_out(options):
 
 def test_units_of_the_memory_by_hand():
     first = FirstReplay()
-    outputs = torch.zeros(4, 5, 3)
+    outputs = torch.zeros(4, 5, 5)
     outputs[..., 0] = 1.0  # saturated, and never moves
     outputs[..., 1] = torch.linspace(-SATURATED, SATURATED, 20).view(4, 5)
     outputs[..., 2] = 5e-4
+    outputs[:, 2:, 3], outputs[:, :2, 4] = 0.3, 0.3  # move from one piece to the next alone
     with first.watching(first=True):
         for envs in (slice(2), slice(2, 5)):
             first.see_memory(outputs[:, envs].flatten(0, 1))
     outputs[..., 2] = 1.0
     first.see_memory(outputs.flatten(0, 1))  # not watching
     metrics = first.metrics()
-    assert metrics["saturated_units"].item() == pytest.approx(1 / 3)
-    assert metrics["dead_units"].item() == pytest.approx(2 / 3)
+    assert metrics["saturated_units"].item() == pytest.approx(1 / 5)
+    assert metrics["dead_units"].item() == pytest.approx(2 / 5)
     with first.watching(first=True):
         first.see_memory(torch.rand(3, 2))
     assert first.metrics()["dead_units"] == 0.0  # what was seen before is forgotten
@@ -258,7 +259,7 @@ def test_each_limit_warns_once_after_so_many_updates_in_a_row(name):
     ill, well = (limit.bound - 1, limit.bound) if limit.below else (limit.bound + 1, limit.bound)
     nearly = [ill] * (limit.updates - 1)
     assert caught(Watch(), name, [*nearly, well, *nearly]) == []
-    (message,) = caught(Watch(), name, [ill] * (3 * limit.updates))
+    (message,) = caught(Watch(), name, [*nearly, ill, well, *nearly, ill])
     assert message.startswith(f"Loss/{name} is ")
     assert limit.advice in message
 
