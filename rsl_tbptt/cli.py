@@ -77,7 +77,12 @@ def command_parser(chosen: str | None) -> argparse.ArgumentParser:
 
 
 def run_doctor(args: Arguments) -> int:
-    """Check this setup."""
+    """Check this setup, or a training."""
+    if args.folder is not None:
+        _require(TOOLS["doctor RUN"])
+        from rsl_tbptt.run_doctor import diagnose_run
+
+        return 0 if diagnose_run(args.folder) else 1
     return 0 if diagnose(args.device, args.output) else 1
 
 
@@ -227,7 +232,7 @@ COMMANDS: dict[
     str,
     tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[Arguments], int]],
 ] = {
-    "doctor": ("say what is wrong with this setup", add_doctor, run_doctor),
+    "doctor": ("say what is wrong with this setup, or with a training", add_doctor, run_doctor),
     "evaluate": (
         "evaluate a checkpoint on fresh episodes, without exploration noise",
         add_evaluate,

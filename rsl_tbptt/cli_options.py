@@ -11,6 +11,13 @@ from rsl_tbptt.platforms import PLATFORMS
 
 def add_doctor(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``doctor``."""
+    parser.add_argument(
+        "folder",
+        type=Path,
+        nargs="?",
+        metavar="RUN",
+        help="log folder of a training: say what looks wrong with it instead, and what to try",
+    )
     parser.add_argument("--output", type=Path, default=Path(), help="folder to write to")
     _add_device(parser)
 

@@ -16,6 +16,7 @@ from rsl_tbptt.platforms import PLATFORMS, Platform, load_platform
 from rsl_tbptt.platforms.commands import executable
 
 TOOLS = {
+    "doctor RUN": ("tensorboard", "yaml"),
     "evaluate": ("scipy", "yaml"),
     "export": ("onnx", "onnxruntime", "onnxscript", "yaml"),
     "play --video": ("PIL", "scipy", "yaml"),

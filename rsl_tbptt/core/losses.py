@@ -81,6 +81,15 @@ def clipped_surrogate(
     return torch.where(advantages < 0, torch.min(loss, -dual_clip * advantages), loss)
 
 
+@torch.no_grad()
+def is_clipped(
+    log_prob: torch.Tensor, old_log_prob: torch.Tensor, clip_low: float, clip_high: float
+) -> torch.Tensor:
+    """Return 1 where the probability ratio is beyond its clip, else 0; all of any shape (...)."""
+    ratio = (log_prob - old_log_prob).exp()
+    return ((ratio < 1.0 - clip_low) | (ratio > 1.0 + clip_high)).to(ratio.dtype)
+
+
 def penalized_surrogate(
     log_prob: torch.Tensor,
     old_log_prob: torch.Tensor,

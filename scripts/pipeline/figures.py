@@ -5,31 +5,10 @@ import io
 import math
 from collections.abc import Iterable
 from itertools import cycle
-from pathlib import Path
-
-from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
 from scripts.figure_style import PALETTE, drawn_svg
 
 Curve = tuple[list[int], list[float]]
-
-
-def read_curves(log_folder: Path) -> dict[str, Curve]:
-    """Read all scalars that rsl_rl logged for TensorBoard.
-
-    Args:
-        log_folder: Log folder of one training.
-
-    Returns:
-        Iterations and values by tag.
-    """
-    events = EventAccumulator(str(log_folder), size_guidance={"scalars": 0})
-    events.Reload()
-    curves = {}
-    for tag in events.Tags()["scalars"]:
-        scalars = events.Scalars(tag)
-        curves[tag] = ([s.step for s in scalars], [s.value for s in scalars])
-    return curves
 
 
 def colours(names: Iterable[str]) -> dict[str, str]:

@@ -7,7 +7,7 @@ from pathlib import Path
 from tabulate import tabulate
 
 from rsl_tbptt.checkpoints.agent_configs import agent_config
-from scripts.pipeline.figures import read_curves
+from rsl_tbptt.run_doctor import read_curves
 from scripts.pipeline.presets import Preset
 from scripts.pipeline.results import read_evaluation
 from scripts.pipeline.run_folder import Marker

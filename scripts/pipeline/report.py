@@ -7,7 +7,8 @@ from typing import Any
 from rsl_tbptt.files import complete, write_json
 from rsl_tbptt.machine import machine, versions
 from rsl_tbptt.platforms import load_platform
-from scripts.pipeline.figures import data_uri, plot_curves, plot_returns, read_curves
+from rsl_tbptt.run_doctor import read_curves
+from scripts.pipeline.figures import data_uri, plot_curves, plot_returns
 from scripts.pipeline.presets import DEMO, Preset, default_run, load_preset
 from scripts.pipeline.progress import clock
 from scripts.pipeline.results import collect, format_share, read_evaluation

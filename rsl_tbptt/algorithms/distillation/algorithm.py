@@ -244,7 +244,7 @@ class TbpttDistillation(Distillation):
             far; alone where this is one) and, where the options are used, ``teacher_action_share``
             (of the environments, in this rollout), ``imitation_weight`` (mean over its steps) and
             ``auxiliary/NAME`` (mean loss of a head on this rollout; a sample without target counts
-            as 0).
+            as 0); and what docs/health.md lists.
 
         Raises:
             ValueError: If a loss, gradient or result is NaN or inf and ``non_finite`` does not skip

@@ -15,13 +15,14 @@ from rsl_tbptt.algorithms.auxiliary.heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.distillation.dagger import Dagger
 from rsl_tbptt.algorithms.distillation.experience import Experience
 from rsl_tbptt.algorithms.distillation.labels import RolloutLabels, StepLabels
-from rsl_tbptt.algorithms.distillation.losses import BehaviorLoss
+from rsl_tbptt.algorithms.distillation.losses import ACTIONS, BehaviorLoss
 from rsl_tbptt.algorithms.distillation.mini_batches import MiniBatch
 from rsl_tbptt.algorithms.distillation.options import DistillationOptions
 from rsl_tbptt.algorithms.distillation.per_teacher import LossPerTeacher
 from rsl_tbptt.algorithms.distillation.sample_weights import OPTION, SampleWeights
 from rsl_tbptt.algorithms.distillation.teacher_layers import TeacherLayers
 from rsl_tbptt.algorithms.distillation.update_sums import UpdateSums, or_one
+from rsl_tbptt.algorithms.update.health import FirstReplay, finite, obs_scales
 from rsl_tbptt.algorithms.update.memory_plan import Sizes
 from rsl_tbptt.algorithms.update.normalization import update_normalization
 from rsl_tbptt.algorithms.update.replay import observed_groups
@@ -74,6 +75,9 @@ class DistillationLearner:
         """
         self._per_teacher = LossPerTeacher(labels.teacher_names)
         self.loss: Loss = self._per_teacher.reported_by(loss)
+        self._first_replay = FirstReplay()
+        if loss.of_actions and weights is None:  # labels without weight need not make sense
+            self.loss = self._first_replay.beside(self.loss, ACTIONS)
         self._reported = (*loss.reported_names, *heads.names)
         self._weights = weights
         self.num_micro_batches = options.num_micro_batches
@@ -82,7 +86,9 @@ class DistillationLearner:
         self._student, self._teacher, self._storage = student, teacher, storage
         self._optimizer, self._options, self._ranks = optimizer, options, ranks
         self._dagger, self._heads, self._layers = dagger, heads, layers
-        self._model = TrainedModel(student, loss.head, options, heads=heads)
+        self._model = TrainedModel(
+            student, loss.head, options, heads=heads, first_replay=self._first_replay
+        )
         num_steps, num_envs = storage.num_transitions_per_env, storage.num_envs
         lengths = (options.gradient_length, options.update_length)
         self._schedule = tbptt_schedule(num_steps, *lengths, tail=options.tail)
@@ -113,6 +119,9 @@ class DistillationLearner:
             self._end_state = hidden_state.select_envs(
                 hidden_state.concatenate_envs(end_states), order
             )
+        models = {"student": self._student, "teacher": self._teacher}
+        scales = obs_scales(models, self._storage.observations[0])
+        health = finite({**self._first_replay.metrics(), **scales})
         update_normalization([self._student], self._storage.observations, self._step_batches)
         num_steps = num_epochs * self._num_loss_steps
         return {
@@ -124,6 +133,7 @@ class DistillationLearner:
             **self._per_teacher.metrics(sums.losses),
             "done_rate": self.experience.dones().float().mean(),
             **self._dagger.metrics(),
+            **health,
         }
 
     def _train_on(
@@ -150,10 +160,13 @@ class DistillationLearner:
                 rollout, state = rollout.envs(newest), hidden_state.select_envs(state, newest)
             self._zero_grad()
             divisor = self._steps_in_mean * num_sequences
-            state, losses = session.attempt(
-                partial(self._accumulate, group, rollout, state, divisor, self.num_micro_batches),
-                otherwise=(state, self._no_sums),
-            )
+            with self._first_replay.watching(first=not sums.losses):
+                state, losses = session.attempt(
+                    partial(
+                        self._accumulate, group, rollout, state, divisor, self.num_micro_batches
+                    ),
+                    otherwise=(state, self._no_sums),
+                )
             if has_loss:
                 sums.losses.append(losses)
                 sums.grad_norms.append(self._optimizer_step())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
@@ -34,6 +34,9 @@ class BehaviorLoss:
 
     of_gaussian: bool = False
     """Whether it needs the standard deviations of the student's actions."""
+
+    of_actions: bool = True
+    """Whether the student's outputs are actions such as the teacher's; logits are not."""
 
     to_gaussian: bool = False
     """Whether it needs those of the teacher's."""
@@ -85,6 +88,7 @@ def _of_slices(slices: Sequence[ActionSlice], losses: Sequence[BehaviorLoss]) ->
     return BehaviorLoss(
         per_sample=lambda outputs, labels: _total(parts(outputs, labels), coefs),
         of_gaussian=any(loss.of_gaussian for loss in losses),
+        of_actions=all(loss.of_actions for loss in losses),
         to_gaussian=any(loss.to_gaussian for loss in losses),
         parts=parts,
         coefs=coefs,
@@ -105,7 +109,7 @@ def _of_actions(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) 
 BEHAVIOR_LOSSES = {
     "mse": _of_actions(losses.mse),
     "huber": _of_actions(losses.huber),
-    "bce": _of_actions(losses.bce_of_signs),
+    "bce": replace(_of_actions(losses.bce_of_signs), of_actions=False),
     "kl": BehaviorLoss(
         per_sample=lambda outputs, labels: losses.gaussian_kl(
             *outputs, label_mean=labels[ACTIONS], label_std=labels[STD]

@@ -250,7 +250,7 @@ class TbpttPPO(PPO):
             ``skipped_updates`` (all so far; alone where this is one), and where they are used
             ``rnd``, ``kl_coef``, ``teacher_coef``, ``teacher`` (mean loss of the imitation, before
             that weight) and ``auxiliary/NAME`` (mean loss of a head; a sample without target counts
-            as 0). With symmetry, what rsl_rl returns.
+            as 0); and what docs/health.md lists. With symmetry, what rsl_rl returns.
 
         Raises:
             ValueError: If a loss, gradient or result is NaN or inf and ``non_finite`` does not skip

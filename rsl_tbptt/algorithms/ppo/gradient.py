@@ -20,6 +20,7 @@ from rsl_tbptt.algorithms.ppo.objective import (
     labels_of,
 )
 from rsl_tbptt.algorithms.ppo.options import PpoOptions
+from rsl_tbptt.algorithms.update.health import FirstReplay
 from rsl_tbptt.algorithms.update.replay import action_head, distribution_head, seen_by
 from rsl_tbptt.algorithms.update.trained_model import TrainedModel
 from rsl_tbptt.compat.versions import MLPModel
@@ -67,13 +68,21 @@ class PpoGradient:
         """
         self._recurrent = actor.is_recurrent or critic.is_recurrent
         at_once = not self._recurrent
+        self.first_replay = FirstReplay()
         self.actor = TrainedModel(
-            actor, distribution_head, options, heads=heads, sees_single_steps=at_once
+            actor,
+            distribution_head,
+            options,
+            heads=heads,
+            sees_single_steps=at_once,
+            first_replay=self.first_replay,
         )
         self.critic = TrainedModel(critic, action_head, options, sees_single_steps=at_once)
-        self.policy_loss, self._value_loss = PolicyLoss(actor, options), ValueLoss(options)
+        self.policy_loss = PolicyLoss(actor, options, self.first_replay)
+        self._value_loss = ValueLoss(options)
         self._options, self._heads = options, heads
-        self.further = ("teacher", *heads.names)
+        clips = () if options.policy_loss == "kl_penalty" else ("clip_fraction",)
+        self.further = ("teacher", *clips, *heads.names)
         """Further losses that are reported by name; the teacher's is 0 without one."""
 
     def blank_states(self, storage: RolloutStorage) -> tuple[States, Params]:

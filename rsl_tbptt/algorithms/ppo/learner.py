@@ -20,6 +20,7 @@ from rsl_tbptt.algorithms.ppo.mini_batches import MiniBatch, MiniBatches
 from rsl_tbptt.algorithms.ppo.options import PpoOptions
 from rsl_tbptt.algorithms.ppo.rnd import RndTraining
 from rsl_tbptt.algorithms.update.frames import find_held_frames
+from rsl_tbptt.algorithms.update.health import explained_variance, finite, obs_scales
 from rsl_tbptt.algorithms.update.memory_plan import Sizes
 from rsl_tbptt.algorithms.update.normalization import update_normalization
 from rsl_tbptt.algorithms.update.optimizers import follow_kl, step_at
@@ -108,10 +109,24 @@ class PpoLearner:
         steps = []
         for _ in range(self._options.num_learning_epochs):
             for mini_batch in self.mini_batches.draw():
-                seen, rate = self._step(mini_batch, rollout, rate, session)
+                with self.gradient.first_replay.watching(first=not steps):
+                    seen, rate = self._step(mini_batch, rollout, rate, session)
                 steps.append(seen)
+        health = self._health()
         self.update_normalization()
-        return self._metrics(torch.stack(steps), rate)
+        return {**self._metrics(torch.stack(steps), rate), **health}
+
+    def _health(self) -> Metrics:
+        """Return what is only watched, before the normalisers learn."""
+        teacher, stored = self.imitation.teacher, self._storage
+        models = {"actor": self._actor, "critic": self._critic, "teacher": teacher}
+        return finite(
+            {
+                **self.gradient.first_replay.metrics(),
+                "explained_variance/critic": explained_variance(stored.values, stored.returns),
+                **obs_scales(models, stored.observations[0]),
+            }
+        )
 
     def _step(
         self, mini_batch: MiniBatch, rollout: PpoRollout, rate: torch.Tensor, session: UpdateSession

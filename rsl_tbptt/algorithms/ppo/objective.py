@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 
 from rsl_tbptt.algorithms.ppo.options import PpoOptions
+from rsl_tbptt.algorithms.update.health import FirstReplay
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core import losses
 from rsl_tbptt.core.accumulate import Outputs, SampleLosses
@@ -30,9 +31,9 @@ def params_in(labels: Labels, whose: str) -> Params:
 class PolicyLoss:
     """The actor's loss: surrogate, entropy bonus and imitation of a teacher."""
 
-    def __init__(self, actor: MLPModel, options: PpoOptions) -> None:
-        """Take the coefficients from ``options``."""
-        self._actor, self._options = actor, options
+    def __init__(self, actor: MLPModel, options: PpoOptions, first_replay: FirstReplay) -> None:
+        """Take the coefficients from ``options``; ``first_replay`` looks at probabilities."""
+        self._actor, self._options, self._first_replay = actor, options, first_replay
         self.kl_coef = options.kl_penalty_coef
 
     def __call__(
@@ -56,32 +57,31 @@ class PolicyLoss:
             teacher_coef: Weight of the teacher's loss.
 
         Returns:
-            The losses; ``surrogate``, ``entropy``, ``kl`` (from the policy that acted) and with a
-            teacher ``teacher`` are reported.
+            The losses; ``surrogate``, ``entropy``, ``kl`` (from the policy that acted), without KL
+            penalty ``clip_fraction`` and with a teacher ``teacher`` are reported.
         """
         actor, options = self._actor, self._options
         assert actor.distribution is not None
         actor.distribution.update(*outputs)
         advantages = (labels["advantages"] - advantage_mean) / advantage_scale
         log_prob, entropy = actor.get_output_log_prob(labels["actions"]), actor.output_entropy
+        self._first_replay.see_log_ratio(log_prob, labels["log_prob"])
         penalized, old = options.policy_loss == "kl_penalty", params_in(labels, OLD)
         with torch.set_grad_enabled(penalized):
             kl = actor.get_kl_divergence(old, actor.output_distribution_params)
+        reported: dict[str, torch.Tensor] = {}
         if penalized:
             surrogate = losses.penalized_surrogate(
                 log_prob, labels["log_prob"], advantages, kl, self.kl_coef
             )
         else:
+            clips = options.clip_param, options.clip_param_high or options.clip_param
             surrogate = losses.clipped_surrogate(
-                log_prob,
-                labels["log_prob"],
-                advantages,
-                options.clip_param,
-                options.clip_param_high or options.clip_param,
-                options.dual_clip_param,
+                log_prob, labels["log_prob"], advantages, *clips, options.dual_clip_param
             )
+            reported["clip_fraction"] = losses.is_clipped(log_prob, labels["log_prob"], *clips)
         loss = surrogate - options.entropy_coef * entropy
-        reported = {"surrogate": surrogate, "entropy": entropy, "kl": kl}
+        reported |= {"surrogate": surrogate, "entropy": entropy, "kl": kl}
         teachers = params_in(labels, TEACHERS)
         if teachers:
             reported["teacher"] = self._of_teacher(teachers)

@@ -21,6 +21,7 @@ import torch
 from rsl_rl.storage import RolloutStorage
 from torch import nn
 
+from rsl_tbptt.algorithms.update.health import Watch
 from rsl_tbptt.algorithms.update.memory_plan import MemoryPlan, Sizes, plan_memory
 from rsl_tbptt.algorithms.update.non_finite import NonFiniteUpdates, find_source
 from rsl_tbptt.algorithms.update.options import Options
@@ -122,6 +123,7 @@ class UpdateSession:
         self._memory_budget_gb = options.memory_budget_gb
         self._rollback = Rollback(learner.modules(), learner.optimizers())
         self._non_finite = NonFiniteUpdates(options.non_finite, options.max_skipped_updates)
+        self._watch = Watch()
         self._error: Exception | None = None
         self.started = False
         """Whether training has begun; a policy that only plays never gets there."""
@@ -166,6 +168,7 @@ class UpdateSession:
             return self._skip()
         self._non_finite.passed()
         logged = self._learner.conclude(fetched)
+        logged |= self._watch(logged)
         self._storage.clear()
         if "done_rate" in logged:
             logged["episode_start_rate"] = logged["done_rate"]  # its name in release 0.1

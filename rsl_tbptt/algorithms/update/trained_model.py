@@ -6,11 +6,12 @@ import torch
 from torch import nn
 
 from rsl_tbptt.algorithms.auxiliary.heads import AuxiliaryHeads
+from rsl_tbptt.algorithms.update.health import FirstReplay
 from rsl_tbptt.algorithms.update.options import Options
 from rsl_tbptt.algorithms.update.replay import Head, make_replay
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core import hidden_state
-from rsl_tbptt.core.accumulate import Loss, accumulate_group
+from rsl_tbptt.core.accumulate import Loss, Outputs, accumulate_group
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.micro_batches import best_num_micro_batches, bytes_per_sample
 from rsl_tbptt.core.rollout import Rollout, Segments
@@ -30,6 +31,7 @@ class TrainedModel:
         *,
         heads: AuxiliaryHeads | None = None,
         sees_single_steps: bool = False,
+        first_replay: FirstReplay | None = None,
     ) -> None:
         """Choose how the model is replayed.
 
@@ -39,6 +41,7 @@ class TrainedModel:
             options: Of the algorithm: scan engine and precision.
             heads: Auxiliary heads that are trained with the model.
             sees_single_steps: Whether its rollouts are single steps, which are best run at once.
+            first_replay: Looks at what the memory says.
         """
         self.model = model
         self.parameters: list[nn.Parameter] = list(model.parameters())
@@ -49,13 +52,21 @@ class TrainedModel:
             scan_engine=options.scan_engine,
             operand_dtype=operand_dtype,
             sparing=options.memory_budget_gb is not None,
-            **({} if heads is None else {"further": heads.outputs}),
+            further=self._further,
         )
         self._heads = heads
         self._sample_bytes = bytes_per_sample(model)
         parts = parts_of(model)
+        has_memory = parts is not None and parts.cell is not None
+        self._first_replay = first_replay if has_memory else None
         self._sees_frames = parts is not None and bool(parts.encoders)
         self._sees_single_steps = sees_single_steps
+
+    def _further(self, latent: torch.Tensor) -> Outputs:
+        """Return what auxiliary heads say of what the model's head reads, shape (rows, H)."""
+        if self._first_replay is not None:
+            self._first_replay.see_memory(latent)
+        return () if self._heads is None else self._heads.outputs(latent)
 
     def accumulate(
         self,

@@ -1,0 +1,217 @@
+"""A watch on learning: what an update shows of its health, and one warning where it is ill.
+
+Nothing here reaches a parameter. What is measured stays on the device until the update's one fetch
+of metrics, and most of it is seen once an update, in the replay before the first optimiser step,
+when the models are still those of the rollout::
+
+    rollout -> replay, backward, step -> replay, backward, step ... -> fetch -> Watch
+                  |                                                             |
+             FirstReplay                                     beyond a limit, often: a warning
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections import deque
+from collections.abc import Iterator, Mapping
+from statistics import median
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from rsl_tbptt.algorithms.update.health_limits import limit_of
+from rsl_tbptt.core.accumulate import Loss, Outputs, SampleLosses
+from rsl_tbptt.core.rollout import Labels
+
+SATURATED = 0.99
+"""A unit of the memory is saturated beyond this size; its gate has 2 % of its slope there."""
+STILL = 1e-3
+"""A unit whose output moves by less than that, of a range of 2, tells nothing."""
+
+_NUM_ROWS = 4096
+"""Of the samples of a window fewer than twice as many are looked at, which takes no time."""
+_NUM_NORMS, _LEAST_NORMS = 20, 10
+"""Updates whose gradient norms have a median, and how many there have to be."""
+
+
+class FirstReplay:
+    """What the replay before an update's first optimiser step shows, summed up on the device."""
+
+    def __init__(self) -> None:
+        """Look away; ``watching`` looks."""
+        self._watches = False
+        self._forget()
+
+    def _forget(self) -> None:
+        # Running values, not lists: an update may be cut into any number of pieces.
+        self._memory: tuple[int, torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+        self._ratio: torch.Tensor | None = None
+        self._labels: tuple[int, torch.Tensor, torch.Tensor, torch.Tensor] | None = None
+
+    @contextlib.contextmanager
+    def watching(self, first: bool) -> Iterator[None]:
+        """Look at what is replayed inside, and forget what was seen before, if ``first``."""
+        if first:
+            self._forget()
+        self._watches = first
+        try:
+            yield
+        finally:
+            self._watches = False
+
+    @torch.no_grad()
+    def see_memory(self, outputs: torch.Tensor) -> None:
+        """Look at what a memory's top layer says. Shape: (rows, H)."""
+        if not self._watches:
+            return
+        rows = outputs[:: max(1, len(outputs) // _NUM_ROWS)]
+        count, low, high = rows.numel(), rows.amin(0), rows.amax(0)
+        saturated = (rows.abs() > SATURATED).sum()
+        if self._memory is not None:
+            earlier, lowest, highest, so_far = self._memory
+            count, saturated = count + earlier, saturated + so_far
+            low, high = torch.minimum(low, lowest), torch.maximum(high, highest)
+        self._memory = (count, low, high, saturated)
+
+    @torch.no_grad()
+    def see_log_ratio(self, log_prob: torch.Tensor, old_log_prob: torch.Tensor) -> None:
+        """Look at log-probabilities of actions, replayed and as they were taken. Shape: (K, n)."""
+        if not self._watches:
+            return
+        largest = (log_prob - old_log_prob).exp().sub(1.0).abs().max()
+        self._ratio = largest if self._ratio is None else torch.maximum(self._ratio, largest)
+
+    def beside(self, loss: Loss, name: str) -> Loss:
+        """Return a loss that also looks at actions, its first outputs, and the labels ``name``."""
+
+        def watched(outputs: Outputs, labels: Labels) -> SampleLosses:
+            if self._watches:
+                self._see_labels(outputs[0], labels[name])
+            return loss(outputs, labels)
+
+        return watched
+
+    @torch.no_grad()
+    def _see_labels(self, actions: torch.Tensor, labels: torch.Tensor) -> None:
+        """Look at actions and their labels, shape (K, n, A) each; pool with what was seen.
+
+        References:
+            Chan, Golub and LeVeque (1983), The American Statistician 37(3), on pooled variances.
+        """
+        count = labels.shape[0] * labels.shape[1]
+        error = (actions - labels).square().mean((0, 1))
+        variance, mean = torch.var_mean(labels, (0, 1), correction=0)
+        if self._labels is not None:
+            earlier, old_error, old_variance, old_mean = self._labels
+            count += earlier
+            share = earlier / count
+            apart = share * (1.0 - share) * (old_mean - mean).square()
+            error = torch.lerp(error, old_error, share)
+            variance = torch.lerp(variance, old_variance, share) + apart
+            mean = torch.lerp(mean, old_mean, share)
+        self._labels = (count, error, variance, mean)
+
+    @torch.no_grad()
+    def metrics(self) -> dict[str, torch.Tensor]:
+        """Return what was seen, by name. Shape: () each."""
+        found = {}
+        if self._ratio is not None:
+            found["replay_difference"] = self._ratio
+        if self._memory is not None:
+            count, low, high, saturated = self._memory
+            found["saturated_units"] = saturated / count
+            found["dead_units"] = ((high - low) < STILL).to(torch.float32).mean()
+        if self._labels is not None:
+            _, error, variance, mean = self._labels
+            found["explained_variance/student"] = explained(error.sum(), variance.sum())
+            found["label_std"] = variance.sqrt().max()
+            found["label_scale"] = (variance + mean.square()).sqrt().max()
+        return found
+
+
+def explained(error: torch.Tensor, variance: torch.Tensor) -> torch.Tensor:
+    """Return the share of a variance that a mean squared error leaves explained, at least -1.
+
+    1 is perfect, 0 as good as a constant, less is worse. Where nothing varies, there is nothing to
+    explain: 1. Shape of arguments and result: ().
+    """
+    share = 1.0 - error / variance.clamp(min=torch.finfo(variance.dtype).tiny)
+    return torch.where(variance > 0, share.clamp(min=-1.0), 1.0)
+
+
+@torch.no_grad()
+def explained_variance(values: torch.Tensor, returns: torch.Tensor) -> torch.Tensor:
+    """Return the share of the returns' variance that values explain, of any shape, to ()."""
+    return explained((returns - values).var(correction=0), returns.var(correction=0))
+
+
+@torch.no_grad()
+def obs_scales(models: Mapping[str, Any], obs: TensorDict) -> dict[str, torch.Tensor]:
+    """Measure what the networks see of one step's observations.
+
+    Args:
+        models: Models by role. Left out is what a model does not concatenate and normalise itself.
+        obs: Observations of one step, batch size (N,).
+
+    Returns:
+        By role and group the root mean square of the largest element, shape () each: as
+        ``obs_scale/ROLE/GROUP``, or behind a normaliser as ``normalized_obs_scale/ROLE/GROUP``.
+    """
+    found = {}
+    for role, model in models.items():
+        normalizer = getattr(model, "obs_normalizer", None)
+        groups = [group for group in getattr(model, "obs_groups", ()) if group in obs]
+        if normalizer is None or not groups or len(groups) < len(model.obs_groups):
+            continue
+        raw = [obs[group] for group in groups]
+        seen = normalizer(torch.cat(raw, dim=-1)).split([part.shape[-1] for part in raw], dim=-1)
+        kind = "obs_scale" if isinstance(normalizer, nn.Identity) else "normalized_obs_scale"
+        for group, part in zip(groups, seen, strict=True):
+            found[f"{kind}/{role}/{group}"] = part.square().mean(0).max().sqrt()
+    return found
+
+
+def finite(metrics: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return metrics, shape () each, of which none is NaN or inf: no update is dropped for them."""
+    return {name: torch.nan_to_num(value) for name, value in metrics.items()}
+
+
+class Watch:
+    """Sees the metrics of every update, and warns once of each that stays beyond its limit."""
+
+    def __init__(self) -> None:
+        """Begin without a past."""
+        self._in_a_row: dict[str, int] = {}
+        self._warned: set[str] = set()
+        self._norms: dict[str, deque[float]] = {}
+
+    def __call__(self, metrics: Mapping[str, float]) -> dict[str, float]:
+        """Take note of an update's metrics.
+
+        Returns:
+            What follows from them and the past: ``grad_norm_jump``, a gradient norm over its median
+            of the last updates, the largest if there are several.
+        """
+        norms = {name: v for name, v in metrics.items() if name.endswith("grad_norm")}
+        further = {"grad_norm_jump": self._jump(norms)} if norms else {}
+        for name, value in {**metrics, **further}.items():
+            limit = limit_of(name)
+            if limit is None or name in self._warned:
+                continue
+            self._in_a_row[name] = self._in_a_row.get(name, 0) + 1 if limit.broken(value) else 0
+            if self._in_a_row[name] == limit.updates:
+                self._warned.add(name)
+                warnings.warn(f"{limit.describe(name, value)} {limit.advice}", stacklevel=5)
+        return further
+
+    def _jump(self, norms: Mapping[str, float]) -> float:
+        jumps = [1.0]
+        for name, norm in norms.items():
+            past = self._norms.setdefault(name, deque(maxlen=_NUM_NORMS))
+            if len(past) >= _LEAST_NORMS and (usual := median(past)) > 0:
+                jumps.append(norm / usual)
+            past.append(norm)
+        return max(jumps)

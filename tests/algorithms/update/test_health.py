@@ -1,0 +1,298 @@
+"""What an update shows of its health: measured right, finite, and warned of once."""
+
+import warnings
+from contextlib import nullcontext
+
+import pytest
+import torch
+from support.helpers import make_distillation, make_ppo, roll_out, roll_out_ppo
+from support.tolerances import SAME_FLOAT64_ANYWHERE
+from tensordict import TensorDict
+from torch import nn
+
+from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
+from rsl_tbptt.algorithms.update.health import (
+    SATURATED,
+    FirstReplay,
+    Watch,
+    explained_variance,
+    finite,
+    obs_scales,
+)
+from rsl_tbptt.algorithms.update.health_limits import LIMITS, limit_of
+
+pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
+
+NUM_STEPS, NUM_ENVS = 6, 8
+
+
+@pytest.fixture(autouse=True)
+def float64():
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(torch.float32)
+
+
+def ppo(**options):
+    return make_ppo(TbpttPPO, NUM_STEPS, NUM_ENVS, num_mini_batches=1, **options)
+
+
+def distillation(**options):
+    return make_distillation(TbpttDistillation, NUM_STEPS, NUM_ENVS, gradient_length=2, **options)
+
+
+def trained(algorithm, num_updates=1):
+    for seed in range(num_updates):
+        (roll_out if isinstance(algorithm, TbpttDistillation) else roll_out_ppo)(algorithm, seed)
+        metrics = algorithm.update()
+    return metrics
+
+
+@pytest.mark.parametrize("actor", ["mlp", "lstm", "gru"])
+@pytest.mark.parametrize("options", [{}, {"gradient_length": 2, "minibatch_unit": "window"}])
+def test_an_exact_replay_differs_from_the_rollout_by_rounding_alone(actor, options):
+    if actor == "mlp":
+        options = {}
+    metrics = trained(ppo(actor=actor, learning_rate=0.1, **options), num_updates=2)
+    assert metrics["replay_difference"] < 1e-9
+    assert metrics["kl"] > 1e-3  # later steps of the update are further from the rollout
+
+
+def test_a_policy_that_changed_since_it_acted_is_seen():
+    algorithm = ppo()
+    roll_out_ppo(algorithm, 0)
+    stored = algorithm.storage.actions_log_prob
+    stored[2, 3] -= 1.0  # one action was half as likely as its replay says, and less
+    metrics = algorithm.update()
+    assert metrics["replay_difference"] == pytest.approx(torch.e - 1.0, rel=1e-9)
+
+
+def test_the_share_of_clipped_samples_is_that_of_rsl_rls_ratio():
+    algorithm = ppo(num_learning_epochs=1, clip_param=0.2, clip_param_high=0.5)
+    roll_out_ppo(algorithm, 0)
+    changed = torch.zeros(NUM_STEPS, NUM_ENVS, 1)
+    changed[0, :3] = 0.3  # ratio 0.74: below 0.8
+    changed[1, :5] = -0.3  # ratio 1.35: not above 1.5
+    changed[2, :2] = -0.5  # ratio 1.65
+    algorithm.storage.actions_log_prob += changed
+    assert algorithm.update()["clip_fraction"] == pytest.approx(5 / 48, rel=1e-12)
+
+
+def test_without_a_clip_no_share_is_clipped():
+    assert "clip_fraction" not in trained(ppo(policy_loss="kl_penalty", schedule="fixed"))
+
+
+def test_explained_variance_by_hand():
+    returns = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
+    assert explained_variance(returns - 7.0, returns) == 1.0  # an offset is not its business
+    assert explained_variance(torch.zeros(2, 2), returns) == 0.0
+    assert explained_variance(0.5 * returns, returns) == 0.75
+    assert explained_variance(-9.0 * returns, returns) == -1.0
+    assert explained_variance(returns, torch.ones(2, 2)) == 1.0
+
+
+def test_the_critics_share_is_that_of_the_stored_rollout():
+    algorithm = ppo()
+    roll_out_ppo(algorithm, 0)
+    values, returns = (getattr(algorithm.storage, name).clone() for name in ("values", "returns"))
+    expected = 1.0 - (returns - values).var() / returns.var()
+    found = algorithm.update()["explained_variance/critic"]
+    assert found == pytest.approx(max(expected.item(), -1.0), **SAME_FLOAT64_ANYWHERE)
+
+
+@pytest.mark.parametrize("num_micro_batches", [1, 3])
+@pytest.mark.parametrize("loss_type", ["mse", "nll"])
+def test_the_students_share_is_that_of_the_labels_variance(num_micro_batches, loss_type):
+    algorithm = distillation(
+        update_length=NUM_STEPS, num_micro_batches=num_micro_batches, loss_type=loss_type
+    )
+    means = []
+    with torch.no_grad():
+        act = algorithm.student.forward
+
+        def recording(obs, **options):
+            actions = act(obs, **options)
+            means.append(algorithm.student.output_mean.clone())
+            return actions
+
+        algorithm.student.forward = recording
+        roll_out(algorithm, 0)
+        del algorithm.student.forward
+    labels, actions = algorithm.storage.privileged_actions.clone(), torch.stack(means)
+    metrics = algorithm.update()
+    rows = labels.flatten(0, 1)
+    error = (actions - labels).square().flatten(0, 1).mean(0).sum()
+    expected = 1.0 - error / rows.var(0, correction=0).sum()
+    assert metrics["explained_variance/student"] == pytest.approx(
+        max(expected.item(), -1.0), rel=1e-9
+    )
+    assert metrics["label_std"] == pytest.approx(rows.std(0, correction=0).max().item(), rel=1e-9)
+    scale = rows.square().mean(0).sqrt().max().item()
+    assert metrics["label_scale"] == pytest.approx(scale, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"loss_type": "bce"},
+        {"loss_type": [{"loss": "bce", "actions": [0, 1]}, {"loss": "mse", "actions": [1, 2]}]},
+        {"imitation_weight": lambda transitions: transitions.obs["state"][..., 0].relu()},
+    ],
+)
+def test_labels_that_are_no_actions_or_without_weight_are_left_out(options):
+    assert "explained_variance/student" not in trained(distillation(**options))
+
+
+def test_units_of_the_memory_by_hand():
+    first = FirstReplay()
+    outputs = torch.zeros(4, 5, 5)
+    outputs[..., 0] = 1.0  # saturated, and never moves
+    outputs[..., 1] = torch.linspace(-SATURATED, SATURATED, 20).view(4, 5)
+    outputs[..., 2] = 5e-4
+    outputs[:, 2:, 3], outputs[:, :2, 4] = 0.3, 0.3  # move from one piece to the next alone
+    with first.watching(first=True):
+        for envs in (slice(2), slice(2, 5)):
+            first.see_memory(outputs[:, envs].flatten(0, 1))
+    outputs[..., 2] = 1.0
+    first.see_memory(outputs.flatten(0, 1))  # not watching
+    metrics = first.metrics()
+    assert metrics["saturated_units"].item() == pytest.approx(1 / 5)
+    assert metrics["dead_units"].item() == pytest.approx(2 / 5)
+    with first.watching(first=True):
+        first.see_memory(torch.rand(3, 2))
+    assert first.metrics()["dead_units"] == 0.0  # what was seen before is forgotten
+
+
+@pytest.mark.parametrize("make", [ppo, distillation])
+@pytest.mark.parametrize("scan_engine", ["auto", "reference"])
+def test_dead_and_saturated_units_of_a_model_are_counted(make, scan_engine):
+    role = "actor" if make is ppo else "student"
+    algorithm = make(**{role: "gru"}, scan_engine=scan_engine)
+    rnn = getattr(algorithm, role).rnn.rnn
+    hidden = rnn.hidden_size
+    with torch.no_grad():  # of 6 units 2 stay at 0 and 1 goes to 1 at once
+        for parameter in (rnn.weight_ih_l0, rnn.weight_hh_l0, rnn.bias_ih_l0, rnn.bias_hh_l0):
+            gates = parameter.view(3, hidden, -1)
+            gates[:, :3] = 0.0
+        rnn.bias_ih_l0.view(3, hidden)[1, 2] = -50.0  # the update gate lets all through
+        rnn.bias_ih_l0.view(3, hidden)[2, 2] = 50.0
+    metrics = trained(algorithm)
+    assert metrics["saturated_units"] >= 1 / 6
+    assert metrics["saturated_units"] < 2 / 6
+    assert metrics["dead_units"] == pytest.approx(3 / 6)
+
+
+def test_a_model_without_memory_has_no_units():
+    assert "dead_units" not in trained(ppo(actor="mlp", critic="mlp"))
+    assert "dead_units" in trained(ppo(actor="lstm", critic="mlp"))
+
+
+def test_the_scale_of_observations_is_what_the_network_sees():
+    obs = TensorDict({"policy": torch.ones(8, 5), "state": torch.ones(8, 7)}, batch_size=[8])
+    obs["policy"][:, 4] = 1e3
+    for normalizes, name in ((False, "obs_scale"), (True, "normalized_obs_scale")):
+        kwargs = {"obs_normalization": normalizes}
+        algorithm = ppo(actor_kwargs=kwargs)
+        if normalizes:
+            algorithm.actor.obs_normalizer._std.fill_(10.0)
+        scales = obs_scales({"actor": algorithm.actor, "teacher": None, "other": nn.ReLU()}, obs)
+        expected = 1e3 / 10.01 if normalizes else 1e3
+        assert {key: value.item() for key, value in scales.items()} == {
+            f"{name}/actor/policy": pytest.approx(expected)
+        }
+
+
+def test_observations_are_measured_before_the_normaliser_learns_from_them():
+    algorithm = distillation(student_kwargs={"obs_normalization": True})
+    scales = {"policy": 50.0}
+    roll_out(algorithm, 0, on_step=lambda _, obs: obs["policy"].mul_(scales["policy"]))
+    assert algorithm.update()["normalized_obs_scale/student/policy"] > 40.0
+
+
+@pytest.mark.parametrize("make", [ppo, distillation])
+def test_every_metric_of_the_docs_is_reported_and_every_limit_has_a_metric(make, request):
+    page = (request.config.rootpath / "docs" / "health.md").read_text()
+    algorithm = make()
+    metrics = {*trained(algorithm)}
+    seen = {name for name in metrics if limit_of(name) is not None}
+    shared = {"saturated_units", "dead_units", "grad_norm_jump"}
+    assert shared <= seen
+    for name in LIMITS:
+        assert f"`{name}`" in page, name
+    own = {name for name in seen if limit_of(name) is not LIMITS.get(name)}
+    assert all(name.startswith("obs_scale/") for name in own)
+
+
+def test_health_never_stops_an_update():
+    values = finite({"a": torch.tensor(torch.nan), "b": torch.tensor(torch.inf)})
+    assert all(value.isfinite() for value in values.values())
+
+
+def test_health_changes_no_parameter(monkeypatch):
+    for make, roll in ((ppo, roll_out_ppo), (distillation, roll_out)):
+        algorithms = []
+        for watches in (True, False):
+            algorithm = make()
+            with monkeypatch.context() as patch:
+                if not watches:
+                    patch.setattr(FirstReplay, "watching", lambda *_, **__: nullcontext())
+                roll(algorithm, 0)
+                algorithm.update()
+            algorithms.append(algorithm)
+        parameters = [
+            [p for m in each.learner.modules() for p in m.parameters()] for each in algorithms
+        ]
+        assert all(map(torch.equal, *parameters))
+
+
+def caught(watch, name, values):
+    with warnings.catch_warnings(record=True) as found:
+        warnings.simplefilter("always")
+        for value in values:
+            watch({name: value})
+    return [str(warning.message) for warning in found]
+
+
+@pytest.mark.parametrize("name", sorted(LIMITS.keys() - {"grad_norm_jump"}))
+def test_each_limit_warns_once_after_so_many_updates_in_a_row(name):
+    limit = LIMITS[name]
+    ill, well = (limit.bound - 1, limit.bound) if limit.below else (limit.bound + 1, limit.bound)
+    nearly = [ill] * (limit.updates - 1)
+    assert caught(Watch(), name, [*nearly, well, *nearly]) == []
+    (message,) = caught(Watch(), name, [*nearly, ill, well, *nearly, ill])
+    assert message.startswith(f"Loss/{name} is ")
+    assert limit.advice in message
+
+
+def test_a_limit_holds_for_all_of_a_kind_unless_one_has_its_own():
+    assert limit_of("obs_scale/student/policy") is LIMITS["obs_scale"]
+    assert limit_of("obs_scale/teacher/policy") is LIMITS["obs_scale/teacher"]
+    assert limit_of("explained_variance/critic") is LIMITS["explained_variance/critic"]
+    assert limit_of("behavior") is None
+
+
+def test_a_gradient_norm_is_held_against_its_median():
+    watch = Watch()
+    for _ in range(9):
+        assert watch({"grad_norm": 1.0}) == {"grad_norm_jump": 1.0}
+    assert watch({"grad_norm": 30.0}) == {"grad_norm_jump": 1.0}  # too few to tell
+    assert watch({"grad_norm": 12.0, "actor_grad_norm": 1.0}) == {"grad_norm_jump": 12.0}
+
+
+def test_gradients_that_grow_steadily_are_no_jump_and_that_leap_are():
+    steadily = [1.2**update for update in range(60)]
+    assert caught(Watch(), "grad_norm", steadily) == []
+    (message,) = caught(Watch(), "grad_norm", [1.0] * 20 + [50.0] * 8)
+    assert message.startswith("Loss/grad_norm_jump is 50, expected at most 10")
+
+
+def test_an_update_warns():
+    algorithm = ppo()
+
+    def train():
+        for seed in range(10):
+            roll_out_ppo(algorithm, seed, on_step=lambda _, obs, __: obs["policy"].mul_(1e3))
+            algorithm.update()
+
+    with pytest.warns(UserWarning, match=r"Loss/obs_scale/actor/policy is .*obs_normalization"):
+        train()
