@@ -15,6 +15,7 @@ from rsl_tbptt.checkpoints.latest import NUMBERED, checkpoint_file
 from rsl_tbptt.checkpoints.reading import read_checkpoint
 from rsl_tbptt.checkpoints.writing import check_writable, save_checkpoint
 from rsl_tbptt.core.distributed import Ranks
+from rsl_tbptt.runners import resume_state
 from rsl_tbptt.runners.kept_checkpoints import check_kept, kept_checkpoints
 from rsl_tbptt.runners.stop_signals import STOPPED, StopSignals
 
@@ -65,9 +66,14 @@ class SafeCheckpoints(Runner):
         super().__init__(env, train_cfg, log_dir, device)
         self._kept = kept_checkpoints(train_cfg, log_dir)
         self._ranks = Ranks(together=self.is_distributed)
+        self._resumed: dict[str, Any] = {}
 
     def learn(self, num_learning_iterations: int, init_at_random_ep_len: bool = False) -> None:
         """Learn as rsl_rl's runner does, and end after a checkpoint if a signal asks for that.
+
+        After a resume it goes on with the random numbers of before, and where the environment has
+        ``state_dict`` and ``load_state_dict`` with its episodes and the models' hidden states, to
+        the bit as if it had not been interrupted. With several ranks all of these begin anew.
 
         Iterations are numbered on: rsl_rl would give the first one after a resume the number of
         the last one before. ``num_iterations`` of them are done, so a training of 1000 goes on by
@@ -84,6 +90,9 @@ class SafeCheckpoints(Runner):
         if num_learning_iterations < 1:
             return
         start = self.current_learning_iteration = self.num_iterations
+        # Here and not in load: one who plays draws and steps as he likes.
+        goes_on = resume_state.restore(self, self._resumed)
+        self._resumed = {}
 
         def begin_rollout() -> None:
             with torch.inference_mode(False):  # the runner's rollout has no gradients
@@ -94,7 +103,7 @@ class SafeCheckpoints(Runner):
 
         try:
             with StopSignals() as signals, watched(self.alg, begin_rollout, end_update):
-                super().learn(num_learning_iterations, init_at_random_ep_len)
+                super().learn(num_learning_iterations, init_at_random_ep_len and not goes_on)
                 self._end_if_asked(signals, needs_saving=False)
         finally:
             self.current_learning_iteration = max(self.num_iterations - 1, 0)
@@ -134,7 +143,10 @@ class SafeCheckpoints(Runner):
             path: Checkpoint file.
             infos: Further values to keep in it.
         """
-        iteration, own = self.current_learning_iteration, {"num_iterations": self.num_iterations}
+        iteration = self.current_learning_iteration
+        own: dict[str, Any] = {"num_iterations": self.num_iterations}
+        if not self.is_distributed:  # the file is written by one rank, which knows its own alone
+            own["resume"] = resume_state.state_of(self)
         checkpoint = {**self.alg.save(), "iter": iteration, "infos": infos, OWN: own}
         save_checkpoint(checkpoint, path)
         self.logger.save_model(path, iteration)
@@ -177,6 +189,7 @@ class SafeCheckpoints(Runner):
             self.current_learning_iteration = checkpoint["iter"]
             own = checkpoint.get(OWN, {})
             self.num_iterations = own.get("num_iterations", checkpoint["iter"] + 1)
+            self._resumed = own.get("resume", {})
         return checkpoint["infos"]
 
 

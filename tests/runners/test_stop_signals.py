@@ -17,6 +17,14 @@ from rsl_tbptt_tasks.memory import RecallEnv
 HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 
+@pytest.fixture(autouse=True)
+def ctrl_c_interrupts():
+    """Have Python's own handler where a shell started the tests in the background, ignoring it."""
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    yield
+    signal.signal(signal.SIGINT, before)
+
+
 class SignalledEnv(RecallEnv):
     """Does something in its step number ``at``."""
 
