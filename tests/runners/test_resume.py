@@ -1,5 +1,7 @@
 """A training that is resumed goes on to the bit, where the environment can be put back."""
 
+from typing import Any
+
 import numpy as np
 import pytest
 import torch
@@ -80,7 +82,7 @@ def test_generators_go_on_when_training_does_and_not_when_a_file_is_loaded(tmp_p
 
 def simulator():
     """Return an environment that cannot be put back."""
-    absent = dict.fromkeys(("state_dict", "load_state_dict"), property())
+    absent: dict[str, Any] = {"state_dict": property(), "load_state_dict": property()}
     return type("Simulator", (RecallEnv,), absent)(NUM_ENVS, 3)
 
 
