@@ -46,6 +46,9 @@ def test_the_best_is_kept_beside_the_newest(tmp_path):
     assert names(tmp_path) == ["model_4.pt", "model_5.pt", "model_6.pt"]
     write(kept, tmp_path, 7, -0.5)
     assert names(tmp_path) == ["model_6.pt", "model_7.pt"]
+    for iteration in (8, 9):
+        write(kept, tmp_path, iteration, float("nan"))
+    assert names(tmp_path) == ["model_7.pt", "model_8.pt", "model_9.pt"]
 
 
 def test_the_best_is_not_kept_if_nobody_asks(tmp_path):
