@@ -7,6 +7,7 @@ import importlib.util
 import sys
 from collections.abc import Callable, Sequence
 
+from rsl_tbptt.checkpoints.latest import checkpoint_file
 from rsl_tbptt.cli_options import add_doctor, add_evaluate, add_export, add_play
 from rsl_tbptt.doctor import TOOLS, diagnose, install
 
@@ -99,7 +100,7 @@ def run_evaluate(args: Arguments) -> int:
         raise ValueError("--env is given beside --platform or --task, expected one of both.")
     _check_device(args.device)
     result = evaluate(
-        args.checkpoint,
+        checkpoint_file(args.checkpoint),
         platform_name="rsl_rl" if args.env else args.platform,
         task=args.env or args.task,
         overrides=args.overrides,
@@ -127,7 +128,7 @@ def run_export(args: Arguments) -> int:
     from rsl_tbptt.export import export
 
     parity = export(
-        args.checkpoint,
+        checkpoint_file(args.checkpoint),
         args.output,
         agent=args.agent,
         images=dict(args.image) if args.image else None,
@@ -161,7 +162,7 @@ def run_play(args: Arguments) -> int:
             " several beside each other."
         )
     return play(
-        args.checkpoint[0],
+        checkpoint_file(args.checkpoint[0]),
         task=args.task,
         num_envs=args.num_envs or 16,
         device=args.device,
@@ -185,7 +186,7 @@ def _film(args: Arguments) -> int:
         )
     _check_device(args.device)
     record(
-        args.checkpoint,
+        [checkpoint_file(path) for path in args.checkpoint],
         args.video,
         task=args.task,
         overrides=args.further,

@@ -74,7 +74,7 @@ def add_play(parser: argparse.ArgumentParser) -> None:
         type=Path,
         action="append",
         required=True,
-        help="model_<iteration>.pt; with --video also several, one column each",
+        help="model_<iteration>.pt, or RUN/latest; with --video also several, one column each",
     )
     parser.add_argument("--task", help="registered id, by default that of the training")
     parser.add_argument("--num-envs", type=int, help="environments to show (16, with --video 2)")
@@ -90,7 +90,12 @@ def add_play(parser: argparse.ArgumentParser) -> None:
 
 def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
     """Add what names a policy."""
-    parser.add_argument("--checkpoint", type=Path, required=True, help="model_<iteration>.pt")
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        required=True,
+        help="model_<iteration>.pt, or RUN/latest for the newest that can be loaded",
+    )
     parser.add_argument(
         "--agent",
         type=Path,

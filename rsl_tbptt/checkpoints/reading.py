@@ -1,5 +1,6 @@
 """Reading rsl_rl checkpoints: safely, and with errors that name the key and the fix."""
 
+import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
@@ -24,6 +25,7 @@ def read_checkpoint(path: str, device: torch.device | str) -> dict[str, Any]:
     if not Path(path).is_file():
         raise ValueError(f"The checkpoint '{path}' does not exist: check the path.")
     try:
+        _check_sums(path)
         checkpoint = torch.load(path, weights_only=True, map_location=device)
     except Exception as error:  # a damaged file can raise almost anything
         raise ValueError(
@@ -122,6 +124,20 @@ def config_advice(key: str, role: str, in_checkpoint: bool) -> str:
             " 'rnn_type' and 'rnn_num_layers' as when it was trained."
         )
     return f"give '{role}' in the config the architecture it was trained with."
+
+
+def _check_sums(path: str) -> None:
+    """Compare a file with the checksums in it, which torch writes and does not read.
+
+    Raises:
+        ValueError: If one differs.
+    """
+    if not zipfile.is_zipfile(path):
+        return  # of a torch before 1.6, or no checkpoint
+    with zipfile.ZipFile(path) as archive:
+        damaged = archive.testzip()
+    if damaged is not None:
+        raise ValueError(f"the checksum of '{damaged}' in it differs.")
 
 
 def _first_line(error: Exception) -> str:

@@ -9,6 +9,7 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
+from rsl_tbptt.checkpoints.latest import checkpoint_file
 from rsl_tbptt.checkpoints.reading import config_advice, read_checkpoint, teacher_state_dict
 from rsl_tbptt.checkpoints.trained_models import check_fits
 from rsl_tbptt.models.teacher_configs import role_of
@@ -22,7 +23,7 @@ def read_teacher(
     Args:
         name: Its name.
         teacher: Its model, which is not changed.
-        path: The file, of PPO or distillation.
+        path: The file, of PPO or distillation, or ``FOLDER/latest``.
         obs: Observations of any batch size.
 
     Raises:
@@ -35,6 +36,7 @@ def read_teacher(
             f" 'teacher.teachers.{name}.checkpoint'."
         )
     try:
+        path = str(checkpoint_file(path))
         checkpoint = read_checkpoint(path, next(teacher.parameters()).device)
         state_dict = teacher_state_dict(checkpoint, "The checkpoint")
         check_fits(teacher, state_dict, role_of(name), obs, checkpoint, path, config_advice)

@@ -6,7 +6,7 @@ from rsl_tbptt.runners.safe_checkpoints import SafeCheckpoints
 
 
 class TbpttDistillationRunner(SafeCheckpoints, DistillationRunner):
-    """A DistillationRunner whose checkpoints are written atomically and read without code.
+    """A DistillationRunner whose checkpoints survive; see :class:`SafeCheckpoints`.
 
     ``TbpttDistillation`` does its whole work under the stock runner too; Isaac Lab accepts only
     that one.

@@ -1,21 +1,52 @@
-"""Checkpoints that are never half written and never run code, for rsl_rl's runners."""
+"""Checkpoints that survive what ends a training, for rsl_rl's runners."""
 
+from __future__ import annotations
+
+import signal
+import statistics
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import torch
+
+from rsl_tbptt.checkpoints.latest import NUMBERED, checkpoint_file
 from rsl_tbptt.checkpoints.reading import read_checkpoint
 from rsl_tbptt.checkpoints.writing import check_writable, save_checkpoint
+from rsl_tbptt.core.distributed import Ranks
+from rsl_tbptt.runners import resume_state
+from rsl_tbptt.runners.kept_checkpoints import check_kept, kept_checkpoints
+from rsl_tbptt.runners.stop_signals import STOPPED, StopSignals
 
 if TYPE_CHECKING:
     from rsl_rl.runners import OnPolicyRunner as Runner
 else:
     Runner = object  # whichever runner it is mixed with
 
+OWN = "rsl_tbptt_runner"
+"""What a runner of this package adds to a checkpoint; rsl_rl ignores it."""
+
 
 class SafeCheckpoints(Runner):
-    """Mix-in for rsl_rl's runners: a writable run folder, atomic saves, loads without code."""
+    """Mix-in for rsl_rl's runners: checkpoints that are whole, few, found again and never code.
+
+    The run folder is checked before anything is built. Files are written whole or not at all, and
+    reading them runs no code. Of ``train_cfg`` it reads
+
+    - ``keep_last``: number of newest checkpoints to keep. None or absent keeps all. Files that no
+      runner of this package wrote into the run's folder are never deleted.
+    - ``keep_best``: whether the checkpoint of the highest mean return in training, over the last
+      100 episodes before it was written, is kept beside them.
+
+    SIGTERM, SIGUSR1 and Ctrl+C end :meth:`learn` between two iterations, after a checkpoint.
+    """
 
     alg: Any
     """The runner's algorithm."""
+
+    num_iterations: int = 0
+    """Iterations that are done, those before a resume included."""
 
     def __init__(
         self,
@@ -24,10 +55,86 @@ class SafeCheckpoints(Runner):
         log_dir: str | None = None,
         device: str = "cpu",
     ) -> None:
-        """Check ``log_dir`` before the runner builds anything. Arguments: see rsl_rl's runners."""
+        """Check what needs no runner, then build it. Arguments: see rsl_rl's runners.
+
+        Raises:
+            ValueError: If ``log_dir`` cannot be written, or what is to be kept is not valid.
+        """
+        check_kept(train_cfg)
         if log_dir is not None:
             check_writable(log_dir)
         super().__init__(env, train_cfg, log_dir, device)
+        self._kept = kept_checkpoints(train_cfg, log_dir)
+        self._ranks = Ranks(together=self.is_distributed)
+        self._resumed: dict[str, Any] = {}
+
+    def learn(self, num_learning_iterations: int, init_at_random_ep_len: bool = False) -> None:
+        """Learn as rsl_rl's runner does, and end after a checkpoint if a signal asks for that.
+
+        After a resume it goes on with the random numbers of before, and where the environment has
+        ``state_dict`` and ``load_state_dict`` with its episodes and the models' hidden states, to
+        the bit as if it had not been interrupted. With several ranks all of these begin anew.
+
+        Iterations are numbered on: rsl_rl would give the first one after a resume the number of
+        the last one before. ``num_iterations`` of them are done, so a training of 1000 goes on by
+        ``learn(1000 - runner.num_iterations)``.
+
+        Args:
+            num_learning_iterations: Further iterations. None are left to do at 0 or below.
+            init_at_random_ep_len: Whether episodes begin as if they had run for some time.
+
+        Raises:
+            SystemExit: With status :data:`STOPPED` after SIGTERM or SIGUSR1.
+            KeyboardInterrupt: After Ctrl+C.
+        """
+        if num_learning_iterations < 1:
+            return
+        start = self.current_learning_iteration = self.num_iterations
+        # Here and not in load: one who plays draws and steps as he likes.
+        goes_on = resume_state.restore(self, self._resumed)
+        self._resumed = {}
+
+        def begin_rollout() -> None:
+            with torch.inference_mode(False):  # the runner's rollout has no gradients
+                self._end_if_asked(signals, needs_saving=self.num_iterations > start)
+
+        def end_update() -> None:
+            self.num_iterations += 1
+
+        try:
+            with StopSignals() as signals, watched(self.alg, begin_rollout, end_update):
+                super().learn(num_learning_iterations, init_at_random_ep_len and not goes_on)
+                self._end_if_asked(signals, needs_saving=False)
+        finally:
+            self.current_learning_iteration = max(self.num_iterations - 1, 0)
+
+    def _end_if_asked(self, signals: StopSignals, needs_saving: bool) -> None:
+        """End the training on all ranks where one has received a signal.
+
+        Raises:
+            SystemExit: If so; KeyboardInterrupt if that was Ctrl+C.
+        """
+        if not self._ranks.sum_count(int(signals.received is not None), self.device):
+            return
+        # Together: a launcher ends all ranks when one has ended, also the one that still writes.
+        self._ranks.run_together(lambda: self._save_last() if needs_saving else None)
+        if self.logger.writer is not None:
+            self.logger.stop_logging_writer()
+        raise KeyboardInterrupt if signals.received == signal.SIGINT else SystemExit(STOPPED)
+
+    def _save_last(self) -> None:
+        """Save where the writing rank is this one.
+
+        Raises:
+            ValueError: If the file cannot be written, which then ends all ranks.
+        """
+        if self.logger.writer is None:
+            return
+        path = Path(self.logger.log_dir or "", f"model_{self.current_learning_iteration}.pt")
+        try:
+            self.save(str(path))
+        except OSError as error:
+            raise ValueError(f"The checkpoint '{path}' cannot be written: {error}") from error
 
     def save(self, path: str, infos: dict | None = None) -> None:
         """Save models and training state so that ``path`` is either whole or as before.
@@ -36,9 +143,21 @@ class SafeCheckpoints(Runner):
             path: Checkpoint file.
             infos: Further values to keep in it.
         """
-        checkpoint = {**self.alg.save(), "iter": self.current_learning_iteration, "infos": infos}
+        iteration = self.current_learning_iteration
+        own: dict[str, Any] = {"num_iterations": self.num_iterations}
+        if not self.is_distributed:  # the file is written by one rank, which knows its own alone
+            own["resume"] = resume_state.state_of(self)
+        checkpoint = {**self.alg.save(), "iter": iteration, "infos": infos, OWN: own}
         save_checkpoint(checkpoint, path)
-        self.logger.save_model(path, self.current_learning_iteration)
+        self.logger.save_model(path, iteration)
+        if self._kept is not None and self._is_of_run(Path(path)):
+            returns = self.logger.rewbuffer
+            self._kept.add(Path(path), iteration, statistics.mean(returns) if returns else None)
+
+    def _is_of_run(self, path: Path) -> bool:
+        """Return whether a file is one of the run's numbered checkpoints."""
+        folder = Path(self.logger.log_dir or "")
+        return path.parent.resolve() == folder.resolve() and bool(NUMBERED.fullmatch(path.name))
 
     def load(
         self,
@@ -50,7 +169,8 @@ class SafeCheckpoints(Runner):
         """Load models and training state; only tensors and plain values are read from the file.
 
         Args:
-            path: Checkpoint file.
+            path: Checkpoint file; or a run's folder, or ``FOLDER/latest``, for the newest in it
+                that is valid.
             load_cfg: What to load, or None for what the checkpoint holds.
             strict: Whether parameters must match exactly.
             map_location: Device of the loaded tensors; None means the runner's.
@@ -62,8 +182,44 @@ class SafeCheckpoints(Runner):
             ValueError: If the file is missing or damaged, or does not fit the models. Nothing is
                 changed then.
         """
+        path = str(checkpoint_file(path))
         self.alg.checkpoint_path = path
         checkpoint = read_checkpoint(path, map_location or self.device)
         if self.alg.load(checkpoint, load_cfg, strict):
             self.current_learning_iteration = checkpoint["iter"]
+            own = checkpoint.get(OWN, {})
+            self.num_iterations = own.get("num_iterations", checkpoint["iter"] + 1)
+            self._resumed = own.get("resume", {})
         return checkpoint["infos"]
+
+
+@contextmanager
+def watched(
+    algorithm: Any, begin_rollout: Callable[[], None], end_update: Callable[[], None]
+) -> Iterator[None]:
+    """Call something before the first action of each rollout, and after each update.
+
+    rsl_rl's ``learn`` is one loop without a place for it between two iterations.
+
+    Args:
+        algorithm: An algorithm of rsl_rl's or of this package, watched while the context lasts.
+        begin_rollout: Called when an iteration begins; the one before is logged and saved.
+        end_update: Called when an update has ended.
+    """
+    act, update = algorithm.act, algorithm.update
+
+    def watched_act(obs: Any) -> torch.Tensor:
+        if algorithm.storage.step == 0:
+            begin_rollout()
+        return act(obs)
+
+    def watched_update() -> dict[str, float]:
+        metrics = update()
+        end_update()
+        return metrics
+
+    vars(algorithm).update(act=watched_act, update=watched_update)  # hide the class's methods
+    try:
+        yield
+    finally:
+        del vars(algorithm)["act"], vars(algorithm)["update"]

@@ -3,6 +3,7 @@
 import argparse
 from pathlib import Path
 
+from rsl_tbptt.checkpoints.latest import checkpoint_file
 from rsl_tbptt.platforms.commands import run_shown
 from scripts.pipeline.presets import FINETUNE, AnySection, default_run, load_preset
 from scripts.pipeline.training import train_command
@@ -51,7 +52,7 @@ def train_one(description: str | None, *, policy: str, start: str | None = None)
         _changed(preset.policies[args.policy], args, "iterations", "seed"),
         run_name=args.policy,
         device=args.device,
-        checkpoint=None if start is None else str(args.start.resolve()),
+        checkpoint=None if start is None else str(checkpoint_file(args.start).resolve()),
     )
     return run_shown(command + further, args.output or default_run(args.config), args.device)
 

@@ -76,6 +76,20 @@ class RecallEnv(VecEnv):
         self._cue = torch.where(asked, self._draw_cues(), self._cue)
         return self.get_observations(), rewards, asked.long(), {}
 
+    def state_dict(self) -> dict[str, torch.Tensor]:
+        """Return what the episodes need to go on: their steps (N,), cues (N,), the generator."""
+        return {
+            "episode_length": self.episode_length_buf.clone(),
+            "cue": self._cue.clone(),
+            "generator": self._generator.get_state(),
+        }
+
+    def load_state_dict(self, state_dict: dict[str, torch.Tensor]) -> None:
+        """Go on with the episodes of ``state_dict``, which has as many environments."""
+        self.episode_length_buf = state_dict["episode_length"].to(self.device)
+        self._cue = state_dict["cue"].to(self.device)
+        self._generator.set_state(state_dict["generator"].cpu())
+
     def _asked(self) -> torch.Tensor:
         return self.episode_length_buf == self.recall_length
 

@@ -72,6 +72,17 @@ def test_teacher_checkpoint_loads_the_teacher(tmp_path):
     assert same_first_layer(algorithm.teacher, actor)
 
 
+def test_the_teacher_can_be_the_latest_of_a_run(tmp_path):
+    ppo_checkpoint(tmp_path / "model_2.pt")
+    actor = ppo_checkpoint(tmp_path / "model_10.pt")
+    algorithm = make(teacher_checkpoint=str(tmp_path / "latest"))
+    assert algorithm.teacher_loaded
+    assert same_first_layer(algorithm.teacher, actor)
+    (tmp_path / "other").mkdir()
+    with pytest.raises(ValueError, match="holds no valid checkpoint"):
+        load_teacher(tmp_path / "other" / "latest")
+
+
 def test_a_missing_or_damaged_teacher_checkpoint_is_named(tmp_path):
     with pytest.raises(ValueError, match=r"nowhere\.pt' does not exist"):
         load_teacher(tmp_path / "nowhere.pt")

@@ -6,56 +6,28 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.helpers import parameters_of
+from rsl_rl.runners import OnPolicyRunner
+from support.safe_runs import make_runner
 
 from rsl_tbptt.checkpoints.writing import save_checkpoint
 from rsl_tbptt.runners import TbpttDistillationRunner
-from rsl_tbptt_tasks.memory import RecallEnv
 
 
-def model_cfg(class_name, **kwargs):
-    """Return a config of its own: rsl_rl before 5.5 takes entries out of what it is given."""
-    return {
-        "class_name": class_name,
-        "hidden_dims": [8],
-        "activation": "elu",
-        "distribution_cfg": {"class_name": "GaussianDistribution", "init_std": 0.1},
-        **kwargs,
-    }
-
-
-def train_cfg():
-    return {
-        "num_steps_per_env": 6,
-        "save_interval": 1,
-        "obs_groups": {"student": ["policy"], "teacher": ["privileged"]},
-        "algorithm": {
-            "class_name": "rsl_tbptt.algorithms:TbpttDistillation",
-            "gradient_length": 3,
-        },
-        "student": model_cfg("RNNModel", rnn_type="lstm", rnn_hidden_dim=8, rnn_num_layers=1),
-        "teacher": model_cfg("MLPModel"),
-    }
-
-
-def make_runner(log_dir=None):
-    runner = TbpttDistillationRunner(RecallEnv(4, 3), train_cfg(), log_dir=log_dir)
-    runner.alg.teacher_loaded = True
-    return runner
-
-
-def test_a_run_saves_and_resumes(tmp_path):
-    runner = make_runner(str(tmp_path / "run"))
+@pytest.mark.parametrize("kind", ["distillation", "ppo"])
+def test_a_run_saves_and_resumes(kind, tmp_path):
+    runner = make_runner(tmp_path / "run", kind)
     runner.learn(2)
     assert sorted(p.name for p in (tmp_path / "run").glob("model_*")) == [
         "model_0.pt",
         "model_1.pt",
     ]
     assert not list((tmp_path / "run").glob(".model*"))
-    resumed = make_runner()
+    resumed = make_runner(None, kind)
     resumed.load(str(tmp_path / "run" / "model_1.pt"))
     assert resumed.current_learning_iteration == 1
-    assert torch.equal(parameters_of(resumed.alg), parameters_of(runner.alg))
+    (of_resumed, of_runner) = (r.alg.get_policy().state_dict() for r in (resumed, runner))
+    for name, value in of_runner.items():
+        assert torch.equal(of_resumed[name], value)
 
 
 def test_a_crash_while_writing_leaves_the_previous_file(tmp_path, monkeypatch):
@@ -121,3 +93,54 @@ def test_the_stock_check_for_a_teacher_still_holds():
     runner.alg.teacher_loaded = False
     with pytest.raises(ValueError, match="Teacher model parameters not loaded"):
         runner.learn(1)
+
+
+def test_iterations_are_numbered_on_after_a_resume(tmp_path):
+    make_runner(tmp_path).learn(3)
+    resumed = make_runner(tmp_path)
+    resumed.load(str(tmp_path / "latest"))
+    assert resumed.num_iterations == 3
+    resumed.learn(5 - resumed.num_iterations)
+    assert (resumed.num_iterations, resumed.current_learning_iteration) == (5, 4)
+    assert {p.name for p in tmp_path.glob("*.pt")} == {f"model_{it}.pt" for it in range(5)}
+    again = make_runner(tmp_path)
+    again.load(str(tmp_path))
+    again.learn(5 - again.num_iterations)  # nothing is left, and nothing is written
+    assert {p.name for p in tmp_path.glob("*.pt")} == {f"model_{it}.pt" for it in range(5)}
+
+
+def test_a_checkpoint_before_training_counts_nothing_as_done(tmp_path):
+    runner = make_runner()
+    runner.learn(0)
+    runner.logger.writer = None  # which rsl_rl 5.0 lacks before a training
+    runner.save(str(tmp_path / "model_0.pt"))
+    resumed = make_runner()
+    resumed.load(str(tmp_path / "model_0.pt"))
+    assert resumed.num_iterations == 0
+
+
+def test_the_stock_runner_and_ours_read_each_others_checkpoints(tmp_path):
+    stock = make_runner(None, "ppo", runner_class=OnPolicyRunner)
+    ours = make_runner(tmp_path, "ppo")
+    ours.learn(2)
+    stock.load(str(tmp_path / "model_1.pt"))
+    assert stock.current_learning_iteration == 1
+    torch.save({**stock.alg.save(), "iter": 7, "infos": None}, tmp_path / "model_7.pt")
+    again = make_runner(None, "ppo")
+    again.load(str(tmp_path / "latest"))
+    assert (again.current_learning_iteration, again.num_iterations) == (7, 8)
+
+
+def test_an_error_in_training_leaves_the_number_of_what_was_done(tmp_path, monkeypatch):
+    runner = make_runner(tmp_path)
+    runner.learn(2)
+
+    def fail(_):
+        raise RuntimeError("the simulator died")
+
+    monkeypatch.setattr(runner.env, "step", fail)
+    with pytest.raises(RuntimeError, match="the simulator died"):
+        runner.learn(2)
+    assert (runner.num_iterations, runner.current_learning_iteration) == (2, 1)
+    assert "act" not in vars(runner.alg)
+    assert "update" not in vars(runner.alg)

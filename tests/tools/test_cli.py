@@ -92,7 +92,8 @@ def folder(tmp_path, monkeypatch):
         monkeypatch.delitem(sys.modules, name)
     (tmp_path / "my_envs.py").write_text(MAKER)
     algorithm = make_distillation(TbpttDistillation, 4, 2, gradient_length=2)
-    torch.save(algorithm.save(), "model_0.pt")
+    torch.save({**algorithm.save(), "iter": 0}, "model_0.pt")
+    (tmp_path / "no_run").mkdir()
     torch.save({"optimizer_state_dict": {}}, "no_policy.pt")
     torch.save([1], "no_dict.pt")
     torch.save({"actor_state_dict": {}}, "empty_policy.pt")
@@ -105,8 +106,9 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
-def test_a_checkpoint_of_rsl_rl_alone_is_exported(folder, capsys):
-    assert main(["export", "--checkpoint", "model_0.pt"]) == 0
+@pytest.mark.parametrize("named", ["model_0.pt", "latest"])
+def test_a_checkpoint_of_rsl_rl_alone_is_exported(named, folder, capsys):
+    assert main(["export", "--checkpoint", named]) == 0
     assert "onnx: largest difference of an action" in capsys.readouterr().out
     names = {path.name for path in (folder / "exported").iterdir()}
     assert names == {"policy.onnx", "policy.pt", "parity.json"}
@@ -134,7 +136,7 @@ WRONG = {
     "empty": (["export", "--checkpoint", "empty.pt"], "cannot be read, it is damaged"),
     "no dict": (["export", "--checkpoint", "no_dict.pt"], "holds a list, not a dict"),
     "no policy": (["export", "--checkpoint", "no_policy.pt"], "expected one of"),
-    "a folder": (["export", "--checkpoint", "."], "does not exist"),
+    "a folder": (["export", "--checkpoint", "no_run"], "holds no valid checkpoint"),
     "no config": (
         ["export", "--checkpoint", "model_0.pt", "--agent", "no.yaml"],
         "'no.yaml' cannot be read",

@@ -30,6 +30,7 @@ from rsl_tbptt.algorithms.update.arguments import takes
 from rsl_tbptt.algorithms.update.memory_plan import MemoryPlan
 from rsl_tbptt.algorithms.update.non_finite import take_over_nan_check
 from rsl_tbptt.algorithms.update.optimizers import use_fused_kernels
+from rsl_tbptt.algorithms.update.safe_line import SafeLine
 from rsl_tbptt.algorithms.update.session import UpdateSession
 from rsl_tbptt.checkpoints.reading import student_state_dict
 from rsl_tbptt.checkpoints.trained_models import check_fits, describe_all
@@ -134,6 +135,9 @@ class TbpttDistillation(Distillation):
             weights=self._weights,
         )
         self._session = UpdateSession(self.learner, storage, self.options, self._ranks)
+        self.safe_line = SafeLine(
+            self.options.safe_checkpoint_interval, self, is_writer=self.gpu_global_rank == 0
+        )
         self.awaited_teacher = AwaitedTeacher(
             check_one_source(teacher, self.options.teacher_checkpoint),
             lambda: self._ranks.run_together(self._load_teacher),
@@ -158,6 +162,7 @@ class TbpttDistillation(Distillation):
         if isinstance(algorithm, TbpttDistillation):
             algorithm.checkpoint_path = cfg.get("load_checkpoint")
             take_over_nan_check(algorithm.options.non_finite, cfg)
+            algorithm.safe_line.write_beside_logs_of(env)
         return algorithm
 
     def broadcast_parameters(self) -> None:
@@ -233,6 +238,7 @@ class TbpttDistillation(Distillation):
         """Set the student to training, and drop a rollout that an error or Ctrl+C broke off."""
         super().train_mode()
         self.storage.clear()
+        self.safe_line.start()
 
     def update(self) -> dict[str, float]:
         """Train the student on the rollout and clear the storage, whole or not at all.
@@ -255,6 +261,7 @@ class TbpttDistillation(Distillation):
             self.learning_rate = set_rate(self.optimizer, rate)  # which the runner logs
         metrics = self._session.run()
         self.num_updates += "behavior" in metrics  # and not where it was skipped
+        self.safe_line.conclude_iteration()
         return metrics
 
     def save(self) -> dict:
@@ -312,6 +319,8 @@ class TbpttDistillation(Distillation):
             self.num_updates = own.get("num_updates", 0)
             with_optimizer = load_cfg is None or bool(load_cfg.get("optimizer"))
             self._heads.load_state_dict(own.get("auxiliary", {}), with_optimizer=with_optimizer)
+        if load_iteration:
+            self.safe_line.go_on_from(loaded_dict)
         return load_iteration
 
     def _load_teacher(self) -> None:

@@ -6,6 +6,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
+from rsl_tbptt.checkpoints.latest import checkpoint_file
 from rsl_tbptt.checkpoints.reading import read_checkpoint
 from rsl_tbptt.checkpoints.trained_models import check_fits
 from rsl_tbptt.compat.versions import config_advice, teacher_state_dict
@@ -84,7 +85,7 @@ def load_teacher(
 
     Args:
         teacher: The teacher, or several, which know their files.
-        path: File of a single one.
+        path: File of a single one, or ``FOLDER/latest``.
         obs: Observations of any batch size.
         device: Where tensors are put.
 
@@ -94,6 +95,7 @@ def load_teacher(
     if isinstance(teacher, SelectedTeachers):
         teacher.load_checkpoints()
     elif path is not None:
+        path = str(checkpoint_file(path))
         checkpoint = read_checkpoint(path, device)
         state_dict = teacher_state_dict(checkpoint, f"The teacher_checkpoint '{path}'")
         check_fits(teacher, state_dict, "teacher", obs, checkpoint, path, config_advice)

@@ -118,7 +118,8 @@ class DistillationOptions(Options):
     """Checkpoint, of PPO or distillation, whose actor or whose teacher becomes the teacher.
 
     It is loaded when training starts, unless the runner loaded a checkpoint (``--checkpoint`` in
-    Isaac Lab, ``--agent.resume`` in mjlab). None leaves it to the runner.
+    Isaac Lab, ``--agent.resume`` in mjlab). ``RUN/latest`` is the newest of that folder that can be
+    loaded. None leaves it to the runner.
     """
 
     teacher_action_share: Annotated[

@@ -25,6 +25,7 @@ from rsl_tbptt.algorithms.update.arguments import takes
 from rsl_tbptt.algorithms.update.memory_plan import MemoryPlan
 from rsl_tbptt.algorithms.update.non_finite import take_over_nan_check
 from rsl_tbptt.algorithms.update.optimizers import use_fused_kernels
+from rsl_tbptt.algorithms.update.safe_line import SafeLine
 from rsl_tbptt.algorithms.update.session import UpdateSession
 from rsl_tbptt.checkpoints.trained_models import describe_all
 from rsl_tbptt.compat.versions import PPO, MLPModel, rnd_optimizer
@@ -113,6 +114,9 @@ class TbpttPPO(PPO):
             else PpoLearner(*trained, **parts)
         )
         self._session = UpdateSession(self.learner, storage, self.options, self._ranks)
+        self.safe_line = SafeLine(
+            self.options.safe_checkpoint_interval, self, is_writer=self.gpu_global_rank == 0
+        )
 
     @staticmethod
     def construct_algorithm(obs: TensorDict, env: VecEnv, cfg: dict, device: str) -> PPO:
@@ -133,6 +137,7 @@ class TbpttPPO(PPO):
         if isinstance(algorithm, TbpttPPO):
             options = algorithm.options
             take_over_nan_check(options.non_finite, cfg)
+            algorithm.safe_line.write_beside_logs_of(env)
             if options.teacher_cfg is not None and options.teacher_coef > 0:
                 teacher = build_teacher(obs, env, cfg, options.teacher_cfg, device)
                 algorithm.set_teacher(teacher)
@@ -239,6 +244,7 @@ class TbpttPPO(PPO):
         """Set the models to training, and drop a rollout that an error or Ctrl+C broke off."""
         super().train_mode()
         self.storage.clear()
+        self.safe_line.start()
 
     def update(self) -> dict[str, float]:
         """Train actor and critic on the rollout and clear the storage, whole or not at all.
@@ -261,6 +267,7 @@ class TbpttPPO(PPO):
         finally:
             self.learning_rate = self.optimizer.param_groups[0]["lr"]
         self._values_beyond.warn_once()
+        self.safe_line.conclude_iteration()
         return metrics
 
     def save(self) -> dict[str, Any]:
@@ -320,6 +327,8 @@ class TbpttPPO(PPO):
         self.learning_rate = self.optimizer.param_groups[0]["lr"]  # rsl_rl 5.0 leaves it
         policy_loss = self.learner.gradient.policy_loss
         policy_loss.kl_coef = own.get("kl_coef", self.options.kl_penalty_coef)
+        if load_iteration:
+            self.safe_line.go_on_from(loaded_dict)
         return load_iteration
 
 

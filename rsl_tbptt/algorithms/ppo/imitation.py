@@ -15,6 +15,7 @@ from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.ppo.episode_returns import EpisodeReturns
 from rsl_tbptt.algorithms.ppo.options import PpoOptions
+from rsl_tbptt.checkpoints.latest import checkpoint_file
 from rsl_tbptt.checkpoints.reading import check_matches, read_checkpoint, teacher_state_dict
 from rsl_tbptt.checkpoints.trained_models import check_configured_alike
 from rsl_tbptt.compat.versions import MLPModel, config_advice, resolve_callable
@@ -214,6 +215,7 @@ class Imitation:
                 " student's or that of a run with it: name the file with --checkpoint FILE. Without"
                 " a teacher set teacher_coef to 0."
             )
+        path = str(checkpoint_file(path))
         checkpoint = read_checkpoint(path, self._storage.dones.device)
         state_dict = teacher_state_dict(checkpoint, f"The teacher_checkpoint '{path}'")
         try:

@@ -73,6 +73,7 @@ class PpoOptions(Options):
     """Checkpoint, of PPO or distillation, whose actor or whose teacher becomes the teacher.
 
     It is loaded when training starts, unless the runner loaded a checkpoint that brings a teacher.
+    ``RUN/latest`` is the newest of that folder that can be loaded.
     """
 
     teacher_coef: Annotated[float, Positive(or_zero=True)] = 0.0

@@ -84,6 +84,13 @@ class Options:
     max_skipped_updates: Annotated[int, Count()] = 10
     """So many skipped updates in a row end the training."""
 
+    safe_checkpoint_interval: Annotated[int | None, Count(hint=" Use None to write none.")] = None
+    """Iterations between checkpoints that the algorithm writes itself, whole or not at all.
+
+    For Isaac Lab, whose runner writes its own in place: ``safe_<iteration>.pt`` beside them, the
+    two newest, for ``--checkpoint``. None writes none. See docs/cluster.md#isaac-lab.
+    """
+
     auxiliary: Annotated[dict[str, Any] | None, check_heads] = None
     """Heads that predict what the model should know from its latent, by name.
 

@@ -45,7 +45,16 @@ class _OfPolicy:
             device: Device of the update.
             multi_gpu_cfg: rsl_rl's description of the processes, or None for one process.
             **options: Options of the algorithm.
+
+        Raises:
+            NotImplementedError: If the algorithm shall write checkpoints.
         """
+        interval = options.get("safe_checkpoint_interval")
+        if interval is not None:
+            raise NotImplementedError(
+                f"safe_checkpoint_interval is {interval!r}, expected None with rsl_rl 3: its runner"
+                " tells the algorithm neither environment nor folder."
+            )
         self.policy: Any = policy.to(device)
         self._arguments = {"device": device, "multi_gpu_cfg": multi_gpu_cfg, **options}
 

@@ -312,6 +312,15 @@ def test_a_distillations_teacher_is_the_teacher(tmp_path):
         assert torch.equal(value, expected[name])
 
 
+def test_the_teacher_can_be_the_latest_of_a_run(tmp_path):
+    torch.save({**distilled(), "iter": 3}, tmp_path / "model_3.pt")
+    algorithm = make_imitating(str(tmp_path / "latest"))
+    roll_out_ppo(algorithm, 0)
+    expected = make_model("teacher", "lstm", 4, seed=7).state_dict()
+    for name, value in algorithm._imitation.teacher.state_dict().items():
+        assert torch.equal(value, expected[name])
+
+
 def write(folder, content):
     torch.save(content, folder / "teacher.pt")
     return str(folder / "teacher.pt")

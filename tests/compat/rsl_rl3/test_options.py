@@ -51,6 +51,14 @@ def test_a_mistyped_option_is_refused(make, algorithm):
         make(algorithm, **SIZES, gradient_lenght=3)
 
 
+@pytest.mark.parametrize(
+    ("make", "algorithm"), [(make_distillation, TbpttDistillation), (make_ppo, TbpttPPO)]
+)
+def test_an_algorithm_that_is_told_no_folder_refuses_to_write(make, algorithm):
+    with pytest.raises(NotImplementedError, match="safe_checkpoint_interval is 3, expected None"):
+        make(algorithm, **SIZES, safe_checkpoint_interval=3)
+
+
 def test_the_divergence_from_the_teacher_is_refused_with_its_reason():
     with pytest.raises(NotImplementedError, match="loss_type is 'kl', expected another"):
         make_distillation(TbpttDistillation, **SIZES, loss_type="kl")

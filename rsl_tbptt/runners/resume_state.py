@@ -1,0 +1,105 @@
+"""What a training needs beside models and optimiser to go on as if it had not been interrupted."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from rsl_tbptt.core import hidden_state
+
+COUNTERS = ("tot_timesteps", "tot_time")
+"""What rsl_rl's logger counts."""
+
+OF_EPISODES = ("rewbuffer", "lenbuffer", "cur_reward_sum", "cur_episode_length")
+"""What it knows of episodes: the newest returns and lengths, and those of the current ones."""
+
+MODELS = ("student", "teacher", "actor", "critic")
+
+
+def state_of(runner: Any) -> dict[str, Any]:
+    """Return what a checkpoint holds for :func:`restore`, between two iterations.
+
+    The states of random generators and what the logger counts; and where the environment has
+    ``state_dict`` and ``load_state_dict``, its state, the models' hidden states and the running
+    episodes. Elsewhere all environments start an episode, with hidden states of zero.
+
+    Args:
+        runner: A runner of rsl_rl with one process.
+
+    Returns:
+        Tensors and plain values.
+    """
+    state = {
+        "generators": _generators(runner.device),
+        "counters": {name: getattr(runner.logger, name) for name in COUNTERS},
+    }
+    if not restores_itself(runner.env):
+        return state
+    models = {role: getattr(runner.alg, role) for role in MODELS if hasattr(runner.alg, role)}
+    states = {role: model.get_hidden_state() for role, model in models.items()}
+    episodes = {name: getattr(runner.logger, name) for name in OF_EPISODES}
+    return {
+        **state,
+        "environment": runner.env.state_dict(),
+        "hidden_states": {
+            role: hidden_state.as_tensors(hidden_state.clone(state))
+            for role, state in states.items()
+        },
+        "episodes": {n: list(v) if isinstance(v, deque) else v for n, v in episodes.items()},
+    }
+
+
+def restore(runner: Any, state: Mapping[str, Any]) -> bool:
+    """Put back what :func:`state_of` returned, before a training goes on.
+
+    Args:
+        runner: The runner, whose models and optimiser are loaded.
+        state: What a checkpoint holds, on any device; possibly nothing.
+
+    Returns:
+        Whether the environment goes on with the episodes of before.
+    """
+    for name, value in state.get("counters", {}).items():
+        setattr(runner.logger, name, value)
+    goes_on = "environment" in state and restores_itself(runner.env)
+    if goes_on:
+        runner.env.load_state_dict(state["environment"])
+        for role, tensors in state["hidden_states"].items():
+            getattr(runner.alg, role).reset(hidden_state=hidden_state.from_tensors(tensors))
+        for name, value in state["episodes"].items():
+            kept = getattr(runner.logger, name)
+            if isinstance(kept, deque):
+                kept.extend(value)
+            else:
+                kept.copy_(value)
+    if "generators" in state:
+        _set_generators(state["generators"], runner.device)  # last: an environment may draw
+    return goes_on
+
+
+def restores_itself(env: Any) -> bool:
+    """Return whether an environment can be put back into a state it was in."""
+    return hasattr(env, "state_dict") and hasattr(env, "load_state_dict")
+
+
+def _generators(device: str) -> dict[str, Any]:
+    """Return the states of the generators that a training may draw from."""
+    name, keys, *rest = np.random.get_state(legacy=True)
+    return {
+        "torch": torch.get_rng_state(),
+        "cuda": torch.cuda.get_rng_state(device) if torch.device(device).type == "cuda" else None,
+        "numpy": (name, torch.from_numpy(keys.astype(np.int64)), *rest),
+    }
+
+
+def _set_generators(states: Mapping[str, Any], device: str) -> None:
+    """Put them back; a GPU's only on a GPU."""
+    torch.set_rng_state(states["torch"].cpu())
+    if states["cuda"] is not None and torch.device(device).type == "cuda":
+        torch.cuda.set_rng_state(states["cuda"].cpu(), device)
+    name, keys, *rest = states["numpy"]
+    np.random.set_state((name, keys.cpu().numpy().astype(np.uint32), *rest))

@@ -1,0 +1,68 @@
+"""Signals that ask a training to end: noted, and obeyed where the training's state is whole."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from types import FrameType
+from typing import Any
+
+STOPPED = 85
+"""Exit status of a training that a signal ended after its checkpoint was written.
+
+Neither success nor any failure of Python's or the shell's (1, 2, 126 to 165), so a job script can
+start the same command again for it alone. HTCondor's manual uses it for the same.
+"""
+
+SIGNALS = ("SIGTERM", "SIGUSR1", "SIGINT")
+"""Of a scheduler or container, SLURM's warning, and Ctrl+C. Windows lacks the second."""
+
+SAME_SECONDS = 1.0
+"""Signals within so many seconds are one: a launcher passes on what its group was sent too."""
+
+
+class StopSignals:
+    """Notes the first of these signals; a second one does what it did before, and at once.
+
+    What was ignored stays ignored, and what was handled outside Python is left alone. Only the main
+    thread can handle signals; elsewhere nothing is noted.
+    """
+
+    received: int | None = None
+    """Number of the first signal."""
+
+    def __init__(self) -> None:
+        """Handle nothing yet."""
+        self._before: dict[int, Any] = {}
+        self._since = 0.0
+
+    def __enter__(self) -> StopSignals:
+        """Handle the signals until the context is left."""
+        if threading.current_thread() is threading.main_thread():
+            numbers = [getattr(signal, name) for name in SIGNALS if hasattr(signal, name)]
+            for number in numbers:
+                handler = signal.getsignal(number)
+                if handler not in (None, signal.SIG_IGN):
+                    self._before[number] = handler
+                    signal.signal(number, self._note)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Put back what handled them before."""
+        while self._before:
+            signal.signal(*self._before.popitem())
+
+    def _note(self, number: int, _: FrameType | None) -> None:
+        """Note a signal, or let it do what it did before."""
+        if self.received is None:
+            self.received, self._since = number, time.monotonic()
+            text = (
+                f"\n{signal.Signals(number).name}: a checkpoint is written after this iteration,"
+                " then the training ends. Another signal ends it at once.\n"
+            )
+            os.write(2, text.encode())  # print may be in the middle of a line, and would raise
+        elif time.monotonic() - self._since > SAME_SECONDS:
+            self.__exit__()
+            signal.raise_signal(number)

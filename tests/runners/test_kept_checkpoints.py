@@ -1,0 +1,110 @@
+"""Older checkpoints are deleted, the best and what others wrote are not."""
+
+import json
+
+import pytest
+from support.safe_runs import make_runner
+
+from rsl_tbptt.checkpoints.writing import save_checkpoint
+from rsl_tbptt.runners.kept_checkpoints import NOTES, KeptCheckpoints
+
+
+def names(folder):
+    return sorted(path.name for path in folder.glob("*.pt"))
+
+
+def write(kept, folder, iteration, mean_return=None):
+    path = folder / f"model_{iteration}.pt"
+    save_checkpoint({"value": iteration}, path)
+    kept.add(path, iteration, mean_return)
+
+
+def test_a_run_keeps_its_newest_checkpoints(tmp_path):
+    make_runner(tmp_path, keep_last=2).learn(5)
+    assert names(tmp_path) == ["model_3.pt", "model_4.pt"]
+
+
+@pytest.mark.parametrize("settings", [{}, {"keep_last": None, "keep_best": False}])
+def test_without_a_number_everything_is_kept_and_nothing_noted(settings, tmp_path):
+    make_runner(tmp_path, **settings).learn(4)
+    assert names(tmp_path) == [f"model_{it}.pt" for it in range(4)]
+    assert not (tmp_path / NOTES).exists()
+
+
+def test_the_mean_return_of_training_is_noted(tmp_path):
+    runner = make_runner(tmp_path, keep_last=1, keep_best=True)
+    runner.learn(2)
+    returns = runner.logger.rewbuffer
+    newest = json.loads((tmp_path / NOTES).read_text())[-1]
+    assert newest["mean_return"] == pytest.approx(sum(returns) / len(returns))
+
+
+def test_the_best_is_kept_beside_the_newest(tmp_path):
+    kept = KeptCheckpoints(tmp_path, 2, keep_best=True)
+    for iteration, mean_return in enumerate([None, -3.0, -1.0, float("nan"), -1.0, -2.0, -2.0]):
+        write(kept, tmp_path, iteration, mean_return)
+    assert names(tmp_path) == ["model_4.pt", "model_5.pt", "model_6.pt"]
+    write(kept, tmp_path, 7, -0.5)
+    assert names(tmp_path) == ["model_6.pt", "model_7.pt"]
+    for iteration in (8, 9):
+        write(kept, tmp_path, iteration, float("nan"))
+    assert names(tmp_path) == ["model_7.pt", "model_8.pt", "model_9.pt"]
+
+
+def test_the_best_is_not_kept_if_nobody_asks(tmp_path):
+    kept = KeptCheckpoints(tmp_path, 1, keep_best=False)
+    write(kept, tmp_path, 0, 5.0)
+    write(kept, tmp_path, 1, 1.0)
+    assert names(tmp_path) == ["model_1.pt"]
+
+
+def test_what_it_did_not_write_is_never_deleted(tmp_path):
+    (tmp_path / "model_0.pt").write_text("of a runner that notes nothing")
+    kept = KeptCheckpoints(tmp_path, 1, keep_best=False)
+    write(kept, tmp_path, 1)
+    (tmp_path / "model_1.pt").write_text("put there by somebody instead")
+    write(kept, tmp_path, 2)
+    write(kept, tmp_path, 3)
+    assert names(tmp_path) == ["model_0.pt", "model_1.pt", "model_3.pt"]
+
+
+def test_a_file_outside_the_run_or_of_another_name_is_not_counted(tmp_path):
+    runner = make_runner(tmp_path / "run", keep_last=1)
+    runner.learn(1)
+    runner.save(str(tmp_path / "model_8.pt"))
+    runner.save(str(tmp_path / "run" / "mine.pt"))
+    runner.learn(1)
+    assert names(tmp_path) == ["model_8.pt"]
+    assert names(tmp_path / "run") == ["mine.pt", "model_1.pt"]
+
+
+def test_a_resumed_run_deletes_what_the_one_before_wrote(tmp_path):
+    make_runner(tmp_path, keep_last=2).learn(3)
+    resumed = make_runner(tmp_path, keep_last=2)
+    resumed.load(str(tmp_path / "latest"))
+    resumed.learn(2)
+    assert names(tmp_path) == ["model_3.pt", "model_4.pt"]
+
+
+def test_unreadable_notes_keep_what_they_noted(tmp_path):
+    write(KeptCheckpoints(tmp_path, 1, keep_best=False), tmp_path, 0)
+    (tmp_path / NOTES).write_text("{")
+    with pytest.warns(UserWarning, match=r"checkpoints\.json' cannot be read"):
+        kept = KeptCheckpoints(tmp_path, 1, keep_best=False)
+    write(kept, tmp_path, 1)
+    assert names(tmp_path) == ["model_0.pt", "model_1.pt"]
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"keep_last": 0}, "keep_last is 0, expected an integer of at least 1"),
+        ({"keep_last": True}, "keep_last is True, expected an integer"),
+        ({"keep_last": 2.5}, "keep_last is 2.5, expected an integer"),
+        ({"keep_last": 1, "keep_best": 3}, "keep_best is 3, expected True or False"),
+        ({"keep_best": True}, "keep_best is True and keep_last None, expected a number"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_before_anything_is_built(settings, message):
+    with pytest.raises(ValueError, match=message):
+        make_runner(**settings)

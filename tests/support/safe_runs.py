@@ -1,0 +1,64 @@
+"""Small runs on the recall task whose runners keep safe checkpoints; also in other processes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from rsl_tbptt.runners import TbpttDistillationRunner, TbpttOnPolicyRunner
+from rsl_tbptt_tasks.memory import RecallEnv
+
+NUM_ENVS = 4
+RUNNERS = {"distillation": TbpttDistillationRunner, "ppo": TbpttOnPolicyRunner}
+
+
+def model_cfg(class_name: str, **kwargs: Any) -> dict[str, Any]:
+    """Return a config of its own: rsl_rl before 5.5 takes entries out of what it is given."""
+    gaussian = {"class_name": "GaussianDistribution", "init_std": 0.1}
+    recurrent = {"rnn_type": "lstm", "rnn_hidden_dim": 8, "rnn_num_layers": 1}
+    return {
+        "class_name": class_name,
+        "hidden_dims": [8],
+        "activation": "elu",
+        "distribution_cfg": gaussian,
+        **(recurrent if class_name == "RNNModel" else {}),
+        **kwargs,
+    }
+
+
+def train_cfg(kind: str = "distillation", **algorithm: Any) -> dict[str, Any]:
+    """Return a runner's config that saves after every iteration."""
+    roles = ("student", "teacher") if kind == "distillation" else ("actor", "critic")
+    name = "TbpttDistillation" if kind == "distillation" else "TbpttPPO"
+    models = {roles[0]: model_cfg("RNNModel"), roles[1]: model_cfg("MLPModel")}
+    if kind == "ppo":
+        del models["critic"]["distribution_cfg"]
+    algorithm = {"class_name": f"rsl_tbptt.algorithms:{name}", "gradient_length": 3, **algorithm}
+    return {
+        "num_steps_per_env": 6,
+        "save_interval": 1,
+        "obs_groups": {roles[0]: ["policy"], roles[1]: ["privileged"]},
+        "algorithm": algorithm,
+        **models,
+    }
+
+
+def make_runner(
+    log_dir: Path | None = None,
+    kind: str = "distillation",
+    runner_class: type | None = None,
+    algorithm: dict[str, Any] | None = None,
+    env: Any = None,
+    **config: Any,
+) -> Any:
+    """Build a runner whose teacher counts as loaded; equal arguments give equal parameters."""
+    torch.manual_seed(0)
+    env = env or RecallEnv(NUM_ENVS, 3)
+    cfg = {**train_cfg(kind, **(algorithm or {})), **config}
+    runner = (runner_class or RUNNERS[kind])(env, cfg, log_dir and str(log_dir))
+    runner.logger.git_status_repos = []  # which takes seconds
+    if kind == "distillation":
+        runner.alg.teacher_loaded = True
+    return runner

@@ -1,0 +1,180 @@
+"""The scripts of docs/cluster.md, as printed there, with a stand-in for SLURM's commands."""
+
+import json
+import os
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).parents[1] / "docs" / "cluster.md"
+BLOCK = re.compile(r"```(?:python|bash)\n((?:#!/bin/bash\n)?# (\S+)\n.*?)```", re.DOTALL)
+SCRIPTS = {name: text for text, name in BLOCK.findall(PAGE.read_text())}
+
+SRUN = """#!/bin/bash
+# Runs a command as SLURM_NTASKS tasks and returns the highest status, as srun does.
+echo "srun $1 $2" >> "$LOG"
+shift 2
+tasks=()
+for ((task = 0; task < SLURM_NTASKS; task++)); do
+    SLURM_PROCID=$task SLURM_LOCALID=$((task % 2)) "$@" &
+    tasks+=($!)
+done
+if [[ $WARNING ]]; then
+    for ((task = 0; task < SLURM_NTASKS; task++)); do
+        until [[ -e ready_$task ]]; do sleep 0.01; done
+    done
+    kill -s "$WARNING" "${tasks[@]}"
+fi
+highest=0
+for task in "${tasks[@]}"; do
+    wait "$task"
+    status=$?
+    ((status > highest)) && highest=$status
+done
+exit "$highest"
+"""
+SCONTROL = """#!/bin/bash
+echo "scontrol $*" >> "$LOG"
+[[ $1 == show ]] && printf 'node7\\nnode8\\n'
+exit 0
+"""
+TRAIN = """
+import json, os, signal, sys, time
+def stop(number, frame):
+    sys.exit(85)
+signal.signal(signal.SIGUSR1, stop)
+signal.signal(signal.SIGTERM, stop)
+names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
+seen = {name: os.environ.get(name) for name in names}
+with open(f"ready_{seen['RANK']}", "w") as file:
+    json.dump(seen, file)
+if os.environ.get("WARNING"):
+    time.sleep(60)
+sys.exit(int(os.environ.get("STATUS", "0")))
+"""
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A folder with the page's scripts, and SLURM's commands beside Python on the path."""
+    for name, text in SCRIPTS.items():
+        (tmp_path / name).write_text(text)
+    (tmp_path / "bin").mkdir()
+    for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
+        (tmp_path / "bin" / name).write_text(text)
+        (tmp_path / "bin" / name).chmod(0o755)
+    (tmp_path / "bin" / "python").symlink_to(sys.executable)
+    return tmp_path
+
+
+def environment(folder, **values):
+    """Return variables with which the stand-ins are found, and imports as here."""
+    folders = (folder / "bin", Path(sys.executable).parent, os.environ["PATH"])
+    kept = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
+    return {
+        **kept,
+        "PATH": os.pathsep.join(map(str, folders)),
+        "PYTHONPATH": os.pathsep.join(filter(None, sys.path)),
+        "OMP_NUM_THREADS": "1",
+        "LOG": str(folder / "log"),
+        **{name: str(value) for name, value in values.items()},
+    }
+
+
+def submit(folder, **values):
+    """Run the SLURM script as its batch shell; return its status and the commands it gave."""
+    (folder / "train.py").write_text(TRAIN)
+    slurm = {"SLURM_JOB_ID": 123456, "SLURM_JOB_NODELIST": "node[7-8]", "SLURM_NTASKS": 4}
+    variables = environment(folder, **{**slurm, **values})
+    ended = subprocess.run(["bash", "slurm.sh"], cwd=folder, env=variables, timeout=60, check=False)
+    return ended.returncode, (folder / "log").read_text().splitlines()
+
+
+def test_the_page_has_the_scripts_that_are_tested():
+    assert set(SCRIPTS) == {"train.py", "machine.sh", "slurm.sh", "entrypoint.sh"}
+
+
+@pytest.mark.parametrize("name", ["machine.sh", "slurm.sh", "entrypoint.sh"])
+def test_bash_reads_each_script(name, folder):
+    subprocess.run(["bash", "-n", name], cwd=folder, check=True)
+
+
+def test_slurms_warning_ends_all_tasks_and_requeues_the_job(folder):
+    status, commands = submit(folder, WARNING="USR1")
+    assert status == 85
+    assert commands == [
+        "scontrol show hostnames node[7-8]",
+        "srun --kill-on-bad-exit=0 --wait=60",
+        "scontrol requeue 123456",
+    ]
+    for rank in range(4):
+        assert json.loads((folder / f"ready_{rank}").read_text()) == {
+            "RANK": str(rank),
+            "LOCAL_RANK": str(rank % 2),
+            "WORLD_SIZE": "4",
+            "MASTER_ADDR": "node7",
+            "MASTER_PORT": "23456",
+        }
+
+
+@pytest.mark.parametrize(
+    ("values", "status"),
+    [
+        ({"STATUS": 0}, 0),
+        ({"STATUS": 1}, 1),
+        ({"WARNING": "KILL"}, 137),
+        ({"WARNING": "USR1", "SLURM_RESTART_COUNT": 100}, 85),
+    ],
+)
+def test_a_job_that_is_done_has_crashed_or_came_too_often_is_not_requeued(values, status, folder):
+    ended, commands = submit(folder, **values)
+    assert ended == status
+    assert not any(command.startswith("scontrol requeue") for command in commands)
+
+
+def test_slurm_is_asked_for_the_signal_that_is_handled():
+    assert "#SBATCH --signal=USR1@" in SCRIPTS["slurm.sh"]
+    assert "#SBATCH --requeue" in SCRIPTS["slurm.sh"]
+
+
+def start(folder, command, **values):
+    """Start a script in a session of its own."""
+    variables = environment(folder, **values)
+    return subprocess.Popen(command, cwd=folder, env=variables, start_new_session=True)
+
+
+def wait_for(path, process):
+    """Wait until a file is there, as long as the process lives."""
+    deadline = time.monotonic() + 240
+    while not path.exists():
+        assert process.poll() is None
+        assert time.monotonic() < deadline
+        time.sleep(0.05)
+
+
+def test_a_container_ends_with_the_trainings_status_at_its_limit(folder):
+    (folder / "train.py").write_text(TRAIN)
+    process = start(folder, ["bash", "entrypoint.sh"], TIME_LIMIT="1s", WARNING="TERM")
+    assert process.wait(60) == 85
+
+
+@pytest.mark.slow
+def test_the_training_script_goes_on_after_a_stop(folder):
+    script = SCRIPTS["train.py"]
+    assert "1000" in script
+    (folder / "train.py").write_text(script)
+    process = start(folder, ["bash", "entrypoint.sh"])
+    run = folder / "logs" / "recall"
+    wait_for(run / "model_0.pt", process)
+    os.kill(process.pid, signal.SIGTERM)  # `docker stop`
+    assert process.wait(120) == 85
+    done = 1 + max(int(path.stem.removeprefix("model_")) for path in run.glob("model_*.pt"))
+    (folder / "train.py").write_text(script.replace("1000", str(done + 2), 1))
+    process = start(folder, ["bash", "machine.sh"], GPUS=1)
+    assert process.wait(240) == 0
+    assert (run / f"model_{done + 1}.pt").exists()
