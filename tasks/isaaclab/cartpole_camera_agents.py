@@ -69,6 +69,7 @@ class CartpoleCameraStudentCfg(CartpoleStudentCfg):
         # Frames of few environments say little; with the defaults, 8 and 1, each update swings.
         num_mini_batches=4,
         memory_share=3.0,
+        learning_rate_updates=150,
     )
 
 

@@ -113,7 +113,7 @@ class CommandsCfg:
         asset_name="robot",
         resampling_time_range=(4.0, 4.0),
         ranges=base_mdp.UniformVelocityCommandCfg.Ranges(
-            lin_vel_x=(0.0, 0.6), lin_vel_y=(0.0, 0.0), ang_vel_z=(-1.0, 1.0)
+            lin_vel_x=(0.15, 0.45), lin_vel_y=(0.0, 0.0), ang_vel_z=(-1.0, 1.0)
         ),
     )
 
@@ -225,7 +225,7 @@ class EventsCfg:
         func=base_mdp.push_by_setting_velocity,
         mode="interval",
         interval_range_s=(2.0, 4.0),
-        params={"velocity_range": {"x": (-0.3, 0.3), "y": (-0.3, 0.3)}},
+        params={"velocity_range": {"x": (-0.2, 0.2), "y": (-0.2, 0.2)}},
     )
 
 
@@ -234,14 +234,14 @@ class RewardsCfg:
     """Reward per second: at most 1, for a robot that trots to the clock and moves as told."""
 
     track_linear_velocity = RewardTermCfg(
-        func=base_mdp.track_lin_vel_xy_exp, weight=0.55, params=COMMAND | {"std": 0.25}
+        func=base_mdp.track_lin_vel_xy_exp, weight=0.5, params=COMMAND | {"std": 0.17}
     )
     track_yaw_rate = RewardTermCfg(
         func=base_mdp.track_ang_vel_z_exp, weight=0.2, params=COMMAND | {"std": 0.5}
     )
     trot = RewardTermCfg(
         func=mdp.feet_follow_clock_exp,
-        weight=0.25,
+        weight=0.3,
         params=CLOCK
         | {
             "asset_cfg": FEET,
@@ -253,7 +253,7 @@ class RewardsCfg:
         },
     )
     bounce = RewardTermCfg(func=base_mdp.lin_vel_z_l2, weight=-0.4)
-    wobble = RewardTermCfg(func=base_mdp.ang_vel_xy_l2, weight=-0.04)
+    wobble = RewardTermCfg(func=base_mdp.ang_vel_xy_l2, weight=-0.06)
     tilt = RewardTermCfg(func=base_mdp.flat_orientation_l2, weight=-0.4)
     action_rate = RewardTermCfg(func=base_mdp.action_rate_l2, weight=-0.04)
 

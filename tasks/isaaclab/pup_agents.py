@@ -38,6 +38,7 @@ def lstm(init_std: float) -> RslRlRNNModelCfg:
         rnn_num_layers=1,
         hidden_dims=[128],
         activation="elu",
+        obs_normalization=True,  # angles vary by a tenth of what the clock does
         distribution_cfg=RslRlMLPModelCfg.GaussianDistributionCfg(init_std=init_std),
     )
 
@@ -77,12 +78,12 @@ class PupStudentCfg(RslRlDistillationRunnerCfg):
     experiment_name = EXPERIMENT
     run_name = "student"
     num_steps_per_env = 24
-    max_iterations = 100
+    max_iterations = 200
     save_interval = 20
     obs_groups = STUDENT_OBS_GROUPS
     student = lstm(init_std=0.1)
     teacher = TEACHER
-    algorithm = TbpttDistillationAlgorithmCfg(gradient_length=12)
+    algorithm = TbpttDistillationAlgorithmCfg(gradient_length=12, learning_rate_updates=200)
 
 
 @configclass
@@ -93,6 +94,7 @@ class PupMemorylessStudentCfg(PupStudentCfg):
     student = RslRlMLPModelCfg(
         hidden_dims=[128, 128],
         activation="elu",
+        obs_normalization=True,
         distribution_cfg=RslRlMLPModelCfg.GaussianDistributionCfg(init_std=0.1),
     )
 

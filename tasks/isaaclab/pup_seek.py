@@ -126,6 +126,7 @@ class EventsCfg(pup.EventsCfg):
 
     def __post_init__(self) -> None:
         self.base_start.params["pose_range"] = {"yaw": (-0.25, 0.25)}
+        self.push.params["velocity_range"] = {"x": (-0.3, 0.3), "y": (-0.3, 0.3)}
 
 
 @configclass
@@ -157,7 +158,8 @@ class RewardsCfg(pup.RewardsCfg):
         actions: it stands still without, or hurries and never learns to trot.
         """
         self.trot.weight = 0.75
-        for term in (self.bounce, self.wobble, self.tilt, self.action_rate):
+        self.wobble.weight = -0.09
+        for term in (self.bounce, self.tilt, self.action_rate):
             term.weight *= 2.25
 
 
