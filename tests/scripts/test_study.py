@@ -73,8 +73,8 @@ def test_tuned_rsl_rl_is_of_the_grid():
     assert sorted(curves.policies["rsl_rl"].overrides) in tried
 
 
-@pytest.mark.parametrize("name", ["camera_curves", "seek_curves"])
-def test_study_of_a_preset_with_ablations_trains_and_evaluates_its_policies_alone(name):
+@pytest.mark.parametrize("name", ["camera_curves", "pup_curves", "seek_curves"])
+def test_study_of_a_demo_trains_and_evaluates_its_policies_alone(name):
     study, preset = load_study(CONFIGS / f"{name}.yaml")
     policies = ["teacher", "student", "memoryless"]
     assert [*preset.evaluated] == policies
