@@ -94,6 +94,8 @@ def distil(gradient_length, recall_length, student_class="RNNModel", iterations=
     return total / count
 
 
+# One of the students is too short-sighted to learn, which the watch says.
+@pytest.mark.filterwarnings("ignore:Loss/explained_variance/student")
 def test_gradient_length_decides_what_is_remembered():
     assert distil(gradient_length=24, recall_length=16) > 0.9
     assert abs(distil(gradient_length=4, recall_length=16)) < 0.2

@@ -153,7 +153,8 @@ def obs_scales(models: Mapping[str, Any], obs: TensorDict) -> dict[str, torch.Te
     """Measure what the networks see of one step's observations.
 
     Args:
-        models: Models by role. Left out is what a model does not concatenate and normalise itself.
+        models: Models by role. Left out are those that see images or integers, which they scale
+            themselves.
         obs: Observations of one step, batch size (N,).
 
     Returns:
@@ -167,6 +168,8 @@ def obs_scales(models: Mapping[str, Any], obs: TensorDict) -> dict[str, torch.Te
         if normalizer is None or not groups or len(groups) < len(model.obs_groups):
             continue
         raw = [obs[group] for group in groups]
+        if not all(part.is_floating_point() for part in raw):
+            continue
         seen = normalizer(torch.cat(raw, dim=-1)).split([part.shape[-1] for part in raw], dim=-1)
         kind = "obs_scale" if isinstance(normalizer, nn.Identity) else "normalized_obs_scale"
         for group, part in zip(groups, seen, strict=True):

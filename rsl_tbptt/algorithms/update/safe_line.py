@@ -35,7 +35,7 @@ class SafeLine:
 
     def write_beside_logs_of(self, env: Any) -> None:
         """Write into the folder that the config of the runner's environment names, if any."""
-        folder = getattr(env.cfg, "log_dir", None)
+        folder = getattr(getattr(env, "cfg", None), "log_dir", None)
         self._folder = None if folder is None else Path(folder)
 
     def start(self) -> None:
