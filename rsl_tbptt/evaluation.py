@@ -101,12 +101,22 @@ def evaluate(
         seed=seed,
         device=device,
     ) as start:
-        with recorded_latents(start.policy) as latents:
-            policy = WatchedHeads(start.policy, start.auxiliary, start.obs, latents)
+        with watched(start) as policy:
             returns, lengths = run_first_episodes(start.env, policy, start.obs)
         step_seconds = start.platform.step_seconds(start.env)
-    result = summarise(returns, lengths, step_seconds) | {"auxiliary": policy.summary()}
+    errors = policy.summary() if isinstance(policy, WatchedHeads) else {}
+    result = summarise(returns, lengths, step_seconds) | {"auxiliary": errors}
     return result | {"checkpoint": checkpoint.name, "task": start.task, "seed": seed}
+
+
+@contextmanager
+def watched(start: Start) -> Iterator[Policy]:
+    """Yield the policy, its auxiliary heads watched where it has some: they read its latent."""
+    if not start.auxiliary:
+        yield start.policy
+        return
+    with recorded_latents(start.policy) as latents:
+        yield WatchedHeads(start.policy, start.auxiliary, start.obs, latents)
 
 
 @contextmanager

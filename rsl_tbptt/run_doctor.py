@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from statistics import median
@@ -12,6 +11,7 @@ import torch
 
 from rsl_tbptt.algorithms.update.health_limits import limit_of
 from rsl_tbptt.checkpoints.agent_configs import AGENT, read_config
+from rsl_tbptt.checkpoints.latest import numbered_checkpoints
 from rsl_tbptt.checkpoints.reading import read_checkpoint
 
 Curves = Mapping[str, Sequence[float]]
@@ -35,7 +35,8 @@ def diagnose_run(folder: Path) -> bool:
     Raises:
         ValueError: If that is no log folder.
     """
-    if not ((folder / AGENT).is_file() or newest(folder) or events(folder)):
+    known = folder.is_dir() and (numbered_checkpoints(folder) or events(folder))
+    if not (known or (folder / AGENT).is_file()):
         raise ValueError(
             f"RUN is '{folder}', expected the log folder of a training: the one that holds"
             " events.out.tfevents..., model_<iteration>.pt and params/agent.yaml."
@@ -115,7 +116,7 @@ def _of_skipped(losses: Curves) -> list[str]:
 
 def check_checkpoint(folder: Path) -> Findings:
     """Look whether the newest checkpoint can be read and holds numbers."""
-    path = newest(folder)
+    path = next(iter(numbered_checkpoints(folder)), None)
     if path is None:
         return "not judged: no model_<iteration>.pt", []
     try:
@@ -155,13 +156,6 @@ def read_curves(folder: Path) -> dict[str, tuple[list[int], list[float]]]:
 def events(folder: Path) -> list[Path]:
     """Return the TensorBoard event files of a folder."""
     return sorted(folder.glob("*tfevents*"))
-
-
-def newest(folder: Path) -> Path | None:
-    """Return the checkpoint of a folder with the highest iteration, if there is one."""
-    named = ((re.fullmatch(r"model_(\d+)\.pt", path.name), path) for path in folder.glob("*.pt"))
-    numbered = [(int(match[1]), path) for match, path in named if match]
-    return max(numbered)[1] if numbered else None
 
 
 def _tensors(saved: Any, name: str = "") -> list[tuple[str, torch.Tensor]]:

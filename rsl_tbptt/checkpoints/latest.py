@@ -53,18 +53,24 @@ def latest_checkpoint(folder: str | os.PathLike[str]) -> Path:
     folder = Path(folder)
     if not folder.is_dir():
         raise ValueError(f"The run folder '{folder}' does not exist: check the path.")
-    found = [
-        (int(match[1]), path.stat().st_mtime_ns, path)
-        for path in folder.iterdir()
-        if (match := NUMBERED.fullmatch(path.name))
-    ]
-    for _, _, path in sorted(found, reverse=True):
+    found = numbered_checkpoints(folder)
+    for path in found:
         if _is_valid(path):
             return path
     raise ValueError(
         f"The run folder '{folder}' holds no valid checkpoint, expected model_<iteration>.pt"
         f" ({len(found)} of that form cannot be loaded): name another run or file."
     )
+
+
+def numbered_checkpoints(folder: Path) -> list[Path]:
+    """Return a folder's checkpoints of any iteration, valid or not, the newest first."""
+    found = [
+        (int(match[1]), path.stat().st_mtime_ns, path)
+        for path in folder.iterdir()
+        if (match := NUMBERED.fullmatch(path.name))
+    ]
+    return [path for _, _, path in sorted(found, reverse=True)]
 
 
 def _is_valid(path: Path) -> bool:

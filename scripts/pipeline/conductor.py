@@ -5,11 +5,14 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
-from contextlib import AbstractContextManager
+from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from subprocess import Popen
+
+from rich.progress import Progress
 
 from rsl_tbptt.platforms.commands import child_environment, executable, shown
 from scripts.pipeline.process import Finished, end, run_logged, tail
@@ -65,44 +68,42 @@ class Conductor:
                 markers[stage.name] = marker
         left = [stage for stage in stages if stage.name not in markers]
         running: dict[Future[Marker], Stage] = {}
-        with new_bars() as bars, ThreadPoolExecutor(self._jobs) as pool:
+        with new_bars() as bars, self._pool(running) as pool:
             everything = bars.add_task("all", total=sum(s.expected_seconds for s in left), where="")
+            while left or running:
+                ready = [stage for stage in left if markers.keys() >= set(stage.needs)]
+                for stage in ready[: self._jobs - len(running)]:
+                    left.remove(stage)
+                    outputs = {need: markers[need].output for need in stage.needs}
+                    work = partial(self._run_stage, stage, outputs, titles[stage.name], bars)
+                    running[pool.submit(work)] = stage
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    stage = running.pop(future)
+                    markers[stage.name] = future.result()
+                    bars.advance(everything, stage.expected_seconds)
+        return {name: markers[name] for name in titles}
+
+    @contextmanager
+    def _pool(self, running: Iterable[Future[Marker]]) -> Iterator[ThreadPoolExecutor]:
+        """Yield threads for stages; where one fails, end the commands of the others."""
+        with ThreadPoolExecutor(self._jobs) as pool:
             try:
-                while left or running:
-                    ready = [stage for stage in left if markers.keys() >= set(stage.needs)]
-                    for stage in ready[: self._jobs - len(running)]:
-                        left.remove(stage)
-                        command = stage.command(
-                            {need: markers[need].output for need in stage.needs}
-                        )
-                        print(f"{titles[stage.name]}\n  {shown(command)}", flush=True)
-                        shows = displayed(titles[stage.name], bars)
-                        running[pool.submit(self._run_stage, stage, command, shows)] = stage
-                    for future in wait(running, return_when=FIRST_COMPLETED).done:
-                        stage, marker = running.pop(future), future.result()
-                        markers[stage.name] = marker
-                        bars.advance(everything, stage.expected_seconds)
-                        took = (
-                            f"{clock(marker.seconds)}, peak memory {marker.peak_memory_gb:.2f} GB"
-                        )
-                        print(f"{titles[stage.name]}  done in {took}\n", flush=True)
+                yield pool
             except BaseException:
                 while wait(running, timeout=0.1).not_done:
                     for process in self._processes:
                         end(process)
                 raise
-        return {name: markers[name] for name in titles}
 
     def _run_stage(
-        self,
-        stage: Stage,
-        command: list[str],
-        shows: AbstractContextManager[Callable[[str], None]],
+        self, stage: Stage, outputs: dict[str, str], title: str, bars: Progress
     ) -> Marker:
         """Run one stage's command and leave its marker."""
+        command = stage.command(outputs)
+        print(f"{title}\n  {shown(command)}", flush=True)
         self._run.start(stage)
         began = time.time()
-        with shows as read:
+        with displayed(title, bars) as read:
             done = run_logged(
                 executable(command),
                 folder=self._run.path,
@@ -111,7 +112,10 @@ class Conductor:
                 on_start=self._processes.append,
                 on_line=read,
             )
-        return self._run.finish(stage, self._output(stage, done, began), shown(command), done)
+        marker = self._run.finish(stage, self._output(stage, done, began), shown(command), done)
+        took = f"{clock(marker.seconds)}, peak memory {marker.peak_memory_gb:.2f} GB"
+        print(f"{title}  done in {took}\n", flush=True)
+        return marker
 
     def _output(self, stage: Stage, done: Finished, began: float) -> Path:
         """Find the result of a command that has ended.

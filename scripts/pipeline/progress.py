@@ -10,9 +10,12 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Column
 
-PLACES = (re.compile(r"Learning iteration (\d+)/(\d+)"), re.compile(r"\[progress\] (\d+)/(\d+)"))
-"""rsl_rl prints an iteration's number after the iteration; this repository's commands print
-``[progress] done/total``."""
+PLACES = (
+    (re.compile(r"Learning iteration (\d+)/(\d+)"), 1),
+    (re.compile(r"\[progress\] (\d+)/(\d+)"), 0),
+)
+"""Lines that tell how far a command is, and how much further than the first number: rsl_rl prints
+an iteration's index after the iteration; this repository's commands ``[progress] done/total``."""
 METRIC = re.compile(r"^\s*Mean (reward|behavior loss): (\S+)")
 LINE_EVERY_SECONDS = 10.0
 """Distance of progress lines where the output is no terminal."""
@@ -60,9 +63,9 @@ def displayed(title: str, bars: Progress) -> Iterator[Callable[[str], None]]:
 
     def read(line: str) -> None:
         nonlocal last_line, place
-        for number, pattern in enumerate(PLACES):
+        for pattern, offset in PLACES:
             if match := pattern.search(line):
-                done, total = int(match[1]) + (number == 0), int(match[2])
+                done, total = int(match[1]) + offset, int(match[2])
                 place = f"{done}/{total}"
                 bars.update(task, completed=done, total=total)
         if match := METRIC.match(line):
@@ -71,7 +74,9 @@ def displayed(title: str, bars: Progress) -> Iterator[Callable[[str], None]]:
         bars.update(task, where=where)
         if bars.disable and time.monotonic() - last_line >= LINE_EVERY_SECONDS:
             last_line = time.monotonic()
-            bars.console.out(f"{title}  {where}", highlight=False)
+            (seconds,) = [shown.time_remaining for shown in bars.tasks if shown.id == task]
+            left = "" if seconds is None else f"  left: {clock(seconds)}"
+            bars.console.out(f"{title}  {where}{left}", highlight=False)
 
     try:
         yield read

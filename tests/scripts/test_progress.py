@@ -71,15 +71,17 @@ def test_time_left_follows_the_pace_without_the_start_up(clock):
 def test_without_a_terminal_lines_are_spaced(clock):
     stream = io.StringIO()
     title = "[1/3] " + 200 * "x"
-    with displayed(title, new_bars(stream)) as read:
+    bars = new_bars(stream)
+    bars.get_time = clock.monotonic
+    with displayed(title, bars) as read:
         for number in range(25):
             read(f"[progress] {number}/25" if number > 2 else "")
             clock.now += 1.0
     lines = stream.getvalue().splitlines()
     assert [line.split("  ") for line in lines] == [
         [title, "starting"],
-        [title, "10/25"],
-        [title, "20/25"],
+        [title, "10/25", "left: 0:15"],
+        [title, "20/25", "left: 0:05"],
     ]
     assert "\r" not in stream.getvalue()
     assert "\x1b" not in stream.getvalue()

@@ -154,7 +154,7 @@ def test_no_more_stages_run_at_a_time_than_asked_for(run):
 
 
 def test_a_failure_ends_what_runs_beside_it(run):
-    note = "import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(600)"
+    note = "import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(60)"
     waits = make_stage(run, "waits", code=note)
     fails = make_stage(run, "fails", code=f"{met('pid')}; raise SystemExit('broken')")
     with pytest.raises(StageError, match="fails failed with status 1"):

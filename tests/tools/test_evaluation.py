@@ -1,10 +1,13 @@
 """Evaluation: each environment counts for exactly its first episode."""
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 from tensordict import TensorDict
 
-from rsl_tbptt.evaluation import run_first_episodes, summarise
+from rsl_tbptt.evaluation import run_first_episodes, summarise, watched
 
 LENGTHS = [2, 5, 3]
 
@@ -50,6 +53,12 @@ class CountingPolicy:
         action = self.count.clone()
         self.count += 1
         return action
+
+
+def test_a_policy_without_heads_acts_itself_whatever_it_is_made_of():
+    start: Any = SimpleNamespace(policy=CountingPolicy(), auxiliary={})  # no latent to watch
+    with watched(start) as acting:
+        assert acting is start.policy
 
 
 @pytest.fixture

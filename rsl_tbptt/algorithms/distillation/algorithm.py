@@ -20,7 +20,7 @@ from rsl_tbptt.algorithms.distillation.awaited_teacher import (
 from rsl_tbptt.algorithms.distillation.dagger import Dagger
 from rsl_tbptt.algorithms.distillation.labels import teacher_labels
 from rsl_tbptt.algorithms.distillation.learner import DistillationLearner
-from rsl_tbptt.algorithms.distillation.learning_rate import scheduled_rate, set_rate
+from rsl_tbptt.algorithms.distillation.learning_rate import scheduled_rate
 from rsl_tbptt.algorithms.distillation.losses import resolve_behavior_loss
 from rsl_tbptt.algorithms.distillation.options import DistillationOptions
 from rsl_tbptt.algorithms.distillation.rollout_memory import NEWEST
@@ -258,7 +258,9 @@ class TbpttDistillation(Distillation):
         """
         if (last_update := self.options.learning_rate_updates) is not None:
             rate = scheduled_rate(self.options.learning_rate, self.num_updates, last_update)
-            self.learning_rate = set_rate(self.optimizer, rate)  # which the runner logs
+            self.learning_rate = rate  # which the runner logs
+            for group in self.optimizer.param_groups:  # auxiliary heads follow it
+                group["lr"] = rate
         metrics = self._session.run()
         self.num_updates += "behavior" in metrics  # and not where it was skipped
         self.safe_line.conclude_iteration()

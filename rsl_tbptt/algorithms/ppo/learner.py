@@ -32,7 +32,7 @@ from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.distributed import Ranks
 
 _RECORDED = ("rewards", "values", "actions", "actions_log_prob", "returns")
-_METRICS = (*LOSSES, "actor_grad_norm", "critic_grad_norm", "rnd")
+_METRICS_OF_STEPS = ("actor_grad_norm", "critic_grad_norm", "rnd")
 
 
 class PpoLearner:
@@ -189,14 +189,12 @@ class PpoLearner:
 
     def _metrics(self, steps: torch.Tensor, rate: torch.Tensor) -> Metrics:
         """Average over optimiser steps, shape (S, M)."""
-        first, names = len(LOSSES), self.gradient.further
-        further = steps[:, first : first + len(names)]
-        # In one layout with and without them, which decides on the last bit of a mean.
-        steps = torch.cat((steps[:, :first], steps[:, first + len(names) :]), dim=1)
+        names = (*LOSSES, *self.gradient.further, *_METRICS_OF_STEPS)
+        # Along rows: a mean over columns has other last bits where there are more of them.
+        means = steps.T.contiguous().mean(1)
         kl_of_last_epoch = steps[-self._options.num_mini_batches :, 3].mean()
         return {
-            **dict(zip(_METRICS, steps.mean(0), strict=False)),
-            **dict(zip(names, further.mean(0), strict=True)),
+            **dict(zip(names, means, strict=False)),
             "done_rate": self._storage.dones.float().mean(),
             "kl_of_last_epoch": kl_of_last_epoch,
             "learning_rate": rate,
