@@ -113,8 +113,8 @@ class Conductor:
                 on_line=read,
             )
         marker = self._run.finish(stage, self._output(stage, done, began), shown(command), done)
-        took = f"{clock(marker.seconds)}, peak memory {marker.peak_memory_gb:.2f} GB"
-        print(f"{title}  done in {took}\n", flush=True)
+        memory = f"{marker.peak_memory_gb:.2f} GB"
+        print(f"{title}  done in {clock(marker.seconds)}, peak memory {memory}\n", flush=True)
         return marker
 
     def _output(self, stage: Stage, done: Finished, began: float) -> Path:

@@ -45,7 +45,11 @@ class Policy(Section):
     Without it the policy is trained from scratch.
     """
     overrides: list[str] = []
-    """Further arguments of the platform's command, such as ``env.compute_final_obs=true``."""
+    """Further arguments of the platform's command, such as ``env.compute_final_obs=true``.
+
+    In ``agent.algorithm.teacher_checkpoint={checkpoint}`` that of ``starts_from`` is filled in, and
+    given nowhere else.
+    """
 
 
 class Ablation(Section):

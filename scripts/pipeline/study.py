@@ -16,6 +16,7 @@ class Variant(Section):
 
     like: str | None = None
     """Policy of the preset; by default the one of the same name."""
+    starts_from: str | None = None
     iterations: PositiveInt | None = None
     overrides: list[str] | None = None
 
@@ -53,7 +54,8 @@ def load_study(path: Path) -> tuple[Study, Preset]:
     policies = {}
     for name, variant in study.policies.items():
         policy = preset.policies.get(variant.like or name)
-        if policy is None or policy.starts_from not in (None, *policies):
+        starts_from = variant.starts_from or (policy and policy.starts_from)
+        if policy is None or starts_from not in (None, *policies):
             raise ValueError(
                 f"{path.name}: policies: {name} is like {variant.like or name!r}, expected one of"
                 f" {[*preset.policies]} that starts from one before it: {[*policies]}."

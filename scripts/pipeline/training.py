@@ -13,7 +13,7 @@ def train_command(
 
     Args:
         preset: Platform, task and number of environments.
-        policy: Agent, iterations, seed and overrides.
+        policy: Agent, iterations, seed and overrides, which may say where the checkpoint goes.
         run_name: Suffix of the log folder.
         device: Device of simulation and learning, for example ``cpu`` or ``cuda:0``.
         checkpoint: File of the policy to start from, or None to train from scratch.
@@ -21,6 +21,7 @@ def train_command(
     Returns:
         The command as a user would type it.
     """
+    overrides = [o.replace("{checkpoint}", checkpoint or "") for o in policy.overrides]
     training = Training(
         task=preset.task,
         agent=policy.agent,
@@ -28,10 +29,10 @@ def train_command(
         iterations=policy.iterations,
         seed=policy.seed,
         run_name=run_name,
-        checkpoint=None if checkpoint is None else Path(checkpoint),
+        checkpoint=Path(checkpoint) if checkpoint and overrides == policy.overrides else None,
     )
     command = load_platform(preset.platform).train_command(training, device=device)
-    return [*command, *policy.overrides]
+    return [*command, *overrides]
 
 
 def find_checkpoint(folder: Path, run_name: str, iteration: int, since: float = 0.0) -> Path:

@@ -51,6 +51,15 @@ def test_policy_like_another_has_its_values_but_those_it_names(tmp_path):
     assert preset.policies["other"].starts_from == "student"
 
 
+def test_policy_may_start_from_another_than_the_presets(tmp_path):
+    policies = {"teacher": {}, "guided": {"like": "scratch", "starts_from": "teacher"}}
+    _, preset = load_study(write(tmp_path, policies=policies))
+    assert preset.policies["guided"].starts_from == "teacher"
+    policies["guided"]["starts_from"] = "student"
+    with pytest.raises(ValueError, match=r"guided is like 'scratch'.*one before it: \['teacher'\]"):
+        load_study(write(tmp_path, policies=policies))
+
+
 def test_shipped_studies_of_distillation_differ_in_nothing_but_the_algorithm():
     studies = [load_study(CONFIGS / f"distillation_{end}.yaml") for end in ("curves", "grid")]
     agents = {

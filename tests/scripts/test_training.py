@@ -50,6 +50,14 @@ def test_overrides_come_last(command):
     assert command(policy)[-2:] == ["env.a=true", "agent.b=1"]
 
 
+@pytest.mark.parametrize("command", [isaaclab, mjlab])
+def test_a_checkpoint_goes_where_an_override_says_and_nowhere_else(command):
+    policy = POLICY.model_copy(update={"overrides": ["a=1", "agent.teacher={checkpoint}"]})
+    line = command(policy, checkpoint="a/model_1.pt")
+    assert line[-1] == "agent.teacher=a/model_1.pt"
+    assert "model_1.pt" not in " ".join(line[:-1])
+
+
 def test_isaac_labs_checkpoint_survives_a_shell():
     command = isaaclab(checkpoint="a b/model_1.pt")
     assert command[command.index("--checkpoint") + 1] == "a b/model_1.pt"
