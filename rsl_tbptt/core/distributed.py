@@ -46,6 +46,15 @@ class Ranks:
         distributed.all_gather_object(values, value)
         return values
 
+    def gather_to_first(self, value: Value) -> list[Value]:
+        """Return what each rank gave, any picklable value, by rank; nothing beside the first."""
+        if not self.together:
+            return [value]
+        is_first = distributed.get_rank() == 0
+        values: list[Any] = [None] * distributed.get_world_size() if is_first else []
+        distributed.gather_object(value, values if is_first else None)
+        return values
+
     def run_together(self, function: Callable[[], Value]) -> Value:
         """Run ``function`` on every rank; where one refuses, all do, for the first one's reason.
 
