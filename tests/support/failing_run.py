@@ -6,7 +6,6 @@ import os
 import signal
 import sys
 import time
-import traceback
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -35,6 +34,7 @@ EVENTS: dict[str, Callable[[], None]] = {
     "stands still": lambda: send(signal.SIGSTOP),
     "exits": lambda: sys.exit(3),
     "shows nan": lambda: None,
+    "takes its time": lambda: time.sleep(5),
 }
 
 
@@ -56,35 +56,37 @@ class EventfulEnv(RecallEnv):
         return obs, rewards, dones, extras
 
 
-def run_rank(event: str | None, at_rank: int, folder: str, step_s: float = 0.0) -> None:
+def run_rank(
+    rank: int, _: int, event: str | None, at_rank: int, folder: str, step_s: float = 0.0
+) -> None:
     """Train until something ends it, and leave in ``folder`` how that was.
 
     Args:
+        rank: This rank.
         event: What happens, of ``EVENTS``.
         at_rank: The rank to which it happens.
         folder: The run's folder.
         step_s: Seconds that each step of the environments takes on other ranks.
     """
-    torch.set_num_threads(1)
-    rank, root = int(os.environ["RANK"]), Path(folder)
-    output = (root / f"output_{rank}").open("w")
-    os.dup2(output.fileno(), 1)
-    os.dup2(output.fileno(), 2)
-    here = rank == at_rank
+    root, here = Path(folder), rank == at_rank
     env = EventfulEnv(event if here else None, 0.0 if here else step_s)
     options = {"non_finite": "raise"} if event == "shows nan" else {}
-    runner = make_runner(
-        root, env=env, algorithm=options, heartbeat_timeout_s=3.0, check_for_nan=False
-    )
+    status = "done"
     try:
-        runner.learn(10_000)
+        runner = make_runner(
+            root, env=env, algorithm=options, heartbeat_timeout_s=3.0, check_for_nan=False
+        )
+        runner.learn(3 if event == "takes its time" else 10_000)
     except BaseException as error:
-        (root / f"status_{rank}").write_text(f"{type(error).__name__}: {error}")
-        traceback.print_exc()
-        if here and event == "raises and stays":
-            time.sleep(60)
+        status = f"{type(error).__name__}: {error}"
         raise
+    finally:
+        (root / f"status_{rank}").write_text(status)
+        if here and event == "raises and stays":
+            time.sleep(600)
 
 
 if __name__ == "__main__":
-    run_rank(sys.argv[1] or None, int(sys.argv[2]), sys.argv[3], float(sys.argv[4]))
+    torch.set_num_threads(1)
+    own = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    run_rank(*own, sys.argv[1] or None, int(sys.argv[2]), sys.argv[3], float(sys.argv[4]))

@@ -1,16 +1,15 @@
-"""Trainings of one or several ranks, which torchrun starts as ``-m support.ranked_run``."""
+"""Trainings of one or several ranks; imported by their processes."""
 
 from __future__ import annotations
 
-import os
-import subprocess
-import sys
+import inspect
+import itertools
 import warnings
 from pathlib import Path
 from typing import Any
 
 import torch
-from rsl_rl.modules import EmpiricalNormalization
+from rsl_rl.modules import normalization
 
 from rsl_tbptt_tasks.memory import RecallEnv
 from support.cut_recall import CutRecallEnv, gaussian
@@ -25,7 +24,7 @@ UPDATES, SAVED = 5, 2
 
 HEADS = {"cue": {"target": "privileged", "hidden_dims": [4]}}
 # Before rsl_rl 5.5 each rank normalises by its own observations.
-NORMALIZES = "all_reduce" in open(EmpiricalNormalization.update.__code__.co_filename).read()
+NORMALIZES = "all_reduce" in inspect.getsource(normalization)
 
 
 def cut_runner(case: str, folder: Path, rank: int, num_ranks: int) -> Any:
@@ -38,7 +37,7 @@ def cut_runner(case: str, folder: Path, rank: int, num_ranks: int) -> Any:
     shared = {"num_mini_batches": 1, "num_learning_epochs": 2, "auxiliary": HEADS}
     if case == "distillation":
         # All of the past in each mini-batch: which is drawn else depends on the ranks.
-        memory = {"memory_rollouts": 2 * UPDATES, "memory_share": 100.0, "save_memory": True}
+        memory = {"memory_rollouts": 2 * UPDATES, "memory_share": 100.0}
         models = {"student": recurrent, "teacher": mlp}
         return make_runner(
             folder, case, algorithm={**shared, **memory}, env=env, save_interval=SAVED, **models
@@ -101,33 +100,29 @@ def trained(runner: Any, iterations: int) -> dict[str, Any]:
     return {"numbers": numbers_of(runner), "metrics": metrics}
 
 
-def run_all(root: Path, num_ranks: int, rank: int, resumes: list[int]) -> dict[str, Any]:
-    """Train all cases, and go on from checkpoints of other numbers of ranks.
-
-    Args:
-        root: Folder of all runs.
-        num_ranks: R.
-        rank: This rank.
-        resumes: Numbers of ranks whose checkpoints are there.
-
-    Returns:
-        What ``trained`` returned, by case, and by case and number of ranks; and the warnings.
-    """
+def run_all(root: Path, num_ranks: int, rank: int) -> dict[str, Any]:
+    """Train all cases; return what ``trained`` did."""
     results: dict[str, Any] = {}
     for case in CASES:
         runner = cut_runner(case, root / f"{case}_{num_ranks}", rank, num_ranks)
         if case == "fine-tuning":
             runner.load(str(root / f"distillation_{num_ranks}"))
         results[case] = trained(runner, UPDATES)
-        for other in resumes:
-            with warnings.catch_warnings(record=True) as seen:
-                warnings.simplefilter("always")
-                runner = cut_runner(case, root / f"{case}_{num_ranks}_from_{other}", rank, num_ranks)
-                runner.load(str(root / f"{case}_{other}" / f"model_{SAVED}.pt"))
-                done = runner.num_iterations
-                ended = trained(runner, UPDATES - done)
-            said = [str(w.message) for w in seen if "rank(s)" in str(w.message)]
-            results[f"{case}_from_{other}"] = {**ended, "done": done, "said": said}
+    return results
+
+
+def resume_all(root: Path, num_ranks: int, rank: int, others: tuple[int, ...]) -> dict[str, Any]:
+    """Go on from checkpoints of other numbers of ranks; return the same by case and number."""
+    results: dict[str, Any] = {}
+    for case, other in itertools.product(CASES, others):
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            runner = cut_runner(case, root / f"{case}_{num_ranks}_from_{other}", rank, num_ranks)
+            runner.load(str(root / f"{case}_{other}" / f"model_{SAVED}.pt"))
+            done = runner.num_iterations
+            ended = trained(runner, UPDATES - done)
+        said = [str(w.message) for w in seen if "rank(s)" in str(w.message)]
+        results[f"{case}_from_{other}"] = {**ended, "done": done, "said": said}
     return results
 
 
@@ -152,33 +147,20 @@ def resumed_and_whole(root: Path, rank: int) -> list[list[dict[str, Any]]]:
     return pairs
 
 
-def torchrun(num_ranks: int, module: str, *arguments: str) -> subprocess.Popen[str]:
-    """Start a module on several ranks of this machine, in a session of its own."""
-    tests = str(Path(__file__).parents[1])
-    path = os.pathsep.join([tests, *filter(None, sys.path)])
-    environment = os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"}
-    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    return subprocess.Popen(
-        [*launcher, "--nproc_per_node", str(num_ranks), "-m", module, *arguments],
-        env=environment,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        start_new_session=True,
-    )
+def run_rank(rank: int, num_ranks: int, root: str, others: tuple[int, ...]) -> None:
+    """Train as one rank, and leave what was reached in ``ranks_<R>_<rank>.pt``.
 
-
-def main(root: Path, resumes: list[int]) -> None:
-    """Train as one rank that torchrun started, and leave what was reached."""
-    torch.set_num_threads(1)
-    rank, num_ranks = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
+    Args:
+        rank: This rank.
+        num_ranks: R.
+        root: Folder of all runs.
+        others: Numbers of ranks whose checkpoints are there to go on from.
+    """
     torch.set_default_dtype(torch.float64)
-    results = run_all(root, num_ranks, rank, resumes)
-    torch.set_default_dtype(torch.float32)
+    path = Path(root, f"ranks_{num_ranks}_{rank}.pt")
+    results = torch.load(path) if path.exists() else run_all(path.parent, num_ranks, rank)
+    results |= resume_all(path.parent, num_ranks, rank, others)
     if num_ranks == 2:
-        results["resumed"] = resumed_and_whole(root, rank)
-    torch.save(results, root / f"ranks_{num_ranks}_{rank}.pt")
-
-
-if __name__ == "__main__":
-    main(Path(sys.argv[1]), [int(word) for word in sys.argv[2:]])
+        torch.set_default_dtype(torch.float32)
+        results["resumed"] = resumed_and_whole(path.parent, rank)
+    torch.save(results, path)
