@@ -42,6 +42,9 @@ GRACE_S = 5.0
 HEARD_S = 3.0
 """Seconds that a rank waits at most until all others know why they end."""
 
+NUM_WATCHED = 8
+"""Ranks that each rank watches: the next ones, so that the store is not asked R * R times."""
+
 LEFT = 1 << 40
 """Added to the beats of a rank that left the training in order."""
 
@@ -68,6 +71,8 @@ class RankWatch:
         """
         self._rank, self._num_ranks = rank, num_ranks
         self._max_missed = round(heartbeat_timeout_s / BEAT_S)
+        self._watched = [(rank + i) % num_ranks for i in range(1, min(num_ranks, NUM_WATCHED + 1))]
+        self._broken = False
         self._ended, self._heard = threading.Event(), threading.Event()
         self._beats, self._missed = [0] * num_ranks, [0] * num_ranks
         self._taking = threading.Lock()
@@ -117,7 +122,7 @@ class RankWatch:
             RuntimeError: If it is not this rank's.
         """
         if _is_of_exchange(error):
-            self._max_missed = MISSED_AFTER_BREAK
+            self._broken = True
             self._heard.wait(GRACE_S)
         is_other_ranks = _is_of_exchange(error) and self.failure is not None
         with suppress(RuntimeError):  # the store can be gone
@@ -174,13 +179,14 @@ class RankWatch:
         if self._store.check(["failure"]):
             self._take(self._store.get("failure").decode())
             return
-        for rank in range(self._num_ranks):
+        for rank in self._watched:
             beats = self._store.add(f"beats/{rank}", 0)
-            silent = beats == self._beats[rank] and 0 < beats < LEFT
+            # One that has not begun may still start its simulator, unless an exchange has broken.
+            silent = beats == self._beats[rank] and beats < LEFT and (beats > 0 or self._broken)
             self._missed[rank] = self._missed[rank] + 1 if silent else 0
             self._beats[rank] = beats
-        # A rank that has not begun yet, or has left in order, is not waited for.
-        silent_ranks = [rank for rank, num in enumerate(self._missed) if num >= self._max_missed]
+        most = MISSED_AFTER_BREAK if self._broken else self._max_missed
+        silent_ranks = [rank for rank, missed in enumerate(self._missed) if missed >= most]
         if silent_ranks:
             first = silent_ranks[0]
             failure = (

@@ -111,11 +111,18 @@ class SafeCheckpoints(Runner):
             ValueError: If ranks have loaded checkpoints of different iterations.
             RuntimeError: If another rank has ended; names it and why.
         """
-        has_folder = self._check_same_start()
-        if num_learning_iterations < 1:
-            return
+        self._watch = self._new_watch()
+        with StopSignals() as signals, self._watch:
+            has_folder = self._check_same_start()
+            if num_learning_iterations > 0:
+                end = self.num_iterations + num_learning_iterations
+                self._learn_until(end, init_at_random_ep_len, signals, has_folder)
+
+    def _learn_until(
+        self, end: int, init_at_random_ep_len: bool, signals: StopSignals, has_folder: bool
+    ) -> None:
+        """Learn until so many iterations are done; see :meth:`learn`."""
         start = self.current_learning_iteration = self.num_iterations
-        end = start + num_learning_iterations
 
         def begin_rollout() -> None:
             with torch.inference_mode(False):  # the runner's rollout has no gradients
@@ -127,14 +134,12 @@ class SafeCheckpoints(Runner):
             if has_folder and (is_saved or self.num_iterations == end):
                 self._of_other_ranks = resume_state.of_other_ranks(self, self._ranks)
 
-        self._watch = self._new_watch()
-        callbacks = self._watch.check, begin_rollout, end_update
+        # Here and not in load: one who plays draws and steps as he likes.
+        goes_on = resume_state.restore(self, self._resumed)
+        self._resumed = []
         try:
-            with StopSignals() as signals, self._watch, watched(self.alg, *callbacks):
-                # Here and not in load: one who plays draws and steps as he likes.
-                goes_on = resume_state.restore(self, self._resumed)
-                self._resumed = []
-                super().learn(num_learning_iterations, init_at_random_ep_len and not goes_on)
+            with watched(self.alg, self._watch.check, begin_rollout, end_update):
+                super().learn(end - start, init_at_random_ep_len and not goes_on)
                 self._end_if_asked(signals, needs_saving=False)
         finally:
             self._of_other_ranks = None

@@ -35,6 +35,7 @@ EVENTS: dict[str, Callable[[], None]] = {
     "exits": lambda: sys.exit(3),
     "shows nan": lambda: None,
     "takes its time": lambda: time.sleep(5),
+    "is killed before": lambda: None,
 }
 
 
@@ -76,6 +77,8 @@ def run_rank(
         runner = make_runner(
             root, env=env, algorithm=options, heartbeat_timeout_s=3.0, check_for_nan=False
         )
+        if here and event == "is killed before":
+            send(signal.SIGKILL)
         runner.learn(3 if event == "takes its time" else 10_000)
     except BaseException as error:
         status = f"{type(error).__name__}: {error}"

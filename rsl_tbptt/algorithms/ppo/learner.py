@@ -197,7 +197,7 @@ class PpoLearner:
         return {
             **dict(zip(_METRICS, steps.mean(0), strict=False)),
             **dict(zip(names, further.mean(0), strict=True)),
-            "done_rate": self._storage.dones.float().mean(),
+            "done_rate": self._ranks.mean(self._storage.dones.float(), self.num_samples_of_ranks),
             "kl_of_last_epoch": kl_of_last_epoch,
             "learning_rate": rate,
             **self.imitation.metrics(self._ranks),
