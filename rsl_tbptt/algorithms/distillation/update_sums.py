@@ -33,10 +33,15 @@ class UpdateSums:
         """Return sums over all optimiser steps and processes (one exchange). Shape: () each.
 
         Args:
-            names: Names of what the loss reports.
+            names: Names of what the loss may report, the same for all processes; 0 stands for what
+                it does not.
             ranks: The processes that train together.
         """
-        own = {name: torch.stack([sums[name] for sums in self.losses]).sum() for name in names}
+        zero = torch.zeros_like(next(iter(self.losses[0].values())))
+        own = {
+            name: torch.stack([sums.get(name, zero) for sums in self.losses]).sum()
+            for name in names
+        }
         if self.weights:
             weights = torch.stack(self.weights).sum(0)
             own |= dict(zip(_WEIGHTS, weights, strict=True))
