@@ -38,7 +38,7 @@ def cut_runner(case: str, folder: Path, rank: int, num_ranks: int) -> Any:
     if case == "distillation":
         # All of the past in each mini-batch: which is drawn else depends on the ranks.
         memory = {"memory_rollouts": 2 * UPDATES, "memory_share": 100.0}
-        models = {"student": recurrent, "teacher": mlp}
+        models: dict[str, Any] = {"student": recurrent, "teacher": mlp}
         return make_runner(
             folder, case, algorithm={**shared, **memory}, env=env, save_interval=SAVED, **models
         )
