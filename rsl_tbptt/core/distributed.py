@@ -38,12 +38,32 @@ class Ranks:
             distributed.all_reduce(tensor)
         return tensor
 
+    def sum_named(self, tensors: dict[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return the sums of tensors over all ranks by name, in one exchange. Shape: () each."""
+        if not self.together or not tensors:
+            return tensors
+        sums = self.sum_tensor(torch.stack(list(tensors.values())))
+        return dict(zip(tensors, sums, strict=True))
+
+    def mean(self, values: torch.Tensor, count: int) -> torch.Tensor:
+        """Return the mean of the values of all ranks, ``count`` of them. Shape: ()."""
+        return self.sum_tensor(values.sum()) / count if self.together else values.mean()
+
     def gather(self, value: Value) -> list[Value]:
         """Return what each rank gave, any picklable value, by rank. Slow: for messages only."""
         if not self.together:
             return [value]
         values: list[Any] = [None] * distributed.get_world_size()
         distributed.all_gather_object(values, value)
+        return values
+
+    def gather_to_first(self, value: Value) -> list[Value]:
+        """Return what each rank gave, any picklable value, by rank; nothing beside the first."""
+        if not self.together:
+            return [value]
+        is_first = distributed.get_rank() == 0
+        values: list[Any] = [None] * distributed.get_world_size() if is_first else []
+        distributed.gather_object(value, values if is_first else None)
         return values
 
     def run_together(self, function: Callable[[], Value]) -> Value:

@@ -2,14 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import warnings
 from collections import deque
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
 from rsl_tbptt.core import hidden_state
+from rsl_tbptt.core.distributed import Ranks
 
 COUNTERS = ("tot_timesteps", "tot_time")
 """What rsl_rl's logger counts."""
@@ -28,7 +31,7 @@ def state_of(runner: Any) -> dict[str, Any]:
     episodes. Elsewhere all environments start an episode, with hidden states of zero.
 
     Args:
-        runner: A runner of rsl_rl with one process.
+        runner: A runner of rsl_rl.
 
     Returns:
         Tensors and plain values.
@@ -53,18 +56,59 @@ def state_of(runner: Any) -> dict[str, Any]:
     }
 
 
-def restore(runner: Any, state: Mapping[str, Any]) -> bool:
-    """Put back what :func:`state_of` returned, before a training goes on.
+def of_other_ranks(runner: Any, ranks: Ranks) -> list[dict[str, Any]]:
+    """Bring the states of all ranks but the first to the first, in host memory.
+
+    All ranks call it. With the state comes a rank's own memory of rollouts, if that is saved.
 
     Args:
-        runner: The runner, whose models and optimiser are loaded.
-        state: What a checkpoint holds, on any device; possibly nothing.
+        runner: This rank's runner.
+        ranks: The ranks that train together.
+
+    Returns:
+        What :func:`state_of` returned on ranks 1, 2 ..., on the first rank; elsewhere nothing.
+    """
+    packed = io.BytesIO()
+    if runner.gpu_global_rank > 0:
+        state, own = state_of(runner), runner.alg.save().get("rsl_tbptt", {})
+        torch.save(state | ({"memory": own["memory"]} if "memory" in own else {}), packed)
+    return [
+        torch.load(io.BytesIO(state), map_location="cpu", weights_only=True)
+        for state in ranks.gather_to_first(packed.getvalue())[1:]
+    ]
+
+
+def restore(runner: Any, states: Sequence[Mapping[str, Any]]) -> bool:
+    """Put back what a checkpoint holds beside models and optimiser, before a training goes on.
+
+    Args:
+        runner: This rank's runner, whose models and optimiser are loaded.
+        states: What :func:`state_of` returned on each rank, on any device; possibly nothing. Those
+            of another number of ranks are left out, with a warning.
 
     Returns:
         Whether the environment goes on with the episodes of before.
     """
+    if not states:
+        return False
+    rank, num_ranks = runner.gpu_global_rank, runner.gpu_world_size
+    if len(states) == num_ranks:
+        return _restore(runner, states[rank])
+    if rank == 0:
+        warnings.warn(
+            f"The checkpoint was written by {len(states)} rank(s) and goes on with {num_ranks}:"
+            " random numbers, hidden states and episodes, which belong to a rank, begin anew.",
+            stacklevel=3,
+        )
+    return _restore(runner, {"counters": states[0]["counters"]})
+
+
+def _restore(runner: Any, state: Mapping[str, Any]) -> bool:
+    """Put back one rank's state; return whether the environment goes on."""
     for name, value in state.get("counters", {}).items():
         setattr(runner.logger, name, value)
+    if "memory" in state:
+        runner.alg.learner.experience.restore(state["memory"])
     goes_on = "environment" in state and restores_itself(runner.env)
     if goes_on:
         runner.env.load_state_dict(state["environment"])

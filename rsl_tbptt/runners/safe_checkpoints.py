@@ -14,9 +14,11 @@ import torch
 from rsl_tbptt.checkpoints.latest import NUMBERED, checkpoint_file
 from rsl_tbptt.checkpoints.reading import read_checkpoint
 from rsl_tbptt.checkpoints.writing import check_writable, save_checkpoint
+from rsl_tbptt.compat.cpu_ranks import join_on_cpu, world_size
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.runners import resume_state
 from rsl_tbptt.runners.kept_checkpoints import check_kept, kept_checkpoints
+from rsl_tbptt.runners.rank_watch import RankWatch, heartbeat_timeout
 from rsl_tbptt.runners.stop_signals import STOPPED, StopSignals
 
 if TYPE_CHECKING:
@@ -38,6 +40,10 @@ class SafeCheckpoints(Runner):
       runner of this package wrote into the run's folder are never deleted.
     - ``keep_best``: whether the checkpoint of the highest mean return in training, over the last
       100 episodes before it was written, is kept beside them.
+    - ``heartbeat_timeout_s``: seconds (default 20) without a sign of life after which a rank counts
+      as dead, which ends all ranks. A rank that ends by an error ends them at once.
+
+    Several ranks train on GPUs as rsl_rl's do, and on a CPU by gloo; when one fails all end.
 
     SIGTERM, SIGUSR1 and Ctrl+C end :meth:`learn` between two iterations, after a checkpoint.
     """
@@ -61,19 +67,35 @@ class SafeCheckpoints(Runner):
             ValueError: If ``log_dir`` cannot be written, or what is to be kept is not valid.
         """
         check_kept(train_cfg)
+        self._heartbeat_timeout_s = heartbeat_timeout(train_cfg)
         if log_dir is not None:
             check_writable(log_dir)
         super().__init__(env, train_cfg, log_dir, device)
         self._kept = kept_checkpoints(train_cfg, log_dir)
         self._ranks = Ranks(together=self.is_distributed)
-        self._resumed: dict[str, Any] = {}
+        self._watch = self._new_watch()
+        self._resumed: list[dict[str, Any]] = []
+        self._of_other_ranks: list[dict[str, Any]] | None = None
+
+    def _configure_multi_gpu(self) -> None:
+        """Join the other ranks: on a CPU by gloo, on GPUs as rsl_rl does."""
+        if torch.device(self.device).type == "cpu" and world_size() > 1:
+            join_on_cpu(self)
+        else:
+            super()._configure_multi_gpu()
+
+    def _new_watch(self) -> RankWatch:
+        """Return what lets a training end on all ranks."""
+        ranks = self.gpu_global_rank, self.gpu_world_size
+        return RankWatch(*ranks, self._heartbeat_timeout_s)
 
     def learn(self, num_learning_iterations: int, init_at_random_ep_len: bool = False) -> None:
         """Learn as rsl_rl's runner does, and end after a checkpoint if a signal asks for that.
 
         After a resume it goes on with the random numbers of before, and where the environment has
         ``state_dict`` and ``load_state_dict`` with its episodes and the models' hidden states, to
-        the bit as if it had not been interrupted. With several ranks all of these begin anew.
+        the bit as if it had not been interrupted. All of these belong to a rank: with another
+        number of ranks they begin anew.
 
         Iterations are numbered on: rsl_rl would give the first one after a resume the number of
         the last one before. ``num_iterations`` of them are done, so a training of 1000 goes on by
@@ -86,27 +108,60 @@ class SafeCheckpoints(Runner):
         Raises:
             SystemExit: With status :data:`STOPPED` after SIGTERM or SIGUSR1.
             KeyboardInterrupt: After Ctrl+C.
+            ValueError: If ranks have loaded checkpoints of different iterations.
+            RuntimeError: If another rank has ended; names it and why.
         """
-        if num_learning_iterations < 1:
-            return
+        self._watch = self._new_watch()
+        with StopSignals() as signals, self._watch:
+            has_folder = self._check_same_start()
+            if num_learning_iterations > 0:
+                end = self.num_iterations + num_learning_iterations
+                self._learn_until(end, init_at_random_ep_len, signals, has_folder)
+
+    def _learn_until(
+        self, end: int, init_at_random_ep_len: bool, signals: StopSignals, has_folder: bool
+    ) -> None:
+        """Learn until so many iterations are done; see :meth:`learn`."""
         start = self.current_learning_iteration = self.num_iterations
-        # Here and not in load: one who plays draws and steps as he likes.
-        goes_on = resume_state.restore(self, self._resumed)
-        self._resumed = {}
 
         def begin_rollout() -> None:
             with torch.inference_mode(False):  # the runner's rollout has no gradients
                 self._end_if_asked(signals, needs_saving=self.num_iterations > start)
 
         def end_update() -> None:
+            is_saved = self.num_iterations % self.cfg["save_interval"] == 0
             self.num_iterations += 1
+            if has_folder and (is_saved or self.num_iterations == end):
+                self._of_other_ranks = resume_state.of_other_ranks(self, self._ranks)
 
+        # Here and not in load: one who plays draws and steps as he likes.
+        goes_on = resume_state.restore(self, self._resumed)
+        self._resumed = []
         try:
-            with StopSignals() as signals, watched(self.alg, begin_rollout, end_update):
-                super().learn(num_learning_iterations, init_at_random_ep_len and not goes_on)
+            with watched(self.alg, self._watch.check, begin_rollout, end_update):
+                super().learn(end - start, init_at_random_ep_len and not goes_on)
                 self._end_if_asked(signals, needs_saving=False)
         finally:
+            self._of_other_ranks = None
             self.current_learning_iteration = max(self.num_iterations - 1, 0)
+
+    def _check_same_start(self) -> bool:
+        """Check that all ranks begin with the same iteration.
+
+        Returns:
+            Whether the first rank, which writes, has a folder.
+
+        Raises:
+            ValueError: If not, on all ranks.
+        """
+        of_ranks = self._ranks.gather((self.num_iterations, self.logger.log_dir is not None))
+        iterations = [iteration for iteration, _ in of_ranks]
+        if len(set(iterations)) > 1:
+            raise ValueError(
+                f"num_iterations is {iterations} on the ranks, expected the same on all: have them"
+                " load the same checkpoint, in a folder that all of them see."
+            )
+        return of_ranks[0][1]
 
     def _end_if_asked(self, signals: StopSignals, needs_saving: bool) -> None:
         """End the training on all ranks where one has received a signal.
@@ -116,8 +171,11 @@ class SafeCheckpoints(Runner):
         """
         if not self._ranks.sum_count(int(signals.received is not None), self.device):
             return
+        if needs_saving:
+            self._of_other_ranks = resume_state.of_other_ranks(self, self._ranks)
         # Together: a launcher ends all ranks when one has ended, also the one that still writes.
         self._ranks.run_together(lambda: self._save_last() if needs_saving else None)
+        self._watch.in_order = True
         if self.logger.writer is not None:
             self.logger.stop_logging_writer()
         raise KeyboardInterrupt if signals.received == signal.SIGINT else SystemExit(STOPPED)
@@ -145,10 +203,13 @@ class SafeCheckpoints(Runner):
         """
         iteration = self.current_learning_iteration
         own: dict[str, Any] = {"num_iterations": self.num_iterations}
-        if not self.is_distributed:  # the file is written by one rank, which knows its own alone
+        if not self.is_distributed:
             own["resume"] = resume_state.state_of(self)
+        elif self._of_other_ranks is not None:  # one who saves at another time knows his own alone
+            own["resume_of_ranks"] = [resume_state.state_of(self), *self._of_other_ranks]
         checkpoint = {**self.alg.save(), "iter": iteration, "infos": infos, OWN: own}
-        save_checkpoint(checkpoint, path)
+        with self._watch.writing:
+            save_checkpoint(checkpoint, path)
         self.logger.save_model(path, iteration)
         if self._kept is not None and self._is_of_run(Path(path)):
             returns = self.logger.rewbuffer
@@ -189,26 +250,32 @@ class SafeCheckpoints(Runner):
             self.current_learning_iteration = checkpoint["iter"]
             own = checkpoint.get(OWN, {})
             self.num_iterations = own.get("num_iterations", checkpoint["iter"] + 1)
-            self._resumed = own.get("resume", {})
+            alone = [own["resume"]] if "resume" in own else []
+            self._resumed = own.get("resume_of_ranks", alone)
         return checkpoint["infos"]
 
 
 @contextmanager
 def watched(
-    algorithm: Any, begin_rollout: Callable[[], None], end_update: Callable[[], None]
+    algorithm: Any,
+    before_act: Callable[[], None],
+    begin_rollout: Callable[[], None],
+    end_update: Callable[[], None],
 ) -> Iterator[None]:
-    """Call something before the first action of each rollout, and after each update.
+    """Call something before each action and the first one of each rollout, and after each update.
 
     rsl_rl's ``learn`` is one loop without a place for it between two iterations.
 
     Args:
         algorithm: An algorithm of rsl_rl's or of this package, watched while the context lasts.
+        before_act: Called before each action.
         begin_rollout: Called when an iteration begins; the one before is logged and saved.
         end_update: Called when an update has ended.
     """
     act, update = algorithm.act, algorithm.update
 
     def watched_act(obs: Any) -> torch.Tensor:
+        before_act()
         if algorithm.storage.step == 0:
             begin_rollout()
         return act(obs)

@@ -107,7 +107,7 @@ def test_a_teachers_checkpoint_resumes_nothing(tmp_path):
     del file["rsl_tbptt"]  # what the actor saw
     torch.save({**file, "actor_state_dict": teacher}, tmp_path / "model_9.pt")
     student.load(str(tmp_path / "model_9.pt"))
-    assert (student.num_iterations, student._resumed) == (0, {})
+    assert (student.num_iterations, student._resumed) == (0, [])
 
 
 def test_a_checkpoint_of_the_stock_runner_resumes_without_these(tmp_path):

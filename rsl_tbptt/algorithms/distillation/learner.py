@@ -95,7 +95,7 @@ class DistillationLearner:
         self._window_length = min(options.gradient_length, num_steps)
         self._steps_per_group = num_steps_of_full_group(num_steps, *lengths)
         device = storage.dones.device
-        num_envs_of_ranks = ranks.sum_count(num_envs, device)
+        num_envs_of_ranks = self._num_envs_of_ranks = ranks.sum_count(num_envs, device)
         self._steps_in_mean = self._steps_per_group if options.loss_reduction == "mean" else 1
         self._step_batches = step_batches(num_steps, num_envs_of_ranks, device)
         nan = torch.full((), torch.nan, device=device)
@@ -123,15 +123,19 @@ class DistillationLearner:
         scales = obs_scales(models, self._storage.observations[0])
         health = finite({**self._first_replay.metrics(), **scales})
         update_normalization([self._student], self._storage.observations, self._step_batches)
-        num_steps = num_epochs * self._num_loss_steps
+        num_steps, dones = num_epochs * self._num_loss_steps, self.experience.dones().float()
+        num_envs = self._num_envs_of_ranks
+        num_drawn = mini_batches.num_drawn_of_ranks(num_envs)
+        totals = sums.totals((*self._reported, *self._per_teacher.names), self._ranks)
         return {
             **sums.means(
+                totals,
                 self._reported,
-                num_newest=num_steps * self._storage.num_envs,
-                num_past=num_steps * mini_batches.num_drawn,
+                num_newest=num_steps * num_envs,
+                num_past=None if num_drawn is None else num_steps * num_drawn,
             ),
-            **self._per_teacher.metrics(sums.losses),
-            "done_rate": self.experience.dones().float().mean(),
+            **self._per_teacher.metrics(totals),
+            "done_rate": self._ranks.mean(dones, len(dones) * num_envs),
             **self._dagger.metrics(),
             **health,
         }

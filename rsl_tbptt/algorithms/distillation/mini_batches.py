@@ -57,6 +57,18 @@ class MiniBatches:
             own = torch.stack([torch.full((), size, device=device) for size in sizes])
             self._num_sequences = ranks.sum_tensor(own)
 
+    def num_drawn_of_ranks(self, num_envs_of_ranks: int) -> int | torch.Tensor | None:
+        """Return the sequences of the past in a pass of all processes; None if this one has none.
+
+        Args:
+            num_envs_of_ranks: Number of environments of all processes.
+        """
+        if self.num_drawn == 0:
+            return None
+        if isinstance(self._num_sequences, torch.Tensor):
+            return self._num_sequences.sum() - num_envs_of_ranks
+        return self.num_drawn
+
     def draw(self) -> Iterator[MiniBatch]:
         """Draw one pass: every environment once, and ``num_drawn`` sequences of the past.
 

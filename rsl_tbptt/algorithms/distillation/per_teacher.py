@@ -35,9 +35,9 @@ class LossPerTeacher:
         """Return a loss that reports the sums, too."""
         return self._with_sums(loss) if self._losses else loss
 
-    def metrics(self, loss_sums: Sequence[Mapping[str, torch.Tensor]]) -> dict[str, torch.Tensor]:
-        """Return losses and numbers of samples, shape () each, of the sums of optimiser steps."""
-        total = {name: torch.stack([sums[name] for sums in loss_sums]).sum() for name in self.names}
+    def metrics(self, totals: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+        """Return losses and numbers of samples of an update's sums, shape () each."""
+        total = {name: totals[name] for name in self.names}
         means = {name: total[name] / or_one(total[number]) for name, number in self._losses.items()}
         return {**total, **means}
 

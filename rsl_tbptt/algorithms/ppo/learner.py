@@ -195,7 +195,7 @@ class PpoLearner:
         kl_of_last_epoch = steps[-self._options.num_mini_batches :, 3].mean()
         return {
             **dict(zip(names, means, strict=False)),
-            "done_rate": self._storage.dones.float().mean(),
+            "done_rate": self._ranks.mean(self._storage.dones.float(), self.num_samples_of_ranks),
             "kl_of_last_epoch": kl_of_last_epoch,
             "learning_rate": rate,
             **self.imitation.metrics(self._ranks),

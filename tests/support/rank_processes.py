@@ -1,0 +1,82 @@
+"""Starts the ranks of a training: by torchrun, or as a launcher without an agent does."""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from multiprocessing.process import BaseProcess
+from pathlib import Path
+from typing import Any
+
+import torch
+
+TESTS = str(Path(__file__).parents[1])
+
+
+def start_ranks(
+    num_ranks: int, target: Callable[..., None], *arguments: Any, folder: Path
+) -> list[BaseProcess]:
+    """Start ``target(rank, num_ranks, *arguments)`` in processes that have imported everything.
+
+    They have the variables that srun's tasks have in docs/cluster.md: rank 0 holds the store, and
+    no agent looks after them. What they print stands in ``output_<rank>`` in ``folder``.
+    """
+    before = os.environ.get("PYTHONPATH", "")
+    os.environ["PYTHONPATH"] = os.pathsep.join([TESTS, *filter(None, sys.path)])
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload(["support.ranked_run", "torch.utils.tensorboard"])
+    port = str(_free_port())
+    processes = []
+    for rank in range(num_ranks):
+        started = (rank, num_ranks, port, str(folder), target, arguments)
+        processes.append(context.Process(target=_run, args=started))
+        processes[-1].start()
+    os.environ["PYTHONPATH"] = before
+    return processes
+
+
+def _run(
+    rank: int, num_ranks: int, port: str, folder: str, target: Callable[..., None], arguments: Any
+) -> None:
+    """Be one rank."""
+    torch.set_num_threads(1)
+    os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
+    os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_ranks)}
+    with Path(folder, f"output_{rank}").open("w") as output:
+        for number in (1, 2):
+            os.dup2(output.fileno(), number)
+    target(rank, num_ranks, *arguments)
+
+
+def join_ranks(processes: list[BaseProcess], seconds: float = 240.0) -> list[int | None]:
+    """Wait for all; return their exit codes, None for one that hangs, which is killed."""
+    for process in processes:
+        process.join(seconds)
+    codes = [process.exitcode for process in processes]
+    for process in processes:
+        process.kill()
+    return codes
+
+
+def torchrun(num_ranks: int, module: str, *arguments: str) -> subprocess.Popen[str]:
+    """Start a module on several ranks of this machine, in a session of its own."""
+    path = os.pathsep.join([TESTS, *filter(None, sys.path)])
+    launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
+    return subprocess.Popen(
+        [*launcher, "--nproc_per_node", str(num_ranks), "-m", module, *arguments],
+        env=os.environ | {"PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        start_new_session=True,
+    )
+
+
+def _free_port() -> int:
+    with socket.socket() as unused:
+        unused.bind(("127.0.0.1", 0))
+        return unused.getsockname()[1]
