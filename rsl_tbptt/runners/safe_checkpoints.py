@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 import statistics
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,11 +13,17 @@ import torch
 
 from rsl_tbptt.checkpoints.latest import NUMBERED, checkpoint_file
 from rsl_tbptt.checkpoints.reading import read_checkpoint
-from rsl_tbptt.checkpoints.writing import check_writable, save_checkpoint
+from rsl_tbptt.checkpoints.writing import (
+    FailedSaves,
+    NotWrittenError,
+    check_writable,
+    save_checkpoint,
+)
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.runners import resume_state
 from rsl_tbptt.runners.kept_checkpoints import check_kept, kept_checkpoints
-from rsl_tbptt.runners.stop_signals import STOPPED, StopSignals
+from rsl_tbptt.runners.log_writer import let_it_fail
+from rsl_tbptt.stop_signals import StopSignals
 
 if TYPE_CHECKING:
     from rsl_rl.runners import OnPolicyRunner as Runner
@@ -67,6 +73,9 @@ class SafeCheckpoints(Runner):
         self._kept = kept_checkpoints(train_cfg, log_dir)
         self._ranks = Ranks(together=self.is_distributed)
         self._resumed: dict[str, Any] = {}
+        self._failed = FailedSaves()
+        self._num_saved = self._end = 0
+        self._broke_off = False
 
     def learn(self, num_learning_iterations: int, init_at_random_ep_len: bool = False) -> None:
         """Learn as rsl_rl's runner does, and end after a checkpoint if a signal asks for that.
@@ -84,17 +93,20 @@ class SafeCheckpoints(Runner):
             init_at_random_ep_len: Whether episodes begin as if they had run for some time.
 
         Raises:
-            SystemExit: With status :data:`STOPPED` after SIGTERM or SIGUSR1.
+            SystemExit: With status ``STOPPED`` after SIGTERM or SIGUSR1.
             KeyboardInterrupt: After Ctrl+C.
+            Exception: What ended the training otherwise, after a checkpoint of what was done.
         """
         if num_learning_iterations < 1:
             return
-        start = self.current_learning_iteration = self.num_iterations
+        start = self.current_learning_iteration = self._num_saved = self.num_iterations
+        self._end = start + num_learning_iterations
         # Here and not in load: one who plays draws and steps as he likes.
         goes_on = resume_state.restore(self, self._resumed)
         self._resumed = {}
 
         def begin_rollout() -> None:
+            let_it_fail(self.logger.writer)
             with torch.inference_mode(False):  # the runner's rollout has no gradients
                 self._end_if_asked(signals, needs_saving=self.num_iterations > start)
 
@@ -105,8 +117,12 @@ class SafeCheckpoints(Runner):
             with StopSignals() as signals, watched(self.alg, begin_rollout, end_update):
                 super().learn(num_learning_iterations, init_at_random_ep_len and not goes_on)
                 self._end_if_asked(signals, needs_saving=False)
+        except Exception as error:
+            self._save_after(error)
+            raise
         finally:
             self.current_learning_iteration = max(self.num_iterations - 1, 0)
+            self._end = self.num_iterations
 
     def _end_if_asked(self, signals: StopSignals, needs_saving: bool) -> None:
         """End the training on all ranks where one has received a signal.
@@ -120,21 +136,41 @@ class SafeCheckpoints(Runner):
         self._ranks.run_together(lambda: self._save_last() if needs_saving else None)
         if self.logger.writer is not None:
             self.logger.stop_logging_writer()
-        raise KeyboardInterrupt if signals.received == signal.SIGINT else SystemExit(STOPPED)
+        raise signals.end()
 
     def _save_last(self) -> None:
         """Save where the writing rank is this one.
 
         Raises:
-            ValueError: If the file cannot be written, which then ends all ranks.
+            NotWrittenError: If the file cannot be written, which then ends all ranks.
         """
         if self.logger.writer is None:
             return
+        self._end = self.num_iterations  # none comes after this one
         path = Path(self.logger.log_dir or "", f"model_{self.current_learning_iteration}.pt")
+        self.save(str(path))
+
+    def _save_after(self, error: Exception) -> None:
+        """Save what was done before an error, if no file has it: models are as after an update.
+
+        Episodes, hidden states and random numbers are not, so they begin anew after a resume.
+        """
+        if isinstance(error, NotWrittenError) or self.num_iterations == self._num_saved:
+            return
+        self.current_learning_iteration = self.num_iterations - 1
+        self._broke_off = True
         try:
-            self.save(str(path))
-        except OSError as error:
-            raise ValueError(f"The checkpoint '{path}' cannot be written: {error}") from error
+            with torch.inference_mode(False):
+                self._save_last()
+        except Exception as second:  # a broken device, a full disk: the first error is the news
+            warnings.warn(
+                f"After a {type(error).__name__} no checkpoint of the last iteration could be"
+                f" written either ({' '.join(str(second).split())}): go on from the newest one"
+                " there is.",
+                stacklevel=3,
+            )
+        finally:
+            self._broke_off = False
 
     def save(self, path: str, infos: dict | None = None) -> None:
         """Save models and training state so that ``path`` is either whole or as before.
@@ -142,17 +178,29 @@ class SafeCheckpoints(Runner):
         Args:
             path: Checkpoint file.
             infos: Further values to keep in it.
+
+        Raises:
+            NotWrittenError: If it cannot be written; in a training only the last one, others are
+                named in a warning and training goes on.
         """
         iteration = self.current_learning_iteration
         own: dict[str, Any] = {"num_iterations": self.num_iterations}
         if not self.is_distributed:  # the file is written by one rank, which knows its own alone
-            own["resume"] = resume_state.state_of(self)
+            own["resume"] = resume_state.state_of(self, self._broke_off)
         checkpoint = {**self.alg.save(), "iter": iteration, "infos": infos, OWN: own}
-        save_checkpoint(checkpoint, path)
-        self.logger.save_model(path, iteration)
-        if self._kept is not None and self._is_of_run(Path(path)):
+        with self._failed.passed_over(again=self.num_iterations < self._end):
+            save_checkpoint(checkpoint, path)
+            self.logger.save_model(path, iteration)
+            self._note(Path(path), iteration)
+
+    def _note(self, path: Path, iteration: int) -> None:
+        """Note a file that was written, if it is one of the run's."""
+        if not self._is_of_run(path):
+            return
+        self._num_saved = self.num_iterations
+        if self._kept is not None:
             returns = self.logger.rewbuffer
-            self._kept.add(Path(path), iteration, statistics.mean(returns) if returns else None)
+            self._kept.add(path, iteration, statistics.mean(returns) if returns else None)
 
     def _is_of_run(self, path: Path) -> bool:
         """Return whether a file is one of the run's numbered checkpoints."""
