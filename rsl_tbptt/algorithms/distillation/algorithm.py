@@ -140,7 +140,10 @@ class TbpttDistillation(Distillation):
         )
         self._session = UpdateSession(self.learner, storage, self.options, self._ranks)
         self.safe_line = SafeLine(
-            self.options.safe_checkpoint_interval, self, is_writer=self.gpu_global_rank == 0
+            self.options.safe_checkpoint_interval,
+            self,
+            self._ranks,
+            is_writer=self.gpu_global_rank == 0,
         )
         self.awaited_teacher = AwaitedTeacher(
             check_one_source(teacher, self.options.teacher_checkpoint),
