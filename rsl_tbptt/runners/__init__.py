@@ -2,6 +2,6 @@
 
 from rsl_tbptt.runners.distillation_runner import TbpttDistillationRunner
 from rsl_tbptt.runners.on_policy_runner import TbpttOnPolicyRunner
-from rsl_tbptt.runners.stop_signals import STOPPED
+from rsl_tbptt.stop_signals import STOPPED
 
 __all__ = ["STOPPED", "TbpttDistillationRunner", "TbpttOnPolicyRunner"]

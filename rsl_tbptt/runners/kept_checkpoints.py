@@ -63,11 +63,18 @@ class KeptCheckpoints:
         others = [other for other in self._notes if other.file != note.file]
         ours = [other for other in others if self._is_as_written(other)]
         self._notes = self._chosen([*ours, note])
-        for other in ours:
-            if other not in self._notes:
-                (self._folder / other.file).unlink(missing_ok=True)
-        # Last: a file that is noted and gone does no harm, one that is not noted would stay.
-        write_json(self._folder / NOTES, [asdict(each) for each in self._notes])
+        try:
+            for other in ours:
+                if other not in self._notes:
+                    (self._folder / other.file).unlink(missing_ok=True)
+            # Last: a file that is noted and gone does no harm, one that is not noted would stay.
+            write_json(self._folder / NOTES, [asdict(each) for each in self._notes])
+        except OSError as error:  # the checkpoint is written, and the next time comes
+            warnings.warn(
+                f"'{self._folder / NOTES}' cannot be written ({error.strerror}): checkpoints that"
+                " it does not note are kept.",
+                stacklevel=3,
+            )
 
     def _chosen(self, notes: list[Note]) -> list[Note]:
         """Return those to keep, in the order in which they were written."""

@@ -23,7 +23,7 @@ OF_EPISODES = ("rewbuffer", "lenbuffer", "cur_reward_sum", "cur_episode_length")
 MODELS = ("student", "teacher", "actor", "critic")
 
 
-def state_of(runner: Any) -> dict[str, Any]:
+def state_of(runner: Any, in_rollout: bool = False) -> dict[str, Any]:
     """Return what a checkpoint holds for :func:`restore`, between two iterations.
 
     The states of random generators and what the logger counts; and where the environment has
@@ -32,14 +32,16 @@ def state_of(runner: Any) -> dict[str, Any]:
 
     Args:
         runner: A runner of rsl_rl.
+        in_rollout: Whether it was broken off within an iteration: then nothing but the counts is
+            as it was between the last two.
 
     Returns:
         Tensors and plain values.
     """
-    state = {
-        "generators": _generators(runner.device),
-        "counters": {name: getattr(runner.logger, name) for name in COUNTERS},
-    }
+    counters = {name: getattr(runner.logger, name) for name in COUNTERS}
+    if in_rollout:
+        return {"counters": counters}
+    state = {"generators": _generators(runner.device), "counters": counters}
     if not restores_itself(runner.env):
         return state
     models = {role: getattr(runner.alg, role) for role in MODELS if hasattr(runner.alg, role)}

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import signal
 import statistics
+import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -13,13 +13,19 @@ import torch
 
 from rsl_tbptt.checkpoints.latest import NUMBERED, checkpoint_file
 from rsl_tbptt.checkpoints.reading import read_checkpoint
-from rsl_tbptt.checkpoints.writing import check_writable, save_checkpoint
+from rsl_tbptt.checkpoints.writing import (
+    FailedSaves,
+    NotWrittenError,
+    check_writable,
+    save_checkpoint,
+)
 from rsl_tbptt.compat.cpu_ranks import join_on_cpu, world_size
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.runners import resume_state
 from rsl_tbptt.runners.kept_checkpoints import check_kept, kept_checkpoints
+from rsl_tbptt.runners.log_writer import let_it_fail
 from rsl_tbptt.runners.rank_watch import RankWatch, heartbeat_timeout
-from rsl_tbptt.runners.stop_signals import STOPPED, StopSignals
+from rsl_tbptt.stop_signals import StopSignals
 
 if TYPE_CHECKING:
     from rsl_rl.runners import OnPolicyRunner as Runner
@@ -76,6 +82,9 @@ class SafeCheckpoints(Runner):
         self._watch = self._new_watch()
         self._resumed: list[dict[str, Any]] = []
         self._of_other_ranks: list[dict[str, Any]] | None = None
+        self._failed = FailedSaves()
+        self._num_saved = self._end = 0
+        self._broke_off = False
 
     def _configure_multi_gpu(self) -> None:
         """Join the other ranks: on a CPU by gloo, on GPUs as rsl_rl does."""
@@ -106,32 +115,34 @@ class SafeCheckpoints(Runner):
             init_at_random_ep_len: Whether episodes begin as if they had run for some time.
 
         Raises:
-            SystemExit: With status :data:`STOPPED` after SIGTERM or SIGUSR1.
+            SystemExit: With status ``STOPPED`` after SIGTERM or SIGUSR1.
             KeyboardInterrupt: After Ctrl+C.
             ValueError: If ranks have loaded checkpoints of different iterations.
             RuntimeError: If another rank has ended; names it and why.
+            Exception: What ended the training otherwise, after a checkpoint of what was done.
         """
         self._watch = self._new_watch()
         with StopSignals() as signals, self._watch:
             has_folder = self._check_same_start()
             if num_learning_iterations > 0:
-                end = self.num_iterations + num_learning_iterations
-                self._learn_until(end, init_at_random_ep_len, signals, has_folder)
+                self._end = self.num_iterations + num_learning_iterations
+                self._learn_until_end(init_at_random_ep_len, signals, has_folder)
 
-    def _learn_until(
-        self, end: int, init_at_random_ep_len: bool, signals: StopSignals, has_folder: bool
+    def _learn_until_end(
+        self, init_at_random_ep_len: bool, signals: StopSignals, has_folder: bool
     ) -> None:
-        """Learn until so many iterations are done; see :meth:`learn`."""
-        start = self.current_learning_iteration = self.num_iterations
+        """Learn until ``_end`` iterations are done; see :meth:`learn`."""
+        start = self.current_learning_iteration = self._num_saved = self.num_iterations
 
         def begin_rollout() -> None:
+            let_it_fail(self.logger.writer)
             with torch.inference_mode(False):  # the runner's rollout has no gradients
                 self._end_if_asked(signals, needs_saving=self.num_iterations > start)
 
         def end_update() -> None:
             is_saved = self.num_iterations % self.cfg["save_interval"] == 0
             self.num_iterations += 1
-            if has_folder and (is_saved or self.num_iterations == end):
+            if has_folder and (is_saved or self.num_iterations == self._end):
                 self._of_other_ranks = resume_state.of_other_ranks(self, self._ranks)
 
         # Here and not in load: one who plays draws and steps as he likes.
@@ -139,11 +150,15 @@ class SafeCheckpoints(Runner):
         self._resumed = []
         try:
             with watched(self.alg, self._watch.check, begin_rollout, end_update):
-                super().learn(end - start, init_at_random_ep_len and not goes_on)
+                super().learn(self._end - start, init_at_random_ep_len and not goes_on)
                 self._end_if_asked(signals, needs_saving=False)
+        except Exception as error:
+            self._save_after(error)
+            raise
         finally:
             self._of_other_ranks = None
             self.current_learning_iteration = max(self.num_iterations - 1, 0)
+            self._end = self.num_iterations
 
     def _check_same_start(self) -> bool:
         """Check that all ranks begin with the same iteration.
@@ -178,21 +193,41 @@ class SafeCheckpoints(Runner):
         self._watch.in_order = True
         if self.logger.writer is not None:
             self.logger.stop_logging_writer()
-        raise KeyboardInterrupt if signals.received == signal.SIGINT else SystemExit(STOPPED)
+        raise signals.end()
 
     def _save_last(self) -> None:
         """Save where the writing rank is this one.
 
         Raises:
-            ValueError: If the file cannot be written, which then ends all ranks.
+            NotWrittenError: If the file cannot be written, which then ends all ranks.
         """
         if self.logger.writer is None:
             return
+        self._end = self.num_iterations  # none comes after this one
         path = Path(self.logger.log_dir or "", f"model_{self.current_learning_iteration}.pt")
+        self.save(str(path))
+
+    def _save_after(self, error: Exception) -> None:
+        """Save what was done before an error, if no file has it: models are as after an update.
+
+        Episodes, hidden states and random numbers are not, so they begin anew after a resume.
+        """
+        if isinstance(error, NotWrittenError) or self.num_iterations == self._num_saved:
+            return
+        self.current_learning_iteration = self.num_iterations - 1
+        self._broke_off, self._of_other_ranks = True, None
         try:
-            self.save(str(path))
-        except OSError as error:
-            raise ValueError(f"The checkpoint '{path}' cannot be written: {error}") from error
+            with torch.inference_mode(False):
+                self._save_last()
+        except Exception as second:  # a broken device, a full disk: the first error is the news
+            warnings.warn(
+                f"After a {type(error).__name__} no checkpoint of the last iteration could be"
+                f" written either ({' '.join(str(second).split())}): go on from the newest one"
+                " there is.",
+                stacklevel=3,
+            )
+        finally:
+            self._broke_off = False
 
     def save(self, path: str, infos: dict | None = None) -> None:
         """Save models and training state so that ``path`` is either whole or as before.
@@ -200,20 +235,32 @@ class SafeCheckpoints(Runner):
         Args:
             path: Checkpoint file.
             infos: Further values to keep in it.
+
+        Raises:
+            NotWrittenError: If it cannot be written; in a training only the last one, others are
+                named in a warning and training goes on.
         """
         iteration = self.current_learning_iteration
         own: dict[str, Any] = {"num_iterations": self.num_iterations}
         if not self.is_distributed:
-            own["resume"] = resume_state.state_of(self)
+            own["resume"] = resume_state.state_of(self, self._broke_off)
         elif self._of_other_ranks is not None:  # one who saves at another time knows his own alone
             own["resume_of_ranks"] = [resume_state.state_of(self), *self._of_other_ranks]
         checkpoint = {**self.alg.save(), "iter": iteration, "infos": infos, OWN: own}
-        with self._watch.writing:
-            save_checkpoint(checkpoint, path)
-        self.logger.save_model(path, iteration)
-        if self._kept is not None and self._is_of_run(Path(path)):
+        with self._failed.passed_over(again=self.num_iterations < self._end):
+            with self._watch.writing:
+                save_checkpoint(checkpoint, path)
+            self.logger.save_model(path, iteration)
+            self._note(Path(path), iteration)
+
+    def _note(self, path: Path, iteration: int) -> None:
+        """Note a file that was written, if it is one of the run's."""
+        if not self._is_of_run(path):
+            return
+        self._num_saved = self.num_iterations
+        if self._kept is not None:
             returns = self.logger.rewbuffer
-            self._kept.add(Path(path), iteration, statistics.mean(returns) if returns else None)
+            self._kept.add(path, iteration, statistics.mean(returns) if returns else None)
 
     def _is_of_run(self, path: Path) -> bool:
         """Return whether a file is one of the run's numbered checkpoints."""

@@ -1,5 +1,6 @@
-"""A training killed at any moment loses one iteration at most, and ends with the same bits."""
+"""A training killed at any moment loses one save interval at most, and ends with the same bits."""
 
+import logging
 import multiprocessing
 import os
 import random
@@ -10,18 +11,27 @@ from pathlib import Path
 import pytest
 import torch
 from support.killed_run import train
+from torch.utils._pytree import tree_leaves
 
 from rsl_tbptt.checkpoints.latest import latest_checkpoint
 from rsl_tbptt.checkpoints.reading import read_checkpoint
 
-KILLS = 10
 ITERATIONS = 100_000  # more than a process gets to
+KEPT = 3
+
+SOAK = [pytest.mark.soak]
+CASES = [
+    pytest.param("ppo", 10, 1, id="ppo"),
+    pytest.param("ppo", 200, 1, id="ppo, long", marks=SOAK),
+    pytest.param("distillation", 50, 3, id="distillation, long", marks=SOAK),
+]
+"""Algorithm, kills, and iterations between two checkpoints."""
 
 
-def saved(folder):
-    """Return how many iterations the run has told to be saved."""
+def told(folder, name):
+    """Return the number of iterations that a run has told."""
     try:
-        return int((folder / "done").read_text())
+        return int((folder / name).read_text())
     except FileNotFoundError:
         return 0
 
@@ -36,36 +46,55 @@ def processes(monkeypatch):
     return context
 
 
+def numbers(path):
+    """Return the parameters, normalisers and optimiser of a checkpoint."""
+    file = read_checkpoint(str(path), "cpu")
+    return {name: value for name, value in file.items() if name.endswith("state_dict")}
+
+
 @pytest.mark.slow
-def test_every_restart_after_a_kill_finds_a_valid_checkpoint(processes, tmp_path):
-    moments, known, before = random.Random(0), 0, -1
-    for _ in range(KILLS):
-        process = processes.Process(target=train, args=(str(tmp_path), "ppo", ITERATIONS))
+@pytest.mark.parametrize(("kind", "kills", "interval"), CASES)
+def test_every_restart_after_a_kill_finds_a_valid_checkpoint(
+    kind, kills, interval, processes, tmp_path
+):
+    moments, found, began = random.Random(0), 0, time.monotonic()
+    for kill in range(kills):
+        process = processes.Process(target=train, args=(str(tmp_path), kind, interval, ITERATIONS))
         process.start()
-        deadline = time.monotonic() + 60
-        while saved(tmp_path) <= known and time.monotonic() < deadline:  # it goes on at all
-            time.sleep(0.005)
-        time.sleep(moments.uniform(0, 0.05))
+        if kill % 4 == 3:  # also where it starts and loads
+            time.sleep(moments.uniform(0, 0.3))
+        else:
+            known, deadline = told(tmp_path, "saved"), time.monotonic() + 60
+            while told(tmp_path, "saved") <= known and time.monotonic() < deadline:
+                time.sleep(0.002)  # it goes on at all
+            time.sleep(moments.uniform(0, 0.05 * interval))
         process.kill()
         process.join()
         assert process.exitcode == -signal.SIGKILL
-        known = max(known, saved(tmp_path))
+        reached, saved = told(tmp_path, "reached"), told(tmp_path, "saved")
+        if not saved:
+            continue
         checkpoint = read_checkpoint(str(latest_checkpoint(tmp_path)), "cpu")
         done = checkpoint["rsl_tbptt_runner"]["num_iterations"]
         # One more where it was killed before it told.
-        assert known <= done <= known + 1
-        assert done > before
-        before = known = done
-    total = known + 3
-    bits = []
+        assert max(saved, reached - interval, found) <= done <= reached + 1
+        found = done
+    files = list(tmp_path.glob("model_*.pt"))
+    unfinished = list(tmp_path.glob(".*-model_*.pt"))
+    assert len(files) <= KEPT + kills  # a kill between writing and noting leaves one at most
+    assert all(torch.load(path, weights_only=True) for path in files)
+
+    total = found + interval
+    ends = []
     for folder in (tmp_path, tmp_path / "never killed"):
         folder.mkdir(exist_ok=True)
-        process = processes.Process(target=train, args=(str(folder), "ppo", total))
+        process = processes.Process(target=train, args=(str(folder), kind, interval, total))
         process.start()
         process.join()
-        last = read_checkpoint(str(folder / f"model_{total - 1}.pt"), "cpu")
-        bits.append([*last["actor_state_dict"].values(), *last["critic_state_dict"].values()])
-    assert all(map(torch.equal, *bits))
-    numbered = list(tmp_path.glob("model_*.pt"))
-    assert len(numbered) <= 3 + KILLS  # a kill between writing and noting leaves one at most
-    assert all(torch.load(path, weights_only=True) for path in numbered)
+        ends.append(tree_leaves(numbers(folder / f"model_{total - 1}.pt")))
+    for ours, other in zip(*ends, strict=True):
+        assert torch.equal(ours, other) if isinstance(ours, torch.Tensor) else ours == other
+    logging.getLogger(__name__).info(
+        "%s: %d kills, %d while a file was written; %d iterations, %.0f s",
+        *(kind, kills, len(unfinished), found, time.monotonic() - began),
+    )

@@ -78,10 +78,34 @@ def test_training_goes_on(training):
     assert all(torch.isfinite(parameter).all() for parameter in policy.parameters())
 
 
+def test_rsl_rls_check_can_be_turned_off_where_training_ends(training):
+    runner, _ = training(sick_step=11, non_finite="raise")
+    runner.alg.checks_nan = False
+    with pytest.raises(ValueError, match=r"'policy' of environments \[2\], first at step 3"):
+        runner.learn(4)
+
+
+@pytest.mark.parametrize("name", ["rewards", "dones"])
+def test_nan_in_what_else_a_step_gives_is_named(training, name, monkeypatch):
+    runner, _ = training(sick_step=0, non_finite="raise")
+    step = type(runner.env).step
+
+    def sick(self, actions):
+        obs, rewards, dones, extras = step(self, actions)
+        given = {"rewards": rewards, "dones": dones.float()}
+        given[name][torch.tensor([0, 3])] = torch.nan
+        return obs, *given.values(), extras
+
+    monkeypatch.setattr(type(runner.env), "step", sick)
+    with pytest.raises(ValueError, match=rf"gave NaN in {name} of environments \[0, 3\]: repair"):
+        runner.learn(1)
+
+
 def test_training_can_be_started_again_where_the_runner_ended_it(training):
     runner, policy = training(sick_step=11, non_finite="raise")
-    with pytest.raises(ValueError, match="contains NaN values"):
+    with pytest.raises(ValueError, match=r"gave NaN in observation group 'policy' of environments"):
         runner.learn(4)
+    assert runner.alg.storage.step == 2  # at once, in the second rollout
     before = copy.deepcopy(policy.state_dict())
     runner.learn(2)
     assert any(not torch.equal(before[key], v) for key, v in policy.state_dict().items())

@@ -9,7 +9,7 @@ import torch
 from rsl_rl.runners import OnPolicyRunner
 from support.safe_runs import make_runner
 
-from rsl_tbptt.checkpoints.writing import save_checkpoint
+from rsl_tbptt.checkpoints.writing import NotWrittenError, save_checkpoint
 from rsl_tbptt.runners import TbpttDistillationRunner
 
 
@@ -39,7 +39,7 @@ def test_a_crash_while_writing_leaves_the_previous_file(tmp_path, monkeypatch):
         raise OSError("No space left on device")
 
     monkeypatch.setattr(torch, "save", crash)
-    with pytest.raises(OSError, match="No space left"):
+    with pytest.raises(NotWrittenError, match="No space left"):
         save_checkpoint({"value": 2}, path)
     assert torch.load(path) == {"value": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["model.pt"]

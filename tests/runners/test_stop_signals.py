@@ -4,15 +4,14 @@ import os
 import signal
 import threading
 import time
-from collections.abc import Callable
 
 import pytest
 import torch
-from support.safe_runs import NUM_ENVS, make_runner
+from support.safe_runs import DisturbedEnv, make_runner
 
-from rsl_tbptt.runners import STOPPED, stop_signals
-from rsl_tbptt.runners.stop_signals import StopSignals
-from rsl_tbptt_tasks.memory import RecallEnv
+from rsl_tbptt import stop_signals
+from rsl_tbptt.runners import STOPPED
+from rsl_tbptt.stop_signals import StopSignals
 
 HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
@@ -23,20 +22,6 @@ def ctrl_c_interrupts():
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
     yield
     signal.signal(signal.SIGINT, before)
-
-
-class SignalledEnv(RecallEnv):
-    """Does something in its step number ``at``."""
-
-    def __init__(self, at: int, do: Callable[[], None]) -> None:
-        super().__init__(NUM_ENVS, 3)
-        self.steps_to_go, self.do = at, do
-
-    def step(self, actions):
-        self.steps_to_go -= 1
-        if self.steps_to_go == 0:
-            self.do()
-        return super().step(actions)
 
 
 def send(number):
@@ -55,7 +40,7 @@ def names(folder):
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
 def test_a_signal_in_a_rollout_ends_the_training_after_its_iteration(kind, number, tmp_path):
     before = handlers()
-    runner = make_runner(tmp_path, kind, env=SignalledEnv(9, send(number)), save_interval=100)
+    runner = make_runner(tmp_path, kind, env=DisturbedEnv({9: send(number)}), save_interval=100)
     with pytest.raises(SystemExit) as ended:
         runner.learn(5)
     assert ended.value.code == STOPPED == 85
@@ -72,7 +57,7 @@ def test_a_signal_in_a_rollout_ends_the_training_after_its_iteration(kind, numbe
 
 
 def test_ctrl_c_writes_a_checkpoint_too(tmp_path, capfd):
-    runner = make_runner(tmp_path, env=SignalledEnv(7, send(signal.SIGINT)), save_interval=100)
+    runner = make_runner(tmp_path, env=DisturbedEnv({7: send(signal.SIGINT)}), save_interval=100)
     with pytest.raises(KeyboardInterrupt):
         runner.learn(5)
     assert names(tmp_path) == ["model_0.pt", "model_1.pt"]
@@ -80,7 +65,7 @@ def test_ctrl_c_writes_a_checkpoint_too(tmp_path, capfd):
 
 
 def test_a_signal_in_the_last_iteration_ends_the_process_too(tmp_path):
-    runner = make_runner(tmp_path, env=SignalledEnv(11, send(signal.SIGTERM)), save_interval=100)
+    runner = make_runner(tmp_path, env=DisturbedEnv({11: send(signal.SIGTERM)}), save_interval=100)
     with pytest.raises(SystemExit):
         runner.learn(2)
     assert names(tmp_path) == ["model_0.pt", "model_1.pt"]
@@ -98,7 +83,7 @@ def test_before_the_first_update_nothing_is_written(tmp_path):
 
 
 def test_without_a_folder_it_ends_without_a_checkpoint():
-    runner = make_runner(env=SignalledEnv(7, send(signal.SIGTERM)))
+    runner = make_runner(env=DisturbedEnv({7: send(signal.SIGTERM)}))
     with pytest.raises(SystemExit):
         runner.learn(3)
     assert runner.num_iterations == 2
@@ -129,7 +114,7 @@ def test_a_second_ctrl_c_ends_at_once(tmp_path, monkeypatch):
         time.sleep(0.01)
         send(signal.SIGINT)()
 
-    runner = make_runner(tmp_path, env=SignalledEnv(8, twice), save_interval=100)
+    runner = make_runner(tmp_path, env=DisturbedEnv({8: twice}), save_interval=100)
     with pytest.raises(KeyboardInterrupt):
         runner.learn(5)
     assert names(tmp_path) == ["model_0.pt"]
@@ -148,7 +133,7 @@ def test_what_is_ignored_stays_ignored():
 
 def test_only_the_main_thread_handles_signals(tmp_path):
     runner, before, seen = make_runner(tmp_path), handlers(), []
-    runner.env = SignalledEnv(1, lambda: seen.append(handlers()))
+    runner.env = DisturbedEnv({1: lambda: seen.append(handlers())})
     thread = threading.Thread(target=runner.learn, args=(1,))
     thread.start()
     thread.join()

@@ -4,36 +4,51 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import torch
 
 from rsl_tbptt.checkpoints.latest import NUMBERED
 from support.safe_runs import make_runner
 
-QUICK = {"num_learning_epochs": 1, "num_mini_batches": 1}
+OPTIONS = {
+    "ppo": {"num_learning_epochs": 1, "num_mini_batches": 1},
+    "distillation": {
+        "num_learning_epochs": 1,
+        "num_mini_batches": 1,
+        "memory_rollouts": 2,
+        "save_memory": True,
+    },
+}
 
 
-def train(folder: str, kind: str, iterations: int) -> None:
-    """Go on from the newest checkpoint, as a job script's command does, and save every iteration.
+def train(folder: str, kind: str, interval: int, iterations: int) -> None:
+    """Go on from the newest checkpoint, as a job script's command does.
 
     Args:
-        folder: The run's folder; ``done`` in it counts the iterations whose file is written.
+        folder: The run's folder. In it ``reached`` counts the iterations whose update is done, and
+            ``saved`` is what it was when the newest file had been written.
         kind: "distillation" or "ppo".
+        interval: Iterations between two checkpoints.
         iterations: Iterations of the whole run.
     """
     torch.set_num_threads(1)
     sys.stdout = open(os.devnull, "w")  # noqa: SIM115  the process ends with it
     run = Path(folder)
-    runner = make_runner(run, kind, algorithm=QUICK, keep_last=3)
+    runner = make_runner(run, kind, algorithm=OPTIONS[kind], keep_last=3, save_interval=interval)
     if any(NUMBERED.fullmatch(path.name) for path in run.iterdir()):
         runner.load(str(run / "latest"))
-    save = runner.save
 
-    def save_and_tell(path: str, infos: dict | None = None) -> None:
-        save(path, infos)
-        (run / "done_next").write_text(str(runner.num_iterations))
-        (run / "done_next").replace(run / "done")
+    def then_tell(function: Callable[..., Any], name: str) -> Callable[..., Any]:
+        def told(*args: Any, **kwargs: Any) -> None:
+            function(*args, **kwargs)
+            (run / "next").write_text(str(runner.num_iterations))
+            (run / "next").replace(run / name)
 
-    runner.save = save_and_tell
+        return told
+
+    runner.save = then_tell(runner.save, "saved")
+    runner.logger.log = then_tell(runner.logger.log, "reached")
     runner.learn(iterations - runner.num_iterations)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,6 +13,19 @@ from rsl_tbptt_tasks.memory import RecallEnv
 
 NUM_ENVS = 4
 RUNNERS = {"distillation": TbpttDistillationRunner, "ppo": TbpttOnPolicyRunner}
+
+
+class DisturbedEnv(RecallEnv):
+    """Calls functions before some of its steps, counted from 1."""
+
+    def __init__(self, at: Mapping[int, Callable[[], object]]) -> None:
+        super().__init__(NUM_ENVS, 3)
+        self.at, self.num_steps = at, 0
+
+    def step(self, actions: torch.Tensor) -> tuple:
+        self.num_steps += 1
+        self.at.get(self.num_steps, lambda: None)()
+        return super().step(actions)
 
 
 def model_cfg(class_name: str, **kwargs: Any) -> dict[str, Any]:

@@ -28,10 +28,11 @@ from rsl_tbptt.algorithms.distillation.sample_weights import sample_weights
 from rsl_tbptt.algorithms.distillation.teacher_layers import TeacherLayers
 from rsl_tbptt.algorithms.update.arguments import takes
 from rsl_tbptt.algorithms.update.memory_plan import MemoryPlan
-from rsl_tbptt.algorithms.update.non_finite import take_over_nan_check
+from rsl_tbptt.algorithms.update.non_finite import check_nan, take_over_nan_check
 from rsl_tbptt.algorithms.update.optimizers import use_fused_kernels
 from rsl_tbptt.algorithms.update.safe_line import SafeLine
 from rsl_tbptt.algorithms.update.session import UpdateSession
+from rsl_tbptt.algorithms.update.step_checks import check_observations, check_step
 from rsl_tbptt.checkpoints.reading import student_state_dict
 from rsl_tbptt.checkpoints.trained_models import check_fits, describe_all
 from rsl_tbptt.compat.versions import (
@@ -56,6 +57,9 @@ class TbpttDistillation(Distillation):
 
     checkpoint_path: str | None = None
     """File that ``load`` is given the content of, where the runner or its config tells."""
+
+    checks_nan = False
+    """Whether each step of the environment is checked for NaN, as rsl_rl's runner would do."""
 
     teacher_loaded: Any
     """Whether a checkpoint brought the teacher; asking an :class:`AwaitedTeacher` loads its."""
@@ -136,7 +140,10 @@ class TbpttDistillation(Distillation):
         )
         self._session = UpdateSession(self.learner, storage, self.options, self._ranks)
         self.safe_line = SafeLine(
-            self.options.safe_checkpoint_interval, self, is_writer=self.gpu_global_rank == 0
+            self.options.safe_checkpoint_interval,
+            self,
+            self._ranks,
+            is_writer=self.gpu_global_rank == 0,
         )
         self.awaited_teacher = AwaitedTeacher(
             check_one_source(teacher, self.options.teacher_checkpoint),
@@ -152,7 +159,7 @@ class TbpttDistillation(Distillation):
             obs: Observations of the environment.
             env: The environment.
             cfg: The runner's config. Isaac Lab puts its ``--checkpoint`` into "load_checkpoint".
-                "check_for_nan" is set to False where ``non_finite`` skips updates.
+                "check_for_nan" is set to False: the algorithm looks itself.
             device: Device of the update.
 
         Returns:
@@ -161,7 +168,8 @@ class TbpttDistillation(Distillation):
         algorithm = Distillation.construct_algorithm(obs, env, cfg, device)
         if isinstance(algorithm, TbpttDistillation):
             algorithm.checkpoint_path = cfg.get("load_checkpoint")
-            take_over_nan_check(algorithm.options.non_finite, cfg)
+            non_finite = algorithm.options.non_finite
+            algorithm.checks_nan = take_over_nan_check(non_finite, cfg)
             algorithm.safe_line.write_beside_logs_of(env)
         return algorithm
 
@@ -189,11 +197,13 @@ class TbpttDistillation(Distillation):
 
         Raises:
             ValueError: If training starts here and an option does not suit the number of
-                environments, or the file of a teacher that is still awaited cannot be loaded.
+                environments, or the file of a teacher that is still awaited cannot be loaded; or
+                if observations are not as they were at first.
         """
         step = self.storage.step
         if step == 0:
             self._start_rollout()
+        check_observations(obs, self.storage)
         actions = self.student(obs, stochastic_output=True).detach()
         labels = self._labels.of_step(self.teacher, obs, step)
         actions = self._dagger.mix(actions, labels)
@@ -224,7 +234,14 @@ class TbpttDistillation(Distillation):
             rewards: Rewards, shape (N,).
             dones: Which episodes ended with this step, shape (N,).
             extras: Further information of the environment, unused.
+
+        Raises:
+            ValueError: If rewards or dones have another shape or device; or if anything is NaN
+                and rsl_rl's runner would have ended there (``check_for_nan``).
         """
+        check_step(rewards, dones, self.storage)
+        if self.checks_nan:
+            check_nan(obs, rewards, dones)
         self.transition.rewards = rewards
         self.transition.dones = dones
         if self._weights is not None:

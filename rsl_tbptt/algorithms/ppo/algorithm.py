@@ -23,10 +23,11 @@ from rsl_tbptt.algorithms.ppo.symmetry import MirroredLearner, check_symmetry
 from rsl_tbptt.algorithms.ppo.time_outs import TimeOutValues, value_without_advancing
 from rsl_tbptt.algorithms.update.arguments import takes
 from rsl_tbptt.algorithms.update.memory_plan import MemoryPlan
-from rsl_tbptt.algorithms.update.non_finite import take_over_nan_check
+from rsl_tbptt.algorithms.update.non_finite import check_nan, take_over_nan_check
 from rsl_tbptt.algorithms.update.optimizers import use_fused_kernels
 from rsl_tbptt.algorithms.update.safe_line import SafeLine
 from rsl_tbptt.algorithms.update.session import UpdateSession
+from rsl_tbptt.algorithms.update.step_checks import check_observations, check_step
 from rsl_tbptt.checkpoints.trained_models import describe_all
 from rsl_tbptt.compat.versions import PPO, MLPModel, rnd_optimizer
 from rsl_tbptt.core.distributed import Ranks
@@ -41,6 +42,9 @@ class TbpttPPO(PPO):
     the windows' gradients add up to one optimiser step. Nothing is split or padded at dones.
     Feed-forward models see the rollout as single steps, shuffled as in rsl_rl.
     """
+
+    checks_nan = False
+    """Whether each step of the environment is checked for NaN, as rsl_rl's runner would do."""
 
     @takes(PpoArguments)
     def __init__(
@@ -115,7 +119,10 @@ class TbpttPPO(PPO):
         )
         self._session = UpdateSession(self.learner, storage, self.options, self._ranks)
         self.safe_line = SafeLine(
-            self.options.safe_checkpoint_interval, self, is_writer=self.gpu_global_rank == 0
+            self.options.safe_checkpoint_interval,
+            self,
+            self._ranks,
+            is_writer=self.gpu_global_rank == 0,
         )
 
     @staticmethod
@@ -126,8 +133,8 @@ class TbpttPPO(PPO):
             obs: Observations of the environment.
             env: The environment.
             cfg: The runner's config. ``cfg["algorithm"]["teacher_cfg"]`` may describe the teacher's
-                model, on observation set "teacher". ``cfg["check_for_nan"]`` is set to False where
-                ``non_finite`` skips updates.
+                model, on observation set "teacher". ``cfg["check_for_nan"]`` is set to False: the
+                algorithm looks itself.
             device: Device of the update.
 
         Returns:
@@ -136,7 +143,7 @@ class TbpttPPO(PPO):
         algorithm = PPO.construct_algorithm(obs, env, cfg, device)
         if isinstance(algorithm, TbpttPPO):
             options = algorithm.options
-            take_over_nan_check(options.non_finite, cfg)
+            algorithm.checks_nan = take_over_nan_check(options.non_finite, cfg)
             algorithm.safe_line.write_beside_logs_of(env)
             if options.teacher_cfg is not None and options.teacher_coef > 0:
                 teacher = build_teacher(obs, env, cfg, options.teacher_cfg, device)
@@ -175,10 +182,12 @@ class TbpttPPO(PPO):
 
         Raises:
             ValueError: If training starts here and an option does not suit the number of
-                environments, or the teacher did not come or does not fit.
+                environments, or the teacher did not come or does not fit; or if observations are
+                not as they were at first.
         """
         if not self._session.started:
             self._start_training()
+        check_observations(obs, self.storage)
         step = self.storage.step
         self.learner.record(step)
         self._imitation.observe(obs, step)
@@ -213,7 +222,14 @@ class TbpttPPO(PPO):
             dones: Which episodes ended with this step, shape (N,).
             extras: May hold "time_outs", shape (N,): which of them ended by time alone; and
                 "final_obs", the observation groups at the end of the step, before any reset.
+
+        Raises:
+            ValueError: If rewards or dones have another shape or device; or if anything is NaN
+                and rsl_rl's runner would have ended there (``check_for_nan``).
         """
+        check_step(rewards, dones, self.storage)
+        if self.checks_nan:
+            check_nan(obs, rewards, dones)
         self.transition.rewards = rewards.clone()
         self.transition.dones = dones
         if self.rnd:
@@ -234,7 +250,11 @@ class TbpttPPO(PPO):
 
         Advantages are normalised over all processes. ``obs`` is what follows the last step, batch
         size (N,).
+
+        Raises:
+            ValueError: If observations are not as they were at first.
         """
+        check_observations(obs, self.storage)
         last_values = value_without_advancing(self.critic, obs)
         store_advantages(self.storage, last_values, self.options)
         if not self.options.normalize_advantage_per_mini_batch:

@@ -78,8 +78,8 @@ class NonFiniteUpdates:
             )
 
 
-def take_over_nan_check(non_finite: str, runner_cfg: dict[str, Any]) -> None:
-    """Leave a NaN from the environment to the update where that is asked for.
+def take_over_nan_check(non_finite: str, runner_cfg: dict[str, Any]) -> bool:
+    """Leave a NaN from the environment to the algorithm, which names environments.
 
     rsl_rl's runner by default checks for it itself, at every step, and ends the training; the
     algorithm shares the runner's config, and nothing else reaches that check.
@@ -87,9 +87,35 @@ def take_over_nan_check(non_finite: str, runner_cfg: dict[str, Any]) -> None:
     Args:
         non_finite: The option of that name.
         runner_cfg: The runner's config, in which ``check_for_nan`` is turned off.
+
+    Returns:
+        Whether the algorithm shall check each step with :func:`check_nan` instead.
     """
-    if non_finite == "skip":
-        runner_cfg["check_for_nan"] = False
+    checks = runner_cfg.get("check_for_nan", True) and non_finite == "raise"
+    runner_cfg["check_for_nan"] = False
+    return bool(checks)
+
+
+def check_nan(obs: TensorDict, rewards: torch.Tensor, dones: torch.Tensor) -> None:
+    """Check what a step of the environment gave (waits for the device, as rsl_rl's check does).
+
+    Args:
+        obs: Observations, batch size (N,).
+        rewards: Shape (N,).
+        dones: Which episodes ended. Shape: (N,).
+
+    Raises:
+        ValueError: If anything is NaN; names it and the environments.
+    """
+    groups = {f"observation group '{key}'": value for key, value in obs.items()}
+    for name, values in {**groups, "rewards": rewards, "dones": dones}.items():
+        bad = torch.isnan(values)
+        if bad.any():
+            raise ValueError(
+                f"The step of the environment gave NaN in {name} of"
+                f" {_environments(bad.view(1, len(bad), -1))}: repair the environment, or let"
+                " non_finite 'skip' drop such rollouts."
+            )
 
 
 def find_source(

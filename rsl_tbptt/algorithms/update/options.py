@@ -78,7 +78,8 @@ class Options:
     """What an update that meets NaN or inf does, after it was undone.
 
     ``"skip"`` drops the rollout, warns once per source and goes on, also where a NaN comes from the
-    environment (``check_for_nan`` is then off). ``"raise"`` ends the training.
+    environment. ``"raise"`` ends the training; for one of the environment in the step itself, if
+    the runner's ``check_for_nan`` is on.
     """
 
     max_skipped_updates: Annotated[int, Count()] = 10
@@ -87,8 +88,9 @@ class Options:
     safe_checkpoint_interval: Annotated[int | None, Count(hint=" Use None to write none.")] = None
     """Iterations between checkpoints that the algorithm writes itself, whole or not at all.
 
-    For Isaac Lab, whose runner writes its own in place: ``safe_<iteration>.pt`` beside them, the
-    two newest, for ``--checkpoint``. None writes none. See docs/cluster.md#isaac-lab.
+    For Isaac Lab, whose runner writes its own in place and knows no signals:
+    ``safe_<iteration>.pt`` beside them, the two newest, for ``--checkpoint``, and one before
+    SIGTERM, SIGUSR1 or Ctrl+C end the training. None writes none. See docs/cluster.md#isaac-lab.
     """
 
     auxiliary: Annotated[dict[str, Any] | None, check_heads] = None

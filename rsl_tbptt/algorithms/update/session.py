@@ -25,6 +25,7 @@ from rsl_tbptt.algorithms.update.health import Watch
 from rsl_tbptt.algorithms.update.memory_plan import MemoryPlan, Sizes, plan_memory
 from rsl_tbptt.algorithms.update.non_finite import NonFiniteUpdates, find_source
 from rsl_tbptt.algorithms.update.options import Options
+from rsl_tbptt.algorithms.update.out_of_memory import explain, is_out_of_memory
 from rsl_tbptt.algorithms.update.rollback import Rollback
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.distributed import Ranks
@@ -154,15 +155,19 @@ class UpdateSession:
         Raises:
             ValueError: If a loss, gradient or result is NaN or inf and that is not to be skipped.
                 Everything is then as before the update.
+            torch.OutOfMemoryError: If the device's memory does not suffice. Everything is then as
+                before, too, and the message names the ``memory_budget_gb`` that would have done.
         """
         self._error = None
         self._rollback.keep()
         try:
             metrics = self._learner.train(self)
             fetched = None if metrics is None else self._fetch(metrics)
-        except BaseException:
+        except BaseException as error:
             self._rollback.restore()
             self._drop_rollout()
+            if is_out_of_memory(error):
+                raise self._out_of_memory(error) from error
             raise
         if fetched is None:
             return self._skip()
@@ -192,7 +197,8 @@ class UpdateSession:
         try:
             return compute()
         except Exception as error:
-            self._error = self._error or error
+            told = self._out_of_memory(error) if is_out_of_memory(error) else error
+            self._error = self._error or told
             return otherwise
 
     def is_finite(self) -> bool:
@@ -276,6 +282,15 @@ class UpdateSession:
                     f"Rank {rank} could not compute its part of the update ({other}), which was"
                     " undone on all ranks."
                 )
+
+    def _out_of_memory(self, error: BaseException) -> torch.OutOfMemoryError:
+        """Return an error that says with which budget an update would fit."""
+        learner = self._learner
+        device = learner.trained_parameters()[0].device
+        numbers = (learner.num_micro_batches, self._memory_budget_gb)
+        # A plan exchanges sums, for which the others do not wait.
+        make_plan = None if self._ranks.together else self.plan_memory
+        return explain(error, make_plan, *numbers, device)
 
     def _drop_rollout(self) -> None:
         """Let the environments go on from the states they are in, cleared if not finite."""

@@ -1,27 +1,53 @@
 """An algorithm's own checkpoints under a stock runner: as the runner's, the newest two."""
 
+import errno
+import os
+import signal
+import time
 from types import SimpleNamespace
 
 import pytest
 import torch
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
-from support.safe_runs import NUM_ENVS, make_runner
+from support.safe_runs import RUNNERS, DisturbedEnv, make_runner
 
 from rsl_tbptt.checkpoints.latest import latest_checkpoint
-from rsl_tbptt_tasks.memory import RecallEnv
+from rsl_tbptt.checkpoints.writing import NotWrittenError
+from rsl_tbptt.stop_signals import STOPPED, StopSignals
 
 STOCK = {"distillation": DistillationRunner, "ppo": OnPolicyRunner}
 
 
-def env_of(log_dir):
-    env = RecallEnv(NUM_ENVS, 3)
+STEPS = 6
+"""Of a rollout."""
+
+
+@pytest.fixture(autouse=True)
+def handlers():
+    """Python's own handlers, before and after; a stock runner does not say when it has ended."""
+    numbers = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
+    before = {number: signal.getsignal(number) for number in numbers}
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
+    yield lambda: [signal.getsignal(number) for number in numbers]
+    if StopSignals.active is not None:
+        StopSignals.active.__exit__()
+    for number, handler in before.items():
+        signal.signal(number, handler)
+
+
+def env_of(log_dir, at):
+    env = DisturbedEnv(at)
     env.cfg = SimpleNamespace(log_dir=log_dir and str(log_dir))
     return env
 
 
-def make(folder, kind, interval, log_dir=None):
-    options = {"safe_checkpoint_interval": interval}
-    return make_runner(log_dir, kind, STOCK[kind], algorithm=options, env=env_of(folder))
+def make(folder, kind, interval, log_dir=None, at=None, runner=None):
+    options, env = {"safe_checkpoint_interval": interval}, env_of(folder, at or {})
+    return make_runner(log_dir, kind, runner or STOCK[kind], algorithm=options, env=env)
+
+
+def send(number):
+    return lambda: os.kill(os.getpid(), number)
 
 
 def names(folder):
@@ -106,3 +132,102 @@ def test_training_without_a_folder_is_refused_and_playing_is_not(tmp_path):
 def test_an_interval_that_is_no_number_of_iterations_is_refused(interval):
     with pytest.raises(ValueError, match=r"safe_checkpoint_interval is .*, expected an integer of"):
         make(None, "ppo", interval)
+
+
+@pytest.mark.parametrize("kind", STOCK)
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_a_signal_in_a_rollout_ends_the_training_after_its_update(kind, number, tmp_path):
+    runner = make(tmp_path, kind, 100, at={STEPS + 3: send(number)})
+    with pytest.raises(SystemExit) as ended:
+        runner.learn(5)
+    assert ended.value.code == STOPPED == 85
+    assert names(tmp_path) == ["safe_0.pt", "safe_1.pt"]
+    resumed = make(tmp_path, kind, 100)
+    resumed.load(str(latest_checkpoint(tmp_path)))
+    assert resumed.current_learning_iteration == 1
+    of_resumed, of_runner = (r.alg.get_policy().state_dict() for r in (resumed, runner))
+    assert all(torch.equal(of_resumed[name], value) for name, value in of_runner.items())
+    resumed.learn(2)
+
+
+def test_ctrl_c_writes_a_file_too(tmp_path):
+    with pytest.raises(KeyboardInterrupt):
+        make(tmp_path, "ppo", 100, at={STEPS + 3: send(signal.SIGINT)}).learn(5)
+    assert names(tmp_path) == ["safe_0.pt", "safe_1.pt"]
+
+
+def test_signals_do_what_they_did_once_the_training_has_ended(tmp_path, handlers):
+    received = []
+    signal.signal(signal.SIGUSR1, lambda number, _: received.append(number))
+    before = handlers()
+    make(tmp_path, "ppo", 100).learn(1)
+    assert handlers() != before
+    signal.raise_signal(signal.SIGUSR1)
+    assert received == [signal.SIGUSR1]
+    assert handlers() == before
+
+
+def test_a_training_that_follows_another_answers_signals_alone(tmp_path, handlers, monkeypatch):
+    before = handlers()
+    make(tmp_path / "first", "ppo", 100).learn(1)
+    runner = make(tmp_path, "distillation", 100, at={3: send(signal.SIGTERM)})
+    with pytest.raises(SystemExit):
+        runner.learn(2)
+    runner.alg.safe_line._signals.__exit__()
+    assert handlers() == before
+
+
+def test_a_second_signal_ends_at_once(tmp_path, monkeypatch):
+    now = [0.0]
+    monkeypatch.setattr(time, "monotonic", lambda: now[0])
+
+    def again():
+        now[0] = 2.0
+        signal.raise_signal(signal.SIGINT)
+
+    at = {STEPS + 2: send(signal.SIGTERM), STEPS + 4: again}
+    with pytest.raises(KeyboardInterrupt):
+        make(tmp_path, "ppo", 100, at=at).learn(5)
+    assert names(tmp_path) == ["safe_0.pt"]
+
+
+def test_without_the_option_signals_are_left_alone(tmp_path, handlers):
+    before = handlers()
+    make(tmp_path, "ppo", None).learn(1)
+    assert handlers() == before
+
+
+@pytest.mark.parametrize("kind", STOCK)
+def test_a_runner_of_this_package_answers_its_signals_itself(kind, tmp_path):
+    at, ours = {STEPS + 3: send(signal.SIGUSR1)}, RUNNERS[kind]
+    runner = make(tmp_path, kind, 100, log_dir=tmp_path, at=at, runner=ours)
+    with pytest.raises(SystemExit):
+        runner.learn(5)
+    assert names(tmp_path) == ["model_0.pt", "model_1.pt", "safe_0.pt"]
+
+
+def test_all_ranks_end_where_one_was_asked_to(tmp_path, monkeypatch):
+    runner = make(tmp_path, "ppo", 100)
+    asked = iter([0, 0, 1])
+    monkeypatch.setattr(type(runner.alg._ranks), "sum_count", lambda *_: next(asked))
+    with pytest.raises(SystemExit):
+        runner.learn(5)
+    assert names(tmp_path) == ["safe_0.pt", "safe_2.pt"]
+
+
+def test_a_file_that_fails_is_passed_over_unless_it_is_the_last(tmp_path, monkeypatch):
+    save, fails = torch.save, [False, True, True, False, True]
+
+    def fail(*args):
+        if fails.pop(0):
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+        save(*args)
+
+    monkeypatch.setattr(torch, "save", fail)
+    runner = make(tmp_path, "ppo", 1, at={4 * STEPS + 3: send(signal.SIGTERM)})
+    with (
+        pytest.warns(UserWarning, match=r"safe_1\.pt' cannot be written .* free some space there"),
+        pytest.raises(NotWrittenError, match=r"safe_4\.pt' cannot be written"),
+    ):
+        runner.learn(6)
+    assert names(tmp_path) == ["safe_0.pt", "safe_3.pt"]

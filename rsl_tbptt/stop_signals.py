@@ -6,7 +6,7 @@ import os
 import signal
 import threading
 import time
-from types import FrameType
+from types import CodeType, FrameType
 from typing import Any
 
 STOPPED = 85
@@ -30,17 +30,29 @@ class StopSignals:
     thread can handle signals; elsewhere nothing is noted.
     """
 
+    active: StopSignals | None = None
+    """What handles them in this process."""
+
     received: int | None = None
     """Number of the first signal."""
 
-    def __init__(self) -> None:
-        """Handle nothing yet."""
+    def __init__(self, loop: CodeType | None = None) -> None:
+        """Handle nothing yet.
+
+        Args:
+            loop: Code of the function that trains, where nobody tells when it has ended: signals
+                that come then do what they did before. None handles them until the context is left.
+        """
+        self.loop = loop
         self._before: dict[int, Any] = {}
         self._since = 0.0
 
     def __enter__(self) -> StopSignals:
         """Handle the signals until the context is left."""
         if threading.current_thread() is threading.main_thread():
+            if StopSignals.active is not None and StopSignals.active.loop is not None:
+                StopSignals.active.__exit__()  # of a training that has ended
+            StopSignals.active = self
             numbers = [getattr(signal, name) for name in SIGNALS if hasattr(signal, name)]
             for number in numbers:
                 handler = signal.getsignal(number)
@@ -51,12 +63,21 @@ class StopSignals:
 
     def __exit__(self, *_: object) -> None:
         """Put back what handled them before."""
+        if StopSignals.active is self:
+            StopSignals.active = None
         while self._before:
             signal.signal(*self._before.popitem())
 
-    def _note(self, number: int, _: FrameType | None) -> None:
+    def end(self) -> BaseException:
+        """Return what ends the process after its checkpoint, as the received signal asks for."""
+        return KeyboardInterrupt() if self.received == signal.SIGINT else SystemExit(STOPPED)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
         """Note a signal, or let it do what it did before."""
-        if self.received is None:
+        if self.loop is not None and not _is_running(self.loop, frame):
+            self.__exit__()
+            signal.raise_signal(number)
+        elif self.received is None:
             self.received, self._since = number, time.monotonic()
             text = (
                 f"\n{signal.Signals(number).name}: a checkpoint is written after this iteration,"
@@ -66,3 +87,12 @@ class StopSignals:
         elif time.monotonic() - self._since > SAME_SECONDS:
             self.__exit__()
             signal.raise_signal(number)
+
+
+def _is_running(code: CodeType, frame: FrameType | None) -> bool:
+    """Return whether a function is among those that have called each other up to ``frame``."""
+    while frame is not None:
+        if frame.f_code is code:
+            return True
+        frame = frame.f_back
+    return False
