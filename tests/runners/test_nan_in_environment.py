@@ -80,7 +80,7 @@ def test_training_goes_on(training):
 
 def test_rsl_rls_check_can_be_turned_off_where_training_ends(training):
     runner, _ = training(sick_step=11, non_finite="raise")
-    runner.alg.checks_nan = False
+    runner.alg.step_checks.nan = False
     with pytest.raises(ValueError, match=r"'policy' of environments \[2\], first at step 3"):
         runner.learn(4)
 

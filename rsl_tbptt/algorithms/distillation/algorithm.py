@@ -28,11 +28,10 @@ from rsl_tbptt.algorithms.distillation.sample_weights import sample_weights
 from rsl_tbptt.algorithms.distillation.teacher_layers import TeacherLayers
 from rsl_tbptt.algorithms.update.arguments import takes
 from rsl_tbptt.algorithms.update.memory_plan import MemoryPlan
-from rsl_tbptt.algorithms.update.non_finite import check_nan, take_over_nan_check
 from rsl_tbptt.algorithms.update.optimizers import use_fused_kernels
 from rsl_tbptt.algorithms.update.safe_line import SafeLine
 from rsl_tbptt.algorithms.update.session import UpdateSession
-from rsl_tbptt.algorithms.update.step_checks import check_observations, check_step
+from rsl_tbptt.algorithms.update.step_checks import StepChecks
 from rsl_tbptt.checkpoints.reading import student_state_dict
 from rsl_tbptt.checkpoints.trained_models import check_fits, describe_all
 from rsl_tbptt.compat.versions import (
@@ -57,9 +56,6 @@ class TbpttDistillation(Distillation):
 
     checkpoint_path: str | None = None
     """File that ``load`` is given the content of, where the runner or its config tells."""
-
-    checks_nan = False
-    """Whether each step of the environment is checked for NaN, as rsl_rl's runner would do."""
 
     teacher_loaded: Any
     """Whether a checkpoint brought the teacher; asking an :class:`AwaitedTeacher` loads its."""
@@ -139,12 +135,8 @@ class TbpttDistillation(Distillation):
             weights=self._weights,
         )
         self._session = UpdateSession(self.learner, storage, self.options, self._ranks)
-        self.safe_line = SafeLine(
-            self.options.safe_checkpoint_interval,
-            self,
-            self._ranks,
-            is_writer=self.gpu_global_rank == 0,
-        )
+        self.safe_line = SafeLine(self.options.safe_checkpoint_interval, self, self._ranks)
+        self.step_checks = StepChecks(storage)
         self.awaited_teacher = AwaitedTeacher(
             check_one_source(teacher, self.options.teacher_checkpoint),
             lambda: self._ranks.run_together(self._load_teacher),
@@ -168,8 +160,7 @@ class TbpttDistillation(Distillation):
         algorithm = Distillation.construct_algorithm(obs, env, cfg, device)
         if isinstance(algorithm, TbpttDistillation):
             algorithm.checkpoint_path = cfg.get("load_checkpoint")
-            non_finite = algorithm.options.non_finite
-            algorithm.checks_nan = take_over_nan_check(non_finite, cfg)
+            algorithm.step_checks.take_over_nan_check(algorithm.options.non_finite, cfg)
             algorithm.safe_line.write_beside_logs_of(env)
         return algorithm
 
@@ -203,7 +194,7 @@ class TbpttDistillation(Distillation):
         step = self.storage.step
         if step == 0:
             self._start_rollout()
-        check_observations(obs, self.storage)
+        self.step_checks.check_observations(obs)
         actions = self.student(obs, stochastic_output=True).detach()
         labels = self._labels.of_step(self.teacher, obs, step)
         actions = self._dagger.mix(actions, labels)
@@ -236,12 +227,9 @@ class TbpttDistillation(Distillation):
             extras: Further information of the environment, unused.
 
         Raises:
-            ValueError: If rewards or dones have another shape or device; or if anything is NaN
-                and rsl_rl's runner would have ended there (``check_for_nan``).
+            ValueError: If :class:`StepChecks` finds anything wrong with the step.
         """
-        check_step(rewards, dones, self.storage)
-        if self.checks_nan:
-            check_nan(obs, rewards, dones)
+        self.step_checks.check_step(obs, rewards, dones)
         self.transition.rewards = rewards
         self.transition.dones = dones
         if self._weights is not None:

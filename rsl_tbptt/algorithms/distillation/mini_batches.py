@@ -58,7 +58,9 @@ class MiniBatches:
             self._num_sequences = ranks.sum_tensor(own)
 
     def num_drawn_of_ranks(self, num_envs_of_ranks: int) -> int | torch.Tensor | None:
-        """Return the sequences of the past in a pass of all processes; None if this one has none.
+        """Return the sequences of the past in a pass of all processes, a number or of shape ().
+
+        None if this process has none.
 
         Args:
             num_envs_of_ranks: Number of environments of all processes.

@@ -23,11 +23,10 @@ from rsl_tbptt.algorithms.ppo.symmetry import MirroredLearner, check_symmetry
 from rsl_tbptt.algorithms.ppo.time_outs import TimeOutValues, value_without_advancing
 from rsl_tbptt.algorithms.update.arguments import takes
 from rsl_tbptt.algorithms.update.memory_plan import MemoryPlan
-from rsl_tbptt.algorithms.update.non_finite import check_nan, take_over_nan_check
 from rsl_tbptt.algorithms.update.optimizers import use_fused_kernels
 from rsl_tbptt.algorithms.update.safe_line import SafeLine
 from rsl_tbptt.algorithms.update.session import UpdateSession
-from rsl_tbptt.algorithms.update.step_checks import check_observations, check_step
+from rsl_tbptt.algorithms.update.step_checks import StepChecks
 from rsl_tbptt.checkpoints.trained_models import describe_all
 from rsl_tbptt.compat.versions import PPO, MLPModel, rnd_optimizer
 from rsl_tbptt.core.distributed import Ranks
@@ -42,9 +41,6 @@ class TbpttPPO(PPO):
     the windows' gradients add up to one optimiser step. Nothing is split or padded at dones.
     Feed-forward models see the rollout as single steps, shuffled as in rsl_rl.
     """
-
-    checks_nan = False
-    """Whether each step of the environment is checked for NaN, as rsl_rl's runner would do."""
 
     @takes(PpoArguments)
     def __init__(
@@ -106,24 +102,16 @@ class TbpttPPO(PPO):
             rnd = RndTraining(self.rnd, rnd_optimizer(self), self._ranks, bucket_mb)
         trained = (actor, critic, storage, self.optimizer, self.options, self._ranks)
         self._heads = AuxiliaryHeads(self.options.heads(), actor, storage, self.optimizer)
-        parts: dict[str, Any] = {
-            "fine_tuning": self._fine_tuning,
-            "imitation": self._imitation,
-            "rnd": rnd,
-            "heads": self._heads,
-        }
+        parts: dict[str, Any] = {"rnd": rnd, "heads": self._heads}
+        parts |= {"fine_tuning": self._fine_tuning, "imitation": self._imitation}
         self.learner = (
             MirroredLearner(*trained, **parts, update=super().update)
             if self.symmetry
             else PpoLearner(*trained, **parts)
         )
         self._session = UpdateSession(self.learner, storage, self.options, self._ranks)
-        self.safe_line = SafeLine(
-            self.options.safe_checkpoint_interval,
-            self,
-            self._ranks,
-            is_writer=self.gpu_global_rank == 0,
-        )
+        self.safe_line = SafeLine(self.options.safe_checkpoint_interval, self, self._ranks)
+        self.step_checks = StepChecks(storage)
 
     @staticmethod
     def construct_algorithm(obs: TensorDict, env: VecEnv, cfg: dict, device: str) -> PPO:
@@ -143,7 +131,7 @@ class TbpttPPO(PPO):
         algorithm = PPO.construct_algorithm(obs, env, cfg, device)
         if isinstance(algorithm, TbpttPPO):
             options = algorithm.options
-            algorithm.checks_nan = take_over_nan_check(options.non_finite, cfg)
+            algorithm.step_checks.take_over_nan_check(options.non_finite, cfg)
             algorithm.safe_line.write_beside_logs_of(env)
             if options.teacher_cfg is not None and options.teacher_coef > 0:
                 teacher = build_teacher(obs, env, cfg, options.teacher_cfg, device)
@@ -187,7 +175,7 @@ class TbpttPPO(PPO):
         """
         if not self._session.started:
             self._start_training()
-        check_observations(obs, self.storage)
+        self.step_checks.check_observations(obs)
         step = self.storage.step
         self.learner.record(step)
         self._imitation.observe(obs, step)
@@ -224,12 +212,9 @@ class TbpttPPO(PPO):
                 "final_obs", the observation groups at the end of the step, before any reset.
 
         Raises:
-            ValueError: If rewards or dones have another shape or device; or if anything is NaN
-                and rsl_rl's runner would have ended there (``check_for_nan``).
+            ValueError: If :class:`StepChecks` finds anything wrong with the step.
         """
-        check_step(rewards, dones, self.storage)
-        if self.checks_nan:
-            check_nan(obs, rewards, dones)
+        self.step_checks.check_step(obs, rewards, dones)
         self.transition.rewards = rewards.clone()
         self.transition.dones = dones
         if self.rnd:
@@ -249,12 +234,9 @@ class TbpttPPO(PPO):
         """Compute advantages and returns; the value call at the end advances no state.
 
         Advantages are normalised over all processes. ``obs`` is what follows the last step, batch
-        size (N,).
-
-        Raises:
-            ValueError: If observations are not as they were at first.
+        size (N,), and checked as in :meth:`act`.
         """
-        check_observations(obs, self.storage)
+        self.step_checks.check_observations(obs)
         last_values = value_without_advancing(self.critic, obs)
         store_advantages(self.storage, last_values, self.options)
         if not self.options.normalize_advantage_per_mini_batch:

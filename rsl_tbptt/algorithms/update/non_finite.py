@@ -78,24 +78,6 @@ class NonFiniteUpdates:
             )
 
 
-def take_over_nan_check(non_finite: str, runner_cfg: dict[str, Any]) -> bool:
-    """Leave a NaN from the environment to the algorithm, which names environments.
-
-    rsl_rl's runner by default checks for it itself, at every step, and ends the training; the
-    algorithm shares the runner's config, and nothing else reaches that check.
-
-    Args:
-        non_finite: The option of that name.
-        runner_cfg: The runner's config, in which ``check_for_nan`` is turned off.
-
-    Returns:
-        Whether the algorithm shall check each step with :func:`check_nan` instead.
-    """
-    checks = runner_cfg.get("check_for_nan", True) and non_finite == "raise"
-    runner_cfg["check_for_nan"] = False
-    return bool(checks)
-
-
 def check_nan(obs: TensorDict, rewards: torch.Tensor, dones: torch.Tensor) -> None:
     """Check what a step of the environment gave (waits for the device, as rsl_rl's check does).
 

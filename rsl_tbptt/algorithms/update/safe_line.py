@@ -26,19 +26,16 @@ class SafeLine:
     file after the update that is then run, and the status of this package's own runners.
     """
 
-    def __init__(
-        self, interval: int | None, algorithm: Any, ranks: Ranks, *, is_writer: bool
-    ) -> None:
+    def __init__(self, interval: int | None, algorithm: Any, ranks: Ranks) -> None:
         """Keep what to save and how often; see ``write_beside_logs_of`` for where.
 
         Args:
             interval: Iterations between two files, None for none.
             algorithm: What is saved.
-            ranks: The processes that train together, and end together.
-            is_writer: Whether this process writes, the first of all ranks.
+            ranks: The processes that train together, and end together. The first one writes.
         """
         self._interval, self._algorithm = interval, algorithm
-        self._ranks, self._is_writer = ranks, is_writer
+        self._ranks, self._is_writer = ranks, algorithm.gpu_global_rank == 0
         self._folder: Path | None = None
         self._last = self._next = 0
         self._written: list[Path] = []
