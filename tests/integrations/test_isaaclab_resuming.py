@@ -124,12 +124,14 @@ def test_the_return_does_not_fall_after_a_resume(agent, iterations, teaches, isa
     stopped = run(agent, iterations, 2, teacher)
     resumed = [run(agent, 1, 3, stopped), run(agent, 5, 4, stopped)]
     before, after = evaluate(stopped), [evaluate(checkpoint) for checkpoint in resumed]
+    whole = evaluate(run(agent, iterations + 1, 2, teacher))  # what one more does by itself
     untrained = evaluate(run(agent, 1, 5, teacher))
     low, high = before["confidence_interval"]
     logging.getLogger(__name__).info(
-        "%s: untrained %.2f; before %.2f (%.2f to %.2f); 1 and 5 iterations after %.2f, %.2f",
+        "%s: untrained %.2f; before %.2f (%.2f to %.2f); 1 and 5 iterations after %.2f, %.2f;"
+        " 1 iteration further without a resume %.2f",
         *(agent, untrained["mean_return"], before["mean_return"], low, high),
-        *(each["mean_return"] for each in after),
+        *(each["mean_return"] for each in (*after, whole)),
     )
     learned = before["mean_return"] - untrained["mean_return"]
     assert untrained["confidence_interval"][1] < low  # there is something to lose
