@@ -96,7 +96,7 @@ def restore(runner: Any, states: Sequence[Mapping[str, Any]]) -> bool:
     rank, num_ranks = runner.gpu_global_rank, runner.gpu_world_size
     if len(states) == num_ranks:
         return _restore(runner, states[rank])
-    if rank == 0:
+    if rank == 0 and "generators" in states[0]:  # else nothing of a rank was kept
         warnings.warn(
             f"The checkpoint was written by {len(states)} rank(s) and goes on with {num_ranks}:"
             " random numbers, hidden states and episodes, which belong to a rank, begin anew.",

@@ -215,7 +215,7 @@ class SafeCheckpoints(Runner):
         if isinstance(error, NotWrittenError) or self.num_iterations == self._num_saved:
             return
         self.current_learning_iteration = self.num_iterations - 1
-        self._broke_off, self._of_other_ranks = True, None
+        self._broke_off = True
         try:
             with torch.inference_mode(False):
                 self._save_last()
@@ -242,7 +242,7 @@ class SafeCheckpoints(Runner):
         """
         iteration = self.current_learning_iteration
         own: dict[str, Any] = {"num_iterations": self.num_iterations}
-        if not self.is_distributed:
+        if self._broke_off or not self.is_distributed:
             own["resume"] = resume_state.state_of(self, self._broke_off)
         elif self._of_other_ranks is not None:  # one who saves at another time knows his own alone
             own["resume_of_ranks"] = [resume_state.state_of(self), *self._of_other_ranks]

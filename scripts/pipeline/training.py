@@ -5,6 +5,8 @@ from pathlib import Path
 from rsl_tbptt.platforms import Training, load_platform
 from scripts.pipeline.presets import Policy, Preset
 
+PLACE = "{checkpoint}"
+
 
 def train_command(
     preset: Preset, policy: Policy, *, run_name: str, device: str, checkpoint: str | None = None
@@ -21,7 +23,7 @@ def train_command(
     Returns:
         The command as a user would type it.
     """
-    overrides = [o.replace("{checkpoint}", checkpoint or "") for o in policy.overrides]
+    overrides = [o.replace(PLACE, checkpoint or PLACE) for o in policy.overrides]
     training = Training(
         task=preset.task,
         agent=policy.agent,

@@ -5,7 +5,9 @@ import copy
 import pytest
 import torch
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
+from tensordict import TensorDict
 
+from rsl_tbptt.algorithms.update.non_finite import check_nan
 from rsl_tbptt_tasks.memory import RecallEnv
 
 GAUSSIAN = {"class_name": "GaussianDistribution", "init_std": 0.1}
@@ -83,6 +85,14 @@ def test_rsl_rls_check_can_be_turned_off_where_training_ends(training):
     runner.alg.step_checks.nan = False
     with pytest.raises(ValueError, match=r"'policy' of environments \[2\], first at step 3"):
         runner.learn(4)
+
+
+def test_nan_in_an_image_is_named_however_it_lies_in_memory():
+    images = torch.zeros(3, 2, 4, 5).to(memory_format=torch.channels_last)
+    images[1, 0, 2, 3] = torch.nan
+    obs = TensorDict({"camera": images}, batch_size=[3])
+    with pytest.raises(ValueError, match=r"group 'camera' of environments \[1\]: repair"):
+        check_nan(obs, torch.zeros(3), torch.zeros(3))
 
 
 @pytest.mark.parametrize("name", ["rewards", "dones"])

@@ -4,6 +4,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 
 import pytest
 import torch
@@ -13,6 +14,7 @@ from support.safe_runs import make_runner
 
 from rsl_tbptt.checkpoints.latest import latest_checkpoint
 from rsl_tbptt.core.distributed import Ranks
+from rsl_tbptt.runners import resume_state
 from rsl_tbptt.runners.rank_watch import RankWatch
 
 BROKE = "Rank {} of 2 ended: ValueError: the simulator broke"
@@ -67,6 +69,25 @@ def test_all_ranks_end_and_name_rank_and_reason(runs, case):
             assert (end_of(folder, of_rank) or "").startswith(expected)
     if event != "is killed before":
         assert torch.load(latest_checkpoint(folder), weights_only=True)["iter"] >= 0
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1])
+def test_the_last_iteration_that_all_finished_is_saved(runs, rank, monkeypatch):
+    _, folder = runs["raises", rank]
+    file = torch.load(latest_checkpoint(folder), weights_only=True)
+    own = file["rsl_tbptt_runner"]
+    assert (file["iter"], own["num_iterations"]) == (1, 2)  # and not only that of iteration 0
+    assert {name: list(state) for name, state in own.items() if "resume" in name} == {
+        "resume": ["counters"]
+    }
+    runner = make_runner(folder / "resumed")
+    runner.load(str(folder / "latest"))
+    monkeypatch.setattr(runner, "gpu_world_size", 2)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing of a rank is there to be left out
+        resume_state.restore(runner, runner._resumed)
+    assert runner.logger.tot_timesteps == own["resume"]["counters"]["tot_timesteps"] > 0
 
 
 @pytest.mark.slow

@@ -15,8 +15,8 @@ import torch
 from rsl_tbptt_tasks.memory import RecallEnv
 from support.safe_runs import NUM_ENVS, make_runner
 
-AT = 9
-"""Step, in the second iteration, in which it happens."""
+AT = 15
+"""Step, in the third iteration, in which it happens."""
 
 
 def raise_error() -> None:
@@ -75,7 +75,12 @@ def run_rank(
     status = "done"
     try:
         runner = make_runner(
-            root, env=env, algorithm=options, heartbeat_timeout_s=3.0, check_for_nan=False
+            root,
+            env=env,
+            algorithm=options,
+            heartbeat_timeout_s=3.0,
+            check_for_nan=False,
+            save_interval=100 if event == "raises" else 1,
         )
         if here and event == "is killed before":
             send(signal.SIGKILL)

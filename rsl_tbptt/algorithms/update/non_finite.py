@@ -95,7 +95,7 @@ def check_nan(obs: TensorDict, rewards: torch.Tensor, dones: torch.Tensor) -> No
         if bad.any():
             raise ValueError(
                 f"The step of the environment gave NaN in {name} of"
-                f" {_environments(bad.view(1, len(bad), -1))}: repair the environment, or let"
+                f" {_environments(bad[None, ..., None])}: repair the environment, or let"
                 " non_finite 'skip' drop such rollouts."
             )
 

@@ -197,8 +197,8 @@ class UpdateSession:
         try:
             return compute()
         except Exception as error:
-            told = self._out_of_memory(error) if is_out_of_memory(error) else error
-            self._error = self._error or told
+            if self._error is None:
+                self._error = self._out_of_memory(error) if is_out_of_memory(error) else error
             return otherwise
 
     def is_finite(self) -> bool:

@@ -7,6 +7,8 @@ import torch
 from support.safe_runs import make_runner
 
 from rsl_tbptt.algorithms.update import out_of_memory
+from rsl_tbptt.algorithms.update import session as session_module
+from rsl_tbptt.algorithms.update.out_of_memory import explain
 from rsl_tbptt.algorithms.update.trained_model import TrainedModel
 from rsl_tbptt.checkpoints.latest import latest_checkpoint
 from rsl_tbptt.core.distributed import Ranks
@@ -123,7 +125,16 @@ def test_a_rank_of_several_makes_no_plan_alone(memory, monkeypatch):
     def fail():
         raise torch.OutOfMemoryError("CUDA out of memory.")
 
-    session.attempt(fail, otherwise=None)
+    explained = []
+
+    def counted(*arguments):
+        explained.append(explain(*arguments))
+        return explained[-1]
+
+    monkeypatch.setattr(session_module, "explain", counted)
+    for _ in range(2):  # what a second mini-batch meets is not looked into again
+        session.attempt(fail, otherwise=None)
+    assert len(explained) == 1
     with pytest.raises(torch.OutOfMemoryError, match="is None, expected a lower one: the update"):
         raise session._error
 
