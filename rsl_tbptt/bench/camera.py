@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -11,8 +12,8 @@ from tensordict import TensorDict
 
 CAMERA = "camera"
 """The observation group."""
-FRAME_SHAPE = (1, 48, 64)
-"""Channels, height and width of a depth image."""
+IMAGE_SIZE = (48, 64)
+"""Height and width of a depth image, by default."""
 CNN = {
     "output_channels": [16, 32, 32],
     "kernel_size": [5, 3, 3],
@@ -69,15 +70,16 @@ class SteppedCNNRNNModel(CNNModel):
 class Camera:
     """Random frames, each shown for some steps; environments get theirs at different steps."""
 
-    def __init__(self, num_envs: int, period: int) -> None:
+    def __init__(self, num_envs: int, period: int, image_size: Sequence[int] = IMAGE_SIZE) -> None:
         """Begin before the first step.
 
         Args:
             num_envs: Number of environments N.
             period: Steps for which a frame is shown.
+            image_size: Height and width of a frame.
         """
         self._phases = torch.arange(num_envs) % period
-        self._period, self._step = period, 0
+        self._period, self._step, self._image_size = period, 0, image_size
         self._frames: torch.Tensor | None = None
 
     def is_new(self, step: int) -> torch.Tensor:
@@ -85,12 +87,12 @@ class Camera:
         return (self._phases + step) % self._period == 0
 
     def see(self, generator: torch.Generator | None) -> torch.Tensor:
-        """Return what the next step shows. Shape: (N, C, H, W).
+        """Return what the next step shows. Shape: (N, 1, H, W).
 
         Args:
             generator: Of the random numbers.
         """
-        fresh = torch.randn(len(self._phases), *FRAME_SHAPE, generator=generator)
+        fresh = torch.randn(len(self._phases), 1, *self._image_size, generator=generator)
         if self._frames is not None:
             new = self.is_new(self._step).view(-1, 1, 1, 1)
             fresh = torch.where(new, fresh, self._frames)

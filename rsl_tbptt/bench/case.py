@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -13,13 +14,13 @@ from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
-from rsl_tbptt.bench.camera import CAMERA, CNN, Camera, SteppedCNNRNNModel
+from rsl_tbptt.bench.camera import CAMERA, CNN, IMAGE_SIZE, Camera, SteppedCNNRNNModel
 from rsl_tbptt.models import CNNRNNModel
 
 OBS_DIM, ACTION_DIM = 48, 12  # a quadruped's proprioception and its joints
 HIDDEN_DIMS = [256, 128, 64]
-OUTPUTS = {"ppo": {"actor": ACTION_DIM, "critic": 1}, "distillation": {"student": ACTION_DIM}}
-"""By algorithm: the models that are trained, and their outputs."""
+TRAINED = {"ppo": ("actor", "critic"), "distillation": ("student",)}
+"""By algorithm: the models that are trained."""
 Library = Literal["rsl_tbptt", "rsl_rl"]
 CLASSES: dict[tuple[str, str], Any] = {
     ("ppo", "rsl_tbptt"): TbpttPPO,
@@ -31,7 +32,7 @@ CLASSES: dict[tuple[str, str], Any] = {
 
 @dataclass(frozen=True, kw_only=True)
 class Case:
-    """What is measured: one epoch of updates on a rollout of random observations."""
+    """What is measured: updates on rollouts of random observations."""
 
     algorithm: Literal["ppo", "distillation"]
     num_envs: int
@@ -40,11 +41,23 @@ class Case:
     """rsl_rl's PPO cannot truncate: it always takes the whole rollout."""
     num_mini_batches: int = 4
     """Of PPO; distillation has none."""
+    num_learning_epochs: int = 1
     rnn_type: str = "lstm"
     rnn_hidden_dim: int = 256
     rnn_num_layers: int = 1
     camera_period: int | None = None
     """Steps for which a camera shows each frame, of distillation. None is a robot without one."""
+    image_size: Sequence[int] = field(default=IMAGE_SIZE, hash=False)
+    """Height and width of the camera's images, in pixels."""
+    num_actions: int = ACTION_DIM
+    obs_dims: Mapping[str, int] = field(default_factory=lambda: {"policy": OBS_DIM}, hash=False)
+    """Widths of the observation groups, by name."""
+    obs_groups: Mapping[str, Sequence[str]] = field(default_factory=dict, hash=False)
+    """What a model sees, by its role; one that is not named sees ``policy``."""
+    models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
+    """Further options of rsl_rl's models, by role. A teacher with ``rnn_type`` has a memory."""
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Further options of the algorithm of either library."""
     done_rate: float = 0.05
     device: str = "cpu"
     use_mixed_precision: bool = False
@@ -57,8 +70,8 @@ class Case:
         Raises:
             ValueError: If a number is out of its range.
         """
-        counts = ("num_steps", "gradient_length", "num_mini_batches", "rnn_hidden_dim")
-        for name in ("num_envs", *counts, "rnn_num_layers"):
+        counts = ("num_steps", "gradient_length", "num_mini_batches", "num_learning_epochs")
+        for name in ("num_envs", *counts, "rnn_hidden_dim", "rnn_num_layers"):
             if getattr(self, name) < 1:
                 raise ValueError(f"{name} is {getattr(self, name)}, expected at least 1.")
         if self.camera_period is not None and self.camera_period < 1:
@@ -82,6 +95,11 @@ class Case:
     def precision(self) -> str:
         """Type of the operands of matrix products."""
         return "bfloat16" if self.use_mixed_precision else "float32"
+
+    @property
+    def batches(self) -> int:
+        """Mini-batches of an epoch, 1 in distillation."""
+        return self.num_mini_batches if self.algorithm == "ppo" else 1
 
 
 def check_device(device: str) -> None:
@@ -113,55 +131,58 @@ def build(case: Case, library: Library, **options: Any) -> Any:
     """
     torch.manual_seed(0)
     obs = Robots(case).observe()
+    own: dict[str, Any] = {"num_learning_epochs": case.num_learning_epochs}
     if case.algorithm == "ppo":
-        kind, lengths = "rl", {"num_learning_epochs": 1, "num_mini_batches": case.num_mini_batches}
-        if library == "rsl_tbptt":
-            lengths["gradient_length"] = case.gradient_length
-    else:
-        kind = "distillation"
-        lengths = {"num_learning_epochs": 1, "gradient_length": case.gradient_length}
-        if library == "rsl_tbptt":
-            lengths |= {"num_mini_batches": 1, "memory_rollouts": 0}
+        own["num_mini_batches"] = case.num_mini_batches
+    if case.algorithm == "distillation" or library == "rsl_tbptt":
+        own["gradient_length"] = case.gradient_length
     if library == "rsl_tbptt":
-        lengths |= case.options
-    storage = RolloutStorage(kind, case.num_envs, case.num_steps, obs, [ACTION_DIM], case.device)
+        alone = {"num_mini_batches": 1, "memory_rollouts": 0}
+        own |= (alone if case.algorithm == "distillation" else {}) | case.options
+    kind = "rl" if case.algorithm == "ppo" else case.algorithm
+    sizes = (case.num_envs, case.num_steps)
+    storage = RolloutStorage(kind, *sizes, obs, [case.num_actions], case.device)
     algorithm = CLASSES[case.algorithm, library](
         *(model.to(case.device) for model in _models(case, library, obs)),
         storage,
         device=case.device,
         use_mixed_precision=case.use_mixed_precision,
-        **lengths,
-        **options,
+        **own | case.settings | options,
     )
     algorithm.train_mode()
     return algorithm
 
 
 def _models(case: Case, library: Library, obs: TensorDict) -> list[MLPModel]:
-    """Build the models that are trained, and for distillation a teacher without memory."""
-    groups = {role: ["policy"] for role in ("actor", "critic", "student", "teacher")}
-    options: dict[str, Any] = {
-        "hidden_dims": HIDDEN_DIMS,
-        "obs_normalization": True,
-        "rnn_type": case.rnn_type,
-        "rnn_hidden_dim": case.rnn_hidden_dim,
-        "rnn_num_layers": case.rnn_num_layers,
-    }
-    model_class: type[MLPModel] = RNNModel
-    if case.camera_period is not None:
-        model_class = CNNRNNModel if library == "rsl_tbptt" else SteppedCNNRNNModel
-        groups["student"].append(CAMERA)
-        options["cnn_cfg"] = dict(CNN)
-    noise = {"class_name": "GaussianDistribution", "init_std": 1.0}
+    """Build the models that are trained, and for distillation a teacher, by default an MLP."""
+    roles = (*TRAINED[case.algorithm], *(["teacher"] if case.algorithm == "distillation" else []))
+    groups = {role: [*case.obs_groups.get(role, ["policy"])] for role in roles}
     models: list[MLPModel] = []
-    for role, outputs in OUTPUTS[case.algorithm].items():
-        distribution = None if role == "critic" else dict(noise)
-        models.append(
-            model_class(obs, groups, role, outputs, distribution_cfg=distribution, **options)
-        )
-    if case.algorithm == "distillation":
-        models.append(MLPModel(obs, groups, "teacher", ACTION_DIM, hidden_dims=HIDDEN_DIMS))
+    for role in roles:
+        options = _options(case, role)
+        model_class: type[MLPModel] = RNNModel if "rnn_type" in options else MLPModel
+        if role == "student" and case.camera_period is not None:
+            model_class = CNNRNNModel if library == "rsl_tbptt" else SteppedCNNRNNModel
+            groups[role].append(CAMERA)
+            options["cnn_cfg"] = dict(CNN)
+        outputs = 1 if role == "critic" else case.num_actions
+        models.append(model_class(obs, groups, role, outputs, **options))
     return models
+
+
+def _options(case: Case, role: str) -> dict[str, Any]:
+    """Return the options of a model, fresh ones, as rsl_rl changes what it is given."""
+    options: dict[str, Any] = {"hidden_dims": HIDDEN_DIMS}
+    if role != "teacher":
+        options |= {
+            "obs_normalization": True,
+            "rnn_type": case.rnn_type,
+            "rnn_hidden_dim": case.rnn_hidden_dim,
+            "rnn_num_layers": case.rnn_num_layers,
+        }
+        noise = {"class_name": "GaussianDistribution", "init_std": 1.0}
+        options["distribution_cfg"] = None if role == "critic" else noise
+    return deepcopy(options | dict(case.models.get(role, {})))
 
 
 def fill(algorithm: Any, case: Case, seed: int) -> None:
@@ -194,13 +215,16 @@ class Robots:
         """
         self._case, self._generator = case, generator
         period = case.camera_period
-        self._camera = None if period is None else Camera(case.num_envs, period)
+        self._camera = period and Camera(case.num_envs, period, case.image_size)
 
     def observe(self) -> TensorDict:
         """Return what all robots observe at the next step, batch size (N,)."""
         num_envs, device = self._case.num_envs, self._case.device
-        groups = {"policy": torch.randn(num_envs, OBS_DIM, generator=self._generator)}
-        if self._camera is not None:
+        groups = {
+            name: torch.randn(num_envs, width, generator=self._generator)
+            for name, width in self._case.obs_dims.items()
+        }
+        if self._camera:
             groups[CAMERA] = self._camera.see(self._generator)
         return TensorDict(groups, batch_size=[num_envs]).to(device)
 

@@ -6,12 +6,14 @@ Shapes: N environments, D inputs, H hidden, G gates (4H for an LSTM, 3H for a GR
 from __future__ import annotations
 
 import time
-from itertools import pairwise
+from collections.abc import Sequence
+from dataclasses import replace
 
 import torch
+from torch import nn
 
-from rsl_tbptt.bench.camera import CNN, FRAME_SHAPE, Camera
-from rsl_tbptt.bench.case import HIDDEN_DIMS, OBS_DIM, OUTPUTS, Case
+from rsl_tbptt.bench.camera import CNN, Camera
+from rsl_tbptt.bench.case import OBS_DIM, TRAINED, Case, build
 from rsl_tbptt.bench.speed import seconds_of
 
 GATES = {"lstm": 4, "gru": 3}
@@ -32,28 +34,28 @@ def update_flops(case: Case) -> int:
         case: The case.
 
     Returns:
-        Operations of one epoch on all models; a product of (m, k) and (k, n) has 2 m k n.
+        Operations on all models in all epochs; a product of (m, k) and (k, n) has 2 m k n.
     """
     num_windows = -(-case.num_steps // case.gradient_length)
     steps, cut_steps = case.num_steps, case.num_steps - num_windows
-    hidden = case.rnn_hidden_dim
-    gates = GATES[case.rnn_type] * hidden
-    recurrent = gates * hidden * (2 * steps + cut_steps) * case.rnn_num_layers
-    features, convolutions, num_inputs = 0, 0, 2 * OBS_DIM
-    if case.camera_period is not None:
-        features, convolutions = _convolutions()
-        num_inputs = 3 * (OBS_DIM + features)  # one product for the gradients of all inputs
-    inputs = gates * steps * (num_inputs + 3 * hidden * (case.rnn_num_layers - 1))
-    flops = 2 * convolutions * _num_frames(case) if case.camera_period is not None else 0
-    for outputs in OUTPUTS[case.algorithm].values():
-        mlp = 3 * steps * sum(a * b for a, b in pairwise([hidden, *HIDDEN_DIMS, outputs]))
-        flops += 2 * case.num_envs * (recurrent + inputs + mlp)
-    return flops
+    sees = case.camera_period is not None
+    few = replace(case, num_envs=2 * case.batches, num_steps=1, gradient_length=1, device="cpu")
+    algorithm = build(few, "rsl_rl")
+    flops = 2 * _convolutions(case.image_size) * _num_frames(case) if sees else 0
+    for role in TRAINED[case.algorithm]:
+        model, products = getattr(algorithm, role), 0
+        for layer, (w_ih, w_hh, *_) in enumerate(model.rnn.rnn.all_weights):
+            products += w_ih.numel() * steps * (3 if layer or sees else 2)
+            products += w_hh.numel() * (2 * steps + cut_steps)
+        layers = (layer for layer in model.mlp if isinstance(layer, nn.Linear))
+        products += 3 * steps * sum(layer.weight.numel() for layer in layers)
+        flops += 2 * case.num_envs * products
+    return flops * case.num_learning_epochs
 
 
-def _convolutions() -> tuple[int, int]:
-    """Return the features of a frame, and its products of the CNN forward and backward."""
-    channels, *size = FRAME_SHAPE
+def _convolutions(image_size: Sequence[int]) -> int:
+    """Return the products of the CNN with one frame, forward and backward."""
+    channels, size = 1, image_size
     total, stride = 0, CNN["stride"]
     for layer, (out, kernel) in enumerate(
         zip(CNN["output_channels"], CNN["kernel_size"], strict=True)
@@ -62,7 +64,7 @@ def _convolutions() -> tuple[int, int]:
         products = channels * kernel**2 * out * size[0] * size[1]
         total += products * (2 if layer == 0 else 3)  # nobody needs the frame's gradient
         channels = out
-    return channels * size[0] * size[1], total
+    return total
 
 
 def _num_frames(case: Case) -> int:

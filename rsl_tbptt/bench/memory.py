@@ -17,6 +17,7 @@ import torch
 from tensordict import TensorDict
 
 from rsl_tbptt.bench.case import Case, Library, build, fill
+from rsl_tbptt.bench.speed import seconds_of
 from rsl_tbptt.core.scan import free_buffers
 
 MEGABYTE = 1e6
@@ -38,14 +39,47 @@ class Memory:
     """The most that models, storage, rollout and update together take, beyond the imports."""
     predicted: float | None = None
     """What our ``memory_plan()`` expected of ``update_peak``, before the first rollout."""
+    seconds: float = 0.0
+    """What the second update took, on one thread."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Plan:
+    """What our ``memory_plan()`` says of a case before its first rollout."""
+
+    predicted: float
+    """Of ``update_peak``, in megabytes."""
+    num_envs: int
+    """Of the largest mini-batch."""
+    num_micro_batches: int
+    """Into which an update cuts it."""
 
 
 def measure_in_own_process(case: Case, library: Library) -> Memory:
     """Measure a case in a fresh process of one thread, so that nothing but it is counted."""
-    command = [sys.executable, "-m", __name__, library, json.dumps(asdict(case))]
+    return Memory(**_in_own_process(library, case))
+
+
+def plan_in_own_process(case: Case) -> Plan:
+    """Ask for the plan of a case in a fresh process of one thread, as updates are measured."""
+    return Plan(**_in_own_process("plan", case))
+
+
+def _in_own_process(what: str, case: Case) -> dict[str, Any]:
+    command = [sys.executable, "-m", __name__, what, json.dumps(asdict(case))]
     environment = os.environ | EXACT_MALLOC | {"OMP_NUM_THREADS": "1"}
     result = subprocess.run(command, check=True, stdout=subprocess.PIPE, text=True, env=environment)
-    return Memory(**json.loads(result.stdout.splitlines()[-1]))
+    return json.loads(result.stdout.splitlines()[-1])
+
+
+def plan(case: Case) -> Plan:
+    """Build a case and ask for its plan."""
+    plan = build(case, "rsl_tbptt").memory_plan()
+    return Plan(
+        predicted=plan.peak(1) / MEGABYTE,
+        num_envs=plan.sizes.num_envs,
+        num_micro_batches=plan.sizes.least_micro_batches,
+    )
 
 
 def measure_memory(case: Case, library: Library) -> Memory:
@@ -54,7 +88,7 @@ def measure_memory(case: Case, library: Library) -> Memory:
     An update of few environments before loads what torch loads late, which counts as imports.
     """
     device = torch.device(case.device)
-    few = replace(case, num_envs=2 * case.num_mini_batches)
+    few = replace(case, num_envs=2 * case.batches)
     algorithm = build(few, library)
     fill(algorithm, few, seed=0)
     algorithm.update()
@@ -64,12 +98,12 @@ def measure_memory(case: Case, library: Library) -> Memory:
     algorithm = build(case, library)
     predicted = algorithm.memory_plan().peak(1) / MEGABYTE if library == "rsl_tbptt" else None
     free_buffers()
-    watch, before_updates, of_updates, of_process = imports, 0, 0, 0
+    watch, before_updates, of_updates, of_process, seconds = imports, 0, 0, 0, 0.0
     for seed in range(2):
         fill(algorithm, case, seed=seed)
         of_process, watch = max(of_process, watch.highest()), Peak(device)
         before_updates = before_updates or watch.start
-        algorithm.update()
+        seconds = seconds_of(algorithm.update, case.device)
         of_updates = max(of_updates, watch.highest())
     storage = _bytes(vars(algorithm.storage).values())
     moments = _bytes(
@@ -80,6 +114,7 @@ def measure_memory(case: Case, library: Library) -> Memory:
         update_peak=(of_updates - before_updates - moments) / MEGABYTE,
         process_peak=(max(of_process, of_updates) - imports.start) / MEGABYTE,
         predicted=predicted,
+        seconds=seconds,
     )
 
 
@@ -125,5 +160,6 @@ class Peak:
 
 
 if __name__ == "__main__":
-    name, values = sys.argv[1:]
-    print(json.dumps(asdict(measure_memory(Case(**json.loads(values)), cast("Library", name)))))
+    what, case = sys.argv[1], Case(**json.loads(sys.argv[2]))
+    result = plan(case) if what == "plan" else measure_memory(case, cast("Library", what))
+    print(json.dumps(asdict(result)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass
 
 from torch.profiler import ProfilerActivity, profile
 
@@ -20,6 +21,60 @@ KINDS = {
     "views": "select as_strided unbind slice view t transpose expand",
 }
 """Operations by what they do in an update; some of the scan's are used elsewhere, too."""
+
+
+STEPS = ("LstmScan", "LstmScanBackward", "GruScan", "GruScanBackward")
+"""Scans of one layer, whose own time is Python's and C's, step by step."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class StepsShare:
+    """What of an update is done one step after the other."""
+
+    case: Case
+    num_envs: int
+    """Environments that a step computes at once."""
+    share: float
+    """Of the time of the update."""
+    rate: float
+    """Operations per second of the steps' matrix products."""
+
+
+def share_of_steps(case: Case) -> StepsShare:
+    """Profile our update for what has to wait for the step before.
+
+    That is a step's product and what follows it in the scan, forward and backward. Encoders, MLP,
+    losses and the gradients of weights run over all steps at once.
+
+    Args:
+        case: What is updated, on a CPU, in one micro-batch for each mini-batch.
+
+    Returns:
+        The share.
+    """
+    num_envs, total, steps, flops, products = case.num_envs // case.batches, 0.0, 0.0, 0, 0.0
+
+    def _is_of_a_step(first: list[int]) -> bool:
+        return first[0] == num_envs and first[1] != num_envs * case.gradient_length
+
+    algorithm = build(case, "rsl_tbptt")
+    for seed in range(2):
+        fill(algorithm, case, seed)
+        with profile(
+            activities=[ProfilerActivity.CPU], record_shapes=True, with_flops=True, acc_events=True
+        ) as profiler:
+            algorithm.update()
+    for event in profiler.key_averages(group_by_input_shape=True):
+        total += event.self_cpu_time_total
+        if event.key in STEPS:
+            steps += event.self_cpu_time_total
+        elif event.key in ("aten::mm", "aten::addmm_") and _is_of_a_step(event.input_shapes[0]):
+            steps += event.self_cpu_time_total
+            products += event.self_cpu_time_total
+            flops += event.flops
+    return StepsShare(
+        case=case, num_envs=num_envs, share=steps / total, rate=1e6 * flops / products
+    )
 
 
 def profile_update(case: Case, num_updates: int = 3) -> list[tuple[str, float, int]]:

@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import multiprocessing
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass, replace
 from functools import cache
 from typing import Any
@@ -17,6 +19,8 @@ SMALL = 32
 """Environments, or a few less, on which equality is checked over all steps."""
 SHORT = 4
 """Steps on which equality is checked with all environments."""
+EPOCHS = 2
+"""Epochs of each check, or fewer: a second one begins with the states and dones of the first."""
 TOLERANCE = 1e-4
 """Of what the update changed: rounding in float32 reaches some 1e-5, another loss or state more."""
 Contestant = tuple[Library, Case]
@@ -82,6 +86,24 @@ def alternate(contestants: Sequence[Contestant], num_updates: int) -> list[list[
     return [taken[1:] for taken in seconds]
 
 
+def alternate_in_own_process(
+    contestants: Sequence[Contestant], num_updates: int
+) -> list[list[float]]:
+    """Do what :func:`alternate` does in a fresh process, as a training run has one.
+
+    The allocator keeps what earlier cases needed, which spares later ones page faults.
+
+    Args:
+        contestants: Libraries and cases, in the order of their turns.
+        num_updates: Updates of each.
+
+    Returns:
+        Seconds of the updates of each.
+    """
+    with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
+        return process.submit(alternate, contestants, num_updates).result()
+
+
 def seconds_of(call: Callable[[], object], device: str) -> float:
     """Time a call; a GPU is synchronised before and after.
 
@@ -138,8 +160,7 @@ def small_copies(case: Case) -> Iterator[Case]:
     """Yield the cases on which equality is checked."""
     few_steps = min(SHORT, case.num_steps)
     # PPO's mini-batches need equal numbers of environments, two or more each.
-    batches = case.num_mini_batches if case.algorithm == "ppo" else 1
-    few_envs = min(batches * max(SMALL // batches, 2), case.num_envs)
+    few_envs = min(case.batches * max(SMALL // case.batches, 2), case.num_envs)
     for num_envs, num_steps in ((few_envs, case.num_steps), (case.num_envs, few_steps)):
         whole = num_steps if case.algorithm == "ppo" else min(case.gradient_length, num_steps)
         yield replace(
@@ -147,6 +168,7 @@ def small_copies(case: Case) -> Iterator[Case]:
             num_envs=num_envs,
             num_steps=num_steps,
             gradient_length=whole,
+            num_learning_epochs=min(EPOCHS, case.num_learning_epochs),
             use_mixed_precision=False,
         )
 

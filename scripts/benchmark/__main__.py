@@ -2,6 +2,9 @@
 
 suite: time and memory beside the installed rsl_rl's for all rows of a table, with figures.
 
+agents: the same for the recurrent agents of Isaac Lab and others, as large as rsl_rl's process may
+become, and what ours would take at their own size.
+
 Of one case: `rsl-tbptt bench`, with --memory and --profile.
 
 peers: one gradient through a recurrent network beside other libraries, which
@@ -14,7 +17,7 @@ from pathlib import Path
 
 from rsl_tbptt import bench
 
-OUTPUT = Path("runs") / "bench"
+RUNS = Path("runs")
 SIZES = {"num_envs": 512, "num_steps": 24, "rnn_hidden_dim": 256}
 PEERS_JOB = {**SIZES, "done_rate": 0.05, "device": "cpu"}
 """Numbers of what the peers compute, by default."""
@@ -43,12 +46,23 @@ def parse_args() -> argparse.Namespace:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     benchmarks = parser.add_subparsers(required=True)
-    suite = benchmarks.add_parser("suite", help="all rows, with report and figures")
-    suite.add_argument("--output", type=Path, default=OUTPUT, help="folder of report and figures")
-    suite.add_argument("--rows", default="", help="only rows with this in their name")
-    suite.add_argument("--quick", action="store_true", help="tiny rows: to test, not to measure")
-    suite.add_argument("--device", default="cpu", help="cpu or cuda:<index>")
-    suite.set_defaults(measure=run_suite)
+    for name, folder, what in (
+        ("suite", "bench", "all rows, with report and figures"),
+        ("agents", "agents", "recurrent agents of Isaac Lab and others, with report and figures"),
+    ):
+        rows = benchmarks.add_parser(name, help=what)
+        rows.add_argument("--output", type=Path, default=RUNS / folder, help="of the report")
+        rows.add_argument("--rows", default="", help="only rows with this in their name")
+        rows.add_argument("--quick", action="store_true", help="tiny rows: to test, not to measure")
+        rows.add_argument("--device", default="cpu", help="cpu or cuda:<index>")
+        rows.set_defaults(measure=run_rows, of_agents=name == "agents", gigabytes=8, seconds=120)
+    rows.add_argument("--gigabytes", type=float, help="of rsl_rl's process (default: 8)")
+    rows.add_argument(
+        "--seconds",
+        type=float,
+        help="of rsl_rl's update on one thread; where it takes longer, it is cut to one epoch, then"
+        " to fewer environments (default: 120)",
+    )
     peers = benchmarks.add_parser("peers", help="one gradient beside other libraries'")
     peers.add_argument("--rnn-type", choices=["lstm", "gru"], default="lstm")
     for option, default in PEERS_JOB.items():
@@ -58,25 +72,28 @@ def parse_args() -> argparse.Namespace:
     return parser.parse_args()
 
 
-def run_suite(args: argparse.Namespace) -> None:
-    """Measure all rows, write report, data and figures, and print the report.
+def run_rows(args: argparse.Namespace) -> None:
+    """Measure rows, write report, data and figures, and print the report.
 
     Raises:
+        ImportError: If Isaac Lab is missing, whose agents are meant.
         ValueError: If no row is meant, or the libraries differ on one: nothing is written then.
     """
     # Imported here, as below, because they take seconds, which --help need not wait for.
     bench.require_models_era()
     from rsl_tbptt.bench.case import check_device
-    from scripts.benchmark import rows, suite
+    from scripts.benchmark import agents, rows, suite
     from scripts.benchmark.figures import save_figures
     from scripts.benchmark.report import format_report
     from scripts.benchmark.results import write_json
 
     check_device(args.device)
-    chosen = rows.select(rows.ROWS, args.rows, args.device, quick=args.quick)
+    known = tuple(agents.read_rows()) if args.of_agents else rows.ROWS
+    chosen = rows.select(known, args.rows, args.device, quick=args.quick)
     suite.check_all(chosen)
     args.output.mkdir(parents=True, exist_ok=True)
-    results = suite.measure(chosen, args.device, isolated=not args.quick)
+    limits = (args.gigabytes, args.seconds)
+    results = suite.measure(chosen, args.device, *limits, isolated=not args.quick)
     write_json(results, args.output / "benchmark.json")
     report = format_report(results, save_figures(results, args.output))
     (args.output / "benchmark.md").write_text(report, encoding="utf-8")

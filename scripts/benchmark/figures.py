@@ -1,10 +1,11 @@
 """Figures of the benchmark."""
 
 from pathlib import Path
+from statistics import median
 
 from matplotlib.axes import Axes
 
-from scripts.benchmark.results import MemoryResult, Results, SpeedResult
+from scripts.benchmark.results import CostResult, MemoryResult, Results, SpeedResult
 from scripts.figure_style import PALETTE, drawn_svg
 
 OURS, RSL_RL, LIMIT = PALETTE[0], PALETTE[2], "0.4"
@@ -24,10 +25,12 @@ def save_figures(results: Results, folder: Path) -> dict[str, str]:
     times = [result for result in lstm if result.row.name.startswith("distillation-")]
     ratios = [result for result in lstm if result.row.name.startswith("ppo-1024-dones-")]
     peaks = [result for result in results.memory if result.row.name.startswith("ppo-")]
+    long = [result for result in results.cost if result.row.name.startswith("long-")]
     figures = {
         "Time of an update over the number of environments": ("time.svg", draw_time, times),
         "Times as fast as rsl_rl over the done rate": ("done_rate.svg", draw_done_rate, ratios),
         "Memory of the process over the length of the rollout": ("memory.svg", draw_memory, peaks),
+        "Time of an update over the length of the rollout": ("long.svg", draw_long, long),
     }
     saved = {}
     for title, (file, draw, points) in figures.items():
@@ -73,3 +76,15 @@ def draw_memory(axes: Axes, points: list[MemoryResult]) -> None:
     axes.plot(steps, [p.ours.process_peak for p in points], "o-", color=OURS, label="rsl_tbptt")
     axes.set(xlabel="steps per rollout (PPO, LSTM, float32)", ylabel="MB", ylim=(0, None))
     axes.set_xticks(steps)
+
+
+def draw_long(axes: Axes, points: list[CostResult]) -> None:
+    """Draw our time of one window over the whole rollout, and of shorter ones."""
+    steps = [point.row.case.num_steps for point in points]
+    (beside,) = {point.row.beside["gradient_length"] for point in points}
+    whole, cut = ([median(getattr(p, which)) for p in points] for which in ("times", "without"))
+    axes.loglog(steps, whole, "o-", color=RSL_RL, label="gradient_length: the rollout")
+    axes.loglog(steps, cut, "o-", color=OURS, label=f"gradient_length: {beside}")
+    axes.set(xlabel=f"steps per rollout ({points[0].row.case.num_envs} environments)", ylabel="s")
+    axes.set_xticks(steps, [str(number) for number in steps])
+    axes.minorticks_off()

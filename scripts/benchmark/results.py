@@ -1,13 +1,15 @@
 """What one run of the benchmark measured, and what follows from it."""
 
-import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from statistics import median
 from typing import Any
 
+from rsl_tbptt.bench.growth import Fit, PlanCheck
 from rsl_tbptt.bench.memory import Memory
+from rsl_tbptt.bench.profile import StepsShare
 from rsl_tbptt.bench.speed import Speed
+from rsl_tbptt.files import write_json as write
 from scripts.benchmark.rows import Row
 
 
@@ -73,6 +75,10 @@ class Results:
     speed: list[SpeedResult]
     cost: list[CostResult]
     memory: list[MemoryResult]
+    fits: list[Fit] = field(default_factory=list)
+    """Of agents: how many of their environments rsl_rl holds here."""
+    plans: list[PlanCheck] = field(default_factory=list)
+    shares: list[StepsShare] = field(default_factory=list)
 
 
 def write_json(results: Results, path: Path) -> None:
@@ -82,4 +88,6 @@ def write_json(results: Results, path: Path) -> None:
         for written, result in zip(values[part], getattr(results, part), strict=True):
             written["ratio"] = result.ratio
             written["reached"] = result.row.reached(result.ratio)
-    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
+    for written, plan in zip(values["plans"], results.plans, strict=True):
+        written |= {"extrapolated": plan.extrapolated, "error": plan.error}
+    write(path, values)

@@ -18,15 +18,19 @@ class Row:
 
     name: str
     case: Case
-    measure: Literal["speed", "cost", "memory"] = "speed"
+    measure: Literal["speed", "cost", "memory", "agent", "plan", "steps"] = "speed"
     """Time of an update beside rsl_rl's; time of ours beside that of ours in another case; or
-    memory of a process beside that of rsl_rl's, of an update beside ours in another case."""
+    memory of a process beside that of rsl_rl's, of an update beside ours in another case. Of
+    agents.yaml also: time, memory and plan of an agent; the plan alone; the share of what is done
+    step by step."""
     beside: dict[str, Any] = field(default_factory=dict)
     """What the other case has in place of the values of ``case``."""
     pairs: int = 2
     """Updates of each library: few where one of them takes seconds."""
     target: float | None = None
     """For speed the ratio to reach; otherwise the ratio to stay below."""
+    agent: str = ""
+    """Whose case this is, of agents.yaml."""
     figure_only: bool = False
     """A further point of a figure, not of the table."""
 
@@ -55,14 +59,15 @@ def select(rows: Sequence[Row], part: str, device: str, *, quick: bool = False) 
     kept = [replace(r, case=replace(r.case, device=device)) for r in rows if part in r.name]
     if not kept:
         raise ValueError(f"--rows is {part!r}, expected a part of one of {[r.name for r in rows]}.")
-    return [replace(r, case=_tiny(r.case), pairs=2) for r in kept] if quick else kept
+    return [replace(r, case=tiny(r.case), pairs=2) for r in kept] if quick else kept
 
 
-def _tiny(case: Case) -> Case:
+def tiny(case: Case) -> Case:
+    """Return a case like another that takes no time."""
     return replace(
         case,
         # With one environment in a mini-batch rsl_rl's losses broadcast over the wrong axis.
-        num_envs=max(case.num_envs // 32, 2 * case.num_mini_batches),
+        num_envs=max(case.num_envs // (32 * case.batches), 2) * case.batches,
         num_steps=case.num_steps // 8,
         gradient_length=case.gradient_length // 8,
         rnn_hidden_dim=8,
