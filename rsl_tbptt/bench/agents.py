@@ -9,6 +9,7 @@ does not: its simulator counts the terms once the robot is loaded, so the caller
 from __future__ import annotations
 
 import inspect
+from collections.abc import Mapping
 from contextlib import redirect_stdout
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -39,26 +40,35 @@ class Widths:
     num_actions: int
 
 
-def recurrent_agents() -> dict[str, list[tuple[str, str]]]:
-    """Find every agent with memory that Isaac Lab registers for rsl_rl.
+def described(
+    task: str = "",
+    agent: str = "",
+    widths: str | Mapping[str, int] = "",
+    defaults: Mapping[str, int] | None = None,
+    case: Mapping[str, Any] | None = None,
+) -> Case:
+    """Make a case of an entry of a file, in one of three ways.
+
+    Args:
+        task: A task of Isaac Lab that has the agent.
+        agent: The agent's key there.
+        widths: A task that declares what its robots see and do, or the fields of :class:`Widths`.
+        defaults: Arguments of :func:`default_distillation`.
+        case: Fields of a case.
 
     Returns:
-        By the entry point of its config class: the tasks that have it, and its key there.
+        The case.
 
     Raises:
-        ImportError: If Isaac Lab is missing.
+        ImportError: If Isaac Lab is missing, whose agent is meant.
+        ValueError: If there is no such agent, or it has no memory.
     """
-    import gymnasium as gym
-    import isaaclab_tasks  # noqa: F401  # registers
-
-    found: dict[str, list[tuple[str, str]]] = {}
-    for task, spec in gym.registry.items():
-        for key, entry in spec.kwargs.items():
-            if not (key.startswith("rsl_rl") and isinstance(entry, str)):
-                continue
-            if entry.startswith("isaaclab_tasks.") and _has_memory(_load(task, key)):
-                found.setdefault(entry, []).append((task, key))
-    return found
+    if case is not None:
+        return Case(**case)
+    if defaults is not None:
+        return default_distillation(**defaults)
+    known = widths_of(widths) if isinstance(widths, str) else Widths(**widths)
+    return isaac_lab_case(task, agent, known)
 
 
 def widths_of(task: str) -> Widths:

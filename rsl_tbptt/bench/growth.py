@@ -20,6 +20,8 @@ FEWEST = 32
 SHARE = 1 / 32
 """Of the case's environments: the smallest size on which rsl_rl is measured, which is slow."""
 OUR_SHARE = 1 / 8
+SECONDS = 120.0
+"""That an update of rsl_rl's may take: it is run four times."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -85,7 +87,7 @@ def measure_growth(case: Case, library: Library, unit: int) -> Growth:
     return Growth(num_envs=sizes, measured=measured)
 
 
-def fit(name: str, case: Case, megabytes: float, seconds: float) -> Fit:
+def fit(name: str, case: Case, megabytes: float, seconds: float = SECONDS) -> Fit:
     """Find how many environments rsl_rl's process holds, and what of its update can be waited for.
 
     Args:

@@ -26,6 +26,9 @@ KINDS = {
 STEPS = ("LstmScan", "LstmScanBackward", "GruScan", "GruScanBackward")
 """Scans of one layer, whose own time is Python's and C's, step by step."""
 
+OPERANDS = {"aten::mm": slice(0, 2), "aten::addmm_": slice(1, 3)}
+"""Places of the two factors among the arguments of the products that a scan asks for."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class StepsShare:
@@ -36,8 +39,15 @@ class StepsShare:
     """Environments that a step computes at once."""
     share: float
     """Of the time of the update."""
-    rate: float
-    """Operations per second of the steps' matrix products."""
+    flops: int
+    """Operations of the steps' matrix products, ..."""
+    seconds: float
+    """... and the time that they took."""
+
+    @property
+    def rate(self) -> float:
+        """Operations per second of the steps' matrix products."""
+        return self.flops / self.seconds
 
 
 def share_of_steps(case: Case) -> StepsShare:
@@ -52,28 +62,30 @@ def share_of_steps(case: Case) -> StepsShare:
     Returns:
         The share.
     """
-    num_envs, total, steps, flops, products = case.num_envs // case.batches, 0.0, 0.0, 0, 0.0
-
-    def _is_of_a_step(first: list[int]) -> bool:
-        return first[0] == num_envs and first[1] != num_envs * case.gradient_length
-
+    num_envs = case.num_envs // case.batches
+    total, steps, products, flops = 0.0, 0.0, 0.0, 0  # microseconds
     algorithm = build(case, "rsl_tbptt")
     for seed in range(2):
         fill(algorithm, case, seed)
         with profile(
-            activities=[ProfilerActivity.CPU], record_shapes=True, with_flops=True, acc_events=True
+            activities=[ProfilerActivity.CPU], record_shapes=True, acc_events=True
         ) as profiler:
             algorithm.update()
     for event in profiler.key_averages(group_by_input_shape=True):
         total += event.self_cpu_time_total
         if event.key in STEPS:
             steps += event.self_cpu_time_total
-        elif event.key in ("aten::mm", "aten::addmm_") and _is_of_a_step(event.input_shapes[0]):
-            steps += event.self_cpu_time_total
-            products += event.self_cpu_time_total
-            flops += event.flops
+        elif event.key in OPERANDS:
+            (num_rows, num_inner), (_, num_columns) = event.input_shapes[OPERANDS[event.key]]
+            if num_rows == num_envs and num_inner != num_envs * case.gradient_length:
+                products += event.self_cpu_time_total
+                flops += 2 * num_rows * num_inner * num_columns * event.count
     return StepsShare(
-        case=case, num_envs=num_envs, share=steps / total, rate=1e6 * flops / products
+        case=case,
+        num_envs=num_envs,
+        share=(steps + products) / total,
+        flops=flops,
+        seconds=1e-6 * products,
     )
 
 

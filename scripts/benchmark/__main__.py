@@ -17,7 +17,6 @@ from pathlib import Path
 
 from rsl_tbptt import bench
 
-RUNS = Path("runs")
 SIZES = {"num_envs": 512, "num_steps": 24, "rnn_hidden_dim": 256}
 PEERS_JOB = {**SIZES, "done_rate": 0.05, "device": "cpu"}
 """Numbers of what the peers compute, by default."""
@@ -51,18 +50,12 @@ def parse_args() -> argparse.Namespace:
         ("agents", "agents", "recurrent agents of Isaac Lab and others, with report and figures"),
     ):
         rows = benchmarks.add_parser(name, help=what)
-        rows.add_argument("--output", type=Path, default=RUNS / folder, help="of the report")
+        rows.add_argument("--output", type=Path, default=Path("runs", folder), help="of the report")
         rows.add_argument("--rows", default="", help="only rows with this in their name")
         rows.add_argument("--quick", action="store_true", help="tiny rows: to test, not to measure")
         rows.add_argument("--device", default="cpu", help="cpu or cuda:<index>")
-        rows.set_defaults(measure=run_rows, of_agents=name == "agents", gigabytes=8, seconds=120)
+        rows.set_defaults(measure=run_rows, of_agents=name == "agents", gigabytes=8)
     rows.add_argument("--gigabytes", type=float, help="of rsl_rl's process (default: 8)")
-    rows.add_argument(
-        "--seconds",
-        type=float,
-        help="of rsl_rl's update on one thread; where it takes longer, it is cut to one epoch, then"
-        " to fewer environments (default: 120)",
-    )
     peers = benchmarks.add_parser("peers", help="one gradient beside other libraries'")
     peers.add_argument("--rnn-type", choices=["lstm", "gru"], default="lstm")
     for option, default in PEERS_JOB.items():
@@ -82,18 +75,17 @@ def run_rows(args: argparse.Namespace) -> None:
     # Imported here, as below, because they take seconds, which --help need not wait for.
     bench.require_models_era()
     from rsl_tbptt.bench.case import check_device
-    from scripts.benchmark import agents, rows, suite
+    from scripts.benchmark import rows, suite
     from scripts.benchmark.figures import save_figures
     from scripts.benchmark.report import format_report
     from scripts.benchmark.results import write_json
 
     check_device(args.device)
-    known = tuple(agents.read_rows()) if args.of_agents else rows.ROWS
+    known = tuple(rows.rows_of_agents()) if args.of_agents else rows.ROWS
     chosen = rows.select(known, args.rows, args.device, quick=args.quick)
     suite.check_all(chosen)
     args.output.mkdir(parents=True, exist_ok=True)
-    limits = (args.gigabytes, args.seconds)
-    results = suite.measure(chosen, args.device, *limits, isolated=not args.quick)
+    results = suite.measure(chosen, args.device, args.gigabytes, isolated=not args.quick)
     write_json(results, args.output / "benchmark.json")
     report = format_report(results, save_figures(results, args.output))
     (args.output / "benchmark.md").write_text(report, encoding="utf-8")

@@ -1,11 +1,11 @@
 """Figures of the benchmark."""
 
+from fnmatch import fnmatchcase
 from pathlib import Path
-from statistics import median
 
 from matplotlib.axes import Axes
 
-from scripts.benchmark.results import CostResult, MemoryResult, Results, SpeedResult
+from scripts.benchmark.results import MemoryResult, Results, TimeResult
 from scripts.figure_style import PALETTE, drawn_svg
 
 OURS, RSL_RL, LIMIT = PALETTE[0], PALETTE[2], "0.4"
@@ -21,19 +21,9 @@ def save_figures(results: Results, folder: Path) -> dict[str, str]:
     Returns:
         File names by title.
     """
-    lstm = [result for result in results.speed if result.row.name.endswith("-lstm-float32")]
-    times = [result for result in lstm if result.row.name.startswith("distillation-")]
-    ratios = [result for result in lstm if result.row.name.startswith("ppo-1024-dones-")]
-    peaks = [result for result in results.memory if result.row.name.startswith("ppo-")]
-    long = [result for result in results.cost if result.row.name.startswith("long-")]
-    figures = {
-        "Time of an update over the number of environments": ("time.svg", draw_time, times),
-        "Times as fast as rsl_rl over the done rate": ("done_rate.svg", draw_done_rate, ratios),
-        "Memory of the process over the length of the rollout": ("memory.svg", draw_memory, peaks),
-        "Time of an update over the length of the rollout": ("long.svg", draw_long, long),
-    }
     saved = {}
-    for title, (file, draw, points) in figures.items():
+    for title, (file, draw, part, name) in FIGURES.items():
+        points = [r for r in getattr(results, part) if fnmatchcase(r.row.name, name)]
         if points:
             with drawn_svg(folder / file, figsize=(6, 4)) as axes:
                 draw(axes, points)
@@ -43,20 +33,18 @@ def save_figures(results: Results, folder: Path) -> dict[str, str]:
     return saved
 
 
-def draw_time(axes: Axes, points: list[SpeedResult]) -> None:
+def draw_time(axes: Axes, points: list[TimeResult]) -> None:
     """Draw the times of distillation and the limit."""
     num_envs = [point.row.case.num_envs for point in points]
     limit = [1e3 * point.products_seconds for point in points]
     ours, rsl_rl = ([1e3 * point.medians[i] for point in points] for i in (0, 1))
-    axes.loglog(num_envs, rsl_rl, "o-", color=RSL_RL, label="rsl_rl")
-    axes.loglog(num_envs, ours, "o-", color=OURS, label="rsl_tbptt")
-    axes.loglog(num_envs, limit, "--", color=LIMIT, label="matrix products alone")
-    axes.set(xlabel="environments (distillation, LSTM, float32)", ylabel="ms")
-    axes.set_xticks(num_envs, [str(number) for number in num_envs])
-    axes.minorticks_off()
+    axes.set(xscale="log", yscale="log", ylabel="ms")
+    axes.set(xlabel="environments (distillation, LSTM, float32)")
+    axes.plot(num_envs, limit, "--", color=LIMIT, label="matrix products alone")
+    draw_lines(axes, num_envs, {"rsl_rl": rsl_rl, "rsl_tbptt": ours})
 
 
-def draw_done_rate(axes: Axes, points: list[SpeedResult]) -> None:
+def draw_done_rate(axes: Axes, points: list[TimeResult]) -> None:
     """Draw the ratio of PPO with its spread."""
     rates = [point.row.case.done_rate for point in points]
     medians = [point.ratio for point in points]
@@ -70,21 +58,38 @@ def draw_done_rate(axes: Axes, points: list[SpeedResult]) -> None:
 
 def draw_memory(axes: Axes, points: list[MemoryResult]) -> None:
     """Draw the peaks of PPO."""
-    steps = [point.row.case.num_steps for point in points]
-    rsl_rl = [point.other.process_peak for point in points]
-    axes.plot(steps, rsl_rl, "o-", color=RSL_RL, label="rsl_rl")
-    axes.plot(steps, [p.ours.process_peak for p in points], "o-", color=OURS, label="rsl_tbptt")
+    rsl_rl, ours = ([getattr(p, of).process_peak for p in points] for of in ("other", "ours"))
     axes.set(xlabel="steps per rollout (PPO, LSTM, float32)", ylabel="MB", ylim=(0, None))
-    axes.set_xticks(steps)
-
-
-def draw_long(axes: Axes, points: list[CostResult]) -> None:
-    """Draw our time of one window over the whole rollout, and of shorter ones."""
     steps = [point.row.case.num_steps for point in points]
-    (beside,) = {point.row.beside["gradient_length"] for point in points}
-    whole, cut = ([median(getattr(p, which)) for p in points] for which in ("times", "without"))
-    axes.loglog(steps, whole, "o-", color=RSL_RL, label="gradient_length: the rollout")
-    axes.loglog(steps, cut, "o-", color=OURS, label=f"gradient_length: {beside}")
-    axes.set(xlabel=f"steps per rollout ({points[0].row.case.num_envs} environments)", ylabel="s")
-    axes.set_xticks(steps, [str(number) for number in steps])
+    draw_lines(axes, steps, {"rsl_rl": rsl_rl, "rsl_tbptt": ours})
+
+
+def draw_long(axes: Axes, points: list[TimeResult]) -> None:
+    """Draw our time with one window over the whole rollout, and with shorter ones."""
+    case, steps = points[0].row.case, [point.row.case.num_steps for point in points]
+    cut, whole = ([point.medians[i] for point in points] for i in (0, 1))
+    short = points[0].row.beside["gradient_length"]
+    axes.set(xscale="log", yscale="log", ylabel="s")
+    axes.set(xlabel=f"steps per rollout (PPO, {case.num_envs} environments)")
+    lengths = {"gradient_length: all of it": whole, f"gradient_length: {short}": cut}
+    draw_lines(axes, steps, lengths)
+
+
+def draw_lines(axes: Axes, places: list[int], lines: dict[str, list[float]]) -> None:
+    """Draw values by label over places, which are named."""
+    for (label, values), color in zip(lines.items(), (RSL_RL, OURS), strict=True):
+        axes.plot(places, values, "o-", color=color, label=label)
+    axes.set_xticks(places, [str(place) for place in places])
     axes.minorticks_off()
+
+
+OVER_ENVS = ("time.svg", draw_time, "speed", "distillation-*-lstm-float32")
+OVER_DONES = ("done_rate.svg", draw_done_rate, "speed", "ppo-1024-dones-*-lstm-float32")
+OVER_STEPS = ("memory.svg", draw_memory, "memory", "ppo-*")
+FIGURES = {
+    "Time of an update over the number of environments": OVER_ENVS,
+    "Times as fast as rsl_rl over the done rate": OVER_DONES,
+    "Memory of the process over the length of the rollout": OVER_STEPS,
+    "Time of an update over the length of the rollout": ("long.svg", draw_long, "cost", "long-*"),
+}
+"""By title: the file, what draws it, and which results, by kind and name of their rows."""

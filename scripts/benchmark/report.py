@@ -3,9 +3,10 @@
 from pathlib import Path
 
 from rsl_tbptt.bench.case import title
+from rsl_tbptt.bench.growth import SECONDS
 from rsl_tbptt.bench.limit import DTYPES
 from rsl_tbptt.bench.tables import milliseconds
-from scripts.benchmark.results import CostResult, MemoryResult, Results, SpeedResult
+from scripts.benchmark.results import Results
 from scripts.templates import fill
 
 TEMPLATE = Path(__file__).with_name("report.md.j2")
@@ -27,17 +28,9 @@ def format_report(results: Results, figures: dict[str, str]) -> str:
         results=results,
         figures=figures,
         title=title,
-        target=_target,
+        seconds=SECONDS,
         num_targets=len(judged),
         missed=[r.row.name for r in judged if not r.row.reached(r.ratio)],
         dtypes=[*DTYPES],
         ms=milliseconds,
     )
-
-
-def _target(result: SpeedResult | CostResult | MemoryResult) -> str:
-    row = result.row
-    if row.target is None:
-        return "-"
-    bound = "at least" if row.measure == "speed" else "at most"
-    return f"{bound} {row.target:g}" + ("" if row.reached(result.ratio) else ", **missed**")

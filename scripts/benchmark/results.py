@@ -14,11 +14,12 @@ from scripts.benchmark.rows import Row
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpeedResult:
-    """Time beside rsl_rl's."""
+class TimeResult:
+    """Time beside rsl_rl's, or of ours beside that of ours in another case."""
 
     row: Row
     speed: Speed
+    """Ours and rsl_rl's; of two cases first the other one's, then the row's."""
     flops: int
     """Operations of the matrix products."""
     products_seconds: float
@@ -26,27 +27,13 @@ class SpeedResult:
 
     @property
     def ratio(self) -> float:
-        """rsl_rl's time over ours, median of the pairs."""
+        """The second time over the first, median of the pairs."""
         return self.speed.ratio
 
     @property
     def medians(self) -> tuple[float, float]:
-        """Our time and rsl_rl's, in seconds."""
+        """Both times in seconds."""
         return median(self.speed.ours), median(self.speed.theirs)
-
-
-@dataclass(frozen=True, kw_only=True)
-class CostResult:
-    """Our update in another case and in that of the row, timed in turn. In seconds."""
-
-    row: Row
-    without: list[float]
-    times: list[float]
-
-    @property
-    def ratio(self) -> float:
-        """Median over the pairs of the time over that in the other case."""
-        return median(b / a for a, b in zip(self.without, self.times, strict=True))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,7 +51,7 @@ class MemoryResult:
         return getattr(self.ours, peak) / getattr(self.other, peak)
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Results:
     """Everything that one run measured."""
 
@@ -72,8 +59,8 @@ class Results:
     """When, how long, and on what."""
     rates: dict[str, dict[str, float]]
     """See :func:`product_rates`."""
-    speed: list[SpeedResult]
-    cost: list[CostResult]
+    speed: list[TimeResult]
+    cost: list[TimeResult]
     memory: list[MemoryResult]
     fits: list[Fit] = field(default_factory=list)
     """Of agents: how many of their environments rsl_rl holds here."""

@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import yaml
 
+from rsl_tbptt.bench.agents import described
 from rsl_tbptt.bench.case import Case
 
 FILE = Path(__file__).with_name("rows.yaml")
@@ -76,18 +77,29 @@ def tiny(case: Case) -> Case:
 
 def _read() -> Iterator[Row]:
     """Yield all rows of the file, variants included."""
-    for fields in yaml.safe_load(FILE.read_text(encoding="utf-8")):
+    data = yaml.safe_load(FILE.read_text(encoding="utf-8"))
+    for fields in data["rows"]:
         variants, case = fields.pop("variants", False), Case(**fields.pop("case"))
         if fields.get("measure", "speed") != "speed":
             yield Row(case=case, **fields)
             continue
         name = fields.pop("name")
-        yield Row(name=f"{name}-lstm-float32", case=case, **fields)
-        if variants:
-            bfloat16 = replace(case, use_mixed_precision=True)
-            yield Row(name=f"{name}-lstm-bfloat16", case=bfloat16, **{**fields, "target": 1.0})
-            gru = replace(case, rnn_type="gru")
-            yield Row(name=f"{name}-gru-float32", case=gru, **{**fields, "target": None})
+        for variant, of_case, of_row in data["variants"][: None if variants else 1]:
+            yield Row(name=f"{name}-{variant}", case=replace(case, **of_case), **fields | of_row)
+
+
+def rows_of_agents() -> Iterator[Row]:
+    """Yield all agents of agents.yaml, and the further rows of some.
+
+    Raises:
+        ImportError: If Isaac Lab is missing.
+    """
+    data = yaml.safe_load(FILE.with_name("agents.yaml").read_text(encoding="utf-8"))
+    agents = {entry.pop("name"): described(**entry) for entry in data["agents"]}
+    for name, case in agents.items():
+        yield Row(name=name, agent=name, case=case, measure="agent", pairs=1)
+    for row in data["rows"]:
+        yield Row(**row | {"case": replace(agents[row["agent"]], **row["case"])})
 
 
 ROWS = tuple(_read())

@@ -22,7 +22,7 @@ from rsl_tbptt.bench.speed import (
 )
 from rsl_tbptt.bench.tables import SECONDS_PER_SHAPE
 from rsl_tbptt.machine import machine, versions
-from scripts.benchmark.results import CostResult, MemoryResult, Results, SpeedResult
+from scripts.benchmark.results import MemoryResult, Results, TimeResult
 from scripts.benchmark.rows import Row
 
 Times = Callable[[list[Contestant], int], list[list[float]]]
@@ -37,13 +37,12 @@ def check_all(rows: Sequence[Row]) -> None:
     Raises:
         ValueError: If they do not.
     """
-    for measure in ("speed", "agent"):
-        for row in _each(rows, measure, "equality"):
-            check_equal(row.case)
+    for row in _each(rows, "equality", "speed", "agent"):
+        check_equal(row.case)
 
 
 def measure(
-    rows: Sequence[Row], device: str, gigabytes: float, seconds: float, *, isolated: bool = True
+    rows: Sequence[Row], device: str, gigabytes: float, *, isolated: bool = True
 ) -> Results:
     """Measure all rows, which ``check_all`` has checked.
 
@@ -51,28 +50,28 @@ def measure(
         rows: The rows, on the device.
         device: The device.
         gigabytes: That rsl_rl's process may take of an agent.
-        seconds: That an update of it may take on one thread.
         isolated: Whether each row is timed in a process of its own, as a training run has one.
 
     Returns:
         All that was measured.
 
     Raises:
-        ValueError: If the limits leave nothing of an agent.
+        ValueError: If that leaves nothing of an agent.
     """
     start, times_of = time.monotonic(), alternate_in_own_process if isolated else alternate
-    agents = list(_each(rows, "agent", "size"))
-    fits = [fit(row.name, row.case, 1e3 * gigabytes, seconds) for row in agents]
+    agents = list(_each(rows, "size", "agent"))
+    fits = [fit(row.name, row.case, 1e3 * gigabytes) for row in agents]
     for row, fitting in zip(agents, fits, strict=True):
         cut = replace(row, case=fitting.case)
         rows = [*rows, replace(cut, measure="speed"), replace(cut, measure="memory")]
     rates = product_rates(device, SECONDS_PER_SHAPE)
-    speed = [_measure_speed(row, rates, times_of) for row in _each(rows, "speed", "time")]
-    cost = [_measure_cost(row, times_of) for row in _each(rows, "cost", "cost")]
+    speed, cost = (
+        [_measure_time(row, rates, times_of) for row in _each(rows, "time", kind)]
+        for kind in ("speed", "cost")
+    )
     with ThreadPoolExecutor(PROCESSES) as pool:
         memory = list(pool.map(_measure_memory, _each(rows, "memory", "memory")))
-    planned = (*agents, *_each(rows, "plan", "plan"))
-    plans = [check_plan(row.name, row.case) for row in planned]
+    plans = [check_plan(row.name, row.case) for row in _each(rows, "plan", "agent", "plan")]
     shares = [share_of_steps(row.case) for row in _each(rows, "steps", "steps")]
     about = {
         "finished": time.strftime("%Y-%m-%d %H:%M"),
@@ -81,35 +80,18 @@ def measure(
         "machine": machine(device),
         "versions": versions(),
         "gigabytes": gigabytes,
-        "seconds": seconds,
     }
-    return Results(
-        about=about,
-        rates=rates,
-        speed=speed,
-        cost=cost,
-        memory=memory,
-        fits=fits,
-        plans=plans,
-        shares=shares,
-    )
+    return Results(about, rates, speed, cost, memory, fits, plans, shares)
 
 
-def _measure_speed(row: Row, rates: dict[str, dict[str, float]], times_of: Times) -> SpeedResult:
-    flops = update_flops(row.case)
-    ours, theirs = times_of([(library, row.case) for library in LIBRARIES], row.pairs)
-    return SpeedResult(
-        row=row,
-        speed=Speed(ours=ours, theirs=theirs),
-        flops=flops,
-        products_seconds=flops / max(rates[row.case.precision].values()),
-    )
-
-
-def _measure_cost(row: Row, times_of: Times) -> CostResult:
+def _measure_time(row: Row, rates: dict[str, dict[str, float]], times_of: Times) -> TimeResult:
     cases = (replace(row.case, **row.beside), row.case)
-    without, times = times_of([("rsl_tbptt", case) for case in cases], row.pairs)
-    return CostResult(row=row, without=without, times=times)
+    libraries = ("rsl_tbptt", "rsl_tbptt") if row.beside else LIBRARIES
+    ours, other = times_of([*zip(libraries, cases, strict=True)], row.pairs)
+    flops = update_flops(row.case)
+    products_seconds = flops / max(rates[row.case.precision].values())
+    speed = Speed(ours=ours, theirs=other)
+    return TimeResult(row=row, speed=speed, flops=flops, products_seconds=products_seconds)
 
 
 def _measure_memory(row: Row) -> MemoryResult:
@@ -118,9 +100,9 @@ def _measure_memory(row: Row) -> MemoryResult:
     return MemoryResult(row=row, ours=measure_in_own_process(row.case, ours), other=other)
 
 
-def _each(rows: Sequence[Row], measure: str, doing: str) -> Iterator[Row]:
-    """Yield the rows of one kind and say on stderr how far the run is."""
-    chosen = [row for row in rows if row.measure == measure]
+def _each(rows: Sequence[Row], doing: str, *kinds: str) -> Iterator[Row]:
+    """Yield the rows of some kinds and say on stderr how far the run is."""
+    chosen = [row for row in rows if row.measure in kinds]
     for number, row in enumerate(chosen, start=1):
         print(f"{doing} {number}/{len(chosen)}: {row.name}", file=sys.stderr, flush=True)
         yield row

@@ -18,7 +18,7 @@ from scripts.benchmark import rows as all_rows
 from scripts.benchmark import suite
 from scripts.benchmark.figures import save_figures
 from scripts.benchmark.report import format_report
-from scripts.benchmark.results import CostResult, MemoryResult, Results, SpeedResult
+from scripts.benchmark.results import MemoryResult, Results, TimeResult
 from scripts.benchmark.rows import ROWS, select
 
 SMALL = ("--num-envs=512", "--num-steps=16", "--gradient-length=8", "--rnn-hidden-dim=128")
@@ -60,7 +60,8 @@ def run(monkeypatch, *options):
 def results(rows=ROWS):
     """Return made-up times: rsl_rl takes 2, 3 and 10 times as long as we do."""
     speed = Speed(ours=[1.0, 2.0, 4.0], theirs=[2.0, 20.0, 12.0])
-    cost = {"without": [1.0, 2.0], "times": [1.5, 2.0]}
+    cost = Speed(ours=[1.0, 2.0], theirs=[1.5, 2.0])
+    limit = {"flops": 10**9, "products_seconds": 1.0}
     memory = Memory(storage=1.0, update_peak=10.0, process_peak=100.0)
     rsl_rl = replace(memory, process_peak=1000.0, update_peak=8.0)
     of = {kind: [r for r in rows if r.measure == kind] for kind in ("speed", "cost", "memory")}
@@ -73,11 +74,8 @@ def results(rows=ROWS):
             "versions": dict.fromkeys(("rsl-tbptt", "rsl-rl-lib", "torch", "python"), "1"),
         },
         rates={name: {"(1, 2) (2, 3)": 1e9} for name in ("float32", "bfloat16")},
-        speed=[
-            SpeedResult(row=row, speed=speed, flops=10**9, products_seconds=1.0)
-            for row in of["speed"]
-        ],
-        cost=[CostResult(row=row, **cost) for row in of["cost"]],
+        speed=[TimeResult(row=row, speed=speed, **limit) for row in of["speed"]],
+        cost=[TimeResult(row=row, speed=cost, **limit) for row in of["cost"]],
         memory=[MemoryResult(row=row, ours=memory, other=rsl_rl) for row in of["memory"]],
     )
 
