@@ -87,9 +87,7 @@ def widths_of(task: str) -> Widths:
     cfg = _load(task, "env_cfg_entry_point")
     spaces = [getattr(cfg, f"{name}_space", None) for name in ("observation", "state", "action")]
     if not all(isinstance(space, int) for space in spaces):
-        raise ValueError(
-            f"The spaces of {task} are {spaces}, expected integers: name another task."
-        )
+        raise ValueError(f"spaces of {task} are {spaces}, expected integers: name another task.")
     policy, critic, num_actions = spaces
     return Widths(policy=policy, critic=critic, num_actions=num_actions)
 

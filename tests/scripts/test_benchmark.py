@@ -9,9 +9,10 @@ import torch
 
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.bench import case as cases
+from rsl_tbptt.bench import growth
 from rsl_tbptt.bench import speed as speeds
 from rsl_tbptt.bench.case import Case
-from rsl_tbptt.bench.memory import Memory
+from rsl_tbptt.bench.memory import Memory, Plan
 from rsl_tbptt.bench.speed import Speed
 from scripts.benchmark import __main__ as benchmark
 from scripts.benchmark import rows as all_rows
@@ -19,7 +20,7 @@ from scripts.benchmark import suite
 from scripts.benchmark.figures import save_figures
 from scripts.benchmark.report import format_report
 from scripts.benchmark.results import MemoryResult, Results, TimeResult
-from scripts.benchmark.rows import ROWS, select
+from scripts.benchmark.rows import ROWS, select, tiny
 
 SMALL = ("--num-envs=512", "--num-steps=16", "--gradient-length=8", "--rnn-hidden-dim=128")
 TINY = Case(algorithm="distillation", num_envs=8, num_steps=6, gradient_length=6, rnn_hidden_dim=8)
@@ -136,6 +137,53 @@ def test_rows_that_do_not_exist_are_refused(monkeypatch, tmp_path, capsys):
     assert "--rows is 'ppo-7', expected a part of one of ['dist" in capsys.readouterr().err
 
 
+# Isaac Lab warns of what it will change, the profiler of its memory, we of long windows.
+@pytest.mark.filterwarnings(
+    "ignore:.*(deprecated|Profiler clears events|more than num_steps_per_env)"
+)
+def test_agents_are_measured_as_large_as_they_fit(monkeypatch, tmp_path, capsys):
+    """With made-up peaks: rsl_rl takes 25 MB per environment, we 1 MB, and plan 1.2 MB."""
+    pytest.importorskip("isaaclab_tasks", reason="Isaac Lab 3.0 needs Python 3.12")
+    rows = [
+        replace(row, case=tiny(row.case))
+        for row in all_rows.rows_of_agents()
+        if row.name in ("anymal-d-ppo", "headline-32", "plan-gear-4096", "long-128", "steps-4")
+    ]
+    monkeypatch.setattr(all_rows, "rows_of_agents", lambda: iter(rows))
+    monkeypatch.setattr(all_rows, "tiny", lambda case: case)
+
+    def measured(case, library):
+        peak = {"rsl_rl": 25.0, "rsl_tbptt": 1.0}[library] * case.num_envs
+        return Memory(storage=0.0, update_peak=peak, process_peak=peak, seconds=1.0)
+
+    monkeypatch.setattr(growth, "measure_in_own_process", measured)
+    monkeypatch.setattr(suite, "measure_in_own_process", measured)
+    monkeypatch.setattr(
+        growth,
+        "plan_in_own_process",
+        lambda case: Plan(predicted=1.2 * case.num_envs, num_envs=1, num_micro_batches=1),
+    )
+    output = tmp_path / "agents"
+    options = ("--gigabytes", "2.5", "--output", output)
+    assert run(monkeypatch, "agents", "--quick", *options) == 0
+    report = spaced_once((output / "benchmark.md").read_text(encoding="utf-8"))
+    assert "| anymal-d-ppo | 128 | 100 | 100 | 5 | 5 | 32, 64, 96 |" in report
+    assert "| anymal-d-ppo: PPO, LSTM-8, float32, N=100, T=3, K=3, done rate 0.001 |" in report
+    assert "| 2500 MB | 100 MB | 0.040 | - | 2500 MB | 100 MB | - |" in report
+    assert "| anymal-d-ppo | 128 | 3 | 154 MB | 128 MB | +20.0 % | 32, 64, 96 | 128 MB |" in report
+    assert "| plan-gear-4096 | 128 | 64 | 154 MB | 128 MB | +20.0 % | 32, 64, 96 | 128 MB" in report
+    assert re.search(
+        r"^\| PPO, 2 layers of LSTM-8.*, N=4, .* \| 2 \| \d+% \| \d+ \|$", report, re.M
+    )
+    assert "headline-32" in report[report.index("## Targets") :]
+    files = {"benchmark.md", "benchmark.json", "long.svg"}
+    assert {path.name for path in output.iterdir()} == files
+    data = json.loads((output / "benchmark.json").read_text(encoding="utf-8"))
+    assert [row["row"]["name"] for row in data["speed"]] == ["headline-32", "anymal-d-ppo"]
+    assert [plan["error"] for plan in data["plans"]] == pytest.approx([0.2, 0.2])
+    assert "wrote" in capsys.readouterr().out
+
+
 def test_names_of_rows_are_unique():
     names = [row.name for row in ROWS]
     assert len(set(names)) == len(names)
@@ -173,7 +221,7 @@ def test_figures_without_rows_are_left_out(tmp_path):
     assert [path.name for path in tmp_path.iterdir()] == ["time.svg"]
 
 
-@pytest.mark.parametrize("name", ["suite", "peers"])
+@pytest.mark.parametrize("name", ["suite", "agents", "peers"])
 def test_every_measurement_explains_itself(name, monkeypatch, capsys):
     with pytest.raises(SystemExit) as end:
         run(monkeypatch, name, "--help")
