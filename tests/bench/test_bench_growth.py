@@ -102,7 +102,7 @@ def test_the_plan_of_two_layers_is_what_larger_updates_take():
 @pytest.mark.parametrize(("rnn_type", "num_gates"), [("lstm", 4), ("gru", 3)])
 def test_steps_are_told_from_what_runs_at_once(rnn_type, num_gates):
     """By hand, for actor and critic with two mini-batches each; no gradient before step 0."""
-    hidden, obs, steps, envs = 16, 48, 6, 4
+    hidden, obs, steps, envs = 16, 48, 6, 64  # as many as a layer of the MLP has outputs
     case = replace(
         CASE,
         num_envs=2 * envs,

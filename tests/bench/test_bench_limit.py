@@ -41,6 +41,29 @@ def test_operations_are_those_of_rsl_rls_update(
     assert update_flops(case) == counter.get_total_flops()
 
 
+def test_each_model_counts_with_its_own_sizes(monkeypatch):
+    case = replace(
+        TINY,
+        algorithm="ppo",
+        num_learning_epochs=2,
+        rnn_num_layers=2,
+        num_actions=5,
+        obs_dims={"policy": 19, "critic": 42},
+        obs_groups={"critic": ["critic"]},
+        models={
+            "actor": {"distribution_cfg": {"class_name": "HeteroscedasticGaussianDistribution"}},
+            "critic": {"hidden_dims": [32]},
+        },
+        done_rate=0.0,
+    )
+    rsl_rl = build(case, "rsl_rl")
+    fill(rsl_rl, case, seed=0)
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    with FlopCounterMode(display=False) as counter:
+        rsl_rl.update()
+    assert update_flops(case) == counter.get_total_flops()
+
+
 def test_a_held_frame_counts_once_in_a_window():
     """By hand: 8 environments, phases 0 1 2 0 1 2 0 1; windows of 3 steps see 1 or 2 frames."""
     every, third = (replace(TINY, camera_period=p, gradient_length=3) for p in (1, 3))
