@@ -3,6 +3,7 @@
 import json
 from dataclasses import asdict, replace
 from importlib import import_module
+from typing import Any
 
 import pytest
 from rsl_rl.models import MLPModel, RNNModel
@@ -17,7 +18,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning"
 UR10E = "IsaacContrib-Deploy-GearAssembly-UR10e-2F140"
 ANYMAL = "Isaac-Velocity-Flat-AnymalD"
 SEEN = {"policy": 48, "num_actions": 12}
-SMALL = {"num_envs": 4, "num_steps": 6, "gradient_length": 6, "num_mini_batches": 2}
+SMALL: dict[str, Any] = {"num_envs": 4, "num_steps": 6, "gradient_length": 6, "num_mini_batches": 2}
 
 
 @pytest.fixture(scope="module")
