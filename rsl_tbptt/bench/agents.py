@@ -86,9 +86,13 @@ def widths_of(task: str) -> Widths:
     """
     cfg = _load(task, "env_cfg_entry_point")
     spaces = [getattr(cfg, f"{name}_space", None) for name in ("observation", "state", "action")]
-    if not all(isinstance(space, int) for space in spaces):
-        raise ValueError(f"spaces of {task} are {spaces}, expected integers: name another task.")
-    policy, critic, num_actions = spaces
+    match spaces:
+        case [int(policy), int(critic), int(num_actions)]:
+            pass
+        case _:
+            raise ValueError(
+                f"spaces of {task} are {spaces}, expected integers: name another task."
+            )
     return Widths(policy=policy, critic=critic, num_actions=num_actions)
 
 
@@ -107,12 +111,13 @@ def isaac_lab_case(task: str, key: str, widths: Widths) -> Case:
         ImportError: If Isaac Lab is missing.
         ValueError: If it has no such agent, or the agent no memory.
     """
+    from isaaclab.utils import to_dict
     from isaaclab_rl.rsl_rl import handle_deprecated_rsl_rl_cfg
 
     agent, env = _load(task, key), _load(task, "env_cfg_entry_point")
     if not _has_memory(agent):
         raise ValueError(f"agent is {key} of {task}, expected one with memory.")
-    cfg = handle_deprecated_rsl_rl_cfg(agent, version("rsl-rl-lib")).to_dict()
+    cfg = to_dict(handle_deprecated_rsl_rl_cfg(agent, version("rsl-rl-lib")))
     settings = cfg["algorithm"]
     kind = "ppo" if settings.pop("class_name") == "PPO" else "distillation"
     roles = (*TRAINED[kind], *(["teacher"] if kind == "distillation" else []))

@@ -138,7 +138,7 @@ def build(case: Case, library: Library, **options: Any) -> Any:
         own["gradient_length"] = case.gradient_length
     if library == "rsl_tbptt":
         alone = {"num_mini_batches": 1, "memory_rollouts": 0}
-        own |= (alone if case.algorithm == "distillation" else {}) | case.options
+        own |= {**(alone if case.algorithm == "distillation" else {}), **case.options}
     kind = "rl" if case.algorithm == "ppo" else case.algorithm
     sizes = (case.num_envs, case.num_steps)
     storage = RolloutStorage(kind, *sizes, obs, [case.num_actions], case.device)
@@ -147,7 +147,7 @@ def build(case: Case, library: Library, **options: Any) -> Any:
         storage,
         device=case.device,
         use_mixed_precision=case.use_mixed_precision,
-        **own | case.settings | options,
+        **{**own, **case.settings, **options},
     )
     algorithm.train_mode()
     return algorithm
@@ -215,7 +215,7 @@ class Robots:
         """
         self._case, self._generator = case, generator
         period = case.camera_period
-        self._camera = period and Camera(case.num_envs, period, case.image_size)
+        self._camera = Camera(case.num_envs, period, case.image_size) if period else None
 
     def observe(self) -> TensorDict:
         """Return what all robots observe at the next step, batch size (N,)."""

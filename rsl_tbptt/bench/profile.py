@@ -65,12 +65,12 @@ def share_of_steps(case: Case) -> StepsShare:
     num_envs = case.num_envs // case.batches
     total, steps, products, flops = 0.0, 0.0, 0.0, 0  # microseconds
     algorithm = build(case, "rsl_tbptt")
-    for seed in range(2):
-        fill(algorithm, case, seed)
-        with profile(
-            activities=[ProfilerActivity.CPU], record_shapes=True, acc_events=True
-        ) as profiler:
-            algorithm.update()
+    fill(algorithm, case, seed=0)
+    algorithm.update()
+    fill(algorithm, case, seed=1)
+    profiler = profile(activities=[ProfilerActivity.CPU], record_shapes=True, acc_events=True)
+    with profiler:
+        algorithm.update()
     for event in profiler.key_averages(group_by_input_shape=True):
         total += event.self_cpu_time_total
         if event.key in STEPS:
