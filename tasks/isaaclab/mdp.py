@@ -6,12 +6,16 @@ import math
 from typing import TYPE_CHECKING, Any
 
 import torch
+import warp as wp
 from isaaclab.envs import mdp as base_mdp
-from isaaclab.utils.math import quat_apply
+from isaaclab.managers import ManagerTermBase
+from isaaclab.utils.math import quat_apply, quat_apply_inverse
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
     from isaaclab.envs import ManagerBasedEnv, ManagerBasedRLEnv
-    from isaaclab.managers import SceneEntityCfg
+    from isaaclab.managers import ObservationTermCfg, SceneEntityCfg
 
 
 def body_mass(env: ManagerBasedEnv, asset_cfg: SceneEntityCfg) -> torch.Tensor:
@@ -54,6 +58,85 @@ def joint_stiffness(env: ManagerBasedEnv, asset_cfg: SceneEntityCfg) -> torch.Te
     """
     stiffness = env.scene[asset_cfg.name].data.joint_stiffness.torch
     return stiffness[:, asset_cfg.joint_ids].to(env.device)
+
+
+def pull_ahead(
+    env: ManagerBasedEnv,
+    env_ids: Sequence[int] | slice,
+    asset_cfg: SceneEntityCfg,
+    force_range: tuple[float, float],
+) -> None:
+    """Pull a body along its x axis, as a slope, a wind or a leash would, until the episode ends.
+
+    Args:
+        env: The environment.
+        env_ids: Environments whose force is drawn anew.
+        asset_cfg: The articulation and its body.
+        force_range: Smallest and largest force, in N; backwards where it is negative.
+    """
+    asset = env.scene[asset_cfg.name]
+    chosen = torch.arange(env.num_envs, device=env.device)[env_ids]
+    forces = torch.zeros(len(chosen), 1, 3, device=env.device)
+    forces[..., 0].uniform_(*force_range)
+    asset.permanent_wrench_composer.set_forces_and_torques_index(
+        forces=forces,
+        torques=torch.zeros_like(forces),
+        body_ids=asset_cfg.body_ids,
+        env_ids=chosen,
+    )
+
+
+def pull(env: ManagerBasedEnv, asset_cfg: SceneEntityCfg) -> torch.Tensor:
+    """Return the force with which :func:`pull_ahead` pulls.
+
+    Args:
+        env: The environment.
+        asset_cfg: The articulation and its body.
+
+    Returns:
+        Force along the body's x axis, in N. Shape: (N, 1), float32.
+    """
+    forces = wp.to_torch(env.scene[asset_cfg.name].permanent_wrench_composer.local_force_b)
+    return forces[:, asset_cfg.body_ids, 0].to(env.device)
+
+
+class VelocityIncrement(ManagerTermBase):
+    """What the robot's accelerometer sums up over a control step, as inertial units report it.
+
+    That is the change of the base's velocity less what gravity adds, in the base's frame. A push
+    shows in it. The first of an episode shows gravity alone.
+    """
+
+    def __init__(self, cfg: ObservationTermCfg, env: ManagerBasedRLEnv) -> None:
+        """Begin with the robot as it is."""
+        super().__init__(cfg, env)
+        self._robot = env.scene["robot"].data
+        self._gravity = torch.tensor(env.sim.cfg.gravity, device=env.device) * env.step_dt
+        self._velocity = self._robot.root_lin_vel_w.torch.clone()
+        self._change = torch.zeros_like(self._velocity)
+        self._step = env.common_step_counter
+
+    def reset(self, env_ids: Sequence[int] | None = None) -> None:
+        """Begin anew in some environments, in all without ``env_ids``."""
+        chosen = slice(None) if env_ids is None else env_ids
+        self._velocity[chosen] = self._robot.root_lin_vel_w.torch[chosen]
+        self._change[chosen] = 0.0
+
+    def __call__(self, env: ManagerBasedRLEnv) -> torch.Tensor:
+        """Return the increments of the last step, however often they are asked for.
+
+        Args:
+            env: The environment.
+
+        Returns:
+            Increments in m/s. Shape: (N, 3), float32.
+        """
+        if env.common_step_counter != self._step:
+            self._step = env.common_step_counter
+            velocity = self._robot.root_lin_vel_w.torch
+            self._change = velocity - self._velocity
+            self._velocity = velocity.clone()
+        return quat_apply_inverse(self._robot.root_quat_w.torch, self._change - self._gravity)
 
 
 def height_image(env: ManagerBasedEnv, sensor_cfg: SceneEntityCfg) -> torch.Tensor:

@@ -1,18 +1,17 @@
 """Pup: a small quadruped that ships with this package and learns to walk on a processor.
 
-The student sees what a robot of this size measures, as noisy and as late as its parts deliver it.
-Sizes are those of cheap parts in general, measured on no robot:
+The student sees what a robot of this size measures. Sizes are those of cheap parts in general,
+measured on no robot:
 
-- a gyroscope, 0.2 rad/s of noise: the frame rings with every step;
-- the direction of gravity, 0.1 (6 degrees): an accelerometer also shows the blows of the feet;
-- joint angles, 0.05 rad (3 degrees): potentiometers in servos and the play of their gears;
-- each of the three late by 0 to 5 control steps (0 to 100 ms), drawn per episode: filters, and a
-  slow bus on which servos are asked one after the other.
+- an inertial unit: angular velocity, 0.02 rad/s of noise, and the change of velocity that its
+  accelerometer sums up over a control step, 0.002 m/s (0.1 m/s^2);
+- joint angles, 0.005 rad (0.3 degrees);
+- each of the three on time or late by one control step (20 ms), drawn per episode.
 
 The command and the clock of the gait are the controller's own, exact and in time. The student sees
-no velocity, neither of the base nor of the joints, and nothing of payload, motors, delays and
-pushes; what it needs of them it has to infer from what it saw before. The teacher sees the exact
-state, payload and motors.
+no velocity, neither of the base nor of the joints, and nothing of payload, motors, pull, pushes and
+delays; what it needs of them it has to infer from what it saw before. The teacher sees the exact
+state, payload, motors and pull.
 """
 
 from __future__ import annotations
@@ -140,20 +139,20 @@ class ObservationsCfg:
 
         angular_velocity = ObsTermCfg(
             func=base_mdp.base_ang_vel,
-            noise=GaussianNoiseCfg(std=0.2),  # rad/s
+            noise=GaussianNoiseCfg(std=0.02),  # rad/s
             scale=0.25,
-            delay_max_lag=5,
+            delay_max_lag=1,
         )
-        gravity = ObsTermCfg(
-            func=base_mdp.projected_gravity,
-            noise=GaussianNoiseCfg(std=0.1),
-            delay_max_lag=5,
+        velocity_increment = ObsTermCfg(
+            func=mdp.VelocityIncrement,  # pyright: ignore[reportArgumentType]
+            noise=GaussianNoiseCfg(std=0.002),  # m/s
+            delay_max_lag=1,
         )
         command = ObsTermCfg(func=base_mdp.generated_commands, params=COMMAND)
         joint_angles = ObsTermCfg(
             func=base_mdp.joint_pos_rel,
-            noise=GaussianNoiseCfg(std=0.05),  # rad
-            delay_max_lag=5,
+            noise=GaussianNoiseCfg(std=0.005),  # rad
+            delay_max_lag=1,
         )
         clock = ObsTermCfg(func=mdp.clock, params=CLOCK)
 
@@ -176,6 +175,7 @@ class ObservationsCfg:
         motor_stiffness = ObsTermCfg(
             func=mdp.joint_stiffness, params={"asset_cfg": SceneEntityCfg("robot")}, scale=0.1
         )
+        pull = ObsTermCfg(func=mdp.pull, params={"asset_cfg": TRUNK}, scale=0.5)
         clock = ObsTermCfg(func=mdp.clock, params=CLOCK)
 
         def __post_init__(self) -> None:
@@ -204,9 +204,14 @@ class EventsCfg:
         mode="startup",
         params={
             "asset_cfg": SceneEntityCfg("robot"),
-            "stiffness_distribution_params": (0.5, 1.5),
+            "stiffness_distribution_params": (0.4, 1.6),
             "operation": "scale",
         },
+    )
+    pull = EventTermCfg(
+        func=mdp.pull_ahead,
+        mode="reset",
+        params={"asset_cfg": TRUNK, "force_range": (-6.0, 6.0)},  # N
     )
     base_start = EventTermCfg(
         func=base_mdp.reset_root_state_uniform,  # pyright: ignore[reportArgumentType]
@@ -234,7 +239,7 @@ class RewardsCfg:
     """Reward per second: at most 1, for a robot that trots to the clock and moves as told."""
 
     track_linear_velocity = RewardTermCfg(
-        func=base_mdp.track_lin_vel_xy_exp, weight=0.5, params=COMMAND | {"std": 0.17}
+        func=base_mdp.track_lin_vel_xy_exp, weight=0.5, params=COMMAND | {"std": 0.12}
     )
     track_yaw_rate = RewardTermCfg(
         func=base_mdp.track_ang_vel_z_exp, weight=0.2, params=COMMAND | {"std": 0.5}

@@ -50,7 +50,7 @@ class PupTeacherCfg(RslRlOnPolicyRunnerCfg):
     experiment_name = EXPERIMENT
     run_name = "teacher"
     num_steps_per_env = 16
-    max_iterations = 200
+    max_iterations = 300
     save_interval = 50
     obs_groups = TEACHER_OBS_GROUPS
     actor = TEACHER
@@ -78,12 +78,12 @@ class PupStudentCfg(RslRlDistillationRunnerCfg):
     experiment_name = EXPERIMENT
     run_name = "student"
     num_steps_per_env = 24
-    max_iterations = 200
+    max_iterations = 140
     save_interval = 20
     obs_groups = STUDENT_OBS_GROUPS
     student = lstm(init_std=0.1)
     teacher = TEACHER
-    algorithm = TbpttDistillationAlgorithmCfg(gradient_length=12, learning_rate_updates=200)
+    algorithm = TbpttDistillationAlgorithmCfg(gradient_length=12, learning_rate_updates=140)
 
 
 @configclass

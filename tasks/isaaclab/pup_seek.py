@@ -4,8 +4,9 @@ Pillar and wall stand elsewhere in every episode. From where Pup starts it sees 
 wall; closer to the wall it does not, and beside the wall the pillar is out of the picture. Nothing
 of both is felt: who walks into the wall has failed.
 
-The teacher knows how the shortest way starts and how long it is. The student has Pup's sensors
-without any command, and a depth camera on the trunk.
+The teacher knows how the shortest way starts and how long it is. The student has a gyroscope, a
+sensor of gravity and joint angles, all noisy and up to 5 steps late, the gait's clock, no command,
+and a depth camera on the trunk.
 """
 
 from __future__ import annotations
@@ -18,9 +19,10 @@ from isaaclab.managers import ObservationGroupCfg as ObsGroupCfg
 from isaaclab.managers import ObservationTermCfg as ObsTermCfg
 from isaaclab.sensors import CameraCfg
 from isaaclab.utils import configclass
+from isaaclab.utils.noise import GaussianNoiseCfg
 from isaaclab_tasks.utils.presets import MultiBackendRendererCfg
 
-from rsl_tbptt_tasks.isaaclab import pup, seeking
+from rsl_tbptt_tasks.isaaclab import mdp, pup, seeking
 from rsl_tbptt_tasks.isaaclab.cameras import DepthFrames
 
 STEP = 0.02
@@ -65,10 +67,30 @@ class ObservationsCfg:
     """What student and teacher see."""
 
     @configclass
-    class PolicyCfg(pup.ObservationsCfg.PolicyCfg):
-        """The student's other sensors: Pup's."""
+    class PolicyCfg(ObsGroupCfg):
+        """The student's other sensors: cheaper and slower ones than Pup has elsewhere."""
 
-        command = None
+        angular_velocity = ObsTermCfg(
+            func=base_mdp.base_ang_vel,
+            noise=GaussianNoiseCfg(std=0.2),  # rad/s
+            scale=0.25,
+            delay_max_lag=5,
+        )
+        gravity = ObsTermCfg(
+            func=base_mdp.projected_gravity,
+            noise=GaussianNoiseCfg(std=0.1),
+            delay_max_lag=5,
+        )
+        joint_angles = ObsTermCfg(
+            func=base_mdp.joint_pos_rel,
+            noise=GaussianNoiseCfg(std=0.05),  # rad
+            delay_max_lag=5,
+        )
+        clock = ObsTermCfg(func=mdp.clock, params=pup.CLOCK)
+
+        def __post_init__(self) -> None:
+            self.enable_corruption = True
+            self.concatenate_terms = True
 
     @configclass
     class FramesCfg(ObsGroupCfg):
@@ -92,6 +114,7 @@ class ObservationsCfg:
         """The teacher."""
 
         command = ObsTermCfg(func=seeking.way_ahead)
+        pull = None
 
     policy: PolicyCfg = PolicyCfg()
     camera: FramesCfg = FramesCfg()
@@ -100,8 +123,9 @@ class ObservationsCfg:
 
 @configclass
 class EventsCfg(pup.EventsCfg):
-    """Pup's, with pillar and wall placed for every episode and feet as smooth as the ground."""
+    """Pup's, in smaller ranges, with pillar and wall placed and feet as smooth as the ground."""
 
+    pull = None
     # No joint moves a leg sideways: Pup turns by letting its feet slip.
     feet = EventTermCfg(
         func=base_mdp.randomize_rigid_body_material,  # pyright: ignore[reportArgumentType]
@@ -125,6 +149,7 @@ class EventsCfg(pup.EventsCfg):
     )
 
     def __post_init__(self) -> None:
+        self.motor_stiffness.params["stiffness_distribution_params"] = (0.5, 1.5)
         self.base_start.params["pose_range"] = {"yaw": (-0.25, 0.25)}
         self.push.params["velocity_range"] = {"x": (-0.3, 0.3), "y": (-0.3, 0.3)}
 
