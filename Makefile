@@ -42,10 +42,10 @@ demo-seek: $(INSTALLED)  ## the same with a legged robot that walks to what it s
 	$(PY) -m scripts.pipeline configs/demo-seek.yaml $(RUN_OPTIONS)
 
 test: $(INSTALLED)  ## run every test of the newest rsl_rl and Isaac Lab
-	$(PY) -m pytest $(REPORTS:%=--junitxml=%/test.xml)
+	$(PY) -m pytest -n 2 --dist loadgroup $(REPORTS:%=--junitxml=%/test.xml)
 
 test-fast: $(INSTALLED)  ## the inner loop: core and algorithms without what takes seconds
-	$(PY) -m pytest tests/core tests/algorithms -m "not slow" -n 2
+	$(PY) -m pytest -n 2 --dist loadgroup tests/core tests/algorithms -m "not slow"
 
 test-matrix: $(INSTALLED) $(OTHER_RSL_RL) $(NEXT_TORCH) $(MJLAB)/.installed $(ISAACLAB2)/.installed  ## every other version and platform
 	$(PY) -m scripts.ci.matrix --mjlab $(MJLAB)/bin/python --isaaclab2 $(ISAACLAB2)/bin/python \

@@ -19,6 +19,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--device", default="cpu", help="where tests/core/scan runs: cpu or cuda")
 
 
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Keep in one worker process what shares a module's fixtures, or the runs of the page."""
+    if not getattr(config.option, "loadgroup", False):
+        return
+    for item in items:
+        shared = "page" if "page" in getattr(item, "fixturenames", ()) else item.path.stem
+        item.add_marker(pytest.mark.xdist_group(shared))
+
+
 @pytest.fixture(scope="session")
 def device(request: pytest.FixtureRequest) -> torch.device:
     """The device of ``--device``."""

@@ -84,7 +84,7 @@ MEMORY = {"memory_rollouts": 2, "num_mini_batches": 2, "num_learning_epochs": 2}
         (by_ppo, {"actor": "mlp", "critic": "mlp"}),
         (by_ppo, {"minibatch_unit": "window", "gradient_length": 2, "schedule": "fixed"}),
     ],
-    ids=str,
+    ids=lambda value: getattr(value, "__name__", str(value)),
 )
 def test_heads_that_teach_nothing_move_no_bit(make, options, change):
     heads = {name: {**head, **change} for name, head in HEADS.items()}
