@@ -1,7 +1,7 @@
 """How policies learned with every seed, held against the teacher of their seed."""
 
 import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from tabulate import tabulate
@@ -37,6 +37,8 @@ class Learning:
     num_earlier_steps: int
     """Environment steps of the student that it started from; a teacher's are not counted."""
     evaluated_return: float
+    head_errors: dict[str, float] = field(default_factory=dict)
+    """Of its auxiliary heads: root mean square, in the target's unit."""
 
     @property
     def final_return(self) -> float:
@@ -64,6 +66,8 @@ class Comparison:
     """Iterations after which the return in training had converged; None if it never did."""
     lowest: float | None
     """Share of the teacher's final return in training: the lowest after it was first near that."""
+    head_errors: dict[str, float] = field(default_factory=dict)
+    """As in :class:`Learning`."""
 
 
 COLUMNS = {
@@ -97,6 +101,7 @@ def read_learnings(
         for name, policy in preset.policies.items():
             checkpoint = folder / markers[seeded(name, seed)].output
             iterations, returns = read_curves(checkpoint.parent)["Train/mean_reward"]
+            evaluation = read_evaluation(folder, seeded(name, seed))
             learning = Learning(
                 policy=name,
                 seed=seed,
@@ -104,7 +109,8 @@ def read_learnings(
                 iterations=policy.iterations,
                 steps_per_iteration=preset.num_envs * agent_config(checkpoint)["num_steps_per_env"],
                 num_earlier_steps=spent.get(policy.starts_from, 0),
-                evaluated_return=read_evaluation(folder, seeded(name, seed))["mean_return"],
+                evaluated_return=evaluation["mean_return"],
+                head_errors={n: error["rmse"] for n, error in evaluation["auxiliary"].items()},
             )
             if name != preset.teacher:
                 spent[name] = learning.num_steps
@@ -162,6 +168,7 @@ def _compare(learning: Learning, teacher: Learning) -> Comparison:
         steps=learning.num_steps / teacher.num_steps,
         converged=converged_after(curve, teacher.final_return),
         lowest=lowest_share(curve, teacher.final_return),
+        head_errors=learning.head_errors,
     )
 
 
@@ -216,8 +223,12 @@ def _table(rows: list[dict[str, str]]) -> str:
 def _cells(group: list[Comparison]) -> dict[str, str]:
     """Return the smallest and largest values of a policy's seeds by heading."""
     cells = {"policy": group[0].policy}
-    for name, (heading, form) in COLUMNS.items():
-        values = [getattr(row, name) for row in group]
+    measures = [(*column, [getattr(r, name) for r in group]) for name, column in COLUMNS.items()]
+    errors = [
+        (f"error of {head}", "{:.4f}", [row.head_errors[head] for row in group])
+        for head in group[0].head_errors
+    ]
+    for heading, form, values in (*measures, *errors):
         found = sorted(value for value in values if value is not None)
         ends = dict.fromkeys(map(form.format, found[:1] + found[-1:]))
         never = f"{values.count(None)} never" if None in values else ""

@@ -78,10 +78,11 @@ def evaluation_stage(run: RunFolder, preset: Preset, name: str, device: str) -> 
     output = Path("evaluation") / f"{name}.json"
     settings = _without(evaluation, "expected_seconds")
     ablation = preset.ablations.get(name)
-    if ablation is not None:
-        settings["overrides"] = ablation.override
     policy = name if ablation is None else ablation.policy
-    task = load_platform(preset.platform).task_id(preset.task, preset.policies[policy].agent)
+    trained = preset.policies[policy]
+    if overrides := [*trained.task_overrides, *([ablation.override] if ablation else [])]:
+        settings["overrides"] = overrides
+    task = load_platform(preset.platform).task_id(preset.task, trained.agent)
     where = {"platform": preset.platform, "task": task, "device": device, "output": output}
     return Stage(
         name=f"evaluate-{name}",
@@ -155,9 +156,12 @@ def _without(section: Section, *names: str) -> dict[str, object]:
 
 
 def tool(command: str, **options: object) -> list[str]:
-    """Write a command of this package."""
-    words = (f"--{name.replace('_', '-')}={value}" for name, value in options.items())
-    return ["rsl-tbptt", command, *words]
+    """Write a command of this package; an option may have several values."""
+    words = ["rsl-tbptt", command]
+    for name, value in options.items():
+        option = f"--{name.replace('_', '-')}"
+        words += [option, *value] if isinstance(value, list) else [f"{option}={value}"]
+    return words
 
 
 def written(path: Path, since: float) -> Path:

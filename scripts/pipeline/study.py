@@ -18,6 +18,7 @@ class Variant(Section):
     """Policy of the preset; by default the one of the same name."""
     starts_from: str | None = None
     iterations: PositiveInt | None = None
+    task_overrides: list[str] | None = None
     overrides: list[str] | None = None
 
 

@@ -34,7 +34,7 @@ def train_command(
         checkpoint=Path(checkpoint) if checkpoint and overrides == policy.overrides else None,
     )
     command = load_platform(preset.platform).train_command(training, device=device)
-    return [*command, *overrides]
+    return [*command, *policy.task_overrides, *overrides]
 
 
 def find_checkpoint(folder: Path, run_name: str, iteration: int, since: float = 0.0) -> Path:

@@ -162,6 +162,20 @@ def test_tables_have_a_row_per_policy_and_one_per_seed():
     assert "been at 95% of the teacher's final one" in table
 
 
+def test_errors_of_auxiliary_heads_have_a_column_in_the_rows_of_their_policy():
+    learnings = [
+        TEACHER,
+        learning("student", head_errors={"velocity": 0.25}),
+        learning("student", seed=2, head_errors={"velocity": 0.5}),
+        learning("teacher", seed=2),
+    ]
+    rows = cells(format_markdown(compare(learnings, "teacher"), "teacher", STUDY))
+    place = rows[0].index("error of velocity")
+    assert [row[place] for row in rows[1:3]] == ["", "0.2500 to 0.5000"]
+    place = rows[3].index("error of velocity")
+    assert [row[place] for row in rows[4:]] == ["", "", "0.2500", "0.5000"]
+
+
 def test_band_covers_the_steps_that_all_seeds_have():
     curves = [{10: 1.0, 20: 2.0, 30: 3.0}, {20: 4.0, 30: 3.0}, {20: 6.0, 30: 0.0, 40: 1.0}]
     assert band(curves) == ([20, 30], [4.0, 2.0], [2.0, 0.0], [6.0, 3.0])
@@ -207,7 +221,9 @@ def markers(tmp_path, preset):
         (log / "params").mkdir()
         (log / "params" / "agent.yaml").write_text(yaml.safe_dump({"num_steps_per_env": 10}))
         (log / "model_1.pt").touch()
-        write_json(tmp_path / "evaluation" / f"{name}-7.json", {"mean_return": 5.0 + place})
+        heads = {"velocity": {"rmse": 0.5, "rmse_by_column": [0.5]}} if name == "student" else {}
+        evaluation = {"mean_return": 5.0 + place, "auxiliary": heads}
+        write_json(tmp_path / "evaluation" / f"{name}-7.json", evaluation)
         markers[f"{name}-7"] = Marker(
             fingerprint="",
             output=f"logs/{name}/model_1.pt",
@@ -229,6 +245,7 @@ def test_stages_are_read(tmp_path, preset, markers):
     students = per_iteration * preset.policies["student"].iterations
     assert earlier == {"teacher": 0, "student": 0, "finetuned": students, "scratch": 0}
     assert [one.evaluated_return for one in learnings.values()] == [5.0, 6.0, 7.0, 8.0]
+    assert [one.head_errors for one in learnings.values()] == [{}, {"velocity": 0.5}, {}, {}]
 
 
 def test_study_ends_with_table_and_figure(tmp_path, markers, monkeypatch, capsys):

@@ -2,6 +2,7 @@
 
 import pytest
 
+from rsl_tbptt.cli import command_parser
 from scripts.pipeline import __main__ as pipeline
 from scripts.pipeline.__main__ import main
 from scripts.pipeline.conductor import unfinished
@@ -73,8 +74,27 @@ def test_an_ablation_evaluates_its_policy_with_what_takes_something_away(run):
     plain = stages(run, preset)["evaluate-student"].command({"student": "s/model_1.pt"})
     assert {*words} - {*plain} == {
         "--output=evaluation/blind.json",
-        "--overrides=env.observations.camera.depth.scale=0.0",
+        "--overrides",
+        "env.observations.camera.depth.scale=0.0",
     }
+
+
+def test_a_policy_is_evaluated_on_the_task_that_it_was_trained_on(run):
+    preset = load_preset(DEMO_CAMERA)
+    changes = {"task_overrides": ["env.a=1", "env.b=2"], "overrides": ["env.c=3", "agent.d=4"]}
+    student = preset.policies["student"].model_copy(update=changes)
+    preset = preset.model_copy(update={"policies": preset.policies | {"student": student}})
+    outputs = {"teacher": "t/model_1.pt", "student": "s/model_1.pt"}
+    planned = stages(run, preset)
+    assert planned["student"].command(outputs)[-4:] == [
+        "env.a=1",
+        "env.b=2",
+        "env.c=3",
+        "agent.d=4",
+    ]
+    args = command_parser("evaluate").parse_args(planned["evaluate-blind"].command(outputs)[1:])
+    assert args.overrides == ["env.a=1", "env.b=2", "env.observations.camera.depth.scale=0.0"]
+    assert args.seed == preset.evaluation.seed
 
 
 def test_students_are_distilled_from_the_teachers_checkpoint(run, preset):
