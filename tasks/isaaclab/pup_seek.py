@@ -4,9 +4,8 @@ Pillar and wall stand elsewhere in every episode. From where Pup starts it sees 
 wall; closer to the wall it does not, and beside the wall the pillar is out of the picture. Nothing
 of both is felt: who walks into the wall has failed.
 
-The teacher knows how the shortest way starts and how long it is. The student has a gyroscope, a
-sensor of gravity and joint angles, all noisy and up to 5 steps late, the gait's clock, no command,
-and a depth camera on the trunk.
+The teacher knows how the shortest way starts and how long it is. The student has the sensors that
+Pup has elsewhere and the gait's clock, no command, and a depth camera on the trunk.
 """
 
 from __future__ import annotations
@@ -19,7 +18,6 @@ from isaaclab.managers import ObservationGroupCfg as ObsGroupCfg
 from isaaclab.managers import ObservationTermCfg as ObsTermCfg
 from isaaclab.sensors import CameraCfg
 from isaaclab.utils import configclass
-from isaaclab.utils.noise import GaussianNoiseCfg
 from isaaclab_tasks.utils.presets import MultiBackendRendererCfg
 
 from rsl_tbptt_tasks.isaaclab import mdp, pup, seeking
@@ -67,30 +65,10 @@ class ObservationsCfg:
     """What student and teacher see."""
 
     @configclass
-    class PolicyCfg(ObsGroupCfg):
-        """The student's other sensors: cheaper and slower ones than Pup has elsewhere."""
+    class PolicyCfg(pup.ObservationsCfg.PolicyCfg):
+        """The student's other sensors."""
 
-        angular_velocity = ObsTermCfg(
-            func=base_mdp.base_ang_vel,
-            noise=GaussianNoiseCfg(std=0.2),  # rad/s
-            scale=0.25,
-            delay_max_lag=5,
-        )
-        gravity = ObsTermCfg(
-            func=base_mdp.projected_gravity,
-            noise=GaussianNoiseCfg(std=0.1),
-            delay_max_lag=5,
-        )
-        joint_angles = ObsTermCfg(
-            func=base_mdp.joint_pos_rel,
-            noise=GaussianNoiseCfg(std=0.05),  # rad
-            delay_max_lag=5,
-        )
-        clock = ObsTermCfg(func=mdp.clock, params=pup.CLOCK)
-
-        def __post_init__(self) -> None:
-            self.enable_corruption = True
-            self.concatenate_terms = True
+        command = None
 
     @configclass
     class FramesCfg(ObsGroupCfg):

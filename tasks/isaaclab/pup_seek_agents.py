@@ -39,6 +39,7 @@ def cnn_lstm(init_std: float) -> TbpttCnnRnnModelCfg:
         rnn_num_layers=1,
         hidden_dims=[128],
         activation="elu",
+        obs_normalization=True,
         distribution_cfg=RslRlMLPModelCfg.GaussianDistributionCfg(init_std=init_std),
     )
 
@@ -70,6 +71,7 @@ class PupSeekStudentCfg(PupStudentCfg):
     algorithm = TbpttDistillationAlgorithmCfg(
         gradient_length=48,
         num_mini_batches=16,
+        learning_rate_updates=200,
         # Beside the wall and at the pillar from the start, where no beginner comes.
         teacher_action_share=0.5,
         teacher_action_updates=60,
@@ -85,6 +87,7 @@ class PupSeekMemorylessStudentCfg(PupSeekStudentCfg):
         cnn_cfg=CNN,
         hidden_dims=[128, 128],
         activation="elu",
+        obs_normalization=True,
         distribution_cfg=RslRlMLPModelCfg.GaussianDistributionCfg(init_std=0.1),
     )
 
