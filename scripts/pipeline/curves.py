@@ -11,8 +11,7 @@ from pathlib import Path
 from scripts.pipeline.conductor import Conductor, cost, exit_status, run_parser
 from scripts.pipeline.presets import default_run
 from scripts.pipeline.run_folder import RunFolder
-from scripts.pipeline.stages import policy_stages
-from scripts.pipeline.study import load_study, one_seed_each
+from scripts.pipeline.study import load_study, study_stages
 
 
 def main() -> int:
@@ -36,13 +35,13 @@ def run_study(args: argparse.Namespace) -> None:
     start = time.monotonic()
     study, preset = load_study(args.config)
     run = RunFolder(args.output or default_run(args.config))
-    stages = policy_stages(run, one_seed_each(preset, study.seeds), args.device)
+    stages = study_stages(run, study, preset, args.device)
     markers = Conductor(run, args.device, args.jobs).run_all(stages)
     # Imported here because they take seconds, which --help and the first stage need not wait for.
     from scripts.pipeline.learning import compare, format_markdown, read_learnings
     from scripts.pipeline.learning_figure import save_learning
 
-    learnings = read_learnings(run.path, preset, study.seeds, markers)
+    learnings = read_learnings(run.path, preset, study, markers)
     table = format_markdown(compare(learnings, preset.teacher), preset.teacher, study)
     (run.path / "table.md").write_text(table, encoding="utf-8")
     figure = args.figure or run.path / "curves.svg"

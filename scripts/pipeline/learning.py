@@ -11,6 +11,7 @@ from rsl_tbptt.run_doctor import read_curves
 from scripts.pipeline.presets import Preset
 from scripts.pipeline.results import read_evaluation
 from scripts.pipeline.run_folder import Marker
+from scripts.pipeline.stages import early
 from scripts.pipeline.study import Study, seeded
 from scripts.templates import fill
 
@@ -37,6 +38,8 @@ class Learning:
     num_earlier_steps: int
     """Environment steps of the student that it started from; a teacher's are not counted."""
     evaluated_return: float
+    evaluated: Curve = field(default_factory=dict)
+    """Mean episode return in evaluations on the way, by iterations done."""
     head_errors: dict[str, float] = field(default_factory=dict)
     """Of its auxiliary heads: root mean square, in the target's unit."""
 
@@ -66,8 +69,8 @@ class Comparison:
     """Iterations after which the return in training had converged; None if it never did."""
     lowest: float | None
     """Share of the teacher's final return in training: the lowest after it was first near that."""
-    head_errors: dict[str, float] = field(default_factory=dict)
-    """As in :class:`Learning`."""
+    further: dict[str, float | None] = field(default_factory=dict)
+    """What else is known of it, by the heading of a column; None where something never was."""
 
 
 COLUMNS = {
@@ -82,21 +85,21 @@ COLUMNS = {
 
 
 def read_learnings(
-    folder: Path, preset: Preset, seeds: list[int], markers: dict[str, Marker]
+    folder: Path, preset: Preset, study: Study, markers: dict[str, Marker]
 ) -> list[Learning]:
     """Gather what a study's stages left.
 
     Args:
         folder: Run folder.
         preset: The study's preset, before it was repeated for every seed.
-        seeds: Seeds of training.
+        study: Its seeds, and what was evaluated on the way.
         markers: Markers of the finished stages.
 
     Returns:
         All policies of the first seed, then of the next.
     """
     learnings = []
-    for seed in seeds:
+    for seed in study.seeds:
         spent: dict[str | None, int] = {}
         for name, policy in preset.policies.items():
             checkpoint = folder / markers[seeded(name, seed)].output
@@ -110,6 +113,10 @@ def read_learnings(
                 steps_per_iteration=preset.num_envs * agent_config(checkpoint)["num_steps_per_env"],
                 num_earlier_steps=spent.get(policy.starts_from, 0),
                 evaluated_return=evaluation["mean_return"],
+                evaluated={
+                    after: read_evaluation(folder, early(seeded(name, seed), after))["mean_return"]
+                    for after in study.evaluate_after.get(name, ())
+                },
                 head_errors={n: error["rmse"] for n, error in evaluation["auxiliary"].items()},
             )
             if name != preset.teacher:
@@ -160,6 +167,12 @@ def _compare(learning: Learning, teacher: Learning) -> Comparison:
     # Shares of a return that is not positive say nothing.
     curve = learning.curve if teacher.final_return > 0 else {}
     returned = teacher.evaluated_return if teacher.evaluated_return > 0 else math.nan
+    further: dict[str, float | None] = {
+        f"error of {head}": error for head, error in learning.head_errors.items()
+    }
+    if learning.evaluated:
+        near = (done for done, value in learning.evaluated.items() if value >= KEPT * returned)
+        further[f"evaluated at {KEPT:.0%} after"] = next(near, None)
     return Comparison(
         policy=learning.policy,
         seed=learning.seed,
@@ -168,7 +181,7 @@ def _compare(learning: Learning, teacher: Learning) -> Comparison:
         steps=learning.num_steps / teacher.num_steps,
         converged=converged_after(curve, teacher.final_return),
         lowest=lowest_share(curve, teacher.final_return),
-        head_errors=learning.head_errors,
+        further=further,
     )
 
 
@@ -224,11 +237,8 @@ def _cells(group: list[Comparison]) -> dict[str, str]:
     """Return the smallest and largest values of a policy's seeds by heading."""
     cells = {"policy": group[0].policy}
     measures = [(*column, [getattr(r, name) for r in group]) for name, column in COLUMNS.items()]
-    errors = [
-        (f"error of {head}", "{:.4f}", [row.head_errors[head] for row in group])
-        for head in group[0].head_errors
-    ]
-    for heading, form, values in (*measures, *errors):
+    measures += [(key, "{:.4g}", [row.further[key] for row in group]) for key in group[0].further]
+    for heading, form, values in measures:
         found = sorted(value for value in values if value is not None)
         ends = dict.fromkeys(map(form.format, found[:1] + found[-1:]))
         never = f"{values.count(None)} never" if None in values else ""

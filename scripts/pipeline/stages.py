@@ -72,10 +72,16 @@ def training_stage(run: RunFolder, preset: Preset, name: str, device: str) -> St
     )
 
 
-def evaluation_stage(run: RunFolder, preset: Preset, name: str, device: str) -> Stage:
-    """Describe the evaluation of a policy, or of one with something taken from it."""
+def evaluation_stage(
+    run: RunFolder, preset: Preset, name: str, device: str, after: int | None = None
+) -> Stage:
+    """Describe the evaluation of a policy, or of one with something taken from it.
+
+    With ``after`` it is the policy as it was after so many iterations.
+    """
     evaluation = preset.evaluation
-    output = Path("evaluation") / f"{name}.json"
+    evaluated = name if after is None else early(name, after)
+    output = Path("evaluation") / f"{evaluated}.json"
     settings = _without(evaluation, "expected_seconds")
     ablation = preset.ablations.get(name)
     policy = name if ablation is None else ablation.policy
@@ -84,14 +90,25 @@ def evaluation_stage(run: RunFolder, preset: Preset, name: str, device: str) -> 
         settings["overrides"] = overrides
     task = load_platform(preset.platform).task_id(preset.task, trained.agent)
     where = {"platform": preset.platform, "task": task, "device": device, "output": output}
+
+    def command(outputs: dict[str, str]) -> list[str]:
+        last = Path(outputs[policy])
+        checkpoint = last if after is None else last.with_name(f"model_{after - 1}.pt")
+        return tool("evaluate", checkpoint=checkpoint, **where, **settings)
+
     return Stage(
-        name=f"evaluate-{name}",
+        name=f"evaluate-{evaluated}",
         needs=(policy,),
         settings=_common(preset, device) | settings,
-        command=lambda outputs: tool("evaluate", checkpoint=outputs[policy], **where, **settings),
+        command=command,
         output=lambda since: written(run.path / output, since),
         expected_seconds=evaluation.expected_seconds,
     )
+
+
+def early(name: str, after: int) -> str:
+    """Name a policy as it was after so many iterations."""
+    return f"{name}-after-{after}"
 
 
 def video_stage(run: RunFolder, preset: Preset, device: str) -> Stage:

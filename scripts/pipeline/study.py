@@ -6,6 +6,8 @@ from typing import Literal
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from scripts.pipeline.presets import Preset, Section, load_preset, read_section
+from scripts.pipeline.run_folder import RunFolder, Stage
+from scripts.pipeline.stages import evaluation_stage, policy_stages
 
 Measure = Literal["share", "steps", "converged", "lowest"]
 """What a policy of a seed is judged by: see :class:`scripts.pipeline.learning.Comparison`."""
@@ -31,6 +33,8 @@ class Study(Section):
     """Seeds of training; every policy of a seed has it."""
     policies: dict[str, Variant] = Field(min_length=1)
     """The policies by name, in training order. The first is the teacher."""
+    evaluate_after: dict[str, list[PositiveInt]] = Field(default={})
+    """Iterations after which policies are evaluated, too; ``save_interval`` has to keep them."""
     at_least: dict[Measure, PositiveFloat] = Field(default={})
     """What no policy's measures may fall short of, ..."""
     at_most: dict[Measure, PositiveFloat] = Field(default={})
@@ -63,6 +67,13 @@ def load_study(path: Path) -> tuple[Study, Preset]:
             )
         changes = variant.model_dump(exclude={"like"}, exclude_none=True)
         policies[name] = policy.model_copy(update=changes)
+    for name, iterations in study.evaluate_after.items():
+        if name not in policies or max(iterations, default=0) > policies[name].iterations:
+            lengths = {name: policy.iterations for name, policy in policies.items()}
+            raise ValueError(
+                f"{path.name}: evaluate_after: {name} is {iterations}, expected a policy and"
+                f" iterations of its training: {lengths}."
+            )
     return study, preset.model_copy(update={"policies": policies, "ablations": {}})
 
 
@@ -87,6 +98,27 @@ def one_seed_each(preset: Preset, seeds: list[int]) -> Preset:
         for name, policy in preset.policies.items()
     }
     return preset.model_copy(update={"policies": policies})
+
+
+def study_stages(run: RunFolder, study: Study, preset: Preset, device: str) -> list[Stage]:
+    """Lay out a study: its policies with every seed, then their evaluations on the way.
+
+    Args:
+        run: The run folder.
+        study: Seeds, and what is evaluated on the way.
+        preset: The study's preset.
+        device: Device of all stages.
+
+    Returns:
+        The stages in the order they run.
+    """
+    repeated = one_seed_each(preset, study.seeds)
+    return policy_stages(run, repeated, device) + [
+        evaluation_stage(run, repeated, seeded(name, seed), device, after)
+        for seed in study.seeds
+        for name, iterations in study.evaluate_after.items()
+        for after in iterations
+    ]
 
 
 def seeded(name: str, seed: int) -> str:

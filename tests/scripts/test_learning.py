@@ -162,18 +162,24 @@ def test_tables_have_a_row_per_policy_and_one_per_seed():
     assert "been at 95% of the teacher's final one" in table
 
 
-def test_errors_of_auxiliary_heads_have_a_column_in_the_rows_of_their_policy():
+def test_heads_and_evaluations_on_the_way_have_columns_in_the_rows_of_their_policy():
     learnings = [
         TEACHER,
         learning("student", head_errors={"velocity": 0.25}),
+        learning("scratch", evaluated={1: 2.0, 2: 9.0, 3: 8.9, 4: 9.5}),
         learning("student", seed=2, head_errors={"velocity": 0.5}),
+        learning("scratch", seed=2, evaluated={1: 2.0, 2: 8.9}),
         learning("teacher", seed=2),
     ]
     rows = cells(format_markdown(compare(learnings, "teacher"), "teacher", STUDY))
-    place = rows[0].index("error of velocity")
-    assert [row[place] for row in rows[1:3]] == ["", "0.2500 to 0.5000"]
-    place = rows[3].index("error of velocity")
-    assert [row[place] for row in rows[4:]] == ["", "", "0.2500", "0.5000"]
+    policies, seeds = rows[:4], rows[4:]
+    for table, errors, reached in (
+        (policies, ["", "0.25 to 0.5", ""], ["", "", "2, 1 never"]),
+        (seeds, ["", "", "0.25", "0.5", "", ""], ["", "", "", "", "2", "1 never"]),
+    ):
+        columns = {column[0]: [*column[1:]] for column in zip(*table, strict=True)}
+        assert columns["error of velocity"] == errors
+        assert columns["evaluated at 90% after"] == reached
 
 
 def test_band_covers_the_steps_that_all_seeds_have():
@@ -236,7 +242,11 @@ def markers(tmp_path, preset):
 
 
 def test_stages_are_read(tmp_path, preset, markers):
-    learnings = {one.policy: one for one in read_learnings(tmp_path, preset, [7], markers)}
+    study = STUDY.model_copy(update={"seeds": [7], "evaluate_after": {"scratch": [1, 2]}})
+    for after in (1, 2):
+        file = tmp_path / "evaluation" / f"scratch-7-after-{after}.json"
+        write_json(file, {"mean_return": float(after)})
+    learnings = {one.policy: one for one in read_learnings(tmp_path, preset, study, markers)}
     per_iteration = preset.num_envs * 10
     assert learnings["student"].curve == {1: 1.0, 2: 2.0}
     assert learnings["student"].steps_per_iteration == per_iteration
@@ -246,6 +256,7 @@ def test_stages_are_read(tmp_path, preset, markers):
     assert earlier == {"teacher": 0, "student": 0, "finetuned": students, "scratch": 0}
     assert [one.evaluated_return for one in learnings.values()] == [5.0, 6.0, 7.0, 8.0]
     assert [one.head_errors for one in learnings.values()] == [{}, {"velocity": 0.5}, {}, {}]
+    assert [one.evaluated for one in learnings.values()] == [{}, {}, {}, {1: 1.0, 2: 2.0}]
 
 
 def test_study_ends_with_table_and_figure(tmp_path, markers, monkeypatch, capsys):

@@ -6,7 +6,7 @@ import yaml
 from scripts.pipeline.presets import REPOSITORY
 from scripts.pipeline.run_folder import RunFolder
 from scripts.pipeline.stages import policy_stages
-from scripts.pipeline.study import load_study, one_seed_each
+from scripts.pipeline.study import load_study, one_seed_each, study_stages
 
 CONFIGS = REPOSITORY / "configs"
 CURVES = CONFIGS / "learning_curves.yaml"
@@ -82,11 +82,32 @@ def test_tuned_rsl_rl_is_of_the_grid():
     assert sorted(curves.policies["rsl_rl"].overrides) in tried
 
 
+def test_policies_are_evaluated_on_the_way_with_the_checkpoints_of_those_iterations(tmp_path):
+    study, preset = load_study(write(tmp_path, seeds=[3, 4], evaluate_after={"scratch": [1, 20]}))
+    stages = study_stages(RunFolder(tmp_path / "run"), study, preset, "cpu")
+    *usual, a, b, c, d = stages
+    names = [f"evaluate-scratch-{s}-after-{i}" for s in (3, 4) for i in (1, 20)]
+    assert [stage.name for stage in (a, b, c, d)] == names
+    assert not any("after" in stage.name for stage in usual)
+    assert d.needs == ("scratch-4",)
+    words = d.command({"scratch-4": "logs/x/model_149.pt"})
+    assert "--checkpoint=logs/x/model_19.pt" in words
+    assert "--output=evaluation/scratch-4-after-20.json" in words
+
+
+@pytest.mark.parametrize("asked", [{"scratch": [151]}, {"nobody": [1]}, {"teacher": [1, 81]}])
+def test_evaluations_on_the_way_are_of_the_studys_trainings(tmp_path, asked):
+    name = next(iter(asked))
+    with pytest.raises(ValueError, match=rf"evaluate_after: {name} is .*'teacher': 80"):
+        load_study(write(tmp_path, evaluate_after=asked))
+
+
 @pytest.mark.parametrize("name", ["camera_curves", "pup_curves", "seek_curves"])
 def test_study_of_a_demo_trains_and_evaluates_its_policies_alone(name):
     study, preset = load_study(CONFIGS / f"{name}.yaml")
-    policies = ["teacher", "student", "memoryless"]
-    assert [*preset.evaluated] == policies
+    policies = [*preset.evaluated]
+    assert policies[:3] == ["teacher", "student", "memoryless"]
+    assert policies == [*preset.policies]
     seeded = one_seed_each(preset, study.seeds)
     assert [*seeded.evaluated] == [f"{name}-{s}" for s in study.seeds for name in policies]
 
