@@ -110,7 +110,8 @@ def read_learnings(
                 seed=seed,
                 curve={i + 1: value for i, value in zip(iterations, returns, strict=True)},
                 iterations=policy.iterations,
-                steps_per_iteration=preset.num_envs * agent_config(checkpoint)["num_steps_per_env"],
+                steps_per_iteration=preset.num_envs_of(policy)
+                * agent_config(checkpoint)["num_steps_per_env"],
                 num_earlier_steps=spent.get(policy.starts_from, 0),
                 evaluated_return=evaluation["mean_return"],
                 evaluated={

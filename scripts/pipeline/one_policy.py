@@ -48,8 +48,8 @@ def train_one(description: str | None, *, policy: str, start: str | None = None)
             f" {args.config.name} that start {origin}"
         )
     command = train_command(
-        _changed(preset, args, "task", "num_envs"),
-        _changed(preset.policies[args.policy], args, "iterations", "seed"),
+        _changed(preset, args, "task"),
+        _changed(preset.policies[args.policy], args, "num_envs", "iterations", "seed"),
         run_name=args.policy,
         device=args.device,
         checkpoint=None if start is None else str(checkpoint_file(args.start).resolve()),

@@ -39,6 +39,8 @@ class Policy(Section):
     """Seed of environment and agent."""
     expected_seconds: PositiveFloat
     """Duration on a CPU core: its share of all stages, for the remaining time."""
+    num_envs: PositiveInt | None = None
+    """Environments in training, None for the preset's number."""
     starts_from: str | None = None
     """Earlier policy whose checkpoint the training is given: a teacher, or a student to go on with.
 
@@ -133,6 +135,10 @@ class Preset(Section):
     verdicts: list[Verdict]
     platform: Literal["isaaclab", "mjlab"] = "isaaclab"
     """What simulates the task."""
+
+    def num_envs_of(self, policy: Policy) -> int:
+        """Return the number of environments that a policy is trained with."""
+        return policy.num_envs or self.num_envs
 
     @property
     def teacher(self) -> str:

@@ -64,8 +64,8 @@ def training_stage(run: RunFolder, preset: Preset, name: str, device: str) -> St
         name=name,
         needs=needs,
         settings=_common(preset, device)
-        | {"num_envs": preset.num_envs}
-        | _without(policy, "expected_seconds", "title", "starts_from"),
+        | _without(policy, "expected_seconds", "title", "starts_from")
+        | {"num_envs": preset.num_envs_of(policy)},
         command=command,
         output=lambda since: find_checkpoint(run.path, name, policy.iterations - 1, since),
         expected_seconds=policy.expected_seconds,

@@ -27,7 +27,7 @@ def train_command(
     training = Training(
         task=preset.task,
         agent=policy.agent,
-        num_envs=preset.num_envs,
+        num_envs=preset.num_envs_of(policy),
         iterations=policy.iterations,
         seed=policy.seed,
         run_name=run_name,

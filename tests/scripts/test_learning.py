@@ -242,17 +242,19 @@ def markers(tmp_path, preset):
 
 
 def test_stages_are_read(tmp_path, preset, markers):
+    few = preset.policies["student"].model_copy(update={"num_envs": 3})
+    preset = preset.model_copy(update={"policies": preset.policies | {"student": few}})
     study = STUDY.model_copy(update={"seeds": [7], "evaluate_after": {"scratch": [1, 2]}})
     for after in (1, 2):
         file = tmp_path / "evaluation" / f"scratch-7-after-{after}.json"
         write_json(file, {"mean_return": float(after)})
     learnings = {one.policy: one for one in read_learnings(tmp_path, preset, study, markers)}
-    per_iteration = preset.num_envs * 10
     assert learnings["student"].curve == {1: 1.0, 2: 2.0}
-    assert learnings["student"].steps_per_iteration == per_iteration
-    assert learnings["teacher"].num_steps == per_iteration * preset.policies["teacher"].iterations
+    assert learnings["student"].steps_per_iteration == 3 * 10
+    teachers = preset.num_envs * 10 * preset.policies["teacher"].iterations
+    assert learnings["teacher"].num_steps == teachers
     earlier = {name: one.num_earlier_steps for name, one in learnings.items()}
-    students = per_iteration * preset.policies["student"].iterations
+    students = 3 * 10 * preset.policies["student"].iterations
     assert earlier == {"teacher": 0, "student": 0, "finetuned": students, "scratch": 0}
     assert [one.evaluated_return for one in learnings.values()] == [5.0, 6.0, 7.0, 8.0]
     assert [one.head_errors for one in learnings.values()] == [{}, {"velocity": 0.5}, {}, {}]

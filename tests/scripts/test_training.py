@@ -45,6 +45,12 @@ def test_mjlabs_command_without_checkpoint():
 
 
 @pytest.mark.parametrize("command", [isaaclab, mjlab])
+def test_a_policy_may_have_a_number_of_environments_of_its_own(command):
+    line = command(POLICY.model_copy(update={"num_envs": 9}))
+    assert [a for a, b in zip(line[1:], line, strict=False) if b.endswith("envs")] == ["9"]
+
+
+@pytest.mark.parametrize("command", [isaaclab, mjlab])
 def test_overrides_come_last(command):
     policy = POLICY.model_copy(update={"overrides": ["env.a=true", "agent.b=1"]})
     assert command(policy)[-2:] == ["env.a=true", "agent.b=1"]
