@@ -172,8 +172,9 @@ def _compare(learning: Learning, teacher: Learning) -> Comparison:
         f"error of {head}": error for head, error in learning.head_errors.items()
     }
     if learning.evaluated:
-        near = (done for done, value in learning.evaluated.items() if value >= KEPT * returned)
-        further[f"evaluated at {KEPT:.0%} after"] = next(near, None)
+        below = [done for done, v in learning.evaluated.items() if not v >= KEPT * returned]
+        kept = (done for done in learning.evaluated if done > max(below, default=0))
+        further[f"evaluated at {KEPT:.0%} from"] = next(kept, None)
     return Comparison(
         policy=learning.policy,
         seed=learning.seed,
@@ -226,6 +227,7 @@ def format_markdown(comparisons: list[Comparison], teacher: str, study: Study) -
         teacher=teacher,
         reached=f"{REACHED:.0%}",
         kept=f"{KEPT:.0%}",
+        on_the_way=bool(study.evaluate_after),
     )
 
 

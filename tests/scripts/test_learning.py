@@ -160,26 +160,30 @@ def test_tables_have_a_row_per_policy_and_one_per_seed():
         ["scratch", "2", "10.000", "100.0%", "2.00", "10", "100%"],
     ]
     assert "been at 95% of the teacher's final one" in table
+    assert "starts low.\n\n|" in table
 
 
 def test_heads_and_evaluations_on_the_way_have_columns_in_the_rows_of_their_policy():
     learnings = [
         TEACHER,
         learning("student", head_errors={"velocity": 0.25}),
-        learning("scratch", evaluated={1: 2.0, 2: 9.0, 3: 8.9, 4: 9.5}),
+        learning("scratch", evaluated={1: 9.5, 2: 8.9, 3: 9.0, 4: 9.5}),
         learning("student", seed=2, head_errors={"velocity": 0.5}),
-        learning("scratch", seed=2, evaluated={1: 2.0, 2: 8.9}),
+        learning("scratch", seed=2, evaluated={1: 9.0, 2: 8.9}),
         learning("teacher", seed=2),
     ]
-    rows = cells(format_markdown(compare(learnings, "teacher"), "teacher", STUDY))
+    study = STUDY.model_copy(update={"evaluate_after": {"scratch": [1, 2]}})
+    table = format_markdown(compare(learnings, "teacher"), "teacher", study)
+    assert "starts low. Evaluated at 90% from: of the" in table
+    rows = cells(table)
     policies, seeds = rows[:4], rows[4:]
     for table, errors, reached in (
-        (policies, ["", "0.25 to 0.5", ""], ["", "", "2, 1 never"]),
-        (seeds, ["", "", "0.25", "0.5", "", ""], ["", "", "", "", "2", "1 never"]),
+        (policies, ["", "0.25 to 0.5", ""], ["", "", "3, 1 never"]),
+        (seeds, ["", "", "0.25", "0.5", "", ""], ["", "", "", "", "3", "1 never"]),
     ):
         columns = {column[0]: [*column[1:]] for column in zip(*table, strict=True)}
         assert columns["error of velocity"] == errors
-        assert columns["evaluated at 90% after"] == reached
+        assert columns["evaluated at 90% from"] == reached
 
 
 def test_band_covers_the_steps_that_all_seeds_have():
