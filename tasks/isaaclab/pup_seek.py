@@ -20,7 +20,7 @@ from isaaclab.sensors import CameraCfg
 from isaaclab.utils import configclass
 from isaaclab_tasks.utils.presets import MultiBackendRendererCfg
 
-from rsl_tbptt_tasks.isaaclab import mdp, pup, seeking
+from rsl_tbptt_tasks.isaaclab import pup, seeking
 from rsl_tbptt_tasks.isaaclab.cameras import DepthFrames
 
 STEP = 0.02

@@ -2,6 +2,7 @@
 
 import math
 import re
+from typing import Any
 
 import pytest
 import yaml
@@ -33,10 +34,14 @@ DISTILLATION = STUDY.model_copy(update={"at_least": {"lowest": 0.85}, "at_most":
 
 
 def learning(policy, seed=1, curve=None, evaluated_return=10.0, **changes):
-    counts = {"iterations": 10, "steps_per_iteration": 100, "num_earlier_steps": 0} | changes
+    counts: dict[str, Any] = {"iterations": 10, "steps_per_iteration": 100, "num_earlier_steps": 0}
     curve = {5: 1.0, 10: 10.0} if curve is None else curve
     return Learning(
-        policy=policy, seed=seed, curve=curve, evaluated_return=evaluated_return, **counts
+        policy=policy,
+        seed=seed,
+        curve=curve,
+        evaluated_return=evaluated_return,
+        **(counts | changes),
     )
 
 
