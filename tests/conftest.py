@@ -21,7 +21,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Keep in one worker process what shares a module's fixtures, or the runs of the page."""
-    if not getattr(config.option, "loadgroup", False):
+    if not config.getoption("loadgroup", default=False):  # of xdist, in its workers
         return
     for item in items:
         shared = "page" if "page" in getattr(item, "fixturenames", ()) else item.path.stem

@@ -116,7 +116,7 @@ def read_learnings(
                 evaluated_return=evaluation["mean_return"],
                 evaluated={
                     after: read_evaluation(folder, early(seeded(name, seed), after))["mean_return"]
-                    for after in study.evaluate_after.get(name, ())
+                    for after in sorted(study.evaluate_after.get(name, ()))
                 },
                 head_errors={n: error["rmse"] for n, error in evaluation["auxiliary"].items()},
             )
@@ -137,10 +137,23 @@ def converged_after(curve: Curve, measure: float) -> int | None:
         The first iteration that reached 95 % of it, or a later one, from which none is below 90 %;
         None if there is none.
     """
-    near = [done for done, value in curve.items() if value >= REACHED * measure]
-    below = [done for done, value in curve.items() if value < KEPT * measure]
-    kept = (done for done in curve if near and done >= near[0] and done > max(below, default=0))
-    return next(kept, None)
+    near = (done for done, value in curve.items() if value >= REACHED * measure)
+    first, kept = next(near, None), kept_from(curve, measure)
+    return None if first is None or kept is None else max(first, kept)
+
+
+def kept_from(curve: Curve, measure: float) -> int | None:
+    """Find from where a return stayed near the teacher's.
+
+    Args:
+        curve: Return by iterations done, in their order.
+        measure: The teacher's return; with NaN nothing is near it.
+
+    Returns:
+        The first iteration from which none is below 90 % of it; None if the last one is.
+    """
+    below = [done for done, value in curve.items() if not value >= KEPT * measure]
+    return next((done for done in curve if done > max(below, default=0)), None)
 
 
 def lowest_share(curve: Curve, measure: float) -> float | None:
@@ -172,9 +185,7 @@ def _compare(learning: Learning, teacher: Learning) -> Comparison:
         f"error of {head}": error for head, error in learning.head_errors.items()
     }
     if learning.evaluated:
-        below = [done for done, v in learning.evaluated.items() if not v >= KEPT * returned]
-        kept = (done for done in learning.evaluated if done > max(below, default=0))
-        further[f"evaluated at {KEPT:.0%} from"] = next(kept, None)
+        further[f"evaluated at {KEPT:.0%} from"] = kept_from(learning.evaluated, returned)
     return Comparison(
         policy=learning.policy,
         seed=learning.seed,

@@ -47,7 +47,10 @@ class Policy(Section):
     Without it the policy is trained from scratch.
     """
     task_overrides: list[str] = []
-    """Settings of the task, also for evaluation: ``env.observations.policy.history_length=10``."""
+    """Settings of the task, also for evaluation: ``env.observations.policy.history_length=10``.
+
+    A preset's video, which shows one task, leaves the policy out.
+    """
     overrides: list[str] = []
     """Further arguments of the platform's command, such as ``env.compute_final_obs=true``.
 

@@ -112,15 +112,16 @@ def early(name: str, after: int) -> str:
 
 
 def video_stage(run: RunFolder, preset: Preset, device: str) -> Stage:
-    """Describe the video of all policies, in training order."""
+    """Describe the video of the policies of the task as it is, in training order."""
     options = {"video": "video.webp", "device": device}
+    shown = [name for name, policy in preset.policies.items() if not policy.task_overrides]
 
     def command(outputs: dict[str, str]) -> list[str]:
-        return tool("play", **options) + [f"--checkpoint={outputs[n]}" for n in preset.policies]
+        return tool("play", **options) + [f"--checkpoint={outputs[name]}" for name in shown]
 
     return Stage(
         name="video",
-        needs=tuple(preset.policies),
+        needs=tuple(shown),
         settings=_common(preset, device) | options,
         command=command,
         output=lambda since: written(run.path / options["video"], since),

@@ -69,6 +69,13 @@ def run_one(monkeypatch, repository):
     return run
 
 
+@pytest.mark.parametrize(("given", "number"), [((), "256"), (("--num-envs", "9"), "9")])
+def test_number_of_environments_is_the_command_lines_before_the_policys(run_one, given, number):
+    seek = str(DEMO.with_name("demo-seek.yaml"))
+    command, _ = run_one("distill", "--config", seek, "--teacher", "model_1.pt", *given)
+    assert command[command.index("--num_envs") + 1] == number
+
+
 def test_train_passes_further_arguments_on(run_one):
     command, folder = run_one("train", "--iterations", "3", "agent.algorithm.gamma=0.9")
     assert command[-1] == "agent.algorithm.gamma=0.9"

@@ -95,6 +95,22 @@ def test_a_policy_is_evaluated_on_the_task_that_it_was_trained_on(run):
     args = command_parser("evaluate").parse_args(planned["evaluate-blind"].command(outputs)[1:])
     assert args.overrides == ["env.a=1", "env.b=2", "env.observations.camera.depth.scale=0.0"]
     assert args.seed == preset.evaluation.seed
+    assert planned["video"].needs == ("teacher", "memoryless")
+    shown = planned["video"].command(outputs | {"memoryless": "m/model_1.pt"})
+    assert [word for word in shown if "checkpoint" in word] == [
+        "--checkpoint=t/model_1.pt",
+        "--checkpoint=m/model_1.pt",
+    ]
+
+
+def test_a_training_hangs_on_its_own_number_of_environments(run, preset):
+    def settings(**changes):
+        student = preset.policies["student"].model_copy(update=changes)
+        changed = preset.model_copy(update={"policies": preset.policies | {"student": student}})
+        return stages(run, changed)["student"].settings
+
+    assert settings()["num_envs"] == preset.num_envs
+    assert settings(num_envs=7)["num_envs"] == 7
 
 
 def test_students_are_distilled_from_the_teachers_checkpoint(run, preset):
