@@ -1,17 +1,23 @@
 """Train policies with several seeds, evaluate them, and compare how they learned.
 
-Writes table.md and the learning curves, curves.svg, into the run folder. Stages that are finished
+Writes report.md, with tables and the learning curves, into the run folder. Stages that are finished
 with the same settings are not run again, so an interrupted run goes on where it was.
 """
 
 import argparse
+import os
 import time
 from pathlib import Path
 
+from rsl_tbptt.machine import machine, versions
+from rsl_tbptt.platforms import load_platform
 from scripts.pipeline.conductor import Conductor, cost, exit_status, run_parser
 from scripts.pipeline.presets import default_run
 from scripts.pipeline.run_folder import RunFolder
 from scripts.pipeline.study import load_study, study_stages
+from scripts.templates import fill
+
+TEMPLATE = Path(__file__).with_name("study.md.j2")
 
 
 def main() -> int:
@@ -42,11 +48,20 @@ def run_study(args: argparse.Namespace) -> None:
     from scripts.pipeline.learning_figure import save_learning
 
     learnings = read_learnings(run.path, preset, study, markers)
-    table = format_markdown(compare(learnings, preset.teacher), preset.teacher, study)
-    (run.path / "table.md").write_text(table, encoding="utf-8")
     figure = args.figure or run.path / "curves.svg"
     save_learning(learnings, preset.teacher, figure)
-    print(f"\n{table}\nfigure: {figure}\n{cost(markers, time.monotonic() - start)}")
+    tables = format_markdown(compare(learnings, preset.teacher), preset.teacher, study)
+    report = fill(
+        TEMPLATE,
+        config=args.config.name,
+        figure=os.path.relpath(figure, run.path),
+        tables=tables,
+        cost=cost(markers, time.monotonic() - start),
+        machine=machine(args.device),
+        versions=versions(load_platform(preset.platform).PACKAGES),
+    )
+    (run.path / "report.md").write_text(report, encoding="utf-8")
+    print(f"\n{report}\nreport: {run.path / 'report.md'}")
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 import math
 import re
+from importlib.metadata import version
 from typing import Any
 
 import pytest
@@ -290,8 +291,10 @@ def test_study_ends_with_table_and_figure(tmp_path, markers, monkeypatch, capsys
     arguments = [str(tmp_path / "study.yaml"), "--output", str(tmp_path), "--figure", str(figure)]
     monkeypatch.setattr("sys.argv", ["curves.py", *arguments, "--jobs", "2"])
     assert curves.main() == 0
-    table = (tmp_path / "table.md").read_text()
-    assert "| scratch | 7 | 8.000 | 160.0% |" in re.sub(" +", " ", table)
-    assert table in capsys.readouterr().out
+    report = (tmp_path / "report.md").read_text()
+    assert "| scratch | 7 | 8.000 | 160.0% |" in re.sub(" +", " ", report)
+    assert "](curves.svg)" in report
+    assert f"torch {version('torch')}" in report
+    assert report in capsys.readouterr().out
     assert figure.read_text().endswith("</svg>\n")
     assert set(stages) == {*markers, *(f"evaluate-{name}" for name in markers)}
