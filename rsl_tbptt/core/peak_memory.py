@@ -14,7 +14,7 @@ from torch.utils._pytree import tree_leaves
 class PeakMemory(TorchDispatchMode):
     """Counts the bytes of tensors that come into being under it, forward and backward.
 
-    Not counted: what was there before, and what kernels take for themselves. Example::
+    Not counted: what was there before, and what kernels take for themselves or pack. Example::
 
         with PeakMemory() as memory:
             loss(model(inputs)).backward()
@@ -58,7 +58,7 @@ class PeakMemory(TorchDispatchMode):
 
 def _storages(tree: Any) -> Iterator[torch.UntypedStorage]:
     for leaf in tree_leaves(tree):
-        if isinstance(leaf, torch.Tensor):
+        if isinstance(leaf, torch.Tensor) and leaf.layout == torch.strided:
             yield leaf.untyped_storage()
 
 

@@ -15,7 +15,7 @@ from rsl_tbptt.core.accumulate import Loss, Outputs, accumulate_group
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.micro_batches import best_num_micro_batches, bytes_per_sample
 from rsl_tbptt.core.rollout import Rollout, Segments
-from rsl_tbptt.core.scan import recordings_aside
+from rsl_tbptt.core.scan import recordings_aside, unchanged_weights
 from rsl_tbptt.core.windows import Group
 from rsl_tbptt.models.protocol import parts_of
 
@@ -98,7 +98,8 @@ class TrainedModel:
         least = self.least_micro_batches(rollout.num_envs, window_length)
         num_parts = max(num_micro_batches, least)
         replay, loss = self._replay, loss if self._heads is None else self._heads.beside(loss)
-        return accumulate_group(group, rollout, state, replay, loss, divisor, num_parts, coef)
+        with unchanged_weights():
+            return accumulate_group(group, rollout, state, replay, loss, divisor, num_parts, coef)
 
     def least_micro_batches(self, num_envs: int, window_length: int) -> int:
         """Return the micro-batches that windows of so many steps are cut into in any case."""

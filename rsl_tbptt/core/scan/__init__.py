@@ -2,13 +2,14 @@
 
 ``recurrent_scan`` is the front door, ``registry.py`` lists what is behind it. What scans keep
 between windows is given back by ``free_buffers`` and set aside by ``recordings_aside``, whichever
-engine keeps it.
+engine keeps it; what they prepare of the weights is kept under ``unchanged_weights``.
 """
 
 import torch
 from torch import nn
 
 from rsl_tbptt.core.hidden_state import HiddenState
+from rsl_tbptt.core.scan.cpu.weights import unchanged_weights
 from rsl_tbptt.core.scan.cpu.workspace import free_buffers
 from rsl_tbptt.core.scan.cuda.graphs import recordings_aside
 from rsl_tbptt.core.scan.registry import (
@@ -34,6 +35,7 @@ __all__ = [
     "recordings_aside",
     "recurrent_scan",
     "resolve_engine",
+    "unchanged_weights",
 ]
 
 

@@ -9,7 +9,7 @@ from rsl_tbptt.core.scan.cpu import workspace
 
 pytestmark = pytest.mark.engines(name={"compiled", "fused"})
 
-T, N, D, H = 6, 5, 3, 4
+T, N, D, H = 6, 16, 3, 4
 FLOAT = torch.float32
 
 

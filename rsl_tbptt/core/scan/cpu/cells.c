@@ -52,22 +52,25 @@ static void copy_unless(int start, int64_t H, const REAL *from, REAL *to)
         memcpy(to, from, H * sizeof(REAL));
 }
 
-/* gates: i, f, g, o, activated in place. c: the state before the step. */
-void lstm_forward(int64_t N, int64_t H, int threads, REAL *gates, const REAL *c_before,
-                  REAL *c_after, REAL *tanh_c, REAL *h, REAL *next_input, int64_t input_stride,
-                  const uint8_t *next_starts)
+/* product: of i, f, g, o, which `gates` receives activated; it may be the same memory. c: the state
+ * before the step. */
+void lstm_forward(int64_t N, int64_t H, int threads, const REAL *product, REAL *gates,
+                  const REAL *c_before, REAL *c_after, REAL *tanh_c, REAL *h, REAL *next_input,
+                  int64_t input_stride, const uint8_t *next_starts)
 {
     FOR_EACH_ENV {
+        const REAL *in_i = product + n * 4 * H, *in_f = in_i + H;
+        const REAL *in_g = in_f + H, *in_o = in_g + H;
         REAL *i = gates + n * 4 * H, *f = i + H, *g = f + H;
         REAL *o = g + H, *tc = tanh_c + n * H, *out = h + n * H;
         REAL *after = c_after + n * H;
         const REAL *before = c_before + n * H;
         const int start = next_starts && next_starts[n];
         FOR_EACH_UNIT {
-            i[j] = sigmoid(i[j]);
-            f[j] = sigmoid(f[j]);
-            g[j] = tanh_of(g[j]);
-            o[j] = sigmoid(o[j]);
+            i[j] = sigmoid(in_i[j]);
+            f[j] = sigmoid(in_f[j]);
+            g[j] = tanh_of(in_g[j]);
+            o[j] = sigmoid(in_o[j]);
             const REAL c = f[j] * before[j] + i[j] * g[j];
             after[j] = start ? (REAL)0 : c;
             tc[j] = tanh_of(c);
@@ -104,18 +107,21 @@ void lstm_backward(int64_t N, int64_t H, int threads, REAL *gates, const REAL *c
     }
 }
 
-/* gates: r, z, u; r and z are activated in place. n: its part of x, replaced by n. */
-void gru_forward(int64_t N, int64_t H, int threads, REAL *gates, REAL *candidates,
-                 const REAL *h_before, REAL *h, REAL *next_input, int64_t input_stride,
-                 const uint8_t *next_starts)
+/* product: of r, z, u, which `gates` receives with r and z activated; it may be the same memory.
+ * n: its part of x, replaced by n. */
+void gru_forward(int64_t N, int64_t H, int threads, const REAL *product, REAL *gates,
+                 REAL *candidates, const REAL *h_before, REAL *h, REAL *next_input,
+                 int64_t input_stride, const uint8_t *next_starts)
 {
     FOR_EACH_ENV {
+        const REAL *in_r = product + n * 3 * H, *in_z = in_r + H, *in_u = in_z + H;
         REAL *r = gates + n * 3 * H, *z = r + H, *u = z + H;
         REAL *candidate = candidates + n * H, *out = h + n * H;
         const REAL *before = h_before + n * input_stride;
         FOR_EACH_UNIT {
-            r[j] = sigmoid(r[j]);
-            z[j] = sigmoid(z[j]);
+            r[j] = sigmoid(in_r[j]);
+            z[j] = sigmoid(in_z[j]);
+            u[j] = in_u[j];
             candidate[j] = tanh_of(candidate[j] + r[j] * u[j]);
             out[j] = candidate[j] + z[j] * (before[j] - candidate[j]);
         }
@@ -124,21 +130,23 @@ void gru_forward(int64_t N, int64_t H, int threads, REAL *gates, REAL *candidate
     }
 }
 
-/* gates and candidates: overwritten by the gradients of what was activated, and of u. dh: of h,
- * from step t + 1 in; out: for step t - 1, without what passes through the gates. */
+/* gates and candidates: overwritten by the gradients of what was activated, and of u.
+ * dh_gates: the gradient of h from step t + 1 through its gates; dh: the rest of it, for step t - 1
+ * out. */
 void gru_backward(int64_t N, int64_t H, int threads, REAL *gates, REAL *candidates,
-                  const REAL *h_before, const REAL *grad_h, REAL *dh, int64_t input_stride,
-                  const uint8_t *later_starts)
+                  const REAL *h_before, const REAL *grad_h, const REAL *dh_gates, REAL *dh,
+                  int64_t input_stride, const uint8_t *later_starts)
 {
     FOR_EACH_ENV {
         REAL *gate_r = gates + n * 3 * H, *gate_z = gate_r + H;
         REAL *gate_u = gate_z + H, *candidate = candidates + n * H;
         REAL *dh_n = dh + n * H;
         const REAL *before = h_before + n * input_stride, *grad = grad_h + n * H;
+        const REAL *of_gates = dh_gates + n * H;
         const int start = later_starts && later_starts[n];
         FOR_EACH_UNIT {
             const REAL r = gate_r[j], z = gate_z[j], u = gate_u[j], c = candidate[j];
-            const REAL d = grad[j] + (start ? (REAL)0 : dh_n[j]);
+            const REAL d = grad[j] + (start ? (REAL)0 : dh_n[j] + of_gates[j]);
             const REAL dn = d * (1 - z) * (1 - c * c);
             gate_r[j] = dn * u * r * (1 - r);
             gate_z[j] = d * (before[j] - c) * z * (1 - z);

@@ -25,6 +25,12 @@ import torch
 
 from rsl_tbptt.core.scan.cpu import gru, lstm
 from rsl_tbptt.core.scan.cpu.compiler import C_TYPES, load_cells
+from rsl_tbptt.core.scan.cpu.weights import (
+    StepProduct,
+    prepare,
+    step_product,
+    transposed_step_product,
+)
 from rsl_tbptt.core.scan.cpu.workspace import Buffers
 from rsl_tbptt.core.scan.layers import LayerScan, Tensors
 
@@ -43,9 +49,7 @@ def scan_lstm(
     """
     if operand_dtype != inputs.dtype or inputs.dtype not in C_TYPES:
         return lstm.scan_layer(inputs, state, weights, episode_starts, operand_dtype)
-    w_ih, w_hh, b_ih, b_hh = weights
-    starts = episode_starts.contiguous()
-    outputs, cell = LstmScan.apply(inputs, *state, w_ih, w_hh, b_ih + b_hh, starts)
+    outputs, cell = LstmScan.apply(inputs, *state, *weights, episode_starts.contiguous())
     return outputs, (outputs[-1], cell)
 
 
@@ -63,6 +67,27 @@ def scan_gru(
     return outputs, (outputs[-1],)
 
 
+def _product_of_lstm(
+    num_envs: int, w_ih: torch.Tensor, w_hh: torch.Tensor, b_ih: torch.Tensor, b_hh: torch.Tensor
+) -> StepProduct:
+    """Return the product of ``[x | 1 | h']`` with all weights, (4H, K)."""
+    return step_product(num_envs, torch.cat((w_ih, (b_ih + b_hh).unsqueeze(1), w_hh), dim=1))
+
+
+def _products_of_gru(
+    num_envs: int, w_ih: torch.Tensor, w_hh: torch.Tensor, b_ih: torch.Tensor, b_hh: torch.Tensor
+) -> tuple[StepProduct, torch.Tensor]:
+    """Return the product of ``[x | 1 | h']`` with the weights of r, z and u, (3H, K), and of_n.
+
+    That are the weights and the bias of n's part of ``x``, (D + 1, H).
+    """
+    D, of_n = w_ih.shape[1], slice(2 * w_hh.shape[1], None)
+    of_rzu = torch.cat((w_ih, (b_ih + b_hh).unsqueeze(1), w_hh), dim=1)
+    of_rzu[of_n, :D] = 0.0
+    of_rzu[of_n, D] = b_hh[of_n]
+    return step_product(num_envs, of_rzu), torch.cat((w_ih[of_n], b_ih[of_n, None]), dim=1).t()
+
+
 class LstmScan(torch.autograd.Function):
     """Differentiable scan of one LSTM layer; its backward pass may run once."""
 
@@ -74,7 +99,8 @@ class LstmScan(torch.autograd.Function):
         c0_NH: torch.Tensor,
         w_ih: torch.Tensor,
         w_hh: torch.Tensor,
-        bias: torch.Tensor,
+        b_ih: torch.Tensor,
+        b_hh: torch.Tensor,
         starts_TN: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the outputs, shape (T, N, H), and the cell state after step T-1, shape (N, H).
@@ -86,13 +112,15 @@ class LstmScan(torch.autograd.Function):
             c0_NH: Cell state before step 0.
             w_ih: Input weights, shape (4H, D).
             w_hh: Hidden weights, shape (4H, H).
-            bias: Sum of both biases, shape (4H,).
+            b_ih: Input bias, shape (4H,).
+            b_hh: Hidden bias, shape (4H,).
             starts_TN: Episode starts, bool, contiguous.
         """
         (T, N, D), H = x_TND.shape, w_hh.shape[1]
-        shapes = (4 * H, D + 1 + H), (T, N, D + 1 + H), (T, N, 4 * H), (T + 1, N, H), (T, N, H)
+        shapes = (T, N, D + 1 + H), (T, N, 4 * H), (T + 1, N, H), (T, N, H)
         buffers = Buffers(x_TND.device, *((x_TND.dtype, shape) for shape in shapes))
-        weights, inputs, gates, cells, tanh_cells = buffers.tensors
+        inputs, gates, cells, tanh_cells = buffers.tensors
+        product = prepare(_product_of_lstm, N, w_ih, w_hh, b_ih, b_hh)
         outputs = x_TND.new_empty(T, N, H)
         hidden = inputs[..., D + 1 :]
         inputs[..., :D] = x_TND
@@ -100,16 +128,14 @@ class LstmScan(torch.autograd.Function):
         start = starts_TN[0].unsqueeze(1)
         hidden[0] = h0_NH.masked_fill(start, 0.0)
         cells[0] = c0_NH.masked_fill(start, 0.0)
-        torch.cat((w_ih, bias.unsqueeze(1), w_hh), dim=1, out=weights)
         step = load_cells(x_TND.dtype).lstm_forward
         at = [_addresses(x) for x in (gates, cells[:-1], cells[1:], tanh_cells, outputs)]
         at.append(_addresses_after(hidden))
         sizes, stride = (N, H, torch.get_num_threads()), inputs.stride(1)
         steps = zip(*at, _addresses_after(starts_TN), strict=True)
-        of_gates = weights.t()
         for gate, row, (*addresses, next_starts) in zip(gates, inputs, steps, strict=True):
-            torch.mm(row, of_gates, out=gate)
-            step(*sizes, *addresses, stride, next_starts)
+            of_gates = product(row, gate)
+            step(*sizes, of_gates.data_ptr(), *addresses, stride, next_starts)
         last_cell = cells[-1].clone()
         ctx.save_for_backward(w_ih, w_hh)
         ctx.buffers, ctx.starts = buffers, starts_TN
@@ -122,7 +148,7 @@ class LstmScan(torch.autograd.Function):
         grad_cell: torch.Tensor,
     ) -> tuple[torch.Tensor | None, ...]:
         """Return gradients, shaped as ``forward``'s tensors; gates are overwritten by theirs."""
-        _, inputs, gates, cells, tanh_cells = ctx.buffers.take()
+        inputs, gates, cells, tanh_cells = ctx.buffers.take()
         w_ih, w_hh = ctx.saved_tensors
         (T, N, H), D = tanh_cells.shape, w_ih.shape[1]
         grad_outputs = grad_outputs.contiguous()
@@ -131,12 +157,12 @@ class LstmScan(torch.autograd.Function):
         dh = torch.zeros_like(dc)
         step = load_cells(gates.dtype).lstm_backward
         at = [_addresses(x) for x in (gates, cells[:-1], tanh_cells, grad_outputs)]
-        sizes, carried = (N, H, torch.get_num_threads()), (dh.data_ptr(), dc.data_ptr())
+        sizes, product = (N, H, torch.get_num_threads()), prepare(transposed_step_product, N, w_hh)
         steps = zip(gates, zip(*at, strict=True), _addresses_after(ctx.starts), strict=True)
         for t, (gate, addresses, later_starts) in reversed(list(enumerate(steps))):
-            step(*sizes, *addresses, *carried, later_starts)
+            step(*sizes, *addresses, dh.data_ptr(), dc.data_ptr(), later_starts)
             if t > 0 or ctx.needs_input_grad[1]:
-                torch.mm(gate, w_hh, out=dh)
+                dh = product(gate, dh)
         for gradient in (dh, dc):
             gradient.masked_fill_(ctx.starts[0].unsqueeze(1), 0.0)
         flat_gates = gates.flatten(0, 1)
@@ -144,7 +170,7 @@ class LstmScan(torch.autograd.Function):
             dx = (flat_gates @ w_ih).unflatten(0, (T, N)) if ctx.needs_input_grad[0] else None
             dw_ih, db, dw_hh = (inputs.flatten(0, 1).t() @ flat_gates).t().split((D, 1, H), dim=1)
         ctx.buffers.release()
-        return dx, dh, dc, dw_ih, dw_hh, db.squeeze(1), None
+        return dx, dh, dc, dw_ih, dw_hh, *[db.squeeze(1)] * 2, None
 
 
 class GruScan(torch.autograd.Function):
@@ -174,27 +200,23 @@ class GruScan(torch.autograd.Function):
             starts_TN: Episode starts, bool, contiguous.
         """
         (T, N, D), H = x_TND.shape, w_hh.shape[1]
-        shapes = (3 * H, D + 1 + H), (H, D + 1), (T, N, D + 1 + H), (T, N, 3 * H), (T, N, H)
+        shapes = (T, N, D + 1 + H), (T, N, 3 * H), (T, N, H)
         buffers = Buffers(x_TND.device, *((x_TND.dtype, shape) for shape in shapes))
-        of_rzu, of_n, inputs, gates, n = buffers.tensors
+        inputs, gates, n = buffers.tensors
+        product, of_n = prepare(_products_of_gru, N, w_ih, w_hh, b_ih, b_hh)
         outputs = x_TND.new_empty(T, N, H)
         hidden = inputs[..., D + 1 :]
         inputs[..., :D] = x_TND
         inputs[..., D] = 1.0
         hidden[0] = h0_NH.masked_fill(starts_TN[0].unsqueeze(1), 0.0)
-        torch.cat((w_ih, (b_ih + b_hh).unsqueeze(1), w_hh), dim=1, out=of_rzu)
-        of_rzu[2 * H :, :D] = 0.0
-        of_rzu[2 * H :, D] = b_hh[2 * H :]
-        torch.cat((w_ih[2 * H :], b_ih[2 * H :].unsqueeze(1)), dim=1, out=of_n)
-        torch.mm(inputs.flatten(0, 1)[:, : D + 1], of_n.t(), out=n.flatten(0, 1))
+        torch.mm(inputs.flatten(0, 1)[:, : D + 1], of_n, out=n.flatten(0, 1))
         step = load_cells(x_TND.dtype).gru_forward
         at = [*(_addresses(x) for x in (gates, n, hidden, outputs)), _addresses_after(hidden)]
         sizes, stride = (N, H, torch.get_num_threads()), inputs.stride(1)
         steps = zip(*at, _addresses_after(starts_TN), strict=True)
-        of_gates = of_rzu.t()
         for gate, row, (*addresses, next_starts) in zip(gates, inputs, steps, strict=True):
-            torch.mm(row, of_gates, out=gate)
-            step(*sizes, *addresses, stride, next_starts)
+            of_gates = product(row, gate)
+            step(*sizes, of_gates.data_ptr(), *addresses, stride, next_starts)
         ctx.save_for_backward(w_ih, w_hh)
         ctx.buffers, ctx.starts = buffers, starts_TN
         return outputs
@@ -205,19 +227,21 @@ class GruScan(torch.autograd.Function):
         grad_outputs: torch.Tensor,
     ) -> tuple[torch.Tensor | None, ...]:
         """Return gradients, shaped as ``forward``'s tensors; gates are overwritten by theirs."""
-        *_, inputs, gates, n = ctx.buffers.take()
+        inputs, gates, n = ctx.buffers.take()
         w_ih, w_hh = ctx.saved_tensors
         (T, N, H), D = n.shape, w_ih.shape[1]
         grad_outputs = grad_outputs.contiguous()
-        dh = torch.zeros_like(grad_outputs[0])
+        dh, dh_gates = grad_outputs.new_zeros(2, N, H)
         step = load_cells(gates.dtype).gru_backward
         at = [_addresses(x) for x in (gates, n, inputs[..., D + 1 :], grad_outputs)]
-        sizes, carried = (N, H, torch.get_num_threads()), (dh.data_ptr(), inputs.stride(1))
+        sizes, product = (N, H, torch.get_num_threads()), prepare(transposed_step_product, N, w_hh)
+        carried = dh.data_ptr(), inputs.stride(1)
         steps = zip(gates, zip(*at, strict=True), _addresses_after(ctx.starts), strict=True)
         for t, (gate, addresses, later_starts) in reversed(list(enumerate(steps))):
-            step(*sizes, *addresses, *carried, later_starts)
+            step(*sizes, *addresses, dh_gates.data_ptr(), *carried, later_starts)
             if t > 0 or ctx.needs_input_grad[1]:
-                dh.addmm_(gate, w_hh)
+                dh_gates = product(gate, dh_gates)
+        dh += dh_gates
         dh.masked_fill_(ctx.starts[0].unsqueeze(1), 0.0)
         flat_inputs, of_gates, of_candidates = (x.flatten(0, 1) for x in (inputs, gates, n))
         of_rz, x_and_one, dx = of_gates[:, : 2 * H], flat_inputs[:, : D + 1].t(), None

@@ -28,10 +28,10 @@ _SECONDS = 60.0
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 _SIZES = (_INT, _INT, ctypes.c_int)
 _ARGUMENTS = {
-    "lstm_forward": (*_SIZES, *[_POINTER] * 6, _INT, _POINTER),
+    "lstm_forward": (*_SIZES, *[_POINTER] * 7, _INT, _POINTER),
     "lstm_backward": (*_SIZES, *[_POINTER] * 7),
-    "gru_forward": (*_SIZES, *[_POINTER] * 5, _INT, _POINTER),
-    "gru_backward": (*_SIZES, *[_POINTER] * 5, _INT, _POINTER),
+    "gru_forward": (*_SIZES, *[_POINTER] * 6, _INT, _POINTER),
+    "gru_backward": (*_SIZES, *[_POINTER] * 6, _INT, _POINTER),
 }
 
 
