@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections import Counter
 from dataclasses import dataclass
 
@@ -14,10 +15,10 @@ SCAN = (
     " tanh_backward mul mul_ add_ index_fill_"
 )
 KINDS = {
-    "matrix products": "mm addmm addmm_ bmm",
+    "matrix products": "mm addmm addmm_ bmm _mkl_linear",
     "gates and state of the scan": SCAN,
     "activations of the MLP": "elu elu_backward",
-    "copies": "copy_ cat index stack",
+    "copies": "copy_ cat index stack _mkl_reorder_linear_weight",
     "views": "select as_strided unbind slice view t transpose expand",
 }
 """Operations by what they do in an update; some of the scan's are used elsewhere, too."""
@@ -26,7 +27,7 @@ KINDS = {
 STEPS = ("LstmScan", "LstmScanBackward", "GruScan", "GruScanBackward")
 """Scans of one layer, whose own time is Python's and C's, step by step."""
 
-OPERANDS = {"aten::mm": slice(0, 2), "aten::addmm_": slice(1, 3)}
+OPERANDS = {"mm": slice(2), "addmm_": slice(1, 3), "_mkl_linear": slice(0, 3, 2)}
 """Places of the two factors among the arguments of the products that a scan asks for."""
 
 
@@ -75,11 +76,11 @@ def share_of_steps(case: Case) -> StepsShare:
         total += event.self_cpu_time_total
         if event.key in STEPS:
             steps += event.self_cpu_time_total
-        elif event.key in OPERANDS:
-            (num_rows, num_inner), (_, num_columns) = event.input_shapes[OPERANDS[event.key]]
+        elif (name := _name(event.key)) in OPERANDS:
+            (num_rows, num_inner), weights = event.input_shapes[OPERANDS[name]]
             if num_rows == num_envs and num_inner != num_envs * case.gradient_length:
                 products += event.self_cpu_time_total
-                flops += 2 * num_rows * num_inner * num_columns * event.count
+                flops += 2 * num_rows * math.prod(weights) * event.count
     return StepsShare(
         case=case,
         num_envs=num_envs,
@@ -110,10 +111,15 @@ def profile_update(case: Case, num_updates: int = 3) -> list[tuple[str, float, i
         with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiler:
             algorithm.update()
         for event in profiler.key_averages():
-            kind = kinds.get(event.key.removeprefix("aten::"), "the rest")
+            kind = kinds.get(_name(event.key), "the rest")
             times[kind] += event.self_cpu_time_total
             calls[kind] += event.count
     return [
         (kind, times[kind] / sum(times.values()), round(calls[kind] / num_updates))
         for kind in (*KINDS, "the rest")
     ]
+
+
+def _name(operation: str) -> str:
+    """Return an operation's name without its library's."""
+    return operation.rpartition("::")[2]
