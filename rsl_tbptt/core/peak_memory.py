@@ -14,7 +14,8 @@ from torch.utils._pytree import tree_leaves
 class PeakMemory(TorchDispatchMode):
     """Counts the bytes of tensors that come into being under it, forward and backward.
 
-    Not counted: what was there before, and what kernels take for themselves or pack. Example::
+    Not counted: what was there before, and what kernels take for themselves. What a library packed
+    for its kernels counts as much as what it was packed from. Example::
 
         with PeakMemory() as memory:
             loss(model(inputs)).backward()
@@ -37,19 +38,21 @@ class PeakMemory(TorchDispatchMode):
     ) -> Any:
         """Run ``func`` and count the memory behind results that was behind no argument."""
         kwargs = kwargs or {}
-        given = {_key(storage) for storage in _storages((args, kwargs))}
+        given = {_key(storage): storage.nbytes() for storage in _storages((args, kwargs))}
         result = func(*args, **kwargs)
         for storage in _storages(result):
-            if _key(storage) not in given | self._seen:
-                self._count(storage)
+            if _key(storage) not in given.keys() | self._seen:
+                self._count(storage, _key(storage), storage.nbytes())
+        for leaf in tree_leaves(result):
+            if isinstance(leaf, torch.Tensor) and leaf.layout != torch.strided:
+                self._count(leaf, id(leaf), sum(given.values()))
         return result
 
-    def _count(self, storage: torch.UntypedStorage) -> None:
-        key, size = _key(storage), storage.nbytes()
+    def _count(self, owner: Any, key: int, size: int) -> None:
         self._seen.add(key)
         self.now += size
         self.peak = max(self.peak, self.now)
-        weakref.finalize(storage, self._forget, key, size)
+        weakref.finalize(owner, self._forget, key, size)
 
     def _forget(self, key: int, size: int) -> None:
         self._seen.discard(key)

@@ -1,9 +1,11 @@
 """The peak that is counted is that of the tensors which live at once."""
 
+import pytest
 import torch
 from torch import nn
 
 from rsl_tbptt.core.peak_memory import PeakMemory
+from rsl_tbptt.core.scan.cpu import weights
 
 KILO = 1000  # of float32: 4000 bytes
 
@@ -36,3 +38,13 @@ def test_saved_activations_count_until_they_are_used():
         output.backward(torch.ones_like(output))
     assert forward.peak == 2 * 400 * KILO
     assert 2 * 400 * KILO <= backward.peak <= 2 * 400 * KILO + 3 * 40 * KILO
+
+
+@pytest.mark.skipif(not weights._packs(), reason="this torch packs no products")
+def test_what_a_library_packs_counts_as_much_as_what_it_was_packed_from():
+    factor = torch.randn(64, 32)
+    with PeakMemory() as memory:
+        product = weights.step_product(8, factor)
+        assert memory.now == factor.nbytes
+        del product
+        assert memory.now == 0

@@ -70,8 +70,10 @@ def test_windows_share_what_is_prepared(engine, cell, packing, monkeypatch):
         assert len(made) == 12
         gradients(rnn, engine.name, num_envs=2 * N)
         assert len(made) == 16
+        assert all(map(torch.equal, gradients(rnn, engine.name), alone))
+        assert len(made) == 20  # what was made for N was dropped for 2 N
     gradients(rnn, engine.name)
-    assert len(made) == 20
+    assert len(made) == 24
 
 
 def test_layers_without_biases_are_prepared_anew(engine, cell):

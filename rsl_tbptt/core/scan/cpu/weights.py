@@ -8,6 +8,7 @@ and under :func:`unchanged_weights` the windows do, too.
 import functools
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any, TypeVar
 
 import torch
@@ -18,7 +19,16 @@ Prepared = TypeVar("Prepared")
 StepProduct = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Maps a step's rows (N, K) and a buffer (N, G) to their product, in the buffer or a new tensor."""
 
-_kept: dict[Hashable, Any] | None = None
+
+@dataclass(frozen=True)
+class _Kept:
+    num_envs: int
+    weights: tuple[torch.Tensor, ...]
+    """Here so that they live, as they are found by their ids."""
+    made: Any
+
+
+_kept: dict[Hashable, _Kept] | None = None
 
 
 @contextmanager
@@ -37,15 +47,16 @@ def prepare(make: Callable[..., Prepared], num_envs: int, *weights: torch.Tensor
 
     Args:
         make: Makes it of N and the weights.
-        num_envs: Environments of a step N.
+        num_envs: Environments of a step N; what was made for another number is dropped.
         *weights: The weights. What is made of others than parameters is not kept.
     """
     if _kept is None or not all(isinstance(weight, nn.Parameter) for weight in weights):
         return make(num_envs, *weights)
-    key = (make, num_envs, *map(id, weights))
-    if key not in _kept:
-        _kept[key] = make(num_envs, *weights), weights  # whose ids are theirs as long as they live
-    made: Prepared = _kept[key][0]
+    key = (make, *map(id, weights))
+    if key not in _kept or _kept[key].num_envs != num_envs:
+        _kept.pop(key, None)
+        _kept[key] = _Kept(num_envs, weights, make(num_envs, *weights))
+    made: Prepared = _kept[key].made
     return made
 
 
