@@ -48,7 +48,7 @@ def prepare(make: Callable[..., Prepared], num_envs: int, *weights: torch.Tensor
     Args:
         make: Makes it of N and the weights.
         num_envs: Environments of a step N; what was made for another number is dropped.
-        *weights: The weights. What is made of others than parameters is not kept.
+        *weights: The weights, of any shape. What is made of others than parameters is not kept.
     """
     if _kept is None or not all(isinstance(weight, nn.Parameter) for weight in weights):
         return make(num_envs, *weights)
