@@ -2,7 +2,6 @@
 
 import pytest
 import torch
-from torch import nn
 
 from rsl_tbptt.core.scan import recurrent_scan, unchanged_weights
 from rsl_tbptt.core.scan.cpu import weights
@@ -86,10 +85,13 @@ def test_layers_without_biases_are_prepared_anew(engine, cell):
         assert len(weights._kept) == kept
 
 
-def test_layers_of_one_size_do_not_share(engine, cell, packing):
+@pytest.mark.parametrize("own", ["weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0"])
+def test_layers_with_one_weight_of_their_own_do_not_share(engine, cell, packing, own):
     torch.manual_seed(2)
     rnns = [cell.rnn_type(D, H) for _ in range(2)]
-    rnns[1].weight_hh_l0 = nn.Parameter(rnns[0].weight_hh_l0.detach().clone())
+    for name, weight in rnns[0].named_parameters():
+        if name != own:
+            setattr(rnns[1], name, weight)
     with unchanged_weights():
         found = [gradients(rnn, engine.name) for rnn in rnns]
     for rnn, own in zip(rnns, found, strict=True):

@@ -77,9 +77,9 @@ def _product_of_lstm(
 def _products_of_gru(
     num_envs: int, w_ih: torch.Tensor, w_hh: torch.Tensor, b_ih: torch.Tensor, b_hh: torch.Tensor
 ) -> tuple[StepProduct, torch.Tensor]:
-    """Return the product of ``[x | 1 | h']`` with the weights of r, z and u, (3H, K), and of_n.
+    """Return the product of ``[x | 1 | h']`` with the weights of r, z and u, (3H, K); and a factor.
 
-    That are the weights and the bias of n's part of ``x``, (D + 1, H).
+    By it, (D + 1, H), ``[x | 1]`` becomes the part of n that does not depend on h'.
     """
     D, of_n = w_ih.shape[1], slice(2 * w_hh.shape[1], None)
     of_rzu = torch.cat((w_ih, (b_ih + b_hh).unsqueeze(1), w_hh), dim=1)
