@@ -9,7 +9,6 @@ is known beforehand.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
 
 import torch
 
@@ -17,14 +16,15 @@ from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.micro_batches import split_envs
 from rsl_tbptt.core.rollout import Labels, Rollout, Segments
-from rsl_tbptt.core.windows import Group, Window
+from rsl_tbptt.core.windows import Group, Window, joined
 
 Outputs = tuple[torch.Tensor, ...]
 """What a model returns for K steps of n environments, each of leading shape (K, n)."""
 
-Replay = Callable[[Any, HiddenState, torch.Tensor], tuple[Outputs, HiddenState]]
+Replay = Callable[..., tuple[Outputs, HiddenState]]
 """Runs a model over observations (K, n) from a state with ``episode_starts`` (K, n); returns its
-outputs, and the state after the last step. Gradients reach both."""
+outputs, and the state after the last step. Gradients reach both. Of windows that were joined it is
+given ``cuts``, too: steps, counted from the first, before which the gradient of the state stops."""
 
 
 @dataclass(frozen=True)
@@ -54,6 +54,7 @@ def accumulate_group(
     divisor: float | torch.Tensor,
     num_micro_batches: int = 1,
     coef: float = 1.0,
+    windows_at_once: int = 1,
 ) -> tuple[HiddenState, dict[str, torch.Tensor]]:
     """Add the gradient of one optimiser step's loss to the parameters' ``.grad``.
 
@@ -66,6 +67,7 @@ def accumulate_group(
         divisor: M, what the weighted sum of per-sample losses is divided by.
         num_micro_batches: Parts of the environments that are run one after the other.
         coef: What the loss counts beside others.
+        windows_at_once: Windows that are run as one, with the same gradient; see ``joined``.
 
     Returns:
         The detached state before the next group's first window, and the sums over samples of what
@@ -73,7 +75,7 @@ def accumulate_group(
     """
     micro_batches = split_envs(rollout.num_envs, num_micro_batches)
     sums: list[dict[str, torch.Tensor]] = []
-    for window in group:
+    for window in joined(group, windows_at_once):
         carried = []
         for envs in micro_batches:
             piece = rollout.envs(envs).steps(window.start, window.stop)
@@ -93,11 +95,13 @@ def _forward(
 ) -> tuple[Outputs, HiddenState]:
     """Run a window's steps; return its outputs and the detached state before ``window.carry``."""
     carry, stop = window.carry - window.start, window.stop - window.start
+    # Joined windows are one part: their state is handed over at the end.
+    cuts = {"cuts": tuple(cut - window.start for cut in window.cuts)} if window.cuts else {}
     outputs_of_parts, carried = [], state
     for first, last in ((0, carry), (carry, stop)):
         if first < last:
             part = piece.steps(first, last)
-            outputs, state = replay(part.obs, state, part.episode_starts)
+            outputs, state = replay(part.obs, state, part.episode_starts, **cuts)
             outputs_of_parts.append(outputs)
         if last == carry:
             carried = hidden_state.detach(state)

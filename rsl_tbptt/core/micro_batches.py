@@ -1,7 +1,8 @@
-"""Into how many micro-batches of environments an update is best cut on this processor.
+"""Into how many micro-batches and windows an update is best cut on this processor.
 
 A micro-batch runs forward and backward over a window before the next one begins, so that its
-buffers are used again while the caches hold them. On accelerators the whole mini-batch is one.
+buffers are used again while the caches hold them. Short windows of few environments are run several
+at once. On accelerators the whole mini-batch is one, and each window runs alone.
 """
 
 import functools
@@ -16,6 +17,10 @@ _MIN_ENVS = 256
 
 _MIN_SAMPLES = 2048
 """In shorter windows more environments share what a micro-batch costs whatever its size."""
+
+_SAMPLES_AT_ONCE = 4096
+"""Up to which several windows share it, where environments are too few: more would hardly be faster
+and take memory."""
 
 _ENVS_THAT_SEE = 64
 """Of a model with images, whose encoders take most of the time, in parts of their own: more
@@ -62,6 +67,20 @@ def best_num_micro_batches(
         return max(1, round(num_envs / _ENVS_THAT_SEE))
     fitting = torch.get_num_threads() * _second_level_cache(_CACHE_SIZE) // sample_bytes
     return max(1, round(num_envs / max(_MIN_ENVS, _MIN_SAMPLES // num_steps, fitting)))
+
+
+def best_num_windows(num_envs: int, num_steps: int, device: torch.device) -> int:
+    """Return how many windows of K steps of a micro-batch are best run at once.
+
+    Args:
+        num_envs: Number of environments of the micro-batch.
+        num_steps: Steps of a window K.
+        device: Where.
+
+    Returns:
+        The number of windows; 1 on accelerators.
+    """
+    return max(1, _SAMPLES_AT_ONCE // (num_steps * num_envs)) if device.type == "cpu" else 1
 
 
 def bytes_per_sample(model: nn.Module) -> int:

@@ -24,7 +24,7 @@ optimiser step::
                                    - - - = =|
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 Tail = Literal["flush", "drop"]
@@ -48,6 +48,9 @@ class Window:
 
     carry: int
     """The state before this step is handed to the next window: the next window's start."""
+
+    cuts: tuple[int, ...] = ()
+    """Steps inside, in order, before which the gradient of the state stops: windows were joined."""
 
     @property
     def num_loss_steps(self) -> int:
@@ -116,6 +119,31 @@ def tbptt_schedule(
     starts = [start for group in groups for start, _, _ in group]
     carries = iter([*starts[1:], num_steps])
     return [tuple(Window(*span, carry=next(carries)) for span in group) for group in groups]
+
+
+def joined(group: Group, num_windows: int) -> Group:
+    """Join windows that follow one another, to be run as one with the same gradient.
+
+    Short windows of few environments share what running one costs. Windows that overlap or have no
+    loss stay as they are.
+
+    Args:
+        group: The windows of an optimiser step.
+        num_windows: So many become one, at most.
+
+    Returns:
+        The windows, with cuts where one was joined to another.
+    """
+    result: list[Window] = []
+    for window in group:
+        last = result[-1] if result else window
+        follows = last.loss_start < last.stop == last.carry == window.start == window.loss_start
+        if follows and len(last.cuts) + 1 < num_windows:
+            cuts = (*last.cuts, window.start)
+            result[-1] = replace(last, stop=window.stop, carry=window.carry, cuts=cuts)
+        else:
+            result.append(window)
+    return tuple(result)
 
 
 def _check_lengths(

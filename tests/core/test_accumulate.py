@@ -1,6 +1,7 @@
 """The laws of accumulation: exactness, invariance, isolation, completeness, scale."""
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import pytest
@@ -30,13 +31,22 @@ def mse(outputs, labels):
     return SampleLosses(error, {"error": error})
 
 
-def group_gradients(policy, rollout, state, k2, k1=None, parts=1, replay=None, divisor=DIVISOR):
+def group_gradients(
+    policy, rollout, state, k2, k1=None, parts=1, replay=None, divisor=DIVISOR, at_once=1
+):
     """Return the gradient of each optimiser step at fixed parameters, and the final state."""
     gradients = []
     for group in tbptt_schedule(rollout.num_steps, k2, k1):
         policy.zero_grad()
         state, _ = accumulate_group(
-            group, rollout, state, replay or policy.replay, mse, divisor, parts
+            group,
+            rollout,
+            state,
+            replay or policy.replay,
+            mse,
+            divisor,
+            parts,
+            windows_at_once=at_once,
         )
         gradients.append(policy.gradient().clone())
     return gradients, state
@@ -65,6 +75,24 @@ def test_shorter_windows_equal_the_stepwise_reference(
     expected = StepwiseTbptt(policy, rollout, min(k1, num_steps), min(k2, num_steps))
     for got, want in zip(gradients, expected.gradients(state, DIVISOR), strict=True):
         torch.testing.assert_close(got, want, **EXACT_FLOAT64)
+
+
+@pytest.mark.parametrize("engine", ["compiled", "fused", "segments", "reference"])
+@given(**sizes, k1=st.integers(1, 10), k2=st.integers(1, 5), at_once=st.integers(2, 4))
+def test_windows_run_at_once_equal_the_stepwise_reference(
+    engine, num_steps, num_envs, done_rate, rnn_type, k1, k2, at_once
+):
+    policy = Policy(rnn_type, num_layers=2)
+    rollout = make_rollout(num_steps, num_envs, done_rate)
+    state, replay = policy.random_state(num_envs), partial(policy.replay, engine=engine)
+    run = partial(group_gradients, policy, rollout, state, k2, k1)
+    gradients, final_state = run(parts=2, replay=replay, at_once=at_once)
+    expected, expected_state = run()
+    by_hand = StepwiseTbptt(policy, rollout, min(k1, num_steps), min(k2, num_steps))
+    for got, *wanted in zip(gradients, expected, by_hand.gradients(state, DIVISOR), strict=True):
+        for want in wanted:
+            torch.testing.assert_close(got, want, **EXACT_FLOAT64)
+    torch.testing.assert_close(final_state, expected_state, **EXACT_FLOAT64)
 
 
 def test_truncation_does_change_the_gradient():

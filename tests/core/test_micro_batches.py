@@ -7,7 +7,11 @@ from hypothesis import strategies as st
 from torch import nn
 
 from rsl_tbptt.core import micro_batches
-from rsl_tbptt.core.micro_batches import best_num_micro_batches, bytes_per_sample
+from rsl_tbptt.core.micro_batches import (
+    best_num_micro_batches,
+    best_num_windows,
+    bytes_per_sample,
+)
 
 CPU = torch.device("cpu")
 LSTM = bytes_per_sample(nn.LSTM(48, 256))
@@ -43,3 +47,11 @@ def test_more_threads_take_larger_blocks(monkeypatch, tmp_path):
     (tmp_path / "size").write_text("2048K\n")
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     assert best_num_micro_batches(4096, 24, LSTM, CPU) == 2
+
+
+@given(num_envs=st.integers(1, 10_000), num_steps=st.integers(1, 200))
+def test_short_windows_of_few_environments_are_run_at_once(num_envs, num_steps):
+    at_once = best_num_windows(num_envs, num_steps, CPU)
+    assert at_once == 1 or num_envs * num_steps * at_once <= 4096
+    assert num_envs * num_steps * (at_once + 1) > 4096
+    assert best_num_windows(num_envs, num_steps, torch.device("cuda")) == 1

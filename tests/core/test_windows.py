@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from rsl_tbptt.core.windows import Window, num_steps_of_full_group, tbptt_schedule
+from rsl_tbptt.core.windows import Window, joined, num_steps_of_full_group, tbptt_schedule
 
 lengths = st.integers(1, 40)
 
@@ -88,3 +88,33 @@ def test_a_rollout_shorter_than_the_lengths_is_one_full_group():
 def test_refuses_lengths_that_make_no_sense(arguments, message):
     with pytest.raises(ValueError, match=message):
         tbptt_schedule(*arguments)
+
+
+@given(num_steps=lengths, k2=lengths, k1=lengths, num_windows=st.integers(1, 5))
+def test_joined_windows_are_the_same_windows(num_steps, k2, k1, num_windows):
+    for group in tbptt_schedule(num_steps, k2, k1):
+        run = joined(group, num_windows)
+        assert all(len(window.cuts) < num_windows for window in run)
+        starts = [start for window in run for start in (window.start, *window.cuts)]
+        assert starts == [window.start for window in group]
+        assert [w.loss_start for w in run] == [
+            w.loss_start for w in group if w.start in {r.start for r in run}
+        ]
+        assert run[-1].stop == group[-1].stop
+        assert [window.carry for window in run] == [w.start for w in run[1:]] + [group[-1].carry]
+
+
+def test_joining_by_hand():
+    (group,) = tbptt_schedule(8, 3, 8)
+    assert joined(group, 2) == (Window(0, 0, 6, 6, cuts=(3,)), Window(6, 6, 8, 8))
+    assert joined(group, 9) == (Window(0, 0, 8, 8, cuts=(3, 6)),)
+    assert joined(group, 1) == group
+
+
+def test_what_has_no_loss_or_overlaps_is_not_joined():
+    burn_in = (Window(0, 2, 2, carry=2), Window(2, 2, 5, carry=5))
+    assert joined(burn_in, 9) == burn_in
+    overlapping = (Window(0, 0, 3, carry=1), Window(1, 3, 6, carry=4), Window(4, 6, 8, carry=8))
+    assert joined(overlapping, 9) == overlapping
+    later_loss = (Window(0, 0, 3, carry=3), Window(3, 5, 6, carry=6))
+    assert joined(later_loss, 9) == later_loss

@@ -1,5 +1,7 @@
 """Cases for scans, and what an engine makes of them."""
 
+import functools
+
 import torch
 from hypothesis import strategies as st
 
@@ -32,10 +34,17 @@ def make_case(
     return rnn.to(device, dtype), inputs, from_tensors(tensors), starts.to(device)
 
 
-def values_and_gradients(rnn, inputs, state, starts, engine):
-    """Return outputs, last state and the gradients of all arguments for a random cotangent."""
+def values_and_gradients(rnn, inputs, state, starts, engine, cuts=()):
+    """Return outputs, last state and the gradients of all arguments for a random cotangent.
+
+    ``engine``: a name, or a function in the place of ``recurrent_scan`` that knows engine and cuts.
+    """
     leaves = [leaf.detach().clone().requires_grad_() for leaf in (inputs, *as_tensors(state))]
-    outputs, last = recurrent_scan(rnn, leaves[0], from_tensors(leaves[1:]), starts, engine)
+    given = from_tensors(leaves[1:])
+    scan = engine
+    if isinstance(engine, str):
+        scan = functools.partial(recurrent_scan, engine=engine, cuts=cuts)
+    outputs, last = scan(rnn, leaves[0], given, starts)
     results = [outputs, *as_tensors(last)]
     generator = torch.Generator().manual_seed(1)
     weights = [torch.randn(r.shape, generator=generator).to(inputs) for r in results]

@@ -25,8 +25,8 @@ class Policy(nn.Module):
         self.rnn = cls(OBS_DIM, HIDDEN, num_layers).double()
         self.head = nn.Linear(HIDDEN, ACTIONS).double()
 
-    def replay(self, obs, state, episode_starts, engine="auto"):
-        latent, state = recurrent_scan(self.rnn, obs, state, episode_starts, engine)
+    def replay(self, obs, state, episode_starts, engine="auto", cuts=()):
+        latent, state = recurrent_scan(self.rnn, obs, state, episode_starts, engine, cuts)
         return (self.head(latent),), state
 
     def zero_state(self, num_envs: int):

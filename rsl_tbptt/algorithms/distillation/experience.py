@@ -177,9 +177,17 @@ class Experience:
 
     def sizes(self) -> list[int]:
         """Return the sequences in each mini-batch once the memory is full; see ``memory_size``."""
-        num_envs, capacity = self._storage.num_envs, self.memory_size().capacity
+        capacity = self.memory_size().capacity
         if self._frames_per_sequence:  # more may fit than before the first rollout
-            capacity = self._options.memory_rollouts * num_envs
+            capacity = self._options.memory_rollouts * self._storage.num_envs
+        return self._sizes(capacity)
+
+    def largest_size(self) -> int:
+        """Return the most sequences that a mini-batch can have, whatever memory there is."""
+        return max(self._sizes(self._options.memory_rollouts * self._storage.num_envs))
+
+    def _sizes(self, capacity: int) -> list[int]:
+        num_envs = self._storage.num_envs
         num_drawn = min(round(self._options.memory_share * num_envs), capacity)
         return mini_batch_sizes(num_envs, num_drawn, self.num_mini_batches)
 

@@ -87,7 +87,12 @@ class DistillationLearner:
         self._optimizer, self._options, self._ranks = optimizer, options, ranks
         self._dagger, self._heads, self._layers = dagger, heads, layers
         self._model = TrainedModel(
-            student, loss.head, options, heads=heads, first_replay=self._first_replay
+            student,
+            loss.head,
+            options,
+            num_envs=self.experience.largest_size(),
+            heads=heads,
+            first_replay=self._first_replay,
         )
         num_steps, num_envs = storage.num_transitions_per_env, storage.num_envs
         lengths = (options.gradient_length, options.update_length)

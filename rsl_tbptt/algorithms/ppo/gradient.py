@@ -56,7 +56,12 @@ class PpoGradient:
     """Adds up the gradients of actor and critic over the windows of a mini-batch."""
 
     def __init__(
-        self, actor: MLPModel, critic: MLPModel, options: PpoOptions, heads: AuxiliaryHeads
+        self,
+        actor: MLPModel,
+        critic: MLPModel,
+        options: PpoOptions,
+        heads: AuxiliaryHeads,
+        num_envs: int,
     ) -> None:
         """Choose how the models are replayed; without memory in either, on single steps.
 
@@ -65,6 +70,7 @@ class PpoGradient:
             critic: Value function.
             options: Precision, losses and the like.
             heads: The actor's auxiliary heads.
+            num_envs: Environments of the largest mini-batch.
         """
         self._recurrent = actor.is_recurrent or critic.is_recurrent
         at_once = not self._recurrent
@@ -73,11 +79,14 @@ class PpoGradient:
             actor,
             distribution_head,
             options,
+            num_envs=num_envs,
             heads=heads,
             sees_single_steps=at_once,
             first_replay=self.first_replay,
         )
-        self.critic = TrainedModel(critic, action_head, options, sees_single_steps=at_once)
+        self.critic = TrainedModel(
+            critic, action_head, options, num_envs=num_envs, sees_single_steps=at_once
+        )
         self.policy_loss = PolicyLoss(actor, options, self.first_replay)
         self._value_loss = ValueLoss(options)
         self._options, self._heads = options, heads

@@ -67,7 +67,8 @@ class PpoLearner:
             heads: The actor's auxiliary heads.
         """
         self.num_micro_batches = options.num_micro_batches
-        self.gradient = PpoGradient(actor, critic, options, heads)
+        self._num_envs_of_largest = -(-storage.num_envs // options.num_mini_batches)
+        self.gradient = PpoGradient(actor, critic, options, heads, self._num_envs_of_largest)
         self.mini_batches = _plan_mini_batches(actor, critic, storage, options, ranks)
         self.states: list[States] = []
         self.rnd = rnd
@@ -299,7 +300,7 @@ class PpoLearner:
     def sizes(self) -> Sizes:
         """Return a mini-batch's sizes; see :class:`Learner`."""
         num_envs, num_mini_batches = self._storage.num_envs, self._options.num_mini_batches
-        largest = -(-num_envs // num_mini_batches)
+        largest = self._num_envs_of_largest
         lengths = self._storage.num_transitions_per_env, self._options.gradient_length
         window_length = min(filter(None, lengths))
         least = self.gradient.actor.least_micro_batches(largest, window_length)

@@ -71,9 +71,9 @@ def make_replay(
         further: Outputs behind those of ``head``; only of a model that ``parts_of`` takes apart.
 
     Returns:
-        A function of observations (K, n), state and episode starts (K, n) that returns the outputs
-        and the state after the last step, both in the parameters' dtype: window by window for
-        models that ``parts_of`` takes apart, step by step for any other recurrent model.
+        A function of observations (K, n), state, episode starts (K, n) and cuts that returns the
+        outputs and the state after the last step, both in the parameters' dtype: window by window
+        for models that ``parts_of`` takes apart, step by step for any other recurrent model.
     """
     parts = parts_of(model)
     if scan_engine != "auto" and (parts is None or parts.cell is None):
@@ -92,10 +92,13 @@ def make_replay(
     )
 
     def replay(
-        obs: TensorDict | FrameObs, state: HiddenState, episode_starts: torch.Tensor
+        obs: TensorDict | FrameObs,
+        state: HiddenState,
+        episode_starts: torch.Tensor,
+        cuts: tuple[int, ...] = (),
     ) -> tuple[Outputs, HiddenState]:
         with autocast:
-            outputs, state = run(model, obs, state, episode_starts, head)
+            outputs, state = run(model, obs, state, episode_starts, head, cuts)
         in_dtype = [output.to(parameter.dtype) for output in outputs]
         return tuple(in_dtype), hidden_state.apply(lambda s: s.to(parameter.dtype), state)
 
@@ -141,13 +144,16 @@ def _replay_window(
     state: HiddenState,
     episode_starts: torch.Tensor,
     head: Head,
+    cuts: tuple[int, ...],
 ) -> tuple[Outputs, HiddenState]:
     """Replay a model by its parts: encoder on rows, scan over the window, head on rows."""
     shape, parts = episode_starts.shape, encoding.parts
     latent = encoding(obs)
     if parts.cell is not None:
         inputs = latent.unflatten(0, shape)
-        outputs, state = recurrent_scan(parts.cell, inputs, state, episode_starts, scan_engine)
+        outputs, state = recurrent_scan(
+            parts.cell, inputs, state, episode_starts, scan_engine, cuts
+        )
         latent = outputs.flatten(0, 1)
     outputs = (*head(model, parts.head(latent)), *further(latent))
     return tuple(output.unflatten(0, shape) for output in outputs), state
@@ -159,11 +165,14 @@ def _replay_stepwise(
     state: HiddenState,
     episode_starts: torch.Tensor,
     head: Head,
+    cuts: tuple[int, ...] = (),
 ) -> tuple[Outputs, HiddenState]:
     """Replay any model through its public interface, one step at a time; its own state stays."""
     steps = []
     with _state_aside(model), _mlp_outputs(model) as mlp_outputs:
-        for step_obs, starts in zip(obs.unbind(0), episode_starts, strict=True):
+        for t, (step_obs, starts) in enumerate(zip(obs.unbind(0), episode_starts, strict=True)):
+            if t in cuts:
+                state = hidden_state.detach(state)
             model.reset(hidden_state=hidden_state.clear(state, starts))
             action = model(step_obs, stochastic_output=head is not action_head)
             if head is gaussian_head:

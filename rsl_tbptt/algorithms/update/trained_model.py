@@ -13,7 +13,11 @@ from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.accumulate import Loss, Outputs, accumulate_group
 from rsl_tbptt.core.hidden_state import HiddenState
-from rsl_tbptt.core.micro_batches import best_num_micro_batches, bytes_per_sample
+from rsl_tbptt.core.micro_batches import (
+    best_num_micro_batches,
+    best_num_windows,
+    bytes_per_sample,
+)
 from rsl_tbptt.core.rollout import Rollout, Segments
 from rsl_tbptt.core.scan import recordings_aside, unchanged_weights
 from rsl_tbptt.core.windows import Group
@@ -29,6 +33,7 @@ class TrainedModel:
         head: Head,
         options: Options,
         *,
+        num_envs: int,
         heads: AuxiliaryHeads | None = None,
         sees_single_steps: bool = False,
         first_replay: FirstReplay | None = None,
@@ -38,7 +43,8 @@ class TrainedModel:
         Args:
             model: A model that follows rsl_rl's interface.
             head: What of it the loss sees, a head of ``replay.py``.
-            options: Of the algorithm: scan engine and precision.
+            options: Of the algorithm: scan engine, precision and memory.
+            num_envs: Environments of the largest mini-batch.
             heads: Auxiliary heads that are trained with the model.
             sees_single_steps: Whether its rollouts are single steps, which are best run at once.
             first_replay: Looks at what the memory says.
@@ -61,6 +67,8 @@ class TrainedModel:
         self._first_replay = first_replay if has_memory else None
         self._sees_frames = parts is not None and bool(parts.encoders)
         self._sees_single_steps = sees_single_steps
+        self._num_envs = num_envs
+        self._spares_memory = options.memory_budget_gb is not None or self._sees_frames
 
     def _further(self, latent: torch.Tensor) -> Outputs:
         """Return what auxiliary heads say of what the model's head reads, shape (rows, H)."""
@@ -99,7 +107,27 @@ class TrainedModel:
         num_parts = max(num_micro_batches, least)
         replay, loss = self._replay, loss if self._heads is None else self._heads.beside(loss)
         with unchanged_weights():
-            return accumulate_group(group, rollout, state, replay, loss, divisor, num_parts, coef)
+            return accumulate_group(
+                group,
+                rollout,
+                state,
+                replay,
+                loss,
+                divisor,
+                num_micro_batches=num_parts,
+                coef=coef,
+                windows_at_once=self._windows_at_once(window_length),
+            )
+
+    def _windows_at_once(self, window_length: int) -> int:
+        """Return how many windows of so many steps are run as one, whatever the mini-batch.
+
+        The same for small ones, so that memory is linear in the environments that are run.
+        """
+        if self._spares_memory:
+            return 1
+        largest = -(-self._num_envs // self.least_micro_batches(self._num_envs, window_length))
+        return best_num_windows(largest, window_length, self.parameters[0].device)
 
     def least_micro_batches(self, num_envs: int, window_length: int) -> int:
         """Return the micro-batches that windows of so many steps are cut into in any case."""

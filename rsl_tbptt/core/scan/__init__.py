@@ -45,6 +45,7 @@ def recurrent_scan(
     state: HiddenState,
     episode_starts: torch.Tensor,
     engine: str = "auto",
+    cuts: tuple[int, ...] = (),
 ) -> tuple[torch.Tensor, HiddenState]:
     """Run ``rnn`` over one window, clearing an environment's state where its episode starts.
 
@@ -59,13 +60,17 @@ def recurrent_scan(
         episode_starts: True where step t is the first of an episode. Shape: (T, N), bool.
         engine: A name in ``ENGINES``, or "auto" for the one expected to be the fastest on the
             device of ``inputs``.
+        cuts: Steps in rising order, 0 not among them, before which the gradient of the state stops:
+            windows run one after the other, each from the detached state of the one before, do the
+            same.
 
     Returns:
         The top layer's outputs, shape (T, N, H), and the state after step T-1.
 
     Raises:
         ValueError: If ``episode_starts`` does not have the leading shape of ``inputs``, or
-            ``engine`` is unknown or not for the device of ``inputs``, the cell or its dtype.
+            ``cuts`` are no rising steps of them, or ``engine`` is unknown or not for the device of
+            ``inputs``, the cell or its dtype.
         NotImplementedError: If ``rnn`` has a form that is not supported, or what ``engine`` needs
             beside torch is not installed.
 
@@ -78,6 +83,8 @@ def recurrent_scan(
             f"episode_starts has shape {tuple(episode_starts.shape)}, expected"
             f" {tuple(inputs.shape[:2])}: the steps and environments of the inputs."
         )
+    if list(cuts) != sorted(set(cuts) & set(range(1, len(inputs)))):
+        raise ValueError(f"cuts is {cuts}, expected rising steps from 1 to {len(inputs) - 1}.")
     device, dtype = inputs.device, rnn.all_weights[0][0].dtype
     chosen = resolve_engine(engine)
     if chosen is None:
@@ -86,7 +93,7 @@ def recurrent_scan(
         check_engine(chosen, cell, device, dtype)
     if state is None:
         state = cell.zero_state(rnn, inputs.shape[1])
-    return chosen.cells[cell.name](rnn, inputs, state, episode_starts)
+    return chosen.scan(cell, rnn, inputs, state, episode_starts, cuts)
 
 
 def is_supported(rnn: object) -> bool:

@@ -10,18 +10,14 @@ from rsl_tbptt.core.hidden_state import HiddenState, as_tensors, from_tensors
 
 Tensors = tuple[torch.Tensor, ...]
 
-Scan = Callable[
-    [nn.RNNBase, torch.Tensor, HiddenState, torch.Tensor], tuple[torch.Tensor, HiddenState]
-]
+Scan = Callable[..., tuple[torch.Tensor, HiddenState]]
 """Maps layers, inputs, a state that is not None and episode starts to outputs and last state, as
-``recurrent_scan`` does."""
+``recurrent_scan`` does; cuts come last, if it takes them."""
 
-LayerScan = Callable[
-    [torch.Tensor, Tensors, Tensors, torch.Tensor, torch.dtype], tuple[torch.Tensor, Tensors]
-]
+LayerScan = Callable[..., tuple[torch.Tensor, Tensors]]
 """Maps inputs (T, N, D), the state's tensors (N, H), the weights (input and hidden weights, then
 their biases), episode starts (T, N) and the operand dtype to outputs (T, N, H) and the state after
-step T-1."""
+step T-1; cuts as in ``Scan``."""
 
 ONCE = (
     "The backward pass of this scan overwrites its buffers, so it runs once and cannot itself be"
@@ -44,11 +40,13 @@ def scan_layers(
     inputs: torch.Tensor,
     state: HiddenState,
     episode_starts: torch.Tensor,
+    *cuts: tuple[int, ...],
     scan_layer: LayerScan,
 ) -> tuple[torch.Tensor, HiddenState]:
     """Run the layers one above the other.
 
-    Inputs (T, N, D), other arguments and result: see ``recurrent_scan``.
+    Inputs (T, N, D), other arguments and result: see ``recurrent_scan``. ``scan_layer`` is given
+    the cuts if there is such an argument.
     Under autocast the operands of matrix products have its dtype; the state, the gates and the
     accumulation keep the dtype of the weights.
     """
@@ -60,7 +58,8 @@ def scan_layers(
         for layer in range(rnn.num_layers):
             before = tuple(tensor[layer] for tensor in tensors)
             weights = _layer_weights(rnn, layer)
-            inputs, after = scan_layer(inputs, before, weights, episode_starts, operand_dtype)
+            arguments = (weights, episode_starts, operand_dtype, *cuts)
+            inputs, after = scan_layer(inputs, before, *arguments)
             finals.append(after)
         last = [torch.stack(parts) for parts in zip(*finals, strict=True)]
     return inputs, from_tensors(last)

@@ -5,13 +5,14 @@ is a file of its own and an entry in ``ENGINES``; a new cell is an entry in ``CE
 ``reference`` and ``segments`` run at once, and the file of each faster engine that shall run it.
 """
 
+import itertools
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
 import torch
 from torch import nn
 
-from rsl_tbptt.core.hidden_state import HiddenState, from_tensors
+from rsl_tbptt.core.hidden_state import HiddenState, detach, from_tensors
 from rsl_tbptt.core.scan import reference, segments
 from rsl_tbptt.core.scan.cpu import compiled, compiler, fused
 from rsl_tbptt.core.scan.cuda import cells, graphs, torchrl_triton
@@ -42,6 +43,8 @@ class Engine:
     name: str
     cells: Mapping[str, Scan]
     """How it scans each cell that it knows, by the cell's name."""
+    cuts_gradient: bool = False
+    """Whether these scans take ``cuts``; others are run from cut to cut."""
     devices: tuple[str, ...] = ()
     """Types of device that it runs on, empty for all."""
     dtypes: tuple[torch.dtype, ...] = ()
@@ -53,6 +56,28 @@ class Engine:
     """Whether "auto" may choose it."""
     is_available: Callable[[], bool] = lambda: True
     """Returns whether what it needs beside torch is installed."""
+
+    def scan(
+        self,
+        cell: Cell,
+        rnn: nn.RNNBase,
+        inputs: torch.Tensor,
+        state: HiddenState,
+        episode_starts: torch.Tensor,
+        cuts: tuple[int, ...] = (),
+    ) -> tuple[torch.Tensor, HiddenState]:
+        """Scan layers of a cell that it knows; see ``recurrent_scan``. ``state`` is not None."""
+        run = self.cells[cell.name]
+        if self.cuts_gradient:
+            return run(rnn, inputs, state, episode_starts, cuts)
+        if not cuts:
+            return run(rnn, inputs, state, episode_starts)
+        outputs = []
+        for first, stop in itertools.pairwise((0, *cuts, len(inputs))):
+            state = detach(state) if first else state
+            output, state = run(rnn, inputs[first:stop], state, episode_starts[first:stop])
+            outputs.append(output)
+        return torch.cat(outputs), state
 
     def objection(self, cell: Cell, device: torch.device, dtype: torch.dtype) -> str | None:
         """Return why it cannot run a cell with weights of ``dtype`` on ``device``, or None."""
@@ -74,13 +99,14 @@ ENGINES = {
         Engine(
             "compiled",
             layer_by_layer(compiled.LAYERS),
+            cuts_gradient=True,
             devices=("cpu",),
             auto=True,
             is_available=compiler.is_available,
         ),
         Engine("cuda_graphs", layer_by_layer(graphs.LAYERS), devices=("cuda",), auto=True),
         Engine("cuda_cells", layer_by_layer(cells.LAYERS), devices=("cuda",), auto=True),
-        Engine("fused", layer_by_layer(fused.LAYERS), auto=True),
+        Engine("fused", layer_by_layer(fused.LAYERS), cuts_gradient=True, auto=True),
         Engine(
             "torchrl",
             layer_by_layer(torchrl_triton.LAYERS),

@@ -140,14 +140,15 @@ def test_a_budget_is_kept(case):
     assert unlimited.num_micro_batches(budget) in (2, 3)
 
 
-@pytest.mark.parametrize("case", ["distillation", "PPO"])
+# Without windows that a budget runs one by one: rounding would differ.
+@pytest.mark.parametrize("case", ["distillation", "PPO, whole rollout"])
 def test_planning_changes_nothing(case):
     torch.manual_seed(3)
     expected = [torch.rand(()), CASES[case]()]
     torch.manual_seed(3)
     got = [torch.rand(()), CASES[case](memory_budget_gb=1.0)]
     assert torch.equal(got[0], expected[0])
-    play = roll_out_ppo if case == "PPO" else roll_out
+    play = roll_out if case == "distillation" else roll_out_ppo
     for algorithm in (expected[1], got[1]):
         play(algorithm, 0)
         algorithm.memory_plan()  # also between a rollout and its update

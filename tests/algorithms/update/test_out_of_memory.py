@@ -27,10 +27,10 @@ def memory(monkeypatch):
         make(self, *args, **kwargs)
         replay = self._replay
 
-        def limited(obs, state, starts):
+        def limited(obs, state, starts, **cuts):
             if torch.is_grad_enabled() and starts.shape[1] > limit["envs"]:
                 raise torch.OutOfMemoryError("CUDA out of memory. Tried to allocate 20 MiB.\nMore.")
-            return replay(obs, state, starts)
+            return replay(obs, state, starts, **cuts)
 
         self._replay = limited
 

@@ -1,5 +1,6 @@
 """Every scan engine equals the reference, and the reference is right."""
 
+import itertools
 from typing import Any
 
 import pytest
@@ -41,6 +42,40 @@ def test_engine_equals_reference(engine, cell, dtype, device, bias, seed, **size
     on_cpu = make_case(cell, **sizes, seed=seed, bias=bias)
     got = values_and_gradients(*given_case, engine.name)
     assert_all_close(got, values_and_gradients(*on_cpu, "reference"), **TOLERANCES[dtype])
+
+
+@for_all_examples
+@given(
+    bounds=st.sets(st.integers(1, 6)).map(sorted),
+    done_rate=st.sampled_from([0.0, 0.3]),
+    seed=st.integers(0, 100),
+)
+def test_cuts_are_windows_one_after_the_other(engine, cell, dtype, device, bounds, **sizes):
+    case = make_case(cell, 2, 7, 3, **sizes, dtype=dtype, device=device)
+    got = values_and_gradients(*case, engine.name, tuple(bounds))
+    want = values_and_gradients(*make_case(cell, 2, 7, 3, **sizes), one_after_the_other(bounds))
+    assert_all_close(got, want, **TOLERANCES[dtype])
+
+
+def one_after_the_other(bounds):
+    """Return a scan of windows by the reference, each from the detached state of the last."""
+
+    def scan(rnn, inputs, state, starts):
+        outputs = []
+        for first, stop in itertools.pairwise([0, *bounds, len(inputs)]):
+            state = state if first == 0 else apply(torch.Tensor.detach, state)
+            window = slice(first, stop)
+            output, state = recurrent_scan(rnn, inputs[window], state, starts[window], "reference")
+            outputs.append(output)
+        return torch.cat(outputs), state
+
+    return scan
+
+
+@pytest.mark.parametrize("cuts", [(0,), (2, 2), (3, 1), (7,), (-1,)])
+def test_cuts_are_steps_in_rising_order(cell, cuts):
+    with pytest.raises(ValueError, match=r"cuts is \(.*\), expected rising steps from 1 to 6"):
+        recurrent_scan(*make_case(cell, 1, 7, 3, 0.3), cuts=cuts)
 
 
 def test_the_reference_gradient_is_the_derivative(cell):

@@ -41,6 +41,7 @@ def scan_lstm(
     weights: Tensors,
     episode_starts: torch.Tensor,
     operand_dtype: torch.dtype,
+    cuts: tuple[int, ...] = (),
 ) -> tuple[torch.Tensor, Tensors]:
     """Scan one LSTM layer over inputs (T, N, D); all arguments and the result as in ``LayerScan``.
 
@@ -48,8 +49,9 @@ def scan_lstm(
         NotImplementedError: If there is no C compiler, or it fails.
     """
     if operand_dtype != inputs.dtype or inputs.dtype not in C_TYPES:
-        return lstm.scan_layer(inputs, state, weights, episode_starts, operand_dtype)
-    outputs, cell = LstmScan.apply(inputs, *state, *weights, episode_starts.contiguous())
+        return lstm.scan_layer(inputs, state, weights, episode_starts, operand_dtype, cuts)
+    starts = _starts_and_cuts(episode_starts, cuts)
+    outputs, cell = LstmScan.apply(inputs, *state, *weights, *starts)
     return outputs, (outputs[-1], cell)
 
 
@@ -59,12 +61,23 @@ def scan_gru(
     weights: Tensors,
     episode_starts: torch.Tensor,
     operand_dtype: torch.dtype,
+    cuts: tuple[int, ...] = (),
 ) -> tuple[torch.Tensor, Tensors]:
     """Scan one GRU layer over inputs (T, N, D); all else as in ``LayerScan`` and ``scan_lstm``."""
     if operand_dtype != inputs.dtype or inputs.dtype not in C_TYPES:
-        return gru.scan_layer(inputs, state, weights, episode_starts, operand_dtype)
-    outputs = GruScan.apply(inputs, *state, *weights, episode_starts.contiguous())
+        return gru.scan_layer(inputs, state, weights, episode_starts, operand_dtype, cuts)
+    outputs = GruScan.apply(inputs, *state, *weights, *_starts_and_cuts(episode_starts, cuts))
     return outputs, (outputs[-1],)
+
+
+def _starts_and_cuts(
+    episode_starts: torch.Tensor, cuts: tuple[int, ...]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return where the state is cleared, and where its gradient is: (T, N), bool, contiguous."""
+    starts = episode_starts.contiguous()
+    if not cuts:
+        return starts, starts
+    return starts, starts.index_fill(0, torch.tensor(cuts), True)
 
 
 def _product_of_lstm(
@@ -102,6 +115,7 @@ class LstmScan(torch.autograd.Function):
         b_ih: torch.Tensor,
         b_hh: torch.Tensor,
         starts_TN: torch.Tensor,
+        cuts_TN: torch.Tensor,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the outputs, shape (T, N, H), and the cell state after step T-1, shape (N, H).
 
@@ -115,6 +129,7 @@ class LstmScan(torch.autograd.Function):
             b_ih: Input bias, shape (4H,).
             b_hh: Hidden bias, shape (4H,).
             starts_TN: Episode starts, bool, contiguous.
+            cuts_TN: The same, and where else the gradient of the state stops.
         """
         (T, N, D), H = x_TND.shape, w_hh.shape[1]
         shapes = (T, N, D + 1 + H), (T, N, 4 * H), (T + 1, N, H), (T, N, H)
@@ -138,7 +153,7 @@ class LstmScan(torch.autograd.Function):
             step(*sizes, of_gates.data_ptr(), *addresses, stride, next_starts)
         last_cell = cells[-1].clone()
         ctx.save_for_backward(w_ih, w_hh)
-        ctx.buffers, ctx.starts = buffers, starts_TN
+        ctx.buffers, ctx.cuts = buffers, cuts_TN
         return outputs, last_cell
 
     @staticmethod
@@ -158,19 +173,19 @@ class LstmScan(torch.autograd.Function):
         step = load_cells(gates.dtype).lstm_backward
         at = [_addresses(x) for x in (gates, cells[:-1], tanh_cells, grad_outputs)]
         sizes, product = (N, H, torch.get_num_threads()), prepare(transposed_step_product, N, w_hh)
-        steps = zip(gates, zip(*at, strict=True), _addresses_after(ctx.starts), strict=True)
+        steps = zip(gates, zip(*at, strict=True), _addresses_after(ctx.cuts), strict=True)
         for t, (gate, addresses, later_starts) in reversed(list(enumerate(steps))):
             step(*sizes, *addresses, dh.data_ptr(), dc.data_ptr(), later_starts)
             if t > 0 or ctx.needs_input_grad[1]:
                 dh = product(gate, dh)
         for gradient in (dh, dc):
-            gradient.masked_fill_(ctx.starts[0].unsqueeze(1), 0.0)
+            gradient.masked_fill_(ctx.cuts[0].unsqueeze(1), 0.0)
         flat_gates = gates.flatten(0, 1)
         with torch.autocast("cpu", enabled=False):  # which is the forward pass's business
             dx = (flat_gates @ w_ih).unflatten(0, (T, N)) if ctx.needs_input_grad[0] else None
             dw_ih, db, dw_hh = (inputs.flatten(0, 1).t() @ flat_gates).t().split((D, 1, H), dim=1)
         ctx.buffers.release()
-        return dx, dh, dc, dw_ih, dw_hh, *[db.squeeze(1)] * 2, None
+        return dx, dh, dc, dw_ih, dw_hh, *[db.squeeze(1)] * 2, None, None
 
 
 class GruScan(torch.autograd.Function):
@@ -186,6 +201,7 @@ class GruScan(torch.autograd.Function):
         b_ih: torch.Tensor,
         b_hh: torch.Tensor,
         starts_TN: torch.Tensor,
+        cuts_TN: torch.Tensor,
     ) -> torch.Tensor:
         """Return the outputs, shape (T, N, H); the last is the state after step T-1.
 
@@ -198,6 +214,7 @@ class GruScan(torch.autograd.Function):
             b_ih: Input bias, shape (3H,).
             b_hh: Hidden bias, shape (3H,).
             starts_TN: Episode starts, bool, contiguous.
+            cuts_TN: The same, and where else the gradient of the state stops.
         """
         (T, N, D), H = x_TND.shape, w_hh.shape[1]
         shapes = (T, N, D + 1 + H), (T, N, 3 * H), (T, N, H)
@@ -218,7 +235,7 @@ class GruScan(torch.autograd.Function):
             of_gates = product(row, gate)
             step(*sizes, of_gates.data_ptr(), *addresses, stride, next_starts)
         ctx.save_for_backward(w_ih, w_hh)
-        ctx.buffers, ctx.starts = buffers, starts_TN
+        ctx.buffers, ctx.cuts = buffers, cuts_TN
         return outputs
 
     @staticmethod
@@ -236,13 +253,13 @@ class GruScan(torch.autograd.Function):
         at = [_addresses(x) for x in (gates, n, inputs[..., D + 1 :], grad_outputs)]
         sizes, product = (N, H, torch.get_num_threads()), prepare(transposed_step_product, N, w_hh)
         carried = dh.data_ptr(), inputs.stride(1)
-        steps = zip(gates, zip(*at, strict=True), _addresses_after(ctx.starts), strict=True)
+        steps = zip(gates, zip(*at, strict=True), _addresses_after(ctx.cuts), strict=True)
         for t, (gate, addresses, later_starts) in reversed(list(enumerate(steps))):
             step(*sizes, *addresses, dh_gates.data_ptr(), *carried, later_starts)
             if t > 0 or ctx.needs_input_grad[1]:
                 dh_gates = product(gate, dh_gates)
         dh += dh_gates
-        dh.masked_fill_(ctx.starts[0].unsqueeze(1), 0.0)
+        dh.masked_fill_(ctx.cuts[0].unsqueeze(1), 0.0)
         flat_inputs, of_gates, of_candidates = (x.flatten(0, 1) for x in (inputs, gates, n))
         of_rz, x_and_one, dx = of_gates[:, : 2 * H], flat_inputs[:, : D + 1].t(), None
         with torch.autocast("cpu", enabled=False):  # which is the forward pass's business
@@ -253,7 +270,7 @@ class GruScan(torch.autograd.Function):
             of_x = torch.cat((x_and_one @ of_rz, x_and_one @ of_candidates), dim=1)
         dw_ih, db_ih = of_x.t().split((D, 1), dim=1)
         ctx.buffers.release()
-        return dx, dh, dw_ih, dw_hh, db_ih.squeeze(1), db_hh.squeeze(1), None
+        return dx, dh, dw_ih, dw_hh, db_ih.squeeze(1), db_hh.squeeze(1), None, None
 
 
 def _addresses(steps: torch.Tensor) -> list[int | None]:

@@ -33,9 +33,10 @@ def scan_layer(
     weights: Tensors,
     episode_starts: torch.Tensor,
     operand_dtype: torch.dtype,
+    cuts: tuple[int, ...] = (),
 ) -> tuple[torch.Tensor, Tensors]:
     """Scan one layer over inputs (T, N, D); all arguments and the result as in ``LayerScan``."""
-    outputs = GruScan.apply(inputs, *state, *weights, episode_starts, operand_dtype)
+    outputs = GruScan.apply(inputs, *state, *weights, episode_starts, operand_dtype, cuts)
     return outputs, (outputs[-1],)
 
 
@@ -53,6 +54,7 @@ class GruScan(torch.autograd.Function):
         b_hh: torch.Tensor,
         starts_TN: torch.Tensor,
         dtype: torch.dtype,
+        cuts: tuple[int, ...],
     ) -> torch.Tensor:
         """Return the outputs, shape (T, N, H); the last is the state after step T-1.
 
@@ -66,6 +68,7 @@ class GruScan(torch.autograd.Function):
             b_hh: Hidden bias, shape (3H,).
             starts_TN: Episode starts, bool.
             dtype: Of the operands of matrix products.
+            cuts: Steps before which the gradient of the state stops.
         """
         (T, N, D), H = x_TND.shape, w_hh.shape[1]
         full = x_TND.dtype
@@ -106,7 +109,7 @@ class GruScan(torch.autograd.Function):
             n[t].add_(v[t]).addcmul_(tr[t], v[t]).tanh_()
             torch.lerp(n[t], h, tz[t], out=scratch)
             h = torch.lerp(scratch, h, 0.5, out=outputs[t])
-        ctx.buffers, ctx.rows, ctx.num_inputs = buffers, rows, D
+        ctx.buffers, ctx.rows, ctx.cuts, ctx.num_inputs = buffers, rows, cuts, D
         return outputs
 
     @staticmethod
@@ -139,6 +142,8 @@ class GruScan(torch.autograd.Function):
                 dh, twice_dh = product_into(twice_dh, grads[t], w_hh, 0.25, 0.5), dh
             if (envs := rows[t]) is not None:
                 dh.index_fill_(0, envs, 0.0)
+            if t in ctx.cuts:
+                dh.zero_()
             if t > 0:
                 dh.add_(grad_outputs[t - 1])
         flat_inputs, of_vrz, of_n = (x.flatten(0, 1) for x in (inputs, grads, grads_n))
@@ -156,7 +161,7 @@ class GruScan(torch.autograd.Function):
         product_into(of_x[:, 2 * H :], x_and_one, of_n, 0.5)
         dw_ih, db_ih = of_x.t().split((D, 1), dim=1)
         ctx.buffers.release()
-        return dx, dh, dw_ih, dw_hh, db_ih.squeeze(1), db_hh.squeeze(1), None, None
+        return dx, dh, dw_ih, dw_hh, db_ih.squeeze(1), db_hh.squeeze(1), None, None, None
 
 
 def _pack(

@@ -33,11 +33,12 @@ def scan_layer(
     weights: Tensors,
     episode_starts: torch.Tensor,
     operand_dtype: torch.dtype,
+    cuts: tuple[int, ...] = (),
 ) -> tuple[torch.Tensor, Tensors]:
     """Scan one layer over inputs (T, N, D); all arguments and the result as in ``LayerScan``."""
     w_ih, w_hh, b_ih, b_hh = weights
     outputs, cell = LstmScan.apply(
-        inputs, *state, w_ih, w_hh, b_ih + b_hh, episode_starts, operand_dtype
+        inputs, *state, w_ih, w_hh, b_ih + b_hh, episode_starts, operand_dtype, cuts
     )
     return outputs, (outputs[-1], cell)
 
@@ -56,6 +57,7 @@ class LstmScan(torch.autograd.Function):
         bias: torch.Tensor,
         starts_TN: torch.Tensor,
         dtype: torch.dtype,
+        cuts: tuple[int, ...],
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the outputs, shape (T, N, H), and the cell state after step T-1, shape (N, H).
 
@@ -69,6 +71,7 @@ class LstmScan(torch.autograd.Function):
             bias: Sum of both biases, shape (4H,).
             starts_TN: Episode starts, bool.
             dtype: Of the operands of matrix products.
+            cuts: Steps before which the gradient of the state stops.
         """
         (T, N, D), H = x_TND.shape, w_hh.shape[1]
         full = x_TND.dtype
@@ -106,7 +109,7 @@ class LstmScan(torch.autograd.Function):
             tanh_c = torch.tanh(c, out=tanh_cells[t])
             h = torch.addcmul(tanh_c, to[t], tanh_c, out=outputs[t]).mul_(0.5)
         last_cell = cells[-1].clone()
-        ctx.buffers, ctx.rows, ctx.num_inputs = buffers, rows, D
+        ctx.buffers, ctx.rows, ctx.cuts, ctx.num_inputs = buffers, rows, cuts, D
         return outputs, last_cell
 
     @staticmethod
@@ -141,6 +144,9 @@ class LstmScan(torch.autograd.Function):
             if (envs := rows[t]) is not None:
                 dh.index_fill_(0, envs, 0.0)
                 twice_dfc.index_fill_(0, envs, 0.0)
+            if t in ctx.cuts:
+                dh.zero_()
+                twice_dfc.zero_()
             if t > 0:
                 dh.add_(grad_outputs[t - 1])
         flat_grads, dx = grads.flatten(0, 1), None
@@ -152,4 +158,4 @@ class LstmScan(torch.autograd.Function):
         dw[:, 2 * H : 3 * H].mul_(2.0)
         dw_ih, db, dw_hh = dw.t().split((D, 1, H), dim=1)
         ctx.buffers.release()
-        return dx, dh, 0.5 * twice_dfc, dw_ih, dw_hh, db.squeeze(1), None, None
+        return dx, dh, 0.5 * twice_dfc, dw_ih, dw_hh, db.squeeze(1), None, None, None
