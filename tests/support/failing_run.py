@@ -18,6 +18,12 @@ from support.safe_runs import NUM_ENVS, make_runner
 AT = 15
 """Step, in the third iteration, in which it happens."""
 
+LAST = 18
+"""Last step of that iteration: after it a rank waits for the others in an exchange."""
+
+WHILE_OTHERS_WAIT = ("raises and stays", "stands still")
+"""What happens once all others wait: one that still collects hears of it and ends by itself."""
+
 
 def raise_error() -> None:
     raise ValueError("the simulator broke")
@@ -42,15 +48,20 @@ EVENTS: dict[str, Callable[[], None]] = {
 class EventfulEnv(RecallEnv):
     """Has something happen in one step, and takes its time for all."""
 
-    def __init__(self, event: str | None, step_s: float) -> None:
+    def __init__(self, event: str | None, step_s: float, collected: Path) -> None:
         super().__init__(NUM_ENVS, 3)
         self.event, self.step_s, self.steps = event, step_s, 0
+        self.collected = collected
 
     def step(self, actions: torch.Tensor) -> Any:
         self.steps += 1
         time.sleep(self.step_s)
         if self.steps == AT and self.event is not None:
+            while self.event in WHILE_OTHERS_WAIT and not self.collected.exists():
+                time.sleep(0.1)
             EVENTS[self.event]()
+        if self.steps == LAST:
+            self.collected.touch()
         obs, rewards, dones, extras = super().step(actions)
         if self.steps == AT and self.event == "shows nan":
             obs["policy"][1] = torch.nan
@@ -70,7 +81,7 @@ def run_rank(
         step_s: Seconds that each step of the environments takes on other ranks.
     """
     root, here = Path(folder), rank == at_rank
-    env = EventfulEnv(event if here else None, 0.0 if here else step_s)
+    env = EventfulEnv(event if here else None, 0.0 if here else step_s, root / "collected")
     options = {"non_finite": "raise"} if event == "shows nan" else {}
     status = "done"
     try:

@@ -66,7 +66,10 @@ class Engine:
         episode_starts: torch.Tensor,
         cuts: tuple[int, ...] = (),
     ) -> tuple[torch.Tensor, HiddenState]:
-        """Scan layers of a cell that it knows; see ``recurrent_scan``. ``state`` is not None."""
+        """Scan layers of a cell that it knows; see ``recurrent_scan``.
+
+        ``inputs`` is (T, N, D), ``state`` (L, N, H) and not None, ``episode_starts`` (T, N).
+        """
         run = self.cells[cell.name]
         if self.cuts_gradient:
             return run(rnn, inputs, state, episode_starts, cuts)
