@@ -7,7 +7,8 @@ import torch
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
 from support.fine_tuning import distillation_cfg, fine_tuning_cfg, save_untrained
 from support.helpers import make_distillation, make_obs, make_ppo, roll_out, roll_out_ppo
-from torch import distributed, multiprocessing
+from support.rank_processes import run_ranks
+from torch import distributed
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt_tasks.memory import RecallEnv
@@ -99,7 +100,7 @@ def refusals_of_rank(rank, num_envs, folder):
 @pytest.mark.slow
 def test_what_one_rank_lacks_is_said_on_all_of_them(tmp_path):
     """A rank that stopped alone would leave the other one waiting."""
-    multiprocessing.spawn(refusals_of_rank, ((4, 2), str(tmp_path)), nprocs=2)
+    run_ranks(refusals_of_rank, ((4, 2), str(tmp_path)), 2)
     said = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2)]
     assert said[0] == said[1]
     for message, expected in zip(

@@ -7,36 +7,68 @@ import os
 import socket
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from multiprocessing.context import ForkServerContext
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import Any
 
 import torch
+import torch.multiprocessing
 
 TESTS = str(Path(__file__).parents[1])
+
+PRELOADED = ["pytest", "support.helpers", "support.ranked_run", "torch.utils.tensorboard"]
+
+
+def run_ranks(target: Callable[..., None], arguments: tuple[Any, ...], num_ranks: int) -> None:
+    """Run ``target(rank, *arguments)`` in processes that have imported everything, to their end.
+
+    Raises:
+        ProcessRaisedException: If one of them fails.
+    """
+    with _forkserver():
+        torch.multiprocessing.start_processes(
+            _run_alone, (target, arguments), nprocs=num_ranks, start_method="forkserver"
+        )
 
 
 def start_ranks(
     num_ranks: int, target: Callable[..., None], *arguments: Any, folder: Path
 ) -> list[BaseProcess]:
-    """Start ``target(rank, num_ranks, *arguments)`` in processes that have imported everything.
+    """Start ``target(rank, num_ranks, *arguments)`` in such processes.
 
     They have the variables that srun's tasks have in docs/cluster.md: rank 0 holds the store, and
     no agent looks after them. What they print stands in ``output_<rank>`` in ``folder``.
     """
+    port = str(_free_port())
+    processes = []
+    with _forkserver() as context:
+        for rank in range(num_ranks):
+            started = (rank, num_ranks, port, str(folder), target, arguments)
+            processes.append(context.Process(target=_run, args=started))
+            processes[-1].start()
+    return processes
+
+
+@contextmanager
+def _forkserver() -> Iterator[ForkServerContext]:
+    """Start processes from one that finds the tests and has imported what they need."""
     before = os.environ.get("PYTHONPATH", "")
     os.environ["PYTHONPATH"] = os.pathsep.join([TESTS, *filter(None, sys.path)])
     context = multiprocessing.get_context("forkserver")
-    context.set_forkserver_preload(["support.ranked_run", "torch.utils.tensorboard"])
-    port = str(_free_port())
-    processes = []
-    for rank in range(num_ranks):
-        started = (rank, num_ranks, port, str(folder), target, arguments)
-        processes.append(context.Process(target=_run, args=started))
-        processes[-1].start()
-    os.environ["PYTHONPATH"] = before
-    return processes
+    context.set_forkserver_preload(PRELOADED)
+    try:
+        yield context
+    finally:
+        os.environ["PYTHONPATH"] = before
+
+
+def _run_alone(rank: int, target: Callable[..., None], arguments: tuple[Any, ...]) -> None:
+    """Be one rank, of those that the target itself connects."""
+    torch.set_num_threads(1)
+    target(rank, *arguments)
 
 
 def _run(

@@ -14,8 +14,9 @@ from support.auxiliary_reference import (
     stored,
     vector,
 )
+from support.rank_processes import run_ranks
 from support.tolerances import EXACT_FLOAT64
-from torch import distributed, multiprocessing
+from torch import distributed
 
 pytestmark = [pytest.mark.slow, pytest.mark.usefixtures("float64")]
 
@@ -80,7 +81,7 @@ def run_rank(rank, folder):
 
 
 def test_two_ranks_get_the_gradient_of_one_process(tmp_path):
-    multiprocessing.spawn(run_rank, (str(tmp_path),), nprocs=len(SHARES))
+    run_ranks(run_rank, (str(tmp_path),), len(SHARES))
     results = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(len(SHARES))]
     distillation, ppo = filled_distillation(0, N), filled_ppo(0, N)
     expected = []

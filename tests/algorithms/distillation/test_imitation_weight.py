@@ -7,9 +7,10 @@ import pytest
 import support.helpers as helpers
 import torch
 from support.helpers import hold_frames, make_distillation, make_model, parameters_of, roll_out
+from support.rank_processes import run_ranks
 from support.tbptt_reference import WeightedSequences, weighted_gradients
 from support.tolerances import EXACT_FLOAT64, SAME_FLOAT32
-from torch import distributed, multiprocessing
+from torch import distributed
 
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.algorithms.update.health_limits import limit_of
@@ -424,7 +425,7 @@ def run_rank(rank, folder):
 @pytest.mark.slow
 @pytest.mark.usefixtures("float64")
 def test_ranks_with_other_weights_share_one_weighted_mean(tmp_path):
-    multiprocessing.spawn(run_rank, (str(tmp_path),), nprocs=len(SHARES))
+    run_ranks(run_rank, (str(tmp_path),), len(SHARES))
     by_rank = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(len(SHARES))]
     for options, *seen in zip(RANK_CASES, *by_rank, strict=True):
         student = options.get("student", "lstm")

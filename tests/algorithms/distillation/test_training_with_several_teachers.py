@@ -9,6 +9,7 @@ import torch
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
 from support.fine_tuning import distillation_cfg, fine_tuning_cfg, save_untrained
 from support.helpers import make_model, parameters_of
+from support.rank_processes import run_ranks
 from support.several_teachers import (
     SGD,
     LabelledByHand,
@@ -21,7 +22,7 @@ from support.several_teachers import (
     roll_out,
     save_teachers,
 )
-from torch import distributed, multiprocessing
+from torch import distributed
 
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.policies import load_policy
@@ -171,7 +172,7 @@ def test_two_processes_have_the_gradient_of_the_reference_and_end_together(tmp_p
     torch.set_default_dtype(torch.float64)
     try:
         config = save_teachers(tmp_path)
-        multiprocessing.spawn(updates_of_rank, (config, str(tmp_path)), nprocs=len(SHARES))
+        run_ranks(updates_of_rank, (config, str(tmp_path)), len(SHARES))
         said, results = zip(
             *(torch.load(tmp_path / f"rank{rank}.pt") for rank in range(len(SHARES))), strict=True
         )

@@ -20,8 +20,9 @@ from support.ppo_reference import (
     whole_envs,
     windows,
 )
+from support.rank_processes import run_ranks
 from support.tolerances import EXACT_FLOAT64
-from torch import distributed, multiprocessing
+from torch import distributed
 
 from rsl_tbptt.algorithms import TbpttPPO
 from rsl_tbptt.core import hidden_state
@@ -653,7 +654,7 @@ def run_rank(rank, shares, folder):
 def test_two_processes_take_the_steps_and_weights_of_one(tmp_path):
     for teacher, _ in KINDS:
         Path(teacher_file(tmp_path, teacher)).rename(tmp_path / f"{teacher}.pt")
-    multiprocessing.spawn(run_rank, ([2, 3], str(tmp_path)), nprocs=2)
+    run_ranks(run_rank, ([2, 3], str(tmp_path)), 2)
     of_ranks = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2)]
     for index, kinds in enumerate(KINDS):
         expected = trained_on(0, NUM_ENVS, str(tmp_path / f"{kinds[0]}.pt"), None, *kinds)

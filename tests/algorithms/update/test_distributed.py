@@ -11,8 +11,9 @@ from support.helpers import (
     ppo_parameters_of,
     roll_out,
 )
+from support.rank_processes import run_ranks
 from support.tolerances import PARITY_FLOAT32
-from torch import distributed, multiprocessing
+from torch import distributed
 from torch.nn.utils import parameters_to_vector
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
@@ -148,7 +149,7 @@ def results_alone(first, last):
 def ranks(request, tmp_path_factory):
     """Return the environments of each rank, and the folder with what the ranks left."""
     shares, folder = request.param, tmp_path_factory.mktemp("ranks")
-    multiprocessing.spawn(run_rank, (shares, str(folder)), nprocs=len(shares))
+    run_ranks(run_rank, (shares, str(folder)), len(shares))
     return shares, folder
 
 

@@ -14,7 +14,8 @@ from support.helpers import (
     roll_out,
     roll_out_ppo,
 )
-from torch import distributed, multiprocessing
+from support.rank_processes import run_ranks
+from torch import distributed
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 
@@ -119,7 +120,7 @@ def run_rank(rank, folder):
 @pytest.fixture(scope="module")
 def ends(tmp_path_factory):
     folder = tmp_path_factory.mktemp("ranks")
-    multiprocessing.spawn(run_rank, (str(folder),), nprocs=WORLD_SIZE)
+    run_ranks(run_rank, (str(folder),), WORLD_SIZE)
     return [torch.load(folder / f"rank{rank}.pt") for rank in range(WORLD_SIZE)]
 
 
