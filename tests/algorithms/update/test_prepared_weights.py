@@ -12,9 +12,9 @@ from rsl_tbptt.core.scan.cpu import compiled, compiler, weights
 def test_once_per_optimiser_step(monkeypatch, algorithm, num_models, gradient_length):
     made = []
 
-    def counted(num_envs, factor, step_product=weights.step_product):
+    def counted(num_envs, *arguments, step_product=weights.step_product):
         made.append(num_envs)
-        return step_product(num_envs, factor)
+        return step_product(num_envs, *arguments)
 
     monkeypatch.setattr(weights, "step_product", counted)
     monkeypatch.setattr(compiled, "step_product", counted)

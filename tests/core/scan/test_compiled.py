@@ -5,6 +5,7 @@ import os
 
 import pytest
 import torch
+from support.scan_cases import make_case, values_and_gradients
 from torch import nn
 
 from rsl_tbptt.core.scan import recurrent_scan, selection
@@ -38,8 +39,8 @@ def tanh_of(x):
     gates, n = torch.zeros(num_envs, 3 * H), x.clone()
     before, h = torch.zeros(2, num_envs, H)
     addresses = [tensor.data_ptr() for tensor in (gates, gates, n, before, h)]
-    cells = compiler.load_cells(torch.float32)
-    cells.gru_forward(num_envs, H, 1, *addresses, None, 1, None)
+    cells = compiler.load_cells(torch.float32, torch.float32)
+    cells.gru_forward(num_envs, H, 1, H, H, *addresses, None, None, None)
     return n
 
 
@@ -59,10 +60,38 @@ def test_tanh_of_what_is_no_number():
     )
 
 
+@needs_compiler
+def test_operands_are_rounded_as_torch_rounds():
+    bits = torch.randint(-(2**31), 2**31, (100_000,), generator=torch.Generator().manual_seed(0))
+    ties = torch.arange(-(2**31), 2**31, 2**15)
+    x = torch.cat((bits, ties, ties + 1, ties - 1)).to(torch.int32).view(torch.float32)
+    num_envs, H, full, operand = len(x), 1, torch.float32, torch.bfloat16
+    # z is 1 and n is 0, so that h is what it was before.
+    product = torch.tensor([0.0, math.inf, 0.0], dtype=operand).repeat(num_envs, 1)
+    gates, n = torch.empty(num_envs, 3), torch.zeros(num_envs)
+    h, next_before, next_input = torch.empty_like(x), torch.empty_like(x), x.to(operand) * 0
+    at = [t.data_ptr() for t in (product, gates, n, x, h, next_before, next_input)]
+    compiler.load_cells(full, operand).gru_forward(num_envs, H, 1, H, H, *at, None)
+    torch.testing.assert_close(next_before, x, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(next_input, x.to(operand), rtol=0, atol=0, equal_nan=True)
+
+
 @pytest.mark.engines(name="compiled")
 def test_float32_equals_float64_up_to_rounding(engine, cell):
     for seed in range(20):
         selection._check(engine, cell, CPU, torch.float32, 40 * EPSILON, seed)
+
+
+@pytest.mark.engines(name="compiled")
+@pytest.mark.parametrize("num_layers", [1, 2])
+def test_bfloat16_is_as_exact_as_of_torchs_operations(engine, cell, num_layers):
+    case = make_case(cell, num_layers, 12, 40, 0.2, dtype=torch.float32)
+    expected = values_and_gradients(*case, "reference")
+    with torch.autocast("cpu", torch.bfloat16):
+        found, of_torch = (values_and_gradients(*case, name) for name in (engine.name, "fused"))
+    for want, *got in zip(expected, found, of_torch, strict=True):
+        error, usual = ((values - want).norm() / want.norm() for values in got)
+        assert 0.0 < error < 1.3 * usual < 0.02
 
 
 @pytest.mark.engines(name="compiled")
@@ -91,10 +120,15 @@ def scan_once(engine):
 
 
 @pytest.mark.engines(name="compiled")
-def test_half_precision_is_left_to_fused(engine, cell):
-    rnn, x = cell.rnn_type(2, 3).bfloat16(), torch.randn(4, 5, 2).bfloat16()
+@pytest.mark.parametrize(
+    ("real", "operand_dtype"),
+    [(torch.bfloat16, None), (torch.float32, torch.float16), (torch.float64, torch.bfloat16)],
+)
+def test_other_half_precision_is_left_to_fused(engine, cell, real, operand_dtype):
+    rnn, x = cell.rnn_type(2, 3).to(real), torch.randn(4, 5, 2).to(real)
     starts = torch.rand(4, 5) < 0.3
-    got, want = (recurrent_scan(rnn, x, None, starts, name)[0] for name in (engine.name, "fused"))
+    with torch.autocast("cpu", operand_dtype, enabled=operand_dtype is not None):
+        got, want = (recurrent_scan(rnn, x, None, starts, e)[0] for e in (engine.name, "fused"))
     torch.testing.assert_close(got, want, rtol=0, atol=0)
 
 

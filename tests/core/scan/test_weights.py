@@ -75,6 +75,19 @@ def test_windows_share_what_is_prepared(engine, cell, packing, monkeypatch):
     assert len(made) == 24
 
 
+def test_products_of_another_dtype_have_weights_of_their_own(engine, cell, packing):
+    rnn = cell.rnn_type(D, H)
+
+    def in_both():
+        with torch.autocast("cpu", torch.bfloat16):
+            short = gradients(rnn, engine.name)
+        return [*short, *gradients(rnn, engine.name)]
+
+    alone = in_both()
+    with unchanged_weights():
+        assert all(map(torch.equal, in_both(), alone))
+
+
 def test_layers_without_biases_are_prepared_anew(engine, cell):
     rnn = cell.rnn_type(D, H, bias=False)
     with unchanged_weights():

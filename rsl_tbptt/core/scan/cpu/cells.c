@@ -4,7 +4,9 @@
  * whose episode starts with step t + 1 (NULL: nobody's); no value and no gradient crosses such a
  * start, whatever it is. The formulas stand in the docstring of compiled.py.
  *
- * Compiled with REAL=float or REAL=double.
+ * Compiled with REAL=float or REAL=double, of which state and gates are; and, with
+ * BFLOAT16_OPERANDS, for matrix products whose operands and results are bfloat16. `operand` is what
+ * they are made of, REAL otherwise.
  */
 #include <math.h>
 #include <stdint.h>
@@ -40,37 +42,59 @@ static inline float tanh_of_float(float x)
     return size < 0.625f ? small : copysignf(large, x);
 }
 
+#ifdef BFLOAT16_OPERANDS
+typedef uint16_t operand;
+
+static inline float from_operand(operand x)
+{
+    const uint32_t bits = (uint32_t)x << 16;
+    float value;
+    memcpy(&value, &bits, sizeof value);
+    return value;
+}
+
+/* To the nearest, ties to even; NaN stays NaN. */
+static inline operand to_operand(float x)
+{
+    uint32_t bits;
+    memcpy(&bits, &x, sizeof bits);
+    bits = (bits + 0x7fffu + ((bits >> 16) & 1u)) >> 16;
+    return x != x ? 0x7fc0u : bits;
+}
+#else
+typedef REAL operand;
+static inline REAL from_operand(operand x) { return x; }
+static inline operand to_operand(REAL x) { return x; }
+#endif
+
 #define tanh_of(x) _Generic((x), float: tanh_of_float, double: tanh)(x)
 
 static inline REAL sigmoid(REAL x) { return (REAL)0.5 + (REAL)0.5 * tanh_of((REAL)0.5 * x); }
 
-static void copy_unless(int start, int64_t H, const REAL *from, REAL *to)
+static void copy_unless(int start, int64_t H, const REAL *from, operand *to)
 {
-    if (start)
-        memset(to, 0, H * sizeof(REAL));
-    else
-        memcpy(to, from, H * sizeof(REAL));
+    FOR_EACH_UNIT to[j] = start ? (operand)0 : to_operand(from[j]);
 }
 
 /* product: of i, f, g, o, which `gates` receives activated; it may be the same memory. c: the state
  * before the step. */
-void lstm_forward(int64_t N, int64_t H, int threads, const REAL *product, REAL *gates,
-                  const REAL *c_before, REAL *c_after, REAL *tanh_c, REAL *h, REAL *next_input,
-                  int64_t input_stride, const uint8_t *next_starts)
+void lstm_forward(int64_t N, int64_t H, int threads, int64_t input_stride, const operand *product,
+                  REAL *gates, const REAL *c_before, REAL *c_after, REAL *tanh_c, REAL *h,
+                  operand *next_input, const uint8_t *next_starts)
 {
     FOR_EACH_ENV {
-        const REAL *in_i = product + n * 4 * H, *in_f = in_i + H;
-        const REAL *in_g = in_f + H, *in_o = in_g + H;
+        const operand *in_i = product + n * 4 * H, *in_f = in_i + H;
+        const operand *in_g = in_f + H, *in_o = in_g + H;
         REAL *i = gates + n * 4 * H, *f = i + H, *g = f + H;
         REAL *o = g + H, *tc = tanh_c + n * H, *out = h + n * H;
         REAL *after = c_after + n * H;
         const REAL *before = c_before + n * H;
         const int start = next_starts && next_starts[n];
         FOR_EACH_UNIT {
-            i[j] = sigmoid(in_i[j]);
-            f[j] = sigmoid(in_f[j]);
-            g[j] = tanh_of(in_g[j]);
-            o[j] = sigmoid(in_o[j]);
+            i[j] = sigmoid(from_operand(in_i[j]));
+            f[j] = sigmoid(from_operand(in_f[j]));
+            g[j] = tanh_of(from_operand(in_g[j]));
+            o[j] = sigmoid(from_operand(in_o[j]));
             const REAL c = f[j] * before[j] + i[j] * g[j];
             after[j] = start ? (REAL)0 : c;
             tc[j] = tanh_of(c);
@@ -81,77 +105,92 @@ void lstm_forward(int64_t N, int64_t H, int threads, const REAL *product, REAL *
     }
 }
 
-/* gates: the activated gates, overwritten by the gradients of what was activated. dh_later: the
- * gradient of h from step t + 1. dc: of c, from step t + 1 in, for step t - 1 out. */
-void lstm_backward(int64_t N, int64_t H, int threads, REAL *gates, const REAL *c_before,
-                   const REAL *tanh_c, const REAL *grad_h, const REAL *dh_later, REAL *dc,
-                   const uint8_t *later_starts)
+/* gates: activated. grads: receives the gradients of what was activated; it may be the same memory.
+ * dh_later: the gradient of h from step t + 1. dc: of c, from step t + 1 in, for step t - 1 out. */
+void lstm_backward(int64_t N, int64_t H, int threads, const REAL *gates, operand *grads,
+                   const REAL *c_before, const REAL *tanh_c, const REAL *grad_h,
+                   const uint8_t *later_starts, const operand *dh_later, REAL *dc)
 {
     FOR_EACH_ENV {
-        REAL *gate_i = gates + n * 4 * H, *gate_f = gate_i + H;
-        REAL *gate_g = gate_f + H, *gate_o = gate_g + H;
+        const REAL *gate_i = gates + n * 4 * H, *gate_f = gate_i + H;
+        const REAL *gate_g = gate_f + H, *gate_o = gate_g + H;
+        operand *grad_i = grads + n * 4 * H, *grad_f = grad_i + H;
+        operand *grad_g = grad_f + H, *grad_o = grad_g + H;
         REAL *dc_n = dc + n * H;
         const REAL *before = c_before + n * H, *tc = tanh_c + n * H;
-        const REAL *grad = grad_h + n * H, *later = dh_later + n * H;
+        const REAL *grad = grad_h + n * H;
+        const operand *later = dh_later + n * H;
         const int start = later_starts && later_starts[n];
         FOR_EACH_UNIT {
             const REAL i = gate_i[j], f = gate_f[j], g = gate_g[j], o = gate_o[j];
-            const REAL dh = grad[j] + (start ? (REAL)0 : later[j]);
+            const REAL dh = grad[j] + (start ? (REAL)0 : from_operand(later[j]));
             const REAL d = (start ? (REAL)0 : dc_n[j]) + dh * o * (1 - tc[j] * tc[j]);
-            gate_i[j] = d * g * i * (1 - i);
-            gate_f[j] = d * before[j] * f * (1 - f);
-            gate_g[j] = d * i * (1 - g * g);
-            gate_o[j] = dh * tc[j] * o * (1 - o);
+            grad_i[j] = to_operand(d * g * i * (1 - i));
+            grad_f[j] = to_operand(d * before[j] * f * (1 - f));
+            grad_g[j] = to_operand(d * i * (1 - g * g));
+            grad_o[j] = to_operand(dh * tc[j] * o * (1 - o));
             dc_n[j] = d * f;
         }
     }
 }
 
 /* product: of r, z, u, which `gates` receives with r and z activated; it may be the same memory.
- * n: its part of x, replaced by n. */
-void gru_forward(int64_t N, int64_t H, int threads, const REAL *product, REAL *gates,
-                 REAL *candidates, const REAL *h_before, REAL *h, REAL *next_input,
-                 int64_t input_stride, const uint8_t *next_starts)
+ * candidates: n's part of x, replaced by n. next_before and next_input receive h, or zeros, and may
+ * be the same memory. */
+void gru_forward(int64_t N, int64_t H, int threads, int64_t before_stride, int64_t input_stride,
+                 const operand *product, REAL *gates, REAL *candidates, const REAL *h_before,
+                 REAL *h, REAL *next_before, operand *next_input, const uint8_t *next_starts)
 {
     FOR_EACH_ENV {
-        const REAL *in_r = product + n * 3 * H, *in_z = in_r + H, *in_u = in_z + H;
+        const operand *in_r = product + n * 3 * H, *in_z = in_r + H, *in_u = in_z + H;
         REAL *r = gates + n * 3 * H, *z = r + H, *u = z + H;
         REAL *candidate = candidates + n * H, *out = h + n * H;
-        const REAL *before = h_before + n * input_stride;
+        const REAL *before = h_before + n * before_stride;
         FOR_EACH_UNIT {
-            r[j] = sigmoid(in_r[j]);
-            z[j] = sigmoid(in_z[j]);
-            u[j] = in_u[j];
+            r[j] = sigmoid(from_operand(in_r[j]));
+            z[j] = sigmoid(from_operand(in_z[j]));
+            u[j] = from_operand(in_u[j]);
             candidate[j] = tanh_of(candidate[j] + r[j] * u[j]);
             out[j] = candidate[j] + z[j] * (before[j] - candidate[j]);
         }
-        if (next_input)
-            copy_unless(next_starts && next_starts[n], H, out, next_input + n * input_stride);
+        if (!next_input)
+            continue;
+        const int start = next_starts && next_starts[n];
+        REAL *later_before = next_before + n * before_stride;
+        operand *later_input = next_input + n * input_stride;
+        FOR_EACH_UNIT {
+            const REAL value = start ? (REAL)0 : out[j];
+            later_before[j] = value;
+            later_input[j] = to_operand(value);
+        }
     }
 }
 
-/* gates and candidates: overwritten by the gradients of what was activated, and of u.
- * dh_gates: the gradient of h from step t + 1 through its gates; dh: the rest of it, for step t - 1
- * out. */
-void gru_backward(int64_t N, int64_t H, int threads, REAL *gates, REAL *candidates,
-                  const REAL *h_before, const REAL *grad_h, const REAL *dh_gates, REAL *dh,
-                  int64_t input_stride, const uint8_t *later_starts)
+/* gates and candidates: r, z, u and n. grads and candidate_grads: receive the gradients of what was
+ * activated, and of u; they may be the same memory. dh_gates: the gradient of h from step t + 1
+ * through its gates; dh: the rest of it, for step t - 1 out. */
+void gru_backward(int64_t N, int64_t H, int threads, int64_t before_stride, const REAL *gates,
+                  operand *grads, const REAL *candidates, operand *candidate_grads,
+                  const REAL *h_before, const REAL *grad_h, const uint8_t *later_starts,
+                  const operand *dh_gates, REAL *dh)
 {
     FOR_EACH_ENV {
-        REAL *gate_r = gates + n * 3 * H, *gate_z = gate_r + H;
-        REAL *gate_u = gate_z + H, *candidate = candidates + n * H;
+        const REAL *gate_r = gates + n * 3 * H, *gate_z = gate_r + H;
+        const REAL *gate_u = gate_z + H, *candidate = candidates + n * H;
+        operand *grad_r = grads + n * 3 * H, *grad_z = grad_r + H, *grad_u = grad_z + H;
+        operand *grad_n = candidate_grads + n * H;
         REAL *dh_n = dh + n * H;
-        const REAL *before = h_before + n * input_stride, *grad = grad_h + n * H;
-        const REAL *of_gates = dh_gates + n * H;
+        const REAL *before = h_before + n * before_stride, *grad = grad_h + n * H;
+        const operand *of_gates = dh_gates + n * H;
         const int start = later_starts && later_starts[n];
         FOR_EACH_UNIT {
             const REAL r = gate_r[j], z = gate_z[j], u = gate_u[j], c = candidate[j];
-            const REAL d = grad[j] + (start ? (REAL)0 : dh_n[j] + of_gates[j]);
+            const REAL d = grad[j] + (start ? (REAL)0 : dh_n[j] + from_operand(of_gates[j]));
             const REAL dn = d * (1 - z) * (1 - c * c);
-            gate_r[j] = dn * u * r * (1 - r);
-            gate_z[j] = d * (before[j] - c) * z * (1 - z);
-            gate_u[j] = dn * r;
-            candidate[j] = dn;
+            grad_r[j] = to_operand(dn * u * r * (1 - r));
+            grad_z[j] = to_operand(d * (before[j] - c) * z * (1 - z));
+            grad_u[j] = to_operand(dn * r);
+            grad_n[j] = to_operand(dn);
             dh_n[j] = d * z;
         }
     }

@@ -3,8 +3,9 @@
 What a step does besides its matrix product is a dozen small operations in torch; ``cells.c`` does
 it in one pass over memory, the reset of the next step's state included. As in ``fused``,
 ``[x | 1 | h']`` of all steps lies in one buffer: a step takes one product with
-``[W_ih | b | W_hh]``, and the gradient of all weights is one product over the window. Half
-precision, of the operands alone or of all, is left to ``fused``.
+``[W_ih | b | W_hh]``, and the gradient of all weights is one product over the window. Under
+autocast to bfloat16 that buffer, the products and their gradients are bfloat16, the rest stays
+float32. Other half precision is left to ``fused``.
 
 LSTM (Hochreiter and Schmidhuber, 1997; Gers et al., 2000) and GRU (Cho et al., 2014, in the form of
 torch and cuDNN), with the state cleared where an episode starts (``s_t``)::
@@ -24,7 +25,8 @@ from typing import Any
 import torch
 
 from rsl_tbptt.core.scan.cpu import gru, lstm
-from rsl_tbptt.core.scan.cpu.compiler import C_TYPES, load_cells
+from rsl_tbptt.core.scan.cpu.compiler import OPTIONS, load_cells
+from rsl_tbptt.core.scan.cpu.products import product_into
 from rsl_tbptt.core.scan.cpu.weights import (
     StepProduct,
     prepare,
@@ -48,10 +50,10 @@ def scan_lstm(
     Raises:
         NotImplementedError: If there is no C compiler, or it fails.
     """
-    if operand_dtype != inputs.dtype or inputs.dtype not in C_TYPES:
+    if (inputs.dtype, operand_dtype) not in OPTIONS:
         return lstm.scan_layer(inputs, state, weights, episode_starts, operand_dtype, cuts)
     starts = _starts_and_cuts(episode_starts, cuts)
-    outputs, cell = LstmScan.apply(inputs, *state, *weights, *starts)
+    outputs, cell = LstmScan.apply(inputs, *state, *weights, *starts, operand_dtype)
     return outputs, (outputs[-1], cell)
 
 
@@ -64,9 +66,10 @@ def scan_gru(
     cuts: tuple[int, ...] = (),
 ) -> tuple[torch.Tensor, Tensors]:
     """Scan one GRU layer over inputs (T, N, D); all else as in ``LayerScan`` and ``scan_lstm``."""
-    if operand_dtype != inputs.dtype or inputs.dtype not in C_TYPES:
+    if (inputs.dtype, operand_dtype) not in OPTIONS:
         return gru.scan_layer(inputs, state, weights, episode_starts, operand_dtype, cuts)
-    outputs = GruScan.apply(inputs, *state, *weights, *_starts_and_cuts(episode_starts, cuts))
+    starts = _starts_and_cuts(episode_starts, cuts)
+    outputs = GruScan.apply(inputs, *state, *weights, *starts, operand_dtype)
     return outputs, (outputs[-1],)
 
 
@@ -81,14 +84,25 @@ def _starts_and_cuts(
 
 
 def _product_of_lstm(
-    num_envs: int, w_ih: torch.Tensor, w_hh: torch.Tensor, b_ih: torch.Tensor, b_hh: torch.Tensor
+    num_envs: int,
+    dtype: torch.dtype,
+    w_ih: torch.Tensor,
+    w_hh: torch.Tensor,
+    b_ih: torch.Tensor,
+    b_hh: torch.Tensor,
 ) -> StepProduct:
     """Return the product of ``[x | 1 | h']`` with all weights, (4H, K)."""
-    return step_product(num_envs, torch.cat((w_ih, (b_ih + b_hh).unsqueeze(1), w_hh), dim=1))
+    weights = torch.cat((w_ih, (b_ih + b_hh).unsqueeze(1), w_hh), dim=1)
+    return step_product(num_envs, dtype, weights)
 
 
 def _products_of_gru(
-    num_envs: int, w_ih: torch.Tensor, w_hh: torch.Tensor, b_ih: torch.Tensor, b_hh: torch.Tensor
+    num_envs: int,
+    dtype: torch.dtype,
+    w_ih: torch.Tensor,
+    w_hh: torch.Tensor,
+    b_ih: torch.Tensor,
+    b_hh: torch.Tensor,
 ) -> tuple[StepProduct, torch.Tensor]:
     """Return the product of ``[x | 1 | h']`` with the weights of r, z and u, (3H, K); and a factor.
 
@@ -98,7 +112,8 @@ def _products_of_gru(
     of_rzu = torch.cat((w_ih, (b_ih + b_hh).unsqueeze(1), w_hh), dim=1)
     of_rzu[of_n, :D] = 0.0
     of_rzu[of_n, D] = b_hh[of_n]
-    return step_product(num_envs, of_rzu), torch.cat((w_ih[of_n], b_ih[of_n, None]), dim=1).t()
+    x_part_of_n = torch.cat((w_ih[of_n], b_ih[of_n, None]), dim=1)
+    return step_product(num_envs, dtype, of_rzu), x_part_of_n.to(dtype).t()
 
 
 class LstmScan(torch.autograd.Function):
@@ -116,6 +131,7 @@ class LstmScan(torch.autograd.Function):
         b_hh: torch.Tensor,
         starts_TN: torch.Tensor,
         cuts_TN: torch.Tensor,
+        dtype: torch.dtype,
     ) -> tuple[torch.Tensor, torch.Tensor]:
         """Return the outputs, shape (T, N, H), and the cell state after step T-1, shape (N, H).
 
@@ -130,12 +146,19 @@ class LstmScan(torch.autograd.Function):
             b_hh: Hidden bias, shape (4H,).
             starts_TN: Episode starts, bool, contiguous.
             cuts_TN: The same, and where else the gradient of the state stops.
+            dtype: Of the operands of matrix products.
         """
-        (T, N, D), H = x_TND.shape, w_hh.shape[1]
-        shapes = (T, N, D + 1 + H), (T, N, 4 * H), (T + 1, N, H), (T, N, H)
-        buffers = Buffers(x_TND.device, *((x_TND.dtype, shape) for shape in shapes))
-        inputs, gates, cells, tanh_cells = buffers.tensors
-        product = prepare(_product_of_lstm, N, w_ih, w_hh, b_ih, b_hh)
+        (T, N, D), H, full = x_TND.shape, w_hh.shape[1], x_TND.dtype
+        buffers = Buffers(
+            x_TND.device,
+            (dtype, (T, N, D + 1 + H)),
+            (full, (T, N, 4 * H)),
+            (full, (T + 1, N, H)),
+            (full, (T, N, H)),
+            (dtype, (T, N, 4 * H) if dtype != full else (0,)),
+        )
+        inputs, gates, cells, tanh_cells, grads = buffers.tensors
+        product = prepare(_product_of_lstm, N, dtype, w_ih, w_hh, b_ih, b_hh)
         outputs = x_TND.new_empty(T, N, H)
         hidden = inputs[..., D + 1 :]
         inputs[..., :D] = x_TND
@@ -143,14 +166,14 @@ class LstmScan(torch.autograd.Function):
         start = starts_TN[0].unsqueeze(1)
         hidden[0] = h0_NH.masked_fill(start, 0.0)
         cells[0] = c0_NH.masked_fill(start, 0.0)
-        step = load_cells(x_TND.dtype).lstm_forward
+        step = load_cells(full, dtype).lstm_forward
         at = [_addresses(x) for x in (gates, cells[:-1], cells[1:], tanh_cells, outputs)]
-        at.append(_addresses_after(hidden))
-        sizes, stride = (N, H, torch.get_num_threads()), inputs.stride(1)
-        steps = zip(*at, _addresses_after(starts_TN), strict=True)
-        for gate, row, (*addresses, next_starts) in zip(gates, inputs, steps, strict=True):
-            of_gates = product(row, gate)
-            step(*sizes, of_gates.data_ptr(), *addresses, stride, next_starts)
+        at += [_addresses_after(x) for x in (hidden, starts_TN)]
+        sizes = N, H, torch.get_num_threads(), inputs.stride(1)
+        steps = zip(inputs, _outputs_of_products(gates, grads), zip(*at, strict=True), strict=True)
+        for row, out, addresses in steps:
+            of_gates = product(row, out)
+            step(*sizes, of_gates.data_ptr(), *addresses)
         last_cell = cells[-1].clone()
         ctx.save_for_backward(w_ih, w_hh)
         ctx.buffers, ctx.cuts = buffers, cuts_TN
@@ -163,29 +186,34 @@ class LstmScan(torch.autograd.Function):
         grad_cell: torch.Tensor,
     ) -> tuple[torch.Tensor | None, ...]:
         """Return gradients, shaped as ``forward``'s tensors; gates are overwritten by theirs."""
-        inputs, gates, cells, tanh_cells = ctx.buffers.take()
+        inputs, gates, cells, tanh_cells, grads = ctx.buffers.take()
         w_ih, w_hh = ctx.saved_tensors
-        (T, N, H), D = tanh_cells.shape, w_ih.shape[1]
+        (T, N, H), D, full, dtype = tanh_cells.shape, w_ih.shape[1], gates.dtype, inputs.dtype
+        grads = gates if dtype == full else grads
         grad_outputs = grad_outputs.contiguous()
         # C reads them row by row, and a copy otherwise keeps the strides of its source.
         dc = grad_cell.clone(memory_format=torch.contiguous_format)
-        dh = torch.zeros_like(dc)
-        step = load_cells(gates.dtype).lstm_backward
-        at = [_addresses(x) for x in (gates, cells[:-1], tanh_cells, grad_outputs)]
-        sizes, product = (N, H, torch.get_num_threads()), prepare(transposed_step_product, N, w_hh)
-        steps = zip(gates, zip(*at, strict=True), _addresses_after(ctx.cuts), strict=True)
-        for t, (gate, addresses, later_starts) in reversed(list(enumerate(steps))):
-            step(*sizes, *addresses, dh.data_ptr(), dc.data_ptr(), later_starts)
+        dh = torch.zeros_like(dc, dtype=dtype)
+        step = load_cells(full, dtype).lstm_backward
+        at = [_addresses(x) for x in (gates, grads, cells[:-1], tanh_cells, grad_outputs)]
+        at.append(_addresses_after(ctx.cuts))
+        product = prepare(transposed_step_product, N, dtype, w_hh)
+        sizes = N, H, torch.get_num_threads()
+        steps = zip(grads, zip(*at, strict=True), strict=True)
+        for t, (grad, addresses) in reversed(list(enumerate(steps))):
+            step(*sizes, *addresses, dh.data_ptr(), dc.data_ptr())
             if t > 0 or ctx.needs_input_grad[1]:
-                dh = product(gate, dh)
+                dh = product(grad, dh)
         for gradient in (dh, dc):
             gradient.masked_fill_(ctx.cuts[0].unsqueeze(1), 0.0)
-        flat_gates = gates.flatten(0, 1)
+        flat_grads, dx = grads.flatten(0, 1), None
         with torch.autocast("cpu", enabled=False):  # which is the forward pass's business
-            dx = (flat_gates @ w_ih).unflatten(0, (T, N)) if ctx.needs_input_grad[0] else None
-            dw_ih, db, dw_hh = (inputs.flatten(0, 1).t() @ flat_gates).t().split((D, 1, H), dim=1)
+            if ctx.needs_input_grad[0]:
+                dx = (flat_grads @ w_ih.to(dtype)).unflatten(0, (T, N)).to(full)
+            dw = (inputs.flatten(0, 1).t() @ flat_grads).to(full)
+        dw_ih, db, dw_hh = dw.t().split((D, 1, H), dim=1)
         ctx.buffers.release()
-        return dx, dh, dc, dw_ih, dw_hh, *[db.squeeze(1)] * 2, None, None
+        return dx, dh.to(full), dc, dw_ih, dw_hh, *[db.squeeze(1)] * 2, None, None, None
 
 
 class GruScan(torch.autograd.Function):
@@ -202,6 +230,7 @@ class GruScan(torch.autograd.Function):
         b_hh: torch.Tensor,
         starts_TN: torch.Tensor,
         cuts_TN: torch.Tensor,
+        dtype: torch.dtype,
     ) -> torch.Tensor:
         """Return the outputs, shape (T, N, H); the last is the state after step T-1.
 
@@ -215,25 +244,35 @@ class GruScan(torch.autograd.Function):
             b_hh: Hidden bias, shape (3H,).
             starts_TN: Episode starts, bool, contiguous.
             cuts_TN: The same, and where else the gradient of the state stops.
+            dtype: Of the operands of matrix products.
         """
-        (T, N, D), H = x_TND.shape, w_hh.shape[1]
-        shapes = (T, N, D + 1 + H), (T, N, 3 * H), (T, N, H)
-        buffers = Buffers(x_TND.device, *((x_TND.dtype, shape) for shape in shapes))
-        inputs, gates, n = buffers.tensors
-        product, of_n = prepare(_products_of_gru, N, w_ih, w_hh, b_ih, b_hh)
+        (T, N, D), H, full = x_TND.shape, w_hh.shape[1], x_TND.dtype
+        buffers = Buffers(
+            x_TND.device,
+            (dtype, (T, N, D + 1 + H)),
+            (full, (T, N, 3 * H)),
+            (full, (T, N, H)),
+            (full, (T, N, H) if dtype != full else (0,)),
+            (dtype, (T, N, 3 * H) if dtype != full else (0,)),
+            (dtype, (T, N, H) if dtype != full else (0,)),
+        )
+        inputs, gates, n, before, grads, _ = buffers.tensors
+        product, of_n = prepare(_products_of_gru, N, dtype, w_ih, w_hh, b_ih, b_hh)
         outputs = x_TND.new_empty(T, N, H)
         hidden = inputs[..., D + 1 :]
         inputs[..., :D] = x_TND
         inputs[..., D] = 1.0
-        hidden[0] = h0_NH.masked_fill(starts_TN[0].unsqueeze(1), 0.0)
-        torch.mm(inputs.flatten(0, 1)[:, : D + 1], of_n, out=n.flatten(0, 1))
-        step = load_cells(x_TND.dtype).gru_forward
-        at = [*(_addresses(x) for x in (gates, n, hidden, outputs)), _addresses_after(hidden)]
-        sizes, stride = (N, H, torch.get_num_threads()), inputs.stride(1)
-        steps = zip(*at, _addresses_after(starts_TN), strict=True)
-        for gate, row, (*addresses, next_starts) in zip(gates, inputs, steps, strict=True):
-            of_gates = product(row, gate)
-            step(*sizes, of_gates.data_ptr(), *addresses, stride, next_starts)
+        before = hidden if dtype == full else before
+        hidden[0] = before[0] = h0_NH.masked_fill(starts_TN[0].unsqueeze(1), 0.0)
+        product_into(n.flatten(0, 1), inputs.flatten(0, 1)[:, : D + 1], of_n, 1.0)
+        step = load_cells(full, dtype).gru_forward
+        at = [_addresses(x) for x in (gates, n, before, outputs)]
+        at += [_addresses_after(x) for x in (before, hidden, starts_TN)]
+        sizes = N, H, torch.get_num_threads(), before.stride(1), inputs.stride(1)
+        steps = zip(inputs, _outputs_of_products(gates, grads), zip(*at, strict=True), strict=True)
+        for row, out, addresses in steps:
+            of_gates = product(row, out)
+            step(*sizes, of_gates.data_ptr(), *addresses)
         ctx.save_for_backward(w_ih, w_hh)
         ctx.buffers, ctx.cuts = buffers, cuts_TN
         return outputs
@@ -244,33 +283,44 @@ class GruScan(torch.autograd.Function):
         grad_outputs: torch.Tensor,
     ) -> tuple[torch.Tensor | None, ...]:
         """Return gradients, shaped as ``forward``'s tensors; gates are overwritten by theirs."""
-        inputs, gates, n = ctx.buffers.take()
+        inputs, gates, n, before, grads, grads_n = ctx.buffers.take()
         w_ih, w_hh = ctx.saved_tensors
-        (T, N, H), D = n.shape, w_ih.shape[1]
+        (T, N, H), D, full, dtype = n.shape, w_ih.shape[1], gates.dtype, inputs.dtype
+        if dtype == full:
+            before, grads, grads_n = inputs[..., D + 1 :], gates, n
         grad_outputs = grad_outputs.contiguous()
-        dh, dh_gates = grad_outputs.new_zeros(2, N, H)
-        step = load_cells(gates.dtype).gru_backward
-        at = [_addresses(x) for x in (gates, n, inputs[..., D + 1 :], grad_outputs)]
-        sizes, product = (N, H, torch.get_num_threads()), prepare(transposed_step_product, N, w_hh)
-        carried = dh.data_ptr(), inputs.stride(1)
-        steps = zip(gates, zip(*at, strict=True), _addresses_after(ctx.cuts), strict=True)
-        for t, (gate, addresses, later_starts) in reversed(list(enumerate(steps))):
-            step(*sizes, *addresses, dh_gates.data_ptr(), *carried, later_starts)
+        dh = grad_outputs.new_zeros(N, H)
+        dh_gates = torch.zeros_like(dh, dtype=dtype)
+        step = load_cells(full, dtype).gru_backward
+        at = [_addresses(x) for x in (gates, grads, n, grads_n, before, grad_outputs)]
+        at.append(_addresses_after(ctx.cuts))
+        product = prepare(transposed_step_product, N, dtype, w_hh)
+        sizes = N, H, torch.get_num_threads(), before.stride(1)
+        steps = zip(grads, zip(*at, strict=True), strict=True)
+        for t, (grad, addresses) in reversed(list(enumerate(steps))):
+            step(*sizes, *addresses, dh_gates.data_ptr(), dh.data_ptr())
             if t > 0 or ctx.needs_input_grad[1]:
-                dh_gates = product(gate, dh_gates)
+                dh_gates = product(grad, dh_gates)
         dh += dh_gates
         dh.masked_fill_(ctx.cuts[0].unsqueeze(1), 0.0)
-        flat_inputs, of_gates, of_candidates = (x.flatten(0, 1) for x in (inputs, gates, n))
+        flat_inputs, of_gates, of_candidates = (x.flatten(0, 1) for x in (inputs, grads, grads_n))
         of_rz, x_and_one, dx = of_gates[:, : 2 * H], flat_inputs[:, : D + 1].t(), None
         with torch.autocast("cpu", enabled=False):  # which is the forward pass's business
             if ctx.needs_input_grad[0]:
-                dx = torch.mm(of_rz, w_ih[: 2 * H]).addmm_(of_candidates, w_ih[2 * H :])
-                dx = dx.unflatten(0, (T, N))
-            db_hh, dw_hh = (flat_inputs[:, D:].t() @ of_gates).t().split((1, H), dim=1)
-            of_x = torch.cat((x_and_one @ of_rz, x_and_one @ of_candidates), dim=1)
+                of_x = w_ih.to(dtype)
+                dx = torch.mm(of_rz, of_x[: 2 * H]).addmm_(of_candidates, of_x[2 * H :])
+                dx = dx.unflatten(0, (T, N)).to(full)
+            of_hidden = (flat_inputs[:, D:].t() @ of_gates).to(full)
+            of_x = torch.cat((x_and_one @ of_rz, x_and_one @ of_candidates), dim=1).to(full)
+        db_hh, dw_hh = of_hidden.t().split((1, H), dim=1)
         dw_ih, db_ih = of_x.t().split((D, 1), dim=1)
         ctx.buffers.release()
-        return dx, dh, dw_ih, dw_hh, db_ih.squeeze(1), db_hh.squeeze(1), None, None
+        return dx, dh, dw_ih, dw_hh, db_ih.squeeze(1), db_hh.squeeze(1), None, None, None
+
+
+def _outputs_of_products(gates: torch.Tensor, grads: torch.Tensor) -> torch.Tensor:
+    """Return where the steps' products go: to the gates, or to one place if those are not short."""
+    return gates if gates.dtype == grads.dtype else grads[:1].expand_as(gates)
 
 
 def _addresses(steps: torch.Tensor) -> list[int | None]:

@@ -15,8 +15,12 @@ import torch
 
 SOURCE = Path(__file__).with_name("cells.c")
 
-C_TYPES = {torch.float32: "float", torch.float64: "double"}
-"""What ``cells.c`` can be compiled for."""
+OPTIONS = {
+    (torch.float32, torch.float32): ("-DREAL=float",),
+    (torch.float64, torch.float64): ("-DREAL=double",),
+    (torch.float32, torch.bfloat16): ("-DREAL=float", "-DBFLOAT16_OPERANDS"),
+}
+"""What ``cells.c`` can be compiled for: the dtypes of the state and of products' operands."""
 
 _FLAGS = (
     *("-std=gnu11", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared"),
@@ -28,10 +32,10 @@ _SECONDS = 60.0
 _POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
 _SIZES = (_INT, _INT, ctypes.c_int)
 _ARGUMENTS = {
-    "lstm_forward": (*_SIZES, *[_POINTER] * 7, _INT, _POINTER),
-    "lstm_backward": (*_SIZES, *[_POINTER] * 7),
-    "gru_forward": (*_SIZES, *[_POINTER] * 6, _INT, _POINTER),
-    "gru_backward": (*_SIZES, *[_POINTER] * 6, _INT, _POINTER),
+    "lstm_forward": (*_SIZES, _INT, *[_POINTER] * 8),
+    "lstm_backward": (*_SIZES, *[_POINTER] * 8),
+    "gru_forward": (*_SIZES, _INT, _INT, *[_POINTER] * 8),
+    "gru_backward": (*_SIZES, _INT, *[_POINTER] * 9),
 }
 
 
@@ -57,11 +61,12 @@ def _named() -> str:
 
 
 @functools.cache
-def load_cells(dtype: torch.dtype) -> ctypes.CDLL:
+def load_cells(dtype: torch.dtype, operand_dtype: torch.dtype) -> ctypes.CDLL:
     """Compile and load the functions of ``cells.c``.
 
     Args:
-        dtype: A key of ``C_TYPES``.
+        dtype: Of state and gates.
+        operand_dtype: Of the operands of matrix products; with ``dtype`` a key of ``OPTIONS``.
 
     Returns:
         The library; its functions take sizes, then addresses as integers.
@@ -77,8 +82,8 @@ def load_cells(dtype: torch.dtype) -> ctypes.CDLL:
         )
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "cells.so"
-        real = f"-DREAL={C_TYPES[dtype]}"
-        words = [*command, *_FLAGS, real, str(SOURCE), "-o", str(library), "-lm"]
+        options = (*_FLAGS, *OPTIONS[dtype, operand_dtype])
+        words = [*command, *options, str(SOURCE), "-o", str(library), "-lm"]
         try:
             subprocess.run(words, check=True, capture_output=True, text=True, timeout=_SECONDS)
             cells = ctypes.CDLL(str(library))

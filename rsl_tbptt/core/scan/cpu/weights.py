@@ -42,32 +42,37 @@ def unchanged_weights() -> Iterator[None]:
         _kept = outer
 
 
-def prepare(make: Callable[..., Prepared], num_envs: int, *weights: torch.Tensor) -> Prepared:
+def prepare(
+    make: Callable[..., Prepared], num_envs: int, dtype: torch.dtype, *weights: torch.Tensor
+) -> Prepared:
     """Return what ``make`` makes of weights for N environments, or has made while they were kept.
 
     Args:
-        make: Makes it of N and the weights.
+        make: Makes it of N, the dtype and the weights.
         num_envs: Environments of a step N; what was made for another number is dropped.
+        dtype: Of the operands of products.
         *weights: The weights, of any shape. What is made of others than parameters is not kept.
     """
     if _kept is None or not all(isinstance(weight, nn.Parameter) for weight in weights):
-        return make(num_envs, *weights)
-    key = (make, *map(id, weights))
+        return make(num_envs, dtype, *weights)
+    key = (make, dtype, *map(id, weights))
     if key not in _kept or _kept[key].num_envs != num_envs:
         _kept.pop(key, None)
-        _kept[key] = _Kept(num_envs, weights, make(num_envs, *weights))
+        _kept[key] = _Kept(num_envs, weights, make(num_envs, dtype, *weights))
     made: Prepared = _kept[key].made
     return made
 
 
-def step_product(num_envs: int, weights: torch.Tensor) -> StepProduct:
+def step_product(num_envs: int, dtype: torch.dtype, weights: torch.Tensor) -> StepProduct:
     """Return ``rows @ weights.t()`` for the N rows of each step.
 
     Args:
         num_envs: Environments of a step N.
+        dtype: Of both factors and of the product.
         weights: The other factor, which must not change before the last step. Shape: (G, K).
     """
-    if not (_packs() and weights.dtype == torch.float32):
+    weights = weights.to(dtype)
+    if not (_packs() and dtype == torch.float32):
         factor = weights.t()
         return lambda rows, out: torch.mm(rows, factor, out=out)
     weights = weights.contiguous()
@@ -75,9 +80,11 @@ def step_product(num_envs: int, weights: torch.Tensor) -> StepProduct:
     return lambda rows, _: torch.ops.mkl._mkl_linear(rows, packed, weights, None, num_envs)
 
 
-def transposed_step_product(num_envs: int, weights: torch.Tensor) -> StepProduct:
+def transposed_step_product(
+    num_envs: int, dtype: torch.dtype, weights: torch.Tensor
+) -> StepProduct:
     """Return ``rows @ weights``, shape (K, G), as :func:`step_product` does."""
-    return step_product(num_envs, weights.t())
+    return step_product(num_envs, dtype, weights.t())
 
 
 @functools.cache
