@@ -44,7 +44,7 @@ def test_saved_activations_count_until_they_are_used():
 def test_what_a_library_packs_counts_as_much_as_what_it_was_packed_from():
     factor = torch.randn(64, 32)
     with PeakMemory() as memory:
-        product = weights.step_product(8, factor)
+        product = weights.step_product(8, torch.float32, factor)
         assert memory.now == factor.nbytes
         del product
         assert memory.now == 0
