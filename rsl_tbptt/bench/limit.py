@@ -28,7 +28,7 @@ def update_flops(case: Case) -> int:
     Forward: ``x W_ih`` and ``h W_hh`` in every layer and step, and the MLP. Backward: the same
     again for the weights' gradients, and once more for the inputs' gradients, except where nobody
     needs them: of the observations, and of the state before a window. A CNN sees every new frame
-    once, and the one that is shown when a window begins.
+    once, and the one that is shown when a window begins, and its features are multiplied as often.
 
     Args:
         case: The case.
@@ -41,12 +41,17 @@ def update_flops(case: Case) -> int:
     sees = case.camera_period is not None
     few = replace(case, num_envs=2 * case.batches, num_steps=1, gradient_length=1, device="cpu")
     algorithm = build(few, "rsl_rl")
-    flops = 2 * _convolutions(case.image_size) * _num_frames(case) if sees else 0
+    flops = 0
     for role in TRAINED[case.algorithm]:
         model, products = getattr(algorithm, role), 0
+        num_features = model.cnn_latent_dim if sees else 0
         for layer, (w_ih, w_hh, *_) in enumerate(model.rnn.rnn.all_weights):
-            products += w_ih.numel() * steps * (3 if layer or sees else 2)
+            seen_once = len(w_ih) * num_features if layer == 0 else 0
+            products += (w_ih.numel() - seen_once) * steps * (3 if layer else 2)
             products += w_hh.numel() * (2 * steps + cut_steps)
+        if sees:
+            of_features = 3 * num_features * len(model.rnn.rnn.weight_ih_l0)
+            flops += 2 * _num_frames(case) * (_convolutions(case.image_size) + of_features)
         layers = (layer for layer in model.mlp if isinstance(layer, nn.Linear))
         products += 3 * steps * sum(layer.weight.numel() for layer in layers)
         flops += 2 * case.num_envs * products

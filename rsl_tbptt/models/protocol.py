@@ -36,6 +36,9 @@ class WindowedModel(Protocol):
     Its forward pass has to be ``head`` of one step of ``cell`` on ``encode``. It may also have
     ``encoders``, frame encoders by observation group: ``encode`` then gets features in place of the
     frames, which are computed in parts and once for a frame that an environment shows for longer.
+    If ``encode`` does no more than put those features, in the order of ``encoders``, behind what
+    the method ``encode_vectors`` returns for the same rows, the memory's products with features are
+    computed once for such a frame, too.
     """
 
     @property
@@ -64,6 +67,8 @@ class Parts:
     """See :class:`WindowedModel`."""
     encoders: Mapping[str, FrameEncoder] = field(default_factory=dict)
     """By observation group."""
+    encode_vectors: Callable[[Any], torch.Tensor] | None = None
+    """What ``encode`` puts before the features of frames, if that is all it does."""
 
 
 def parts_of(model: Any) -> Parts | None:
@@ -76,12 +81,14 @@ def parts_of(model: Any) -> Parts | None:
         The parts of a :class:`WindowedModel` or of a model of rsl_rl's; None for any other, which
         has to be run step by step.
     """
+    own = type(model)
     if isinstance(model, WindowedModel):
-        if not (is_supported(model.cell) and _encodes_as_it_runs(type(model))):
+        if not (is_supported(model.cell) and _is_as_new(own, "encode", "forward", "get_latent")):
             return None
         encoders: Any = getattr(model, "encoders", {})
-        return Parts(model.encode, model.cell, model.head, dict(encoders))
-    own = type(model)
+        vectors: Any = getattr(model, "encode_vectors", None)
+        joins = vectors if _is_as_new(own, "encode_vectors", "encode") else None
+        return Parts(model.encode, model.cell, model.head, dict(encoders), joins)
     if own.forward is not MLPModel.forward:
         return None
     if CNNModel is not None and own.get_latent is CNNModel.get_latent:
@@ -93,14 +100,14 @@ def parts_of(model: Any) -> Parts | None:
     return None
 
 
-def _encodes_as_it_runs(model_class: type) -> bool:
-    """Return whether ``encode`` is as new as what a subclass may have replaced of the rest."""
+def _is_as_new(model_class: type, part: str, *others: str) -> bool:
+    """Return whether a method is as new as others, which a subclass may have replaced."""
 
     def age(name: str) -> int:
         classes = enumerate(model_class.__mro__)
         return next((index for index, each in classes if name in vars(each)), 0)
 
-    return all(age("encode") <= age(name) for name in ("forward", "get_latent"))
+    return all(age(part) <= age(name) for name in others)
 
 
 def _join(model: Any, obs: Any) -> torch.Tensor:

@@ -16,10 +16,12 @@ from support.helpers import (
 from support.tolerances import EXACT_FLOAT64
 from tensordict import TensorDict
 
+from rsl_tbptt.algorithms.update import replay
 from rsl_tbptt.algorithms.update.frames import find_held_frames, shown_once
 from rsl_tbptt.algorithms.update.replay import _replay_stepwise, gaussian_head, make_replay
 from rsl_tbptt.algorithms.update.replay import seen_by as marked_for
 from rsl_tbptt.core import recompute
+from rsl_tbptt.core.scan import HeldInputs, recurrent_scan
 from rsl_tbptt.models import CNNRNNModel, RecurrentModel
 from rsl_tbptt.models.protocol import parts_of
 
@@ -152,6 +154,60 @@ def test_parts_of_models_that_changed_what_runs_are_not_trusted():
     obs, groups = make_obs(N), {"student": ["policy"]}
     assert parts_of(Changed(obs, groups, "student", ACTION_DIM)) is None
     assert parts_of(Encoding(obs, groups, "student", ACTION_DIM)) is not None
+
+
+def test_vectors_alone_are_not_trusted_where_encode_was_replaced():
+    class Doubled(CNNRNNModel):
+        def encode(self, obs):
+            return 2.0 * super().encode(obs)
+
+    class DoubledVectors(Doubled):
+        def encode(self, obs):
+            return CNNRNNModel.encode(self, obs)
+
+        def encode_vectors(self, obs):
+            return 2.0 * super().encode_vectors(obs)
+
+    for model_class, trusted in ((CNNRNNModel, True), (Doubled, False), (DoubledVectors, True)):
+        parts = parts_of(seeing(model_class))
+        assert parts is not None
+        assert (parts.encode_vectors is not None) == trusted
+
+
+@pytest.mark.parametrize("groups", [["policy", "camera"], ["camera"]])
+@pytest.mark.parametrize("doubled", [False, True])
+def test_held_features_are_multiplied_once_unless_encode_changes_them(monkeypatch, groups, doubled):
+    class Doubled(CNNRNNModel):
+        def encode(self, obs):
+            return 2.0 * super().encode(obs)
+
+    model = seeing(Doubled if doubled else CNNRNNModel, groups)
+    obs, starts, state = rollout((5,) * N)
+    held = []
+    monkeypatch.setattr(
+        replay, "recurrent_scan", lambda *args: held.append(args[1]) or recurrent_scan(*args)
+    )
+    run = make_replay(model, head=gaussian_head, scan_engine="auto", operand_dtype=None)
+    found = gradient(model, lambda: run(seen_by(model, obs), state, starts))
+    assert isinstance(held[0], HeldInputs) == (not doubled)
+    expected = gradient(model, lambda: _replay_stepwise(model, obs, state, starts, gaussian_head))
+    for got, want in zip(found, expected, strict=True):
+        torch.testing.assert_close(got, want, **EXACT_FLOAT64)
+
+
+def seeing(model_class, groups=("policy", "camera")):
+    torch.manual_seed(1)
+    obs = make_obs(N, images=True)
+    return model_class(
+        obs,
+        {"student": [*groups]},
+        "student",
+        ACTION_DIM,
+        cnn_cfg=CNN,
+        rnn_hidden_dim=6,
+        hidden_dims=[8],
+        distribution_cfg={"class_name": "GaussianDistribution", "init_std": 1.0},
+    )
 
 
 def test_without_an_encoder_it_is_rsl_rls_model():

@@ -5,8 +5,9 @@ from __future__ import annotations
 import torch
 from tensordict import TensorDict
 
-from rsl_tbptt.algorithms.update.frames import FrameObs, frames_apart, shown_once
+from rsl_tbptt.algorithms.update.frames import FrameObs, frames_apart, shown_once, steps_of
 from rsl_tbptt.core.recompute import graph_bytes_per_row, in_parts
+from rsl_tbptt.core.scan import Held, HeldInputs
 from rsl_tbptt.models.protocol import FrameEncoder, Parts
 
 
@@ -19,27 +20,36 @@ class Encoding:
         self._sparing = sparing
         self._bytes_per_frame: dict[str, int] = {}
 
-    def __call__(self, obs: TensorDict | FrameObs) -> torch.Tensor:
+    def __call__(self, obs: TensorDict | FrameObs) -> torch.Tensor | HeldInputs:
         """Return features of observations.
 
         Args:
             obs: Observations of K steps of n environments, of leading shape (K, n).
 
         Returns:
-            Features. Shape: (K * n, F).
+            Features, shape (K, n, F): those of frames held, if the memory takes them so.
         """
+        shape = steps_of(obs).batch_size
         if not self.parts.encoders:
-            return self.parts.encode(obs.flatten(0, 1))
+            return self.parts.encode(obs.flatten(0, 1)).unflatten(0, shape)
         obs = frames_apart(obs, self.parts.encoders)
+        features = {
+            group: self._features(group, encoder, obs.frames[group], obs.steps[group])
+            for group, encoder in self.parts.encoders.items()
+        }
         seen = dict(obs.steps.flatten(0, 1).items())
-        for group, encoder in self.parts.encoders.items():
-            seen[group] = self._features(group, encoder, obs.frames[group], obs.steps[group])
-        return self.parts.encode(seen)
+        if self.parts.encode_vectors and not all(map(_is_new_at_every_step, features.values())):
+            vectors = self.parts.encode_vectors(seen).unflatten(0, shape)
+            return HeldInputs(vectors, tuple(features.values()))
+        for group, held in features.items():
+            new = _is_new_at_every_step(held)
+            seen[group] = held.rows if new else held.at_steps(held.rows).flatten(0, 1)
+        return self.parts.encode(seen).unflatten(0, shape)
 
     def _features(
         self, group: str, encoder: FrameEncoder, frames: torch.Tensor, shown: torch.Tensor
-    ) -> torch.Tensor:
-        """Return features, (K * n, F), of the frames (F, ...) that steps show, (K, n)."""
+    ) -> Held:
+        """Return features of the frames (F, ...) that steps show, (K, n)."""
 
         def encode(rows: torch.Tensor) -> torch.Tensor:
             return encoder(_as_convolved(frames.index_select(0, rows)))
@@ -48,9 +58,12 @@ class Encoding:
         if group not in self._bytes_per_frame:
             self._bytes_per_frame[group] = graph_bytes_per_row(encode, rows[:1].repeat(2))
         features = in_parts(encode, rows, self._bytes_per_frame[group], sparing=self._sparing)
-        return (
-            features if len(rows) == shown.numel() else features.index_select(0, places.flatten())
-        )
+        return Held(features, places)
+
+
+def _is_new_at_every_step(held: Held) -> bool:
+    """Return whether each step of each environment shows a frame of its own; rows are in order."""
+    return len(held.rows) == held.places.numel()
 
 
 def _as_convolved(frames: torch.Tensor) -> torch.Tensor:

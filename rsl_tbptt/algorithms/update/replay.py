@@ -150,11 +150,9 @@ def _replay_window(
     shape, parts = episode_starts.shape, encoding.parts
     latent = encoding(obs)
     if parts.cell is not None:
-        inputs = latent.unflatten(0, shape)
-        outputs, state = recurrent_scan(
-            parts.cell, inputs, state, episode_starts, scan_engine, cuts
-        )
-        latent = outputs.flatten(0, 1)
+        latent, state = recurrent_scan(parts.cell, latent, state, episode_starts, scan_engine, cuts)
+    assert isinstance(latent, torch.Tensor)
+    latent = latent.flatten(0, 1)
     outputs = (*head(model, parts.head(latent)), *further(latent))
     return tuple(output.unflatten(0, shape) for output in outputs), state
 

@@ -12,6 +12,7 @@ from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.scan.cpu.weights import unchanged_weights
 from rsl_tbptt.core.scan.cpu.workspace import free_buffers
 from rsl_tbptt.core.scan.cuda.graphs import recordings_aside
+from rsl_tbptt.core.scan.inputs import Held, HeldInputs
 from rsl_tbptt.core.scan.registry import (
     CELLS,
     ENGINES,
@@ -29,6 +30,8 @@ __all__ = [
     "ENGINES",
     "Cell",
     "Engine",
+    "Held",
+    "HeldInputs",
     "check_supported",
     "free_buffers",
     "is_supported",
@@ -41,7 +44,7 @@ __all__ = [
 
 def recurrent_scan(
     rnn: nn.RNNBase,
-    inputs: torch.Tensor,
+    inputs: torch.Tensor | HeldInputs,
     state: HiddenState,
     episode_starts: torch.Tensor,
     engine: str = "auto",
@@ -55,7 +58,7 @@ def recurrent_scan(
     Args:
         rnn: Recurrent layers of a cell in ``CELLS``, in time-major order, unidirectional, without
             dropout.
-        inputs: RNN inputs. Shape: (T, N, D).
+        inputs: RNN inputs. Shape: (T, N, D). ``HeldInputs`` say which columns several steps share.
         state: State before step 0. Shape: (L, N, H), a pair of them for an LSTM, or None for zeros.
         episode_starts: True where step t is the first of an episode. Shape: (T, N), bool.
         engine: A name in ``ENGINES``, or "auto" for the one expected to be the fastest on the

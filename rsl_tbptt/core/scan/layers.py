@@ -7,6 +7,7 @@ import torch
 from torch import nn
 
 from rsl_tbptt.core.hidden_state import HiddenState, as_tensors, from_tensors
+from rsl_tbptt.core.scan.inputs import HeldInputs
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -17,7 +18,8 @@ Scan = Callable[..., tuple[torch.Tensor, HiddenState]]
 LayerScan = Callable[..., tuple[torch.Tensor, Tensors]]
 """Maps inputs (T, N, D), the state's tensors (N, H), the weights (input and hidden weights, then
 their biases), episode starts (T, N) and the operand dtype to outputs (T, N, H) and the state after
-step T-1; cuts as in ``Scan``."""
+step T-1; cuts as in ``Scan``. Of an engine that knows ``HeldInputs`` it also takes ``added``, what
+held inputs add to the products of inputs and weights, (T, N, 4H or 3H)."""
 
 ONCE = (
     "The backward pass of this scan overwrites its buffers, so it runs once and cannot itself be"
@@ -37,7 +39,7 @@ def layer_by_layer(layers: Mapping[str, LayerScan]) -> dict[str, Scan]:
 
 def scan_layers(
     rnn: nn.RNNBase,
-    inputs: torch.Tensor,
+    inputs: torch.Tensor | HeldInputs,
     state: HiddenState,
     episode_starts: torch.Tensor,
     *cuts: tuple[int, ...],
@@ -57,11 +59,15 @@ def scan_layers(
         inputs, tensors = inputs.to(dtype), [tensor.to(dtype) for tensor in as_tensors(state)]
         for layer in range(rnn.num_layers):
             before = tuple(tensor[layer] for tensor in tensors)
-            weights = _layer_weights(rnn, layer)
+            weights, added = _layer_weights(rnn, layer), {}
+            if isinstance(inputs, HeldInputs):
+                w_ih, added["added"] = inputs.multiplied(weights[0], operand_dtype)
+                inputs, weights = inputs.own, (w_ih, *weights[1:])
             arguments = (weights, episode_starts, operand_dtype, *cuts)
-            inputs, after = scan_layer(inputs, before, *arguments)
+            inputs, after = scan_layer(inputs, before, *arguments, **added)
             finals.append(after)
         last = [torch.stack(parts) for parts in zip(*finals, strict=True)]
+    assert isinstance(inputs, torch.Tensor)
     return inputs, from_tensors(last)
 
 

@@ -16,6 +16,7 @@ from rsl_tbptt.core.hidden_state import HiddenState, detach, from_tensors
 from rsl_tbptt.core.scan import reference, segments
 from rsl_tbptt.core.scan.cpu import compiled, compiler, fused
 from rsl_tbptt.core.scan.cuda import cells, graphs, torchrl_triton
+from rsl_tbptt.core.scan.inputs import HeldInputs
 from rsl_tbptt.core.scan.layers import Scan, layer_by_layer
 
 
@@ -45,6 +46,8 @@ class Engine:
     """How it scans each cell that it knows, by the cell's name."""
     cuts_gradient: bool = False
     """Whether these scans take ``cuts``; others are run from cut to cut."""
+    knows_held_inputs: bool = False
+    """Whether these scans take ``HeldInputs``; others are given them joined."""
     devices: tuple[str, ...] = ()
     """Types of device that it runs on, empty for all."""
     dtypes: tuple[torch.dtype, ...] = ()
@@ -61,7 +64,7 @@ class Engine:
         self,
         cell: Cell,
         rnn: nn.RNNBase,
-        inputs: torch.Tensor,
+        inputs: torch.Tensor | HeldInputs,
         state: HiddenState,
         episode_starts: torch.Tensor,
         cuts: tuple[int, ...] = (),
@@ -71,6 +74,8 @@ class Engine:
         ``inputs`` is (T, N, D), ``state`` (L, N, H) and not None, ``episode_starts`` (T, N).
         """
         run = self.cells[cell.name]
+        if isinstance(inputs, HeldInputs) and not self.knows_held_inputs:
+            inputs = inputs.joined()
         if self.cuts_gradient:
             return run(rnn, inputs, state, episode_starts, cuts)
         if not cuts:
@@ -103,6 +108,7 @@ ENGINES = {
             "compiled",
             layer_by_layer(compiled.LAYERS),
             cuts_gradient=True,
+            knows_held_inputs=True,
             devices=("cpu",),
             auto=True,
             is_available=compiler.is_available,

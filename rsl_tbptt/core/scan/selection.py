@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import torch
 
 from rsl_tbptt.core.hidden_state import as_tensors, from_tensors
+from rsl_tbptt.core.scan.inputs import Held, HeldInputs
 from rsl_tbptt.core.scan.layers import operand_dtype_of
 from rsl_tbptt.core.scan.precision import tf32_allowed
 from rsl_tbptt.core.scan.registry import ENGINES, Cell, Engine
@@ -147,9 +148,17 @@ def _run(
     state = from_tensors(moved[1 : len(cotangents)])
     for parameter, value in zip(rnn.parameters(), moved[len(cotangents) :], strict=True):
         parameter.data.copy_(value)
-    outputs, last = engine.scan(cell, rnn, moved[0], state, starts, cuts)
+    inputs = _half_held(moved[0]) if engine.knows_held_inputs else moved[0]
+    outputs, last = engine.scan(cell, rnn, inputs, state, starts, cuts)
     results = [outputs, *as_tensors(last)]
     weights = [cotangent.to(starts.device, dtype) for cotangent in cotangents]
     total = torch.stack([(r * w).sum() for r, w in zip(results, weights, strict=True)]).sum()
     arguments = [*moved[: len(cotangents)], *rnn.parameters()]
     return [*results, *torch.autograd.grad(total, arguments)]
+
+
+def _half_held(inputs: torch.Tensor) -> HeldInputs:
+    """Return inputs (T, N, D) of which half of the columns are said to be held."""
+    own, held = inputs.chunk(2, dim=-1)
+    places = torch.arange(T * N, device=inputs.device).view(T, N)
+    return HeldInputs(own, (Held(held.flatten(0, 1), places),))

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from rsl_tbptt.core.hidden_state import as_tensors
-from rsl_tbptt.core.scan import CELLS, ENGINES, Engine, reference, selection
+from rsl_tbptt.core.scan import CELLS, ENGINES, Engine, Held, HeldInputs, reference, selection
 from rsl_tbptt.core.scan.layers import Scan
 
 CPU = torch.device("cpu")
@@ -83,6 +83,25 @@ def test_the_first_engine_that_agrees_is_taken(wrong, dtype):
     assert "'raises' (NotImplementedError: no such kernel here)" in message
     assert "'wrong' (AssertionError: Tensor-likes are not close" in message
     assert "'never'" not in message
+
+
+def ignores_held_inputs(rnn, inputs, state, episode_starts):
+    if isinstance(inputs, HeldInputs):
+        zeros = tuple(Held(0 * held.rows, held.places) for held in inputs.held)
+        inputs = HeldInputs(inputs.own, zeros).joined()
+    return reference.scan(rnn, inputs, state, episode_starts)
+
+
+@pytest.mark.parametrize("knows_held_inputs", [False, True])
+def test_held_inputs_are_checked_where_they_are_taken(knows_held_inputs):
+    engine = Engine(
+        "wrong",
+        dict.fromkeys(CELLS, ignores_held_inputs),
+        knows_held_inputs=knows_held_inputs,
+    )
+    tolerance = selection._TOLERANCES[torch.float32]
+    failure = selection._failure(engine, CELLS["lstm"], CPU, torch.float32, tolerance)
+    assert (failure is not None) == knows_held_inputs
 
 
 @pytest.mark.engines(name="fused")

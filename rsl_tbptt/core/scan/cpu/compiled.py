@@ -44,6 +44,7 @@ def scan_lstm(
     episode_starts: torch.Tensor,
     operand_dtype: torch.dtype,
     cuts: tuple[int, ...] = (),
+    added: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, Tensors]:
     """Scan one LSTM layer over inputs (T, N, D); all arguments and the result as in ``LayerScan``.
 
@@ -51,9 +52,10 @@ def scan_lstm(
         NotImplementedError: If there is no C compiler, or it fails.
     """
     if (inputs.dtype, operand_dtype) not in OPTIONS:
+        inputs, weights = _with_added(inputs, weights, added)
         return lstm.scan_layer(inputs, state, weights, episode_starts, operand_dtype, cuts)
     starts = _starts_and_cuts(episode_starts, cuts)
-    outputs, cell = LstmScan.apply(inputs, *state, *weights, *starts, operand_dtype)
+    outputs, cell = LstmScan.apply(inputs, *state, *weights, added, *starts, operand_dtype)
     return outputs, (outputs[-1], cell)
 
 
@@ -64,13 +66,26 @@ def scan_gru(
     episode_starts: torch.Tensor,
     operand_dtype: torch.dtype,
     cuts: tuple[int, ...] = (),
+    added: torch.Tensor | None = None,
 ) -> tuple[torch.Tensor, Tensors]:
     """Scan one GRU layer over inputs (T, N, D); all else as in ``LayerScan`` and ``scan_lstm``."""
     if (inputs.dtype, operand_dtype) not in OPTIONS:
+        inputs, weights = _with_added(inputs, weights, added)
         return gru.scan_layer(inputs, state, weights, episode_starts, operand_dtype, cuts)
     starts = _starts_and_cuts(episode_starts, cuts)
-    outputs = GruScan.apply(inputs, *state, *weights, *starts, operand_dtype)
+    outputs = GruScan.apply(inputs, *state, *weights, added, *starts, operand_dtype)
     return outputs, (outputs[-1],)
+
+
+def _with_added(
+    inputs: torch.Tensor, weights: Tensors, added: torch.Tensor | None
+) -> tuple[torch.Tensor, Tensors]:
+    """Return inputs and weights whose product is what was, and what is added to it."""
+    if added is None:
+        return inputs, weights
+    w_ih, *others = weights
+    w_ih = torch.cat((w_ih, torch.eye(len(w_ih)).to(w_ih)), dim=1)
+    return torch.cat((inputs, added), dim=-1), (w_ih, *others)
 
 
 def _starts_and_cuts(
@@ -129,6 +144,7 @@ class LstmScan(torch.autograd.Function):
         w_hh: torch.Tensor,
         b_ih: torch.Tensor,
         b_hh: torch.Tensor,
+        added: torch.Tensor | None,
         starts_TN: torch.Tensor,
         cuts_TN: torch.Tensor,
         dtype: torch.dtype,
@@ -144,6 +160,7 @@ class LstmScan(torch.autograd.Function):
             w_hh: Hidden weights, shape (4H, H).
             b_ih: Input bias, shape (4H,).
             b_hh: Hidden bias, shape (4H,).
+            added: To what the gates' activations are of, shape (T, N, 4H), or None.
             starts_TN: Episode starts, bool, contiguous.
             cuts_TN: The same, and where else the gradient of the state stops.
             dtype: Of the operands of matrix products.
@@ -171,8 +188,10 @@ class LstmScan(torch.autograd.Function):
         at += [_addresses_after(x) for x in (hidden, starts_TN)]
         sizes = N, H, torch.get_num_threads(), inputs.stride(1)
         steps = zip(inputs, _outputs_of_products(gates, grads), zip(*at, strict=True), strict=True)
-        for row, out, addresses in steps:
+        for t, (row, out, addresses) in enumerate(steps):
             of_gates = product(row, out)
+            if added is not None:
+                of_gates += added[t]
             step(*sizes, of_gates.data_ptr(), *addresses)
         last_cell = cells[-1].clone()
         ctx.save_for_backward(w_ih, w_hh)
@@ -212,8 +231,10 @@ class LstmScan(torch.autograd.Function):
                 dx = (flat_grads @ w_ih.to(dtype)).unflatten(0, (T, N)).to(full)
             dw = (inputs.flatten(0, 1).t() @ flat_grads).to(full)
         dw_ih, db, dw_hh = dw.t().split((D, 1, H), dim=1)
+        d_added = grads.to(full, copy=True) if ctx.needs_input_grad[7] else None
         ctx.buffers.release()
-        return dx, dh.to(full), dc, dw_ih, dw_hh, *[db.squeeze(1)] * 2, None, None, None
+        of_state = dx, dh.to(full), dc
+        return *of_state, dw_ih, dw_hh, *[db.squeeze(1)] * 2, d_added, None, None, None
 
 
 class GruScan(torch.autograd.Function):
@@ -228,6 +249,7 @@ class GruScan(torch.autograd.Function):
         w_hh: torch.Tensor,
         b_ih: torch.Tensor,
         b_hh: torch.Tensor,
+        added: torch.Tensor | None,
         starts_TN: torch.Tensor,
         cuts_TN: torch.Tensor,
         dtype: torch.dtype,
@@ -242,6 +264,8 @@ class GruScan(torch.autograd.Function):
             w_hh: Hidden weights, shape (3H, H).
             b_ih: Input bias, shape (3H,).
             b_hh: Hidden bias, shape (3H,).
+            added: To what the gates' activations are of, shape (T, N, 3H), or None; for n to the
+                part of x.
             starts_TN: Episode starts, bool, contiguous.
             cuts_TN: The same, and where else the gradient of the state stops.
             dtype: Of the operands of matrix products.
@@ -265,13 +289,17 @@ class GruScan(torch.autograd.Function):
         before = hidden if dtype == full else before
         hidden[0] = before[0] = h0_NH.masked_fill(starts_TN[0].unsqueeze(1), 0.0)
         product_into(n.flatten(0, 1), inputs.flatten(0, 1)[:, : D + 1], of_n, 1.0)
+        if added is not None:
+            n += added[..., 2 * H :]
         step = load_cells(full, dtype).gru_forward
         at = [_addresses(x) for x in (gates, n, before, outputs)]
         at += [_addresses_after(x) for x in (before, hidden, starts_TN)]
         sizes = N, H, torch.get_num_threads(), before.stride(1), inputs.stride(1)
         steps = zip(inputs, _outputs_of_products(gates, grads), zip(*at, strict=True), strict=True)
-        for row, out, addresses in steps:
+        for t, (row, out, addresses) in enumerate(steps):
             of_gates = product(row, out)
+            if added is not None:
+                of_gates[:, : 2 * H] += added[t, :, : 2 * H]
             step(*sizes, of_gates.data_ptr(), *addresses)
         ctx.save_for_backward(w_ih, w_hh)
         ctx.buffers, ctx.cuts = buffers, cuts_TN
@@ -314,8 +342,12 @@ class GruScan(torch.autograd.Function):
             of_x = torch.cat((x_and_one @ of_rz, x_and_one @ of_candidates), dim=1).to(full)
         db_hh, dw_hh = of_hidden.t().split((1, H), dim=1)
         dw_ih, db_ih = of_x.t().split((D, 1), dim=1)
+        d_added = None
+        if ctx.needs_input_grad[6]:
+            d_added = torch.cat((grads[..., : 2 * H], grads_n), dim=-1).to(full)
         ctx.buffers.release()
-        return dx, dh, dw_ih, dw_hh, db_ih.squeeze(1), db_hh.squeeze(1), None, None, None
+        of_biases = db_ih.squeeze(1), db_hh.squeeze(1)
+        return dx, dh, dw_ih, dw_hh, *of_biases, d_added, None, None, None
 
 
 def _outputs_of_products(gates: torch.Tensor, grads: torch.Tensor) -> torch.Tensor:
