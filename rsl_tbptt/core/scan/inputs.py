@@ -10,6 +10,7 @@ not m times, and so are their gradients, if the scan is told which steps share t
 
 from __future__ import annotations
 
+import functools
 from dataclasses import dataclass
 
 import torch
@@ -89,4 +90,4 @@ class HeldInputs:
             each.at_steps((each.rows.to(operand_dtype) @ w.to(operand_dtype).t()).to(w_ih.dtype))
             for each, w in zip(self.held, w_held, strict=True)
         ]
-        return w_own, added[0] if len(added) == 1 else torch.stack(added).sum(0)
+        return w_own, functools.reduce(torch.add, added)

@@ -160,7 +160,7 @@ class LstmScan(torch.autograd.Function):
             w_hh: Hidden weights, shape (4H, H).
             b_ih: Input bias, shape (4H,).
             b_hh: Hidden bias, shape (4H,).
-            added: To what the gates' activations are of, shape (T, N, 4H), or None.
+            added: What is added to the gates before their activations, shape (T, N, 4H), or None.
             starts_TN: Episode starts, bool, contiguous.
             cuts_TN: The same, and where else the gradient of the state stops.
             dtype: Of the operands of matrix products.
@@ -264,8 +264,8 @@ class GruScan(torch.autograd.Function):
             w_hh: Hidden weights, shape (3H, H).
             b_ih: Input bias, shape (3H,).
             b_hh: Hidden bias, shape (3H,).
-            added: To what the gates' activations are of, shape (T, N, 3H), or None; for n to the
-                part of x.
+            added: What is added to the gates before their activations, shape (T, N, 3H), or None;
+                to the part of n that is not multiplied by r.
             starts_TN: Episode starts, bool, contiguous.
             cuts_TN: The same, and where else the gradient of the state stops.
             dtype: Of the operands of matrix products.
