@@ -97,21 +97,22 @@ def measure_memory(case: Case, library: Library) -> Memory:
     imports = Peak(device)
     algorithm = build(case, library)
     predicted = algorithm.memory_plan().peak(1) / MEGABYTE if library == "rsl_tbptt" else None
-    watch, of_process, of_updates, seconds = imports, 0, [], 0.0
+    watch, of_process, of_updates, started, seconds = imports, 0, 0, [], 0.0
     for seed in range(2):
         fill(algorithm, case, seed=seed)
         free_buffers()  # which are the update's, not the rollout's
         of_process, watch = max(of_process, watch.highest()), Peak(device)
+        started.append(watch.start)
         seconds = seconds_of(algorithm.update, case.device)
+        of_updates = max(of_updates, watch.highest() - started[0])
         of_process = max(of_process, watch.highest())
-        of_updates.append(watch.highest() - watch.start)
     storage = _bytes(vars(algorithm.storage).values())
     moments = _bytes(
         value for state in algorithm.optimizer.state.values() for value in state.values()
     )
     return Memory(
         storage=storage / MEGABYTE,
-        update_peak=max(of_updates[0] - moments, *of_updates[1:]) / MEGABYTE,
+        update_peak=(of_updates - moments) / MEGABYTE,
         process_peak=(of_process - imports.start) / MEGABYTE,
         predicted=predicted,
         seconds=seconds,

@@ -1,12 +1,14 @@
-"""A function of rows in parts, each computed again for its gradient.
+"""A function of rows in parts, some computed again for their gradient.
 
 What a convolution keeps for its backward pass outweighs its inputs many times over. Run in parts
 without a graph, each run again when the gradient reaches it, it takes the memory of one part,
-whatever the number of rows, for one more forward pass. Where there is memory for the graphs of all
-parts, they are kept instead.
+whatever the number of rows, for one more forward pass. Of as many parts as there is memory for, the
+graphs are kept instead: of the last ones, which the gradient reaches and frees first.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import partial
 
 import torch
@@ -22,7 +24,50 @@ _AT_ONCE_ELSEWHERE = 2**31
 what keeps them busy."""
 
 _KEPT = {"cpu": 2**28}
-"""Bytes of the graphs of all parts up to which none is run again; elsewhere those of one part."""
+"""Bytes of the graphs of several parts up to which they are kept; elsewhere none is."""
+
+_ROWS_LEFT_OUT = 16
+"""Rows of a part whose graph hardly counts."""
+
+
+@dataclass
+class LeftOut:
+    """What graphs would have taken that were left out."""
+
+    num_bytes: int = 0
+    """Of the largest window, if all were kept."""
+
+    most: int = 0
+    """That are kept of them."""
+
+
+_left_out: LeftOut | None = None
+
+
+@contextmanager
+def graphs_left_out() -> Iterator[LeftOut]:
+    """Run parts so small that their graphs hardly count, as long as all else is measured.
+
+    Yields:
+        What :func:`graphs_seen` was told meanwhile.
+    """
+    global _left_out
+    outer, _left_out = _left_out, LeftOut()
+    try:
+        yield _left_out
+    finally:
+        _left_out = outer
+
+
+def graphs_seen(num_bytes: int, most: int) -> None:
+    """Tell what the graphs of a window would take together, and what is kept of them at most."""
+    if _left_out is not None and num_bytes > _left_out.num_bytes:
+        _left_out.num_bytes, _left_out.most = num_bytes, most
+
+
+def most_graph_bytes(device: torch.device, *, sparing: bool) -> int:
+    """Return what the graphs of a function's parts take at most, however many rows there are."""
+    return max(_at_once(device), _kept(device, sparing))
 
 
 def in_parts(
@@ -34,17 +79,32 @@ def in_parts(
         function: The function, which draws no random numbers.
         rows: Its argument. Shape: (R, ...).
         bytes_per_row: What its graph takes for a row, from :func:`graph_bytes_per_row`.
-        sparing: Whether several parts are run again even if the graphs of all would be small.
+        sparing: Whether all of several parts are run again, however small their graphs are.
 
     Returns:
         Its value. Shape: (R, F). The gradient is that of the function on all rows at once.
     """
-    at_once = _AT_ONCE.get(rows.device.type, _AT_ONCE_ELSEWHERE)
-    part = max(1, at_once // max(1, bytes_per_row))
-    kept = part if sparing else max(part, _KEPT.get(rows.device.type, 0) // max(1, bytes_per_row))
-    once = len(rows) <= kept or not torch.is_grad_enabled()
-    run: Function = function if once else partial(_run_again_for_its_gradient, function)
-    return torch.cat([run(each) for each in rows.split(part)])
+    bytes_per_row = max(1, bytes_per_row)
+    size = max(1, _at_once(rows.device) // bytes_per_row)
+    num_kept = _kept(rows.device, sparing) // bytes_per_row
+    if _left_out is not None:
+        size, num_kept = _ROWS_LEFT_OUT, 0
+    if len(rows) <= max(size, num_kept) or not torch.is_grad_enabled():
+        return torch.cat([function(part) for part in rows.split(size)])
+    num_again = -(-(len(rows) - num_kept) // size) * size
+    again, kept = rows[:num_again].split(size), rows[num_again:].split(size)
+    run_again = partial(_run_again_for_its_gradient, function)
+    # A part of no rows is one, too, where none is left.
+    parts = [*map(run_again, again), *(function(part) for part in kept if len(part))]
+    return torch.cat(parts)
+
+
+def _at_once(device: torch.device) -> int:
+    return _AT_ONCE.get(device.type, _AT_ONCE_ELSEWHERE)
+
+
+def _kept(device: torch.device, sparing: bool) -> int:
+    return 0 if sparing else _KEPT.get(device.type, 0)
 
 
 def graph_bytes_per_row(function: Function, rows: torch.Tensor) -> int:

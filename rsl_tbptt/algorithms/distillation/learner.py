@@ -16,7 +16,7 @@ from rsl_tbptt.algorithms.distillation.dagger import Dagger
 from rsl_tbptt.algorithms.distillation.experience import Experience
 from rsl_tbptt.algorithms.distillation.labels import RolloutLabels, StepLabels
 from rsl_tbptt.algorithms.distillation.losses import ACTIONS, BehaviorLoss
-from rsl_tbptt.algorithms.distillation.mini_batches import MiniBatch
+from rsl_tbptt.algorithms.distillation.mini_batches import MiniBatch, MiniBatches
 from rsl_tbptt.algorithms.distillation.options import DistillationOptions
 from rsl_tbptt.algorithms.distillation.per_teacher import LossPerTeacher
 from rsl_tbptt.algorithms.distillation.sample_weights import OPTION, SampleWeights
@@ -118,12 +118,8 @@ class DistillationLearner:
         mini_batches = self.experience.plan()
         sums = UpdateSums()
         for _ in range(num_epochs):
-            drawn = list(mini_batches.draw())
-            end_states = [self._train_on(each, session, sums) for each in drawn]
-            order = torch.cat([mini_batch.envs for mini_batch in drawn]).argsort()
-            self._end_state = hidden_state.select_envs(
-                hidden_state.concatenate_envs(end_states), order
-            )
+            self._end_state = None  # that of an epoch before takes memory and tells nothing
+            self._end_state = self._train_epoch(mini_batches, session, sums)
         models = {"student": self._student, "teacher": self._teacher}
         scales = obs_scales(models, self._storage.observations[0])
         health = finite({**self._first_replay.metrics(), **scales})
@@ -144,6 +140,15 @@ class DistillationLearner:
             **self._dagger.metrics(),
             **health,
         }
+
+    def _train_epoch(
+        self, mini_batches: MiniBatches, session: UpdateSession, sums: UpdateSums
+    ) -> HiddenState:
+        """Go through all mini-batches once; return the state after the last step, (L, N, H)."""
+        drawn = list(mini_batches.draw())
+        end_states = [self._train_on(each, session, sums) for each in drawn]
+        order = torch.cat([mini_batch.envs for mini_batch in drawn]).argsort()
+        return hidden_state.select_envs(hidden_state.concatenate_envs(end_states), order)
 
     def _train_on(
         self, mini_batch: MiniBatch, session: UpdateSession, sums: UpdateSums

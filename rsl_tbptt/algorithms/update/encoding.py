@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
+
 import torch
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.update.frames import FrameObs, frames_apart, shown_once, steps_of
-from rsl_tbptt.core.recompute import graph_bytes_per_row, in_parts
+from rsl_tbptt.core.recompute import (
+    graph_bytes_per_row,
+    graphs_seen,
+    in_parts,
+    most_graph_bytes,
+)
 from rsl_tbptt.core.scan import Held, HeldInputs
 from rsl_tbptt.models.protocol import FrameEncoder, Parts
 
@@ -37,6 +44,7 @@ class Encoding:
             group: self._features(group, encoder, obs.frames[group], obs.steps[group])
             for group, encoder in self.parts.encoders.items()
         }
+        self._tell_graphs(features)
         seen = dict(obs.steps.flatten(0, 1).items())
         if self.parts.encode_vectors and not all(map(_is_new_at_every_step, features.values())):
             vectors = self.parts.encode_vectors(seen).unflatten(0, shape)
@@ -59,6 +67,14 @@ class Encoding:
             self._bytes_per_frame[group] = graph_bytes_per_row(encode, rows[:1].repeat(2))
         features = in_parts(encode, rows, self._bytes_per_frame[group], sparing=self._sparing)
         return Held(features, places)
+
+
+    def _tell_graphs(self, features: Mapping[str, Held]) -> None:
+        """Tell a plan of memory what the graphs of a window's frames take."""
+        graphs_seen(
+            sum(len(held.rows) * self._bytes_per_frame[g] for g, held in features.items()),
+            sum(most_graph_bytes(f.rows.device, sparing=self._sparing) for f in features.values()),
+        )
 
 
 def _is_new_at_every_step(held: Held) -> bool:

@@ -20,6 +20,7 @@ from dataclasses import dataclass
 from torch import nn
 
 from rsl_tbptt.core.peak_memory import PeakMemory
+from rsl_tbptt.core.recompute import LeftOut, graphs_left_out
 from rsl_tbptt.core.scan import free_buffers, recordings_aside
 
 _MANY = 128
@@ -72,6 +73,12 @@ class MemoryPlan:
     recorded_per_open_env: float = 0.0
     """What they take for each environment of a micro-batch."""
 
+    encoded_per_open_env: float = 0.0
+    """What encoders of frames keep for each environment of a micro-batch."""
+
+    most_encoded: float = 0.0
+    """What they keep at most."""
+
     def peak(self, num_micro_batches: int) -> float:
         """Return the peak in bytes with at least so many micro-batches."""
         num_envs = self.sizes.num_envs
@@ -80,7 +87,8 @@ class MemoryPlan:
         linear = self.fixed + self.per_env * num_envs + self.per_open_env * largest
         if not self.sizes.all_alike or num_envs % num_parts:  # micro-batches of a second size
             linear += self.recorded + self.recorded_per_open_env * largest
-        return max(self.least, linear)
+        encoded = min(self.encoded_per_open_env * largest, self.most_encoded)
+        return max(self.least, linear) + encoded
 
     def num_micro_batches(self, budget: float) -> int:
         """Return the smallest number of micro-batches that stays within ``budget`` bytes.
@@ -111,36 +119,56 @@ def plan_memory(trial: Trial, sizes: Sizes, parameters: Iterable[nn.Parameter]) 
         The plan.
     """
     copies = 3 * sum(p.numel() * p.element_size() for p in parameters)
-    (least, _), quarter = _peak(trial, 1, 1), min(_MANY, sizes.num_envs) // 4
-    least += copies
+    quarter = min(_MANY, sizes.num_envs) // 4
+    one = _run(trial, 1, 1)
+    least = one.peak + copies
     if quarter == 0:
-        return MemoryPlan(sizes, least, least, 0.0, 0.0)
+        left_out = one.left_out
+        return MemoryPlan(
+            sizes,
+            least,
+            least,
+            0.0,
+            0.0,
+            encoded_per_open_env=left_out.num_bytes,
+            most_encoded=left_out.most,
+        )
     # All in several micro-batches: from the second one on, gradients are there while it is run.
-    (small, recorded), (large, more_recorded) = (
-        _peak(trial, 4 * quarter, 4),
-        _peak(trial, 4 * quarter, 2),
-    )
-    (few, _) = _peak(trial, 2 * quarter, 2)
-    per_open_env, per_env = (large - small) / quarter, (small - few) / (2 * quarter)
-    fixed = copies + small - quarter * (4 * per_env + per_open_env)
-    recorded_per_env = (more_recorded - recorded) / quarter
+    small, large = _run(trial, 4 * quarter, 4), _run(trial, 4 * quarter, 2)
+    few = _run(trial, 2 * quarter, 2)
+    per_open_env = (large.peak - small.peak) / quarter
+    per_env = (small.peak - few.peak) / (2 * quarter)
+    fixed = copies + small.peak - quarter * (4 * per_env + per_open_env)
+    recorded_per_env = (large.recorded - small.recorded) / quarter
     return MemoryPlan(
         sizes,
         least,
         fixed,
         per_env,
         per_open_env,
-        recorded - quarter * recorded_per_env,
-        recorded_per_env,
+        recorded=small.recorded - quarter * recorded_per_env,
+        recorded_per_open_env=recorded_per_env,
+        encoded_per_open_env=large.left_out.num_bytes / (2 * quarter),
+        most_encoded=large.left_out.most,
     )
 
 
-def _peak(trial: Trial, num_envs: int, num_micro_batches: int) -> tuple[int, int]:
-    """Return the peak of a run in bytes, and what CUDA graphs were holding at its end."""
+@dataclass(frozen=True)
+class _Run:
+    """What a run took, in bytes."""
+
+    peak: int
+    recorded: int
+    """What CUDA graphs were holding at its end."""
+    left_out: LeftOut
+    """What encoders of frames would have kept."""
+
+
+def _run(trial: Trial, num_envs: int, num_micro_batches: int) -> _Run:
     free_buffers()  # else a scan takes what is there, uncounted
-    with PeakMemory() as memory:
+    with PeakMemory() as memory, graphs_left_out() as left_out:
         with recordings_aside():
             for _ in range(2):
                 trial(num_envs, num_micro_batches)
             at_end = memory.now
-        return memory.peak, at_end - memory.now
+        return _Run(memory.peak, at_end - memory.now, left_out)

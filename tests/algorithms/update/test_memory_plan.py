@@ -10,6 +10,7 @@ from support import fused_cells
 from support.helpers import STATE_DIM, make_distillation, make_obs, make_ppo, roll_out, roll_out_ppo
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
+from rsl_tbptt.core import recompute
 from rsl_tbptt.core.peak_memory import PeakMemory
 from rsl_tbptt.core.scan import free_buffers, recordings_aside
 
@@ -90,14 +91,33 @@ def test_the_peak_is_predicted(case, num_env_chunks):
     assert predicted == pytest.approx(peak_of_second_update(algorithm), rel=CLOSE)
 
 
+def test_more_epochs_take_no_more():
+    """What an epoch ends with is large beside windows of one step, and nothing to the next one."""
+    once, again = (
+        peak_of_second_update(distillation(1, num_learning_epochs=number)) for number in (1, 3)
+    )
+    assert again == pytest.approx(once, rel=0.02)
+
+
 @pytest.mark.parametrize("student", ["cnn", "cnn-lstm"])
 @pytest.mark.parametrize("num_env_chunks", [1, 4])
-def test_a_cnn_takes_no_more_than_predicted(num_env_chunks, student):
-    """Images of all environments are read where they lie; the plan counts the copies of chunks."""
+def test_the_peak_of_a_student_that_sees_is_predicted(num_env_chunks, student):
     algorithm = distillation(student=student, num_micro_batches=num_env_chunks)
     predicted = algorithm.memory_plan().peak(num_env_chunks)
-    least = 0.5 * predicted if num_env_chunks == 1 else (1 - CLOSE) * predicted
-    assert least < peak_of_second_update(algorithm) < (1 + CLOSE) * predicted
+    assert predicted == pytest.approx(peak_of_second_update(algorithm), rel=CLOSE)
+
+
+@pytest.mark.parametrize("kept", [0, 2**16])
+@pytest.mark.parametrize("num_env_chunks", [1, 4, 12])
+def test_graphs_of_frames_are_predicted_up_to_what_is_kept(monkeypatch, num_env_chunks, kept):
+    """Those of all frames would be 0.9 MB."""
+    monkeypatch.setitem(recompute._AT_ONCE, "cpu", 2**14)
+    monkeypatch.setitem(recompute._KEPT, "cpu", kept)
+    algorithm = distillation(
+        student="cnn-lstm", gradient_length=T, num_micro_batches=num_env_chunks
+    )
+    predicted = algorithm.memory_plan().peak(num_env_chunks)
+    assert 0.8 * predicted < peak_of_second_update(algorithm) < predicted
 
 
 @pytest.mark.usefixtures("stand_ins")
