@@ -38,17 +38,18 @@ class Memory:
     process_peak: float
     """The most that models, storage, rollout and update together take, beyond the imports."""
     predicted: float | None = None
-    """What our ``memory_plan()`` expected of ``update_peak``, before the first rollout."""
+    """What our ``memory_plan()`` expected of ``update_peak``, before the first rollout; with a slow
+    camera after updates, since the first shows how slow it is."""
     seconds: float = 0.0
     """What the second update took, on one thread."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Plan:
-    """What our ``memory_plan()`` says of a case before its first rollout."""
+    """What our ``memory_plan()`` says of a case."""
 
     predicted: float
-    """Of ``update_peak``, in megabytes."""
+    """As :class:`Memory`'s."""
     num_envs: int
     """Of the largest mini-batch."""
     num_micro_batches: int
@@ -74,7 +75,11 @@ def _in_own_process(what: str, case: Case) -> dict[str, Any]:
 
 def plan(case: Case) -> Plan:
     """Build a case and ask for its plan."""
-    plan = build(case, "rsl_tbptt").memory_plan()
+    algorithm = build(case, "rsl_tbptt")
+    if (case.camera_period or 1) > 1:
+        fill(algorithm, case, seed=0)
+        algorithm.update()
+    plan = algorithm.memory_plan()
     return Plan(
         predicted=plan.peak(1) / MEGABYTE,
         num_envs=plan.sizes.num_envs,
@@ -83,9 +88,10 @@ def plan(case: Case) -> Plan:
 
 
 def measure_memory(case: Case, library: Library) -> Memory:
-    """Measure two rollouts and updates.
+    """Measure two updates after a rollout each.
 
-    An update of few environments before loads what torch loads late, which counts as imports.
+    An update of few environments before loads what torch loads late, which counts as imports. What
+    the first update keeps for the next ones, such as copies to undo them, counts as the update's.
     """
     device = torch.device(case.device)
     few = replace(case, num_envs=2 * case.batches)
@@ -97,15 +103,19 @@ def measure_memory(case: Case, library: Library) -> Memory:
     imports = Peak(device)
     algorithm = build(case, library)
     predicted = algorithm.memory_plan().peak(1) / MEGABYTE if library == "rsl_tbptt" else None
-    watch, of_process, of_updates, started, seconds = imports, 0, 0, [], 0.0
+    fill(algorithm, case, seed=2)  # the next one begins with states, as all but the first do
+    algorithm.storage.clear()
+    watch, before, of_process, of_updates, seconds = imports, None, 0, 0, 0.0
     for seed in range(2):
         fill(algorithm, case, seed=seed)
         free_buffers()  # which are the update's, not the rollout's
         of_process, watch = max(of_process, watch.highest()), Peak(device)
-        started.append(watch.start)
+        before = before or watch
         seconds = seconds_of(algorithm.update, case.device)
-        of_updates = max(of_updates, watch.highest() - started[0])
+        of_updates = max(of_updates, watch.highest() - before.start)
         of_process = max(of_process, watch.highest())
+    if library == "rsl_tbptt" and (case.camera_period or 1) > 1:
+        predicted = algorithm.memory_plan().peak(1) / MEGABYTE
     storage = _bytes(vars(algorithm.storage).values())
     moments = _bytes(
         value for state in algorithm.optimizer.state.values() for value in state.values()

@@ -39,9 +39,8 @@ def test_the_process_peaks_in_rollout_or_update(stage, monkeypatch):
 
     stages = dict.fromkeys(("rollout", "update"), lambda *_: None) | {stage: use_100_megabytes}
     optimizer = SimpleNamespace(state={})
-    algorithm = SimpleNamespace(
-        storage=SimpleNamespace(), optimizer=optimizer, update=stages["update"]
-    )
+    storage = SimpleNamespace(clear=lambda: None)
+    algorithm = SimpleNamespace(storage=storage, optimizer=optimizer, update=stages["update"])
     monkeypatch.setattr(memories, "build", lambda case, library: algorithm)
     monkeypatch.setattr(memories, "fill", lambda *_, seed=0: stages["rollout"]())
     memory = measure_memory(TINY, "rsl_rl")

@@ -70,7 +70,9 @@ def gradient(model, replay):
     return mean, torch.cat([p.grad.flatten() for p in model.parameters() if p.grad is not None])
 
 
-@pytest.mark.parametrize(("at_once", "kept"), [(1, 0), (3000, 0), (3000, 50_000), (3000, 2**24), (2**24, 0)])
+@pytest.mark.parametrize(
+    ("at_once", "kept"), [(1, 0), (3000, 0), (3000, 50_000), (3000, 2**24), (2**24, 0)]
+)
 @pytest.mark.parametrize("periods", [(1,) * N, (5,) * N, (1, 2, 3, 5, 20)])
 @pytest.mark.parametrize("window", [slice(0, T), slice(3, 8)])
 def test_parts_and_held_frames_give_what_the_model_does(

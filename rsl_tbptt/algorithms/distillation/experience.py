@@ -222,11 +222,14 @@ class Experience:
     def of_envs(self, envs: slice) -> Sequences:
         """Return sequences of the newest rollout, in the form that updates have.
 
+        Frames are held as they were in the rollout that was taken last.
+
         Args:
             envs: The first environments, or all. Beyond the last one they come again, as a
                 mini-batch with sequences of the past can be larger than the rollout.
         """
         rollout, num_envs = self.newest(), self._storage.num_envs
+        rollout = replace(rollout, obs=self._taken.obs)
         if self._whole:
             return rollout.envs(envs), hidden_state.select_envs(
                 hidden_state.clone(self.start_state), envs

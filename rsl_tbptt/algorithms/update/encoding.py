@@ -68,7 +68,6 @@ class Encoding:
         features = in_parts(encode, rows, self._bytes_per_frame[group], sparing=self._sparing)
         return Held(features, places)
 
-
     def _tell_graphs(self, features: Mapping[str, Held]) -> None:
         """Tell a plan of memory what the graphs of a window's frames take."""
         graphs_seen(

@@ -7,7 +7,15 @@ from pathlib import Path
 import pytest
 import torch
 from support import fused_cells
-from support.helpers import STATE_DIM, make_distillation, make_obs, make_ppo, roll_out, roll_out_ppo
+from support.helpers import (
+    STATE_DIM,
+    hold_frames,
+    make_distillation,
+    make_obs,
+    make_ppo,
+    roll_out,
+    roll_out_ppo,
+)
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.core import recompute
@@ -72,11 +80,11 @@ def stand_ins():
         yield
 
 
-def peak_of_second_update(algorithm):
+def peak_of_second_update(algorithm, **options):
     """Count the tensors of an update; the first one makes the optimiser's state."""
     play = roll_out_ppo if isinstance(algorithm, TbpttPPO) else roll_out
     for seed in range(2):
-        play(algorithm, seed)
+        play(algorithm, seed, **options)
         free_buffers()
         with PeakMemory() as memory, recordings_aside():
             algorithm.update()
@@ -118,6 +126,19 @@ def test_graphs_of_frames_are_predicted_up_to_what_is_kept(monkeypatch, num_env_
     )
     predicted = algorithm.memory_plan().peak(num_env_chunks)
     assert 0.8 * predicted < peak_of_second_update(algorithm) < predicted
+
+
+@pytest.mark.parametrize("memory", [{}, {"memory_rollouts": 2, "memory_share": 0.5}])
+def test_a_slow_camera_is_known_once_it_was_seen(memory):
+    algorithm = distillation(12, student="cnn-lstm", **memory)
+    before = algorithm.memory_plan()
+    peak = peak_of_second_update(algorithm, on_step=hold_frames(4))
+    after = algorithm.memory_plan()
+    num_shown = (T // 4 + 1 - 1 / 4) / T  # the first step shows one, whichever it is
+    assert after.encoded_per_open_env == pytest.approx(num_shown * before.encoded_per_open_env)
+    if not memory:  # which is not full yet
+        assert after.peak(1) == pytest.approx(peak, rel=CLOSE)
+        assert before.peak(1) > (1 + CLOSE) * peak
 
 
 @pytest.mark.usefixtures("stand_ins")
