@@ -19,7 +19,7 @@ from rsl_tbptt.algorithms.distillation.mini_batches import (
 from rsl_tbptt.algorithms.distillation.options import DistillationOptions
 from rsl_tbptt.algorithms.distillation.rollout_memory import RolloutMemory
 from rsl_tbptt.algorithms.distillation.sample_weights import SampleWeights
-from rsl_tbptt.algorithms.update.frames import find_held_frames
+from rsl_tbptt.algorithms.update.frames import find_held_frames, frames_of, steps_of
 from rsl_tbptt.algorithms.update.replay import seen_by
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core import hidden_state
@@ -229,7 +229,8 @@ class Experience:
                 mini-batch with sequences of the past can be larger than the rollout.
         """
         rollout, num_envs = self.newest(), self._storage.num_envs
-        rollout = replace(rollout, obs=self._taken.obs)
+        for group in frames_of(rollout.obs):
+            steps_of(rollout.obs)[group].copy_(steps_of(self._taken.obs)[group])
         if self._whole:
             return rollout.envs(envs), hidden_state.select_envs(
                 hidden_state.clone(self.start_state), envs
