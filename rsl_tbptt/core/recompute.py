@@ -9,7 +9,6 @@ graphs are kept instead: of the last ones, which the gradient reaches and frees 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
@@ -24,7 +23,7 @@ _AT_ONCE_ELSEWHERE = 2**31
 what keeps them busy."""
 
 _KEPT = {"cpu": 2**28}
-"""Bytes of the graphs of several parts up to which they are kept; elsewhere none is."""
+"""Bytes up to which the graphs of several parts are kept; elsewhere only a single part's is."""
 
 _ROWS_LEFT_OUT = 16
 """Rows of a part whose graph hardly counts."""
@@ -89,14 +88,11 @@ def in_parts(
     num_kept = _kept(rows.device, sparing) // bytes_per_row
     if _left_out is not None:
         size, num_kept = _ROWS_LEFT_OUT, 0
-    if len(rows) <= max(size, num_kept) or not torch.is_grad_enabled():
-        return torch.cat([function(part) for part in rows.split(size)])
-    num_again = -(-(len(rows) - num_kept) // size) * size
-    again, kept = rows[:num_again].split(size), rows[num_again:].split(size)
-    run_again = partial(_run_again_for_its_gradient, function)
-    # A part of no rows is one, too, where none is left.
-    parts = [*map(run_again, again), *(function(part) for part in kept if len(part))]
-    return torch.cat(parts)
+    parts, num_again = rows.split(size), 0
+    if torch.is_grad_enabled() and len(rows) > max(size, num_kept):
+        num_again = -(-(len(rows) - num_kept) // size)
+    again = [_run_again_for_its_gradient(function, part) for part in parts[:num_again]]
+    return torch.cat(again + [function(part) for part in parts[num_again:]])
 
 
 def _at_once(device: torch.device) -> int:
