@@ -26,7 +26,7 @@ import torch
 from rsl_tbptt.core.scan.cuda import cells
 from rsl_tbptt.core.scan.cuda.cells import PASSES, Gradients, Passes, needed_gradients, take_kept
 from rsl_tbptt.core.scan.layers import LayerScan, Tensors
-from rsl_tbptt.core.scan.precision import tf32_allowed
+from rsl_tbptt.core.scan.precision import tf32_in_layers
 
 Outputs = TypeVar("Outputs")
 
@@ -231,7 +231,7 @@ def _situation(device: torch.device) -> Hashable | None:
         return (device,)
     if torch.cuda.is_current_stream_capturing():
         return None
-    return device, torch.cuda.current_stream(device).cuda_stream, tf32_allowed()
+    return device, torch.cuda.current_stream(device).cuda_stream, tf32_in_layers()
 
 
 def _copy(sources: Tensors, targets: Tensors) -> None:
