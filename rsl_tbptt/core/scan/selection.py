@@ -11,6 +11,7 @@ from collections.abc import Iterable
 import torch
 
 from rsl_tbptt.core.hidden_state import as_tensors, from_tensors
+from rsl_tbptt.core.scan.cuda.graphs import recordings_aside
 from rsl_tbptt.core.scan.inputs import Held, HeldInputs
 from rsl_tbptt.core.scan.layers import operand_dtype_of
 from rsl_tbptt.core.scan.precision import tf32_in_layers
@@ -51,7 +52,8 @@ def first_that_works(
     if key not in _chosen:
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return ENGINES["reference"]  # a check would break the caller's capture
-        _chosen[key] = _choose(cell, device, dtype, operand_dtype, candidates)
+        with recordings_aside():
+            _chosen[key] = _choose(cell, device, dtype, operand_dtype, candidates)
     return _chosen[key]
 
 
