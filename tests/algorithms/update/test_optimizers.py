@@ -182,7 +182,7 @@ class ReadsOfTheRate(TorchDispatchMode):
     [("adam", "cnn", 0), ("adam", "sharing", 1), ("sgd", "sharing", 1), ("rmsprop", "cnn", 1)],
 )
 def test_a_step_reads_the_rate_once_where_no_kernel_steps_all(optimizer, critic, reads_of_a_step):
-    sizes = {"num_learning_epochs": 2, "num_mini_batches": 3}
+    sizes: dict[str, Any] = {"num_learning_epochs": 2, "num_mini_batches": 3}
     algorithm = make_ppo(TbpttPPO, 6, 6, "cnn", critic, optimizer=optimizer, **sizes)
     roll_out_ppo(algorithm, 0)
     with ReadsOfTheRate() as reads:
