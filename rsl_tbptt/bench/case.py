@@ -15,6 +15,7 @@ from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.bench.camera import CAMERA, CNN, IMAGE_SIZE, Camera, SteppedCNNRNNModel
+from rsl_tbptt.core.scan.precision import tf32_in_layers
 from rsl_tbptt.models import CNNRNNModel
 
 OBS_DIM, ACTION_DIM = 48, 12  # a quadruped's proprioception and its joints
@@ -236,8 +237,12 @@ def title(case: Case) -> str:
     layers = f"{case.rnn_num_layers} layers of " if case.rnn_num_layers > 1 else ""
     cnn = "" if case.camera_period is None else "CNN-"
     camera = "" if case.camera_period is None else f", camera period {case.camera_period}"
+    precision = case.precision
+    if case.device != "cpu" and not case.use_mixed_precision:
+        of_memory = "TF32" if tf32_in_layers() else "full precision"
+        precision += f" (memory of both libraries in {of_memory})"
     return (
         f"{algorithm}, {layers}{cnn}{case.rnn_type.upper()}-{case.rnn_hidden_dim},"
-        f" {case.precision}, N={case.num_envs}, T={case.num_steps}, K={case.gradient_length},"
+        f" {precision}, N={case.num_envs}, T={case.num_steps}, K={case.gradient_length},"
         f" done rate {case.done_rate:g}{camera}{options}"
     )

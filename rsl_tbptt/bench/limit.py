@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import nullcontext
 from dataclasses import replace
 
 import torch
@@ -15,6 +16,7 @@ from torch import nn
 from rsl_tbptt.bench.camera import CNN, Camera
 from rsl_tbptt.bench.case import OBS_DIM, TRAINED, Case, build
 from rsl_tbptt.bench.speed import seconds_of
+from rsl_tbptt.core.scan.precision import products_as_in_layers
 
 GATES = {"lstm": 4, "gru": 3}
 NUM_ENVS = (256, 1024, 4096)
@@ -87,7 +89,7 @@ def product_rates(device: str, seconds: float) -> dict[str, dict[str, float]]:
 
     For N environments these are ``(N, D+H+1) (D+H+1, G)`` of the forward pass (inputs, state and
     bias as one product), ``(N, G) (G, H)`` for the state's gradient and ``(G, N) (N, D+H+1)`` for
-    the weights'.
+    the weights'. On a GPU float32 products have the precision of the memory.
 
     Args:
         device: Where.
@@ -107,7 +109,8 @@ def product_rates(device: str, seconds: float) -> dict[str, dict[str, float]]:
             for a, b in ((x, w.t()), (d_gates, w_hh), (d_gates.t(), x)):
                 (m, k), columns = a.shape, b.shape[1]
                 shape = f"({m}, {k}) ({k}, {columns})"
-                rates[name][shape] = _rate(a.to(dtype), b.to(dtype), seconds)
+                with nullcontext() if device == "cpu" else products_as_in_layers():
+                    rates[name][shape] = _rate(a.to(dtype), b.to(dtype), seconds)
     return rates
 
 

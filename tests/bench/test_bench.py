@@ -12,6 +12,7 @@ import torch
 from rsl_tbptt import bench
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.bench import case as cases
+from rsl_tbptt.bench import limit
 from rsl_tbptt.bench import speed as speeds
 from rsl_tbptt.bench.camera import SteppedCNNRNNModel
 from rsl_tbptt.bench.case import Case, build, fill
@@ -92,6 +93,35 @@ def test_rsl_rl_of_the_policy_era_is_refused(monkeypatch):
     monkeypatch.setattr(bench, "versions", lambda: {"rsl-rl-lib": "3.1.2"})
     with pytest.raises(ImportError, match=r"rsl-rl-lib is 3\.1\.2, expected 5\.0\.1 to 5\.5: "):
         run(*FEW)
+
+
+@pytest.mark.parametrize(("tf32", "said"), [(True, "TF32"), (False, "full precision")])
+def test_on_a_gpu_the_title_says_how_both_libraries_multiply(monkeypatch, tf32, said):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
+    case = Case(algorithm="ppo", num_envs=64, num_steps=4, gradient_length=4)
+    assert "LSTM-256, float32, N=64" in cases.title(case)
+    on_gpu = cases.title(replace(case, device="cuda:0"))
+    assert f"LSTM-256, float32 (memory of both libraries in {said}), N=64" in on_gpu
+    rounded = replace(case, device="cuda:0", use_mixed_precision=True)
+    assert "LSTM-256, bfloat16, N=64" in cases.title(rounded)
+
+
+@pytest.mark.skipif(
+    not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="torch before 2.9"
+)
+@pytest.mark.parametrize("tf32", [True, False])
+def test_the_rate_of_products_on_a_gpu_is_in_the_precision_of_the_memory(monkeypatch, tf32):
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", tf32)
+    monkeypatch.setattr(limit.torch, "randn", lambda *shape, device: torch.zeros(shape))
+    seen = set()
+
+    def rate(a, b, seconds):
+        seen.add(torch.backends.cuda.matmul.fp32_precision == "tf32")
+        return 1.0
+
+    monkeypatch.setattr(limit, "_rate", rate)
+    limit.product_rates("cuda:0", 0.0)
+    assert seen == {tf32}
 
 
 def test_the_options_wait_for_no_import():

@@ -6,6 +6,7 @@ are registered as CPU kernels of torch's own operators: the dispatcher checks ea
 
 import contextlib
 import dataclasses
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -133,10 +134,14 @@ def cuda_engines_on_cpu():
 
 def recordings():
     """Return the free recordings of ``cuda_graphs`` by what they were made for."""
-    return {key: list(free) for key, free in graphs._pool._free.items()}
+    return {
+        (key, num_envs): list(free)
+        for key, sizes in graphs._pool._free.items()
+        for num_envs, free in sizes.items()
+    }
 
 
-def record(function, device):
+def record(function, device, pool, before=None):
     """Stand in for a CUDA graph: a replay runs ``function`` again into the same memory."""
     outputs = function()
 
@@ -147,4 +152,4 @@ def record(function, device):
             if target is not None:
                 target.copy_(source)
 
-    return replay, outputs
+    return SimpleNamespace(replay=replay), outputs

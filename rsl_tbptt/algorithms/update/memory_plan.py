@@ -7,9 +7,10 @@ so three such runs tell it for any number, and one with a single environment wha
     peak = fixed + per_env * environments + per_open_env * environments of the largest micro-batch
 
 CUDA graphs stay as long as training runs, one set for each size that micro-batches have, so those
-made on the way are counted like any tensor and dropped afterwards, and each run is made twice: the
-second time they are all there, as in every update but the first. Where micro-batches are not all of
-one size they have two, which differ by one environment, and the graphs of the second are added.
+made on the way are counted, with all that their private memory holds, and dropped afterwards, and
+each run is made twice: the second time they are all there, as in every update but the first. Where
+micro-batches are not all of one size they have two, which differ by one environment, and the graphs
+of the second are added.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from torch import nn
 
 from rsl_tbptt.core.peak_memory import PeakMemory
 from rsl_tbptt.core.recompute import LeftOut, graphs_left_out
-from rsl_tbptt.core.scan import free_buffers, recordings_aside
+from rsl_tbptt.core.scan import bytes_beyond_tensors, free_buffers, recordings_aside
 
 _MANY = 128
 """Environments of the largest such run."""
@@ -170,5 +171,6 @@ def _run(trial: Trial, num_envs: int, num_micro_batches: int) -> _Run:
         with recordings_aside():
             for _ in range(2):
                 trial(num_envs, num_micro_batches)
-            at_end = memory.now
-        return _Run(memory.peak, at_end - memory.now, left_out)
+            at_end, beyond_tensors = memory.now, bytes_beyond_tensors()
+        recorded = at_end - memory.now + beyond_tensors
+        return _Run(memory.peak + beyond_tensors, recorded, left_out)

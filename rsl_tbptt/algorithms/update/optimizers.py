@@ -39,14 +39,17 @@ def step_at(optimizer: torch.optim.Optimizer, rate: torch.Tensor) -> None:
     """Step with a learning rate on the device, without fetching it; ``param_groups`` keep theirs.
 
     Args:
-        optimizer: The optimiser. Without a fused kernel (RMSprop) it does fetch the rate.
+        optimizer: The optimiser. Without a fused kernel (RMSprop, and models that share parameters)
+            the rate is fetched, once.
         rate: Learning rate of all parameters, on their device. Shape: (), float64.
     """
     kept = [group["lr"] for group in optimizer.param_groups]
-    in_kernel = rate if rate.is_cpu else rate.float()  # CUDA's kernels read a float32
+    fused = all(group.get("fused") for group in optimizer.param_groups)
+    # CUDA's kernels read a float32. Without one each parameter's step would fetch the rate.
+    used = rate.item() if not fused else rate if rate.is_cpu else rate.float()
     try:
         for group in optimizer.param_groups:
-            group["lr"] = in_kernel
+            group["lr"] = used
         optimizer.step()
     finally:
         for group, lr in zip(optimizer.param_groups, kept, strict=True):

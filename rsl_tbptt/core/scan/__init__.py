@@ -11,7 +11,7 @@ from torch import nn
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.scan.cpu.weights import unchanged_weights
 from rsl_tbptt.core.scan.cpu.workspace import free_buffers
-from rsl_tbptt.core.scan.cuda.graphs import recordings_aside
+from rsl_tbptt.core.scan.cuda.graphs import bytes_beyond_tensors, recordings_aside
 from rsl_tbptt.core.scan.inputs import Held, HeldInputs
 from rsl_tbptt.core.scan.registry import (
     CELLS,
@@ -32,6 +32,7 @@ __all__ = [
     "Engine",
     "Held",
     "HeldInputs",
+    "bytes_beyond_tensors",
     "check_supported",
     "free_buffers",
     "is_supported",

@@ -1,82 +1,72 @@
-"""One precision switch for all engines: cuDNN's recurrent layers follow torch's matrix products.
+"""Float32 products of a scan on CUDA have the precision that torch's own layers have there.
 
-torch lets cuDNN round float32 operands to TF32 unless told otherwise, and its own matrix products
-only if told so, so that two engines would differ in speed and precision for no reason of theirs.
+torch lets cuDNN, which runs ``nn.LSTM`` and ``nn.GRU``, round the operands of float32 products to
+TF32 unless told otherwise, and its own matrix products only if told so. An engine that multiplies
+by itself follows cuDNN's switch, so that it is as fast and as precise as the layers it replaces.
 """
 
 import contextlib
-from collections.abc import Iterator
+import functools
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
-from torch import nn
-
-from rsl_tbptt.core.hidden_state import HiddenState
 
 
-def tf32_allowed() -> bool:
-    """Return whether CUDA's float32 matrix products may use TF32.
+def tf32_in_layers() -> bool:
+    """Return whether torch's recurrent layers may use TF32 for float32 products on CUDA.
 
-    Since torch 2.9 the new setting is read, which the old ones write too; to read the old one after
-    the new one was written is an error.
+    Since torch 2.9 the new setting is read, which inherits and which the old one writes too; to
+    read the old one after the new one was written is an error.
     """
-    matmul = torch.backends.cuda.matmul
-    precision = getattr(matmul, "fp32_precision", None)
-    return bool(matmul.allow_tf32) if precision is None else precision == "tf32"
+    cudnn = torch.backends.cudnn
+    if not cudnn.enabled:  # the layers are made of torch's matrix products then
+        return _tf32_in_products()
+    if (precision := getattr(cudnn.rnn, "fp32_precision", None)) is not None:
+        return precision == "tf32"
+    return bool(cudnn.allow_tf32)
 
 
-def run_layers(
-    rnn: nn.RNNBase, inputs: torch.Tensor, state: HiddenState
-) -> tuple[torch.Tensor, HiddenState]:
-    """Call ``rnn`` so that cuDNN uses TF32 where matrix products may, in the backward pass too.
-
-    Args:
-        rnn: Recurrent layers in time-major order.
-        inputs: Shape: (T, N, D).
-        state: State before step 0.
-
-    Returns:
-        Outputs and state of ``rnn``.
-    """
-    if inputs.device.type == "cpu" or cudnn_tf32() == tf32_allowed():
-        return rnn(inputs, state)
-    with cudnn_follows_matmul():
-        outputs, state = rnn(inputs, state)
-    if outputs.grad_fn is not None:
-        follow = contextlib.ExitStack()
-        outputs.grad_fn.register_prehook(lambda _: follow.enter_context(cudnn_follows_matmul()))
-        outputs.grad_fn.register_hook(lambda *_: follow.close())
-    return outputs, state
+def _tf32_in_products() -> bool:
+    precision = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
+    if precision is not None:
+        return precision == "tf32"
+    return torch.get_float32_matmul_precision() != "highest"
 
 
 @contextlib.contextmanager
-def cudnn_follows_matmul() -> Iterator[None]:
-    """Let cuDNN's recurrent layers use TF32 exactly where matrix products may; restore at exit."""
-    before = cudnn_tf32()
-    _set_cudnn_tf32(tf32_allowed())
-    try:
+def products_as_in_layers() -> Iterator[None]:
+    """Give CUDA's float32 matrix products the precision of torch's recurrent layers meanwhile."""
+    matmul, tf32 = torch.backends.cuda.matmul, tf32_in_layers()
+    if tf32 == _tf32_in_products():
         yield
-    finally:
-        _set_cudnn_tf32(before)
+    elif hasattr(matmul, "fp32_precision"):
+        before = matmul.fp32_precision
+        matmul.fp32_precision = "tf32" if tf32 else "ieee"
+        try:
+            yield
+        finally:
+            matmul.fp32_precision = "none"  # inherits, and so tells whether it did before
+            if matmul.fp32_precision != before:
+                matmul.fp32_precision = before
+    else:  # torch before 2.9
+        before = torch.get_float32_matmul_precision()
+        torch.set_float32_matmul_precision("high" if tf32 else "highest")
+        try:
+            yield
+        finally:
+            torch.set_float32_matmul_precision(before)
 
 
-def cudnn_tf32() -> bool:
-    """Return whether cuDNN's recurrent layers may use TF32."""
-    recurrent = _recurrent_settings()
-    if recurrent is not None:
-        return recurrent.fp32_precision == "tf32"
-    return bool(torch.backends.cudnn.allow_tf32)
+def as_in_layers(function: Callable[..., Any]) -> Callable[..., Any]:
+    """Run a pass of an autograd function, ``(ctx, tensor, ...)``, so if it is on CUDA.
 
+    Not elsewhere: before torch 2.9 the switch is one for CUDA and CPU.
+    """
 
-def _set_cudnn_tf32(allowed: bool) -> None:
-    recurrent = _recurrent_settings()
-    if recurrent is not None:
-        recurrent.fp32_precision = "tf32" if allowed else "ieee"
-    else:
-        torch.backends.cudnn.allow_tf32 = allowed
+    @functools.wraps(function)
+    def run(ctx: Any, first: torch.Tensor, *rest: Any) -> Any:
+        with products_as_in_layers() if first.is_cuda else contextlib.nullcontext():
+            return function(ctx, first, *rest)
 
-
-def _recurrent_settings() -> Any:
-    """Return cuDNN's settings for recurrent layers, None before torch 2.9, which has none."""
-    recurrent = getattr(torch.backends.cudnn, "rnn", None)
-    return recurrent if hasattr(recurrent, "fp32_precision") else None
+    return run

@@ -4,7 +4,6 @@ import torch
 from torch import nn
 
 from rsl_tbptt.core.hidden_state import HiddenState, clear
-from rsl_tbptt.core.scan.precision import run_layers
 
 
 def scan(
@@ -16,6 +15,6 @@ def scan(
     """
     outputs = []
     for step_input, starts in zip(inputs, episode_starts, strict=True):
-        output, state = run_layers(rnn, step_input.unsqueeze(0), clear(state, starts))
+        output, state = rnn(step_input.unsqueeze(0), clear(state, starts))
         outputs.append(output)
     return torch.cat(outputs), state

@@ -10,7 +10,6 @@ import torch
 from torch import nn
 
 from rsl_tbptt.core.hidden_state import HiddenState, clear
-from rsl_tbptt.core.scan.precision import run_layers
 
 
 def scan(
@@ -27,6 +26,6 @@ def scan(
     for first, stop in itertools.pairwise(bounds):
         if cut[first]:
             state = clear(state, episode_starts[first])
-        output, state = run_layers(rnn, inputs[first:stop], state)
+        output, state = rnn(inputs[first:stop], state)
         outputs.append(output)
     return torch.cat(outputs), state

@@ -11,9 +11,10 @@ from collections.abc import Iterable
 import torch
 
 from rsl_tbptt.core.hidden_state import as_tensors, from_tensors
+from rsl_tbptt.core.scan.cuda.graphs import recordings_aside
 from rsl_tbptt.core.scan.inputs import Held, HeldInputs
 from rsl_tbptt.core.scan.layers import operand_dtype_of
-from rsl_tbptt.core.scan.precision import tf32_allowed
+from rsl_tbptt.core.scan.precision import tf32_in_layers
 from rsl_tbptt.core.scan.registry import ENGINES, Cell, Engine
 
 T, N, D, H, L = 5, 4, 8, 16, 2
@@ -51,7 +52,8 @@ def first_that_works(
     if key not in _chosen:
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return ENGINES["reference"]  # a check would break the caller's capture
-        _chosen[key] = _choose(cell, device, dtype, operand_dtype, candidates)
+        with recordings_aside():
+            _chosen[key] = _choose(cell, device, dtype, operand_dtype, candidates)
     return _chosen[key]
 
 
@@ -64,7 +66,7 @@ def _choose(
 ) -> Engine:
     """Check one candidate after the other; warn about those before the first that works."""
     tolerance = _TOLERANCES[operand_dtype]
-    if operand_dtype == torch.float32 and device.type == "cuda" and tf32_allowed():
+    if operand_dtype == torch.float32 and device.type == "cuda" and tf32_in_layers():
         tolerance = _TOLERANCE_TF32
     failures, chosen = [], ENGINES["reference"]
     for engine in candidates:

@@ -20,7 +20,8 @@ from support.helpers import (
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.core import recompute
 from rsl_tbptt.core.peak_memory import PeakMemory
-from rsl_tbptt.core.scan import free_buffers, recordings_aside
+from rsl_tbptt.core.scan import bytes_beyond_tensors, free_buffers, recordings_aside
+from rsl_tbptt.core.scan.cuda import graphs
 
 T, N = 12, 120
 CLOSE = 0.15  # of the peak: what a budget needs; tensors are counted, their number is not modelled
@@ -148,6 +149,29 @@ def test_what_is_recorded_is_predicted(case, num_env_chunks):
     algorithm = RECORDED[case](num_micro_batches=num_env_chunks)
     predicted = algorithm.memory_plan().peak(num_env_chunks)
     assert predicted == pytest.approx(peak_of_second_update(algorithm), rel=CLOSE)
+
+
+@pytest.mark.usefixtures("stand_ins")
+@pytest.mark.parametrize("num_env_chunks", [1, 4])
+@pytest.mark.parametrize("case", RECORDED)
+def test_what_graphs_hold_beyond_tensors_is_planned(case, num_env_chunks, monkeypatch):
+    algorithm, record = RECORDED[case](num_micro_batches=num_env_chunks), graphs.record
+
+    def with_private_memory(function, device, pool, *before):
+        graph, outputs = record(function, device, pool, *before)
+        if not before:  # of a forward pass, with results first
+            pool.bytes_beyond_tensors += 30_000 + 1_000 * outputs[0][0].shape[1]
+        return graph, outputs
+
+    plain = algorithm.memory_plan().peak(num_env_chunks)
+    monkeypatch.setattr(graphs, "record", with_private_memory)
+    planned = algorithm.memory_plan().peak(num_env_chunks) - plain
+    peak_of_second_update(algorithm)
+    (roll_out_ppo if case == "PPO" else roll_out)(algorithm, 2)
+    with recordings_aside():
+        algorithm.update()
+        held = bytes_beyond_tensors()
+    assert planned == pytest.approx(held)
 
 
 @pytest.mark.usefixtures("stand_ins")

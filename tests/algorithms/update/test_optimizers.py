@@ -16,6 +16,7 @@ from support.helpers import (
     roll_out_ppo,
 )
 from support.tolerances import PARITY_FLOAT32
+from torch.utils._python_dispatch import TorchDispatchMode
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.algorithms.update.optimizers import follow_kl, step_at, use_fused_kernels
@@ -162,6 +163,31 @@ def test_a_step_at_a_rate_on_the_device_is_a_step_at_that_rate(optimizer, dtype)
             algorithm.optimizer.step()
         stepped.append(ppo_parameters_of(algorithm))
     assert torch.equal(*stepped)
+
+
+class ReadsOfTheRate(TorchDispatchMode):
+    """Counts what the host reads of float64: the rate alone is of it."""
+
+    count = 0
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        if operation.name().startswith("aten::_local_scalar_dense"):
+            self.count += args[0].dtype == torch.float64
+        return operation(*args, **(kwargs or {}))
+
+
+@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate")
+@pytest.mark.parametrize(
+    ("optimizer", "critic", "reads_of_a_step"),
+    [("adam", "cnn", 0), ("adam", "sharing", 1), ("sgd", "sharing", 1), ("rmsprop", "cnn", 1)],
+)
+def test_a_step_reads_the_rate_once_where_no_kernel_steps_all(optimizer, critic, reads_of_a_step):
+    sizes: dict[str, Any] = {"num_learning_epochs": 2, "num_mini_batches": 3}
+    algorithm = make_ppo(TbpttPPO, 6, 6, "cnn", critic, optimizer=optimizer, **sizes)
+    roll_out_ppo(algorithm, 0)
+    with ReadsOfTheRate() as reads:
+        algorithm.update()
+    assert reads.count == 6 * reads_of_a_step
 
 
 def test_a_step_that_fails_leaves_the_rate_a_float(monkeypatch):

@@ -84,6 +84,13 @@ def engine(request, device):
 
 
 @pytest.fixture(autouse=True)
+def full_precision(request, monkeypatch):
+    """On a device let cuDNN, which all engines follow there, multiply float32 in full precision."""
+    if request.config.getoption("--device") != "cpu":
+        monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)
+
+
+@pytest.fixture(autouse=True)
 def forget(monkeypatch):
     """Start with nothing chosen and nothing recorded."""
     monkeypatch.setattr(selection, "_chosen", {})

@@ -25,15 +25,11 @@ def on_gpu(cell, *sizes, **options):
     return make_case(cell, *sizes, **options, device="cuda")
 
 
-def test_tf32(engine, cell, dtype):
+def test_tf32(engine, cell, dtype, monkeypatch):
     sizes = (2, 6, 5, 0.3)
     expected = values_and_gradients(*make_case(cell, *sizes), "reference")
-    before = torch.get_float32_matmul_precision()
-    torch.set_float32_matmul_precision("high")
-    try:
-        results = values_and_gradients(*on_gpu(cell, *sizes, dtype=dtype), engine.name)
-    finally:
-        torch.set_float32_matmul_precision(before)
+    monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
+    results = values_and_gradients(*on_gpu(cell, *sizes, dtype=dtype), engine.name)
     assert_all_close(results, expected, **TOLERANCES[dtype])
 
 

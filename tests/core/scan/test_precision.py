@@ -1,86 +1,181 @@
-"""One switch governs the precision of all engines: that of torch's matrix products."""
+"""Float32 products of a scan on CUDA have the precision of torch's own layers: cuDNN's switch."""
+
+from types import SimpleNamespace
 
 import pytest
 import torch
-from torch import nn
+from support.scan_cases import make_case
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rsl_tbptt.core.scan import precision
+from rsl_tbptt.core.scan import recurrent_scan
+from rsl_tbptt.core.scan.cuda import graphs
+from rsl_tbptt.core.scan.precision import as_in_layers, products_as_in_layers, tf32_in_layers
 
+backends = torch.backends
 
-@pytest.fixture
-def restore_precision():
-    """Leave the precision of torch as it was."""
-    recurrent = torch.backends.cudnn.rnn.fp32_precision
-    yield
-    torch.set_float32_matmul_precision("highest")
-    torch.backends.cudnn.rnn.fp32_precision = recurrent
-
-
-def allow_by_flag(allowed):
-    torch.backends.cuda.matmul.allow_tf32 = allowed
-
-
-def allow_by_name(allowed):
-    torch.set_float32_matmul_precision("high" if allowed else "highest")
-
-
-def allow_by_new_setting(allowed):
-    torch.backends.cuda.matmul.fp32_precision = "tf32" if allowed else "ieee"
-
-
-needs_new_setting = pytest.mark.skipif(
+needs_new_settings = pytest.mark.skipif(
     not hasattr(torch.backends.cuda.matmul, "fp32_precision"), reason="torch before 2.9"
 )
 
 
-@needs_new_setting
-@pytest.mark.parametrize("allow", [allow_by_flag, allow_by_name, allow_by_new_setting])
-@pytest.mark.parametrize("before", ["tf32", "ieee"])
-def test_cudnn_follows_the_precision_of_products(allow, before, restore_precision):
-    assert not precision.tf32_allowed()
-    for allowed in (True, False):
-        allow(allowed)
-        torch.backends.cudnn.rnn.fp32_precision = before
-        assert precision.tf32_allowed() == allowed
-        with precision.cudnn_follows_matmul():
-            assert precision.cudnn_tf32() == allowed
-        assert torch.backends.cudnn.rnn.fp32_precision == before
+@pytest.fixture(autouse=True)
+def full_precision():
+    """Begin with torch's own precision, which the other tests change on a device; restore it."""
+    yield
+    torch.set_float32_matmul_precision("highest")
+    backends.cudnn.allow_tf32 = backends.cudnn.enabled = True
+    if hasattr(backends.cuda.matmul, "fp32_precision"):
+        backends.fp32_precision = backends.cudnn.fp32_precision = "none"
+        backends.cuda.matmul.fp32_precision = "none"
 
 
-class OldMatmul:
-    allow_tf32 = True
+def by_flag(allowed):
+    backends.cudnn.allow_tf32 = allowed
 
 
-class OldCudnn:
-    allow_tf32 = False
+def by_layers(allowed):
+    backends.cudnn.rnn.fp32_precision = "tf32" if allowed else "ieee"
 
 
-def test_the_settings_of_torch_before_2_9(monkeypatch):
-    monkeypatch.setattr(torch.backends.cuda, "matmul", OldMatmul)
-    monkeypatch.setattr(torch.backends, "cudnn", OldCudnn)
-    assert precision.tf32_allowed()
-    with precision.cudnn_follows_matmul():
-        assert OldCudnn.allow_tf32
-    assert not OldCudnn.allow_tf32
+def by_cudnn(allowed):
+    backends.cudnn.rnn.fp32_precision = "none"  # inherits
+    backends.cudnn.fp32_precision = "tf32" if allowed else "ieee"
 
 
-@needs_new_setting
-def test_the_backward_pass_follows_too(restore_precision):
-    torch.backends.cudnn.rnn.fp32_precision = "tf32"
+def by_generic(allowed):
+    backends.cudnn.rnn.fp32_precision = "none"
+    backends.fp32_precision = "tf32" if allowed else "ieee"
+
+
+def without_cudnn(allowed):
+    backends.cudnn.enabled = False
+    backends.cuda.matmul.fp32_precision = "tf32" if allowed else "ieee"
+
+
+SETTINGS = [by_flag, by_layers, by_cudnn, by_generic, without_cudnn]
+
+
+def products_in_tf32():
+    """Return whether CUDA's products would use TF32, by the setting that kernels read."""
+    return backends.cuda.matmul.fp32_precision == "tf32"
+
+
+class Products(TorchDispatchMode):
+    """Lists the precision of products as they run."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        if operation.name().startswith(("aten::mm", "aten::addmm")):
+            self.seen.append(products_in_tf32())
+        return operation(*args, **(kwargs or {}))
+
+
+def test_layers_use_tf32_by_default_and_products_do_not():
+    assert tf32_in_layers()
+    assert torch.get_float32_matmul_precision() == "highest"
+
+
+@needs_new_settings
+@pytest.mark.parametrize("setting", SETTINGS)
+def test_each_setting_of_cudnn_is_followed(setting):
+    for allowed in (False, True):
+        setting(allowed)
+        assert tf32_in_layers() == allowed
+        with products_as_in_layers():
+            assert products_in_tf32() == allowed
+
+
+@needs_new_settings
+@pytest.mark.parametrize("products", ["tf32", "ieee", "none"])
+def test_the_precision_of_products_comes_back(products):
+    backends.cuda.matmul.fp32_precision = products
+    for allowed in (False, True):
+        by_layers(allowed)
+        with pytest.raises(ZeroDivisionError), products_as_in_layers():
+            raise ZeroDivisionError
+        assert backends.cuda.matmul.fp32_precision == products
+
+
+@needs_new_settings
+def test_products_that_inherited_their_precision_go_on_to_inherit_it():
+    backends.fp32_precision = "tf32"
+    by_layers(allowed=False)
+    with products_as_in_layers():
+        assert not products_in_tf32()
+    assert products_in_tf32()
+    backends.fp32_precision = "ieee"
+    assert not products_in_tf32()
+
+
+@needs_new_settings
+@pytest.mark.engines(devices=("cuda",), hand_written=True)
+@pytest.mark.parametrize("allowed", [True, False])
+def test_all_products_of_a_scan_are_as_precise_as_the_layers(engine, cell, allowed):
+    by_layers(allowed)
+    backends.cuda.matmul.fp32_precision = "ieee" if allowed else "tf32"
+    case = make_case(cell, 2, 4, 3, 0.3)
+    with Products() as products:
+        outputs, _ = recurrent_scan(*case, engine.name)
+        num_forward = len(products.seen)
+        outputs.sum().backward()
+    assert 0 < num_forward < len(products.seen)
+    assert set(products.seen) == {allowed}
+    assert products_in_tf32() != allowed
+
+
+@needs_new_settings
+@pytest.mark.parametrize("is_cuda", [True, False])
+def test_passes_of_torchs_operations_follow_on_cuda_alone(is_cuda):
     seen = []
+    run = as_in_layers(lambda ctx, first, *rest: seen.append(products_in_tf32()))
+    run(None, SimpleNamespace(is_cuda=is_cuda))
+    assert seen == [is_cuda]
+
+
+@needs_new_settings
+@pytest.mark.engines(name="reference")
+def test_torchs_own_layers_are_left_alone(engine, cell):
+    """They read cuDNN's setting themselves."""
+    seen = []
+    by_layers(allowed=True)
 
     class Settings(TorchDispatchMode):
         def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-            seen.append(precision.cudnn_tf32())
+            seen.append((backends.cudnn.rnn.fp32_precision, products_in_tf32()))
             return operation(*args, **(kwargs or {}))
 
-    rnn = nn.GRU(2, 3, device="meta")
-    outputs, _ = precision.run_layers(rnn, torch.randn(4, 2, 2, device="meta"), None)
-    assert precision.cudnn_tf32()
     with Settings():
-        torch.autograd.grad(outputs.sum(), list(rnn.parameters()))
-    followed = [index for index, tf32 in enumerate(seen) if not tf32]
-    assert followed
-    assert followed == list(range(followed[0], followed[-1] + 1))
-    assert precision.cudnn_tf32()
+        recurrent_scan(*make_case(cell, 1, 3, 2, 0.3), engine.name)[0].sum().backward()
+    assert set(seen) == {("tf32", False)}
+
+
+@needs_new_settings
+def test_what_was_recorded_in_one_precision_is_not_replayed_in_another(monkeypatch):
+    monkeypatch.setattr(torch.cuda, "is_current_stream_capturing", lambda: False)
+    monkeypatch.setattr(torch.cuda, "current_stream", lambda _: SimpleNamespace(cuda_stream=0))
+    situations = []
+    for allowed in (True, False):
+        by_layers(allowed)
+        situations.append(graphs._situation(torch.device("cuda:0")))
+    assert situations[0] != situations[1]
+
+
+class OldMatmul:
+    """Without ``fp32_precision``."""
+
+
+@pytest.mark.parametrize("allowed", [True, False])
+@pytest.mark.parametrize("before", ["highest", "high", "medium"])
+def test_the_settings_of_torch_before_2_9(monkeypatch, allowed, before):
+    cudnn = SimpleNamespace(enabled=True, allow_tf32=allowed, rnn=SimpleNamespace())
+    torch.set_float32_matmul_precision(before)
+    with monkeypatch.context() as patch:
+        patch.setattr(backends.cuda, "matmul", OldMatmul)
+        patch.setattr(backends, "cudnn", cudnn)
+        assert tf32_in_layers() == allowed
+        with products_as_in_layers():
+            assert (torch.get_float32_matmul_precision() != "highest") == allowed
+        assert torch.get_float32_matmul_precision() == before

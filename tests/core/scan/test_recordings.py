@@ -9,7 +9,7 @@ import torch
 from support.scan_cases import assert_all_close, make_case
 from support.tolerances import BFLOAT16, EXACT_FLOAT64, SAME_FLOAT32
 
-from rsl_tbptt.core.scan import CELLS, recordings_aside, recurrent_scan
+from rsl_tbptt.core.scan import CELLS, recordings_aside, recurrent_scan, selection
 from rsl_tbptt.core.scan.cuda import graphs
 
 pytestmark = pytest.mark.engines(name="cuda_graphs")
@@ -42,7 +42,8 @@ def leaves_of(device):
 
 def num_recordings(pool):
     """Return how many recordings are free, and how many were made."""
-    return sum(map(len, pool._free.values())), pool._num_made
+    free = sum(len(each) for sizes in pool._free.values() for each in sizes.values())
+    return free, pool._num_made
 
 
 def gradients_of(outputs, rnn, inputs):
@@ -57,7 +58,7 @@ def assert_equals_reference(outputs, case):
     assert_all_close(got, gradients_of(expected, case[0], case[1]), **EXACT_FLOAT64)
 
 
-def no_memory_left(function, device):
+def no_memory_left(*arguments):
     raise torch.OutOfMemoryError("no memory left")
 
 
@@ -175,6 +176,25 @@ def test_no_more_recordings_than_are_kept(scan, leaves_of, monkeypatch):
     assert num_recordings(pool) == (1, 1)
 
 
+def test_sizes_that_change_all_the_time_leave_room_for_other_windows(scan, device, pool):
+    most = graphs._MAX_SIZES
+
+    def run(num_envs, num_steps=3):
+        case = make_case(CELLS["lstm"], 1, num_steps, num_envs, 0.3, device=device)
+        case[1].requires_grad_()
+        assert_equals_reference(scan(*case)[0], case)
+
+    for num_envs in range(1, most + 1):
+        run(num_envs)
+    with pytest.warns(UserWarning, match=f"alike are kept for {most} numbers of environments"):
+        run(most + 1)
+    for num_envs in (most + 2, 1, most):  # said once
+        run(num_envs)
+    assert num_recordings(pool) == (most, most)
+    run(most + 1, num_steps=2)
+    assert num_recordings(pool) == (most + 1, most + 1)
+
+
 @pytest.mark.usefixtures("pool")
 def test_a_recording_that_fails_later_does_not_end_training(scan, leaves_of, monkeypatch):
     scan(*leaves_of(0))
@@ -186,6 +206,20 @@ def test_a_recording_that_fails_later_does_not_end_training(scan, leaves_of, mon
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # said once, and not tried again
         scan(*case)
+
+
+@pytest.mark.usefixtures("pool")
+def test_what_broke_a_capture_is_said(scan, leaves_of, monkeypatch):
+    def cannot_be_ended(*arguments):
+        try:
+            no_memory_left()
+        finally:
+            raise RuntimeError("the capture was invalidated")
+
+    scan(*leaves_of(0))
+    monkeypatch.setattr(graphs, "record", cannot_be_ended)
+    with pytest.warns(UserWarning, match=r"\(the capture was invalidated after no memory left\)"):
+        scan(*leaves_of(0, num_layers=2))
 
 
 @pytest.mark.usefixtures("pool")
@@ -208,7 +242,9 @@ def test_recordings_made_aside_are_dropped(scan, leaves_of, pool):
     with recordings_aside():
         assert num_recordings(graphs._pool) == (0, 0)
         scan(*case)
-        recording = weakref.ref(next(filter(None, graphs._pool._free.values()))[0])
+        ((recordings,),) = (sizes.values() for sizes in graphs._pool._free.values())
+        recording = weakref.ref(recordings[0])
+        del recordings
     assert recording() is None
     assert graphs._pool is pool
     assert num_recordings(pool) == (1, 1)
@@ -221,3 +257,12 @@ def test_what_was_recorded_aside_shows_that_recording_works(scan, leaves_of, mon
     monkeypatch.setattr(graphs, "record", no_memory_left)
     with pytest.warns(UserWarning, match=r"not recorded: one could not .*no memory left"):
         scan(*leaves_of(0))
+
+
+def test_the_check_of_auto_leaves_no_recordings(engine, cell, device, pool):
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        chosen = selection.first_that_works(cell, device, torch.float64, [engine])
+    assert chosen is engine
+    assert pool.works
+    assert num_recordings(pool) == (0, 0)

@@ -23,6 +23,7 @@ import torch
 from rsl_tbptt.core.scan.cpu.products import product_into, rows_of_steps
 from rsl_tbptt.core.scan.cpu.workspace import Buffers
 from rsl_tbptt.core.scan.layers import Tensors
+from rsl_tbptt.core.scan.precision import as_in_layers
 
 tanh_backward = torch.ops.aten.tanh_backward.grad_input
 
@@ -47,6 +48,7 @@ class LstmScan(torch.autograd.Function):
     """Differentiable scan of one LSTM layer; its backward pass may run once."""
 
     @staticmethod
+    @as_in_layers
     def forward(
         ctx: Any,
         x_TND: torch.Tensor,
@@ -113,6 +115,7 @@ class LstmScan(torch.autograd.Function):
         return outputs, last_cell
 
     @staticmethod
+    @as_in_layers
     def backward(
         ctx: Any,
         grad_outputs: torch.Tensor,

@@ -20,6 +20,7 @@ import torch
 
 from rsl_tbptt.core.scan.cuda.products import by_kind, by_step, product, project
 from rsl_tbptt.core.scan.layers import ONCE, LayerScan, Tensors
+from rsl_tbptt.core.scan.precision import products_as_in_layers
 
 Gradients = tuple[torch.Tensor | None, ...]
 
@@ -109,6 +110,7 @@ def take_kept(ctx: Any) -> Any:
     return kept
 
 
+@products_as_in_layers()
 def _lstm_forward(tensors: Tensors, keep: bool, dtype: torch.dtype) -> Results:
     x_TND, h, c, w_ih, w_hh, b_ih, b_hh, starts_TN = tensors
     fused_cell = torch.ops.aten._thnn_fused_lstm_cell
@@ -123,6 +125,7 @@ def _lstm_forward(tensors: Tensors, keep: bool, dtype: torch.dtype) -> Results:
     return (torch.stack(outputs), c.clone()), by_kind(steps)
 
 
+@products_as_in_layers()
 def _lstm_backward(
     tensors: Tensors, kept: Tensors, grads: Tensors, needs: tuple[bool, ...], dtype: torch.dtype
 ) -> Gradients:
@@ -146,6 +149,7 @@ def _lstm_backward(
     return of_rest[0], *state, *of_rest[1:], None
 
 
+@products_as_in_layers()
 def _gru_forward(tensors: Tensors, keep: bool, dtype: torch.dtype) -> Results:
     x_TND, h, w_ih, w_hh, b_ih, b_hh, starts_TN = tensors
     fused_cell = torch.ops.aten._thnn_fused_gru_cell
@@ -161,6 +165,7 @@ def _gru_forward(tensors: Tensors, keep: bool, dtype: torch.dtype) -> Results:
     return (torch.stack(outputs),), by_kind(steps)
 
 
+@products_as_in_layers()
 def _gru_backward(
     tensors: Tensors, kept: Tensors, grads: Tensors, needs: tuple[bool, ...], dtype: torch.dtype
 ) -> Gradients:

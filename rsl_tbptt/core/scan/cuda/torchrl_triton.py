@@ -1,7 +1,8 @@
 """CUDA, optional: TorchRL's Triton kernels, which run the whole window of a layer in one launch.
 
 They take time as the second dimension and a value of the state for every step, read where an
-episode starts; both are made here, layer by layer. TF32 is used where torch's matrix products may.
+episode starts; both are made here, layer by layer. TF32 is used where torch's own
+layers may.
 """
 
 import functools
@@ -11,7 +12,7 @@ from typing import Any
 import torch
 
 from rsl_tbptt.core.scan.layers import LayerScan, Tensors
-from rsl_tbptt.core.scan.precision import tf32_allowed
+from rsl_tbptt.core.scan.precision import tf32_in_layers
 
 
 def _scan_layer(
@@ -30,7 +31,7 @@ def _scan_layer(
     run = getattr(_kernels(), kernel)
     starts = episode_starts.t().contiguous()
     per_step = (_value_per_step(tensor, starts) for tensor in state)
-    precision = "tf32" if tf32_allowed() else "ieee"
+    precision = "tf32" if tf32_in_layers() else "ieee"
     x = inputs.transpose(0, 1).contiguous()
     steps = run(x, *per_step, *weights, starts, operand_dtype, input_precision=precision)
     last = steps[len(state) :]
