@@ -95,6 +95,48 @@ def test_unreadable_notes_keep_what_they_noted(tmp_path):
     assert names(tmp_path) == ["model_0.pt", "model_1.pt"]
 
 
+def note(path, name, **changes):
+    """Return what notes say of a file as it is, under a name."""
+    found = path.stat()
+    entry = {"file": name, "iteration": 0, "mean_return": None}
+    return entry | {"size": found.st_size, "mtime_ns": found.st_mtime_ns} | changes
+
+
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [
+        ("thesis.tex", "../thesis.tex"),
+        ("model_0.pt", "../model_0.pt"),
+        ("run/notes.txt", "notes.txt"),
+        ("run/exported/model_0.pt", "exported/model_0.pt"),
+        ("run/model_0.pt", "../run/model_0.pt"),
+    ],
+)
+def test_notes_name_checkpoints_of_their_folder_and_nothing_else_is_deleted(where, name, tmp_path):
+    run, precious = tmp_path / "run", tmp_path / where
+    precious.parent.mkdir(parents=True, exist_ok=True)
+    run.mkdir(exist_ok=True)
+    precious.write_text("years of work")
+    (run / NOTES).write_text(json.dumps([note(precious, name)]))
+    kept = KeptCheckpoints(run, 1, keep_best=False)
+    write(kept, run, 1)
+    write(kept, run, 2)
+    assert precious.read_text() == "years of work"
+    assert not (run / "model_1.pt").exists()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"file": 5}, {"mean_return": "high"}, {"mean_return": float("nan")}]
+)
+def test_notes_of_other_types_are_nobodys(changes, tmp_path):
+    (tmp_path / "model_0.pt").write_text("whose?")
+    forged = note(tmp_path / "model_0.pt", "model_0.pt", **changes)
+    (tmp_path / NOTES).write_text(json.dumps([forged]))
+    kept = KeptCheckpoints(tmp_path, 1, keep_best=True)
+    write(kept, tmp_path, 1, 1.0)
+    assert names(tmp_path) == ["model_0.pt", "model_1.pt"]
+
+
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
