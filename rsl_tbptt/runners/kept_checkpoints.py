@@ -14,7 +14,7 @@ from rsl_tbptt.checkpoints.latest import NUMBERED
 from rsl_tbptt.files import write_json
 
 NOTES = "checkpoints.json"
-"""What was written into a run's folder; only checkpoints that it notes as they are may be deleted."""
+"""What was written into a run's folder; only checkpoints that it notes as they are are deleted."""
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -45,6 +45,18 @@ def test_a_crash_while_writing_leaves_the_previous_file(tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["model.pt"]
 
 
+def test_what_kills_left_half_written_is_deleted_once_no_writer_can_be_at_it(tmp_path):
+    prefix = "." + 32 * "a" + "-"
+    left = [f"{prefix}model_1.pt", f"{prefix}safe_2.pt", f"{prefix}checkpoints.json"]
+    kept = [".mine-model_1.pt", "model_1.pt", f"{prefix}model_9.pt"]
+    for name in (*left, *kept):
+        (tmp_path / name).write_bytes(b"half")
+        os.utime(tmp_path / name, (0, 0))
+    (tmp_path / kept[2]).touch()  # somebody may be writing it
+    save_checkpoint({"value": 1}, tmp_path / "model_3.pt")
+    assert {path.name for path in tmp_path.iterdir()} == {"model_3.pt", *kept}
+
+
 def mode_of(path):
     return stat.S_IMODE(path.stat().st_mode)
 
