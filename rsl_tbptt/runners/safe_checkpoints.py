@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from rsl_tbptt.algorithms.update.arguments import check_runner_keys
 from rsl_tbptt.checkpoints.latest import LATEST, NUMBERED, checkpoint_file, numbered_checkpoints
 from rsl_tbptt.checkpoints.reading import read_checkpoint
 from rsl_tbptt.checkpoints.writing import (
@@ -71,8 +72,10 @@ class SafeCheckpoints(Runner):
         """Check what needs no runner, then build it. Arguments: see rsl_rl's runners.
 
         Raises:
-            ValueError: If ``log_dir`` cannot be written, or what is to be kept is not valid.
+            ValueError: If ``log_dir`` cannot be written, what is to be kept is not valid, or a key
+                is mistyped.
         """
+        check_runner_keys(train_cfg)
         check_kept(train_cfg)
         self._heartbeat_timeout_s = heartbeat_timeout(train_cfg)
         if log_dir is not None:

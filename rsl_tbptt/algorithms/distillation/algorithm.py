@@ -26,7 +26,7 @@ from rsl_tbptt.algorithms.distillation.options import DistillationOptions
 from rsl_tbptt.algorithms.distillation.rollout_memory import NEWEST
 from rsl_tbptt.algorithms.distillation.sample_weights import sample_weights
 from rsl_tbptt.algorithms.distillation.teacher_layers import TeacherLayers
-from rsl_tbptt.algorithms.update.arguments import takes
+from rsl_tbptt.algorithms.update.arguments import check_runner_keys, takes
 from rsl_tbptt.algorithms.update.memory_plan import MemoryPlan
 from rsl_tbptt.algorithms.update.optimizers import use_fused_kernels
 from rsl_tbptt.algorithms.update.safe_line import SafeLine
@@ -156,7 +156,11 @@ class TbpttDistillation(Distillation):
 
         Returns:
             The algorithm.
+
+        Raises:
+            ValueError: If a key of the runner's config is mistyped.
         """
+        check_runner_keys(cfg)
         algorithm = Distillation.construct_algorithm(obs, env, cfg, device)
         if isinstance(algorithm, TbpttDistillation):
             algorithm.checkpoint_path = cfg.get("load_checkpoint")

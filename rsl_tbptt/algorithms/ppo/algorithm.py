@@ -21,7 +21,7 @@ from rsl_tbptt.algorithms.ppo.options import PpoOptions
 from rsl_tbptt.algorithms.ppo.rnd import RndTraining
 from rsl_tbptt.algorithms.ppo.symmetry import MirroredLearner, check_symmetry
 from rsl_tbptt.algorithms.ppo.time_outs import TimeOutValues, value_without_advancing
-from rsl_tbptt.algorithms.update.arguments import takes
+from rsl_tbptt.algorithms.update.arguments import check_runner_keys, takes
 from rsl_tbptt.algorithms.update.memory_plan import MemoryPlan
 from rsl_tbptt.algorithms.update.optimizers import use_fused_kernels
 from rsl_tbptt.algorithms.update.safe_line import SafeLine
@@ -127,7 +127,11 @@ class TbpttPPO(PPO):
 
         Returns:
             The algorithm.
+
+        Raises:
+            ValueError: If a key of the runner's config is mistyped.
         """
+        check_runner_keys(cfg)
         algorithm = PPO.construct_algorithm(obs, env, cfg, device)
         if isinstance(algorithm, TbpttPPO):
             options = algorithm.options
