@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import statistics
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,6 +81,8 @@ class SafeCheckpoints(Runner):
         if log_dir is not None:
             check_writable(log_dir)
         super().__init__(env, train_cfg, log_dir, device)
+        if (health_log := getattr(self.alg, "health_log", None)) is not None:
+            health_log.write = self._write_health
         self._kept = kept_checkpoints(train_cfg, log_dir)
         self._ranks = Ranks(together=self.is_distributed)
         self._watch = self._new_watch()
@@ -97,6 +99,12 @@ class SafeCheckpoints(Runner):
             join_on_cpu(self)
         else:
             super()._configure_multi_gpu()
+
+    def _write_health(self, metrics: Mapping[str, float]) -> None:
+        """Log what an update reports of health, and print none of it."""
+        if (writer := getattr(self.logger, "writer", None)) is not None:
+            for name, value in metrics.items():
+                writer.add_scalar(f"Loss/{name}", value, self.num_iterations)
 
     def _new_watch(self) -> RankWatch:
         """Return what lets a training end on all ranks."""
