@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import uuid
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
+
+_UNFINISHED = re.compile(r"\.[0-9a-f]{32}-.+")
+_LONGEST_WRITE_S = 3600.0
 
 
 @contextmanager
@@ -35,8 +39,37 @@ def complete(path: Path) -> Iterator[Path]:
         if path.exists():
             shutil.copymode(path, unfinished)
         unfinished.replace(path)
+        _sync_folder(path.parent)
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+def _sync_folder(folder: Path) -> None:
+    """Bring a new name to the disk, before a caller deletes what it replaces.
+
+    Windows opens no folders, and some file systems sync none.
+    """
+    with suppress(OSError):
+        descriptor = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(descriptor)
+        finally:
+            os.close(descriptor)
+
+
+def delete_unfinished(written: Path) -> None:
+    """Delete what killed processes left of files that they wrote by :func:`complete`.
+
+    Args:
+        written: A file just written; those in its folder go that are an hour older, by the clock of
+            their file system, so that nobody can still be writing them.
+    """
+    written = written.resolve()
+    with suppress(OSError):  # another process deletes them, too, or may not
+        before = written.stat().st_mtime - _LONGEST_WRITE_S
+        for path in written.parent.iterdir():
+            if _UNFINISHED.fullmatch(path.name) and path.stat().st_mtime < before:
+                path.unlink()
 
 
 def write_json(path: Path, value: Any) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 import warnings
+from contextlib import suppress
 from pathlib import Path
 
 LATEST = "latest"
@@ -39,7 +40,8 @@ def latest_checkpoint(folder: str | os.PathLike[str]) -> Path:
 
     The iteration is that of the name, as times do not survive a copy; of two of one iteration the
     one written last comes first. Each is read whole, without running code it may contain; one that
-    is damaged is passed over with a warning that names it.
+    is damaged is passed over with a warning that names it. A training may write and delete files
+    meanwhile.
 
     Args:
         folder: A run's folder with ``model_<iteration>.pt`` or ``safe_<iteration>.pt``.
@@ -57,6 +59,8 @@ def latest_checkpoint(folder: str | os.PathLike[str]) -> Path:
     for path in found:
         if _is_valid(path):
             return path
+        if not path.exists():  # deleted since; whoever deletes one has written a newer one
+            return latest_checkpoint(folder)
     raise ValueError(
         f"The run folder '{folder}' holds no valid checkpoint, expected model_<iteration>.pt"
         f" ({len(found)} of that form cannot be loaded): name another run or file."
@@ -65,16 +69,19 @@ def latest_checkpoint(folder: str | os.PathLike[str]) -> Path:
 
 def numbered_checkpoints(folder: Path) -> list[Path]:
     """Return a folder's checkpoints of any iteration, valid or not, the newest first."""
-    found = [
-        (int(match[1]), path.stat().st_mtime_ns, path)
-        for path in folder.iterdir()
-        if (match := NUMBERED.fullmatch(path.name))
-    ]
+    found = []
+    for path in folder.iterdir():
+        if match := NUMBERED.fullmatch(path.name):
+            with suppress(FileNotFoundError):  # deleted since
+                found.append((int(match[1]), path.stat().st_mtime_ns, path))
     return [path for _, _, path in sorted(found, reverse=True)]
 
 
 def _is_valid(path: Path) -> bool:
-    """Return whether a checkpoint can be loaded and has what every runner writes; warn if not."""
+    """Return whether a checkpoint can be loaded and has what every runner writes.
+
+    If not there is a warning, but for a file that has gone.
+    """
     from rsl_tbptt.checkpoints.reading import read_checkpoint  # slow; a file needs none of it
 
     try:
@@ -88,5 +95,6 @@ def _is_valid(path: Path) -> bool:
         reason = (
             f"'{path}' holds {sorted(checkpoint)}, expected 'iter' and the parameters of models."
         )
-    warnings.warn(f"Passed over a checkpoint. {reason}", stacklevel=3)
+    if path.exists():
+        warnings.warn(f"Passed over a checkpoint. {reason}", stacklevel=3)
     return False

@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from rsl_tbptt.files import complete
+from rsl_tbptt.files import complete, delete_unfinished
 
 FIXES = {
     errno.ENOSPC: "free some space there, or keep fewer checkpoints (keep_last)",
@@ -27,6 +27,8 @@ class NotWrittenError(ValueError):
 
 def save_checkpoint(checkpoint: dict[str, Any], path: str | os.PathLike[str]) -> None:
     """Write ``checkpoint`` whole or not at all; see ``files.complete``.
+
+    What killed processes left half written in its folder is deleted.
 
     Args:
         checkpoint: What ``torch.save`` accepts.
@@ -43,6 +45,7 @@ def save_checkpoint(checkpoint: dict[str, Any], path: str | os.PathLike[str]) ->
         raise NotWrittenError(
             f"The checkpoint '{path}' cannot be written ({_reason(error, path)}): {_fix(error)}."
         ) from error
+    delete_unfinished(path)
 
 
 def check_writable(folder: str | os.PathLike[str]) -> None:

@@ -10,10 +10,11 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from rsl_tbptt.checkpoints.latest import NUMBERED
 from rsl_tbptt.files import write_json
 
 NOTES = "checkpoints.json"
-"""What was written into a run's folder; only what stands there as it is may be deleted."""
+"""What was written into a run's folder; only checkpoints that it notes as they are are deleted."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -26,6 +27,18 @@ class Note:
     """Mean return of the newest episodes in training, None before any has ended."""
     size: int
     mtime_ns: int
+
+    def is_plausible(self) -> bool:
+        """Return whether a runner of this package can have written it.
+
+        Anybody may edit the notes, and what they name is deleted one day.
+        """
+        name, rating = self.file, self.mean_return
+        return (
+            isinstance(name, str)
+            and NUMBERED.fullmatch(name) is not None  # no folder in it
+            and (rating is None or (isinstance(rating, int | float) and math.isfinite(rating)))
+        )
 
 
 class KeptCheckpoints:
@@ -126,9 +139,10 @@ def _read_notes(path: Path) -> list[Note]:
     if not path.is_file():
         return []
     try:
-        return [Note(**note) for note in json.loads(path.read_text(encoding="utf-8"))]
+        notes = [Note(**note) for note in json.loads(path.read_text(encoding="utf-8"))]
     except (ValueError, TypeError) as error:
         warnings.warn(
             f"'{path}' cannot be read ({error}): checkpoints that it noted are kept.", stacklevel=4
         )
         return []
+    return list({note.file: note for note in notes if note.is_plausible()}.values())

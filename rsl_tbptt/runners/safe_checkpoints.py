@@ -4,14 +4,15 @@ from __future__ import annotations
 
 import statistics
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rsl_tbptt.checkpoints.latest import NUMBERED, checkpoint_file
+from rsl_tbptt.algorithms.update.arguments import check_runner_keys
+from rsl_tbptt.checkpoints.latest import LATEST, NUMBERED, checkpoint_file, numbered_checkpoints
 from rsl_tbptt.checkpoints.reading import read_checkpoint
 from rsl_tbptt.checkpoints.writing import (
     FailedSaves,
@@ -45,7 +46,8 @@ class SafeCheckpoints(Runner):
     - ``keep_last``: number of newest checkpoints to keep. None or absent keeps all. Files that no
       runner of this package wrote into the run's folder are never deleted.
     - ``keep_best``: whether the checkpoint of the highest mean return in training, over the last
-      100 episodes before it was written, is kept beside them.
+      100 episodes before it was written, is kept beside them. It counts once there are as many and
+      each environment has ended an episode.
     - ``heartbeat_timeout_s``: seconds (default 20) without a sign of life after which a rank counts
       as dead, which ends all ranks. A rank that ends by an error ends them at once.
 
@@ -70,13 +72,17 @@ class SafeCheckpoints(Runner):
         """Check what needs no runner, then build it. Arguments: see rsl_rl's runners.
 
         Raises:
-            ValueError: If ``log_dir`` cannot be written, or what is to be kept is not valid.
+            ValueError: If ``log_dir`` cannot be written, what is to be kept is not valid, or a key
+                is mistyped.
         """
+        check_runner_keys(train_cfg)
         check_kept(train_cfg)
         self._heartbeat_timeout_s = heartbeat_timeout(train_cfg)
         if log_dir is not None:
             check_writable(log_dir)
         super().__init__(env, train_cfg, log_dir, device)
+        if (health_log := getattr(self.alg, "health_log", None)) is not None:
+            health_log.write = self._write_health
         self._kept = kept_checkpoints(train_cfg, log_dir)
         self._ranks = Ranks(together=self.is_distributed)
         self._watch = self._new_watch()
@@ -84,7 +90,8 @@ class SafeCheckpoints(Runner):
         self._of_other_ranks: list[dict[str, Any]] | None = None
         self._failed = FailedSaves()
         self._num_saved = self._end = 0
-        self._broke_off = False
+        self._episodes_since = 0
+        self._is_in_own_folder = self._broke_off = False
 
     def _configure_multi_gpu(self) -> None:
         """Join the other ranks: on a CPU by gloo, on GPUs as rsl_rl does."""
@@ -92,6 +99,12 @@ class SafeCheckpoints(Runner):
             join_on_cpu(self)
         else:
             super()._configure_multi_gpu()
+
+    def _write_health(self, metrics: Mapping[str, float]) -> None:
+        """Log what an update reports of health, and print none of it."""
+        if (writer := getattr(self.logger, "writer", None)) is not None:
+            for name, value in metrics.items():
+                writer.add_scalar(f"Loss/{name}", value, self.num_iterations)
 
     def _new_watch(self) -> RankWatch:
         """Return what lets a training end on all ranks."""
@@ -117,7 +130,8 @@ class SafeCheckpoints(Runner):
         Raises:
             SystemExit: With status ``STOPPED`` after SIGTERM or SIGUSR1.
             KeyboardInterrupt: After Ctrl+C.
-            ValueError: If ranks have loaded checkpoints of different iterations.
+            ValueError: If ranks have loaded checkpoints of different iterations; or if ``log_dir``
+                holds checkpoints and none of them was loaded.
             RuntimeError: If another rank has ended; names it and why.
             Exception: What ended the training otherwise, after a checkpoint of what was done.
         """
@@ -147,6 +161,8 @@ class SafeCheckpoints(Runner):
 
         # Here and not in load: one who plays draws and steps as he likes.
         goes_on = resume_state.restore(self, self._resumed)
+        if self._resumed and not goes_on:
+            self._episodes_since = start
         self._resumed = []
         try:
             with watched(self.alg, self._watch.check, begin_rollout, end_update):
@@ -161,7 +177,7 @@ class SafeCheckpoints(Runner):
             self._end = self.num_iterations
 
     def _check_same_start(self) -> bool:
-        """Check that all ranks begin with the same iteration.
+        """Check that all ranks begin with the same iteration, and in a folder of this run.
 
         Returns:
             Whether the first rank, which writes, has a folder.
@@ -169,14 +185,24 @@ class SafeCheckpoints(Runner):
         Raises:
             ValueError: If not, on all ranks.
         """
-        of_ranks = self._ranks.gather((self.num_iterations, self.logger.log_dir is not None))
-        iterations = [iteration for iteration, _ in of_ranks]
+        folder = self.logger.log_dir
+        others = None if self._is_in_own_folder else _newest_in(folder)
+        of_ranks = self._ranks.gather((self.num_iterations, folder is not None, others))
+        iterations = [iteration for iteration, *_ in of_ranks]
         if len(set(iterations)) > 1:
             raise ValueError(
                 f"num_iterations is {iterations} on the ranks, expected the same on all: have them"
                 " load the same checkpoint, in a folder that all of them see."
             )
-        return of_ranks[0][1]
+        _, has_folder, others = of_ranks[0]
+        if others is not None:
+            raise ValueError(
+                f"log_dir is '{folder}', expected a folder without checkpoints: a new training"
+                f" would replace or delete those of an earlier one, such as {others}. To go on with"
+                f" it call load('{Path(folder or '', LATEST)}') first, else name another folder."
+            )
+        self._is_in_own_folder = True
+        return has_folder
 
     def _end_if_asked(self, signals: StopSignals, needs_saving: bool) -> None:
         """End the training on all ranks where one has received a signal.
@@ -241,7 +267,10 @@ class SafeCheckpoints(Runner):
                 named in a warning and training goes on.
         """
         iteration = self.current_learning_iteration
-        own: dict[str, Any] = {"num_iterations": self.num_iterations}
+        own: dict[str, Any] = {
+            "num_iterations": self.num_iterations,
+            "episodes_since": self._episodes_since,
+        }
         if self._broke_off or not self.is_distributed:
             own["resume"] = resume_state.state_of(self, self._broke_off)
         elif self._of_other_ranks is not None:  # one who saves at another time knows his own alone
@@ -259,13 +288,26 @@ class SafeCheckpoints(Runner):
             return
         self._num_saved = self.num_iterations
         if self._kept is not None:
-            returns = self.logger.rewbuffer
-            self._kept.add(path, iteration, statistics.mean(returns) if returns else None)
+            self._kept.add(path, iteration, self._mean_return())
+
+    def _mean_return(self) -> float | None:
+        """Return the mean return of the newest episodes, None where these are not typical yet.
+
+        The shortest episodes end first: until each environment has ended one, and the window is
+        full, they are a selection, which is better than the policy where each step costs.
+        """
+        returns, lengths = self.logger.rewbuffer, self.logger.cur_episode_length
+        num_steps = (self.num_iterations - self._episodes_since) * self.cfg["num_steps_per_env"]
+        if len(returns) < (returns.maxlen or 0) or bool((lengths >= num_steps).any()):
+            return None
+        return statistics.mean(returns)
 
     def _is_of_run(self, path: Path) -> bool:
         """Return whether a file is one of the run's numbered checkpoints."""
-        folder = Path(self.logger.log_dir or "")
-        return path.parent.resolve() == folder.resolve() and bool(NUMBERED.fullmatch(path.name))
+        return self._is_in_folder(path) and bool(NUMBERED.fullmatch(path.name))
+
+    def _is_in_folder(self, path: Path) -> bool:
+        return path.parent.resolve() == Path(self.logger.log_dir or "").resolve()
 
     def load(
         self,
@@ -297,9 +339,18 @@ class SafeCheckpoints(Runner):
             self.current_learning_iteration = checkpoint["iter"]
             own = checkpoint.get(OWN, {})
             self.num_iterations = own.get("num_iterations", checkpoint["iter"] + 1)
+            self._is_in_own_folder = self._is_in_folder(Path(path))
             alone = [own["resume"]] if "resume" in own else []
             self._resumed = own.get("resume_of_ranks", alone)
+            began = own.get("episodes_since", 0) if self._resumed else self.num_iterations
+            self._episodes_since = began
         return checkpoint["infos"]
+
+
+def _newest_in(folder: str | None) -> str | None:
+    """Return the name of the newest checkpoint in a run's folder, None where there is none."""
+    found = [] if folder is None else numbered_checkpoints(Path(folder))
+    return found[0].name if found else None
 
 
 @contextmanager

@@ -10,7 +10,9 @@ from typing import Any
 import pytest
 import torch
 from rsl_rl.algorithms import Distillation
+from rsl_rl.runners import DistillationRunner, OnPolicyRunner
 from support.helpers import make_distillation, roll_out
+from support.safe_runs import make_runner
 
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.algorithms.distillation.losses import resolve_behavior_loss
@@ -208,3 +210,47 @@ def test_an_observation_group_that_does_not_exist_is_named():
     message = r"'proprioception' in observation set 'student' not found.*'policy', 'privileged'"
     with pytest.raises(ValueError, match=message):
         TbpttDistillation.construct_algorithm(env.get_observations(), env, cfg, "cpu")
+
+
+@pytest.mark.parametrize(
+    ("kind", "runner"),
+    [("ppo", OnPolicyRunner), ("distillation", DistillationRunner), ("ppo", None)],
+    ids=["stock", "stock distillation", "ours"],
+)
+@pytest.mark.parametrize(
+    ("key", "meant"),
+    [
+        ("num_step_per_env", "num_steps_per_env"),
+        ("keep_lst", "keep_last"),
+        ("Save-Interval", "save_interval"),
+        ("heartbeat_timeout", "heartbeat_timeout_s"),
+    ],
+)
+def test_a_mistyped_key_of_the_runner_is_refused_whichever_runner_it_is(kind, runner, key, meant):
+    with pytest.raises(ValueError, match=f"Unknown key '{key}' of .*: did you mean '{meant}'"):
+        make_runner(None, kind, runner, **{key: 5})
+
+
+def test_a_mistyped_key_is_refused_with_an_algorithm_of_rsl_rl_too():
+    with pytest.raises(ValueError, match=r"Unknown key 'keep_lst' of .*: did you mean 'keep_last'"):
+        make_runner(None, "ppo", algorithm={"class_name": "PPO"}, keep_lst=5)
+
+
+@pytest.mark.parametrize("runner", [OnPolicyRunner, None], ids=["stock", "ours"])
+def test_keys_of_platforms_and_of_a_users_own_are_taken(runner):
+    own = {"eval_interval": 5, "log_interval": 1, "curriculum": {}, "git_hash": "0a1b"}
+    platforms = {"experiment_name": "x", "wandb_tags": (), "upload_model": True, "load_run": ".*"}
+    make_runner(None, "ppo", runner, **platforms, **own)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"), [("save_memory", True), ("memory_share", 0.5), ("memory_gb", None)]
+)
+def test_options_of_a_memory_that_is_not_kept_warn(name, value):
+    message = f"{name} is {value}, which has no effect: memory_rollouts is 0"
+    with pytest.warns(UserWarning, match=message):
+        DistillationOptions.parse({"memory_rollouts": 0, name: value})
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        DistillationOptions.parse({"memory_rollouts": 1, name: value})
+        DistillationOptions.parse({"memory_rollouts": 0})

@@ -6,7 +6,12 @@ import warnings
 import pytest
 import torch
 
-from rsl_tbptt.checkpoints.latest import checkpoint_file, latest_checkpoint
+from rsl_tbptt.checkpoints import reading
+from rsl_tbptt.checkpoints.latest import (
+    checkpoint_file,
+    latest_checkpoint,
+    numbered_checkpoints,
+)
 from rsl_tbptt.checkpoints.writing import save_checkpoint
 
 
@@ -61,6 +66,30 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(damage, tmp_path):
     damage(tmp_path / "model_12.pt")
     with pytest.warns(UserWarning, match=r"Passed over a checkpoint.*model_12\.pt"):
         assert latest_checkpoint(tmp_path) == tmp_path / "model_10.pt"
+
+
+def test_a_writer_that_deletes_older_ones_meanwhile_is_followed(tmp_path, monkeypatch):
+    write(tmp_path, "model_1.pt", "model_2.pt")
+    read = reading.read_checkpoint
+
+    def write_meanwhile(path, device):
+        if not (tmp_path / "model_4.pt").exists():  # after the folder was listed
+            write(tmp_path, "model_3.pt", "model_4.pt")
+            for name in ("model_1.pt", "model_2.pt"):
+                (tmp_path / name).unlink()
+        return read(path, device)
+
+    monkeypatch.setattr(reading, "read_checkpoint", write_meanwhile)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert latest_checkpoint(tmp_path) == tmp_path / "model_4.pt"
+
+
+def test_a_file_that_goes_while_a_folder_is_listed_is_left_out(tmp_path):
+    write(tmp_path, "model_1.pt")
+    (tmp_path / "model_2.pt").symlink_to("gone")  # listed, and not there any more
+    assert numbered_checkpoints(tmp_path) == [tmp_path / "model_1.pt"]
+    assert latest_checkpoint(tmp_path) == tmp_path / "model_1.pt"
 
 
 class Code:

@@ -146,6 +146,7 @@ def make_runner(era: ModelsEra | PolicyEra) -> Callable[..., Any]:
         models: dict[str, Any] | None = None,
         num_steps: int = NUM_STEPS,
         log_dir: Path | None = None,
+        env: RecallEnv | None = None,
         **options: Any,
     ) -> Any:
         if kind == "distillation":
@@ -159,10 +160,13 @@ def make_runner(era: ModelsEra | PolicyEra) -> Callable[..., Any]:
         for role, model in (models or era.models(kind, recurrent)).items():
             cfg[role] = copy.deepcopy(model)
         torch.manual_seed(0)
-        env = RecallEnv(NUM_ENVS, recall_length=3)
+        env = env or RecallEnv(NUM_ENVS, recall_length=3)
         runner = RUNNERS[kind](env, cfg, log_dir and str(log_dir))
         if kind == "distillation" and "teacher_checkpoint" not in options:
             era.declare_teacher_loaded(runner.alg)
+        runner.git_status_repos = []  # which takes seconds
+        if hasattr(runner, "logger"):
+            runner.logger.git_status_repos = []
         runner.disable_logs = log_dir is None  # 3.1.2 would write without a folder too
         return runner
 

@@ -3,12 +3,16 @@
 The same assertions for 3.1.2, 5.0.1, 5.4.2 and 5.5.1: `make test-matrix` runs this file with each.
 """
 
+import re
+
 import pytest
 import torch
 from support.one_pass import ONE_PASS
 from support.tolerances import PARITY_FLOAT32
 
 from rsl_tbptt.algorithms.update.health_limits import limit_of
+from rsl_tbptt.run_doctor import read_curves
+from rsl_tbptt_tasks.memory import RecallEnv
 
 KINDS = ["distillation", "ppo"]
 METRICS = {
@@ -40,8 +44,11 @@ def train(runner, iterations=1):
     metrics, update = [], runner.alg.update
 
     def recorded():
-        metrics.append(update())
-        return metrics[-1]
+        losses = update()
+        reported = getattr(runner.alg, "metrics", {})  # rsl_rl's own has none
+        further = {name: v for name, v in reported.items() if name != "value"}
+        metrics.append({**further, **losses})  # whose value has another name in rsl_rl 3
+        return losses
 
     runner.alg.update = recorded
     runner.learn(iterations)
@@ -208,3 +215,51 @@ def test_policy_of_the_runner_acts(make_runner, kind):
     with torch.inference_mode():
         actions = policy(runner.env.get_observations())
     assert actions.shape == (6, 1)
+
+
+class LoggingEnv(RecallEnv):
+    """Wants something logged, in some of its steps, in a dictionary that it keeps and reads."""
+
+    def __init__(self):
+        super().__init__(4, 3)
+        self.extras, self.key = {"log": {"Episode/mine": 2.0}}, "log"
+        self.num_steps = 0
+
+    def step(self, actions):
+        assert self.extras in ({}, {"log": {"Episode/mine": 2.0}}, {"episode": {"mine": 2.0}})
+        self.num_steps += 1
+        if self.num_steps % 3 == 2:
+            self.extras[self.key] = {"Episode/mine" if self.key == "log" else "mine": 2.0}
+        elif self.num_steps % 3 == 1:
+            self.extras.clear()
+        return (*super().step(actions)[:3], self.extras)
+
+
+@pytest.mark.parametrize("key", [None, "log", "episode"])
+@pytest.mark.parametrize("kind", KINDS)
+def test_the_console_calls_losses_only_losses_and_health_stands_below_the_return(
+    make_runner, kind, key, tmp_path, capsys
+):
+    env = LoggingEnv()
+    env.key = key
+    if key is None:
+        env = RecallEnv(4, 3)
+    runner = make_runner(kind, env=env, log_dir=tmp_path)
+    runner.learn(3)
+    table = capsys.readouterr().out.partition("Learning iteration 2/3")[2]
+    losses = {"distillation": ["behavior", "memory"], "ppo": ["value", "surrogate", "entropy"]}
+    called = re.findall(r"(?:Mean )?(\S+) loss:", table)
+    assert [name.removesuffix("_function") for name in called] == losses[kind]
+    above, _, below = table.partition("Mean reward:")
+    assert "Loss/done_rate:" in below
+    assert "Loss/" not in above
+    curves = read_curves(tmp_path)
+    reported = {name for name in runner.alg.metrics if name != "value"}
+    assert {f"Loss/{name}" for name in reported} <= curves.keys()
+    assert all(curves[f"Loss/{name}"][0] == [0, 1, 2] for name in ("done_rate", "skipped_updates"))
+    for name, value in runner.alg.metrics.items():
+        if name != "value":  # rsl_rl 3's value_function
+            assert curves[f"Loss/{name}"][1][-1] == pytest.approx(value, rel=1e-5)
+    if key is not None:
+        steps, values = curves["Episode/mine"]
+        assert (steps, values) == ([0, 1, 2], [2.0] * 3)

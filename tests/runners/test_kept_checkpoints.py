@@ -3,10 +3,12 @@
 import json
 
 import pytest
+import torch
 from support.safe_runs import make_runner
 
 from rsl_tbptt.checkpoints.writing import save_checkpoint
 from rsl_tbptt.runners.kept_checkpoints import NOTES, KeptCheckpoints
+from rsl_tbptt_tasks.memory import RecallEnv
 
 
 def names(folder):
@@ -31,12 +33,103 @@ def test_without_a_number_everything_is_kept_and_nothing_noted(settings, tmp_pat
     assert not (tmp_path / NOTES).exists()
 
 
-def test_the_mean_return_of_training_is_noted(tmp_path):
-    runner = make_runner(tmp_path, keep_last=1, keep_best=True)
-    runner.learn(2)
+class CostlyEnv(RecallEnv):
+    """Each step costs: 1 in the first 8 rollouts, then a half; episodes last 1 to 40 steps."""
+
+    def __init__(self, num_envs):
+        super().__init__(num_envs, 3)
+        self.lengths, self.num_steps = torch.arange(num_envs) % 40 + 1, 0
+        self.episode_length_buf = torch.zeros(num_envs, dtype=torch.long)
+
+    def _asked(self):
+        return self.episode_length_buf + 1 >= self.lengths
+
+    def step(self, actions):
+        self.num_steps += 1
+        obs, _, dones, extras = super().step(actions)
+        return (
+            obs,
+            torch.full((self.num_envs,), -1.0 if self.num_steps <= 48 else -0.5),
+            dones,
+            extras,
+        )
+
+    def state_dict(self):
+        return {**super().state_dict(), "num_steps": self.num_steps}
+
+    def load_state_dict(self, state_dict):
+        super().load_state_dict(state_dict)
+        self.num_steps = state_dict["num_steps"]
+
+
+def ratings(folder):
+    notes = json.loads((folder / NOTES).read_text())
+    return {note["iteration"]: note["mean_return"] for note in notes}
+
+
+@pytest.mark.parametrize(
+    ("num_envs", "first_rated"), [(4, 7), (400, 6)], ids=["window not full", "short episodes only"]
+)
+def test_returns_count_once_the_window_is_full_and_every_environment_has_ended_an_episode(
+    num_envs, first_rated, tmp_path
+):
+    runner = make_runner(tmp_path, env=CostlyEnv(num_envs), keep_last=50, keep_best=True)
+    runner.learn(12)
+    rated = ratings(tmp_path)
+    assert [it for it, value in rated.items() if value is not None] == [*range(first_rated, 12)]
     returns = runner.logger.rewbuffer
-    newest = json.loads((tmp_path / NOTES).read_text())[-1]
-    assert newest["mean_return"] == pytest.approx(sum(returns) / len(returns))
+    assert rated[11] == pytest.approx(sum(returns) / len(returns))
+
+
+def test_the_best_is_not_an_untrained_model_whose_short_episodes_ended_first(tmp_path):
+    make_runner(tmp_path, env=CostlyEnv(400), keep_last=1, keep_best=True).learn(16)
+    best, newest = json.loads((tmp_path / NOTES).read_text())
+    assert best["iteration"] >= 8
+    assert newest["iteration"] == 15
+
+
+def test_a_resumed_run_rates_as_one_that_was_not_interrupted(tmp_path):
+    settings = {"keep_last": 50, "keep_best": True}
+    make_runner(tmp_path / "whole", env=CostlyEnv(400), **settings).learn(10)
+    for _ in range(2):
+        runner = make_runner(tmp_path / "parts", env=CostlyEnv(400), **settings)
+        if list((tmp_path / "parts").glob("*.pt")):
+            runner.load(str(tmp_path / "parts" / "latest"))
+        runner.learn(5)
+    assert ratings(tmp_path / "parts") == pytest.approx(ratings(tmp_path / "whole"))
+
+
+def test_where_episodes_begin_anew_after_a_resume_returns_do_too(tmp_path):
+    def simulator():
+        absent = {"state_dict": property(), "load_state_dict": property()}
+        return type("Simulator", (CostlyEnv,), absent)(400)
+
+    make_runner(tmp_path, env=simulator(), keep_last=50, keep_best=True).learn(8)
+    resumed = make_runner(tmp_path, env=simulator(), keep_last=50, keep_best=True)
+    resumed.load(str(tmp_path / "latest"))
+    resumed.learn(8)
+    rated = [it for it, value in ratings(tmp_path).items() if value is not None]
+    assert rated == [6, 7, 14, 15]
+
+
+def test_a_new_training_is_refused_in_a_folder_that_holds_a_run(tmp_path):
+    make_runner(tmp_path, keep_last=2).learn(3)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.suffix == ".pt"}
+    again = make_runner(tmp_path, keep_last=2)
+    with pytest.raises(ValueError, match=r"log_dir is .*expected a folder without .* model_2\.pt"):
+        again.learn(3)
+    elsewhere = make_runner(tmp_path / "other")
+    elsewhere.learn(1)
+    again.load(str(tmp_path / "other" / "latest"))
+    with pytest.raises(
+        ValueError, match=r"call load\('.*latest'\) first, else name another folder"
+    ):
+        again.learn(3)
+    assert before == {path: path.read_bytes() for path in before}
+    again.load(str(tmp_path / "latest"))
+    again.learn(1)
+    again.learn(1)  # its own files are in nobody's way
+    assert names(tmp_path) == ["model_3.pt", "model_4.pt"]
 
 
 def test_the_best_is_kept_beside_the_newest(tmp_path):
@@ -92,6 +185,48 @@ def test_unreadable_notes_keep_what_they_noted(tmp_path):
     with pytest.warns(UserWarning, match=r"checkpoints\.json' cannot be read"):
         kept = KeptCheckpoints(tmp_path, 1, keep_best=False)
     write(kept, tmp_path, 1)
+    assert names(tmp_path) == ["model_0.pt", "model_1.pt"]
+
+
+def note(path, name, **changes):
+    """Return what notes say of a file as it is, under a name."""
+    found = path.stat()
+    entry = {"file": name, "iteration": 0, "mean_return": None}
+    return entry | {"size": found.st_size, "mtime_ns": found.st_mtime_ns} | changes
+
+
+@pytest.mark.parametrize(
+    ("where", "name"),
+    [
+        ("thesis.tex", "../thesis.tex"),
+        ("model_0.pt", "../model_0.pt"),
+        ("run/notes.txt", "notes.txt"),
+        ("run/exported/model_0.pt", "exported/model_0.pt"),
+        ("run/model_0.pt", "../run/model_0.pt"),
+    ],
+)
+def test_notes_name_checkpoints_of_their_folder_and_nothing_else_is_deleted(where, name, tmp_path):
+    run, precious = tmp_path / "run", tmp_path / where
+    precious.parent.mkdir(parents=True, exist_ok=True)
+    run.mkdir(exist_ok=True)
+    precious.write_text("years of work")
+    (run / NOTES).write_text(json.dumps([note(precious, name)]))
+    kept = KeptCheckpoints(run, 1, keep_best=False)
+    write(kept, run, 1)
+    write(kept, run, 2)
+    assert precious.read_text() == "years of work"
+    assert not (run / "model_1.pt").exists()
+
+
+@pytest.mark.parametrize(
+    "changes", [{"file": 5}, {"mean_return": "high"}, {"mean_return": float("nan")}]
+)
+def test_notes_of_other_types_are_nobodys(changes, tmp_path):
+    (tmp_path / "model_0.pt").write_text("whose?")
+    forged = note(tmp_path / "model_0.pt", "model_0.pt", **changes)
+    (tmp_path / NOTES).write_text(json.dumps([forged]))
+    kept = KeptCheckpoints(tmp_path, 1, keep_best=True)
+    write(kept, tmp_path, 1, 1.0)
     assert names(tmp_path) == ["model_0.pt", "model_1.pt"]
 
 

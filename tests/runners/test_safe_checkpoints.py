@@ -1,6 +1,7 @@
 """Checkpoints are whole or absent, and a run folder that cannot be written is named first."""
 
 import os
+import re
 import stat
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from rsl_rl.runners import OnPolicyRunner
 from support.safe_runs import make_runner
 
 from rsl_tbptt.checkpoints.writing import NotWrittenError, save_checkpoint
+from rsl_tbptt.run_doctor import read_curves
 from rsl_tbptt.runners import TbpttDistillationRunner
 
 
@@ -43,6 +45,18 @@ def test_a_crash_while_writing_leaves_the_previous_file(tmp_path, monkeypatch):
         save_checkpoint({"value": 2}, path)
     assert torch.load(path) == {"value": 1}
     assert [p.name for p in tmp_path.iterdir()] == ["model.pt"]
+
+
+def test_what_kills_left_half_written_is_deleted_once_no_writer_can_be_at_it(tmp_path):
+    prefix = "." + 32 * "a" + "-"
+    left = [f"{prefix}model_1.pt", f"{prefix}safe_2.pt", f"{prefix}checkpoints.json"]
+    kept = [".mine-model_1.pt", "model_1.pt", f"{prefix}model_9.pt"]
+    for name in (*left, *kept):
+        (tmp_path / name).write_bytes(b"half")
+        os.utime(tmp_path / name, (0, 0))
+    (tmp_path / kept[2]).touch()  # somebody may be writing it
+    save_checkpoint({"value": 1}, tmp_path / "model_3.pt")
+    assert {path.name for path in tmp_path.iterdir()} == {"model_3.pt", *kept}
 
 
 def mode_of(path):
@@ -144,3 +158,22 @@ def test_an_error_in_training_leaves_the_number_of_what_was_done(tmp_path, monke
     assert (runner.num_iterations, runner.current_learning_iteration) == (2, 1)
     assert "act" not in vars(runner.alg)
     assert "update" not in vars(runner.alg)
+
+
+@pytest.mark.parametrize(
+    ("kind", "losses"),
+    [("distillation", ["behavior", "memory"]), ("ppo", ["value", "surrogate", "entropy"])],
+)
+def test_the_console_shows_losses_and_health_goes_to_tensorboard_alone(
+    kind, losses, tmp_path, capsys
+):
+    runner = make_runner(tmp_path, kind)
+    runner.learn(2)
+    table = capsys.readouterr().out.partition("Learning iteration 1/2")[2]
+    assert re.findall(r"Mean (\S+) loss:", table) == losses
+    assert "done_rate" not in table
+    curves = read_curves(tmp_path)
+    for name, value in runner.alg.metrics.items():
+        steps, values = curves[f"Loss/{name}"]
+        assert (steps, values[-1]) == ([0, 1], pytest.approx(value, rel=1e-5))
+    assert {"done_rate", "dead_units", "saturated_units"} <= runner.alg.metrics.keys()

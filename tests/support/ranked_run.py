@@ -92,8 +92,9 @@ def trained(runner: Any, iterations: int) -> dict[str, Any]:
     update, metrics = runner.alg.update, []
 
     def recorded() -> dict[str, float]:
-        metrics.append(update())
-        return metrics[-1]
+        losses = update()
+        metrics.append(runner.alg.metrics)
+        return losses
 
     runner.alg.update = recorded
     runner.learn(iterations)

@@ -1,5 +1,8 @@
 """Files are complete or as before."""
 
+import os
+import stat
+
 import pytest
 
 from rsl_tbptt.files import complete, write_json
@@ -22,6 +25,32 @@ def test_a_file_is_replaced_when_all_is_written(tmp_path):
             assert unfinished.suffix == ".onnx"
     assert path.read_text() == "new"
     assert [*path.parent.iterdir()] == [path]
+
+
+@pytest.mark.skipif(os.name != "posix", reason="folders cannot be opened")
+def test_a_new_name_reaches_the_disk_before_the_writer_goes_on(tmp_path, monkeypatch):
+    synced, fsync = [], os.fsync
+
+    def note(descriptor):
+        names = sorted(os.listdir(tmp_path))
+        synced.append("folder" if stat.S_ISDIR(os.fstat(descriptor).st_mode) else "file")
+        fsync(descriptor)
+        if synced[-1] == "folder":
+            assert names == ["value.json"]  # renamed before
+
+    monkeypatch.setattr(os, "fsync", note)
+    write_json(tmp_path / "value.json", 1)
+    assert synced == ["file", "folder"]
+
+
+def test_a_file_system_that_cannot_sync_folders_does_not_fail_the_write(tmp_path, monkeypatch):
+    def fail(descriptor):
+        if stat.S_ISDIR(os.fstat(descriptor).st_mode):
+            raise OSError(22, "Invalid argument")
+
+    monkeypatch.setattr(os, "fsync", fail)
+    write_json(tmp_path / "value.json", 1)
+    assert (tmp_path / "value.json").read_text() == "1\n"
 
 
 def half_written(path):

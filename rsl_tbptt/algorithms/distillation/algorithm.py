@@ -26,7 +26,8 @@ from rsl_tbptt.algorithms.distillation.options import DistillationOptions
 from rsl_tbptt.algorithms.distillation.rollout_memory import NEWEST
 from rsl_tbptt.algorithms.distillation.sample_weights import sample_weights
 from rsl_tbptt.algorithms.distillation.teacher_layers import TeacherLayers
-from rsl_tbptt.algorithms.update.arguments import takes
+from rsl_tbptt.algorithms.update.arguments import check_runner_keys, takes
+from rsl_tbptt.algorithms.update.health import HealthLog
 from rsl_tbptt.algorithms.update.memory_plan import MemoryPlan
 from rsl_tbptt.algorithms.update.optimizers import use_fused_kernels
 from rsl_tbptt.algorithms.update.safe_line import SafeLine
@@ -137,6 +138,8 @@ class TbpttDistillation(Distillation):
         self._session = UpdateSession(self.learner, storage, self.options, self._ranks)
         self.safe_line = SafeLine(self.options.safe_checkpoint_interval, self, self._ranks)
         self.step_checks = StepChecks(storage)
+        self.metrics: dict[str, float] = {}
+        self.health_log: HealthLog | None = None  # one's own loop has no logger
         self.awaited_teacher = AwaitedTeacher(
             check_one_source(teacher, self.options.teacher_checkpoint),
             lambda: self._ranks.run_together(self._load_teacher),
@@ -156,12 +159,17 @@ class TbpttDistillation(Distillation):
 
         Returns:
             The algorithm.
+
+        Raises:
+            ValueError: If a key of the runner's config is mistyped.
         """
+        check_runner_keys(cfg)
         algorithm = Distillation.construct_algorithm(obs, env, cfg, device)
         if isinstance(algorithm, TbpttDistillation):
             algorithm.checkpoint_path = cfg.get("load_checkpoint")
             algorithm.step_checks.take_over_nan_check(algorithm.options.non_finite, cfg)
             algorithm.safe_line.write_beside_logs_of(env)
+            algorithm.health_log = HealthLog()
         return algorithm
 
     def broadcast_parameters(self) -> None:
@@ -191,6 +199,8 @@ class TbpttDistillation(Distillation):
                 environments, or the file of a teacher that is still awaited cannot be loaded; or
                 if observations are not as they were at first.
         """
+        if self.health_log is not None:
+            self.health_log.leave()
         step = self.storage.step
         if step == 0:
             self._start_rollout()
@@ -224,7 +234,7 @@ class TbpttDistillation(Distillation):
             obs: Next observations, unused.
             rewards: Rewards, shape (N,).
             dones: Which episodes ended with this step, shape (N,).
-            extras: Further information of the environment, unused.
+            extras: Further information of the environment.
 
         Raises:
             ValueError: If :class:`StepChecks` finds anything wrong with the step.
@@ -236,6 +246,8 @@ class TbpttDistillation(Distillation):
             self._weights.count_step(self.storage.step, dones)
         self.storage.add_transition(self.transition)
         self.transition.clear()
+        if self.health_log is not None:
+            self.health_log.join(extras, self.storage.step == self.storage.num_transitions_per_env)
         self.student.reset(dones)
         self.teacher.reset(dones)
 
@@ -243,6 +255,8 @@ class TbpttDistillation(Distillation):
         """Set the student to training, and drop a rollout that an error or Ctrl+C broke off."""
         super().train_mode()
         self.storage.clear()
+        if self.health_log is not None:
+            self.health_log.start()
         self.safe_line.start()
 
     def update(self) -> dict[str, float]:
@@ -255,7 +269,8 @@ class TbpttDistillation(Distillation):
             far; alone where this is one) and, where the options are used, ``teacher_action_share``
             (of the environments, in this rollout), ``imitation_weight`` (mean over its steps) and
             ``auxiliary/NAME`` (mean loss of a head on this rollout; a sample without target counts
-            as 0); and what docs/health.md lists.
+            as 0); and what docs/health.md lists. In a runner the losses alone; the others reach its
+            logger by ``health_log``. ``metrics`` has all.
 
         Raises:
             ValueError: If a loss, gradient or result is NaN or inf and ``non_finite`` does not skip
@@ -266,10 +281,10 @@ class TbpttDistillation(Distillation):
             self.learning_rate = rate  # which the runner logs
             for group in self.optimizer.param_groups:  # auxiliary heads follow it
                 group["lr"] = rate
-        metrics = self._session.run()
-        self.num_updates += "behavior" in metrics  # and not where it was skipped
+        self.metrics = self._session.run()
+        self.num_updates += "behavior" in self.metrics  # and not where it was skipped
         self.safe_line.conclude_iteration()
-        return metrics
+        return self.health_log.losses_of(self.metrics) if self.health_log else self.metrics
 
     def save(self) -> dict:
         """Return rsl_rl's checkpoint, with this algorithm's own under "rsl_tbptt".

@@ -158,6 +158,14 @@ class DistillationOptions(Options):
                 " teacher_action_share is 0. Set teacher_action_share, or leave it at None.",
                 stacklevel=5,
             )
+        for name in ("memory_share", "memory_gb", "save_memory"):
+            default, value = getattr(DistillationOptions, name), getattr(self, name)
+            if self.memory_rollouts == 0 and value != default:
+                warnings.warn(
+                    f"{name} is {value}, which has no effect: memory_rollouts is 0. Set"
+                    f" memory_rollouts, or leave it at {default}.",
+                    stacklevel=5,
+                )
 
     def check_rollout(self, num_steps: int) -> None:
         """Warn of lengths beyond the rollout.

@@ -21,7 +21,8 @@ from rsl_tbptt.algorithms.ppo.options import PpoOptions
 from rsl_tbptt.algorithms.ppo.rnd import RndTraining
 from rsl_tbptt.algorithms.ppo.symmetry import MirroredLearner, check_symmetry
 from rsl_tbptt.algorithms.ppo.time_outs import TimeOutValues, value_without_advancing
-from rsl_tbptt.algorithms.update.arguments import takes
+from rsl_tbptt.algorithms.update.arguments import check_runner_keys, takes
+from rsl_tbptt.algorithms.update.health import HealthLog
 from rsl_tbptt.algorithms.update.memory_plan import MemoryPlan
 from rsl_tbptt.algorithms.update.optimizers import use_fused_kernels
 from rsl_tbptt.algorithms.update.safe_line import SafeLine
@@ -112,6 +113,8 @@ class TbpttPPO(PPO):
         self._session = UpdateSession(self.learner, storage, self.options, self._ranks)
         self.safe_line = SafeLine(self.options.safe_checkpoint_interval, self, self._ranks)
         self.step_checks = StepChecks(storage)
+        self.metrics: dict[str, float] = {}
+        self.health_log: HealthLog | None = None  # one's own loop has no logger
 
     @staticmethod
     def construct_algorithm(obs: TensorDict, env: VecEnv, cfg: dict, device: str) -> PPO:
@@ -127,12 +130,17 @@ class TbpttPPO(PPO):
 
         Returns:
             The algorithm.
+
+        Raises:
+            ValueError: If a key of the runner's config is mistyped.
         """
+        check_runner_keys(cfg)
         algorithm = PPO.construct_algorithm(obs, env, cfg, device)
         if isinstance(algorithm, TbpttPPO):
             options = algorithm.options
             algorithm.step_checks.take_over_nan_check(options.non_finite, cfg)
             algorithm.safe_line.write_beside_logs_of(env)
+            algorithm.health_log = HealthLog()
             if options.teacher_cfg is not None and options.teacher_coef > 0:
                 teacher = build_teacher(obs, env, cfg, options.teacher_cfg, device)
                 algorithm.set_teacher(teacher)
@@ -173,6 +181,8 @@ class TbpttPPO(PPO):
                 environments, or the teacher did not come or does not fit; or if observations are
                 not as they were at first.
         """
+        if self.health_log is not None:
+            self.health_log.leave()
         if not self._session.started:
             self._start_training()
         self.step_checks.check_observations(obs)
@@ -226,6 +236,8 @@ class TbpttPPO(PPO):
             self.transition.rewards += self.gamma * beyond
         self.storage.add_transition(self.transition)
         self.transition.clear()
+        if self.health_log is not None:
+            self.health_log.join(extras, self.storage.step == self.storage.num_transitions_per_env)
         for model in (self.actor, self.critic):
             model.reset(dones)
         self._imitation.process_env_step(rewards, dones)
@@ -246,6 +258,8 @@ class TbpttPPO(PPO):
         """Set the models to training, and drop a rollout that an error or Ctrl+C broke off."""
         super().train_mode()
         self.storage.clear()
+        if self.health_log is not None:
+            self.health_log.start()
         self.safe_line.start()
 
     def update(self) -> dict[str, float]:
@@ -258,19 +272,20 @@ class TbpttPPO(PPO):
             ``skipped_updates`` (all so far; alone where this is one), and where they are used
             ``rnd``, ``kl_coef``, ``teacher_coef``, ``teacher`` (mean loss of the imitation, before
             that weight) and ``auxiliary/NAME`` (mean loss of a head; a sample without target counts
-            as 0); and what docs/health.md lists. With symmetry, what rsl_rl returns.
+            as 0); and what docs/health.md lists. With symmetry, what rsl_rl returns. In a runner
+            the losses alone; the others reach its logger by ``health_log``. ``metrics`` has all.
 
         Raises:
             ValueError: If a loss, gradient or result is NaN or inf and ``non_finite`` does not skip
                 that. Parameters, optimisers and normalisers are then as before the update.
         """
         try:
-            metrics = self._session.run()
+            self.metrics = self._session.run()
         finally:
             self.learning_rate = self.optimizer.param_groups[0]["lr"]
         self._values_beyond.warn_once()
         self.safe_line.conclude_iteration()
-        return metrics
+        return self.health_log.losses_of(self.metrics) if self.health_log else self.metrics
 
     def save(self) -> dict[str, Any]:
         """Return what a checkpoint holds: rsl_rl's, and this algorithm's own under "rsl_tbptt"."""

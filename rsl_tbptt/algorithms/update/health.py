@@ -14,7 +14,7 @@ from __future__ import annotations
 import contextlib
 import warnings
 from collections import deque
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from statistics import median
 from typing import Any
 
@@ -30,6 +30,11 @@ SATURATED = 0.99
 """A unit of the memory is saturated beyond this size; its gate has 2 % of its slope there."""
 STILL = 1e-3
 """A unit whose output moves by less than that, of a range of 2, tells nothing."""
+
+LOSSES = frozenset(
+    "auxiliary behavior entropy memory rnd surrogate symmetry teacher value".split(" ")  # noqa: SIM905
+)
+"""Metrics that are losses, by the first part of their names; the others tell of health."""
 
 _NUM_ROWS = 4096
 """Of the samples of a window fewer than twice as many are looked at, which takes no time."""
@@ -218,3 +223,66 @@ class Watch:
                 jumps.append(norm / usual)
             past.append(norm)
         return max(jumps)
+
+
+class HealthLog:
+    """Brings metrics of health to the logger of a runner, which prints what it is given as losses.
+
+    A runner that can writes them itself. To a stock one they come with what the environment wants
+    logged: the logger keeps that dictionary in each step, and reads it, below the returns and by
+    its own names, once the update has ended::
+
+        process_env_step     logger keeps      act      ...     update       logger reads
+        join: a copy of it   the copy          leave            fill it
+    """
+
+    def __init__(self) -> None:
+        """Begin outside of a rollout."""
+        self.write: Callable[[dict[str, float]], None] | None = None
+        """What the runner writes them with, by name; None where it is a stock one."""
+        self._row: dict[str, Any] | None = None
+        self._lent: tuple[dict[str, Any], str, dict[str, Any] | None] | None = None
+
+    def start(self) -> None:
+        """Forget a rollout that was broken off."""
+        self.leave()
+        self._row = None
+
+    def join(self, extras: dict[str, Any], is_last: bool) -> None:
+        """Join what a step's ``extras`` have for the logger, once in a rollout.
+
+        rsl_rl before 5.4 reads the keys of the first dictionary that it is given alone: it has to
+        be that one, with the environment's keys, or the last step's where there is none.
+        """
+        key = "episode" if "episode" in extras else "log"
+        if self.write is None and self._row is None and (key in extras or is_last):
+            self._lent = (extras, key, extras.get(key))
+            self._row = extras[key] = dict(extras.get(key, {}))
+
+    def leave(self) -> None:
+        """Give the environment its own dictionary back; the logger has taken the other."""
+        if self._lent is not None:
+            extras, key, own = self._lent
+            self._lent = None
+            if own is None:
+                del extras[key]
+            else:
+                extras[key] = own
+
+    def losses_of(self, metrics: dict[str, float]) -> dict[str, float]:
+        """Log what is no loss.
+
+        Returns:
+            The losses; or all metrics where no logger takes them.
+        """
+        self.leave()
+        row, self._row = self._row, None
+        losses = {name: v for name, v in metrics.items() if name.partition("/")[0] in LOSSES}
+        others = {name: v for name, v in metrics.items() if name not in losses}
+        if self.write is not None:
+            self.write(others)
+        elif row is not None:
+            row.update({f"Loss/{name}": value for name, value in others.items()})
+        else:
+            return metrics
+        return losses

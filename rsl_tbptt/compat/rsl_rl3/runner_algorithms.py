@@ -13,6 +13,7 @@ from torch import nn
 from rsl_tbptt.algorithms.distillation import algorithm as distillation
 from rsl_tbptt.algorithms.ppo import algorithm as ppo
 from rsl_tbptt.algorithms.ppo.options import PpoOptions
+from rsl_tbptt.algorithms.update.health import HealthLog
 from rsl_tbptt.compat.rsl_rl3.checkpoints import keep_with_optimizer, network_state
 from rsl_tbptt.compat.rsl_rl3.models import fit_teacher, model_of
 from rsl_tbptt.compat.rsl_rl3.storage import ModelStorage
@@ -87,6 +88,7 @@ class _OfPolicy:
         device = self._arguments["device"]
         storage = ModelStorage(training_type, *sizes, obs, actions_shape, device)
         self.algorithm = self._build(storage, obs)
+        self.algorithm.health_log = HealthLog()
 
     def _build(self, storage: RolloutStorage, obs: TensorDict) -> Any:
         """Build the algorithm of the policy's models."""

@@ -182,7 +182,8 @@ def test_a_run_from_distillation_to_fine_tuning_under_the_stock_runners(tmp_path
     for name, value in runner.alg.actor.state_dict().items():
         assert torch.equal(value, student[name])
     metrics, update = [], runner.alg.update
-    monkeypatch.setattr(runner.alg, "update", lambda: metrics.append(update()) or metrics[-1])
+    recorded = lambda: update() | (metrics.append(runner.alg.metrics) or {})  # noqa: E731
+    monkeypatch.setattr(runner.alg, "update", recorded)
     runner.learn(2)
     assert [seen["teacher_coef"] for seen in metrics] == pytest.approx([0.5, 0.5])
     assert metrics[0]["actor_grad_norm"] == 0 < metrics[1]["actor_grad_norm"]

@@ -136,8 +136,9 @@ def learn(runner, iterations):
     metrics, update = [], runner.alg.update
 
     def recorded():
-        metrics.append(update())
-        return metrics[-1]
+        losses = update()
+        metrics.append({**runner.alg.metrics, **losses})
+        return losses
 
     runner.alg.update = recorded
     runner.learn(iterations, init_at_random_ep_len=False)
