@@ -153,10 +153,10 @@ def test_the_wheel_alone_exports_the_demos_student(demo):
 @pytest.mark.package
 @pytest.mark.isaaclab
 def test_the_wheel_alone_evaluates_the_demos_student(demo):
-    run, checkpoint, folder = demo
+    run, checkpoint, _ = demo
     printed = run("rsl-tbptt", "evaluate", "--checkpoint", checkpoint, "--episodes", "4")
     assert "mean return" in printed
-    evaluation = json.loads((folder / "evaluation.json").read_text())
+    evaluation = json.loads(Path(checkpoint).with_name("evaluation.json").read_text())
     assert (evaluation["task"], evaluation["episodes"]) == ("Tbptt-Cartpole-Occluded", 4)
 
 

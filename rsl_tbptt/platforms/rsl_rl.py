@@ -45,6 +45,7 @@ def simulated_env(
     clip_actions: float | None,
     overrides: Sequence[str],
     image_size: tuple[int, int] | None = None,
+    noted: Path | None = None,
 ) -> Iterator[Any]:
     """Make an environment by ``module:function``, called with ``(num_envs, seed, device)``.
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from support.helpers import make_distillation
 
-from rsl_tbptt import cli, doctor, play, video
+from rsl_tbptt import cli, doctor, evaluation, play, video
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.cli import COMMANDS, command_parser, main
 
@@ -76,6 +76,22 @@ def wide(num_envs, seed, device):
     return Env(num_envs, 7)
 
 
+def endless(num_envs, seed, device):
+    env = Env(num_envs)
+    env.max_episode_length = torch.tensor([1, 2])  # a limit each, which nothing enforces
+    step = env.step
+    env.step = lambda actions: (*step(actions)[:2], torch.zeros(num_envs), {})
+    return env
+
+
+def broken(num_envs, seed, device):
+    env = Env(num_envs)
+    reward = torch.zeros(num_envs)
+    reward[2] = torch.nan
+    env.step = lambda actions: (env.get_observations(), reward, torch.zeros(num_envs), {})
+    return env
+
+
 def renamed(num_envs, seed, device):
     env = Env(num_envs)
     env.get_observations = lambda: TensorDict({"other": torch.zeros(num_envs, 5)}, [num_envs])
@@ -120,14 +136,51 @@ def evaluate(*arguments):
 
 def test_a_checkpoint_of_rsl_rl_alone_is_evaluated_in_the_users_environment(folder, capsys):
     results = []
-    for seed in ("5", "5", "6"):
-        assert evaluate("--env", "my_envs:make", "--seed", seed) == 0
-        results.append(json.loads((folder / "evaluation.json").read_text()))
-    assert "95 % confidence" in capsys.readouterr().out
+    for seed, file in (("5", "evaluation.json"), ("5", "evaluation-2.json"), ("6", "e/6.json")):
+        named = ["--output", file] if seed == "6" else []
+        assert evaluate("--env", "my_envs:make", "--seed", seed, *named) == 0
+        results.append(json.loads((folder / file).read_text()))
+        shown = capsys.readouterr().out
+        assert "95 % confidence" in shown
+        assert shown.endswith(f"wrote {file}\n")
     assert results[0] == results[1]
     assert results[0]["returns"] != results[2]["returns"]
     assert results[0]["lengths"] == [3, 3, 3, 3]
     assert (results[0]["task"], results[0]["step_seconds"]) == ("my_envs:make", 0.5)
+
+
+def test_results_lie_beside_the_checkpoint(folder, monkeypatch):
+    (folder / "elsewhere").mkdir()
+    monkeypatch.chdir(folder / "elsewhere")
+    monkeypatch.syspath_prepend(str(folder))
+    words = ["--checkpoint", str(folder / "model_0.pt"), "--episodes", "4"]
+    assert main(["evaluate", *words, "--env", "my_envs:make"]) == 0
+    assert (folder / "evaluation.json").exists()
+    assert not [*(folder / "elsewhere").iterdir()]
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_anything_is_simulated(
+    folder, monkeypatch, capsys
+):
+    monkeypatch.setattr(evaluation, "evaluate", lambda *_, **__: pytest.fail("simulated"))
+    assert evaluate("--env", "my_envs:make", "--output", str(folder / "model_0.pt" / "e.json")) == 1
+    assert "The output is" in capsys.readouterr().err
+
+
+def test_episodes_that_nothing_ends_count_as_they_stand_after_a_limit_that_is_named(folder):
+    with pytest.warns(UserWarning, match=r"4 of 4 episodes had not ended after 3 steps"):
+        assert evaluate("--env", "my_envs:endless", "--output", "e.json") == 0
+    result = json.loads((folder / "e.json").read_text())
+    assert (result["lengths"], result["unfinished"], result["max_steps"]) == ([3] * 4, 4, 3)
+    with pytest.warns(UserWarning, match="after 5 steps"):
+        assert evaluate("--env", "my_envs:endless", "--max-steps", "5", "--output", "e.json") == 0
+
+
+def test_a_return_that_is_not_finite_is_an_error_and_leaves_no_file(folder, capsys):
+    assert evaluate("--env", "my_envs:broken") == 1
+    expected = "The return of environment 2 is nan after 1 steps, expected a finite number"
+    assert expected in capsys.readouterr().err
+    assert not (folder / "evaluation.json").exists()
 
 
 WRONG = {
@@ -175,6 +228,10 @@ WRONG = {
     "one episode": (
         ["evaluate", "--checkpoint", "model_0.pt", "--episodes", "1"],
         "episodes is 1, expected at least 2",
+    ),
+    "no steps": (
+        ["evaluate", "--checkpoint", "model_0.pt", "--max-steps", "0"],
+        "max_steps is 0, expected at least 1",
     ),
     "contradiction": (
         ["evaluate", "--checkpoint", "model_0.pt", "--env", "my_envs:make", "--task", "T"],
