@@ -229,10 +229,12 @@ def _require(modules: Sequence[str]) -> None:
 
 
 def _missing(error: ModuleNotFoundError) -> str:
-    """Say which module is missing, and which extra brings it."""
+    """Say which module is missing, and what brings it."""
     name = (error.name or str(error)).partition(".")[0]
-    remedy = install(EXTRAS[name]) if name in EXTRAS else f"pip install {name}"
-    return f"The package {name} is missing, expected it for this command: {remedy}"
+    remedy = "install the package that brings this module, or put your own on PYTHONPATH"
+    if name in EXTRAS:
+        remedy = install(EXTRAS[name])
+    return f"The module {name} is missing, expected it for this command: {remedy}"
 
 
 COMMANDS: dict[

@@ -40,6 +40,21 @@ def test_every_metric_is_in_the_readme():
         assert f"`Loss/{in_words}`" in README, name
 
 
+def test_installations_on_the_pages_work_where_they_are_typed():
+    """By pip, which is in every environment that make builds, from this folder or a registry."""
+    tomllib = pytest.importorskip("tomllib", reason="part of Python since 3.11")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    assert any(requirement.startswith("pip>") for requirement in extras["dev"])
+    text = "".join(page.read_text() for page in (ROOT / "README.md", *ROOT.glob("docs/*.md")))
+    assert not re.search("uv pip|rsl-tbptt\\[|install rsl-tbptt", text)
+    targets = [line.strip(' "') for line in re.findall("pip install ([^`#\n]*)", text)]
+    folders = {target for target in targets if re.match("-e|[.]", target)}
+    assert folders == {".[isaaclab,tools]", ".[mjlab,tools]", ".[tools]", "-e .", "-e docs/my_task"}
+    assert {name for found in folders for name in re.findall("\\w+(?=[],])", found)} <= {*extras}
+    assert (ROOT / "docs/my_task/pyproject.toml").is_file()
+
+
 def test_linked_files_exist():
     links = re.findall(r"\]\(([^)#:]+)\)", README)
     assert links

@@ -13,6 +13,7 @@ from support.helpers import make_distillation
 from rsl_tbptt import cli, doctor, evaluation, play, video
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.cli import COMMANDS, command_parser, main
+from rsl_tbptt.doctor import install
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit")
 
@@ -296,17 +297,64 @@ def test_a_missing_package_names_the_extra(folder, monkeypatch, capsys, command,
         cli.importlib.util, "find_spec", lambda name: None if name == module else find(name)
     )
     assert main([command, "--checkpoint", "model_0.pt"]) == 1
-    expected = (
-        f"{module} is missing, expected it for this command: pip install 'rsl-tbptt[{extra}]'"
-    )
+    expected = f"The module {module} is missing, expected it for this command: {install(extra)}"
     assert expected in capsys.readouterr().err
+
+
+def test_a_module_that_no_extra_brings_is_no_package_to_install(folder, monkeypatch, capsys):
+    (folder / "my_envs.py").write_text("import module_of_somebody\n")
+    assert evaluate("--env", "my_envs:make") == 1
+    message = capsys.readouterr().err
+    assert "The module module_of_somebody is missing" in message
+    assert "install the package that brings this module, or put your own on PYTHONPATH" in message
+
+
+class Installed:
+    """A distribution that came from somewhere."""
+
+    def __init__(self, source):
+        self._source = source
+
+    def read_text(self, name):
+        assert name == "direct_url.json"
+        return self._source
+
+
+WHEEL = {"url": "file:///w/rsl_tbptt-0.1.0-py3-none-any.whl", "archive_info": {}}
+GIT = {"url": "https://host/r.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}}
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (json.dumps(WHEEL), "'rsl-tbptt[tools] @ file:///w/rsl_tbptt-0.1.0-py3-none-any.whl'"),
+        (json.dumps(GIT), "'rsl-tbptt[tools] @ git+https://host/r.git@abc'"),
+        (None, "'PATH[tools]', where PATH is the wheel or checkout of rsl-tbptt"),
+    ],
+)
+def test_an_extra_is_installed_from_where_the_package_came_from(
+    monkeypatch, tmp_path, source, expected
+):
+    monkeypatch.setattr(doctor, "__file__", str(tmp_path / "rsl_tbptt" / "doctor.py"))
+    monkeypatch.setattr(doctor, "distribution", lambda _: Installed(source))
+    assert install("tools").endswith(f" pip install {expected}") or install("tools").endswith(
+        f" pip install --python {sys.executable} {expected}"
+    )
+
+
+def test_an_extra_of_a_checkout_is_installed_from_there(request, monkeypatch):
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda _: True)
+    root = request.config.rootpath
+    assert install("tools") == f"{sys.executable} -m pip install -e '{root}[tools]'"
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda _: None)
+    assert install(None) == f"uv pip install --python {sys.executable} -e '{root}'"
 
 
 def test_a_missing_simulator_names_the_extra(folder, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "mjlab", None)
     monkeypatch.setitem(sys.modules, "mjlab.tasks", None)
     assert evaluate("--platform", "mjlab", "--task", "T") == 1
-    assert "pip install 'rsl-tbptt[mjlab]'" in capsys.readouterr().err
+    assert install("mjlab") in capsys.readouterr().err
 
 
 def test_play_takes_task_and_agent_from_the_run_and_passes_the_rest_on(folder, monkeypatch):
@@ -361,7 +409,7 @@ def test_doctor_passes_here(folder, capsys):
     shown = capsys.readouterr().out
     assert "WRONG" not in shown
     assert "Isaac Lab    ok     isaaclab 3.0.0" in shown
-    assert "mjlab        -      not installed: pip install 'rsl-tbptt[mjlab]'" in shown
+    assert f"mjlab        -      not installed: {install('mjlab')}" in shown
 
 
 def test_doctor_names_every_fault(folder, monkeypatch, capsys):
