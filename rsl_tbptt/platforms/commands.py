@@ -28,9 +28,9 @@ def executable(command: list[str]) -> list[str]:
     program = program or shutil.which(command[0])
     if program is None:
         raise FileNotFoundError(
-            f"{command[0]} is neither beside {sys.executable} nor on the path: install this package with its isaaclab"
-            " extra on Python 3.12, or with its mjlab extra, or run `make demo` or"
-            " `make demo-mjlab`, which do."
+            f"{command[0]} is neither beside {sys.executable} nor on the path: install this package"
+            " with its isaaclab extra on Python 3.12, or with its mjlab extra, or run `make demo`"
+            " or `make demo-mjlab`, which do."
         )
     return [program, *command[1:]]
 

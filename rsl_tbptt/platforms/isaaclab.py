@@ -85,7 +85,7 @@ def find_trained(checkpoint: Path, task: str | None = None) -> Trained:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"'{path}' cannot be read as Isaac Lab's note of a training ({error!r}): name a"
-            " checkpoint in a log folder of `isaaclab train`, or the task with --task."
+            " checkpoint in a log folder of `isaaclab train`."
         ) from error
     if library != "rsl_rl":
         raise ValueError(f"{path}: library is {library!r}, expected 'rsl_rl'.")

@@ -93,6 +93,9 @@ def test_configs_of_the_page_build(name):
     exec(compile(block, "isaaclab.md", "exec"), names)
     cfg = names[name]()
     assert cfg.algorithm.gradient_length == 24
+    if name == "MyStudentCfg":
+        steps = cfg.algorithm.num_learning_epochs * cfg.algorithm.num_mini_batches
+        assert f"takes {steps} optimiser steps per iteration" in PAGE
     assert "MISSING" not in str(to_dict(cfg))
 
 

@@ -14,6 +14,8 @@ from rsl_tbptt import cli, doctor, evaluation, play, video
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.cli import COMMANDS, command_parser, main
 from rsl_tbptt.doctor import install
+from rsl_tbptt.runners import TbpttOnPolicyRunner
+from rsl_tbptt_tasks.memory import RecallEnv
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit")
 
@@ -251,7 +253,10 @@ WRONG = {
         "--device is cuda:99, which cannot compute",
     ),
     "nothing to play": (["play", "--checkpoint", "no.pt"], "does not exist"),
-    "cannot be played": (["play", "--checkpoint", "model_0.pt"], "expected its task"),
+    "cannot be played": (
+        ["play", "--checkpoint", "model_0.pt", "--task", "T"],
+        "model_0.pt was trained by rsl_rl alone, which has no play command",
+    ),
     "cannot be rendered": (
         ["play", "--checkpoint", "model_0.pt", "--video", "v.gif"],
         "model_0.pt was trained by rsl_rl alone, which knows no robots to render",
@@ -274,6 +279,44 @@ def test_what_is_wrong_is_said_in_one_line(folder, capsys, words, message):
     assert message in captured.err
     assert captured.err.startswith(f"rsl-tbptt {words[0]}: ")
     assert captured.err.count("\n") == 1
+
+
+def test_what_play_says_names_no_option_that_it_lacks(folder, capsys):
+    (folder / "run.json").write_text("{")
+    (folder / "no_run" / "model_0.pt").touch()
+    (folder / "no_run" / "params").mkdir()
+    (folder / "no_run" / "params" / "env.yaml").write_text("sim:\n  mujoco: {}\n")
+    for checkpoint in ("model_0.pt", "no_run/model_0.pt"):
+        assert main(["play", "--checkpoint", checkpoint]) == 1
+        said = capsys.readouterr().err
+        known = {"--checkpoint", "--task", "--num-envs", "--video", "--device"}
+        about_other_commands = re.sub("`rsl-tbptt (export|evaluate)`.*", "", said)
+        assert {*re.findall(r"--[\w-]+", about_other_commands)} <= known
+    (folder / "run.json").unlink()
+    assert main(["play", "--checkpoint", "model_0.pt"]) == 1
+    assert "--" not in capsys.readouterr().err
+
+
+def test_the_packages_own_environment_is_evaluated(folder):
+    maker = "from rsl_tbptt_tasks.memory import RecallEnv\n\n\n"
+    maker += "def make(num_envs, seed, device):\n"
+    maker += "    return RecallEnv(num_envs, 3, device, seed)\n"
+    (folder / "my_envs.py").write_text(maker)
+    env = RecallEnv(4, 3)
+    student = {"class_name": "RNNModel", "rnn_type": "lstm", "rnn_hidden_dim": 8}
+    noise = {"class_name": "GaussianDistribution"}
+    cfg = {
+        "num_steps_per_env": 4,
+        "save_interval": 1,
+        "obs_groups": {"actor": ["policy"], "critic": ["privileged"]},
+        "algorithm": {"class_name": "rsl_tbptt.algorithms:TbpttPPO"},
+        "actor": {**student, "distribution_cfg": noise},
+        "critic": {"class_name": "MLPModel"},
+    }
+    TbpttOnPolicyRunner(env, cfg, log_dir=None).save("recall.pt")
+    assert main(["evaluate", "--checkpoint", "recall.pt", "--env", "my_envs:make"]) == 0
+    result = json.loads((folder / "evaluation.json").read_text())
+    assert result["lengths"] == [4] * 256
 
 
 @pytest.mark.parametrize(
