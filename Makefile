@@ -21,7 +21,7 @@ INSTALLED := $(VENV)/.installed
 REPORTS ?=
 OTHER_RSL_RL := $(RSL_RL:%=.rsl_rl/%/.installed)
 # By default a preset has its own folder under runs/.
-RUN_OPTIONS := --device $(DEVICE) $(if $(RUN),--output $(RUN))
+RUN_OPTIONS := --device $(DEVICE) $(if $(RUN),--output '$(RUN)')
 
 .PHONY: demo demo-mjlab demo-pup demo-camera demo-seek test test-fast test-matrix finetune curves distillation \
 	distillation-mjlab bench docs lint types format stats doctor clean help

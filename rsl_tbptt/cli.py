@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from rsl_tbptt.checkpoints.latest import checkpoint_file
 from rsl_tbptt.cli_options import add_doctor, add_evaluate, add_export, add_play
 from rsl_tbptt.doctor import TOOLS, diagnose, install
+from rsl_tbptt.platforms import platform_of
 
 Arguments = argparse.Namespace
 
@@ -94,26 +95,31 @@ def run_evaluate(args: Arguments) -> int:
         ValueError: If options contradict each other.
     """
     from rsl_tbptt.evaluation import evaluate
-    from rsl_tbptt.files import write_json
+    from rsl_tbptt.files import output_path, write_json
 
     if args.env and (args.task or args.platform):
         raise ValueError("--env is given beside --platform or --task, expected one of both.")
     _check_device(args.device)
+    checkpoint = checkpoint_file(args.checkpoint)
+    platform_of(checkpoint)  # which says where there is none, before its folder is written to
+    output = output_path(args.output, checkpoint.parent / "evaluation.json")
     result = evaluate(
-        checkpoint_file(args.checkpoint),
+        checkpoint,
         platform_name="rsl_rl" if args.env else args.platform,
         task=args.env or args.task,
         overrides=args.overrides,
         agent=args.agent,
         episodes=args.episodes,
+        max_steps=args.max_steps,
         seed=args.seed,
         device=args.device,
     )
-    write_json(args.output, result)
+    write_json(output, result)
     low, high = result["confidence_interval"]
     print(f"mean return {result['mean_return']:.3f}, 95 % confidence {low:.3f} to {high:.3f}")
     for name, error in result["auxiliary"].items():
         print(f"auxiliary head {name}: root mean square error {error['rmse']:.4f}")
+    print(f"wrote {output}")
     return 0
 
 
@@ -223,10 +229,12 @@ def _require(modules: Sequence[str]) -> None:
 
 
 def _missing(error: ModuleNotFoundError) -> str:
-    """Say which module is missing, and which extra brings it."""
+    """Say which module is missing, and what brings it."""
     name = (error.name or str(error)).partition(".")[0]
-    remedy = install(EXTRAS[name]) if name in EXTRAS else f"pip install {name}"
-    return f"The package {name} is missing, expected it for this command: {remedy}"
+    remedy = "install the package that brings this module, or put your own on PYTHONPATH"
+    if name in EXTRAS:
+        remedy = install(EXTRAS[name])
+    return f"The module {name} is missing, expected it for this command: {remedy}"
 
 
 COMMANDS: dict[

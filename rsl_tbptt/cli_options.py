@@ -25,7 +25,12 @@ def add_doctor(parser: argparse.ArgumentParser) -> None:
 def add_evaluate(parser: argparse.ArgumentParser) -> None:
     """Add the options of ``evaluate``."""
     _add_checkpoint(parser)
-    parser.add_argument("--output", type=Path, default=Path("evaluation.json"), help="JSON file")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="JSON",
+        help="by default a new evaluation.json beside the checkpoint",
+    )
     where = parser.add_argument_group("where it is evaluated, if not where it was trained")
     where.add_argument("--platform", choices=PLATFORMS, help="what simulates the task")
     where.add_argument("--task", help="registered id")
@@ -38,9 +43,15 @@ def add_evaluate(parser: argparse.ArgumentParser) -> None:
         "--overrides",
         nargs="+",
         default=[],
-        help="of Isaac Lab's task, as in training: presets=depth renderer=newton_renderer",
+        help="of Isaac Lab's task: presets=depth renderer=newton_renderer env.NAME=VALUE; numbers"
+        " that the training changed are taken from its params/env.yaml",
     )
     parser.add_argument("--episodes", type=int, default=256, help="one per environment (256)")
+    parser.add_argument(
+        "--max-steps",
+        type=int,
+        help="after which an episode counts as it stands (one more than max_episode_length)",
+    )
     parser.add_argument("--seed", type=int, default=1000, help="of the environments (1000)")
     _add_device(parser)
 

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import os
 import sys
 from collections.abc import Callable
-from importlib.metadata import entry_points
+from importlib.metadata import PackageNotFoundError, distribution, entry_points
 from pathlib import Path
 
 from rsl_tbptt.compat.supported import MODELS_ERA, rsl_rl_era
@@ -74,8 +75,30 @@ def report(name: str, check: Callable[[], str]) -> bool:
 
 
 def install(extra: str | None) -> str:
-    """Return the command that installs an extra of this package, or without one itself."""
-    return f"pip install 'rsl-tbptt[{extra}]'" if extra else "pip install rsl-tbptt"
+    """Return the command that installs an extra of this package, or without one itself.
+
+    It names where this package came from, a checkout, a wheel or a repository: no registry has it.
+    """
+    brackets = f"[{extra}]" if extra else ""
+    root = Path(__file__).parents[1]
+    if (root / "pyproject.toml").is_file():
+        return f"{_installer()} -e '{root}{brackets}'"
+    try:
+        source = json.loads(distribution("rsl-tbptt").read_text("direct_url.json") or "{}")
+    except PackageNotFoundError:
+        source = {}
+    if not (url := source.get("url")):
+        return f"{_installer()} 'PATH{brackets}', where PATH is the wheel or checkout of rsl-tbptt"
+    if vcs := source.get("vcs_info"):
+        url = f"{vcs['vcs']}+{url}@{vcs['commit_id']}"
+    return f"{_installer()} 'rsl-tbptt{brackets} @ {url}'"
+
+
+def _installer() -> str:
+    """Return how packages are installed for this Python: uv's environments hold no pip."""
+    if importlib.util.find_spec("pip"):
+        return f"{sys.executable} -m pip install"
+    return f"uv pip install --python {sys.executable}"
 
 
 def check_python() -> str:
@@ -92,7 +115,7 @@ def check_packages() -> str:
     found = versions()
     missing = [name for name, number in found.items() if number is None]
     if missing:
-        raise ValueError(f"{', '.join(missing)} missing, expected it: pip install rsl-tbptt")
+        raise ValueError(f"{', '.join(missing)} missing, expected it: {install(None)}")
     rsl_rl_era()
     return _named(found)
 

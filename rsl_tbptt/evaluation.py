@@ -7,7 +7,9 @@ robots and the same starts.
 
 from __future__ import annotations
 
+import math
 import time
+import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -21,6 +23,7 @@ from rsl_tbptt.algorithms.auxiliary.errors import WatchedHeads
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.intervals import CONFIDENCE, confidence_interval
 from rsl_tbptt.platforms import Platform, load_platform, platform_of
+from rsl_tbptt.platforms.noted_env import ENV
 from rsl_tbptt.policies import build_policy, images_of, read_policy, recorded_latents
 
 SECONDS_BETWEEN_REPORTS = 2.0
@@ -63,6 +66,7 @@ def evaluate(
     overrides: Sequence[str] = (),
     agent: Path | None = None,
     episodes: int = 256,
+    max_steps: int | None = None,
     seed: int = SEED,
     device: str = "cpu",
 ) -> dict[str, Any]:
@@ -76,6 +80,8 @@ def evaluate(
         overrides: Presets and settings of the task as in training, in the platform's form.
         agent: YAML file of the training's config where none lies beside the checkpoint.
         episodes: Fresh episodes, one per environment, at least 2.
+        max_steps: Steps after which an episode counts as it stands, at least 1. None is one more
+            than the environment's ``max_episode_length``.
         seed: Seed of the environment.
         device: Device of simulation and policy, ``cpu`` or ``cuda:<index>``.
 
@@ -84,9 +90,11 @@ def evaluate(
         auxiliary heads by name, each a root mean square in the target's unit.
 
     Raises:
-        ValueError: If there are less than 2 episodes, the checkpoint cannot be read, or nothing
-            tells on what it was trained.
+        ValueError: If there are less than 2 episodes or no steps, the checkpoint cannot be read,
+            nothing tells on what it was trained, or a return or an error is not finite.
     """
+    if max_steps is not None and max_steps < 1:
+        raise ValueError(f"max_steps is {max_steps}, expected at least 1.")
     if episodes < 2:
         raise ValueError(
             f"episodes is {episodes}, expected at least 2: an interval needs a spread."
@@ -102,11 +110,33 @@ def evaluate(
         device=device,
     ) as start:
         with watched(start) as policy:
-            returns, lengths = run_first_episodes(start.env, policy, start.obs)
+            max_steps = max_steps or _longest_episode(start.env) + 1
+            returns, lengths, unfinished = run_first_episodes(
+                start.env, policy, start.obs, max_steps=max_steps
+            )
         step_seconds = start.platform.step_seconds(start.env)
+    if unfinished:
+        warnings.warn(
+            f"{unfinished} of {episodes} episodes had not ended after {max_steps} steps, expected"
+            " all to end: they count as they stand. Raise --max-steps, or let time end them in the"
+            " task.",
+            stacklevel=2,
+        )
     errors = policy.summary() if isinstance(policy, WatchedHeads) else {}
+    for name, error in errors.items():
+        if not math.isfinite(error["rmse"]):
+            raise ValueError(
+                f"The error of the auxiliary head {name!r} is {error['rmse']}, expected a finite"
+                " number: its target or the policy's memory is not finite."
+            )
     result = summarise(returns, lengths, step_seconds) | {"auxiliary": errors}
+    result |= {"max_steps": max_steps, "unfinished": unfinished}
     return result | {"checkpoint": checkpoint.name, "task": start.task, "seed": seed}
+
+
+def _longest_episode(env: Any) -> int:
+    """Return the steps after which time ends an episode; environments may have one limit each."""
+    return int(torch.as_tensor(env.max_episode_length).max())
 
 
 @contextmanager
@@ -154,6 +184,7 @@ def started(
     """
     saved = read_policy(checkpoint, agent)  # before the simulator, whose start takes a while
     platform = load_platform(platform_name or platform_of(checkpoint))
+    noted = _noted_env(platform, checkpoint, task)
     task = task or platform.find_trained(checkpoint).task
     with platform.simulated_env(
         task,
@@ -163,6 +194,7 @@ def started(
         clip_actions=saved.config.get("clip_actions"),
         overrides=overrides,
         image_size=image_size,
+        noted=noted,
     ) as env:
         obs = env.get_observations()
         policy = build_policy(saved, device, images_of(obs))
@@ -170,6 +202,18 @@ def started(
         # Building a policy draws random numbers; seeding again gives all policies the same starts.
         obs = platform.restart(env, seed)
         yield Start(platform, task, env, policy, saved.auxiliary, obs)
+
+
+def _noted_env(platform: Platform, checkpoint: Path, task: str | None) -> Path | None:
+    """Return the environment's config beside a checkpoint, None where it is of another task."""
+    file = checkpoint.parent / ENV
+    if not (file.is_file() and platform.trained_here(checkpoint)):
+        return None
+    try:
+        same = task is None or platform.find_trained(checkpoint).task == task
+    except (ValueError, OSError):
+        same = True  # nothing else tells, which is why the user names it
+    return file if same else None
 
 
 def check_observations(policy: MLPModel, obs: TensorDict, task: str) -> None:
@@ -204,10 +248,10 @@ def run_first_episodes(
     policy: Policy,
     obs: TensorDict,
     *,
+    max_steps: int,
     watch: Callable[[int, TensorDict], None] | None = None,
-    max_steps: int | None = None,
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Step all environments until each has finished its first episode.
+) -> tuple[torch.Tensor, torch.Tensor, int]:
+    """Step all environments until each has finished its first episode, or for so many steps.
 
     An environment that is done goes on with a second episode, which counts for nothing.
 
@@ -215,31 +259,41 @@ def run_first_episodes(
         env: Environment in rsl_rl's form, just reset.
         policy: Policy whose memory is cleared where an episode ends.
         obs: Observations after the reset, batch size (N,).
+        max_steps: Steps after which unfinished episodes are left.
         watch: Called with the number of each step and its observations before it is taken.
-        max_steps: Steps after which unfinished episodes are left. None waits for all.
 
     Returns:
-        Returns, shape (N,), and episode lengths in steps, shape (N,), int64.
+        Returns, shape (N,), episode lengths in steps, shape (N,), int64, and how many episodes are
+        unfinished.
+
+    Raises:
+        ValueError: If a return is not finite.
     """
     policy.reset()
     running = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
     returns = torch.zeros(env.num_envs, device=env.device)
     lengths = torch.zeros(env.num_envs, dtype=torch.long, device=env.device)
     step, reported = 0, time.monotonic()
-    most_steps = min(max_steps or env.max_episode_length, env.max_episode_length)
-    while running.any() and step != max_steps:
+    most_steps = min(max_steps, _longest_episode(env))
+    while running.any() and step < max_steps:
         if watch is not None:
             watch(step, obs)
         obs, rewards, dones, _ = env.step(policy(obs))
         policy.reset(dones)
         returns += torch.where(running, rewards, 0.0)
+        if not (finite := returns.isfinite()).all():
+            first = int((~finite).nonzero()[0])
+            raise ValueError(
+                f"The return of environment {first} is {returns[first].item()} after {step + 1}"
+                f" steps, expected a finite number: its reward is {rewards[first].item()}."
+            )
         lengths += running
         running &= dones == 0
         step += 1
         if time.monotonic() - reported > SECONDS_BETWEEN_REPORTS:
             reported = time.monotonic()
             print(f"[progress] {step}/{most_steps}", flush=True)
-    return returns.cpu(), lengths.cpu()
+    return returns.cpu(), lengths.cpu(), int(running.sum())
 
 
 def summarise(

@@ -44,7 +44,7 @@ def machine(device: str) -> dict[str, str]:
     return {
         "device": device if device == "cpu" else f"{device}, {_gpu_name(device)}",
         "processor": f"{_processor()}, {num_cores()} cores",
-        "memory": f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 1e9:.0f} GB",
+        "memory": _memory(),
         "system": f"{platform.system()} {platform.release()} {platform.machine()}",
     }
 
@@ -52,6 +52,13 @@ def machine(device: str) -> dict[str, str]:
 def num_cores() -> int:
     """Return how many cores this process may use, which containers limit."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def _memory() -> str:
+    """Return the size of the memory, where the system tells it: Windows has no ``sysconf``."""
+    if not hasattr(os, "sysconf"):
+        return "memory unknown"
+    return f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 1e9:.0f} GB"
 
 
 def _processor() -> str:

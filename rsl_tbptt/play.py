@@ -35,6 +35,11 @@ def play(
     """
     checkpoint = checkpoint.resolve()
     platform = load_platform(platform_of(checkpoint))
+    if platform.PROGRAM is None:
+        raise ValueError(
+            f"{checkpoint} was trained by {platform.TITLE}, which has no play command, expected a"
+            " checkpoint of Isaac Lab or mjlab."
+        )
     trained = platform.find_trained(checkpoint, task)
     command = platform.play_command(trained, checkpoint, num_envs=num_envs, device=device)
     return run_shown([*command, *further], Path.cwd(), device)

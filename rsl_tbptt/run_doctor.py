@@ -30,7 +30,7 @@ def diagnose_run(folder: Path) -> bool:
         folder: A training's log folder.
 
     Returns:
-        Whether nothing looks wrong.
+        Whether nothing that could be judged looks wrong.
 
     Raises:
         ValueError: If that is no log folder.
@@ -53,7 +53,8 @@ def diagnose_run(folder: Path) -> bool:
         for finding in wrong:
             print(f"{'':<12} -      {finding}")
         passed &= not wrong
-    print("\nnothing looks wrong" if passed else "\nsee what stands below WRONG", flush=True)
+    verdict = "nothing that was judged looks wrong" if passed else "see what stands below WRONG"
+    print(f"\n{verdict}", flush=True)
     return passed
 
 
@@ -85,9 +86,20 @@ def check_metrics(folder: Path) -> Findings:
     if not num_updates:
         return "not judged: no TensorBoard events", []
     wrong = [*_of_limits(losses), *_of_skipped(losses)]
+    unjudged = _of_too_few(losses)
     if not any(limit_of(name) for name in losses):
         return f"{num_updates} updates, by an algorithm that does not watch its health", wrong
-    return f"{num_updates} updates", wrong
+    return f"{num_updates} updates{unjudged}", wrong
+
+
+def _of_too_few(losses: Curves) -> str:
+    """Name the metrics that have a limit, but too few updates for it."""
+    few = [
+        f"{name} ({len(values)} of {limit.updates})"
+        for name, values in losses.items()
+        if (limit := limit_of(name)) and len(values) < limit.updates
+    ]
+    return f"; not judged, too few updates: {', '.join(few)}" if few else ""
 
 
 def _of_limits(losses: Curves) -> list[str]:

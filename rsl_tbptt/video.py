@@ -123,7 +123,7 @@ def film(
                 images.append(with_seen(smoothed(render()), seen).cpu())
 
         max_steps = round(MAX_SECONDS / step_seconds)
-        _, steps = run_first_episodes(
+        _, steps, _ = run_first_episodes(
             start.env, start.policy, start.obs, watch=watch, max_steps=max_steps
         )
     return Film(

@@ -153,10 +153,10 @@ def test_the_wheel_alone_exports_the_demos_student(demo):
 @pytest.mark.package
 @pytest.mark.isaaclab
 def test_the_wheel_alone_evaluates_the_demos_student(demo):
-    run, checkpoint, folder = demo
+    run, checkpoint, _ = demo
     printed = run("rsl-tbptt", "evaluate", "--checkpoint", checkpoint, "--episodes", "4")
     assert "mean return" in printed
-    evaluation = json.loads((folder / "evaluation.json").read_text())
+    evaluation = json.loads(Path(checkpoint).with_name("evaluation.json").read_text())
     assert (evaluation["task"], evaluation["episodes"]) == ("Tbptt-Cartpole-Occluded", 4)
 
 
@@ -168,5 +168,6 @@ def test_the_wheel_alone_says_which_extra_exports(built):
     command = [program, "export", "--checkpoint", "model_0.pt"]
     result = subprocess.run(command, cwd=built, capture_output=True, text=True, check=False)
     assert result.returncode == 1
-    assert result.stderr.startswith("rsl-tbptt export: The package onnxruntime is missing")
-    assert result.stderr.endswith("pip install 'rsl-tbptt[tools]'\n")
+    assert result.stderr.startswith("rsl-tbptt export: The module onnxruntime is missing")
+    [wheel] = (built / "dist").glob("*.whl")
+    assert result.stderr.endswith(f"'rsl-tbptt[tools] @ {wheel.as_uri()}'\n")

@@ -40,6 +40,38 @@ def test_every_metric_is_in_the_readme():
         assert f"`Loss/{in_words}`" in README, name
 
 
+def test_installations_on_the_pages_work_where_they_are_typed():
+    """By pip, which is in every environment that make builds, from this folder or a registry."""
+    tomllib = pytest.importorskip("tomllib", reason="part of Python since 3.11")
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    extras = project["optional-dependencies"]
+    assert any(requirement.startswith("pip>") for requirement in extras["dev"])
+    text = "".join(page.read_text() for page in (ROOT / "README.md", *ROOT.glob("docs/*.md")))
+    assert not re.search("uv pip|rsl-tbptt\\[|install rsl-tbptt", text)
+    targets = [line.strip(' "') for line in re.findall("pip install ([^`#\n]*)", text)]
+    folders = {target for target in targets if re.match("-e|[.]", target)}
+    assert folders == {".[isaaclab,tools]", ".[mjlab,tools]", ".[tools]", "-e .", "-e docs/my_task"}
+    assert {name for found in folders for name in re.findall("\\w+(?=[],])", found)} <= {*extras}
+    assert (ROOT / "docs/my_task/pyproject.toml").is_file()
+
+
+def test_the_page_of_ppo_names_the_file_with_the_loop():
+    page = (ROOT / "docs/ppo.md").read_text()
+    [loop] = re.findall("`(\\S+)` \\(the loop\\)", page)
+    assert "range(self._options.num_learning_epochs)" in (ROOT / loop).read_text()
+    assert "are refused, and memories other than" not in page  # they are replayed step by step
+
+
+def test_the_pages_agree_on_whose_memory_of_rollouts_is_saved():
+    cluster, distillation = (
+        " ".join((ROOT / "docs" / f"{name}.md").read_text().split())
+        for name in ("cluster", "distillation")
+    )
+    assert "saved memory of rollouts of every rank" in cluster
+    assert "save that of every process" in distillation
+    assert "Of several processes the first one's is saved" not in distillation
+
+
 def test_linked_files_exist():
     links = re.findall(r"\]\(([^)#:]+)\)", README)
     assert links

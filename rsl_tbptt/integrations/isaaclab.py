@@ -21,9 +21,11 @@ try:
     from isaaclab.utils import configclass
     from isaaclab_rl.rsl_rl import RslRlDistillationAlgorithmCfg, RslRlPpoAlgorithmCfg
 except ImportError as error:
+    from rsl_tbptt.doctor import install
+
     raise ImportError(
         "rsl_tbptt.integrations.isaaclab needs Isaac Lab 3.0 on Python 3.12, and importing it "
-        f"failed: {error}. Install it with: pip install 'rsl-tbptt[isaaclab]'. Isaac Lab 2.3 comes "
+        f"failed: {error}. Install it with: {install('isaaclab')}. Isaac Lab 2.3 comes "
         "with Isaac Sim: import this in its Python, after its AppLauncher."
     ) from error
 

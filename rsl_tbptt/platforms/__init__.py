@@ -95,6 +95,7 @@ class Platform(Protocol):
         clip_actions: float | None,
         overrides: Sequence[str],
         image_size: tuple[int, int] | None,
+        noted: Path | None,
     ) -> AbstractContextManager[Any]:
         """Simulate a task as it is in training, noise and randomisation included.
 
@@ -107,6 +108,9 @@ class Platform(Protocol):
             overrides: Presets and settings of the task as in training, in the platform's form.
             image_size: Width and height of the images for :meth:`renderer`, in pixels. None where
                 none are wanted. The camera changes neither physics nor what is drawn.
+            noted: The environment's config of the training, to simulate what it was trained on;
+                see :class:`rsl_tbptt.platforms.noted_env.NotedEnv`. None simulates the task as it
+                is registered. Overrides count before it.
 
         Returns:
             A context with the environment in rsl_rl's form.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import shlex
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,21 +16,23 @@ def shown(command: list[str]) -> str:
 
 
 def executable(command: list[str]) -> list[str]:
-    """Replace a command's first word by the program of this environment.
+    """Replace a command's first word by the program of this environment, or the one on the path.
 
     Raises:
-        FileNotFoundError: If the environment has no such program.
+        FileNotFoundError: If neither is there.
     """
     if command[0] == "python":
         return [sys.executable, *command[1:]]
-    program = Path(sys.executable).parent / command[0]
-    if not program.exists():
+    # Beside this Python first: the environment need not be activated.
+    program = shutil.which(command[0], path=str(Path(sys.executable).parent))
+    program = program or shutil.which(command[0])
+    if program is None:
         raise FileNotFoundError(
-            f"{command[0]} is not beside {sys.executable}: install this package with its isaaclab"
-            " extra on Python 3.12, or with its mjlab extra, or run `make demo` or"
-            " `make demo-mjlab`, which do."
+            f"{command[0]} is neither beside {sys.executable} nor on the path: install this package"
+            " with its isaaclab extra on Python 3.12, or with its mjlab extra, or run `make demo`"
+            " or `make demo-mjlab`, which do."
         )
-    return [str(program), *command[1:]]
+    return [program, *command[1:]]
 
 
 def child_environment(device: str) -> dict[str, str]:

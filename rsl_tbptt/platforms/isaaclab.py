@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rsl_tbptt.platforms import Trained, Training
+from rsl_tbptt.platforms.noted_env import NotedEnv
 
 if TYPE_CHECKING:
     import torch
@@ -84,7 +85,7 @@ def find_trained(checkpoint: Path, task: str | None = None) -> Trained:
     except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
         raise ValueError(
             f"'{path}' cannot be read as Isaac Lab's note of a training ({error!r}): name a"
-            " checkpoint in a log folder of `isaaclab train`, or the task with --task."
+            " checkpoint in a log folder of `isaaclab train`."
         ) from error
     if library != "rsl_rl":
         raise ValueError(f"{path}: library is {library!r}, expected 'rsl_rl'.")
@@ -101,17 +102,24 @@ def simulated_env(
     clip_actions: float | None,
     overrides: Sequence[str],
     image_size: tuple[int, int] | None = None,
+    noted: Path | None = None,
 ) -> Iterator[Any]:
     """Launch the simulator with a task; see :class:`rsl_tbptt.platforms.Platform`."""
     # Imported here because they load the simulator, which writing commands does not need.
     import gymnasium as gym
     from isaaclab.app import launch_simulation
     from isaaclab.cli import load_external_tasks
+    from isaaclab.utils import to_dict
     from isaaclab_rl.rsl_rl import RslRlVecEnvWrapper
     from isaaclab_tasks.utils import resolve_task_config
 
     load_external_tasks()
-    env_cfg: Any = resolve_task_config(task, None, overrides=[*physics(task), *overrides])[0]
+    own = [] if any(word.startswith("physics=") for word in overrides) else physics(task)
+    env_cfg: Any = resolve_task_config(task, None, overrides=[*own, *overrides])[0]
+    trained = None if noted is None else NotedEnv(noted)
+    if trained is not None:
+        default = resolve_task_config(task, None, overrides=physics(task))[0] if overrides else None
+        trained.apply(env_cfg, to_dict, default)
     env_cfg.scene.num_envs = num_envs
     env_cfg.sim.device = device
     env_cfg.seed = seed
@@ -119,6 +127,8 @@ def simulated_env(
         setattr(env_cfg.scene, CAMERA, _camera_cfg(*image_size))
     with launch_simulation(env_cfg, {"device": device}):
         made: Any = gym.make(task, cfg=env_cfg)
+        if trained is not None:
+            trained.warn_of_others(env_cfg, to_dict)
         env = RslRlVecEnvWrapper(made, clip_actions=clip_actions)
         try:
             yield env

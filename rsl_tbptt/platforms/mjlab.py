@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rsl_tbptt.platforms import Trained, Training
+from rsl_tbptt.platforms.noted_env import ENV, NotedEnv
 
 if TYPE_CHECKING:
     import torch
@@ -21,8 +22,6 @@ TASKS = "mjlab.tasks"
 PROGRAM = "play"
 RENDERS = True
 PACKAGES = ("mjlab", "mujoco", "mujoco-warp", "warp-lang")
-ENV = Path("params", "env.yaml")
-"""Where mjlab writes the environment's config, beside the checkpoints."""
 
 CAMERA = "video_camera"
 """Name of the camera in the scene."""
@@ -94,6 +93,7 @@ def simulated_env(
     clip_actions: float | None,
     overrides: Sequence[str],
     image_size: tuple[int, int] | None = None,
+    noted: Path | None = None,
 ) -> Iterator[Any]:
     """Simulate a task; see :class:`rsl_tbptt.platforms.Platform`.
 
@@ -108,11 +108,16 @@ def simulated_env(
     if task not in registry.list_tasks():
         raise ValueError(f"The task is '{task}', expected one of {registry.list_tasks()}.")
     env_cfg = registry.load_env_cfg(task)
+    trained = None if noted is None else NotedEnv(noted)
+    if trained is not None:
+        trained.apply(env_cfg, asdict)
     env_cfg.scene.num_envs = num_envs
     env_cfg.seed = seed
     if image_size is not None:
         _add_camera(env_cfg, *image_size)
     made = import_module("mjlab.envs").ManagerBasedRlEnv(env_cfg, device)
+    if trained is not None:
+        trained.warn_of_others(env_cfg, asdict)
     env = import_module("mjlab.rl").RslRlVecEnvWrapper(made, clip_actions=clip_actions)
     try:
         yield env

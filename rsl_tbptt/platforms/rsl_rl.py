@@ -45,6 +45,7 @@ def simulated_env(
     clip_actions: float | None,
     overrides: Sequence[str],
     image_size: tuple[int, int] | None = None,
+    noted: Path | None = None,
 ) -> Iterator[Any]:
     """Make an environment by ``module:function``, called with ``(num_envs, seed, device)``.
 
@@ -142,7 +143,4 @@ def play_command(trained: Trained, checkpoint: Path, *, num_envs: int, device: s
     Raises:
         ValueError: Always.
     """
-    raise ValueError(
-        f"{checkpoint} was trained by rsl_rl alone, which has no play command, expected a"
-        " checkpoint of Isaac Lab or mjlab."
-    )
+    raise ValueError("rsl_rl alone has no play command, expected Isaac Lab or mjlab.")

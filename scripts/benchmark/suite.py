@@ -28,7 +28,7 @@ from scripts.benchmark.rows import Row
 Times = Callable[[list[Contestant], int], list[list[float]]]
 
 PROCESSES = 2
-"""That measure memory at once, which time does not change."""
+"""That measure memory on a CPU at once, which time does not change; a GPU's is shared."""
 
 
 def check_all(rows: Sequence[Row]) -> None:
@@ -69,10 +69,11 @@ def measure(
         [_measure_time(row, rates, times_of) for row in _each(rows, "time", kind)]
         for kind in ("speed", "cost")
     )
-    with ThreadPoolExecutor(PROCESSES) as pool:
+    with ThreadPoolExecutor(PROCESSES if device == "cpu" else 1) as pool:
         memory = list(pool.map(_measure_memory, _each(rows, "memory", "memory")))
     plans = [check_plan(row.name, row.case) for row in _each(rows, "plan", "agent", "plan")]
-    shares = [share_of_steps(row.case) for row in _each(rows, "steps", "steps")]
+    on_cpu = rows if device == "cpu" else ()  # a GPU's steps do not wait for the profiler's CPU
+    shares = [share_of_steps(row.case) for row in _each(on_cpu, "steps", "steps")]
     about = {
         "finished": time.strftime("%Y-%m-%d %H:%M"),
         "minutes": (time.monotonic() - start) / 60,

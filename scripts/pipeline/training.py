@@ -55,7 +55,8 @@ def find_checkpoint(folder: Path, run_name: str, iteration: int, since: float = 
     Raises:
         FileNotFoundError: If there is none.
     """
-    pattern = f"logs/rsl_rl/*/*_{run_name}/model_{iteration}.pt"
+    time = "????-??-??_??-??-??"  # not *, which also takes the beginning of another run's name
+    pattern = f"logs/rsl_rl/*/{time}_{run_name}/model_{iteration}.pt"
     found = [path for path in folder.glob(pattern) if path.stat().st_mtime >= since]
     if not found:
         raise FileNotFoundError(

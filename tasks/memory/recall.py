@@ -49,6 +49,15 @@ class RecallEnv(VecEnv):
         self.episode_length_buf = torch.arange(num_envs, device=device) % self.max_episode_length
         self._cue = self._draw_cues()
 
+    def reset(self) -> tuple[TensorDict, dict[str, torch.Tensor]]:
+        """Start an episode everywhere, so that an evaluation counts whole ones; return the start.
+
+        Training needs none: without it episodes are spread over all phases.
+        """
+        self.episode_length_buf.zero_()
+        self._cue = self._draw_cues()
+        return self.get_observations(), {}
+
     def get_observations(self) -> TensorDict:
         """Return the observations, groups "policy" (N, 2) and "privileged" (N, 3)."""
         shown = torch.where(self.episode_length_buf == 0, self._cue, 0.0)

@@ -31,6 +31,7 @@ from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.algorithms.distillation.options import DistillationOptions
 from rsl_tbptt.algorithms.ppo.options import PpoOptions
 from rsl_tbptt.checkpoints.trained_models import read_agent_config
+from rsl_tbptt.doctor import install
 from rsl_tbptt.integrations.isaaclab import (
     TbpttCnnRnnModelCfg,
     TbpttDistillationAlgorithmCfg,
@@ -148,7 +149,7 @@ def test_without_isaaclab_the_error_names_the_fix():
         [sys.executable, "-c", WITHOUT_ISAACLAB], capture_output=True, text=True, check=False
     )
     assert result.returncode != 0
-    assert "pip install 'rsl-tbptt[isaaclab]'" in result.stderr
+    assert install("isaaclab") in result.stderr
 
 
 def test_the_ppo_config_hands_on_the_algorithms_own_defaults():

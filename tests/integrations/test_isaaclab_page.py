@@ -1,6 +1,7 @@
 """docs/isaaclab.md: its commands run in Isaac Lab, its code builds, its tables are the code's."""
 
 import importlib.util
+import json
 import re
 
 import pytest
@@ -64,6 +65,21 @@ def test_fine_tuning_starts_from_the_student(page):
     assert tuned["distribution.std_param"].item() == pytest.approx(0.2)
 
 
+@pytest.mark.isaaclab
+def test_evaluation_simulates_what_was_trained_on_unless_told_otherwise(page, isaaclab):
+    overrides = ["env.decimation=4", "env.episode_length_s=1"]
+    run = page.run([*commands()["the teacher"].words, *overrides])
+    words = ["evaluate", "--checkpoint", str(run.checkpoint), "--episodes", "2", "--output=e.json"]
+    words += ["--overrides", "env.decimation=3"]
+    status, printed = isaaclab.call("rsl_tbptt.cli:main", words, folder=run.folder)
+    result = json.loads((run.folder / "e.json").read_text())
+    assert status == 0
+    assert "env.yaml: episode_length_s=1\n" in printed
+    assert "The environment differs" not in printed
+    assert result["step_seconds"] == pytest.approx(3 / 60)
+    assert max(result["lengths"]) <= 20
+
+
 def optimizer_steps(checkpoint):
     """Return how many steps the optimiser has taken, one number for all parameters."""
     return {int(state["step"]) for state in checkpoint["optimizer_state_dict"]["state"].values()}
@@ -77,6 +93,9 @@ def test_configs_of_the_page_build(name):
     exec(compile(block, "isaaclab.md", "exec"), names)
     cfg = names[name]()
     assert cfg.algorithm.gradient_length == 24
+    if name == "MyStudentCfg":
+        steps = cfg.algorithm.num_learning_epochs * cfg.algorithm.num_mini_batches
+        assert f"takes {steps} optimiser steps per iteration" in PAGE
     assert "MISSING" not in str(to_dict(cfg))
 
 

@@ -2,6 +2,7 @@
 
 import json
 import re
+import time
 from dataclasses import replace
 
 import pytest
@@ -13,6 +14,7 @@ from rsl_tbptt.bench import growth
 from rsl_tbptt.bench import speed as speeds
 from rsl_tbptt.bench.case import Case
 from rsl_tbptt.bench.memory import Memory, Plan
+from rsl_tbptt.bench.profile import StepsShare
 from rsl_tbptt.bench.speed import Speed
 from scripts.benchmark import __main__ as benchmark
 from scripts.benchmark import rows as all_rows
@@ -182,6 +184,40 @@ def test_agents_are_measured_as_large_as_they_fit(monkeypatch, tmp_path, capsys)
     assert [row["row"]["name"] for row in data["speed"]] == ["headline-32", "anymal-d-ppo"]
     assert [plan["error"] for plan in data["plans"]] == pytest.approx([0.2, 0.2])
     assert "wrote" in capsys.readouterr().out
+
+
+@pytest.fixture
+def processes(monkeypatch):
+    """Count the processes that measure memory at once; nothing else is measured."""
+    now, most = [], []
+
+    def measured(case, library):
+        now.append(case)
+        most.append(len(now))
+        time.sleep(0.05)
+        now.pop()
+        return Memory(storage=1.0, update_peak=1.0, process_peak=1.0)
+
+    monkeypatch.setattr(suite, "measure_in_own_process", measured)
+    monkeypatch.setattr(suite, "product_rates", lambda *_: {"float32": {"(1, 2) (2, 3)": 1e9}})
+    monkeypatch.setattr(suite, "machine", lambda device: {"device": device})
+    return most
+
+
+@pytest.mark.parametrize(("device", "expected"), [("cpu", 2), ("cuda:0", 1)])
+def test_one_process_at_a_time_measures_the_memory_of_a_gpu(processes, device, expected):
+    suite.measure(select(ROWS, "ppo-memory", device, quick=True), device, 8)
+    assert max(processes) == expected
+
+
+@pytest.mark.usefixtures("processes")
+def test_steps_that_a_gpu_hides_from_the_profiler_are_left_out(monkeypatch):
+    """On a CUDA device it shows no product of a step, whose rate would be 0 / 0."""
+    hidden = StepsShare(case=TINY, num_envs=4, share=0.0, flops=0, seconds=0.0)
+    monkeypatch.setattr(suite, "share_of_steps", lambda case: hidden)
+    row = replace(ROWS[0], measure="steps", case=replace(TINY, device="cuda:0"))
+    measured = suite.measure([row], "cuda:0", 8)
+    assert "## Targets" in format_report(measured, {})
 
 
 def test_names_of_rows_are_unique():

@@ -1,6 +1,7 @@
 """CI runs everything, fails if anything fails, and ends with one line for all tests."""
 
 import os
+import shutil
 import subprocess
 import sys
 from collections import Counter
@@ -103,3 +104,10 @@ def test_closing_lines():
     outcomes = Counter(error=1, skipped=7, passed=120, failed=3)
     assert closing_line(outcomes, 95.214) == "3 failed, 120 passed, 7 skipped, 1 error in 95.21s"
     assert closing_line(Counter(), 1.0) == "no tests ran in 1.00s"
+
+
+@pytest.mark.skipif(not shutil.which("make"), reason="make is missing")
+def test_the_folder_of_a_run_may_hold_spaces(repository):
+    command = ["make", "--dry-run", "demo", "RUN=a folder"]
+    shown = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=True)
+    assert "--output 'a folder'" in shown.stdout

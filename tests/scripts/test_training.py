@@ -91,7 +91,12 @@ def test_agents_share_isaac_labs_task_and_end_mjlabs_id():
 
 
 def checkpoint(folder, timestamp, run_name, iteration, mtime):
-    path = folder / "logs/rsl_rl/experiment" / f"{timestamp}_{run_name}" / f"model_{iteration}.pt"
+    path = (
+        folder
+        / "logs/rsl_rl/experiment"
+        / f"2026-01-01_00-00-0{timestamp}_{run_name}"
+        / f"model_{iteration}.pt"
+    )
     path.parent.mkdir(parents=True, exist_ok=True)
     path.touch()
     os.utime(path, (mtime, mtime))
@@ -103,6 +108,7 @@ def test_newest_finished_checkpoint_is_found(tmp_path):
     newest = checkpoint(tmp_path, "2", "student", 6, 200)
     checkpoint(tmp_path, "3", "student", 5, 300)
     checkpoint(tmp_path, "4", "student_other", 6, 400)
+    checkpoint(tmp_path, "5", "big_student", 6, 500)
     assert find_checkpoint(tmp_path, "student", 6) == newest
 
 

@@ -10,9 +10,12 @@ import pytest
 import torch
 from support.helpers import make_distillation
 
-from rsl_tbptt import cli, doctor, play, video
+from rsl_tbptt import cli, doctor, evaluation, play, video
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.cli import COMMANDS, command_parser, main
+from rsl_tbptt.doctor import install
+from rsl_tbptt.runners import TbpttOnPolicyRunner
+from rsl_tbptt_tasks.memory import RecallEnv
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit")
 
@@ -76,6 +79,22 @@ def wide(num_envs, seed, device):
     return Env(num_envs, 7)
 
 
+def endless(num_envs, seed, device):
+    env = Env(num_envs)
+    env.max_episode_length = torch.tensor([1, 2])  # a limit each, which nothing enforces
+    step = env.step
+    env.step = lambda actions: (*step(actions)[:2], torch.zeros(num_envs), {})
+    return env
+
+
+def broken(num_envs, seed, device):
+    env = Env(num_envs)
+    reward = torch.zeros(num_envs)
+    reward[2] = torch.nan
+    env.step = lambda actions: (env.get_observations(), reward, torch.zeros(num_envs), {})
+    return env
+
+
 def renamed(num_envs, seed, device):
     env = Env(num_envs)
     env.get_observations = lambda: TensorDict({"other": torch.zeros(num_envs, 5)}, [num_envs])
@@ -120,14 +139,51 @@ def evaluate(*arguments):
 
 def test_a_checkpoint_of_rsl_rl_alone_is_evaluated_in_the_users_environment(folder, capsys):
     results = []
-    for seed in ("5", "5", "6"):
-        assert evaluate("--env", "my_envs:make", "--seed", seed) == 0
-        results.append(json.loads((folder / "evaluation.json").read_text()))
-    assert "95 % confidence" in capsys.readouterr().out
+    for seed, file in (("5", "evaluation.json"), ("5", "evaluation-2.json"), ("6", "e/6.json")):
+        named = ["--output", file] if seed == "6" else []
+        assert evaluate("--env", "my_envs:make", "--seed", seed, *named) == 0
+        results.append(json.loads((folder / file).read_text()))
+        shown = capsys.readouterr().out
+        assert "95 % confidence" in shown
+        assert shown.endswith(f"wrote {file}\n")
     assert results[0] == results[1]
     assert results[0]["returns"] != results[2]["returns"]
     assert results[0]["lengths"] == [3, 3, 3, 3]
     assert (results[0]["task"], results[0]["step_seconds"]) == ("my_envs:make", 0.5)
+
+
+def test_results_lie_beside_the_checkpoint(folder, monkeypatch):
+    (folder / "elsewhere").mkdir()
+    monkeypatch.chdir(folder / "elsewhere")
+    monkeypatch.syspath_prepend(str(folder))
+    words = ["--checkpoint", str(folder / "model_0.pt"), "--episodes", "4"]
+    assert main(["evaluate", *words, "--env", "my_envs:make"]) == 0
+    assert (folder / "evaluation.json").exists()
+    assert not [*(folder / "elsewhere").iterdir()]
+
+
+def test_an_output_that_cannot_be_written_is_refused_before_anything_is_simulated(
+    folder, monkeypatch, capsys
+):
+    monkeypatch.setattr(evaluation, "evaluate", lambda *_, **__: pytest.fail("simulated"))
+    assert evaluate("--env", "my_envs:make", "--output", str(folder / "model_0.pt" / "e.json")) == 1
+    assert "The output is" in capsys.readouterr().err
+
+
+def test_episodes_that_nothing_ends_count_as_they_stand_after_a_limit_that_is_named(folder):
+    with pytest.warns(UserWarning, match=r"4 of 4 episodes had not ended after 3 steps"):
+        assert evaluate("--env", "my_envs:endless", "--output", "e.json") == 0
+    result = json.loads((folder / "e.json").read_text())
+    assert (result["lengths"], result["unfinished"], result["max_steps"]) == ([3] * 4, 4, 3)
+    with pytest.warns(UserWarning, match="after 5 steps"):
+        assert evaluate("--env", "my_envs:endless", "--max-steps", "5", "--output", "e.json") == 0
+
+
+def test_a_return_that_is_not_finite_is_an_error_and_leaves_no_file(folder, capsys):
+    assert evaluate("--env", "my_envs:broken") == 1
+    expected = "The return of environment 2 is nan after 1 steps, expected a finite number"
+    assert expected in capsys.readouterr().err
+    assert not (folder / "evaluation.json").exists()
 
 
 WRONG = {
@@ -176,6 +232,10 @@ WRONG = {
         ["evaluate", "--checkpoint", "model_0.pt", "--episodes", "1"],
         "episodes is 1, expected at least 2",
     ),
+    "no steps": (
+        ["evaluate", "--checkpoint", "model_0.pt", "--max-steps", "0"],
+        "max_steps is 0, expected at least 1",
+    ),
     "contradiction": (
         ["evaluate", "--checkpoint", "model_0.pt", "--env", "my_envs:make", "--task", "T"],
         "expected one of both",
@@ -193,7 +253,10 @@ WRONG = {
         "--device is cuda:99, which cannot compute",
     ),
     "nothing to play": (["play", "--checkpoint", "no.pt"], "does not exist"),
-    "cannot be played": (["play", "--checkpoint", "model_0.pt"], "expected its task"),
+    "cannot be played": (
+        ["play", "--checkpoint", "model_0.pt", "--task", "T"],
+        "model_0.pt was trained by rsl_rl alone, which has no play command",
+    ),
     "cannot be rendered": (
         ["play", "--checkpoint", "model_0.pt", "--video", "v.gif"],
         "model_0.pt was trained by rsl_rl alone, which knows no robots to render",
@@ -218,6 +281,44 @@ def test_what_is_wrong_is_said_in_one_line(folder, capsys, words, message):
     assert captured.err.count("\n") == 1
 
 
+def test_what_play_says_names_no_option_that_it_lacks(folder, capsys):
+    (folder / "run.json").write_text("{")
+    (folder / "no_run" / "model_0.pt").touch()
+    (folder / "no_run" / "params").mkdir()
+    (folder / "no_run" / "params" / "env.yaml").write_text("sim:\n  mujoco: {}\n")
+    for checkpoint in ("model_0.pt", "no_run/model_0.pt"):
+        assert main(["play", "--checkpoint", checkpoint]) == 1
+        said = capsys.readouterr().err
+        known = {"--checkpoint", "--task", "--num-envs", "--video", "--device"}
+        about_other_commands = re.sub("`rsl-tbptt (export|evaluate)`.*", "", said)
+        assert {*re.findall(r"--[\w-]+", about_other_commands)} <= known
+    (folder / "run.json").unlink()
+    assert main(["play", "--checkpoint", "model_0.pt"]) == 1
+    assert "--" not in capsys.readouterr().err
+
+
+def test_the_packages_own_environment_is_evaluated(folder):
+    maker = "from rsl_tbptt_tasks.memory import RecallEnv\n\n\n"
+    maker += "def make(num_envs, seed, device):\n"
+    maker += "    return RecallEnv(num_envs, 3, device, seed)\n"
+    (folder / "my_envs.py").write_text(maker)
+    env = RecallEnv(4, 3)
+    student = {"class_name": "RNNModel", "rnn_type": "lstm", "rnn_hidden_dim": 8}
+    noise = {"class_name": "GaussianDistribution"}
+    cfg = {
+        "num_steps_per_env": 4,
+        "save_interval": 1,
+        "obs_groups": {"actor": ["policy"], "critic": ["privileged"]},
+        "algorithm": {"class_name": "rsl_tbptt.algorithms:TbpttPPO"},
+        "actor": {**student, "distribution_cfg": noise},
+        "critic": {"class_name": "MLPModel"},
+    }
+    TbpttOnPolicyRunner(env, cfg, log_dir=None).save("recall.pt")
+    assert main(["evaluate", "--checkpoint", "recall.pt", "--env", "my_envs:make"]) == 0
+    result = json.loads((folder / "evaluation.json").read_text())
+    assert result["lengths"] == [4] * 256
+
+
 @pytest.mark.parametrize(
     "words",
     [[], ["fly"], ["export"], ["export", "--checkpoint", "m.pt", "--fast"], ["evaluate", "--env"]],
@@ -239,17 +340,64 @@ def test_a_missing_package_names_the_extra(folder, monkeypatch, capsys, command,
         cli.importlib.util, "find_spec", lambda name: None if name == module else find(name)
     )
     assert main([command, "--checkpoint", "model_0.pt"]) == 1
-    expected = (
-        f"{module} is missing, expected it for this command: pip install 'rsl-tbptt[{extra}]'"
-    )
+    expected = f"The module {module} is missing, expected it for this command: {install(extra)}"
     assert expected in capsys.readouterr().err
+
+
+def test_a_module_that_no_extra_brings_is_no_package_to_install(folder, monkeypatch, capsys):
+    (folder / "my_envs.py").write_text("import module_of_somebody\n")
+    assert evaluate("--env", "my_envs:make") == 1
+    message = capsys.readouterr().err
+    assert "The module module_of_somebody is missing" in message
+    assert "install the package that brings this module, or put your own on PYTHONPATH" in message
+
+
+class Installed:
+    """A distribution that came from somewhere."""
+
+    def __init__(self, source):
+        self._source = source
+
+    def read_text(self, name):
+        assert name == "direct_url.json"
+        return self._source
+
+
+WHEEL = {"url": "file:///w/rsl_tbptt-0.1.0-py3-none-any.whl", "archive_info": {}}
+GIT = {"url": "https://host/r.git", "vcs_info": {"vcs": "git", "commit_id": "abc"}}
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (json.dumps(WHEEL), "'rsl-tbptt[tools] @ file:///w/rsl_tbptt-0.1.0-py3-none-any.whl'"),
+        (json.dumps(GIT), "'rsl-tbptt[tools] @ git+https://host/r.git@abc'"),
+        (None, "'PATH[tools]', where PATH is the wheel or checkout of rsl-tbptt"),
+    ],
+)
+def test_an_extra_is_installed_from_where_the_package_came_from(
+    monkeypatch, tmp_path, source, expected
+):
+    monkeypatch.setattr(doctor, "__file__", str(tmp_path / "rsl_tbptt" / "doctor.py"))
+    monkeypatch.setattr(doctor, "distribution", lambda _: Installed(source))
+    assert install("tools").endswith(f" pip install {expected}") or install("tools").endswith(
+        f" pip install --python {sys.executable} {expected}"
+    )
+
+
+def test_an_extra_of_a_checkout_is_installed_from_there(request, monkeypatch):
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda _: True)
+    root = request.config.rootpath
+    assert install("tools") == f"{sys.executable} -m pip install -e '{root}[tools]'"
+    monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda _: None)
+    assert install(None) == f"uv pip install --python {sys.executable} -e '{root}'"
 
 
 def test_a_missing_simulator_names_the_extra(folder, monkeypatch, capsys):
     monkeypatch.setitem(sys.modules, "mjlab", None)
     monkeypatch.setitem(sys.modules, "mjlab.tasks", None)
     assert evaluate("--platform", "mjlab", "--task", "T") == 1
-    assert "pip install 'rsl-tbptt[mjlab]'" in capsys.readouterr().err
+    assert install("mjlab") in capsys.readouterr().err
 
 
 def test_play_takes_task_and_agent_from_the_run_and_passes_the_rest_on(folder, monkeypatch):
@@ -304,7 +452,7 @@ def test_doctor_passes_here(folder, capsys):
     shown = capsys.readouterr().out
     assert "WRONG" not in shown
     assert "Isaac Lab    ok     isaaclab 3.0.0" in shown
-    assert "mjlab        -      not installed: pip install 'rsl-tbptt[mjlab]'" in shown
+    assert f"mjlab        -      not installed: {install('mjlab')}" in shown
 
 
 def test_doctor_names_every_fault(folder, monkeypatch, capsys):

@@ -1,5 +1,7 @@
 """Evaluation: each environment counts for exactly its first episode."""
 
+from contextlib import nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -7,6 +9,8 @@ import pytest
 import torch
 from tensordict import TensorDict
 
+from rsl_tbptt import evaluation
+from rsl_tbptt.algorithms.auxiliary.errors import WatchedHeads
 from rsl_tbptt.evaluation import run_first_episodes, summarise, watched
 
 LENGTHS = [2, 5, 3]
@@ -64,11 +68,11 @@ def test_a_policy_without_heads_acts_itself_whatever_it_is_made_of():
 @pytest.fixture
 def episodes():
     env, policy = FakeEnv(), CountingPolicy()
-    return env, run_first_episodes(env, policy, env.obs())
+    return env, run_first_episodes(env, policy, env.obs(), max_steps=9)
 
 
 def test_only_first_episodes_count(episodes):
-    _, (returns, lengths) = episodes
+    _, (returns, lengths, _) = episodes
     assert lengths.tolist() == LENGTHS
     assert returns.tolist() == [2.0, 5.0, 3.0]
 
@@ -89,10 +93,10 @@ def test_memory_is_cleared_at_the_start_and_where_an_episode_ends(episodes):
     ]
 
 
-@pytest.mark.parametrize(("max_steps", "taken"), [(None, 5), (9, 5), (4, 4)])
-def test_each_step_is_watched_before_it_is_taken(max_steps, taken):
+@pytest.mark.parametrize(("max_steps", "taken", "left"), [(9, 5, 0), (5, 5, 0), (4, 4, 1)])
+def test_each_step_is_watched_before_it_is_taken(max_steps, taken, left):
     env, seen = FakeEnv(), []
-    _, lengths = run_first_episodes(
+    _, lengths, unfinished = run_first_episodes(
         env,
         CountingPolicy(),
         env.obs(),
@@ -101,6 +105,30 @@ def test_each_step_is_watched_before_it_is_taken(max_steps, taken):
     )
     assert seen == [(step, step) for step in range(taken)]
     assert lengths.tolist() == [2, taken, 3]
+    assert unfinished == left
+
+
+class BlindHeads(WatchedHeads):
+    """Heads whose target is NaN."""
+
+    def __init__(self):
+        self.reset = lambda dones=None: None
+
+    def __call__(self, obs):
+        return torch.zeros(3, 1)
+
+    def summary(self):
+        return {"velocity": {"rmse": float("nan"), "rmse_by_column": [float("nan")]}}
+
+
+def test_an_error_of_a_head_that_is_not_finite_is_an_error_of_the_evaluation(monkeypatch):
+    env = FakeEnv()
+    platform = SimpleNamespace(step_seconds=lambda _: None)
+    start = SimpleNamespace(env=env, obs=env.obs(), platform=platform)
+    monkeypatch.setattr(evaluation, "started", lambda *_, **__: nullcontext(start))
+    monkeypatch.setattr(evaluation, "watched", lambda _: nullcontext(BlindHeads()))
+    with pytest.raises(ValueError, match="head 'velocity' is nan, expected a finite number"):
+        evaluation.evaluate(Path("model_0.pt"))
 
 
 def test_summary():

@@ -1,17 +1,23 @@
 """Platforms: each offers what the commands ask for, and knows its own checkpoints."""
 
+import dataclasses
 import inspect
 import json
 import subprocess
 import sys
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 import torch
+import yaml
 from tensordict import TensorDict
 
 from rsl_tbptt.platforms import PLATFORMS, Platform, Trained, isaaclab, load_platform, platform_of
 from rsl_tbptt.platforms import mjlab as mjlab_platform
 from rsl_tbptt.platforms import rsl_rl as rsl_rl_alone
+from rsl_tbptt.platforms.noted_env import NotedEnv
 
 ASKED_FOR = {
     name: function for name, function in vars(Platform).items() if inspect.isfunction(function)
@@ -260,3 +266,122 @@ def test_rsl_rl_alone_renders_nothing():
     assert not rsl_rl_alone.RENDERS
     with pytest.raises(ValueError, match="knows no robot and no camera"):
         rsl_rl_alone.renderer(Drawing())
+
+
+@dataclasses.dataclass
+class Section:
+    """A part of an environment's config."""
+
+    num_envs: int = 1
+    limits: tuple = (0.0, 1.0)
+    friction: float = 1.0
+    term: Any = None
+
+
+@dataclasses.dataclass
+class EnvCfg:
+    """Stands for a platform's config of an environment."""
+
+    seed: int = 0
+    decimation: int = 2
+    episode_length_s: float = 8.0
+    kind: str = "plane"
+    asset: str = "/here/robot.usda"
+    func: Any = len
+    scene: Section = dataclasses.field(default_factory=Section)
+    pose: dict = dataclasses.field(default_factory=lambda: {".*_hip": 0.1, "knee": 0.2})
+
+
+def noted_env(folder, **changes):
+    """Write a config as platforms do, with some of it changed; return the file."""
+    file = folder / "params" / "env.yaml"
+    file.parent.mkdir(exist_ok=True)
+    file.write_text(yaml.dump(dataclasses.asdict(EnvCfg()) | changes, sort_keys=False))
+    return file
+
+
+def test_numbers_of_the_training_are_applied_and_told(tmp_path, capsys):
+    scene = {"num_envs": 64, "limits": (0.0, 0.5), "friction": None, "term": 3}
+    pose = {".*_hip": 0.4, "knee": 0.2}
+    file = noted_env(tmp_path, seed=7, decimation=8, scene=scene, pose=pose, asset="/b/robot.usda")
+    cfg = EnvCfg()
+    NotedEnv(file).apply(cfg, dataclasses.asdict)
+    expected = Section(num_envs=1, limits=(0.0, 0.5), friction=cast("float", None), term=3)
+    assert cfg == EnvCfg(decimation=8, scene=expected, pose=pose)
+    shown = capsys.readouterr().out
+    assert shown == (
+        f"as in training, by {file}: decimation=8 scene.limits=[0.0, 0.5] scene.friction=None"
+        " scene.term=3 pose..*_hip=0.4\n"
+    )
+
+
+def test_nothing_is_told_where_nothing_differs(tmp_path, capsys):
+    cfg, noted = EnvCfg(), NotedEnv(noted_env(tmp_path, seed=3))
+    noted.apply(cfg, dataclasses.asdict)
+    noted.warn_of_others(cfg, dataclasses.asdict)
+    assert (cfg, capsys.readouterr().out) == (EnvCfg(), "")
+
+
+def test_what_is_no_number_is_named_instead_also_code(tmp_path, capsys):
+    file = noted_env(tmp_path, kind="rough", scene="flat")
+    text = file.read_text().replace("name:builtins.len ''", "object/apply:os.system ['touch it']")
+    file.write_text(text + "added: 3\n")
+    cfg, noted = EnvCfg(), NotedEnv(file)
+    noted.apply(cfg, dataclasses.asdict)
+    assert (cfg, capsys.readouterr().out) == (EnvCfg(), "")
+    assert not Path("it").exists()
+    with pytest.warns(UserWarning, match=r"env\.yaml in kind, func, scene, added, expected the"):
+        noted.warn_of_others(cfg, dataclasses.asdict)
+
+
+def test_a_section_of_another_class_is_named_as_a_whole(tmp_path):
+    physics = {"class_type": "a:Newton", "dt": 0.1}
+    noted, cfg = NotedEnv(noted_env(tmp_path, pose=physics)), EnvCfg(pose={})
+    cfg.pose = {"class_type": "b:PhysX", "dt": 0.2}
+    noted.apply(cfg, dataclasses.asdict)
+    assert cfg.pose == {"class_type": "b:PhysX", "dt": 0.2}
+    with pytest.warns(UserWarning, match=r"env\.yaml in pose, expected"):
+        noted.warn_of_others(cfg, dataclasses.asdict)
+
+
+def test_what_building_completes_as_in_training_is_no_difference(tmp_path):
+    cfg, noted = EnvCfg(), NotedEnv(noted_env(tmp_path, kind="/World/envs/env_.*/Robot"))
+    noted.apply(cfg, dataclasses.asdict)
+    cfg.kind = "/World/envs/env_.*/Robot"
+    noted.warn_of_others(cfg, dataclasses.asdict)
+
+
+def test_what_the_user_overrides_is_left_alone(tmp_path, capsys):
+    noted = NotedEnv(noted_env(tmp_path, decimation=8, episode_length_s=2.0))
+    cfg = EnvCfg(decimation=4)
+    noted.apply(cfg, dataclasses.asdict, EnvCfg())
+    assert cfg == EnvCfg(decimation=4, episode_length_s=2.0)
+    assert "decimation" not in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("text", "reason"), [("a: [", "cannot be read: "), ("3", "holds 3, expected a mapping")]
+)
+def test_a_noted_environment_that_cannot_be_read_is_refused(tmp_path, text, reason):
+    (tmp_path / "env.yaml").write_text(text)
+    with pytest.raises(ValueError, match=rf"env\.yaml' {reason}"):
+        NotedEnv(tmp_path / "env.yaml")
+
+
+def test_mjlab_simulates_what_was_trained_on(tmp_path, registry, monkeypatch):
+    built = []
+
+    class Env:
+        def __init__(self, cfg, *_, **__):
+            built.append(cfg)
+
+        def close(self):
+            pass
+
+    module = SimpleNamespace(ManagerBasedRlEnv=Env, RslRlVecEnvWrapper=Env)
+    monkeypatch.setattr(mjlab_platform, "import_module", lambda _: module)
+    monkeypatch.setattr(mjlab_platform, "asdict", dataclasses.asdict)
+    monkeypatch.setattr(Registry, "load_env_cfg", lambda *_: EnvCfg(), raising=False)
+    file = noted_env(tmp_path, decimation=8, seed=9)
+    with mjlab_platform.simulated_env("Student", **SIZES, overrides=[], noted=file):
+        assert built[0] == EnvCfg(decimation=8, seed=5, scene=Section(num_envs=2))

@@ -42,7 +42,7 @@ def findings(run, capsys):
     shown = capsys.readouterr().out
     wrong = [line.split("-      ")[1] for line in shown.splitlines() if line.startswith(" " * 13)]
     assert status == (1 if wrong else 0)
-    assert ("nothing looks wrong" in shown) is (not wrong)
+    assert ("nothing that was judged looks wrong" in shown) is (not wrong)
     return wrong
 
 
@@ -131,6 +131,15 @@ def test_what_was_ill_and_recovered_is_passed(tmp_path, capsys):
 def test_what_is_ill_at_the_end_is_found(tmp_path, capsys):
     (found,) = findings(log(tmp_path, kl=[0.01] * 60 + [1.0] * 40), capsys)
     assert found.startswith("Loss/kl is 1, expected at most 0.1")
+
+
+def test_what_a_run_is_too_short_to_tell_is_named(tmp_path, capsys):
+    log(tmp_path / "short", kl=[1.0] * 9, replay_difference=[0.0] * 9, loss=[0.0] * 9)
+    assert main(["doctor", str(tmp_path / "short")]) == 0
+    shown = capsys.readouterr().out
+    assert "9 updates; not judged, too few updates: kl (9 of 10)\n" in shown
+    assert "nothing that was judged looks wrong" in shown
+    assert "nothing looks wrong" not in shown
 
 
 def test_a_run_too_short_to_tell_is_passed(tmp_path, capsys):

@@ -74,7 +74,9 @@ try:
         TbpttMjlabRecurrentRunner,
     )
 except ImportError as error:
+    from rsl_tbptt.doctor import install
+
     raise ImportError(
         "rsl_tbptt.integrations.mjlab needs mjlab 1.6 or 1.7, and importing it failed: "
-        f"{error}. Install it with: pip install 'rsl-tbptt[mjlab]'."
+        f"{error}. Install it with: {install('mjlab')}."
     ) from error
