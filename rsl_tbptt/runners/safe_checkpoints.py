@@ -115,7 +115,8 @@ class SafeCheckpoints(Runner):
             init_at_random_ep_len: Whether episodes begin as if they had run for some time.
 
         Raises:
-            SystemExit: With status ``STOPPED`` after SIGTERM or SIGUSR1.
+            SystemExit: After SIGTERM or SIGUSR1, with status ``STOPPED``; without ``log_dir``, and
+                so without a checkpoint, with a shell's for that signal, 143 or 138.
             KeyboardInterrupt: After Ctrl+C.
             ValueError: If ranks have loaded checkpoints of different iterations.
             RuntimeError: If another rank has ended; names it and why.
@@ -123,7 +124,7 @@ class SafeCheckpoints(Runner):
         """
         self._watch = self._new_watch()
         with StopSignals() as signals, self._watch:
-            has_folder = self._check_same_start()
+            signals.saves = has_folder = self._check_same_start()
             if num_learning_iterations > 0:
                 self._end = self.num_iterations + num_learning_iterations
                 self._learn_until_end(init_at_random_ep_len, signals, has_folder)
