@@ -217,20 +217,26 @@ def test_only_what_rnd_is_asked_for_is_loaded(tmp_path):
     assert other.alg.rnd.update_counter == 6
 
 
-def test_a_file_from_before_rnd_was_kept_goes_on(tmp_path):
-    make(tmp_path, "run", "rnd").learn(2)
-    path = tmp_path / "run" / "model_1.pt"
+@pytest.mark.parametrize("has_rnd", [True, False], ids=["with RND's", "from before"])
+def test_returns_are_logged_of_an_iteration_in_which_no_episode_ends(has_rnd, tmp_path):
+    make(tmp_path, "run", "rnd", num_steps_per_env=3).learn(3)
+    path = tmp_path / "run" / "model_2.pt"
     file = torch.load(path, weights_only=True)
-    del file["rsl_tbptt"]["rnd"], file["rsl_tbptt_runner"]["resume"]["rnd"]
-    episodes = file["rsl_tbptt_runner"]["resume"]["episodes"]
-    assert episodes["rewbuffer"]
-    for name in ("erewbuffer", "irewbuffer", "cur_ereward_sum", "cur_ireward_sum"):
-        del episodes[name]
+    resume = file["rsl_tbptt_runner"]["resume"]
+    resume["environment"]["episode_length"].zero_()
+    assert resume["episodes"]["rewbuffer"]
+    if not has_rnd:
+        for state in (file["rsl_tbptt"], resume):
+            state.pop("rnd", None)
+        for name in ("erewbuffer", "irewbuffer", "cur_ereward_sum", "cur_ireward_sum"):
+            resume["episodes"].pop(name, None)
     torch.save(file, path)
-    resumed = make(tmp_path, "run", "rnd")
+    resumed = make(tmp_path, "run", "rnd", num_steps_per_env=3)
     resumed.load(str(path))
-    resumed.learn(2)
-    assert resumed.num_iterations == 4
+    resumed.learn(1)
+    logger = resumed.logger
+    assert len(logger.rewbuffer) == len(logger.erewbuffer) == len(logger.irewbuffer)
+    assert bool(logger.rewbuffer) == has_rnd
 
 
 def test_after_an_error_in_a_rollout_rnd_is_saved_as_it_was_before(tmp_path):

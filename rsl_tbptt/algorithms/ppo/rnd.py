@@ -134,9 +134,10 @@ def restore_rnd(rnd: RandomNetworkDistillation, state: Mapping[str, Any], num_en
     if not state:
         return
     rnd.update_counter, rewards = state["update_counter"], state["discounted_rewards"]
-    if hasattr(rnd.reward_normalizer, "disc_avg"):
+    average: Any = getattr(rnd.reward_normalizer, "disc_avg", None)
+    if average is not None:
         fits = rewards is not None and len(rewards) == num_envs
-        rnd.reward_normalizer.disc_avg.avg = rewards if fits else None
+        average.avg = rewards if fits else None
 
 
 def _squared_error(outputs: Outputs, labels: Labels) -> SampleLosses:

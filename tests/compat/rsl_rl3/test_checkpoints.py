@@ -212,7 +212,7 @@ def test_learning_rate_and_penalty_go_on_after_a_resume():
 
 
 def test_rnd_goes_on_after_a_resume():
-    def options():  # rsl_rl takes an entry out of it
+    def options() -> dict[str, Any]:  # rsl_rl takes an entry out of it
         return {
             "rnd_cfg": {
                 "num_states": 7,
