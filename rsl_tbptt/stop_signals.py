@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import os
 import signal
+import sys
 import threading
 import time
+from contextlib import suppress
 from types import CodeType, FrameType
 from typing import Any
 
@@ -35,6 +37,9 @@ class StopSignals:
 
     received: int | None = None
     """Number of the first signal."""
+
+    saves: bool = True
+    """Whether a checkpoint is written before the training ends."""
 
     def __init__(self, loop: CodeType | None = None) -> None:
         """Handle nothing yet.
@@ -69,8 +74,14 @@ class StopSignals:
             signal.signal(*self._before.popitem())
 
     def end(self) -> BaseException:
-        """Return what ends the process after its checkpoint, as the received signal asks for."""
-        return KeyboardInterrupt() if self.received == signal.SIGINT else SystemExit(STOPPED)
+        """Return what ends the process, as the received signal asks for.
+
+        Without a checkpoint the status is a shell's for the signal: 85 would have the training
+        begin again and again.
+        """
+        if self.received == signal.SIGINT:
+            return KeyboardInterrupt()
+        return SystemExit(STOPPED if self.saves else 128 + (self.received or signal.SIGTERM))
 
     def _note(self, number: int, frame: FrameType | None) -> None:
         """Note a signal, or let it do what it did before."""
@@ -79,14 +90,48 @@ class StopSignals:
             signal.raise_signal(number)
         elif self.received is None:
             self.received, self._since = number, time.monotonic()
-            text = (
-                f"\n{signal.Signals(number).name}: a checkpoint is written after this iteration,"
-                " then the training ends. Another signal ends it at once.\n"
+            ends = (
+                "a checkpoint is written after this iteration, then the training ends"
+                if self.saves
+                else "the training ends after this iteration, without a checkpoint (no log_dir)"
             )
-            os.write(2, text.encode())  # print may be in the middle of a line, and would raise
+            write_error(
+                f"\n{signal.Signals(number).name}: {ends}. Another signal ends it at once.\n"
+            )
+            # Ctrl+C ends `tee` too, and the checkpoint is still to be written.
+            sys.stdout = sys.stdout and _Unread(sys.stdout)  # None where descriptors are closed
+            sys.stderr = sys.stderr and _Unread(sys.stderr)
         elif time.monotonic() - self._since > SAME_SECONDS:
             self.__exit__()
             signal.raise_signal(number)
+
+
+def write_error(text: str) -> None:
+    """Write to the process's stderr from a handler or a thread, if somebody reads it.
+
+    ``print`` may be in the middle of a line, and would raise.
+    """
+    with suppress(OSError):
+        os.write(2, text.encode())
+
+
+class _Unread:
+    """A stream that takes no notice when its reader is gone."""
+
+    def __init__(self, stream: Any) -> None:
+        self._stream = stream
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    def write(self, text: str) -> int:
+        with suppress(BrokenPipeError):
+            self._stream.write(text)
+        return len(text)
+
+    def flush(self) -> None:
+        with suppress(BrokenPipeError):
+            self._stream.flush()
 
 
 def _is_running(code: CodeType, frame: FrameType | None) -> bool:

@@ -26,6 +26,7 @@ from typing import Any
 from torch import distributed
 
 from rsl_tbptt.algorithms.update.checks import MoreThan
+from rsl_tbptt.stop_signals import write_error
 
 HEARTBEAT_TIMEOUT_S = 20.0
 """Default of ``heartbeat_timeout_s``: with the seconds of grace all ranks end within 30."""
@@ -148,7 +149,7 @@ class RankWatch:
                 return
             self.failure = failure
         # At once: a launcher ends this process when another one has ended.
-        os.write(2, f"\n[rank {self._rank}] {failure}\n".encode())
+        write_error(f"\n[rank {self._rank}] {failure}\n")
         self._heard.set()
         with suppress(RuntimeError):
             self._store.add("heard", 1)
@@ -171,7 +172,7 @@ class RankWatch:
         if self.failure is None or self._ended.wait(GRACE_S):
             return
         with self.writing:
-            os.write(2, f"[rank {self._rank}] waits in vain, and ends too.\n".encode())
+            write_error(f"[rank {self._rank}] waits in vain, and ends too.\n")
             os._exit(1)
 
     def _listen(self) -> None:

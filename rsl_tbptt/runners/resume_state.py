@@ -11,13 +11,17 @@ from typing import Any
 import numpy as np
 import torch
 
+from rsl_tbptt.algorithms.ppo.rnd import restore_rnd, state_of_rnd
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.distributed import Ranks
 
 COUNTERS = ("tot_timesteps", "tot_time")
 """What rsl_rl's logger counts."""
 
-OF_EPISODES = ("rewbuffer", "lenbuffer", "cur_reward_sum", "cur_episode_length")
+OF_EPISODES = (
+    *("rewbuffer", "lenbuffer", "cur_reward_sum", "cur_episode_length"),
+    *("erewbuffer", "irewbuffer", "cur_ereward_sum", "cur_ireward_sum"),  # with RND
+)
 """What it knows of episodes: the newest returns and lengths, and those of the current ones."""
 
 MODELS = ("student", "teacher", "actor", "critic")
@@ -26,9 +30,9 @@ MODELS = ("student", "teacher", "actor", "critic")
 def state_of(runner: Any, in_rollout: bool = False) -> dict[str, Any]:
     """Return what a checkpoint holds for :func:`restore`, between two iterations.
 
-    The states of random generators and what the logger counts; and where the environment has
-    ``state_dict`` and ``load_state_dict``, its state, the models' hidden states and the running
-    episodes. Elsewhere all environments start an episode, with hidden states of zero.
+    The states of random generators, what the logger counts and where RND stands; and where the
+    environment has ``state_dict`` and ``load_state_dict``, its state, the models' hidden states and
+    the running episodes. Elsewhere all environments start an episode, with hidden states of zero.
 
     Args:
         runner: A runner of rsl_rl.
@@ -42,11 +46,13 @@ def state_of(runner: Any, in_rollout: bool = False) -> dict[str, Any]:
     if in_rollout:
         return {"counters": counters}
     state = {"generators": _generators(runner.device), "counters": counters}
+    if getattr(runner.alg, "rnd", None):
+        state["rnd"] = state_of_rnd(runner.alg.rnd)
     if not restores_itself(runner.env):
         return state
     models = {role: getattr(runner.alg, role) for role in MODELS if hasattr(runner.alg, role)}
     states = {role: model.get_hidden_state() for role, model in models.items()}
-    episodes = {name: getattr(runner.logger, name) for name in OF_EPISODES}
+    returns = getattr(runner.alg, "episode_returns", None)
     return {
         **state,
         "environment": runner.env.state_dict(),
@@ -54,7 +60,11 @@ def state_of(runner: Any, in_rollout: bool = False) -> dict[str, Any]:
             role: hidden_state.as_tensors(hidden_state.clone(state))
             for role, state in states.items()
         },
-        "episodes": {n: list(v) if isinstance(v, deque) else v for n, v in episodes.items()},
+        "episodes": {
+            name: list(value) if isinstance(value, deque) else value
+            for name, value in _episodes(runner.logger).items()
+        },
+        **({} if returns is None else {"returns": returns.running}),
     }
 
 
@@ -107,24 +117,47 @@ def restore(runner: Any, states: Sequence[Mapping[str, Any]]) -> bool:
 
 def _restore(runner: Any, state: Mapping[str, Any]) -> bool:
     """Put back one rank's state; return whether the environment goes on."""
+    goes_on = "environment" in state and restores_itself(runner.env)
+    if goes_on and (before := len(state["episodes"]["cur_reward_sum"])) != runner.env.num_envs:
+        goes_on = False
+        warnings.warn(
+            f"The checkpoint was written with {before} environments and goes on with"
+            f" {runner.env.num_envs}: hidden states and episodes begin anew.",
+            stacklevel=4,
+        )
+    if goes_on:  # first, as it may refuse
+        runner.env.load_state_dict(state["environment"])
+        for role, tensors in state["hidden_states"].items():
+            getattr(runner.alg, role).reset(hidden_state=hidden_state.from_tensors(tensors))
+        episodes = _episodes(runner.logger)
+        if episodes.keys() <= state["episodes"].keys():  # else written before RND's were kept
+            for name, kept in episodes.items():
+                _set(kept, state["episodes"][name])
+        if "returns" in state and (returns := getattr(runner.alg, "episode_returns", None)):
+            returns.running = state["returns"].to(runner.device)
     for name, value in state.get("counters", {}).items():
         setattr(runner.logger, name, value)
     if "memory" in state:
         runner.alg.learner.experience.restore(state["memory"])
-    goes_on = "environment" in state and restores_itself(runner.env)
-    if goes_on:
-        runner.env.load_state_dict(state["environment"])
-        for role, tensors in state["hidden_states"].items():
-            getattr(runner.alg, role).reset(hidden_state=hidden_state.from_tensors(tensors))
-        for name, value in state["episodes"].items():
-            kept = getattr(runner.logger, name)
-            if isinstance(kept, deque):
-                kept.extend(value)
-            else:
-                kept.copy_(value)
+    if getattr(runner.alg, "rnd", None):
+        restore_rnd(runner.alg.rnd, state.get("rnd", {}), runner.env.num_envs)
     if "generators" in state:
         _set_generators(state["generators"], runner.device)  # last: an environment may draw
     return goes_on
+
+
+def _episodes(logger: Any) -> dict[str, Any]:
+    """Return what a logger knows of the episodes, by name: deques, and tensors of shape (N,)."""
+    return {name: getattr(logger, name) for name in OF_EPISODES if hasattr(logger, name)}
+
+
+def _set(kept: Any, value: Any) -> None:
+    """Fill a deque or a tensor."""
+    if isinstance(kept, deque):
+        kept.clear()
+        kept.extend(value)
+    else:
+        kept.copy_(value)
 
 
 def restores_itself(env: Any) -> bool:

@@ -128,7 +128,8 @@ class SafeCheckpoints(Runner):
             init_at_random_ep_len: Whether episodes begin as if they had run for some time.
 
         Raises:
-            SystemExit: With status ``STOPPED`` after SIGTERM or SIGUSR1.
+            SystemExit: After SIGTERM or SIGUSR1, with status ``STOPPED``; without ``log_dir``, and
+                so without a checkpoint, with a shell's for that signal, 143 or 138.
             KeyboardInterrupt: After Ctrl+C.
             ValueError: If ranks have loaded checkpoints of different iterations; or if ``log_dir``
                 holds checkpoints and none of them was loaded.
@@ -137,7 +138,7 @@ class SafeCheckpoints(Runner):
         """
         self._watch = self._new_watch()
         with StopSignals() as signals, self._watch:
-            has_folder = self._check_same_start()
+            signals.saves = has_folder = self._check_same_start()
             if num_learning_iterations > 0:
                 self._end = self.num_iterations + num_learning_iterations
                 self._learn_until_end(init_at_random_ep_len, signals, has_folder)
@@ -242,6 +243,8 @@ class SafeCheckpoints(Runner):
             return
         self.current_learning_iteration = self.num_iterations - 1
         self._broke_off = True
+        if self.alg.storage.step and hasattr(self.alg, "learner"):  # what it did to RND, too
+            self.alg.learner.drop_rollout()
         try:
             with torch.inference_mode(False):
                 self._save_last()

@@ -1,13 +1,26 @@
 """A training that is resumed goes on to the bit, where the environment can be put back."""
 
+import copy
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from support.safe_runs import NUM_ENVS, make_runner
+from rsl_rl.runners import OnPolicyRunner
+from support.safe_runs import NUM_ENVS, make_runner, model_cfg
+from torch.utils.tensorboard import SummaryWriter
 
 from rsl_tbptt_tasks.memory import RecallEnv
+
+RND = {
+    "weight": 5.0,
+    "weight_schedule": {"mode": "linear", "initial_step": 3, "final_step": 27, "final_value": 1.0},
+    "num_outputs": 3,
+    "predictor_hidden_dims": [8],
+    "target_hidden_dims": [8],
+    "state_normalization": True,
+    "reward_normalization": True,
+}
 
 CASES = {
     "distillation": ("distillation", {"memory_rollouts": 0, "num_mini_batches": 2}),
@@ -21,7 +34,51 @@ CASES = {
     ),
     "ppo": ("ppo", {"num_mini_batches": 2, "schedule": "adaptive", "desired_kl": 0.01}),
     "a KL penalty": ("ppo", {"policy_loss": "kl_penalty", "schedule": "fixed"}),
+    "rnd": ("ppo", {"num_mini_batches": 2, "rnd_cfg": RND}),
+    "a teacher that fades with the return": (
+        "ppo",
+        {"teacher_coef": 0.5, "teacher_schedule": "return", "teacher_return": 5.0},
+    ),
 }
+
+
+class Env(RecallEnv):
+    """What RND asks of an environment, and returns above 0, which it pays at every step."""
+
+    step_dt = 0.02
+
+    def __init__(self, seed=0, num_envs=NUM_ENVS):
+        super().__init__(num_envs, 3, seed=seed)
+
+    @property
+    def unwrapped(self):
+        return self
+
+    def step(self, actions):
+        obs, rewards, dones, extras = super().step(actions)
+        return obs, rewards + 0.1 * self._cue.abs() + 0.1 * actions.squeeze(-1), dones, extras
+
+
+def make(tmp_path, folder, case, **arguments):
+    """Build the runner of a case in a folder of its own."""
+    kind, options = CASES[case]
+    options = copy.deepcopy(options)
+    if "teacher_coef" in options:
+        teacher = model_cfg("MLPModel")
+        if not (tmp_path / "teacher.pt").exists():
+            state = make_runner(None, "distillation", teacher=teacher).alg.teacher.state_dict()
+            torch.save({"actor_state_dict": state, "iter": 0}, tmp_path / "teacher.pt")
+        path = str(tmp_path / "teacher.pt")
+        options |= {"teacher_cfg": model_cfg("MLPModel"), "teacher_checkpoint": path}
+    if kind == "ppo":
+        sets = {"critic": ["privileged"], "rnd_state": ["privileged"], "teacher": ["privileged"]}
+        arguments["obs_groups"] = {"actor": ["policy"], **sets}
+    return make_runner(
+        folder and tmp_path / folder,
+        kind,
+        algorithm=options,
+        **{"env": Env(), "save_interval": 100} | arguments,
+    )
 
 
 def numbers_of(runner):
@@ -48,19 +105,32 @@ def assert_equal(one, other):
         assert one == other
 
 
+@pytest.fixture
+def logged(monkeypatch):
+    """Return what is written for TensorBoard, but for what tells times."""
+    scalars = []
+
+    def add_scalar(self, tag, value, step):
+        if not tag.startswith("Perf/") and not tag.endswith("/time"):
+            scalars.append((tag, float(value), step))
+
+    monkeypatch.setattr(SummaryWriter, "add_scalar", add_scalar)
+    return scalars
+
+
 @pytest.mark.parametrize("case", CASES)
-def test_a_resumed_training_ends_with_the_same_bits(case, tmp_path):
-    kind, options = CASES[case]
-    whole = make_runner(tmp_path / "whole", kind, algorithm=options)
+def test_a_resumed_training_ends_and_logs_with_the_same_bits(case, tmp_path, logged):
+    whole = make(tmp_path, "whole", case)
     whole.learn(5, init_at_random_ep_len=True)
-    stopped = make_runner(tmp_path / "parts", kind, algorithm=options)
-    stopped.learn(2, init_at_random_ep_len=True)
+    expected = logged.copy()
+    logged.clear()
+    make(tmp_path, "parts", case).learn(2, init_at_random_ep_len=True)
     torch.rand(7)
-    other = RecallEnv(NUM_ENVS, 3, seed=9)
-    resumed = make_runner(tmp_path / "parts", kind, algorithm=options, env=other)
+    resumed = make(tmp_path, "parts", case, env=Env(seed=9))
     resumed.load(str(tmp_path / "parts" / "latest"))
     resumed.learn(3, init_at_random_ep_len=True)
     assert_equal(numbers_of(resumed), numbers_of(whole))
+    assert logged == expected
 
 
 def test_generators_go_on_when_training_does_and_not_when_a_file_is_loaded(tmp_path):
@@ -117,3 +187,108 @@ def test_a_checkpoint_of_the_stock_runner_resumes_without_these(tmp_path):
     resumed.load(str(tmp_path / "latest"))
     resumed.learn(1)
     assert resumed.num_iterations == 5
+
+
+def test_rnd_goes_on_under_rsl_rls_own_runner(tmp_path):
+    trained = make(tmp_path, None, "rnd", runner_class=OnPolicyRunner)
+    trained.learn(2)
+    path = tmp_path / "model_1.pt"
+    torch.save({**trained.alg.save(), "iter": 1, "infos": None}, path)
+    resumed = make(tmp_path, None, "rnd", runner_class=OnPolicyRunner)
+    resumed.load(str(path))
+    rewards = [torch.full((NUM_ENVS,), 1.0), torch.full((NUM_ENVS,), 3.0)]
+    for reward in rewards:
+        one, other = (r.alg.rnd.reward_normalizer(reward) for r in (trained, resumed))
+        assert torch.equal(one, other)
+    obs = trained.env.get_observations()
+    one, other = (r.alg.rnd.get_intrinsic_reward(obs) for r in (trained, resumed))
+    assert torch.equal(one, other)
+    assert trained.alg.rnd.weight == resumed.alg.rnd.weight < 5.0
+
+
+def test_only_what_rnd_is_asked_for_is_loaded(tmp_path):
+    trained = make(tmp_path, None, "rnd")
+    trained.learn(1)
+    other = make(tmp_path, None, "rnd")
+    other.alg.load(trained.alg.save(), {"critic": True}, strict=True)
+    assert other.alg.rnd.update_counter == 0
+    assert other.alg.rnd.reward_normalizer.disc_avg.avg is None
+    other.alg.load(trained.alg.save(), {"rnd": True}, strict=True)
+    assert other.alg.rnd.update_counter == 6
+
+
+@pytest.mark.parametrize("has_rnd", [True, False], ids=["with RND's", "from before"])
+def test_returns_are_logged_of_an_iteration_in_which_no_episode_ends(has_rnd, tmp_path):
+    make(tmp_path, "run", "rnd", num_steps_per_env=3).learn(3)
+    path = tmp_path / "run" / "model_2.pt"
+    file = torch.load(path, weights_only=True)
+    resume = file["rsl_tbptt_runner"]["resume"]
+    resume["environment"]["episode_length"].zero_()
+    assert resume["episodes"]["rewbuffer"]
+    if not has_rnd:
+        for state in (file["rsl_tbptt"], resume):
+            state.pop("rnd", None)
+        for name in ("erewbuffer", "irewbuffer", "cur_ereward_sum", "cur_ireward_sum"):
+            resume["episodes"].pop(name, None)
+    torch.save(file, path)
+    resumed = make(tmp_path, "run", "rnd", num_steps_per_env=3)
+    resumed.load(str(path))
+    resumed.learn(1)
+    logger = resumed.logger
+    assert len(logger.rewbuffer) == len(logger.erewbuffer) == len(logger.irewbuffer)
+    assert bool(logger.rewbuffer) == has_rnd
+
+
+def test_after_an_error_in_a_rollout_rnd_is_saved_as_it_was_before(tmp_path):
+    steps = iter(range(15))
+
+    def broken(actions):
+        next(steps)  # until there is none left
+        return step(actions)
+
+    make(tmp_path, "whole", "rnd").learn(2)
+    runner = make(tmp_path, "broken", "rnd")
+    step, runner.env.step = runner.env.step, broken
+    with pytest.raises(StopIteration):
+        runner.learn(3)
+    one, other = (
+        torch.load(tmp_path / folder / "model_1.pt", weights_only=True)
+        for folder in ("whole", "broken")
+    )
+    assert_equal(other["rnd_state_dict"], one["rnd_state_dict"])
+    assert_equal(other["rsl_tbptt"]["rnd"], one["rsl_tbptt"]["rnd"])
+
+
+@pytest.mark.parametrize("case", ["with a memory of rollouts", "rnd"])
+@pytest.mark.parametrize("num_envs", [NUM_ENVS - 2, NUM_ENVS + 3])
+def test_another_number_of_environments_begins_its_episodes_anew(case, num_envs, tmp_path):
+    stopped = make(tmp_path, "run", case)
+    stopped.learn(3)
+    resumed = make(tmp_path, "run", case, env=Env(num_envs=num_envs))
+    resumed.load(str(tmp_path / "run" / "latest"))
+    at_first = resumed.env.state_dict()
+    at_rollout = []
+    train_mode = resumed.alg.train_mode
+    resumed.alg.train_mode = lambda: (at_rollout.append(resumed.env.state_dict()), train_mode())
+    told = f"written with {NUM_ENVS} environments and goes on with {num_envs}: hidden states and"
+    with pytest.warns(UserWarning, match=told):
+        resumed.learn(2)
+    assert_equal(at_rollout, [at_first])
+    assert resumed.num_iterations == 5
+    assert resumed.logger.tot_timesteps == 6 * (3 * NUM_ENVS + 2 * num_envs)
+
+
+def test_an_environment_that_refuses_its_state_leaves_the_rest_as_it_was(tmp_path):
+    def refuse(_):
+        raise ValueError("recall_length is 4, expected 3.")
+
+    make(tmp_path, "run", "ppo").learn(2)
+    resumed = make(tmp_path, "run", "ppo")
+    resumed.load(str(tmp_path / "run" / "latest"))
+    resumed.env.load_state_dict = refuse
+    generator = torch.get_rng_state()
+    with pytest.raises(ValueError, match="recall_length is 4"):
+        resumed.learn(1)
+    assert (resumed.logger.tot_timesteps, len(resumed.logger.rewbuffer)) == (0, 0)
+    assert resumed.alg.actor.get_hidden_state() is None
+    assert torch.equal(torch.get_rng_state(), generator)

@@ -2,8 +2,12 @@
 
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
+from contextlib import contextmanager, redirect_stdout, suppress
+from types import SimpleNamespace
 
 import pytest
 import torch
@@ -11,6 +15,7 @@ from support.safe_runs import DisturbedEnv, make_runner
 
 from rsl_tbptt import stop_signals
 from rsl_tbptt.runners import STOPPED
+from rsl_tbptt.runners.rank_watch import RankWatch
 from rsl_tbptt.stop_signals import StopSignals
 
 HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
@@ -82,11 +87,95 @@ def test_before_the_first_update_nothing_is_written(tmp_path):
     assert names(tmp_path) == []
 
 
-def test_without_a_folder_it_ends_without_a_checkpoint():
-    runner = make_runner(env=DisturbedEnv({7: send(signal.SIGTERM)}))
-    with pytest.raises(SystemExit):
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGUSR1])
+def test_without_a_folder_no_checkpoint_is_promised_and_no_script_starts_it_again(number, capfd):
+    runner = make_runner(env=DisturbedEnv({7: send(number)}))
+    with pytest.raises(SystemExit) as ended:
         runner.learn(3)
     assert runner.num_iterations == 2
+    assert ended.value.code == 128 + number
+    told = capfd.readouterr().err
+    assert "the training ends after this iteration, without a checkpoint (no log_dir)" in told
+    assert "is written" not in told
+
+
+def run(program, *arguments):
+    """Run a program in a process of its own whose output nobody reads any more; return its status.
+
+    It reads its own pipe, and closes it by ``gone()``.
+    """
+    begin = "import os; r, w = os.pipe(); os.dup2(w, 1); os.dup2(w, 2); os.close(w)\n"
+    begin += "gone = lambda: os.close(r)\n"
+    variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
+    command = [sys.executable, "-c", begin + program, *map(str, arguments)]
+    return subprocess.run(command, env=variables, timeout=300, check=False).returncode
+
+
+SIGNALLED = """
+import signal, sys
+for module in sys.argv[3:]:
+    __import__(module)
+from rsl_tbptt.stop_signals import StopSignals
+print("in the buffer")
+with StopSignals() as signals:
+    gone()
+    signal.raise_signal(int(sys.argv[1]))
+    for _ in range(int(sys.argv[2])):
+        print("x" * 1000)
+    raise signals.end()
+"""
+
+
+@pytest.mark.parametrize("lines", [0, 20])
+def test_a_signal_is_answered_though_nobody_reads_the_output(lines):
+    assert run(SIGNALLED, signal.SIGTERM, lines) == STOPPED
+
+
+@pytest.mark.parametrize(
+    "imported", [[], pytest.param(["tensordict"], marks=pytest.mark.slow)], ids=len
+)
+def test_the_status_of_ctrl_c_is_a_failure_that_no_script_takes_for_a_stop(imported):
+    status = run(SIGNALLED, signal.SIGINT, 1, *imported)
+    assert status in (1, -signal.SIGINT)  # a shell's 130; tensordict makes it 1
+
+
+@contextmanager
+def piped_output():
+    """Send this process's output into a pipe; give a function that takes its reader away."""
+    reader, writer = os.pipe()
+    kept = os.dup(2)
+    os.dup2(writer, 2)
+    try:
+        with suppress(BrokenPipeError), os.fdopen(writer, "w") as stream, redirect_stdout(stream):
+            yield lambda: os.close(reader)
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
+def test_a_training_whose_output_nobody_reads_leaves_its_checkpoint(number, tmp_path):
+    def leave():
+        take_away()
+        signal.raise_signal(number)
+
+    runner = make_runner(tmp_path, env=DisturbedEnv({9: leave}), save_interval=100)
+    with piped_output() as take_away, pytest.raises((SystemExit, KeyboardInterrupt)) as ended:
+        runner.learn(5)
+    expected = SystemExit(STOPPED) if number == signal.SIGTERM else KeyboardInterrupt()
+    assert repr(ended.value) == repr(expected)
+    assert names(tmp_path) == ["model_0.pt", "model_1.pt"]
+
+
+def test_a_rank_ends_with_the_others_though_nobody_reads_its_output(monkeypatch):
+    def broken(*_):
+        raise BrokenPipeError
+
+    watch = RankWatch(0, 2, 20.0)
+    watch._store = SimpleNamespace(add=lambda *_: 0)
+    monkeypatch.setattr(os, "write", broken)
+    watch._take("Rank 1 of 2 ended: ValueError: the simulator broke")
+    assert watch._heard.is_set()
 
 
 def test_a_second_signal_does_what_it_did_before(monkeypatch):

@@ -13,12 +13,13 @@ from tensordict import TensorDict
 from rsl_tbptt.algorithms.auxiliary.heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.ppo.advantages import normalize_advantages, store_advantages
 from rsl_tbptt.algorithms.ppo.arguments import PpoArguments
+from rsl_tbptt.algorithms.ppo.episode_returns import EpisodeReturns
 from rsl_tbptt.algorithms.ppo.fine_tuning import FineTuning
 from rsl_tbptt.algorithms.ppo.imitation import Imitation, build_teacher
 from rsl_tbptt.algorithms.ppo.learner import PpoLearner
 from rsl_tbptt.algorithms.ppo.loading import check_checkpoint
 from rsl_tbptt.algorithms.ppo.options import PpoOptions
-from rsl_tbptt.algorithms.ppo.rnd import RndTraining
+from rsl_tbptt.algorithms.ppo.rnd import RndTraining, restore_rnd, state_of_rnd
 from rsl_tbptt.algorithms.ppo.symmetry import MirroredLearner, check_symmetry
 from rsl_tbptt.algorithms.ppo.time_outs import TimeOutValues, value_without_advancing
 from rsl_tbptt.algorithms.update.arguments import check_runner_keys, takes
@@ -145,6 +146,11 @@ class TbpttPPO(PPO):
                 teacher = build_teacher(obs, env, cfg, options.teacher_cfg, device)
                 algorithm.set_teacher(teacher)
         return algorithm
+
+    @property
+    def episode_returns(self) -> EpisodeReturns | None:
+        """What ``teacher_schedule="return"`` knows of the episodes; None with another schedule."""
+        return self._imitation.returns
 
     def set_teacher(self, teacher: MLPModel) -> None:
         """Set the model of the teacher; its parameters come when a checkpoint is loaded.
@@ -298,6 +304,8 @@ class TbpttPPO(PPO):
         }
         if self.options.auxiliary:
             own["auxiliary"] = self._heads.state_dict()
+        if self.rnd:
+            own["rnd"] = state_of_rnd(self.rnd)
         return super().save() | {"rsl_tbptt": own}
 
     def load(self, loaded_dict: dict, load_cfg: dict | None, strict: bool) -> bool:
@@ -310,8 +318,9 @@ class TbpttPPO(PPO):
 
         Args:
             loaded_dict: The checkpoint.
-            load_cfg: What to load, or None for everything; with the actor come its auxiliary heads,
-                which "auxiliary" loads alone.
+            load_cfg: What to load, or None for everything. With the actor come its warm-up, its
+                teacher and that one's schedule, and its auxiliary heads, which "auxiliary" loads
+                alone; with the optimiser, like its learning rate, the weight of the KL penalty.
             strict: Whether parameters must match exactly.
 
         Returns:
@@ -331,19 +340,23 @@ class TbpttPPO(PPO):
             self._fine_tuning.start(loaded_dict, obs, strict, self._imitation)
             self._heads.load_state_dict(heads, with_optimizer=False)
             return False
+        wants_optimizer = load_cfg is None or bool(load_cfg.get("optimizer"))
         roles = {"actor": self._raw_actor, "critic": self._raw_critic, "rnd": self.rnd}
         wanted = {role for role in roles if load_cfg is None or load_cfg.get(role)}
         models = {role: model for role, model in roles.items() if model and role in wanted}
         check_checkpoint(models, loaded_dict, obs, strict)
-        self._imitation.load_state_dict(own)  # first, as it may refuse
-        self._fine_tuning.load_state_dict(own.get("fine_tuning", {}))
+        if wants_actor:
+            self._imitation.load_state_dict(own)  # first, as it may refuse
+            self._fine_tuning.load_state_dict(own.get("fine_tuning", {}))
         load_iteration = super().load(loaded_dict, load_cfg, strict)
         if wants_heads:
-            with_optimizer = load_cfg is None or bool(load_cfg.get("optimizer"))
-            self._heads.load_state_dict(heads, with_optimizer=with_optimizer)
-        self.learning_rate = self.optimizer.param_groups[0]["lr"]  # rsl_rl 5.0 leaves it
-        policy_loss = self.learner.gradient.policy_loss
-        policy_loss.kl_coef = own.get("kl_coef", self.options.kl_penalty_coef)
+            self._heads.load_state_dict(heads, with_optimizer=wants_optimizer)
+        if self.rnd and "rnd" in wanted:
+            restore_rnd(self.rnd, own.get("rnd", {}), self.storage.num_envs)
+        if wants_optimizer:
+            self.learning_rate = self.optimizer.param_groups[0]["lr"]  # rsl_rl 5.0 leaves it
+            policy_loss = self.learner.gradient.policy_loss
+            policy_loss.kl_coef = own.get("kl_coef", self.options.kl_penalty_coef)
         if load_iteration:
             self.safe_line.go_on_from(loaded_dict)
         return load_iteration

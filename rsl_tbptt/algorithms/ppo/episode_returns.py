@@ -20,7 +20,8 @@ class EpisodeReturns:
 
     def __init__(self, num_envs: int, device: torch.device | str) -> None:
         """Start in the middle of nothing: an episode counts from the first step that is seen."""
-        self._running = torch.zeros(num_envs, device=device)
+        self.running = torch.zeros(num_envs, device=device)
+        """Returns so far of the episodes that have not ended. Shape: (N,)."""
         self._ended = torch.zeros(2, device=device)
         self._rollouts: list[list[float]] = []
 
@@ -45,12 +46,12 @@ class EpisodeReturns:
             rewards: Rewards of the environments. Shape: (N,).
             dones: Which episodes ended with this step. Shape: (N,).
         """
-        running, dones = self._running + rewards, dones.bool()
+        running, dones = self.running + rewards, dones.bool()
         counts = dones & torch.isfinite(running)
         ended = torch.where(counts, running, 0.0).sum(), counts.sum()
         # New tensors: those of a rollout in inference mode cannot be changed outside of it.
         self._ended = self._ended + torch.stack(ended)
-        self._running = torch.where(dones, 0.0, running)
+        self.running = torch.where(dones, 0.0, running)
 
     def metrics(self, ranks: Ranks) -> dict[str, torch.Tensor]:
         """Return sum and number of the returns of this rollout, on all ranks. Shape: () each."""

@@ -55,9 +55,10 @@ class Imitation:
         self._loaded = False
         self._num_updates = 0
         self._recorded: list[tuple[torch.Tensor, ...]] = []
-        self._returns: EpisodeReturns | None = None
+        self.returns: EpisodeReturns | None = None
+        """Returns of the episodes, where the schedule follows them."""
         if options.teacher_schedule == "return" and options.teacher_coef > 0:
-            self._returns = EpisodeReturns(storage.num_envs, storage.dones.device)
+            self.returns = EpisodeReturns(storage.num_envs, storage.dones.device)
 
     def set_teacher(self, teacher: MLPModel) -> None:
         """Take the teacher's model; its parameters come from a checkpoint.
@@ -94,10 +95,10 @@ class Imitation:
     @property
     def _progress(self) -> float:
         """How far the schedule has come, from 0 to 1."""
-        if self._returns is None:
+        if self.returns is None:
             return min(1.0, self._num_updates / (self._options.teacher_updates or math.inf))
         assert self._options.teacher_return is not None
-        return min(1.0, max(0.0, (self._returns.mean or 0.0) / self._options.teacher_return))
+        return min(1.0, max(0.0, (self.returns.mean or 0.0) / self._options.teacher_return))
 
     @torch.no_grad()
     def observe(self, obs: TensorDict, step: int) -> None:
@@ -112,12 +113,12 @@ class Imitation:
         """
         if step == 0:
             self._recorded.clear()
-            if self._returns is not None:
-                self._returns.begin_rollout()
+            if self.returns is not None:
+                self.returns.begin_rollout()
         if self._teacher is None:
             return
         if self.coef == 0:
-            if self._returns is not None and self._teacher.is_recurrent:
+            if self.returns is not None and self._teacher.is_recurrent:
                 self._teacher(obs)
         elif self._options.teacher_loss == "mse":
             self._recorded.append((self._teacher(obs),))
@@ -148,8 +149,8 @@ class Imitation:
 
     def process_env_step(self, rewards: torch.Tensor, dones: torch.Tensor) -> None:
         """Count a step's rewards (N,), without RND's, and clear the state where episodes ended."""
-        if self._returns is not None:
-            self._returns.add(rewards, dones)
+        if self.returns is not None:
+            self.returns.add(rewards, dones)
         self.reset(dones)
 
     def reset(self, dones: torch.Tensor | None = None, hidden_state: HiddenState = None) -> None:
@@ -163,7 +164,7 @@ class Imitation:
 
     def metrics(self, ranks: Ranks) -> dict[str, torch.Tensor]:
         """Return what ``conclude`` needs of all ranks, by name. Shape: () each."""
-        return {} if self._returns is None else self._returns.metrics(ranks)
+        return {} if self.returns is None else self.returns.metrics(ranks)
 
     def conclude(self, metrics: dict[str, float], *, waits: bool) -> None:
         """Go on in the schedule, unless it waits; leave what is logged in an update's metrics."""
@@ -171,10 +172,10 @@ class Imitation:
             del metrics["teacher"]
         if self._options.teacher_coef > 0:
             metrics["teacher_coef"] = self.coef
-        if self._returns is not None:
+        if self.returns is not None:
             ended = metrics.pop("return_sum"), metrics.pop("num_returns")
             if not waits:
-                self._returns.conclude(*ended)
+                self.returns.conclude(*ended)
         self.forget()
         if not waits:
             self._num_updates += 1
@@ -245,7 +246,7 @@ class Imitation:
         """Return what a checkpoint needs to go on in the schedule; empty without a teacher."""
         if self._teacher is None or not self._loaded:
             return {}
-        returns = {} if self._returns is None else {"returns": self._returns.state_dict()}
+        returns = {} if self.returns is None else {"returns": self.returns.state_dict()}
         teacher = self._teacher.state_dict()
         return {"num_updates": self._num_updates, "teacher_state_dict": teacher, **returns}
 
@@ -276,8 +277,8 @@ class Imitation:
             self._check(state_dict, checkpoint, None)
             self._take(state_dict)
         self._num_updates = state.get("num_updates", 0)
-        if self._returns is not None:
-            self._returns.load_state_dict(state.get("returns", []))
+        if self.returns is not None:
+            self.returns.load_state_dict(state.get("returns", []))
 
     def _check(
         self,

@@ -89,7 +89,7 @@ class PpoLearner:
         if step == 0:
             self.states.clear()
             if self.rnd:
-                self.rnd.keep_reward_normalizer()
+                self.rnd.begin_rollout()
         if step in self.mini_batches.state_steps:
             models = (self._actor, self._critic)
             actor, critic = (hidden_state.clone(model.get_hidden_state()) for model in models)
@@ -224,9 +224,9 @@ class PpoLearner:
         return self._options.desired_kl if adapts else None
 
     def drop_rollout(self) -> None:
-        """Let RND's normaliser of rewards forget the rollout; see :class:`Learner`."""
+        """Set RND to where the rollout began; see :class:`Learner`."""
         if self.rnd:
-            self.rnd.restore_reward_normalizer()
+            self.rnd.drop_rollout()
 
     def add_gradients(self, envs: slice, num_micro_batches: int) -> None:
         """Compute the gradient on some environments, RND's too; see :class:`Learner`."""

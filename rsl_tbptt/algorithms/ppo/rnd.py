@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -37,7 +38,7 @@ class RndTraining:
         use_fused_kernels(optimizer)
         self.module, self.optimizer = rnd, optimizer
         self._ranks, self._bucket_mb = ranks, bucket_mb
-        self.keep_reward_normalizer()
+        self.begin_rollout()
 
     @property
     def modules(self) -> list[nn.Module]:
@@ -48,13 +49,13 @@ class RndTraining:
         """Return what is trained."""
         return self.module.predictor.parameters()
 
-    def keep_reward_normalizer(self) -> None:
-        """Copy what learns within the rollout, at its start."""
-        self._kept = copy.deepcopy(self.module.reward_normalizer)
+    def begin_rollout(self) -> None:
+        """Copy what changes within the rollout, at its start."""
+        self._kept = self.module.update_counter, copy.deepcopy(self.module.reward_normalizer)
 
-    def restore_reward_normalizer(self) -> None:
-        """Forget what it learned from a rollout that is dropped."""
-        self.module.reward_normalizer = self._kept
+    def drop_rollout(self) -> None:
+        """Set the weight's schedule and the normaliser of rewards to where the rollout began."""
+        self.module.update_counter, self.module.reward_normalizer = self._kept
 
     def accumulate(
         self, rollout: Rollout, mini_batch: MiniBatch, num_micro_batches: int
@@ -102,6 +103,41 @@ class RndTraining:
         predicted = self.module.predictor(rnd_state)
         shape = episode_starts.shape
         return (predicted.unflatten(0, shape), target.unflatten(0, shape)), state
+
+
+def state_of_rnd(rnd: RandomNetworkDistillation) -> dict[str, Any]:
+    """Return what RND needs to go on that its ``state_dict()`` lacks.
+
+    Args:
+        rnd: rsl_rl's module, of any algorithm.
+
+    Returns:
+        Environment steps so far, by which the weight's schedule goes, and the discounted rewards
+        of the environments, shape (N,), of which ``reward_normalization`` takes the deviation.
+    """
+    average = getattr(rnd.reward_normalizer, "disc_avg", None)
+    return {
+        "update_counter": rnd.update_counter,
+        "discounted_rewards": None if average is None else average.avg,
+    }
+
+
+def restore_rnd(rnd: RandomNetworkDistillation, state: Mapping[str, Any], num_envs: int) -> None:
+    """Go on where :func:`state_of_rnd` was called.
+
+    Args:
+        rnd: rsl_rl's module.
+        state: What was returned, or nothing, as in files of earlier releases.
+        num_envs: Environments that it sees now. With another number than then their discounted
+            rewards begin anew.
+    """
+    if not state:
+        return
+    rnd.update_counter, rewards = state["update_counter"], state["discounted_rewards"]
+    average: Any = getattr(rnd.reward_normalizer, "disc_avg", None)
+    if average is not None:
+        fits = rewards is not None and len(rewards) == num_envs
+        average.avg = rewards if fits else None
 
 
 def _squared_error(outputs: Outputs, labels: Labels) -> SampleLosses:

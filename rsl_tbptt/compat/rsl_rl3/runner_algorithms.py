@@ -181,7 +181,9 @@ class TbpttPPO(_OfPolicy):
         algorithm = ppo.TbpttPPO(actor, critic, storage, **self._arguments)
 
         def load(loaded: dict[str, Any]) -> None:
-            algorithm.load(loaded, {"auxiliary": True, "optimizer": True}, strict=False)
+            of_runner = {"actor_state_dict": {}, "rnd_state_dict": {}}  # which it loads itself
+            load_cfg = {"actor": True, "optimizer": True, "rnd": True}
+            algorithm.load(loaded | of_runner, load_cfg, strict=False)
 
         self.policy.register_load_state_dict_pre_hook(self._before_policy_is_loaded)
         keep_with_optimizer(

@@ -202,3 +202,50 @@ def test_a_student_is_not_taken_where_the_actor_is_not_asked_for():
     with pytest.raises(ValueError, match="lacks 'critic_state_dict', it holds"):
         algorithm.load({"student_state_dict": student}, {"critic": True}, strict=True)
     assert torch.equal(ppo_parameters_of(algorithm), before)
+
+
+def standing_of(algorithm):
+    """Return where the schedules stand, what the teacher is, and the weight of the KL penalty."""
+    own = algorithm.save()["rsl_tbptt"]
+    teacher = own["imitation"]["teacher_state_dict"]
+    return {
+        "warm-up": own["fine_tuning"],
+        "teacher's updates": own["imitation"]["num_updates"],
+        "teacher": torch.cat([value.flatten() for value in teacher.values()]).tolist(),
+        "kl_coef": own["kl_coef"],
+    }
+
+
+@pytest.mark.parametrize(
+    ("load_cfg", "taken_over"),
+    [
+        ({"critic": True}, set()),
+        ({"iteration": True}, set()),
+        ({"optimizer": True}, {"kl_coef"}),
+        ({"critic": True, "actor": True}, {"warm-up", "teacher's updates", "teacher"}),
+        (None, {"warm-up", "teacher's updates", "teacher", "kl_coef"}),
+    ],
+)
+def test_a_checkpoint_changes_what_it_is_asked_for_and_no_more(load_cfg, taken_over):
+    options = {"policy_loss": "kl_penalty", "schedule": "fixed", "kl_penalty_coef": 3.0}
+    options |= {"desired_kl": 1e-9, "critic_warmup_iterations": 1}
+    other = make_fine_tuned(**options)
+    for parameter in other._imitation.teacher.parameters():
+        parameter.data.add_(1.0)
+    go_on(other, 0, 3)
+    algorithm = make_fine_tuned(**options)
+    before, theirs = standing_of(algorithm), standing_of(other)
+    assert all(before[name] != value for name, value in theirs.items())
+    algorithm.load(other.save(), load_cfg, strict=True)
+    after = standing_of(algorithm)
+    for name, value in after.items():
+        assert value == (theirs if name in taken_over else before)[name], name
+
+
+def test_the_critic_of_a_checkpoint_leaves_the_critics_warm_up_as_it_is():
+    algorithm = make_fine_tuned(critic_warmup_iterations=2)
+    algorithm.load(make_pulled().save(), {"critic": True}, strict=True)
+    actor = [parameter.detach().clone() for parameter in algorithm.actor.parameters()]
+    assert go_on(algorithm, 0, 1) == [0.8]
+    for parameter, before in zip(algorithm.actor.parameters(), actor, strict=True):
+        assert torch.equal(parameter, before)

@@ -151,7 +151,7 @@ def test_a_teacher_that_may_count_again_keeps_its_memory_while_it_does_not(tmp_p
     seen = algorithm.update()
     assert seen["teacher_coef"] == 0
     assert "teacher" not in seen
-    algorithm._imitation._returns.load_state_dict([[0.0, 1.0]])
+    algorithm.episode_returns.load_state_dict([[0.0, 1.0]])
     _, said = live(algorithm, twin, 2)
     (means,) = algorithm._imitation.params()
     torch.testing.assert_close(means, torch.stack([mean for mean, _ in said]), **EXACT_FLOAT64)
@@ -225,7 +225,7 @@ def rnd_cfg():
 def test_a_return_without_end_or_number_does_not_count(tmp_path):
     algorithm = make_imitating(teacher_file(tmp_path), **BY_RETURN)
     assert coefs_of(algorithm, 0, 2, done_rate=0.0, on_step=fill(5.0)) == [0.8, 0.8]
-    assert algorithm._imitation._returns.mean is None
+    assert algorithm.episode_returns.mean is None
 
     def spoil(step, obs, rewards):
         rewards.fill_(0.0)[1] = math.nan if step == 1 else 0.0
@@ -235,7 +235,7 @@ def test_a_return_without_end_or_number_does_not_count(tmp_path):
         algorithm.update()
     coefs_of(algorithm, 3, 4, done_rate=1.0, on_step=fill(0.0))
     # Three of 12 * 5, and afterwards all of single steps of 0; the one with NaN not at all.
-    assert algorithm._imitation._returns.mean == pytest.approx(3 * 60 / 23)
+    assert algorithm.episode_returns.mean == pytest.approx(3 * 60 / 23)
 
 
 def test_a_rollout_that_was_broken_off_is_not_counted(tmp_path):
@@ -243,7 +243,7 @@ def test_a_rollout_that_was_broken_off_is_not_counted(tmp_path):
     roll_out_ppo(algorithm, 0, 1.0, on_step=fill(9.0))
     algorithm.train_mode()  # as learn() does when it is called again
     coefs_of(algorithm, 1, 2, done_rate=1.0, on_step=fill(1.0))
-    assert algorithm._imitation._returns.mean == pytest.approx(1.0)
+    assert algorithm.episode_returns.mean == pytest.approx(1.0)
 
 
 SCHEDULES = [
@@ -264,8 +264,8 @@ def test_a_resumed_run_goes_on_in_the_schedule_without_the_file(teacher, options
         model.reset()
     with torch.inference_mode():
         source._imitation.reset(torch.ones(4))
-    if source._imitation._returns is not None:  # a checkpoint holds no episodes in their middle
-        source._imitation._returns._running = torch.zeros(4)
+    if source.episode_returns is not None:  # a checkpoint holds no episodes in their middle
+        source.episode_returns.running = torch.zeros(4)
     target = make_imitating(str(tmp_path / "gone.pt"), teacher, **options)
     target.load(torch.load(tmp_path / "model.pt", weights_only=True), None, strict=True)
     coefs = coefs_of(source, 3, 6, **hook)

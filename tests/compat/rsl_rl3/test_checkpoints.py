@@ -211,6 +211,28 @@ def test_learning_rate_and_penalty_go_on_after_a_resume():
     assert resumed.learner.gradient.policy_loss.kl_coef == kept
 
 
+def test_rnd_goes_on_after_a_resume():
+    def options() -> dict[str, Any]:  # rsl_rl takes an entry out of it
+        return {
+            "rnd_cfg": {
+                "num_states": 7,
+                "obs_groups": {"rnd_state": ["state"]},
+                "num_outputs": 3,
+                "predictor_hidden_dims": [4],
+                "target_hidden_dims": [4],
+                "reward_normalization": True,
+                "weight": 0.5,
+            }
+        }
+
+    writer = trained(make_ppo, TbpttPPO, **options())
+    resumed = make_ppo(TbpttPPO, **SIZES, **options())
+    load(resumed, checkpoint_of(writer))
+    assert resumed.rnd.update_counter == writer.rnd.update_counter == 12
+    one, other = (each.rnd.reward_normalizer.disc_avg.avg for each in (writer, resumed))
+    assert torch.equal(one, other)
+
+
 @pytest.mark.parametrize("kind", ["mlp", "lstm", "gru"])
 def test_a_distilled_student_becomes_the_actor(kind):
     student = trained(
