@@ -117,7 +117,8 @@ class RolloutMemory:
         The device is waited for only once a pool of frames has been full.
 
         Args:
-            num_steps: Steps that entered the loss. Only they are kept: a NaN would have shown.
+            num_steps: Steps that entered the loss. Only they are kept: a NaN with weight would have
+                shown.
         """
         num_envs = self.rollout.num_envs - self.capacity
         num = min(num_envs, self.capacity)
@@ -159,7 +160,8 @@ class RolloutMemory:
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Replace the past by that of a checkpoint; the smallest keys stay, if it has too many.
 
-        Sequences that were saved without weights weigh 1 at every step, as they did.
+        Sequences that were saved without weights weigh 1 at every step, as they did. Where none
+        weigh, those with NaN at steps that weighed 0 are left out.
 
         Args:
             state_dict: What :meth:`state_dict` returned.
@@ -182,7 +184,11 @@ class RolloutMemory:
             )
         self.clear()
         keys = state_dict["keys"]
-        num = min(len(keys), self.capacity)
+        if "weights" in state_dict and self.rollout.weights is None:
+            # What weighed 0 may be NaN, and would be trained on.
+            finite = [each.isfinite().transpose(0, 1).flatten(1).all(1) for each in sequences]
+            keys = torch.where(torch.stack(finite).all(0), keys, torch.inf)
+        num = min(int(keys.isfinite().sum()), self.capacity)
         chosen = keys.topk(num, largest=False).indices.sort().values
         self._keys[:num] = keys[chosen]
         for tensor, sequence in zip(tensors, sequences, strict=True):
