@@ -226,7 +226,7 @@ class RolloutMemory:
         num_kept = self.num_kept
         keys, order = self._keys[:num_kept].sort()
         for group, number in needed.items():
-            shown = self._shown[group][:, :num_kept]
+            shown = self._shown[group][:, : self.num_kept]  # all: their order is of all of them
             taken = 1 + (shown[1:] != shown[:-1]).sum(0)
             room = len(self._frames[group]) - number
             num_kept = min(num_kept, int((taken[order].cumsum(0) <= room).sum()))
