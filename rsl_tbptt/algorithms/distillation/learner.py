@@ -72,8 +72,11 @@ class DistillationLearner:
             heads: The student's auxiliary heads.
             layers: The teacher's layers that are their targets.
             weights: What the samples weigh; None weighs all the same.
+
+        Raises:
+            ValueError: If a slice of the action has the name of a teacher.
         """
-        self._per_teacher = LossPerTeacher(labels.teacher_names)
+        self._per_teacher = LossPerTeacher(labels.teacher_names, loss.coefs)
         self.loss: Loss = self._per_teacher.reported_by(loss)
         self._first_replay = FirstReplay()
         if loss.of_actions and weights is None:  # labels of weight 0 need not make sense

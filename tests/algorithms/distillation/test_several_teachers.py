@@ -653,3 +653,21 @@ def test_a_choice_of_no_teacher_weighs_nothing_where_it_shall_not(config):
     assert metrics == expected
     assert "behavior/walk" in metrics
     assert torch.equal(parameters, plain)
+
+
+def test_a_slice_of_the_name_of_a_teacher_is_refused_as_both_would_be_logged_there(config):
+    slices = [
+        {"loss": "mse", "actions": [0, 1]},
+        {"loss": "mse", "actions": [1, 2], "name": "walk"},
+    ]
+    message = (
+        r"loss_type\[1\]\['name'\] is 'walk', expected another name than those of the teachers,"
+        r" \['walk', 'see'\]: the losses of both are logged as Loss/behavior/walk\."
+    )
+    with pytest.raises(ValueError, match=message):
+        make(some(config, MEMORYLESS), loss_type=slices)
+    slices[1]["name"] = "strut"
+    algorithm = make(some(config, MEMORYLESS), loss_type=slices)
+    roll_out(algorithm, *random_rollout(0, 2))
+    names = {"actions_0_1", "strut", "walk", "see"}
+    assert {f"behavior/{name}" for name in names} <= algorithm.update().keys()
