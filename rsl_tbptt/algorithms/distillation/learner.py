@@ -209,9 +209,9 @@ class DistillationLearner:
     def conclude(self, metrics: dict[str, float]) -> dict[str, float]:
         """Let the student go on from the state after the replay; see :class:`Learner`."""
         state = hidden_state.clear(self._end_state, self.experience.dones()[-1])
-        self._student.reset(hidden_state=state)
         if self.experience.memory is not None:
             self.experience.memory.keep_newest(self._num_loss_steps)
+        self._student.reset(hidden_state=state)
         num_passes = self._options.num_learning_epochs * self.experience.num_mini_batches
         num_steps = sum(group[-1].num_loss_steps > 0 for group in self._schedule)
         return {

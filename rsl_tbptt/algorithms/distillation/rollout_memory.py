@@ -157,6 +157,28 @@ class RolloutMemory:
             **({"weights": weights[0]} if weights else {}),
         }
 
+    def check(self, state_dict: dict[str, Any]) -> None:
+        """Check that the past of a checkpoint fits.
+
+        Args:
+            state_dict: What :meth:`state_dict` returned.
+
+        Raises:
+            ValueError: If the sequences have other shapes.
+        """
+        tensors = [*_tensors(self._copied), *hidden_state.as_tensors(self.state)]
+        sequences, frames = state_dict["sequences"], state_dict.get("frames", {})
+        found, expected = (
+            [*map(_shape_of_one, each), {name: tuple(f.shape[1:]) for name, f in own.items()}]
+            for each, own in ((sequences, frames), (tensors, self._frames))
+        )
+        if found != expected:
+            raise ValueError(
+                f"The checkpoint's memory of rollouts has sequences of {found}, expected"
+                f" {expected} (steps or layers first, then frames): set save_memory to False to"
+                " begin with an empty one."
+            )
+
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
         """Replace the past by that of a checkpoint; the smallest keys stay, if it has too many.
 
@@ -169,19 +191,9 @@ class RolloutMemory:
         Raises:
             ValueError: If the sequences have other shapes. Nothing is changed then.
         """
+        self.check(state_dict)
         tensors = [*_tensors(self._copied), *hidden_state.as_tensors(self.state)]
-        sequences = state_dict["sequences"]
-        frames = state_dict.get("frames", {})
-        found, expected = (
-            [*map(_shape_of_one, each), {name: tuple(f.shape[1:]) for name, f in own.items()}]
-            for each, own in ((sequences, frames), (tensors, self._frames))
-        )
-        if found != expected:
-            raise ValueError(
-                f"The checkpoint's memory of rollouts has sequences of {found}, expected"
-                f" {expected} (steps or layers first, then frames): set save_memory to False to"
-                " begin with an empty one."
-            )
+        sequences, frames = state_dict["sequences"], state_dict.get("frames", {})
         self.clear()
         keys = state_dict["keys"]
         if "weights" in state_dict and self.rollout.weights is None:
