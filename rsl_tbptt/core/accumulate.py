@@ -119,10 +119,24 @@ def _backward(
     """Backpropagate the loss of the window's newest steps; return the sums of what it reports."""
     first = window.loss_start - window.start
     newest = piece.steps(first, piece.num_steps) if first else piece
-    losses = loss(tuple(output[first:] for output in outputs), newest.labels)
-    trained = losses.trained if newest.weights is None else newest.weights * losses.trained
+    outputs, weights = tuple(output[first:] for output in outputs), newest.weights
+    if weights is not None:
+        outputs = tuple(_without_gradient(output, weights == 0) for output in outputs)
+    losses = loss(outputs, newest.labels)
+    trained = losses.trained if weights is None else _weighted(losses.trained, weights)
     (coef * trained.sum() / divisor).backward()
     reported = {name: values.detach() for name, values in losses.reported.items()}
-    if newest.weights is not None and losses.weighs_reported:
-        reported = {name: newest.weights * values for name, values in reported.items()}
+    if weights is not None and losses.weighs_reported:
+        reported = {name: _weighted(values, weights) for name, values in reported.items()}
     return {name: values.sum() for name, values in reported.items()}
+
+
+def _weighted(values: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Return weights times values, (K, n) each; 0 where the weight is, whatever the value."""
+    return torch.where(weights == 0, 0.0, weights * values)
+
+
+def _without_gradient(outputs: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
+    """Return outputs (K, n, ...) that pass no gradient on, NaN included, ``where`` (K, n)."""
+    where = where.view(*where.shape, *(1 for _ in outputs.shape[2:]))
+    return torch.where(where, outputs.detach(), outputs)

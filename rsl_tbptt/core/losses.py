@@ -31,7 +31,8 @@ def bce_of_signs(actions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
     An action is the logit that the command is positive, the label's sign says whether it is.
     """
-    return bce(actions, (labels > 0).to(actions.dtype))
+    positive = (labels > 0).to(actions.dtype)
+    return bce(actions, torch.where(labels.isnan(), labels, positive))  # NaN is no command
 
 
 def gaussian_kl(

@@ -26,7 +26,9 @@ class Rollout:
     """True where step t is the first of an episode, read before it. Shape: (T, N), bool."""
 
     weights: torch.Tensor | None = None
-    """What each sample weighs in the mean. Shape: (T, N). None weighs all the same."""
+    """What each sample weighs in the mean. Shape: (T, N). None weighs all the same.
+
+    A sample of weight 0 is left out, by selection: its labels may be NaN."""
 
     @classmethod
     def from_dones(cls, obs: Any, labels: Labels, dones: torch.Tensor) -> Rollout:

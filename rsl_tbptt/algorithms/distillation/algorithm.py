@@ -333,7 +333,8 @@ class TbpttDistillation(Distillation):
         own = loaded_dict.get("rsl_tbptt", {})
         if wants.get("student"):  # first, as these may refuse
             self._heads.check(own.get("auxiliary", {}))
-            self.learner.experience.restore(own.get("memory") if self.options.save_memory else None)
+            memory = own.get("memory") if self.options.save_memory else None
+            self.learner.experience.check(memory)
         load_iteration = super().load(loaded_dict, load_cfg, strict)
         if wants.get("teacher"):
             self.awaited_teacher.forget()
@@ -341,6 +342,7 @@ class TbpttDistillation(Distillation):
             self.num_updates = own.get("num_updates", 0)
             with_optimizer = load_cfg is None or bool(load_cfg.get("optimizer"))
             self._heads.load_state_dict(own.get("auxiliary", {}), with_optimizer=with_optimizer)
+            self.learner.experience.restore(memory)  # last, as the past is gone then
         if load_iteration:
             self.safe_line.go_on_from(loaded_dict)
         return load_iteration

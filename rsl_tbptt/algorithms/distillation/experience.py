@@ -113,14 +113,23 @@ class Experience:
         self.memory = None  # so that it is given back before
         self.memory = self._new_memory()
 
-    def restore(self, saved: dict[str, Any] | None) -> None:
-        """Go on with the memory of a checkpoint, now or once there is one; None empties it.
+    def check(self, saved: dict[str, Any] | None) -> None:
+        """Check that the memory of a checkpoint fits ours, if both are there.
 
         Args:
             saved: What ``RolloutMemory.state_dict`` returned.
 
         Raises:
-            ValueError: If it does not fit. Nothing is changed then.
+            ValueError: If it does not.
+        """
+        if self.memory is not None and saved is not None:
+            self.memory.check(saved)
+
+    def restore(self, saved: dict[str, Any] | None) -> None:
+        """Go on with the memory of a checkpoint, now or once there is one; None empties it.
+
+        Args:
+            saved: What ``RolloutMemory.state_dict`` returned, checked.
         """
         if self.memory is not None and saved is not None:
             self.memory.load_state_dict(saved)

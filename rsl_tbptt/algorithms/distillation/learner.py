@@ -72,11 +72,14 @@ class DistillationLearner:
             heads: The student's auxiliary heads.
             layers: The teacher's layers that are their targets.
             weights: What the samples weigh; None weighs all the same.
+
+        Raises:
+            ValueError: If a slice of the action has the name of a teacher.
         """
-        self._per_teacher = LossPerTeacher(labels.teacher_names)
+        self._per_teacher = LossPerTeacher(labels.teacher_names, loss.coefs)
         self.loss: Loss = self._per_teacher.reported_by(loss)
         self._first_replay = FirstReplay()
-        if loss.of_actions and weights is None:  # labels without weight need not make sense
+        if loss.of_actions and weights is None:  # labels of weight 0 need not make sense
             self.loss = self._first_replay.beside(self.loss, ACTIONS)
         self._reported = (*loss.reported_names, *heads.names)
         self._weights = weights
@@ -206,9 +209,9 @@ class DistillationLearner:
     def conclude(self, metrics: dict[str, float]) -> dict[str, float]:
         """Let the student go on from the state after the replay; see :class:`Learner`."""
         state = hidden_state.clear(self._end_state, self.experience.dones()[-1])
-        self._student.reset(hidden_state=state)
         if self.experience.memory is not None:
             self.experience.memory.keep_newest(self._num_loss_steps)
+        self._student.reset(hidden_state=state)
         num_passes = self._options.num_learning_epochs * self.experience.num_mini_batches
         num_steps = sum(group[-1].num_loss_steps > 0 for group in self._schedule)
         return {
@@ -242,16 +245,26 @@ class DistillationLearner:
         return [self._student, self._teacher]
 
     def observed_groups(self) -> set[str]:
-        """Return what student and teacher observe, and targets; see :class:`Learner`."""
-        stored, models = self._storage.observations, self.stateful_models()
-        groups = {group for model in models for group in observed_groups(model, stored)}
-        return groups | self._heads.observed_groups()
+        """Return what the student observes; see :class:`Learner`."""
+        return set(observed_groups(self._student, self._storage.observations))
 
     def recorded(self) -> dict[str, torch.Tensor]:
-        """Return the teacher's layers (T, N, D) and actions (T, N, A); see :class:`Learner`."""
-        layers = self._layers.outputs
-        named = {f"the teacher's layer '{layer}'": output for layer, output in layers.items()}
-        return {**named, **self.experience.labels.recorded()}
+        """Return what labels are made of, (T, N, ...) each, and they; see :class:`Learner`.
+
+        0 stands for what is left out of the loss.
+        """
+        stored, layers = self._storage.observations, self._layers.outputs
+        groups = {*observed_groups(self._teacher, stored), *self._heads.observed_groups()}
+        groups -= self.observed_groups()
+        named = {
+            **{f"observation group '{key}'": v for key, v in stored.items() if key in groups},
+            **{f"the teacher's layer '{layer}'": output for layer, output in layers.items()},
+            **self.experience.labels.recorded(),
+        }
+        if self._weights is None:
+            return named
+        left_out = (self._weights.given == 0,)
+        return {name: v.index_put(left_out, v.new_zeros(())) for name, v in named.items()}
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Return the steps' weights, shape (L, N); see :class:`Learner`."""

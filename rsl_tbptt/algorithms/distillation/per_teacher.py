@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -22,9 +22,24 @@ class LossPerTeacher:
     Sums do not depend on micro-batches; what is logged is their quotient after the update.
     """
 
-    def __init__(self, names: Sequence[str]) -> None:
-        """Take the teachers in the order of their numbers; none where there is only one."""
+    def __init__(self, names: Sequence[str], slices: Iterable[str]) -> None:
+        """Choose what is reported.
+
+        Args:
+            names: The teachers in the order of their numbers; none where there is only one.
+            slices: What slices of the action are reported as.
+
+        Raises:
+            ValueError: If a slice has the name of a teacher.
+        """
         self._losses = {f"behavior/{name}": f"num_samples/{name}" for name in names}
+        for index, tag in enumerate(slices):
+            if tag in self._losses:
+                raise ValueError(
+                    f"loss_type[{index}]['name'] is '{tag.removeprefix('behavior/')}', expected"
+                    f" another name than those of the teachers, {list(names)}: the losses of both"
+                    f" are logged as Loss/{tag}."
+                )
 
     @property
     def names(self) -> list[str]:

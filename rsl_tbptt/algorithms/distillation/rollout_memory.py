@@ -117,7 +117,8 @@ class RolloutMemory:
         The device is waited for only once a pool of frames has been full.
 
         Args:
-            num_steps: Steps that entered the loss. Only they are kept: a NaN would have shown.
+            num_steps: Steps that entered the loss. Only they are kept: a NaN with weight would have
+                shown.
         """
         num_envs = self.rollout.num_envs - self.capacity
         num = min(num_envs, self.capacity)
@@ -156,20 +157,17 @@ class RolloutMemory:
             **({"weights": weights[0]} if weights else {}),
         }
 
-    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Replace the past by that of a checkpoint; the smallest keys stay, if it has too many.
-
-        Sequences that were saved without weights weigh 1 at every step, as they did.
+    def check(self, state_dict: dict[str, Any]) -> None:
+        """Check that the past of a checkpoint fits.
 
         Args:
             state_dict: What :meth:`state_dict` returned.
 
         Raises:
-            ValueError: If the sequences have other shapes. Nothing is changed then.
+            ValueError: If the sequences have other shapes.
         """
         tensors = [*_tensors(self._copied), *hidden_state.as_tensors(self.state)]
-        sequences = state_dict["sequences"]
-        frames = state_dict.get("frames", {})
+        sequences, frames = state_dict["sequences"], state_dict.get("frames", {})
         found, expected = (
             [*map(_shape_of_one, each), {name: tuple(f.shape[1:]) for name, f in own.items()}]
             for each, own in ((sequences, frames), (tensors, self._frames))
@@ -180,9 +178,29 @@ class RolloutMemory:
                 f" {expected} (steps or layers first, then frames): set save_memory to False to"
                 " begin with an empty one."
             )
+
+    def load_state_dict(self, state_dict: dict[str, Any]) -> None:
+        """Replace the past by that of a checkpoint; the smallest keys stay, if it has too many.
+
+        Sequences that were saved without weights weigh 1 at every step, as they did. Where none
+        weigh, those with NaN at steps that weighed 0 are left out.
+
+        Args:
+            state_dict: What :meth:`state_dict` returned.
+
+        Raises:
+            ValueError: If the sequences have other shapes. Nothing is changed then.
+        """
+        self.check(state_dict)
+        tensors = [*_tensors(self._copied), *hidden_state.as_tensors(self.state)]
+        sequences, frames = state_dict["sequences"], state_dict.get("frames", {})
         self.clear()
         keys = state_dict["keys"]
-        num = min(len(keys), self.capacity)
+        if "weights" in state_dict and self.rollout.weights is None:
+            # What weighed 0 may be NaN, and would be trained on.
+            finite = [each.isfinite().transpose(0, 1).flatten(1).all(1) for each in sequences]
+            keys = torch.where(torch.stack(finite).all(0), keys, torch.inf)
+        num = min(int(keys.isfinite().sum()), self.capacity)
         chosen = keys.topk(num, largest=False).indices.sort().values
         self._keys[:num] = keys[chosen]
         for tensor, sequence in zip(tensors, sequences, strict=True):
@@ -220,7 +238,7 @@ class RolloutMemory:
         num_kept = self.num_kept
         keys, order = self._keys[:num_kept].sort()
         for group, number in needed.items():
-            shown = self._shown[group][:, :num_kept]
+            shown = self._shown[group][:, : self.num_kept]  # all: their order is of all of them
             taken = 1 + (shown[1:] != shown[:-1]).sum(0)
             room = len(self._frames[group]) - number
             num_kept = min(num_kept, int((taken[order].cumsum(0) <= room).sum()))

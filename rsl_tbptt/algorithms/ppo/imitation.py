@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
@@ -138,14 +139,16 @@ class Imitation:
         named = enumerate(self.params())
         return {f"the teacher's distribution, parameter {i}": param for i, param in named}
 
-    def pretend(self, params: tuple[torch.Tensor, ...]) -> None:
-        """Record a distribution's parameters, (T, N, A) each, in the place of what is said."""
-        kept = params[:1] if self._options.teacher_loss == "mse" else params
-        self._recorded = [*zip(*kept, strict=True)] if self.coef > 0 else []
-
-    def forget(self) -> None:
-        """Drop what was recorded."""
-        self._recorded.clear()
+    @contextlib.contextmanager
+    def pretending(self, params: tuple[torch.Tensor, ...]) -> Iterator[None]:
+        """Have a distribution's parameters, (T, N, A) each, in the place of what was recorded."""
+        recorded = self._recorded
+        said = params[:1] if self._options.teacher_loss == "mse" else params
+        self._recorded = [*zip(*said, strict=True)] if self.coef > 0 else []
+        try:
+            yield
+        finally:
+            self._recorded = recorded
 
     def process_env_step(self, rewards: torch.Tensor, dones: torch.Tensor) -> None:
         """Count a step's rewards (N,), without RND's, and clear the state where episodes ended."""
@@ -176,7 +179,7 @@ class Imitation:
             ended = metrics.pop("return_sum"), metrics.pop("num_returns")
             if not waits:
                 self.returns.conclude(*ended)
-        self.forget()
+        self._recorded.clear()
         if not waits:
             self._num_updates += 1
 

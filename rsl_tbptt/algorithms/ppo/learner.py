@@ -308,22 +308,20 @@ class PpoLearner:
 
     @contextlib.contextmanager
     def as_if_rolled_out(self) -> Iterator[None]:
-        """Have zero states and distributions inside before a rollout; see :class:`Learner`."""
-        kept_states, kept_params = self.states, self._storage.distribution_params
-        try:
-            if not kept_states:
-                blank, params = self.gradient.blank_states(self._storage)
-                self.states = [blank] * len(self.mini_batches.state_steps)
-                if kept_params is None:
-                    self._storage.distribution_params = params
-                self.imitation.pretend(params)
+        """Have zero states and distributions inside unless all are; see :class:`Learner`."""
+        if self._storage.step == self._storage.num_transitions_per_env:
             yield
-        finally:
-            self.states = kept_states
-            if not kept_states:
-                self.imitation.forget()
+            return
+        kept_states, kept_params = self.states, self._storage.distribution_params
+        blank, params = self.gradient.blank_states(self._storage)
+        try:
+            self.states = [blank] * len(self.mini_batches.state_steps)
             if kept_params is None:
-                self._storage.distribution_params = None
+                self._storage.distribution_params = params
+            with self.imitation.pretending(params):
+                yield
+        finally:
+            self.states, self._storage.distribution_params = kept_states, kept_params
 
 
 def _plan_mini_batches(

@@ -178,7 +178,8 @@ def obs_scales(models: Mapping[str, Any], obs: TensorDict) -> dict[str, torch.Te
         seen = normalizer(torch.cat(raw, dim=-1)).split([part.shape[-1] for part in raw], dim=-1)
         kind = "obs_scale" if isinstance(normalizer, nn.Identity) else "normalized_obs_scale"
         for group, part in zip(groups, seen, strict=True):
-            found[f"{kind}/{role}/{group}"] = part.square().mean(0).max().sqrt()
+            # Not NaN: what a student meets skips the update, what a teacher meets may weigh 0.
+            found[f"{kind}/{role}/{group}"] = part.square().nanmean(0).max().sqrt()
     return found
 
 

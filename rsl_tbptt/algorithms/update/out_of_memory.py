@@ -14,7 +14,15 @@ _LEFT = 0.9
 """Share of what is free, and of what was too much, that is proposed: kernels take memory for
 themselves, and what is free lies in pieces."""
 
-_OTHER_ERRORS = ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED")
+_OTHER_ERRORS = (
+    "CUDA error: out of memory",
+    "CUDA driver error: out of memory",
+    "Triton Error [CUDA]: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUBLAS_STATUS_NOT_INITIALIZED",  # no memory for its handle
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+)
 """What CUDA and its libraries say, which torch raises as a RuntimeError."""
 
 

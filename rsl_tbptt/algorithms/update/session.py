@@ -13,6 +13,7 @@ gradient fails goes on with what it has, and all of them learn of it with the me
 from __future__ import annotations
 
 import contextlib
+import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any, Protocol, TypeVar
@@ -50,7 +51,10 @@ class Learner(Protocol):
         ...
 
     def conclude(self, metrics: dict[str, float]) -> dict[str, float]:
-        """Take over what follows from an update that holds; return what is logged of it."""
+        """Take over what follows from an update that holds; return what is logged of it.
+
+        What may fail comes first: the update is then undone.
+        """
         ...
 
     def drop_rollout(self) -> None:
@@ -163,18 +167,20 @@ class UpdateSession:
         try:
             metrics = self._learner.train(self)
             fetched = None if metrics is None else self._fetch(metrics)
+            logged = None if fetched is None else self._learner.conclude(fetched)
         except BaseException as error:
+            if is_out_of_memory(error):  # first, as the frames hold the activations
+                traceback.clear_frames(error.__traceback__)
             self._rollback.restore()
             self._drop_rollout()
             if is_out_of_memory(error):
                 raise self._out_of_memory(error) from error
             raise
-        if fetched is None:
+        if logged is None:
             return self._skip()
-        self._non_finite.passed()
-        logged = self._learner.conclude(fetched)
-        logged |= self._watch(logged)
         self._storage.clear()
+        self._non_finite.passed()
+        logged |= self._watch(logged)
         if "done_rate" in logged:
             logged["episode_start_rate"] = logged["done_rate"]  # its name in release 0.1
         return {**logged, "skipped_updates": float(self._non_finite.num_skipped)}

@@ -182,6 +182,36 @@ def test_gigabytes_hold_more_sequences_of_a_slow_camera():
     assert kept[6] > 1.3 * kept[3]
 
 
+@pytest.mark.parametrize("changing", ["camera", "depth"])
+def test_groups_that_change_at_different_rates_share_a_full_memory(changing):
+    """Whichever group is short of room, a sequence goes or stays with the frames of both."""
+    algorithm = make(memory_gb=5e-5, save_memory=True)
+
+    def number_frames(first):
+        def on_step(step, obs):
+            sequences = 0.01 * (first + torch.arange(N))
+            for group in ("camera", "depth"):
+                frames = sequences + (0.001 * step if group == changing and first else 0.0)
+                obs[group][:] = frames.view(N, 1, 1, 1)
+
+        return on_step
+
+    for seed in range(6):  # the pools are made for the slow cameras of the first rollout
+        roll_out(algorithm, seed, on_step=number_frames(seed * N))
+        assert algorithm.update()["skipped_updates"] == 0.0
+    memory = algorithm.save()["rsl_tbptt"]["memory"]
+    shown = {}
+    for group, rows in zip(("camera", "depth"), memory["sequences"], strict=False):
+        frames = memory["frames"][group].flatten(1)
+        assert (frames == frames[:, :1]).all()
+        shown[group] = frames[:, 0][rows]
+    moved = 0.001 * torch.arange(T).unsqueeze(1)
+    held = shown["depth" if changing == "camera" else "camera"]
+    assert 0 < held.shape[1] < 6 * N
+    newer = held > 0.01 * N - 0.005
+    torch.testing.assert_close(shown[changing], held + torch.where(newer, moved, 0.0))
+
+
 def test_a_run_with_frames_goes_on_from_its_checkpoint():
     results = []
     for through_checkpoint in (False, True):

@@ -318,6 +318,92 @@ def test_a_function_sees_what_was_executed():
     assert by_teacher.sum() == 2 * T
 
 
+LEFT_OUT = torch.zeros(T, N, dtype=torch.bool)
+LEFT_OUT[[1, 2, 4], [0, 3, 3]] = True
+HEAD = {"auxiliary": {"state": {"target": "state", "coef": 0.5}}}
+
+
+def leave_out(transitions):
+    """Leave a few steps out, whatever their labels are."""
+    weights = 0.5 + transitions.obs["policy"][..., 0].abs()
+    return torch.where(LEFT_OUT, 0.0, weights)
+
+
+def spoil(value, where=LEFT_OUT):
+    """Return what makes the teacher's observations, and so its labels, such a value somewhere."""
+
+    def on_step(step, obs):
+        obs["state"][where[step]] = value
+
+    return on_step
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf, 1e30])
+@pytest.mark.parametrize("student", ["lstm", "mlp"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"loss_type": "kl", **HEAD},
+        {"loss_type": [{"loss": "nll", "actions": [0, 1]}, {"loss": "bce", "actions": [1, 2]}]},
+        {"memory_rollouts": 3, "num_micro_batches": 2, "batch_teacher_labels": True},
+    ],
+)
+def test_a_label_without_weight_reaches_nothing_whatever_it_is(value, student, options):
+    results = []
+    for given in (0.3, value):
+        algorithm = make(student=student, imitation_weight=leave_out, **options)
+        logged = []
+        for seed in range(3):
+            roll_out(algorithm, seed, on_step=spoil(given))
+            logged.append(algorithm.update())
+        results.append((parameters_of(algorithm), logged))
+    (plain, expected), (spoiled_ones, found) = results
+    assert torch.equal(spoiled_ones, plain)
+    assert found == expected
+    assert {"behavior", "imitation_weight"} <= found[-1].keys()
+
+
+def test_nan_without_weight_leaves_what_is_watched_as_it_was():
+    """The first step's observations are those whose scale is logged."""
+    first = torch.zeros(T, N, dtype=torch.bool)
+    first[0, 1] = True
+    algorithm = make(imitation_weight=lambda transitions: (~first).float())
+    roll_out(algorithm, 0, on_step=spoil(math.nan, first))
+    seen = algorithm.storage.observations["state"][0, [0, 2, 3, 4]]
+    metrics = algorithm.update()
+    assert metrics["obs_scale/teacher/state"] == pytest.approx(
+        seen.square().mean(0).max().sqrt().item()
+    )
+
+
+@pytest.mark.parametrize("loss_type", ["mse", "bce"])
+def test_a_nan_label_that_has_weight_is_named_and_no_other(loss_type):
+    algorithm = make(imitation_weight=leave_out, loss_type=loss_type)
+    bad = LEFT_OUT.clone()
+    bad[3, 2] = True
+    roll_out(algorithm, 0, on_step=spoil(math.nan, bad))
+    message = r"NaN or inf in observation group 'state' of environments \[2\], first at step 3 "
+    with pytest.warns(UserWarning, match=message):
+        assert algorithm.update() == {"skipped_updates": 1.0}
+    roll_out(algorithm, 1)
+    algorithm.storage.privileged_actions[bad] = math.nan
+    with pytest.warns(UserWarning, match=r"in teacher actions of environments \[2\], first at"):
+        assert algorithm.update() == {"skipped_updates": 2.0}
+
+
+def test_a_memory_with_nan_without_weight_serves_a_run_without_weights():
+    options = {"memory_rollouts": 2, "save_memory": True}
+    algorithm = make(imitation_weight=leave_out, **options)
+    roll_out(algorithm, 0, on_step=spoil(math.nan))
+    algorithm.update()
+    resumed = make(imitation_weight=None, **options)
+    resumed.load(algorithm.save(), None, strict=True)
+    for seed in range(1, 3):
+        roll_out(resumed, seed)
+        assert "behavior" in resumed.update()
+
+
 BAD = [(-0.5, r"-0\.5"), (math.nan, "nan"), (math.inf, "inf")]
 
 

@@ -363,3 +363,35 @@ def test_observations_are_kept_and_replayed_in_the_dtype_they_came_in():
     memory = algorithm.learner.experience.memory
     assert memory is not None
     assert memory.rollout.obs["policy"].dtype == torch.uint8
+
+
+@pytest.mark.parametrize("save_memory", [False, True])
+@pytest.mark.parametrize("broken", ["optimizer_state_dict", "student_state_dict"])
+def test_a_checkpoint_that_cannot_be_loaded_takes_no_past(save_memory, broken):
+    algorithm = make(save_memory=save_memory)
+    other = make(save_memory=True)
+    for each, seeds in ((algorithm, (0, 1)), (other, (2,))):
+        for seed in seeds:
+            roll_out(each, seed)
+            each.update()
+    loaded = other.save()
+    del loaded[broken]
+    memory = algorithm.learner.experience.memory
+    before = memory.state_dict()["sequences"]
+    with pytest.raises((KeyError, ValueError)):
+        algorithm.load(loaded, {"student": True, "optimizer": True}, strict=False)
+    assert memory.num_kept == 2 * N
+    assert all(map(torch.equal, memory.state_dict()["sequences"], before))
+
+
+def test_a_memory_that_does_not_fit_is_refused_before_anything_is_loaded():
+    algorithm, other = make(save_memory=True), make(save_memory=True)
+    for each, seed in ((algorithm, 0), (other, 1)):
+        roll_out(each, seed)
+        each.update()
+    loaded, before = other.save(), parameters_of(algorithm)
+    loaded["rsl_tbptt"]["memory"]["sequences"][0] = torch.zeros(T, N, 1)
+    with pytest.raises(ValueError, match="set save_memory to False to begin with an empty one"):
+        algorithm.load(loaded, None, strict=True)
+    assert torch.equal(parameters_of(algorithm), before)
+    assert algorithm.learner.experience.memory.num_kept == N

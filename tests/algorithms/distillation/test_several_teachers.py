@@ -580,12 +580,22 @@ def test_no_warning_is_given(config):
         algorithm.update()
 
 
-@pytest.mark.parametrize("selector", ["skill", "support.several_teachers:by_sign"])
-def test_what_nobody_reads_is_blamed_for_nothing(config, selector):
+@pytest.mark.parametrize(
+    ("selector", "named"),
+    [
+        ("skill", "teacher actions"),
+        ("support.several_teachers:by_sign", "observation group 'camera'"),
+    ],
+)
+def test_what_nobody_reads_is_blamed_for_nothing(config, selector, named):
+    """A function may read any group."""
     algorithm = make({"walk": config["walk"], "hop": config["hop"]}, selector=selector)
-    read = {"policy", "state", "skill"}
-    groups = algorithm.learner.observed_groups()
-    assert groups == (read if selector == "skill" else read | {"camera", "depth"})
+    obs, dones = random_rollout(0, 2)
+    obs["camera"][1, 2] = torch.nan
+    roll_out(algorithm, obs, dones)
+    algorithm.storage.privileged_actions[1, 2] = torch.nan
+    with pytest.warns(UserWarning, match=rf"in {named} of environments \[2\], first at step 1"):
+        algorithm.update()
 
 
 @pytest.mark.usefixtures("_choosing")
@@ -620,3 +630,44 @@ def test_auxiliary_heads_learn_beside_several_teachers(config):
 def test_a_layer_of_several_teachers_is_no_target(config):
     with pytest.raises(ValueError, match=r"'teacher:mlp\.0', expected no layer of a teacher where"):
         make(config, auxiliary={"hint": {"target": "teacher:mlp.0"}})
+
+
+def test_a_choice_of_no_teacher_weighs_nothing_where_it_shall_not(config):
+    """The student is on its own there: no label, no NaN in the teachers' own losses."""
+    chosen = some(config, MEMORYLESS)
+    results = []
+    for number in (0.0, 7.0):
+        algorithm = make(
+            chosen,
+            imitation_weight=lambda transitions: (torch.arange(N) != 2).float().expand(T, N),
+            teacher_action_share=0.5,
+        )
+        obs, dones = random_rollout(0, len(chosen))
+        roll_out(algorithm, obs, dones)  # what is refused before training comes later here
+        algorithm.update()
+        obs["skill"][:, 2] = number
+        torch.manual_seed(0)
+        roll_out(algorithm, obs, dones)
+        results.append((algorithm.update(), parameters_of(algorithm)))
+    (expected, plain), (metrics, parameters) = results
+    assert metrics == expected
+    assert "behavior/walk" in metrics
+    assert torch.equal(parameters, plain)
+
+
+def test_a_slice_of_the_name_of_a_teacher_is_refused_as_both_would_be_logged_there(config):
+    slices = [
+        {"loss": "mse", "actions": [0, 1]},
+        {"loss": "mse", "actions": [1, 2], "name": "walk"},
+    ]
+    message = (
+        r"loss_type\[1\]\['name'\] is 'walk', expected another name than those of the teachers,"
+        r" \['walk', 'see'\]: the losses of both are logged as Loss/behavior/walk\."
+    )
+    with pytest.raises(ValueError, match=message):
+        make(some(config, MEMORYLESS), loss_type=slices)
+    slices[1]["name"] = "strut"
+    algorithm = make(some(config, MEMORYLESS), loss_type=slices)
+    roll_out(algorithm, *random_rollout(0, 2))
+    names = {"actions_0_1", "strut", "walk", "see"}
+    assert {f"behavior/{name}" for name in names} <= algorithm.update().keys()

@@ -1,11 +1,14 @@
 """An update that runs out of memory is undone, and names the budget that would have done."""
 
 import re
+import weakref
 
 import pytest
 import torch
+from support.helpers import make_distillation, roll_out
 from support.safe_runs import make_runner
 
+from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.algorithms.update import out_of_memory
 from rsl_tbptt.algorithms.update import session as session_module
 from rsl_tbptt.algorithms.update.out_of_memory import explain
@@ -139,8 +142,47 @@ def test_a_rank_of_several_makes_no_plan_alone(memory, monkeypatch):
         raise session._error
 
 
+class Activation(torch.Tensor):
+    """A tensor that only the frames of a failing update hold."""
+
+
+def test_activations_are_freed_before_anything_else_is_done(monkeypatch):
+    """What follows may need memory itself, and the rollout is dropped by models that take some."""
+    held, seen = [], []
+
+    def loss(actions, labels):
+        if armed:
+            activation = actions.detach().clone().as_subclass(Activation)
+            held.append(weakref.ref(activation))
+            raise torch.OutOfMemoryError("CUDA out of memory.")
+        return (actions - labels).square()
+
+    armed = False
+    algorithm = make_distillation(TbpttDistillation, 4, 3, gradient_length=2, loss_type=loss)
+    roll_out(algorithm, 0)
+    reset = algorithm.student.reset
+
+    def watched(*args, **kwargs):
+        seen.append(held[0]() is None)
+        reset(*args, **kwargs)
+
+    monkeypatch.setattr(algorithm.student, "reset", watched)
+    armed = True
+    with pytest.raises(torch.OutOfMemoryError):
+        algorithm.update()
+    assert seen[0]
+
+
 def test_what_cuda_says_itself_counts_and_other_errors_do_not():
-    for text in ("CUDA error: out of memory", "CUBLAS_STATUS_ALLOC_FAILED when calling cublasLt"):
+    for text in (
+        "CUDA error: out of memory",
+        "CUDA driver error: out of memory",
+        "Triton Error [CUDA]: out of memory",
+        "CUBLAS_STATUS_ALLOC_FAILED when calling cublasLt",
+        "CUDA error: CUBLAS_STATUS_NOT_INITIALIZED when calling `cublasCreate(handle)`",
+        "cuDNN error: CUDNN_STATUS_ALLOC_FAILED",
+        "cuDNN error: CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+    ):
         assert out_of_memory.is_out_of_memory(RuntimeError(text))
     assert out_of_memory.is_out_of_memory(torch.cuda.OutOfMemoryError("CUDA out of memory"))
     assert not out_of_memory.is_out_of_memory(RuntimeError("CUDA error: an illegal memory access"))

@@ -5,7 +5,14 @@ import copy
 import pytest
 import torch
 from rsl_rl.models import RNNModel
-from support.helpers import make_distillation, make_ppo, roll_out, roll_out_ppo
+from support.fine_tuning import make_fine_tuned
+from support.helpers import (
+    make_distillation,
+    make_ppo,
+    ppo_parameters_of,
+    roll_out,
+    roll_out_ppo,
+)
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.core.hidden_state import as_tensors
@@ -127,3 +134,50 @@ def test_a_replay_that_fails_leaves_the_states_of_the_rollout(case, role):
     assert_equal(list(as_tensors(getattr(rebuilt, role).get_hidden_state())), before)
     play(rebuilt, 1)
     assert rebuilt.update()["skipped_updates"] == 0.0
+
+
+def test_what_fails_once_the_steps_are_taken_undoes_them_too(monkeypatch):
+    make, play = CASES["distillation, mini-batches and memory"]
+    algorithm = make()
+    for seed in range(2):
+        play(algorithm, seed)
+        if seed == 0:
+            algorithm.update()
+    before = everything(algorithm)
+    reset, failed = algorithm.student.reset, []
+
+    def failing(*args, **kwargs):
+        if not failed:
+            failed.append(1)
+            raise ArithmeticError("no memory left")
+        reset(*args, **kwargs)
+
+    monkeypatch.setattr(algorithm.student, "reset", failing)
+    with pytest.raises(ArithmeticError, match="no memory left"):
+        algorithm.update()
+    assert algorithm.storage.step == 0
+    for now, then in zip(everything(algorithm)[:3], before[:3], strict=True):
+        assert_equal(now, then)
+    play(algorithm, 2)
+    assert "behavior" in algorithm.update()
+
+
+@pytest.mark.parametrize(
+    "options", [{}, {"teacher_loss": "mse"}, {"minibatch_unit": "window", "gradient_length": 2}]
+)
+def test_a_plan_in_the_middle_of_a_rollout_sees_a_whole_one_and_changes_nothing(options):
+    asked, plain = make_fine_tuned(**options), make_fine_tuned(**options)
+    peaks = [asked.memory_plan().peak(1)]
+
+    def ask(step, obs, rewards):
+        if step in (1, 5):
+            with torch.inference_mode(False):
+                peaks.append(asked.memory_plan().peak(1))
+
+    roll_out_ppo(asked, 0, on_step=ask)
+    roll_out_ppo(plain, 0)
+    peaks.append(asked.memory_plan().peak(1))
+    assert asked.update() == plain.update()
+    peaks.append(asked.memory_plan().peak(1))
+    assert torch.equal(ppo_parameters_of(asked), ppo_parameters_of(plain))
+    assert peaks == pytest.approx([peaks[0]] * len(peaks), rel=0.05)
