@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import tempfile
 import uuid
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -48,3 +49,41 @@ def write_json(path: Path, value: Any) -> None:
     """
     with complete(path) as unfinished:
         unfinished.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+
+
+def output_path(given: Path | None, default: Path) -> Path:
+    """Choose where results go, and make sure that they can be written, before they are computed.
+
+    Args:
+        given: What the user named; what lies there may be replaced.
+        default: Otherwise, a file with a suffix or a folder without one. If there is one with
+            content, ``-2``, ``-3`` and so on in its name keep it.
+
+    Returns:
+        The file, whose folder exists, or the folder.
+
+    Raises:
+        ValueError: If nothing can be written there.
+    """
+    path, number = given or default, 1
+    while given is None and _has_content(path):
+        number += 1
+        path = default.with_name(f"{default.stem}-{number}{default.suffix}")
+    folder = path.parent if default.suffix else path
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        tempfile.TemporaryFile(dir=folder).close()
+        if default.suffix and path.exists():
+            path.open("r+b").close()  # not a folder
+    except OSError as error:
+        what = "a file" if default.suffix else "a folder"
+        raise ValueError(
+            f"The output is {path}, expected {what} that can be written: {error}. Name another"
+            " one with --output."
+        ) from error
+    return path
+
+
+def _has_content(path: Path) -> bool:
+    """Return whether there is a file, or a folder with something in it."""
+    return any(path.iterdir()) if path.is_dir() else path.exists()

@@ -2,7 +2,7 @@
 
 import pytest
 
-from rsl_tbptt.files import complete, write_json
+from rsl_tbptt.files import complete, output_path, write_json
 
 
 def test_json_is_complete_or_as_before(tmp_path):
@@ -37,3 +37,32 @@ def test_a_write_that_breaks_off_leaves_the_old_file_alone(tmp_path):
         half_written(path)
     assert path.read_text() == "old"
     assert [*tmp_path.iterdir()] == [path]
+
+
+@pytest.mark.parametrize("name", ["exported", "evaluation.json"])
+def test_results_keep_what_is_there_unless_they_are_told_where_to_go(tmp_path, name):
+    default = tmp_path / "run" / name
+    stem, suffix = default.stem, default.suffix
+    for expected in (name, f"{stem}-2{suffix}", f"{stem}-3{suffix}"):
+        path = output_path(None, default)
+        assert path == default.with_name(expected)
+        assert path.parent.is_dir()
+        (path if suffix else path / "policy.onnx").write_text("kept")
+    assert output_path(default, tmp_path / "other" / name) == default
+
+
+def test_a_folder_without_anything_in_it_is_taken(tmp_path):
+    (tmp_path / "exported").mkdir()
+    assert output_path(None, tmp_path / "exported") == tmp_path / "exported"
+
+
+@pytest.mark.parametrize("name", ["folder", "evaluation.json"])
+def test_an_output_that_cannot_be_written_is_refused(tmp_path, name):
+    (tmp_path / "file").write_text("")
+    (tmp_path / "directory").mkdir()
+    path = tmp_path / "file" / name
+    with pytest.raises(ValueError, match=f"The output is .*{name}, expected a .*Name another one"):
+        output_path(path, tmp_path / name)
+    if path.suffix:
+        with pytest.raises(ValueError, match="expected a file that can be written: .*directory"):
+            output_path(tmp_path / "directory", tmp_path / name)
