@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -28,9 +29,31 @@ class CNNRNNModel(RecurrentModel, CNNModel):
             *args: As of :class:`RecurrentModel`.
             image_scale: What images are multiplied by before their CNN: 1 / 255 for bytes.
             **options: As of :class:`RecurrentModel` and rsl_rl's ``CNNModel``.
+
+        Raises:
+            ValueError: If the images are too small for the CNN, or nothing is there to normalise.
         """
         self.image_scale = image_scale
-        super().__init__(*args, **options)
+        try:
+            super().__init__(*args, **options)
+        except RuntimeError as error:  # sizes below 1, of torch's layers or their inputs
+            raise ValueError(
+                f"{type(self).__name__} cannot be built for images of channels, height and width"
+                f" {self._image_shapes()}: {error}. A kernel must not be larger than the image, or"
+                " what layers before it leave of that: see kernel_size and stride of cnn_cfg."
+            ) from error
+        if self.obs_normalization and not self.obs_groups:
+            raise ValueError(
+                f"obs_normalization is True, expected False: {type(self).__name__} sees only images"
+                f" ({', '.join(self.obs_groups_2d)}), which image_scale scales instead."
+            )
+        for group in self.obs_groups_2d if image_scale == 1.0 else ():
+            if self.group_dtypes[group] == torch.uint8:
+                warnings.warn(
+                    f"image_scale is 1.0, expected 1 / 255 for the images '{group}' of type"
+                    " torch.uint8: the CNN sees numbers of up to 255.",
+                    stacklevel=2,
+                )
 
     @property
     def encoders(self) -> Mapping[str, FrameEncoder]:
@@ -48,6 +71,10 @@ class CNNRNNModel(RecurrentModel, CNNModel):
         if self.obs_groups:
             return MLPModel.get_latent(self, obs)
         return next(self.parameters()).new_empty(len(obs[self.obs_groups_2d[0]]), 0)
+
+    def _image_shapes(self) -> dict[str, tuple[int, ...]]:
+        sizes = zip(self.obs_groups_2d, self.obs_channels_2d, self.obs_dims_2d, strict=True)
+        return {group: (channels, *dims) for group, channels, dims in sizes}
 
     def _encode_frames(self, group: str, frames: torch.Tensor) -> torch.Tensor:
         """Return the features, (rows, F), of images, (rows, C, H, W)."""

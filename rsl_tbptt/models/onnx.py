@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
 import torch
+from tensordict import TensorDict
 from torch import nn
 
 from rsl_tbptt.core.hidden_state import as_tensors, from_tensors
@@ -28,13 +29,11 @@ class OnnxModel(nn.Module):
             model: The model.
         """
         super().__init__()
-        distribution = model.distribution
         self.model = _copied(model)
         self.latent = nn.Identity()
         """What passes through it is what the model's head and auxiliary heads read."""
-        self.action = (
-            nn.Identity() if distribution is None else distribution.as_deterministic_output_module()
-        )
+        head = self.model.head
+        vars(self.model)["head"] = lambda latent: head(self.latent(latent))
         self._obs = {
             group: torch.zeros(1, *shape, dtype=model.group_dtypes[group])
             for group, shape in model.group_shapes.items()
@@ -42,11 +41,12 @@ class OnnxModel(nn.Module):
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Take observation groups, (1, ...) each, and the state's tensors, (L, 1, H) each."""
-        obs = dict(zip(self._obs, inputs, strict=False))
-        state = from_tensors(list(inputs[len(obs) :]))
-        outputs, state = self.model.cell(self.model.features(obs).unsqueeze(0), state)
-        latent = self.latent(outputs.squeeze(0))
-        return self.action(self.model.head(latent)), *as_tensors(state)
+        obs = TensorDict(dict(zip(self._obs, inputs, strict=False)), batch_size=[1])
+        self.model.reset(hidden_state=from_tensors(inputs[len(self._obs) :]))
+        action = self.model(obs)
+        state = as_tensors(self.model.get_hidden_state())
+        self.model.reset()  # torch's exporter refuses a model that keeps what it was given
+        return action, *state
 
     def get_dummy_inputs(self) -> tuple[torch.Tensor, ...]:
         """Return zeros of all inputs' shapes."""
@@ -106,12 +106,18 @@ class OnnxModelWithHeads(nn.Module):
 
 
 def _copied(model: RecurrentModel) -> RecurrentModel:
-    """Copy a model's layers, without its state and distribution, which hang on a graph."""
+    """Copy a model's layers, without state and distribution's last action, which hang on graphs."""
     copied = copy.copy(model)
-    layers = {name: layer for name, layer in model.named_children() if name != "distribution"}
+    layers = dict(model.named_children())
+    if distribution := layers.pop("distribution", None):
+        shallow = copy.copy(distribution)
+        for kind in ("_parameters", "_buffers", "_modules"):
+            vars(shallow)[kind] = copy.deepcopy(vars(distribution)[kind])
     state, model.rnn.hidden_state = model.rnn.hidden_state, None
     try:
         vars(copied)["_modules"] = copy.deepcopy(layers)
     finally:
         model.rnn.hidden_state = state
+    if distribution is not None:
+        copied.distribution = shallow
     return copied

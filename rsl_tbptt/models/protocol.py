@@ -10,7 +10,7 @@ A window of K steps of n environments is K * n rows for all of a model but its m
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Protocol, runtime_checkable
@@ -18,6 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from tensordict import TensorDict
 from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from rsl_tbptt.compat.versions import CNNModel, MLPModel, RNNModel
 from rsl_tbptt.core.scan import is_supported
@@ -33,12 +34,13 @@ FrameEncoder = Callable[[torch.Tensor], torch.Tensor]
 class WindowedModel(Protocol):
     """A recurrent model that is replayed window by window.
 
-    Its forward pass has to be ``head`` of one step of ``cell`` on ``encode``. It may also have
+    Its forward pass has to call these: ``head`` of one step of ``cell`` on ``encode``. A subclass
+    that changes the pass itself, a method of ``PASS``, is replayed step by step. It may also have
     ``encoders``, frame encoders by observation group: ``encode`` then gets features in place of the
     frames, which are computed in parts and once for a frame that an environment shows for longer.
     If ``encode`` does no more than put those features, in the order of ``encoders``, behind what
     the method ``encode_vectors`` returns for the same rows, the memory's products with features are
-    computed once for such a frame, too.
+    computed once for such a frame, too; not in a subclass that overrides ``encode``.
     """
 
     @property
@@ -53,6 +55,12 @@ class WindowedModel(Protocol):
     def head(self, latent: torch.Tensor, /) -> torch.Tensor:
         """Return what makes the distribution from the memory's outputs, shape (rows, H)."""
         ...
+
+
+PASS = ("forward", "get_latent", "features", "reset", "get_hidden_state")
+"""What of a model runs or clears its parts."""
+
+_OF_RNN = ("get_latent", "reset", "get_hidden_state")
 
 
 @dataclass(frozen=True)
@@ -81,37 +89,44 @@ def parts_of(model: Any) -> Parts | None:
         The parts of a :class:`WindowedModel` or of a model of rsl_rl's; None for any other, which
         has to be run step by step.
     """
-    own = type(model)
-    if isinstance(model, WindowedModel):
-        if not (is_supported(model.cell) and _is_as_new(own, "encode", "forward", "get_latent")):
-            return None
-        encoders: Any = getattr(model, "encoders", {})
-        vectors: Any = getattr(model, "encode_vectors", None)
-        joins = vectors if _is_as_new(own, "encode_vectors", "encode") else None
-        return Parts(model.encode, model.cell, model.head, dict(encoders), joins)
-    if own.forward is not MLPModel.forward:
+    parts = _found_in(model, type(model))
+    if parts is None or not (parts.cell is None or is_supported(parts.cell)):
         return None
-    if CNNModel is not None and own.get_latent is CNNModel.get_latent:
-        return Parts(partial(_join, model), None, model.mlp, dict(model.cnns))
-    if not model.is_recurrent:
-        return Parts(model.get_latent, None, model.mlp)
-    if own.get_latent is RNNModel.get_latent and is_supported(model.rnn.rnn):
-        return Parts(partial(MLPModel.get_latent, model), model.rnn.rnn, model.mlp)
-    return None
+    # Statistics of a batch would be those of whatever frames are encoded at once.
+    if parts.encoders and any(isinstance(each, _BatchNorm) for each in model.modules()):
+        return None
+    return parts
 
 
-def _is_as_new(model_class: type, part: str, *others: str) -> bool:
-    """Return whether a method is as new as others, which a subclass may have replaced."""
+def _found_in(model: Any, own: type) -> Parts | None:
+    """Return the parts of a model of the class ``own``, whatever they are."""
+    if own.forward is MLPModel.forward:
+        if CNNModel is not None and own.get_latent is CNNModel.get_latent:
+            return Parts(partial(_join, model), None, model.mlp, dict(model.cnns))
+        if not model.is_recurrent:
+            return Parts(model.get_latent, None, model.mlp)
+        of_rsl_rl = type(getattr(model, "rnn", None)).__module__.startswith("rsl_rl.")
+        if of_rsl_rl and all(getattr(own, each) is getattr(RNNModel, each) for each in _OF_RNN):
+            return Parts(super(RNNModel, model).get_latent, model.rnn.rnn, model.mlp)
+    if not (isinstance(model, WindowedModel) and _is_as_declared(own, PASS, "encode", "head")):
+        return None
+    encoders: Any = getattr(model, "encoders", {})
+    joins: Any = getattr(model, "encode_vectors", None)
+    if not _is_as_declared(own, ("encode",), "encode_vectors"):
+        joins = None
+    head = model.mlp if own.forward is MLPModel.forward else model.head
+    return Parts(model.encode, model.cell, head, dict(encoders), joins)
 
-    def age(name: str) -> int:
-        classes = enumerate(model_class.__mro__)
-        return next((index for index, each in classes if name in vars(each)), 0)
 
-    return all(age(part) <= age(name) for name in others)
+def _is_as_declared(own: type, methods: Iterable[str], *parts: str) -> bool:
+    """Return whether methods are those of the first class that has all parts, or inherited."""
+    declaring = [each for each in own.__mro__ if all(hasattr(each, part) for part in parts)]
+    first = declaring[-1] if declaring else own
+    return all(getattr(own, name, None) is getattr(first, name, None) for name in methods)
 
 
 def _join(model: Any, obs: Any) -> torch.Tensor:
     """Return the latent of rsl_rl's CNNModel, (rows, F), with features in place of images."""
     features = [obs[group] for group in model.obs_groups_2d]
-    vectors = [MLPModel.get_latent(model, obs)] if model.obs_groups else []
+    vectors = [super(CNNModel, model).get_latent(obs)] if model.obs_groups else []
     return torch.cat([*vectors, *features], dim=-1)

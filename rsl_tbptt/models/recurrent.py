@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from rsl_rl.models import MLPModel, RNNModel
 from rsl_rl.modules import RNN
+from rsl_rl.utils import unpad_trajectories
 from tensordict import TensorDict
 from torch import nn
 
@@ -20,10 +21,11 @@ from rsl_tbptt.models.torchscript import TorchScriptModel
 class RecurrentModel(MLPModel):
     """Features of all observation groups, then an LSTM or a GRU, then rsl_rl's MLP.
 
-    A subclass overrides :meth:`encode`, and :meth:`build_encoder` for the layers it needs; with
-    neither this is rsl_rl's ``RNNModel``. It follows :class:`~rsl_tbptt.models.protocol.
-    WindowedModel`, so both algorithms replay it window by window. Groups of one dimension are
-    joined and normalised by ``encode`` here; others are the subclass's.
+    A subclass overrides :meth:`encode`, and :meth:`build_encoder` for the layers it needs, perhaps
+    also :attr:`encoders`, :attr:`cell` and :meth:`head`; with none this is rsl_rl's ``RNNModel``.
+    It follows :class:`~rsl_tbptt.models.protocol.WindowedModel`: the forward pass calls these
+    parts, and both algorithms replay them window by window. Groups of one dimension are joined and
+    normalised by ``encode`` here; others are the subclass's.
     """
 
     is_recurrent: bool = True
@@ -92,12 +94,31 @@ class RecurrentModel(MLPModel):
         """Return what makes the distribution from the memory's outputs, shape (rows, H)."""
         return self.mlp(latent)
 
+    def forward(
+        self,
+        obs: TensorDict,
+        masks: torch.Tensor | None = None,
+        hidden_state: HiddenState = None,
+        stochastic_output: bool = False,
+    ) -> torch.Tensor:
+        """Return actions, (N, A), or what the head says without a distribution; as rsl_rl does."""
+        output = self.head(self.get_latent(obs, masks, hidden_state))
+        if self.distribution is None:
+            return output
+        if not stochastic_output:
+            return self.distribution.deterministic_output(output)
+        self.distribution.update(output)
+        return self.distribution.sample()
+
     def get_latent(
         self, obs: TensorDict, masks: torch.Tensor | None = None, hidden_state: HiddenState = None
     ) -> torch.Tensor:
         """Return the memory's outputs, shape (N, H), as rsl_rl's ``RNNModel`` does."""
         inputs = self.features(obs.flatten()).unflatten(0, obs.batch_size)
-        return self.rnn(inputs, masks, hidden_state).squeeze(0)
+        if masks is not None:
+            return unpad_trajectories(self.cell(inputs, hidden_state)[0], masks)
+        outputs, self.rnn.hidden_state = self.cell(inputs.unsqueeze(0), self.rnn.hidden_state)
+        return outputs.squeeze(0)
 
     def features(self, obs: Mapping[str, torch.Tensor] | TensorDict) -> torch.Tensor:
         """Return the memory's inputs, shape (rows, F), for observations as they come."""

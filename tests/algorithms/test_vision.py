@@ -12,6 +12,7 @@ import pytest
 import torch
 from rsl_rl.algorithms import PPO
 from rsl_rl.models import MLPModel
+from rsl_rl.storage import RolloutStorage
 from support.helpers import (
     ACTION_DIM,
     CNN,
@@ -26,10 +27,16 @@ from support.helpers import (
     roll_out,
     roll_out_ppo,
 )
+from support.one_pass import ONE_PASS
 from support.tolerances import PARITY_FLOAT32, SAME_FLOAT32
+from tensordict import TensorDict
+from torch import nn
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parameters_to_vector
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
+from rsl_tbptt.algorithms.update.health import obs_scales
+from rsl_tbptt.models import CNNRNNModel
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value"),
@@ -173,3 +180,108 @@ def test_its_labels_too():
     obs = algorithm.storage.observations[1].clone()
     algorithm.update()
     torch.testing.assert_close(algorithm.storage.privileged_actions[1], teacher(obs).detach())
+
+
+class FeaturesNormalized(CNNRNNModel):
+    def build_encoder(self, obs):
+        self.norms = nn.ModuleDict({name: nn.LazyBatchNorm1d() for name in IMAGES})
+
+    @property
+    def encoders(self):
+        norms, encoders = self.norms, super().encoders
+        return {
+            name: lambda frames, name=name: norms[name](encoders[name](frames)) for name in IMAGES
+        }
+
+
+BATCH_NORM = CNN | {"norm": "batch"}
+
+
+@pytest.mark.parametrize(
+    ("model_class", "cnn_cfg"), [(CNNRNNModel, BATCH_NORM), (FeaturesNormalized, CNN)]
+)
+def test_batch_normalisation_sees_each_step_once_and_nothing_that_is_only_measured(
+    model_class, cnn_cfg
+):
+    groups = {"student": ["policy", *IMAGES]}
+    options = {"cnn_cfg": cnn_cfg, "hidden_dims": [8], "rnn_hidden_dim": 6}
+    torch.manual_seed(0)
+    student = model_class(make_obs(N, images=True), groups, "student", ACTION_DIM, **options)
+    student.distribution = make_model("student", "mlp", N, seed=0).distribution
+    norm = next(each for each in student.modules() if isinstance(each, _BatchNorm))
+    algorithm = make_distillation(TbpttDistillation, T, N, student="cnn-lstm", gradient_length=3)
+    algorithm = TbpttDistillation(
+        student, algorithm.teacher, algorithm.storage, gradient_length=3, **ONE_PASS
+    )
+    algorithm.train_mode()
+    roll_out(algorithm, 0)
+    assert norm.num_batches_tracked == T
+    mean = norm.running_mean.clone()
+    if isinstance(norm, nn.BatchNorm2d):  # a single environment is too few for the other
+        algorithm.memory_plan()
+    assert norm.num_batches_tracked == T
+    assert torch.equal(norm.running_mean, mean)
+    algorithm.update()
+    assert norm.num_batches_tracked == 2 * T
+
+
+def test_a_policy_of_images_alone_has_nothing_to_normalise():
+    with pytest.raises(ValueError, match="obs_normalization is True, expected False: CNNRNNModel"):
+        of_images(torch.rand(N, 1, 8, 8), obs_normalization=True)
+
+
+def of_images(images, **options):
+    """Build a model that sees these images alone."""
+    obs = TensorDict({"camera": images}, batch_size=[len(images)])
+    options = {"cnn_cfg": CNN, "hidden_dims": [8], "rnn_hidden_dim": 6} | options
+    return CNNRNNModel(obs, {"student": ["camera"]}, "student", ACTION_DIM, **options)
+
+
+@pytest.mark.parametrize("norm", ["none", "layer"])
+def test_a_kernel_larger_than_the_image_is_named(norm):
+    cnn_cfg = {"output_channels": [2, 2], "kernel_size": [3, 7], "norm": norm}
+    with pytest.raises(ValueError, match=r"images .*\{'camera': \(1, 8, 6\)\}.*see kernel_size"):
+        of_images(torch.rand(N, 1, 8, 6), cnn_cfg=cnn_cfg)
+
+
+def test_bytes_without_a_scale_are_named():
+    images = torch.zeros(N, 1, 8, 8, dtype=torch.uint8)
+    with pytest.warns(UserWarning, match="image_scale is 1.0, expected 1 / 255 .* 'camera'"):
+        of_images(images)
+    of_images(images, image_scale=1 / 255)
+    of_images(images.bool())
+
+
+@pytest.mark.parametrize("kind", ["cnn", "cnn-lstm"])
+def test_channels_that_come_last_are_named(kind):
+    def build(*shape):
+        obs = make_obs(N, images=True)
+        obs["camera"] = torch.rand(N, *shape)
+        student = make_model("student", kind, N, seed=1, obs=obs)
+        teacher = make_model("teacher", "mlp", N, seed=2)
+        storage = RolloutStorage("distillation", N, T, obs, [ACTION_DIM], "cpu")
+        TbpttDistillation(student, teacher, storage, gradient_length=3, **ONE_PASS)
+
+    with pytest.warns(UserWarning, match="images 'camera' are of 8 channels, height 9 and width 3"):
+        build(8, 9, 3)
+    for shape in ((3, 8, 9), (3, 4, 4), (1, 9, 3)):
+        build(*shape)
+
+
+@pytest.mark.parametrize("kind", ["cnn", "cnn-lstm"])
+def test_images_that_are_not_of_size_one_are_named(kind):
+    algorithm = make_distillation(TbpttDistillation, T, N, student=kind, gradient_length=3)
+
+    def train():
+        for seed in range(10):
+            roll_out(algorithm, seed, on_step=lambda _, obs: obs["camera"].mul_(255.0))
+            algorithm.update()
+
+    with pytest.warns(UserWarning, match=r"Loss/obs_scale/student/camera is .*image_scale"):
+        train()
+
+
+def test_images_are_measured_as_the_cnn_sees_them():
+    model = of_images(torch.full((N, 1, 8, 8), 255, dtype=torch.uint8), image_scale=0.5)
+    obs = TensorDict({"camera": torch.full((N, 1, 8, 8), 200, dtype=torch.uint8)}, batch_size=[N])
+    assert obs_scales({"actor": model}, obs) == {"obs_scale/actor/camera": pytest.approx(100.0)}

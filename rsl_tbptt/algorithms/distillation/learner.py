@@ -25,7 +25,7 @@ from rsl_tbptt.algorithms.distillation.update_sums import UpdateSums, or_one
 from rsl_tbptt.algorithms.update.health import FirstReplay, finite, obs_scales
 from rsl_tbptt.algorithms.update.memory_plan import Sizes
 from rsl_tbptt.algorithms.update.normalization import update_normalization
-from rsl_tbptt.algorithms.update.replay import observed_groups
+from rsl_tbptt.algorithms.update.replay import observed_groups, set_state
 from rsl_tbptt.algorithms.update.session import Metrics, UpdateSession
 from rsl_tbptt.algorithms.update.step_batches import step_batches
 from rsl_tbptt.algorithms.update.trained_model import TrainedModel
@@ -208,10 +208,9 @@ class DistillationLearner:
 
     def conclude(self, metrics: dict[str, float]) -> dict[str, float]:
         """Let the student go on from the state after the replay; see :class:`Learner`."""
-        state = hidden_state.clear(self._end_state, self.experience.dones()[-1])
         if self.experience.memory is not None:
             self.experience.memory.keep_newest(self._num_loss_steps)
-        self._student.reset(hidden_state=state)
+        set_state(self._student, self._end_state, self.experience.dones()[-1])
         num_passes = self._options.num_learning_epochs * self.experience.num_mini_batches
         num_steps = sum(group[-1].num_loss_steps > 0 for group in self._schedule)
         return {

@@ -38,6 +38,8 @@ LOSSES = frozenset(
 
 _NUM_ROWS = 4096
 """Of the samples of a window fewer than twice as many are looked at, which takes no time."""
+_NUM_IMAGES = 256
+"""Environments whose images are looked at."""
 _NUM_NORMS, _LEAST_NORMS = 20, 10
 """Updates whose gradient norms have a median, and how many there have to be."""
 
@@ -158,8 +160,8 @@ def obs_scales(models: Mapping[str, Any], obs: TensorDict) -> dict[str, torch.Te
     """Measure what the networks see of one step's observations.
 
     Args:
-        models: Models by role. Left out are those that see images or integers, which they scale
-            themselves.
+        models: Models by role. Left out are integers, of models without ``image_scale`` also
+            images of integers: these models scale them themselves.
         obs: Observations of one step, batch size (N,).
 
     Returns:
@@ -168,6 +170,11 @@ def obs_scales(models: Mapping[str, Any], obs: TensorDict) -> dict[str, torch.Te
     """
     found = {}
     for role, model in models.items():
+        scale = getattr(model, "image_scale", None)
+        for group in getattr(model, "obs_groups_2d", ()):
+            if scale is not None or obs[group].is_floating_point():
+                images = obs[group][:_NUM_IMAGES].float() * (1.0 if scale is None else scale)
+                found[f"obs_scale/{role}/{group}"] = images.square().mean(0).max().sqrt()
         normalizer = getattr(model, "obs_normalizer", None)
         groups = [group for group in getattr(model, "obs_groups", ()) if group in obs]
         if normalizer is None or not groups or len(groups) < len(model.obs_groups):

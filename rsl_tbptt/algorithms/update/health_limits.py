@@ -105,7 +105,8 @@ LIMITS = {
         updates=10,
         meaning="a network sees a value of that size without a normaliser, beside which it cannot"
         " tell others",
-        advice="Set obs_normalization=True of that model, or scale the group in the environment.",
+        advice="Set obs_normalization=True of that model, or image_scale for images, or scale the"
+        " group in the environment.",
     ),
     "obs_scale/teacher": Limit(
         bound=100.0,

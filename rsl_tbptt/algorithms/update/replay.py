@@ -76,6 +76,7 @@ def make_replay(
         for models that ``parts_of`` takes apart, step by step for any other recurrent model.
     """
     parts = parts_of(model)
+    _warn_of_channels_last(model)
     if scan_engine != "auto" and (parts is None or parts.cell is None):
         warnings.warn(
             f"scan_engine is '{scan_engine}', which has no effect on a {type(model).__name__}: only"
@@ -103,6 +104,19 @@ def make_replay(
         return tuple(in_dtype), hidden_state.apply(lambda s: s.to(parameter.dtype), state)
 
     return replay
+
+
+def _warn_of_channels_last(model: Any) -> None:
+    """Warn of images that look like height, width and channels; a CNN reads channels first."""
+    of_images = (getattr(model, f"obs_{what}_2d", ()) for what in ("groups", "channels", "dims"))
+    for group, channels, (height, width) in zip(*of_images, strict=True):
+        if width <= 4 < min(channels, height):
+            warnings.warn(
+                f"The images '{group}' are of {channels} channels, height {height} and width"
+                f" {width}, expected channels first: if {width} is their number, give"
+                " images.permute(0, 3, 1, 2).",
+                stacklevel=4,
+            )
 
 
 def seen_by(model: MLPModel, obs: TensorDict) -> TensorDict | FrameObs:
@@ -171,7 +185,7 @@ def _replay_stepwise(
         for t, (step_obs, starts) in enumerate(zip(obs.unbind(0), episode_starts, strict=True)):
             if t in cuts:
                 state = hidden_state.detach(state)
-            model.reset(hidden_state=hidden_state.clear(state, starts))
+            set_state(model, state, starts)
             action = model(step_obs, stochastic_output=head is not action_head)
             if head is gaussian_head:
                 steps.append((model.output_mean, model.output_std))
@@ -179,6 +193,19 @@ def _replay_stepwise(
                 steps.append((action if head is action_head else _last_of(mlp_outputs, model),))
             state = model.get_hidden_state()
     return tuple(torch.stack(parts) for parts in zip(*steps, strict=True)), state
+
+
+def set_state(model: MLPModel, state: HiddenState, episode_starts: torch.Tensor) -> None:
+    """Give a model a state, and let it begin episodes where they start, (n,), in its own way.
+
+    Args:
+        model: A model that follows rsl_rl's interface.
+        state: The state of n environments. It is copied: rsl_rl's models clear theirs in place.
+        episode_starts: Shape (n,), bool.
+    """
+    model.reset(hidden_state=hidden_state.apply(torch.clone, state))
+    if state is not None:
+        model.reset(episode_starts.long())  # as environments give them
 
 
 @contextlib.contextmanager
