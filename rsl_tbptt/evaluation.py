@@ -62,6 +62,7 @@ def evaluate(
     task: str | None = None,
     overrides: Sequence[str] = (),
     agent: Path | None = None,
+    trust: Sequence[str] = (),
     episodes: int = 256,
     seed: int = SEED,
     device: str = "cpu",
@@ -75,6 +76,7 @@ def evaluate(
             policy was trained on.
         overrides: Presets and settings of the task as in training, in the platform's form.
         agent: YAML file of the training's config where none lies beside the checkpoint.
+        trust: Packages whose classes it may name; see :func:`rsl_tbptt.policies.read_policy`.
         episodes: Fresh episodes, one per environment, at least 2.
         seed: Seed of the environment.
         device: Device of simulation and policy, ``cpu`` or ``cuda:<index>``.
@@ -97,6 +99,7 @@ def evaluate(
         task=task,
         overrides=overrides,
         agent=agent,
+        trust=trust,
         num_envs=episodes,
         seed=seed,
         device=device,
@@ -127,6 +130,7 @@ def started(
     task: str | None = None,
     overrides: Sequence[str] = (),
     agent: Path | None = None,
+    trust: Sequence[str] = (),
     num_envs: int,
     seed: int,
     device: str,
@@ -140,6 +144,7 @@ def started(
         task: See there.
         overrides: See there.
         agent: See there.
+        trust: See there.
         num_envs: Environments.
         seed: Seed of the environments; the same one gives every policy the same starts.
         device: See there.
@@ -152,7 +157,7 @@ def started(
     Raises:
         ValueError: If the checkpoint cannot be read, or nothing tells on what it was trained.
     """
-    saved = read_policy(checkpoint, agent)  # before the simulator, whose start takes a while
+    saved = read_policy(checkpoint, agent, trust)  # before the simulator, whose start takes a while
     platform = load_platform(platform_name or platform_of(checkpoint))
     task = task or platform.find_trained(checkpoint).task
     with platform.simulated_env(

@@ -10,7 +10,7 @@ Auxiliary heads are further outputs of the ONNX file, behind the state.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -47,6 +47,7 @@ def export(
     output: Path,
     *,
     agent: Path | None = None,
+    trust: Sequence[str] = (),
     images: Images | None = None,
     parity_steps: int = 64,
     tolerance: float = 1e-4,
@@ -59,6 +60,7 @@ def export(
         output: Folder for ``policy.onnx``, ``policy.pt`` where torch still has TorchScript, and
             ``parity.json``.
         agent: YAML file of the training's config where none lies beside the checkpoint.
+        trust: Packages whose classes it may name; see :func:`rsl_tbptt.policies.read_policy`.
         images: Sizes of the image groups that a CNN sees; see
             :func:`rsl_tbptt.policies.load_policy`.
         parity_steps: Steps compared, at least 1, with a reset in the middle.
@@ -76,7 +78,7 @@ def export(
     """
     if parity_steps < 1:
         raise ValueError(f"parity_steps is {parity_steps}, expected at least 1.")
-    saved = read_policy(checkpoint, agent)
+    saved = read_policy(checkpoint, agent, trust)
     policy, heads = build_policy(saved, images=images), saved_heads(saved.auxiliary)
     torchscript, onnx = output / "policy.pt", output / "policy.onnx"
     obs, episode_starts = make_sequence(policy, parity_steps, seed)

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -24,11 +25,17 @@ from rsl_tbptt.checkpoints.agent_configs import (
 from rsl_tbptt.checkpoints.reading import read_checkpoint
 from rsl_tbptt.compat.supported import require_models_era
 from rsl_tbptt.compat.versions import MLPModel, resolve_callable
+from rsl_tbptt.platforms import load_platform, platform_of
 
 require_models_era("rsl_tbptt.policies")
 
+from rsl_rl.modules.distribution import Distribution  # noqa: E402  # only there
+
 PARTS = {"student_state_dict": "student", "actor_state_dict": "actor"}
 """Checkpoint entries of a policy and its name in the agent's config, best first."""
+
+PACKAGES = ("rsl_rl", "rsl_tbptt")
+"""Packages whose models and distributions a file may name; others take the user's word."""
 
 Images = Mapping[str, Sequence[int]]
 """Channels, height and width of image groups."""
@@ -56,6 +63,7 @@ def load_policy(
     device: str = "cpu",
     agent: Path | None = None,
     images: Images | None = None,
+    trust: Sequence[str] = (),
 ) -> MLPModel:
     """Load the policy of a checkpoint: the student of a distillation, the actor of PPO.
 
@@ -65,6 +73,7 @@ def load_policy(
         agent: YAML file of the training's config, or of what of it parameters do not show.
         images: Sizes of the image groups that a CNN sees, which its parameters do not show. None
             takes what the checkpoint says; one of rsl_rl alone says nothing.
+        trust: See :func:`read_policy`.
 
     Returns:
         The policy in evaluation mode, its memory empty.
@@ -72,13 +81,15 @@ def load_policy(
     Raises:
         FileNotFoundError: If the config beside the checkpoint is missing.
         ValueError: If the checkpoint is missing or cannot be read, holds no policy or another
-            model's.
+            model's, or names a class that is not trusted.
     """
-    return build_policy(read_policy(checkpoint, agent), device, images)
+    return build_policy(read_policy(checkpoint, agent, trust), device, images)
 
 
-def read_policy(checkpoint: Path, agent: Path | None = None) -> SavedPolicy:
-    """Read what is known of a policy, without running code that the file may contain.
+def read_policy(
+    checkpoint: Path, agent: Path | None = None, trust: Sequence[str] = ()
+) -> SavedPolicy:
+    """Read what is known of a policy, without running code that the files contain or name.
 
     The config is ``params/agent.yaml``, which platforms write beside the checkpoints, so it is the
     one that was trained with, command-line overrides included. rsl_rl alone writes no such file:
@@ -87,6 +98,8 @@ def read_policy(checkpoint: Path, agent: Path | None = None) -> SavedPolicy:
     Args:
         checkpoint: ``model_<iteration>.pt`` in a log folder.
         agent: YAML file of the training's config, or of what of it parameters do not show.
+        trust: Packages, beside rsl_rl and this one, whose classes these files may name. Those that
+            the config of the registered task names need no word: the user has installed it.
 
     Returns:
         All that building it needs, but for the sizes of images in a checkpoint of rsl_rl alone.
@@ -94,15 +107,17 @@ def read_policy(checkpoint: Path, agent: Path | None = None) -> SavedPolicy:
     Raises:
         FileNotFoundError: If the config beside the checkpoint is missing.
         ValueError: If the checkpoint is missing or cannot be read, holds no policy or another
-            model's.
+            model's, or names a class that is not trusted.
     """
     loaded = read_checkpoint(str(checkpoint), "cpu")
     part, state_dict = _policy_state(checkpoint, loaded)
     own = loaded.get("rsl_tbptt", {})
     recorded = own.get("models", {})
+    config = _config(checkpoint, agent, recorded, part, state_dict)
+    _check_classes(config[part], part, checkpoint, trust)
     return SavedPolicy(
         source=f"{checkpoint} does not fit {agent or 'its params/agent.yaml'}",
-        config=_config(checkpoint, agent, recorded, part, state_dict),
+        config=config,
         part=part,
         state_dict=state_dict,
         shapes=_recorded_shapes(recorded.get(part, {})),
@@ -167,6 +182,83 @@ def _config(
             f"{checkpoint} holds a {part}, expected one in its params/agent.yaml, with obs_groups."
         )
     return config
+
+
+def _check_classes(
+    model_cfg: Mapping[str, Any], part: str, checkpoint: Path, trust: Sequence[str]
+) -> None:
+    """Check that a model's config names no class whose code the user has not asked for.
+
+    A name is resolved only if its module is of a trusted package, and what it leads to has to be
+    of one itself: ``rsl_rl.utils:torch.hub.load`` is not.
+
+    Raises:
+        ValueError: If it does.
+    """
+    if trust:
+        sys.path.append(str(Path.cwd()))  # behind all that is installed
+    registered: Collection[str] | None = None
+    for place, name in _named_classes(model_cfg, part):
+        refusal = _refusal(name, trust)
+        if refusal is None:
+            continue
+        if registered is None:
+            registered = _registered_classes(checkpoint)
+        if name not in registered:
+            raise ValueError(f"{place} is {name!r}, expected {refusal}")
+
+
+def _named_classes(config: Any, place: str) -> Iterator[tuple[str, Any]]:
+    """Yield where a config names classes, at any depth, and the names."""
+    items: Any = ()
+    if isinstance(config, Mapping):
+        items = config.items()
+    elif isinstance(config, (list, tuple)):
+        items = enumerate(config)
+    for key, value in items:
+        if key == "class_name":
+            yield f"{place}.class_name", value
+        else:
+            yield from _named_classes(value, f"{place}.{key}")
+
+
+def _refusal(name: Any, trust: Sequence[str]) -> str | None:
+    """Say what is expected in place of a name, and how to allow it; None if it is trusted."""
+    path = name.replace(":", ".") if isinstance(name, str) else ""
+    if not all(word.isidentifier() for word in path.split(".")):
+        return "a name such as 'RNNModel' or 'package.module:Class'."
+    origin = path if "." in path else "rsl_rl."  # where rsl_rl looks for a simple name
+    known = "a model or distribution of rsl_rl or rsl_tbptt"
+    if _is_within(origin, (*PACKAGES, *trust)):
+        try:
+            found = resolve_callable(name)
+        except (ImportError, AttributeError, TypeError, ValueError) as error:
+            return f"one that can be imported: {error}."
+        module = f"{getattr(found, '__module__', None)}."
+        is_known = isinstance(found, type) and issubclass(found, (MLPModel, Distribution))
+        if _is_within(module, trust) or (is_known and _is_within(module, PACKAGES)):
+            return None
+        if _is_within(module, PACKAGES):
+            return f"{known}, which it is not."
+        known, origin = f"{known}, and it is from {module[:-1]}", module
+    return (
+        f"{known}: the code of others runs only if you trust it. If you do, add --trust"
+        f" {origin.split('.')[0]}, in Python trust=[...]."
+    )
+
+
+def _is_within(path: str, packages: Sequence[str]) -> bool:
+    return any(path.startswith(f"{package}.") for package in packages)
+
+
+def _registered_classes(checkpoint: Path) -> Collection[str]:
+    """Return the classes that the agent of a checkpoint's registered task names."""
+    try:
+        platform = load_platform(platform_of(checkpoint))
+        agent = platform.registered_agent(platform.find_trained(checkpoint))
+    except Exception:  # a task of other packages than are installed here, or no note of one
+        return ()
+    return {name for _, name in _named_classes(agent, "") if isinstance(name, str)}
 
 
 def _recorded_shapes(description: Mapping[str, Any]) -> Images:
