@@ -28,6 +28,7 @@ from rsl_tbptt.models.onnx import OnnxModelWithHeads
 from rsl_tbptt.policies import (
     Images,
     build_policy,
+    check_images,
     read_policy,
     recorded_latents,
     split_into_groups,
@@ -79,6 +80,7 @@ def export(
     if parity_steps < 1:
         raise ValueError(f"parity_steps is {parity_steps}, expected at least 1.")
     saved = read_policy(checkpoint, agent, trust)
+    check_images(saved, images or {})
     policy, heads = build_policy(saved, images=images), saved_heads(saved.auxiliary)
     torchscript, onnx = output / "policy.pt", output / "policy.onnx"
     obs, episode_starts = make_sequence(policy, parity_steps, seed)
@@ -168,6 +170,9 @@ def make_sequence(policy: MLPModel, num_steps: int, seed: int) -> tuple[Obs, lis
         name: torch.randn(num_steps, 1, *shape, generator=generator)
         for name, shape in _input_shapes(policy).items()
     }
+    for name, dtype in getattr(policy, "group_dtypes", {}).items():
+        if not dtype.is_floating_point:
+            obs[name] = (64 * obs[name].abs()).clamp(0, 255).to(dtype)  # bytes of a camera
     return obs, [step in {0, num_steps // 2} for step in range(num_steps)]
 
 
