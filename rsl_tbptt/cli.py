@@ -109,6 +109,7 @@ def run_evaluate(args: Arguments) -> int:
         task=args.env or args.task,
         overrides=args.overrides,
         agent=args.agent,
+        trust=args.trust,
         episodes=args.episodes,
         max_steps=args.max_steps,
         seed=args.seed,
@@ -137,6 +138,7 @@ def run_export(args: Arguments) -> int:
         checkpoint_file(args.checkpoint),
         args.output,
         agent=args.agent,
+        trust=args.trust,
         images=dict(args.image) if args.image else None,
         parity_steps=args.parity_steps,
         tolerance=args.tolerance,
@@ -196,6 +198,7 @@ def _film(args: Arguments) -> int:
         args.video,
         task=args.task,
         overrides=args.further,
+        trust=args.trust,
         num_envs=args.num_envs or 2,
         device=args.device,
     )

@@ -95,6 +95,7 @@ def add_play(parser: argparse.ArgumentParser) -> None:
         metavar="FILE",
         help="render the robots into a GIF or WebP file instead, without a screen",
     )
+    _add_trust(parser)
     _add_device(parser)
     parser.set_defaults(further=())
 
@@ -113,6 +114,19 @@ def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
         metavar="YAML",
         help="the training's config, where no params/agent.yaml lies beside the checkpoint"
         " (rsl_rl alone); what the parameters show may be missing: 'actor: {activation: elu}'",
+    )
+    _add_trust(parser)
+
+
+def _add_trust(parser: argparse.ArgumentParser) -> None:
+    """Add what the user trusts."""
+    parser.add_argument(
+        "--trust",
+        action="append",
+        default=[],
+        metavar="PACKAGE",
+        help="load classes of this package too, where the checkpoint or its config names them;"
+        " one for each",
     )
 
 

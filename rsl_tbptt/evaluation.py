@@ -65,6 +65,7 @@ def evaluate(
     task: str | None = None,
     overrides: Sequence[str] = (),
     agent: Path | None = None,
+    trust: Sequence[str] = (),
     episodes: int = 256,
     max_steps: int | None = None,
     seed: int = SEED,
@@ -79,6 +80,7 @@ def evaluate(
             policy was trained on.
         overrides: Presets and settings of the task as in training, in the platform's form.
         agent: YAML file of the training's config where none lies beside the checkpoint.
+        trust: Packages whose classes it may name; see :func:`rsl_tbptt.policies.read_policy`.
         episodes: Fresh episodes, one per environment, at least 2.
         max_steps: Steps after which an episode counts as it stands, at least 1. None is one more
             than the environment's ``max_episode_length``.
@@ -105,6 +107,7 @@ def evaluate(
         task=task,
         overrides=overrides,
         agent=agent,
+        trust=trust,
         num_envs=episodes,
         seed=seed,
         device=device,
@@ -157,6 +160,7 @@ def started(
     task: str | None = None,
     overrides: Sequence[str] = (),
     agent: Path | None = None,
+    trust: Sequence[str] = (),
     num_envs: int,
     seed: int,
     device: str,
@@ -170,6 +174,7 @@ def started(
         task: See there.
         overrides: See there.
         agent: See there.
+        trust: See there.
         num_envs: Environments.
         seed: Seed of the environments; the same one gives every policy the same starts.
         device: See there.
@@ -182,7 +187,7 @@ def started(
     Raises:
         ValueError: If the checkpoint cannot be read, or nothing tells on what it was trained.
     """
-    saved = read_policy(checkpoint, agent)  # before the simulator, whose start takes a while
+    saved = read_policy(checkpoint, agent, trust)  # before the simulator, whose start takes a while
     platform = load_platform(platform_name or platform_of(checkpoint))
     noted = _noted_env(platform, checkpoint, task)
     task = task or platform.find_trained(checkpoint).task

@@ -10,7 +10,7 @@ Auxiliary heads are further outputs of the ONNX file, behind the state.
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from rsl_tbptt.models.onnx import OnnxModelWithHeads
 from rsl_tbptt.policies import (
     Images,
     build_policy,
+    check_images,
     read_policy,
     recorded_latents,
     split_into_groups,
@@ -47,6 +48,7 @@ def export(
     output: Path,
     *,
     agent: Path | None = None,
+    trust: Sequence[str] = (),
     images: Images | None = None,
     parity_steps: int = 64,
     tolerance: float = 1e-4,
@@ -59,6 +61,7 @@ def export(
         output: Folder for ``policy.onnx``, ``policy.pt`` where torch still has TorchScript, and
             ``parity.json``.
         agent: YAML file of the training's config where none lies beside the checkpoint.
+        trust: Packages whose classes it may name; see :func:`rsl_tbptt.policies.read_policy`.
         images: Sizes of the image groups that a CNN sees; see
             :func:`rsl_tbptt.policies.load_policy`.
         parity_steps: Steps compared, at least 1, with a reset in the middle.
@@ -76,7 +79,8 @@ def export(
     """
     if parity_steps < 1:
         raise ValueError(f"parity_steps is {parity_steps}, expected at least 1.")
-    saved = read_policy(checkpoint, agent)
+    saved = read_policy(checkpoint, agent, trust)
+    check_images(saved, images or {})
     policy, heads = build_policy(saved, images=images), saved_heads(saved.auxiliary)
     torchscript, onnx = output / "policy.pt", output / "policy.onnx"
     obs, episode_starts = make_sequence(policy, parity_steps, seed)
@@ -166,6 +170,9 @@ def make_sequence(policy: MLPModel, num_steps: int, seed: int) -> tuple[Obs, lis
         name: torch.randn(num_steps, 1, *shape, generator=generator)
         for name, shape in _input_shapes(policy).items()
     }
+    for name, dtype in getattr(policy, "group_dtypes", {}).items():
+        if not dtype.is_floating_point:
+            obs[name] = (64 * obs[name].abs()).clamp(0, 255).to(dtype)  # bytes of a camera
     return obs, [step in {0, num_steps // 2} for step in range(num_steps)]
 
 

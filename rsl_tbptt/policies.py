@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import copy
+import inspect
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import sys
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,20 +17,30 @@ from tensordict import TensorDict
 
 from rsl_tbptt.checkpoints.agent_configs import (
     AGENT,
-    agent_config,
+    agent_config_file,
+    check_agrees,
     completed,
     last_layer,
+    missing,
     read_config,
     recorded_config,
 )
 from rsl_tbptt.checkpoints.reading import read_checkpoint
 from rsl_tbptt.compat.supported import require_models_era
 from rsl_tbptt.compat.versions import MLPModel, resolve_callable
+from rsl_tbptt.platforms import load_platform, platform_of
 
 require_models_era("rsl_tbptt.policies")
 
+from rsl_rl.modules.distribution import Distribution  # noqa: E402  # only there
+
 PARTS = {"student_state_dict": "student", "actor_state_dict": "actor"}
 """Checkpoint entries of a policy and its name in the agent's config, best first."""
+
+_ITSELF = "what it says itself of its model"
+
+PACKAGES = ("rsl_rl", "rsl_tbptt")
+"""Packages whose models and distributions a file may name; others take the user's word."""
 
 Images = Mapping[str, Sequence[int]]
 """Channels, height and width of image groups."""
@@ -47,6 +59,8 @@ class SavedPolicy:
     state_dict: dict[str, torch.Tensor]
     shapes: Images
     """Shapes of the observation groups, as far as the checkpoint says them."""
+    dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
+    """Their dtypes, likewise."""
     auxiliary: Mapping[str, Any] = field(default_factory=dict)
     """Its auxiliary heads, as the checkpoint has them."""
 
@@ -56,6 +70,7 @@ def load_policy(
     device: str = "cpu",
     agent: Path | None = None,
     images: Images | None = None,
+    trust: Sequence[str] = (),
 ) -> MLPModel:
     """Load the policy of a checkpoint: the student of a distillation, the actor of PPO.
 
@@ -65,6 +80,7 @@ def load_policy(
         agent: YAML file of the training's config, or of what of it parameters do not show.
         images: Sizes of the image groups that a CNN sees, which its parameters do not show. None
             takes what the checkpoint says; one of rsl_rl alone says nothing.
+        trust: See :func:`read_policy`.
 
     Returns:
         The policy in evaluation mode, its memory empty.
@@ -72,13 +88,17 @@ def load_policy(
     Raises:
         FileNotFoundError: If the config beside the checkpoint is missing.
         ValueError: If the checkpoint is missing or cannot be read, holds no policy or another
-            model's.
+            model's, or names a class that is not trusted.
     """
-    return build_policy(read_policy(checkpoint, agent), device, images)
+    saved = read_policy(checkpoint, agent, trust)
+    check_images(saved, images or {})
+    return build_policy(saved, device, images)
 
 
-def read_policy(checkpoint: Path, agent: Path | None = None) -> SavedPolicy:
-    """Read what is known of a policy, without running code that the file may contain.
+def read_policy(
+    checkpoint: Path, agent: Path | None = None, trust: Sequence[str] = ()
+) -> SavedPolicy:
+    """Read what is known of a policy, without running code that the files contain or name.
 
     The config is ``params/agent.yaml``, which platforms write beside the checkpoints, so it is the
     one that was trained with, command-line overrides included. rsl_rl alone writes no such file:
@@ -87,6 +107,8 @@ def read_policy(checkpoint: Path, agent: Path | None = None) -> SavedPolicy:
     Args:
         checkpoint: ``model_<iteration>.pt`` in a log folder.
         agent: YAML file of the training's config, or of what of it parameters do not show.
+        trust: Packages, beside rsl_rl and this one, whose classes these files may name. Those that
+            the config of the registered task names need no word: the user has installed it.
 
     Returns:
         All that building it needs, but for the sizes of images in a checkpoint of rsl_rl alone.
@@ -94,18 +116,27 @@ def read_policy(checkpoint: Path, agent: Path | None = None) -> SavedPolicy:
     Raises:
         FileNotFoundError: If the config beside the checkpoint is missing.
         ValueError: If the checkpoint is missing or cannot be read, holds no policy or another
-            model's.
+            model's, or names a class that is not trusted.
     """
     loaded = read_checkpoint(str(checkpoint), "cpu")
     part, state_dict = _policy_state(checkpoint, loaded)
     own = loaded.get("rsl_tbptt", {})
     recorded = own.get("models", {})
+    config, source, is_whole = _config(checkpoint, agent, recorded, part, state_dict)
+    shapes, dtypes = _described(recorded.get(part, {}))
+    try:
+        _check_classes(config[part], part, checkpoint, trust)
+    except RecursionError as error:
+        raise ValueError(f"{part} is nested too deep, expected a mapping of options.") from error
+    if not is_whole:
+        _check_all_told(config[part], part)
     return SavedPolicy(
-        source=f"{checkpoint} does not fit {agent or 'its params/agent.yaml'}",
-        config=_config(checkpoint, agent, recorded, part, state_dict),
+        source=f"{checkpoint} does not fit {source}",
+        config=config,
         part=part,
         state_dict=state_dict,
-        shapes=_recorded_shapes(recorded.get(part, {})),
+        shapes=shapes,
+        dtypes=dtypes,
         auxiliary=own.get("auxiliary", {}),
     )
 
@@ -124,11 +155,14 @@ def build_policy(saved: SavedPolicy, device: str = "cpu", images: Images | None 
     Raises:
         ValueError: If config and parameters are of different models, or sizes are missing.
     """
+    shapes = {**saved.shapes, **(images or {})}
+    _check_sizes(_encoded(saved), shapes)
     try:
-        policy = _build(saved, {**saved.shapes, **(images or {})})
+        policy = _build(saved, shapes)
         policy.load_state_dict(saved.state_dict)
-    except (RuntimeError, TypeError) as error:  # TypeError: options of another model's class
-        raise ValueError(f"{saved.source}: {error}") from error
+    except Exception as error:  # a class can raise anything where options are of another one
+        reason = repr(error) if isinstance(error, LookupError) else str(error)
+        raise ValueError(f"{saved.source}: {reason}") from error
     return policy.to(device).eval()
 
 
@@ -150,35 +184,161 @@ def _config(
     recorded: Mapping[str, Any],
     part: str,
     state_dict: dict[str, torch.Tensor],
-) -> dict[str, Any]:
-    """Return the config that a policy is built from.
+) -> tuple[dict[str, Any], str, bool]:
+    """Return the config that a policy is built from, what says so, and whether all was noted.
 
     Raises:
         FileNotFoundError: If nothing tells what parameters do not show.
         ValueError: If the config is of another policy.
     """
-    if agent is not None:
-        return completed(read_config(agent), part, state_dict)
-    if recorded and not (checkpoint.parent / AGENT).is_file():
-        return completed(recorded_config(recorded), part, state_dict)
-    config = agent_config(checkpoint)
-    if not config.get(part) or part not in (config.get("obs_groups") or {}):
+    own, told, file = recorded_config(recorded) if part in recorded else {}, {}, agent
+    if file is None and not (own and not (checkpoint.parent / AGENT).is_file()):
+        file = agent_config_file(checkpoint)
+    if file is not None:
+        told = _well_formed(read_config(file), part, file)
+        check_agrees(told, own, part, file)
+    if "arguments" in recorded.get(part, {}) and own["obs_groups"][part]:
+        return {**told, **own}, _ITSELF, True
+    if file is not None and agent is None:
+        if not told.get(part) or part not in (told.get("obs_groups") or {}):
+            raise ValueError(
+                f"{checkpoint} holds a {part}, expected one in its params/agent.yaml, with"
+                " obs_groups."
+            )
+        return {**told, part: _set_fields(told[part])}, f"its {AGENT}", True
+    groups = {**own.get("obs_groups", {}), **told.get("obs_groups", {})}
+    known = {**told, "obs_groups": groups, part: {**own.get(part, {}), **told.get(part, {})}}
+    config = completed(known, part, state_dict)
+    return {**config, part: _set_fields(config[part])}, str(agent or _ITSELF), False
+
+
+def _well_formed(config: dict[str, Any], part: str, file: Path) -> dict[str, Any]:
+    """Return a config, its sections that are unset left out.
+
+    Raises:
+        ValueError: If a section that a policy is built from is of another kind.
+    """
+    given = {name: value for name, value in config.items() if value is not None}
+    for name in (part, "obs_groups"):
+        if not isinstance(given.get(name, {}), dict):
+            raise ValueError(f"{name} is {given[name]!r} in {file}, expected a mapping of options.")
+    groups = given.get("obs_groups", {}).get(part, [])
+    if not isinstance(groups, (list, tuple)) or not all(isinstance(name, str) for name in groups):
         raise ValueError(
-            f"{checkpoint} holds a {part}, expected one in its params/agent.yaml, with obs_groups."
+            f"obs_groups.{part} is {groups!r} in {file}, expected a list of observation groups."
         )
-    return config
+    return given
 
 
-def _recorded_shapes(description: Mapping[str, Any]) -> Images:
-    """Return what ``describe`` wrote of the shapes of a model's groups."""
-    groups = {**description.get("obs_groups", {}), **description.get("images", {})}
-    return {name: shape for name, shape in groups.items() if shape is not None}
+def _described(description: Mapping[str, Any]) -> tuple[Images, dict[str, torch.dtype]]:
+    """Return shapes and dtypes of a model's groups, as far as ``describe`` wrote them."""
+    groups = description.get("groups", {})
+    shapes = {**description.get("obs_groups", {}), **description.get("images", {})}
+    shapes |= {name: group["shape"] for name, group in groups.items()}
+    dtypes = {name: getattr(torch, group["dtype"]) for name, group in groups.items()}
+    return {name: shape for name, shape in shapes.items() if shape is not None}, dtypes
+
+
+def _check_classes(
+    model_cfg: Mapping[str, Any], part: str, checkpoint: Path, trust: Sequence[str]
+) -> None:
+    """Check that a model's config names no class whose code the user has not asked for.
+
+    A name is resolved only if its module is of a trusted package, and what it leads to has to be
+    of one itself: ``rsl_rl.utils:torch.hub.load`` is not.
+
+    Raises:
+        ValueError: If it does.
+    """
+    if trust:
+        sys.path.append(str(Path.cwd()))  # behind all that is installed
+    registered: Collection[str] | None = None
+    for place, name in _named_classes({"class_name": None, **model_cfg}, part):
+        refusal = _refusal(name, trust)
+        if refusal is None:
+            continue
+        if registered is None:
+            registered = _registered_classes(checkpoint)
+        if name not in registered:
+            raise ValueError(f"{place} is {name!r}, expected {refusal}")
+
+
+def _named_classes(config: Any, place: str) -> Iterator[tuple[str, Any]]:
+    """Yield where a config names classes, at any depth, and the names."""
+    items: Any = ()
+    if isinstance(config, Mapping):
+        items = config.items()
+    elif isinstance(config, (list, tuple)):
+        items = enumerate(config)
+    for key, value in items:
+        if key == "class_name":
+            yield f"{place}.class_name", value
+        else:
+            yield from _named_classes(value, f"{place}.{key}")
+
+
+def _refusal(name: Any, trust: Sequence[str]) -> str | None:
+    """Say what is expected in place of a name, and how to allow it; None if it is trusted."""
+    path = name.replace(":", ".") if isinstance(name, str) else ""
+    if not all(word.isidentifier() for word in path.split(".")):
+        return "a name such as 'RNNModel' or 'package.module:Class'."
+    if path.startswith("__main__."):
+        return "a class of a module: move it out of the script that trains."
+    origin = path if "." in path else "rsl_rl."  # where rsl_rl looks for a simple name
+    known = "a model or distribution of rsl_rl or rsl_tbptt"
+    if _is_within(origin, (*PACKAGES, *trust)):
+        try:
+            found = resolve_callable(name)
+        except (ImportError, AttributeError, TypeError, ValueError) as error:
+            return f"one that can be imported: {error}."
+        module = f"{getattr(found, '__module__', None)}."
+        is_known = isinstance(found, type) and issubclass(found, (MLPModel, Distribution))
+        if _is_within(module, trust) or (is_known and _is_within(module, PACKAGES)):
+            return None
+        if _is_within(module, PACKAGES):
+            return f"{known}, which it is not."
+        known, origin = f"{known}, and it is from {module[:-1]}", module
+    return (
+        f"{known}: the code of others runs only if you trust it. If you do, add --trust"
+        f" {origin.split('.')[0]}, in Python trust=[...]."
+    )
+
+
+def _is_within(path: str, packages: Sequence[str]) -> bool:
+    return any(path.startswith(f"{package}.") for package in packages)
+
+
+def _check_all_told(model_cfg: Mapping[str, Any], part: str) -> None:
+    """Check that no argument of a model's own class is left to a default that may be another's.
+
+    Parameters show those of rsl_rl's classes.
+
+    Raises:
+        ValueError: If one is.
+    """
+    model_class: Any = resolve_callable(model_cfg["class_name"])
+    for kind in getattr(model_class, "__mro__", ()):
+        if "__init__" not in vars(kind) or _is_within(f"{kind.__module__}.", ("rsl_rl", "torch")):
+            continue
+        for name, parameter in inspect.signature(kind.__init__).parameters.items():
+            if parameter.default is not parameter.empty and name not in model_cfg:
+                raise ValueError(missing(f"{part}.{name}"))
+
+
+def _registered_classes(checkpoint: Path) -> Collection[str]:
+    """Return the classes that the agent of a checkpoint's registered task names."""
+    try:
+        platform = load_platform(platform_of(checkpoint))
+        agent = platform.registered_agent(platform.find_trained(checkpoint))
+    except Exception:  # a task of other packages than are installed here, or no note of one
+        return ()
+    return {name for _, name in _named_classes(agent, "") if isinstance(name, str)}
 
 
 def _build(saved: SavedPolicy, shapes: Images) -> MLPModel:
     """Build the model, its parameters as they come."""
     config, part, state_dict = saved.config, saved.part, saved.state_dict
-    model_class, options = _class_of(_set_fields(config[part]))
+    model_class, options = _class_of(config[part])
     rnn_input = state_dict.get("rnn.rnn.weight_ih_l0")
     num_inputs = (state_dict["mlp.0.weight"] if rnn_input is None else rnn_input).shape[1]
     num_outputs = state_dict[last_layer(state_dict)].shape[0]
@@ -187,19 +347,45 @@ def _build(saved: SavedPolicy, shapes: Images) -> MLPModel:
     def build(num_obs: int) -> MLPModel:
         # The model concatenates its groups without images; their total is all that parameters show.
         obs = split_into_groups(names, torch.zeros(1, num_obs))
-        known = groups if set(groups) <= set(shapes) else encoded
-        obs.update({name: torch.zeros(1, *shapes[name]) for name in known})
+        known = groups if shown else encoded
+        obs.update(
+            {name: torch.zeros(1, *shapes[name], dtype=saved.dtypes.get(name)) for name in known}
+        )
         arguments = copy.deepcopy(options)
         return model_class(obs, config["obs_groups"], part, num_actions, **arguments)
 
     groups = config["obs_groups"][part]
-    encoded = [name for name in groups if any(k.startswith(f"cnns.{name}.") for k in state_dict)]
+    encoded = _encoded(saved)
     names = [name for name in groups if name not in encoded]
-    _check_sizes(encoded, shapes)
-    if encoded:
+    shown = set(groups) <= set(shapes)
+    if encoded and not shown:
         blind: Any = build(len(names))
         num_inputs -= blind.cnn_latent_dim
     return build(max(num_inputs, len(names)))
+
+
+def check_images(saved: SavedPolicy, images: Images) -> None:
+    """Check the sizes of images that a user gives: they have an effect and contradict nothing.
+
+    Raises:
+        ValueError: If one does.
+    """
+    groups = saved.config["obs_groups"][saved.part]
+    seen = groups if set(groups) <= {*images, *saved.shapes} else _encoded(saved)
+    for name, size in images.items():
+        known = saved.shapes.get(name)
+        if name not in seen or (known is not None and [*known] != [*size]):
+            expected = [*known] if known else f"one of {seen}, the image groups that it sees"
+            raise ValueError(
+                f"--image is {name}={'x'.join(map(str, size))}, expected {expected}: it would have"
+                " no effect, or contradict the checkpoint. Leave it out."
+            )
+
+
+def _encoded(saved: SavedPolicy) -> list[str]:
+    """Return the observation groups that have a CNN of their own."""
+    groups = saved.config["obs_groups"][saved.part]
+    return [name for name in groups if any(k.startswith(f"cnns.{name}.") for k in saved.state_dict)]
 
 
 def _check_sizes(encoded: list[str], images: Images) -> None:

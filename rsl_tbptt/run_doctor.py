@@ -61,7 +61,7 @@ def diagnose_run(folder: Path) -> bool:
 def check_config(folder: Path) -> Findings:
     """Look for options that cannot work together, as Isaac Lab and mjlab noted them."""
     if not (folder / AGENT).is_file():
-        return f"not judged: no {AGENT}, which rsl_rl alone does not write", []
+        return f"not judged: no {AGENT}, which rsl_rl's own runners do not write", []
     try:
         config = read_config(folder / AGENT)
     except ValueError as error:

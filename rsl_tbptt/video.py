@@ -66,6 +66,7 @@ def record(
     *,
     task: str | None = None,
     overrides: Sequence[str] = (),
+    trust: Sequence[str] = (),
     num_envs: int = 2,
     device: str = "cpu",
 ) -> None:
@@ -76,6 +77,7 @@ def record(
         output: GIF or WebP file.
         task: Registered id. None takes the one that each policy was trained on.
         overrides: Presets and settings of the task, as in :func:`rsl_tbptt.evaluation.evaluate`.
+        trust: Packages whose classes may be named; see :func:`rsl_tbptt.policies.read_policy`.
         num_envs: Robots.
         device: Device of simulation and policy, ``cpu`` or ``cuda:<index>``.
 
@@ -92,13 +94,18 @@ def record(
                 f"{checkpoint} was trained by {platform.TITLE}, which knows no robots to render,"
                 " expected a checkpoint of Isaac Lab or mjlab."
             )
-    films = [film(path, task, overrides, num_envs, device) for path in checkpoints]
+    films = [film(path, task, overrides, trust, num_envs, device) for path in checkpoints]
     write(films, output)
 
 
 @torch.inference_mode()
 def film(
-    checkpoint: Path, task: str | None, overrides: Sequence[str], num_envs: int, device: str
+    checkpoint: Path,
+    task: str | None,
+    overrides: Sequence[str],
+    trust: Sequence[str],
+    num_envs: int,
+    device: str,
 ) -> Film:
     """Film the first episodes of a policy; see :func:`record`."""
     width, height = SIZE
@@ -106,6 +113,7 @@ def film(
         checkpoint,
         task=task,
         overrides=overrides,
+        trust=trust,
         num_envs=num_envs,
         seed=SEED,
         device=device,

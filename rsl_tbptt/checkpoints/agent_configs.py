@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import re
-from collections.abc import Mapping
+import warnings
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
 
 from rsl_tbptt.checkpoints.trained_models import read_agent_config
+from rsl_tbptt.files import complete
 
 AGENT = Path("params", "agent.yaml")
-"""Where Isaac Lab and mjlab write it, beside the checkpoints. rsl_rl alone writes none."""
+"""Where Isaac Lab, mjlab and our runners write it. rsl_rl alone writes none."""
 
 
 def agent_config(checkpoint: Path) -> dict[str, Any]:
@@ -28,6 +31,15 @@ def agent_config(checkpoint: Path) -> dict[str, Any]:
         FileNotFoundError: If the checkpoint or its config is missing.
         ValueError: If the config cannot be read.
     """
+    return read_config(agent_config_file(checkpoint))
+
+
+def agent_config_file(checkpoint: Path) -> Path:
+    """Return the file of the agent's config of the run that a checkpoint belongs to.
+
+    Raises:
+        FileNotFoundError: If it or the checkpoint is missing.
+    """
     path = checkpoint.parent / AGENT
     for needed in (checkpoint, path):
         if not needed.is_file():
@@ -36,7 +48,25 @@ def agent_config(checkpoint: Path) -> dict[str, Any]:
                 " params/agent.yaml beside it. rsl_rl alone writes none: `rsl-tbptt export` and"
                 " `rsl-tbptt evaluate` take its config as --agent FILE."
             )
-    return read_config(path)
+    return path
+
+
+def write_agent_config(config: Mapping[str, Any], folder: Path) -> None:
+    """Write a runner's config into a run's folder, as Isaac Lab does; without pyyaml nothing.
+
+    Args:
+        config: Plain values.
+        folder: The run's folder.
+    """
+    if importlib.util.find_spec("yaml") is None:
+        return  # nobody without it can read the file
+    import yaml
+
+    try:
+        with complete(folder / AGENT) as unfinished:
+            unfinished.write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
+    except OSError as error:  # checkpoints say the same of their models
+        warnings.warn(f"'{folder / AGENT}' cannot be written ({error.strerror}).", stacklevel=3)
 
 
 def read_config(file: Path) -> dict[str, Any]:
@@ -69,17 +99,63 @@ def recorded_config(models: Mapping[str, Any]) -> dict[str, Any]:
         models: Descriptions by model, as of :func:`rsl_tbptt.checkpoints.trained_models.describe`.
 
     Returns:
-        ``obs_groups``, and the activation of each model.
+        ``obs_groups``, and of each model what is known: its activation and class, or its class and
+        all arguments.
     """
     names = {"CELU": "crelu", "LeakyReLU": "lrelu", "SiLU": "swish"}  # rsl_rl's for torch's
-    return {
-        "obs_groups": {part: list(model["obs_groups"]) for part, model in models.items()},
-        **{
-            part: {"activation": names.get(activation, activation.lower())}
-            for part, model in models.items()
-            for activation in model["activations"]
-        },
-    }
+    config: dict[str, Any] = {"obs_groups": {}}
+    for part, model in models.items():
+        config["obs_groups"][part] = list(model.get("groups") or model["obs_groups"])
+        known = {"class_name": model["class_name"]} if "class_name" in model else {}
+        for activation in model["activations"] if "arguments" not in model else ():
+            known["activation"] = names.get(activation, activation.lower())
+        config[part] = known | model.get("arguments", {})
+    return config
+
+
+def check_agrees(
+    told: Mapping[str, Any], recorded: Mapping[str, Any], part: str, file: Path
+) -> None:
+    """Check that a file does not contradict what a checkpoint says of its own model.
+
+    Args:
+        told: The config in the file.
+        recorded: What :func:`recorded_config` returned; empty where the checkpoint says nothing.
+        part: The policy's name in both.
+        file: The file, for the message.
+
+    Raises:
+        ValueError: If it does.
+    """
+    groups = [{part: config.get("obs_groups", {}).get(part)} for config in (told, recorded)]
+    models = [config.get(part, {}) for config in (told, recorded)]
+    pairs = [*_differences(*groups, "obs_groups"), *_differences(*models, part)]
+    for place, one, other in pairs:
+        raise ValueError(
+            f"{place} is {one!r} in {file}, expected {other!r}, with which the checkpoint was"
+            " trained as it says: the same parameters would act differently. Leave it out."
+        )
+
+
+def _differences(
+    told: Mapping[str, Any], recorded: Mapping[str, Any], place: str
+) -> Iterator[tuple[str, Any, Any]]:
+    """Yield where two configs have different values, and these; what one lacks is not compared."""
+    for key in told:
+        one, other = told[key], recorded.get(key)
+        if isinstance(one, Mapping) and isinstance(other, Mapping):
+            yield from _differences(one, other, f"{place}.{key}")
+        elif None not in (one, other) and _compared(key, one) != _compared(key, other):
+            yield f"{place}.{key}", one, other
+
+
+def _compared(key: str, value: Any) -> Any:
+    """Return a value such that equal ones compare equal, however they are written."""
+    if key == "class_name":
+        return re.split("[.:]", str(value))[-1]
+    if key == "activation":
+        return str(value).lower()
+    return [_compared("", each) for each in value] if isinstance(value, (list, tuple)) else value
 
 
 def completed(
@@ -101,12 +177,17 @@ def completed(
     model = _shown_by(state_dict) | (config.get(part) or {})
     for name in ("activation", "distribution_cfg"):
         if name not in model:
-            raise ValueError(
-                f"{part}.{name} is missing, expected the training's: the parameters do not show it."
-                " Write it into the YAML file that --agent names."
-            )
+            raise ValueError(missing(f"{part}.{name}"))
     groups = {part: ["obs"]} | (config.get("obs_groups") or {})
     return {**config, "obs_groups": groups, part: model}
+
+
+def missing(place: str) -> str:
+    """Say that the policy's config lacks something that nothing else tells."""
+    return (
+        f"{place} is missing, expected the training's: neither the checkpoint nor its parameters"
+        " show it. Write it into the YAML file that --agent names."
+    )
 
 
 def _shown_by(state_dict: dict[str, torch.Tensor]) -> dict[str, Any]:

@@ -1,5 +1,6 @@
 """Reading rsl_rl checkpoints: safely, and with errors that name the key and the fix."""
 
+import re
 import zipfile
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -30,7 +31,7 @@ def read_checkpoint(path: str, device: torch.device | str) -> dict[str, Any]:
     except Exception as error:  # a damaged file can raise almost anything
         raise ValueError(
             f"The checkpoint '{path}' cannot be read, it is damaged or holds more than tensors and"
-            f" numbers: {_first_line(error)} Use another checkpoint of the run."
+            f" numbers: {_first_sentence(error)} Use another checkpoint of the run."
         ) from error
     if not isinstance(checkpoint, dict):
         raise ValueError(
@@ -93,6 +94,8 @@ def check_matches(
             the setting that fixes it.
     """
     expected, advise = model.state_dict(), advice or config_advice
+    last_layer = [key for key in expected if key.startswith("mlp.")][-2:]  # its weight and bias
+    outputs = {*last_layer, *(key for key in expected if key.startswith("distribution."))}
     for key in state_dict:
         if key not in expected:
             raise ValueError(
@@ -104,6 +107,13 @@ def check_matches(
                 f"The checkpoint lacks '{key}' of the {role}: {advise(key, role, False)}"
             )
         if state_dict[key].shape != tensor.shape:
+            if key in outputs and state_dict[key].shape[1:] == tensor.shape[1:]:
+                raise ValueError(
+                    f"The {role} has {len(state_dict[key])} outputs in the checkpoint ('{key}'),"
+                    f" expected {len(tensor)}: it was trained for another number of actions, or"
+                    " with another 'distribution_cfg'. Name the checkpoint of a policy for this"
+                    " robot."
+                )
             raise ValueError(
                 f"'{key}' has shape {tuple(state_dict[key].shape)} in the checkpoint, expected"
                 f" {tuple(tensor.shape)} for the {role}: give the {role} the layer sizes and"
@@ -135,10 +145,14 @@ def _check_sums(path: str) -> None:
     if not zipfile.is_zipfile(path):
         return  # of a torch before 1.6, or no checkpoint
     with zipfile.ZipFile(path) as archive:
+        if not any(entry.CRC for entry in archive.infolist()):
+            return  # torch.serialization.set_crc32_options(False)
         damaged = archive.testzip()
     if damaged is not None:
         raise ValueError(f"the checksum of '{damaged}' in it differs.")
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().split("\n")[0][:200]
+def _first_sentence(error: Exception) -> str:
+    """Return what of an error is a sentence: torch's go on with the advice to run the code."""
+    sentence = re.split(r"(?<=[.!?])\s", str(error).strip(), maxsplit=1)[0]
+    return f"{sentence.removesuffix('.') or type(error).__name__}."

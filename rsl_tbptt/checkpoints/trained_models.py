@@ -8,9 +8,10 @@ Lab and mjlab write.
 
 from __future__ import annotations
 
+import copy
 import importlib.util
 import warnings
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from rsl_tbptt.checkpoints.reading import Advice, check_matches
-from rsl_tbptt.compat.versions import MLPModel
+from rsl_tbptt.compat.versions import MLPModel, resolve_callable
 
 _TRAINED_AS = {
     "teacher": ("teacher", "actor", "policy"),
@@ -36,35 +37,111 @@ def _trained_as(role: str) -> tuple[str, ...]:
     return _TRAINED_AS.get(role) or (role, *_TRAINED_AS["teacher"])
 
 
-def describe_all(models: Mapping[str, MLPModel], obs: TensorDict) -> dict[str, dict[str, Any]]:
-    """Describe models by role; see ``describe``. Observations are of any batch size."""
-    return {role: describe(model, obs) for role, model in models.items()}
+def model_configs(cfg: Mapping[str, Any]) -> dict[str, Any]:
+    """Copy what a runner's config says of its models, before rsl_rl takes entries out of it."""
+    roles = ("actor", "critic", "student", "teacher")
+    return copy.deepcopy({role: cfg[role] for role in roles if role in cfg})
 
 
-def describe(model: MLPModel, obs: TensorDict) -> dict[str, Any]:
+def describe_all(
+    models: Mapping[str, MLPModel], obs: TensorDict, configs: Mapping[str, Any] | None
+) -> dict[str, dict[str, Any]]:
+    """Describe models by role.
+
+    Args:
+        models: The models.
+        obs: Observations of any batch size.
+        configs: What ``model_configs`` returned; None where models were built without a config.
+
+    Returns:
+        See ``describe``.
+    """
+
+    def config_of(role: str) -> Any:
+        found: Any = configs
+        for key in role.split("."):  # that of one of several teachers stands deeper
+            found = found.get(key) if isinstance(found, Mapping) else None
+        return found
+
+    return {role: describe(model, obs, config_of(role)) for role, model in models.items()}
+
+
+def describe(
+    model: MLPModel, obs: TensorDict, config: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
     """Describe what a model's parameters do not show, in plain values for a checkpoint.
 
     Args:
         model: The model.
         obs: Observations of any batch size.
+        config: Its class and arguments, if they are known.
 
     Returns:
         ``"activations"``, classes of the head's layers without parameters; ``"obs_groups"``, the
-        shape of each group that the model concatenates, in their order; and ``"images"``, the shape
-        of each that a CNN encodes.
+        shape of each group that the model concatenates, in their order; ``"images"``, the shape
+        of each that a CNN encodes; ``"groups"``, shape and dtype of each that it sees;
+        ``"class_name"``; and ``"arguments"`` of that class, where they are known and plain.
     """
     layers = getattr(model, "mlp", nn.Sequential()).children()
-    plain = (layer for layer in layers if not list(layer.parameters()))
-    names = {type(layer).__name__ for layer in plain if not isinstance(layer, nn.Unflatten)}
+    parameterless = (layer for layer in layers if not list(layer.parameters()))
+    names = {type(layer).__name__ for layer in parameterless if not isinstance(layer, nn.Unflatten)}
 
     def shapes(groups: Iterable[str]) -> dict[str, list[int]]:
         return {name: list(obs[name].shape[obs.batch_dims :]) for name in groups}
 
-    return {
+    vectors, images = getattr(model, "obs_groups", ()), getattr(model, "obs_groups_2d", ())
+    groups = getattr(model, "group_shapes", (*vectors, *images))
+    description = {
         "activations": sorted(names),
-        "obs_groups": shapes(getattr(model, "obs_groups", ())),
-        "images": shapes(getattr(model, "obs_groups_2d", ())),
+        "obs_groups": shapes(vectors),
+        "images": shapes(images),
+        "groups": {
+            name: {"shape": shape, "dtype": str(obs[name].dtype).removeprefix("torch.")}
+            for name, shape in shapes(groups).items()
+        },
+        "class_name": qualified_name(type(model)),
     }
+    try:
+        if config and resolve_callable(config["class_name"]) is type(model):
+            arguments = {name: value for name, value in config.items() if name != "class_name"}
+            description["arguments"] = plain(arguments)
+    except TypeError:  # an argument that no checkpoint can hold
+        pass
+    return description
+
+
+def plain(value: Any, other: Callable[[Any], Any] | None = None) -> Any:
+    """Return a config's value as files without code can hold it; classes become their names.
+
+    Args:
+        value: The value.
+        other: Returns what stands for a value that is not plain. None refuses it.
+
+    Raises:
+        TypeError: If it, or something in it, is of no such kind.
+    """
+    if isinstance(value, Mapping):
+        return {plain(key, other): plain(each, other) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return (list if isinstance(value, list) else tuple)(plain(each, other) for each in value)
+    if isinstance(value, type):
+        return qualified_name(value)
+    for kind in (bool, int, float):  # also of a subclass, such as one of numpy
+        if isinstance(value, kind):
+            return kind(value)
+    if isinstance(value, str):
+        return str.__str__(value)
+    if value is None:
+        return None
+    if other is not None:
+        return other(value)
+    raise TypeError(f"{value!r} is a {type(value).__name__}, expected a plain value.")
+
+
+def qualified_name(value: Any) -> str:
+    """Return the name by which a class or function is imported, else what it is in words."""
+    name = getattr(value, "__qualname__", None)
+    return f"{value.__module__}:{name}" if name else str(value)
 
 
 def check_fits(

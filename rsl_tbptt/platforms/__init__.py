@@ -7,7 +7,7 @@ no simulator.
 from __future__ import annotations
 
 import importlib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
@@ -82,6 +82,20 @@ class Platform(Protocol):
 
         Raises:
             ValueError: If the files beside the checkpoint do not tell.
+        """
+        ...
+
+    def registered_agent(self, trained: Trained) -> Mapping[str, Any]:
+        """Return the agent's config that the registration of an installed task names.
+
+        Args:
+            trained: The task, and the agent.
+
+        Returns:
+            The config, before any command line has changed it.
+
+        Raises:
+            ValueError: If the platform has no registry, or it has no such task.
         """
         ...
 

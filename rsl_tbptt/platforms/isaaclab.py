@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -89,7 +89,23 @@ def find_trained(checkpoint: Path, task: str | None = None) -> Trained:
         ) from error
     if library != "rsl_rl":
         raise ValueError(f"{path}: library is {library!r}, expected 'rsl_rl'.")
+    noted = (trained.task, trained.agent)
+    if not all(isinstance(name, str) for name in noted) or (task is None and ":" in trained.task):
+        raise ValueError(
+            f"{path}: task is {trained.task!r}, expected a registered id: the module before a"
+            f" colon would be imported. If you trust it, name it, with --task {trained.task}."
+        )
     return trained
+
+
+def registered_agent(trained: Trained) -> Mapping[str, Any]:
+    """Return the agent of Isaac Lab's registry; see :class:`rsl_tbptt.platforms.Platform`."""
+    from isaaclab.cli import load_external_tasks
+    from isaaclab_tasks.utils.parse_cfg import load_cfg_from_registry
+
+    load_external_tasks()
+    cfg: Any = load_cfg_from_registry(trained.task, trained.agent)
+    return cfg if isinstance(cfg, dict) else cfg.to_dict()
 
 
 @contextmanager

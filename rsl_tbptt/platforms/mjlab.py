@@ -65,6 +65,11 @@ def find_trained(checkpoint: Path, task: str | None = None) -> Trained:
     return Trained(found[0], "")
 
 
+def registered_agent(trained: Trained) -> Mapping[str, Any]:
+    """Return the agent of mjlab's registry; see :class:`rsl_tbptt.platforms.Platform`."""
+    return asdict(_registry().load_rl_cfg(trained.task))
+
+
 def _registry() -> Any:
     """Return mjlab's registry of tasks, filled. It takes seconds, and only environments need it."""
     import_module("mjlab.tasks")

@@ -35,6 +35,15 @@ def find_trained(checkpoint: Path, task: str | None = None) -> NoReturn:
     )
 
 
+def registered_agent(trained: Trained) -> NoReturn:
+    """Say that there is no registry.
+
+    Raises:
+        ValueError: Always.
+    """
+    raise ValueError(f"rsl_rl alone has no registry, expected a function in place of {trained}.")
+
+
 @contextmanager
 def simulated_env(
     task: str,

@@ -12,8 +12,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from rsl_tbptt.algorithms.update.arguments import check_runner_keys
+from rsl_tbptt.checkpoints.agent_configs import write_agent_config
 from rsl_tbptt.checkpoints.latest import LATEST, NUMBERED, checkpoint_file, numbered_checkpoints
 from rsl_tbptt.checkpoints.reading import read_checkpoint
+from rsl_tbptt.checkpoints.trained_models import plain, qualified_name
 from rsl_tbptt.checkpoints.writing import (
     FailedSaves,
     NotWrittenError,
@@ -53,6 +55,8 @@ class SafeCheckpoints(Runner):
 
     Several ranks train on GPUs as rsl_rl's do, and on a CPU by gloo; when one fails all end.
 
+    The config is written into ``params/agent.yaml`` when :meth:`learn` begins.
+
     SIGTERM, SIGUSR1 and Ctrl+C end :meth:`learn` between two iterations, after a checkpoint.
     """
 
@@ -78,6 +82,7 @@ class SafeCheckpoints(Runner):
         check_runner_keys(train_cfg)
         check_kept(train_cfg)
         self._heartbeat_timeout_s = heartbeat_timeout(train_cfg)
+        self._given_cfg = plain(train_cfg, other=qualified_name)  # rsl_rl takes entries out of it
         if log_dir is not None:
             check_writable(log_dir)
         super().__init__(env, train_cfg, log_dir, device)
@@ -140,6 +145,8 @@ class SafeCheckpoints(Runner):
         with StopSignals() as signals, self._watch:
             signals.saves = has_folder = self._check_same_start()
             if num_learning_iterations > 0:
+                if has_folder and self.gpu_global_rank == 0:
+                    write_agent_config(self._given_cfg, Path(self.logger.log_dir or ""))
                 self._end = self.num_iterations + num_learning_iterations
                 self._learn_until_end(init_at_random_ep_len, signals, has_folder)
 

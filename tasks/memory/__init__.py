@@ -1,5 +1,9 @@
 """Tasks in pure torch whose required memory length is a parameter."""
 
-from rsl_tbptt_tasks.memory.recall import RecallEnv
+from rsl_tbptt.compat.supported import rsl_rl_era
+
+rsl_rl_era()  # README's config in a release that is not supported ends in a bare KeyError
+
+from rsl_tbptt_tasks.memory.recall import RecallEnv  # noqa: E402
 
 __all__ = ["RecallEnv"]

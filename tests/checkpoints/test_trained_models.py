@@ -126,7 +126,13 @@ def test_checkpoints_of_this_package_tell_it_themselves(tmp_path):
     teacher = make_ppo(TbpttPPO, 4, 2, actor="mlp", num_mini_batches=1).save()
     torch.save(teacher, tmp_path / "model.pt")
     read = torch.load(tmp_path / "model.pt", weights_only=True)["rsl_tbptt"]["models"]
-    described = {"activations": ["ELU"], "obs_groups": {"policy": [5]}, "images": {}}
+    described = {
+        "activations": ["ELU"],
+        "obs_groups": {"policy": [5]},
+        "images": {},
+        "groups": {"policy": {"shape": [5], "dtype": "float32"}},
+        "class_name": "rsl_rl.models.mlp_model:MLPModel",
+    }
     assert read["actor"] == described
     assert read["critic"]["obs_groups"] == {"state": [7]}
     with pytest.raises(ValueError, match=r"actor\.activation is ReLU, expected ELU"):

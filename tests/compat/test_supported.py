@@ -20,6 +20,7 @@ PARTS = [
     "rsl_tbptt.integrations.isaaclab",
     "rsl_tbptt.integrations.mjlab",
     "rsl_tbptt.integrations.rsl_rl_v3",
+    "rsl_tbptt_tasks.memory",
 ]
 TRY = """
 for statement in {statements}:

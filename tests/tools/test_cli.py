@@ -427,6 +427,7 @@ def test_a_video_takes_all_checkpoints_and_the_rest_as_settings_of_the_task(
         "checkpoints": ["model_0.pt", "no_policy.pt"],
         "task": "T",
         "overrides": ["env.a=1"],
+        "trust": [],
         "num_envs": 3,
         "device": "cpu",
     }

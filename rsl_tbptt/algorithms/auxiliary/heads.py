@@ -212,9 +212,8 @@ class AuxiliaryHeads:
             self.optimizers[0].load_state_dict(saved["optimizer_state_dict"])
         fresh = [name for name in self._heads if name not in heads]
         left = [name for name in heads if name not in self._heads]
-        if fresh or left:
-            warnings.warn(
-                f"Auxiliary heads: {fresh} are not in the checkpoint and begin anew, {left} of the"
-                " checkpoint are not in the option auxiliary and are left out.",
-                stacklevel=3,
-            )
+        said = [f"{fresh} are not in the checkpoint and begin anew"] if fresh else []
+        if left:
+            said += [f"{left} of the checkpoint are not in the option auxiliary and are left out"]
+        if said:
+            warnings.warn(f"Auxiliary heads: {', '.join(said)}.", stacklevel=3)

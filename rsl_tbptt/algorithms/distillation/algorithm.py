@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -34,7 +35,7 @@ from rsl_tbptt.algorithms.update.safe_line import SafeLine
 from rsl_tbptt.algorithms.update.session import UpdateSession
 from rsl_tbptt.algorithms.update.step_checks import StepChecks
 from rsl_tbptt.checkpoints.reading import student_state_dict
-from rsl_tbptt.checkpoints.trained_models import check_fits, describe_all
+from rsl_tbptt.checkpoints.trained_models import check_fits, describe_all, model_configs
 from rsl_tbptt.compat.versions import (
     Distillation,
     MLPModel,
@@ -57,6 +58,9 @@ class TbpttDistillation(Distillation):
 
     checkpoint_path: str | None = None
     """File that ``load`` is given the content of, where the runner or its config tells."""
+
+    model_configs: Mapping[str, Any] | None = None
+    """What the runner's config says of the models, for checkpoints."""
 
     teacher_loaded: Any
     """Whether a checkpoint brought the teacher; asking an :class:`AwaitedTeacher` loads its."""
@@ -164,8 +168,10 @@ class TbpttDistillation(Distillation):
             ValueError: If a key of the runner's config is mistyped.
         """
         check_runner_keys(cfg)
+        configs = model_configs(cfg)
         algorithm = Distillation.construct_algorithm(obs, env, cfg, device)
         if isinstance(algorithm, TbpttDistillation):
+            algorithm.model_configs = configs
             algorithm.checkpoint_path = cfg.get("load_checkpoint")
             algorithm.step_checks.take_over_nan_check(algorithm.options.non_finite, cfg)
             algorithm.safe_line.write_beside_logs_of(env)
@@ -294,7 +300,7 @@ class TbpttDistillation(Distillation):
         there too.
         """
         models = {"student": self._raw_student, **models_by_role(self._raw_teacher)}
-        described = describe_all(models, self.storage.observations)
+        described = describe_all(models, self.storage.observations, self.model_configs)
         own = {"num_updates": self.num_updates, "models": described}
         memory = self.learner.experience.memory
         if self.options.save_memory and memory is not None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -29,7 +30,7 @@ from rsl_tbptt.algorithms.update.optimizers import use_fused_kernels
 from rsl_tbptt.algorithms.update.safe_line import SafeLine
 from rsl_tbptt.algorithms.update.session import UpdateSession
 from rsl_tbptt.algorithms.update.step_checks import StepChecks
-from rsl_tbptt.checkpoints.trained_models import describe_all
+from rsl_tbptt.checkpoints.trained_models import describe_all, model_configs
 from rsl_tbptt.compat.versions import PPO, MLPModel, rnd_optimizer
 from rsl_tbptt.core.distributed import Ranks
 
@@ -43,6 +44,9 @@ class TbpttPPO(PPO):
     the windows' gradients add up to one optimiser step. Nothing is split or padded at dones.
     Feed-forward models see the rollout as single steps, shuffled as in rsl_rl.
     """
+
+    model_configs: Mapping[str, Any] | None = None
+    """What the runner's config says of the models, for checkpoints."""
 
     @takes(PpoArguments)
     def __init__(
@@ -136,8 +140,10 @@ class TbpttPPO(PPO):
             ValueError: If a key of the runner's config is mistyped.
         """
         check_runner_keys(cfg)
+        configs = model_configs(cfg)
         algorithm = PPO.construct_algorithm(obs, env, cfg, device)
         if isinstance(algorithm, TbpttPPO):
+            algorithm.model_configs = configs
             options = algorithm.options
             algorithm.step_checks.take_over_nan_check(options.non_finite, cfg)
             algorithm.safe_line.write_beside_logs_of(env)
@@ -300,7 +306,7 @@ class TbpttPPO(PPO):
             "kl_coef": self.learner.gradient.policy_loss.kl_coef,
             "fine_tuning": self._fine_tuning.state_dict(),
             "imitation": self._imitation.state_dict(),
-            "models": describe_all(models, self.storage.observations),
+            "models": describe_all(models, self.storage.observations, self.model_configs),
         }
         if self.options.auxiliary:
             own["auxiliary"] = self._heads.state_dict()

@@ -324,7 +324,7 @@ def test_checkpoints_load_with_and_without_heads(make):
     checkpoint = through_a_file(with_heads.save())
     without_heads = {key: value for key, value in checkpoint.items() if key != "rsl_tbptt"}
     stock.load(checkpoint, None, strict=True)
-    with pytest.warns(UserWarning, match=r"\['velocity'.* of the checkpoint are not in the option"):
+    with pytest.warns(UserWarning, match=r"heads: \['velocity'.* of the checkpoint are not in"):
         without.load(checkpoint, None, strict=True)
     models = parameters_of if make is distillation else ppo_parameters_of
     assert torch.equal(models(stock), models(with_heads))
@@ -332,7 +332,7 @@ def test_checkpoints_load_with_and_without_heads(make):
     fresh = make(auxiliary=HEADS)
     before = heads_of(fresh)
     with pytest.warns(
-        UserWarning, match=r"\['velocity'.* are not in the checkpoint and begin anew"
+        UserWarning, match=r"heads: \['velocity'.* are not in the checkpoint and begin anew\.$"
     ):
         fresh.load(without_heads, None, strict=True)
     assert torch.equal(heads_of(fresh), before)

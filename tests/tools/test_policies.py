@@ -1,0 +1,347 @@
+"""What reads a run folder runs none of its code, and rebuilds the policy that was trained."""
+
+import json
+import re
+import sys
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from rsl_rl.models import MLPModel
+from rsl_rl.runners import OnPolicyRunner
+from support.helpers import make_distillation
+from tensordict import TensorDict
+
+from rsl_tbptt.algorithms import TbpttDistillation
+from rsl_tbptt.checkpoints.agent_configs import read_config
+from rsl_tbptt.checkpoints.trained_models import describe, plain
+from rsl_tbptt.cli import main
+from rsl_tbptt.export import export
+from rsl_tbptt.platforms import isaaclab
+from rsl_tbptt.policies import build_policy, load_policy, read_policy
+from rsl_tbptt.runners import TbpttOnPolicyRunner
+from rsl_tbptt_tasks.memory import RecallEnv
+
+GAUSSIAN = {"class_name": "GaussianDistribution", "init_std": 0.1}
+MLP = {"class_name": "MLPModel", "hidden_dims": [8], "activation": "elu"}
+
+
+def write_run(folder, **model):
+    """Write what Isaac Lab leaves of a stock PPO: a checkpoint and the agent's config."""
+    obs = TensorDict({"policy": torch.zeros(1, 5)}, [1])
+    torch.manual_seed(0)
+    options = {"hidden_dims": [8], "distribution_cfg": dict(GAUSSIAN)}
+    policy = MLPModel(obs, {"actor": ["policy"]}, "actor", 3, **options).eval()
+    agent = {
+        "obs_groups": {"actor": ["policy"]},
+        "actor": {**MLP, "distribution_cfg": GAUSSIAN, **model},
+    }
+    (folder / "params").mkdir()
+    (folder / "params" / "agent.yaml").write_text(yaml.safe_dump(agent))
+    torch.save({"actor_state_dict": policy.state_dict(), "iter": 0}, folder / "model_0.pt")
+    return folder / "model_0.pt", policy
+
+
+def acts_alike(policy, other):
+    obs = TensorDict({"policy": torch.randn(4, 5)}, [4])
+    return torch.equal(policy(obs), other(obs))
+
+
+@pytest.fixture
+def package(tmp_path, monkeypatch):
+    """A package as anyone can leave beside a run; it notes that it was imported."""
+    folder = tmp_path / "my_package"
+    folder.mkdir()
+    (folder / "__init__.py").touch()
+    code = "import pathlib, rsl_rl.models, torch\npathlib.Path('imported').touch()\n"
+    code += "class Model(rsl_rl.models.MLPModel): pass\n"
+    code += "def make(*args, **options): return Model(*args, **options)\n"
+    (folder / "models.py").write_text(code)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    yield "my_package"
+    for name in [name for name in sys.modules if name.startswith("my_package")]:
+        del sys.modules[name]
+
+
+PIPE = {"class_name": "pydoc:pipepager", "cmd": "touch ran"}
+DETOURS = [
+    "os:system",
+    "my_package.models:Model",
+    "my_package.models.Model",
+    "rsl_rl.models.mlp_model:torch.nn.Sequential",
+    "rsl_rl.models.mlp_model.torch.nn.Sequential",
+    "rsl_rl.utils.utils:importlib.import_module",
+    "rsl_tbptt.cli:main",
+    "rsl_tbptt.models:SelectedTeachers",
+    "rsl_rl.runners:OnPolicyRunner",
+    "resolve_callable",
+    "rsl_rl./models:x",
+    {"class_name": "MLPModel"},
+    None,
+]
+
+
+@pytest.mark.parametrize("command", ["export", "evaluate"])
+def test_a_config_beside_a_checkpoint_runs_nothing(command, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    write_run(tmp_path, distribution_cfg=PIPE)
+    assert main([command, "--checkpoint", "model_0.pt"]) == 1
+    assert not (tmp_path / "ran").exists()
+    assert "--trust pydoc" in capsys.readouterr().err
+
+
+@pytest.mark.usefixtures("package")
+@pytest.mark.parametrize("name", DETOURS, ids=str)
+@pytest.mark.parametrize("nested", [False, True])
+def test_only_models_and_distributions_of_rsl_rl_and_ours_are_loaded(name, nested, tmp_path):
+    model = {"encoders": [{"class_name": name}]} if nested else {"class_name": name}
+    checkpoint, _ = write_run(tmp_path, **model)
+    with pytest.raises(ValueError, match=r"class_name is .*, expected a "):
+        read_policy(checkpoint)
+    assert not (tmp_path / "imported").exists()
+
+
+@pytest.mark.parametrize(
+    "name", ["MLPModel", "rsl_rl.models:MLPModel", "rsl_rl.models.mlp_model.MLPModel"]
+)
+def test_names_of_rsl_rls_models_need_no_word(name, tmp_path):
+    checkpoint, trained = write_run(tmp_path, class_name=name)
+    assert acts_alike(load_policy(checkpoint), trained)
+
+
+@pytest.mark.parametrize("name", ["Model", "make"])
+def test_the_user_can_trust_a_package(name, package, tmp_path, capsys):
+    checkpoint, trained = write_run(tmp_path, class_name=f"{package}.models:{name}")
+    assert acts_alike(load_policy(checkpoint, trust=[package]), trained)
+    assert main(["export", "--checkpoint", str(checkpoint), "--trust", package]) == 0
+    with pytest.raises(ValueError, match=r"--trust my_package"):
+        load_policy(checkpoint, trust=["my_pack", "my_package.models.Model.x"])
+
+
+def test_trust_in_a_package_is_none_in_what_it_imports(package, tmp_path):
+    checkpoint, _ = write_run(tmp_path, class_name=f"{package}.models:torch.nn.Linear")
+    with pytest.raises(ValueError, match=r"is from torch\.nn.*--trust torch"):
+        read_policy(checkpoint, trust=[package])
+
+
+def test_a_class_that_a_registered_tasks_config_names_is_loaded(package, tmp_path, monkeypatch):
+    name = f"{package}.models:Model"
+    checkpoint, trained = write_run(tmp_path, class_name=name)
+    note = {"library": "rsl_rl", "task": "Mine", "metadata": {"agent": "a"}}
+    (tmp_path / "run.json").write_text(json.dumps(note))
+    agents = {"Mine": {"actor": {"class_name": name}}}
+    monkeypatch.setattr(isaaclab, "registered_agent", lambda trained: agents[trained.task])
+    assert acts_alike(load_policy(checkpoint), trained)
+    agents["Mine"] = {"actor": {"class_name": "MLPModel"}}
+    with pytest.raises(ValueError, match="--trust my_package"):
+        load_policy(checkpoint)
+
+
+def test_a_task_whose_module_would_be_imported_has_to_be_named_by_the_user(tmp_path):
+    note = {"library": "rsl_rl", "task": "my_package:Mine", "metadata": {"agent": "a"}}
+    (tmp_path / "run.json").write_text(json.dumps(note))
+    with pytest.raises(ValueError, match=r"task is 'my_package:Mine'.*--task my_package:Mine"):
+        isaaclab.find_trained(tmp_path / "model_0.pt")
+    assert isaaclab.find_trained(tmp_path / "model_0.pt", "my_package:Mine").task
+
+
+CNN_CFG = {"output_channels": [2], "kernel_size": 3}
+GROUPS = {"actor": ["depth", "policy", "camera"], "critic": ["policy"]}
+SEES = {
+    "class_name": "rsl_tbptt.models:CNNRNNModel",
+    "cnn_cfg": CNN_CFG,
+    "rnn_hidden_dim": 6,
+    "hidden_dims": (8,),
+    "image_scale": 1 / 255,
+}
+
+
+class CameraEnv(RecallEnv):
+    """Shows bytes beside numbers."""
+
+    def get_observations(self):
+        obs = super().get_observations()
+        for name, shape in {"camera": (1, 6, 5), "depth": (2, 4, 4)}.items():
+            obs[name] = torch.randint(256, (self.num_envs, *shape), dtype=torch.uint8)
+        return obs
+
+
+def runner_of(folder, runner_class: Any = TbpttOnPolicyRunner, **options):
+    """Return a runner of rsl_rl alone that has saved its PPO of a model with a class of its own."""
+    algorithm = {"class_name": "rsl_tbptt.algorithms:TbpttPPO", "num_mini_batches": 1}
+    cfg = {
+        "num_steps_per_env": 4,
+        "save_interval": 1,
+        "obs_groups": {name: [*groups] for name, groups in GROUPS.items()},
+        "algorithm": algorithm | options,
+        "actor": {**SEES, "cnn_cfg": dict(CNN_CFG), "distribution_cfg": dict(GAUSSIAN)},
+        "critic": {"class_name": "MLPModel", "hidden_dims": [8]},
+    }
+    runner = runner_class(CameraEnv(2, 3), cfg, str(folder))
+    runner.save(str(folder / "model_0.pt"))
+    return runner
+
+
+def same_actions(runner, policy):
+    obs = CameraEnv(4, 3).get_observations()
+    actor = runner.alg.actor.eval()
+    actor.reset()
+    return torch.equal(policy(obs), actor(obs))
+
+
+@pytest.mark.parametrize("runner_class", [OnPolicyRunner, TbpttOnPolicyRunner])
+@pytest.mark.filterwarnings("ignore:.torch.jit")
+def test_a_checkpoint_describes_its_models_completely(tmp_path, runner_class):
+    runner = runner_of(tmp_path, runner_class)
+    policy = load_policy(tmp_path / "model_0.pt")
+    assert same_actions(runner, policy)
+    assert policy.group_dtypes == {
+        "depth": torch.uint8,
+        "policy": torch.float32,
+        "camera": torch.uint8,
+    }
+    models = torch.load(tmp_path / "model_0.pt", weights_only=True)["rsl_tbptt"]["models"]
+    assert models["critic"]["arguments"] == {"hidden_dims": [8]}
+    assert export(tmp_path / "model_0.pt", tmp_path / "out")["passed"]
+
+
+@pytest.mark.parametrize(
+    ("told", "message"),
+    [
+        ("{image_scale: 1.0}", r"actor\.image_scale is 1\.0 in .*, expected 0\.0039"),
+        ("{class_name: RNNModel}", r"class_name is 'RNNModel' in .*, expected 'rsl_tbptt\.models"),
+        ("{cnn_cfg: {kernel_size: 5}}", r"actor\.cnn_cfg\.kernel_size is 5 in .*, expected 3"),
+        ("{hidden_dims: [8], distribution_cfg: null, cnn_cfg: {kernel_size: 3}}", None),
+        ("{class_name: 'rsl_tbptt.models.CNNRNNModel'}\nclip_actions: 2.0", None),
+        ("{}\nobs_groups: {actor: [policy, depth, camera]}", r"obs_groups\.actor is \['policy', "),
+    ],
+)
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_file_that_contradicts_the_checkpoint_is_refused(tmp_path, told, message, beside):
+    runner = runner_of(tmp_path, OnPolicyRunner)
+    agent = tmp_path / ("params/agent.yaml" if beside else "told.yaml")
+    agent.parent.mkdir(exist_ok=True)
+    agent.write_text(f"actor: {told}\n")
+    files = (tmp_path / "model_0.pt", None if beside else agent)
+    if message is None:
+        saved = read_policy(*files)
+        assert same_actions(runner, build_policy(saved))
+        assert saved.config.get("clip_actions") in (None, 2.0)
+        return
+    with pytest.raises(ValueError, match=message):
+        read_policy(*files)
+
+
+def test_what_a_checkpoint_of_rsl_rl_alone_leaves_out_has_to_be_told(tmp_path):
+    runner = runner_of(tmp_path, OnPolicyRunner)
+    checkpoint = torch.load(tmp_path / "model_0.pt")
+    del checkpoint["rsl_tbptt"]
+    torch.save(checkpoint, tmp_path / "model_0.pt")
+    known = {"class_name": SEES["class_name"], "cnn_cfg": CNN_CFG, "activation": "elu"}
+    told = {"obs_groups": GROUPS, "actor": known}
+    images = {"camera": (1, 6, 5), "depth": (2, 4, 4)}
+    (tmp_path / "told.yaml").write_text(yaml.safe_dump(told))
+    files = (tmp_path / "model_0.pt", "cpu", tmp_path / "told.yaml", images)
+    with pytest.raises(ValueError, match=r"actor\.image_scale is missing, expected the training's"):
+        load_policy(*files)
+    known["image_scale"] = 1 / 255
+    (tmp_path / "told.yaml").write_text(yaml.safe_dump(told))
+    assert same_actions(runner, load_policy(*files))
+
+
+def test_arguments_that_no_checkpoint_can_hold_leave_it_readable():
+    assert plain({"a": (1, [np.float64(2)]), "b": MLPModel, "c": None}) == {
+        "a": (1, [2.0]),
+        "b": "rsl_rl.models.mlp_model:MLPModel",
+        "c": None,
+    }
+    obs = TensorDict({"policy": torch.zeros(1, 5)}, [1])
+    model = MLPModel(obs, {"actor": ["policy"]}, "actor", 3)
+    config = {"class_name": MLPModel, "hidden_dims": [256]}
+    assert describe(model, obs, config)["arguments"] == {"hidden_dims": [256]}
+    assert "arguments" not in describe(model, obs, config | {"loss": abs})
+
+
+def test_our_runners_write_the_agents_config_when_they_learn(tmp_path):
+    runner = runner_of(tmp_path)
+    assert not (tmp_path / "params").exists()
+    runner.learn(1)
+    config = read_config(tmp_path / "params" / "agent.yaml")
+    assert config["actor"]["image_scale"] == SEES["image_scale"]
+    assert config["actor"]["distribution_cfg"]["class_name"] == "GaussianDistribution"
+    assert config["obs_groups"] == GROUPS
+    assert same_actions(runner, load_policy(tmp_path / "model_0.pt"))
+
+
+ITSELF: dict[str, Any] = {"class_name": "MLPModel"}
+ITSELF["encoder"] = ITSELF
+MALFORMED = [
+    ({"actor": 5}, r"actor is 5 in .*, expected a mapping"),
+    ({"obs_groups": ["policy"]}, r"obs_groups is \['policy'\] in .*, expected a mapping"),
+    ({"obs_groups": {"actor": "policy"}}, r"obs_groups\.actor is 'policy' in .*, expected a list"),
+    ({"activation": 7}, "does not fit"),
+    ({"activation": "none"}, "does not fit"),
+    ({"hidden_dims": "wide"}, "does not fit"),
+    ({"distribution_cfg": 5}, "does not fit"),
+    ({"distribution_cfg": {"init_std": 1.0}}, "does not fit"),
+    ({"class_name": "CNNModel", "cnn_cfg": 3}, "does not fit"),
+    ({"class_name": "Nothing"}, r"class_name is 'Nothing', expected one that can be imported"),
+    ({"encoder": ITSELF}, r"actor is nested too deep"),
+]
+
+
+@pytest.mark.parametrize(("part", "message"), MALFORMED, ids=str)
+@pytest.mark.parametrize("beside", [False, True])
+def test_a_config_of_another_form_is_named_in_one_line(tmp_path, part, message, beside, capsys):
+    checkpoint, _ = write_run(tmp_path)
+    sections = {key: value for key, value in part.items() if key in ("actor", "obs_groups")}
+    actor = {**MLP, "distribution_cfg": None, **part} if not sections else dict(MLP)
+    config = {"obs_groups": {"actor": ["policy"]}, "actor": actor, **sections}
+    agent = tmp_path / ("params/agent.yaml" if beside else "told.yaml")
+    agent.write_text(yaml.safe_dump(config))
+    words = ["export", "--checkpoint", str(checkpoint), "--output", str(tmp_path / "out")]
+    assert main(words if beside else [*words, "--agent", str(agent)]) == 1
+    error = capsys.readouterr().err
+    assert re.search(message, error), error
+    assert len(error.splitlines()) == 1
+
+
+def test_what_did_not_fit_is_named(tmp_path):
+    """Not a file that is not there."""
+    runner_of(tmp_path, OnPolicyRunner)
+    checkpoint = torch.load(tmp_path / "model_0.pt")
+    checkpoint["rsl_tbptt"]["models"]["actor"]["arguments"]["rnn_hidden_dim"] = 7
+    torch.save(checkpoint, tmp_path / "model_0.pt")
+    with pytest.raises(ValueError, match=r"model_0\.pt does not fit what it says itself of its"):
+        load_policy(tmp_path / "model_0.pt")
+
+
+def test_a_file_may_leave_out_what_the_checkpoint_says(tmp_path):
+    algorithm = make_distillation(
+        TbpttDistillation, 4, 2, gradient_length=2, student_kwargs={"activation": "swish"}
+    )
+    torch.save(algorithm.save(), tmp_path / "model_0.pt")
+    (tmp_path / "told.yaml").write_text("clip_actions: 1.0")
+    policy = load_policy(tmp_path / "model_0.pt", agent=tmp_path / "told.yaml")
+    assert isinstance(policy.mlp[1], torch.nn.SiLU)
+    (tmp_path / "told.yaml").write_text("student: {activation: elu}")
+    with pytest.raises(ValueError, match=r"student\.activation is 'elu' in .*, expected 'swish'"):
+        load_policy(tmp_path / "model_0.pt", agent=tmp_path / "told.yaml")
+
+
+def test_an_image_without_effect_is_refused(tmp_path):
+    checkpoint, _ = write_run(tmp_path)
+    for name in ("camera", "policy"):
+        with pytest.raises(
+            ValueError, match=rf"--image is {name}=3x8x8, expected one of \[\]|does"
+        ):
+            load_policy(checkpoint, images={name: (3, 8, 8)})
+    (tmp_path / "seeing").mkdir()
+    runner_of(tmp_path / "seeing", OnPolicyRunner)
+    checkpoint = tmp_path / "seeing" / "model_0.pt"
+    assert load_policy(checkpoint, images={"camera": (1, 6, 5)})
+    with pytest.raises(ValueError, match=r"--image is camera=1x6x6, expected \[1, 6, 5\]"):
+        load_policy(checkpoint, images={"camera": (1, 6, 6)})
