@@ -93,5 +93,5 @@ def test_an_output_that_cannot_be_written_is_refused(tmp_path, name):
     with pytest.raises(ValueError, match=f"The output is .*{name}, expected a .*Name another one"):
         output_path(path, tmp_path / name)
     if path.suffix:
-        with pytest.raises(ValueError, match="expected a file that can be written: .*directory"):
+        with pytest.raises(ValueError, match=r"expected a file that can be written: .*directory"):
             output_path(tmp_path / "directory", tmp_path / name)
