@@ -58,6 +58,8 @@ def accumulate_group(
 ) -> tuple[HiddenState, dict[str, torch.Tensor]]:
     """Add the gradient of one optimiser step's loss to the parameters' ``.grad``.
 
+    Under ``torch.no_grad`` only sums and state are computed.
+
     Args:
         group: Windows of the optimiser step, in time order.
         rollout: The rollout, or segments of one.
@@ -79,7 +81,7 @@ def accumulate_group(
         carried = []
         for envs in micro_batches:
             piece = rollout.envs(envs).steps(window.start, window.stop)
-            with torch.set_grad_enabled(window.num_loss_steps > 0):
+            with torch.set_grad_enabled(torch.is_grad_enabled() and window.num_loss_steps > 0):
                 own_state = hidden_state.select_envs(state, envs)
                 outputs, next_state = _forward(window, piece, own_state, replay)
             if window.num_loss_steps > 0:
@@ -124,7 +126,8 @@ def _backward(
         outputs = tuple(_without_gradient(output, weights == 0) for output in outputs)
     losses = loss(outputs, newest.labels)
     trained = losses.trained if weights is None else _weighted(losses.trained, weights)
-    (coef * trained.sum() / divisor).backward()
+    if torch.is_grad_enabled():
+        (coef * trained.sum() / divisor).backward()
     reported = {name: values.detach() for name, values in losses.reported.items()}
     if weights is not None and losses.weighs_reported:
         reported = {name: _weighted(values, weights) for name, values in reported.items()}

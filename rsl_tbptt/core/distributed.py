@@ -67,7 +67,7 @@ class Ranks:
         return values
 
     def run_together(self, function: Callable[[], Value]) -> Value:
-        """Run ``function`` on every rank; where one refuses, all do, for the first one's reason.
+        """Run ``function`` on every rank; where one fails, all do, for the first one's reason.
 
         A rank that stopped alone would leave the others waiting in their next exchange.
 
@@ -79,19 +79,29 @@ class Ranks:
 
         Raises:
             ValueError: If it did on one rank.
+            Exception: What else it raised, on the rank that did.
+            RuntimeError: Naming that, on the others.
         """
         if not self.together:
             return function()
         results: list[Value] = []
-        reason = None
+        failed: Exception | None = None
         try:
             results.append(function())
-        except ValueError as error:
-            reason = str(error)
+        except Exception as error:
+            failed = error
+        refused = isinstance(failed, ValueError)
+        named = "" if refused else f"{type(failed).__name__}: "
+        reason = None if failed is None else (refused, f"{named}{failed}")
         for rank, of_rank in enumerate(self.gather(reason)):
-            if of_rank is not None:
-                raise ValueError(f"On rank {rank}: {of_rank}")
-        (result,) = results  # all gave one: this rank's refusal would have been raised
+            if of_rank is None:
+                continue
+            if of_rank[0]:
+                raise ValueError(f"On rank {rank}: {of_rank[1]}")
+            if failed is not None:
+                raise failed
+            raise RuntimeError(f"Rank {rank} could not go on ({of_rank[1]}).")
+        (result,) = results  # all gave one: this rank's failure would have been raised
         return result
 
     def mean_and_std(self, values: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:

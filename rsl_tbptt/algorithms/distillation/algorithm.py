@@ -337,9 +337,9 @@ class TbpttDistillation(Distillation):
         if strict and wants.get("student"):
             check_fits(self._raw_student, student_state_dict(loaded_dict), "student", obs, *source)
         own = loaded_dict.get("rsl_tbptt", {})
+        memory = own.get("memory") if self.options.save_memory else None
         if wants.get("student"):  # first, as these may refuse
             self._heads.check(own.get("auxiliary", {}))
-            memory = own.get("memory") if self.options.save_memory else None
             self.learner.experience.check(memory)
         load_iteration = super().load(loaded_dict, load_cfg, strict)
         if wants.get("teacher"):

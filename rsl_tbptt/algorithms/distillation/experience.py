@@ -71,6 +71,7 @@ class Experience:
         self.nothing: Sequences = (self._taken, None)
         """Stands for the sequences of a mini-batch where a process failed to find them."""
         self._saved: dict[str, Any] | None = None
+        self._zero_state: HiddenState = None
         # By group; as if all were new before any are seen.
         self._frames_per_sequence = new_frames(self._taken)
         self._whole = self.num_mini_batches == 1 and options.memory_rollouts == 0
@@ -98,6 +99,7 @@ class Experience:
         if self._saved is not None and (kept := len(self._saved["keys"])):
             frames = self._saved.get("frames", {})
             self._frames_per_sequence |= {group: len(f) / kept for group, f in frames.items()}
+        self._zero_state = hidden_state.apply(torch.zeros_like, self.start_state)
         memory = self._new_memory()
         if self._saved is not None:
             memory.load_state_dict(self._saved)
@@ -111,7 +113,7 @@ class Experience:
         """Divide an empty memory by how often the newest rollout has new frames."""
         self._frames_per_sequence = new_frames(self._taken)
         self.memory = None  # so that it is given back before
-        self.memory = self._new_memory()
+        self.begin_training()
 
     def check(self, saved: dict[str, Any] | None) -> None:
         """Check that the memory of a checkpoint fits ours, if both are there.
@@ -166,11 +168,13 @@ class Experience:
             self._weights.complete()
         self._taken = self.newest()
         find_held_frames(self._taken.obs)
-        if self.memory is not None:
+        if self._options.memory_rollouts > 0:
             if self.start_state is None:
-                self.start_state = self.memory.zero_state()
-            if self.memory.num_kept == 0 and self._frames_per_sequence:
+                self.start_state = self._zero_state
+            # None where one did not fit in the update before.
+            if self.memory is None or (self.memory.num_kept == 0 and self._frames_per_sequence):
                 self._fit_memory()
+            assert self.memory is not None
             self.memory.put(self._taken, self.start_state)
 
     def plan(self) -> MiniBatches:

@@ -90,11 +90,6 @@ class RolloutMemory:
         self._key_limit = 1.0
         self._keep_first(0)
 
-    def zero_state(self) -> HiddenState:
-        """Return the state before a first rollout. Shape: (L, N, H), or a pair of them."""
-        newest = slice(self.capacity, None)
-        return hidden_state.apply(lambda kept: torch.zeros_like(kept[:, newest]), self.state)
-
     def put(self, newest: Rollout, state: HiddenState) -> None:
         """Copy a rollout into the columns of the newest one.
 

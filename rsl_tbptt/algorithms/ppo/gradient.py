@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
 
@@ -33,6 +34,13 @@ LOSSES = ("value", "surrogate", "entropy", "kl")
 
 States = tuple[HiddenState, HiddenState]
 """Of actor and critic."""
+
+Number = float | torch.Tensor
+Scales = tuple[Number, Number, Number]
+"""What advantages are shifted and divided by, and M, the sum of the samples' weights."""
+
+Attempt = Callable[[Callable[[], torch.Tensor], torch.Tensor], torch.Tensor]
+"""``UpdateSession.attempt``."""
 
 
 @dataclass(frozen=True)
@@ -90,6 +98,7 @@ class PpoGradient:
         self.policy_loss = PolicyLoss(actor, options, self.first_replay)
         self._value_loss = ValueLoss(options)
         self._options, self._heads = options, heads
+        self._nothing = torch.zeros(1, device=next(actor.parameters()).device)
         clips = () if options.policy_loss == "kl_penalty" else ("clip_fraction",)
         self.further = ("teacher", *clips, *heads.names)
         """Further losses that are reported by name; the teacher's is 0 without one."""
@@ -150,60 +159,75 @@ class PpoGradient:
             actor, critic = actor.as_single_steps(), critic.as_single_steps()
         return PpoRollout(everything, actor, critic, states)
 
+    def scales(self, mini_batch: MiniBatch, rollout: PpoRollout, attempt: Attempt) -> Scales:
+        """Return what an optimiser step divides by; exchanges sums with other processes.
+
+        Args:
+            mini_batch: What the step sees.
+            rollout: The rollout.
+            attempt: Runs what only this process does between two exchanges, or returns the rest of
+                its arguments.
+        """
+
+        def advantages() -> torch.Tensor:
+            return mini_batch.loss_steps(rollout.actor.labels["advantages"])
+
+        def weights() -> torch.Tensor:
+            assert rollout.actor.weights is not None
+            return mini_batch.loss_steps(rollout.actor.weights).sum()
+
+        mean, scale, divisor = 0.0, 1.0, mini_batch.num_samples
+        if self._options.normalize_advantage_per_mini_batch:
+            own = attempt(advantages, self._nothing)
+            mean, scale = mean_and_scale(own, mini_batch.num_samples, mini_batch.ranks)
+        if self._options.loss_reduction == "episode_mean":
+            divisor = mini_batch.ranks.sum_tensor(attempt(weights, self._nothing[0]))
+        return mean, scale, divisor
+
     def accumulate(
         self,
         mini_batch: MiniBatch,
         rollout: PpoRollout,
+        scales: Scales,
         num_micro_batches: int,
         teacher_coef: float,
+        *,
+        holds_actor: bool = False,
     ) -> torch.Tensor:
         """Add the gradient of one optimiser step's loss to the parameters' ``.grad``.
 
         Args:
             mini_batch: What the step sees.
             rollout: The rollout.
+            scales: What :meth:`scales` returned.
             num_micro_batches: At least so many parts are run one after the other.
             teacher_coef: Weight of the teacher's loss.
+            holds_actor: Whether the actor's own gradient is of no use. Its auxiliary heads learn
+                all the same.
 
         Returns:
             The sums of value loss, surrogate, entropy, KL divergence and ``further`` losses over
             the samples of this process, not weighed by episode. Shape: (4 + further,).
         """
-        mean, scale = self._advantage_scale(mini_batch, rollout.actor.labels["advantages"])
+        mean, scale, divisor = scales
         policy_loss = partial(
             self.policy_loss,
             advantage_mean=mean,
             advantage_scale=scale,
             teacher_coef=teacher_coef,
         )
-        divisor = self._divisor(mini_batch, rollout.actor.weights)
-        value_coef = self._options.value_loss_coef
+        value_coef, learns = self._options.value_loss_coef, not holds_actor or self._heads.names
         sums: dict[str, torch.Tensor] = {}
-        for model, own_rollout, state, loss, coef in (
-            (self.actor, rollout.actor, rollout.states[0], policy_loss, 1.0),
-            (self.critic, rollout.critic, rollout.states[1], self._value_loss, value_coef),
+        for model, own_rollout, state, loss, coef, with_gradient in (
+            (self.actor, rollout.actor, rollout.states[0], policy_loss, 1.0, learns),
+            (self.critic, rollout.critic, rollout.states[1], self._value_loss, value_coef, True),
         ):
-            own = _accumulate(
-                model, mini_batch, own_rollout, state, loss, divisor, num_micro_batches, coef
-            )
-            sums |= own
+            with torch.set_grad_enabled(bool(with_gradient)):
+                sums |= _accumulate(
+                    model, mini_batch, own_rollout, state, loss, divisor, num_micro_batches, coef
+                )
         sums.setdefault("teacher", torch.zeros_like(sums["kl"]))
         return torch.stack([sums[name] for name in (*LOSSES, *self.further)])
-
-    def _advantage_scale(
-        self, mini_batch: MiniBatch, advantages: torch.Tensor
-    ) -> tuple[torch.Tensor | float, torch.Tensor | float]:
-        """Return what the mini-batch's advantages are shifted and divided by."""
-        if not self._options.normalize_advantage_per_mini_batch:
-            return 0.0, 1.0
-        chosen = mini_batch.loss_steps(advantages)
-        return mean_and_scale(chosen, mini_batch.num_samples, mini_batch.ranks)
-
-    def _divisor(self, mini_batch: MiniBatch, weights: torch.Tensor | None) -> int | torch.Tensor:
-        """Return M, the sum of the samples' weights over all processes."""
-        if weights is None:
-            return mini_batch.num_samples
-        return mini_batch.ranks.sum_tensor(mini_batch.loss_steps(weights).sum())
 
 
 def _accumulate(
@@ -212,7 +236,7 @@ def _accumulate(
     rollout: Rollout,
     state: HiddenState,
     loss: Loss,
-    divisor: int | torch.Tensor,
+    divisor: Number,
     num_micro_batches: int,
     coef: float,
 ) -> dict[str, torch.Tensor]:

@@ -6,7 +6,7 @@ import contextlib
 import math
 from collections.abc import Iterator
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 import torch
 from rsl_rl.storage import RolloutStorage
@@ -102,8 +102,9 @@ class PpoLearner:
 
     def train(self, session: UpdateSession) -> Metrics | None:
         """Go through all epochs and mini-batches; see :class:`Learner`."""
-        rollout, device = self.rollout(), self._storage.dones.device
-        find_held_frames(rollout.actor.obs, rollout.critic.obs)
+        device, nothing = self._storage.dones.device, cast("PpoRollout", None)
+        # Where it fails, each attempt to use it does, too, and all exchanges are gone through.
+        rollout = session.attempt(self._rollout_with_held_frames, otherwise=nothing)
         # Filled, not copied: a copy from the host would wait for the device.
         learning_rate = self._optimizer.param_groups[0]["lr"]
         rate = torch.full((), learning_rate, dtype=torch.float64, device=device)
@@ -116,6 +117,11 @@ class PpoLearner:
         health = self._health()
         self.update_normalization()
         return {**self._metrics(torch.stack(steps), rate), **health}
+
+    def _rollout_with_held_frames(self) -> PpoRollout:
+        rollout = self.rollout()
+        find_held_frames(rollout.actor.obs, rollout.critic.obs)
+        return rollout
 
     def _health(self) -> Metrics:
         """Return what is only watched, before the normalisers learn."""
@@ -136,19 +142,29 @@ class PpoLearner:
         self._optimizer.zero_grad()
         self._heads.zero_grad()
         num_parts, coef = self.num_micro_batches, self.imitation.coef
+        holds_actor = self.fine_tuning.holds_actor
+        scales = self.gradient.scales(mini_batch, rollout, session.attempt)
         sums = session.attempt(
-            partial(self.gradient.accumulate, mini_batch, rollout, num_parts, coef),
+            partial(
+                self.gradient.accumulate,
+                mini_batch,
+                rollout,
+                scales,
+                num_parts,
+                coef,
+                holds_actor=holds_actor,
+            ),
             otherwise=self._no_sums,
         )
-        if self.fine_tuning.holds_actor:
-            self._actor.zero_grad()  # the optimiser passes over it
+        if holds_actor:
+            self._actor.zero_grad()  # that of shared encoders, or on the way to auxiliary heads
         seen, rate = self._optimizer_step(sums / mini_batch.num_samples, rate)
-        if self.rnd:
+        if rnd := self.rnd:
             errors = session.attempt(
-                partial(self.rnd.accumulate, rollout.all_groups, mini_batch, num_parts),
+                lambda: rnd.accumulate(rollout.all_groups, mini_batch, num_parts),
                 otherwise=self._no_sums[:1],
             )
-            seen = torch.cat((seen, self.rnd.step(errors / mini_batch.num_samples)))
+            seen = torch.cat((seen, rnd.step(errors / mini_batch.num_samples)))
         return seen, rate
 
     def _optimizer_step(
@@ -240,7 +256,8 @@ class PpoLearner:
         chosen = samples.view(num_steps, -1)[:, envs].flatten()
         mini_batch, rollout = self.mini_batches.of_envs(chosen), self.rollout()
         coef = self.imitation.coef
-        self.gradient.accumulate(mini_batch, rollout, num_micro_batches, coef)
+        scales = self.gradient.scales(mini_batch, rollout, lambda compute, _: compute())
+        self.gradient.accumulate(mini_batch, rollout, scales, num_micro_batches, coef)
         if self.rnd:
             self.rnd.accumulate(rollout.all_groups, mini_batch, num_micro_batches)
 

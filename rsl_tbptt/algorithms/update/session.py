@@ -138,6 +138,7 @@ class UpdateSession:
 
         Raises:
             ValueError: If an option does not suit the number of environments, on any rank.
+            Exception: What else stopped one rank; on the others a RuntimeError that names it.
         """
         budget = self._memory_budget_gb
         with torch.inference_mode(False):  # the runner's rollout has no gradients

@@ -212,6 +212,27 @@ def test_groups_that_change_at_different_rates_share_a_full_memory(changing):
     torch.testing.assert_close(shown[changing], held + torch.where(newer, moved, 0.0))
 
 
+def test_a_memory_that_did_not_fit_once_comes_back(monkeypatch):
+    """The first rollout tells how slow a camera is; the memory is divided anew and may not fit."""
+    algorithm = make(memory_gb=5e-5)
+
+    def failing(*args, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    roll_out(algorithm, 0, on_step=hold_frames(3))
+    before = parameters_of(algorithm)
+    for seed in (1, 2):  # and says so for as long as it does not
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.Tensor, "new_empty", failing)
+            with pytest.raises(torch.OutOfMemoryError, match="and was undone"):
+                algorithm.update()
+        roll_out(algorithm, seed, on_step=hold_frames(3))
+    assert torch.equal(parameters_of(algorithm), before)
+    assert "memory" not in algorithm.update()
+    roll_out(algorithm, 3, on_step=hold_frames(3))
+    assert "memory" in algorithm.update()
+
+
 def test_a_run_with_frames_goes_on_from_its_checkpoint():
     results = []
     for through_checkpoint in (False, True):

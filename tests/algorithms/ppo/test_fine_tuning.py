@@ -1,6 +1,7 @@
 """PPO that goes on with a distilled student: its noise, the critic's warm-up, checkpoints."""
 
 import copy
+import warnings
 
 import pytest
 import torch
@@ -111,6 +112,35 @@ def test_a_distilled_student_becomes_the_actor_while_the_critic_warms_up(std_typ
         assert not torch.equal(
             critic_before, torch.nn.utils.parameters_to_vector(critic.parameters())
         )
+
+
+@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate")
+@pytest.mark.parametrize("models", [("lstm", "gru"), ("mlp", "mlp"), ("cnn-gru", "sharing")])
+def test_no_gradient_of_a_held_actor_is_computed(models):
+    """What is logged is as with one, which a head that counts nothing needs."""
+    head = {"state": {"target": "state", "coef": 0.0}}
+    logged, parameters, computed = [], [], []
+    for options in ({}, {"auxiliary": head}):
+        algorithm = make_ppo(TbpttPPO, 6, 4, *models, critic_warmup_iterations=1, **options)
+        student = make_model("actor", models[0], 4, seed=5).state_dict()
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Auxiliary heads")
+            algorithm.load({"student_state_dict": student}, None, strict=True)
+        shared = {*algorithm.critic.parameters()}
+        for parameter in {*algorithm.actor.parameters()} - shared:
+            parameter.register_hook(computed.append)
+        numbers = []
+        for seed in range(2):
+            roll_out_ppo(algorithm, seed)
+            metrics = algorithm.update()
+            numbers.append(len(computed))
+            logged.append({k: v for k, v in metrics.items() if not k.startswith("auxiliary")})
+            parameters.append(ppo_parameters_of(algorithm))
+        assert (numbers[0] > 0) == bool(options)
+        assert numbers[1] > numbers[0]
+        computed.clear()
+    assert logged[:2] == logged[2:]
+    assert all(map(torch.equal, parameters[:2], parameters[2:]))
 
 
 def test_an_action_noise_that_is_no_parameter_is_refused():

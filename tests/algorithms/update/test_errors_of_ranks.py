@@ -80,7 +80,43 @@ RND = {
 }
 
 
+def no_memory(algorithm):
+    """Let what the training allocates once it starts not fit."""
+
+    def failing(tensor, *shape, **kwargs):
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    torch.Tensor.new_empty, kept = failing, torch.Tensor.new_empty
+    try:
+        roll_out(algorithm, 0)
+    finally:
+        torch.Tensor.new_empty = kept
+
+
+def starting(cfg, failing):
+    """Begin to distil where the memory of rollouts does not fit in one process."""
+    options = {"gradient_length": 2, "memory_rollouts": 2, "multi_gpu_cfg": cfg}
+    algorithm = make_distillation(TbpttDistillation, 6, 3, **options)
+    start = no_memory if failing else lambda algorithm: roll_out(algorithm, 0)
+    algorithm.update = lambda: start(algorithm)
+    return algorithm, parameters_of
+
+
+def lost(name):
+    """Return what takes the last step of something stored away, so that it is out of range."""
+
+    def poison(algorithm):
+        setattr(algorithm.storage, name, getattr(algorithm.storage, name)[:-1])
+
+    return poison
+
+
+def no_distribution(algorithm):
+    algorithm.storage.distribution_params = None
+
+
 EPISODES = {"loss_reduction": "episode_mean"}
+PER_MINI_BATCH = {"normalize_advantage_per_mini_batch": True}
 CASES = {
     "loss": distilled,
     "reward": lambda cfg, failing: reinforced(cfg, failing, nan_reward, **EPISODES),
@@ -88,6 +124,12 @@ CASES = {
     "raised": lambda cfg, failing: reinforced(cfg, failing, nan_reward, non_finite="raise"),
     "policy_loss": lambda cfg, failing: reinforced(cfg, failing, failing_loss, **EPISODES),
     "rnd": lambda cfg, failing: reinforced(cfg, failing, failing_rnd, rnd_cfg=RND),
+    "start": starting,
+    "advantages": lambda cfg, failing: reinforced(
+        cfg, failing, lost("advantages"), **PER_MINI_BATCH
+    ),
+    "episodes": lambda cfg, failing: reinforced(cfg, failing, lost("dones"), **EPISODES),
+    "rollout": lambda cfg, failing: reinforced(cfg, failing, no_distribution, **PER_MINI_BATCH),
 }
 
 
@@ -154,3 +196,19 @@ def test_what_one_process_could_not_compute_is_raised_in_all(ends, case):
     other = ends[1 - FAILING][case][0]
     assert other.startswith(f"RuntimeError: Rank {FAILING} could not compute its part")
     assert "ArithmeticError: no memory left" in other
+
+
+@pytest.mark.parametrize(
+    ("case", "error"),
+    [
+        ("start", "OutOfMemoryError: CUDA out of memory"),
+        ("advantages", "IndexError: "),
+        ("episodes", "IndexError: "),
+        ("rollout", "AssertionError: "),
+    ],
+)
+def test_what_fails_before_an_exchange_leaves_nobody_waiting(ends, case, error):
+    assert ends[FAILING][case][0].startswith(error)
+    other = ends[1 - FAILING][case][0]
+    assert other.startswith(f"RuntimeError: Rank {FAILING} could not")
+    assert error in other

@@ -5,11 +5,12 @@ import pytest
 from rsl_tbptt.bench.case import Case, build, fill
 from rsl_tbptt.core.scan.cpu import compiled, compiler, weights
 
+pytestmark = pytest.mark.skipif(not compiler.is_available(), reason="the engine needs a C compiler")
 
-@pytest.mark.skipif(not compiler.is_available(), reason="the engine needs a C compiler")
-@pytest.mark.parametrize("gradient_length", [2, 6])
-@pytest.mark.parametrize(("algorithm", "num_models"), [("ppo", 2), ("distillation", 1)])
-def test_once_per_optimiser_step(monkeypatch, algorithm, num_models, gradient_length):
+
+@pytest.fixture
+def made(monkeypatch):
+    """The environments of each product that weights are prepared for."""
     made = []
 
     def counted(num_envs, *arguments, step_product=weights.step_product):
@@ -18,6 +19,12 @@ def test_once_per_optimiser_step(monkeypatch, algorithm, num_models, gradient_le
 
     monkeypatch.setattr(weights, "step_product", counted)
     monkeypatch.setattr(compiled, "step_product", counted)
+    return made
+
+
+@pytest.mark.parametrize("gradient_length", [2, 6])
+@pytest.mark.parametrize(("algorithm", "num_models"), [("ppo", 2), ("distillation", 1)])
+def test_once_per_optimiser_step(made, algorithm, num_models, gradient_length):
     case = Case(
         algorithm=algorithm,
         num_envs=8,
@@ -34,3 +41,22 @@ def test_once_per_optimiser_step(monkeypatch, algorithm, num_models, gradient_le
     learner.update()
     optimiser_steps = 2 if algorithm == "ppo" else 6 // gradient_length
     assert made == [8 // case.batches] * (2 * num_models * optimiser_steps)
+
+
+def test_once_for_each_size_of_micro_batches_that_take_turns(made):
+    """Ten environments in four parts are two, three, two and three."""
+    case = Case(
+        algorithm="ppo",
+        num_envs=20,
+        num_steps=6,
+        gradient_length=2,
+        rnn_hidden_dim=8,
+        num_learning_epochs=1,
+        num_mini_batches=2,
+        settings={"scan_engine": "compiled", "num_micro_batches": 4},
+    )
+    learner = build(case, "rsl_tbptt")
+    fill(learner, case, seed=0)
+    made.clear()
+    learner.update()
+    assert sorted(made) == [2] * 8 + [3] * 8  # forward and backward, of two models, in two steps

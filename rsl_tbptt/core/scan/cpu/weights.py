@@ -22,7 +22,6 @@ StepProduct = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 
 @dataclass(frozen=True)
 class _Kept:
-    num_envs: int
     weights: tuple[torch.Tensor, ...]
     """Here so that they live, as they are found by their ids."""
     made: Any
@@ -49,16 +48,15 @@ def prepare(
 
     Args:
         make: Makes it of N, the dtype and the weights.
-        num_envs: Environments of a step N; what was made for another number is dropped.
+        num_envs: Environments of a step N. Micro-batches have two such sizes at most, in turns.
         dtype: Of the operands of products.
         *weights: The weights, of any shape. What is made of others than parameters is not kept.
     """
     if _kept is None or not all(isinstance(weight, nn.Parameter) for weight in weights):
         return make(num_envs, dtype, *weights)
-    key = (make, dtype, *map(id, weights))
-    if key not in _kept or _kept[key].num_envs != num_envs:
-        _kept.pop(key, None)
-        _kept[key] = _Kept(num_envs, weights, make(num_envs, dtype, *weights))
+    key = (make, num_envs, dtype, *map(id, weights))
+    if key not in _kept:
+        _kept[key] = _Kept(weights, make(num_envs, dtype, *weights))
     made: Prepared = _kept[key].made
     return made
 
