@@ -227,8 +227,9 @@ def test_an_observation_group_that_does_not_exist_is_named():
     ],
 )
 def test_a_mistyped_key_of_the_runner_is_refused_whichever_runner_it_is(kind, runner, key, meant):
+    mistyped: dict[str, Any] = {key: 5}
     with pytest.raises(ValueError, match=f"Unknown key '{key}' of .*: did you mean '{meant}'"):
-        make_runner(None, kind, runner, **{key: 5})
+        make_runner(None, kind, runner, **mistyped)
 
 
 def test_a_mistyped_key_is_refused_with_an_algorithm_of_rsl_rl_too():
