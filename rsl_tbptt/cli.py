@@ -150,7 +150,10 @@ def run_export(args: Arguments) -> int:
     if "torchscript" not in parity["max_difference"]:
         print(f"torchscript: not written, torch {torch.__version__} has given it up")
     if not parity["passed"]:
-        raise ValueError(f"The largest difference is not within {args.tolerance:.1e}.")
+        raise ValueError(
+            f"The largest difference is not within {args.tolerance:.1e}: nothing is written."
+        )
+    print(f"wrote {parity['output']}")
     return 0
 
 

@@ -66,7 +66,11 @@ def add_export(parser: argparse.ArgumentParser) -> None:
         metavar="GROUP=CxHxW",
         help="size of the images that a CNN trained by rsl_rl alone sees; one for each group",
     )
-    parser.add_argument("--output", type=Path, default=Path("exported"), help="folder")
+    parser.add_argument(
+        "--output",
+        type=Path,
+        help="folder, whose files are replaced (a new one, RUN/exported/model_<iteration>)",
+    )
     parser.add_argument("--parity-steps", type=int, default=64, help="steps compared (64)")
     parser.add_argument(
         "--tolerance", type=float, default=1e-4, help="largest difference that passes (1e-4)"

@@ -9,6 +9,8 @@ Auxiliary heads are further outputs of the ONNX file, behind the state.
 
 from __future__ import annotations
 
+import shutil
+import tempfile
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +24,7 @@ from torch import nn
 
 from rsl_tbptt.algorithms.auxiliary.networks import saved_heads
 from rsl_tbptt.compat.versions import MLPModel
-from rsl_tbptt.files import complete, write_json
+from rsl_tbptt.files import complete, output_path, write_json
 from rsl_tbptt.models import RecurrentModel
 from rsl_tbptt.models.onnx import OnnxModelWithHeads
 from rsl_tbptt.policies import (
@@ -45,7 +47,7 @@ Obs = dict[str, torch.Tensor]
 
 def export(
     checkpoint: Path,
-    output: Path,
+    output: Path | None = None,
     *,
     agent: Path | None = None,
     trust: Sequence[str] = (),
@@ -56,55 +58,65 @@ def export(
 ) -> dict[str, Any]:
     """Export a checkpoint's policy and compare the exports with it.
 
+    Files are written if the comparison passes; what there was before stays until then.
+
     Args:
         checkpoint: ``model_<iteration>.pt`` in a log folder.
         output: Folder for ``policy.onnx``, ``policy.pt`` where torch still has TorchScript, and
-            ``parity.json``.
+            ``parity.json``, which are replaced there. None is a new one beside the checkpoint,
+            ``exported/model_<iteration>``.
         agent: YAML file of the training's config where none lies beside the checkpoint.
         trust: Packages whose classes it may name; see :func:`rsl_tbptt.policies.read_policy`.
         images: Sizes of the image groups that a CNN sees; see
             :func:`rsl_tbptt.policies.load_policy`.
-        parity_steps: Steps compared, at least 1, with a reset in the middle.
+        parity_steps: Steps compared, at least 1; see :func:`make_sequence`.
         tolerance: Largest difference of an action, or of what a head predicts, that passes.
         seed: Seed of the observations compared on.
 
     Returns:
         What ``parity.json`` holds: the largest difference of an action by export, that of each
-        auxiliary head by its name, and whether all pass.
+        auxiliary head by its name, and whether all pass; and ``output``, the folder.
 
     Raises:
         FileNotFoundError: If the config beside the checkpoint is missing.
         ValueError: If the checkpoint is missing or cannot be read, holds no policy or another
-            model's, or nothing would be compared.
+            model's, nothing would be compared, or nothing can be written to ``output``.
     """
     if parity_steps < 1:
         raise ValueError(f"parity_steps is {parity_steps}, expected at least 1.")
     saved = read_policy(checkpoint, agent, trust)
     check_images(saved, images or {})
     policy, heads = build_policy(saved, images=images), saved_heads(saved.auxiliary)
-    torchscript, onnx = output / "policy.pt", output / "policy.onnx"
+    # Not the folder that Isaac Lab's play writes to, which would replace what was compared.
+    output = output_path(output, checkpoint.parent / "exported" / checkpoint.stem)
     obs, episode_starts = make_sequence(policy, parity_steps, seed)
     expected = run_policy(policy, obs, episode_starts)
     predicted = run_heads(policy, heads, obs, episode_starts)
-    export_onnx(policy, onnx, heads)
-    actions, *predictions = run_onnx_outputs(onnx, obs, episode_starts)
-    differences = {"onnx": max_difference(actions, expected)}
-    if hasattr(torch.jit, "script"):
-        export_torchscript(policy, torchscript)
-        actions = run_torchscript(torchscript, obs, episode_starts)
-        differences["torchscript"] = max_difference(actions, expected)
-    for name, found in zip(heads, predictions, strict=True):
-        differences[name] = max_difference(found, predicted[name])
-    parity = {
-        "checkpoint": checkpoint.name,
-        "steps": parity_steps,
-        "tolerance": tolerance,
-        "max_difference": differences,
-        # A difference that is no number does not pass.
-        "passed": all(difference <= tolerance for difference in differences.values()),
-    }
-    write_json(output / "parity.json", parity)
-    return parity
+    with tempfile.TemporaryDirectory() as folder:
+        torchscript, onnx = Path(folder, "policy.pt"), Path(folder, "policy.onnx")
+        export_onnx(policy, onnx, heads)
+        actions, *predictions = run_onnx_outputs(onnx, obs, episode_starts)
+        differences = {"onnx": max_difference(actions, expected)}
+        if hasattr(torch.jit, "script"):
+            export_torchscript(policy, torchscript)
+            actions = run_torchscript(torchscript, obs, episode_starts)
+            differences["torchscript"] = max_difference(actions, expected)
+        for name, found in zip(heads, predictions, strict=True):
+            differences[name] = max_difference(found, predicted[name])
+        parity = {
+            "checkpoint": checkpoint.name,
+            "steps": parity_steps,
+            "tolerance": tolerance,
+            "max_difference": differences,
+            # A difference that is no number does not pass.
+            "passed": all(difference <= tolerance for difference in differences.values()),
+        }
+        if parity["passed"]:
+            for file in Path(folder).iterdir():
+                with complete(output / file.name) as unfinished:
+                    shutil.copyfile(file, unfinished)
+            write_json(output / "parity.json", parity)
+    return {**parity, "output": output}
 
 
 @contextmanager
@@ -155,7 +167,9 @@ def export_onnx(policy: MLPModel, path: Path, heads: Mapping[str, nn.Module] | N
 
 
 def make_sequence(policy: MLPModel, num_steps: int, seed: int) -> tuple[Obs, list[bool]]:
-    """Draw observations for a comparison, with an episode start at step 0 and in the middle.
+    """Draw observations for a comparison that a policy's memory depends on, of three episodes.
+
+    Behind a normaliser that has seen others than these, a policy would say the same everywhere.
 
     Args:
         policy: The policy that will read them.
@@ -163,17 +177,38 @@ def make_sequence(policy: MLPModel, num_steps: int, seed: int) -> tuple[Obs, lis
         seed: Seed of the draw.
 
     Returns:
-        Standard normal observations, and whether each step starts an episode.
+        Observations, and whether each step starts an episode: the first, that in the middle, and
+        that at three quarters. Normal ones have the mean and standard deviation that the normaliser
+        has seen, images those of 0 and 1 behind ``image_scale``; bytes are uniform, other integers
+        0 or 1.
     """
     generator = torch.Generator().manual_seed(seed)
-    obs = {
-        name: torch.randn(num_steps, 1, *shape, generator=generator)
-        for name, shape in _input_shapes(policy).items()
-    }
-    for name, dtype in getattr(policy, "group_dtypes", {}).items():
+    shapes, obs = _input_shapes(policy), {}
+    normalized = [name for name in shapes if name in (OBS, *policy.obs_groups)]
+    seen = _seen_by_normalizer(policy, [shapes[name][-1] for name in normalized])
+    statistics = dict(zip(normalized, seen, strict=True))
+    others = (0.0, 1.0 / getattr(policy, "image_scale", 1.0))
+    dtypes = getattr(policy, "group_dtypes", {})
+    for name, shape in shapes.items():
+        dtype = dtypes.get(name, torch.float32)
+        mean, std = statistics.get(name, others)
+        values = mean + std * torch.randn(num_steps, 1, *shape, generator=generator)
         if not dtype.is_floating_point:
-            obs[name] = (64 * obs[name].abs()).clamp(0, 255).to(dtype)  # bytes of a camera
-    return obs, [step in {0, num_steps // 2} for step in range(num_steps)]
+            high = 256 if dtype == torch.uint8 else 2
+            values = torch.randint(high, values.shape, generator=generator)
+        obs[name] = values.to(dtype)
+    starts = {0, num_steps // 2, 3 * num_steps // 4}
+    return obs, [step in starts for step in range(num_steps)]
+
+
+def _seen_by_normalizer(policy: MLPModel, widths: list[int]) -> list[tuple[torch.Tensor, ...]]:
+    """Return mean and standard deviation, (D,) each, by group; 0 and 1 where none are known."""
+    statistics = torch.tensor([[0.0], [1.0]]).repeat(1, sum(widths))
+    normalizer: Any = policy.obs_normalizer
+    if hasattr(normalizer, "mean"):
+        known = torch.stack([normalizer.mean, normalizer.std])
+        statistics[:, : known.shape[1]] = known[:, : sum(widths)]
+    return [tuple(group) for group in statistics.split(widths, dim=1)]
 
 
 @torch.inference_mode()

@@ -106,18 +106,17 @@ class OnnxModelWithHeads(nn.Module):
 
 
 def _copied(model: RecurrentModel) -> RecurrentModel:
-    """Copy a model's layers, without state and distribution's last action, which hang on graphs."""
-    copied = copy.copy(model)
-    layers = dict(model.named_children())
-    if distribution := layers.pop("distribution", None):
-        shallow = copy.copy(distribution)
-        for kind in ("_parameters", "_buffers", "_modules"):
-            vars(shallow)[kind] = copy.deepcopy(vars(distribution)[kind])
+    """Copy a model's layers, without state and last distribution, which hang on a graph."""
+    copied, layers = copy.copy(model), dict(model.named_children())
+    distribution = layers.pop("distribution", None)
     state, model.rnn.hidden_state = model.rnn.hidden_state, None
     try:
-        vars(copied)["_modules"] = copy.deepcopy(layers)
+        layers = copy.deepcopy(layers)
     finally:
         model.rnn.hidden_state = state
     if distribution is not None:
-        copied.distribution = shallow
+        layers["distribution"] = shallow = copy.copy(distribution)
+        for kind in ("_parameters", "_buffers", "_modules"):
+            vars(shallow)[kind] = copy.deepcopy(vars(distribution)[kind])
+    vars(copied)["_modules"] = layers
     return copied

@@ -100,21 +100,24 @@ def parts_of(model: Any) -> Parts | None:
 
 def _found_in(model: Any, own: type) -> Parts | None:
     """Return the parts of a model of the class ``own``, whatever they are."""
+    called = None
     if own.forward is MLPModel.forward:
+        called = model.mlp  # which that calls, whatever ``head`` says
         if CNNModel is not None and own.get_latent is CNNModel.get_latent:
             return Parts(partial(_join, model), None, model.mlp, dict(model.cnns))
         if not model.is_recurrent:
             return Parts(model.get_latent, None, model.mlp)
         of_rsl_rl = type(getattr(model, "rnn", None)).__module__.startswith("rsl_rl.")
         if of_rsl_rl and all(getattr(own, each) is getattr(RNNModel, each) for each in _OF_RNN):
-            return Parts(super(RNNModel, model).get_latent, model.rnn.rnn, model.mlp)
+            base: Any = super(RNNModel, model)  # perhaps not MLPModel
+            return Parts(base.get_latent, model.rnn.rnn, model.mlp)
     if not (isinstance(model, WindowedModel) and _is_as_declared(own, PASS, "encode", "head")):
         return None
     encoders: Any = getattr(model, "encoders", {})
     joins: Any = getattr(model, "encode_vectors", None)
     if not _is_as_declared(own, ("encode",), "encode_vectors"):
         joins = None
-    head = model.mlp if own.forward is MLPModel.forward else model.head
+    head = model.head if called is None else called
     return Parts(model.encode, model.cell, head, dict(encoders), joins)
 
 
@@ -128,5 +131,6 @@ def _is_as_declared(own: type, methods: Iterable[str], *parts: str) -> bool:
 def _join(model: Any, obs: Any) -> torch.Tensor:
     """Return the latent of rsl_rl's CNNModel, (rows, F), with features in place of images."""
     features = [obs[group] for group in model.obs_groups_2d]
-    vectors = [super(CNNModel, model).get_latent(obs)] if model.obs_groups else []
+    base: Any = super(CNNModel, model)
+    vectors = [base.get_latent(obs)] if model.obs_groups else []
     return torch.cat([*vectors, *features], dim=-1)

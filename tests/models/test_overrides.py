@@ -118,7 +118,30 @@ class DoubledMlp(doubling("get_latent"), MLPModel):
     """Stands between a model of rsl_rl's and its base."""
 
 
+class Declared(RNNModel):
+    """Declares parts, of which rsl_rl's forward pass does not call the head."""
+
+    @property
+    def cell(self):
+        return self.rnn.rnn
+
+    def encode(self, obs):
+        return 2.0 * obs["policy"]
+
+    def head(self, latent):
+        return 2.0 * self.mlp(latent)
+
+    def get_latent(self, obs, masks=None, hidden_state=None):
+        return self.rnn(self.encode(obs)).squeeze(0)
+
+
 MODELS_OF_RSL_RL = {
+    "declared parts": (Declared,),
+    "declared parts encode and get_latent": (
+        doubling("encode"),
+        doubling("get_latent"),
+        Declared,
+    ),
     "MLPModel get_latent": (doubling("get_latent"), MLPModel),
     "MLPModel forward": (Forward, MLPModel),
     "RNNModel get_latent": (doubling("get_latent"), RNNModel),
@@ -133,10 +156,10 @@ MODELS_OF_RSL_RL = {
 
 
 def build(bases) -> Any:
-    model_class = type("Model", bases, {})
+    model_class: Any = type("Model", bases, {})
     sees = issubclass(model_class, CNNModel)
     torch.manual_seed(1)
-    options = {"cnn_cfg": CNN} if sees else {}
+    options: dict[str, Any] = {"cnn_cfg": CNN} if sees else {}
     if issubclass(model_class, (RecurrentModel, RNNModel)):
         options["rnn_hidden_dim"] = 6
     groups = {"student": ["policy", *(IMAGES if sees else ())]}

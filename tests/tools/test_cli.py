@@ -128,9 +128,12 @@ def folder(tmp_path, monkeypatch):
 @pytest.mark.parametrize("named", ["model_0.pt", "latest"])
 def test_a_checkpoint_of_rsl_rl_alone_is_exported(named, folder, capsys):
     assert main(["export", "--checkpoint", named]) == 0
-    assert "onnx: largest difference of an action" in capsys.readouterr().out
-    names = {path.name for path in (folder / "exported").iterdir()}
+    printed = capsys.readouterr().out
+    assert "onnx: largest difference of an action" in printed
+    names = {path.name for path in (folder / "exported" / "model_0").iterdir()}
     assert names == {"policy.onnx", "policy.pt", "parity.json"}
+    assert printed.splitlines()[-1].startswith("wrote ")
+    assert printed.endswith("exported/model_0\n")
 
 
 def evaluate(*arguments):

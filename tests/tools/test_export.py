@@ -2,6 +2,7 @@
 
 import argparse
 import copy
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +11,7 @@ from rsl_rl.utils.utils import resolve_class
 from support.helpers import make_distillation
 from tensordict import TensorDict
 
+from rsl_tbptt import export
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.checkpoints.trained_models import describe
 from rsl_tbptt.cli import main
@@ -23,6 +25,7 @@ from rsl_tbptt.export import (
     run_policy,
     run_torchscript,
 )
+from rsl_tbptt.models import CNNRNNModel, RecurrentModel
 from rsl_tbptt.policies import images_of, load_policy, split_into_groups
 
 # rsl_rl and Isaac Lab export to TorchScript, which torch is giving up.
@@ -102,9 +105,10 @@ def test_a_torch_without_torchscript_still_exports_to_onnx(tmp_path, monkeypatch
     monkeypatch.delattr(torch.jit, "script")
     words = ["export", "--checkpoint", str(checkpoint), "--output", str(tmp_path / "out")]
     assert main(words) == 0
-    first, second = capsys.readouterr().out.splitlines()
+    first, second, third = capsys.readouterr().out.splitlines()
     assert first.startswith("onnx: largest difference")
     assert second == f"torchscript: not written, torch {torch.__version__} has given it up"
+    assert third == f"wrote {tmp_path / 'out'}"
     assert {path.name for path in (tmp_path / "out").iterdir()} == {"policy.onnx", "parity.json"}
 
 
@@ -123,10 +127,141 @@ def test_a_forgotten_reset_shows(tmp_path, kind):
         assert differs[5] > 10 * TOLERANCE
 
 
-def test_sequence_has_a_reset_in_the_middle(tmp_path):
+def test_sequence_has_several_episodes(tmp_path):
     checkpoint, _ = write_checkpoint(tmp_path, MODELS["lstm"])
     _, starts = make_sequence(load_policy(checkpoint), 8, seed=0)
-    assert [step for step, start in enumerate(starts) if start] == [0, 4]
+    assert [step for step, start in enumerate(starts) if start] == [0, 4, 6]
+
+
+def off(model):
+    """Let a normaliser have seen observations far from mean 0 and deviation 1."""
+    generator = torch.Generator().manual_seed(1)
+    size = model.obs_normalizer._mean.shape
+    model.obs_normalizer._mean.copy_(100.0 * torch.randn(size, generator=generator))
+    model.obs_normalizer._std.copy_(torch.rand(size, generator=generator) + 0.01)
+    return model
+
+
+def ours(sees=False):
+    """Build a policy of two groups that are normalised, and of images if asked for."""
+    groups = {"policy": torch.zeros(1, 3), "goal": torch.zeros(1, 3)}
+    model_class: Any = RecurrentModel
+    options: dict[str, Any] = {}
+    if sees:
+        groups["camera"] = torch.zeros(1, 1, 8, 8, dtype=torch.uint8)
+        cnn_cfg = {"output_channels": [2], "kernel_size": 3}
+        model_class, options = CNNRNNModel, {"cnn_cfg": cnn_cfg, "image_scale": 1 / 255}
+    torch.manual_seed(0)
+    return model_class(
+        TensorDict(groups, batch_size=[1]),
+        {"student": [*groups]},
+        "student",
+        NUM_ACTIONS,
+        hidden_dims=[8],
+        rnn_hidden_dim=8,
+        obs_normalization=True,
+        **options,
+    ).eval()
+
+
+def without_memory(policy):
+    for name, weights in policy.rnn.rnn.named_parameters():
+        if "weight_hh" in name:
+            weights.data.zero_()
+
+
+def with_groups_swapped(policy):
+    """Read the second half of the observations where the first one was."""
+    layers = policy.rnn.rnn.weight_ih_l0, policy.obs_normalizer._mean, policy.obs_normalizer._std
+    for values in layers:
+        half = policy.obs_dim // 2
+        values.data[:, : 2 * half] = values.data[:, : 2 * half].roll(half, dims=-1)
+
+
+@pytest.fixture(params=["rsl_rl", "ours", "seeing"])
+def far_off(request, tmp_path):
+    """A policy whose normaliser has seen what is far from mean 0 and deviation 1."""
+    if request.param == "rsl_rl":
+        return off(load_policy(write_checkpoint(tmp_path, MODELS["lstm"])[0]))
+    return off(ours(request.param == "seeing"))
+
+
+@pytest.mark.parametrize("fault", [without_memory, with_groups_swapped])
+def test_a_fault_shows_behind_a_normaliser(far_off, fault):
+    obs, starts = make_sequence(far_off, 16, seed=0)
+    expected = run_policy(far_off, obs, starts)
+    fault(far_off)
+    assert max_difference(run_policy(far_off, obs, starts), expected) > 1e-3
+
+
+@pytest.mark.parametrize("missing", [8, 12])
+def test_a_missing_reset_shows_behind_a_normaliser(far_off, missing):
+    obs, starts = make_sequence(far_off, 16, seed=0)
+    expected = run_policy(far_off, obs, starts)
+    assert starts[missing]
+    starts[missing] = False
+    assert max_difference(run_policy(far_off, obs, starts), expected) > 1e-3
+
+
+def test_observations_are_drawn_as_the_normaliser_has_seen_them():
+    policy = off(ours(sees=True))
+    obs, _ = make_sequence(policy, 4000, seed=0)
+    seen = torch.cat([obs["policy"], obs["goal"]], dim=-1).squeeze(1)
+    normalizer: Any = policy.obs_normalizer
+    assert (seen.mean(0) - normalizer.mean).abs().max() < 0.1
+    assert (seen.std(0) / normalizer.std - 1.0).abs().max() < 0.1
+    assert obs["camera"].dtype == torch.uint8
+    assert obs["camera"].float().mean() == pytest.approx(127.5, abs=2.0)
+
+
+def contents(folder):
+    return {path.name: path.read_bytes() for path in folder.iterdir()}
+
+
+def test_an_export_that_does_not_pass_replaces_nothing(tmp_path, monkeypatch, capsys):
+    checkpoint, model = write_checkpoint(tmp_path / "run", MODELS["lstm"])
+    torch.save({"student_state_dict": off(model).state_dict()}, checkpoint)
+    words = ["export", "--checkpoint", str(checkpoint), "--output", str(tmp_path / "out")]
+    assert main(words) == 0
+    before = contents(tmp_path / "out")
+
+    def broken(policy, *args):
+        faulty = copy.deepcopy(policy)
+        without_memory(faulty)
+        export_onnx(faulty, *args)
+
+    monkeypatch.setattr(export, "export_onnx", broken)
+    assert main(words) == 1
+    assert "is not within 1.0e-04: nothing is written" in capsys.readouterr().err
+    assert contents(tmp_path / "out") == before
+
+
+def test_exports_lie_beside_their_checkpoint_and_keep_what_is_there(tmp_path, monkeypatch, capsys):
+    checkpoint, _ = write_checkpoint(tmp_path / "run", MODELS["mlp"])
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    folder = tmp_path / "run" / "exported"
+    folder.mkdir()
+    (folder / "policy.onnx").write_text("Isaac Lab's")
+    (folder / "model_4").mkdir()
+    (folder / "model_4" / "policy.onnx").write_text("compared before")
+    assert main(["export", "--checkpoint", str(checkpoint)]) == 0
+    assert capsys.readouterr().out.endswith(f"wrote {folder / 'model_4-2'}\n")
+    assert {*contents(folder / "model_4-2")} >= {"policy.onnx", "parity.json"}
+    assert (folder / "policy.onnx").read_text() == "Isaac Lab's"
+    assert (folder / "model_4" / "policy.onnx").read_text() == "compared before"
+    assert not [*(tmp_path / "elsewhere").iterdir()]
+
+
+def test_an_export_that_cannot_be_written_is_refused_before_anything_is_run(
+    tmp_path, monkeypatch, capsys
+):
+    checkpoint, _ = write_checkpoint(tmp_path / "run", MODELS["mlp"])
+    (tmp_path / "file").touch()
+    monkeypatch.setattr(export, "run_policy", None)
+    words = ["export", "--checkpoint", str(checkpoint), "--output", str(tmp_path / "file" / "out")]
+    assert main(words) == 1
+    assert "expected a folder that can be written" in capsys.readouterr().err
 
 
 SHOWN_IN_PART = {
