@@ -2,10 +2,10 @@
 
 ::
 
-    presets.py      what a preset may contain; study.py: the same over several seeds
-    training.py     a platform's own training command, from a preset
+    presets.py      what a preset may contain
     stages.py       the commands of a preset and what each depends on
-    conductor.py    runs what is unfinished: run_folder.py, process.py, progress.py
-    results.py      the closing table; report.py, figures.py: the page; learning.py: over seeds
+    run.py          runs what is unfinished
+    report.py       the closing table and the page
+    curves.py       the same policies over several seeds; learning.py: how they learned
     one_policy.py   one training on its own, for scripts/train.py, distill.py and finetune.py
 """

@@ -11,9 +11,8 @@ from pathlib import Path
 
 from rsl_tbptt.machine import machine, versions
 from rsl_tbptt.platforms import load_platform
-from scripts.pipeline.conductor import Conductor, cost, exit_status, run_parser
 from scripts.pipeline.presets import default_run
-from scripts.pipeline.run_folder import RunFolder
+from scripts.pipeline.run import cost, exit_status, run_parser, run_stages
 from scripts.pipeline.study import load_study, study_stages
 from scripts.templates import fill
 
@@ -40,28 +39,27 @@ def run_study(args: argparse.Namespace) -> None:
     """
     start = time.monotonic()
     study, preset = load_study(args.config)
-    run = RunFolder(args.output or default_run(args.config))
-    stages = study_stages(run, study, preset, args.device)
-    markers = Conductor(run, args.device, args.jobs).run_all(stages)
+    folder = (args.output or default_run(args.config)).resolve()
+    stages = study_stages(study, preset, folder, args.device)
+    records = run_stages(stages, folder, args.device, args.jobs)
     # Imported here because they take seconds, which --help and the first stage need not wait for.
-    from scripts.pipeline.learning import compare, format_markdown, read_learnings
-    from scripts.pipeline.learning_figure import save_learning
+    from scripts.pipeline.learning import compare, format_markdown, read_learnings, save_figure
 
-    learnings = read_learnings(run.path, preset, study, markers)
-    figure = args.figure or run.path / "curves.svg"
-    save_learning(learnings, preset.teacher, figure)
+    learnings = read_learnings(folder, preset, study, records)
+    figure = args.figure or folder / "curves.svg"
+    save_figure(learnings, preset.teacher, figure)
     tables = format_markdown(compare(learnings, preset.teacher), preset.teacher, study)
     report = fill(
         TEMPLATE,
         config=args.config.name,
-        figure=os.path.relpath(figure, run.path),
+        figure=os.path.relpath(figure, folder),
         tables=tables,
-        cost=cost(markers, time.monotonic() - start),
+        cost=cost(records, time.monotonic() - start),
         machine=machine(args.device),
         versions=versions(load_platform(preset.platform).PACKAGES),
     )
-    (run.path / "report.md").write_text(report, encoding="utf-8")
-    print(f"\n{report}\nreport: {run.path / 'report.md'}")
+    (folder / "report.md").write_text(report, encoding="utf-8")
+    print(f"\n{report}\nreport: {folder / 'report.md'}")
 
 
 if __name__ == "__main__":

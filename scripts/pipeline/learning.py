@@ -1,16 +1,18 @@
-"""How policies learned with every seed, held against the teacher of their seed."""
+"""How policies learned with every seed, held against the teacher of their seed: tables, figure."""
 
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 
 from tabulate import tabulate
 
 from rsl_tbptt.checkpoints.agent_configs import agent_config
 from rsl_tbptt.run_doctor import read_curves
+from scripts.figures import colours, drawn_svg
 from scripts.pipeline.presets import Preset
-from scripts.pipeline.results import read_evaluation
-from scripts.pipeline.run_folder import Marker
+from scripts.pipeline.report import read_evaluation
+from scripts.pipeline.run import Record
 from scripts.pipeline.stages import early
 from scripts.pipeline.study import Study, seeded
 from scripts.templates import fill
@@ -85,7 +87,7 @@ COLUMNS = {
 
 
 def read_learnings(
-    folder: Path, preset: Preset, study: Study, markers: dict[str, Marker]
+    folder: Path, preset: Preset, study: Study, records: dict[str, Record]
 ) -> list[Learning]:
     """Gather what a study's stages left.
 
@@ -93,7 +95,7 @@ def read_learnings(
         folder: Run folder.
         preset: The study's preset, before it was repeated for every seed.
         study: Its seeds, and what was evaluated on the way.
-        markers: Markers of the finished stages.
+        records: Records of the finished stages.
 
     Returns:
         All policies of the first seed, then of the next.
@@ -102,7 +104,7 @@ def read_learnings(
     for seed in study.seeds:
         spent: dict[str | None, int] = {}
         for name, policy in preset.policies.items():
-            checkpoint = folder / markers[seeded(name, seed)].output
+            checkpoint = folder / records[seeded(name, seed)].output
             iterations, returns = read_curves(checkpoint.parent)["Train/mean_reward"]
             evaluation = read_evaluation(folder, seeded(name, seed))
             learning = Learning(
@@ -258,3 +260,52 @@ def _cells(group: list[Comparison]) -> dict[str, str]:
         never = f"{values.count(None)} never" if None in values else ""
         cells[heading] = ", ".join(filter(None, (" to ".join(ends), never)))
     return cells
+
+
+def save_figure(learnings: list[Learning], teacher: str, path: Path) -> None:
+    """Draw every policy's mean over the seeds, in a band from the worst to the best seed.
+
+    Args:
+        learnings: Policies of all seeds.
+        teacher: Name of the teacher, whose final return is the measure.
+        path: SVG file; its folder is created.
+    """
+    names = dict.fromkeys(learning.policy for learning in learnings)
+    policies = {name: [one for one in learnings if one.policy == name] for name in names}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with drawn_svg(path, figsize=(9, 4)) as axes:
+        colour = colours(policies)
+        for name, seeds in policies.items():
+            iterations, mean, low, high = band([learning.curve for learning in seeds])
+            steps = [done * seeds[0].steps_per_iteration for done in iterations]
+            axes.plot(steps, mean, color=colour[name], label=label(name, seeds[0]))
+            axes.fill_between(steps, low, high, color=colour[name], alpha=0.2, lw=0)
+        goal = KEPT * fmean(learning.final_return for learning in policies[teacher])
+        axes.axhline(goal, color="0.4", lw=1, ls="--", label=f"{KEPT:.0%} of the {teacher}")
+        axes.set(
+            title=f"Return in training, mean and range of {len(policies[teacher])} seeds",
+            xlabel="environment steps of this training, in millions",
+            xlim=(0, None),
+        )
+        axes.xaxis.set_major_formatter(lambda step, _: f"{step / 1e6:g}")
+        axes.legend(frameon=False, loc="lower right")
+
+
+def band(curves: list[Curve]) -> tuple[list[int], list[float], list[float], list[float]]:
+    """Summarise curves where all of them have a value.
+
+    Args:
+        curves: Returns by iterations done, one curve per seed.
+
+    Returns:
+        Iterations, means, smallest and largest returns.
+    """
+    shared = sorted(set.intersection(*(set(curve) for curve in curves)))
+    values = [[curve[done] for curve in curves] for done in shared]
+    return shared, [*map(fmean, values)], [*map(min, values)], [*map(max, values)]
+
+
+def label(name: str, learning: Learning) -> str:
+    """Name a curve; steps before it, which it does not show, come with it."""
+    earlier = learning.num_earlier_steps
+    return f"{name}, after {earlier / 1e6:.2f} million as a student" if earlier else name

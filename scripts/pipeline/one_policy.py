@@ -6,7 +6,7 @@ from pathlib import Path
 from rsl_tbptt.checkpoints.latest import checkpoint_file
 from rsl_tbptt.platforms.commands import run_shown
 from scripts.pipeline.presets import FINETUNE, AnySection, default_run, load_preset
-from scripts.pipeline.training import train_command
+from scripts.pipeline.stages import train_command
 
 
 def train_one(description: str | None, *, policy: str, start: str | None = None) -> int:

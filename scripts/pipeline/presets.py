@@ -37,8 +37,6 @@ class Policy(Section):
     """Rollouts and updates."""
     seed: NonNegativeInt
     """Seed of environment and agent."""
-    expected_seconds: PositiveFloat
-    """Duration on a CPU core: its share of all stages, for the remaining time."""
     num_envs: PositiveInt | None = None
     """Environments in training, None for the preset's number."""
     starts_from: str | None = None
@@ -77,8 +75,6 @@ class Evaluation(Section):
     """Fresh episodes, one per environment; an interval needs a spread."""
     seed: NonNegativeInt
     """Seed of the environment, the same for all policies."""
-    expected_seconds: PositiveFloat
-    """Duration on a CPU core: its share of all stages, for the remaining time."""
 
 
 class Export(Section):
@@ -92,8 +88,6 @@ class Export(Section):
     """Largest difference of an action that passes."""
     seed: NonNegativeInt
     """Seed of the observations compared on."""
-    expected_seconds: PositiveFloat
-    """Duration on a CPU core: its share of all stages, for the remaining time."""
 
 
 class Verdict(Section):

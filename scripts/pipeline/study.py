@@ -6,7 +6,7 @@ from typing import Literal
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
 from scripts.pipeline.presets import Preset, Section, load_preset, read_section
-from scripts.pipeline.run_folder import RunFolder, Stage
+from scripts.pipeline.run import Stage
 from scripts.pipeline.stages import evaluation_stage, policy_stages
 
 Measure = Literal["share", "steps", "converged", "lowest"]
@@ -100,21 +100,21 @@ def one_seed_each(preset: Preset, seeds: list[int]) -> Preset:
     return preset.model_copy(update={"policies": policies})
 
 
-def study_stages(run: RunFolder, study: Study, preset: Preset, device: str) -> list[Stage]:
+def study_stages(study: Study, preset: Preset, folder: Path, device: str) -> list[Stage]:
     """Lay out a study: its policies with every seed, then their evaluations on the way.
 
     Args:
-        run: The run folder.
         study: Seeds, and what is evaluated on the way.
         preset: The study's preset.
+        folder: Run folder.
         device: Device of all stages.
 
     Returns:
         The stages in the order they run.
     """
     repeated = one_seed_each(preset, study.seeds)
-    return policy_stages(run, repeated, device) + [
-        evaluation_stage(run, repeated, seeded(name, seed), device, after)
+    return policy_stages(repeated, folder, device) + [
+        evaluation_stage(repeated, seeded(name, seed), folder, device, after)
         for seed in study.seeds
         for name, iterations in study.evaluate_after.items()
         for after in iterations
