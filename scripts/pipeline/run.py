@@ -13,9 +13,9 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from dataclasses import asdict, dataclass
 from pathlib import Path
+from tempfile import TemporaryFile
 from typing import Any
 
 from rsl_tbptt.files import write_json
@@ -24,6 +24,8 @@ from rsl_tbptt.platforms.commands import child_environment, executable, shown
 PROGRESS = re.compile(r"(?:Learning iteration|\[progress\]) (\d+/\d+)")
 """What rsl_rl and this package print on how far they are."""
 PROGRESS_EVERY_SECONDS = 10.0
+GRACE_SECONDS = 10.0
+"""How long a command that is asked to end may take before it is killed."""
 
 
 class StageError(RuntimeError):
@@ -78,37 +80,50 @@ def run_stages(
 
     Raises:
         ValueError: If ``jobs`` is below 1, or the folder cannot be written.
-        StageError: If a command fails or leaves no result. What runs at the same time is ended.
+        StageError: If a command fails or leaves no result. An error, like Ctrl+C, ends the other
+            commands.
     """
     if jobs is not None and jobs < 1:
         raise ValueError(f"--jobs is {jobs}, expected at least 1.")
+    jobs = jobs or (2 if device == "cpu" else 1)
     folder = folder.resolve()
     try:
         (folder / "stages").mkdir(parents=True, exist_ok=True)
+        TemporaryFile(dir=folder / "stages").close()
     except OSError as error:
         raise ValueError(
             f"The run folder is {folder}, expected one that can be written ({error.strerror}):"
             " name another with --output, or with `make demo RUN=folder`."
         ) from error
     print(f"Run folder {folder}: commands run there, their output is in stages/*.log\n")
-    running: list[subprocess.Popen[str]] = []
-    futures: dict[str, Future[Record]] = {}
-    with ThreadPoolExecutor(jobs or (2 if device == "cpu" else 1)) as pool:
-        for number, stage in enumerate(stages, start=1):
-            title = f"[{number}/{len(stages)}] {stage.name}"
-            # Needs were submitted before, so the stage that waits for them does not block them.
-            needs = {name: futures[name] for name in stage.needs}
-            work = (stage, needs, folder, device, title, running)
-            futures[stage.name] = pool.submit(_finished, *work)
-        try:
-            for future in as_completed(futures.values()):
-                future.result()
-        except BaseException:
-            pool.shutdown(wait=False, cancel_futures=True)
-            for process in running:
-                process.terminate()
-            raise
-    return {name: future.result() for name, future in futures.items()}
+    titles = {s.name: f"[{number}/{len(stages)}] {s.name}" for number, s in enumerate(stages, 1)}
+    left, records = [*stages], dict[str, Record]()
+    running: list[_Command] = []
+    try:
+        while left or running:
+            for stage in [stage for stage in left if records.keys() >= set(stage.needs)]:
+                needs = {name: records[name] for name in stage.needs}
+                if record := _reusable(stage, folder, needs):
+                    print(
+                        f"{titles[stage.name]}: finished before in {clock(record.seconds)}, reused"
+                    )
+                    records[stage.name] = record
+                    left.remove(stage)
+                elif len(running) < jobs:
+                    running.append(_Command(stage, titles[stage.name], folder, device, needs))
+                    left.remove(stage)
+            for command in [*running]:
+                if record := command.finished():
+                    records[command.stage.name] = record
+                    running.remove(command)
+            time.sleep(0.05 if running else 0)
+    except BaseException:
+        for command in running:
+            command.process.terminate()
+        for command in running:
+            command.end()
+        raise
+    return {stage.name: records[stage.name] for stage in stages}
 
 
 def read_record(folder: Path, name: str) -> Record | None:
@@ -119,101 +134,92 @@ def read_record(folder: Path, name: str) -> Record | None:
         return None
 
 
-def _finished(
-    stage: Stage,
-    needs: dict[str, Future[Record]],
-    folder: Path,
-    device: str,
-    title: str,
-    running: list[subprocess.Popen[str]],
-) -> Record:
-    """Return a stage's record; run its command first, if it has none that is up to date."""
-    records = {name: need.result() for name, need in needs.items()}
-    finished_at = {name: record.finished_at for name, record in records.items()}
-    depends_on = json.loads(json.dumps({"settings": stage.settings, "needs": finished_at}))
+def _reusable(stage: Stage, folder: Path, needs: dict[str, Record]) -> Record | None:
+    """Return a stage's record if it is up to date and its result is still there."""
     record = read_record(folder, stage.name)
-    if record and record.depends_on == depends_on and (folder / record.output).exists():
-        print(f"{title}: finished before in {clock(record.seconds)}, reused", flush=True)
+    fits = record and record.depends_on == _depends_on(stage, needs)
+    return record if record and fits and (folder / record.output).exists() else None
+
+
+def _depends_on(stage: Stage, needs: dict[str, Record]) -> dict[str, Any]:
+    """Return what a stage's result depends on, as it is read back from JSON."""
+    finished_at = {name: record.finished_at for name, record in needs.items()}
+    return json.loads(json.dumps({"settings": stage.settings, "needs": finished_at}))
+
+
+class _Command:
+    """A stage's command, its output in the stage's log."""
+
+    def __init__(
+        self, stage: Stage, title: str, folder: Path, device: str, needs: dict[str, Record]
+    ) -> None:
+        """Start it; from here on the stage is unfinished."""
+        self.stage, self._title, self._folder = stage, title, folder
+        self._record = folder / "stages" / f"{stage.name}.json"
+        self._record.unlink(missing_ok=True)
+        self._depends_on = _depends_on(stage, needs)
+        command = stage.command({name: record.output for name, record in needs.items()})
+        self._shown, self._log = shown(command), self._record.with_suffix(".log")
+        print(f"{title}\n  {self._shown}", flush=True)
+        self._began, self._told = time.time(), time.monotonic()
+        with self._log.open("wb") as log:
+            self.process = subprocess.Popen(
+                executable(command),
+                cwd=folder,
+                env=child_environment(device),
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    def finished(self) -> Record | None:
+        """Leave and return the stage's record if the command has ended; say how far it is if not.
+
+        Raises:
+            StageError: If it failed or left no result.
+        """
+        # wait4 instead of Popen.poll: it tells the peak memory of this child alone.
+        pid, status, usage = os.wait4(self.process.pid, os.WNOHANG)
+        if pid == 0:
+            self._tell_progress()
+            return None
+        self.process.returncode = os.waitstatus_to_exitcode(status)
+        if self.process.returncode != 0:
+            raise StageError(self._failure(f"failed with status {self.process.returncode}"))
+        try:
+            output = self.stage.output(self._began)
+        except FileNotFoundError as error:
+            raise StageError(self._failure(f"left no result: {error}")) from error
+        record = Record(
+            depends_on=self._depends_on,
+            output=output.relative_to(self._folder).as_posix(),
+            command=self._shown,
+            seconds=round(time.time() - self._began, 1),
+            peak_memory_gb=round(usage.ru_maxrss * 1024 / 1e9, 2),  # Linux counts in 1024 bytes
+            finished_at=time.time(),
+        )
+        write_json(self._record, asdict(record))
+        peak = f"peak memory {record.peak_memory_gb:.2f} GB"
+        print(f"{self._title}  done in {clock(record.seconds)}, {peak}", flush=True)
         return record
-    path = folder / "stages" / f"{stage.name}.json"
-    path.unlink(missing_ok=True)
-    command = stage.command({name: record.output for name, record in records.items()})
-    print(f"{title}\n  {shown(command)}", flush=True)
-    began = time.time()
-    peak_memory_gb = _run(executable(command), stage, folder, device, title, running)
-    try:
-        output = stage.output(began)
-    except FileNotFoundError as error:
-        raise _failure(folder, stage, f"left no result: {error}") from error
-    record = Record(
-        depends_on=depends_on,
-        output=output.relative_to(folder).as_posix(),
-        command=shown(command),
-        seconds=round(time.time() - began, 1),
-        peak_memory_gb=peak_memory_gb,
-        finished_at=time.time(),
-    )
-    write_json(path, asdict(record))
-    print(f"{title}  done in {clock(record.seconds)}, peak memory {peak_memory_gb:.2f} GB")
-    return record
 
+    def end(self) -> None:
+        """Wait until the command has ended as it was asked to, or kill it."""
+        try:
+            self.process.wait(GRACE_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
 
-def _run(
-    command: list[str],
-    stage: Stage,
-    folder: Path,
-    device: str,
-    title: str,
-    running: list[subprocess.Popen[str]],
-) -> float:
-    """Run a stage's command to its end, its output in the stage's log; return its peak memory.
+    def _tell_progress(self) -> None:
+        if time.monotonic() - self._told < PROGRESS_EVERY_SECONDS:
+            return
+        self._told = time.monotonic()
+        if found := PROGRESS.findall(self._log.read_text("utf-8", errors="replace")):
+            print(f"{self._title}  {found[-1]}", flush=True)
 
-    Raises:
-        StageError: If it fails.
-    """
-    process = subprocess.Popen(
-        command,
-        cwd=folder,
-        env=child_environment(device),
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    )
-    running.append(process)
-    _follow(process, _log(folder, stage), title)
-    # wait4 instead of Popen.wait: it tells the peak of this child alone.
-    _, status, usage = os.wait4(process.pid, 0)
-    process.returncode = os.waitstatus_to_exitcode(status)
-    running.remove(process)
-    if process.returncode != 0:
-        raise _failure(folder, stage, f"failed with status {process.returncode}")
-    return round(usage.ru_maxrss * 1024 / 1e9, 2)  # Linux counts in 1024 bytes
-
-
-def _log(folder: Path, stage: Stage) -> Path:
-    return folder / "stages" / f"{stage.name}.log"
-
-
-def _failure(folder: Path, stage: Stage, reason: str) -> StageError:
-    """Return an error with the end of a stage's output."""
-    log = _log(folder, stage)
-    last_lines = log.read_text(encoding="utf-8").splitlines()[-25:]
-    return StageError("\n".join([*last_lines, "", f"{stage.name} {reason}: see {log}"]))
-
-
-def _follow(process: subprocess.Popen[str], log: Path, title: str) -> None:
-    """Write a command's output into its log until it ends, and say now and then how far it is."""
-    assert process.stdout is not None  # it is a pipe
-    told = time.monotonic()
-    with process.stdout, log.open("w", encoding="utf-8") as sink:
-        for line in process.stdout:
-            sink.write(line)
-            sink.flush()
-            place = PROGRESS.search(line)
-            if place and time.monotonic() - told > PROGRESS_EVERY_SECONDS:
-                told = time.monotonic()
-                print(f"{title}  {place[1]}", flush=True)
+    def _failure(self, reason: str) -> str:
+        last_lines = self._log.read_text("utf-8", errors="replace").splitlines()[-25:]
+        return "\n".join([*last_lines, "", f"{self.stage.name} {reason}: see {self._log}"])
 
 
 def run_parser(program: str, description: str | None) -> argparse.ArgumentParser:
@@ -236,7 +242,7 @@ def exit_status(work: Callable[[], None]) -> int:
     except KeyboardInterrupt:
         print("\ninterrupted: the same command goes on with the unfinished stage", file=sys.stderr)
         return 130
-    except (ValueError, FileNotFoundError, StageError) as error:
+    except (ValueError, OSError, StageError) as error:
         print(f"\n{error}", file=sys.stderr)
         return 1
     return 0
