@@ -20,7 +20,7 @@ INSTALLED := $(VENV)/.installed
 # A folder in which tests leave JUnit files, for .ci/run.
 REPORTS ?=
 OTHER_RSL_RL := $(RSL_RL:%=.rsl_rl/%/.installed)
-# By default a preset has its own folder under runs/.
+# By default an experiment has its own folder under runs/.
 RUN_OPTIONS := --device $(DEVICE) $(if $(RUN),--output $(RUN))
 
 .PHONY: demo demo-mjlab demo-pup demo-camera demo-seek test test-fast test-matrix finetune curves distillation \

@@ -11,16 +11,16 @@ from pathlib import Path
 
 from rsl_tbptt.machine import machine, versions
 from rsl_tbptt.platforms import load_platform
-from scripts.pipeline.presets import default_run
+from scripts.pipeline.experiments import default_run
 from scripts.pipeline.run import cost, exit_status, run_parser, run_stages
-from scripts.pipeline.study import load_study, study_stages
+from scripts.pipeline.sweep import load_sweep, sweep_stages
 from scripts.templates import fill
 
-TEMPLATE = Path(__file__).with_name("study.md.j2")
+TEMPLATE = Path(__file__).with_name("sweep.md.j2")
 
 
 def main() -> int:
-    """Run a study.
+    """Run a sweep.
 
     Returns:
         The exit status.
@@ -28,27 +28,27 @@ def main() -> int:
     parser = run_parser("python -m scripts.pipeline.curves", __doc__)
     parser.add_argument("--figure", type=Path, help="another place for the figure")
     args = parser.parse_args()
-    return exit_status(lambda: run_study(args))
+    return exit_status(lambda: run_sweep(args))
 
 
-def run_study(args: argparse.Namespace) -> None:
-    """Run all stages of a study, print the table and write the figure.
+def run_sweep(args: argparse.Namespace) -> None:
+    """Run all stages of a sweep, print the table and write the figure.
 
     Args:
         args: The command line.
     """
     start = time.monotonic()
-    study, preset = load_study(args.config)
+    sweep, experiment = load_sweep(args.config)
     folder = (args.output or default_run(args.config)).resolve()
-    stages = study_stages(study, preset, folder, args.device)
+    stages = sweep_stages(sweep, experiment, folder, args.device)
     records = run_stages(stages, folder, args.device, args.jobs)
     # Imported here because they take seconds, which --help and the first stage need not wait for.
     from scripts.pipeline.learning import compare, format_markdown, read_learnings, save_figure
 
-    learnings = read_learnings(folder, preset, study, records)
+    learnings = read_learnings(folder, experiment, sweep, records)
     figure = args.figure or folder / "curves.svg"
-    save_figure(learnings, preset.teacher, figure)
-    tables = format_markdown(compare(learnings, preset.teacher), preset.teacher, study)
+    save_figure(learnings, experiment.teacher, figure)
+    tables = format_markdown(compare(learnings, experiment.teacher), experiment.teacher, sweep)
     report = fill(
         TEMPLATE,
         config=args.config.name,
@@ -56,7 +56,7 @@ def run_study(args: argparse.Namespace) -> None:
         tables=tables,
         cost=cost(records, time.monotonic() - start),
         machine=machine(args.device),
-        versions=versions(load_platform(preset.platform).PACKAGES),
+        versions=versions(load_platform(experiment.platform).PACKAGES),
     )
     (folder / "report.md").write_text(report, encoding="utf-8")
     print(f"\n{report}\nreport: {folder / 'report.md'}")

@@ -10,11 +10,11 @@ from tabulate import tabulate
 from rsl_tbptt.checkpoints.agent_configs import agent_config
 from rsl_tbptt.run_doctor import read_curves
 from scripts.figures import colours, drawn_svg
-from scripts.pipeline.presets import Preset
+from scripts.pipeline.experiments import Experiment
 from scripts.pipeline.report import read_evaluation
 from scripts.pipeline.run import Record
 from scripts.pipeline.stages import early
-from scripts.pipeline.study import Study, seeded
+from scripts.pipeline.sweep import Sweep, seeded
 from scripts.templates import fill
 
 TEMPLATE = Path(__file__).with_name("learning.md.j2")
@@ -87,23 +87,23 @@ COLUMNS = {
 
 
 def read_learnings(
-    folder: Path, preset: Preset, study: Study, records: dict[str, Record]
+    folder: Path, experiment: Experiment, sweep: Sweep, records: dict[str, Record]
 ) -> list[Learning]:
-    """Gather what a study's stages left.
+    """Gather what a sweep's stages left.
 
     Args:
         folder: Run folder.
-        preset: The study's preset, before it was repeated for every seed.
-        study: Its seeds, and what was evaluated on the way.
+        experiment: The sweep's experiment, before it was repeated for every seed.
+        sweep: Its seeds, and what was evaluated on the way.
         records: Records of the finished stages.
 
     Returns:
         All policies of the first seed, then of the next.
     """
     learnings = []
-    for seed in study.seeds:
+    for seed in sweep.seeds:
         spent: dict[str | None, int] = {}
-        for name, policy in preset.policies.items():
+        for name, policy in experiment.policies.items():
             checkpoint = folder / records[seeded(name, seed)].output
             iterations, returns = read_curves(checkpoint.parent)["Train/mean_reward"]
             evaluation = read_evaluation(folder, seeded(name, seed))
@@ -112,17 +112,17 @@ def read_learnings(
                 seed=seed,
                 curve={i + 1: value for i, value in zip(iterations, returns, strict=True)},
                 iterations=policy.iterations,
-                steps_per_iteration=preset.num_envs_of(policy)
+                steps_per_iteration=experiment.num_envs_of(policy)
                 * agent_config(checkpoint)["num_steps_per_env"],
                 num_earlier_steps=spent.get(policy.starts_from, 0),
                 evaluated_return=evaluation["mean_return"],
                 evaluated={
                     after: read_evaluation(folder, early(seeded(name, seed), after))["mean_return"]
-                    for after in sorted(study.evaluate_after.get(name, ()))
+                    for after in sorted(sweep.evaluate_after.get(name, ()))
                 },
                 head_errors={n: error["rmse"] for n, error in evaluation["auxiliary"].items()},
             )
-            if name != preset.teacher:
+            if name != experiment.teacher:
                 spent[name] = learning.num_steps
             learnings.append(learning)
     return learnings
@@ -200,33 +200,33 @@ def _compare(learning: Learning, teacher: Learning) -> Comparison:
     )
 
 
-def judge(group: list[Comparison], study: Study) -> dict[str, str]:
-    """Hold a policy against what a study asks.
+def judge(group: list[Comparison], sweep: Sweep) -> dict[str, str]:
+    """Hold a policy against what a sweep asks.
 
     Args:
         group: The policy's seeds.
-        study: What is asked.
+        sweep: What is asked.
 
     Returns:
         How many seeds keep each limit, by its words.
     """
-    verdicts = {}
-    for words, sign, limits in (("least", 1, study.at_least), ("most", -1, study.at_most)):
+    kept_by = {}
+    for words, sign, limits in (("least", 1, sweep.at_least), ("most", -1, sweep.at_most)):
         for name, limit in limits.items():
             heading, form = COLUMNS[name]
             values = [getattr(row, name) for row in group]
             kept = sum(value is not None and sign * value >= sign * limit for value in values)
-            verdicts[f"{heading}: at {words} {form.format(limit)}"] = f"{kept} of {len(group)}"
-    return verdicts
+            kept_by[f"{heading}: at {words} {form.format(limit)}"] = f"{kept} of {len(group)}"
+    return kept_by
 
 
-def format_markdown(comparisons: list[Comparison], teacher: str, study: Study) -> str:
-    """Write a table of policies with their verdicts, and one of every seed.
+def format_markdown(comparisons: list[Comparison], teacher: str, sweep: Sweep) -> str:
+    """Write a table of policies with their acceptance checks, and one of every seed.
 
     Args:
         comparisons: What :func:`compare` returned.
         teacher: Name of the teacher.
-        study: What is judged.
+        sweep: What is judged.
 
     Returns:
         Markdown.
@@ -235,12 +235,12 @@ def format_markdown(comparisons: list[Comparison], teacher: str, study: Study) -
     groups = [[row for row in comparisons if row.policy == name] for name in policies]
     return fill(
         TEMPLATE,
-        policies=_table([_cells(group) | judge(group, study) for group in groups]),
+        policies=_table([_cells(group) | judge(group, sweep) for group in groups]),
         seeds=_table([_cells([row]) for group in groups for row in group]),
         teacher=teacher,
         reached=f"{REACHED:.0%}",
         kept=f"{KEPT:.0%}",
-        on_the_way=bool(study.evaluate_after),
+        on_the_way=bool(sweep.evaluate_after),
     )
 
 

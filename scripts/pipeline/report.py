@@ -1,4 +1,4 @@
-"""The result of a preset: a table with verdicts, results.json and one page, report.html."""
+"""An experiment's result: table, acceptance checks, results.json and one page, report.html."""
 
 import base64
 import io
@@ -14,7 +14,7 @@ from rsl_tbptt.machine import machine, versions
 from rsl_tbptt.platforms import load_platform
 from rsl_tbptt.run_doctor import read_curves
 from scripts.figures import colours, drawn_svg
-from scripts.pipeline.presets import Preset, Verdict
+from scripts.pipeline.experiments import AcceptanceCheck, Experiment
 from scripts.pipeline.run import Record, clock
 from scripts.templates import fill
 
@@ -24,13 +24,13 @@ Curve = tuple[list[int], list[float]]
 
 
 def write_report(
-    folder: Path, preset: Preset, records: dict[str, Record], device: str
+    folder: Path, experiment: Experiment, records: dict[str, Record], device: str
 ) -> dict[str, Any]:
     """Write results.json and report.html into a run folder.
 
     Args:
         folder: Run folder.
-        preset: Its preset.
+        experiment: Its experiment.
         records: Records of its stages, all finished.
         device: The device that the run used.
 
@@ -38,42 +38,42 @@ def write_report(
         What results.json holds.
     """
     records = dict(sorted(records.items(), key=lambda item: item[1].finished_at))
-    results = collect(folder, preset) | {
+    results = collect(folder, experiment) | {
         "stages": {
             name: {"seconds": record.seconds, "peak_memory_gb": record.peak_memory_gb}
             for name, record in records.items()
         },
-        "versions": versions(load_platform(preset.platform).PACKAGES),
+        "versions": versions(load_platform(experiment.platform).PACKAGES),
         "machine": machine(device),
     }
     write_json(folder / "results.json", results)
     with complete(folder / "report.html") as unfinished:
-        unfinished.write_text(render(folder, preset, results, records), encoding="utf-8")
+        unfinished.write_text(render(folder, experiment, results, records), encoding="utf-8")
     return results
 
 
-def collect(folder: Path, preset: Preset) -> dict[str, Any]:
+def collect(folder: Path, experiment: Experiment) -> dict[str, Any]:
     """Gather the evaluations of a run folder.
 
     Args:
         folder: Run folder with all evaluations.
-        preset: The run's preset.
+        experiment: The run's experiment.
 
     Returns:
         JSON values: ``policies`` (title, mean, interval, share of the teacher, episodes, mean
-        length), ``verdicts`` (whether each holds, and in words), and the export's parity.
+        length), ``acceptance`` (whether each holds, and in words), and the export's parity.
     """
-    evaluations = {name: read_evaluation(folder, name) for name in preset.evaluated}
-    teacher_mean = evaluations[preset.teacher]["mean_return"]
+    evaluations = {name: read_evaluation(folder, name) for name in experiment.evaluated}
+    teacher_mean = evaluations[experiment.teacher]["mean_return"]
     policies = {
-        name: {"title": preset.evaluated[name].title} | _row(evaluation, teacher_mean)
+        name: {"title": experiment.evaluated[name].title} | _row(evaluation, teacher_mean)
         for name, evaluation in evaluations.items()
     }
     parity = json.loads((folder / "exported" / "parity.json").read_text(encoding="utf-8"))
     return {
-        "task": preset.task,
+        "task": experiment.task,
         "policies": policies,
-        "verdicts": [judge(verdict, policies) for verdict in preset.verdicts],
+        "acceptance": [judge(check, policies) for check in experiment.acceptance],
         "export_max_difference": parity["max_difference"],
     }
 
@@ -90,27 +90,27 @@ def _row(evaluation: dict[str, Any], teacher_mean: float) -> dict[str, Any]:
     return {key: evaluation[key] for key in kept} | {"share_of_teacher": share}
 
 
-def judge(verdict: Verdict, policies: dict[str, Any]) -> dict[str, Any]:
-    """Hold a policy against what the preset asks of it.
+def judge(check: AcceptanceCheck, policies: dict[str, Any]) -> dict[str, Any]:
+    """Hold a policy against what the experiment asks of it.
 
     Args:
-        verdict: What is asked.
+        check: What is asked.
         policies: The table's rows by policy.
 
     Returns:
         JSON values: ``passed`` and ``text``.
     """
-    name, row = verdict.policy, policies[verdict.policy]
-    least, most = verdict.min_share_of_teacher, verdict.max_share_of_teacher
+    name, row = check.policy, policies[check.policy]
+    least, most = check.min_share_of_teacher, check.max_share_of_teacher
     if goal := least or most:
         share, rule = row["share_of_teacher"], "goal:" if least else "at most"
         passed = share is not None and (share >= goal if least else share <= goal)
         text = f"{name} reaches {format_share(share)} of the teacher's return ({rule} {goal:.0%})."
         return {"passed": passed, "text": text}
-    other = verdict.clearly_below or verdict.not_below
-    assert other is not None  # load_preset let exactly one of the four through
+    other = check.clearly_below or check.not_below
+    assert other is not None  # load_experiment let exactly one of the four through
     below = clearly_below(row, policies[other])
-    if verdict.clearly_below:
+    if check.clearly_below:
         found = "do not overlap" if below else "overlap, or it is not below"
         return {"passed": below, "text": f"{name} below {other}: their intervals {found}."}
     found = "below it, and their intervals do not overlap" if below else "not clearly below it"
@@ -145,11 +145,13 @@ def format_share(share: float | None) -> str:
 
 
 def render(
-    folder: Path, preset: Preset, results: dict[str, Any], records: dict[str, Record]
+    folder: Path, experiment: Experiment, results: dict[str, Any], records: dict[str, Record]
 ) -> str:
     """Fill the template; the page loads nothing: images are data URIs, style is inline."""
-    evaluations = {name: read_evaluation(folder, name) for name in preset.evaluated}
-    curves = {name: read_curves((folder / records[name].output).parent) for name in preset.policies}
+    evaluations = {name: read_evaluation(folder, name) for name in experiment.evaluated}
+    curves = {
+        name: read_curves((folder / records[name].output).parent) for name in experiment.policies
+    }
     return fill(
         TEMPLATE,
         results=results,
@@ -161,7 +163,7 @@ def render(
         ),
         records=records,
         total=clock(sum(record.seconds for record in records.values())),
-        preset=preset,
+        experiment=experiment,
         format_share=format_share,
         clock=clock,
     )

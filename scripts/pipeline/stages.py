@@ -1,22 +1,22 @@
-"""A preset's stages: what each runs, what it depends on, where its result lies."""
+"""An experiment's stages: what each runs, what it depends on, where its result lies."""
 
 from collections.abc import Callable
 from pathlib import Path
 
 from rsl_tbptt.machine import versions
 from rsl_tbptt.platforms import Training, load_platform
-from scripts.pipeline.presets import Policy, Preset
+from scripts.pipeline.experiments import Experiment, Policy
 from scripts.pipeline.run import Stage
 
 CHECKPOINT = "{checkpoint}"
 """Stands in a policy's overrides where the checkpoint goes that it starts from."""
 
 
-def pipeline_stages(preset: Preset, folder: Path, device: str) -> list[Stage]:
-    """Lay out a preset: all policies, the video and the export.
+def pipeline_stages(experiment: Experiment, folder: Path, device: str) -> list[Stage]:
+    """Lay out an experiment: all policies, the video and the export.
 
     Args:
-        preset: Policies, sizes and seeds.
+        experiment: Policies, sizes and seeds.
         folder: Run folder.
         device: Device of all stages.
 
@@ -24,27 +24,32 @@ def pipeline_stages(preset: Preset, folder: Path, device: str) -> list[Stage]:
         The stages in the order they run.
     """
     return [
-        *policy_stages(preset, folder, device),
-        _video(preset, folder, device),
-        _export(preset, folder, device),
+        *policy_stages(experiment, folder, device),
+        _video(experiment, folder, device),
+        _export(experiment, folder, device),
     ]
 
 
-def policy_stages(preset: Preset, folder: Path, device: str) -> list[Stage]:
+def policy_stages(experiment: Experiment, folder: Path, device: str) -> list[Stage]:
     """Lay out the training of all policies, then their evaluation; as :func:`pipeline_stages`."""
     return [
-        *(_training(preset, name, folder, device) for name in preset.policies),
-        *(evaluation_stage(preset, name, folder, device) for name in preset.evaluated),
+        *(_training(experiment, name, folder, device) for name in experiment.policies),
+        *(evaluation_stage(experiment, name, folder, device) for name in experiment.evaluated),
     ]
 
 
 def train_command(
-    preset: Preset, policy: Policy, *, run_name: str, device: str, checkpoint: str | None = None
+    experiment: Experiment,
+    policy: Policy,
+    *,
+    run_name: str,
+    device: str,
+    checkpoint: str | None = None,
 ) -> list[str]:
     """Write the platform's own command that trains one policy.
 
     Args:
-        preset: Platform, task and number of environments.
+        experiment: Platform, task and number of environments.
         policy: Agent, iterations, seed and overrides, which may say where the checkpoint goes.
         run_name: Suffix of the log folder.
         device: Device of simulation and learning, for example ``cpu`` or ``cuda:0``.
@@ -55,15 +60,15 @@ def train_command(
     """
     overrides = [o.replace(CHECKPOINT, checkpoint or CHECKPOINT) for o in policy.overrides]
     training = Training(
-        task=preset.task,
+        task=experiment.task,
         agent=policy.agent,
-        num_envs=preset.num_envs_of(policy),
+        num_envs=experiment.num_envs_of(policy),
         iterations=policy.iterations,
         seed=policy.seed,
         run_name=run_name,
         checkpoint=Path(checkpoint) if checkpoint and overrides == policy.overrides else None,
     )
-    command = load_platform(preset.platform).train_command(training, device=device)
+    command = load_platform(experiment.platform).train_command(training, device=device)
     return [*command, *policy.task_overrides, *overrides]
 
 
@@ -95,7 +100,7 @@ def find_checkpoint(folder: Path, run_name: str, iteration: int, since: float = 
 
 
 def evaluation_stage(
-    preset: Preset, name: str, folder: Path, device: str, after: int | None = None
+    experiment: Experiment, name: str, folder: Path, device: str, after: int | None = None
 ) -> Stage:
     """Describe the evaluation of a policy, or of one with something taken from it.
 
@@ -103,14 +108,14 @@ def evaluation_stage(
     """
     evaluated = name if after is None else early(name, after)
     output = Path("evaluation") / f"{evaluated}.json"
-    settings = preset.evaluation.model_dump()
-    ablation = preset.ablations.get(name)
+    settings = experiment.evaluation.model_dump()
+    ablation = experiment.ablations.get(name)
     policy = name if ablation is None else ablation.policy
-    trained = preset.policies[policy]
+    trained = experiment.policies[policy]
     if overrides := [*trained.task_overrides, *([ablation.override] if ablation else [])]:
         settings["overrides"] = overrides
-    task = load_platform(preset.platform).task_id(preset.task, trained.agent)
-    where = {"platform": preset.platform, "task": task, "device": device, "output": output}
+    task = load_platform(experiment.platform).task_id(experiment.task, trained.agent)
+    where = {"platform": experiment.platform, "task": task, "device": device, "output": output}
 
     def command(outputs: dict[str, str]) -> list[str]:
         last = Path(outputs[policy])
@@ -120,7 +125,7 @@ def evaluation_stage(
     return Stage(
         name=f"evaluate-{evaluated}",
         needs=(policy,),
-        settings=_common(preset, device) | settings,
+        settings=_common(experiment, device) | settings,
         command=command,
         output=_written(folder / output),
     )
@@ -131,30 +136,30 @@ def early(name: str, after: int) -> str:
     return f"{name}-after-{after}"
 
 
-def _training(preset: Preset, name: str, folder: Path, device: str) -> Stage:
+def _training(experiment: Experiment, name: str, folder: Path, device: str) -> Stage:
     """Describe the training of a policy, which may read an earlier one's checkpoint."""
-    policy = preset.policies[name]
+    policy = experiment.policies[name]
     needs = () if policy.starts_from is None else (policy.starts_from,)
 
     def command(outputs: dict[str, str]) -> list[str]:
         start = outputs[policy.starts_from] if policy.starts_from else None
-        return train_command(preset, policy, run_name=name, device=device, checkpoint=start)
+        return train_command(experiment, policy, run_name=name, device=device, checkpoint=start)
 
     return Stage(
         name=name,
         needs=needs,
-        settings=_common(preset, device)
+        settings=_common(experiment, device)
         | policy.model_dump(exclude={"title", "starts_from"})
-        | {"num_envs": preset.num_envs_of(policy)},
+        | {"num_envs": experiment.num_envs_of(policy)},
         command=command,
         output=lambda since: find_checkpoint(folder, name, policy.iterations - 1, since),
     )
 
 
-def _video(preset: Preset, folder: Path, device: str) -> Stage:
+def _video(experiment: Experiment, folder: Path, device: str) -> Stage:
     """Describe the video of the policies of the task as it is, in training order."""
     options = {"video": "video.webp", "device": device}
-    shown = [name for name, policy in preset.policies.items() if not policy.task_overrides]
+    shown = [name for name, policy in experiment.policies.items() if not policy.task_overrides]
 
     def command(outputs: dict[str, str]) -> list[str]:
         return _tool("play", **options) + [f"--checkpoint={outputs[name]}" for name in shown]
@@ -162,29 +167,29 @@ def _video(preset: Preset, folder: Path, device: str) -> Stage:
     return Stage(
         name="video",
         needs=tuple(shown),
-        settings=_common(preset, device) | options,
+        settings=_common(experiment, device) | options,
         command=command,
         output=_written(folder / options["video"]),
     )
 
 
-def _export(preset: Preset, folder: Path, device: str) -> Stage:
-    """Describe the export of the preset's choice."""
-    policy = preset.export.policy
-    options = preset.export.model_dump(exclude={"policy"}) | {"output": "exported"}
+def _export(experiment: Experiment, folder: Path, device: str) -> Stage:
+    """Describe the export of the experiment's choice."""
+    policy = experiment.export.policy
+    options = experiment.export.model_dump(exclude={"policy"}) | {"output": "exported"}
     return Stage(
         name="export",
         needs=(policy,),
-        settings=_common(preset, device) | preset.export.model_dump(),
+        settings=_common(experiment, device) | experiment.export.model_dump(),
         command=lambda outputs: _tool("export", checkpoint=outputs[policy], **options),
         output=_written(folder / "exported" / "parity.json"),
     )
 
 
-def _common(preset: Preset, device: str) -> dict[str, object]:
+def _common(experiment: Experiment, device: str) -> dict[str, object]:
     """Return what every stage's result depends on."""
-    packages = load_platform(preset.platform).PACKAGES
-    return {"task": preset.task, "device": device, "versions": versions(packages)}
+    packages = load_platform(experiment.platform).PACKAGES
+    return {"task": experiment.task, "device": device, "versions": versions(packages)}
 
 
 def _tool(command: str, **options: object) -> list[str]:
