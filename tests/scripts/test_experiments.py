@@ -36,7 +36,7 @@ def test_shipped_experiment_meets_the_demos_promises(name):
     assert experiment.evaluation.episodes >= 100
     first, second = experiment.acceptance[:2]
     assert first.policy == "student"
-    assert first.min_share_of_teacher >= SHARES[name]
+    assert (first.min_share_of_teacher or 0) >= SHARES[name]
     assert (second.policy, second.clearly_below) == ("memoryless", "student")
     assert policies["student"].seed == policies["memoryless"].seed
     assert experiment.evaluation.seed not in {policy.seed for policy in policies.values()}
