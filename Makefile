@@ -7,7 +7,7 @@ VENV ?= .venv
 # Releases that the tests run with, beside those in the environments: older ones, and the newest for
 # mjlab.
 RSL_RL := 5.0.1 5.4.2 5.5.1
-# The newest torch, ahead of the one that Isaac Lab asks for: scripts/ci/matrix.toml names it too.
+# The newest torch, ahead of the one that Isaac Lab asks for: noxfile.py names it too.
 NEXT_TORCH := .torch/2.15.0/.installed
 
 # mjlab runs on Python 3.10 to 3.13: PYTHON=3.10 gives it an environment of its own.
@@ -20,7 +20,7 @@ INSTALLED := $(VENV)/.installed
 # A folder in which tests leave JUnit files, for .ci/run.
 REPORTS ?=
 OTHER_RSL_RL := $(RSL_RL:%=.rsl_rl/%/.installed)
-# By default a preset has its own folder under runs/.
+# By default an experiment has its own folder under runs/.
 RUN_OPTIONS := --device $(DEVICE) $(if $(RUN),--output '$(RUN)')
 
 .PHONY: demo demo-mjlab demo-pup demo-camera demo-seek test test-fast test-matrix finetune curves distillation \
@@ -48,8 +48,12 @@ test-fast: $(INSTALLED)  ## the inner loop: core and algorithms without what tak
 	$(PY) -m pytest -n 2 --dist loadgroup tests/core tests/algorithms -m "not slow"
 
 test-matrix: $(INSTALLED) $(OTHER_RSL_RL) $(NEXT_TORCH) $(MJLAB)/.installed $(ISAACLAB2)/.installed  ## every other version and platform
-	$(PY) -m scripts.ci.matrix --mjlab $(MJLAB)/bin/python --isaaclab2 $(ISAACLAB2)/bin/python \
-		$(REPORTS:%=--report %/matrix.xml)
+	@rows=$$($(PY) -m nox --list | sed -n 's/^\* tests(\([^)]*\)).*/row-\1/p') && \
+		$(MAKE) --keep-going --jobs 2 --output-sync $${rows:?nox lists no rows}
+
+# Two at a time, as most of them keep one core busy; the output of each comes at its end.
+row-%:
+	MJLAB=$(MJLAB) ISAACLAB2=$(ISAACLAB2) $(PY) -m nox --session 'tests($*)'
 
 finetune: $(INSTALLED)  ## train, distil and fine-tune with PPO; DEVICE and RUN as above
 	$(PY) -m scripts.pipeline configs/finetune.yaml $(RUN_OPTIONS)
@@ -91,7 +95,7 @@ doctor: $(INSTALLED)  ## say what is wrong with this setup
 	$(VENV)/bin/rsl-tbptt doctor
 
 clean:  ## remove environments and caches; keeps runs/
-	rm -rf .venv .venv-mjlab* .venv-isaaclab2 .venv-uv .rsl_rl .torch .peers .pyright .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv .venv-mjlab* .venv-isaaclab2 .venv-uv .nox .rsl_rl .torch .peers .pyright .pytest_cache .ruff_cache .hypothesis *.egg-info
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20

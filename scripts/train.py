@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Train a policy from scratch with the platform's own command, shown before it runs.
 
-The preset's teacher, or another of its policies, such as `--policy scratch`. Arguments that are
+The experiment's teacher, or another of its policies, such as `--policy scratch`. Arguments that are
 not listed go on to that command, for example `agent.algorithm.learning_rate=5e-4`.
 """
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from matplotlib.axes import Axes
 
 from scripts.benchmark.results import MemoryResult, Results, TimeResult
-from scripts.figure_style import PALETTE, drawn_svg
+from scripts.figures import PALETTE, drawn_svg
 
 OURS, RSL_RL, LIMIT = PALETTE[0], PALETTE[2], "0.4"
 

@@ -40,21 +40,6 @@ def read(path: Path) -> tuple[Counter[str], float]:
     return total, seconds
 
 
-def write(path: Path, outcomes: Counter[str], seconds: float) -> None:
-    """Write a JUnit file with nothing but the numbers of several runs.
-
-    Args:
-        path: The file.
-        outcomes: Tests by outcome.
-        seconds: Time for all of them.
-    """
-    numbers = {name: str(outcomes[outcome]) for outcome, name in ATTRIBUTES.items()}
-    numbers |= {"tests": str(outcomes.total()), "time": f"{seconds:.3f}"}
-    suites = ElementTree.Element("testsuites")
-    ElementTree.SubElement(suites, "testsuite", numbers, name=path.stem)
-    ElementTree.ElementTree(suites).write(path)
-
-
 def closing_line(outcomes: Counter[str], seconds: float) -> str:
     """Return a line such as ``3 failed, 120 passed, 7 skipped in 95.21s``.
 

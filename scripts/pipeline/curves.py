@@ -11,17 +11,16 @@ from pathlib import Path
 
 from rsl_tbptt.machine import machine, versions
 from rsl_tbptt.platforms import load_platform
-from scripts.pipeline.conductor import Conductor, cost, exit_status, run_parser
-from scripts.pipeline.presets import default_run
-from scripts.pipeline.run_folder import RunFolder
-from scripts.pipeline.study import load_study, study_stages
+from scripts.pipeline.experiments import default_run
+from scripts.pipeline.run import cost, exit_status, run_parser, run_stages
+from scripts.pipeline.sweep import load_sweep, sweep_stages
 from scripts.templates import fill
 
-TEMPLATE = Path(__file__).with_name("study.md.j2")
+TEMPLATE = Path(__file__).with_name("sweep.md.j2")
 
 
 def main() -> int:
-    """Run a study.
+    """Run a sweep.
 
     Returns:
         The exit status.
@@ -29,39 +28,38 @@ def main() -> int:
     parser = run_parser("python -m scripts.pipeline.curves", __doc__)
     parser.add_argument("--figure", type=Path, help="another place for the figure")
     args = parser.parse_args()
-    return exit_status(lambda: run_study(args))
+    return exit_status(lambda: run_sweep(args))
 
 
-def run_study(args: argparse.Namespace) -> None:
-    """Run all stages of a study, print the table and write the figure.
+def run_sweep(args: argparse.Namespace) -> None:
+    """Run all stages of a sweep, print the table and write the figure.
 
     Args:
         args: The command line.
     """
     start = time.monotonic()
-    study, preset = load_study(args.config)
-    run = RunFolder(args.output or default_run(args.config))
-    stages = study_stages(run, study, preset, args.device)
-    markers = Conductor(run, args.device, args.jobs).run_all(stages)
+    sweep, experiment = load_sweep(args.config)
+    folder = (args.output or default_run(args.config)).resolve()
+    stages = sweep_stages(sweep, experiment, folder, args.device)
+    records = run_stages(stages, folder, args.device, args.jobs)
     # Imported here because they take seconds, which --help and the first stage need not wait for.
-    from scripts.pipeline.learning import compare, format_markdown, read_learnings
-    from scripts.pipeline.learning_figure import save_learning
+    from scripts.pipeline.learning import compare, format_markdown, read_learnings, save_figure
 
-    learnings = read_learnings(run.path, preset, study, markers)
-    figure = args.figure or run.path / "curves.svg"
-    save_learning(learnings, preset.teacher, figure)
-    tables = format_markdown(compare(learnings, preset.teacher), preset.teacher, study)
+    learnings = read_learnings(folder, experiment, sweep, records)
+    figure = args.figure or folder / "curves.svg"
+    save_figure(learnings, experiment.teacher, figure)
+    tables = format_markdown(compare(learnings, experiment.teacher), experiment.teacher, sweep)
     report = fill(
         TEMPLATE,
         config=args.config.name,
-        figure=os.path.relpath(figure, run.path),
+        figure=os.path.relpath(figure, folder),
         tables=tables,
-        cost=cost(markers, time.monotonic() - start),
+        cost=cost(records, time.monotonic() - start),
         machine=machine(args.device),
-        versions=versions(load_platform(preset.platform).PACKAGES),
+        versions=versions(load_platform(experiment.platform).PACKAGES),
     )
-    (run.path / "report.md").write_text(report, encoding="utf-8")
-    print(f"\n{report}\nreport: {run.path / 'report.md'}")
+    (folder / "report.md").write_text(report, encoding="utf-8")
+    print(f"\n{report}\nreport: {folder / 'report.md'}")
 
 
 if __name__ == "__main__":

@@ -1,18 +1,20 @@
-"""How policies learned with every seed, held against the teacher of their seed."""
+"""How policies learned with every seed, held against the teacher of their seed: tables, figure."""
 
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
+from statistics import fmean
 
 from tabulate import tabulate
 
 from rsl_tbptt.checkpoints.agent_configs import agent_config
 from rsl_tbptt.run_doctor import read_curves
-from scripts.pipeline.presets import Preset
-from scripts.pipeline.results import read_evaluation
-from scripts.pipeline.run_folder import Marker
+from scripts.figures import colours, drawn_svg
+from scripts.pipeline.experiments import Experiment
+from scripts.pipeline.report import read_evaluation
+from scripts.pipeline.run import Record
 from scripts.pipeline.stages import early
-from scripts.pipeline.study import Study, seeded
+from scripts.pipeline.sweep import Sweep, seeded
 from scripts.templates import fill
 
 TEMPLATE = Path(__file__).with_name("learning.md.j2")
@@ -85,24 +87,24 @@ COLUMNS = {
 
 
 def read_learnings(
-    folder: Path, preset: Preset, study: Study, markers: dict[str, Marker]
+    folder: Path, experiment: Experiment, sweep: Sweep, records: dict[str, Record]
 ) -> list[Learning]:
-    """Gather what a study's stages left.
+    """Gather what a sweep's stages left.
 
     Args:
         folder: Run folder.
-        preset: The study's preset, before it was repeated for every seed.
-        study: Its seeds, and what was evaluated on the way.
-        markers: Markers of the finished stages.
+        experiment: The sweep's experiment, before it was repeated for every seed.
+        sweep: Its seeds, and what was evaluated on the way.
+        records: Records of the finished stages.
 
     Returns:
         All policies of the first seed, then of the next.
     """
     learnings = []
-    for seed in study.seeds:
+    for seed in sweep.seeds:
         spent: dict[str | None, int] = {}
-        for name, policy in preset.policies.items():
-            checkpoint = folder / markers[seeded(name, seed)].output
+        for name, policy in experiment.policies.items():
+            checkpoint = folder / records[seeded(name, seed)].output
             iterations, returns = read_curves(checkpoint.parent)["Train/mean_reward"]
             evaluation = read_evaluation(folder, seeded(name, seed))
             learning = Learning(
@@ -110,17 +112,17 @@ def read_learnings(
                 seed=seed,
                 curve={i + 1: value for i, value in zip(iterations, returns, strict=True)},
                 iterations=policy.iterations,
-                steps_per_iteration=preset.num_envs_of(policy)
+                steps_per_iteration=experiment.num_envs_of(policy)
                 * agent_config(checkpoint)["num_steps_per_env"],
                 num_earlier_steps=spent.get(policy.starts_from, 0),
                 evaluated_return=evaluation["mean_return"],
                 evaluated={
                     after: read_evaluation(folder, early(seeded(name, seed), after))["mean_return"]
-                    for after in sorted(study.evaluate_after.get(name, ()))
+                    for after in sorted(sweep.evaluate_after.get(name, ()))
                 },
                 head_errors={n: error["rmse"] for n, error in evaluation["auxiliary"].items()},
             )
-            if name != preset.teacher:
+            if name != experiment.teacher:
                 spent[name] = learning.num_steps
             learnings.append(learning)
     return learnings
@@ -198,33 +200,33 @@ def _compare(learning: Learning, teacher: Learning) -> Comparison:
     )
 
 
-def judge(group: list[Comparison], study: Study) -> dict[str, str]:
-    """Hold a policy against what a study asks.
+def judge(group: list[Comparison], sweep: Sweep) -> dict[str, str]:
+    """Hold a policy against what a sweep asks.
 
     Args:
         group: The policy's seeds.
-        study: What is asked.
+        sweep: What is asked.
 
     Returns:
         How many seeds keep each limit, by its words.
     """
-    verdicts = {}
-    for words, sign, limits in (("least", 1, study.at_least), ("most", -1, study.at_most)):
+    kept_by = {}
+    for words, sign, limits in (("least", 1, sweep.at_least), ("most", -1, sweep.at_most)):
         for name, limit in limits.items():
             heading, form = COLUMNS[name]
             values = [getattr(row, name) for row in group]
             kept = sum(value is not None and sign * value >= sign * limit for value in values)
-            verdicts[f"{heading}: at {words} {form.format(limit)}"] = f"{kept} of {len(group)}"
-    return verdicts
+            kept_by[f"{heading}: at {words} {form.format(limit)}"] = f"{kept} of {len(group)}"
+    return kept_by
 
 
-def format_markdown(comparisons: list[Comparison], teacher: str, study: Study) -> str:
-    """Write a table of policies with their verdicts, and one of every seed.
+def format_markdown(comparisons: list[Comparison], teacher: str, sweep: Sweep) -> str:
+    """Write a table of policies with their acceptance checks, and one of every seed.
 
     Args:
         comparisons: What :func:`compare` returned.
         teacher: Name of the teacher.
-        study: What is judged.
+        sweep: What is judged.
 
     Returns:
         Markdown.
@@ -233,12 +235,12 @@ def format_markdown(comparisons: list[Comparison], teacher: str, study: Study) -
     groups = [[row for row in comparisons if row.policy == name] for name in policies]
     return fill(
         TEMPLATE,
-        policies=_table([_cells(group) | judge(group, study) for group in groups]),
+        policies=_table([_cells(group) | judge(group, sweep) for group in groups]),
         seeds=_table([_cells([row]) for group in groups for row in group]),
         teacher=teacher,
         reached=f"{REACHED:.0%}",
         kept=f"{KEPT:.0%}",
-        on_the_way=bool(study.evaluate_after),
+        on_the_way=bool(sweep.evaluate_after),
     )
 
 
@@ -258,3 +260,52 @@ def _cells(group: list[Comparison]) -> dict[str, str]:
         never = f"{values.count(None)} never" if None in values else ""
         cells[heading] = ", ".join(filter(None, (" to ".join(ends), never)))
     return cells
+
+
+def save_figure(learnings: list[Learning], teacher: str, path: Path) -> None:
+    """Draw every policy's mean over the seeds, in a band from the worst to the best seed.
+
+    Args:
+        learnings: Policies of all seeds.
+        teacher: Name of the teacher, whose final return is the measure.
+        path: SVG file; its folder is created.
+    """
+    names = dict.fromkeys(learning.policy for learning in learnings)
+    policies = {name: [one for one in learnings if one.policy == name] for name in names}
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with drawn_svg(path, figsize=(9, 4)) as axes:
+        colour = colours(policies)
+        for name, seeds in policies.items():
+            iterations, mean, low, high = band([learning.curve for learning in seeds])
+            steps = [done * seeds[0].steps_per_iteration for done in iterations]
+            axes.plot(steps, mean, color=colour[name], label=label(name, seeds[0]))
+            axes.fill_between(steps, low, high, color=colour[name], alpha=0.2, lw=0)
+        goal = KEPT * fmean(learning.final_return for learning in policies[teacher])
+        axes.axhline(goal, color="0.4", lw=1, ls="--", label=f"{KEPT:.0%} of the {teacher}")
+        axes.set(
+            title=f"Return in training, mean and range of {len(policies[teacher])} seeds",
+            xlabel="environment steps of this training, in millions",
+            xlim=(0, None),
+        )
+        axes.xaxis.set_major_formatter(lambda step, _: f"{step / 1e6:g}")
+        axes.legend(frameon=False, loc="lower right")
+
+
+def band(curves: list[Curve]) -> tuple[list[int], list[float], list[float], list[float]]:
+    """Summarise curves where all of them have a value.
+
+    Args:
+        curves: Returns by iterations done, one curve per seed.
+
+    Returns:
+        Iterations, means, smallest and largest returns.
+    """
+    shared = sorted(set.intersection(*(set(curve) for curve in curves)))
+    values = [[curve[done] for curve in curves] for done in shared]
+    return shared, [*map(fmean, values)], [*map(min, values)], [*map(max, values)]
+
+
+def label(name: str, learning: Learning) -> str:
+    """Name a curve; steps before it, which it does not show, come with it."""
+    earlier = learning.num_earlier_steps
+    return f"{name}, after {earlier / 1e6:.2f} million as a student" if earlier else name

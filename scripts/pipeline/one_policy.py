@@ -1,12 +1,12 @@
-"""One policy of a preset, trained on its own."""
+"""One policy of an experiment, trained on its own."""
 
 import argparse
 from pathlib import Path
 
 from rsl_tbptt.checkpoints.latest import checkpoint_file
 from rsl_tbptt.platforms.commands import run_shown
-from scripts.pipeline.presets import FINETUNE, AnySection, default_run, load_preset
-from scripts.pipeline.training import train_command
+from scripts.pipeline.experiments import FINETUNE, AnySection, default_run, load_experiment
+from scripts.pipeline.stages import train_command
 
 
 def train_one(description: str | None, *, policy: str, start: str | None = None) -> int:
@@ -28,19 +28,19 @@ def train_one(description: str | None, *, policy: str, start: str | None = None)
         parser.add_argument(
             f"--{start}", dest="start", type=Path, required=True, help=f"the {start}'s model_*.pt"
         )
-    parser.add_argument("--config", type=Path, default=FINETUNE, help="preset, YAML")
-    parser.add_argument("--policy", default=policy, help=f"its name in the preset: {policy}")
-    parser.add_argument("--task", help="by default the preset's")
+    parser.add_argument("--config", type=Path, default=FINETUNE, help="experiment, YAML")
+    parser.add_argument("--policy", default=policy, help=f"its name in the experiment: {policy}")
+    parser.add_argument("--task", help="by default the experiment's")
     for option in ("--num-envs", "--iterations", "--seed"):
-        parser.add_argument(option, type=int, help="by default the preset's")
+        parser.add_argument(option, type=int, help="by default the experiment's")
     parser.add_argument("--device", default="cpu", help="cpu or cuda:<index>")
-    parser.add_argument("--output", type=Path, help="folder to log beneath: runs/<preset>")
+    parser.add_argument("--output", type=Path, help="folder to log beneath: runs/<experiment>")
     args, further = parser.parse_known_args()
     try:
-        preset = load_preset(args.config)
+        experiment = load_experiment(args.config)
     except ValueError as error:
         parser.error(str(error))
-    candidates = [n for n, p in preset.policies.items() if bool(p.starts_from) == bool(start)]
+    candidates = [n for n, p in experiment.policies.items() if bool(p.starts_from) == bool(start)]
     if args.policy not in candidates:
         origin = "from scratch" if start is None else "from another policy"
         parser.error(
@@ -48,8 +48,8 @@ def train_one(description: str | None, *, policy: str, start: str | None = None)
             f" {args.config.name} that start {origin}"
         )
     command = train_command(
-        _changed(preset, args, "task"),
-        _changed(preset.policies[args.policy], args, "num_envs", "iterations", "seed"),
+        _changed(experiment, args, "task"),
+        _changed(experiment.policies[args.policy], args, "num_envs", "iterations", "seed"),
         run_name=args.policy,
         device=args.device,
         checkpoint=None if start is None else str(checkpoint_file(args.start).resolve()),

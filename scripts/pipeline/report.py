@@ -1,101 +1,215 @@
-"""Write results.json and one self-contained report.html into a finished run folder."""
+"""An experiment's result: table, acceptance checks, results.json and one page, report.html."""
 
-import argparse
+import base64
+import io
+import json
+import math
 from pathlib import Path
 from typing import Any
+
+from tabulate import tabulate
 
 from rsl_tbptt.files import complete, write_json
 from rsl_tbptt.machine import machine, versions
 from rsl_tbptt.platforms import load_platform
 from rsl_tbptt.run_doctor import read_curves
-from scripts.pipeline.figures import data_uri, plot_curves, plot_returns
-from scripts.pipeline.presets import DEMO, Preset, default_run, load_preset
-from scripts.pipeline.progress import clock
-from scripts.pipeline.results import collect, format_share, read_evaluation
-from scripts.pipeline.run_folder import Marker, RunFolder
+from scripts.figures import colours, drawn_svg
+from scripts.pipeline.experiments import AcceptanceCheck, Experiment
+from scripts.pipeline.run import Record, clock
 from scripts.templates import fill
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
+Curve = tuple[list[int], list[float]]
+"""Steps and values of a logged metric."""
 
 
-def main() -> None:
-    """Read a finished run folder and write its report."""
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("run", type=Path, nargs="?", default=default_run(DEMO), help="run folder")
-    parser.add_argument("--config", type=Path, default=DEMO, help="the run's preset")
-    parser.add_argument("--device", default="cpu", help="the device that the run used")
-    args = parser.parse_args()
-    run = RunFolder(args.run)
-    preset = load_preset(args.config)
-    markers = finished_stages(run, preset)
-    results = collect(run.path, preset) | {
-        "stages": {
-            name: {"seconds": marker.seconds, "peak_memory_gb": marker.peak_memory_gb}
-            for name, marker in markers.items()
-        },
-        "versions": versions(load_platform(preset.platform).PACKAGES),
-        "machine": machine(args.device),
-    }
-    write_json(run.path / "results.json", results)
-    with complete(run.path / "report.html") as unfinished:
-        unfinished.write_text(render(run, preset, results, markers), encoding="utf-8")
-    print(f"wrote {run.path / 'report.html'}")
-
-
-def finished_stages(run: RunFolder, preset: Preset) -> dict[str, Marker]:
-    """Return the markers of all stages but the report, oldest first.
+def write_report(
+    folder: Path, experiment: Experiment, records: dict[str, Record], device: str
+) -> dict[str, Any]:
+    """Write results.json and report.html into a run folder.
 
     Args:
-        run: The run folder.
-        preset: The run's preset.
+        folder: Run folder.
+        experiment: Its experiment.
+        records: Records of its stages, all finished.
+        device: The device that the run used.
 
     Returns:
-        Markers by stage.
-
-    Raises:
-        FileNotFoundError: If one is not finished.
+        What results.json holds.
     """
-    evaluations = (f"evaluate-{name}" for name in preset.evaluated)
-    names = {*preset.policies, *evaluations, "video", "export"}
-    markers = {name: marker for name in names if (marker := run.marker(name)) is not None}
-    missing = sorted(names - markers.keys())
-    if missing:
-        raise FileNotFoundError(
-            f"{run.path} lacks the stages {missing}: run `python -m scripts.pipeline` for it first."
-        )
-    return dict(sorted(markers.items(), key=lambda item: item[1].finished_at))
+    records = dict(sorted(records.items(), key=lambda item: item[1].finished_at))
+    results = collect(folder, experiment) | {
+        "stages": {
+            name: {"seconds": record.seconds, "peak_memory_gb": record.peak_memory_gb}
+            for name, record in records.items()
+        },
+        "versions": versions(load_platform(experiment.platform).PACKAGES),
+        "machine": machine(device),
+    }
+    write_json(folder / "results.json", results)
+    with complete(folder / "report.html") as unfinished:
+        unfinished.write_text(render(folder, experiment, results, records), encoding="utf-8")
+    return results
+
+
+def collect(folder: Path, experiment: Experiment) -> dict[str, Any]:
+    """Gather the evaluations of a run folder.
+
+    Args:
+        folder: Run folder with all evaluations.
+        experiment: The run's experiment.
+
+    Returns:
+        JSON values: ``policies`` (title, mean, interval, share of the teacher, episodes, mean
+        length), ``acceptance`` (whether each holds, and in words), and the export's parity.
+    """
+    evaluations = {name: read_evaluation(folder, name) for name in experiment.evaluated}
+    teacher_mean = evaluations[experiment.teacher]["mean_return"]
+    policies = {
+        name: {"title": experiment.evaluated[name].title} | _row(evaluation, teacher_mean)
+        for name, evaluation in evaluations.items()
+    }
+    parity = json.loads((folder / "exported" / "parity.json").read_text(encoding="utf-8"))
+    return {
+        "task": experiment.task,
+        "policies": policies,
+        "acceptance": [judge(check, policies) for check in experiment.acceptance],
+        "export_max_difference": parity["max_difference"],
+    }
+
+
+def read_evaluation(folder: Path, name: str) -> dict[str, Any]:
+    """Read what ``rsl-tbptt evaluate`` wrote about a policy."""
+    return json.loads((folder / "evaluation" / f"{name}.json").read_text(encoding="utf-8"))
+
+
+def _row(evaluation: dict[str, Any], teacher_mean: float) -> dict[str, Any]:
+    """Pick a table row; a share of a return that is not positive says nothing."""
+    kept = ("mean_return", "confidence_interval", "episodes", "mean_length", "step_seconds")
+    share = evaluation["mean_return"] / teacher_mean if teacher_mean > 0 else None
+    return {key: evaluation[key] for key in kept} | {"share_of_teacher": share}
+
+
+def judge(check: AcceptanceCheck, policies: dict[str, Any]) -> dict[str, Any]:
+    """Hold a policy against what the experiment asks of it.
+
+    Args:
+        check: What is asked.
+        policies: The table's rows by policy.
+
+    Returns:
+        JSON values: ``passed`` and ``text``.
+    """
+    name, row = check.policy, policies[check.policy]
+    least, most = check.min_share_of_teacher, check.max_share_of_teacher
+    if goal := least or most:
+        share, rule = row["share_of_teacher"], "goal:" if least else "at most"
+        passed = share is not None and (share >= goal if least else share <= goal)
+        text = f"{name} reaches {format_share(share)} of the teacher's return ({rule} {goal:.0%})."
+        return {"passed": passed, "text": text}
+    other = check.clearly_below or check.not_below
+    assert other is not None  # load_experiment let exactly one of the four through
+    below = clearly_below(row, policies[other])
+    if check.clearly_below:
+        found = "do not overlap" if below else "overlap, or it is not below"
+        return {"passed": below, "text": f"{name} below {other}: their intervals {found}."}
+    found = "below it, and their intervals do not overlap" if below else "not clearly below it"
+    return {"passed": not below, "text": f"{name} against {other}: {found}."}
+
+
+def clearly_below(row: dict[str, Any], other: dict[str, Any]) -> bool:
+    """Return whether a mean return is below another and their intervals do not overlap."""
+    return row["confidence_interval"][1] < other["confidence_interval"][0]
+
+
+def format_table(results: dict[str, Any]) -> str:
+    """Write the table for a terminal, in lines of at most 100 characters.
+
+    Args:
+        results: What :func:`collect` returned.
+    """
+    headings = ("policy", "", "mean return", "95 % confidence", "of teacher", "episodes")
+    rows = []
+    for name, row in results["policies"].items():
+        low, high = row["confidence_interval"]
+        mean, interval = f"{row['mean_return']:.3f}", f"{low:.3f} to {high:.3f}"
+        share = format_share(row["share_of_teacher"])
+        rows.append((name, row["title"], mean, interval, share, row["episodes"]))
+    sides = ("left", "left", "right", "right", "right", "right")
+    return tabulate(rows, headings, "plain", colalign=sides, disable_numparse=True)
+
+
+def format_share(share: float | None) -> str:
+    """Write a share of the teacher's return."""
+    return "n/a" if share is None else f"{share:.1%}"
 
 
 def render(
-    run: RunFolder, preset: Preset, results: dict[str, Any], markers: dict[str, Marker]
+    folder: Path, experiment: Experiment, results: dict[str, Any], records: dict[str, Record]
 ) -> str:
-    """Fill the template.
-
-    Args:
-        run: The run folder.
-        preset: The run's preset.
-        results: What goes into results.json.
-        markers: Markers of the finished stages.
-
-    Returns:
-        HTML that loads nothing: images are data URIs, style is inline.
-    """
-    evaluations = {name: read_evaluation(run.path, name) for name in preset.evaluated}
+    """Fill the template; the page loads nothing: images are data URIs, style is inline."""
+    evaluations = {name: read_evaluation(folder, name) for name in experiment.evaluated}
     curves = {
-        name: read_curves((run.path / markers[name].output).parent) for name in preset.policies
+        name: read_curves((folder / records[name].output).parent) for name in experiment.policies
     }
     return fill(
         TEMPLATE,
         results=results,
-        video=data_uri("image/webp", (run.path / markers["video"].output).read_bytes()),
+        video=data_uri("image/webp", (folder / records["video"].output).read_bytes()),
         curves=plot_curves(curves),
         returns=plot_returns(
             {name: evaluation["returns"] for name, evaluation in evaluations.items()},
             {name: row["confidence_interval"] for name, row in results["policies"].items()},
         ),
-        markers=markers,
-        total=clock(sum(marker.seconds for marker in markers.values())),
-        preset=preset,
+        records=records,
+        total=clock(sum(record.seconds for record in records.values())),
+        experiment=experiment,
         format_share=format_share,
         clock=clock,
     )
+
+
+def plot_curves(curves: dict[str, dict[str, Curve]]) -> str:
+    """Draw the learning curves of each policy as an SVG image, a data URI."""
+    image = io.BytesIO()
+    with drawn_svg(image, fonttype="path", ncols=2, figsize=(10, 3.4)) as (reward, loss):
+        for name, colour in colours(curves).items():
+            if "Train/mean_reward" in curves[name]:
+                reward.plot(*curves[name]["Train/mean_reward"], color=colour, label=name)
+            if "Loss/behavior" in curves[name]:
+                loss.semilogy(*curves[name]["Loss/behavior"], color=colour, label=name)
+        reward.set(title="Reward per episode in training", xlabel="iteration")
+        loss.set(title="Behaviour loss of distilled students", xlabel="iteration")
+        for axes in (reward, loss):
+            if axes.get_legend_handles_labels()[0]:
+                axes.legend(frameon=False)
+    return data_uri("image/svg+xml", image.getvalue())
+
+
+def plot_returns(returns: dict[str, list[float]], intervals: dict[str, list[float]]) -> str:
+    """Draw every episode's return, with the mean's interval.
+
+    Args:
+        returns: Returns of the episodes by policy.
+        intervals: Ends of the mean's confidence interval by policy.
+
+    Returns:
+        An SVG image as a data URI.
+    """
+    image = io.BytesIO()
+    with drawn_svg(image, fonttype="path", figsize=(10, 2.2)) as axes:
+        colour = colours(returns)
+        for row, name in enumerate(reversed(list(returns))):
+            # Spread vertically in a fixed pattern, so that equal returns remain visible.
+            heights = [row + 0.25 * math.sin(37.0 * i) for i in range(len(returns[name]))]
+            axes.plot(returns[name], heights, ".", color=colour[name], alpha=0.35, ms=5, mew=0)
+            axes.plot(intervals[name], [row, row], color="black", lw=4, solid_capstyle="butt")
+        axes.set_yticks(range(len(returns)), list(reversed(list(returns))))
+        axes.set(title="Return of each episode; black: 95 % interval of the mean")
+        axes.grid(axis="y", visible=False)
+    return data_uri("image/svg+xml", image.getvalue())
+
+
+def data_uri(kind: str, content: bytes) -> str:
+    """Write an image into an address."""
+    return f"data:{kind};base64,{base64.b64encode(content).decode()}"

@@ -1,108 +1,134 @@
-"""A preset's stages: what each runs, what it depends on, where its result lies."""
+"""An experiment's stages: what each runs, what it depends on, where its result lies."""
 
-import os
+from collections.abc import Callable
 from pathlib import Path
 
 from rsl_tbptt.machine import versions
-from rsl_tbptt.platforms import load_platform
-from scripts.pipeline.presets import Preset, Section
-from scripts.pipeline.run_folder import RunFolder, Stage
-from scripts.pipeline.training import find_checkpoint, train_command
+from rsl_tbptt.platforms import Training, load_platform
+from scripts.pipeline.experiments import Experiment, Policy
+from scripts.pipeline.run import Stage
 
-REPORT = Path(__file__).resolve().parents[1] / "report.py"
-REPORT_SECONDS = 25.0
-VIDEO_SECONDS = 100.0
+CHECKPOINT = "{checkpoint}"
+"""Stands in a policy's overrides where the checkpoint goes that it starts from."""
 
 
-def pipeline_stages(run: RunFolder, preset: Preset, config: Path, device: str) -> list[Stage]:
-    """Lay out a preset: all policies, the video, the export and the report.
+def pipeline_stages(experiment: Experiment, folder: Path, device: str) -> list[Stage]:
+    """Lay out an experiment: all policies, the video and the export.
 
     Args:
-        run: The run folder.
-        preset: Policies, sizes and seeds.
-        config: The file that the preset came from.
+        experiment: Policies, sizes and seeds.
+        folder: Run folder.
         device: Device of all stages.
 
     Returns:
         The stages in the order they run.
     """
     return [
-        *policy_stages(run, preset, device),
-        video_stage(run, preset, device),
-        export_stage(run, preset, device),
-        report_stage(run, preset, config, device),
+        *policy_stages(experiment, folder, device),
+        _video(experiment, folder, device),
+        _export(experiment, folder, device),
     ]
 
 
-def policy_stages(run: RunFolder, preset: Preset, device: str) -> list[Stage]:
-    """Lay out the training of all policies, then their evaluation.
+def policy_stages(experiment: Experiment, folder: Path, device: str) -> list[Stage]:
+    """Lay out the training of all policies, then their evaluation; as :func:`pipeline_stages`."""
+    return [
+        *(_training(experiment, name, folder, device) for name in experiment.policies),
+        *(evaluation_stage(experiment, name, folder, device) for name in experiment.evaluated),
+    ]
+
+
+def train_command(
+    experiment: Experiment,
+    policy: Policy,
+    *,
+    run_name: str,
+    device: str,
+    checkpoint: str | None = None,
+) -> list[str]:
+    """Write the platform's own command that trains one policy.
 
     Args:
-        run: The run folder.
-        preset: Policies, sizes and seeds.
-        device: Device of all stages.
+        experiment: Platform, task and number of environments.
+        policy: Agent, iterations, seed and overrides, which may say where the checkpoint goes.
+        run_name: Suffix of the log folder.
+        device: Device of simulation and learning, for example ``cpu`` or ``cuda:0``.
+        checkpoint: File of the policy to start from, or None to train from scratch.
 
     Returns:
-        The stages in the order they run.
+        The command as a user would type it.
     """
-    return [
-        *(training_stage(run, preset, name, device) for name in preset.policies),
-        *(evaluation_stage(run, preset, name, device) for name in preset.evaluated),
-    ]
-
-
-def training_stage(run: RunFolder, preset: Preset, name: str, device: str) -> Stage:
-    """Describe the training of a policy, which may read an earlier one's checkpoint."""
-    policy = preset.policies[name]
-    needs = () if policy.starts_from is None else (policy.starts_from,)
-
-    def command(outputs: dict[str, str]) -> list[str]:
-        start = outputs[policy.starts_from] if policy.starts_from else None
-        return train_command(preset, policy, run_name=name, device=device, checkpoint=start)
-
-    return Stage(
-        name=name,
-        needs=needs,
-        settings=_common(preset, device)
-        | _without(policy, "expected_seconds", "title", "starts_from")
-        | {"num_envs": preset.num_envs_of(policy)},
-        command=command,
-        output=lambda since: find_checkpoint(run.path, name, policy.iterations - 1, since),
-        expected_seconds=policy.expected_seconds,
+    overrides = [o.replace(CHECKPOINT, checkpoint or CHECKPOINT) for o in policy.overrides]
+    training = Training(
+        task=experiment.task,
+        agent=policy.agent,
+        num_envs=experiment.num_envs_of(policy),
+        iterations=policy.iterations,
+        seed=policy.seed,
+        run_name=run_name,
+        checkpoint=Path(checkpoint) if checkpoint and overrides == policy.overrides else None,
     )
+    command = load_platform(experiment.platform).train_command(training, device=device)
+    return [*command, *policy.task_overrides, *overrides]
+
+
+def find_checkpoint(folder: Path, run_name: str, iteration: int, since: float = 0.0) -> Path:
+    """Find the checkpoint that a finished training left; all platforms log alike.
+
+    Isaac Lab ends an interrupted training with success, so the last iteration's checkpoint is the
+    proof that it ran to its end.
+
+    Args:
+        folder: Working directory of the training.
+        run_name: Suffix of the log folder.
+        iteration: Number of the last iteration, counted from 0.
+        since: Ignore older files. In seconds since the epoch.
+
+    Returns:
+        Path of the newest one.
+
+    Raises:
+        FileNotFoundError: If there is none.
+    """
+    time = "????-??-??_??-??-??"  # not *, which also takes the beginning of another run's name
+    pattern = f"logs/rsl_rl/*/{time}_{run_name}/model_{iteration}.pt"
+    found = [path for path in folder.glob(pattern) if path.stat().st_mtime >= since]
+    if not found:
+        raise FileNotFoundError(
+            f"{pattern} was not found in {folder}: the training did not reach its last iteration."
+        )
+    return max(found, key=lambda path: path.stat().st_mtime)
 
 
 def evaluation_stage(
-    run: RunFolder, preset: Preset, name: str, device: str, after: int | None = None
+    experiment: Experiment, name: str, folder: Path, device: str, after: int | None = None
 ) -> Stage:
     """Describe the evaluation of a policy, or of one with something taken from it.
 
     With ``after`` it is the policy as it was after so many iterations.
     """
-    evaluation = preset.evaluation
     evaluated = name if after is None else early(name, after)
     output = Path("evaluation") / f"{evaluated}.json"
-    settings = _without(evaluation, "expected_seconds")
-    ablation = preset.ablations.get(name)
+    settings = experiment.evaluation.model_dump()
+    ablation = experiment.ablations.get(name)
     policy = name if ablation is None else ablation.policy
-    trained = preset.policies[policy]
+    trained = experiment.policies[policy]
     if overrides := [*trained.task_overrides, *([ablation.override] if ablation else [])]:
         settings["overrides"] = overrides
-    task = load_platform(preset.platform).task_id(preset.task, trained.agent)
-    where = {"platform": preset.platform, "task": task, "device": device, "output": output}
+    task = load_platform(experiment.platform).task_id(experiment.task, trained.agent)
+    where = {"platform": experiment.platform, "task": task, "device": device, "output": output}
 
     def command(outputs: dict[str, str]) -> list[str]:
         last = Path(outputs[policy])
         checkpoint = last if after is None else last.with_name(f"model_{after - 1}.pt")
-        return tool("evaluate", checkpoint=checkpoint, **where, **settings)
+        return _tool("evaluate", checkpoint=checkpoint, **where, **settings)
 
     return Stage(
         name=f"evaluate-{evaluated}",
         needs=(policy,),
-        settings=_common(preset, device) | settings,
+        settings=_common(experiment, device) | settings,
         command=command,
-        output=lambda since: written(run.path / output, since),
-        expected_seconds=evaluation.expected_seconds,
+        output=_written(folder / output),
     )
 
 
@@ -111,69 +137,63 @@ def early(name: str, after: int) -> str:
     return f"{name}-after-{after}"
 
 
-def video_stage(run: RunFolder, preset: Preset, device: str) -> Stage:
-    """Describe the video of the policies of the task as it is, in training order."""
-    options = {"video": "video.webp", "device": device}
-    shown = [name for name, policy in preset.policies.items() if not policy.task_overrides]
+def _training(experiment: Experiment, name: str, folder: Path, device: str) -> Stage:
+    """Describe the training of a policy, which may read an earlier one's checkpoint."""
+    policy = experiment.policies[name]
+    needs = () if policy.starts_from is None else (policy.starts_from,)
 
     def command(outputs: dict[str, str]) -> list[str]:
-        return tool("play", **options) + [f"--checkpoint={outputs[name]}" for name in shown]
+        start = outputs[policy.starts_from] if policy.starts_from else None
+        return train_command(experiment, policy, run_name=name, device=device, checkpoint=start)
+
+    return Stage(
+        name=name,
+        needs=needs,
+        settings=_common(experiment, device)
+        | policy.model_dump(exclude={"title", "starts_from"})
+        | {"num_envs": experiment.num_envs_of(policy)},
+        command=command,
+        output=lambda since: find_checkpoint(folder, name, policy.iterations - 1, since),
+    )
+
+
+def _video(experiment: Experiment, folder: Path, device: str) -> Stage:
+    """Describe the video of the policies of the task as it is, in training order."""
+    options = {"video": "video.webp", "device": device}
+    shown = [name for name, policy in experiment.policies.items() if not policy.task_overrides]
+
+    def command(outputs: dict[str, str]) -> list[str]:
+        return _tool("play", **options) + [f"--checkpoint={outputs[name]}" for name in shown]
 
     return Stage(
         name="video",
         needs=tuple(shown),
-        settings=_common(preset, device) | options,
+        settings=_common(experiment, device) | options,
         command=command,
-        output=lambda since: written(run.path / options["video"], since),
-        expected_seconds=VIDEO_SECONDS,
+        output=_written(folder / options["video"]),
     )
 
 
-def export_stage(run: RunFolder, preset: Preset, device: str) -> Stage:
-    """Describe the export of the preset's choice."""
-    export = preset.export
-    options = _without(export, "expected_seconds", "policy") | {"output": "exported"}
+def _export(experiment: Experiment, folder: Path, device: str) -> Stage:
+    """Describe the export of the experiment's choice."""
+    policy = experiment.export.policy
+    options = experiment.export.model_dump(exclude={"policy"}) | {"output": "exported"}
     return Stage(
         name="export",
-        needs=(export.policy,),
-        settings=_common(preset, device) | _without(export, "expected_seconds"),
-        command=lambda outputs: tool("export", checkpoint=outputs[export.policy], **options),
-        output=lambda since: written(run.path / "exported" / "parity.json", since),
-        expected_seconds=export.expected_seconds,
+        needs=(policy,),
+        settings=_common(experiment, device) | experiment.export.model_dump(),
+        command=lambda outputs: _tool("export", checkpoint=outputs[policy], **options),
+        output=_written(folder / "exported" / "parity.json"),
     )
 
 
-def report_stage(run: RunFolder, preset: Preset, config: Path, device: str) -> Stage:
-    """Describe the report."""
-    options = [".", f"--config={os.path.relpath(config, run.path)}", f"--device={device}"]
-    texts = {
-        "heading": preset.heading,
-        "summary": preset.summary,
-        "titles": [row.title for row in preset.evaluated.values()],
-        "verdicts": [verdict.model_dump() for verdict in preset.verdicts],
-    }
-    return Stage(
-        name="report",
-        needs=(*(f"evaluate-{name}" for name in preset.evaluated), "video", "export"),
-        settings=_common(preset, device) | texts,
-        command=lambda _outputs: ["python", os.path.relpath(REPORT, run.path), *options],
-        output=lambda since: written(run.path / "report.html", since),
-        expected_seconds=REPORT_SECONDS,
-    )
-
-
-def _common(preset: Preset, device: str) -> dict[str, object]:
+def _common(experiment: Experiment, device: str) -> dict[str, object]:
     """Return what every stage's result depends on."""
-    packages = load_platform(preset.platform).PACKAGES
-    return {"task": preset.task, "device": device, "versions": versions(packages)}
+    packages = load_platform(experiment.platform).PACKAGES
+    return {"task": experiment.task, "device": device, "versions": versions(packages)}
 
 
-def _without(section: Section, *names: str) -> dict[str, object]:
-    """Return a section's settings but for those that change no result."""
-    return section.model_dump(exclude=set(names))
-
-
-def tool(command: str, **options: object) -> list[str]:
+def _tool(command: str, **options: object) -> list[str]:
     """Write a command of this package; an option may have several values."""
     words = ["rsl-tbptt", command]
     for name, value in options.items():
@@ -182,12 +202,12 @@ def tool(command: str, **options: object) -> list[str]:
     return words
 
 
-def written(path: Path, since: float) -> Path:
-    """Return a path that was written since a time.
+def _written(path: Path) -> Callable[[float], Path]:
+    """Return a function that returns a path if it was written since a time."""
 
-    Raises:
-        FileNotFoundError: If it was not.
-    """
-    if not path.exists() or path.stat().st_mtime < since:
-        raise FileNotFoundError(f"{path} was not written.")
-    return path
+    def output(since: float) -> Path:
+        if not path.exists() or path.stat().st_mtime < since:
+            raise FileNotFoundError(f"{path} was not written.")
+        return path
+
+    return output

@@ -1,8 +1,6 @@
 """A peer is timed only if its gradient is ours, and a missing one does not stop the others."""
 
-import os
 import re
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -152,22 +150,3 @@ def test_installed_peers_compute_our_gradient(repository, rnn_type):
         expected |= {name: "no GRU" for name in ALL_PEERS if name.startswith("sb3")}
     assert reasons.keys() == expected.keys(), result.stdout
     assert all(reason in reasons[name] for name, reason in expected.items())
-
-
-def test_bootstrap_installs_pinned_peers_beside_the_environment(tmp_path, repository):
-    for folder in ("bin", "scripts/ci"):
-        (tmp_path / folder).mkdir(parents=True)
-    shutil.copy(repository / "scripts" / "ci" / "bootstrap.sh", tmp_path / "scripts" / "ci")
-    uv = tmp_path / "bin" / "uv"
-    uv.write_text('#!/bin/sh\necho "$*" >> "$LOG"\n')
-    uv.chmod(0o755)
-    path, log = f"{tmp_path / 'bin'}:{os.environ['PATH']}", tmp_path / "log"
-    environment = os.environ | {"PATH": path, "LOG": str(log)}
-    command = [tmp_path / "scripts" / "ci" / "bootstrap.sh", "peers"]
-    subprocess.run(command, env=environment, check=True)
-    install, packages = log.read_text().splitlines()[-1].split(" --target .peers ")
-    assert "--no-deps" in install
-    names = [package.partition("==")[0] for package in packages.split()]
-    assert {"torchrl", "sb3-contrib", "skrl"} <= set(names)
-    assert not {"torch", "tensordict", "numpy"} & set(names)
-    assert all(package.partition("==")[2] for package in packages.split())

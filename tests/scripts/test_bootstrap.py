@@ -33,12 +33,10 @@ class Machine:
     """A checkout and a PATH that holds nothing but what a test puts there."""
 
     def __init__(self, folder, script):
-        self.folder = folder
-        self.checkout = folder / "checkout"
+        self.folder, self.checkout, self.bin = folder, folder / "checkout", folder / "bin"
         self.script = self.checkout / "scripts" / "ci" / "bootstrap.sh"
         self.script.parent.mkdir(parents=True)
         shutil.copy(script, self.script)
-        self.bin = folder / "bin"
         self.bin.mkdir()
         for tool in TOOLS:
             (self.bin / tool).symlink_to(shutil.which(tool))
@@ -51,6 +49,13 @@ class Machine:
         path.write_text(text)
         path.chmod(0o755)
         return path
+
+    def put_uv(self):
+        self.put(self.bin / "uv", UV)
+
+    def put_python(self, version, path=None):
+        path = path or self.bin / f"python{version}"
+        return str(self.put(path, PYTHON.format(version=version)))
 
     def run(self, *command, **variables):
         environment = {
@@ -68,14 +73,13 @@ class Machine:
             check=False,
         )
 
-    def calls(self):
-        return self.log.read_text().splitlines()
+    def calls(self, start=""):
+        return [call for call in self.log.read_text().splitlines() if call.startswith(start)]
 
     def venv_python(self):
         """Return the interpreter that uv was told to make the environment with."""
-        venv = [call.split() for call in self.calls() if call.startswith("uv venv")]
-        assert len(venv) == 1
-        return venv[0][venv[0].index("--python") + 1]
+        (venv,) = self.calls("uv venv")
+        return venv.split()[venv.split().index("--python") + 1]
 
 
 @pytest.fixture
@@ -91,20 +95,47 @@ def only_line(result):
     return lines[0]
 
 
-def test_all_on_path(machine):
-    machine.put(machine.bin / "uv", UV)
-    python = machine.put(machine.bin / "python3.12", PYTHON.format(version="3.12"))
-    result = machine.run("environment")
+@pytest.mark.parametrize(
+    ("command", "variables", "python", "words", "end"),
+    [
+        (
+            "",
+            {},
+            "3.12",
+            "constraints.txt --constraint constraints-main.txt",
+            ".[isaaclab,wandb,demo,dev]",
+        ),
+        ("", {"VENV": "other", "EXTRAS": "dev"}, "3.12", "--python other/bin/python", ".[dev]"),
+        ("mjlab", {}, "3.12", "--python .venv-mjlab/bin/python", ".[mjlab,demo,dev]"),
+        ("mjlab", {"PYTHON": "3.10"}, "3.10", "constraints-mjlab.txt", ".[mjlab,demo,dev]"),
+        ("mjlab", {"PYTHON": "3.13"}, "3.13", "constraints-mjlab.txt", ".[mjlab,demo,dev]"),
+        (
+            "isaaclab2",
+            {},
+            "3.11",
+            "--python .venv-isaaclab2/bin/python",
+            # what no registry holds comes alone
+            "--no-deps isaaclab==2.3.2.post1",
+        ),
+    ],
+)
+def test_an_environment_has_its_python_constraints_and_extras(
+    machine, command, variables, python, words, end
+):
+    machine.put_uv()
+    pythons = {version: machine.put_python(version) for version in ("3.10", "3.11", "3.12", "3.13")}
+    result = machine.run("environment", *command.split(), **variables)
     assert result.returncode == 0, result.stderr
-    assert machine.venv_python() == str(python)
-    install = machine.calls()[-1]
-    assert "--constraint constraints.txt --constraint constraints-main.txt" in install
-    assert install.endswith("--editable .[isaaclab,wandb,demo,dev]")
+    assert machine.venv_python() == pythons[python]
+    assert words in machine.calls()[-1]
+    assert machine.calls()[-1].endswith(end)
+    if command == "isaaclab2":
+        assert "--editable .[isaaclab2,dev] gymnasium" in machine.calls()[-2]
 
 
 def test_missing_uv_is_installed_beside_the_checkout(machine):
-    machine.put(machine.bin / "python3", PYTHON.format(version="3.11"))
-    machine.put(machine.bin / "python3.12", PYTHON.format(version="3.12"))
+    machine.put_python("3.11", machine.bin / "python3")
+    machine.put_python("3.12")
     result = machine.run("environment")
     assert result.returncode == 0, result.stderr
     assert machine.calls()[0] == "pip -m pip install --quiet --target .venv-uv uv"
@@ -113,115 +144,74 @@ def test_missing_uv_is_installed_beside_the_checkout(machine):
 
 def test_broken_shims_are_passed_over(machine):
     """Pyenv puts shims on PATH for versions that are not selected; they fail when called."""
-    machine.put(machine.bin / "uv", SHIM)
-    machine.put(machine.bin / "python3.12", SHIM)
-    machine.put(machine.bin / "python3", SHIM)
+    for name in ("uv", "python3.12", "python3"):
+        machine.put(machine.bin / name, SHIM)
     pyenv = machine.folder / "home" / ".pyenv" / "versions"
-    machine.put(pyenv / "3.11.7" / "bin" / "python3", PYTHON.format(version="3.11"))
-    python = machine.put(pyenv / "3.12.1" / "bin" / "python3", PYTHON.format(version="3.12"))
+    machine.put_python("3.11", pyenv / "3.11.7" / "bin" / "python3")
+    python = machine.put_python("3.12", pyenv / "3.12.1" / "bin" / "python3")
     result = machine.run("environment")
     assert result.returncode == 0, result.stderr
-    assert machine.venv_python() == str(python)
+    assert machine.venv_python() == python
 
 
 def test_pyenv_root_elsewhere(machine):
-    machine.put(machine.bin / "uv", UV)
+    machine.put_uv()
     root = machine.folder / "elsewhere"
-    python = machine.put(root / "versions/3.12.9/bin/python3", PYTHON.format(version="3.12"))
+    python = machine.put_python("3.12", root / "versions/3.12.9/bin/python3")
     machine.put(machine.bin / "pyenv", f"#!/bin/bash\necho {root}\n")
     assert machine.run("environment").returncode == 0
-    assert machine.venv_python() == str(python)
+    assert machine.venv_python() == python
 
 
-def test_uv_knows_a_python(machine):
-    machine.put(machine.bin / "uv", UV)
+def test_uv_knows_a_python_and_is_asked_to_fetch_one_last(machine):
+    machine.put_uv()
     assert machine.run("environment", UV_FINDS="known/python").returncode == 0
     assert machine.venv_python() == "known/python"
-    assert not any("python install" in call for call in machine.calls())
-
-
-def test_uv_is_asked_to_fetch_last(machine):
-    machine.put(machine.bin / "uv", UV)
+    assert not machine.calls("uv python install")
+    machine.log.write_text("")
     machine.run("environment", UV_FETCHES="yes")
-    calls = [call for call in machine.calls() if call.startswith("uv python")]
-    assert calls == [
+    assert machine.calls("uv python") == [
         "uv python find --no-python-downloads 3.12",
         "uv python install 3.12",
         "uv python find 3.12",
     ]
 
 
-def test_no_python_says_in_one_line_what_to_install(machine):
-    machine.put(machine.bin / "uv", UV)
+def test_what_is_missing_is_said_in_one_line(machine):
+    assert "install uv, or python3 with pip" in only_line(machine.run("environment"))
+    machine.put_uv()
     line = only_line(machine.run("environment"))
     assert "found no Python 3.12" in line
     assert "install Python 3.12" in line
 
 
-def test_nothing_at_all_says_in_one_line_what_to_install(machine):
-    line = only_line(machine.run("environment"))
-    assert "install uv, or python3 with pip" in line
-
-
-def test_environment_of_another_python_is_left_alone(machine):
-    machine.put(machine.bin / "uv", UV)
-    machine.put(machine.checkout / ".venv" / "bin" / "python", PYTHON.format(version="3.11"))
+def test_an_environment_that_fits_is_kept_and_another_is_left_alone(machine):
+    machine.put_uv()
+    python = machine.checkout / ".venv" / "bin" / "python"
+    machine.put_python("3.12", python)
+    assert machine.run("environment").returncode == 0
+    machine.put_python("3.11", python)
     line = only_line(machine.run("environment"))
     assert ".venv holds another Python, expected 3.12" in line
-    assert (machine.checkout / ".venv" / "bin" / "python").exists()
+    assert python.exists()
+    assert not machine.calls("uv venv")
 
 
-def test_environment_that_fits_is_kept(machine):
-    machine.put(machine.bin / "uv", UV)
-    machine.put(machine.checkout / ".venv" / "bin" / "python", PYTHON.format(version="3.12"))
-    assert machine.run("environment").returncode == 0
-    assert not any(call.startswith("uv venv") for call in machine.calls())
-
-
-@pytest.mark.parametrize("version", [None, "3.10", "3.13"])
-def test_mjlab_runs_on_the_python_that_is_asked_for(machine, version):
-    machine.put(machine.bin / "uv", UV)
-    for found in ("3.10", "3.12", "3.13"):
-        machine.put(machine.bin / f"python{found}", PYTHON.format(version=found))
-    chosen = {"PYTHON": version} if version else {}
-    assert machine.run("environment", "mjlab", **chosen).returncode == 0
-    assert machine.venv_python() == str(machine.bin / f"python{version or '3.12'}")
-    install = machine.calls()[-1]
-    assert "--python .venv-mjlab/bin/python" in install
-    assert "--constraint constraints-mjlab.txt" in install
-    assert install.endswith("--editable .[mjlab,demo,dev]")
-
-
-def test_mjlab_refuses_another_python(machine):
-    line = only_line(machine.run("environment", "mjlab", PYTHON="3.9"))
-    assert line == "bootstrap: PYTHON is '3.9', expected 3.10, 3.11, 3.12 or 3.13."
-
-
-def test_isaaclab2_comes_without_what_no_registry_holds(machine):
-    machine.put(machine.bin / "uv", UV)
-    python = machine.put(machine.bin / "python3.11", PYTHON.format(version="3.11"))
-    assert machine.run("environment", "isaaclab2").returncode == 0
-    assert machine.venv_python() == str(python)
-    *_, install, alone = machine.calls()
-    assert "--editable .[isaaclab2,dev] gymnasium" in install
-    assert alone.endswith("--python .venv-isaaclab2/bin/python --no-deps isaaclab==2.3.2.post1")
-
-
-def test_environment_in_another_folder(machine):
-    machine.put(machine.bin / "uv", UV)
-    machine.put(machine.bin / "python3.12", PYTHON.format(version="3.12"))
-    assert machine.run("environment", VENV="other", EXTRAS="dev").returncode == 0
-    assert "--python other/bin/python" in machine.calls()[-1]
-    assert machine.calls()[-1].endswith("--editable .[dev]")
-
-
-def test_unknown_environment_is_refused(machine):
-    assert "the environment is 'other', expected" in only_line(machine.run("environment", "other"))
+@pytest.mark.parametrize(
+    ("command", "variables", "line"),
+    [
+        ("environment mjlab", {"PYTHON": "3.9"}, "PYTHON is '3.9', expected 3.10, 3.11, 3.12 or"),
+        ("environment other", {}, "the environment is 'other', expected"),
+        ("other", {}, "the command is 'other', expected"),
+    ],
+)
+def test_unknown_words_are_refused(machine, command, variables, line):
+    assert line in only_line(machine.run(*command.split(), **variables))
 
 
 def test_package_is_installed_from_its_wheel(machine):
-    machine.put(machine.bin / "uv", UV)
-    machine.put(machine.bin / "python3.12", PYTHON.format(version="3.12"))
+    machine.put_uv()
+    machine.put_python("3.12")
     folder = machine.folder / "package"
     assert machine.run("package", str(folder)).returncode == 0
     assert f"uv build --quiet --out-dir {folder}/dist" in machine.calls()
@@ -230,21 +220,17 @@ def test_package_is_installed_from_its_wheel(machine):
     assert install.endswith(f"{folder}/dist/package.whl")
 
 
-def test_older_rsl_rl_comes_alone(machine):
-    machine.put(machine.bin / "uv", UV)
-    assert machine.run("rsl_rl", "5.0.1").returncode == 0
-    install = machine.calls()[-1]
-    assert "--no-deps --target .rsl_rl/5.0.1 rsl-rl-lib==5.0.1" in install
-
-
-def test_a_torch_lies_aside_and_moves_nothing_else(machine):
-    machine.put(machine.bin / "uv", UV)
+def test_what_lies_aside_moves_nothing_else(machine):
+    machine.put_uv()
     (machine.bin / "grep").symlink_to(shutil.which("grep"))
     (machine.checkout / "constraints.txt").write_text("numpy==1\ntorch==2\ntorchvision==3\n")
-    assert machine.run("torch", "2.15.0").returncode == 0
-    install = machine.calls()[-1]
-    assert "--target .torch/2.15.0 --constraint - torch==2.15.0" in install
-
-
-def test_unknown_command_is_refused(machine):
-    assert "the command is 'other', expected" in only_line(machine.run("other"))
+    for command in ("rsl_rl 5.0.1", "torch 2.15.0", "peers"):
+        assert machine.run(*command.split()).returncode == 0
+    rsl_rl, torch, peers = machine.calls("uv pip install")
+    assert "--no-deps --target .rsl_rl/5.0.1 rsl-rl-lib==5.0.1" in rsl_rl
+    assert "--target .torch/2.15.0 --constraint - torch==2.15.0" in torch
+    install, packages = peers.split(" --target .peers ")
+    assert "--no-deps" in install
+    pinned = dict(package.split("==") for package in packages.split())
+    assert {"torchrl", "sb3-contrib", "skrl"} <= set(pinned)
+    assert not {"torch", "tensordict", "numpy"} & set(pinned)

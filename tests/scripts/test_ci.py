@@ -1,6 +1,7 @@
 """CI runs everything, fails if anything fails, and ends with one line for all tests."""
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -8,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from scripts.ci.summary import closing_line, read, write
+from scripts.ci.summary import closing_line, read
 
 MAKE = """#!/bin/bash
 echo "make $*" >> "$LOG"
@@ -18,7 +19,7 @@ suite() {
 }
 case "$1" in
   test) suite test 7 0 2 60.25 ;;
-  test-matrix) [ -n "${BREAKS:-}" ] || suite matrix 5 1 1 0.5 ;;
+  test-matrix) [ -n "${BREAKS:-}" ] || { suite row-a 3 0 1 0.25; suite row-b 2 1 0 0.25; } ;;
 esac
 [ "$1" != "${FAILS:-}" ]
 """
@@ -39,21 +40,23 @@ def test_needs_it(broken): pass
 """
 
 
+def run(command, **options):
+    return subprocess.run(command, capture_output=True, text=True, check=False, **options)
+
+
+def program(path, text):
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    path.chmod(0o755)
+
+
 def run_ci(tmp_path, repository, **variables):
     """Run .ci/run with a stand-in for make; return what it called and the finished process."""
-    (tmp_path / "bin").mkdir()
-    make = tmp_path / "bin" / "make"
-    make.write_text(MAKE)
-    make.chmod(0o755)
+    program(tmp_path / "bin" / "make", MAKE)
     log = tmp_path / "log"
     path = {"PATH": f"{tmp_path / 'bin'}:{os.environ['PATH']}", "LOG": str(log)}
-    result = subprocess.run(
-        ["bash", repository / ".ci" / "run"],
-        env=os.environ | {"VENV": sys.prefix} | path | variables,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    environment = os.environ | {"VENV": sys.prefix} | path | variables
+    result = run(["bash", repository / ".ci" / "run"], env=environment)
     return log.read_text().splitlines(), result
 
 
@@ -65,15 +68,16 @@ def test_ci_runs_everything_and_fails_if_anything_fails(tmp_path, repository, fa
     assert (result.returncode == 0) is (not fails)
 
 
-def test_ci_counts_a_run_that_broke_off_as_an_error(tmp_path, repository):
-    _, result = run_ci(tmp_path, repository, FAILS="test-matrix", BREAKS="yes")
-    assert result.stdout.splitlines()[-1] == "5 passed, 2 skipped, 1 error in 60.25s"
-    assert result.returncode == 1
-
-
-def test_ci_without_an_environment_ends_with_an_error(tmp_path, repository):
-    _, result = run_ci(tmp_path, repository, FAILS="test", VENV=str(tmp_path / "absent"))
-    assert result.stdout.splitlines()[-1] == "1 error in 0.00s"
+@pytest.mark.parametrize(
+    ("variables", "last"),
+    [
+        ({"FAILS": "test-matrix", "BREAKS": "yes"}, "5 passed, 2 skipped, 1 error in 60.25s"),
+        ({"FAILS": "test", "VENV": "/absent"}, "1 error in 0.00s"),
+    ],
+)
+def test_what_did_not_run_is_an_error(tmp_path, repository, variables, last):
+    _, result = run_ci(tmp_path, repository, **variables)
+    assert result.stdout.splitlines()[-1] == last
     assert result.returncode == 1
 
 
@@ -81,23 +85,12 @@ def test_the_numbers_are_pytests(tmp_path):
     (tmp_path / "test_four.py").write_text(TESTS)
     report = tmp_path / "report.xml"
     command = [sys.executable, "-m", "pytest", f"--junitxml={report}", f"--rootdir={tmp_path}"]
-    subprocess.run(
-        [*command, "-p", "no:dash", tmp_path], capture_output=True, check=False, cwd=tmp_path
-    )
+    run([*command, "-p", "no:dash", tmp_path], cwd=tmp_path)
     outcomes, seconds = read(report)
     assert outcomes == Counter(passed=1, failed=1, skipped=1, error=1)
     assert seconds > 0
-
-
-def test_what_is_written_is_read(tmp_path):
-    outcomes = Counter(passed=120, failed=3, skipped=7, error=1)
-    write(tmp_path / "all.xml", outcomes, 95.25)
-    assert read(tmp_path / "all.xml") == (outcomes, 95.25)
-
-
-def test_a_file_that_is_no_report_is_an_error(tmp_path):
-    (tmp_path / "half.xml").write_text("<testsuites><testsuite tests='3'")
-    assert read(tmp_path / "half.xml") == (Counter(error=1), 0.0)
+    report.write_text("<testsuites><testsuite tests='3'")
+    assert read(report) == (Counter(error=1), 0.0)
 
 
 def test_closing_lines():
@@ -111,3 +104,93 @@ def test_the_folder_of_a_run_may_hold_spaces(repository):
     command = ["make", "--dry-run", "demo", "RUN=a folder"]
     shown = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=True)
     assert "--output 'a folder'" in shown.stdout
+
+
+INTERPRETER = """#!/bin/bash
+case "$1" in
+  -c) echo ${RSL_RL:-5.5.1} 2.11.0; echo "$PYTHONPATH" > path ;;
+  -m) echo "$*"; [ -z "$SUITE" ] || echo "<testsuite $SUITE time='1'/>" > "${3#--junitxml=}"
+      exit ${STATUS:-0} ;;
+esac
+"""
+
+
+@pytest.fixture
+def row(tmp_path, repository):
+    """Returns a function that runs a row in a checkout of its own with a stand-in for Python."""
+    for name in (
+        "noxfile.py",
+        "scripts/__init__.py",
+        "scripts/ci/__init__.py",
+        "scripts/ci/summary.py",
+    ):
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copy(repository / name, tmp_path / name)
+    program(tmp_path / "python" / "bin" / "python", INTERPRETER)
+    for name in ("integrations/test_mjlab.py", "tasks/test_mjlab_a.py", "tasks/test_mjlab_b.py"):
+        program(tmp_path / "tests" / name, "")
+
+    def session(name="mjlab-5.5.1", tests=3, skipped=0, failures=0, **variables):
+        suite = f"tests='{tests}' failures='{failures}' errors='0' skipped='{skipped}'"
+        places = {"REPORTS": str(tmp_path), "MJLAB": "python", "SUITE": suite}
+        environment = os.environ | places | variables
+        command = [sys.executable, "-m", "nox", "--session", f"tests({name})"]
+        result = run(command, cwd=tmp_path, env=environment)
+        return result, read(tmp_path / f"row-{name}.xml")[0]
+
+    return session
+
+
+def test_a_row_runs_the_files_of_its_patterns_with_its_releases(row, tmp_path):
+    result, outcomes = row()
+    assert result.returncode == 0, result.stderr
+    assert outcomes == Counter(passed=3)
+    files = (
+        "tests/integrations/test_mjlab.py tests/tasks/test_mjlab_a.py tests/tasks/test_mjlab_b.py"
+    )
+    assert f"xml {files}\n" in result.stdout
+    assert (tmp_path / "path").read_text() == f"{tmp_path / '.rsl_rl' / '5.5.1'}\n"
+
+
+@pytest.mark.parametrize(
+    ("run", "counted", "message"),
+    [
+        ({"failures": 1, "STATUS": "1"}, Counter(failed=1, passed=2), "exit code 1"),
+        ({"SUITE": "", "STATUS": "139"}, Counter(error=1), "exit code 139"),
+        ({"STATUS": "3"}, Counter(error=1), "exit code 3"),
+        ({"tests": 2, "skipped": 2}, Counter(error=1), "no test passed"),
+        ({"RSL_RL": "5.4.2"}, Counter(error=1), "rsl_rl is 5.4.2 and torch 2.11.0, expected 5.5.1"),
+        ({"name": "torch-2.15.0-5.5.1"}, Counter(error=1), "expected 5.5.1 and 2.15.0"),
+    ],
+)
+def test_a_row_fails_if_a_test_fails_or_none_passed_with_its_releases(row, run, counted, message):
+    result, outcomes = row(**run)
+    assert result.returncode == 1
+    assert +outcomes == counted
+    assert message in result.stderr
+
+
+def test_a_pattern_without_files_is_no_run_of_everything(row, tmp_path):
+    shutil.rmtree(tmp_path / "tests")
+    assert "xml tests/integrations/test_mjlab*.py tests/tasks/test_mjlab_*.py\n" in row()[0].stdout
+
+
+def test_make_runs_all_rows_and_fails_without_nox(repository, tmp_path):
+    command = ["make", "--dry-run", "test-matrix"]
+    result = run([*command, f"VENV={sys.prefix}"], cwd=repository)
+    rows = set(re.findall(r"nox --session 'tests\((.*)\)'", result.stdout))
+    contract = {f"contract-{release}" for release in ("3.1.2", "5.0.1", "5.4.2", "5.5.1")}
+    others = {"isaaclab-2.3-3.1.2", "torch-2.15.0-5.5.1", "package-5.5.1"}
+    # mjlab 1.6 pins the one release, and its next the other.
+    others |= {f"{a}-{b}" for a in ("algorithms", "mjlab") for b in ("5.0.1", "5.4.2", "5.5.1")}
+    assert rows == contract | others - {"mjlab-5.0.1", "algorithms-5.5.1"}
+    assert ".torch/2.15.0/.installed" in (repository / "Makefile").read_text()
+    absent = run([*command, f"VENV={tmp_path}"], cwd=repository)
+    assert absent.returncode != 0
+    assert "nox lists no rows" in absent.stderr
+
+
+def test_what_the_rows_name_exists(repository):
+    named = re.findall(r'"(?:--ignore=)?(tests/[^"]*)"', (repository / "noxfile.py").read_text())
+    assert len(named) > 8
+    assert all(list(repository.glob(name)) for name in named)

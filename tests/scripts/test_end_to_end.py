@@ -10,7 +10,7 @@ from PIL import Image
 
 from rsl_tbptt.platforms.commands import child_environment, executable
 from rsl_tbptt.video import HEADING, SIZE
-from scripts.pipeline.training import find_checkpoint
+from scripts.pipeline.stages import find_checkpoint
 
 pytestmark = pytest.mark.isaaclab
 

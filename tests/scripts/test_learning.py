@@ -10,40 +10,36 @@ import yaml
 
 from rsl_tbptt.files import write_json
 from scripts.pipeline import curves
+from scripts.pipeline.experiments import FINETUNE, REPOSITORY, load_experiment
 from scripts.pipeline.learning import (
     Learning,
+    band,
     compare,
     converged_after,
     format_markdown,
     judge,
     lowest_share,
     read_learnings,
+    save_figure,
 )
-from scripts.pipeline.learning_figure import band, save_learning
-from scripts.pipeline.presets import FINETUNE, REPOSITORY, load_preset
-from scripts.pipeline.run_folder import Marker
-from scripts.pipeline.study import Study, Variant
+from scripts.pipeline.run import Record
+from scripts.pipeline.sweep import Sweep, Variant
 
-STUDY = Study(
-    preset="",
+SWEEP = Sweep(
+    experiment="",
     seeds=[1, 2],
     policies={"teacher": Variant()},
     at_least={"share": 0.95},
     at_most={"steps": 2.0},
 )
-DISTILLATION = STUDY.model_copy(update={"at_least": {"lowest": 0.85}, "at_most": {"converged": 4}})
+DISTILLATION = SWEEP.model_copy(update={"at_least": {"lowest": 0.85}, "at_most": {"converged": 4}})
 
 
 def learning(policy, seed=1, curve=None, evaluated_return=10.0, **changes):
-    counts: dict[str, Any] = {"iterations": 10, "steps_per_iteration": 100, "num_earlier_steps": 0}
-    curve = {5: 1.0, 10: 10.0} if curve is None else curve
-    return Learning(
-        policy=policy,
-        seed=seed,
-        curve=curve,
-        evaluated_return=evaluated_return,
-        **(counts | changes),
-    )
+    values: dict[str, Any] = {"iterations": 10, "steps_per_iteration": 100, "num_earlier_steps": 0}
+    values |= {"curve": {5: 1.0, 10: 10.0} if curve is None else curve}
+    values |= {"policy": policy, "seed": seed, "evaluated_return": evaluated_return}
+    return Learning(**(values | changes))
 
 
 TEACHER = learning("teacher", curve={2: 9.6, 5: 10.4, 10: 10.0})
@@ -75,49 +71,47 @@ def test_converged_and_lowest_of_curves_worked_by_hand(returns, converged, lowes
     assert lowest_share(curve(*returns), 10.0) == pytest.approx(lowest)
 
 
-def test_measure_in_training_is_the_teachers_last_return():
-    (row,) = compared(learning("scratch", curve={4: 9.4, 5: 9.5, 6: 9.0, 8: 9.9}))
-    assert row.converged == 5
-    assert row.lowest == 0.9
-
-
-def test_steps_as_a_student_count():
-    (row,) = compared(learning("finetuned", num_earlier_steps=700))
-    assert row.steps == 1.7
+def test_measure_in_training_is_the_teachers_last_return_and_steps_as_a_student_count():
+    returns = {4: 9.4, 5: 9.5, 6: 9.0, 8: 9.9}
+    (row,) = compared(learning("scratch", curve=returns, num_earlier_steps=700))
+    assert (row.converged, row.lowest, row.steps) == (5, 0.9, 1.7)
 
 
 @pytest.mark.parametrize(
-    ("changes", "verdicts"),
+    ("changes", "share", "steps"),
     [
-        ({}, ["1 of 1", "1 of 1"]),
-        ({"evaluated_return": 9.5}, ["1 of 1", "1 of 1"]),
-        ({"evaluated_return": 9.4}, ["0 of 1", "1 of 1"]),
-        ({"iterations": 20}, ["1 of 1", "1 of 1"]),
-        ({"iterations": 21}, ["1 of 1", "0 of 1"]),
-        ({"num_earlier_steps": 1000}, ["1 of 1", "1 of 1"]),
-        ({"num_earlier_steps": 1001}, ["1 of 1", "0 of 1"]),
+        ({"evaluated_return": 9.5}, 1, 1),
+        ({"evaluated_return": 9.4}, 0, 1),
+        ({"iterations": 20}, 1, 1),
+        ({"iterations": 21}, 1, 0),
+        ({"num_earlier_steps": 1000}, 1, 1),
+        ({"num_earlier_steps": 1001}, 1, 0),
     ],
 )
-def test_verdicts_on_return_and_steps(changes, verdicts):
+def test_limits_of_return_and_steps(changes, share, steps):
     (row,) = compared(learning("finetuned", **changes))
-    words = ("of the teacher's: at least 95.0%", "steps, of the teacher's: at most 2.00")
-    assert [*judge([row], STUDY).items()] == [*zip(words, verdicts, strict=True)]
+    assert judge([row], SWEEP) == {
+        "of the teacher's: at least 95.0%": f"{share} of 1",
+        "steps, of the teacher's: at most 2.00": f"{steps} of 1",
+    }
 
 
 @pytest.mark.parametrize(
-    ("returns", "verdicts"),
+    ("returns", "lowest", "converged"),
     [
-        ((1.0, 1.0, 1.0, 9.5), ["1 of 1", "1 of 1"]),
-        ((1.0, 1.0, 1.0, 1.0, 9.5), ["1 of 1", "0 of 1"]),
-        ((9.5, 8.5, 9.5, 9.5), ["1 of 1", "1 of 1"]),
-        ((9.5, 8.4, 9.5, 9.5), ["0 of 1", "1 of 1"]),
-        ((1.0, 8.9), ["0 of 1", "0 of 1"]),
+        ((1.0, 1.0, 1.0, 9.5), 1, 1),
+        ((1.0, 1.0, 1.0, 1.0, 9.5), 1, 0),
+        ((9.5, 8.5, 9.5, 9.5), 1, 1),
+        ((9.5, 8.4, 9.5, 9.5), 0, 1),
+        ((1.0, 8.9), 0, 0),
     ],
 )
-def test_verdicts_on_the_curve(returns, verdicts):
+def test_limits_of_the_curve(returns, lowest, converged):
     (row,) = compared(learning("student", curve=curve(*returns)))
-    words = ("lowest after 90%: at least 85%", "converged after: at most 4")
-    assert [*judge([row], DISTILLATION).items()] == [*zip(words, verdicts, strict=True)]
+    assert judge([row], DISTILLATION) == {
+        "lowest after 90%: at least 85%": f"{lowest} of 1",
+        "converged after: at most 4": f"{converged} of 1",
+    }
 
 
 def test_each_seed_is_held_against_its_own_teacher():
@@ -148,7 +142,7 @@ def test_tables_have_a_row_per_policy_and_one_per_seed():
         learning("teacher", seed=2),
         learning("scratch", seed=2, num_earlier_steps=1000),
     ]
-    table = format_markdown(compare(learnings, "teacher"), "teacher", STUDY)
+    table = format_markdown(compare(learnings, "teacher"), "teacher", SWEEP)
     rows = cells(table)
     assert rows[0][-2:] == [
         "of the teacher's: at least 95.0%",
@@ -178,8 +172,8 @@ def test_heads_and_evaluations_on_the_way_have_columns_in_the_rows_of_their_poli
         learning("scratch", seed=2, evaluated={1: 9.0, 2: 8.9}),
         learning("teacher", seed=2),
     ]
-    study = STUDY.model_copy(update={"evaluate_after": {"scratch": [1, 2]}})
-    table = format_markdown(compare(learnings, "teacher"), "teacher", study)
+    sweep = SWEEP.model_copy(update={"evaluate_after": {"scratch": [1, 2]}})
+    table = format_markdown(compare(learnings, "teacher"), "teacher", sweep)
     assert "starts low. Evaluated at 90% from: of the" in table
     rows = cells(table)
     policies, seeds = rows[:4], rows[4:]
@@ -199,37 +193,33 @@ def test_band_covers_the_steps_that_all_seeds_have():
 
 def test_figure_names_all_policies_and_stays_small(tmp_path):
     returns = curve(*(8.0 - 7.0 / i for i in range(1, 151)))
+    policies = ("teacher", "student", "finetuned", "scratch")
     learnings = [
         learning(policy, seed, curve=returns, num_earlier_steps=980_000 * (policy == "finetuned"))
         for seed in (1, 2)
-        for policy in ("teacher", "student", "finetuned", "scratch")
+        for policy in policies
     ]
     path = tmp_path / "figures" / "learning.svg"
-    save_learning(learnings, "teacher", path)
+    save_figure(learnings, "teacher", path)
     text = path.read_text()
-    for expected in (
-        ">teacher<",
-        ">student<",
-        ">scratch<",
-        ">finetuned, after 0.98 million as a student<",
-    ):
-        assert expected in text
+    for words in ("teacher", "student", "scratch", "finetuned, after 0.98 million as a student"):
+        assert f">{words}<" in text
     assert ">90% of the teacher<" in text
     assert len(text) < 150_000
 
 
 @pytest.fixture
-def preset():
-    return load_preset(FINETUNE)
+def experiment():
+    return load_experiment(FINETUNE)
 
 
 @pytest.fixture
-def markers(tmp_path, preset):
+def records(tmp_path, experiment):
     """Leave what the stages of seed 7 leave: 2 logged iterations of 10 steps."""
     from torch.utils.tensorboard import SummaryWriter
 
-    markers = {}
-    for place, name in enumerate(preset.policies):
+    records = {}
+    for place, name in enumerate(experiment.policies):
         log = tmp_path / "logs" / name
         with SummaryWriter(log_dir=str(log)) as writer:
             for iteration in range(2):
@@ -240,31 +230,31 @@ def markers(tmp_path, preset):
         heads = {"velocity": {"rmse": 0.5, "rmse_by_column": [0.5]}} if name == "student" else {}
         evaluation = {"mean_return": 5.0 + place, "auxiliary": heads}
         write_json(tmp_path / "evaluation" / f"{name}-7.json", evaluation)
-        markers[f"{name}-7"] = Marker(
-            fingerprint="",
+        records[f"{name}-7"] = Record(
+            depends_on={},
             output=f"logs/{name}/model_1.pt",
             command="",
             seconds=1.0,
             peak_memory_gb=1.0,
             finished_at=1.0,
         )
-    return markers
+    return records
 
 
-def test_stages_are_read(tmp_path, preset, markers):
-    few = preset.policies["student"].model_copy(update={"num_envs": 3})
-    preset = preset.model_copy(update={"policies": preset.policies | {"student": few}})
-    study = STUDY.model_copy(update={"seeds": [7], "evaluate_after": {"scratch": [2, 1]}})
+def test_stages_are_read(tmp_path, experiment, records):
+    few = experiment.policies["student"].model_copy(update={"num_envs": 3})
+    experiment = experiment.model_copy(update={"policies": experiment.policies | {"student": few}})
+    sweep = SWEEP.model_copy(update={"seeds": [7], "evaluate_after": {"scratch": [2, 1]}})
     for after in (1, 2):
         file = tmp_path / "evaluation" / f"scratch-7-after-{after}.json"
         write_json(file, {"mean_return": float(after)})
-    learnings = {one.policy: one for one in read_learnings(tmp_path, preset, study, markers)}
+    learnings = {one.policy: one for one in read_learnings(tmp_path, experiment, sweep, records)}
     assert learnings["student"].curve == {1: 1.0, 2: 2.0}
     assert learnings["student"].steps_per_iteration == 3 * 10
-    teachers = preset.num_envs * 10 * preset.policies["teacher"].iterations
+    teachers = experiment.num_envs * 10 * experiment.policies["teacher"].iterations
     assert learnings["teacher"].num_steps == teachers
     earlier = {name: one.num_earlier_steps for name, one in learnings.items()}
-    students = 3 * 10 * preset.policies["student"].iterations
+    students = 3 * 10 * experiment.policies["student"].iterations
     assert earlier == {"teacher": 0, "student": 0, "finetuned": students, "scratch": 0}
     assert [one.evaluated_return for one in learnings.values()] == [5.0, 6.0, 7.0, 8.0]
     assert [one.head_errors for one in learnings.values()] == [{}, {"velocity": 0.5}, {}, {}]
@@ -272,23 +262,19 @@ def test_stages_are_read(tmp_path, preset, markers):
     assert evaluated == [[], [], [], [(1, 1.0), (2, 2.0)]]
 
 
-def test_study_ends_with_table_and_figure(tmp_path, markers, monkeypatch, capsys):
-    stages = []
+def test_sweep_ends_with_table_and_figure(tmp_path, records, monkeypatch, capsys):
+    def finished_before(stages, folder, device, jobs):
+        assert (folder, device, jobs) == (tmp_path, "cpu", 2)
+        names = {*records, *(f"evaluate-{name}" for name in records)}
+        assert {stage.name for stage in stages} == names
+        return records
 
-    class FinishedBefore:
-        def __init__(self, run, device, jobs):
-            assert (run.path, device, jobs) == (tmp_path, "cpu", 2)
-
-        def run_all(self, planned):
-            stages.extend(stage.name for stage in planned)
-            return markers
-
-    monkeypatch.setattr(curves, "Conductor", FinishedBefore)
-    study = yaml.safe_load((REPOSITORY / "configs" / "learning_curves.yaml").read_text())
-    study |= {"preset": str(FINETUNE), "seeds": [7]}
-    (tmp_path / "study.yaml").write_text(yaml.safe_dump(study, sort_keys=False))
+    monkeypatch.setattr(curves, "run_stages", finished_before)
+    sweep = yaml.safe_load((REPOSITORY / "configs" / "learning_curves.yaml").read_text())
+    sweep |= {"experiment": str(FINETUNE), "seeds": [7]}
+    (tmp_path / "sweep.yaml").write_text(yaml.safe_dump(sweep, sort_keys=False))
     figure = tmp_path / "curves.svg"
-    arguments = [str(tmp_path / "study.yaml"), "--output", str(tmp_path), "--figure", str(figure)]
+    arguments = [str(tmp_path / "sweep.yaml"), "--output", str(tmp_path), "--figure", str(figure)]
     monkeypatch.setattr("sys.argv", ["curves.py", *arguments, "--jobs", "2"])
     assert curves.main() == 0
     report = (tmp_path / "report.md").read_text()
@@ -297,4 +283,3 @@ def test_study_ends_with_table_and_figure(tmp_path, markers, monkeypatch, capsys
     assert f"torch {version('torch')}" in report
     assert report in capsys.readouterr().out
     assert figure.read_text().endswith("</svg>\n")
-    assert set(stages) == {*markers, *(f"evaluate-{name}" for name in markers)}

@@ -10,13 +10,13 @@ import torch
 
 from rsl_tbptt.evaluation import summarise
 from rsl_tbptt.files import write_json
-from scripts.pipeline import report
-from scripts.pipeline.presets import DEMO, FINETUNE, Verdict, load_preset
-from scripts.pipeline.process import Finished
-from scripts.pipeline.results import collect, format_table
-from scripts.pipeline.run_folder import RunFolder
+from scripts.pipeline import __main__ as pipeline
+from scripts.pipeline.experiments import DEMO, FINETUNE, AcceptanceCheck, load_experiment
+from scripts.pipeline.report import collect, format_table, write_report
+from scripts.pipeline.run import Record
 from scripts.pipeline.stages import pipeline_stages
 
+CAMERA = DEMO.with_name("demo-camera.yaml")
 MEANS = {
     "teacher": 10.0,
     "student": 9.95,
@@ -25,13 +25,12 @@ MEANS = {
     "scratch": 9.7,
     "blind": 2.0,
 }
-NUM_STEPS = 12
 VIDEO = b"what rsl-tbptt play --video wrote"
 
 
 def write_evaluation(folder, name, mean):
     returns = mean + torch.linspace(-0.5, 0.5, 20)
-    result = summarise(returns, torch.full((20,), NUM_STEPS), 1 / 30)
+    result = summarise(returns, torch.full((20,), 12), 1 / 30)
     write_json(folder / "evaluation" / f"{name}.json", result)
 
 
@@ -48,101 +47,112 @@ def write_training_log(folder, name):
     return log / "model_2.pt"
 
 
-def finished_run(folder, file):
-    """Write a finished run folder, all but its report."""
-    run, preset = RunFolder(folder), load_preset(file)
-    for name in preset.evaluated:
-        write_evaluation(run.path, name, MEANS[name])
-    parity = {"max_difference": {"torchscript": 0.0, "onnx": 1.2e-7}}
-    write_json(run.path / "exported" / "parity.json", parity)
-    (run.path / "video.webp").write_bytes(VIDEO)
-    outputs = {"video": run.path / "video.webp"}
-    for stage in pipeline_stages(run, preset, file, "cpu")[:-1]:
-        output = outputs.get(stage.name, run.path / "exported" / "parity.json")
-        if stage.name in preset.policies:
-            output = write_training_log(run.path, stage.name)
-        run.finish(stage, output, f"do {stage.name}", Finished(0, 61.0, 1.5))
-    return run
+class Run:
+    """A finished run folder, all but its report."""
 
+    def __init__(self, folder, file=DEMO):
+        self.folder, self.experiment = folder, load_experiment(file)
+        for name in self.experiment.evaluated:
+            write_evaluation(folder, name, MEANS[name])
+        parity = {"max_difference": {"torchscript": 0.0, "onnx": 1.2e-7}}
+        write_json(folder / "exported" / "parity.json", parity)
+        (folder / "video.webp").write_bytes(VIDEO)
+        self.records = {}
+        for stage in pipeline_stages(self.experiment, folder, "cpu"):
+            output = folder / ("video.webp" if stage.name == "video" else "exported")
+            if stage.name in self.experiment.policies:
+                output = write_training_log(folder, stage.name)
+            self.records[stage.name] = Record(
+                depends_on={},
+                output=output.relative_to(folder).as_posix(),
+                command=f"do {stage.name}",
+                seconds=61.0,
+                peak_memory_gb=1.5,
+                finished_at=float(len(self.records)),
+            )
 
-def write_report(run, file, monkeypatch):
-    monkeypatch.setattr("sys.argv", ["report.py", str(run.path), "--config", str(file)])
-    report.main()
-    return (run.path / "report.html").read_text(encoding="utf-8")
+    def report(self):
+        write_report(self.folder, self.experiment, self.records, "cpu")
+        return (self.folder / "report.html").read_text(encoding="utf-8")
 
+    def results(self, **means):
+        for name, mean in means.items():
+            write_evaluation(self.folder, name, mean)
+        return collect(self.folder, self.experiment)
 
-@pytest.fixture
-def preset():
-    return load_preset(DEMO)
+    def passed(self, **means):
+        return [check["passed"] for check in self.results(**means)["acceptance"]]
 
 
 @pytest.fixture
 def run(tmp_path):
-    return finished_run(tmp_path / "run", DEMO)
-
-
-@pytest.fixture
-def html(run, monkeypatch):
-    return write_report(run, DEMO, monkeypatch)
+    return Run(tmp_path / "run")
 
 
 @pytest.fixture
 def finetune_run(tmp_path):
-    return finished_run(tmp_path / "finetune", FINETUNE)
+    return Run(tmp_path / "finetune", FINETUNE)
 
 
 class Loads(HTMLParser):
     """Collects whatever a browser would fetch."""
 
-    def __init__(self):
+    def __init__(self, html):
         super().__init__()
         self.urls, self.tags = [], set()
+        self.feed(html)
 
     def handle_starttag(self, tag, attrs):
         self.tags.add(tag)
         self.urls += [value for name, value in attrs if name in {"src", "href", "srcset", "data"}]
 
 
-def test_report_loads_nothing(html):
-    loads = Loads()
-    loads.feed(html)
+def test_report_loads_nothing_and_shows_table_video_commands_and_versions(run):
+    html, experiment = run.report(), run.experiment
+    loads = Loads(html)
     assert loads.urls
     assert all(url.startswith("data:image/") for url in loads.urls)
     assert loads.tags.isdisjoint({"script", "link", "iframe", "object", "embed", "base"})
     assert not re.search(r"url\(|@import", html)
     for image in re.findall(r"data:image/svg\+xml;base64,([^\"]+)", html):
         assert not re.search(r"href=\"(?!#)|<script|url\((?!#)", base64.b64decode(image).decode())
+    (video,) = re.findall(r"data:image/webp;base64,([^\"]+)", html)
+    assert base64.b64decode(video) == VIDEO
+    assert f"Video of {', '.join(experiment.policies)}" in html
+    text = re.sub(r"data:image[^\"]+", "", html)
+    policies = [policy.title for policy in experiment.policies.values()]
+    shares = ("99.5%", "100.0%", "40.0%", "9.950")
+    words = (experiment.heading, experiment.task, "do evaluate-student", "newton")
+    for expected in (*shares, *policies, *words):
+        assert expected in text
+    assert text.count("data:") == 0
 
 
 def test_loader_check_can_fail():
-    loads = Loads()
-    loads.feed('<img src="figure.png"><script src="x.js"></script>')
+    loads = Loads('<img src="figure.png"><script src="x.js"></script>')
     assert loads.urls == ["figure.png", "x.js"]
     assert "script" in loads.tags
 
 
-def test_report_shows_table_commands_and_versions(html, preset):
-    text = re.sub(r"data:image[^\"]+", "", html)
-    policies = [policy.title for policy in preset.policies.values()]
-    shares = ("99.5%", "100.0%", "40.0%", "9.950")
-    for expected in (*shares, *policies, preset.heading, "do evaluate-student", "newton"):
-        assert expected in text
-    assert text.count("data:") == 0
-    assert preset.task in text
-
-
-def test_the_video_of_the_run_is_in_the_report(html, preset):
-    (video,) = re.findall(r"data:image/webp;base64,([^\"]+)", html)
-    assert base64.b64decode(video) == VIDEO
-    assert f"Video of {', '.join(preset.policies)}" in html
-
-
-def test_results_file_holds_the_table(html, run):
-
-    results = json.loads((run.path / "results.json").read_text())
+def test_results_file_holds_the_table(run):
+    run.report()
+    results = json.loads((run.folder / "results.json").read_text())
     assert results["policies"]["student"]["share_of_teacher"] == pytest.approx(0.995)
-    assert [verdict["passed"] for verdict in results["verdicts"]] == [True, True]
+    assert [check["passed"] for check in results["acceptance"]] == [True, True]
     assert results["stages"]["teacher"] == {"seconds": 61.0, "peak_memory_gb": 1.5}
+
+
+def test_a_run_ends_with_table_checks_report_and_cost(run, monkeypatch, capsys):
+    monkeypatch.setattr(pipeline, "run_stages", lambda *_: run.records)
+    arguments = [str(DEMO), "--output", str(run.folder)]
+    monkeypatch.setattr("sys.argv", ["scripts.pipeline", *arguments])
+    write_evaluation(run.folder, "student", 9.0)
+    assert pipeline.main() == 0
+    out = capsys.readouterr().out
+    assert format_table(run.results()) in out
+    assert "\n NO  student reaches 90.0% of the teacher's return (goal: 99%).\nyes  mem" in out
+    assert f"report: {run.folder / 'report.html'}\ntime: 0:0" in out
+    assert out.endswith("8:08 for all stages; peak memory 1.50 GB\n")
 
 
 @pytest.mark.parametrize(
@@ -154,21 +164,8 @@ def test_results_file_holds_the_table(html, run):
         (4, 9, False, False),
     ],
 )
-def test_verdicts_follow_the_numbers(run, preset, student, memoryless, reaches, below):
-    write_evaluation(run.path, "student", student)
-    write_evaluation(run.path, "memoryless", memoryless)
-    results = collect(run.path, preset)
-    assert [verdict["passed"] for verdict in results["verdicts"]] == [reaches, below]
-
-
-@pytest.mark.parametrize(("memoryless", "passed"), [(7.9, True), (8.1, False)])
-def test_share_of_the_teacher_is_at_most_the_verdicts(run, preset, memoryless, passed):
-    write_evaluation(run.path, "memoryless", memoryless)
-    at_most = Verdict(policy="memoryless", max_share_of_teacher=0.8)
-    results = collect(run.path, preset.model_copy(update={"verdicts": [at_most]}))
-    share = results["policies"]["memoryless"]["share_of_teacher"]
-    text = f"memoryless reaches {share:.1%} of the teacher's return (at most 80%)."
-    assert results["verdicts"] == [{"passed": passed, "text": text}]
+def test_acceptance_follows_the_numbers(run, student, memoryless, reaches, below):
+    assert run.passed(student=student, memoryless=memoryless) == [reaches, below]
 
 
 @pytest.mark.parametrize(
@@ -180,80 +177,67 @@ def test_share_of_the_teacher_is_at_most_the_verdicts(run, preset, memoryless, p
         (9.9, 9.4, [True, True, True, False]),
     ],
 )
-def test_verdicts_on_finetuning_follow_the_numbers(finetune_run, finetuned, scratch, passed):
-    write_evaluation(finetune_run.path, "finetuned", finetuned)
-    write_evaluation(finetune_run.path, "scratch", scratch)
-    results = collect(finetune_run.path, load_preset(FINETUNE))
-    assert [verdict["passed"] for verdict in results["verdicts"]] == passed
+def test_acceptance_of_finetuning_follows_the_numbers(finetune_run, finetuned, scratch, passed):
+    assert finetune_run.passed(finetuned=finetuned, scratch=scratch) == passed
 
 
-def test_verdicts_say_what_was_found(run, finetune_run, preset):
-    texts = [verdict["text"] for verdict in collect(run.path, preset)["verdicts"]]
-    assert texts == [
+@pytest.mark.parametrize(("memoryless", "passed"), [(7.9, True), (8.1, False)])
+def test_a_share_of_the_teacher_may_have_an_upper_limit(run, memoryless, passed):
+    at_most = AcceptanceCheck(policy="memoryless", max_share_of_teacher=0.8)
+    run.experiment = run.experiment.model_copy(update={"acceptance": [at_most]})
+    results = run.results(memoryless=memoryless)
+    share = results["policies"]["memoryless"]["share_of_teacher"]
+    text = f"memoryless reaches {share:.1%} of the teacher's return (at most 80%)."
+    assert results["acceptance"] == [{"passed": passed, "text": text}]
+
+
+def test_acceptance_checks_say_what_was_found(run, finetune_run):
+    assert [check["text"] for check in run.results()["acceptance"]] == [
         "student reaches 99.5% of the teacher's return (goal: 99%).",
         "memoryless below student: their intervals do not overlap.",
     ]
-    verdicts = collect(finetune_run.path, load_preset(FINETUNE))["verdicts"]
-    assert verdicts[1]["text"] == "finetuned against student: not clearly below it."
+    text = finetune_run.results()["acceptance"][1]["text"]
+    assert text == "finetuned against student: not clearly below it."
 
 
-def test_finetuning_is_reported_with_all_its_policies(finetune_run, monkeypatch):
-    html = write_report(finetune_run, FINETUNE, monkeypatch)
-    text = re.sub(r"data:image[^\"]+", "", html)
-    preset = load_preset(FINETUNE)
-    for policy in preset.policies.values():
-        assert policy.title in text
+def test_finetuning_is_reported_with_all_its_policies(finetune_run):
+    text = re.sub(r"data:image[^\"]+", "", finetune_run.report())
+    assert all(policy.title in text for policy in finetune_run.experiment.policies.values())
     assert "Exported policy: finetuned" in text
     assert "memoryless" not in text
 
 
-def test_the_table_shows_every_policys_numbers(run, preset):
-    rows = [line.split("  ") for line in format_table(collect(run.path, preset)).splitlines()]
-    cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
-    assert cells[0] == ["policy", "mean return", "95 % confidence", "of teacher", "episodes"]
-    assert cells[2][:3] == ["student", preset.policies["student"].title, "9.950"]
-    assert cells[2][4:] == ["99.5%", "20"]
-
-
-def test_an_ablation_is_a_row_with_a_verdict_and_no_learning_curve(tmp_path, monkeypatch):
-    run = finished_run(tmp_path / "camera", DEMO.with_name("demo-camera.yaml"))
-    html = write_report(run, DEMO.with_name("demo-camera.yaml"), monkeypatch)
-    results = json.loads((run.path / "results.json").read_text())
+def test_an_ablation_is_a_row_with_a_check_and_no_learning_curve(tmp_path):
+    run = Run(tmp_path / "camera", CAMERA)
+    assert "the student, its images zero" in run.report()
+    results = json.loads((run.folder / "results.json").read_text())
     assert results["policies"]["blind"]["share_of_teacher"] == pytest.approx(0.2)
-    assert results["verdicts"][-1]["passed"]
-    assert "the student, its images zero" in html
+    assert results["acceptance"][-1]["passed"]
 
 
-def test_share_of_a_return_that_is_not_positive_is_not_given(run, preset):
-    write_evaluation(run.path, "teacher", -1.0)
-    results = collect(run.path, preset)
+def test_share_of_a_return_that_is_not_positive_is_not_given(run):
+    results = run.results(teacher=-1.0)
     assert results["policies"]["student"]["share_of_teacher"] is None
-    assert not results["verdicts"][0]["passed"]
+    assert not results["acceptance"][0]["passed"]
     assert "n/a" in format_table(results)
 
 
-def test_table_fits_a_terminal(run, finetune_run, preset):
-    for results in (
-        collect(run.path, preset),
-        collect(finetune_run.path, load_preset(FINETUNE)),
-    ):
+def test_the_table_shows_every_policys_numbers_and_fits_a_terminal(run, finetune_run):
+    rows = [line.split("  ") for line in format_table(run.results()).splitlines()]
+    cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
+    assert cells[0] == ["policy", "mean return", "95 % confidence", "of teacher", "episodes"]
+    assert cells[2][:3] == ["student", run.experiment.policies["student"].title, "9.950"]
+    assert cells[2][4:] == ["99.5%", "20"]
+    for results in (run.results(), finetune_run.results()):
         lines = format_table(results).splitlines()
         assert len(lines) == 1 + len(results["policies"])
         assert all(len(line) <= 100 for line in lines)
 
 
-@pytest.mark.parametrize("stage", ["memoryless", "evaluate-student", "video", "export"])
-def test_unfinished_run_is_refused(run, preset, stage):
-    (run.stages / f"{stage}.json").unlink()
-    with pytest.raises(FileNotFoundError, match=rf"lacks the stages \['{stage}'\]"):
-        report.finished_stages(run, preset)
-
-
-def test_a_policy_exported_to_onnx_alone_is_reported(tmp_path, monkeypatch):
-    run = finished_run(tmp_path, DEMO)
-    both = write_report(run, DEMO, monkeypatch)
-    write_json(run.path / "exported" / "parity.json", {"max_difference": {"onnx": 1.2e-7}})
-    alone = write_report(run, DEMO, monkeypatch)
+def test_a_policy_exported_to_onnx_alone_is_reported(run):
+    both = run.report()
+    write_json(run.folder / "exported" / "parity.json", {"max_difference": {"onnx": 1.2e-7}})
+    alone = run.report()
     both = " ".join(both.split())
     assert "differs from the trained policy by at most 1.2e-07 and" in both
     assert "(TorchScript, state inside) by exactly 0 in any action" in both

@@ -1,207 +1,284 @@
-"""Stages: run once, run again when what they depend on changed, never finished by half."""
+"""An experiment's stages: their commands, what each reads, and which settings it depends on."""
 
 import os
-import sys
+import shlex
 
 import pytest
 
-from scripts.pipeline.conductor import Conductor, StageError, unfinished
-from scripts.pipeline.process import run_logged
-from scripts.pipeline.run_folder import RunFolder, Stage
+from rsl_tbptt.cli import command_parser
+from rsl_tbptt.platforms import load_platform
+from rsl_tbptt.platforms.commands import shown
+from scripts.pipeline import __main__ as pipeline
+from scripts.pipeline.experiments import DEMO, FINETUNE, Policy, load_experiment
+from scripts.pipeline.run import run_stages
+from scripts.pipeline.stages import find_checkpoint, pipeline_stages, train_command
+
+DEMO_MJLAB, DEMO_CAMERA = (DEMO.with_name(f"demo-{name}.yaml") for name in ("mjlab", "camera"))
+FILES = (DEMO, DEMO_MJLAB, DEMO_CAMERA, FINETUNE)
+
+ISAACLAB = load_experiment(DEMO).model_copy(update={"task": "Tbptt-Task", "num_envs": 5})
+MJLAB = ISAACLAB.model_copy(update={"platform": "mjlab", "task": "Task"})
+POLICY = Policy(title="", agent="an_entry_point", iterations=7, seed=3)
+CHECKPOINT = "logs/rsl_rl/experiment/2026-01-01_00-00-00_teacher/model_6.pt"
+RESUME = (
+    "--agent.resume True --agent.load-run 2026-01-01_00-00-00_teacher --agent.load-checkpoint"
+    " model_6.pt"
+)
 
 
-def make_stage(run, name, *needs, code="pass", **settings):
-    """Build a stage whose command appends its name to runs.txt and writes <name>.out."""
-    body = f"open('runs.txt', 'a').write('{name} '); open('{name}.out', 'w'); {code}"
+def isaaclab(policy=POLICY, device="cpu", checkpoint=None):
+    return train_command(ISAACLAB, policy, run_name="t", device=device, checkpoint=checkpoint)
 
-    def output(since):
-        path = run.path / f"{name}.out"
-        if not path.exists():
-            raise FileNotFoundError(f"{path} was not written.")
+
+def mjlab(policy=POLICY, device="cpu", checkpoint=None):
+    policy = policy.model_copy(update={"agent": "Student"})
+    return train_command(MJLAB, policy, run_name="t", device=device, checkpoint=checkpoint)
+
+
+def test_the_platforms_commands_without_checkpoint():
+    assert shown(isaaclab(device="cuda:0")) == (
+        "isaaclab train --rl_library rsl_rl --task Tbptt-Task --agent an_entry_point --num_envs 5"
+        " --max_iterations 7 --seed 3 --run_name t physics=newton_mjwarp --device cuda:0"
+        " agent.device=cuda:0"
+    )
+    assert shown(mjlab()) == (
+        "train Task-Student --env.scene.num-envs 5 --agent.max-iterations 7 --agent.seed 3"
+        " --agent.run-name t --gpu-ids None"
+    )
+    assert mjlab(device="cuda:1")[-2:] == ["--gpu-ids", "[1]"]
+
+
+@pytest.mark.parametrize("command", [isaaclab, mjlab])
+def test_what_a_policy_says_is_in_its_command(command):
+    line = command(POLICY.model_copy(update={"num_envs": 9, "overrides": ["env.a=true", "b=1"]}))
+    assert [a for a, b in zip(line[1:], line, strict=False) if b.endswith("envs")] == ["9"]
+    assert line[-2:] == ["env.a=true", "b=1"]
+
+
+@pytest.mark.parametrize("command", [isaaclab, mjlab])
+def test_a_checkpoint_goes_where_an_override_says_and_nowhere_else(command):
+    policy = POLICY.model_copy(update={"overrides": ["a=1", "agent.teacher={checkpoint}"]})
+    line = command(policy, checkpoint="a/model_1.pt")
+    assert line[-1] == "agent.teacher=a/model_1.pt"
+    assert "model_1.pt" not in " ".join(line[:-1])
+
+
+def test_isaac_labs_checkpoint_survives_a_shell():
+    command = isaaclab(checkpoint="a b/model_1.pt")
+    assert command[command.index("--checkpoint") + 1] == "a b/model_1.pt"
+    assert shlex.split(shown(command)) == command
+
+
+def test_mjlab_resumes_a_checkpoint_by_run_and_file_and_takes_another_log_root_along():
+    assert RESUME in shown(mjlab(checkpoint=CHECKPOINT))
+    assert "--log-root" not in mjlab(checkpoint=CHECKPOINT)
+    words = mjlab(checkpoint=f"/elsewhere/{CHECKPOINT}")
+    assert words[words.index("--log-root") + 1] == "/elsewhere/logs/rsl_rl"
+    assert RESUME in shown(words)
+
+
+def test_agents_share_isaac_labs_task_and_end_mjlabs_id():
+    assert load_platform("isaaclab").task_id("Tbptt-Task", "an_entry_point") == "Tbptt-Task"
+    assert load_platform("mjlab").task_id("Task", "Teacher") == "Task-Teacher"
+
+
+def test_the_newest_checkpoint_of_a_training_that_reached_its_end_is_found(tmp_path):
+    def checkpoint(timestamp, run_name, iteration, mtime):
+        path = tmp_path / f"logs/rsl_rl/e/2026-01-01_00-00-0{timestamp}_{run_name}/model_{iteration}.pt"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.touch()
+        os.utime(path, (mtime, mtime))
         return path
 
-    return Stage(
-        name=name,
-        needs=needs,
-        settings=settings,
-        command=lambda outputs: ["python", "-c", body, *(outputs[need] for need in needs)],
-        output=output,
-        expected_seconds=1.0,
-    )
+    checkpoint("1", "student", 6, 100)
+    newest = checkpoint("2", "student", 6, 200)
+    checkpoint("3", "student", 5, 300)
+    checkpoint("4", "student_other", 6, 400)
+    assert find_checkpoint(tmp_path, "student", 6) == newest
+    with pytest.raises(FileNotFoundError, match="did not reach its last iteration"):
+        find_checkpoint(tmp_path, "student", 6, since=250)
+    with pytest.raises(FileNotFoundError, match=r"model_9\.pt"):
+        find_checkpoint(tmp_path, "student", 9)
 
 
 @pytest.fixture
-def run(tmp_path):
-    return RunFolder(tmp_path / "run")
+def stages(tmp_path):
+    """Returns a function that lays out an experiment, or the one of a file."""
+
+    def lay_out(experiment, device="cpu"):
+        if not hasattr(experiment, "policies"):
+            experiment = load_experiment(experiment)
+        return {stage.name: stage for stage in pipeline_stages(experiment, tmp_path, device)}
+
+    return lay_out
 
 
-def conduct(run, *stages, jobs=1):
-    """Run stages; return the names of those whose command ran."""
-    ran = run.path / "runs.txt"
-    ran.unlink(missing_ok=True)
-    Conductor(run, "cpu", jobs).run_all(stages)
-    return ran.read_text().split() if ran.exists() else []
+@pytest.fixture
+def demo():
+    return load_experiment(DEMO)
 
 
-def chain(run, **teacher_settings):
-    return (
-        make_stage(run, "teacher", **teacher_settings),
-        make_stage(run, "student", "teacher"),
-        make_stage(run, "other"),
-        make_stage(run, "report", "student"),
-    )
+@pytest.fixture
+def finetune():
+    return load_experiment(FINETUNE)
 
 
-def test_second_run_reuses_everything(run, capsys):
-    assert conduct(run, *chain(run)) == ["teacher", "student", "other", "report"]
-    assert conduct(run, *chain(run)) == []
-    assert capsys.readouterr().out.count("reused") == 4
+def changed(experiment, section, **changes):
+    if section in experiment.policies:
+        policy = experiment.policies[section].model_copy(update=changes)
+        return experiment.model_copy(update={"policies": experiment.policies | {section: policy}})
+    part = getattr(experiment, section).model_copy(update=changes)
+    return experiment.model_copy(update={section: part})
 
 
-def test_changed_settings_rerun_the_stage_and_what_reads_it(run):
-    conduct(run, *chain(run, iterations=1))
-    assert conduct(run, *chain(run, iterations=2)) == ["teacher", "student", "report"]
-    assert conduct(run, *chain(run, iterations=2)) == []
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_every_need_comes_before(stages, file):
+    experiment, seen = load_experiment(file), set()
+    for stage in stages(experiment).values():
+        assert seen.issuperset(stage.needs)
+        seen.add(stage.name)
+    evaluations = {f"evaluate-{name}" for name in experiment.evaluated}
+    assert seen == {*experiment.policies, *evaluations, "video", "export"}
 
 
-def test_interruption_after_a_rerun_does_not_hide_what_reads_it(run):
-    conduct(run, *chain(run, iterations=1))
-    assert conduct(run, chain(run, iterations=2)[0]) == ["teacher"]
-    assert conduct(run, *chain(run, iterations=2)) == ["student", "report"]
+def test_an_ablation_evaluates_its_policy_with_what_takes_something_away(stages):
+    planned = stages(DEMO_CAMERA)
+    assert planned["evaluate-blind"].needs == ("student",)
+    words = planned["evaluate-blind"].command({"student": "s/model_1.pt"})
+    plain = planned["evaluate-student"].command({"student": "s/model_1.pt"})
+    assert {*words} - {*plain} == {
+        "--output=evaluation/blind.json",
+        "--overrides",
+        "env.observations.camera.depth.scale=0.0",
+    }
 
 
-def test_lost_output_reruns_the_stage_and_what_reads_it(run):
-    conduct(run, *chain(run))
-    (run.path / "student.out").unlink()
-    assert unfinished(chain(run), run) == {"student", "report"}
-    assert conduct(run, *chain(run)) == ["student", "report"]
+def test_a_policy_is_evaluated_on_the_task_that_it_was_trained_on(stages):
+    settings = {"task_overrides": ["env.a=1", "env.b=2"], "overrides": ["env.c=3", "agent.d=4"]}
+    experiment = changed(load_experiment(DEMO_CAMERA), "student", **settings)
+    outputs = {name: f"{name}/model_1.pt" for name in experiment.policies}
+    planned = stages(experiment)
+    words = planned["student"].command(outputs)
+    assert words[-4:] == ["env.a=1", "env.b=2", "env.c=3", "agent.d=4"]
+    args = command_parser("evaluate").parse_args(planned["evaluate-blind"].command(outputs)[1:])
+    assert args.overrides == ["env.a=1", "env.b=2", "env.observations.camera.depth.scale=0.0"]
+    assert args.seed == experiment.evaluation.seed
+    assert planned["video"].needs == ("teacher", "memoryless")  # it shows one task
 
 
-def test_damaged_marker_counts_as_unfinished(run):
-    conduct(run, *chain(run))
-    (run.stages / "teacher.json").write_text('{"fingerprint": ')
-    assert conduct(run, *chain(run)) == ["teacher", "student", "report"]
+def test_students_are_distilled_from_the_teachers_checkpoint(stages):
+    for name in ("student", "memoryless"):
+        command = stages(DEMO)[name].command({"teacher": "t/model_1.pt"})
+        assert command[command.index("--checkpoint") + 1] == "t/model_1.pt"
+        assert command[:2] == ["isaaclab", "train"]
+        command = stages(DEMO_MJLAB)[name].command({"teacher": CHECKPOINT})
+        assert command[:2] == ["train", f"Tbptt-Cartpole-Occluded-{name.title()}"]
+        assert RESUME in shown(command)
 
 
-def test_failed_stage_is_repeated_and_earlier_ones_reused(run):
-    good, bad = make_stage(run, "good"), make_stage(run, "bad", code="raise SystemExit('broken')")
-    with pytest.raises(StageError, match=r"broken\n\nbad failed with status 1: see .*bad\.log"):
-        conduct(run, good, bad)
-    assert conduct(run, good, make_stage(run, "bad")) == ["bad"]
+def test_finetuning_goes_on_with_the_student_and_scratch_reads_nothing(stages):
+    planned = stages(FINETUNE)
+    assert planned["finetuned"].needs == ("student",)
+    command = planned["finetuned"].command({"student": "s/model_1.pt"})
+    assert command[command.index("--checkpoint") + 1] == "s/model_1.pt"
+    assert command[command.index("--agent") + 1] == "rsl_rl_finetune_cfg_entry_point"
+    assert command[-1] == "env.compute_final_obs=true"
+    assert planned["scratch"].needs == ()
+    assert "--checkpoint" not in planned["scratch"].command({})
 
 
-def test_rerun_that_fails_leaves_no_old_marker(run):
-    conduct(run, make_stage(run, "stage", size=1))
-    broken = make_stage(run, "stage", code="raise SystemExit(3)", size=2)
-    with pytest.raises(StageError, match="status 3"):
-        conduct(run, broken)
-    assert run.marker("stage") is None
+def test_the_chosen_policy_is_exported_and_all_are_in_the_video_in_their_order(stages, finetune):
+    planned, outputs = stages(finetune), {name: f"{name}.pt" for name in finetune.policies}
+    assert planned["export"].needs == ("finetuned",)
+    assert "--checkpoint=finetuned.pt" in planned["export"].command(outputs)
+    command = planned["video"].command(outputs)
+    assert command[:2] == ["rsl-tbptt", "play"]
+    checkpoints = [word for word in command if word.startswith("--checkpoint")]
+    assert checkpoints == [f"--checkpoint={name}.pt" for name in finetune.policies]
 
 
-def test_success_without_a_result_is_a_failure(run):
-    stage = make_stage(run, "stage", code="__import__('os').remove('stage.out')")
-    with pytest.raises(StageError, match="stage left no result"):
-        conduct(run, stage)
-    assert run.marker("stage") is None
+@pytest.mark.parametrize("file", FILES, ids=lambda file: file.stem)
+def test_all_policies_are_evaluated_alike_by_the_platforms_task(stages, file):
+    experiment, planned = load_experiment(file), stages(file)
+    commands = {
+        name: planned[f"evaluate-{name}"].command({name: f"{name}.pt"})
+        for name in experiment.policies
+    }
+    rest = [
+        # In mjlab the ids of a task differ by the agent; tests/tasks compares their environments.
+        [word for word in command if not word.startswith(("--checkpoint", "--output", "--task"))]
+        for command in commands.values()
+    ]
+    assert all(words == rest[0] for words in rest)
+    assert len({*map(tuple, commands.values())}) == len(experiment.policies)
+    end = "-Student" if experiment.platform == "mjlab" else ""
+    assert {f"--task={experiment.task}{end}", f"--platform={experiment.platform}"} <= {
+        *commands["student"]
+    }
+    assert all(experiment.platform in s.settings["versions"] for s in planned.values())
 
 
-def test_later_command_gets_earlier_output(run):
-    conduct(run, *chain(run))
-    assert run.marker("student").command.endswith(" teacher.out")
+POLICIES = ("teacher", "student", "memoryless")
+EVALUATIONS = {f"evaluate-{name}" for name in POLICIES}
+STUDENTS = {"student", "evaluate-student", "video", "export"}
 
 
-def test_marker_tells_duration_and_memory(run):
-    conduct(run, make_stage(run, "stage", code="x = bytearray(200_000_000)"))
-    marker = run.marker("stage")
-    assert marker.seconds > 0
-    assert marker.peak_memory_gb >= 0.2  # and at least what the process that forked it holds
+@pytest.mark.parametrize(
+    ("section", "changes", "expected"),
+    [
+        ("student", {"iterations": 1}, STUDENTS),
+        ("student", {"num_envs": 7}, STUDENTS),
+        ("memoryless", {"seed": 9}, {"memoryless", "evaluate-memoryless", "video"}),
+        ("memoryless", {"overrides": ["a=1"]}, {"memoryless", "evaluate-memoryless", "video"}),
+        ("memoryless", {"starts_from": "student"}, {"memoryless", "evaluate-memoryless", "video"}),
+        ("memoryless", {"title": "MLP"}, set()),
+        ("evaluation", {"episodes": 5}, EVALUATIONS),
+        ("export", {"parity_steps": 5}, {"export"}),
+        ("export", {"policy": "memoryless"}, {"export"}),
+        ("teacher", {"iterations": 1}, {*POLICIES, *EVALUATIONS, "video", "export"}),
+        (None, {"heading": "Other", "summary": "Other.", "acceptance": []}, set()),
+        (None, {"device": "cuda:0"}, {*POLICIES, *EVALUATIONS, "video", "export"}),
+    ],
+)
+def test_change_reaches_exactly_what_depends_on_it(
+    stages, demo, tmp_path, capsys, section, changes, expected
+):
+    """With commands that do nothing, and one result for all."""
+
+    def ran(experiment, device="cpu"):
+        planned = stages(experiment, device).values()
+        for stage in planned:
+            object.__setattr__(stage, "command", lambda _: ["python", "-c", ""])
+            object.__setattr__(stage, "output", lambda _: tmp_path / "stages")
+        run_stages([*planned], tmp_path, "cpu")
+        lines = capsys.readouterr().out.splitlines()
+        return {line.split()[1] for line in lines if line.startswith("[") and "  done" in line}
+
+    assert ran(demo) == {*POLICIES, *EVALUATIONS, "video", "export"}
+    device = changes.pop("device", "cpu")
+    other = changed(demo, section, **changes) if section else demo.model_copy(update=changes)
+    assert ran(other, device) == expected
 
 
-MEET = """
-import pathlib, time
-for _ in range(600):
-    if pathlib.Path({!r}).exists():
-        break
-    time.sleep(0.05)
-else:
-    raise SystemExit('nobody came')
-"""
-"""Ends once a file is there."""
+def run_main(monkeypatch, *arguments):
+    monkeypatch.setattr("sys.argv", ["scripts.pipeline", *map(str, arguments)])
+    return pipeline.main()
 
 
-def met(file):
-    return f"exec({MEET.format(file)!r})"
-
-
-def test_stages_that_do_not_need_each_other_run_at_the_same_time(run):
-    stages = (
-        make_stage(run, "teacher"),
-        make_stage(run, "student", "teacher", code=met("memoryless.out")),
-        make_stage(run, "memoryless", "teacher", code=met("student.out")),
-        make_stage(run, "report", "student", "memoryless"),
-    )
-    ran = conduct(run, *stages, jobs=2)
-    assert (ran[0], sorted(ran[1:3]), ran[3]) == ("teacher", ["memoryless", "student"], "report")
-    assert list(Conductor(run, "cpu", 2).run_all(stages)) == [stage.name for stage in stages]
-
-
-def test_no_more_stages_run_at_a_time_than_asked_for(run):
-    code = "import os, time; os.mkdir('busy'); time.sleep(0.1); os.rmdir('busy')"  # fails if there
-    stages = [make_stage(run, name, code=code) for name in "abc"]
-    assert conduct(run, *stages, jobs=1) == ["a", "b", "c"]
-    with pytest.raises(ValueError, match="--jobs is 0, expected at least 1"):
-        Conductor(run, "cpu", 0)
-
-
-def test_a_failure_ends_what_runs_beside_it(run):
-    note = "import os, time; open('pid', 'w').write(str(os.getpid())); time.sleep(60)"
-    waits = make_stage(run, "waits", code=note)
-    fails = make_stage(run, "fails", code=f"{met('pid')}; raise SystemExit('broken')")
-    with pytest.raises(StageError, match="fails failed with status 1"):
-        conduct(run, waits, fails, jobs=2)
-    with pytest.raises(ProcessLookupError):
-        os.kill(int((run.path / "pid").read_text()), 0)
-    assert run.marker("waits") is None
-
-
-def test_unwritable_run_folder_is_refused(tmp_path):
+def test_unwritable_folder_and_missing_file_end_the_run_before_any_training(
+    tmp_path, monkeypatch, capsys
+):
     (tmp_path / "file").write_text("")
-    with pytest.raises(ValueError, match=r"The run folder is .*expected one that can be written"):
-        RunFolder(tmp_path / "file" / "run")
+    assert run_main(monkeypatch, DEMO, "--output", tmp_path / "file" / "run") == 1
+    captured = capsys.readouterr()
+    assert "expected one that can be written" in captured.err
+    assert "isaaclab train" not in captured.out
+    assert run_main(monkeypatch, tmp_path / "absent.yaml") == 1
+    assert "absent.yaml cannot be read" in capsys.readouterr().err
 
 
-def test_interruption_ends_the_command(tmp_path):
-    lines = []
-
-    def interrupt(line):
-        lines.append(int(line))
-        raise KeyboardInterrupt
-
-    code = "import os, time; print(os.getpid(), flush=True); time.sleep(600)"
-    with pytest.raises(KeyboardInterrupt):
-        run_logged(
-            [sys.executable, "-c", code],
-            folder=tmp_path,
-            log=tmp_path / "log",
-            environment={},
-            on_start=lambda process: None,
-            on_line=interrupt,
-        )
-    with pytest.raises(ProcessLookupError):
-        os.kill(lines[0], 0)
-
-
-def test_log_keeps_output_and_errors(tmp_path):
-    code = "import sys; print('out', flush=True); sys.stderr.write('error\\n')"
-    seen = []
-    done = run_logged(
-        [sys.executable, "-c", code],
-        folder=tmp_path,
-        log=tmp_path / "log",
-        environment={},
-        on_start=lambda process: None,
-        on_line=seen.append,
-    )
-    assert done.status == 0
-    assert seen == ["out", "error"]
-    assert (tmp_path / "log").read_text() == "out\nerror\n"
+def test_run_folder_is_named_after_the_file(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "runs").write_text("no folder")
+    assert run_main(monkeypatch, FINETUNE) == 1
+    assert f"The run folder is {tmp_path / 'runs' / 'finetune'}, " in capsys.readouterr().err

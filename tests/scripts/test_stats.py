@@ -77,33 +77,19 @@ def tree(tmp_path):
     return tmp_path
 
 
-def test_lines_of_code(tree):
+def test_counts_are_those_by_hand(tree):
     counted = stats.lines_by_folder(tree)
     assert counted == {"rsl_tbptt": 24, "rsl_tbptt/algorithms": 10, "scripts": 4}
-
-
-def test_the_longest_are_named_with_their_source_lines(tree):
     classes = stats.longest_of(tree, stats.ast.ClassDef)
     assert classes == ["14, algorithms/ppo.py:TbpttPPO", "6, functions.py:Model"]
+    longest = ["5, functions.py:not_named", "4, algorithms/ppo.py:TbpttPPO._rate"]
     functions = stats.longest_of(tree, stats.Function)
-    assert functions[:2] == [
-        "5, functions.py:not_named",
-        "4, algorithms/ppo.py:TbpttPPO._rate",
-    ]
+    assert functions[:2] == longest
     assert len(functions) == stats.LONGEST
-
-
-def test_suppressions_are_comments_that_silence_a_checker(tree):
     counted = stats.suppressions(tree)
     assert counted == {"noqa": 2, "type: ignore": 1, "pyright: ignore": 1, "all": 4}
-
-
-def test_public_functions_with_tensors_name_a_shape(tree):
-    assert stats.without_shapes(tree) == [
-        "functions.py:not_named",
-        "functions.py:Model.forward",
-        "functions.py:returned",
-    ]
+    without = ["functions.py:not_named", "functions.py:Model.forward", "functions.py:returned"]
+    assert stats.without_shapes(tree) == without
 
 
 def test_one_table(tree, monkeypatch, capsys):

@@ -136,6 +136,13 @@ def test_summary():
     assert summary["episodes"] == 3
     assert summary["mean_return"] == 2.0
     assert summary["mean_length"] == 5.0
-    low, high = summary["confidence_interval"]
-    assert low < 2.0 < high
-    assert low + high == pytest.approx(4.0)
+    # t(0.975; 2 degrees of freedom) = 4.3027, standard error 1 / sqrt(3)
+    half = 4.3027 * 0.57735
+    assert summary["confidence_interval"] == pytest.approx([2 - half, 2 + half], abs=1e-3)
+
+
+def test_equal_returns_have_an_interval_without_width_and_one_has_none():
+    summary = summarise(torch.full((100,), 2.0), torch.full((100,), 4), None)
+    assert summary["confidence_interval"] == [2.0, 2.0]
+    with pytest.raises(ValueError, match="episodes is 1, expected at least 2"):
+        summarise(torch.tensor([2.0]), torch.tensor([4]), None)

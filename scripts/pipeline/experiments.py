@@ -1,4 +1,4 @@
-"""A preset: what a file such as ``configs/demo.yaml`` may contain."""
+"""An experiment: what a file such as ``configs/demo.yaml`` may contain."""
 
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -37,10 +37,8 @@ class Policy(Section):
     """Rollouts and updates."""
     seed: NonNegativeInt
     """Seed of environment and agent."""
-    expected_seconds: PositiveFloat
-    """Duration on a CPU core: its share of all stages, for the remaining time."""
     num_envs: PositiveInt | None = None
-    """Environments in training, None for the preset's number."""
+    """Environments in training, None for the experiment's number."""
     starts_from: str | None = None
     """Earlier policy whose checkpoint the training is given: a teacher, or a student to go on with.
 
@@ -49,7 +47,7 @@ class Policy(Section):
     task_overrides: list[str] = []
     """Settings of the task, also for evaluation: ``env.observations.policy.history_length=10``.
 
-    A preset's video, which shows one task, leaves the policy out.
+    An experiment's video, which shows one task, leaves the policy out.
     """
     overrides: list[str] = []
     """Further arguments of the platform's command, such as ``env.compute_final_obs=true``.
@@ -77,8 +75,6 @@ class Evaluation(Section):
     """Fresh episodes, one per environment; an interval needs a spread."""
     seed: NonNegativeInt
     """Seed of the environment, the same for all policies."""
-    expected_seconds: PositiveFloat
-    """Duration on a CPU core: its share of all stages, for the remaining time."""
 
 
 class Export(Section):
@@ -92,11 +88,9 @@ class Export(Section):
     """Largest difference of an action that passes."""
     seed: NonNegativeInt
     """Seed of the observations compared on."""
-    expected_seconds: PositiveFloat
-    """Duration on a CPU core: its share of all stages, for the remaining time."""
 
 
-class Verdict(Section):
+class AcceptanceCheck(Section):
     """What a policy's evaluation is held against: exactly one of the four."""
 
     policy: str
@@ -111,14 +105,14 @@ class Verdict(Section):
     """The policy is not clearly below this policy."""
 
     @model_validator(mode="after")
-    def _one_of_four(self) -> "Verdict":
+    def _one_of_four(self) -> "AcceptanceCheck":
         rules = self.model_dump(exclude={"policy"})
         if sum(rule is not None for rule in rules.values()) != 1:
             raise ValueError(f"expected exactly one of {', '.join(rules)}")
         return self
 
 
-class Preset(Section):
+class Experiment(Section):
     """Everything that decides a run's result, apart from the device."""
 
     heading: str
@@ -135,7 +129,7 @@ class Preset(Section):
     """Further rows of the tables by name."""
     evaluation: Evaluation
     export: Export
-    verdicts: list[Verdict]
+    acceptance: list[AcceptanceCheck]
     platform: Literal["isaaclab", "mjlab"] = "isaaclab"
     """What simulates the task."""
 
@@ -164,38 +158,38 @@ class Preset(Section):
             (f"ablations: {name}: policy", ablation.policy, names)
             for name, ablation in self.ablations.items()
         ]
-        verdicts = [
-            (f"verdicts: {number}: {key}", getattr(verdict, key), [*self.evaluated])
-            for number, verdict in enumerate(self.verdicts, start=1)
+        checks = [
+            (f"acceptance: {number}: {key}", getattr(check, key), [*self.evaluated])
+            for number, check in enumerate(self.acceptance, start=1)
             for key in ("policy", "clearly_below", "not_below")
         ]
-        return [*starts, *ablations, ("export: policy", self.export.policy, names), *verdicts]
+        return [*starts, *ablations, ("export: policy", self.export.policy, names), *checks]
 
 
 AnySection = TypeVar("AnySection", bound=Section)
 
 
-def load_preset(path: Path) -> Preset:
-    """Read and check a preset.
+def load_experiment(path: Path) -> Experiment:
+    """Read and check an experiment.
 
     Args:
         path: YAML file.
 
     Returns:
-        The preset.
+        The experiment.
 
     Raises:
         ValueError: If the file cannot be read, a key is missing or unknown, a value has the wrong
             type or sign, or a name is no policy's or platform's.
     """
-    preset = read_section(Preset, path)
-    for place, name, policies in preset.named_policies():
+    experiment = read_section(Experiment, path)
+    for place, name, policies in experiment.named_policies():
         if name is not None and name not in policies:
             raise ValueError(
                 f"{path.name}: {place} is {name!r}, expected one of the policies before:"
                 f" {policies}."
             )
-    return preset
+    return experiment
 
 
 def read_section(kind: type[AnySection], path: Path) -> AnySection:
@@ -214,7 +208,7 @@ def read_section(kind: type[AnySection], path: Path) -> AnySection:
     try:
         return kind.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
     except (OSError, yaml.YAMLError) as error:
-        raise ValueError(f"The preset {path} cannot be read: {error}") from error
+        raise ValueError(f"The experiment {path} cannot be read: {error}") from error
     except ValidationError as error:
         faults = (_fault(path.name, fault) for fault in error.errors())
         raise ValueError("\n".join(faults)) from error
@@ -234,5 +228,5 @@ def _fault(file: str, fault: Any) -> str:
 
 
 def default_run(config: Path) -> Path:
-    """Return the run folder of a preset where none is named."""
+    """Return the run folder of an experiment where none is named."""
     return Path("runs") / config.stem

@@ -1,12 +1,12 @@
-"""A study: policies like those of a preset, trained again with every seed."""
+"""A sweep: policies like those of an experiment, trained again with every seed."""
 
 from pathlib import Path
 from typing import Literal
 
 from pydantic import Field, NonNegativeInt, PositiveFloat, PositiveInt
 
-from scripts.pipeline.presets import Preset, Section, load_preset, read_section
-from scripts.pipeline.run_folder import RunFolder, Stage
+from scripts.pipeline.experiments import Experiment, Section, load_experiment, read_section
+from scripts.pipeline.run import Stage
 from scripts.pipeline.stages import evaluation_stage, policy_stages
 
 Measure = Literal["share", "steps", "converged", "lowest"]
@@ -14,21 +14,21 @@ Measure = Literal["share", "steps", "converged", "lowest"]
 
 
 class Variant(Section):
-    """A policy of a study: one of the preset's, and what takes the place of its values."""
+    """A policy of a sweep: one of the experiment's, and what takes the place of its values."""
 
     like: str | None = None
-    """Policy of the preset; by default the one of the same name."""
+    """Policy of the experiment; by default the one of the same name."""
     starts_from: str | None = None
     iterations: PositiveInt | None = None
     task_overrides: list[str] | None = None
     overrides: list[str] | None = None
 
 
-class Study(Section):
+class Sweep(Section):
     """What a file such as ``configs/learning_curves.yaml`` may contain."""
 
-    preset: str
-    """File of the preset, relative to the study's."""
+    experiment: str
+    """File of the experiment, relative to the sweep's."""
     seeds: list[NonNegativeInt] = Field(min_length=1)
     """Seeds of training; every policy of a seed has it."""
     policies: dict[str, Variant] = Field(min_length=1)
@@ -41,51 +41,51 @@ class Study(Section):
     """... and exceed."""
 
 
-def load_study(path: Path) -> tuple[Study, Preset]:
-    """Read and check a study.
+def load_sweep(path: Path) -> tuple[Sweep, Experiment]:
+    """Read and check a sweep.
 
     Args:
         path: YAML file.
 
     Returns:
-        The study, and its preset with the study's policies and no ablations. That serves training
-        and evaluation; its export and verdicts are still those of the preset's file.
+        The sweep, and its experiment with the sweep's policies and no ablations. That serves
+        training and evaluation; its export and acceptance checks are still those of its file.
 
     Raises:
         ValueError: If a key is missing or unknown, or a value does not fit.
     """
-    study = read_section(Study, path)
-    preset = load_preset(path.parent / study.preset)
+    sweep = read_section(Sweep, path)
+    experiment = load_experiment(path.parent / sweep.experiment)
     policies = {}
-    for name, variant in study.policies.items():
-        policy = preset.policies.get(variant.like or name)
+    for name, variant in sweep.policies.items():
+        policy = experiment.policies.get(variant.like or name)
         starts_from = variant.starts_from or (policy and policy.starts_from)
         if policy is None or starts_from not in (None, *policies):
             raise ValueError(
                 f"{path.name}: policies: {name} is like {variant.like or name!r}, expected one of"
-                f" {[*preset.policies]} that starts from one before it: {[*policies]}."
+                f" {[*experiment.policies]} that starts from one before it: {[*policies]}."
             )
         changes = variant.model_dump(exclude={"like"}, exclude_none=True)
         policies[name] = policy.model_copy(update=changes)
-    for name, iterations in study.evaluate_after.items():
+    for name, iterations in sweep.evaluate_after.items():
         if name not in policies or max(iterations, default=0) > policies[name].iterations:
             lengths = {name: policy.iterations for name, policy in policies.items()}
             raise ValueError(
                 f"{path.name}: evaluate_after: {name} is {iterations}, expected a policy and"
                 f" iterations of its training: {lengths}."
             )
-    return study, preset.model_copy(update={"policies": policies, "ablations": {}})
+    return sweep, experiment.model_copy(update={"policies": policies, "ablations": {}})
 
 
-def one_seed_each(preset: Preset, seeds: list[int]) -> Preset:
-    """Repeat a preset's policies for every seed.
+def one_seed_each(experiment: Experiment, seeds: list[int]) -> Experiment:
+    """Repeat an experiment's policies for every seed.
 
     Args:
-        preset: Policies to train.
+        experiment: Policies to train.
         seeds: Seeds of training.
 
     Returns:
-        A preset of the policies ``<name>-<seed>``, each started from one with its seed.
+        An experiment of the policies ``<name>-<seed>``, each started from one with its seed.
     """
     policies = {
         seeded(name, seed): policy.model_copy(
@@ -95,28 +95,28 @@ def one_seed_each(preset: Preset, seeds: list[int]) -> Preset:
             }
         )
         for seed in seeds
-        for name, policy in preset.policies.items()
+        for name, policy in experiment.policies.items()
     }
-    return preset.model_copy(update={"policies": policies})
+    return experiment.model_copy(update={"policies": policies})
 
 
-def study_stages(run: RunFolder, study: Study, preset: Preset, device: str) -> list[Stage]:
-    """Lay out a study: its policies with every seed, then their evaluations on the way.
+def sweep_stages(sweep: Sweep, experiment: Experiment, folder: Path, device: str) -> list[Stage]:
+    """Lay out a sweep: its policies with every seed, then their evaluations on the way.
 
     Args:
-        run: The run folder.
-        study: Seeds, and what is evaluated on the way.
-        preset: The study's preset.
+        sweep: Seeds, and what is evaluated on the way.
+        experiment: The sweep's experiment.
+        folder: Run folder.
         device: Device of all stages.
 
     Returns:
         The stages in the order they run.
     """
-    repeated = one_seed_each(preset, study.seeds)
-    return policy_stages(run, repeated, device) + [
-        evaluation_stage(run, repeated, seeded(name, seed), device, after)
-        for seed in study.seeds
-        for name, iterations in study.evaluate_after.items()
+    repeated = one_seed_each(experiment, sweep.seeds)
+    return policy_stages(repeated, folder, device) + [
+        evaluation_stage(repeated, seeded(name, seed), folder, device, after)
+        for seed in sweep.seeds
+        for name, iterations in sweep.evaluate_after.items()
         for after in iterations
     ]
 

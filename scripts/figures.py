@@ -1,7 +1,8 @@
 """What all figures have in common."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
+from itertools import cycle
 from pathlib import Path
 from typing import IO, Any
 
@@ -40,3 +41,8 @@ def drawn_svg(
         yield axes
         figure.savefig(target, format="svg", metadata={"Date": None})
         plt.close(figure)
+
+
+def colours(names: Iterable[str]) -> dict[str, str]:
+    """Give each policy its colour, by its place among the others."""
+    return dict(zip(names, cycle(PALETTE), strict=False))

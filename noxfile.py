@@ -1,0 +1,112 @@
+"""Tests with every supported rsl_rl and in every environment: `make test-matrix`.
+
+One session for each row; `python -m nox --list` names them. `make` prepares the environments, and a
+session runs their interpreters as they are.
+"""
+
+import os
+import sys
+from dataclasses import dataclass
+from pathlib import Path
+
+import nox
+from nox.command import CommandFailed
+
+from scripts.ci.summary import read
+
+PYTHONS = {
+    "main": sys.executable,
+    "mjlab": f"{os.environ.get('MJLAB', '.venv-mjlab')}/bin/python",
+    "isaaclab2": f"{os.environ.get('ISAACLAB2', '.venv-isaaclab2')}/bin/python",
+}
+PRINT_RELEASES = (
+    "from importlib.metadata import version; print(version('rsl-rl-lib'), version('torch'))"
+)
+ALGORITHMS = (
+    "tests/algorithms",
+    "tests/runners",
+    # It runs our own code only, but takes long.
+    "--ignore=tests/algorithms/update/test_distributed.py",
+)
+MJLAB = ("tests/integrations/test_mjlab*.py", "tests/tasks/test_mjlab_*.py")
+
+
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One run of pytest."""
+
+    name: str
+    rsl_rl: str
+    """Release that it must run with: the environment's, or one under ``.rsl_rl``."""
+    python: str = "main"
+    """Name of the environment."""
+    torch: str | None = None
+    """Release under ``.torch`` that it must run with, or None for the environment's."""
+    tests: tuple[str, ...]
+    """Arguments of pytest; a pattern stands for the files it matches."""
+
+
+ROWS = (
+    Row(name="contract", rsl_rl="3.1.2", python="isaaclab2", tests=("tests/contract",)),
+    Row(name="contract", rsl_rl="5.0.1", tests=("tests/contract",)),
+    Row(name="contract", rsl_rl="5.4.2", tests=("tests/contract",)),
+    Row(name="contract", rsl_rl="5.5.1", tests=("tests/contract",)),
+    Row(name="algorithms", rsl_rl="5.0.1", tests=ALGORITHMS),
+    Row(name="algorithms", rsl_rl="5.4.2", tests=ALGORITHMS),
+    # The newest torch, ahead of the one that Isaac Lab asks for; the Makefile installs it.
+    Row(
+        name="torch-2.15.0",
+        rsl_rl="5.5.1",
+        torch="2.15.0",
+        tests=(*ALGORITHMS, "tests/core", "tests/tools/test_export.py"),
+    ),
+    Row(name="mjlab", rsl_rl="5.4.2", python="mjlab", tests=MJLAB),
+    # The next mjlab's rsl_rl.
+    Row(name="mjlab", rsl_rl="5.5.1", python="mjlab", tests=MJLAB),
+    Row(
+        name="isaaclab-2.3",
+        rsl_rl="3.1.2",
+        python="isaaclab2",
+        tests=("tests/compat/rsl_rl3", "tests/algorithms/test_numerics.py"),
+    ),
+    Row(name="package", rsl_rl="5.5.1", tests=("tests/test_packaging.py", "-m", "package")),
+)
+
+
+@nox.session(venv_backend="none")
+@nox.parametrize("row", [nox.param(row, id=f"{row.name}-{row.rsl_rl}") for row in ROWS])
+def tests(session: nox.Session, row: Row) -> None:
+    """Run the tests of one row with the releases that it names; some have to pass.
+
+    Raises:
+        CommandFailed: If pytest fails.
+    """
+    aside = [f".rsl_rl/{row.rsl_rl}", *([f".torch/{row.torch}"] if row.torch else [])]
+    environment = {"PYTHONPATH": os.pathsep.join(str(Path(path).resolve()) for path in aside)}
+    folder = Path(os.environ.get("REPORTS") or session.create_tmp())
+    report = folder / f"row-{row.name}-{row.rsl_rl}.xml"
+    report.write_text("")  # counts as an error if the row does not get as far as writing it
+
+    def python(*arguments: str, silent: bool = False) -> str:
+        command = (PYTHONS[row.python], *arguments)
+        return str(session.run(*command, env=environment, silent=silent, external=True))
+
+    rsl_rl, torch = python("-c", PRINT_RELEASES, silent=True).split()
+    if (rsl_rl, torch) != (row.rsl_rl, row.torch or torch):
+        session.error(
+            f"rsl_rl is {rsl_rl} and torch {torch}, expected {row.rsl_rl} and {row.torch or 'any'}:"
+            " run `make test-matrix`."
+        )
+    # A pattern without files stays as it is, which pytest refuses.
+    found = [sorted(map(str, Path().glob(t))) if "*" in t else [t] for t in row.tests]
+    arguments = [name for t, names in zip(row.tests, found, strict=True) for name in names or [t]]
+    try:
+        python("-m", "pytest", f"--junitxml={report}", *arguments)
+    except CommandFailed:
+        outcomes, _ = read(report)
+        if not outcomes["failed"] + outcomes["error"]:  # pytest itself failed
+            report.write_text("")
+        raise
+    if not read(report)[0]["passed"]:
+        report.write_text("")
+        session.error(f"no test passed, expected some of {' '.join(row.tests)}.")
