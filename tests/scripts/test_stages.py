@@ -84,7 +84,8 @@ def test_agents_share_isaac_labs_task_and_end_mjlabs_id():
 
 def test_the_newest_checkpoint_of_a_training_that_reached_its_end_is_found(tmp_path):
     def checkpoint(timestamp, run_name, iteration, mtime):
-        path = tmp_path / f"logs/rsl_rl/e/2026-01-01_00-00-0{timestamp}_{run_name}/model_{iteration}.pt"
+        run = tmp_path / "logs/rsl_rl/e" / f"2026-01-01_00-00-0{timestamp}_{run_name}"
+        path = run / f"model_{iteration}.pt"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.touch()
         os.utime(path, (mtime, mtime))
