@@ -127,10 +127,10 @@ def check_agrees(
     Raises:
         ValueError: If it does.
     """
-    groups = [{part: config.get("obs_groups", {}).get(part)} for config in (told, recorded)]
-    models = [config.get(part, {}) for config in (told, recorded)]
-    pairs = [*_differences(*groups, "obs_groups"), *_differences(*models, part)]
-    for place, one, other in pairs:
+    groups, own_groups = ({part: each.get("obs_groups", {}).get(part)} for each in (told, recorded))
+    of_groups = _differences(groups, own_groups, "obs_groups")
+    of_model = _differences(told.get(part, {}), recorded.get(part, {}), part)
+    for place, one, other in (*of_groups, *of_model):
         raise ValueError(
             f"{place} is {one!r} in {file}, expected {other!r}, with which the checkpoint was"
             " trained as it says: the same parameters would act differently. Leave it out."

@@ -170,7 +170,7 @@ class CameraEnv(RecallEnv):
 
 
 def runner_of(folder, runner_class: Any = TbpttOnPolicyRunner, **options):
-    """Return a runner of rsl_rl alone that has saved its PPO of a model with a class of its own."""
+    """Return a runner of rsl_rl alone, and save its PPO of a model with a class of its own."""
     algorithm = {"class_name": "rsl_tbptt.algorithms:TbpttPPO", "num_mini_batches": 1}
     cfg = {
         "num_steps_per_env": 4,
@@ -181,7 +181,7 @@ def runner_of(folder, runner_class: Any = TbpttOnPolicyRunner, **options):
         "critic": {"class_name": "MLPModel", "hidden_dims": [8]},
     }
     runner = runner_class(CameraEnv(2, 3), cfg, str(folder))
-    runner.save(str(folder / "model_0.pt"))
+    torch.save({**runner.alg.save(), "iter": 0, "infos": None}, folder / "model_0.pt")
     return runner
 
 
