@@ -112,7 +112,10 @@ def restore(runner: Any, states: Sequence[Mapping[str, Any]]) -> bool:
             " random numbers, hidden states and episodes, which belong to a rank, begin anew.",
             stacklevel=3,
         )
-    return _restore(runner, {"counters": states[0]["counters"]})
+    of_all = {"counters": states[0]["counters"]}
+    if "rnd" in states[0]:  # whose rewards are those of a rank's environments
+        of_all["rnd"] = {**states[0]["rnd"], "discounted_rewards": None}
+    return _restore(runner, of_all)
 
 
 def _restore(runner: Any, state: Mapping[str, Any]) -> bool:
