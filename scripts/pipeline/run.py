@@ -161,7 +161,7 @@ class _Command:
         command = stage.command({name: record.output for name, record in needs.items()})
         self._shown, self._log = shown(command), self._record.with_suffix(".log")
         print(f"{title}\n  {self._shown}", flush=True)
-        self._began, self._told = time.time(), time.monotonic()
+        self._began, self._told, self._place = time.time(), time.monotonic(), ""
         with self._log.open("wb") as log:
             self.process = subprocess.Popen(
                 executable(command),
@@ -214,8 +214,10 @@ class _Command:
         if time.monotonic() - self._told < PROGRESS_EVERY_SECONDS:
             return
         self._told = time.monotonic()
-        if found := PROGRESS.findall(self._log.read_text("utf-8", errors="replace")):
-            print(f"{self._title}  {found[-1]}", flush=True)
+        found = PROGRESS.findall(self._log.read_text("utf-8", errors="replace"))
+        if found and found[-1] != self._place:
+            self._place = found[-1]
+            print(f"{self._title}  {self._place}", flush=True)
 
     def _failure(self, reason: str) -> str:
         last_lines = self._log.read_text("utf-8", errors="replace").splitlines()[-25:]
