@@ -174,9 +174,11 @@ def test_a_teachers_checkpoint_resumes_nothing(tmp_path):
     student = make_runner()
     teacher = student.alg.teacher.state_dict()
     file = torch.load(tmp_path / "model_0.pt", weights_only=True)
-    del file["rsl_tbptt"]  # what the actor saw
-    torch.save({**file, "actor_state_dict": teacher}, tmp_path / "model_9.pt")
-    student.load(str(tmp_path / "model_9.pt"))
+    del file["rsl_tbptt"]  # what the actor saw, as does the config in its folder
+    path = tmp_path / "elsewhere" / "model_9.pt"
+    path.parent.mkdir()
+    torch.save({**file, "actor_state_dict": teacher}, path)
+    student.load(str(path))
     assert (student.num_iterations, student._resumed) == (0, [])
 
 

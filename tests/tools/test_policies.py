@@ -268,6 +268,7 @@ def test_arguments_that_no_checkpoint_can_hold_leave_it_readable():
 def test_our_runners_write_the_agents_config_when_they_learn(tmp_path):
     runner = runner_of(tmp_path)
     assert not (tmp_path / "params").exists()
+    (tmp_path / "model_0.pt").unlink()  # a training begins in a folder without any
     runner.learn(1)
     config = read_config(tmp_path / "params" / "agent.yaml")
     assert config["actor"]["image_scale"] == SEES["image_scale"]
