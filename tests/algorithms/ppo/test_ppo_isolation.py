@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 import torch
 from support.helpers import make_ppo
-from support.ppo_reference import disturb, gradient_of, roll_out_recording
+from support.ppo_reference import add_gradient, disturb, gradient_of, roll_out_recording
 
 from rsl_tbptt.algorithms import TbpttPPO
 from rsl_tbptt.core.hidden_state import as_tensors
@@ -46,7 +46,7 @@ def poison_past(algorithm, last_step, poison):
 
 def gradient_on(algorithm, mini_batch):
     algorithm.optimizer.zero_grad()
-    algorithm.learner.gradient.accumulate(mini_batch, algorithm.learner.rollout(), 1, 0.0)
+    add_gradient(algorithm, mini_batch)
     return gradient_of(algorithm.actor, algorithm.critic)
 
 

@@ -179,9 +179,9 @@ def test_what_graphs_hold_beyond_tensors_is_planned(case, num_env_chunks, monkey
 def test_planning_leaves_no_recordings_and_asks_not_what_was_recorded(case):
     algorithm = RECORDED[case](memory_budget_gb=1.0)
     play = roll_out_ppo if case == "PPO" else roll_out
-    play(algorithm, 0)
     before = algorithm.memory_plan()
     assert not fused_cells.recordings()
+    play(algorithm, 0)
     algorithm.update()
     recorded = fused_cells.recordings()
     assert algorithm.memory_plan() == before
