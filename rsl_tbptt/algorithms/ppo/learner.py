@@ -329,16 +329,19 @@ class PpoLearner:
         if self._storage.step == self._storage.num_transitions_per_env:
             yield
             return
-        kept_states, kept_params = self.states, self._storage.distribution_params
+        # rsl_rl allocates the distributions with the first step, rsl_rl 3 from the start.
+        kept_states, unallocated = self.states, self._storage.distribution_params is None
         blank, params = self.gradient.blank_states(self._storage)
         try:
             self.states = [blank] * len(self.mini_batches.state_steps)
-            if kept_params is None:
+            if unallocated:
                 self._storage.distribution_params = params
             with self.imitation.pretending(params):
                 yield
         finally:
-            self.states, self._storage.distribution_params = kept_states, kept_params
+            self.states = kept_states
+            if unallocated:
+                self._storage.distribution_params = None
 
 
 def _plan_mini_batches(
