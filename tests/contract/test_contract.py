@@ -23,6 +23,7 @@ METRICS = {
         "optimizer_steps",
         "flushed_steps",
         "done_rate",
+        "episode_start_rate",  # the old name of done_rate, for one release
         "skipped_updates",
     },
     "ppo": {
@@ -32,6 +33,7 @@ METRICS = {
         "actor_grad_norm",
         "critic_grad_norm",
         "done_rate",
+        "episode_start_rate",  # the old name of done_rate, for one release
         "skipped_updates",
     },
 }
