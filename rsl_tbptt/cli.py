@@ -172,6 +172,11 @@ def run_play(args: Arguments) -> int:
             f"--checkpoint is given {len(args.checkpoint)} times, expected one: only --video shows"
             " several beside each other."
         )
+    if args.trust:
+        raise ValueError(
+            f"--trust is {args.trust}, expected it with --video only: the platform's own play"
+            " loads the classes of its registered task."
+        )
     return play(
         checkpoint_file(args.checkpoint[0]),
         task=args.task,

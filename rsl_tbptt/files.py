@@ -8,7 +8,7 @@ import re
 import shutil
 import tempfile
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -82,6 +82,35 @@ def write_json(path: Path, value: Any) -> None:
     """
     with complete(path) as unfinished:
         unfinished.write_text(json.dumps(value, indent=1) + "\n", encoding="utf-8")
+
+
+def read_yaml(
+    text: str, sequence: type = tuple, other: Callable[[Any], Any] = lambda _: None
+) -> Any:
+    """Read YAML as Isaac Lab and mjlab write it, without running code that it may contain.
+
+    Args:
+        text: The YAML. Reading it needs pyyaml, which both bring.
+        sequence: What Python's tuples are read as, ``tuple`` or ``list``.
+        other: Returns what stands for Python's other objects, given their nodes.
+
+    Returns:
+        What is written there.
+
+    Raises:
+        yaml.YAMLError: If that is no YAML.
+    """
+    import yaml
+
+    class Loader(yaml.SafeLoader):
+        """Knows the Python tags, which safe YAML refuses."""
+
+    def read_tuple(loader: yaml.SafeLoader, node: Any) -> Any:
+        return sequence(loader.construct_sequence(node, deep=True))
+
+    Loader.add_constructor("tag:yaml.org,2002:python/tuple", read_tuple)
+    Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda *a: other(a[-1]))
+    return yaml.load(text, Loader)
 
 
 def output_path(given: Path | None, default: Path) -> Path:

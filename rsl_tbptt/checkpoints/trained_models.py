@@ -22,6 +22,7 @@ from torch import nn
 
 from rsl_tbptt.checkpoints.reading import Advice, check_matches
 from rsl_tbptt.compat.versions import MLPModel, resolve_callable
+from rsl_tbptt.files import read_yaml
 
 _TRAINED_AS = {
     "teacher": ("teacher", "actor", "policy"),
@@ -272,18 +273,7 @@ def read_agent_config(file: Path) -> dict[str, Any]:
     Returns:
         The config, tuples included; other Python objects are read as None.
     """
-    import yaml
-
-    class ConfigLoader(yaml.SafeLoader):
-        """Knows the Python tag of tuples, which safe YAML refuses."""
-
-    def construct_tuple(loader: yaml.SafeLoader, node: Any) -> tuple[Any, ...]:
-        return tuple(loader.construct_sequence(node, deep=True))
-
-    ConfigLoader.add_constructor("tag:yaml.org,2002:python/tuple", construct_tuple)
-    ConfigLoader.add_multi_constructor("tag:yaml.org,2002:python/", lambda *_: None)
-    with file.open(encoding="utf-8") as stream:
-        return yaml.load(stream, ConfigLoader)
+    return read_yaml(file.read_text(encoding="utf-8"))
 
 
 def _class_names(activation: str | None) -> list[str]:

@@ -11,6 +11,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
+from rsl_tbptt.files import read_yaml
+
 ENV = Path("params", "env.yaml")
 """Where Isaac Lab and mjlab write it, beside the checkpoints."""
 OWN = {("seed",), ("log_dir",), ("scene", "num_envs"), ("sim", "device")}
@@ -98,15 +100,7 @@ def _read(text: str) -> Any:
     """Read a config: tuples as lists, and Python's other objects as text."""
     import yaml
 
-    class Loader(yaml.SafeLoader):
-        """Knows the Python tags, which safe YAML refuses."""
-
-    def read_tuple(loader: yaml.SafeLoader, node: Any) -> list[Any]:
-        return loader.construct_sequence(node, deep=True)
-
-    Loader.add_constructor("tag:yaml.org,2002:python/tuple", read_tuple)
-    Loader.add_multi_constructor("tag:yaml.org,2002:python/", lambda *a: yaml.serialize(a[-1]))
-    return yaml.load(text, Loader)
+    return read_yaml(text, sequence=list, other=yaml.serialize)
 
 
 class _Missing:

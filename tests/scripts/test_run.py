@@ -196,6 +196,8 @@ def test_an_error_of_the_run_itself_ends_the_commands(folder):
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_an_interruption_ends_the_commands_and_says_how_to_go_on(folder, repository, number):
     code = (
+        # A shell that started the tests in the background has Ctrl+C ignored.
+        "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
         "import sys; from pathlib import Path; from scripts.pipeline.run import *;"
         f"stage = Stage(name='waits', settings={{}}, output=Path, command=lambda _: {['python']!r}"
         f" + ['-c', {WAIT.format('pass')!r}]);"

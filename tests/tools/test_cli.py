@@ -268,6 +268,10 @@ WRONG = {
         ["play", "--checkpoint", "model_0.pt", "--checkpoint", "model_0.pt"],
         "--checkpoint is given 2 times, expected one",
     ),
+    "trust without effect": (
+        ["play", "--checkpoint", "model_0.pt", "--trust", "mine"],
+        "--trust is ['mine'], expected it with --video only",
+    ),
     "no window for a video": (
         ["play", "--checkpoint", "model_0.pt", "--video", "v.gif", "--viz", "newton"],
         "The arguments ['--viz'] are unknown, expected with --video only settings",
@@ -291,7 +295,7 @@ def test_what_play_says_names_no_option_that_it_lacks(folder, capsys):
     (folder / "no_run" / "params" / "env.yaml").write_text("sim:\n  mujoco: {}\n")
     for checkpoint in ("model_0.pt", "no_run/model_0.pt"):
         assert main(["play", "--checkpoint", checkpoint]) == 1
-        said = capsys.readouterr().err
+        said = capsys.readouterr().err.replace(install("mjlab"), "")
         known = {"--checkpoint", "--task", "--num-envs", "--video", "--device"}
         about_other_commands = re.sub("`rsl-tbptt (export|evaluate)`.*", "", said)
         assert {*re.findall(r"--[\w-]+", about_other_commands)} <= known

@@ -248,7 +248,7 @@ class DistillationLearner:
         return set(observed_groups(self._student, self._storage.observations))
 
     def recorded(self) -> dict[str, torch.Tensor]:
-        """Return what labels are made of, (T, N, ...) each, and they; see :class:`Learner`.
+        """Return the labels and what they are made of, (T, N, ...) each; see :class:`Learner`.
 
         0 stands for what is left out of the loss.
         """
@@ -262,8 +262,8 @@ class DistillationLearner:
         }
         if self._weights is None:
             return named
-        left_out = (self._weights.given == 0,)
-        return {name: v.index_put(left_out, v.new_zeros(())) for name, v in named.items()}
+        left_out = self._weights.given == 0
+        return {name: v.index_put((left_out,), v.new_zeros(())) for name, v in named.items()}
 
     def weights(self) -> dict[str, torch.Tensor]:
         """Return the steps' weights, shape (L, N); see :class:`Learner`."""

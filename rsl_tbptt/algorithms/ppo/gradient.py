@@ -216,13 +216,14 @@ class PpoGradient:
             advantage_scale=scale,
             teacher_coef=teacher_coef,
         )
-        value_coef, learns = self._options.value_loss_coef, not holds_actor or self._heads.names
+        value_coef = self._options.value_loss_coef
+        learns = not holds_actor or bool(self._heads.names)
         sums: dict[str, torch.Tensor] = {}
         for model, own_rollout, state, loss, coef, with_gradient in (
             (self.actor, rollout.actor, rollout.states[0], policy_loss, 1.0, learns),
             (self.critic, rollout.critic, rollout.states[1], self._value_loss, value_coef, True),
         ):
-            with torch.set_grad_enabled(bool(with_gradient)):
+            with torch.set_grad_enabled(with_gradient):
                 sums |= _accumulate(
                     model, mini_batch, own_rollout, state, loss, divisor, num_micro_batches, coef
                 )

@@ -31,9 +31,10 @@ SATURATED = 0.99
 STILL = 1e-3
 """A unit whose output moves by less than that, of a range of 2, tells nothing."""
 
-LOSSES = frozenset(
-    "auxiliary behavior entropy memory rnd surrogate symmetry teacher value".split(" ")  # noqa: SIM905
-)
+LOSSES = {
+    *("auxiliary", "behavior", "entropy", "memory", "rnd"),
+    *("surrogate", "symmetry", "teacher", "value"),
+}
 """Metrics that are losses, by the first part of their names; the others tell of health."""
 
 _NUM_ROWS = 4096

@@ -1,8 +1,7 @@
 """CUDA, optional: TorchRL's Triton kernels, which run the whole window of a layer in one launch.
 
 They take time as the second dimension and a value of the state for every step, read where an
-episode starts; both are made here, layer by layer. TF32 is used where torch's own
-layers may.
+episode starts; both are made here, layer by layer. TF32 is used where torch's own layers may.
 """
 
 import functools
