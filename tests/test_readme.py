@@ -57,8 +57,8 @@ def test_installations_on_the_pages_work_where_they_are_typed():
 
 def test_the_page_of_ppo_names_the_file_with_the_loop():
     page = (ROOT / "docs/ppo.md").read_text()
-    [loop] = re.findall("`(\\S+)` \\(the loop\\)", page)
-    assert "range(self._options.num_learning_epochs)" in (ROOT / loop).read_text()
+    [loop] = re.findall("`update` in `(\\S+)` \\(the loop\\)", page)
+    assert "range(self.options.num_learning_epochs)" in (ROOT / loop).read_text()
     assert "are refused, and memories other than" not in page  # they are replayed step by step
 
 

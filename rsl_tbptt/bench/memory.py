@@ -38,8 +38,7 @@ class Memory:
     process_peak: float
     """The most that models, storage, rollout and update together take, beyond the imports."""
     predicted: float | None = None
-    """What our ``memory_plan()`` expected of ``update_peak``, before the first rollout; with a slow
-    camera after updates, since the first shows how slow it is."""
+    """What our ``memory_plan()`` expected of ``update_peak`` after the first rollout."""
     seconds: float = 0.0
     """What the second update took, on one thread."""
 
@@ -76,9 +75,7 @@ def _in_own_process(what: str, case: Case) -> dict[str, Any]:
 def plan(case: Case) -> Plan:
     """Build a case and ask for its plan."""
     algorithm = build(case, "rsl_tbptt")
-    if (case.camera_period or 1) > 1:
-        fill(algorithm, case, seed=0)
-        algorithm.update()
+    fill(algorithm, case, seed=0)
     plan = algorithm.memory_plan()
     return Plan(
         predicted=plan.peak(1) / MEGABYTE,
@@ -102,8 +99,8 @@ def measure_memory(case: Case, library: Library) -> Memory:
     free_buffers()
     imports = Peak(device)
     algorithm = build(case, library)
-    predicted = algorithm.memory_plan().peak(1) / MEGABYTE if library == "rsl_tbptt" else None
     fill(algorithm, case, seed=2)  # the next one begins with states, as all but the first do
+    predicted = algorithm.memory_plan().peak(1) / MEGABYTE if library == "rsl_tbptt" else None
     algorithm.storage.clear()
     watch, before, of_process, of_updates, seconds = imports, None, 0, 0, 0.0
     for seed in range(2):
@@ -114,8 +111,6 @@ def measure_memory(case: Case, library: Library) -> Memory:
         seconds = seconds_of(algorithm.update, case.device)
         of_updates = max(of_updates, watch.highest() - before.start)
         of_process = max(of_process, watch.highest())
-    if library == "rsl_tbptt" and (case.camera_period or 1) > 1:
-        predicted = algorithm.memory_plan().peak(1) / MEGABYTE
     storage = _bytes(vars(algorithm.storage).values())
     moments = _bytes(
         value for state in algorithm.optimizer.state.values() for value in state.values()

@@ -141,7 +141,7 @@ def _restore(runner: Any, state: Mapping[str, Any]) -> bool:
     for name, value in state.get("counters", {}).items():
         setattr(runner.logger, name, value)
     if "memory" in state:
-        runner.alg.learner.experience.restore(state["memory"])
+        runner.alg.experience.restore(state["memory"])
     if getattr(runner.alg, "rnd", None):
         restore_rnd(runner.alg.rnd, state.get("rnd", {}), runner.env.num_envs)
     if "generators" in state:

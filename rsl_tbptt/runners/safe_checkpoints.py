@@ -250,8 +250,8 @@ class SafeCheckpoints(Runner):
             return
         self.current_learning_iteration = self.num_iterations - 1
         self._broke_off = True
-        if self.alg.storage.step and hasattr(self.alg, "learner"):  # what it did to RND, too
-            self.alg.learner.drop_rollout()
+        if self.alg.storage.step and hasattr(self.alg, "transaction"):  # what it did to RND, too
+            self.alg.transaction.on_drop()
         try:
             with torch.inference_mode(False):
                 self._save_last()

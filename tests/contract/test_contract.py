@@ -23,7 +23,6 @@ METRICS = {
         "optimizer_steps",
         "flushed_steps",
         "done_rate",
-        "episode_start_rate",  # the old name of done_rate, for one release
         "skipped_updates",
     },
     "ppo": {
@@ -33,7 +32,6 @@ METRICS = {
         "actor_grad_norm",
         "critic_grad_norm",
         "done_rate",
-        "episode_start_rate",  # the old name of done_rate, for one release
         "skipped_updates",
     },
 }

@@ -239,7 +239,7 @@ def test_hidden_state_is_carried_over_iterations(runner):
 
     def record():
         process()
-        started_from.append(runner.alg.learner.experience.start_state)
+        started_from.append(runner.alg.experience.start_state)
 
     runner.alg._start_rollout = record
     runner.learn(2)

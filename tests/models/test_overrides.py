@@ -8,8 +8,8 @@ from rsl_rl.models import CNNModel, MLPModel, RNNModel
 from support.helpers import ACTION_DIM, CNN, IMAGES, hold_frames, make_obs
 from torch import nn
 
+from rsl_tbptt.algorithms.replay import Replay, action_head, seen_by
 from rsl_tbptt.algorithms.update.frames import find_held_frames
-from rsl_tbptt.algorithms.update.replay import action_head, make_replay, seen_by
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.export import export_onnx, export_torchscript, run_onnx, run_torchscript
 from rsl_tbptt.models import CNNRNNModel, RecurrentModel
@@ -195,7 +195,7 @@ def test_the_network_that_is_trained_is_the_one_that_acted(bases):
     obs, state, starts, actions = rollout(model)
     seen = seen_by(model, obs)
     find_held_frames(seen)
-    replay = make_replay(model, head=action_head, scan_engine="auto", operand_dtype=None)
+    replay = Replay(model, action_head)
     (replayed,), _ = replay(seen, state, starts)
     torch.testing.assert_close(replayed, actions, atol=TOLERANCE, rtol=TOLERANCE)
     parameters = [p for p in model.parameters() if p.requires_grad]

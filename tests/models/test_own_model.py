@@ -11,7 +11,7 @@ from support.helpers import ACTION_DIM, make_model, make_obs, ppo_parameters_of
 from torch.nn.utils import parameters_to_vector
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
-from rsl_tbptt.algorithms.update import replay
+from rsl_tbptt.algorithms.replay import Replay
 from rsl_tbptt.models.protocol import parts_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
@@ -52,7 +52,7 @@ def make(model_class, role):
 @pytest.fixture
 def _no_steps(monkeypatch):
     """Let a replay step by step fail."""
-    monkeypatch.setattr(replay, "_replay_stepwise", None)
+    monkeypatch.setattr(Replay, "_step_by_step", None)
 
 
 @pytest.mark.usefixtures("_no_steps")

@@ -16,10 +16,10 @@ from support.helpers import (
 from support.tolerances import EXACT_FLOAT64
 from tensordict import TensorDict
 
-from rsl_tbptt.algorithms.update import replay
+from rsl_tbptt.algorithms import replay
+from rsl_tbptt.algorithms.replay import Replay, gaussian_head
+from rsl_tbptt.algorithms.replay import seen_by as marked_for
 from rsl_tbptt.algorithms.update.frames import find_held_frames, shown_once
-from rsl_tbptt.algorithms.update.replay import _replay_stepwise, gaussian_head, make_replay
-from rsl_tbptt.algorithms.update.replay import seen_by as marked_for
 from rsl_tbptt.core import recompute
 from rsl_tbptt.core.peak_memory import PeakMemory
 from rsl_tbptt.core.scan import HeldInputs, recurrent_scan
@@ -29,6 +29,13 @@ from rsl_tbptt.models.protocol import parts_of
 T, N = 12, 5
 
 pytestmark = pytest.mark.usefixtures("float64")
+
+
+def stepwise(model):
+    """Return a replay that takes the model apart nowhere."""
+    run = Replay(model, gaussian_head)
+    run._parts = None
+    return run
 
 
 @pytest.fixture
@@ -82,12 +89,10 @@ def test_parts_and_held_frames_give_what_the_model_does(
     obs, starts, state = rollout(periods)
     monkeypatch.setitem(recompute._AT_ONCE, "cpu", at_once)
     monkeypatch.setitem(recompute._KEPT, "cpu", kept)
-    replay = make_replay(model, head=gaussian_head, scan_engine="auto", operand_dtype=None)
+    replay = Replay(model, gaussian_head)
     seen = seen_by(model, obs)
     found = gradient(model, lambda: replay(seen[window], state, starts[window]))
-    expected = gradient(
-        model, lambda: _replay_stepwise(model, obs[window], state, starts[window], gaussian_head)
-    )
+    expected = gradient(model, lambda: stepwise(model)(obs[window], state, starts[window]))
     for got, want in zip(found, expected, strict=True):
         torch.testing.assert_close(got, want, **EXACT_FLOAT64)
 
@@ -104,7 +109,7 @@ def test_a_frame_is_encoded_once(monkeypatch, kind):
         "forward",
         lambda cnn, frames: rows.append(len(frames)) or forward(cnn, frames),
     )
-    replay = make_replay(model, head=gaussian_head, scan_engine="auto", operand_dtype=None)
+    replay = Replay(model, gaussian_head)
     replay(seen, state, starts)  # measures what a frame takes
     rows.clear()
     replay(seen, state, starts)
@@ -203,10 +208,10 @@ def test_held_features_are_multiplied_once_unless_encode_changes_them(monkeypatc
     monkeypatch.setattr(
         replay, "recurrent_scan", lambda *args: held.append(args[1]) or recurrent_scan(*args)
     )
-    run = make_replay(model, head=gaussian_head, scan_engine="auto", operand_dtype=None)
+    run = Replay(model, gaussian_head)
     found = gradient(model, lambda: run(seen_by(model, obs), state, starts))
     assert isinstance(held[0], HeldInputs) == (not doubled)
-    expected = gradient(model, lambda: _replay_stepwise(model, obs, state, starts, gaussian_head))
+    expected = gradient(model, lambda: stepwise(model)(obs, state, starts))
     for got, want in zip(found, expected, strict=True):
         torch.testing.assert_close(got, want, **EXACT_FLOAT64)
 

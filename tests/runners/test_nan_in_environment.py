@@ -76,7 +76,7 @@ def test_training_goes_on(training):
     with pytest.warns(UserWarning, match=r"'policy' of environments \[2\], first at step 3"):
         runner.learn(4)
     assert runner.current_learning_iteration == 3
-    assert runner.alg.update.__self__._session._non_finite.num_skipped == 1
+    assert runner.alg.metrics["skipped_updates"] == 1
     assert all(torch.isfinite(parameter).all() for parameter in policy.parameters())
 
 

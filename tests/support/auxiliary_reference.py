@@ -83,7 +83,7 @@ def gradient_of_update(algorithm: Any) -> torch.Tensor:
 def stored(algorithm: Any) -> Past:
     """Copy what a distillation has stored. Its teacher has no memory."""
     storage = algorithm.storage
-    state = hidden_state.clone(algorithm.learner.experience.start_state)
+    state = hidden_state.clone(algorithm.experience.start_state)
     return Past(storage.observations.clone(), storage.dones.squeeze(-1).bool(), state)
 
 

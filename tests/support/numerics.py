@@ -189,10 +189,14 @@ def _distillation_cases() -> dict[str, Case]:
 
     def planned() -> Any:
         algorithm = make_distillation(TbpttDistillation, NUM_STEPS, NUM_ENVS, gradient_length=3)
-        algorithm.memory_plan()
         algorithm.act(make_obs(NUM_ENVS, torch.Generator().manual_seed(3)))
         algorithm.train_mode()
-        return _trained(algorithm, roll_out)
+
+        def rolled_out_and_planned(*args: Any, **kwargs: Any) -> None:
+            roll_out(*args, **kwargs)
+            algorithm.memory_plan()
+
+        return _trained(algorithm, rolled_out_and_planned)
 
     options = {
         **{f"student-{kind}": {"student": kind} for kind in MODELS},
@@ -305,10 +309,14 @@ def _ppo_cases() -> dict[str, Case]:
 
     def planned() -> Any:
         algorithm = make_ppo(TbpttPPO, NUM_STEPS, NUM_ENVS, gradient_length=3, num_mini_batches=2)
-        algorithm.memory_plan()
         algorithm.act(make_obs(NUM_ENVS, torch.Generator().manual_seed(3)))
         algorithm.train_mode()
-        return _trained(algorithm, roll_out_ppo)
+
+        def rolled_out_and_planned(*args: Any, **kwargs: Any) -> None:
+            roll_out_ppo(*args, **kwargs)
+            algorithm.memory_plan()
+
+        return _trained(algorithm, rolled_out_and_planned)
 
     def fine_tuned(updates: int = 4, **options: Any) -> Case:
         def train() -> Any:

@@ -70,24 +70,17 @@ def gradient_of(*models: torch.nn.Module) -> torch.Tensor:
     return torch.cat([gradient.flatten() for gradient in none_as_zeros]).clone()
 
 
-def add_gradient(algorithm: Any, mini_batch: Any) -> None:
-    """Add the gradient on one mini-batch of the stored rollout to the parameters'."""
-    rollout, gradient = algorithm.learner.rollout(), algorithm.learner.gradient
-    scales = gradient.scales(mini_batch, rollout, lambda compute, _: compute())
-    gradient.accumulate(mini_batch, rollout, scales, 1, 0.0)
-
-
 def gradients_of_update(algorithm: Any) -> list[torch.Tensor]:
     """Run ``update()`` without its optimiser steps; return the gradient before each of them."""
     gradients = []
 
-    def record(means, rate):
+    def record():
         gradients.append(gradient_of(algorithm.actor, algorithm.critic))
-        return torch.cat((means, means.new_zeros(2))), rate
+        return torch.zeros(2)
 
-    algorithm.learner._optimizer_step = record
+    algorithm._clip_gradients, algorithm._optimizer_step = record, lambda rate, kl: rate
     algorithm.update()
-    del algorithm.learner._optimizer_step
+    del algorithm._clip_gradients, algorithm._optimizer_step
     return gradients
 
 

@@ -16,11 +16,10 @@ from rsl_tbptt.algorithms.auxiliary.options import (
     HeadOptions,
     PerSample,
 )
-from rsl_tbptt.algorithms.update.encoding import Encoding
-from rsl_tbptt.algorithms.update.replay import seen_by
+from rsl_tbptt.algorithms.replay import Replay, action_head, seen_by
 from rsl_tbptt.compat.versions import MLPModel, resolve_callable
 from rsl_tbptt.core import losses
-from rsl_tbptt.models.protocol import Parts, parts_of
+from rsl_tbptt.models.protocol import parts_of
 
 
 def build_head(num_inputs: int, hidden_dims: tuple[int, ...], num_outputs: int) -> nn.Sequential:
@@ -69,15 +68,16 @@ def latent_width(model: MLPModel, storage: RolloutStorage) -> int:
         )
     if parts.cell is not None:
         return parts.cell.proj_size or parts.cell.hidden_size
-    return _encoded_width(model, parts, storage)
+    return _encoded_width(model, storage)
 
 
 @torch.no_grad()
-def _encoded_width(model: MLPModel, parts: Parts, storage: RolloutStorage) -> int:
+def _encoded_width(model: MLPModel, storage: RolloutStorage) -> int:
     training = model.training
     model.eval()  # running statistics are for data
     try:
-        return Encoding(parts)(seen_by(model, storage.observations[:1, :1])).shape[-1]
+        obs = seen_by(model, storage.observations[:1, :1])
+        return Replay(model, action_head).encode(obs).shape[-1]
     finally:
         model.train(training)
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -9,6 +10,7 @@ import torch
 from rsl_rl.env import VecEnv
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
+from torch import nn
 
 from rsl_tbptt.algorithms.auxiliary.heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.distillation.arguments import DistillationArguments
@@ -19,20 +21,27 @@ from rsl_tbptt.algorithms.distillation.awaited_teacher import (
     load_teacher,
 )
 from rsl_tbptt.algorithms.distillation.dagger import Dagger
+from rsl_tbptt.algorithms.distillation.experience import Experience
 from rsl_tbptt.algorithms.distillation.labels import teacher_labels
-from rsl_tbptt.algorithms.distillation.learner import DistillationLearner
 from rsl_tbptt.algorithms.distillation.learning_rate import scheduled_rate
-from rsl_tbptt.algorithms.distillation.losses import resolve_behavior_loss
+from rsl_tbptt.algorithms.distillation.losses import ACTIONS, resolve_behavior_loss
+from rsl_tbptt.algorithms.distillation.mini_batches import MiniBatch, MiniBatches
 from rsl_tbptt.algorithms.distillation.options import DistillationOptions
+from rsl_tbptt.algorithms.distillation.per_teacher import LossPerTeacher
 from rsl_tbptt.algorithms.distillation.rollout_memory import NEWEST
-from rsl_tbptt.algorithms.distillation.sample_weights import sample_weights
+from rsl_tbptt.algorithms.distillation.sample_weights import OPTION, sample_weights
 from rsl_tbptt.algorithms.distillation.teacher_layers import TeacherLayers
+from rsl_tbptt.algorithms.distillation.update_sums import UpdateSums, or_one
+from rsl_tbptt.algorithms.replay import Replay, observed_groups, set_state
+from rsl_tbptt.algorithms.transaction import Transaction
 from rsl_tbptt.algorithms.update.arguments import check_runner_keys, takes
-from rsl_tbptt.algorithms.update.health import HealthLog
-from rsl_tbptt.algorithms.update.memory_plan import MemoryPlan
+from rsl_tbptt.algorithms.update.health import FirstReplay, HealthLog, finite, obs_scales
+from rsl_tbptt.algorithms.update.memory_plan import MemoryPlan, Sizes
+from rsl_tbptt.algorithms.update.non_finite import Source, find_source
+from rsl_tbptt.algorithms.update.normalization import update_normalization
 from rsl_tbptt.algorithms.update.optimizers import use_fused_kernels
 from rsl_tbptt.algorithms.update.safe_line import SafeLine
-from rsl_tbptt.algorithms.update.session import UpdateSession
+from rsl_tbptt.algorithms.update.step_batches import step_batches
 from rsl_tbptt.algorithms.update.step_checks import StepChecks
 from rsl_tbptt.checkpoints.reading import student_state_dict
 from rsl_tbptt.checkpoints.trained_models import check_fits, describe_all, model_configs
@@ -41,7 +50,11 @@ from rsl_tbptt.compat.versions import (
     MLPModel,
     teacher_state_dict,
 )
+from rsl_tbptt.core import hidden_state
+from rsl_tbptt.core.accumulate import Loss
 from rsl_tbptt.core.distributed import Ranks
+from rsl_tbptt.core.hidden_state import HiddenState
+from rsl_tbptt.core.windows import num_steps_of_full_group, tbptt_schedule
 from rsl_tbptt.models.selected_teachers import models_by_role
 
 
@@ -118,28 +131,8 @@ class TbpttDistillation(Distillation):
         self.gradient_length = self.options.gradient_length
         self.use_mixed_precision = self.options.use_mixed_precision
         self._raw_student, self._raw_teacher = self.student, self.teacher  # rsl_rl 5.0 lacks them
-        num_actions = storage.privileged_actions.shape[-1]
-        loss = resolve_behavior_loss(self.options.loss_type, student, teacher, num_actions)
-        in_batches, heads = self.options.batch_teacher_labels, self.options.heads()
-        layers = TeacherLayers(teacher, storage, heads, in_batches=in_batches)
-        self._labels = teacher_labels(teacher, storage, loss.to_gaussian, in_batches, layers)
-        self._weights = sample_weights(self.options.imitation_weight, storage)
-        self._heads = AuxiliaryHeads(
-            heads, student, storage, self.optimizer, layers=layers.outputs, reported_where=NEWEST
-        )
-        self._dagger = Dagger(self.options, storage.num_envs, device)
         self._ranks = Ranks(together=self.is_multi_gpu)
-        trained = (student, teacher, storage, self.optimizer, self.options, self._ranks)
-        self.learner = DistillationLearner(
-            *trained,
-            labels=self._labels,
-            dagger=self._dagger,
-            loss=loss,
-            heads=self._heads,
-            layers=layers,
-            weights=self._weights,
-        )
-        self._session = UpdateSession(self.learner, storage, self.options, self._ranks)
+        self._prepare_updates()
         self.safe_line = SafeLine(self.options.safe_checkpoint_interval, self, self._ranks)
         self.step_checks = StepChecks(storage)
         self.metrics: dict[str, float] = {}
@@ -149,6 +142,69 @@ class TbpttDistillation(Distillation):
             lambda: self._ranks.run_together(self._load_teacher),
         )
         self.teacher_loaded = self.awaited_teacher
+
+    def _prepare_updates(self) -> None:
+        """Resolve loss, labels and heads, fix the windows, and what an update changes."""
+        options, storage, device = self.options, self.storage, self.storage.dones.device
+        student, teacher, heads = self._raw_student, self._raw_teacher, options.heads()
+        num_actions = storage.privileged_actions.shape[-1]
+        loss = resolve_behavior_loss(options.loss_type, student, teacher, num_actions)
+        in_batches = options.batch_teacher_labels
+        self._layers = TeacherLayers(teacher, storage, heads, in_batches=in_batches)
+        self._labels = teacher_labels(teacher, storage, loss.to_gaussian, in_batches, self._layers)
+        self._weights = sample_weights(options.imitation_weight, storage)
+        self._heads = AuxiliaryHeads(
+            heads,
+            student,
+            storage,
+            self.optimizer,
+            layers=self._layers.outputs,
+            reported_where=NEWEST,
+        )
+        self._dagger = Dagger(options, storage.num_envs, device)
+        self.experience = Experience(
+            student, storage, self._labels, options, self._ranks, self._heads, self._weights
+        )
+        """The newest rollout and the past."""
+        self._per_teacher = LossPerTeacher(self._labels.teacher_names, loss.coefs)
+        self._first_replay = FirstReplay()
+        self.loss: Loss = self._per_teacher.reported_by(loss)
+        """What is minimised, besides auxiliary heads."""
+        if loss.of_actions and self._weights is None:  # labels of weight 0 need not make sense
+            self.loss = self._first_replay.beside(self.loss, ACTIONS)
+        self._reported = (*loss.reported_names, *self._heads.names, *self._per_teacher.names)
+        self._no_sums = dict.fromkeys(self._reported, torch.full((), torch.nan, device=device))
+        num_steps, lengths = (
+            storage.num_transitions_per_env,
+            (options.gradient_length, options.update_length),
+        )
+        self._schedule = tbptt_schedule(num_steps, *lengths, tail=options.tail)
+        self._steps_per_group = num_steps_of_full_group(num_steps, *lengths)
+        self._num_loss_steps = sum(w.num_loss_steps for group in self._schedule for w in group)
+        self._num_envs_of_ranks = self._ranks.sum_count(storage.num_envs, device)
+        self._step_batches = step_batches(num_steps, self._num_envs_of_ranks, device)
+        largest = max(self.experience.sizes())
+        self._student = Replay(
+            student,
+            loss.head,
+            options=options,
+            num_envs=largest,
+            window_length=min(options.gradient_length, num_steps),
+            heads=self._heads,
+            first_replay=self._first_replay,
+        )
+        self._parameters = [*self._student.parameters, *self._heads.parameters]
+        self.transaction = Transaction(
+            storage,
+            [student, self._heads.module],
+            [self.optimizer, *self._heads.optimizers],
+            options,
+            self._ranks,
+            stateful_models=[student, teacher],
+            find_source=self._find_source,
+            max_micro_batches=largest,
+        )
+        self._started = False
 
     @staticmethod
     def construct_algorithm(obs: TensorDict, env: VecEnv, cfg: dict, device: str) -> Distillation:
@@ -184,8 +240,19 @@ class TbpttDistillation(Distillation):
         self._heads.broadcast()
 
     def memory_plan(self) -> MemoryPlan:
-        """Predict what ``update()`` will take; see :meth:`UpdateSession.plan_memory`."""
-        return self._session.plan_memory()
+        """Predict what ``update()`` takes, from its gradient on parts of the last rollout.
+
+        Raises:
+            ValueError: If there was no rollout yet, or it is not whole.
+        """
+        experience, sizes = self.experience, self.experience.sizes()
+        least = self._student.least_micro_batches(max(sizes))
+        buffer = experience.memory_size(experience.newest()).num_bytes
+        return self.transaction.plan_memory(
+            self._add_gradients_of,
+            Sizes(max(sizes), least, len(set(sizes)) == 1, buffer),
+            self._parameters,
+        )
 
     def act(self, obs: TensorDict) -> torch.Tensor:
         """Sample the student's actions, record the teacher's labels and choose who acts.
@@ -221,12 +288,23 @@ class TbpttDistillation(Distillation):
 
     def _start_rollout(self) -> None:
         """Keep the state the rollout starts with and draw where the teacher acts."""
-        if not self._session.started:
+        if not self._started:
             with torch.inference_mode(False):  # the runner's rollout has no gradients
                 self.awaited_teacher.read()  # nobody asks in a caller's own loop
-            self._session.start()
-        self.learner.begin_rollout()
+            self._ranks.run_together(self._check_training)
+            self._started = True
+        self.experience.begin_rollout()
         self._dagger.draw(self.num_updates)
+
+    def _check_training(self) -> None:
+        """Check options against sizes that playing does not need, and try out the weights.
+
+        Raises:
+            ValueError: If one does not suit them, or the function that weighs samples fails.
+        """
+        self.options.check_training(self.storage.num_envs)
+        if self._weights is not None:  # tried out, as the first update comes after a whole rollout
+            self._weights.complete()
 
     def process_env_step(
         self, obs: TensorDict, rewards: torch.Tensor, dones: torch.Tensor, extras: dict
@@ -287,10 +365,163 @@ class TbpttDistillation(Distillation):
             self.learning_rate = rate  # which the runner logs
             for group in self.optimizer.param_groups:  # auxiliary heads follow it
                 group["lr"] = rate
-        self.metrics = self._session.run()
-        self.num_updates += "behavior" in self.metrics  # and not where it was skipped
+        self.transaction.fit_budget(self.memory_plan)
+        for update in self.transaction:
+            with update:
+                with update.alone():
+                    self.experience.take()
+                sums, mini_batches = UpdateSums(), self.experience.plan()
+                end_states, drawn = [], []
+                for _ in range(self.options.num_learning_epochs):
+                    end_states, drawn = [], list(mini_batches.draw())
+                    for mini_batch in drawn:
+                        rollout, state = self.experience.nothing
+                        with update.alone():
+                            rollout, state = self.experience.of(mini_batch)
+                        divisor = self._divisor(mini_batch, sums)
+                        newest = slice(len(mini_batch.envs))
+                        for group in self._schedule:
+                            has_loss = group[-1].num_loss_steps > 0
+                            if not has_loss:  # at the end, where the past has nothing to say
+                                rollout = rollout.envs(newest)
+                                state = hidden_state.select_envs(state, newest)
+                            self._zero_grad()
+                            losses, first = self._no_sums, not sums.losses
+                            with update.alone(), self._first_replay.watching(first=first):
+                                state, losses = self._student.accumulate(
+                                    group,
+                                    rollout,
+                                    state,
+                                    self.loss,
+                                    divisor,
+                                    num_micro_batches=update.num_micro_batches,
+                                )
+                            if has_loss:
+                                sums.losses.append(losses)
+                                sums.grad_norms.append(self._optimizer_step())
+                        end_states.append(hidden_state.select_envs(state, newest))
+                health = self._health()
+                update_normalization(
+                    [self._raw_student], self.storage.observations, self._step_batches
+                )
+                metrics = update.commit({**self._means(sums, mini_batches), **health})
+                update.log(self._advance(metrics, _in_order(end_states, drawn)))
+        return self._conclude()
+
+    def _zero_grad(self) -> None:
+        """Drop the gradients of student and heads."""
+        self.optimizer.zero_grad()
+        self._heads.zero_grad()
+
+    @property
+    def _steps_in_mean(self) -> int:
+        """What M counts of each sequence: the steps of a full group, or 1 for a sum over them."""
+        return self._steps_per_group if self.options.loss_reduction == "mean" else 1
+
+    def _divisor(self, mini_batch: MiniBatch, sums: UpdateSums) -> int | torch.Tensor:
+        """Return M of a mini-batch's groups, over all ranks, which exchange weights.
+
+        A sequence counts by the mean weight of its steps, so that a robot-step has its weight in
+        whichever group of windows it falls.
+        """
+        if self._weights is None:
+            return self._steps_in_mean * mini_batch.num_sequences
+        weights = self._weights.values.new_zeros(2)
+        with self.transaction.alone():
+            weights = self.experience.weights_of(mini_batch, self._num_loss_steps)
+        sums.weights.append(weights)
+        num_sequences = or_one(self._ranks.sum_tensor(weights.sum()) / self._num_loss_steps)
+        return self._steps_in_mean * num_sequences
+
+    def _optimizer_step(self) -> torch.Tensor:
+        """Sum gradients over ranks, clip once, step once; return the norm before clipping, ()."""
+        max_norm = self.options.max_grad_norm
+        self._ranks.sum_gradients(self._parameters, self.options.grad_reduce_bucket_mb)
+        norm = nn.utils.clip_grad_norm_(self._student.parameters, max_norm or math.inf)
+        self.optimizer.step()
+        self._heads.step(self.optimizer.param_groups[0]["lr"], max_norm)
+        return norm
+
+    def _health(self) -> dict[str, torch.Tensor]:
+        """Return what is only watched, before the normaliser learns. Shape: () each."""
+        models = {"student": self._raw_student, "teacher": self._raw_teacher}
+        scales = obs_scales(models, self.storage.observations[0])
+        return finite({**self._first_replay.metrics(), **scales})
+
+    def _means(self, sums: UpdateSums, mini_batches: MiniBatches) -> dict[str, torch.Tensor]:
+        """Return what is logged of an update's sums. Shape: () each."""
+        num_envs, dones = self._num_envs_of_ranks, self.experience.dones().float()
+        num_steps = self.options.num_learning_epochs * self._num_loss_steps
+        num_drawn = mini_batches.num_drawn_of_ranks(num_envs)
+        totals = sums.totals(self._reported, self._ranks)
+        names = tuple(name for name in self._reported if name not in self._per_teacher.names)
+        return {
+            **sums.means(
+                totals,
+                names,
+                num_newest=num_steps * num_envs,
+                num_past=None if num_drawn is None else num_steps * num_drawn,
+            ),
+            **self._per_teacher.metrics(totals),
+            "done_rate": self._ranks.mean(dones, len(dones) * num_envs),
+            **self._dagger.metrics(),
+        }
+
+    def _advance(self, metrics: dict[str, float], end_state: HiddenState) -> dict[str, float]:
+        """Let the student go on from the state after the replay; return what is logged."""
+        experience = self.experience
+        if experience.memory is not None:
+            experience.memory.keep_newest(self._num_loss_steps)
+        set_state(self._raw_student, end_state, experience.dones()[-1])
+        self.num_updates += 1
+        num_passes = self.options.num_learning_epochs * experience.num_mini_batches
+        num_steps = sum(group[-1].num_loss_steps > 0 for group in self._schedule)
+        return {
+            **self._per_teacher.logged(metrics),
+            "optimizer_steps": float(num_passes * num_steps),
+            "flushed_steps": float(self._num_loss_steps % self._steps_per_group),
+        }
+
+    def _conclude(self) -> dict[str, float]:
+        """End an iteration; return what is logged."""
         self.safe_line.conclude_iteration()
+        self.metrics = self.transaction.logged
         return self.health_log.losses_of(self.metrics) if self.health_log else self.metrics
+
+    def _add_gradients_of(self, envs: slice, num_micro_batches: int) -> None:
+        """Compute the gradient of an epoch of this rank on some environments, into ``.grad``."""
+        rollout, state = self.experience.of_envs(envs)
+        divisor = self._steps_in_mean * rollout.num_envs
+        self._zero_grad()
+        for group in self._schedule:
+            state, _ = self._student.accumulate(
+                group, rollout, state, self.loss, divisor, num_micro_batches=num_micro_batches
+            )
+
+    def _find_source(self) -> Source:
+        """Find where NaN or inf came from; see ``find_source``."""
+        stored, num_steps = self.storage.observations, self._num_loss_steps
+        seen = {*observed_groups(self._raw_student, stored)}
+        of_labels = {*observed_groups(self._raw_teacher, stored), *self._heads.observed_groups()}
+        recorded = {
+            **{f"observation group '{g}'": v for g, v in stored.items() if g in of_labels - seen},
+            **{f"the teacher's layer '{n}'": out for n, out in self._layers.outputs.items()},
+            **self._labels.recorded(),
+        }
+        weights = {}
+        if self._weights is not None:
+            weights = {OPTION: self._weights.given[:num_steps]}
+            left_out = (self._weights.given == 0,)  # of the loss: 0 stands for it
+            recorded = {n: v.index_put(left_out, v.new_zeros(())) for n, v in recorded.items()}
+        parts = self.transaction.num_micro_batches
+        return find_source(
+            stored,
+            seen,
+            recorded,
+            weights,
+            lambda: self._add_gradients_of(slice(None), parts),
+            self._ranks,
+        )
 
     def save(self) -> dict:
         """Return rsl_rl's checkpoint, with this algorithm's own under "rsl_tbptt".
@@ -302,9 +533,9 @@ class TbpttDistillation(Distillation):
         models = {"student": self._raw_student, **models_by_role(self._raw_teacher)}
         described = describe_all(models, self.storage.observations, self.model_configs)
         own = {"num_updates": self.num_updates, "models": described}
-        memory = self.learner.experience.memory
-        if self.options.save_memory and memory is not None:
-            own["memory"] = memory.state_dict()
+        past = self.experience.past()
+        if self.options.save_memory and past is not None:
+            own["memory"] = past
         if self.options.auxiliary:
             own["auxiliary"] = self._heads.state_dict()
         return {**super().save(), "rsl_tbptt": own}
@@ -340,7 +571,7 @@ class TbpttDistillation(Distillation):
         memory = own.get("memory") if self.options.save_memory else None
         if wants.get("student"):  # first, as these may refuse
             self._heads.check(own.get("auxiliary", {}))
-            self.learner.experience.check(memory)
+            self.experience.check(memory)
         load_iteration = super().load(loaded_dict, load_cfg, strict)
         if wants.get("teacher"):
             self.awaited_teacher.forget()
@@ -348,7 +579,7 @@ class TbpttDistillation(Distillation):
             self.num_updates = own.get("num_updates", 0)
             with_optimizer = load_cfg is None or bool(load_cfg.get("optimizer"))
             self._heads.load_state_dict(own.get("auxiliary", {}), with_optimizer=with_optimizer)
-            self.learner.experience.restore(memory)  # last, as the past is gone then
+            self.experience.restore(memory)  # last, as the past is gone then
         if load_iteration:
             self.safe_line.go_on_from(loaded_dict)
         return load_iteration
@@ -358,3 +589,9 @@ class TbpttDistillation(Distillation):
         path = self.options.teacher_checkpoint
         load_teacher(self._raw_teacher, path, self.storage.observations, self.device)
         self.teacher_loaded = True
+
+
+def _in_order(end_states: list[HiddenState], drawn: list[MiniBatch]) -> HiddenState:
+    """Join the last states of an epoch's mini-batches in the order of the environments."""
+    order = torch.cat([mini_batch.envs for mini_batch in drawn]).argsort()
+    return hidden_state.select_envs(hidden_state.concatenate_envs(end_states), order)

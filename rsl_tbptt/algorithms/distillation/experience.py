@@ -19,8 +19,8 @@ from rsl_tbptt.algorithms.distillation.mini_batches import (
 from rsl_tbptt.algorithms.distillation.options import DistillationOptions
 from rsl_tbptt.algorithms.distillation.rollout_memory import RolloutMemory
 from rsl_tbptt.algorithms.distillation.sample_weights import SampleWeights
-from rsl_tbptt.algorithms.update.frames import find_held_frames, frames_of, steps_of
-from rsl_tbptt.algorithms.update.replay import seen_by
+from rsl_tbptt.algorithms.replay import seen_by
+from rsl_tbptt.algorithms.update.frames import find_held_frames, frames_of
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.distributed import Ranks
@@ -44,13 +44,13 @@ class Experience:
         heads: AuxiliaryHeads,
         weights: SampleWeights | None,
     ) -> None:
-        """Take where the newest rollout is found; the memory comes with ``begin_training``.
+        """Take where the newest rollout is found; the buffer is allocated with the first one.
 
         Args:
             student: Whose observations the sequences hold.
             storage: Where rollouts are stored.
             labels: The teacher's labels.
-            options: Sizes of mini-batches and memory.
+            options: Sizes of mini-batches and buffer.
             ranks: The processes that train together.
             heads: The student's auxiliary heads, whose targets are labels, too.
             weights: Those of the samples; None weighs all the same.
@@ -61,7 +61,9 @@ class Experience:
         self.start_state: HiddenState = None
         """State of the student before the newest rollout. Shape: (L, N, H), or a pair of them."""
         self.memory: RolloutMemory | None = None
-        """Sequences of past rollouts, from the start of training on, if any are to be kept."""
+        """Sequences of past rollouts, from the first update on, if any are to be kept."""
+        self.saved: dict[str, Any] | None = None
+        """Those of a checkpoint, until the first update."""
         self._student, self._storage, self._heads = student, storage, heads
         self.labels = labels
         """The teacher's labels."""
@@ -70,11 +72,11 @@ class Experience:
         self._taken = self.newest()
         self.nothing: Sequences = (self._taken, None)
         """Stands for the sequences of a mini-batch where a process failed to find them."""
-        self._saved: dict[str, Any] | None = None
-        self._zero_state: HiddenState = None
-        # By group; as if all were new before any are seen.
-        self._frames_per_sequence = new_frames(self._taken)
         self._whole = self.num_mini_batches == 1 and options.memory_rollouts == 0
+
+    def begin_rollout(self) -> None:
+        """Keep the state that a rollout starts with."""
+        self.start_state = hidden_state.clone(self._student.get_hidden_state())
 
     def newest(self) -> Rollout:
         """View the storage as a rollout."""
@@ -88,32 +90,41 @@ class Experience:
         """Return which episodes of the newest rollout ended when. Shape: (T, N), bool."""
         return self._storage.dones.squeeze(-1).bool()
 
-    def begin_training(self) -> None:
-        """Allocate the memory of rollouts, and fill it with what a checkpoint brought.
-
-        There has to be a start state, and past rollouts to be kept.
+    def take(self) -> None:
+        """Complete labels and weights of the newest rollout, and put it beside the past.
 
         Raises:
-            ValueError: If ``memory_gb`` has no room, or what was saved does not fit.
+            ValueError: If the function that weighs its samples fails, ``memory_gb`` has no room, or
+                what a checkpoint brought does not fit.
         """
-        if self._saved is not None and (kept := len(self._saved["keys"])):
-            frames = self._saved.get("frames", {})
-            self._frames_per_sequence |= {group: len(f) / kept for group, f in frames.items()}
-        self._zero_state = hidden_state.apply(torch.zeros_like, self.start_state)
-        memory = self._new_memory()
-        if self._saved is not None:
-            memory.load_state_dict(self._saved)
-        self.memory, self._saved = memory, None
+        self.labels.complete()
+        if self._weights is not None:
+            self._weights.complete()
+        self._taken = self.newest()
+        find_held_frames(self._taken.obs)
+        if self.start_state is None:  # of a first rollout
+            self.start_state = hidden_state.apply(
+                torch.zeros_like, hidden_state.clone(self._student.get_hidden_state())
+            )
+        if self._options.memory_rollouts > 0:
+            # While it is empty, by the frames of each rollout: a first one may have been dropped.
+            if self.memory is None or (self.memory.num_kept == 0 and frames_of(self._taken.obs)):
+                self.memory = None  # so that it is given back before
+                self.memory = self._new_memory()
+            self.memory.put(self._taken, self.start_state)
 
     def _new_memory(self) -> RolloutMemory:
-        size = self.memory_size()
-        return RolloutMemory(size.capacity, self._taken, self.start_state, size.num_frames)
+        """Allocate the buffer by how often the rollout has new frames; fill in what was saved."""
+        size = self.memory_size(self._taken)
+        memory = RolloutMemory(size.capacity, self._taken, self.start_state, size.num_frames)
+        if self.saved is not None:
+            memory.load_state_dict(self.saved)
+            self.saved = None
+        return memory
 
-    def _fit_memory(self) -> None:
-        """Divide an empty memory by how often the newest rollout has new frames."""
-        self._frames_per_sequence = new_frames(self._taken)
-        self.memory = None  # so that it is given back before
-        self.begin_training()
+    def past(self) -> dict[str, Any] | None:
+        """Return what a checkpoint holds of the past, None before there is any."""
+        return self.saved if self.memory is None else self.memory.state_dict()
 
     def check(self, saved: dict[str, Any] | None) -> None:
         """Check that the memory of a checkpoint fits ours, if both are there.
@@ -137,45 +148,27 @@ class Experience:
             self.memory.load_state_dict(saved)
         elif self.memory is not None:
             self.memory.clear()
-        self._saved = saved if self.memory is None else None
+        self.saved = saved if self.memory is None else None
 
-    def memory_size(self) -> MemorySize:
-        """Return what the memory of rollouts takes once it is full.
-
-        There has to be a start state.
+    def memory_size(self, rollout: Rollout) -> MemorySize:
+        """Return what the buffer takes once it is full of sequences such as those of a rollout.
 
         Raises:
             ValueError: If ``memory_gb`` has no room for any sequence of the past.
         """
         if self._options.memory_rollouts == 0:
             return MemorySize(0, {}, 0.0)
+        frames_per_sequence = new_frames(rollout)
+        if self.saved is not None and (kept := len(self.saved["keys"])):
+            saved = self.saved.get("frames", {}).items()
+            frames_per_sequence |= {group: len(frames) / kept for group, frames in saved}
         return memory_size(
-            self._taken,
+            rollout,
             self.start_state,
             max_sequences=self._options.memory_rollouts * self._storage.num_envs,
             max_gb=self._options.memory_gb,
-            frames_per_sequence=self._frames_per_sequence,
+            frames_per_sequence=frames_per_sequence,
         )
-
-    def take(self) -> None:
-        """Complete labels and weights of the newest rollout, and put it beside the past.
-
-        Raises:
-            ValueError: If the function that weighs its samples fails.
-        """
-        self.labels.complete()
-        if self._weights is not None:
-            self._weights.complete()
-        self._taken = self.newest()
-        find_held_frames(self._taken.obs)
-        if self._options.memory_rollouts > 0:
-            if self.start_state is None:
-                self.start_state = self._zero_state
-            # None where one did not fit in the update before.
-            if self.memory is None or (self.memory.num_kept == 0 and self._frames_per_sequence):
-                self._fit_memory()
-            assert self.memory is not None
-            self.memory.put(self._taken, self.start_state)
 
     def plan(self) -> MiniBatches:
         """Plan the mini-batches of an update (one exchange with other processes)."""
@@ -189,19 +182,10 @@ class Experience:
         )
 
     def sizes(self) -> list[int]:
-        """Return the sequences in each mini-batch once the memory is full; see ``memory_size``."""
-        capacity = self.memory_size().capacity
-        if self._frames_per_sequence:  # more may fit than before the first rollout
-            capacity = self._options.memory_rollouts * self._storage.num_envs
-        return self._sizes(capacity)
-
-    def largest_size(self) -> int:
-        """Return the most sequences that a mini-batch can have, whatever memory there is."""
-        return max(self._sizes(self._options.memory_rollouts * self._storage.num_envs))
-
-    def _sizes(self, capacity: int) -> list[int]:
+        """Return the sequences in each mini-batch once the buffer is full, if all fit in."""
         num_envs = self._storage.num_envs
-        num_drawn = min(round(self._options.memory_share * num_envs), capacity)
+        num_kept = self._options.memory_rollouts * num_envs
+        num_drawn = min(round(self._options.memory_share * num_envs), num_kept)
         return mini_batch_sizes(num_envs, num_drawn, self.num_mini_batches)
 
     def of(self, mini_batch: MiniBatch) -> Sequences:
@@ -235,15 +219,12 @@ class Experience:
     def of_envs(self, envs: slice) -> Sequences:
         """Return sequences of the newest rollout, in the form that updates have.
 
-        Frames are held as they were in the rollout that was taken last.
-
         Args:
             envs: The first environments, or all. Beyond the last one they come again, as a
                 mini-batch with sequences of the past can be larger than the rollout.
         """
         rollout, num_envs = self.newest(), self._storage.num_envs
-        for group in frames_of(rollout.obs):
-            steps_of(rollout.obs)[group].copy_(steps_of(self._taken.obs)[group])
+        find_held_frames(rollout.obs)
         if self._whole:
             return rollout.envs(envs), hidden_state.select_envs(
                 hidden_state.clone(self.start_state), envs

@@ -13,15 +13,16 @@ from tensordict import TensorDict
 from rsl_tbptt.algorithms.distillation.losses import ACTIONS, STD
 from rsl_tbptt.algorithms.distillation.per_teacher import TEACHER
 from rsl_tbptt.algorithms.distillation.teacher_layers import TeacherLayers
-from rsl_tbptt.algorithms.update.replay import (
+from rsl_tbptt.algorithms.replay import (
+    Replay,
     action_head,
     gaussian_head,
-    make_replay,
     observed_groups,
 )
 from rsl_tbptt.algorithms.update.step_batches import step_batches
 from rsl_tbptt.compat.versions import MLPModel
-from rsl_tbptt.core.accumulate import Replay
+from rsl_tbptt.core.accumulate import Outputs
+from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.rollout import Labels
 from rsl_tbptt.models.selected_teachers import SelectedTeachers, selected_by
 from rsl_tbptt.models.selector import NONE
@@ -134,7 +135,7 @@ class RolloutLabels(StoredLabels):
                     " computed from stored observations."
                 )
         head = gaussian_head if with_std else action_head
-        make = partial(make_replay, head=head, scan_engine="auto", operand_dtype=None)
+        make = partial(Replay, head=head)
         self._replay = _replay_selected(self._teachers, make) if self._teachers else make(teacher)
 
     def of_step(self, teacher: MLPModel, obs: TensorDict, step: int) -> torch.Tensor:
@@ -181,7 +182,7 @@ def teacher_labels(
 
 def _replay_selected(
     teachers: SelectedTeachers, make: Callable[[MLPModel], Replay]
-) -> Callable[[TensorDict, None, torch.Tensor], tuple[tuple[torch.Tensor, ...], None]]:
+) -> Callable[[TensorDict, HiddenState, torch.Tensor], tuple[Outputs, HiddenState]]:
     """Make a replay of teachers without memory of which one labels each sample.
 
     Its outputs are theirs, shape (K, n, A) each, and the number of the teacher, (K, n).
@@ -195,8 +196,8 @@ def _replay_selected(
         return [output.squeeze(0) for output in outputs]
 
     def replay(
-        obs: TensorDict, state: None, episode_starts: torch.Tensor
-    ) -> tuple[tuple[torch.Tensor, ...], None]:
+        obs: TensorDict, state: HiddenState, episode_starts: torch.Tensor
+    ) -> tuple[Outputs, HiddenState]:
         outputs = teachers.run(obs.flatten(0, 1), run)
         found = (*outputs, selected_by(teachers))
         return tuple(output.unflatten(0, episode_starts.shape) for output in found), None

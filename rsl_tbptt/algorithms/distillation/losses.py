@@ -10,7 +10,7 @@ import torch
 
 from rsl_tbptt.algorithms.distillation.action_slices import ActionSlice, parse_slices
 from rsl_tbptt.algorithms.distillation.rollout_memory import NEWEST
-from rsl_tbptt.algorithms.update.replay import Head, action_head, gaussian_head
+from rsl_tbptt.algorithms.replay import Head, action_head, gaussian_head
 from rsl_tbptt.compat.versions import GaussianDistribution, MLPModel, resolve_callable
 from rsl_tbptt.core import losses
 from rsl_tbptt.core.accumulate import Outputs, SampleLosses

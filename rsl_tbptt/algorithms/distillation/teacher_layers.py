@@ -12,7 +12,7 @@ from rsl_rl.storage import RolloutStorage
 from torch import nn
 
 from rsl_tbptt.algorithms.auxiliary.options import TEACHER, HeadOptions
-from rsl_tbptt.algorithms.update.replay import observed_groups
+from rsl_tbptt.algorithms.replay import observed_groups
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.models.selected_teachers import SelectedTeachers
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, cast
 
 import torch
 from rsl_rl.env import VecEnv
@@ -12,26 +12,44 @@ from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.auxiliary.heads import AuxiliaryHeads
-from rsl_tbptt.algorithms.ppo.advantages import normalize_advantages, store_advantages
+from rsl_tbptt.algorithms.ppo.advantages import (
+    normalize_advantages,
+    store_advantages,
+)
 from rsl_tbptt.algorithms.ppo.arguments import PpoArguments
 from rsl_tbptt.algorithms.ppo.episode_returns import EpisodeReturns
 from rsl_tbptt.algorithms.ppo.fine_tuning import FineTuning
+from rsl_tbptt.algorithms.ppo.gradient import PpoGradient, PpoRollout, States
 from rsl_tbptt.algorithms.ppo.imitation import Imitation, build_teacher
-from rsl_tbptt.algorithms.ppo.learner import PpoLearner
 from rsl_tbptt.algorithms.ppo.loading import check_checkpoint
+from rsl_tbptt.algorithms.ppo.mini_batches import MiniBatch, plan_mini_batches
+from rsl_tbptt.algorithms.ppo.objective import KL
 from rsl_tbptt.algorithms.ppo.options import PpoOptions
 from rsl_tbptt.algorithms.ppo.rnd import RndTraining, restore_rnd, state_of_rnd
-from rsl_tbptt.algorithms.ppo.symmetry import MirroredLearner, check_symmetry
+from rsl_tbptt.algorithms.ppo.symmetry import check_symmetry
 from rsl_tbptt.algorithms.ppo.time_outs import TimeOutValues, value_without_advancing
+from rsl_tbptt.algorithms.replay import (
+    observed_groups,
+)
+from rsl_tbptt.algorithms.transaction import Transaction, UpdateUndoneError
 from rsl_tbptt.algorithms.update.arguments import check_runner_keys, takes
-from rsl_tbptt.algorithms.update.health import HealthLog
-from rsl_tbptt.algorithms.update.memory_plan import MemoryPlan
-from rsl_tbptt.algorithms.update.optimizers import use_fused_kernels
+from rsl_tbptt.algorithms.update.health import HealthLog, explained_variance, finite, obs_scales
+from rsl_tbptt.algorithms.update.memory_plan import MemoryPlan, Sizes
+from rsl_tbptt.algorithms.update.non_finite import Source, find_source
+from rsl_tbptt.algorithms.update.normalization import update_normalization
+from rsl_tbptt.algorithms.update.optimizers import follow_kl, step_at, use_fused_kernels
 from rsl_tbptt.algorithms.update.safe_line import SafeLine
-from rsl_tbptt.algorithms.update.session import UpdateSession
+from rsl_tbptt.algorithms.update.step_batches import step_batches
 from rsl_tbptt.algorithms.update.step_checks import StepChecks
 from rsl_tbptt.checkpoints.trained_models import describe_all, model_configs
-from rsl_tbptt.compat.versions import PPO, MLPModel, rnd_optimizer
+from rsl_tbptt.compat.versions import (
+    PPO,
+    UPDATE_NORMALIZES,
+    MLPModel,
+    clip_gradients,
+    rnd_optimizer,
+)
+from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.distributed import Ranks
 
 
@@ -96,30 +114,60 @@ class TbpttPPO(PPO):
         )
         self.use_mixed_precision = self.options.use_mixed_precision  # rsl_rl 5.0 lacks these
         self.grad_reduce_bucket_mb = self.options.grad_reduce_bucket_mb
-        self._raw_actor, self._raw_critic = self.actor, self.critic
         use_fused_kernels(self.optimizer)
+        self._raw_actor, self._raw_critic = self.actor, self.critic  # ``compile`` replaces them
         self._ranks = Ranks(together=self.is_multi_gpu)
-        self._values_beyond = TimeOutValues()
         self._fine_tuning = FineTuning(actor, self.options, is_first_rank=self.gpu_global_rank == 0)
         self._imitation = Imitation(actor, self.options, storage)
-        rnd = None
+        self._heads = AuxiliaryHeads(self.options.heads(), actor, storage, self.optimizer)
+        self._rnd = None
         if self.rnd:
             bucket_mb = self.options.grad_reduce_bucket_mb
-            rnd = RndTraining(self.rnd, rnd_optimizer(self), self._ranks, bucket_mb)
-        trained = (actor, critic, storage, self.optimizer, self.options, self._ranks)
-        self._heads = AuxiliaryHeads(self.options.heads(), actor, storage, self.optimizer)
-        parts: dict[str, Any] = {"rnd": rnd, "heads": self._heads}
-        parts |= {"fine_tuning": self._fine_tuning, "imitation": self._imitation}
-        self.learner = (
-            MirroredLearner(*trained, **parts, update=super().update)
-            if self.symmetry
-            else PpoLearner(*trained, **parts)
-        )
-        self._session = UpdateSession(self.learner, storage, self.options, self._ranks)
+            self._rnd = RndTraining(self.rnd, rnd_optimizer(self), self._ranks, bucket_mb)
+        self._values_beyond = TimeOutValues()
+        self._prepare_updates()
         self.safe_line = SafeLine(self.options.safe_checkpoint_interval, self, self._ranks)
         self.step_checks = StepChecks(storage)
         self.metrics: dict[str, float] = {}
         self.health_log: HealthLog | None = None  # one's own loop has no logger
+
+    def _prepare_updates(self) -> None:
+        """Choose how the models are replayed, plan the mini-batches, and what an update changes."""
+        options, storage, device = self.options, self.storage, self.storage.dones.device
+        actor, critic, rnd = self._raw_actor, self._raw_critic, self._rnd
+        self._recurrent = actor.is_recurrent or critic.is_recurrent
+        self.mini_batches = plan_mini_batches(storage, options, self._ranks, self._recurrent)
+        """What each optimiser step sees."""
+        self._num_envs_of_largest = -(-storage.num_envs // options.num_mini_batches)
+        self.gradient = PpoGradient(
+            actor,
+            critic,
+            options,
+            self._heads,
+            num_envs=self._num_envs_of_largest,
+            window_length=self.mini_batches.window_length,
+        )
+        """That of a mini-batch."""
+        self.states: list[States] = []
+        """Of actor and critic before the steps at which segments begin; (L, N, H) each."""
+        self._no_sums = torch.full((len(self.gradient.reported),), torch.nan, device=device)
+        num_steps = storage.num_transitions_per_env
+        num_envs_of_ranks = self._ranks.sum_count(storage.num_envs, device)
+        self._num_samples_of_ranks = num_steps * num_envs_of_ranks
+        self._step_batches = step_batches(num_steps, num_envs_of_ranks, device)
+        self.transaction = Transaction(
+            storage,
+            [actor, critic, self._heads.module, *(rnd.modules if rnd else ())],
+            [self.optimizer, *self._heads.optimizers, *([rnd.optimizer] if rnd else ())],
+            options,
+            self._ranks,
+            stateful_models=[actor, critic, self._imitation],
+            find_source=self._find_source,
+            max_micro_batches=self._num_envs_of_largest,
+            on_drop=self._take_back,
+        )
+        """Makes every update whole or undoes it."""
+        self._started = False
 
     @staticmethod
     def construct_algorithm(obs: TensorDict, env: VecEnv, cfg: dict, device: str) -> PPO:
@@ -176,8 +224,21 @@ class TbpttPPO(PPO):
         self._heads.broadcast()
 
     def memory_plan(self) -> MemoryPlan:
-        """Predict what ``update()`` will take; see :meth:`UpdateSession.plan_memory`."""
-        return self._session.plan_memory()
+        """Predict what ``update()`` takes, from its gradient on parts of the last rollout.
+
+        Raises:
+            ValueError: If there was no rollout yet, or it is not whole.
+        """
+        largest, rnd = self._num_envs_of_largest, self._rnd
+        return self.transaction.plan_memory(
+            self._add_gradients_of,
+            Sizes(
+                largest,
+                self.gradient.actor.least_micro_batches(largest),
+                all_alike=self.storage.num_envs % self.options.num_mini_batches == 0,
+            ),
+            [*self.gradient.parameters, *(rnd.parameters() if rnd else ())],
+        )
 
     def act(self, obs: TensorDict) -> torch.Tensor:
         """Sample actions and record what the update needs; no hidden state it does not.
@@ -195,11 +256,11 @@ class TbpttPPO(PPO):
         """
         if self.health_log is not None:
             self.health_log.leave()
-        if not self._session.started:
+        if not self._started:
             self._start_training()
         self.step_checks.check_observations(obs)
         step = self.storage.step
-        self.learner.record(step)
+        self._record_states(step)
         self._imitation.observe(obs, step)
         actions = super().act(obs)
         self.transition.hidden_states = (None, None)
@@ -211,7 +272,32 @@ class TbpttPPO(PPO):
             with torch.inference_mode(False):  # the runner's rollout has no gradients
                 self._ranks.run_together(self._imitation.load_file)
         self._fine_tuning.check_training()
-        self._session.start()
+        self._ranks.run_together(self._check_sizes)
+        self._started = True
+
+    def _check_sizes(self) -> None:
+        """Check options against sizes that playing does not need.
+
+        Raises:
+            ValueError: If one does not suit them.
+        """
+        num_steps, num_envs = self.storage.num_transitions_per_env, self.storage.num_envs
+        self.options.check_training(num_steps, num_envs, self._recurrent)
+        num_normalized = self._num_samples_of_ranks
+        if self.options.normalize_advantage_per_mini_batch:
+            num_normalized = self.mini_batches.num_samples_of_smallest
+        self.options.check_normalization(num_normalized)
+
+    def _record_states(self, step: int) -> None:
+        """Keep what the update needs of the states before a step of the rollout."""
+        if step == 0:
+            self.states = []
+            if self._rnd:
+                self._rnd.begin_rollout()
+        if step in self.mini_batches.state_steps:
+            models = (self._raw_actor, self._raw_critic)
+            actor, critic = (hidden_state.clone(model.get_hidden_state()) for model in models)
+            self.states.append((actor, critic))
 
     def process_env_step(
         self,
@@ -264,7 +350,7 @@ class TbpttPPO(PPO):
         last_values = value_without_advancing(self.critic, obs)
         store_advantages(self.storage, last_values, self.options)
         if not self.options.normalize_advantage_per_mini_batch:
-            normalize_advantages(self.storage, self.learner.num_samples_of_ranks, self._ranks)
+            normalize_advantages(self.storage, self._num_samples_of_ranks, self._ranks)
 
     def train_mode(self) -> None:
         """Set the models to training, and drop a rollout that an error or Ctrl+C broke off."""
@@ -291,19 +377,224 @@ class TbpttPPO(PPO):
             ValueError: If a loss, gradient or result is NaN or inf and ``non_finite`` does not skip
                 that. Parameters, optimisers and normalisers are then as before the update.
         """
-        try:
-            self.metrics = self._session.run()
-        finally:
-            self.learning_rate = self.optimizer.param_groups[0]["lr"]
+        if self.symmetry:
+            return self._update_by_rsl_rl()
+        self.transaction.fit_budget(self.memory_plan)
+        for update in self.transaction:
+            with update:
+                rollout, steps = cast("PpoRollout", None), []
+                with update.alone():  # where it fails, what uses it does, too, up to ``commit``
+                    rollout = self._rollout()
+                rate = self._learning_rate()
+                for _ in range(self.options.num_learning_epochs):
+                    for mini_batch in self.mini_batches.draw():
+                        self._zero_grad()
+                        normalization = self.gradient.normalization(
+                            mini_batch, rollout, update.alone
+                        )
+                        sums = self._no_sums
+                        with update.alone(), self.gradient.first_replay.watching(first=not steps):
+                            sums = self.gradient.accumulate(
+                                mini_batch,
+                                rollout,
+                                normalization,
+                                teacher_coef=self._imitation.coef,
+                                num_micro_batches=update.num_micro_batches,
+                                holds_actor=self._fine_tuning.holds_actor,
+                            )
+                        means = self._ranks.sum_tensor(sums / mini_batch.num_samples)
+                        norms = self._clip_gradients()
+                        rate = self._optimizer_step(rate, means[KL])
+                        steps.append(
+                            torch.cat((means, norms, self._train_rnd(mini_batch, rollout)))
+                        )
+                health = self._health()
+                self._update_normalization()
+                metrics = update.commit({**self._means(torch.stack(steps)), **health, "rate": rate})
+                self._advance(metrics)
+                update.log(metrics)
+        return self._conclude()
+
+    def _rollout(self) -> PpoRollout:
+        """View the storage as a rollout that begins with the recorded states."""
+        actor, critic = map(hidden_state.concatenate_envs, zip(*self.states, strict=True))
+        return self.gradient.rollout(self.storage, (actor, critic), self._imitation.params())
+
+    def _learning_rate(self) -> torch.Tensor:
+        """Return the learning rate on the device, (), float64: no copy, which would wait for it."""
+        rate, device = self.optimizer.param_groups[0]["lr"], self.storage.dones.device
+        return torch.full((), rate, dtype=torch.float64, device=device)
+
+    def _zero_grad(self) -> None:
+        """Drop the gradients of actor, critic and heads."""
+        self.optimizer.zero_grad()
+        self._heads.zero_grad()
+
+    def _clip_gradients(self) -> torch.Tensor:
+        """Sum gradients over ranks, clip those of actor and critic; return their norms, (2,)."""
+        if self._fine_tuning.holds_actor:
+            # That of a shared encoder, or on the way to auxiliary heads.
+            self._raw_actor.zero_grad()
+        # Summed, not averaged: the divisor already counts the samples of all ranks.
+        self._ranks.sum_gradients(self.gradient.parameters, self.options.grad_reduce_bucket_mb)
+        parameters = [self.gradient.actor.parameters, self.gradient.critic.parameters]
+        return torch.stack(clip_gradients(parameters, self.options.max_grad_norm or math.inf))
+
+    def _optimizer_step(self, rate: torch.Tensor, kl: torch.Tensor) -> torch.Tensor:
+        """Step at a rate that follows the KL divergence, if it is to; return the rate, ()."""
+        max_norm = self.options.max_grad_norm
+        if self._followed_kl is None:
+            self.optimizer.step()
+            self._heads.step(self.optimizer.param_groups[0]["lr"], max_norm)
+        else:
+            rate = follow_kl(rate, kl, self._followed_kl)
+            step_at(self.optimizer, rate)
+            self._heads.step(rate, max_norm)
+        return rate
+
+    @property
+    def _followed_kl(self) -> float | None:
+        """The KL divergence that the learning rate follows in this update, None if it does not."""
+        adapts = self.options.schedule == "adaptive" and not self._fine_tuning.holds_actor
+        return self.options.desired_kl if adapts else None
+
+    def _train_rnd(self, mini_batch: MiniBatch, rollout: PpoRollout) -> torch.Tensor:
+        """Step RND's predictor; return its mean error, (1,), or nothing without RND, (0,)."""
+        if self._rnd is None:
+            return self._no_sums[:0]
+        errors = self._no_sums[:1]
+        with self.transaction.alone():
+            parts = self.transaction.num_micro_batches
+            errors = self._rnd.accumulate(rollout.all_groups, mini_batch, parts)
+        return self._rnd.step(errors / mini_batch.num_samples)
+
+    def _take_back(self) -> None:
+        """Take back what a rollout and its update have changed, besides what is kept."""
+        self.learning_rate = self.optimizer.param_groups[0]["lr"]
+        if self._rnd:
+            self._rnd.drop_rollout()
+
+    def _health(self) -> dict[str, torch.Tensor]:
+        """Return what is only watched, before the normalisers learn. Shape: () each."""
+        stored, teacher = self.storage, self._imitation.teacher
+        models = {"actor": self._raw_actor, "critic": self._raw_critic, "teacher": teacher}
+        return finite(
+            {
+                **self.gradient.first_replay.metrics(),
+                "explained_variance/critic": explained_variance(stored.values, stored.returns),
+                **obs_scales(models, stored.observations[0]),
+            }
+        )
+
+    def _update_normalization(self) -> None:
+        """Let the normalisers learn from the rollout."""
+        actor = None if self._fine_tuning.holds_actor else self._raw_actor
+        models = [model for model in (self._raw_critic, actor, self.rnd) if model]
+        update_normalization(models, self.storage.observations, self._step_batches)
+
+    def _means(self, steps: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Average over optimiser steps, shape (S, M). Shape: () each."""
+        names = (*self.gradient.reported, "actor_grad_norm", "critic_grad_norm", "rnd")
+        # Along rows: a mean over columns has other last bits where there are more of them.
+        means = steps.T.contiguous().mean(1)
+        return {
+            **dict(zip(names, means, strict=False)),
+            "done_rate": self._ranks.mean(self.storage.dones.float(), self._num_samples_of_ranks),
+            "kl_of_last_epoch": steps[-self.options.num_mini_batches :, KL].mean(),
+            **self._imitation.metrics(self._ranks),
+        }
+
+    def _advance(self, metrics: dict[str, float]) -> None:
+        """Go on in the schedules after an update; leave in its metrics what is logged."""
+        rate, kl = metrics.pop("rate"), metrics.pop("kl_of_last_epoch")
+        if self._followed_kl is not None:
+            for group in self.optimizer.param_groups:
+                group["lr"] = rate
+        if self.options.policy_loss == "kl_penalty":
+            metrics["kl_coef"] = self.gradient.policy_loss.kl_coef
+            if not self._fine_tuning.holds_actor:
+                self.gradient.policy_loss.adapt(kl)
+        self._imitation.conclude(metrics, waits=self._fine_tuning.holds_actor)
+        self._fine_tuning.count_update()
+
+    def _update_by_rsl_rl(self) -> dict[str, float]:
+        """Leave the epochs to rsl_rl's own update, which mirrors the samples.
+
+        Raises:
+            RuntimeError: What rsl_rl's update raised, if that was not for NaN.
+            ValueError: Likewise.
+            UpdateUndoneError: If it was; the transaction takes it.
+        """
+        for update in self.transaction:
+            with update:
+                try:
+                    logged = super().update()
+                except (RuntimeError, ValueError) as error:
+                    if update.is_finite():
+                        raise
+                    # rsl_rl cannot sample from a policy that is NaN.
+                    raise UpdateUndoneError from error
+                if not UPDATE_NORMALIZES:
+                    self._update_normalization()
+                device = self.storage.dones.device
+                update.commit({name: torch.tensor(v, device=device) for name, v in logged.items()})
+                self._fine_tuning.count_update()
+                update.log(logged)
+        return self._conclude()
+
+    def _conclude(self) -> dict[str, float]:
+        """End an iteration; return what is logged."""
+        self.learning_rate = self.optimizer.param_groups[0]["lr"]
         self._values_beyond.warn_once()
         self.safe_line.conclude_iteration()
+        self.metrics = self.transaction.logged
         return self.health_log.losses_of(self.metrics) if self.health_log else self.metrics
+
+    def _add_gradients_of(self, envs: slice, num_micro_batches: int) -> None:
+        """Compute the gradient of this rank on some environments, RND's too, into ``.grad``."""
+        self._zero_grad()
+        num_steps = 1 if self._recurrent else self.storage.num_transitions_per_env
+        device = self.storage.dones.device
+        # Alive until the end, as the order of an epoch is in an update: memory is planned with it.
+        samples = torch.arange(num_steps * self.storage.num_envs, device=device)
+        mini_batch = self.mini_batches.of_envs(samples.view(num_steps, -1)[:, envs].flatten())
+        rollout = self._rollout()
+        normalization = self.gradient.normalization(mini_batch, rollout)
+        self.gradient.accumulate(
+            mini_batch,
+            rollout,
+            normalization,
+            teacher_coef=self._imitation.coef,
+            num_micro_batches=num_micro_batches,
+        )
+        if self._rnd:
+            self._rnd.accumulate(rollout.all_groups, mini_batch, num_micro_batches)
+
+    def _find_source(self) -> Source:
+        """Find where NaN or inf came from; see ``find_source``."""
+        stored, teacher = self.storage.observations, self._imitation.teacher
+        models = [model for model in (self._raw_actor, self._raw_critic, teacher) if model]
+        groups = {group for model in models for group in observed_groups(model, stored)}
+        groups |= self._heads.observed_groups()
+        groups |= set(self.rnd.obs_groups["rnd_state"] if self.rnd else ())
+        recorded = self._imitation.recorded() | {
+            name: getattr(self.storage, name) for name in _RECORDED
+        }
+        parts = self.transaction.num_micro_batches
+        return find_source(
+            stored,
+            groups,
+            recorded,
+            {},
+            lambda: self._add_gradients_of(slice(None), parts),
+            self._ranks,
+        )
 
     def save(self) -> dict[str, Any]:
         """Return what a checkpoint holds: rsl_rl's, and this algorithm's own under "rsl_tbptt"."""
         models = {"actor": self._raw_actor, "critic": self._raw_critic}
         own = {
-            "kl_coef": self.learner.gradient.policy_loss.kl_coef,
+            "kl_coef": self.gradient.policy_loss.kl_coef,
             "fine_tuning": self._fine_tuning.state_dict(),
             "imitation": self._imitation.state_dict(),
             "models": describe_all(models, self.storage.observations, self.model_configs),
@@ -361,7 +652,7 @@ class TbpttPPO(PPO):
             restore_rnd(self.rnd, own.get("rnd", {}), self.storage.num_envs)
         if wants_optimizer:
             self.learning_rate = self.optimizer.param_groups[0]["lr"]  # rsl_rl 5.0 leaves it
-            policy_loss = self.learner.gradient.policy_loss
+            policy_loss = self.gradient.policy_loss
             policy_loss.kl_coef = own.get("kl_coef", self.options.kl_penalty_coef)
         if load_iteration:
             self.safe_line.go_on_from(loaded_dict)
@@ -384,3 +675,6 @@ _OPTIONS_OF_RSL_RL = (
     "normalize_advantage_per_mini_batch",
 )
 """Those that rsl_rl's constructor takes as they are, in every release."""
+
+_RECORDED = ("rewards", "values", "actions", "actions_log_prob", "returns")
+"""What an update reads of the storage, besides observations; what follows from others is last."""

@@ -18,7 +18,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 import torch
+from rsl_rl.storage import RolloutStorage
 
+from rsl_tbptt.algorithms.ppo.options import PpoOptions
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import HiddenState
@@ -122,6 +124,8 @@ class MiniBatches:
         """
         self._num_envs, self._num_mini_batches = num_envs, num_mini_batches
         self._ranks, self._shuffle, self._device = ranks, shuffle, device
+        self.window_length = min(gradient_length, num_steps)
+        """Steps of the longest window."""
         self._shapes = _shapes(num_steps, gradient_length, unit, burn_in_length)
         first_steps = {step for shape in self._shapes for step in shape.first_steps}
         self.state_steps = tuple(sorted(first_steps))
@@ -203,3 +207,23 @@ def _windows(burn_in: int, length: int) -> Group:
     """Return a window of ``length`` steps after one of ``burn_in`` steps without loss."""
     window = Window(burn_in, burn_in, burn_in + length, carry=burn_in + length)
     return (Window(0, burn_in, burn_in, carry=burn_in), window) if burn_in else (window,)
+
+
+def plan_mini_batches(
+    storage: RolloutStorage, options: PpoOptions, ranks: Ranks, recurrent: bool
+) -> MiniBatches:
+    """Plan mini-batches of environments, or of single steps where neither model is recurrent."""
+    num_steps, num_envs = storage.num_transitions_per_env, storage.num_envs
+    if not recurrent:
+        num_steps, num_envs = 1, num_steps * num_envs
+    return MiniBatches(
+        num_steps,
+        num_envs,
+        options.num_mini_batches,
+        ranks=ranks,
+        gradient_length=options.gradient_length or num_steps,
+        unit=options.minibatch_unit,
+        burn_in_length=options.burn_in_length,
+        shuffle=options.shuffle_envs,
+        device=storage.dones.device,
+    )

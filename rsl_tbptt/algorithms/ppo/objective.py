@@ -14,6 +14,11 @@ from rsl_tbptt.core.rollout import Labels
 Params = tuple[torch.Tensor, ...]
 """Parameters of a distribution, as rsl_rl's ``output_distribution_params``."""
 
+LOSSES = ("value", "surrogate", "entropy", "kl")
+"""What is always reported of an optimiser step."""
+
+KL = LOSSES.index("kl")
+
 OLD, TEACHERS = "old", "teachers"
 """Whose distributions are among the actor's labels: the policy's that acted, the teacher's."""
 
@@ -41,8 +46,7 @@ class PolicyLoss:
         outputs: Outputs,
         labels: Labels,
         *,
-        advantage_mean: torch.Tensor | float,
-        advantage_scale: torch.Tensor | float,
+        advantages: tuple[torch.Tensor | float, torch.Tensor | float],
         teacher_coef: float,
     ) -> SampleLosses:
         """Compute the losses of K steps of n environments.
@@ -52,8 +56,7 @@ class PolicyLoss:
             labels: ``advantages`` (K, n), ``actions`` (K, n, A), their ``log_prob`` (K, n) when
                 they were taken, the parameters of the distribution they were drawn from, and with
                 a teacher those of its distribution, or its mean.
-            advantage_mean: What is subtracted from advantages.
-            advantage_scale: What they are divided by then.
+            advantages: What is subtracted from advantages, and what they are divided by then.
             teacher_coef: Weight of the teacher's loss.
 
         Returns:
@@ -63,7 +66,8 @@ class PolicyLoss:
         actor, options = self._actor, self._options
         assert actor.distribution is not None
         actor.distribution.update(*outputs)
-        advantages = (labels["advantages"] - advantage_mean) / advantage_scale
+        mean, scale = advantages
+        normalized = (labels["advantages"] - mean) / scale
         log_prob, entropy = actor.get_output_log_prob(labels["actions"]), actor.output_entropy
         self._first_replay.see_log_ratio(log_prob, labels["log_prob"])
         penalized, old = options.policy_loss == "kl_penalty", params_in(labels, OLD)
@@ -72,12 +76,12 @@ class PolicyLoss:
         reported: dict[str, torch.Tensor] = {}
         if penalized:
             surrogate = losses.penalized_surrogate(
-                log_prob, labels["log_prob"], advantages, kl, self.kl_coef
+                log_prob, labels["log_prob"], normalized, kl, self.kl_coef
             )
         else:
             clips = options.clip_param, options.clip_param_high or options.clip_param
             surrogate = losses.clipped_surrogate(
-                log_prob, labels["log_prob"], advantages, *clips, options.dual_clip_param
+                log_prob, labels["log_prob"], normalized, *clips, options.dual_clip_param
             )
             reported["clip_fraction"] = losses.is_clipped(log_prob, labels["log_prob"], *clips)
         loss = surrogate - options.entropy_coef * entropy

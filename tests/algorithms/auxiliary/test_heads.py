@@ -51,7 +51,7 @@ def train(algorithm, seeds):
 def all_of(algorithm):
     """Return the parameters of the models, and of the heads, and the states of both optimisers."""
     models = ppo_parameters_of if hasattr(algorithm, "actor") else parameters_of
-    return models(algorithm), heads_of(algorithm), *map(_state, algorithm.learner.optimizers())
+    return models(algorithm), heads_of(algorithm), *map(_state, algorithm.transaction.optimizers)
 
 
 def heads_of(algorithm):
@@ -262,7 +262,7 @@ def test_layers_of_the_teacher_are_recorded_step_by_step(teacher, in_batches):
     algorithm = distillation(teacher=teacher, auxiliary=heads, batch_teacher_labels=in_batches)
     roll_out(algorithm, 0)
     algorithm._labels.complete()
-    recorded = algorithm.learner._layers.outputs[layer]
+    recorded = algorithm._layers.outputs[layer]
     model, storage = algorithm.teacher, algorithm.storage
     model.reset()
     for t in range(T):
@@ -291,7 +291,7 @@ def test_nan_in_a_target_is_named_and_undone(make):
 def test_nan_in_a_layer_of_the_teacher_is_named():
     algorithm = distillation(auxiliary=LATENT)
     roll_out(algorithm, 0)
-    algorithm.learner._layers.outputs["mlp.0"][3, 2] = math.nan
+    algorithm._layers.outputs["mlp.0"][3, 2] = math.nan
     with pytest.warns(UserWarning, match=r"the teacher's layer 'mlp.0' of environments \[2\]"):
         algorithm.update()
 
@@ -305,7 +305,7 @@ def test_a_resumed_run_goes_on_with_its_heads(make):
     second.load(through_a_file(first.save()), None, strict=True)
     results = []
     for algorithm in (first, second):
-        for model in algorithm.learner.stateful_models():
+        for model in algorithm.transaction.stateful_models:
             model.reset()
         train(algorithm, range(2, 4))
         results.append(all_of(algorithm))
@@ -380,10 +380,19 @@ def test_ppo_goes_on_with_the_heads_of_a_student():
     assert "auxiliary/velocity" in train(ppo, [0])
 
 
+def rolled_out(algorithm):
+    """Fill the storage; return the algorithm."""
+    play = roll_out_ppo if isinstance(algorithm, TbpttPPO) else roll_out
+    play(algorithm, 0)
+    return algorithm
+
+
 @pytest.mark.parametrize("make", [distillation, by_ppo])
 def test_heads_count_in_the_memory_of_an_update(make):
     large = {"x": {"target": "state", "hidden_dims": [600, 600]}}
     with_heads, without = make(auxiliary=large), make()
+    for algorithm in (with_heads, without):
+        rolled_out(algorithm)
     bytes_of_heads = 4 * heads_of(with_heads).numel()
     before = all_of(with_heads)
     planned = with_heads.memory_plan().peak(1) - without.memory_plan().peak(1)
@@ -394,7 +403,7 @@ def test_heads_count_in_the_memory_of_an_update(make):
 
 def test_the_memory_of_rollouts_counts_targets():
     plans = [
-        distillation(auxiliary=heads, **MEMORY).memory_plan().sizes.rollout_memory
+        rolled_out(distillation(auxiliary=heads, **MEMORY)).memory_plan().sizes.rollout_memory
         for heads in (None, {"x": {"target": "state"}})
     ]
     # C + N sequences of T steps of a target in float32

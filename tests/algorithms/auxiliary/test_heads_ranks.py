@@ -45,14 +45,14 @@ def filled_distillation(first, last, cfg=None):
     algorithm = distilling(
         T, last - first, auxiliary=heads, multi_gpu_cfg=cfg, batch_teacher_labels=True
     )
-    algorithm.learner.experience.start_state = fill(algorithm, first, last)
+    algorithm.experience.start_state = fill(algorithm, first, last)
     return algorithm
 
 
 def filled_ppo(first, last, cfg=None):
     algorithm = by_ppo(T, last - first, auxiliary=HEADS, multi_gpu_cfg=cfg)
     state = fill(algorithm, first, last)
-    algorithm.learner.states = [(state, state) for _ in algorithm.learner.mini_batches.state_steps]
+    algorithm.states = [(state, state) for _ in algorithm.mini_batches.state_steps]
     return algorithm
 
 
@@ -93,7 +93,7 @@ def test_two_ranks_get_the_gradient_of_one_process(tmp_path):
         else:
             storage = algorithm.storage
             dones = storage.dones.squeeze(-1).bool()
-            past = Past(storage.observations, dones, algorithm.learner.states[0])
+            past = Past(storage.observations, dones, algorithm.states[0])
             expected.append(reference_of_ppo(algorithm, past))
     for by_rank in results:
         for got, want in zip(by_rank, expected, strict=True):

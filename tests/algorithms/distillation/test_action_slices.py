@@ -70,7 +70,7 @@ def test_the_gradient_is_that_of_the_sum_of_the_slices(student, k1, k2, num_micr
         storage.dones.squeeze(-1).bool(),
         torch.ones(T, N),
     )
-    step = algorithm.learner._optimizer_step
+    step = algorithm._optimizer_step
     found = []
 
     def first_step_alone():  # later ones are of other parameters
@@ -78,7 +78,7 @@ def test_the_gradient_is_that_of_the_sum_of_the_slices(student, k1, k2, num_micr
         found.append(before - parameters_of(algorithm))
         return norm
 
-    algorithm.learner._optimizer_step = first_step_alone
+    algorithm._optimizer_step = first_step_alone
     algorithm.update()
     expected = weighted_gradients(reference, [sequences], k1, k2, joint_and_gripper)[0]
     torch.testing.assert_close(found[0], expected, rtol=1e-6, atol=1e-9)

@@ -162,7 +162,7 @@ def test_bytes_are_those_of_the_plan(period):
     before = algorithm.memory_plan().sizes.rollout_memory
     algorithm.update()
     planned = algorithm.memory_plan().sizes.rollout_memory
-    memory = algorithm.learner.experience.memory
+    memory = algorithm.experience.memory
     tensors = [*memory._all_tensors(), memory._keys, memory.rollout.labels["newest"]]
     taken = sum(each.nbytes for each in (*tensors, *memory.rollout.obs.frames.values()))
     assert planned == pytest.approx(taken, rel=0.05)
@@ -177,7 +177,7 @@ def test_gigabytes_hold_more_sequences_of_a_slow_camera():
         for seed in range(30):
             roll_out(algorithm, seed, on_step=hold_frames(period))
             algorithm.update()
-        kept[period] = algorithm.learner.experience.memory.num_kept
+        kept[period] = algorithm.experience.memory.num_kept
     assert kept[3] > 1.4 * kept[1]  # phases differ, so that most have three frames of six steps
     assert kept[6] > 1.3 * kept[3]
 
@@ -240,7 +240,7 @@ def test_a_run_with_frames_goes_on_from_its_checkpoint():
         for seed in range(3):
             roll_out(algorithm, seed, on_step=hold_frames(3))
             algorithm.update()
-        kept = algorithm.learner.experience.memory.state_dict()
+        kept = algorithm.experience.memory.state_dict()
         if through_checkpoint:
             resumed = make(save_memory=True, memory_gb=3e-5)
             resumed.load(algorithm.save(), None, strict=True)
@@ -248,7 +248,7 @@ def test_a_run_with_frames_goes_on_from_its_checkpoint():
             algorithm = resumed
         roll_out(algorithm, 3, on_step=hold_frames(3))
         if through_checkpoint:
-            found = algorithm.learner.experience.memory.state_dict()
+            found = algorithm.experience.memory.state_dict()
             assert all(map(torch.equal, found["sequences"], kept["sequences"]))
             assert torch.equal(found["frames"]["camera"], kept["frames"]["camera"])
         algorithm.update()

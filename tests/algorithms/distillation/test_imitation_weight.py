@@ -38,7 +38,7 @@ def make(num_envs=N, **options):
     options = {"gradient_length": 3, "imitation_weight": weigh, **options}
     algorithm = make_distillation(TbpttDistillation, T, num_envs, **options)
     algorithm.seen = []
-    step = algorithm.learner._optimizer_step
+    step = algorithm._optimizer_step
 
     def keeping():
         norm = step()
@@ -49,7 +49,7 @@ def make(num_envs=N, **options):
         algorithm.seen.append(torch.cat([grad.flatten() for grad in grads]))
         return norm
 
-    algorithm.learner._optimizer_step = keeping
+    algorithm._optimizer_step = keeping
     return algorithm
 
 
@@ -61,7 +61,7 @@ def recorded(algorithm):
         labels=storage.privileged_actions.clone(),
         dones=storage.dones.squeeze(-1).bool(),
         weights=storage.observations["state"][..., 0].relu(),
-        state=hidden_state.clone(algorithm.learner.experience.start_state),
+        state=hidden_state.clone(algorithm.experience.start_state),
     )
 
 
@@ -123,8 +123,6 @@ def test_steps_that_are_not_trained_on_count_for_nothing():
     expected = weighted_gradients(reference, [sequences], 3, 3, squared, num_loss_steps=6)
     assert_gradients(algorithm.seen, expected)
     assert metrics["imitation_weight"] == pytest.approx(sequences.weights[:6].mean().item())
-    named = algorithm.learner.weights()["imitation_weight"]  # when an update has met NaN
-    assert named.isfinite().all()
 
 
 @pytest.mark.usefixtures("float64")
@@ -176,7 +174,7 @@ def test_old_sequences_keep_their_weights():
         roll_out(algorithm, seed)
         given.append(recorded(algorithm).weights)
         algorithm.update()
-    memory = algorithm.learner.experience.memory
+    memory = algorithm.experience.memory
     kept = memory.rollout.weights[:, : memory.num_kept]
     sums, expected = kept.sum(0).sort().values, torch.cat(given, 1).sum(0).sort().values
     torch.testing.assert_close(sums, expected, **SAME_FLOAT32)
@@ -195,7 +193,7 @@ def test_saved_memories_are_loaded_with_and_without_weights():
             algorithm = make(imitation_weight=after, memory_rollouts=2, save_memory=True)
             algorithm.load(saved[before], None, strict=True)
             roll_out(algorithm, 1)
-            memory = algorithm.learner.experience.memory
+            memory = algorithm.experience.memory
             assert memory.num_kept == N
             if after is None:
                 assert memory.rollout.weights is None
@@ -214,7 +212,7 @@ def test_weights_count_in_the_gigabytes_of_the_memory():
     for weight in (None, weigh):
         algorithm = make(imitation_weight=weight, memory_rollouts=1000, memory_gb=1e-4)
         roll_out(algorithm, 0)
-        sizes.append(algorithm.learner.experience.memory.capacity + N)
+        sizes.append(algorithm.experience.memory.capacity + N)
     each = 4 * (T * (5 + 2) + 2 * 6) + 2 * T + 8
     assert sizes == [int(1e5 / each), int(1e5 / (each + 4 * T))]
 
@@ -436,8 +434,8 @@ def test_weights_that_are_none_are_named_and_skipped(value, text):
     with pytest.warns(UserWarning, match=message):
         assert algorithm.update() == {"skipped_updates": 1.0}
     assert torch.equal(parameters_of(algorithm), before)
-    assert algorithm.learner.experience.memory.num_kept == N
-    algorithm.learner.experience._weights._function = lambda transitions: torch.ones(T, N)
+    assert algorithm.experience.memory.num_kept == N
+    algorithm.experience._weights._function = lambda transitions: torch.ones(T, N)
     roll_out(algorithm, 2)
     assert "behavior" in algorithm.update()
 
@@ -484,7 +482,7 @@ def gradients_of_rank(first, last, cfg, **options):
     """Return the gradients of two updates on some environments of the global rollouts."""
     algorithm = make(last - first, multi_gpu_cfg=cfg, **{**FIXED, **options})
     if "memory_rollouts" in options:
-        algorithm.learner.begin_training()
+        algorithm._check_sizes()
     for seed in range(2):
         whole, storage = global_rollout(options.get("student", "lstm"), seed), algorithm.storage
         for group, values in storage.observations.items():

@@ -141,7 +141,7 @@ def recorded(algorithm):
         storage.observations.clone(),
         storage.privileged_actions.clone(),
         storage.dones.squeeze(-1).bool(),
-        hidden_state.clone(algorithm.learner.experience.start_state),
+        hidden_state.clone(algorithm.experience.start_state),
     )
 
 
@@ -215,21 +215,21 @@ def test_what_is_logged_tells_the_newest_rollout_from_the_past():
 
 def test_steps_that_no_loss_sees_are_neither_kept_nor_run_again(monkeypatch):
     algorithm = make(gradient_length=4, tail="drop", num_mini_batches=1, memory_share=100.0)
-    seen, accumulate = [], algorithm.learner._accumulate
+    seen, accumulate = [], algorithm._student.accumulate
 
-    def counting(group, rollout, *rest):
+    def counting(group, rollout, *rest, **options):
         seen.append((group[-1].num_loss_steps, rollout.num_envs))
-        return accumulate(group, rollout, *rest)
+        return accumulate(group, rollout, *rest, **options)
 
-    monkeypatch.setattr(algorithm.learner, "_accumulate", counting)
+    monkeypatch.setattr(algorithm._student, "accumulate", counting)
     roll_out(algorithm, 0)
-    kept = algorithm.learner.experience.memory.rollout.obs["policy"][:, :N]
+    algorithm.update()
+    kept = algorithm.experience.memory.rollout.obs["policy"][:, N : 2 * N]
     kept.fill_(7.0)
+    roll_out(algorithm, 1)
     algorithm.update()
     assert (kept[:4] != 7.0).all()
     assert (kept[4:] == 7.0).all()
-    roll_out(algorithm, 1)
-    algorithm.update()
     assert seen == [(4, N), (0, N), (4, 2 * N), (0, N)]
 
 
@@ -245,13 +245,13 @@ def test_what_is_not_finite_never_enters(poisoned, bad):
             targets = {
                 "observations": algorithm.storage.observations["policy"][2, 1],
                 "labels": algorithm.storage.privileged_actions[2, 1],
-                "state": algorithm.learner.experience.start_state[1][:, 1],
+                "state": algorithm.experience.start_state[1][:, 1],
             }
             with torch.inference_mode():
                 targets[poisoned][..., 0] = bad
         metrics = algorithm.update()
         assert ("behavior" not in metrics) == (seed == 1)
-        memory = algorithm.learner.experience.memory
+        memory = algorithm.experience.memory
         assert memory.num_kept == N * (seed + 1 - (seed >= 1))
         for tensor in memory.state_dict()["sequences"]:
             assert tensor.isfinite().all()
@@ -269,15 +269,15 @@ def test_a_resumed_run_has_the_saved_memory_or_an_empty_one(tmp_path):
         resumed = make(save_memory=save_memory)
         resumed.load(loaded, None, strict=True)
         roll_out(resumed, 2)
-        memory = resumed.learner.experience.memory
+        memory = resumed.experience.memory
         assert memory.num_kept == num_kept
         if save_memory:
-            saved = algorithm.learner.experience.memory.state_dict()
+            saved = algorithm.experience.memory.state_dict()
             assert all(map(torch.equal, memory.state_dict()["sequences"], saved["sequences"]))
     smaller = make(save_memory=True, memory_rollouts=1)
     smaller.load(loaded, None, strict=True)
     roll_out(smaller, 2)
-    assert smaller.learner.experience.memory.num_kept == N
+    assert smaller.experience.memory.num_kept == N
 
 
 def test_loading_a_student_into_a_running_training_empties_the_memory():
@@ -285,7 +285,7 @@ def test_loading_a_student_into_a_running_training_empties_the_memory():
     roll_out(algorithm, 0)
     algorithm.update()
     algorithm.load(algorithm.save(), None, strict=True)
-    assert algorithm.learner.experience.memory.num_kept == 0
+    assert algorithm.experience.memory.num_kept == 0
 
 
 def test_a_saved_memory_of_other_sequences_is_refused():
@@ -317,13 +317,13 @@ def test_a_refused_memory_leaves_a_running_training_as_it_was():
     with pytest.raises(ValueError, match="set save_memory to False"):
         longer.load(algorithm.save(), None, strict=True)
     assert torch.equal(parameters_of(longer), before)
-    assert longer.learner.experience.memory.num_kept == N
+    assert longer.experience.memory.num_kept == N
 
 
 def test_gigabytes_bound_the_memory():
     algorithm = make(memory_rollouts=1000, memory_gb=1e-4)
     roll_out(algorithm, 0)
-    memory = algorithm.learner.experience.memory
+    memory = algorithm.experience.memory
     each = 4 * (T * (5 + 2) + 2 * 6) + 2 * T + 8
     assert memory.capacity == int(1e5 / each) - N
     assert algorithm.memory_plan().sizes.rollout_memory == (memory.capacity + N) * each
@@ -334,7 +334,7 @@ def test_gigabytes_bound_the_memory():
 def test_playing_allocates_nothing():
     algorithm = make(memory_rollouts=10**9, memory_gb=None)
     algorithm.load(algorithm.save(), None, strict=True)
-    assert algorithm.learner.experience.memory is None
+    assert algorithm.experience.memory is None
 
 
 class ByteStudent(MLPModel):
@@ -360,7 +360,7 @@ def test_observations_are_kept_and_replayed_in_the_dtype_they_came_in():
                 algorithm.act(obs)
                 algorithm.process_env_step(obs, torch.zeros(N), torch.zeros(N), {})
         assert "behavior" in algorithm.update()
-    memory = algorithm.learner.experience.memory
+    memory = algorithm.experience.memory
     assert memory is not None
     assert memory.rollout.obs["policy"].dtype == torch.uint8
 
@@ -376,7 +376,7 @@ def test_a_checkpoint_that_cannot_be_loaded_takes_no_past(save_memory, broken):
             each.update()
     loaded = other.save()
     del loaded[broken]
-    memory = algorithm.learner.experience.memory
+    memory = algorithm.experience.memory
     before = memory.state_dict()["sequences"]
     with pytest.raises((KeyError, ValueError)):
         algorithm.load(loaded, {"student": True, "optimizer": True}, strict=False)
@@ -394,4 +394,4 @@ def test_a_memory_that_does_not_fit_is_refused_before_anything_is_loaded():
     with pytest.raises(ValueError, match="set save_memory to False to begin with an empty one"):
         algorithm.load(loaded, None, strict=True)
     assert torch.equal(parameters_of(algorithm), before)
-    assert algorithm.learner.experience.memory.num_kept == N
+    assert algorithm.experience.memory.num_kept == N

@@ -75,7 +75,7 @@ def test_labels_are_those_of_each_teacher_alone(config, names):
         expected = by_hand(obs, dones)
         torch.testing.assert_close(algorithm.storage.privileged_actions, expected, **SAME_FLOAT32)
         assert torch.equal(
-            algorithm.learner.experience.newest().labels["teacher"].long(),
+            algorithm.experience.newest().labels["teacher"].long(),
             obs["skill"].squeeze(-1).long(),
         )
         algorithm.update()
@@ -92,7 +92,7 @@ def test_the_gradient_is_that_of_an_independent_reference(config64, student, opt
     for seed in range(3):
         obs, dones = random_rollout(seed, len(config64))
         roll_out(algorithm, obs, dones)
-        start = hidden_state.clone(algorithm.learner.experience.start_state)
+        start = hidden_state.clone(algorithm.experience.start_state)
         rollouts.append((obs, by_hand(obs, dones), dones, start))
         reference.load_state_dict(algorithm.student.state_dict())
         before = parameters_of(algorithm)
@@ -106,7 +106,7 @@ def test_the_gradient_is_that_of_an_independent_reference(config64, student, opt
 def mean_losses(algorithm, obs, labels, dones):
     """Return the mean loss of each teacher's samples at fixed parameters, by name."""
     student = copy.deepcopy(algorithm.student)
-    student.reset(hidden_state=hidden_state.clone(algorithm.learner.experience.start_state))
+    student.reset(hidden_state=hidden_state.clone(algorithm.experience.start_state))
     losses = []
     with torch.no_grad():
         for step in range(len(dones)):
@@ -274,7 +274,7 @@ def test_labels_at_once_are_those_of_the_steps(config, loss_type):
             roll_out(algorithm, obs, dones)
             metrics.append(algorithm.update())
         assert metrics[0] == pytest.approx(metrics[1], rel=1e-4)
-        of_rollouts = [each.learner.experience.labels.of_rollout() for each in (stepwise, batched)]
+        of_rollouts = [each.experience.labels.of_rollout() for each in (stepwise, batched)]
         for name, label in of_rollouts[0].items():
             torch.testing.assert_close(of_rollouts[1][name], label, **SAME_FLOAT32)
         if loss_type == "kl":
@@ -567,7 +567,7 @@ def test_a_memory_of_rollouts_is_resumed(config, tmp_path):
     torch.save(algorithm.save(), tmp_path / "model.pt")
     resumed.load(torch.load(tmp_path / "model.pt", weights_only=True), None, strict=True)
     roll_out(resumed, *random_rollout(2, len(config)))
-    memory, saved = (each.learner.experience.memory for each in (resumed, algorithm))
+    memory, saved = (each.experience.memory for each in (resumed, algorithm))
     pairs = zip(memory.state_dict()["sequences"], saved.state_dict()["sequences"], strict=True)
     assert all(torch.equal(*pair) for pair in pairs)
 

@@ -154,13 +154,13 @@ def updates_of_rank(rank, config, folder):
         for seed in range(2):
             obs, dones = random_rollout(seed, len(config))
             roll_out(algorithm, obs[:, own], dones[:, own])
-            start = hidden_state.clone(algorithm.learner.experience.start_state)
+            start = hidden_state.clone(algorithm.experience.start_state)
             before, state = parameters_of(algorithm), copy.deepcopy(algorithm.student.state_dict())
             algorithm.update()
             results.append((before - parameters_of(algorithm), state, start))
     roll_out(algorithm, obs[:, own], dones[:, own])
     if rank == 1:
-        algorithm.learner.loss = failing
+        algorithm.loss = failing
     with pytest.raises((ArithmeticError, RuntimeError), match="no memory left"):
         algorithm.update()
     torch.save((str(error.value), results), f"{folder}/rank{rank}.pt")

@@ -575,17 +575,6 @@ def test_old_names_are_taken(tmp_path):
     assert coefs_of(algorithm, 0, 2) == pytest.approx([0.8, 0.6])
 
 
-def test_planning_the_memory_counts_the_teachers_loss(tmp_path):
-    algorithm = make_imitating(teacher_file(tmp_path), memory_budget_gb=1.0)
-    roll_out_ppo(algorithm, 0)
-    assert len(algorithm._imitation.params()) == 2
-    algorithm.update()
-    algorithm.learner.states.clear()
-    with algorithm.learner.as_if_rolled_out():
-        assert [param.shape for param in algorithm._imitation.params()] == [(6, 4, 2)] * 2
-    assert algorithm._imitation.params() == ()
-
-
 NUM_ENVS = 5
 
 

@@ -133,7 +133,7 @@ def test_all_indices_are_made_on_the_device_of_the_update():
 def test_a_rollout_keeps_one_state_or_one_per_window(models, options, steps):
     algorithm = make_ppo(TbpttPPO, 8, 4, models, models, gradient_length=3, **options)
     states = roll_out_recording(algorithm, 0, done_rate=0.3)
-    for kept, step in zip(algorithm.learner.states, steps, strict=True):
+    for kept, step in zip(algorithm.states, steps, strict=True):
         for one, other in zip(kept, states[step], strict=True):
             for tensor, expected in zip(as_tensors(one), as_tensors(other), strict=True):
                 assert torch.equal(tensor, expected)

@@ -5,7 +5,8 @@ from dataclasses import replace
 import pytest
 import torch
 from support.helpers import make_ppo
-from support.ppo_reference import add_gradient, disturb, gradient_of, roll_out_recording
+from support.inside import add_gradient
+from support.ppo_reference import disturb, gradient_of, roll_out_recording
 
 from rsl_tbptt.algorithms import TbpttPPO
 from rsl_tbptt.core.hidden_state import as_tensors
@@ -39,7 +40,7 @@ def poison_past(algorithm, last_step, poison):
     with torch.inference_mode():
         for values in (*recorded, *storage.observations.values()):
             values[:last_step, VICTIM] = poison
-        for states in algorithm.learner.states:
+        for states in algorithm.states:
             for tensor in (*as_tensors(states[0]), *as_tensors(states[1])):
                 tensor[:, VICTIM] = poison
 
@@ -52,7 +53,7 @@ def gradient_on(algorithm, mini_batch):
 
 def without_loss_before(algorithm, step):
     """Return the mini-batch of all environments whose windows before ``step`` only run forward."""
-    mini_batch = algorithm.learner.mini_batches.of_envs(torch.arange(NUM_ENVS))
+    mini_batch = algorithm.mini_batches.of_envs(torch.arange(NUM_ENVS))
     (part,) = mini_batch.parts
     group = tuple(replace(w, loss_start=w.stop) if w.stop <= step else w for w in part.group)
     return replace(mini_batch, parts=(replace(part, group=group),))
@@ -86,7 +87,7 @@ def test_a_burn_in_over_the_start_of_an_episode_does_not_carry_the_one_before(mo
         algorithm = ready(models, 3, minibatch_unit="window", burn_in_length=4)
         if value is not None:
             poison_past(algorithm, 3, value)
-        whole = algorithm.learner.mini_batches.of_envs(torch.arange(NUM_ENVS))
+        whole = algorithm.mini_batches.of_envs(torch.arange(NUM_ENVS))
         late = [p for p in whole.parts if p.first_steps.min() + p.group[0].loss_start >= 4]
         assert len(whole.parts) == 3  # windows at 0, 2 and, burnt in alike, 4 and 6
         assert {len(part.first_steps) for part in late} == {2 * NUM_ENVS}
@@ -105,7 +106,7 @@ def test_environments_do_not_feel_each_other(models, poison, unit):
         algorithm = ready(models, minibatch_unit=unit)
         if value is not None:
             poison_past(algorithm, NUM_STEPS, value)
-        others = algorithm.learner.mini_batches.of_envs(torch.tensor([0, 2]))
+        others = algorithm.mini_batches.of_envs(torch.tensor([0, 2]))
         gradients.append(gradient_on(algorithm, others))
     assert torch.isfinite(gradients[1]).all()
     assert torch.equal(*gradients)

@@ -138,7 +138,7 @@ def test_gradients_of_mini_batches_add_up_to_that_of_the_rollout(unit, num_mini_
     options = {"num_steps": 7, "num_envs": 5, "gradient_length": 3, "minibatch_unit": unit}
     whole, _ = ready(**options)
     parts, _ = ready(**options, num_mini_batches=num_mini_batches)
-    shares = [mini_batch.num_samples / 35 for mini_batch in parts.learner.mini_batches.draw()]
+    shares = [mini_batch.num_samples / 35 for mini_batch in parts.mini_batches.draw()]
     gradients = gradients_of_update(parts)
     (expected,) = gradients_of_update(whole)
     total = sum(share * gradient for share, gradient in zip(shares, gradients, strict=True))
@@ -169,9 +169,9 @@ def test_permuting_environments_leaves_the_gradient(unit, reduction):
     with torch.inference_mode():
         for values in (*recorded, *storage.observations.values()):
             values.copy_(values[:, order].clone())
-    algorithm.learner.states = [
+    algorithm.states = [
         tuple(tuple(tensor[:, order] for tensor in state) for state in states)
-        for states in algorithm.learner.states
+        for states in algorithm.states
     ]
     (gradient,) = gradients_of_update(algorithm)
     torch.testing.assert_close(gradient, expected, **EXACT_FLOAT64)

@@ -45,7 +45,8 @@ def updated_parameters(first, last, multi_gpu_cfg=None, **options):
         multi_gpu_cfg=multi_gpu_cfg,
         **options,
     )
-    algorithm.learner.begin_training()
+    algorithm.student(make_obs(last - first))  # which has a state after a rollout
+    algorithm.student.reset(torch.ones(last - first))
     for _ in range(2):
         fill_storage(algorithm.storage, first, last)
         algorithm.update()
@@ -90,9 +91,7 @@ def fill_ppo_rollout(algorithm, first, last):
         pair = (torch.randn(1, NUM_ENVS, 6, generator=generator) for _ in range(2))
         return tuple(tensor[:, first:last] for tensor in pair)
 
-    algorithm.learner.states = [
-        (state(), state()) for _ in algorithm.learner.mini_batches.state_steps
-    ]
+    algorithm.states = [(state(), state()) for _ in algorithm.mini_batches.state_steps]
 
 
 def updated_ppo_parameters(first, last, multi_gpu_cfg=None, **options):

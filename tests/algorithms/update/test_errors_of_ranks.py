@@ -29,7 +29,7 @@ SECONDS = 60.0
 def distilled(cfg, failing):
     """Distil where the loss of one process raises."""
     algorithm = make_distillation(TbpttDistillation, 6, 3, gradient_length=2, multi_gpu_cfg=cfg)
-    loss, calls = algorithm.learner.loss, []
+    loss, calls = algorithm.loss, []
 
     def breaking(*args):
         calls.append(args)
@@ -37,7 +37,7 @@ def distilled(cfg, failing):
             raise ArithmeticError("no memory left")
         return loss(*args)
 
-    algorithm.learner.loss = breaking
+    algorithm.loss = breaking
     roll_out(algorithm, cfg["global_rank"])
     return algorithm, parameters_of
 
@@ -64,11 +64,11 @@ def fail(*args, **kwargs):
 
 
 def failing_loss(algorithm):
-    algorithm.learner.gradient.policy_loss = fail
+    algorithm.gradient.policy_loss = fail
 
 
 def failing_rnd(algorithm):
-    algorithm.learner.rnd._embeddings = fail
+    algorithm._rnd._embeddings = fail
 
 
 RND = {
@@ -81,14 +81,14 @@ RND = {
 
 
 def no_memory(algorithm):
-    """Let what the training allocates once it starts not fit."""
+    """Let what the first update allocates not fit."""
 
     def failing(tensor, *shape, **kwargs):
         raise torch.OutOfMemoryError("CUDA out of memory")
 
     torch.Tensor.new_empty, kept = failing, torch.Tensor.new_empty
     try:
-        roll_out(algorithm, 0)
+        return TbpttDistillation.update(algorithm)
     finally:
         torch.Tensor.new_empty = kept
 
@@ -97,8 +97,9 @@ def starting(cfg, failing):
     """Begin to distil where the memory of rollouts does not fit in one process."""
     options = {"gradient_length": 2, "memory_rollouts": 2, "multi_gpu_cfg": cfg}
     algorithm = make_distillation(TbpttDistillation, 6, 3, **options)
-    start = no_memory if failing else lambda algorithm: roll_out(algorithm, 0)
-    algorithm.update = lambda: start(algorithm)
+    roll_out(algorithm, 0)
+    if failing:
+        algorithm.update = lambda: no_memory(algorithm)
     return algorithm, parameters_of
 
 
@@ -201,7 +202,6 @@ def test_what_one_process_could_not_compute_is_raised_in_all(ends, case):
 @pytest.mark.parametrize(
     ("case", "error"),
     [
-        ("start", "OutOfMemoryError: CUDA out of memory"),
         ("advantages", "IndexError: "),
         ("episodes", "IndexError: "),
         ("rollout", "AssertionError: "),
@@ -212,3 +212,9 @@ def test_what_fails_before_an_exchange_leaves_nobody_waiting(ends, case, error):
     other = ends[1 - FAILING][case][0]
     assert other.startswith(f"RuntimeError: Rank {FAILING} could not")
     assert error in other
+
+
+def test_where_one_process_has_no_memory_all_try_again_and_end(ends):
+    for results in ends:
+        end = results["start"][0]
+        assert end.startswith("OutOfMemoryError: The update ran out of memory with 3 micro-batches")

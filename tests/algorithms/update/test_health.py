@@ -240,7 +240,7 @@ def test_health_changes_no_parameter(monkeypatch):
                 algorithm.update()
             algorithms.append(algorithm)
         parameters = [
-            [p for m in each.learner.modules() for p in m.parameters()] for each in algorithms
+            [p for m in each.transaction.modules for p in m.parameters()] for each in algorithms
         ]
         assert all(map(torch.equal, *parameters))
 

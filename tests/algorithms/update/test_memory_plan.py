@@ -11,7 +11,6 @@ from support.helpers import (
     STATE_DIM,
     hold_frames,
     make_distillation,
-    make_obs,
     make_ppo,
     roll_out,
     roll_out_ppo,
@@ -81,9 +80,24 @@ def stand_ins():
         yield
 
 
+def play(algorithm, seed, **options):
+    """Fill the storage of either algorithm."""
+    fill = roll_out_ppo if isinstance(algorithm, TbpttPPO) else roll_out
+    fill(algorithm, seed, **options)
+
+
+def planned(algorithm, **options):
+    """Plan an update after a rollout."""
+    play(algorithm, 0, **options)
+    algorithm.storage.clear()
+    play(algorithm, 0, **options)  # begins with states, as all but the first do
+    plan = algorithm.memory_plan()
+    algorithm.storage.clear()
+    return plan
+
+
 def peak_of_second_update(algorithm, **options):
     """Count the tensors of an update; the first one makes the optimiser's state."""
-    play = roll_out_ppo if isinstance(algorithm, TbpttPPO) else roll_out
     for seed in range(2):
         play(algorithm, seed, **options)
         free_buffers()
@@ -96,7 +110,7 @@ def peak_of_second_update(algorithm, **options):
 @pytest.mark.parametrize("case", CASES)
 def test_the_peak_is_predicted(case, num_env_chunks):
     algorithm = CASES[case](num_micro_batches=num_env_chunks)
-    predicted = algorithm.memory_plan().peak(num_env_chunks)
+    predicted = planned(algorithm).peak(num_env_chunks)
     assert predicted == pytest.approx(peak_of_second_update(algorithm), rel=CLOSE)
 
 
@@ -112,7 +126,7 @@ def test_more_epochs_take_no_more():
 @pytest.mark.parametrize("num_env_chunks", [1, 4])
 def test_the_peak_of_a_student_that_sees_is_predicted(num_env_chunks, student):
     algorithm = distillation(student=student, num_micro_batches=num_env_chunks)
-    predicted = algorithm.memory_plan().peak(num_env_chunks)
+    predicted = planned(algorithm).peak(num_env_chunks)
     assert predicted == pytest.approx(peak_of_second_update(algorithm), rel=CLOSE)
 
 
@@ -125,16 +139,16 @@ def test_graphs_of_frames_are_predicted_up_to_what_is_kept(monkeypatch, num_env_
     algorithm = distillation(
         student="cnn-lstm", gradient_length=T, num_micro_batches=num_env_chunks
     )
-    predicted = algorithm.memory_plan().peak(num_env_chunks)
+    predicted = planned(algorithm).peak(num_env_chunks)
     assert 0.8 * predicted < peak_of_second_update(algorithm) < predicted
 
 
 @pytest.mark.parametrize("memory", [{}, {"memory_rollouts": 2, "memory_share": 0.5}])
 def test_a_slow_camera_is_known_once_it_was_seen(memory):
     algorithm = distillation(12, student="cnn-lstm", **memory)
-    before = algorithm.memory_plan()
+    before = planned(algorithm)
     peak = peak_of_second_update(algorithm, on_step=hold_frames(4))
-    after = algorithm.memory_plan()
+    after = planned(algorithm, on_step=hold_frames(4))
     num_shown = (T // 4 + 1 - 1 / 4) / T  # the first step shows one, whichever it is
     assert after.encoded_per_open_env == pytest.approx(num_shown * before.encoded_per_open_env)
     if not memory:  # which is not full yet
@@ -147,7 +161,7 @@ def test_a_slow_camera_is_known_once_it_was_seen(memory):
 @pytest.mark.parametrize("case", RECORDED)
 def test_what_is_recorded_is_predicted(case, num_env_chunks):
     algorithm = RECORDED[case](num_micro_batches=num_env_chunks)
-    predicted = algorithm.memory_plan().peak(num_env_chunks)
+    predicted = planned(algorithm).peak(num_env_chunks)
     assert predicted == pytest.approx(peak_of_second_update(algorithm), rel=CLOSE)
 
 
@@ -163,42 +177,41 @@ def test_what_graphs_hold_beyond_tensors_is_planned(case, num_env_chunks, monkey
             pool.bytes_beyond_tensors += 30_000 + 1_000 * outputs[0][0].shape[1]
         return graph, outputs
 
-    plain = algorithm.memory_plan().peak(num_env_chunks)
+    plain = planned(algorithm).peak(num_env_chunks)
     monkeypatch.setattr(graphs, "record", with_private_memory)
-    planned = algorithm.memory_plan().peak(num_env_chunks) - plain
+    beyond_tensors = planned(algorithm).peak(num_env_chunks) - plain
     peak_of_second_update(algorithm)
-    (roll_out_ppo if case == "PPO" else roll_out)(algorithm, 2)
+    play(algorithm, 2)
     with recordings_aside():
         algorithm.update()
         held = bytes_beyond_tensors()
-    assert planned == pytest.approx(held)
+    assert beyond_tensors == pytest.approx(held)
 
 
 @pytest.mark.usefixtures("stand_ins")
 @pytest.mark.parametrize("case", RECORDED)
 def test_planning_leaves_no_recordings_and_asks_not_what_was_recorded(case):
     algorithm = RECORDED[case](memory_budget_gb=1.0)
-    play = roll_out_ppo if case == "PPO" else roll_out
-    before = algorithm.memory_plan()
+    before = planned(algorithm)
     assert not fused_cells.recordings()
     play(algorithm, 0)
     algorithm.update()
     recorded = fused_cells.recordings()
-    assert algorithm.memory_plan() == before
+    assert planned(algorithm) == before
     assert fused_cells.recordings() == recorded
 
 
 def test_the_states_of_all_environments_count():
     """Single steps in small chunks: most of the peak is what the others wait with."""
     algorithm = distillation(gradient_length=1, num_micro_batches=30)
-    plan = algorithm.memory_plan()
+    plan = planned(algorithm)
     assert plan.per_env * plan.sizes.num_envs > CLOSE * plan.peak(30)
     assert plan.peak(30) == pytest.approx(peak_of_second_update(algorithm), rel=CLOSE)
 
 
 @pytest.mark.parametrize("case", CASES)
 def test_a_budget_is_kept(case):
-    unlimited = CASES[case]().memory_plan()
+    unlimited = planned(CASES[case]())
     budget = (unlimited.peak(1) + unlimited.peak(3)) / 2
     algorithm = CASES[case](memory_budget_gb=budget / 1e9)
     assert peak_of_second_update(algorithm) <= (1 + CLOSE) * budget
@@ -213,10 +226,9 @@ def test_planning_changes_nothing(case):
     torch.manual_seed(3)
     got = [torch.rand(()), CASES[case](memory_budget_gb=1.0)]
     assert torch.equal(got[0], expected[0])
-    play = roll_out if case == "distillation" else roll_out_ppo
     for algorithm in (expected[1], got[1]):
         play(algorithm, 0)
-        algorithm.memory_plan()  # also between a rollout and its update
+        algorithm.memory_plan()  # between a rollout and its update
         algorithm.update()
     vectors = [
         torch.cat([p.flatten() for g in a.optimizer.param_groups for p in g["params"]])
@@ -227,19 +239,13 @@ def test_planning_changes_nothing(case):
 
 def test_one_environment_has_a_plan():
     algorithm = make_distillation(TbpttDistillation, T, 1, gradient_length=4)
-    assert algorithm.memory_plan().num_micro_batches(1e9) == 1
-
-
-def start(algorithm):
-    """Take the first step of a training, as the runner does."""
-    with torch.inference_mode():
-        algorithm.act(make_obs(N))
+    assert planned(algorithm).num_micro_batches(1e9) == 1
 
 
 @pytest.mark.parametrize("case", ["distillation", "PPO"])
 def test_a_budget_that_cannot_be_kept_is_refused(case):
     with pytest.raises(ValueError, match=r"memory_budget_gb is 1e-06, expected at least .*e-05"):
-        start(CASES[case](memory_budget_gb=1e-6))
+        peak_of_second_update(CASES[case](memory_budget_gb=1e-6))
     with pytest.raises(
         ValueError, match="num_micro_batches is 2, expected 1 with memory_budget_gb"
     ):

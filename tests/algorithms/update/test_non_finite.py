@@ -63,14 +63,14 @@ def test_bad_teacher_actions_are_told_from_observations():
 def test_bad_gradients_name_the_environment():
     algorithm = trained(loss_type="support.helpers:absolute_error")
     roll_out(algorithm, 1)
-    loss, label = algorithm.learner.loss, algorithm.storage.privileged_actions[2, 1, 0].item()
+    loss, label = algorithm.loss, algorithm.storage.privileged_actions[2, 1, 0].item()
 
     def exploding(outputs, labels):
         blown_up = torch.where(labels["actions"] == label, outputs[0] * 1e30, 0.0).square()
         sane = loss(outputs, labels)
         return dataclasses.replace(sane, trained=sane.trained + blown_up.sum(-1))
 
-    algorithm.learner.loss = exploding
+    algorithm.loss = exploding
     before = snapshot(algorithm)
     with pytest.raises(ValueError, match=r"gradients of environments \[1\] \(what was recorded"):
         algorithm.update()
@@ -131,7 +131,7 @@ def test_the_copy_is_made_into_the_buffers_of_the_last_update():
     algorithm = trained()
     roll_out(algorithm, 1)
     algorithm.update()
-    buffers = [tensor.data_ptr() for tensor in algorithm._session._rollback._copies]
+    buffers = [tensor.data_ptr() for tensor in algorithm.transaction._rollback._copies]
     roll_out(algorithm, 2)
     algorithm.update()
-    assert [tensor.data_ptr() for tensor in algorithm._session._rollback._copies] == buffers
+    assert [tensor.data_ptr() for tensor in algorithm.transaction._rollback._copies] == buffers

@@ -67,7 +67,7 @@ def test_the_search_takes_one_gradient(monkeypatch, num_bad):
     algorithm = make_distillation(TbpttDistillation, 6, 64, gradient_length=2, non_finite="raise")
     roll_out(algorithm, 0)
     first = torch.arange(64) < num_bad
-    loss, stored = algorithm.learner.loss, algorithm.storage.privileged_actions
+    loss, stored = algorithm.loss, algorithm.storage.privileged_actions
 
     def exploding(outputs, labels):
         where = torch.isin(labels["actions"], stored[:, first])
@@ -75,10 +75,12 @@ def test_the_search_takes_one_gradient(monkeypatch, num_bad):
         sane = loss(outputs, labels)
         return dataclasses.replace(sane, trained=sane.trained + blown_up)
 
-    algorithm.learner.loss = exploding
-    calls, accumulate = [], algorithm.learner._accumulate
+    algorithm.loss = exploding
+    calls, accumulate = [], algorithm._student.accumulate
     monkeypatch.setattr(
-        algorithm.learner, "_accumulate", lambda *args: (calls.append(args), accumulate(*args))[1]
+        algorithm._student,
+        "accumulate",
+        lambda *args, **options: (calls.append(args), accumulate(*args, **options))[1],
     )
     named = r"\[0\]" if num_bad == 1 else r"\[0, 1, 2, 3, 4, 5, 6, 7\] and 56 more"
     with pytest.raises(ValueError, match=f"the gradients of environments {named}"):

@@ -167,7 +167,7 @@ def test_an_interrupted_update_leaves_no_trace(training, monkeypatch):
     run = trained(training, num_learning_epochs=2)
     before = everything(run)
     run.roll_out(1)
-    step, steps = run.algorithm.learner._optimizer_step, []
+    step, steps = run.algorithm._optimizer_step, []
 
     def interrupted(*args):
         steps.append(step(*args))
@@ -175,7 +175,7 @@ def test_an_interrupted_update_leaves_no_trace(training, monkeypatch):
             raise KeyboardInterrupt
         return steps[-1]
 
-    monkeypatch.setattr(run.algorithm.learner, "_optimizer_step", interrupted)
+    monkeypatch.setattr(run.algorithm, "_optimizer_step", interrupted)
     with pytest.raises(KeyboardInterrupt):
         run.algorithm.update()
     assert_equal(everything(run), before)

@@ -206,9 +206,9 @@ def test_learning_rate_and_penalty_go_on_after_a_resume():
     resumed = make_ppo(TbpttPPO, **SIZES, **options)
     load(resumed, checkpoint_of(writer))
     assert resumed.learning_rate == 2e-4
-    kept = writer.learner.gradient.policy_loss.kl_coef
+    kept = writer.gradient.policy_loss.kl_coef
     assert kept != 3.0
-    assert resumed.learner.gradient.policy_loss.kl_coef == kept
+    assert resumed.gradient.policy_loss.kl_coef == kept
 
 
 def test_rnd_goes_on_after_a_resume():
@@ -278,7 +278,7 @@ def test_a_fine_tuned_run_resumes_within_its_warm_up():
     load(second, checkpoint_of(first))
     held = []
     for seed in range(2):
-        held.append(second.learner.fine_tuning.holds_actor)
+        held.append(second._fine_tuning.holds_actor)
         roll_out(second, seed)
         second.update()
     assert held == [True, False]

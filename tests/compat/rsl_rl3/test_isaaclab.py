@@ -184,7 +184,7 @@ def test_the_student_learns(runs):
 
 
 def test_time_outs_reach_the_algorithm(runs):
-    assert runs.teacher.metrics[0]["episode_start_rate"] == pytest.approx(0.25)
+    assert runs.teacher.metrics[0]["done_rate"] == pytest.approx(0.25)
 
 
 def test_the_fine_tuned_actor_began_as_the_student(runs):

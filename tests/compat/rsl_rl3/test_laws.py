@@ -30,7 +30,7 @@ def gradients_of_update(algorithm):
         gradients.append([p.grad.clone() for p in student_parameters(algorithm)])
         return torch.zeros(())
 
-    algorithm.learner._optimizer_step = record
+    algorithm._optimizer_step = record
     algorithm.update()
     return gradients
 
@@ -40,7 +40,7 @@ def stepwise_gradients(algorithm, gradient_length):
     policy, storage = algorithm.policy, algorithm.storage
     num_steps, num_envs = storage.num_transitions_per_env, storage.num_envs
     live = policy.get_hidden_states()
-    policy.reset(hidden_states=(hidden_state.clone(algorithm.learner.experience.start_state), None))
+    policy.reset(hidden_states=(hidden_state.clone(algorithm.experience.start_state), None))
     gradients = []
     for first in range(0, num_steps, gradient_length):
         policy.detach_hidden_states()
@@ -192,7 +192,7 @@ def test_one_hidden_state_is_kept_per_rollout():
     algorithm = make_ppo(TbpttPPO, 5, 4)
     roll_out(algorithm, 0)
     assert algorithm.storage.saved_hidden_state_a is None
-    assert len(algorithm.learner.states) == 1
+    assert len(algorithm.states) == 1
 
 
 @pytest.mark.parametrize("kind", ["mlp", "lstm"])

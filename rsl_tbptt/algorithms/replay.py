@@ -1,0 +1,399 @@
+"""Models as an update runs them: whole windows, the memory by a scan, frames once each.
+
+Everything of a model but its memory runs once per window, on K * n rows (K steps, n environments).
+A model that cannot be taken apart is run step by step.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import warnings
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from rsl_tbptt.algorithms.update.frames import (
+    FrameObs,
+    frames_apart,
+    shown_once,
+    steps_of,
+)
+from rsl_tbptt.algorithms.update.health import FirstReplay
+from rsl_tbptt.algorithms.update.options import Options
+from rsl_tbptt.compat.versions import OWN_MODELS, MLPModel
+from rsl_tbptt.core import hidden_state
+from rsl_tbptt.core.accumulate import Loss, Outputs, accumulate_group
+from rsl_tbptt.core.hidden_state import HiddenState
+from rsl_tbptt.core.micro_batches import (
+    best_num_micro_batches,
+    best_num_windows,
+    bytes_per_sample,
+)
+from rsl_tbptt.core.recompute import graph_bytes_per_row, graphs_seen, in_parts, most_graph_bytes
+from rsl_tbptt.core.rollout import Rollout, Segments
+from rsl_tbptt.core.scan import Held, HeldInputs, recurrent_scan, unchanged_weights
+from rsl_tbptt.core.windows import Group
+from rsl_tbptt.models.protocol import FrameEncoder, parts_of
+
+if TYPE_CHECKING:
+    from rsl_tbptt.algorithms.auxiliary.heads import AuxiliaryHeads
+
+Head = Callable[[MLPModel, torch.Tensor], Outputs]
+"""Turns what a model's last layer returns for (rows, ...) into outputs of leading shape (rows,)."""
+
+
+def action_head(model: MLPModel, mlp_output: torch.Tensor) -> Outputs:
+    """Return the deterministic action, shape (rows, A)."""
+    if model.distribution is None:
+        return (mlp_output,)
+    return (model.distribution.deterministic_output(mlp_output),)
+
+
+def gaussian_head(model: MLPModel, mlp_output: torch.Tensor) -> Outputs:
+    """Return mean and standard deviation of the action, shape (rows, A) each."""
+    assert model.distribution is not None
+    model.distribution.update(mlp_output)
+    return model.output_mean, model.output_std
+
+
+def distribution_head(model: MLPModel, mlp_output: torch.Tensor) -> Outputs:
+    """Return what makes the action's distribution, shape (rows, ...): ``distribution.update``'s."""
+    return (mlp_output,)
+
+
+class Replay:
+    """A model, replayed over windows that are cut into micro-batches; adds up its gradient."""
+
+    def __init__(
+        self,
+        model: MLPModel,
+        head: Head,
+        *,
+        options: Options | None = None,
+        num_envs: int = 1,
+        window_length: int = 1,
+        heads: AuxiliaryHeads | None = None,
+        single_steps: bool = False,
+        first_replay: FirstReplay | None = None,
+    ) -> None:
+        """Choose how the model is replayed.
+
+        Args:
+            model: A model that follows rsl_rl's interface.
+            head: What of it is returned: ``action_head``, ``gaussian_head``, ``distribution_head``.
+            options: Of the algorithm: scan engine, precision and memory. None takes the defaults.
+            num_envs: Environments of the largest mini-batch.
+            window_length: Steps of the longest window.
+            heads: Auxiliary heads that are trained with the model.
+            single_steps: Whether rollouts are single steps, which are best run at once.
+            first_replay: Looks at the outputs of the memory.
+        """
+        options = options or Options()
+        self.model, self._head, self._heads = model, head, heads
+        self.parameters: list[nn.Parameter] = list(model.parameters())
+        """Of the model alone."""
+        self._parts = parts_of(model)
+        self._engine = options.scan_engine
+        self._num_envs, self._window_length = num_envs, window_length
+        self._single_steps = single_steps
+        self._bytes_per_sample = bytes_per_sample(model)
+        self._bytes_per_frame: dict[str, int] = {}
+        self._spares_memory = options.memory_budget_gb is not None
+        has_memory = self._parts is not None and self._parts.cell is not None
+        self._sees_frames = self._parts is not None and bool(self._parts.encoders)
+        self._first_replay = first_replay if has_memory else None
+        self._autocast = torch.autocast(
+            self.device.type, dtype=torch.bfloat16, enabled=options.use_mixed_precision
+        )
+        _warn_of_channels_last(model)
+        if self._engine != "auto" and not has_memory:
+            warnings.warn(
+                f"scan_engine is '{self._engine}', which has no effect on a"
+                f" {type(model).__name__}: only the memory of rsl_rl's RNNModel and of a"
+                " WindowedModel of rsl_tbptt.models is scanned. Leave it at 'auto'.",
+                stacklevel=4,
+            )
+
+    @property
+    def device(self) -> torch.device:
+        """Where the model is."""
+        return self.parameters[0].device
+
+    def accumulate(
+        self,
+        group: Group,
+        rollout: Rollout | Segments,
+        state: HiddenState,
+        loss: Loss,
+        divisor: float | torch.Tensor,
+        *,
+        num_micro_batches: int,
+        coef: float = 1.0,
+    ) -> tuple[HiddenState, dict[str, torch.Tensor]]:
+        """Add the gradient of one optimiser step's loss; see ``core.accumulate``.
+
+        Args:
+            group: Windows of the optimiser step, in time order.
+            rollout: The rollout, or segments of one.
+            state: State before the first window. Shape: (L, N, H), or a pair of them.
+            loss: The loss.
+            divisor: M, what the weighted sum of per-sample losses is divided by. Shape: ().
+            num_micro_batches: At least so many parts are run one after the other.
+            coef: What the loss counts beside others.
+
+        Returns:
+            The detached state after the group, and the sums of what the loss reports.
+        """
+        least = self.least_micro_batches(rollout.num_envs)
+        with unchanged_weights():
+            return accumulate_group(
+                group,
+                rollout,
+                state,
+                self,
+                loss if self._heads is None else self._heads.beside(loss),
+                divisor,
+                num_micro_batches=max(num_micro_batches, least),
+                coef=coef,
+                windows_at_once=self._windows_at_once,
+            )
+
+    def least_micro_batches(self, num_envs: int) -> int:
+        """Return the micro-batches that so many environments are cut into in any case."""
+        if self._single_steps:
+            return 1
+        return best_num_micro_batches(
+            num_envs,
+            self._window_length,
+            self._bytes_per_sample,
+            self.device,
+            sees_frames=self._sees_frames,
+        )
+
+    @property
+    def _windows_at_once(self) -> int:
+        """How many windows are run as one, whatever the mini-batch.
+
+        The same for small ones, so that memory is linear in the environments that are run.
+        """
+        if self._spares_memory or self._sees_frames:
+            return 1
+        largest = -(-self._num_envs // self.least_micro_batches(self._num_envs))
+        return best_num_windows(largest, self._window_length, self.device)
+
+    def __call__(
+        self,
+        obs: TensorDict | FrameObs,
+        state: HiddenState,
+        episode_starts: torch.Tensor,
+        cuts: tuple[int, ...] = (),
+    ) -> tuple[Outputs, HiddenState]:
+        """Run the model over a window.
+
+        Args:
+            obs: Observations of K steps of n environments, of leading shape (K, n).
+            state: State before the first. Shape: (L, n, H), or a pair of them, or None.
+            episode_starts: True where step t is the first of an episode. Shape: (K, n), bool.
+            cuts: Steps before which the gradient of the state stops; see ``recurrent_scan``.
+
+        Returns:
+            The head's outputs and those of auxiliary heads, of leading shape (K, n), and the state
+            after the last step, all in the parameters' dtype.
+        """
+        shape, dtype = episode_starts.shape, self.parameters[0].dtype
+        with self._autocast:
+            if self._parts is None:
+                outputs, state = self._step_by_step(obs, state, episode_starts, cuts)
+            else:
+                latent = self.encode(obs)
+                if self._parts.cell is not None:
+                    latent, state = recurrent_scan(
+                        self._parts.cell, latent, state, episode_starts, self._engine, cuts
+                    )
+                assert isinstance(latent, torch.Tensor)  # held inputs are those of a memory
+                latent = latent.flatten(0, 1)
+                rows = self._head(self.model, self._parts.head(latent)) + self._further(latent)
+                outputs = tuple(output.unflatten(0, shape) for output in rows)
+        return (
+            tuple(output.to(dtype) for output in outputs),
+            hidden_state.apply(lambda tensor: tensor.to(dtype), state),
+        )
+
+    def _further(self, latent: torch.Tensor) -> Outputs:
+        """Return what auxiliary heads say of what the model's head reads, shape (rows, H)."""
+        if self._first_replay is not None:
+            self._first_replay.see_memory(latent)
+        return () if self._heads is None else self._heads.outputs(latent)
+
+    def encode(self, obs: TensorDict | FrameObs) -> torch.Tensor | HeldInputs:
+        """Return the memory's inputs, shape (K, n, F); frames are encoded in parts, once each.
+
+        Features of frames that are shown for longer are held, if the model takes them so.
+        """
+        parts, shape = self._parts, steps_of(obs).batch_size
+        assert parts is not None  # a model that is run step by step has no such inputs
+        if not parts.encoders:
+            return parts.encode(obs.flatten(0, 1)).unflatten(0, shape)
+        obs = frames_apart(obs, parts.encoders)
+        seen, held, num_bytes = dict(obs.steps.flatten(0, 1).items()), [], 0
+        for group, encoder in parts.encoders.items():
+            rows, places = shown_once(obs.steps[group])
+            held.append(Held(self._features(group, encoder, obs.frames[group], rows), places))
+            num_bytes += len(rows) * self._bytes_per_frame[group]
+        most = most_graph_bytes(self.device, sparing=self._spares_memory)
+        graphs_seen(num_bytes, most * len(parts.encoders))
+        # A frame at every step: its features are rows in order.
+        are_new = [len(each.rows) == each.places.numel() for each in held]
+        if parts.encode_vectors and not all(are_new):
+            return HeldInputs(parts.encode_vectors(seen).unflatten(0, shape), tuple(held))
+        for group, each, is_new in zip(parts.encoders, held, are_new, strict=True):
+            seen[group] = each.rows if is_new else each.at_steps(each.rows).flatten(0, 1)
+        return parts.encode(seen).unflatten(0, shape)
+
+    def _features(
+        self, group: str, encoder: FrameEncoder, frames: torch.Tensor, rows: torch.Tensor
+    ) -> torch.Tensor:
+        """Return features (R, F) of some rows, (R,), of the frames (F, ...) of a group."""
+
+        def encode(some: torch.Tensor) -> torch.Tensor:
+            return encoder(_as_convolved(frames.index_select(0, some)))
+
+        if group not in self._bytes_per_frame:
+            self._bytes_per_frame[group] = graph_bytes_per_row(encode, rows[:1].repeat(2))
+        return in_parts(encode, rows, self._bytes_per_frame[group], sparing=self._spares_memory)
+
+    def _step_by_step(
+        self,
+        obs: TensorDict,
+        state: HiddenState,
+        episode_starts: torch.Tensor,
+        cuts: tuple[int, ...],
+    ) -> tuple[Outputs, HiddenState]:
+        """Replay any model through its public interface; its own state stays."""
+        model, head, steps = self.model, self._head, []
+        with _state_aside(model), _mlp_outputs(model) as mlp_outputs:
+            for t, (step_obs, starts) in enumerate(zip(obs.unbind(0), episode_starts, strict=True)):
+                if t in cuts:
+                    state = hidden_state.detach(state)
+                set_state(model, state, starts)
+                action = model(step_obs, stochastic_output=head is not action_head)
+                if head is gaussian_head:
+                    steps.append((model.output_mean, model.output_std))
+                else:
+                    steps.append((action if head is action_head else _last_of(mlp_outputs, model),))
+                state = model.get_hidden_state()
+        return tuple(torch.stack(parts) for parts in zip(*steps, strict=True)), state
+
+
+def _warn_of_channels_last(model: Any) -> None:
+    """Warn of images that look like height, width and channels; a CNN reads channels first."""
+    of_images = (getattr(model, f"obs_{what}_2d", ()) for what in ("groups", "channels", "dims"))
+    for group, channels, (height, width) in zip(*of_images, strict=True):
+        if width <= 4 < min(channels, height):
+            warnings.warn(
+                f"The images '{group}' are of {channels} channels, height {height} and width"
+                f" {width}, expected channels first: if {width} is their number, give"
+                " images.permute(0, 3, 1, 2).",
+                stacklevel=5,
+            )
+
+
+def seen_by(model: MLPModel, obs: TensorDict) -> TensorDict | FrameObs:
+    """Return what a replay of ``model`` takes of a rollout's observations, batch size (T, N)."""
+    seen, parts = obs.select(*observed_groups(model, obs)), parts_of(model)
+    return seen if parts is None or not parts.encoders else frames_apart(seen, parts.encoders)
+
+
+def observed_groups(model: MLPModel, obs: TensorDict) -> list[str]:
+    """Name the observation groups that a replay of ``model`` reads.
+
+    Args:
+        model: A model that follows rsl_rl's interface.
+        obs: Observations with all groups there are.
+
+    Returns:
+        Those of rsl_rl's own models, a CNN's images included, and of a ``RecurrentModel``; all of
+        them for a model with a forward pass or latent of its own, which may read any, if it has no
+        ``observed_groups`` that say which.
+    """
+    own_groups: Any = getattr(model, "observed_groups", None)
+    if own_groups is not None:
+        return list(own_groups)
+    shapes: Any = getattr(model, "group_shapes", None)
+    if shapes is not None and parts_of(model) is not None:
+        return list(shapes)
+    own_forward = type(model).forward is not MLPModel.forward
+    if own_forward or type(model).get_latent not in [known.get_latent for known in OWN_MODELS]:
+        return list(map(str, obs.keys()))
+    return [*model.obs_groups, *getattr(model, "obs_groups_2d", ())]
+
+
+def _as_convolved(frames: torch.Tensor) -> torch.Tensor:
+    """Return images, (rows, C, H, W), with channels last on a CPU: its convolutions run faster so.
+
+    Copied even if one channel makes both orders one: convolutions go by the strides.
+    """
+    if frames.dim() != 4 or frames.device.type != "cpu":
+        return frames
+    return torch.empty_like(frames, memory_format=torch.channels_last).copy_(frames)
+
+
+def set_state(model: MLPModel, state: HiddenState, episode_starts: torch.Tensor) -> None:
+    """Give a model a state, and let it begin episodes where they start, (n,), in its own way.
+
+    Args:
+        model: A model that follows rsl_rl's interface.
+        state: The state of n environments. It is copied: rsl_rl's models clear theirs in place.
+        episode_starts: Shape (n,), bool.
+    """
+    model.reset(hidden_state=hidden_state.apply(torch.clone, state))
+    if state is not None:
+        model.reset(episode_starts.long())  # as environments give them
+
+
+@contextlib.contextmanager
+def _state_aside(model: MLPModel) -> Iterator[None]:
+    """Give a model back the state that it had, whatever happens inside."""
+    state = model.get_hidden_state()
+    try:
+        yield
+    finally:
+        model.reset(hidden_state=state)
+
+
+@contextlib.contextmanager
+def _mlp_outputs(model: MLPModel) -> Iterator[list[torch.Tensor]]:
+    """Collect what a model's forward passes inside make its distribution from."""
+    seen: list[torch.Tensor] = []
+    distribution = model.distribution
+    if distribution is None:
+        yield seen
+        return
+    update = distribution.update
+
+    def record(mlp_output: torch.Tensor) -> None:
+        seen.append(mlp_output)
+        update(mlp_output)
+
+    vars(distribution)["update"] = record  # hides the class's method
+    try:
+        yield seen
+    finally:
+        del vars(distribution)["update"]
+
+
+def _last_of(mlp_outputs: list[torch.Tensor], model: MLPModel) -> torch.Tensor:
+    """Return the last one.
+
+    Raises:
+        NotImplementedError: If there is none.
+    """
+    if not mlp_outputs:
+        raise NotImplementedError(
+            f"{type(model).__name__} made no action distribution in its forward pass, expected it"
+            " to call `distribution.update`, as rsl_rl's models do with stochastic_output=True."
+        )
+    return mlp_outputs[-1]

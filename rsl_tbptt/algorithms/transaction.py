@@ -1,0 +1,373 @@
+"""An update that is whole or not at all, on all ranks: what surrounds the loop of an algorithm.
+
+::
+
+    for update in transaction:           # a second time only after out of memory
+        with update:                     # keeps what an update changes
+            ...
+            with update.alone():         # what one rank does between two exchanges
+                ...
+            logged = update.commit(...)  # the one transfer; all ranks hear of any rank's error
+
+After an error, or NaN or inf in the result of any rank, everything is as before the update and the
+rollout is dropped.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import traceback
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from itertools import chain
+from typing import Any
+
+import torch
+from rsl_rl.storage import RolloutStorage
+from torch import nn
+
+from rsl_tbptt.algorithms.update.health import Watch
+from rsl_tbptt.algorithms.update.memory_plan import MemoryPlan, Sizes, plan_memory
+from rsl_tbptt.algorithms.update.non_finite import NonFiniteUpdates, Source
+from rsl_tbptt.algorithms.update.options import Options
+from rsl_tbptt.core import hidden_state
+from rsl_tbptt.core.distributed import Ranks
+
+OUT_OF_MEMORY = (
+    "CUDA error: out of memory",
+    "CUDA driver error: out of memory",
+    "Triton Error [CUDA]: out of memory",
+    "CUBLAS_STATUS_ALLOC_FAILED",
+    "CUBLAS_STATUS_NOT_INITIALIZED",  # no memory for its handle
+    "CUDNN_STATUS_ALLOC_FAILED",
+    "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
+)
+"""What CUDA and its libraries say, which torch raises as a RuntimeError."""
+
+
+class UpdateUndoneError(Exception):
+    """Leaves the block of an update that is not finite on some rank, or failed there."""
+
+
+class Transaction:
+    """Runs the updates of an algorithm, each whole or not at all."""
+
+    def __init__(
+        self,
+        storage: RolloutStorage,
+        modules: Sequence[nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        options: Options,
+        ranks: Ranks,
+        *,
+        stateful_models: Sequence[Any],
+        find_source: Callable[[], Source],
+        max_micro_batches: int,
+        on_drop: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Take what an update changes.
+
+        Args:
+            storage: Where rollouts are stored; cleared when an update ends.
+            modules: Their parameters and buffers are kept.
+            optimizers: Their state and options are kept.
+            options: Of the algorithm.
+            ranks: The processes that train together.
+            stateful_models: Models whose states go on after an update that was undone.
+            find_source: Finds where NaN or inf came from, together with all ranks.
+            max_micro_batches: Sequences of the largest mini-batch.
+            on_drop: Takes back what a rollout that is dropped has changed.
+        """
+        self._storage, self.optimizers, self._ranks = storage, optimizers, ranks
+        self.modules, self._rollback = modules, Rollback(modules, optimizers)
+        self.stateful_models, self.on_drop = stateful_models, on_drop
+        self._find_source = find_source
+        self._non_finite = NonFiniteUpdates(options.non_finite, options.max_skipped_updates)
+        self._watch = Watch()
+        self._error: Exception | None = None
+        self._max_micro_batches = max_micro_batches
+        self._budget_gb, self._has_updated = options.memory_budget_gb, False
+        self.num_micro_batches = options.num_micro_batches
+        """At least so many parts of a mini-batch are run one after the other."""
+        self.logged: dict[str, float] = {}
+        """What the last update reports: ``skipped_updates`` (all so far) alone if it was undone."""
+
+    def __iter__(self) -> Iterator[Transaction]:
+        """Yield itself for one update, and again each time that ran out of memory."""
+        self._again = True
+        while self._again:
+            self._again = False
+            yield self
+
+    def __enter__(self) -> Transaction:
+        """Keep everything as it is."""
+        self._error, self._committed, self._has_updated = None, False, True
+        self._rollback.keep()
+        return self
+
+    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
+        """Clear the storage; undo the update first, unless it was committed without an error.
+
+        Returns:
+            Whether the error is dealt with: the update is skipped or made again.
+
+        Raises:
+            ValueError: If the update met NaN or inf and that is not to be skipped.
+            torch.OutOfMemoryError: If one sequence at a time takes too much memory.
+            RuntimeError: If the update failed on another rank; names it and why.
+        """
+        if error is None and self._committed:
+            self._non_finite.passed()
+            self._storage.clear()
+            return True
+        for each in (error, self._error):
+            if each and is_out_of_memory(each):  # first, as the frames hold the activations
+                traceback.clear_frames(each.__traceback__)
+        self._rollback.restore()
+        try:
+            if isinstance(error, UpdateUndoneError):
+                self._explain()
+            elif is_out_of_memory(error) and not self._ranks.together:
+                self._make_smaller(error)
+            else:
+                return False
+        finally:
+            if not self._again:
+                self._drop_rollout()
+        return True
+
+    @contextlib.contextmanager
+    def alone(self) -> Iterator[None]:
+        """Run what only this rank does between two exchanges; nothing inside may exchange.
+
+        Of several ranks one that fails goes on as if it had not, so that none waits for it, and
+        ``commit`` tells all of them.
+        """
+        try:
+            yield
+        except Exception as error:
+            if not self._ranks.together:
+                raise
+            self._error = self._error or error
+
+    def commit(self, metrics: Mapping[str, torch.Tensor]) -> dict[str, float]:
+        """Fetch metrics from the device, in the update's one transfer.
+
+        Args:
+            metrics: What is reported, by name. Shape: () each.
+
+        Returns:
+            The same as numbers.
+
+        Raises:
+            UpdateUndoneError: If on any rank it failed, or they or what it changed are not finite.
+        """
+        values = torch.stack(list(metrics.values()))
+        finite = self._rollback.is_finite() & torch.isfinite(values).all()
+        broken = torch.full_like(finite, self._error is not None) | ~finite
+        broken = self._ranks.sum_tensor(broken.to(values.dtype).view(1))
+        *fetched, broken = torch.cat((values, broken)).tolist()
+        if broken:
+            raise UpdateUndoneError
+        self._committed = True
+        return dict(zip(metrics, fetched, strict=True))
+
+    def log(self, metrics: Mapping[str, float]) -> None:
+        """Report metrics, what follows from them, and how many updates were skipped so far."""
+        skipped = {"skipped_updates": float(self._non_finite.num_skipped)}
+        self.logged = {**metrics, **self._watch(metrics), **skipped}
+
+    def is_finite(self) -> bool:
+        """Return whether all that an update changes is finite on this rank (waits for it)."""
+        return bool(self._rollback.is_finite())
+
+    def plan_memory(
+        self,
+        add_gradients: Callable[[slice, int], None],
+        sizes: Sizes,
+        parameters: Sequence[nn.Parameter],
+    ) -> MemoryPlan:
+        """Predict what an update takes, from the gradient on parts of the last rollout.
+
+        Args:
+            add_gradients: Computes the gradient of this rank on some environments in so many
+                micro-batches.
+            sizes: Of mini-batches.
+            parameters: What is trained.
+
+        Raises:
+            ValueError: If there was no rollout yet, or it is not whole.
+        """
+        step, num_steps = self._storage.step, self._storage.num_transitions_per_env
+        if step not in (0, num_steps) or not (step or self._has_updated):
+            raise ValueError(
+                f"memory_plan() was called at step {step} of {num_steps}, expected after a whole"
+                " rollout: the plan is made from what is stored."
+            )
+        with self._nothing_changes():
+            return plan_memory(
+                lambda num_envs, parts: add_gradients(slice(0, num_envs), parts), sizes, parameters
+            )
+
+    def fit_budget(self, make_plan: Callable[[], MemoryPlan]) -> None:
+        """Fix the micro-batches by ``memory_budget_gb``, before the first update.
+
+        Raises:
+            ValueError: If the budget does not suffice on some rank.
+        """
+        budget, self._budget_gb = self._budget_gb, None
+        if budget is not None:
+            self.num_micro_batches = self._ranks.run_together(
+                lambda: make_plan().num_micro_batches(budget * 1e9)
+            )
+
+    @contextlib.contextmanager
+    def _nothing_changes(self) -> Iterator[None]:
+        """Leave everything inside as it is, random numbers included; gradients are dropped."""
+        devices = {p.device for module in self._rollback.modules for p in module.parameters()}
+        self._rollback.keep()
+        try:
+            with torch.random.fork_rng([device for device in devices if device.type == "cuda"]):
+                yield
+        finally:
+            self._rollback.restore()
+
+    def _explain(self) -> None:
+        """Say on all ranks why the update was undone.
+
+        Raises:
+            Exception: What stopped it on this rank.
+            RuntimeError: Naming what stopped it on another one.
+        """
+        self.logged = {}
+        failed = self._ranks.gather(self._error and f"{type(self._error).__name__}: {self._error}")
+        if any(self._ranks.gather(self._error is not None and is_out_of_memory(self._error))):
+            self._make_smaller(self._error)
+            return
+        if self._error is not None:
+            raise self._error
+        for rank, reason in enumerate(failed):
+            if reason is not None:
+                raise RuntimeError(
+                    f"Rank {rank} could not compute its part of the update ({reason}), which was"
+                    " undone on all ranks."
+                )
+        self._non_finite.met(self._find_source())
+        self.logged = {"skipped_updates": float(self._non_finite.num_skipped)}
+
+    def _make_smaller(self, error: BaseException | None) -> None:
+        """Have the update made again with twice the micro-batches.
+
+        Args:
+            error: What ran out of memory, None if that was another rank.
+
+        Raises:
+            torch.OutOfMemoryError: If they cannot be smaller.
+        """
+        if self.num_micro_batches >= self._max_micro_batches:
+            raise torch.OutOfMemoryError(
+                f"The update ran out of memory with {self.num_micro_batches} micro-batches, one"
+                " sequence at a time, and was undone: lower gradient_length, num_steps_per_env or"
+                " num_envs, or free memory on the device."
+            ) from error
+        self.num_micro_batches = min(2 * self.num_micro_batches, self._max_micro_batches)
+        self._again = True
+        if torch.cuda.is_available():
+            torch.cuda.empty_cache()
+        warnings.warn(
+            f"The update ran out of memory and is made again with {self.num_micro_batches}"
+            " micro-batches: set num_micro_batches to that, or memory_budget_gb to what is free.",
+            stacklevel=4,
+        )
+
+    def _drop_rollout(self) -> None:
+        """Let the environments go on from the states they are in, cleared if not finite."""
+        self.on_drop()
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+        for model in self.stateful_models:
+            model.reset(hidden_state=hidden_state.clear_non_finite(model.get_hidden_state()))
+        self._storage.clear()
+
+
+def is_out_of_memory(error: BaseException | None) -> bool:
+    """Return whether an error says that the device has no memory left."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return True
+    return isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY)
+
+
+class Rollback:
+    """Copy of models and optimisers to go back to; its memory serves one update after another.
+
+    Optimisers must change their tensors in place, as torch's do.
+    """
+
+    def __init__(
+        self, modules: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
+    ) -> None:
+        """Take what an update changes.
+
+        Args:
+            modules: Their parameters and buffers.
+            optimizers: Their state and options.
+        """
+        self.modules, self.optimizers = modules, optimizers
+        self._copies: list[torch.Tensor] = []
+
+    @torch.no_grad()
+    def keep(self) -> None:
+        """Copy everything as it is now."""
+        self._states = [
+            {key: dict(entries) for key, entries in optimizer.state.items()}
+            for optimizer in self.optimizers
+        ]
+        self._groups = [
+            [dict(group) for group in optimizer.param_groups] for optimizer in self.optimizers
+        ]
+        live = [*self._of_modules(), *_tensors(self._states)]
+        if _forms(self._copies) != _forms(live):
+            self._copies = [torch.empty_like(tensor) for tensor in live]
+        torch._foreach_copy_(self._copies, live)
+
+    @torch.no_grad()
+    def restore(self) -> None:
+        """Set everything back to what was kept and drop the gradients."""
+        # Buffers are asked for anew: rsl_rl's normaliser puts other tensors in their place.
+        live = [*self._of_modules(), *_tensors(self._states)]
+        torch._foreach_copy_(live, self._copies)
+        for optimizer, state, groups in zip(
+            self.optimizers, self._states, self._groups, strict=True
+        ):
+            optimizer.state.clear()
+            optimizer.state.update({key: dict(kept) for key, kept in state.items()})
+            for group, kept in zip(optimizer.param_groups, groups, strict=True):
+                group.update(kept)
+            optimizer.zero_grad()
+
+    @torch.no_grad()
+    def is_finite(self) -> torch.Tensor:
+        """Return whether everything is finite as it is now. Shape: (), bool."""
+        states = _tensors(optimizer.state for optimizer in self.optimizers)
+        # Step counts, of no dimension, may live elsewhere.
+        tensors = [*self._of_modules(), *(tensor for tensor in states if tensor.dim() > 0)]
+        # A sum is as telling as each element, and takes a tenth of the time.
+        sums = [tensor.sum() for tensor in tensors if tensor.is_floating_point()]
+        return torch.isfinite(torch.stack(sums)).all()
+
+    def _of_modules(self) -> list[torch.Tensor]:
+        """Return parameters and buffers; those of a shared encoder once."""
+        parameters = chain.from_iterable(module.parameters() for module in self.modules)
+        buffers = chain.from_iterable(module.buffers() for module in self.modules)
+        return list(dict.fromkeys([*parameters, *buffers]))
+
+
+def _tensors(states: Iterable[Mapping]) -> list[torch.Tensor]:
+    """Return the tensors in the states of optimisers."""
+    entries = (entry for state in states for entry in state.values())
+    values = (value for entry in entries for value in entry.values())
+    return [value for value in values if isinstance(value, torch.Tensor)]
+
+
+def _forms(tensors: Iterable[torch.Tensor]) -> list[tuple[torch.Size, torch.dtype, torch.device]]:
+    return [(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]

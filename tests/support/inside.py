@@ -1,0 +1,25 @@
+"""What tests have to look at inside of the algorithms, in one place."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+
+
+def add_gradient(algorithm: Any, mini_batch: Any) -> None:
+    """Add PPO's gradient on one mini-batch of the stored rollout to the parameters'."""
+    rollout, gradient = algorithm._rollout(), algorithm.gradient
+    normalization = gradient.normalization(mini_batch, rollout)
+    gradient.accumulate(mini_batch, rollout, normalization, teacher_coef=0.0, num_micro_batches=1)
+
+
+def start_states(algorithm: Any) -> Any:
+    """Return the states that an update begins with."""
+    return algorithm.states if hasattr(algorithm, "states") else algorithm.experience.start_state
+
+
+def trained_parameters(algorithm: Any) -> list[torch.nn.Parameter]:
+    """Return what the optimisers of an algorithm step."""
+    groups = [group for opt in algorithm.transaction.optimizers for group in opt.param_groups]
+    return [parameter for group in groups for parameter in group["params"]]
