@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rsl_tbptt.algorithms.ppo.rnd import restore_rnd, state_of_rnd
+from rsl_tbptt.algorithms.rnd import restore_rnd, state_of_rnd
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.distributed import Ranks
 

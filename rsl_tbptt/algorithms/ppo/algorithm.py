@@ -12,26 +12,28 @@ from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.auxiliary.heads import AuxiliaryHeads
-from rsl_tbptt.algorithms.ppo.advantages import (
+from rsl_tbptt.algorithms.imitation import FineTuning, Imitation, build_teacher, check_checkpoint
+from rsl_tbptt.algorithms.mini_batches import MiniBatch, plan_mini_batches
+from rsl_tbptt.algorithms.policy_losses import (
+    KL,
+    PpoGradient,
+    PpoRollout,
+    States,
     normalize_advantages,
     store_advantages,
 )
 from rsl_tbptt.algorithms.ppo.arguments import PpoArguments
-from rsl_tbptt.algorithms.ppo.episode_returns import EpisodeReturns
-from rsl_tbptt.algorithms.ppo.fine_tuning import FineTuning
-from rsl_tbptt.algorithms.ppo.gradient import PpoGradient, PpoRollout, States
-from rsl_tbptt.algorithms.ppo.imitation import Imitation, build_teacher
-from rsl_tbptt.algorithms.ppo.loading import check_checkpoint
-from rsl_tbptt.algorithms.ppo.mini_batches import MiniBatch, plan_mini_batches
-from rsl_tbptt.algorithms.ppo.objective import KL
 from rsl_tbptt.algorithms.ppo.options import PpoOptions
-from rsl_tbptt.algorithms.ppo.rnd import RndTraining, restore_rnd, state_of_rnd
-from rsl_tbptt.algorithms.ppo.symmetry import check_symmetry
-from rsl_tbptt.algorithms.ppo.time_outs import TimeOutValues, value_without_advancing
 from rsl_tbptt.algorithms.replay import (
     observed_groups,
 )
+from rsl_tbptt.algorithms.rnd import RndTraining, check_symmetry, restore_rnd, state_of_rnd
 from rsl_tbptt.algorithms.transaction import Transaction, UpdateUndoneError
+from rsl_tbptt.algorithms.truncation_bootstrap import (
+    EpisodeReturns,
+    TimeOutValues,
+    value_without_advancing,
+)
 from rsl_tbptt.algorithms.update.arguments import check_runner_keys, takes
 from rsl_tbptt.algorithms.update.health import HealthLog, explained_variance, finite, obs_scales
 from rsl_tbptt.algorithms.update.memory_plan import MemoryPlan, Sizes

@@ -8,7 +8,7 @@ from support.helpers import make_ppo, numbered
 from support.ppo_reference import roll_out_recording
 
 from rsl_tbptt.algorithms import TbpttPPO
-from rsl_tbptt.algorithms.ppo.mini_batches import MiniBatches
+from rsl_tbptt.algorithms.mini_batches import MiniBatches
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import as_tensors
 from rsl_tbptt.core.rollout import Rollout

@@ -10,7 +10,7 @@ from support.tolerances import PARITY_FLOAT32, SAME_FLOAT32
 from torch.nn.utils import parameters_to_vector
 
 from rsl_tbptt.algorithms import TbpttPPO
-from rsl_tbptt.algorithms.ppo.rnd import RndTraining
+from rsl_tbptt.algorithms.rnd import RndTraining
 from rsl_tbptt.compat.versions import rnd_optimizer
 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")

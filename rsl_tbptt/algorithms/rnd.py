@@ -10,7 +10,8 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from rsl_tbptt.algorithms.ppo.mini_batches import MiniBatch
+from rsl_tbptt.algorithms.mini_batches import MiniBatch
+from rsl_tbptt.algorithms.ppo.options import PpoOptions
 from rsl_tbptt.algorithms.update.optimizers import use_fused_kernels
 from rsl_tbptt.compat.versions import RandomNetworkDistillation
 from rsl_tbptt.core import losses
@@ -144,3 +145,22 @@ def _squared_error(outputs: Outputs, labels: Labels) -> SampleLosses:
     """Return the error of the predicted embedding, one per sample, (K, n)."""
     error = losses.mse(*outputs)
     return SampleLosses(error, {"rnd": error})
+
+
+def check_symmetry(options: PpoOptions, recurrent: bool) -> None:
+    """Check that symmetry can be left to rsl_rl's own update.
+
+    Args:
+        options: The options.
+        recurrent: Whether actor or critic has memory.
+
+    Raises:
+        NotImplementedError: If a model is recurrent.
+        ValueError: If an option is set that rsl_rl's update lacks.
+    """
+    if recurrent:
+        raise NotImplementedError(
+            "symmetry_cfg is set, expected None with a recurrent actor or critic: a mirrored"
+            " sample needs the hidden state of a mirrored episode, which nobody has lived."
+        )
+    options.check_symmetry()
