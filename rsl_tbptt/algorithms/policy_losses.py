@@ -22,8 +22,7 @@ from rsl_tbptt.core import losses
 from rsl_tbptt.core.accumulate import Outputs, SampleLosses
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import HiddenState
-from rsl_tbptt.core.returns import generalized_advantages
-from rsl_tbptt.core.rollout import Labels, Rollout
+from rsl_tbptt.core.rollout import Labels, Rollout, generalized_advantages
 
 Params = tuple[torch.Tensor, ...]
 """Parameters of a distribution, as rsl_rl's ``output_distribution_params``."""

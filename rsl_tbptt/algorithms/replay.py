@@ -25,13 +25,15 @@ from rsl_tbptt.algorithms.update.health import FirstReplay
 from rsl_tbptt.algorithms.update.options import Options
 from rsl_tbptt.compat.versions import OWN_MODELS, MLPModel
 from rsl_tbptt.core import hidden_state
-from rsl_tbptt.core.accumulate import Loss, Outputs, accumulate_group
-from rsl_tbptt.core.hidden_state import HiddenState
-from rsl_tbptt.core.micro_batches import (
+from rsl_tbptt.core.accumulate import (
+    Loss,
+    Outputs,
+    accumulate_group,
     best_num_micro_batches,
     best_num_windows,
     bytes_per_sample,
 )
+from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.recompute import graph_bytes_per_row, graphs_seen, in_parts, most_graph_bytes
 from rsl_tbptt.core.rollout import Rollout, Segments
 from rsl_tbptt.core.scan import Held, HeldInputs, recurrent_scan, unchanged_weights

@@ -27,11 +27,11 @@ from rsl_rl.storage import RolloutStorage
 from torch import nn
 
 from rsl_tbptt.algorithms.update.health import Watch
-from rsl_tbptt.algorithms.update.memory_plan import MemoryPlan, Sizes, plan_memory
 from rsl_tbptt.algorithms.update.non_finite import NonFiniteUpdates, Source
 from rsl_tbptt.algorithms.update.options import Options
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.distributed import Ranks
+from rsl_tbptt.core.memory import MemoryPlan, Sizes, plan_memory
 
 OUT_OF_MEMORY = (
     "CUDA error: out of memory",

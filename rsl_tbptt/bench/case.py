@@ -15,7 +15,7 @@ from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.bench.camera import CAMERA, CNN, IMAGE_SIZE, Camera, SteppedCNNRNNModel
-from rsl_tbptt.core.scan.precision import tf32_in_layers
+from rsl_tbptt.core.scan.layers import tf32_in_layers
 from rsl_tbptt.models import CNNRNNModel
 
 OBS_DIM, ACTION_DIM = 48, 12  # a quadruped's proprioception and its joints

@@ -16,7 +16,7 @@ from torch import nn
 from rsl_tbptt.bench.camera import CNN, Camera
 from rsl_tbptt.bench.case import OBS_DIM, TRAINED, Case, build
 from rsl_tbptt.bench.speed import seconds_of
-from rsl_tbptt.core.scan.precision import products_as_in_layers
+from rsl_tbptt.core.scan.layers import products_as_in_layers
 
 GATES = {"lstm": 4, "gru": 3}
 NUM_ENVS = (256, 1024, 4096)

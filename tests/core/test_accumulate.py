@@ -12,8 +12,7 @@ from support.tbptt_reference import Policy, StepwiseTbptt, full_bptt_by_episode,
 from support.tolerances import EXACT_FLOAT64
 
 from rsl_tbptt.core import hidden_state, losses
-from rsl_tbptt.core.accumulate import SampleLosses, accumulate_group
-from rsl_tbptt.core.micro_batches import split_envs
+from rsl_tbptt.core.accumulate import SampleLosses, accumulate_group, split_envs
 from rsl_tbptt.core.rollout import Rollout, Segments
 from rsl_tbptt.core.windows import num_steps_of_full_group, tbptt_schedule
 

@@ -6,8 +6,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import nn
 
-from rsl_tbptt.core import micro_batches
-from rsl_tbptt.core.micro_batches import (
+from rsl_tbptt.core import accumulate
+from rsl_tbptt.core.accumulate import (
     best_num_micro_batches,
     best_num_windows,
     bytes_per_sample,
@@ -35,7 +35,7 @@ def test_blocks_leave_no_sliver(num_envs, num_steps):
     ],
 )
 def test_blocks_follow_the_cache(monkeypatch, tmp_path, cache, num_steps, expected):
-    monkeypatch.setattr(micro_batches, "_CACHE_SIZE", tmp_path / "size")
+    monkeypatch.setattr(accumulate, "_CACHE_SIZE", tmp_path / "size")
     monkeypatch.setattr(torch, "get_num_threads", lambda: 1)
     if cache:
         (tmp_path / "size").write_text(f"{cache}\n")
@@ -43,7 +43,7 @@ def test_blocks_follow_the_cache(monkeypatch, tmp_path, cache, num_steps, expect
 
 
 def test_more_threads_take_larger_blocks(monkeypatch, tmp_path):
-    monkeypatch.setattr(micro_batches, "_CACHE_SIZE", tmp_path / "size")
+    monkeypatch.setattr(accumulate, "_CACHE_SIZE", tmp_path / "size")
     (tmp_path / "size").write_text("2048K\n")
     monkeypatch.setattr(torch, "get_num_threads", lambda: 8)
     assert best_num_micro_batches(4096, 24, LSTM, CPU) == 2

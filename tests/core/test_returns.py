@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from support.tolerances import EXACT_FLOAT64
 
-from rsl_tbptt.core.returns import generalized_advantages
+from rsl_tbptt.core.rollout import generalized_advantages
 
 GAMMA, LAM = 0.9, 0.8
 

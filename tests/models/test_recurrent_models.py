@@ -21,7 +21,7 @@ from rsl_tbptt.algorithms.replay import Replay, gaussian_head
 from rsl_tbptt.algorithms.replay import seen_by as marked_for
 from rsl_tbptt.algorithms.update.frames import find_held_frames, shown_once
 from rsl_tbptt.core import recompute
-from rsl_tbptt.core.peak_memory import PeakMemory
+from rsl_tbptt.core.memory import PeakMemory
 from rsl_tbptt.core.scan import HeldInputs, recurrent_scan
 from rsl_tbptt.models import CNNRNNModel, RecurrentModel
 from rsl_tbptt.models.protocol import parts_of

@@ -36,7 +36,6 @@ from rsl_tbptt.algorithms.replay import Replay, observed_groups, set_state
 from rsl_tbptt.algorithms.transaction import Transaction
 from rsl_tbptt.algorithms.update.arguments import check_runner_keys, takes
 from rsl_tbptt.algorithms.update.health import FirstReplay, HealthLog, finite, obs_scales
-from rsl_tbptt.algorithms.update.memory_plan import MemoryPlan, Sizes
 from rsl_tbptt.algorithms.update.non_finite import Source, find_source
 from rsl_tbptt.algorithms.update.normalization import update_normalization
 from rsl_tbptt.algorithms.update.optimizers import use_fused_kernels
@@ -54,6 +53,7 @@ from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.accumulate import Loss
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import HiddenState
+from rsl_tbptt.core.memory import MemoryPlan, Sizes
 from rsl_tbptt.core.windows import num_steps_of_full_group, tbptt_schedule
 from rsl_tbptt.models.selected_teachers import models_by_role
 

@@ -36,7 +36,6 @@ from rsl_tbptt.algorithms.truncation_bootstrap import (
 )
 from rsl_tbptt.algorithms.update.arguments import check_runner_keys, takes
 from rsl_tbptt.algorithms.update.health import HealthLog, explained_variance, finite, obs_scales
-from rsl_tbptt.algorithms.update.memory_plan import MemoryPlan, Sizes
 from rsl_tbptt.algorithms.update.non_finite import Source, find_source
 from rsl_tbptt.algorithms.update.normalization import update_normalization
 from rsl_tbptt.algorithms.update.optimizers import follow_kl, step_at, use_fused_kernels
@@ -53,6 +52,7 @@ from rsl_tbptt.compat.versions import (
 )
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.distributed import Ranks
+from rsl_tbptt.core.memory import MemoryPlan, Sizes
 
 
 class TbpttPPO(PPO):

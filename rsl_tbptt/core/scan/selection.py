@@ -13,8 +13,7 @@ import torch
 from rsl_tbptt.core.hidden_state import as_tensors, from_tensors
 from rsl_tbptt.core.scan.cuda.graphs import recordings_aside
 from rsl_tbptt.core.scan.inputs import Held, HeldInputs
-from rsl_tbptt.core.scan.layers import operand_dtype_of
-from rsl_tbptt.core.scan.precision import tf32_in_layers
+from rsl_tbptt.core.scan.layers import operand_dtype_of, tf32_in_layers
 from rsl_tbptt.core.scan.registry import ENGINES, Cell, Engine
 
 T, N, D, H, L = 5, 4, 8, 16, 2

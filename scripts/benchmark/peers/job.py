@@ -10,9 +10,13 @@ from torch.nn import functional
 
 from rsl_tbptt.bench.case import ACTION_DIM, HIDDEN_DIMS, OBS_DIM
 from rsl_tbptt.core import Rollout, accumulate_group, losses, recurrent_scan, tbptt_schedule
-from rsl_tbptt.core.accumulate import Outputs, SampleLosses
+from rsl_tbptt.core.accumulate import (
+    Outputs,
+    SampleLosses,
+    best_num_micro_batches,
+    bytes_per_sample,
+)
 from rsl_tbptt.core.hidden_state import HiddenState
-from rsl_tbptt.core.micro_batches import best_num_micro_batches, bytes_per_sample
 from rsl_tbptt.core.rollout import Labels
 
 

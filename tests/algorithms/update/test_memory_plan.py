@@ -18,7 +18,7 @@ from support.helpers import (
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.core import recompute
-from rsl_tbptt.core.peak_memory import PeakMemory
+from rsl_tbptt.core.memory import PeakMemory
 from rsl_tbptt.core.scan import bytes_beyond_tensors, free_buffers, recordings_aside
 from rsl_tbptt.core.scan.cuda import graphs
 

@@ -9,7 +9,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from rsl_tbptt.core.scan import recurrent_scan
 from rsl_tbptt.core.scan.cuda import graphs
-from rsl_tbptt.core.scan.precision import as_in_layers, products_as_in_layers, tf32_in_layers
+from rsl_tbptt.core.scan.layers import as_in_layers, products_as_in_layers, tf32_in_layers
 
 backends = torch.backends
 

@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from rsl_tbptt.core.peak_memory import PeakMemory
+from rsl_tbptt.core.memory import PeakMemory
 from rsl_tbptt.core.scan import free_buffers, recurrent_scan
 from rsl_tbptt.core.scan.cpu import workspace
 

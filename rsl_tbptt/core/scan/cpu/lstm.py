@@ -22,8 +22,7 @@ import torch
 
 from rsl_tbptt.core.scan.cpu.products import product_into, rows_of_steps
 from rsl_tbptt.core.scan.cpu.workspace import Buffers
-from rsl_tbptt.core.scan.layers import Tensors
-from rsl_tbptt.core.scan.precision import as_in_layers
+from rsl_tbptt.core.scan.layers import Tensors, as_in_layers
 
 tanh_backward = torch.ops.aten.tanh_backward.grad_input
 

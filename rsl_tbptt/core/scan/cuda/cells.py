@@ -19,8 +19,7 @@ from typing import Any, NamedTuple
 import torch
 
 from rsl_tbptt.core.scan.cuda.products import by_kind, by_step, product, project
-from rsl_tbptt.core.scan.layers import ONCE, LayerScan, Tensors
-from rsl_tbptt.core.scan.precision import products_as_in_layers
+from rsl_tbptt.core.scan.layers import ONCE, LayerScan, Tensors, products_as_in_layers
 
 Gradients = tuple[torch.Tensor | None, ...]
 

@@ -30,8 +30,7 @@ from torch.utils._pytree import tree_leaves
 
 from rsl_tbptt.core.scan.cuda import cells
 from rsl_tbptt.core.scan.cuda.cells import PASSES, Gradients, Passes, needed_gradients, take_kept
-from rsl_tbptt.core.scan.layers import LayerScan, Tensors
-from rsl_tbptt.core.scan.precision import tf32_in_layers
+from rsl_tbptt.core.scan.layers import LayerScan, Tensors, tf32_in_layers
 
 Outputs = TypeVar("Outputs")
 

@@ -10,8 +10,7 @@ from typing import Any
 
 import torch
 
-from rsl_tbptt.core.scan.layers import LayerScan, Tensors
-from rsl_tbptt.core.scan.precision import tf32_in_layers
+from rsl_tbptt.core.scan.layers import LayerScan, Tensors, tf32_in_layers
 
 
 def _scan_layer(

@@ -4,7 +4,7 @@ import pytest
 import torch
 from torch import nn
 
-from rsl_tbptt.core.peak_memory import PeakMemory
+from rsl_tbptt.core.memory import PeakMemory
 from rsl_tbptt.core.scan.cpu import weights
 
 KILO = 1000  # of float32: 4000 bytes
