@@ -13,7 +13,7 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from rsl_tbptt.machine import versions
+from rsl_tbptt.tools.doctor import versions
 
 if TYPE_CHECKING:
     from rsl_tbptt.bench.case import Case

@@ -10,7 +10,7 @@ from tabulate import tabulate
 from rsl_tbptt.bench.case import Case, title
 from rsl_tbptt.bench.limit import product_rates, update_flops
 from rsl_tbptt.bench.speed import LIBRARIES, measure_speed
-from rsl_tbptt.machine import machine, versions
+from rsl_tbptt.tools.doctor import machine, versions
 
 SECONDS_PER_SHAPE = 0.1
 """Spent on the rate of each matrix product."""

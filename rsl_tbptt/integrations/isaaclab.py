@@ -21,7 +21,7 @@ try:
     from isaaclab.utils import configclass
     from isaaclab_rl.rsl_rl import RslRlDistillationAlgorithmCfg, RslRlPpoAlgorithmCfg
 except ImportError as error:
-    from rsl_tbptt.doctor import install
+    from rsl_tbptt.tools.doctor import install
 
     raise ImportError(
         "rsl_tbptt.integrations.isaaclab needs Isaac Lab 3.0 on Python 3.12, and importing it "

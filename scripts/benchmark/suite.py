@@ -21,7 +21,7 @@ from rsl_tbptt.bench.speed import (
     check_equal,
 )
 from rsl_tbptt.bench.tables import SECONDS_PER_SHAPE
-from rsl_tbptt.machine import machine, versions
+from rsl_tbptt.tools.doctor import machine, versions
 from scripts.benchmark.results import MemoryResult, Results, TimeResult
 from scripts.benchmark.rows import Row
 

@@ -9,8 +9,8 @@ import os
 import time
 from pathlib import Path
 
-from rsl_tbptt.machine import machine, versions
-from rsl_tbptt.platforms import load_platform
+from rsl_tbptt.tools.doctor import machine, versions
+from rsl_tbptt.tools.platforms import load_platform
 from scripts.pipeline.experiments import default_run
 from scripts.pipeline.run import cost, exit_status, run_parser, run_stages
 from scripts.pipeline.sweep import load_sweep, sweep_stages

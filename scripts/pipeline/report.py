@@ -10,9 +10,8 @@ from typing import Any
 from tabulate import tabulate
 
 from rsl_tbptt.files import complete, write_json
-from rsl_tbptt.machine import machine, versions
-from rsl_tbptt.platforms import load_platform
-from rsl_tbptt.run_doctor import read_curves
+from rsl_tbptt.tools.doctor import machine, read_curves, versions
+from rsl_tbptt.tools.platforms import load_platform
 from scripts.figures import colours, drawn_svg
 from scripts.pipeline.experiments import AcceptanceCheck, Experiment
 from scripts.pipeline.run import Record, clock

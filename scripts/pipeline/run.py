@@ -19,7 +19,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from rsl_tbptt.files import write_json
-from rsl_tbptt.platforms.commands import child_environment, executable, shown
+from rsl_tbptt.tools.platforms import child_environment, executable, shown
 
 PROGRESS = re.compile(r"(?:Learning iteration|\[progress\]) (\d+/\d+)")
 """What rsl_rl and this package print on how far they are."""

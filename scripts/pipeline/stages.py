@@ -3,8 +3,8 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from rsl_tbptt.machine import versions
-from rsl_tbptt.platforms import Training, load_platform
+from rsl_tbptt.tools.doctor import versions
+from rsl_tbptt.tools.platforms import Training, load_platform
 from scripts.pipeline.experiments import Experiment, Policy
 from scripts.pipeline.run import Stage
 

@@ -31,7 +31,6 @@ from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.algorithms.distillation.options import DistillationOptions
 from rsl_tbptt.algorithms.ppo.options import PpoOptions
 from rsl_tbptt.checkpoints.trained_models import read_agent_config
-from rsl_tbptt.doctor import install
 from rsl_tbptt.integrations.isaaclab import (
     TbpttCnnRnnModelCfg,
     TbpttDistillationAlgorithmCfg,
@@ -39,6 +38,7 @@ from rsl_tbptt.integrations.isaaclab import (
     TbpttTeacherCfg,
 )
 from rsl_tbptt.models import CNNRNNModel, SelectedTeachers
+from rsl_tbptt.tools.doctor import install
 
 TAKEN_BY_RSL_RL = ("rnd_cfg", "symmetry_cfg", "share_cnn_encoders")
 """Fields that rsl_rl reads before the options are made."""

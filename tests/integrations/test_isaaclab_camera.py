@@ -46,7 +46,7 @@ def test_its_policy_is_evaluated_and_exported(isaaclab, checkpoint, tmp_path):
         ["evaluate", *shared, str(tmp_path / "evaluation.json"), *evaluation, *CAMERA.split()],
         ["export", *shared, str(tmp_path), "--parity-steps", "3"],
     ):
-        status, printed = isaaclab.call("rsl_tbptt.cli:main", words)
+        status, printed = isaaclab.call("rsl_tbptt.tools.cli:main", words)
         assert status == 0, printed
     assert json.loads((tmp_path / "evaluation.json").read_text())["episodes"] == 2
     parity = json.loads((tmp_path / "parity.json").read_text())
@@ -56,7 +56,7 @@ def test_its_policy_is_evaluated_and_exported(isaaclab, checkpoint, tmp_path):
 def test_its_policy_is_filmed_beside_its_own_camera(isaaclab, checkpoint, tmp_path):
     words = ["play", "--checkpoint", str(checkpoint), "--video", str(tmp_path / "video.gif")]
     overrides = [*CAMERA.split(), "env.episode_length_s=0.5"]
-    status, printed = isaaclab.call("rsl_tbptt.cli:main", [*words, *overrides])
+    status, printed = isaaclab.call("rsl_tbptt.tools.cli:main", [*words, *overrides])
     assert status == 0, printed
     with Image.open(tmp_path / "video.gif") as video:
         assert video.n_frames > 1

@@ -38,7 +38,9 @@ def test_a_task_without_physics_presets_is_evaluated_by_the_checkpoint_alone(
 ):
     """The task is that of the run, and nothing selects what it does not offer."""
     words = ["evaluate", "--checkpoint", str(page("your student").checkpoint), "--episodes", "4"]
-    status, printed = isaaclab.call("rsl_tbptt.cli:main", [*words, "--output", str(tmp_path / "e")])
+    status, printed = isaaclab.call(
+        "rsl_tbptt.tools.cli:main", [*words, "--output", str(tmp_path / "e")]
+    )
     assert status == 0, printed
     evaluation = json.loads((tmp_path / "e").read_text())
     assert (evaluation["task"], evaluation["episodes"]) == ("My-Cartpole", 4)

@@ -71,7 +71,7 @@ def test_evaluation_simulates_what_was_trained_on_unless_told_otherwise(page, is
     run = page.run([*commands()["the teacher"].words, *overrides])
     words = ["evaluate", "--checkpoint", str(run.checkpoint), "--episodes", "2", "--output=e.json"]
     words += ["--overrides", "env.decimation=3"]
-    status, printed = isaaclab.call("rsl_tbptt.cli:main", words, folder=run.folder)
+    status, printed = isaaclab.call("rsl_tbptt.tools.cli:main", words, folder=run.folder)
     result = json.loads((run.folder / "e.json").read_text())
     assert status == 0
     assert "env.yaml: episode_length_s=1\n" in printed

@@ -117,7 +117,7 @@ def test_the_return_does_not_fall_after_a_resume(agent, iterations, teaches, isa
     def evaluate(checkpoint):
         output = tmp_path / "result.json"
         words = ["evaluate", "--checkpoint", checkpoint, "--episodes", 256, "--output", output]
-        assert isaaclab.call("rsl_tbptt.cli:main", [*map(str, words)])[0] == 0
+        assert isaaclab.call("rsl_tbptt.tools.cli:main", [*map(str, words)])[0] == 0
         return json.loads(output.read_text())
 
     teacher = run("rsl_rl_cfg_entry_point", teaches, 1) if teaches else None

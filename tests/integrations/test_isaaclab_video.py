@@ -46,7 +46,7 @@ def roll_out(task, image_size):
     """Act at random; return rewards, the last observations, and the first and last images."""
     import torch
 
-    from rsl_tbptt.platforms import isaaclab
+    from rsl_tbptt.tools.platforms import isaaclab
 
     with isaaclab.simulated_env(
         task,
@@ -70,7 +70,7 @@ def roll_out(task, image_size):
 def test_a_scene_without_a_robot_is_refused():
     from types import SimpleNamespace
 
-    from rsl_tbptt.platforms import isaaclab
+    from rsl_tbptt.tools.platforms import isaaclab
 
     env = SimpleNamespace(unwrapped=SimpleNamespace(scene=SimpleNamespace(articulations={})))
     with pytest.raises(ValueError, match="no articulation, expected a robot to look at"):

@@ -28,7 +28,6 @@ import rsl_tbptt.integrations.mjlab
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.algorithms.distillation.options import DistillationOptions
 from rsl_tbptt.algorithms.ppo.options import PpoOptions
-from rsl_tbptt.doctor import install
 from rsl_tbptt.integrations.mjlab import (
     TbpttCnnRnnModelCfg,
     TbpttDistillationAlgorithmCfg,
@@ -41,6 +40,7 @@ from rsl_tbptt.integrations.mjlab import (
 )
 from rsl_tbptt.integrations.mjlab.runner import EpisodicPolicy, model_arguments
 from rsl_tbptt.models import CNNRNNModel
+from rsl_tbptt.tools.doctor import install
 from rsl_tbptt_tasks.memory import RecallEnv
 from scripts.option_tables import docstrings
 

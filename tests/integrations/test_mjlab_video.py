@@ -16,12 +16,12 @@ pytest.importorskip("mjlab", reason="mjlab has an environment of its own")
 
 from mjlab.viewer import ViewerConfig
 
-from rsl_tbptt.platforms.mjlab import _looked_at
+from rsl_tbptt.tools.platforms.mjlab import _looked_at
 
 WIDTH, HEIGHT = 96, 72
 ROLL_OUT = f"""
 import json, torch
-from rsl_tbptt.platforms import mjlab
+from rsl_tbptt.tools.platforms import mjlab
 
 def roll_out(image_size):
     sizes = dict(num_envs=3, seed=5, device="cpu", clip_actions=None, overrides=[])

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from support.helpers import IMAGES, make_model
 
-from rsl_tbptt.export import (
+from rsl_tbptt.tools.export import (
     export_onnx,
     export_torchscript,
     make_sequence,

@@ -11,9 +11,9 @@ from torch import nn
 from rsl_tbptt.algorithms.replay import Replay, action_head, seen_by
 from rsl_tbptt.algorithms.update.frames import find_held_frames
 from rsl_tbptt.core import hidden_state
-from rsl_tbptt.export import export_onnx, export_torchscript, run_onnx, run_torchscript
 from rsl_tbptt.models import CNNRNNModel, RecurrentModel
 from rsl_tbptt.models.protocol import parts_of
+from rsl_tbptt.tools.export import export_onnx, export_torchscript, run_onnx, run_torchscript
 
 T, N = 7, 3
 TOLERANCE = 1e-5

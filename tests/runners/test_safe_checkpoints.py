@@ -11,8 +11,8 @@ from rsl_rl.runners import OnPolicyRunner
 from support.safe_runs import make_runner
 
 from rsl_tbptt.checkpoints.writing import NotWrittenError, save_checkpoint
-from rsl_tbptt.run_doctor import read_curves
 from rsl_tbptt.runners import TbpttDistillationRunner
+from rsl_tbptt.tools.doctor import read_curves
 
 
 @pytest.mark.parametrize("kind", ["distillation", "ppo"])

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from rsl_tbptt.platforms.commands import child_environment, executable
-from rsl_tbptt.video import HEADING, SIZE
+from rsl_tbptt.tools.platforms import child_environment, executable
+from rsl_tbptt.tools.play import HEADING, SIZE
 from scripts.pipeline.stages import find_checkpoint
 
 pytestmark = pytest.mark.isaaclab
@@ -83,7 +83,7 @@ def evaluate(isaaclab):
 
     def evaluated(checkpoint, output):
         words = ["evaluate", "--checkpoint", checkpoint, "--episodes", 8, "--output", output]
-        status, printed = isaaclab.call("rsl_tbptt.cli:main", [*map(str, words)])
+        status, printed = isaaclab.call("rsl_tbptt.tools.cli:main", [*map(str, words)])
         assert status == 0, printed
         return json.loads(output.read_text())
 
@@ -100,7 +100,7 @@ def test_a_policy_is_evaluated_on_the_same_starts_again(evaluate, student, tmp_p
 def test_policies_are_filmed_on_the_same_starts(isaaclab, teacher, student, tmp_path):
     words = ["play", "--video", tmp_path / "video.webp", "--num-envs", 2]
     words += ["--checkpoint", teacher, "--checkpoint", student]
-    status, printed = isaaclab.call("rsl_tbptt.cli:main", [*map(str, words)])
+    status, printed = isaaclab.call("rsl_tbptt.tools.cli:main", [*map(str, words)])
     assert status == 0, printed
     with Image.open(tmp_path / "video.webp") as video:
         first = np.asarray(video.convert("RGB"), dtype=int)[HEADING + 30 :]

@@ -8,8 +8,8 @@ from html.parser import HTMLParser
 import pytest
 import torch
 
-from rsl_tbptt.evaluation import summarise
 from rsl_tbptt.files import write_json
+from rsl_tbptt.tools.evaluate import summarise
 from scripts.pipeline import __main__ as pipeline
 from scripts.pipeline.experiments import DEMO, FINETUNE, AcceptanceCheck, load_experiment
 from scripts.pipeline.report import collect, format_table, write_report

@@ -5,9 +5,8 @@ import shlex
 
 import pytest
 
-from rsl_tbptt.cli import command_parser
-from rsl_tbptt.platforms import load_platform
-from rsl_tbptt.platforms.commands import shown
+from rsl_tbptt.tools.cli import command_parser
+from rsl_tbptt.tools.platforms import load_platform, shown
 from scripts.pipeline import __main__ as pipeline
 from scripts.pipeline.experiments import DEMO, FINETUNE, Policy, load_experiment
 from scripts.pipeline.run import run_stages

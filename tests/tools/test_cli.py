@@ -10,11 +10,13 @@ import pytest
 import torch
 from support.helpers import make_distillation
 
-from rsl_tbptt import cli, doctor, evaluation, play, video
 from rsl_tbptt.algorithms import TbpttDistillation
-from rsl_tbptt.cli import COMMANDS, command_parser, main
-from rsl_tbptt.doctor import install
 from rsl_tbptt.runners import TbpttOnPolicyRunner
+from rsl_tbptt.tools import cli, doctor, play
+from rsl_tbptt.tools import evaluate as evaluation
+from rsl_tbptt.tools import play as video
+from rsl_tbptt.tools.cli import COMMANDS, command_parser, main
+from rsl_tbptt.tools.doctor import install
 from rsl_tbptt_tasks.memory import RecallEnv
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit")
@@ -31,7 +33,7 @@ def test_help(capsys, name):
 
 
 def test_help_names_every_command_and_loads_nothing_slow():
-    code = "import sys; from rsl_tbptt.cli import main\n"
+    code = "import sys; from rsl_tbptt.tools.cli import main\n"
     code += "try: main(['--help'])\nfinally: print(*sys.modules)"
     shown = subprocess.run(
         [sys.executable, "-c", code], capture_output=True, text=True, check=True

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
-from rsl_tbptt.machine import machine
-from rsl_tbptt.platforms.commands import child_environment, executable
+from rsl_tbptt.tools.doctor import machine
+from rsl_tbptt.tools.platforms import child_environment, executable
 
 
 def test_cpu_children_get_one_thread_unless_the_user_says_otherwise(monkeypatch):

@@ -9,9 +9,9 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rsl_tbptt import evaluation
 from rsl_tbptt.algorithms.auxiliary.errors import WatchedHeads
-from rsl_tbptt.evaluation import run_first_episodes, summarise, watched
+from rsl_tbptt.tools import evaluate
+from rsl_tbptt.tools.evaluate import run_first_episodes, summarise, watched
 
 LENGTHS = [2, 5, 3]
 
@@ -125,10 +125,10 @@ def test_an_error_of_a_head_that_is_not_finite_is_an_error_of_the_evaluation(mon
     env = FakeEnv()
     platform = SimpleNamespace(step_seconds=lambda _: None)
     start = SimpleNamespace(env=env, obs=env.obs(), platform=platform)
-    monkeypatch.setattr(evaluation, "started", lambda *_, **__: nullcontext(start))
-    monkeypatch.setattr(evaluation, "watched", lambda _: nullcontext(BlindHeads()))
+    monkeypatch.setattr(evaluate, "started", lambda *_, **__: nullcontext(start))
+    monkeypatch.setattr(evaluate, "watched", lambda _: nullcontext(BlindHeads()))
     with pytest.raises(ValueError, match="head 'velocity' is nan, expected a finite number"):
-        evaluation.evaluate(Path("model_0.pt"))
+        evaluate.evaluate(Path("model_0.pt"))
 
 
 def test_summary():

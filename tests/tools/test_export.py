@@ -11,12 +11,12 @@ from rsl_rl.utils.utils import resolve_class
 from support.helpers import make_distillation
 from tensordict import TensorDict
 
-from rsl_tbptt import export
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.checkpoints.trained_models import describe
-from rsl_tbptt.cli import main
-from rsl_tbptt.cli_options import image_size
-from rsl_tbptt.export import (
+from rsl_tbptt.models import CNNRNNModel, RecurrentModel
+from rsl_tbptt.tools import export
+from rsl_tbptt.tools.cli import image_size, main
+from rsl_tbptt.tools.export import (
     export_onnx,
     export_torchscript,
     make_sequence,
@@ -25,8 +25,7 @@ from rsl_tbptt.export import (
     run_policy,
     run_torchscript,
 )
-from rsl_tbptt.models import CNNRNNModel, RecurrentModel
-from rsl_tbptt.policies import images_of, load_policy, split_into_groups
+from rsl_tbptt.tools.policies import images_of, load_policy, split_into_groups
 
 # rsl_rl and Isaac Lab export to TorchScript, which torch is giving up.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit")

@@ -4,10 +4,16 @@ import pytest
 import torch
 from support.helpers import make_distillation, roll_out
 
-from rsl_tbptt import export
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.algorithms.auxiliary.networks import saved_heads
-from rsl_tbptt.export import make_sequence, max_difference, run_onnx, run_onnx_outputs, run_policy
+from rsl_tbptt.tools import export
+from rsl_tbptt.tools.export import (
+    make_sequence,
+    max_difference,
+    run_onnx,
+    run_onnx_outputs,
+    run_policy,
+)
 
 # rsl_rl and Isaac Lab export to TorchScript, which torch is giving up.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit")

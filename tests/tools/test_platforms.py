@@ -14,10 +14,17 @@ import torch
 import yaml
 from tensordict import TensorDict
 
-from rsl_tbptt.platforms import PLATFORMS, Platform, Trained, isaaclab, load_platform, platform_of
-from rsl_tbptt.platforms import mjlab as mjlab_platform
-from rsl_tbptt.platforms import rsl_rl as rsl_rl_alone
-from rsl_tbptt.platforms.noted_env import NotedEnv
+from rsl_tbptt.tools.platforms import (
+    PLATFORMS,
+    NotedEnv,
+    Platform,
+    Trained,
+    isaaclab,
+    load_platform,
+    platform_of,
+)
+from rsl_tbptt.tools.platforms import mjlab as mjlab_platform
+from rsl_tbptt.tools.platforms import rsl_rl as rsl_rl_alone
 
 ASKED_FOR = {
     name: function for name, function in vars(Platform).items() if inspect.isfunction(function)
@@ -38,7 +45,7 @@ def test_every_platform_offers_what_is_asked_for(name):
 
 
 def test_importing_platforms_loads_no_simulator():
-    names = ", ".join(f"rsl_tbptt.platforms.{name}" for name in PLATFORMS)
+    names = ", ".join(f"rsl_tbptt.tools.platforms.{name}" for name in PLATFORMS)
     code = f"import sys, {names}; print(*sys.modules)"
     command = [sys.executable, "-c", code]
     result = subprocess.run(command, capture_output=True, text=True, check=True)

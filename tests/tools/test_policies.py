@@ -17,11 +17,11 @@ from tensordict import TensorDict
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.checkpoints.agent_configs import read_config
 from rsl_tbptt.checkpoints.trained_models import describe, plain
-from rsl_tbptt.cli import main
-from rsl_tbptt.export import export
-from rsl_tbptt.platforms import isaaclab
-from rsl_tbptt.policies import build_policy, load_policy, read_policy
 from rsl_tbptt.runners import TbpttOnPolicyRunner
+from rsl_tbptt.tools.cli import main
+from rsl_tbptt.tools.export import export
+from rsl_tbptt.tools.platforms import isaaclab
+from rsl_tbptt.tools.policies import build_policy, load_policy, read_policy
 from rsl_tbptt_tasks.memory import RecallEnv
 
 GAUSSIAN = {"class_name": "GaussianDistribution", "init_std": 0.1}
@@ -74,7 +74,7 @@ DETOURS = [
     "rsl_rl.models.mlp_model:torch.nn.Sequential",
     "rsl_rl.models.mlp_model.torch.nn.Sequential",
     "rsl_rl.utils.utils:importlib.import_module",
-    "rsl_tbptt.cli:main",
+    "rsl_tbptt.tools.cli:main",
     "rsl_tbptt.models:SelectedTeachers",
     "rsl_rl.runners:OnPolicyRunner",
     "resolve_callable",

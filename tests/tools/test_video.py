@@ -3,10 +3,10 @@
 import numpy as np
 import pytest
 import torch
-from PIL import Image, ImageSequence
+from PIL import Image, ImageDraw, ImageSequence
 
-from rsl_tbptt import video
-from rsl_tbptt.video import (
+from rsl_tbptt.tools import play
+from rsl_tbptt.tools.play import (
     HEADING,
     SEEN_WIDTH,
     SIZE,
@@ -65,7 +65,7 @@ def test_an_episode_that_ended_turns_grey_and_keeps_its_last_image(films):
 def test_seconds_and_ends_are_written_on_the_robots(films, monkeypatch):
     texts = []
     monkeypatch.setattr(
-        video.ImageDraw.ImageDraw, "text", lambda self, xy, text, *_, **__: texts.append(text)
+        ImageDraw.ImageDraw, "text", lambda self, xy, text, *_, **__: texts.append(text)
     )
     frame(films, 3, NUM_FRAMES)
     assert texts == ["teacher", "0.3 s", "0.3 s", "student", "ended after 0.2 s", "0.3 s"]
@@ -111,7 +111,7 @@ def test_a_file_that_would_be_large_becomes_coarser(tmp_path, monkeypatch):
     sizes = {}
     for suffix in (".gif", ".webp"):
         for limit in (10**9, 1):
-            monkeypatch.setattr(video, "MAX_BYTES", limit)
+            monkeypatch.setattr(play, "MAX_BYTES", limit)
             write(noise, tmp_path / f"video{suffix}")
             sizes[suffix, limit] = (tmp_path / f"video{suffix}").stat().st_size
     assert sizes[".webp", 1] < 0.8 * sizes[".webp", 10**9]

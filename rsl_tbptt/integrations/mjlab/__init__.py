@@ -74,7 +74,7 @@ try:
         TbpttMjlabRecurrentRunner,
     )
 except ImportError as error:
-    from rsl_tbptt.doctor import install
+    from rsl_tbptt.tools.doctor import install
 
     raise ImportError(
         "rsl_tbptt.integrations.mjlab needs mjlab 1.6 or 1.7, and importing it failed: "

@@ -25,7 +25,7 @@ from support.several_teachers import (
 from torch import distributed
 
 from rsl_tbptt.core import hidden_state
-from rsl_tbptt.policies import load_policy
+from rsl_tbptt.tools.policies import load_policy
 from rsl_tbptt_tasks.memory import RecallEnv
 
 

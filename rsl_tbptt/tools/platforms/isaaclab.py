@@ -1,4 +1,4 @@
-"""Isaac Lab 3.0: its own environments and commands; see :class:`rsl_tbptt.platforms.Platform`."""
+"""Isaac Lab 3.0: its own environments and commands; see ``Platform``."""
 
 from __future__ import annotations
 
@@ -9,11 +9,11 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rsl_tbptt.platforms import Trained, Training
-from rsl_tbptt.platforms.noted_env import NotedEnv
+from rsl_tbptt.tools.platforms import NotedEnv, Trained, Training
 
 if TYPE_CHECKING:
     import torch
+
 
 TITLE = "Isaac Lab"
 EXTRA = "isaaclab"
@@ -70,7 +70,7 @@ def trained_here(checkpoint: Path) -> bool:
 
 
 def find_trained(checkpoint: Path, task: str | None = None) -> Trained:
-    """Read what Isaac Lab noted; see :class:`rsl_tbptt.platforms.Platform`.
+    """Read what Isaac Lab noted; see :class:`rsl_tbptt.tools.platforms.Platform`.
 
     Raises:
         ValueError: If there is no note, or one of another library's training.
@@ -99,7 +99,7 @@ def find_trained(checkpoint: Path, task: str | None = None) -> Trained:
 
 
 def registered_agent(trained: Trained) -> Mapping[str, Any]:
-    """Return the agent of Isaac Lab's registry; see :class:`rsl_tbptt.platforms.Platform`."""
+    """Return the agent of Isaac Lab's registry; see :class:`rsl_tbptt.tools.platforms.Platform`."""
     from isaaclab.cli import load_external_tasks
     from isaaclab_tasks.utils.parse_cfg import load_cfg_from_registry
 
@@ -120,7 +120,7 @@ def simulated_env(
     image_size: tuple[int, int] | None = None,
     noted: Path | None = None,
 ) -> Iterator[Any]:
-    """Launch the simulator with a task; see :class:`rsl_tbptt.platforms.Platform`."""
+    """Launch the simulator with a task; see :class:`rsl_tbptt.tools.platforms.Platform`."""
     # Imported here because they load the simulator, which writing commands does not need.
     import gymnasium as gym
     from isaaclab.app import launch_simulation
@@ -169,7 +169,7 @@ def _camera_cfg(width: int, height: int) -> Any:
 
 
 def restart(env: Any, seed: int) -> Any:
-    """Start an episode everywhere; see :class:`rsl_tbptt.platforms.Platform`."""
+    """Start an episode everywhere; see :class:`rsl_tbptt.tools.platforms.Platform`."""
     env.seed(seed)
     obs, _ = env.reset()
     return obs
@@ -245,7 +245,7 @@ def task_id(task: str, agent: str) -> str:
 
 
 def train_command(training: Training, *, device: str) -> list[str]:
-    """Write `isaaclab train`; see :class:`rsl_tbptt.platforms.Platform`."""
+    """Write `isaaclab train`; see :class:`rsl_tbptt.tools.platforms.Platform`."""
     command = ["isaaclab", "train", "--rl_library", "rsl_rl", "--task", training.task]
     command += ["--agent", training.agent]
     if training.checkpoint is not None:
@@ -257,7 +257,7 @@ def train_command(training: Training, *, device: str) -> list[str]:
 
 
 def play_command(trained: Trained, checkpoint: Path, *, num_envs: int, device: str) -> list[str]:
-    """Write `isaaclab play`; see :class:`rsl_tbptt.platforms.Platform`."""
+    """Write `isaaclab play`; see :class:`rsl_tbptt.tools.platforms.Platform`."""
     command = ["isaaclab", "play", "--rl_library", "rsl_rl", "--task", trained.task]
     command += ["--agent", trained.agent, "--checkpoint", str(checkpoint)]
     return [*command, "--num_envs", str(num_envs), *placement(trained.task, device)]

@@ -22,9 +22,8 @@ from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.auxiliary.errors import WatchedHeads
 from rsl_tbptt.compat.versions import MLPModel
-from rsl_tbptt.platforms import Platform, load_platform, platform_of
-from rsl_tbptt.platforms.noted_env import ENV
-from rsl_tbptt.policies import build_policy, images_of, read_policy, recorded_latents
+from rsl_tbptt.tools.platforms import ENV, Platform, load_platform, platform_of
+from rsl_tbptt.tools.policies import build_policy, images_of, read_policy, recorded_latents
 
 CONFIDENCE = 0.95
 SECONDS_BETWEEN_REPORTS = 2.0
@@ -76,12 +75,12 @@ def evaluate(
 
     Args:
         checkpoint: ``model_<iteration>.pt`` in a log folder.
-        platform_name: One of :data:`rsl_tbptt.platforms.PLATFORMS`. None finds it out.
+        platform_name: One of :data:`rsl_tbptt.tools.platforms.PLATFORMS`. None finds it out.
         task: Registered id, or for rsl_rl alone ``module:function``. None takes the one that the
             policy was trained on.
         overrides: Presets and settings of the task as in training, in the platform's form.
         agent: YAML file of the training's config where none lies beside the checkpoint.
-        trust: Packages whose classes it may name; see :func:`rsl_tbptt.policies.read_policy`.
+        trust: Packages whose classes it may name; see :func:`rsl_tbptt.tools.policies.read_policy`.
         episodes: Fresh episodes, one per environment, at least 2.
         max_steps: Steps after which an episode counts as it stands, at least 1. None is one more
             than the environment's ``max_episode_length``.

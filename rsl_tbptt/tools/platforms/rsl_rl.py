@@ -1,4 +1,4 @@
-"""rsl_rl alone, with the user's own environments; see :class:`rsl_tbptt.platforms.Platform`."""
+"""rsl_rl alone, with the user's own environments; see ``Platform``."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, NoReturn
 
-from rsl_tbptt.platforms import Trained, Training
+from rsl_tbptt.tools.platforms import Trained, Training
 
 TITLE = "rsl_rl alone"
 EXTRA = TASKS = PROGRAM = None
@@ -59,7 +59,7 @@ def simulated_env(
     """Make an environment by ``module:function``, called with ``(num_envs, seed, device)``.
 
     The module is looked for in the working directory, too. Whether actions are clipped is the
-    environment's own matter; see :class:`rsl_tbptt.platforms.Platform`.
+    environment's own matter; see :class:`rsl_tbptt.tools.platforms.Platform`.
 
     Raises:
         ValueError: If there is no such function, or there are overrides.
@@ -97,7 +97,7 @@ def _factory(name: str) -> Callable[[int, int, str], Any]:
 
 
 def restart(env: Any, seed: int) -> Any:
-    """Start an episode everywhere; see :class:`rsl_tbptt.platforms.Platform`.
+    """Start an episode everywhere; see :class:`rsl_tbptt.tools.platforms.Platform`.
 
     Raises:
         ValueError: If an environment is in the midst of an episode.

@@ -28,9 +28,9 @@ from rsl_tbptt.checkpoints.agent_configs import (
 from rsl_tbptt.checkpoints.reading import read_checkpoint
 from rsl_tbptt.compat.supported import require_models_era
 from rsl_tbptt.compat.versions import MLPModel, resolve_callable
-from rsl_tbptt.platforms import load_platform, platform_of
+from rsl_tbptt.tools.platforms import load_platform, platform_of
 
-require_models_era("rsl_tbptt.policies")
+require_models_era("rsl_tbptt.tools.policies")
 
 from rsl_rl.modules.distribution import Distribution  # noqa: E402  # only there
 

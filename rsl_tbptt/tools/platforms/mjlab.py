@@ -1,4 +1,4 @@
-"""mjlab: its own environments and commands; see :class:`rsl_tbptt.platforms.Platform`."""
+"""mjlab: its own environments and commands; see ``Platform``."""
 
 from __future__ import annotations
 
@@ -10,11 +10,11 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rsl_tbptt.platforms import Trained, Training
-from rsl_tbptt.platforms.noted_env import ENV, NotedEnv
+from rsl_tbptt.tools.platforms import ENV, NotedEnv, Trained, Training
 
 if TYPE_CHECKING:
     import torch
+
 
 TITLE = "mjlab"
 EXTRA = "mjlab"
@@ -42,7 +42,7 @@ def find_trained(checkpoint: Path, task: str | None = None) -> Trained:
     """Find the registered task whose agent is most like the noted one; mjlab notes no id.
 
     Options that a command line has changed do not matter, other classes or groups do; see
-    :class:`rsl_tbptt.platforms.Platform`.
+    :class:`rsl_tbptt.tools.platforms.Platform`.
 
     Raises:
         ValueError: If none or several tasks have such an agent.
@@ -66,7 +66,7 @@ def find_trained(checkpoint: Path, task: str | None = None) -> Trained:
 
 
 def registered_agent(trained: Trained) -> Mapping[str, Any]:
-    """Return the agent of mjlab's registry; see :class:`rsl_tbptt.platforms.Platform`."""
+    """Return the agent of mjlab's registry; see :class:`rsl_tbptt.tools.platforms.Platform`."""
     return asdict(_registry().load_rl_cfg(trained.task))
 
 
@@ -100,7 +100,7 @@ def simulated_env(
     image_size: tuple[int, int] | None = None,
     noted: Path | None = None,
 ) -> Iterator[Any]:
-    """Simulate a task; see :class:`rsl_tbptt.platforms.Platform`.
+    """Simulate a task; see :class:`rsl_tbptt.tools.platforms.Platform`.
 
     Raises:
         ValueError: If there are overrides, or no such task.
@@ -188,7 +188,7 @@ def _looked_at(env_cfg: Any) -> tuple[str | None, tuple[float, float, float]]:
 
 
 def restart(env: Any, seed: int) -> Any:
-    """Start an episode everywhere; see :class:`rsl_tbptt.platforms.Platform`."""
+    """Start an episode everywhere; see :class:`rsl_tbptt.tools.platforms.Platform`."""
     env.seed(seed)
     obs, _ = env.reset()
     return obs
@@ -215,7 +215,7 @@ def task_id(task: str, agent: str) -> str:
 
 
 def train_command(training: Training, *, device: str) -> list[str]:
-    """Write mjlab's `train`; see :class:`rsl_tbptt.platforms.Platform`."""
+    """Write mjlab's `train`; see :class:`rsl_tbptt.tools.platforms.Platform`."""
     command = ["train", task_id(training.task, training.agent)]
     command += ["--env.scene.num-envs", str(training.num_envs)]
     command += ["--agent.max-iterations", str(training.iterations)]
@@ -235,6 +235,6 @@ def _resume(checkpoint: Path) -> list[str]:
 
 
 def play_command(trained: Trained, checkpoint: Path, *, num_envs: int, device: str) -> list[str]:
-    """Write mjlab's `play`; see :class:`rsl_tbptt.platforms.Platform`."""
+    """Write mjlab's `play`; see :class:`rsl_tbptt.tools.platforms.Platform`."""
     command = ["play", trained.task, "--checkpoint-file", str(checkpoint)]
     return [*command, "--num-envs", str(num_envs), "--device", device]

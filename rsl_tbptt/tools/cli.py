@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import argparse
 import importlib.util
+import re
 import sys
 from collections.abc import Callable, Sequence
+from pathlib import Path
 
 from rsl_tbptt.checkpoints.latest import checkpoint_file
-from rsl_tbptt.cli_options import add_doctor, add_evaluate, add_export, add_play
-from rsl_tbptt.doctor import TOOLS, diagnose, install
-from rsl_tbptt.platforms import platform_of
+from rsl_tbptt.tools.doctor import TOOLS, diagnose, install
+from rsl_tbptt.tools.platforms import PLATFORMS, platform_of
 
 Arguments = argparse.Namespace
 
@@ -82,7 +83,7 @@ def run_doctor(args: Arguments) -> int:
     """Check this setup, or a training."""
     if args.folder is not None:
         _require(TOOLS["doctor RUN"])
-        from rsl_tbptt.run_doctor import diagnose_run
+        from rsl_tbptt.tools.doctor import diagnose_run
 
         return 0 if diagnose_run(args.folder) else 1
     return 0 if diagnose(args.device, args.output) else 1
@@ -94,8 +95,8 @@ def run_evaluate(args: Arguments) -> int:
     Raises:
         ValueError: If options contradict each other.
     """
-    from rsl_tbptt.evaluation import evaluate
     from rsl_tbptt.files import output_path, write_json
+    from rsl_tbptt.tools.evaluate import evaluate
 
     if args.env and (args.task or args.platform):
         raise ValueError("--env is given beside --platform or --task, expected one of both.")
@@ -132,7 +133,7 @@ def run_export(args: Arguments) -> int:
     """
     import torch
 
-    from rsl_tbptt.export import export
+    from rsl_tbptt.tools.export import export
 
     parity = export(
         checkpoint_file(args.checkpoint),
@@ -165,7 +166,7 @@ def run_play(args: Arguments) -> int:
     """
     if args.video is not None:
         return _film(args)
-    from rsl_tbptt.play import play
+    from rsl_tbptt.tools.play import play
 
     if len(args.checkpoint) > 1:
         raise ValueError(
@@ -193,7 +194,7 @@ def _film(args: Arguments) -> int:
         ValueError: If an argument is none of the task's settings.
     """
     _require(TOOLS["play --video"])
-    from rsl_tbptt.video import record
+    from rsl_tbptt.tools.play import record
 
     if refused := [word for word in args.further if word.startswith("-")]:
         raise ValueError(
@@ -246,6 +247,154 @@ def _missing(error: ModuleNotFoundError) -> str:
     if name in EXTRAS:
         remedy = install(EXTRAS[name])
     return f"The module {name} is missing, expected it for this command: {remedy}"
+
+
+def add_doctor(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``doctor``."""
+    parser.add_argument(
+        "folder",
+        type=Path,
+        nargs="?",
+        metavar="RUN",
+        help="log folder of a training: say what looks wrong with it instead, and what to try",
+    )
+    parser.add_argument("--output", type=Path, default=Path(), help="folder to write to")
+    _add_device(parser)
+
+
+def add_evaluate(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``evaluate``."""
+    _add_checkpoint(parser)
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="JSON",
+        help="by default a new evaluation.json beside the checkpoint",
+    )
+    where = parser.add_argument_group("where it is evaluated, if not where it was trained")
+    where.add_argument("--platform", choices=PLATFORMS, help="what simulates the task")
+    where.add_argument("--task", help="registered id")
+    where.add_argument(
+        "--env",
+        metavar="MODULE:FUNCTION",
+        help="rsl_rl alone: function (num_envs, seed, device) that returns a VecEnv",
+    )
+    where.add_argument(
+        "--overrides",
+        nargs="+",
+        default=[],
+        help="of Isaac Lab's task: presets=depth renderer=newton_renderer env.NAME=VALUE; numbers"
+        " that the training changed are taken from its params/env.yaml",
+    )
+    parser.add_argument("--episodes", type=int, default=256, help="one per environment (256)")
+    parser.add_argument(
+        "--max-steps",
+        type=int,
+        help="after which an episode counts as it stands (one more than max_episode_length)",
+    )
+    parser.add_argument("--seed", type=int, default=1000, help="of the environments (1000)")
+    _add_device(parser)
+
+
+def add_export(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``export``."""
+    _add_checkpoint(parser)
+    parser.add_argument(
+        "--image",
+        type=image_size,
+        action="append",
+        metavar="GROUP=CxHxW",
+        help="size of the images that a CNN trained by rsl_rl alone sees; one for each group",
+    )
+    parser.add_argument(
+        "--output",
+        type=Path,
+        help="folder, whose files are replaced (a new one, RUN/exported/model_<iteration>)",
+    )
+    parser.add_argument("--parity-steps", type=int, default=64, help="steps compared (64)")
+    parser.add_argument(
+        "--tolerance", type=float, default=1e-4, help="largest difference that passes (1e-4)"
+    )
+    parser.add_argument("--seed", type=int, default=0, help="of the observations compared on (0)")
+
+
+def add_play(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``play``."""
+    parser.epilog = (
+        "Other arguments go on to the platform's command: --viz newton for a window. With --video"
+        " they are settings of the task: env.episode_length_s=4."
+    )
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        action="append",
+        required=True,
+        help="model_<iteration>.pt, or RUN/latest; with --video also several, one column each",
+    )
+    parser.add_argument("--task", help="registered id, by default that of the training")
+    parser.add_argument("--num-envs", type=int, help="environments to show (16, with --video 2)")
+    parser.add_argument(
+        "--video",
+        type=Path,
+        metavar="FILE",
+        help="render the robots into a GIF or WebP file instead, without a screen",
+    )
+    _add_trust(parser)
+    _add_device(parser)
+    parser.set_defaults(further=())
+
+
+def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
+    """Add what names a policy."""
+    parser.add_argument(
+        "--checkpoint",
+        type=Path,
+        required=True,
+        help="model_<iteration>.pt, or RUN/latest for the newest that can be loaded",
+    )
+    parser.add_argument(
+        "--agent",
+        type=Path,
+        metavar="YAML",
+        help="the training's config, where no params/agent.yaml lies beside the checkpoint"
+        " (rsl_rl alone); what the parameters show may be missing: 'actor: {activation: elu}'",
+    )
+    _add_trust(parser)
+
+
+def _add_trust(parser: argparse.ArgumentParser) -> None:
+    """Add what the user trusts."""
+    parser.add_argument(
+        "--trust",
+        action="append",
+        default=[],
+        metavar="PACKAGE",
+        help="load classes of this package too, where the checkpoint or its config names them;"
+        " one for each",
+    )
+
+
+def _add_device(parser: argparse.ArgumentParser) -> None:
+    """Add the device."""
+    parser.add_argument("--device", default="cpu", help="cpu or cuda:<index>")
+
+
+def image_size(argument: str) -> tuple[str, tuple[int, ...]]:
+    """Read ``GROUP=CxHxW``.
+
+    Args:
+        argument: A word of the command line.
+
+    Returns:
+        The group, and channels, height and width.
+
+    Raises:
+        argparse.ArgumentTypeError: If it is something else.
+    """
+    group, _, size = argument.rpartition("=")
+    if not (group and re.fullmatch(r"\d+x\d+x\d+", size)):
+        raise argparse.ArgumentTypeError(f"{argument!r}, expected for example camera=3x64x64.")
+    return group, tuple(map(int, size.split("x")))
 
 
 COMMANDS: dict[

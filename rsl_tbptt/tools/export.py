@@ -27,7 +27,7 @@ from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.files import complete, output_path, write_json
 from rsl_tbptt.models import RecurrentModel
 from rsl_tbptt.models.onnx import OnnxModelWithHeads
-from rsl_tbptt.policies import (
+from rsl_tbptt.tools.policies import (
     Images,
     build_policy,
     check_images,
@@ -66,9 +66,9 @@ def export(
             ``parity.json``, which are replaced there. None is a new one beside the checkpoint,
             ``exported/model_<iteration>``.
         agent: YAML file of the training's config where none lies beside the checkpoint.
-        trust: Packages whose classes it may name; see :func:`rsl_tbptt.policies.read_policy`.
+        trust: Packages whose classes it may name; see :func:`rsl_tbptt.tools.policies.read_policy`.
         images: Sizes of the image groups that a CNN sees; see
-            :func:`rsl_tbptt.policies.load_policy`.
+            :func:`rsl_tbptt.tools.policies.load_policy`.
         parity_steps: Steps compared, at least 1; see :func:`make_sequence`.
         tolerance: Largest difference of an action, or of what a head predicts, that passes.
         seed: Seed of the observations compared on.

@@ -1,10 +1,4 @@
-"""Videos of policies: rendered robots, one column per policy, one row per robot.
-
-Images that a policy sees lie in the lower right corner of its robot's.
-
-Every policy meets the same robots and starts, since the environments have the same seed. The
-simulator's own ray tracer renders them: no screen, no OpenGL, any device.
-"""
+"""Play a checkpoint with the platform's own command, with the task and agent of its training."""
 
 from __future__ import annotations
 
@@ -12,15 +6,54 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
-from PIL import Image, ImageDraw, ImageFont
 from tensordict import TensorDict
 from torch.nn import functional
 
-from rsl_tbptt.evaluation import SEED, run_first_episodes, started
 from rsl_tbptt.files import complete
-from rsl_tbptt.platforms import load_platform, platform_of
+from rsl_tbptt.tools.platforms import load_platform, platform_of, run_shown
+
+if TYPE_CHECKING:
+    from PIL import Image
+
+
+def play(
+    checkpoint: Path,
+    *,
+    task: str | None = None,
+    num_envs: int = 16,
+    device: str = "cpu",
+    further: Sequence[str] = (),
+) -> int:
+    """Show and run the platform's command until it ends.
+
+    Args:
+        checkpoint: ``model_<iteration>.pt`` in a log folder of Isaac Lab or mjlab.
+        task: Registered id. None takes the one that the policy was trained on.
+        num_envs: Environments to show.
+        device: Device of the simulation, ``cpu`` or ``cuda:<index>``.
+        further: Arguments that go on to the command.
+
+    Returns:
+        Its exit status.
+
+    Raises:
+        ValueError: If there is no such file, or nothing tells on what it was trained.
+        FileNotFoundError: If the platform is not installed.
+    """
+    checkpoint = checkpoint.resolve()
+    platform = load_platform(platform_of(checkpoint))
+    if platform.PROGRAM is None:
+        raise ValueError(
+            f"{checkpoint} was trained by {platform.TITLE}, which has no play command, expected a"
+            " checkpoint of Isaac Lab or mjlab."
+        )
+    trained = platform.find_trained(checkpoint, task)
+    command = platform.play_command(trained, checkpoint, num_envs=num_envs, device=device)
+    return run_shown([*command, *further], Path.cwd(), device)
+
 
 SIZE = (240, 180)
 """Width and height of a robot's image, in pixels."""
@@ -76,8 +109,8 @@ def record(
         checkpoints: A file of each policy, all of tasks with the same duration of a step.
         output: GIF or WebP file.
         task: Registered id. None takes the one that each policy was trained on.
-        overrides: Presets and settings of the task, as in :func:`rsl_tbptt.evaluation.evaluate`.
-        trust: Packages whose classes may be named; see :func:`rsl_tbptt.policies.read_policy`.
+        overrides: Presets and settings of the task, as of ``evaluate``.
+        trust: Packages whose classes may be named; see ``read_policy``.
         num_envs: Robots.
         device: Device of simulation and policy, ``cpu`` or ``cuda:<index>``.
 
@@ -108,6 +141,8 @@ def film(
     device: str,
 ) -> Film:
     """Film the first episodes of a policy; see :func:`record`."""
+    from rsl_tbptt.tools.evaluate import SEED, run_first_episodes, started
+
     width, height = SIZE
     with started(
         checkpoint,
@@ -219,6 +254,8 @@ def frame(films: Sequence[Film], index: int, num_frames: int) -> Image.Image:
     Returns:
         The image.
     """
+    from PIL import Image, ImageDraw, ImageFont
+
     (width, height), rows = SIZE, len(films[0].lengths)
     image = Image.new("RGB", (width * len(films), HEADING + height * rows), "white")
     draw, font = ImageDraw.Draw(image), ImageFont.load_default(14)
