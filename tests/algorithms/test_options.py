@@ -15,7 +15,7 @@ from support.helpers import make_distillation, roll_out
 from support.safe_runs import make_runner
 
 from rsl_tbptt.algorithms import TbpttDistillation
-from rsl_tbptt.algorithms.distillation.losses import resolve_behavior_loss
+from rsl_tbptt.algorithms.behavior_losses import resolve_behavior_loss
 from rsl_tbptt.algorithms.distillation.options import DistillationOptions
 from rsl_tbptt.algorithms.ppo.options import PpoOptions
 from rsl_tbptt_tasks.memory import RecallEnv

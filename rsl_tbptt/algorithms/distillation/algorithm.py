@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 import torch
@@ -13,26 +14,29 @@ from tensordict import TensorDict
 from torch import nn
 
 from rsl_tbptt.algorithms.auxiliary.heads import AuxiliaryHeads
+from rsl_tbptt.algorithms.behavior_losses import (
+    ACTIONS,
+    MEMORY,
+    NEWEST,
+    OPTION,
+    or_one,
+    resolve_behavior_loss,
+    sample_weights,
+)
 from rsl_tbptt.algorithms.distillation.arguments import DistillationArguments
-from rsl_tbptt.algorithms.distillation.awaited_teacher import (
+from rsl_tbptt.algorithms.distillation.options import DistillationOptions
+from rsl_tbptt.algorithms.replay import Replay, observed_groups, set_state
+from rsl_tbptt.algorithms.replay_buffer import Experience, MiniBatch, MiniBatches
+from rsl_tbptt.algorithms.teachers import (
     AwaitedTeacher,
+    Dagger,
+    LossPerTeacher,
+    TeacherLayers,
     check_one_source,
     check_teacher,
     load_teacher,
+    teacher_labels,
 )
-from rsl_tbptt.algorithms.distillation.dagger import Dagger
-from rsl_tbptt.algorithms.distillation.experience import Experience
-from rsl_tbptt.algorithms.distillation.labels import teacher_labels
-from rsl_tbptt.algorithms.distillation.learning_rate import scheduled_rate
-from rsl_tbptt.algorithms.distillation.losses import ACTIONS, resolve_behavior_loss
-from rsl_tbptt.algorithms.distillation.mini_batches import MiniBatch, MiniBatches
-from rsl_tbptt.algorithms.distillation.options import DistillationOptions
-from rsl_tbptt.algorithms.distillation.per_teacher import LossPerTeacher
-from rsl_tbptt.algorithms.distillation.rollout_memory import NEWEST
-from rsl_tbptt.algorithms.distillation.sample_weights import OPTION, sample_weights
-from rsl_tbptt.algorithms.distillation.teacher_layers import TeacherLayers
-from rsl_tbptt.algorithms.distillation.update_sums import UpdateSums, or_one
-from rsl_tbptt.algorithms.replay import Replay, observed_groups, set_state
 from rsl_tbptt.algorithms.transaction import Transaction
 from rsl_tbptt.algorithms.update.arguments import check_runner_keys, takes
 from rsl_tbptt.algorithms.update.health import FirstReplay, HealthLog, finite, obs_scales
@@ -595,3 +599,89 @@ def _in_order(end_states: list[HiddenState], drawn: list[MiniBatch]) -> HiddenSt
     """Join the last states of an epoch's mini-batches in the order of the environments."""
     order = torch.cat([mini_batch.envs for mini_batch in drawn]).argsort()
     return hidden_state.select_envs(hidden_state.concatenate_envs(end_states), order)
+
+
+_WEIGHTS = ("weight of newest", "weight of past")
+
+
+@dataclass(frozen=True)
+class UpdateSums:
+    """Sums over samples, on the device until the update ends."""
+
+    losses: list[dict[str, torch.Tensor]] = field(default_factory=list)
+    """Of what the loss reports, by name, one per optimiser step. Shape: () each."""
+
+    weights: list[torch.Tensor] = field(default_factory=list)
+    """Of the samples' weights, of the newest rollout and of the past, one per mini-batch; none
+    where all weigh the same. Shape: (2,) each."""
+
+    grad_norms: list[torch.Tensor] = field(default_factory=list)
+    """Gradient norms before clipping, one per optimiser step. Shape: () each."""
+
+    def totals(self, names: Iterable[str], ranks: Ranks) -> dict[str, torch.Tensor]:
+        """Return sums over all optimiser steps and processes (one exchange). Shape: () each.
+
+        Args:
+            names: Names of what the loss may report, the same for all processes; 0 stands for what
+                it does not.
+            ranks: The processes that train together.
+        """
+        zero = torch.zeros_like(next(iter(self.losses[0].values())))
+        own = {
+            name: torch.stack([sums.get(name, zero) for sums in self.losses]).sum()
+            for name in names
+        }
+        if self.weights:
+            weights = torch.stack(self.weights).sum(0)
+            own |= dict(zip(_WEIGHTS, weights, strict=True))
+        return ranks.sum_named(own)
+
+    def means(
+        self,
+        totals: Mapping[str, torch.Tensor],
+        reported: tuple[str, ...],
+        num_newest: int,
+        num_past: int | torch.Tensor | None,
+    ) -> dict[str, torch.Tensor]:
+        """Return what is logged of the sums.
+
+        Args:
+            totals: What :meth:`totals` returned.
+            reported: Names of what the loss reports.
+            num_newest: Samples of the newest rollout in all passes, of all processes.
+            num_past: Samples of the past in all of them; with None their mean is left out.
+
+        Returns:
+            The weighted means of the losses over their samples, and the mean weight if there are
+            weights. Shape: () each.
+        """
+        divisors: dict[str, Any] = {MEMORY: num_past} if num_past is not None else {}
+        newest, own = num_newest, {}
+        if self.weights:
+            newest, past = (or_one(totals[name]) for name in _WEIGHTS)
+            divisors = dict.fromkeys(divisors, past)
+            own = {OPTION: totals[_WEIGHTS[0]] / num_newest}
+        means = {
+            name: totals[name] / divisors.get(name, newest)
+            for name in reported
+            if name != MEMORY or name in divisors
+        }
+        return {**means, **own, "grad_norm": torch.stack(self.grad_norms).mean()}
+
+
+LAST_SHARE = 0.03
+"""Of the learning rate at the end: a training that is longer than was said goes on learning."""
+
+
+def scheduled_rate(rate: float, num_updates: int, last_update: int) -> float:
+    """Return the learning rate of an update.
+
+    It follows from the number of updates, which checkpoints hold and which skips those that were
+    undone. torch's LinearLR counts on its own, and would have to be saved and held in step.
+
+    Args:
+        rate: That of the first update.
+        num_updates: The updates made so far.
+        last_update: The number of updates over which it falls linearly, as if to 0.
+    """
+    return rate * max(LAST_SHARE, 1.0 - num_updates / last_update)

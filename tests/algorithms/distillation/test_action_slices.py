@@ -7,7 +7,7 @@ from support.tbptt_reference import WeightedSequences, weighted_gradients
 from torch.distributions import Bernoulli, Normal, kl_divergence
 
 from rsl_tbptt.algorithms import TbpttDistillation
-from rsl_tbptt.algorithms.distillation.losses import ACTIONS, STD, resolve_behavior_loss
+from rsl_tbptt.algorithms.behavior_losses import ACTIONS, STD, resolve_behavior_loss
 from rsl_tbptt.core import losses
 
 T, N = 7, 5

@@ -9,7 +9,7 @@ from rsl_rl.algorithms import Distillation
 from support.helpers import make_distillation, make_model, make_obs, parameters_of, roll_out
 
 from rsl_tbptt.algorithms import TbpttDistillation
-from rsl_tbptt.algorithms.distillation.dagger import draw_envs, scheduled_share
+from rsl_tbptt.algorithms.teachers import draw_envs, scheduled_share
 from rsl_tbptt.checkpoints.reading import read_checkpoint
 
 NUM_STEPS, NUM_ENVS = 6, 10

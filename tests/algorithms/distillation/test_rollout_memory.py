@@ -18,8 +18,7 @@ from support.tolerances import SAME_FLOAT32
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import TbpttDistillation
-from rsl_tbptt.algorithms.distillation.mini_batches import MiniBatches
-from rsl_tbptt.algorithms.distillation.rollout_memory import RolloutMemory
+from rsl_tbptt.algorithms.replay_buffer import MiniBatches, RolloutMemory
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import as_tensors
