@@ -18,9 +18,13 @@ from torch import nn
 
 from rsl_tbptt.algorithms.ppo.options import PpoOptions
 from rsl_tbptt.algorithms.truncation_bootstrap import EpisodeReturns
-from rsl_tbptt.checkpoints.latest import checkpoint_file
-from rsl_tbptt.checkpoints.reading import check_matches, read_checkpoint, teacher_state_dict
-from rsl_tbptt.checkpoints.trained_models import check_configured_alike, check_fits
+from rsl_tbptt.checkpoints.describing import check_configured_alike, check_fits
+from rsl_tbptt.checkpoints.reading import (
+    check_matches,
+    checkpoint_file,
+    read_checkpoint,
+    teacher_state_dict,
+)
 from rsl_tbptt.compat.versions import MLPModel, config_advice, resolve_callable
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import HiddenState

@@ -24,9 +24,8 @@ from rsl_tbptt.algorithms.replay import (
     observed_groups,
 )
 from rsl_tbptt.algorithms.update.step_batches import step_batches
-from rsl_tbptt.checkpoints.latest import checkpoint_file
-from rsl_tbptt.checkpoints.reading import read_checkpoint
-from rsl_tbptt.checkpoints.trained_models import check_fits
+from rsl_tbptt.checkpoints.describing import check_fits
+from rsl_tbptt.checkpoints.reading import checkpoint_file, read_checkpoint
 from rsl_tbptt.compat.versions import MLPModel, config_advice, teacher_state_dict
 from rsl_tbptt.core.accumulate import Loss, Outputs, SampleLosses
 from rsl_tbptt.core.hidden_state import HiddenState

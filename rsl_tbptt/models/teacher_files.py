@@ -9,9 +9,13 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from rsl_tbptt.checkpoints.latest import checkpoint_file
-from rsl_tbptt.checkpoints.reading import config_advice, read_checkpoint, teacher_state_dict
-from rsl_tbptt.checkpoints.trained_models import check_fits
+from rsl_tbptt.checkpoints.describing import check_fits
+from rsl_tbptt.checkpoints.reading import (
+    checkpoint_file,
+    config_advice,
+    read_checkpoint,
+    teacher_state_dict,
+)
 from rsl_tbptt.models.teacher_configs import role_of
 
 

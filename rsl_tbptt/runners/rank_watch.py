@@ -26,7 +26,7 @@ from typing import Any
 from torch import distributed
 
 from rsl_tbptt.algorithms.update.checks import MoreThan
-from rsl_tbptt.stop_signals import write_error
+from rsl_tbptt.signals import write_error
 
 HEARTBEAT_TIMEOUT_S = 20.0
 """Default of ``heartbeat_timeout_s``: with the seconds of grace all ranks end within 30."""

@@ -9,7 +9,7 @@ import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
-from rsl_tbptt.checkpoints.latest import checkpoint_file
+from rsl_tbptt.checkpoints.reading import checkpoint_file
 from rsl_tbptt.tools.doctor import TOOLS, diagnose, install
 from rsl_tbptt.tools.platforms import PLATFORMS, platform_of
 

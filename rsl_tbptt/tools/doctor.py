@@ -246,8 +246,8 @@ def diagnose_run(folder: Path) -> bool:
     Raises:
         ValueError: If that is no log folder.
     """
-    from rsl_tbptt.checkpoints.agent_configs import AGENT
-    from rsl_tbptt.checkpoints.latest import numbered_checkpoints
+    from rsl_tbptt.checkpoints.describing import AGENT
+    from rsl_tbptt.checkpoints.reading import numbered_checkpoints
 
     known = folder.is_dir() and (numbered_checkpoints(folder) or events(folder))
     if not (known or (folder / AGENT).is_file()):
@@ -274,7 +274,7 @@ def diagnose_run(folder: Path) -> bool:
 
 def check_config(folder: Path) -> Findings:
     """Look for options that cannot work together, as Isaac Lab and mjlab noted them."""
-    from rsl_tbptt.checkpoints.agent_configs import AGENT, read_config
+    from rsl_tbptt.checkpoints.describing import AGENT, read_config
 
     if not (folder / AGENT).is_file():
         return f"not judged: no {AGENT}, which rsl_rl's own runners do not write", []
@@ -352,8 +352,7 @@ def check_checkpoint(folder: Path) -> Findings:
     """Look whether the newest checkpoint can be read and holds numbers."""
     import torch
 
-    from rsl_tbptt.checkpoints.latest import numbered_checkpoints
-    from rsl_tbptt.checkpoints.reading import read_checkpoint
+    from rsl_tbptt.checkpoints.reading import numbered_checkpoints, read_checkpoint
 
     path = next(iter(numbered_checkpoints(folder)), None)
     if path is None:

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from rsl_tbptt.checkpoints.agent_configs import (
+from rsl_tbptt.checkpoints.describing import (
     AGENT,
     agent_config_file,
     check_agrees,

@@ -7,7 +7,7 @@ from statistics import fmean
 
 from tabulate import tabulate
 
-from rsl_tbptt.checkpoints.agent_configs import agent_config
+from rsl_tbptt.checkpoints.describing import agent_config
 from rsl_tbptt.tools.doctor import read_curves
 from scripts.figures import colours, drawn_svg
 from scripts.pipeline.experiments import Experiment

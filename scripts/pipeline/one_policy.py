@@ -3,7 +3,7 @@
 import argparse
 from pathlib import Path
 
-from rsl_tbptt.checkpoints.latest import checkpoint_file
+from rsl_tbptt.checkpoints.reading import checkpoint_file
 from rsl_tbptt.tools.platforms import run_shown
 from scripts.pipeline.experiments import FINETUNE, AnySection, default_run, load_experiment
 from scripts.pipeline.stages import train_command

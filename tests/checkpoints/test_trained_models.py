@@ -9,7 +9,7 @@ from support.helpers import make_distillation, make_model, make_ppo
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
-from rsl_tbptt.checkpoints.trained_models import check_configured_alike, read_agent_config
+from rsl_tbptt.checkpoints.describing import check_configured_alike, read_agent_config
 from rsl_tbptt.runners import TbpttDistillationRunner
 from rsl_tbptt_tasks.memory import RecallEnv
 

@@ -30,7 +30,7 @@ from support.helpers import CNN, make_obs
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.algorithms.distillation.options import DistillationOptions
 from rsl_tbptt.algorithms.ppo.options import PpoOptions
-from rsl_tbptt.checkpoints.trained_models import read_agent_config
+from rsl_tbptt.checkpoints.describing import read_agent_config
 from rsl_tbptt.integrations.isaaclab import (
     TbpttCnnRnnModelCfg,
     TbpttDistillationAlgorithmCfg,

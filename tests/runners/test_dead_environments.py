@@ -5,7 +5,7 @@ import torch
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
 from support.safe_runs import NUM_ENVS, DisturbedEnv, make_runner
 
-from rsl_tbptt.checkpoints.latest import latest_checkpoint
+from rsl_tbptt.checkpoints.reading import latest_checkpoint
 
 STOCK = {"distillation": DistillationRunner, "ppo": OnPolicyRunner}
 STEPS = 6

@@ -12,11 +12,10 @@ import pytest
 import torch
 from support.safe_runs import DisturbedEnv, make_runner
 
+from rsl_tbptt import runners
 from rsl_tbptt.checkpoints import writing
-from rsl_tbptt.checkpoints.latest import latest_checkpoint
-from rsl_tbptt.checkpoints.writing import NotWrittenError, save_checkpoint
-from rsl_tbptt.runners import log_writer
-from rsl_tbptt.runners.kept_checkpoints import NOTES
+from rsl_tbptt.checkpoints.reading import latest_checkpoint
+from rsl_tbptt.checkpoints.writing import NOTES, NotWrittenError, save_checkpoint
 
 STEPS = 6
 """Of a rollout."""
@@ -73,7 +72,7 @@ def fill(folder):
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_training_goes_on_over_a_full_disk(mounted, monkeypatch):
     folder = mounted(f"size={DISK}")
-    monkeypatch.setattr(log_writer, "RETRY_SECONDS", 0.0)
+    monkeypatch.setattr(runners, "RETRY_SECONDS", 0.0)
 
     full, free = lambda: fill(folder), lambda: (folder / "ballast").unlink()
     runner = make_runner(folder, env=DisturbedEnv({STEPS + 2: full, 3 * STEPS + 2: free}))
@@ -164,7 +163,7 @@ def test_notes_that_cannot_be_written_end_nothing(tmp_path, monkeypatch):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
     with monkeypatch.context() as patched:
-        patched.setattr("rsl_tbptt.runners.kept_checkpoints.write_json", fail)
+        patched.setattr("rsl_tbptt.checkpoints.writing.write_json", fail)
         with pytest.warns(UserWarning, match=rf"{NOTES}' cannot be written \(No space left"):
             runner.learn(1)
     runner.learn(1)
@@ -200,9 +199,9 @@ def test_a_disk_that_is_full_at_the_start_is_refused(mounted):
 def test_curves_go_on_in_another_file_where_there_is_room_again(tmp_path, monkeypatch):
     writer = pytest.importorskip("torch.utils.tensorboard").SummaryWriter(tmp_path)
     now = [100.0]
-    monkeypatch.setattr(log_writer.time, "monotonic", lambda: now[0])
-    log_writer.let_it_fail(writer)
-    log_writer.let_it_fail(writer)
+    monkeypatch.setattr(runners.time, "monotonic", lambda: now[0])
+    runners.let_it_fail(writer)
+    runners.let_it_fail(writer)
     writer.add_scalar("Loss/behavior", 1.0, 0)
     writer.flush()
     thread = writer.file_writer.event_writer._async_writer._worker
@@ -212,7 +211,7 @@ def test_curves_go_on_in_another_file_where_there_is_room_again(tmp_path, monkey
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         writer.add_scalar("Loss/behavior", 3.0, 2)  # too early
-        now[0] += log_writer.RETRY_SECONDS
+        now[0] += runners.RETRY_SECONDS
         writer.add_scalar("Loss/behavior", 4.0, 3)
         writer.close()
     monkeypatch.undo()

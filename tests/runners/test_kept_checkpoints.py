@@ -6,8 +6,7 @@ import pytest
 import torch
 from support.safe_runs import make_runner
 
-from rsl_tbptt.checkpoints.writing import save_checkpoint
-from rsl_tbptt.runners.kept_checkpoints import NOTES, KeptCheckpoints
+from rsl_tbptt.checkpoints.writing import NOTES, KeptCheckpoints, save_checkpoint
 from rsl_tbptt_tasks.memory import RecallEnv
 
 

@@ -13,8 +13,7 @@ import torch
 from support.killed_run import train
 from torch.utils._pytree import tree_leaves
 
-from rsl_tbptt.checkpoints.latest import latest_checkpoint
-from rsl_tbptt.checkpoints.reading import read_checkpoint
+from rsl_tbptt.checkpoints.reading import latest_checkpoint, read_checkpoint
 
 ITERATIONS = 100_000  # more than a process gets to
 KEPT = 3

@@ -12,9 +12,9 @@ from support.failing_run import run_rank
 from support.rank_processes import join_ranks, start_ranks, torchrun
 from support.safe_runs import make_runner
 
-from rsl_tbptt.checkpoints.latest import latest_checkpoint
+from rsl_tbptt.checkpoints.reading import latest_checkpoint
 from rsl_tbptt.core.distributed import Ranks
-from rsl_tbptt.runners import resume_state
+from rsl_tbptt.runners import resume
 from rsl_tbptt.runners.rank_watch import RankWatch
 
 BROKE = "Rank {} of 2 ended: ValueError: the simulator broke"
@@ -86,7 +86,7 @@ def test_the_last_iteration_that_all_finished_is_saved(runs, rank, monkeypatch):
     monkeypatch.setattr(runner, "gpu_world_size", 2)
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # nothing of a rank is there to be left out
-        resume_state.restore(runner, runner._resumed)
+        resume.restore(runner, runner._resumed)
     assert runner.logger.tot_timesteps == own["resume"]["counters"]["tot_timesteps"] > 0
 
 

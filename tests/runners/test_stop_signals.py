@@ -13,10 +13,10 @@ import pytest
 import torch
 from support.safe_runs import DisturbedEnv, make_runner
 
-from rsl_tbptt import stop_signals
+from rsl_tbptt import signals as stop_signals
 from rsl_tbptt.runners import STOPPED
 from rsl_tbptt.runners.rank_watch import RankWatch
-from rsl_tbptt.stop_signals import StopSignals
+from rsl_tbptt.signals import StopSignals
 
 HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
@@ -115,7 +115,7 @@ SIGNALLED = """
 import signal, sys
 for module in sys.argv[3:]:
     __import__(module)
-from rsl_tbptt.stop_signals import StopSignals
+from rsl_tbptt.signals import StopSignals
 print("in the buffer")
 with StopSignals() as signals:
     gone()

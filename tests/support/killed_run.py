@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from rsl_tbptt.checkpoints.latest import NUMBERED
+from rsl_tbptt.checkpoints.reading import NUMBERED
 from support.safe_runs import make_runner
 
 OPTIONS = {

@@ -12,7 +12,7 @@ from support.helpers import make_distillation
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import TbpttDistillation
-from rsl_tbptt.checkpoints.trained_models import describe
+from rsl_tbptt.checkpoints.describing import describe
 from rsl_tbptt.models import CNNRNNModel, RecurrentModel
 from rsl_tbptt.tools import export
 from rsl_tbptt.tools.cli import image_size, main

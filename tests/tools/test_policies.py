@@ -15,8 +15,7 @@ from support.helpers import make_distillation
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import TbpttDistillation
-from rsl_tbptt.checkpoints.agent_configs import read_config
-from rsl_tbptt.checkpoints.trained_models import describe, plain
+from rsl_tbptt.checkpoints.describing import describe, plain, read_config
 from rsl_tbptt.runners import TbpttOnPolicyRunner
 from rsl_tbptt.tools.cli import main
 from rsl_tbptt.tools.export import export

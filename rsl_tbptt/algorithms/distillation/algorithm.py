@@ -43,11 +43,10 @@ from rsl_tbptt.algorithms.update.health import FirstReplay, HealthLog, finite, o
 from rsl_tbptt.algorithms.update.non_finite import Source, find_source
 from rsl_tbptt.algorithms.update.normalization import update_normalization
 from rsl_tbptt.algorithms.update.optimizers import use_fused_kernels
-from rsl_tbptt.algorithms.update.safe_line import SafeLine
 from rsl_tbptt.algorithms.update.step_batches import step_batches
 from rsl_tbptt.algorithms.update.step_checks import StepChecks
+from rsl_tbptt.checkpoints.describing import check_fits, describe_all, model_configs
 from rsl_tbptt.checkpoints.reading import student_state_dict
-from rsl_tbptt.checkpoints.trained_models import check_fits, describe_all, model_configs
 from rsl_tbptt.compat.versions import (
     Distillation,
     MLPModel,
@@ -60,6 +59,7 @@ from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.memory import MemoryPlan, Sizes
 from rsl_tbptt.core.windows import num_steps_of_full_group, tbptt_schedule
 from rsl_tbptt.models.selected_teachers import models_by_role
+from rsl_tbptt.signals import SafeLine
 
 
 class TbpttDistillation(Distillation):

@@ -39,10 +39,9 @@ from rsl_tbptt.algorithms.update.health import HealthLog, explained_variance, fi
 from rsl_tbptt.algorithms.update.non_finite import Source, find_source
 from rsl_tbptt.algorithms.update.normalization import update_normalization
 from rsl_tbptt.algorithms.update.optimizers import follow_kl, step_at, use_fused_kernels
-from rsl_tbptt.algorithms.update.safe_line import SafeLine
 from rsl_tbptt.algorithms.update.step_batches import step_batches
 from rsl_tbptt.algorithms.update.step_checks import StepChecks
-from rsl_tbptt.checkpoints.trained_models import describe_all, model_configs
+from rsl_tbptt.checkpoints.describing import describe_all, model_configs
 from rsl_tbptt.compat.versions import (
     PPO,
     UPDATE_NORMALIZES,
@@ -53,6 +52,7 @@ from rsl_tbptt.compat.versions import (
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.memory import MemoryPlan, Sizes
+from rsl_tbptt.signals import SafeLine
 
 
 class TbpttPPO(PPO):

@@ -49,7 +49,7 @@ def find_trained(checkpoint: Path, task: str | None = None) -> Trained:
     """
     if task is not None:
         return Trained(task, "")
-    from rsl_tbptt.checkpoints.agent_configs import agent_config
+    from rsl_tbptt.checkpoints.describing import agent_config
 
     registry, noted = _registry(), _nature(agent_config(checkpoint))
     found = [

@@ -11,7 +11,7 @@ from support.safe_runs import make_runner
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.algorithms.replay import Replay
 from rsl_tbptt.algorithms.transaction import is_out_of_memory
-from rsl_tbptt.checkpoints.latest import latest_checkpoint
+from rsl_tbptt.checkpoints.reading import latest_checkpoint
 from rsl_tbptt_tasks.memory import RecallEnv
 
 NUM_ENVS = 32

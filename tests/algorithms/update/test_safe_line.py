@@ -11,9 +11,9 @@ import torch
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
 from support.safe_runs import RUNNERS, DisturbedEnv, make_runner
 
-from rsl_tbptt.checkpoints.latest import latest_checkpoint
+from rsl_tbptt.checkpoints.reading import latest_checkpoint
 from rsl_tbptt.checkpoints.writing import NotWrittenError
-from rsl_tbptt.stop_signals import STOPPED, StopSignals
+from rsl_tbptt.signals import STOPPED, StopSignals
 
 STOCK = {"distillation": DistillationRunner, "ppo": OnPolicyRunner}
 
