@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from rsl_tbptt.compat.supported import require_models_era, rsl_rl_era
+from rsl_tbptt.compat import require_models_era, rsl_rl_era
 
 if TYPE_CHECKING:
     from rsl_tbptt.algorithms.distillation.algorithm import TbpttDistillation

@@ -28,7 +28,7 @@ from rsl_tbptt.checkpoints.reading import (
 from rsl_tbptt.compat.versions import MLPModel, config_advice, resolve_callable
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import HiddenState
-from rsl_tbptt.models.selected_teachers import SelectedTeachers
+from rsl_tbptt.models.teacher_group import SelectedTeachers
 
 
 class Imitation:

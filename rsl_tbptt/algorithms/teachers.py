@@ -30,8 +30,7 @@ from rsl_tbptt.compat.versions import MLPModel, config_advice, teacher_state_dic
 from rsl_tbptt.core.accumulate import Loss, Outputs, SampleLosses
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.rollout import Labels
-from rsl_tbptt.models.selected_teachers import SelectedTeachers, selected_by
-from rsl_tbptt.models.selector import NONE
+from rsl_tbptt.models.teacher_group import NONE, SelectedTeachers, selected_by
 
 
 class StoredLabels:

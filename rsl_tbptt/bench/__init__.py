@@ -85,7 +85,7 @@ def require_models_era() -> None:
     Raises:
         ImportError: If rsl_rl is missing or none of 5.0.1 to 5.5.
     """
-    from rsl_tbptt.compat.supported import MODELS_ERA, rsl_rl_era
+    from rsl_tbptt.compat import MODELS_ERA, rsl_rl_era
 
     if rsl_rl_era() != MODELS_ERA:
         raise ImportError(

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import inspect
+import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
 from rsl_rl import algorithms
-from torch import nn
+from torch import distributed, nn
 
-from rsl_tbptt.compat.supported import MODELS_ERA, rsl_rl_era
+from rsl_tbptt.compat import MODELS_ERA, rsl_rl_era
 
 if TYPE_CHECKING or rsl_rl_era() == MODELS_ERA:
     from rsl_rl.algorithms import PPO, Distillation
@@ -26,13 +27,14 @@ if TYPE_CHECKING or rsl_rl_era() == MODELS_ERA:
 else:
     from rsl_rl.modules import RandomNetworkDistillation
 
-    from rsl_tbptt.compat.rsl_rl3.algorithms import PPO, Distillation
-    from rsl_tbptt.compat.rsl_rl3.checkpoints import config_advice, teacher_state_dict
-    from rsl_tbptt.compat.rsl_rl3.models import (
+    from rsl_tbptt.compat.rsl_rl3_algorithms import PPO, Distillation
+    from rsl_tbptt.compat.rsl_rl3_models import (
         GaussianDistribution,
         MLPModel,
         RNNModel,
+        config_advice,
         resolve_callable,
+        teacher_state_dict,
     )
 
     CNNModel = None
@@ -52,9 +54,11 @@ __all__ = [
     "RandomNetworkDistillation",
     "clip_gradients",
     "config_advice",
+    "join_on_cpu",
     "resolve_callable",
     "rnd_optimizer",
     "teacher_state_dict",
+    "world_size",
 ]
 
 UPDATE_NORMALIZES = "update_normalization" in inspect.getsource(algorithms.PPO.update)
@@ -89,3 +93,27 @@ def clip_gradients(
     together = dict.fromkeys(p for own in parameters_of_models for p in own)
     nn.utils.clip_grad_norm_(together, max_norm)
     return norms
+
+
+def world_size() -> int:
+    """Return how many ranks torchrun, or a script like it, has started."""
+    return int(os.environ.get("WORLD_SIZE", "1"))
+
+
+def join_on_cpu(runner: Any) -> None:
+    """Do by gloo what ``_configure_multi_gpu`` of rsl_rl 5.0.1 to 5.5 does by NCCL.
+
+    Args:
+        runner: One of its runners, on the device "cpu", before it builds its algorithm. A second
+            one in the same process joins the ranks of the first.
+    """
+    rank, local_rank = (int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK"))
+    runner.is_distributed, runner.gpu_world_size = True, world_size()
+    runner.gpu_global_rank, runner.gpu_local_rank = rank, local_rank
+    runner.cfg["multi_gpu"] = {
+        "global_rank": rank,
+        "local_rank": local_rank,
+        "world_size": runner.gpu_world_size,
+    }
+    if not distributed.is_initialized():
+        distributed.init_process_group("gloo", rank=rank, world_size=runner.gpu_world_size)

@@ -1,5 +1,5 @@
 """Config classes and runners for frameworks that host rsl_rl."""
 
-from rsl_tbptt.compat.supported import rsl_rl_era
+from rsl_tbptt.compat import rsl_rl_era
 
 rsl_rl_era()  # refuses releases that no part of this package runs with

@@ -15,7 +15,7 @@ from typing import Any
 
 from rsl_tbptt.algorithms.distillation.options import DistillationOptions
 from rsl_tbptt.algorithms.ppo.options import PpoOptions
-from rsl_tbptt.compat.supported import MODELS_ERA, rsl_rl_era
+from rsl_tbptt.compat import MODELS_ERA, rsl_rl_era
 
 try:
     from isaaclab.utils import configclass

@@ -4,25 +4,237 @@ Importing this registers both where that release's runners look class names up, 
 ``class_name = "TbpttDistillation"`` and ``"TbpttPPO"`` work in stock scripts. They are the
 algorithms of :mod:`rsl_tbptt.algorithms`, given the networks of one ``policy`` object::
 
-    runner --policy--> TbpttDistillation, TbpttPPO (compat.rsl_rl3.runner_algorithms)
+    runner --policy--> TbpttDistillation, TbpttPPO (here)
                          | take the policy apart into models, rename the storage
                        TbpttDistillation, TbpttPPO (algorithms)           the update, unchanged
                          |
-                       Distillation, PPO (compat.rsl_rl3.algorithms)      rsl_rl 3.1.2's, of models
+                       Distillation, PPO (compat.rsl_rl3_algorithms)      rsl_rl 3.1.2's, of models
 """
 
-from rsl_tbptt.compat.supported import require_policy_era
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from rsl_tbptt.compat import require_policy_era
 
 require_policy_era("rsl_tbptt.integrations.rsl_rl_v3")
 
+# Only behind the check, as these need rsl_rl 3.
 from rsl_rl.runners import distillation_runner, on_policy_runner  # noqa: E402
+from rsl_rl.storage import RolloutStorage  # noqa: E402
 
-from rsl_tbptt.compat.rsl_rl3.runner_algorithms import (  # noqa: E402
-    TbpttDistillation,
-    TbpttPPO,
-)
+from rsl_tbptt.algorithms.distillation import algorithm as distillation  # noqa: E402
+from rsl_tbptt.algorithms.ppo import algorithm as ppo  # noqa: E402
+from rsl_tbptt.algorithms.ppo.options import PpoOptions  # noqa: E402
+from rsl_tbptt.algorithms.update.health import HealthLog  # noqa: E402
+from rsl_tbptt.compat.rsl_rl3_algorithms import ModelStorage, keep_with_optimizer  # noqa: E402
+from rsl_tbptt.compat.rsl_rl3_models import fit_teacher, model_of, network_state  # noqa: E402
 
 __all__ = ["TbpttDistillation", "TbpttPPO"]
+
+_NEED_A_TEACHER = {
+    field.name: field.default
+    for field in dataclasses.fields(PpoOptions)
+    if field.name.startswith("teacher_")
+}
+
+
+class _OfPolicy:
+    """An algorithm for models, built of a policy's networks once the runner makes the storage."""
+
+    algorithm: Any = None
+    """The algorithm; all that is not defined here is asked of it."""
+
+    def __init__(
+        self,
+        policy: nn.Module,
+        *,
+        device: str = "cpu",
+        multi_gpu_cfg: dict | None = None,
+        **options: Any,
+    ) -> None:
+        """Keep the arguments until ``init_storage``, which the runner calls next.
+
+        Args:
+            policy: One of rsl_rl 3's policies.
+            device: Device of the update.
+            multi_gpu_cfg: rsl_rl's description of the processes, or None for one process.
+            **options: Options of the algorithm.
+
+        Raises:
+            NotImplementedError: If the algorithm shall write checkpoints.
+        """
+        interval = options.get("safe_checkpoint_interval")
+        if interval is not None:
+            raise NotImplementedError(
+                f"safe_checkpoint_interval is {interval!r}, expected None with rsl_rl 3: its runner"
+                " tells the algorithm neither environment nor folder."
+            )
+        self.policy: Any = policy.to(device)
+        self._arguments = {"device": device, "multi_gpu_cfg": multi_gpu_cfg, **options}
+
+    def __getattr__(self, name: str) -> Any:
+        """Ask the algorithm."""
+        return getattr(self.algorithm, name)
+
+    def init_storage(
+        self,
+        training_type: str,
+        num_envs: int,
+        num_transitions_per_env: int,
+        obs: TensorDict,
+        actions_shape: list[int] | tuple[int, ...],
+    ) -> None:
+        """Make the storage and with it the algorithm.
+
+        Args:
+            training_type: "distillation" or "rl".
+            num_envs: Number of environments N.
+            num_transitions_per_env: Steps of a rollout T.
+            obs: Observations of all environments, batch size (N,).
+            actions_shape: (A,).
+
+        Raises:
+            ValueError: If an option is unknown, invalid or contradicts another.
+            NotImplementedError: If the policy is not one of rsl_rl's.
+        """
+        sizes = (num_envs, num_transitions_per_env)
+        device = self._arguments["device"]
+        storage = ModelStorage(training_type, *sizes, obs, actions_shape, device)
+        self.algorithm = self._build(storage, obs)
+        self.algorithm.health_log = HealthLog()
+
+    def _build(self, storage: RolloutStorage, obs: TensorDict) -> Any:
+        """Build the algorithm of the policy's models."""
+        raise NotImplementedError
+
+
+class TbpttDistillation(_OfPolicy):
+    """:class:`rsl_tbptt.algorithms.TbpttDistillation` for rsl_rl 3.1.2's runner.
+
+    A drop-in for that release's Distillation: same policies (StudentTeacher and
+    StudentTeacherRecurrent), checkpoints and runner. All options are there, and all but
+    ``loss_type="kl"`` work: a StudentTeacher has no standard deviation of the teacher's actions.
+    """
+
+    def __init__(self, policy: nn.Module, **arguments: Any) -> None:
+        """Keep the arguments until ``init_storage``.
+
+        Args:
+            policy: StudentTeacher or StudentTeacherRecurrent.
+            **arguments: ``device``, ``multi_gpu_cfg`` and fields of :class:`DistillationOptions`.
+
+        Raises:
+            NotImplementedError: If ``loss_type`` is "kl", or that of a slice.
+        """
+        loss_type = arguments.get("loss_type")
+        slices = loss_type if isinstance(loss_type, list | tuple) else [{"loss": loss_type}]
+        if "kl" in (each["loss"] for each in slices if isinstance(each, dict) and "loss" in each):
+            raise NotImplementedError(
+                "loss_type is 'kl', expected another with rsl_rl 3: its policy keeps no standard"
+                " deviation of the teacher. Use 'nll' or 'mse'."
+            )
+        super().__init__(policy, **arguments)
+
+    def _build(self, storage: RolloutStorage, obs: TensorDict) -> Any:
+        student = model_of(self.policy, "student")
+        fit_teacher(self.policy, obs)
+        teacher = model_of(self.policy, "teacher")
+        algorithm = distillation.TbpttDistillation(student, teacher, storage, **self._arguments)
+
+        def load(loaded: dict[str, Any]) -> None:
+            algorithm.load(loaded, {"student": True, "optimizer": True}, strict=False)
+
+        keep_with_optimizer(algorithm.optimizer, algorithm.save, load)
+        return algorithm
+
+    def act(self, obs: TensorDict) -> torch.Tensor:
+        """Act as the algorithm does: observations of batch size (N,) to actions (N, A)."""
+        if self.policy.loaded_teacher is True:  # by the policy, which loads checkpoints itself
+            self.algorithm.awaited_teacher.forget()
+        return self.algorithm.act(obs)
+
+
+class TbpttPPO(_OfPolicy):
+    """:class:`rsl_tbptt.algorithms.TbpttPPO` for rsl_rl 3.1.2's runner.
+
+    A drop-in for that release's PPO: same policies (ActorCritic and ActorCriticRecurrent),
+    checkpoints and runner. As there, the gradient of actor and critic is clipped by its norm over
+    both. A checkpoint of a distillation that the runner loads makes its student the actor; there is
+    no teacher to imitate.
+    """
+
+    def __init__(self, policy: nn.Module, **arguments: Any) -> None:
+        """Keep the arguments until ``init_storage``.
+
+        Args:
+            policy: ActorCritic or ActorCriticRecurrent.
+            **arguments: ``device``, ``multi_gpu_cfg``, ``rnd_cfg``, ``symmetry_cfg`` and fields of
+                :class:`PpoOptions`.
+
+        Raises:
+            NotImplementedError: If an option needs a teacher's model.
+            ValueError: If an option is set that has no effect with symmetry.
+        """
+        for name, default in _NEED_A_TEACHER.items():
+            if arguments.get(name, default) != default:
+                raise NotImplementedError(
+                    f"{name} is {arguments[name]!r}, expected {default!r} with rsl_rl 3: its runner"
+                    " builds no model of the teacher for PPO."
+                )
+        if arguments.get("symmetry_cfg") is not None and arguments.get("use_mixed_precision"):
+            raise ValueError(
+                "use_mixed_precision is True, expected False with symmetry_cfg: rsl_rl 3's own"
+                " update mirrors the samples then, in full precision."
+            )
+        super().__init__(policy, **arguments)
+        self._loaded_student = False
+
+    def _build(self, storage: RolloutStorage, obs: TensorDict) -> Any:
+        actor, critic = model_of(self.policy, "actor"), model_of(self.policy, "critic")
+        algorithm = ppo.TbpttPPO(actor, critic, storage, **self._arguments)
+
+        def load(loaded: dict[str, Any]) -> None:
+            of_runner = {"actor_state_dict": {}, "rnd_state_dict": {}}  # which it loads itself
+            load_cfg = {"actor": True, "optimizer": True, "rnd": True}
+            algorithm.load(loaded | of_runner, load_cfg, strict=False)
+
+        self.policy.register_load_state_dict_pre_hook(self._before_policy_is_loaded)
+        keep_with_optimizer(
+            algorithm.optimizer, algorithm.save, load, replaces=lambda: self._loaded_student
+        )
+        return algorithm
+
+    def update(self) -> dict[str, float]:
+        """Train actor and critic on the rollout and clear the storage.
+
+        Returns:
+            What :class:`rsl_tbptt.algorithms.TbpttPPO` returns, with ``value`` under rsl_rl 3's
+            name, ``value_function``.
+        """
+        metrics = self.algorithm.update()
+        return {"value_function" if name == "value" else name: v for name, v in metrics.items()}
+
+    def _before_policy_is_loaded(
+        self, policy: nn.Module, state_dict: dict[str, Any], *_: object
+    ) -> None:
+        """Make the student of a distillation the actor and let the policy load itself then.
+
+        Raises:
+            ValueError: If the student does not fit. Nothing is changed then.
+        """
+        self._loaded_student = any(key.startswith("student.") for key in state_dict)
+        if self._loaded_student:
+            student = network_state(state_dict, "student")
+            self.algorithm.load({"student_state_dict": student}, None, strict=True)
+            state_dict.clear()
+            state_dict.update(policy.state_dict())
+
 
 # By name, as the runners' type has no such attribute.
 setattr(distillation_runner, TbpttDistillation.__name__, TbpttDistillation)

@@ -5,11 +5,11 @@
 
 from typing import TYPE_CHECKING
 
-from rsl_tbptt.compat.supported import MODELS_ERA, rsl_rl_era
+from rsl_tbptt.compat import MODELS_ERA, rsl_rl_era
 
 if TYPE_CHECKING or rsl_rl_era() == MODELS_ERA:
     from rsl_tbptt.models.cnn_rnn import CNNRNNModel
     from rsl_tbptt.models.recurrent import RecurrentModel
-    from rsl_tbptt.models.selected_teachers import SelectedTeachers
+    from rsl_tbptt.models.teacher_group import SelectedTeachers
 
     __all__ = ["CNNRNNModel", "RecurrentModel", "SelectedTeachers"]

@@ -13,9 +13,8 @@ from tensordict import TensorDict
 from torch import nn
 
 from rsl_tbptt.core.hidden_state import HiddenState
-from rsl_tbptt.models.onnx import OnnxModel
+from rsl_tbptt.models.exports import OnnxModel, TorchScriptModel
 from rsl_tbptt.models.protocol import FrameEncoder, Observed
-from rsl_tbptt.models.torchscript import TorchScriptModel
 
 
 class RecurrentModel(MLPModel):

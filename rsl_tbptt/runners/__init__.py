@@ -30,7 +30,7 @@ from rsl_tbptt.checkpoints.writing import (
     kept_checkpoints,
     save_checkpoint,
 )
-from rsl_tbptt.compat.cpu_ranks import join_on_cpu, world_size
+from rsl_tbptt.compat.versions import join_on_cpu, world_size
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.runners import resume
 from rsl_tbptt.runners.rank_watch import RankWatch, heartbeat_timeout

@@ -14,7 +14,7 @@ from pathlib import Path
 from statistics import median
 from typing import TYPE_CHECKING, Any
 
-from rsl_tbptt.compat.supported import MODELS_ERA, rsl_rl_era
+from rsl_tbptt.compat import MODELS_ERA, rsl_rl_era
 from rsl_tbptt.tools.platforms import PLATFORMS, Platform, executable, load_platform
 
 if TYPE_CHECKING:

@@ -26,7 +26,7 @@ from rsl_tbptt.algorithms.auxiliary.networks import saved_heads
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.files import complete, output_path, write_json
 from rsl_tbptt.models import RecurrentModel
-from rsl_tbptt.models.onnx import OnnxModelWithHeads
+from rsl_tbptt.models.exports import OnnxModelWithHeads
 from rsl_tbptt.tools.policies import (
     Images,
     build_policy,

@@ -26,7 +26,7 @@ from rsl_tbptt.checkpoints.describing import (
     recorded_config,
 )
 from rsl_tbptt.checkpoints.reading import read_checkpoint
-from rsl_tbptt.compat.supported import require_models_era
+from rsl_tbptt.compat import require_models_era
 from rsl_tbptt.compat.versions import MLPModel, resolve_callable
 from rsl_tbptt.tools.platforms import load_platform, platform_of
 

@@ -1,6 +1,6 @@
 """Tasks in pure torch whose required memory length is a parameter."""
 
-from rsl_tbptt.compat.supported import rsl_rl_era
+from rsl_tbptt.compat import rsl_rl_era
 
 rsl_rl_era()  # README's config in a release that is not supported ends in a bare KeyError
 

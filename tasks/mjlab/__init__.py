@@ -8,7 +8,7 @@ from mjlab.envs import ManagerBasedRlEnvCfg
 from mjlab.rl import RslRlBaseRunnerCfg
 from mjlab.tasks.registry import register_mjlab_task
 
-from rsl_tbptt.integrations.mjlab.runner import (
+from rsl_tbptt.integrations.mjlab import (
     TbpttMjlabDistillationRunner,
     TbpttMjlabRecurrentRunner,
 )

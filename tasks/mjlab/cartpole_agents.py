@@ -9,7 +9,7 @@ from typing import Any
 
 from mjlab.rl import RslRlModelCfg, RslRlOnPolicyRunnerCfg, RslRlPpoAlgorithmCfg
 
-from rsl_tbptt.integrations.mjlab.config import (
+from rsl_tbptt.integrations.mjlab import (
     TbpttDistillationAlgorithmCfg,
     TbpttDistillationRunnerCfg,
     TbpttPpoAlgorithmCfg,

@@ -10,7 +10,7 @@ from typing import Any
 
 from mjlab.rl import RslRlModelCfg, RslRlOnPolicyRunnerCfg
 
-from rsl_tbptt.integrations.mjlab.config import (
+from rsl_tbptt.integrations.mjlab import (
     TbpttCnnRnnModelCfg,
     TbpttDistillationAlgorithmCfg,
     TbpttDistillationRunnerCfg,

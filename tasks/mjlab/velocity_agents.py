@@ -9,15 +9,13 @@ from mjlab.rl import RslRlModelCfg, RslRlOnPolicyRunnerCfg
 from mjlab.tasks.velocity.config.go1.rl_cfg import unitree_go1_ppo_runner_cfg
 from mjlab.tasks.velocity.rl import VelocityOnPolicyRunner
 
-from rsl_tbptt.integrations.mjlab.config import (
+from rsl_tbptt.integrations.mjlab import (
     TbpttCnnRnnModelCfg,
     TbpttDistillationAlgorithmCfg,
     TbpttDistillationRunnerCfg,
-    TbpttPpoAlgorithmCfg,
-)
-from rsl_tbptt.integrations.mjlab.runner import (
     TbpttMjlabDistillationRunner,
     TbpttMjlabRecurrentRunner,
+    TbpttPpoAlgorithmCfg,
 )
 
 

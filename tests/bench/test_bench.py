@@ -89,7 +89,7 @@ def test_wrong_options_are_named(option, message):
 
 
 def test_rsl_rl_of_the_policy_era_is_refused(monkeypatch):
-    monkeypatch.setattr("rsl_tbptt.compat.supported.version", lambda _: "3.1.2")
+    monkeypatch.setattr("rsl_tbptt.compat.version", lambda _: "3.1.2")
     monkeypatch.setattr(bench, "versions", lambda: {"rsl-rl-lib": "3.1.2"})
     with pytest.raises(ImportError, match=r"rsl-rl-lib is 3\.1\.2, expected 5\.0\.1 to 5\.5: "):
         run(*FEW)

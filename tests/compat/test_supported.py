@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 from packaging.specifiers import SpecifierSet
 
-from rsl_tbptt.compat import supported as supported_rsl_rl
-from rsl_tbptt.compat.supported import rsl_rl_era
+from rsl_tbptt import compat as supported_rsl_rl
+from rsl_tbptt.compat import rsl_rl_era
 
 tomllib = pytest.importorskip("tomllib", reason="part of Python since 3.11")
 

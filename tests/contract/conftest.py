@@ -11,7 +11,7 @@ import pytest
 import torch
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
 
-from rsl_tbptt.compat.supported import MODELS_ERA, rsl_rl_era
+from rsl_tbptt.compat import MODELS_ERA, rsl_rl_era
 from rsl_tbptt_tasks.memory import RecallEnv
 
 NUM_STEPS, NUM_ENVS = 6, 6

@@ -29,6 +29,7 @@ from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.algorithms.distillation.options import DistillationOptions
 from rsl_tbptt.algorithms.ppo.options import PpoOptions
 from rsl_tbptt.integrations.mjlab import (
+    EpisodicPolicy,
     TbpttCnnRnnModelCfg,
     TbpttDistillationAlgorithmCfg,
     TbpttDistillationRunnerCfg,
@@ -37,8 +38,8 @@ from rsl_tbptt.integrations.mjlab import (
     TbpttPpoAlgorithmCfg,
     TbpttTeacherCfg,
     TbpttTeachersCfg,
+    model_arguments,
 )
-from rsl_tbptt.integrations.mjlab.runner import EpisodicPolicy, model_arguments
 from rsl_tbptt.models import CNNRNNModel
 from rsl_tbptt.tools.doctor import install
 from rsl_tbptt_tasks.memory import RecallEnv

@@ -58,7 +58,7 @@ from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.memory import MemoryPlan, Sizes
 from rsl_tbptt.core.windows import num_steps_of_full_group, tbptt_schedule
-from rsl_tbptt.models.selected_teachers import models_by_role
+from rsl_tbptt.models.teacher_group import models_by_role
 from rsl_tbptt.signals import SafeLine
 
 

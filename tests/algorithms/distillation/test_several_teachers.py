@@ -28,7 +28,7 @@ from support.tolerances import PARITY_FLOAT32, SAME_FLOAT32
 
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.core import hidden_state
-from rsl_tbptt.models import selected_teachers, teacher_files
+from rsl_tbptt.models import teacher_group
 
 ALL = tuple(TEACHERS)
 
@@ -57,7 +57,7 @@ def float64():
 @pytest.fixture(params=[True, False], ids=["rows_of_their_own", "all_rows"])
 def _choosing(request, monkeypatch):
     """As on a CPU, and as on a GPU."""
-    monkeypatch.setattr(selected_teachers, "_choosing_is_cheap", lambda selected: request.param)
+    monkeypatch.setattr(teacher_group, "_choosing_is_cheap", lambda selected: request.param)
 
 
 def some(config, names):
@@ -184,7 +184,7 @@ def test_a_teacher_without_memory_runs_on_its_rows_alone_and_others_on_all(confi
 
 
 def test_where_choosing_would_wait_all_run_on_all_rows(config, monkeypatch):
-    monkeypatch.setattr(selected_teachers, "_choosing_is_cheap", lambda selected: False)
+    monkeypatch.setattr(teacher_group, "_choosing_is_cheap", lambda selected: False)
     algorithm = make(config)
     seen = rows_run(algorithm)
     roll_out(algorithm, *random_rollout(0, len(config)))
@@ -437,7 +437,7 @@ def test_a_distribution_for_all_is_refused(config):
     obs, _ = random_rollout(0, 4)
     gaussian: Any = {"class_name": "GaussianDistribution"}
     with pytest.raises(ValueError, match="expected None with several teachers: each has its own"):
-        selected_teachers.SelectedTeachers(
+        teacher_group.SelectedTeachers(
             obs[0], {"teacher": ["state"]}, "teacher", 2, "skill", config, gaussian
         )
 
@@ -481,7 +481,7 @@ def test_files_are_read_once_when_training_starts(config, monkeypatch):
     algorithm = make(config)
     assert not algorithm.teacher.loaded
     assert algorithm.teacher_loaded
-    monkeypatch.setattr(teacher_files, "read_checkpoint", None)
+    monkeypatch.setattr(teacher_group, "read_checkpoint", None)
     assert algorithm.teacher_loaded  # learn() is called again
     roll_out(algorithm, *random_rollout(0, len(config)))
 

@@ -13,7 +13,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
-from rsl_tbptt.models import selected_teachers
+from rsl_tbptt.models import teacher_group
 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
 
@@ -170,7 +170,7 @@ def test_an_update_reads_the_device_once_and_a_rollout_never(algorithm_class, op
 
 
 def test_selecting_teachers_reads_nothing_where_that_would_wait(tmp_path, monkeypatch):
-    monkeypatch.setattr(selected_teachers, "_choosing_is_cheap", lambda selected: False)
+    monkeypatch.setattr(teacher_group, "_choosing_is_cheap", lambda selected: False)
     algorithm = several_teachers.make(
         several_teachers.save_teachers(tmp_path), memory_rollouts=1, scan_engine="reference"
     )

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
+import torch
 from rsl_rl import algorithms
 from rsl_rl.storage import RolloutStorage
 from rsl_rl.utils import resolve_optimizer
@@ -70,3 +72,60 @@ class Distillation(algorithms.Distillation):
     def load(self, loaded_dict: dict, load_cfg: dict | None, strict: bool) -> bool:
         """Load nothing: rsl_rl 3's runner loads policy and optimiser itself."""
         return False
+
+
+class ModelStorage(RolloutStorage):
+    """rsl_rl 3's storage with what rsl_rl 5 renamed."""
+
+    # What rsl_rl 5 has no more, by whose types this is checked.
+    add_transitions: Callable[[RolloutStorage.Transition], None]
+    mu: torch.Tensor
+    sigma: torch.Tensor
+
+    def add_transition(self, transition: RolloutStorage.Transition) -> None:
+        """Store one step of all environments."""
+        self.add_transitions(transition)
+
+    @property
+    def distribution_params(self) -> tuple[torch.Tensor, torch.Tensor]:
+        """Mean and standard deviation of the actions, (T, N, A) each."""
+        return self.mu, self.sigma
+
+
+def keep_with_optimizer(
+    optimizer: torch.optim.Optimizer,
+    save: Callable[[], dict[str, Any]],
+    load: Callable[[dict[str, Any]], object],
+    replaces: Callable[[], bool] = lambda: False,
+) -> None:
+    """Let what an algorithm has to remember travel in the optimiser's state dict.
+
+    rsl_rl 3's runner saves nothing of an algorithm but policy and optimiser. Further keys beside
+    the optimiser's own are ignored by torch, so the checkpoint loads in plain rsl_rl too.
+
+    Args:
+        optimizer: The optimiser.
+        save: Returns what to remember, under keys that the optimiser does not have.
+        load: Takes it back, after the optimiser's state; empty where rsl_rl wrote the checkpoint.
+        replaces: Whether the state dict to load belongs to other networks; the optimiser then
+            stays as it is.
+    """
+    own_keys = {"state", "param_groups"}
+    loaded: dict[str, Any] = {}
+
+    def write(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+        return {**state_dict, **save()}
+
+    def before(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+        state_dict = optimizer.state_dict() if replaces() else state_dict
+        loaded.clear()
+        loaded.update({key: v for key, v in state_dict.items() if key not in own_keys})
+        return state_dict
+
+    def after(_: torch.optim.Optimizer) -> None:
+        load(dict(loaded))
+
+    optimizer.register_state_dict_post_hook(write)
+    # First of all: what other hooks change has to be changed in the replacement too.
+    optimizer.register_load_state_dict_pre_hook(before, prepend=True)
+    optimizer.register_load_state_dict_post_hook(after)

@@ -7,7 +7,7 @@ action distribution, and copies nothing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 
 import torch
@@ -268,3 +268,67 @@ def resolve_callable(name: str | Callable[..., Any]) -> Callable[..., Any]:
         return name
     legacy: Any = utils  # rsl_rl 5 calls it otherwise
     return legacy.string_to_callable(name if ":" in name else ":".join(name.rsplit(".", 1)))
+
+
+def network_state(policy_state: Mapping[str, Any], role: Role) -> dict[str, torch.Tensor]:
+    """Return one network's part of a policy's state dict, under the names of its model.
+
+    Args:
+        policy_state: What ``policy.state_dict()`` returned.
+        role: Which network.
+
+    Returns:
+        Parameters and buffers by the names of the model, in the policy's shapes; empty if the
+        policy lacks the network.
+    """
+    renamed = {
+        f"{role}.": "mlp.",
+        f"{role}_obs_normalizer.": "obs_normalizer.",
+        f"memory_{role[0]}.": "rnn.",
+    }
+    if role in ("actor", "student"):
+        renamed |= {"std": "distribution.std_param", "log_std": "distribution.log_std_param"}
+    return {
+        new + key.removeprefix(old): value
+        for key, value in policy_state.items()
+        for old, new in renamed.items()
+        if (key.startswith(old) if old.endswith(".") else key == old)
+    }
+
+
+def teacher_state_dict(checkpoint: Mapping[str, Any], source: str) -> dict[str, torch.Tensor]:
+    """Return the teacher's parameters: the teacher of a distillation, or the actor of a PPO run.
+
+    Args:
+        checkpoint: What a runner of rsl_rl 3 saved.
+        source: Names the checkpoint in the message.
+
+    Returns:
+        Parameters and buffers by the names of the teacher's model, in the policy's shapes; the
+        teacher has no distribution.
+
+    Raises:
+        ValueError: If ``checkpoint`` has neither.
+    """
+    policy_state = checkpoint.get("model_state_dict", {})
+    for role in ("teacher", "actor"):
+        state = network_state(policy_state, role)
+        if state:
+            return {key: v for key, v in state.items() if not key.startswith("distribution.")}
+    raise ValueError(
+        f"{source} has neither 'teacher' nor 'actor' in its 'model_state_dict', it holds"
+        f" {sorted(checkpoint)}: expected a checkpoint of PPO or distillation of rsl_rl 3."
+    )
+
+
+def config_advice(key: str, role: str, in_checkpoint: bool) -> str:
+    """Return which setting of an rsl_rl 3 config makes a model's key agree with a checkpoint."""
+    if key.startswith("distribution"):
+        return "set 'policy.noise_std_type' and 'policy.state_dependent_std' as in its training."
+    if key.startswith("obs_normalizer"):
+        return f"set 'policy.{role}_obs_normalization' to {in_checkpoint} in the config."
+    if key.startswith("rnn"):
+        if role == "teacher":
+            return f"set 'policy.teacher_recurrent' to {in_checkpoint} in the config."
+        return "give the policy the class and 'rnn_type' and 'rnn_num_layers' of its training."
+    return f"set 'policy.{role}_hidden_dims' in the config as in its training."

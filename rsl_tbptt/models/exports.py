@@ -1,8 +1,10 @@
-"""Models as ONNX sees them: ours by every input's name, and any with auxiliary heads."""
+"""Recurrent models as ONNX and TorchScript run them: one step of one robot, groups by name.
 
-from __future__ import annotations
+Annotations are no strings here, which ``torch.jit.script`` does not read.
+"""
 
 import copy
+import warnings
 from collections.abc import Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -22,7 +24,7 @@ STATES = ("h", "c")
 class OnnxModel(nn.Module):
     """One step of one robot: observation groups and state to actions and the state after."""
 
-    def __init__(self, model: RecurrentModel) -> None:
+    def __init__(self, model: "RecurrentModel") -> None:
         """Copy the model.
 
         Args:
@@ -105,7 +107,7 @@ class OnnxModelWithHeads(nn.Module):
         return [*self.model.output_names, *self._names]
 
 
-def _copied(model: RecurrentModel) -> RecurrentModel:
+def _copied(model: "RecurrentModel") -> "RecurrentModel":
     """Copy a model's layers, without state and last distribution, which hang on a graph."""
     copied, layers = copy.copy(model), dict(model.named_children())
     distribution = layers.pop("distribution", None)
@@ -120,3 +122,58 @@ def _copied(model: RecurrentModel) -> RecurrentModel:
             vars(shallow)[kind] = copy.deepcopy(vars(distribution)[kind])
     vars(copied)["_modules"] = layers
     return copied
+
+
+class TorchScriptModel(nn.Module):
+    """Actions of one robot, step by step; ``reset()`` where an episode starts.
+
+    A model's encoder may be any code, so a step is traced. What keeps the state is scripted, as
+    rsl_rl's export does.
+    """
+
+    state: torch.Tensor
+
+    def __init__(self, model: "RecurrentModel") -> None:
+        """Trace a step.
+
+        Args:
+            model: The model.
+        """
+        super().__init__()
+        step = _Step(model).cpu().eval()
+        example = step.example()
+        with warnings.catch_warnings():  # torch's layers check their arguments' shapes
+            warnings.simplefilter("ignore", torch.jit.TracerWarning)
+            self.step: Any = torch.jit.trace(step, example)
+        self.register_buffer("state", example[1])
+
+    def forward(self, obs: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Return the action, (1, A), for observation groups, (1, ...) each."""
+        action, self.state = self.step(obs, self.state)
+        return action
+
+    @torch.jit.export
+    def reset(self) -> None:
+        """Clear the state."""
+        self.state = torch.zeros_like(self.state)
+
+
+class _Step(nn.Module):
+    """A step with the state's tensors as one, (1 or 2, L, 1, H)."""
+
+    def __init__(self, model: "RecurrentModel") -> None:
+        super().__init__()
+        self._groups = list(model.group_shapes)
+        self._step = OnnxModel(model)
+
+    def example(self) -> tuple[dict[str, torch.Tensor], torch.Tensor]:
+        """Return observation groups and a state, all zero."""
+        inputs, num_groups = self._step.get_dummy_inputs(), len(self._groups)
+        obs = dict(zip(self._groups, inputs[:num_groups], strict=True))
+        return obs, torch.stack(inputs[num_groups:])
+
+    def forward(
+        self, obs: dict[str, torch.Tensor], state: torch.Tensor
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        action, *after = self._step(*(obs[name] for name in self._groups), *state.unbind(0))
+        return action, torch.stack(after)
