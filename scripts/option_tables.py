@@ -14,9 +14,7 @@ import re
 import textwrap
 from pathlib import Path
 
-from rsl_tbptt.algorithms.distillation.options import DistillationOptions
-from rsl_tbptt.algorithms.ppo.options import PpoOptions
-from rsl_tbptt.algorithms.update.options import renamed
+from rsl_tbptt.algorithms.options import DistillationOptions, PpoOptions, renamed
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]

@@ -13,8 +13,8 @@ import torch
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
+from rsl_tbptt.algorithms.options import is_finite
 from rsl_tbptt.algorithms.replay import Head, action_head, gaussian_head
-from rsl_tbptt.algorithms.update.checks import is_finite
 from rsl_tbptt.compat.versions import GaussianDistribution, MLPModel, resolve_callable
 from rsl_tbptt.core import losses
 from rsl_tbptt.core.accumulate import Outputs, SampleLosses

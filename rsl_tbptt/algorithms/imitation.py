@@ -16,7 +16,7 @@ from rsl_rl.utils import resolve_obs_groups
 from tensordict import TensorDict
 from torch import nn
 
-from rsl_tbptt.algorithms.ppo.options import PpoOptions
+from rsl_tbptt.algorithms.options import PpoOptions
 from rsl_tbptt.algorithms.truncation_bootstrap import EpisodeReturns
 from rsl_tbptt.checkpoints.describing import check_configured_alike, check_fits
 from rsl_tbptt.checkpoints.reading import (

@@ -20,7 +20,7 @@ from typing import Literal
 import torch
 from rsl_rl.storage import RolloutStorage
 
-from rsl_tbptt.algorithms.ppo.options import PpoOptions
+from rsl_tbptt.algorithms.options import PpoOptions
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import HiddenState

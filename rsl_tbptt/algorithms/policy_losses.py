@@ -11,9 +11,9 @@ import torch
 from rsl_rl.storage import RolloutStorage
 from torch import nn
 
-from rsl_tbptt.algorithms.auxiliary.heads import AuxiliaryHeads
+from rsl_tbptt.algorithms.heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.mini_batches import MiniBatch
-from rsl_tbptt.algorithms.ppo.options import PpoOptions
+from rsl_tbptt.algorithms.options import PpoOptions
 from rsl_tbptt.algorithms.replay import Replay, action_head, distribution_head, seen_by
 from rsl_tbptt.algorithms.update.frames import find_held_frames
 from rsl_tbptt.algorithms.update.health import FirstReplay

@@ -15,6 +15,7 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
+from rsl_tbptt.algorithms.options import Options
 from rsl_tbptt.algorithms.update.frames import (
     FrameObs,
     frames_apart,
@@ -22,7 +23,6 @@ from rsl_tbptt.algorithms.update.frames import (
     steps_of,
 )
 from rsl_tbptt.algorithms.update.health import FirstReplay
-from rsl_tbptt.algorithms.update.options import Options
 from rsl_tbptt.compat.versions import OWN_MODELS, MLPModel
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.accumulate import (
@@ -41,7 +41,7 @@ from rsl_tbptt.core.windows import Group
 from rsl_tbptt.models.protocol import FrameEncoder, parts_of
 
 if TYPE_CHECKING:
-    from rsl_tbptt.algorithms.auxiliary.heads import AuxiliaryHeads
+    from rsl_tbptt.algorithms.heads import AuxiliaryHeads
 
 Head = Callable[[MLPModel, torch.Tensor], Outputs]
 """Turns what a model's last layer returns for (rows, ...) into outputs of leading shape (rows,)."""

@@ -27,9 +27,9 @@ import torch
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
-from rsl_tbptt.algorithms.auxiliary.heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.behavior_losses import NEWEST, SampleWeights
-from rsl_tbptt.algorithms.distillation.options import DistillationOptions
+from rsl_tbptt.algorithms.heads import AuxiliaryHeads
+from rsl_tbptt.algorithms.options import DistillationOptions
 from rsl_tbptt.algorithms.replay import seen_by
 from rsl_tbptt.algorithms.teachers import RolloutLabels, StepLabels
 from rsl_tbptt.algorithms.update.frames import (

@@ -13,10 +13,10 @@ from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 from torch import nn
 
-from rsl_tbptt.algorithms.auxiliary.options import TEACHER as LAYER
-from rsl_tbptt.algorithms.auxiliary.options import HeadOptions
 from rsl_tbptt.algorithms.behavior_losses import ACTIONS, NEWEST, STD, or_one
-from rsl_tbptt.algorithms.distillation.options import DistillationOptions
+from rsl_tbptt.algorithms.heads import TEACHER as LAYER
+from rsl_tbptt.algorithms.heads import HeadOptions
+from rsl_tbptt.algorithms.options import DistillationOptions
 from rsl_tbptt.algorithms.replay import (
     Replay,
     action_head,

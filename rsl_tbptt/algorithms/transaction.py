@@ -26,9 +26,9 @@ import torch
 from rsl_rl.storage import RolloutStorage
 from torch import nn
 
+from rsl_tbptt.algorithms.options import Options
 from rsl_tbptt.algorithms.update.health import Watch
 from rsl_tbptt.algorithms.update.non_finite import NonFiniteUpdates, Source
-from rsl_tbptt.algorithms.update.options import Options
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.memory import MemoryPlan, Sizes, plan_memory

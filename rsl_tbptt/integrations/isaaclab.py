@@ -13,8 +13,7 @@ import importlib
 from dataclasses import MISSING
 from typing import Any
 
-from rsl_tbptt.algorithms.distillation.options import DistillationOptions
-from rsl_tbptt.algorithms.ppo.options import PpoOptions
+from rsl_tbptt.algorithms.options import DistillationOptions, PpoOptions
 from rsl_tbptt.compat import MODELS_ERA, rsl_rl_era
 
 try:

@@ -21,8 +21,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from rsl_tbptt.algorithms.distillation.options import DistillationOptions
-from rsl_tbptt.algorithms.ppo.options import PpoOptions
+from rsl_tbptt.algorithms.options import DistillationOptions, PpoOptions
 from rsl_tbptt.compat import require_models_era
 
 require_models_era("rsl_tbptt.integrations.mjlab")

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
 
-from rsl_tbptt.algorithms.update.arguments import check_runner_keys
+from rsl_tbptt.algorithms.options import check_runner_keys
 from rsl_tbptt.checkpoints.describing import plain, qualified_name, write_agent_config
 from rsl_tbptt.checkpoints.reading import (
     LATEST,

@@ -25,7 +25,7 @@ from typing import Any
 
 from torch import distributed
 
-from rsl_tbptt.algorithms.update.checks import MoreThan
+from rsl_tbptt.algorithms.options import MoreThan
 from rsl_tbptt.signals import write_error
 
 HEARTBEAT_TIMEOUT_S = 20.0

@@ -20,7 +20,7 @@ import torch
 from scipy import stats
 from tensordict import TensorDict
 
-from rsl_tbptt.algorithms.auxiliary.errors import WatchedHeads
+from rsl_tbptt.algorithms.heads import WatchedHeads
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.tools.platforms import ENV, Platform, load_platform, platform_of
 from rsl_tbptt.tools.policies import build_policy, images_of, read_policy, recorded_latents

@@ -22,7 +22,7 @@ import onnxruntime
 import torch
 from torch import nn
 
-from rsl_tbptt.algorithms.auxiliary.networks import saved_heads
+from rsl_tbptt.algorithms.heads import saved_heads
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.files import complete, output_path, write_json
 from rsl_tbptt.models import RecurrentModel

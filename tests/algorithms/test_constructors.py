@@ -9,8 +9,7 @@ from support import typed_constructors as typed
 from support.helpers import make_distillation, make_ppo
 
 from rsl_tbptt import TbpttDistillation, TbpttPPO
-from rsl_tbptt.algorithms.distillation.options import DistillationOptions
-from rsl_tbptt.algorithms.ppo.options import PpoOptions
+from rsl_tbptt.algorithms.options import DistillationOptions, PpoOptions
 
 
 @pytest.mark.parametrize(

@@ -16,8 +16,7 @@ from support.safe_runs import make_runner
 
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.algorithms.behavior_losses import resolve_behavior_loss
-from rsl_tbptt.algorithms.distillation.options import DistillationOptions
-from rsl_tbptt.algorithms.ppo.options import PpoOptions
+from rsl_tbptt.algorithms.options import DistillationOptions, PpoOptions
 from rsl_tbptt_tasks.memory import RecallEnv
 
 
@@ -169,7 +168,7 @@ def test_options_and_their_checks_import_no_rsl_rl():
     code = """
 import sys
 sys.modules["rsl_rl"] = None
-import rsl_tbptt.algorithms.distillation.options, rsl_tbptt.algorithms.ppo.options
+import rsl_tbptt.algorithms.options
 """
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
 

@@ -28,8 +28,7 @@ from rsl_rl.utils import resolve_class
 from support.helpers import CNN, make_obs
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
-from rsl_tbptt.algorithms.distillation.options import DistillationOptions
-from rsl_tbptt.algorithms.ppo.options import PpoOptions
+from rsl_tbptt.algorithms.options import DistillationOptions, PpoOptions
 from rsl_tbptt.checkpoints.describing import read_agent_config
 from rsl_tbptt.integrations.isaaclab import (
     TbpttCnnRnnModelCfg,

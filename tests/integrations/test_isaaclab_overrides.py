@@ -12,8 +12,8 @@ from rsl_rl.utils import resolve_class
 
 import rsl_tbptt_tasks.isaaclab  # noqa: F401
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
-from rsl_tbptt.algorithms.distillation.options import DistillationOptions
-from rsl_tbptt.algorithms.ppo.options import PpoOptions
+from rsl_tbptt.algorithms.heads import parse_heads
+from rsl_tbptt.algorithms.options import DistillationOptions, PpoOptions
 
 pytestmark = [
     pytest.mark.filterwarnings(r"ignore:.torch\.jit\.script:DeprecationWarning"),
@@ -79,7 +79,7 @@ def test_options_of_ppo_reach_it_also_none_and_dictionaries(task):
 def test_auxiliary_heads_are_options_of_the_command_line(task, agent, options):
     heads = "{'velocity': {'target': 'policy', 'columns': [0, 1], 'coef': 0.5, 'loss': 'a:b'}}"
     _, arguments = handed_on(task, agent, f"auxiliary={heads}")
-    (head,) = options.parse(arguments).heads().values()
+    (head,) = parse_heads(options.parse(arguments).auxiliary).values()
     assert (head.target, head.columns, head.coef, head.loss) == ("policy", (0, 1), 0.5, "a:b")
 
 

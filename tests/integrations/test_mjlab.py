@@ -26,8 +26,7 @@ from support.mjlab_page import build_package
 
 import rsl_tbptt.integrations.mjlab
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
-from rsl_tbptt.algorithms.distillation.options import DistillationOptions
-from rsl_tbptt.algorithms.ppo.options import PpoOptions
+from rsl_tbptt.algorithms.options import DistillationOptions, PpoOptions
 from rsl_tbptt.integrations.mjlab import (
     EpisodicPolicy,
     TbpttCnnRnnModelCfg,

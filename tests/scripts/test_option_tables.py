@@ -4,8 +4,7 @@ import dataclasses
 
 import pytest
 
-from rsl_tbptt.algorithms.distillation.options import DistillationOptions
-from rsl_tbptt.algorithms.ppo.options import PpoOptions
+from rsl_tbptt.algorithms.options import DistillationOptions, PpoOptions
 from scripts.option_tables import MARKED, PAGES, ROOT, docstrings, option_table, with_tables
 
 

@@ -19,7 +19,7 @@ from pxr import Usd, UsdPhysics
 from rsl_rl.utils import resolve_class
 
 from rsl_tbptt.algorithms import TbpttPPO
-from rsl_tbptt.algorithms.ppo.options import PpoOptions
+from rsl_tbptt.algorithms.options import PpoOptions
 
 # Isaac Lab's own velocity configs and modules, while they are imported and built.
 pytestmark = [

@@ -14,7 +14,7 @@ from mjlab.rl import MjlabOnPolicyRunner
 from mjlab.tasks.registry import list_tasks, load_env_cfg, load_rl_cfg, load_runner_cls
 from mjlab.tasks.velocity.rl import VelocityOnPolicyRunner
 
-from rsl_tbptt.algorithms.distillation.options import DistillationOptions
+from rsl_tbptt.algorithms.options import DistillationOptions
 from rsl_tbptt.integrations.mjlab import TbpttMjlabDistillationRunner, TbpttMjlabRecurrentRunner
 
 CARTPOLE = "Tbptt-Cartpole-Occluded"

@@ -9,7 +9,7 @@ import pytest
 import torch
 from tensordict import TensorDict
 
-from rsl_tbptt.algorithms.auxiliary.errors import WatchedHeads
+from rsl_tbptt.algorithms.heads import WatchedHeads
 from rsl_tbptt.tools import evaluate
 from rsl_tbptt.tools.evaluate import run_first_episodes, summarise, watched
 

@@ -5,7 +5,7 @@ import torch
 from support.helpers import make_distillation, roll_out
 
 from rsl_tbptt.algorithms import TbpttDistillation
-from rsl_tbptt.algorithms.auxiliary.networks import saved_heads
+from rsl_tbptt.algorithms.heads import saved_heads
 from rsl_tbptt.tools import export
 from rsl_tbptt.tools.export import (
     make_sequence,

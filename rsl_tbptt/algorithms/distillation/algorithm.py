@@ -13,7 +13,6 @@ from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 from torch import nn
 
-from rsl_tbptt.algorithms.auxiliary.heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.behavior_losses import (
     ACTIONS,
     MEMORY,
@@ -23,8 +22,13 @@ from rsl_tbptt.algorithms.behavior_losses import (
     resolve_behavior_loss,
     sample_weights,
 )
-from rsl_tbptt.algorithms.distillation.arguments import DistillationArguments
-from rsl_tbptt.algorithms.distillation.options import DistillationOptions
+from rsl_tbptt.algorithms.heads import AuxiliaryHeads, parse_heads
+from rsl_tbptt.algorithms.options import (
+    DistillationArguments,
+    DistillationOptions,
+    check_runner_keys,
+    takes,
+)
 from rsl_tbptt.algorithms.replay import Replay, observed_groups, set_state
 from rsl_tbptt.algorithms.replay_buffer import Experience, MiniBatch, MiniBatches
 from rsl_tbptt.algorithms.teachers import (
@@ -38,7 +42,6 @@ from rsl_tbptt.algorithms.teachers import (
     teacher_labels,
 )
 from rsl_tbptt.algorithms.transaction import Transaction
-from rsl_tbptt.algorithms.update.arguments import check_runner_keys, takes
 from rsl_tbptt.algorithms.update.health import FirstReplay, HealthLog, finite, obs_scales
 from rsl_tbptt.algorithms.update.non_finite import Source, find_source
 from rsl_tbptt.algorithms.update.normalization import update_normalization
@@ -150,7 +153,8 @@ class TbpttDistillation(Distillation):
     def _prepare_updates(self) -> None:
         """Resolve loss, labels and heads, fix the windows, and what an update changes."""
         options, storage, device = self.options, self.storage, self.storage.dones.device
-        student, teacher, heads = self._raw_student, self._raw_teacher, options.heads()
+        student, teacher = self._raw_student, self._raw_teacher
+        heads = parse_heads(options.auxiliary)
         num_actions = storage.privileged_actions.shape[-1]
         loss = resolve_behavior_loss(options.loss_type, student, teacher, num_actions)
         in_batches = options.batch_teacher_labels

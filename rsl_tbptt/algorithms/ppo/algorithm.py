@@ -11,9 +11,10 @@ from rsl_rl.env import VecEnv
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
-from rsl_tbptt.algorithms.auxiliary.heads import AuxiliaryHeads
+from rsl_tbptt.algorithms.heads import AuxiliaryHeads, parse_heads
 from rsl_tbptt.algorithms.imitation import FineTuning, Imitation, build_teacher, check_checkpoint
 from rsl_tbptt.algorithms.mini_batches import MiniBatch, plan_mini_batches
+from rsl_tbptt.algorithms.options import PpoArguments, PpoOptions, check_runner_keys, takes
 from rsl_tbptt.algorithms.policy_losses import (
     KL,
     PpoGradient,
@@ -22,8 +23,6 @@ from rsl_tbptt.algorithms.policy_losses import (
     normalize_advantages,
     store_advantages,
 )
-from rsl_tbptt.algorithms.ppo.arguments import PpoArguments
-from rsl_tbptt.algorithms.ppo.options import PpoOptions
 from rsl_tbptt.algorithms.replay import (
     observed_groups,
 )
@@ -34,7 +33,6 @@ from rsl_tbptt.algorithms.truncation_bootstrap import (
     TimeOutValues,
     value_without_advancing,
 )
-from rsl_tbptt.algorithms.update.arguments import check_runner_keys, takes
 from rsl_tbptt.algorithms.update.health import HealthLog, explained_variance, finite, obs_scales
 from rsl_tbptt.algorithms.update.non_finite import Source, find_source
 from rsl_tbptt.algorithms.update.normalization import update_normalization
@@ -121,7 +119,8 @@ class TbpttPPO(PPO):
         self._ranks = Ranks(together=self.is_multi_gpu)
         self._fine_tuning = FineTuning(actor, self.options, is_first_rank=self.gpu_global_rank == 0)
         self._imitation = Imitation(actor, self.options, storage)
-        self._heads = AuxiliaryHeads(self.options.heads(), actor, storage, self.optimizer)
+        heads = parse_heads(self.options.auxiliary)
+        self._heads = AuxiliaryHeads(heads, actor, storage, self.optimizer)
         self._rnd = None
         if self.rnd:
             bucket_mb = self.options.grad_reduce_bucket_mb

@@ -5,7 +5,7 @@ import torch
 from support.helpers import make_distillation, roll_out
 
 from rsl_tbptt.algorithms import TbpttDistillation
-from rsl_tbptt.algorithms.auxiliary.errors import WatchedHeads
+from rsl_tbptt.algorithms.heads import WatchedHeads
 from rsl_tbptt.tools.policies import recorded_latents
 
 DELAY = 2

@@ -22,8 +22,7 @@ from support.helpers import (
 )
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
-from rsl_tbptt.algorithms.auxiliary.options import HeadOptions
-from rsl_tbptt.algorithms.auxiliary.targets import Targets, counts_of
+from rsl_tbptt.algorithms.heads import HeadOptions, Targets, counts_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
 

@@ -14,7 +14,7 @@ from support.ppo_reference import gradients_of_update
 from support.tolerances import PARITY_FLOAT32, SAME_FLOAT32
 
 from rsl_tbptt.algorithms import TbpttPPO
-from rsl_tbptt.algorithms.ppo.options import PpoOptions
+from rsl_tbptt.algorithms.options import PpoOptions
 from rsl_tbptt.core import losses
 from rsl_tbptt.core.hidden_state import as_tensors
 from rsl_tbptt_tasks.memory import RecallEnv

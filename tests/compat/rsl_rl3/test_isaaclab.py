@@ -22,8 +22,7 @@ from isaaclab_rl.rsl_rl import (
 )
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
 
-from rsl_tbptt.algorithms.distillation.options import DistillationOptions
-from rsl_tbptt.algorithms.ppo.options import PpoOptions
+from rsl_tbptt.algorithms.options import DistillationOptions, PpoOptions
 from rsl_tbptt.integrations.isaaclab import TbpttDistillationAlgorithmCfg, TbpttPpoAlgorithmCfg
 from rsl_tbptt.integrations.rsl_rl_v3 import TbpttDistillation, TbpttPPO
 from rsl_tbptt_tasks.memory import RecallEnv

@@ -1,1 +1,0 @@
-"""Auxiliary heads: networks beside a model that predict targets from its latent."""

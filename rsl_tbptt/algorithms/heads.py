@@ -1,0 +1,666 @@
+"""Auxiliary heads as options: what each predicts, by which loss, and with what weight."""
+
+from __future__ import annotations
+
+import dataclasses
+import difflib
+import itertools
+import math
+import typing
+import warnings
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+from typing import Annotated, Any
+
+import torch
+from rsl_rl.storage import RolloutStorage
+from tensordict import TensorDict
+from torch import distributed, nn
+
+from rsl_tbptt.algorithms.options import Count, Positive, check_value
+from rsl_tbptt.algorithms.replay import Replay, action_head, seen_by
+from rsl_tbptt.algorithms.update.optimizers import step_at, use_fused_kernels
+from rsl_tbptt.compat.versions import MLPModel, resolve_callable
+from rsl_tbptt.core import losses
+from rsl_tbptt.core.accumulate import Loss, Outputs, SampleLosses
+from rsl_tbptt.core.rollout import Labels
+from rsl_tbptt.models.protocol import parts_of
+
+PREFIX = "auxiliary/"
+"""Stands before a head's name in metrics, labels and the outputs of an ONNX file."""
+
+TEACHER = "teacher:"
+"""Stands before the name of a teacher's layer where that is a target."""
+
+PerSample = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Maps predictions and targets, (..., D) each, to one loss per sample, (...)."""
+
+HEAD_LOSSES: dict[str, PerSample] = {"mse": losses.mse, "huber": losses.huber, "bce": losses.bce}
+
+
+def _flag(name: str, value: Any) -> None:
+    if not isinstance(value, bool):
+        raise ValueError(f"{name} is {value!r}, expected True or False.")
+
+
+def _counts(name: str, value: Any) -> None:
+    if not isinstance(value, list | tuple):
+        raise ValueError(f"{name} is {value!r}, expected a list of layer sizes, such as [64].")
+    for each in value:
+        Count()(name, each)
+
+
+def _indices(name: str, value: Any) -> None:
+    rule = "expected a list of different columns from 0 on, or None for all."
+    if not isinstance(value, list | tuple) or not value or len(set(value)) < len(value):
+        raise ValueError(f"{name} is {value!r}, {rule}")
+    if not all(isinstance(each, int) and each >= 0 for each in value):
+        raise ValueError(f"{name} is {value!r}, {rule}")
+
+
+def _known_loss(name: str, value: Any) -> None:
+    if callable(value) or (isinstance(value, str) and (value in HEAD_LOSSES or ":" in value)):
+        return
+    raise ValueError(
+        f"{name} is {value!r}, expected one of {list(HEAD_LOSSES)} or a qualified name such as"
+        " 'my_package.losses:my_loss'."
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class HeadOptions:
+    """What a head predicts of the model's latent, at each step."""
+
+    target: str
+    """An observation group, or ``"teacher:LAYER"``, the output of a named layer of the teacher."""
+
+    columns: Annotated[tuple[int, ...] | None, _indices] = None
+    """Columns of the target; None takes all."""
+
+    loss: Annotated[str | Callable[..., Any], _known_loss] = "mse"
+    """``"mse"``, ``"huber"``, ``"bce"`` (of logits), or the name of an element-wise function."""
+
+    coef: Annotated[float, Positive(or_zero=True)] = 1.0
+    """What its loss counts beside the algorithm's. With 0 the head learns nothing."""
+
+    hidden_dims: Annotated[tuple[int, ...], _counts] = ()
+    """Hidden layers, with ELU after each; none makes the head linear."""
+
+    delay: Annotated[int, Count(or_zero=True)] = 0
+    """Steps by which the target is later than the latent."""
+
+    detach: Annotated[bool, _flag] = False
+    """Whether its gradient stops at the latent, so that the model does not learn from it."""
+
+    @property
+    def teacher_layer(self) -> str | None:
+        """The teacher's layer that is the target, None where that is an observation group."""
+        return self.target.removeprefix(TEACHER) if self.target.startswith(TEACHER) else None
+
+    @property
+    def reaches_model(self) -> bool:
+        """Whether the model learns from the head."""
+        return self.coef > 0 and not self.detach
+
+    def meaning(self) -> dict[str, Any]:
+        """Return what a checkpoint says of the head, in plain values."""
+        loss: Any = self.loss
+        return {
+            "target": self.target,
+            "columns": None if self.columns is None else list(self.columns),
+            "loss": loss if isinstance(loss, str) else f"{loss.__module__}:{loss.__qualname__}",
+            "delay": self.delay,
+            "hidden_dims": list(self.hidden_dims),
+        }
+
+
+def parse_heads(auxiliary: Mapping[str, Any] | None) -> dict[str, HeadOptions]:
+    """Build the options of heads from what a config says.
+
+    Args:
+        auxiliary: Options of each head, by its name.
+
+    Returns:
+        The same, checked as far as they can be without models and rollouts.
+
+    Raises:
+        ValueError: If a name, an option or a value is not valid.
+    """
+    if auxiliary is None:
+        return {}
+    if not isinstance(auxiliary, Mapping):
+        raise ValueError(
+            f"auxiliary is {auxiliary!r}, expected options by head, such as"
+            " {'velocity': {'target': 'privileged'}}."
+        )
+    return {name: _parse_head(name, options) for name, options in auxiliary.items()}
+
+
+def _parse_head(name: Any, options: Any) -> HeadOptions:
+    if not (isinstance(name, str) and name.isidentifier()):
+        raise ValueError(
+            f"auxiliary has a head {name!r}, expected a name of letters, digits and _: it names a"
+            " metric and an output of the ONNX file."
+        )
+    if not isinstance(options, Mapping) or not isinstance(options.get("target"), str):
+        raise ValueError(
+            f"auxiliary.{name} is {options!r}, expected a dictionary with 'target', an observation"
+            " group or 'teacher:LAYER'."
+        )
+    hints = typing.get_type_hints(HeadOptions, include_extras=True)
+    known = [field.name for field in dataclasses.fields(HeadOptions)]
+    for option, value in options.items():
+        if option not in known:
+            near = difflib.get_close_matches(str(option), known, n=1)
+            hint = f"did you mean '{near[0]}'?" if near else f"known options are {known}."
+            raise ValueError(f"Unknown option '{option}' of auxiliary.{name}: {hint}")
+        check_value(f"auxiliary.{name}.{option}", value, hints[option])
+    values: dict[str, Any] = {
+        option: tuple(value) if isinstance(value, list) else value
+        for option, value in options.items()
+    }
+    return HeadOptions(**values)
+
+
+class Targets:
+    """Finds the targets of heads in the stored rollout."""
+
+    def __init__(
+        self,
+        heads: Mapping[str, HeadOptions],
+        storage: RolloutStorage,
+        layers: Mapping[str, torch.Tensor] | None,
+    ) -> None:
+        """Take where they are, and check that they are there.
+
+        Args:
+            heads: Options of the heads by name.
+            storage: Where rollouts are stored.
+            layers: Outputs of the teacher's layers in the rollout, by name. Shape: (T, N, D) each.
+                None without a teacher.
+
+        Raises:
+            ValueError: If a target is unknown, or too narrow or too late for what is asked of it.
+        """
+        self._heads, self._storage, self._layers = heads, storage, layers
+        self.widths = {name: self._width(name, head) for name, head in heads.items()}
+        """Columns of each target."""
+        # On the device once: a copy from the host in every update would wait for the device.
+        self._columns = {
+            name: torch.tensor(head.columns, device=storage.dones.device)
+            for name, head in heads.items()
+            if head.columns is not None
+        }
+
+    def observed_groups(self) -> set[str]:
+        """Return the observation groups that are targets."""
+        return {head.target for head in self._heads.values() if head.teacher_layer is None}
+
+    def labels(self, dones: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the targets in the stored rollout, (T, N, D) each.
+
+        Those of a head with a delay stand at the step that predicts them, with a label (T, N) of
+        where there is one: neither beyond the rollout nor beyond the end of an episode. Elsewhere
+        they are 0, so that nothing of another episode, NaN included, reaches the loss::
+
+            step             0 1 2 3 4 5     delay 2
+            dones (after)    . . . x . .
+            target of step   2 3 - - - -
+
+        Args:
+            dones: Which episodes ended with which step. Shape: (T, N), bool.
+
+        Returns:
+            Labels by name.
+        """
+        found = {}
+        for name, head in self._heads.items():
+            target = self._source(head).detach()
+            if name in self._columns:
+                target = target.index_select(-1, self._columns[name])
+            if head.delay > 0:
+                counts = _same_episode(dones, head.delay)
+                later = torch.zeros_like(target)
+                later[: -head.delay] = target[head.delay :]
+                target = torch.where(counts.unsqueeze(-1), later, 0)
+                found[counts_of(name)] = counts
+            found[PREFIX + name] = target
+        return found
+
+    def _source(self, head: HeadOptions) -> torch.Tensor:
+        """Return what a target is taken of, shape (T, N, D)."""
+        if head.teacher_layer is None:
+            return self._storage.observations[head.target]
+        assert self._layers is not None
+        return self._layers[head.teacher_layer]
+
+    def _width(self, name: str, head: HeadOptions) -> int:
+        """Return the number of a target's columns.
+
+        Raises:
+            ValueError: If it cannot be one.
+        """
+        self._check_known(name, head)
+        shape, num_steps = self._source(head).shape, self._storage.num_transitions_per_env
+        if len(shape) != 3:
+            raise ValueError(
+                f"auxiliary.{name}.target is '{head.target}', whose shape is {tuple(shape[2:])},"
+                " expected one of vectors."
+            )
+        if head.columns is not None and max(head.columns) >= shape[-1]:
+            raise ValueError(
+                f"auxiliary.{name}.columns is {list(head.columns)}, expected at most"
+                f" {shape[-1] - 1}: '{head.target}' has {shape[-1]} columns, counted from 0."
+            )
+        if head.delay >= num_steps:
+            raise ValueError(
+                f"auxiliary.{name}.delay is {head.delay}, expected less than num_steps_per_env,"
+                f" {num_steps}: a target has to lie in the rollout."
+            )
+        return shape[-1] if head.columns is None else len(head.columns)
+
+    def _check_known(self, name: str, head: HeadOptions) -> None:
+        """Check that a target is known.
+
+        Raises:
+            ValueError: If it is not.
+        """
+        groups = list(self._storage.observations.keys())
+        if head.target in groups or (head.teacher_layer is not None and self._layers is not None):
+            return
+        why = "." if head.teacher_layer is None else ": no teacher's layers are recorded here."
+        raise ValueError(
+            f"auxiliary.{name}.target is '{head.target}', expected one of the observation groups"
+            f" {groups}{why}"
+        )
+
+
+def counts_of(name: str) -> str:
+    """Return the label of where a head's target is there. Shape: (T, N), bool."""
+    return f"{PREFIX}{name}/counts"
+
+
+def _same_episode(dones: torch.Tensor, delay: int) -> torch.Tensor:
+    """Return whether the step so much later is of the same episode and rollout: (T, N), bool."""
+    episodes = dones.long().cumsum(0) - dones.long()  # ended before each step
+    same = torch.zeros_like(dones)
+    same[:-delay] = episodes[:-delay] == episodes[delay:]
+    return same
+
+
+def build_head(num_inputs: int, hidden_dims: tuple[int, ...], num_outputs: int) -> nn.Sequential:
+    """Build a head: linear layers with ELU between them."""
+    sizes = [num_inputs, *hidden_dims, num_outputs]
+    layers: list[nn.Module] = []
+    for first, second in itertools.pairwise(sizes):
+        layers += [nn.Linear(first, second), nn.ELU()]
+    return nn.Sequential(*layers[:-1])
+
+
+def saved_heads(saved: Mapping[str, Any]) -> dict[str, nn.Module]:
+    """Build the heads of a checkpoint, to be run with its model.
+
+    Args:
+        saved: What :meth:`AuxiliaryHeads.state_dict` returned, or nothing.
+
+    Returns:
+        By the names of their outputs, modules of latents, (rows, H), to predictions, (rows, D):
+        probabilities of a head with the loss "bce".
+    """
+    heads: dict[str, nn.Module] = {}
+    for name, head in saved.get("heads", {}).items():
+        weights = [value for value in head["state_dict"].values() if value.dim() == 2]
+        num_inputs, num_outputs = weights[0].shape[1], weights[-1].shape[0]
+        network = build_head(num_inputs, tuple(head["hidden_dims"]), num_outputs)
+        network.load_state_dict(head["state_dict"])
+        if head["loss"] == "bce":
+            network.append(nn.Sigmoid())
+        heads[PREFIX + name] = network.eval()
+    return heads
+
+
+def latent_width(model: MLPModel, storage: RolloutStorage) -> int:
+    """Return the size of what the model's head reads.
+
+    Raises:
+        NotImplementedError: If the model has to be run step by step.
+    """
+    parts = parts_of(model)
+    if parts is None:
+        raise NotImplementedError(
+            f"auxiliary is set, expected None with a {type(model).__name__}: it is run step by"
+            " step, where its latent is not seen. Give it `encode`, `cell` and `head`, as"
+            " docs/models.md says."
+        )
+    if parts.cell is not None:
+        return parts.cell.proj_size or parts.cell.hidden_size
+    return _encoded_width(model, storage)
+
+
+@torch.no_grad()
+def _encoded_width(model: MLPModel, storage: RolloutStorage) -> int:
+    training = model.training
+    model.eval()  # running statistics are for data
+    try:
+        obs = seen_by(model, storage.observations[:1, :1])
+        return Replay(model, action_head).encode(obs).shape[-1]
+    finally:
+        model.train(training)
+
+
+def resolve_loss(name: str, options: HeadOptions, width: int, parameter: torch.Tensor) -> PerSample:
+    """Return the loss of a head, and try out one that is the user's.
+
+    Args:
+        name: Name of the head.
+        options: Its options.
+        width: Number of its outputs.
+        parameter: Has the device and dtype of its outputs, any shape.
+
+    Raises:
+        ValueError: If the loss cannot be imported, or fails on a few numbers.
+    """
+    loss = options.loss
+    if isinstance(loss, str) and loss in HEAD_LOSSES:
+        return HEAD_LOSSES[loss]
+    option = f"auxiliary.{name}.loss"
+    try:
+        function = losses.from_function(resolve_callable(loss))
+    except (ImportError, AttributeError) as error:
+        raise ValueError(
+            f"{option} is '{loss}', which cannot be imported ({error}): expected the qualified name"
+            " of a function, such as 'my_package.losses:my_loss'."
+        ) from error
+    shape = (2, 3, width)
+    targets = torch.linspace(-1.0, 1.0, 6 * width).to(parameter).view(shape)
+    predictions = (0.5 * targets).requires_grad_()
+    try:
+        torch.autograd.grad(function(predictions, targets).sum(), predictions)
+    except Exception as error:  # a user's function can raise anything
+        raise ValueError(
+            f"{option} is {loss!r}, which fails on predictions and targets of shape {shape}"
+            f" ({error}): expected a differentiable function of the two that returns one loss per"
+            " column."
+        ) from error
+    return function
+
+
+@dataclass(frozen=True)
+class _Head:
+    options: HeadOptions
+    network: nn.Module
+    loss: PerSample
+
+
+class AuxiliaryHeads:
+    """The heads of a model; without any, nothing here has an effect."""
+
+    def __init__(
+        self,
+        options: Mapping[str, HeadOptions],
+        model: MLPModel,
+        storage: RolloutStorage,
+        optimizer: torch.optim.Optimizer,
+        *,
+        layers: Mapping[str, torch.Tensor] | None = None,
+        reported_where: str | None = None,
+    ) -> None:
+        """Build the heads and what trains them. No random number is drawn from outside.
+
+        Args:
+            options: Of each head, by its name.
+            model: The model whose latent they read.
+            storage: Where rollouts are stored.
+            optimizer: The model's, whose class and learning rate theirs has.
+            layers: Outputs of the teacher's layers in the rollout, by name. Shape: (T, N, D) each.
+                None without a teacher.
+            reported_where: Label of the samples whose loss is reported, (T, N), bool; where there
+                is none, all are.
+
+        Raises:
+            ValueError: If a target is unknown, or too narrow or too late for what is asked of it.
+            NotImplementedError: If the model has to be run step by step.
+        """
+        self._targets = Targets(options, storage, layers)
+        self._reported_where = reported_where
+        self._heads: dict[str, _Head] = {}
+        self.module = nn.ModuleList()
+        """All of them, in order."""
+        self.optimizers: list[torch.optim.Optimizer] = []
+        """Theirs, if there are any."""
+        if not options:
+            return
+        parameter = next(model.parameters())
+        num_inputs = latent_width(model, storage)
+        with torch.random.fork_rng(devices=[]):
+            for name, head in options.items():
+                width = self._targets.widths[name]
+                network = build_head(num_inputs, head.hidden_dims, width).to(parameter)
+                self._heads[name] = _Head(head, network, resolve_loss(name, head, width, parameter))
+                self.module.append(network)
+        own: Any = type(optimizer)
+        self.optimizers = [own(self.module.parameters(), lr=optimizer.defaults["lr"])]
+        use_fused_kernels(self.optimizers[0])
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Names of what is reported, in order."""
+        return tuple(PREFIX + name for name in self._heads)
+
+    @property
+    def parameters(self) -> list[nn.Parameter]:
+        """What is trained."""
+        return list(self.module.parameters())
+
+    def observed_groups(self) -> set[str]:
+        """Return the observation groups that are targets."""
+        return self._targets.observed_groups()
+
+    def outputs(self, latent: torch.Tensor) -> Outputs:
+        """Return what the heads say of latents, shape (rows, H): of shape (rows, D) each."""
+        return tuple(
+            head.network(latent if head.options.reaches_model else latent.detach())
+            for head in self._heads.values()
+        )
+
+    def targets(self, dones: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return labels with the targets; see :meth:`Targets.labels`. ``dones``: (T, N), bool."""
+        return self._targets.labels(dones)
+
+    def beside(self, loss: Loss) -> Loss:
+        """Return a loss with those of the heads, whose outputs stand behind the model's."""
+        if not self._heads:
+            return loss
+        num_heads, where = len(self._heads), self._reported_where
+
+        def both(outputs: Outputs, labels: Labels) -> SampleLosses:
+            of_model = loss(outputs[:-num_heads], labels)
+            trained, reported = of_model.trained, dict(of_model.reported)
+            for (name, head), output in zip(self._heads.items(), outputs[-num_heads:], strict=True):
+                per_sample = head.loss(output, labels[PREFIX + name].to(output.dtype))
+                if counts_of(name) in labels:
+                    per_sample = torch.where(labels[counts_of(name)], per_sample, 0.0)
+                trained = trained + head.options.coef * per_sample
+                if where is not None and where in labels:
+                    per_sample = torch.where(labels[where], per_sample, 0.0)
+                reported[PREFIX + name] = per_sample
+            return replace(of_model, trained=trained, reported=reported)
+
+        return both
+
+    def zero_grad(self) -> None:
+        """Drop the gradients."""
+        for optimizer in self.optimizers:
+            optimizer.zero_grad()
+
+    def step(self, rate: float | torch.Tensor, max_grad_norm: float | None) -> None:
+        """Clip the gradient of all heads and step once.
+
+        Args:
+            rate: Learning rate, or one that only the device knows, shape ().
+            max_grad_norm: Threshold of the norm; None does not clip.
+        """
+        for optimizer in self.optimizers:
+            nn.utils.clip_grad_norm_(self.module.parameters(), max_grad_norm or math.inf)
+            if isinstance(rate, torch.Tensor):
+                step_at(optimizer, rate)
+                continue
+            for group in optimizer.param_groups:
+                group["lr"] = rate
+            optimizer.step()
+
+    def broadcast(self) -> None:
+        """Let all processes begin with the first one's parameters."""
+        for parameter in self.module.parameters():
+            distributed.broadcast(parameter.data, src=0)
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return what a checkpoint holds of the heads; empty without any."""
+        if not self._heads:
+            return {}
+        heads = {
+            name: {**head.options.meaning(), "state_dict": head.network.state_dict()}
+            for name, head in self._heads.items()
+        }
+        return {"heads": heads, "optimizer_state_dict": self.optimizers[0].state_dict()}
+
+    def check(self, saved: Mapping[str, Any]) -> None:
+        """Check that the heads of a checkpoint fit, before anything is changed.
+
+        Args:
+            saved: What ``state_dict`` returned, or nothing.
+
+        Raises:
+            ValueError: If one of the same name predicts something else or has other layers.
+        """
+        heads = saved.get("heads", {})
+        for name in self._heads.keys() & heads.keys():
+            ours, theirs = self._heads[name], heads[name]
+            for option, value in ours.options.meaning().items():
+                if theirs[option] != value:
+                    raise ValueError(
+                        f"auxiliary.{name}.{option} is {value!r}, expected {theirs[option]!r} as in"
+                        " the checkpoint: keep it, or give the head another name to begin anew."
+                    )
+            for key, tensor in ours.network.state_dict().items():
+                shape = tuple(theirs["state_dict"][key].shape)
+                if shape != tuple(tensor.shape):
+                    raise ValueError(
+                        f"'{key}' of auxiliary.{name} has shape {tuple(tensor.shape)}, expected"
+                        f" {shape} as in the checkpoint: its target or the model's latent has"
+                        " another width. Give the head another name to begin anew."
+                    )
+
+    def load_state_dict(self, saved: Mapping[str, Any], *, with_optimizer: bool) -> None:
+        """Go on with the heads of a checkpoint; those that it lacks begin anew.
+
+        Args:
+            saved: What ``state_dict`` returned, checked; or nothing.
+            with_optimizer: Whether their optimiser goes on as well, where all heads are the same.
+        """
+        heads = saved.get("heads", {})
+        for name, head in self._heads.items():
+            if name in heads:
+                head.network.load_state_dict(heads[name]["state_dict"])
+        if with_optimizer and self._heads and list(heads) == list(self._heads):
+            self.optimizers[0].load_state_dict(saved["optimizer_state_dict"])
+        fresh = [name for name in self._heads if name not in heads]
+        left = [name for name in heads if name not in self._heads]
+        said = [f"{fresh} are not in the checkpoint and begin anew"] if fresh else []
+        if left:
+            said += [f"{left} of the checkpoint are not in the option auxiliary and are left out"]
+        if said:
+            warnings.warn(f"Auxiliary heads: {', '.join(said)}.", stacklevel=3)
+
+
+class _HeadError:
+    """Sums the squared errors of a head over the first episode of each environment."""
+
+    def __init__(self, network: nn.Module, meaning: Mapping[str, Any]) -> None:
+        self._network, self._target = network, meaning["target"]
+        self._columns = meaning["columns"]
+        self._predictions: deque[torch.Tensor] = deque(maxlen=meaning["delay"] + 1)
+        self._sum: torch.Tensor | float = 0.0
+        self._samples = 0
+
+    def add(self, latents: torch.Tensor, obs: TensorDict, running: torch.Tensor) -> None:
+        """Hold a prediction against its target, which may be of a later step.
+
+        Args:
+            latents: What the heads read. Shape: (N, H).
+            obs: Observations of this step, batch size (N,).
+            running: Environments in their first episode. Shape: (N,), bool.
+        """
+        self._predictions.append(self._network(latents))
+        if len(self._predictions) < (self._predictions.maxlen or 1):
+            return
+        target = obs[self._target]
+        if self._columns is not None:
+            target = target[:, self._columns]
+        squares = (self._predictions[0] - target).square().double()
+        self._sum = self._sum + squares[running].sum(0)
+        self._samples += int(running.sum())
+
+    def summary(self) -> dict[str, Any] | None:
+        """Return root mean square errors in the target's unit, over all columns and of each.
+
+        None where every episode ended before a target came.
+        """
+        if self._samples == 0:
+            return None
+        squares = torch.as_tensor(self._sum / self._samples)
+        return {"rmse": squares.mean().sqrt().item(), "rmse_by_column": squares.sqrt().tolist()}
+
+
+class WatchedHeads:
+    """A policy that acts as it did, and heads whose errors are summed while it does.
+
+    Each environment counts until its first episode ends, like its return. A head whose target is
+    a layer of the teacher, which does not act here, or a group that the environment does not give
+    is left out.
+    """
+
+    def __init__(
+        self,
+        policy: MLPModel,
+        auxiliary: Mapping[str, Any],
+        obs: TensorDict,
+        latents: list[torch.Tensor],
+    ) -> None:
+        """Take the policy and its heads.
+
+        Args:
+            policy: The policy.
+            auxiliary: What a checkpoint holds of the heads.
+            obs: Observations of the environments, batch size (N,).
+            latents: Grows by what the policy's own head reads, (N, H), whenever it acts.
+        """
+        self._policy, self._latents = policy, latents
+        self._running = torch.ones(obs.batch_size, dtype=torch.bool, device=obs.device)
+        self._errors = {
+            name.removeprefix(PREFIX): _HeadError(network.to(obs.device), meaning)
+            for (name, network), meaning in zip(
+                saved_heads(auxiliary).items(), auxiliary.get("heads", {}).values(), strict=True
+            )
+            if not meaning["target"].startswith(TEACHER) and meaning["target"] in obs
+        }
+
+    def __call__(self, obs: TensorDict) -> torch.Tensor:
+        """Return the policy's actions, shape (N, A)."""
+        actions = self._policy(obs)
+        latents = self._latents.pop()
+        for error in self._errors.values():
+            error.add(latents, obs, self._running)
+        return actions
+
+    def reset(self, dones: torch.Tensor | None = None) -> None:
+        """Clear the policy's memory where an episode ended, shape (N,), bool, or everywhere."""
+        self._policy.reset(dones)
+        if dones is not None:
+            self._running &= dones == 0
+
+    def summary(self) -> dict[str, dict[str, Any]]:
+        """Return the errors of each head by its name; see :meth:`_HeadError.summary`."""
+        summaries = {name: error.summary() for name, error in self._errors.items()}
+        return {name: summary for name, summary in summaries.items() if summary is not None}

@@ -1,0 +1,912 @@
+"""The options of all algorithms: name, type, default, meaning and check of each, once."""
+
+import dataclasses
+import difflib
+import inspect
+import math
+import typing
+import warnings
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, fields
+from numbers import Real
+from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Literal, ParamSpec, TypeVar
+
+from rsl_tbptt.core.scan import resolve_engine
+from rsl_tbptt.core.windows import Tail
+
+if TYPE_CHECKING:  # configs import this module where rsl_rl may not be there
+    from rsl_rl.storage import RolloutStorage
+
+    from rsl_tbptt.compat.versions import MLPModel
+
+
+@dataclass(frozen=True)
+class Count:
+    """An integer of at least 1."""
+
+    or_zero: bool = False
+    """Whether 0 is taken, too."""
+    hint: str = ""
+    """What else would do, the end of the message."""
+
+    def __call__(self, name: str, value: Any) -> None:
+        """Check ``value``.
+
+        Raises:
+            ValueError: If it is something else.
+        """
+        if self.or_zero and value == 0:
+            return
+        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
+            least = 0 if self.or_zero else 1
+            raise ValueError(
+                f"{name} is {value!r}, expected an integer of at least {least}.{self.hint}"
+            )
+
+
+@dataclass(frozen=True)
+class Positive:
+    """A positive, finite number or None."""
+
+    or_zero: bool = False
+    """Whether 0 is taken, too."""
+    or_inf: bool = False
+    """Whether inf is taken, too."""
+    hint: str = ""
+    """What else would do, the end of the message."""
+
+    def __call__(self, name: str, value: Any) -> None:
+        """Check ``value``.
+
+        Raises:
+            ValueError: If it is something else.
+        """
+        if value is None or (self.or_zero and value == 0) or (self.or_inf and value == math.inf):
+            return
+        if not (is_finite(value) and value > 0):
+            raise ValueError(f"{name} is {value!r}, expected a positive number.{self.hint}")
+
+
+@dataclass(frozen=True)
+class Between:
+    """A finite number from ``low`` to ``high``; either may be infinite."""
+
+    low: float
+    high: float
+    rule: str = ""
+    """What the message says is expected, if not the two bounds."""
+
+    def __call__(self, name: str, value: Any) -> None:
+        """Check ``value``.
+
+        Raises:
+            ValueError: If it is something else.
+        """
+        if is_finite(value) and self.low <= value <= self.high:
+            return
+        bounds = "" if self.low == -math.inf else f" of at least {self.low:g}"
+        bounds = f" from {self.low:g} to {self.high:g}" if self.high < math.inf else bounds
+        rule = self.rule or f"a finite number{bounds}."
+        raise ValueError(f"{name} is {value!r}, expected {rule}")
+
+
+@dataclass(frozen=True)
+class MoreThan:
+    """A finite number above a bound."""
+
+    bound: float
+    hint: str = ""
+    """The end of the message."""
+
+    def __call__(self, name: str, value: Any) -> None:
+        """Check ``value``.
+
+        Raises:
+            ValueError: If it is something else.
+        """
+        if not (is_finite(value) and value > self.bound):
+            raise ValueError(f"{name} is {value!r}, expected more than {self.bound:g}{self.hint}.")
+
+
+def known_engine(name: str, value: Any) -> None:
+    """Check that ``value`` names a scan engine.
+
+    Raises:
+        ValueError: If it does not.
+    """
+    resolve_engine(value)
+
+
+def checked_by_rsl_rl(name: str, value: Any) -> None:
+    """Accept everything: rsl_rl has the check, and takes more than the type says (capitals)."""
+
+
+def check_value(name: str, value: Any, annotation: Any) -> None:
+    """Check a value by what its type carries, and a ``Literal`` without a check by its choices.
+
+    Args:
+        name: Name of the option.
+        value: Its value. None passes where the type allows it.
+        annotation: The type, perhaps ``Annotated`` with checks of (name, value).
+
+    Raises:
+        ValueError: If the value is refused.
+    """
+    checks: list[Any] = []
+    if typing.get_origin(annotation) is Annotated:
+        annotation, *metadata = typing.get_args(annotation)
+        checks = [check for check in metadata if callable(check)]
+    if value is None and type(None) in typing.get_args(annotation):
+        return
+    for check in checks:
+        check(name, value)
+    if not checks and typing.get_origin(annotation) is Literal:
+        choices = typing.get_args(annotation)
+        if value not in choices:
+            expected = " or ".join(map(repr, choices))
+            raise ValueError(f"{name} is {value!r}, expected {expected}.")
+
+
+def check_at_most_envs(name: str, value: int, num_envs: int) -> None:
+    """Check that a count does not exceed the number of environments.
+
+    Raises:
+        ValueError: If it does.
+    """
+    if value > num_envs:
+        raise ValueError(f"{name} is {value}, expected at most num_envs, {num_envs}.")
+
+
+def warn_beyond_rollout(name: str, value: int | None, num_steps: int) -> None:
+    """Warn where a number of steps exceeds the rollout and acts as the rollout."""
+    if value is not None and value > num_steps:
+        warnings.warn(
+            f"{name} is {value}, more than num_steps_per_env, {num_steps}: windows do not reach"
+            f" over a rollout, so it acts as {num_steps}. Raise num_steps_per_env for more.",
+            stacklevel=5,
+        )
+
+
+def is_finite(value: object) -> bool:
+    """Return whether ``value`` is a number that is neither NaN nor inf; a text is none."""
+    return isinstance(value, Real) and math.isfinite(value)
+
+
+ClippingNorm = Annotated[float | None, Positive(or_inf=True, hint=" Use None to not clip.")]
+"""inf, too, is how configs of rsl_rl's PPO do not clip."""
+
+AnyOptions = TypeVar("AnyOptions", bound="Options")
+
+
+@dataclass(frozen=True)
+class RenamedTo:
+    """Marks a field as the old name of another: ``Annotated[int | None, RenamedTo("...")]``."""
+
+    name: str
+
+
+@dataclass(kw_only=True)
+class Options:
+    """The options that all algorithms share."""
+
+    num_micro_batches: Annotated[int, Count()] = 1
+    """Least number of micro-batches into which the environments of an optimiser step are split.
+
+    They run one after the other. The gradient stays the same; what the update keeps in memory
+    divides by about this number.
+    """
+
+    num_env_chunks: Annotated[int | None, RenamedTo("num_micro_batches")] = None
+    """The old name of ``num_micro_batches``, which the next release drops."""
+
+    memory_budget_gb: Annotated[float | None, Positive()] = None
+    """Gigabytes of 10^9 bytes that an update may take beyond models, optimiser and storage.
+
+    As many micro-batches are made as that needs, found out before training. None does not limit it.
+    """
+
+    scan_engine: Annotated[str, known_engine] = "auto"
+    """How LSTM and GRU run over a window: an engine of docs/distillation.md#scan-engines.
+
+    ``"auto"`` takes the one expected to be the fastest on the device that proved right there.
+    """
+
+    optimizer: Annotated[Literal["adam", "adamw", "sgd", "rmsprop"], checked_by_rsl_rl] = "adam"
+    """The optimiser: ``"adam"``, ``"adamw"``, ``"sgd"`` or ``"rmsprop"``."""
+
+    use_mixed_precision: bool = False
+    """Whether the update's matrix products run in bfloat16.
+
+    Parameters, state and gradients stay in float32.
+    """
+
+    grad_reduce_bucket_mb: Annotated[float, Positive()] = 25.0
+    """Megabytes of the buffers in which gradients are summed over processes."""
+
+    non_finite: Literal["skip", "raise"] = "skip"
+    """What an update that meets NaN or inf does, after it was undone.
+
+    ``"skip"`` drops the rollout, warns once per source and goes on, also where a NaN comes from the
+    environment. ``"raise"`` ends the training; for one of the environment in the step itself, if
+    the runner's ``check_for_nan`` is on.
+    """
+
+    max_skipped_updates: Annotated[int, Count()] = 10
+    """So many skipped updates in a row end the training."""
+
+    safe_checkpoint_interval: Annotated[int | None, Count(hint=" Use None to write none.")] = None
+    """Iterations between checkpoints that the algorithm writes itself, whole or not at all.
+
+    For Isaac Lab, whose runner writes its own in place and knows no signals:
+    ``safe_<iteration>.pt`` beside them, the two newest, for ``--checkpoint``, and one before
+    SIGTERM, SIGUSR1 or Ctrl+C end the training. None writes none. See docs/cluster.md#isaac-lab.
+    """
+
+    auxiliary: dict[str, Any] | None = None
+    """Heads that predict what the model should know from its latent, by name.
+
+    See docs/distillation.md#auxiliary-heads. Their losses are added to the algorithm's; of PPO it
+    is the actor that has them.
+    """
+
+    @classmethod
+    def algorithm(cls) -> str:
+        """Return the name of the class whose options they are, as one writes it in a config."""
+        raise NotImplementedError
+
+    @classmethod
+    def parse(cls: type[AnyOptions], options: Mapping[str, Any]) -> AnyOptions:
+        """Build the options from keyword arguments.
+
+        Raises:
+            ValueError: If a name is unknown (the nearest one is proposed) or a value is not valid.
+        """
+        old_names = renamed(cls)
+        known = [field.name for field in dataclasses.fields(cls) if field.name not in old_names]
+        for name in options:
+            if name not in known and name not in old_names:
+                near = difflib.get_close_matches(name, known, n=1)
+                hint = f"did you mean '{near[0]}'?" if near else f"known options are {known}."
+                raise ValueError(f"Unknown option '{name}' of {cls.algorithm()}: {hint}")
+        parsed = cls(**options)
+        for old, new in old_names.items():
+            parsed._move(old, new)
+        parsed.check()
+        return parsed
+
+    def _move(self, old: str, new: str) -> None:
+        """Give the value under an old name to the new one.
+
+        Raises:
+            ValueError: If both are set.
+        """
+        value, other = getattr(self, old), getattr(self, new)
+        if value is None:
+            return
+        if other not in (value, getattr(type(self), new)):
+            raise ValueError(
+                f"{old} is {value!r}, expected None with {new} {other!r}: it is the old name of"
+                f" {new}."
+            )
+        warnings.warn(
+            f"{old} is now {new}: the next release drops the old name.",
+            DeprecationWarning,
+            stacklevel=4,
+        )
+        setattr(self, old, None)
+        setattr(self, new, value)
+
+    def check(self) -> None:
+        """Check what can be checked without knowing the rollout.
+
+        Raises:
+            ValueError: If a value cannot work on any rollout.
+        """
+        for name, annotation in typing.get_type_hints(type(self), include_extras=True).items():
+            check_value(name, getattr(self, name), annotation)
+        if self.memory_budget_gb is not None and self.num_micro_batches > 1:
+            raise ValueError(
+                f"num_micro_batches is {self.num_micro_batches}, expected 1 with memory_budget_gb"
+                f" {self.memory_budget_gb}: the budget decides on the micro-batches."
+            )
+        default = Options.max_skipped_updates
+        if self.non_finite == "raise" and self.max_skipped_updates != default:
+            warnings.warn(
+                f"max_skipped_updates is {self.max_skipped_updates}, which has no effect with"
+                f" non_finite 'raise'. Use 'skip', or leave it at {default}.",
+                stacklevel=4,
+            )
+        self._check_together()
+
+    def _check_together(self) -> None:
+        """Check options that only work together."""
+
+
+def renamed(options: type[Options]) -> dict[str, str]:
+    """Return the old names of options, each with today's."""
+    hints = typing.get_type_hints(options, include_extras=True)
+    return {
+        name: mark.name
+        for name, annotation in hints.items()
+        for mark in getattr(annotation, "__metadata__", ())
+        if isinstance(mark, RenamedTo)
+    }
+
+
+@dataclass(kw_only=True)
+class DistillationOptions(Options):
+    """Options of :class:`TbpttDistillation`; names and meanings are rsl_rl's where it has them."""
+
+    num_learning_epochs: Annotated[int, Count()] = 2
+    """Passes over each rollout; each starts again from the state at the rollout's start.
+
+    With a memory of rollouts each also passes over ``memory_share`` as many sequences of the past.
+    """
+
+    num_mini_batches: Annotated[int, Count()] = 8
+    """Mini-batches of whole environments per pass, drawn anew for each, none left out.
+
+    Each makes as many optimiser steps as there are groups of ``update_length`` steps. There are no
+    more of them than environments.
+    """
+
+    memory_rollouts: Annotated[int, Count(or_zero=True)] = 50
+    """Rollouts' worth of past sequences that is kept on the device to go on learning from (DAgger).
+
+    They are a uniform sample of everything seen so far, not the newest; 0 keeps none.
+    """
+
+    memory_share: Annotated[float, Positive()] = 1.0
+    """Sequences of the past that a mini-batch holds for each of the newest rollout."""
+
+    memory_gb: Annotated[float | None, Positive()] = 2.0
+    """Gigabytes of 10^9 bytes that the memory of rollouts may take; fewer are kept then.
+
+    None does not limit it.
+    """
+
+    save_memory: bool = False
+    """Whether checkpoints hold the memory of rollouts, for a resumed run to go on with.
+
+    Else it begins with an empty one. A checkpoint grows by what the memory takes.
+    """
+
+    gradient_length: Annotated[int, Count()] = 15
+    """Steps the gradient flows back: k2 of TBPTT(k1, k2), in environment steps.
+
+    What the student has to remember over more steps than this gets no gradient. A value above
+    ``num_steps_per_env`` means the whole rollout.
+    """
+
+    update_length: Annotated[int | None, Count()] = None
+    """Steps between optimiser steps: k1 of TBPTT(k1, k2), in environment steps.
+
+    None means ``gradient_length``. A larger value accumulates several windows into one optimiser
+    step; a smaller one lets windows overlap and takes the loss of the newest steps only.
+    """
+
+    loss_reduction: Literal["mean", "sum"] = "mean"
+    """How the losses of one optimiser step combine.
+
+    ``"mean"`` divides by the robot-steps of a full optimiser step, so that gradients keep their
+    size whatever the lengths above; ``"sum"`` adds up the steps' means as rsl_rl does.
+    """
+
+    tail: Tail = "flush"
+    """What happens to the steps left over when the rollout is no multiple of ``update_length``.
+
+    ``"flush"`` trains on them in a last, shorter group, with the same weight per step; ``"drop"``
+    only runs them forward, as rsl_rl does.
+    """
+
+    loss_type: str | Callable[..., Any] | list[dict[str, Any]] = "mse"
+    """Loss between student and teacher: ``"mse"``, ``"huber"``, ``"bce"``, ``"kl"`` or ``"nll"``.
+
+    ``"kl"`` is that of the student's Gaussian from the teacher's, ``"nll"`` that of the teacher's
+    actions, ``"bce"`` that of their signs. Any other element-wise loss of actions and labels is
+    given as ``"module:function"``, a loss for each slice of the action as a list:
+    docs/distillation.md#losses.
+    """
+
+    imitation_weight: str | Callable[..., Any] | None = None
+    """What each robot-step weighs in the mean: an observation group or ``"module:function"``.
+
+    The group has one value per environment, at least 0; the function returns such weights of all
+    steps of a rollout. None weighs all the same. See docs/distillation.md#what-counts.
+    """
+
+    learning_rate: Annotated[float, Positive()] = 1e-3
+    """Step size of the optimiser.
+
+    With ``loss_reduction="mean"`` it needs no retuning when ``gradient_length`` changes.
+    """
+
+    learning_rate_updates: Annotated[int | None, Count(hint=" Use None to keep the rate.")] = None
+    """Updates over which ``learning_rate`` falls linearly to 3 % of it, where it stays.
+
+    For the length of a training: single updates move a student less and less, and it ends as good
+    as it was. None keeps the rate.
+    """
+
+    max_grad_norm: ClippingNorm = 1.0
+    """Norm the gradient is clipped to before each optimiser step; None does not clip."""
+
+    teacher_checkpoint: str | None = None
+    """Checkpoint, of PPO or distillation, whose actor or whose teacher becomes the teacher.
+
+    It is loaded when training starts, unless the runner loaded a checkpoint (``--checkpoint`` in
+    Isaac Lab, ``--agent.resume`` in mjlab). ``RUN/latest`` is the newest of that folder that can be
+    loaded. None leaves it to the runner.
+    """
+
+    teacher_action_share: Annotated[
+        float, Between(0, 1, "a number from 0 to 1: give 30 % of the environments as 0.3.")
+    ] = 0.0
+    """Share of the environments, from 0 to 1, that act with the teacher's action (DAgger).
+
+    It holds at the start of training. The environments are drawn anew for every rollout; labels are
+    the teacher's everywhere.
+    """
+
+    teacher_action_updates: Annotated[int | None, Count(hint=" Use None to keep the share.")] = None
+    """Updates over which ``teacher_action_share`` falls linearly to 0; None keeps it."""
+
+    batch_teacher_labels: bool = False
+    """Whether the labels of a teacher without memory are computed after each rollout at once.
+
+    They are the same; the rollout has one forward pass less per step. Not with
+    ``teacher_action_share``, whose labels act.
+    """
+
+    @classmethod
+    def algorithm(cls) -> str:
+        """Return the name of the algorithm, as one writes it in a config."""
+        return "TbpttDistillation"
+
+    def _check_together(self) -> None:
+        if self.teacher_action_share > 0 and self.batch_teacher_labels:
+            raise ValueError(
+                "batch_teacher_labels is True, expected False with teacher_action_share"
+                f" {self.teacher_action_share}: the teacher acts with its labels in the rollout."
+            )
+        if self.teacher_action_updates is not None and self.teacher_action_share == 0:
+            warnings.warn(
+                f"teacher_action_updates is {self.teacher_action_updates}, which has no effect:"
+                " teacher_action_share is 0. Set teacher_action_share, or leave it at None.",
+                stacklevel=5,
+            )
+        for name in ("memory_share", "memory_gb", "save_memory"):
+            default, value = getattr(DistillationOptions, name), getattr(self, name)
+            if self.memory_rollouts == 0 and value != default:
+                warnings.warn(
+                    f"{name} is {value}, which has no effect: memory_rollouts is 0. Set"
+                    f" memory_rollouts, or leave it at {default}.",
+                    stacklevel=5,
+                )
+
+    def check_rollout(self, num_steps: int) -> None:
+        """Warn of lengths beyond the rollout.
+
+        Args:
+            num_steps: ``num_steps_per_env``.
+        """
+        for name in ("gradient_length", "update_length"):
+            warn_beyond_rollout(name, getattr(self, name), num_steps)
+
+    def check_training(self, num_envs: int) -> None:
+        """Check the options against what is trained on; a policy plays in one environment.
+
+        Args:
+            num_envs: Number of environments.
+
+        Raises:
+            ValueError: If there are more micro-batches than environments.
+        """
+        check_at_most_envs("num_micro_batches", self.num_micro_batches, num_envs)
+        if self.teacher_action_share > 0 and round(self.teacher_action_share * num_envs) == 0:
+            warnings.warn(
+                f"teacher_action_share is {self.teacher_action_share}, which has no effect: of"
+                f" num_envs, {num_envs}, it rounds to none. Raise one of them.",
+                stacklevel=4,
+            )
+
+
+@dataclass(kw_only=True)
+class PpoOptions(Options):
+    """Options of :class:`TbpttPPO`; names, meanings and defaults are rsl_rl's where it has them."""
+
+    gradient_length: Annotated[int | None, Count()] = None
+    """Steps the gradient flows back, in environment steps; None means the whole rollout."""
+
+    minibatch_unit: Literal["env", "window"] = "env"
+    """What mini-batches consist of.
+
+    ``"env"`` takes whole environments, replayed from the rollout's start with the current weights;
+    ``"window"`` takes windows of ``gradient_length`` steps, drawn over time and environments, each
+    from the state that the rollout stored before it.
+    """
+
+    burn_in_length: Annotated[int, Count(or_zero=True)] = 0
+    """Steps replayed without gradient before each window, to refresh its stored state."""
+
+    shuffle_envs: bool = True
+    """Whether every epoch draws the environments or windows of its mini-batches anew."""
+
+    loss_reduction: Literal["mean", "episode_mean"] = "mean"
+    """Whether every robot-step of a mini-batch weighs the same, or every episode in the rollout."""
+
+    policy_loss: Literal["clip", "kl_penalty"] = "clip"
+    """The clipped surrogate, or ``"kl_penalty"``, the plain one with an adaptive penalty.
+
+    The coefficient of the KL divergence is halved below ``desired_kl / 1.5`` and doubled above
+    ``1.5 * desired_kl``, which needs ``schedule="fixed"``.
+    """
+
+    kl_penalty_coef: Annotated[float, Positive()] = 1.0
+    """The first coefficient of ``policy_loss="kl_penalty"``."""
+
+    clip_param_high: Annotated[float | None, Positive()] = None
+    """How far the probability ratio may rise above 1; None means ``clip_param``."""
+
+    dual_clip_param: Annotated[float | None, MoreThan(1, ", for example 3")] = None
+    """Multiple, above 1, of a negative advantage where its loss stops growing; None: nowhere."""
+
+    student_action_std: Annotated[float | None, Positive()] = None
+    """Standard deviation of the actions when a student becomes the actor; None keeps its own."""
+
+    critic_warmup_iterations: Annotated[int, Count(or_zero=True)] = 0
+    """Updates that train only the critic after a distilled student became the actor."""
+
+    teacher_cfg: dict[str, Any] | None = None
+    """``"class_name"`` and arguments of the model of a teacher that the actor imitates.
+
+    It sees the observation set ``"teacher"``. Its parameters come with a distilled student's
+    checkpoint, or from ``teacher_checkpoint``.
+    """
+
+    teacher_checkpoint: str | None = None
+    """Checkpoint, of PPO or distillation, whose actor or whose teacher becomes the teacher.
+
+    It is loaded when training starts, unless the runner loaded a checkpoint that brings a teacher.
+    ``RUN/latest`` is the newest of that folder that can be loaded.
+    """
+
+    teacher_coef: Annotated[float, Positive(or_zero=True)] = 0.0
+    """Weight of the teacher's loss in the policy loss; 0 leaves the teacher out."""
+
+    teacher_kl_coef: Annotated[float | None, RenamedTo("teacher_coef")] = None
+    """The old name of ``teacher_coef``, which the next release drops."""
+
+    teacher_loss: Literal["kl", "mse"] = "kl"
+    """The KL divergence from the teacher's policy, or the squared error of its mean action."""
+
+    teacher_schedule: Literal["linear", "exponential", "return"] = "linear"
+    """How ``teacher_coef`` falls to ``teacher_coef_end``: over updates, or with the return.
+
+    ``"return"`` multiplies what lies between them by ``1 - return / teacher_return``, cut to 0 and
+    1, with the policy's mean return over at least the last 100 episodes.
+    """
+
+    teacher_coef_end: Annotated[float, Positive(or_zero=True)] = 0.0
+    """The weight at the end of the schedule; above 0 with ``"exponential"``."""
+
+    teacher_updates: Annotated[int | None, Count()] = None
+    """Updates after the critic's warm-up over which the weight falls; None keeps it."""
+
+    teacher_kl_updates: Annotated[int | None, RenamedTo("teacher_updates")] = None
+    """The old name of ``teacher_updates``, which the next release drops."""
+
+    teacher_return: Annotated[float | None, Positive()] = None
+    """Mean return, without RND's rewards, at which ``"return"`` is at ``teacher_coef_end``."""
+
+    num_learning_epochs: Annotated[int, Count()] = 5
+    """Passes over each rollout."""
+
+    num_mini_batches: Annotated[int, Count()] = 4
+    """Optimiser steps per pass, each on its share of the environments."""
+
+    clip_param: Annotated[float, Positive()] = 0.2
+    """How far the probability ratio may leave 1, and values their old ones."""
+
+    gamma: Annotated[float, Between(0, 1)] = 0.99
+    """Discount factor per environment step."""
+
+    lam: Annotated[float, Between(0, 1)] = 0.95
+    """Lambda of generalised advantage estimation."""
+
+    value_loss_coef: Annotated[float, Between(0, math.inf)] = 1.0
+    """Weight of the value loss."""
+
+    entropy_coef: Annotated[float, Between(-math.inf, math.inf)] = 0.01
+    """Weight of the entropy bonus."""
+
+    learning_rate: Annotated[float, Positive()] = 1e-3
+    """Step size of the optimiser, the first one with the adaptive schedule."""
+
+    max_grad_norm: ClippingNorm = 1.0
+    """Norm that the gradients of actor and critic are each clipped to; None does not clip."""
+
+    use_clipped_value_loss: bool = True
+    """Whether a value stops improving once it is ``clip_param`` away from the old one."""
+
+    schedule: Literal["adaptive", "fixed"] = "adaptive"
+    """``"adaptive"`` follows ``desired_kl`` with the learning rate; ``"fixed"`` does not."""
+
+    desired_kl: Annotated[float | None, Positive()] = 0.01
+    """Mean KL divergence per mini-batch that the adaptive schedule aims at."""
+
+    normalize_advantage_per_mini_batch: bool = False
+    """Whether advantages are normalised over each mini-batch instead of over the rollout."""
+
+    @classmethod
+    def algorithm(cls) -> str:
+        """Return the name of the algorithm, as one writes it in a config."""
+        return "TbpttPPO"
+
+    def _check_together(self) -> None:
+        if self.burn_in_length and self.minibatch_unit == "env":
+            raise ValueError(
+                f"burn_in_length is {self.burn_in_length}, expected 0 with minibatch_unit 'env':"
+                " whole environments are replayed from the rollout's start. Use 'window'."
+            )
+        self._check_teacher()
+        if self.policy_loss != "kl_penalty":
+            if self.kl_penalty_coef != PpoOptions.kl_penalty_coef:
+                warnings.warn(
+                    f"kl_penalty_coef is {self.kl_penalty_coef}, which has no effect with"
+                    f" policy_loss '{self.policy_loss}'. Use 'kl_penalty', or leave it at its"
+                    " default.",
+                    stacklevel=5,
+                )
+            return
+        if self.num_learning_epochs * self.num_mini_batches == 1:
+            raise ValueError(
+                "num_learning_epochs and num_mini_batches are 1, expected more optimiser steps with"
+                " policy_loss 'kl_penalty': before the only one the KL divergence is always 0."
+            )
+        for name in ("clip_param_high", "dual_clip_param"):
+            if getattr(self, name) is not None:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)}, expected None with policy_loss"
+                    " 'kl_penalty', which clips nothing."
+                )
+        if self.desired_kl is None or self.schedule == "adaptive":
+            raise ValueError(
+                f"schedule is '{self.schedule}' and desired_kl is {self.desired_kl}, expected"
+                " 'fixed' and a number with policy_loss 'kl_penalty': its coefficient follows"
+                " desired_kl instead of the learning rate."
+            )
+
+    def _check_teacher(self) -> None:
+        coef, last, schedule = self.teacher_coef, self.teacher_coef_end, self.teacher_schedule
+        by_return, updates = schedule == "return", self.teacher_updates
+        if coef > 0 and self.teacher_cfg is None:
+            raise ValueError(
+                f"teacher_coef is {coef} and teacher_cfg is None, expected both: imitation needs"
+                " the teacher's model."
+            )
+        if last > coef > 0:
+            raise ValueError(
+                f"teacher_coef_end is {last}, expected at most teacher_coef, {coef}: the weight of"
+                " the teacher falls."
+            )
+        if coef > 0 and schedule == "exponential" and (last == 0 or updates is None):
+            raise ValueError(
+                f"teacher_coef_end is {last} and teacher_updates is {updates}, expected a positive"
+                " number and a count with teacher_schedule 'exponential', which falls to the one"
+                " within the other and never reaches 0."
+            )
+        if coef > 0 and by_return and self.teacher_return is None:
+            raise ValueError(
+                "teacher_return is None, expected a positive number with teacher_schedule"
+                " 'return': the mean return at which teacher_coef_end is reached."
+            )
+        if coef == 0:
+            unused = [field.name for field in fields(self) if field.name.startswith("teacher_")]
+            self._warn_unused(unused, "while teacher_coef is 0. Set teacher_coef")
+        elif by_return:
+            reason = "with teacher_schedule 'return'. Use another schedule"
+            self._warn_unused(["teacher_updates"], reason)
+        else:
+            reason = f"with teacher_schedule '{schedule}'. Use 'return'"
+            self._warn_unused(["teacher_return"], reason)
+            if updates is None:
+                reason = "while teacher_updates is None. Set teacher_updates"
+                self._warn_unused(["teacher_coef_end"], reason)
+
+    def _warn_unused(self, names: list[str], reason: str) -> None:
+        """Warn of those that are set, with a reason that ends in the fix."""
+        unused = [name for name in names if getattr(self, name) != getattr(PpoOptions, name)]
+        if unused:
+            listed = " and ".join(f"{name} is {getattr(self, name)!r}" for name in unused)
+            warnings.warn(
+                f"{listed}, which has no effect {reason}, or leave it at its default.",
+                stacklevel=7,
+            )
+
+    def check_rollout(self, num_steps: int, recurrent: bool) -> None:
+        """Warn of options that have no effect on models and rollouts as they are.
+
+        Args:
+            num_steps: ``num_steps_per_env``.
+            recurrent: Whether actor or critic has memory.
+        """
+        for name in () if recurrent else ("gradient_length", "minibatch_unit"):
+            default = getattr(PpoOptions, name)
+            if getattr(self, name) != default:
+                warnings.warn(
+                    f"{name} is {getattr(self, name)!r}, which has no effect: neither actor nor"
+                    f" critic is recurrent. Leave it at {default!r}.",
+                    stacklevel=4,
+                )
+        one_window = self.gradient_length is None or self.gradient_length >= num_steps
+        if recurrent and self.minibatch_unit == "window" and one_window:
+            warnings.warn(
+                f"minibatch_unit is 'window', which acts as 'env' while gradient_length,"
+                f" {self.gradient_length}, covers the rollout of {num_steps} steps. Lower it.",
+                stacklevel=4,
+            )
+        warn_beyond_rollout("gradient_length", self.gradient_length, num_steps)
+
+    def check_training(self, num_steps: int, num_envs: int, recurrent: bool) -> None:
+        """Check the options against what is trained on; a policy plays in one environment.
+
+        Args:
+            num_steps: ``num_steps_per_env``.
+            num_envs: Number of environments.
+            recurrent: Whether actor or critic has memory.
+
+        Raises:
+            ValueError: If there are more mini-batches than environments, or samples without
+                memory, to fill them, or more micro-batches than environments.
+        """
+        if recurrent:
+            check_at_most_envs("num_mini_batches", self.num_mini_batches, num_envs)
+        elif self.num_mini_batches > num_steps * num_envs:
+            raise ValueError(
+                f"num_mini_batches is {self.num_mini_batches}, expected at most the samples of a"
+                f" rollout, {num_steps * num_envs}: each mini-batch needs one."
+            )
+        check_at_most_envs("num_micro_batches", self.num_micro_batches, num_envs)
+
+    def check_normalization(self, num_samples: int) -> None:
+        """Check how many advantages are normalised together.
+
+        Args:
+            num_samples: Their smallest number.
+
+        Raises:
+            ValueError: If it is 1. rsl_rl divides by the NaN that is its standard deviation then.
+        """
+        if num_samples > 1:
+            return
+        per_mini_batch = self.normalize_advantage_per_mini_batch
+        what = "mini-batch with normalize_advantage_per_mini_batch" if per_mini_batch else "rollout"
+        fix = "Lower num_mini_batches" if per_mini_batch else "Raise num_steps_per_env"
+        raise ValueError(
+            f"The number of samples is {num_samples} in a {what}, expected at least 2: advantages"
+            f" are divided by their standard deviation. {fix}, or raise num_envs."
+        )
+
+    def check_symmetry(self) -> None:
+        """Check that no option is set which rsl_rl's own update lacks; symmetry leaves it to that.
+
+        Raises:
+            ValueError: If one is.
+        """
+        for name in (
+            "num_micro_batches",
+            "memory_budget_gb",
+            "shuffle_envs",
+            "loss_reduction",
+            "policy_loss",
+            "clip_param_high",
+            "dual_clip_param",
+            "critic_warmup_iterations",
+            "teacher_coef",
+            "auxiliary",
+        ):
+            default = getattr(PpoOptions, name)
+            if getattr(self, name) != default:
+                raise ValueError(
+                    f"{name} is {getattr(self, name)!r}, expected {default!r} with symmetry_cfg:"
+                    " rsl_rl's own update mirrors the samples then, and it lacks this option."
+                )
+
+
+P = ParamSpec("P")
+
+RUNNER_KEYS = """
+    actor algorithm check_for_nan clip_actions class_name critic device empirical_normalization
+    experiment_name heartbeat_timeout_s init_at_random_ep_len keep_best keep_last load_checkpoint
+    load_run logger max_iterations multi_gpu neptune_project num_steps_per_env obs_groups policy
+    resume run_name save_interval seed student teacher torch_compile_mode upload_model
+    wandb_project wandb_tags
+"""
+"""Those of rsl_rl's runners, of the config classes of Isaac Lab and mjlab, and of our runners."""
+
+
+def check_runner_keys(train_cfg: Mapping[str, Any]) -> None:
+    """Refuse a runner's config with a key that is almost one of ``RUNNER_KEYS``.
+
+    Others are taken: they may be those of a user's own runner.
+
+    Raises:
+        ValueError: If there is one; names what was meant.
+    """
+    known = RUNNER_KEYS.split()
+    for key in train_cfg:
+        spelled = str(key).lower().replace("-", "_")
+        near = difflib.get_close_matches(spelled, known, n=1, cutoff=0.85)
+        if near and key not in known:
+            raise ValueError(f"Unknown key '{key}' of the runner: did you mean '{near[0]}'?")
+
+
+@dataclass(kw_only=True)
+class RunnerArguments:
+    """What rsl_rl gives every algorithm beside models, storage and options."""
+
+    device: str = "cpu"
+    """Device of the update."""
+
+    multi_gpu_cfg: dict[str, Any] | None = None
+    """rsl_rl's description of the processes, or None for one process."""
+
+    rnd_cfg: dict[str, Any] | None = None
+    """rsl_rl's description of random network distillation, or None. None in distillation."""
+
+    symmetry_cfg: dict[str, Any] | None = None
+    """rsl_rl's description of symmetries, or None. None in distillation."""
+
+
+def takes(
+    arguments: Callable[P, object],
+) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
+    """Declare that a constructor takes what a dataclass takes; it runs as it is written.
+
+    Args:
+        arguments: The dataclass. Its fields become the parameters, with types and defaults.
+
+    Returns:
+        A decorator of ``__init__``.
+    """
+    parameters = inspect.signature(arguments).parameters.items()
+    self = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
+
+    def declare(constructor: Callable[..., None]) -> Callable[Concatenate[Any, P], None]:
+        # Without the checks that the types carry; names of rsl_rl are those of the constructor.
+        types = typing.get_type_hints(arguments, localns=constructor.__globals__)
+        typed = [parameter.replace(annotation=types[name]) for name, parameter in parameters]
+        signature = inspect.Signature([self, *typed], return_annotation=None)
+        vars(constructor)["__signature__"] = signature
+        return constructor
+
+    return declare
+
+
+@dataclass
+class DistillationArguments(RunnerArguments, DistillationOptions):
+    """The models and the storage first, everything else by name."""
+
+    student: "MLPModel"
+    """Model to train."""
+
+    teacher: "MLPModel"
+    """Model to imitate."""
+
+    storage: "RolloutStorage"
+    """rsl_rl's storage of the rollout."""
+
+
+@dataclass
+class PpoArguments(RunnerArguments, PpoOptions):
+    """The models and the storage first, everything else by name."""
+
+    actor: "MLPModel"
+    """Policy with a distribution."""
+
+    critic: "MLPModel"
+    """Value function."""
+
+    storage: "RolloutStorage"
+    """rsl_rl's storage of the rollout."""
