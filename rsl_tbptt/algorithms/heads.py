@@ -18,9 +18,9 @@ from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 from torch import distributed, nn
 
+from rsl_tbptt.algorithms.optimizers import step_at, use_fused_kernels
 from rsl_tbptt.algorithms.options import Count, Positive, check_value
 from rsl_tbptt.algorithms.replay import Replay, action_head, seen_by
-from rsl_tbptt.algorithms.update.optimizers import step_at, use_fused_kernels
 from rsl_tbptt.compat.versions import MLPModel, resolve_callable
 from rsl_tbptt.core import losses
 from rsl_tbptt.core.accumulate import Loss, Outputs, SampleLosses

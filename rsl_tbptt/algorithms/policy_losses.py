@@ -12,11 +12,16 @@ from rsl_rl.storage import RolloutStorage
 from torch import nn
 
 from rsl_tbptt.algorithms.heads import AuxiliaryHeads
+from rsl_tbptt.algorithms.health import FirstReplay
 from rsl_tbptt.algorithms.mini_batches import MiniBatch
 from rsl_tbptt.algorithms.options import PpoOptions
-from rsl_tbptt.algorithms.replay import Replay, action_head, distribution_head, seen_by
-from rsl_tbptt.algorithms.update.frames import find_held_frames
-from rsl_tbptt.algorithms.update.health import FirstReplay
+from rsl_tbptt.algorithms.replay import (
+    Replay,
+    action_head,
+    distribution_head,
+    find_held_frames,
+    seen_by,
+)
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core import losses
 from rsl_tbptt.core.accumulate import Outputs, SampleLosses

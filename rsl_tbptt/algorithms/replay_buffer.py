@@ -30,15 +30,15 @@ from tensordict import TensorDict
 from rsl_tbptt.algorithms.behavior_losses import NEWEST, SampleWeights
 from rsl_tbptt.algorithms.heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.options import DistillationOptions
-from rsl_tbptt.algorithms.replay import seen_by
-from rsl_tbptt.algorithms.teachers import RolloutLabels, StepLabels
-from rsl_tbptt.algorithms.update.frames import (
+from rsl_tbptt.algorithms.replay import (
     FrameObs,
     find_held_frames,
     frames_of,
+    seen_by,
     shown_once,
     steps_of,
 )
+from rsl_tbptt.algorithms.teachers import RolloutLabels, StepLabels
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.distributed import Ranks

@@ -11,8 +11,8 @@ from tensordict import TensorDict
 from torch import nn
 
 from rsl_tbptt.algorithms.mini_batches import MiniBatch
+from rsl_tbptt.algorithms.optimizers import use_fused_kernels
 from rsl_tbptt.algorithms.options import PpoOptions
-from rsl_tbptt.algorithms.update.optimizers import use_fused_kernels
 from rsl_tbptt.compat.versions import RandomNetworkDistillation
 from rsl_tbptt.core import losses
 from rsl_tbptt.core.accumulate import Outputs, SampleLosses, accumulate_group

@@ -16,6 +16,7 @@ from torch import nn
 from rsl_tbptt.algorithms.behavior_losses import ACTIONS, NEWEST, STD, or_one
 from rsl_tbptt.algorithms.heads import TEACHER as LAYER
 from rsl_tbptt.algorithms.heads import HeadOptions
+from rsl_tbptt.algorithms.optimizers import step_batches
 from rsl_tbptt.algorithms.options import DistillationOptions
 from rsl_tbptt.algorithms.replay import (
     Replay,
@@ -23,7 +24,6 @@ from rsl_tbptt.algorithms.replay import (
     gaussian_head,
     observed_groups,
 )
-from rsl_tbptt.algorithms.update.step_batches import step_batches
 from rsl_tbptt.checkpoints.describing import check_fits
 from rsl_tbptt.checkpoints.reading import checkpoint_file, read_checkpoint
 from rsl_tbptt.compat.versions import MLPModel, config_advice, teacher_state_dict

@@ -296,7 +296,7 @@ def check_config(folder: Path) -> Findings:
 
 def check_metrics(folder: Path) -> Findings:
     """Hold what each update reported against the limits of docs/health.md."""
-    from rsl_tbptt.algorithms.update.health_limits import limit_of
+    from rsl_tbptt.algorithms.health import limit_of
 
     curves = read_curves(folder) if events(folder) else {}
     losses = {tag[len(_LOSS) :]: v for tag, (_, v) in curves.items() if tag.startswith(_LOSS)}
@@ -312,7 +312,7 @@ def check_metrics(folder: Path) -> Findings:
 
 def _of_too_few(losses: Curves) -> str:
     """Name the metrics that have a limit, but too few updates for it."""
-    from rsl_tbptt.algorithms.update.health_limits import limit_of
+    from rsl_tbptt.algorithms.health import limit_of
 
     few = [
         f"{name} ({len(values)} of {limit.updates})"
@@ -324,7 +324,7 @@ def _of_too_few(losses: Curves) -> str:
 
 def _of_limits(losses: Curves) -> list[str]:
     """Return what is usually beyond its limit at the end: in the last quarter of the updates."""
-    from rsl_tbptt.algorithms.update.health_limits import limit_of
+    from rsl_tbptt.algorithms.health import limit_of
 
     wrong = []
     for name, values in losses.items():

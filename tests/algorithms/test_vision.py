@@ -35,7 +35,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from torch.nn.utils import parameters_to_vector
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
-from rsl_tbptt.algorithms.update.health import obs_scales
+from rsl_tbptt.algorithms.health import obs_scales
 from rsl_tbptt.models import CNNRNNModel
 
 pytestmark = [

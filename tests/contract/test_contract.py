@@ -10,7 +10,7 @@ import torch
 from support.one_pass import ONE_PASS
 from support.tolerances import PARITY_FLOAT32
 
-from rsl_tbptt.algorithms.update.health_limits import limit_of
+from rsl_tbptt.algorithms.health import limit_of
 from rsl_tbptt.tools.doctor import read_curves
 from rsl_tbptt_tasks.memory import RecallEnv
 

@@ -8,8 +8,7 @@ from rsl_rl.models import CNNModel, MLPModel, RNNModel
 from support.helpers import ACTION_DIM, CNN, IMAGES, hold_frames, make_obs
 from torch import nn
 
-from rsl_tbptt.algorithms.replay import Replay, action_head, seen_by
-from rsl_tbptt.algorithms.update.frames import find_held_frames
+from rsl_tbptt.algorithms.replay import Replay, action_head, find_held_frames, seen_by
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.models import CNNRNNModel, RecurrentModel
 from rsl_tbptt.models.protocol import parts_of

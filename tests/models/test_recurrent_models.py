@@ -17,9 +17,8 @@ from support.tolerances import EXACT_FLOAT64
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import replay
-from rsl_tbptt.algorithms.replay import Replay, gaussian_head
+from rsl_tbptt.algorithms.replay import Replay, find_held_frames, gaussian_head, shown_once
 from rsl_tbptt.algorithms.replay import seen_by as marked_for
-from rsl_tbptt.algorithms.update.frames import find_held_frames, shown_once
 from rsl_tbptt.core import recompute
 from rsl_tbptt.core.memory import PeakMemory
 from rsl_tbptt.core.scan import HeldInputs, recurrent_scan

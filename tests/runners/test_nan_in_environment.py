@@ -7,7 +7,7 @@ import torch
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
 from tensordict import TensorDict
 
-from rsl_tbptt.algorithms.update.non_finite import check_nan
+from rsl_tbptt.algorithms.transaction import check_nan
 from rsl_tbptt_tasks.memory import RecallEnv
 
 GAUSSIAN = {"class_name": "GaussianDistribution", "init_std": 0.1}

@@ -23,6 +23,8 @@ from rsl_tbptt.algorithms.behavior_losses import (
     sample_weights,
 )
 from rsl_tbptt.algorithms.heads import AuxiliaryHeads, parse_heads
+from rsl_tbptt.algorithms.health import FirstReplay, HealthLog, finite, obs_scales
+from rsl_tbptt.algorithms.optimizers import step_batches, update_normalization, use_fused_kernels
 from rsl_tbptt.algorithms.options import (
     DistillationArguments,
     DistillationOptions,
@@ -31,6 +33,7 @@ from rsl_tbptt.algorithms.options import (
 )
 from rsl_tbptt.algorithms.replay import Replay, observed_groups, set_state
 from rsl_tbptt.algorithms.replay_buffer import Experience, MiniBatch, MiniBatches
+from rsl_tbptt.algorithms.step_checks import StepChecks
 from rsl_tbptt.algorithms.teachers import (
     AwaitedTeacher,
     Dagger,
@@ -41,13 +44,7 @@ from rsl_tbptt.algorithms.teachers import (
     load_teacher,
     teacher_labels,
 )
-from rsl_tbptt.algorithms.transaction import Transaction
-from rsl_tbptt.algorithms.update.health import FirstReplay, HealthLog, finite, obs_scales
-from rsl_tbptt.algorithms.update.non_finite import Source, find_source
-from rsl_tbptt.algorithms.update.normalization import update_normalization
-from rsl_tbptt.algorithms.update.optimizers import use_fused_kernels
-from rsl_tbptt.algorithms.update.step_batches import step_batches
-from rsl_tbptt.algorithms.update.step_checks import StepChecks
+from rsl_tbptt.algorithms.transaction import Source, Transaction, find_source
 from rsl_tbptt.checkpoints.describing import check_fits, describe_all, model_configs
 from rsl_tbptt.checkpoints.reading import student_state_dict
 from rsl_tbptt.compat.versions import (

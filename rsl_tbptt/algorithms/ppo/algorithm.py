@@ -12,8 +12,16 @@ from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.heads import AuxiliaryHeads, parse_heads
+from rsl_tbptt.algorithms.health import HealthLog, explained_variance, finite, obs_scales
 from rsl_tbptt.algorithms.imitation import FineTuning, Imitation, build_teacher, check_checkpoint
 from rsl_tbptt.algorithms.mini_batches import MiniBatch, plan_mini_batches
+from rsl_tbptt.algorithms.optimizers import (
+    follow_kl,
+    step_at,
+    step_batches,
+    update_normalization,
+    use_fused_kernels,
+)
 from rsl_tbptt.algorithms.options import PpoArguments, PpoOptions, check_runner_keys, takes
 from rsl_tbptt.algorithms.policy_losses import (
     KL,
@@ -27,18 +35,13 @@ from rsl_tbptt.algorithms.replay import (
     observed_groups,
 )
 from rsl_tbptt.algorithms.rnd import RndTraining, check_symmetry, restore_rnd, state_of_rnd
-from rsl_tbptt.algorithms.transaction import Transaction, UpdateUndoneError
+from rsl_tbptt.algorithms.step_checks import StepChecks
+from rsl_tbptt.algorithms.transaction import Source, Transaction, UpdateUndoneError, find_source
 from rsl_tbptt.algorithms.truncation_bootstrap import (
     EpisodeReturns,
     TimeOutValues,
     value_without_advancing,
 )
-from rsl_tbptt.algorithms.update.health import HealthLog, explained_variance, finite, obs_scales
-from rsl_tbptt.algorithms.update.non_finite import Source, find_source
-from rsl_tbptt.algorithms.update.normalization import update_normalization
-from rsl_tbptt.algorithms.update.optimizers import follow_kl, step_at, use_fused_kernels
-from rsl_tbptt.algorithms.update.step_batches import step_batches
-from rsl_tbptt.algorithms.update.step_checks import StepChecks
 from rsl_tbptt.checkpoints.describing import describe_all, model_configs
 from rsl_tbptt.compat.versions import (
     PPO,

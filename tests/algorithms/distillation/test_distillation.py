@@ -20,7 +20,7 @@ from support.one_pass import ONE_PASS
 from support.tolerances import PARITY_FLOAT32, SAME_FLOAT32
 
 from rsl_tbptt.algorithms import TbpttDistillation
-from rsl_tbptt.algorithms.update.health_limits import limit_of
+from rsl_tbptt.algorithms.health import limit_of
 
 
 def gradient_norms(algorithm_class, gradient_length, monkeypatch):

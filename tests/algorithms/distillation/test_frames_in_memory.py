@@ -6,8 +6,8 @@ from support.helpers import hold_frames, make_distillation, parameters_of, roll_
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import TbpttDistillation
+from rsl_tbptt.algorithms.replay import find_held_frames, frames_apart
 from rsl_tbptt.algorithms.replay_buffer import RolloutMemory, memory_size
-from rsl_tbptt.algorithms.update.frames import find_held_frames, frames_apart
 from rsl_tbptt.core.hidden_state import as_tensors
 from rsl_tbptt.core.rollout import Rollout
 

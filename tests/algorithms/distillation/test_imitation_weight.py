@@ -13,7 +13,7 @@ from support.tolerances import EXACT_FLOAT64, SAME_FLOAT32
 from torch import distributed
 
 from rsl_tbptt.algorithms import TbpttDistillation
-from rsl_tbptt.algorithms.update.health_limits import limit_of
+from rsl_tbptt.algorithms.health import limit_of
 from rsl_tbptt.core import hidden_state
 
 T, N = 7, 5

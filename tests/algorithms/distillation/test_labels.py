@@ -17,8 +17,7 @@ from support.helpers import (
 from support.one_pass import ONE_PASS
 from support.tolerances import PARITY_FLOAT32, SAME_FLOAT32
 
-from rsl_tbptt.algorithms import TbpttDistillation
-from rsl_tbptt.algorithms.update import step_batches
+from rsl_tbptt.algorithms import TbpttDistillation, optimizers
 
 NUM_STEPS, NUM_ENVS = 7, 4
 
@@ -48,7 +47,7 @@ def make(teacher_class=MLPModel, **options):
 
 @pytest.fixture(params=[1, 2 * NUM_ENVS, 1000])
 def _max_rows(request, monkeypatch):
-    monkeypatch.setitem(step_batches._MAX_ROWS, "cpu", request.param)
+    monkeypatch.setitem(optimizers._MAX_ROWS, "cpu", request.param)
 
 
 @pytest.mark.usefixtures("_max_rows")

@@ -16,8 +16,7 @@ from support.tolerances import PARITY_FLOAT32
 from torch import distributed
 from torch.nn.utils import parameters_to_vector
 
-from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
-from rsl_tbptt.algorithms.update import step_batches
+from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO, optimizers
 
 pytestmark = pytest.mark.slow
 
@@ -128,7 +127,7 @@ def run_rank(rank, shares, folder):
         "gloo", init_method=f"file://{folder}/store", rank=rank, world_size=len(shares)
     )
     first, last = sum(shares[:rank]), sum(shares[: rank + 1])
-    step_batches._MAX_ROWS["cpu"] = 8  # several of them, and each rank alone would take other ones
+    optimizers._MAX_ROWS["cpu"] = 8  # several of them, and each rank alone would take other ones
     cfg = {"global_rank": rank, "local_rank": rank, "world_size": len(shares)}
     results = [updated_parameters(first, last, cfg, **options) for options in OPTIONS]
     results += [updated_ppo_parameters(first, last, cfg, **options) for options in PPO_OPTIONS]

@@ -11,15 +11,16 @@ from tensordict import TensorDict
 from torch import nn
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
-from rsl_tbptt.algorithms.update.health import (
+from rsl_tbptt.algorithms.health import (
+    LIMITS,
     SATURATED,
     FirstReplay,
     Watch,
     explained_variance,
     finite,
+    limit_of,
     obs_scales,
 )
-from rsl_tbptt.algorithms.update.health_limits import LIMITS, limit_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
 

@@ -19,7 +19,7 @@ from support.tolerances import PARITY_FLOAT32
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
-from rsl_tbptt.algorithms.update.optimizers import follow_kl, step_at, use_fused_kernels
+from rsl_tbptt.algorithms.optimizers import follow_kl, step_at, use_fused_kernels
 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
 

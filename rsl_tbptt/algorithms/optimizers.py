@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import partial
 from typing import Any
 
 import torch
+from tensordict import TensorDict
 
 _WITH_FUSED_KERNELS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 
@@ -89,3 +91,42 @@ def _with_kernels(
 ) -> dict[str, Any]:
     groups = [{**group, **kernels} for group in state_dict["param_groups"]]
     return {**state_dict, "param_groups": groups}
+
+
+def update_normalization(
+    models: Iterable[Any], observations: TensorDict, step_batches: Iterable[slice]
+) -> None:
+    """Let the normalisers of models learn from a rollout.
+
+    Args:
+        models: Models with rsl_rl's ``update_normalization``.
+        observations: Observations of the rollout, batch size (T, N).
+        step_batches: Steps that are handled at once, from ``step_batches``: on every rank as many,
+            as normalisers may exchange sums.
+    """
+    models = list(models)
+    for steps in step_batches:
+        rows = observations[steps].flatten(0, 1)
+        for model in models:
+            model.update_normalization(rows)
+
+
+_MAX_ROWS = {"cpu": 4096, "cuda": 65536}
+"""Robot-steps at once. On CPU they shall fit the cache: more is slower than step by step. On a GPU
+more only spares launches; what it takes beside the storage stays bounded."""
+
+
+def step_batches(num_steps: int, num_envs: int, device: torch.device | str) -> list[slice]:
+    """Cut a rollout into pieces of as many whole steps as are handled best at once.
+
+    Args:
+        num_steps: Length T of the rollout.
+        num_envs: Number of environments N.
+        device: Where the rollout lives.
+
+    Returns:
+        Slices of steps in time order, at least one step each, that cover the rollout.
+    """
+    max_rows = _MAX_ROWS.get(torch.device(device).type, _MAX_ROWS["cuda"])
+    length = max(1, max_rows // num_envs)
+    return [slice(first, first + length) for first in range(0, num_steps, length)]

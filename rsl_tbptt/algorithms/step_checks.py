@@ -12,7 +12,7 @@ import torch
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
-from rsl_tbptt.algorithms.update.non_finite import check_nan
+from rsl_tbptt.algorithms.transaction import check_nan
 
 _FIX = "repair the environment's step() and get_observations()"
 

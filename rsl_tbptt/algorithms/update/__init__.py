@@ -1,1 +1,0 @@
-"""The update that both algorithms share."""
