@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from scipy import stats
@@ -22,25 +22,13 @@ from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.heads import WatchedHeads
 from rsl_tbptt.compat.versions import MLPModel
-from rsl_tbptt.tools.platforms import ENV, Platform, load_platform, platform_of
+from rsl_tbptt.tools.platforms import ENV, Platform, Simulation, load_platform, platform_of
 from rsl_tbptt.tools.policies import build_policy, images_of, read_policy, recorded_latents
 
 CONFIDENCE = 0.95
 SECONDS_BETWEEN_REPORTS = 2.0
 SEED = 1000
 """Seed of the environments where none is given."""
-
-
-class Policy(Protocol):
-    """What acts in an evaluation: rsl_rl's models, for example."""
-
-    def __call__(self, obs: TensorDict, /) -> torch.Tensor:
-        """Return the actions. Shape: (N, A)."""
-        ...
-
-    def reset(self, dones: torch.Tensor | None = None) -> None:
-        """Clear the memory where an episode ended, shape (N,), bool, or everywhere."""
-        ...
 
 
 @dataclass(frozen=True)
@@ -55,41 +43,30 @@ class Start:
     auxiliary: Mapping[str, Any]
     """Its auxiliary heads, as the checkpoint has them."""
     obs: TensorDict
-    """What the policy sees first, batch size (N,)."""
+    """The policy's first observations, batch size (N,)."""
 
 
 def evaluate(
     checkpoint: Path,
     *,
-    platform_name: str | None = None,
-    task: str | None = None,
-    overrides: Sequence[str] = (),
-    agent: Path | None = None,
-    trust: Sequence[str] = (),
     episodes: int = 256,
     max_steps: int | None = None,
     seed: int = SEED,
-    device: str = "cpu",
+    **options: Any,
 ) -> dict[str, Any]:
-    """Evaluate a checkpoint; on the screen appears how far it is.
+    """Evaluate a checkpoint, and print the progress.
 
     Args:
         checkpoint: ``model_<iteration>.pt`` in a log folder.
-        platform_name: One of :data:`rsl_tbptt.tools.platforms.PLATFORMS`. None finds it out.
-        task: Registered id, or for rsl_rl alone ``module:function``. None takes the one that the
-            policy was trained on.
-        overrides: Presets and settings of the task as in training, in the platform's form.
-        agent: YAML file of the training's config where none lies beside the checkpoint.
-        trust: Packages whose classes it may name; see :func:`rsl_tbptt.tools.policies.read_policy`.
         episodes: Fresh episodes, one per environment, at least 2.
         max_steps: Steps after which an episode counts as it stands, at least 1. None is one more
             than the environment's ``max_episode_length``.
         seed: Seed of the environment.
-        device: Device of simulation and policy, ``cpu`` or ``cuda:<index>``.
+        options: Where it is evaluated; see :func:`started`.
 
     Returns:
-        JSON values: what :func:`summarise` returns, where it comes from, and the errors of
-        auxiliary heads by name, each a root mean square in the target's unit.
+        JSON values: those of :func:`summarise`, where they come from, and the errors of auxiliary
+        heads by name, each a root mean square in the target's unit.
 
     Raises:
         ValueError: If there are less than 2 episodes or no steps, the checkpoint cannot be read,
@@ -98,20 +75,8 @@ def evaluate(
     if max_steps is not None and max_steps < 1:
         raise ValueError(f"max_steps is {max_steps}, expected at least 1.")
     if episodes < 2:
-        raise ValueError(
-            f"episodes is {episodes}, expected at least 2: an interval needs a spread."
-        )
-    with started(
-        checkpoint,
-        platform_name=platform_name,
-        task=task,
-        overrides=overrides,
-        agent=agent,
-        trust=trust,
-        num_envs=episodes,
-        seed=seed,
-        device=device,
-    ) as start:
+        raise ValueError(f"episodes is {episodes}, expected at least 2: one has no interval.")
+    with started(checkpoint, num_envs=episodes, seed=seed, **options) as start:
         with watched(start) as policy:
             max_steps = max_steps or _longest_episode(start.env) + 1
             returns, lengths, unfinished = run_first_episodes(
@@ -132,9 +97,14 @@ def evaluate(
                 f"The error of the auxiliary head {name!r} is {error['rmse']}, expected a finite"
                 " number: its target or the policy's memory is not finite."
             )
-    result = summarise(returns, lengths, step_seconds) | {"auxiliary": errors}
-    result |= {"max_steps": max_steps, "unfinished": unfinished}
-    return result | {"checkpoint": checkpoint.name, "task": start.task, "seed": seed}
+    return summarise(returns, lengths, step_seconds) | {
+        "auxiliary": errors,
+        "max_steps": max_steps,
+        "unfinished": unfinished,
+        "checkpoint": checkpoint.name,
+        "task": start.task,
+        "seed": seed,
+    }
 
 
 def _longest_episode(env: Any) -> int:
@@ -143,8 +113,8 @@ def _longest_episode(env: Any) -> int:
 
 
 @contextmanager
-def watched(start: Start) -> Iterator[Policy]:
-    """Yield the policy, its auxiliary heads watched where it has some: they read its latent."""
+def watched(start: Start) -> Iterator[MLPModel | WatchedHeads]:
+    """Yield the policy, with its auxiliary heads watched if it has some."""
     if not start.auxiliary:
         yield start.policy
         return
@@ -162,24 +132,25 @@ def started(
     agent: Path | None = None,
     trust: Sequence[str] = (),
     num_envs: int,
-    seed: int,
-    device: str,
+    seed: int = SEED,
+    device: str = "cpu",
     image_size: tuple[int, int] | None = None,
 ) -> Iterator[Start]:
     """Simulate the task of a checkpoint up to the first step of its policy.
 
     Args:
-        checkpoint: As in :func:`evaluate`, like what is not listed here.
-        platform_name: See there.
-        task: See there.
-        overrides: See there.
-        agent: See there.
-        trust: See there.
+        checkpoint: ``model_<iteration>.pt`` in a log folder.
+        platform_name: One of :data:`rsl_tbptt.tools.platforms.PLATFORMS`. None finds it out.
+        task: Registered id, or for rsl_rl alone ``module:function``. None takes the one that the
+            policy was trained on.
+        overrides: Presets and settings of the task as in training, in the platform's form.
+        agent: YAML file of the training's config where none lies next to the checkpoint.
+        trust: Packages whose classes it may name; see :func:`rsl_tbptt.tools.policies.read_policy`.
         num_envs: Environments.
         seed: Seed of the environments; the same one gives every policy the same starts.
-        device: See there.
-        image_size: Width and height of the images that the platform's ``renderer`` shall give, in
-            pixels. None where none are wanted.
+        device: Device of simulation and policy, ``cpu`` or ``cuda:<index>``.
+        image_size: Width and height of the images of the platform's ``renderer``, in pixels. None
+            renders none.
 
     Yields:
         The policy and its environments.
@@ -190,9 +161,8 @@ def started(
     saved = read_policy(checkpoint, agent, trust)  # before the simulator, whose start takes a while
     platform = load_platform(platform_name or platform_of(checkpoint))
     noted = _noted_env(platform, checkpoint, task)
-    task = task or platform.find_trained(checkpoint).task
-    with platform.simulated_env(
-        task,
+    simulation = Simulation(
+        task=task or platform.find_trained(checkpoint).task,
         num_envs=num_envs,
         seed=seed,
         device=device,
@@ -200,17 +170,18 @@ def started(
         overrides=overrides,
         image_size=image_size,
         noted=noted,
-    ) as env:
+    )
+    with platform.simulated_env(simulation) as env:
         obs = env.get_observations()
         policy = build_policy(saved, device, images_of(obs))
-        check_observations(policy, obs, task)
+        _check_observations(policy, obs, simulation.task)
         # Building a policy draws random numbers; seeding again gives all policies the same starts.
         obs = platform.restart(env, seed)
-        yield Start(platform, task, env, policy, saved.auxiliary, obs)
+        yield Start(platform, simulation.task, env, policy, saved.auxiliary, obs)
 
 
 def _noted_env(platform: Platform, checkpoint: Path, task: str | None) -> Path | None:
-    """Return the environment's config beside a checkpoint, None where it is of another task."""
+    """Return the environment's config next to a checkpoint, None where it is of another task."""
     file = checkpoint.parent / ENV
     if not (file.is_file() and platform.trained_here(checkpoint)):
         return None
@@ -221,36 +192,31 @@ def _noted_env(platform: Platform, checkpoint: Path, task: str | None) -> Path |
     return file if same else None
 
 
-def check_observations(policy: MLPModel, obs: TensorDict, task: str) -> None:
-    """Check that an environment gives what a policy was trained on.
-
-    Args:
-        policy: The policy.
-        obs: Observations by group.
-        task: What gave them, for the message.
+def _check_observations(policy: MLPModel, obs: TensorDict, task: str) -> None:
+    """Check that a task gives the observation groups that a policy was trained on.
 
     Raises:
         ValueError: If a group is missing, or their widths are others together.
     """
     groups = [*policy.obs_groups, *getattr(policy, "obs_groups_2d", ())]
-    missing = [name for name in groups if name not in obs]
-    if missing:
+    advice = "name the task that it was trained on"
+    if missing := [name for name in groups if name not in obs]:
         raise ValueError(
             f"{task} has the observation groups {sorted(map(str, obs.keys()))}, expected {missing}"
-            " among them, which the policy sees: name the task that it was trained on."
+            f" among them, which the policy sees: {advice}."
         )
     width = sum(obs[name].shape[-1] for name in policy.obs_groups)
     if width != policy.obs_dim:
         raise ValueError(
             f"{task} has {width} numbers in the observation groups {groups}, expected"
-            f" {policy.obs_dim} as the policy sees: name the task that it was trained on."
+            f" {policy.obs_dim} as the policy sees: {advice}."
         )
 
 
 @torch.inference_mode()
 def run_first_episodes(
     env: Any,
-    policy: Policy,
+    policy: MLPModel | WatchedHeads,
     obs: TensorDict,
     *,
     max_steps: int,
@@ -308,7 +274,7 @@ def summarise(
 
     Args:
         returns: Sum of rewards of each episode. Shape: (N,).
-        lengths: Steps of each episode. Shape: (N,).
+        lengths: Steps of each episode. Shape: (N,), N at least 2.
         step_seconds: Duration of a step, None where the environment does not tell.
 
     Returns:
@@ -316,12 +282,8 @@ def summarise(
         interval is Student's t: with 100 episodes or more the mean is close enough to normal,
         however the returns are distributed.
 
-    Raises:
-        ValueError: If there are fewer than two episodes, which have no interval.
     """
     values = returns.double().tolist()
-    if len(values) < 2:
-        raise ValueError(f"episodes is {len(values)}, expected at least 2: one has no interval.")
     mean = sum(values) / len(values)
     # Not stats.t.interval, which is NaN where all returns are equal.
     half = float(stats.t.ppf(0.5 + CONFIDENCE / 2, len(values) - 1) * stats.sem(values))

@@ -1,4 +1,9 @@
-"""Play a checkpoint with the platform's own command, with the task and agent of its training."""
+"""Play a checkpoint with the platform's own command, or film policies without a screen.
+
+A video has one column per policy and one row per robot. Images that a policy sees lie in the lower
+right corner of its robot's. Every policy meets the same robots and starts, since the environments
+have the same seed. The simulator's own ray tracer renders them: no OpenGL, any device.
+"""
 
 from __future__ import annotations
 
@@ -6,10 +11,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
-from tensordict import TensorDict
 from torch.nn import functional
 
 from rsl_tbptt.files import complete
@@ -17,6 +21,44 @@ from rsl_tbptt.tools.platforms import load_platform, platform_of, run_shown
 
 if TYPE_CHECKING:
     from PIL import Image
+    from tensordict import TensorDict
+
+SIZE = (240, 180)
+"""Width and height of a robot's image, in pixels."""
+SEEN_WIDTH = 96
+"""Width of an image that a policy sees, in pixels."""
+OVERSAMPLING = 2
+"""Rays per pixel in each direction: edges are smooth, thin poles are not torn."""
+FRAMES_PER_SECOND = 15
+MAX_SECONDS = 10.0
+"""Longer episodes are cut."""
+LAST_SECONDS = 1.0
+"""How long the last frame stays."""
+HEADING = 24
+"""Height of the titles, in pixels."""
+MAX_BYTES = 2_000_000
+"""Size from which on a file is written again with coarser options, if there are any."""
+OPTIONS: dict[str, list[dict[str, int]]] = {
+    ".gif": [{}],
+    ".webp": [{"quality": quality, "method": 4} for quality in (60, 40, 20)],
+}
+"""Options of Pillow by the kind of file, the finest first."""
+STARTED = re.compile(r"^\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_")
+"""The time in front of a run's name in its log folder."""
+
+
+@dataclass(frozen=True)
+class Film:
+    """Images of a policy's robots."""
+
+    title: str
+    images: torch.Tensor
+    """Shape (T, N, height, width, 3), uint8."""
+    lengths: list[int]
+    """Frames of each robot's first episode."""
+    seconds: list[float]
+    """Duration of each robot's first episode, as far as it was filmed."""
+    frame_seconds: float
 
 
 def play(
@@ -46,73 +88,27 @@ def play(
     checkpoint = checkpoint.resolve()
     platform = load_platform(platform_of(checkpoint))
     if platform.PROGRAM is None:
-        raise ValueError(
-            f"{checkpoint} was trained by {platform.TITLE}, which has no play command, expected a"
-            " checkpoint of Isaac Lab or mjlab."
-        )
+        raise ValueError(_without_robots(checkpoint, platform.TITLE, "has no play command"))
     trained = platform.find_trained(checkpoint, task)
     command = platform.play_command(trained, checkpoint, num_envs=num_envs, device=device)
     return run_shown([*command, *further], Path.cwd(), device)
 
 
-SIZE = (240, 180)
-"""Width and height of a robot's image, in pixels."""
-SEEN_WIDTH = 96
-"""Width of an image that a policy sees, in pixels."""
-OVERSAMPLING = 2
-"""Rays per pixel in each direction: edges are smooth, thin poles are not torn."""
-FRAMES_PER_SECOND = 15
-MAX_SECONDS = 10.0
-"""Longer episodes are cut."""
-LAST_SECONDS = 1.0
-"""How long the last frame stays."""
-HEADING = 24
-"""Height of the titles, in pixels."""
-MAX_BYTES = 2_000_000
-"""Size from which on a file is written again with coarser options, if there are any."""
-OPTIONS: dict[str, list[dict[str, int]]] = {
-    ".gif": [{}],
-    ".webp": [{"quality": quality, "method": 4} for quality in (60, 40, 20)],
-}
-"""Options of Pillow by the kind of file, the finest first."""
-STARTED = re.compile(r"^\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_")
-"""What log folders begin with in front of the run's name."""
+def _without_robots(checkpoint: Path, title: str, lack: str) -> str:
+    return (
+        f"{checkpoint} was trained by {title}, which {lack}, expected a checkpoint of Isaac Lab or"
+        " mjlab."
+    )
 
 
-@dataclass(frozen=True)
-class Film:
-    """What was seen of a policy."""
-
-    title: str
-    images: torch.Tensor
-    """Shape (T, N, height, width, 3), uint8."""
-    lengths: list[int]
-    """Frames of each robot's first episode."""
-    seconds: list[float]
-    """Duration of each robot's first episode, as far as it was filmed."""
-    frame_seconds: float
-
-
-def record(
-    checkpoints: Sequence[Path],
-    output: Path,
-    *,
-    task: str | None = None,
-    overrides: Sequence[str] = (),
-    trust: Sequence[str] = (),
-    num_envs: int = 2,
-    device: str = "cpu",
-) -> None:
+def record(checkpoints: Sequence[Path], output: Path, **options: Any) -> None:
     """Film policies and write one file.
 
     Args:
         checkpoints: A file of each policy, all of tasks with the same duration of a step.
         output: GIF or WebP file.
-        task: Registered id. None takes the one that each policy was trained on.
-        overrides: Presets and settings of the task, as of ``evaluate``.
-        trust: Packages whose classes may be named; see ``read_policy``.
-        num_envs: Robots.
-        device: Device of simulation and policy, ``cpu`` or ``cuda:<index>``.
+        options: ``num_envs``, the number of robots, and where they are; see
+            :func:`rsl_tbptt.tools.evaluate.started`.
 
     Raises:
         ValueError: If the file cannot be of its kind, a policy's platform renders nothing, or
@@ -122,38 +118,19 @@ def record(
         raise ValueError(f"--video is {output}, expected a name that ends in one of {[*OPTIONS]}.")
     for checkpoint in checkpoints:
         platform = load_platform(platform_of(checkpoint))
-        if not platform.RENDERS:
-            raise ValueError(
-                f"{checkpoint} was trained by {platform.TITLE}, which knows no robots to render,"
-                " expected a checkpoint of Isaac Lab or mjlab."
-            )
-    films = [film(path, task, overrides, trust, num_envs, device) for path in checkpoints]
-    write(films, output)
+        if platform.PROGRAM is None:
+            lack = "knows no robots to render"
+            raise ValueError(_without_robots(checkpoint, platform.TITLE, lack))
+    write([film(path, **options) for path in checkpoints], output)
 
 
 @torch.inference_mode()
-def film(
-    checkpoint: Path,
-    task: str | None,
-    overrides: Sequence[str],
-    trust: Sequence[str],
-    num_envs: int,
-    device: str,
-) -> Film:
+def film(checkpoint: Path, **options: Any) -> Film:
     """Film the first episodes of a policy; see :func:`record`."""
-    from rsl_tbptt.tools.evaluate import SEED, run_first_episodes, started
+    from rsl_tbptt.tools.evaluate import run_first_episodes, started
 
-    width, height = SIZE
-    with started(
-        checkpoint,
-        task=task,
-        overrides=overrides,
-        trust=trust,
-        num_envs=num_envs,
-        seed=SEED,
-        device=device,
-        image_size=(OVERSAMPLING * width, OVERSAMPLING * height),
-    ) as start:
+    width, height = (OVERSAMPLING * pixels for pixels in SIZE)
+    with started(checkpoint, image_size=(width, height), **options) as start:
         step_seconds = start.platform.step_seconds(start.env)
         assert step_seconds is not None  # of platforms that render
         stride = max(1, round(1 / FRAMES_PER_SECOND / step_seconds))

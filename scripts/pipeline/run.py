@@ -8,6 +8,7 @@ import argparse
 import json
 import os
 import re
+import shlex
 import signal
 import subprocess
 import sys
@@ -19,7 +20,7 @@ from tempfile import TemporaryFile
 from typing import Any
 
 from rsl_tbptt.files import write_json
-from rsl_tbptt.tools.platforms import child_environment, executable, shown
+from rsl_tbptt.tools.platforms import child_environment, executable
 
 PROGRESS = re.compile(r"(?:Learning iteration|\[progress\]) (\d+/\d+)")
 """What rsl_rl and this package print on how far they are."""
@@ -159,7 +160,7 @@ class _Command:
         self._record.unlink(missing_ok=True)
         self._depends_on = _depends_on(stage, needs)
         command = stage.command({name: record.output for name, record in needs.items()})
-        self._shown, self._log = shown(command), self._record.with_suffix(".log")
+        self._shown, self._log = shlex.join(command), self._record.with_suffix(".log")
         print(f"{title}\n  {self._shown}", flush=True)
         self._began, self._told, self._place = time.time(), time.monotonic(), ""
         with self._log.open("wb") as log:

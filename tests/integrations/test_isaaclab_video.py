@@ -46,17 +46,11 @@ def roll_out(task, image_size):
     """Act at random; return rewards, the last observations, and the first and last images."""
     import torch
 
-    from rsl_tbptt.tools.platforms import isaaclab
+    from rsl_tbptt.tools.platforms import Simulation, load_platform
 
-    with isaaclab.simulated_env(
-        task,
-        num_envs=3,
-        seed=5,
-        device="cpu",
-        clip_actions=None,
-        overrides=[],
-        image_size=image_size,
-    ) as env:
+    isaaclab = load_platform("isaaclab")
+    simulation = Simulation(task=task, num_envs=3, seed=5, device="cpu", image_size=image_size)
+    with isaaclab.simulated_env(simulation) as env:
         isaaclab.restart(env, 5)
         render = isaaclab.renderer(env) if image_size else lambda: torch.zeros(0)
         images = [render().tolist()]
@@ -70,8 +64,8 @@ def roll_out(task, image_size):
 def test_a_scene_without_a_robot_is_refused():
     from types import SimpleNamespace
 
-    from rsl_tbptt.tools.platforms import isaaclab
+    from rsl_tbptt.tools.platforms import load_platform
 
     env = SimpleNamespace(unwrapped=SimpleNamespace(scene=SimpleNamespace(articulations={})))
     with pytest.raises(ValueError, match="no articulation, expected a robot to look at"):
-        isaaclab.renderer(env)
+        load_platform("isaaclab").renderer(env)

@@ -21,12 +21,11 @@ from rsl_tbptt.tools.platforms.mjlab import _looked_at
 WIDTH, HEIGHT = 96, 72
 ROLL_OUT = f"""
 import json, torch
-from rsl_tbptt.tools.platforms import mjlab
+from rsl_tbptt.tools.platforms import Simulation, load_platform
 
 def roll_out(image_size):
-    sizes = dict(num_envs=3, seed=5, device="cpu", clip_actions=None, overrides=[])
-    task = "TASK"
-    with mjlab.simulated_env(task, **sizes, image_size=image_size) as env:
+    mjlab, sizes = load_platform("mjlab"), dict(num_envs=3, seed=5, image_size=image_size)
+    with mjlab.simulated_env(Simulation(task="TASK", device="cpu", **sizes)) as env:
         mjlab.restart(env, 5)
         render = mjlab.renderer(env) if image_size else lambda: torch.zeros(0)
         images = [render().tolist()]

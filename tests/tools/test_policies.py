@@ -19,10 +19,11 @@ from rsl_tbptt.checkpoints.describing import describe, plain, read_config
 from rsl_tbptt.runners import TbpttOnPolicyRunner
 from rsl_tbptt.tools.cli import main
 from rsl_tbptt.tools.export import export
-from rsl_tbptt.tools.platforms import isaaclab
+from rsl_tbptt.tools.platforms import load_platform
 from rsl_tbptt.tools.policies import build_policy, load_policy, read_policy
 from rsl_tbptt_tasks.memory import RecallEnv
 
+isaaclab = load_platform("isaaclab")
 GAUSSIAN = {"class_name": "GaussianDistribution", "init_std": 0.1}
 MLP = {"class_name": "MLPModel", "hidden_dims": [8], "activation": "elu"}
 

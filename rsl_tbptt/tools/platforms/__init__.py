@@ -1,7 +1,6 @@
-"""What the commands of this package ask of the platform that a policy was trained on.
+"""The platforms whose checkpoints the commands take: Isaac Lab, mjlab and rsl_rl alone.
 
-A platform is a module of this folder that offers what :class:`Platform` lists. Importing one loads
-no simulator.
+Each is a :class:`Platform` in a module of this folder. Importing one loads no simulator.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol, cast
+from typing import TYPE_CHECKING, Any
 
 from rsl_tbptt.files import read_yaml
 
@@ -26,11 +25,21 @@ if TYPE_CHECKING:
 
 PLATFORMS = ("isaaclab", "mjlab", "rsl_rl")
 """The platforms by name; ``rsl_rl`` is rsl_rl alone, with environments of the user's own."""
+ENV = Path("params", "env.yaml")
+"""Where Isaac Lab and mjlab write the environment's config, next to the checkpoints."""
+CHOSEN = {("seed",), ("log_dir",), ("scene", "num_envs"), ("sim", "device")}
+"""Entries of that config which an evaluation chooses itself."""
+CODE = ("class_type", "func")
+"""Keys that name what a section configures: with another one its other keys mean something else."""
+MOST_NAMES = 8
+
+Keys = tuple[Any, ...]
+_MISSING = object()
 
 
 @dataclass(frozen=True)
 class Trained:
-    """What is noted beside a checkpoint of the training that it belongs to."""
+    """The task and agent of the training that a checkpoint belongs to."""
 
     task: str
     """Registered id."""
@@ -58,169 +67,139 @@ class Training:
     """File of the policy to start from; None trains from scratch."""
 
 
-class Platform(Protocol):
-    """A module that opens a platform's environments and writes its commands."""
+@dataclass(frozen=True, kw_only=True)
+class Simulation:
+    """A task to simulate as it is in training, noise and randomisation included."""
+
+    task: str
+    """Registered id; for rsl_rl alone ``module:function``."""
+    num_envs: int
+    """Environments to simulate."""
+    seed: int
+    """Seed of everything drawn while the environment is built."""
+    device: str
+    """Device of the simulation, ``cpu`` or ``cuda:<index>``."""
+    clip_actions: float | None = None
+    """Bound of the actions as in training."""
+    overrides: Sequence[str] = ()
+    """Presets and settings of the task as in training, in the platform's form."""
+    image_size: tuple[int, int] | None = None
+    """Width and height of the images for :meth:`Platform.renderer`, in pixels. None adds no camera.
+    The camera changes neither physics nor what is drawn at random."""
+    noted: Path | None = None
+    """The environment's config of the training, whose numbers are applied; see :class:`NotedEnv`.
+    None simulates the task as it is registered. Overrides win."""
+
+
+class Platform:
+    """A platform: it opens its environments and writes its commands."""
 
     TITLE: str
     """What users call it."""
-    EXTRA: str | None
-    """The extra of this package that installs it, None for what comes anyway."""
-    TASKS: str | None
-    """Its group of entry points for tasks."""
-    PROGRAM: str | None
-    """Its command, whose presence shows a complete installation."""
-    RENDERS: bool
-    """Whether its environments can be seen without a screen."""
     PACKAGES: tuple[str, ...]
-    """Distributions that decide a run's numbers beside those of every platform, its own first."""
+    """Distributions that decide a run's numbers on this platform only, its own first."""
+    EXTRA: str | None = None
+    """The extra of this package that installs it, None for what comes anyway."""
+    TASKS: str | None = None
+    """Its group of entry points for tasks."""
+    PROGRAM: str | None = None
+    """Its command. None: it can neither train, play nor render a task."""
 
     def trained_here(self, checkpoint: Path) -> bool:
-        """Return whether the files beside a checkpoint are this platform's."""
-        ...
+        """Return whether the files next to a checkpoint are this platform's."""
+        raise NotImplementedError
 
     def find_trained(self, checkpoint: Path, task: str | None = None) -> Trained:
         """Find the task and agent of a checkpoint that was trained here.
 
         Args:
             checkpoint: ``model_<iteration>.pt`` in a log folder of this platform.
-            task: What the user named instead of the task that is noted.
-
-        Returns:
-            Task and agent.
+            task: Named by the user instead of the task that is noted.
 
         Raises:
-            ValueError: If the files beside the checkpoint do not tell.
+            ValueError: If the files next to the checkpoint do not tell.
         """
-        ...
+        raise NotImplementedError
 
     def registered_agent(self, trained: Trained) -> Mapping[str, Any]:
-        """Return the agent's config that the registration of an installed task names.
+        """Return the agent's config that a task registers, before a command line has changed it."""
+        raise NotImplementedError
 
-        Args:
-            trained: The task, and the agent.
-
-        Returns:
-            The config, before any command line has changed it.
-
-        Raises:
-            ValueError: If the platform has no registry, or it has no such task.
-        """
-        ...
-
-    def simulated_env(
-        self,
-        task: str,
-        *,
-        num_envs: int,
-        seed: int,
-        device: str,
-        clip_actions: float | None,
-        overrides: Sequence[str],
-        image_size: tuple[int, int] | None,
-        noted: Path | None,
-    ) -> AbstractContextManager[Any]:
-        """Simulate a task as it is in training, noise and randomisation included.
-
-        Args:
-            task: Registered id; for rsl_rl alone ``module:function``.
-            num_envs: Environments to simulate.
-            seed: Seed of everything drawn while the environment is built.
-            device: Device of the simulation.
-            clip_actions: Bound of the actions as in training, or None.
-            overrides: Presets and settings of the task as in training, in the platform's form.
-            image_size: Width and height of the images for :meth:`renderer`, in pixels. None where
-                none are wanted. The camera changes neither physics nor what is drawn.
-            noted: The environment's config of the training, to simulate what it was trained on;
-                see :class:`rsl_tbptt.tools.platforms.NotedEnv`. None simulates the task as it
-                is registered. Overrides count before it.
-
-        Returns:
-            A context with the environment in rsl_rl's form.
+    def simulated_env(self, simulation: Simulation) -> AbstractContextManager[Any]:
+        """Return a context with the environment of a simulation, in rsl_rl's form.
 
         Raises:
             ValueError: If there are overrides where the platform has none, or no such task.
         """
-        ...
+        raise NotImplementedError
 
     def restart(self, env: Any, seed: int) -> Any:
         """Start an episode in every environment.
 
         Args:
-            env: What :meth:`simulated_env` gave.
+            env: From :meth:`simulated_env`.
             seed: Seed of the starts and of everything drawn from here on.
 
         Returns:
             Observations by group, batch size (N,).
         """
-        ...
+        env.seed(seed)
+        return env.reset()[0]
 
     def step_seconds(self, env: Any) -> float | None:
         """Return the duration of a step, None where the environment does not tell."""
-        ...
+        return env.unwrapped.step_dt
 
     def renderer(self, env: Any) -> Callable[[], torch.Tensor]:
         """Return a function that renders the robot of every environment as it stands.
 
         Args:
-            env: What :meth:`simulated_env` gave with an ``image_size``.
+            env: From :meth:`simulated_env` with an ``image_size``.
 
         Returns:
             A function to images, shape (N, height, width, 3), uint8, which the next ones overwrite.
 
         Raises:
-            ValueError: If the environment has no robot to look at, or the platform no camera.
+            ValueError: If the environment has no robot to look at.
         """
-        ...
+        raise NotImplementedError
 
     def task_id(self, task: str, agent: str) -> str:
-        """Return the registered id of a task; whatever the agent, it has the same environment."""
-        ...
+        """Return the registered id of a task; its environment is the same for every agent."""
+        return task
 
     def train_command(self, training: Training, *, device: str) -> list[str]:
-        """Write the platform's own command that trains a policy.
+        """Write the platform's own command that trains a policy, as a user would type it.
 
         Args:
             training: The training.
             device: Device of simulation and learning, for example ``cpu`` or ``cuda:0``.
 
-        Returns:
-            The command as a user would type it.
-
         Raises:
             ValueError: If the platform has none.
         """
-        ...
+        raise ValueError(
+            f"The platform of {training.run_name} is {self.TITLE}, which has no training command,"
+            " expected isaaclab or mjlab."
+        )
 
     def play_command(
         self, trained: Trained, checkpoint: Path, *, num_envs: int, device: str
     ) -> list[str]:
-        """Write the platform's own command that shows a policy.
+        """Write the platform's own command that shows a policy, as a user would type it.
 
         Args:
             trained: The task, and the agent that the policy is.
             checkpoint: Its file.
             num_envs: Environments to show.
             device: Device of the simulation.
-
-        Returns:
-            The command as a user would type it.
-
-        Raises:
-            ValueError: If the platform has none.
         """
-        ...
+        raise NotImplementedError
 
 
 def load_platform(name: str) -> Platform:
-    """Return a platform.
-
-    Args:
-        name: One of :data:`PLATFORMS`.
-
-    Returns:
-        Its module.
-    """
-    return cast("Platform", importlib.import_module(f"{__name__}.{name}"))
+    """Return one of :data:`PLATFORMS`."""
+    return importlib.import_module(f"{__name__}.{name}").PLATFORM
 
 
 def platform_of(checkpoint: Path) -> str:
@@ -230,7 +209,7 @@ def platform_of(checkpoint: Path) -> str:
         checkpoint: ``model_<iteration>.pt`` in a log folder.
 
     Returns:
-        One of :data:`PLATFORMS`; rsl_rl alone where no files of another lie beside it.
+        One of :data:`PLATFORMS`; rsl_rl alone where no files of another lie next to it.
 
     Raises:
         ValueError: If there is no such file.
@@ -238,11 +217,6 @@ def platform_of(checkpoint: Path) -> str:
     if not checkpoint.is_file():
         raise ValueError(f"The checkpoint '{checkpoint}' does not exist: check the path.")
     return next(name for name in PLATFORMS if load_platform(name).trained_here(checkpoint))
-
-
-def shown(command: list[str]) -> str:
-    """Write a command as a line for a shell."""
-    return shlex.join(command)
 
 
 def executable(command: list[str]) -> list[str]:
@@ -253,14 +227,14 @@ def executable(command: list[str]) -> list[str]:
     """
     if command[0] == "python":
         return [sys.executable, *command[1:]]
-    # Beside this Python first: the environment need not be activated.
+    # Next to this Python first: the environment need not be activated.
     program = shutil.which(command[0], path=str(Path(sys.executable).parent))
     program = program or shutil.which(command[0])
     if program is None:
         raise FileNotFoundError(
-            f"{command[0]} is neither beside {sys.executable} nor on the path: install this package"
-            " with its isaaclab extra on Python 3.12, or with its mjlab extra, or run `make demo`"
-            " or `make demo-mjlab`, which do."
+            f"{command[0]} is neither next to {sys.executable} nor on the path: install this"
+            " package with its isaaclab extra on Python 3.12, or with its mjlab extra, or run"
+            " `make demo` or `make demo-mjlab`, which do."
         )
     return [program, *command[1:]]
 
@@ -279,51 +253,41 @@ def child_environment(device: str) -> dict[str, str]:
 
 
 def run_shown(command: list[str], folder: Path, device: str) -> int:
-    """Print a command, run it in a folder with its output on the screen.
+    """Print a command and run it in a folder with its output on the screen.
 
     Args:
-        command: What to run, as a platform's ``train_command`` writes it.
-        folder: Working directory, created if missing: platforms log beneath it.
+        command: The command, as a platform's ``train_command`` writes it.
+        folder: Working directory, created if missing: platforms log in it.
         device: Device that the command computes on.
 
     Returns:
         The exit status.
     """
     folder.mkdir(parents=True, exist_ok=True)
-    print(f"in {folder}:\n  {shown(command)}\n", flush=True)
+    print(f"in {folder}:\n  {shlex.join(command)}\n", flush=True)
     return subprocess.call(executable(command), cwd=folder, env=child_environment(device))
 
 
-# A run's folder may come from anybody, and a config names code: of what it holds only numbers, None
-# and lists of them are applied. What else differs is named.
-
-
-ENV = Path("params", "env.yaml")
-"""Where Isaac Lab and mjlab write it, beside the checkpoints."""
-OWN = {("seed",), ("log_dir",), ("scene", "num_envs"), ("sim", "device")}
-"""What an evaluation chooses itself."""
-CODE = ("class_type", "func")
-"""Keys that name what a section configures: with another one its other keys mean something else."""
-MOST_NAMES = 8
-
-Keys = tuple[Any, ...]
-
-
 class NotedEnv:
-    """What a run's config says about its environment, compared with the one to be simulated."""
+    """The environment's config of a training, compared with the one to be simulated.
 
-    def __init__(self, file: Path) -> None:
+    A run's folder may come from anybody, and a config names code. So only its numbers, None and
+    lists of them are applied, and the other differences are named.
+    """
+
+    def __init__(self, file: Path, as_dict: Callable[[Any], Any]) -> None:
         """Read a config without running code that it may contain.
 
         Args:
             file: ``params/env.yaml`` of a run.
+            as_dict: Turns a config into what the platform writes.
 
         Raises:
             ValueError: If it cannot be read.
         """
         import yaml  # of the extra `tools`, and platforms are imported without it
 
-        self._file = file
+        self._file, self._as_dict = file, as_dict
         try:
             self._noted = _read(file.read_text(encoding="utf-8"))
         except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
@@ -332,20 +296,19 @@ class NotedEnv:
             raise ValueError(f"The config '{file}' holds {self._noted!r}, expected a mapping.")
         self._left: set[Keys] = set()
 
-    def apply(self, cfg: Any, as_dict: Callable[[Any], Any], default: Any = None) -> None:
+    def apply(self, cfg: Any, default: Any = None) -> None:
         """Set the numbers that the training had, and print them.
 
         Args:
             cfg: The config of the environment to be simulated, which is changed.
-            as_dict: Makes of a config what the platform writes.
             default: The task's config without the user's overrides, which are left alone. None
                 where there are none.
         """
-        here = _read_back(as_dict(cfg))
-        chosen = set() if default is None else {*_differences(here, _read_back(as_dict(default)))}
+        here = self._as_written(cfg)
+        chosen = () if default is None else _differences(here, self._as_written(default))
         applied = []
         for keys, (value, old) in _differences(self._noted, here).items():
-            if keys in OWN or any(keys[: len(k)] == k[: len(keys)] for k in chosen):
+            if keys in CHOSEN or any(keys[: len(k)] == k[: len(keys)] for k in chosen):
                 continue
             if _is_plain(value) and (_is_plain(old) or value is None):
                 _put(cfg, keys, value)
@@ -355,30 +318,28 @@ class NotedEnv:
         if applied:
             print(f"as in training, by {self._file}: {' '.join(applied)}", flush=True)
 
-    def warn_of_others(self, cfg: Any, as_dict: Callable[[Any], Any]) -> None:
-        """Warn of what was not applied and still differs once the environment is built.
+    def warn_of_others(self, cfg: Any) -> None:
+        """Warn of differences that were not applied and remain once the environment is built.
 
         Args:
             cfg: The config of the environment, which building completed as in training.
-            as_dict: See :meth:`apply`.
         """
-        still = _differences(self._noted, _read_back(as_dict(cfg)))
+        still = _differences(self._noted, self._as_written(cfg))
         names = [_name(keys) for keys in still if keys in self._left]
         if names:
             more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
             warnings.warn(
                 f"The environment differs from {self._file} in {', '.join(names[:MOST_NAMES])}"
-                f"{more}, expected the training's: of a run's folder only numbers are applied."
+                f"{more}, expected the training's: only numbers of a run's folder are applied."
                 " Isaac Lab takes the rest as overrides: physics=..., presets=..., env.NAME=VALUE.",
                 stacklevel=2,
             )
 
+    def _as_written(self, cfg: Any) -> dict[str, Any]:
+        """Return a config as it would be read from the file that the platform writes."""
+        import yaml
 
-def _read_back(values: Any) -> dict[str, Any]:
-    """Return a config as it would be read from the file that the platform writes."""
-    import yaml
-
-    return _read(yaml.dump(values, sort_keys=False))
+        return _read(yaml.dump(self._as_dict(cfg), sort_keys=False))
 
 
 def _read(text: str) -> Any:
@@ -388,17 +349,13 @@ def _read(text: str) -> Any:
     return read_yaml(text, sequence=list, other=yaml.serialize)
 
 
-class _Missing:
-    """Stands for a key that one config lacks."""
-
-
 def _differences(
     noted: Mapping[Any, Any], here: Mapping[Any, Any], above: Keys = ()
 ) -> dict[Keys, tuple[Any, Any]]:
     """Return both values where two configs differ, by keys from the outside in."""
     found: dict[Keys, tuple[Any, Any]] = {}
     for key in {**noted, **here}:
-        a, b = noted.get(key, _Missing), here.get(key, _Missing)
+        a, b = noted.get(key, _MISSING), here.get(key, _MISSING)
         if isinstance(a, dict) and isinstance(b, dict) and all(a.get(c) == b.get(c) for c in CODE):
             found |= _differences(a, b, (*above, key))
         elif not (a == b or repr(a) == repr(b) or _is_same_file(a, b)):  # NaN equals by repr alone
@@ -421,16 +378,11 @@ def _is_plain(value: Any) -> bool:
 
 def _put(cfg: Any, keys: Keys, value: Any) -> None:
     """Set a value of a config of objects and dictionaries; tuples stay tuples."""
-    *outer, last = keys
-    for key in outer:
+    for key in keys[:-1]:
         cfg = cfg[key] if isinstance(cfg, dict) else getattr(cfg, key)
-    old = cfg[last] if isinstance(cfg, dict) else getattr(cfg, last)
-    if isinstance(old, tuple) and isinstance(value, list):
-        value = tuple(value)
-    if isinstance(cfg, dict):
-        cfg[last] = value
-    else:
-        setattr(cfg, last, value)
+    values = cfg if isinstance(cfg, dict) else vars(cfg)
+    is_tuple = isinstance(values[keys[-1]], tuple) and isinstance(value, list)
+    values[keys[-1]] = tuple(value) if is_tuple else value
 
 
 def _name(keys: Keys) -> str:
