@@ -67,7 +67,7 @@ def test_the_pages_agree_on_whose_memory_of_rollouts_is_saved():
         " ".join((ROOT / "docs" / f"{name}.md").read_text().split())
         for name in ("cluster", "distillation")
     )
-    assert "saved memory of rollouts of every rank" in cluster
+    assert "saved replay buffer of every rank" in cluster
     assert "save that of every process" in distillation
     assert "Of several processes the first one's is saved" not in distillation
 

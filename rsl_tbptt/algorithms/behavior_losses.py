@@ -27,7 +27,7 @@ Shape: (T, N, A) each."""
 NEWEST = "newest"
 """Label: whether a sample is of the newest rollout. Shape: (T, C + N), bool."""
 
-BEHAVIOR, MEMORY = "behavior", "memory"
+BEHAVIOR, BUFFER = "behavior", "buffer"
 """What is reported: the loss on the newest rollout, and on those of the past."""
 
 
@@ -61,13 +61,13 @@ class BehaviorLoss:
 
     @property
     def reported_names(self) -> tuple[str, ...]:
-        """What is reported; all but ``MEMORY`` is of the newest rollout."""
-        return BEHAVIOR, MEMORY, *self.coefs
+        """What is reported; all but ``BUFFER`` is of the newest rollout."""
+        return BEHAVIOR, BUFFER, *self.coefs
 
     def __call__(self, outputs: Outputs, labels: Labels) -> SampleLosses:
         """Return the losses of K steps of n environments.
 
-        Reported are those of the newest rollout as ``behavior``, of the past as ``memory``, and
+        Reported are those of the newest rollout as ``behavior``, of the past as ``buffer``, and
         parts of the former by their names. The sums of all are weighted as the loss is.
         """
         parts = {} if self.parts is None else self.parts(outputs, labels)
@@ -76,7 +76,7 @@ class BehaviorLoss:
         if NEWEST in labels:
             is_newest = labels[NEWEST]
             reported = {name: torch.where(is_newest, v, 0.0) for name, v in reported.items()}
-            reported[MEMORY] = per_sample - reported[BEHAVIOR]
+            reported[BUFFER] = per_sample - reported[BEHAVIOR]
         return SampleLosses(per_sample, reported, weighs_reported=True)
 
 

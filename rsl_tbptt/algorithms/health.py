@@ -169,7 +169,7 @@ STILL = 1e-3
 """A unit whose output moves by less than that, of a range of 2, tells nothing."""
 
 LOSSES = {
-    *("auxiliary", "behavior", "entropy", "memory", "rnd"),
+    *("auxiliary", "behavior", "buffer", "entropy", "rnd"),
     *("surrogate", "symmetry", "teacher", "value"),
 }
 """Metrics that are losses, by the first part of their names; the others tell of health."""

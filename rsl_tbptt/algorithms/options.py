@@ -340,7 +340,7 @@ class DistillationOptions(Options):
     num_learning_epochs: Annotated[int, Count()] = 2
     """Passes over each rollout; each starts again from the state at the rollout's start.
 
-    With a memory of rollouts each also passes over ``memory_share`` as many sequences of the past.
+    With a replay buffer each also passes over ``buffer_share`` as many sequences of the past.
     """
 
     num_mini_batches: Annotated[int, Count()] = 8
@@ -350,25 +350,25 @@ class DistillationOptions(Options):
     more of them than environments.
     """
 
-    memory_rollouts: Annotated[int, Count(or_zero=True)] = 50
+    buffer_rollouts: Annotated[int, Count(or_zero=True)] = 50
     """Rollouts' worth of past sequences that is kept on the device to go on learning from (DAgger).
 
     They are a uniform sample of everything seen so far, not the newest; 0 keeps none.
     """
 
-    memory_share: Annotated[float, Positive()] = 1.0
+    buffer_share: Annotated[float, Positive()] = 1.0
     """Sequences of the past that a mini-batch holds for each of the newest rollout."""
 
-    memory_gb: Annotated[float | None, Positive()] = 2.0
-    """Gigabytes of 10^9 bytes that the memory of rollouts may take; fewer are kept then.
+    buffer_gb: Annotated[float | None, Positive()] = 2.0
+    """Gigabytes of 10^9 bytes that the replay buffer may take; fewer are kept then.
 
     None does not limit it.
     """
 
-    save_memory: bool = False
-    """Whether checkpoints hold the memory of rollouts, for a resumed run to go on with.
+    save_buffer: bool = False
+    """Whether checkpoints hold the replay buffer, for a resumed run to go on with.
 
-    Else it begins with an empty one. A checkpoint grows by what the memory takes.
+    Else it begins with an empty one. A checkpoint grows by what the buffer takes.
     """
 
     gradient_length: Annotated[int, Count()] = 15
@@ -475,12 +475,12 @@ class DistillationOptions(Options):
                 " teacher_action_share is 0. Set teacher_action_share, or leave it at None.",
                 stacklevel=5,
             )
-        for name in ("memory_share", "memory_gb", "save_memory"):
+        for name in ("buffer_share", "buffer_gb", "save_buffer"):
             default, value = getattr(DistillationOptions, name), getattr(self, name)
-            if self.memory_rollouts == 0 and value != default:
+            if self.buffer_rollouts == 0 and value != default:
                 warnings.warn(
-                    f"{name} is {value}, which has no effect: memory_rollouts is 0. Set"
-                    f" memory_rollouts, or leave it at {default}.",
+                    f"{name} is {value}, which has no effect: buffer_rollouts is 0. Set"
+                    f" buffer_rollouts, or leave it at {default}.",
                     stacklevel=5,
                 )
 

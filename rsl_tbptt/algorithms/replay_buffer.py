@@ -50,7 +50,7 @@ Sequences = tuple[Rollout | Segments, HiddenState]
 
 
 class Experience:
-    """Sequences of T steps: one per environment of the newest rollout, and those of a memory."""
+    """Sequences of T steps: one per environment of the newest rollout, and those of the buffer."""
 
     def __init__(
         self,
@@ -78,7 +78,7 @@ class Experience:
         """Mini-batches of a pass, no more than there are environments."""
         self.start_state: HiddenState = None
         """State of the student before the newest rollout. Shape: (L, N, H), or a pair of them."""
-        self.memory: RolloutMemory | None = None
+        self.buffer: ReplayBuffer | None = None
         """Sequences of past rollouts, from the first update on, if any are to be kept."""
         self.saved: dict[str, Any] | None = None
         """Those of a checkpoint, until the first update."""
@@ -90,7 +90,7 @@ class Experience:
         self._taken = self.newest()
         self.nothing: Sequences = (self._taken, None)
         """Stands for the sequences of a mini-batch where a process failed to find them."""
-        self._whole = self.num_mini_batches == 1 and options.memory_rollouts == 0
+        self._whole = self.num_mini_batches == 1 and options.buffer_rollouts == 0
 
     def begin_rollout(self) -> None:
         """Keep the state that a rollout starts with."""
@@ -112,7 +112,7 @@ class Experience:
         """Complete labels and weights of the newest rollout, and put it beside the past.
 
         Raises:
-            ValueError: If the function that weighs its samples fails, ``memory_gb`` has no room, or
+            ValueError: If the function that weighs its samples fails, ``buffer_gb`` has no room, or
                 what a checkpoint brought does not fit.
         """
         self.labels.complete()
@@ -124,67 +124,67 @@ class Experience:
             self.start_state = hidden_state.apply(
                 torch.zeros_like, hidden_state.clone(self._student.get_hidden_state())
             )
-        if self._options.memory_rollouts > 0:
+        if self._options.buffer_rollouts > 0:
             # While it is empty, by the frames of each rollout: a first one may have been dropped.
-            if self.memory is None or (self.memory.num_kept == 0 and frames_of(self._taken.obs)):
-                self.memory = None  # so that it is given back before
-                self.memory = self._new_memory()
-            self.memory.put(self._taken, self.start_state)
+            if self.buffer is None or (self.buffer.num_kept == 0 and frames_of(self._taken.obs)):
+                self.buffer = None  # so that it is given back before
+                self.buffer = self._new_buffer()
+            self.buffer.put(self._taken, self.start_state)
 
-    def _new_memory(self) -> RolloutMemory:
+    def _new_buffer(self) -> ReplayBuffer:
         """Allocate the buffer by how often the rollout has new frames; fill in what was saved."""
-        size = self.memory_size(self._taken)
-        memory = RolloutMemory(size.capacity, self._taken, self.start_state, size.num_frames)
+        size = self.buffer_size(self._taken)
+        buffer = ReplayBuffer(size.capacity, self._taken, self.start_state, size.num_frames)
         if self.saved is not None:
-            memory.load_state_dict(self.saved)
+            buffer.load_state_dict(self.saved)
             self.saved = None
-        return memory
+        return buffer
 
     def past(self) -> dict[str, Any] | None:
         """Return what a checkpoint holds of the past, None before there is any."""
-        return self.saved if self.memory is None else self.memory.state_dict()
+        return self.saved if self.buffer is None else self.buffer.state_dict()
 
     def check(self, saved: dict[str, Any] | None) -> None:
-        """Check that the memory of a checkpoint fits ours, if both are there.
+        """Check that the buffer of a checkpoint fits ours, if both are there.
 
         Args:
-            saved: What ``RolloutMemory.state_dict`` returned.
+            saved: What ``ReplayBuffer.state_dict`` returned.
 
         Raises:
             ValueError: If it does not.
         """
-        if self.memory is not None and saved is not None:
-            self.memory.check(saved)
+        if self.buffer is not None and saved is not None:
+            self.buffer.check(saved)
 
     def restore(self, saved: dict[str, Any] | None) -> None:
-        """Go on with the memory of a checkpoint, now or once there is one; None empties it.
+        """Go on with the buffer of a checkpoint, now or once there is one; None empties it.
 
         Args:
-            saved: What ``RolloutMemory.state_dict`` returned, checked.
+            saved: What ``ReplayBuffer.state_dict`` returned, checked.
         """
-        if self.memory is not None and saved is not None:
-            self.memory.load_state_dict(saved)
-        elif self.memory is not None:
-            self.memory.clear()
-        self.saved = saved if self.memory is None else None
+        if self.buffer is not None and saved is not None:
+            self.buffer.load_state_dict(saved)
+        elif self.buffer is not None:
+            self.buffer.clear()
+        self.saved = saved if self.buffer is None else None
 
-    def memory_size(self, rollout: Rollout) -> MemorySize:
+    def buffer_size(self, rollout: Rollout) -> BufferSize:
         """Return what the buffer takes once it is full of sequences such as those of a rollout.
 
         Raises:
-            ValueError: If ``memory_gb`` has no room for any sequence of the past.
+            ValueError: If ``buffer_gb`` has no room for any sequence of the past.
         """
-        if self._options.memory_rollouts == 0:
-            return MemorySize(0, {}, 0.0)
+        if self._options.buffer_rollouts == 0:
+            return BufferSize(0, {}, 0.0)
         frames_per_sequence = new_frames(rollout)
         if self.saved is not None and (kept := len(self.saved["keys"])):
             saved = self.saved.get("frames", {}).items()
             frames_per_sequence |= {group: len(frames) / kept for group, frames in saved}
-        return memory_size(
+        return buffer_size(
             rollout,
             self.start_state,
-            max_sequences=self._options.memory_rollouts * self._storage.num_envs,
-            max_gb=self._options.memory_gb,
+            max_sequences=self._options.buffer_rollouts * self._storage.num_envs,
+            max_gb=self._options.buffer_gb,
             frames_per_sequence=frames_per_sequence,
         )
 
@@ -192,9 +192,9 @@ class Experience:
         """Plan the mini-batches of an update (one exchange with other processes)."""
         return MiniBatches(
             self._storage.num_envs,
-            0 if self.memory is None else self.memory.num_kept,
+            0 if self.buffer is None else self.buffer.num_kept,
             self.num_mini_batches,
-            self._options.memory_share,
+            self._options.buffer_share,
             self._ranks,
             self._storage.dones.device,
         )
@@ -202,18 +202,18 @@ class Experience:
     def sizes(self) -> list[int]:
         """Return the sequences in each mini-batch once the buffer is full, if all fit in."""
         num_envs = self._storage.num_envs
-        num_kept = self._options.memory_rollouts * num_envs
-        num_drawn = min(round(self._options.memory_share * num_envs), num_kept)
+        num_kept = self._options.buffer_rollouts * num_envs
+        num_drawn = min(round(self._options.buffer_share * num_envs), num_kept)
         return mini_batch_sizes(num_envs, num_drawn, self.num_mini_batches)
 
     def of(self, mini_batch: MiniBatch) -> Sequences:
         """Return sequences of a mini-batch, those of the rollout that was taken first."""
         if self._whole:
             return self._taken, hidden_state.clone(self.start_state)
-        if self.memory is None:
+        if self.buffer is None:
             return _columns(self._taken, self.start_state, mini_batch.envs)
-        columns = _columns_of(mini_batch, self.memory)
-        return _columns(self.memory.rollout, self.memory.state, columns)
+        columns = _columns_of(mini_batch, self.buffer)
+        return _columns(self.buffer.rollout, self.buffer.state, columns)
 
     def weights_of(self, mini_batch: MiniBatch, num_steps: int) -> torch.Tensor:
         """Sum up what the first steps of a mini-batch's sequences weigh.
@@ -225,10 +225,10 @@ class Experience:
         Returns:
             The sums over the sequences of the newest rollout and over those of the past, (2,).
         """
-        if self.memory is None:
+        if self.buffer is None:
             weights, columns = self._taken.weights, mini_batch.envs
         else:
-            weights, columns = self.memory.rollout.weights, _columns_of(mini_batch, self.memory)
+            weights, columns = self.buffer.rollout.weights, _columns_of(mini_batch, self.buffer)
         assert weights is not None
         of_sequences = weights[:num_steps, columns].sum(0)
         newest, past = of_sequences.tensor_split([len(mini_batch.envs)])
@@ -251,9 +251,9 @@ class Experience:
         return _columns(rollout, self.start_state, columns % num_envs)
 
 
-def _columns_of(mini_batch: MiniBatch, memory: RolloutMemory) -> torch.Tensor:
+def _columns_of(mini_batch: MiniBatch, buffer: ReplayBuffer) -> torch.Tensor:
     """Return the columns of a mini-batch's sequences, those of the newest rollout first: (n,)."""
-    return torch.cat((memory.capacity + mini_batch.envs, mini_batch.kept))
+    return torch.cat((buffer.capacity + mini_batch.envs, mini_batch.kept))
 
 
 def _columns(rollout: Rollout, state: HiddenState, columns: torch.Tensor) -> Sequences:
@@ -266,7 +266,7 @@ _ROWS_AT_ONCE = 256
 """Frames that are copied at once."""
 
 
-class RolloutMemory:
+class ReplayBuffer:
     """C sequences of past rollouts and the N of the newest one, where the rollouts are."""
 
     def __init__(
@@ -398,8 +398,8 @@ class RolloutMemory:
         )
         if found != expected:
             raise ValueError(
-                f"The checkpoint's memory of rollouts has sequences of {found}, expected"
-                f" {expected} (steps or layers first, then frames): set save_memory to False to"
+                f"The checkpoint's replay buffer has sequences of {found}, expected"
+                f" {expected} (steps or layers first, then frames): set save_buffer to False to"
                 " begin with an empty one."
             )
 
@@ -528,8 +528,8 @@ def _shape_of_one(tensor: torch.Tensor) -> tuple[int, ...]:
 
 
 @dataclass(frozen=True)
-class MemorySize:
-    """What a memory of rollouts is allocated for."""
+class BufferSize:
+    """What a replay buffer is allocated for."""
 
     capacity: int
     """Sequences of the past."""
@@ -541,15 +541,15 @@ class MemorySize:
     """Of all, the newest rollout's included."""
 
 
-def memory_size(
+def buffer_size(
     newest: Rollout,
     state: HiddenState,
     *,
     max_sequences: int,
     max_gb: float | None,
     frames_per_sequence: Mapping[str, float],
-) -> MemorySize:
-    """Fit a memory into the bytes there are.
+) -> BufferSize:
+    """Fit a buffer into the bytes there are.
 
     Args:
         newest: The newest rollout. T steps of N environments.
@@ -557,7 +557,7 @@ def memory_size(
         max_sequences: Sequences of the past that are to be kept, at least 1.
         max_gb: Gigabytes of 10^9 bytes that may be taken. None does not limit them.
         frames_per_sequence: How many frames of each group a sequence is expected to have, of T at
-            most. A memory holds any, but fewer sequences where there are more.
+            most. A buffer holds any, but fewer sequences where there are more.
 
     Returns:
         The size. There is always room for a newest rollout of nothing but new frames.
@@ -578,8 +578,8 @@ def memory_size(
     if capacity < 1:
         least = (num_envs + 1) * (own + at_most) / 1e9
         raise ValueError(
-            f"memory_gb is {max_gb:g}, expected at least {least:.3g}, for the newest rollout and"
-            " one sequence of the past: None does not limit it, and memory_rollouts=0 keeps"
+            f"buffer_gb is {max_gb:g}, expected at least {least:.3g}, for the newest rollout and"
+            " one sequence of the past: None does not limit it, and buffer_rollouts=0 keeps"
             " nothing."
         )
     num_frames = {
@@ -588,7 +588,7 @@ def memory_size(
         for group in frames
     }
     taken = sum(num_frames[group] * size for group, size in frames.items())
-    return MemorySize(capacity, num_frames, (capacity + num_envs) * own + taken)
+    return BufferSize(capacity, num_frames, (capacity + num_envs) * own + taken)
 
 
 def new_frames(rollout: Rollout) -> dict[str, float]:
@@ -608,7 +608,7 @@ class MiniBatch:
     """Environments of the newest rollout. Shape: (n,)."""
 
     kept: torch.Tensor
-    """Columns of the memory, distinct. Shape: (m,)."""
+    """Columns of the buffer, distinct. Shape: (m,)."""
 
     num_sequences: int | torch.Tensor
     """n + m over all processes. Shape: ()."""
@@ -622,7 +622,7 @@ class MiniBatches:
         num_envs: int,
         num_kept: int,
         num_mini_batches: int,
-        memory_share: float,
+        buffer_share: float,
         ranks: Ranks,
         device: torch.device,
     ) -> None:
@@ -632,12 +632,12 @@ class MiniBatches:
             num_envs: Number of environments N, at least ``num_mini_batches``.
             num_kept: Sequences of the past to draw from.
             num_mini_batches: Mini-batches B of a pass.
-            memory_share: Sequences of the past for each of the newest rollout, where there are so
+            buffer_share: Sequences of the past for each of the newest rollout, where there are so
                 many.
             ranks: The processes that train together.
             device: Where the indices live.
         """
-        self.num_drawn = min(round(memory_share * num_envs), num_kept)
+        self.num_drawn = min(round(buffer_share * num_envs), num_kept)
         """Sequences of the past in a pass."""
         self._num_envs, self._num_kept = num_envs, num_kept
         self._num_mini_batches, self._device = num_mini_batches, device

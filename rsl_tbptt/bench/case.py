@@ -138,7 +138,7 @@ def build(case: Case, library: Library, **options: Any) -> Any:
     if case.algorithm == "distillation" or library == "rsl_tbptt":
         own["gradient_length"] = case.gradient_length
     if library == "rsl_tbptt":
-        alone = {"num_mini_batches": 1, "memory_rollouts": 0}
+        alone = {"num_mini_batches": 1, "buffer_rollouts": 0}
         own |= {**(alone if case.algorithm == "distillation" else {}), **case.options}
     kind = "rl" if case.algorithm == "ppo" else case.algorithm
     sizes = (case.num_envs, case.num_steps)

@@ -104,8 +104,8 @@ class Sizes:
     all_alike: bool = True
     """Whether all mini-batches have as many environments."""
 
-    rollout_memory: float = 0.0
-    """Bytes of a memory of past rollouts."""
+    replay_buffer: float = 0.0
+    """Bytes of a replay buffer."""
 
 
 Trial = Callable[[int, int], None]
@@ -117,7 +117,7 @@ class MemoryPlan:
     """Peak memory of an update beyond models, storage and optimiser, in bytes."""
 
     sizes: Sizes
-    """Of mini-batches, and of the memory of rollouts, which comes to the peak."""
+    """Of mini-batches, and of the replay buffer, which comes to the peak."""
 
     least: float
     """The peak with one environment: gradients, packed weights, the copies that undo an update."""

@@ -71,7 +71,7 @@ def state_of(runner: Any, in_rollout: bool = False) -> dict[str, Any]:
 def of_other_ranks(runner: Any, ranks: Ranks) -> list[dict[str, Any]]:
     """Bring the states of all ranks but the first to the first, in host memory.
 
-    All ranks call it. With the state comes a rank's own memory of rollouts, if that is saved.
+    All ranks call it. With the state comes a rank's own replay buffer, if that is saved.
 
     Args:
         runner: This rank's runner.
@@ -83,7 +83,7 @@ def of_other_ranks(runner: Any, ranks: Ranks) -> list[dict[str, Any]]:
     packed = io.BytesIO()
     if runner.gpu_global_rank > 0:
         state, own = state_of(runner), runner.alg.save().get("rsl_tbptt", {})
-        torch.save(state | ({"memory": own["memory"]} if "memory" in own else {}), packed)
+        torch.save(state | ({"buffer": own["buffer"]} if "buffer" in own else {}), packed)
     return [
         torch.load(io.BytesIO(state), map_location="cpu", weights_only=True)
         for state in ranks.gather_to_first(packed.getvalue())[1:]
@@ -140,8 +140,8 @@ def _restore(runner: Any, state: Mapping[str, Any]) -> bool:
             returns.running = state["returns"].to(runner.device)
     for name, value in state.get("counters", {}).items():
         setattr(runner.logger, name, value)
-    if "memory" in state:
-        runner.alg.experience.restore(state["memory"])
+    if "buffer" in state:
+        runner.alg.experience.restore(state["buffer"])
     if getattr(runner.alg, "rnd", None):
         restore_rnd(runner.alg.rnd, state.get("rnd", {}), runner.env.num_envs)
     if "generators" in state:

@@ -68,7 +68,7 @@ class CartpoleCameraStudentCfg(CartpoleStudentCfg):
         loss_type="huber",  # the labels of poles that are past saving are large, and teach little
         # Frames of few environments say little; with the defaults, 8 and 1, each update swings.
         num_mini_batches=4,
-        memory_share=3.0,
+        buffer_share=3.0,
         learning_rate_updates=150,
     )
 

@@ -27,7 +27,7 @@ CASES = {
     ),
     "distillation, mini-batches and memory": (
         lambda **o: make_distillation(
-            TbpttDistillation, 6, 4, gradient_length=2, num_mini_batches=3, memory_rollouts=2, **o
+            TbpttDistillation, 6, 4, gradient_length=2, num_mini_batches=3, buffer_rollouts=2, **o
         ),
         roll_out,
     ),

@@ -26,7 +26,7 @@ def test_every_option_of_rsl_rl_is_known_with_its_default():
     for name, parameter in inspect.signature(Distillation.__init__).parameters.items():
         if name in handled_elsewhere or parameter.kind is parameter.VAR_KEYWORD:
             continue
-        # Changed are 1.0 instead of no clipping, and 2 passes, which the memory of rollouts allows.
+        # Changed are 1.0 instead of no clipping, and 2 passes, which the replay buffer allows.
         if name not in ("max_grad_norm", "num_learning_epochs"):
             assert getattr(ours, name) == parameter.default
 
@@ -244,13 +244,13 @@ def test_keys_of_platforms_and_of_a_users_own_are_taken(runner):
 
 
 @pytest.mark.parametrize(
-    ("name", "value"), [("save_memory", True), ("memory_share", 0.5), ("memory_gb", None)]
+    ("name", "value"), [("save_buffer", True), ("buffer_share", 0.5), ("buffer_gb", None)]
 )
 def test_options_of_a_memory_that_is_not_kept_warn(name, value):
-    message = f"{name} is {value}, which has no effect: memory_rollouts is 0"
+    message = f"{name} is {value}, which has no effect: buffer_rollouts is 0"
     with pytest.warns(UserWarning, match=message):
-        DistillationOptions.parse({"memory_rollouts": 0, name: value})
+        DistillationOptions.parse({"buffer_rollouts": 0, name: value})
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        DistillationOptions.parse({"memory_rollouts": 1, name: value})
-        DistillationOptions.parse({"memory_rollouts": 0})
+        DistillationOptions.parse({"buffer_rollouts": 1, name: value})
+        DistillationOptions.parse({"buffer_rollouts": 0})

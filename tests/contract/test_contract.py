@@ -18,7 +18,7 @@ KINDS = ["distillation", "ppo"]
 METRICS = {
     "distillation": {
         "behavior",
-        "memory",
+        "buffer",
         "grad_norm",
         "optimizer_steps",
         "flushed_steps",
@@ -245,7 +245,7 @@ def test_the_console_calls_losses_only_losses_and_health_stands_below_the_return
     runner = make_runner(kind, env=env, log_dir=tmp_path)
     runner.learn(3)
     table = capsys.readouterr().out.partition("Learning iteration 2/3")[2]
-    losses = {"distillation": ["behavior", "memory"], "ppo": ["value", "surrogate", "entropy"]}
+    losses = {"distillation": ["behavior", "buffer"], "ppo": ["value", "surrogate", "entropy"]}
     called = re.findall(r"(?:Mean )?(\S+) loss:", table)
     assert [name.removesuffix("_function") for name in called] == losses[kind]
     above, _, below = table.partition("Mean reward:")

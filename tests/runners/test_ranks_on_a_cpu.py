@@ -75,7 +75,7 @@ METRICS = {
 def test_metrics_are_of_all_ranks(results, case, num_ranks):
     (alone,) = results[1]
     for update, expected in enumerate(alone[case]["metrics"]):
-        past = ["memory"] if case == "distillation" and update > 0 else []
+        past = ["buffer"] if case == "distillation" and update > 0 else []
         for name in [*METRICS[case], *past, "auxiliary/cue", "done_rate", "skipped_updates"]:
             seen = [of_rank[case]["metrics"][update][name] for of_rank in results[num_ranks]]
             assert seen == pytest.approx([expected[name]] * num_ranks, rel=1e-6, abs=1e-9)
@@ -120,7 +120,7 @@ def test_the_first_rank_alone_writes_whole_checkpoints_for_all(results):
     first, second = own["resume_of_ranks"]
     assert (len(first["environment"]["cue"]), len(second["environment"]["cue"])) == (2, 3)
     assert not torch.equal(first["generators"]["torch"], second["generators"]["torch"])
-    assert second["memory"]["sequences"][0].shape[1] > 0
+    assert second["buffer"]["sequences"][0].shape[1] > 0
     assert len(list(folder.glob("events.*"))) == 2  # one for each part
     assert {path.name for path in folder.glob("*.pt")} == {f"model_{i}.pt" for i in range(4)}
 

@@ -23,14 +23,14 @@ RND = {
 }
 
 CASES = {
-    "distillation": ("distillation", {"memory_rollouts": 0, "num_mini_batches": 2}),
+    "distillation": ("distillation", {"buffer_rollouts": 0, "num_mini_batches": 2}),
     "with a teacher that acts": (
         "distillation",
-        {"memory_rollouts": 0, "teacher_action_share": 0.5, "teacher_action_updates": 5},
+        {"buffer_rollouts": 0, "teacher_action_share": 0.5, "teacher_action_updates": 5},
     ),
-    "with a memory of rollouts": (
+    "with a replay buffer": (
         "distillation",
-        {"memory_rollouts": 2, "save_memory": True, "num_mini_batches": 2},
+        {"buffer_rollouts": 2, "save_buffer": True, "num_mini_batches": 2},
     ),
     "ppo": ("ppo", {"num_mini_batches": 2, "schedule": "adaptive", "desired_kl": 0.01}),
     "a KL penalty": ("ppo", {"policy_loss": "kl_penalty", "schedule": "fixed"}),
@@ -261,7 +261,7 @@ def test_after_an_error_in_a_rollout_rnd_is_saved_as_it_was_before(tmp_path):
     assert_equal(other["rsl_tbptt"]["rnd"], one["rsl_tbptt"]["rnd"])
 
 
-@pytest.mark.parametrize("case", ["with a memory of rollouts", "rnd"])
+@pytest.mark.parametrize("case", ["with a replay buffer", "rnd"])
 @pytest.mark.parametrize("num_envs", [NUM_ENVS - 2, NUM_ENVS + 3])
 def test_another_number_of_environments_begins_its_episodes_anew(case, num_envs, tmp_path):
     stopped = make(tmp_path, "run", case)

@@ -162,7 +162,7 @@ def test_an_error_in_training_leaves_the_number_of_what_was_done(tmp_path, monke
 
 @pytest.mark.parametrize(
     ("kind", "losses"),
-    [("distillation", ["behavior", "memory"]), ("ppo", ["value", "surrogate", "entropy"])],
+    [("distillation", ["behavior", "buffer"]), ("ppo", ["value", "surrogate", "entropy"])],
 )
 def test_the_console_shows_losses_and_health_goes_to_tensorboard_alone(
     kind, losses, tmp_path, capsys
@@ -175,6 +175,6 @@ def test_the_console_shows_losses_and_health_goes_to_tensorboard_alone(
     curves = read_curves(tmp_path)
     for name, value in runner.alg.metrics.items():
         steps, values = curves[f"Loss/{name}"]
-        assert steps == ([1] if name == "memory" else [0, 1])  # which begins empty
+        assert steps == ([1] if name == "buffer" else [0, 1])  # which begins empty
         assert values[-1] == pytest.approx(value, rel=1e-5)
     assert {"done_rate", "dead_units", "saturated_units"} <= runner.alg.metrics.keys()

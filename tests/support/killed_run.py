@@ -18,8 +18,8 @@ OPTIONS = {
     "distillation": {
         "num_learning_epochs": 1,
         "num_mini_batches": 1,
-        "memory_rollouts": 2,
-        "save_memory": True,
+        "buffer_rollouts": 2,
+        "save_buffer": True,
     },
 }
 

@@ -92,7 +92,7 @@ def train_student(
             "learning_rate": 5e-3,
             "num_learning_epochs": 1,
             "num_mini_batches": 1,
-            "memory_rollouts": 0,
+            "buffer_rollouts": 0,
             **options,
         },
         "student": {**MEMORY, "hidden_dims": [32], "distribution_cfg": NOISE, **(student or {})},

@@ -37,7 +37,7 @@ def cut_runner(case: str, folder: Path, rank: int, num_ranks: int) -> Any:
     shared = {"num_mini_batches": 1, "num_learning_epochs": 2, "auxiliary": HEADS}
     if case == "distillation":
         # All of the past in each mini-batch: which is drawn else depends on the ranks.
-        memory = {"memory_rollouts": 2 * UPDATES, "memory_share": 100.0}
+        memory = {"buffer_rollouts": 2 * UPDATES, "buffer_share": 100.0}
         models: dict[str, Any] = {"student": recurrent, "teacher": mlp}
         return make_runner(
             folder, case, algorithm={**shared, **memory}, env=env, save_interval=SAVED, **models
@@ -131,7 +131,7 @@ def resumed_and_whole(root: Path, rank: int) -> list[list[dict[str, Any]]]:
     """Train in one go and in two; return the numbers of both, for both algorithms."""
     pairs = []
     for kind in ("distillation", "ppo"):
-        memory = {"memory_rollouts": 2, "save_memory": True, "teacher_action_share": 0.5}
+        memory = {"buffer_rollouts": 2, "save_buffer": True, "teacher_action_share": 0.5}
         options = {"num_mini_batches": 2, **(memory if kind == "distillation" else {})}
 
         def runner(part: str, seed: int, kind: str = kind, options: dict = options) -> Any:

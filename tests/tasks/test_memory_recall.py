@@ -74,7 +74,7 @@ def distil(gradient_length, recall_length, student_class="RNNModel", iterations=
             "learning_rate": 5e-3,
             "num_learning_epochs": 1,
             "num_mini_batches": 1,
-            "memory_rollouts": 0,
+            "buffer_rollouts": 0,
         },
         "student": student,
         "teacher": {"class_name": PerfectTeacher},

@@ -15,7 +15,7 @@ from torch import nn
 
 from rsl_tbptt.algorithms.behavior_losses import (
     ACTIONS,
-    MEMORY,
+    BUFFER,
     NEWEST,
     OPTION,
     or_one,
@@ -252,7 +252,7 @@ class TbpttDistillation(Distillation):
         """
         experience, sizes = self.experience, self.experience.sizes()
         least = self._student.least_micro_batches(max(sizes))
-        buffer = experience.memory_size(experience.newest()).num_bytes
+        buffer = experience.buffer_size(experience.newest()).num_bytes
         return self.transaction.plan_memory(
             self._add_gradients_of,
             Sizes(max(sizes), least, len(set(sizes)) == 1, buffer),
@@ -475,8 +475,8 @@ class TbpttDistillation(Distillation):
     def _advance(self, metrics: dict[str, float], end_state: HiddenState) -> dict[str, float]:
         """Let the student go on from the state after the replay; return what is logged."""
         experience = self.experience
-        if experience.memory is not None:
-            experience.memory.keep_newest(self._num_loss_steps)
+        if experience.buffer is not None:
+            experience.buffer.keep_newest(self._num_loss_steps)
         set_state(self._raw_student, end_state, experience.dones()[-1])
         self.num_updates += 1
         num_passes = self.options.num_learning_epochs * experience.num_mini_batches
@@ -532,15 +532,15 @@ class TbpttDistillation(Distillation):
         """Return rsl_rl's checkpoint, with this algorithm's own under "rsl_tbptt".
 
         That is the number of updates, what models are configured with, auxiliary heads, and with
-        ``save_memory`` the memory of rollouts. rsl_rl ignores that key, so the checkpoint loads
+        ``save_buffer`` the replay buffer. rsl_rl ignores that key, so the checkpoint loads
         there too.
         """
         models = {"student": self._raw_student, **models_by_role(self._raw_teacher)}
         described = describe_all(models, self.storage.observations, self.model_configs)
         own = {"num_updates": self.num_updates, "models": described}
         past = self.experience.past()
-        if self.options.save_memory and past is not None:
-            own["memory"] = past
+        if self.options.save_buffer and past is not None:
+            own["buffer"] = past
         if self.options.auxiliary:
             own["auxiliary"] = self._heads.state_dict()
         return {**super().save(), "rsl_tbptt": own}
@@ -551,7 +551,7 @@ class TbpttDistillation(Distillation):
         A PPO checkpoint loads the teacher; a distillation checkpoint loads student, teacher,
         optimiser and iteration. With the student comes its number of updates, 0 where rsl_rl wrote
         the checkpoint, so that the schedule of ``teacher_action_share`` goes on, its auxiliary
-        heads, and with ``save_memory`` the memory of rollouts; else that is empty.
+        heads, and with ``save_buffer`` the replay buffer; else that is empty.
 
         Args:
             loaded_dict: The checkpoint.
@@ -573,10 +573,10 @@ class TbpttDistillation(Distillation):
         if strict and wants.get("student"):
             check_fits(self._raw_student, student_state_dict(loaded_dict), "student", obs, *source)
         own = loaded_dict.get("rsl_tbptt", {})
-        memory = own.get("memory") if self.options.save_memory else None
+        buffer = own.get("buffer") if self.options.save_buffer else None
         if wants.get("student"):  # first, as these may refuse
             self._heads.check(own.get("auxiliary", {}))
-            self.experience.check(memory)
+            self.experience.check(buffer)
         load_iteration = super().load(loaded_dict, load_cfg, strict)
         if wants.get("teacher"):
             self.awaited_teacher.forget()
@@ -584,7 +584,7 @@ class TbpttDistillation(Distillation):
             self.num_updates = own.get("num_updates", 0)
             with_optimizer = load_cfg is None or bool(load_cfg.get("optimizer"))
             self._heads.load_state_dict(own.get("auxiliary", {}), with_optimizer=with_optimizer)
-            self.experience.restore(memory)  # last, as the past is gone then
+            self.experience.restore(buffer)  # last, as the past is gone then
         if load_iteration:
             self.safe_line.go_on_from(loaded_dict)
         return load_iteration
@@ -656,7 +656,7 @@ class UpdateSums:
             The weighted means of the losses over their samples, and the mean weight if there are
             weights. Shape: () each.
         """
-        divisors: dict[str, Any] = {MEMORY: num_past} if num_past is not None else {}
+        divisors: dict[str, Any] = {BUFFER: num_past} if num_past is not None else {}
         newest, own = num_newest, {}
         if self.weights:
             newest, past = (or_one(totals[name]) for name in _WEIGHTS)
@@ -665,7 +665,7 @@ class UpdateSums:
         means = {
             name: totals[name] / divisors.get(name, newest)
             for name in reported
-            if name != MEMORY or name in divisors
+            if name != BUFFER or name in divisors
         }
         return {**means, **own, "grad_norm": torch.stack(self.grad_norms).mean()}
 

@@ -69,7 +69,7 @@ def through_a_file(checkpoint):
     return torch.load(file, weights_only=True)
 
 
-MEMORY = {"memory_rollouts": 2, "num_mini_batches": 2, "num_learning_epochs": 2}
+MEMORY = {"buffer_rollouts": 2, "num_mini_batches": 2, "num_learning_epochs": 2}
 
 
 @pytest.mark.parametrize("change", [{"coef": 0.0}, {"detach": True}], ids=str)
@@ -117,12 +117,12 @@ def test_heads_learn_and_the_model_with_them(make):
 def test_what_is_logged_is_of_the_newest_rollout():
     once = {"num_mini_batches": 1, "num_learning_epochs": 1, "update_length": T}
     with_memory, without = (
-        distillation(auxiliary=HEADS, memory_rollouts=size, **once) for size in (2, 0)
+        distillation(auxiliary=HEADS, buffer_rollouts=size, **once) for size in (2, 0)
     )
     # The first updates are alike, so the second ones begin with the same parameters.
     got, want = train(with_memory, range(2)), train(without, range(2))
-    assert "memory" in got
-    assert "memory" not in want
+    assert "buffer" in got
+    assert "buffer" not in want
     for name in HEADS:
         assert got[f"auxiliary/{name}"] == pytest.approx(want[f"auxiliary/{name}"], rel=1e-5)
 
@@ -402,11 +402,11 @@ def test_heads_count_in_the_memory_of_an_update(make):
 
 def test_the_memory_of_rollouts_counts_targets():
     plans = [
-        rolled_out(distillation(auxiliary=heads, **MEMORY)).memory_plan().sizes.rollout_memory
+        rolled_out(distillation(auxiliary=heads, **MEMORY)).memory_plan().sizes.replay_buffer
         for heads in (None, {"x": {"target": "state"}})
     ]
     # C + N sequences of T steps of a target in float32
-    assert plans[1] - plans[0] == (MEMORY["memory_rollouts"] * N + N) * T * STATE_DIM * 4
+    assert plans[1] - plans[0] == (MEMORY["buffer_rollouts"] * N + N) * T * STATE_DIM * 4
 
 
 def test_symmetry_leaves_no_room_for_heads():

@@ -49,8 +49,8 @@ def test_the_past_is_learned_from_with_its_own_targets(student):
         N,
         student=student,
         auxiliary={**HEADS, "latent": {**LATENT, "delay": 2}},
-        memory_rollouts=2,
-        memory_share=100.0,  # all of the past
+        buffer_rollouts=2,
+        buffer_share=100.0,  # all of the past
         num_micro_batches=2,
     )
     pasts = []

@@ -84,7 +84,7 @@ def test_the_gradient_is_that_of_the_sum_of_the_slices(student, k1, k2, num_micr
     torch.testing.assert_close(found[0], expected, rtol=1e-6, atol=1e-9)
 
 
-@pytest.mark.parametrize("options", [{}, {"memory_rollouts": 2, "num_micro_batches": 2}])
+@pytest.mark.parametrize("options", [{}, {"buffer_rollouts": 2, "num_micro_batches": 2}])
 @pytest.mark.parametrize("loss", ["mse", "huber", "bce", "kl", "nll", absolute_error])
 def test_one_slice_of_all_actions_is_its_loss_to_the_last_bit(loss, options):
     results, metrics = [], {}
@@ -117,7 +117,7 @@ def test_a_slice_has_the_loss_of_its_own_gaussians():
 
 
 @pytest.mark.parametrize(
-    "options", [{}, {"memory_rollouts": 2, "num_learning_epochs": 2, "num_mini_batches": 2}]
+    "options", [{}, {"buffer_rollouts": 2, "num_learning_epochs": 2, "num_mini_batches": 2}]
 )
 @pytest.mark.parametrize(
     "weight", [None, lambda transitions: transitions.obs["state"][..., 0].abs()]
@@ -132,7 +132,7 @@ def test_each_slice_is_reported_without_its_coefficient(weight, options):
         metrics = algorithm.update()
     parts = metrics["behavior/joint"] + 0.5 * metrics["behavior/gripper"]
     assert metrics["behavior"] == pytest.approx(parts, rel=1e-5)
-    assert ("memory" in metrics) == bool(options)
+    assert ("buffer" in metrics) == bool(options)
 
 
 def test_actions_of_no_slice_are_not_trained():

@@ -1,4 +1,4 @@
-"""A memory of rollouts keeps each frame of a camera once: kept whole, uniformly, and counted."""
+"""A replay buffer keeps each frame of a camera once: kept whole, uniformly, and counted."""
 
 import pytest
 import torch
@@ -7,7 +7,7 @@ from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.algorithms.replay import find_held_frames, frames_apart
-from rsl_tbptt.algorithms.replay_buffer import RolloutMemory, memory_size
+from rsl_tbptt.algorithms.replay_buffer import ReplayBuffer, buffer_size
 from rsl_tbptt.core.hidden_state import as_tensors
 from rsl_tbptt.core.rollout import Rollout
 
@@ -33,7 +33,7 @@ def numbered_rollout(first, period, num_envs=N):
 
 
 def filled(capacity, num_frames, periods, num_envs=N, check=lambda memory, index: None):
-    memory = RolloutMemory(capacity, *numbered_rollout(0, 1, num_envs), {"camera": num_frames})
+    memory = ReplayBuffer(capacity, *numbered_rollout(0, 1, num_envs), {"camera": num_frames})
     for index, period in enumerate(periods):
         memory.put(*numbered_rollout(index * num_envs, period, num_envs))
         check(memory, index)
@@ -119,7 +119,7 @@ def test_a_saved_memory_has_its_frames_once_and_comes_back_whole():
     assert len(saved["frames"]["camera"]) == len(shown.unique())
     periods = [6, 1, 3]
     for capacity, num_frames in ((12, 70), (20, 200), (4, 40), (12, 30)):
-        other = RolloutMemory(capacity, *numbered_rollout(0, 1), {"camera": num_frames})
+        other = ReplayBuffer(capacity, *numbered_rollout(0, 1), {"camera": num_frames})
         other.load_state_dict(saved)
         kept = numbers_of(other, slice(other.num_kept), lambda number: periods[number // N])
         by_key = kept_numbers(memory)[saved["keys"].argsort()].tolist()
@@ -133,13 +133,13 @@ def test_frames_of_another_size_are_refused():
     saved = filled(12, 70, [6]).state_dict()
     saved["frames"]["camera"] = torch.zeros(5, 1, 3)
     memory = filled(12, 70, [6, 6])
-    with pytest.raises(ValueError, match="set save_memory to False to begin with an empty one"):
+    with pytest.raises(ValueError, match="set save_buffer to False to begin with an empty one"):
         memory.load_state_dict(saved)
     assert memory.num_kept == 2 * N
 
 
 def test_frames_of_steps_that_no_loss_sees_are_not_kept():
-    memory = RolloutMemory(12, *numbered_rollout(0, 1))
+    memory = ReplayBuffer(12, *numbered_rollout(0, 1))
     rollout, state = numbered_rollout(0, 1)
     rollout.obs.frames["camera"][4 * N :] = -1
     memory.put(rollout, state)
@@ -150,18 +150,18 @@ def test_frames_of_steps_that_no_loss_sees_are_not_kept():
 
 
 def make(**options):
-    chosen = {"gradient_length": 3, "num_mini_batches": 2, "memory_rollouts": 400, **options}
+    chosen = {"gradient_length": 3, "num_mini_batches": 2, "buffer_rollouts": 400, **options}
     return make_distillation(TbpttDistillation, T, N, student="cnn-gru", **chosen)
 
 
 @pytest.mark.parametrize("period", [1, 3])
 def test_bytes_are_those_of_the_plan(period):
-    algorithm = make(memory_gb=3e-5)
+    algorithm = make(buffer_gb=3e-5)
     roll_out(algorithm, 0, on_step=hold_frames(period))
-    before = algorithm.memory_plan().sizes.rollout_memory
+    before = algorithm.memory_plan().sizes.replay_buffer
     algorithm.update()
-    planned = algorithm.memory_plan().sizes.rollout_memory
-    memory = algorithm.experience.memory
+    planned = algorithm.memory_plan().sizes.replay_buffer
+    memory = algorithm.experience.buffer
     tensors = [*memory._all_tensors(), memory._keys, memory.rollout.labels["newest"]]
     taken = sum(each.nbytes for each in (*tensors, *memory.rollout.obs.frames.values()))
     assert planned == pytest.approx(taken, rel=0.05)
@@ -172,11 +172,11 @@ def test_bytes_are_those_of_the_plan(period):
 def test_gigabytes_hold_more_sequences_of_a_slow_camera():
     kept = {}
     for period in (1, 3, 6):
-        algorithm = make(memory_gb=5e-5)
+        algorithm = make(buffer_gb=5e-5)
         for seed in range(30):
             roll_out(algorithm, seed, on_step=hold_frames(period))
             algorithm.update()
-        kept[period] = algorithm.experience.memory.num_kept
+        kept[period] = algorithm.experience.buffer.num_kept
     assert kept[3] > 1.4 * kept[1]  # phases differ, so that most have three frames of six steps
     assert kept[6] > 1.3 * kept[3]
 
@@ -184,7 +184,7 @@ def test_gigabytes_hold_more_sequences_of_a_slow_camera():
 @pytest.mark.parametrize("changing", ["camera", "depth"])
 def test_groups_that_change_at_different_rates_share_a_full_memory(changing):
     """Whichever group is short of room, a sequence goes or stays with the frames of both."""
-    algorithm = make(memory_gb=5e-5, save_memory=True)
+    algorithm = make(buffer_gb=5e-5, save_buffer=True)
 
     def number_frames(first):
         def on_step(step, obs):
@@ -198,7 +198,7 @@ def test_groups_that_change_at_different_rates_share_a_full_memory(changing):
     for seed in range(6):  # the pools are made for the slow cameras of the first rollout
         roll_out(algorithm, seed, on_step=number_frames(seed * N))
         assert algorithm.update()["skipped_updates"] == 0.0
-    memory = algorithm.save()["rsl_tbptt"]["memory"]
+    memory = algorithm.save()["rsl_tbptt"]["buffer"]
     shown = {}
     for group, rows in zip(("camera", "depth"), memory["sequences"], strict=False):
         frames = memory["frames"][group].flatten(1)
@@ -213,7 +213,7 @@ def test_groups_that_change_at_different_rates_share_a_full_memory(changing):
 
 def test_a_memory_that_did_not_fit_once_comes_back(monkeypatch):
     """The first rollout tells how slow a camera is; the memory is divided anew and may not fit."""
-    algorithm = make(memory_gb=5e-5)
+    algorithm = make(buffer_gb=5e-5)
 
     def failing(*args, **kwargs):
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -227,27 +227,27 @@ def test_a_memory_that_did_not_fit_once_comes_back(monkeypatch):
                 algorithm.update()
         roll_out(algorithm, seed, on_step=hold_frames(3))
     assert torch.equal(parameters_of(algorithm), before)
-    assert "memory" not in algorithm.update()
+    assert "buffer" not in algorithm.update()
     roll_out(algorithm, 3, on_step=hold_frames(3))
-    assert "memory" in algorithm.update()
+    assert "buffer" in algorithm.update()
 
 
 def test_a_run_with_frames_goes_on_from_its_checkpoint():
     results = []
     for through_checkpoint in (False, True):
-        algorithm = make(save_memory=True, memory_gb=3e-5)
+        algorithm = make(save_buffer=True, buffer_gb=3e-5)
         for seed in range(3):
             roll_out(algorithm, seed, on_step=hold_frames(3))
             algorithm.update()
-        kept = algorithm.experience.memory.state_dict()
+        kept = algorithm.experience.buffer.state_dict()
         if through_checkpoint:
-            resumed = make(save_memory=True, memory_gb=3e-5)
+            resumed = make(save_buffer=True, buffer_gb=3e-5)
             resumed.load(algorithm.save(), None, strict=True)
             resumed.student.reset(hidden_state=algorithm.student.get_hidden_state())
             algorithm = resumed
         roll_out(algorithm, 3, on_step=hold_frames(3))
         if through_checkpoint:
-            found = algorithm.experience.memory.state_dict()
+            found = algorithm.experience.buffer.state_dict()
             assert all(map(torch.equal, found["sequences"], kept["sequences"]))
             assert torch.equal(found["frames"]["camera"], kept["frames"]["camera"])
         algorithm.update()
@@ -271,7 +271,7 @@ def test_held_frames_are_shown_by_both_models_after_one_comparison(monkeypatch):
 
 def test_without_a_limit_all_frames_may_be_new():
     rollout, state = numbered_rollout(0, 1)
-    size = memory_size(
+    size = buffer_size(
         rollout, state, max_sequences=7, max_gb=None, frames_per_sequence={"camera": 2.0}
     )
     assert (size.capacity, size.num_frames) == (7, {"camera": (7 + N) * T})

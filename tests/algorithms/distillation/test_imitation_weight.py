@@ -83,7 +83,7 @@ def float64():
 @pytest.mark.parametrize("num_micro_batches", [1, 3])
 @pytest.mark.parametrize("memory", [False, True])
 def test_gradients_are_those_of_the_weighted_mean(student, k1, k2, num_micro_batches, memory):
-    options = {"memory_rollouts": 4, "memory_share": 100.0} if memory else {}
+    options = {"buffer_rollouts": 4, "buffer_share": 100.0} if memory else {}
     lengths = {"gradient_length": k2, "update_length": k1, "num_micro_batches": num_micro_batches}
     algorithm = make(student=student, **lengths, **options, **FIXED)
     reference = make_model("student", student, N, seed=1)
@@ -129,7 +129,7 @@ def test_steps_that_are_not_trained_on_count_for_nothing():
 @pytest.mark.parametrize("loss_reduction", ["mean", "sum"])
 @pytest.mark.parametrize("constant", [0.25, 3.0])
 def test_a_constant_weight_changes_nothing(loss_reduction, constant):
-    shared = {"num_mini_batches": 2, "memory_rollouts": 2, "loss_reduction": loss_reduction}
+    shared = {"num_mini_batches": 2, "buffer_rollouts": 2, "loss_reduction": loss_reduction}
     results = []
     for weight in (None, lambda transitions: torch.full((T, N), constant)):
         algorithm = make(imitation_weight=weight, **shared)
@@ -168,13 +168,13 @@ def test_where_all_steps_weigh_nothing_the_gradient_is_zero():
 
 
 def test_old_sequences_keep_their_weights():
-    algorithm = make(memory_rollouts=4, memory_share=100.0)
+    algorithm = make(buffer_rollouts=4, buffer_share=100.0)
     given = []
     for seed in range(3):
         roll_out(algorithm, seed)
         given.append(recorded(algorithm).weights)
         algorithm.update()
-    memory = algorithm.experience.memory
+    memory = algorithm.experience.buffer
     kept = memory.rollout.weights[:, : memory.num_kept]
     sums, expected = kept.sum(0).sort().values, torch.cat(given, 1).sum(0).sort().values
     torch.testing.assert_close(sums, expected, **SAME_FLOAT32)
@@ -183,17 +183,17 @@ def test_old_sequences_keep_their_weights():
 def test_saved_memories_are_loaded_with_and_without_weights():
     saved = {}
     for weight in (None, weigh):
-        algorithm = make(imitation_weight=weight, memory_rollouts=2, save_memory=True)
+        algorithm = make(imitation_weight=weight, buffer_rollouts=2, save_buffer=True)
         roll_out(algorithm, 0)
         algorithm.update()
         saved[weight] = algorithm.save()
-        assert ("weights" in saved[weight]["rsl_tbptt"]["memory"]) == (weight is not None)
+        assert ("weights" in saved[weight]["rsl_tbptt"]["buffer"]) == (weight is not None)
     for before in (None, weigh):
         for after in (None, weigh):
-            algorithm = make(imitation_weight=after, memory_rollouts=2, save_memory=True)
+            algorithm = make(imitation_weight=after, buffer_rollouts=2, save_buffer=True)
             algorithm.load(saved[before], None, strict=True)
             roll_out(algorithm, 1)
-            memory = algorithm.experience.memory
+            memory = algorithm.experience.buffer
             assert memory.num_kept == N
             if after is None:
                 assert memory.rollout.weights is None
@@ -201,7 +201,7 @@ def test_saved_memories_are_loaded_with_and_without_weights():
             kept = memory.rollout.weights[:, :N]
             expected = torch.ones(T, N)
             if before is not None:
-                expected = saved[before]["rsl_tbptt"]["memory"]["weights"]
+                expected = saved[before]["rsl_tbptt"]["buffer"]["weights"]
                 assert (expected == 0).any()
             assert torch.equal(kept, expected)
             assert "behavior" in algorithm.update()
@@ -210,9 +210,9 @@ def test_saved_memories_are_loaded_with_and_without_weights():
 def test_weights_count_in_the_gigabytes_of_the_memory():
     sizes = []
     for weight in (None, weigh):
-        algorithm = make(imitation_weight=weight, memory_rollouts=1000, memory_gb=1e-4)
+        algorithm = make(imitation_weight=weight, buffer_rollouts=1000, buffer_gb=1e-4)
         roll_out(algorithm, 0)
-        sizes.append(algorithm.experience.memory.capacity + N)
+        sizes.append(algorithm.experience.buffer.capacity + N)
     each = 4 * (T * (5 + 2) + 2 * 6) + 2 * T + 8
     assert sizes == [int(1e5 / each), int(1e5 / (each + 4 * T))]
 
@@ -344,7 +344,7 @@ def spoil(value, where=LEFT_OUT):
         {},
         {"loss_type": "kl", **HEAD},
         {"loss_type": [{"loss": "nll", "actions": [0, 1]}, {"loss": "bce", "actions": [1, 2]}]},
-        {"memory_rollouts": 3, "num_micro_batches": 2, "batch_teacher_labels": True},
+        {"buffer_rollouts": 3, "num_micro_batches": 2, "batch_teacher_labels": True},
     ],
 )
 def test_a_label_without_weight_reaches_nothing_whatever_it_is(value, student, options):
@@ -391,7 +391,7 @@ def test_a_nan_label_that_has_weight_is_named_and_no_other(loss_type):
 
 
 def test_a_memory_with_nan_without_weight_serves_a_run_without_weights():
-    options = {"memory_rollouts": 2, "save_memory": True}
+    options = {"buffer_rollouts": 2, "save_buffer": True}
     algorithm = make(imitation_weight=leave_out, **options)
     roll_out(algorithm, 0, on_step=spoil(math.nan))
     algorithm.update()
@@ -415,7 +415,7 @@ def spoiled(value, at=1, **options):
             weights[2, [1, 3]] = value
         return weights
 
-    algorithm = make(imitation_weight=weight, memory_rollouts=2, **options)
+    algorithm = make(imitation_weight=weight, buffer_rollouts=2, **options)
     roll_out(algorithm, 0)
     algorithm.update()
     updates.append(1)
@@ -434,7 +434,7 @@ def test_weights_that_are_none_are_named_and_skipped(value, text):
     with pytest.warns(UserWarning, match=message):
         assert algorithm.update() == {"skipped_updates": 1.0}
     assert torch.equal(parameters_of(algorithm), before)
-    assert algorithm.experience.memory.num_kept == N
+    assert algorithm.experience.buffer.num_kept == N
     algorithm.experience._weights._function = lambda transitions: torch.ones(T, N)
     roll_out(algorithm, 2)
     assert "behavior" in algorithm.update()
@@ -461,7 +461,7 @@ SHARES = [2, 3]
 RANK_CASES = (
     {},
     {"update_length": 2, "gradient_length": 4, "num_micro_batches": 2},
-    {"student": "cnn-lstm", "memory_rollouts": 4, "memory_share": 100.0},
+    {"student": "cnn-lstm", "buffer_rollouts": 4, "buffer_share": 100.0},
 )
 
 
@@ -481,7 +481,7 @@ def global_rollout(student, seed):
 def gradients_of_rank(first, last, cfg, **options):
     """Return the gradients of two updates on some environments of the global rollouts."""
     algorithm = make(last - first, multi_gpu_cfg=cfg, **{**FIXED, **options})
-    if "memory_rollouts" in options:
+    if "buffer_rollouts" in options:
         algorithm._check_sizes()
     for seed in range(2):
         whole, storage = global_rollout(options.get("student", "lstm"), seed), algorithm.storage
@@ -519,7 +519,7 @@ def test_ranks_with_other_weights_share_one_weighted_mean(tmp_path):
         for seed in range(2):
             reference = make_model("student", student, N, seed=1)
             newest = global_rollout(student, seed)
-            sequences = [*(sequences if "memory_rollouts" in options else []), newest]
+            sequences = [*(sequences if "buffer_rollouts" in options else []), newest]
             expected += weighted_gradients(reference, sequences, k1, k2, squared)
         for gradients in seen:
             assert_gradients(gradients, expected)

@@ -1,4 +1,4 @@
-"""The memory of past rollouts: a uniform sample of all sequences, exact weights, nothing broken."""
+"""The replay buffer: a uniform sample of all sequences, exact weights, nothing broken."""
 
 import pytest
 import torch
@@ -18,7 +18,7 @@ from support.tolerances import SAME_FLOAT32
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import TbpttDistillation
-from rsl_tbptt.algorithms.replay_buffer import MiniBatches, RolloutMemory
+from rsl_tbptt.algorithms.replay_buffer import MiniBatches, ReplayBuffer
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import as_tensors
@@ -28,7 +28,7 @@ T, N = 6, 5
 
 
 def make(**options):
-    chosen = {"gradient_length": 3, "num_mini_batches": 2, "memory_rollouts": 4, **options}
+    chosen = {"gradient_length": 3, "num_mini_batches": 2, "buffer_rollouts": 4, **options}
     return make_distillation(TbpttDistillation, T, N, **chosen)
 
 
@@ -42,7 +42,7 @@ def numbered_rollout(first, num_envs=N, num_steps=T):
 
 
 def filled(capacity, num_rollouts, num_envs=N):
-    memory = RolloutMemory(capacity, *numbered_rollout(0, num_envs))
+    memory = ReplayBuffer(capacity, *numbered_rollout(0, num_envs))
     for index in range(num_rollouts):
         memory.put(*numbered_rollout(index * num_envs, num_envs))
         memory.keep_newest(T)
@@ -151,7 +151,7 @@ def test_gradient_is_that_of_the_mean_over_fresh_and_old_samples(student, num_mi
     algorithm = make(
         student=student,
         num_mini_batches=1,
-        memory_share=100.0,  # all there are
+        buffer_share=100.0,  # all there are
         gradient_length=T,
         num_micro_batches=num_micro_batches,
         optimizer="sgd",
@@ -198,22 +198,22 @@ def test_the_student_goes_on_from_the_states_of_its_environments():
 
 
 def test_what_is_logged_tells_the_newest_rollout_from_the_past():
-    algorithm = make(learning_rate=1e-30, memory_share=100.0)
+    algorithm = make(learning_rate=1e-30, buffer_share=100.0)
     losses = []
     for seed in range(3):
         roll_out(algorithm, seed)
         storage = algorithm.storage
         metrics = algorithm.update()
-        assert ("memory" in metrics) == (seed > 0)
+        assert ("buffer" in metrics) == (seed > 0)
         losses.append(metrics["behavior"])
         if seed > 0:  # the parameters never moved
-            assert metrics["memory"] == pytest.approx(sum(losses[:-1]) / seed, rel=1e-5)
+            assert metrics["buffer"] == pytest.approx(sum(losses[:-1]) / seed, rel=1e-5)
     assert metrics["optimizer_steps"] == 1 * 2 * 2
     assert storage.step == 0
 
 
 def test_steps_that_no_loss_sees_are_neither_kept_nor_run_again(monkeypatch):
-    algorithm = make(gradient_length=4, tail="drop", num_mini_batches=1, memory_share=100.0)
+    algorithm = make(gradient_length=4, tail="drop", num_mini_batches=1, buffer_share=100.0)
     seen, accumulate = [], algorithm._student.accumulate
 
     def counting(group, rollout, *rest, **options):
@@ -223,7 +223,7 @@ def test_steps_that_no_loss_sees_are_neither_kept_nor_run_again(monkeypatch):
     monkeypatch.setattr(algorithm._student, "accumulate", counting)
     roll_out(algorithm, 0)
     algorithm.update()
-    kept = algorithm.experience.memory.rollout.obs["policy"][:, N : 2 * N]
+    kept = algorithm.experience.buffer.rollout.obs["policy"][:, N : 2 * N]
     kept.fill_(7.0)
     roll_out(algorithm, 1)
     algorithm.update()
@@ -250,7 +250,7 @@ def test_what_is_not_finite_never_enters(poisoned, bad):
                 targets[poisoned][..., 0] = bad
         metrics = algorithm.update()
         assert ("behavior" not in metrics) == (seed == 1)
-        memory = algorithm.experience.memory
+        memory = algorithm.experience.buffer
         assert memory.num_kept == N * (seed + 1 - (seed >= 1))
         for tensor in memory.state_dict()["sequences"]:
             assert tensor.isfinite().all()
@@ -258,25 +258,25 @@ def test_what_is_not_finite_never_enters(poisoned, bad):
 
 
 def test_a_resumed_run_has_the_saved_memory_or_an_empty_one(tmp_path):
-    algorithm = make(save_memory=True)
+    algorithm = make(save_buffer=True)
     for seed in range(2):
         roll_out(algorithm, seed)
         algorithm.update()
     torch.save(algorithm.save(), tmp_path / "model.pt")
     loaded = torch.load(tmp_path / "model.pt", weights_only=True)
-    for save_memory, num_kept in ((True, 2 * N), (False, 0)):
-        resumed = make(save_memory=save_memory)
+    for save_buffer, num_kept in ((True, 2 * N), (False, 0)):
+        resumed = make(save_buffer=save_buffer)
         resumed.load(loaded, None, strict=True)
         roll_out(resumed, 2)
-        memory = resumed.experience.memory
+        memory = resumed.experience.buffer
         assert memory.num_kept == num_kept
-        if save_memory:
-            saved = algorithm.experience.memory.state_dict()
+        if save_buffer:
+            saved = algorithm.experience.buffer.state_dict()
             assert all(map(torch.equal, memory.state_dict()["sequences"], saved["sequences"]))
-    smaller = make(save_memory=True, memory_rollouts=1)
+    smaller = make(save_buffer=True, buffer_rollouts=1)
     smaller.load(loaded, None, strict=True)
     roll_out(smaller, 2)
-    assert smaller.experience.memory.num_kept == N
+    assert smaller.experience.buffer.num_kept == N
 
 
 def test_loading_a_student_into_a_running_training_empties_the_memory():
@@ -284,18 +284,18 @@ def test_loading_a_student_into_a_running_training_empties_the_memory():
     roll_out(algorithm, 0)
     algorithm.update()
     algorithm.load(algorithm.save(), None, strict=True)
-    assert algorithm.experience.memory.num_kept == 0
+    assert algorithm.experience.buffer.num_kept == 0
 
 
 def test_a_saved_memory_of_other_sequences_is_refused():
-    algorithm = make(save_memory=True)
+    algorithm = make(save_buffer=True)
     roll_out(algorithm, 0)
     algorithm.update()
     longer = make_distillation(
-        TbpttDistillation, T + 1, N, gradient_length=3, memory_rollouts=4, save_memory=True
+        TbpttDistillation, T + 1, N, gradient_length=3, buffer_rollouts=4, save_buffer=True
     )
     longer.load(algorithm.save(), None, strict=True)
-    refused = pytest.raises(ValueError, match="set save_memory to False to begin with an empty one")
+    refused = pytest.raises(ValueError, match="set save_buffer to False to begin with an empty one")
     with refused:
         roll_out(longer, 1)
     with refused:  # again: what was refused is not forgotten
@@ -305,7 +305,7 @@ def test_a_saved_memory_of_other_sequences_is_refused():
 def test_a_refused_memory_leaves_a_running_training_as_it_was():
     algorithm, longer = (
         make_distillation(
-            TbpttDistillation, steps, N, gradient_length=3, memory_rollouts=4, save_memory=True
+            TbpttDistillation, steps, N, gradient_length=3, buffer_rollouts=4, save_buffer=True
         )
         for steps in (T, T + 1)
     )
@@ -313,27 +313,27 @@ def test_a_refused_memory_leaves_a_running_training_as_it_was():
         roll_out(each, 0)
         each.update()
     before = parameters_of(longer)
-    with pytest.raises(ValueError, match="set save_memory to False"):
+    with pytest.raises(ValueError, match="set save_buffer to False"):
         longer.load(algorithm.save(), None, strict=True)
     assert torch.equal(parameters_of(longer), before)
-    assert longer.experience.memory.num_kept == N
+    assert longer.experience.buffer.num_kept == N
 
 
 def test_gigabytes_bound_the_memory():
-    algorithm = make(memory_rollouts=1000, memory_gb=1e-4)
+    algorithm = make(buffer_rollouts=1000, buffer_gb=1e-4)
     roll_out(algorithm, 0)
-    memory = algorithm.experience.memory
+    memory = algorithm.experience.buffer
     each = 4 * (T * (5 + 2) + 2 * 6) + 2 * T + 8
     assert memory.capacity == int(1e5 / each) - N
-    assert algorithm.memory_plan().sizes.rollout_memory == (memory.capacity + N) * each
-    with pytest.raises(ValueError, match=r"memory_gb is 1e-06, expected at least 1\.42e-06"):
-        roll_out(make(memory_gb=1e-6), 0)
+    assert algorithm.memory_plan().sizes.replay_buffer == (memory.capacity + N) * each
+    with pytest.raises(ValueError, match=r"buffer_gb is 1e-06, expected at least 1\.42e-06"):
+        roll_out(make(buffer_gb=1e-6), 0)
 
 
 def test_playing_allocates_nothing():
-    algorithm = make(memory_rollouts=10**9, memory_gb=None)
+    algorithm = make(buffer_rollouts=10**9, buffer_gb=None)
     algorithm.load(algorithm.save(), None, strict=True)
-    assert algorithm.experience.memory is None
+    assert algorithm.experience.buffer is None
 
 
 class ByteStudent(MLPModel):
@@ -352,30 +352,30 @@ def test_observations_are_kept_and_replayed_in_the_dtype_they_came_in():
         pytest.skip("this release of rsl_rl stores floats")
     student = ByteStudent(obs, {"student": ["policy"]}, "student", ACTION_DIM, [8])
     teacher = make_model("teacher", "mlp", N, seed=2)
-    algorithm = TbpttDistillation(student, teacher, storage, memory_rollouts=2, gradient_length=T)
+    algorithm = TbpttDistillation(student, teacher, storage, buffer_rollouts=2, gradient_length=T)
     for _ in range(3):
         with torch.inference_mode():
             for _ in range(T):
                 algorithm.act(obs)
                 algorithm.process_env_step(obs, torch.zeros(N), torch.zeros(N), {})
         assert "behavior" in algorithm.update()
-    memory = algorithm.experience.memory
+    memory = algorithm.experience.buffer
     assert memory is not None
     assert memory.rollout.obs["policy"].dtype == torch.uint8
 
 
-@pytest.mark.parametrize("save_memory", [False, True])
+@pytest.mark.parametrize("save_buffer", [False, True])
 @pytest.mark.parametrize("broken", ["optimizer_state_dict", "student_state_dict"])
-def test_a_checkpoint_that_cannot_be_loaded_takes_no_past(save_memory, broken):
-    algorithm = make(save_memory=save_memory)
-    other = make(save_memory=True)
+def test_a_checkpoint_that_cannot_be_loaded_takes_no_past(save_buffer, broken):
+    algorithm = make(save_buffer=save_buffer)
+    other = make(save_buffer=True)
     for each, seeds in ((algorithm, (0, 1)), (other, (2,))):
         for seed in seeds:
             roll_out(each, seed)
             each.update()
     loaded = other.save()
     del loaded[broken]
-    memory = algorithm.experience.memory
+    memory = algorithm.experience.buffer
     before = memory.state_dict()["sequences"]
     with pytest.raises((KeyError, ValueError)):
         algorithm.load(loaded, {"student": True, "optimizer": True}, strict=False)
@@ -384,13 +384,13 @@ def test_a_checkpoint_that_cannot_be_loaded_takes_no_past(save_memory, broken):
 
 
 def test_a_memory_that_does_not_fit_is_refused_before_anything_is_loaded():
-    algorithm, other = make(save_memory=True), make(save_memory=True)
+    algorithm, other = make(save_buffer=True), make(save_buffer=True)
     for each, seed in ((algorithm, 0), (other, 1)):
         roll_out(each, seed)
         each.update()
     loaded, before = other.save(), parameters_of(algorithm)
-    loaded["rsl_tbptt"]["memory"]["sequences"][0] = torch.zeros(T, N, 1)
-    with pytest.raises(ValueError, match="set save_memory to False to begin with an empty one"):
+    loaded["rsl_tbptt"]["buffer"]["sequences"][0] = torch.zeros(T, N, 1)
+    with pytest.raises(ValueError, match="set save_buffer to False to begin with an empty one"):
         algorithm.load(loaded, None, strict=True)
     assert torch.equal(parameters_of(algorithm), before)
-    assert algorithm.experience.memory.num_kept == N
+    assert algorithm.experience.buffer.num_kept == N

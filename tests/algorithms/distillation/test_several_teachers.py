@@ -85,8 +85,8 @@ def test_labels_are_those_of_each_teacher_alone(config, names):
 @pytest.mark.parametrize("student", ["lstm", "cnn-lstm", "cnn-gru"])
 @pytest.mark.parametrize("options", [{}, {"num_micro_batches": 3}], ids=str)
 def test_the_gradient_is_that_of_an_independent_reference(config64, student, options):
-    """Also with a memory of rollouts, whose old labels are of their own teachers."""
-    options = {**SGD, **options, "memory_rollouts": 4, "memory_share": 100.0}  # all there are
+    """Also with a replay buffer, whose old labels are of their own teachers."""
+    options = {**SGD, **options, "buffer_rollouts": 4, "buffer_share": 100.0}  # all there are
     algorithm, by_hand = make(config64, student, **options), LabelledByHand(load_alone(config64))
     reference, rollouts = make_model("student", student, N, seed=1), []
     for seed in range(3):
@@ -126,7 +126,7 @@ def mean_losses(algorithm, obs, labels, dones):
         {},
         {"num_micro_batches": 3},
         {"num_mini_batches": 2, "num_learning_epochs": 2, "update_length": 2},
-        {"memory_rollouts": 2, "memory_share": 100.0, "num_micro_batches": 2},
+        {"buffer_rollouts": 2, "buffer_share": 100.0, "num_micro_batches": 2},
     ],
     ids=str,
 )
@@ -559,7 +559,7 @@ def test_a_checkpoint_loads_where_rsl_rl_runs_them(config):
 
 
 def test_a_memory_of_rollouts_is_resumed(config, tmp_path):
-    options = {"memory_rollouts": 2, "save_memory": True}
+    options = {"buffer_rollouts": 2, "save_buffer": True}
     algorithm, resumed = make(config, **options), make(config, **options)
     for seed in range(2):
         roll_out(algorithm, *random_rollout(seed, len(config)))
@@ -567,7 +567,7 @@ def test_a_memory_of_rollouts_is_resumed(config, tmp_path):
     torch.save(algorithm.save(), tmp_path / "model.pt")
     resumed.load(torch.load(tmp_path / "model.pt", weights_only=True), None, strict=True)
     roll_out(resumed, *random_rollout(2, len(config)))
-    memory, saved = (each.experience.memory for each in (resumed, algorithm))
+    memory, saved = (each.experience.buffer for each in (resumed, algorithm))
     pairs = zip(memory.state_dict()["sequences"], saved.state_dict()["sequences"], strict=True)
     assert all(torch.equal(*pair) for pair in pairs)
 

@@ -128,7 +128,7 @@ def test_a_skill_out_of_range_is_refused_before_the_runner_is_made(tmp_path):
 
 
 SHARES = (2, 3)
-OPTIONS: dict[str, Any] = {**SGD, "memory_rollouts": 4, "memory_share": 100.0}
+OPTIONS: dict[str, Any] = {**SGD, "buffer_rollouts": 4, "buffer_share": 100.0}
 
 
 def failing(*args):

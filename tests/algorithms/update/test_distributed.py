@@ -58,7 +58,7 @@ OPTIONS = (
     {"student_kwargs": {"obs_normalization": True}},
     {"student": "cnn-gru"},
     # All of the past in one mini-batch: which is drawn else depends on the processes.
-    {"memory_rollouts": 2, "memory_share": 100.0, "num_learning_epochs": 2},
+    {"buffer_rollouts": 2, "buffer_share": 100.0, "num_learning_epochs": 2},
 )
 
 

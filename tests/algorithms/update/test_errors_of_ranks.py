@@ -94,8 +94,8 @@ def no_memory(algorithm):
 
 
 def starting(cfg, failing):
-    """Begin to distil where the memory of rollouts does not fit in one process."""
-    options = {"gradient_length": 2, "memory_rollouts": 2, "multi_gpu_cfg": cfg}
+    """Begin to distil where the replay buffer does not fit in one process."""
+    options = {"gradient_length": 2, "buffer_rollouts": 2, "multi_gpu_cfg": cfg}
     algorithm = make_distillation(TbpttDistillation, 6, 3, **options)
     roll_out(algorithm, 0)
     if failing:

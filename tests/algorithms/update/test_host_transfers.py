@@ -172,7 +172,7 @@ def test_an_update_reads_the_device_once_and_a_rollout_never(algorithm_class, op
 def test_selecting_teachers_reads_nothing_where_that_would_wait(tmp_path, monkeypatch):
     monkeypatch.setattr(teacher_group, "_choosing_is_cheap", lambda selected: False)
     algorithm = several_teachers.make(
-        several_teachers.save_teachers(tmp_path), memory_rollouts=1, scan_engine="reference"
+        several_teachers.save_teachers(tmp_path), buffer_rollouts=1, scan_engine="reference"
     )
     obs, dones = several_teachers.random_rollout(0, 4)
 

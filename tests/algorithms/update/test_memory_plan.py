@@ -143,7 +143,7 @@ def test_graphs_of_frames_are_predicted_up_to_what_is_kept(monkeypatch, num_env_
     assert 0.8 * predicted < peak_of_second_update(algorithm) < predicted
 
 
-@pytest.mark.parametrize("memory", [{}, {"memory_rollouts": 2, "memory_share": 0.5}])
+@pytest.mark.parametrize("memory", [{}, {"buffer_rollouts": 2, "buffer_share": 0.5}])
 def test_a_slow_camera_is_known_once_it_was_seen(memory):
     algorithm = distillation(12, student="cnn-lstm", **memory)
     before = planned(algorithm)
@@ -277,7 +277,7 @@ def trained(num_rollouts):
     student = MLPModel(obs, {"student": ["policy"]}, "student", 2, [8])
     teacher = make_model("teacher", "mlp", N, seed=2)
     storage = RolloutStorage("distillation", N, T, obs, [2], "cpu")
-    algorithm = TbpttDistillation(student, teacher, storage, memory_rollouts=num_rollouts)
+    algorithm = TbpttDistillation(student, teacher, storage, buffer_rollouts=num_rollouts)
     for _ in range(num_rollouts + 2):
         with torch.inference_mode():
             for _ in range(T):
@@ -290,7 +290,7 @@ def trained(num_rollouts):
 few = trained(1)
 before = resident()
 many = trained(150)
-planned = many.memory_plan().sizes.rollout_memory - few.memory_plan().sizes.rollout_memory
+planned = many.memory_plan().sizes.replay_buffer - few.memory_plan().sizes.replay_buffer
 print((resident() - before) / planned)
 """
 

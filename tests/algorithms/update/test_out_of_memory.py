@@ -34,7 +34,7 @@ def memory(monkeypatch):
 
 def make(folder, kind, **options):
     if kind == "distillation":
-        options["memory_rollouts"] = 0  # whose sequences come to the mini-batches
+        options["buffer_rollouts"] = 0  # whose sequences come to the mini-batches
     env = RecallEnv(NUM_ENVS, 3)
     return make_runner(folder, kind, env=env, save_interval=100, algorithm=options)
 

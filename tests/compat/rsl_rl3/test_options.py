@@ -71,7 +71,7 @@ def test_steps_are_weighed_and_actions_sliced():
     algorithm = make_distillation(
         TbpttDistillation,
         **SIZES,
-        memory_rollouts=2,
+        buffer_rollouts=2,
         imitation_weight=lambda transitions: (transitions.episode_steps > 1).float(),
         loss_type=[{"loss": "bce", "actions": [1, 2], "name": "gripper"}],
     )

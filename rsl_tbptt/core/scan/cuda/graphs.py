@@ -43,7 +43,7 @@ without gradients, for windows of four shapes."""
 
 _MAX_SIZES = 8
 """Numbers of environments for which windows that are alike otherwise are recorded. A few occur in
-every update; a memory of rollouts that is full of frames has another one in each."""
+every update; a replay buffer that is full of frames has another one in each."""
 
 
 def _scan_layer(
