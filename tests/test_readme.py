@@ -62,7 +62,7 @@ def test_the_page_of_ppo_names_the_file_with_the_loop():
     assert "are refused, and memories other than" not in page  # they are replayed step by step
 
 
-def test_the_pages_agree_on_whose_memory_of_rollouts_is_saved():
+def test_the_pages_agree_on_whose_replay_buffer_is_saved():
     cluster, distillation = (
         " ".join((ROOT / "docs" / f"{name}.md").read_text().split())
         for name in ("cluster", "distillation")
