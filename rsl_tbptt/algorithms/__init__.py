@@ -5,7 +5,7 @@ from typing import TYPE_CHECKING, Any
 from rsl_tbptt.compat import require_models_era, rsl_rl_era
 
 if TYPE_CHECKING:
-    from rsl_tbptt.algorithms.distillation.algorithm import TbpttDistillation
+    from rsl_tbptt.algorithms.distillation import TbpttDistillation
     from rsl_tbptt.algorithms.ppo.algorithm import TbpttPPO
 
 __all__ = ["TbpttDistillation", "TbpttPPO"]
@@ -23,7 +23,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         raise AttributeError(f"module 'rsl_tbptt.algorithms' has no attribute '{name}'")
     require_models_era(f"rsl_tbptt.algorithms.{name}")
-    from rsl_tbptt.algorithms.distillation.algorithm import TbpttDistillation
+    from rsl_tbptt.algorithms.distillation import TbpttDistillation
     from rsl_tbptt.algorithms.ppo.algorithm import TbpttPPO
 
     return {"TbpttDistillation": TbpttDistillation, "TbpttPPO": TbpttPPO}[name]

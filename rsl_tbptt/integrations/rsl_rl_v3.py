@@ -28,7 +28,7 @@ require_policy_era("rsl_tbptt.integrations.rsl_rl_v3")
 from rsl_rl.runners import distillation_runner, on_policy_runner  # noqa: E402
 from rsl_rl.storage import RolloutStorage  # noqa: E402
 
-from rsl_tbptt.algorithms.distillation import algorithm as distillation  # noqa: E402
+from rsl_tbptt.algorithms import distillation  # noqa: E402
 from rsl_tbptt.algorithms.health import HealthLog  # noqa: E402
 from rsl_tbptt.algorithms.options import PpoOptions  # noqa: E402
 from rsl_tbptt.algorithms.ppo import algorithm as ppo  # noqa: E402

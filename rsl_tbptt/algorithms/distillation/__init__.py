@@ -1,1 +1,0 @@
-"""Distillation of a teacher into a (recurrent) student."""
