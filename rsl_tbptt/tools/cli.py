@@ -69,9 +69,9 @@ def command_parser(chosen: str | None) -> argparse.ArgumentParser:
         command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         add_arguments(command)
         command.set_defaults(run=run)
-    bench = commands.add_parser("bench", help="time and memory of updates beside rsl_rl's")
+    bench = commands.add_parser("bench", help="time and memory of updates next to rsl_rl's")
     if chosen == "bench":
-        from rsl_tbptt import bench as benchmark
+        from rsl_tbptt.tools import bench as benchmark
 
         bench.description = benchmark.__doc__
         benchmark.add_arguments(bench)

@@ -25,7 +25,6 @@ TOOLS = {
     "evaluate": ("scipy", "yaml"),
     "export": ("onnx", "onnxruntime", "onnxscript", "yaml"),
     "play --video": ("PIL", "scipy", "yaml"),
-    "bench": ("psutil", "tabulate"),
 }
 """Modules of the extra ``tools`` by the command that needs them."""
 

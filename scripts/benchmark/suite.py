@@ -1,79 +1,130 @@
-"""All rows of the benchmark in one run."""
+"""The rows of the benchmark, which YAML files list, and what each measures."""
 
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
 
 import torch
+import yaml
 
-from rsl_tbptt.bench.growth import check_plan, fit
-from rsl_tbptt.bench.limit import product_rates, update_flops
-from rsl_tbptt.bench.memory import measure_in_own_process
-from rsl_tbptt.bench.profile import share_of_steps
-from rsl_tbptt.bench.speed import (
-    LIBRARIES,
-    Contestant,
-    Speed,
-    alternate,
-    alternate_in_own_process,
-    check_equal,
-)
-from rsl_tbptt.bench.tables import SECONDS_PER_SHAPE
+from rsl_tbptt.tools.bench import LIBRARIES, alternate, check_equal, spread
 from rsl_tbptt.tools.doctor import machine, versions
-from scripts.benchmark.results import MemoryResult, Results, TimeResult
-from scripts.benchmark.rows import Row
+from scripts.benchmark.cases import Robots
+from scripts.benchmark.limit import product_rates, update_flops
+from scripts.benchmark.memory import check_plan, fit, in_own_process, measure_memory
 
-Times = Callable[[list[Contestant], int], list[list[float]]]
-
-PROCESSES = 2
-"""That measure memory on a CPU at once, which time does not change; a GPU's is shared."""
+Result = dict[str, Any]
 
 
-def check_all(rows: Sequence[Row]) -> None:
-    """Check that both libraries compute the same on every row that is timed.
+@dataclass(frozen=True, kw_only=True)
+class Row:
+    """One measurement."""
+
+    name: str
+    case: Robots
+    measure: Literal["speed", "cost", "memory", "agent", "plan"] = "speed"
+    """What is measured: rows.yaml explains it."""
+    beside: dict[str, Any] = field(default_factory=dict)
+    """What the other case has in place of the values of ``case``."""
+    pairs: int = 2
+    """Updates of each library: few where one of them takes seconds."""
+    target: float | None = None
+    """For speed the ratio to reach; otherwise the ratio to stay below."""
+    figure_only: bool = False
+    """Whether the row is a point of a figure alone, and not in the table."""
+
+    def result(self, ratio: float, **values: Any) -> Result:
+        """Return a result of this row; ``reached`` is None without a target."""
+        reached = None
+        if self.target is not None:
+            reached = ratio >= self.target if self.measure == "speed" else ratio <= self.target
+        return asdict(self) | {"what": str(self.case), "ratio": ratio, "reached": reached} | values
+
+
+def load_rows(name: str) -> list[Row]:
+    """Read all rows of a file of this folder, variants included."""
+    data = yaml.safe_load(Path(__file__).with_name(f"{name}.yaml").read_text(encoding="utf-8"))
+    rows = []
+    for fields in data["rows"]:
+        has_variants, case = fields.pop("variants", False), Robots(**fields.pop("case"))
+        if fields.get("measure", "speed") != "speed" or "variants" not in data:
+            rows.append(Row(case=case, **fields))
+            continue
+        name = fields.pop("name")
+        for variant, of_case, of_row in data["variants"][: None if has_variants else 1]:
+            changed = replace(case, **of_case)
+            rows.append(Row(name=f"{name}-{variant}", case=changed, **fields | of_row))
+    return rows
+
+
+def select(rows: Sequence[Row], part: str, device: str, *, quick: bool = False) -> list[Row]:
+    """Return the rows with ``part`` in their names, on a device.
+
+    Args:
+        rows: All rows.
+        part: Part of a name.
+        device: Where they are measured.
+        quick: Whether to shrink the cases until they take no time: to test only.
 
     Raises:
-        ValueError: If they do not.
+        ValueError: If there are none.
     """
-    for row in _each(rows, "equality", "speed", "agent"):
-        check_equal(row.case)
+    kept = [replace(r, case=replace(r.case, device=device)) for r in rows if part in r.name]
+    if not kept:
+        raise ValueError(f"--rows is {part!r}, expected a part of one of {[r.name for r in rows]}.")
+    return [replace(r, case=_tiny(r.case)) for r in kept] if quick else kept
+
+
+def _tiny(case: Robots) -> Robots:
+    return replace(
+        case,
+        num_envs=max(case.num_envs // (32 * case.batches), 2) * case.batches,
+        num_steps=case.num_steps // 8,
+        gradient_length=max(case.gradient_length // 8, 1),
+        rnn_hidden_dim=8,
+    )
 
 
 def measure(
     rows: Sequence[Row], device: str, gigabytes: float, *, isolated: bool = True
-) -> Results:
-    """Measure all rows, which ``check_all`` has checked.
+) -> dict[str, Any]:
+    """Measure all rows, equality before anything else.
 
     Args:
         rows: The rows, on the device.
         device: The device.
-        gigabytes: That rsl_rl's process may take of an agent.
+        gigabytes: Limit of rsl_rl's process with an agent.
         isolated: Whether each row is timed in a process of its own, as a training run has one.
 
     Returns:
-        All that was measured.
+        JSON values: all that was measured, and on what.
 
     Raises:
-        ValueError: If that leaves nothing of an agent.
+        ValueError: If the libraries differ on a row, or the limit leaves nothing of an agent.
     """
-    start, times_of = time.monotonic(), alternate_in_own_process if isolated else alternate
-    agents = list(_each(rows, "size", "agent"))
-    fits = [fit(row.name, row.case, 1e3 * gigabytes) for row in agents]
-    for row, fitting in zip(agents, fits, strict=True):
-        cut = replace(row, case=fitting.case)
+    start = time.monotonic()
+    for row in _each(rows, "equality", "speed", "agent"):
+        check_equal(row.case)
+    agents = []
+    for row in _each(rows, "size", "agent"):
+        cut = replace(row, case=fit(row.case, 1e3 * gigabytes), pairs=1)
         rows = [*rows, replace(cut, measure="speed"), replace(cut, measure="memory")]
-    rates = product_rates(device, SECONDS_PER_SHAPE)
-    speed, cost = (
-        [_measure_time(row, rates, times_of) for row in _each(rows, "time", kind)]
-        for kind in ("speed", "cost")
-    )
-    with ThreadPoolExecutor(PROCESSES if device == "cpu" else 1) as pool:
-        memory = list(pool.map(_measure_memory, _each(rows, "memory", "memory")))
-    plans = [check_plan(row.name, row.case) for row in _each(rows, "plan", "agent", "plan")]
-    on_cpu = rows if device == "cpu" else ()  # a GPU's steps do not wait for the profiler's CPU
-    shares = [share_of_steps(row.case) for row in _each(on_cpu, "steps", "steps")]
+        agents.append({"own": asdict(row), "measured": asdict(cut.case)})
+    rates = product_rates(device)
+    results = {
+        "agents": agents,
+        "rates": rates,
+        **{
+            kind: [_time(row, rates, isolated=isolated) for row in _each(rows, "time", kind)]
+            for kind in ("speed", "cost")
+        },
+        "memory": [_memory(row) for row in _each(rows, "memory", "memory")],
+        "plans": [_plan(row) for row in _each(rows, "plan", "agent", "plan")],
+    }
     about = {
         "finished": time.strftime("%Y-%m-%d %H:%M"),
         "minutes": (time.monotonic() - start) / 60,
@@ -82,23 +133,35 @@ def measure(
         "versions": versions(),
         "gigabytes": gigabytes,
     }
-    return Results(about, rates, speed, cost, memory, fits, plans, shares)
+    return {"about": about, **results}
 
 
-def _measure_time(row: Row, rates: dict[str, dict[str, float]], times_of: Times) -> TimeResult:
+def _time(row: Row, rates: dict[str, float], *, isolated: bool) -> Result:
     cases = (replace(row.case, **row.beside), row.case)
     libraries = ("rsl_tbptt", "rsl_tbptt") if row.beside else LIBRARIES
-    ours, other = times_of([*zip(libraries, cases, strict=True)], row.pairs)
-    flops = update_flops(row.case)
-    products_seconds = flops / max(rates[row.case.precision].values())
-    speed = Speed(ours=ours, theirs=other)
-    return TimeResult(row=row, speed=speed, flops=flops, products_seconds=products_seconds)
+    contestants = list(zip(libraries, cases, strict=True))
+    call = in_own_process if isolated else lambda function, *arguments: function(*arguments)
+    ours, other = call(alternate, contestants, row.pairs)
+    low, ratio, high = spread(ours, other)
+    products = update_flops(row.case) / rates[row.case.precision]
+    medians = {"ours": median(ours), "other": median(other)}
+    return row.result(
+        ratio, low=low, high=high, **medians, products=products, seconds=[ours, other]
+    )
 
 
-def _measure_memory(row: Row) -> MemoryResult:
-    ours, rsl_rl = LIBRARIES
-    other = measure_in_own_process(replace(row.case, **row.beside), ours if row.beside else rsl_rl)
-    return MemoryResult(row=row, ours=measure_in_own_process(row.case, ours), other=other)
+def _memory(row: Row) -> Result:
+    library = "rsl_tbptt" if row.beside else "rsl_rl"
+    ours = in_own_process(measure_memory, row.case, "rsl_tbptt")
+    other = in_own_process(measure_memory, replace(row.case, **row.beside), library)
+    peak = "update_peak" if row.beside else "process_peak"
+    ratio = getattr(ours, peak) / getattr(other, peak)
+    return row.result(ratio, ours=asdict(ours), other=asdict(other))
+
+
+def _plan(row: Row) -> Result:
+    predicted, measured = check_plan(row.case)
+    return row.result(predicted / measured, predicted=predicted, measured=measured)
 
 
 def _each(rows: Sequence[Row], doing: str, *kinds: str) -> Iterator[Row]:

@@ -2,57 +2,49 @@
 
 import json
 import re
-import time
 from dataclasses import replace
+from types import SimpleNamespace
 
 import pytest
 import torch
+from torch import nn
+from torch.utils.flop_counter import FlopCounterMode
 
-from rsl_tbptt.algorithms import TbpttDistillation
-from rsl_tbptt.bench import case as cases
-from rsl_tbptt.bench import growth
-from rsl_tbptt.bench import speed as speeds
-from rsl_tbptt.bench.case import Case
-from rsl_tbptt.bench.memory import Memory, Plan
-from rsl_tbptt.bench.profile import StepsShare
-from rsl_tbptt.bench.speed import Speed
+from rsl_tbptt.models import CNNRNNModel
+from rsl_tbptt.tools.bench import LIBRARIES, build, check_equal, fill
 from scripts.benchmark import __main__ as benchmark
-from scripts.benchmark import rows as all_rows
-from scripts.benchmark import suite
-from scripts.benchmark.figures import save_figures
-from scripts.benchmark.report import format_report
-from scripts.benchmark.results import MemoryResult, Results, TimeResult
-from scripts.benchmark.rows import ROWS, select, tiny
+from scripts.benchmark import limit, memory, suite
+from scripts.benchmark.cases import Robots, SteppedCNNRNNModel
+from scripts.benchmark.limit import profile_update, update_flops
+from scripts.benchmark.memory import Memory, check_plan, fit, in_own_process, measure_memory
+from scripts.benchmark.suite import load_rows
 
-SMALL = ("--num-envs=512", "--num-steps=16", "--gradient-length=8", "--rnn-hidden-dim=128")
-TINY = Case(algorithm="distillation", num_envs=8, num_steps=6, gradient_length=6, rnn_hidden_dim=8)
-
-
-@pytest.fixture
-def few_rows(monkeypatch):
-    """Leave a few rows of every kind."""
-    names = (
-        "distillation-64-lstm-float32",
-        "distillation-64-lstm-bfloat16",
-        "distillation-64-gru-float32",
-        "ppo-1024-dones-0-lstm-float32",
-        "ppo-1024-dones-0.1-lstm-float32",
-        "ppo-cost-of-dones",
-        "distillation-cost-of-memory-512",
-        "ppo-memory-24",
-    )
-    rows = [row for row in ROWS if row.name in names]
-    assert len(rows) == len(names)
-    monkeypatch.setattr(all_rows, "ROWS", rows)
-    return rows
+TINY = Robots(
+    algorithm="distillation", num_envs=8, num_steps=6, gradient_length=6, rnn_hidden_dim=8
+)
+LARGE = Robots(
+    num_envs=4096, num_steps=8, gradient_length=8, num_mini_batches=16, num_learning_epochs=8
+)
+ROWS = [*load_rows("rows"), *load_rows("agents")]
 
 
 @pytest.fixture
-def _checked_anew():
-    """Forget which cases were equal, before and after."""
-    speeds._difference.cache_clear()
-    yield
-    speeds._difference.cache_clear()
+def _made_up(monkeypatch):
+    """Let rsl_rl take 100 + N megabytes and 0.1 N seconds for an epoch, us a tenth of that.
+
+    Plans ask for 1.2 megabytes per environment.
+    """
+
+    def call(function, case, *arguments):
+        if function is memory.plan:
+            return 1.2 * case.num_envs, 1
+        share = 1.0 if arguments[0] == "rsl_rl" else 0.1
+        peak, seconds = share * (100.0 + case.num_envs), 0.1 * share * case.num_envs
+        return Memory(process_peak=peak, update_peak=peak, predicted=None, seconds=seconds)
+
+    monkeypatch.setattr(memory, "in_own_process", call)
+    monkeypatch.setattr(suite, "in_own_process", call)
+    monkeypatch.setattr(suite, "product_rates", lambda _: {"float32": 1e9, "bfloat16": 1e9})
 
 
 def run(monkeypatch, *options):
@@ -60,73 +52,56 @@ def run(monkeypatch, *options):
     return benchmark.main()
 
 
-def results(rows=ROWS):
-    """Return made-up times: rsl_rl takes 2, 3 and 10 times as long as we do."""
-    speed = Speed(ours=[1.0, 2.0, 4.0], theirs=[2.0, 20.0, 12.0])
-    cost = Speed(ours=[1.0, 2.0], theirs=[1.5, 2.0])
-    limit = {"flops": 10**9, "products_seconds": 1.0}
-    memory = Memory(storage=1.0, update_peak=10.0, process_peak=100.0)
-    rsl_rl = replace(memory, process_peak=1000.0, update_peak=8.0)
-    of = {kind: [r for r in rows if r.measure == kind] for kind in ("speed", "cost", "memory")}
-    return Results(
-        about={
-            "finished": "now",
-            "minutes": 1.0,
-            "threads": 1,
-            "machine": {"device": "cpu"},
-            "versions": dict.fromkeys(("rsl-tbptt", "rsl-rl-lib", "torch", "python"), "1"),
-        },
-        rates={name: {"(1, 2) (2, 3)": 1e9} for name in ("float32", "bfloat16")},
-        speed=[TimeResult(row=row, speed=speed, **limit) for row in of["speed"]],
-        cost=[TimeResult(row=row, speed=cost, **limit) for row in of["cost"]],
-        memory=[MemoryResult(row=row, ours=memory, other=rsl_rl) for row in of["memory"]],
+@pytest.mark.usefixtures("_made_up")
+def test_a_run_writes_report_data_and_figures(monkeypatch, tmp_path, capsys):
+    names = (
+        "distillation-64-lstm-bfloat16",
+        "distillation-64-lstm-float32",
+        "ppo-1024-dones-0.1-lstm-float32",
+        "ppo-cost-of-dones",
+        "ppo-memory-24",
+        "camera-memory-growth-period-5",
     )
-
-
-def spaced_once(report):
-    """Return Markdown without the spaces that align its columns."""
-    return re.sub(" +", " ", report)
-
-
-def test_a_run_writes_report_data_and_figures(few_rows, monkeypatch, tmp_path, capsys):
-    peaks = {"rsl_tbptt": 3.0, "rsl_rl": 12.0}
-    monkeypatch.setattr(
-        suite,
-        "measure_in_own_process",
-        lambda case, library: Memory(storage=1.0, update_peak=2.0, process_peak=peaks[library]),
-    )
+    monkeypatch.setattr(suite, "load_rows", lambda _: [row for row in ROWS if row.name in names])
     output = tmp_path / "bench"
     assert run(monkeypatch, "suite", "--quick", "--output", output) == 0
     report = (output / "benchmark.md").read_text(encoding="utf-8")
     assert report in capsys.readouterr().out
     assert report.count("| distillation, LSTM-8, float32") == 1
-    assert "done rate 0.1 |" not in spaced_once(report)  # a figure's point
-    assert "casts it back to float32" in report
+    assert "done rate 0.1 |" not in report  # a figure's point
+    assert "| 132 MB | 13 MB | 0.100 |" in report.replace("| - ", "")
+    growth = "our update() takes 16 MB, 1.01 times as much as with {'num_envs': 64}"
+    assert f"camera-memory-growth-period-5: {growth}" in report
     files = {"benchmark.md", "benchmark.json", "time.svg", "done_rate.svg", "memory.svg"}
     assert {path.name for path in output.iterdir()} == files
     data = json.loads((output / "benchmark.json").read_text(encoding="utf-8"))
-    for kind in ("speed", "cost", "memory"):
-        names = [row.name for row in few_rows if row.measure == kind]
-        assert [row["row"]["name"] for row in data[kind]] == names
+    assert {row["name"] for kind in ("speed", "cost", "memory") for row in data[kind]} == {*names}
     for row in data["speed"]:
-        assert len(row["speed"]["ours"]) == len(row["speed"]["theirs"]) == 2
-        assert row["ratio"] > 0
-        rate = max(
-            data["rates"]["bfloat16" if "bfloat16" in row["row"]["name"] else "float32"].values()
-        )
-        assert row["products_seconds"] == pytest.approx(row["flops"] / rate)
+        assert [len(seconds) for seconds in row["seconds"]] == [row["pairs"]] * 2
+        assert row["products"] > 0
     assert data["about"]["versions"]["torch"] == torch.__version__.split("+")[0]
-    assert data["memory"][0]["ours"]["process_peak"] == 3.0
-    assert data["memory"][0]["ratio"] == 0.25
-    assert data["memory"][0]["reached"] is None
 
 
-@pytest.mark.usefixtures("_checked_anew")
+@pytest.mark.usefixtures("_made_up")
+def test_agents_are_measured_as_large_as_they_fit(monkeypatch, tmp_path):
+    names = ("anymal-d-ppo", "plan-gear-4096", "long-128")
+    rows = [row for row in ROWS if row.name in names]
+    monkeypatch.setattr(suite, "load_rows", lambda _: rows)
+    output = tmp_path / "agents"
+    options = ("--quick", "--gigabytes", "0.2", "--output", output)
+    assert run(monkeypatch, "agents", *options) == 0
+    report = (output / "benchmark.md").read_text(encoding="utf-8")
+    assert "| anymal-d-ppo | 128 | 100 | 5 | 5 |" in report
+    assert "| PPO, LSTM-8, float32, N=100, T=3, K=3, done rate 0.001 | 200 MB | 20 MB |" in report
+    assert "| plan-gear-4096 | 128 | 64 | 154 MB | 23 MB | +573.7 % |" in report
+    assert (output / "long.svg").exists()
+
+
 def test_different_computations_are_not_reported(monkeypatch, tmp_path, capsys):
-    def half_a_percent_more(*args, learning_rate=1e-3, **options):
-        return TbpttDistillation(*args, learning_rate=1.005 * learning_rate, **options)
+    def differ(case):
+        raise ValueError("times of different computations are not compared.")
 
-    monkeypatch.setitem(cases.CLASSES, ("distillation", "rsl_tbptt"), half_a_percent_more)
+    monkeypatch.setattr(suite, "check_equal", differ)
     output = tmp_path / "bench"
     options = ("--quick", "--rows", "distillation-64", "--output", output)
     assert run(monkeypatch, "suite", *options) != 0
@@ -139,126 +114,192 @@ def test_rows_that_do_not_exist_are_refused(monkeypatch, tmp_path, capsys):
     assert "--rows is 'ppo-7', expected a part of one of ['dist" in capsys.readouterr().err
 
 
-# Isaac Lab warns of what it will change, the profiler of its memory, we of long windows.
-@pytest.mark.filterwarnings(
-    "ignore:.*(deprecated|Profiler clears events|more than num_steps_per_env)"
-)
-def test_agents_are_measured_as_large_as_they_fit(monkeypatch, tmp_path, capsys):
-    """With made-up peaks: rsl_rl takes 25 MB per environment, we 1 MB, and plan 1.2 MB."""
-    pytest.importorskip("isaaclab_tasks", reason="Isaac Lab 3.0 needs Python 3.12")
-    rows = [
-        replace(row, case=tiny(row.case))
-        for row in all_rows.rows_of_agents()
-        if row.name in ("anymal-d-ppo", "headline-32", "plan-gear-4096", "long-128", "steps-4")
-    ]
-    monkeypatch.setattr(all_rows, "rows_of_agents", lambda: iter(rows))
-    monkeypatch.setattr(all_rows, "tiny", lambda case: case)
-
-    def measured(case, library):
-        peak = {"rsl_rl": 25.0, "rsl_tbptt": 1.0}[library] * case.num_envs
-        return Memory(storage=0.0, update_peak=peak, process_peak=peak, seconds=1.0)
-
-    monkeypatch.setattr(growth, "measure_in_own_process", measured)
-    monkeypatch.setattr(suite, "measure_in_own_process", measured)
-    monkeypatch.setattr(
-        growth,
-        "plan_in_own_process",
-        lambda case: Plan(predicted=1.2 * case.num_envs, num_envs=1, num_micro_batches=1),
-    )
-    output = tmp_path / "agents"
-    options = ("--gigabytes", "2.5", "--output", output)
-    assert run(monkeypatch, "agents", "--quick", *options) == 0
-    report = spaced_once((output / "benchmark.md").read_text(encoding="utf-8"))
-    assert "| anymal-d-ppo | 128 | 100 | 100 | 5 | 5 | 32, 64, 96 |" in report
-    assert "| anymal-d-ppo: PPO, LSTM-8, float32, N=100, T=3, K=3, done rate 0.001 |" in report
-    assert "| 2500 MB | 100 MB | 0.040 | - | 2500 MB | 100 MB | - |" in report
-    assert "| anymal-d-ppo | 128 | 3 | 154 MB | 128 MB | +20.0 % | 32, 64, 96 | 128 MB |" in report
-    assert "| plan-gear-4096 | 128 | 64 | 154 MB | 128 MB | +20.0 % | 32, 64, 96 | 128 MB" in report
-    assert re.search(
-        r"^\| PPO, 2 layers of LSTM-8.*, N=4, .* \| 2 \| \d+% \| \d+ \|$", report, re.M
-    )
-    assert "headline-32" in report[report.index("## Targets") :]
-    files = {"benchmark.md", "benchmark.json", "long.svg"}
-    assert {path.name for path in output.iterdir()} == files
-    data = json.loads((output / "benchmark.json").read_text(encoding="utf-8"))
-    assert [row["row"]["name"] for row in data["speed"]] == ["headline-32", "anymal-d-ppo"]
-    assert [plan["error"] for plan in data["plans"]] == pytest.approx([0.2, 0.2])
-    assert "wrote" in capsys.readouterr().out
-
-
-@pytest.fixture
-def processes(monkeypatch):
-    """Count the processes that measure memory at once; nothing else is measured."""
-    now, most = [], []
-
-    def measured(case, library):
-        now.append(case)
-        most.append(len(now))
-        time.sleep(0.05)
-        now.pop()
-        return Memory(storage=1.0, update_peak=1.0, process_peak=1.0)
-
-    monkeypatch.setattr(suite, "measure_in_own_process", measured)
-    monkeypatch.setattr(suite, "product_rates", lambda *_: {"float32": {"(1, 2) (2, 3)": 1e9}})
-    monkeypatch.setattr(suite, "machine", lambda device: {"device": device})
-    return most
-
-
-@pytest.mark.parametrize(("device", "expected"), [("cpu", 2), ("cuda:0", 1)])
-def test_one_process_at_a_time_measures_the_memory_of_a_gpu(processes, device, expected):
-    suite.measure(select(ROWS, "ppo-memory", device, quick=True), device, 8)
-    assert max(processes) == expected
-
-
-@pytest.mark.usefixtures("processes")
-def test_steps_that_a_gpu_hides_from_the_profiler_are_left_out(monkeypatch):
-    """On a CUDA device it shows no product of a step, whose rate would be 0 / 0."""
-    hidden = StepsShare(case=TINY, num_envs=4, share=0.0, flops=0, seconds=0.0)
-    monkeypatch.setattr(suite, "share_of_steps", lambda case: hidden)
-    row = replace(ROWS[0], measure="steps", case=replace(TINY, device="cuda:0"))
-    measured = suite.measure([row], "cuda:0", 8)
-    assert "## Targets" in format_report(measured, {})
-
-
-def test_names_of_rows_are_unique():
+def test_rows_have_unique_names_and_targets_are_held_against_them():
     names = [row.name for row in ROWS]
     assert len(set(names)) == len(names)
-    on_a_gpu = select(ROWS, "", "cuda:0", quick=True)
-    assert [row.name for row in on_a_gpu] == names
-    assert all(row.case.device == "cuda:0" for row in on_a_gpu)
+    speed = next(row for row in ROWS if row.name == "distillation-64-lstm-float32")
+    assert [speed.result(ratio)["reached"] for ratio in (2.8, 2.7)] == [True, False]
+    cost = next(row for row in ROWS if row.name == "ppo-cost-of-dones")
+    assert [cost.result(ratio)["reached"] for ratio in (1.1, 1.2)] == [True, False]
+    assert replace(cost, target=None).result(9.0)["reached"] is None
 
 
-def test_the_report_marks_missed_targets():
-    report = spaced_once(format_report(results(), {}))
-    row = re.escape("LSTM-256, float32, N=64, T=24, K=24, done rate 0.05")
-    times = r"12000 ms | 2000 ms | 3.00 | 2.00 to 10.00 | at least 2.8 | 1000 ms, 50% |"
-    assert re.search(rf"^\| distillation, {row} \| {re.escape(times)}$", report, re.M)
-    assert "3.00 | 2.00 to 10.00 | at least 5.8, **missed**" in report
-    cost = "ppo-cost-of-dones: our update takes 1750 ms, 1.25 times as long as with"
-    assert f"{cost} {{'done_rate': 0.0}}" in report
-    assert cost in format_report(results(select(ROWS, "cost", "cpu")), {})
-    assert "at most 1.1, **missed**" in report
-    assert "0.100 | at most 0.2 |" in report
-    growth = "our update() takes 10 MB, 1.25 times as much as with {'num_envs': 64}"
-    assert f"camera-memory-growth-period-1: {growth}" in report
-    assert "0.100 | at most 0.08, **missed**" in report
-    missed = report[report.index("Missed: ") :].split(".\n")[0]
-    assert missed == (
-        "Missed: ppo-1024-dones-0.2-lstm-float32, ppo-256x128-lstm-float32,"
-        " camera-256-period-5-lstm-float32, ppo-cost-of-dones, ppo-memory-96,"
-        " camera-memory-growth-period-1, camera-memory-growth-period-5"
-    )
-
-
-def test_figures_without_rows_are_left_out(tmp_path):
-    figures = save_figures(results(select(ROWS, "distillation-64", "cpu")), tmp_path)
-    assert list(figures.values()) == ["time.svg"]
-    assert [path.name for path in tmp_path.iterdir()] == ["time.svg"]
-
-
-@pytest.mark.parametrize("name", ["suite", "agents", "peers"])
+@pytest.mark.parametrize("name", ["suite", "agents", "peers", "profile"])
 def test_every_measurement_explains_itself(name, monkeypatch, capsys):
     with pytest.raises(SystemExit) as end:
         run(monkeypatch, name, "--help")
     assert end.value.code == 0
     assert capsys.readouterr().out.startswith(f"usage: python -m scripts.benchmark {name}")
+
+
+@pytest.mark.parametrize("rnn_type", ["lstm", "gru"])
+@pytest.mark.parametrize("camera_period", [1, 5])
+def test_a_model_that_sees_is_compared_with_one_that_is_stepped(camera_period, rnn_type):
+    sizes = {"image_size": (58, 87), "obs_dims": {"policy": 53}}
+    case = replace(TINY, camera_period=camera_period, rnn_type=rnn_type, done_rate=0.2, **sizes)
+    check_equal(case)
+    ours, theirs = (build(case, library).student for library in LIBRARIES)
+    assert type(ours) is CNNRNNModel
+    assert type(theirs) is SteppedCNNRNNModel
+    assert [*ours.state_dict()] == [*theirs.state_dict()]
+
+
+def test_a_camera_shows_its_frames_for_a_while():
+    case = replace(TINY, camera_period=3)
+    algorithm = build(case, "rsl_rl")
+    fill(algorithm, case, seed=0)
+    frames = algorithm.storage.observations["camera"].flatten(2)
+    new = (frames[1:] != frames[:-1]).any(-1)
+    expected = [[(env + step) % 3 == 0 for env in range(8)] for step in range(1, 6)]
+    assert new.tolist() == expected
+
+
+@pytest.mark.parametrize(
+    ("agent", "entry"),
+    [
+        ("gear-assembly-ur10e", "rsl_rl_cfg_entry_point"),
+        ("gear-assembly-rizon4s", "rsl_rl_cfg_entry_point"),
+        ("shadow-hand", "rsl_rl_cfg_entry_point"),
+        ("anymal-d-ppo", "rsl_rl_recurrent_cfg_entry_point"),
+        ("anymal-d-distillation", "rsl_rl_distillation_recurrent_cfg_entry_point"),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:.*deprecated:DeprecationWarning")
+def test_agents_are_those_of_isaac_lab(agent, entry):
+    """The file names each agent's task beside its name."""
+    pytest.importorskip("isaaclab_tasks", reason="Isaac Lab 3.0 needs Python 3.12")
+    from isaaclab_tasks.utils.parse_cfg import load_cfg_from_registry
+
+    text = suite.Path(suite.__file__).with_name("agents.yaml").read_text()
+    task = re.search(rf"name: {agent}  # (\S+)", text)[1]
+    cfg, env = (load_cfg_from_registry(task, e) for e in (entry, "env_cfg_entry_point"))
+    case = next(row.case for row in ROWS if row.name == agent)
+    assert (case.num_envs, case.num_steps) == (env.scene.num_envs, cfg.num_steps_per_env)
+    assert case.done_rate == pytest.approx(env.decimation * env.sim.dt / env.episode_length_s, 1e-4)
+    algorithm = build(replace(case, num_envs=32, num_steps=2), "rsl_rl")
+    for name in ("num_learning_epochs", "num_mini_batches", "gradient_length"):
+        if case.algorithm == "distillation" or name != "gradient_length":
+            value = getattr(cfg.algorithm, name, None)
+            assert value is None or getattr(case, name) == value
+    settings = ("learning_rate", "entropy_coef", "desired_kl", "schedule", "max_grad_norm", "gamma")
+    for name in (*settings, "lam", "clip_param", "value_loss_coef", "loss_type"):
+        if hasattr(cfg.algorithm, name) and hasattr(algorithm, name):
+            assert getattr(algorithm, name) == getattr(cfg.algorithm, name), name
+    for role in ("actor", "critic", "student", "teacher"):
+        if (options := getattr(cfg, role, None)) is None:
+            continue
+        model = getattr(algorithm, role)
+        widths = [layer.out_features for layer in model.mlp if isinstance(layer, nn.Linear)]
+        assert widths[:-1] == options.hidden_dims
+        assert model.rnn.rnn.num_layers == options.rnn_num_layers
+        assert model.rnn.rnn.hidden_size == options.rnn_hidden_dim
+        assert model.obs_normalization == options.obs_normalization
+
+
+@pytest.mark.parametrize("camera_period", [None, 1])
+@pytest.mark.parametrize("rnn_type", ["lstm", "gru"])
+@pytest.mark.parametrize(("algorithm", "layers"), [("distillation", 2), ("ppo", 1)])
+def test_operations_are_those_of_rsl_rls_update(
+    algorithm, layers, rnn_type, camera_period, monkeypatch
+):
+    if camera_period and algorithm == "ppo":
+        pytest.skip("only distillation has a camera")
+    case = Robots(
+        algorithm=algorithm,
+        num_envs=16,
+        num_steps=6,
+        gradient_length=6,
+        rnn_type=rnn_type,
+        rnn_num_layers=layers,
+        rnn_hidden_dim=64,
+        done_rate=0.0,
+        camera_period=camera_period,
+        num_learning_epochs=2,
+    )
+    rsl_rl = build(case, "rsl_rl")
+    fill(rsl_rl, case, seed=0)
+    # Without oneDNN torch writes the recurrence as products, which the counter sees.
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+    with FlopCounterMode(display=False) as counter:
+        rsl_rl.update()
+    monkeypatch.undo()
+    assert update_flops(case) == pytest.approx(counter.get_total_flops(), rel=0.05)
+
+
+def test_a_held_frame_counts_once():
+    every, fifth = (replace(TINY, camera_period=period) for period in (1, 5))
+    assert update_flops(fifth) < 0.5 * update_flops(every)
+
+
+def test_the_rate_of_products_is_the_highest(monkeypatch):
+    rates = iter(range(18))
+    monkeypatch.setattr(limit, "_rate", lambda *_: float(next(rates)))
+    assert limit.product_rates("cpu") == {"float32": 8.0, "bfloat16": 17.0}
+
+
+@pytest.mark.filterwarnings("ignore:.*Profiler clears events")
+def test_the_profile_counts_the_products():
+    """By hand, for 4 mini-batches of one window, of actor and critic.
+
+    4 steps forward and 3 backward, all weights once, and in the MLP's 4 layers one product forward
+    and two backward.
+    """
+    sizes = {"num_envs": 8, "num_steps": 4, "gradient_length": 4, "rnn_hidden_dim": 8}
+    shares = {kind: calls for kind, _, calls in profile_update(Robots(**sizes, done_rate=0.0), 1)}
+    assert shares["matrix products"] == 4 * 2 * (4 + 3 + 1 + 4 * 3)
+
+
+@pytest.mark.usefixtures("_made_up")
+@pytest.mark.parametrize(
+    ("megabytes", "seconds", "num_envs", "num_epochs"),
+    [
+        (1e6, 1e6, 4096, 8),  # all of it
+        (1000.0, 1e6, 896, 8),  # 900 fit, and 896 is a multiple of the mini-batches
+        (1000.0, 100.0, 896, 1),  # an epoch of these takes 90 s
+        (1000.0, 50.0, 496, 1),  # one of 500 takes 50 s
+    ],
+)
+def test_rsl_rl_gets_as_much_as_there_is(megabytes, seconds, num_envs, num_epochs):
+    found = fit(LARGE, megabytes, seconds)
+    assert (found.num_envs, found.num_learning_epochs) == (num_envs, num_epochs)
+
+
+@pytest.mark.usefixtures("_made_up")
+def test_limits_that_leave_nothing_are_refused():
+    with pytest.raises(ValueError, match=r"leave 16 environments of .*, expected at least 32:"):
+        fit(LARGE, 120.0, 1e6)
+
+
+@pytest.mark.slow
+def test_the_plan_of_two_layers_is_what_larger_updates_take():
+    sizes = {"num_envs": 1024, "num_steps": 32, "gradient_length": 32, "num_mini_batches": 4}
+    predicted, measured = check_plan(Robots(**sizes, rnn_num_layers=2, rnn_hidden_dim=64))
+    assert predicted == pytest.approx(measured, rel=0.1)
+
+
+@pytest.mark.parametrize("stage", ["rollout", "update"])
+def test_the_process_peaks_in_rollout_or_update(stage, monkeypatch):
+    stages = dict.fromkeys(("rollout", "update"), lambda *_: None)
+    stages[stage] = lambda *_: torch.ones(25_000_000)  # 100 MB, freed at once
+    algorithm = SimpleNamespace(
+        storage=SimpleNamespace(clear=lambda: None),
+        optimizer=SimpleNamespace(state={}),
+        update=stages["update"],
+    )
+    monkeypatch.setattr(memory, "build", lambda case, library: algorithm)
+    monkeypatch.setattr(memory, "fill", lambda *_, seed=0: stages["rollout"]())
+    monkeypatch.setattr(torch, "set_num_threads", lambda _: None)
+    found = measure_memory(TINY, "rsl_rl")
+    assert 99 < found.process_peak < 105
+    assert (found.update_peak > 99) == (stage == "update")
+
+
+@pytest.mark.slow
+def test_more_environments_with_a_camera_take_little_more_memory():
+    sizes = {"num_steps": 8, "gradient_length": 8, "rnn_hidden_dim": 32, "camera_period": 1}
+    case = Robots(algorithm="distillation", **sizes)
+    few, many = (
+        in_own_process(measure_memory, replace(case, num_envs=n), "rsl_tbptt") for n in (64, 512)
+    )
+    assert many.update_peak < 1.2 * few.update_peak
+    assert few.process_peak > few.update_peak

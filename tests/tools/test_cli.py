@@ -43,11 +43,11 @@ def test_help_names_every_command_and_loads_nothing_slow():
 
 
 def test_bench_is_asked_for_its_options_and_run(monkeypatch):
-    bench = types.ModuleType("rsl_tbptt.bench")
+    bench = types.ModuleType("rsl_tbptt.tools.bench")
     bench.add_arguments = lambda parser: parser.add_argument("--rows")
     bench.run = lambda args: int(args.rows)
-    monkeypatch.setitem(sys.modules, "rsl_tbptt.bench", bench)
-    monkeypatch.setattr("rsl_tbptt.bench", bench, raising=False)
+    monkeypatch.setitem(sys.modules, "rsl_tbptt.tools.bench", bench)
+    monkeypatch.setattr("rsl_tbptt.tools.bench", bench, raising=False)
     assert main(["bench", "--rows", "3"]) == 3
 
 

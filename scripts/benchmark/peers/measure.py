@@ -1,16 +1,35 @@
-"""Time of one gradient beside other libraries', alternating in one process, after a check."""
+"""Time of one gradient next to other libraries', alternating in one process, after a check.
+
+The gradient is that of the mean squared error over a rollout of T steps and N environments. The
+state is zero before step 0 and cleared where an episode starts; the gradient flows back through the
+whole rollout. There is no optimiser.
+"""
 
 import pkgutil
 import sys
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import Any
 
 import torch
+from rsl_rl.modules import MLP
+from tabulate import tabulate
+from torch import nn
+from torch.nn import functional
 
-from rsl_tbptt.bench.speed import Speed, seconds_of
-from rsl_tbptt.bench.tables import markdown, milliseconds
-from scripts.benchmark.peers.job import Job, Network, Peer, build_ours
+from rsl_tbptt.core import Rollout, accumulate_group, losses, recurrent_scan, tbptt_schedule
+from rsl_tbptt.core.accumulate import SampleLosses, best_num_micro_batches, bytes_per_sample
+from rsl_tbptt.tools.bench import (
+    ACTION_DIM,
+    HIDDEN_DIMS,
+    OBS_DIM,
+    Case,
+    milliseconds,
+    seconds_of,
+    spread,
+)
 
 PEERS = {
     "TorchRL, pad": "scripts.benchmark.peers.torchrl:pad",
@@ -20,7 +39,7 @@ PEERS = {
     "sb3-contrib, rollouts": "scripts.benchmark.peers.sb3:rollouts",
     "skrl": "scripts.benchmark.peers.skrl:examples",
 }
-"""By name: the function that builds the peer for a job."""
+"""By name: the function that builds the peer for a case."""
 
 FOLDER = Path(__file__).resolve().parents[3] / ".peers"
 """Where ``scripts/ci/bootstrap.sh peers`` puts the libraries."""
@@ -31,62 +50,137 @@ missing reset or a truncated episode 1e-2 and more."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class PeerSpeed:
-    """What was found out about a peer."""
+class Peer:
+    """A library that is ready to compute the gradient."""
 
-    name: str
-    note: str
-    """How it did the job, or why it was not timed."""
-    speed: Speed | None = None
-    gradient_error: float = 0.0
-    """Largest relative difference of a parameter's gradient from ours."""
+    how: str
+    """Version, and which of its functions do it."""
+    parameters: list[nn.Parameter]
+    """In the order of ``Network(case).parameters()``."""
+    backward: Callable[[], object]
+    """Adds the gradient to the parameters' ``.grad``."""
+
+    def gradients(self) -> list[torch.Tensor]:
+        """Compute the gradient from zero."""
+        for parameter in self.parameters:
+            parameter.grad = None
+        self.backward()
+        return [torch.zeros_like(p) if p.grad is None else p.grad for p in self.parameters]
 
 
-def measure_peers(job: Job, num_pairs: int) -> list[PeerSpeed]:
-    """Time every peer that does the job and computes our gradient.
+class Network(nn.Module):
+    """Recurrent layer and MLP: rsl_rl's RNNModel without its normalisation and distribution."""
+
+    def __init__(self, case: Case, *, batch_first: bool = False) -> None:
+        """Draw the weights; ``batch_first`` layers take (N, T, D), as most peers' do."""
+        super().__init__()
+        rnn = {"lstm": nn.LSTM, "gru": nn.GRU}[case.rnn_type]
+        self.rnn = rnn(OBS_DIM, case.rnn_hidden_dim, batch_first=batch_first)
+        self.mlp = MLP(case.rnn_hidden_dim, ACTION_DIM, HIDDEN_DIMS, "elu")
+        self.to(case.device)
+
+
+def rollout(case: Case) -> Rollout:
+    """Draw the rollout, the same for equal cases: obs (T, N, D), labels (T, N, A)."""
+    generator = torch.Generator().manual_seed(0)
+    shape = (case.num_steps, case.num_envs)
+    obs = torch.randn(*shape, OBS_DIM, generator=generator).to(case.device)
+    labels = torch.randn(*shape, ACTION_DIM, generator=generator).to(case.device)
+    dones = (torch.rand(shape, generator=generator) < case.done_rate).to(case.device)
+    return Rollout.from_dones(obs, {"actions": labels}, dones)
+
+
+def by_env(case: Case) -> list[torch.Tensor]:
+    """Return obs (N, T, D), labels (N, T, A) and episode starts (N, T) as peers keep them."""
+    drawn = rollout(case)
+    tensors = (drawn.obs, drawn.labels["actions"], drawn.episode_starts)
+    return [tensor.transpose(0, 1).contiguous() for tensor in tensors]
+
+
+def build_peer(
+    how: str, model: list[nn.Module], outputs: Callable[[], torch.Tensor], labels: torch.Tensor
+) -> Peer:
+    """Make a peer of a function that computes its outputs.
 
     Args:
-        job: The job.
-        num_pairs: Gradients of either library, for each peer.
+        how: Version, and which of its functions do it.
+        model: Modules that hold the parameters, in the order of ``Network(case).parameters()``.
+        outputs: Runs the network. Returns the shape of ``labels``.
+        labels: What the outputs are compared with. Shape: (..., A).
+    """
+    return Peer(
+        how=how,
+        parameters=[parameter for layer in model for parameter in layer.parameters()],
+        backward=lambda: functional.mse_loss(outputs(), labels).backward(),
+    )
+
+
+def build_ours(case: Case) -> Peer:
+    """Compute the gradient as our algorithms do: one window, cut by environment."""
+    model, drawn = Network(case), rollout(case)
+    (group,) = tbptt_schedule(case.num_steps, gradient_length=case.num_steps)
+    sizes = (case.num_envs, case.num_steps, bytes_per_sample(model))
+    num_parts = best_num_micro_batches(*sizes, torch.device(case.device))
+    divisor = case.num_steps * case.num_envs
+
+    def replay(obs: torch.Tensor, state: Any, episode_starts: torch.Tensor) -> Any:
+        latent, state = recurrent_scan(model.rnn, obs, state, episode_starts)
+        return (model.mlp(latent),), state
+
+    def loss(outputs: Any, labels: Any) -> SampleLosses:
+        return SampleLosses(losses.mse(outputs[0], labels["actions"]))
+
+    return Peer(
+        how=f"accumulate_group with recurrent_scan, {num_parts} micro-batches",
+        parameters=list(model.parameters()),
+        backward=lambda: accumulate_group(group, drawn, None, replay, loss, divisor, num_parts),
+    )
+
+
+def table(case: Case, num_pairs: int) -> str:
+    """Time every peer that computes our gradient.
 
     Returns:
-        One entry per peer; those that cannot do the job, are not installed, or compute another
-        gradient have no times.
+        Markdown; a peer that cannot do it, is not installed, or computes another gradient has a
+        reason in the place of times.
     """
     if str(FOLDER) not in sys.path:
         sys.path.append(str(FOLDER))  # last: what the environment has comes from there
-    ours = _with_weights(build_ours(job), job)
-    return [_measure_peer(name, path, ours, job, num_pairs) for name, path in PEERS.items()]
+    ours = _with_weights(build_ours(case), case)
+    rows = []
+    for name, path in PEERS.items():
+        try:
+            cells, note = _cells(ours, path, case, num_pairs)
+        except Exception as reason:  # whatever goes wrong inside a peer must not hide the others
+            remedy = " (`make .peers/.installed` installs the peers)"
+            note = f"not timed: {reason}{remedy if isinstance(reason, ImportError) else ''}"
+            cells = ["-"] * 4
+        rows.append([name, *cells, " ".join(note.split()).replace("|", "\\|")])
+    heads = ("peer", "gradient", "rsl_tbptt", "ratio", "gradient differs by", "how")
+    printed = tabulate(rows, heads, "github", disable_numparse=True)
+    return f"{case}\n\n{printed}\n\nrsl_tbptt: {ours.how}."
 
 
-def _measure_peer(name: str, path: str, ours: Peer, job: Job, num_pairs: int) -> PeerSpeed:
-    try:
-        peer = _with_weights(pkgutil.resolve_name(path)(job), job)
-        error = check_gradient(ours, peer)
-    except ImportError as missing:
-        note = f"not timed: {missing} (`make .peers/.installed` installs the peers)"
-        return PeerSpeed(name=name, note=note)
-    except Exception as reason:  # whatever goes wrong inside a peer must not hide the others
-        return PeerSpeed(name=name, note=f"not timed: {reason}")
-    speed = Speed(ours=[], theirs=[])
+def _cells(ours: Peer, path: str, case: Case, num_pairs: int) -> tuple[list[str], str]:
+    peer = _with_weights(pkgutil.resolve_name(path)(case), case)
+    error = gradient_error(ours, peer)
+    seconds: tuple[list[float], list[float]] = ([], [])
     for _ in range(num_pairs):  # the check was the warm-up
-        for library, seconds in ((ours, speed.ours), (peer, speed.theirs)):
-            _forget(library)
-            seconds.append(seconds_of(library.backward, job.device))
-    return PeerSpeed(name=name, note=peer.how, speed=speed, gradient_error=error)
+        for library, taken in zip((peer, ours), seconds, strict=True):
+            taken.append(seconds_of(library.gradients, case.device))
+    low, ratio, high = spread(seconds[1], seconds[0])
+    times = [milliseconds(median(taken)) for taken in seconds]
+    return [*times, f"{ratio:.2f} ({low:.2f} to {high:.2f})", f"{error:.0e}"], peer.how
 
 
-def check_gradient(ours: Peer, peer: Peer) -> float:
-    """Compare the gradients of both, in full precision.
-
-    Returns:
-        The largest relative difference of a parameter's gradient.
+def gradient_error(ours: Peer, peer: Peer) -> float:
+    """Return the largest relative difference of a parameter's gradient, in full precision.
 
     Raises:
         ValueError: If it is not below ``TOLERANCE``.
     """
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
-        pairs = list(zip(_gradients(ours), _gradients(peer), strict=True))
+        pairs = list(zip(ours.gradients(), peer.gradients(), strict=True))
     # torch's max, as Python's passes over a NaN
     error = torch.stack([(b - a).norm() / a.norm() for a, b in pairs]).max().item()
     if not error < TOLERANCE:
@@ -97,36 +191,10 @@ def check_gradient(ours: Peer, peer: Peer) -> float:
     return error
 
 
-def _gradients(peer: Peer) -> list[torch.Tensor]:
-    _forget(peer)
-    peer.backward()
-    return [torch.zeros_like(p) if p.grad is None else p.grad for p in peer.parameters]
-
-
-def _forget(peer: Peer) -> None:
-    for parameter in peer.parameters:
-        parameter.grad = None
-
-
-def _with_weights(peer: Peer, job: Job) -> Peer:
+def _with_weights(peer: Peer, case: Case) -> Peer:
     """Give the peer the weights that every peer has."""
     torch.manual_seed(0)
     with torch.no_grad():
-        for parameter, weight in zip(peer.parameters, Network(job).parameters(), strict=True):
+        for parameter, weight in zip(peer.parameters, Network(case).parameters(), strict=True):
             parameter.copy_(weight)
     return peer
-
-
-def table(speeds: list[PeerSpeed]) -> str:
-    """Return a Markdown table, with the reason where a peer has no times."""
-    rows = []
-    for peer in speeds:
-        cells = ["-"] * 6
-        if peer.speed is not None:
-            ours, theirs = median(peer.speed.ours), median(peer.speed.theirs)
-            ratios = (peer.speed.ratio, min(peer.speed.ratios), max(peer.speed.ratios))
-            cells = [milliseconds(theirs), milliseconds(ours)]
-            cells += [*(f"{ratio:.2f}" for ratio in ratios), f"{peer.gradient_error:.0e}"]
-        rows.append([peer.name, *cells, " ".join(peer.note.split()).replace("|", "\\|")])
-    heads = ("peer", "gradient", "rsl_tbptt", "ratio", "lowest", "highest")
-    return markdown((*heads, "gradient differs by", "how"), rows)

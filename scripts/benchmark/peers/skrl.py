@@ -16,22 +16,24 @@ import torch
 from gymnasium.spaces import Box
 from skrl.models.torch import DeterministicMixin, Model
 
-from rsl_tbptt.bench.case import ACTION_DIM, OBS_DIM
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.hidden_state import HiddenState
-from scripts.benchmark.peers.job import Job, Network, Peer, build_peer
+from rsl_tbptt.tools.bench import ACTION_DIM, OBS_DIM, Case
+from scripts.benchmark.peers.measure import Network, Peer, build_peer, by_env
 
 
 class RecurrentModel(DeterministicMixin, Model):
-    """The job's network behind skrl's interface."""
+    """The network of a case behind skrl's interface."""
 
-    def __init__(self, job: Job) -> None:
+    def __init__(self, case: Case) -> None:
         """Build the network."""
         spaces = [Box(-np.inf, np.inf, (size,), np.float32) for size in (OBS_DIM, ACTION_DIM)]
-        Model.__init__(self, observation_space=spaces[0], action_space=spaces[1], device=job.device)
+        Model.__init__(
+            self, observation_space=spaces[0], action_space=spaces[1], device=case.device
+        )
         DeterministicMixin.__init__(self)
-        self.sequence_length = job.num_steps
-        self.network = Network(job, batch_first=True)
+        self.sequence_length = case.num_steps
+        self.network = Network(case, batch_first=True)
 
     def compute(
         self, inputs: dict[str, Any], role: str = ""
@@ -61,13 +63,13 @@ class RecurrentModel(DeterministicMixin, Model):
         return actions, {"rnn": hidden_state.as_tensors(state)}
 
 
-def examples(job: Job) -> Peer:
+def examples(case: Case) -> Peer:
     """Run the model on what PPO_RNN would hand it, with sequences as long as the rollout."""
-    model = RecurrentModel(job)
-    obs, labels, starts = job.by_env()
+    model = RecurrentModel(case)
+    obs, labels, starts = by_env(case)
     ends = torch.cat((starts[:, 1:], torch.zeros_like(starts[:, :1])), dim=1)
-    num_states = {"lstm": 2, "gru": 1}[job.rnn_type]
-    zeros = torch.zeros(1, starts.numel(), job.rnn_hidden_dim, device=job.device)
+    num_states = {"lstm": 2, "gru": 1}[case.rnn_type]
+    zeros = torch.zeros(1, starts.numel(), case.rnn_hidden_dim, device=case.device)
     inputs = {
         "observations": obs.flatten(0, 1),
         "terminated": ends.flatten().unsqueeze(-1),

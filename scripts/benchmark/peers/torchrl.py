@@ -12,7 +12,8 @@ from tensordict import TensorDict
 from tensordict.nn import TensorDictModule, TensorDictSequential
 from torchrl.modules import GRUModule, LSTMModule
 
-from scripts.benchmark.peers.job import Job, Network, Peer, build_peer
+from rsl_tbptt.tools.bench import Case
+from scripts.benchmark.peers.measure import Network, Peer, build_peer, by_env
 
 MODULES = {"lstm": (LSTMModule, ["h", "c"]), "gru": (GRUModule, ["h"])}
 """Module and the names of its states."""
@@ -21,26 +22,26 @@ MODULES = {"lstm": (LSTMModule, ["h", "c"]), "gru": (GRUModule, ["h"])}
 logging.getLogger("torch._higher_order_ops.partitioner").disabled = True
 
 
-def build(job: Job, backend: str, remark: str) -> Peer:
+def build(case: Case, backend: str, remark: str) -> Peer:
     """Run the module with one of its backends.
 
     Raises:
         NotImplementedError: If the backend needs a GPU and gets none.
     """
-    if backend == "triton" and job.device == "cpu":
+    if backend == "triton" and case.device == "cpu":
         raise NotImplementedError('recurrent_backend="triton" needs a GPU')
-    source = Network(job, batch_first=True)
-    module, states = MODULES[job.rnn_type]
+    source = Network(case, batch_first=True)
+    module, states = MODULES[case.rnn_type]
     rnn = module(
         in_keys=["obs", *states],
         out_keys=["latent", *(("next", state) for state in states)],
         recurrent_backend=backend,
         default_recurrent_mode=True,
-        **{job.rnn_type: source.rnn},
+        **{case.rnn_type: source.rnn},
     )
     mlp = TensorDictModule(source.mlp, in_keys=["latent"], out_keys=["actions"])
     policy = TensorDictSequential(rnn, mlp)
-    obs, labels, starts = job.by_env()
+    obs, labels, starts = by_env(case)
 
     def outputs() -> torch.Tensor:
         inputs = {"obs": obs, "is_init": starts.unsqueeze(-1)}

@@ -2,8 +2,8 @@
 
 import pytest
 
-from rsl_tbptt.bench.case import Case, build, fill
 from rsl_tbptt.core.scan.cpu import compiled, compiler, weights
+from rsl_tbptt.tools.bench import Case, build, fill
 
 pytestmark = pytest.mark.skipif(not compiler.is_available(), reason="the engine needs a C compiler")
 

@@ -1,0 +1,365 @@
+"""Time and memory of one update next to the installed rsl_rl's: ``rsl-tbptt bench``.
+
+Both libraries train equal networks on equal rollouts of random observations. A check first sees
+that one update of each leaves equal parameters. Then their updates are timed in turn, in one
+process; ``--memory`` counts the bytes of an update's tensors.
+"""
+
+from __future__ import annotations
+
+import argparse
+import statistics
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import MISSING, dataclass, field, fields, replace
+from functools import cache
+from typing import Any, Literal
+
+import torch
+from rsl_rl.algorithms import PPO, Distillation
+from rsl_rl.storage import RolloutStorage
+from tensordict import TensorDict
+from torch.nn.utils import parameters_to_vector
+from torch.utils._pytree import tree_map
+
+from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
+from rsl_tbptt.compat import MODELS_ERA, rsl_rl_era
+from rsl_tbptt.core.memory import PeakMemory
+from rsl_tbptt.core.scan import free_buffers
+from rsl_tbptt.tools.doctor import machine, versions
+
+OBS_DIM, ACTION_DIM = 48, 12  # a quadruped's proprioception and its joints
+HIDDEN_DIMS = [256, 128, 64]
+TRAINED = {"ppo": ("actor", "critic"), "distillation": ("student",)}
+"""The models that an algorithm trains."""
+Library = Literal["rsl_tbptt", "rsl_rl"]
+LIBRARIES: tuple[Library, Library] = ("rsl_tbptt", "rsl_rl")
+CLASSES: dict[str, dict[str, Any]] = {
+    "ppo": {"rsl_tbptt": TbpttPPO, "rsl_rl": PPO},
+    "distillation": {"rsl_tbptt": TbpttDistillation, "rsl_rl": Distillation},
+}
+CHOICES = {"algorithm": [*CLASSES], "rnn_type": ["lstm", "gru"]}
+TOLERANCE = 1e-4
+"""Share of what the update changed: rounding in float32 reaches some 1e-5, a wrong loss 1e-2."""
+
+
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """One comparison: networks, lengths and random robots."""
+
+    algorithm: Literal["ppo", "distillation"] = "ppo"
+    num_envs: int = 1024
+    num_steps: int = 24
+    gradient_length: int = 12
+    """rsl_rl's PPO cannot truncate: it always takes the whole rollout."""
+    num_mini_batches: int = 4
+    """PPO only: rsl_rl's distillation has none."""
+    num_learning_epochs: int = 1
+    rnn_type: Literal["lstm", "gru"] = "lstm"
+    rnn_hidden_dim: int = 256
+    rnn_num_layers: int = 1
+    done_rate: float = 0.05
+    device: str = "cpu"
+    use_mixed_precision: bool = False
+    settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Other options of the algorithm in both libraries."""
+    options: Mapping[str, Any] = field(default_factory=dict, hash=False)
+    """Options of our algorithm alone; the libraries then compute different things."""
+
+    def __post_init__(self) -> None:
+        """Refuse what cannot be measured.
+
+        Raises:
+            ValueError: If a number is out of its range, or this machine lacks the device.
+        """
+        for option in fields(self):
+            value = getattr(self, option.name)
+            if type(value) is int and value < 1:
+                raise ValueError(f"{option.name} is {value}, expected at least 1.")
+        if not 0 <= self.done_rate <= 1:
+            raise ValueError(f"done_rate is {self.done_rate}, expected a share from 0 to 1.")
+        per_mini_batch, left = divmod(self.num_envs, self.batches)
+        if self.algorithm == "ppo" and (left or per_mini_batch < 2):
+            raise ValueError(
+                f"num_envs is {self.num_envs}, expected a multiple of num_mini_batches"
+                f" ({self.num_mini_batches}), at least twice that: rsl_rl's PPO leaves out the"
+                " rest, and computes something else with one environment in a mini-batch."
+            )
+        num_gpus = torch.cuda.device_count()
+        if self.device not in ("cpu", *(f"cuda:{index}" for index in range(num_gpus))):
+            raise ValueError(
+                f"device is {self.device!r}, expected cpu or cuda:<index> of a GPU: torch finds"
+                f" {num_gpus}."
+            )
+
+    @property
+    def batches(self) -> int:
+        """Mini-batches of an epoch, 1 in distillation."""
+        return self.num_mini_batches if self.algorithm == "ppo" else 1
+
+    @property
+    def precision(self) -> str:
+        """Type of the operands of matrix products."""
+        return "bfloat16" if self.use_mixed_precision else "float32"
+
+    @property
+    def memory(self) -> dict[str, Any]:
+        """What the recurrent models share."""
+        names = ("rnn_type", "rnn_hidden_dim", "rnn_num_layers")
+        return {name: getattr(self, name) for name in names}
+
+    @property
+    def num_actions(self) -> int:
+        """Width A of the actions."""
+        return ACTION_DIM
+
+    def observations(self, generator: torch.Generator) -> Iterator[TensorDict]:
+        """Yield random observations, step by step. Batch size: (N,)."""
+        while True:
+            obs = torch.randn(self.num_envs, OBS_DIM, generator=generator)
+            yield TensorDict({"policy": obs}, [self.num_envs]).to(self.device)
+
+    def model(self, role: str, library: Library, obs: TensorDict) -> Any:
+        """Build one model; a teacher is an MLP."""
+        from rsl_rl.models import MLPModel, RNNModel  # missing in rsl_rl 3.1
+
+        options: dict[str, Any] = {"hidden_dims": HIDDEN_DIMS}
+        if role != "teacher":
+            options |= {"obs_normalization": True, **self.memory}
+        if role in ("actor", "student"):
+            options["distribution_cfg"] = {"class_name": "GaussianDistribution", "init_std": 1.0}
+        outputs = 1 if role == "critic" else self.num_actions
+        kind = MLPModel if role == "teacher" else RNNModel
+        return kind(obs, {role: ["policy"]}, role, outputs, **options)
+
+    def __str__(self) -> str:
+        """Say what is measured."""
+        name = "PPO" if self.algorithm == "ppo" else self.algorithm
+        layers = f"{self.rnn_num_layers} layers of " if self.rnn_num_layers > 1 else ""
+        options = "".join(f", {name}={value}" for name, value in self.options.items())
+        return (
+            f"{name}, {layers}{self.rnn_type.upper()}-{self.rnn_hidden_dim}, {self.precision},"
+            f" N={self.num_envs}, T={self.num_steps}, K={self.gradient_length},"
+            f" done rate {self.done_rate:g}{options}"
+        )
+
+
+def build(case: Case, library: Library, **options: Any) -> Any:
+    """Build an algorithm with its models and storage; equal cases give equal weights."""
+    torch.manual_seed(0)
+    obs = next(case.observations(torch.Generator()))
+    own: dict[str, Any] = {"num_learning_epochs": case.num_learning_epochs}
+    if case.algorithm == "ppo":
+        own["num_mini_batches"] = case.num_mini_batches
+    if case.algorithm == "distillation" or library == "rsl_tbptt":
+        own["gradient_length"] = case.gradient_length
+    if library == "rsl_tbptt":
+        alone = {"num_mini_batches": 1, "memory_rollouts": 0}
+        own |= {**(alone if case.algorithm == "distillation" else {}), **case.options}
+    roles = TRAINED[case.algorithm] + (("teacher",) if case.algorithm == "distillation" else ())
+    models = [case.model(role, library, obs).to(case.device) for role in roles]
+    kind = "rl" if case.algorithm == "ppo" else case.algorithm
+    sizes = (case.num_envs, case.num_steps)
+    storage = RolloutStorage(kind, *sizes, obs, [case.num_actions], case.device)
+    algorithm = CLASSES[case.algorithm][library](
+        *models,
+        storage,
+        device=case.device,
+        use_mixed_precision=case.use_mixed_precision,
+        **{**own, **case.settings, **options},
+    )
+    algorithm.train_mode()
+    return algorithm
+
+
+def fill(algorithm: Any, case: Case, seed: int) -> None:
+    """Roll out random robots; equal seeds give equal observations, rewards and dones."""
+    torch.manual_seed(seed)  # of the actions
+    generator = torch.Generator().manual_seed(seed)
+    robots = case.observations(generator)
+    with torch.inference_mode():
+        obs = next(robots)
+        for _ in range(case.num_steps):
+            algorithm.act(obs)
+            rewards = torch.randn(case.num_envs, generator=generator).to(case.device)
+            dones = torch.rand(case.num_envs, generator=generator) < case.done_rate
+            obs = next(robots)
+            algorithm.process_env_step(obs, rewards, dones.long().to(case.device), {})
+        algorithm.compute_returns(obs)
+
+
+def check_equal(case: Case) -> None:
+    """Check that one update of either library leaves equal parameters.
+
+    Few environments run over all steps, and all environments over few steps. Plain gradient descent
+    shows the gradient's size, which Adam's first step hides. The check runs in float32, and PPO
+    with the whole rollout, as rsl_rl's cannot truncate.
+
+    Raises:
+        ValueError: If the parameters differ.
+    """
+    # PPO's mini-batches need equal numbers of environments, two or more each.
+    few_envs = min(case.batches * max(32 // case.batches, 2), case.num_envs)
+    few_steps = min(4, case.num_steps)
+    for num_envs, num_steps in ((few_envs, case.num_steps), (case.num_envs, few_steps)):
+        length = num_steps if case.algorithm == "ppo" else min(case.gradient_length, num_steps)
+        small = replace(
+            case,
+            num_envs=num_envs,
+            num_steps=num_steps,
+            gradient_length=length,
+            # The second epoch begins with the states and dones of the first.
+            num_learning_epochs=min(2, case.num_learning_epochs),
+            use_mixed_precision=False,
+        )
+        difference = _difference(small)
+        if not difference < TOLERANCE:
+            raise ValueError(
+                f"The parameters' change by one update differs by {difference:.1e} from rsl_rl's"
+                f" for {small}, expected less than {TOLERANCE:.0e}: times of different computations"
+                " are not compared."
+            )
+
+
+@cache
+def _difference(case: Case) -> float:
+    """Return how much the libraries' changes of the parameters differ, as a share of the change."""
+    plain: dict[str, object] = {"optimizer": "sgd", "learning_rate": 1e-2, "max_grad_norm": 1.0}
+    as_rsl_rl = {"loss_reduction": "sum", "tail": "drop"}
+    if case.algorithm == "ppo":
+        plain["schedule"] = "fixed"
+        as_rsl_rl = {"shuffle_envs": False}
+    changes = []
+    # By default cuDNN rounds the operands of an LSTM's products to TF32, which torch.mm does not.
+    with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
+        for library in LIBRARIES:
+            extra = as_rsl_rl if library == "rsl_tbptt" else {}
+            algorithm = build(case, library, **plain, **extra)
+            groups = algorithm.optimizer.param_groups
+            parameters = [p for group in groups for p in group["params"]]
+            before = parameters_to_vector(parameters).detach().clone()
+            fill(algorithm, case, seed=0)
+            algorithm.update()
+            changes.append(parameters_to_vector(parameters).detach() - before)
+    return ((changes[0] - changes[1]).norm() / changes[1].norm()).item()
+
+
+def alternate(contestants: Sequence[tuple[Library, Case]], num_updates: int) -> list[list[float]]:
+    """Time updates of several algorithms in turn, after one update of each to warm up.
+
+    Returns:
+        Seconds of the updates of each.
+    """
+    algorithms = [build(case, library) for library, case in contestants]
+    seconds: list[list[float]] = [[] for _ in contestants]
+    for seed in range(num_updates + 1):
+        for algorithm, (_, case), taken in zip(algorithms, contestants, seconds, strict=True):
+            fill(algorithm, case, seed)
+            taken.append(seconds_of(algorithm.update, case.device))
+            if case.algorithm == "distillation" and case.use_mixed_precision:
+                # rsl_rl leaves the state in bfloat16, at which its next rollout stops.
+                state = tree_map(torch.Tensor.float, algorithm.student.get_hidden_state())
+                algorithm.student.reset(hidden_state=state)
+    return [taken[1:] for taken in seconds]
+
+
+def seconds_of(call: Callable[[], object], device: str) -> float:
+    """Time a call; a GPU is synchronised before and after."""
+
+    def now() -> float:
+        if device != "cpu":
+            torch.cuda.synchronize(device)
+        return time.perf_counter()
+
+    start = now()
+    call()
+    return now() - start
+
+
+def peak_of_update(case: Case, library: Library) -> int:
+    """Return the peak of an update's tensors in bytes, beyond models, optimiser and storage."""
+    algorithm = build(case, library)
+    fill(algorithm, case, seed=0)
+    free_buffers()  # else a scan takes those, uncounted
+    with PeakMemory() as memory:
+        algorithm.update()
+    return memory.peak
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options of ``rsl-tbptt bench``."""
+    add_case_arguments(parser)
+    parser.add_argument("--pairs", type=int, default=5, help="updates of each library (default: 5)")
+    parser.add_argument("--memory", action="store_true", help="also the peak of tensors")
+
+
+def add_case_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add the options that describe a case, for any command that measures one."""
+    for option in fields(Case):
+        name, default = f"--{option.name.replace('_', '-')}", option.default
+        if default is False:
+            parser.add_argument(name, action="store_true")
+        elif default is not MISSING:
+            choices, said = CHOICES.get(option.name), f"default: {default}"
+            parser.add_argument(
+                name, type=type(default), default=default, choices=choices, help=said
+            )
+
+
+def case_from(args: argparse.Namespace) -> Case:
+    """Build the case of a command line.
+
+    Raises:
+        ImportError: If rsl_rl is 3.1.2, whose algorithms take another kind of model.
+        ValueError: If an option is wrong.
+    """
+    if rsl_rl_era() != MODELS_ERA:
+        raise ImportError(
+            f"rsl-rl-lib is {versions()['rsl-rl-lib']}, expected 5.0.1 to 5.5: the benchmark builds"
+            " the separate models of these releases."
+        )
+    return Case(
+        **{
+            option.name: getattr(args, option.name)
+            for option in fields(Case)
+            if option.name in args
+        }
+    )
+
+
+def run(args: argparse.Namespace) -> int:
+    """Compare one update with rsl_rl's and print a Markdown table; return the exit status.
+
+    Raises:
+        ImportError: If rsl_rl is not 5.0.1 to 5.5.
+            ValueError: If an option is wrong, or the libraries do not compute the same.
+    """
+    case = case_from(args)
+    if args.pairs < 1:
+        raise ValueError(f"pairs is {args.pairs}, expected at least 1.")
+    check_equal(case)
+    ours, theirs = alternate([(library, case) for library in LIBRARIES], args.pairs)
+    low, ratio, high = spread(ours, theirs)
+    times = [milliseconds(statistics.median(seconds)) for seconds in (theirs, ours)]
+    rows = [("time of `update()`", *times, f"{ratio:.2f} ({low:.2f} to {high:.2f})")]
+    if args.memory:
+        mine, other = (peak_of_update(case, library) for library in LIBRARIES)
+        peaks = (f"{other / 1e6:.0f} MB", f"{mine / 1e6:.0f} MB", f"{other / mine:.2f}")
+        rows.append(("memory of `update()`", *peaks))
+    found, where = versions(), machine(case.device)
+    what = [f"{name} {found[name]}" for name in ("rsl-tbptt", "rsl-rl-lib", "torch")]
+    print(f"{case}; {', '.join((where['device'], where['processor'], *what))}\n")
+    for row in (("", "rsl_rl", "rsl_tbptt", "rsl_rl / rsl_tbptt"), ("---",) * 4, *rows):
+        print(f"| {' | '.join(row)} |")
+    return 0
+
+
+def spread(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float, float]:
+    """Return the lowest, the median and the highest of the pairs' ratios: their time over ours."""
+    ratios = [b / a for a, b in zip(ours, theirs, strict=True)]
+    return min(ratios), statistics.median(ratios), max(ratios)
+
+
+def milliseconds(seconds: float) -> str:
+    """Write a time with three digits or more."""
+    return f"{seconds * 1e3:.{0 if seconds >= 0.1 else 1}f} ms"

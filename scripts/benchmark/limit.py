@@ -1,0 +1,104 @@
+"""What the matrix products of an update alone would take, and where its time goes."""
+
+from collections import Counter
+from dataclasses import replace
+from itertools import product
+from math import prod
+
+import torch
+from torch.profiler import ProfilerActivity, profile
+from torch.utils.flop_counter import FlopCounterMode
+
+from rsl_tbptt.tools.bench import Case, build, fill, seconds_of
+
+DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+PRODUCTS = {
+    torch.ops.aten.addmm_: lambda _, a, b, **__: 2 * prod(a) * b[1],
+    torch.ops.mkl._mkl_linear: lambda x, _, w, *__, **___: 2 * prod(x) * w[0],
+}
+"""Operations that torch's counter does not know, with the shapes of their arguments."""
+KINDS = {
+    "matrix products": "mm addmm addmm_ bmm _mkl_linear",
+    "gates and state of the scan": "LstmScan LstmScanBackward GruScan GruScanBackward",
+    "activations of the MLP": "elu elu_backward",
+    "copies": "copy_ cat index stack _mkl_reorder_linear_weight",
+    "views": "select as_strided unbind slice view t transpose expand",
+}
+"""Operations by what they do in an update; other uses of them count too."""
+
+
+def update_flops(case: Case) -> int:
+    """Count the operations of an update's matrix products and convolutions, forward and backward.
+
+    torch counts them in an update of few environments by torch's own layers. Gradients that nobody
+    needs, of observations and of the state before a window, are not computed.
+    """
+    period = getattr(case, "camera_period", None) or 1
+    few = 2 * case.batches * period  # all phases of a camera
+    small = replace(
+        case, num_envs=few, num_learning_epochs=1, device="cpu", use_mixed_precision=False
+    )
+    algorithm = build(small, "rsl_tbptt")
+    fill(algorithm, small, seed=0)
+    with FlopCounterMode(display=False, custom_mapping=PRODUCTS) as counter:
+        algorithm.update()
+    return counter.get_total_flops() * case.num_learning_epochs * case.num_envs // few
+
+
+def product_rates(device: str, seconds: float = 0.1) -> dict[str, float]:
+    """Measure how fast matrix products are: the highest rate in operations per second, by dtype.
+
+    The shapes are those of an LSTM-256's step, forward and backward, with 256 to 4,096
+    environments.
+
+    Args:
+        device: Where.
+        seconds: Time spent on each shape.
+    """
+    rates: dict[str, float] = {}
+    for (name, dtype), n in product(DTYPES.items(), (256, 1024, 4096)):
+        x, gates, w, w_hh = (
+            torch.randn(*shape, device=device, dtype=dtype)
+            for shape in ((n, 305), (n, 1024), (1024, 305), (1024, 256))
+        )
+        for a, b in ((x, w.t()), (gates, w_hh), (gates.t(), x)):
+            rates[name] = max(rates.get(name, 0.0), _rate(a, b, seconds))
+    return rates
+
+
+def _rate(a: torch.Tensor, b: torch.Tensor, seconds: float) -> float:
+    """Return the rate of the fastest of repeated products."""
+    num_products = 20 if a.is_cuda else 1  # so that a GPU's launches overlap
+    out, best, spent = torch.mm(a, b), float("inf"), 0.0
+
+    def multiply() -> None:
+        for _ in range(num_products):
+            torch.mm(a, b, out=out)
+
+    while spent < seconds:
+        taken = seconds_of(multiply, str(a.device))
+        best, spent = min(best, taken), spent + taken
+    return 2 * a.numel() * b.shape[1] * num_products / best
+
+
+def profile_update(case: Case, num_updates: int = 3) -> list[tuple[str, float, int]]:
+    """Profile our updates, after two to warm up.
+
+    Returns:
+        Kinds of operations, their share of the time of all, and their calls in an update.
+    """
+    kinds = {name: kind for kind, names in KINDS.items() for name in names.split()}
+    times, calls = Counter(), Counter()
+    algorithm = build(case, "rsl_tbptt")
+    for seed in range(2 + num_updates):
+        fill(algorithm, case, seed)
+        with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiler:
+            algorithm.update()
+        for event in profiler.key_averages() if seed >= 2 else ():
+            kind = kinds.get(event.key.rpartition("::")[2], "the rest")
+            times[kind] += event.self_cpu_time_total
+            calls[kind] += event.count
+    return [
+        (kind, times[kind] / sum(times.values()), round(calls[kind] / num_updates))
+        for kind in (*KINDS, "the rest")
+    ]
