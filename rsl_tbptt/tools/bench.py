@@ -332,7 +332,7 @@ def run(args: argparse.Namespace) -> int:
 
     Raises:
         ImportError: If rsl_rl is not 5.0.1 to 5.5.
-            ValueError: If an option is wrong, or the libraries do not compute the same.
+        ValueError: If an option is wrong, or the libraries do not compute the same.
     """
     case = case_from(args)
     if args.pairs < 1:
