@@ -2,7 +2,7 @@
 
 from typing import TYPE_CHECKING, Any
 
-from rsl_tbptt.compat import require_models_era, rsl_rl_era
+from rsl_tbptt.compat import MODELS_ERA, require_era, rsl_rl_era
 
 if TYPE_CHECKING:
     from rsl_tbptt.algorithms.distillation import TbpttDistillation
@@ -22,7 +22,7 @@ def __getattr__(name: str) -> Any:
     """
     if name not in __all__:
         raise AttributeError(f"module 'rsl_tbptt.algorithms' has no attribute '{name}'")
-    require_models_era(f"rsl_tbptt.algorithms.{name}")
+    require_era(MODELS_ERA, f"rsl_tbptt.algorithms.{name}")
     from rsl_tbptt.algorithms.distillation import TbpttDistillation
     from rsl_tbptt.algorithms.ppo.algorithm import TbpttPPO
 

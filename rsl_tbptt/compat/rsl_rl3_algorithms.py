@@ -11,7 +11,25 @@ from rsl_rl.storage import RolloutStorage
 from rsl_rl.utils import resolve_optimizer
 
 
-class PPO(algorithms.PPO):
+class _OfPolicy:
+    """What rsl_rl 5's algorithms do for their runners; rsl_rl 3's runner saves and loads itself."""
+
+    policy: Any
+
+    def train_mode(self) -> None:
+        """Set all networks to training; a policy keeps its teacher in evaluation."""
+        self.policy.train()
+
+    def save(self) -> dict[str, Any]:
+        """Return nothing."""
+        return {}
+
+    def load(self, loaded_dict: dict, load_cfg: dict | None, strict: bool) -> bool:
+        """Load nothing."""
+        return False
+
+
+class PPO(_OfPolicy, algorithms.PPO):
     """rsl_rl 3's PPO of two models of one policy."""
 
     def __init__(
@@ -25,33 +43,21 @@ class PPO(algorithms.PPO):
         **arguments: Any,
     ) -> None:
         """Take actor and critic of one ActorCritic, a storage, and rsl_rl 3's other arguments."""
-        self.policy: Any = actor.policy
+        self.policy = actor.policy
         super().__init__(self.policy, learning_rate=learning_rate, **arguments)
         optimizer_class: Any = resolve_optimizer(optimizer)  # rsl_rl 3 knows Adam only
         self.optimizer = optimizer_class(self.policy.parameters(), lr=learning_rate)
         self.actor, self.critic, self.storage = actor, critic, storage
 
-    def train_mode(self) -> None:
-        """Set all networks to training."""
-        self.policy.train()
 
-    def save(self) -> dict[str, Any]:
-        """Return nothing: rsl_rl 3's runner saves policy and optimiser itself."""
-        return {}
-
-    def load(self, loaded_dict: dict, load_cfg: dict | None, strict: bool) -> bool:
-        """Load nothing: rsl_rl 3's runner loads policy and optimiser itself."""
-        return False
-
-
-class Distillation(algorithms.Distillation):
+class Distillation(_OfPolicy, algorithms.Distillation):
     """rsl_rl 3's Distillation of two models of one policy."""
 
     def __init__(
         self, student: Any, teacher: Any, storage: RolloutStorage, **arguments: Any
     ) -> None:
         """Take both of one StudentTeacher, a storage, and rsl_rl 3's other arguments."""
-        self.policy: Any = student.policy
+        self.policy = student.policy
         super().__init__(self.policy, **arguments)
         self.student, self.teacher, self.storage = student, teacher, storage
 
@@ -60,18 +66,6 @@ class Distillation(algorithms.Distillation):
         if name == "teacher_loaded":
             self.policy.loaded_teacher = value
         super().__setattr__(name, value)
-
-    def train_mode(self) -> None:
-        """Set all networks to training; the policy keeps its teacher in evaluation."""
-        self.policy.train()
-
-    def save(self) -> dict[str, Any]:
-        """Return nothing: rsl_rl 3's runner saves policy and optimiser itself."""
-        return {}
-
-    def load(self, loaded_dict: dict, load_cfg: dict | None, strict: bool) -> bool:
-        """Load nothing: rsl_rl 3's runner loads policy and optimiser itself."""
-        return False
 
 
 class ModelStorage(RolloutStorage):
@@ -100,8 +94,8 @@ def keep_with_optimizer(
 ) -> None:
     """Let what an algorithm has to remember travel in the optimiser's state dict.
 
-    rsl_rl 3's runner saves nothing of an algorithm but policy and optimiser. Further keys beside
-    the optimiser's own are ignored by torch, so the checkpoint loads in plain rsl_rl too.
+    rsl_rl 3's runner saves only the policy and optimiser of an algorithm. torch ignores extra keys
+    next to the optimiser's own, so the checkpoint loads in plain rsl_rl too.
 
     Args:
         optimizer: The optimiser.
@@ -110,7 +104,6 @@ def keep_with_optimizer(
         replaces: Whether the state dict to load belongs to other networks; the optimiser then
             stays as it is.
     """
-    own_keys = {"state", "param_groups"}
     loaded: dict[str, Any] = {}
 
     def write(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
@@ -119,7 +112,7 @@ def keep_with_optimizer(
     def before(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
         state_dict = optimizer.state_dict() if replaces() else state_dict
         loaded.clear()
-        loaded.update({key: v for key, v in state_dict.items() if key not in own_keys})
+        loaded.update({k: v for k, v in state_dict.items() if k not in ("state", "param_groups")})
         return state_dict
 
     def after(_: torch.optim.Optimizer) -> None:

@@ -1,17 +1,15 @@
-"""Where supported versions of rsl_rl differ and the algorithms have to know; imported from here."""
+"""What differs between supported releases of rsl_rl; import it from here."""
 
 from __future__ import annotations
 
-import inspect
 import os
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
-from rsl_rl import algorithms
 from torch import distributed, nn
 
-from rsl_tbptt.compat import MODELS_ERA, rsl_rl_era
+from rsl_tbptt.compat import MODELS_ERA, rsl_rl_era, rsl_rl_release
 
 if TYPE_CHECKING or rsl_rl_era() == MODELS_ERA:
     from rsl_rl.algorithms import PPO, Distillation
@@ -42,7 +40,6 @@ else:
     CLIPS_TOGETHER = True
 
 __all__ = [
-    "CLIPS_TOGETHER",
     "OWN_MODELS",
     "PPO",
     "UPDATE_NORMALIZES",
@@ -61,7 +58,7 @@ __all__ = [
     "world_size",
 ]
 
-UPDATE_NORMALIZES = "update_normalization" in inspect.getsource(algorithms.PPO.update)
+UPDATE_NORMALIZES = rsl_rl_release() >= (5, 5)
 """Whether PPO's ``update()`` updates the normalisers (5.5) or the rollout does (before)."""
 
 
@@ -96,24 +93,20 @@ def clip_gradients(
 
 
 def world_size() -> int:
-    """Return how many ranks torchrun, or a script like it, has started."""
+    """Return the number of ranks that torchrun, or a script like it, has started."""
     return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def join_on_cpu(runner: Any) -> None:
-    """Do by gloo what ``_configure_multi_gpu`` of rsl_rl 5.0.1 to 5.5 does by NCCL.
+    """Join the ranks by gloo, as ``_configure_multi_gpu`` of rsl_rl 5.0.1 to 5.5 does by NCCL.
 
     Args:
         runner: One of its runners, on the device "cpu", before it builds its algorithm. A second
             one in the same process joins the ranks of the first.
     """
     rank, local_rank = (int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK"))
-    runner.is_distributed, runner.gpu_world_size = True, world_size()
-    runner.gpu_global_rank, runner.gpu_local_rank = rank, local_rank
-    runner.cfg["multi_gpu"] = {
-        "global_rank": rank,
-        "local_rank": local_rank,
-        "world_size": runner.gpu_world_size,
-    }
+    sizes = {"global_rank": rank, "local_rank": local_rank, "world_size": world_size()}
+    runner.is_distributed, runner.cfg["multi_gpu"] = True, sizes
+    runner.gpu_global_rank, runner.gpu_local_rank, runner.gpu_world_size = sizes.values()
     if not distributed.is_initialized():
-        distributed.init_process_group("gloo", rank=rank, world_size=runner.gpu_world_size)
+        distributed.init_process_group("gloo", rank=rank, world_size=world_size())

@@ -22,9 +22,9 @@ import torch
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.options import DistillationOptions, PpoOptions
-from rsl_tbptt.compat import require_models_era
+from rsl_tbptt.compat import MODELS_ERA, require_era
 
-require_models_era("rsl_tbptt.integrations.mjlab")
+require_era(MODELS_ERA, "rsl_tbptt.integrations.mjlab")
 
 from rsl_rl.models import MLPModel  # noqa: E402
 from rsl_rl.runners import DistillationRunner  # noqa: E402

@@ -20,9 +20,9 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from rsl_tbptt.compat import require_policy_era
+from rsl_tbptt.compat import POLICY_ERA, require_era
 
-require_policy_era("rsl_tbptt.integrations.rsl_rl_v3")
+require_era(POLICY_ERA, "rsl_tbptt.integrations.rsl_rl_v3")
 
 # Only behind the check, as these need rsl_rl 3.
 from rsl_rl.runners import distillation_runner, on_policy_runner  # noqa: E402

@@ -26,11 +26,11 @@ from rsl_tbptt.checkpoints.describing import (
     recorded_config,
 )
 from rsl_tbptt.checkpoints.reading import read_checkpoint
-from rsl_tbptt.compat import require_models_era
+from rsl_tbptt.compat import MODELS_ERA, require_era
 from rsl_tbptt.compat.versions import MLPModel, resolve_callable
 from rsl_tbptt.tools.platforms import load_platform, platform_of
 
-require_models_era("rsl_tbptt.tools.policies")
+require_era(MODELS_ERA, "rsl_tbptt.tools.policies")
 
 from rsl_rl.modules.distribution import Distribution  # noqa: E402  # only there
 
