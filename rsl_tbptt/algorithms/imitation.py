@@ -1,12 +1,11 @@
-"""PPO that imitates a teacher while it learns: what the teacher says, and how much it counts."""
+"""PPO and teachers: imitation while it learns, and going on with a distilled student."""
 
 from __future__ import annotations
 
-import contextlib
 import copy
 import math
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -18,7 +17,7 @@ from torch import nn
 
 from rsl_tbptt.algorithms.options import PpoOptions
 from rsl_tbptt.algorithms.truncation_bootstrap import EpisodeReturns
-from rsl_tbptt.checkpoints.describing import check_configured_alike, check_fits
+from rsl_tbptt.checkpoints.describing import check_fits
 from rsl_tbptt.checkpoints.reading import (
     check_matches,
     checkpoint_file,
@@ -111,8 +110,8 @@ class Imitation:
     def observe(self, obs: TensorDict, step: int) -> None:
         """Record what the teacher would do at a step, while it counts.
 
-        The teacher sees the rollout as it happens, so a recurrent one keeps its memory; also one
-        that does not count but may again.
+        The teacher sees the rollout as it happens, so a recurrent one keeps its memory. So does
+        one whose weight is 0 and may rise again.
 
         Args:
             obs: Observations of all environments, batch size (N,).
@@ -134,27 +133,11 @@ class Imitation:
             self._recorded.append(tuple(self._teacher.output_distribution_params))
 
     def params(self) -> tuple[torch.Tensor, ...]:
-        """Return what was recorded in this rollout, shape (T, N, A) each; none while it counts 0.
+        """Return what was recorded in this rollout, shape (T, N, A) each; nothing at weight 0.
 
-        Those are the parameters of the teacher's distribution, or its mean for ``"mse"``.
+        These are the parameters of the teacher's distribution, or its mean for ``"mse"``.
         """
         return tuple(torch.stack(params) for params in zip(*self._recorded, strict=True))
-
-    def recorded(self) -> dict[str, torch.Tensor]:
-        """Return the same by names for messages. Shape: (T, N, A) each."""
-        named = enumerate(self.params())
-        return {f"the teacher's distribution, parameter {i}": param for i, param in named}
-
-    @contextlib.contextmanager
-    def pretending(self, params: tuple[torch.Tensor, ...]) -> Iterator[None]:
-        """Have a distribution's parameters, (T, N, A) each, in the place of what was recorded."""
-        recorded = self._recorded
-        said = params[:1] if self._options.teacher_loss == "mse" else params
-        self._recorded = [*zip(*said, strict=True)] if self.coef > 0 else []
-        try:
-            yield
-        finally:
-            self._recorded = recorded
 
     def process_env_step(self, rewards: torch.Tensor, dones: torch.Tensor) -> None:
         """Count a step's rewards (N,), without RND's, and clear the state where episodes ended."""
@@ -195,9 +178,7 @@ class Imitation:
         return self._options.teacher_coef > 0 and not self._loaded
 
     def load_file(self) -> None:
-        """Load the teacher from ``teacher_checkpoint``; no checkpoint of a training brought it.
-
-        Several teachers know their files.
+        """Load the teacher from ``teacher_checkpoint``; several teachers know their files.
 
         Raises:
             ValueError: If no file is named, or it is missing, damaged or does not fit.
@@ -221,35 +202,19 @@ class Imitation:
         if path is None:
             raise ValueError(
                 f"teacher_coef is {coef} and teacher_checkpoint is None, expected the teacher's"
-                " file in teacher_checkpoint, or a checkpoint that brings the teacher, a distilled"
-                " student's or that of a run with it: name the file with --checkpoint FILE. Without"
-                " a teacher set teacher_coef to 0."
+                " file in teacher_checkpoint, or a checkpoint that brings the teacher with"
+                " --checkpoint FILE. Without a teacher set teacher_coef to 0."
             )
         path = str(checkpoint_file(path))
         checkpoint = read_checkpoint(path, self._storage.dones.device)
         state_dict = teacher_state_dict(checkpoint, f"The teacher_checkpoint '{path}'")
         try:
-            self._check(state_dict, checkpoint, path)
+            self._take(state_dict, checkpoint, path)
         except ValueError as error:
             raise ValueError(
                 f"teacher_checkpoint is '{path}', expected a teacher as teacher_cfg describes it:"
                 f" {error}"
             ) from error
-        self._take(state_dict)
-
-    def start(self, checkpoint: Mapping[str, Any], strict: bool) -> None:
-        """Take the teacher of a distillation's checkpoint and start the schedule.
-
-        Args:
-            checkpoint: Checkpoint of a distillation. A file without its teacher leaves that to
-                ``teacher_checkpoint``.
-            strict: Whether the teacher must be configured as it was there.
-
-        Raises:
-            ValueError: If the teacher does not fit. Nothing is changed then.
-        """
-        state_dict = checkpoint.get("teacher_state_dict")
-        self._load(state_dict, {"num_updates": 0}, checkpoint if strict else {})
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint needs to go on in the schedule; empty without a teacher."""
@@ -259,59 +224,45 @@ class Imitation:
         teacher = self._teacher.state_dict()
         return {"num_updates": self._num_updates, "teacher_state_dict": teacher, **returns}
 
-    def load_state_dict(self, own: Mapping[str, Any]) -> None:
-        """Go on where a checkpoint of PPO was taken, with its teacher if it brings one.
+    def load_state_dict(
+        self, state: Mapping[str, Any], checkpoint: Mapping[str, Any] | None = None
+    ) -> None:
+        """Go on in the schedule, with the teacher of a checkpoint if it brings one.
 
         Args:
-            own: What this package wrote into the checkpoint.
+            state: What ``state_dict`` returned; or a distillation's teacher alone, with which the
+                schedule starts. Without a teacher its parameters are left to
+                ``teacher_checkpoint``.
+            checkpoint: The checkpoint, if the teacher must be configured as it was there.
 
         Raises:
             ValueError: If the teacher does not fit. Nothing is changed then.
         """
-        state = own.get("imitation")
-        if state is None:  # written when only a student's checkpoint could bring the teacher
-            state = dict(own.get("fine_tuning", {}))
-            warmup = self._options.critic_warmup_iterations
-            state["num_updates"] = max(0, state.get("num_updates", 0) - warmup)
-        self._load(state.get("teacher_state_dict"), state, {})
-
-    def _load(
-        self,
-        state_dict: Mapping[str, torch.Tensor] | None,
-        state: Mapping[str, Any],
-        checkpoint: Mapping[str, Any],
-    ) -> None:
-        """Take a teacher, if there is one, and a position in the schedule."""
-        if self._teacher is not None and state_dict:
-            self._check(state_dict, checkpoint, None)
-            self._take(state_dict)
+        if self._teacher is not None and state.get("teacher_state_dict"):
+            self._take(state["teacher_state_dict"], checkpoint or {}, None)
         self._num_updates = state.get("num_updates", 0)
         if self.returns is not None:
             self.returns.load_state_dict(state.get("returns", []))
 
-    def _check(
+    def _take(
         self,
         state_dict: Mapping[str, torch.Tensor],
         checkpoint: Mapping[str, Any],
         path: str | None,
     ) -> None:
-        """Check that a teacher fits, before anything is changed.
+        """Load a teacher of a checkpoint, after checking that it fits.
 
         Raises:
             ValueError: If it does not.
         """
-        assert self._teacher is not None
-        if isinstance(self._teacher, SelectedTeachers):
-            self._teacher.check_state_dict(state_dict, checkpoint)
-            return
-        check_matches(self._teacher, state_dict, "teacher", _advice)
-        obs = self._storage.observations
-        check_configured_alike(self._teacher, obs, "teacher", checkpoint, path)
-
-    def _take(self, state_dict: Mapping[str, torch.Tensor]) -> None:
-        assert self._teacher is not None
-        self._teacher.load_state_dict(state_dict)
-        self._teacher.eval()
+        teacher, obs = self._teacher, self._storage.observations
+        assert teacher is not None
+        if isinstance(teacher, SelectedTeachers):
+            teacher.check_state_dict(state_dict, checkpoint)
+        else:
+            check_fits(teacher, state_dict, "teacher", obs, checkpoint, path, _advice)
+        teacher.load_state_dict(state_dict)
+        teacher.eval()
         self._loaded = True
 
 
@@ -395,9 +346,9 @@ class FineTuning:
         """
         student = checkpoint["student_state_dict"]
         if strict:
-            check_configured_alike(self._actor, obs, "actor", checkpoint, None)
-            check_matches(self._actor, student, "actor", config_advice)
-        imitation.start(checkpoint, strict)  # first, as it may refuse
+            check_fits(self._actor, student, "actor", obs, checkpoint, advice=config_advice)
+        teacher = {"teacher_state_dict": checkpoint.get("teacher_state_dict")}
+        imitation.load_state_dict(teacher, checkpoint if strict else None)  # first: it may refuse
         self._actor.load_state_dict(student, strict=strict)
         if self._options.student_action_std is not None:
             name, parameter = _std_parameter(self._actor)
@@ -410,19 +361,18 @@ class FineTuning:
     def _announce(self) -> None:
         """Print what became of the student and what happens next.
 
-        Printed, as rsl_rl prints its models: nobody sets up logging in the training scripts, where
-        all below a warning is lost, and nothing is wrong here that one should be warned of.
+        Printed, as rsl_rl prints its models: training scripts set up no logging, so that all below
+        a warning would be lost.
         """
         options = self._options
         noise = options.student_action_std or "the student's own"
-        warmup, teacher = options.critic_warmup_iterations, options.teacher_coef or "none"
-        parts = [
-            "TbpttPPO: the checkpoint's student is the actor now, the critic is fresh.",
-            f"Action noise: {noise} (student_action_std).",
-            f"Updates of the critic alone: {warmup} (critic_warmup_iterations).",
-            f"Weight of the teacher: {teacher} (teacher_coef).",
-        ]
-        print(*parts)  # noqa: T201
+        print(  # noqa: T201
+            "TbpttPPO: the checkpoint's student is the actor now, the critic is fresh. Action"
+            f" noise: {noise} (student_action_std)."
+            " Updates of the critic alone:"
+            f" {options.critic_warmup_iterations} (critic_warmup_iterations). Weight of the"
+            f" teacher: {options.teacher_coef or 'none'} (teacher_coef)."
+        )
 
     def check_training(self) -> None:
         """Say what has no effect on a training that starts without a student."""

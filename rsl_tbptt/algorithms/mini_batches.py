@@ -15,10 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
-from rsl_rl.storage import RolloutStorage
 
 from rsl_tbptt.algorithms.options import PpoOptions
 from rsl_tbptt.core import hidden_state
@@ -27,26 +25,10 @@ from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.rollout import Rollout, Segments
 from rsl_tbptt.core.windows import Group, Window, tbptt_schedule
 
-MiniBatchUnit = Literal["env", "window"]
-
-
-@dataclass(frozen=True)
-class Shape:
-    """Segments of equal length and windows: S of them in every environment."""
-
-    first_steps: tuple[int, ...]
-    """Step of the rollout at which each begins, S of them."""
-
-    group: Group
-    """Their windows, counted from the beginning of a segment."""
-
-    num_loss_steps: int
-    """Steps of one segment that enter the loss."""
-
 
 @dataclass(frozen=True)
 class Part:
-    """Segments of one shape in a mini-batch."""
+    """Segments of a mini-batch that have the same windows."""
 
     group: Group
     """Their windows, counted from the beginning of a segment."""
@@ -80,7 +62,7 @@ class MiniBatch:
     """What one optimiser step sees."""
 
     parts: tuple[Part, ...]
-    """One per shape."""
+    """One for each shape of segments."""
 
     num_samples: int
     """Robot-steps that enter the loss, over all processes."""
@@ -100,107 +82,88 @@ class MiniBatches:
         self,
         num_steps: int,
         num_envs: int,
-        num_mini_batches: int,
-        *,
+        options: PpoOptions,
         ranks: Ranks,
-        gradient_length: int,
-        unit: MiniBatchUnit = "env",
-        burn_in_length: int = 0,
-        shuffle: bool = True,
-        device: torch.device | str = "cpu",
+        device: torch.device | str,
     ) -> None:
         """Plan the segments.
 
         Args:
-            num_steps: Length T of the rollout.
+            num_steps: Length T of the rollout; 1 if its steps are seen as environments.
             num_envs: Number of environments N, at least ``num_mini_batches``.
-            num_mini_batches: Optimiser steps per epoch.
+            options: What is drawn, in what order, and the lengths of windows and burn-in.
             ranks: The processes that train together.
-            gradient_length: k2, the steps the gradient flows back.
-            unit: What is drawn: whole environments or windows.
-            burn_in_length: Steps replayed without gradient before each window.
-            shuffle: Whether each epoch draws anew; else in order of steps and environments.
             device: Where the indices live.
         """
-        self._num_envs, self._num_mini_batches = num_envs, num_mini_batches
-        self._ranks, self._shuffle, self._device = ranks, shuffle, device
-        self.window_length = min(gradient_length, num_steps)
+        self._num_envs, self._num_mini_batches = num_envs, options.num_mini_batches
+        self._ranks, self._shuffle, self._device = ranks, options.shuffle_envs, device
+        segments = _segments(num_steps, options)
+        self._groups = list(segments)
+        self.window_length = min(options.gradient_length or num_steps, num_steps)
         """Steps of the longest window."""
-        self._shapes = _shapes(num_steps, gradient_length, unit, burn_in_length)
-        first_steps = {step for shape in self._shapes for step in shape.first_steps}
-        self.state_steps = tuple(sorted(first_steps))
+        self.state_steps = sorted({step for steps in segments.values() for step in steps})
+        """Steps of the rollout before which segments begin."""
         # On the device once: a copy from the host in every mini-batch would wait for the device.
-        self._first_steps = [torch.tensor(s.first_steps, device=device) for s in self._shapes]
+        self._first_steps = [torch.tensor(steps, device=device) for steps in segments.values()]
         self._state_places = [
-            torch.tensor([self.state_steps.index(step) for step in s.first_steps], device=device)
-            for s in self._shapes
+            torch.tensor([self.state_steps.index(step) for step in steps], device=device)
+            for steps in segments.values()
         ]
-        self._num_samples = [ranks.sum_count(count, device) for count in self._count_samples()]
-
-    def _count_samples(self) -> list[int]:
-        """Return the samples in each mini-batch of this process."""
         counts = [0] * self._num_mini_batches
-        for shape in self._shapes:
-            pairs = torch.arange(len(shape.first_steps) * self._num_envs)
+        for group, steps in segments.items():
+            pairs = torch.arange(len(steps) * num_envs)
             for index, share in enumerate(pairs.tensor_split(self._num_mini_batches)):
-                counts[index] += shape.num_loss_steps * len(share)
-        return counts
-
-    @property
-    def num_samples_of_smallest(self) -> int:
+                counts[index] += _num_loss_steps(group) * len(share)
+        self.num_samples_of_smallest = min(counts)
         """Robot-steps of this process in its smallest mini-batch."""
-        return min(self._count_samples())
+        self._num_samples = [ranks.sum_count(count, device) for count in counts]
 
     def draw(self) -> Iterator[MiniBatch]:
         """Draw one epoch's mini-batches. Each gets its share of the segments of every shape."""
         order = torch.randperm if self._shuffle else torch.arange
         shares = [
-            order(len(shape.first_steps) * self._num_envs, device=self._device).tensor_split(
+            order(len(steps) * self._num_envs, device=self._device).tensor_split(
                 self._num_mini_batches
             )
-            for shape in self._shapes
+            for steps in self._first_steps
         ]
         for num_samples, pairs in zip(self._num_samples, zip(*shares, strict=True), strict=True):
-            yield self._mini_batch(pairs, num_samples, self._ranks)
+            yield MiniBatch(self._parts(pairs), num_samples, self._ranks)
 
     def of_envs(self, envs: torch.Tensor) -> MiniBatch:
         """Return all segments of some environments, shape (n,), as this process's mini-batch."""
         pairs = [
-            torch.cat([segment * self._num_envs + envs for segment in range(len(s.first_steps))])
-            for s in self._shapes
+            torch.cat([segment * self._num_envs + envs for segment in range(len(steps))])
+            for steps in self._first_steps
         ]
-        steps_of_env = sum(len(s.first_steps) * s.num_loss_steps for s in self._shapes)
-        return self._mini_batch(pairs, len(envs) * steps_of_env, Ranks(together=False))
+        lengths = map(_num_loss_steps, self._groups)
+        num_samples = sum(length * len(each) for length, each in zip(lengths, pairs, strict=True))
+        return MiniBatch(self._parts(pairs), num_samples, Ranks(together=False))
 
-    def _mini_batch(
-        self, pairs: Sequence[torch.Tensor], num_samples: int, ranks: Ranks
-    ) -> MiniBatch:
-        """Build a mini-batch from indices of (segment, environment), one tensor per shape."""
+    def _parts(self, pairs: Sequence[torch.Tensor]) -> tuple[Part, ...]:
+        """Build parts from indices of (segment, environment), one tensor per shape."""
         parts = []
-        shapes = zip(self._shapes, self._first_steps, self._state_places, pairs, strict=True)
-        for shape, first_steps, places, indices in shapes:
+        shapes = zip(self._groups, self._first_steps, self._state_places, pairs, strict=True)
+        for group, first_steps, places, indices in shapes:
             segment, env = indices // self._num_envs, indices % self._num_envs
-            state = places[segment] * self._num_envs + env
-            parts.append(Part(shape.group, first_steps[segment], env, state))
-        return MiniBatch(tuple(parts), num_samples, ranks)
+            parts.append(
+                Part(group, first_steps[segment], env, places[segment] * self._num_envs + env)
+            )
+        return tuple(parts)
 
 
-def _shapes(
-    num_steps: int, gradient_length: int, unit: MiniBatchUnit, burn_in_length: int
-) -> list[Shape]:
-    """Cut a rollout into segments and collect those of equal shape."""
-    (group,) = tbptt_schedule(num_steps, gradient_length, update_length=num_steps)
-    if unit == "env":
-        return [Shape((0,), group, num_steps)]
-    first_steps: dict[tuple[int, int], list[int]] = {}
+def _segments(num_steps: int, options: PpoOptions) -> dict[Group, list[int]]:
+    """Cut a rollout into segments; return the steps at which they begin, by their windows."""
+    length = options.gradient_length or num_steps
+    (group,) = tbptt_schedule(num_steps, length, update_length=num_steps)
+    if options.minibatch_unit == "env":
+        return {group: [0]}
+    segments: dict[Group, list[int]] = {}
     for window in group:
-        burn_in = min(burn_in_length, window.start)
-        shape = (burn_in, window.num_loss_steps)
-        first_steps.setdefault(shape, []).append(window.start - burn_in)
-    return [
-        Shape(tuple(steps), _windows(burn_in, length), length)
-        for (burn_in, length), steps in first_steps.items()
-    ]
+        burn_in = min(options.burn_in_length, window.start)
+        windows = _windows(burn_in, window.num_loss_steps)
+        segments.setdefault(windows, []).append(window.start - burn_in)
+    return segments
 
 
 def _windows(burn_in: int, length: int) -> Group:
@@ -209,21 +172,5 @@ def _windows(burn_in: int, length: int) -> Group:
     return (Window(0, burn_in, burn_in, carry=burn_in), window) if burn_in else (window,)
 
 
-def plan_mini_batches(
-    storage: RolloutStorage, options: PpoOptions, ranks: Ranks, recurrent: bool
-) -> MiniBatches:
-    """Plan mini-batches of environments, or of single steps where neither model is recurrent."""
-    num_steps, num_envs = storage.num_transitions_per_env, storage.num_envs
-    if not recurrent:
-        num_steps, num_envs = 1, num_steps * num_envs
-    return MiniBatches(
-        num_steps,
-        num_envs,
-        options.num_mini_batches,
-        ranks=ranks,
-        gradient_length=options.gradient_length or num_steps,
-        unit=options.minibatch_unit,
-        burn_in_length=options.burn_in_length,
-        shuffle=options.shuffle_envs,
-        device=storage.dones.device,
-    )
+def _num_loss_steps(group: Group) -> int:
+    return sum(window.num_loss_steps for window in group)

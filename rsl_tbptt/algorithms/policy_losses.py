@@ -1,4 +1,8 @@
-"""PPO's losses per sample, of actor and critic. Add or change a policy loss here."""
+"""PPO's losses per sample, and the gradient of a mini-batch: add or change a policy loss here.
+
+:class:`PpoGradient` replays actor and critic over the windows of a mini-batch; :class:`PolicyLoss`
+and :func:`value_loss` compare what they say with the labels of the rollout.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,7 @@ from torch import nn
 
 from rsl_tbptt.algorithms.heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.health import FirstReplay
-from rsl_tbptt.algorithms.mini_batches import MiniBatch
+from rsl_tbptt.algorithms.mini_batches import MiniBatch, MiniBatches
 from rsl_tbptt.algorithms.options import PpoOptions
 from rsl_tbptt.algorithms.replay import (
     Replay,
@@ -27,28 +31,204 @@ from rsl_tbptt.core import losses
 from rsl_tbptt.core.accumulate import Outputs, SampleLosses
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import HiddenState
-from rsl_tbptt.core.rollout import Labels, Rollout, generalized_advantages
+from rsl_tbptt.core.rollout import Labels, Rollout
 
 Params = tuple[torch.Tensor, ...]
 """Parameters of a distribution, as rsl_rl's ``output_distribution_params``."""
+
+States = tuple[HiddenState, HiddenState]
+"""Of actor and critic."""
 
 LOSSES = ("value", "surrogate", "entropy", "kl")
 """What is always reported of an optimiser step."""
 
 KL = LOSSES.index("kl")
 
-OLD, TEACHERS = "old", "teachers"
-"""Whose distributions are among the actor's labels: the policy's that acted, the teacher's."""
+
+@dataclass(frozen=True)
+class PpoRollout:
+    """A rollout, and the states that actor and critic began with."""
+
+    all_groups: Rollout
+    """All observation groups, without labels."""
+
+    actor: Rollout
+    """With the labels of ``PolicyLoss``, and the targets of auxiliary heads."""
+
+    critic: Rollout
+    """With the labels of ``value_loss``."""
+
+    states: States
+    """Stored states of actor and critic, (L, S * N, H) for S stored steps."""
 
 
-def labels_of(whose: str, params: Params) -> dict[str, torch.Tensor]:
-    """Name the parameters of a distribution as labels, of any shape."""
-    return {f"{whose}_param_{index}": param for index, param in enumerate(params)}
+@dataclass(frozen=True)
+class Normalization:
+    """How a mini-batch is normalised, over all ranks."""
+
+    advantages: tuple[torch.Tensor | float, torch.Tensor | float]
+    """What is subtracted from advantages, and what they are divided by then. Shape: () each."""
+
+    divisor: int | torch.Tensor
+    """M, the sum of the samples' weights. Shape: ()."""
 
 
-def params_in(labels: Labels, whose: str) -> Params:
-    """Return the parameters that ``labels_of`` named, of any shape; none if they are not there."""
-    return tuple(label for name, label in labels.items() if name.startswith(f"{whose}_param_"))
+class PpoGradient:
+    """Adds up the gradients of actor and critic over the windows of a mini-batch."""
+
+    def __init__(
+        self,
+        actor: MLPModel,
+        critic: MLPModel,
+        options: PpoOptions,
+        heads: AuxiliaryHeads,
+        mini_batches: MiniBatches,
+        num_envs: int,
+    ) -> None:
+        """Choose how the models are replayed; without memory in either, on single steps.
+
+        Args:
+            actor: Policy with a distribution.
+            critic: Value function.
+            options: Precision, losses and the like.
+            heads: The actor's auxiliary heads.
+            mini_batches: The mini-batches.
+            num_envs: Environments of the largest of them.
+        """
+        self._options, self._heads = options, heads
+        self._recurrent = actor.is_recurrent or critic.is_recurrent
+        self.first_replay = FirstReplay()
+        """What the first replay of an update shows."""
+        replay = partial(
+            Replay,
+            options=options,
+            num_envs=num_envs,
+            window_length=mini_batches.window_length,
+            single_steps=not self._recurrent,
+        )
+        self.actor = replay(actor, distribution_head, heads=heads, first_replay=self.first_replay)
+        self.critic = replay(critic, action_head)
+        self.policy_loss = PolicyLoss(actor, options, self.first_replay)
+        clip = options.clip_param if options.use_clipped_value_loss else None
+        self._value_loss = partial(value_loss, clip=clip)
+        clips = () if options.policy_loss == "kl_penalty" else ("clip_fraction",)
+        self.reported = (*LOSSES, "teacher", *clips, *heads.names)
+        """Names of what is summed up; the teacher's loss is 0 without one."""
+        # The parameters of a shared encoder once.
+        both = (*self.actor.parameters, *self.critic.parameters)
+        self.parameters: list[nn.Parameter] = [*dict.fromkeys(both), *heads.parameters]
+        """Of actor, critic and heads."""
+
+    def rollout(self, storage: RolloutStorage, states: States, teachers: Params) -> PpoRollout:
+        """View a full storage, with advantages and returns, as a rollout.
+
+        Without memory in either model its steps are environments of one step, so that mini-batches
+        mix them as rsl_rl's do.
+
+        Args:
+            storage: The storage.
+            states: Stored states of actor and critic.
+            teachers: What was recorded of a teacher, (T, N, A) each, or nothing.
+        """
+        assert storage.distribution_params is not None
+        dones, stored = storage.dones.squeeze(-1).bool(), storage.observations
+        everything = Rollout.from_dones(stored, {}, dones)
+        weights = None
+        if self._options.loss_reduction == "episode_mean":
+            weights = 1.0 / everything.episode_lengths
+        behaviour = {
+            "advantages": storage.advantages.squeeze(-1),
+            "actions": storage.actions,
+            "log_prob": storage.actions_log_prob.squeeze(-1),
+            **_labels_of("old", storage.distribution_params),
+            **_labels_of("teacher", teachers),
+            **self._heads.targets(dones),
+        }
+        targets = {"returns": storage.returns, "values": storage.values}
+        seen = [seen_by(replay.model, stored) for replay in (self.actor, self.critic)]
+        find_held_frames(*seen)
+        actor = everything.seen_as(seen[0], behaviour, weights)
+        critic = everything.seen_as(seen[1], targets, weights)
+        if not self._recurrent:
+            everything = everything.as_single_steps()
+            actor, critic = actor.as_single_steps(), critic.as_single_steps()
+        return PpoRollout(everything, actor, critic, states)
+
+    def normalization(
+        self,
+        mini_batch: MiniBatch,
+        rollout: PpoRollout,
+        alone: Callable[[], AbstractContextManager[None]] = nullcontext,
+    ) -> Normalization:
+        """Return how a mini-batch is normalised; ranks exchange sums for that.
+
+        Args:
+            mini_batch: What the step sees.
+            rollout: The rollout.
+            alone: Context of what this rank does between two exchanges; see ``Transaction.alone``.
+        """
+        advantages, divisor = (0.0, 1.0), mini_batch.num_samples
+        own = torch.zeros(1, device=self.actor.device)
+        if self._options.normalize_advantage_per_mini_batch:
+            with alone():
+                own = mini_batch.loss_steps(rollout.actor.labels["advantages"])
+            advantages = mean_and_scale(own, mini_batch.num_samples, mini_batch.ranks)
+        if self._options.loss_reduction == "episode_mean":
+            with alone():
+                assert rollout.actor.weights is not None
+                own = mini_batch.loss_steps(rollout.actor.weights)
+            divisor = mini_batch.ranks.sum_tensor(own.sum())
+        return Normalization(advantages, divisor)
+
+    def accumulate(
+        self,
+        mini_batch: MiniBatch,
+        rollout: PpoRollout,
+        normalization: Normalization,
+        *,
+        teacher_coef: float,
+        num_micro_batches: int,
+        holds_actor: bool = False,
+    ) -> torch.Tensor:
+        """Add the gradient of an optimiser step's loss to the parameters' ``.grad``.
+
+        Args:
+            mini_batch: What the step sees.
+            rollout: The rollout.
+            normalization: Of the mini-batch.
+            teacher_coef: Weight of the teacher's loss.
+            num_micro_batches: At least so many micro-batches are run one after the other.
+            holds_actor: Whether the actor's own gradient is of no use. Its auxiliary heads learn
+                all the same.
+
+        Returns:
+            The sums of what is ``reported`` over the samples of this rank, not weighed by episode.
+            Shape: (M,).
+        """
+        policy_loss = partial(
+            self.policy_loss, advantages=normalization.advantages, teacher_coef=teacher_coef
+        )
+        value_coef = self._options.value_loss_coef
+        actor_learns = not holds_actor or bool(self._heads.names)
+        sums: dict[str, torch.Tensor] = {}
+        for replay, own, states, loss, coef, learns in (
+            (self.actor, rollout.actor, rollout.states[0], policy_loss, 1.0, actor_learns),
+            (self.critic, rollout.critic, rollout.states[1], self._value_loss, value_coef, True),
+        ):
+            for part in mini_batch.parts:
+                with torch.set_grad_enabled(learns):
+                    _, found = replay.accumulate(
+                        part.group,
+                        part.of(own),
+                        part.state(states),
+                        loss,
+                        normalization.divisor,
+                        num_micro_batches=num_micro_batches,
+                        coef=coef,
+                    )
+                sums |= {name: sums.get(name, 0.0) + value for name, value in found.items()}
+        sums.setdefault("teacher", torch.zeros_like(sums["kl"]))
+        return torch.stack([sums[name] for name in self.reported])
 
 
 class PolicyLoss:
@@ -88,10 +268,12 @@ class PolicyLoss:
         normalized = (labels["advantages"] - mean) / scale
         log_prob, entropy = actor.get_output_log_prob(labels["actions"]), actor.output_entropy
         self._first_replay.see_log_ratio(log_prob, labels["log_prob"])
-        penalized, old = options.policy_loss == "kl_penalty", params_in(labels, OLD)
+        penalized = options.policy_loss == "kl_penalty"
         with torch.set_grad_enabled(penalized):
-            kl = actor.get_kl_divergence(old, actor.output_distribution_params)
-        reported: dict[str, torch.Tensor] = {}
+            kl = actor.get_kl_divergence(
+                _params_in(labels, "old"), actor.output_distribution_params
+            )
+        reported = {"entropy": entropy, "kl": kl}
         if penalized:
             surrogate = losses.penalized_surrogate(
                 log_prob, labels["log_prob"], normalized, kl, self.kl_coef
@@ -102,20 +284,16 @@ class PolicyLoss:
                 log_prob, labels["log_prob"], normalized, *clips, options.dual_clip_param
             )
             reported["clip_fraction"] = losses.is_clipped(log_prob, labels["log_prob"], *clips)
+        reported["surrogate"] = surrogate
         loss = surrogate - options.entropy_coef * entropy
-        reported |= {"surrogate": surrogate, "entropy": entropy, "kl": kl}
-        teachers = params_in(labels, TEACHERS)
-        if teachers:
-            reported["teacher"] = self._of_teacher(teachers)
-            loss = loss + teacher_coef * reported["teacher"]
+        if teachers := _params_in(labels, "teacher"):
+            if options.teacher_loss == "mse":
+                distance = losses.mse(actor.output_mean, *teachers)
+            else:
+                distance = actor.get_kl_divergence(teachers, actor.output_distribution_params)
+            reported["teacher"] = distance
+            loss = loss + teacher_coef * distance
         return SampleLosses(loss, reported)
-
-    def _of_teacher(self, params: Params) -> torch.Tensor:
-        """Return the distance from the teacher's distribution, or from its mean, shape (K, n)."""
-        actor = self._actor
-        if self._options.teacher_loss == "mse":
-            return losses.mse(actor.output_mean, *params)
-        return actor.get_kl_divergence(params, actor.output_distribution_params)
 
     def adapt(self, kl: float) -> None:
         """Follow ``desired_kl`` with the coefficient of the KL penalty.
@@ -127,261 +305,24 @@ class PolicyLoss:
             Schulman et al. (2017), section 4.
         """
         desired_kl = self._options.desired_kl
-        if self._options.policy_loss != "kl_penalty" or desired_kl is None:
-            return
+        assert desired_kl is not None
         if kl < desired_kl / 1.5:
             self.kl_coef /= 2.0
         elif kl > desired_kl * 1.5:
             self.kl_coef *= 2.0
 
 
-class ValueLoss:
-    """The critic's loss."""
-
-    def __init__(self, options: PpoOptions) -> None:
-        """Take the clip from ``options``."""
-        self._clip = options.clip_param if options.use_clipped_value_loss else None
-
-    def __call__(self, outputs: Outputs, labels: Labels) -> SampleLosses:
-        """Compute the losses of K steps of n environments.
-
-        Args:
-            outputs: Values. Shape: (K, n, 1).
-            labels: ``returns`` and the ``values`` of the rollout. Shape: (K, n, 1).
-
-        Returns:
-            The losses, reported as ``value``.
-        """
-        (values,) = outputs
-        error = losses.value_error(values, labels["returns"], labels["values"], self._clip)
-        return SampleLosses(error.squeeze(-1), {"value": error.squeeze(-1)})
-
-
-States = tuple[HiddenState, HiddenState]
-"""Of actor and critic."""
-
-Alone = Callable[[], AbstractContextManager[None]]
-
-
-@dataclass(frozen=True)
-class PpoRollout:
-    """A rollout, and the states that actor and critic began with."""
-
-    all_groups: Rollout
-    """All observation groups, without labels."""
-
-    actor: Rollout
-    """With the labels of ``PolicyLoss``, and the targets of auxiliary heads."""
-
-    critic: Rollout
-    """With the labels of ``ValueLoss``."""
-
-    states: States
-    """Stored states of actor and critic, (L, S * N, H) for S stored steps."""
-
-
-@dataclass(frozen=True)
-class Normalization:
-    """How a mini-batch is normalised, over all ranks."""
-
-    advantages: tuple[torch.Tensor | float, torch.Tensor | float]
-    """What is subtracted from advantages, and what they are divided by then. Shape: () each."""
-
-    divisor: int | torch.Tensor
-    """M, the sum of the samples' weights. Shape: ()."""
-
-
-class PpoGradient:
-    """Adds up the gradients of actor and critic over the windows of a mini-batch."""
-
-    def __init__(
-        self,
-        actor: MLPModel,
-        critic: MLPModel,
-        options: PpoOptions,
-        heads: AuxiliaryHeads,
-        *,
-        num_envs: int,
-        window_length: int,
-    ) -> None:
-        """Choose how the models are replayed; without memory in either, on single steps.
-
-        Args:
-            actor: Policy with a distribution.
-            critic: Value function.
-            options: Precision, losses and the like.
-            heads: The actor's auxiliary heads.
-            num_envs: Environments of the largest mini-batch.
-            window_length: Steps of the longest window.
-        """
-        self._options, self._heads = options, heads
-        self._recurrent = actor.is_recurrent or critic.is_recurrent
-        self.first_replay = FirstReplay()
-        """What the first replay of an update shows."""
-        replay = partial(
-            Replay,
-            options=options,
-            num_envs=num_envs,
-            window_length=window_length,
-            single_steps=not self._recurrent,
-        )
-        self.actor = replay(actor, distribution_head, heads=heads, first_replay=self.first_replay)
-        self.critic = replay(critic, action_head)
-        self.policy_loss = PolicyLoss(actor, options, self.first_replay)
-        self._value_loss = ValueLoss(options)
-        clips = () if options.policy_loss == "kl_penalty" else ("clip_fraction",)
-        self.reported = (*LOSSES, "teacher", *clips, *heads.names)
-        """Names of what is summed up; the teacher's loss is 0 without one."""
-        self._nothing = torch.zeros(1, device=self.actor.device)
-        # Those of a shared encoder once.
-        both = (*self.actor.parameters, *self.critic.parameters)
-        self.parameters: list[nn.Parameter] = [*dict.fromkeys(both), *heads.parameters]
-        """Of actor, critic and heads."""
-
-    def rollout(self, storage: RolloutStorage, states: States, teachers: Params) -> PpoRollout:
-        """View a full storage, with advantages and returns, as a rollout.
-
-        Without memory in either model its steps are environments of one step, so that mini-batches
-        mix them as rsl_rl's do.
-
-        Args:
-            storage: The storage.
-            states: Stored states of actor and critic.
-            teachers: What was recorded of a teacher, (T, N, A) each, or nothing.
-        """
-        assert storage.distribution_params is not None
-        dones, stored = storage.dones.squeeze(-1).bool(), storage.observations
-        everything = Rollout.from_dones(stored, {}, dones)
-        weights = None
-        if self._options.loss_reduction == "episode_mean":
-            weights = 1.0 / everything.episode_lengths
-        behaviour = {
-            "advantages": storage.advantages.squeeze(-1),
-            "actions": storage.actions,
-            "log_prob": storage.actions_log_prob.squeeze(-1),
-            **labels_of(OLD, storage.distribution_params),
-            **labels_of(TEACHERS, teachers),
-            **self._heads.targets(dones),
-        }
-        targets = {"returns": storage.returns, "values": storage.values}
-        seen = [seen_by(replay.model, stored) for replay in (self.actor, self.critic)]
-        find_held_frames(*seen)
-        actor = everything.seen_as(seen[0], behaviour, weights)
-        critic = everything.seen_as(seen[1], targets, weights)
-        if not self._recurrent:
-            everything = everything.as_single_steps()
-            actor, critic = actor.as_single_steps(), critic.as_single_steps()
-        return PpoRollout(everything, actor, critic, states)
-
-    def normalization(
-        self, mini_batch: MiniBatch, rollout: PpoRollout, alone: Alone = nullcontext
-    ) -> Normalization:
-        """Return how a mini-batch is normalised; ranks exchange sums for that.
-
-        Args:
-            mini_batch: What the step sees.
-            rollout: The rollout.
-            alone: Context of what this rank does between two exchanges; see ``Transaction.alone``.
-        """
-        advantages, divisor = (0.0, 1.0), mini_batch.num_samples
-        if self._options.normalize_advantage_per_mini_batch:
-            own = self._nothing
-            with alone():
-                own = mini_batch.loss_steps(rollout.actor.labels["advantages"])
-            advantages = mean_and_scale(own, mini_batch.num_samples, mini_batch.ranks)
-        if self._options.loss_reduction == "episode_mean":
-            weights = self._nothing
-            with alone():
-                assert rollout.actor.weights is not None
-                weights = mini_batch.loss_steps(rollout.actor.weights)
-            divisor = mini_batch.ranks.sum_tensor(weights.sum())
-        return Normalization(advantages, divisor)
-
-    def accumulate(
-        self,
-        mini_batch: MiniBatch,
-        rollout: PpoRollout,
-        normalization: Normalization,
-        *,
-        teacher_coef: float,
-        num_micro_batches: int,
-        holds_actor: bool = False,
-    ) -> torch.Tensor:
-        """Add the gradient of an optimiser step's loss to the parameters' ``.grad``.
-
-        Args:
-            mini_batch: What the step sees.
-            rollout: The rollout.
-            normalization: Of the mini-batch.
-            teacher_coef: Weight of the teacher's loss.
-            num_micro_batches: At least so many parts are run one after the other.
-            holds_actor: Whether the actor's own gradient is of no use. Its auxiliary heads learn
-                all the same.
-
-        Returns:
-            The sums of what is ``reported`` over the samples of this rank, not weighed by episode.
-            Shape: (M,).
-        """
-        policy_loss = partial(
-            self.policy_loss, advantages=normalization.advantages, teacher_coef=teacher_coef
-        )
-        learns = not holds_actor or bool(self._heads.names)
-        of_actor = (self.actor, rollout.actor, rollout.states[0], policy_loss, 1.0, learns)
-        of_critic = (
-            *(self.critic, rollout.critic, rollout.states[1], self._value_loss),
-            *(self._options.value_loss_coef, True),
-        )
-        sums: dict[str, torch.Tensor] = {}
-        for replay, own, states, loss, coef, with_gradient in (of_actor, of_critic):
-            for part in mini_batch.parts:
-                with torch.set_grad_enabled(with_gradient):
-                    _, found = replay.accumulate(
-                        part.group,
-                        part.of(own),
-                        part.state(states),
-                        loss,
-                        normalization.divisor,
-                        num_micro_batches=num_micro_batches,
-                        coef=coef,
-                    )
-                sums |= {name: sums.get(name, 0.0) + value for name, value in found.items()}
-        sums.setdefault("teacher", torch.zeros_like(sums["kl"]))
-        return torch.stack([sums[name] for name in self.reported])
-
-
-def store_advantages(
-    storage: RolloutStorage, last_values: torch.Tensor, options: PpoOptions
-) -> None:
-    """Compute advantages and returns into a full storage.
+def value_loss(outputs: Outputs, labels: Labels, clip: float | None) -> SampleLosses:
+    """Compute the critic's losses of K steps of n environments, reported as ``value``.
 
     Args:
-        storage: The storage.
-        last_values: Values after the last step. Shape: (N,).
-        options: Discount and lambda.
+        outputs: Values. Shape: (K, n, 1).
+        labels: ``returns`` and the ``values`` of the rollout. Shape: (K, n, 1).
+        clip: How far values may leave those of the rollout; None does not clip.
     """
-    advantages = generalized_advantages(
-        storage.rewards.squeeze(-1),
-        storage.values.squeeze(-1),
-        last_values,
-        storage.dones.squeeze(-1).bool(),
-        options.gamma,
-        options.lam,
-    ).unsqueeze(-1)
-    # In place: the runner calls this in inference mode, whose new tensors autograd refuses.
-    storage.returns.copy_(advantages + storage.values)
-    storage.advantages.copy_(advantages)
-
-
-def normalize_advantages(storage: RolloutStorage, count: int, ranks: Ranks) -> None:
-    """Normalise the stored advantages over the rollouts of all processes.
-
-    Args:
-        storage: The storage.
-        count: Number of samples in all processes.
-        ranks: The processes that train together.
-    """
-    mean, scale = mean_and_scale(storage.advantages, count, ranks)
-    storage.advantages.copy_((storage.advantages - mean) / scale)
+    (values,) = outputs
+    error = losses.value_error(values, labels["returns"], labels["values"], clip).squeeze(-1)
+    return SampleLosses(error, {"value": error})
 
 
 def mean_and_scale(
@@ -396,3 +337,13 @@ def mean_and_scale(
     """
     mean, std = ranks.mean_and_std(advantages, count)
     return mean, std + 1e-8
+
+
+def _labels_of(whose: str, params: Params) -> dict[str, torch.Tensor]:
+    """Name the parameters of a distribution as labels."""
+    return {f"{whose}_param_{index}": param for index, param in enumerate(params)}
+
+
+def _params_in(labels: Labels, whose: str) -> Params:
+    """Return the parameters that ``_labels_of`` named, or none."""
+    return tuple(label for name, label in labels.items() if name.startswith(f"{whose}_param_"))

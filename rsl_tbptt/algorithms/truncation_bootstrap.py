@@ -1,4 +1,4 @@
-"""What an episode that time alone ended is worth beyond its end."""
+"""What rewards are worth beyond the end of an episode, and what whole episodes returned."""
 
 from __future__ import annotations
 
@@ -12,9 +12,12 @@ from tensordict import TensorDict
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core.distributed import Ranks
 
+NUM_EPISODES = 100
+"""At least so many are averaged, as in the reward that rsl_rl's runner logs."""
 
-class TimeOutValues:
-    """Values of the observations at the end of a step, with one warning where there are none."""
+
+class TruncationBootstrap:
+    """Bootstrap values for truncated episodes, with one warning if they are approximations."""
 
     def __init__(self) -> None:
         """Start without a warning given."""
@@ -39,11 +42,15 @@ class TimeOutValues:
                 an earlier step count as none: Isaac Lab keeps them until the next episode ends.
         """
         time_outs, final_obs = extras["time_outs"].to(values.device).bool(), extras.get("final_obs")
-        if final_obs is None or not self._is_new(final_obs):
-            self._note(time_outs)
-            return torch.where(time_outs, values.squeeze(-1), 0.0)
-        obs = TensorDict(dict(final_obs), batch_size=values.shape[:1]).to(values.device)
-        return torch.where(time_outs, value_without_advancing(critic, obs), 0.0)
+        if final_obs is not None and self._is_new(final_obs):
+            obs = TensorDict(dict(final_obs), batch_size=values.shape[:1]).to(values.device)
+            return torch.where(time_outs, value_without_advancing(critic, obs), 0.0)
+        if not self._warned:
+            # Noted on the device, as asking it here would wait for it. A step without time-outs is
+            # nothing to warn of: Isaac Lab gives no final observations before its first reset.
+            before, now = self._without_final_obs, time_outs.any()
+            self._without_final_obs = now if before is None else before | now
+        return torch.where(time_outs, values.squeeze(-1), 0.0)
 
     def _is_new(self, final_obs: Mapping[str, Any]) -> bool:
         """Return whether these are others than last time, by identity: no value is read.
@@ -56,16 +63,6 @@ class TimeOutValues:
         is_new = marks != self._marks
         self._held, self._marks = (final_obs, groups), marks  # held: else their ids might recur
         return is_new
-
-    def _note(self, time_outs: torch.Tensor) -> None:
-        """Remember on the device whether any time ran out: asking it here would wait for it.
-
-        Isaac Lab gives no final observations before its first reset either, with the option on, so
-        a step without them is nothing to warn of.
-        """
-        if not self._warned:
-            before, now = self._without_final_obs, time_outs.any()
-            self._without_final_obs = now if before is None else before | now
 
     def warn_once(self) -> None:
         """Warn if a time-out had no final observation; until it has, this reads the device."""
@@ -91,10 +88,6 @@ def value_without_advancing(critic: MLPModel, obs: TensorDict) -> torch.Tensor:
     values = critic(obs).detach().squeeze(-1)
     critic.reset(hidden_state=state)
     return values
-
-
-NUM_EPISODES = 100
-"""At least so many are averaged, as in the reward that rsl_rl's runner logs."""
 
 
 class EpisodeReturns:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -11,16 +10,16 @@ from rsl_rl.env import VecEnv
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
+from rsl_tbptt.algorithms.base import TbpttAlgorithm
 from rsl_tbptt.algorithms.heads import AuxiliaryHeads, parse_heads
-from rsl_tbptt.algorithms.health import HealthLog, explained_variance, finite, obs_scales
+from rsl_tbptt.algorithms.health import explained_variance, finite, obs_scales
 from rsl_tbptt.algorithms.imitation import FineTuning, Imitation, build_teacher, check_checkpoint
-from rsl_tbptt.algorithms.mini_batches import MiniBatch, plan_mini_batches
+from rsl_tbptt.algorithms.mini_batches import MiniBatches
 from rsl_tbptt.algorithms.optimizers import (
     follow_kl,
     step_at,
     step_batches,
     update_normalization,
-    use_fused_kernels,
 )
 from rsl_tbptt.algorithms.options import PpoArguments, PpoOptions, check_runner_keys, takes
 from rsl_tbptt.algorithms.policy_losses import (
@@ -28,18 +27,15 @@ from rsl_tbptt.algorithms.policy_losses import (
     PpoGradient,
     PpoRollout,
     States,
-    normalize_advantages,
-    store_advantages,
+    mean_and_scale,
 )
 from rsl_tbptt.algorithms.replay import (
     observed_groups,
 )
-from rsl_tbptt.algorithms.rnd import RndTraining, check_symmetry, restore_rnd, state_of_rnd
-from rsl_tbptt.algorithms.step_checks import StepChecks
+from rsl_tbptt.algorithms.rnd import RndTraining, restore_rnd, state_of_rnd
 from rsl_tbptt.algorithms.transaction import Source, Transaction, UpdateUndoneError, find_source
 from rsl_tbptt.algorithms.truncation_bootstrap import (
-    EpisodeReturns,
-    TimeOutValues,
+    TruncationBootstrap,
     value_without_advancing,
 )
 from rsl_tbptt.checkpoints.describing import describe_all, model_configs
@@ -51,12 +47,11 @@ from rsl_tbptt.compat.versions import (
     rnd_optimizer,
 )
 from rsl_tbptt.core import hidden_state
-from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.memory import MemoryPlan, Sizes
-from rsl_tbptt.signals import SafeLine
+from rsl_tbptt.core.rollout import generalized_advantages
 
 
-class TbpttPPO(PPO):
+class TbpttPPO(TbpttAlgorithm, PPO):
     """rsl_rl's PPO with truncated BPTT for recurrent actors and critics.
 
     A drop-in: same constructor, storage, models, checkpoints and runner. A mini-batch is a set of
@@ -65,9 +60,6 @@ class TbpttPPO(PPO):
     the windows' gradients add up to one optimiser step. Nothing is split or padded at dones.
     Feed-forward models see the rollout as single steps, shuffled as in rsl_rl.
     """
-
-    model_configs: Mapping[str, Any] | None = None
-    """What the runner's config says of the models, for checkpoints."""
 
     @takes(PpoArguments)
     def __init__(
@@ -100,10 +92,10 @@ class TbpttPPO(PPO):
                 replayed, or ``student_action_std`` has no parameter to set.
         """
         self.options = PpoOptions.parse(options)
-        recurrent = actor.is_recurrent or critic.is_recurrent
+        self._recurrent = actor.is_recurrent or critic.is_recurrent
         if symmetry_cfg is not None:
-            check_symmetry(self.options, recurrent)
-        self.options.check_rollout(storage.num_transitions_per_env, recurrent)
+            self._check_symmetry()
+        self.options.check_rollout(storage.num_transitions_per_env, self._recurrent)
         super().__init__(
             actor,
             critic,
@@ -115,56 +107,56 @@ class TbpttPPO(PPO):
             symmetry_cfg=symmetry_cfg,
             multi_gpu_cfg=multi_gpu_cfg,
         )
-        self.use_mixed_precision = self.options.use_mixed_precision  # rsl_rl 5.0 lacks these
-        self.grad_reduce_bucket_mb = self.options.grad_reduce_bucket_mb
-        use_fused_kernels(self.optimizer)
+        self.grad_reduce_bucket_mb = self.options.grad_reduce_bucket_mb  # rsl_rl 5.0 lacks it
         self._raw_actor, self._raw_critic = self.actor, self.critic  # ``compile`` replaces them
-        self._ranks = Ranks(together=self.is_multi_gpu)
-        self._fine_tuning = FineTuning(actor, self.options, is_first_rank=self.gpu_global_rank == 0)
-        self._imitation = Imitation(actor, self.options, storage)
-        heads = parse_heads(self.options.auxiliary)
-        self._heads = AuxiliaryHeads(heads, actor, storage, self.optimizer)
-        self._rnd = None
-        if self.rnd:
-            bucket_mb = self.options.grad_reduce_bucket_mb
-            self._rnd = RndTraining(self.rnd, rnd_optimizer(self), self._ranks, bucket_mb)
-        self._values_beyond = TimeOutValues()
+        self._prepare_surroundings()
         self._prepare_updates()
-        self.safe_line = SafeLine(self.options.safe_checkpoint_interval, self, self._ranks)
-        self.step_checks = StepChecks(storage)
-        self.metrics: dict[str, float] = {}
-        self.health_log: HealthLog | None = None  # one's own loop has no logger
+
+    def _check_symmetry(self) -> None:
+        if self._recurrent:
+            raise NotImplementedError(
+                "symmetry_cfg is set, expected None with a recurrent actor or critic: no hidden"
+                " state exists for the mirrored trajectory."
+            )
+        self.options.check_symmetry()
 
     def _prepare_updates(self) -> None:
         """Choose how the models are replayed, plan the mini-batches, and what an update changes."""
-        options, storage, device = self.options, self.storage, self.storage.dones.device
-        actor, critic, rnd = self._raw_actor, self._raw_critic, self._rnd
-        self._recurrent = actor.is_recurrent or critic.is_recurrent
-        self.mini_batches = plan_mini_batches(storage, options, self._ranks, self._recurrent)
+        options, storage, ranks = self.options, self.storage, self._ranks
+        actor, critic, device = self._raw_actor, self._raw_critic, storage.dones.device
+        num_steps, num_envs = storage.num_transitions_per_env, storage.num_envs
+        self._fine_tuning = FineTuning(actor, options, is_first_rank=self.gpu_global_rank == 0)
+        self._imitation = Imitation(actor, options, storage)
+        self.episode_returns = self._imitation.returns
+        """What ``teacher_schedule="return"`` knows of the episodes; None with another schedule."""
+        self._heads = AuxiliaryHeads(parse_heads(options.auxiliary), actor, storage, self.optimizer)
+        self._rnd = None
+        if self.rnd:
+            optimizer, bucket_mb = rnd_optimizer(self), options.grad_reduce_bucket_mb
+            self._rnd = RndTraining(self.rnd, optimizer, ranks, bucket_mb)
+        self._bootstrap = TruncationBootstrap()
+        # Without memory in either model, steps are environments of one step.
+        sizes = (num_steps, num_envs) if self._recurrent else (1, num_steps * num_envs)
+        self.mini_batches = MiniBatches(*sizes, options, ranks, device)
         """What each optimiser step sees."""
-        self._num_envs_of_largest = -(-storage.num_envs // options.num_mini_batches)
+        self._num_envs_of_largest = -(-num_envs // options.num_mini_batches)
         self.gradient = PpoGradient(
-            actor,
-            critic,
-            options,
-            self._heads,
-            num_envs=self._num_envs_of_largest,
-            window_length=self.mini_batches.window_length,
+            actor, critic, options, self._heads, self.mini_batches, self._num_envs_of_largest
         )
         """That of a mini-batch."""
         self.states: list[States] = []
         """Of actor and critic before the steps at which segments begin; (L, N, H) each."""
         self._no_sums = torch.full((len(self.gradient.reported),), torch.nan, device=device)
-        num_steps = storage.num_transitions_per_env
-        num_envs_of_ranks = self._ranks.sum_count(storage.num_envs, device)
+        num_envs_of_ranks = ranks.sum_count(num_envs, device)
         self._num_samples_of_ranks = num_steps * num_envs_of_ranks
         self._step_batches = step_batches(num_steps, num_envs_of_ranks, device)
+        rnd = self._rnd
         self.transaction = Transaction(
             storage,
             [actor, critic, self._heads.module, *(rnd.modules if rnd else ())],
             [self.optimizer, *self._heads.optimizers, *([rnd.optimizer] if rnd else ())],
             options,
-            self._ranks,
+            ranks,
             stateful_models=[actor, critic, self._imitation],
             find_source=self._find_source,
             max_micro_batches=self._num_envs_of_largest,
@@ -185,9 +177,6 @@ class TbpttPPO(PPO):
                 algorithm looks itself.
             device: Device of the update.
 
-        Returns:
-            The algorithm.
-
         Raises:
             ValueError: If a key of the runner's config is mistyped.
         """
@@ -195,26 +184,14 @@ class TbpttPPO(PPO):
         configs = model_configs(cfg)
         algorithm = PPO.construct_algorithm(obs, env, cfg, device)
         if isinstance(algorithm, TbpttPPO):
-            algorithm.model_configs = configs
-            options = algorithm.options
-            algorithm.step_checks.take_over_nan_check(options.non_finite, cfg)
-            algorithm.safe_line.write_beside_logs_of(env)
-            algorithm.health_log = HealthLog()
-            if options.teacher_cfg is not None and options.teacher_coef > 0:
-                teacher = build_teacher(obs, env, cfg, options.teacher_cfg, device)
-                algorithm.set_teacher(teacher)
+            algorithm._join_runner(env, cfg, configs)
+            teacher_cfg = algorithm.options.teacher_cfg
+            if teacher_cfg is not None and algorithm.options.teacher_coef > 0:
+                algorithm.set_teacher(build_teacher(obs, env, cfg, teacher_cfg, device))
         return algorithm
 
-    @property
-    def episode_returns(self) -> EpisodeReturns | None:
-        """What ``teacher_schedule="return"`` knows of the episodes; None with another schedule."""
-        return self._imitation.returns
-
     def set_teacher(self, teacher: MLPModel) -> None:
-        """Set the model of the teacher; its parameters come when a checkpoint is loaded.
-
-        That is a student's, that of a run with this teacher, or when training starts the file that
-        ``teacher_checkpoint`` names.
+        """Set the teacher's model; a checkpoint or ``teacher_checkpoint`` brings its parameters.
 
         Raises:
             NotImplementedError: If its distribution is not of the actor's kind, which
@@ -222,26 +199,19 @@ class TbpttPPO(PPO):
         """
         self._imitation.set_teacher(teacher)
 
-    def broadcast_parameters(self) -> None:
-        """Let all processes begin with the first one's models and auxiliary heads."""
-        super().broadcast_parameters()
-        self._heads.broadcast()
-
     def memory_plan(self) -> MemoryPlan:
         """Predict what ``update()`` takes, from its gradient on parts of the last rollout.
 
         Raises:
             ValueError: If there was no rollout yet, or it is not whole.
         """
-        largest, rnd = self._num_envs_of_largest, self._rnd
+        largest = self._num_envs_of_largest
+        least = self.gradient.actor.least_micro_batches(largest)
+        all_alike = self.storage.num_envs % self.options.num_mini_batches == 0
         return self.transaction.plan_memory(
             self._add_gradients_of,
-            Sizes(
-                largest,
-                self.gradient.actor.least_micro_batches(largest),
-                all_alike=self.storage.num_envs % self.options.num_mini_batches == 0,
-            ),
-            [*self.gradient.parameters, *(rnd.parameters() if rnd else ())],
+            Sizes(largest, least, all_alike=all_alike),
+            [*self.gradient.parameters, *(self._rnd.parameters if self._rnd else ())],
         )
 
     def act(self, obs: TensorDict) -> torch.Tensor:
@@ -258,20 +228,28 @@ class TbpttPPO(PPO):
                 environments, or the teacher did not come or does not fit; or if observations are
                 not as they were at first.
         """
-        if self.health_log is not None:
-            self.health_log.leave()
         if not self._started:
             self._start_training()
-        self.step_checks.check_observations(obs)
-        step = self.storage.step
-        self._record_states(step)
+        self._begin_step(obs)
+        step, models = self.storage.step, (self._raw_actor, self._raw_critic)
+        if step == 0:
+            self.states = []
+            if self._rnd:
+                self._rnd.begin_rollout()
+        if step in self.mini_batches.state_steps:
+            actor, critic = (hidden_state.clone(model.get_hidden_state()) for model in models)
+            self.states.append((actor, critic))
         self._imitation.observe(obs, step)
         actions = super().act(obs)
         self.transition.hidden_states = (None, None)
         return actions
 
     def _start_training(self) -> None:
-        """Load a teacher that no checkpoint brought, and check what playing does not need."""
+        """Load a teacher that no checkpoint brought, and check what playing does not need.
+
+        Raises:
+            ValueError: If there is no teacher, or an option does not suit the sizes.
+        """
         if self._imitation.awaits_teacher:
             with torch.inference_mode(False):  # the runner's rollout has no gradients
                 self._ranks.run_together(self._imitation.load_file)
@@ -280,28 +258,11 @@ class TbpttPPO(PPO):
         self._started = True
 
     def _check_sizes(self) -> None:
-        """Check options against sizes that playing does not need.
-
-        Raises:
-            ValueError: If one does not suit them.
-        """
         num_steps, num_envs = self.storage.num_transitions_per_env, self.storage.num_envs
         self.options.check_training(num_steps, num_envs, self._recurrent)
-        num_normalized = self._num_samples_of_ranks
-        if self.options.normalize_advantage_per_mini_batch:
-            num_normalized = self.mini_batches.num_samples_of_smallest
-        self.options.check_normalization(num_normalized)
-
-    def _record_states(self, step: int) -> None:
-        """Keep what the update needs of the states before a step of the rollout."""
-        if step == 0:
-            self.states = []
-            if self._rnd:
-                self._rnd.begin_rollout()
-        if step in self.mini_batches.state_steps:
-            models = (self._raw_actor, self._raw_critic)
-            actor, critic = (hidden_state.clone(model.get_hidden_state()) for model in models)
-            self.states.append((actor, critic))
+        per_mini_batch = self.options.normalize_advantage_per_mini_batch
+        smallest = self.mini_batches.num_samples_of_smallest
+        self.options.check_normalization(smallest if per_mini_batch else self._num_samples_of_ranks)
 
     def process_env_step(
         self,
@@ -312,7 +273,7 @@ class TbpttPPO(PPO):
     ) -> None:
         """Store the step and clear the states of finished episodes.
 
-        Where time alone ended an episode, its value beyond that enters the last reward. The
+        If time alone ended an episode, its value beyond the end enters the last reward. The
         normaliser is left alone until the end of ``update()``, so that the replay sees what the
         rollout saw.
 
@@ -334,12 +295,9 @@ class TbpttPPO(PPO):
             self.transition.rewards += self.intrinsic_rewards
         if "time_outs" in extras:
             assert self.transition.values is not None
-            beyond = self._values_beyond(self.critic, self.transition.values, extras)
+            beyond = self._bootstrap(self.critic, self.transition.values, extras)
             self.transition.rewards += self.gamma * beyond
-        self.storage.add_transition(self.transition)
-        self.transition.clear()
-        if self.health_log is not None:
-            self.health_log.join(extras, self.storage.step == self.storage.num_transitions_per_env)
+        self._store_step(self.transition, extras)
         for model in (self.actor, self.critic):
             model.reset(dones)
         self._imitation.process_env_step(rewards, dones)
@@ -351,35 +309,33 @@ class TbpttPPO(PPO):
         size (N,), and checked as in :meth:`act`.
         """
         self.step_checks.check_observations(obs)
-        last_values = value_without_advancing(self.critic, obs)
-        store_advantages(self.storage, last_values, self.options)
+        stored = self.storage
+        advantages = generalized_advantages(
+            stored.rewards.squeeze(-1),
+            stored.values.squeeze(-1),
+            value_without_advancing(self.critic, obs),
+            stored.dones.squeeze(-1).bool(),
+            self.options.gamma,
+            self.options.lam,
+        ).unsqueeze(-1)
+        # In place: the runner calls this in inference mode, whose new tensors autograd refuses.
+        stored.returns.copy_(advantages + stored.values)
         if not self.options.normalize_advantage_per_mini_batch:
-            normalize_advantages(self.storage, self._num_samples_of_ranks, self._ranks)
-
-    def train_mode(self) -> None:
-        """Set the models to training, and drop a rollout that an error or Ctrl+C broke off."""
-        super().train_mode()
-        self.storage.clear()
-        if self.health_log is not None:
-            self.health_log.start()
-        self.safe_line.start()
+            mean, scale = mean_and_scale(advantages, self._num_samples_of_ranks, self._ranks)
+            advantages = (advantages - mean) / scale
+        stored.advantages.copy_(advantages)
 
     def update(self) -> dict[str, float]:
         """Train actor and critic on the rollout and clear the storage, whole or not at all.
 
         Returns:
-            What the runner logs under ``Loss/``: ``value``, ``surrogate`` and ``entropy`` (means
-            per sample over all epochs), ``kl`` (mean KL divergence from the policy that acted),
-            ``actor_grad_norm`` and ``critic_grad_norm`` (before clipping), ``done_rate``,
-            ``skipped_updates`` (all so far; alone where this is one), and where they are used
-            ``rnd``, ``kl_coef``, ``teacher_coef``, ``teacher`` (mean loss of the imitation, before
-            that weight) and ``auxiliary/NAME`` (mean loss of a head; a sample without target counts
-            as 0); and what docs/health.md lists. With symmetry, what rsl_rl returns. In a runner
-            the losses alone; the others reach its logger by ``health_log``. ``metrics`` has all.
+            What the runner logs under ``Loss/``; docs/ppo.md and docs/health.md list it. With
+            symmetry, what rsl_rl returns. In a runner the losses alone: the others reach its logger
+            by ``health_log``. ``metrics`` has all.
 
         Raises:
             ValueError: If a loss, gradient or result is NaN or inf and ``non_finite`` does not skip
-                that. Parameters, optimisers and normalisers are then as before the update.
+                that. Parameters, optimiser and normaliser are then as before the update.
         """
         if self.symmetry:
             return self._update_by_rsl_rl()
@@ -387,7 +343,7 @@ class TbpttPPO(PPO):
         for update in self.transaction:
             with update:
                 rollout, steps = cast("PpoRollout", None), []
-                with update.alone():  # where it fails, what uses it does, too, up to ``commit``
+                with update.alone():  # if this fails, what uses it fails too, up to ``commit``
                     rollout = self._rollout()
                 rate = self._learning_rate()
                 for _ in range(self.options.num_learning_epochs):
@@ -409,9 +365,8 @@ class TbpttPPO(PPO):
                         means = self._ranks.sum_tensor(sums / mini_batch.num_samples)
                         norms = self._clip_gradients()
                         rate = self._optimizer_step(rate, means[KL])
-                        steps.append(
-                            torch.cat((means, norms, self._train_rnd(mini_batch, rollout)))
-                        )
+                        rnd = [self._rnd.train(mini_batch, rollout, update)] if self._rnd else []
+                        steps.append(torch.cat((means, norms, *rnd)))
                 health = self._health()
                 self._update_normalization()
                 metrics = update.commit({**self._means(torch.stack(steps)), **health, "rate": rate})
@@ -429,11 +384,6 @@ class TbpttPPO(PPO):
         rate, device = self.optimizer.param_groups[0]["lr"], self.storage.dones.device
         return torch.full((), rate, dtype=torch.float64, device=device)
 
-    def _zero_grad(self) -> None:
-        """Drop the gradients of actor, critic and heads."""
-        self.optimizer.zero_grad()
-        self._heads.zero_grad()
-
     def _clip_gradients(self) -> torch.Tensor:
         """Sum gradients over ranks, clip those of actor and critic; return their norms, (2,)."""
         if self._fine_tuning.holds_actor:
@@ -444,33 +394,25 @@ class TbpttPPO(PPO):
         parameters = [self.gradient.actor.parameters, self.gradient.critic.parameters]
         return torch.stack(clip_gradients(parameters, self.options.max_grad_norm or math.inf))
 
+    @property
+    def _adapts_rate(self) -> bool:
+        """Whether the learning rate follows ``desired_kl`` in this update."""
+        options = self.options
+        adaptive = options.schedule == "adaptive" and options.desired_kl is not None
+        return adaptive and not self._fine_tuning.holds_actor
+
     def _optimizer_step(self, rate: torch.Tensor, kl: torch.Tensor) -> torch.Tensor:
         """Step at a rate that follows the KL divergence, if it is to; return the rate, ()."""
         max_norm = self.options.max_grad_norm
-        if self._followed_kl is None:
-            self.optimizer.step()
-            self._heads.step(self.optimizer.param_groups[0]["lr"], max_norm)
-        else:
-            rate = follow_kl(rate, kl, self._followed_kl)
+        if self._adapts_rate:
+            assert self.options.desired_kl is not None
+            rate = follow_kl(rate, kl, self.options.desired_kl)
             step_at(self.optimizer, rate)
             self._heads.step(rate, max_norm)
+        else:
+            self.optimizer.step()
+            self._heads.step(self.optimizer.param_groups[0]["lr"], max_norm)
         return rate
-
-    @property
-    def _followed_kl(self) -> float | None:
-        """The KL divergence that the learning rate follows in this update, None if it does not."""
-        adapts = self.options.schedule == "adaptive" and not self._fine_tuning.holds_actor
-        return self.options.desired_kl if adapts else None
-
-    def _train_rnd(self, mini_batch: MiniBatch, rollout: PpoRollout) -> torch.Tensor:
-        """Step RND's predictor; return its mean error, (1,), or nothing without RND, (0,)."""
-        if self._rnd is None:
-            return self._no_sums[:0]
-        errors = self._no_sums[:1]
-        with self.transaction.alone():
-            parts = self.transaction.num_micro_batches
-            errors = self._rnd.accumulate(rollout.all_groups, mini_batch, parts)
-        return self._rnd.step(errors / mini_batch.num_samples)
 
     def _take_back(self) -> None:
         """Take back what a rollout and its update have changed, besides what is kept."""
@@ -511,7 +453,7 @@ class TbpttPPO(PPO):
     def _advance(self, metrics: dict[str, float]) -> None:
         """Go on in the schedules after an update; leave in its metrics what is logged."""
         rate, kl = metrics.pop("rate"), metrics.pop("kl_of_last_epoch")
-        if self._followed_kl is not None:
+        if self._adapts_rate:
             for group in self.optimizer.param_groups:
                 group["lr"] = rate
         if self.options.policy_loss == "kl_penalty":
@@ -549,10 +491,8 @@ class TbpttPPO(PPO):
     def _conclude(self) -> dict[str, float]:
         """End an iteration; return what is logged."""
         self.learning_rate = self.optimizer.param_groups[0]["lr"]
-        self._values_beyond.warn_once()
-        self.safe_line.conclude_iteration()
-        self.metrics = self.transaction.logged
-        return self.health_log.losses_of(self.metrics) if self.health_log else self.metrics
+        self._bootstrap.warn_once()
+        return super()._conclude()
 
     def _add_gradients_of(self, envs: slice, num_micro_batches: int) -> None:
         """Compute the gradient of this rank on some environments, RND's too, into ``.grad``."""
@@ -572,7 +512,7 @@ class TbpttPPO(PPO):
             num_micro_batches=num_micro_batches,
         )
         if self._rnd:
-            self._rnd.accumulate(rollout.all_groups, mini_batch, num_micro_batches)
+            self._rnd.accumulate(mini_batch, rollout, num_micro_batches)
 
     def _find_source(self) -> Source:
         """Find where NaN or inf came from; see ``find_source``."""
@@ -581,9 +521,9 @@ class TbpttPPO(PPO):
         groups = {group for model in models for group in observed_groups(model, stored)}
         groups |= self._heads.observed_groups()
         groups |= set(self.rnd.obs_groups["rnd_state"] if self.rnd else ())
-        recorded = self._imitation.recorded() | {
-            name: getattr(self.storage, name) for name in _RECORDED
-        }
+        recorded = {name: getattr(self.storage, name) for name in _RECORDED}
+        for index, params in enumerate(self._imitation.params()):
+            recorded[f"the teacher's distribution, parameter {index}"] = params
         parts = self.transaction.num_micro_batches
         return find_source(
             stored,
@@ -631,37 +571,37 @@ class TbpttPPO(PPO):
             ValueError: If the parameters do not fit, or if the models are known to have been
                 configured otherwise. Nothing is changed then.
         """
-        obs, wants_actor = self.storage.observations, load_cfg is None or load_cfg.get("actor")
-        own = loaded_dict.get("rsl_tbptt", {})
-        heads = own.get("auxiliary", {})
-        wants_heads = wants_actor or bool(load_cfg and load_cfg.get("auxiliary"))
+        wants = dict.fromkeys(_LOADED, True) if load_cfg is None else load_cfg
+        obs, own = self.storage.observations, loaded_dict.get("rsl_tbptt", {})
+        heads, wants_heads = own.get("auxiliary", {}), wants.get("actor") or wants.get("auxiliary")
         if wants_heads:
             self._heads.check(heads)
-        if "student_state_dict" in loaded_dict and wants_actor:
+        if "student_state_dict" in loaded_dict and wants.get("actor"):
             self._fine_tuning.start(loaded_dict, obs, strict, self._imitation)
             self._heads.load_state_dict(heads, with_optimizer=False)
             return False
-        wants_optimizer = load_cfg is None or bool(load_cfg.get("optimizer"))
         roles = {"actor": self._raw_actor, "critic": self._raw_critic, "rnd": self.rnd}
-        wanted = {role for role in roles if load_cfg is None or load_cfg.get(role)}
-        models = {role: model for role, model in roles.items() if model and role in wanted}
+        models = {role: model for role, model in roles.items() if model and wants.get(role)}
         check_checkpoint(models, loaded_dict, obs, strict)
-        if wants_actor:
-            self._imitation.load_state_dict(own)  # first, as it may refuse
+        if wants.get("actor"):
+            self._imitation.load_state_dict(own.get("imitation", {}))  # first, as it may refuse
             self._fine_tuning.load_state_dict(own.get("fine_tuning", {}))
         load_iteration = super().load(loaded_dict, load_cfg, strict)
         if wants_heads:
-            self._heads.load_state_dict(heads, with_optimizer=wants_optimizer)
-        if self.rnd and "rnd" in wanted:
+            self._heads.load_state_dict(heads, with_optimizer=bool(wants.get("optimizer")))
+        if "rnd" in models:
             restore_rnd(self.rnd, own.get("rnd", {}), self.storage.num_envs)
-        if wants_optimizer:
+        if wants.get("optimizer"):
             self.learning_rate = self.optimizer.param_groups[0]["lr"]  # rsl_rl 5.0 leaves it
-            policy_loss = self.gradient.policy_loss
-            policy_loss.kl_coef = own.get("kl_coef", self.options.kl_penalty_coef)
+            kl_coef = own.get("kl_coef", self.options.kl_penalty_coef)
+            self.gradient.policy_loss.kl_coef = kl_coef
         if load_iteration:
             self.safe_line.go_on_from(loaded_dict)
         return load_iteration
 
+
+_LOADED = ("actor", "critic", "rnd", "optimizer", "auxiliary")
+"""What a checkpoint of PPO is loaded for, if it is not said."""
 
 _OPTIONS_OF_RSL_RL = (
     "num_learning_epochs",

@@ -9,6 +9,7 @@ from support.ppo_reference import roll_out_recording
 
 from rsl_tbptt.algorithms import TbpttPPO
 from rsl_tbptt.algorithms.mini_batches import MiniBatches
+from rsl_tbptt.algorithms.options import PpoOptions
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import as_tensors
 from rsl_tbptt.core.rollout import Rollout
@@ -26,17 +27,15 @@ plans = {
 }
 
 
-def plan(num_steps, num_envs, share, gradient_length, unit, burn_in, shuffle):
-    return MiniBatches(
-        num_steps,
-        num_envs,
-        min(share, num_envs),
-        ranks=Ranks(together=False),
+def plan(num_steps, num_envs, share, gradient_length, unit, burn_in, shuffle, device="cpu"):
+    options = PpoOptions(
+        num_mini_batches=min(share, num_envs),
         gradient_length=gradient_length,
-        unit=unit,
+        minibatch_unit=unit,
         burn_in_length=burn_in if unit == "window" else 0,
-        shuffle=shuffle,
+        shuffle_envs=shuffle,
     )
+    return MiniBatches(num_steps, num_envs, options, Ranks(together=False), device)
 
 
 def replayed(mini_batch, index):
@@ -102,16 +101,7 @@ def test_windows_are_drawn_over_time_and_environments_anew_each_epoch():
 
 
 def test_all_indices_are_made_on_the_device_of_the_update():
-    mini_batches = MiniBatches(
-        7,
-        4,
-        2,
-        ranks=Ranks(together=False),
-        gradient_length=3,
-        unit="window",
-        burn_in_length=1,
-        device="meta",
-    )
+    mini_batches = plan(7, 4, 2, 3, "window", 1, True, device="meta")
     chosen = mini_batches.of_envs(torch.arange(2, device="meta"))
     for mini_batch in (chosen, *mini_batches.draw()):
         for part in mini_batch.parts:

@@ -126,7 +126,7 @@ def test_another_error_of_rsl_rl_is_passed_on_and_changes_nothing(monkeypatch):
 
 @pytest.mark.parametrize(("actor", "critic"), [("lstm", "lstm"), ("mlp", "gru"), ("gru", "mlp")])
 def test_recurrent_models_are_refused_with_the_reason(actor, critic):
-    message = r"symmetry_cfg is set, expected None with a recurrent .* the hidden state of a mirror"
+    message = r"symmetry_cfg is set, expected None with a recurrent .* no hidden state exists"
     with pytest.raises(NotImplementedError, match=message):
         make_ppo(TbpttPPO, 6, 8, actor, critic, symmetry_cfg=symmetry_cfg())
 

@@ -1,0 +1,98 @@
+"""What both algorithms do around their updates: checks, metrics, emergency saves, normalisers."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from rsl_rl.env import VecEnv
+from rsl_rl.storage import RolloutStorage
+from tensordict import TensorDict
+
+from rsl_tbptt.algorithms.heads import AuxiliaryHeads
+from rsl_tbptt.algorithms.health import HealthLog
+from rsl_tbptt.algorithms.optimizers import use_fused_kernels
+from rsl_tbptt.algorithms.options import Options
+from rsl_tbptt.algorithms.step_checks import StepChecks
+from rsl_tbptt.algorithms.transaction import Transaction
+from rsl_tbptt.core.distributed import Ranks
+from rsl_tbptt.signals import SafeLine
+
+
+class TbpttAlgorithm:
+    """Base of both algorithms, before rsl_rl's class: a rollout and what surrounds an update."""
+
+    options: Any
+    storage: RolloutStorage
+    optimizer: torch.optim.Optimizer
+    transaction: Transaction
+    _heads: AuxiliaryHeads
+
+    model_configs: Mapping[str, Any] | None = None
+    """What the runner's config says of the models, for checkpoints."""
+
+    def _prepare_surroundings(self) -> None:
+        """Set up what surrounds updates; rsl_rl's constructor has run."""
+        options: Options = self.options
+        algorithm: Any = self
+        use_fused_kernels(self.optimizer)
+        self.use_mixed_precision = options.use_mixed_precision  # rsl_rl 5.0 lacks it
+        self._ranks = Ranks(together=algorithm.is_multi_gpu)
+        self.safe_line = SafeLine(options.safe_checkpoint_interval, self, self._ranks)
+        self.step_checks = StepChecks(self.storage)
+        self.metrics: dict[str, float] = {}
+        """Those of the last update."""
+        self.health_log: HealthLog | None = None  # your own loop has no logger
+
+    def _join_runner(self, env: VecEnv, cfg: dict[str, Any], configs: Mapping[str, Any]) -> None:
+        """Serve a runner: write beside its logs, log by its logger, and check for NaN in its place.
+
+        Args:
+            env: The runner's environment.
+            cfg: The runner's config; ``check_for_nan`` is set to False in it.
+            configs: What it said of the models, from ``model_configs``.
+        """
+        self.model_configs = configs
+        self.step_checks.take_over_nan_check(self.options.non_finite, cfg)
+        self.safe_line.write_beside_logs_of(env)
+        self.health_log = HealthLog()
+
+    def broadcast_parameters(self) -> None:
+        """Let all processes begin with the first one's models and auxiliary heads."""
+        rsl_rl: Any = super()
+        rsl_rl.broadcast_parameters()
+        self._heads.broadcast()
+
+    def train_mode(self) -> None:
+        """Set the models to training, and drop a rollout that an error or Ctrl+C broke off."""
+        rsl_rl: Any = super()
+        rsl_rl.train_mode()
+        self.storage.clear()
+        if self.health_log is not None:
+            self.health_log.start()
+        self.safe_line.start()
+
+    def _begin_step(self, obs: TensorDict) -> None:
+        """Check observations before a model sees them; the logger has read the last step's."""
+        if self.health_log is not None:
+            self.health_log.leave()
+        self.step_checks.check_observations(obs)
+
+    def _store_step(self, transition: RolloutStorage.Transition, extras: dict[str, Any]) -> None:
+        """Store a step; metrics of health join what its ``extras`` have for the logger."""
+        self.storage.add_transition(transition)
+        transition.clear()
+        if self.health_log is not None:
+            self.health_log.join(extras, self.storage.step == self.storage.num_transitions_per_env)
+
+    def _zero_grad(self) -> None:
+        """Drop the gradients of models and auxiliary heads."""
+        self.optimizer.zero_grad()
+        self._heads.zero_grad()
+
+    def _conclude(self) -> dict[str, float]:
+        """End an iteration; return what is logged."""
+        self.safe_line.conclude_iteration()
+        self.metrics = self.transaction.logged
+        return self.health_log.losses_of(self.metrics) if self.health_log else self.metrics
