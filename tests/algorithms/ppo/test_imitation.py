@@ -193,7 +193,7 @@ def test_the_schedule_of_twist(tmp_path):
     algorithm = make_imitating(teacher_file(tmp_path), **options)
     (first,) = coefs_of(algorithm, 0, 1)
     for num_updates, coef in ((20_000, 0.07), (59_999, 0.0100015), (70_000, 0.01)):
-        algorithm._imitation.load_state_dict({"imitation": {"num_updates": num_updates}})
+        algorithm._imitation.load_state_dict({"num_updates": num_updates})
         assert coefs_of(algorithm, 0, 1) == pytest.approx([coef])
     assert first == 0.1
 
@@ -272,19 +272,6 @@ def test_a_resumed_run_goes_on_in_the_schedule_without_the_file(teacher, options
     assert coefs_of(target, 3, 6, **hook) == coefs
     assert 0.8 > coefs[0] > coefs[-1] or "teacher_return" in options
     assert torch.equal(ppo_parameters_of(target), ppo_parameters_of(source))
-
-
-def test_a_checkpoint_from_when_only_students_brought_teachers_goes_on(tmp_path):
-    options: dict[str, Any] = {"critic_warmup_iterations": 2, "teacher_updates": 4}
-    checkpoint = make_ppo(TbpttPPO, 6, 4).save()
-    teacher = make_model("teacher", "lstm", 4, seed=7).state_dict()
-    checkpoint["rsl_tbptt"]["fine_tuning"] = {"num_updates": 3, "teacher_state_dict": teacher}
-    del checkpoint["rsl_tbptt"]["imitation"]
-    algorithm = make_imitating(None, **options)
-    algorithm.load(checkpoint, None, strict=True)
-    assert coefs_of(algorithm, 0, 2) == pytest.approx([0.6, 0.4])
-    for name, value in algorithm._imitation.teacher.state_dict().items():
-        assert torch.equal(value, teacher[name])
 
 
 def test_the_teacher_of_a_student_wins_over_the_file(tmp_path):
