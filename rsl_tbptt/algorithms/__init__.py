@@ -6,7 +6,7 @@ from rsl_tbptt.compat import MODELS_ERA, require_era, rsl_rl_era
 
 if TYPE_CHECKING:
     from rsl_tbptt.algorithms.distillation import TbpttDistillation
-    from rsl_tbptt.algorithms.ppo.algorithm import TbpttPPO
+    from rsl_tbptt.algorithms.ppo import TbpttPPO
 
 __all__ = ["TbpttDistillation", "TbpttPPO"]
 
@@ -24,6 +24,6 @@ def __getattr__(name: str) -> Any:
         raise AttributeError(f"module 'rsl_tbptt.algorithms' has no attribute '{name}'")
     require_era(MODELS_ERA, f"rsl_tbptt.algorithms.{name}")
     from rsl_tbptt.algorithms.distillation import TbpttDistillation
-    from rsl_tbptt.algorithms.ppo.algorithm import TbpttPPO
+    from rsl_tbptt.algorithms.ppo import TbpttPPO
 
     return {"TbpttDistillation": TbpttDistillation, "TbpttPPO": TbpttPPO}[name]

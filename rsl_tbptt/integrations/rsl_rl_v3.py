@@ -28,10 +28,9 @@ require_era(POLICY_ERA, "rsl_tbptt.integrations.rsl_rl_v3")
 from rsl_rl.runners import distillation_runner, on_policy_runner  # noqa: E402
 from rsl_rl.storage import RolloutStorage  # noqa: E402
 
-from rsl_tbptt.algorithms import distillation  # noqa: E402
+from rsl_tbptt.algorithms import distillation, ppo  # noqa: E402
 from rsl_tbptt.algorithms.health import HealthLog  # noqa: E402
 from rsl_tbptt.algorithms.options import PpoOptions  # noqa: E402
-from rsl_tbptt.algorithms.ppo import algorithm as ppo  # noqa: E402
 from rsl_tbptt.compat.rsl_rl3_algorithms import ModelStorage, keep_with_optimizer  # noqa: E402
 from rsl_tbptt.compat.rsl_rl3_models import fit_teacher, model_of, network_state  # noqa: E402
 

@@ -22,4 +22,4 @@ def test_core_imports_no_framework():
 
 @pytest.mark.slow
 def test_the_check_can_fail():
-    assert "rsl_rl" in frameworks_imported_by("rsl_tbptt.algorithms.ppo.algorithm")
+    assert "rsl_rl" in frameworks_imported_by("rsl_tbptt.algorithms.ppo")

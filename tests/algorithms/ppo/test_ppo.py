@@ -378,7 +378,7 @@ def test_a_model_without_rsl_rls_distribution_is_told_what_it_lacks():
     roll_out_ppo(algorithm, 0)
     algorithm.actor.__class__ = Deterministic
     broken = TbpttPPO(algorithm.actor, algorithm.critic, algorithm.storage)
-    broken._states = algorithm.states
+    broken.states = algorithm.states
     with pytest.raises(NotImplementedError, match="Deterministic made no action distribution"):
         broken.update()
 

@@ -1,1 +1,0 @@
-"""PPO with recurrent models."""
