@@ -1,4 +1,7 @@
-"""The command ``rsl-tbptt``: what is done with checkpoints of Isaac Lab, mjlab and rsl_rl alone."""
+"""The command ``rsl-tbptt``, for checkpoints of Isaac Lab, mjlab and rsl_rl alone.
+
+Nothing slow is imported before a command is known and its arguments are parsed.
+"""
 
 from __future__ import annotations
 
@@ -8,20 +11,15 @@ import re
 import sys
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
-from rsl_tbptt.checkpoints.reading import checkpoint_file
-from rsl_tbptt.tools.doctor import TOOLS, diagnose, install
+from rsl_tbptt.tools.doctor import TOOLS, check_device, diagnose, diagnose_run, install
 from rsl_tbptt.tools.platforms import PLATFORMS, platform_of
 
 Arguments = argparse.Namespace
 
-DESCRIPTION = "What is done with checkpoints of Isaac Lab, mjlab and rsl_rl alone."
-
 EXTRAS = {
-    "isaaclab": "isaaclab",
-    "isaaclab_rl": "isaaclab",
-    "isaaclab_tasks": "isaaclab",
-    "gymnasium": "isaaclab",
+    **dict.fromkeys(("isaaclab", "isaaclab_rl", "isaaclab_tasks", "gymnasium"), "isaaclab"),
     "mjlab": "mjlab",
     **{module: "tools" for modules in TOOLS.values() for module in modules},
 }
@@ -40,11 +38,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = sys.argv[1:] if arguments is None else [*arguments]
     parser = command_parser(words[0] if words else None)
     args, further = parser.parse_known_args(words)
-    if further and not hasattr(args, "further"):
+    if further and args.command != "play":
         parser.error(f"unrecognized arguments: {' '.join(further)}")
     args.further = further
     try:
-        _require(TOOLS.get(args.command, ()))
+        _require(args.command)
         return args.run(args)
     except ModuleNotFoundError as error:
         reason = _missing(error)
@@ -63,12 +61,17 @@ def command_parser(chosen: str | None) -> argparse.ArgumentParser:
     Returns:
         A parser whose result has ``command`` and ``run``.
     """
-    parser = argparse.ArgumentParser(prog="rsl-tbptt", description=DESCRIPTION)
+    parser = argparse.ArgumentParser(prog="rsl-tbptt", description=__doc__.splitlines()[0])
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
-    for name, (text, add_arguments, run) in COMMANDS.items():
+    for name, (text, run, options) in COMMANDS.items():
         command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
-        add_arguments(command)
+        for option in options:
+            command.add_argument(option.partition(" ")[2] or option, **OPTIONS[option])
         command.set_defaults(run=run)
+    commands.choices["play"].epilog = (
+        "Other arguments go on to the platform's command: --viz newton for a window. With --video"
+        " they are settings of the task: env.episode_length_s=4."
+    )
     bench = commands.add_parser("bench", help="time and memory of updates next to rsl_rl's")
     if chosen == "bench":
         from rsl_tbptt.tools import bench as benchmark
@@ -81,12 +84,10 @@ def command_parser(chosen: str | None) -> argparse.ArgumentParser:
 
 def run_doctor(args: Arguments) -> int:
     """Check this setup, or a training."""
-    if args.folder is not None:
-        _require(TOOLS["doctor RUN"])
-        from rsl_tbptt.tools.doctor import diagnose_run
-
-        return 0 if diagnose_run(args.folder) else 1
-    return 0 if diagnose(args.device, args.output) else 1
+    if args.folder is None:
+        return 0 if diagnose(args.device, args.output) else 1
+    _require("doctor RUN")
+    return 0 if diagnose_run(args.folder) else 1
 
 
 def run_evaluate(args: Arguments) -> int:
@@ -95,12 +96,13 @@ def run_evaluate(args: Arguments) -> int:
     Raises:
         ValueError: If options contradict each other.
     """
+    from rsl_tbptt.checkpoints.reading import checkpoint_file
     from rsl_tbptt.files import output_path, write_json
     from rsl_tbptt.tools.evaluate import evaluate
 
     if args.env and (args.task or args.platform):
-        raise ValueError("--env is given beside --platform or --task, expected one of both.")
-    _check_device(args.device)
+        raise ValueError("--env is given next to --platform or --task, expected one of both.")
+    check_device(args.device)
     checkpoint = checkpoint_file(args.checkpoint)
     platform_of(checkpoint)  # which says where there is none, before its folder is written to
     output = output_path(args.output, checkpoint.parent / "evaluation.json")
@@ -108,13 +110,7 @@ def run_evaluate(args: Arguments) -> int:
         checkpoint,
         platform_name="rsl_rl" if args.env else args.platform,
         task=args.env or args.task,
-        overrides=args.overrides,
-        agent=args.agent,
-        trust=args.trust,
-        episodes=args.episodes,
-        max_steps=args.max_steps,
-        seed=args.seed,
-        device=args.device,
+        **_given(args, "overrides", "agent", "trust", "episodes", "max_steps", "seed", "device"),
     )
     write_json(output, result)
     low, high = result["confidence_interval"]
@@ -133,17 +129,14 @@ def run_export(args: Arguments) -> int:
     """
     import torch
 
+    from rsl_tbptt.checkpoints.reading import checkpoint_file
     from rsl_tbptt.tools.export import export
 
     parity = export(
         checkpoint_file(args.checkpoint),
         args.output,
-        agent=args.agent,
-        trust=args.trust,
-        images=dict(args.image) if args.image else None,
-        parity_steps=args.parity_steps,
-        tolerance=args.tolerance,
-        seed=args.seed,
+        images=dict(args.image),
+        **_given(args, "agent", "trust", "parity_steps", "tolerance", "seed"),
     )
     for name, difference in parity["max_difference"].items():
         what = "an action" if name in ("onnx", "torchscript") else "a prediction in ONNX"
@@ -162,86 +155,55 @@ def run_play(args: Arguments) -> int:
     """Play a checkpoint, or write a video of some.
 
     Raises:
-        ValueError: If there are several without a video.
+        ValueError: If an option is given that only the other one takes.
     """
-    if args.video is not None:
-        return _film(args)
-    from rsl_tbptt.tools.play import play
+    from rsl_tbptt.checkpoints.reading import checkpoint_file
+    from rsl_tbptt.tools.play import play, record
 
-    if len(args.checkpoint) > 1:
-        raise ValueError(
-            f"--checkpoint is given {len(args.checkpoint)} times, expected one: only --video shows"
-            " several beside each other."
-        )
-    if args.trust:
-        raise ValueError(
-            f"--trust is {args.trust}, expected it with --video only: the platform's own play"
-            " loads the classes of its registered task."
-        )
-    return play(
-        checkpoint_file(args.checkpoint[0]),
-        task=args.task,
-        num_envs=args.num_envs or 16,
-        device=args.device,
-        further=args.further,
-    )
-
-
-def _film(args: Arguments) -> int:
-    """Write a video.
-
-    Raises:
-        ValueError: If an argument is none of the task's settings.
-    """
-    _require(TOOLS["play --video"])
-    from rsl_tbptt.tools.play import record
-
+    checkpoints, video = [checkpoint_file(path) for path in args.checkpoint], args.video
+    if video is None:
+        if len(checkpoints) > 1:
+            raise ValueError(
+                f"--checkpoint is given {len(checkpoints)} times, expected one: only --video shows"
+                " several next to each other."
+            )
+        if args.trust:
+            raise ValueError(
+                f"--trust is {args.trust}, expected it with --video only: the platform's own play"
+                " loads the classes of its registered task."
+            )
+        options = _given(args, "task", "device", "further")
+        return play(checkpoints[0], num_envs=args.num_envs or 16, **options)
+    _require("play --video")
     if refused := [word for word in args.further if word.startswith("-")]:
         raise ValueError(
             f"The arguments {refused} are unknown, expected with --video only settings of the task"
-            " beside those of `rsl-tbptt play`: env.episode_length_s=4."
+            " besides those of `rsl-tbptt play`: env.episode_length_s=4."
         )
-    _check_device(args.device)
-    record(
-        [checkpoint_file(path) for path in args.checkpoint],
-        args.video,
-        task=args.task,
-        overrides=args.further,
-        trust=args.trust,
-        num_envs=args.num_envs or 2,
-        device=args.device,
-    )
-    print(f"wrote {args.video}, {args.video.stat().st_size / 1e6:.2f} MB")
+    check_device(args.device)
+    options = _given(args, "task", "trust", "device")
+    record(checkpoints, video, overrides=args.further, num_envs=args.num_envs or 2, **options)
+    print(f"wrote {video}, {video.stat().st_size / 1e6:.2f} MB")
     return 0
 
 
-def _check_device(device: str) -> None:
-    """Check that a device can compute.
-
-    Raises:
-        ValueError: If it cannot.
-    """
-    import torch
-
-    try:
-        torch.zeros(1, device=device)
-    except (RuntimeError, AssertionError) as error:  # AssertionError: torch without CUDA
-        raise ValueError(f"--device is {device}, which cannot compute: {error}") from error
+def _given(args: Arguments, *names: str) -> dict[str, Any]:
+    return {name: getattr(args, name) for name in names}
 
 
-def _require(modules: Sequence[str]) -> None:
-    """Check that modules are installed without loading them.
+def _require(command: str) -> None:
+    """Check that a command's modules are installed without loading them.
 
     Raises:
         ModuleNotFoundError: If one is not.
     """
-    for name in modules:
+    for name in TOOLS.get(command, ()):
         if importlib.util.find_spec(name) is None:
             raise ModuleNotFoundError(name=name)
 
 
 def _missing(error: ModuleNotFoundError) -> str:
-    """Say which module is missing, and what brings it."""
+    """Say which module is missing, and how to install it."""
     name = (error.name or str(error)).partition(".")[0]
     remedy = "install the package that brings this module, or put your own on PYTHONPATH"
     if name in EXTRAS:
@@ -249,144 +211,8 @@ def _missing(error: ModuleNotFoundError) -> str:
     return f"The module {name} is missing, expected it for this command: {remedy}"
 
 
-def add_doctor(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``doctor``."""
-    parser.add_argument(
-        "folder",
-        type=Path,
-        nargs="?",
-        metavar="RUN",
-        help="log folder of a training: say what looks wrong with it instead, and what to try",
-    )
-    parser.add_argument("--output", type=Path, default=Path(), help="folder to write to")
-    _add_device(parser)
-
-
-def add_evaluate(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``evaluate``."""
-    _add_checkpoint(parser)
-    parser.add_argument(
-        "--output",
-        type=Path,
-        metavar="JSON",
-        help="by default a new evaluation.json beside the checkpoint",
-    )
-    where = parser.add_argument_group("where it is evaluated, if not where it was trained")
-    where.add_argument("--platform", choices=PLATFORMS, help="what simulates the task")
-    where.add_argument("--task", help="registered id")
-    where.add_argument(
-        "--env",
-        metavar="MODULE:FUNCTION",
-        help="rsl_rl alone: function (num_envs, seed, device) that returns a VecEnv",
-    )
-    where.add_argument(
-        "--overrides",
-        nargs="+",
-        default=[],
-        help="of Isaac Lab's task: presets=depth renderer=newton_renderer env.NAME=VALUE; numbers"
-        " that the training changed are taken from its params/env.yaml",
-    )
-    parser.add_argument("--episodes", type=int, default=256, help="one per environment (256)")
-    parser.add_argument(
-        "--max-steps",
-        type=int,
-        help="after which an episode counts as it stands (one more than max_episode_length)",
-    )
-    parser.add_argument("--seed", type=int, default=1000, help="of the environments (1000)")
-    _add_device(parser)
-
-
-def add_export(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``export``."""
-    _add_checkpoint(parser)
-    parser.add_argument(
-        "--image",
-        type=image_size,
-        action="append",
-        metavar="GROUP=CxHxW",
-        help="size of the images that a CNN trained by rsl_rl alone sees; one for each group",
-    )
-    parser.add_argument(
-        "--output",
-        type=Path,
-        help="folder, whose files are replaced (a new one, RUN/exported/model_<iteration>)",
-    )
-    parser.add_argument("--parity-steps", type=int, default=64, help="steps compared (64)")
-    parser.add_argument(
-        "--tolerance", type=float, default=1e-4, help="largest difference that passes (1e-4)"
-    )
-    parser.add_argument("--seed", type=int, default=0, help="of the observations compared on (0)")
-
-
-def add_play(parser: argparse.ArgumentParser) -> None:
-    """Add the options of ``play``."""
-    parser.epilog = (
-        "Other arguments go on to the platform's command: --viz newton for a window. With --video"
-        " they are settings of the task: env.episode_length_s=4."
-    )
-    parser.add_argument(
-        "--checkpoint",
-        type=Path,
-        action="append",
-        required=True,
-        help="model_<iteration>.pt, or RUN/latest; with --video also several, one column each",
-    )
-    parser.add_argument("--task", help="registered id, by default that of the training")
-    parser.add_argument("--num-envs", type=int, help="environments to show (16, with --video 2)")
-    parser.add_argument(
-        "--video",
-        type=Path,
-        metavar="FILE",
-        help="render the robots into a GIF or WebP file instead, without a screen",
-    )
-    _add_trust(parser)
-    _add_device(parser)
-    parser.set_defaults(further=())
-
-
-def _add_checkpoint(parser: argparse.ArgumentParser) -> None:
-    """Add what names a policy."""
-    parser.add_argument(
-        "--checkpoint",
-        type=Path,
-        required=True,
-        help="model_<iteration>.pt, or RUN/latest for the newest that can be loaded",
-    )
-    parser.add_argument(
-        "--agent",
-        type=Path,
-        metavar="YAML",
-        help="the training's config, where no params/agent.yaml lies beside the checkpoint"
-        " (rsl_rl alone); what the parameters show may be missing: 'actor: {activation: elu}'",
-    )
-    _add_trust(parser)
-
-
-def _add_trust(parser: argparse.ArgumentParser) -> None:
-    """Add what the user trusts."""
-    parser.add_argument(
-        "--trust",
-        action="append",
-        default=[],
-        metavar="PACKAGE",
-        help="load classes of this package too, where the checkpoint or its config names them;"
-        " one for each",
-    )
-
-
-def _add_device(parser: argparse.ArgumentParser) -> None:
-    """Add the device."""
-    parser.add_argument("--device", default="cpu", help="cpu or cuda:<index>")
-
-
 def image_size(argument: str) -> tuple[str, tuple[int, ...]]:
-    """Read ``GROUP=CxHxW``.
-
-    Args:
-        argument: A word of the command line.
-
-    Returns:
-        The group, and channels, height and width.
+    """Read ``GROUP=CxHxW`` into the group, and channels, height and width.
 
     Raises:
         argparse.ArgumentTypeError: If it is something else.
@@ -397,28 +223,111 @@ def image_size(argument: str) -> tuple[str, tuple[int, ...]]:
     return group, tuple(map(int, size.split("x")))
 
 
-COMMANDS: dict[
-    str,
-    tuple[str, Callable[[argparse.ArgumentParser], None], Callable[[Arguments], int]],
-] = {
-    "doctor": ("say what is wrong with this setup, or with a training", add_doctor, run_doctor),
+def _option(text: str, **options: Any) -> dict[str, Any]:
+    return {"help": text, **options}
+
+
+OPTIONS: dict[str, dict[str, Any]] = {
+    "--checkpoint": _option(
+        "model_<iteration>.pt, or RUN/latest for the newest that can be loaded",
+        type=Path,
+        required=True,
+    ),
+    "--agent": _option(
+        "the training's config, where no params/agent.yaml lies next to the checkpoint (rsl_rl"
+        " alone); what the parameters show may be missing: 'actor: {activation: elu}'",
+        type=Path,
+        metavar="YAML",
+    ),
+    "--trust": _option(
+        "load classes of this package too, where the checkpoint or its config names them; one for"
+        " each",
+        action="append",
+        default=[],
+        metavar="PACKAGE",
+    ),
+    "--device": _option("cpu or cuda:<index>", default="cpu"),
+    "doctor folder": _option(
+        "log folder of a training: say what looks wrong with it instead, and what to try",
+        type=Path,
+        nargs="?",
+        metavar="RUN",
+    ),
+    "doctor --output": _option("folder to write to", type=Path, default=Path()),
+    "evaluate --output": _option(
+        "by default a new evaluation.json next to the checkpoint", type=Path, metavar="JSON"
+    ),
+    "--platform": _option("simulates the task, by default as in training", choices=PLATFORMS),
+    "--task": _option("registered id, by default that of the training"),
+    "--env": _option(
+        "rsl_rl alone: function (num_envs, seed, device) that returns a VecEnv",
+        metavar="MODULE:FUNCTION",
+    ),
+    "--overrides": _option(
+        "of Isaac Lab's task: presets=depth renderer=newton_renderer env.NAME=VALUE; numbers that"
+        " the training changed are taken from its params/env.yaml",
+        nargs="+",
+        default=[],
+    ),
+    "--episodes": _option("one per environment (256)", type=int, default=256),
+    "--max-steps": _option(
+        "after which an episode counts as it stands (one more than max_episode_length)", type=int
+    ),
+    "evaluate --seed": _option("of the environments (1000)", type=int, default=1000),
+    "--image": _option(
+        "size of the images that a CNN trained by rsl_rl alone sees; one for each group",
+        type=image_size,
+        action="append",
+        default=[],
+        metavar="GROUP=CxHxW",
+    ),
+    "export --output": _option(
+        "folder, whose files are replaced (a new one, RUN/exported/model_<iteration>)", type=Path
+    ),
+    "--parity-steps": _option("steps compared (64)", type=int, default=64),
+    "--tolerance": _option("largest difference that passes (1e-4)", type=float, default=1e-4),
+    "export --seed": _option("of the observations compared on (0)", type=int, default=0),
+    "play --checkpoint": _option(
+        "model_<iteration>.pt, or RUN/latest; with --video also several, one column each",
+        type=Path,
+        action="append",
+        required=True,
+    ),
+    "--num-envs": _option("environments to show (16, with --video 2)", type=int),
+    "--video": _option(
+        "render the robots into a GIF or WebP file instead, without a screen",
+        type=Path,
+        metavar="FILE",
+    ),
+}
+"""Options by name; a command stands in front where it has an option of its own by that name."""
+
+POLICY = ("--checkpoint", "--agent", "--trust")
+WHERE = ("--platform", "--task", "--env", "--overrides")
+EPISODES = ("--episodes", "--max-steps", "evaluate --seed")
+COMMANDS: dict[str, tuple[str, Callable[[Arguments], int], Sequence[str]]] = {
+    "doctor": (
+        "say what is wrong with this setup, or with a training",
+        run_doctor,
+        ("doctor folder", "doctor --output", "--device"),
+    ),
     "evaluate": (
         "evaluate a checkpoint on fresh episodes, without exploration noise",
-        add_evaluate,
         run_evaluate,
+        (*POLICY, "evaluate --output", *WHERE, *EPISODES, "--device"),
     ),
     "export": (
         "export a checkpoint to ONNX and TorchScript, and compare both with it",
-        add_export,
         run_export,
+        (*POLICY, "--image", "export --output", "--parity-steps", "--tolerance", "export --seed"),
     ),
     "play": (
         "play a checkpoint with its platform's own command, task and agent",
-        add_play,
         run_play,
+        ("play --checkpoint", "--task", "--num-envs", "--video", "--trust", "--device"),
     ),
 }
-"""What it says of itself, its options and what it does, by command."""
+"""Description, function and options by command."""
 
 
 if __name__ == "__main__":

@@ -1,4 +1,7 @@
-"""Check this setup and say what is wrong with it, one line each."""
+"""Say what is wrong with this setup or with a training, and on what machine figures are measured.
+
+Slow modules are imported where they are needed: the command line imports this one.
+"""
 
 from __future__ import annotations
 
@@ -6,9 +9,10 @@ import importlib
 import importlib.util
 import json
 import os
-import platform
+import platform as system
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial
 from importlib.metadata import PackageNotFoundError, distribution, entry_points, version
 from pathlib import Path
 from statistics import median
@@ -27,10 +31,15 @@ TOOLS = {
     "play --video": ("PIL", "scipy", "yaml"),
 }
 """Modules of the extra ``tools`` by the command that needs them."""
+PACKAGES = ("rsl-tbptt", "rsl-rl-lib", "torch", "tensordict", "numpy")
+"""Distributions that decide a run's numbers on every platform."""
+
+Findings = tuple[str, list[str]]
+"""What was looked at, in words, and what looks wrong with it."""
 
 
 def diagnose(device: str = "cpu", output: Path = Path()) -> bool:
-    """Run all checks and print a line for each.
+    """Check this setup and print a line for each check.
 
     Args:
         device: Device that should compute, ``cpu`` or ``cuda:<index>``.
@@ -40,34 +49,25 @@ def diagnose(device: str = "cpu", output: Path = Path()) -> bool:
         Whether all passed.
     """
     platforms = [load_platform(name) for name in PLATFORMS]
-    installed = [one for one in platforms if _is_installed(one)]
+    missing = [one for one in platforms if _version(one.PACKAGES[0]) is None]
     checks: dict[str, Callable[[], str]] = {
-        "python": check_python,
+        "python": lambda: f"{system.python_version()} at {sys.executable}",
         "packages": check_packages,
         "imports": check_imports,
-        **{one.TITLE: _check_of(one) for one in installed},
+        **{one.TITLE: partial(check_platform, one) for one in platforms if one not in missing},
         "tools": check_tools,
-        "device": lambda: check_device(device),
-        "folder": lambda: check_folder(output),
+        "device": partial(check_device, device),
+        "folder": partial(check_folder, output),
     }
-    passed = [report(name, check) for name, check in checks.items()]
-    for one in platforms:
-        if one not in installed:
-            print(f"{one.TITLE:<12} -      not installed: {install(one.EXTRA)}")
-    print("\nall is well" if all(passed) else "\nsee the lines marked with WRONG", flush=True)
-    return all(passed)
+    passed = not [name for name, check in checks.items() if not _report(name, check)]
+    for one in missing:
+        print(f"{one.TITLE:<12} -      not installed: {install(one.EXTRA)}")
+    print("\nall is well" if passed else "\nsee the lines marked with WRONG", flush=True)
+    return passed
 
 
-def report(name: str, check: Callable[[], str]) -> bool:
-    """Run one check and print its line.
-
-    Args:
-        name: What is checked.
-        check: Returns what it found, raises what is wrong.
-
-    Returns:
-        Whether it passed.
-    """
+def _report(name: str, check: Callable[[], str]) -> bool:
+    """Run a check, which raises an error if it fails; print its line and return if it passed."""
     try:
         found = check()
     except Exception as error:
@@ -104,20 +104,14 @@ def _installer() -> str:
     return f"uv pip install --python {sys.executable}"
 
 
-def check_python() -> str:
-    """Say which Python this is."""
-    return f"{versions()['python']} at {sys.executable}"
-
-
 def check_packages() -> str:
-    """Check that everything is installed that this package asks for, rsl_rl in a known release.
+    """Check that all requirements of this package are installed, rsl_rl in a known release.
 
     Raises:
         ValueError: If something is missing.
     """
     found = versions()
-    missing = [name for name, number in found.items() if number is None]
-    if missing:
+    if missing := [name for name, number in found.items() if number is None]:
         raise ValueError(f"{', '.join(missing)} missing, expected it: {install(None)}")
     rsl_rl_era()
     return _named(found)
@@ -125,32 +119,15 @@ def check_packages() -> str:
 
 def check_imports() -> str:
     """Check that the package imports."""
-    names = ["rsl_tbptt.core", "rsl_tbptt.algorithms"]
-    if rsl_rl_era() != MODELS_ERA:
-        names[-1] = "rsl_tbptt.integrations.rsl_rl_v3"
-    for name in names:
+    is_models = rsl_rl_era() == MODELS_ERA
+    algorithms = "rsl_tbptt.algorithms" if is_models else "rsl_tbptt.integrations.rsl_rl_v3"
+    for name in ("rsl_tbptt.core", algorithms):
         importlib.import_module(name)
-    return " and ".join(names)
-
-
-def _is_installed(platform: Platform) -> bool:
-    """Return whether the distribution of a platform is installed."""
-    return versions(platform.PACKAGES)[platform.PACKAGES[0]] is not None
-
-
-def _check_of(platform: Platform) -> Callable[[], str]:
-    """Return the check of an installed platform."""
-    return lambda: check_platform(platform)
+    return f"rsl_tbptt.core and {algorithms}"
 
 
 def check_platform(platform: Platform) -> str:
-    """Check that a platform is complete, finds this package's tasks and has its command.
-
-    Args:
-        platform: One that is installed.
-
-    Returns:
-        What was found.
+    """Check that an installed platform is complete, finds this package's tasks and has its command.
 
     Raises:
         ValueError: If something is missing.
@@ -186,25 +163,26 @@ def check_tools() -> str:
 
 
 def check_device(device: str) -> str:
-    """Check that a device can compute.
-
-    Args:
-        device: ``cpu`` or ``cuda:<index>``.
+    """Check that a device, ``cpu`` or ``cuda:<index>``, can compute.
 
     Returns:
-        What was found.
+        Its description.
+
+    Raises:
+        ValueError: If it cannot.
     """
-    torch = importlib.import_module("torch")
-    torch.ones(1, device=device).sum().item()
+    import torch
+
+    try:
+        torch.ones(1, device=device).sum().item()
+    except (RuntimeError, AssertionError) as error:  # AssertionError: torch without CUDA
+        raise ValueError(f"--device is {device}, which cannot compute: {error}") from error
     gpus = f"{torch.cuda.device_count()} GPU(s) visible"
     return f"{machine(device)['device']}; {num_cores()} cores, {gpus}"
 
 
 def check_folder(folder: Path) -> str:
     """Check that a folder can be written to, or made.
-
-    Args:
-        folder: The folder.
 
     Returns:
         Its full path.
@@ -219,18 +197,9 @@ def check_folder(folder: Path) -> str:
     return str(path)
 
 
-def _named(packages: dict[str, str | None]) -> str:
+def _named(packages: Mapping[str, str | None]) -> str:
     """Write versions in one line."""
     return ", ".join(f"{name} {number}" for name, number in packages.items() if name != "python")
-
-
-Curves = Mapping[str, Sequence[float]]
-"""Values of each metric in the order of the updates, by name."""
-
-Findings = tuple[str, list[str]]
-"""What was looked at, in words, and what looks wrong with it."""
-
-_LOSS = "Loss/"
 
 
 def diagnose_run(folder: Path) -> bool:
@@ -248,17 +217,13 @@ def diagnose_run(folder: Path) -> bool:
     from rsl_tbptt.checkpoints.describing import AGENT
     from rsl_tbptt.checkpoints.reading import numbered_checkpoints
 
-    known = folder.is_dir() and (numbered_checkpoints(folder) or events(folder))
+    known = folder.is_dir() and (numbered_checkpoints(folder) or _has_events(folder))
     if not (known or (folder / AGENT).is_file()):
         raise ValueError(
             f"RUN is '{folder}', expected the log folder of a training: the one that holds"
             " events.out.tfevents..., model_<iteration>.pt and params/agent.yaml."
         )
-    checks: dict[str, Callable[[Path], Findings]] = {
-        "config": check_config,
-        "metrics": check_metrics,
-        "checkpoint": check_checkpoint,
-    }
+    checks = {"config": check_config, "metrics": check_metrics, "checkpoint": check_checkpoint}
     passed = True
     for name, check in checks.items():
         looked_at, wrong = check(folder)
@@ -266,8 +231,8 @@ def diagnose_run(folder: Path) -> bool:
         for finding in wrong:
             print(f"{'':<12} -      {finding}")
         passed &= not wrong
-    verdict = "nothing that was judged looks wrong" if passed else "see what stands below WRONG"
-    print(f"\n{verdict}", flush=True)
+    result = "nothing that was judged looks wrong" if passed else "see the lines below WRONG"
+    print(f"\n{result}", flush=True)
     return passed
 
 
@@ -281,76 +246,48 @@ def check_config(folder: Path) -> Findings:
         config = read_config(folder / AGENT)
     except ValueError as error:
         return str(AGENT), [str(error)]
-    algorithm = config.get("algorithm") or {}
-    wrong = []
+    algorithm, wrong = config.get("algorithm") or {}, []
     models = [config.get(role) or {} for role in ("actor", "critic", "student", "policy")]
     if algorithm.get("gradient_length") == 1 and any(model.get("rnn_type") for model in models):
         wrong.append(
             "gradient_length is 1, expected the number of steps to remember: no gradient goes from"
-            " one step to the one before, so nothing teaches the memory what to keep. Try 16 or"
-            " more; of TbpttPPO None is the whole rollout."
+            " one step to the one before, so the memory does not learn what to keep. Try 16 or"
+            " more; for TbpttPPO None is the whole rollout."
         )
     return f"{AGENT}: {str(algorithm.get('class_name')).rpartition(':')[2]}", wrong
 
 
 def check_metrics(folder: Path) -> Findings:
-    """Hold what each update reported against the limits of docs/health.md."""
+    """Compare the metrics of the last quarter of the updates with the limits of docs/health.md."""
     from rsl_tbptt.algorithms.health import limit_of
 
-    curves = read_curves(folder) if events(folder) else {}
-    losses = {tag[len(_LOSS) :]: v for tag, (_, v) in curves.items() if tag.startswith(_LOSS)}
+    curves = read_curves(folder) if _has_events(folder) else {}
+    prefix = "Loss/"
+    losses = {tag[len(prefix) :]: v for tag, (_, v) in curves.items() if tag.startswith(prefix)}
     num_updates = max(map(len, losses.values()), default=0)
     if not num_updates:
         return "not judged: no TensorBoard events", []
-    wrong = [*_of_limits(losses), *_of_skipped(losses)]
-    unjudged = _of_too_few(losses)
-    if not any(limit_of(name) for name in losses):
-        return f"{num_updates} updates, by an algorithm that does not watch its health", wrong
-    return f"{num_updates} updates{unjudged}", wrong
-
-
-def _of_too_few(losses: Curves) -> str:
-    """Name the metrics that have a limit, but too few updates for it."""
-    from rsl_tbptt.algorithms.health import limit_of
-
-    few = [
-        f"{name} ({len(values)} of {limit.updates})"
-        for name, values in losses.items()
-        if (limit := limit_of(name)) and len(values) < limit.updates
-    ]
-    return f"; not judged, too few updates: {', '.join(few)}" if few else ""
-
-
-def _of_limits(losses: Curves) -> list[str]:
-    """Return what is usually beyond its limit at the end: in the last quarter of the updates."""
-    from rsl_tbptt.algorithms.health import limit_of
-
-    wrong = []
-    for name, values in losses.items():
-        limit = limit_of(name)
-        if limit is None or len(values) < limit.updates:
-            continue
-        value = median(values[-max(limit.updates, len(values) // 4) :])
-        if limit.broken(value):
+    limits = {name: limit for name in losses if (limit := limit_of(name))}
+    wrong, too_few = [], []
+    for name, limit in limits.items():
+        values = losses[name]
+        if len(values) < limit.updates:
+            too_few.append(f"{name} ({len(values)} of {limit.updates})")
+        elif limit.broken(value := median(values[-max(limit.updates, len(values) // 4) :])):
             wrong.append(f"{limit.describe(name, value)} {limit.advice}")
-    return wrong
-
-
-def _of_skipped(losses: Curves) -> list[str]:
-    """Return whether updates were undone."""
-    num_skipped = max(losses.get("skipped_updates", ()), default=0)
-    if num_skipped == 0:
-        return []
-    return [
-        f"Loss/skipped_updates is {num_skipped:g}, expected 0: so many updates met NaN or inf and"
-        " were undone. The training's output names what they came from."
-    ]
+    if num_skipped := max(losses.get("skipped_updates", ()), default=0):
+        wrong.append(
+            f"Loss/skipped_updates is {num_skipped:g}, expected 0: so many updates met NaN or inf"
+            " and were undone. The training's output names their cause."
+        )
+    if not limits:
+        return f"{num_updates} updates, by an algorithm that does not watch its health", wrong
+    unjudged = f"; not judged, too few updates: {', '.join(too_few)}" if too_few else ""
+    return f"{num_updates} updates{unjudged}", wrong
 
 
 def check_checkpoint(folder: Path) -> Findings:
     """Look whether the newest checkpoint can be read and holds numbers."""
-    import torch
-
     from rsl_tbptt.checkpoints.reading import numbered_checkpoints, read_checkpoint
 
     path = next(iter(numbered_checkpoints(folder)), None)
@@ -360,7 +297,7 @@ def check_checkpoint(folder: Path) -> Findings:
         checkpoint = read_checkpoint(str(path), "cpu")
     except ValueError as error:
         return path.name, [str(error)]
-    broken = [name for name, tensor in _tensors(checkpoint) if not torch.isfinite(tensor).all()]
+    broken = [name for name, tensor in _tensors(checkpoint) if not tensor.isfinite().all()]
     if not broken:
         return path.name, []
     more = f" and {len(broken) - 3} more" if len(broken) > 3 else ""
@@ -368,6 +305,15 @@ def check_checkpoint(folder: Path) -> Findings:
         f"{', '.join(broken[:3])}{more} hold NaN or inf: resume from an older checkpoint, with"
         " non_finite='skip'."
     ]
+
+
+def _tensors(saved: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of state dicts, by name."""
+    if isinstance(saved, Mapping):
+        for key, value in saved.items():
+            yield from _tensors(value, f"{name}.{key}" if name else str(key))
+    elif hasattr(saved, "isfinite"):
+        yield name, saved
 
 
 def read_curves(folder: Path) -> dict[str, tuple[list[int], list[float]]]:
@@ -390,42 +336,21 @@ def read_curves(folder: Path) -> dict[str, tuple[list[int], list[float]]]:
     return curves
 
 
-def events(folder: Path) -> list[Path]:
-    """Return the TensorBoard event files of a folder."""
-    return sorted(folder.glob("*tfevents*"))
-
-
-def _tensors(saved: Any, name: str = "") -> list[tuple[str, torch.Tensor]]:
-    """Return the floating-point tensors of state dicts, by name."""
-    import torch
-
-    if isinstance(saved, torch.Tensor):
-        return [(name, saved)] if saved.is_floating_point() else []
-    if not isinstance(saved, Mapping):
-        return []
-    inner = [(f"{name}.{key}" if name else str(key), value) for key, value in saved.items()]
-    return [found for key, value in inner for found in _tensors(value, key)]
-
-
-PACKAGES = ("rsl-tbptt", "rsl-rl-lib", "torch", "tensordict", "numpy")
-"""Distributions that decide a run's numbers on every platform."""
+def _has_events(folder: Path) -> bool:
+    return any(folder.glob("*tfevents*"))
 
 
 def versions(further: tuple[str, ...] = ()) -> dict[str, str | None]:
     """Return the version of Python and of each package, None where it is not installed.
 
     Args:
-        further: Packages beside :data:`PACKAGES`, such as a platform's.
-
-    Returns:
-        Versions by name.
+        further: Packages in addition to :data:`PACKAGES`, such as a platform's.
     """
     names = (*PACKAGES, *further)
-    return {"python": platform.python_version()} | {name: _version(name) for name in names}
+    return {"python": system.python_version()} | {name: _version(name) for name in names}
 
 
 def _version(package: str) -> str | None:
-    """Return the installed version of a distribution, None without it."""
     try:
         return version(package)
     except PackageNotFoundError:
@@ -441,11 +366,14 @@ def machine(device: str) -> dict[str, str]:
     Returns:
         Names to descriptions.
     """
+    gigabytes = "unknown"
+    if hasattr(os, "sysconf"):  # Windows has none
+        gigabytes = f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 1e9:.0f} GB"
     return {
         "device": device if device == "cpu" else f"{device}, {_gpu_name(device)}",
         "processor": f"{_processor()}, {num_cores()} cores",
-        "memory": _memory(),
-        "system": f"{platform.system()} {platform.release()} {platform.machine()}",
+        "memory": gigabytes,
+        "system": f"{system.system()} {system.release()} {system.machine()}",
     }
 
 
@@ -454,23 +382,15 @@ def num_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def _memory() -> str:
-    """Return the size of the memory, where the system tells it: Windows has no ``sysconf``."""
-    if not hasattr(os, "sysconf"):
-        return "memory unknown"
-    return f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 1e9:.0f} GB"
-
-
 def _processor() -> str:
     """Return the processor's name as the system gives it."""
     info = Path("/proc/cpuinfo")
     lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
     names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    return names[0] if names else system.processor() or system.machine()
 
 
 def _gpu_name(device: str) -> str:
-    """Return the name of a GPU."""
-    import torch  # takes seconds, and only a GPU needs it
+    import torch
 
     return torch.cuda.get_device_name(device) if torch.cuda.is_available() else "not available"

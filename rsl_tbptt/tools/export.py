@@ -63,22 +63,22 @@ def export(
     Args:
         checkpoint: ``model_<iteration>.pt`` in a log folder.
         output: Folder for ``policy.onnx``, ``policy.pt`` where torch still has TorchScript, and
-            ``parity.json``, which are replaced there. None is a new one beside the checkpoint,
+            ``parity.json``, which are replaced there. None is a new one next to the checkpoint,
             ``exported/model_<iteration>``.
-        agent: YAML file of the training's config where none lies beside the checkpoint.
+        agent: YAML file of the training's config where none lies next to the checkpoint.
         trust: Packages whose classes it may name; see :func:`rsl_tbptt.tools.policies.read_policy`.
         images: Sizes of the image groups that a CNN sees; see
             :func:`rsl_tbptt.tools.policies.load_policy`.
         parity_steps: Steps compared, at least 1; see :func:`make_sequence`.
-        tolerance: Largest difference of an action, or of what a head predicts, that passes.
+        tolerance: Largest difference of an action, or of a head's prediction, that passes.
         seed: Seed of the observations compared on.
 
     Returns:
-        What ``parity.json`` holds: the largest difference of an action by export, that of each
+        The content of ``parity.json``: the largest difference of an action by export, that of each
         auxiliary head by its name, and whether all pass; and ``output``, the folder.
 
     Raises:
-        FileNotFoundError: If the config beside the checkpoint is missing.
+        FileNotFoundError: If the config next to the checkpoint is missing.
         ValueError: If the checkpoint is missing or cannot be read, holds no policy or another
             model's, nothing would be compared, or nothing can be written to ``output``.
     """
@@ -89,20 +89,13 @@ def export(
     policy, heads = build_policy(saved, images=images), saved_heads(saved.auxiliary)
     # Not the folder that Isaac Lab's play writes to, which would replace what was compared.
     output = output_path(output, checkpoint.parent / "exported" / checkpoint.stem)
-    obs, episode_starts = make_sequence(policy, parity_steps, seed)
-    expected = run_policy(policy, obs, episode_starts)
-    predicted = run_heads(policy, heads, obs, episode_starts)
-    with tempfile.TemporaryDirectory() as folder:
-        torchscript, onnx = Path(folder, "policy.pt"), Path(folder, "policy.onnx")
-        export_onnx(policy, onnx, heads)
-        actions, *predictions = run_onnx_outputs(onnx, obs, episode_starts)
-        differences = {"onnx": max_difference(actions, expected)}
+    sequence = make_sequence(policy, parity_steps, seed)
+    with tempfile.TemporaryDirectory() as name:
+        folder = Path(name)
+        export_onnx(policy, folder / "policy.onnx", heads)
         if hasattr(torch.jit, "script"):
-            export_torchscript(policy, torchscript)
-            actions = run_torchscript(torchscript, obs, episode_starts)
-            differences["torchscript"] = max_difference(actions, expected)
-        for name, found in zip(heads, predictions, strict=True):
-            differences[name] = max_difference(found, predicted[name])
+            export_torchscript(policy, folder / "policy.pt")
+        differences = _differences(policy, heads, folder, *sequence)
         parity = {
             "checkpoint": checkpoint.name,
             "steps": parity_steps,
@@ -112,11 +105,31 @@ def export(
             "passed": all(difference <= tolerance for difference in differences.values()),
         }
         if parity["passed"]:
-            for file in Path(folder).iterdir():
+            for file in folder.iterdir():
                 with complete(output / file.name) as unfinished:
                     shutil.copyfile(file, unfinished)
             write_json(output / "parity.json", parity)
     return {**parity, "output": output}
+
+
+def _differences(
+    policy: MLPModel,
+    heads: Mapping[str, nn.Module],
+    folder: Path,
+    obs: Obs,
+    episode_starts: list[bool],
+) -> dict[str, float]:
+    """Return the largest differences between the exports in a folder and the policy, by name."""
+    expected = run_policy(policy, obs, episode_starts)
+    predicted = run_heads(policy, heads, obs, episode_starts)
+    actions, *predictions = run_onnx_outputs(folder / "policy.onnx", obs, episode_starts)
+    differences = {"onnx": max_difference(actions, expected)}
+    if (folder / "policy.pt").exists():
+        actions = run_torchscript(folder / "policy.pt", obs, episode_starts)
+        differences["torchscript"] = max_difference(actions, expected)
+    for name, found in zip(heads, predictions, strict=True):
+        differences[name] = max_difference(found, predicted[name])
+    return differences
 
 
 @contextmanager
@@ -184,9 +197,7 @@ def make_sequence(policy: MLPModel, num_steps: int, seed: int) -> tuple[Obs, lis
     """
     generator = torch.Generator().manual_seed(seed)
     shapes, obs = _input_shapes(policy), {}
-    normalized = [name for name in shapes if name in (OBS, *policy.obs_groups)]
-    seen = _seen_by_normalizer(policy, [shapes[name][-1] for name in normalized])
-    statistics = dict(zip(normalized, seen, strict=True))
+    statistics = _seen_by_normalizer(policy, shapes)
     others = (0.0, 1.0 / getattr(policy, "image_scale", 1.0))
     dtypes = getattr(policy, "group_dtypes", {})
     for name, shape in shapes.items():
@@ -201,14 +212,17 @@ def make_sequence(policy: MLPModel, num_steps: int, seed: int) -> tuple[Obs, lis
     return obs, [step in starts for step in range(num_steps)]
 
 
-def _seen_by_normalizer(policy: MLPModel, widths: list[int]) -> list[tuple[torch.Tensor, ...]]:
-    """Return mean and standard deviation, (D,) each, by group; 0 and 1 where none are known."""
-    statistics = torch.tensor([[0.0], [1.0]]).repeat(1, sum(widths))
+def _seen_by_normalizer(
+    policy: MLPModel, shapes: Mapping[str, tuple[int, ...]]
+) -> dict[str, tuple[torch.Tensor, ...]]:
+    """Return mean and standard deviation, (D,) each, of the groups that are normalised."""
     normalizer: Any = policy.obs_normalizer
-    if hasattr(normalizer, "mean"):
-        known = torch.stack([normalizer.mean, normalizer.std])
-        statistics[:, : known.shape[1]] = known[:, : sum(widths)]
-    return [tuple(group) for group in statistics.split(widths, dim=1)]
+    if not hasattr(normalizer, "mean"):
+        return {}
+    known = torch.stack([normalizer.mean, normalizer.std])
+    widths = {name: shapes[name][-1] for name in shapes if name in (OBS, *policy.obs_groups)}
+    groups = known.split([*widths.values()], dim=1)
+    return {name: tuple(group) for name, group in zip(widths, groups, strict=True)}
 
 
 @torch.inference_mode()

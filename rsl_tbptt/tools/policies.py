@@ -6,7 +6,7 @@ import copy
 import inspect
 import math
 import sys
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -119,24 +119,27 @@ def read_policy(
             model's, or names a class that is not trusted.
     """
     loaded = read_checkpoint(str(checkpoint), "cpu")
-    part, state_dict = _policy_state(checkpoint, loaded)
+    key = next((key for key in PARTS if loaded.get(key)), None)
+    if key is None:
+        raise ValueError(f"{checkpoint} holds {sorted(loaded)}, expected one of {list(PARTS)}.")
+    part, state_dict = PARTS[key], loaded[key]
     own = loaded.get("rsl_tbptt", {})
     recorded = own.get("models", {})
     config, source, is_whole = _config(checkpoint, agent, recorded, part, state_dict)
-    shapes, dtypes = _described(recorded.get(part, {}))
     try:
         _check_classes(config[part], part, checkpoint, trust)
-    except RecursionError as error:
+    except RecursionError as error:  # YAML can contain itself
         raise ValueError(f"{part} is nested too deep, expected a mapping of options.") from error
     if not is_whole:
         _check_all_told(config[part], part)
+    groups = recorded.get(part, {}).get("groups", {})
     return SavedPolicy(
         source=f"{checkpoint} does not fit {source}",
         config=config,
         part=part,
         state_dict=state_dict,
-        shapes=shapes,
-        dtypes=dtypes,
+        shapes={name: group["shape"] for name, group in groups.items()},
+        dtypes={name: getattr(torch, group["dtype"]) for name, group in groups.items()},
         auxiliary=own.get("auxiliary", {}),
     )
 
@@ -156,7 +159,13 @@ def build_policy(saved: SavedPolicy, device: str = "cpu", images: Images | None 
         ValueError: If config and parameters are of different models, or sizes are missing.
     """
     shapes = {**saved.shapes, **(images or {})}
-    _check_sizes(_encoded(saved), shapes)
+    for name in _encoded(saved):
+        if name not in shapes:
+            raise ValueError(
+                f"The size of the images '{name}' is missing, expected it in a checkpoint that has"
+                " a CNN: rsl_rl alone does not write it and parameters do not show it. Give"
+                f" channels, height and width, for example --image {name}=3x64x64."
+            )
     try:
         policy = _build(saved, shapes)
         policy.load_state_dict(saved.state_dict)
@@ -164,18 +173,6 @@ def build_policy(saved: SavedPolicy, device: str = "cpu", images: Images | None 
         reason = repr(error) if isinstance(error, LookupError) else str(error)
         raise ValueError(f"{saved.source}: {reason}") from error
     return policy.to(device).eval()
-
-
-def _policy_state(checkpoint: Path, loaded: dict[str, Any]) -> tuple[str, dict[str, torch.Tensor]]:
-    """Return a policy's name in the agent's config and its parameters.
-
-    Raises:
-        ValueError: If the checkpoint holds no policy.
-    """
-    for key, part in PARTS.items():
-        if loaded.get(key):
-            return part, loaded[key]
-    raise ValueError(f"{checkpoint} holds {sorted(loaded)}, expected one of {list(PARTS)}.")
 
 
 def _config(
@@ -213,7 +210,7 @@ def _config(
 
 
 def _well_formed(config: dict[str, Any], part: str, file: Path) -> dict[str, Any]:
-    """Return a config, its sections that are unset left out.
+    """Return a config without its unset sections.
 
     Raises:
         ValueError: If a section that a policy is built from is of another kind.
@@ -230,15 +227,6 @@ def _well_formed(config: dict[str, Any], part: str, file: Path) -> dict[str, Any
     return given
 
 
-def _described(description: Mapping[str, Any]) -> tuple[Images, dict[str, torch.dtype]]:
-    """Return shapes and dtypes of a model's groups, as far as ``describe`` wrote them."""
-    groups = description.get("groups", {})
-    shapes = {**description.get("obs_groups", {}), **description.get("images", {})}
-    shapes |= {name: group["shape"] for name, group in groups.items()}
-    dtypes = {name: getattr(torch, group["dtype"]) for name, group in groups.items()}
-    return {name: shape for name, shape in shapes.items() if shape is not None}, dtypes
-
-
 def _check_classes(
     model_cfg: Mapping[str, Any], part: str, checkpoint: Path, trust: Sequence[str]
 ) -> None:
@@ -252,25 +240,17 @@ def _check_classes(
     """
     if trust:
         sys.path.append(str(Path.cwd()))  # behind all that is installed
-    registered: Collection[str] | None = None
     for place, name in _named_classes({"class_name": None, **model_cfg}, part):
         refusal = _refusal(name, trust)
-        if refusal is None:
-            continue
-        if registered is None:
-            registered = _registered_classes(checkpoint)
-        if name not in registered:
+        if refusal is not None and name not in _registered_classes(checkpoint):
             raise ValueError(f"{place} is {name!r}, expected {refusal}")
 
 
 def _named_classes(config: Any, place: str) -> Iterator[tuple[str, Any]]:
     """Yield where a config names classes, at any depth, and the names."""
-    items: Any = ()
-    if isinstance(config, Mapping):
-        items = config.items()
-    elif isinstance(config, (list, tuple)):
-        items = enumerate(config)
-    for key, value in items:
+    if isinstance(config, (list, tuple)):
+        config = dict(enumerate(config))
+    for key, value in config.items() if isinstance(config, Mapping) else ():
         if key == "class_name":
             yield f"{place}.class_name", value
         else:
@@ -325,39 +305,36 @@ def _check_all_told(model_cfg: Mapping[str, Any], part: str) -> None:
                 raise ValueError(missing(f"{part}.{name}"))
 
 
-def _registered_classes(checkpoint: Path) -> Collection[str]:
+def _registered_classes(checkpoint: Path) -> list[Any]:
     """Return the classes that the agent of a checkpoint's registered task names."""
     try:
         platform = load_platform(platform_of(checkpoint))
         agent = platform.registered_agent(platform.find_trained(checkpoint))
     except Exception:  # a task of other packages than are installed here, or no note of one
-        return ()
-    return {name for _, name in _named_classes(agent, "") if isinstance(name, str)}
+        return []
+    return [name for _, name in _named_classes(agent, "")]
 
 
 def _build(saved: SavedPolicy, shapes: Images) -> MLPModel:
     """Build the model, its parameters as they come."""
     config, part, state_dict = saved.config, saved.part, saved.state_dict
     model_class, options = _class_of(config[part])
-    rnn_input = state_dict.get("rnn.rnn.weight_ih_l0")
-    num_inputs = (state_dict["mlp.0.weight"] if rnn_input is None else rnn_input).shape[1]
+    first = "rnn.rnn.weight_ih_l0" if "rnn.rnn.weight_ih_l0" in state_dict else "mlp.0.weight"
+    num_inputs = state_dict[first].shape[1]
     num_outputs = state_dict[last_layer(state_dict)].shape[0]
     num_actions = num_outputs // _outputs_per_action(options)
+    groups, encoded = config["obs_groups"][part], _encoded(saved)
+    names = [name for name in groups if name not in encoded]
+    shown = set(groups) <= set(shapes)
 
     def build(num_obs: int) -> MLPModel:
         # The model concatenates its groups without images; their total is all that parameters show.
         obs = split_into_groups(names, torch.zeros(1, num_obs))
-        known = groups if shown else encoded
-        obs.update(
-            {name: torch.zeros(1, *shapes[name], dtype=saved.dtypes.get(name)) for name in known}
-        )
+        for name in groups if shown else encoded:
+            obs[name] = torch.zeros(1, *shapes[name], dtype=saved.dtypes.get(name))
         arguments = copy.deepcopy(options)
         return model_class(obs, config["obs_groups"], part, num_actions, **arguments)
 
-    groups = config["obs_groups"][part]
-    encoded = _encoded(saved)
-    names = [name for name in groups if name not in encoded]
-    shown = set(groups) <= set(shapes)
     if encoded and not shown:
         blind: Any = build(len(names))
         num_inputs -= blind.cnn_latent_dim
@@ -388,21 +365,6 @@ def _encoded(saved: SavedPolicy) -> list[str]:
     return [name for name in groups if any(k.startswith(f"cnns.{name}.") for k in saved.state_dict)]
 
 
-def _check_sizes(encoded: list[str], images: Images) -> None:
-    """Check that the size of each image is known.
-
-    Raises:
-        ValueError: If one is not.
-    """
-    for name in encoded:
-        if name not in images:
-            raise ValueError(
-                f"The size of the images '{name}' is missing, expected it in a checkpoint that has"
-                " a CNN: rsl_rl alone does not write it and parameters do not show it. Give"
-                f" channels, height and width, for example --image {name}=3x64x64."
-            )
-
-
 def _class_of(config: dict[str, Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
     """Return the class that a config names, and a copy of its arguments: models edit theirs."""
     arguments = copy.deepcopy(config)
@@ -411,10 +373,12 @@ def _class_of(config: dict[str, Any]) -> tuple[Callable[..., Any], dict[str, Any
 
 def _set_fields(model_cfg: dict[str, Any]) -> dict[str, Any]:
     """Leave out of a model's config what is unset: mjlab's class has the fields of every model."""
-    given = {name: value for name, value in model_cfg.items() if value is not None}
-    if "rnn_type" in given:
-        return given
-    return {name: value for name, value in given.items() if not name.startswith("rnn_")}
+    is_rnn = model_cfg.get("rnn_type") is not None
+    return {
+        name: value
+        for name, value in model_cfg.items()
+        if value is not None and (is_rnn or not name.startswith("rnn_"))
+    }
 
 
 def _outputs_per_action(options: dict[str, Any]) -> int:

@@ -387,7 +387,7 @@ GIT = {"url": "https://host/r.git", "vcs_info": {"vcs": "git", "commit_id": "abc
 def test_an_extra_is_installed_from_where_the_package_came_from(
     monkeypatch, tmp_path, source, expected
 ):
-    monkeypatch.setattr(doctor, "__file__", str(tmp_path / "rsl_tbptt" / "doctor.py"))
+    monkeypatch.setattr(doctor, "__file__", str(tmp_path / "rsl_tbptt" / "tools" / "doctor.py"))
     monkeypatch.setattr(doctor, "distribution", lambda _: Installed(source))
     assert install("tools").endswith(f" pip install {expected}") or install("tools").endswith(
         f" pip install --python {sys.executable} {expected}"
