@@ -1,7 +1,8 @@
 """Run stages, each one command, and keep what is finished.
 
 A finished stage leaves ``stages/<name>.json`` in the run folder. It is not run again while its
-settings, and the very runs that it reads from, are the same.
+command, which names all settings and the files that it reads, is the same, its result is still
+there, and no stage that it reads from ran again.
 """
 
 import argparse
@@ -17,7 +18,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from tempfile import TemporaryFile
-from typing import Any
 
 from rsl_tbptt.files import write_json
 from rsl_tbptt.tools.platforms import child_environment, executable
@@ -40,8 +40,6 @@ class Stage:
     name: str
     needs: tuple[str, ...] = ()
     """Earlier stages whose outputs it reads."""
-    settings: dict[str, Any]
-    """Everything else that its result depends on; JSON values."""
     command: Callable[[dict[str, str]], list[str]]
     """Writes the command from the outputs of earlier stages, paths relative to the run folder."""
     output: Callable[[float], Path]
@@ -52,8 +50,6 @@ class Stage:
 class Record:
     """What a finished stage leaves."""
 
-    depends_on: dict[str, Any]
-    """Its settings, and when the stages that it reads from were finished."""
     output: str
     """Its result. Path relative to the run folder."""
     command: str
@@ -138,14 +134,14 @@ def read_record(folder: Path, name: str) -> Record | None:
 def _reusable(stage: Stage, folder: Path, needs: dict[str, Record]) -> Record | None:
     """Return a stage's record if it is up to date and its result is still there."""
     record = read_record(folder, stage.name)
-    fits = record and record.depends_on == _depends_on(stage, needs)
-    return record if record and fits and (folder / record.output).exists() else None
+    if record is None or record.command != shlex.join(_command(stage, needs)):
+        return None
+    newer = all(need.finished_at < record.finished_at for need in needs.values())
+    return record if newer and (folder / record.output).exists() else None
 
 
-def _depends_on(stage: Stage, needs: dict[str, Record]) -> dict[str, Any]:
-    """Return what a stage's result depends on, as it is read back from JSON."""
-    finished_at = {name: record.finished_at for name, record in needs.items()}
-    return json.loads(json.dumps({"settings": stage.settings, "needs": finished_at}))
+def _command(stage: Stage, needs: dict[str, Record]) -> list[str]:
+    return stage.command({name: record.output for name, record in needs.items()})
 
 
 class _Command:
@@ -158,8 +154,7 @@ class _Command:
         self.stage, self._title, self._folder = stage, title, folder
         self._record = folder / "stages" / f"{stage.name}.json"
         self._record.unlink(missing_ok=True)
-        self._depends_on = _depends_on(stage, needs)
-        command = stage.command({name: record.output for name, record in needs.items()})
+        command = _command(stage, needs)
         self._shown, self._log = shlex.join(command), self._record.with_suffix(".log")
         print(f"{title}\n  {self._shown}", flush=True)
         self._began, self._told, self._place = time.time(), time.monotonic(), ""
@@ -191,7 +186,6 @@ class _Command:
         except FileNotFoundError as error:
             raise StageError(self._failure(f"left no result: {error}")) from error
         record = Record(
-            depends_on=self._depends_on,
             output=output.relative_to(self._folder).as_posix(),
             command=self._shown,
             seconds=round(time.time() - self._began, 1),

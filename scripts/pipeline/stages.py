@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from pathlib import Path
 
-from rsl_tbptt.tools.doctor import versions
 from rsl_tbptt.tools.platforms import Training, load_platform
 from scripts.pipeline.experiments import Experiment, Policy
 from scripts.pipeline.run import Stage
@@ -126,7 +125,6 @@ def evaluation_stage(
     return Stage(
         name=f"evaluate-{evaluated}",
         needs=(policy,),
-        settings=_common(experiment, device) | settings,
         command=command,
         output=_written(folder / output),
     )
@@ -149,9 +147,6 @@ def _training(experiment: Experiment, name: str, folder: Path, device: str) -> S
     return Stage(
         name=name,
         needs=needs,
-        settings=_common(experiment, device)
-        | policy.model_dump(exclude={"title", "starts_from"})
-        | {"num_envs": experiment.num_envs_of(policy)},
         command=command,
         output=lambda since: find_checkpoint(folder, name, policy.iterations - 1, since),
     )
@@ -168,7 +163,6 @@ def _video(experiment: Experiment, folder: Path, device: str) -> Stage:
     return Stage(
         name="video",
         needs=tuple(shown),
-        settings=_common(experiment, device) | options,
         command=command,
         output=_written(folder / options["video"]),
     )
@@ -181,16 +175,9 @@ def _export(experiment: Experiment, folder: Path, device: str) -> Stage:
     return Stage(
         name="export",
         needs=(policy,),
-        settings=_common(experiment, device) | experiment.export.model_dump(),
         command=lambda outputs: _tool("export", checkpoint=outputs[policy], **options),
         output=_written(folder / "exported" / "parity.json"),
     )
-
-
-def _common(experiment: Experiment, device: str) -> dict[str, object]:
-    """Return what every stage's result depends on."""
-    packages = load_platform(experiment.platform).PACKAGES
-    return {"task": experiment.task, "device": device, "versions": versions(packages)}
 
 
 def _tool(command: str, **options: object) -> list[str]:

@@ -16,7 +16,7 @@ from scripts.benchmark import __main__ as benchmark
 from scripts.benchmark import limit, memory, suite
 from scripts.benchmark.cases import Robots, SteppedCNNRNNModel
 from scripts.benchmark.limit import profile_update, update_flops
-from scripts.benchmark.memory import Memory, check_plan, fit, in_own_process, measure_memory
+from scripts.benchmark.memory import Memory, check_plan, fit, measure_memory
 from scripts.benchmark.suite import load_rows
 
 TINY = Robots(
@@ -293,14 +293,3 @@ def test_the_process_peaks_in_rollout_or_update(stage, monkeypatch):
     found = measure_memory(TINY, "rsl_rl")
     assert 99 < found.process_peak < 105
     assert (found.update_peak > 99) == (stage == "update")
-
-
-@pytest.mark.slow
-def test_more_environments_with_a_camera_take_little_more_memory():
-    sizes = {"num_steps": 8, "gradient_length": 8, "rnn_hidden_dim": 32, "camera_period": 1}
-    case = Robots(algorithm="distillation", **sizes)
-    few, many = (
-        in_own_process(measure_memory, replace(case, num_envs=n), "rsl_tbptt") for n in (64, 512)
-    )
-    assert many.update_peak < 1.2 * few.update_peak
-    assert few.process_peak > few.update_peak

@@ -26,8 +26,6 @@ case "$*" in
 esac
 """
 
-SHIM = "#!/bin/bash\necho 'pyenv: version not selected' >&2; exit 127\n"
-
 
 class Machine:
     """A checkout and a PATH that holds nothing but what a test puts there."""
@@ -142,27 +140,6 @@ def test_missing_uv_is_installed_beside_the_checkout(machine):
     assert (machine.checkout / ".venv-uv" / "bin" / "uv").exists()
 
 
-def test_broken_shims_are_passed_over(machine):
-    """Pyenv puts shims on PATH for versions that are not selected; they fail when called."""
-    for name in ("uv", "python3.12", "python3"):
-        machine.put(machine.bin / name, SHIM)
-    pyenv = machine.folder / "home" / ".pyenv" / "versions"
-    machine.put_python("3.11", pyenv / "3.11.7" / "bin" / "python3")
-    python = machine.put_python("3.12", pyenv / "3.12.1" / "bin" / "python3")
-    result = machine.run("environment")
-    assert result.returncode == 0, result.stderr
-    assert machine.venv_python() == python
-
-
-def test_pyenv_root_elsewhere(machine):
-    machine.put_uv()
-    root = machine.folder / "elsewhere"
-    python = machine.put_python("3.12", root / "versions/3.12.9/bin/python3")
-    machine.put(machine.bin / "pyenv", f"#!/bin/bash\necho {root}\n")
-    assert machine.run("environment").returncode == 0
-    assert machine.venv_python() == python
-
-
 def test_uv_knows_a_python_and_is_asked_to_fetch_one_last(machine):
     machine.put_uv()
     assert machine.run("environment", UV_FINDS="known/python").returncode == 0
@@ -195,18 +172,6 @@ def test_an_environment_that_fits_is_kept_and_another_is_left_alone(machine):
     assert ".venv holds another Python, expected 3.12" in line
     assert python.exists()
     assert not machine.calls("uv venv")
-
-
-@pytest.mark.parametrize(
-    ("command", "variables", "line"),
-    [
-        ("environment mjlab", {"PYTHON": "3.9"}, "PYTHON is '3.9', expected 3.10, 3.11, 3.12 or"),
-        ("environment other", {}, "the environment is 'other', expected"),
-        ("other", {}, "the command is 'other', expected"),
-    ],
-)
-def test_unknown_words_are_refused(machine, command, variables, line):
-    assert line in only_line(machine.run(*command.split(), **variables))
 
 
 def test_package_is_installed_from_its_wheel(machine):

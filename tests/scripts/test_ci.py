@@ -9,7 +9,7 @@ from collections import Counter
 
 import pytest
 
-from scripts.ci.summary import closing_line, read
+from scripts.ci.summary import read
 
 MAKE = """#!/bin/bash
 echo "make $*" >> "$LOG"
@@ -91,19 +91,6 @@ def test_the_numbers_are_pytests(tmp_path):
     assert seconds > 0
     report.write_text("<testsuites><testsuite tests='3'")
     assert read(report) == (Counter(error=1), 0.0)
-
-
-def test_closing_lines():
-    outcomes = Counter(error=1, skipped=7, passed=120, failed=3)
-    assert closing_line(outcomes, 95.214) == "3 failed, 120 passed, 7 skipped, 1 error in 95.21s"
-    assert closing_line(Counter(), 1.0) == "no tests ran in 1.00s"
-
-
-@pytest.mark.skipif(not shutil.which("make"), reason="make is missing")
-def test_the_folder_of_a_run_may_hold_spaces(repository):
-    command = ["make", "--dry-run", "demo", "RUN=a folder"]
-    shown = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=True)
-    assert "--output 'a folder'" in shown.stdout
 
 
 INTERPRETER = """#!/bin/bash

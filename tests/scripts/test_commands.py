@@ -49,14 +49,6 @@ def test_help(script, capsys, name):
     assert len(shown.splitlines()) > 5
 
 
-@pytest.mark.parametrize("name", ["scripts.pipeline", "scripts.pipeline.curves"])
-def test_help_of_a_module(repository, name):
-    command = [sys.executable, "-m", name, "--help"]
-    shown = subprocess.run(command, cwd=repository, capture_output=True, text=True, check=True)
-    assert shown.stdout.startswith(f"usage: python -m {name} ")
-    assert len(shown.stdout.splitlines()) > 5
-
-
 def test_a_script_runs_from_any_folder(repository, tmp_path):
     command = [sys.executable, repository / "scripts" / "distill.py", "--policy", "x"]
     shown = subprocess.run(

@@ -42,31 +42,17 @@ def test_shipped_experiment_meets_the_demos_promises(name):
     assert experiment.evaluation.seed not in {policy.seed for policy in policies.values()}
 
 
-def test_finetuning_goes_on_where_the_demo_ends():
-    demo, finetune = load_experiment(DEMO), load_experiment(FINETUNE)
-    for name in ("teacher", "student"):
-        ours, theirs = finetune.policies[name], demo.policies[name]
-        assert ours.model_copy(update={"title": theirs.title}) == theirs
-    assert finetune.policies["finetuned"].starts_from == "student"
-    assert finetune.policies["scratch"].starts_from is None
-    assert finetune.evaluation == demo.evaluation
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"num_env": 4}, r"experiment.yaml: num_env is unknown, expected a key that"),
         ({"policies__teacher__iteration": 4}, r"policies: teacher: iteration is unknown"),
-        ({"policies": 4}, "policies is 4, expected a valid dict"),
-        ({"policies__teacher": 4}, "policies: teacher is 4, expected a valid dict"),
         (
             {"policies__student": {"title": "", "agent": "", "iterations": 1}},
             "experiment.yaml: policies: student: seed is missing",
         ),
         ({"num_envs": "many"}, "num_envs is 'many', expected a valid integer"),
-        ({"num_envs": True}, "num_envs is True, expected a valid integer"),
         ({"policies__teacher__iterations": 0}, "teacher: iterations is 0, expected greater than 0"),
-        ({"policies__student__starts_from": 4}, "starts_from is 4, expected a valid string"),
         (
             {"policies__student__starts_from": "techer"},
             r"policies: student: starts_from is 'techer', expected one of .*\['teacher'\]",
@@ -75,24 +61,15 @@ def test_finetuning_goes_on_where_the_demo_ends():
             {"policies__teacher__starts_from": "student"},
             r"policies: teacher: starts_from is 'student', expected one of .*: \[\]",
         ),
-        ({"policies__teacher__overrides": "a=1"}, "overrides is 'a=1', expected a valid list"),
         ({"evaluation__episodes": 1}, "episodes is 1, expected greater than or equal to 2"),
-        ({"evaluation": None}, "evaluation is None, expected a valid dict"),
-        ({"export__tolerance": -1.0}, "tolerance is -1.0, expected greater than 0"),
         ({"export__policy": "x"}, "export: policy is 'x', expected one of"),
         (
             {"ablations": {"blind": {"title": "", "policy": "x", "override": "a=0"}}},
             "ablations: blind: policy is 'x', expected one of",
         ),
         ({"platform": "x"}, "platform is 'x', expected 'isaaclab' or 'mjlab'"),
-        ({"acceptance": 0.95}, "acceptance is 0.95, expected a valid list"),
         ({"acceptance__0__share": 1.0}, "acceptance: 1: share is unknown"),
-        ({"acceptance__0__policy": "x"}, "acceptance: 1: policy is 'x', expected one of"),
         ({"acceptance__1__clearly_below": "x"}, "acceptance: 2: clearly_below is 'x', expected"),
-        (
-            {"acceptance__0__min_share_of_teacher": 0},
-            "1: min_share_of_teacher is 0, expected greater than 0",
-        ),
     ],
 )
 def test_wrong_experiment_is_refused(tmp_path, changes, message):
@@ -105,8 +82,6 @@ def test_wrong_experiment_is_refused(tmp_path, changes, message):
     "changes",
     [
         {"acceptance": [{"policy": "student"}]},
-        {"acceptance__0__not_below": "teacher"},
-        {"acceptance__1__not_below": "student"},
         {"acceptance__0__max_share_of_teacher": 0.8},
     ],
 )
@@ -129,16 +104,6 @@ def write_sweep(tmp_path, **changes):
     file = tmp_path / "sweep.yaml"
     file.write_text(yaml.safe_dump(values, sort_keys=False))
     return file
-
-
-def test_shipped_sweep_stays_within_its_own_limit():
-    sweep, experiment = load_sweep(CURVES)
-    iterations = {name: policy.iterations for name, policy in experiment.policies.items()}
-    limit = sweep.at_most["steps"] * iterations[experiment.teacher]
-    assert iterations["scratch"] <= limit
-    assert iterations["student"] + iterations["finetuned"] <= limit
-    assert len(sweep.seeds) >= 3
-    assert experiment.evaluation.seed not in sweep.seeds
 
 
 def test_what_a_sweep_says_replaces_the_experiments(tmp_path):
@@ -175,35 +140,17 @@ def test_shipped_sweeps_of_distillation_differ_in_nothing_but_the_algorithm():
     assert sorted(curves.policies["rsl_rl"].overrides) in tried
 
 
-@pytest.mark.parametrize("name", ["camera_curves", "pup_curves", "seek_curves"])
-def test_sweep_of_a_demo_trains_and_evaluates_its_policies_alone(name):
-    sweep, experiment = load_sweep(CONFIGS / f"{name}.yaml")
-    policies = [*experiment.evaluated]
-    assert policies[:3] == ["teacher", "student", "memoryless"]
-    assert policies == [*experiment.policies]
-    seeded = one_seed_each(experiment, sweep.seeds)
-    assert [*seeded.evaluated] == [f"{name}-{s}" for s in sweep.seeds for name in policies]
-
-
 @pytest.mark.parametrize(
     ("changes", "message"),
     [
         ({"seed": [1]}, r"sweep.yaml: seed is unknown"),
-        ({"seeds": 3}, "seeds is 3, expected a valid list"),
         ({"seeds": []}, r"seeds is \[\]: List should have at least 1 item"),
-        ({"seeds": [-1]}, r"seeds: 1 is -1, expected greater than or equal to 0"),
-        ({"policies": {}}, r"policies is \{\}: Dictionary should have at least 1 item"),
         ({"policies": {"studnet": {}}}, "policies: studnet is like 'studnet', expected one of"),
         ({"policies": {"student": {}}}, r"student is like 'student', .* before it: \[\]"),
         (
             {"policies": {"teacher": {}, "a": {"like": "scratch", "starts_from": "student"}}},
             r"a is like 'scratch'.*one before it: \['teacher'\]",
         ),
-        (
-            {"policies": {"teacher": {"iterations": 0}}},
-            "policies: teacher: iterations is 0, expected greater than 0",
-        ),
-        ({"at_most": {"steps": 0}}, "at_most: steps is 0, expected greater than 0"),
         ({"at_least": {"return": 1}}, r"at_least: return: \[key\] is 'return', expected 'share'"),
         ({"experiment": "absent.yaml"}, "absent.yaml cannot be read"),
         *(

@@ -63,7 +63,6 @@ class Run:
             if stage.name in self.experiment.policies:
                 output = write_training_log(folder, stage.name)
             self.records[stage.name] = Record(
-                depends_on={},
                 output=output.relative_to(folder).as_posix(),
                 command=f"do {stage.name}",
                 seconds=61.0,
@@ -128,12 +127,6 @@ def test_report_loads_nothing_and_shows_table_video_commands_and_versions(run):
     assert text.count("data:") == 0
 
 
-def test_loader_check_can_fail():
-    loads = Loads('<img src="figure.png"><script src="x.js"></script>')
-    assert loads.urls == ["figure.png", "x.js"]
-    assert "script" in loads.tags
-
-
 def test_results_file_holds_the_table(run):
     run.report()
     results = json.loads((run.folder / "results.json").read_text())
@@ -191,15 +184,6 @@ def test_a_share_of_the_teacher_may_have_an_upper_limit(run, memoryless, passed)
     assert results["acceptance"] == [{"passed": passed, "text": text}]
 
 
-def test_acceptance_checks_say_what_was_found(run, finetune_run):
-    assert [check["text"] for check in run.results()["acceptance"]] == [
-        "student reaches 99.5% of the teacher's return (goal: 99%).",
-        "memoryless below student: their intervals do not overlap.",
-    ]
-    text = finetune_run.results()["acceptance"][1]["text"]
-    assert text == "finetuned against student: not clearly below it."
-
-
 def test_finetuning_is_reported_with_all_its_policies(finetune_run):
     text = re.sub(r"data:image[^\"]+", "", finetune_run.report())
     assert all(policy.title in text for policy in finetune_run.experiment.policies.values())
@@ -220,18 +204,6 @@ def test_share_of_a_return_that_is_not_positive_is_not_given(run):
     assert results["policies"]["student"]["share_of_teacher"] is None
     assert not results["acceptance"][0]["passed"]
     assert "n/a" in format_table(results)
-
-
-def test_the_table_shows_every_policys_numbers_and_fits_a_terminal(run, finetune_run):
-    rows = [line.split("  ") for line in format_table(run.results()).splitlines()]
-    cells = [[cell.strip() for cell in row if cell.strip()] for row in rows]
-    assert cells[0] == ["policy", "mean return", "95 % confidence", "of teacher", "episodes"]
-    assert cells[2][:3] == ["student", run.experiment.policies["student"].title, "9.950"]
-    assert cells[2][4:] == ["99.5%", "20"]
-    for results in (run.results(), finetune_run.results()):
-        lines = format_table(results).splitlines()
-        assert len(lines) == 1 + len(results["policies"])
-        assert all(len(line) <= 100 for line in lines)
 
 
 def test_a_policy_exported_to_onnx_alone_is_reported(run):

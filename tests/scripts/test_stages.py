@@ -6,7 +6,6 @@ import shlex
 import pytest
 
 from rsl_tbptt.tools.cli import command_parser
-from rsl_tbptt.tools.platforms import load_platform
 from scripts.pipeline import __main__ as pipeline
 from scripts.pipeline.experiments import DEMO, FINETUNE, Policy, load_experiment
 from scripts.pipeline.run import run_stages
@@ -62,23 +61,12 @@ def test_a_checkpoint_goes_where_an_override_says_and_nowhere_else(command):
     assert "model_1.pt" not in " ".join(line[:-1])
 
 
-def test_isaac_labs_checkpoint_survives_a_shell():
-    command = isaaclab(checkpoint="a b/model_1.pt")
-    assert command[command.index("--checkpoint") + 1] == "a b/model_1.pt"
-    assert shlex.split(shlex.join(command)) == command
-
-
 def test_mjlab_resumes_a_checkpoint_by_run_and_file_and_takes_another_log_root_along():
     assert RESUME in shlex.join(mjlab(checkpoint=CHECKPOINT))
     assert "--log-root" not in mjlab(checkpoint=CHECKPOINT)
     words = mjlab(checkpoint=f"/elsewhere/{CHECKPOINT}")
     assert words[words.index("--log-root") + 1] == "/elsewhere/logs/rsl_rl"
     assert RESUME in shlex.join(words)
-
-
-def test_agents_share_isaac_labs_task_and_end_mjlabs_id():
-    assert load_platform("isaaclab").task_id("Tbptt-Task", "an_entry_point") == "Tbptt-Task"
-    assert load_platform("mjlab").task_id("Task", "Teacher") == "Task-Teacher"
 
 
 def test_the_newest_checkpoint_of_a_training_that_reached_its_end_is_found(tmp_path):
@@ -141,18 +129,6 @@ def test_every_need_comes_before(stages, file):
     assert seen == {*experiment.policies, *evaluations, "video", "export"}
 
 
-def test_an_ablation_evaluates_its_policy_with_what_takes_something_away(stages):
-    planned = stages(DEMO_CAMERA)
-    assert planned["evaluate-blind"].needs == ("student",)
-    words = planned["evaluate-blind"].command({"student": "s/model_1.pt"})
-    plain = planned["evaluate-student"].command({"student": "s/model_1.pt"})
-    assert {*words} - {*plain} == {
-        "--output=evaluation/blind.json",
-        "--overrides",
-        "env.observations.camera.depth.scale=0.0",
-    }
-
-
 def test_a_policy_is_evaluated_on_the_task_that_it_was_trained_on(stages):
     settings = {"task_overrides": ["env.a=1", "env.b=2"], "overrides": ["env.c=3", "agent.d=4"]}
     experiment = changed(load_experiment(DEMO_CAMERA), "student", **settings)
@@ -164,27 +140,6 @@ def test_a_policy_is_evaluated_on_the_task_that_it_was_trained_on(stages):
     assert args.overrides == ["env.a=1", "env.b=2", "env.observations.camera.depth.scale=0.0"]
     assert args.seed == experiment.evaluation.seed
     assert planned["video"].needs == ("teacher", "memoryless")  # it shows one task
-
-
-def test_students_are_distilled_from_the_teachers_checkpoint(stages):
-    for name in ("student", "memoryless"):
-        command = stages(DEMO)[name].command({"teacher": "t/model_1.pt"})
-        assert command[command.index("--checkpoint") + 1] == "t/model_1.pt"
-        assert command[:2] == ["isaaclab", "train"]
-        command = stages(DEMO_MJLAB)[name].command({"teacher": CHECKPOINT})
-        assert command[:2] == ["train", f"Tbptt-Cartpole-Occluded-{name.title()}"]
-        assert RESUME in shlex.join(command)
-
-
-def test_finetuning_goes_on_with_the_student_and_scratch_reads_nothing(stages):
-    planned = stages(FINETUNE)
-    assert planned["finetuned"].needs == ("student",)
-    command = planned["finetuned"].command({"student": "s/model_1.pt"})
-    assert command[command.index("--checkpoint") + 1] == "s/model_1.pt"
-    assert command[command.index("--agent") + 1] == "rsl_rl_finetune_cfg_entry_point"
-    assert command[-1] == "env.compute_final_obs=true"
-    assert planned["scratch"].needs == ()
-    assert "--checkpoint" not in planned["scratch"].command({})
 
 
 def test_the_chosen_policy_is_exported_and_all_are_in_the_video_in_their_order(stages, finetune):
@@ -215,7 +170,6 @@ def test_all_policies_are_evaluated_alike_by_the_platforms_task(stages, file):
     assert {f"--task={experiment.task}{end}", f"--platform={experiment.platform}"} <= {
         *commands["student"]
     }
-    assert all(experiment.platform in s.settings["versions"] for s in planned.values())
 
 
 POLICIES = ("teacher", "student", "memoryless")
@@ -248,8 +202,10 @@ def test_change_reaches_exactly_what_depends_on_it(
     def ran(experiment, device="cpu"):
         planned = stages(experiment, device).values()
         for stage in planned:
-            object.__setattr__(stage, "command", lambda _: ["python", "-c", ""])
-            object.__setattr__(stage, "output", lambda _: tmp_path / "stages")
+            command = stage.command
+            object.__setattr__(stage, "command", lambda o, c=command: ["python", "-c", "", *c(o)])
+            log = tmp_path / "stages" / f"{stage.name}.log"
+            object.__setattr__(stage, "output", lambda _, log=log: log)
         run_stages([*planned], tmp_path, "cpu")
         lines = capsys.readouterr().out.splitlines()
         return {line.split()[1] for line in lines if line.startswith("[") and "  done" in line}
@@ -275,10 +231,3 @@ def test_unwritable_folder_and_missing_file_end_the_run_before_any_training(
     assert "isaaclab train" not in captured.out
     assert run_main(monkeypatch, tmp_path / "absent.yaml") == 1
     assert "absent.yaml cannot be read" in capsys.readouterr().err
-
-
-def test_run_folder_is_named_after_the_file(tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
-    (tmp_path / "runs").write_text("no folder")
-    assert run_main(monkeypatch, FINETUNE) == 1
-    assert f"The run folder is {tmp_path / 'runs' / 'finetune'}, " in capsys.readouterr().err

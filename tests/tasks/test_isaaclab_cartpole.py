@@ -111,10 +111,6 @@ def columns(rows):
     return [list(column) for column in zip(*rows, strict=True)]
 
 
-def test_joints_are_cart_and_pole(seen):
-    assert seen["joint_names"] == ["slider_to_cart", "cart_to_pole"]
-
-
 def test_student_sees_positions_and_not_velocities(seen):
     assert seen["moving"]["policy"] == seen["still"]["policy"]
     assert seen["elsewhere"]["policy"] != seen["still"]["policy"]
@@ -154,14 +150,6 @@ def test_physics_differs_between_environments_within_its_range(seen, quantity, c
     assert len(set(values)) == NUM_ENVS
     assert low - 1e-6 <= min(values) < low + 0.2 * (high - low)
     assert high - 0.2 * (high - low) < max(values) <= high + 1e-6
-
-
-def test_starts_differ_between_environments_within_their_range(seen):
-    position, velocity = columns(seen["start_position"]), columns(seen["start_velocity"])
-    limits = (0.5, 0.1, 0.3, 0.3)
-    for values, limit in zip([*position, *velocity], limits, strict=True):
-        assert len(set(values)) == NUM_ENVS
-        assert 0.7 * limit < max(map(abs, values)) <= limit + 1e-6
 
 
 def upright_inertia(mass):

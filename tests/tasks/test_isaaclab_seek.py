@@ -12,7 +12,6 @@ pytest.importorskip("isaaclab_tasks", reason="Isaac Lab 3.0 needs Python 3.12")
 import torch
 from isaaclab_tasks.utils import resolve_task_config
 from isaaclab_tasks.utils.parse_cfg import load_cfg_from_registry
-from pxr import Usd, UsdPhysics
 from tensordict import TensorDict
 
 from rsl_tbptt_tasks.isaaclab.pup_symmetry import with_mirror_image
@@ -103,7 +102,6 @@ def measure(env):
         "places": places,
         "stays": stays,
         "groups": {name: list(group.shape[1:]) for name, group in obs.items()},
-        "started": obs["camera"],
         "facing wall": step_from(0.0, pillar=far, steps=8),
         "facing pillar": step_from(0.0, pillar=(1.5, 0.0), wall=(-2.0, 0.0), steps=8),
         "over the wall": step_from(0.0, steps=8),
@@ -243,28 +241,6 @@ def test_pillar_and_wall_stand_elsewhere_in_every_episode_and_stay_there(seen):
         assert high - 0.15 * (high - low) < max(values) <= high + 1e-4
 
 
-@pytest.mark.parametrize("name", ["pillar", "wall"])
-def test_nothing_of_them_collides(name):
-    scene = load_cfg_from_registry(TASK, "env_cfg_entry_point").scene
-    stage = Usd.Stage.Open(getattr(scene, name).spawn.usd_path)
-    assert not any(prim.HasAPI(UsdPhysics.CollisionAPI) for prim in stage.Traverse())
-    assert [layer.identifier for layer in stage.GetUsedLayers() if not layer.anonymous] == [
-        stage.GetRootLayer().identifier
-    ]
-
-
-def test_wall_is_drawn_as_long_and_thick_as_it_is():
-    scene = load_cfg_from_registry(TASK, "env_cfg_entry_point").scene
-    stage = Usd.Stage.Open(scene.wall.spawn.usd_path)
-    (scale,) = (
-        prim.GetAttribute("xformOp:scale").Get()
-        for prim in stage.Traverse()
-        if prim.GetAttribute("xformOp:scale")
-    )
-    assert list(scale)[:2] == pytest.approx([2 * WALL_HALF_THICKNESS, WALL_LENGTH])
-    assert scale[2] / 2 == pytest.approx(scene.wall.init_state.pos[2])
-
-
 def test_student_gets_neither_command_nor_way(seen):
     assert seen["groups"] == {"policy": [16], "camera": [1, 24, 32], "teacher": [47]}
 
@@ -295,15 +271,6 @@ def test_pillar_is_seen_over_the_wall_from_afar_and_not_from_close(seen):
         assert any(row == nearness(pillar - x) for row in middle)
     for _, middle in rows(seen["close to the wall"]):
         assert min(itertools.chain(*middle)) > 0.9
-
-
-def test_pillar_behind_the_robot_is_not_seen(seen):
-    for _, middle in rows(seen["turned away"]):
-        assert set(itertools.chain(*middle[:6])) == {0.0}
-
-
-def test_an_episode_starts_without_a_frame(seen):
-    assert not torch.tensor(seen["started"]).any()
 
 
 def test_teacher_knows_how_the_way_starts_and_how_long_it_is(seen):

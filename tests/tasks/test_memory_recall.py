@@ -34,11 +34,6 @@ def test_answers_of_no_memory_earn_nothing():
     assert rewards.sum().abs() / (512 * 10) < 0.1
 
 
-def test_refuses_no_memory_at_all():
-    with pytest.raises(ValueError, match="recall_length is 0, expected at least 1"):
-        RecallEnv(num_envs=1, recall_length=0)
-
-
 class PerfectTeacher(torch.nn.Module):
     """Names the cue when asked; rsl_rl's interface of a model without memory."""
 
