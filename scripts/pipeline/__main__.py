@@ -2,7 +2,7 @@
 
 A policy may start from an earlier one: a student from its teacher, PPO from a distilled student.
 Every stage is one command, shown as it runs; training is the platform's own. Stages that are
-finished with the same settings are not run again, so an interrupted run goes on where it was.
+finished are not run again while their commands are the same, so an interrupted run goes on.
 """
 
 import argparse

@@ -1,7 +1,7 @@
 """Train policies with several seeds, evaluate them, and compare how they learned.
 
 Writes report.md, with tables and the learning curves, into the run folder. Stages that are finished
-with the same settings are not run again, so an interrupted run goes on where it was.
+are not run again while their commands are the same, so an interrupted run goes on.
 """
 
 import argparse

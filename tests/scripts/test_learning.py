@@ -195,7 +195,6 @@ def records(tmp_path, experiment):
         evaluation = {"mean_return": 5.0 + place, "auxiliary": heads}
         write_json(tmp_path / "evaluation" / f"{name}-7.json", evaluation)
         records[f"{name}-7"] = Record(
-            depends_on={},
             output=f"logs/{name}/model_1.pt",
             command="",
             seconds=1.0,
