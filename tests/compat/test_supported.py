@@ -84,10 +84,6 @@ def test_adapter_of_the_policy_era_sends_others_away(tmp_path):
     assert 'class_name="rsl_tbptt.algorithms:TbpttPPO"' in line
 
 
-def test_installed_release_is_supported(tmp_path):
-    assert answers(tmp_path, None, "import rsl_tbptt.algorithms") == ["imported"]
-
-
 @pytest.mark.parametrize("release", SUPPORTED + REFUSED)
 def test_package_asks_for_the_same_releases(monkeypatch, release):
     monkeypatch.setattr(supported_rsl_rl, "version", lambda name: release)

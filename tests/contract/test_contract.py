@@ -84,11 +84,6 @@ def test_trains_and_reports(make_runner, era, kind, recurrent):
     assert runner.current_learning_iteration == 2
 
 
-def test_distillation_learns(make_runner):
-    metrics = train(make_runner("distillation", learning_rate=2e-2), iterations=30)
-    assert metrics[-1]["behavior"] < 0.3 * metrics[0]["behavior"]
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_checkpoint_round_trip_and_resume(make_runner, era, kind, tmp_path):
     first = make_runner(kind, log_dir=tmp_path / "first", learning_rate=1e-2)
@@ -123,14 +118,6 @@ def test_gradient_norm_does_not_depend_on_gradient_length(make_runner):
     expected = norm(gradient_length=6)
     assert [norm(gradient_length=k) for k in (1, 2, 3)] == pytest.approx([expected] * 3, rel=1e-5)
     assert norm(gradient_length=2, loss_reduction="sum") == pytest.approx(6 * expected, rel=1e-5)
-
-
-@pytest.mark.parametrize(("tail", "steps", "flushed"), [("flush", 3, 1), ("drop", 2, 0)])
-def test_leftover_steps(make_runner, tail, steps, flushed):
-    lengths = {"num_steps": 7, "gradient_length": 3}
-    runner = make_runner("distillation", **lengths, tail=tail, **ONE_PASS)
-    metrics = train(runner)[0]
-    assert (metrics["optimizer_steps"], metrics["flushed_steps"]) == (steps, flushed)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -204,15 +191,6 @@ def test_ppo_leaves_the_parameters_of_rsl_rl(make_runner, era, recurrent):
     torch.testing.assert_close(parameters("own"), expected, **PARITY_FLOAT32)
     other = {"gradient_length": 1} if recurrent else {"clip_param": 0.01}
     assert not torch.allclose(parameters("own", **other), expected, **PARITY_FLOAT32)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_policy_of_the_runner_acts(make_runner, kind):
-    runner = make_runner(kind)
-    policy = runner.get_inference_policy(device="cpu")
-    with torch.inference_mode():
-        actions = policy(runner.env.get_observations())
-    assert actions.shape == (6, 1)
 
 
 class LoggingEnv(RecallEnv):

@@ -1,7 +1,6 @@
 """The Isaac Lab config classes: parentage, defaults, and what reaches the algorithm."""
 
 import dataclasses
-import inspect
 import subprocess
 import sys
 from pathlib import Path
@@ -23,7 +22,6 @@ from isaaclab_rl.rsl_rl import (
     handle_deprecated_rsl_rl_cfg,
 )
 from omegaconf import OmegaConf
-from rsl_rl.algorithms import Distillation
 from rsl_rl.utils import resolve_class
 from support.helpers import CNN, make_obs
 
@@ -54,41 +52,28 @@ def handed_on(cfg):
     return resolve_class(to_dict(cfg))
 
 
-def test_stands_where_isaaclab_expects_its_own():
-    assert isinstance(TbpttDistillationAlgorithmCfg(), RslRlDistillationAlgorithmCfg)
-
-
-def test_class_name_resolves_to_the_algorithm():
-    algorithm, _ = handed_on(TbpttDistillationAlgorithmCfg())
-    assert algorithm is TbpttDistillation
-
-
-def test_isaaclabs_own_class_name_resolves_to_another_algorithm():
-    algorithm, _ = handed_on(TbpttDistillationAlgorithmCfg(class_name="Distillation"))
-    assert algorithm is not TbpttDistillation
-
-
-def test_every_field_is_an_option_of_the_algorithm():
-    _, arguments = handed_on(TbpttDistillationAlgorithmCfg())
-    assert DistillationOptions.parse(arguments).gradient_length == 15
-
-
-def test_a_field_the_algorithm_does_not_know_is_refused():
-    _, arguments = handed_on(TbpttDistillationAlgorithmCfg())
-    with pytest.raises(ValueError, match="did you mean 'gradient_length'"):
-        DistillationOptions.parse({**arguments, "gradient_lenght": 8})
-
-
-def test_defaults_are_the_algorithms_own():
-    _, arguments = handed_on(TbpttDistillationAlgorithmCfg())
-    options = DistillationOptions()
-    assert arguments == {name: getattr(options, name) for name in arguments}
-
-
-def test_a_value_of_the_config_reaches_the_options():
-    cfg = TbpttDistillationAlgorithmCfg(gradient_length=7, update_length=3, loss_type="kl")
-    options = DistillationOptions.parse(handed_on(cfg)[1])
-    assert (options.gradient_length, options.update_length, options.loss_type) == (7, 3, "kl")
+@pytest.mark.parametrize(
+    ("cfg", "stock", "algorithm", "options"),
+    [
+        (
+            TbpttDistillationAlgorithmCfg,
+            RslRlDistillationAlgorithmCfg,
+            TbpttDistillation,
+            DistillationOptions,
+        ),
+        (TbpttPpoAlgorithmCfg, RslRlPpoAlgorithmCfg, TbpttPPO, PpoOptions),
+    ],
+)
+def test_a_config_is_isaaclabs_own_with_the_options_of_the_algorithm(
+    cfg, stock, algorithm, options
+):
+    assert issubclass(cfg, stock)
+    found, arguments = handed_on(cfg())
+    assert found is algorithm
+    assert {field.name for field in dataclasses.fields(stock)} - {"class_name"} <= set(arguments)
+    for name in TAKEN_BY_RSL_RL:
+        arguments.pop(name, None)
+    assert options.parse(arguments) == options()
 
 
 def test_slices_and_functions_come_through_a_config_and_its_file(tmp_path):
@@ -102,63 +87,12 @@ def test_slices_and_functions_come_through_a_config_and_its_file(tmp_path):
     assert (dumped["loss_type"], dumped["imitation_weight"]) == (slices, "support.helpers:make_obs")
 
 
-def test_every_option_of_rsl_rl_that_isaaclab_offers_is_kept():
-    ours = set(handed_on(TbpttDistillationAlgorithmCfg())[1])
-    stock = set(handed_on(RslRlDistillationAlgorithmCfg())[1])
-    assert stock <= ours
-    assert stock <= set(inspect.signature(Distillation.__init__).parameters)
-
-
-@pytest.mark.parametrize(
-    ("cfg", "options", "stock"),
-    [
-        (TbpttDistillationAlgorithmCfg, DistillationOptions, RslRlDistillationAlgorithmCfg),
-        (TbpttPpoAlgorithmCfg, PpoOptions, RslRlPpoAlgorithmCfg),
-    ],
-)
-def test_a_config_adds_nothing_but_its_name(cfg, options, stock):
-    own = {field.name for field in dataclasses.fields(options)}
-    inherited = {field.name for field in dataclasses.fields(stock)}
-    assert set(handed_on(cfg())[1]) == (own | inherited) - {"class_name"}
-    for name in inherited - own - {"class_name"}:
-        assert getattr(cfg(), name) == getattr(stock(), name)
-
-
-@pytest.mark.parametrize("cfg", [TbpttDistillationAlgorithmCfg, TbpttPpoAlgorithmCfg])
-def test_a_config_may_be_changed_until_the_algorithm_checks_it(cfg):
-    options = DistillationOptions if cfg is TbpttDistillationAlgorithmCfg else PpoOptions
-    cfg = cfg()
-    cfg.gradient_length = 0
-    arguments = handed_on(cfg)[1]
-    for name in TAKEN_BY_RSL_RL:
-        arguments.pop(name, None)
-    with pytest.raises(ValueError, match="gradient_length is 0, expected an integer of at least 1"):
-        options.parse(arguments)
-
-
-def test_an_old_name_is_still_a_field():
-    cfg = TbpttDistillationAlgorithmCfg(num_env_chunks=4)
-    with pytest.warns(DeprecationWarning, match="num_env_chunks is now num_micro_batches"):
-        options = DistillationOptions.parse(handed_on(cfg)[1])
-    assert options.num_micro_batches == 4
-
-
 def test_without_isaaclab_the_error_names_the_fix():
     result = subprocess.run(
         [sys.executable, "-c", WITHOUT_ISAACLAB], capture_output=True, text=True, check=False
     )
     assert result.returncode != 0
     assert install("isaaclab") in result.stderr
-
-
-def test_the_ppo_config_hands_on_the_algorithms_own_defaults():
-    cfg = TbpttPpoAlgorithmCfg()
-    assert isinstance(cfg, RslRlPpoAlgorithmCfg)
-    algorithm, arguments = handed_on(cfg)
-    assert algorithm is TbpttPPO
-    for name in TAKEN_BY_RSL_RL:
-        arguments.pop(name)
-    assert PpoOptions.parse(arguments) == PpoOptions()
 
 
 def test_the_model_of_a_config_sees_and_remembers():

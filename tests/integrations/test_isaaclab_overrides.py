@@ -4,7 +4,6 @@ import pytest
 
 pytest.importorskip("isaaclab_tasks", reason="Isaac Lab 3.0 needs Python 3.12")
 
-import gymnasium as gym
 import isaaclab_tasks  # noqa: F401
 from isaaclab.utils import to_dict
 from isaaclab_tasks.utils import resolve_task_config
@@ -81,53 +80,6 @@ def test_auxiliary_heads_are_options_of_the_command_line(task, agent, options):
     _, arguments = handed_on(task, agent, f"auxiliary={heads}")
     (head,) = parse_heads(options.parse(arguments).auxiliary).values()
     assert (head.target, head.columns, head.coef, head.loss) == ("policy", (0, 1), 0.5, "a:b")
-
-
-def test_slices_and_weights_reach_it_from_a_command_line():
-    _, arguments = handed_on(
-        OURS,
-        DISTILLATION,
-        "loss_type=[{'loss':'mse','actions':[0,1]},{'loss':'bce','actions':[1,2],'coef':0.5}]",
-        "imitation_weight=success",
-    )
-    options = DistillationOptions.parse(arguments)
-    assert options.loss_type == [
-        {"loss": "mse", "actions": [0, 1]},
-        {"loss": "bce", "actions": [1, 2], "coef": 0.5},
-    ]
-    assert options.imitation_weight == "success"
-
-
-def test_an_old_name_is_still_taken():
-    _, arguments = handed_on(OURS, PPO, "num_env_chunks=2")
-    with pytest.warns(DeprecationWarning, match="num_env_chunks is now num_micro_batches"):
-        assert PpoOptions.parse(arguments).num_micro_batches == 2
-
-
-def test_the_class_name_alone_keeps_every_value_of_the_stock_config():
-    _, arguments = handed_on(STOCK, PPO)
-    options = PpoOptions.parse(arguments)
-    assert options.entropy_coef == 0.005  # Isaac Lab's for this task; the default is 0.01
-    assert options.gradient_length is None
-
-
-def test_isaaclab_has_no_other_registered_recurrent_agents_than_the_page_says():
-    recurrent = [
-        task
-        for task, spec in gym.registry.items()
-        if task.startswith("Isaac-") and any("recurrent" in key for key in spec.kwargs)
-    ]
-    assert recurrent == [STOCK]
-
-
-@pytest.mark.parametrize("task", [OURS, STOCK])
-@pytest.mark.parametrize(
-    ("agent", "options"), [(PPO, PpoOptions), (DISTILLATION, DistillationOptions)]
-)
-def test_unknown_names_are_refused(task, agent, options):
-    _, arguments = handed_on(task, agent, "gradient_lenght=32")
-    with pytest.raises(ValueError, match="did you mean 'gradient_length'"):
-        options.parse(arguments)
 
 
 @pytest.mark.isaaclab

@@ -2,9 +2,6 @@
 
 import os
 import signal
-import subprocess
-import sys
-import time
 
 import pytest
 
@@ -73,23 +70,3 @@ def test_a_signal_in_a_rollout_leaves_a_file_from_which_the_same_command_goes_on
     (resumed,) = tmp_path.glob("logs/rsl_rl/*/*_resumed")
     (last,) = resumed.glob("model_6.pt")  # five iterations, numbered from 2 on as rsl_rl does
     assert read(last)["rsl_tbptt"]["num_updates"] == 3 + 5
-
-
-@pytest.mark.soak
-def test_the_process_itself_ends_with_the_status(page, tmp_path):
-    """From outside, as a scheduler does it, and at whatever moment it comes."""
-    teacher = ["--checkpoint", str(page("the teacher").checkpoint)]
-    program = "from isaaclab.cli import train, load_external_tasks as load; load(); train()"
-    process = subprocess.Popen(
-        [sys.executable, "-c", program, *STUDENT, "--max_iterations", "100000", *teacher],
-        cwd=tmp_path,
-        stdout=subprocess.DEVNULL,
-    )
-    deadline = time.monotonic() + 300
-    while not list(tmp_path.glob("logs/rsl_rl/*/*/safe_0.pt")) and time.monotonic() < deadline:
-        time.sleep(0.1)
-    process.send_signal(signal.SIGUSR1)
-    assert process.wait(120) == 85
-    (run,) = tmp_path.glob("logs/rsl_rl/*/*")
-    newest = max(int(path.stem.split("_")[1]) for path in run.glob("safe_*.pt"))
-    assert read(run / f"safe_{newest}.pt")["rsl_tbptt"]["num_updates"] == newest + 1

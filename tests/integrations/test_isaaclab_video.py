@@ -59,13 +59,3 @@ def roll_out(task, image_size):
         images.append(render().tolist())
         obs = {name: group.tolist() for name, group in env.get_observations().items()}
     return {"rewards": rewards, "obs": obs, "images": images}
-
-
-def test_a_scene_without_a_robot_is_refused():
-    from types import SimpleNamespace
-
-    from rsl_tbptt.tools.platforms import load_platform
-
-    env = SimpleNamespace(unwrapped=SimpleNamespace(scene=SimpleNamespace(articulations={})))
-    with pytest.raises(ValueError, match="no articulation, expected a robot to look at"):
-        load_platform("isaaclab").renderer(env)

@@ -3,7 +3,6 @@
 # mjlab has an environment of its own, where no type checker looks.
 # pyright: reportMissingImports=false
 
-import copy
 import dataclasses
 import os
 import subprocess
@@ -18,18 +17,15 @@ pytest.importorskip("mjlab", reason="mjlab has an environment of its own")
 import mjlab
 import tyro
 import yaml
-from mjlab.rl import RslRlBaseRunnerCfg, RslRlModelCfg, RslRlPpoAlgorithmCfg
+from mjlab.rl import RslRlModelCfg
 from mjlab.utils.os import dump_yaml
 from rsl_rl.utils import resolve_callable
-from support.helpers import CNN, make_obs
 from support.mjlab_page import build_package
 
-import rsl_tbptt.integrations.mjlab
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.algorithms.options import DistillationOptions, PpoOptions
 from rsl_tbptt.integrations.mjlab import (
     EpisodicPolicy,
-    TbpttCnnRnnModelCfg,
     TbpttDistillationAlgorithmCfg,
     TbpttDistillationRunnerCfg,
     TbpttMjlabDistillationRunner,
@@ -39,7 +35,6 @@ from rsl_tbptt.integrations.mjlab import (
     TbpttTeachersCfg,
     model_arguments,
 )
-from rsl_tbptt.models import CNNRNNModel
 from rsl_tbptt.tools.doctor import install
 from rsl_tbptt_tasks.memory import RecallEnv
 from scripts.option_tables import docstrings
@@ -66,12 +61,6 @@ def test_fields_and_defaults_are_the_algorithms_own(cfg, algorithm, options):
     assert names == options_of(cfg).keys()
 
 
-def test_an_old_name_is_still_a_field():
-    cfg = TbpttPpoAlgorithmCfg(num_env_chunks=4)
-    with pytest.warns(DeprecationWarning, match="num_env_chunks is now num_micro_batches"):
-        assert PpoOptions.parse(options_of(cfg)).num_micro_batches == 4
-
-
 @pytest.mark.parametrize("cls", [TbpttDistillationAlgorithmCfg, TbpttPpoAlgorithmCfg])
 def test_the_command_line_has_every_option_with_its_meaning(cls, capsys):
     with pytest.raises(SystemExit):
@@ -84,12 +73,6 @@ def test_the_command_line_has_every_option_with_its_meaning(cls, capsys):
         assert option in page, field.name
         meaning = docstrings(cls)[field.name].split("\n\n")[0]
         assert " ".join(meaning.split()) in page.split(option, 1)[1], field.name
-
-
-def test_the_command_line_takes_any_loss_and_an_old_name():
-    options = ["--loss-type", "mine:loss", "--num-env-chunks", "2", "--gradient-length", "4"]
-    cfg = tyro.cli(TbpttDistillationAlgorithmCfg, args=options, config=mjlab.TYRO_FLAGS)
-    assert (cfg.loss_type, cfg.num_env_chunks, cfg.gradient_length) == ("mine:loss", 2, 4)
 
 
 def test_slices_and_weights_come_from_a_config_and_names_from_the_command_line(tmp_path):
@@ -111,23 +94,6 @@ def test_slices_and_weights_come_from_a_config_and_names_from_the_command_line(t
     assert yaml.safe_load((tmp_path / "agent.yaml").read_text())["loss_type"] == slices
 
 
-def test_a_field_the_algorithm_does_not_know_is_refused():
-    arguments = options_of(TbpttDistillationAlgorithmCfg())
-    with pytest.raises(ValueError, match="did you mean 'gradient_length'"):
-        DistillationOptions.parse({**arguments, "gradient_lenght": 8})
-
-
-def test_a_value_of_the_config_reaches_the_options():
-    cfg = TbpttDistillationAlgorithmCfg(gradient_length=7, update_length=3, loss_type="kl")
-    options = DistillationOptions.parse(options_of(cfg))
-    assert (options.gradient_length, options.update_length, options.loss_type) == (7, 3, "kl")
-
-
-def test_configs_stand_where_mjlab_expects_its_own():
-    assert isinstance(TbpttDistillationRunnerCfg(), RslRlBaseRunnerCfg)
-    assert isinstance(TbpttPpoAlgorithmCfg(), RslRlPpoAlgorithmCfg)
-
-
 @pytest.mark.parametrize("module", ["rsl_tbptt.integrations.mjlab", "rsl_tbptt_tasks.mjlab"])
 def test_tasks_are_registered_whatever_is_imported_first(module, tmp_path):
     code = f"import {module}; from mjlab.tasks.registry import list_tasks; print(*list_tasks())"
@@ -142,25 +108,6 @@ def test_tasks_are_registered_whatever_is_imported_first(module, tmp_path):
     )
     assert "Failed to load" not in result.stderr, result.stderr
     assert {"Tbptt-Cartpole-Occluded-Student", "My-Task-Student"} <= set(result.stdout.split())
-
-
-@pytest.mark.parametrize(
-    ("old", "new"),
-    [
-        ("MjlabDistillationRunner", TbpttMjlabDistillationRunner),
-        ("MjlabRecurrentRunner", TbpttMjlabRecurrentRunner),
-        ("RslRlDistillationRunnerCfg", TbpttDistillationRunnerCfg),
-    ],
-)
-def test_old_name_is_the_class_and_warns_once(old, new):
-    with pytest.warns(DeprecationWarning, match=f"^{old} is now {new.__name__}: "):
-        assert getattr(rsl_tbptt.integrations.mjlab, old) is new
-    assert getattr(rsl_tbptt.integrations.mjlab, old) is new  # a second warning would be an error
-
-
-def test_a_name_that_never_was_is_refused():
-    with pytest.raises(AttributeError, match="has no attribute 'MjlabOnPolicyRunner'"):
-        _ = rsl_tbptt.integrations.mjlab.MjlabOnPolicyRunner
 
 
 def test_without_mjlab_the_error_names_the_fix():
@@ -226,27 +173,6 @@ def runner(env):
     return runner
 
 
-def test_the_callers_config_is_left_as_it_was(env):
-    cfg = distillation_cfg()
-    before = copy.deepcopy(cfg)
-    TbpttMjlabDistillationRunner(env, cfg)
-    assert cfg == before
-
-
-def test_hidden_state_is_carried_over_iterations(runner):
-    started_from = []
-    process = runner.alg._start_rollout
-
-    def record():
-        process()
-        started_from.append(runner.alg.experience.start_state)
-
-    runner.alg._start_rollout = record
-    runner.learn(2)
-    assert started_from[0] is None
-    assert all(state.abs().sum() > 0 for state in started_from[1])
-
-
 def test_without_a_teacher_training_is_refused(env):
     runner = TbpttMjlabDistillationRunner(env, distillation_cfg())
     with pytest.raises(ValueError, match=r"--agent\.algorithm\.teacher-checkpoint FILE"):
@@ -297,16 +223,6 @@ def test_ppo_goes_on_with_the_student(runner, env, tmp_path):
     )
 
 
-def test_a_teacher_is_compared_with_the_config_of_its_run(runner, env, tmp_path):
-    teacher = {"actor_state_dict": runner.alg.teacher.state_dict(), "iter": 0, "infos": None}
-    torch.save(teacher, tmp_path / "model_0.pt")
-    actor = {**distillation_cfg()["teacher"], "activation": "relu"}
-    agent = {"actor": actor, "obs_groups": {"actor": ("privileged",)}}
-    dump_yaml(tmp_path / "params" / "agent.yaml", agent)
-    with pytest.raises(ValueError, match=r"teacher\.activation is ELU, expected ReLU"):
-        TbpttMjlabDistillationRunner(env, distillation_cfg()).load(str(tmp_path / "model_0.pt"))
-
-
 def test_policy_with_memory_forgets_where_an_episode_starts(runner, env):
     policy = runner.get_inference_policy("cpu")
     assert isinstance(policy, EpisodicPolicy)
@@ -322,23 +238,6 @@ def test_policy_with_memory_forgets_where_an_episode_starts(runner, env):
         policy.reset()
         env.episode_length_buf[:] = 5
         torch.testing.assert_close(policy(obs), first)
-
-
-def test_policy_without_memory_is_mjlabs_own(env):
-    cfg = distillation_cfg()
-    cfg["student"] = copy.deepcopy(cfg["teacher"])
-    runner = TbpttMjlabDistillationRunner(env, cfg)
-    assert runner.get_inference_policy() is runner.alg.student
-
-
-def test_the_model_of_a_config_sees_and_remembers():
-    cfg = dataclasses.asdict(TbpttCnnRnnModelCfg(cnn_cfg=CNN, hidden_dims=(8,), image_scale=0.5))
-    options = {name: value for name, value in cfg.items() if value is not None}
-    groups = {"student": ["policy", "camera", "depth"]}
-    model_class = resolve_callable(options.pop("class_name"))
-    model = model_class(make_obs(2, images=True), groups, "student", 3, **options)
-    assert isinstance(model, CNNRNNModel)
-    assert (model.cell.mode, model.cell.hidden_size, model.image_scale) == ("LSTM", 256, 0.5)
 
 
 class MjlabSkills(MjlabRecall):

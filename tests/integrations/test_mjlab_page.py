@@ -1,11 +1,10 @@
 """docs/mjlab.md as it is written; test_mjlab_train.py follows it where mjlab is installed."""
 
-import re
 from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
-from support.mjlab_page import BLOCKS, INSTALLATIONS, ON_A_GPU, ON_TWO_GPUS, PAGE, commands, runs
+from support.mjlab_page import INSTALLATIONS, ON_A_GPU, ON_TWO_GPUS, commands, runs
 
 ROOT = Path(__file__).parents[2]
 WITHOUT_A_GPU = {"train": ("--gpu-ids", "None"), "play": ("--device", "cpu")}
@@ -16,37 +15,11 @@ def test_only_installations_and_two_gpus_are_left_out():
     assert len(runs()) >= 12
 
 
-def test_files_of_the_page_are_complete_before_its_first_command():
-    assert [language for language, _ in BLOCKS[:5]] == ["bash", "toml", *["python"] * 3]
-    assert {language for language, _ in BLOCKS[5:]} == {"bash"}
-    assert {text.split(",")[0].split("\n")[0] for _, text in BLOCKS[1:5]} == {
-        "# pyproject.toml",
-        "# my_task.py",
-    }
-
-
 @pytest.mark.parametrize("comment", [name for name in runs() if not name.endswith(ON_A_GPU)])
 def test_command_says_where_it_runs_without_a_gpu(comment):
     words = commands()[comment].words
     option, value = WITHOUT_A_GPU[words[0]]
     assert words[words.index(option) + 1] == value
-
-
-def test_runs_and_tasks_that_commands_name_are_those_of_the_pages_files():
-    code = "".join(text for language, text in BLOCKS if language == "python")
-    own = [command.words for command in commands().values() if "My-Task-" in str(command.words)]
-    registered = set(re.findall(r'^    \("(\w+)", \w+, \w+\),', code, flags=re.MULTILINE))
-    assert {words[1].removeprefix("My-Task-") for words in own} == registered
-    found = {word[3:-1] for words in own for word in words if word.startswith(".*_")}
-    assert found == {"teacher", "student"}
-    assert all(f'"{name}"' in code for name in found)
-
-
-def test_resuming_says_what_counts_and_what_is_lost():
-    section = PAGE.split("## Resuming")[1].split("\n## ")[0]
-    for option in ("max-iterations", "load-run", "load-checkpoint", "save-interval"):
-        assert f"`--agent.{option}`" in section
-    assert "Ctrl+C" in section
 
 
 @pytest.mark.parametrize(
@@ -64,8 +37,3 @@ def test_extra_takes_what_runs_together(package, taken, refused):
     asked = {requirement.name: requirement.specifier for requirement in map(Requirement, extra)}
     assert all(version in asked[package] for version in taken)
     assert not any(version in asked[package] for version in refused)
-
-
-def test_linked_files_exist():
-    for link in re.findall(r"\]\(([^)#]+)", PAGE):
-        assert (ROOT / "docs" / link).exists(), link

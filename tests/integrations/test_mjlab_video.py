@@ -7,16 +7,12 @@ import json
 import os
 import subprocess
 import sys
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
 
 pytest.importorskip("mjlab", reason="mjlab has an environment of its own")
 
-from mjlab.viewer import ViewerConfig
-
-from rsl_tbptt.tools.platforms.mjlab import _looked_at
 
 WIDTH, HEIGHT = 96, 72
 ROLL_OUT = f"""
@@ -72,22 +68,3 @@ def test_carts_stand_in_the_middle_of_their_images_and_move(rollouts):
         assert 0.2 < columns.mean() / WIDTH < 0.8
         assert robot[0].min() > 100  # sky, not the darkness of a scene without one
     assert not np.array_equal(images[0], images[1])
-
-
-BODIES = [SimpleNamespace(name="world", joints=[]), SimpleNamespace(name="trunk", joints=["free"])]
-
-
-@pytest.mark.parametrize(
-    ("viewer", "expected"),
-    [
-        (ViewerConfig(entity_name="dog", body_name="head"), "dog/head"),
-        (ViewerConfig(), "robot/trunk"),
-        (ViewerConfig(origin_type=ViewerConfig.OriginType.WORLD, lookat=(1, 2, 3)), None),
-    ],
-)
-def test_the_camera_looks_at_what_mjlabs_viewer_looks_at(viewer, expected):
-    entity = SimpleNamespace(spec_fn=lambda: SimpleNamespace(bodies=BODIES))
-    scene = SimpleNamespace(entities={"robot": entity})
-    body, place = _looked_at(SimpleNamespace(viewer=viewer, scene=scene))
-    assert body == expected
-    assert place == (viewer.lookat if expected is None else (0.0, 0.0, 0.0))

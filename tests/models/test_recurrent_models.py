@@ -4,14 +4,13 @@ from typing import Any
 
 import pytest
 import torch
-from rsl_rl.models import CNNModel, RNNModel
+from rsl_rl.models import RNNModel
 from support.helpers import (
     ACTION_DIM,
     CNN,
     IMAGES,
     make_model,
     make_obs,
-    numbered,
 )
 from support.tolerances import EXACT_FLOAT64
 from tensordict import TensorDict
@@ -117,16 +116,6 @@ def test_a_frame_is_encoded_once(monkeypatch, kind):
     assert len(shown) < 0.3 * T * N
 
 
-def test_what_is_no_number_is_a_new_frame():
-    model = make_model("student", "cnn-lstm", N, seed=1)
-    obs, _, _ = rollout((20,) * N)
-    obs["camera"][:, 2, 0, 0, 0] = float("nan")
-    shown = seen_by(model, obs).steps["camera"]
-    new = shown == numbered(T, N)
-    assert new[:, 2].all()
-    assert not new[1:, 0].all()
-
-
 class ManyFrames:
     """An encoder whose graphs are large, and what they take of memory."""
 
@@ -141,19 +130,6 @@ class ManyFrames:
             recompute.in_parts(self.encoder, rows, self.per_row, **options).sum().backward()
             self.encoder.zero_grad()
         return memory.peak
-
-
-def test_graphs_of_frames_take_as_much_as_they_may(monkeypatch):
-    of = ManyFrames()
-    assert of.per_row >= 2 * 32 * 32 * 32 * 8
-    monkeypatch.setitem(recompute._AT_ONCE, "cpu", 64 * of.per_row)
-    monkeypatch.setitem(recompute._KEPT, "cpu", 128 * of.per_row)
-    kept = of.peak(128)
-    assert kept > 128 * of.per_row  # where they are few, time is dearer than memory
-    assert kept < of.peak(512) < 1.2 * kept  # those that are run again wait for the kept ones' end
-    assert of.peak(512, sparing=True) < 0.7 * kept
-    with recompute.graphs_left_out():
-        assert of.peak(512) < 0.3 * kept
 
 
 @pytest.mark.parametrize(("num_rows", "num_again"), [(128, 0), (129, 64), (200, 128), (512, 384)])
@@ -239,23 +215,6 @@ def test_without_an_encoder_it_is_rsl_rls_model():
     ours.load_state_dict(theirs.state_dict())
     for _ in range(3):
         assert torch.equal(ours(obs), theirs(obs))
-
-
-def test_options_are_those_of_both_models():
-    obs = make_obs(N, images=True)
-    model = CNNRNNModel(
-        obs,
-        {"student": ["policy", *IMAGES]},
-        "student",
-        ACTION_DIM,
-        cnn_cfg=CNN,
-        rnn_num_layers=2,
-        obs_normalization=True,
-    )
-    assert isinstance(model, CNNModel)
-    assert model.cell.num_layers == 2
-    model.update_normalization(obs)
-    assert model(obs).shape == (N, ACTION_DIM)
 
 
 def test_bytes_are_stored_as_bytes_and_scaled():

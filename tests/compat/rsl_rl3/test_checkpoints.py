@@ -9,7 +9,6 @@ from support.policy_era import (
     make_actor_critic,
     make_distillation,
     make_ppo,
-    make_student_teacher,
     parameters_of,
     roll_out,
 )
@@ -78,34 +77,6 @@ def test_the_actor_of_a_ppo_run_becomes_the_teacher(student, tmp_path):
     assert (state["teacher_obs_normalizer._mean"] == 0.5).all()
 
 
-def test_without_the_option_no_teacher_is_loaded():
-    with pytest.raises(ValueError, match="teacher_checkpoint is None and no checkpoint was loaded"):
-        assert make_distillation(TbpttDistillation, **SIZES).policy.loaded_teacher
-
-
-def test_a_recurrent_actor_becomes_a_recurrent_teacher(tmp_path):
-    checkpoint = teacher_run("lstm")
-    algorithm = make_distillation(
-        TbpttDistillation,
-        **SIZES,
-        policy_kwargs={"teacher_recurrent": True},
-        teacher_checkpoint=saved(tmp_path, checkpoint),
-    )
-    assert algorithm.policy.loaded_teacher
-    key = "rnn.weight_ih_l0"
-    expected = checkpoint["model_state_dict"][f"memory_a.{key}"]
-    assert torch.equal(algorithm.policy.state_dict()[f"memory_t.{key}"], expected)
-
-
-def test_the_teacher_of_a_distillation_becomes_the_teacher_and_the_student_stays(tmp_path):
-    other = make_student_teacher(seed=9)
-    file = saved(tmp_path, {"model_state_dict": other.state_dict()})
-    algorithm = make_distillation(TbpttDistillation, **SIZES, teacher_checkpoint=file)
-    assert algorithm.policy.loaded_teacher
-    assert torch.equal(algorithm.policy.teacher[0].weight, other.teacher[0].weight)
-    assert not torch.equal(algorithm.policy.student[0].weight, other.student[0].weight)
-
-
 @pytest.mark.parametrize(
     ("kind", "checkpoint_kwargs", "policy_kwargs", "message"),
     [
@@ -151,18 +122,6 @@ def test_a_teacher_of_another_activation_is_refused(config, tmp_path):
         return
     with pytest.raises(ValueError, match=r"teacher\.activation is ELU, expected ReLU"):
         roll_out(algorithm, 0)
-
-
-def test_a_file_without_networks_is_refused(tmp_path):
-    file = saved(tmp_path, {"actor_state_dict": {}})
-    with pytest.raises(
-        ValueError, match="expected a checkpoint of PPO or distillation of rsl_rl 3"
-    ):
-        bool(
-            make_distillation(
-                TbpttDistillation, **SIZES, teacher_checkpoint=file
-            ).policy.loaded_teacher
-        )
 
 
 @pytest.mark.parametrize(
@@ -211,28 +170,6 @@ def test_learning_rate_and_penalty_go_on_after_a_resume():
     assert resumed.gradient.policy_loss.kl_coef == kept
 
 
-def test_rnd_goes_on_after_a_resume():
-    def options() -> dict[str, Any]:  # rsl_rl takes an entry out of it
-        return {
-            "rnd_cfg": {
-                "num_states": 7,
-                "obs_groups": {"rnd_state": ["state"]},
-                "num_outputs": 3,
-                "predictor_hidden_dims": [4],
-                "target_hidden_dims": [4],
-                "reward_normalization": True,
-                "weight": 0.5,
-            }
-        }
-
-    writer = trained(make_ppo, TbpttPPO, **options())
-    resumed = make_ppo(TbpttPPO, **SIZES, **options())
-    load(resumed, checkpoint_of(writer))
-    assert resumed.rnd.update_counter == writer.rnd.update_counter == 12
-    one, other = (each.rnd.reward_normalizer.disc_avg.avg for each in (writer, resumed))
-    assert torch.equal(one, other)
-
-
 @pytest.mark.parametrize("kind", ["mlp", "lstm", "gru"])
 def test_a_distilled_student_becomes_the_actor(kind):
     student = trained(
@@ -267,23 +204,6 @@ def test_a_distilled_student_becomes_the_actor(kind):
         assert torch.equal(algorithm.policy.actor[0].weight, held) is is_held
 
 
-def test_a_fine_tuned_run_resumes_within_its_warm_up():
-    student = trained(make_distillation, TbpttDistillation)
-    options: dict[str, Any] = {"critic_warmup_iterations": 2}
-    first = make_ppo(TbpttPPO, **SIZES, **options)
-    load(first, checkpoint_of(student))
-    roll_out(first, 0)
-    first.update()
-    second = make_ppo(TbpttPPO, **SIZES, **options)
-    load(second, checkpoint_of(first))
-    held = []
-    for seed in range(2):
-        held.append(second._fine_tuning.holds_actor)
-        roll_out(second, seed)
-        second.update()
-    assert held == [True, False]
-
-
 def test_a_student_that_does_not_fit_changes_nothing():
     student = trained(make_distillation, TbpttDistillation, student="lstm")
     algorithm = make_ppo(TbpttPPO, **SIZES, kind="mlp")
@@ -291,15 +211,3 @@ def test_a_student_that_does_not_fit_changes_nothing():
     with pytest.raises(ValueError, match="give the policy the class and 'rnn_type'"):
         load(algorithm, checkpoint_of(student))
     assert torch.equal(parameters_of(algorithm), before)
-
-
-def test_the_optimiser_keeps_its_fused_kernels_after_a_student_came():
-    algorithm = make_ppo(TbpttPPO, **SIZES)
-    load(algorithm, checkpoint_of(trained(make_distillation, TbpttDistillation)))
-    assert all(group["fused"] for group in algorithm.optimizer.param_groups)
-
-
-def test_rsl_rl_itself_cannot_go_on_with_a_student():
-    checkpoint = checkpoint_of(trained(make_distillation, TbpttDistillation))
-    with pytest.raises(RuntimeError, match="Missing key"):
-        load(make_ppo(PPO, **SIZES), checkpoint)

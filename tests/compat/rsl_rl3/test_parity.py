@@ -57,31 +57,6 @@ def test_distillation_leaves_equal_parameters(student, num_steps, num_learning_e
         torch.testing.assert_close(state, expected_state, **PARITY_FLOAT32)
 
 
-def test_a_recurrent_student_is_clipped_as_a_whole_unlike_in_rsl_rl():
-    shared = {"num_steps": 12, "num_envs": 5, "gradient_length": 12, "optimizer": "sgd"}
-    moved = {}
-    for algorithm_class in (Distillation, TbpttDistillation):
-        algorithm = make_distillation(
-            algorithm_class, **shared, max_grad_norm=1e-6, learning_rate=1.0
-        )
-        before = [
-            parameter.detach().clone() for parameter in algorithm.policy.memory_s.parameters()
-        ]
-        roll_out(algorithm, 0)
-        algorithm.update()
-        after = algorithm.policy.memory_s.parameters()
-        changes = [(a - b).norm() for a, b in zip(after, before, strict=True)]
-        moved[algorithm_class] = torch.stack(changes).norm()
-    assert moved[TbpttDistillation] <= 1.1e-6 < moved[Distillation]
-
-
-def test_normalised_distillation_leaves_others():
-    shared = {"num_steps": 12, "num_envs": 5, "gradient_length": 4, "optimizer": "sgd"}
-    expected, _, _ = train(make_distillation, Distillation, **shared)
-    parameters, _, _ = train(make_distillation, TbpttDistillation, **shared, max_grad_norm=None)
-    assert not torch.allclose(parameters, expected, rtol=1e-2)
-
-
 @pytest.mark.usefixtures("in_order")
 @pytest.mark.parametrize("kind", ["mlp", "lstm", "gru"])
 @pytest.mark.parametrize(
@@ -109,21 +84,6 @@ def test_ppo_leaves_equal_parameters(kind, options):
     assert ours.learning_rate == pytest.approx(stock.learning_rate)
     for name, value in expected_metrics.items():
         assert metrics[name] == pytest.approx(value, rel=1e-3, abs=1e-5), name
-
-
-@pytest.mark.usefixtures("in_order")
-def test_the_value_call_of_rsl_rl_is_what_the_reference_has_to_mend():
-    shared = {"num_steps": 9, "num_envs": 8, "num_learning_epochs": 1}
-    mended, _, _ = train(make_ppo, RestoringPPO, **shared)
-    stock, _, _ = train(make_ppo, PPO, **shared)
-    assert not torch.allclose(mended, stock, **PARITY_FLOAT32)
-
-
-def test_shorter_windows_leave_other_parameters():
-    shared = {"num_steps": 9, "num_envs": 8, "num_learning_epochs": 1, "shuffle_envs": False}
-    full, _, _ = train(make_ppo, TbpttPPO, **shared)
-    truncated, _, _ = train(make_ppo, TbpttPPO, **shared, gradient_length=2)
-    assert not torch.allclose(full, truncated, rtol=1e-3)
 
 
 @pytest.mark.usefixtures("in_order")
