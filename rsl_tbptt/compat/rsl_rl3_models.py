@@ -54,48 +54,6 @@ class GaussianDistribution(nn.Module):
         """Return the mean action, (..., A)."""
         return mlp_output.select(-2, 0) if self._name is None else mlp_output
 
-    def sample(self) -> torch.Tensor:
-        """Draw actions, (..., A)."""
-        return self._normal.sample()
-
-    @property
-    def params(self) -> tuple[torch.Tensor, torch.Tensor]:
-        """Mean and standard deviation, (..., A) each."""
-        return self._normal.mean, self._normal.stddev
-
-    @property
-    def entropy(self) -> torch.Tensor:
-        """Entropy, summed over actions, (...,)."""
-        return self._normal.entropy().sum(-1)
-
-    def log_prob(self, actions: torch.Tensor) -> torch.Tensor:
-        """Return the log-probability of actions (..., A), summed over them."""
-        return self._normal.log_prob(actions).sum(-1)
-
-    def kl_divergence(
-        self, old: tuple[torch.Tensor, ...], new: tuple[torch.Tensor, ...]
-    ) -> torch.Tensor:
-        """Return KL(old || new), summed over actions, with the 1e-5 that rsl_rl 3 has in it.
-
-        It makes the divergence of equal distributions positive, so that its adaptive learning rate
-        rises there.
-
-        Args:
-            old: Mean and standard deviation, shape (..., A) each.
-            new: The same of the other distribution.
-
-        Returns:
-            The divergence. Shape: (...,).
-        """
-        (old_mean, old_std), (mean, std) = old, new
-        squares = old_std.square() + (old_mean - mean).square()
-        per_action = torch.log(std / old_std + 1e-5) + squares / (2.0 * std.square()) - 0.5
-        return per_action.sum(-1)
-
-    @property
-    def _normal(self) -> Normal:
-        return self._policy[0].distribution
-
 
 class MLPModel(nn.Module):
     """A network without memory, by the interface of rsl_rl 5's model of that name."""
@@ -134,7 +92,7 @@ class MLPModel(nn.Module):
         if not stochastic_output:
             return self.distribution.deterministic_output(mlp_output)
         self.distribution.update(mlp_output)
-        return self.distribution.sample()
+        return self._normal.sample()
 
     def get_latent(self, obs: TensorDict) -> torch.Tensor:
         """Return the normalised observations, (N, D)."""
@@ -158,37 +116,51 @@ class MLPModel(nn.Module):
     @property
     def output_mean(self) -> torch.Tensor:
         """Mean action, (..., A)."""
-        return self.output_distribution_params[0]
+        return self._normal.mean
 
     @property
     def output_std(self) -> torch.Tensor:
         """Standard deviation of the action, (..., A)."""
-        return self.output_distribution_params[1]
+        return self._normal.stddev
 
     @property
     def output_entropy(self) -> torch.Tensor:
         """Entropy of the action, (...,)."""
-        return self._acting.entropy
+        return self._normal.entropy().sum(-1)
 
     @property
     def output_distribution_params(self) -> tuple[torch.Tensor, torch.Tensor]:
         """Mean and standard deviation of the action, (..., A) each."""
-        return self._acting.params
+        return self._normal.mean, self._normal.stddev
 
     def get_output_log_prob(self, outputs: torch.Tensor) -> torch.Tensor:
-        """Return the log-probability of actions (..., A)."""
-        return self._acting.log_prob(outputs)
+        """Return the log-probability of actions (..., A), summed over them."""
+        return self._normal.log_prob(outputs).sum(-1)
 
     def get_kl_divergence(
         self, old: tuple[torch.Tensor, ...], new: tuple[torch.Tensor, ...]
     ) -> torch.Tensor:
-        """Return KL(old || new), shape (...,), of two distributions given by ``params``."""
-        return self._acting.kl_divergence(old, new)
+        """Return KL(old || new), summed over actions, with the 1e-5 that rsl_rl 3 has in it.
+
+        It makes the divergence of equal distributions positive, so that its adaptive learning rate
+        rises there.
+
+        Args:
+            old: Mean and standard deviation, shape (..., A) each.
+            new: The same of the other distribution.
+
+        Returns:
+            The divergence. Shape: (...,).
+        """
+        (old_mean, old_std), (mean, std) = old, new
+        squares = old_std.square() + (old_mean - mean).square()
+        per_action = torch.log(std / old_std + 1e-5) + squares / (2.0 * std.square()) - 0.5
+        return per_action.sum(-1)
 
     @property
-    def _acting(self) -> GaussianDistribution:
-        assert self.distribution is not None, "critics and teachers have no distribution"
-        return self.distribution
+    def _normal(self) -> Normal:
+        """The policy's distribution, which critics and teachers lack."""
+        return self._policy[0].distribution
 
 
 class RNNModel(MLPModel):

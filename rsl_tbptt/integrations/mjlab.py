@@ -10,6 +10,9 @@ export with metadata at every save::
     class MyRunner(TbpttMjlabDistillationRunner, VelocityOnPolicyRunner): ...
 """
 
+# mjlab has an environment of its own, where no type checker looks.
+# pyright: reportMissingImports=false
+
 from __future__ import annotations
 
 import copy

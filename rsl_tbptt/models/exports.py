@@ -17,9 +17,6 @@ from rsl_tbptt.core.hidden_state import as_tensors, from_tensors
 if TYPE_CHECKING:
     from rsl_tbptt.models.recurrent import RecurrentModel
 
-STATES = ("h", "c")
-"""Names of the state's tensors, of which a GRU has the first."""
-
 
 class OnnxModel(nn.Module):
     """One step of one robot: observation groups and state to actions and the state after."""
@@ -32,6 +29,7 @@ class OnnxModel(nn.Module):
         """
         super().__init__()
         self.model = _copied(model)
+        self._states = ("h", "c") if isinstance(model.cell, nn.LSTM) else ("h",)
         self.latent = nn.Identity()
         """What passes through it is what the model's head and auxiliary heads read."""
         head = self.model.head
@@ -53,8 +51,7 @@ class OnnxModel(nn.Module):
     def get_dummy_inputs(self) -> tuple[torch.Tensor, ...]:
         """Return zeros of all inputs' shapes."""
         cell = self.model.cell
-        num_states = 2 if isinstance(cell, nn.LSTM) else 1
-        states = [torch.zeros(cell.num_layers, 1, cell.hidden_size) for _ in range(num_states)]
+        states = [torch.zeros(cell.num_layers, 1, cell.hidden_size) for _ in self._states]
         return (*(torch.zeros_like(group) for group in self._obs.values()), *states)
 
     @property
@@ -66,10 +63,6 @@ class OnnxModel(nn.Module):
     def output_names(self) -> list[str]:
         """Names of the outputs: ``actions``, ``h_out`` and for an LSTM ``c_out``."""
         return ["actions", *(f"{name}_out" for name in self._states)]
-
-    @property
-    def _states(self) -> tuple[str, ...]:
-        return STATES[: len(self.get_dummy_inputs()) - len(self._obs)]
 
 
 class OnnxModelWithHeads(nn.Module):

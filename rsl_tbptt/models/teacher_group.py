@@ -86,12 +86,11 @@ class SelectedTeachers(nn.Module):
         }
         self.obs_groups = list(dict.fromkeys(chain(*self._groups.values())))
         """The groups that any teacher observes."""
-        models = [
-            _build(name, cfg["cfg"], self._groups[name], obs, output_dim)
+        models = {
+            name: _build(name, cfg["cfg"], self._groups[name], obs, output_dim)
             for name, cfg in teachers.items()
-        ]
-        self.teachers = nn.ModuleDict(zip(self.names, models, strict=True))
-        self.teachers.requires_grad_(False).eval()
+        }
+        self.teachers = nn.ModuleDict(models).requires_grad_(False).eval()
         self.loaded = False
         """Whether the teachers have their parameters."""
         self.selector = resolve_selector(selector, self.names, obs)
