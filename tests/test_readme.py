@@ -55,23 +55,6 @@ def test_installations_on_the_pages_work_where_they_are_typed():
     assert (ROOT / "docs/my_task/pyproject.toml").is_file()
 
 
-def test_the_page_of_ppo_names_the_file_with_the_loop():
-    page = (ROOT / "docs/ppo.md").read_text()
-    [loop] = re.findall("`update` in `(\\S+)` \\(the loop\\)", page)
-    assert "range(self.options.num_learning_epochs)" in (ROOT / loop).read_text()
-    assert "are refused, and memories other than" not in page  # they are replayed step by step
-
-
-def test_the_pages_agree_on_whose_replay_buffer_is_saved():
-    cluster, distillation = (
-        " ".join((ROOT / "docs" / f"{name}.md").read_text().split())
-        for name in ("cluster", "distillation")
-    )
-    assert "saved replay buffer of every rank" in cluster
-    assert "save that of every process" in distillation
-    assert "Of several processes the first one's is saved" not in distillation
-
-
 def test_linked_files_exist():
     links = re.findall(r"\]\(([^)#:]+)\)", README)
     assert links

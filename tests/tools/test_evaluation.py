@@ -77,11 +77,6 @@ def test_only_first_episodes_count(episodes):
     assert returns.tolist() == [2.0, 5.0, 3.0]
 
 
-def test_evaluation_ends_with_the_longest_first_episode(episodes):
-    env, _ = episodes
-    assert env.steps == max(LENGTHS)
-
-
 def test_memory_is_cleared_at_the_start_and_where_an_episode_ends(episodes):
     env, _ = episodes
     assert torch.stack(env.actions).tolist() == [

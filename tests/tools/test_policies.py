@@ -5,7 +5,6 @@ import re
 import sys
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 import yaml
@@ -15,7 +14,7 @@ from support.helpers import make_distillation
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import TbpttDistillation
-from rsl_tbptt.checkpoints.describing import describe, plain, read_config
+from rsl_tbptt.checkpoints.describing import read_config
 from rsl_tbptt.runners import TbpttOnPolicyRunner
 from rsl_tbptt.tools.cli import main
 from rsl_tbptt.tools.export import export
@@ -252,19 +251,6 @@ def test_what_a_checkpoint_of_rsl_rl_alone_leaves_out_has_to_be_told(tmp_path):
     assert same_actions(runner, load_policy(*files))
 
 
-def test_arguments_that_no_checkpoint_can_hold_leave_it_readable():
-    assert plain({"a": (1, [np.float64(2)]), "b": MLPModel, "c": None}) == {
-        "a": (1, [2.0]),
-        "b": "rsl_rl.models.mlp_model:MLPModel",
-        "c": None,
-    }
-    obs = TensorDict({"policy": torch.zeros(1, 5)}, [1])
-    model = MLPModel(obs, {"actor": ["policy"]}, "actor", 3)
-    config = {"class_name": MLPModel, "hidden_dims": [256]}
-    assert describe(model, obs, config)["arguments"] == {"hidden_dims": [256]}
-    assert "arguments" not in describe(model, obs, config | {"loss": abs})
-
-
 def test_our_runners_write_the_agents_config_when_they_learn(tmp_path):
     runner = runner_of(tmp_path)
     assert not (tmp_path / "params").exists()
@@ -308,16 +294,6 @@ def test_a_config_of_another_form_is_named_in_one_line(tmp_path, part, message, 
     error = capsys.readouterr().err
     assert re.search(message, error), error
     assert len(error.splitlines()) == 1
-
-
-def test_what_did_not_fit_is_named(tmp_path):
-    """Not a file that is not there."""
-    runner_of(tmp_path, OnPolicyRunner)
-    checkpoint = torch.load(tmp_path / "model_0.pt")
-    checkpoint["rsl_tbptt"]["models"]["actor"]["arguments"]["rnn_hidden_dim"] = 7
-    torch.save(checkpoint, tmp_path / "model_0.pt")
-    with pytest.raises(ValueError, match=r"model_0\.pt does not fit what it says itself of its"):
-        load_policy(tmp_path / "model_0.pt")
 
 
 def test_a_file_may_leave_out_what_the_checkpoint_says(tmp_path):
