@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -32,34 +31,55 @@ from rsl_tbptt.algorithms.options import (
     takes,
 )
 from rsl_tbptt.algorithms.replay import Replay, observed_groups, set_state
-from rsl_tbptt.algorithms.replay_buffer import Experience, MiniBatch, MiniBatches
+from rsl_tbptt.algorithms.replay_buffer import Experience, MiniBatch
 from rsl_tbptt.algorithms.step_checks import StepChecks
 from rsl_tbptt.algorithms.teachers import (
-    AwaitedTeacher,
     Dagger,
+    LazyTeacher,
     LossPerTeacher,
+    RolloutLabels,
+    StepLabels,
     TeacherLayers,
-    check_one_source,
-    check_teacher,
-    load_teacher,
-    teacher_labels,
 )
 from rsl_tbptt.algorithms.transaction import Source, Transaction, find_source
 from rsl_tbptt.checkpoints.describing import check_fits, describe_all, model_configs
 from rsl_tbptt.checkpoints.reading import student_state_dict
-from rsl_tbptt.compat.versions import (
-    Distillation,
-    MLPModel,
-    teacher_state_dict,
-)
+from rsl_tbptt.compat.versions import Distillation, MLPModel, teacher_state_dict
 from rsl_tbptt.core import hidden_state
-from rsl_tbptt.core.accumulate import Loss
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.memory import MemoryPlan, Sizes
 from rsl_tbptt.core.windows import num_steps_of_full_group, tbptt_schedule
 from rsl_tbptt.models.teacher_group import models_by_role
 from rsl_tbptt.signals import SafeLine
+
+LAST_SHARE = 0.03
+"""Share of the learning rate that is left at the end: a longer training goes on learning."""
+
+_WEIGHTS = ("weight of newest", "weight of past")
+
+
+class UpdateSums:
+    """Sums of one update, on the device until it ends."""
+
+    def __init__(self) -> None:
+        """Begin with nothing."""
+        self.losses: list[dict[str, torch.Tensor]] = []
+        """What the loss reports, by name, one per optimiser step. Shape: () each."""
+        self.weights: list[torch.Tensor] = []
+        """The samples' weights, of the newest rollout and of the past, one per mini-batch; none if
+        all samples weigh the same. Shape: (2,) each."""
+        self.grad_norms: list[torch.Tensor] = []
+        """Gradient norms before clipping, one per optimiser step. Shape: () each."""
+
+    def totals(self, names: tuple[str, ...], ranks: Ranks) -> dict[str, torch.Tensor]:
+        """Return sums over all steps and processes (one exchange); 0 where nothing is reported."""
+        zero = torch.zeros_like(next(iter(self.losses[0].values())))
+        own = {name: torch.stack([sums.get(name, zero) for sums in self.losses]) for name in names}
+        own = {name: each.sum() for name, each in own.items()}
+        if self.weights:
+            own |= dict(zip(_WEIGHTS, torch.stack(self.weights).sum(0), strict=True))
+        return ranks.sum_named(own)
 
 
 class TbpttDistillation(Distillation):
@@ -68,19 +88,19 @@ class TbpttDistillation(Distillation):
     A drop-in: same constructor, storage, models, checkpoints and runner. ``update()`` replays the
     rollout with the current weights from the state the rollout started with, window by window, and
     steps the optimiser every ``update_length`` steps. Labels are those stored in the rollout, so a
-    recurrent teacher is never replayed and keeps its memory; those of a memoryless one can be
+    recurrent teacher is never replayed and keeps its memory; those of a memoryless teacher can be
     computed for the whole rollout at once. A share of the environments can act with those labels
     (DAgger); the student runs forward in all of them.
     """
 
     checkpoint_path: str | None = None
-    """File that ``load`` is given the content of, where the runner or its config tells."""
+    """File whose content ``load`` is given, if the runner or its config tells."""
 
     model_configs: Mapping[str, Any] | None = None
     """What the runner's config says of the models, for checkpoints."""
 
     teacher_loaded: Any
-    """Whether a checkpoint brought the teacher; asking an :class:`AwaitedTeacher` loads its."""
+    """Whether a checkpoint brought the teacher; asking a :class:`LazyTeacher` loads it."""
 
     @takes(DistillationArguments)
     def __init__(
@@ -110,7 +130,7 @@ class TbpttDistillation(Distillation):
         Raises:
             ValueError: If an option is unknown, invalid or contradicts another.
             NotImplementedError: If the loss needs a Gaussian that a model does not have, or
-                auxiliary heads a latent that is not seen.
+                auxiliary heads need a latent that cannot be read.
         """
         if rnd_cfg is not None or symmetry_cfg is not None:
             raise ValueError(
@@ -118,13 +138,12 @@ class TbpttDistillation(Distillation):
             )
         self.options = DistillationOptions.parse(options)
         self.options.check_rollout(storage.num_transitions_per_env)
-        # The parent's warning about dropped steps does not hold here: it is given a divisor.
         super().__init__(
             student,
             teacher,
             storage,
             num_learning_epochs=self.options.num_learning_epochs,
-            gradient_length=1,
+            gradient_length=1,  # divides every rollout, so rsl_rl warns of no dropped steps
             learning_rate=self.options.learning_rate,
             max_grad_norm=self.options.max_grad_norm,
             optimizer=self.options.optimizer,
@@ -136,27 +155,30 @@ class TbpttDistillation(Distillation):
         self.use_mixed_precision = self.options.use_mixed_precision
         self._raw_student, self._raw_teacher = self.student, self.teacher  # rsl_rl 5.0 lacks them
         self._ranks = Ranks(together=self.is_multi_gpu)
+        self._prepare_losses()
         self._prepare_updates()
         self.safe_line = SafeLine(self.options.safe_checkpoint_interval, self, self._ranks)
         self.step_checks = StepChecks(storage)
         self.metrics: dict[str, float] = {}
         self.health_log: HealthLog | None = None  # one's own loop has no logger
-        self.awaited_teacher = AwaitedTeacher(
-            check_one_source(teacher, self.options.teacher_checkpoint),
-            lambda: self._ranks.run_together(self._load_teacher),
-        )
-        self.teacher_loaded = self.awaited_teacher
+        obs, path = storage.observations, self.options.teacher_checkpoint
+        self.lazy_teacher = LazyTeacher(teacher, path, obs, device, self._ranks)
+        self.teacher_loaded = self.lazy_teacher
 
-    def _prepare_updates(self) -> None:
-        """Resolve loss, labels and heads, fix the windows, and what an update changes."""
-        options, storage, device = self.options, self.storage, self.storage.dones.device
-        student, teacher = self._raw_student, self._raw_teacher
-        heads = parse_heads(options.auxiliary)
+    def _prepare_losses(self) -> None:
+        """Resolve loss, labels, weights and auxiliary heads."""
+        options, storage = self.options, self.storage
+        student, teacher, heads = (
+            self._raw_student,
+            self._raw_teacher,
+            parse_heads(options.auxiliary),
+        )
         num_actions = storage.privileged_actions.shape[-1]
         loss = resolve_behavior_loss(options.loss_type, student, teacher, num_actions)
         in_batches = options.batch_teacher_labels
         self._layers = TeacherLayers(teacher, storage, heads, in_batches=in_batches)
-        self._labels = teacher_labels(teacher, storage, loss.to_gaussian, in_batches, self._layers)
+        label = RolloutLabels if in_batches else StepLabels
+        self._labels = label(teacher, storage, loss.to_gaussian, self._layers)
         self._weights = sample_weights(options.imitation_weight, storage)
         self._heads = AuxiliaryHeads(
             heads,
@@ -166,23 +188,26 @@ class TbpttDistillation(Distillation):
             layers=self._layers.outputs,
             reported_where=NEWEST,
         )
-        self._dagger = Dagger(options, storage.num_envs, device)
-        self.experience = Experience(
-            student, storage, self._labels, options, self._ranks, self._heads, self._weights
-        )
-        """The newest rollout and the past."""
+        self._dagger = Dagger(options, storage.num_envs, storage.dones.device)
         self._per_teacher = LossPerTeacher(self._labels.teacher_names, loss.coefs)
         self._first_replay = FirstReplay()
-        self.loss: Loss = self._per_teacher.reported_by(loss)
+        self._head_of_loss = loss.head
+        self.loss = self._per_teacher.reported_by(loss)
         """What is minimised, besides auxiliary heads."""
         if loss.of_actions and self._weights is None:  # labels of weight 0 need not make sense
             self.loss = self._first_replay.beside(self.loss, ACTIONS)
-        self._reported = (*loss.reported_names, *self._heads.names, *self._per_teacher.names)
-        self._no_sums = dict.fromkeys(self._reported, torch.full((), torch.nan, device=device))
-        num_steps, lengths = (
-            storage.num_transitions_per_env,
-            (options.gradient_length, options.update_length),
+        self._means_of = (*loss.reported_names, *self._heads.names)
+
+    def _prepare_updates(self) -> None:
+        """Fix the windows and what an update changes."""
+        options, storage, device = self.options, self.storage, self.storage.dones.device
+        student = self._raw_student
+        self.experience = Experience(
+            student, storage, self._labels, options, self._ranks, self._heads, self._weights
         )
+        """The newest rollout and the replay buffer."""
+        num_steps = storage.num_transitions_per_env
+        lengths = (options.gradient_length, options.update_length)
         self._schedule = tbptt_schedule(num_steps, *lengths, tail=options.tail)
         self._steps_per_group = num_steps_of_full_group(num_steps, *lengths)
         self._num_loss_steps = sum(w.num_loss_steps for group in self._schedule for w in group)
@@ -191,7 +216,7 @@ class TbpttDistillation(Distillation):
         largest = max(self.experience.sizes())
         self._student = Replay(
             student,
-            loss.head,
+            self._head_of_loss,
             options=options,
             num_envs=largest,
             window_length=min(options.gradient_length, num_steps),
@@ -205,10 +230,12 @@ class TbpttDistillation(Distillation):
             [self.optimizer, *self._heads.optimizers],
             options,
             self._ranks,
-            stateful_models=[student, teacher],
+            stateful_models=[student, self._raw_teacher],
             find_source=self._find_source,
             max_micro_batches=largest,
         )
+        nan = torch.full((), torch.nan, device=device)
+        self._no_sums = dict.fromkeys((*self._means_of, *self._per_teacher.names), nan)
         self._started = False
 
     @staticmethod
@@ -252,10 +279,10 @@ class TbpttDistillation(Distillation):
         """
         experience, sizes = self.experience, self.experience.sizes()
         least = self._student.least_micro_batches(max(sizes))
-        buffer = experience.buffer_size(experience.newest()).num_bytes
+        num_bytes = experience.buffer_size(experience.newest()).num_bytes
         return self.transaction.plan_memory(
             self._add_gradients_of,
-            Sizes(max(sizes), least, len(set(sizes)) == 1, buffer),
+            Sizes(max(sizes), least, len(set(sizes)) == 1, num_bytes),
             self._parameters,
         )
 
@@ -274,39 +301,33 @@ class TbpttDistillation(Distillation):
 
         Raises:
             ValueError: If training starts here and an option does not suit the number of
-                environments, or the file of a teacher that is still awaited cannot be loaded; or
-                if observations are not as they were at first.
+                environments, or the teacher's file cannot be loaded; or if observations are not as
+                they were at first.
         """
         if self.health_log is not None:
             self.health_log.leave()
-        step = self.storage.step
-        if step == 0:
+        if self.storage.step == 0:
             self._start_rollout()
         self.step_checks.check_observations(obs)
         actions = self.student(obs, stochastic_output=True).detach()
-        labels = self._labels.of_step(self.teacher, obs, step)
-        actions = self._dagger.mix(actions, labels)
+        labels = self._labels.of_step(self.teacher, obs, self.storage.step)
         self.transition.observations = obs
         self.transition.privileged_actions = labels
-        self.transition.actions = actions
-        return actions
+        self.transition.actions = self._dagger.mix(actions, labels)
+        return self.transition.actions
 
     def _start_rollout(self) -> None:
         """Keep the state the rollout starts with and draw where the teacher acts."""
         if not self._started:
             with torch.inference_mode(False):  # the runner's rollout has no gradients
-                self.awaited_teacher.read()  # nobody asks in a caller's own loop
+                self.lazy_teacher.read()  # nobody asks in a caller's own loop
             self._ranks.run_together(self._check_training)
             self._started = True
         self.experience.begin_rollout()
         self._dagger.draw(self.num_updates)
 
     def _check_training(self) -> None:
-        """Check options against sizes that playing does not need, and try out the weights.
-
-        Raises:
-            ValueError: If one does not suit them, or the function that weighs samples fails.
-        """
+        """Check options against sizes that playing does not need, and try out the weights."""
         self.options.check_training(self.storage.num_envs)
         if self._weights is not None:  # tried out, as the first update comes after a whole rollout
             self._weights.complete()
@@ -316,8 +337,8 @@ class TbpttDistillation(Distillation):
     ) -> None:
         """Store the step and clear the states of finished episodes.
 
-        The normaliser is left alone until the end of ``update()`` (as in rsl_rl 5.5, for all
-        versions), so that the replay sees what the rollout saw.
+        The normaliser learns at the end of ``update()`` only (as in rsl_rl 5.5, for all versions),
+        so the replay sees what the rollout saw.
 
         Args:
             obs: Next observations, unused.
@@ -352,39 +373,29 @@ class TbpttDistillation(Distillation):
         """Train the student on the rollout and clear the storage, whole or not at all.
 
         Returns:
-            What the runner logs under ``Loss/``: ``behavior`` (mean per-sample loss), ``grad_norm``
-            (mean over optimiser steps, before clipping), ``optimizer_steps``, ``flushed_steps``
-            (steps per epoch in a last, shorter group), ``done_rate``, ``skipped_updates`` (all so
-            far; alone where this is one) and, where the options are used, ``teacher_action_share``
-            (of the environments, in this rollout), ``imitation_weight`` (mean over its steps) and
-            ``auxiliary/NAME`` (mean loss of a head on this rollout; a sample without target counts
-            as 0); and what docs/health.md lists. In a runner the losses alone; the others reach its
-            logger by ``health_log``. ``metrics`` has all.
+            What the runner logs under ``Loss/``; README and docs/health.md list it. In a runner the
+            losses alone; the others reach its logger by ``health_log``. ``metrics`` has all.
 
         Raises:
             ValueError: If a loss, gradient or result is NaN or inf and ``non_finite`` does not skip
                 that. Parameters, optimiser and normaliser are then as before the update.
         """
-        if (last_update := self.options.learning_rate_updates) is not None:
-            rate = scheduled_rate(self.options.learning_rate, self.num_updates, last_update)
-            self.learning_rate = rate  # which the runner logs
-            for group in self.optimizer.param_groups:  # auxiliary heads follow it
-                group["lr"] = rate
+        self._schedule_rate()
         self.transaction.fit_budget(self.memory_plan)
         for update in self.transaction:
             with update:
                 with update.alone():
                     self.experience.take()
-                sums, mini_batches = UpdateSums(), self.experience.plan()
-                end_states, drawn = [], []
+                self.experience.plan()
+                sums, drawn, end_states = UpdateSums(), [], []
                 for _ in range(self.options.num_learning_epochs):
-                    end_states, drawn = [], list(mini_batches.draw())
-                    for mini_batch in drawn:
+                    drawn, end_states = list(self.experience.draw()), []
+                    for batch in drawn:
                         rollout, state = self.experience.nothing
                         with update.alone():
-                            rollout, state = self.experience.of(mini_batch)
-                        divisor = self._divisor(mini_batch, sums)
-                        newest = slice(len(mini_batch.envs))
+                            rollout, state = self.experience.of(batch)
+                        divisor = self._divisor(batch, sums)
+                        newest = slice(len(batch.envs))
                         for group in self._schedule:
                             has_loss = group[-1].num_loss_steps > 0
                             if not has_loss:  # at the end, where the past has nothing to say
@@ -406,15 +417,24 @@ class TbpttDistillation(Distillation):
                                 sums.grad_norms.append(self._optimizer_step())
                         end_states.append(hidden_state.select_envs(state, newest))
                 health = self._health()
-                update_normalization(
-                    [self._raw_student], self.storage.observations, self._step_batches
-                )
-                metrics = update.commit({**self._means(sums, mini_batches), **health})
+                stored = self.storage.observations
+                update_normalization([self._raw_student], stored, self._step_batches)
+                metrics = update.commit({**self._means(sums), **health})
                 update.log(self._advance(metrics, _in_order(end_states, drawn)))
-        return self._conclude()
+        self.safe_line.conclude_iteration()
+        self.metrics = self.transaction.logged
+        return self.health_log.losses_of(self.metrics) if self.health_log else self.metrics
+
+    def _schedule_rate(self) -> None:
+        """Set the learning rate by ``num_updates``, which checkpoints hold."""
+        last_update = self.options.learning_rate_updates
+        if last_update is not None:
+            share = max(LAST_SHARE, 1.0 - self.num_updates / last_update)
+            self.learning_rate = self.options.learning_rate * share  # which the runner logs
+            for group in self.optimizer.param_groups:  # auxiliary heads follow it
+                group["lr"] = self.learning_rate
 
     def _zero_grad(self) -> None:
-        """Drop the gradients of student and heads."""
         self.optimizer.zero_grad()
         self._heads.zero_grad()
 
@@ -423,17 +443,17 @@ class TbpttDistillation(Distillation):
         """What M counts of each sequence: the steps of a full group, or 1 for a sum over them."""
         return self._steps_per_group if self.options.loss_reduction == "mean" else 1
 
-    def _divisor(self, mini_batch: MiniBatch, sums: UpdateSums) -> int | torch.Tensor:
+    def _divisor(self, batch: MiniBatch, sums: UpdateSums) -> int | torch.Tensor:
         """Return M of a mini-batch's groups, over all ranks, which exchange weights.
 
         A sequence counts by the mean weight of its steps, so that a robot-step has its weight in
         whichever group of windows it falls.
         """
         if self._weights is None:
-            return self._steps_in_mean * mini_batch.num_sequences
+            return self._steps_in_mean * batch.num_sequences
         weights = self._weights.values.new_zeros(2)
         with self.transaction.alone():
-            weights = self.experience.weights_of(mini_batch, self._num_loss_steps)
+            weights = self.experience.weights_of(batch, self._num_loss_steps)
         sums.weights.append(weights)
         num_sequences = or_one(self._ranks.sum_tensor(weights.sum()) / self._num_loss_steps)
         return self._steps_in_mean * num_sequences
@@ -453,20 +473,23 @@ class TbpttDistillation(Distillation):
         scales = obs_scales(models, self.storage.observations[0])
         return finite({**self._first_replay.metrics(), **scales})
 
-    def _means(self, sums: UpdateSums, mini_batches: MiniBatches) -> dict[str, torch.Tensor]:
+    def _means(self, sums: UpdateSums) -> dict[str, torch.Tensor]:
         """Return what is logged of an update's sums. Shape: () each."""
         num_envs, dones = self._num_envs_of_ranks, self.experience.dones().float()
         num_steps = self.options.num_learning_epochs * self._num_loss_steps
-        num_drawn = mini_batches.num_drawn_of_ranks(num_envs)
-        totals = sums.totals(self._reported, self._ranks)
-        names = tuple(name for name in self._reported if name not in self._per_teacher.names)
+        totals = sums.totals((*self._means_of, *self._per_teacher.names), self._ranks)
+        divisors = dict.fromkeys(self._means_of, num_steps * num_envs)
+        num_drawn, weight = self.experience.num_drawn_of_ranks(num_envs), {}
+        divisors |= {BUFFER: num_steps * num_drawn} if num_drawn is not None else {}
+        if sums.weights:
+            newest, past = (or_one(totals[name]) for name in _WEIGHTS)
+            divisors = dict.fromkeys(divisors, newest) | {BUFFER: past}
+            weight = {OPTION: totals[_WEIGHTS[0]] / (num_steps * num_envs)}
+        names = [n for n in self._means_of if n != BUFFER or num_drawn is not None]
         return {
-            **sums.means(
-                totals,
-                names,
-                num_newest=num_steps * num_envs,
-                num_past=None if num_drawn is None else num_steps * num_drawn,
-            ),
+            **{name: totals[name] / divisors[name] for name in names},
+            **weight,
+            "grad_norm": torch.stack(sums.grad_norms).mean(),
             **self._per_teacher.metrics(totals),
             "done_rate": self._ranks.mean(dones, len(dones) * num_envs),
             **self._dagger.metrics(),
@@ -487,12 +510,6 @@ class TbpttDistillation(Distillation):
             "flushed_steps": float(self._num_loss_steps % self._steps_per_group),
         }
 
-    def _conclude(self) -> dict[str, float]:
-        """End an iteration; return what is logged."""
-        self.safe_line.conclude_iteration()
-        self.metrics = self.transaction.logged
-        return self.health_log.losses_of(self.metrics) if self.health_log else self.metrics
-
     def _add_gradients_of(self, envs: slice, num_micro_batches: int) -> None:
         """Compute the gradient of an epoch of this rank on some environments, into ``.grad``."""
         rollout, state = self.experience.of_envs(envs)
@@ -505,7 +522,7 @@ class TbpttDistillation(Distillation):
 
     def _find_source(self) -> Source:
         """Find where NaN or inf came from; see ``find_source``."""
-        stored, num_steps = self.storage.observations, self._num_loss_steps
+        stored = self.storage.observations
         seen = {*observed_groups(self._raw_student, stored)}
         of_labels = {*observed_groups(self._raw_teacher, stored), *self._heads.observed_groups()}
         recorded = {
@@ -515,9 +532,10 @@ class TbpttDistillation(Distillation):
         }
         weights = {}
         if self._weights is not None:
-            weights = {OPTION: self._weights.given[:num_steps]}
-            left_out = (self._weights.given == 0,)  # of the loss: 0 stands for it
-            recorded = {n: v.index_put(left_out, v.new_zeros(())) for n, v in recorded.items()}
+            given = self._weights.given
+            weights = {OPTION: given[: self._num_loss_steps]}
+            # The loss leaves out samples of weight 0: 0 stands for them.
+            recorded = {n: v.index_put((given == 0,), v.new_zeros(())) for n, v in recorded.items()}
         parts = self.transaction.num_micro_batches
         return find_source(
             stored,
@@ -529,17 +547,17 @@ class TbpttDistillation(Distillation):
         )
 
     def save(self) -> dict:
-        """Return rsl_rl's checkpoint, with this algorithm's own under "rsl_tbptt".
+        """Return rsl_rl's checkpoint, with this algorithm's own part under "rsl_tbptt".
 
         That is the number of updates, what models are configured with, auxiliary heads, and with
-        ``save_buffer`` the replay buffer. rsl_rl ignores that key, so the checkpoint loads
-        there too.
+        ``save_buffer`` the replay buffer. rsl_rl ignores that key, so the checkpoint loads there
+        too.
         """
         models = {"student": self._raw_student, **models_by_role(self._raw_teacher)}
         described = describe_all(models, self.storage.observations, self.model_configs)
         own = {"num_updates": self.num_updates, "models": described}
-        past = self.experience.past()
-        if self.options.save_buffer and past is not None:
+        past = self.experience.past() if self.options.save_buffer else None
+        if past is not None:
             own["buffer"] = past
         if self.options.auxiliary:
             own["auxiliary"] = self._heads.state_dict()
@@ -549,9 +567,9 @@ class TbpttDistillation(Distillation):
         """Load a checkpoint as rsl_rl does, after checking that all of it fits.
 
         A PPO checkpoint loads the teacher; a distillation checkpoint loads student, teacher,
-        optimiser and iteration. With the student comes its number of updates, 0 where rsl_rl wrote
-        the checkpoint, so that the schedule of ``teacher_action_share`` goes on, its auxiliary
-        heads, and with ``save_buffer`` the replay buffer; else that is empty.
+        optimiser and iteration. With the student come its number of updates (0 if rsl_rl wrote the
+        checkpoint), so that schedules go on, its auxiliary heads, and with ``save_buffer`` the
+        replay buffer; otherwise that is empty.
 
         Args:
             loaded_dict: The checkpoint.
@@ -568,8 +586,7 @@ class TbpttDistillation(Distillation):
         wants = load_cfg or {"teacher": True, "student": "student_state_dict" in loaded_dict}
         obs, source = self.storage.observations, (loaded_dict, self.checkpoint_path)
         if strict and wants.get("teacher"):
-            state_dict = teacher_state_dict(loaded_dict, "The checkpoint")
-            check_teacher(self._raw_teacher, state_dict, obs, *source)
+            self.lazy_teacher.check(teacher_state_dict(loaded_dict, "The checkpoint"), *source)
         if strict and wants.get("student"):
             check_fits(self._raw_student, student_state_dict(loaded_dict), "student", obs, *source)
         own = loaded_dict.get("rsl_tbptt", {})
@@ -579,7 +596,7 @@ class TbpttDistillation(Distillation):
             self.experience.check(buffer)
         load_iteration = super().load(loaded_dict, load_cfg, strict)
         if wants.get("teacher"):
-            self.awaited_teacher.forget()
+            self.lazy_teacher.is_loaded = True
         if wants.get("student"):
             self.num_updates = own.get("num_updates", 0)
             with_optimizer = load_cfg is None or bool(load_cfg.get("optimizer"))
@@ -589,100 +606,8 @@ class TbpttDistillation(Distillation):
             self.safe_line.go_on_from(loaded_dict)
         return load_iteration
 
-    def _load_teacher(self) -> None:
-        """Read the teacher from the file that the config names, or several from theirs."""
-        path = self.options.teacher_checkpoint
-        load_teacher(self._raw_teacher, path, self.storage.observations, self.device)
-        self.teacher_loaded = True
-
 
 def _in_order(end_states: list[HiddenState], drawn: list[MiniBatch]) -> HiddenState:
     """Join the last states of an epoch's mini-batches in the order of the environments."""
-    order = torch.cat([mini_batch.envs for mini_batch in drawn]).argsort()
+    order = torch.cat([batch.envs for batch in drawn]).argsort()
     return hidden_state.select_envs(hidden_state.concatenate_envs(end_states), order)
-
-
-_WEIGHTS = ("weight of newest", "weight of past")
-
-
-@dataclass(frozen=True)
-class UpdateSums:
-    """Sums over samples, on the device until the update ends."""
-
-    losses: list[dict[str, torch.Tensor]] = field(default_factory=list)
-    """Of what the loss reports, by name, one per optimiser step. Shape: () each."""
-
-    weights: list[torch.Tensor] = field(default_factory=list)
-    """Of the samples' weights, of the newest rollout and of the past, one per mini-batch; none
-    where all weigh the same. Shape: (2,) each."""
-
-    grad_norms: list[torch.Tensor] = field(default_factory=list)
-    """Gradient norms before clipping, one per optimiser step. Shape: () each."""
-
-    def totals(self, names: Iterable[str], ranks: Ranks) -> dict[str, torch.Tensor]:
-        """Return sums over all optimiser steps and processes (one exchange). Shape: () each.
-
-        Args:
-            names: Names of what the loss may report, the same for all processes; 0 stands for what
-                it does not.
-            ranks: The processes that train together.
-        """
-        zero = torch.zeros_like(next(iter(self.losses[0].values())))
-        own = {
-            name: torch.stack([sums.get(name, zero) for sums in self.losses]).sum()
-            for name in names
-        }
-        if self.weights:
-            weights = torch.stack(self.weights).sum(0)
-            own |= dict(zip(_WEIGHTS, weights, strict=True))
-        return ranks.sum_named(own)
-
-    def means(
-        self,
-        totals: Mapping[str, torch.Tensor],
-        reported: tuple[str, ...],
-        num_newest: int,
-        num_past: int | torch.Tensor | None,
-    ) -> dict[str, torch.Tensor]:
-        """Return what is logged of the sums.
-
-        Args:
-            totals: What :meth:`totals` returned.
-            reported: Names of what the loss reports.
-            num_newest: Samples of the newest rollout in all passes, of all processes.
-            num_past: Samples of the past in all of them; with None their mean is left out.
-
-        Returns:
-            The weighted means of the losses over their samples, and the mean weight if there are
-            weights. Shape: () each.
-        """
-        divisors: dict[str, Any] = {BUFFER: num_past} if num_past is not None else {}
-        newest, own = num_newest, {}
-        if self.weights:
-            newest, past = (or_one(totals[name]) for name in _WEIGHTS)
-            divisors = dict.fromkeys(divisors, past)
-            own = {OPTION: totals[_WEIGHTS[0]] / num_newest}
-        means = {
-            name: totals[name] / divisors.get(name, newest)
-            for name in reported
-            if name != BUFFER or name in divisors
-        }
-        return {**means, **own, "grad_norm": torch.stack(self.grad_norms).mean()}
-
-
-LAST_SHARE = 0.03
-"""Of the learning rate at the end: a training that is longer than was said goes on learning."""
-
-
-def scheduled_rate(rate: float, num_updates: int, last_update: int) -> float:
-    """Return the learning rate of an update.
-
-    It follows from the number of updates, which checkpoints hold and which skips those that were
-    undone. torch's LinearLR counts on its own, and would have to be saved and held in step.
-
-    Args:
-        rate: That of the first update.
-        num_updates: The updates made so far.
-        last_update: The number of updates over which it falls linearly, as if to 0.
-    """
-    return rate * max(LAST_SHARE, 1.0 - num_updates / last_update)

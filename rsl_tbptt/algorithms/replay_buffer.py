@@ -19,7 +19,7 @@ the sequences with the largest keys are dropped, and no sequence with such a key
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -38,7 +38,7 @@ from rsl_tbptt.algorithms.replay import (
     shown_once,
     steps_of,
 )
-from rsl_tbptt.algorithms.teachers import RolloutLabels, StepLabels
+from rsl_tbptt.algorithms.teachers import StepLabels
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.distributed import Ranks
@@ -56,7 +56,7 @@ class Experience:
         self,
         student: MLPModel,
         storage: RolloutStorage,
-        labels: StepLabels | RolloutLabels,
+        labels: StepLabels,
         options: DistillationOptions,
         ranks: Ranks,
         heads: AuxiliaryHeads,
@@ -80,12 +80,11 @@ class Experience:
         """State of the student before the newest rollout. Shape: (L, N, H), or a pair of them."""
         self.buffer: ReplayBuffer | None = None
         """Sequences of past rollouts, from the first update on, if any are to be kept."""
-        self.saved: dict[str, Any] | None = None
-        """Those of a checkpoint, until the first update."""
+        self._saved: dict[str, Any] | None = None  # of a checkpoint, until the first update
+        self.num_drawn = 0
+        """Sequences of the past in a pass."""
         self._student, self._storage, self._heads = student, storage, heads
-        self.labels = labels
-        """The teacher's labels."""
-        self._weights = weights
+        self._labels, self._weights = labels, weights
         self._options, self._ranks = options, ranks
         self._taken = self.newest()
         self.nothing: Sequences = (self._taken, None)
@@ -100,7 +99,7 @@ class Experience:
         """View the storage as a rollout."""
         obs = seen_by(self._student, self._storage.observations)
         dones = self.dones()
-        labels = {**self.labels.of_rollout(), **self._heads.targets(dones)}
+        labels = {**self._labels.of_rollout(), **self._heads.targets(dones)}
         rollout = Rollout.from_dones(obs, labels, dones)
         return rollout if self._weights is None else replace(rollout, weights=self._weights.values)
 
@@ -115,7 +114,7 @@ class Experience:
             ValueError: If the function that weighs its samples fails, ``buffer_gb`` has no room, or
                 what a checkpoint brought does not fit.
         """
-        self.labels.complete()
+        self._labels.complete()
         if self._weights is not None:
             self._weights.complete()
         self._taken = self.newest()
@@ -135,14 +134,14 @@ class Experience:
         """Allocate the buffer by how often the rollout has new frames; fill in what was saved."""
         size = self.buffer_size(self._taken)
         buffer = ReplayBuffer(size.capacity, self._taken, self.start_state, size.num_frames)
-        if self.saved is not None:
-            buffer.load_state_dict(self.saved)
-            self.saved = None
+        if self._saved is not None:
+            buffer.load_state_dict(self._saved)
+            self._saved = None
         return buffer
 
     def past(self) -> dict[str, Any] | None:
         """Return what a checkpoint holds of the past, None before there is any."""
-        return self.saved if self.buffer is None else self.buffer.state_dict()
+        return self._saved if self.buffer is None else self.buffer.state_dict()
 
     def check(self, saved: dict[str, Any] | None) -> None:
         """Check that the buffer of a checkpoint fits ours, if both are there.
@@ -166,7 +165,7 @@ class Experience:
             self.buffer.load_state_dict(saved)
         elif self.buffer is not None:
             self.buffer.clear()
-        self.saved = saved if self.buffer is None else None
+        self._saved = saved if self.buffer is None else None
 
     def buffer_size(self, rollout: Rollout) -> BufferSize:
         """Return what the buffer takes once it is full of sequences such as those of a rollout.
@@ -176,9 +175,13 @@ class Experience:
         """
         if self._options.buffer_rollouts == 0:
             return BufferSize(0, {}, 0.0)
-        frames_per_sequence = new_frames(rollout)
-        if self.saved is not None and (kept := len(self.saved["keys"])):
-            saved = self.saved.get("frames", {}).items()
+        steps = steps_of(rollout.obs)  # waits for the device
+        frames_per_sequence = {
+            group: len(shown_once(steps[group])[0]) / rollout.num_envs
+            for group in frames_of(rollout.obs)
+        }
+        if self._saved is not None and (kept := len(self._saved["keys"])):
+            saved = self._saved.get("frames", {}).items()
             frames_per_sequence |= {group: len(frames) / kept for group, frames in saved}
         return buffer_size(
             rollout,
@@ -188,16 +191,45 @@ class Experience:
             frames_per_sequence=frames_per_sequence,
         )
 
-    def plan(self) -> MiniBatches:
-        """Plan the mini-batches of an update (one exchange with other processes)."""
-        return MiniBatches(
-            self._storage.num_envs,
-            0 if self.buffer is None else self.buffer.num_kept,
-            self.num_mini_batches,
-            self._options.buffer_share,
-            self._ranks,
-            self._storage.dones.device,
-        )
+    def plan(self) -> None:
+        """Fix the sizes of an update's mini-batches (one exchange with other processes)."""
+        num_envs = self._storage.num_envs
+        num_kept = 0 if self.buffer is None else self.buffer.num_kept
+        self.num_drawn = min(round(self._options.buffer_share * num_envs), num_kept)
+        sizes = mini_batch_sizes(num_envs, self.num_drawn, self.num_mini_batches)
+        self._num_sequences: list[int] | torch.Tensor = sizes
+        if self._ranks.together:  # filled, not copied: a copy would wait for the device
+            own = [torch.full((), size, device=self._storage.dones.device) for size in sizes]
+            self._num_sequences = self._ranks.sum_tensor(torch.stack(own))
+
+    def draw(self) -> Iterator[MiniBatch]:
+        """Draw one pass: every environment once, and ``num_drawn`` sequences of the past.
+
+        No random number is drawn where there is nothing to choose.
+        """
+        device = self._storage.dones.device
+        num_kept = 0 if self.buffer is None else self.buffer.num_kept
+        draw_envs = torch.randperm if self.num_mini_batches > 1 else torch.arange
+        draw_kept = torch.randperm if self.num_drawn else torch.arange
+        envs = draw_envs(self._storage.num_envs, device=device)
+        kept = draw_kept(num_kept, device=device)[: self.num_drawn]
+        shares = (indices.tensor_split(self.num_mini_batches) for indices in (envs, kept))
+        for drawn_envs, drawn_kept, size in zip(*shares, self._num_sequences, strict=True):
+            yield MiniBatch(drawn_envs, drawn_kept, size)
+
+    def num_drawn_of_ranks(self, num_envs_of_ranks: int) -> int | torch.Tensor | None:
+        """Return the sequences of the past in a pass of all processes, a number or of shape ().
+
+        None if this process has none.
+
+        Args:
+            num_envs_of_ranks: Number of environments of all processes.
+        """
+        if self.num_drawn == 0:
+            return None
+        if isinstance(self._num_sequences, torch.Tensor):
+            return self._num_sequences.sum() - num_envs_of_ranks
+        return self.num_drawn
 
     def sizes(self) -> list[int]:
         """Return the sequences in each mini-batch once the buffer is full, if all fit in."""
@@ -207,13 +239,22 @@ class Experience:
         return mini_batch_sizes(num_envs, num_drawn, self.num_mini_batches)
 
     def of(self, mini_batch: MiniBatch) -> Sequences:
-        """Return sequences of a mini-batch, those of the rollout that was taken first."""
+        """Return sequences of a mini-batch, those of the newest rollout first."""
         if self._whole:
             return self._taken, hidden_state.clone(self.start_state)
+        return _columns(*self._source(), self._columns_of(mini_batch))
+
+    def _source(self) -> tuple[Rollout, HiddenState]:
+        """Return what the columns of mini-batches are numbers of, and the states before it."""
         if self.buffer is None:
-            return _columns(self._taken, self.start_state, mini_batch.envs)
-        columns = _columns_of(mini_batch, self.buffer)
-        return _columns(self.buffer.rollout, self.buffer.state, columns)
+            return self._taken, self.start_state
+        return self.buffer.rollout, self.buffer.state
+
+    def _columns_of(self, mini_batch: MiniBatch) -> torch.Tensor:
+        """Return the columns of a mini-batch's sequences, the newest rollout's first: (n,)."""
+        if self.buffer is None:
+            return mini_batch.envs
+        return torch.cat((self.buffer.capacity + mini_batch.envs, mini_batch.kept))
 
     def weights_of(self, mini_batch: MiniBatch, num_steps: int) -> torch.Tensor:
         """Sum up what the first steps of a mini-batch's sequences weigh.
@@ -225,12 +266,9 @@ class Experience:
         Returns:
             The sums over the sequences of the newest rollout and over those of the past, (2,).
         """
-        if self.buffer is None:
-            weights, columns = self._taken.weights, mini_batch.envs
-        else:
-            weights, columns = self.buffer.rollout.weights, _columns_of(mini_batch, self.buffer)
+        weights = self._source()[0].weights
         assert weights is not None
-        of_sequences = weights[:num_steps, columns].sum(0)
+        of_sequences = weights[:num_steps, self._columns_of(mini_batch)].sum(0)
         newest, past = of_sequences.tensor_split([len(mini_batch.envs)])
         return torch.stack((newest.sum(), past.sum()))
 
@@ -249,11 +287,6 @@ class Experience:
             )
         columns = torch.arange(envs.stop or num_envs, device=self._storage.dones.device)
         return _columns(rollout, self.start_state, columns % num_envs)
-
-
-def _columns_of(mini_batch: MiniBatch, buffer: ReplayBuffer) -> torch.Tensor:
-    """Return the columns of a mini-batch's sequences, those of the newest rollout first: (n,)."""
-    return torch.cat((buffer.capacity + mini_batch.envs, mini_batch.kept))
 
 
 def _columns(rollout: Rollout, state: HiddenState, columns: torch.Tensor) -> Sequences:
@@ -286,7 +319,10 @@ class ReplayBuffer:
                 C + N sequences can have.
         """
         num_columns = capacity + newest.num_envs
-        columns = _allocate(num_columns)
+
+        def columns(tensor: torch.Tensor) -> torch.Tensor:
+            return tensor.new_empty(len(tensor), num_columns, *tensor.shape[2:])
+
         obs = steps_of(newest.obs).apply(columns, batch_size=[newest.num_steps, num_columns])
         frames = frames_of(newest.obs)
         if frames:
@@ -507,10 +543,6 @@ def _copy_rows(
         target[theirs] = source[some]
 
 
-def _allocate(num_columns: int) -> Callable[[torch.Tensor], torch.Tensor]:
-    return lambda tensor: tensor.new_empty(len(tensor), num_columns, *tensor.shape[2:])
-
-
 def _tensors(rollout: Rollout) -> list[torch.Tensor]:
     """Return what a rollout consists of, in one order for all rollouts of the same groups."""
     steps = steps_of(rollout.obs)
@@ -591,15 +623,6 @@ def buffer_size(
     return BufferSize(capacity, num_frames, (capacity + num_envs) * own + taken)
 
 
-def new_frames(rollout: Rollout) -> dict[str, float]:
-    """Return how many frames each group has in a sequence, on average (waits for the device)."""
-    steps = steps_of(rollout.obs)
-    return {
-        group: len(shown_once(steps[group])[0]) / rollout.num_envs
-        for group in frames_of(rollout.obs)
-    }
-
-
 @dataclass(frozen=True)
 class MiniBatch:
     """The sequences that one optimiser step sees."""
@@ -612,67 +635,6 @@ class MiniBatch:
 
     num_sequences: int | torch.Tensor
     """n + m over all processes. Shape: ()."""
-
-
-class MiniBatches:
-    """Draws the mini-batches of an update's passes over the newest rollout."""
-
-    def __init__(
-        self,
-        num_envs: int,
-        num_kept: int,
-        num_mini_batches: int,
-        buffer_share: float,
-        ranks: Ranks,
-        device: torch.device,
-    ) -> None:
-        """Fix the sizes (one exchange with other processes).
-
-        Args:
-            num_envs: Number of environments N, at least ``num_mini_batches``.
-            num_kept: Sequences of the past to draw from.
-            num_mini_batches: Mini-batches B of a pass.
-            buffer_share: Sequences of the past for each of the newest rollout, where there are so
-                many.
-            ranks: The processes that train together.
-            device: Where the indices live.
-        """
-        self.num_drawn = min(round(buffer_share * num_envs), num_kept)
-        """Sequences of the past in a pass."""
-        self._num_envs, self._num_kept = num_envs, num_kept
-        self._num_mini_batches, self._device = num_mini_batches, device
-        sizes = mini_batch_sizes(num_envs, self.num_drawn, num_mini_batches)
-        self._num_sequences: list[int] | torch.Tensor = sizes
-        if ranks.together:  # filled, not copied: a copy from the host would wait for the device
-            own = torch.stack([torch.full((), size, device=device) for size in sizes])
-            self._num_sequences = ranks.sum_tensor(own)
-
-    def num_drawn_of_ranks(self, num_envs_of_ranks: int) -> int | torch.Tensor | None:
-        """Return the sequences of the past in a pass of all processes, a number or of shape ().
-
-        None if this process has none.
-
-        Args:
-            num_envs_of_ranks: Number of environments of all processes.
-        """
-        if self.num_drawn == 0:
-            return None
-        if isinstance(self._num_sequences, torch.Tensor):
-            return self._num_sequences.sum() - num_envs_of_ranks
-        return self.num_drawn
-
-    def draw(self) -> Iterator[MiniBatch]:
-        """Draw one pass: every environment once, and ``num_drawn`` sequences of the past.
-
-        No random number is drawn where there is nothing to choose.
-        """
-        draw_envs = torch.randperm if self._num_mini_batches > 1 else torch.arange
-        draw_kept = torch.randperm if self.num_drawn else torch.arange
-        envs = draw_envs(self._num_envs, device=self._device)
-        kept = draw_kept(self._num_kept, device=self._device)[: self.num_drawn]
-        shares = (indices.tensor_split(self._num_mini_batches) for indices in (envs, kept))
-        for drawn_envs, drawn_kept, size in zip(*shares, self._num_sequences, strict=True):
-            yield MiniBatch(drawn_envs, drawn_kept, size)
 
 
 def mini_batch_sizes(num_envs: int, num_drawn: int, num_mini_batches: int) -> list[int]:

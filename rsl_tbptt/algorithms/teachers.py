@@ -28,13 +28,14 @@ from rsl_tbptt.checkpoints.describing import check_fits
 from rsl_tbptt.checkpoints.reading import checkpoint_file, read_checkpoint
 from rsl_tbptt.compat.versions import MLPModel, config_advice, teacher_state_dict
 from rsl_tbptt.core.accumulate import Loss, Outputs, SampleLosses
+from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.rollout import Labels
 from rsl_tbptt.models.teacher_group import NONE, SelectedTeachers, selected_by
 
 
-class StoredLabels:
-    """Where the labels of a rollout lie, whenever they are made."""
+class StepLabels:
+    """Labels each step as it happens, so that a teacher with memory keeps it."""
 
     def __init__(
         self, teacher: MLPModel, storage: RolloutStorage, with_std: bool, layers: TeacherLayers
@@ -52,37 +53,8 @@ class StoredLabels:
         self._teachers = teacher if isinstance(teacher, SelectedTeachers) else None
         steps = storage.dones.squeeze(-1)
         self._selected = torch.zeros_like(steps, dtype=torch.int16) if self._teachers else None
-
-    @property
-    def teacher_names(self) -> tuple[str, ...]:
+        self.teacher_names = self._teachers.names if self._teachers else ()
         """Several teachers in the order of their numbers; none where there is only one."""
-        return self._teachers.names if self._teachers else ()
-
-    def of_rollout(self) -> Labels:
-        """Return the labels of the stored rollout, once it is complete."""
-        named = {
-            ACTIONS: self._storage.privileged_actions,
-            STD: self._std,
-            TEACHER: self._selected,
-        }
-        return {name: label for name, label in named.items() if label is not None}
-
-    def recorded(self) -> dict[str, torch.Tensor]:
-        """Return what may be NaN, by what messages call it, shape (T, N, D) each."""
-        actions = {"teacher actions": self._storage.privileged_actions}
-        if self._teachers is None or self._selected is None:
-            return actions
-        selector = self._teachers.selector
-        kind = (
-            f"the choice of a teacher by {selector.described}, which is none of"
-            f" {selector.expected},"
-        )
-        chosen = self._selected.to(self._storage.privileged_actions.dtype).unsqueeze(-1)
-        return {kind: chosen.masked_fill(chosen == NONE, torch.nan), **actions}
-
-
-class StepLabels(StoredLabels):
-    """Labels each step as it happens, so that a teacher with memory keeps it."""
 
     def of_step(self, teacher: MLPModel, obs: TensorDict, step: int) -> torch.Tensor:
         """Return the teacher's actions at a step, shape (N, A), which the storage shall keep.
@@ -106,20 +78,34 @@ class StepLabels(StoredLabels):
     def complete(self) -> None:
         """Do nothing: every step has its label."""
 
+    def of_rollout(self) -> Labels:
+        """Return the labels of the stored rollout, once it is complete."""
+        actions = self._storage.privileged_actions
+        named = {ACTIONS: actions, STD: self._std, TEACHER: self._selected}
+        return {name: label for name, label in named.items() if label is not None}
 
-class RolloutLabels(StoredLabels):
+    def recorded(self) -> dict[str, torch.Tensor]:
+        """Return what may be NaN, by what messages call it, shape (T, N, D) each."""
+        actions = self._storage.privileged_actions
+        recorded = {"teacher actions": actions}
+        if self._teachers is not None and self._selected is not None:
+            selector, chosen = self._teachers.selector, self._selected.unsqueeze(-1)
+            kind = (
+                f"the choice of a teacher by {selector.described}, which is none of"
+                f" {selector.expected},"
+            )
+            chosen = chosen.to(actions.dtype).masked_fill(chosen == NONE, torch.nan)
+            recorded = {kind: chosen, **recorded}
+        return recorded
+
+
+class RolloutLabels(StepLabels):
     """Labels stored observations instead of each step, which takes fewer and larger operations."""
 
     def __init__(
         self, teacher: MLPModel, storage: RolloutStorage, with_std: bool, layers: TeacherLayers
     ) -> None:
-        """Take the teacher and where it finds its observations.
-
-        Args:
-            teacher: The teacher.
-            storage: Storage of the rollouts.
-            with_std: Whether labels include the standard deviation of the teacher's Gaussian.
-            layers: The teacher's layers that are recorded.
+        """Take the teacher and where it finds its observations; as for single steps.
 
         Raises:
             ValueError: If the teacher has memory, or the storage lacks what it observes.
@@ -136,11 +122,9 @@ class RolloutLabels(StoredLabels):
             if group not in stored:
                 raise ValueError(
                     f"batch_teacher_labels is True, expected False while the storage lacks the"
-                    f" teacher's observation group '{group}', it holds {stored}: the labels are"
-                    " computed from stored observations."
+                    f" teacher's observation group '{group}', it holds {stored}."
                 )
-        head = gaussian_head if with_std else action_head
-        make = partial(Replay, head=head)
+        make = partial(Replay, head=gaussian_head if with_std else action_head)
         self._replay = _replay_selected(self._teachers, make) if self._teachers else make(teacher)
 
     def of_step(self, teacher: MLPModel, obs: TensorDict, step: int) -> torch.Tensor:
@@ -159,30 +143,6 @@ class RolloutLabels(StoredLabels):
             for label, output in zip(labels, outputs, strict=True):
                 label[steps].copy_(output)
             self._layers.keep(steps.start)
-
-
-def teacher_labels(
-    teacher: MLPModel,
-    storage: RolloutStorage,
-    with_std: bool,
-    in_batches: bool,
-    layers: TeacherLayers,
-) -> StepLabels | RolloutLabels:
-    """Return what labels the rollouts.
-
-    Args:
-        teacher: The teacher.
-        storage: Storage of the rollouts.
-        with_std: Whether labels include the standard deviation of the teacher's Gaussian.
-        in_batches: Whether whole rollouts are labelled at once.
-        layers: The teacher's layers that are recorded.
-
-    Raises:
-        ValueError: If they cannot be.
-    """
-    if in_batches:
-        return RolloutLabels(teacher, storage, with_std, layers)
-    return StepLabels(teacher, storage, with_std, layers)
 
 
 def _replay_selected(
@@ -395,32 +355,66 @@ def _hooked(
             handle.remove()
 
 
-class AwaitedTeacher:
-    """Stands in ``teacher_loaded`` until a checkpoint brings the teacher.
+class LazyTeacher:
+    """Stands in ``teacher_loaded`` and loads the teacher's parameters when they are needed.
 
-    rsl_rl's runners ask ``if not teacher_loaded`` when training starts, and only then. So the
-    file that ``teacher_checkpoint`` names, or those of several teachers, are read when they ask:
-    one who plays or resumes a student has loaded the teacher with it, and does not need the file.
-    Where none is named, the refusal is ours, as rsl_rl's own names neither way to give one.
+    rsl_rl's runners ask ``if not teacher_loaded`` when training starts, and only then. So the file
+    that ``teacher_checkpoint`` names, or the files of several teachers, are read when they ask: who
+    plays or resumes a student has loaded the teacher with it and does not need the file. If no file
+    is named, the error is ours, as rsl_rl's own names no way to give one.
     """
 
-    def __init__(self, is_named: bool, load: Callable[[], None]) -> None:
-        """Keep whether the config names the teacher's file, and what reads it."""
-        self._is_named, self._load = is_named, load
+    def __init__(
+        self,
+        teacher: MLPModel,
+        path: str | None,
+        obs: TensorDict,
+        device: torch.device | str,
+        ranks: Ranks,
+    ) -> None:
+        """Keep the teacher and the file that the config names.
 
-    def read(self) -> None:
-        """Load the teacher from its file, if one is named and was not read yet.
+        Args:
+            teacher: The teacher, or several, which know their files.
+            path: ``teacher_checkpoint``: file of a single teacher, or ``FOLDER/latest``.
+            obs: Observations of any batch size.
+            device: Where tensors are put.
+            ranks: The processes that train together.
 
         Raises:
-            ValueError: If the file is missing, damaged or does not fit.
+            ValueError: If one file is named for several teachers.
         """
-        if self._is_named:
-            self._load()
-            self._is_named = False
+        self._teacher, self._path, self._obs = teacher, path, obs
+        self._device, self._ranks = device, ranks
+        self.is_loaded = False
+        """Whether a checkpoint brought the teacher."""
+        if isinstance(teacher, SelectedTeachers) and path is not None:
+            raise ValueError(
+                f"teacher_checkpoint is '{path}', expected None with several teachers: each has its"
+                " own file, 'checkpoint' in teacher.teachers."
+            )
 
-    def forget(self) -> None:
-        """Await nothing any more: a checkpoint brought the teacher."""
-        self._is_named = False
+    def read(self) -> None:
+        """Load the teacher from its file, if one is named and no checkpoint brought it.
+
+        Raises:
+            ValueError: If the file is missing, damaged or does not fit. Nothing is changed then.
+        """
+        is_named = self._path is not None or isinstance(self._teacher, SelectedTeachers)
+        if is_named and not self.is_loaded:
+            self._ranks.run_together(self._load)
+            self.is_loaded = True
+
+    def _load(self) -> None:
+        if isinstance(self._teacher, SelectedTeachers):
+            self._teacher.load_checkpoints()
+            return
+        path = str(checkpoint_file(self._path))
+        checkpoint = read_checkpoint(path, self._device)
+        state_dict = teacher_state_dict(checkpoint, f"The teacher_checkpoint '{path}'")
+        role = "teacher"
+        check_fits(self._teacher, state_dict, role, self._obs, checkpoint, path, config_advice)
+        self._teacher.load_state_dict(state_dict)
 
     def __bool__(self) -> bool:
         """Answer the runner: load the teacher and return True.
@@ -428,7 +422,8 @@ class AwaitedTeacher:
         Raises:
             ValueError: If no file is named, or it is missing, damaged or does not fit.
         """
-        if not self._is_named:
+        self.read()
+        if not self.is_loaded:
             raise ValueError(
                 "teacher_checkpoint is None and no checkpoint was loaded, expected one of the two:"
                 " name the teacher's file with --checkpoint FILE (Isaac Lab) or as the option"
@@ -436,98 +431,65 @@ class AwaitedTeacher:
                 " --agent.algorithm.teacher-checkpoint FILE, or there its run with"
                 " --agent.resume True --agent.load-run '.*_teacher'."
             )
-        self.read()
         return True
 
+    def check(
+        self,
+        state_dict: Mapping[str, torch.Tensor],
+        checkpoint: Mapping[str, Any],
+        path: str | None,
+    ) -> None:
+        """Check that a checkpoint brings the teacher, or several; see ``check_fits``.
 
-def check_one_source(teacher: Any, path: str | None) -> bool:
-    """Return whether a config names the file of a teacher, or those of several.
+        Args:
+            state_dict: Its part of the checkpoint: parameters and buffers, of any shapes.
+            checkpoint: The checkpoint.
+            path: Its file, or None if that is unknown.
 
-    Args:
-        teacher: The teacher, or several.
-        path: ``teacher_checkpoint``.
-
-    Raises:
-        ValueError: If one file is named for several teachers.
-    """
-    if not isinstance(teacher, SelectedTeachers):
-        return path is not None
-    if path is not None:
-        raise ValueError(
-            f"teacher_checkpoint is '{path}', expected None with several teachers: each has its own"
-            " file, 'checkpoint' in teacher.teachers."
-        )
-    return True
-
-
-def load_teacher(
-    teacher: Any, path: str | None, obs: TensorDict, device: torch.device | str
-) -> None:
-    """Read a teacher from its file, or several from theirs.
-
-    Args:
-        teacher: The teacher, or several, which know their files.
-        path: File of a single one, or ``FOLDER/latest``.
-        obs: Observations of any batch size.
-        device: Where tensors are put.
-
-    Raises:
-        ValueError: If a file is missing, damaged or does not fit. Nothing is changed then.
-    """
-    if isinstance(teacher, SelectedTeachers):
-        teacher.load_checkpoints()
-    elif path is not None:
-        path = str(checkpoint_file(path))
-        checkpoint = read_checkpoint(path, device)
-        state_dict = teacher_state_dict(checkpoint, f"The teacher_checkpoint '{path}'")
-        check_fits(teacher, state_dict, "teacher", obs, checkpoint, path, config_advice)
-        teacher.load_state_dict(state_dict)
-
-
-def check_teacher(
-    teacher: Any,
-    state_dict: Mapping[str, torch.Tensor],
-    obs: TensorDict,
-    checkpoint: Mapping[str, Any],
-    path: str | None,
-) -> None:
-    """Check that a checkpoint brings the teacher, or several; see ``check_fits``.
-
-    Args:
-        teacher: The teacher, or several.
-        state_dict: Its part of the checkpoint: parameters and buffers, of any shapes.
-        obs: Observations of any batch size.
-        checkpoint: The checkpoint.
-        path: Its file, or None where that is unknown.
-
-    Raises:
-        ValueError: If it does not fit.
-    """
-    if isinstance(teacher, SelectedTeachers):
-        teacher.check_state_dict(state_dict, checkpoint)
-    else:
-        check_fits(teacher, state_dict, "teacher", obs, checkpoint, path)
+        Raises:
+            ValueError: If it does not fit.
+        """
+        if isinstance(self._teacher, SelectedTeachers):
+            self._teacher.check_state_dict(state_dict, checkpoint)
+        else:
+            check_fits(self._teacher, state_dict, "teacher", self._obs, checkpoint, path)
 
 
 class Dagger:
-    """Draws the environments of the teacher for each rollout, and mixes the actions."""
+    """Draws the environments in which the teacher acts: the mixed policy of DAgger.
+
+    Ross et al. (2011) let the teacher act with probability beta_k in iteration k and the student
+    elsewhere, while every state is labelled by the teacher. Here an exact number of environments is
+    drawn once per rollout, so that a teacher's trajectory is as long as the rollout. beta_k falls
+    linearly to 0 over ``teacher_action_updates``, or stays.
+
+    References:
+        Ross, Gordon and Bagnell (2011), A Reduction of Imitation Learning and Structured Prediction
+        to No-Regret Online Learning.
+    """
 
     def __init__(
         self, options: DistillationOptions, num_envs: int, device: str | torch.device
     ) -> None:
         """Take the share and its schedule; the teacher acts nowhere until the first draw."""
-        self._share, self._last_update = (
-            options.teacher_action_share,
-            options.teacher_action_updates,
-        )
+        self._share = options.teacher_action_share
+        self._last_update = options.teacher_action_updates
         self._num_envs, self._device = num_envs, device
         self._teacher_acts: torch.Tensor | None = None
 
     def draw(self, num_updates: int) -> None:
-        """Choose where the teacher acts in this rollout, after so many updates."""
-        if self._share > 0:
-            share = scheduled_share(self._share, num_updates, self._last_update)
-            self._teacher_acts = draw_envs(share, self._num_envs, self._device)
+        """Choose where the teacher acts in this rollout, after so many updates.
+
+        The host does not wait for the device, and no random number is drawn for no environment.
+        """
+        if self._share == 0:
+            return
+        share = self._share
+        if self._last_update is not None:
+            share *= max(0.0, 1.0 - num_updates / self._last_update)
+        num_drawn = round(share * self._num_envs)
+        draw = torch.randperm if num_drawn else torch.arange
+        self._teacher_acts = draw(self._num_envs, device=self._device).unsqueeze(-1) < num_drawn
 
     def mix(self, actions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the teacher's labels where it acts, elsewhere the student's actions: (N, A).
@@ -544,40 +506,3 @@ class Dagger:
         if self._teacher_acts is None:
             return {}
         return {"teacher_action_share": self._teacher_acts.float().mean()}
-
-
-def scheduled_share(share: float, num_updates: int, last_update: int | None) -> float:
-    """Return the share of environments that act with the teacher's action, beta_k.
-
-    Args:
-        share: The share at the start of training, from 0 to 1.
-        num_updates: k, the updates made so far.
-        last_update: The number of updates after which the share is 0, falling linearly until then.
-            None keeps it constant.
-
-    References:
-        Ross, Gordon and Bagnell (2011), A Reduction of Imitation Learning and Structured Prediction
-        to No-Regret Online Learning: DAgger, with beta_k falling linearly.
-    """
-    if last_update is None:
-        return share
-    return share * max(0.0, 1.0 - num_updates / last_update)
-
-
-def draw_envs(share: float, num_envs: int, device: str | torch.device) -> torch.Tensor:
-    """Draw exactly ``round(share * num_envs)`` environments, without host synchronisation.
-
-    No random number is drawn where that count is 0.
-
-    Args:
-        share: From 0 to 1.
-        num_envs: N.
-        device: Device of the result.
-
-    Returns:
-        True for the drawn environments. Shape: (N, 1), bool.
-    """
-    num_drawn = round(share * num_envs)
-    if num_drawn == 0:
-        return torch.zeros(num_envs, 1, dtype=torch.bool, device=device)
-    return torch.randperm(num_envs, device=device).unsqueeze(-1) < num_drawn

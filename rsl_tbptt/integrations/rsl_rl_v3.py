@@ -155,7 +155,7 @@ class TbpttDistillation(_OfPolicy):
     def act(self, obs: TensorDict) -> torch.Tensor:
         """Act as the algorithm does: observations of batch size (N,) to actions (N, A)."""
         if self.policy.loaded_teacher is True:  # by the policy, which loads checkpoints itself
-            self.algorithm.awaited_teacher.forget()
+            self.algorithm.lazy_teacher.is_loaded = True
         return self.algorithm.act(obs)
 
 

@@ -9,7 +9,8 @@ from rsl_rl.algorithms import Distillation
 from support.helpers import make_distillation, make_model, make_obs, parameters_of, roll_out
 
 from rsl_tbptt.algorithms import TbpttDistillation
-from rsl_tbptt.algorithms.teachers import draw_envs, scheduled_share
+from rsl_tbptt.algorithms.options import DistillationOptions
+from rsl_tbptt.algorithms.teachers import Dagger
 from rsl_tbptt.checkpoints.reading import read_checkpoint
 
 NUM_STEPS, NUM_ENVS = 6, 10
@@ -139,18 +140,17 @@ def test_the_share_falls_linearly_over_the_updates(last_update, counts):
         assert algorithm.update()["teacher_action_share"] == pytest.approx(count / NUM_ENVS)
 
 
-def test_schedule_by_hand():
-    assert [scheduled_share(0.8, k, 4) for k in range(6)] == pytest.approx(
-        [0.8, 0.6, 0.4, 0.2, 0.0, 0.0]
-    )
-    assert scheduled_share(0.8, 10**6, None) == 0.8
-
-
 def test_every_environment_is_drawn_equally_often():
     torch.manual_seed(0)
-    drawn = torch.stack([draw_envs(0.3, NUM_ENVS, "cpu") for _ in range(1000)]).squeeze(-1)
+    dagger = Dagger(DistillationOptions(teacher_action_share=0.3), NUM_ENVS, "cpu")
+    actions, labels = torch.zeros(NUM_ENVS, 1), torch.ones(NUM_ENVS, 1)
+    drawn = []
+    for _ in range(1000):
+        dagger.draw(0)
+        drawn.append(dagger.mix(actions, labels).squeeze(-1))
+    drawn = torch.stack(drawn)
     assert drawn.sum(1).tolist() == [3] * 1000
-    assert (drawn.float().mean(0) - 0.3).abs().max() < 0.06  # four standard deviations
+    assert (drawn.mean(0) - 0.3).abs().max() < 0.06  # four standard deviations
 
 
 def test_a_resumed_run_goes_on_with_the_schedule(tmp_path):

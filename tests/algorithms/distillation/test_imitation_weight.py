@@ -193,6 +193,7 @@ def test_saved_memories_are_loaded_with_and_without_weights():
             algorithm = make(imitation_weight=after, buffer_rollouts=2, save_buffer=True)
             algorithm.load(saved[before], None, strict=True)
             roll_out(algorithm, 1)
+            algorithm.experience.take()
             memory = algorithm.experience.buffer
             assert memory.num_kept == N
             if after is None:
@@ -212,6 +213,7 @@ def test_weights_count_in_the_gigabytes_of_the_memory():
     for weight in (None, weigh):
         algorithm = make(imitation_weight=weight, buffer_rollouts=1000, buffer_gb=1e-4)
         roll_out(algorithm, 0)
+        algorithm.experience.take()
         sizes.append(algorithm.experience.buffer.capacity + N)
     each = 4 * (T * (5 + 2) + 2 * 6) + 2 * T + 8
     assert sizes == [int(1e5 / each), int(1e5 / (each + 4 * T))]

@@ -18,9 +18,8 @@ from support.tolerances import SAME_FLOAT32
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import TbpttDistillation
-from rsl_tbptt.algorithms.replay_buffer import MiniBatches, ReplayBuffer
+from rsl_tbptt.algorithms.replay_buffer import ReplayBuffer
 from rsl_tbptt.core import hidden_state
-from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import as_tensors
 from rsl_tbptt.core.rollout import Rollout
 
@@ -98,16 +97,19 @@ def test_values_keep_their_dtype():
 
 @pytest.mark.parametrize("num_mini_batches", [1, 2, 5])
 def test_no_environment_of_the_newest_rollout_is_left_out(num_mini_batches):
-    mini_batches = MiniBatches(
-        N, 7, num_mini_batches, 1.0, Ranks(together=False), torch.device("cpu")
-    )
+    algorithm = make(num_mini_batches=num_mini_batches)
+    for seed in range(2):
+        roll_out(algorithm, seed)
+        algorithm.update()
+    experience = algorithm.experience
+    experience.plan()
     for _ in range(3):
-        drawn = list(mini_batches.draw())
+        drawn = list(experience.draw())
         assert len(drawn) == num_mini_batches
         assert sorted(torch.cat([d.envs for d in drawn]).tolist()) == list(range(N))
         kept = torch.cat([d.kept for d in drawn]).tolist()
         assert len(set(kept)) == len(kept) == N
-        assert set(kept) <= set(range(7))
+        assert set(kept) <= set(range(2 * N))
         assert [d.num_sequences for d in drawn] == [len(d.envs) + len(d.kept) for d in drawn]
 
 
@@ -268,6 +270,7 @@ def test_a_resumed_run_has_the_saved_memory_or_an_empty_one(tmp_path):
         resumed = make(save_buffer=save_buffer)
         resumed.load(loaded, None, strict=True)
         roll_out(resumed, 2)
+        resumed.experience.take()
         memory = resumed.experience.buffer
         assert memory.num_kept == num_kept
         if save_buffer:
@@ -276,6 +279,7 @@ def test_a_resumed_run_has_the_saved_memory_or_an_empty_one(tmp_path):
     smaller = make(save_buffer=True, buffer_rollouts=1)
     smaller.load(loaded, None, strict=True)
     roll_out(smaller, 2)
+    smaller.experience.take()
     assert smaller.experience.buffer.num_kept == N
 
 
@@ -296,10 +300,10 @@ def test_a_saved_memory_of_other_sequences_is_refused():
     )
     longer.load(algorithm.save(), None, strict=True)
     refused = pytest.raises(ValueError, match="set save_buffer to False to begin with an empty one")
-    with refused:
+    for _ in range(2):  # again: what was refused is not forgotten
         roll_out(longer, 1)
-    with refused:  # again: what was refused is not forgotten
-        roll_out(longer, 1)
+        with refused:
+            longer.update()
 
 
 def test_a_refused_memory_leaves_a_running_training_as_it_was():
@@ -322,12 +326,15 @@ def test_a_refused_memory_leaves_a_running_training_as_it_was():
 def test_gigabytes_bound_the_memory():
     algorithm = make(buffer_rollouts=1000, buffer_gb=1e-4)
     roll_out(algorithm, 0)
+    algorithm.experience.take()
     memory = algorithm.experience.buffer
     each = 4 * (T * (5 + 2) + 2 * 6) + 2 * T + 8
     assert memory.capacity == int(1e5 / each) - N
     assert algorithm.memory_plan().sizes.replay_buffer == (memory.capacity + N) * each
+    small = make(buffer_gb=1e-6)
+    roll_out(small, 0)
     with pytest.raises(ValueError, match=r"buffer_gb is 1e-06, expected at least 1\.42e-06"):
-        roll_out(make(buffer_gb=1e-6), 0)
+        small.update()
 
 
 def test_playing_allocates_nothing():

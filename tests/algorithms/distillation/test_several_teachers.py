@@ -265,7 +265,7 @@ def test_labels_at_once_are_those_of_the_steps(config, loss_type):
             for number, model in enumerate(algorithm.teacher.teachers.values()):
                 model.distribution.std_param.fill_(0.2 + 0.3 * number)
             algorithm.teacher_loaded = True
-            algorithm.awaited_teacher.forget()
+            algorithm.lazy_teacher.is_loaded = True
     for seed in range(2):
         obs, dones = random_rollout(seed, len(chosen))
         metrics = []
@@ -274,7 +274,7 @@ def test_labels_at_once_are_those_of_the_steps(config, loss_type):
             roll_out(algorithm, obs, dones)
             metrics.append(algorithm.update())
         assert metrics[0] == pytest.approx(metrics[1], rel=1e-4)
-        of_rollouts = [each.experience.labels.of_rollout() for each in (stepwise, batched)]
+        of_rollouts = [each.experience.newest().labels for each in (stepwise, batched)]
         for name, label in of_rollouts[0].items():
             torch.testing.assert_close(of_rollouts[1][name], label, **SAME_FLOAT32)
         if loss_type == "kl":
@@ -567,6 +567,7 @@ def test_a_memory_of_rollouts_is_resumed(config, tmp_path):
     torch.save(algorithm.save(), tmp_path / "model.pt")
     resumed.load(torch.load(tmp_path / "model.pt", weights_only=True), None, strict=True)
     roll_out(resumed, *random_rollout(2, len(config)))
+    resumed.experience.take()
     memory, saved = (each.experience.buffer for each in (resumed, algorithm))
     pairs = zip(memory.state_dict()["sequences"], saved.state_dict()["sequences"], strict=True)
     assert all(torch.equal(*pair) for pair in pairs)
