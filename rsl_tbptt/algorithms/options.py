@@ -788,12 +788,18 @@ class PpoOptions(Options):
             f" are divided by their standard deviation. {fix}, or raise num_envs."
         )
 
-    def check_symmetry(self) -> None:
-        """Check that no option is set which rsl_rl's own update lacks; symmetry leaves it to that.
+    def check_symmetry(self, recurrent: bool) -> None:
+        """Check that samples can be mirrored, which is left to rsl_rl's own update.
 
         Raises:
-            ValueError: If one is.
+            NotImplementedError: If actor or critic is recurrent.
+            ValueError: If an option is set that rsl_rl's update lacks.
         """
+        if recurrent:
+            raise NotImplementedError(
+                "symmetry_cfg is set, expected None with a recurrent actor or critic: no hidden"
+                " state exists for the mirrored trajectory."
+            )
         for name in (
             "num_micro_batches",
             "memory_budget_gb",

@@ -6,6 +6,7 @@ and :func:`value_loss` compare what they say with the labels of the rollout.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
@@ -26,12 +27,12 @@ from rsl_tbptt.algorithms.replay import (
     find_held_frames,
     seen_by,
 )
-from rsl_tbptt.compat.versions import MLPModel
+from rsl_tbptt.compat.versions import MLPModel, clip_gradients
 from rsl_tbptt.core import losses
 from rsl_tbptt.core.accumulate import Outputs, SampleLosses
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import HiddenState
-from rsl_tbptt.core.rollout import Labels, Rollout
+from rsl_tbptt.core.rollout import Labels, Rollout, generalized_advantages
 
 Params = tuple[torch.Tensor, ...]
 """Parameters of a distribution, as rsl_rl's ``output_distribution_params``."""
@@ -172,7 +173,7 @@ class PpoGradient:
         if self._options.normalize_advantage_per_mini_batch:
             with alone():
                 own = mini_batch.loss_steps(rollout.actor.labels["advantages"])
-            advantages = mean_and_scale(own, mini_batch.num_samples, mini_batch.ranks)
+            advantages = _mean_and_scale(own, mini_batch.num_samples, mini_batch.ranks)
         if self._options.loss_reduction == "episode_mean":
             with alone():
                 assert rollout.actor.weights is not None
@@ -229,6 +230,16 @@ class PpoGradient:
                 sums |= {name: sums.get(name, 0.0) + value for name, value in found.items()}
         sums.setdefault("teacher", torch.zeros_like(sums["kl"]))
         return torch.stack([sums[name] for name in self.reported])
+
+    def clip(self, ranks: Ranks, holds_actor: bool) -> torch.Tensor:
+        """Sum gradients over ranks, clip those of actor and critic; return their norms, (2,)."""
+        if holds_actor:
+            # What reached a shared encoder, or was on the way to auxiliary heads.
+            self.actor.model.zero_grad()
+        # Summed, not averaged: the divisor already counts the samples of all ranks.
+        ranks.sum_gradients(self.parameters, self._options.grad_reduce_bucket_mb)
+        parameters = [self.actor.parameters, self.critic.parameters]
+        return torch.stack(clip_gradients(parameters, self._options.max_grad_norm or math.inf))
 
 
 class PolicyLoss:
@@ -325,16 +336,42 @@ def value_loss(outputs: Outputs, labels: Labels, clip: float | None) -> SampleLo
     return SampleLosses(error, {"value": error})
 
 
-def mean_and_scale(
-    advantages: torch.Tensor, count: int, ranks: Ranks
-) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what advantages are shifted and divided by when they are normalised, as in rsl_rl.
+def store_advantages(
+    storage: RolloutStorage,
+    last_values: torch.Tensor,
+    options: PpoOptions,
+    count: int,
+    ranks: Ranks,
+) -> None:
+    """Compute advantages and returns into a full storage.
 
     Args:
-        advantages: Those of this process, of any shape.
-        count: Their number in all processes.
+        storage: The storage.
+        last_values: Values after the last step. Shape: (N,).
+        options: Discount, lambda, and whether advantages are normalised over the rollouts.
+        count: Number of samples in all processes.
         ranks: The processes that train together.
     """
+    advantages = generalized_advantages(
+        storage.rewards.squeeze(-1),
+        storage.values.squeeze(-1),
+        last_values,
+        storage.dones.squeeze(-1).bool(),
+        options.gamma,
+        options.lam,
+    ).unsqueeze(-1)
+    # In place: the runner calls this in inference mode, whose new tensors autograd refuses.
+    storage.returns.copy_(advantages + storage.values)
+    if not options.normalize_advantage_per_mini_batch:
+        mean, scale = _mean_and_scale(advantages, count, ranks)
+        advantages = (advantages - mean) / scale
+    storage.advantages.copy_(advantages)
+
+
+def _mean_and_scale(
+    advantages: torch.Tensor, count: int, ranks: Ranks
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Return what normalised advantages are shifted and divided by, as in rsl_rl. Shape: ()."""
     mean, std = ranks.mean_and_std(advantages, count)
     return mean, std + 1e-8
 

@@ -27,7 +27,7 @@ from rsl_tbptt.algorithms.policy_losses import (
     PpoGradient,
     PpoRollout,
     States,
-    mean_and_scale,
+    store_advantages,
 )
 from rsl_tbptt.algorithms.replay import (
     observed_groups,
@@ -43,12 +43,10 @@ from rsl_tbptt.compat.versions import (
     PPO,
     UPDATE_NORMALIZES,
     MLPModel,
-    clip_gradients,
     rnd_optimizer,
 )
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.memory import MemoryPlan, Sizes
-from rsl_tbptt.core.rollout import generalized_advantages
 
 
 class TbpttPPO(TbpttAlgorithm, PPO):
@@ -94,7 +92,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         self.options = PpoOptions.parse(options)
         self._recurrent = actor.is_recurrent or critic.is_recurrent
         if symmetry_cfg is not None:
-            self._check_symmetry()
+            self.options.check_symmetry(self._recurrent)
         self.options.check_rollout(storage.num_transitions_per_env, self._recurrent)
         super().__init__(
             actor,
@@ -111,14 +109,6 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         self._raw_actor, self._raw_critic = self.actor, self.critic  # ``compile`` replaces them
         self._prepare_surroundings()
         self._prepare_updates()
-
-    def _check_symmetry(self) -> None:
-        if self._recurrent:
-            raise NotImplementedError(
-                "symmetry_cfg is set, expected None with a recurrent actor or critic: no hidden"
-                " state exists for the mirrored trajectory."
-            )
-        self.options.check_symmetry()
 
     def _prepare_updates(self) -> None:
         """Choose how the models are replayed, plan the mini-batches, and what an update changes."""
@@ -172,9 +162,8 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         Args:
             obs: Observations of the environment.
             env: The environment.
-            cfg: The runner's config. ``cfg["algorithm"]["teacher_cfg"]`` may describe the teacher's
-                model, on observation set "teacher". ``cfg["check_for_nan"]`` is set to False: the
-                algorithm looks itself.
+            cfg: The runner's config. The teacher of ``teacher_cfg`` sees observation set "teacher".
+                "check_for_nan" is set to False: the algorithm looks itself.
             device: Device of the update.
 
         Raises:
@@ -215,13 +204,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         )
 
     def act(self, obs: TensorDict) -> torch.Tensor:
-        """Sample actions and record what the update needs; no hidden state it does not.
-
-        Args:
-            obs: Observations of all environments, batch size (N,).
-
-        Returns:
-            Actions, shape (N, A).
+        """Sample actions (N, A) for observations (N,) and record what the update needs.
 
         Raises:
             ValueError: If training starts here and an option does not suit the number of
@@ -245,11 +228,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         return actions
 
     def _start_training(self) -> None:
-        """Load a teacher that no checkpoint brought, and check what playing does not need.
-
-        Raises:
-            ValueError: If there is no teacher, or an option does not suit the sizes.
-        """
+        """Load a teacher that no checkpoint brought, and check what playing does not need."""
         if self._imitation.awaits_teacher:
             with torch.inference_mode(False):  # the runner's rollout has no gradients
                 self._ranks.run_together(self._imitation.load_file)
@@ -273,16 +252,15 @@ class TbpttPPO(TbpttAlgorithm, PPO):
     ) -> None:
         """Store the step and clear the states of finished episodes.
 
-        If time alone ended an episode, its value beyond the end enters the last reward. The
-        normaliser is left alone until the end of ``update()``, so that the replay sees what the
-        rollout saw.
+        The normaliser learns at the end of ``update()``, so that the replay sees what the rollout
+        saw.
 
         Args:
             obs: Next observations; RND's reward comes from them.
             rewards: Rewards, shape (N,).
             dones: Which episodes ended with this step, shape (N,).
-            extras: May hold "time_outs", shape (N,): which of them ended by time alone; and
-                "final_obs", the observation groups at the end of the step, before any reset.
+            extras: May hold "time_outs", shape (N,): which of them ended by time alone, whose value
+                beyond the end enters the reward; and "final_obs", before any reset.
 
         Raises:
             ValueError: If :class:`StepChecks` finds anything wrong with the step.
@@ -309,21 +287,10 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         size (N,), and checked as in :meth:`act`.
         """
         self.step_checks.check_observations(obs)
-        stored = self.storage
-        advantages = generalized_advantages(
-            stored.rewards.squeeze(-1),
-            stored.values.squeeze(-1),
-            value_without_advancing(self.critic, obs),
-            stored.dones.squeeze(-1).bool(),
-            self.options.gamma,
-            self.options.lam,
-        ).unsqueeze(-1)
-        # In place: the runner calls this in inference mode, whose new tensors autograd refuses.
-        stored.returns.copy_(advantages + stored.values)
-        if not self.options.normalize_advantage_per_mini_batch:
-            mean, scale = mean_and_scale(advantages, self._num_samples_of_ranks, self._ranks)
-            advantages = (advantages - mean) / scale
-        stored.advantages.copy_(advantages)
+        last_values = value_without_advancing(self.critic, obs)
+        store_advantages(
+            self.storage, last_values, self.options, self._num_samples_of_ranks, self._ranks
+        )
 
     def update(self) -> dict[str, float]:
         """Train actor and critic on the rollout and clear the storage, whole or not at all.
@@ -345,7 +312,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
                 rollout, steps = cast("PpoRollout", None), []
                 with update.alone():  # if this fails, what uses it fails too, up to ``commit``
                     rollout = self._rollout()
-                rate = self._learning_rate()
+                rate, holds_actor = self._learning_rate(), self._fine_tuning.holds_actor
                 for _ in range(self.options.num_learning_epochs):
                     for mini_batch in self.mini_batches.draw():
                         self._zero_grad()
@@ -360,10 +327,10 @@ class TbpttPPO(TbpttAlgorithm, PPO):
                                 normalization,
                                 teacher_coef=self._imitation.coef,
                                 num_micro_batches=update.num_micro_batches,
-                                holds_actor=self._fine_tuning.holds_actor,
+                                holds_actor=holds_actor,
                             )
                         means = self._ranks.sum_tensor(sums / mini_batch.num_samples)
-                        norms = self._clip_gradients()
+                        norms = self.gradient.clip(self._ranks, holds_actor)
                         rate = self._optimizer_step(rate, means[KL])
                         rnd = [self._rnd.train(mini_batch, rollout, update)] if self._rnd else []
                         steps.append(torch.cat((means, norms, *rnd)))
@@ -383,16 +350,6 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         """Return the learning rate on the device, (), float64: no copy, which would wait for it."""
         rate, device = self.optimizer.param_groups[0]["lr"], self.storage.dones.device
         return torch.full((), rate, dtype=torch.float64, device=device)
-
-    def _clip_gradients(self) -> torch.Tensor:
-        """Sum gradients over ranks, clip those of actor and critic; return their norms, (2,)."""
-        if self._fine_tuning.holds_actor:
-            # That of a shared encoder, or on the way to auxiliary heads.
-            self._raw_actor.zero_grad()
-        # Summed, not averaged: the divisor already counts the samples of all ranks.
-        self._ranks.sum_gradients(self.gradient.parameters, self.options.grad_reduce_bucket_mb)
-        parameters = [self.gradient.actor.parameters, self.gradient.critic.parameters]
-        return torch.stack(clip_gradients(parameters, self.options.max_grad_norm or math.inf))
 
     @property
     def _adapts_rate(self) -> bool:
@@ -552,24 +509,23 @@ class TbpttPPO(TbpttAlgorithm, PPO):
     def load(self, loaded_dict: dict, load_cfg: dict | None, strict: bool) -> bool:
         """Load a PPO checkpoint as rsl_rl does, after checking that all of it fits.
 
-        A distillation checkpoint makes its student the actor, normaliser and distribution included,
-        with the action noise ``student_action_std``; the critic is warmed up first. Its teacher is
-        imitated with ``teacher_coef``, as that of a PPO checkpoint with one, and the file that
-        ``teacher_checkpoint`` names is not needed then.
+        A distillation checkpoint makes its student the actor, with the action noise
+        ``student_action_std``; the critic is warmed up first. With the teacher that it brings,
+        ``teacher_checkpoint`` is not needed.
 
         Args:
             loaded_dict: The checkpoint.
             load_cfg: What to load, or None for everything. With the actor come its warm-up, its
-                teacher and that one's schedule, and its auxiliary heads, which "auxiliary" loads
-                alone; with the optimiser, like its learning rate, the weight of the KL penalty.
+                teacher and schedule, and its auxiliary heads, which "auxiliary" loads alone; with
+                the optimiser the weight of the KL penalty.
             strict: Whether parameters must match exactly.
 
         Returns:
             Whether the runner shall take over the iteration.
 
         Raises:
-            ValueError: If the parameters do not fit, or if the models are known to have been
-                configured otherwise. Nothing is changed then.
+            ValueError: If parameters do not fit, or models are known to have been configured
+                otherwise. Nothing is changed then.
         """
         wants = dict.fromkeys(_LOADED, True) if load_cfg is None else load_cfg
         obs, own = self.storage.observations, loaded_dict.get("rsl_tbptt", {})

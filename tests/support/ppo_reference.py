@@ -72,15 +72,14 @@ def gradient_of(*models: torch.nn.Module) -> torch.Tensor:
 
 def gradients_of_update(algorithm: Any) -> list[torch.Tensor]:
     """Run ``update()`` without its optimiser steps; return the gradient before each of them."""
-    gradients = []
-
-    def record():
-        gradients.append(gradient_of(algorithm.actor, algorithm.critic))
-        return torch.zeros(2)
-
-    algorithm._clip_gradients, algorithm._optimizer_step = record, lambda rate, kl: rate
+    gradients, max_norm = [], algorithm.options.max_grad_norm
+    algorithm.options.max_grad_norm = None
+    algorithm.optimizer.step = lambda: gradients.append(
+        gradient_of(algorithm.actor, algorithm.critic)
+    )
     algorithm.update()
-    del algorithm._clip_gradients, algorithm._optimizer_step
+    del algorithm.optimizer.step
+    algorithm.options.max_grad_norm = max_norm
     return gradients
 
 
