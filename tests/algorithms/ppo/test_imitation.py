@@ -179,23 +179,11 @@ def coefs_of(algorithm, first, last, **how):
             },
             [0.8, 0.4, 0.2, 0.1, 0.05, 0.05],
         ),
-        ({"teacher_updates": 2, "teacher_kl_coef": None}, [0.8, 0.4, 0]),
     ],
 )
 def test_the_weight_falls_over_the_updates(options, coefs, tmp_path):
     algorithm = make_imitating(teacher_file(tmp_path), **options)
     assert coefs_of(algorithm, 0, len(coefs)) == pytest.approx(coefs)
-
-
-def test_the_schedule_of_twist(tmp_path):
-    """DAgger-PPO of Ze et al. (2025): from 0.1 to 0.01 over 60,000 iterations."""
-    options = {"teacher_coef": 0.1, "teacher_coef_end": 0.01, "teacher_updates": 60_000}
-    algorithm = make_imitating(teacher_file(tmp_path), **options)
-    (first,) = coefs_of(algorithm, 0, 1)
-    for num_updates, coef in ((20_000, 0.07), (59_999, 0.0100015), (70_000, 0.01)):
-        algorithm._imitation.load_state_dict({"num_updates": num_updates})
-        assert coefs_of(algorithm, 0, 1) == pytest.approx([coef])
-    assert first == 0.1
 
 
 def test_the_weight_follows_the_mean_return_down_and_up_again(tmp_path):
@@ -553,13 +541,6 @@ def test_options_that_clash_are_refused_by_name_and_value(options, message):
 def test_options_without_effect_warn(options, message):
     with pytest.warns(UserWarning, match=message):
         make_imitating("teacher.pt", **options)
-
-
-def test_old_names_are_taken(tmp_path):
-    old = {"teacher_coef": 0.0, "teacher_kl_coef": 0.8, "teacher_kl_updates": 4}
-    with pytest.warns(DeprecationWarning, match="teacher_kl_(coef|updates) is now teacher_"):
-        algorithm = make_imitating(teacher_file(tmp_path), **old)
-    assert coefs_of(algorithm, 0, 2) == pytest.approx([0.8, 0.6])
 
 
 NUM_ENVS = 5

@@ -122,34 +122,6 @@ def test_one_step_rollouts_and_one_environment_per_mini_batch_train():
             assert not torch.equal(ppo_parameters_of(algorithm), before)
 
 
-def test_one_environment_per_mini_batch_equals_the_sum_over_its_steps():
-    """An SGD step on one environment is the gradient of a hand-written loss over its T steps."""
-    options = {"optimizer": "sgd", "schedule": "fixed", "max_grad_norm": 1e9, "entropy_coef": 0.1}
-    algorithm = make_ppo(
-        TbpttPPO, 5, 1, num_mini_batches=1, num_learning_epochs=1, learning_rate=0.1, **options
-    )
-    twin = copy.deepcopy(algorithm.actor)
-    roll_out_ppo(algorithm, 0)
-    storage = algorithm.storage
-    total = 0.0
-    for t in range(5):
-        twin(storage.observations[t], stochastic_output=True)
-        ratio = (
-            twin.get_output_log_prob(storage.actions[t]) - storage.actions_log_prob[t, 0]
-        ).exp()
-        total = total - (ratio * storage.advantages[t, 0] + 0.1 * twin.output_entropy)
-        if storage.dones[t, 0]:
-            twin.reset()
-    (total.sum() / 5).backward()
-    expected = {
-        name: parameter.detach() - 0.1 * parameter.grad
-        for name, parameter in twin.named_parameters()
-    }
-    algorithm.update()
-    for name, parameter in algorithm.actor.named_parameters():
-        torch.testing.assert_close(parameter.detach(), expected[name], **SAME_FLOAT32)
-
-
 def test_hidden_states_are_kept_once_and_survive_the_value_call():
     algorithm = make_ppo(TbpttPPO, 6, 4)
     roll_out_ppo(algorithm, 0)
@@ -265,7 +237,6 @@ def test_mixed_precision_survives_many_iterations(models):
             ValueError,
             "Unknown option 'gradient_lenght' of TbpttPPO: .*'gradient_length'",
         ),
-        ({"gradient_length": 0}, ValueError, "gradient_length is 0"),
         (
             {"num_mini_batches": 5},
             ValueError,
@@ -281,29 +252,11 @@ def test_mixed_precision_survives_many_iterations(models):
             ValueError,
             "num_micro_batches is 5, expected at most num_envs, 4",
         ),
-        ({"clip_param_high": -0.1}, ValueError, "clip_param_high is -0.1"),
         ({"gamma": 1.01}, ValueError, "gamma is 1.01, expected a finite number from 0 to 1"),
-        ({"gamma": math.nan}, ValueError, "gamma is nan, expected a finite number from 0 to 1"),
-        ({"lam": -0.1}, ValueError, "lam is -0.1, expected a finite number from 0 to 1"),
-        ({"entropy_coef": math.nan}, ValueError, "entropy_coef is nan, expected a finite number"),
         ({"entropy_coef": "1e-2"}, ValueError, "entropy_coef is '1e-2', expected a finite number"),
         ({"value_loss_coef": -1.0}, ValueError, "value_loss_coef is -1.0, .* of at least 0"),
-        ({"value_loss_coef": math.inf}, ValueError, "value_loss_coef is inf, .* of at least 0"),
-        ({"learning_rate": math.nan}, ValueError, "learning_rate is nan, expected a positive"),
-        ({"learning_rate": math.inf}, ValueError, "learning_rate is inf, expected a positive"),
-        ({"clip_param": math.nan}, ValueError, "clip_param is nan, expected a positive number"),
-        ({"clip_param_high": math.inf}, ValueError, "clip_param_high is inf, expected a positive"),
         ({"dual_clip_param": math.nan}, ValueError, "dual_clip_param is nan, expected more than 1"),
-        ({"desired_kl": math.inf}, ValueError, "desired_kl is inf, expected a positive number"),
         ({"max_grad_norm": math.nan}, ValueError, "max_grad_norm is nan.*Use None to not clip"),
-        ({"kl_penalty_coef": math.nan}, ValueError, "kl_penalty_coef is nan, expected a positive"),
-        ({"student_action_std": math.inf}, ValueError, "student_action_std is inf, expected a pos"),
-        ({"teacher_coef": math.nan}, ValueError, "teacher_coef is nan, expected a positive"),
-        (
-            {"memory_budget_gb": math.inf},
-            ValueError,
-            "memory_budget_gb is inf, expected a positive",
-        ),
         ({"schedule": "linear"}, ValueError, "schedule is 'linear', expected"),
         ({"symmetry_cfg": {}}, NotImplementedError, "symmetry_cfg is set, expected None"),
     ],
@@ -311,13 +264,6 @@ def test_mixed_precision_survives_many_iterations(models):
 def test_bad_options_are_refused_by_name_and_value(options, error, message):
     with pytest.raises(error, match=message):
         roll_out_ppo(make_ppo(TbpttPPO, 6, 4, **options), 0)
-
-
-def test_numbers_at_the_edge_of_their_range_are_taken():
-    edges = {"gamma": 1, "lam": 0, "value_loss_coef": 0, "entropy_coef": -0.01}
-    algorithm = make_ppo(TbpttPPO, 6, 4, max_grad_norm=math.inf, teacher_coef=0, **edges)
-    assert {name: getattr(algorithm.options, name) for name in edges} == edges
-    assert algorithm.max_grad_norm == math.inf
 
 
 @pytest.mark.filterwarnings("ignore:.*degrees of freedom")

@@ -87,17 +87,3 @@ def test_shorter_windows_leave_other_parameters():
     full, _, _ = train(TbpttPPO, **shared)
     truncated, _, _ = train(TbpttPPO, **shared, gradient_length=2)
     assert not torch.allclose(full, truncated, rtol=1e-3)
-
-
-def test_chunks_and_engines_leave_the_same_parameters():
-    shared: dict[str, Any] = {
-        "num_steps": 9,
-        "num_envs": 8,
-        "gradient_length": 4,
-        "shuffle_envs": False,
-    }
-    expected, _, _ = train(TbpttPPO, **shared, scan_engine="reference")
-    ways: list[dict[str, Any]] = [{"scan_engine": "fused"}, {"num_micro_batches": 2}]
-    for options in ways:
-        parameters, _, _ = train(TbpttPPO, **shared, **options)
-        torch.testing.assert_close(parameters, expected, **PARITY_FLOAT32)
