@@ -222,6 +222,7 @@ def test_the_console_calls_losses_only_losses_and_health_stands_below_the_return
         env = RecallEnv(4, 3)
     runner = make_runner(kind, env=env, log_dir=tmp_path)
     runner.learn(3)
+    (getattr(runner, "writer", None) or runner.logger.writer).flush()  # a thread of its own writes
     table = capsys.readouterr().out.partition("Learning iteration 2/3")[2]
     losses = {"distillation": ["behavior", "buffer"], "ppo": ["value", "surrogate", "entropy"]}
     called = re.findall(r"(?:Mean )?(\S+) loss:", table)
