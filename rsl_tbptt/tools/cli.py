@@ -18,6 +18,8 @@ from rsl_tbptt.tools.platforms import PLATFORMS, platform_of
 
 Arguments = argparse.Namespace
 
+DESCRIPTION = "Commands for checkpoints of Isaac Lab, mjlab and rsl_rl alone."
+
 EXTRAS = {
     **dict.fromkeys(("isaaclab", "isaaclab_rl", "isaaclab_tasks", "gymnasium"), "isaaclab"),
     "mjlab": "mjlab",
@@ -61,7 +63,7 @@ def command_parser(chosen: str | None) -> argparse.ArgumentParser:
     Returns:
         A parser whose result has ``command`` and ``run``.
     """
-    parser = argparse.ArgumentParser(prog="rsl-tbptt", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(prog="rsl-tbptt", description=DESCRIPTION)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (text, run, options) in COMMANDS.items():
         command = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
