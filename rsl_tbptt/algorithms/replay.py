@@ -30,7 +30,7 @@ from rsl_tbptt.core.accumulate import (
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.recompute import graph_bytes_per_row, graphs_seen, in_parts, most_graph_bytes
 from rsl_tbptt.core.rollout import Rollout, Segments
-from rsl_tbptt.core.scan import Held, HeldInputs, recurrent_scan, unchanged_weights
+from rsl_tbptt.core.scan import recurrent_scan, unchanged_weights
 from rsl_tbptt.core.windows import Group
 from rsl_tbptt.models.protocol import FrameEncoder, parts_of
 
@@ -211,7 +211,6 @@ class Replay:
                     latent, state = recurrent_scan(
                         self._parts.cell, latent, state, episode_starts, self._engine, cuts
                     )
-                assert isinstance(latent, torch.Tensor)  # held inputs are those of a memory
                 latent = latent.flatten(0, 1)
                 rows = self._head(self.model, self._parts.head(latent)) + self._further(latent)
                 outputs = tuple(output.unflatten(0, shape) for output in rows)
@@ -226,29 +225,23 @@ class Replay:
             self._first_replay.see_memory(latent)
         return () if self._heads is None else self._heads.outputs(latent)
 
-    def encode(self, obs: TensorDict | FrameObs) -> torch.Tensor | HeldInputs:
-        """Return the memory's inputs, shape (K, n, F); frames are encoded in parts, once each.
-
-        Features of frames that are shown for longer are held, if the model takes them so.
-        """
+    def encode(self, obs: TensorDict | FrameObs) -> torch.Tensor:
+        """Return the memory's inputs, shape (K, n, F); frames are encoded in parts, once each."""
         parts, shape = self._parts, steps_of(obs).batch_size
         assert parts is not None  # a model that is run step by step has no such inputs
         if not parts.encoders:
             return parts.encode(obs.flatten(0, 1)).unflatten(0, shape)
         obs = frames_apart(obs, parts.encoders)
-        seen, held, num_bytes = dict(obs.steps.flatten(0, 1).items()), [], 0
+        seen, num_bytes = dict(obs.steps.flatten(0, 1).items()), 0
         for group, encoder in parts.encoders.items():
             rows, places = shown_once(obs.steps[group])
-            held.append(Held(self._features(group, encoder, obs.frames[group], rows), places))
+            features = self._features(group, encoder, obs.frames[group], rows)
+            if len(rows) < places.numel():
+                features = features.index_select(0, places.flatten())
+            seen[group] = features
             num_bytes += len(rows) * self._bytes_per_frame[group]
         most = most_graph_bytes(self.device, sparing=self._spares_memory)
         graphs_seen(num_bytes, most * len(parts.encoders))
-        # A frame at every step: its features are rows in order.
-        are_new = [len(each.rows) == each.places.numel() for each in held]
-        if parts.encode_vectors and not all(are_new):
-            return HeldInputs(parts.encode_vectors(seen).unflatten(0, shape), tuple(held))
-        for group, each, is_new in zip(parts.encoders, held, are_new, strict=True):
-            seen[group] = each.rows if is_new else each.at_steps(each.rows).flatten(0, 1)
         return parts.encode(seen).unflatten(0, shape)
 
     def _features(

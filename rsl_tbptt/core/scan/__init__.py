@@ -1,51 +1,65 @@
 """Recurrent layers over a window with per-environment resets: one signature, engines by name.
 
-``recurrent_scan`` is the front door, ``registry.py`` lists what is behind it. What scans keep
-between windows is given back by ``free_buffers`` and set aside by ``recordings_aside``, whichever
-engine keeps it; what they prepare of the weights is kept under ``unchanged_weights``.
+``recurrent_scan`` is the front door. What scans keep between windows is given back by
+``free_buffers`` and set aside by ``recordings_aside``, whichever engine keeps it; what they prepare
+of the weights is kept under ``unchanged_weights``.
 """
+
+import warnings
+from collections.abc import Callable
+from typing import NamedTuple
 
 import torch
 from torch import nn
 
-from rsl_tbptt.core.hidden_state import HiddenState
-from rsl_tbptt.core.scan.cpu.weights import unchanged_weights
-from rsl_tbptt.core.scan.cpu.workspace import free_buffers
-from rsl_tbptt.core.scan.cuda.graphs import bytes_beyond_tensors, recordings_aside
-from rsl_tbptt.core.scan.inputs import Held, HeldInputs
-from rsl_tbptt.core.scan.registry import (
-    CELLS,
-    ENGINES,
-    Cell,
-    Engine,
-    candidates,
-    cell_of,
-    check_engine,
-    resolve_engine,
-)
-from rsl_tbptt.core.scan.selection import first_that_works
+from rsl_tbptt.core.hidden_state import HiddenState, as_tensors, from_tensors
+from rsl_tbptt.core.scan import cpu, cuda, reference
+from rsl_tbptt.core.scan.cpu import free_buffers, unchanged_weights
+from rsl_tbptt.core.scan.cuda import bytes_beyond_tensors, recordings_aside
+from rsl_tbptt.core.scan.layers import operand_dtype_of, tf32_in_layers
 
 __all__ = [
     "CELLS",
     "ENGINES",
-    "Cell",
     "Engine",
-    "Held",
-    "HeldInputs",
     "bytes_beyond_tensors",
+    "check_engine",
     "check_supported",
     "free_buffers",
     "is_supported",
     "recordings_aside",
     "recurrent_scan",
-    "resolve_engine",
     "unchanged_weights",
 ]
+
+Scan = Callable[..., tuple[torch.Tensor, HiddenState]]
+"""Maps layers, inputs, a state that is not None, episode starts and cuts to outputs and last state,
+as ``recurrent_scan`` does."""
+
+
+class Engine(NamedTuple):
+    """A way to run recurrent layers over a window."""
+
+    scan: Scan
+    device: str | None = None
+    """Type of device that it runs on, None for all."""
+
+
+CELLS: dict[str, type[nn.LSTM | nn.GRU]] = {"LSTM": nn.LSTM, "GRU": nn.GRU}
+"""Recurrent layers that scans run, by ``nn.RNNBase.mode``."""
+
+ENGINES = {
+    "compiled": Engine(cpu.scan, "cpu"),
+    "cuda": Engine(cuda.scan, "cuda"),
+    "reference": Engine(reference.scan),
+}
+"""By name. ``reference`` defines what is correct; the others equal it in values and gradients.
+"auto" takes the one made for the device, once it has been seen to."""
 
 
 def recurrent_scan(
     rnn: nn.RNNBase,
-    inputs: torch.Tensor | HeldInputs,
+    inputs: torch.Tensor,
     state: HiddenState,
     episode_starts: torch.Tensor,
     engine: str = "auto",
@@ -57,13 +71,12 @@ def recurrent_scan(
     value and no gradient crosses an episode start. The cost does not depend on how many there are.
 
     Args:
-        rnn: Recurrent layers of a cell in ``CELLS``, in time-major order, unidirectional, without
-            dropout.
-        inputs: RNN inputs. Shape: (T, N, D). ``HeldInputs`` say which columns several steps share.
+        rnn: ``nn.LSTM`` or ``nn.GRU`` in time-major order, unidirectional, without dropout.
+        inputs: RNN inputs. Shape: (T, N, D).
         state: State before step 0. Shape: (L, N, H), a pair of them for an LSTM, or None for zeros.
         episode_starts: True where step t is the first of an episode. Shape: (T, N), bool.
-        engine: A name in ``ENGINES``, or "auto" for the one expected to be the fastest on the
-            device of ``inputs``.
+        engine: A name in ``ENGINES``, or "auto" for the fastest that works on the device of
+            ``inputs``.
         cuts: Steps in rising order, 0 not among them, before which the gradient of the state stops:
             windows run one after the other, each from the detached state of the one before, do the
             same.
@@ -74,14 +87,14 @@ def recurrent_scan(
     Raises:
         ValueError: If ``episode_starts`` does not have the leading shape of ``inputs``, or
             ``cuts`` are no rising steps of them, or ``engine`` is unknown or not for the device of
-            ``inputs``, the cell or its dtype.
-        NotImplementedError: If ``rnn`` has a form that is not supported, or what ``engine`` needs
-            beside torch is not installed.
+            ``inputs``.
+        NotImplementedError: If ``rnn`` has a form that is not supported, or ``engine`` does not run
+            its dtype or lacks its compiler.
 
     References:
         Williams and Peng (1990), Neural Computation 2(4): BPTT(h; h').
     """
-    cell = check_supported(rnn)
+    check_supported(rnn)
     if episode_starts.shape != inputs.shape[:2]:
         raise ValueError(
             f"episode_starts has shape {tuple(episode_starts.shape)}, expected"
@@ -89,40 +102,145 @@ def recurrent_scan(
         )
     if list(cuts) != sorted(set(cuts) & set(range(1, len(inputs)))):
         raise ValueError(f"cuts is {cuts}, expected rising steps from 1 to {len(inputs) - 1}.")
-    device, dtype = inputs.device, rnn.all_weights[0][0].dtype
-    chosen = resolve_engine(engine)
-    if chosen is None:
-        chosen = first_that_works(cell, device, dtype, candidates(cell, device, dtype))
-    else:
-        check_engine(chosen, cell, device, dtype)
+    check_engine(engine, inputs.device)
+    if engine == "auto":
+        engine = _fastest_that_works(rnn.mode, inputs.device, rnn.all_weights[0][0].dtype)
     if state is None:
-        state = cell.zero_state(rnn, inputs.shape[1])
-    return chosen.scan(cell, rnn, inputs, state, episode_starts, cuts)
+        weight = rnn.all_weights[0][0]
+        zeros = weight.new_zeros(rnn.num_layers, inputs.shape[1], rnn.hidden_size)
+        state = (zeros, zeros) if rnn.mode == "LSTM" else zeros
+    return ENGINES[engine].scan(rnn, inputs, state, episode_starts, cuts)
 
 
 def is_supported(rnn: object) -> bool:
     """Return whether ``recurrent_scan`` can run ``rnn``."""
-    return _supported_cell(rnn) is not None
+    return (
+        isinstance(rnn, nn.RNNBase)
+        and rnn.mode in CELLS
+        and not (rnn.bidirectional or rnn.batch_first or rnn.proj_size)
+        and (rnn.dropout == 0 or rnn.num_layers == 1)
+    )
 
 
-def check_supported(rnn: nn.Module) -> Cell:
-    """Return the cell of layers that ``recurrent_scan`` can run.
+def check_supported(rnn: nn.Module) -> None:
+    """Check that ``recurrent_scan`` can run these layers.
 
     Raises:
-        NotImplementedError: If it cannot run them.
+        NotImplementedError: If it cannot.
     """
-    cell = _supported_cell(rnn)
-    if cell is None:
-        types = " or ".join(f"nn.{cell.rnn_type.__name__}" for cell in CELLS.values())
+    if not is_supported(rnn):
         raise NotImplementedError(
-            f"rnn is {rnn}, expected a time-major, unidirectional {types} without dropout and"
-            " projections."
+            f"rnn is {rnn}, expected a time-major, unidirectional nn.LSTM or nn.GRU without dropout"
+            " and projections."
         )
-    return cell
 
 
-def _supported_cell(rnn: object) -> Cell | None:
-    """Return the cell of ``rnn``, None if its kind or form is not supported."""
-    if not isinstance(rnn, nn.RNNBase) or rnn.bidirectional or rnn.batch_first or rnn.proj_size:
-        return None
-    return cell_of(rnn) if rnn.dropout == 0 or rnn.num_layers == 1 else None
+def check_engine(name: str, device: torch.device | None = None) -> None:
+    """Check that an engine exists and, if a device is given, that it runs there.
+
+    Raises:
+        ValueError: If not.
+    """
+    here = [
+        other
+        for other, engine in ENGINES.items()
+        if device is None or engine.device in (None, device.type)
+    ]
+    if name not in ["auto", *here]:
+        where = "" if device is None else f" on {device}"
+        raise ValueError(f"scan_engine is '{name}', expected one of {['auto', *here]}{where}.")
+
+
+_TOLERANCES = {
+    torch.float64: 1e-9,
+    torch.float32: 1e-4,
+    torch.float16: 2e-2,
+    torch.bfloat16: 1e-1,
+}
+"""Absolute and relative, by the dtype of the operands of products: several times their rounding
+over the case of the check, whose results are of size 1. In float32 an error of 1 % is noticed, with
+short operands only a gross one."""
+
+_TOLERANCE_TF32 = 2e-2
+"""Operands with as many bits as float16."""
+
+_chosen: dict[tuple[object, ...], str] = {}
+
+
+def _fastest_that_works(mode: str, device: torch.device, dtype: torch.dtype) -> str:
+    """Return the engine behind "auto": made for the device and seen to be right, or ``reference``.
+
+    Before the first scan on a device, for each kind of layer and dtypes and once per process, it
+    runs two small random cases, which are compared with ``reference`` on the CPU in float64. One
+    that raises or differs is passed over, with a warning that says why.
+    """
+    operand_dtype = operand_dtype_of(device, dtype)
+    key = (mode, device, dtype, operand_dtype)
+    if key not in _chosen:
+        if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
+            return "reference"  # a check would break the caller's capture
+        tolerance = _TOLERANCES[operand_dtype]
+        if operand_dtype == torch.float32 and device.type == "cuda" and tf32_in_layers():
+            tolerance = _TOLERANCE_TF32
+        _chosen[key] = "reference"
+        for name, engine in ENGINES.items():
+            if engine.device == device.type:
+                try:
+                    with recordings_aside():
+                        for seed in (0, 1):  # the second on what the first has left behind
+                            check_against_reference(engine, mode, device, dtype, tolerance, seed)
+                    _chosen[key] = name
+                except Exception as error:  # whatever it is, training goes on without this engine
+                    warnings.warn(
+                        f"scan_engine is 'auto', which takes 'reference' for a {mode} with"
+                        f" {operand_dtype} products on {device}: '{name}', which is faster, failed"
+                        f" a comparison with it ({type(error).__name__}: {error}).",
+                        stacklevel=3,
+                    )
+    return _chosen[key]
+
+
+@torch.inference_mode(False)  # switches gradients on as well
+def check_against_reference(
+    engine: Engine,
+    mode: str,
+    device: torch.device,
+    dtype: torch.dtype,
+    tolerance: float,
+    seed: int,
+) -> None:
+    """Compare results and all gradients of a small random case with the reference.
+
+    Raises:
+        AssertionError: If they differ by more than the tolerance, absolute and relative.
+    """
+    T, N, D, H, L = 5, 4, 8, 16, 2
+    generator = torch.Generator().manual_seed(seed)
+
+    def random(*shape: int) -> torch.Tensor:
+        return torch.rand(shape, generator=generator, dtype=torch.float64).sub_(0.5).to(dtype)
+
+    parameters = [random(*p.shape) for p in CELLS[mode](D, H, L, device="meta").parameters()]
+    state = [random(L, N, H) for _ in range(2 if mode == "LSTM" else 1)]
+    leaves = [random(T, N, D), *state, *parameters]
+    cotangents = [4 * random(*shape) for shape in [(T, N, H), *((L, N, H) for _ in state)]]
+    starts = torch.rand(T, N, generator=generator) < 0.3
+
+    def run(scan: Scan, starts: torch.Tensor, dtype: torch.dtype) -> list[torch.Tensor]:
+        rnn = CELLS[mode](D, H, L, device="meta", dtype=dtype).to_empty(device=starts.device)
+        moved = [leaf.to(starts.device, dtype).clone().requires_grad_() for leaf in leaves]
+        for parameter, value in zip(rnn.parameters(), moved[len(cotangents) :], strict=True):
+            parameter.data.copy_(value)
+        given = from_tensors(moved[1 : len(cotangents)])
+        outputs, last = scan(rnn, moved[0], given, starts, (3,))
+        results = [outputs, *as_tensors(last)]
+        weights = [cotangent.to(starts.device, dtype) for cotangent in cotangents]
+        total = torch.stack([(r * w).sum() for r, w in zip(results, weights, strict=True)]).sum()
+        arguments = [*moved[: len(cotangents)], *rnn.parameters()]
+        return [*results, *torch.autograd.grad(total, arguments)]
+
+    got = run(engine.scan, starts.to(device), dtype)
+    with torch.autocast("cpu", enabled=False):
+        want = run(reference.scan, starts, torch.float64)
+    for left, right in zip(got, want, strict=True):
+        torch.testing.assert_close(left.double().cpu(), right, rtol=tolerance, atol=tolerance)

@@ -3,18 +3,21 @@
 import torch
 from torch import nn
 
-from rsl_tbptt.core.hidden_state import HiddenState, clear
+from rsl_tbptt.core.hidden_state import HiddenState, clear, detach
 
 
 def scan(
-    rnn: nn.RNNBase, inputs: torch.Tensor, state: HiddenState, episode_starts: torch.Tensor
+    rnn: nn.RNNBase,
+    inputs: torch.Tensor,
+    state: HiddenState,
+    episode_starts: torch.Tensor,
+    cuts: tuple[int, ...],
 ) -> tuple[torch.Tensor, HiddenState]:
-    """Run ``rnn`` step by step under autograd.
-
-    Inputs (T, N, D), other arguments and result: see ``recurrent_scan``.
-    """
+    """Run ``rnn`` step by step under autograd; inputs (T, N, D), all as in ``recurrent_scan``."""
     outputs = []
-    for step_input, starts in zip(inputs, episode_starts, strict=True):
+    for t, (step_input, starts) in enumerate(zip(inputs, episode_starts, strict=True)):
+        if t in cuts:
+            state = detach(state)
         output, state = rnn(step_input.unsqueeze(0), clear(state, starts))
         outputs.append(output)
     return torch.cat(outputs), state

@@ -2,7 +2,7 @@
  *
  * All matrices are row-major with one row per environment. `next_starts` and `later_starts` say
  * whose episode starts with step t + 1 (NULL: nobody's); no value and no gradient crosses such a
- * start, whatever it is. The formulas stand in the docstring of compiled.py.
+ * start, whatever it is. The formulas stand in the docstring of cpu.py.
  *
  * Compiled with REAL=float or REAL=double, of which state and gates are; and, with
  * BFLOAT16_OPERANDS, for matrix products whose operands and results are bfloat16. `operand` is what

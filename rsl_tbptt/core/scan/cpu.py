@@ -1,0 +1,575 @@
+"""The CPU's engine: per step one product of torch and one compiled function.
+
+What a step does besides its matrix product is a dozen small operations in torch; ``cells.c`` does
+it in one pass over memory, the reset of the next step's state included. ``[x | 1 | h']`` of all
+steps lies in one buffer: a step takes one product with ``[W_ih | b | W_hh]``, and the gradient of
+all weights is one product over the window. Under autocast to bfloat16 that buffer, the products and
+their gradients are bfloat16, the rest stays float32.
+
+LSTM (Hochreiter and Schmidhuber, 1997; Gers et al., 2000) and GRU (Cho et al., 2014, in the form of
+torch and cuDNN), with the state cleared where an episode starts (``s_t``)::
+
+    h', c' = where(s_t, 0, (h_{t-1}, c_{t-1}))
+    LSTM: i, f, o = sigmoid(W_ih x_t + W_hh h' + b)      g = tanh(...)
+          c_t = f * c' + i * g                           h_t = o * tanh(c_t)
+    GRU:  r, z = sigmoid(W_ih x_t + b_ih + W_hh h' + b_hh)
+          u = W_hh h' + b_hh (candidate part)            n = tanh(W_ih x_t + b_ih + r * u)
+          h_t = n + z * (h' - n)
+
+Shapes: T steps, N environments, D inputs, H hidden, K = D + 1 + H; G = 4H (LSTM) or 3H (GRU).
+"""
+
+import ctypes
+import functools
+import math
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+import tempfile
+import weakref
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+from rsl_tbptt.core.hidden_state import HiddenState
+from rsl_tbptt.core.scan.layers import ONCE, Tensors, scan_layers
+
+Gradients = tuple[torch.Tensor | None, ...]
+
+Prepared = TypeVar("Prepared")
+
+StepProduct = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Maps a step's rows (N, K) and a buffer (N, G) to their product, in the buffer or a new tensor."""
+
+
+def scan(
+    rnn: nn.RNNBase,
+    inputs: torch.Tensor,
+    state: HiddenState,
+    episode_starts: torch.Tensor,
+    cuts: tuple[int, ...],
+) -> tuple[torch.Tensor, HiddenState]:
+    """Run the layers over inputs (T, N, D); all as in ``recurrent_scan``.
+
+    Raises:
+        NotImplementedError: If there is no C compiler, or it fails, or for another half precision
+            than bfloat16 operands with a float32 state.
+    """
+    starts = episode_starts.contiguous()
+    stops = starts.index_fill(0, torch.tensor(cuts), True) if cuts else starts
+    function = LstmScan if rnn.mode == "LSTM" else GruScan
+
+    def scan_layer(
+        inputs: torch.Tensor, state: Tensors, weights: Tensors, operand_dtype: torch.dtype
+    ) -> tuple[torch.Tensor, Tensors]:
+        cells = load_cells(inputs.dtype, operand_dtype)
+        outputs, *last_cell = function.apply(
+            cells, operand_dtype, inputs, starts, stops, *weights, *state
+        )
+        return outputs, (outputs[-1], *last_cell)
+
+    return scan_layers(rnn, inputs, state, scan_layer)
+
+
+class LstmScan(torch.autograd.Function):
+    """Differentiable scan of one LSTM layer; its backward pass may run once."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        cells_of_c: ctypes.CDLL,
+        dtype: torch.dtype,
+        x_TND: torch.Tensor,
+        starts_TN: torch.Tensor,
+        stops_TN: torch.Tensor,
+        w_ih: torch.Tensor,
+        w_hh: torch.Tensor,
+        b_ih: torch.Tensor,
+        b_hh: torch.Tensor,
+        h0_NH: torch.Tensor,
+        c0_NH: torch.Tensor,
+    ) -> Tensors:
+        """Return the outputs, shape (T, N, H), and the cell state after step T-1, shape (N, H).
+
+        Args:
+            ctx: Autograd context.
+            cells_of_c: The compiled functions.
+            dtype: Of the operands of matrix products.
+            x_TND: Inputs.
+            starts_TN: Episode starts, bool, contiguous.
+            stops_TN: The same, and where else the gradient of the state stops.
+            w_ih: Input weights, shape (4H, D).
+            w_hh: Hidden weights, shape (4H, H).
+            b_ih: Input bias, shape (4H,).
+            b_hh: Hidden bias, shape (4H,).
+            h0_NH: Hidden state before step 0.
+            c0_NH: Cell state before step 0.
+        """
+        (T, N, D), H, full = x_TND.shape, w_hh.shape[1], x_TND.dtype
+        buffers = Buffers(
+            (dtype, (T, N, D + 1 + H)),
+            (full, (T, N, 4 * H)),
+            (dtype, (T, N, 4 * H) if dtype != full else (0,)),
+            (full, (T + 1, N, H)),
+            (full, (T, N, H)),
+        )
+        inputs, gates, grads, cells, tanh_cells = buffers.tensors
+        outputs = x_TND.new_empty(T, N, H)
+        hidden = _fill(inputs, x_TND, h0_NH, starts_TN)
+        cells[0] = c0_NH.masked_fill(starts_TN[0].unsqueeze(1), 0.0)
+        _run_forward(
+            cells_of_c.lstm_forward,
+            prepare(_product_of_lstm, N, dtype, w_ih, w_hh, b_ih, b_hh),
+            inputs,
+            (gates, grads),
+            (inputs.stride(1),),
+            (gates, cells[:-1], cells[1:], tanh_cells, outputs),
+            (hidden, starts_TN),
+        )
+        last_cell = cells[-1].clone()
+        ctx.save_for_backward(w_ih, w_hh)
+        ctx.buffers, ctx.stops, ctx.step = buffers, stops_TN, cells_of_c.lstm_backward
+        return outputs, last_cell
+
+    @staticmethod
+    def backward(ctx: Any, grad_outputs: torch.Tensor, grad_cell: torch.Tensor) -> Gradients:
+        """Return gradients, shaped as ``forward``'s tensors; gates are overwritten by theirs."""
+        inputs, gates, grads, cells, tanh_cells = ctx.buffers.take()
+        w_ih, w_hh = ctx.saved_tensors
+        (T, N, H), D, full, dtype = tanh_cells.shape, w_ih.shape[1], gates.dtype, inputs.dtype
+        grads = gates if dtype == full else grads
+        # C reads it row by row, and a copy otherwise keeps the strides of its source.
+        dc = grad_cell.clone(memory_format=torch.contiguous_format)
+        tensors = (gates, grads, cells[:-1], tanh_cells, grad_outputs.contiguous())
+        dh = _run_backward(ctx, grads, w_hh, (), tensors, dc, needs_h0=ctx.needs_input_grad[9])
+        for gradient in (dh, dc):
+            gradient.masked_fill_(ctx.stops[0].unsqueeze(1), 0.0)
+        flat_grads, dx = grads.flatten(0, 1), None
+        with torch.autocast("cpu", enabled=False):  # which is the forward pass's business
+            if ctx.needs_input_grad[2]:
+                dx = (flat_grads @ w_ih.to(dtype)).unflatten(0, (T, N)).to(full)
+            dw = (inputs.flatten(0, 1).t() @ flat_grads).to(full)
+        dw_ih, db, dw_hh = dw.t().split((D, 1, H), dim=1)
+        ctx.buffers.release()
+        of_weights = dw_ih, dw_hh, *[db.squeeze(1)] * 2
+        return None, None, dx, None, None, *of_weights, dh.to(full), dc
+
+
+class GruScan(torch.autograd.Function):
+    """Differentiable scan of one GRU layer; its backward pass may run once."""
+
+    @staticmethod
+    def forward(
+        ctx: Any,
+        cells_of_c: ctypes.CDLL,
+        dtype: torch.dtype,
+        x_TND: torch.Tensor,
+        starts_TN: torch.Tensor,
+        stops_TN: torch.Tensor,
+        w_ih: torch.Tensor,
+        w_hh: torch.Tensor,
+        b_ih: torch.Tensor,
+        b_hh: torch.Tensor,
+        h0_NH: torch.Tensor,
+    ) -> Tensors:
+        """Return the outputs, shape (T, N, H), the last of which is the state after step T-1.
+
+        The arguments are those of ``LstmScan.forward``, without a cell state, with 3H for 4H.
+        """
+        (T, N, D), H, full = x_TND.shape, w_hh.shape[1], x_TND.dtype
+        short = dtype != full
+        buffers = Buffers(
+            (dtype, (T, N, D + 1 + H)),
+            (full, (T, N, 3 * H)),
+            (dtype, (T, N, 3 * H) if short else (0,)),
+            (full, (T, N, H)),
+            (dtype, (T, N, H) if short else (0,)),
+            (full, (T, N, H) if short else (0,)),
+        )
+        inputs, gates, grads, n, _, before = buffers.tensors
+        outputs = x_TND.new_empty(T, N, H)
+        hidden = _fill(inputs, x_TND, h0_NH, starts_TN)
+        before = before if short else hidden
+        before[0] = h0_NH.masked_fill(starts_TN[0].unsqueeze(1), 0.0)
+        product, of_n = prepare(_products_of_gru, N, dtype, w_ih, w_hh, b_ih, b_hh)
+        x_and_one, flat_n = inputs.flatten(0, 1)[:, : D + 1], n.flatten(0, 1)
+        if short:
+            flat_n.copy_(x_and_one @ of_n)
+        else:
+            torch.mm(x_and_one, of_n, out=flat_n)
+        _run_forward(
+            cells_of_c.gru_forward,
+            product,
+            inputs,
+            (gates, grads),
+            (before.stride(1), inputs.stride(1)),
+            (gates, n, before, outputs),
+            (before, hidden, starts_TN),
+        )
+        ctx.save_for_backward(w_ih, w_hh)
+        ctx.buffers, ctx.stops, ctx.step = buffers, stops_TN, cells_of_c.gru_backward
+        return (outputs,)
+
+    @staticmethod
+    def backward(ctx: Any, grad_outputs: torch.Tensor) -> Gradients:
+        """Return gradients, shaped as ``forward``'s tensors; gates are overwritten by theirs."""
+        inputs, gates, grads, n, grads_n, before = ctx.buffers.take()
+        w_ih, w_hh = ctx.saved_tensors
+        (T, N, H), D, full, dtype = n.shape, w_ih.shape[1], gates.dtype, inputs.dtype
+        if dtype == full:
+            before, grads, grads_n = inputs[..., D + 1 :], gates, n
+        dh = grad_outputs.new_zeros(N, H)
+        tensors = (gates, grads, n, grads_n, before, grad_outputs.contiguous())
+        strides, needs_h0 = (before.stride(1),), ctx.needs_input_grad[9]
+        dh += _run_backward(ctx, grads, w_hh, strides, tensors, dh, needs_h0=needs_h0)
+        dh.masked_fill_(ctx.stops[0].unsqueeze(1), 0.0)
+        flat_inputs, of_gates, of_candidates = (x.flatten(0, 1) for x in (inputs, grads, grads_n))
+        of_rz, x_and_one, dx = of_gates[:, : 2 * H], flat_inputs[:, : D + 1].t(), None
+        with torch.autocast("cpu", enabled=False):  # which is the forward pass's business
+            if ctx.needs_input_grad[2]:
+                of_x = w_ih.to(dtype)
+                dx = torch.mm(of_rz, of_x[: 2 * H]).addmm_(of_candidates, of_x[2 * H :])
+                dx = dx.unflatten(0, (T, N)).to(full)
+            of_hidden = (flat_inputs[:, D:].t() @ of_gates).to(full)
+            of_x = torch.cat((x_and_one @ of_rz, x_and_one @ of_candidates), dim=1).to(full)
+        db_hh, dw_hh = of_hidden.t().split((1, H), dim=1)
+        dw_ih, db_ih = of_x.t().split((D, 1), dim=1)
+        ctx.buffers.release()
+        of_weights = dw_ih, dw_hh, db_ih.squeeze(1), db_hh.squeeze(1)
+        return None, None, dx, None, None, *of_weights, dh
+
+
+def _fill(
+    inputs: torch.Tensor, x_TND: torch.Tensor, h0_NH: torch.Tensor, starts_TN: torch.Tensor
+) -> torch.Tensor:
+    """Write ``[x | 1 | h']`` of step 0, and x and 1 of the others; return the columns of h'."""
+    D = x_TND.shape[-1]
+    inputs[..., :D] = x_TND
+    inputs[..., D] = 1.0
+    hidden = inputs[..., D + 1 :]
+    hidden[0] = h0_NH.masked_fill(starts_TN[0].unsqueeze(1), 0.0)
+    return hidden
+
+
+def _run_forward(
+    step: Any,
+    product: StepProduct,
+    inputs: torch.Tensor,
+    gates_and_grads: Tensors,
+    strides: tuple[int, ...],
+    tensors: Tensors,
+    of_next_step: Tensors,
+) -> None:
+    """Run a product and the function ``step`` of ``cells.c`` for each step.
+
+    ``step`` is given N, H, threads, strides and the product, then where that step's part of the
+    tensors begins, and the next step's of others.
+    """
+    gates, grads = gates_and_grads
+    sizes = inputs.shape[1], of_next_step[0].shape[-1], torch.get_num_threads(), *strides
+    # Products go to the gates, or to one place if those are not short.
+    outs = gates if gates.dtype == inputs.dtype else grads[:1].expand_as(gates)
+    at = [*map(_addresses, tensors), *map(_addresses_after, of_next_step)]
+    for row, out, addresses in zip(inputs, outs, zip(*at, strict=True), strict=True):
+        step(*sizes, product(row, out).data_ptr(), *addresses)
+
+
+def _run_backward(
+    ctx: Any,
+    grads: torch.Tensor,
+    w_hh: torch.Tensor,
+    strides: tuple[int, ...],
+    tensors: Tensors,
+    carried: torch.Tensor,
+    *,
+    needs_h0: bool,
+) -> torch.Tensor:
+    """Run ``ctx.step`` and a product for each step, the last first.
+
+    Args:
+        ctx: Autograd context.
+        grads: Where ``step`` leaves the gradients of the gates. Shape: (T, N, G).
+        w_hh: Hidden weights, shape (G, H).
+        strides: What ``step`` is given after N, H and threads.
+        tensors: Of all steps, shape (T, N, ...) each.
+        carried: What of the state's gradient does not go through the gates; updated. Shape: (N, H).
+        needs_h0: Whether the gradient of the state before step 0 is needed.
+
+    Returns:
+        What of the gradient of the state before step 0 went through the gates. Shape: (N, H).
+    """
+    N, H = carried.shape
+    sizes = N, H, torch.get_num_threads(), *strides
+    dh = torch.zeros_like(carried, dtype=grads.dtype)
+    product = prepare(_transposed_step_product, N, grads.dtype, w_hh)
+    at = [*map(_addresses, tensors), _addresses_after(ctx.stops)]
+    steps = zip(grads, zip(*at, strict=True), strict=True)
+    for t, (grad, addresses) in reversed(list(enumerate(steps))):
+        ctx.step(*sizes, *addresses, dh.data_ptr(), carried.data_ptr())
+        if t > 0 or needs_h0:
+            dh = product(grad, dh)
+    return dh
+
+
+def _addresses(steps: torch.Tensor) -> list[int | None]:
+    """Return where each step's part of a tensor (T, ...) begins in memory."""
+    first, size = steps.data_ptr(), steps.stride(0) * steps.element_size()
+    return [first + t * size for t in range(len(steps))]
+
+
+def _addresses_after(steps: torch.Tensor) -> list[int | None]:
+    """Return for each step where the next one's part begins, None after the last."""
+    return [*_addresses(steps)[1:], None]
+
+
+_kept: dict[Hashable, tuple[Tensors, Any]] | None = None
+"""What was made of weights, beside them so that they live, as they are found by their ids."""
+
+
+@contextmanager
+def unchanged_weights() -> Iterator[None]:
+    """Keep what scans prepare of their weights, which nothing may change until the end.
+
+    MKL brings the weights into the order of its kernels for every product, which takes up to half
+    of a product's time where rows are few. Where torch lets it do so once, the steps of a window
+    share them, and inside this context the windows do, too.
+    """
+    global _kept
+    outer, _kept = _kept, {}
+    try:
+        yield
+    finally:
+        _kept = outer
+
+
+def prepare(
+    make: Callable[..., Prepared], num_envs: int, dtype: torch.dtype, *weights: torch.Tensor
+) -> Prepared:
+    """Return what ``make`` makes of weights for N environments, or has made while they were kept.
+
+    Args:
+        make: Makes it of N, the dtype and the weights.
+        num_envs: Environments of a step N. Micro-batches have two such sizes at most, in turns.
+        dtype: Of the operands of products.
+        *weights: The weights, of any shape. What is made of others than parameters is not kept.
+    """
+    if _kept is None or not all(isinstance(weight, nn.Parameter) for weight in weights):
+        return make(num_envs, dtype, *weights)
+    key = (make, num_envs, dtype, *map(id, weights))
+    if key not in _kept:
+        _kept[key] = weights, make(num_envs, dtype, *weights)
+    made: Prepared = _kept[key][1]
+    return made
+
+
+def _product_of_lstm(
+    num_envs: int,
+    dtype: torch.dtype,
+    w_ih: torch.Tensor,
+    w_hh: torch.Tensor,
+    b_ih: torch.Tensor,
+    b_hh: torch.Tensor,
+) -> StepProduct:
+    """Return the product of ``[x | 1 | h']`` with all weights, (4H, K)."""
+    weights = torch.cat((w_ih, (b_ih + b_hh).unsqueeze(1), w_hh), dim=1)
+    return step_product(num_envs, dtype, weights)
+
+
+def _products_of_gru(
+    num_envs: int,
+    dtype: torch.dtype,
+    w_ih: torch.Tensor,
+    w_hh: torch.Tensor,
+    b_ih: torch.Tensor,
+    b_hh: torch.Tensor,
+) -> tuple[StepProduct, torch.Tensor]:
+    """Return the product of ``[x | 1 | h']`` with the weights of r, z and u, (3H, K); and a factor.
+
+    By it, (D + 1, H), ``[x | 1]`` becomes the part of n that does not depend on h'.
+    """
+    D, of_n = w_ih.shape[1], slice(2 * w_hh.shape[1], None)
+    of_rzu = torch.cat((w_ih, (b_ih + b_hh).unsqueeze(1), w_hh), dim=1)
+    of_rzu[of_n, :D] = 0.0
+    of_rzu[of_n, D] = b_hh[of_n]
+    x_part_of_n = torch.cat((w_ih[of_n], b_ih[of_n, None]), dim=1)
+    return step_product(num_envs, dtype, of_rzu), x_part_of_n.to(dtype).t()
+
+
+def _transposed_step_product(
+    num_envs: int, dtype: torch.dtype, weights: torch.Tensor
+) -> StepProduct:
+    return step_product(num_envs, dtype, weights.t())
+
+
+def step_product(num_envs: int, dtype: torch.dtype, weights: torch.Tensor) -> StepProduct:
+    """Return ``rows @ weights.t()`` for the N rows of each step.
+
+    Args:
+        num_envs: Environments of a step N.
+        dtype: Of both factors and of the product.
+        weights: The other factor, which must not change before the last step. Shape: (G, K).
+    """
+    weights = weights.to(dtype)
+    if not (packs() and dtype == torch.float32):
+        factor = weights.t()
+        return lambda rows, out: torch.mm(rows, factor, out=out)
+    weights = weights.contiguous()
+    packed = torch.ops.mkl._mkl_reorder_linear_weight(weights, num_envs)
+    return lambda rows, _: torch.ops.mkl._mkl_linear(rows, packed, weights, None, num_envs)
+
+
+@functools.cache
+def packs() -> bool:
+    """Return whether this torch has MKL's packed products, which its compiler uses, too."""
+    names = ("_mkl_reorder_linear_weight", "_mkl_linear")
+    return torch.backends.mkl.is_available() and all(hasattr(torch.ops.mkl, n) for n in names)
+
+
+_ALIGNMENT = 64
+_MAX_FREE = 4
+"""Free buffers that are kept: those of four layers."""
+
+_free: list[torch.Tensor] = []
+
+
+class Buffers:
+    """Buffers of one scan, which its backward pass overwrites, and so may take only once.
+
+    Most of the time of a fresh buffer of megabytes goes into the first touch of its pages, so the
+    buffers of one window serve the next one.
+    """
+
+    def __init__(self, *shapes: tuple[torch.dtype, tuple[int, ...]]) -> None:
+        """Borrow one uninitialised buffer for each dtype and shape."""
+        sizes = [math.prod(shape) * dtype.itemsize for dtype, shape in shapes]
+        ends = [0]
+        for size in sizes:
+            ends.append(ends[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
+        memory = _borrow(ends[-1])
+        self._give_back = weakref.finalize(self, _give_back, memory)
+        self.tensors: Tensors = tuple(
+            memory[start : start + size].view(dtype).view(shape)
+            for start, size, (dtype, shape) in zip(ends, sizes, shapes, strict=False)
+        )
+
+    def take(self) -> Tensors:
+        """Return the buffers, in the shapes asked for, for the backward pass.
+
+        Raises:
+            RuntimeError: If they were taken before, or under ``create_graph=True``.
+        """
+        if not self.tensors or torch.is_grad_enabled():
+            raise RuntimeError(ONCE)
+        tensors, self.tensors = self.tensors, ()
+        return tensors
+
+    def release(self) -> None:
+        """Give the buffers back; nobody may use them afterwards. Done for what is dropped, too."""
+        self.tensors = ()
+        self._give_back()
+
+
+def free_buffers() -> None:
+    """Give the memory of all free buffers back to the system."""
+    _free.clear()
+
+
+def _borrow(num_bytes: int) -> torch.Tensor:
+    """Return at least so many bytes: the smallest free buffer that suffices, or a new one."""
+    if not torch.is_inference_mode_enabled():
+        for index in reversed(range(len(_free))):
+            if _free[index].numel() >= num_bytes:
+                return _free.pop(index)
+        if _free:
+            _free.pop()  # outgrown
+    return torch.empty(num_bytes, dtype=torch.uint8)
+
+
+def _give_back(memory: torch.Tensor) -> None:
+    if not memory.is_inference():
+        _free.append(memory)
+        _free.sort(key=torch.Tensor.numel, reverse=True)
+        del _free[_MAX_FREE:]
+
+
+# glibc gives freed blocks above a threshold back to the system. The threshold is the largest block
+# freed so far, up to 32 MiB (mallopt(3)). This block is never touched. It lets glibc keep what an
+# update frees instead of faulting it in again.
+torch.empty(2**25 - 2**16, dtype=torch.uint8)
+
+OPTIONS = {
+    (torch.float32, torch.float32): ("-DREAL=float",),
+    (torch.float64, torch.float64): ("-DREAL=double",),
+    (torch.float32, torch.bfloat16): ("-DREAL=float", "-DBFLOAT16_OPERANDS"),
+}
+"""What ``cells.c`` can be compiled for: the dtypes of the state and of products' operands."""
+
+_FLAGS = (
+    *("-std=gnu11", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared"),
+    *("-fno-math-errno", "-fno-trapping-math"),  # what keeps loops from being vectorised
+    *(("-mprefer-vector-width=512",) if platform.machine() == "x86_64" else ()),
+)
+
+_POINTER, _INT = ctypes.c_void_p, ctypes.c_int64
+_SIZES = (_INT, _INT, ctypes.c_int)
+_ARGUMENTS = {
+    "lstm_forward": (*_SIZES, _INT, *[_POINTER] * 8),
+    "lstm_backward": (*_SIZES, *[_POINTER] * 8),
+    "gru_forward": (*_SIZES, _INT, _INT, *[_POINTER] * 8),
+    "gru_backward": (*_SIZES, _INT, *[_POINTER] * 9),
+}
+
+
+@functools.cache
+def load_cells(dtype: torch.dtype, operand_dtype: torch.dtype) -> ctypes.CDLL:
+    """Compile ``cells.c`` for this processor and load it: half a second per process and dtype.
+
+    ``$CC`` may hold options and a launcher, as in make: "gcc -m64", "ccache gcc". It is used on
+    Linux alone: torch shares its threads with OpenMP code of gcc there.
+
+    Args:
+        dtype: Of state and gates.
+        operand_dtype: Of the operands of matrix products.
+
+    Returns:
+        The library; its functions take sizes, then addresses as integers.
+
+    Raises:
+        NotImplementedError: If the dtypes are none of ``OPTIONS``, or there is no compiler, or it
+            fails.
+    """
+    if (dtype, operand_dtype) not in OPTIONS:
+        raise NotImplementedError(
+            f"scan_engine 'compiled' has no {operand_dtype} products for weights of {dtype}: use"
+            " 'reference' or bfloat16 products with float32 weights."
+        )
+    named = os.environ.get("CC", "cc")
+    command = shlex.split(named)
+    if sys.platform != "linux" or not command or not shutil.which(command[0]):
+        raise NotImplementedError(
+            f"scan_engine 'compiled' needs a C compiler on Linux, and '{named}' is none: install"
+            " gcc or name another one in CC."
+        )
+    with tempfile.TemporaryDirectory() as folder:
+        library = Path(folder) / "cells.so"
+        words = [*command, *_FLAGS, *OPTIONS[dtype, operand_dtype]]
+        words += [str(Path(__file__).with_name("cells.c")), "-o", str(library), "-lm"]
+        try:
+            subprocess.run(words, check=True, capture_output=True, text=True, timeout=60.0)
+            cells = ctypes.CDLL(str(library))
+        except (OSError, subprocess.SubprocessError) as error:
+            reason = getattr(error, "stderr", None) or error
+            raise NotImplementedError(
+                f"scan_engine 'compiled' needs gcc with OpenMP; '{named}' failed: {reason}"
+            ) from error
+    for name, arguments in _ARGUMENTS.items():
+        function = getattr(cells, name)
+        function.argtypes, function.restype = arguments, None
+    return cells

@@ -1,1 +1,0 @@
-"""Engines made for CPUs: passes written out by hand, with buffers that are used again."""

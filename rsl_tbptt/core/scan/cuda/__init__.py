@@ -1,1 +1,0 @@
-"""Engines of CUDA kernels: nothing in them waits for the device."""
