@@ -282,7 +282,7 @@ class TbpttDistillation(Distillation):
         num_bytes = experience.buffer_size(experience.newest()).num_bytes
         return self.transaction.plan_memory(
             self._add_gradients_of,
-            Sizes(max(sizes), least, len(set(sizes)) == 1, num_bytes),
+            Sizes(max(sizes), least, num_bytes),
             self._parameters,
         )
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass, fields
 from numbers import Real
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Literal, ParamSpec, TypeVar
 
-from rsl_tbptt.core.scan import resolve_engine
+from rsl_tbptt.core.scan import check_engine
 from rsl_tbptt.core.windows import Tail
 
 if TYPE_CHECKING:  # configs import this module where rsl_rl may not be there
@@ -114,7 +114,7 @@ def known_engine(name: str, value: Any) -> None:
     Raises:
         ValueError: If it does not.
     """
-    resolve_engine(value)
+    check_engine(value)
 
 
 def checked_by_rsl_rl(name: str, value: Any) -> None:

@@ -196,10 +196,9 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         """
         largest = self._num_envs_of_largest
         least = self.gradient.actor.least_micro_batches(largest)
-        all_alike = self.storage.num_envs % self.options.num_mini_batches == 0
         return self.transaction.plan_memory(
             self._add_gradients_of,
-            Sizes(largest, least, all_alike=all_alike),
+            Sizes(largest, least),
             [*self.gradient.parameters, *(self._rnd.parameters if self._rnd else ())],
         )
 

@@ -6,11 +6,9 @@ so three such runs tell it for any number, and one with a single environment wha
 
     peak = fixed + per_env * environments + per_open_env * environments of the largest micro-batch
 
-CUDA graphs stay as long as training runs, one set for each size that micro-batches have, so those
-made on the way are counted, with all that their private memory holds, and dropped afterwards, and
-each run is made twice: the second time they are all there, as in every update but the first. Where
-micro-batches are not all of one size they have two, which differ by one environment, and the graphs
-of the second are added.
+It is a forecast: an update that runs out of memory all the same is undone and tried again with
+twice the micro-batches. CUDA graphs that are made on the way are counted and dropped afterwards.
+Each run is made twice: the second time they are all there, as in every update but the first.
 """
 
 from __future__ import annotations
@@ -26,7 +24,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from rsl_tbptt.core.recompute import LeftOut, graphs_left_out
-from rsl_tbptt.core.scan import bytes_beyond_tensors, free_buffers, recordings_aside
+from rsl_tbptt.core.scan import free_buffers, recordings_aside
 
 
 class PeakMemory(TorchDispatchMode):
@@ -101,11 +99,8 @@ class Sizes:
     least_micro_batches: int
     """Micro-batches that it is cut into in any case, to fit the caches."""
 
-    all_alike: bool = True
-    """Whether all mini-batches have as many environments."""
-
     replay_buffer: float = 0.0
-    """Bytes of a replay buffer."""
+    """Bytes of a full replay buffer."""
 
 
 Trial = Callable[[int, int], None]
@@ -131,12 +126,6 @@ class MemoryPlan:
     per_open_env: float
     """What each takes while its micro-batch is run."""
 
-    recorded: float = 0.0
-    """What of CUDA graphs does not depend on the size of a micro-batch."""
-
-    recorded_per_open_env: float = 0.0
-    """What they take for each environment of a micro-batch."""
-
     encoded_per_open_env: float = 0.0
     """What encoders of frames keep for each environment of a micro-batch."""
 
@@ -149,8 +138,6 @@ class MemoryPlan:
         num_parts = max(num_micro_batches, self.sizes.least_micro_batches)
         largest = -(-num_envs // num_parts)
         linear = self.fixed + self.per_env * num_envs + self.per_open_env * largest
-        if not self.sizes.all_alike or num_envs % num_parts:  # micro-batches of a second size
-            linear += self.recorded + self.recorded_per_open_env * largest
         encoded = min(self.encoded_per_open_env * largest, self.most_encoded)
         return max(self.least, linear) + encoded
 
@@ -184,56 +171,25 @@ def plan_memory(trial: Trial, sizes: Sizes, parameters: Iterable[nn.Parameter]) 
     """
     copies = 3 * sum(p.numel() * p.element_size() for p in parameters)
     quarter = min(_MANY, sizes.num_envs) // 4
-    one = _run(trial, 1, 1)
-    least = one.peak + copies
+    peak, left_out = _run(trial, 1, 1)
+    least = peak + copies
     if quarter == 0:
-        left_out = one.left_out
-        return MemoryPlan(
-            sizes,
-            least,
-            least,
-            0.0,
-            0.0,
-            encoded_per_open_env=left_out.num_bytes,
-            most_encoded=left_out.most,
-        )
+        return MemoryPlan(sizes, least, least, 0.0, 0.0, left_out.num_bytes, left_out.most)
     # All in several micro-batches: from the second one on, gradients are there while it is run.
-    small, large = _run(trial, 4 * quarter, 4), _run(trial, 4 * quarter, 2)
-    few = _run(trial, 2 * quarter, 2)
-    per_open_env = (large.peak - small.peak) / quarter
-    per_env = (small.peak - few.peak) / (2 * quarter)
-    fixed = copies + small.peak - quarter * (4 * per_env + per_open_env)
-    recorded_per_env = (large.recorded - small.recorded) / quarter
-    return MemoryPlan(
-        sizes,
-        least,
-        fixed,
-        per_env,
-        per_open_env,
-        recorded=small.recorded - quarter * recorded_per_env,
-        recorded_per_open_env=recorded_per_env,
-        encoded_per_open_env=large.left_out.num_bytes / (2 * quarter),
-        most_encoded=large.left_out.most,
-    )
+    small, _ = _run(trial, 4 * quarter, 4)
+    large, left_out = _run(trial, 4 * quarter, 2)
+    few, _ = _run(trial, 2 * quarter, 2)
+    per_open_env = (large - small) / quarter
+    per_env = (small - few) / (2 * quarter)
+    fixed = copies + small - quarter * (4 * per_env + per_open_env)
+    encoded = left_out.num_bytes / (2 * quarter)
+    return MemoryPlan(sizes, least, fixed, per_env, per_open_env, encoded, left_out.most)
 
 
-@dataclass(frozen=True)
-class _Run:
-    """What a run took, in bytes."""
-
-    peak: int
-    recorded: int
-    """What CUDA graphs were holding at its end."""
-    left_out: LeftOut
-    """What encoders of frames would have kept."""
-
-
-def _run(trial: Trial, num_envs: int, num_micro_batches: int) -> _Run:
+def _run(trial: Trial, num_envs: int, num_micro_batches: int) -> tuple[int, LeftOut]:
+    """Return the peak of a run in bytes, and what encoders of frames would have kept."""
     free_buffers()  # else a scan takes what is there, uncounted
-    with PeakMemory() as memory, graphs_left_out() as left_out:
-        with recordings_aside():
-            for _ in range(2):
-                trial(num_envs, num_micro_batches)
-            at_end, beyond_tensors = memory.now, bytes_beyond_tensors()
-        recorded = at_end - memory.now + beyond_tensors
-        return _Run(memory.peak + beyond_tensors, recorded, left_out)
+    with PeakMemory() as memory, graphs_left_out() as left_out, recordings_aside():
+        for _ in range(2):
+            trial(num_envs, num_micro_batches)
+    return memory.peak, left_out

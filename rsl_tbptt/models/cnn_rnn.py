@@ -63,14 +63,8 @@ class CNNRNNModel(RecurrentModel, CNNModel):
     def encode(self, obs: Observed) -> torch.Tensor:
         """Return normalised vectors and the images' features side by side. Shape: (rows, F)."""
         features = [obs[group] for group in self.obs_groups_2d]
-        vectors = [self.encode_vectors(obs)] if self.obs_groups else []
+        vectors = [MLPModel.get_latent(self, obs)] if self.obs_groups else []
         return torch.cat([*vectors, *features], dim=-1)
-
-    def encode_vectors(self, obs: Observed) -> torch.Tensor:
-        """Return normalised vectors, of no columns where the model sees none. Shape: (rows, F0)."""
-        if self.obs_groups:
-            return MLPModel.get_latent(self, obs)
-        return next(self.parameters()).new_empty(len(obs[self.obs_groups_2d[0]]), 0)
 
     def _image_shapes(self) -> dict[str, tuple[int, ...]]:
         sizes = zip(self.obs_groups_2d, self.obs_channels_2d, self.obs_dims_2d, strict=True)

@@ -38,9 +38,6 @@ class WindowedModel(Protocol):
     that changes the pass itself, a method of ``PASS``, is replayed step by step. It may also have
     ``encoders``, frame encoders by observation group: ``encode`` then gets features in place of the
     frames, which are computed in parts and once for a frame that an environment shows for longer.
-    If ``encode`` does no more than put those features, in the order of ``encoders``, behind what
-    the method ``encode_vectors`` returns for the same rows, the memory's products with features are
-    computed once for such a frame, too; not in a subclass that overrides ``encode``.
     """
 
     @property
@@ -75,8 +72,6 @@ class Parts:
     """See :class:`WindowedModel`."""
     encoders: Mapping[str, FrameEncoder] = field(default_factory=dict)
     """By observation group."""
-    encode_vectors: Callable[[Any], torch.Tensor] | None = None
-    """What ``encode`` puts before the features of frames, if that is all it does."""
 
 
 def parts_of(model: Any) -> Parts | None:
@@ -114,11 +109,8 @@ def _found_in(model: Any, own: type) -> Parts | None:
     if not (isinstance(model, WindowedModel) and _is_as_declared(own, PASS, "encode", "head")):
         return None
     encoders: Any = getattr(model, "encoders", {})
-    joins: Any = getattr(model, "encode_vectors", None)
-    if not _is_as_declared(own, ("encode",), "encode_vectors"):
-        joins = None
     head = model.head if called is None else called
-    return Parts(model.encode, model.cell, head, dict(encoders), joins)
+    return Parts(model.encode, model.cell, head, dict(encoders))
 
 
 def _is_as_declared(own: type, methods: Iterable[str], *parts: str) -> bool:

@@ -182,10 +182,10 @@ def test_lengths_beyond_the_rollout_warn():
 
 def test_an_engine_without_a_scan_warns():
     with pytest.warns(
-        UserWarning, match="scan_engine is 'fused', which has no effect on a MLPModel"
+        UserWarning, match="scan_engine is 'compiled', which has no effect on a MLPModel"
     ):
         make_distillation(
-            TbpttDistillation, 8, 4, student="mlp", gradient_length=2, scan_engine="fused"
+            TbpttDistillation, 8, 4, student="mlp", gradient_length=2, scan_engine="compiled"
         )
 
 

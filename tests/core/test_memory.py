@@ -5,7 +5,7 @@ import torch
 from torch import nn
 
 from rsl_tbptt.core.memory import PeakMemory
-from rsl_tbptt.core.scan.cpu import weights
+from rsl_tbptt.core.scan import cpu
 
 KILO = 1000  # of float32: 4000 bytes
 
@@ -40,11 +40,11 @@ def test_saved_activations_count_until_they_are_used():
     assert 2 * 400 * KILO <= backward.peak <= 2 * 400 * KILO + 3 * 40 * KILO
 
 
-@pytest.mark.skipif(not weights._packs(), reason="this torch packs no products")
+@pytest.mark.skipif(not cpu.packs(), reason="this torch packs no products")
 def test_what_a_library_packs_counts_as_much_as_what_it_was_packed_from():
     factor = torch.randn(64, 32)
     with PeakMemory() as memory:
-        product = weights.step_product(8, torch.float32, factor)
+        product = cpu.step_product(8, torch.float32, factor)
         assert memory.now == factor.nbytes
         del product
         assert memory.now == 0

@@ -102,8 +102,6 @@ OF_OURS = {
     "get_hidden_state": (State,),
 }
 OF_SEEING = {
-    "encode_vectors": (doubling("encode_vectors"),),
-    "encode and encode_vectors": (doubling("encode"), doubling("encode_vectors")),
     "encoders": (Encoders,),
     "_encode_frames": (doubling("_encode_frames"),),
 }

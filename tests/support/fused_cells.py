@@ -1,22 +1,17 @@
-"""Stand-ins on the CPU for what exists on CUDA alone, so that the CUDA engines run here.
+"""Stand-ins on the CPU for what exists on CUDA alone, so that the CUDA engine runs here.
 
 The cells follow aten/src/ATen/native/cuda/RNN.cu of torch in what they read, return and keep, and
 are registered as CPU kernels of torch's own operators: the dispatcher checks each call's signature.
 """
 
 import contextlib
-import dataclasses
 from types import SimpleNamespace
 
 import pytest
 import torch
 from torch.utils import _pytree as pytree
 
-from rsl_tbptt.core.scan import ENGINES
-from rsl_tbptt.core.scan.cuda import graphs
-
-ON_STAND_INS = ("cuda_cells", "cuda_graphs")
-"""The engines that run on these stand-ins."""
+from rsl_tbptt.core.scan import ENGINES, cuda
 
 SCHEMAS = {
     "_thnn_fused_lstm_cell": (
@@ -121,22 +116,20 @@ def registered():
 
 
 @contextlib.contextmanager
-def cuda_engines_on_cpu():
-    """Run the CUDA engines on these stand-ins, recordings included."""
+def cuda_engine_on_cpu():
+    """Run the CUDA engine on these stand-ins, recordings included."""
     with registered(), pytest.MonkeyPatch.context() as patch:
-        patch.setattr(graphs, "record", record)
-        patch.setattr(graphs, "_pool", graphs.Pool(10_000))
-        for name in ON_STAND_INS:
-            on_cpu = dataclasses.replace(ENGINES[name], devices=("cpu",), auto=False)
-            patch.setitem(ENGINES, name, on_cpu)
+        patch.setattr(cuda, "record", record)
+        patch.setattr(cuda, "_pool", cuda.Pool(10_000))
+        patch.setitem(ENGINES, "cuda", ENGINES["cuda"]._replace(device=None))
         yield
 
 
 def recordings():
-    """Return the free recordings of ``cuda_graphs`` by what they were made for."""
+    """Return the free recordings by what they were made for."""
     return {
         (key, num_envs): list(free)
-        for key, sizes in graphs._pool._free.items()
+        for key, sizes in cuda._pool._free.items()
         for num_envs, free in sizes.items()
     }
 

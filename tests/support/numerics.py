@@ -220,8 +220,6 @@ def _distillation_cases() -> dict[str, Case]:
         "batch-labels": {"batch_teacher_labels": True},
         "batch-labels-kl": {"batch_teacher_labels": True, "loss_type": "kl"},
         "bfloat16": {"use_mixed_precision": True},
-        "fused": {"scan_engine": "fused"},
-        "fused-gru": {"scan_engine": "fused", "student": "gru"},
         "budget": {"memory_budget_gb": 1.0},
     }
     named = {f"distillation-{name}": case(**chosen) for name, chosen in options.items()}
@@ -363,8 +361,6 @@ def _ppo_cases() -> dict[str, Case]:
         "per-mini-batch": {"normalize_advantage_per_mini_batch": True, "value_loss_coef": 0.5},
         "returns": {"gamma": 0.9, "lam": 0.8, "clip_param": 0.1, "learning_rate": 3e-4},
         "bfloat16": {"use_mixed_precision": True},
-        "fused": {"scan_engine": "fused"},
-        "fused-gru": {"scan_engine": "fused", "actor": "gru", "critic": "gru"},
         "budget": {"memory_budget_gb": 1.0},
     }
     named = {f"ppo-{name}": case(**chosen) for name, chosen in options.items()}

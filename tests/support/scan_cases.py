@@ -6,9 +6,14 @@ import torch
 from hypothesis import strategies as st
 
 from rsl_tbptt.core.hidden_state import as_tensors, from_tensors
-from rsl_tbptt.core.scan import recurrent_scan
+from rsl_tbptt.core.scan import CELLS, recurrent_scan
 
 D, H = 3, 4
+
+
+def num_states(cell):
+    """Return of how many tensors the state of a cell is made."""
+    return 2 if cell == "LSTM" else 1
 
 
 def make_case(
@@ -25,10 +30,10 @@ def make_case(
     """Return layers, inputs, state and episode starts: the same numbers whatever the dtype."""
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
-    rnn = cell.rnn_type(D, H, num_layers, bias=bias)
+    rnn = CELLS[cell](D, H, num_layers, bias=bias)
     inputs, *tensors = (
         torch.randn(shape, generator=generator).to(device, dtype)
-        for shape in ((num_steps, num_envs, D), *[(num_layers, num_envs, H)] * cell.num_states)
+        for shape in ((num_steps, num_envs, D), *[(num_layers, num_envs, H)] * num_states(cell))
     )
     starts = torch.rand(num_steps, num_envs, generator=generator) < done_rate
     return rnn.to(device, dtype), inputs, from_tensors(tensors), starts.to(device)

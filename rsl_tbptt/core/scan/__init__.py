@@ -15,14 +15,13 @@ from torch import nn
 from rsl_tbptt.core.hidden_state import HiddenState, as_tensors, from_tensors
 from rsl_tbptt.core.scan import cpu, cuda, reference
 from rsl_tbptt.core.scan.cpu import free_buffers, unchanged_weights
-from rsl_tbptt.core.scan.cuda import bytes_beyond_tensors, recordings_aside
+from rsl_tbptt.core.scan.cuda import recordings_aside
 from rsl_tbptt.core.scan.layers import operand_dtype_of, tf32_in_layers
 
 __all__ = [
     "CELLS",
     "ENGINES",
     "Engine",
-    "bytes_beyond_tensors",
     "check_engine",
     "check_supported",
     "free_buffers",

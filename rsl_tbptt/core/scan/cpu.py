@@ -278,7 +278,8 @@ def _run_forward(
     outs = gates if gates.dtype == inputs.dtype else grads[:1].expand_as(gates)
     at = [*map(_addresses, tensors), *map(_addresses_after, of_next_step)]
     for row, out, addresses in zip(inputs, outs, zip(*at, strict=True), strict=True):
-        step(*sizes, product(row, out).data_ptr(), *addresses)
+        of_gates = product(row, out)  # which has to live until it is read
+        step(*sizes, of_gates.data_ptr(), *addresses)
 
 
 def _run_backward(

@@ -37,7 +37,6 @@ from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import nn
-from torch.utils._pytree import tree_leaves
 
 from rsl_tbptt.core.hidden_state import HiddenState, detach
 from rsl_tbptt.core.scan.layers import (
@@ -384,8 +383,6 @@ class Pool:
         self.depth = depth
         self.graphs: list[Any] = []
         """All graphs that were captured, also of recordings that failed."""
-        self.bytes_beyond_tensors = 0
-        """What the private memory of graphs holds beside the tensors of recordings."""
         self._free: dict[Hashable, dict[int, list[Recording]]] = defaultdict(dict)
         self._num_made, self._max_recordings = 0, max_recordings
         self._said: set[str] = set()
@@ -458,11 +455,6 @@ def recordings_aside() -> Iterator[None]:
         _pool = kept
 
 
-def bytes_beyond_tensors() -> int:
-    """Return what the private memory of the graphs recorded holds beside recordings' tensors."""
-    return _pool.bytes_beyond_tensors
-
-
 def record(
     function: Callable[[], Outputs],
     device: torch.device,
@@ -499,12 +491,7 @@ def record(
                 stream=aside,
                 capture_error_mode="thread_local",
             ):
-                reserved = torch.cuda.memory_reserved(device)
                 outputs = function()
-                reserved = torch.cuda.memory_reserved(device) - reserved
-    storages = [t.untyped_storage() for t in tree_leaves(outputs) if t is not None]
-    of_tensors = {storage._cdata: storage.nbytes() for storage in storages}
-    pool.bytes_beyond_tensors += reserved - sum(of_tensors.values())
     return graph, outputs
 
 

@@ -92,7 +92,7 @@ def test_engines_and_chunks_leave_the_same_parameters():
         "update_length": 6,
     }
     expected, _, _ = train(TbpttDistillation, **shared, scan_engine="reference")
-    ways: list[dict[str, Any]] = [{"scan_engine": "fused"}, {"num_micro_batches": 3}]
+    ways: list[dict[str, Any]] = [{"scan_engine": "compiled"}, {"num_micro_batches": 3}]
     for options in ways:
         parameters, _, _ = train(TbpttDistillation, **shared, **options)
         torch.testing.assert_close(parameters, expected, **PARITY_FLOAT32)

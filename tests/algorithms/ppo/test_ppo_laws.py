@@ -153,7 +153,7 @@ def test_chunks_and_engines_do_not_change_the_gradient(models, unit):
     shared = {"num_steps": 7, "num_envs": 5, "models": models, "gradient_length": 3, **unit}
     (expected,) = gradients_of_update(ready(**shared, scan_engine="reference")[0])
     for chunks in range(1, 6):
-        algorithm, _ = ready(**shared, scan_engine="fused", num_micro_batches=chunks)
+        algorithm, _ = ready(**shared, scan_engine="compiled", num_micro_batches=chunks)
         (gradient,) = gradients_of_update(algorithm)
         torch.testing.assert_close(gradient, expected, **EXACT_FLOAT64)
 

@@ -5,7 +5,6 @@ import sys
 from pathlib import Path
 
 import pytest
-import torch
 from support import fused_cells
 from support.helpers import (
     STATE_DIM,
@@ -19,8 +18,7 @@ from support.helpers import (
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.core import recompute
 from rsl_tbptt.core.memory import PeakMemory
-from rsl_tbptt.core.scan import bytes_beyond_tensors, free_buffers, recordings_aside
-from rsl_tbptt.core.scan.cuda import graphs
+from rsl_tbptt.core.scan import free_buffers, recordings_aside
 
 T, N = 12, 120
 CLOSE = 0.15  # of the peak: what a budget needs; tensors are counted, their number is not modelled
@@ -49,13 +47,12 @@ TWO_LAYERS = {"rnn_num_layers": 2}
 CASES = {
     "distillation": distillation,
     "distillation, overlapping windows": lambda **o: distillation(update_length=2, **o),
-    "distillation, GRU": lambda **o: distillation(student="gru", **o),
     "distillation, MLP": lambda **o: distillation(student="mlp", **o),
     "PPO": lambda **o: ppo(gradient_length=4, **o),
     "PPO, whole rollout": ppo,
     "PPO, windows": lambda **o: ppo(gradient_length=4, minibatch_unit="window", **o),
-    "PPO, MLP": lambda **o: ppo("mlp", "mlp", **o),
     "PPO, CNN": lambda **o: ppo("cnn", "cnn", **o),
+    "distillation, CNN with memory": lambda **o: distillation(student="cnn-lstm", **o),
     "PPO, RND": lambda **o: ppo(gradient_length=4, rnd_cfg=dict(RND), **o),
 }
 
@@ -64,19 +61,17 @@ RECORDED = {
         gradient_length=5,
         num_learning_epochs=2,  # from the second on all windows are recorded, as later always
         student_kwargs=TWO_LAYERS,
-        scan_engine="cuda_graphs",
+        scan_engine="cuda",
         **o,
     ),
-    "PPO": lambda **o: ppo(
-        gradient_length=4, actor_kwargs=TWO_LAYERS, scan_engine="cuda_graphs", **o
-    ),
+    "PPO": lambda **o: ppo(gradient_length=4, actor_kwargs=TWO_LAYERS, scan_engine="cuda", **o),
 }
 
 
 @pytest.fixture
 def stand_ins():
-    """Run the CUDA engines on the CPU."""
-    with fused_cells.cuda_engines_on_cpu():
+    """Run the CUDA engine on the CPU."""
+    with fused_cells.cuda_engine_on_cpu():
         yield
 
 
@@ -114,24 +109,8 @@ def test_the_peak_is_predicted(case, num_env_chunks):
     assert predicted == pytest.approx(peak_of_second_update(algorithm), rel=CLOSE)
 
 
-def test_more_epochs_take_no_more():
-    """What an epoch ends with is large beside windows of one step, and nothing to the next one."""
-    once, again = (
-        peak_of_second_update(distillation(1, num_learning_epochs=number)) for number in (1, 3)
-    )
-    assert again == pytest.approx(once, rel=0.02)
-
-
-@pytest.mark.parametrize("student", ["cnn", "cnn-lstm"])
-@pytest.mark.parametrize("num_env_chunks", [1, 4])
-def test_the_peak_of_a_student_that_sees_is_predicted(num_env_chunks, student):
-    algorithm = distillation(student=student, num_micro_batches=num_env_chunks)
-    predicted = planned(algorithm).peak(num_env_chunks)
-    assert predicted == pytest.approx(peak_of_second_update(algorithm), rel=CLOSE)
-
-
 @pytest.mark.parametrize("kept", [0, 2**16])
-@pytest.mark.parametrize("num_env_chunks", [1, 4, 12])
+@pytest.mark.parametrize("num_env_chunks", [1, 12])
 def test_graphs_of_frames_are_predicted_up_to_what_is_kept(monkeypatch, num_env_chunks, kept):
     """Those of all frames would be 0.9 MB."""
     monkeypatch.setitem(recompute._AT_ONCE, "cpu", 2**14)
@@ -157,35 +136,12 @@ def test_a_slow_camera_is_known_once_it_was_seen(memory):
 
 
 @pytest.mark.usefixtures("stand_ins")
-@pytest.mark.parametrize("num_env_chunks", [1, 4, 7])  # 7: chunks of two sizes
+@pytest.mark.parametrize("num_env_chunks", [1, 4])
 @pytest.mark.parametrize("case", RECORDED)
 def test_what_is_recorded_is_predicted(case, num_env_chunks):
     algorithm = RECORDED[case](num_micro_batches=num_env_chunks)
     predicted = planned(algorithm).peak(num_env_chunks)
     assert predicted == pytest.approx(peak_of_second_update(algorithm), rel=CLOSE)
-
-
-@pytest.mark.usefixtures("stand_ins")
-@pytest.mark.parametrize("num_env_chunks", [1, 4])
-@pytest.mark.parametrize("case", RECORDED)
-def test_what_graphs_hold_beyond_tensors_is_planned(case, num_env_chunks, monkeypatch):
-    algorithm, record = RECORDED[case](num_micro_batches=num_env_chunks), graphs.record
-
-    def with_private_memory(function, device, pool, *before):
-        graph, outputs = record(function, device, pool, *before)
-        if not before:  # of a forward pass, with results first
-            pool.bytes_beyond_tensors += 30_000 + 1_000 * outputs[0][0].shape[1]
-        return graph, outputs
-
-    plain = planned(algorithm).peak(num_env_chunks)
-    monkeypatch.setattr(graphs, "record", with_private_memory)
-    beyond_tensors = planned(algorithm).peak(num_env_chunks) - plain
-    peak_of_second_update(algorithm)
-    play(algorithm, 2)
-    with recordings_aside():
-        algorithm.update()
-        held = bytes_beyond_tensors()
-    assert beyond_tensors == pytest.approx(held)
 
 
 @pytest.mark.usefixtures("stand_ins")
@@ -209,32 +165,13 @@ def test_the_states_of_all_environments_count():
     assert plan.peak(30) == pytest.approx(peak_of_second_update(algorithm), rel=CLOSE)
 
 
-@pytest.mark.parametrize("case", CASES)
+@pytest.mark.parametrize("case", ["distillation", "PPO, windows", "PPO, CNN"])
 def test_a_budget_is_kept(case):
     unlimited = planned(CASES[case]())
     budget = (unlimited.peak(1) + unlimited.peak(3)) / 2
     algorithm = CASES[case](memory_budget_gb=budget / 1e9)
     assert peak_of_second_update(algorithm) <= (1 + CLOSE) * budget
     assert unlimited.num_micro_batches(budget) in (2, 3)
-
-
-# Without windows that a budget runs one by one: rounding would differ.
-@pytest.mark.parametrize("case", ["distillation", "PPO, whole rollout"])
-def test_planning_changes_nothing(case):
-    torch.manual_seed(3)
-    expected = [torch.rand(()), CASES[case]()]
-    torch.manual_seed(3)
-    got = [torch.rand(()), CASES[case](memory_budget_gb=1.0)]
-    assert torch.equal(got[0], expected[0])
-    for algorithm in (expected[1], got[1]):
-        play(algorithm, 0)
-        algorithm.memory_plan()  # between a rollout and its update
-        algorithm.update()
-    vectors = [
-        torch.cat([p.flatten() for g in a.optimizer.param_groups for p in g["params"]])
-        for a in (expected[1], got[1])
-    ]
-    assert torch.equal(*vectors)
 
 
 def test_one_environment_has_a_plan():

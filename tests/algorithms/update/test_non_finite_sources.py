@@ -90,8 +90,8 @@ def test_the_search_takes_one_gradient(monkeypatch, num_bad):
 
 
 def test_the_search_leaves_no_recordings():
-    with fused_cells.cuda_engines_on_cpu():
-        algorithm = make(num_mini_batches=2, scan_engine="cuda_graphs")
+    with fused_cells.cuda_engine_on_cpu():
+        algorithm = make(num_mini_batches=2, scan_engine="cuda")
         for seed in range(2):
             roll_out_ppo(algorithm, seed)
             algorithm.update()

@@ -2,10 +2,8 @@
 
 import pytest
 
-from rsl_tbptt.core.scan.cpu import compiled, compiler, weights
+from rsl_tbptt.core.scan import cpu
 from rsl_tbptt.tools.bench import Case, build, fill
-
-pytestmark = pytest.mark.skipif(not compiler.is_available(), reason="the engine needs a C compiler")
 
 
 @pytest.fixture
@@ -13,12 +11,11 @@ def made(monkeypatch):
     """The environments of each product that weights are prepared for."""
     made = []
 
-    def counted(num_envs, *arguments, step_product=weights.step_product):
+    def counted(num_envs, *arguments, step_product=cpu.step_product):
         made.append(num_envs)
         return step_product(num_envs, *arguments)
 
-    monkeypatch.setattr(weights, "step_product", counted)
-    monkeypatch.setattr(compiled, "step_product", counted)
+    monkeypatch.setattr(cpu, "step_product", counted)
     return made
 
 

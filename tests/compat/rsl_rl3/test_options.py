@@ -76,7 +76,7 @@ def test_mixed_precision_is_refused_with_symmetry():
         {"teacher_action_share": 0.5, "num_micro_batches": 2},
         {"batch_teacher_labels": True},
         {"use_mixed_precision": True, "update_length": 2},
-        {"memory_budget_gb": 0.1, "scan_engine": "fused"},
+        {"memory_budget_gb": 0.1, "scan_engine": "compiled"},
     ],
 )
 def test_distillation_runs_with(options):

@@ -7,9 +7,10 @@ import torch
 from support.scan_cases import D, assert_all_close, make_case, values_and_gradients
 from support.tolerances import EXACT_FLOAT64
 
-from rsl_tbptt.core.scan import CELLS, recurrent_scan, selection
+from rsl_tbptt.core import scan
+from rsl_tbptt.core.scan import CELLS, recurrent_scan
 
-made_for_cuda = pytest.mark.engines(devices=("cuda",), hand_written=True)
+made_for_cuda = pytest.mark.engines("cuda")
 TOLERANCES = {torch.float64: EXACT_FLOAT64, torch.float32: {"rtol": 2e-2, "atol": 2e-2}}
 
 
@@ -29,7 +30,7 @@ def test_tf32(engine, cell, dtype, monkeypatch):
     sizes = (2, 6, 5, 0.3)
     expected = values_and_gradients(*make_case(cell, *sizes), "reference")
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", True)
-    results = values_and_gradients(*on_gpu(cell, *sizes, dtype=dtype), engine.name)
+    results = values_and_gradients(*on_gpu(cell, *sizes, dtype=dtype), engine)
     assert_all_close(results, expected, **TOLERANCES[dtype])
 
 
@@ -38,7 +39,7 @@ def test_nothing_waits_for_the_device(engine, cell):
     rnn, inputs, state, starts = on_gpu(cell, 2, 6, 5, 0.3)
 
     def run():
-        outputs, _ = recurrent_scan(rnn, inputs, state, starts, engine.name)
+        outputs, _ = recurrent_scan(rnn, inputs, state, starts, engine)
         outputs.square().sum().backward()
 
     run()
@@ -57,14 +58,14 @@ def test_other_streams(engine, cell):
         stream = torch.cuda.Stream()
         stream.wait_stream(torch.cuda.current_stream())
         with torch.cuda.stream(stream):
-            results = values_and_gradients(*case, engine.name)
+            results = values_and_gradients(*case, engine)
         torch.cuda.current_stream().wait_stream(stream)
         assert_all_close(results, expected, **EXACT_FLOAT64)
 
 
-@pytest.mark.parametrize("name", ["cuda_cells", "cuda_graphs", "auto"])
+@pytest.mark.parametrize("name", ["cuda", "auto"])
 def test_inside_the_callers_own_graph(name):
-    case = on_gpu(CELLS["gru"], 1, 6, 5, 0.3)
+    case = on_gpu("GRU", 1, 6, 5, 0.3)
     expected, _ = recurrent_scan(*case, "reference")
     with torch.no_grad():
         recurrent_scan(*case, name)
@@ -76,12 +77,12 @@ def test_inside_the_callers_own_graph(name):
     torch.testing.assert_close(outputs, expected.detach(), **EXACT_FLOAT64)
 
 
-@pytest.mark.engines(name="cuda_graphs")
+@pytest.mark.engines("cuda")
 @pytest.mark.parametrize("autocast", [False, True])
 def test_auto_takes_graphs_without_a_warning(engine, cell, dtype, autocast):
-    rnn = cell.rnn_type(D, 4, device="cuda", dtype=dtype)
+    rnn = CELLS[cell](D, 4, device="cuda", dtype=dtype)
     with warnings.catch_warnings(), torch.autocast("cuda", torch.bfloat16, enabled=autocast):
         warnings.simplefilter("error")
         inputs = torch.randn(4, 3, D, device="cuda", dtype=dtype)
         recurrent_scan(rnn, inputs, None, torch.zeros(4, 3, device="cuda").bool())
-    assert [engine.name for engine in selection._chosen.values()] == [engine.name]
+    assert list(scan._chosen.values()) == [engine]

@@ -1,6 +1,8 @@
 """Every scan engine equals the reference, and the reference is right."""
 
+import gc
 import itertools
+import weakref
 from typing import Any
 
 import pytest
@@ -12,17 +14,20 @@ from support.scan_cases import (
     LAYOUTS,
     assert_all_close,
     make_case,
+    num_states,
     run_in_memory,
     values_and_gradients,
 )
-from support.tolerances import EXACT_FLOAT64, WINDOW_FLOAT32
+from support.tolerances import BFLOAT16, EXACT_FLOAT64, WINDOW_FLOAT32
 from torch import nn
 
-from rsl_tbptt.core.hidden_state import apply, as_tensors, from_tensors, select_envs
+from rsl_tbptt.core.hidden_state import apply, as_tensors, from_tensors
 from rsl_tbptt.core.scan import recurrent_scan
 
 SAME: dict[str, Any] = {"rtol": 0, "atol": 0}
 TOLERANCES = {torch.float64: EXACT_FLOAT64, torch.float32: WINDOW_FLOAT32}
+
+hand_written = pytest.mark.engines("compiled", "cuda")
 
 for_all_examples = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 """The examples of a test share the engine, which holds nothing of them."""
@@ -40,7 +45,7 @@ for_all_examples = settings(suppress_health_check=[HealthCheck.function_scoped_f
 def test_engine_equals_reference(engine, cell, dtype, device, bias, seed, **sizes):
     given_case = make_case(cell, **sizes, seed=seed, bias=bias, dtype=dtype, device=device)
     on_cpu = make_case(cell, **sizes, seed=seed, bias=bias)
-    got = values_and_gradients(*given_case, engine.name)
+    got = values_and_gradients(*given_case, engine)
     assert_all_close(got, values_and_gradients(*on_cpu, "reference"), **TOLERANCES[dtype])
 
 
@@ -52,7 +57,7 @@ def test_engine_equals_reference(engine, cell, dtype, device, bias, seed, **size
 )
 def test_cuts_are_windows_one_after_the_other(engine, cell, dtype, device, bounds, **sizes):
     case = make_case(cell, 2, 7, 3, **sizes, dtype=dtype, device=device)
-    got = values_and_gradients(*case, engine.name, tuple(bounds))
+    got = values_and_gradients(*case, engine, tuple(bounds))
     want = values_and_gradients(*make_case(cell, 2, 7, 3, **sizes), one_after_the_other(bounds))
     assert_all_close(got, want, **TOLERANCES[dtype])
 
@@ -72,17 +77,11 @@ def one_after_the_other(bounds):
     return scan
 
 
-@pytest.mark.parametrize("cuts", [(0,), (2, 2), (3, 1), (7,), (-1,)])
-def test_cuts_are_steps_in_rising_order(cell, cuts):
-    with pytest.raises(ValueError, match=r"cuts is \(.*\), expected rising steps from 1 to 6"):
-        recurrent_scan(*make_case(cell, 1, 7, 3, 0.3), cuts=cuts)
-
-
 def test_the_reference_gradient_is_the_derivative(cell):
     rnn, inputs, state, starts = make_case(cell, 2, 3, 2, 0.3)
 
     def outputs_of(inputs, *rest):  # gradcheck perturbs the parameters in place
-        given_state = from_tensors(rest[: cell.num_states])
+        given_state = from_tensors(rest[: num_states(cell)])
         outputs, last = recurrent_scan(rnn, inputs, given_state, starts, "reference")
         return outputs, *as_tensors(last)
 
@@ -97,7 +96,7 @@ def test_one_step_by_hand(engine, device):
     one = torch.ones(1, 1, 1, dtype=torch.float64, device=device)
     for start, hidden, cell_state in ((False, 1.0, 1.0), (True, 0.0, 0.0)):
         starts = torch.tensor([[start]], device=device)
-        outputs, state = recurrent_scan(rnn, one, (one, one), starts, engine.name)
+        outputs, state = recurrent_scan(rnn, one, (one, one), starts, engine)
         _, c = as_tensors(state)
         z = torch.tensor(0.5 * 1.0 + 0.5 * hidden + 0.5 + 0.5, dtype=torch.float64)
         expected_c = z.sigmoid() * cell_state + z.sigmoid() * z.tanh()
@@ -109,19 +108,11 @@ def test_one_step_by_hand(engine, device):
 def test_episodes_equal_separate_calls_of_torch(engine, cell, device):
     rnn, inputs, state, starts = make_case(cell, 2, 8, 1, 0.0, device=device)
     starts[5] = True
-    outputs, last = recurrent_scan(rnn, inputs, state, starts, engine.name)
+    outputs, last = recurrent_scan(rnn, inputs, state, starts, engine)
     before, _ = rnn(inputs[:5], state)
     after, expected_last = rnn(inputs[5:])
     expected = [torch.cat((before, after)), *as_tensors(expected_last)]
     assert_all_close([outputs, *as_tensors(last)], expected, **EXACT_FLOAT64)
-
-
-def test_no_state_means_zeros(engine, cell, device):
-    rnn, inputs, state, starts = make_case(cell, 2, 4, 3, 0.3, device=device)
-    zeros = apply(torch.zeros_like, state)
-    expected, _ = recurrent_scan(rnn, inputs, zeros, starts, engine.name)
-    outputs, _ = recurrent_scan(rnn, inputs, None, starts, engine.name)
-    torch.testing.assert_close(outputs, expected, **SAME)
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1e6])
@@ -133,7 +124,7 @@ def test_poison_stays_in_its_episode(engine, cell, device, poison):
 
     def run():
         given_inputs = inputs.clone().requires_grad_()
-        outputs, last = recurrent_scan(rnn, given_inputs, state, starts, engine.name)
+        outputs, last = recurrent_scan(rnn, given_inputs, state, starts, engine)
         kept = outputs.masked_fill(~healthy, 0.0)
         (gradient,) = torch.autograd.grad(kept.sum(), given_inputs)
         return kept, gradient[healthy[..., 0]], *as_tensors(last)
@@ -148,19 +139,9 @@ def test_poison_stays_in_its_episode(engine, cell, device, poison):
 def test_poison_without_a_reset_does_spread(engine, cell, device):
     rnn, inputs, state, starts = make_case(cell, 1, 8, 3, 0.0, device=device)
     inputs[3, 1] = float("nan")
-    outputs, _ = recurrent_scan(rnn, inputs, state, starts, engine.name)
+    outputs, _ = recurrent_scan(rnn, inputs, state, starts, engine)
     assert outputs[3:, 1].isnan().all()
     assert not outputs[:, [0, 2]].isnan().any()
-
-
-def test_permuting_environments_permutes_results(engine, cell, device):
-    rnn, inputs, state, starts = make_case(cell, 1, 6, 5, 0.3, device=device)
-    order = torch.tensor([3, 1, 4, 0, 2], device=device)
-    plain, _ = recurrent_scan(rnn, inputs, state, starts, engine.name)
-    permuted, _ = recurrent_scan(
-        rnn, inputs[:, order], select_envs(state, order), starts[:, order], engine.name
-    )
-    torch.testing.assert_close(permuted, plain[:, order], **EXACT_FLOAT64)
 
 
 @for_all_examples
@@ -175,7 +156,7 @@ def test_tensors_are_read_by_their_strides(
         apply(LAYOUTS[layouts["state"]], state),
         LAYOUTS[layouts["starts"]](starts),
     )
-    got = run_in_memory(case, lambda tensor: tensor, layouts_of_grads, engine.name)
+    got = run_in_memory(case, lambda tensor: tensor, layouts_of_grads, engine)
     want = run_in_memory(case, torch.Tensor.contiguous, layouts_of_grads, "reference")
     assert_all_close(got, want, **EXACT_FLOAT64)
 
@@ -193,7 +174,7 @@ def test_one_gradient_alone(engine, cell, device, needed):
         outputs, _ = recurrent_scan(rnn, inputs, state, starts, engine)
         return torch.autograd.grad(outputs.square().sum(), leaves[needed])
 
-    assert_all_close(gradient(engine.name), gradient("reference"), **EXACT_FLOAT64)
+    assert_all_close(gradient(engine), gradient("reference"), **EXACT_FLOAT64)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
@@ -201,7 +182,7 @@ def test_without_gradients(engine, cell, device, mode):
     rnn, inputs, state, starts = make_case(cell, 2, 4, 3, 0.3, device=device)
     expected, expected_last = recurrent_scan(rnn, inputs, state, starts, "reference")
     with mode():
-        outputs, last = recurrent_scan(rnn, inputs, state, starts, engine.name)
+        outputs, last = recurrent_scan(rnn, inputs, state, starts, engine)
     assert not outputs.requires_grad
     expected = [expected, *as_tensors(expected_last)]
     assert_all_close([outputs, *as_tensors(last)], expected, **EXACT_FLOAT64)
@@ -210,7 +191,7 @@ def test_without_gradients(engine, cell, device, mode):
 @pytest.mark.parametrize("order", [[0, 1, 2], [2, 1, 0], [1, 2, 0]])
 def test_scans_alive_at_once_share_nothing(engine, cell, device, order):
     cases = [make_case(cell, 2, 4, 3, 0.3, seed, device=device) for seed in range(3)]
-    results = [recurrent_scan(*case, engine=engine.name) for case in cases]
+    results = [recurrent_scan(*case, engine=engine) for case in cases]
     for index in order:
         expected = recurrent_scan(*cases[index], engine="reference")
         weights = list(cases[index][0].parameters())
@@ -223,9 +204,63 @@ def test_scans_alive_at_once_share_nothing(engine, cell, device, order):
 
 def test_what_was_handed_out_outlives_the_next_scan(engine, cell, device):
     first, second = (make_case(cell, 1, 4, 3, 0.3, seed, device=device) for seed in range(2))
-    handed_out = values_and_gradients(*first, engine.name)
+    handed_out = values_and_gradients(*first, engine)
     copies = [tensor.clone() for tensor in handed_out]
-    values_and_gradients(*second, engine.name)
+    values_and_gradients(*second, engine)
     with torch.no_grad():
-        recurrent_scan(*second, engine.name)
+        recurrent_scan(*second, engine)
     assert_all_close(handed_out, copies, **SAME)
+
+
+@hand_written
+def test_bfloat16_operands_keep_a_float32_state(engine, cell, device):
+    case = make_case(cell, 2, 6, 4, 0.3, dtype=torch.float32, device=device)
+    expected = values_and_gradients(*case, "reference")
+    with torch.autocast(device.type, dtype=torch.bfloat16):
+        results = values_and_gradients(*case, engine)
+    assert all(result.dtype == torch.float32 for result in results)
+    assert not torch.allclose(results[0], expected[0], **WINDOW_FLOAT32)
+    assert_all_close(results, expected, **BFLOAT16)
+
+
+@hand_written
+def test_autocast_around_the_backward_pass_alone_has_no_effect(engine, cell, device):
+    rnn, inputs, _, starts = make_case(cell, 1, 4, 3, 0.3, dtype=torch.float32, device=device)
+    inputs.requires_grad_()
+
+    def gradient(enabled):
+        outputs, _ = recurrent_scan(rnn, inputs, None, starts, engine)
+        with torch.autocast(device.type, dtype=torch.bfloat16, enabled=enabled):
+            return torch.autograd.grad(outputs.sum(), [inputs, *rnn.parameters()])
+
+    assert_all_close(gradient(True), gradient(False), rtol=0, atol=0)
+
+
+@hand_written
+def test_a_second_backward_pass_is_refused(engine, cell, device):
+    outputs, _ = recurrent_scan(*make_case(cell, 1, 3, 2, 0.0, device=device), engine)
+    outputs.sum().backward(retain_graph=True)
+    with pytest.raises(RuntimeError, match="retain_graph=True"):
+        outputs.sum().backward()
+
+
+@hand_written
+@pytest.mark.parametrize("leaf", ["inputs", "weight_hh_l0"])
+def test_double_backward_is_refused(engine, cell, device, leaf):
+    rnn, inputs, state, starts = make_case(cell, 1, 3, 2, 0.0, device=device)
+    leaves = {"inputs": inputs.requires_grad_(), **dict(rnn.named_parameters())}
+    outputs, _ = recurrent_scan(rnn, inputs, state, starts, engine)
+    with pytest.raises(RuntimeError, match="create_graph=True"):
+        torch.autograd.grad(outputs.sum(), leaves[leaf], create_graph=True)
+
+
+@hand_written
+def test_a_scan_that_is_forgotten_is_freed_at_once(engine, cell, device):
+    outputs, last = recurrent_scan(*make_case(cell, 1, 3, 2, 0.3, device=device), engine)
+    scan_node = weakref.ref(outputs.grad_fn)
+    gc.disable()
+    try:
+        del outputs, last
+        assert scan_node() is None
+    finally:
+        gc.enable()

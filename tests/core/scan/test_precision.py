@@ -7,9 +7,8 @@ import torch
 from support.scan_cases import make_case
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rsl_tbptt.core.scan import recurrent_scan
-from rsl_tbptt.core.scan.cuda import graphs
-from rsl_tbptt.core.scan.layers import as_in_layers, products_as_in_layers, tf32_in_layers
+from rsl_tbptt.core.scan import cuda, recurrent_scan
+from rsl_tbptt.core.scan.layers import products_as_in_layers, tf32_in_layers
 
 backends = torch.backends
 
@@ -111,45 +110,19 @@ def test_products_that_inherited_their_precision_go_on_to_inherit_it():
 
 
 @needs_new_settings
-@pytest.mark.engines(devices=("cuda",), hand_written=True)
+@pytest.mark.engines("cuda")
 @pytest.mark.parametrize("allowed", [True, False])
 def test_all_products_of_a_scan_are_as_precise_as_the_layers(engine, cell, allowed):
     by_layers(allowed)
     backends.cuda.matmul.fp32_precision = "ieee" if allowed else "tf32"
     case = make_case(cell, 2, 4, 3, 0.3)
     with Products() as products:
-        outputs, _ = recurrent_scan(*case, engine.name)
+        outputs, _ = recurrent_scan(*case, engine)
         num_forward = len(products.seen)
         outputs.sum().backward()
     assert 0 < num_forward < len(products.seen)
     assert set(products.seen) == {allowed}
     assert products_in_tf32() != allowed
-
-
-@needs_new_settings
-@pytest.mark.parametrize("is_cuda", [True, False])
-def test_passes_of_torchs_operations_follow_on_cuda_alone(is_cuda):
-    seen = []
-    run = as_in_layers(lambda ctx, first, *rest: seen.append(products_in_tf32()))
-    run(None, SimpleNamespace(is_cuda=is_cuda))
-    assert seen == [is_cuda]
-
-
-@needs_new_settings
-@pytest.mark.engines(name="reference")
-def test_torchs_own_layers_are_left_alone(engine, cell):
-    """They read cuDNN's setting themselves."""
-    seen = []
-    by_layers(allowed=True)
-
-    class Settings(TorchDispatchMode):
-        def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-            seen.append((backends.cudnn.rnn.fp32_precision, products_in_tf32()))
-            return operation(*args, **(kwargs or {}))
-
-    with Settings():
-        recurrent_scan(*make_case(cell, 1, 3, 2, 0.3), engine.name)[0].sum().backward()
-    assert set(seen) == {("tf32", False)}
 
 
 @needs_new_settings
@@ -159,7 +132,7 @@ def test_what_was_recorded_in_one_precision_is_not_replayed_in_another(monkeypat
     situations = []
     for allowed in (True, False):
         by_layers(allowed)
-        situations.append(graphs._situation(torch.device("cuda:0")))
+        situations.append(cuda._situation(torch.device("cuda:0")))
     assert situations[0] != situations[1]
 
 

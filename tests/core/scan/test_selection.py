@@ -1,16 +1,17 @@
-"""``auto`` takes what was seen to work."""
+"""What the front door refuses, and that ``auto`` takes what was seen to work."""
 
 import warnings
 
 import pytest
 import torch
+from support.scan_cases import D, H, make_case, num_states
+from torch import nn
 
+from rsl_tbptt.core import scan
 from rsl_tbptt.core.hidden_state import as_tensors
-from rsl_tbptt.core.scan import CELLS, ENGINES, Engine, Held, HeldInputs, reference, selection
-from rsl_tbptt.core.scan.layers import Scan
+from rsl_tbptt.core.scan import CELLS, ENGINES, Engine, is_supported, recurrent_scan, reference
 
 CPU = torch.device("cpu")
-FUSED = ENGINES["fused"]
 
 
 def raises(*arguments):
@@ -34,110 +35,146 @@ def wrong_gradient(*arguments):
     return outputs, state
 
 
-def ignores_episode_starts(rnn, inputs, state, episode_starts):
-    return rnn(inputs, state)
+def ignores_episode_starts(rnn, inputs, state, episode_starts, cuts):
+    return reference.scan(rnn, inputs, state, torch.zeros_like(episode_starts), cuts)
 
 
-class RightOnce:
-    """An engine that is right in its first scan alone."""
+def ignores_cuts(rnn, inputs, state, episode_starts, cuts):
+    return reference.scan(rnn, inputs, state, episode_starts, ())
 
-    def __init__(self):
-        self.first = True
 
-    def __call__(self, *arguments):
+def right_once():
+    """Return a scan that is right the first time alone."""
+    calls = []
+
+    def scan(*arguments):
+        calls.append(1)
         outputs, state = reference.scan(*arguments)
-        first, self.first = self.first, False
-        return outputs if first else 2.0 * outputs, state
+        return len(calls) * outputs, state
+
+    return scan
 
 
-class Counting:
-    """A right engine that counts its scans."""
-
-    def __init__(self):
-        self.count = 0
-
-    def __call__(self, *arguments):
-        self.count += 1
-        return reference.scan(*arguments)
+def choose(monkeypatch, scan_of_engine, dtype=torch.float32, cell="LSTM"):
+    """Return what "auto" takes where the CPU's engine runs this scan."""
+    monkeypatch.setitem(ENGINES, "compiled", Engine(scan_of_engine, "cpu"))
+    recurrent_scan(*make_case(cell, 1, 4, 3, 0.3, dtype=dtype))
+    return list(scan._chosen.values())[-1]
 
 
-def choose(scans: dict[str, Scan], dtype=torch.float32, cell="lstm"):
-    """Return the name of what is chosen among engines with these scans."""
-    engines = (Engine(name, dict.fromkeys(CELLS, scan)) for name, scan in scans.items())
-    return selection.first_that_works(CELLS[cell], CPU, dtype, engines).name
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
 @pytest.mark.parametrize(
     "wrong",
-    [wrong_values, wrong_last_state, wrong_gradient, ignores_episode_starts, RightOnce()],
+    [
+        raises,
+        wrong_values,
+        wrong_last_state,
+        wrong_gradient,
+        ignores_episode_starts,
+        ignores_cuts,
+        right_once,
+    ],
 )
-def test_the_first_engine_that_agrees_is_taken(wrong, dtype):
-    if isinstance(wrong, RightOnce):
-        wrong.first = True
-    candidates = {"raises": raises, "wrong": wrong, "right": FUSED.cells["lstm"], "never": raises}
-    with pytest.warns(UserWarning, match="takes 'right' for a LSTM") as caught:
-        assert choose(candidates, dtype) == "right"
-    (warning,) = caught
-    message = str(warning.message)
-    assert "'raises' (NotImplementedError: no such kernel here)" in message
-    assert "'wrong' (AssertionError: Tensor-likes are not close" in message
-    assert "'never'" not in message
-
-
-def ignores_held_inputs(rnn, inputs, state, episode_starts):
-    if isinstance(inputs, HeldInputs):
-        zeros = tuple(Held(0 * held.rows, held.places) for held in inputs.held)
-        inputs = HeldInputs(inputs.own, zeros).joined()
-    return reference.scan(rnn, inputs, state, episode_starts)
-
-
-@pytest.mark.parametrize("knows_held_inputs", [False, True])
-def test_held_inputs_are_checked_where_they_are_taken(knows_held_inputs):
-    engine = Engine(
-        "wrong",
-        dict.fromkeys(CELLS, ignores_held_inputs),
-        knows_held_inputs=knows_held_inputs,
-    )
-    tolerance = selection._TOLERANCES[torch.float32]
-    failure = selection._failure(engine, CELLS["lstm"], CPU, torch.float32, tolerance)
-    assert (failure is not None) == knows_held_inputs
-
-
-@pytest.mark.engines(name="fused")
-@pytest.mark.parametrize("operand_dtype", [None, torch.bfloat16])
-def test_the_tolerance_lets_rounding_pass(engine, cell, dtype, operand_dtype):
-    for seed in range(20):
-        with torch.autocast("cpu", dtype=operand_dtype, enabled=operand_dtype is not None):
-            effective = operand_dtype or dtype
-            tolerance = selection._TOLERANCES[effective] / 2
-            selection._check(engine, cell, CPU, dtype, tolerance, seed)
-
-
-def test_without_one_that_works_it_is_the_reference():
-    with pytest.warns(UserWarning, match="takes 'reference'"):
-        assert choose({"raises": raises}) == "reference"
-
-
-def test_a_choice_is_made_once_for_each_kind_of_layer_and_dtype():
-    engine = Counting()
+def test_an_engine_that_fails_the_comparison_is_passed_over(monkeypatch, wrong, dtype):
+    wrong = wrong() if wrong is right_once else wrong
+    with pytest.warns(UserWarning, match="takes 'reference' for a LSTM .*'compiled'.*Error: "):
+        assert choose(monkeypatch, wrong, dtype) == "reference"
     with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        for _ in range(3):
-            assert choose({"counting": engine}) == "counting"
-        assert engine.count == 2
-        choose({"counting": engine}, torch.float64)
-        choose({"counting": engine}, cell="gru")
-        with torch.autocast("cpu", dtype=torch.bfloat16):
-            choose({"counting": engine})
-            choose({"counting": engine}, torch.float64)
-        assert engine.count == 10
+        warnings.simplefilter("error")  # said once
+        recurrent_scan(*make_case("LSTM", 1, 4, 3, 0.3, dtype=dtype))
+
+
+def test_a_choice_is_made_once_for_each_kind_of_layer_and_dtype(monkeypatch):
+    num_scans = 0
+
+    def counting(*arguments):
+        nonlocal num_scans
+        num_scans += 1
+        return reference.scan(*arguments)
+
+    for _ in range(3):
+        assert choose(monkeypatch, counting) == "compiled"
+    assert num_scans == 2 + 3  # two for the check
+    choose(monkeypatch, counting, torch.float64)
+    choose(monkeypatch, counting, cell="GRU")
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        choose(monkeypatch, counting)
+    assert num_scans == 5 + 3 * (2 + 1)
 
 
 @pytest.mark.parametrize("mode", [torch.no_grad, torch.inference_mode])
-def test_a_check_leaves_no_trace(mode):
+def test_a_check_leaves_no_trace(mode, monkeypatch):
+    case = make_case("LSTM", 1, 4, 3, 0.3)
     state = torch.get_rng_state()
+    monkeypatch.setitem(ENGINES, "compiled", Engine(reference.scan, "cpu"))
     with mode():
-        assert choose({"fused": FUSED.cells["lstm"]}) == "fused"
+        recurrent_scan(*case)
         assert not torch.is_grad_enabled()
+    assert list(scan._chosen.values()) == ["compiled"]
     torch.testing.assert_close(torch.get_rng_state(), state, rtol=0, atol=0)
+
+
+@pytest.mark.engines("compiled", "cuda")
+@pytest.mark.parametrize("operand_dtype", [None, torch.bfloat16])
+def test_the_tolerance_lets_rounding_pass(engine, cell, dtype, device, operand_dtype):
+    if operand_dtype is not None and dtype == torch.float64:
+        pytest.skip("no such products")
+    tolerance = scan._TOLERANCES[operand_dtype or dtype] / 2
+    check = ENGINES[engine], cell, device, dtype, tolerance
+    for seed in range(10):
+        with torch.autocast(device.type, operand_dtype, enabled=operand_dtype is not None):
+            scan.check_against_reference(*check, seed)
+
+
+def test_the_shape_of_episode_starts_is_checked():
+    rnn, inputs, state, starts = make_case("LSTM", 1, 4, 3, 0.0)
+    with pytest.raises(ValueError, match=r"episode_starts has shape \(3, 3\), expected \(4, 3\)"):
+        recurrent_scan(rnn, inputs, state, starts[:3])
+
+
+@pytest.mark.parametrize("cuts", [(0,), (2, 2), (3, 1), (7,), (-1,)])
+def test_cuts_are_steps_in_rising_order(cuts):
+    with pytest.raises(ValueError, match="cuts"):
+        recurrent_scan(*make_case("LSTM", 1, 7, 3, 0.3), cuts=cuts)
+
+
+@pytest.mark.parametrize("name", ["warp", "cuda"])
+def test_an_engine_that_does_not_run_here_is_refused(name):
+    allowed = r"expected one of \['auto', 'compiled', 'reference'\] on cpu"
+    with pytest.raises(ValueError, match=f"scan_engine is '{name}', {allowed}"):
+        recurrent_scan(*make_case("LSTM", 1, 4, 3, 0.0), name)
+
+
+def test_compiled_is_refused_off_the_cpu():
+    rnn, inputs, _, starts = make_case("LSTM", 1, 4, 3, 0.0)
+    with pytest.raises(ValueError, match=r"'compiled', expected .* on meta"):
+        recurrent_scan(rnn, inputs.to("meta"), None, starts.to("meta"), "compiled")
+
+
+@pytest.mark.parametrize(
+    "rnn",
+    [
+        nn.LSTM(D, H, bidirectional=True),
+        nn.GRU(D, H, batch_first=True),
+        nn.LSTM(D, H, proj_size=2),
+        nn.GRU(D, H, num_layers=2, dropout=0.1),
+        nn.RNN(D, H),
+        nn.Linear(D, H),
+    ],
+)
+def test_other_layers_are_refused(rnn):
+    _, inputs, _, starts = make_case("LSTM", 1, 4, 3, 0.0)
+    assert not is_supported(rnn)
+    with pytest.raises(NotImplementedError, match=r"unidirectional nn\.LSTM or nn\.GRU"):
+        recurrent_scan(rnn, inputs, None, starts)
+
+
+def test_dropout_of_a_single_layer_is_none():
+    with pytest.warns(UserWarning, match="dropout"):
+        assert is_supported(nn.GRU(D, H, dropout=0.1))
+
+
+def test_the_last_state_has_the_form_of_torchs(engine, cell, device):
+    rnn, inputs, _, starts = make_case(cell, 2, 4, 3, 0.3, device=device)
+    _, last = recurrent_scan(rnn, inputs, None, starts, engine)
+    assert isinstance(rnn, CELLS[cell])
+    assert [tensor.shape for tensor in as_tensors(last)] == [(2, 3, H)] * num_states(cell)

@@ -1,13 +1,18 @@
-"""The stand-ins for torch's cell kernels are what they stand for: by signature and by value."""
+"""The CUDA engine waits for nothing, and the stand-ins for torch's kernels are what they stand for.
+
+The operations are listed on a CPU; that a device agrees is seen in ``test_cuda_device.py``.
+"""
 
 import pytest
 import torch
 from support import fused_cells
-from support.scan_cases import D, H
+from support.scan_cases import D, H, make_case
 from support.tolerances import EXACT_FLOAT64
 from torch import nn
+from torch.utils._python_dispatch import TorchDispatchMode
 
-from rsl_tbptt.core.scan import CELLS, selection
+from rsl_tbptt.core import scan
+from rsl_tbptt.core.scan import ENGINES, cuda, recurrent_scan
 
 KERNELS = {
     "_thnn_fused_lstm_cell": fused_cells.lstm_cell,
@@ -87,8 +92,8 @@ def test_the_stand_ins_equal_torchs_kernels(name, device):
         torch.testing.assert_close(got.cpu(), want, **EXACT_FLOAT64)
 
 
-@pytest.mark.engines(devices=("cuda",), hand_written=True)
-def test_the_check_of_auto_notices_a_cell_that_changed(engine, device, monkeypatch):
+@pytest.mark.engines("cuda")
+def test_the_check_of_auto_notices_a_kernel_that_changed(engine, device, monkeypatch):
     name = "_thnn_fused_lstm_cell_backward_impl"
     backward = KERNELS[name] if device.type == "cpu" else getattr(torch.ops.aten, name)
 
@@ -97,5 +102,64 @@ def test_the_check_of_auto_notices_a_cell_that_changed(engine, device, monkeypat
         return gates.roll(H, dims=1), *others
 
     monkeypatch.setattr(torch.ops.aten, name, with_gates_in_another_order)
-    with pytest.warns(UserWarning, match=f"takes 'reference' .*'{engine.name}' .AssertionError"):
-        selection.first_that_works(CELLS["lstm"], device, torch.float32, [engine])
+    with pytest.raises(AssertionError, match="not close"):
+        scan.check_against_reference(ENGINES[engine], "LSTM", device, torch.float32, 1e-4, 0)
+
+
+class Operations(TorchDispatchMode):
+    """Lists the operations that run."""
+
+    def __init__(self):
+        super().__init__()
+        self.seen = []
+
+    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
+        self.seen.append(operation.name().removeprefix("aten::").split(".")[0])
+        return operation(*args, **(kwargs or {}))
+
+
+WAITING = (
+    "_local_scalar_dense",
+    "nonzero",
+    "is_nonzero",
+    "masked_select",
+    "item",
+    "equal",
+    "unique",
+)
+"""Operations whose result or its size the host has to know."""
+
+
+@pytest.fixture
+def without_recordings(monkeypatch):
+    """Run the passes step by step."""
+    monkeypatch.setattr(cuda, "_situation", lambda device: None)
+
+
+def operations(engine, cell, device, num_steps, done_rate, backward=True):
+    """Return the names of all operations of a scan."""
+    case = make_case(cell, 2, num_steps, 4, done_rate, device=device)
+    recurrent_scan(*case, engine)
+    with Operations() as recorded:
+        outputs, _ = recurrent_scan(*case, engine)
+        if backward:
+            outputs.sum().backward()
+    return recorded.seen
+
+
+@pytest.mark.engines("cuda")
+def test_the_host_never_asks_the_device(engine, cell, device):
+    quiet = operations(engine, cell, device, 5, done_rate=0.0)
+    assert not [name for name in quiet if name.startswith(WAITING)]
+    assert operations(engine, cell, device, 5, done_rate=0.4) == quiet
+
+
+@pytest.mark.engines("cuda")
+@pytest.mark.parametrize("num_steps", [4, 9])
+@pytest.mark.usefixtures("without_recordings")
+def test_two_products_a_step_and_a_few_a_window(engine, cell, device, num_steps):
+    forward = operations(engine, cell, device, num_steps, 0.3, backward=False)
+    both = operations(engine, cell, device, num_steps, 0.3)
+    assert forward.count("mm") == 2 * (num_steps + 1)
+    backward_of_layers = 2 * (num_steps - 1) + 2 * 2  # steps after the first, weights
+    assert both.count("mm") - forward.count("mm") == backward_of_layers + 1  # dx of the upper layer

@@ -1,0 +1,250 @@
+"""The compiled engine: its functions, what it prepares of weights, and its buffers."""
+
+import math
+import os
+
+import pytest
+import torch
+from torch import nn
+
+from rsl_tbptt.core import scan
+from rsl_tbptt.core.memory import PeakMemory
+from rsl_tbptt.core.scan import CELLS, ENGINES, cpu, free_buffers, recurrent_scan, unchanged_weights
+
+pytestmark = pytest.mark.engines("compiled")
+
+CPU = torch.device("cpu")
+EPSILON = torch.finfo(torch.float32).eps
+
+
+@pytest.fixture
+def compile_with(monkeypatch):
+    """Return a function that sets the compiler; what was compiled before is forgotten."""
+
+    def use(command):
+        monkeypatch.setenv("CC", str(command))
+        cpu.load_cells.cache_clear()
+
+    yield use
+    cpu.load_cells.cache_clear()
+
+
+def tanh_of(x):
+    """Return what a GRU makes of its candidate's input where nothing else is in its way."""
+    num_envs, H = len(x), 1
+    gates, n = torch.zeros(num_envs, 3 * H), x.clone()
+    before, h = torch.zeros(2, num_envs, H)
+    addresses = [tensor.data_ptr() for tensor in (gates, gates, n, before, h)]
+    cells = cpu.load_cells(torch.float32, torch.float32)
+    cells.gru_forward(num_envs, H, 1, H, H, *addresses, None, None, None)
+    return n
+
+
+def test_tanh_is_right_to_the_last_digits_over_all_sizes():
+    sizes = torch.logspace(-30, 30, 200_001, base=2.0)
+    x = torch.cat((sizes, -sizes, torch.linspace(-10.0, 10.0, 200_001)))
+    error = (tanh_of(x) - x.double().tanh()) / x.double().tanh().abs().clamp(min=1e-30)
+    assert error.abs().max() < 2 * EPSILON
+
+
+def test_tanh_of_what_is_no_number():
+    x = torch.tensor([math.nan, math.inf, -math.inf, 0.0])
+    torch.testing.assert_close(
+        tanh_of(x), torch.tensor([math.nan, 1.0, -1.0, 0.0]), equal_nan=True, rtol=0, atol=0
+    )
+
+
+def test_operands_are_rounded_as_torch_rounds():
+    bits = torch.randint(-(2**31), 2**31, (100_000,), generator=torch.Generator().manual_seed(0))
+    ties = torch.arange(-(2**31), 2**31, 2**15)
+    x = torch.cat((bits, ties, ties + 1, ties - 1)).to(torch.int32).view(torch.float32)
+    num_envs, H, full, operand = len(x), 1, torch.float32, torch.bfloat16
+    # z is 1 and n is 0, so that h is what it was before.
+    product = torch.tensor([0.0, math.inf, 0.0], dtype=operand).repeat(num_envs, 1)
+    gates, n = torch.empty(num_envs, 3), torch.zeros(num_envs)
+    h, next_before, next_input = torch.empty_like(x), torch.empty_like(x), x.to(operand) * 0
+    at = [t.data_ptr() for t in (product, gates, n, x, h, next_before, next_input)]
+    cpu.load_cells(full, operand).gru_forward(num_envs, H, 1, H, H, *at, None)
+    torch.testing.assert_close(next_before, x, rtol=0, atol=0, equal_nan=True)
+    torch.testing.assert_close(next_input, x.to(operand), rtol=0, atol=0, equal_nan=True)
+
+
+def test_float32_equals_float64_up_to_rounding(engine, cell):
+    for seed in range(20):
+        scan.check_against_reference(ENGINES[engine], cell, CPU, torch.float32, 40 * EPSILON, seed)
+
+
+@pytest.mark.parametrize("num_envs", [33, 300])
+def test_threads_change_nothing(engine, cell, num_envs):
+    torch.manual_seed(0)
+    rnn, x = CELLS[cell](7, 130), torch.randn(5, num_envs, 7)
+    starts = torch.rand(5, num_envs) < 0.3
+
+    def gradients():
+        outputs, _ = recurrent_scan(rnn, x, None, starts, engine)
+        return [outputs, *torch.autograd.grad(outputs.square().sum(), list(rnn.parameters()))]
+
+    alone = gradients()
+    torch.set_num_threads(2)
+    try:
+        together = gradients()
+    finally:
+        torch.set_num_threads(1)
+    for got, want in zip(together, alone, strict=True):
+        torch.testing.assert_close(got, want, rtol=1e-5, atol=1e-5)
+
+
+def scan_once(engine):
+    return recurrent_scan(nn.LSTM(2, 3), torch.zeros(1, 4, 2), None, torch.ones(1, 4) > 0, engine)
+
+
+@pytest.mark.parametrize("command", ["{} -DWITH=options", "env {}", "env {} -g"])
+def test_the_compiler_may_have_options_and_a_launcher(command, compile_with):
+    compile_with(command.format(os.environ.get("CC", "cc")))
+    scan_once("compiled")
+
+
+@pytest.mark.parametrize(
+    "command", ["no-such-compiler", "no-such-launcher gcc", "false", "env no-such-compiler", ""]
+)
+def test_without_a_working_compiler_the_engine_says_so(command, compile_with):
+    compile_with(command)
+    with pytest.raises(NotImplementedError, match=f"scan_engine 'compiled' needs .*'{command}'"):
+        scan_once("compiled")
+
+
+def test_other_half_precision_is_left_to_the_reference():
+    rnn, x = nn.LSTM(2, 3).bfloat16(), torch.zeros(1, 4, 2).bfloat16()
+    with pytest.raises(NotImplementedError, match="'compiled' has no"):
+        recurrent_scan(rnn, x, None, torch.ones(1, 4) > 0, "compiled")
+    with pytest.warns(UserWarning, match="takes 'reference'"):
+        recurrent_scan(rnn, x, None, torch.ones(1, 4) > 0)
+
+
+@pytest.mark.parametrize("found", [True, False])
+def test_auto_says_why_a_compiler_was_of_no_use(compile_with, tmp_path, found):
+    script = tmp_path / "cc"
+    if found:
+        script.write_text("#!/bin/sh\necho unknown option >&2\nexit 1\n")
+        script.chmod(0o755)
+    compile_with(script)
+    reason = "unknown option" if found else "needs a C compiler"
+    with pytest.warns(UserWarning, match=f"takes 'reference' .*'compiled'.*{reason}"):
+        scan_once("auto")
+    scan_once("auto")  # said once
+
+
+T, N, D, H = 5, 6, 3, 4
+
+
+@pytest.fixture(params=["packed", "each time"])
+def packing(request, monkeypatch):
+    """MKL's packed products where this torch has them, and torch's own."""
+    if request.param == "packed" and not cpu.packs():
+        pytest.skip("this torch packs no products")
+    monkeypatch.setattr(cpu, "packs", lambda: request.param == "packed")
+
+
+def gradients(rnn, engine, num_envs=N):
+    generator = torch.Generator().manual_seed(0)
+    inputs = torch.randn(T, num_envs, D, generator=generator).to(rnn.weight_ih_l0.dtype)
+    starts = torch.rand(T, num_envs, generator=generator) < 0.3
+    outputs, _ = recurrent_scan(rnn, inputs, None, starts, engine)
+    return torch.autograd.grad(outputs.square().sum(), list(rnn.parameters()))
+
+
+def test_nothing_is_kept_of_weights_that_may_change(engine, cell, packing):
+    rnn = CELLS[cell](D, H)
+    gradients(rnn, engine)
+    with torch.no_grad():
+        rnn.weight_hh_l0.mul_(2.0)
+    for one, other in zip(gradients(rnn, engine), gradients(rnn, "reference"), strict=True):
+        torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
+
+
+def test_windows_share_what_is_prepared(engine, cell, packing, monkeypatch):
+    made = []
+    step_product = cpu.step_product
+    monkeypatch.setattr(cpu, "step_product", lambda *args: made.append(1) or step_product(*args))
+    rnn = CELLS[cell](D, H, 2)
+    alone = gradients(rnn, engine)
+    assert len(made) == 4  # of two layers, forward and backward
+    with unchanged_weights():
+        gradients(rnn, engine)
+        with unchanged_weights():
+            assert all(map(torch.equal, gradients(rnn, engine), alone))
+        assert len(made) == 12
+        assert all(map(torch.equal, gradients(rnn, engine), alone))
+        assert len(made) == 12
+        gradients(rnn, engine, num_envs=2 * N)
+        assert len(made) == 16
+        assert all(map(torch.equal, gradients(rnn, engine), alone))
+        assert len(made) == 16  # what was made for N is kept beside what was made for 2 N
+    gradients(rnn, engine)
+    assert len(made) == 20
+
+
+@pytest.mark.parametrize("own", ["weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0"])
+def test_layers_with_one_weight_of_their_own_do_not_share(engine, cell, packing, own):
+    torch.manual_seed(2)
+    rnns = [CELLS[cell](D, H) for _ in range(2)]
+    for name, weight in rnns[0].named_parameters():
+        if name != own:
+            setattr(rnns[1], name, weight)
+    with unchanged_weights():
+        found = [gradients(rnn, engine) for rnn in rnns]
+    for rnn, own in zip(rnns, found, strict=True):
+        assert all(map(torch.equal, own, gradients(rnn, engine)))
+
+
+FLOAT, M = torch.float32, 64
+
+
+@pytest.fixture(autouse=True)
+def _no_free_buffers():
+    free_buffers()
+    yield
+    free_buffers()
+
+
+def inputs(seed=0):
+    return torch.randn(T, M, D, generator=torch.Generator().manual_seed(seed))
+
+
+def starts():
+    return torch.rand(T, M, generator=torch.Generator().manual_seed(2)) < 0.3
+
+
+def gradient(rnn, x, engine):
+    """Return the gradient of the weights for one scan that runs alone."""
+    outputs, _ = recurrent_scan(rnn, x, None, starts(), engine)
+    return torch.autograd.grad(outputs.square().sum(), rnn.all_weights[0])
+
+
+def test_the_next_window_takes_the_buffers_of_the_last(engine, cell):
+    rnn = CELLS[cell](D, H)
+    peaks = []
+    for _ in range(3):
+        with PeakMemory() as memory:
+            gradient(rnn, inputs(), engine)
+        peaks.append(memory.peak)
+    assert peaks[1] == peaks[2]
+    assert peaks[0] - peaks[1] >= T * M * 4 * H * FLOAT.itemsize  # the gates, at least
+
+
+def test_buffers_are_free_after_the_backward_pass_though_its_results_live(engine, cell):
+    rnn = CELLS[cell](D, H)
+    outputs, _ = recurrent_scan(rnn, inputs(), None, starts(), engine)
+    loss = outputs.square().sum()
+    loss.backward()
+    with PeakMemory() as memory:
+        recurrent_scan(rnn, inputs(), None, starts(), engine)
+    assert memory.peak < T * M * 4 * H * FLOAT.itemsize
+    assert outputs.grad_fn is not None
+
+
+def test_a_buffer_of_inference_mode_is_not_kept(engine, cell):
+    rnn = CELLS[cell](D, H)
+    with torch.inference_mode():
+        recurrent_scan(rnn, inputs(), None, starts(), engine)
+    assert all(torch.isfinite(g).all() for g in gradient(rnn, inputs(), engine))

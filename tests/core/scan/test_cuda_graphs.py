@@ -1,0 +1,346 @@
+"""CUDA graphs: whose memory is whose, what is kept, and how they are captured.
+
+On a CPU a replay runs the work again, and a capture is seen by what it asks of ``torch.cuda``.
+"""
+
+import contextlib
+import gc
+import inspect
+import warnings
+import weakref
+from types import SimpleNamespace
+
+import pytest
+import torch
+from support.scan_cases import assert_all_close, make_case
+from support.tolerances import EXACT_FLOAT64
+
+from rsl_tbptt.core.scan import cuda, recordings_aside, recurrent_scan
+
+pytestmark = pytest.mark.engines("cuda")
+
+
+@pytest.fixture
+def pool(engine, monkeypatch):
+    """Return a pool without recordings."""
+    pool = cuda.Pool()
+    monkeypatch.setattr(cuda, "_pool", pool)
+    return pool
+
+
+@pytest.fixture
+def scan(engine):
+    """Return the scan with recordings."""
+    return lambda *case: recurrent_scan(*case, engine=engine)
+
+
+@pytest.fixture
+def leaves_of(device):
+    """Return a function that makes cases whose inputs need a gradient."""
+
+    def leaves_of(seed, cell="LSTM", num_layers=1):
+        rnn, inputs, state, starts = make_case(cell, num_layers, 4, 3, 0.3, seed, device=device)
+        return rnn, inputs.requires_grad_(), state, starts
+
+    return leaves_of
+
+
+def num_recordings(pool):
+    """Return how many recordings are free, and how many were made."""
+    free = sum(len(each) for sizes in pool._free.values() for each in sizes.values())
+    return free, pool._num_made
+
+
+def gradients_of(outputs, rnn, inputs):
+    return torch.autograd.grad(outputs.square().sum(), [inputs, *rnn.parameters()])
+
+
+def assert_equals_reference(outputs, case):
+    """Compare outputs and their gradients."""
+    expected, _ = recurrent_scan(*case, engine="reference")
+    torch.testing.assert_close(outputs, expected, **EXACT_FLOAT64)
+    got = gradients_of(outputs, case[0], case[1])
+    assert_all_close(got, gradients_of(expected, case[0], case[1]), **EXACT_FLOAT64)
+
+
+def no_memory_left(*arguments):
+    raise torch.OutOfMemoryError("no memory left")
+
+
+def test_scans_alive_at_once_have_one_each(scan, cell, leaves_of, pool):
+    cases = [leaves_of(seed, cell, num_layers=2) for seed in range(3)]
+    results = [scan(*case) for case in cases]
+    assert num_recordings(pool) == (0, 6)
+    for case, (outputs, _) in zip(cases, results, strict=True):
+        gradients_of(outputs, case[0], case[1])
+    assert num_recordings(pool) == (6, 6)
+
+
+def test_a_recording_serves_other_weights_and_values(scan, cell, leaves_of, pool):
+    for seed in range(3):
+        case = leaves_of(seed, cell)
+        assert_equals_reference(scan(*case)[0], case)
+    assert num_recordings(pool) == (1, 1)
+
+
+def test_weights_may_change_between_forward_and_backward(scan, leaves_of):
+    case = leaves_of(0)
+    rnn, inputs, *_ = case
+    expected = gradients_of(recurrent_scan(*case, engine="reference")[0], rnn, inputs)
+    outputs, _ = scan(*case)
+    with torch.no_grad():
+        for parameter in rnn.parameters():
+            parameter.mul_(2.0)
+    assert_all_close(gradients_of(outputs, rnn, inputs), expected, **EXACT_FLOAT64)
+
+
+def test_a_forgotten_scan_gives_its_recording_back(scan, leaves_of, pool):
+    outputs, last = scan(*leaves_of(0))
+    assert num_recordings(pool) == (0, 1)
+    del outputs, last
+    gc.collect()
+    assert num_recordings(pool) == (1, 1)
+
+
+def test_each_shape_and_setting_is_recorded_once(scan, leaves_of, pool, monkeypatch):
+    rnn, inputs, state, starts = leaves_of(0)
+
+    def run():
+        for num_steps in (4, 3):
+            outputs, _ = scan(rnn, inputs[:num_steps], state, starts[:num_steps])
+            gradients_of(outputs, rnn, inputs)
+
+    run()
+    run()
+    assert num_recordings(pool) == (2, 2)
+    scan(rnn, inputs.detach(), state, starts)[0].sum().backward()
+    assert num_recordings(pool) == (3, 3)
+    monkeypatch.setattr(cuda, "_situation", lambda device: "other precision")
+    run()
+    assert num_recordings(pool) == (5, 5)
+
+
+def test_a_recording_made_in_inference_mode_serves_later(scan, leaves_of, pool):
+    case = leaves_of(0)
+    expected, _ = recurrent_scan(*case, engine="reference")
+    for mode in (torch.inference_mode, torch.no_grad):
+        with mode():
+            outputs, _ = scan(*case)
+        torch.testing.assert_close(outputs, expected.detach(), **EXACT_FLOAT64)
+    assert num_recordings(pool) == (1, 1)
+
+
+def test_no_more_recordings_than_are_kept(scan, leaves_of, monkeypatch):
+    pool = cuda.Pool(max_recordings=1)
+    monkeypatch.setattr(cuda, "_pool", pool)
+    case = leaves_of(0, num_layers=2)
+    with pytest.warns(UserWarning, match="further window shapes are not recorded: 1 are kept"):
+        outputs, _ = scan(*case)
+    assert_equals_reference(outputs, case)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # said once
+        outputs, _ = scan(*case)
+    assert_equals_reference(outputs, case)
+    assert num_recordings(pool) == (1, 1)
+
+
+def test_sizes_that_change_all_the_time_leave_room_for_other_windows(scan, device, pool):
+    most = cuda._MAX_SIZES
+
+    def run(num_envs, num_steps=3):
+        case = make_case("LSTM", 1, num_steps, num_envs, 0.3, device=device)
+        case[1].requires_grad_()
+        assert_equals_reference(scan(*case)[0], case)
+
+    for num_envs in range(1, most + 1):
+        run(num_envs)
+    with pytest.warns(UserWarning, match=f"alike are kept for {most} numbers of environments"):
+        run(most + 1)
+    for num_envs in (most + 2, 1, most):  # said once
+        run(num_envs)
+    assert num_recordings(pool) == (most, most)
+    run(most + 1, num_steps=2)
+    assert num_recordings(pool) == (most + 1, most + 1)
+
+
+@pytest.mark.usefixtures("pool")
+@pytest.mark.parametrize("first", [True, False])
+def test_a_recording_that_fails_does_not_end_training(scan, leaves_of, monkeypatch, first):
+    case = leaves_of(0, num_layers=2)
+    if not first:
+        scan(*leaves_of(0))
+    monkeypatch.setattr(cuda, "record", no_memory_left)
+    with pytest.warns(UserWarning, match=r"not recorded: one could not .*no memory left"):
+        outputs, _ = scan(*case)
+    assert_equals_reference(outputs, case)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # said once, and not tried again
+        scan(*case)
+
+
+def test_nothing_is_recorded_inside_the_callers_capture(scan, leaves_of, pool, monkeypatch):
+    monkeypatch.setattr(cuda, "_situation", lambda device: None)
+    case = leaves_of(0)
+    assert_equals_reference(scan(*case)[0], case)
+    assert num_recordings(pool) == (0, 0)
+
+
+def test_recordings_made_aside_are_dropped(scan, leaves_of, pool):
+    case = leaves_of(0)
+    scan(*case)
+    with recordings_aside():
+        assert num_recordings(cuda._pool) == (0, 0)
+        scan(*case)
+        ((recordings,),) = (sizes.values() for sizes in cuda._pool._free.values())
+        recording = weakref.ref(recordings[0])
+        del recordings
+    assert recording() is None
+    assert cuda._pool is pool
+    assert num_recordings(pool) == (1, 1)
+
+
+DEVICE = torch.device("cuda:0")
+
+
+class FakeCuda:
+    """Writes down what is asked of torch.cuda, in the order it is asked."""
+
+    def __init__(self, monkeypatch):
+        self.log, self.error_at_end = [], None
+        self.current = self.stream("current")
+        self.capture = inspect.signature(torch.cuda.graph.__init__)
+        self.num_graphs = 0
+        for name in ("stream", "graph"):
+            monkeypatch.setattr(torch.cuda, name, getattr(self, f"{name}_context"))
+        monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
+        monkeypatch.setattr(torch.cuda, "Stream", lambda device: self.stream("side"))
+        monkeypatch.setattr(torch.cuda, "current_stream", lambda: self.current)
+        monkeypatch.setattr(torch.cuda, "CUDAGraph", self.make_graph)
+        cuda._side_stream.cache_clear()
+
+    def stream(self, name):
+        def wait_stream(other):
+            self.log.append(f"{name} waits for {other.name}")
+
+        return SimpleNamespace(name=name, wait_stream=wait_stream, cuda_stream=0)
+
+    def make_graph(self):
+        self.num_graphs += 1
+        number = self.num_graphs
+        return SimpleNamespace(replay=f"replay {number}", pool=lambda: f"memory of {number}")
+
+    @contextlib.contextmanager
+    def stream_context(self, stream):
+        before, self.current = self.current, stream
+        self.log.append(f"on {stream.name}")
+        try:
+            yield
+        finally:
+            self.current = before
+            self.log.append(f"on {before.name}")
+
+    @contextlib.contextmanager
+    def graph_context(self, *arguments, **options):
+        """As ``torch.cuda.graph`` of torch up to 2.12: without a ``finally``."""
+        bound = self.capture.bind(None, *arguments, **options).arguments
+        assert bound["capture_error_mode"] == "thread_local"
+        before, self.current = self.current, bound["stream"]
+        self.log.append(f"capture into {bound['pool'] or 'new memory'}")
+        try:
+            yield
+        finally:
+            if self.error_at_end is not None:
+                raise self.error_at_end
+        self.current = before
+        self.log.append("end")
+
+
+@pytest.fixture
+def fake_cuda(monkeypatch):
+    """Return a device that only writes down what is asked of it."""
+    yield FakeCuda(monkeypatch)
+    cuda._side_stream.cache_clear()
+
+
+def test_recording_warms_up_aside_and_captures_once(fake_cuda):
+    def work():
+        fake_cuda.log.append("work")
+        return torch.zeros(())
+
+    pool = cuda.Pool()
+    graph, outputs = cuda.record(work, DEVICE, pool)
+    assert (graph.replay, outputs.shape) == ("replay 1", ())
+    warm_up = ["side waits for current", "on side", "work", "work", "current waits for side"]
+    capture = ["capture into new memory", "work", "end", "on current"]
+    assert fake_cuda.log == [*warm_up, *capture]
+
+
+def test_a_backward_pass_is_captured_into_the_memory_of_its_forward_pass(fake_cuda):
+    pool = cuda.Pool()
+    forward, _ = cuda.record(lambda: (), DEVICE, pool)
+    cuda.record(lambda: (), DEVICE, pool, forward)
+    captures = [line for line in fake_cuda.log if line.startswith("capture")]
+    assert captures == ["capture into new memory", "capture into memory of 1"]
+
+
+@pytest.mark.parametrize("enabled", [True, False])
+@pytest.mark.parametrize("fails", [False, True])
+def test_no_garbage_is_collected_during_a_capture(fake_cuda, enabled, fails):
+    seen = []
+
+    def work():
+        seen.append(gc.isenabled())
+        if fails:
+            raise RuntimeError("no memory left")
+
+    before = gc.isenabled()
+    (gc.enable if enabled else gc.disable)()
+    try:
+        with pytest.raises(RuntimeError) if fails else contextlib.nullcontext():
+            cuda.record(work, DEVICE, cuda.Pool())
+        after = gc.isenabled()
+    finally:
+        (gc.enable if before else gc.disable)()
+    assert not seen[-1]
+    assert after == enabled
+
+
+@pytest.mark.parametrize("work_fails", [False, True])
+def test_a_capture_that_cannot_be_ended_leaves_the_stream_and_keeps_its_graph(
+    fake_cuda, work_fails
+):
+    """Torch still knows a graph whose capture did not end."""
+    num_runs = 0
+
+    def work():
+        nonlocal num_runs
+        num_runs += 1
+        if work_fails and num_runs == 3:
+            raise RuntimeError("no memory left")
+
+    pool = cuda.Pool()
+    fake_cuda.error_at_end = RuntimeError("the capture was invalidated")
+    with pytest.raises(RuntimeError, match="invalidated"):
+        cuda.record(work, DEVICE, pool)
+    assert fake_cuda.current.name == "current"
+    assert [graph.replay for graph in pool.graphs] == ["replay 1"]
+
+
+def test_pools_that_are_dropped_capture_on_streams_of_their_own(fake_cuda, monkeypatch):
+    streams = []
+
+    def record():
+        cuda.record(lambda: streams.append(fake_cuda.current), DEVICE, cuda._pool)
+
+    monkeypatch.setattr(cuda, "_pool", cuda.Pool())
+    record()
+    with cuda.recordings_aside():
+        record()
+        with cuda.recordings_aside():  # as where "auto" checks an engine meanwhile
+            record()
+        record()
+    record()
+    of_pool, of_aside, of_inner, of_aside_again, of_pool_again = streams[2::3]
+    assert len({id(stream) for stream in (of_pool, of_aside, of_inner)}) == 3
+    assert of_aside_again is of_aside
+    assert of_pool_again is of_pool
