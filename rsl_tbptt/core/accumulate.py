@@ -73,8 +73,8 @@ def accumulate_group(
         replay: Runs the model over a window.
         loss: The loss.
         divisor: M, what the weighted sum of per-sample losses is divided by.
-        num_micro_batches: Parts of the environments that are run one after the other.
-        coef: What the loss counts beside others.
+        num_micro_batches: Into how many micro-batches the environments are cut.
+        coef: Weight of the loss compared with others.
         windows_at_once: Windows that are run as one, with the same gradient; see ``joined``.
 
     Returns:
@@ -158,12 +158,12 @@ _MIN_SAMPLES = 2048
 """In shorter windows more environments share what a micro-batch costs whatever its size."""
 
 _SAMPLES_AT_ONCE = 4096
-"""Up to which several windows share it, where environments are too few: more would hardly be faster
-and take memory."""
+"""Samples up to which several windows of few environments share that cost: more would take memory
+and hardly be faster."""
 
 _ENVS_THAT_SEE = 64
-"""Of a model with images, whose encoders take most of the time, in parts of their own: more
-environments would not be faster and their images take memory."""
+"""Environments of a micro-batch for models with images: their encoders take most of the time and
+run in parts of their own, so more environments would take memory and be no faster."""
 
 _UNKNOWN_CACHE = 2**20
 _CACHE_SIZE = Path("/sys/devices/system/cpu/cpu0/cache/index2/size")

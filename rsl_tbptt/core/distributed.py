@@ -58,7 +58,7 @@ class Ranks:
         return values
 
     def gather_to_first(self, value: Value) -> list[Value]:
-        """Return what each rank gave, any picklable value, by rank; nothing beside the first."""
+        """Return what each rank gave, any picklable value, by rank; only on the first, else nothing."""
         if not self.together:
             return [value]
         is_first = distributed.get_rank() == 0
@@ -84,24 +84,18 @@ class Ranks:
         """
         if not self.together:
             return function()
-        results: list[Value] = []
+        result: Any = None
         failed: Exception | None = None
         try:
-            results.append(function())
+            result = function()
         except Exception as error:
             failed = error
-        refused = isinstance(failed, ValueError)
-        named = "" if refused else f"{type(failed).__name__}: "
-        reason = None if failed is None else (refused, f"{named}{failed}")
-        for rank, of_rank in enumerate(self.gather(reason)):
-            if of_rank is None:
-                continue
-            if of_rank[0]:
-                raise ValueError(f"On rank {rank}: {of_rank[1]}")
-            if failed is not None:
-                raise failed
-            raise RuntimeError(f"Rank {rank} could not go on ({of_rank[1]}).")
-        (result,) = results  # all gave one: this rank's failure would have been raised
+        own = isinstance(failed, ValueError), failed and type(failed).__name__, str(failed)
+        for rank, (refused, kind, text) in enumerate(self.gather(own)):
+            if refused:
+                raise ValueError(f"On rank {rank}: {text}")
+            if kind is not None:
+                raise failed or RuntimeError(f"Rank {rank} could not go on ({kind}: {text}).")
         return result
 
     def mean_and_std(self, values: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:

@@ -54,11 +54,11 @@ class PeakMemory(TorchDispatchMode):
     ) -> Any:
         """Run ``func`` and count the memory behind results that was behind no argument."""
         kwargs = kwargs or {}
-        given = {_key(storage): storage.nbytes() for storage in _storages((args, kwargs))}
+        given = {storage._cdata: storage.nbytes() for storage in _storages((args, kwargs))}
         result = func(*args, **kwargs)
         for storage in _storages(result):
-            if _key(storage) not in given.keys() | self._seen:
-                self._count(storage, _key(storage), storage.nbytes())
+            if storage._cdata not in given.keys() | self._seen:
+                self._count(storage, storage._cdata, storage.nbytes())
         for leaf in tree_leaves(result):
             if isinstance(leaf, torch.Tensor) and leaf.layout != torch.strided:
                 self._count(leaf, id(leaf), sum(given.values()))
@@ -81,12 +81,8 @@ def _storages(tree: Any) -> Iterator[torch.UntypedStorage]:
             yield leaf.untyped_storage()
 
 
-def _key(storage: torch.UntypedStorage) -> int:
-    return storage._cdata
-
-
 _MANY = 128
-"""Environments of the largest such run."""
+"""Environments of the largest trial run."""
 
 
 @dataclass(frozen=True)

@@ -1,14 +1,15 @@
-"""A function of rows in parts, some computed again for their gradient.
+"""A function of rows in parts, some of them computed again for their gradient.
 
-What a convolution keeps for its backward pass outweighs its inputs many times over. Run in parts
-without a graph, each run again when the gradient reaches it, it takes the memory of one part,
-whatever the number of rows, for one more forward pass. Of as many parts as there is memory for, the
-graphs are kept instead: of the last ones, which the gradient reaches and frees first.
+A convolution keeps many times its inputs for its backward pass. So it runs in parts without a
+graph, and each part runs again when the gradient reaches it: this takes the memory of one part,
+whatever the number of rows, for one more forward pass. If memory allows, the last parts keep their
+graphs and are not recomputed; backward reaches and frees those first.
 """
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 import torch
 from torch.autograd.graph import saved_tensors_hooks
@@ -91,7 +92,8 @@ def in_parts(
     parts, num_again = rows.split(size), 0
     if torch.is_grad_enabled() and len(rows) > max(size, num_kept):
         num_again = -(-(len(rows) - num_kept) // size)
-    again = [_run_again_for_its_gradient(function, part) for part in parts[:num_again]]
+    options: dict[str, Any] = {"use_reentrant": False, "preserve_rng_state": False}
+    again: list[Any] = [checkpoint(function, part, **options) for part in parts[:num_again]]
     return torch.cat(again + [function(part) for part in parts[num_again:]])
 
 
@@ -115,12 +117,6 @@ def graph_bytes_per_row(function: Function, rows: torch.Tensor) -> int:
     """
     one, two = (_graph_bytes(function, rows[:number]) for number in (1, 2))
     return two - one  # what is kept of parameters is in both
-
-
-def _run_again_for_its_gradient(function: Function, rows: torch.Tensor) -> torch.Tensor:
-    value = checkpoint(function, rows, use_reentrant=False, preserve_rng_state=False)
-    assert isinstance(value, torch.Tensor)
-    return value
 
 
 def _graph_bytes(function: Function, rows: torch.Tensor) -> int:

@@ -102,7 +102,12 @@ def tbptt_schedule(
     Raises:
         ValueError: If a length is less than 1 or ``tail`` is unknown.
     """
-    _check_lengths(num_steps, gradient_length, update_length, tail)
+    lengths = {"num_steps": num_steps, "gradient_length": gradient_length}
+    for name, value in (lengths | {"update_length": update_length}).items():
+        if value is not None and value < 1:
+            raise ValueError(f"{name} is {value}, expected at least 1: it counts rollout steps.")
+    if tail not in ("flush", "drop"):
+        raise ValueError(f"tail is {tail!r}, expected 'flush' or 'drop'.")
     k1 = num_steps_of_full_group(num_steps, gradient_length, update_length)
     k2 = min(gradient_length, num_steps)
 
@@ -144,16 +149,3 @@ def joined(group: Group, num_windows: int) -> Group:
         else:
             result.append(window)
     return tuple(result)
-
-
-def _check_lengths(
-    num_steps: int, gradient_length: int, update_length: int | None, tail: str
-) -> None:
-    lengths = {"num_steps": num_steps, "gradient_length": gradient_length}
-    if update_length is not None:
-        lengths["update_length"] = update_length
-    for name, value in lengths.items():
-        if value < 1:
-            raise ValueError(f"{name} is {value}, expected at least 1: it counts rollout steps.")
-    if tail not in ("flush", "drop"):
-        raise ValueError(f"tail is {tail!r}, expected 'flush' or 'drop'.")

@@ -39,40 +39,31 @@ def train(algorithm, roll_out, updates=2):
 
 
 @pytest.mark.usefixtures("_traced")
-@pytest.mark.parametrize("student", ["mlp", "lstm", "gru", "cnn"])
+@pytest.mark.parametrize("models", ["mlp", "lstm", "gru", "cnn"])
 @pytest.mark.parametrize(
     "options",
     [
-        {},
         {"loss_type": "kl"},
         {"batch_teacher_labels": True},
         {"auxiliary": {"latent": {"target": "teacher:mlp.0"}}},
+        None,
     ],
 )
-def test_compiled_models_distil_as_uncompiled_ones(student, options):
+def test_compiled_models_learn_as_uncompiled_ones(models, options):
     results = []
     for mode in ("default", None):
-        algorithm = make_distillation(
-            TbpttDistillation, 6, 4, student=student, gradient_length=3, **options
-        )
+        if options is None:
+            algorithm = make_ppo(TbpttPPO, 6, 4, models, models, gradient_length=None)
+        else:
+            algorithm = make_distillation(
+                TbpttDistillation, 6, 4, student=models, gradient_length=3, **options
+            )
         algorithm.compile(mode)
-        assert (algorithm.student is algorithm.get_policy()) == (mode is None)
-        train(algorithm, roll_out)
-        results.append((parameters_of(algorithm), algorithm.storage.actions.clone()))
-    for got, want in zip(*results, strict=True):
-        torch.testing.assert_close(got, want, **PARITY_FLOAT32)
-
-
-@pytest.mark.usefixtures("_traced")
-@pytest.mark.parametrize("models", ["mlp", "lstm", "gru", "cnn"])
-def test_compiled_models_train_by_ppo_as_uncompiled_ones(models):
-    results = []
-    for mode in ("default", None):
-        algorithm = make_ppo(TbpttPPO, 6, 4, models, models, gradient_length=None)
-        algorithm.compile(mode)
-        assert (algorithm.actor is algorithm.get_policy()) == (mode is None)
-        train(algorithm, roll_out_ppo)
-        results.append((ppo_parameters_of(algorithm), algorithm.storage.values.clone()))
+        trained = algorithm.actor if options is None else algorithm.student
+        assert (trained is algorithm.get_policy()) == (mode is None)
+        train(algorithm, roll_out_ppo if options is None else roll_out)
+        vector = ppo_parameters_of if options is None else parameters_of
+        results.append((vector(algorithm), algorithm.storage.actions.clone()))
     for got, want in zip(*results, strict=True):
         torch.testing.assert_close(got, want, **PARITY_FLOAT32)
 

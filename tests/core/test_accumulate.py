@@ -12,7 +12,13 @@ from support.tbptt_reference import Policy, StepwiseTbptt, full_bptt_by_episode,
 from support.tolerances import EXACT_FLOAT64
 
 from rsl_tbptt.core import hidden_state, losses
-from rsl_tbptt.core.accumulate import SampleLosses, accumulate_group, split_envs
+from rsl_tbptt.core.accumulate import (
+    SampleLosses,
+    accumulate_group,
+    best_num_micro_batches,
+    best_num_windows,
+    split_envs,
+)
 from rsl_tbptt.core.rollout import Rollout, Segments
 from rsl_tbptt.core.windows import num_steps_of_full_group, tbptt_schedule
 
@@ -131,22 +137,6 @@ def test_states_are_continuous_across_windows(num_steps, num_envs, done_rate, rn
     ):
         assert not got.requires_grad
         torch.testing.assert_close(got, want.detach(), **EXACT_FLOAT64)
-
-
-def test_permuting_environments_leaves_the_gradient():
-    policy, rollout = Policy(), make_rollout(6, 5, 0.3)
-    state = policy.random_state(5)
-    order = torch.tensor([2, 0, 4, 1, 3])
-    permuted = Rollout(
-        rollout.obs[:, order],
-        {"actions": rollout.labels["actions"][:, order]},
-        rollout.episode_starts[:, order],
-    )
-    permuted_state = tuple(tensor[:, order] for tensor in state)
-    expected, _ = group_gradients(policy, rollout, state, 3)
-    gradients, _ = group_gradients(policy, permuted, permuted_state, 3)
-    for got, want in zip(gradients, expected, strict=True):
-        torch.testing.assert_close(got, want, **EXACT_FLOAT64)
 
 
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1e6])
@@ -274,3 +264,15 @@ def test_micro_batches_are_balanced_and_complete(num_envs, parts):
     assert [e for s in slices for e in range(s.start, s.stop)] == list(range(num_envs))
     assert max(sizes) - min(sizes) <= 1
     assert len(slices) == min(parts, num_envs)
+
+
+@given(num_envs=st.integers(1, 10_000), num_steps=st.integers(1, 200))
+def test_micro_batches_of_a_cpu_leave_no_sliver_and_other_devices_have_one(num_envs, num_steps):
+    cpu, cuda = torch.device("cpu"), torch.device("cuda")
+    num_micro_batches = best_num_micro_batches(num_envs, num_steps, 4096, cpu)
+    assert num_envs / num_micro_batches >= min(num_envs, 128)
+    at_once = best_num_windows(num_envs, num_steps, cpu)
+    assert at_once == 1 or num_envs * num_steps * at_once <= 4096
+    assert num_envs * num_steps * (at_once + 1) > 4096
+    assert best_num_micro_batches(num_envs, num_steps, 4096, cuda) == 1
+    assert best_num_windows(num_envs, num_steps, cuda) == 1

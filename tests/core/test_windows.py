@@ -51,13 +51,6 @@ def test_the_usual_case_by_hand():
     ]
 
 
-def test_accumulation_by_hand():
-    assert tbptt_schedule(8, 3, 6) == [
-        (Window(0, 0, 3, 3), Window(3, 3, 6, 6)),
-        (Window(6, 6, 8, 8),),
-    ]
-
-
 def test_overlapping_windows_by_hand():
     assert tbptt_schedule(8, 5, 3) == [
         (Window(0, 0, 3, 1),),
@@ -70,10 +63,6 @@ def test_drop_runs_leftover_steps_forward_only():
     schedule = tbptt_schedule(8, 3, tail="drop")
     assert schedule[-1] == (Window(6, 8, 8, 8),)
     assert schedule[-1][0].num_loss_steps == 0
-
-
-def test_a_rollout_shorter_than_the_lengths_is_one_full_group():
-    assert tbptt_schedule(8, 15) == tbptt_schedule(8, 15, tail="drop") == [(Window(0, 0, 8, 8),)]
 
 
 @pytest.mark.parametrize(
@@ -102,13 +91,6 @@ def test_joined_windows_are_the_same_windows(num_steps, k2, k1, num_windows):
         ]
         assert run[-1].stop == group[-1].stop
         assert [window.carry for window in run] == [w.start for w in run[1:]] + [group[-1].carry]
-
-
-def test_joining_by_hand():
-    (group,) = tbptt_schedule(8, 3, 8)
-    assert joined(group, 2) == (Window(0, 0, 6, 6, cuts=(3,)), Window(6, 6, 8, 8))
-    assert joined(group, 9) == (Window(0, 0, 8, 8, cuts=(3, 6)),)
-    assert joined(group, 1) == group
 
 
 def test_what_has_no_loss_or_overlaps_is_not_joined():

@@ -121,11 +121,9 @@ AUXILIARY = {
 LATENT = {"latent": {"target": "teacher:mlp.0", "loss": "bce"}}
 
 CASES = [
-    (TbpttDistillation, {"gradient_length": 4}),
     (TbpttDistillation, {"gradient_length": 2, "update_length": 4, "num_learning_epochs": 2}),
     (TbpttDistillation, {"gradient_length": 4, "update_length": 2, "loss_type": "kl"}),
     (TbpttDistillation, {"gradient_length": 4, "models": "mlp", "batch_teacher_labels": True}),
-    (TbpttDistillation, {"gradient_length": 4, "teacher_action_share": 0.5, "optimizer": "sgd"}),
     (
         TbpttDistillation,
         {
@@ -134,8 +132,6 @@ CASES = [
             "loss_type": [{"loss": "bce", "actions": [0, 2]}],
         },
     ),
-    (TbpttPPO, {}),
-    (TbpttPPO, {"models": "mlp", "optimizer": "adamw"}),
     (TbpttPPO, {"gradient_length": 2, "normalize_advantage_per_mini_batch": True}),
     (TbpttPPO, {"gradient_length": 4, "minibatch_unit": "window", "burn_in_length": 2}),
     (

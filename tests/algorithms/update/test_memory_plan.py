@@ -1,9 +1,5 @@
 """The memory of an update is predicted before training, and a budget decides on the chunks."""
 
-import subprocess
-import sys
-from pathlib import Path
-
 import pytest
 from support import fused_cells
 from support.helpers import (
@@ -157,14 +153,6 @@ def test_planning_leaves_no_recordings_and_asks_not_what_was_recorded(case):
     assert fused_cells.recordings() == recorded
 
 
-def test_the_states_of_all_environments_count():
-    """Single steps in small chunks: most of the peak is what the others wait with."""
-    algorithm = distillation(gradient_length=1, num_micro_batches=30)
-    plan = planned(algorithm)
-    assert plan.per_env * plan.sizes.num_envs > CLOSE * plan.peak(30)
-    assert plan.peak(30) == pytest.approx(peak_of_second_update(algorithm), rel=CLOSE)
-
-
 @pytest.mark.parametrize("case", ["distillation", "PPO, windows", "PPO, CNN"])
 def test_a_budget_is_kept(case):
     unlimited = planned(CASES[case]())
@@ -189,55 +177,3 @@ def test_a_budget_that_cannot_be_kept_is_refused(case):
         CASES[case](memory_budget_gb=1.0, num_micro_batches=2)
     with pytest.raises(ValueError, match="memory_budget_gb is 0, expected a positive number"):
         CASES[case](memory_budget_gb=0)
-
-
-GROWTH = """
-import os
-import torch
-from rsl_rl.models import MLPModel
-from rsl_rl.storage import RolloutStorage
-from support.helpers import STATE_DIM, make_model
-from tensordict import TensorDict
-
-from rsl_tbptt.algorithms import TbpttDistillation
-
-T, N = 24, 64
-
-
-def resident():
-    with open("/proc/self/statm") as file:
-        return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-
-
-def trained(num_rollouts):
-    obs = TensorDict({"policy": torch.randn(N, 256), "state": torch.randn(N, STATE_DIM)}, [N])
-    student = MLPModel(obs, {"student": ["policy"]}, "student", 2, [8])
-    teacher = make_model("teacher", "mlp", N, seed=2)
-    storage = RolloutStorage("distillation", N, T, obs, [2], "cpu")
-    algorithm = TbpttDistillation(student, teacher, storage, buffer_rollouts=num_rollouts)
-    for _ in range(num_rollouts + 2):
-        with torch.inference_mode():
-            for _ in range(T):
-                algorithm.act(obs)
-                algorithm.process_env_step(obs, torch.zeros(N), torch.zeros(N), {})
-        algorithm.update()
-    return algorithm
-
-
-few = trained(1)
-before = resident()
-many = trained(150)
-planned = many.memory_plan().sizes.replay_buffer - few.memory_plan().sizes.replay_buffer
-print((resident() - before) / planned)
-"""
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(not Path("/proc/self/statm").exists(), reason="Linux tells it there")
-def test_a_process_grows_by_the_planned_memory_of_rollouts():
-    tests = Path(__file__).resolve().parents[2]
-    done = subprocess.run(
-        [sys.executable, "-c", GROWTH], cwd=tests, capture_output=True, text=True, check=False
-    )
-    assert done.returncode == 0, done.stderr
-    assert float(done.stdout) == pytest.approx(1.0, abs=0.05)

@@ -6,9 +6,8 @@ The operations are listed on a CPU; that a device agrees is seen in ``test_cuda_
 import pytest
 import torch
 from support import fused_cells
-from support.scan_cases import D, H, make_case
+from support.scan_cases import H, make_case
 from support.tolerances import EXACT_FLOAT64
-from torch import nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from rsl_tbptt.core import scan
@@ -26,48 +25,6 @@ KERNELS = {
 def test_torch_declares_the_cells_as_the_engines_call_them(name):
     schema = getattr(torch.ops.aten, name).default._schema
     assert str(schema) == f"aten::{name}{fused_cells.SCHEMAS[name]}"
-
-
-@pytest.fixture
-def stand_ins():
-    """Give torch's operators the stand-ins as CPU kernels."""
-    with fused_cells.registered():
-        yield
-
-
-@pytest.mark.parametrize("bias", [True, False])
-@pytest.mark.parametrize("rnn_type", ["lstm", "gru"])
-def test_the_stand_in_cells_equal_torch(rnn_type, bias, stand_ins):
-    torch.manual_seed(0)
-    num_states = 2 if rnn_type == "lstm" else 1
-    cell_type = nn.LSTMCell if rnn_type == "lstm" else nn.GRUCell
-    cell = cell_type(D, H, bias=bias).double()
-    x, *state = (torch.randn(5, size, dtype=torch.float64) for size in (D, *[H] * num_states))
-    x.requires_grad_()
-    state = [tensor.requires_grad_() for tensor in state]
-    expected = cell(x, tuple(state) if rnn_type == "lstm" else state[0])
-    expected = expected if isinstance(expected, tuple) else (expected,)
-    grads = [torch.randn_like(result) for result in expected]
-    arguments = [x, *state, *cell.parameters()]
-    expected_grads = torch.autograd.grad(expected, arguments, grads)
-    with torch.no_grad():
-        of_x, of_h = x @ cell.weight_ih.t(), state[0] @ cell.weight_hh.t()
-        biases = (cell.bias_ih, cell.bias_hh) if bias else (None, None)
-        aten = torch.ops.aten
-        if rnn_type == "lstm":
-            *results, kept = aten._thnn_fused_lstm_cell(of_x, of_h, state[1], *biases)
-            di, dc, db = aten._thnn_fused_lstm_cell_backward_impl(
-                *grads, state[1], results[1], kept, bias
-            )
-            dh, of_biases, direct, others = di, (db, db), 0.0, [dc]
-        else:
-            *results, kept = aten._thnn_fused_gru_cell(of_x, of_h, state[0], *biases)
-            di, dh, direct, *of_biases = aten._thnn_fused_gru_cell_backward(*grads, kept, bias)
-            others = []
-        got = [di @ cell.weight_ih, dh @ cell.weight_hh + direct, *others]
-        got += [di.t() @ x, dh.t() @ state[0], *(of_biases if bias else ())]
-    for left, right in zip([*results, *got], [*expected, *expected_grads], strict=True):
-        torch.testing.assert_close(left, right, **EXACT_FLOAT64)
 
 
 @pytest.mark.parametrize("name", list(KERNELS))

@@ -76,13 +76,6 @@ def test_scans_alive_at_once_have_one_each(scan, cell, leaves_of, pool):
     assert num_recordings(pool) == (6, 6)
 
 
-def test_a_recording_serves_other_weights_and_values(scan, cell, leaves_of, pool):
-    for seed in range(3):
-        case = leaves_of(seed, cell)
-        assert_equals_reference(scan(*case)[0], case)
-    assert num_recordings(pool) == (1, 1)
-
-
 def test_weights_may_change_between_forward_and_backward(scan, leaves_of):
     case = leaves_of(0)
     rnn, inputs, *_ = case
@@ -118,16 +111,6 @@ def test_each_shape_and_setting_is_recorded_once(scan, leaves_of, pool, monkeypa
     monkeypatch.setattr(cuda, "_situation", lambda device: "other precision")
     run()
     assert num_recordings(pool) == (5, 5)
-
-
-def test_a_recording_made_in_inference_mode_serves_later(scan, leaves_of, pool):
-    case = leaves_of(0)
-    expected, _ = recurrent_scan(*case, engine="reference")
-    for mode in (torch.inference_mode, torch.no_grad):
-        with mode():
-            outputs, _ = scan(*case)
-        torch.testing.assert_close(outputs, expected.detach(), **EXACT_FLOAT64)
-    assert num_recordings(pool) == (1, 1)
 
 
 def test_no_more_recordings_than_are_kept(scan, leaves_of, monkeypatch):
@@ -273,14 +256,8 @@ def test_recording_warms_up_aside_and_captures_once(fake_cuda):
     warm_up = ["side waits for current", "on side", "work", "work", "current waits for side"]
     capture = ["capture into new memory", "work", "end", "on current"]
     assert fake_cuda.log == [*warm_up, *capture]
-
-
-def test_a_backward_pass_is_captured_into_the_memory_of_its_forward_pass(fake_cuda):
-    pool = cuda.Pool()
-    forward, _ = cuda.record(lambda: (), DEVICE, pool)
-    cuda.record(lambda: (), DEVICE, pool, forward)
-    captures = [line for line in fake_cuda.log if line.startswith("capture")]
-    assert captures == ["capture into new memory", "capture into memory of 1"]
+    cuda.record(lambda: (), DEVICE, pool, graph)  # a backward pass, with its forward pass's memory
+    assert "capture into memory of 1" in fake_cuda.log
 
 
 @pytest.mark.parametrize("enabled", [True, False])

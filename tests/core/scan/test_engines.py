@@ -105,16 +105,6 @@ def test_one_step_by_hand(engine, device):
         assert_all_close((c.squeeze(), outputs.squeeze()), expected, **EXACT_FLOAT64)
 
 
-def test_episodes_equal_separate_calls_of_torch(engine, cell, device):
-    rnn, inputs, state, starts = make_case(cell, 2, 8, 1, 0.0, device=device)
-    starts[5] = True
-    outputs, last = recurrent_scan(rnn, inputs, state, starts, engine)
-    before, _ = rnn(inputs[:5], state)
-    after, expected_last = rnn(inputs[5:])
-    expected = [torch.cat((before, after)), *as_tensors(expected_last)]
-    assert_all_close([outputs, *as_tensors(last)], expected, **EXACT_FLOAT64)
-
-
 @pytest.mark.parametrize("poison", [float("nan"), float("inf"), 1e6])
 def test_poison_stays_in_its_episode(engine, cell, device, poison):
     rnn, inputs, state, starts = make_case(cell, 2, 8, 3, 0.0, device=device)
@@ -134,14 +124,6 @@ def test_poison_stays_in_its_episode(engine, cell, device, poison):
     for tensor in as_tensors(state):
         tensor[:, 1] = poison
     assert_all_close(run(), expected, **SAME)
-
-
-def test_poison_without_a_reset_does_spread(engine, cell, device):
-    rnn, inputs, state, starts = make_case(cell, 1, 8, 3, 0.0, device=device)
-    inputs[3, 1] = float("nan")
-    outputs, _ = recurrent_scan(rnn, inputs, state, starts, engine)
-    assert outputs[3:, 1].isnan().all()
-    assert not outputs[:, [0, 2]].isnan().any()
 
 
 @for_all_examples

@@ -72,11 +72,6 @@ class Products(TorchDispatchMode):
         return operation(*args, **(kwargs or {}))
 
 
-def test_layers_use_tf32_by_default_and_products_do_not():
-    assert tf32_in_layers()
-    assert torch.get_float32_matmul_precision() == "highest"
-
-
 @needs_new_settings
 @pytest.mark.parametrize("setting", SETTINGS)
 def test_each_setting_of_cudnn_is_followed(setting):
