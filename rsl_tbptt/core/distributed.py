@@ -58,7 +58,7 @@ class Ranks:
         return values
 
     def gather_to_first(self, value: Value) -> list[Value]:
-        """Return what each rank gave, any picklable value, by rank; only on the first, else nothing."""
+        """Return, on the first rank alone, what each gave, any picklable value, by rank."""
         if not self.together:
             return [value]
         is_first = distributed.get_rank() == 0

@@ -167,6 +167,8 @@ def plan_memory(trial: Trial, sizes: Sizes, parameters: Iterable[nn.Parameter]) 
     """
     copies = 3 * sum(p.numel() * p.element_size() for p in parameters)
     quarter = min(_MANY, sizes.num_envs) // 4
+    with recordings_aside():
+        trial(1, 1)  # what is done once in a process, like the check of "auto", does not count
     peak, left_out = _run(trial, 1, 1)
     least = peak + copies
     if quarter == 0:
