@@ -115,7 +115,7 @@ def test_graphs_of_frames_are_predicted_up_to_what_is_kept(monkeypatch, num_env_
         student="cnn-lstm", gradient_length=T, num_micro_batches=num_env_chunks
     )
     predicted = planned(algorithm).peak(num_env_chunks)
-    assert 0.8 * predicted < peak_of_second_update(algorithm) < predicted
+    assert 0.8 * predicted < peak_of_second_update(algorithm) < 1.01 * predicted
 
 
 @pytest.mark.parametrize("memory", [{}, {"buffer_rollouts": 2, "buffer_share": 0.5}])
