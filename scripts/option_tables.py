@@ -14,7 +14,7 @@ import re
 import textwrap
 from pathlib import Path
 
-from rsl_tbptt.algorithms.options import DistillationOptions, PpoOptions, renamed
+from rsl_tbptt.algorithms.options import DistillationOptions, PpoOptions
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
@@ -48,13 +48,13 @@ def option_table(algorithm: str, names: list[str], folder: Path) -> str:
 
     Args:
         algorithm: Whose options.
-        names: Which ones. None for all but old names, the algorithm's own before the shared ones.
+        names: Which ones. None for all, the algorithm's own before the shared ones.
         folder: Folder of the page.
     """
     options = OPTIONS[algorithm]
     meanings, defaults = docstrings(options), options()
     rows = ["| option | default | meaning |", "|---|---|---|"]
-    for name in names or [name for name in meanings if name not in renamed(options)]:
+    for name in names or meanings:
         value = getattr(defaults, name)
         default = f'`"{value}"`' if isinstance(value, str) else repr(value)
         rows.append(f"| `{name}` | {default} | {_in_markdown(meanings[name], folder)} |")

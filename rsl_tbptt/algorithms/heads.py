@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-import dataclasses
-import difflib
 import itertools
 import math
-import typing
 import warnings
 from collections import deque
 from collections.abc import Callable, Mapping
@@ -19,7 +16,7 @@ from tensordict import TensorDict
 from torch import distributed, nn
 
 from rsl_tbptt.algorithms.optimizers import step_at, use_fused_kernels
-from rsl_tbptt.algorithms.options import Count, Positive, check_value
+from rsl_tbptt.algorithms.options import Rule, count, parse_fields, positive
 from rsl_tbptt.algorithms.replay import Replay, action_head, seen_by
 from rsl_tbptt.compat.versions import MLPModel, resolve_callable
 from rsl_tbptt.core import losses
@@ -39,33 +36,23 @@ PerSample = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 HEAD_LOSSES: dict[str, PerSample] = {"mse": losses.mse, "huber": losses.huber, "bce": losses.bce}
 
 
-def _flag(name: str, value: Any) -> None:
-    if not isinstance(value, bool):
-        raise ValueError(f"{name} is {value!r}, expected True or False.")
+def _integers(least: int) -> Callable[[Any], bool]:
+    each = count(least).accepts
+    return lambda values: isinstance(values, list | tuple) and all(map(each, values))
 
 
-def _counts(name: str, value: Any) -> None:
-    if not isinstance(value, list | tuple):
-        raise ValueError(f"{name} is {value!r}, expected a list of layer sizes, such as [64].")
-    for each in value:
-        Count()(name, each)
-
-
-def _indices(name: str, value: Any) -> None:
-    rule = "expected a list of different columns from 0 on, or None for all."
-    if not isinstance(value, list | tuple) or not value or len(set(value)) < len(value):
-        raise ValueError(f"{name} is {value!r}, {rule}")
-    if not all(isinstance(each, int) and each >= 0 for each in value):
-        raise ValueError(f"{name} is {value!r}, {rule}")
-
-
-def _known_loss(name: str, value: Any) -> None:
-    if callable(value) or (isinstance(value, str) and (value in HEAD_LOSSES or ":" in value)):
-        return
-    raise ValueError(
-        f"{name} is {value!r}, expected one of {list(HEAD_LOSSES)} or a qualified name such as"
-        " 'my_package.losses:my_loss'."
-    )
+_FLAG = Rule(lambda value: isinstance(value, bool), "True or False")
+_SIZES = Rule(_integers(1), "a list of layer sizes, such as [64]")
+_COLUMNS = Rule(
+    lambda value: _integers(0)(value) and 0 < len(value) == len(set(value)),
+    "a list of different columns from 0 on, or None for all",
+)
+_LOSS = Rule(
+    lambda value: (
+        callable(value) or (isinstance(value, str) and (value in HEAD_LOSSES or ":" in value))
+    ),
+    f"one of {list(HEAD_LOSSES)} or a qualified name such as 'my_package.losses:my_loss'",
+)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,22 +62,22 @@ class HeadOptions:
     target: str
     """An observation group, or ``"teacher:LAYER"``, the output of a named layer of the teacher."""
 
-    columns: Annotated[tuple[int, ...] | None, _indices] = None
+    columns: Annotated[tuple[int, ...] | None, _COLUMNS] = None
     """Columns of the target; None takes all."""
 
-    loss: Annotated[str | Callable[..., Any], _known_loss] = "mse"
+    loss: Annotated[str | Callable[..., Any], _LOSS] = "mse"
     """``"mse"``, ``"huber"``, ``"bce"`` (of logits), or the name of an element-wise function."""
 
-    coef: Annotated[float, Positive(or_zero=True)] = 1.0
+    coef: Annotated[float, positive(0)] = 1.0
     """What its loss counts beside the algorithm's. With 0 the head learns nothing."""
 
-    hidden_dims: Annotated[tuple[int, ...], _counts] = ()
+    hidden_dims: Annotated[tuple[int, ...], _SIZES] = ()
     """Hidden layers, with ELU after each; none makes the head linear."""
 
-    delay: Annotated[int, Count(or_zero=True)] = 0
+    delay: Annotated[int, count(0)] = 0
     """Steps by which the target is later than the latent."""
 
-    detach: Annotated[bool, _flag] = False
+    detach: Annotated[bool, _FLAG] = False
     """Whether its gradient stops at the latent, so that the model does not learn from it."""
 
     @property
@@ -127,14 +114,12 @@ def parse_heads(auxiliary: Mapping[str, Any] | None) -> dict[str, HeadOptions]:
     Raises:
         ValueError: If a name, an option or a value is not valid.
     """
-    if auxiliary is None:
-        return {}
-    if not isinstance(auxiliary, Mapping):
+    if not isinstance(auxiliary or {}, Mapping):
         raise ValueError(
             f"auxiliary is {auxiliary!r}, expected options by head, such as"
             " {'velocity': {'target': 'privileged'}}."
         )
-    return {name: _parse_head(name, options) for name, options in auxiliary.items()}
+    return {name: _parse_head(name, options) for name, options in (auxiliary or {}).items()}
 
 
 def _parse_head(name: Any, options: Any) -> HeadOptions:
@@ -148,19 +133,11 @@ def _parse_head(name: Any, options: Any) -> HeadOptions:
             f"auxiliary.{name} is {options!r}, expected a dictionary with 'target', an observation"
             " group or 'teacher:LAYER'."
         )
-    hints = typing.get_type_hints(HeadOptions, include_extras=True)
-    known = [field.name for field in dataclasses.fields(HeadOptions)]
-    for option, value in options.items():
-        if option not in known:
-            near = difflib.get_close_matches(str(option), known, n=1)
-            hint = f"did you mean '{near[0]}'?" if near else f"known options are {known}."
-            raise ValueError(f"Unknown option '{option}' of auxiliary.{name}: {hint}")
-        check_value(f"auxiliary.{name}.{option}", value, hints[option])
-    values: dict[str, Any] = {
+    values = {
         option: tuple(value) if isinstance(value, list) else value
         for option, value in options.items()
     }
-    return HeadOptions(**values)
+    return parse_fields(HeadOptions, values, f"auxiliary.{name}", prefix=f"auxiliary.{name}.")
 
 
 class Targets:
@@ -239,10 +216,19 @@ class Targets:
         """Return the number of a target's columns.
 
         Raises:
-            ValueError: If it cannot be one.
+            ValueError: If it cannot be a target.
         """
-        self._check_known(name, head)
-        shape, num_steps = self._source(head).shape, self._storage.num_transitions_per_env
+        groups, num_steps = (
+            list(self._storage.observations.keys()),
+            self._storage.num_transitions_per_env,
+        )
+        if head.target not in groups and (head.teacher_layer is None or self._layers is None):
+            why = "." if head.teacher_layer is None else ": no teacher's layers are recorded here."
+            raise ValueError(
+                f"auxiliary.{name}.target is '{head.target}', expected one of the observation"
+                f" groups {groups}{why}"
+            )
+        shape = self._source(head).shape
         if len(shape) != 3:
             raise ValueError(
                 f"auxiliary.{name}.target is '{head.target}', whose shape is {tuple(shape[2:])},"
@@ -259,21 +245,6 @@ class Targets:
                 f" {num_steps}: a target has to lie in the rollout."
             )
         return shape[-1] if head.columns is None else len(head.columns)
-
-    def _check_known(self, name: str, head: HeadOptions) -> None:
-        """Check that a target is known.
-
-        Raises:
-            ValueError: If it is not.
-        """
-        groups = list(self._storage.observations.keys())
-        if head.target in groups or (head.teacher_layer is not None and self._layers is not None):
-            return
-        why = "." if head.teacher_layer is None else ": no teacher's layers are recorded here."
-        raise ValueError(
-            f"auxiliary.{name}.target is '{head.target}', expected one of the observation groups"
-            f" {groups}{why}"
-        )
 
 
 def counts_of(name: str) -> str:
@@ -320,6 +291,7 @@ def saved_heads(saved: Mapping[str, Any]) -> dict[str, nn.Module]:
     return heads
 
 
+@torch.no_grad()
 def latent_width(model: MLPModel, storage: RolloutStorage) -> int:
     """Return the size of what the model's head reads.
 
@@ -335,11 +307,6 @@ def latent_width(model: MLPModel, storage: RolloutStorage) -> int:
         )
     if parts.cell is not None:
         return parts.cell.proj_size or parts.cell.hidden_size
-    return _encoded_width(model, storage)
-
-
-@torch.no_grad()
-def _encoded_width(model: MLPModel, storage: RolloutStorage) -> int:
     training = model.training
     model.eval()  # running statistics are for data
     try:

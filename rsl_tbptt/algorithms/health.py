@@ -1,6 +1,8 @@
-"""The limits of what is healthy: one table, for warnings in training and for ``doctor``.
+"""Is training healthy? What an update measures, the table of limits, and one warning per limit.
 
-docs/health.md gives the reason of each.
+Health metrics do not influence training and add no host-device synchronisation. Most are measured
+once an update, in the replay before its first optimiser step, when the models are still those of
+the rollout. docs/health.md gives the reason of each limit, and ``doctor`` reads the same table.
 """
 
 from __future__ import annotations
@@ -21,137 +23,118 @@ from rsl_tbptt.core.accumulate import Loss, Outputs, SampleLosses
 from rsl_tbptt.core.rollout import Labels
 
 
-@dataclass(frozen=True, kw_only=True)
+@dataclass(frozen=True)
 class Limit:
     """Where a metric leaves its healthy range, and what may help."""
 
     bound: float
     """The last healthy value."""
 
-    below: bool = False
-    """Whether values below it are ill; else those above."""
-
     updates: int
     """After so many updates in a row there is a warning."""
 
-    meaning: str
-    """What an ill value says, in words."""
-
     advice: str
-    """Which option to try."""
+    """What an ill value says, and which option to try."""
+
+    below: bool = False
+    """Whether values below the bound are ill; else those above."""
 
     def broken(self, value: float) -> bool:
         """Return whether a value is ill."""
         return value < self.bound if self.below else value > self.bound
 
     def describe(self, name: str, value: float) -> str:
-        """Say in a sentence what is ill; ``name`` is the metric's."""
+        """Say what is ill and what may help; ``name`` is the metric's."""
         rule = f"at {'least' if self.below else 'most'} {self.bound:g}"
-        return f"Loss/{name} is {value:.3g}, expected {rule}: {self.meaning}."
+        return f"Loss/{name} is {value:.3g}, expected {rule}: {self.advice}"
 
 
 _OF_TEACHER = (
-    "The teacher does not fit its observations: compare its obs_groups, their order, units and"
+    " The teacher does not fit its observations: compare its obs_groups, their order, units and"
     " scales, and obs_normalization with those of its training."
 )
 
 LIMITS = {
     "replay_difference": Limit(
-        bound=0.2,
-        updates=5,
-        meaning="the replay of the rollout gives the actions other probabilities than the rollout"
-        " itself, so samples are clipped before anything has been learned",
-        advice="Try use_mixed_precision=False and scan_engine='reference', and look for what is"
-        " random or changes inside the model: dropout, batch normalisation.",
+        0.2,
+        5,
+        "the replay of the rollout gives the actions other probabilities than the rollout"
+        " itself, so samples are clipped before anything has been learned. Try"
+        " use_mixed_precision=False and scan_engine='reference', and look for what is random or"
+        " changes inside the model: dropout, batch normalisation.",
     ),
     "clip_fraction": Limit(
-        bound=0.5,
-        updates=10,
-        meaning="most samples end up clipped: the policy moves further in an update than the"
-        " surrogate loss can tell",
-        advice="Lower learning_rate or num_learning_epochs, or use schedule='adaptive'.",
+        0.5,
+        10,
+        "most samples end up clipped: the policy moves further in an update than the surrogate"
+        " loss can tell. Lower learning_rate or num_learning_epochs, or use schedule='adaptive'.",
     ),
     "kl": Limit(
-        bound=0.1,
-        updates=10,
-        meaning="an update moves the policy far from the one that acted",
-        advice="Lower learning_rate, or use schedule='adaptive' with desired_kl=0.01.",
+        0.1,
+        10,
+        "an update moves the policy far from the one that acted. Lower learning_rate, or use"
+        " schedule='adaptive' with desired_kl=0.01.",
     ),
     "explained_variance/critic": Limit(
-        bound=-0.5,
+        -0.5,
+        20,
+        "the critic's values are much worse than a constant. Lower learning_rate, set"
+        " use_clipped_value_loss=False where returns are many times clip_param, or give the"
+        " critic more to see.",
         below=True,
-        updates=20,
-        meaning="the critic's values are much worse than a constant",
-        advice="Lower learning_rate, set use_clipped_value_loss=False where returns are many times"
-        " clip_param, or give the critic more to see.",
     ),
     "explained_variance/student": Limit(
-        bound=0.05,
+        0.05,
+        100,
+        "the student does no better than a constant action. Look whether what tells the"
+        " teacher's actions is in the student's obs_groups at all and changes (a camera that is"
+        " black or frozen), and whether a memory is asked for that it lacks or that"
+        " gradient_length is too short for. Far below 0, lower learning_rate.",
         below=True,
-        updates=100,
-        meaning="the student does no better than a constant action",
-        advice="Look whether what tells the teacher's actions is in the student's obs_groups at all"
-        " and changes (a camera that is black or frozen), and whether a memory is asked for that it"
-        " lacks or that gradient_length is too short for. Far below 0, lower learning_rate.",
     ),
     "saturated_units": Limit(
-        bound=0.5,
-        updates=20,
-        meaning="most units of the memory are stuck at -1 or 1, where hardly any gradient passes",
-        advice="Normalise observations (obs_normalization=True), lower learning_rate or"
-        " max_grad_norm.",
+        0.5,
+        20,
+        "most units of the memory are stuck at -1 or 1, where hardly any gradient passes."
+        " Normalise observations (obs_normalization=True), lower learning_rate or max_grad_norm.",
     ),
     "dead_units": Limit(
-        bound=0.5,
-        updates=20,
-        meaning="most units of the memory never move, whatever is observed",
-        advice="Normalise observations (obs_normalization=True); look whether they change at all.",
+        0.5,
+        20,
+        "most units of the memory never move, whatever is observed. Normalise observations"
+        " (obs_normalization=True); look whether they change at all.",
     ),
     "grad_norm_jump": Limit(
-        bound=10.0,
-        updates=5,
-        meaning="gradients are many times larger than they used to be",
-        advice="Lower learning_rate or max_grad_norm, or shorten gradient_length.",
+        10.0,
+        5,
+        "gradients are many times larger than they used to be. Lower learning_rate or"
+        " max_grad_norm, or shorten gradient_length.",
     ),
     "obs_scale": Limit(
-        bound=100.0,
-        updates=10,
-        meaning="a network sees a value of that size without a normaliser, beside which it cannot"
-        " tell others",
-        advice="Set obs_normalization=True of that model, or image_scale for images, or scale the"
-        " group in the environment.",
+        100.0,
+        10,
+        "a network sees a value of that size without a normaliser, beside which it cannot tell"
+        " others. Set obs_normalization=True of that model, or image_scale for images, or scale"
+        " the group in the environment.",
     ),
     "obs_scale/teacher": Limit(
-        bound=100.0,
-        updates=10,
-        meaning="the teacher sees a value of that size without a normaliser",
-        advice=_OF_TEACHER,
+        100.0, 10, "the teacher sees a value of that size without a normaliser." + _OF_TEACHER
     ),
     "normalized_obs_scale": Limit(
-        bound=10.0,
-        updates=10,
-        meaning="normalised observations are not of size 1: the normaliser has learned from others",
-        advice="Look what has changed since the checkpoint that training began with: units, scales"
-        " and order of obs_groups.",
+        10.0,
+        10,
+        "normalised observations are not of size 1: the normaliser has learned from others."
+        " Look what has changed since the checkpoint that training began with: units, scales and"
+        " order of obs_groups.",
     ),
     "normalized_obs_scale/teacher": Limit(
-        bound=10.0,
-        updates=10,
-        meaning="the teacher's normaliser has learned from other observations than these",
-        advice=_OF_TEACHER,
+        10.0,
+        10,
+        "the teacher's normaliser has learned from other observations than these." + _OF_TEACHER,
     ),
-    "label_scale": Limit(
-        bound=100.0,
-        updates=10,
-        meaning="the teacher's actions explode",
-        advice=_OF_TEACHER,
-    ),
+    "label_scale": Limit(100.0, 10, "the teacher's actions explode." + _OF_TEACHER),
     "label_std": Limit(
-        bound=1e-4,
-        below=True,
-        updates=10,
-        meaning="the teacher says the same everywhere",
-        advice=_OF_TEACHER,
+        0.0001, 10, "the teacher says the same everywhere." + _OF_TEACHER, below=True
     ),
 }
 """By metric, or by the first parts of its name: of ``obs_scale/teacher/policy`` the first two."""
@@ -186,7 +169,7 @@ class FirstReplay:
     """What the replay before an update's first optimiser step shows, summed up on the device."""
 
     def __init__(self) -> None:
-        """Look away; ``watching`` looks."""
+        """Start disabled; ``watching()`` enables collection."""
         self._watches = False
         self._forget()
 
@@ -333,8 +316,8 @@ def finite(metrics: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     return {name: torch.nan_to_num(value) for name, value in metrics.items()}
 
 
-class Watch:
-    """Sees the metrics of every update, and warns once of each that stays beyond its limit."""
+class HealthWatch:
+    """Follows the metrics over updates; warns once of each that stays beyond its limit."""
 
     def __init__(self) -> None:
         """Begin without a past."""
@@ -358,7 +341,7 @@ class Watch:
             self._in_a_row[name] = self._in_a_row.get(name, 0) + 1 if limit.broken(value) else 0
             if self._in_a_row[name] == limit.updates:
                 self._warned.add(name)
-                warnings.warn(f"{limit.describe(name, value)} {limit.advice}", stacklevel=5)
+                warnings.warn(limit.describe(name, value), stacklevel=5)
         return further
 
     def _jump(self, norms: Mapping[str, float]) -> float:

@@ -6,8 +6,8 @@ import inspect
 import math
 import typing
 import warnings
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from numbers import Real
 from typing import TYPE_CHECKING, Annotated, Any, Concatenate, Literal, ParamSpec, TypeVar
 
@@ -21,11 +21,11 @@ if TYPE_CHECKING:  # configs import this module where rsl_rl may not be there
 
 
 @dataclass(frozen=True)
-class Count:
-    """An integer of at least 1."""
+class Rule:
+    """A check of one value, which stands in its type: ``Annotated[int, count()]``."""
 
-    or_zero: bool = False
-    """Whether 0 is taken, too."""
+    accepts: Callable[[Any], bool]
+    expected: str
     hint: str = ""
     """What else would do, the end of the message."""
 
@@ -33,79 +33,43 @@ class Count:
         """Check ``value``.
 
         Raises:
-            ValueError: If it is something else.
+            ValueError: If it is refused.
         """
-        if self.or_zero and value == 0:
-            return
-        if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-            least = 0 if self.or_zero else 1
-            raise ValueError(
-                f"{name} is {value!r}, expected an integer of at least {least}.{self.hint}"
-            )
+        if not self.accepts(value):
+            raise ValueError(f"{name} is {value!r}, expected {self.expected}.{self.hint}")
 
 
-@dataclass(frozen=True)
-class Positive:
-    """A positive, finite number or None."""
+def count(least: int = 1, hint: str = "") -> Rule:
+    """Accept integers from ``least`` on."""
 
-    or_zero: bool = False
-    """Whether 0 is taken, too."""
-    or_inf: bool = False
-    """Whether inf is taken, too."""
-    hint: str = ""
-    """What else would do, the end of the message."""
+    def accepts(value: Any) -> bool:
+        return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
-    def __call__(self, name: str, value: Any) -> None:
-        """Check ``value``.
-
-        Raises:
-            ValueError: If it is something else.
-        """
-        if value is None or (self.or_zero and value == 0) or (self.or_inf and value == math.inf):
-            return
-        if not (is_finite(value) and value > 0):
-            raise ValueError(f"{name} is {value!r}, expected a positive number.{self.hint}")
+    return Rule(accepts, f"an integer of at least {least}", hint)
 
 
-@dataclass(frozen=True)
-class Between:
-    """A finite number from ``low`` to ``high``; either may be infinite."""
-
-    low: float
-    high: float
-    rule: str = ""
-    """What the message says is expected, if not the two bounds."""
-
-    def __call__(self, name: str, value: Any) -> None:
-        """Check ``value``.
-
-        Raises:
-            ValueError: If it is something else.
-        """
-        if is_finite(value) and self.low <= value <= self.high:
-            return
-        bounds = "" if self.low == -math.inf else f" of at least {self.low:g}"
-        bounds = f" from {self.low:g} to {self.high:g}" if self.high < math.inf else bounds
-        rule = self.rule or f"a finite number{bounds}."
-        raise ValueError(f"{name} is {value!r}, expected {rule}")
+def positive(*also: float, hint: str = "") -> Rule:
+    """Accept positive, finite numbers, and ``also`` 0 or inf."""
+    return Rule(
+        lambda value: value in also or (is_finite(value) and value > 0), "a positive number", hint
+    )
 
 
-@dataclass(frozen=True)
-class MoreThan:
-    """A finite number above a bound."""
+def between(low: float, high: float, hint: str = "") -> Rule:
+    """Accept finite numbers from ``low`` to ``high``; either may be infinite."""
+    rules = {
+        (False, False): "a finite number",
+        (True, False): f"a finite number of at least {low:g}",
+        (True, True): f"a finite number from {low:g} to {high:g}",
+    }
+    expected = rules[low > -math.inf, high < math.inf]
+    return Rule(lambda value: is_finite(value) and low <= value <= high, expected, hint)
 
-    bound: float
-    hint: str = ""
-    """The end of the message."""
 
-    def __call__(self, name: str, value: Any) -> None:
-        """Check ``value``.
-
-        Raises:
-            ValueError: If it is something else.
-        """
-        if not (is_finite(value) and value > self.bound):
-            raise ValueError(f"{name} is {value!r}, expected more than {self.bound:g}{self.hint}.")
+def more_than(bound: float, hint: str = "") -> Rule:
+    """Accept finite numbers above ``bound``."""
+    expected = f"more than {bound:g}{hint}"
+    return Rule(lambda value: is_finite(value) and value > bound, expected)
 
 
 def known_engine(name: str, value: Any) -> None:
@@ -147,6 +111,33 @@ def check_value(name: str, value: Any, annotation: Any) -> None:
             raise ValueError(f"{name} is {value!r}, expected {expected}.")
 
 
+T = TypeVar("T")
+
+
+def parse_fields(cls: type[T], options: Mapping[str, Any], whose: str, prefix: str = "") -> T:
+    """Build a dataclass of options and check each of their values.
+
+    Args:
+        cls: The dataclass.
+        options: Values by name.
+        whose: Whose options they are, for messages.
+        prefix: Stands before the names of options in messages.
+
+    Raises:
+        ValueError: If a name is unknown (the nearest one is proposed) or a value is not valid.
+    """
+    hints = typing.get_type_hints(cls, include_extras=True)
+    for name in options:
+        if name not in hints:
+            near = difflib.get_close_matches(str(name), list(hints), n=1)
+            hint = f"did you mean '{near[0]}'?" if near else f"known options are {list(hints)}."
+            raise ValueError(f"Unknown option '{name}' of {whose}: {hint}")
+    parsed = cls(**options)
+    for name, annotation in hints.items():
+        check_value(prefix + name, getattr(parsed, name), annotation)
+    return parsed
+
+
 def check_at_most_envs(name: str, value: int, num_envs: int) -> None:
     """Check that a count does not exceed the number of environments.
 
@@ -157,14 +148,19 @@ def check_at_most_envs(name: str, value: int, num_envs: int) -> None:
         raise ValueError(f"{name} is {value}, expected at most num_envs, {num_envs}.")
 
 
-def warn_beyond_rollout(name: str, value: int | None, num_steps: int) -> None:
-    """Warn where a number of steps exceeds the rollout and acts as the rollout."""
+def beyond_rollout(name: str, value: int | None, num_steps: int) -> Iterator[str]:
+    """Yield a warning if a number of steps exceeds the rollout and acts as the rollout."""
     if value is not None and value > num_steps:
-        warnings.warn(
+        yield (
             f"{name} is {value}, more than num_steps_per_env, {num_steps}: windows do not reach"
-            f" over a rollout, so it acts as {num_steps}. Raise num_steps_per_env for more.",
-            stacklevel=5,
+            f" over a rollout, so it acts as {num_steps}. Raise num_steps_per_env for more."
         )
+
+
+def warn_all(messages: Iterable[str]) -> None:
+    """Warn at the call of the constructor, two calls above the one that has the messages."""
+    for message in messages:
+        warnings.warn(message, stacklevel=4)
 
 
 def is_finite(value: object) -> bool:
@@ -172,34 +168,27 @@ def is_finite(value: object) -> bool:
     return isinstance(value, Real) and math.isfinite(value)
 
 
-ClippingNorm = Annotated[float | None, Positive(or_inf=True, hint=" Use None to not clip.")]
+ClippingNorm = Annotated[float | None, positive(math.inf, hint=" Use None to not clip.")]
 """inf, too, is how configs of rsl_rl's PPO do not clip."""
 
 AnyOptions = TypeVar("AnyOptions", bound="Options")
 
-
-@dataclass(frozen=True)
-class RenamedTo:
-    """Marks a field as the old name of another: ``Annotated[int | None, RenamedTo("...")]``."""
-
-    name: str
+ALGORITHMS = {"DistillationOptions": "TbpttDistillation", "PpoOptions": "TbpttPPO"}
+"""Whose options a class holds. No class variable: ``configclass`` would make a field of it."""
 
 
 @dataclass(kw_only=True)
 class Options:
     """The options that all algorithms share."""
 
-    num_micro_batches: Annotated[int, Count()] = 1
+    num_micro_batches: Annotated[int, count()] = 1
     """Least number of micro-batches into which the environments of an optimiser step are split.
 
     They run one after the other. The gradient stays the same; what the update keeps in memory
     divides by about this number.
     """
 
-    num_env_chunks: Annotated[int | None, RenamedTo("num_micro_batches")] = None
-    """The old name of ``num_micro_batches``, which the next release drops."""
-
-    memory_budget_gb: Annotated[float | None, Positive()] = None
+    memory_budget_gb: Annotated[float | None, positive()] = None
     """Gigabytes of 10^9 bytes that an update may take beyond models, optimiser and storage.
 
     As many micro-batches are made as that needs, found out before training. None does not limit it.
@@ -220,7 +209,7 @@ class Options:
     Parameters, state and gradients stay in float32.
     """
 
-    grad_reduce_bucket_mb: Annotated[float, Positive()] = 25.0
+    grad_reduce_bucket_mb: Annotated[float, positive()] = 25.0
     """Megabytes of the buffers in which gradients are summed over processes."""
 
     non_finite: Literal["skip", "raise"] = "skip"
@@ -231,10 +220,10 @@ class Options:
     the runner's ``check_for_nan`` is on.
     """
 
-    max_skipped_updates: Annotated[int, Count()] = 10
+    max_skipped_updates: Annotated[int, count()] = 10
     """So many skipped updates in a row end the training."""
 
-    safe_checkpoint_interval: Annotated[int | None, Count(hint=" Use None to write none.")] = None
+    safe_checkpoint_interval: Annotated[int | None, count(hint=" Use None to write none.")] = None
     """Iterations between checkpoints that the algorithm writes itself, whole or not at all.
 
     For Isaac Lab, whose runner writes its own in place and knows no signals:
@@ -250,116 +239,66 @@ class Options:
     """
 
     @classmethod
-    def algorithm(cls) -> str:
-        """Return the name of the class whose options they are, as one writes it in a config."""
-        raise NotImplementedError
-
-    @classmethod
     def parse(cls: type[AnyOptions], options: Mapping[str, Any]) -> AnyOptions:
         """Build the options from keyword arguments.
 
         Raises:
             ValueError: If a name is unknown (the nearest one is proposed) or a value is not valid.
         """
-        old_names = renamed(cls)
-        known = [field.name for field in dataclasses.fields(cls) if field.name not in old_names]
-        for name in options:
-            if name not in known and name not in old_names:
-                near = difflib.get_close_matches(name, known, n=1)
-                hint = f"did you mean '{near[0]}'?" if near else f"known options are {known}."
-                raise ValueError(f"Unknown option '{name}' of {cls.algorithm()}: {hint}")
-        parsed = cls(**options)
-        for old, new in old_names.items():
-            parsed._move(old, new)
-        parsed.check()
+        parsed = parse_fields(cls, options, ALGORITHMS.get(cls.__name__, cls.__name__))
+        warn_all(parsed.check_together())
         return parsed
 
-    def _move(self, old: str, new: str) -> None:
-        """Give the value under an old name to the new one.
+    def check_together(self) -> Iterator[str]:
+        """Check options that only work together; yield warnings of those that have no effect.
 
         Raises:
-            ValueError: If both are set.
+            ValueError: If they contradict each other.
         """
-        value, other = getattr(self, old), getattr(self, new)
-        if value is None:
-            return
-        if other not in (value, getattr(type(self), new)):
-            raise ValueError(
-                f"{old} is {value!r}, expected None with {new} {other!r}: it is the old name of"
-                f" {new}."
-            )
-        warnings.warn(
-            f"{old} is now {new}: the next release drops the old name.",
-            DeprecationWarning,
-            stacklevel=4,
-        )
-        setattr(self, old, None)
-        setattr(self, new, value)
-
-    def check(self) -> None:
-        """Check what can be checked without knowing the rollout.
-
-        Raises:
-            ValueError: If a value cannot work on any rollout.
-        """
-        for name, annotation in typing.get_type_hints(type(self), include_extras=True).items():
-            check_value(name, getattr(self, name), annotation)
         if self.memory_budget_gb is not None and self.num_micro_batches > 1:
             raise ValueError(
                 f"num_micro_batches is {self.num_micro_batches}, expected 1 with memory_budget_gb"
                 f" {self.memory_budget_gb}: the budget decides on the micro-batches."
             )
-        default = Options.max_skipped_updates
-        if self.non_finite == "raise" and self.max_skipped_updates != default:
-            warnings.warn(
-                f"max_skipped_updates is {self.max_skipped_updates}, which has no effect with"
-                f" non_finite 'raise'. Use 'skip', or leave it at {default}.",
-                stacklevel=4,
-            )
-        self._check_together()
+        if self.non_finite == "raise":
+            reason = " with non_finite 'raise'. Use 'skip'"
+            yield from self.without_effect(["max_skipped_updates"], reason)
 
-    def _check_together(self) -> None:
-        """Check options that only work together."""
-
-
-def renamed(options: type[Options]) -> dict[str, str]:
-    """Return the old names of options, each with today's."""
-    hints = typing.get_type_hints(options, include_extras=True)
-    return {
-        name: mark.name
-        for name, annotation in hints.items()
-        for mark in getattr(annotation, "__metadata__", ())
-        if isinstance(mark, RenamedTo)
-    }
+    def without_effect(self, names: Iterable[str], reason: str) -> Iterator[str]:
+        """Yield a warning of those options that are set, with a reason that ends in the fix."""
+        unused = [name for name in names if getattr(self, name) != getattr(type(self), name)]
+        if unused:
+            listed = " and ".join(f"{name} is {getattr(self, name)!r}" for name in unused)
+            yield f"{listed}, which has no effect{reason}, or leave it at its default."
 
 
 @dataclass(kw_only=True)
 class DistillationOptions(Options):
     """Options of :class:`TbpttDistillation`; names and meanings are rsl_rl's where it has them."""
 
-    num_learning_epochs: Annotated[int, Count()] = 2
+    num_learning_epochs: Annotated[int, count()] = 2
     """Passes over each rollout; each starts again from the state at the rollout's start.
 
     With a replay buffer each also passes over ``buffer_share`` as many sequences of the past.
     """
 
-    num_mini_batches: Annotated[int, Count()] = 8
+    num_mini_batches: Annotated[int, count()] = 8
     """Mini-batches of whole environments per pass, drawn anew for each, none left out.
 
     Each makes as many optimiser steps as there are groups of ``update_length`` steps. There are no
     more of them than environments.
     """
 
-    buffer_rollouts: Annotated[int, Count(or_zero=True)] = 50
+    buffer_rollouts: Annotated[int, count(0)] = 50
     """Rollouts' worth of past sequences that is kept on the device to go on learning from (DAgger).
 
     They are a uniform sample of everything seen so far, not the newest; 0 keeps none.
     """
 
-    buffer_share: Annotated[float, Positive()] = 1.0
+    buffer_share: Annotated[float, positive()] = 1.0
     """Sequences of the past that a mini-batch holds for each of the newest rollout."""
 
-    buffer_gb: Annotated[float | None, Positive()] = 2.0
+    buffer_gb: Annotated[float | None, positive()] = 2.0
     """Gigabytes of 10^9 bytes that the replay buffer may take; fewer are kept then.
 
     None does not limit it.
@@ -371,14 +310,14 @@ class DistillationOptions(Options):
     Else it begins with an empty one. A checkpoint grows by what the buffer takes.
     """
 
-    gradient_length: Annotated[int, Count()] = 15
+    gradient_length: Annotated[int, count()] = 15
     """Steps the gradient flows back: k2 of TBPTT(k1, k2), in environment steps.
 
     What the student has to remember over more steps than this gets no gradient. A value above
     ``num_steps_per_env`` means the whole rollout.
     """
 
-    update_length: Annotated[int | None, Count()] = None
+    update_length: Annotated[int | None, count()] = None
     """Steps between optimiser steps: k1 of TBPTT(k1, k2), in environment steps.
 
     None means ``gradient_length``. A larger value accumulates several windows into one optimiser
@@ -415,13 +354,13 @@ class DistillationOptions(Options):
     steps of a rollout. None weighs all the same. See docs/distillation.md#what-counts.
     """
 
-    learning_rate: Annotated[float, Positive()] = 1e-3
+    learning_rate: Annotated[float, positive()] = 1e-3
     """Step size of the optimiser.
 
     With ``loss_reduction="mean"`` it needs no retuning when ``gradient_length`` changes.
     """
 
-    learning_rate_updates: Annotated[int | None, Count(hint=" Use None to keep the rate.")] = None
+    learning_rate_updates: Annotated[int | None, count(hint=" Use None to keep the rate.")] = None
     """Updates over which ``learning_rate`` falls linearly to 3 % of it, where it stays.
 
     For the length of a training: single updates move a student less and less, and it ends as good
@@ -440,7 +379,7 @@ class DistillationOptions(Options):
     """
 
     teacher_action_share: Annotated[
-        float, Between(0, 1, "a number from 0 to 1: give 30 % of the environments as 0.3.")
+        float, between(0, 1, " Give 30 % of the environments as 0.3.")
     ] = 0.0
     """Share of the environments, from 0 to 1, that act with the teacher's action (DAgger).
 
@@ -448,7 +387,7 @@ class DistillationOptions(Options):
     the teacher's everywhere.
     """
 
-    teacher_action_updates: Annotated[int | None, Count(hint=" Use None to keep the share.")] = None
+    teacher_action_updates: Annotated[int | None, count(hint=" Use None to keep the share.")] = None
     """Updates over which ``teacher_action_share`` falls linearly to 0; None keeps it."""
 
     batch_teacher_labels: bool = False
@@ -458,40 +397,29 @@ class DistillationOptions(Options):
     ``teacher_action_share``, whose labels act.
     """
 
-    @classmethod
-    def algorithm(cls) -> str:
-        """Return the name of the algorithm, as one writes it in a config."""
-        return "TbpttDistillation"
+    def check_together(self) -> Iterator[str]:
+        """Check options that only work together; yield warnings, as ``Options`` does.
 
-    def _check_together(self) -> None:
+        Raises:
+            ValueError: If they contradict each other.
+        """
+        yield from super().check_together()
         if self.teacher_action_share > 0 and self.batch_teacher_labels:
             raise ValueError(
                 "batch_teacher_labels is True, expected False with teacher_action_share"
                 f" {self.teacher_action_share}: the teacher acts with its labels in the rollout."
             )
-        if self.teacher_action_updates is not None and self.teacher_action_share == 0:
-            warnings.warn(
-                f"teacher_action_updates is {self.teacher_action_updates}, which has no effect:"
-                " teacher_action_share is 0. Set teacher_action_share, or leave it at None.",
-                stacklevel=5,
-            )
-        for name in ("buffer_share", "buffer_gb", "save_buffer"):
-            default, value = getattr(DistillationOptions, name), getattr(self, name)
-            if self.buffer_rollouts == 0 and value != default:
-                warnings.warn(
-                    f"{name} is {value}, which has no effect: buffer_rollouts is 0. Set"
-                    f" buffer_rollouts, or leave it at {default}.",
-                    stacklevel=5,
-                )
+        if self.teacher_action_share == 0:
+            reason = ": teacher_action_share is 0. Set teacher_action_share"
+            yield from self.without_effect(["teacher_action_updates"], reason)
+        if self.buffer_rollouts == 0:
+            reason = ": buffer_rollouts is 0. Set buffer_rollouts"
+            yield from self.without_effect(["buffer_share", "buffer_gb", "save_buffer"], reason)
 
     def check_rollout(self, num_steps: int) -> None:
-        """Warn of lengths beyond the rollout.
-
-        Args:
-            num_steps: ``num_steps_per_env``.
-        """
+        """Warn of lengths beyond the rollout, which has ``num_steps_per_env`` steps."""
         for name in ("gradient_length", "update_length"):
-            warn_beyond_rollout(name, getattr(self, name), num_steps)
+            warn_all(beyond_rollout(name, getattr(self, name), num_steps))
 
     def check_training(self, num_envs: int) -> None:
         """Check the options against what is trained on; a policy plays in one environment.
@@ -515,7 +443,7 @@ class DistillationOptions(Options):
 class PpoOptions(Options):
     """Options of :class:`TbpttPPO`; names, meanings and defaults are rsl_rl's where it has them."""
 
-    gradient_length: Annotated[int | None, Count()] = None
+    gradient_length: Annotated[int | None, count()] = None
     """Steps the gradient flows back, in environment steps; None means the whole rollout."""
 
     minibatch_unit: Literal["env", "window"] = "env"
@@ -526,7 +454,7 @@ class PpoOptions(Options):
     from the state that the rollout stored before it.
     """
 
-    burn_in_length: Annotated[int, Count(or_zero=True)] = 0
+    burn_in_length: Annotated[int, count(0)] = 0
     """Steps replayed without gradient before each window, to refresh its stored state."""
 
     shuffle_envs: bool = True
@@ -542,19 +470,19 @@ class PpoOptions(Options):
     ``1.5 * desired_kl``, which needs ``schedule="fixed"``.
     """
 
-    kl_penalty_coef: Annotated[float, Positive()] = 1.0
+    kl_penalty_coef: Annotated[float, positive()] = 1.0
     """The first coefficient of ``policy_loss="kl_penalty"``."""
 
-    clip_param_high: Annotated[float | None, Positive()] = None
+    clip_param_high: Annotated[float | None, positive()] = None
     """How far the probability ratio may rise above 1; None means ``clip_param``."""
 
-    dual_clip_param: Annotated[float | None, MoreThan(1, ", for example 3")] = None
+    dual_clip_param: Annotated[float | None, more_than(1, ", for example 3")] = None
     """Multiple, above 1, of a negative advantage where its loss stops growing; None: nowhere."""
 
-    student_action_std: Annotated[float | None, Positive()] = None
+    student_action_std: Annotated[float | None, positive()] = None
     """Standard deviation of the actions when a student becomes the actor; None keeps its own."""
 
-    critic_warmup_iterations: Annotated[int, Count(or_zero=True)] = 0
+    critic_warmup_iterations: Annotated[int, count(0)] = 0
     """Updates that train only the critic after a distilled student became the actor."""
 
     teacher_cfg: dict[str, Any] | None = None
@@ -571,11 +499,8 @@ class PpoOptions(Options):
     ``RUN/latest`` is the newest of that folder that can be loaded.
     """
 
-    teacher_coef: Annotated[float, Positive(or_zero=True)] = 0.0
+    teacher_coef: Annotated[float, positive(0)] = 0.0
     """Weight of the teacher's loss in the policy loss; 0 leaves the teacher out."""
-
-    teacher_kl_coef: Annotated[float | None, RenamedTo("teacher_coef")] = None
-    """The old name of ``teacher_coef``, which the next release drops."""
 
     teacher_loss: Literal["kl", "mse"] = "kl"
     """The KL divergence from the teacher's policy, or the squared error of its mean action."""
@@ -587,40 +512,37 @@ class PpoOptions(Options):
     1, with the policy's mean return over at least the last 100 episodes.
     """
 
-    teacher_coef_end: Annotated[float, Positive(or_zero=True)] = 0.0
+    teacher_coef_end: Annotated[float, positive(0)] = 0.0
     """The weight at the end of the schedule; above 0 with ``"exponential"``."""
 
-    teacher_updates: Annotated[int | None, Count()] = None
+    teacher_updates: Annotated[int | None, count()] = None
     """Updates after the critic's warm-up over which the weight falls; None keeps it."""
 
-    teacher_kl_updates: Annotated[int | None, RenamedTo("teacher_updates")] = None
-    """The old name of ``teacher_updates``, which the next release drops."""
-
-    teacher_return: Annotated[float | None, Positive()] = None
+    teacher_return: Annotated[float | None, positive()] = None
     """Mean return, without RND's rewards, at which ``"return"`` is at ``teacher_coef_end``."""
 
-    num_learning_epochs: Annotated[int, Count()] = 5
+    num_learning_epochs: Annotated[int, count()] = 5
     """Passes over each rollout."""
 
-    num_mini_batches: Annotated[int, Count()] = 4
+    num_mini_batches: Annotated[int, count()] = 4
     """Optimiser steps per pass, each on its share of the environments."""
 
-    clip_param: Annotated[float, Positive()] = 0.2
+    clip_param: Annotated[float, positive()] = 0.2
     """How far the probability ratio may leave 1, and values their old ones."""
 
-    gamma: Annotated[float, Between(0, 1)] = 0.99
+    gamma: Annotated[float, between(0, 1)] = 0.99
     """Discount factor per environment step."""
 
-    lam: Annotated[float, Between(0, 1)] = 0.95
+    lam: Annotated[float, between(0, 1)] = 0.95
     """Lambda of generalised advantage estimation."""
 
-    value_loss_coef: Annotated[float, Between(0, math.inf)] = 1.0
+    value_loss_coef: Annotated[float, between(0, math.inf)] = 1.0
     """Weight of the value loss."""
 
-    entropy_coef: Annotated[float, Between(-math.inf, math.inf)] = 0.01
+    entropy_coef: Annotated[float, between(-math.inf, math.inf)] = 0.01
     """Weight of the entropy bonus."""
 
-    learning_rate: Annotated[float, Positive()] = 1e-3
+    learning_rate: Annotated[float, positive()] = 1e-3
     """Step size of the optimiser, the first one with the adaptive schedule."""
 
     max_grad_norm: ClippingNorm = 1.0
@@ -632,33 +554,32 @@ class PpoOptions(Options):
     schedule: Literal["adaptive", "fixed"] = "adaptive"
     """``"adaptive"`` follows ``desired_kl`` with the learning rate; ``"fixed"`` does not."""
 
-    desired_kl: Annotated[float | None, Positive()] = 0.01
+    desired_kl: Annotated[float | None, positive()] = 0.01
     """Mean KL divergence per mini-batch that the adaptive schedule aims at."""
 
     normalize_advantage_per_mini_batch: bool = False
     """Whether advantages are normalised over each mini-batch instead of over the rollout."""
 
-    @classmethod
-    def algorithm(cls) -> str:
-        """Return the name of the algorithm, as one writes it in a config."""
-        return "TbpttPPO"
+    def check_together(self) -> Iterator[str]:
+        """Check options that only work together; yield warnings, as ``Options`` does.
 
-    def _check_together(self) -> None:
+        Raises:
+            ValueError: If they contradict each other.
+        """
+        yield from super().check_together()
         if self.burn_in_length and self.minibatch_unit == "env":
             raise ValueError(
                 f"burn_in_length is {self.burn_in_length}, expected 0 with minibatch_unit 'env':"
                 " whole environments are replayed from the rollout's start. Use 'window'."
             )
-        self._check_teacher()
-        if self.policy_loss != "kl_penalty":
-            if self.kl_penalty_coef != PpoOptions.kl_penalty_coef:
-                warnings.warn(
-                    f"kl_penalty_coef is {self.kl_penalty_coef}, which has no effect with"
-                    f" policy_loss '{self.policy_loss}'. Use 'kl_penalty', or leave it at its"
-                    " default.",
-                    stacklevel=5,
-                )
-            return
+        yield from self._check_teacher()
+        if self.policy_loss == "kl_penalty":
+            self._check_kl_penalty()
+        else:
+            reason = f" with policy_loss '{self.policy_loss}'. Use 'kl_penalty'"
+            yield from self.without_effect(["kl_penalty_coef"], reason)
+
+    def _check_kl_penalty(self) -> None:
         if self.num_learning_epochs * self.num_mini_batches == 1:
             raise ValueError(
                 "num_learning_epochs and num_mini_batches are 1, expected more optimiser steps with"
@@ -677,7 +598,7 @@ class PpoOptions(Options):
                 " desired_kl instead of the learning rate."
             )
 
-    def _check_teacher(self) -> None:
+    def _check_teacher(self) -> Iterator[str]:
         coef, last, schedule = self.teacher_coef, self.teacher_coef_end, self.teacher_schedule
         by_return, updates = schedule == "return", self.teacher_updates
         if coef > 0 and self.teacher_cfg is None:
@@ -702,27 +623,21 @@ class PpoOptions(Options):
                 " 'return': the mean return at which teacher_coef_end is reached."
             )
         if coef == 0:
-            unused = [field.name for field in fields(self) if field.name.startswith("teacher_")]
-            self._warn_unused(unused, "while teacher_coef is 0. Set teacher_coef")
+            unused = [
+                field.name
+                for field in dataclasses.fields(self)
+                if field.name.startswith("teacher_")
+            ]
+            yield from self.without_effect(unused, " while teacher_coef is 0. Set teacher_coef")
         elif by_return:
-            reason = "with teacher_schedule 'return'. Use another schedule"
-            self._warn_unused(["teacher_updates"], reason)
+            reason = " with teacher_schedule 'return'. Use another schedule"
+            yield from self.without_effect(["teacher_updates"], reason)
         else:
-            reason = f"with teacher_schedule '{schedule}'. Use 'return'"
-            self._warn_unused(["teacher_return"], reason)
+            reason = f" with teacher_schedule '{schedule}'. Use 'return'"
+            yield from self.without_effect(["teacher_return"], reason)
             if updates is None:
-                reason = "while teacher_updates is None. Set teacher_updates"
-                self._warn_unused(["teacher_coef_end"], reason)
-
-    def _warn_unused(self, names: list[str], reason: str) -> None:
-        """Warn of those that are set, with a reason that ends in the fix."""
-        unused = [name for name in names if getattr(self, name) != getattr(PpoOptions, name)]
-        if unused:
-            listed = " and ".join(f"{name} is {getattr(self, name)!r}" for name in unused)
-            warnings.warn(
-                f"{listed}, which has no effect {reason}, or leave it at its default.",
-                stacklevel=7,
-            )
+                reason = " while teacher_updates is None. Set teacher_updates"
+                yield from self.without_effect(["teacher_coef_end"], reason)
 
     def check_rollout(self, num_steps: int, recurrent: bool) -> None:
         """Warn of options that have no effect on models and rollouts as they are.
@@ -731,22 +646,17 @@ class PpoOptions(Options):
             num_steps: ``num_steps_per_env``.
             recurrent: Whether actor or critic has memory.
         """
-        for name in () if recurrent else ("gradient_length", "minibatch_unit"):
-            default = getattr(PpoOptions, name)
-            if getattr(self, name) != default:
-                warnings.warn(
-                    f"{name} is {getattr(self, name)!r}, which has no effect: neither actor nor"
-                    f" critic is recurrent. Leave it at {default!r}.",
-                    stacklevel=4,
-                )
+        if not recurrent:
+            reason = ": neither actor nor critic is recurrent. Make one recurrent"
+            warn_all(self.without_effect(["gradient_length", "minibatch_unit"], reason))
         one_window = self.gradient_length is None or self.gradient_length >= num_steps
         if recurrent and self.minibatch_unit == "window" and one_window:
             warnings.warn(
                 f"minibatch_unit is 'window', which acts as 'env' while gradient_length,"
                 f" {self.gradient_length}, covers the rollout of {num_steps} steps. Lower it.",
-                stacklevel=4,
+                stacklevel=3,
             )
-        warn_beyond_rollout("gradient_length", self.gradient_length, num_steps)
+        warn_all(beyond_rollout("gradient_length", self.gradient_length, num_steps))
 
     def check_training(self, num_steps: int, num_envs: int, recurrent: bool) -> None:
         """Check the options against what is trained on; a policy plays in one environment.

@@ -29,7 +29,7 @@ from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 from torch import nn
 
-from rsl_tbptt.algorithms.health import Watch
+from rsl_tbptt.algorithms.health import HealthWatch
 from rsl_tbptt.algorithms.options import Options
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.distributed import Ranks
@@ -86,7 +86,7 @@ class Transaction:
         self.stateful_models, self.on_drop = stateful_models, on_drop
         self._find_source = find_source
         self._non_finite = NonFiniteUpdates(options.non_finite, options.max_skipped_updates)
-        self._watch = Watch()
+        self._watch = HealthWatch()
         self._error: Exception | None = None
         self._max_micro_batches = max_micro_batches
         self._budget_gb, self._has_updated = options.memory_budget_gb, False

@@ -25,7 +25,7 @@ from typing import Any
 
 from torch import distributed
 
-from rsl_tbptt.algorithms.options import MoreThan
+from rsl_tbptt.algorithms.options import more_than
 from rsl_tbptt.signals import write_error
 
 HEARTBEAT_TIMEOUT_S = 20.0
@@ -206,7 +206,7 @@ def heartbeat_timeout(train_cfg: Mapping[str, Any]) -> float:
     name = "heartbeat_timeout_s"
     seconds = train_cfg.get(name, HEARTBEAT_TIMEOUT_S)
     least = MISSED_AFTER_BREAK * BEAT_S
-    MoreThan(least, hint=" seconds, in which a rank that lives shows it several times")(
+    more_than(least, hint=" seconds, in which a rank that lives shows it several times")(
         name, seconds
     )
     return float(seconds)

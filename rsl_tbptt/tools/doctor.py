@@ -274,7 +274,7 @@ def check_metrics(folder: Path) -> Findings:
         if len(values) < limit.updates:
             too_few.append(f"{name} ({len(values)} of {limit.updates})")
         elif limit.broken(value := median(values[-max(limit.updates, len(values) // 4) :])):
-            wrong.append(f"{limit.describe(name, value)} {limit.advice}")
+            wrong.append(limit.describe(name, value))
     if num_skipped := max(losses.get("skipped_updates", ()), default=0):
         wrong.append(
             f"Loss/skipped_updates is {num_skipped:g}, expected 0: so many updates met NaN or inf"

@@ -138,16 +138,6 @@ def test_labels_of_a_whole_rollout_are_those_of_its_steps(teacher):
     torch.testing.assert_close(parameters_of(batched), parameters_of(stepwise), **PARITY_FLOAT32)
 
 
-@pytest.mark.parametrize("num_env_chunks", [2, 3])
-def test_chunks_leave_the_same_parameters(num_env_chunks):
-    options = {"shuffle_envs": False, "optimizer": "sgd"}
-    whole = make_ppo(TbpttPPO, T, N, "cnn", "sharing", **options)
-    cut = make_ppo(TbpttPPO, T, N, "cnn", "sharing", num_micro_batches=num_env_chunks, **options)
-    for algorithm in (whole, cut):
-        train(algorithm, range(1))
-    torch.testing.assert_close(ppo_parameters_of(whole), ppo_parameters_of(cut), **SAME_FLOAT32)
-
-
 class Peeking(MLPModel):
     """A user's model: it reads a group that stands in none of rsl_rl's attributes."""
 
@@ -167,19 +157,6 @@ def test_a_model_of_ones_own_may_read_any_group(role):
     (roll_out if role == "student" else roll_out_ppo)(algorithm, 0)
     algorithm.update()
     assert not torch.equal(before, parameters_to_vector(model.parameters()))
-
-
-def test_its_labels_too():
-    algorithm = make_distillation(TbpttDistillation, T, N, "cnn", "mlp", gradient_length=3)
-    teacher = make_model("student", "mlp", N, seed=3)
-    teacher.__class__ = Peeking
-    algorithm = TbpttDistillation(
-        algorithm.student, teacher, algorithm.storage, gradient_length=3, batch_teacher_labels=True
-    )
-    roll_out(algorithm, 0)
-    obs = algorithm.storage.observations[1].clone()
-    algorithm.update()
-    torch.testing.assert_close(algorithm.storage.privileged_actions[1], teacher(obs).detach())
 
 
 class FeaturesNormalized(CNNRNNModel):
@@ -225,11 +202,6 @@ def test_batch_normalisation_sees_each_step_once_and_nothing_that_is_only_measur
     assert norm.num_batches_tracked == 2 * T
 
 
-def test_a_policy_of_images_alone_has_nothing_to_normalise():
-    with pytest.raises(ValueError, match="obs_normalization is True, expected False: CNNRNNModel"):
-        of_images(torch.rand(N, 1, 8, 8), obs_normalization=True)
-
-
 def of_images(images, **options):
     """Build a model that sees these images alone."""
     obs = TensorDict({"camera": images}, batch_size=[len(images)])
@@ -266,19 +238,6 @@ def test_channels_that_come_last_are_named(kind):
         build(8, 9, 3)
     for shape in ((3, 8, 9), (3, 4, 4), (1, 9, 3)):
         build(*shape)
-
-
-@pytest.mark.parametrize("kind", ["cnn", "cnn-lstm"])
-def test_images_that_are_not_of_size_one_are_named(kind):
-    algorithm = make_distillation(TbpttDistillation, T, N, student=kind, gradient_length=3)
-
-    def train():
-        for seed in range(10):
-            roll_out(algorithm, seed, on_step=lambda _, obs: obs["camera"].mul_(255.0))
-            algorithm.update()
-
-    with pytest.warns(UserWarning, match=r"Loss/obs_scale/student/camera is .*image_scale"):
-        train()
 
 
 def test_images_are_measured_as_the_cnn_sees_them():

@@ -32,7 +32,6 @@ def test_a_table_follows_the_code(tmp_path):
 def test_links_go_from_the_page_and_old_names_are_left_out():
     assert "[distillation.md](docs/distillation.md#scan-" in option_table("ppo", [], ROOT)
     assert "[distillation.md](distillation.md#scan-" in option_table("ppo", [], ROOT / "docs")
-    assert "num_env_chunks" not in option_table("ppo", [], ROOT)
 
 
 @pytest.mark.parametrize("options", [DistillationOptions, PpoOptions])

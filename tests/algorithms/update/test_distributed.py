@@ -9,7 +9,6 @@ from support.helpers import (
     make_ppo,
     parameters_of,
     ppo_parameters_of,
-    roll_out,
 )
 from support.rank_processes import run_ranks
 from support.tolerances import PARITY_FLOAT32
@@ -167,14 +166,3 @@ def test_runs_that_share_a_process_group_only_are_left_alone(ranks):
         expected = results_alone(sum(shares[:rank]), sum(shares[: rank + 1]))
         for parameters, want in zip(torch.load(folder / f"alone{rank}.pt"), expected, strict=True):
             assert torch.equal(parameters, want)
-
-
-def test_half_the_environments_alone_do_not():
-    expected = updated_parameters(0, NUM_ENVS)
-    assert not torch.allclose(updated_parameters(0, 3), expected, rtol=1e-3)
-
-
-def test_one_process_needs_no_process_group():
-    algorithm = make_distillation(TbpttDistillation, 4, 3, gradient_length=2)
-    roll_out(algorithm, 0)
-    assert algorithm.update()["optimizer_steps"] == 2

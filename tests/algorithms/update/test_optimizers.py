@@ -16,7 +16,6 @@ from support.helpers import (
     roll_out_ppo,
 )
 from support.tolerances import PARITY_FLOAT32
-from torch.utils._python_dispatch import TorchDispatchMode
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.algorithms.optimizers import follow_kl, step_at, use_fused_kernels
@@ -62,19 +61,6 @@ def test_a_run_goes_on_with_the_other_from_its_checkpoint(writer, reader, optimi
     for algorithm in (source, target):
         train(algorithm, range(2, 4))
     torch.testing.assert_close(parameters_of(target), parameters_of(source), **PARITY_FLOAT32)
-
-
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
-def test_a_checkpoint_is_written_as_rsl_rl_writes_it(optimizer):
-    ours, stock = make(TbpttDistillation, optimizer), make(Distillation, optimizer)
-    for algorithm in (ours, stock):
-        train(algorithm, range(2))
-    got, want = (a.save()["optimizer_state_dict"] for a in (ours, stock))
-    assert got["param_groups"] == want["param_groups"]
-    assert got["state"].keys() == want["state"].keys()
-    for index, entries in want["state"].items():
-        for name, value in entries.items():
-            torch.testing.assert_close(got["state"][index][name], value, **PARITY_FLOAT32)
 
 
 @pytest.mark.parametrize("optimizer", OPTIMIZERS)
@@ -163,31 +149,6 @@ def test_a_step_at_a_rate_on_the_device_is_a_step_at_that_rate(optimizer, dtype)
             algorithm.optimizer.step()
         stepped.append(ppo_parameters_of(algorithm))
     assert torch.equal(*stepped)
-
-
-class ReadsOfTheRate(TorchDispatchMode):
-    """Counts what the host reads of float64: the rate alone is of it."""
-
-    count = 0
-
-    def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
-        if operation.name().startswith("aten::_local_scalar_dense"):
-            self.count += args[0].dtype == torch.float64
-        return operation(*args, **(kwargs or {}))
-
-
-@pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate")
-@pytest.mark.parametrize(
-    ("optimizer", "critic", "reads_of_a_step"),
-    [("adam", "cnn", 0), ("adam", "sharing", 1), ("sgd", "sharing", 1), ("rmsprop", "cnn", 1)],
-)
-def test_a_step_reads_the_rate_once_where_no_kernel_steps_all(optimizer, critic, reads_of_a_step):
-    sizes: dict[str, Any] = {"num_learning_epochs": 2, "num_mini_batches": 3}
-    algorithm = make_ppo(TbpttPPO, 6, 6, "cnn", critic, optimizer=optimizer, **sizes)
-    roll_out_ppo(algorithm, 0)
-    with ReadsOfTheRate() as reads:
-        algorithm.update()
-    assert reads.count == 6 * reads_of_a_step
 
 
 def test_a_step_that_fails_leaves_the_rate_a_float(monkeypatch):

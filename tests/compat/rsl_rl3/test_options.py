@@ -55,7 +55,6 @@ def test_the_divergence_from_the_teacher_is_refused_with_its_reason():
         {"teacher_cfg": {"class_name": "MLPModel"}},
         {"teacher_checkpoint": "model.pt"},
         {"teacher_coef": 0.1},
-        {"teacher_kl_coef": 0.1},
     ],
 )
 def test_the_pull_towards_a_teacher_is_refused_with_its_reason(options):

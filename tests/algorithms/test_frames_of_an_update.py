@@ -1,0 +1,50 @@
+"""From ``update()`` to a matrix product of the scan there are few frames, in few files."""
+
+import traceback
+from pathlib import Path
+
+import pytest
+from support.helpers import make_distillation, make_ppo, roll_out, roll_out_ppo
+from torch.utils._python_dispatch import TorchDispatchMode
+
+import rsl_tbptt
+from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
+
+PACKAGE = Path(rsl_tbptt.__file__).parent
+MOST_FRAMES, MOST_FILES = 13, 9
+
+
+class StacksOfScans(TorchDispatchMode):
+    """Keeps the package's frames, from ``update()`` on, at every product inside of a scan."""
+
+    def __init__(self):
+        super().__init__()
+        self.stacks = set()
+
+    def __torch_dispatch__(self, operator, types, arguments=(), kwargs=None):
+        if any(product in operator.name() for product in ("mm", "linear", "lstm", "rnn")):
+            codes = [frame.f_code for frame, _ in traceback.walk_stack(None)]
+            names = [code.co_name for code in codes]
+            if "update" in names and "recurrent_scan" in names:
+                ours = codes[: names.index("update") + 1]
+                ours = [code for code in ours if Path(code.co_filename).is_relative_to(PACKAGE)]
+                self.stacks.add(tuple((code.co_filename, code.co_name) for code in ours))
+        return operator(*arguments, **(kwargs or {}))
+
+
+@pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped")
+@pytest.mark.parametrize("engine", ["reference", "fused"])
+@pytest.mark.parametrize("kind", ["ppo", "distillation"])
+def test_a_window_is_few_frames_from_the_scan(kind, engine):
+    make, fill, algorithm_class = {
+        "ppo": (make_ppo, roll_out_ppo, TbpttPPO),
+        "distillation": (make_distillation, roll_out, TbpttDistillation),
+    }[kind]
+    algorithm = make(algorithm_class, 6, 4, gradient_length=3, scan_engine=engine)
+    fill(algorithm, 0)
+    with StacksOfScans() as seen:
+        algorithm.update()
+    assert seen.stacks
+    for stack in seen.stacks:
+        assert len(stack) <= MOST_FRAMES, stack
+        assert len({name for name, _ in stack}) <= MOST_FILES, stack
