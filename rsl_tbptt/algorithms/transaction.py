@@ -218,11 +218,12 @@ class Transaction:
         Raises:
             ValueError: If the budget does not suffice on some rank.
         """
-        budget, self._budget_gb = self._budget_gb, None
+        budget = self._budget_gb
         if budget is not None:
             self.num_micro_batches = self._ranks.run_together(
                 lambda: make_plan().num_micro_batches(budget * 1e9)
             )
+            self._budget_gb = None  # not before: a budget that is refused is refused again
 
     @contextlib.contextmanager
     def _nothing_changes(self) -> Iterator[None]:
