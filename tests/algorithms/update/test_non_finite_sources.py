@@ -4,6 +4,7 @@ import dataclasses
 
 import pytest
 import torch
+from support import fused_cells
 from support.helpers import make_distillation, make_obs, make_ppo, roll_out, roll_out_ppo
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
