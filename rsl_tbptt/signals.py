@@ -1,4 +1,8 @@
-"""Signals that ask a training to end: noted, and obeyed where the training's state is whole."""
+"""Signals that ask a training to end, and the files that an algorithm saves itself.
+
+Signals are noted, and obeyed where the training's state is whole. The runners of this package do
+that between two iterations; under a stock runner :class:`EmergencySave` does it after an update.
+"""
 
 from __future__ import annotations
 
@@ -10,10 +14,10 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import CodeType, FrameType
+from types import FrameType
 from typing import Any
 
-from rsl_tbptt.checkpoints.writing import FailedSaves, check_writable, save_checkpoint
+from rsl_tbptt.checkpoints.writing import CheckpointWriter, check_writable
 from rsl_tbptt.core.distributed import Ranks
 
 STOPPED = 85
@@ -29,6 +33,9 @@ SIGNALS = ("SIGTERM", "SIGUSR1", "SIGINT")
 SAME_SECONDS = 1.0
 """Signals within so many seconds are one: a launcher passes on what its group was sent too."""
 
+KEPT = 2
+"""Newest emergency saves that stay; one would do, as each is whole."""
+
 
 class StopSignals:
     """Notes the first of these signals; a second one does what it did before, and at once.
@@ -37,35 +44,25 @@ class StopSignals:
     thread can handle signals; elsewhere nothing is noted.
     """
 
-    active: StopSignals | None = None
-    """What handles them in this process."""
-
     received: int | None = None
     """Number of the first signal."""
 
     saves: bool = True
     """Whether a checkpoint is written before the training ends."""
 
-    def __init__(self, loop: CodeType | None = None) -> None:
-        """Handle nothing yet.
-
-        Args:
-            loop: Code of the function that trains, where nobody tells when it has ended: signals
-                that come then do what they did before. None handles them until the context is left.
-        """
-        self.loop = loop
+    def __init__(self) -> None:
+        """Handle nothing yet."""
         self._before: dict[int, Any] = {}
         self._since = 0.0
 
     def __enter__(self) -> StopSignals:
         """Handle the signals until the context is left."""
         if threading.current_thread() is threading.main_thread():
-            if StopSignals.active is not None and StopSignals.active.loop is not None:
-                StopSignals.active.__exit__()  # of a training that has ended
-            StopSignals.active = self
-            numbers = [getattr(signal, name) for name in SIGNALS if hasattr(signal, name)]
-            for number in numbers:
+            for number in (getattr(signal, name) for name in SIGNALS if hasattr(signal, name)):
                 handler = signal.getsignal(number)
+                earlier = getattr(handler, "__self__", None)
+                if isinstance(earlier, StopSignals):  # of a training that has ended
+                    handler = earlier._before[number]
                 if handler not in (None, signal.SIG_IGN):
                     self._before[number] = handler
                     signal.signal(number, self._note)
@@ -73,8 +70,6 @@ class StopSignals:
 
     def __exit__(self, *_: object) -> None:
         """Put back what handled them before."""
-        if StopSignals.active is self:
-            StopSignals.active = None
         while self._before:
             signal.signal(*self._before.popitem())
 
@@ -88,36 +83,26 @@ class StopSignals:
             return KeyboardInterrupt()
         return SystemExit(STOPPED if self.saves else 128 + (self.received or signal.SIGTERM))
 
-    def _note(self, number: int, frame: FrameType | None) -> None:
+    def _note(self, number: int, _: FrameType | None) -> None:
         """Note a signal, or let it do what it did before."""
-        if self.loop is not None and not _is_running(self.loop, frame):
-            self.__exit__()
-            signal.raise_signal(number)
-        elif self.received is None:
+        if self.received is None:
             self.received, self._since = number, time.monotonic()
             ends = (
                 "a checkpoint is written after this iteration, then the training ends"
                 if self.saves
                 else "the training ends after this iteration, without a checkpoint (no log_dir)"
             )
-            write_error(
-                f"\n{signal.Signals(number).name}: {ends}. Another signal ends it at once.\n"
-            )
+            text = f"\n{signal.Signals(number).name}: {ends}. Another signal ends it at once.\n"
+            with suppress(OSError):  # nobody may read it
+                os.write(
+                    2, text.encode()
+                )  # `print` may be in the middle of a line, and would raise
             # Ctrl+C ends `tee` too, and the checkpoint is still to be written.
             sys.stdout = sys.stdout and _Unread(sys.stdout)  # None where descriptors are closed
             sys.stderr = sys.stderr and _Unread(sys.stderr)
         elif time.monotonic() - self._since > SAME_SECONDS:
             self.__exit__()
             signal.raise_signal(number)
-
-
-def write_error(text: str) -> None:
-    """Write to the process's stderr from a handler or a thread, if somebody reads it.
-
-    ``print`` may be in the middle of a line, and would raise.
-    """
-    with suppress(OSError):
-        os.write(2, text.encode())
 
 
 class _Unread:
@@ -139,29 +124,20 @@ class _Unread:
             self._stream.flush()
 
 
-def _is_running(code: CodeType, frame: FrameType | None) -> bool:
-    """Return whether a function is among those that have called each other up to ``frame``."""
-    while frame is not None:
-        if frame.f_code is code:
-            return True
-        frame = frame.f_back
-    return False
+class EmergencySave:
+    """Writes ``safe_<iteration>.pt`` next to a stock runner's checkpoints, in their form.
 
+    A stock runner writes its files in place and knows no signals. With this option the algorithm
+    answers them: it writes a file after the update that is running, and ends the process with the
+    status of this package's own runners.
 
-KEPT = 2
-"""Newest files of the line; one would do, as each is whole."""
-
-
-class SafeLine:
-    """Writes ``safe_<iteration>.pt`` beside a stock runner's checkpoints, in their form.
-
-    An algorithm is told neither the runner's iteration nor its folder. The iteration it counts, as
-    the runner does: a training begins with the number at which the last one ended. The folder is
-    what Isaac Lab's command writes into the environment's config, ``log_dir``.
-
-    Such a runner knows no signals, so the line answers those that ask a training to end: with a
-    file after the update that is then run, and the status of this package's own runners.
+    An algorithm is told neither the runner's iteration nor its folder. It counts iterations as the
+    runner does: a training begins with the number at which the last one ended. The folder is
+    the ``log_dir`` that Isaac Lab's command writes into the environment's config.
     """
+
+    handles_signals = True
+    """False where a runner of this package does."""
 
     def __init__(self, interval: int | None, algorithm: Any, ranks: Ranks) -> None:
         """Keep what to save and how often; see ``write_beside_logs_of`` for where.
@@ -171,12 +147,11 @@ class SafeLine:
             algorithm: What is saved.
             ranks: The processes that train together, and end together. The first one writes.
         """
-        self._interval, self._algorithm = interval, algorithm
-        self._ranks, self._is_writer = ranks, algorithm.gpu_global_rank == 0
+        self._interval, self._algorithm, self._ranks = interval, algorithm, ranks
         self._folder: Path | None = None
         self._last = self._next = 0
         self._written: list[Path] = []
-        self._failed = FailedSaves()
+        self._writer = CheckpointWriter()
         self._signals: StopSignals | None = None
 
     def write_beside_logs_of(self, env: Any) -> None:
@@ -187,8 +162,8 @@ class SafeLine:
     def start(self) -> None:
         """Number iterations as the runner does when training starts, and listen to signals.
 
-        Called by the algorithm's ``train_mode``, and that by the runner's function that trains:
-        once it has ended signals do what they did before.
+        A stock runner does not say when its training has ended, so the handlers stay: the first
+        signal after it is only noted.
 
         Raises:
             ValueError: If files are wanted and their folder is not known or cannot be written.
@@ -202,11 +177,10 @@ class SafeLine:
                 " environment's config has no log_dir, which Isaac Lab's training command sets."
                 " With rsl_rl alone the runners of rsl_tbptt.runners write safe checkpoints."
             )
-        if self._is_writer:
+        if self._algorithm.gpu_global_rank == 0:
             check_writable(self._folder)
-        active = StopSignals.active
-        if active is None or active.loop is not None:  # else a runner of this package has them
-            self._signals = StopSignals(loop=sys._getframe(2).f_code).__enter__()
+        if self.handles_signals:
+            self._signals = StopSignals().__enter__()
 
     def go_on_from(self, checkpoint: Mapping[str, Any]) -> None:
         """Take over the iteration of a checkpoint, as the runner does."""
@@ -222,25 +196,25 @@ class SafeLine:
         self._last, self._next = self._next, self._next + 1
         if self._interval is None:
             return
-        if self._signals is not None and self._is_asked_to_end(self._signals):
-            self._ranks.run_together(self._write)
-            raise self._signals.end()
+        if (signals := self._signals) is not None:
+            received = int(signals.received is not None)
+            if self._ranks.sum_count(received, self._algorithm.device) > 0:
+                try:
+                    self._ranks.run_together(lambda: self._write(is_last=True))
+                finally:
+                    signals.__exit__()
+                raise signals.end()
         if self._last % self._interval == 0:
-            with self._failed.passed_over(again=True):
-                self._write()
+            self._write(is_last=False)
 
-    def _is_asked_to_end(self, signals: StopSignals) -> bool:
-        """Return whether any rank has received a signal."""
-        received = int(signals.received is not None)
-        return self._ranks.sum_count(received, self._algorithm.device) > 0
-
-    def _write(self) -> None:
+    def _write(self, is_last: bool) -> None:
         """Write a file where this process writes, and delete what it outdates."""
-        if self._folder is None or not self._is_writer:
+        if self._folder is None or self._algorithm.gpu_global_rank != 0:
             return
         path = self._folder / f"safe_{self._last}.pt"
-        save_checkpoint({**self._algorithm.save(), "iter": self._last, "infos": None}, path)
-        self._written = [*(old for old in self._written if old != path), path]
-        for old in self._written[:-KEPT]:
-            old.unlink(missing_ok=True)
-        self._written = self._written[-KEPT:]
+        checkpoint = {**self._algorithm.save(), "iter": self._last, "infos": None}
+        if self._writer.write(checkpoint, path, is_last):
+            self._written = [*(old for old in self._written if old != path), path]
+            for old in self._written[:-KEPT]:
+                old.unlink(missing_ok=True)
+            self._written = self._written[-KEPT:]

@@ -17,7 +17,7 @@ from rsl_tbptt.algorithms.options import Options
 from rsl_tbptt.algorithms.step_checks import StepChecks
 from rsl_tbptt.algorithms.transaction import Transaction
 from rsl_tbptt.core.distributed import Ranks
-from rsl_tbptt.signals import SafeLine
+from rsl_tbptt.signals import EmergencySave
 
 
 class TbpttAlgorithm:
@@ -39,7 +39,7 @@ class TbpttAlgorithm:
         use_fused_kernels(self.optimizer)
         self.use_mixed_precision = options.use_mixed_precision  # rsl_rl 5.0 lacks it
         self._ranks = Ranks(together=algorithm.is_multi_gpu)
-        self.safe_line = SafeLine(options.safe_checkpoint_interval, self, self._ranks)
+        self.emergency_save = EmergencySave(options.safe_checkpoint_interval, self, self._ranks)
         self.step_checks = StepChecks(self.storage)
         self.metrics: dict[str, float] = {}
         """Those of the last update."""
@@ -55,7 +55,7 @@ class TbpttAlgorithm:
         """
         self.model_configs = configs
         self.step_checks.take_over_nan_check(self.options.non_finite, cfg)
-        self.safe_line.write_beside_logs_of(env)
+        self.emergency_save.write_beside_logs_of(env)
         self.health_log = HealthLog()
 
     def broadcast_parameters(self) -> None:
@@ -71,7 +71,7 @@ class TbpttAlgorithm:
         self.storage.clear()
         if self.health_log is not None:
             self.health_log.start()
-        self.safe_line.start()
+        self.emergency_save.start()
 
     def _begin_step(self, obs: TensorDict) -> None:
         """Check observations before a model sees them; the logger has read the last step's."""
@@ -93,6 +93,6 @@ class TbpttAlgorithm:
 
     def _conclude(self) -> dict[str, float]:
         """End an iteration; return what is logged."""
-        self.safe_line.conclude_iteration()
+        self.emergency_save.conclude_iteration()
         self.metrics = self.transaction.logged
         return self.health_log.losses_of(self.metrics) if self.health_log else self.metrics

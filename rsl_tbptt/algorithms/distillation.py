@@ -51,7 +51,7 @@ from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.memory import MemoryPlan, Sizes
 from rsl_tbptt.core.windows import num_steps_of_full_group, tbptt_schedule
 from rsl_tbptt.models.teacher_group import models_by_role
-from rsl_tbptt.signals import SafeLine
+from rsl_tbptt.signals import EmergencySave
 
 LAST_SHARE = 0.03
 """Share of the learning rate that is left at the end: a longer training goes on learning."""
@@ -157,7 +157,9 @@ class TbpttDistillation(Distillation):
         self._ranks = Ranks(together=self.is_multi_gpu)
         self._prepare_losses()
         self._prepare_updates()
-        self.safe_line = SafeLine(self.options.safe_checkpoint_interval, self, self._ranks)
+        self.emergency_save = EmergencySave(
+            self.options.safe_checkpoint_interval, self, self._ranks
+        )
         self.step_checks = StepChecks(storage)
         self.metrics: dict[str, float] = {}
         self.health_log: HealthLog | None = None  # one's own loop has no logger
@@ -262,7 +264,7 @@ class TbpttDistillation(Distillation):
             algorithm.model_configs = configs
             algorithm.checkpoint_path = cfg.get("load_checkpoint")
             algorithm.step_checks.take_over_nan_check(algorithm.options.non_finite, cfg)
-            algorithm.safe_line.write_beside_logs_of(env)
+            algorithm.emergency_save.write_beside_logs_of(env)
             algorithm.health_log = HealthLog()
         return algorithm
 
@@ -367,7 +369,7 @@ class TbpttDistillation(Distillation):
         self.storage.clear()
         if self.health_log is not None:
             self.health_log.start()
-        self.safe_line.start()
+        self.emergency_save.start()
 
     def update(self) -> dict[str, float]:
         """Train the student on the rollout and clear the storage, whole or not at all.
@@ -421,7 +423,7 @@ class TbpttDistillation(Distillation):
                 update_normalization([self._raw_student], stored, self._step_batches)
                 metrics = update.commit({**self._means(sums), **health})
                 update.log(self._advance(metrics, _in_order(end_states, drawn)))
-        self.safe_line.conclude_iteration()
+        self.emergency_save.conclude_iteration()
         self.metrics = self.transaction.logged
         return self.health_log.losses_of(self.metrics) if self.health_log else self.metrics
 
@@ -603,7 +605,7 @@ class TbpttDistillation(Distillation):
             self._heads.load_state_dict(own.get("auxiliary", {}), with_optimizer=with_optimizer)
             self.experience.restore(buffer)  # last, as the past is gone then
         if load_iteration:
-            self.safe_line.go_on_from(loaded_dict)
+            self.emergency_save.go_on_from(loaded_dict)
         return load_iteration
 
 

@@ -551,7 +551,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
             kl_coef = own.get("kl_coef", self.options.kl_penalty_coef)
             self.gradient.policy_loss.kl_coef = kl_coef
         if load_iteration:
-            self.safe_line.go_on_from(loaded_dict)
+            self.emergency_save.go_on_from(loaded_dict)
         return load_iteration
 
 

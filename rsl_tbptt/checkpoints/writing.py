@@ -1,4 +1,4 @@
-"""Writing checkpoints whole or not at all."""
+"""Writing checkpoints: whole or not at all, and only the newest and the best stay."""
 
 from __future__ import annotations
 
@@ -9,9 +9,7 @@ import os
 import shutil
 import tempfile
 import warnings
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +18,8 @@ import torch
 from rsl_tbptt.checkpoints.reading import NUMBERED
 from rsl_tbptt.files import complete, delete_unfinished, write_json
 
-FIXES = {
-    errno.ENOSPC: "free some space there, or keep fewer checkpoints (keep_last)",
-    errno.EDQUOT: "free some of your quota there, or keep fewer checkpoints (keep_last)",
-    errno.EROFS: "choose another folder or mount it writable",
-}
+NOTES = "checkpoints.json"
+"""What a runner wrote into its folder; only files that are as noted there are deleted."""
 
 
 class NotWrittenError(ValueError):
@@ -34,7 +29,7 @@ class NotWrittenError(ValueError):
 def save_checkpoint(checkpoint: dict[str, Any], path: str | os.PathLike[str]) -> None:
     """Write ``checkpoint`` whole or not at all; see ``files.complete``.
 
-    What killed processes left half written in its folder is deleted.
+    It also deletes what killed processes left half written in the folder.
 
     Args:
         checkpoint: What ``torch.save`` accepts.
@@ -45,12 +40,11 @@ def save_checkpoint(checkpoint: dict[str, Any], path: str | os.PathLike[str]) ->
     """
     path = Path(path)
     try:
-        with complete(path) as unfinished, unfinished.open("xb") as file, _as_os_error():
+        with complete(path) as unfinished, unfinished.open("xb") as file:
             torch.save(checkpoint, file)
-    except OSError as error:
-        raise NotWrittenError(
-            f"The checkpoint '{path}' cannot be written ({_reason(error, path)}): {_fix(error)}."
-        ) from error
+    except (OSError, RuntimeError) as error:
+        failure = _not_written(error, path)
+        raise failure from error
     delete_unfinished(path)
 
 
@@ -70,98 +64,65 @@ def check_writable(folder: str | os.PathLike[str]) -> None:
         ) from error
 
 
-class FailedSaves:
-    """Lets a training go on where a checkpoint cannot be written, and warns of it."""
-
-    def __init__(self) -> None:
-        """Begin with the last one written."""
-        self._failed = False
-
-    @contextmanager
-    def passed_over(self, again: bool) -> Iterator[None]:
-        """Warn where writing fails inside, once until it works again.
-
-        Args:
-            again: Whether another checkpoint will follow; if not, the failure is an error.
-
-        Raises:
-            NotWrittenError: If it is the last one that cannot be written.
-        """
-        try:
-            yield
-            self._failed = False
-        except NotWrittenError as error:
-            if not again:
-                raise
-            if not self._failed:
-                self._failed = True
-                warnings.warn(
-                    f"{error} Older checkpoints are as before; training goes on, and the next one"
-                    " is tried when it is due.",
-                    stacklevel=4,
-                )
-
-
-@contextmanager
-def _as_os_error() -> Iterator[None]:
-    """Raise what the file said where torch's archive writer puts its own error over it.
-
-    Raises:
-        OSError: If there is one behind what was raised inside.
-        RuntimeError: Otherwise, as it was.
-    """
-    try:
-        yield
-    except RuntimeError as error:
-        below: BaseException | None = error
-        while below is not None and not isinstance(below, OSError):
-            below = below.__cause__ or below.__context__
-        if below is None:
-            raise
-        raise OSError(below.errno, below.strerror) from error
-
-
-def _reason(error: OSError, path: Path) -> str:
-    """Say what failed, and how much space is left."""
-    folders = path.resolve().parents
-    free = shutil.disk_usage(next(each for each in folders if each.exists())).free
-    return f"{error.strerror or error}; {free:,} bytes are free in its folder"
+def _not_written(error: BaseException, path: Path) -> Exception:
+    """Explain why a checkpoint could not be written."""
+    # torch's archive writer raises a RuntimeError of its own while it handles the file's error.
+    cause: BaseException | None = error
+    while cause is not None and not isinstance(cause, OSError):
+        cause = cause.__cause__ or cause.__context__
+    if cause is None:
+        return RuntimeError(f"The checkpoint '{path}' cannot be written: {error}")
+    folder = next(each for each in path.resolve().parents if each.exists())
+    return NotWrittenError(
+        f"The checkpoint '{path}' cannot be written ({cause.strerror or cause};"
+        f" {shutil.disk_usage(folder).free:,} bytes are free in its folder): {_fix(cause)}."
+    )
 
 
 def _fix(error: OSError) -> str:
-    return FIXES.get(error.errno or 0, "choose another folder or change its permissions")
+    if error.errno in (errno.ENOSPC, errno.EDQUOT):
+        return "free some space there, or keep fewer checkpoints (keep_last)"
+    return "choose another folder or make it writable"
 
 
-NOTES = "checkpoints.json"
-"""What was written into a run's folder; only checkpoints that it notes as they are are deleted."""
+class CheckpointWriter:
+    """Writes the checkpoints of one training, which goes on where one cannot be written."""
 
+    _failed = False
 
-@dataclass(frozen=True, kw_only=True)
-class Note:
-    """A checkpoint as it was written."""
+    def write(self, checkpoint: dict[str, Any], path: Path, is_last: bool) -> bool:
+        """Write a checkpoint; warn where that fails, once until it works again.
 
-    file: str
-    iteration: int
-    mean_return: float | None
-    """Mean return of the newest episodes in training, None before any has ended."""
-    size: int
-    mtime_ns: int
+        Args:
+            checkpoint: What ``torch.save`` accepts.
+            path: The file.
+            is_last: Whether no other checkpoint follows: then the failure is an error.
 
-    def is_plausible(self) -> bool:
-        """Return whether a runner of this package can have written it.
+        Returns:
+            Whether it is written.
 
-        Anybody may edit the notes, and what they name is deleted one day.
+        Raises:
+            NotWrittenError: If the last one cannot be written.
         """
-        name, rating = self.file, self.mean_return
-        return (
-            isinstance(name, str)
-            and NUMBERED.fullmatch(name) is not None  # no folder in it
-            and (rating is None or (isinstance(rating, int | float) and math.isfinite(rating)))
-        )
+        try:
+            save_checkpoint(checkpoint, path)
+        except NotWrittenError as error:
+            if is_last:
+                raise
+            if not self._failed:
+                warnings.warn(
+                    f"{error} Older checkpoints are as before; training goes on, and the next one"
+                    " is tried when it is due.",
+                    stacklevel=3,
+                )
+            self._failed = True
+            return False
+        self._failed = False
+        return True
 
 
 class KeptCheckpoints:
-    """Deletes a run's older checkpoints; files that it did not write itself stay."""
+    """Deletes a run's older checkpoints, but no file that it did not write itself."""
 
     def __init__(self, folder: Path, keep_last: int, keep_best: bool) -> None:
         """Go on with what an earlier process noted in ``folder``.
@@ -169,7 +130,7 @@ class KeptCheckpoints:
         Args:
             folder: The run's folder.
             keep_last: Newest checkpoints to keep.
-            keep_best: Whether the one of the highest mean return is kept beside them.
+            keep_best: Whether to keep the one of the highest mean return as well.
         """
         self._folder, self._keep_last, self._keep_best = folder, keep_last, keep_best
         self._notes = _read_notes(folder / NOTES)
@@ -184,23 +145,17 @@ class KeptCheckpoints:
         """
         if mean_return is not None and not math.isfinite(mean_return):
             mean_return = None
-        written = path.stat()
-        note = Note(
-            file=path.name,
-            iteration=iteration,
-            mean_return=mean_return,
-            size=written.st_size,
-            mtime_ns=written.st_mtime_ns,
-        )
-        others = [other for other in self._notes if other.file != note.file]
+        note = {"file": path.name, "iteration": iteration, "mean_return": mean_return}
+        note |= _size_and_time(path)
+        others = [other for other in self._notes if other["file"] != path.name]
         ours = [other for other in others if self._is_as_written(other)]
         self._notes = self._chosen([*ours, note])
         try:
             for other in ours:
                 if other not in self._notes:
-                    (self._folder / other.file).unlink(missing_ok=True)
+                    (self._folder / other["file"]).unlink(missing_ok=True)
             # Last: a file that is noted and gone does no harm, one that is not noted would stay.
-            write_json(self._folder / NOTES, [asdict(each) for each in self._notes])
+            write_json(self._folder / NOTES, self._notes)
         except OSError as error:  # the checkpoint is written, and the next time comes
             warnings.warn(
                 f"'{self._folder / NOTES}' cannot be written ({error.strerror}): checkpoints that"
@@ -208,21 +163,18 @@ class KeptCheckpoints:
                 stacklevel=3,
             )
 
-    def _chosen(self, notes: list[Note]) -> list[Note]:
+    def _chosen(self, notes: list[dict[str, Any]]) -> list[dict[str, Any]]:
         """Return those to keep, in the order in which they were written."""
         kept = notes[-self._keep_last :]
-        rated = [note for note in notes if note.mean_return is not None]
+        rated = [note for note in notes if note["mean_return"] is not None]
         if self._keep_best and rated:
-            kept.append(max(reversed(rated), key=lambda note: note.mean_return or 0.0))
+            kept.append(max(reversed(rated), key=lambda note: note["mean_return"]))
         return [note for note in notes if note in kept]
 
-    def _is_as_written(self, note: Note) -> bool:
+    def _is_as_written(self, note: dict[str, Any]) -> bool:
         """Return whether a file is there and nobody has changed it."""
-        path = self._folder / note.file
-        if not path.is_file():
-            return False
-        found = path.stat()
-        return (found.st_size, found.st_mtime_ns) == (note.size, note.mtime_ns)
+        path = self._folder / note["file"]
+        return path.is_file() and _size_and_time(path).items() <= note.items()
 
 
 def check_kept(train_cfg: Mapping[str, Any]) -> None:
@@ -232,36 +184,40 @@ def check_kept(train_cfg: Mapping[str, Any]) -> None:
         ValueError: If one is not valid, or the second has no effect.
     """
     last, best = train_cfg.get("keep_last"), train_cfg.get("keep_best")
-    if last is not None and (not isinstance(last, int) or isinstance(last, bool) or last < 1):
-        raise ValueError(
-            f"keep_last is {last!r}, expected an integer of at least 1: the number of newest"
-            " checkpoints to keep. Use None to keep all."
-        )
-    if best is not None and not isinstance(best, bool):
+    if last is not None and (type(last) is not int or last < 1):
+        raise ValueError(f"keep_last is {last!r}, expected an integer of at least 1 or None.")
+    if not isinstance(best, (bool, type(None))):
         raise ValueError(f"keep_best is {best!r}, expected True or False.")
     if best and last is None:
         raise ValueError(
             "keep_best is True and keep_last None, expected a number in keep_last: without it every"
-            " checkpoint is kept, the best too."
+            " checkpoint is kept."
         )
 
 
-def kept_checkpoints(train_cfg: Mapping[str, Any], log_dir: str | None) -> KeptCheckpoints | None:
-    """Return what a runner's config asks for, None where everything is kept."""
-    if log_dir is None or train_cfg.get("keep_last") is None:
-        return None
-    return KeptCheckpoints(Path(log_dir), train_cfg["keep_last"], bool(train_cfg.get("keep_best")))
+def _size_and_time(path: Path) -> dict[str, int]:
+    found = path.stat()
+    return {"size": found.st_size, "mtime_ns": found.st_mtime_ns}
 
 
-def _read_notes(path: Path) -> list[Note]:
+def _read_notes(path: Path) -> list[dict[str, Any]]:
     """Read the notes of an earlier process; without readable ones nothing of it is deleted."""
-    if not path.is_file():
-        return []
     try:
-        notes = [Note(**note) for note in json.loads(path.read_text(encoding="utf-8"))]
-    except (ValueError, TypeError) as error:
+        notes = json.loads(path.read_text(encoding="utf-8"))
+        return list({note["file"]: note for note in notes if _is_plausible(note)}.values())
+    except FileNotFoundError:
+        return []
+    except (ValueError, TypeError, LookupError) as error:
         warnings.warn(
-            f"'{path}' cannot be read ({error}): checkpoints that it noted are kept.", stacklevel=4
+            f"'{path}' cannot be read ({error!r}): checkpoints that it noted are kept.",
+            stacklevel=4,
         )
         return []
-    return list({note.file: note for note in notes if note.is_plausible()}.values())
+
+
+def _is_plausible(note: dict[str, Any]) -> bool:
+    """Return whether a runner can have written a note: what anybody writes there is deleted."""
+    name, rating = note["file"], note["mean_return"]
+    is_own = isinstance(name, str) and NUMBERED.fullmatch(name)  # has no folder in it
+    is_rating = rating is None or (isinstance(rating, int | float) and math.isfinite(rating))
+    return bool(is_own and is_rating)

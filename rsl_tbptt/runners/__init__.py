@@ -1,17 +1,22 @@
-"""Checkpoints that survive what ends a training, for rsl_rl's runners."""
+"""rsl_rl's runners with checkpoints that survive what ends a training; never required.
+
+``TbpttPPO`` and ``TbpttDistillation`` do their whole work under the stock runners too; Isaac Lab
+accepts only those.
+"""
 
 from __future__ import annotations
 
+import os
 import statistics
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
+from rsl_rl.utils import check_nan
 
 from rsl_tbptt.algorithms.options import check_runner_keys
 from rsl_tbptt.checkpoints.describing import plain, qualified_name, write_agent_config
@@ -23,46 +28,39 @@ from rsl_tbptt.checkpoints.reading import (
     read_checkpoint,
 )
 from rsl_tbptt.checkpoints.writing import (
-    FailedSaves,
+    CheckpointWriter,
+    KeptCheckpoints,
     NotWrittenError,
     check_kept,
     check_writable,
-    kept_checkpoints,
-    save_checkpoint,
 )
 from rsl_tbptt.compat.versions import join_on_cpu, world_size
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.runners import resume
-from rsl_tbptt.runners.rank_watch import RankWatch, heartbeat_timeout
 from rsl_tbptt.signals import STOPPED, StopSignals
 
-if TYPE_CHECKING:
-    from rsl_rl.runners import OnPolicyRunner as Runner
-else:
-    Runner = object  # whichever runner it is mixed with
+__all__ = ["STOPPED", "TbpttDistillationRunner", "TbpttOnPolicyRunner"]
+
 OWN = "rsl_tbptt_runner"
 """What a runner of this package adds to a checkpoint; rsl_rl ignores it."""
 
 
-class SafeCheckpoints(Runner):
-    """Mix-in for rsl_rl's runners: checkpoints that are whole, few, found again and never code.
+class TbpttOnPolicyRunner(OnPolicyRunner):
+    """rsl_rl's runner with checkpoints that are whole, few, found again and never code.
 
     The run folder is checked before anything is built. Files are written whole or not at all, and
     reading them runs no code. Of ``train_cfg`` it reads
 
     - ``keep_last``: number of newest checkpoints to keep. None or absent keeps all. Files that no
       runner of this package wrote into the run's folder are never deleted.
-    - ``keep_best``: whether the checkpoint of the highest mean return in training, over the last
-      100 episodes before it was written, is kept beside them. It counts once there are as many and
+    - ``keep_best``: whether to keep the checkpoint of the highest mean return in training as well,
+      over the last 100 episodes before it was written. It counts once there are as many and
       each environment has ended an episode.
-    - ``heartbeat_timeout_s``: seconds (default 20) without a sign of life after which a rank counts
-      as dead, which ends all ranks. A rank that ends by an error ends them at once.
 
-    Several ranks train on GPUs as rsl_rl's do, and on a CPU by gloo; when one fails all end.
+    Several ranks train on GPUs as rsl_rl's do, and on a CPU by gloo.
 
-    The config is written into ``params/agent.yaml`` when :meth:`learn` begins.
-
-    SIGTERM, SIGUSR1 and Ctrl+C end :meth:`learn` between two iterations, after a checkpoint.
+    :meth:`learn` writes the config into ``params/agent.yaml`` when it begins. SIGTERM, SIGUSR1 and
+    Ctrl+C end it between two iterations, after a checkpoint.
     """
 
     alg: Any
@@ -86,19 +84,22 @@ class SafeCheckpoints(Runner):
         """
         check_runner_keys(train_cfg)
         check_kept(train_cfg)
-        self._heartbeat_timeout_s = heartbeat_timeout(train_cfg)
         self._given_cfg = plain(train_cfg, other=qualified_name)  # rsl_rl takes entries out of it
+        self._kept: KeptCheckpoints | None = None
         if log_dir is not None:
             check_writable(log_dir)
+            if (keep_last := train_cfg.get("keep_last")) is not None:
+                keep_best = bool(train_cfg.get("keep_best"))
+                self._kept = KeptCheckpoints(Path(log_dir), keep_last, keep_best)
         super().__init__(env, train_cfg, log_dir, device)
         if (health_log := getattr(self.alg, "health_log", None)) is not None:
             health_log.write = self._write_health
-        self._kept = kept_checkpoints(train_cfg, log_dir)
+        if (emergency_save := getattr(self.alg, "emergency_save", None)) is not None:
+            emergency_save.handles_signals = False
         self._ranks = Ranks(together=self.is_distributed)
-        self._watch = self._new_watch()
+        self._writer = CheckpointWriter()
         self._resumed: list[dict[str, Any]] = []
         self._of_other_ranks: list[dict[str, Any]] | None = None
-        self._failed = FailedSaves()
         self._num_saved = self._end = 0
         self._episodes_since = 0
         self._is_in_own_folder = self._broke_off = False
@@ -115,11 +116,6 @@ class SafeCheckpoints(Runner):
         if (writer := getattr(self.logger, "writer", None)) is not None:
             for name, value in metrics.items():
                 writer.add_scalar(f"Loss/{name}", value, self.num_iterations)
-
-    def _new_watch(self) -> RankWatch:
-        """Return what lets a training end on all ranks."""
-        ranks = self.gpu_global_rank, self.gpu_world_size
-        return RankWatch(*ranks, self._heartbeat_timeout_s)
 
     def learn(self, num_learning_iterations: int, init_at_random_ep_len: bool = False) -> None:
         """Learn as rsl_rl's runner does, and end after a checkpoint if a signal asks for that.
@@ -143,51 +139,87 @@ class SafeCheckpoints(Runner):
             KeyboardInterrupt: After Ctrl+C.
             ValueError: If ranks have loaded checkpoints of different iterations; or if ``log_dir``
                 holds checkpoints and none of them was loaded.
-            RuntimeError: If another rank has ended; names it and why.
             Exception: What ended the training otherwise, after a checkpoint of what was done.
         """
-        self._watch = self._new_watch()
-        with StopSignals() as signals, self._watch:
-            signals.saves = has_folder = self._check_same_start()
-            if num_learning_iterations > 0:
-                if has_folder and self.gpu_global_rank == 0:
-                    write_agent_config(self._given_cfg, Path(self.logger.log_dir or ""))
-                self._end = self.num_iterations + num_learning_iterations
-                self._learn_until_end(init_at_random_ep_len, signals, has_folder)
+        with StopSignals() as signals:
+            signals.saves = self._check_same_start()
+            if num_learning_iterations <= 0:
+                return
+            if signals.saves and self.gpu_global_rank == 0:
+                write_agent_config(self._given_cfg, Path(self.logger.log_dir or ""))
+            self._num_saved = self.num_iterations
+            self._end = self.num_iterations + num_learning_iterations
+            try:
+                self._learn_until_end(init_at_random_ep_len, signals)
+            except Exception as error:
+                self._save_after(error)
+                raise
+            finally:
+                self.current_learning_iteration = max(self.num_iterations - 1, 0)
+                self._end = self.num_iterations
 
-    def _learn_until_end(
-        self, init_at_random_ep_len: bool, signals: StopSignals, has_folder: bool
-    ) -> None:
-        """Learn until ``_end`` iterations are done; see :meth:`learn`."""
-        start = self.current_learning_iteration = self._num_saved = self.num_iterations
-
-        def begin_rollout() -> None:
-            let_it_fail(self.logger.writer)
-            with torch.inference_mode(False):  # the runner's rollout has no gradients
-                self._end_if_asked(signals, needs_saving=self.num_iterations > start)
-
-        def end_update() -> None:
-            is_saved = self.num_iterations % self.cfg["save_interval"] == 0
-            self.num_iterations += 1
-            if has_folder and (is_saved or self.num_iterations == self._end):
-                self._of_other_ranks = resume.of_other_ranks(self, self._ranks)
-
+    def _learn_until_end(self, init_at_random_ep_len: bool, signals: StopSignals) -> None:
+        """Do what rsl_rl's ``learn`` does, with saves and signals between two iterations."""
+        start = self.num_iterations
         # Here and not in load: one who plays draws and steps as he likes.
         goes_on = resume.restore(self, self._resumed)
         if self._resumed and not goes_on:
             self._episodes_since = start
         self._resumed = []
-        try:
-            with watched(self.alg, self._watch.check, begin_rollout, end_update):
-                super().learn(self._end - start, init_at_random_ep_len and not goes_on)
-                self._end_if_asked(signals, needs_saving=False)
-        except Exception as error:
-            self._save_after(error)
-            raise
-        finally:
-            self._of_other_ranks = None
-            self.current_learning_iteration = max(self.num_iterations - 1, 0)
-            self._end = self.num_iterations
+        if init_at_random_ep_len and not goes_on:
+            self.env.episode_length_buf = torch.randint_like(
+                self.env.episode_length_buf, high=int(self.env.max_episode_length)
+            )
+        obs = self.env.get_observations().to(self.device)
+        self.alg.train_mode()
+        if self.is_distributed:
+            self.alg.broadcast_parameters()
+        self.logger.init_logging_writer()
+        if _is_tensorboard(self.logger.writer):
+            self.logger.writer = _TolerantWriter(self.logger.writer)
+        for iteration in range(start, self._end):
+            self._end_if_asked(signals, needs_saving=iteration > start)
+            began = time.time()
+            obs = self._collect(obs)
+            collected = time.time()
+            losses = self.alg.update()
+            learned = time.time()
+            self.num_iterations, self.current_learning_iteration = iteration + 1, iteration
+            self.logger.log(
+                it=iteration,
+                start_it=start,
+                total_it=self._end,
+                collect_time=collected - began,
+                learn_time=learned - collected,
+                loss_dict=losses,
+                learning_rate=self.alg.learning_rate,
+                action_std=self.alg.get_policy().output_std,
+                rnd_weight=self.alg.rnd.weight if self._has_rnd() else None,
+            )
+            is_due = iteration % self.cfg["save_interval"] == 0 or self.num_iterations == self._end
+            if is_due and signals.saves:
+                self._save_in_run()
+        if self.logger.writer is not None:
+            self.logger.stop_logging_writer()
+        self._end_if_asked(signals, needs_saving=False)
+
+    @torch.inference_mode()
+    def _collect(self, obs: Any) -> Any:
+        """Take the steps of one rollout; return the observations after it."""
+        for _ in range(self.cfg["num_steps_per_env"]):
+            actions = self.alg.act(obs)
+            obs, rewards, dones, extras = self.env.step(actions.to(self.env.device))
+            if self.cfg.get("check_for_nan", True):
+                check_nan(obs, rewards, dones)
+            obs, rewards, dones = (each.to(self.device) for each in (obs, rewards, dones))
+            self.alg.process_env_step(obs, rewards, dones, extras)
+            intrinsic_rewards = self.alg.intrinsic_rewards if self._has_rnd() else None
+            self.logger.process_env_step(rewards, dones, extras, intrinsic_rewards)
+        self.alg.compute_returns(obs)
+        return obs
+
+    def _has_rnd(self) -> bool:
+        return bool(self.cfg["algorithm"].get("rnd_cfg"))
 
     def _check_same_start(self) -> bool:
         """Check that all ranks begin with the same iteration, and in a folder of this run.
@@ -199,7 +231,9 @@ class SafeCheckpoints(Runner):
             ValueError: If not, on all ranks.
         """
         folder = self.logger.log_dir
-        others = None if self._is_in_own_folder else _newest_in(folder)
+        others = []
+        if folder is not None and not self._is_in_own_folder:
+            others = [path.name for path in numbered_checkpoints(Path(folder))]
         of_ranks = self._ranks.gather((self.num_iterations, folder is not None, others))
         iterations = [iteration for iteration, *_ in of_ranks]
         if len(set(iterations)) > 1:
@@ -208,11 +242,11 @@ class SafeCheckpoints(Runner):
                 " load the same checkpoint, in a folder that all of them see."
             )
         _, has_folder, others = of_ranks[0]
-        if others is not None:
+        if others:
             raise ValueError(
                 f"log_dir is '{folder}', expected a folder without checkpoints: a new training"
-                f" would replace or delete those of an earlier one, such as {others}. To go on with"
-                f" it call load('{Path(folder or '', LATEST)}') first, else name another folder."
+                f" would replace or delete those of an earlier one, such as {others[0]}. To go on"
+                f" call load('{Path(folder or '', LATEST)}') first, else name another folder."
             )
         self._is_in_own_folder = True
         return has_folder
@@ -225,26 +259,29 @@ class SafeCheckpoints(Runner):
         """
         if not self._ranks.sum_count(int(signals.received is not None), self.device):
             return
-        if needs_saving:
-            self._of_other_ranks = resume.of_other_ranks(self, self._ranks)
+        self._end = self.num_iterations  # no save comes after this one
         # Together: a launcher ends all ranks when one has ended, also the one that still writes.
-        self._ranks.run_together(lambda: self._save_last() if needs_saving else None)
-        self._watch.in_order = True
+        self._ranks.run_together(lambda: self._save_in_run() if needs_saving else None)
         if self.logger.writer is not None:
             self.logger.stop_logging_writer()
         raise signals.end()
 
-    def _save_last(self) -> None:
-        """Save where the writing rank is this one.
+    def _save_in_run(self) -> None:
+        """Save the last iteration; all ranks call it, and the first one writes.
 
         Raises:
-            NotWrittenError: If the file cannot be written, which then ends all ranks.
+            NotWrittenError: If it is the last save and the file cannot be written.
         """
-        if self.logger.writer is None:
-            return
-        self._end = self.num_iterations  # none comes after this one
-        path = Path(self.logger.log_dir or "", f"model_{self.current_learning_iteration}.pt")
-        self.save(str(path))
+        self._of_other_ranks = resume.of_other_ranks(self, self._ranks)
+        try:
+            self._save_numbered()
+        finally:
+            self._of_other_ranks = None
+
+    def _save_numbered(self) -> None:
+        if self.logger.writer is not None:  # on the first rank
+            name = f"model_{self.current_learning_iteration}.pt"
+            self.save(os.path.join(self.logger.log_dir or "", name))
 
     def _save_after(self, error: Exception) -> None:
         """Save what was done before an error, if no file has it: models are as after an update.
@@ -253,13 +290,11 @@ class SafeCheckpoints(Runner):
         """
         if isinstance(error, NotWrittenError) or self.num_iterations == self._num_saved:
             return
-        self.current_learning_iteration = self.num_iterations - 1
-        self._broke_off = True
+        self._broke_off, self._end = True, self.num_iterations
         if self.alg.storage.step and hasattr(self.alg, "transaction"):  # what it did to RND, too
             self.alg.transaction.on_drop()
         try:
-            with torch.inference_mode(False):
-                self._save_last()
+            self._save_numbered()
         except Exception as second:  # a broken device, a full disk: the first error is the news
             warnings.warn(
                 f"After a {type(error).__name__} no checkpoint of the last iteration could be"
@@ -291,19 +326,14 @@ class SafeCheckpoints(Runner):
         elif self._of_other_ranks is not None:  # one who saves at another time knows his own alone
             own["resume_of_ranks"] = [resume.state_of(self), *self._of_other_ranks]
         checkpoint = {**self.alg.save(), "iter": iteration, "infos": infos, OWN: own}
-        with self._failed.passed_over(again=self.num_iterations < self._end):
-            with self._watch.writing:
-                save_checkpoint(checkpoint, path)
-            self.logger.save_model(path, iteration)
-            self._note(Path(path), iteration)
-
-    def _note(self, path: Path, iteration: int) -> None:
-        """Note a file that was written, if it is one of the run's."""
-        if not self._is_of_run(path):
+        is_last = self.num_iterations >= self._end
+        if not self._writer.write(checkpoint, Path(path), is_last):
             return
-        self._num_saved = self.num_iterations
-        if self._kept is not None:
-            self._kept.add(path, iteration, self._mean_return())
+        self.logger.save_model(path, iteration)
+        if self._is_in_folder(path) and NUMBERED.fullmatch(Path(path).name):
+            self._num_saved = self.num_iterations
+            if self._kept is not None:
+                self._kept.add(Path(path), iteration, self._mean_return())
 
     def _mean_return(self) -> float | None:
         """Return the mean return of the newest episodes, None where these are not typical yet.
@@ -317,12 +347,8 @@ class SafeCheckpoints(Runner):
             return None
         return statistics.mean(returns)
 
-    def _is_of_run(self, path: Path) -> bool:
-        """Return whether a file is one of the run's numbered checkpoints."""
-        return self._is_in_folder(path) and bool(NUMBERED.fullmatch(path.name))
-
-    def _is_in_folder(self, path: Path) -> bool:
-        return path.parent.resolve() == Path(self.logger.log_dir or "").resolve()
+    def _is_in_folder(self, path: str) -> bool:
+        return Path(path).parent.resolve() == Path(self.logger.log_dir or "").resolve()
 
     def load(
         self,
@@ -354,7 +380,7 @@ class SafeCheckpoints(Runner):
             self.current_learning_iteration = checkpoint["iter"]
             own = checkpoint.get(OWN, {})
             self.num_iterations = own.get("num_iterations", checkpoint["iter"] + 1)
-            self._is_in_own_folder = self._is_in_folder(Path(path))
+            self._is_in_own_folder = self._is_in_folder(path)
             alone = [own["resume"]] if "resume" in own else []
             self._resumed = own.get("resume_of_ranks", alone)
             began = own.get("episodes_since", 0) if self._resumed else self.num_iterations
@@ -362,100 +388,42 @@ class SafeCheckpoints(Runner):
         return checkpoint["infos"]
 
 
-def _newest_in(folder: str | None) -> str | None:
-    """Return the name of the newest checkpoint in a run's folder, None where there is none."""
-    found = [] if folder is None else numbered_checkpoints(Path(folder))
-    return found[0].name if found else None
+class TbpttDistillationRunner(DistillationRunner, TbpttOnPolicyRunner):
+    """rsl_rl's distillation runner, whose checkpoints survive as :class:`TbpttOnPolicyRunner`'s."""
 
 
-@contextmanager
-def watched(
-    algorithm: Any,
-    before_act: Callable[[], None],
-    begin_rollout: Callable[[], None],
-    end_update: Callable[[], None],
-) -> Iterator[None]:
-    """Call something before each action and the first one of each rollout, and after each update.
+def _is_tensorboard(writer: Any) -> bool:
+    return type(writer).__module__.startswith("torch.utils.tensorboard")
 
-    rsl_rl's ``learn`` is one loop without a place for it between two iterations.
 
-    Args:
-        algorithm: An algorithm of rsl_rl's or of this package, watched while the context lasts.
-        before_act: Called before each action.
-        begin_rollout: Called when an iteration begins; the one before is logged and saved.
-        end_update: Called when an update has ended.
+class _TolerantWriter:
+    """TensorBoard's writer, but a full disk costs curves and not the training.
+
+    The original's own thread writes, and ends with the first error, which each later call raises.
+    Then this one warns once, skips what comes in the next minute, and begins another file.
     """
-    act, update = algorithm.act, algorithm.update
 
-    def watched_act(obs: Any) -> torch.Tensor:
-        before_act()
-        if algorithm.storage.step == 0:
-            begin_rollout()
-        return act(obs)
+    retry_seconds = 60.0
 
-    def watched_update() -> dict[str, float]:
-        metrics = update()
-        end_update()
-        return metrics
+    def __init__(self, writer: Any) -> None:
+        self._writer, self._again_at, self._warned = writer, 0.0, False
 
-    vars(algorithm).update(act=watched_act, update=watched_update)  # hide the class's methods
-    try:
-        yield
-    finally:
-        del vars(algorithm)["act"], vars(algorithm)["update"]
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._writer, name)
 
-
-RETRY_SECONDS = 60.0
-"""After a failure nothing is written for so long; a new file is begun then."""
-
-
-def let_it_fail(writer: Any) -> None:
-    """Have a writer warn where it cannot write, and go on with another file later.
-
-    Its own thread writes, and ends with the first error, which each later call raises. Curves have
-    a gap then, or end.
-
-    Args:
-        writer: The logger's; nothing is done if it is none of TensorBoard's, or was here before.
-    """
-    if not hasattr(writer, "file_writer") or "add_scalar" in vars(writer):
-        return
-    add_scalar, again_at, warned = writer.add_scalar, 0.0, False
-
-    def tolerant(*args: Any, **kwargs: Any) -> None:
-        nonlocal again_at, warned
-        if time.monotonic() < again_at:
+    def add_scalar(self, *args: Any, **kwargs: Any) -> None:
+        if time.monotonic() < self._again_at:
             return
         try:
-            add_scalar(*args, **kwargs)
+            self._writer.add_scalar(*args, **kwargs)
         except OSError as error:
-            again_at = time.monotonic() + RETRY_SECONDS
-            writer.file_writer = None  # its thread has ended
-            if not warned:
-                warned = True
+            self._again_at = time.monotonic() + self.retry_seconds
+            self._writer.file_writer = None  # its next call opens another file
+            if not self._warned:
+                self._warned = True
                 warnings.warn(
-                    f"TensorBoard's file in '{writer.log_dir}' cannot be written"
+                    f"TensorBoard's file in '{self._writer.log_dir}' cannot be written"
                     f" ({error.strerror or error}): free some space there. Metrics are missing"
                     " until then; training goes on.",
                     stacklevel=3,
                 )
-
-    vars(writer)["add_scalar"] = tolerant
-
-
-class TbpttDistillationRunner(SafeCheckpoints, DistillationRunner):
-    """A DistillationRunner whose checkpoints survive; see :class:`SafeCheckpoints`.
-
-    ``TbpttDistillation`` does its whole work under the stock runner too; Isaac Lab accepts only
-    that one.
-    """
-
-
-class TbpttOnPolicyRunner(SafeCheckpoints, OnPolicyRunner):
-    """An OnPolicyRunner whose checkpoints survive; see :class:`SafeCheckpoints`.
-
-    ``TbpttPPO`` does its whole work under the stock runner too; Isaac Lab accepts only that one.
-    """
-
-
-__all__ = ["STOPPED", "TbpttDistillationRunner", "TbpttOnPolicyRunner"]

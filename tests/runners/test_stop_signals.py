@@ -7,7 +7,6 @@ import sys
 import threading
 import time
 from contextlib import contextmanager, redirect_stdout, suppress
-from types import SimpleNamespace
 
 import pytest
 import torch
@@ -15,7 +14,6 @@ from support.safe_runs import DisturbedEnv, make_runner
 
 from rsl_tbptt import signals as stop_signals
 from rsl_tbptt.runners import STOPPED
-from rsl_tbptt.runners.rank_watch import RankWatch
 from rsl_tbptt.signals import StopSignals
 
 HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
@@ -165,17 +163,6 @@ def test_a_training_whose_output_nobody_reads_leaves_its_checkpoint(number, tmp_
     expected = SystemExit(STOPPED) if number == signal.SIGTERM else KeyboardInterrupt()
     assert repr(ended.value) == repr(expected)
     assert names(tmp_path) == ["model_0.pt", "model_1.pt"]
-
-
-def test_a_rank_ends_with_the_others_though_nobody_reads_its_output(monkeypatch):
-    def broken(*_):
-        raise BrokenPipeError
-
-    watch = RankWatch(0, 2, 20.0)
-    watch._store = SimpleNamespace(add=lambda *_: 0)
-    monkeypatch.setattr(os, "write", broken)
-    watch._take("Rank 1 of 2 ended: ValueError: the simulator broke")
-    assert watch._heard.is_set()
 
 
 def test_a_second_signal_does_what_it_did_before(monkeypatch):

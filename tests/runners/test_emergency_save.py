@@ -13,7 +13,7 @@ from support.safe_runs import RUNNERS, DisturbedEnv, make_runner
 
 from rsl_tbptt.checkpoints.reading import latest_checkpoint
 from rsl_tbptt.checkpoints.writing import NotWrittenError
-from rsl_tbptt.signals import STOPPED, StopSignals
+from rsl_tbptt.signals import STOPPED
 
 STOCK = {"distillation": DistillationRunner, "ppo": OnPolicyRunner}
 
@@ -29,8 +29,6 @@ def handlers():
     before = {number: signal.getsignal(number) for number in numbers}
     signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
     yield lambda: [signal.getsignal(number) for number in numbers]
-    if StopSignals.active is not None:
-        StopSignals.active.__exit__()
     for number, handler in before.items():
         signal.signal(number, handler)
 
@@ -111,7 +109,7 @@ def test_a_teacher_does_not_bring_its_iteration(tmp_path):
 
 def test_the_other_ranks_write_nothing(tmp_path):
     runner = make(tmp_path, "ppo", 1)
-    runner.alg.safe_line._is_writer = False
+    runner.alg.gpu_global_rank = 1
     runner.learn(1)
     assert names(tmp_path) == []
 
@@ -150,30 +148,12 @@ def test_a_signal_in_a_rollout_ends_the_training_after_its_update(kind, number, 
     resumed.learn(2)
 
 
-def test_ctrl_c_writes_a_file_too(tmp_path):
-    with pytest.raises(KeyboardInterrupt):
-        make(tmp_path, "ppo", 100, at={STEPS + 3: send(signal.SIGINT)}).learn(5)
-    assert names(tmp_path) == ["safe_0.pt", "safe_1.pt"]
-
-
-def test_signals_do_what_they_did_once_the_training_has_ended(tmp_path, handlers):
-    received = []
-    signal.signal(signal.SIGUSR1, lambda number, _: received.append(number))
-    before = handlers()
-    make(tmp_path, "ppo", 100).learn(1)
-    assert handlers() != before
-    signal.raise_signal(signal.SIGUSR1)
-    assert received == [signal.SIGUSR1]
-    assert handlers() == before
-
-
-def test_a_training_that_follows_another_answers_signals_alone(tmp_path, handlers, monkeypatch):
+def test_a_training_that_follows_another_puts_back_what_was_before_both(tmp_path, handlers):
     before = handlers()
     make(tmp_path / "first", "ppo", 100).learn(1)
-    runner = make(tmp_path, "distillation", 100, at={3: send(signal.SIGTERM)})
+    assert handlers() != before
     with pytest.raises(SystemExit):
-        runner.learn(2)
-    runner.alg.safe_line._signals.__exit__()
+        make(tmp_path, "distillation", 100, at={3: send(signal.SIGTERM)}).learn(2)
     assert handlers() == before
 
 
