@@ -132,7 +132,7 @@ def test_training_starts_with_the_teachers_file_and_not_without(tmp_path):
         ours.learn(1)
     torch.save({"actor_state_dict": source.alg.teacher.state_dict()}, tmp_path / "teacher.pt")
     ours.learn(1)
-    assert ours.alg.teacher_loaded is True
+    assert ours.alg.teacher_loaded
 
 
 def test_a_teacher_that_is_declared_loaded_comes_from_its_file_all_the_same(tmp_path):
