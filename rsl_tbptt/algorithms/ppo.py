@@ -526,7 +526,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
             ValueError: If parameters do not fit, or models are known to have been configured
                 otherwise. Nothing is changed then.
         """
-        wants = dict.fromkeys(_LOADED, True) if load_cfg is None else load_cfg
+        wants: dict = dict.fromkeys(_LOADED, True) if load_cfg is None else load_cfg
         obs, own = self.storage.observations, loaded_dict.get("rsl_tbptt", {})
         heads, wants_heads = own.get("auxiliary", {}), wants.get("actor") or wants.get("auxiliary")
         if wants_heads:
@@ -544,7 +544,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         load_iteration = super().load(loaded_dict, load_cfg, strict)
         if wants_heads:
             self._heads.load_state_dict(heads, with_optimizer=bool(wants.get("optimizer")))
-        if "rnd" in models:
+        if self.rnd and "rnd" in models:
             restore_rnd(self.rnd, own.get("rnd", {}), self.storage.num_envs)
         if wants.get("optimizer"):
             self.learning_rate = self.optimizer.param_groups[0]["lr"]  # rsl_rl 5.0 leaves it

@@ -400,16 +400,18 @@ class LazyTeacher:
         Raises:
             ValueError: If the file is missing, damaged or does not fit. Nothing is changed then.
         """
-        is_named = self._path is not None or isinstance(self._teacher, SelectedTeachers)
-        if is_named and not self.is_loaded:
-            self._ranks.run_together(self._load)
-            self.is_loaded = True
-
-    def _load(self) -> None:
-        if isinstance(self._teacher, SelectedTeachers):
-            self._teacher.load_checkpoints()
+        if self.is_loaded:
             return
-        path = str(checkpoint_file(self._path))
+        if isinstance(self._teacher, SelectedTeachers):
+            self._ranks.run_together(self._teacher.load_checkpoints)
+        elif self._path is not None:
+            self._ranks.run_together(partial(self._load, self._path))
+        else:
+            return
+        self.is_loaded = True
+
+    def _load(self, named: str) -> None:
+        path = str(checkpoint_file(named))
         checkpoint = read_checkpoint(path, self._device)
         state_dict = teacher_state_dict(checkpoint, f"The teacher_checkpoint '{path}'")
         role = "teacher"

@@ -12,7 +12,7 @@ import time
 import warnings
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
@@ -176,7 +176,7 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
             self.alg.broadcast_parameters()
         self.logger.init_logging_writer()
         if _is_tensorboard(self.logger.writer):
-            self.logger.writer = _TolerantWriter(self.logger.writer)
+            self.logger.writer = cast("Any", _TolerantWriter(self.logger.writer))
         for iteration in range(start, self._end):
             self._end_if_asked(signals, needs_saving=iteration > start)
             began = time.time()

@@ -4,6 +4,7 @@ import json
 import re
 from dataclasses import replace
 from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -172,7 +173,7 @@ def test_agents_are_those_of_isaac_lab(agent, entry):
     from isaaclab_tasks.utils.parse_cfg import load_cfg_from_registry
 
     text = suite.Path(suite.__file__).with_name("agents.yaml").read_text()
-    task = re.search(rf"name: {agent}  # (\S+)", text)[1]
+    (task,) = re.findall(rf"name: {agent}  # (\S+)", text)
     cfg, env = (load_cfg_from_registry(task, e) for e in (entry, "env_cfg_entry_point"))
     case = next(row.case for row in ROWS if row.name == agent)
     assert (case.num_envs, case.num_steps) == (env.scene.num_envs, cfg.num_steps_per_env)
@@ -245,7 +246,12 @@ def test_the_profile_counts_the_products():
     4 steps forward and 3 backward, all weights once, and in the MLP's 4 layers one product forward
     and two backward.
     """
-    sizes = {"num_envs": 8, "num_steps": 4, "gradient_length": 4, "rnn_hidden_dim": 8}
+    sizes: dict[str, Any] = {
+        "num_envs": 8,
+        "num_steps": 4,
+        "gradient_length": 4,
+        "rnn_hidden_dim": 8,
+    }
     shares = {kind: calls for kind, _, calls in profile_update(Robots(**sizes, done_rate=0.0), 1)}
     assert shares["matrix products"] == 4 * 2 * (4 + 3 + 1 + 4 * 3)
 
@@ -273,14 +279,16 @@ def test_limits_that_leave_nothing_are_refused():
 
 @pytest.mark.slow
 def test_the_plan_of_two_layers_is_what_larger_updates_take():
-    sizes = {"num_envs": 1024, "num_steps": 32, "gradient_length": 32, "num_mini_batches": 4}
-    predicted, measured = check_plan(Robots(**sizes, rnn_num_layers=2, rnn_hidden_dim=64))
+    sizes: dict[str, Any] = {"num_envs": 1024, "num_steps": 32, "gradient_length": 32}
+    predicted, measured = check_plan(
+        Robots(**sizes, num_mini_batches=4, rnn_num_layers=2, rnn_hidden_dim=64)
+    )
     assert predicted == pytest.approx(measured, rel=0.1)
 
 
 @pytest.mark.parametrize("stage", ["rollout", "update"])
 def test_the_process_peaks_in_rollout_or_update(stage, monkeypatch):
-    stages = dict.fromkeys(("rollout", "update"), lambda *_: None)
+    stages: dict[str, Any] = dict.fromkeys(("rollout", "update"), lambda *_: None)
     stages[stage] = lambda *_: torch.ones(25_000_000)  # 100 MB, freed at once
     algorithm = SimpleNamespace(
         storage=SimpleNamespace(clear=lambda: None),

@@ -3,7 +3,7 @@
 from contextlib import nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, cast
 
 import pytest
 import torch
@@ -67,7 +67,7 @@ def test_a_policy_without_heads_acts_itself_whatever_it_is_made_of():
 
 @pytest.fixture
 def episodes():
-    env, policy = FakeEnv(), CountingPolicy()
+    env, policy = FakeEnv(), cast("Any", CountingPolicy())
     return env, run_first_episodes(env, policy, env.obs(), max_steps=9)
 
 
@@ -93,7 +93,7 @@ def test_each_step_is_watched_before_it_is_taken(max_steps, taken, left):
     env, seen = FakeEnv(), []
     _, lengths, unfinished = run_first_episodes(
         env,
-        CountingPolicy(),
+        cast("Any", CountingPolicy()),
         env.obs(),
         watch=lambda step, _obs: seen.append((step, env.steps)),
         max_steps=max_steps,
