@@ -22,9 +22,8 @@ from rsl_tbptt.checkpoints.reading import (
     check_matches,
     checkpoint_file,
     read_checkpoint,
-    teacher_state_dict,
 )
-from rsl_tbptt.compat.versions import MLPModel, config_advice, resolve_callable
+from rsl_tbptt.compat.versions import MLPModel, config_advice, resolve_callable, teacher_state_dict
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.models.teacher_group import SelectedTeachers

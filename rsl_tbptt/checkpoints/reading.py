@@ -48,23 +48,6 @@ def read_checkpoint(path: str, device: torch.device | str) -> dict[str, Any]:
     return checkpoint
 
 
-def teacher_state_dict(checkpoint: Mapping[str, Any], source: str) -> Mapping[str, torch.Tensor]:
-    """Return the teacher's parameters: the teacher of a distillation, or the actor of a PPO run.
-
-    They have the shapes of the layers that were trained.
-
-    Raises:
-        ValueError: If ``checkpoint`` has neither; ``source`` names it in the message.
-    """
-    for key in ("teacher_state_dict", "actor_state_dict"):
-        if checkpoint.get(key):
-            return checkpoint[key]
-    raise ValueError(
-        f"{source} has neither 'teacher_state_dict' nor 'actor_state_dict', only"
-        f" {sorted(checkpoint)}: expected a checkpoint of PPO or distillation of rsl_rl 5."
-    )
-
-
 def student_state_dict(checkpoint: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:
     """Return the parameters of a distillation's student, in the shapes that were trained.
 
@@ -95,12 +78,14 @@ def check_matches(
         model: The model to load into.
         state_dict: Parameters and buffers by name.
         role: "teacher" or "student", for the message.
-        advice: Names the setting to change. None speaks of rsl_rl 5's configs.
+        advice: Names the setting to change. None speaks of the installed rsl_rl's configs.
 
     Raises:
         ValueError: If a key is missing, left over, or of another shape; names the first one and
             the setting that fixes it.
     """
+    from rsl_tbptt.compat.versions import config_advice
+
     expected, advise = model.state_dict(), advice or config_advice
     last_layer = [key for key in expected if key.startswith("mlp.")][-2:]  # its weight and bias
     outputs = {*last_layer, *(key for key in expected if key.startswith("distribution."))}
@@ -127,21 +112,6 @@ def check_matches(
                 f" {tuple(tensor.shape)} for the {role}: give the {role} the layer sizes and"
                 f" observation groups it was trained with."
             )
-
-
-def config_advice(key: str, role: str, in_checkpoint: bool) -> str:
-    """Return which setting of the config makes the key agree."""
-    if key.startswith("distribution"):
-        verb = "set" if in_checkpoint else "remove"
-        return f"{verb} '{role}.distribution_cfg' in the config, as when it was trained."
-    if key.startswith("obs_normalizer"):
-        return f"set '{role}.obs_normalization' to {in_checkpoint} in the config."
-    if key.startswith("rnn"):
-        return (
-            f"set '{role}.class_name' to '{'RNNModel' if in_checkpoint else 'MLPModel'}', and"
-            " 'rnn_type' and 'rnn_num_layers' as when it was trained."
-        )
-    return f"give '{role}' in the config the architecture it was trained with."
 
 
 def _check_sums(path: str) -> None:

@@ -18,7 +18,7 @@ if TYPE_CHECKING or rsl_rl_era() == MODELS_ERA:
     from rsl_rl.modules import GaussianDistribution
     from rsl_rl.utils import resolve_callable
 
-    from rsl_tbptt.checkpoints.reading import config_advice, teacher_state_dict
+    from rsl_tbptt.compat.rsl_rl5_checkpoints import config_advice, teacher_state_dict
 
     OWN_MODELS = (MLPModel, RNNModel, CNNModel)
     CLIPS_TOGETHER = False

@@ -13,8 +13,13 @@ from tensordict import TensorDict
 from torch import nn
 
 from rsl_tbptt.checkpoints.describing import check_fits
-from rsl_tbptt.checkpoints.reading import checkpoint_file, read_checkpoint, teacher_state_dict
-from rsl_tbptt.compat.versions import GaussianDistribution, MLPModel, resolve_callable
+from rsl_tbptt.checkpoints.reading import checkpoint_file, read_checkpoint
+from rsl_tbptt.compat.versions import (
+    GaussianDistribution,
+    MLPModel,
+    resolve_callable,
+    teacher_state_dict,
+)
 from rsl_tbptt.core import hidden_state as hidden_states
 from rsl_tbptt.core.hidden_state import HiddenState
 

@@ -1,0 +1,38 @@
+"""How rsl_rl 5 names models in its checkpoints and configs."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+
+
+def teacher_state_dict(checkpoint: Mapping[str, Any], source: str) -> Mapping[str, torch.Tensor]:
+    """Return the teacher's parameters: the teacher of a distillation, or the actor of a PPO run.
+
+    They have the shapes of the layers that were trained.
+
+    Raises:
+        ValueError: If ``checkpoint`` has neither; ``source`` names it in the message.
+    """
+    for key in ("teacher_state_dict", "actor_state_dict"):
+        if checkpoint.get(key):
+            return checkpoint[key]
+    raise ValueError(
+        f"{source} has neither 'teacher_state_dict' nor 'actor_state_dict', only"
+        f" {sorted(checkpoint)}: expected a checkpoint of PPO or distillation of rsl_rl 5."
+    )
+
+
+def config_advice(key: str, role: str, in_checkpoint: bool) -> str:
+    """Return which setting of the config makes the key agree."""
+    if key.startswith("distribution"):
+        verb = "set" if in_checkpoint else "remove"
+        return f"{verb} '{role}.distribution_cfg' in the config, as when it was trained."
+    if key.startswith("obs_normalizer"):
+        return f"set '{role}.obs_normalization' to {in_checkpoint} in the config."
+    if key.startswith("rnn"):
+        return (
+            f"set '{role}.class_name' to '{'RNNModel' if in_checkpoint else 'MLPModel'}', and"
+            " 'rnn_type' and 'rnn_num_layers' as when it was trained."
+        )
+    return f"give '{role}' in the config the architecture it was trained with."

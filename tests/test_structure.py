@@ -1,0 +1,96 @@
+"""The package's modules import each other in one direction."""
+
+import ast
+from graphlib import CycleError, TopologicalSorter
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+PACKAGE = "rsl_tbptt"
+
+
+def modules(root: Path) -> dict[str, Path]:
+    """Return the files of the package in a checkout, by dotted name."""
+    return {
+        ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path
+        for path in sorted((root / PACKAGE).rglob("*.py"))
+    }
+
+
+def imports(root: Path) -> dict[str, set[str]]:
+    """Return what each module imports of the package, inside of functions too."""
+    files = modules(root)
+    found = {}
+    for name, path in files.items():
+        tree = ast.parse(path.read_text(encoding="utf-8"))
+        typed = {
+            id(node)
+            for branch in ast.walk(tree)
+            if isinstance(branch, ast.If) and ast.unparse(branch.test).endswith("TYPE_CHECKING")
+            for node in ast.walk(branch)
+        }
+        names = {
+            dotted
+            for node in ast.walk(tree)
+            if isinstance(node, ast.Import | ast.ImportFrom) and id(node) not in typed
+            for dotted in _imported(node, set(files))
+        }
+        found[name] = names - {name}
+    return found
+
+
+def _imported(node: ast.Import | ast.ImportFrom, names: set[str]) -> set[str]:
+    """A module that is imported from its package is meant, not the package."""
+    if isinstance(node, ast.Import):
+        return {alias.name for alias in node.names} & names
+    modules = {f"{node.module}.{alias.name}" for alias in node.names} & names
+    others = len(node.names) > len(modules)
+    return modules | ({node.module} & names if others and node.module else set())
+
+
+def circle(graph: dict[str, set[str]]) -> list[str]:
+    """Return the modules of a circle, or nothing."""
+    try:
+        TopologicalSorter(graph).prepare()
+    except CycleError as error:
+        return error.args[1]
+    return []
+
+
+def package_of(module: str) -> str:
+    """Return the folder below the package that a module lies in, or the module."""
+    return ".".join(module.split(".")[:2])
+
+
+def mutual(graph: dict[str, set[str]]) -> set[frozenset[str]]:
+    """Return the pairs of packages that import each other."""
+    pairs = {
+        (package_of(a), package_of(b))
+        for a, imported in graph.items()
+        for b in imported
+        if PACKAGE not in (a, b)
+    }
+    return {frozenset(pair) for pair in pairs if pair[0] != pair[1] and pair[::-1] in pairs}
+
+
+def test_no_modules_import_each_other_in_a_circle():
+    assert circle(imports(ROOT)) == []
+
+
+def test_no_two_packages_import_each_other():
+    assert mutual(imports(ROOT)) == set()
+
+
+@pytest.mark.parametrize(
+    ("first", "second"),
+    [("from rsl_tbptt.b import two", "def f():\n    from rsl_tbptt.a.one import f")],
+)
+def test_the_checks_can_fail(tmp_path, first, second):
+    for name, text in (("a/one", first), ("b/two", second)):
+        path = tmp_path / PACKAGE / f"{name}.py"
+        path.parent.mkdir(parents=True)
+        path.write_text(text, encoding="utf-8")
+    graph = imports(tmp_path)
+    assert circle(graph)
+    assert mutual(graph)
