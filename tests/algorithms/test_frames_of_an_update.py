@@ -11,7 +11,7 @@ import rsl_tbptt
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 
 PACKAGE = Path(rsl_tbptt.__file__).parent
-MOST_FRAMES, MOST_FILES = 13, 9
+MOST_FRAMES, MOST_FILES = 13, 8  # the last frame is the product's own
 
 
 class StacksOfScans(TorchDispatchMode):
@@ -22,7 +22,9 @@ class StacksOfScans(TorchDispatchMode):
         self.stacks = set()
 
     def __torch_dispatch__(self, operator, types, arguments=(), kwargs=None):
-        if any(product in operator.name() for product in ("mm", "linear", "lstm", "rnn")):
+        name = operator.name()
+        is_product = any(product in name for product in ("mm", "linear", "lstm", "rnn"))
+        if is_product and "reorder" not in name:  # weights are packed once per window
             codes = [frame.f_code for frame, _ in traceback.walk_stack(None)]
             names = [code.co_name for code in codes]
             if "update" in names and "recurrent_scan" in names:
@@ -33,7 +35,7 @@ class StacksOfScans(TorchDispatchMode):
 
 
 @pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped")
-@pytest.mark.parametrize("engine", ["reference", "fused"])
+@pytest.mark.parametrize("engine", ["reference", "compiled"])
 @pytest.mark.parametrize("kind", ["ppo", "distillation"])
 def test_a_window_is_few_frames_from_the_scan(kind, engine):
     make, fill, algorithm_class = {
