@@ -73,7 +73,7 @@ class UpdateSums:
         """Gradient norms before clipping, one per optimiser step. Shape: () each."""
 
     def totals(self, names: tuple[str, ...], ranks: Ranks) -> dict[str, torch.Tensor]:
-        """Return sums over all steps and processes (one exchange); 0 where nothing is reported."""
+        """Return sums over all steps and processes (one exchange), scalars; 0 if not reported."""
         zero = torch.zeros_like(next(iter(self.losses[0].values())))
         own = {name: torch.stack([sums.get(name, zero) for sums in self.losses]) for name in names}
         own = {name: each.sum() for name, each in own.items()}

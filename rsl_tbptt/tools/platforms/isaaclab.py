@@ -117,7 +117,7 @@ class IsaacLab(Platform):
                 env.close()
 
     def renderer(self, env: Any) -> Callable[[], torch.Tensor]:
-        """Return a function that renders the scene's first articulation.
+        """Return a function that renders the scene's first robot: (N, height, width, 3), uint8.
 
         The camera keeps its place beside the robot's root and does not turn with it.
 

@@ -99,7 +99,7 @@ class Mjlab(Platform):
             env.close()
 
     def renderer(self, env: Any) -> Callable[[], torch.Tensor]:
-        """Return a function to the camera's images of the last step."""
+        """Return a function to the last images of the camera: (N, height, width, 3), uint8."""
         camera = env.unwrapped.scene[CAMERA]
         return lambda: camera.data.rgb
 
