@@ -483,8 +483,8 @@ def global_rollout(student, seed):
 def gradients_of_rank(first, last, cfg, **options):
     """Return the gradients of two updates on some environments of the global rollouts."""
     algorithm = make(last - first, multi_gpu_cfg=cfg, **{**FIXED, **options})
-    if "buffer_rollouts" in options:
-        algorithm._check_sizes()
+    algorithm.student(algorithm.storage.observations[0])  # which has a state after a rollout
+    algorithm.student.reset(torch.ones(last - first))
     for seed in range(2):
         whole, storage = global_rollout(options.get("student", "lstm"), seed), algorithm.storage
         for group, values in storage.observations.items():

@@ -39,7 +39,8 @@ def poison_past(algorithm, last_step, poison):
     recorded += [storage.returns, storage.values, *storage.distribution_params]
     with torch.inference_mode():
         for values in (*recorded, *storage.observations.values()):
-            values[:last_step, VICTIM] = poison
+            for step in range(last_step):  # other values each: equal frames are encoded once
+                values[step, VICTIM] = poison * (1 + step)
         for states in algorithm.states:
             for tensor in (*as_tensors(states[0]), *as_tensors(states[1])):
                 tensor[:, VICTIM] = poison

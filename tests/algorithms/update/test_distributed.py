@@ -43,7 +43,7 @@ def updated_parameters(first, last, multi_gpu_cfg=None, **options):
         multi_gpu_cfg=multi_gpu_cfg,
         **options,
     )
-    algorithm.student(make_obs(last - first))  # which has a state after a rollout
+    algorithm.student(algorithm.storage.observations[0])  # which has a state after a rollout
     algorithm.student.reset(torch.ones(last - first))
     for _ in range(2):
         fill_storage(algorithm.storage, first, last)
