@@ -2,6 +2,7 @@
 
 import ctypes
 import multiprocessing
+import os
 import re
 from collections.abc import Callable
 from concurrent.futures import ProcessPoolExecutor
@@ -9,6 +10,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import linear_regression
 from typing import Any
+from unittest import mock
 
 import torch
 
@@ -20,10 +22,21 @@ SECONDS = 120.0
 """Limit of an rsl_rl update that is timed: it is run four times."""
 
 
+EXACT_MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
+"""With these a process gives larger tensors back when they are freed, so that its peak is that of
+the update. glibc reads them when the process starts."""
+
+
 def in_own_process(function: Callable[..., Any], *arguments: Any) -> Any:
     """Call a function in a fresh process: nothing earlier counts, or spares it page faults."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         return process.submit(function, *arguments).result()
+
+
+def with_exact_malloc(function: Callable[..., Any], *arguments: Any) -> Any:
+    """Call a function in a fresh process that holds what is in use and no more."""
+    with mock.patch.dict(os.environ, EXACT_MALLOC):
+        return in_own_process(function, *arguments)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -41,7 +54,7 @@ class Memory:
 
 
 def measure_memory(case: Case, library: Library) -> Memory:
-    """Measure two updates after a rollout each, in a process of its own (Linux, or a GPU).
+    """Measure two updates after a rollout each, in a process of ``with_exact_malloc``.
 
     An update of few environments before loads what torch loads late, which counts as imports. What
     the first update keeps for the next ones, such as copies to undo them, counts as the update's.
@@ -91,10 +104,7 @@ class _Peak:
             torch.cuda.reset_peak_memory_stats(device)
             self.start = torch.cuda.memory_allocated(device)
             return
-        libc = ctypes.CDLL(None)
-        for limit in (-1, -3):  # glibc's M_TRIM_THRESHOLD and M_MMAP_THRESHOLD
-            libc.mallopt(limit, 65536)  # from now on a freed tensor goes back to the system
-        libc.malloc_trim(0)
+        ctypes.CDLL(None).malloc_trim(0)
         Path("/proc/self/clear_refs").write_text("5")  # resets VmHWM
         self.start = self._status("VmRSS")
 
@@ -143,7 +153,7 @@ def measure_growth(case: Case, library: Library, smallest: float) -> Growth:
     epoch = replace(case, num_learning_epochs=1)
     sizes = [unit, 2 * unit, 3 * unit]
     cases = [replace(epoch, num_envs=num_envs) for num_envs in sizes]
-    measured = [in_own_process(measure_memory, case, library) for case in cases]
+    measured = [with_exact_malloc(measure_memory, case, library) for case in cases]
     return Growth(num_envs=sizes, measured=measured)
 
 
@@ -187,7 +197,7 @@ def plan(case: Case) -> tuple[float, int]:
 
 def check_plan(case: Case) -> tuple[float, float]:
     """Return the peak of ``update()`` by plan, and by a line through smaller numbers, in MB."""
-    predicted, num_micro_batches = in_own_process(plan, case)
+    predicted, num_micro_batches = with_exact_malloc(plan, case)
     smallest = case.num_envs / (8 if num_micro_batches == 1 else num_micro_batches)
     growth = measure_growth(case, "rsl_tbptt", smallest)
     return predicted, growth.at("update_peak", case.num_envs)

@@ -15,7 +15,13 @@ from rsl_tbptt.tools.bench import LIBRARIES, alternate, check_equal, spread
 from rsl_tbptt.tools.doctor import machine, versions
 from scripts.benchmark.cases import Robots
 from scripts.benchmark.limit import product_rates, update_flops
-from scripts.benchmark.memory import check_plan, fit, in_own_process, measure_memory
+from scripts.benchmark.memory import (
+    check_plan,
+    fit,
+    in_own_process,
+    measure_memory,
+    with_exact_malloc,
+)
 
 Result = dict[str, Any]
 
@@ -152,8 +158,8 @@ def _time(row: Row, rates: dict[str, float], *, isolated: bool) -> Result:
 
 def _memory(row: Row) -> Result:
     library = "rsl_tbptt" if row.beside else "rsl_rl"
-    ours = in_own_process(measure_memory, row.case, "rsl_tbptt")
-    other = in_own_process(measure_memory, replace(row.case, **row.beside), library)
+    ours = with_exact_malloc(measure_memory, row.case, "rsl_tbptt")
+    other = with_exact_malloc(measure_memory, replace(row.case, **row.beside), library)
     peak = "update_peak" if row.beside else "process_peak"
     ratio = getattr(ours, peak) / getattr(other, peak)
     return row.result(ratio, ours=asdict(ours), other=asdict(other))
