@@ -93,10 +93,9 @@ class StopSignals:
                 else "the training ends after this iteration, without a checkpoint (no log_dir)"
             )
             text = f"\n{signal.Signals(number).name}: {ends}. Another signal ends it at once.\n"
+            # `print` may be in the middle of a line, and would raise.
             with suppress(OSError):  # nobody may read it
-                os.write(
-                    2, text.encode()
-                )  # `print` may be in the middle of a line, and would raise
+                os.write(2, text.encode())
             # Ctrl+C ends `tee` too, and the checkpoint is still to be written.
             sys.stdout = sys.stdout and _Unread(sys.stdout)  # None where descriptors are closed
             sys.stderr = sys.stderr and _Unread(sys.stderr)

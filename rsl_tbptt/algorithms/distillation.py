@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
 from typing import Any
 
 import torch
@@ -12,6 +11,7 @@ from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 from torch import nn
 
+from rsl_tbptt.algorithms.base import TbpttAlgorithm
 from rsl_tbptt.algorithms.behavior_losses import (
     ACTIONS,
     BUFFER,
@@ -22,8 +22,8 @@ from rsl_tbptt.algorithms.behavior_losses import (
     sample_weights,
 )
 from rsl_tbptt.algorithms.heads import AuxiliaryHeads, parse_heads
-from rsl_tbptt.algorithms.health import FirstReplay, HealthLog, finite, obs_scales
-from rsl_tbptt.algorithms.optimizers import step_batches, update_normalization, use_fused_kernels
+from rsl_tbptt.algorithms.health import FirstReplay, finite, obs_scales
+from rsl_tbptt.algorithms.optimizers import step_batches, update_normalization
 from rsl_tbptt.algorithms.options import (
     DistillationArguments,
     DistillationOptions,
@@ -32,7 +32,6 @@ from rsl_tbptt.algorithms.options import (
 )
 from rsl_tbptt.algorithms.replay import Replay, observed_groups, set_state
 from rsl_tbptt.algorithms.replay_buffer import Experience, MiniBatch
-from rsl_tbptt.algorithms.step_checks import StepChecks
 from rsl_tbptt.algorithms.teachers import (
     Dagger,
     LazyTeacher,
@@ -51,7 +50,6 @@ from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.memory import MemoryPlan, Sizes
 from rsl_tbptt.core.windows import num_steps_of_full_group, tbptt_schedule
 from rsl_tbptt.models.teacher_group import models_by_role
-from rsl_tbptt.signals import EmergencySave
 
 LAST_SHARE = 0.03
 """Share of the learning rate that is left at the end: a longer training goes on learning."""
@@ -82,7 +80,7 @@ class UpdateSums:
         return ranks.sum_named(own)
 
 
-class TbpttDistillation(Distillation):
+class TbpttDistillation(TbpttAlgorithm, Distillation):
     """rsl_rl's Distillation with normalised, gradient-accumulating truncated BPTT.
 
     A drop-in: same constructor, storage, models, checkpoints and runner. ``update()`` replays the
@@ -95,9 +93,6 @@ class TbpttDistillation(Distillation):
 
     checkpoint_path: str | None = None
     """File whose content ``load`` is given, if the runner or its config tells."""
-
-    model_configs: Mapping[str, Any] | None = None
-    """What the runner's config says of the models, for checkpoints."""
 
     teacher_loaded: Any
     """Whether a checkpoint brought the teacher; asking a :class:`LazyTeacher` loads it."""
@@ -150,19 +145,11 @@ class TbpttDistillation(Distillation):
             device=device,
             multi_gpu_cfg=multi_gpu_cfg,
         )
-        use_fused_kernels(self.optimizer)
         self.gradient_length = self.options.gradient_length
-        self.use_mixed_precision = self.options.use_mixed_precision
         self._raw_student, self._raw_teacher = self.student, self.teacher  # rsl_rl 5.0 lacks them
-        self._ranks = Ranks(together=self.is_multi_gpu)
+        self._prepare_surroundings()
         self._prepare_losses()
         self._prepare_updates()
-        self.emergency_save = EmergencySave(
-            self.options.safe_checkpoint_interval, self, self._ranks
-        )
-        self.step_checks = StepChecks(storage)
-        self.metrics: dict[str, float] = {}
-        self.health_log: HealthLog | None = None  # one's own loop has no logger
         obs, path = storage.observations, self.options.teacher_checkpoint
         self.lazy_teacher = LazyTeacher(teacher, path, obs, device, self._ranks)
         self.teacher_loaded = self.lazy_teacher
@@ -170,11 +157,8 @@ class TbpttDistillation(Distillation):
     def _prepare_losses(self) -> None:
         """Resolve loss, labels, weights and auxiliary heads."""
         options, storage = self.options, self.storage
-        student, teacher, heads = (
-            self._raw_student,
-            self._raw_teacher,
-            parse_heads(options.auxiliary),
-        )
+        student, teacher = self._raw_student, self._raw_teacher
+        heads = parse_heads(options.auxiliary)
         num_actions = storage.privileged_actions.shape[-1]
         loss = resolve_behavior_loss(options.loss_type, student, teacher, num_actions)
         in_batches = options.batch_teacher_labels
@@ -261,17 +245,9 @@ class TbpttDistillation(Distillation):
         configs = model_configs(cfg)
         algorithm = Distillation.construct_algorithm(obs, env, cfg, device)
         if isinstance(algorithm, TbpttDistillation):
-            algorithm.model_configs = configs
+            algorithm._join_runner(env, cfg, configs)
             algorithm.checkpoint_path = cfg.get("load_checkpoint")
-            algorithm.step_checks.take_over_nan_check(algorithm.options.non_finite, cfg)
-            algorithm.emergency_save.write_beside_logs_of(env)
-            algorithm.health_log = HealthLog()
         return algorithm
-
-    def broadcast_parameters(self) -> None:
-        """Let all processes begin with the first one's models and auxiliary heads."""
-        super().broadcast_parameters()
-        self._heads.broadcast()
 
     def memory_plan(self) -> MemoryPlan:
         """Predict what ``update()`` takes, from its gradient on parts of the last rollout.
@@ -306,11 +282,9 @@ class TbpttDistillation(Distillation):
                 environments, or the teacher's file cannot be loaded; or if observations are not as
                 they were at first.
         """
-        if self.health_log is not None:
-            self.health_log.leave()
         if self.storage.step == 0:
             self._start_rollout()
-        self.step_checks.check_observations(obs)
+        self._begin_step(obs)
         actions = self.student(obs, stochastic_output=True).detach()
         labels = self._labels.of_step(self.teacher, obs, self.storage.step)
         self.transition.observations = obs
@@ -356,20 +330,9 @@ class TbpttDistillation(Distillation):
         self.transition.dones = dones
         if self._weights is not None:
             self._weights.count_step(self.storage.step, dones)
-        self.storage.add_transition(self.transition)
-        self.transition.clear()
-        if self.health_log is not None:
-            self.health_log.join(extras, self.storage.step == self.storage.num_transitions_per_env)
+        self._store_step(self.transition, extras)
         self.student.reset(dones)
         self.teacher.reset(dones)
-
-    def train_mode(self) -> None:
-        """Set the student to training, and drop a rollout that an error or Ctrl+C broke off."""
-        super().train_mode()
-        self.storage.clear()
-        if self.health_log is not None:
-            self.health_log.start()
-        self.emergency_save.start()
 
     def update(self) -> dict[str, float]:
         """Train the student on the rollout and clear the storage, whole or not at all.
@@ -423,9 +386,7 @@ class TbpttDistillation(Distillation):
                 update_normalization([self._raw_student], stored, self._step_batches)
                 metrics = update.commit({**self._means(sums), **health})
                 update.log(self._advance(metrics, _in_order(end_states, drawn)))
-        self.emergency_save.conclude_iteration()
-        self.metrics = self.transaction.logged
-        return self.health_log.losses_of(self.metrics) if self.health_log else self.metrics
+        return self._conclude()
 
     def _schedule_rate(self) -> None:
         """Set the learning rate by ``num_updates``, which checkpoints hold."""
@@ -435,10 +396,6 @@ class TbpttDistillation(Distillation):
             self.learning_rate = self.options.learning_rate * share  # which the runner logs
             for group in self.optimizer.param_groups:  # auxiliary heads follow it
                 group["lr"] = self.learning_rate
-
-    def _zero_grad(self) -> None:
-        self.optimizer.zero_grad()
-        self._heads.zero_grad()
 
     @property
     def _steps_in_mean(self) -> int:
@@ -480,7 +437,7 @@ class TbpttDistillation(Distillation):
         num_envs, dones = self._num_envs_of_ranks, self.experience.dones().float()
         num_steps = self.options.num_learning_epochs * self._num_loss_steps
         totals = sums.totals((*self._means_of, *self._per_teacher.names), self._ranks)
-        divisors = dict.fromkeys(self._means_of, num_steps * num_envs)
+        divisors: dict[str, Any] = dict.fromkeys(self._means_of, num_steps * num_envs)
         num_drawn, weight = self.experience.num_drawn_of_ranks(num_envs), {}
         divisors |= {BUFFER: num_steps * num_drawn} if num_drawn is not None else {}
         if sums.weights:

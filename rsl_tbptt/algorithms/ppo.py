@@ -29,9 +29,7 @@ from rsl_tbptt.algorithms.policy_losses import (
     States,
     store_advantages,
 )
-from rsl_tbptt.algorithms.replay import (
-    observed_groups,
-)
+from rsl_tbptt.algorithms.replay import observed_groups
 from rsl_tbptt.algorithms.rnd import RndTraining, restore_rnd, state_of_rnd
 from rsl_tbptt.algorithms.transaction import Source, Transaction, UpdateUndoneError, find_source
 from rsl_tbptt.algorithms.truncation_bootstrap import (
