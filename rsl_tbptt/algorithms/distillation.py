@@ -40,7 +40,7 @@ from rsl_tbptt.algorithms.teachers import (
     StepLabels,
     TeacherLayers,
 )
-from rsl_tbptt.algorithms.transaction import Source, Transaction, find_source
+from rsl_tbptt.algorithms.transaction import Inputs, Transaction
 from rsl_tbptt.checkpoints.describing import check_fits, describe_all, model_configs
 from rsl_tbptt.checkpoints.reading import student_state_dict
 from rsl_tbptt.compat.versions import Distillation, MLPModel, teacher_state_dict
@@ -217,7 +217,8 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             options,
             self._ranks,
             stateful_models=[student, self._raw_teacher],
-            find_source=self._find_source,
+            add_gradients=self._add_gradients_of,
+            inputs=self._inputs,
             max_micro_batches=largest,
         )
         nan = torch.full((), torch.nan, device=device)
@@ -258,11 +259,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         experience, sizes = self.experience, self.experience.sizes()
         least = self._student.least_micro_batches(max(sizes))
         num_bytes = experience.buffer_size(experience.newest()).num_bytes
-        return self.transaction.plan_memory(
-            self._add_gradients_of,
-            Sizes(max(sizes), least, num_bytes),
-            self._parameters,
-        )
+        return self.transaction.plan_memory(Sizes(max(sizes), least, num_bytes), self._parameters)
 
     def act(self, obs: TensorDict) -> torch.Tensor:
         """Sample the student's actions, record the teacher's labels and choose who acts.
@@ -479,8 +476,8 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
                 group, rollout, state, self.loss, divisor, num_micro_batches=num_micro_batches
             )
 
-    def _find_source(self) -> Source:
-        """Find where NaN or inf came from; see ``find_source``."""
+    def _inputs(self) -> Inputs:
+        """Return what an update reads."""
         stored = self.storage.observations
         seen = {*observed_groups(self._raw_student, stored)}
         of_labels = {*observed_groups(self._raw_teacher, stored), *self._heads.observed_groups()}
@@ -495,15 +492,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             weights = {OPTION: given[: self._num_loss_steps]}
             # The loss leaves out samples of weight 0: 0 stands for them.
             recorded = {n: v.index_put((given == 0,), v.new_zeros(())) for n, v in recorded.items()}
-        parts = self.transaction.num_micro_batches
-        return find_source(
-            stored,
-            seen,
-            recorded,
-            weights,
-            lambda: self._add_gradients_of(slice(None), parts),
-            self._ranks,
-        )
+        return Inputs(seen, recorded, weights)
 
     def save(self) -> dict:
         """Return rsl_rl's checkpoint, with this algorithm's own part under "rsl_tbptt".

@@ -31,7 +31,7 @@ from rsl_tbptt.algorithms.policy_losses import (
 )
 from rsl_tbptt.algorithms.replay import observed_groups
 from rsl_tbptt.algorithms.rnd import RndTraining, restore_rnd, state_of_rnd
-from rsl_tbptt.algorithms.transaction import Source, Transaction, UpdateUndoneError, find_source
+from rsl_tbptt.algorithms.transaction import Inputs, Transaction, UpdateUndoneError
 from rsl_tbptt.algorithms.truncation_bootstrap import (
     TruncationBootstrap,
     value_without_advancing,
@@ -146,7 +146,8 @@ class TbpttPPO(TbpttAlgorithm, PPO):
             options,
             ranks,
             stateful_models=[actor, critic, self._imitation],
-            find_source=self._find_source,
+            add_gradients=self._add_gradients_of,
+            inputs=self._inputs,
             max_micro_batches=self._num_envs_of_largest,
             on_drop=self._take_back,
         )
@@ -195,7 +196,6 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         largest = self._num_envs_of_largest
         least = self.gradient.actor.least_micro_batches(largest)
         return self.transaction.plan_memory(
-            self._add_gradients_of,
             Sizes(largest, least),
             [*self.gradient.parameters, *(self._rnd.parameters if self._rnd else ())],
         )
@@ -468,8 +468,8 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         if self._rnd:
             self._rnd.accumulate(mini_batch, rollout, num_micro_batches)
 
-    def _find_source(self) -> Source:
-        """Find where NaN or inf came from; see ``find_source``."""
+    def _inputs(self) -> Inputs:
+        """Return what an update reads."""
         stored, teacher = self.storage.observations, self._imitation.teacher
         models = [model for model in (self._raw_actor, self._raw_critic, teacher) if model]
         groups = {group for model in models for group in observed_groups(model, stored)}
@@ -478,15 +478,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         recorded = {name: getattr(self.storage, name) for name in _RECORDED}
         for index, params in enumerate(self._imitation.params()):
             recorded[f"the teacher's distribution, parameter {index}"] = params
-        parts = self.transaction.num_micro_batches
-        return find_source(
-            stored,
-            groups,
-            recorded,
-            {},
-            lambda: self._add_gradients_of(slice(None), parts),
-            self._ranks,
-        )
+        return Inputs(groups, recorded)
 
     def save(self) -> dict[str, Any]:
         """Return what a checkpoint holds: rsl_rl's, and this algorithm's own under "rsl_tbptt"."""

@@ -20,7 +20,7 @@ import math
 import traceback
 import warnings
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from itertools import chain
 from typing import Any
 
@@ -64,7 +64,8 @@ class Transaction:
         ranks: Ranks,
         *,
         stateful_models: Sequence[Any],
-        find_source: Callable[[], Source],
+        add_gradients: Callable[[slice, int], None],
+        inputs: Callable[[], Inputs],
         max_micro_batches: int,
         on_drop: Callable[[], None] = lambda: None,
     ) -> None:
@@ -77,14 +78,16 @@ class Transaction:
             options: Of the algorithm.
             ranks: The processes that train together.
             stateful_models: Models whose states go on after an update that was undone.
-            find_source: Finds where NaN or inf came from, together with all ranks.
+            add_gradients: Computes the gradient of this rank on some environments, in so many
+                micro-batches.
+            inputs: Returns what the update reads, to find where NaN or inf came from.
             max_micro_batches: Sequences of the largest mini-batch.
             on_drop: Takes back what a rollout that is dropped has changed.
         """
         self._storage, self.optimizers, self._ranks = storage, optimizers, ranks
         self.modules, self._rollback = modules, Rollback(modules, optimizers)
         self.stateful_models, self.on_drop = stateful_models, on_drop
-        self._find_source = find_source
+        self._add_gradients, self._inputs = add_gradients, inputs
         self._non_finite = NonFiniteUpdates(options.non_finite, options.max_skipped_updates)
         self._watch = HealthWatch()
         self._error: Exception | None = None
@@ -184,17 +187,10 @@ class Transaction:
         """Return whether all that an update changes is finite on this rank (waits for it)."""
         return bool(self._rollback.is_finite())
 
-    def plan_memory(
-        self,
-        add_gradients: Callable[[slice, int], None],
-        sizes: Sizes,
-        parameters: Sequence[nn.Parameter],
-    ) -> MemoryPlan:
+    def plan_memory(self, sizes: Sizes, parameters: Sequence[nn.Parameter]) -> MemoryPlan:
         """Predict what an update takes, from the gradient on parts of the last rollout.
 
         Args:
-            add_gradients: Computes the gradient of this rank on some environments in so many
-                micro-batches.
             sizes: Of mini-batches.
             parameters: What is trained.
 
@@ -209,7 +205,9 @@ class Transaction:
             )
         with self._nothing_changes():
             return plan_memory(
-                lambda num_envs, parts: add_gradients(slice(0, num_envs), parts), sizes, parameters
+                lambda num_envs, parts: self._add_gradients(slice(0, num_envs), parts),
+                sizes,
+                parameters,
             )
 
     def fit_budget(self, make_plan: Callable[[], MemoryPlan]) -> None:
@@ -256,7 +254,14 @@ class Transaction:
                     f"Rank {rank} could not compute its part of the update ({reason}), which was"
                     " undone on all ranks."
                 )
-        self._non_finite.met(self._find_source())
+        everything, parts = slice(None), self.num_micro_batches
+        source = find_source(
+            self._storage.observations,
+            self._inputs(),
+            lambda: self._add_gradients(everything, parts),
+            self._ranks,
+        )
+        self._non_finite.met(source)
         self.logged = {"skipped_updates": float(self._non_finite.num_skipped)}
 
     def _make_smaller(self, error: BaseException | None) -> None:
@@ -463,11 +468,23 @@ def check_nan(obs: TensorDict, rewards: torch.Tensor, dones: torch.Tensor) -> No
             )
 
 
+@dataclass(frozen=True)
+class Inputs:
+    """What an update reads of a rollout."""
+
+    groups: Container[str]
+    """Observation groups."""
+
+    recorded: Mapping[str, torch.Tensor]
+    """What else, by name, each (T, N, D); what follows from others stands behind them."""
+
+    weights: Mapping[str, torch.Tensor] = field(default_factory=dict)
+    """What samples weigh, by option, each (T, N)."""
+
+
 def find_source(
     observations: TensorDict,
-    groups: Container[str],
-    recorded: Mapping[str, torch.Tensor],
-    weights: Mapping[str, torch.Tensor],
+    inputs: Inputs,
     add_gradients: Callable[[], object],
     ranks: Ranks,
 ) -> Source:
@@ -478,10 +495,7 @@ def find_source(
 
     Args:
         observations: Observations of the rollout, batch size (T, N).
-        groups: The groups that the update reads.
-        recorded: What else the update reads, by name, each (T, N, D); what follows from others
-            stands behind them.
-        weights: What samples weigh, by option, each (T, N).
+        inputs: What the update reads.
         add_gradients: Computes the gradient of the update's loss on the whole rollout.
         ranks: The processes that search together.
 
@@ -489,9 +503,10 @@ def find_source(
         The first of: what is not finite, what is too large to be squared, what cannot be a weight,
         environments whose own gradients are not finite, divergence.
     """
-    seen = {key: value for key, value in observations.items() if key in groups}
+    seen = {key: value for key, value in observations.items() if key in inputs.groups}
     named = {f"observation group '{key}'": value for key, value in seen.items()}
-    found = _of_any_rank(_in_what_was_read({**named, **recorded}) or _in_weights(weights), ranks)
+    read = _in_what_was_read({**named, **inputs.recorded})
+    found = _of_any_rank(read or _in_weights(inputs.weights), ranks)
     if found is None:  # in all of them, so that all compute gradients, which exchange sums
         found = _of_any_rank(_in_gradients(list(seen.values()), add_gradients), ranks)
     return found or _DIVERGENCE
