@@ -1,8 +1,7 @@
 """What all figures have in common."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import cycle
 from pathlib import Path
 from typing import IO, Any
 
@@ -41,8 +40,3 @@ def drawn_svg(
         yield axes
         figure.savefig(target, format="svg", metadata={"Date": None})
         plt.close(figure)
-
-
-def colours(names: Iterable[str]) -> dict[str, str]:
-    """Give each policy its colour, by its place among the others."""
-    return dict(zip(names, cycle(PALETTE), strict=False))

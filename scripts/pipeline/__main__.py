@@ -8,23 +8,22 @@ finished are not run again while their commands are the same, so an interrupted 
 import argparse
 import time
 
-from scripts.pipeline.experiments import default_run, load_experiment
-from scripts.pipeline.run import cost, exit_status, run_parser, run_stages
+from scripts.pipeline.experiments import load_experiment
+from scripts.pipeline.run import cost, run_script, run_stages
 from scripts.pipeline.stages import pipeline_stages
 
 
 def main() -> int:
     """Run an experiment; return the exit status."""
-    args = run_parser("python -m scripts.pipeline", __doc__).parse_args()
-    return exit_status(lambda: run_experiment(args))
+    parser = argparse.ArgumentParser(prog="python -m scripts.pipeline", description=__doc__)
+    return run_script(parser, run_experiment)
 
 
 def run_experiment(args: argparse.Namespace) -> None:
     """Run all stages of an experiment, write the report and print its table."""
-    start = time.monotonic()
+    start, folder = time.monotonic(), args.output
     experiment = load_experiment(args.config)
-    folder = (args.output or default_run(args.config)).resolve()
-    stages = pipeline_stages(experiment, folder, args.device)
+    stages = pipeline_stages(experiment, args.device)
     records = run_stages(stages, folder, args.device, args.jobs)
     # Imported here: it takes seconds, which --help and the first stage need not wait for.
     from scripts.pipeline.report import format_table, write_report

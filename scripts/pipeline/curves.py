@@ -11,8 +11,7 @@ from pathlib import Path
 
 from rsl_tbptt.tools.doctor import machine, versions
 from rsl_tbptt.tools.platforms import load_platform
-from scripts.pipeline.experiments import default_run
-from scripts.pipeline.run import cost, exit_status, run_parser, run_stages
+from scripts.pipeline.run import cost, run_script, run_stages
 from scripts.pipeline.sweep import load_sweep, sweep_stages
 from scripts.templates import fill
 
@@ -20,28 +19,19 @@ TEMPLATE = Path(__file__).with_name("sweep.md.j2")
 
 
 def main() -> int:
-    """Run a sweep.
-
-    Returns:
-        The exit status.
-    """
-    parser = run_parser("python -m scripts.pipeline.curves", __doc__)
+    """Run a sweep; return the exit status."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.pipeline.curves", description=__doc__)
     parser.add_argument("--figure", type=Path, help="another place for the figure")
-    args = parser.parse_args()
-    return exit_status(lambda: run_sweep(args))
+    return run_script(parser, run_sweep)
 
 
 def run_sweep(args: argparse.Namespace) -> None:
-    """Run all stages of a sweep, print the table and write the figure.
-
-    Args:
-        args: The command line.
-    """
-    start = time.monotonic()
+    """Run all stages of a sweep, print the table and write the figure."""
+    start, folder = time.monotonic(), args.output
     sweep, experiment = load_sweep(args.config)
-    folder = (args.output or default_run(args.config)).resolve()
-    stages = sweep_stages(sweep, experiment, folder, args.device)
-    records = run_stages(stages, folder, args.device, args.jobs)
+    records = run_stages(
+        sweep_stages(sweep, experiment, args.device), folder, args.device, args.jobs
+    )
     # Imported here because they take seconds, which --help and the first stage need not wait for.
     from scripts.pipeline.learning import compare, format_markdown, read_learnings, save_figure
 

@@ -1,7 +1,7 @@
 """An experiment: what a file such as ``configs/demo.yaml`` may contain."""
 
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import yaml
 from pydantic import (
@@ -24,6 +24,9 @@ class Section(BaseModel):
     """A part of a file; a key that is not a field is refused."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
+
+
+AnySection = TypeVar("AnySection", bound=Section)
 
 
 class Policy(Section):
@@ -133,10 +136,6 @@ class Experiment(Section):
     platform: Literal["isaaclab", "mjlab"] = "isaaclab"
     """What simulates the task."""
 
-    def num_envs_of(self, policy: Policy) -> int:
-        """Return the number of environments that a policy is trained with."""
-        return policy.num_envs or self.num_envs
-
     @property
     def teacher(self) -> str:
         """Name of the policy whose return the others are measured in."""
@@ -147,49 +146,32 @@ class Experiment(Section):
         """Everything that is evaluated, by name."""
         return {**self.policies, **self.ablations}
 
-    def named_policies(self) -> list[tuple[str, str | None, list[str]]]:
-        """Return where policies are named: the place, the name, and those that it may be."""
+    @model_validator(mode="after")
+    def _names_exist(self) -> "Experiment":
         names = [*self.policies]
-        starts = [
-            (f"policies: {name}: starts_from", policy.starts_from, names[:number])
+        named = [("export.policy", self.export.policy, names)]
+        named += [
+            (f"policies.{name}.starts_from", policy.starts_from, names[:number])
             for number, (name, policy) in enumerate(self.policies.items())
         ]
-        ablations = [
-            (f"ablations: {name}: policy", ablation.policy, names)
+        named += [
+            (f"ablations.{name}.policy", ablation.policy, names)
             for name, ablation in self.ablations.items()
         ]
-        checks = [
-            (f"acceptance: {number}: {key}", getattr(check, key), [*self.evaluated])
-            for number, check in enumerate(self.acceptance, start=1)
+        named += [
+            (f"acceptance.{number}.{key}", getattr(check, key), [*self.evaluated])
+            for number, check in enumerate(self.acceptance)
             for key in ("policy", "clearly_below", "not_below")
         ]
-        return [*starts, *ablations, ("export: policy", self.export.policy, names), *checks]
-
-
-AnySection = TypeVar("AnySection", bound=Section)
+        for place, name, known in named:
+            if name is not None and name not in known:
+                raise ValueError(f"{place} is {name!r}, expected one of the policies {known}.")
+        return self
 
 
 def load_experiment(path: Path) -> Experiment:
-    """Read and check an experiment.
-
-    Args:
-        path: YAML file.
-
-    Returns:
-        The experiment.
-
-    Raises:
-        ValueError: If the file cannot be read, a key is missing or unknown, a value has the wrong
-            type or sign, or a name is no policy's or platform's.
-    """
-    experiment = read_section(Experiment, path)
-    for place, name, policies in experiment.named_policies():
-        if name is not None and name not in policies:
-            raise ValueError(
-                f"{path.name}: {place} is {name!r}, expected one of the policies before:"
-                f" {policies}."
-            )
-    return experiment
+    """Read and check an experiment; as :func:`read_section`."""
+    return read_section(Experiment, path)
 
 
 def read_section(kind: type[AnySection], path: Path) -> AnySection:
@@ -203,30 +185,10 @@ def read_section(kind: type[AnySection], path: Path) -> AnySection:
         Its values.
 
     Raises:
-        ValueError: If it cannot be read, or its values are not of that kind; names each of them.
+        ValueError: If it cannot be read, a key is missing or unknown, or a value does not fit;
+            names each of them.
     """
     try:
         return kind.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except (OSError, yaml.YAMLError) as error:
+    except (OSError, yaml.YAMLError, ValidationError) as error:
         raise ValueError(f"The experiment {path} cannot be read: {error}") from error
-    except ValidationError as error:
-        faults = (_fault(path.name, fault) for fault in error.errors())
-        raise ValueError("\n".join(faults)) from error
-
-
-def _fault(file: str, fault: Any) -> str:
-    """Write what pydantic found in this repository's form: file, section, key, value, rule."""
-    where = ": ".join([file, *(str(p + 1) if isinstance(p, int) else p for p in fault["loc"])])
-    if fault["type"] == "missing":
-        return f"{where} is missing."
-    if fault["type"] == "extra_forbidden":
-        return f"{where} is unknown, expected a key that configs/ explains."
-    if fault["msg"].startswith("Input should be "):
-        expected = fault["msg"].removeprefix("Input should be ")
-        return f"{where} is {fault['input']!r}, expected {expected}."
-    return f"{where} is {fault['input']!r}: {fault['msg'].removeprefix('Value error, ')}."
-
-
-def default_run(config: Path) -> Path:
-    """Return the run folder of an experiment where none is named."""
-    return Path("runs") / config.stem

@@ -2,14 +2,16 @@
 
 import math
 from dataclasses import dataclass, field
+from itertools import cycle
 from pathlib import Path
 from statistics import fmean
+from typing import Any
 
 from tabulate import tabulate
 
 from rsl_tbptt.checkpoints.describing import agent_config
 from rsl_tbptt.tools.doctor import read_curves
-from scripts.figures import colours, drawn_svg
+from scripts.figures import PALETTE, drawn_svg
 from scripts.pipeline.experiments import Experiment
 from scripts.pipeline.report import read_evaluation
 from scripts.pipeline.run import Record
@@ -56,26 +58,10 @@ class Learning:
         return self.num_earlier_steps + self.iterations * self.steps_per_iteration
 
 
-@dataclass(frozen=True, kw_only=True)
-class Comparison:
-    """A policy beside the teacher of its seed."""
-
-    policy: str
-    seed: int
-    evaluated_return: float
-    share: float
-    """Share of the teacher's evaluated return; NaN where that is not positive."""
-    steps: float
-    """Environment steps as a multiple of the teacher's."""
-    converged: int | None
-    """Iterations after which the return in training had converged; None if it never did."""
-    lowest: float | None
-    """Share of the teacher's final return in training: the lowest after it was first near that."""
-    further: dict[str, float | None] = field(default_factory=dict)
-    """What else is known of it, by the heading of a column; None where something never was."""
-
-
+Row = dict[str, Any]
+"""A policy with one seed, by :data:`COLUMNS` and further headings: see :func:`compare`."""
 COLUMNS = {
+    "policy": ("policy", "{}"),
     "seed": ("seed", "{}"),
     "evaluated_return": ("return", "{:.3f}"),
     "share": ("of the teacher's", "{:.1%}"),
@@ -83,7 +69,7 @@ COLUMNS = {
     "converged": ("converged after", "{:g}"),
     "lowest": (f"lowest after {KEPT:.0%}", "{:.0%}"),
 }
-"""Heading and form of what both tables show of a comparison."""
+"""Heading and form of what both tables show."""
 
 
 def read_learnings(
@@ -112,7 +98,7 @@ def read_learnings(
                 seed=seed,
                 curve={i + 1: value for i, value in zip(iterations, returns, strict=True)},
                 iterations=policy.iterations,
-                steps_per_iteration=experiment.num_envs_of(policy)
+                steps_per_iteration=(policy.num_envs or experiment.num_envs)
                 * agent_config(checkpoint)["num_steps_per_env"],
                 num_earlier_steps=spent.get(policy.starts_from, 0),
                 evaluated_return=evaluation["mean_return"],
@@ -165,7 +151,7 @@ def lowest_share(curve: Curve, measure: float) -> float | None:
     return None if first is None else min(shares[first:])
 
 
-def compare(learnings: list[Learning], teacher: str) -> list[Comparison]:
+def compare(learnings: list[Learning], teacher: str) -> list[Row]:
     """Hold every policy against the teacher of its seed.
 
     Args:
@@ -173,66 +159,63 @@ def compare(learnings: list[Learning], teacher: str) -> list[Comparison]:
         teacher: Name of the teacher.
 
     Returns:
-        One comparison per policy and seed, in the same order, the teacher's with itself included.
+        One row per policy and seed, in the same order, the teacher's with itself included.
+
+        - ``share``: Share of the teacher's evaluated return; NaN where that is not positive.
+        - ``steps``: Environment steps as a multiple of the teacher's.
+        - ``converged``: Iterations after which the return in training had converged, or None.
+        - ``lowest``: The lowest share of the teacher's final return in training after it was first
+          near that, or None.
+        - Further ones by heading; None where something never was.
     """
     teachers = {learning.seed: learning for learning in learnings if learning.policy == teacher}
     return [_compare(learning, teachers[learning.seed]) for learning in learnings]
 
 
-def _compare(learning: Learning, teacher: Learning) -> Comparison:
+def _compare(learning: Learning, teacher: Learning) -> Row:
     # Shares of a return that is not positive say nothing.
     curve = learning.curve if teacher.final_return > 0 else {}
     returned = teacher.evaluated_return if teacher.evaluated_return > 0 else math.nan
-    further: dict[str, float | None] = {
-        f"error of {head}": error for head, error in learning.head_errors.items()
+    row: Row = {
+        "policy": learning.policy,
+        "seed": learning.seed,
+        "evaluated_return": learning.evaluated_return,
+        "share": learning.evaluated_return / returned,
+        "steps": learning.num_steps / teacher.num_steps,
+        "converged": converged_after(curve, teacher.final_return),
+        "lowest": lowest_share(curve, teacher.final_return),
     }
+    row |= {f"error of {head}": error for head, error in learning.head_errors.items()}
     if learning.evaluated:
-        further[f"evaluated at {KEPT:.0%} from"] = kept_from(learning.evaluated, returned)
-    return Comparison(
-        policy=learning.policy,
-        seed=learning.seed,
-        evaluated_return=learning.evaluated_return,
-        share=learning.evaluated_return / returned,
-        steps=learning.num_steps / teacher.num_steps,
-        converged=converged_after(curve, teacher.final_return),
-        lowest=lowest_share(curve, teacher.final_return),
-        further=further,
-    )
+        row[f"evaluated at {KEPT:.0%} from"] = kept_from(learning.evaluated, returned)
+    return row
 
 
-def judge(group: list[Comparison], sweep: Sweep) -> dict[str, str]:
-    """Hold a policy against what a sweep asks.
-
-    Args:
-        group: The policy's seeds.
-        sweep: What is asked.
-
-    Returns:
-        How many seeds keep each limit, by its words.
-    """
+def judge(group: list[Row], sweep: Sweep) -> dict[str, str]:
+    """Return how many of a policy's seeds keep each limit of a sweep, by the limit in words."""
     kept_by = {}
     for words, sign, limits in (("least", 1, sweep.at_least), ("most", -1, sweep.at_most)):
         for name, limit in limits.items():
             heading, form = COLUMNS[name]
-            values = [getattr(row, name) for row in group]
+            values = [row[name] for row in group]
             kept = sum(value is not None and sign * value >= sign * limit for value in values)
             kept_by[f"{heading}: at {words} {form.format(limit)}"] = f"{kept} of {len(group)}"
     return kept_by
 
 
-def format_markdown(comparisons: list[Comparison], teacher: str, sweep: Sweep) -> str:
+def format_markdown(rows: list[Row], teacher: str, sweep: Sweep) -> str:
     """Write a table of policies with their acceptance checks, and one of every seed.
 
     Args:
-        comparisons: What :func:`compare` returned.
+        rows: What :func:`compare` returned.
         teacher: Name of the teacher.
         sweep: What is judged.
 
     Returns:
         Markdown.
     """
-    policies = dict.fromkeys(row.policy for row in comparisons)
-    groups = [[row for row in comparisons if row.policy == name] for name in policies]
+    policies = dict.fromkeys(row["policy"] for row in rows)
+    groups = [[row for row in rows if row["policy"] == name] for name in policies]
     return fill(
         TEMPLATE,
         policies=_table([_cells(group) | judge(group, sweep) for group in groups]),
@@ -249,16 +232,16 @@ def _table(rows: list[dict[str, str]]) -> str:
     return tabulate(rows, "keys", tablefmt="pipe", colalign=sides, disable_numparse=True)
 
 
-def _cells(group: list[Comparison]) -> dict[str, str]:
+def _cells(group: list[Row]) -> dict[str, str]:
     """Return the smallest and largest values of a policy's seeds by heading."""
-    cells = {"policy": group[0].policy}
-    measures = [(*column, [getattr(r, name) for r in group]) for name, column in COLUMNS.items()]
-    measures += [(key, "{:.4g}", [row.further[key] for row in group]) for key in group[0].further]
-    for heading, form, values in measures:
+    cells = {}
+    for name in group[0]:
+        heading, form = COLUMNS.get(name, (name, "{:.4g}"))
+        values = [row[name] for row in group]
         found = sorted(value for value in values if value is not None)
         ends = dict.fromkeys(map(form.format, found[:1] + found[-1:]))
-        never = f"{values.count(None)} never" if None in values else ""
-        cells[heading] = ", ".join(filter(None, (" to ".join(ends), never)))
+        never = [f"{values.count(None)} never"] if None in values else []
+        cells[heading] = ", ".join([*([" to ".join(ends)] if ends else []), *never])
     return cells
 
 
@@ -274,12 +257,13 @@ def save_figure(learnings: list[Learning], teacher: str, path: Path) -> None:
     policies = {name: [one for one in learnings if one.policy == name] for name in names}
     path.parent.mkdir(parents=True, exist_ok=True)
     with drawn_svg(path, figsize=(9, 4)) as axes:
-        colour = colours(policies)
-        for name, seeds in policies.items():
+        for (name, seeds), colour in zip(policies.items(), cycle(PALETTE), strict=False):
             iterations, mean, low, high = band([learning.curve for learning in seeds])
             steps = [done * seeds[0].steps_per_iteration for done in iterations]
-            axes.plot(steps, mean, color=colour[name], label=label(name, seeds[0]))
-            axes.fill_between(steps, low, high, color=colour[name], alpha=0.2, lw=0)
+            earlier = seeds[0].num_earlier_steps  # which the curve does not show
+            after = f", after {earlier / 1e6:.2f} million as a student" if earlier else ""
+            axes.plot(steps, mean, color=colour, label=name + after)
+            axes.fill_between(steps, low, high, color=colour, alpha=0.2, lw=0)
         goal = KEPT * fmean(learning.final_return for learning in policies[teacher])
         axes.axhline(goal, color="0.4", lw=1, ls="--", label=f"{KEPT:.0%} of the {teacher}")
         axes.set(
@@ -303,9 +287,3 @@ def band(curves: list[Curve]) -> tuple[list[int], list[float], list[float], list
     shared = sorted(set.intersection(*(set(curve) for curve in curves)))
     values = [[curve[done] for curve in curves] for done in shared]
     return shared, [*map(fmean, values)], [*map(min, values)], [*map(max, values)]
-
-
-def label(name: str, learning: Learning) -> str:
-    """Name a curve; steps before it, which it does not show, come with it."""
-    earlier = learning.num_earlier_steps
-    return f"{name}, after {earlier / 1e6:.2f} million as a student" if earlier else name

@@ -5,7 +5,8 @@ from pathlib import Path
 
 from rsl_tbptt.checkpoints.reading import checkpoint_file
 from rsl_tbptt.tools.platforms import run_shown
-from scripts.pipeline.experiments import FINETUNE, AnySection, default_run, load_experiment
+from scripts.pipeline.experiments import FINETUNE, AnySection, load_experiment
+from scripts.pipeline.run import default_run
 from scripts.pipeline.stages import train_command
 
 

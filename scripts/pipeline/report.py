@@ -4,6 +4,7 @@ import base64
 import io
 import json
 import math
+from itertools import cycle
 from pathlib import Path
 from typing import Any
 
@@ -12,14 +13,14 @@ from tabulate import tabulate
 from rsl_tbptt.files import complete, write_json
 from rsl_tbptt.tools.doctor import machine, read_curves, versions
 from rsl_tbptt.tools.platforms import load_platform
-from scripts.figures import colours, drawn_svg
+from scripts.figures import PALETTE, drawn_svg
 from scripts.pipeline.experiments import AcceptanceCheck, Experiment
 from scripts.pipeline.run import Record, clock
 from scripts.templates import fill
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
-Curve = tuple[list[int], list[float]]
-"""Steps and values of a logged metric."""
+COLUMNS = ("mean_return", "confidence_interval", "episodes", "mean_length", "step_seconds")
+"""What the tables show of an evaluation."""
 
 
 def write_report(
@@ -64,10 +65,12 @@ def collect(folder: Path, experiment: Experiment) -> dict[str, Any]:
     """
     evaluations = {name: read_evaluation(folder, name) for name in experiment.evaluated}
     teacher_mean = evaluations[experiment.teacher]["mean_return"]
-    policies = {
-        name: {"title": experiment.evaluated[name].title} | _row(evaluation, teacher_mean)
-        for name, evaluation in evaluations.items()
-    }
+    policies = {}
+    for name, evaluation in evaluations.items():
+        # A share of a return that is not positive says nothing.
+        share = evaluation["mean_return"] / teacher_mean if teacher_mean > 0 else None
+        row = {key: evaluation[key] for key in COLUMNS} | {"share_of_teacher": share}
+        policies[name] = {"title": experiment.evaluated[name].title} | row
     parity = json.loads((folder / "exported" / "parity.json").read_text(encoding="utf-8"))
     return {
         "task": experiment.task,
@@ -80,13 +83,6 @@ def collect(folder: Path, experiment: Experiment) -> dict[str, Any]:
 def read_evaluation(folder: Path, name: str) -> dict[str, Any]:
     """Read what ``rsl-tbptt evaluate`` wrote about a policy."""
     return json.loads((folder / "evaluation" / f"{name}.json").read_text(encoding="utf-8"))
-
-
-def _row(evaluation: dict[str, Any], teacher_mean: float) -> dict[str, Any]:
-    """Pick a table row; a share of a return that is not positive says nothing."""
-    kept = ("mean_return", "confidence_interval", "episodes", "mean_length", "step_seconds")
-    share = evaluation["mean_return"] / teacher_mean if teacher_mean > 0 else None
-    return {key: evaluation[key] for key in kept} | {"share_of_teacher": share}
 
 
 def judge(check: AcceptanceCheck, policies: dict[str, Any]) -> dict[str, Any]:
@@ -108,17 +104,12 @@ def judge(check: AcceptanceCheck, policies: dict[str, Any]) -> dict[str, Any]:
         return {"passed": passed, "text": text}
     other = check.clearly_below or check.not_below
     assert other is not None  # load_experiment let exactly one of the four through
-    below = clearly_below(row, policies[other])
+    below = row["confidence_interval"][1] < policies[other]["confidence_interval"][0]
     if check.clearly_below:
         found = "do not overlap" if below else "overlap, or it is not below"
         return {"passed": below, "text": f"{name} below {other}: their intervals {found}."}
     found = "below it, and their intervals do not overlap" if below else "not clearly below it"
     return {"passed": not below, "text": f"{name} against {other}: {found}."}
-
-
-def clearly_below(row: dict[str, Any], other: dict[str, Any]) -> bool:
-    """Return whether a mean return is below another and their intervals do not overlap."""
-    return row["confidence_interval"][1] < other["confidence_interval"][0]
 
 
 def format_table(results: dict[str, Any]) -> str:
@@ -147,7 +138,6 @@ def render(
     folder: Path, experiment: Experiment, results: dict[str, Any], records: dict[str, Record]
 ) -> str:
     """Fill the template; the page loads nothing: images are data URIs, style is inline."""
-    evaluations = {name: read_evaluation(folder, name) for name in experiment.evaluated}
     curves = {
         name: read_curves((folder / records[name].output).parent) for name in experiment.policies
     }
@@ -157,8 +147,7 @@ def render(
         video=data_uri("image/webp", (folder / records["video"].output).read_bytes()),
         curves=plot_curves(curves),
         returns=plot_returns(
-            {name: evaluation["returns"] for name, evaluation in evaluations.items()},
-            {name: row["confidence_interval"] for name, row in results["policies"].items()},
+            {name: read_evaluation(folder, name) for name in experiment.evaluated}
         ),
         records=records,
         total=clock(sum(record.seconds for record in records.values())),
@@ -168,15 +157,15 @@ def render(
     )
 
 
-def plot_curves(curves: dict[str, dict[str, Curve]]) -> str:
+def plot_curves(curves: dict[str, dict[str, tuple[list[int], list[float]]]]) -> str:
     """Draw the learning curves of each policy as an SVG image, a data URI."""
     image = io.BytesIO()
     with drawn_svg(image, fonttype="path", ncols=2, figsize=(10, 3.4)) as (reward, loss):
-        for name, colour in colours(curves).items():
-            if "Train/mean_reward" in curves[name]:
-                reward.plot(*curves[name]["Train/mean_reward"], color=colour, label=name)
-            if "Loss/behavior" in curves[name]:
-                loss.semilogy(*curves[name]["Loss/behavior"], color=colour, label=name)
+        for (name, logged), colour in zip(curves.items(), cycle(PALETTE), strict=False):
+            if "Train/mean_reward" in logged:
+                reward.plot(*logged["Train/mean_reward"], color=colour, label=name)
+            if "Loss/behavior" in logged:
+                loss.semilogy(*logged["Loss/behavior"], color=colour, label=name)
         reward.set(title="Reward per episode in training", xlabel="iteration")
         loss.set(title="Behaviour loss of distilled students", xlabel="iteration")
         for axes in (reward, loss):
@@ -185,25 +174,18 @@ def plot_curves(curves: dict[str, dict[str, Curve]]) -> str:
     return data_uri("image/svg+xml", image.getvalue())
 
 
-def plot_returns(returns: dict[str, list[float]], intervals: dict[str, list[float]]) -> str:
-    """Draw every episode's return, with the mean's interval.
-
-    Args:
-        returns: Returns of the episodes by policy.
-        intervals: Ends of the mean's confidence interval by policy.
-
-    Returns:
-        An SVG image as a data URI.
-    """
-    image = io.BytesIO()
+def plot_returns(evaluations: dict[str, dict[str, Any]]) -> str:
+    """Draw every episode's return, with the mean's interval, as an SVG image, a data URI."""
+    image, names = io.BytesIO(), [*evaluations]
     with drawn_svg(image, fonttype="path", figsize=(10, 2.2)) as axes:
-        colour = colours(returns)
-        for row, name in enumerate(reversed(list(returns))):
+        for row, colour in zip(range(len(names)), cycle(PALETTE), strict=False):
+            found, height = evaluations[names[row]], len(names) - 1 - row
             # Spread vertically in a fixed pattern, so that equal returns remain visible.
-            heights = [row + 0.25 * math.sin(37.0 * i) for i in range(len(returns[name]))]
-            axes.plot(returns[name], heights, ".", color=colour[name], alpha=0.35, ms=5, mew=0)
-            axes.plot(intervals[name], [row, row], color="black", lw=4, solid_capstyle="butt")
-        axes.set_yticks(range(len(returns)), list(reversed(list(returns))))
+            heights = [height + 0.25 * math.sin(37.0 * i) for i in range(found["episodes"])]
+            axes.plot(found["returns"], heights, ".", color=colour, alpha=0.35, ms=5, mew=0)
+            ends = found["confidence_interval"]
+            axes.plot(ends, [height, height], color="black", lw=4, solid_capstyle="butt")
+        axes.set_yticks(range(len(names)), names[::-1])
         axes.set(title="Return of each episode; black: 95 % interval of the mean")
         axes.grid(axis="y", visible=False)
     return data_uri("image/svg+xml", image.getvalue())

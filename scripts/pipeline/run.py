@@ -15,11 +15,13 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import asdict, dataclass
+from graphlib import TopologicalSorter
 from pathlib import Path
-from tempfile import TemporaryFile
+from threading import Event
 
-from rsl_tbptt.files import write_json
+from rsl_tbptt.files import output_path, write_json
 from rsl_tbptt.tools.platforms import child_environment, executable
 
 PROGRESS = re.compile(r"(?:Learning iteration|\[progress\]) (\d+/\d+)")
@@ -39,11 +41,11 @@ class Stage:
 
     name: str
     needs: tuple[str, ...] = ()
-    """Earlier stages whose outputs it reads."""
+    """Earlier stages whose results it reads."""
     command: Callable[[dict[str, str]], list[str]]
-    """Writes the command from the outputs of earlier stages, paths relative to the run folder."""
-    output: Callable[[float], Path]
-    """Finds the result of a command that began at the given time, or raises FileNotFoundError."""
+    """Writes the command from the results of earlier stages, paths relative to the run folder."""
+    output: str
+    """Pattern of its result, relative to the run folder; the newest file counts."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -66,7 +68,7 @@ def run_stages(
     """Run every stage that is not finished.
 
     Args:
-        stages: The stages in order; needs come first.
+        stages: The stages in order.
         folder: Run folder; created if missing.
         device: Device that the commands compute on.
         jobs: Stages at a time. None runs two on a CPU, where each computes on one core, and one on
@@ -82,45 +84,104 @@ def run_stages(
     """
     if jobs is not None and jobs < 1:
         raise ValueError(f"--jobs is {jobs}, expected at least 1.")
-    jobs = jobs or (2 if device == "cpu" else 1)
-    folder = folder.resolve()
-    try:
-        (folder / "stages").mkdir(parents=True, exist_ok=True)
-        TemporaryFile(dir=folder / "stages").close()
-    except OSError as error:
-        raise ValueError(
-            f"The run folder is {folder}, expected one that can be written ({error.strerror}):"
-            " name another with --output, or with `make demo RUN=folder`."
-        ) from error
+    output_path(folder / "stages", Path("stages"))
     print(f"Run folder {folder}: commands run there, their output is in stages/*.log\n")
     titles = {s.name: f"[{number}/{len(stages)}] {s.name}" for number, s in enumerate(stages, 1)}
-    left, records = [*stages], dict[str, Record]()
-    running: list[_Command] = []
-    try:
-        while left or running:
-            for stage in [stage for stage in left if records.keys() >= set(stage.needs)]:
-                needs = {name: records[name] for name in stage.needs}
-                if record := _reusable(stage, folder, needs):
-                    print(
-                        f"{titles[stage.name]}: finished before in {clock(record.seconds)}, reused"
-                    )
-                    records[stage.name] = record
-                    left.remove(stage)
-                elif len(running) < jobs:
-                    running.append(_Command(stage, titles[stage.name], folder, device, needs))
-                    left.remove(stage)
-            for command in [*running]:
-                if record := command.finished():
-                    records[command.stage.name] = record
-                    running.remove(command)
-            time.sleep(0.05 if running else 0)
-    except BaseException:
-        for command in running:
-            command.process.terminate()
-        for command in running:
-            command.end()
-        raise
+    by_name, records = {stage.name: stage for stage in stages}, dict[str, Record]()
+    graph = TopologicalSorter({stage.name: stage.needs for stage in stages})
+    graph.prepare()
+    running, stop = dict[Future[Record], str](), Event()
+    with ThreadPoolExecutor(jobs or (2 if device == "cpu" else 1)) as pool:
+        try:
+            while graph.is_active():
+                for name in graph.get_ready():
+                    stage = by_name[name]
+                    needs = {need: records[need] for need in stage.needs}
+                    arguments = (stage, titles[name], folder, device, needs, stop)
+                    running[pool.submit(_run, *arguments)] = name
+                for future in wait(running, return_when=FIRST_COMPLETED).done:
+                    name = running.pop(future)
+                    records[name] = future.result()
+                    graph.done(name)
+        except BaseException:
+            stop.set()
+            pool.shutdown(cancel_futures=True)
+            raise
     return {stage.name: records[stage.name] for stage in stages}
+
+
+def _run(
+    stage: Stage, title: str, folder: Path, device: str, needs: dict[str, Record], stop: Event
+) -> Record:
+    """Run a stage, unless it is finished, and leave its record.
+
+    Raises:
+        StageError: If its command fails or leaves no result.
+    """
+    command = stage.command({name: need.output for name, need in needs.items()})
+    shown, file = shlex.join(command), folder / "stages" / f"{stage.name}.json"
+    record = read_record(folder, stage.name)
+    if (
+        record is not None
+        and record.command == shown
+        and all(need.finished_at < record.finished_at for need in needs.values())
+        and (folder / record.output).exists()
+    ):
+        print(f"{title}: finished before in {clock(record.seconds)}, reused", flush=True)
+        return record
+    file.unlink(missing_ok=True)
+    print(f"{title}\n  {shown}", flush=True)
+    began, log = time.time(), file.with_suffix(".log")
+    with log.open("wb") as written:
+        process = subprocess.Popen(
+            executable(command),
+            cwd=folder,
+            env=child_environment(device),
+            stdout=written,
+            stderr=subprocess.STDOUT,
+        )
+    peak_bytes = _wait(process, title, log, stop)
+    found = [path for path in folder.glob(stage.output) if path.stat().st_mtime >= began]
+    if process.returncode != 0 or not found:
+        reason = f"failed with status {process.returncode}"
+        if process.returncode == 0:
+            reason = f"left no result: {stage.output} was not written"
+        last_lines = log.read_text("utf-8", errors="replace").splitlines()[-25:]
+        raise StageError("\n".join([*last_lines, "", f"{stage.name} {reason}: see {log}"]))
+    record = Record(
+        output=max(found, key=lambda path: path.stat().st_mtime).relative_to(folder).as_posix(),
+        command=shown,
+        seconds=round(time.time() - began, 1),
+        peak_memory_gb=round(peak_bytes / 1e9, 2),
+        finished_at=time.time(),
+    )
+    write_json(file, asdict(record))
+    peak = f"peak memory {record.peak_memory_gb:.2f} GB"
+    print(f"{title}  done in {clock(record.seconds)}, {peak}", flush=True)
+    return record
+
+
+def _wait(process: subprocess.Popen[bytes], title: str, log: Path, stop: Event) -> int:
+    """Wait until a command ends, say how far it is, and return its peak memory in bytes."""
+    told, place = time.monotonic(), ""
+    # wait4 instead of Popen.poll: it tells the peak memory of this child alone.
+    while not (ended := os.wait4(process.pid, os.WNOHANG))[0]:
+        if stop.wait(0.05):
+            process.terminate()
+            try:
+                process.wait(GRACE_SECONDS)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
+            return 0
+        if time.monotonic() - told >= PROGRESS_EVERY_SECONDS:
+            told = time.monotonic()
+            found = PROGRESS.findall(log.read_text("utf-8", errors="replace"))
+            if found and found[-1] != place:
+                place = found[-1]
+                print(f"{title}  {place}", flush=True)
+    process.returncode = os.waitstatus_to_exitcode(ended[1])
+    return ended[2].ru_maxrss * 1024  # Linux counts in 1024 bytes
 
 
 def read_record(folder: Path, name: str) -> Record | None:
@@ -131,111 +192,26 @@ def read_record(folder: Path, name: str) -> Record | None:
         return None
 
 
-def _reusable(stage: Stage, folder: Path, needs: dict[str, Record]) -> Record | None:
-    """Return a stage's record if it is up to date and its result is still there."""
-    record = read_record(folder, stage.name)
-    if record is None or record.command != shlex.join(_command(stage, needs)):
-        return None
-    newer = all(need.finished_at < record.finished_at for need in needs.values())
-    return record if newer and (folder / record.output).exists() else None
+def run_script(parser: argparse.ArgumentParser, work: Callable[[argparse.Namespace], None]) -> int:
+    """Be a script that runs stages.
 
+    Args:
+        parser: What the script alone takes.
+        work: What it does with the command line, whose ``output`` is the run folder.
 
-def _command(stage: Stage, needs: dict[str, Record]) -> list[str]:
-    return stage.command({name: record.output for name, record in needs.items()})
-
-
-class _Command:
-    """A stage's command, its output in the stage's log."""
-
-    def __init__(
-        self, stage: Stage, title: str, folder: Path, device: str, needs: dict[str, Record]
-    ) -> None:
-        """Start it; from here on the stage is unfinished."""
-        self.stage, self._title, self._folder = stage, title, folder
-        self._record = folder / "stages" / f"{stage.name}.json"
-        self._record.unlink(missing_ok=True)
-        command = _command(stage, needs)
-        self._shown, self._log = shlex.join(command), self._record.with_suffix(".log")
-        print(f"{title}\n  {self._shown}", flush=True)
-        self._began, self._told, self._place = time.time(), time.monotonic(), ""
-        with self._log.open("wb") as log:
-            self.process = subprocess.Popen(
-                executable(command),
-                cwd=folder,
-                env=child_environment(device),
-                stdout=log,
-                stderr=subprocess.STDOUT,
-            )
-
-    def finished(self) -> Record | None:
-        """Leave and return the stage's record if the command has ended; say how far it is if not.
-
-        Raises:
-            StageError: If it failed or left no result.
-        """
-        # wait4 instead of Popen.poll: it tells the peak memory of this child alone.
-        pid, status, usage = os.wait4(self.process.pid, os.WNOHANG)
-        if pid == 0:
-            self._tell_progress()
-            return None
-        self.process.returncode = os.waitstatus_to_exitcode(status)
-        if self.process.returncode != 0:
-            raise StageError(self._failure(f"failed with status {self.process.returncode}"))
-        try:
-            output = self.stage.output(self._began)
-        except FileNotFoundError as error:
-            raise StageError(self._failure(f"left no result: {error}")) from error
-        record = Record(
-            output=output.relative_to(self._folder).as_posix(),
-            command=self._shown,
-            seconds=round(time.time() - self._began, 1),
-            peak_memory_gb=round(usage.ru_maxrss * 1024 / 1e9, 2),  # Linux counts in 1024 bytes
-            finished_at=time.time(),
-        )
-        write_json(self._record, asdict(record))
-        peak = f"peak memory {record.peak_memory_gb:.2f} GB"
-        print(f"{self._title}  done in {clock(record.seconds)}, {peak}", flush=True)
-        return record
-
-    def end(self) -> None:
-        """Wait until the command has ended as it was asked to, or kill it."""
-        try:
-            self.process.wait(GRACE_SECONDS)
-        except subprocess.TimeoutExpired:
-            self.process.kill()
-            self.process.wait()
-
-    def _tell_progress(self) -> None:
-        if time.monotonic() - self._told < PROGRESS_EVERY_SECONDS:
-            return
-        self._told = time.monotonic()
-        found = PROGRESS.findall(self._log.read_text("utf-8", errors="replace"))
-        if found and found[-1] != self._place:
-            self._place = found[-1]
-            print(f"{self._title}  {self._place}", flush=True)
-
-    def _failure(self, reason: str) -> str:
-        last_lines = self._log.read_text("utf-8", errors="replace").splitlines()[-25:]
-        return "\n".join([*last_lines, "", f"{self.stage.name} {reason}: see {self._log}"])
-
-
-def run_parser(program: str, description: str | None) -> argparse.ArgumentParser:
-    """Return the command line of a script that runs stages."""
-    parser = argparse.ArgumentParser(
-        prog=program, description=description, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
+    Returns:
+        The exit status; why the work ended early is printed in one line.
+    """
+    parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("config", type=Path, help="a file in configs/, or your own")
     parser.add_argument("--device", default="cpu", help="cpu or cuda:<index>")
     parser.add_argument("--output", type=Path, help="run folder, by default runs/<config>")
     parser.add_argument("--jobs", type=int, help="stages at a time: on a CPU 2, on a GPU 1")
-    return parser
-
-
-def exit_status(work: Callable[[], None]) -> int:
-    """Do the work of a script that runs stages; say in one line why it ended early."""
+    args = parser.parse_args()
+    args.output = (args.output or default_run(args.config)).resolve()
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the commands as Ctrl+C does
     try:
-        work()
+        work(args)
     except KeyboardInterrupt:
         print("\ninterrupted: the same command goes on with the unfinished stage", file=sys.stderr)
         return 130
@@ -243,6 +219,11 @@ def exit_status(work: Callable[[], None]) -> int:
         print(f"\n{error}", file=sys.stderr)
         return 1
     return 0
+
+
+def default_run(config: Path) -> Path:
+    """Return the run folder of an experiment where none is named."""
+    return Path("runs") / config.stem
 
 
 def cost(records: dict[str, Record], seconds: float) -> str:

@@ -100,21 +100,20 @@ def one_seed_each(experiment: Experiment, seeds: list[int]) -> Experiment:
     return experiment.model_copy(update={"policies": policies})
 
 
-def sweep_stages(sweep: Sweep, experiment: Experiment, folder: Path, device: str) -> list[Stage]:
+def sweep_stages(sweep: Sweep, experiment: Experiment, device: str) -> list[Stage]:
     """Lay out a sweep: its policies with every seed, then their evaluations on the way.
 
     Args:
         sweep: Seeds, and what is evaluated on the way.
         experiment: The sweep's experiment.
-        folder: Run folder.
         device: Device of all stages.
 
     Returns:
         The stages in the order they run.
     """
     repeated = one_seed_each(experiment, sweep.seeds)
-    return policy_stages(repeated, folder, device) + [
-        evaluation_stage(repeated, seeded(name, seed), folder, device, after)
+    return policy_stages(repeated, device) + [
+        evaluation_stage(repeated, seeded(name, seed), device, after)
         for seed in sweep.seeds
         for name, iterations in sweep.evaluate_after.items()
         for after in iterations

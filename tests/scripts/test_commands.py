@@ -72,7 +72,7 @@ def test_one_policy_is_trained_as_in_the_pipeline(train, tmp_path, arguments, ag
     assert folder.as_posix() == "runs/finetune"
     assert command[command.index("--agent") + 1] == agent
     run_name = command[command.index("--run_name") + 1]
-    stages = policy_stages(load_experiment(FINETUNE), tmp_path, "cpu")
+    stages = policy_stages(load_experiment(FINETUNE), "cpu")
     stage = next(stage for stage in stages if stage.name == run_name)
     start = str(Path("m.pt").resolve())
     assert command == stage.command({"teacher": start, "student": start})

@@ -10,7 +10,6 @@ from PIL import Image
 
 from rsl_tbptt.tools.platforms import child_environment, executable
 from rsl_tbptt.tools.play import HEADING, SIZE
-from scripts.pipeline.stages import find_checkpoint
 
 pytestmark = pytest.mark.isaaclab
 
@@ -35,6 +34,12 @@ def run_script(repository, name, *arguments):
     return run(sys.executable, repository / "scripts" / f"{name}.py", *arguments)
 
 
+def checkpoint(folder, run_name):
+    """Return the one that a finished training left."""
+    (found,) = folder.glob(f"logs/rsl_rl/*/*_{run_name}/model_{ITERATIONS - 1}.pt")
+    return found
+
+
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return tmp_path_factory.mktemp("run")
@@ -53,14 +58,14 @@ def repository(request):
 @pytest.fixture(scope="module")
 def teacher(repository, folder, size):
     run_script(repository, "train", *size)
-    return find_checkpoint(folder, "teacher", ITERATIONS - 1)
+    return checkpoint(folder, "teacher")
 
 
 @pytest.fixture(scope="module")
 def student(repository, folder, size, teacher):
     output = run_script(repository, "distill", "--teacher", teacher, *size)
     assert "Mean behavior loss" in output
-    return find_checkpoint(folder, "student", ITERATIONS - 1)
+    return checkpoint(folder, "student")
 
 
 @pytest.fixture(scope="module")
@@ -74,7 +79,7 @@ def finetuned(repository, folder, size, student):
         "agent.algorithm.critic_warmup_iterations=1",
     )
     assert "Mean surrogate loss" in output
-    return find_checkpoint(folder, "finetuned", ITERATIONS - 1)
+    return checkpoint(folder, "finetuned")
 
 
 @pytest.fixture(scope="module")
