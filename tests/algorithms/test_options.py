@@ -134,19 +134,6 @@ def test_an_engine_without_a_scan_warns():
         )
 
 
-def test_an_observation_group_that_does_not_exist_is_named():
-    env = RecallEnv(num_envs=2, recall_length=2)
-    cfg = {
-        "num_steps_per_env": 4,
-        "multi_gpu": None,
-        "obs_groups": {"student": ["proprioception"], "teacher": ["privileged"]},
-        "algorithm": {"class_name": "rsl_tbptt.algorithms:TbpttDistillation"},
-        "student": {"class_name": "MLPModel"},
-        "teacher": {"class_name": "MLPModel"},
-    }
-    message = r"'proprioception' in observation set 'student' not found.*'policy', 'privileged'"
-    with pytest.raises(ValueError, match=message):
-        TbpttDistillation.construct_algorithm(env.get_observations(), env, cfg, "cpu")
 
 
 @pytest.mark.parametrize(

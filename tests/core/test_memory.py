@@ -35,7 +35,7 @@ def test_saved_activations_count_until_they_are_used():
 
 @pytest.mark.skipif(not cpu.packs(), reason="this torch packs no products")
 def test_what_a_library_packs_counts_as_much_as_what_it_was_packed_from():
-    factor = torch.randn(64, 32)
+    factor = torch.randn(64, 32).t()
     with PeakMemory() as memory:
         product = cpu.step_product(8, torch.float32, factor)
         assert memory.now == factor.nbytes

@@ -23,7 +23,6 @@ __all__ = [
     "ENGINES",
     "Engine",
     "check_engine",
-    "check_supported",
     "free_buffers",
     "is_supported",
     "recordings_aside",
@@ -93,7 +92,11 @@ def recurrent_scan(
     References:
         Williams and Peng (1990), Neural Computation 2(4): BPTT(h; h').
     """
-    check_supported(rnn)
+    if not is_supported(rnn):
+        raise NotImplementedError(
+            f"rnn is {rnn}, expected a time-major, unidirectional nn.LSTM or nn.GRU without dropout"
+            " and projections."
+        )
     if episode_starts.shape != inputs.shape[:2]:
         raise ValueError(
             f"episode_starts has shape {tuple(episode_starts.shape)}, expected"
@@ -119,19 +122,6 @@ def is_supported(rnn: object) -> bool:
         and not (rnn.bidirectional or rnn.batch_first or rnn.proj_size)
         and (rnn.dropout == 0 or rnn.num_layers == 1)
     )
-
-
-def check_supported(rnn: nn.Module) -> None:
-    """Check that ``recurrent_scan`` can run these layers.
-
-    Raises:
-        NotImplementedError: If it cannot.
-    """
-    if not is_supported(rnn):
-        raise NotImplementedError(
-            f"rnn is {rnn}, expected a time-major, unidirectional nn.LSTM or nn.GRU without dropout"
-            " and projections."
-        )
 
 
 def check_engine(name: str, device: torch.device | None = None) -> None:
@@ -181,21 +171,22 @@ def _fastest_that_works(mode: str, device: torch.device, dtype: torch.dtype) -> 
         tolerance = _TOLERANCES[operand_dtype]
         if operand_dtype == torch.float32 and device.type == "cuda" and tf32_in_layers():
             tolerance = _TOLERANCE_TF32
-        _chosen[key] = "reference"
-        for name, engine in ENGINES.items():
-            if engine.device == device.type:
-                try:
-                    with recordings_aside():
-                        for seed in (0, 1):  # the second on what the first has left behind
-                            check_against_reference(engine, mode, device, dtype, tolerance, seed)
-                    _chosen[key] = name
-                except Exception as error:  # whatever it is, training goes on without this engine
-                    warnings.warn(
-                        f"scan_engine is 'auto', which takes 'reference' for a {mode} with"
-                        f" {operand_dtype} products on {device}: '{name}', which is faster, failed"
-                        f" a comparison with it ({type(error).__name__}: {error}).",
-                        stacklevel=3,
-                    )
+        made_for_device = (name for name, each in ENGINES.items() if each.device == device.type)
+        _chosen[key] = name = next(made_for_device, "reference")
+        if name == "reference":
+            return name
+        try:
+            with recordings_aside():
+                for seed in (0, 1):  # the second on what the first has left behind
+                    check_against_reference(ENGINES[name], mode, device, dtype, tolerance, seed)
+        except Exception as error:  # whatever it is, training goes on without this engine
+            _chosen[key] = "reference"
+            warnings.warn(
+                f"scan_engine is 'auto', which takes 'reference' for a {mode} with"
+                f" {operand_dtype} products on {device}: '{name}', which is faster, failed"
+                f" a comparison with it ({type(error).__name__}: {error}).",
+                stacklevel=3,
+            )
     return _chosen[key]
 
 

@@ -21,11 +21,11 @@ Shapes: T steps, N environments, D inputs, H hidden, K = D + 1 + H; G = 4H (LSTM
 
 import ctypes
 import functools
+import itertools
 import math
 import os
 import platform
 import shlex
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -65,54 +65,27 @@ def scan(
     starts = episode_starts.contiguous()
     stops = starts.index_fill(0, torch.tensor(cuts), True) if cuts else starts
     function = LstmScan if rnn.mode == "LSTM" else GruScan
-
-    def scan_layer(
-        inputs: torch.Tensor, state: Tensors, weights: Tensors, operand_dtype: torch.dtype
-    ) -> tuple[torch.Tensor, Tensors]:
-        cells = load_cells(inputs.dtype, operand_dtype)
-        outputs, *last_cell = function.apply(
-            cells, operand_dtype, inputs, starts, stops, *weights, *state
-        )
-        return outputs, (outputs[-1], *last_cell)
-
-    return scan_layers(rnn, inputs, state, scan_layer)
+    return scan_layers(rnn, inputs, state, functools.partial(function.apply, (starts, stops)))
 
 
 class LstmScan(torch.autograd.Function):
     """Differentiable scan of one LSTM layer; its backward pass may run once."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        cells_of_c: ctypes.CDLL,
-        dtype: torch.dtype,
-        x_TND: torch.Tensor,
-        starts_TN: torch.Tensor,
-        stops_TN: torch.Tensor,
-        w_ih: torch.Tensor,
-        w_hh: torch.Tensor,
-        b_ih: torch.Tensor,
-        b_hh: torch.Tensor,
-        h0_NH: torch.Tensor,
-        c0_NH: torch.Tensor,
-    ) -> Tensors:
+    def forward(ctx: Any, masks: Tensors, dtype: torch.dtype, *layer: torch.Tensor) -> Tensors:
         """Return the outputs, shape (T, N, H), and the cell state after step T-1, shape (N, H).
 
         Args:
             ctx: Autograd context.
-            cells_of_c: The compiled functions.
+            masks: Episode starts, shape (T, N), bool, contiguous; and the same with the steps
+                where else the gradient of the state stops.
             dtype: Of the operands of matrix products.
-            x_TND: Inputs.
-            starts_TN: Episode starts, bool, contiguous.
-            stops_TN: The same, and where else the gradient of the state stops.
-            w_ih: Input weights, shape (4H, D).
-            w_hh: Hidden weights, shape (4H, H).
-            b_ih: Input bias, shape (4H,).
-            b_hh: Hidden bias, shape (4H,).
-            h0_NH: Hidden state before step 0.
-            c0_NH: Cell state before step 0.
+            *layer: The tensors of the layer; see ``LayerScan``.
         """
-        (T, N, D), H, full = x_TND.shape, w_hh.shape[1], x_TND.dtype
+        x_TND, h0_NH, c0_NH, *weights = layer
+        starts_TN, ctx.stops = masks
+        (T, N, D), H, full = x_TND.shape, h0_NH.shape[1], x_TND.dtype
+        cells_of_c = load_cells(full, dtype)
         buffers = Buffers(
             (dtype, (T, N, D + 1 + H)),
             (full, (T, N, 4 * H)),
@@ -126,17 +99,16 @@ class LstmScan(torch.autograd.Function):
         cells[0] = c0_NH.masked_fill(starts_TN[0].unsqueeze(1), 0.0)
         _run_forward(
             cells_of_c.lstm_forward,
-            prepare(_product_of_lstm, N, dtype, w_ih, w_hh, b_ih, b_hh),
+            prepare(_product_of_lstm, N, dtype, *weights),
             inputs,
             (gates, grads),
             (inputs.stride(1),),
             (gates, cells[:-1], cells[1:], tanh_cells, outputs),
             (hidden, starts_TN),
         )
-        last_cell = cells[-1].clone()
-        ctx.save_for_backward(w_ih, w_hh)
-        ctx.buffers, ctx.stops, ctx.step = buffers, stops_TN, cells_of_c.lstm_backward
-        return outputs, last_cell
+        ctx.save_for_backward(*weights[:2])
+        ctx.buffers, ctx.step = buffers, cells_of_c.lstm_backward
+        return outputs, cells[-1].clone()
 
     @staticmethod
     def backward(ctx: Any, grad_outputs: torch.Tensor, grad_cell: torch.Tensor) -> Gradients:
@@ -148,7 +120,7 @@ class LstmScan(torch.autograd.Function):
         # C reads it row by row, and a copy otherwise keeps the strides of its source.
         dc = grad_cell.clone(memory_format=torch.contiguous_format)
         tensors = (gates, grads, cells[:-1], tanh_cells, grad_outputs.contiguous())
-        dh = _run_backward(ctx, grads, w_hh, (), tensors, dc, needs_h0=ctx.needs_input_grad[9])
+        dh = _run_backward(ctx, grads, w_hh, (), tensors, dc)
         for gradient in (dh, dc):
             gradient.masked_fill_(ctx.stops[0].unsqueeze(1), 0.0)
         flat_grads, dx = grads.flatten(0, 1), None
@@ -158,33 +130,19 @@ class LstmScan(torch.autograd.Function):
             dw = (inputs.flatten(0, 1).t() @ flat_grads).to(full)
         dw_ih, db, dw_hh = dw.t().split((D, 1, H), dim=1)
         ctx.buffers.release()
-        of_weights = dw_ih, dw_hh, *[db.squeeze(1)] * 2
-        return None, None, dx, None, None, *of_weights, dh.to(full), dc
+        return None, None, dx, dh.to(full), dc, dw_ih, dw_hh, *[db.squeeze(1)] * 2
 
 
 class GruScan(torch.autograd.Function):
     """Differentiable scan of one GRU layer; its backward pass may run once."""
 
     @staticmethod
-    def forward(
-        ctx: Any,
-        cells_of_c: ctypes.CDLL,
-        dtype: torch.dtype,
-        x_TND: torch.Tensor,
-        starts_TN: torch.Tensor,
-        stops_TN: torch.Tensor,
-        w_ih: torch.Tensor,
-        w_hh: torch.Tensor,
-        b_ih: torch.Tensor,
-        b_hh: torch.Tensor,
-        h0_NH: torch.Tensor,
-    ) -> Tensors:
-        """Return the outputs, shape (T, N, H), the last of which is the state after step T-1.
-
-        The arguments are those of ``LstmScan.forward``, without a cell state, with 3H for 4H.
-        """
-        (T, N, D), H, full = x_TND.shape, w_hh.shape[1], x_TND.dtype
-        short = dtype != full
+    def forward(ctx: Any, masks: Tensors, dtype: torch.dtype, *layer: torch.Tensor) -> Tensors:
+        """Return the outputs, shape (T, N, H); arguments are those of ``LstmScan.forward``."""
+        x_TND, h0_NH, *weights = layer
+        starts_TN, ctx.stops = masks
+        (T, N, D), H, full = x_TND.shape, h0_NH.shape[1], x_TND.dtype
+        cells_of_c, short = load_cells(full, dtype), dtype != full
         buffers = Buffers(
             (dtype, (T, N, D + 1 + H)),
             (full, (T, N, 3 * H)),
@@ -198,7 +156,7 @@ class GruScan(torch.autograd.Function):
         hidden = _fill(inputs, x_TND, h0_NH, starts_TN)
         before = before if short else hidden
         before[0] = h0_NH.masked_fill(starts_TN[0].unsqueeze(1), 0.0)
-        product, of_n = prepare(_products_of_gru, N, dtype, w_ih, w_hh, b_ih, b_hh)
+        product, of_n = prepare(_products_of_gru, N, dtype, *weights)
         x_and_one, flat_n = inputs.flatten(0, 1)[:, : D + 1], n.flatten(0, 1)
         if short:
             flat_n.copy_(x_and_one @ of_n)
@@ -213,8 +171,8 @@ class GruScan(torch.autograd.Function):
             (gates, n, before, outputs),
             (before, hidden, starts_TN),
         )
-        ctx.save_for_backward(w_ih, w_hh)
-        ctx.buffers, ctx.stops, ctx.step = buffers, stops_TN, cells_of_c.gru_backward
+        ctx.save_for_backward(*weights[:2])
+        ctx.buffers, ctx.step = buffers, cells_of_c.gru_backward
         return (outputs,)
 
     @staticmethod
@@ -227,8 +185,7 @@ class GruScan(torch.autograd.Function):
             before, grads, grads_n = inputs[..., D + 1 :], gates, n
         dh = grad_outputs.new_zeros(N, H)
         tensors = (gates, grads, n, grads_n, before, grad_outputs.contiguous())
-        strides, needs_h0 = (before.stride(1),), ctx.needs_input_grad[9]
-        dh += _run_backward(ctx, grads, w_hh, strides, tensors, dh, needs_h0=needs_h0)
+        dh += _run_backward(ctx, grads, w_hh, (before.stride(1),), tensors, dh)
         dh.masked_fill_(ctx.stops[0].unsqueeze(1), 0.0)
         flat_inputs, of_gates, of_candidates = (x.flatten(0, 1) for x in (inputs, grads, grads_n))
         of_rz, x_and_one, dx = of_gates[:, : 2 * H], flat_inputs[:, : D + 1].t(), None
@@ -242,8 +199,7 @@ class GruScan(torch.autograd.Function):
         db_hh, dw_hh = of_hidden.t().split((1, H), dim=1)
         dw_ih, db_ih = of_x.t().split((D, 1), dim=1)
         ctx.buffers.release()
-        of_weights = dw_ih, dw_hh, db_ih.squeeze(1), db_hh.squeeze(1)
-        return None, None, dx, None, None, *of_weights, dh
+        return None, None, dx, dh, dw_ih, dw_hh, db_ih.squeeze(1), db_hh.squeeze(1)
 
 
 def _fill(
@@ -289,8 +245,6 @@ def _run_backward(
     strides: tuple[int, ...],
     tensors: Tensors,
     carried: torch.Tensor,
-    *,
-    needs_h0: bool,
 ) -> torch.Tensor:
     """Run ``ctx.step`` and a product for each step, the last first.
 
@@ -301,7 +255,6 @@ def _run_backward(
         strides: What ``step`` is given after N, H and threads.
         tensors: Of all steps, shape (T, N, ...) each.
         carried: What of the state's gradient does not go through the gates; updated. Shape: (N, H).
-        needs_h0: Whether the gradient of the state before step 0 is needed.
 
     Returns:
         What of the gradient of the state before step 0 went through the gates. Shape: (N, H).
@@ -309,7 +262,7 @@ def _run_backward(
     N, H = carried.shape
     sizes = N, H, torch.get_num_threads(), *strides
     dh = torch.zeros_like(carried, dtype=grads.dtype)
-    product = prepare(_transposed_step_product, N, grads.dtype, w_hh)
+    product, needs_h0 = prepare(step_product, N, grads.dtype, w_hh), ctx.needs_input_grad[3]
     at = [*map(_addresses, tensors), _addresses_after(ctx.stops)]
     steps = zip(grads, zip(*at, strict=True), strict=True)
     for t, (grad, addresses) in reversed(list(enumerate(steps))):
@@ -370,58 +323,45 @@ def prepare(
     return made
 
 
-def _product_of_lstm(
-    num_envs: int,
-    dtype: torch.dtype,
-    w_ih: torch.Tensor,
-    w_hh: torch.Tensor,
-    b_ih: torch.Tensor,
-    b_hh: torch.Tensor,
-) -> StepProduct:
-    """Return the product of ``[x | 1 | h']`` with all weights, (4H, K)."""
-    weights = torch.cat((w_ih, (b_ih + b_hh).unsqueeze(1), w_hh), dim=1)
-    return step_product(num_envs, dtype, weights)
+def _product_of_lstm(num_envs: int, dtype: torch.dtype, *weights: torch.Tensor) -> StepProduct:
+    """Return the product of ``[x | 1 | h']`` with all weights."""
+    return step_product(num_envs, dtype, _joined(*weights).t())
+
+
+def _joined(
+    w_ih: torch.Tensor, w_hh: torch.Tensor, b_ih: torch.Tensor, b_hh: torch.Tensor
+) -> torch.Tensor:
+    """Return ``[W_ih | b | W_hh]``, shape (G, K)."""
+    return torch.cat((w_ih, (b_ih + b_hh).unsqueeze(1), w_hh), dim=1)
 
 
 def _products_of_gru(
-    num_envs: int,
-    dtype: torch.dtype,
-    w_ih: torch.Tensor,
-    w_hh: torch.Tensor,
-    b_ih: torch.Tensor,
-    b_hh: torch.Tensor,
+    num_envs: int, dtype: torch.dtype, *weights: torch.Tensor
 ) -> tuple[StepProduct, torch.Tensor]:
-    """Return the product of ``[x | 1 | h']`` with the weights of r, z and u, (3H, K); and a factor.
+    """Return the product of ``[x | 1 | h']`` with the weights of r, z and u; and a factor.
 
     By it, (D + 1, H), ``[x | 1]`` becomes the part of n that does not depend on h'.
     """
-    D, of_n = w_ih.shape[1], slice(2 * w_hh.shape[1], None)
-    of_rzu = torch.cat((w_ih, (b_ih + b_hh).unsqueeze(1), w_hh), dim=1)
+    w_ih, w_hh, b_ih, b_hh = weights
+    D, of_n, of_rzu = w_ih.shape[1], slice(2 * w_hh.shape[1], None), _joined(*weights)
     of_rzu[of_n, :D] = 0.0
     of_rzu[of_n, D] = b_hh[of_n]
     x_part_of_n = torch.cat((w_ih[of_n], b_ih[of_n, None]), dim=1)
-    return step_product(num_envs, dtype, of_rzu), x_part_of_n.to(dtype).t()
+    return step_product(num_envs, dtype, of_rzu.t()), x_part_of_n.to(dtype).t()
 
 
-def _transposed_step_product(
-    num_envs: int, dtype: torch.dtype, weights: torch.Tensor
-) -> StepProduct:
-    return step_product(num_envs, dtype, weights.t())
-
-
-def step_product(num_envs: int, dtype: torch.dtype, weights: torch.Tensor) -> StepProduct:
-    """Return ``rows @ weights.t()`` for the N rows of each step.
+def step_product(num_envs: int, dtype: torch.dtype, factor: torch.Tensor) -> StepProduct:
+    """Return ``rows @ factor`` for the N rows of each step.
 
     Args:
         num_envs: Environments of a step N.
         dtype: Of both factors and of the product.
-        weights: The other factor, which must not change before the last step. Shape: (G, K).
+        factor: The other factor, which must not change before the last step. Shape: (K, G).
     """
-    weights = weights.to(dtype)
+    factor = factor.to(dtype)
     if not (packs() and dtype == torch.float32):
-        factor = weights.t()
         return lambda rows, out: torch.mm(rows, factor, out=out)
-    weights = weights.contiguous()
+    weights = factor.t().contiguous()
     packed = torch.ops.mkl._mkl_reorder_linear_weight(weights, num_envs)
     return lambda rows, _: torch.ops.mkl._mkl_linear(rows, packed, weights, None, num_envs)
 
@@ -450,9 +390,8 @@ class Buffers:
     def __init__(self, *shapes: tuple[torch.dtype, tuple[int, ...]]) -> None:
         """Borrow one uninitialised buffer for each dtype and shape."""
         sizes = [math.prod(shape) * dtype.itemsize for dtype, shape in shapes]
-        ends = [0]
-        for size in sizes:
-            ends.append(ends[-1] + -(-size // _ALIGNMENT) * _ALIGNMENT)
+        aligned = (-(-size // _ALIGNMENT) * _ALIGNMENT for size in sizes)
+        ends = list(itertools.accumulate(aligned, initial=0))
         memory = _borrow(ends[-1])
         self._give_back = weakref.finalize(self, _give_back, memory)
         self.tensors: Tensors = tuple(
@@ -543,24 +482,19 @@ def load_cells(dtype: torch.dtype, operand_dtype: torch.dtype) -> ctypes.CDLL:
         The library; its functions take sizes, then addresses as integers.
 
     Raises:
-        NotImplementedError: If the dtypes are none of ``OPTIONS``, or there is no compiler, or it
-            fails.
+        NotImplementedError: If the dtypes are none of ``OPTIONS``, or there is no compiler or it
+            fails, or this is not Linux.
     """
-    if (dtype, operand_dtype) not in OPTIONS:
+    if (dtype, operand_dtype) not in OPTIONS or sys.platform != "linux":
         raise NotImplementedError(
-            f"scan_engine 'compiled' has no {operand_dtype} products for weights of {dtype}: use"
-            " 'reference' or bfloat16 products with float32 weights."
+            f"scan_engine 'compiled' has no {operand_dtype} products for weights of {dtype} on"
+            f" {sys.platform}, expected float32 or float64, or bfloat16 products with float32"
+            " weights, on Linux: use 'reference'."
         )
     named = os.environ.get("CC", "cc")
-    command = shlex.split(named)
-    if sys.platform != "linux" or not command or not shutil.which(command[0]):
-        raise NotImplementedError(
-            f"scan_engine 'compiled' needs a C compiler on Linux, and '{named}' is none: install"
-            " gcc or name another one in CC."
-        )
     with tempfile.TemporaryDirectory() as folder:
         library = Path(folder) / "cells.so"
-        words = [*command, *_FLAGS, *OPTIONS[dtype, operand_dtype]]
+        words = [*shlex.split(named), *_FLAGS, *OPTIONS[dtype, operand_dtype]]
         words += [str(Path(__file__).with_name("cells.c")), "-o", str(library), "-lm"]
         try:
             subprocess.run(words, check=True, capture_output=True, text=True, timeout=60.0)
@@ -568,7 +502,8 @@ def load_cells(dtype: torch.dtype, operand_dtype: torch.dtype) -> ctypes.CDLL:
         except (OSError, subprocess.SubprocessError) as error:
             reason = getattr(error, "stderr", None) or error
             raise NotImplementedError(
-                f"scan_engine 'compiled' needs gcc with OpenMP; '{named}' failed: {reason}"
+                "scan_engine 'compiled' needs gcc with OpenMP on Linux, or another compiler named"
+                f" in CC; '{named}' failed: {reason}"
             ) from error
     for name, arguments in _ARGUMENTS.items():
         function = getattr(cells, name)

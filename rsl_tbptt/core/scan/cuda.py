@@ -51,9 +51,12 @@ Gradients = tuple[torch.Tensor | None, ...]
 
 Outputs = TypeVar("Outputs")
 
-Results = tuple[Tensors, Tensors]
-"""A layer's results (outputs (T, N, H) and, for an LSTM, the last cell state (N, H)), and what the
-backward pass needs. The two share no memory."""
+Kept = tuple[Tensors, ...]
+"""What the backward pass needs: for each kind of tensor that of every step."""
+
+Results = tuple[Tensors, Kept]
+"""A layer's results (outputs (T, N, H) and, for an LSTM, the last cell state (N, H)), and what is
+kept. The two share no memory."""
 
 _NUM_WARM_UPS = 2
 """Runs before a capture: they load kernels and allocate the workspace of products."""
@@ -90,22 +93,20 @@ def scan(
 def _scan_layer(
     passes: "Passes",
     episode_starts: torch.Tensor,
-    inputs: torch.Tensor,
-    state: Tensors,
-    weights: Tensors,
     operand_dtype: torch.dtype,
-) -> tuple[torch.Tensor, Tensors]:
-    """Scan one layer by a replay, or without one where there can be none."""
-    tensors = (inputs, *state, *weights, episode_starts)
+    *layer: torch.Tensor,
+) -> Tensors:
+    """Scan one layer by a replay, or without one where there can be none; see ``LayerScan``."""
+    tensors = (*layer, episode_starts)
     needs = tuple(torch.is_grad_enabled() and tensor.requires_grad for tensor in tensors)
     loan = _pool.lend(passes, tensors, needs, operand_dtype)
     if any(needs):
-        outputs, *last_cell = CellScan.apply(passes, loan, operand_dtype, needs, *tensors)
+        results: Tensors = CellScan.apply(passes, loan, operand_dtype, needs, *tensors)
     elif loan is not None:
-        outputs, *last_cell = loan.recording.forward(tensors)
+        results = loan.recording.forward(tensors)
     else:
-        (outputs, *last_cell), _ = passes.forward(tensors, False, operand_dtype)
-    return outputs, (outputs[-1], *last_cell)
+        results, _ = passes.forward(tensors, False, operand_dtype)
+    return results
 
 
 class CellScan(torch.autograd.Function):
@@ -151,15 +152,14 @@ class CellScan(torch.autograd.Function):
 class Passes(NamedTuple):
     """The passes of one layer over a window, as functions of tensors alone.
 
-    The tensors of a layer are x (T, N, D), hidden and cell state (N, H), w_ih (G, D), w_hh (G, H),
-    b_ih (G,), b_hh (G,) and episode starts (T, N), in this order; a GRU has no cell state.
+    The tensors are those of a layer, see ``LayerScan``, and episode starts (T, N).
     """
 
     forward: Callable[[Tensors, bool, torch.dtype], Results]
     """Maps a layer's tensors, whether a backward pass will follow and the operand dtype to its
     results."""
 
-    backward: Callable[[Tensors, Tensors, Tensors, tuple[bool, ...], torch.dtype], Gradients]
+    backward: Callable[[Tensors, Kept, Tensors, tuple[bool, ...], torch.dtype], Gradients]
     """Maps a layer's tensors, what ``forward`` kept, the gradients of the results, which gradients
     are needed and the operand dtype to the gradients of the layer's tensors."""
 
@@ -176,17 +176,17 @@ def _lstm_forward(tensors: Tensors, keep: bool, dtype: torch.dtype) -> Results:
         outputs.append(h)
         if keep:
             steps.append((h_in, c_in, c, gates))
-    return (torch.stack(outputs), c.clone()), _by_kind(steps)
+    return (torch.stack(outputs), c.clone()), tuple(zip(*steps, strict=True))
 
 
 @products_as_in_layers()
 def _lstm_backward(
-    tensors: Tensors, kept: Tensors, grads: Tensors, needs: tuple[bool, ...], dtype: torch.dtype
+    tensors: Tensors, kept: Kept, grads: Tensors, needs: tuple[bool, ...], dtype: torch.dtype
 ) -> Gradients:
     x_TND, _, _, w_ih, w_hh, *_, starts_TN = tensors
     fused_cell = torch.ops.aten._thnn_fused_lstm_cell_backward_impl
     num_steps, weights, zero = len(starts_TN), w_hh.to(dtype), w_hh.new_zeros(())
-    h_in, c_in, c, gates = _by_step(kept, num_steps)
+    h_in, c_in, c, gates = kept
     masks, grad_outputs, dc = starts_TN.unsqueeze(-1), grads[0].contiguous(), grads[1].contiguous()
     dh, of_gates = grad_outputs[-1], []
     for t in reversed(range(num_steps)):
@@ -216,17 +216,17 @@ def _gru_forward(tensors: Tensors, keep: bool, dtype: torch.dtype) -> Results:
         outputs.append(h)
         if keep:
             steps.append((operand, gates))
-    return (torch.stack(outputs),), _by_kind(steps)
+    return (torch.stack(outputs),), tuple(zip(*steps, strict=True))
 
 
 @products_as_in_layers()
 def _gru_backward(
-    tensors: Tensors, kept: Tensors, grads: Tensors, needs: tuple[bool, ...], dtype: torch.dtype
+    tensors: Tensors, kept: Kept, grads: Tensors, needs: tuple[bool, ...], dtype: torch.dtype
 ) -> Gradients:
     x_TND, _, w_ih, w_hh, *_, starts_TN = tensors
     fused_cell = torch.ops.aten._thnn_fused_gru_cell_backward
     num_steps, weights, zero = len(starts_TN), w_hh.to(dtype), w_hh.new_zeros(())
-    h_in, gates = _by_step(kept, num_steps)
+    h_in, gates = kept
     masks, grad_outputs = starts_TN.unsqueeze(-1), grads[0].contiguous()
     dh, of_x, of_h = grad_outputs[-1], [], []
     for t in reversed(range(num_steps)):
@@ -301,16 +301,6 @@ def _product(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Tens
     if a.is_cuda and dtype == torch.float32 and _MM_TAKES_OUT_DTYPE:
         return torch.mm(a, b, out_dtype=dtype)
     return (a @ b).to(dtype)
-
-
-def _by_kind(steps: list[Tensors]) -> Tensors:
-    """Join the tensors of all steps into one tuple, those of one kind together."""
-    return tuple(tensor for kind in zip(*steps, strict=True) for tensor in kind)
-
-
-def _by_step(kept: Tensors, num_steps: int) -> list[Tensors]:
-    """Return the tensors of each kind, one for each step: the inverse of ``by_kind``."""
-    return [kept[first : first + num_steps] for first in range(0, len(kept), num_steps)]
 
 
 class Recording:

@@ -15,10 +15,12 @@ from rsl_tbptt.core.hidden_state import HiddenState, as_tensors, from_tensors
 
 Tensors = tuple[torch.Tensor, ...]
 
-LayerScan = Callable[[torch.Tensor, Tensors, Tensors, torch.dtype], tuple[torch.Tensor, Tensors]]
-"""Maps inputs (T, N, D), the state's tensors (N, H), the weights (input and hidden weights, then
-their biases) and the dtype of products' operands to outputs (T, N, H) and the state after step T-1.
-"""
+LayerScan = Callable[..., Tensors]
+"""Maps the dtype of products' operands and the tensors of a layer to its outputs (T, N, H) and, for
+an LSTM, the cell state after step T-1 (N, H).
+
+The tensors are inputs x (T, N, D), hidden and cell state before step 0 (N, H), w_ih (G, D),
+w_hh (G, H), b_ih (G,) and b_hh (G,), in this order; a GRU has no cell state."""
 
 ONCE = (
     "The backward pass of this scan overwrites its buffers, so it runs once and cannot itself be"
@@ -44,9 +46,9 @@ def scan_layers(
         for layer, weights in enumerate(rnn.all_weights):
             if not rnn.bias:
                 weights = [*weights, *[weights[0].new_zeros(len(weights[0]))] * 2]
-            before = tuple(tensor[layer] for tensor in tensors)
-            inputs, after = scan_layer(inputs, before, tuple(weights), operand_dtype)
-            finals.append(after)
+            before = [tensor[layer] for tensor in tensors]
+            inputs, *last_cell = scan_layer(operand_dtype, inputs, *before, *weights)
+            finals.append((inputs[-1], *last_cell))
         return inputs, from_tensors([torch.stack(parts) for parts in zip(*finals, strict=True)])
 
 

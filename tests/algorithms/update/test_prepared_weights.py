@@ -40,20 +40,3 @@ def test_once_per_optimiser_step(made, algorithm, num_models, gradient_length):
     assert made == [8 // case.batches] * (2 * num_models * optimiser_steps)
 
 
-def test_once_for_each_size_of_micro_batches_that_take_turns(made):
-    """Ten environments in four parts are two, three, two and three."""
-    case = Case(
-        algorithm="ppo",
-        num_envs=20,
-        num_steps=6,
-        gradient_length=2,
-        rnn_hidden_dim=8,
-        num_learning_epochs=1,
-        num_mini_batches=2,
-        settings={"scan_engine": "compiled", "num_micro_batches": 4},
-    )
-    learner = build(case, "rsl_tbptt")
-    fill(learner, case, seed=0)
-    made.clear()
-    learner.update()
-    assert sorted(made) == [2] * 8 + [3] * 8  # forward and backward, of two models, in two steps

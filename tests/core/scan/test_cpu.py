@@ -69,11 +69,10 @@ def test_float32_equals_float64_up_to_rounding(engine, cell):
         scan.check_against_reference(ENGINES[engine], cell, CPU, torch.float32, 40 * EPSILON, seed)
 
 
-@pytest.mark.parametrize("num_envs", [33, 300])
-def test_threads_change_nothing(engine, cell, num_envs):
+def test_threads_change_nothing(engine, cell):
     torch.manual_seed(0)
-    rnn, x = CELLS[cell](7, 130), torch.randn(5, num_envs, 7)
-    starts = torch.rand(5, num_envs) < 0.3
+    rnn, x = CELLS[cell](7, 130), torch.randn(5, 300, 7)
+    starts = torch.rand(5, 300) < 0.3
 
     def gradients():
         outputs, _ = recurrent_scan(rnn, x, None, starts, engine)
@@ -93,15 +92,12 @@ def scan_once(engine):
     return recurrent_scan(nn.LSTM(2, 3), torch.zeros(1, 4, 2), None, torch.ones(1, 4) > 0, engine)
 
 
-@pytest.mark.parametrize("command", ["{} -DWITH=options", "env {}", "env {} -g"])
-def test_the_compiler_may_have_options_and_a_launcher(command, compile_with):
-    compile_with(command.format(os.environ.get("CC", "cc")))
+def test_the_compiler_may_have_options_and_a_launcher(compile_with):
+    compile_with(f"env {os.environ.get('CC', 'cc')} -g")
     scan_once("compiled")
 
 
-@pytest.mark.parametrize(
-    "command", ["no-such-compiler", "no-such-launcher gcc", "false", "env no-such-compiler", ""]
-)
+@pytest.mark.parametrize("command", ["no-such-compiler", "false", ""])
 def test_without_a_working_compiler_the_engine_says_so(command, compile_with):
     compile_with(command)
     with pytest.raises(NotImplementedError, match=f"scan_engine 'compiled' needs .*'{command}'"):
@@ -114,19 +110,6 @@ def test_other_half_precision_is_left_to_the_reference():
         recurrent_scan(rnn, x, None, torch.ones(1, 4) > 0, "compiled")
     with pytest.warns(UserWarning, match="takes 'reference'"):
         recurrent_scan(rnn, x, None, torch.ones(1, 4) > 0)
-
-
-@pytest.mark.parametrize("found", [True, False])
-def test_auto_says_why_a_compiler_was_of_no_use(compile_with, tmp_path, found):
-    script = tmp_path / "cc"
-    if found:
-        script.write_text("#!/bin/sh\necho unknown option >&2\nexit 1\n")
-        script.chmod(0o755)
-    compile_with(script)
-    reason = "unknown option" if found else "needs a C compiler"
-    with pytest.warns(UserWarning, match=f"takes 'reference' .*'compiled'.*{reason}"):
-        scan_once("auto")
-    scan_once("auto")  # said once
 
 
 T, N, D, H = 5, 6, 3, 4
@@ -157,39 +140,18 @@ def test_nothing_is_kept_of_weights_that_may_change(engine, cell, packing):
         torch.testing.assert_close(one, other, atol=1e-5, rtol=1e-5)
 
 
-def test_windows_share_what_is_prepared(engine, cell, packing, monkeypatch):
-    made = []
-    step_product = cpu.step_product
-    monkeypatch.setattr(cpu, "step_product", lambda *args: made.append(1) or step_product(*args))
-    rnn = CELLS[cell](D, H, 2)
-    alone = gradients(rnn, engine)
-    assert len(made) == 4  # of two layers, forward and backward
-    with unchanged_weights():
-        gradients(rnn, engine)
-        with unchanged_weights():
-            assert all(map(torch.equal, gradients(rnn, engine), alone))
-        assert len(made) == 12
-        assert all(map(torch.equal, gradients(rnn, engine), alone))
-        assert len(made) == 12
-        gradients(rnn, engine, num_envs=2 * N)
-        assert len(made) == 16
-        assert all(map(torch.equal, gradients(rnn, engine), alone))
-        assert len(made) == 16  # what was made for N is kept beside what was made for 2 N
-    gradients(rnn, engine)
-    assert len(made) == 20
-
-
 @pytest.mark.parametrize("own", ["weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0"])
-def test_layers_with_one_weight_of_their_own_do_not_share(engine, cell, packing, own):
+def test_what_is_prepared_is_shared_by_windows_and_not_by_layers(engine, cell, packing, own):
     torch.manual_seed(2)
     rnns = [CELLS[cell](D, H) for _ in range(2)]
     for name, weight in rnns[0].named_parameters():
         if name != own:
             setattr(rnns[1], name, weight)
+    cases = [(rnn, engine, num_envs) for rnn in rnns for num_envs in (N, 2 * N)] * 2
     with unchanged_weights():
-        found = [gradients(rnn, engine) for rnn in rnns]
-    for rnn, own in zip(rnns, found, strict=True):
-        assert all(map(torch.equal, own, gradients(rnn, engine)))
+        found = [gradients(*case) for case in cases]
+    for case, shared in zip(cases, found, strict=True):
+        assert all(map(torch.equal, shared, gradients(*case)))
 
 
 FLOAT, M = torch.float32, 64

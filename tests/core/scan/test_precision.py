@@ -94,17 +94,6 @@ def test_the_precision_of_products_comes_back(products):
 
 
 @needs_new_settings
-def test_products_that_inherited_their_precision_go_on_to_inherit_it():
-    backends.fp32_precision = "tf32"
-    by_layers(allowed=False)
-    with products_as_in_layers():
-        assert not products_in_tf32()
-    assert products_in_tf32()
-    backends.fp32_precision = "ieee"
-    assert not products_in_tf32()
-
-
-@needs_new_settings
 @pytest.mark.engines("cuda")
 @pytest.mark.parametrize("allowed", [True, False])
 def test_all_products_of_a_scan_are_as_precise_as_the_layers(engine, cell, allowed):
@@ -131,17 +120,13 @@ def test_what_was_recorded_in_one_precision_is_not_replayed_in_another(monkeypat
     assert situations[0] != situations[1]
 
 
-class OldMatmul:
-    """Without ``fp32_precision``."""
-
-
 @pytest.mark.parametrize("allowed", [True, False])
-@pytest.mark.parametrize("before", ["highest", "high", "medium"])
+@pytest.mark.parametrize("before", ["highest", "medium"])
 def test_the_settings_of_torch_before_2_9(monkeypatch, allowed, before):
     cudnn = SimpleNamespace(enabled=True, allow_tf32=allowed, rnn=SimpleNamespace())
     torch.set_float32_matmul_precision(before)
     with monkeypatch.context() as patch:
-        patch.setattr(backends.cuda, "matmul", OldMatmul)
+        patch.setattr(backends.cuda, "matmul", SimpleNamespace())
         patch.setattr(backends, "cudnn", cudnn)
         assert tf32_in_layers() == allowed
         with products_as_in_layers():

@@ -4,12 +4,12 @@ import warnings
 
 import pytest
 import torch
-from support.scan_cases import D, H, make_case, num_states
+from support.scan_cases import D, H, make_case
 from torch import nn
 
 from rsl_tbptt.core import scan
 from rsl_tbptt.core.hidden_state import as_tensors
-from rsl_tbptt.core.scan import CELLS, ENGINES, Engine, is_supported, recurrent_scan, reference
+from rsl_tbptt.core.scan import ENGINES, Engine, is_supported, recurrent_scan, reference
 
 CPU = torch.device("cpu")
 
@@ -74,13 +74,13 @@ def choose(monkeypatch, scan_of_engine, dtype=torch.float32, cell="LSTM"):
         right_once,
     ],
 )
-def test_an_engine_that_fails_the_comparison_is_passed_over(monkeypatch, wrong, dtype):
+def test_an_engine_that_fails_the_comparison_is_passed_over(monkeypatch, wrong):
     wrong = wrong() if wrong is right_once else wrong
     with pytest.warns(UserWarning, match="takes 'reference' for a LSTM .*'compiled'.*Error: "):
-        assert choose(monkeypatch, wrong, dtype) == "reference"
+        assert choose(monkeypatch, wrong) == "reference"
     with warnings.catch_warnings():
         warnings.simplefilter("error")  # said once
-        recurrent_scan(*make_case("LSTM", 1, 4, 3, 0.3, dtype=dtype))
+        recurrent_scan(*make_case("LSTM", 1, 4, 3, 0.3, dtype=torch.float32))
 
 
 def test_a_choice_is_made_once_for_each_kind_of_layer_and_dtype(monkeypatch):
@@ -144,12 +144,6 @@ def test_an_engine_that_does_not_run_here_is_refused(name):
         recurrent_scan(*make_case("LSTM", 1, 4, 3, 0.0), name)
 
 
-def test_compiled_is_refused_off_the_cpu():
-    rnn, inputs, _, starts = make_case("LSTM", 1, 4, 3, 0.0)
-    with pytest.raises(ValueError, match=r"'compiled', expected .* on meta"):
-        recurrent_scan(rnn, inputs.to("meta"), None, starts.to("meta"), "compiled")
-
-
 @pytest.mark.parametrize(
     "rnn",
     [
@@ -171,10 +165,3 @@ def test_other_layers_are_refused(rnn):
 def test_dropout_of_a_single_layer_is_none():
     with pytest.warns(UserWarning, match="dropout"):
         assert is_supported(nn.GRU(D, H, dropout=0.1))
-
-
-def test_the_last_state_has_the_form_of_torchs(engine, cell, device):
-    rnn, inputs, _, starts = make_case(cell, 2, 4, 3, 0.3, device=device)
-    _, last = recurrent_scan(rnn, inputs, None, starts, engine)
-    assert isinstance(rnn, CELLS[cell])
-    assert [tensor.shape for tensor in as_tensors(last)] == [(2, 3, H)] * num_states(cell)
