@@ -15,7 +15,6 @@ from support.safe_runs import make_runner
 
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.algorithms.options import DistillationOptions
-from rsl_tbptt_tasks.memory import RecallEnv
 
 
 def test_every_option_of_rsl_rl_is_known_with_its_default():
@@ -132,8 +131,6 @@ def test_an_engine_without_a_scan_warns():
         make_distillation(
             TbpttDistillation, 8, 4, student="mlp", gradient_length=2, scan_engine="compiled"
         )
-
-
 
 
 @pytest.mark.parametrize(

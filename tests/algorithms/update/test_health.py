@@ -6,7 +6,6 @@ from contextlib import nullcontext
 import pytest
 import torch
 from support.helpers import make_distillation, make_ppo, roll_out, roll_out_ppo
-from support.tolerances import SAME_FLOAT64_ANYWHERE
 from tensordict import TensorDict
 from torch import nn
 
@@ -85,8 +84,6 @@ def test_explained_variance_by_hand():
     assert explained_variance(0.5 * returns, returns) == 0.75
     assert explained_variance(-9.0 * returns, returns) == -1.0
     assert explained_variance(returns, torch.ones(2, 2)) == 1.0
-
-
 
 
 @pytest.mark.parametrize("num_micro_batches", [1, 3])

@@ -149,5 +149,3 @@ def test_a_step_at_a_rate_on_the_device_is_a_step_at_that_rate(optimizer, dtype)
             algorithm.optimizer.step()
         stepped.append(ppo_parameters_of(algorithm))
     assert torch.equal(*stepped)
-
-

@@ -38,5 +38,3 @@ def test_once_per_optimiser_step(made, algorithm, num_models, gradient_length):
     learner.update()
     optimiser_steps = 2 if algorithm == "ppo" else 6 // gradient_length
     assert made == [8 // case.batches] * (2 * num_models * optimiser_steps)
-
-
