@@ -113,6 +113,30 @@ def read_yaml(
     return yaml.load(text, Loader)
 
 
+def read_config(file: Path, **options: Any) -> dict[str, Any]:
+    """Read a config from a YAML file, without running code it may contain.
+
+    Args:
+        file: The file.
+        options: See :func:`read_yaml`.
+
+    Returns:
+        The config.
+
+    Raises:
+        ValueError: If it is missing, no YAML or no mapping.
+    """
+    import yaml  # what reads checkpoints alone can do without
+
+    try:
+        config = read_yaml(file.read_text(encoding="utf-8"), **options)
+    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        raise ValueError(f"The config '{file}' cannot be read: {error}") from error
+    if not isinstance(config, dict):
+        raise ValueError(f"The config '{file}' holds {config!r}, expected a mapping of options.")
+    return config
+
+
 def output_path(given: Path | None, default: Path) -> Path:
     """Choose where results go, and make sure that they can be written, before they are computed.
 

@@ -238,7 +238,8 @@ def diagnose_run(folder: Path) -> bool:
 
 def check_config(folder: Path) -> Findings:
     """Look for options that cannot work together, as Isaac Lab and mjlab noted them."""
-    from rsl_tbptt.checkpoints.describing import AGENT, read_config
+    from rsl_tbptt.checkpoints.describing import AGENT
+    from rsl_tbptt.files import read_config
 
     if not (folder / AGENT).is_file():
         return f"not judged: no {AGENT}, which rsl_rl's own runners do not write", []

@@ -77,8 +77,8 @@ def evaluate(
     if episodes < 2:
         raise ValueError(f"episodes is {episodes}, expected at least 2: one has no interval.")
     with started(checkpoint, num_envs=episodes, seed=seed, **options) as start:
+        max_steps = max_steps or _longest_episode(start.env) + 1
         with watched(start) as policy:
-            max_steps = max_steps or _longest_episode(start.env) + 1
             returns, lengths, unfinished = run_first_episodes(
                 start.env, policy, start.obs, max_steps=max_steps
             )
@@ -86,10 +86,25 @@ def evaluate(
     if unfinished:
         warnings.warn(
             f"{unfinished} of {episodes} episodes had not ended after {max_steps} steps, expected"
-            " all to end: they count as they stand. Raise --max-steps, or let time end them in the"
-            " task.",
+            " all to end: they count as they stand. Raise --max-steps, or let time end them.",
             stacklevel=2,
         )
+    return summarise(returns, lengths, step_seconds) | {
+        "auxiliary": _head_errors(policy),
+        "max_steps": max_steps,
+        "unfinished": unfinished,
+        "checkpoint": checkpoint.name,
+        "task": start.task,
+        "seed": seed,
+    }
+
+
+def _head_errors(policy: MLPModel | WatchedHeads) -> dict[str, dict[str, Any]]:
+    """Return the errors of a policy's auxiliary heads by name; empty without heads.
+
+    Raises:
+        ValueError: If one is not finite.
+    """
     errors = policy.summary() if isinstance(policy, WatchedHeads) else {}
     for name, error in errors.items():
         if not math.isfinite(error["rmse"]):
@@ -97,14 +112,7 @@ def evaluate(
                 f"The error of the auxiliary head {name!r} is {error['rmse']}, expected a finite"
                 " number: its target or the policy's memory is not finite."
             )
-    return summarise(returns, lengths, step_seconds) | {
-        "auxiliary": errors,
-        "max_steps": max_steps,
-        "unfinished": unfinished,
-        "checkpoint": checkpoint.name,
-        "task": start.task,
-        "seed": seed,
-    }
+    return errors
 
 
 def _longest_episode(env: Any) -> int:

@@ -62,13 +62,11 @@ def export(
 
     Args:
         checkpoint: ``model_<iteration>.pt`` in a log folder.
-        output: Folder for ``policy.onnx``, ``policy.pt`` where torch still has TorchScript, and
-            ``parity.json``, which are replaced there. None is a new one next to the checkpoint,
-            ``exported/model_<iteration>``.
+        output: Folder whose ``policy.onnx``, ``policy.pt`` where torch still has TorchScript, and
+            ``parity.json`` are replaced. None is a new ``exported/model_<iteration>`` beside it.
         agent: YAML file of the training's config where none lies next to the checkpoint.
         trust: Packages whose classes it may name; see :func:`rsl_tbptt.tools.policies.read_policy`.
-        images: Sizes of the image groups that a CNN sees; see
-            :func:`rsl_tbptt.tools.policies.load_policy`.
+        images: Sizes of image groups; see :func:`rsl_tbptt.tools.policies.load_policy`.
         parity_steps: Steps compared, at least 1; see :func:`make_sequence`.
         tolerance: Largest difference of an action, or of a head's prediction, that passes.
         seed: Seed of the observations compared on.
@@ -79,8 +77,8 @@ def export(
 
     Raises:
         FileNotFoundError: If the config next to the checkpoint is missing.
-        ValueError: If the checkpoint is missing or cannot be read, holds no policy or another
-            model's, nothing would be compared, or nothing can be written to ``output``.
+        ValueError: If the checkpoint cannot be read, holds no policy or another model's, nothing
+            would be compared, or nothing can be written to ``output``.
     """
     if parity_steps < 1:
         raise ValueError(f"parity_steps is {parity_steps}, expected at least 1.")
@@ -89,47 +87,55 @@ def export(
     policy, heads = build_policy(saved, images=images), saved_heads(saved.auxiliary)
     # Not the folder that Isaac Lab's play writes to, which would replace what was compared.
     output = output_path(output, checkpoint.parent / "exported" / checkpoint.stem)
-    sequence = make_sequence(policy, parity_steps, seed)
     with tempfile.TemporaryDirectory() as name:
         folder = Path(name)
         export_onnx(policy, folder / "policy.onnx", heads)
         if hasattr(torch.jit, "script"):
             export_torchscript(policy, folder / "policy.pt")
-        differences = _differences(policy, heads, folder, *sequence)
-        parity = {
-            "checkpoint": checkpoint.name,
-            "steps": parity_steps,
-            "tolerance": tolerance,
-            "max_difference": differences,
-            # A difference that is no number does not pass.
-            "passed": all(difference <= tolerance for difference in differences.values()),
-        }
+        parity = compare(policy, heads, folder, parity_steps, tolerance, seed)
+        parity = {"checkpoint": checkpoint.name, **parity}
         if parity["passed"]:
-            for file in folder.iterdir():
-                with complete(output / file.name) as unfinished:
-                    shutil.copyfile(file, unfinished)
-            write_json(output / "parity.json", parity)
+            write_json(folder / "parity.json", parity)
+            _publish(folder, output)
     return {**parity, "output": output}
 
 
-def _differences(
+def compare(
     policy: MLPModel,
     heads: Mapping[str, nn.Module],
     folder: Path,
-    obs: Obs,
-    episode_starts: list[bool],
-) -> dict[str, float]:
-    """Return the largest differences between the exports in a folder and the policy, by name."""
-    expected = run_policy(policy, obs, episode_starts)
-    predicted = run_heads(policy, heads, obs, episode_starts)
-    actions, *predictions = run_onnx_outputs(folder / "policy.onnx", obs, episode_starts)
-    differences = {"onnx": max_difference(actions, expected)}
+    num_steps: int,
+    tolerance: float,
+    seed: int,
+) -> dict[str, Any]:
+    """Compare the exports in a folder with the policy; see :func:`export` for the arguments.
+
+    Returns:
+        JSON values: the largest difference by name, and whether all pass.
+    """
+    obs, episode_starts = make_sequence(policy, num_steps, seed)
+    actions, *predictions = run_policy(policy, obs, episode_starts, heads)
+    found, *found_predictions = run_onnx(folder / "policy.onnx", obs, episode_starts)
+    differences = {"onnx": max_difference(found, actions)}
     if (folder / "policy.pt").exists():
-        actions = run_torchscript(folder / "policy.pt", obs, episode_starts)
-        differences["torchscript"] = max_difference(actions, expected)
-    for name, found in zip(heads, predictions, strict=True):
-        differences[name] = max_difference(found, predicted[name])
-    return differences
+        (found,) = run_torchscript(folder / "policy.pt", obs, episode_starts)
+        differences["torchscript"] = max_difference(found, actions)
+    for name, one, other in zip(heads, found_predictions, predictions, strict=True):
+        differences[name] = max_difference(one, other)
+    return {
+        "steps": num_steps,
+        "tolerance": tolerance,
+        "max_difference": differences,
+        # A difference that is no number does not pass.
+        "passed": all(difference <= tolerance for difference in differences.values()),
+    }
+
+
+def _publish(folder: Path, output: Path) -> None:
+    """Copy the files of one folder into another one, each whole; ``parity.json`` comes last."""
+    for file in sorted(folder.iterdir(), key=lambda file: file.suffix == ".json"):
+        with complete(output / file.name) as unfinished:
+            shutil.copyfile(file, unfinished)
 
 
 @contextmanager
@@ -226,36 +232,34 @@ def _seen_by_normalizer(
 
 
 @torch.inference_mode()
-def run_policy(policy: MLPModel, obs: Obs, episode_starts: list[bool]) -> torch.Tensor:
+def run_policy(
+    policy: MLPModel,
+    obs: Obs,
+    episode_starts: list[bool],
+    heads: Mapping[str, nn.Module] | None = None,
+) -> list[torch.Tensor]:
     """Run the trained policy over a sequence.
 
     Args:
         policy: The policy.
         obs: Observations of T steps.
         episode_starts: Whether the memory is cleared before each of the T steps.
+        heads: Auxiliary heads by name.
 
     Returns:
-        Actions. Shape: (T, 1, A).
+        Actions, shape (T, 1, A), and the prediction of each head, shape (T, 1, D).
     """
     actions = []
-    for step, starts in enumerate(episode_starts):
-        if starts:
-            policy.reset()
-        joined = [] if isinstance(policy, RecurrentModel) else policy.obs_groups
-        groups = split_into_groups(joined, obs[OBS][step] if joined else torch.zeros(1, 0))
-        groups.update({name: group[step] for name, group in obs.items()})
-        actions.append(policy(groups))
-    return torch.stack(actions)
-
-
-def run_heads(
-    policy: MLPModel, heads: Mapping[str, nn.Module], obs: Obs, episode_starts: list[bool]
-) -> dict[str, torch.Tensor]:
-    """Return what heads of the trained policy predict, (T, 1, D) each; see :func:`run_policy`."""
     with recorded_latents(policy) as latents:
-        run_policy(policy, obs, episode_starts)
-    with torch.inference_mode():
-        return {name: head(torch.stack(latents)) for name, head in heads.items()}
+        for step, starts in enumerate(episode_starts):
+            if starts:
+                policy.reset()
+            joined = [] if isinstance(policy, RecurrentModel) else policy.obs_groups
+            groups = split_into_groups(joined, obs[OBS][step] if joined else torch.zeros(1, 0))
+            groups.update({name: group[step] for name, group in obs.items()})
+            actions.append(policy(groups))
+    predictions = [head(torch.stack(latents)) for head in (heads or {}).values()]
+    return [torch.stack(actions), *predictions]
 
 
 def _input_shapes(policy: MLPModel) -> dict[str, tuple[int, ...]]:
@@ -268,8 +272,8 @@ def _input_shapes(policy: MLPModel) -> dict[str, tuple[int, ...]]:
 
 
 @torch.inference_mode()
-def run_torchscript(path: Path, obs: Obs, episode_starts: list[bool]) -> torch.Tensor:
-    """Return the actions, (T, 1, A), of an exported TorchScript file; see :func:`run_policy`."""
+def run_torchscript(path: Path, obs: Obs, episode_starts: list[bool]) -> list[torch.Tensor]:
+    """Return the actions of an exported TorchScript file; see :func:`run_policy`."""
     with _torchscript():
         module = torch.jit.load(str(path))
     actions = []
@@ -282,16 +286,11 @@ def run_torchscript(path: Path, obs: Obs, episode_starts: list[bool]) -> torch.T
             actions.append(module(groups))
         else:
             actions.append(module(joined, *([list(groups.values())] if groups else [])))
-    return torch.stack(actions)
+    return [torch.stack(actions)]
 
 
-def run_onnx(path: Path, obs: Obs, episode_starts: list[bool]) -> torch.Tensor:
-    """Return the actions, (T, 1, A), of an exported ONNX file; see :func:`run_policy`."""
-    return run_onnx_outputs(path, obs, episode_starts)[0]
-
-
-def run_onnx_outputs(path: Path, obs: Obs, episode_starts: list[bool]) -> list[torch.Tensor]:
-    """Return actions, (T, 1, A), and predictions of auxiliary heads, (T, 1, D), of an ONNX file."""
+def run_onnx(path: Path, obs: Obs, episode_starts: list[bool]) -> list[torch.Tensor]:
+    """Return actions and predictions of an exported ONNX file; see :func:`run_policy`."""
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     inputs = {entry.name: entry.shape for entry in session.get_inputs()}
     zeros = {name: np.zeros(shape, np.float32) for name, shape in inputs.items() if name not in obs}

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import copy
-import inspect
 import math
-import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -15,32 +13,15 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from rsl_tbptt.checkpoints.describing import (
-    AGENT,
-    agent_config_file,
-    check_agrees,
-    completed,
-    last_layer,
-    missing,
-    read_config,
-    recorded_config,
-)
 from rsl_tbptt.checkpoints.reading import read_checkpoint
 from rsl_tbptt.compat import MODELS_ERA, require_era
 from rsl_tbptt.compat.versions import MLPModel, resolve_callable
-from rsl_tbptt.tools.platforms import load_platform, platform_of
+from rsl_tbptt.tools.policy_config import last_layer, policy_config
 
 require_era(MODELS_ERA, "rsl_tbptt.tools.policies")
 
-from rsl_rl.modules.distribution import Distribution  # noqa: E402  # only there
-
 PARTS = {"student_state_dict": "student", "actor_state_dict": "actor"}
 """Checkpoint entries of a policy and its name in the agent's config, best first."""
-
-_ITSELF = "what it says itself of its model"
-
-PACKAGES = ("rsl_rl", "rsl_tbptt")
-"""Packages whose models and distributions a file may name; others take the user's word."""
 
 Images = Mapping[str, Sequence[int]]
 """Channels, height and width of image groups."""
@@ -125,13 +106,7 @@ def read_policy(
     part, state_dict = PARTS[key], loaded[key]
     own = loaded.get("rsl_tbptt", {})
     recorded = own.get("models", {})
-    config, source, is_whole = _config(checkpoint, agent, recorded, part, state_dict)
-    try:
-        _check_classes(config[part], part, checkpoint, trust)
-    except RecursionError as error:  # YAML can contain itself
-        raise ValueError(f"{part} is nested too deep, expected a mapping of options.") from error
-    if not is_whole:
-        _check_all_told(config[part], part)
+    config, source = policy_config(checkpoint, agent, part, state_dict, recorded, trust)
     groups = recorded.get(part, {}).get("groups", {})
     return SavedPolicy(
         source=f"{checkpoint} does not fit {source}",
@@ -162,157 +137,15 @@ def build_policy(saved: SavedPolicy, device: str = "cpu", images: Images | None 
     for name in _encoded(saved):
         if name not in shapes:
             raise ValueError(
-                f"The size of the images '{name}' is missing, expected it in a checkpoint that has"
-                " a CNN: rsl_rl alone does not write it and parameters do not show it. Give"
-                f" channels, height and width, for example --image {name}=3x64x64."
+                f"The size of the images '{name}' is missing, expected channels, height and width"
+                f" as in --image {name}=3x64x64: the checkpoint does not show it."
             )
     try:
         policy = _build(saved, shapes)
         policy.load_state_dict(saved.state_dict)
     except Exception as error:  # a class can raise anything where options are of another one
-        reason = repr(error) if isinstance(error, LookupError) else str(error)
-        raise ValueError(f"{saved.source}: {reason}") from error
+        raise ValueError(f"{saved.source}: {error!r}") from error
     return policy.to(device).eval()
-
-
-def _config(
-    checkpoint: Path,
-    agent: Path | None,
-    recorded: Mapping[str, Any],
-    part: str,
-    state_dict: dict[str, torch.Tensor],
-) -> tuple[dict[str, Any], str, bool]:
-    """Return the config that a policy is built from, what says so, and whether all was noted.
-
-    Raises:
-        FileNotFoundError: If nothing tells what parameters do not show.
-        ValueError: If the config is of another policy.
-    """
-    own, told, file = recorded_config(recorded) if part in recorded else {}, {}, agent
-    if file is None and not (own and not (checkpoint.parent / AGENT).is_file()):
-        file = agent_config_file(checkpoint)
-    if file is not None:
-        told = _well_formed(read_config(file), part, file)
-        check_agrees(told, own, part, file)
-    if "arguments" in recorded.get(part, {}) and own["obs_groups"][part]:
-        return {**told, **own}, _ITSELF, True
-    if file is not None and agent is None:
-        if not told.get(part) or part not in (told.get("obs_groups") or {}):
-            raise ValueError(
-                f"{checkpoint} holds a {part}, expected one in its params/agent.yaml, with"
-                " obs_groups."
-            )
-        return {**told, part: _set_fields(told[part])}, f"its {AGENT}", True
-    groups = {**own.get("obs_groups", {}), **told.get("obs_groups", {})}
-    known = {**told, "obs_groups": groups, part: {**own.get(part, {}), **told.get(part, {})}}
-    config = completed(known, part, state_dict)
-    return {**config, part: _set_fields(config[part])}, str(agent or _ITSELF), False
-
-
-def _well_formed(config: dict[str, Any], part: str, file: Path) -> dict[str, Any]:
-    """Return a config without its unset sections.
-
-    Raises:
-        ValueError: If a section that a policy is built from is of another kind.
-    """
-    given = {name: value for name, value in config.items() if value is not None}
-    for name in (part, "obs_groups"):
-        if not isinstance(given.get(name, {}), dict):
-            raise ValueError(f"{name} is {given[name]!r} in {file}, expected a mapping of options.")
-    groups = given.get("obs_groups", {}).get(part, [])
-    if not isinstance(groups, (list, tuple)) or not all(isinstance(name, str) for name in groups):
-        raise ValueError(
-            f"obs_groups.{part} is {groups!r} in {file}, expected a list of observation groups."
-        )
-    return given
-
-
-def _check_classes(
-    model_cfg: Mapping[str, Any], part: str, checkpoint: Path, trust: Sequence[str]
-) -> None:
-    """Check that a model's config names no class whose code the user has not asked for.
-
-    A name is resolved only if its module is of a trusted package, and what it leads to has to be
-    of one itself: ``rsl_rl.utils:torch.hub.load`` is not.
-
-    Raises:
-        ValueError: If it does.
-    """
-    if trust:
-        sys.path.append(str(Path.cwd()))  # behind all that is installed
-    for place, name in _named_classes({"class_name": None, **model_cfg}, part):
-        refusal = _refusal(name, trust)
-        if refusal is not None and name not in _registered_classes(checkpoint):
-            raise ValueError(f"{place} is {name!r}, expected {refusal}")
-
-
-def _named_classes(config: Any, place: str) -> Iterator[tuple[str, Any]]:
-    """Yield where a config names classes, at any depth, and the names."""
-    if isinstance(config, (list, tuple)):
-        config = dict(enumerate(config))
-    for key, value in config.items() if isinstance(config, Mapping) else ():
-        if key == "class_name":
-            yield f"{place}.class_name", value
-        else:
-            yield from _named_classes(value, f"{place}.{key}")
-
-
-def _refusal(name: Any, trust: Sequence[str]) -> str | None:
-    """Say what is expected in place of a name, and how to allow it; None if it is trusted."""
-    path = name.replace(":", ".") if isinstance(name, str) else ""
-    if not all(word.isidentifier() for word in path.split(".")):
-        return "a name such as 'RNNModel' or 'package.module:Class'."
-    if path.startswith("__main__."):
-        return "a class of a module: move it out of the script that trains."
-    origin = path if "." in path else "rsl_rl."  # where rsl_rl looks for a simple name
-    known = "a model or distribution of rsl_rl or rsl_tbptt"
-    if _is_within(origin, (*PACKAGES, *trust)):
-        try:
-            found = resolve_callable(name)
-        except (ImportError, AttributeError, TypeError, ValueError) as error:
-            return f"one that can be imported: {error}."
-        module = f"{getattr(found, '__module__', None)}."
-        is_known = isinstance(found, type) and issubclass(found, (MLPModel, Distribution))
-        if _is_within(module, trust) or (is_known and _is_within(module, PACKAGES)):
-            return None
-        if _is_within(module, PACKAGES):
-            return f"{known}, which it is not."
-        known, origin = f"{known}, and it is from {module[:-1]}", module
-    return (
-        f"{known}: the code of others runs only if you trust it. If you do, add --trust"
-        f" {origin.split('.')[0]}, in Python trust=[...]."
-    )
-
-
-def _is_within(path: str, packages: Sequence[str]) -> bool:
-    return any(path.startswith(f"{package}.") for package in packages)
-
-
-def _check_all_told(model_cfg: Mapping[str, Any], part: str) -> None:
-    """Check that no argument of a model's own class is left to a default that may be another's.
-
-    Parameters show those of rsl_rl's classes.
-
-    Raises:
-        ValueError: If one is.
-    """
-    model_class: Any = resolve_callable(model_cfg["class_name"])
-    for kind in getattr(model_class, "__mro__", ()):
-        if "__init__" not in vars(kind) or _is_within(f"{kind.__module__}.", ("rsl_rl", "torch")):
-            continue
-        for name, parameter in inspect.signature(kind.__init__).parameters.items():
-            if parameter.default is not parameter.empty and name not in model_cfg:
-                raise ValueError(missing(f"{part}.{name}"))
-
-
-def _registered_classes(checkpoint: Path) -> list[Any]:
-    """Return the classes that the agent of a checkpoint's registered task names."""
-    try:
-        platform = load_platform(platform_of(checkpoint))
-        agent = platform.registered_agent(platform.find_trained(checkpoint))
-    except Exception:  # a task of other packages than are installed here, or no note of one
-        return []
-    return [name for _, name in _named_classes(agent, "")]
 
 
 def _build(saved: SavedPolicy, shapes: Images) -> MLPModel:
@@ -369,16 +202,6 @@ def _class_of(config: dict[str, Any]) -> tuple[Callable[..., Any], dict[str, Any
     """Return the class that a config names, and a copy of its arguments: models edit theirs."""
     arguments = copy.deepcopy(config)
     return resolve_callable(arguments.pop("class_name")), arguments
-
-
-def _set_fields(model_cfg: dict[str, Any]) -> dict[str, Any]:
-    """Leave out of a model's config what is unset: mjlab's class has the fields of every model."""
-    is_rnn = model_cfg.get("rnn_type") is not None
-    return {
-        name: value
-        for name, value in model_cfg.items()
-        if value is not None and (is_rnn or not name.startswith("rnn_"))
-    }
 
 
 def _outputs_per_action(options: dict[str, Any]) -> int:

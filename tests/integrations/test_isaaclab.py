@@ -27,7 +27,7 @@ from support.helpers import CNN, make_obs
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.algorithms.options import DistillationOptions, PpoOptions
-from rsl_tbptt.checkpoints.describing import read_agent_config
+from rsl_tbptt.files import read_config
 from rsl_tbptt.integrations.isaaclab import (
     TbpttCnnRnnModelCfg,
     TbpttDistillationAlgorithmCfg,
@@ -150,7 +150,7 @@ def test_several_teachers_pass_through_isaaclabs_script(tmp_path):
     assert teachers.names == ("walk", "climb")
     assert teachers.obs_groups == ["state", "policy"]
     assert teachers.teachers["climb"].rnn.rnn.hidden_size == 7
-    written = read_agent_config(tmp_path / "agent.yaml")
+    written = read_config(tmp_path / "agent.yaml")
     assert written["teacher"]["teachers"]["climb"]["checkpoint"] == "other.pt"
 
 

@@ -233,7 +233,7 @@ def test_files_act_as_the_model(tmp_path, name):
     obs = {group: torch.stack([step[group] for step in steps]) for group in model.group_shapes}
     actions = torch.stack([model(step) for step in steps])
     for run, file in ((run_onnx, "policy.onnx"), (run_torchscript, "policy.pt")):
-        found = run(tmp_path / file, obs, [True, False, False])
+        (found,) = run(tmp_path / file, obs, [True, False, False])
         torch.testing.assert_close(found, actions, atol=TOLERANCE, rtol=TOLERANCE)
 
 
