@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import copy
+import io
 from typing import Any
 
 import torch
@@ -23,3 +25,23 @@ def trained_parameters(algorithm: Any) -> list[torch.nn.Parameter]:
     """Return what the optimisers of an algorithm step."""
     groups = [group for opt in algorithm.transaction.optimizers for group in opt.param_groups]
     return [parameter for group in groups for parameter in group["params"]]
+
+
+def everything(algorithm: Any) -> Any:
+    """Copy all that an update changes: models, normalisers, optimisers and the learning rate."""
+    transaction = algorithm.transaction
+    stateful = [*transaction.modules, *transaction.optimizers]
+    return copy.deepcopy([[each.state_dict() for each in stateful], algorithm.learning_rate])
+
+
+def assert_same(got: Any, want: Any) -> None:
+    """Compare nested tensors and numbers to the last bit."""
+    torch.testing.assert_close(got, want, rtol=0, atol=0, equal_nan=True)
+
+
+def through_a_file(checkpoint: Any) -> Any:
+    """Return a checkpoint as it is read from a file."""
+    file = io.BytesIO()
+    torch.save(checkpoint, file)
+    file.seek(0)
+    return torch.load(file, weights_only=True)

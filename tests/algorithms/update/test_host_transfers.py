@@ -121,8 +121,7 @@ AUXILIARY = {
 LATENT = {"latent": {"target": "teacher:mlp.0", "loss": "bce"}}
 
 CASES = [
-    (TbpttDistillation, {"gradient_length": 2, "update_length": 4, "num_learning_epochs": 2}),
-    (TbpttDistillation, {"gradient_length": 4, "update_length": 2, "loss_type": "kl"}),
+    (TbpttDistillation, {"gradient_length": 2, "update_length": 4, "loss_type": "kl"}),
     (TbpttDistillation, {"gradient_length": 4, "models": "mlp", "batch_teacher_labels": True}),
     (
         TbpttDistillation,
@@ -132,15 +131,21 @@ CASES = [
             "loss_type": [{"loss": "bce", "actions": [0, 2]}],
         },
     ),
-    (TbpttPPO, {"gradient_length": 2, "normalize_advantage_per_mini_batch": True}),
-    (TbpttPPO, {"gradient_length": 4, "minibatch_unit": "window", "burn_in_length": 2}),
+    (
+        TbpttPPO,
+        {
+            "gradient_length": 4,
+            "minibatch_unit": "window",
+            "burn_in_length": 2,
+            "normalize_advantage_per_mini_batch": True,
+        },
+    ),
     (
         TbpttPPO,
         {"policy_loss": "kl_penalty", "schedule": "fixed", "loss_reduction": "episode_mean"},
     ),
-    (TbpttPPO, {"rnd_cfg": RND, "num_micro_batches": 2}),
+    (TbpttPPO, {"rnd_cfg": RND, "num_micro_batches": 2, "auxiliary": AUXILIARY}),
     (TbpttDistillation, {"gradient_length": 4, "auxiliary": {**AUXILIARY, **LATENT}}),
-    (TbpttPPO, {"gradient_length": 4, "auxiliary": AUXILIARY}),
 ]
 
 

@@ -1,6 +1,5 @@
 """Fused optimiser steps: rsl_rl's parameters and checkpoints, and rates known to the device."""
 
-import io
 import math
 from typing import Any
 
@@ -15,6 +14,7 @@ from support.helpers import (
     roll_out,
     roll_out_ppo,
 )
+from support.inside import through_a_file
 from support.tolerances import PARITY_FLOAT32
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
@@ -23,13 +23,6 @@ from rsl_tbptt.algorithms.optimizers import follow_kl, step_at, use_fused_kernel
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
 
 OPTIMIZERS = ["adam", "adamw", "sgd", "rmsprop"]
-
-
-def through_a_file(checkpoint):
-    file = io.BytesIO()
-    torch.save(checkpoint, file)
-    file.seek(0)
-    return torch.load(file, weights_only=True)
 
 
 def make(algorithm_class, optimizer):
@@ -63,7 +56,7 @@ def test_a_run_goes_on_with_the_other_from_its_checkpoint(writer, reader, optimi
     torch.testing.assert_close(parameters_of(target), parameters_of(source), **PARITY_FLOAT32)
 
 
-@pytest.mark.parametrize("optimizer", OPTIMIZERS)
+@pytest.mark.parametrize("optimizer", ["adam", "rmsprop"])
 def test_steps_are_fused_also_after_loading(optimizer):
     algorithm = make(TbpttDistillation, optimizer)
     for checkpoint in (None, make(Distillation, optimizer).save(), algorithm.save()):
@@ -106,11 +99,11 @@ def rsl_rl_rate(rate, kl, desired_kl):
 
 
 @pytest.mark.parametrize("rate", [1e-5, 1.2e-5, 1e-3, 8e-3, 1e-2, 5e-2, 1e-6])
-@pytest.mark.parametrize("kl", [0.0, 1e-9, 4e-3, 6e-3, 0.01, 0.019, 0.021, 5.0, math.inf, math.nan])
-def test_the_rate_follows_rsl_rls_rule_to_the_last_bit(rate, kl):
-    on_device = torch.full((), rate, dtype=torch.float64)
-    got = follow_kl(on_device, torch.tensor(kl), 0.01).item()
-    assert got == rsl_rl_rate(rate, kl, 0.01)
+def test_the_rate_follows_rsl_rls_rule_to_the_last_bit(rate):
+    for kl in (0.0, 1e-9, 4e-3, 6e-3, 0.01, 0.019, 0.021, 5.0, math.inf, math.nan):
+        on_device = torch.full((), rate, dtype=torch.float64)
+        got = follow_kl(on_device, torch.tensor(kl), 0.01).item()
+        assert got == rsl_rl_rate(rate, kl, 0.01)
 
 
 @pytest.mark.usefixtures("in_order")

@@ -1,0 +1,308 @@
+"""An update that meets NaN, inf or an error leaves no trace; the message names where it came from.
+
+Updates that met NaN or inf are skipped and counted; too many in a row end the training.
+"""
+
+import dataclasses
+import warnings
+
+import pytest
+import torch
+from rsl_rl.models import RNNModel
+from support import fused_cells
+from support.helpers import make_distillation, make_obs, make_ppo, roll_out, roll_out_ppo
+from support.inside import assert_same, everything
+
+from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
+from rsl_tbptt.core.hidden_state import as_tensors
+
+pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
+
+NAN, INF = float("nan"), float("inf")
+T, N = 6, 4
+
+
+def distilling(**options):
+    return make_distillation(TbpttDistillation, T, N, **{"gradient_length": 2, **options})
+
+
+def reinforcing(models="lstm", **options):
+    return make_ppo(TbpttPPO, T, N, models, models, **options)
+
+
+@pytest.fixture(params=["distillation", "ppo"])
+def trained(request):
+    """Return a function that makes an algorithm with a normaliser and updates it once."""
+
+    def trained(**options):
+        normalized = {"obs_normalization": True}
+        if request.param == "distillation":
+            algorithm = distilling(student_kwargs=normalized, **options)
+        else:
+            algorithm = reinforcing(actor_kwargs=normalized, **options)
+        fill(algorithm, 0)
+        algorithm.update()
+        return algorithm
+
+    return trained
+
+
+def fill(algorithm, seed, poison=None):
+    """Fill the storage; ``poison`` changes step, observations and rewards."""
+    if isinstance(algorithm, TbpttPPO):
+        roll_out_ppo(algorithm, seed, on_step=poison)
+    else:
+        on_step = poison and (lambda step, obs: poison(step, obs, torch.zeros(N)))
+        roll_out(algorithm, seed, on_step=on_step)
+
+
+def bad(value, env=2, step=3, group="policy"):
+    def poison(at, obs, rewards):
+        if at == step:
+            obs[group][env, 0] = value
+
+    return poison
+
+
+@pytest.mark.parametrize("value", [NAN, INF, 1e25])
+def test_training_goes_on_as_if_the_rollout_had_not_been(trained, value):
+    algorithm = trained()
+    before = everything(algorithm)
+    fill(algorithm, 1, bad(value))
+    with pytest.warns(UserWarning, match=r"'policy' of environments \[2\], first at step 3.*skipp"):
+        assert algorithm.update() == {"skipped_updates": 1.0}
+    assert_same(everything(algorithm), before)
+    fill(algorithm, 2)
+    metrics = algorithm.update()
+    assert metrics["skipped_updates"] == 1.0
+    assert len(metrics) > 4
+
+
+def test_each_source_is_warned_of_once(trained):
+    algorithm = trained()
+    for seed, env in ((1, 2), (2, 1)):
+        fill(algorithm, seed, bad(NAN, env))
+        with warnings.catch_warnings(record=True) as seen:
+            warnings.simplefilter("always")
+            algorithm.update()
+        assert len(seen) == (1 if seed == 1 else 0)
+    fill(algorithm, 3, bad(NAN, group="state"))
+    with pytest.warns(UserWarning, match="observation group 'state'"):
+        assert algorithm.update() == {"skipped_updates": 3.0}
+
+
+@pytest.mark.filterwarnings("ignore:An update met NaN or inf")
+def test_too_many_in_a_row_end_the_training_and_change_nothing(trained):
+    algorithm = trained(max_skipped_updates=2)
+    before = everything(algorithm)
+    for round_ in range(2):  # training can be started again
+        fill(algorithm, 1, bad(NAN))
+        assert algorithm.update() == {"skipped_updates": 2.0 * round_ + 1}
+        fill(algorithm, 1, bad(NAN))
+        with pytest.raises(ValueError, match=r"2 updates in a row met .* max_skipped_updates"):
+            algorithm.update()
+        assert algorithm.storage.step == 0
+    assert_same(everything(algorithm), before)
+    fill(algorithm, 1, bad(NAN))
+    algorithm.update()
+    fill(algorithm, 2)
+    algorithm.update()  # the count starts again
+    fill(algorithm, 1, bad(NAN))
+    assert algorithm.update() == {"skipped_updates": 6.0}
+
+
+def test_an_interrupted_update_leaves_no_trace(trained, monkeypatch):
+    algorithm = trained(num_learning_epochs=2)
+    before = everything(algorithm)
+    fill(algorithm, 1)
+    step, steps = algorithm._optimizer_step, []
+
+    def interrupted(*args):
+        steps.append(step(*args))
+        if len(steps) == 2:
+            raise KeyboardInterrupt
+        return steps[-1]
+
+    monkeypatch.setattr(algorithm, "_optimizer_step", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        algorithm.update()
+    assert_same(everything(algorithm), before)
+    monkeypatch.undo()
+    fill(algorithm, 2)
+    assert algorithm.update()["skipped_updates"] == 0.0
+
+
+def test_a_rollout_that_broke_off_is_dropped_where_training_starts_again(trained):
+    algorithm = trained()
+
+    def failing(step, obs, rewards):
+        if step == 4:
+            raise ValueError("the environment returned NaN")
+
+    with pytest.raises(ValueError, match="the environment"):
+        fill(algorithm, 1, failing)
+    algorithm.train_mode()  # as the runner's learn() does
+    fill(algorithm, 2)
+    assert algorithm.update()["skipped_updates"] == 0.0
+
+
+class FailingInReplay(RNNModel):
+    """A model of one's own whose forward pass fails in the middle of an update."""
+
+    calls = 0
+
+    def forward(self, obs, *args, **kwargs):
+        if torch.is_grad_enabled():
+            self.calls += 1
+            if self.calls == 3:
+                raise ArithmeticError("no memory left")
+        return super().forward(obs, *args, **kwargs)
+
+
+@pytest.mark.parametrize(
+    ("make", "role"), [(distilling, "student"), (reinforcing, "actor"), (reinforcing, "critic")]
+)
+def test_a_replay_that_fails_leaves_the_states_of_the_rollout(make, role):
+    options = {"gradient_length": 2, "num_micro_batches": 2}
+    algorithm = make(**options)
+    getattr(algorithm, role).__class__ = FailingInReplay
+    models = algorithm.transaction.stateful_models[:2]
+    algorithm = type(algorithm)(*models, algorithm.storage, **options)
+    fill(algorithm, 0)
+    before = [t.clone() for t in as_tensors(getattr(algorithm, role).get_hidden_state())]
+    with pytest.raises(ArithmeticError, match="no memory left"):
+        algorithm.update()
+    assert_same(list(as_tensors(getattr(algorithm, role).get_hidden_state())), before)
+    fill(algorithm, 1)
+    assert algorithm.update()["skipped_updates"] == 0.0
+
+
+def test_what_fails_once_the_steps_are_taken_undoes_them_too(monkeypatch):
+    algorithm = distilling(num_mini_batches=3, buffer_rollouts=2)
+    fill(algorithm, 0)
+    algorithm.update()
+    fill(algorithm, 1)
+    before = everything(algorithm)
+
+    def failing(*args):
+        raise ArithmeticError("no memory left")
+
+    monkeypatch.setattr(algorithm, "_advance", failing)
+    with pytest.raises(ArithmeticError, match="no memory left"):
+        algorithm.update()
+    monkeypatch.undo()
+    assert algorithm.storage.step == 0
+    assert_same(everything(algorithm), before)
+    fill(algorithm, 2)
+    assert "behavior" in algorithm.update()
+
+
+@pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd", "rmsprop"])
+@pytest.mark.parametrize("updates_before", [0, 1])
+def test_every_optimiser_goes_back_to_the_last_bit(optimizer, updates_before):
+    algorithm = distilling(optimizer=optimizer, num_learning_epochs=2, non_finite="raise")
+    for seed in range(updates_before):
+        fill(algorithm, seed)
+        algorithm.update()
+    for seed in (7, 8):  # and again, into the same buffers
+        fill(algorithm, seed)
+        algorithm.storage.privileged_actions[5, 3, 1] = NAN  # after two good steps
+        before = everything(algorithm)
+        message = r"teacher actions of environments \[3\], first at step 5 .*learn\(\)"
+        with pytest.raises(ValueError, match=message):
+            algorithm.update()
+        assert_same(everything(algorithm), before)
+
+
+def test_divergence_within_the_update_is_named():
+    algorithm = distilling(optimizer="sgd", max_grad_norm=None, non_finite="raise")
+    algorithm.optimizer.param_groups[0]["lr"] = 1e30
+    fill(algorithm, 1)
+    with pytest.raises(ValueError, match="it diverged, so lower learning_rate"):
+        algorithm.update()
+
+
+def test_a_bad_observation_after_the_last_step_names_its_environment():
+    algorithm = reinforcing(non_finite="raise")
+    roll_out_ppo(algorithm, 0, done_rate=0.0)
+    last_obs = make_obs(N)
+    last_obs["state"][2, 1] = NAN
+    with torch.inference_mode():
+        algorithm.compute_returns(last_obs)
+    with pytest.raises(ValueError, match=r"returns of environments \[2\]"):
+        algorithm.update()
+
+
+def test_one_huge_reward_is_named_and_not_called_divergence():
+    algorithm = reinforcing(non_finite="raise")
+
+    def poison(step, obs, rewards):
+        if step == 1:
+            rewards[3] = 1e30
+
+    roll_out_ppo(algorithm, 0, done_rate=1.0, on_step=poison)
+    message = r"rewards of environments \[3\], first at step 1 .* \(1e\+30, too large to be squared"
+    with pytest.raises(ValueError, match=message):
+        algorithm.update()
+
+
+def explode(algorithm, envs):
+    """Make the gradients of some environments of PPO inf."""
+    algorithm.storage.actions_log_prob[2, envs] = -1e4  # a probability ratio of inf
+    algorithm.storage.advantages[2, envs] = -1.0  # which is not clipped
+
+
+@pytest.mark.parametrize("models", ["lstm", "mlp"])
+def test_a_gradient_that_is_not_finite_names_its_environments(models):
+    algorithm = reinforcing(models, non_finite="raise")
+    fill(algorithm, 0)
+    explode(algorithm, [0, 3])
+    with pytest.raises(ValueError, match=r"the gradients of environments \[0, 3\] \(what was"):
+        algorithm.update()
+
+
+def test_an_observation_group_that_nobody_reads_is_not_named():
+    algorithm = distilling(non_finite="raise")
+    fill(algorithm, 0)
+    algorithm.storage.observations["unread"] = torch.full((T, N, 1), NAN)
+    algorithm.storage.privileged_actions[5, 3, 1] = NAN
+    with pytest.raises(ValueError, match="teacher actions"):
+        algorithm.update()
+
+
+def test_the_search_takes_one_gradient_and_names_a_few_of_many(monkeypatch):
+    algorithm = make_distillation(TbpttDistillation, T, 64, gradient_length=2, non_finite="raise")
+    roll_out(algorithm, 0)
+    loss = algorithm.loss
+
+    def exploding(outputs, labels):
+        losses = loss(outputs, labels)
+        return dataclasses.replace(losses, trained=(outputs[0] * 1e30).square().sum(-1))
+
+    algorithm.loss = exploding
+    calls, accumulate = [], algorithm._student.accumulate
+    monkeypatch.setattr(
+        algorithm._student,
+        "accumulate",
+        lambda *args, **options: (calls.append(args), accumulate(*args, **options))[1],
+    )
+    named = r"\[0, 1, 2, 3, 4, 5, 6, 7\] and 56 more"
+    with pytest.raises(ValueError, match=f"the gradients of environments {named}"):
+        algorithm.update()
+    assert len(calls) == 2 * 3  # three windows each in the update and in the search
+    assert not any(v.requires_grad for v in algorithm.storage.observations.values())
+
+
+def test_the_search_leaves_no_recordings():
+    with fused_cells.cuda_engine_on_cpu():
+        algorithm = reinforcing(num_mini_batches=2, scan_engine="cuda", non_finite="raise")
+        for seed in range(2):
+            fill(algorithm, seed)
+            algorithm.update()
+        recorded = fused_cells.recordings()
+        assert recorded
+        fill(algorithm, 2)
+        explode(algorithm, [1])
+        with pytest.raises(ValueError, match="the gradients of environments"):
+            algorithm.update()
+        assert fused_cells.recordings() == recorded
