@@ -6,17 +6,16 @@ accepts only those.
 
 from __future__ import annotations
 
-import os
 import statistics
 import time
 import warnings
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any, cast
 
 import torch
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
-from rsl_rl.utils import check_nan
 
 from rsl_tbptt.algorithms.options import check_runner_keys
 from rsl_tbptt.checkpoints.describing import plain, qualified_name, write_agent_config
@@ -96,6 +95,9 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
             health_log.write = self._write_health
         if (emergency_save := getattr(self.alg, "emergency_save", None)) is not None:
             emergency_save.handles_signals = False
+        logger: Any = self.logger
+        logger.log = partial(self._conclude_iteration, logger.log)
+        logger.init_logging_writer = partial(self._start_writer, logger.init_logging_writer)
         self._ranks = Ranks(together=self.is_distributed)
         self._writer = CheckpointWriter()
         self._resumed: list[dict[str, Any]] = []
@@ -141,85 +143,53 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
                 holds checkpoints and none of them was loaded.
             Exception: What ended the training otherwise, after a checkpoint of what was done.
         """
-        with StopSignals() as signals:
-            signals.saves = self._check_same_start()
+        with StopSignals() as self._signals:
+            self._signals.saves = self._check_same_start()
             if num_learning_iterations <= 0:
                 return
-            if signals.saves and self.gpu_global_rank == 0:
+            if self._signals.saves and self.gpu_global_rank == 0:
                 write_agent_config(self._given_cfg, Path(self.logger.log_dir or ""))
-            self._num_saved = self.num_iterations
+            self._num_saved = self.current_learning_iteration = self.num_iterations
             self._end = self.num_iterations + num_learning_iterations
             try:
-                self._learn_until_end(init_at_random_ep_len, signals)
+                goes_on = self._restore()
+                super().learn(num_learning_iterations, init_at_random_ep_len and not goes_on)
+                self._end_if_asked(lambda: None)
             except Exception as error:
                 self._save_after(error)
                 raise
             finally:
                 self.current_learning_iteration = max(self.num_iterations - 1, 0)
-                self._end = self.num_iterations
+                self._end, self._of_other_ranks = self.num_iterations, None
 
-    def _learn_until_end(self, init_at_random_ep_len: bool, signals: StopSignals) -> None:
-        """Do what rsl_rl's ``learn`` does, with saves and signals between two iterations."""
-        start = self.num_iterations
-        # Here and not in load: one who plays draws and steps as he likes.
-        goes_on = resume.restore(self, self._resumed)
-        if self._resumed and not goes_on:
-            self._episodes_since = start
-        self._resumed = []
-        if init_at_random_ep_len and not goes_on:
-            self.env.episode_length_buf = torch.randint_like(
-                self.env.episode_length_buf, high=int(self.env.max_episode_length)
-            )
-        obs = self.env.get_observations().to(self.device)
-        self.alg.train_mode()
-        if self.is_distributed:
-            self.alg.broadcast_parameters()
-        self.logger.init_logging_writer()
-        if _is_tensorboard(self.logger.writer):
+    def _restore(self) -> bool:
+        """Put back what was loaded beside the models; return whether episodes go on.
+
+        Here and not in :meth:`load`: one who plays draws and steps as he likes.
+        """
+        resumed, self._resumed = self._resumed, []
+        goes_on = resume.restore(self, resumed)
+        if resumed and not goes_on:
+            self._episodes_since = self.num_iterations
+        return goes_on
+
+    def _start_writer(self, start: Callable[[], None]) -> None:
+        """Stand in for ``init_logging_writer`` of the logger, which is ``start``."""
+        start()
+        if type(self.logger.writer).__module__.startswith("torch.utils.tensorboard"):
             self.logger.writer = cast("Any", _TolerantWriter(self.logger.writer))
-        for iteration in range(start, self._end):
-            self._end_if_asked(signals, needs_saving=iteration > start)
-            began = time.time()
-            obs = self._collect(obs)
-            collected = time.time()
-            losses = self.alg.update()
-            learned = time.time()
-            self.num_iterations, self.current_learning_iteration = iteration + 1, iteration
-            self.logger.log(
-                it=iteration,
-                start_it=start,
-                total_it=self._end,
-                collect_time=collected - began,
-                learn_time=learned - collected,
-                loss_dict=losses,
-                learning_rate=self.alg.learning_rate,
-                action_std=self.alg.get_policy().output_std,
-                rnd_weight=self.alg.rnd.weight if self._has_rnd() else None,
-            )
-            is_due = iteration % self.cfg["save_interval"] == 0 or self.num_iterations == self._end
-            if is_due and signals.saves:
-                self._save_in_run()
-        if self.logger.writer is not None:
-            self.logger.stop_logging_writer()
-        self._end_if_asked(signals, needs_saving=False)
 
-    @torch.inference_mode()
-    def _collect(self, obs: Any) -> Any:
-        """Take the steps of one rollout; return the observations after it."""
-        for _ in range(self.cfg["num_steps_per_env"]):
-            actions = self.alg.act(obs)
-            obs, rewards, dones, extras = self.env.step(actions.to(self.env.device))
-            if self.cfg.get("check_for_nan", True):
-                check_nan(obs, rewards, dones)
-            obs, rewards, dones = (each.to(self.device) for each in (obs, rewards, dones))
-            self.alg.process_env_step(obs, rewards, dones, extras)
-            intrinsic_rewards = self.alg.intrinsic_rewards if self._has_rnd() else None
-            self.logger.process_env_step(rewards, dones, extras, intrinsic_rewards)
-        self.alg.compute_returns(obs)
-        return obs
+    def _conclude_iteration(self, log: Callable[..., None], it: int, **logged: Any) -> None:
+        """Stand in for ``log`` of the logger, which rsl_rl's loop calls after each update.
 
-    def _has_rnd(self) -> bool:
-        return bool(self.cfg["algorithm"].get("rnd_cfg"))
+        The loop then saves, on the first rank alone, if the iteration is due.
+        """
+        self.num_iterations = it + 1
+        log(it=it, **logged)
+        self._of_other_ranks = None  # of an earlier iteration
+        self._end_if_asked(self._save_in_run)
+        if it % self.cfg["save_interval"] == 0 or self.num_iterations == self._end:
+            self._gather_states()
 
     def _check_same_start(self) -> bool:
         """Check that all ranks begin with the same iteration, and in a folder of this run.
@@ -251,37 +221,34 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
         self._is_in_own_folder = True
         return has_folder
 
-    def _end_if_asked(self, signals: StopSignals, needs_saving: bool) -> None:
-        """End the training on all ranks where one has received a signal.
+    def _end_if_asked(self, save: Callable[[], None]) -> None:
+        """End the training on all ranks, after ``save``, where one has received a signal.
 
         Raises:
             SystemExit: If so; KeyboardInterrupt if that was Ctrl+C.
         """
-        if not self._ranks.sum_count(int(signals.received is not None), self.device):
+        if not self._ranks.sum_count(int(self._signals.received is not None), self.device):
             return
         self._end = self.num_iterations  # no save comes after this one
         # Together: a launcher ends all ranks when one has ended, also the one that still writes.
-        self._ranks.run_together(lambda: self._save_in_run() if needs_saving else None)
+        self._ranks.run_together(save)
         if self.logger.writer is not None:
             self.logger.stop_logging_writer()
-        raise signals.end()
+        raise self._signals.end()
+
+    def _gather_states(self) -> None:
+        """Bring what a checkpoint holds of each rank to the first one; all ranks call it."""
+        if self._signals.saves:
+            self._of_other_ranks = resume.of_other_ranks(self, self._ranks)
 
     def _save_in_run(self) -> None:
-        """Save the last iteration; all ranks call it, and the first one writes.
-
-        Raises:
-            NotWrittenError: If it is the last save and the file cannot be written.
-        """
-        self._of_other_ranks = resume.of_other_ranks(self, self._ranks)
-        try:
-            self._save_numbered()
-        finally:
-            self._of_other_ranks = None
+        self._gather_states()
+        self._save_numbered()
 
     def _save_numbered(self) -> None:
         if self.logger.writer is not None:  # on the first rank
             name = f"model_{self.current_learning_iteration}.pt"
-            self.save(os.path.join(self.logger.log_dir or "", name))
+            self.save(str(Path(self.logger.log_dir or "", name)))
 
     def _save_after(self, error: Exception) -> None:
         """Save what was done before an error, if no file has it: models are as after an update.
@@ -390,10 +357,6 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
 
 class TbpttDistillationRunner(DistillationRunner, TbpttOnPolicyRunner):
     """rsl_rl's distillation runner, whose checkpoints survive as :class:`TbpttOnPolicyRunner`'s."""
-
-
-def _is_tensorboard(writer: Any) -> bool:
-    return type(writer).__module__.startswith("torch.utils.tensorboard")
 
 
 class _TolerantWriter:

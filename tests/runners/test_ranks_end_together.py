@@ -20,7 +20,6 @@ CASES = {
     # What happens, on which rank: how that one ends, and the other.
     ("raises", 1): ("ValueError: the simulator broke", "RuntimeError"),
     ("raises", 0): ("ValueError: the simulator broke", "RuntimeError"),
-    ("is killed", 1): (None, "RuntimeError"),
     ("stands still", 1): (None, "RuntimeError"),
     ("shows nan", 1): (NAN, NAN),
 }
@@ -61,9 +60,8 @@ def test_all_ranks_end_and_what_was_done_is_saved(runs, case):
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("rank", [0, 1])
-def test_a_save_after_an_error_goes_on_without_episodes_and_random_numbers(runs, rank, monkeypatch):
-    _, folder = runs["raises", rank]
+def test_a_save_after_an_error_goes_on_without_episodes_and_random_numbers(runs, monkeypatch):
+    _, folder = runs["raises", 1]
     own = torch.load(latest_checkpoint(folder), weights_only=True)["rsl_tbptt_runner"]
     assert {name: list(state) for name, state in own.items() if "resume" in name} == {
         "resume": ["counters"]
@@ -79,7 +77,7 @@ def test_a_save_after_an_error_goes_on_without_episodes_and_random_numbers(runs,
 
 @pytest.mark.slow
 def test_torchrun_ends_all_ranks_and_a_signal_to_it_stops_them_at_one_iteration(tmp_path):
-    folders = {name: tmp_path / f"run {name}" for name in ("raises", "is killed", "")}
+    folders = {name: tmp_path / f"run {name}" for name in ("is killed", "")}
     runs = {}
     for event, folder in folders.items():
         folder.mkdir()
@@ -93,11 +91,8 @@ def test_torchrun_ends_all_ranks_and_a_signal_to_it_stops_them_at_one_iteration(
     os.kill(runs[""].pid, signal.SIGTERM)
     said = {event: run.communicate(timeout=400)[0] for event, run in runs.items()}
     assert all(run.returncode == 1 for run in runs.values())
-    assert "ValueError: the simulator broke" in said["raises"].partition("Root Cause")[2]
-    assert end_of(folders["raises"], 1) == "ValueError: the simulator broke"
     assert "Signal 9 (SIGKILL) received" in said["is killed"]
-    for event in ("raises", "is killed"):
-        assert latest_checkpoint(folders[event]).name == "model_1.pt"
+    assert latest_checkpoint(folders["is killed"]).name == "model_1.pt"
     assert [end_of(folders[""], rank) for rank in range(2)] == ["SystemExit: 85"] * 2
     newest = latest_checkpoint(folders[""])
     file = torch.load(newest, weights_only=True)

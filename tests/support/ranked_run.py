@@ -15,7 +15,7 @@ from rsl_tbptt_tasks.memory import RecallEnv
 from support.cut_recall import CutRecallEnv, gaussian
 from support.safe_runs import make_runner, model_cfg
 
-SHARES = {1: (7,), 2: (2, 5), 4: (1, 3, 2, 1)}
+SHARES = {1: (7,), 3: (1, 4, 2)}
 """Environments of each rank."""
 
 CASES = ("distillation", "ppo", "fine-tuning")
@@ -161,7 +161,7 @@ def run_rank(rank: int, num_ranks: int, root: str, others: tuple[int, ...]) -> N
     path = Path(root, f"ranks_{num_ranks}_{rank}.pt")
     results = torch.load(path) if path.exists() else run_all(path.parent, num_ranks, rank)
     results |= resume_all(path.parent, num_ranks, rank, others)
-    if num_ranks == 2:
+    if num_ranks > 1:
         torch.set_default_dtype(torch.float32)
         results["resumed"] = resumed_and_whole(path.parent, rank)
     torch.save(results, path)

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
 import torch
+from rsl_rl.runners import DistillationRunner, OnPolicyRunner
+from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from rsl_tbptt.runners import TbpttDistillationRunner, TbpttOnPolicyRunner
 from rsl_tbptt_tasks.memory import RecallEnv
 
 NUM_ENVS = 4
+STEPS = 6
+"""Of a rollout."""
+
 RUNNERS = {"distillation": TbpttDistillationRunner, "ppo": TbpttOnPolicyRunner}
+STOCK = {"distillation": DistillationRunner, "ppo": OnPolicyRunner}
 
 
 class DisturbedEnv(RecallEnv):
@@ -26,6 +33,16 @@ class DisturbedEnv(RecallEnv):
         self.num_steps += 1
         self.at.get(self.num_steps, lambda: None)()
         return super().step(actions)
+
+
+def send(number: int) -> Callable[[], None]:
+    """Return a function that sends this process a signal."""
+    return lambda: os.kill(os.getpid(), number)
+
+
+def names(folder: Path) -> list[str]:
+    """Return the names of a folder's checkpoints."""
+    return sorted(path.name for path in folder.glob("*.pt"))
 
 
 def model_cfg(class_name: str, **kwargs: Any) -> dict[str, Any]:
@@ -51,7 +68,7 @@ def train_cfg(kind: str = "distillation", **algorithm: Any) -> dict[str, Any]:
         del models["critic"]["distribution_cfg"]
     algorithm = {"class_name": f"rsl_tbptt.algorithms:{name}", "gradient_length": 3, **algorithm}
     return {
-        "num_steps_per_env": 6,
+        "num_steps_per_env": STEPS,
         "save_interval": 1,
         "obs_groups": {roles[0]: ["policy"], roles[1]: ["privileged"]},
         "algorithm": algorithm,
@@ -76,3 +93,12 @@ def make_runner(
     if kind == "distillation":
         runner.alg.teacher_loaded = True
     return runner
+
+
+def assert_same(one: Any, other: Any) -> None:
+    """Check that two values from checkpoints are equal, to the bit."""
+    keys, leaves = tree_flatten_with_path(one)[0], tree_flatten_with_path(other)[0]
+    assert [key for key, _ in keys] == [key for key, _ in leaves]
+    for (key, ours), (_, expected) in zip(keys, leaves, strict=True):
+        same = torch.equal(ours, expected) if isinstance(ours, torch.Tensor) else ours == expected
+        assert same, keystr(key)

@@ -1,0 +1,327 @@
+"""Checkpoints are whole or absent, and a run folder that cannot be written is named first."""
+
+import json
+import os
+import re
+import stat
+from pathlib import Path
+
+import pytest
+import torch
+from support.safe_runs import RUNNERS, STOCK, assert_same, make_runner, names
+
+from rsl_tbptt.checkpoints.writing import (
+    NOTES,
+    KeptCheckpoints,
+    NotWrittenError,
+    save_checkpoint,
+)
+from rsl_tbptt.runners import TbpttDistillationRunner
+from rsl_tbptt.tools.doctor import read_curves
+from rsl_tbptt_tasks.memory import RecallEnv
+
+
+@pytest.mark.parametrize("kind", STOCK)
+def test_a_training_leaves_the_bits_and_files_of_rsl_rls_own_runner(kind, tmp_path):
+    ended = []
+    for runner_class in (RUNNERS[kind], STOCK[kind]):
+        folder = tmp_path / runner_class.__name__
+        runner = make_runner(folder, kind, runner_class, save_interval=3)
+        runner.learn(5, init_at_random_ep_len=True)
+        assert names(folder) == ["model_0.pt", "model_3.pt", "model_4.pt"]
+        ended.append((runner, torch.load(folder / "model_4.pt", weights_only=True)))
+    (ours, _), (stock, _) = ended
+    for _, file in ended:
+        for key, expected in stock.alg.save().items():
+            assert_same(file[key], expected)
+    assert ours.logger.rewbuffer == stock.logger.rewbuffer
+    assert torch.equal(ours.env.episode_length_buf, stock.env.episode_length_buf)
+
+
+def test_a_crash_while_writing_leaves_the_previous_file(tmp_path, monkeypatch):
+    path = tmp_path / "model.pt"
+    save_checkpoint({"value": 1}, path)
+
+    def crash(_checkpoint, file):
+        file.write(b"half")
+        raise OSError("No space left on device")
+
+    monkeypatch.setattr(torch, "save", crash)
+    with pytest.raises(NotWrittenError, match="No space left"):
+        save_checkpoint({"value": 2}, path)
+    assert torch.load(path) == {"value": 1}
+    assert [p.name for p in tmp_path.iterdir()] == ["model.pt"]
+
+
+def test_what_kills_left_half_written_is_deleted_once_no_writer_can_be_at_it(tmp_path):
+    prefix = "." + 32 * "a" + "-"
+    left = [f"{prefix}model_1.pt", f"{prefix}safe_2.pt", f"{prefix}checkpoints.json"]
+    kept = [".mine-model_1.pt", "model_1.pt", f"{prefix}model_9.pt"]
+    for name in (*left, *kept):
+        (tmp_path / name).write_bytes(b"half")
+        os.utime(tmp_path / name, (0, 0))
+    (tmp_path / kept[2]).touch()  # somebody may be writing it
+    save_checkpoint({"value": 1}, tmp_path / "model_3.pt")
+    assert {path.name for path in tmp_path.iterdir()} == {"model_3.pt", *kept}
+
+
+def mode_of(path):
+    return stat.S_IMODE(path.stat().st_mode)
+
+
+@pytest.mark.parametrize("umask", [0o022, 0o077])
+def test_a_file_has_the_mode_that_open_gives(tmp_path, umask):
+    before = os.umask(umask)
+    try:
+        (tmp_path / "plain").open("wb").close()
+        save_checkpoint({"value": 1}, tmp_path / "model.pt")
+    finally:
+        os.umask(before)
+    assert mode_of(tmp_path / "model.pt") == mode_of(tmp_path / "plain") == 0o666 & ~umask
+
+
+def test_a_file_that_is_there_keeps_its_mode(tmp_path):
+    save_checkpoint({"value": 1}, tmp_path / "model.pt")
+    (tmp_path / "model.pt").chmod(0o640)
+    save_checkpoint({"value": 2}, tmp_path / "model.pt")
+    assert mode_of(tmp_path / "model.pt") == 0o640
+
+
+def test_a_link_stays_and_its_target_is_replaced(tmp_path):
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / "model.pt").symlink_to("elsewhere/target.pt")
+    for value in (1, 2):  # the target is missing, then there
+        save_checkpoint({"value": value}, tmp_path / "model.pt")
+        assert (tmp_path / "model.pt").is_symlink()
+        assert torch.load(tmp_path / "elsewhere" / "target.pt") == {"value": value}
+    assert len(list(tmp_path.rglob("*"))) == 3
+
+
+def test_a_folder_that_cannot_be_written_is_named_before_anything_is_built(tmp_path):
+    Path(tmp_path / "file").write_text("in the way")
+    with pytest.raises(ValueError, match=r"run folder '.*file/run' cannot be written"):
+        TbpttDistillationRunner(None, {}, log_dir=str(tmp_path / "file" / "run"))
+
+
+def test_the_stock_check_for_a_teacher_still_holds():
+    runner = make_runner()
+    runner.alg.teacher_loaded = False
+    with pytest.raises(ValueError, match="Teacher model parameters not loaded"):
+        runner.learn(1)
+
+
+def test_iterations_are_numbered_on_after_a_resume(tmp_path):
+    make_runner(tmp_path).learn(3)
+    resumed = make_runner(tmp_path)
+    resumed.load(str(tmp_path / "latest"))
+    assert resumed.num_iterations == 3
+    resumed.learn(5 - resumed.num_iterations)
+    assert (resumed.num_iterations, resumed.current_learning_iteration) == (5, 4)
+    assert names(tmp_path) == [f"model_{it}.pt" for it in range(5)]
+    again = make_runner(tmp_path)
+    again.load(str(tmp_path))
+    again.learn(5 - again.num_iterations)  # nothing is left, and nothing is written
+    assert names(tmp_path) == [f"model_{it}.pt" for it in range(5)]
+
+
+def test_a_checkpoint_before_training_counts_nothing_as_done(tmp_path):
+    runner = make_runner()
+    runner.learn(0)
+    runner.logger.writer = None  # which rsl_rl 5.0 lacks before a training
+    runner.save(str(tmp_path / "model_0.pt"))
+    resumed = make_runner()
+    resumed.load(str(tmp_path / "model_0.pt"))
+    assert resumed.num_iterations == 0
+
+
+@pytest.mark.parametrize(
+    ("kind", "losses"),
+    [("distillation", ["behavior", "buffer"]), ("ppo", ["value", "surrogate", "entropy"])],
+)
+def test_the_console_shows_losses_and_health_goes_to_tensorboard_alone(
+    kind, losses, tmp_path, capsys
+):
+    runner = make_runner(tmp_path, kind)
+    runner.learn(2)
+    table = capsys.readouterr().out.partition("Learning iteration 1/2")[2]
+    assert re.findall(r"Mean (\S+) loss:", table) == losses
+    assert "done_rate" not in table
+    curves = read_curves(tmp_path)
+    for name, value in runner.alg.metrics.items():
+        steps, values = curves[f"Loss/{name}"]
+        assert steps == ([1] if name == "buffer" else [0, 1])  # which begins empty
+        assert values[-1] == pytest.approx(value, rel=1e-5)
+    assert {"done_rate", "dead_units", "saturated_units"} <= runner.alg.metrics.keys()
+
+
+def test_the_stock_runner_and_ours_read_each_others_checkpoints(tmp_path):
+    stock = make_runner(None, "ppo", runner_class=STOCK["ppo"])
+    make_runner(tmp_path, "ppo").learn(2)
+    stock.load(str(tmp_path / "model_1.pt"))
+    assert stock.current_learning_iteration == 1
+    torch.save({**stock.alg.save(), "iter": 7, "infos": None}, tmp_path / "model_7.pt")
+    again = make_runner(tmp_path, "ppo")
+    again.load(str(tmp_path / "latest"))
+    assert (again.current_learning_iteration, again.num_iterations) == (7, 8)
+    again.learn(1)
+    assert again.num_iterations == 9
+
+
+# What follows is keep_last and keep_best.
+
+
+def write(kept, folder, iteration, mean_return=None):
+    path = folder / f"model_{iteration}.pt"
+    save_checkpoint({"value": iteration}, path)
+    kept.add(path, iteration, mean_return)
+
+
+class CostlyEnv(RecallEnv):
+    """Each step costs 1; episodes last 1 to 40 steps."""
+
+    def __init__(self, num_envs):
+        super().__init__(num_envs, 3)
+        self.lengths = torch.arange(num_envs) % 40 + 1
+        self.episode_length_buf = torch.zeros(num_envs, dtype=torch.long)
+
+    def _asked(self):
+        return self.episode_length_buf + 1 >= self.lengths
+
+    def step(self, actions):
+        obs, rewards, dones, extras = super().step(actions)
+        return obs, torch.full_like(rewards, -1.0), dones, extras
+
+
+def test_a_new_training_is_refused_in_a_folder_that_holds_a_run(tmp_path):
+    make_runner(tmp_path, keep_last=2).learn(3)
+    before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.suffix == ".pt"}
+    again = make_runner(tmp_path, keep_last=2)
+    with pytest.raises(ValueError, match=r"log_dir is .*expected a folder without .* model_2\.pt"):
+        again.learn(3)
+    elsewhere = make_runner(tmp_path / "other")
+    elsewhere.learn(1)
+    again.load(str(tmp_path / "other" / "latest"))
+    with pytest.raises(
+        ValueError, match=r"call load\('.*latest'\) first, else name another folder"
+    ):
+        again.learn(3)
+    assert before == {path: path.read_bytes() for path in before}
+    again.load(str(tmp_path / "latest"))
+    again.learn(1)
+    again.learn(1)  # its own files are in nobody's way
+    assert names(tmp_path) == ["model_3.pt", "model_4.pt"]
+
+
+def test_the_best_is_kept_beside_the_newest(tmp_path):
+    kept = KeptCheckpoints(tmp_path, 2, keep_best=True)
+    for iteration, mean_return in enumerate([None, -3.0, -1.0, float("nan"), -1.0, -2.0, -2.0]):
+        write(kept, tmp_path, iteration, mean_return)
+    assert names(tmp_path) == ["model_4.pt", "model_5.pt", "model_6.pt"]
+    write(kept, tmp_path, 7, -0.5)
+    assert names(tmp_path) == ["model_6.pt", "model_7.pt"]
+    for iteration in (8, 9):
+        write(kept, tmp_path, iteration, float("nan"))
+    assert names(tmp_path) == ["model_7.pt", "model_8.pt", "model_9.pt"]
+
+
+def test_what_it_did_not_write_is_never_deleted(tmp_path):
+    (tmp_path / "model_0.pt").write_text("of a runner that notes nothing")
+    kept = KeptCheckpoints(tmp_path, 1, keep_best=False)
+    write(kept, tmp_path, 1)
+    (tmp_path / "model_1.pt").write_text("put there by somebody instead")
+    write(kept, tmp_path, 2)
+    write(kept, tmp_path, 3)
+    assert names(tmp_path) == ["model_0.pt", "model_1.pt", "model_3.pt"]
+
+
+def test_a_file_outside_the_run_or_of_another_name_is_not_counted(tmp_path):
+    runner = make_runner(tmp_path / "run", keep_last=1)
+    runner.learn(1)
+    runner.save(str(tmp_path / "model_8.pt"))
+    runner.save(str(tmp_path / "run" / "mine.pt"))
+    runner.learn(1)
+    assert names(tmp_path) == ["model_8.pt"]
+    assert names(tmp_path / "run") == ["mine.pt", "model_1.pt"]
+
+
+def test_a_resumed_run_deletes_what_the_one_before_wrote(tmp_path):
+    make_runner(tmp_path, keep_last=2).learn(3)
+    resumed = make_runner(tmp_path, keep_last=2)
+    resumed.load(str(tmp_path / "latest"))
+    resumed.learn(2)
+    assert names(tmp_path) == ["model_3.pt", "model_4.pt"]
+
+
+def test_unreadable_notes_keep_what_they_noted(tmp_path):
+    write(KeptCheckpoints(tmp_path, 1, keep_best=False), tmp_path, 0)
+    (tmp_path / NOTES).write_text("{")
+    with pytest.warns(UserWarning, match=r"checkpoints\.json' cannot be read"):
+        kept = KeptCheckpoints(tmp_path, 1, keep_best=False)
+    write(kept, tmp_path, 1)
+    assert names(tmp_path) == ["model_0.pt", "model_1.pt"]
+
+
+def train_in_parts(folder, env_class, *iterations, num_envs=400):
+    """Train, and go on from the newest checkpoint; return the ratings noted, by iteration."""
+    for part in iterations:
+        runner = make_runner(folder, env=env_class(num_envs), keep_last=50, keep_best=True)
+        if names(folder):
+            runner.load(str(folder / "latest"))
+        runner.learn(part)
+    notes = json.loads((folder / NOTES).read_text())
+    return {note["iteration"]: note["mean_return"] for note in notes if note["mean_return"]}
+
+
+def test_returns_count_once_the_window_is_full(tmp_path):
+    assert [*train_in_parts(tmp_path, CostlyEnv, 9, num_envs=4)] == [7, 8]
+
+
+def test_returns_count_once_every_environment_has_ended_an_episode_also_after_a_resume(tmp_path):
+    whole = train_in_parts(tmp_path / "whole", CostlyEnv, 8)
+    assert [*whole] == [6, 7]
+    assert train_in_parts(tmp_path / "parts", CostlyEnv, 5, 3) == pytest.approx(whole)
+
+    absent = {"state_dict": property(), "load_state_dict": property()}
+    simulator = type("Simulator", (CostlyEnv,), absent)  # where episodes begin anew
+    assert [*train_in_parts(tmp_path / "simulated", simulator, 8, 8)] == [6, 7, 14, 15]
+
+
+@pytest.mark.parametrize(
+    ("where", "name", "changes"),
+    [
+        ("thesis.tex", "../thesis.tex", {}),
+        ("run/notes.txt", "notes.txt", {}),
+        ("run/exported/model_0.pt", "exported/model_0.pt", {}),
+        ("run/model_0.pt", "../run/model_0.pt", {}),
+        ("run/model_0.pt", 5, {}),
+        ("run/model_0.pt", "model_0.pt", {"mean_return": "high"}),
+        ("run/model_0.pt", "model_0.pt", {"mean_return": float("nan")}),
+    ],
+)
+def test_notes_that_no_runner_wrote_delete_nothing(where, name, changes, tmp_path):
+    run, precious = tmp_path / "run", tmp_path / where
+    precious.parent.mkdir(parents=True, exist_ok=True)
+    run.mkdir(exist_ok=True)
+    precious.write_text("years of work")
+    found = precious.stat()
+    note = {"file": name, "iteration": 0, "mean_return": None}
+    note |= {"size": found.st_size, "mtime_ns": found.st_mtime_ns} | changes
+    (run / NOTES).write_text(json.dumps([note]))
+    kept = KeptCheckpoints(run, 1, keep_best=True)
+    write(kept, run, 1, 1.0)
+    write(kept, run, 2, 1.0)
+    assert precious.read_text() == "years of work"
+    assert not (run / "model_1.pt").exists()
+
+
+@pytest.mark.parametrize(
+    ("settings", "option"),
+    [
+        ({"keep_last": 0}, "keep_last is 0"),
+        ({"keep_last": 1, "keep_best": 3}, "keep_best is 3"),
+        ({"keep_best": True}, "keep_best is True and keep_last None"),
+    ],
+)
+def test_settings_that_cannot_work_are_refused_before_anything_is_built(settings, option):
+    with pytest.raises(ValueError, match=option):
+        make_runner(**settings)

@@ -1,0 +1,333 @@
+"""What a full disk, a broken environment or NaN costs: a file or a rollout, not the training."""
+
+import copy
+import errno
+import os
+import re
+import subprocess
+import time
+import warnings
+from contextlib import suppress
+
+import pytest
+import torch
+from support.safe_runs import (
+    NUM_ENVS,
+    STEPS,
+    STOCK,
+    DisturbedEnv,
+    assert_same,
+    make_runner,
+    names,
+    send,
+)
+from tensordict import TensorDict
+
+from rsl_tbptt.algorithms.transaction import check_nan
+from rsl_tbptt.checkpoints import writing
+from rsl_tbptt.checkpoints.reading import latest_checkpoint
+from rsl_tbptt.checkpoints.writing import NOTES, NotWrittenError, save_checkpoint
+
+DISK = 2 * 2**20
+
+
+@pytest.fixture
+def disk(tmp_path):
+    """A small file system of its own, where this is allowed."""
+    folder = tmp_path / "disk"
+    folder.mkdir()
+    command = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "none", str(folder)]
+    if os.geteuid() != 0 or subprocess.run(command, capture_output=True).returncode != 0:
+        pytest.skip("no file system may be mounted here")
+    yield folder
+    subprocess.run(["umount", str(folder)], check=True)
+
+
+def fill(folder):
+    with (folder / "ballast").open("wb", buffering=0) as file, suppress(OSError):
+        while True:
+            file.write(bytes(1000))
+
+
+@pytest.fixture
+def failing(monkeypatch):
+    """Have each file end half written, as long as the list has entries."""
+    fails = []
+    save = torch.save
+
+    def fail(checkpoint, file):
+        if not fails:
+            return save(checkpoint, file)
+        file.write(b"half")
+        raise OSError(fails.pop(), os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(torch, "save", fail)
+    return fails
+
+
+@pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
+def test_a_training_goes_on_over_a_full_disk(disk):
+    full, free = lambda: fill(disk), lambda: (disk / "ballast").unlink()
+    runner = make_runner(disk, env=DisturbedEnv({STEPS + 2: full, 3 * STEPS + 2: free}))
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        runner.learn(6)
+    (of_file, *of_curves) = sorted(str(warning.message) for warning in caught)[::-1]
+    assert re.search(r"model_\d+\.pt' cannot be written \(No space left on device; [\d,]+", of_file)
+    assert all("TensorBoard's file" in text for text in of_curves)
+    assert names(disk) == [f"model_{it}.pt" for it in (0, 3, 4, 5)]
+    assert all(torch.load(path) for path in disk.glob("*.pt"))
+    assert not list(disk.glob(".*"))
+    assert runner.num_iterations == 6
+
+
+def test_a_file_that_fails_is_passed_over_with_one_warning_for_each_time(failing, tmp_path):
+    def fail(times):
+        return lambda: failing.extend([errno.ENOSPC] * times)
+
+    env = DisturbedEnv({STEPS + 2: fail(2), 4 * STEPS + 2: fail(1)})
+    with pytest.warns(UserWarning, match="training goes on") as caught:
+        make_runner(tmp_path, env=env).learn(6)
+    texts = [str(warning.message) for warning in caught]
+    assert [text.split("'")[1][-10:] for text in texts] == ["model_1.pt", "model_4.pt"]
+    assert all("free some space there" in text and "\n" not in text for text in texts)
+    assert names(tmp_path) == [f"model_{it}.pt" for it in (0, 3, 5)]
+    assert not list(tmp_path.glob(".*"))
+    assert latest_checkpoint(tmp_path).name == "model_5.pt"
+
+
+@pytest.mark.parametrize("signalled", [False, True])
+def test_the_last_file_of_a_training_is_not_passed_over(signalled, failing, tmp_path):
+    def disturb():
+        failing.append(errno.EIO)
+        if signalled:
+            send(15)()
+
+    runner = make_runner(tmp_path, env=DisturbedEnv({STEPS + 2: disturb}), save_interval=100)
+    with pytest.raises(NotWrittenError, match=r"model_1\.pt' cannot .* choose another folder or"):
+        runner.learn(5 if signalled else 2)
+    assert names(tmp_path) == ["model_0.pt"]
+    runner.save(str(tmp_path / "model_1.pt"))
+    assert names(tmp_path) == ["model_0.pt", "model_1.pt"]
+
+
+@pytest.mark.parametrize("room", [0, 300, 20_000, 60_000])
+def test_wherever_the_disk_ends_the_reason_is_named_and_nothing_left(room, disk):
+    """The file, its archive's directory, what is buffered: torch names only some of them."""
+    fill(disk)
+    with (disk / "ballast").open("r+b") as file:
+        file.truncate(file.seek(0, os.SEEK_END) - room)
+    with pytest.raises(NotWrittenError, match=r"No space left on device"):
+        save_checkpoint({"value": torch.zeros(20_000)}, disk / "model.pt")
+    assert [path.name for path in disk.iterdir()] == ["ballast"]
+    if room == 0:
+        with pytest.raises(ValueError, match=r"run folder .* \(No space left on device\): free"):
+            writing.check_writable(disk)
+
+
+def test_notes_that_cannot_be_written_end_nothing(tmp_path, monkeypatch):
+    def fail(path, value):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    runner = make_runner(tmp_path, keep_last=1)
+    runner.learn(1)
+    with monkeypatch.context() as patched:
+        patched.setattr("rsl_tbptt.checkpoints.writing.write_json", fail)
+        with pytest.warns(UserWarning, match=rf"{NOTES}' cannot be written \(No space left"):
+            runner.learn(1)
+    runner.learn(1)
+    assert names(tmp_path) == ["model_2.pt"]
+
+
+def test_curves_go_on_in_another_file_where_there_is_room_again(tmp_path, monkeypatch):
+    accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
+
+    def lose_the_disk():
+        thread = runner.logger.writer.file_writer.event_writer._async_writer._worker
+        thread.exception = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))  # as it ends with one
+
+    runner = make_runner(tmp_path, env=DisturbedEnv({STEPS + 2: lose_the_disk}))
+    with pytest.warns(UserWarning, match=r"TensorBoard's file in .* \(No space left on device\)"):
+        runner.learn(3)
+    assert runner.num_iterations == 3
+    monotonic = time.monotonic
+    monkeypatch.setattr(time, "monotonic", lambda: monotonic() + 61.0)
+    runner.logger.writer.add_scalar("Loss/behavior", 4.0, 9)
+    runner.logger.writer.close()
+    events = accumulator.EventAccumulator(str(tmp_path))
+    events.Reload()
+    assert [event.step for event in events.Scalars("Loss/behavior")] == [0, 9]
+
+
+class BrokenEnv(DisturbedEnv):
+    """Gives something else from one of its steps on, or in that step alone."""
+
+    def __init__(self, at, change, once=False):
+        super().__init__({})
+        self.broken_at, self.change, self.once = at, change, once
+
+    def step(self, actions):
+        obs, rewards, dones, extras = super().step(actions.nan_to_num())
+        given = {"obs": obs, "rewards": rewards, "dones": dones}
+        if self.num_steps == self.broken_at or (self.num_steps > self.broken_at and not self.once):
+            self.change(given)
+        return *given.values(), extras
+
+
+def of_group(change):
+    def change_group(given):
+        given["obs"]["policy"] = change(given["obs"]["policy"])
+
+    return change_group
+
+
+def of(name, change):
+    return lambda given: given.update({name: change(given[name])})
+
+
+def without_group(given):
+    del given["obs"]["policy"]
+
+
+FORMS = {
+    "a smaller group": (of_group(lambda values: values[:, :-1]), r"group 'policy' is of shape \(4"),
+    "fewer environments": (
+        of("obs", lambda obs: obs[:3]),
+        r"group '\w+' is of shape \(3, \d+\)",
+    ),
+    "a missing group": (without_group, r"group 'policy' is missing among \['privileged'\]"),
+    "another type": (of_group(torch.Tensor.double), r"group 'policy' is of type torch.float64"),
+    "a column": (of("rewards", lambda rewards: rewards[:, None]), r"rewards is of shape \(4, 1\)"),
+    "rewards for fewer": (of("rewards", lambda rewards: rewards[:2]), r"rewards is of shape \(2,"),
+    "one done for all": (of("dones", lambda dones: dones.any()), r"dones is of shape \(\), expect"),
+}
+
+
+@pytest.mark.parametrize("form", FORMS)
+@pytest.mark.parametrize(("kind", "step"), [("ppo", STEPS + 2), ("distillation", 2 * STEPS)])
+def test_a_tensor_of_another_form_is_named(form, kind, step, tmp_path):
+    change, message = FORMS[form]
+    runner = make_runner(tmp_path, kind, env=BrokenEnv(step, change), save_interval=100)
+    with pytest.raises(ValueError, match=rf"{message}.*: repair the environment's step"):
+        runner.learn(4)
+    assert latest_checkpoint(tmp_path).name in ("model_0.pt", "model_1.pt")
+
+
+def test_no_tensor_and_another_device_are_named():
+    runner = make_runner(None, "ppo")
+    obs, zeros = runner.env.get_observations(), torch.zeros(NUM_ENVS)
+    runner.alg.act(obs)
+    with pytest.raises(ValueError, match=r"^rewards is a ndarray, expected a tensor: repair"):
+        runner.alg.process_env_step(obs, zeros.numpy(), zeros, {})
+    with pytest.raises(ValueError, match=r"^dones is on meta, expected cpu, where .*\.to\('cpu'\)"):
+        runner.alg.process_env_step(obs, zeros, zeros.to("meta"), {})
+    runner.alg.process_env_step(obs, zeros, zeros, {})
+
+
+def die():
+    raise RuntimeError("the simulator died")
+
+
+def test_what_was_done_before_a_step_failed_is_kept(tmp_path):
+    env = DisturbedEnv({3 * STEPS + 4: die})
+    runner = make_runner(tmp_path, "ppo", env=env, save_interval=100)
+    with pytest.raises(RuntimeError, match="the simulator died"):
+        runner.learn(6)
+    assert (runner.num_iterations, runner.current_learning_iteration) == (3, 2)
+    assert names(tmp_path) == ["model_0.pt", "model_2.pt"]
+    whole = make_runner(tmp_path / "whole", "ppo")
+    whole.learn(3)
+    resumed = make_runner(tmp_path, "ppo")
+    resumed.load(str(tmp_path / "latest"))
+    assert resumed.num_iterations == 3
+    assert_same(*(r.alg.get_policy().state_dict() for r in (resumed, whole)))
+    # Half a rollout was taken: neither its episodes nor its random numbers are gone on with.
+    assert [state.keys() for state in resumed._resumed] == [{"counters"}]
+    resumed.learn(1)
+    assert resumed.logger.tot_timesteps == 4 * STEPS * NUM_ENVS
+
+
+def test_a_file_that_is_there_is_not_written_again(tmp_path):
+    runner = make_runner(tmp_path, env=DisturbedEnv({STEPS + 1: die}))
+    with pytest.raises(RuntimeError, match="the simulator died"):
+        runner.learn(2)
+    file = torch.load(tmp_path / "model_0.pt", weights_only=True)
+    assert "generators" in file["rsl_tbptt_runner"]["resume"]
+
+
+def test_an_error_goes_on_where_nothing_can_be_saved(tmp_path, monkeypatch):
+    env = DisturbedEnv({2 * STEPS + 1: die})
+    runner = make_runner(tmp_path, env=env, save_interval=100)
+
+    def fail():
+        if env.num_steps > 2 * STEPS:
+            raise RuntimeError("an illegal\nmemory access")
+        return save()
+
+    save = runner.alg.save
+    monkeypatch.setattr(runner.alg, "save", fail)
+    with (
+        pytest.raises(RuntimeError, match="the simulator died"),
+        pytest.warns(UserWarning, match=r"could be written either \(an illegal memory access\):"),
+    ):
+        runner.learn(4)
+    assert names(tmp_path) == ["model_0.pt"]
+
+
+def sick(name):
+    """Return a change to what a step gives: NaN for one environment."""
+
+    def change(given):
+        given["dones"] = given["dones"].float()
+        (given["obs"]["policy"] if name == "obs" else given[name])[2] = torch.nan
+
+    return change
+
+
+def sick_run(kind, name="obs", **options):
+    """Build a stock runner whose environment gives NaN in the second rollout's third step."""
+    env = BrokenEnv(STEPS + 3, sick(name), once=True)
+    return make_runner(None, kind, STOCK[kind], env=env, algorithm=options)
+
+
+@pytest.mark.parametrize("kind", STOCK)
+def test_one_nan_costs_one_rollout(kind):
+    runner = sick_run(kind)
+    with pytest.warns(UserWarning, match=r"'policy' of environments \[2\], first at step"):
+        runner.learn(4)
+    assert runner.current_learning_iteration == 3
+    assert runner.alg.metrics["skipped_updates"] == 1
+    assert all(torch.isfinite(each).all() for each in runner.alg.get_policy().parameters())
+
+
+@pytest.mark.parametrize("kind", STOCK)
+def test_training_goes_on_where_nan_has_ended_it(kind):
+    runner = sick_run(kind, non_finite="raise")
+    with pytest.raises(ValueError, match=r"gave NaN in observation group 'policy' of environment"):
+        runner.learn(4)
+    assert runner.alg.storage.step == 2  # at once, in the second rollout
+    before = copy.deepcopy(runner.alg.get_policy().state_dict())
+    runner.learn(2)
+    after = runner.alg.get_policy().state_dict()
+    assert any(not torch.equal(before[key], value) for key, value in after.items())
+
+
+def test_the_update_names_nan_that_no_step_was_checked_for():
+    runner = sick_run("ppo", non_finite="raise")
+    runner.alg.step_checks.nan = False
+    with pytest.raises(ValueError, match=r"'policy' of environments \[2\], first at step"):
+        runner.learn(4)
+
+
+@pytest.mark.parametrize("name", ["rewards", "dones"])
+def test_nan_in_what_else_a_step_gives_is_named(name):
+    with pytest.raises(ValueError, match=rf"gave NaN in {name} of environments \[2\]: repair"):
+        sick_run("ppo", name, non_finite="raise").learn(2)
+
+
+def test_nan_in_an_image_is_named_however_it_lies_in_memory():
+    images = torch.zeros(3, 2, 4, 5).to(memory_format=torch.channels_last)
+    images[1, 0, 2, 3] = torch.nan
+    obs = TensorDict({"camera": images}, batch_size=[3])
+    with pytest.raises(ValueError, match=r"group 'camera' of environments \[1\]: repair"):
+        check_nan(obs, torch.zeros(3), torch.zeros(3))
