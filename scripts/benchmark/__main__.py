@@ -15,6 +15,7 @@ Time and memory of one case: `rsl-tbptt bench`.
 
 import argparse
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 from tabulate import tabulate
@@ -75,8 +76,10 @@ def run_rows(args: argparse.Namespace) -> None:
     from scripts.benchmark.figures import save_figures
     from scripts.templates import fill
 
-    rows = suite.select(suite.load_rows(args.file), args.rows, args.device, quick=args.quick)
-    results = suite.measure(rows, args.device, args.gigabytes, isolated=not args.quick)
+    rows = suite.select(suite.load_rows(args.file), args.rows, args.device)
+    if args.quick:
+        rows = [replace(row, case=suite.tiny(row.case)) for row in rows]
+    results = suite.measure(rows, args.device, args.gigabytes)
     args.output.mkdir(parents=True, exist_ok=True)
     write_json(args.output / "benchmark.json", results)
     judged = [r for kind in ("speed", "cost", "memory") for r in results[kind] if r["target"]]

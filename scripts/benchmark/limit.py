@@ -2,6 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
+from functools import partial
 from itertools import product
 from math import prod
 
@@ -55,30 +56,26 @@ def product_rates(device: str, seconds: float = 0.1) -> dict[str, float]:
         device: Where.
         seconds: Time spent on each shape.
     """
-    rates: dict[str, float] = {}
+    rates = dict.fromkeys(DTYPES, 0.0)
+    num_products = 1 if device == "cpu" else 20  # so that a GPU's launches overlap
     for (name, dtype), n in product(DTYPES.items(), (256, 1024, 4096)):
         x, gates, w, w_hh = (
             torch.randn(*shape, device=device, dtype=dtype)
             for shape in ((n, 305), (n, 1024), (1024, 305), (1024, 256))
         )
         for a, b in ((x, w.t()), (gates, w_hh), (gates.t(), x)):
-            rates[name] = max(rates.get(name, 0.0), _rate(a, b, seconds))
+            out, operations = torch.mm(a, b), 2 * a.numel() * b.shape[1] * num_products
+            spent = 0.0
+            while spent < seconds:
+                taken = seconds_of(partial(_multiply, a, b, out, num_products), device)
+                rates[name] = max(rates[name], operations / taken)
+                spent += taken
     return rates
 
 
-def _rate(a: torch.Tensor, b: torch.Tensor, seconds: float) -> float:
-    """Return the rate of the fastest of repeated products."""
-    num_products = 20 if a.is_cuda else 1  # so that a GPU's launches overlap
-    out, best, spent = torch.mm(a, b), float("inf"), 0.0
-
-    def multiply() -> None:
-        for _ in range(num_products):
-            torch.mm(a, b, out=out)
-
-    while spent < seconds:
-        taken = seconds_of(multiply, str(a.device))
-        best, spent = min(best, taken), spent + taken
-    return 2 * a.numel() * b.shape[1] * num_products / best
+def _multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, times: int) -> None:
+    for _ in range(times):
+        torch.mm(a, b, out=out)
 
 
 def profile_update(case: Case, num_updates: int = 3) -> list[tuple[str, float, int]]:

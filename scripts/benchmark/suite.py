@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 import yaml
 
-from rsl_tbptt.tools.bench import LIBRARIES, alternate, check_equal, spread
+from rsl_tbptt.tools.bench import alternate, check_equal, spread
 from rsl_tbptt.tools.doctor import machine, versions
 from scripts.benchmark.cases import Robots
 from scripts.benchmark.limit import product_rates, update_flops
@@ -67,14 +67,8 @@ def load_rows(name: str) -> list[Row]:
     return rows
 
 
-def select(rows: Sequence[Row], part: str, device: str, *, quick: bool = False) -> list[Row]:
+def select(rows: Sequence[Row], part: str, device: str) -> list[Row]:
     """Return the rows with ``part`` in their names, on a device.
-
-    Args:
-        rows: All rows.
-        part: Part of a name.
-        device: Where they are measured.
-        quick: Whether to shrink the cases until they take no time: to test only.
 
     Raises:
         ValueError: If there are none.
@@ -82,10 +76,11 @@ def select(rows: Sequence[Row], part: str, device: str, *, quick: bool = False) 
     kept = [replace(r, case=replace(r.case, device=device)) for r in rows if part in r.name]
     if not kept:
         raise ValueError(f"--rows is {part!r}, expected a part of one of {[r.name for r in rows]}.")
-    return [replace(r, case=_tiny(r.case)) for r in kept] if quick else kept
+    return kept
 
 
-def _tiny(case: Robots) -> Robots:
+def tiny(case: Robots) -> Robots:
+    """Shrink a case until it takes no time: to test, not to measure."""
     return replace(
         case,
         num_envs=max(case.num_envs // (32 * case.batches), 2) * case.batches,
@@ -95,16 +90,13 @@ def _tiny(case: Robots) -> Robots:
     )
 
 
-def measure(
-    rows: Sequence[Row], device: str, gigabytes: float, *, isolated: bool = True
-) -> dict[str, Any]:
+def measure(rows: Sequence[Row], device: str, gigabytes: float) -> dict[str, Any]:
     """Measure all rows, equality before anything else.
 
     Args:
         rows: The rows, on the device.
         device: The device.
         gigabytes: Limit of rsl_rl's process with an agent.
-        isolated: Whether each row is timed in a process of its own, as a training run has one.
 
     Returns:
         JSON values: all that was measured, and on what.
@@ -124,10 +116,8 @@ def measure(
     results = {
         "agents": agents,
         "rates": rates,
-        **{
-            kind: [_time(row, rates, isolated=isolated) for row in _each(rows, "time", kind)]
-            for kind in ("speed", "cost")
-        },
+        "speed": [_time(row, rates) for row in _each(rows, "time", "speed")],
+        "cost": [_time(row, rates) for row in _each(rows, "time", "cost")],
         "memory": [_memory(row) for row in _each(rows, "memory", "memory")],
         "plans": [_plan(row) for row in _each(rows, "plan", "agent", "plan")],
     }
@@ -142,12 +132,11 @@ def measure(
     return {"about": about, **results}
 
 
-def _time(row: Row, rates: dict[str, float], *, isolated: bool) -> Result:
-    cases = (replace(row.case, **row.beside), row.case)
-    libraries = ("rsl_tbptt", "rsl_tbptt") if row.beside else LIBRARIES
-    contestants = list(zip(libraries, cases, strict=True))
-    call = in_own_process if isolated else lambda function, *arguments: function(*arguments)
-    ours, other = call(alternate, contestants, row.pairs)
+def _time(row: Row, rates: dict[str, float]) -> Result:
+    """Time a row in a process of its own, as a training run has one."""
+    library = "rsl_tbptt" if row.beside else "rsl_rl"
+    contestants = [("rsl_tbptt", replace(row.case, **row.beside)), (library, row.case)]
+    ours, other = in_own_process(alternate, contestants, row.pairs)
     low, ratio, high = spread(ours, other)
     products = update_flops(row.case) / rates[row.case.precision]
     medians = {"ours": median(ours), "other": median(other)}

@@ -14,10 +14,10 @@ from torch.utils.flop_counter import FlopCounterMode
 from rsl_tbptt.models import CNNRNNModel
 from rsl_tbptt.tools.bench import LIBRARIES, build, check_equal, fill
 from scripts.benchmark import __main__ as benchmark
-from scripts.benchmark import limit, memory, suite
+from scripts.benchmark import memory, suite
 from scripts.benchmark.cases import Robots, SteppedCNNRNNModel
 from scripts.benchmark.limit import profile_update, update_flops
-from scripts.benchmark.memory import Memory, check_plan, fit, measure_memory
+from scripts.benchmark.memory import Memory, fit, measure_memory
 from scripts.benchmark.suite import load_rows
 
 TINY = Robots(
@@ -37,6 +37,8 @@ def _made_up(monkeypatch):
     """
 
     def call(function, case, *arguments):
+        if function is suite.alternate:
+            return function(case, *arguments)
         if function is memory.plan:
             return 1.2 * case.num_envs, 1
         share = 1.0 if arguments[0] == "rsl_rl" else 0.1
@@ -126,16 +128,7 @@ def test_rows_have_unique_names_and_targets_are_held_against_them():
     assert replace(cost, target=None).result(9.0)["reached"] is None
 
 
-@pytest.mark.parametrize("name", ["suite", "agents", "peers", "profile"])
-def test_every_measurement_explains_itself(name, monkeypatch, capsys):
-    with pytest.raises(SystemExit) as end:
-        run(monkeypatch, name, "--help")
-    assert end.value.code == 0
-    assert capsys.readouterr().out.startswith(f"usage: python -m scripts.benchmark {name}")
-
-
-@pytest.mark.parametrize("rnn_type", ["lstm", "gru"])
-@pytest.mark.parametrize("camera_period", [1, 5])
+@pytest.mark.parametrize(("camera_period", "rnn_type"), [(1, "gru"), (5, "lstm")])
 def test_a_model_that_sees_is_compared_with_one_that_is_stepped(camera_period, rnn_type):
     sizes = {"image_size": (58, 87), "obs_dims": {"policy": 53}}
     case = replace(TINY, camera_period=camera_period, rnn_type=rnn_type, done_rate=0.2, **sizes)
@@ -157,60 +150,57 @@ def test_a_camera_shows_its_frames_for_a_while():
 
 
 @pytest.mark.parametrize(
-    ("agent", "entry"),
+    ("agent", "kind"),
     [
-        ("gear-assembly-ur10e", "rsl_rl_cfg_entry_point"),
-        ("gear-assembly-rizon4s", "rsl_rl_cfg_entry_point"),
-        ("shadow-hand", "rsl_rl_cfg_entry_point"),
-        ("anymal-d-ppo", "rsl_rl_recurrent_cfg_entry_point"),
-        ("anymal-d-distillation", "rsl_rl_distillation_recurrent_cfg_entry_point"),
+        ("gear-assembly-ur10e", ""),
+        ("gear-assembly-rizon4s", ""),
+        ("shadow-hand", ""),
+        ("anymal-d-ppo", "recurrent_"),
+        ("anymal-d-distillation", "distillation_recurrent_"),
     ],
 )
 @pytest.mark.filterwarnings("ignore:.*(deprecated|never backpropagated|more than num_steps)")
-def test_agents_are_those_of_isaac_lab(agent, entry):
+def test_agents_are_those_of_isaac_lab(agent, kind):
     """The file names each agent's task beside its name."""
     pytest.importorskip("isaaclab_tasks", reason="Isaac Lab 3.0 needs Python 3.12")
     from isaaclab_tasks.utils.parse_cfg import load_cfg_from_registry
 
     text = suite.Path(suite.__file__).with_name("agents.yaml").read_text()
     (task,) = re.findall(rf"name: {agent}  # (\S+)", text)
-    cfg, env = (load_cfg_from_registry(task, e) for e in (entry, "env_cfg_entry_point"))
+    entries = (f"rsl_rl_{kind}cfg_entry_point", "env_cfg_entry_point")
+    cfg, env = (load_cfg_from_registry(task, entry) for entry in entries)
     case = next(row.case for row in ROWS if row.name == agent)
     assert (case.num_envs, case.num_steps) == (env.scene.num_envs, cfg.num_steps_per_env)
     assert case.done_rate == pytest.approx(env.decimation * env.sim.dt / env.episode_length_s, 1e-4)
     algorithm = build(replace(case, num_envs=32, num_steps=2), "rsl_rl")
-    for name in ("num_learning_epochs", "num_mini_batches", "gradient_length"):
-        if case.algorithm == "distillation" or name != "gradient_length":
-            value = getattr(cfg.algorithm, name, None)
-            assert value is None or getattr(case, name) == value
-    settings = ("learning_rate", "entropy_coef", "desired_kl", "schedule", "max_grad_norm", "gamma")
-    for name in (*settings, "lam", "clip_param", "value_loss_coef", "loss_type"):
+    names = ["num_learning_epochs", "num_mini_batches", "learning_rate", "entropy_coef", "schedule"]
+    names += ["desired_kl", "max_grad_norm", "gamma", "lam", "clip_param", "value_loss_coef"]
+    for name in [*names, "loss_type"]:
         if hasattr(cfg.algorithm, name) and hasattr(algorithm, name):
             assert getattr(algorithm, name) == getattr(cfg.algorithm, name), name
+    if case.algorithm == "distillation":
+        assert case.gradient_length == cfg.algorithm.gradient_length
     for role in ("actor", "critic", "student", "teacher"):
-        if (options := getattr(cfg, role, None)) is None:
-            continue
-        model = getattr(algorithm, role)
-        widths = [layer.out_features for layer in model.mlp if isinstance(layer, nn.Linear)]
-        assert widths[:-1] == options.hidden_dims
-        assert model.rnn.rnn.num_layers == options.rnn_num_layers
-        assert model.rnn.rnn.hidden_size == options.rnn_hidden_dim
-        assert model.obs_normalization == options.obs_normalization
+        if options := getattr(cfg, role, None):
+            model = getattr(algorithm, role)
+            widths = [layer.out_features for layer in model.mlp if isinstance(layer, nn.Linear)]
+            assert widths[:-1] == options.hidden_dims
+            assert model.rnn.rnn.num_layers == options.rnn_num_layers
+            assert model.rnn.rnn.hidden_size == options.rnn_hidden_dim
+            assert model.obs_normalization == options.obs_normalization
 
 
-@pytest.mark.parametrize("camera_period", [None, 1])
-@pytest.mark.parametrize("rnn_type", ["lstm", "gru"])
-@pytest.mark.parametrize(("algorithm", "layers"), [("distillation", 2), ("ppo", 1)])
+@pytest.mark.parametrize(
+    ("algorithm", "layers", "rnn_type", "camera_period"),
+    [("distillation", 2, "lstm", 1), ("ppo", 1, "gru", None)],
+)
 def test_operations_are_those_of_rsl_rls_update(
     algorithm, layers, rnn_type, camera_period, monkeypatch
 ):
-    if camera_period and algorithm == "ppo":
-        pytest.skip("only distillation has a camera")
-    case = Robots(
+    case = replace(
+        TINY,
         algorithm=algorithm,
         num_envs=16,
-        num_steps=6,
-        gradient_length=6,
         rnn_type=rnn_type,
         rnn_num_layers=layers,
         rnn_hidden_dim=64,
@@ -233,12 +223,6 @@ def test_a_held_frame_counts_once():
     assert update_flops(fifth) < 0.5 * update_flops(every)
 
 
-def test_the_rate_of_products_is_the_highest(monkeypatch):
-    rates = iter(range(18))
-    monkeypatch.setattr(limit, "_rate", lambda *_: float(next(rates)))
-    assert limit.product_rates("cpu") == {"float32": 8.0, "bfloat16": 17.0}
-
-
 @pytest.mark.filterwarnings("ignore:.*Profiler clears events")
 def test_the_profile_counts_the_products():
     """By hand, for 4 mini-batches of one window, of actor and critic.
@@ -246,13 +230,8 @@ def test_the_profile_counts_the_products():
     4 steps forward and 3 backward, all weights once, and in the MLP's 4 layers one product forward
     and two backward.
     """
-    sizes: dict[str, Any] = {
-        "num_envs": 8,
-        "num_steps": 4,
-        "gradient_length": 4,
-        "rnn_hidden_dim": 8,
-    }
-    shares = {kind: calls for kind, _, calls in profile_update(Robots(**sizes, done_rate=0.0), 1)}
+    case = replace(TINY, algorithm="ppo", num_steps=4, gradient_length=4, done_rate=0.0)
+    shares = {kind: calls for kind, _, calls in profile_update(case, 1)}
     assert shares["matrix products"] == 4 * 2 * (4 + 3 + 1 + 4 * 3)
 
 
@@ -275,15 +254,6 @@ def test_rsl_rl_gets_as_much_as_there_is(megabytes, seconds, num_envs, num_epoch
 def test_limits_that_leave_nothing_are_refused():
     with pytest.raises(ValueError, match=r"leave 16 environments of .*, expected at least 32:"):
         fit(LARGE, 120.0, 1e6)
-
-
-@pytest.mark.slow
-def test_the_plan_of_two_layers_is_what_larger_updates_take():
-    sizes: dict[str, Any] = {"num_envs": 1024, "num_steps": 32, "gradient_length": 32}
-    predicted, measured = check_plan(
-        Robots(**sizes, num_mini_batches=4, rnn_num_layers=2, rnn_hidden_dim=64)
-    )
-    assert predicted == pytest.approx(measured, rel=0.1)
 
 
 @pytest.mark.parametrize("stage", ["rollout", "update"])
