@@ -4,6 +4,7 @@ A start of the simulator takes half a minute in a process of its own and a few s
 a script, this file is that process: it reads jobs from its standard input and runs them in turn.
 """
 
+import argparse
 import contextlib
 import importlib.util
 import json
@@ -79,6 +80,34 @@ def work(replies):
             reply = attempt(function, arguments)
         replies.write(json.dumps(reply, default=lambda x: x.tolist()) + "\n")
         replies.flush()
+
+
+def look_at(task, num_envs, measure, change=lambda env_cfg: None):
+    """Build an environment on the processor; return what ``measure`` sees of it, through JSON.
+
+    Args:
+        task: Registered id.
+        num_envs: Environments.
+        measure: Function of the environment.
+        change: Changes its config.
+    """
+    import gymnasium as gym
+    from isaaclab.app import launch_simulation
+    from isaaclab_tasks.utils import resolve_task_config
+
+    env_cfg, _ = resolve_task_config(task, None, overrides=["physics=newton_mjwarp"])
+    env_cfg.scene.num_envs, env_cfg.sim.device, env_cfg.seed = num_envs, "cpu", 3
+    change(env_cfg)
+    with launch_simulation(env_cfg, argparse.Namespace(device="cpu", headless=True)):
+        env = gym.make(task, cfg=env_cfg).unwrapped
+        seen = json.dumps(measure(env), default=lambda x: x.tolist())
+        env.close()  # takes the simulator's memory with it
+    return json.loads(seen)
+
+
+def columns(rows):
+    """Return a table's columns."""
+    return [list(column) for column in zip(*rows, strict=True)]
 
 
 def attempt(function, arguments):

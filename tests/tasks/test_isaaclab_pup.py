@@ -1,18 +1,12 @@
 """The small quadruped: its asset, how it stands in real physics, and who sees what of it."""
 
-import argparse
-import json
 import math
 
 import pytest
 
 pytest.importorskip("isaaclab_tasks", reason="Isaac Lab 3.0 needs Python 3.12")
 
-from isaaclab_tasks.utils import resolve_task_config
-from isaaclab_tasks.utils.parse_cfg import load_cfg_from_registry
-from pxr import Usd, UsdPhysics
-
-import rsl_tbptt_tasks.isaaclab  # noqa: F401
+from support.isaaclab_process import columns, look_at
 
 pytestmark = [
     pytest.mark.isaaclab,
@@ -39,17 +33,7 @@ DELAY_STEPS, RESTART = 14, 7
 
 
 def launch():
-    """Build the environment on the processor and return what :func:`measure` does."""
-    import gymnasium as gym
-    from isaaclab.app import launch_simulation
-
-    env_cfg, _ = resolve_task_config(TASK, None, overrides=["physics=newton_mjwarp"])
-    env_cfg.scene.num_envs, env_cfg.sim.device, env_cfg.seed = NUM_ENVS, "cpu", 3
-    with launch_simulation(env_cfg, argparse.Namespace(device="cpu", headless=True)):
-        env = gym.make(TASK, cfg=env_cfg).unwrapped
-        seen = json.dumps(measure(env), default=lambda x: x.tolist())
-        env.close()  # takes the simulator's memory with it
-    return json.loads(seen)
+    return look_at(TASK, NUM_ENVS, measure)
 
 
 def measure(env):
@@ -104,10 +88,6 @@ def measure(env):
             observed.append(env.observation_manager.compute(update_history=True)["policy"].clone())
         return observed
 
-    def observe_after(steps):
-        env.episode_length_buf[:] = steps
-        return observe()
-
     def trot_reward(steps, height=LEG_HEIGHT + FOOT_RADIUS, **state):
         place(height, **state)
         env.episode_length_buf[:] = steps
@@ -154,7 +134,6 @@ def measure(env):
             "heights": torch.stack(heights[50:]),
             "speed": robot.data.root_lin_vel_w.torch.norm(dim=1),
             "drift": (robot.data.root_pos_w.torch - env.scene.env_origins)[:, :2].norm(dim=1),
-            "sag": robot.data.joint_pos.torch - robot.data.default_joint_pos.torch,
         }
 
     place()
@@ -166,7 +145,6 @@ def measure(env):
     place(linear=0.5, joint=0.5)
     moving = observe()
     return {
-        "joint_names": robot.joint_names,
         "mass": robot.data.body_mass.torch.sum(1),
         "stiffness": robot.data.joint_stiffness.torch,
         "still": still,
@@ -176,13 +154,9 @@ def measure(env):
         "moving": moving,
         "noise": noise.std(0).mean(0),
         "steps": torch.stack(observe_steps()),
-        "started": observe_after(0),
-        "fifth_of_a_second": observe_after(10),
         "trot": {
-            "stands at the start": trot_reward(0),
             "stands in mid-swing": trot_reward(5),
             "lifts the diagonal": trot_reward(5, lifted=["front_left", "rear_right"]),
-            "lifts the other diagonal": trot_reward(15, lifted=["front_right", "rear_left"]),
             "lifts the wrong diagonal": trot_reward(5, lifted=["front_right", "rear_left"]),
             "leans": trot_reward(0, roll=0.1),
         },
@@ -199,46 +173,6 @@ def seen(isaaclab):
     return isaaclab.call(f"{__file__}:launch")[0]
 
 
-@pytest.fixture(scope="module")
-def scene():
-    return load_cfg_from_registry(TASK, "env_cfg_entry_point").scene
-
-
-@pytest.fixture
-def stage(scene):
-    return Usd.Stage.Open(scene.robot.spawn.usd_path)
-
-
-def mean(values):
-    return sum(values) / len(values)
-
-
-def columns(rows):
-    """Return a table's columns."""
-    return [list(column) for column in zip(*rows, strict=True)]
-
-
-def test_asset_is_one_articulation_from_its_own_file(stage):
-    root = stage.GetDefaultPrim()
-    assert root.GetName() == "Pup"
-    assert root.HasAPI(UsdPhysics.ArticulationRootAPI)
-    assert all(prim.GetPath().HasPrefix(root.GetPath()) for prim in stage.Traverse())
-    assert [layer.identifier for layer in stage.GetUsedLayers() if not layer.anonymous] == [
-        stage.GetRootLayer().identifier
-    ]
-
-
-def test_default_angles_are_inside_the_limits_and_put_the_feet_on_the_ground(stage, scene):
-    start = scene.robot.init_state
-    hip, knee = start.joint_pos[".*_hip"], start.joint_pos[".*_knee"]
-    for name, angle in (("hip", hip), ("knee", knee)):
-        joint = UsdPhysics.RevoluteJoint.Get(stage, f"/Pup/joints/front_left_{name}")
-        assert joint.GetLowerLimitAttr().Get() < math.degrees(angle)
-        assert joint.GetUpperLimitAttr().Get() > math.degrees(angle)
-    reach = SEGMENT * (math.cos(hip) + math.cos(hip + knee)) + FOOT_RADIUS
-    assert start.pos[2] == pytest.approx(reach, abs=0.003)
-
-
 def test_robots_stand_where_they_are_put(seen):
     standing = seen["standing"]
     heights = [height for step in standing["heights"] for height in step]
@@ -246,17 +180,6 @@ def test_robots_stand_where_they_are_put(seen):
     assert max(heights) < 0.16
     assert max(standing["speed"]) < 0.02
     assert max(standing["drift"]) < 0.03
-
-
-def test_legs_carry_their_load_within_the_motors_reach(seen):
-    sag = columns(seen["standing"]["sag"])
-    assert max(abs(angle) for joint in sag for angle in joint) < 0.2
-    means = [mean(joint) for joint in sag]
-    knees = [
-        value for value, name in zip(means, seen["joint_names"], strict=True) if "knee" in name
-    ]
-    assert max(knees) < 0.0  # all give way to the weight, and alike
-    assert max(knees) - min(knees) < 0.03
 
 
 def test_payload_and_motors_differ_within_their_range(seen):
@@ -316,23 +239,11 @@ def test_controllers_own_clock_and_command_come_without_delay(seen):
             assert row[6:9] == [step] * 3
 
 
-@pytest.mark.parametrize("group", ["policy", "teacher"])
-def test_clock_starts_with_the_episode(seen, group):
-    moments = (seen["started"][group], seen["fifth_of_a_second"][group])
-    started, later = (columns(moment)[-2:] for moment in moments)
-    assert started == [[0.0] * NUM_ENVS, [1.0] * NUM_ENVS]
-    half_a_cycle = [[0.0] * NUM_ENVS, [-1.0] * NUM_ENVS]
-    for column, expected in zip(later, half_a_cycle, strict=True):
-        assert column == pytest.approx(expected, abs=1e-4)
-
-
 @pytest.mark.parametrize(
     ("case", "errors"),
     [
-        ("stands at the start", [0.0] * 4),
         ("stands in mid-swing", [LIFT, 0.0, 0.0, LIFT]),
         ("lifts the diagonal", [0.0] * 4),
-        ("lifts the other diagonal", [0.0] * 4),
         ("lifts the wrong diagonal", [LIFT] * 4),
         (
             "leans",
@@ -377,20 +288,9 @@ def test_teacher_sees_payload_and_motors(seen):
         assert seen_by_teacher == pytest.approx([0.1 * value for value in stiffness])
 
 
-def test_episode_goes_on_upright(seen):
+def test_episode_goes_on_upright_and_ends_when_the_robot_has_fallen(seen):
+    assert all(seen["tipped"]["terminated"])
+    assert all(seen["sunk"]["terminated"])
     assert not any(seen["upright"]["terminated"])
     assert not any(seen["upright"]["truncated"])
     assert seen["max_episode_length"] == 400
-
-
-@pytest.mark.parametrize("case", ["tipped", "sunk"])
-def test_episode_ends_when_the_robot_has_fallen(seen, case):
-    assert all(seen[case]["terminated"])
-
-
-def test_play_keeps_the_students_noise():
-    env_cfg, _ = resolve_task_config(
-        TASK, None, play_mode=True, overrides=["physics=newton_mjwarp"]
-    )
-    assert env_cfg.observations.policy.enable_corruption
-    assert not env_cfg.observations.teacher.enable_corruption
