@@ -14,7 +14,7 @@ pytestmark = [
 ]
 
 TASK = "Tbptt-Velocity-Flat-Pup"
-PARTS, JOINTS = ("thigh", "shank"), ("hip", "knee")
+JOINTS = ("hip", "knee")
 LEGS = ["front_left", "front_right", "rear_left", "rear_right"]
 TOTAL_MASS, MOST_PAYLOAD = 2.8, 1.0  # kg
 MOST_PULL = 6.0  # N

@@ -19,9 +19,7 @@ import torch
 pytest.importorskip("mjlab", reason="mjlab has an environment of its own")
 
 from mjlab.sensor import GridPatternCfg
-from mjlab.tasks.registry import load_env_cfg
 
-from rsl_tbptt_tasks.depth_frames import DepthFrames
 from rsl_tbptt_tasks.mjlab.mdp import height_image
 
 NUM_STEPS = 8
@@ -142,29 +140,6 @@ def test_a_frame_shows_where_the_cart_was_when_it_was_taken(rollout):
             seen = (columns.mean() + 0.5 - 48) / PIXELS_PER_M
             assert seen == pytest.approx(carts[taken, env], abs=0.03)
     assert np.abs(carts[-1] - carts[-3]).min() > 0.04  # frames of other steps would not do
-
-
-def test_a_frame_shows_the_poles_angle(rollout):
-    step = rollout["steps"][-1 - NUM_STEPS % 2]
-    for picture, (_, angle), latency in zip(
-        np.array(step["frames"])[:, 0], step["joints"], rollout["latency"], strict=True
-    ):
-        if latency:
-            continue
-        pole = picture[:CART] > 0.3
-        rows, columns = pole.nonzero()
-        slope, _ = np.polyfit(-rows, columns, 1)
-        assert np.arctan(slope) == pytest.approx(angle, abs=0.05)
-
-
-def test_frames_come_and_are_spoilt_as_isaac_labs_are():
-    cfg = load_env_cfg("Tbptt-Cartpole-Camera-Student")
-    (depth,) = cfg.observations["camera"].terms.values()
-    assert issubclass(depth.func, DepthFrames)
-    step_seconds = cfg.decimation * cfg.sim.mujoco.timestep
-    assert depth.params["period"] * step_seconds == pytest.approx(0.1)
-    faults = ("noise", "missing_pixels", "lost_frames", "max_latency", "distances")
-    assert [depth.params[name] for name in faults] == [0.01, 0.02, 0.02, 1, (4.0, 5.2)]
 
 
 def test_the_ground_is_a_picture_with_forward_along_its_rows():
