@@ -186,45 +186,45 @@ def _resolve_one(
             f"{option} is {loss_type!r}, expected one of {list(BEHAVIOR_LOSSES)} or a qualified"
             " name such as 'my_package.losses:my_loss'."
         )
-    try:
-        function = losses.from_function(resolve_callable(loss_type))
-    except (ImportError, AttributeError) as error:
-        raise ValueError(
-            f"{option} is '{loss_type}', which cannot be imported ({error}): expected the"
-            " qualified name of a function, such as 'my_package.losses:my_loss'."
-        ) from error
-    _try_out(f"{option} is {loss_type!r}", function, num_actions, next(student.parameters()))
-    return _of_actions(function)
+    return _of_actions(own_loss(option, loss_type, num_actions, next(student.parameters())))
 
 
-def _try_out(
-    chosen: str,
-    function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor],
-    num_actions: int,
-    parameter: torch.Tensor,
-) -> None:
-    """Take the gradient of a user's loss once: the first window comes after a whole rollout.
+def own_loss(
+    option: str, loss: str | Callable[..., Any], width: int, parameter: torch.Tensor
+) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
+    """Return a user's loss, tried out once: the first window comes after a whole rollout.
 
     Args:
-        chosen: Names the loss in the message.
-        function: The loss per sample.
-        num_actions: A.
-        parameter: Has the device and dtype of actions.
+        option: The option that it is given by.
+        loss: An element-wise loss of predictions and labels, (..., D) each, or its qualified name.
+        width: D.
+        parameter: Has the device and dtype of predictions, any shape.
+
+    Returns:
+        The loss per sample, (...).
 
     Raises:
-        ValueError: If the loss cannot be called, returns another shape or has no gradient.
+        ValueError: If it cannot be imported or called, returns another shape or has no gradient.
     """
-    shape = (2, 3, num_actions)
-    labels = torch.linspace(-1.0, 1.0, 6 * num_actions).to(parameter).view(shape)
-    actions = (0.5 * labels).requires_grad_()
     try:
-        torch.autograd.grad(function(actions, labels).sum(), actions)
+        function = losses.from_function(resolve_callable(loss))
+    except (ImportError, AttributeError) as error:
+        raise ValueError(
+            f"{option} is '{loss}', which cannot be imported ({error}): expected the qualified name"
+            " of a function, such as 'my_package.losses:my_loss'."
+        ) from error
+    shape = (2, 3, width)
+    labels = torch.linspace(-1.0, 1.0, 6 * width).to(parameter).view(shape)
+    predictions = (0.5 * labels).requires_grad_()
+    try:
+        torch.autograd.grad(function(predictions, labels).sum(), predictions)
     except Exception as error:  # a user's function can raise anything
         raise ValueError(
-            f"{chosen}, which fails on actions and labels of shape {shape}"
+            f"{option} is {loss!r}, which fails on predictions and labels of shape {shape}"
             f" ({error}): expected a differentiable function of the two that returns one loss per"
-            " action."
+            " column."
         ) from error
+    return function
 
 
 def _check_gaussian(option: str, loss_type: str, role: str, model: MLPModel) -> None:

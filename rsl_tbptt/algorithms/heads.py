@@ -15,10 +15,11 @@ from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 from torch import distributed, nn
 
+from rsl_tbptt.algorithms.behavior_losses import own_loss
 from rsl_tbptt.algorithms.optimizers import step_at, use_fused_kernels
 from rsl_tbptt.algorithms.options import Rule, count, parse_fields, positive
 from rsl_tbptt.algorithms.replay import Replay, action_head, seen_by
-from rsl_tbptt.compat.versions import MLPModel, resolve_callable
+from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core import losses
 from rsl_tbptt.core.accumulate import Loss, Outputs, SampleLosses
 from rsl_tbptt.core.rollout import Labels
@@ -115,29 +116,23 @@ def parse_heads(auxiliary: Mapping[str, Any] | None) -> dict[str, HeadOptions]:
         ValueError: If a name, an option or a value is not valid.
     """
     if not isinstance(auxiliary or {}, Mapping):
-        raise ValueError(
-            f"auxiliary is {auxiliary!r}, expected options by head, such as"
-            " {'velocity': {'target': 'privileged'}}."
-        )
-    return {name: _parse_head(name, options) for name, options in (auxiliary or {}).items()}
-
-
-def _parse_head(name: Any, options: Any) -> HeadOptions:
-    if not (isinstance(name, str) and name.isidentifier()):
-        raise ValueError(
-            f"auxiliary has a head {name!r}, expected a name of letters, digits and _: it names a"
-            " metric and an output of the ONNX file."
-        )
-    if not isinstance(options, Mapping) or not isinstance(options.get("target"), str):
-        raise ValueError(
-            f"auxiliary.{name} is {options!r}, expected a dictionary with 'target', an observation"
-            " group or 'teacher:LAYER'."
-        )
-    values = {
-        option: tuple(value) if isinstance(value, list) else value
-        for option, value in options.items()
-    }
-    return parse_fields(HeadOptions, values, f"auxiliary.{name}", prefix=f"auxiliary.{name}.")
+        raise ValueError(f"auxiliary is {auxiliary!r}, expected options by the name of a head.")
+    parsed = {}
+    for name, options in (auxiliary or {}).items():
+        if not (isinstance(name, str) and name.isidentifier()):
+            raise ValueError(
+                f"auxiliary has a head {name!r}, expected a name of letters, digits and _: it names"
+                " a metric and an output of the ONNX file."
+            )
+        head = f"auxiliary.{name}"
+        if not isinstance(options, Mapping) or not isinstance(options.get("target"), str):
+            raise ValueError(
+                f"{head} is {options!r}, expected a dictionary with 'target', an observation group"
+                " or 'teacher:LAYER'."
+            )
+        values = {key: tuple(v) if isinstance(v, list) else v for key, v in options.items()}
+        parsed[name] = parse_fields(HeadOptions, values, head, prefix=f"{head}.")
+    return parsed
 
 
 class Targets:
@@ -218,33 +213,30 @@ class Targets:
         Raises:
             ValueError: If it cannot be a target.
         """
-        groups, num_steps = (
-            list(self._storage.observations.keys()),
-            self._storage.num_transitions_per_env,
-        )
+        option, num_steps = f"auxiliary.{name}", self._storage.num_transitions_per_env
+        groups = list(self._storage.observations.keys())
         if head.target not in groups and (head.teacher_layer is None or self._layers is None):
-            why = "." if head.teacher_layer is None else ": no teacher's layers are recorded here."
+            why = "" if head.teacher_layer is None else ": no teacher's layers are recorded here"
             raise ValueError(
-                f"auxiliary.{name}.target is '{head.target}', expected one of the observation"
-                f" groups {groups}{why}"
+                f"{option}.target is '{head.target}', expected an observation group, one of"
+                f" {groups}{why}."
             )
-        shape = self._source(head).shape
-        if len(shape) != 3:
+        _, _, *shape = self._source(head).shape
+        if len(shape) != 1:
             raise ValueError(
-                f"auxiliary.{name}.target is '{head.target}', whose shape is {tuple(shape[2:])},"
-                " expected one of vectors."
+                f"{option}.target is '{head.target}' of shape {tuple(shape)}, expected vectors."
             )
-        if head.columns is not None and max(head.columns) >= shape[-1]:
+        if head.columns is not None and max(head.columns) >= shape[0]:
             raise ValueError(
-                f"auxiliary.{name}.columns is {list(head.columns)}, expected at most"
-                f" {shape[-1] - 1}: '{head.target}' has {shape[-1]} columns, counted from 0."
+                f"{option}.columns is {list(head.columns)}, expected at most {shape[0] - 1}, the"
+                f" last column of '{head.target}'."
             )
         if head.delay >= num_steps:
             raise ValueError(
-                f"auxiliary.{name}.delay is {head.delay}, expected less than num_steps_per_env,"
+                f"{option}.delay is {head.delay}, expected less than num_steps_per_env,"
                 f" {num_steps}: a target has to lie in the rollout."
             )
-        return shape[-1] if head.columns is None else len(head.columns)
+        return shape[0] if head.columns is None else len(head.columns)
 
 
 def counts_of(name: str) -> str:
@@ -316,41 +308,10 @@ def latent_width(model: MLPModel, storage: RolloutStorage) -> int:
         model.train(training)
 
 
-def resolve_loss(name: str, options: HeadOptions, width: int, parameter: torch.Tensor) -> PerSample:
-    """Return the loss of a head, and try out one that is the user's.
-
-    Args:
-        name: Name of the head.
-        options: Its options.
-        width: Number of its outputs.
-        parameter: Has the device and dtype of its outputs, any shape.
-
-    Raises:
-        ValueError: If the loss cannot be imported, or fails on a few numbers.
-    """
-    loss = options.loss
-    if isinstance(loss, str) and loss in HEAD_LOSSES:
-        return HEAD_LOSSES[loss]
-    option = f"auxiliary.{name}.loss"
-    try:
-        function = losses.from_function(resolve_callable(loss))
-    except (ImportError, AttributeError) as error:
-        raise ValueError(
-            f"{option} is '{loss}', which cannot be imported ({error}): expected the qualified name"
-            " of a function, such as 'my_package.losses:my_loss'."
-        ) from error
-    shape = (2, 3, width)
-    targets = torch.linspace(-1.0, 1.0, 6 * width).to(parameter).view(shape)
-    predictions = (0.5 * targets).requires_grad_()
-    try:
-        torch.autograd.grad(function(predictions, targets).sum(), predictions)
-    except Exception as error:  # a user's function can raise anything
-        raise ValueError(
-            f"{option} is {loss!r}, which fails on predictions and targets of shape {shape}"
-            f" ({error}): expected a differentiable function of the two that returns one loss per"
-            " column."
-        ) from error
-    return function
+def _loss_of(name: str, head: HeadOptions, width: int, parameter: torch.Tensor) -> PerSample:
+    if isinstance(head.loss, str) and head.loss in HEAD_LOSSES:
+        return HEAD_LOSSES[head.loss]
+    return own_loss(f"auxiliary.{name}.loss", head.loss, width, parameter)
 
 
 @dataclass(frozen=True)
@@ -358,6 +319,10 @@ class _Head:
     options: HeadOptions
     network: nn.Module
     loss: PerSample
+
+    def saved(self) -> dict[str, Any]:
+        """Return what a checkpoint holds of the head."""
+        return {**self.options.meaning(), "state_dict": self.network.state_dict()}
 
 
 class AuxiliaryHeads:
@@ -404,7 +369,7 @@ class AuxiliaryHeads:
             for name, head in options.items():
                 width = self._targets.widths[name]
                 network = build_head(num_inputs, head.hidden_dims, width).to(parameter)
-                self._heads[name] = _Head(head, network, resolve_loss(name, head, width, parameter))
+                self._heads[name] = _Head(head, network, _loss_of(name, head, width, parameter))
                 self.module.append(network)
         own: Any = type(optimizer)
         self.optimizers = [own(self.module.parameters(), lr=optimizer.defaults["lr"])]
@@ -486,10 +451,7 @@ class AuxiliaryHeads:
         """Return what a checkpoint holds of the heads; empty without any."""
         if not self._heads:
             return {}
-        heads = {
-            name: {**head.options.meaning(), "state_dict": head.network.state_dict()}
-            for name, head in self._heads.items()
-        }
+        heads = {name: head.saved() for name, head in self._heads.items()}
         return {"heads": heads, "optimizer_state_dict": self.optimizers[0].state_dict()}
 
     def check(self, saved: Mapping[str, Any]) -> None:
@@ -503,20 +465,16 @@ class AuxiliaryHeads:
         """
         heads = saved.get("heads", {})
         for name in self._heads.keys() & heads.keys():
-            ours, theirs = self._heads[name], heads[name]
-            for option, value in ours.options.meaning().items():
-                if theirs[option] != value:
+            ours, theirs = (
+                {**head, "shapes": [tuple(each.shape) for each in head["state_dict"].values()]}
+                for head in (self._heads[name].saved(), heads[name])
+            )
+            for option in ours:
+                if option != "state_dict" and theirs[option] != ours[option]:
                     raise ValueError(
-                        f"auxiliary.{name}.{option} is {value!r}, expected {theirs[option]!r} as in"
-                        " the checkpoint: keep it, or give the head another name to begin anew."
-                    )
-            for key, tensor in ours.network.state_dict().items():
-                shape = tuple(theirs["state_dict"][key].shape)
-                if shape != tuple(tensor.shape):
-                    raise ValueError(
-                        f"'{key}' of auxiliary.{name} has shape {tuple(tensor.shape)}, expected"
-                        f" {shape} as in the checkpoint: its target or the model's latent has"
-                        " another width. Give the head another name to begin anew."
+                        f"auxiliary.{name}.{option} is {ours[option]!r}, expected"
+                        f" {theirs[option]!r} as in the checkpoint: keep it, or give the head"
+                        " another name to begin anew."
                     )
 
     def load_state_dict(self, saved: Mapping[str, Any], *, with_optimizer: bool) -> None:
@@ -534,11 +492,12 @@ class AuxiliaryHeads:
             self.optimizers[0].load_state_dict(saved["optimizer_state_dict"])
         fresh = [name for name in self._heads if name not in heads]
         left = [name for name in heads if name not in self._heads]
-        said = [f"{fresh} are not in the checkpoint and begin anew"] if fresh else []
-        if left:
-            said += [f"{left} of the checkpoint are not in the option auxiliary and are left out"]
-        if said:
-            warnings.warn(f"Auxiliary heads: {', '.join(said)}.", stacklevel=3)
+        for names, what in (
+            (fresh, "are not in the checkpoint and begin anew"),
+            (left, "of the checkpoint are not in the option auxiliary and are left out"),
+        ):
+            if names:
+                warnings.warn(f"Auxiliary heads: {names} {what}.", stacklevel=3)
 
 
 class _HeadError:

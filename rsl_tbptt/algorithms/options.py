@@ -57,19 +57,13 @@ def positive(*also: float, hint: str = "") -> Rule:
 
 def between(low: float, high: float, hint: str = "") -> Rule:
     """Accept finite numbers from ``low`` to ``high``; either may be infinite."""
-    rules = {
-        (False, False): "a finite number",
-        (True, False): f"a finite number of at least {low:g}",
-        (True, True): f"a finite number from {low:g} to {high:g}",
-    }
-    expected = rules[low > -math.inf, high < math.inf]
+    least = "" if low == -math.inf else f" of at least {low:g}"
+    bounds = least if high == math.inf else f" from {low:g} to {high:g}"
+    expected = f"a finite number{bounds}"
     return Rule(lambda value: is_finite(value) and low <= value <= high, expected, hint)
 
 
-def more_than(bound: float, hint: str = "") -> Rule:
-    """Accept finite numbers above ``bound``."""
-    expected = f"more than {bound:g}{hint}"
-    return Rule(lambda value: is_finite(value) and value > bound, expected)
+_ABOVE_1 = Rule(lambda value: is_finite(value) and value > 1, "more than 1, for example 3")
 
 
 def known_engine(name: str, value: Any) -> None:
@@ -85,37 +79,13 @@ def checked_by_rsl_rl(name: str, value: Any) -> None:
     """Accept everything: rsl_rl has the check, and takes more than the type says (capitals)."""
 
 
-def check_value(name: str, value: Any, annotation: Any) -> None:
-    """Check a value by what its type carries, and a ``Literal`` without a check by its choices.
-
-    Args:
-        name: Name of the option.
-        value: Its value. None passes where the type allows it.
-        annotation: The type, perhaps ``Annotated`` with checks of (name, value).
-
-    Raises:
-        ValueError: If the value is refused.
-    """
-    checks: list[Any] = []
-    if typing.get_origin(annotation) is Annotated:
-        annotation, *metadata = typing.get_args(annotation)
-        checks = [check for check in metadata if callable(check)]
-    if value is None and type(None) in typing.get_args(annotation):
-        return
-    for check in checks:
-        check(name, value)
-    if not checks and typing.get_origin(annotation) is Literal:
-        choices = typing.get_args(annotation)
-        if value not in choices:
-            expected = " or ".join(map(repr, choices))
-            raise ValueError(f"{name} is {value!r}, expected {expected}.")
-
-
 T = TypeVar("T")
 
 
 def parse_fields(cls: type[T], options: Mapping[str, Any], whose: str, prefix: str = "") -> T:
-    """Build a dataclass of options and check each of their values.
+    """Build a dataclass of options and check each value by what its type carries.
+
+    None passes where the type allows it, and a ``Literal`` without a check has its choices.
 
     Args:
         cls: The dataclass.
@@ -134,7 +104,16 @@ def parse_fields(cls: type[T], options: Mapping[str, Any], whose: str, prefix: s
             raise ValueError(f"Unknown option '{name}' of {whose}: {hint}")
     parsed = cls(**options)
     for name, annotation in hints.items():
-        check_value(prefix + name, getattr(parsed, name), annotation)
+        value, checks = getattr(parsed, name), []
+        if typing.get_origin(annotation) is Annotated:
+            annotation, *checks = typing.get_args(annotation)
+        choices = typing.get_args(annotation)
+        if value is None and type(None) in choices:
+            continue
+        if typing.get_origin(annotation) is Literal and not checks:
+            checks = [Rule(choices.__contains__, " or ".join(map(repr, choices)))]
+        for check in checks:
+            check(prefix + name, value)
     return parsed
 
 
@@ -256,20 +235,32 @@ class Options:
             ValueError: If they contradict each other.
         """
         if self.memory_budget_gb is not None and self.num_micro_batches > 1:
-            raise ValueError(
-                f"num_micro_batches is {self.num_micro_batches}, expected 1 with memory_budget_gb"
-                f" {self.memory_budget_gb}: the budget decides on the micro-batches."
-            )
+            self.refuse("num_micro_batches", "1 with memory_budget_gb, which decides on them")
         if self.non_finite == "raise":
-            reason = " with non_finite 'raise'. Use 'skip'"
-            yield from self.without_effect(["max_skipped_updates"], reason)
+            yield from self.without_effect("max_skipped_updates", "non_finite='skip'")
 
-    def without_effect(self, names: Iterable[str], reason: str) -> Iterator[str]:
-        """Yield a warning of those options that are set, with a reason that ends in the fix."""
-        unused = [name for name in names if getattr(self, name) != getattr(type(self), name)]
+    def refuse(self, names: str, expected: str) -> None:
+        """Refuse options that contradict others.
+
+        Args:
+            names: Names of the options.
+            expected: What they should be, and why or the fix.
+
+        Raises:
+            ValueError: Always.
+        """
+        given = " and ".join(f"{name} is {getattr(self, name)!r}" for name in names.split())
+        raise ValueError(f"{given}, expected {expected}.")
+
+    def without_effect(self, names: str, without: str) -> Iterator[str]:
+        """Yield a warning of those options that are set, and say ``without`` what they are idle."""
+        unused = [n for n in names.split() if getattr(self, n) != getattr(type(self), n)]
         if unused:
             listed = " and ".join(f"{name} is {getattr(self, name)!r}" for name in unused)
-            yield f"{listed}, which has no effect{reason}, or leave it at its default."
+            yield (
+                f"{listed}, which has no effect without {without}. Set that, or leave it at its"
+                " default."
+            )
 
 
 @dataclass(kw_only=True)
@@ -398,23 +389,17 @@ class DistillationOptions(Options):
     """
 
     def check_together(self) -> Iterator[str]:
-        """Check options that only work together; yield warnings, as ``Options`` does.
-
-        Raises:
-            ValueError: If they contradict each other.
-        """
+        """Check options that only work together; yield warnings, as ``Options`` does."""
         yield from super().check_together()
         if self.teacher_action_share > 0 and self.batch_teacher_labels:
-            raise ValueError(
-                "batch_teacher_labels is True, expected False with teacher_action_share"
-                f" {self.teacher_action_share}: the teacher acts with its labels in the rollout."
+            self.refuse(
+                "batch_teacher_labels",
+                "False with teacher_action_share: the teacher acts with its labels in the rollout",
             )
         if self.teacher_action_share == 0:
-            reason = ": teacher_action_share is 0. Set teacher_action_share"
-            yield from self.without_effect(["teacher_action_updates"], reason)
+            yield from self.without_effect("teacher_action_updates", "teacher_action_share")
         if self.buffer_rollouts == 0:
-            reason = ": buffer_rollouts is 0. Set buffer_rollouts"
-            yield from self.without_effect(["buffer_share", "buffer_gb", "save_buffer"], reason)
+            yield from self.without_effect("buffer_share buffer_gb save_buffer", "buffer_rollouts")
 
     def check_rollout(self, num_steps: int) -> None:
         """Warn of lengths beyond the rollout, which has ``num_steps_per_env`` steps."""
@@ -476,7 +461,7 @@ class PpoOptions(Options):
     clip_param_high: Annotated[float | None, positive()] = None
     """How far the probability ratio may rise above 1; None means ``clip_param``."""
 
-    dual_clip_param: Annotated[float | None, more_than(1, ", for example 3")] = None
+    dual_clip_param: Annotated[float | None, _ABOVE_1] = None
     """Multiple, above 1, of a negative advantage where its loss stops growing; None: nowhere."""
 
     student_action_std: Annotated[float | None, positive()] = None
@@ -561,83 +546,54 @@ class PpoOptions(Options):
     """Whether advantages are normalised over each mini-batch instead of over the rollout."""
 
     def check_together(self) -> Iterator[str]:
-        """Check options that only work together; yield warnings, as ``Options`` does.
-
-        Raises:
-            ValueError: If they contradict each other.
-        """
+        """Check options that only work together; yield warnings, as ``Options`` does."""
         yield from super().check_together()
         if self.burn_in_length and self.minibatch_unit == "env":
-            raise ValueError(
-                f"burn_in_length is {self.burn_in_length}, expected 0 with minibatch_unit 'env':"
-                " whole environments are replayed from the rollout's start. Use 'window'."
-            )
-        yield from self._check_teacher()
+            self.refuse("burn_in_length", "0 with minibatch_unit 'env': use 'window'")
         if self.policy_loss == "kl_penalty":
             self._check_kl_penalty()
         else:
-            reason = f" with policy_loss '{self.policy_loss}'. Use 'kl_penalty'"
-            yield from self.without_effect(["kl_penalty_coef"], reason)
+            yield from self.without_effect("kl_penalty_coef", "policy_loss='kl_penalty'")
+        if self.teacher_coef > 0:
+            self._check_teacher()
+        yield from self._idle_of_teacher()
 
     def _check_kl_penalty(self) -> None:
+        penalty = "with policy_loss 'kl_penalty'"
         if self.num_learning_epochs * self.num_mini_batches == 1:
-            raise ValueError(
-                "num_learning_epochs and num_mini_batches are 1, expected more optimiser steps with"
-                " policy_loss 'kl_penalty': before the only one the KL divergence is always 0."
-            )
+            expected = f"more optimiser steps {penalty}: before the only one the KL is always 0"
+            self.refuse("num_learning_epochs num_mini_batches", expected)
         for name in ("clip_param_high", "dual_clip_param"):
             if getattr(self, name) is not None:
-                raise ValueError(
-                    f"{name} is {getattr(self, name)}, expected None with policy_loss"
-                    " 'kl_penalty', which clips nothing."
-                )
+                self.refuse(name, f"None {penalty}, which clips nothing")
         if self.desired_kl is None or self.schedule == "adaptive":
-            raise ValueError(
-                f"schedule is '{self.schedule}' and desired_kl is {self.desired_kl}, expected"
-                " 'fixed' and a number with policy_loss 'kl_penalty': its coefficient follows"
-                " desired_kl instead of the learning rate."
-            )
+            expected = f"'fixed' and a number {penalty}, whose coefficient follows desired_kl"
+            self.refuse("schedule desired_kl", expected)
 
-    def _check_teacher(self) -> Iterator[str]:
-        coef, last, schedule = self.teacher_coef, self.teacher_coef_end, self.teacher_schedule
-        by_return, updates = schedule == "return", self.teacher_updates
-        if coef > 0 and self.teacher_cfg is None:
-            raise ValueError(
-                f"teacher_coef is {coef} and teacher_cfg is None, expected both: imitation needs"
-                " the teacher's model."
-            )
-        if last > coef > 0:
-            raise ValueError(
-                f"teacher_coef_end is {last}, expected at most teacher_coef, {coef}: the weight of"
-                " the teacher falls."
-            )
-        if coef > 0 and schedule == "exponential" and (last == 0 or updates is None):
-            raise ValueError(
-                f"teacher_coef_end is {last} and teacher_updates is {updates}, expected a positive"
-                " number and a count with teacher_schedule 'exponential', which falls to the one"
-                " within the other and never reaches 0."
-            )
-        if coef > 0 and by_return and self.teacher_return is None:
-            raise ValueError(
-                "teacher_return is None, expected a positive number with teacher_schedule"
-                " 'return': the mean return at which teacher_coef_end is reached."
-            )
-        if coef == 0:
-            unused = [
-                field.name
-                for field in dataclasses.fields(self)
-                if field.name.startswith("teacher_")
-            ]
-            yield from self.without_effect(unused, " while teacher_coef is 0. Set teacher_coef")
-        elif by_return:
-            reason = " with teacher_schedule 'return'. Use another schedule"
-            yield from self.without_effect(["teacher_updates"], reason)
+    def _check_teacher(self) -> None:
+        schedule, endless = self.teacher_schedule, self.teacher_updates is None
+        if self.teacher_cfg is None:
+            self.refuse("teacher_coef teacher_cfg", "both: imitation needs the teacher's model")
+        if self.teacher_coef_end > self.teacher_coef:
+            expected = f"at most teacher_coef, {self.teacher_coef}: the teacher's weight falls"
+            self.refuse("teacher_coef_end", expected)
+        if schedule == "exponential" and (endless or self.teacher_coef_end == 0):
+            expected = "a positive number and a count with teacher_schedule 'exponential'"
+            self.refuse("teacher_coef_end teacher_updates", expected)
+        if schedule == "return" and self.teacher_return is None:
+            self.refuse("teacher_return", "a positive number with teacher_schedule 'return'")
+
+    def _idle_of_teacher(self) -> Iterator[str]:
+        if self.teacher_coef == 0:
+            names = (field.name for field in dataclasses.fields(self))
+            of_teacher = " ".join(name for name in names if name.startswith("teacher_"))
+            yield from self.without_effect(of_teacher, "teacher_coef")
+        elif self.teacher_schedule == "return":
+            yield from self.without_effect("teacher_updates", "another teacher_schedule")
         else:
-            reason = f" with teacher_schedule '{schedule}'. Use 'return'"
-            yield from self.without_effect(["teacher_return"], reason)
-            if updates is None:
-                reason = " while teacher_updates is None. Set teacher_updates"
-                yield from self.without_effect(["teacher_coef_end"], reason)
+            yield from self.without_effect("teacher_return", "teacher_schedule='return'")
+            if self.teacher_updates is None:
+                yield from self.without_effect("teacher_coef_end", "teacher_updates")
 
     def check_rollout(self, num_steps: int, recurrent: bool) -> None:
         """Warn of options that have no effect on models and rollouts as they are.
@@ -647,8 +603,8 @@ class PpoOptions(Options):
             recurrent: Whether actor or critic has memory.
         """
         if not recurrent:
-            reason = ": neither actor nor critic is recurrent. Make one recurrent"
-            warn_all(self.without_effect(["gradient_length", "minibatch_unit"], reason))
+            names = "gradient_length minibatch_unit"
+            warn_all(self.without_effect(names, "a recurrent actor or critic"))
         one_window = self.gradient_length is None or self.gradient_length >= num_steps
         if recurrent and self.minibatch_unit == "window" and one_window:
             warnings.warn(
@@ -690,12 +646,10 @@ class PpoOptions(Options):
         """
         if num_samples > 1:
             return
-        per_mini_batch = self.normalize_advantage_per_mini_batch
-        what = "mini-batch with normalize_advantage_per_mini_batch" if per_mini_batch else "rollout"
-        fix = "Lower num_mini_batches" if per_mini_batch else "Raise num_steps_per_env"
         raise ValueError(
-            f"The number of samples is {num_samples} in a {what}, expected at least 2: advantages"
-            f" are divided by their standard deviation. {fix}, or raise num_envs."
+            f"The number of samples is {num_samples} in the smallest group whose advantages are"
+            " divided by their standard deviation, expected at least 2: raise num_steps_per_env or"
+            " num_envs, or with normalize_advantage_per_mini_batch lower num_mini_batches."
         )
 
     def check_symmetry(self, recurrent: bool) -> None:
@@ -710,25 +664,17 @@ class PpoOptions(Options):
                 "symmetry_cfg is set, expected None with a recurrent actor or critic: no hidden"
                 " state exists for the mirrored trajectory."
             )
-        for name in (
-            "num_micro_batches",
-            "memory_budget_gb",
-            "shuffle_envs",
-            "loss_reduction",
-            "policy_loss",
-            "clip_param_high",
-            "dual_clip_param",
-            "critic_warmup_iterations",
-            "teacher_coef",
-            "auxiliary",
-        ):
+        for name in _LACKING_IN_RSL_RL.split():
             default = getattr(PpoOptions, name)
             if getattr(self, name) != default:
-                raise ValueError(
-                    f"{name} is {getattr(self, name)!r}, expected {default!r} with symmetry_cfg:"
-                    " rsl_rl's own update mirrors the samples then, and it lacks this option."
-                )
+                self.refuse(name, f"{default!r} with symmetry_cfg: rsl_rl's own update lacks it")
 
+
+_LACKING_IN_RSL_RL = """
+    num_micro_batches memory_budget_gb shuffle_envs loss_reduction policy_loss clip_param_high
+    dual_clip_param critic_warmup_iterations teacher_coef auxiliary
+"""
+"""Options that its update does not know, which mirrors samples."""
 
 P = ParamSpec("P")
 

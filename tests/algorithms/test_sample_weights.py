@@ -48,7 +48,7 @@ MODELS = pytest.mark.parametrize("models", ["lstm", "mlp"])
 @MODELS
 @pytest.mark.parametrize("unit", ["env", "window"])
 @pytest.mark.parametrize("num_mini_batches", [1, 3])
-@pytest.mark.filterwarnings("ignore:.* has no effect. neither actor nor critic is recurrent")
+@pytest.mark.filterwarnings("ignore:.* has no effect without a recurrent")
 def test_with_the_mean_every_sample_weighs_the_same(models, unit, num_mini_batches, monkeypatch):
     shared = {"gradient_length": 3, "num_mini_batches": num_mini_batches}
     algorithm = make_ppo(TbpttPPO, 7, 5, models, models, minibatch_unit=unit, **shared)

@@ -223,7 +223,7 @@ def test_bad_values_are_refused(options, message):
 
 
 def test_options_without_effect_warn():
-    with pytest.warns(UserWarning, match="teacher_action_updates is 5, which has no effect: "):
+    with pytest.warns(UserWarning, match="teacher_action_updates is 5, which has no effect"):
         make(teacher_action_updates=5)
 
 

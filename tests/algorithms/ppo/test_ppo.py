@@ -270,15 +270,15 @@ def test_bad_options_are_refused_by_name_and_value(options, error, message):
 def test_advantages_are_normalised_two_at_least():
     """rsl_rl has NaN for the actor's parameters then."""
     alone = {"num_mini_batches": 4, "normalize_advantage_per_mini_batch": True}
-    message = "number of samples is 1 in a mini-batch with normalize_advantage_per_mini_batch, "
+    message = "number of samples is 1 .* expected at least 2: raise num_steps_per_env"
     for model in ("mlp", "lstm"):
-        with pytest.raises(ValueError, match=message + "expected at least 2: .*Lower num_mini_b"):
+        with pytest.raises(ValueError, match=message):
             roll_out_ppo(make_ppo(TbpttPPO, 1, 4, model, model, **alone), 0)
     stock = make_ppo(PPO, 1, 1, "mlp", "mlp", num_mini_batches=1, num_learning_epochs=1)
     roll_out_ppo(stock, 0)
     stock.update()
     assert ppo_parameters_of(stock).isnan().any()
-    with pytest.raises(ValueError, match=r"samples is 1 in a rollout, .* at least 2: .*Raise"):
+    with pytest.raises(ValueError, match=message):
         roll_out_ppo(make_ppo(TbpttPPO, 1, 1, "mlp", "mlp", num_mini_batches=1), 0)
     two = make_ppo(TbpttPPO, 1, 4, "mlp", "mlp", **{**alone, "num_mini_batches": 2})
     roll_out_ppo(two, 0)

@@ -151,7 +151,7 @@ def test_the_dual_clip_reaches_the_gradient():
         ({**PENALTY, "kl_penalty_coef": 0.0}, "kl_penalty_coef is 0.0, expected a positive"),
         (
             {**PENALTY, "num_learning_epochs": 1, "num_mini_batches": 1},
-            "num_mini_batches are 1, expected more optimiser steps with policy_loss 'kl_penalty'",
+            "num_mini_batches is 1, expected more optimiser steps with policy_loss 'kl_penalty'",
         ),
         ({"dual_clip_param": 1.0}, "dual_clip_param is 1.0, expected more than 1"),
         ({"minibatch_unit": "step"}, "minibatch_unit is 'step', expected 'env' or 'window'"),
@@ -171,7 +171,7 @@ def test_options_that_clash_are_refused_by_name_and_value(options, message):
     [
         ({"kl_penalty_coef": 2.0}, "kl_penalty_coef is 2.0, which has no effect with"),
         ({"minibatch_unit": "window"}, "minibatch_unit is 'window', which acts as 'env'"),
-        ({"teacher_updates": 3}, "teacher_updates is 3, which has no effect while"),
+        ({"teacher_updates": 3}, "teacher_updates is 3, which has no effect without"),
     ],
 )
 def test_options_without_effect_warn(options, message):
