@@ -5,17 +5,18 @@ Add or change a loss in ``BEHAVIOR_LOSSES``.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import math
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
-from rsl_tbptt.algorithms.options import is_finite
+from rsl_tbptt.algorithms.options import Rule, between, parse_fields
 from rsl_tbptt.algorithms.replay import Head, action_head, gaussian_head
-from rsl_tbptt.compat.versions import GaussianDistribution, MLPModel, resolve_callable
+from rsl_tbptt.compat.versions import GaussianDistribution, MLPModel, import_function
 from rsl_tbptt.core import losses
 from rsl_tbptt.core.accumulate import Outputs, SampleLosses
 from rsl_tbptt.core.rollout import Labels
@@ -82,12 +83,12 @@ class BehaviorLoss:
 
 def _of_slices(slices: Sequence[ActionSlice], losses: Sequence[BehaviorLoss]) -> BehaviorLoss:
     """Make a loss of those of slices of the action: their sum, times their coefficients."""
-    coefs = {f"{BEHAVIOR}/{each.name}": each.coef for each in slices}
+    coefs = {f"{BEHAVIOR}/{each.reported_as}": each.coef for each in slices}
 
     def parts(outputs: Outputs, labels: Labels) -> Mapping[str, torch.Tensor]:
         found = {}
         for name, each, loss in zip(coefs, slices, losses, strict=True):
-            columns = slice(each.first, each.stop)
+            columns = slice(*each.actions)
             own = {key: labels[key][..., columns] for key in (ACTIONS, STD) if key in labels}
             found[name] = loss.per_sample(tuple(out[..., columns] for out in outputs), own)
         return found
@@ -154,67 +155,59 @@ def resolve_behavior_loss(
             actions and labels, or the slices are no such list.
         NotImplementedError: If the loss needs a Gaussian that a model does not have.
     """
-    if isinstance(loss_type, list | tuple):
-        slices = parse_slices(loss_type, num_actions)
-        of_slices = [
-            _resolve_one(f"loss_type[{i}]['loss']", each.loss, student, teacher, each.width)
-            for i, each in enumerate(slices)
-        ]
-        return _of_slices(slices, of_slices)
-    return _resolve_one("loss_type", loss_type, student, teacher, num_actions)
+    if not isinstance(loss_type, list | tuple):
+        return _resolve_one("loss_type", loss_type, student, teacher, num_actions)
+    slices = parse_slices(loss_type, num_actions, names_taken=getattr(teacher, "names", ()))
+    of_slices = [
+        _resolve_one(f"loss_type[{i}].loss", each.loss, student, teacher, each.width)
+        for i, each in enumerate(slices)
+    ]
+    return _of_slices(slices, of_slices)
 
 
 def _resolve_one(
     option: str, loss_type: Any, student: MLPModel, teacher: MLPModel, num_actions: int
 ) -> BehaviorLoss:
-    """Return one loss for all actions; see ``resolve_behavior_loss``.
-
-    Raises:
-        ValueError: If it is none; the message names it as ``option``.
-    """
-    if isinstance(loss_type, str) and loss_type in BEHAVIOR_LOSSES:
-        loss = BEHAVIOR_LOSSES[loss_type]
-        for role, model, needed in (
-            ("student", student, loss.of_gaussian),
-            ("teacher", teacher, loss.to_gaussian),
-        ):
-            if needed:
-                _check_gaussian(option, loss_type, role, model)
-        return loss
-    if not (callable(loss_type) or (isinstance(loss_type, str) and {":", "."} & set(loss_type))):
-        raise ValueError(
-            f"{option} is {loss_type!r}, expected one of {list(BEHAVIOR_LOSSES)} or a qualified"
-            " name such as 'my_package.losses:my_loss'."
-        )
-    return _of_actions(own_loss(option, loss_type, num_actions, next(student.parameters())))
+    """Return one loss for all actions; messages name it as ``option``."""
+    if not (isinstance(loss_type, str) and loss_type in BEHAVIOR_LOSSES):
+        parameter = next(student.parameters())
+        return _of_actions(own_loss(option, loss_type, BEHAVIOR_LOSSES, num_actions, parameter))
+    loss = BEHAVIOR_LOSSES[loss_type]
+    needed = {"student": (student, loss.of_gaussian), "teacher": (teacher, loss.to_gaussian)}
+    for role, (model, needs_gaussian) in needed.items():
+        if needs_gaussian and not isinstance(model.distribution, GaussianDistribution):
+            raise NotImplementedError(
+                f"{option} is '{loss_type}', which needs a Gaussian, but the {role} has"
+                f" distribution {model.distribution}: set '{role}.distribution_cfg' to a"
+                " GaussianDistribution or use 'mse'."
+            )
+    return loss
 
 
 def own_loss(
-    option: str, loss: str | Callable[..., Any], width: int, parameter: torch.Tensor
+    option: str, loss: Any, known: Iterable[str], num_columns: int, parameter: torch.Tensor
 ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Return a user's loss, tried out once: the first window comes after a whole rollout.
+    """Return a user's loss per sample, after taking its gradient once.
+
+    Without the trial a training would end after its first rollout.
 
     Args:
-        option: The option that it is given by.
-        loss: An element-wise loss of predictions and labels, (..., D) each, or its qualified name.
-        width: D.
-        parameter: Has the device and dtype of predictions, any shape.
+        option: Names the loss in messages.
+        loss: An element-wise function of predictions and labels, or its qualified name.
+        known: What else the option could have been, for messages.
+        num_columns: Columns of predictions and labels, such as A.
+        parameter: Has their device and dtype.
 
     Returns:
-        The loss per sample, (...).
+        A function of both, (..., A), to losses, (...).
 
     Raises:
-        ValueError: If it cannot be imported or called, returns another shape or has no gradient.
+        ValueError: If the loss cannot be imported or called, returns another shape or has no
+            gradient.
     """
-    try:
-        function = losses.from_function(resolve_callable(loss))
-    except (ImportError, AttributeError) as error:
-        raise ValueError(
-            f"{option} is '{loss}', which cannot be imported ({error}): expected the qualified name"
-            " of a function, such as 'my_package.losses:my_loss'."
-        ) from error
-    shape = (2, 3, width)
-    labels = torch.linspace(-1.0, 1.0, 6 * width).to(parameter).view(shape)
+    function = losses.from_function(import_function(option, loss, known))
+    shape = (2, 3, num_columns)
+    labels = torch.linspace(-1.0, 1.0, 6 * num_columns).to(parameter).view(shape)
     predictions = (0.5 * labels).requires_grad_()
     try:
         torch.autograd.grad(function(predictions, labels).sum(), predictions)
@@ -227,99 +220,85 @@ def own_loss(
     return function
 
 
-def _check_gaussian(option: str, loss_type: str, role: str, model: MLPModel) -> None:
-    if not isinstance(model.distribution, GaussianDistribution):
-        raise NotImplementedError(
-            f"{option} is '{loss_type}', which needs a Gaussian, but the {role} has distribution"
-            f" {model.distribution}: set '{role}.distribution_cfg' to a GaussianDistribution or use"
-            " loss_type 'mse'."
-        )
+def _are_bounds(value: Any) -> bool:
+    are_integers = isinstance(value, list | tuple) and all(type(bound) is int for bound in value)
+    return are_integers and len(value) == 2 and 0 <= value[0] < value[1]
 
 
-KEYS = ("loss", "actions", "coef", "name")
+_BOUNDS = Rule(_are_bounds, "[first, one past the last], counted from 0")
+_NAME = Rule(lambda value: isinstance(value, str) and value != "", "a text")
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class ActionSlice:
-    """Consecutive actions and what their loss counts."""
+    """Consecutive actions with a loss of their own, an entry of ``loss_type``."""
 
     loss: str | Callable[..., Any]
     """What ``loss_type`` would be for these actions alone."""
 
-    first: int
-    """First action."""
+    actions: Annotated[Sequence[int], _BOUNDS]
+    """First action, and one past the last."""
 
-    stop: int
-    """One past the last action."""
+    coef: Annotated[float, between(0, math.inf)] = 1.0
+    """Weight of the loss compared with the others'."""
 
-    coef: float
-    """What the loss counts beside the others'."""
-
-    name: str
-    """Under which it is reported."""
+    name: Annotated[str | None, _NAME] = None
+    """Name under which the loss is reported; None makes one of the actions."""
 
     @property
     def width(self) -> int:
         """Number of actions."""
-        return self.stop - self.first
+        return self.actions[1] - self.actions[0]
+
+    @property
+    def reported_as(self) -> str:
+        """Name under which the loss is reported."""
+        return self.name or "actions_{}_{}".format(*self.actions)
 
 
-def parse_slices(listed: Sequence[Any], num_actions: int) -> list[ActionSlice]:
+def parse_slices(
+    listed: Sequence[Any], num_actions: int, names_taken: Iterable[str] = ()
+) -> list[ActionSlice]:
     """Read and check the slices of a list.
 
     Args:
-        listed: A dictionary per slice: "loss", "actions" (first, one past the last) and, where
-            wanted, "coef" and "name".
+        listed: Fields of :class:`ActionSlice`, a dictionary per slice.
         num_actions: A, how many actions there are.
+        names_taken: Names under which other losses are reported.
 
     Returns:
         The slices, none of which share an action.
 
     Raises:
         ValueError: If one of them is no such dictionary, reaches beyond the actions, or shares an
-            action or its name with an earlier one.
+            action or its name with another.
     """
     if not listed:
         raise ValueError("loss_type is [], expected at least one slice of the action.")
     slices: list[ActionSlice] = []
+    names, free = {*names_taken}, {*range(num_actions)}
     for index, entry in enumerate(listed):
         where = f"loss_type[{index}]"
-        found = _parse(where, entry, num_actions)
-        for other_index, other in enumerate(slices):
-            if found.first < other.stop and other.first < found.stop:
-                raise ValueError(
-                    f"{where}['actions'] is [{found.first}, {found.stop}], expected no action of"
-                    f" loss_type[{other_index}], [{other.first}, {other.stop}]: each has one loss."
-                )
-            if found.name == other.name:
-                raise ValueError(
-                    f"{where}['name'] is '{found.name}', expected another one than"
-                    f" loss_type[{other_index}] has: each is reported under its name."
-                )
+        if not isinstance(entry, Mapping) or not {"loss", "actions"} <= entry.keys():
+            raise ValueError(
+                f"{where} is {entry!r}, expected a dictionary with 'loss' and 'actions'."
+            )
+        found = parse_fields(ActionSlice, entry, where, prefix=f"{where}.")
+        own = {*range(*found.actions)}
+        if not own <= free:
+            raise ValueError(
+                f"{where}.actions is {found.actions!r}, expected some of {num_actions} actions that"
+                " no slice before has."
+            )
+        if found.reported_as in names:
+            raise ValueError(
+                f"{where}.name is '{found.reported_as}', expected one that no other slice or"
+                " teacher has: the losses of both would be logged under it."
+            )
+        free -= own
+        names.add(found.reported_as)
         slices.append(found)
     return slices
-
-
-def _parse(where: str, entry: Any, num_actions: int) -> ActionSlice:
-    if not isinstance(entry, Mapping) or not {"loss", "actions"} <= {*entry} <= {*KEYS}:
-        raise ValueError(
-            f"{where} is {entry!r}, expected a dictionary with 'loss', 'actions' and, where wanted,"
-            " 'coef' and 'name'."
-        )
-    bounds = entry["actions"]
-    integers = isinstance(bounds, Sequence) and all(type(bound) is int for bound in bounds)
-    if not (integers and len(bounds) == 2 and 0 <= bounds[0] < bounds[1] <= num_actions):
-        raise ValueError(
-            f"{where}['actions'] is {bounds!r}, expected [first, one past the last] of"
-            f" {num_actions} actions, counted from 0."
-        )
-    first, stop = bounds
-    coef, name = entry.get("coef", 1.0), entry.get("name", f"actions_{first}_{stop}")
-    if not (is_finite(coef) and coef >= 0):
-        raise ValueError(f"{where}['coef'] is {coef!r}, expected a finite number of at least 0.")
-    if not isinstance(name, str) or not name:
-        raise ValueError(f"{where}['name'] is {name!r}, expected a text to report the loss under.")
-    return ActionSlice(entry["loss"], first, stop, float(coef), name)
 
 
 OPTION = "imitation_weight"
@@ -362,16 +341,14 @@ class SampleWeights:
             storage: Where rollouts are stored.
 
         Raises:
-            ValueError: If the group does not exist or has more than one value, or the function
-                cannot be imported.
+            ValueError: If there is no such group, and no such function to import.
         """
         self._storage, self._option = storage, weight
-        self._group, self._function = None, None
-        if isinstance(weight, str) and ":" not in weight:
-            _check_group(weight, storage.observations)
-            self._group = weight
+        groups = list(map(str, storage.observations.keys()))
+        if isinstance(weight, str) and weight in groups:
+            self._weigh = lambda transitions: transitions.obs[weight].squeeze(-1)
         else:
-            self._function = _resolve(weight)
+            self._weigh = import_function(OPTION, weight, groups)
         shape = storage.dones.shape[:2]
         self.given = torch.ones(shape, device=storage.dones.device, dtype=storage.rewards.dtype)
         """What the group or the function says. Shape: (T, N)."""
@@ -395,22 +372,9 @@ class SampleWeights:
         """Weigh the stored rollout.
 
         Raises:
-            ValueError: If the function fails or returns another shape.
+            ValueError: If the function fails, or it or the group has another shape.
         """
-        if self._group is not None:
-            self.given.copy_(self._storage.observations[self._group].view_as(self.given))
-        else:
-            self.given.copy_(self._computed())
-        self.values.copy_(torch.where(self.given >= 0, self.given, torch.nan))
-
-    def _computed(self) -> torch.Tensor:
-        """Return what the function says of the stored rollout. Shape: (T, N).
-
-        Raises:
-            ValueError: If it fails or returns another shape.
-        """
-        assert self._function is not None
-        storage, shape = self._storage, self.given.shape
+        storage = self._storage
         transitions = Transitions(
             obs=storage.observations,
             actions=storage.actions,
@@ -419,54 +383,17 @@ class SampleWeights:
             dones=storage.dones.squeeze(-1).bool(),
             episode_steps=self._episode_steps,
         )
-        expected = f"expected a function of the rollout that returns its weights, {tuple(shape)}"
         try:
-            weights = self._function(transitions)
+            weights = self._weigh(transitions)
+            if weights.shape != self.given.shape:
+                raise ValueError(f"the weights have shape {tuple(weights.shape)}")
         except Exception as error:  # a user's function can raise anything
             raise ValueError(
-                f"{OPTION} is {self._option!r}, which fails on a rollout"
-                f" ({type(error).__name__}: {error}): {expected}."
+                f"{OPTION} is {self._option!r}, expected weights of a rollout, shape"
+                f" {tuple(self.given.shape)}; it fails ({type(error).__name__}: {error})."
             ) from error
-        if not isinstance(weights, torch.Tensor) or weights.shape != shape:
-            found = tuple(weights.shape) if isinstance(weights, torch.Tensor) else repr(weights)
-            raise ValueError(f"{OPTION} is {self._option!r}, which returned {found}: {expected}.")
-        return weights
-
-
-def sample_weights(
-    weight: str | Callable[..., Any] | None, storage: RolloutStorage
-) -> SampleWeights | None:
-    """Return what weighs the rollouts; None where all steps weigh the same.
-
-    Raises:
-        ValueError: If the option cannot be used.
-    """
-    return None if weight is None else SampleWeights(weight, storage)
-
-
-def _check_group(group: str, observations: TensorDict) -> None:
-    stored = sorted(map(str, observations.keys()))
-    if group not in stored:
-        raise ValueError(
-            f"{OPTION} is '{group}', expected one of the observation groups {stored} or the"
-            " qualified name of a function, such as 'my_package.weights:my_weight'."
-        )
-    shape = tuple(observations[group].shape[2:])
-    if shape != (1,):
-        raise ValueError(
-            f"{OPTION} is '{group}', an observation group of shape {shape}, expected one of shape"
-            " (1,): each robot-step has one weight."
-        )
-
-
-def _resolve(weight: str | Callable[..., Any]) -> Callable[[Transitions], torch.Tensor]:
-    try:
-        return resolve_callable(weight)
-    except (ImportError, AttributeError, TypeError) as error:
-        raise ValueError(
-            f"{OPTION} is {weight!r}, which cannot be imported ({error}): expected an observation"
-            " group or the qualified name of a function, such as 'my_package.weights:my_weight'."
-        ) from error
+        self.given.copy_(weights)
+        self.values.copy_(torch.where(self.given >= 0, self.given, torch.nan))
 
 
 def or_one(sums: torch.Tensor) -> torch.Tensor:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, cast
 
 import torch
 from rsl_rl.env import VecEnv
@@ -17,9 +18,9 @@ from rsl_tbptt.algorithms.behavior_losses import (
     BUFFER,
     NEWEST,
     OPTION,
+    SampleWeights,
     or_one,
     resolve_behavior_loss,
-    sample_weights,
 )
 from rsl_tbptt.algorithms.heads import AuxiliaryHeads, parse_heads
 from rsl_tbptt.algorithms.health import FirstReplay, finite, obs_scales
@@ -31,7 +32,7 @@ from rsl_tbptt.algorithms.options import (
     takes,
 )
 from rsl_tbptt.algorithms.replay import Replay, observed_groups, set_state
-from rsl_tbptt.algorithms.replay_buffer import Experience, MiniBatch
+from rsl_tbptt.algorithms.replay_buffer import Experience, MiniBatch, weights_of
 from rsl_tbptt.algorithms.teachers import (
     Dagger,
     LazyTeacher,
@@ -48,13 +49,15 @@ from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.memory import MemoryPlan, Sizes
+from rsl_tbptt.core.rollout import Rollout, Segments
 from rsl_tbptt.core.windows import num_steps_of_full_group, tbptt_schedule
 from rsl_tbptt.models.teacher_group import models_by_role
 
 LAST_SHARE = 0.03
 """Share of the learning rate that is left at the end: a longer training goes on learning."""
 
-_WEIGHTS = ("weight of newest", "weight of past")
+_NEWEST, _PAST = "weight of newest", "weight of past"
+"""Sums of the samples' weights, where they have any."""
 
 
 class UpdateSums:
@@ -62,22 +65,15 @@ class UpdateSums:
 
     def __init__(self) -> None:
         """Begin with nothing."""
-        self.losses: list[dict[str, torch.Tensor]] = []
-        """What the loss reports, by name, one per optimiser step. Shape: () each."""
-        self.weights: list[torch.Tensor] = []
-        """The samples' weights, of the newest rollout and of the past, one per mini-batch; none if
-        all samples weigh the same. Shape: (2,) each."""
+        self.reported: list[dict[str, torch.Tensor]] = []
+        """What losses and weights report, by name. Shape: () each."""
         self.grad_norms: list[torch.Tensor] = []
         """Gradient norms before clipping, one per optimiser step. Shape: () each."""
 
-    def totals(self, names: tuple[str, ...], ranks: Ranks) -> dict[str, torch.Tensor]:
-        """Return sums over all steps and processes (one exchange), scalars; 0 if not reported."""
-        zero = torch.zeros_like(next(iter(self.losses[0].values())))
-        own = {name: torch.stack([sums.get(name, zero) for sums in self.losses]) for name in names}
-        own = {name: each.sum() for name, each in own.items()}
-        if self.weights:
-            own |= dict(zip(_WEIGHTS, torch.stack(self.weights).sum(0), strict=True))
-        return ranks.sum_named(own)
+    def totals(self, names: Sequence[str], zero: torch.Tensor, ranks: Ranks) -> dict[str, Any]:
+        """Return sums over the update and all processes (one exchange). Shape: () each."""
+        own = {name: [zero, *(s[name] for s in self.reported if name in s)] for name in names}
+        return ranks.sum_named({name: torch.stack(parts).sum() for name, parts in own.items()})
 
 
 class TbpttDistillation(TbpttAlgorithm, Distillation):
@@ -150,32 +146,32 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         self._prepare_surroundings()
         self._prepare_losses()
         self._prepare_updates()
-        obs, path = storage.observations, self.options.teacher_checkpoint
-        self.lazy_teacher = LazyTeacher(teacher, path, obs, device, self._ranks)
-        self.teacher_loaded = self.lazy_teacher
 
     def _prepare_losses(self) -> None:
         """Resolve loss, labels, weights and auxiliary heads."""
         options, storage = self.options, self.storage
         student, teacher = self._raw_student, self._raw_teacher
+        path, weight = options.teacher_checkpoint, options.imitation_weight
+        self.lazy_teacher = LazyTeacher(teacher, path, storage.observations, self._ranks)
+        self.teacher_loaded = self.lazy_teacher
         heads = parse_heads(options.auxiliary)
         num_actions = storage.privileged_actions.shape[-1]
         loss = resolve_behavior_loss(options.loss_type, student, teacher, num_actions)
         in_batches = options.batch_teacher_labels
-        self._layers = TeacherLayers(teacher, storage, heads, in_batches=in_batches)
+        layers = TeacherLayers(teacher, storage, heads, in_batches=in_batches)
         label = RolloutLabels if in_batches else StepLabels
-        self._labels = label(teacher, storage, loss.to_gaussian, self._layers)
-        self._weights = sample_weights(options.imitation_weight, storage)
+        self._labels = label(teacher, storage, loss.to_gaussian, layers)
+        self._weights = None if weight is None else SampleWeights(weight, storage)
         self._heads = AuxiliaryHeads(
             heads,
             student,
             storage,
             self.optimizer,
-            layers=self._layers.outputs,
+            layers=layers.outputs,
             reported_where=NEWEST,
         )
         self._dagger = Dagger(options, storage.num_envs, storage.dones.device)
-        self._per_teacher = LossPerTeacher(self._labels.teacher_names, loss.coefs)
+        self._per_teacher = LossPerTeacher(self._labels.teacher_names)
         self._first_replay = FirstReplay()
         self._head_of_loss = loss.head
         self.loss = self._per_teacher.reported_by(loss)
@@ -187,9 +183,9 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
     def _prepare_updates(self) -> None:
         """Fix the windows and what an update changes."""
         options, storage, device = self.options, self.storage, self.storage.dones.device
-        student = self._raw_student
+        student, ranks, heads = self._raw_student, self._ranks, self._heads
         self.experience = Experience(
-            student, storage, self._labels, options, self._ranks, self._heads, self._weights
+            student, storage, self._labels, options, ranks, heads, self._weights
         )
         """The newest rollout and the replay buffer."""
         num_steps = storage.num_transitions_per_env
@@ -197,32 +193,29 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         self._schedule = tbptt_schedule(num_steps, *lengths, tail=options.tail)
         self._steps_per_group = num_steps_of_full_group(num_steps, *lengths)
         self._num_loss_steps = sum(w.num_loss_steps for group in self._schedule for w in group)
-        self._num_envs_of_ranks = self._ranks.sum_count(storage.num_envs, device)
+        self._num_envs_of_ranks = ranks.sum_count(storage.num_envs, device)
         self._step_batches = step_batches(num_steps, self._num_envs_of_ranks, device)
-        largest = max(self.experience.sizes())
         self._student = Replay(
             student,
             self._head_of_loss,
             options=options,
-            num_envs=largest,
+            num_envs=self.experience.largest_mini_batch,
             window_length=min(options.gradient_length, num_steps),
-            heads=self._heads,
+            heads=heads,
             first_replay=self._first_replay,
         )
-        self._parameters = [*self._student.parameters, *self._heads.parameters]
+        self._parameters = [*self._student.parameters, *heads.parameters]
         self.transaction = Transaction(
             storage,
-            [student, self._heads.module],
-            [self.optimizer, *self._heads.optimizers],
+            [student, heads.module],
+            [self.optimizer, *heads.optimizers],
             options,
-            self._ranks,
+            ranks,
             stateful_models=[student, self._raw_teacher],
             add_gradients=self._add_gradients_of,
             inputs=self._inputs,
-            max_micro_batches=largest,
+            max_micro_batches=self.experience.largest_mini_batch,
         )
-        nan = torch.full((), torch.nan, device=device)
-        self._no_sums = dict.fromkeys((*self._means_of, *self._per_teacher.names), nan)
         self._started = False
 
     @staticmethod
@@ -256,10 +249,11 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         Raises:
             ValueError: If there was no rollout yet, or it is not whole.
         """
-        experience, sizes = self.experience, self.experience.sizes()
-        least = self._student.least_micro_batches(max(sizes))
+        experience, largest = self.experience, self.experience.largest_mini_batch
+        least = self._student.least_micro_batches(largest)
         num_bytes = experience.buffer_size(experience.newest()).num_bytes
-        return self.transaction.plan_memory(Sizes(max(sizes), least, num_bytes), self._parameters)
+        sizes = Sizes(largest, least, num_bytes)
+        return self.transaction.plan_memory(sizes, self._parameters)
 
     def act(self, obs: TensorDict) -> torch.Tensor:
         """Sample the student's actions, record the teacher's labels and choose who acts.
@@ -353,20 +347,20 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
                 for _ in range(self.options.num_learning_epochs):
                     drawn, end_states = list(self.experience.draw()), []
                     for batch in drawn:
-                        rollout, state = self.experience.nothing
-                        with update.alone():
+                        rollout, state = cast("Rollout", None), None
+                        with update.alone():  # if this fails, what uses it fails, up to ``commit``
                             rollout, state = self.experience.of(batch)
-                        divisor = self._divisor(batch, sums)
+                        divisor = self._divisor(batch, rollout, sums)
                         newest = slice(len(batch.envs))
                         for group in self._schedule:
                             has_loss = group[-1].num_loss_steps > 0
-                            if not has_loss:  # at the end, where the past has nothing to say
-                                rollout = rollout.envs(newest)
-                                state = hidden_state.select_envs(state, newest)
                             self._zero_grad()
-                            losses, first = self._no_sums, not sums.losses
+                            reported, first = {}, not sums.grad_norms
                             with update.alone(), self._first_replay.watching(first=first):
-                                state, losses = self._student.accumulate(
+                                if not has_loss:  # at the end, where the past has nothing to say
+                                    rollout = rollout.envs(newest)
+                                    state = hidden_state.select_envs(state, newest)
+                                state, reported = self._student.accumulate(
                                     group,
                                     rollout,
                                     state,
@@ -375,7 +369,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
                                     num_micro_batches=update.num_micro_batches,
                                 )
                             if has_loss:
-                                sums.losses.append(losses)
+                                sums.reported.append(reported)
                                 sums.grad_norms.append(self._optimizer_step())
                         end_states.append(hidden_state.select_envs(state, newest))
                 health = self._health()
@@ -399,7 +393,9 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         """What M counts of each sequence: the steps of a full group, or 1 for a sum over them."""
         return self._steps_per_group if self.options.loss_reduction == "mean" else 1
 
-    def _divisor(self, batch: MiniBatch, sums: UpdateSums) -> int | torch.Tensor:
+    def _divisor(
+        self, batch: MiniBatch, sequences: Rollout | Segments, sums: UpdateSums
+    ) -> int | torch.Tensor:
         """Return M of a mini-batch's groups, over all ranks, which exchange weights.
 
         A sequence counts by the mean weight of its steps, so that a robot-step has its weight in
@@ -409,8 +405,8 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             return self._steps_in_mean * batch.num_sequences
         weights = self._weights.values.new_zeros(2)
         with self.transaction.alone():
-            weights = self.experience.weights_of(batch, self._num_loss_steps)
-        sums.weights.append(weights)
+            weights = weights_of(sequences, len(batch.envs), self._num_loss_steps)
+        sums.reported.append({_NEWEST: weights[0], _PAST: weights[1]})
         num_sequences = or_one(self._ranks.sum_tensor(weights.sum()) / self._num_loss_steps)
         return self._steps_in_mean * num_sequences
 
@@ -433,20 +429,21 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         """Return what is logged of an update's sums. Shape: () each."""
         num_envs, dones = self._num_envs_of_ranks, self.experience.dones().float()
         num_steps = self.options.num_learning_epochs * self._num_loss_steps
-        totals = sums.totals((*self._means_of, *self._per_teacher.names), self._ranks)
-        divisors: dict[str, Any] = dict.fromkeys(self._means_of, num_steps * num_envs)
-        num_drawn, weight = self.experience.num_drawn_of_ranks(num_envs), {}
-        divisors |= {BUFFER: num_steps * num_drawn} if num_drawn is not None else {}
-        if sums.weights:
-            newest, past = (or_one(totals[name]) for name in _WEIGHTS)
-            divisors = dict.fromkeys(divisors, newest) | {BUFFER: past}
-            weight = {OPTION: totals[_WEIGHTS[0]] / (num_steps * num_envs)}
-        names = [n for n in self._means_of if n != BUFFER or num_drawn is not None]
+        of_weights = () if self._weights is None else (_NEWEST, _PAST)
+        names = (*self._means_of, *self._per_teacher.names, *of_weights)
+        total = sums.totals(names, sums.grad_norms[0].new_zeros(()), self._ranks)
+        newest, past = num_steps * num_envs, num_steps * (self.experience.num_sequences - num_envs)
+        means = {}
+        if self._weights is not None:
+            means[OPTION] = total[_NEWEST] / newest
+            newest, past = or_one(total[_NEWEST]), or_one(total[_PAST])
+        means |= {n: total[n] / (past if n == BUFFER else newest) for n in self._means_of}
+        if self.experience.num_drawn == 0:
+            del means[BUFFER]
         return {
-            **{name: totals[name] / divisors[name] for name in names},
-            **weight,
+            **means,
             "grad_norm": torch.stack(sums.grad_norms).mean(),
-            **self._per_teacher.metrics(totals),
+            **self._per_teacher.metrics(total),
             "done_rate": self._ranks.mean(dones, len(dones) * num_envs),
             **self._dagger.metrics(),
         }
@@ -479,14 +476,11 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
     def _inputs(self) -> Inputs:
         """Return what an update reads."""
         stored = self.storage.observations
-        seen = {*observed_groups(self._raw_student, stored)}
-        of_labels = {*observed_groups(self._raw_teacher, stored), *self._heads.observed_groups()}
-        recorded = {
-            **{f"observation group '{g}'": v for g, v in stored.items() if g in of_labels - seen},
-            **{f"the teacher's layer '{n}'": out for n, out in self._layers.outputs.items()},
-            **self._labels.recorded(),
-        }
-        weights = {}
+        seen = observed_groups(self._raw_student, stored)
+        targets = {*observed_groups(self._raw_teacher, stored), *self._heads.observed_groups()}
+        others = {group: values for group, values in stored.items() if group in targets - {*seen}}
+        recorded = {f"observation group '{group}'": values for group, values in others.items()}
+        recorded, weights = recorded | self._labels.recorded(), {}
         if self._weights is not None:
             given = self._weights.given
             weights = {OPTION: given[: self._num_loss_steps]}
@@ -535,12 +529,14 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         obs, source = self.storage.observations, (loaded_dict, self.checkpoint_path)
         if strict and wants.get("teacher"):
             self.lazy_teacher.check(teacher_state_dict(loaded_dict, "The checkpoint"), *source)
-        if strict and wants.get("student"):
-            check_fits(self._raw_student, student_state_dict(loaded_dict), "student", obs, *source)
         own = loaded_dict.get("rsl_tbptt", {})
+        heads = own.get("auxiliary", {})
         buffer = own.get("buffer") if self.options.save_buffer else None
-        if wants.get("student"):  # first, as these may refuse
-            self._heads.check(own.get("auxiliary", {}))
+        if wants.get("student"):
+            if strict:
+                parameters = student_state_dict(loaded_dict)
+                check_fits(self._raw_student, parameters, "student", obs, *source)
+            self._heads.check(heads)
             self.experience.check(buffer)
         load_iteration = super().load(loaded_dict, load_cfg, strict)
         if wants.get("teacher"):
@@ -548,8 +544,8 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         if wants.get("student"):
             self.num_updates = own.get("num_updates", 0)
             with_optimizer = load_cfg is None or bool(load_cfg.get("optimizer"))
-            self._heads.load_state_dict(own.get("auxiliary", {}), with_optimizer=with_optimizer)
-            self.experience.restore(buffer)  # last, as the past is gone then
+            self._heads.load_state_dict(heads, with_optimizer=with_optimizer)
+            self.experience.restore(buffer)
         if load_iteration:
             self.emergency_save.go_on_from(loaded_dict)
         return load_iteration

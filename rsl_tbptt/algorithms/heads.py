@@ -311,7 +311,7 @@ def latent_width(model: MLPModel, storage: RolloutStorage) -> int:
 def _loss_of(name: str, head: HeadOptions, width: int, parameter: torch.Tensor) -> PerSample:
     if isinstance(head.loss, str) and head.loss in HEAD_LOSSES:
         return HEAD_LOSSES[head.loss]
-    return own_loss(f"auxiliary.{name}.loss", head.loss, width, parameter)
+    return own_loss(f"auxiliary.{name}.loss", head.loss, HEAD_LOSSES, width, parameter)
 
 
 @dataclass(frozen=True)

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -25,13 +24,11 @@ from rsl_tbptt.algorithms.replay import (
     observed_groups,
 )
 from rsl_tbptt.checkpoints.describing import check_fits
-from rsl_tbptt.checkpoints.reading import checkpoint_file, read_checkpoint
-from rsl_tbptt.compat.versions import MLPModel, config_advice, teacher_state_dict
+from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core.accumulate import Loss, Outputs, SampleLosses
 from rsl_tbptt.core.distributed import Ranks
-from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.rollout import Labels
-from rsl_tbptt.models.teacher_group import NONE, SelectedTeachers, selected_by
+from rsl_tbptt.models.teacher_group import NONE, SelectedTeachers, read_teacher
 
 
 class StepLabels:
@@ -48,7 +45,7 @@ class StepLabels:
             with_std: Whether labels include the standard deviation of the teacher's Gaussian.
             layers: The teacher's layers that are recorded.
         """
-        self._storage, self._layers = storage, layers
+        self._storage, self.layers = storage, layers
         self._std = torch.zeros_like(storage.privileged_actions) if with_std else None
         self._teachers = teacher if isinstance(teacher, SelectedTeachers) else None
         steps = storage.dones.squeeze(-1)
@@ -70,9 +67,9 @@ class StepLabels:
             teacher(obs, stochastic_output=True)
             self._std[step].copy_(teacher.output_std)
             actions = teacher.output_mean.detach()
-        if self._selected is not None:
-            self._selected[step].copy_(selected_by(teacher))
-        self._layers.keep(step)
+        if self._teachers is not None and self._selected is not None:
+            self._selected[step].copy_(self._teachers.selected)
+        self.layers.keep(step)
         return actions
 
     def complete(self) -> None:
@@ -86,17 +83,16 @@ class StepLabels:
 
     def recorded(self) -> dict[str, torch.Tensor]:
         """Return what may be NaN, by what messages call it, shape (T, N, D) each."""
-        actions = self._storage.privileged_actions
-        recorded = {"teacher actions": actions}
+        recorded = {"teacher actions": self._storage.privileged_actions}
         if self._teachers is not None and self._selected is not None:
-            selector, chosen = self._teachers.selector, self._selected.unsqueeze(-1)
+            selector, chosen = self._teachers.selector, self._selected.unsqueeze(-1).double()
             kind = (
                 f"the choice of a teacher by {selector.described}, which is none of"
                 f" {selector.expected},"
             )
-            chosen = chosen.to(actions.dtype).masked_fill(chosen == NONE, torch.nan)
-            recorded = {kind: chosen, **recorded}
-        return recorded
+            recorded = {kind: chosen.masked_fill(chosen == NONE, torch.nan), **recorded}
+        outputs = self.layers.outputs.items()
+        return {**{f"the teacher's layer '{layer}'": seen for layer, seen in outputs}, **recorded}
 
 
 class RolloutLabels(StepLabels):
@@ -116,16 +112,12 @@ class RolloutLabels(StepLabels):
                 "batch_teacher_labels is True, expected False with a recurrent teacher: its labels"
                 " need the steps in order."
             )
-        stored = list(storage.observations.keys())
-        self._obs_groups = observed_groups(teacher, storage.observations)
-        for group in self._obs_groups:
-            if group not in stored:
-                raise ValueError(
-                    f"batch_teacher_labels is True, expected False while the storage lacks the"
-                    f" teacher's observation group '{group}', it holds {stored}."
-                )
-        make = partial(Replay, head=gaussian_head if with_std else action_head)
-        self._replay = _replay_selected(self._teachers, make) if self._teachers else make(teacher)
+        self._observations = storage.observations.select(
+            *observed_groups(teacher, storage.observations)
+        )
+        models: dict[str, Any] = dict(self._teachers.teachers) if self._teachers else {"": teacher}
+        head = gaussian_head if with_std else action_head
+        self._replays = {name: Replay(model, head) for name, model in models.items()}
 
     def of_step(self, teacher: MLPModel, obs: TensorDict, step: int) -> torch.Tensor:
         """Return what the storage holds at a step, shape (N, A), until ``complete``."""
@@ -134,40 +126,22 @@ class RolloutLabels(StepLabels):
     @torch.no_grad()
     def complete(self) -> None:
         """Label the stored rollout."""
-        observations = self._storage.observations.select(*self._obs_groups)
-        starts = torch.zeros_like(self._storage.dones.squeeze(-1), dtype=torch.bool)
-        num_steps, num_envs = starts.shape
         labels = self.of_rollout().values()
-        for steps in step_batches(num_steps, num_envs, starts.device):
-            outputs, _ = self._replay(observations[steps], None, starts[steps])
+        for steps in step_batches(*self._observations.batch_size, self._storage.dones.device):
+            rows = self._observations[steps].flatten(0, 1)
+            if self._teachers is None:
+                outputs = self._run("", rows)
+            else:
+                outputs = [*self._teachers.run(rows, self._run), self._teachers.selected]
             for label, output in zip(labels, outputs, strict=True):
-                label[steps].copy_(output)
-            self._layers.keep(steps.start)
+                label[steps].copy_(output.view_as(label[steps]))
+            self.layers.keep(steps.start)
 
-
-def _replay_selected(
-    teachers: SelectedTeachers, make: Callable[[MLPModel], Replay]
-) -> Callable[[TensorDict, HiddenState, torch.Tensor], tuple[Outputs, HiddenState]]:
-    """Make a replay of teachers without memory of which one labels each sample.
-
-    Its outputs are theirs, shape (K, n, A) each, and the number of the teacher, (K, n).
-    """
-    models: dict[str, Any] = dict(teachers.teachers.items())
-    replays = {name: make(model) for name, model in models.items()}
-
-    def run(name: str, rows: TensorDict) -> list[torch.Tensor]:
+    def _run(self, name: str, rows: TensorDict) -> list[torch.Tensor]:
+        """Return what a teacher's head says of observations, batch size (n,): (n, A) each."""
         starts = torch.zeros(1, len(rows), dtype=torch.bool, device=rows.device)
-        outputs, _ = replays[name](rows.unsqueeze(0), None, starts)
+        outputs, _ = self._replays[name](rows.unsqueeze(0), None, starts)
         return [output.squeeze(0) for output in outputs]
-
-    def replay(
-        obs: TensorDict, state: HiddenState, episode_starts: torch.Tensor
-    ) -> tuple[Outputs, HiddenState]:
-        outputs = teachers.run(obs.flatten(0, 1), run)
-        found = (*outputs, selected_by(teachers))
-        return tuple(output.unflatten(0, episode_starts.shape) for output in found), None
-
-    return replay
 
 
 TEACHER = "teacher"
@@ -180,24 +154,9 @@ class LossPerTeacher:
     Sums do not depend on micro-batches; what is logged is their quotient after the update.
     """
 
-    def __init__(self, names: Sequence[str], slices: Iterable[str]) -> None:
-        """Choose what is reported.
-
-        Args:
-            names: The teachers in the order of their numbers; none where there is only one.
-            slices: What slices of the action are reported as.
-
-        Raises:
-            ValueError: If a slice has the name of a teacher.
-        """
+    def __init__(self, names: Sequence[str]) -> None:
+        """Take the teachers in the order of their numbers; none where there is only one."""
         self._losses = {f"behavior/{name}": f"num_samples/{name}" for name in names}
-        for index, tag in enumerate(slices):
-            if tag in self._losses:
-                raise ValueError(
-                    f"loss_type[{index}]['name'] is '{tag.removeprefix('behavior/')}', expected"
-                    f" another name than those of the teachers, {list(names)}: the losses of both"
-                    f" are logged as Loss/{tag}."
-                )
 
     @property
     def names(self) -> list[str]:
@@ -206,7 +165,20 @@ class LossPerTeacher:
 
     def reported_by(self, loss: Loss) -> Loss:
         """Return a loss that reports the sums, too."""
-        return self._with_sums(loss) if self._losses else loss
+        if not self._losses:
+            return loss
+
+        def reporting(outputs: Outputs, labels: Labels) -> SampleLosses:
+            losses = loss(outputs, labels)
+            reported, behavior = dict(losses.reported), losses.reported["behavior"]
+            for index, (name, number) in enumerate(self._losses.items()):
+                own = labels[TEACHER] == index
+                own = own & labels[NEWEST] if NEWEST in labels else own
+                reported[name] = torch.where(own, behavior, 0.0)
+                reported[number] = own.to(behavior.dtype)
+            return replace(losses, reported=reported)
+
+        return reporting
 
     def metrics(self, totals: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
         """Return losses and numbers of samples of an update's sums, shape () each."""
@@ -219,19 +191,6 @@ class LossPerTeacher:
         unused = {name for name, number in self._losses.items() if metrics[number] == 0}
         dropped = unused.union(self._losses.values())
         return {name: value for name, value in metrics.items() if name not in dropped}
-
-    def _with_sums(self, loss: Loss) -> Loss:
-        def reporting(outputs: Outputs, labels: Labels) -> SampleLosses:
-            losses = loss(outputs, labels)
-            reported, behavior = dict(losses.reported), losses.reported["behavior"]
-            for index, (name, number) in enumerate(self._losses.items()):
-                own = labels[TEACHER] == index
-                own = own & labels[NEWEST] if NEWEST in labels else own
-                reported[name] = torch.where(own, behavior, 0.0)
-                reported[number] = own.to(behavior.dtype)
-            return replace(losses, reported=reported)
-
-        return reporting
 
 
 class TeacherLayers:
@@ -259,7 +218,7 @@ class TeacherLayers:
         """
         self.outputs: dict[str, torch.Tensor] = {}
         """By layer. Shape: (T, N, D) each."""
-        self._seen: dict[str, torch.Tensor] = {}
+        self._seen: dict[str, Any] = {}
         asked = {name: head.teacher_layer for name, head in heads.items() if head.teacher_layer}
         if not asked:
             return
@@ -270,19 +229,18 @@ class TeacherLayers:
                 " where there are several: each sees only samples of its own, and their layers"
                 " differ. Predict an observation group."
             )
-        shapes = _shapes_of_layers(teacher, storage)
+        found = _vectors_of_layers(teacher, storage.observations[0])
         for name, layer in asked.items():
-            if layer not in shapes or (in_batches and layer.startswith("cnns.")):
+            if layer not in found or (in_batches and layer.startswith("cnns.")):
                 raise ValueError(
                     f"auxiliary.{name}.target is '{LAYER}{layer}', expected a layer of the"
                     " teacher that gives one vector per environment, once, one of"
-                    f" {list(shapes)}; none of a CNN with batch_teacher_labels."
+                    f" {list(found)}; none of a CNN with batch_teacher_labels."
                 )
-        sizes = (storage.num_transitions_per_env, storage.num_envs)
-        modules, parameter = dict(teacher.named_modules()), next(teacher.parameters())
         for layer in dict.fromkeys(asked.values()):
-            self.outputs[layer] = parameter.new_zeros(*sizes, shapes[layer])
-            modules[layer].register_forward_hook(partial(_see, self._seen, layer))
+            shape = (storage.num_transitions_per_env, *found[layer].shape)
+            self.outputs[layer] = found[layer].new_zeros(shape)
+            teacher.get_submodule(layer).register_forward_hook(partial(_see, self._seen, layer))
 
     def keep(self, first_step: int) -> None:
         """Store what the layers gave last, of all environments and the steps from one on."""
@@ -291,68 +249,41 @@ class TeacherLayers:
             kept[first_step : first_step + len(rows)].copy_(rows)
 
 
-def _see(seen: dict[str, torch.Tensor], layer: str, _: nn.Module, __: Any, output: Any) -> None:
+def _see(seen: dict[str, Any], layer: str, _: nn.Module, __: Any, output: Any) -> None:
     seen[layer] = output[0] if isinstance(output, tuple) else output
 
 
-def _see_all(seen: dict[str, list[Any]], layer: str, _: nn.Module, __: Any, output: Any) -> None:
-    seen.setdefault(layer, []).append(output[0] if isinstance(output, tuple) else output)
-
-
 @torch.no_grad()
-def _shapes_of_layers(teacher: MLPModel, storage: RolloutStorage) -> dict[str, int]:
-    """Return how long a vector each layer gives per environment, where it gives one.
+def _vectors_of_layers(teacher: MLPModel, obs: TensorDict) -> dict[str, torch.Tensor]:
+    """Return the outputs of the layers that give one vector per environment, (N, D) each.
 
-    One that runs several times in a pass, as rsl_rl's MLP has one activation for all its hidden
-    layers, gives none that its name would tell from the others.
-
-    Raises:
-        ValueError: If the storage lacks what the teacher observes.
+    A layer that runs several times in a pass, as rsl_rl's MLP has one activation for all its hidden
+    layers, is left out: its name would not tell these outputs apart.
     """
-    obs, seen = storage.observations[0], dict[str, list[Any]]()
-    stored = list(obs.keys())
-    for group in observed_groups(teacher, obs):
-        if group not in stored:
-            raise ValueError(
-                f"auxiliary asks for a layer of the teacher, whose observation group '{group}' the"
-                f" storage lacks, expected it among {stored}."
-            )
+    calls: dict[str, list[Any]] = {}
+
+    def record(layer: str, _: nn.Module, __: Any, output: Any) -> None:
+        calls.setdefault(layer, []).append(output[0] if isinstance(output, tuple) else output)
+
     layers = {name: module for name, module in teacher.named_modules() if name}
-    with _as_it_is(teacher), _hooked(layers, lambda layer: partial(_see_all, seen, layer)):
-        teacher(obs)
-    num_envs = storage.num_envs
-    once = {layer: seen[layer][0] for layer in layers if len(seen.get(layer, ())) == 1}
-    return {
-        layer: output.shape[-1]
-        for layer, output in once.items()
-        if isinstance(output, torch.Tensor)
-        and output.dim() > 1
-        and output.numel() == num_envs * output.shape[-1]
-    }
-
-
-@contextlib.contextmanager
-def _as_it_is(teacher: MLPModel) -> Iterator[None]:
-    """Leave a teacher's mode and state as they are."""
+    hooks = [each.register_forward_hook(partial(record, name)) for name, each in layers.items()]
     training, state = teacher.training, teacher.get_hidden_state()
     teacher.eval()  # running statistics are for data
     try:
-        yield
+        teacher(obs)
     finally:
         teacher.train(training)
         teacher.reset(hidden_state=state)
-
-
-@contextlib.contextmanager
-def _hooked(
-    layers: Mapping[str, nn.Module], hook_of: Callable[[str], Callable[..., None]]
-) -> Iterator[None]:
-    handles = [module.register_forward_hook(hook_of(name)) for name, module in layers.items()]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+        for hook in hooks:
+            hook.remove()
+    once = {layer: outputs[0] for layer, outputs in calls.items() if len(outputs) == 1}
+    return {
+        layer: output.reshape(len(obs), -1)
+        for layer, output in once.items()
+        if isinstance(output, torch.Tensor)
+        and output.dim() > 1
+        and output.numel() == len(obs) * output.shape[-1]
+    }
 
 
 class LazyTeacher:
@@ -369,7 +300,6 @@ class LazyTeacher:
         teacher: MLPModel,
         path: str | None,
         obs: TensorDict,
-        device: torch.device | str,
         ranks: Ranks,
     ) -> None:
         """Keep the teacher and the file that the config names.
@@ -378,14 +308,12 @@ class LazyTeacher:
             teacher: The teacher, or several, which know their files.
             path: ``teacher_checkpoint``: file of a single teacher, or ``FOLDER/latest``.
             obs: Observations of any batch size.
-            device: Where tensors are put.
             ranks: The processes that train together.
 
         Raises:
             ValueError: If one file is named for several teachers.
         """
-        self._teacher, self._path, self._obs = teacher, path, obs
-        self._device, self._ranks = device, ranks
+        self._teacher, self._path, self._obs, self._ranks = teacher, path, obs, ranks
         self.is_loaded = False
         """Whether a checkpoint brought the teacher."""
         if isinstance(teacher, SelectedTeachers) and path is not None:
@@ -410,12 +338,8 @@ class LazyTeacher:
             return
         self.is_loaded = True
 
-    def _load(self, named: str) -> None:
-        path = str(checkpoint_file(named))
-        checkpoint = read_checkpoint(path, self._device)
-        state_dict = teacher_state_dict(checkpoint, f"The teacher_checkpoint '{path}'")
-        role = "teacher"
-        check_fits(self._teacher, state_dict, role, self._obs, checkpoint, path, config_advice)
+    def _load(self, path: str) -> None:
+        state_dict = read_teacher(self._teacher, path, "teacher", self._obs)
         self._teacher.load_state_dict(state_dict)
 
     def __bool__(self) -> bool:

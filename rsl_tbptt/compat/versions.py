@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -51,6 +51,7 @@ __all__ = [
     "RandomNetworkDistillation",
     "clip_gradients",
     "config_advice",
+    "import_function",
     "join_on_cpu",
     "resolve_callable",
     "rnd_optimizer",
@@ -60,6 +61,26 @@ __all__ = [
 
 UPDATE_NORMALIZES = rsl_rl_release() >= (5, 5)
 """Whether PPO's ``update()`` updates the normalisers (5.5) or the rollout does (before)."""
+
+
+def import_function(option: str, value: Any, known: Iterable[str]) -> Callable[..., Any]:
+    """Return the function that an option names, or is.
+
+    Args:
+        option: Its name, for the message.
+        value: A function or its qualified name.
+        known: What else the option could have been.
+
+    Raises:
+        ValueError: If the function cannot be imported.
+    """
+    try:
+        return resolve_callable(value)
+    except (ImportError, AttributeError, TypeError, ValueError) as error:
+        raise ValueError(
+            f"{option} is {value!r}, expected one of {sorted(known)} or the qualified name of a"
+            f" function, such as 'my_package.module:function'; it cannot be imported: {error}"
+        ) from error
 
 
 def rnd_optimizer(algorithm: Any) -> torch.optim.Optimizer:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from itertools import chain
 from typing import Any
 
@@ -13,10 +12,11 @@ from tensordict import TensorDict
 from torch import nn
 
 from rsl_tbptt.checkpoints.describing import check_fits
-from rsl_tbptt.checkpoints.reading import checkpoint_file, read_checkpoint
+from rsl_tbptt.checkpoints.reading import Advice, checkpoint_file, read_checkpoint
 from rsl_tbptt.compat.versions import (
     GaussianDistribution,
     MLPModel,
+    import_function,
     resolve_callable,
     teacher_state_dict,
 )
@@ -82,7 +82,7 @@ class SelectedTeachers(nn.Module):
                 f"distribution_cfg is {distribution_cfg}, expected None with several teachers: each"
                 " has its own, in its 'cfg'."
             )
-        _check_names(teachers)
+        _check_configs(teachers)
         self.names = tuple(teachers)
         """The teachers in the order of their numbers."""
         self._groups = {
@@ -98,12 +98,11 @@ class SelectedTeachers(nn.Module):
         self.teachers = nn.ModuleDict(models).requires_grad_(False).eval()
         self.loaded = False
         """Whether the teachers have their parameters."""
-        self.selector = resolve_selector(selector, self.names, obs)
-        """Gives each row the number of its teacher."""
-        self.selected: torch.Tensor | None = None
-        """The numbers of the newest forward pass, -1 for none. Shape: (rows,), int64."""
+        self.selector = Selector(selector, self.names, obs)
+        self.selected = torch.empty(0, dtype=torch.int64)
+        """Each row's teacher in the newest forward pass, -1 for none. Shape: (rows,)."""
         self._rows: dict[int, slice | torch.Tensor] = {}
-        self._paths = [cfg.get("checkpoint") for cfg in teachers.values()]
+        self._paths = {name: cfg.get("checkpoint") for name, cfg in teachers.items()}
         self._shapes = obs[:0].clone()
         self._state_forms: list[hidden_states.Form] = []
 
@@ -126,11 +125,29 @@ class SelectedTeachers(nn.Module):
                 then.
         """
         with torch.inference_mode(False):  # a rollout has no gradients
-            pairs = zip(self.names, self._models, self._paths, strict=True)
-            states = [_read_teacher(*pair, self._shapes) for pair in pairs]
+            states = [self._read(name) for name in self.names]
             for model, state_dict in zip(self._models, states, strict=True):
                 model.load_state_dict(state_dict)
         self.loaded = True
+
+    def _read(self, name: str) -> Mapping[str, torch.Tensor]:
+        """Read a teacher's parameters and buffers from its file.
+
+        Raises:
+            ValueError: If the file is not named, missing, damaged or does not fit.
+        """
+        path = self._paths[name]
+        if path is None:
+            raise ValueError(
+                f"teacher.teachers.{name}.checkpoint is None, expected the teacher's file: no"
+                " checkpoint of a distillation brought the teachers."
+            )
+        try:
+            return read_teacher(self.teachers[name], path, role_of(name), self._shapes)
+        except ValueError as error:
+            raise ValueError(
+                f"The teacher '{name}' cannot be loaded from '{path}'. {error}"
+            ) from error
 
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
@@ -162,17 +179,17 @@ class SelectedTeachers(nn.Module):
             ValueError: If it holds other teachers, or one is known to have been configured
                 otherwise.
         """
-        parts: dict[str, dict[str, torch.Tensor]] = {name: {} for name in self.names}
-        for key, tensor in state_dict.items():
-            folder, name, *rest = [*key.split(".", 2), "", ""]
-            if folder != "teachers" or name not in parts:
+        prefixes = [f"teachers.{name}." for name in self.names]
+        for key in state_dict:
+            if not key.startswith(tuple(prefixes)):
                 raise ValueError(
                     f"The checkpoint holds '{key}', which is of none of the teachers"
-                    f" {list(parts)}: expected that of a distillation from these. A single"
+                    f" {list(self.names)}: expected that of a distillation from these. A single"
                     " teacher's file is named by its own 'checkpoint' in the config."
                 )
-            parts[name][rest[0]] = tensor
-        for (name, part), model in zip(parts.items(), self._models, strict=True):
+        for name, prefix, model in zip(self.names, prefixes, self._models, strict=True):
+            own = [key for key in state_dict if key.startswith(prefix)]
+            part = {key.removeprefix(prefix): state_dict[key] for key in own}
             check_fits(model, part, role_of(name), self._shapes, checkpoint)
 
     def forward(
@@ -296,17 +313,16 @@ class SelectedTeachers(nn.Module):
 
     def _rows_of(self, number: int) -> slice | torch.Tensor | None:
         """Return the rows that a teacher runs on: all, some by their numbers, (n,), or none."""
-        selected = selected_by(self)
-        if self._models[number].is_recurrent or not _choosing_is_cheap(selected):
+        if self._models[number].is_recurrent or not _choosing_is_cheap(self.selected):
             return _ALL
-        rows = (selected == number).nonzero().squeeze(1)
-        if len(rows) == len(selected):
+        rows = (self.selected == number).nonzero().squeeze(1)
+        if len(rows) == len(self.selected):
             return _ALL
         return rows if len(rows) else None
 
     def _join(self, read: Callable[[int], Sequence[torch.Tensor]]) -> list[torch.Tensor]:
         """Join what is read from each teacher that ran, (its rows, A) each, as (rows, A)."""
-        selected, joined = selected_by(self), []
+        selected, joined = self.selected, []
         for number, rows in self._rows.items():
             tensors = read(number)
             if not joined:
@@ -322,26 +338,59 @@ class SelectedTeachers(nn.Module):
         return joined
 
 
-@dataclass(frozen=True)
 class Selector:
     """Reads from observations which teacher each row belongs to."""
 
-    read: Callable[[TensorDict], torch.Tensor]
-    """Maps observations, batch size (rows,), to numbers, shape (rows,) or (rows, 1)."""
+    def __init__(
+        self,
+        selector: str | Callable[[TensorDict], torch.Tensor],
+        names: tuple[str, ...],
+        obs: TensorDict,
+    ) -> None:
+        """Find the observation group or function, and try it out.
 
-    described: str
-    """Its name in messages."""
+        Args:
+            selector: An observation group that holds numbers, a function of observations of batch
+                size (rows,), or its qualified name.
+            names: The teachers in the order of their numbers, which begin with 0.
+            obs: The first observations, batch size (N,).
 
-    names: tuple[str, ...]
-    """The teachers in the order of their numbers, which begin with 0."""
-
-    group: str | None = None
-    """The observation group that holds the numbers; None for a function, which may read any."""
-
-    @property
-    def expected(self) -> str:
+        Raises:
+            ValueError: If there is no such group or function, or if it fails or names no teacher
+                somewhere in the first observations.
+        """
+        self._num_teachers = len(names)
+        self.expected = ", ".join(f"{number} ({name})" for number, name in enumerate(names))
         """The numbers it may give, for messages."""
-        return ", ".join(f"{number} ({name})" for number, name in enumerate(self.names))
+        self.group: str | None = None
+        """The observation group that holds the numbers; None for a function, which may read any."""
+        if isinstance(selector, str) and selector in obs:
+            self.group = selector
+            self.described = f"the observation group '{selector}'"
+            self._read = lambda seen: seen[selector]
+        else:
+            self.described = f"the function {selector!r}"
+            self._read = import_function("selector", selector, map(str, obs.keys()))
+        try:
+            self._check(obs)
+        except Exception as error:  # a user's function can raise anything
+            raise ValueError(
+                f"The selector, {self.described}, fails on the first observations"
+                f" ({type(error).__name__}: {error}), expected for each environment one of"
+                f" {self.expected}: a teacher's number is its place in 'teachers'."
+            ) from error
+
+    def _check(self, obs: TensorDict) -> None:
+        """Check that each environment has a teacher.
+
+        Raises:
+            ValueError: If one has none.
+        """
+        values, numbers = self._read(obs), self(obs)
+        if numbers.shape != obs.batch_size:
+            raise ValueError(f"shape {tuple(values.shape)} for {len(obs)} environments")
+        for env in (numbers == NONE).nonzero().flatten().tolist():
+            raise ValueError(f"{values.reshape(-1)[env].item():g} in environment {env}")
 
     def __call__(self, obs: TensorDict) -> torch.Tensor:
         """Return the number of each row's teacher, without host synchronisation.
@@ -352,73 +401,11 @@ class Selector:
         Returns:
             Numbers, shape (rows,), int64; ``NONE`` where the selector names no teacher.
         """
-        values = self.read(obs).reshape(-1)
+        values = self._read(obs).reshape(-1)
         number = values.long()
         # A number between two teachers, or a NaN, names none.
-        named = (number == values) & (number >= 0) & (number < len(self.names))
+        named = (number == values) & (number >= 0) & (number < self._num_teachers)
         return number.masked_fill(~named, NONE)
-
-
-def resolve_selector(
-    selector: str | Callable[[TensorDict], torch.Tensor], names: tuple[str, ...], obs: TensorDict
-) -> Selector:
-    """Return the selector that a config names.
-
-    Args:
-        selector: An observation group that holds numbers, a function of observations of batch size
-            (rows,), or its qualified name.
-        names: The teachers.
-        obs: The first observations, batch size (N,).
-
-    Raises:
-        ValueError: If there is no such group or function, or if it fails or names no teacher
-            somewhere in the first observations.
-    """
-    if isinstance(selector, str) and selector in obs:
-        group = selector
-        described = f"the observation group '{group}'"
-        found = Selector(lambda seen: seen[group], described, names, group)
-    else:
-        try:
-            function = resolve_callable(selector)
-        except (ImportError, AttributeError, TypeError, ValueError) as error:
-            raise ValueError(
-                f"selector is {selector!r}, expected an observation group, one of"
-                f" {sorted(map(str, obs.keys()))}, or the qualified name of a function, such as"
-                f" 'my_package.skills:which'; it cannot be imported: {error}"
-            ) from error
-        found = Selector(function, f"the function {selector!r}", names)
-    _check_first_choice(found, obs)
-    return found
-
-
-def _check_first_choice(selector: Selector, obs: TensorDict) -> None:
-    try:
-        values, number = selector.read(obs), selector(obs)
-    except Exception as error:  # a user's function can raise anything
-        raise ValueError(
-            f"The selector, {selector.described}, fails on the first observations ({error}):"
-            " expected a number for each environment."
-        ) from error
-    if number.shape != obs.batch_size:
-        raise ValueError(
-            f"The selector, {selector.described}, gives shape {tuple(values.shape)}, expected"
-            f" ({obs.batch_size[0]},) or ({obs.batch_size[0]}, 1): one number of a teacher for"
-            " each environment."
-        )
-    bad = (number == NONE).nonzero().flatten().tolist()
-    if bad:
-        value = values.reshape(-1)[bad[0]].item()
-        raise ValueError(
-            f"The selector, {selector.described}, is {value:g} in environment {bad[0]}, expected"
-            f" one of {selector.expected}: a teacher's number is its place in 'teachers'."
-        )
-
-
-def selected_by(teachers: Any) -> torch.Tensor:
-    """Return each row's teacher in the newest forward pass, -1 for none. Shape: (rows,)."""
-    assert teachers.selected is not None
-    return teachers.selected
 
 
 def role_of(name: str) -> str:
@@ -438,16 +425,15 @@ def _choosing_is_cheap(selected: torch.Tensor) -> bool:
     return selected.device.type == "cpu"
 
 
-def _check_names(teachers: Mapping[str, Mapping[str, Any]]) -> None:
-    if not teachers:
-        raise ValueError("teachers is empty, expected the config of each teacher by its name.")
+def _check_configs(teachers: Mapping[str, Mapping[str, Any]]) -> None:
     taken = nn.ModuleDict()
+    names = [str(name) for name in teachers]
+    if not names or not all(name.isidentifier() and not hasattr(taken, name) for name in names):
+        raise ValueError(
+            f"teachers has the names {names}, expected at least one, each a word of letters, digits"
+            " and underscores that torch's modules do not use."
+        )
     for name, teacher in teachers.items():
-        if not str(name).isidentifier() or hasattr(taken, name):
-            raise ValueError(
-                f"teachers has the name {name!r}, expected a word of letters, digits and"
-                " underscores that torch's modules do not use: rename it."
-            )
         if not {"cfg"} <= set(teacher) <= _KEYS:
             raise ValueError(
                 f"teachers['{name}'] has the keys {sorted(teacher)}, expected 'cfg', and perhaps"
@@ -460,17 +446,11 @@ def _groups_of(
 ) -> list[str]:
     groups = default if groups is None else groups
     known = sorted(map(str, obs.keys()))
-    if isinstance(groups, str) or not groups:
+    if isinstance(groups, str) or not groups or not set(groups) <= set(known):
         raise ValueError(
             f"The teacher '{name}' has obs_groups {groups!r}, expected a list of observation"
             f" groups, some of {known}."
         )
-    for group in groups:
-        if group not in obs:
-            raise ValueError(
-                f"The teacher '{name}' has the observation group '{group}', expected one of"
-                f" {known}: the environment gives no other."
-            )
     return list(groups)
 
 
@@ -489,25 +469,23 @@ def _build(
         ) from error
 
 
-def _read_teacher(
-    name: str, model: Any, path: str | None, obs: TensorDict
+def read_teacher(
+    model: Any, path: str, role: str, obs: TensorDict, advice: Advice | None = None
 ) -> Mapping[str, torch.Tensor]:
-    """Read a teacher's parameters and buffers from its file, which may be ``FOLDER/latest``.
+    """Read a teacher's parameters and buffers, of any shapes, from its file.
+
+    Args:
+        model: The teacher, into which they are not yet loaded.
+        path: The file of PPO or distillation, or ``FOLDER/latest``.
+        role: Where the teacher's config stands, for messages; see ``check_fits``.
+        obs: Observations of any batch size.
+        advice: Names the setting to change; see ``check_matches``.
 
     Raises:
-        ValueError: If the file is not named, missing, damaged or does not fit.
+        ValueError: If the file is missing, damaged or does not fit.
     """
-    if path is None:
-        raise ValueError(
-            f"The checkpoint of the teacher '{name}' is None, expected its file: no checkpoint"
-            " of a distillation brought the teachers, so set"
-            f" 'teacher.teachers.{name}.checkpoint'."
-        )
-    try:
-        path = str(checkpoint_file(path))
-        checkpoint = read_checkpoint(path, next(model.parameters()).device)
-        state_dict = teacher_state_dict(checkpoint, "The checkpoint")
-        check_fits(model, state_dict, role_of(name), obs, checkpoint, path)
-    except ValueError as error:
-        raise ValueError(f"The teacher '{name}' cannot be loaded from '{path}'. {error}") from error
+    path = str(checkpoint_file(path))
+    checkpoint = read_checkpoint(path, next(model.parameters()).device)
+    state_dict = teacher_state_dict(checkpoint, f"The checkpoint '{path}'")
+    check_fits(model, state_dict, role, obs, checkpoint, path, advice)
     return state_dict

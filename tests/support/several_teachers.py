@@ -11,7 +11,6 @@ from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.compat.versions import resolve_callable
-from rsl_tbptt.core import hidden_state
 from rsl_tbptt.models import SelectedTeachers
 from support.helpers import ACTION_DIM, CNN, IMAGES, OBS_DIM, STATE_DIM, make_model
 from support.one_pass import ONE_PASS
@@ -32,9 +31,6 @@ TEACHERS: dict[str, dict[str, Any]] = {
 }
 GROUPS = {"teacher": ["state", *IMAGES]}
 MEMORYLESS = ("walk", "see")
-
-SGD: dict[str, Any] = {"optimizer": "sgd", "learning_rate": 1.0, "max_grad_norm": None}
-"""An update of one step moves the parameters by the gradient."""
 
 
 def random_rollout(
@@ -147,22 +143,3 @@ class LabelledByHand:
 def by_sign(obs: TensorDict) -> torch.Tensor:
     """Stand for a user's selector given by its qualified name."""
     return obs["policy"][:, 0] > 0
-
-
-def reference_gradient(
-    student: Any, rollouts: list[Any], divisor: int, gradient_length: int = 3
-) -> torch.Tensor:
-    """Return the gradient of the squared errors of rollouts, step by step with explicit detach."""
-    student.zero_grad()
-    for obs, labels, dones, state in rollouts:
-        total = torch.zeros(())
-        for step in range(len(dones)):
-            if step % gradient_length == 0:
-                state = hidden_state.detach(state)
-            if step > 0:
-                state = hidden_state.clear(state, dones[step - 1])
-            student.reset(hidden_state=state)
-            total = total + (student(obs[step]) - labels[step]).square().mean(-1).sum()
-            state = student.get_hidden_state()
-        (total / divisor).backward()
-    return torch.cat([p.grad.flatten() for p in student.parameters() if p.grad is not None])

@@ -1,7 +1,6 @@
 """DAgger's mixed policy: who acts is chosen anew, what is learnt from it stays the same."""
 
 import copy
-import warnings
 
 import pytest
 import torch
@@ -41,10 +40,9 @@ def teacher_envs(algorithm):
     return (algorithm.storage.actions == algorithm.storage.privileged_actions).all(-1).all(0)
 
 
-@pytest.mark.parametrize("loss_type", ["mse", "kl"])
-@pytest.mark.parametrize(("share", "count"), [(0.1, 1), (0.34, 3), (0.36, 4), (1.0, 10)])
-def test_exactly_the_share_of_environments_executes_the_label(loss_type, share, count):
-    algorithm = make(share=share, loss_type=loss_type)
+@pytest.mark.parametrize(("share", "count"), [(0.34, 3), (0.36, 4), (1.0, 10)])
+def test_exactly_the_share_of_environments_executes_the_label(share, count):
+    algorithm = make(share=share)
     executed = act_only(algorithm, 0)
     is_label = (executed == algorithm.storage.privileged_actions).all(-1)
     assert torch.equal(executed, algorithm.storage.actions)
@@ -52,9 +50,8 @@ def test_exactly_the_share_of_environments_executes_the_label(loss_type, share, 
     assert torch.equal(is_label, is_label[:1].expand_as(is_label))  # the same all rollout long
 
 
-@pytest.mark.parametrize("loss_type", ["mse", "kl"])
-def test_the_other_environments_execute_the_students_sample(loss_type):
-    algorithm = make(share=0.5, loss_type=loss_type)
+def test_the_other_environments_execute_the_students_sample():
+    algorithm = make(share=0.5)
     student = copy.deepcopy(algorithm.student)
     roll_out(algorithm, 0)
     storage, teacher_acts = algorithm.storage, teacher_envs(algorithm)
@@ -63,8 +60,6 @@ def test_the_other_environments_execute_the_students_sample(loss_type):
     with torch.inference_mode():
         for step in range(NUM_STEPS):
             expected = student(storage.observations[step], stochastic_output=True)
-            if loss_type == "kl":
-                algorithm.teacher(storage.observations[step], stochastic_output=True)
             got = storage.actions[step]
             assert torch.equal(got[~teacher_acts], expected[~teacher_acts])
             assert not torch.equal(got[teacher_acts], expected[teacher_acts])
@@ -83,9 +78,10 @@ def test_environments_are_drawn_anew_for_every_rollout():
     assert not torch.stack(drawn).all(0).any()
 
 
-@pytest.mark.parametrize("teacher", ["mlp", "lstm"])
-@pytest.mark.parametrize("student", ["mlp", "lstm", "gru"])
-@pytest.mark.parametrize("loss_type", ["mse", "kl"])
+@pytest.mark.parametrize(
+    ("teacher", "student", "loss_type"),
+    [("mlp", "lstm", "mse"), ("lstm", "gru", "kl"), ("lstm", "mlp", "mse")],
+)
 def test_who_acts_changes_neither_labels_nor_states_nor_what_is_learnt(teacher, student, loss_type):
     models = {"teacher": teacher, "student": student, "loss_type": loss_type}
     mixed, plain = make(share=0.5, **models), make(**models)
@@ -104,19 +100,13 @@ def test_who_acts_changes_neither_labels_nor_states_nor_what_is_learnt(teacher, 
         assert torch.equal(parameters_of(mixed), parameters_of(plain))
 
 
-@pytest.mark.parametrize("student", ["mlp", "lstm"])
-def test_by_default_actions_and_random_stream_are_rsl_rls(student):
-    ours, stock = make(student=student), make(Distillation, student=student)
+def test_by_default_actions_and_random_stream_are_rsl_rls():
+    ours, stock = make(), make(Distillation)
     ours_executed, random_state = act_only(ours, 0), torch.get_rng_state()
     stock_executed = act_only(stock, 0)
     assert torch.equal(ours_executed, stock_executed)
     assert torch.equal(random_state, torch.get_rng_state())
     assert "teacher_action_share" not in ours.update()
-
-
-def test_with_a_share_they_are_not():
-    ours, stock = make(share=0.5), make(Distillation)
-    assert not torch.equal(act_only(ours, 0), act_only(stock, 0))
 
 
 def test_after_the_schedule_nothing_is_drawn_any_more():
@@ -129,9 +119,7 @@ def test_after_the_schedule_nothing_is_drawn_any_more():
     assert torch.equal(random_state, torch.get_rng_state())
 
 
-@pytest.mark.parametrize(
-    ("last_update", "counts"), [(None, [6] * 6), (3, [6, 4, 2, 0, 0, 0]), (1, [6, 0, 0, 0, 0, 0])]
-)
+@pytest.mark.parametrize(("last_update", "counts"), [(None, [6] * 3), (3, [6, 4, 2, 0, 0])])
 def test_the_share_falls_linearly_over_the_updates(last_update, counts):
     algorithm = make(share=0.6, teacher_action_updates=last_update)
     for seed, count in enumerate(counts):
@@ -179,13 +167,8 @@ def test_the_number_of_updates_is_plain_and_ignored_by_rsl_rl():
     assert target.load(checkpoint, None, strict=True) is True
     assert target.num_updates == 0
     assert torch.equal(parameters_of(target), parameters_of(source))
-
-
-def test_a_checkpoint_of_rsl_rl_starts_the_schedule():
-    algorithm = make()
-    algorithm.num_updates = 3
-    assert algorithm.load(make(Distillation).save(), None, strict=True) is True
-    assert algorithm.num_updates == 0
+    assert source.load(target.save(), None, strict=True) is True
+    assert source.num_updates == 0
 
 
 def test_without_the_student_the_number_of_updates_stays():
@@ -198,53 +181,6 @@ def test_without_the_student_the_number_of_updates_stays():
     assert algorithm.num_updates == 3
     algorithm.load(source.save(), {"student": True}, strict=True)
     assert algorithm.num_updates == 7
-
-
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ({"teacher_action_share": -0.1}, "teacher_action_share is -0.1, expected a finite number"),
-        ({"teacher_action_share": 30}, "is 30, expected a finite number from 0 to 1. Give 30 %"),
-        ({"teacher_action_share": float("nan")}, "teacher_action_share is nan, expected"),
-        (
-            {"teacher_action_share": 0.5, "teacher_action_updates": 0},
-            "teacher_action_updates is 0, expected an integer of at least 1. Use None to keep",
-        ),
-        (
-            {"teacher_action_share": 0.5, "teacher_action_updates": 2.5},
-            "teacher_action_updates is 2.5, expected an integer",
-        ),
-        ({"teacher_action_shares": 0.5}, "did you mean 'teacher_action_share'"),
-    ],
-)
-def test_bad_values_are_refused(options, message):
-    with pytest.raises(ValueError, match=message):
-        make(**options)
-
-
-def test_options_without_effect_warn():
-    with pytest.warns(UserWarning, match="teacher_action_updates is 5, which has no effect"):
-        make(teacher_action_updates=5)
-
-
-def test_options_with_effect_do_not_warn():
-    with warnings.catch_warnings(record=True) as warned:
-        warnings.simplefilter("always")
-        make(share=0.06, teacher_action_updates=5)
-        make(share=1)
-        make(share=0)
-    assert not warned
-
-
-def test_an_undone_update_leaves_the_next_rollout_mixed():
-    algorithm = make(share=0.5)
-    roll_out(algorithm, 0)
-    algorithm.storage.privileged_actions[2, 1, 0] = float("nan")
-    with pytest.warns(UserWarning, match="teacher actions of environments"):
-        algorithm.update()
-    roll_out(algorithm, 1)
-    assert teacher_envs(algorithm).sum() == 5
-    assert algorithm.update()["teacher_action_share"] == 0.5
 
 
 def test_acting_outside_inference_mode_gives_the_same():

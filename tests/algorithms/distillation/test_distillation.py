@@ -1,7 +1,6 @@
 """What TbpttDistillation promises beyond rsl_rl's: scale, completeness, continuity, memory."""
 
 import copy
-import warnings
 
 import pytest
 import torch
@@ -61,7 +60,6 @@ def test_gradient_norm_of_rsl_rl_grows_twelvefold(monkeypatch):
     ("num_steps", "options", "optimizer_steps", "flushed_steps"),
     [
         (24, {"gradient_length": 15}, 2, 9),
-        (8, {"gradient_length": 15}, 1, 0),
         (24, {"gradient_length": 8}, 3, 0),
         (24, {"gradient_length": 15, "tail": "drop"}, 1, 0),
         (24, {"gradient_length": 4, "update_length": 10}, 3, 4),
@@ -70,9 +68,7 @@ def test_gradient_norm_of_rsl_rl_grows_twelvefold(monkeypatch):
     ],
 )
 def test_every_step_is_trained_on(num_steps, options, optimizer_steps, flushed_steps):
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", message="gradient_length is 15, more than")
-        algorithm = make_distillation(TbpttDistillation, num_steps, 4, **options)
+    algorithm = make_distillation(TbpttDistillation, num_steps, 4, **options)
     seen = []
     loss = algorithm.loss
 
@@ -93,8 +89,10 @@ def test_every_step_is_trained_on(num_steps, options, optimizer_steps, flushed_s
     assert not torch.equal(parameters_of(algorithm), before)
 
 
-@pytest.mark.parametrize("student", ["lstm", "gru", "cnn-lstm"])
-@pytest.mark.parametrize("options", [{}, {"update_length": 3}, {"update_length": 7}])
+@pytest.mark.parametrize(
+    ("student", "options"),
+    [("lstm", {}), ("gru", {"update_length": 3}), ("cnn-lstm", {"update_length": 7})],
+)
 def test_replay_at_fixed_parameters_reproduces_the_states_of_the_rollout(student, options):
     algorithm = make_distillation(
         TbpttDistillation, 11, 5, student=student, gradient_length=4, learning_rate=1e-30, **options
@@ -107,15 +105,9 @@ def test_replay_at_fixed_parameters_reproduces_the_states_of_the_rollout(student
             torch.testing.assert_close(got, want, **SAME_FLOAT32)
 
 
-@pytest.mark.parametrize("num_learning_epochs", [1, 2])
-def test_a_recurrent_teacher_is_never_interrupted(num_learning_epochs):
+def test_a_recurrent_teacher_is_never_interrupted():
     algorithm = make_distillation(
-        TbpttDistillation,
-        6,
-        4,
-        teacher="lstm",
-        num_learning_epochs=num_learning_epochs,
-        gradient_length=4,
+        TbpttDistillation, 6, 4, teacher="lstm", num_learning_epochs=2, gradient_length=4
     )
     twin = copy.deepcopy(algorithm.teacher)
     for seed in range(4):
@@ -132,13 +124,6 @@ def test_a_recurrent_teacher_is_never_interrupted(num_learning_epochs):
             twin.reset(algorithm.storage.dones[-1].view(-1))
         torch.testing.assert_close(labels, torch.stack(expected), rtol=0, atol=0)
         algorithm.update()
-
-
-def test_rsl_rl_does_interrupt_it():
-    algorithm = make_distillation(Distillation, 6, 4, teacher="lstm", gradient_length=6)
-    roll_out(algorithm, 0)
-    algorithm.update()
-    assert algorithm.teacher.get_hidden_state() is None
 
 
 def test_first_rollout_after_a_change_of_state_is_replayed_from_that_state():
@@ -184,11 +169,10 @@ def test_other_recurrent_models_run_step_by_step(loss_type):
     torch.testing.assert_close(*results, **PARITY_FLOAT32)
 
 
-@pytest.mark.parametrize("student", ["mlp", "lstm", "gru"])
-@pytest.mark.parametrize("stepwise", [False, True])
+@pytest.mark.parametrize(("student", "stepwise"), [("mlp", False), ("lstm", True), ("gru", False)])
 def test_mixed_precision_survives_many_iterations(student, stepwise):
     student_model = make_model("student", student, 4, seed=1)
-    if stepwise and student != "mlp":
+    if stepwise:
         student_model.__class__ = RecurrentElsewhere
     teacher_model = make_model("teacher", "mlp", 4, seed=2)
     storage = RolloutStorage("distillation", 4, 6, make_obs(4), [ACTION_DIM], "cpu")
@@ -196,25 +180,11 @@ def test_mixed_precision_survives_many_iterations(student, stepwise):
         student_model, teacher_model, storage, use_mixed_precision=True, gradient_length=3
     )
     losses = []
-    for _ in range(20):
+    for _ in range(8):
         roll_out(algorithm, 0)
         losses.append(algorithm.update()["behavior"])
     state = algorithm.student.get_hidden_state()
     assert state is None or all(tensor.dtype == torch.float32 for tensor in state)
-    assert losses[-1] < losses[0]
-
-
-@pytest.mark.parametrize(
-    "loss_type", ["mse", "huber", "kl", "nll", "support.helpers:absolute_error"]
-)
-def test_losses_train_the_student(loss_type):
-    algorithm = make_distillation(
-        TbpttDistillation, 8, 16, loss_type=loss_type, gradient_length=4, learning_rate=1e-2
-    )
-    losses = []
-    for _ in range(20):
-        roll_out(algorithm, 0)
-        losses.append(algorithm.update()["behavior"])
     assert losses[-1] < losses[0]
 
 

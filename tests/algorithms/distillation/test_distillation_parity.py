@@ -31,8 +31,10 @@ def train(algorithm_class, updates=UPDATES, **kwargs):
 
 
 @pytest.mark.parametrize("student", [*MODELS, "cnn-lstm", "cnn-gru"])
-@pytest.mark.parametrize(("num_steps", "num_learning_epochs"), [(12, 1), (12, 2), (14, 1)])
-@pytest.mark.parametrize("options", [{}, {"loss_type": "huber", "optimizer": "sgd"}])
+@pytest.mark.parametrize(
+    ("num_steps", "num_learning_epochs", "options"),
+    [(12, 2, {}), (12, 1, {"loss_type": "huber", "optimizer": "sgd"}), (14, 1, {})],
+)
 def test_parameters_equal_rsl_rl(student, num_steps, num_learning_epochs, options):
     normalises = num_steps == 14 and NORMALISES_AFTER_UPDATE
     shared: dict[str, Any] = {
@@ -55,9 +57,8 @@ def test_parameters_equal_rsl_rl(student, num_steps, num_learning_epochs, option
             torch.testing.assert_close(got, want, **PARITY_FLOAT32)
 
 
-@pytest.mark.parametrize("student", ["lstm", "cnn"])
 @pytest.mark.parametrize("teacher", MODELS)
-def test_every_teacher_of_rsl_rl_teaches_the_same(student, teacher):
+def test_every_teacher_of_rsl_rl_teaches_the_same(teacher):
     shared: dict[str, Any] = {
         "num_steps": 8,
         "num_envs": 4,
@@ -66,22 +67,10 @@ def test_every_teacher_of_rsl_rl_teaches_the_same(student, teacher):
     }
     # rsl_rl's update clears the state of a recurrent teacher, so that it labels otherwise then.
     shared["updates"] = 1 if teacher in ("lstm", "gru") else UPDATES
-    shared |= {"student": student, "teacher": teacher}
+    shared |= {"student": "lstm", "teacher": teacher}
     expected, _, _ = train(Distillation, **shared)
     parameters, _, _ = train(TbpttDistillation, **shared, loss_reduction="sum", tail="drop")
     torch.testing.assert_close(parameters, expected, **PARITY_FLOAT32)
-
-
-def test_normalised_updates_differ_from_rsl_rl():
-    shared: dict[str, Any] = {
-        "num_steps": 12,
-        "num_envs": 5,
-        "gradient_length": 4,
-        "max_grad_norm": None,
-    }
-    expected, _, _ = train(Distillation, **shared, optimizer="sgd")
-    parameters, _, _ = train(TbpttDistillation, **shared, optimizer="sgd")
-    assert not torch.allclose(parameters, expected, rtol=1e-2)
 
 
 def test_engines_and_chunks_leave_the_same_parameters():

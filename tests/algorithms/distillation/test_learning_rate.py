@@ -29,9 +29,7 @@ def optimizers(algorithm):
     return (algorithm.optimizer, *algorithm._heads.optimizers)
 
 
-@pytest.mark.parametrize(
-    ("num_updates", "share"), list(enumerate((1.0, 0.75, 0.5, 0.25, 0.03, 0.03)))
-)
+@pytest.mark.parametrize(("num_updates", "share"), [(0, 1.0), (3, 0.25), (5, 0.03)])
 def test_an_update_steps_at_the_scheduled_rate(num_updates, share):
     falling = make(**SGD, learning_rate_updates=4, auxiliary=HEADS)
     falling.num_updates = num_updates

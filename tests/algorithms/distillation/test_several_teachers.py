@@ -1,17 +1,14 @@
 """Several teachers: each sample has the label of its own, exactly, and what follows from it."""
 
 import copy
-import warnings
 from typing import Any
 
 import pytest
 import torch
 from rsl_rl.algorithms import Distillation
-from support import helpers
-from support.helpers import make_distillation, make_model, parameters_of
+from support.helpers import parameters_of
 from support.several_teachers import (
     MEMORYLESS,
-    SGD,
     TEACHERS,
     LabelledByHand,
     N,
@@ -19,14 +16,12 @@ from support.several_teachers import (
     load_alone,
     make,
     random_rollout,
-    reference_gradient,
     roll_out,
     save_teachers,
     select,
 )
 from support.tolerances import PARITY_FLOAT32, SAME_FLOAT32
 
-from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.models import teacher_group
 
@@ -37,21 +32,6 @@ ALL = tuple(TEACHERS)
 def config(tmp_path_factory):
     """Return the config of four teachers, whose files lie in a folder."""
     return save_teachers(tmp_path_factory.mktemp("teachers"))
-
-
-@pytest.fixture(scope="module")
-def config64(tmp_path_factory):
-    torch.set_default_dtype(torch.float64)
-    config = save_teachers(tmp_path_factory.mktemp("teachers64"))
-    torch.set_default_dtype(torch.float32)
-    return config
-
-
-@pytest.fixture
-def float64():
-    torch.set_default_dtype(torch.float64)
-    yield
-    torch.set_default_dtype(torch.float32)
 
 
 @pytest.fixture(params=[True, False], ids=["rows_of_their_own", "all_rows"])
@@ -65,7 +45,7 @@ def some(config, names):
 
 
 @pytest.mark.usefixtures("_choosing")
-@pytest.mark.parametrize("names", [ALL, MEMORYLESS, ("trot", "hop"), ("trot",)])
+@pytest.mark.parametrize("names", [ALL, ("trot",)])
 def test_labels_are_those_of_each_teacher_alone(config, names):
     chosen = some(config, names)
     algorithm, by_hand = make(chosen), LabelledByHand(load_alone(chosen))
@@ -79,28 +59,6 @@ def test_labels_are_those_of_each_teacher_alone(config, names):
             obs["skill"].squeeze(-1).long(),
         )
         algorithm.update()
-
-
-@pytest.mark.usefixtures("float64", "_choosing")
-@pytest.mark.parametrize("student", ["lstm", "cnn-lstm", "cnn-gru"])
-@pytest.mark.parametrize("options", [{}, {"num_micro_batches": 3}], ids=str)
-def test_the_gradient_is_that_of_an_independent_reference(config64, student, options):
-    """Also with a replay buffer, whose old labels are of their own teachers."""
-    options = {**SGD, **options, "buffer_rollouts": 4, "buffer_share": 100.0}  # all there are
-    algorithm, by_hand = make(config64, student, **options), LabelledByHand(load_alone(config64))
-    reference, rollouts = make_model("student", student, N, seed=1), []
-    for seed in range(3):
-        obs, dones = random_rollout(seed, len(config64))
-        roll_out(algorithm, obs, dones)
-        start = hidden_state.clone(algorithm.experience.start_state)
-        rollouts.append((obs, by_hand(obs, dones), dones, start))
-        reference.load_state_dict(algorithm.student.state_dict())
-        before = parameters_of(algorithm)
-        algorithm.update()
-        expected = reference_gradient(reference, rollouts, len(rollouts) * T * N)
-        # The noise of actions, which comes first, has no gradient.
-        found = (before - parameters_of(algorithm))[-len(expected) :]
-        torch.testing.assert_close(found, expected, rtol=1e-8, atol=1e-10)
 
 
 def mean_losses(algorithm, obs, labels, dones):
@@ -123,8 +81,6 @@ def mean_losses(algorithm, obs, labels, dones):
 @pytest.mark.parametrize(
     "options",
     [
-        {},
-        {"num_micro_batches": 3},
         {"num_mini_batches": 2, "num_learning_epochs": 2, "update_length": 2},
         {"buffer_rollouts": 2, "buffer_share": 100.0, "num_micro_batches": 2},
     ],
@@ -156,12 +112,6 @@ def test_a_teacher_without_samples_is_not_logged(config):
     assert {f"behavior/{name}" for name in ALL} < set(algorithm.update())
 
 
-def test_a_single_teacher_has_no_loss_of_its_own():
-    algorithm = make_distillation(TbpttDistillation, 6, 4, gradient_length=3)
-    helpers.roll_out(algorithm, 0)
-    assert not any(name.startswith("behavior/") for name in algorithm.update())
-
-
 def rows_run(algorithm):
     """Return a list that gets the rows of each teacher's forward passes, by name."""
     seen = []
@@ -172,7 +122,11 @@ def rows_run(algorithm):
     return seen
 
 
-def test_a_teacher_without_memory_runs_on_its_rows_alone_and_others_on_all(config):
+@pytest.mark.parametrize("cheap", [True, False])
+def test_a_teacher_without_memory_runs_on_its_rows_where_choosing_them_is_cheap(
+    config, cheap, monkeypatch
+):
+    monkeypatch.setattr(teacher_group, "_choosing_is_cheap", lambda selected: cheap)
     algorithm = make(config)
     seen = rows_run(algorithm)
     obs, dones = random_rollout(0, len(config))
@@ -180,15 +134,8 @@ def test_a_teacher_without_memory_runs_on_its_rows_alone_and_others_on_all(confi
     for number, name in enumerate(ALL):
         rows = [count for each, count in seen if each == name]
         own = (obs["skill"].squeeze(-1) == number).sum(1)
-        assert rows == (own[own > 0].tolist() if name in MEMORYLESS else [N] * T)
-
-
-def test_where_choosing_would_wait_all_run_on_all_rows(config, monkeypatch):
-    monkeypatch.setattr(teacher_group, "_choosing_is_cheap", lambda selected: False)
-    algorithm = make(config)
-    seen = rows_run(algorithm)
-    roll_out(algorithm, *random_rollout(0, len(config)))
-    assert seen == [(name, N) for _ in range(T) for name in ALL]
+        chooses = cheap and name in MEMORYLESS
+        assert rows == (own[own > 0].tolist() if chooses else [N] * T)
 
 
 @pytest.mark.parametrize("selector", ["skill", "support.several_teachers:by_sign", None])
@@ -201,34 +148,6 @@ def test_the_selector_is_a_group_or_a_function(config, selector):
     for index, model in enumerate(load_alone(chosen).values()):
         rows = number == index
         torch.testing.assert_close(output[rows], model(obs[0])[rows], **SAME_FLOAT32)
-
-
-def test_the_state_of_a_teacher_goes_on_while_another_one_is_selected(config):
-    teachers, alone = select(config), load_alone(config)["trot"]
-    obs, _ = random_rollout(0, 1)  # never the recurrent one
-    for step in range(T):
-        teachers(obs[step])
-        alone(obs[step])
-    last = obs[0].clone()
-    last["skill"].fill_(1.0)
-    assert torch.equal(teachers(last), alone(last))
-
-
-def test_episodes_end_for_all_teachers_where_they_end(config):
-    teachers, alone = select(config), load_alone(config)
-    dones = torch.tensor([0, 1, 0, 0, 1])
-    obs, _ = random_rollout(0, len(config))
-    for step in range(3):
-        teachers(obs[step])
-        for model in alone.values():
-            model(obs[step])
-    for model in (teachers, *alone.values()):
-        model.reset(dones)
-    for number, name in enumerate(ALL):
-        seen, kept = obs[3].clone(), teachers.get_hidden_state()
-        seen["skill"].fill_(float(number))
-        torch.testing.assert_close(teachers(seen), alone[name](seen), **SAME_FLOAT32)
-        teachers.reset(hidden_state=kept)
 
 
 def test_states_are_given_back_as_they_were_taken(config):
@@ -284,35 +203,11 @@ def test_labels_at_once_are_those_of_the_steps(config, loss_type):
         torch.testing.assert_close(*parameters, **PARITY_FLOAT32)
 
 
-def test_labels_at_once_are_refused_where_one_has_memory(config):
-    with pytest.raises(ValueError, match="expected False with a recurrent teacher"):
-        make(config, batch_teacher_labels=True)
-
-
-@pytest.mark.parametrize("loss_type", ["kl", "nll", "huber"])
-def test_losses_of_distributions_train(config, loss_type):
-    algorithm = make(config, loss_type=loss_type, learning_rate=1e-2)
-    obs, dones = random_rollout(0, len(config))
-    losses = []
-    for _ in range(15):
-        roll_out(algorithm, obs, dones)
-        losses.append(algorithm.update()["behavior"])
-    assert losses[-1] < losses[0]
-
-
 def test_kl_is_refused_where_a_teacher_has_no_gaussian(config):
     cfg = {key: v for key, v in TEACHERS["walk"]["cfg"].items() if key != "distribution_cfg"}
     teachers = {"trot": config["trot"], "walk": {**config["walk"], "cfg": cfg}}
     with pytest.raises(NotImplementedError, match="needs a Gaussian, but the teacher"):
         make(teachers, loss_type="kl")
-
-
-def test_where_the_teacher_acts_it_is_the_selected_one(config):
-    algorithm = make(config, teacher_action_share=1.0)
-    obs, dones = random_rollout(0, len(config))
-    executed = roll_out(algorithm, obs, dones)
-    expected = LabelledByHand(load_alone(config))(obs, dones)
-    torch.testing.assert_close(executed, expected, **SAME_FLOAT32)
 
 
 def test_rsl_rls_own_algorithm_runs_with_them(config):
@@ -327,7 +222,7 @@ def test_rsl_rls_own_algorithm_runs_with_them(config):
     assert not torch.equal(parameters_of(algorithm), before)
 
 
-@pytest.mark.parametrize("bad", [7.0, -1.0, 0.5, float("inf")])
+@pytest.mark.parametrize("bad", [7.0, 0.5, float("inf")])
 def test_a_sample_of_no_teacher_is_named_and_nothing_is_lost(config, bad):
     algorithm = make(config, teacher_action_share=1.0)
     obs, dones = random_rollout(0, len(config))
@@ -381,19 +276,14 @@ def test_teachers_are_never_changed(config):
 
 
 REFUSED_CONFIGS = [
-    ({}, "teachers is empty"),
-    ({"my walk": TEACHERS["walk"]}, "teachers has the name 'my walk'"),
-    ({"train": TEACHERS["walk"]}, "teachers has the name 'train'"),
-    ({"walk": TEACHERS["walk"]["cfg"]}, r"teachers\['walk'\] has the keys \['class_name'"),
-    (
-        {"walk": {**TEACHERS["walk"], "obs_groups": ["heights"]}},
-        "The teacher 'walk' has the observation group 'heights', expected one of",
-    ),
-    ({"walk": {**TEACHERS["walk"], "obs_groups": "state"}}, "has obs_groups 'state', expected a"),
-    ({"walk": {**TEACHERS["walk"], "obs_groups": []}}, r"has obs_groups \[\], expected a list"),
+    ({}, "teachers has the names"),
+    ({"train": TEACHERS["walk"]}, "teachers has the names"),
+    ({"walk": TEACHERS["walk"]["cfg"]}, r"teachers\['walk'\] has the keys"),
+    ({"walk": {**TEACHERS["walk"], "obs_groups": ["heights"]}}, "'walk' has obs_groups"),
+    ({"walk": {**TEACHERS["walk"], "obs_groups": "state"}}, "'walk' has obs_groups"),
     (
         {"walk": {"cfg": {"class_name": "MLPModel", "hiden_dims": [8]}, "obs_groups": ["state"]}},
-        r"The teacher 'walk' cannot be built from teacher\.teachers\.walk\.cfg .*hiden_dims",
+        r"'walk' cannot be built from teacher\.teachers\.walk\.cfg .*hiden_dims",
     ),
     ({"walk": {"cfg": {"hidden_dims": [8]}}}, "'class_name' included"),
 ]
@@ -410,15 +300,14 @@ def raising(obs):
 
 
 REFUSED_SELECTORS = [
-    ("skil", r"selector is 'skil', expected an observation group, one of \['camera',"),
-    ("my_package.skills:which", "selector is 'my_package.skills:which', .* cannot be imported"),
-    (raising, r"fails on the first observations \('nothing'\)"),
-    ("policy", r"observation group 'policy', gives shape \(5, 5\), expected \(5,\) or \(5, 1\)"),
+    ("skil", r"selector is 'skil', expected one of \['camera',"),
+    (raising, r"fails on the first observations .*nothing"),
+    ("policy", r"the observation group 'policy', .* shape \(5, 5\)"),
     (
         lambda obs: torch.tensor([0.0, 1.0, 2.0, 1.0, 0.0]),
-        r"is 2 in environment 2, expected one of 0 \(walk\), 1 \(see\): a teacher's number",
+        r"2 in environment 2\), expected .* 0 \(walk\), 1 \(see\)",
     ),
-    (lambda obs: torch.full((5,), torch.nan), r"is nan in environment 0, expected one of"),
+    (lambda obs: torch.full((5,), torch.nan), r"nan in environment 0"),
 ]
 
 
@@ -433,46 +322,22 @@ def test_one_file_for_several_is_refused(config):
         make(config, teacher_checkpoint="one.pt")
 
 
-def test_a_distribution_for_all_is_refused(config):
-    obs, _ = random_rollout(0, 4)
-    gaussian: Any = {"class_name": "GaussianDistribution"}
-    with pytest.raises(ValueError, match="expected None with several teachers: each has its own"):
-        teacher_group.SelectedTeachers(
-            obs[0], {"teacher": ["state"]}, "teacher", 2, "skill", config, gaussian
-        )
+UNFIT = [
+    ({"checkpoint": "nowhere.pt"}, r"teacher 'walk'.*nowhere\.pt' does not exist"),
+    ({"checkpoint": None}, r"teacher\.teachers\.walk\.checkpoint is None"),
+    (
+        {"cfg": {**TEACHERS["walk"]["cfg"], "hidden_dims": [9]}},
+        r"'walk'.*'mlp\.0\.weight' has shape",
+    ),
+]
 
 
-def fitting_no_more(config, tmp_path, case):
-    """Return a config one of whose files does not fit, and what is said of it."""
-    path, cfg = str(tmp_path / "file.pt"), TEACHERS["walk"]["cfg"]
-    trained = torch.load(config["walk"]["checkpoint"], weights_only=True)
-    if case == "missing":
-        return {"checkpoint": path}, "file.pt' does not exist"
-    if case == "none":
-        return {"checkpoint": None}, r"set 'teacher\.teachers\.walk\.checkpoint'"
-    if case == "other sizes":
-        return {"cfg": {**cfg, "hidden_dims": [9]}}, r"'mlp\.0\.weight' has shape \(8, 7\)"
-    if case == "no normaliser":
-        message = r"set 'teacher\.teachers\.walk\.cfg\.obs_normalization' to True"
-        return {"cfg": {**cfg, "obs_normalization": False}}, message
-    if case == "activation":
-        models = {"actor": {"activations": ["ReLU"], "obs_groups": {"state": [7]}}}
-        torch.save({**trained, "rsl_tbptt": {"models": models}}, path)
-        return {"checkpoint": path}, r"walk\.cfg\.activation is ELU, expected ReLU"
-    torch.save({"critic_state_dict": {}}, path)
-    return {"checkpoint": path}, "has neither 'teacher_state_dict' nor 'actor_state_dict'"
-
-
-CASES = ["missing", "none", "other sizes", "no normaliser", "activation", "no teacher"]
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_a_file_that_does_not_fit_is_refused_by_name_before_any_rollout(config, tmp_path, case):
-    change, message = fitting_no_more(config, tmp_path, case)
+@pytest.mark.parametrize(("change", "message"), UNFIT)
+def test_a_file_that_does_not_fit_is_refused_by_name_before_any_rollout(config, change, message):
     algorithm = make({**config, "walk": {**config["walk"], **change}})
     before = {name: v.clone() for name, v in algorithm.teacher.state_dict().items()}
     for start in (lambda: bool(algorithm.teacher_loaded), lambda: algorithm.act(None)):
-        with pytest.raises(ValueError, match=f"(?s)teacher 'walk'.*{message}"):
+        with pytest.raises(ValueError, match=message):
             start()
     assert all(torch.equal(v, before[k]) for k, v in algorithm.teacher.state_dict().items())
 
@@ -517,34 +382,19 @@ def test_teachers_are_known_by_their_names_not_by_their_order(config):
         assert all(torch.equal(v, state[key]) for key, v in model.state_dict().items())
 
 
-def other_checkpoint(algorithm, case):
-    saved = copy.deepcopy(algorithm.save())
-    if case == "ppo":
-        return {"actor_state_dict": algorithm.teacher.teachers["walk"].state_dict()}
-    if case == "fewer":
-        teacher = saved["teacher_state_dict"]
-        saved["teacher_state_dict"] = {k: v for k, v in teacher.items() if "hop" not in k}
-    if case == "order":
-        models = saved["rsl_tbptt"]["models"]
-        groups = models["teacher.teachers.hop.cfg"]["obs_groups"]
-        models["teacher.teachers.hop.cfg"]["obs_groups"] = dict(reversed(groups.items()))
-    return saved
-
-
-@pytest.mark.parametrize(
-    ("case", "message"),
-    [
-        ("ppo", r"of none of the teachers \['walk', 'trot', 'see', 'hop'\]"),
-        ("fewer", r"of the teacher\.teachers\.hop\.cfg"),
-        ("order", r"hop.*\['state', 'policy'\], expected \['policy', 'state'\]"),
-    ],
-)
-def test_a_checkpoint_of_other_teachers_is_refused(config, case, message):
+def test_a_checkpoint_of_other_teachers_is_refused(config):
     algorithm = make(config)
     assert algorithm.teacher_loaded
-    before = parameters_of(algorithm)
-    with pytest.raises(ValueError, match=message):
-        algorithm.load(other_checkpoint(algorithm, case), None, strict=True)
+    before, saved = parameters_of(algorithm), algorithm.save()
+    teacher = saved["teacher_state_dict"]
+    fewer = {key: tensor for key, tensor in teacher.items() if "hop" not in key}
+    of_ppo = {"actor_state_dict": algorithm.teacher.teachers["walk"].state_dict()}
+    for checkpoint, message in (
+        (of_ppo, r"of none of the teachers \['walk', 'trot', 'see', 'hop'\]"),
+        ({**saved, "teacher_state_dict": fewer}, r"of the teacher\.teachers\.hop\.cfg"),
+    ):
+        with pytest.raises(ValueError, match=message):
+            algorithm.load(checkpoint, None, strict=True)
     assert torch.equal(parameters_of(algorithm), before)
 
 
@@ -556,29 +406,6 @@ def test_a_checkpoint_loads_where_rsl_rl_runs_them(config):
     assert stock.teacher_loaded
     assert stock.teacher.loaded
     assert torch.equal(parameters_of(stock), parameters_of(ours))
-
-
-def test_a_memory_of_rollouts_is_resumed(config, tmp_path):
-    options = {"buffer_rollouts": 2, "save_buffer": True}
-    algorithm, resumed = make(config, **options), make(config, **options)
-    for seed in range(2):
-        roll_out(algorithm, *random_rollout(seed, len(config)))
-        algorithm.update()
-    torch.save(algorithm.save(), tmp_path / "model.pt")
-    resumed.load(torch.load(tmp_path / "model.pt", weights_only=True), None, strict=True)
-    roll_out(resumed, *random_rollout(2, len(config)))
-    resumed.experience.take()
-    memory, saved = (each.experience.buffer for each in (resumed, algorithm))
-    pairs = zip(memory.state_dict()["sequences"], saved.state_dict()["sequences"], strict=True)
-    assert all(torch.equal(*pair) for pair in pairs)
-
-
-def test_no_warning_is_given(config):
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        algorithm = make(config)
-        roll_out(algorithm, *random_rollout(0, len(config)))
-        algorithm.update()
 
 
 @pytest.mark.parametrize(
@@ -620,14 +447,6 @@ def test_what_distributions_are_made_of_is_the_selected_teachers(config):
     torch.testing.assert_close(teachers(seen), mean, **SAME_FLOAT32)
 
 
-def test_auxiliary_heads_learn_beside_several_teachers(config):
-    algorithm = make(config, auxiliary={"state": {"target": "state"}})
-    for seed in range(2):
-        roll_out(algorithm, *random_rollout(seed, len(config)))
-        metrics = algorithm.update()
-    assert {"auxiliary/state", "behavior/walk"} < set(metrics)
-
-
 def test_a_layer_of_several_teachers_is_no_target(config):
     with pytest.raises(ValueError, match=r"'teacher:mlp\.0', expected no layer of a teacher where"):
         make(config, auxiliary={"hint": {"target": "teacher:mlp.0"}})
@@ -661,11 +480,7 @@ def test_a_slice_of_the_name_of_a_teacher_is_refused_as_both_would_be_logged_the
         {"loss": "mse", "actions": [0, 1]},
         {"loss": "mse", "actions": [1, 2], "name": "walk"},
     ]
-    message = (
-        r"loss_type\[1\]\['name'\] is 'walk', expected another name than those of the teachers,"
-        r" \['walk', 'see'\]: the losses of both are logged as Loss/behavior/walk\."
-    )
-    with pytest.raises(ValueError, match=message):
+    with pytest.raises(ValueError, match=r"loss_type\[1\]\.name is 'walk'"):
         make(some(config, MEMORYLESS), loss_type=slices)
     slices[1]["name"] = "strut"
     algorithm = make(some(config, MEMORYLESS), loss_type=slices)

@@ -1,0 +1,210 @@
+"""The replay buffer: a uniform sample of all sequences, exact weights, nothing broken."""
+
+import pytest
+import torch
+from support.helpers import (
+    make_distillation,
+    parameters_of,
+    roll_out,
+)
+from support.tolerances import SAME_FLOAT32
+
+from rsl_tbptt.algorithms import TbpttDistillation
+from rsl_tbptt.core import hidden_state
+from rsl_tbptt.core.hidden_state import as_tensors
+
+T, N = 6, 5
+
+
+def make(num_steps=T, **options):
+    chosen = {"gradient_length": 3, "num_mini_batches": 2, "buffer_rollouts": 4, **options}
+    return make_distillation(TbpttDistillation, num_steps, N, **chosen)
+
+
+@pytest.mark.parametrize("num_mini_batches", [1, 2, 5])
+def test_no_environment_of_the_newest_rollout_is_left_out(num_mini_batches):
+    algorithm = make(num_mini_batches=num_mini_batches)
+    for seed in range(2):
+        roll_out(algorithm, seed)
+        algorithm.update()
+    experience = algorithm.experience
+    experience.plan()
+    for _ in range(3):
+        drawn = list(experience.draw())
+        assert len(drawn) == num_mini_batches
+        assert sorted(torch.cat([d.envs for d in drawn]).tolist()) == list(range(N))
+        kept = torch.cat([d.kept for d in drawn]).tolist()
+        assert len(set(kept)) == len(kept) == N
+        assert set(kept) <= set(range(2 * N))
+        assert [d.num_sequences for d in drawn] == [len(d.envs) + len(d.kept) for d in drawn]
+
+
+def test_the_student_goes_on_from_the_states_of_its_environments():
+    """At fixed parameters the replay's last states are those of the rollout, in their order."""
+    algorithm = make(num_mini_batches=3, learning_rate=1e-30, num_learning_epochs=2)
+    for seed in range(3):
+        roll_out(algorithm, seed)
+        expected = hidden_state.clone(algorithm.student.get_hidden_state())
+        algorithm.update()
+        found = algorithm.student.get_hidden_state()
+        for want, have in zip(as_tensors(expected), as_tensors(found), strict=True):
+            torch.testing.assert_close(have, want, **SAME_FLOAT32)
+
+
+def test_what_is_logged_tells_the_newest_rollout_from_the_past():
+    algorithm = make(learning_rate=1e-30, buffer_share=100.0)
+    losses = []
+    for seed in range(3):
+        roll_out(algorithm, seed)
+        storage = algorithm.storage
+        metrics = algorithm.update()
+        assert ("buffer" in metrics) == (seed > 0)
+        losses.append(metrics["behavior"])
+        if seed > 0:  # the parameters never moved
+            assert metrics["buffer"] == pytest.approx(sum(losses[:-1]) / seed, rel=1e-5)
+    assert metrics["optimizer_steps"] == 1 * 2 * 2
+    assert storage.step == 0
+
+
+def test_steps_that_no_loss_sees_are_neither_kept_nor_run_again(monkeypatch):
+    algorithm = make(gradient_length=4, tail="drop", num_mini_batches=1, buffer_share=100.0)
+    seen, accumulate = [], algorithm._student.accumulate
+
+    def counting(group, rollout, *rest, **options):
+        seen.append((group[-1].num_loss_steps, rollout.num_envs))
+        return accumulate(group, rollout, *rest, **options)
+
+    monkeypatch.setattr(algorithm._student, "accumulate", counting)
+    roll_out(algorithm, 0)
+    algorithm.update()
+    kept = algorithm.experience.buffer.rollout.obs["policy"][:, N : 2 * N]
+    kept.fill_(7.0)
+    roll_out(algorithm, 1)
+    algorithm.update()
+    assert (kept[:4] != 7.0).all()
+    assert (kept[4:] == 7.0).all()
+    assert seen == [(4, N), (0, N), (4, 2 * N), (0, N)]
+
+
+@pytest.mark.parametrize("poisoned", ["observations", "labels", "state"])
+@pytest.mark.filterwarnings("ignore:An update met NaN or inf")
+def test_what_is_not_finite_never_enters(poisoned):
+    algorithm = make()
+    buffer = None
+    for seed in range(3):
+        roll_out(algorithm, seed)
+        if seed == 1:
+            targets = {
+                "observations": algorithm.storage.observations["policy"][2, 1],
+                "labels": algorithm.storage.privileged_actions[2, 1],
+                "state": algorithm.experience.start_state[1][:, 1],
+            }
+            with torch.inference_mode():
+                targets[poisoned][..., 0] = torch.nan
+        metrics = algorithm.update()
+        assert ("behavior" not in metrics) == (seed == 1)
+        buffer = algorithm.experience.buffer
+        assert buffer.num_kept == N * (seed + 1 - (seed >= 1))
+        for tensor in buffer.state_dict()["sequences"]:
+            assert tensor.isfinite().all()
+    assert parameters_of(algorithm).isfinite().all()
+
+
+def test_a_resumed_run_has_the_saved_buffer_or_an_empty_one(tmp_path):
+    algorithm = make(save_buffer=True)
+    for seed in range(2):
+        roll_out(algorithm, seed)
+        algorithm.update()
+    torch.save(algorithm.save(), tmp_path / "model.pt")
+    loaded = torch.load(tmp_path / "model.pt", weights_only=True)
+    for save_buffer, num_kept in ((True, 2 * N), (False, 0)):
+        resumed = make(save_buffer=save_buffer)
+        resumed.load(loaded, None, strict=True)
+        roll_out(resumed, 2)
+        resumed.experience.take()
+        buffer = resumed.experience.buffer
+        assert buffer.num_kept == num_kept
+        if save_buffer:
+            saved = algorithm.experience.buffer.state_dict()
+            assert all(map(torch.equal, buffer.state_dict()["sequences"], saved["sequences"]))
+    smaller = make(save_buffer=True, buffer_rollouts=1)
+    smaller.load(loaded, None, strict=True)
+    roll_out(smaller, 2)
+    smaller.experience.take()
+    assert smaller.experience.buffer.num_kept == N
+
+
+def test_loading_a_student_into_a_running_training_empties_the_memory():
+    algorithm = make()
+    roll_out(algorithm, 0)
+    algorithm.update()
+    algorithm.load(algorithm.save(), None, strict=True)
+    roll_out(algorithm, 1)
+    assert "buffer" not in algorithm.update()
+
+
+def test_a_saved_buffer_of_other_sequences_is_refused():
+    algorithm = make(save_buffer=True)
+    roll_out(algorithm, 0)
+    algorithm.update()
+    longer = make(num_steps=T + 1, save_buffer=True)
+    longer.load(algorithm.save(), None, strict=True)
+    refused = pytest.raises(ValueError, match="set save_buffer to False to begin with an empty one")
+    for _ in range(2):  # again: what was refused is not forgotten
+        roll_out(longer, 1)
+        with refused:
+            longer.update()
+
+
+def test_a_refused_buffer_leaves_a_running_training_as_it_was():
+    algorithm, longer = make(save_buffer=True), make(num_steps=T + 1, save_buffer=True)
+    for each in (algorithm, longer):
+        roll_out(each, 0)
+        each.update()
+    before = parameters_of(longer)
+    with pytest.raises(ValueError, match="set save_buffer to False"):
+        longer.load(algorithm.save(), None, strict=True)
+    assert torch.equal(parameters_of(longer), before)
+    assert longer.experience.buffer.num_kept == N
+
+
+def weigh(transitions):
+    return torch.ones(T, N)
+
+
+@pytest.mark.parametrize("weight", [None, weigh])
+def test_gigabytes_bound_the_buffer(weight):
+    algorithm = make(buffer_rollouts=1000, buffer_gb=1e-4, imitation_weight=weight)
+    roll_out(algorithm, 0)
+    algorithm.experience.take()
+    buffer = algorithm.experience.buffer
+    each = 4 * (T * (5 + 2 + (weight is not None)) + 2 * 6) + 2 * T + 8
+    assert buffer.capacity == int(1e5 / each) - N
+    assert algorithm.memory_plan().sizes.replay_buffer == (buffer.capacity + N) * each
+    small = make(buffer_gb=1e-6)
+    roll_out(small, 0)
+    with pytest.raises(ValueError, match=r"buffer_gb is 1e-06, expected at least 1\.42e-06"):
+        small.update()
+
+
+def test_playing_allocates_nothing():
+    algorithm = make(buffer_rollouts=10**9, buffer_gb=None)
+    algorithm.load(algorithm.save(), None, strict=True)
+    assert algorithm.experience.buffer is None
+
+
+@pytest.mark.parametrize("broken", ["optimizer_state_dict", "student_state_dict"])
+def test_a_checkpoint_that_cannot_be_loaded_takes_no_past(broken):
+    algorithm, other = make(save_buffer=True), make(save_buffer=True)
+    for each, seeds in ((algorithm, (0, 1)), (other, (2,))):
+        for seed in seeds:
+            roll_out(each, seed)
+            each.update()
+    loaded = other.save()
+    del loaded[broken]
+    buffer = algorithm.experience.buffer
+    before = buffer.state_dict()["sequences"]
+    with pytest.raises((KeyError, ValueError)):
+        algorithm.load(loaded, {"student": True, "optimizer": True}, strict=False)
+    assert buffer.num_kept == 2 * N
+    assert all(map(torch.equal, buffer.state_dict()["sequences"], before))
