@@ -479,8 +479,11 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         seen = observed_groups(self._raw_student, stored)
         targets = {*observed_groups(self._raw_teacher, stored), *self._heads.observed_groups()}
         others = {group: values for group, values in stored.items() if group in targets - {*seen}}
-        recorded = {f"observation group '{group}'": values for group, values in others.items()}
-        recorded, weights = recorded | self._labels.recorded(), {}
+        recorded: dict[str, Any] = {
+            **{f"observation group '{group}'": values for group, values in others.items()},
+            **self._labels.recorded(),
+        }
+        weights = {}
         if self._weights is not None:
             given = self._weights.given
             weights = {OPTION: given[: self._num_loss_steps]}

@@ -367,7 +367,8 @@ class ReplayBuffer:
         def columns(tensor: torch.Tensor) -> torch.Tensor:
             return tensor.new_empty(len(tensor), num_columns, *tensor.shape[2:])
 
-        obs = steps_of(newest.obs).apply(columns, batch_size=[newest.num_steps, num_columns])
+        sizes = [newest.num_steps, num_columns]
+        obs: Any = steps_of(newest.obs).apply(columns, batch_size=sizes)
         self._frames = {
             group: each.new_empty(num_frames[group], *each.shape[1:])
             for group, each in frames_of(newest.obs).items()

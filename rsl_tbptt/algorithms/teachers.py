@@ -127,7 +127,8 @@ class RolloutLabels(StepLabels):
     def complete(self) -> None:
         """Label the stored rollout."""
         labels = self.of_rollout().values()
-        for steps in step_batches(*self._observations.batch_size, self._storage.dones.device):
+        num_steps, num_envs = self._observations.batch_size
+        for steps in step_batches(num_steps, num_envs, self._storage.dones.device):
             rows = self._observations[steps].flatten(0, 1)
             if self._teachers is None:
                 outputs = self._run("", rows)
