@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any, ClassVar
+from typing import Any
 
 import pytest
 import torch
@@ -28,12 +28,7 @@ class ModelsEra:
 
     value_loss = "value"
 
-    class_names: ClassVar = {
-        ("distillation", OWN): "rsl_tbptt.algorithms:TbpttDistillation",
-        ("distillation", STOCK): "Distillation",
-        ("ppo", OWN): "rsl_tbptt.algorithms:TbpttPPO",
-        ("ppo", STOCK): "PPO",
-    }
+    prefix = "rsl_tbptt.algorithms:"
 
     def models(self, kind: str, recurrent: bool) -> dict[str, Any]:
         noise = {"class_name": "GaussianDistribution", "init_std": 0.1}
@@ -77,12 +72,7 @@ class PolicyEra:
 
     value_loss = "value_function"
 
-    class_names: ClassVar = {
-        ("distillation", OWN): "TbpttDistillation",
-        ("distillation", STOCK): "Distillation",
-        ("ppo", OWN): "TbpttPPO",
-        ("ppo", STOCK): "PPO",
-    }
+    prefix = ""
 
     def models(self, kind: str, recurrent: bool) -> dict[str, Any]:
         roles = ("student", "teacher") if kind == "distillation" else ("actor", "critic")
@@ -151,10 +141,12 @@ def make_runner(era: ModelsEra | PolicyEra) -> Callable[..., Any]:
     ) -> Any:
         if kind == "distillation":
             options = {"gradient_length": num_steps, **options}
+        name = {"distillation": "Distillation", "ppo": "PPO"}[kind]
+        name = name if whose == STOCK else f"{era.prefix}Tbptt{name}"
         cfg = {
             "num_steps_per_env": num_steps,
             "save_interval": 100,
-            "algorithm": {"class_name": era.class_names[kind, whose], **options},
+            "algorithm": {"class_name": name, **options},
         }
         # One by one: rsl_rl takes entries out of the dicts, which models here have in common.
         for role, model in (models or era.models(kind, recurrent)).items():

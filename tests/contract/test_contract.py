@@ -15,25 +15,10 @@ from rsl_tbptt.tools.doctor import read_curves
 from rsl_tbptt_tasks.memory import RecallEnv
 
 KINDS = ["distillation", "ppo"]
+BOTH = {"done_rate", "skipped_updates"}
 METRICS = {
-    "distillation": {
-        "behavior",
-        "buffer",
-        "grad_norm",
-        "optimizer_steps",
-        "flushed_steps",
-        "done_rate",
-        "skipped_updates",
-    },
-    "ppo": {
-        "surrogate",
-        "entropy",
-        "kl",
-        "actor_grad_norm",
-        "critic_grad_norm",
-        "done_rate",
-        "skipped_updates",
-    },
+    "distillation": BOTH | {"behavior", "buffer", "grad_norm", "optimizer_steps", "flushed_steps"},
+    "ppo": BOTH | {"surrogate", "entropy", "kl", "actor_grad_norm", "critic_grad_norm"},
 }
 
 
@@ -51,14 +36,6 @@ def train(runner, iterations=1):
     runner.alg.update = recorded
     runner.learn(iterations)
     return metrics
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_one_line_selects_the_algorithm(make_runner, kind):
-    own, stock = make_runner(kind), make_runner(kind, "stock")
-    assert type(own.alg).__name__ == {"distillation": "TbpttDistillation", "ppo": "TbpttPPO"}[kind]
-    assert type(stock.alg).__module__.startswith("rsl_rl.")
-    assert type(own.alg).__module__.startswith("rsl_tbptt.")
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -107,17 +84,6 @@ def test_stock_algorithm_reads_our_checkpoint(make_runner, era, kind, tmp_path):
     stock = make_runner(kind, "stock")
     stock.load(str(tmp_path / "model_1.pt"))
     assert torch.equal(era.parameters(stock.alg), era.parameters(own.alg))
-
-
-def test_gradient_norm_does_not_depend_on_gradient_length(make_runner):
-    shared = {"recurrent": False, "update_length": 6, "max_grad_norm": None}
-
-    def norm(**options):
-        return train(make_runner("distillation", **shared, **options))[0]["grad_norm"]
-
-    expected = norm(gradient_length=6)
-    assert [norm(gradient_length=k) for k in (1, 2, 3)] == pytest.approx([expected] * 3, rel=1e-5)
-    assert norm(gradient_length=2, loss_reduction="sum") == pytest.approx(6 * expected, rel=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -196,9 +162,9 @@ def test_ppo_leaves_the_parameters_of_rsl_rl(make_runner, era, recurrent):
 class LoggingEnv(RecallEnv):
     """Wants something logged, in some of its steps, in a dictionary that it keeps and reads."""
 
-    def __init__(self):
+    def __init__(self, key):
         super().__init__(4, 3)
-        self.extras, self.key = {"log": {"Episode/mine": 2.0}}, "log"
+        self.extras, self.key = {"log": {"Episode/mine": 2.0}}, key
         self.num_steps = 0
 
     def step(self, actions):
@@ -211,15 +177,12 @@ class LoggingEnv(RecallEnv):
         return (*super().step(actions)[:3], self.extras)
 
 
-@pytest.mark.parametrize("key", [None, "log", "episode"])
+@pytest.mark.parametrize("key", ["log", "episode"])
 @pytest.mark.parametrize("kind", KINDS)
 def test_the_console_calls_losses_only_losses_and_health_stands_below_the_return(
     make_runner, kind, key, tmp_path, capsys
 ):
-    env = LoggingEnv()
-    env.key = key
-    if key is None:
-        env = RecallEnv(4, 3)
+    env = LoggingEnv(key)
     runner = make_runner(kind, env=env, log_dir=tmp_path)
     runner.learn(3)
     (getattr(runner, "writer", None) or runner.logger.writer).flush()  # a thread of its own writes
@@ -237,6 +200,4 @@ def test_the_console_calls_losses_only_losses_and_health_stands_below_the_return
     for name, value in runner.alg.metrics.items():
         if name != "value":  # rsl_rl 3's value_function
             assert curves[f"Loss/{name}"][1][-1] == pytest.approx(value, rel=1e-5)
-    if key is not None:
-        steps, values = curves["Episode/mine"]
-        assert (steps, values) == ([0, 1, 2], [2.0] * 3)
+    assert curves["Episode/mine"] == ([0, 1, 2], [2.0] * 3)

@@ -41,7 +41,7 @@ def train(script, monkeypatch):
     return run
 
 
-@pytest.mark.parametrize("name", ["train", "distill", "finetune", "recall"])
+@pytest.mark.parametrize("name", ["distill", "recall"])
 def test_help(script, capsys, name):
     assert script(name, "--help") == 0
     shown = capsys.readouterr().out
@@ -61,7 +61,6 @@ def test_a_script_runs_from_any_folder(repository, tmp_path):
 @pytest.mark.parametrize(
     ("arguments", "agent"),
     [
-        (["train"], "rsl_rl_cfg_entry_point"),
         (["train", "--policy", "scratch"], "rsl_rl_recurrent_cfg_entry_point"),
         (["distill", "--teacher", "m.pt"], "rsl_rl_distillation_recurrent_cfg_entry_point"),
         (["finetune", "--student", "m.pt"], "rsl_rl_finetune_cfg_entry_point"),
@@ -93,8 +92,6 @@ def test_what_the_command_line_says_goes_before_the_experiments(train):
     ("arguments", "message"),
     [
         (["train", "--policy", "student"], r"expected one of ['teacher', 'scratch']"),
-        (["distill", "--teacher", "m.pt", "--policy", "scratch"], "['student', 'finetuned']"),
-        (["distill"], "--teacher"),
         (["finetune"], "--student"),
         (["train", "--config", "absent.yaml"], "absent.yaml cannot be read"),
     ],
