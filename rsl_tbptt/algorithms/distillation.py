@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from functools import partial
 from typing import Any, cast
 
 import torch
@@ -24,14 +25,14 @@ from rsl_tbptt.algorithms.behavior_losses import (
 )
 from rsl_tbptt.algorithms.heads import AuxiliaryHeads, parse_heads
 from rsl_tbptt.algorithms.health import FirstReplay, finite, obs_scales
-from rsl_tbptt.algorithms.optimizers import step_batches, update_normalization
+from rsl_tbptt.algorithms.optimizers import set_rate, step_batches, update_normalization
 from rsl_tbptt.algorithms.options import (
     DistillationArguments,
     DistillationOptions,
     check_runner_keys,
     takes,
 )
-from rsl_tbptt.algorithms.replay import Replay, observed_groups, set_state
+from rsl_tbptt.algorithms.replay import Replay, set_state
 from rsl_tbptt.algorithms.replay_buffer import Experience, MiniBatch, weights_of
 from rsl_tbptt.algorithms.teachers import (
     Dagger,
@@ -41,7 +42,7 @@ from rsl_tbptt.algorithms.teachers import (
     StepLabels,
     TeacherLayers,
 )
-from rsl_tbptt.algorithms.transaction import Inputs, Transaction
+from rsl_tbptt.algorithms.transaction import Transaction
 from rsl_tbptt.checkpoints.describing import check_fits, describe_all, model_configs
 from rsl_tbptt.checkpoints.reading import student_state_dict
 from rsl_tbptt.compat.versions import Distillation, MLPModel, teacher_state_dict
@@ -70,10 +71,36 @@ class UpdateSums:
         self.grad_norms: list[torch.Tensor] = []
         """Gradient norms before clipping, one per optimiser step. Shape: () each."""
 
-    def totals(self, names: Sequence[str], zero: torch.Tensor, ranks: Ranks) -> dict[str, Any]:
-        """Return sums over the update and all processes (one exchange). Shape: () each."""
-        own = {name: [zero, *(s[name] for s in self.reported if name in s)] for name in names}
-        return ranks.sum_named({name: torch.stack(parts).sum() for name, parts in own.items()})
+    def means(
+        self,
+        names: Sequence[str],
+        per_teacher: LossPerTeacher,
+        sizes: tuple[int, Any],
+        ranks: Ranks,
+        *,
+        weighted: bool,
+    ) -> dict[str, torch.Tensor]:
+        """Return the means over the update and all processes (one exchange). Shape: () each.
+
+        Args:
+            names: What losses report.
+            per_teacher: The losses of several teachers.
+            sizes: Samples of the newest rollout and of the past, over all passes and processes.
+            ranks: The processes.
+            weighted: Whether samples have weights: losses are divided by their sums then.
+        """
+        zero = self.grad_norms[0].new_zeros(())
+        wanted = (*names, *per_teacher.names, *((_NEWEST, _PAST) if weighted else ()))
+        own = {name: [zero, *(s[name] for s in self.reported if name in s)] for name in wanted}
+        total = ranks.sum_named({name: torch.stack(parts).sum() for name, parts in own.items()})
+        divisors: tuple[Any, Any] = sizes
+        means = {}
+        if weighted:
+            means[OPTION] = total[_NEWEST] / sizes[0]
+            divisors = or_one(total[_NEWEST]), or_one(total[_PAST])
+        means |= {name: total[name] / divisors[name == BUFFER] for name in names}
+        means["grad_norm"] = torch.stack(self.grad_norms).mean()
+        return {**means, **per_teacher.metrics(total)}
 
 
 class TbpttDistillation(TbpttAlgorithm, Distillation):
@@ -81,10 +108,9 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
 
     A drop-in: same constructor, storage, models, checkpoints and runner. ``update()`` replays the
     rollout with the current weights from the state the rollout started with, window by window, and
-    steps the optimiser every ``update_length`` steps. Labels are those stored in the rollout, so a
-    recurrent teacher is never replayed and keeps its memory; those of a memoryless teacher can be
-    computed for the whole rollout at once. A share of the environments can act with those labels
-    (DAgger); the student runs forward in all of them.
+    steps the optimiser every ``update_length`` steps. Labels are stored in the rollout, so a
+    recurrent teacher is never replayed and keeps its memory. A share of the environments can act
+    with those labels (DAgger); the student runs forward in all of them.
     """
 
     checkpoint_path: str | None = None
@@ -120,13 +146,10 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
 
         Raises:
             ValueError: If an option is unknown, invalid or contradicts another.
-            NotImplementedError: If the loss needs a Gaussian that a model does not have, or
-                auxiliary heads need a latent that cannot be read.
+            NotImplementedError: If a model lacks the Gaussian or the latent that a loss needs.
         """
         if rnd_cfg is not None or symmetry_cfg is not None:
-            raise ValueError(
-                "rnd_cfg and symmetry_cfg have no meaning in distillation: remove them."
-            )
+            raise ValueError("rnd_cfg and symmetry_cfg mean nothing in distillation: remove them.")
         self.options = DistillationOptions.parse(options)
         self.options.check_rollout(storage.num_transitions_per_env)
         super().__init__(
@@ -163,12 +186,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         self._labels = label(teacher, storage, loss.to_gaussian, layers)
         self._weights = None if weight is None else SampleWeights(weight, storage)
         self._heads = AuxiliaryHeads(
-            heads,
-            student,
-            storage,
-            self.optimizer,
-            layers=layers.outputs,
-            reported_where=NEWEST,
+            heads, student, storage, self.optimizer, layers=layers.outputs, reported_where=NEWEST
         )
         self._dagger = Dagger(options, storage.num_envs, storage.dones.device)
         self._per_teacher = LossPerTeacher(self._labels.teacher_names)
@@ -192,6 +210,8 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         lengths = (options.gradient_length, options.update_length)
         self._schedule = tbptt_schedule(num_steps, *lengths, tail=options.tail)
         self._steps_per_group = num_steps_of_full_group(num_steps, *lengths)
+        is_mean = options.loss_reduction == "mean"
+        self._steps_in_mean = self._steps_per_group if is_mean else 1  # what M counts of a sequence
         self._num_loss_steps = sum(w.num_loss_steps for group in self._schedule for w in group)
         self._num_envs_of_ranks = ranks.sum_count(storage.num_envs, device)
         self._step_batches = step_batches(num_steps, self._num_envs_of_ranks, device)
@@ -213,7 +233,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             ranks,
             stateful_models=[student, self._raw_teacher],
             add_gradients=self._add_gradients_of,
-            inputs=self._inputs,
+            inputs=partial(self.experience.inputs, self._raw_teacher, self._num_loss_steps),
             max_micro_batches=self.experience.largest_mini_batch,
         )
         self._started = False
@@ -228,9 +248,6 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             cfg: The runner's config. Isaac Lab puts its ``--checkpoint`` into "load_checkpoint".
                 "check_for_nan" is set to False: the algorithm looks itself.
             device: Device of the update.
-
-        Returns:
-            The algorithm.
 
         Raises:
             ValueError: If a key of the runner's config is mistyped.
@@ -250,28 +267,20 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             ValueError: If there was no rollout yet, or it is not whole.
         """
         experience, largest = self.experience, self.experience.largest_mini_batch
-        least = self._student.least_micro_batches(largest)
         num_bytes = experience.buffer_size(experience.newest()).num_bytes
-        sizes = Sizes(largest, least, num_bytes)
+        sizes = Sizes(largest, self._student.least_micro_batches(largest), num_bytes)
         return self.transaction.plan_memory(sizes, self._parameters)
 
     def act(self, obs: TensorDict) -> torch.Tensor:
         """Sample the student's actions, record the teacher's labels and choose who acts.
 
         The student runs forward in every environment, so its state is continuous also where the
-        teacher acts. The environments of the teacher are drawn at the first step of a rollout.
-
-        Args:
-            obs: Observations of all environments, batch size (N,).
-
-        Returns:
-            The actions to execute, shape (N, A): the teacher's label in the environments drawn for
-            it, elsewhere the student's sample.
+        teacher acts. The first step of a rollout draws the environments of the teacher. Return the
+        actions to execute, shape (N, A), for observations of batch size (N,).
 
         Raises:
-            ValueError: If training starts here and an option does not suit the number of
-                environments, or the teacher's file cannot be loaded; or if observations are not as
-                they were at first.
+            ValueError: If observations are not as they were at first; at the first step also if an
+                option does not suit the environments or the teacher's file cannot be loaded.
         """
         if self.storage.step == 0:
             self._start_rollout()
@@ -288,30 +297,20 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         if not self._started:
             with torch.inference_mode(False):  # the runner's rollout has no gradients
                 self.lazy_teacher.read()  # nobody asks in a caller's own loop
-            self._ranks.run_together(self._check_training)
+            self._ranks.run_together(partial(self.options.check_training, self.storage.num_envs))
+            if self._weights is not None:  # tried out, as the first update is a rollout away
+                self._ranks.run_together(self._weights.complete)
             self._started = True
         self.experience.begin_rollout()
         self._dagger.draw(self.num_updates)
-
-    def _check_training(self) -> None:
-        """Check options against sizes that playing does not need, and try out the weights."""
-        self.options.check_training(self.storage.num_envs)
-        if self._weights is not None:  # tried out, as the first update comes after a whole rollout
-            self._weights.complete()
 
     def process_env_step(
         self, obs: TensorDict, rewards: torch.Tensor, dones: torch.Tensor, extras: dict
     ) -> None:
         """Store the step and clear the states of finished episodes.
 
-        The normaliser learns at the end of ``update()`` only (as in rsl_rl 5.5, for all versions),
-        so the replay sees what the rollout saw.
-
-        Args:
-            obs: Next observations, unused.
-            rewards: Rewards, shape (N,).
-            dones: Which episodes ended with this step, shape (N,).
-            extras: Further information of the environment.
+        The normaliser learns at the end of ``update()`` only, so the replay sees what the rollout
+        saw. Shape of rewards and dones: (N,).
 
         Raises:
             ValueError: If :class:`StepChecks` finds anything wrong with the step.
@@ -328,15 +327,18 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
     def update(self) -> dict[str, float]:
         """Train the student on the rollout and clear the storage, whole or not at all.
 
-        Returns:
-            What the runner logs under ``Loss/``; README and docs/health.md list it. In a runner the
-            losses alone; the others reach its logger by ``health_log``. ``metrics`` has all.
+        Return what the runner logs under ``Loss/``; README and docs/health.md list it. In a runner
+        ``health_log`` logs all but the losses. ``metrics`` has all.
 
         Raises:
-            ValueError: If a loss, gradient or result is NaN or inf and ``non_finite`` does not skip
-                that. Parameters, optimiser and normaliser are then as before the update.
+            ValueError: If a loss, gradient or result is NaN or inf and ``non_finite`` is "raise".
+                Parameters, optimiser and normaliser are then as before the update.
         """
-        self._schedule_rate()
+        last_update = self.options.learning_rate_updates
+        if last_update is not None:
+            share = max(LAST_SHARE, 1.0 - self.num_updates / last_update)
+            self.learning_rate = self.options.learning_rate * share  # which the runner logs
+            set_rate(self.optimizer, self.learning_rate)  # auxiliary heads follow it
         self.transaction.fit_budget(self.memory_plan)
         for update in self.transaction:
             with update:
@@ -372,26 +374,12 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
                                 sums.reported.append(reported)
                                 sums.grad_norms.append(self._optimizer_step())
                         end_states.append(hidden_state.select_envs(state, newest))
-                health = self._health()
+                metrics = self._metrics(sums)
                 stored = self.storage.observations
                 update_normalization([self._raw_student], stored, self._step_batches)
-                metrics = update.commit({**self._means(sums), **health})
+                metrics = update.commit(metrics)
                 update.log(self._advance(metrics, _in_order(end_states, drawn)))
         return self._conclude()
-
-    def _schedule_rate(self) -> None:
-        """Set the learning rate by ``num_updates``, which checkpoints hold."""
-        last_update = self.options.learning_rate_updates
-        if last_update is not None:
-            share = max(LAST_SHARE, 1.0 - self.num_updates / last_update)
-            self.learning_rate = self.options.learning_rate * share  # which the runner logs
-            for group in self.optimizer.param_groups:  # auxiliary heads follow it
-                group["lr"] = self.learning_rate
-
-    @property
-    def _steps_in_mean(self) -> int:
-        """What M counts of each sequence: the steps of a full group, or 1 for a sum over them."""
-        return self._steps_per_group if self.options.loss_reduction == "mean" else 1
 
     def _divisor(
         self, batch: MiniBatch, sequences: Rollout | Segments, sums: UpdateSums
@@ -419,33 +407,22 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         self._heads.step(self.optimizer.param_groups[0]["lr"], max_norm)
         return norm
 
-    def _health(self) -> dict[str, torch.Tensor]:
-        """Return what is only watched, before the normaliser learns. Shape: () each."""
-        models = {"student": self._raw_student, "teacher": self._raw_teacher}
-        scales = obs_scales(models, self.storage.observations[0])
-        return finite({**self._first_replay.metrics(), **scales})
-
-    def _means(self, sums: UpdateSums) -> dict[str, torch.Tensor]:
-        """Return what is logged of an update's sums. Shape: () each."""
-        num_envs, dones = self._num_envs_of_ranks, self.experience.dones().float()
+    def _metrics(self, sums: UpdateSums) -> dict[str, torch.Tensor]:
+        """Return what is logged, of states before the normaliser learns. Shape: () each."""
+        experience, num_envs = self.experience, self._num_envs_of_ranks
         num_steps = self.options.num_learning_epochs * self._num_loss_steps
-        of_weights = () if self._weights is None else (_NEWEST, _PAST)
-        names = (*self._means_of, *self._per_teacher.names, *of_weights)
-        total = sums.totals(names, sums.grad_norms[0].new_zeros(()), self._ranks)
-        newest, past = num_steps * num_envs, num_steps * (self.experience.num_sequences - num_envs)
-        means = {}
-        if self._weights is not None:
-            means[OPTION] = total[_NEWEST] / newest
-            newest, past = or_one(total[_NEWEST]), or_one(total[_PAST])
-        means |= {n: total[n] / (past if n == BUFFER else newest) for n in self._means_of}
-        if self.experience.num_drawn == 0:
+        sizes = num_steps * num_envs, num_steps * (experience.num_sequences - num_envs)
+        weighted, dones = self._weights is not None, experience.dones().float()
+        models = {"student": self._raw_student, "teacher": self._raw_teacher}
+        first_obs = self.storage.observations[0]
+        means = sums.means(self._means_of, self._per_teacher, sizes, self._ranks, weighted=weighted)
+        if experience.num_drawn == 0:
             del means[BUFFER]
         return {
             **means,
-            "grad_norm": torch.stack(sums.grad_norms).mean(),
-            **self._per_teacher.metrics(total),
             "done_rate": self._ranks.mean(dones, len(dones) * num_envs),
             **self._dagger.metrics(),
+            **finite({**self._first_replay.metrics(), **obs_scales(models, first_obs)}),
         }
 
     def _advance(self, metrics: dict[str, float], end_state: HiddenState) -> dict[str, float]:
@@ -473,30 +450,11 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
                 group, rollout, state, self.loss, divisor, num_micro_batches=num_micro_batches
             )
 
-    def _inputs(self) -> Inputs:
-        """Return what an update reads."""
-        stored = self.storage.observations
-        seen = observed_groups(self._raw_student, stored)
-        targets = {*observed_groups(self._raw_teacher, stored), *self._heads.observed_groups()}
-        others = {group: values for group, values in stored.items() if group in targets - {*seen}}
-        recorded: dict[str, Any] = {
-            **{f"observation group '{group}'": values for group, values in others.items()},
-            **self._labels.recorded(),
-        }
-        weights = {}
-        if self._weights is not None:
-            given = self._weights.given
-            weights = {OPTION: given[: self._num_loss_steps]}
-            # The loss leaves out samples of weight 0: 0 stands for them.
-            recorded = {n: v.index_put((given == 0,), v.new_zeros(())) for n, v in recorded.items()}
-        return Inputs(seen, recorded, weights)
-
     def save(self) -> dict:
         """Return rsl_rl's checkpoint, with this algorithm's own part under "rsl_tbptt".
 
-        That is the number of updates, what models are configured with, auxiliary heads, and with
-        ``save_buffer`` the replay buffer. rsl_rl ignores that key, so the checkpoint loads there
-        too.
+        It holds the number of updates, the models' configs, auxiliary heads and, with
+        ``save_buffer``, the replay buffer. rsl_rl ignores that key.
         """
         models = {"student": self._raw_student, **models_by_role(self._raw_teacher)}
         described = describe_all(models, self.storage.observations, self.model_configs)
@@ -512,21 +470,14 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         """Load a checkpoint as rsl_rl does, after checking that all of it fits.
 
         A PPO checkpoint loads the teacher; a distillation checkpoint loads student, teacher,
-        optimiser and iteration. With the student come its number of updates (0 if rsl_rl wrote the
-        checkpoint), so that schedules go on, its auxiliary heads, and with ``save_buffer`` the
-        replay buffer; otherwise that is empty.
-
-        Args:
-            loaded_dict: The checkpoint.
-            load_cfg: What to load, or None for the above.
-            strict: Whether parameters must match exactly.
-
-        Returns:
-            Whether the runner shall take over the iteration.
+        optimiser and iteration. The student brings its number of updates (0 from rsl_rl), auxiliary
+        heads and, with ``save_buffer``, the replay buffer, which is empty otherwise. ``load_cfg``
+        says what else to load, ``strict`` whether parameters must match exactly. Return whether the
+        runner shall take over the iteration.
 
         Raises:
-            ValueError: If the parameters do not fit or are missing, or if the models are known to
-                have been configured otherwise. Nothing is changed then.
+            ValueError: If parameters do not fit or are missing, or the models were configured
+                otherwise. Nothing is changed then.
         """
         wants = load_cfg or {"teacher": True, "student": "student_state_dict" in loaded_dict}
         obs, source = self.storage.observations, (loaded_dict, self.checkpoint_path)

@@ -37,6 +37,12 @@ def use_fused_kernels(optimizer: torch.optim.Optimizer) -> None:
     optimizer.register_load_state_dict_pre_hook(partial(_with_kernels, kernels))
 
 
+def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+    """Set the learning rate of all parameters."""
+    for group in optimizer.param_groups:
+        group["lr"] = rate
+
+
 def step_at(optimizer: torch.optim.Optimizer, rate: torch.Tensor) -> None:
     """Step with a learning rate on the device, without fetching it; ``param_groups`` keep theirs.
 

@@ -28,18 +28,20 @@ import torch
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
-from rsl_tbptt.algorithms.behavior_losses import NEWEST, SampleWeights
+from rsl_tbptt.algorithms.behavior_losses import NEWEST, OPTION, SampleWeights
 from rsl_tbptt.algorithms.heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.options import DistillationOptions
 from rsl_tbptt.algorithms.replay import (
     FrameObs,
     find_held_frames,
     frames_of,
+    observed_groups,
     seen_by,
     shown_once,
     steps_of,
 )
 from rsl_tbptt.algorithms.teachers import StepLabels
+from rsl_tbptt.algorithms.transaction import Inputs
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.distributed import Ranks
@@ -131,6 +133,24 @@ class Experience:
     def dones(self) -> torch.Tensor:
         """Return which episodes of the newest rollout ended when. Shape: (T, N), bool."""
         return self._storage.dones.squeeze(-1).bool()
+
+    def inputs(self, teacher: MLPModel, num_loss_steps: int) -> Inputs:
+        """Return what an update reads of the newest rollout, to find the source of a NaN in it."""
+        stored = self._storage.observations
+        seen = observed_groups(self._student, stored)
+        targets = {*observed_groups(teacher, stored), *self._heads.observed_groups()}
+        others = {group: values for group, values in stored.items() if group in targets - {*seen}}
+        recorded: dict[str, Any] = {
+            **{f"observation group '{group}'": values for group, values in others.items()},
+            **self._labels.recorded(),
+        }
+        weights = {}
+        if self._weights is not None:
+            given = self._weights.given
+            weights = {OPTION: given[:num_loss_steps]}
+            # The loss leaves out samples of weight 0: 0 stands for them.
+            recorded = {n: v.index_put((given == 0,), v.new_zeros(())) for n, v in recorded.items()}
+        return Inputs(seen, recorded, weights)
 
     def take(self) -> None:
         """Complete labels and weights of the newest rollout, and put it beside the past.
