@@ -11,11 +11,14 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any
+
+import torch
 
 from rsl_tbptt.checkpoints.writing import CheckpointWriter, check_writable
 from rsl_tbptt.core.distributed import Ranks
@@ -72,6 +75,29 @@ class StopSignals:
         """Put back what handled them before."""
         while self._before:
             signal.signal(*self._before.popitem())
+
+    def end_if_asked(
+        self, ranks: Ranks, device: torch.device | str, save: Callable[[], None]
+    ) -> None:
+        """End the process on all ranks, after ``save``, where one has received a signal.
+
+        Args:
+            ranks: The processes that train together; all of them call this.
+            device: Device of what they exchange.
+            save: Writes the checkpoint.
+
+        Raises:
+            SystemExit: If one has; KeyboardInterrupt if that was Ctrl+C.
+            ValueError: If one has, and the checkpoint cannot be written.
+        """
+        if not ranks.sum_count(int(self.received is not None), device):
+            return
+        try:
+            # Together: a launcher ends all ranks when one has ended, also the one that writes.
+            ranks.run_together(save)
+        finally:
+            self.__exit__()
+        raise self.end()
 
     def end(self) -> BaseException:
         """Return what ends the process, as the received signal asks for.
@@ -195,14 +221,9 @@ class EmergencySave:
         self._last, self._next = self._next, self._next + 1
         if self._interval is None:
             return
-        if (signals := self._signals) is not None:
-            received = int(signals.received is not None)
-            if self._ranks.sum_count(received, self._algorithm.device) > 0:
-                try:
-                    self._ranks.run_together(lambda: self._write(is_last=True))
-                finally:
-                    signals.__exit__()
-                raise signals.end()
+        if self._signals is not None:
+            write = partial(self._write, is_last=True)
+            self._signals.end_if_asked(self._ranks, self._algorithm.device, write)
         if self._last % self._interval == 0:
             self._write(is_last=False)
 

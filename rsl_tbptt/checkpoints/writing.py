@@ -37,14 +37,24 @@ def save_checkpoint(checkpoint: dict[str, Any], path: str | os.PathLike[str]) ->
 
     Raises:
         NotWrittenError: If it cannot be written; in one line with the reason and the fix.
+        RuntimeError: If torch fails for a reason that is no file's.
     """
     path = Path(path)
     try:
         with complete(path) as unfinished, unfinished.open("xb") as file:
             torch.save(checkpoint, file)
     except (OSError, RuntimeError) as error:
-        failure = _not_written(error, path)
-        raise failure from error
+        # torch's archive writer raises a RuntimeError of its own while it handles the file's error.
+        cause: BaseException | None = error
+        while cause is not None and not isinstance(cause, OSError):
+            cause = cause.__cause__ or cause.__context__
+        if cause is None:
+            raise RuntimeError(f"The checkpoint '{path}' cannot be written: {error}") from error
+        folder = next(each for each in path.resolve().parents if each.exists())
+        raise NotWrittenError(
+            f"The checkpoint '{path}' cannot be written ({cause.strerror or cause};"
+            f" {shutil.disk_usage(folder).free:,} bytes are free in its folder): {_fix(cause)}."
+        ) from error
     delete_unfinished(path)
 
 
@@ -62,21 +72,6 @@ def check_writable(folder: str | os.PathLike[str]) -> None:
         raise NotWrittenError(
             f"The run folder '{folder}' cannot be written ({error.strerror}): {_fix(error)}."
         ) from error
-
-
-def _not_written(error: BaseException, path: Path) -> Exception:
-    """Explain why a checkpoint could not be written."""
-    # torch's archive writer raises a RuntimeError of its own while it handles the file's error.
-    cause: BaseException | None = error
-    while cause is not None and not isinstance(cause, OSError):
-        cause = cause.__cause__ or cause.__context__
-    if cause is None:
-        return RuntimeError(f"The checkpoint '{path}' cannot be written: {error}")
-    folder = next(each for each in path.resolve().parents if each.exists())
-    return NotWrittenError(
-        f"The checkpoint '{path}' cannot be written ({cause.strerror or cause};"
-        f" {shutil.disk_usage(folder).free:,} bytes are free in its folder): {_fix(cause)}."
-    )
 
 
 def _fix(error: OSError) -> str:

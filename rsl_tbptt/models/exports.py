@@ -101,20 +101,15 @@ class OnnxModelWithHeads(nn.Module):
 
 
 def _copied(model: "RecurrentModel") -> "RecurrentModel":
-    """Copy a model's layers, without state and last distribution, which hang on a graph."""
-    copied, layers = copy.copy(model), dict(model.named_children())
-    distribution = layers.pop("distribution", None)
-    state, model.rnn.hidden_state = model.rnn.hidden_state, None
-    try:
-        layers = copy.deepcopy(layers)
-    finally:
-        model.rnn.hidden_state = state
-    if distribution is not None:
-        layers["distribution"] = shallow = copy.copy(distribution)
-        for kind in ("_parameters", "_buffers", "_modules"):
-            vars(shallow)[kind] = copy.deepcopy(vars(distribution)[kind])
-    vars(copied)["_modules"] = layers
-    return copied
+    """Copy a model's layers, without its state; what else it holds may hang on a graph."""
+    holders = [model] if model.distribution is None else [model, model.distribution]
+    shared = {
+        id(value): value
+        for holder in holders
+        for name, value in vars(holder).items()
+        if name not in ("_parameters", "_buffers", "_modules")
+    }
+    return copy.deepcopy(model, {**shared, id(model.rnn.hidden_state): None})
 
 
 class TorchScriptModel(nn.Module):

@@ -154,7 +154,7 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
             try:
                 goes_on = self._restore()
                 super().learn(num_learning_iterations, init_at_random_ep_len and not goes_on)
-                self._end_if_asked(lambda: None)
+                self._signals.end_if_asked(self._ranks, self.device, lambda: None)
             except Exception as error:
                 self._save_after(error)
                 raise
@@ -187,7 +187,7 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
         self.num_iterations = it + 1
         log(it=it, **logged)
         self._of_other_ranks = None  # of an earlier iteration
-        self._end_if_asked(self._save_in_run)
+        self._signals.end_if_asked(self._ranks, self.device, self._save_and_stop)
         if it % self.cfg["save_interval"] == 0 or self.num_iterations == self._end:
             self._gather_states()
 
@@ -221,29 +221,18 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
         self._is_in_own_folder = True
         return has_folder
 
-    def _end_if_asked(self, save: Callable[[], None]) -> None:
-        """End the training on all ranks, after ``save``, where one has received a signal.
-
-        Raises:
-            SystemExit: If so; KeyboardInterrupt if that was Ctrl+C.
-        """
-        if not self._ranks.sum_count(int(self._signals.received is not None), self.device):
-            return
-        self._end = self.num_iterations  # no save comes after this one
-        # Together: a launcher ends all ranks when one has ended, also the one that still writes.
-        self._ranks.run_together(save)
-        if self.logger.writer is not None:
-            self.logger.stop_logging_writer()
-        raise self._signals.end()
-
     def _gather_states(self) -> None:
         """Bring what a checkpoint holds of each rank to the first one; all ranks call it."""
         if self._signals.saves:
             self._of_other_ranks = resume.of_other_ranks(self, self._ranks)
 
-    def _save_in_run(self) -> None:
+    def _save_and_stop(self) -> None:
+        """Save the iteration that a signal made the last one; all ranks call it."""
+        self._end = self.num_iterations  # no save comes after this one
         self._gather_states()
         self._save_numbered()
+        if self.logger.writer is not None:
+            self.logger.stop_logging_writer()
 
     def _save_numbered(self) -> None:
         if self.logger.writer is not None:  # on the first rank

@@ -45,27 +45,26 @@ def state_of(runner: Any, in_rollout: bool = False) -> dict[str, Any]:
     counters = {name: getattr(runner.logger, name) for name in COUNTERS}
     if in_rollout:
         return {"counters": counters}
-    state = {"generators": _generators(runner.device), "counters": counters}
+    state: dict[str, Any] = {"generators": _generators(runner.device), "counters": counters}
     if getattr(runner.alg, "rnd", None):
         state["rnd"] = state_of_rnd(runner.alg.rnd)
-    if not restores_itself(runner.env):
+    if not _restores_itself(runner.env):
         return state
-    models = {role: getattr(runner.alg, role) for role in MODELS if hasattr(runner.alg, role)}
-    states = {role: model.get_hidden_state() for role, model in models.items()}
-    returns = getattr(runner.alg, "episode_returns", None)
-    return {
-        **state,
-        "environment": runner.env.state_dict(),
-        "hidden_states": {
-            role: hidden_state.as_tensors(hidden_state.clone(state))
-            for role, state in states.items()
-        },
-        "episodes": {
-            name: list(value) if isinstance(value, deque) else value
-            for name, value in _episodes(runner.logger).items()
-        },
-        **({} if returns is None else {"returns": returns.running}),
+    state["environment"] = runner.env.state_dict()
+    state["hidden_states"] = {
+        role: hidden_state.as_tensors(
+            hidden_state.clone(getattr(runner.alg, role).get_hidden_state())
+        )
+        for role in MODELS
+        if hasattr(runner.alg, role)
     }
+    state["episodes"] = {
+        name: list(value) if isinstance(value, deque) else value
+        for name, value in _episodes(runner.logger).items()
+    }
+    if (returns := getattr(runner.alg, "episode_returns", None)) is not None:
+        state["returns"] = returns.running
+    return state
 
 
 def of_other_ranks(runner: Any, ranks: Ranks) -> list[dict[str, Any]]:
@@ -120,7 +119,7 @@ def restore(runner: Any, states: Sequence[Mapping[str, Any]]) -> bool:
 
 def _restore(runner: Any, state: Mapping[str, Any]) -> bool:
     """Put back one rank's state; return whether the environment goes on."""
-    goes_on = "environment" in state and restores_itself(runner.env)
+    goes_on = "environment" in state and _restores_itself(runner.env)
     if goes_on and (before := len(state["episodes"]["cur_reward_sum"])) != runner.env.num_envs:
         goes_on = False
         warnings.warn(
@@ -133,12 +132,16 @@ def _restore(runner: Any, state: Mapping[str, Any]) -> bool:
         for role, tensors in state["hidden_states"].items():
             getattr(runner.alg, role).reset(hidden_state=hidden_state.from_tensors(tensors))
         episodes = _episodes(runner.logger)
-        if episodes.keys() <= state["episodes"].keys():  # else written before RND's were kept
+        if episodes.keys() <= state["episodes"].keys():  # else written without RND
             for name, kept in episodes.items():
-                _set(kept, state["episodes"][name])
+                if isinstance(kept, deque):
+                    kept.clear()
+                    kept.extend(state["episodes"][name])
+                else:
+                    kept.copy_(state["episodes"][name])
         if "returns" in state and (returns := getattr(runner.alg, "episode_returns", None)):
             returns.running = state["returns"].to(runner.device)
-    for name, value in state.get("counters", {}).items():
+    for name, value in state["counters"].items():
         setattr(runner.logger, name, value)
     if "buffer" in state:
         runner.alg.experience.restore(state["buffer"])
@@ -154,16 +157,7 @@ def _episodes(logger: Any) -> dict[str, Any]:
     return {name: getattr(logger, name) for name in OF_EPISODES if hasattr(logger, name)}
 
 
-def _set(kept: Any, value: Any) -> None:
-    """Fill a deque or a tensor."""
-    if isinstance(kept, deque):
-        kept.clear()
-        kept.extend(value)
-    else:
-        kept.copy_(value)
-
-
-def restores_itself(env: Any) -> bool:
+def _restores_itself(env: Any) -> bool:
     """Return whether an environment can be put back into a state it was in."""
     return hasattr(env, "state_dict") and hasattr(env, "load_state_dict")
 
