@@ -14,6 +14,7 @@ algorithms of :mod:`rsl_tbptt.algorithms`, given the networks of one ``policy`` 
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -49,33 +50,26 @@ class _OfPolicy:
     algorithm: Any = None
     """The algorithm; all that is not defined here is asked of it."""
 
-    def __init__(
-        self,
-        policy: nn.Module,
-        *,
-        device: str = "cpu",
-        multi_gpu_cfg: dict | None = None,
-        **options: Any,
-    ) -> None:
+    _build: Callable[[RolloutStorage, TensorDict], Any]
+    """Builds the algorithm of the policy's models, given the storage and observations."""
+
+    def __init__(self, policy: nn.Module, **arguments: Any) -> None:
         """Keep the arguments until ``init_storage``, which the runner calls next.
 
         Args:
             policy: One of rsl_rl 3's policies.
-            device: Device of the update.
-            multi_gpu_cfg: rsl_rl's description of the processes, or None for one process.
-            **options: Options of the algorithm.
+            **arguments: ``device``, ``multi_gpu_cfg`` and the options of the algorithm.
 
         Raises:
             NotImplementedError: If the algorithm shall write checkpoints.
         """
-        interval = options.get("safe_checkpoint_interval")
-        if interval is not None:
+        if (interval := arguments.get("safe_checkpoint_interval")) is not None:
             raise NotImplementedError(
                 f"safe_checkpoint_interval is {interval!r}, expected None with rsl_rl 3: its runner"
                 " tells the algorithm neither environment nor folder."
             )
-        self.policy: Any = policy.to(device)
-        self._arguments = {"device": device, "multi_gpu_cfg": multi_gpu_cfg, **options}
+        self._arguments = {"device": "cpu", **arguments}
+        self.policy: Any = policy.to(self._arguments["device"])
 
     def __getattr__(self, name: str) -> Any:
         """Ask the algorithm."""
@@ -107,10 +101,6 @@ class _OfPolicy:
         storage = ModelStorage(training_type, *sizes, obs, actions_shape, device)
         self.algorithm = self._build(storage, obs)
         self.algorithm.health_log = HealthLog()
-
-    def _build(self, storage: RolloutStorage, obs: TensorDict) -> Any:
-        """Build the algorithm of the policy's models."""
-        raise NotImplementedError
 
 
 class TbpttDistillation(_OfPolicy):

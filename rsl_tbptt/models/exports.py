@@ -29,7 +29,6 @@ class OnnxModel(nn.Module):
         """
         super().__init__()
         self.model = _copied(model)
-        self._states = ("h", "c") if isinstance(model.cell, nn.LSTM) else ("h",)
         self.latent = nn.Identity()
         """What passes through it is what the model's head and auxiliary heads read."""
         head = self.model.head
@@ -38,6 +37,9 @@ class OnnxModel(nn.Module):
             group: torch.zeros(1, *shape, dtype=model.group_dtypes[group])
             for group, shape in model.group_shapes.items()
         }
+        states = ("h", "c") if isinstance(model.cell, nn.LSTM) else ("h",)
+        self.input_names = [*self._obs, *(f"{name}_in" for name in states)]
+        self.output_names = ["actions", *(f"{name}_out" for name in states)]
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Take observation groups, (1, ...) each, and the state's tensors, (L, 1, H) each."""
@@ -51,18 +53,8 @@ class OnnxModel(nn.Module):
     def get_dummy_inputs(self) -> tuple[torch.Tensor, ...]:
         """Return zeros of all inputs' shapes."""
         cell = self.model.cell
-        states = [torch.zeros(cell.num_layers, 1, cell.hidden_size) for _ in self._states]
+        states = [torch.zeros(cell.num_layers, 1, cell.hidden_size) for _ in self.output_names[1:]]
         return (*(torch.zeros_like(group) for group in self._obs.values()), *states)
-
-    @property
-    def input_names(self) -> list[str]:
-        """Names of the inputs: observation groups, ``h_in`` and for an LSTM ``c_in``."""
-        return [*self._obs, *(f"{name}_in" for name in self._states)]
-
-    @property
-    def output_names(self) -> list[str]:
-        """Names of the outputs: ``actions``, ``h_out`` and for an LSTM ``c_out``."""
-        return ["actions", *(f"{name}_out" for name in self._states)]
 
 
 class OnnxModelWithHeads(nn.Module):
@@ -71,8 +63,9 @@ class OnnxModelWithHeads(nn.Module):
     def __init__(self, model: Any, heads: Mapping[str, nn.Module]) -> None:
         """Take the model, and the heads by the names of their outputs."""
         super().__init__()
-        self.model, self._names = model, list(heads)
-        self.heads = nn.ModuleList(heads.values())
+        self.model, self.heads = model, nn.ModuleList(heads.values())
+        self.get_dummy_inputs, self.input_names = model.get_dummy_inputs, model.input_names
+        self.output_names = [*model.output_names, *heads]
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         """Take the model's inputs; return its outputs and those of the heads, (1, D) each."""
@@ -84,20 +77,6 @@ class OnnxModelWithHeads(nn.Module):
         outputs = outputs if isinstance(outputs, tuple) else (outputs,)
         of_model = (output for output in outputs if output is not None)  # of a GRU: no cell state
         return (*of_model, *(head(latents[0]) for head in self.heads))
-
-    def get_dummy_inputs(self) -> tuple[torch.Tensor, ...]:
-        """Return the model's, all inputs' shapes for one robot."""
-        return self.model.get_dummy_inputs()
-
-    @property
-    def input_names(self) -> list[str]:
-        """Names of the model's inputs."""
-        return self.model.input_names
-
-    @property
-    def output_names(self) -> list[str]:
-        """Names of the model's outputs and, behind them, of the heads'."""
-        return [*self.model.output_names, *self._names]
 
 
 def _copied(model: "RecurrentModel") -> "RecurrentModel":

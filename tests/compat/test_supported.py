@@ -13,8 +13,8 @@ from rsl_tbptt.compat import rsl_rl_era
 
 tomllib = pytest.importorskip("tomllib", reason="part of Python since 3.11")
 
-SUPPORTED = ["3.1.2", "5.0.1", "5.1.0", "5.2.0", "5.3.0", "5.4.0", "5.4.2", "5.5.0", "5.5.1"]
-REFUSED = ["2.3.3", "3.0.1", "3.1.1", "3.1.3", "3.2.0", "3.3.0", "4.0.0", "4.0.1", "5.0.0", "5.6.0"]
+SUPPORTED = ["3.1.2", "5.0.1", "5.4.2", "5.5.1"]
+REFUSED = ["3.1.1", "3.1.3", "4.0.1", "5.0.0", "5.6.0"]
 PARTS = [
     "rsl_tbptt.algorithms",
     "rsl_tbptt.integrations.isaaclab",
@@ -52,7 +52,7 @@ def answers(folder: Path, release: str | None, *statements: str) -> list[str]:
     return result.stdout.splitlines()
 
 
-@pytest.mark.parametrize("release", ["3.2.0", "4.0.1", "5.0.0", "5.6.0"])
+@pytest.mark.parametrize("release", ["4.0.1", "5.6.0"])
 def test_every_part_refuses_what_is_not_supported(tmp_path, release):
     found = answers(tmp_path, release, *(f"import {part}" for part in PARTS))
     expected = f"rsl-rl-lib is {release}, expected 3.1.2 or 5.0.1 to 5.5: install one of these"
