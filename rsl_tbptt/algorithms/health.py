@@ -49,92 +49,76 @@ class Limit:
         return f"Loss/{name} is {value:.3g}, expected {rule}: {self.advice}"
 
 
+_NORMALIZE = "Set obs_normalization=True"
 _OF_TEACHER = (
-    " The teacher does not fit its observations: compare its obs_groups, their order, units and"
-    " scales, and obs_normalization with those of its training."
+    "the teacher does not fit its observations: compare obs_groups, their order, units and scales,"
+    " and obs_normalization with those of its training."
 )
 
 LIMITS = {
     "replay_difference": Limit(
         0.2,
         5,
-        "the replay of the rollout gives the actions other probabilities than the rollout"
-        " itself, so samples are clipped before anything has been learned. Try"
-        " use_mixed_precision=False and scan_engine='reference', and look for what is random or"
-        " changes inside the model: dropout, batch normalisation.",
+        "the replay gives actions other probabilities than the rollout. Try scan_engine='reference'"
+        " and use_mixed_precision=False; look for dropout and batch normalisation.",
     ),
     "clip_fraction": Limit(
         0.5,
         10,
-        "most samples end up clipped: the policy moves further in an update than the surrogate"
-        " loss can tell. Lower learning_rate or num_learning_epochs, or use schedule='adaptive'.",
+        "most samples are clipped. Lower learning_rate or num_learning_epochs, or use"
+        " schedule='adaptive'.",
     ),
     "kl": Limit(
         0.1,
         10,
-        "an update moves the policy far from the one that acted. Lower learning_rate, or use"
-        " schedule='adaptive' with desired_kl=0.01.",
+        "an update moves the policy far. Lower learning_rate, or use schedule='adaptive' with"
+        " desired_kl=0.01.",
     ),
     "explained_variance/critic": Limit(
         -0.5,
         20,
-        "the critic's values are much worse than a constant. Lower learning_rate, set"
-        " use_clipped_value_loss=False where returns are many times clip_param, or give the"
-        " critic more to see.",
+        "the critic is much worse than a constant. Lower learning_rate, give the critic more to"
+        " see, or set use_clipped_value_loss=False where returns are many times clip_param.",
         below=True,
     ),
     "explained_variance/student": Limit(
         0.05,
         100,
-        "the student does no better than a constant action. Look whether what tells the"
-        " teacher's actions is in the student's obs_groups at all and changes (a camera that is"
-        " black or frozen), and whether a memory is asked for that it lacks or that"
-        " gradient_length is too short for. Far below 0, lower learning_rate.",
+        "the student does no better than a constant action. Look whether its obs_groups tell the"
+        " teacher's actions, and whether gradient_length covers what it has to remember.",
         below=True,
     ),
     "saturated_units": Limit(
         0.5,
         20,
         "most units of the memory are stuck at -1 or 1, where hardly any gradient passes."
-        " Normalise observations (obs_normalization=True), lower learning_rate or max_grad_norm.",
+        f" {_NORMALIZE}, lower learning_rate or max_grad_norm.",
     ),
     "dead_units": Limit(
         0.5,
         20,
-        "most units of the memory never move, whatever is observed. Normalise observations"
-        " (obs_normalization=True); look whether they change at all.",
+        f"most units of the memory never move. {_NORMALIZE}; look whether observations change.",
     ),
     "grad_norm_jump": Limit(
-        10.0,
-        5,
-        "gradients are many times larger than they used to be. Lower learning_rate or"
-        " max_grad_norm, or shorten gradient_length.",
+        10.0, 5, "gradients have grown. Lower learning_rate, max_grad_norm or gradient_length."
     ),
     "obs_scale": Limit(
         100.0,
         10,
-        "a network sees a value of that size without a normaliser, beside which it cannot tell"
-        " others. Set obs_normalization=True of that model, or image_scale for images, or scale"
-        " the group in the environment.",
+        f"a network sees such a value without a normaliser. {_NORMALIZE} of that model, or"
+        " image_scale for images, or scale the group in the environment.",
     ),
-    "obs_scale/teacher": Limit(
-        100.0, 10, "the teacher sees a value of that size without a normaliser." + _OF_TEACHER
-    ),
+    "obs_scale/teacher": Limit(100.0, 10, _OF_TEACHER),
     "normalized_obs_scale": Limit(
         10.0,
         10,
-        "normalised observations are not of size 1: the normaliser has learned from others."
-        " Look what has changed since the checkpoint that training began with: units, scales and"
-        " order of obs_groups.",
+        "the normaliser has learned from other observations: compare units, scales and order of"
+        " obs_groups with those of the checkpoint that training began with.",
     ),
-    "normalized_obs_scale/teacher": Limit(
-        10.0,
-        10,
-        "the teacher's normaliser has learned from other observations than these." + _OF_TEACHER,
-    ),
-    "label_scale": Limit(100.0, 10, "the teacher's actions explode." + _OF_TEACHER),
+    "normalized_obs_scale/teacher": Limit(10.0, 10, _OF_TEACHER),
+    "label_scale": Limit(100.0, 10, f"the teacher's actions explode; {_OF_TEACHER}"),
     "label_std": Limit(
-        0.0001, 10, "the teacher says the same everywhere." + _OF_TEACHER, below=True
+        0.0001, 10, f"the teacher says the same everywhere; {_OF_TEACHER}", below=True
     ),
 }
 """By metric, or by the first parts of its name: of ``obs_scale/teacher/policy`` the first two."""

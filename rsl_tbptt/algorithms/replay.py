@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,8 +37,6 @@ from rsl_tbptt.models.protocol import FrameEncoder, parts_of
 
 if TYPE_CHECKING:
     from rsl_tbptt.algorithms.heads import AuxiliaryHeads
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
 
 Head = Callable[[MLPModel, torch.Tensor], Outputs]
 """Turns what a model's last layer returns for (rows, ...) into outputs of leading shape (rows,)."""
@@ -263,18 +262,29 @@ class Replay:
         episode_starts: torch.Tensor,
         cuts: tuple[int, ...],
     ) -> tuple[Outputs, HiddenState]:
-        """Replay any model through its public interface; its own state stays."""
+        """Replay any model through its public interface; its own state stays.
+
+        Raises:
+            NotImplementedError: If the model makes no distribution, which is asked for.
+        """
         model, head, steps = self.model, self._head, []
-        with _state_aside(model), _mlp_outputs(model) as mlp_outputs:
+        with _state_aside(model), _updates_of(model.distribution) as seen:
             for t, (step_obs, starts) in enumerate(zip(obs.unbind(0), episode_starts, strict=True)):
                 if t in cuts:
                     state = hidden_state.detach(state)
                 set_state(model, state, starts)
                 action = model(step_obs, stochastic_output=head is not action_head)
-                if head is gaussian_head:
+                if head is action_head:
+                    steps.append((action,))
+                elif head is gaussian_head:
                     steps.append((model.output_mean, model.output_std))
+                elif seen:
+                    steps.append((seen[-1],))
                 else:
-                    steps.append((action if head is action_head else _last_of(mlp_outputs, model),))
+                    raise NotImplementedError(
+                        f"{type(model).__name__} made no action distribution in its forward pass,"
+                        " expected it to call `distribution.update`, as rsl_rl's models do."
+                    )
                 state = model.get_hidden_state()
         return tuple(torch.stack(parts) for parts in zip(*steps, strict=True)), state
 
@@ -356,38 +366,19 @@ def _state_aside(model: MLPModel) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def _mlp_outputs(model: MLPModel) -> Iterator[list[torch.Tensor]]:
-    """Collect what a model's forward passes inside make its distribution from."""
+def _updates_of(distribution: Any) -> Iterator[list[torch.Tensor]]:
+    """Collect what a model makes its distribution from inside, which it does not keep."""
     seen: list[torch.Tensor] = []
-    distribution = model.distribution
     if distribution is None:
         yield seen
         return
     update = distribution.update
-
-    def record(mlp_output: torch.Tensor) -> None:
-        seen.append(mlp_output)
-        update(mlp_output)
-
-    vars(distribution)["update"] = record  # hides the class's method
+    # Hides the class's method.
+    vars(distribution)["update"] = lambda mlp_output: (seen.append(mlp_output), update(mlp_output))
     try:
         yield seen
     finally:
         del vars(distribution)["update"]
-
-
-def _last_of(mlp_outputs: list[torch.Tensor], model: MLPModel) -> torch.Tensor:
-    """Return the last one.
-
-    Raises:
-        NotImplementedError: If there is none.
-    """
-    if not mlp_outputs:
-        raise NotImplementedError(
-            f"{type(model).__name__} made no action distribution in its forward pass, expected it"
-            " to call `distribution.update`, as rsl_rl's models do with stochastic_output=True."
-        )
-    return mlp_outputs[-1]
 
 
 @dataclass(frozen=True)

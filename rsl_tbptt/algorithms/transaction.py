@@ -88,7 +88,9 @@ class Transaction:
         self.modules, self._rollback = modules, Rollback(modules, optimizers)
         self.stateful_models, self.on_drop = stateful_models, on_drop
         self._add_gradients, self._inputs = add_gradients, inputs
-        self._non_finite = NonFiniteUpdates(options.non_finite, options.max_skipped_updates)
+        self._skips, self._max_in_a_row = options.non_finite == "skip", options.max_skipped_updates
+        self._num_skipped = self._num_in_a_row = 0
+        self._warned: set[str] = set()
         self._watch = HealthWatch()
         self._error: Exception | None = None
         self._max_micro_batches = max_micro_batches
@@ -123,7 +125,7 @@ class Transaction:
             RuntimeError: If the update failed on another rank; names it and why.
         """
         if error is None and self._committed:
-            self._non_finite.passed()
+            self._num_in_a_row = 0
             self._storage.clear()
             return True
         for each in (error, self._error):
@@ -180,8 +182,8 @@ class Transaction:
 
     def log(self, metrics: Mapping[str, float]) -> None:
         """Report metrics, what follows from them, and how many updates were skipped so far."""
-        skipped = {"skipped_updates": float(self._non_finite.num_skipped)}
-        self.logged = {**metrics, **self._watch(metrics), **skipped}
+        skipped = float(self._num_skipped)
+        self.logged = {**metrics, **self._watch(metrics), "skipped_updates": skipped}
 
     def is_finite(self) -> bool:
         """Return whether all that an update changes is finite on this rank (waits for it)."""
@@ -242,8 +244,11 @@ class Transaction:
             RuntimeError: Naming what stopped it on another one.
         """
         self.logged = {}
-        failed = self._ranks.gather(self._error and f"{type(self._error).__name__}: {self._error}")
-        if any(self._ranks.gather(self._error is not None and is_out_of_memory(self._error))):
+        own = self._error and f"{type(self._error).__name__}: {self._error}"
+        failed, out_of_memory = zip(
+            *self._ranks.gather((own, is_out_of_memory(self._error))), strict=True
+        )
+        if any(out_of_memory):
             self._make_smaller(self._error)
             return
         if self._error is not None:
@@ -254,15 +259,40 @@ class Transaction:
                     f"Rank {rank} could not compute its part of the update ({reason}), which was"
                     " undone on all ranks."
                 )
-        everything, parts = slice(None), self.num_micro_batches
         source = find_source(
             self._storage.observations,
             self._inputs(),
-            lambda: self._add_gradients(everything, parts),
+            lambda: self._add_gradients(slice(None), self.num_micro_batches),
             self._ranks,
         )
-        self._non_finite.met(source)
-        self.logged = {"skipped_updates": float(self._non_finite.num_skipped)}
+        self._skip(source)
+        self.logged = {"skipped_updates": float(self._num_skipped)}
+
+    def _skip(self, source: Source) -> None:
+        """Count an update that met NaN or inf, and was undone; warn once per kind of source.
+
+        Raises:
+            ValueError: If none may be skipped, or too many were in a row.
+        """
+        undone = "Parameters, optimiser and normaliser are as before the update and the rollout was"
+        resume = "repair the source, then call learn() again or resume from the last checkpoint."
+        if not self._skips:
+            raise ValueError(f"The update {source}. {undone} dropped: {resume}")
+        self._num_skipped += 1
+        self._num_in_a_row += 1
+        if self._num_in_a_row >= self._max_in_a_row:
+            self._num_in_a_row = 0
+            raise ValueError(
+                f"{self._max_in_a_row} updates in a row met values they cannot use, as many as"
+                f" max_skipped_updates allows. The last {source}. {undone} dropped: {resume}"
+            )
+        if source.kind not in self._warned:
+            self._warned.add(source.kind)
+            warnings.warn(
+                f"An update {source}. It is skipped. {undone} dropped; training goes on."
+                f" {self._max_in_a_row} in a row end it (max_skipped_updates).",
+                stacklevel=4,
+            )
 
     def _make_smaller(self, error: BaseException | None) -> None:
         """Have the update made again with twice the micro-batches.
@@ -276,8 +306,7 @@ class Transaction:
         if self.num_micro_batches >= self._max_micro_batches:
             raise torch.OutOfMemoryError(
                 f"The update ran out of memory with {self.num_micro_batches} micro-batches, one"
-                " sequence at a time, and was undone: lower gradient_length, num_steps_per_env or"
-                " num_envs, or free memory on the device."
+                " sequence at a time: lower gradient_length, num_steps_per_env or num_envs."
             ) from error
         self.num_micro_batches = min(2 * self.num_micro_batches, self._max_micro_batches)
         self._again = True
@@ -327,13 +356,8 @@ class Rollback:
     @torch.no_grad()
     def keep(self) -> None:
         """Copy everything as it is now."""
-        self._states = [
-            {key: dict(entries) for key, entries in optimizer.state.items()}
-            for optimizer in self.optimizers
-        ]
-        self._groups = [
-            [dict(group) for group in optimizer.param_groups] for optimizer in self.optimizers
-        ]
+        self._states = [_two_levels(optimizer.state) for optimizer in self.optimizers]
+        self._groups = [[dict(g) for g in optimizer.param_groups] for optimizer in self.optimizers]
         live = [*self._of_modules(), *_tensors(self._states)]
         if _forms(self._copies) != _forms(live):
             self._copies = [torch.empty_like(tensor) for tensor in live]
@@ -345,11 +369,10 @@ class Rollback:
         # Buffers are asked for anew: rsl_rl's normaliser puts other tensors in their place.
         live = [*self._of_modules(), *_tensors(self._states)]
         torch._foreach_copy_(live, self._copies)
-        for optimizer, state, groups in zip(
-            self.optimizers, self._states, self._groups, strict=True
-        ):
+        kept_of_each = zip(self.optimizers, self._states, self._groups, strict=True)
+        for optimizer, state, groups in kept_of_each:
             optimizer.state.clear()
-            optimizer.state.update({key: dict(kept) for key, kept in state.items()})
+            optimizer.state.update(_two_levels(state))
             for group, kept in zip(optimizer.param_groups, groups, strict=True):
                 group.update(kept)
             optimizer.zero_grad()
@@ -369,6 +392,11 @@ class Rollback:
         parameters = chain.from_iterable(module.parameters() for module in self.modules)
         buffers = chain.from_iterable(module.buffers() for module in self.modules)
         return list(dict.fromkeys([*parameters, *buffers]))
+
+
+def _two_levels(state: Mapping[Any, Mapping[str, Any]]) -> dict[Any, dict[str, Any]]:
+    """Copy the state of an optimiser, not its tensors."""
+    return {parameter: dict(entries) for parameter, entries in state.items()}
 
 
 def _tensors(states: Iterable[Mapping]) -> list[torch.Tensor]:
@@ -401,49 +429,6 @@ class Source:
     def __str__(self) -> str:
         """Return a clause for a message."""
         return f"{self.event} {self.kind}{self.details}"
-
-
-class NonFiniteUpdates:
-    """Counts the updates that met NaN or inf, and ends training where that is asked for."""
-
-    def __init__(self, non_finite: str, max_skipped_updates: int) -> None:
-        """Take the options of the same names."""
-        self._skips, self._max_in_a_row = non_finite == "skip", max_skipped_updates
-        self._in_a_row = 0
-        self._warned: set[str] = set()
-        self.num_skipped = 0
-        """All of them so far."""
-
-    def passed(self) -> None:
-        """Take note of an update without any."""
-        self._in_a_row = 0
-
-    def met(self, source: Source) -> None:
-        """Take note of an update that was undone; warn once per kind of source.
-
-        Raises:
-            ValueError: If none may be skipped, or too many were in a row.
-        """
-        undone = "Parameters, optimiser and normaliser are as before the update and the rollout was"
-        resume = "repair the source, then call learn() again or resume from the last checkpoint."
-        if not self._skips:
-            raise ValueError(f"The update {source}. {undone} dropped: {resume}")
-        self.num_skipped += 1
-        self._in_a_row += 1
-        if self._in_a_row >= self._max_in_a_row:
-            self._in_a_row = 0
-            raise ValueError(
-                f"{self._max_in_a_row} updates in a row met values they cannot use, as many as"
-                f" max_skipped_updates allows. The last {source}. {undone} dropped: {resume}"
-            )
-        if source.kind not in self._warned:
-            self._warned.add(source.kind)
-            warnings.warn(
-                f"An update {source}. It is skipped. {undone} dropped; training"
-                " goes on. Loss/skipped_updates counts such updates, and"
-                f" {self._max_in_a_row} in a row end the training (max_skipped_updates).",
-                stacklevel=4,
-            )
 
 
 def check_nan(obs: TensorDict, rewards: torch.Tensor, dones: torch.Tensor) -> None:
