@@ -164,23 +164,18 @@ def run_play(args: Arguments) -> int:
 
     checkpoints, video = [checkpoint_file(path) for path in args.checkpoint], args.video
     if video is None:
-        if len(checkpoints) > 1:
+        if len(checkpoints) > 1 or args.trust:
             raise ValueError(
-                f"--checkpoint is given {len(checkpoints)} times, expected one: only --video shows"
-                " several next to each other."
-            )
-        if args.trust:
-            raise ValueError(
-                f"--trust is {args.trust}, expected it with --video only: the platform's own play"
-                " loads the classes of its registered task."
+                "--video is missing, expected it next to --trust or several --checkpoint: the"
+                " platform's own play shows one policy and loads the classes of its task."
             )
         options = _given(args, "task", "device", "further")
         return play(checkpoints[0], num_envs=args.num_envs or 16, **options)
     _require("play --video")
     if refused := [word for word in args.further if word.startswith("-")]:
         raise ValueError(
-            f"The arguments {refused} are unknown, expected with --video only settings of the task"
-            " besides those of `rsl-tbptt play`: env.episode_length_s=4."
+            f"The arguments {refused} are unknown, expected with --video only settings of the"
+            " task: env.episode_length_s=4."
         )
     check_device(args.device)
     options = _given(args, "task", "trust", "device")
@@ -207,9 +202,7 @@ def _require(command: str) -> None:
 def _missing(error: ModuleNotFoundError) -> str:
     """Say which module is missing, and how to install it."""
     name = (error.name or str(error)).partition(".")[0]
-    remedy = "install the package that brings this module, or put your own on PYTHONPATH"
-    if name in EXTRAS:
-        remedy = install(EXTRAS[name])
+    remedy = install(EXTRAS[name]) if name in EXTRAS else "install the package that brings it"
     return f"The module {name} is missing, expected it for this command: {remedy}"
 
 
@@ -229,36 +222,23 @@ def _option(text: str, **options: Any) -> dict[str, Any]:
     return {"help": text, **options}
 
 
+REPEATED: dict[str, Any] = {"action": "append", "default": []}
 OPTIONS: dict[str, dict[str, Any]] = {
     "--checkpoint": _option(
-        "model_<iteration>.pt, or RUN/latest for the newest that can be loaded",
-        type=Path,
-        required=True,
+        "model_<iteration>.pt, or RUN/latest for the newest", type=Path, required=True
     ),
     "--agent": _option(
-        "the training's config, where no params/agent.yaml lies next to the checkpoint (rsl_rl"
-        " alone); what the parameters show may be missing: 'actor: {activation: elu}'",
-        type=Path,
-        metavar="YAML",
+        "the training's config where none lies beside the checkpoint", type=Path, metavar="YAML"
     ),
     "--trust": _option(
-        "load classes of this package too, where the checkpoint or its config names them; one for"
-        " each",
-        action="append",
-        default=[],
-        metavar="PACKAGE",
+        "load classes of this package, too; repeatable", metavar="PACKAGE", **REPEATED
     ),
     "--device": _option("cpu or cuda:<index>", default="cpu"),
     "doctor folder": _option(
-        "log folder of a training: say what looks wrong with it instead, and what to try",
-        type=Path,
-        nargs="?",
-        metavar="RUN",
+        "log folder of a training to judge instead", type=Path, nargs="?", metavar="RUN"
     ),
     "doctor --output": _option("folder to write to", type=Path, default=Path()),
-    "evaluate --output": _option(
-        "by default a new evaluation.json next to the checkpoint", type=Path, metavar="JSON"
-    ),
+    "evaluate --output": _option("a new evaluation.json next to the checkpoint", type=Path),
     "--platform": _option("simulates the task, by default as in training", choices=PLATFORMS),
     "--task": _option("registered id, by default that of the training"),
     "--env": _option(
@@ -266,10 +246,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         metavar="MODULE:FUNCTION",
     ),
     "--overrides": _option(
-        "of Isaac Lab's task: presets=depth renderer=newton_renderer env.NAME=VALUE; numbers that"
-        " the training changed are taken from its params/env.yaml",
-        nargs="+",
-        default=[],
+        "of Isaac Lab's task: presets=depth env.NAME=VALUE", nargs="+", default=[]
     ),
     "--episodes": _option("one per environment (256)", type=int, default=256),
     "--max-steps": _option(
@@ -277,11 +254,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     ),
     "evaluate --seed": _option("of the environments (1000)", type=int, default=1000),
     "--image": _option(
-        "size of the images that a CNN trained by rsl_rl alone sees; one for each group",
-        type=image_size,
-        action="append",
-        default=[],
-        metavar="GROUP=CxHxW",
+        "size of an image group, repeatable", type=image_size, metavar="GROUP=CxHxW", **REPEATED
     ),
     "export --output": _option(
         "folder, whose files are replaced (a new one, RUN/exported/model_<iteration>)", type=Path
@@ -290,17 +263,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--tolerance": _option("largest difference that passes (1e-4)", type=float, default=1e-4),
     "export --seed": _option("of the observations compared on (0)", type=int, default=0),
     "play --checkpoint": _option(
-        "model_<iteration>.pt, or RUN/latest; with --video also several, one column each",
-        type=Path,
-        action="append",
-        required=True,
+        "file, or RUN/latest; several with --video", type=Path, action="append", required=True
     ),
     "--num-envs": _option("environments to show (16, with --video 2)", type=int),
-    "--video": _option(
-        "render the robots into a GIF or WebP file instead, without a screen",
-        type=Path,
-        metavar="FILE",
-    ),
+    "--video": _option("render the robots into this GIF or WebP file instead", type=Path),
 }
 """Options by name; a command stands in front where it has an option of its own by that name."""
 

@@ -17,7 +17,7 @@ import torch
 from torch.nn import functional
 
 from rsl_tbptt.files import complete
-from rsl_tbptt.tools.platforms import load_platform, platform_of, run_shown
+from rsl_tbptt.tools.platforms import Platform, load_platform, platform_of, run_shown
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -36,13 +36,8 @@ LAST_SECONDS = 1.0
 """How long the last frame stays."""
 HEADING = 24
 """Height of the titles, in pixels."""
-MAX_BYTES = 2_000_000
-"""Size from which on a file is written again with coarser options, if there are any."""
-OPTIONS: dict[str, list[dict[str, int]]] = {
-    ".gif": [{}],
-    ".webp": [{"quality": quality, "method": 4} for quality in (60, 40, 20)],
-}
-"""Options of Pillow by the kind of file, the finest first."""
+OPTIONS: dict[str, dict[str, int]] = {".gif": {}, ".webp": {"quality": 60, "method": 4}}
+"""Options of Pillow by the kind of file."""
 STARTED = re.compile(r"^\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_")
 """The time in front of a run's name in its log folder."""
 
@@ -86,19 +81,25 @@ def play(
         FileNotFoundError: If the platform is not installed.
     """
     checkpoint = checkpoint.resolve()
-    platform = load_platform(platform_of(checkpoint))
-    if platform.PROGRAM is None:
-        raise ValueError(_without_robots(checkpoint, platform.TITLE, "has no play command"))
+    platform = _platform_with_robots(checkpoint)
     trained = platform.find_trained(checkpoint, task)
     command = platform.play_command(trained, checkpoint, num_envs=num_envs, device=device)
     return run_shown([*command, *further], Path.cwd(), device)
 
 
-def _without_robots(checkpoint: Path, title: str, lack: str) -> str:
-    return (
-        f"{checkpoint} was trained by {title}, which {lack}, expected a checkpoint of Isaac Lab or"
-        " mjlab."
-    )
+def _platform_with_robots(checkpoint: Path) -> Platform:
+    """Return the platform that a checkpoint was trained on.
+
+    Raises:
+        ValueError: If that is rsl_rl alone.
+    """
+    platform = load_platform(platform_of(checkpoint))
+    if platform.PROGRAM is None:
+        raise ValueError(
+            f"{checkpoint} was trained by {platform.TITLE}, which shows no robots, expected a"
+            " checkpoint of Isaac Lab or mjlab."
+        )
+    return platform
 
 
 def record(checkpoints: Sequence[Path], output: Path, **options: Any) -> None:
@@ -117,10 +118,7 @@ def record(checkpoints: Sequence[Path], output: Path, **options: Any) -> None:
     if output.suffix.lower() not in OPTIONS:
         raise ValueError(f"--video is {output}, expected a name that ends in one of {[*OPTIONS]}.")
     for checkpoint in checkpoints:
-        platform = load_platform(platform_of(checkpoint))
-        if platform.PROGRAM is None:
-            lack = "knows no robots to render"
-            raise ValueError(_without_robots(checkpoint, platform.TITLE, lack))
+        _platform_with_robots(checkpoint)
     write([film(path, **options) for path in checkpoints], output)
 
 
@@ -206,18 +204,15 @@ def write(films: Sequence[Film], output: Path) -> None:
     durations = [round(1000 * films[0].frame_seconds)] * num_frames
     durations[-1] += round(1000 * LAST_SECONDS)
     with complete(output) as unfinished:
-        for options in OPTIONS[output.suffix.lower()]:
-            frames[0].save(
-                unfinished,
-                format=output.suffix[1:].upper(),
-                save_all=True,
-                append_images=frames[1:],
-                duration=durations,
-                loop=0,
-                **options,
-            )
-            if unfinished.stat().st_size <= MAX_BYTES:
-                break
+        frames[0].save(
+            unfinished,
+            format=output.suffix[1:].upper(),
+            save_all=True,
+            append_images=frames[1:],
+            duration=durations,
+            loop=0,
+            **OPTIONS[output.suffix.lower()],
+        )
 
 
 def frame(films: Sequence[Film], index: int, num_frames: int) -> Image.Image:

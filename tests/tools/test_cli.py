@@ -205,10 +205,10 @@ WRONG = {
     f"evaluate {MODEL} --env needs_more:make": "The module module_of_somebody is missing",
     f"evaluate {MODEL} --env my_envs:make --device cuda:99": "--device is cuda:99",
     "play --checkpoint no.pt": "does not exist",
-    f"play {MODEL} --task T": "which has no play command",
-    f"play {MODEL} --video v.gif": "which knows no robots to render",
-    f"play {MODEL} {MODEL}": "--checkpoint is given 2 times",
-    f"play {MODEL} --trust mine": "--trust is ['mine']",
+    f"play {MODEL} --task T": "which shows no robots",
+    f"play {MODEL} --video v.gif": "which shows no robots",
+    f"play {MODEL} {MODEL}": "--video is missing",
+    f"play {MODEL} --trust mine": "--video is missing",
     f"play {MODEL} --video v.gif --viz newton": "The arguments ['--viz'] are unknown",
 }
 

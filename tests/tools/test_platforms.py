@@ -15,7 +15,6 @@ from tensordict import TensorDict
 
 from rsl_tbptt.tools.platforms import (
     PLATFORMS,
-    NotedEnv,
     Simulation,
     Trained,
     child_environment,
@@ -24,6 +23,7 @@ from rsl_tbptt.tools.platforms import (
     platform_of,
 )
 from rsl_tbptt.tools.platforms import mjlab as mjlab_module
+from rsl_tbptt.tools.platforms.noted_env import NotedEnv
 
 isaaclab, mjlab, rsl_rl_alone = map(load_platform, PLATFORMS)
 

@@ -5,7 +5,6 @@ import pytest
 import torch
 from PIL import Image, ImageDraw, ImageSequence
 
-from rsl_tbptt.tools import play
 from rsl_tbptt.tools.play import (
     HEADING,
     SEEN_WIDTH,
@@ -102,20 +101,6 @@ def test_a_file_plays_in_real_time_again_and_again(films, tmp_path, name):
             shown.load()
             durations.append(shown.info["duration"])
     assert durations == [100] * (NUM_FRAMES - 1) + [1100]
-
-
-def test_a_file_that_would_be_large_becomes_coarser(tmp_path, monkeypatch):
-    torch.manual_seed(0)
-    images = torch.randint(0, 255, (2, 1, HEIGHT, WIDTH, 3), dtype=torch.uint8)
-    noise = [Film("noise", images, [2], [0.2], frame_seconds=0.1)]
-    sizes = {}
-    for suffix in (".gif", ".webp"):
-        for limit in (10**9, 1):
-            monkeypatch.setattr(play, "MAX_BYTES", limit)
-            write(noise, tmp_path / f"video{suffix}")
-            sizes[suffix, limit] = (tmp_path / f"video{suffix}").stat().st_size
-    assert sizes[".webp", 1] < 0.8 * sizes[".webp", 10**9]
-    assert sizes[".gif", 1] == sizes[".gif", 10**9]
 
 
 def test_pixels_are_averages_of_their_rays():

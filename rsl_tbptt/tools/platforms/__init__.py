@@ -11,14 +11,11 @@ import shlex
 import shutil
 import subprocess
 import sys
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
-
-from rsl_tbptt.files import read_yaml
 
 if TYPE_CHECKING:
     import torch
@@ -27,14 +24,6 @@ PLATFORMS = ("isaaclab", "mjlab", "rsl_rl")
 """The platforms by name; ``rsl_rl`` is rsl_rl alone, with environments of the user's own."""
 ENV = Path("params", "env.yaml")
 """Where Isaac Lab and mjlab write the environment's config, next to the checkpoints."""
-CHOSEN = {("seed",), ("log_dir",), ("scene", "num_envs"), ("sim", "device")}
-"""Entries of that config which an evaluation chooses itself."""
-CODE = ("class_type", "func")
-"""Keys that name what a section configures: with another one its other keys mean something else."""
-MOST_NAMES = 8
-
-Keys = tuple[Any, ...]
-_MISSING = object()
 
 
 @dataclass(frozen=True)
@@ -87,8 +76,9 @@ class Simulation:
     """Width and height of the images for :meth:`Platform.renderer`, in pixels. None adds no camera.
     The camera changes neither physics nor what is drawn at random."""
     noted: Path | None = None
-    """The environment's config of the training, whose numbers are applied; see :class:`NotedEnv`.
-    None simulates the task as it is registered. Overrides win."""
+    """The environment's config of the training, whose numbers are applied; see
+    :class:`rsl_tbptt.tools.platforms.noted_env.NotedEnv`. None simulates the task as it is
+    registered. Overrides win."""
 
 
 class Platform:
@@ -174,14 +164,8 @@ class Platform:
         Args:
             training: The training.
             device: Device of simulation and learning, for example ``cpu`` or ``cuda:0``.
-
-        Raises:
-            ValueError: If the platform has none.
         """
-        raise ValueError(
-            f"The platform of {training.run_name} is {self.TITLE}, which has no training command,"
-            " expected isaaclab or mjlab."
-        )
+        raise NotImplementedError
 
     def play_command(
         self, trained: Trained, checkpoint: Path, *, num_envs: int, device: str
@@ -233,8 +217,7 @@ def executable(command: list[str]) -> list[str]:
     if program is None:
         raise FileNotFoundError(
             f"{command[0]} is neither next to {sys.executable} nor on the path: install this"
-            " package with its isaaclab extra on Python 3.12, or with its mjlab extra, or run"
-            " `make demo` or `make demo-mjlab`, which do."
+            " package with its isaaclab extra on Python 3.12, or with its mjlab extra."
         )
     return [program, *command[1:]]
 
@@ -266,124 +249,3 @@ def run_shown(command: list[str], folder: Path, device: str) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     print(f"in {folder}:\n  {shlex.join(command)}\n", flush=True)
     return subprocess.call(executable(command), cwd=folder, env=child_environment(device))
-
-
-class NotedEnv:
-    """The environment's config of a training, compared with the one to be simulated.
-
-    A run's folder may come from anybody, and a config names code. So only its numbers, None and
-    lists of them are applied, and the other differences are named.
-    """
-
-    def __init__(self, file: Path, as_dict: Callable[[Any], Any]) -> None:
-        """Read a config without running code that it may contain.
-
-        Args:
-            file: ``params/env.yaml`` of a run.
-            as_dict: Turns a config into what the platform writes.
-
-        Raises:
-            ValueError: If it cannot be read.
-        """
-        import yaml  # of the extra `tools`, and platforms are imported without it
-
-        self._file, self._as_dict = file, as_dict
-        try:
-            self._noted = _read(file.read_text(encoding="utf-8"))
-        except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
-            raise ValueError(f"The config '{file}' cannot be read: {error}") from error
-        if not isinstance(self._noted, dict):
-            raise ValueError(f"The config '{file}' holds {self._noted!r}, expected a mapping.")
-        self._left: set[Keys] = set()
-
-    def apply(self, cfg: Any, default: Any = None) -> None:
-        """Set the numbers that the training had, and print them.
-
-        Args:
-            cfg: The config of the environment to be simulated, which is changed.
-            default: The task's config without the user's overrides, which are left alone. None
-                where there are none.
-        """
-        here = self._as_written(cfg)
-        chosen = () if default is None else _differences(here, self._as_written(default))
-        applied = []
-        for keys, (value, old) in _differences(self._noted, here).items():
-            if keys in CHOSEN or any(keys[: len(k)] == k[: len(keys)] for k in chosen):
-                continue
-            if _is_plain(value) and (_is_plain(old) or value is None):
-                _put(cfg, keys, value)
-                applied.append(f"{_name(keys)}={value}")
-            else:
-                self._left.add(keys)
-        if applied:
-            print(f"as in training, by {self._file}: {' '.join(applied)}", flush=True)
-
-    def warn_of_others(self, cfg: Any) -> None:
-        """Warn of differences that were not applied and remain once the environment is built.
-
-        Args:
-            cfg: The config of the environment, which building completed as in training.
-        """
-        still = _differences(self._noted, self._as_written(cfg))
-        names = [_name(keys) for keys in still if keys in self._left]
-        if names:
-            more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
-            warnings.warn(
-                f"The environment differs from {self._file} in {', '.join(names[:MOST_NAMES])}"
-                f"{more}, expected the training's: only numbers of a run's folder are applied."
-                " Isaac Lab takes the rest as overrides: physics=..., presets=..., env.NAME=VALUE.",
-                stacklevel=2,
-            )
-
-    def _as_written(self, cfg: Any) -> dict[str, Any]:
-        """Return a config as it would be read from the file that the platform writes."""
-        import yaml
-
-        return _read(yaml.dump(self._as_dict(cfg), sort_keys=False))
-
-
-def _read(text: str) -> Any:
-    """Read a config: tuples as lists, and Python's other objects as text."""
-    import yaml
-
-    return read_yaml(text, sequence=list, other=yaml.serialize)
-
-
-def _differences(
-    noted: Mapping[Any, Any], here: Mapping[Any, Any], above: Keys = ()
-) -> dict[Keys, tuple[Any, Any]]:
-    """Return both values where two configs differ, by keys from the outside in."""
-    found: dict[Keys, tuple[Any, Any]] = {}
-    for key in {**noted, **here}:
-        a, b = noted.get(key, _MISSING), here.get(key, _MISSING)
-        if isinstance(a, dict) and isinstance(b, dict) and all(a.get(c) == b.get(c) for c in CODE):
-            found |= _differences(a, b, (*above, key))
-        elif not (a == b or repr(a) == repr(b) or _is_same_file(a, b)):  # NaN equals by repr alone
-            found[(*above, key)] = (a, b)
-    return found
-
-
-def _is_same_file(a: Any, b: Any) -> bool:
-    """Return whether two paths name a file alike: packages lie elsewhere on another machine."""
-    are_paths = isinstance(a, str) and isinstance(b, str) and "/" in a and "/" in b
-    return are_paths and Path(a).name == Path(b).name
-
-
-def _is_plain(value: Any) -> bool:
-    """Return whether a value is a number, None or a list of such."""
-    if isinstance(value, list):
-        return all(map(_is_plain, value))
-    return value is None or isinstance(value, (bool, int, float))
-
-
-def _put(cfg: Any, keys: Keys, value: Any) -> None:
-    """Set a value of a config of objects and dictionaries; tuples stay tuples."""
-    for key in keys[:-1]:
-        cfg = cfg[key] if isinstance(cfg, dict) else getattr(cfg, key)
-    values = cfg if isinstance(cfg, dict) else vars(cfg)
-    is_tuple = isinstance(values[keys[-1]], tuple) and isinstance(value, list)
-    values[keys[-1]] = tuple(value) if is_tuple else value
-
-
-def _name(keys: Keys) -> str:
-    return ".".join(map(str, keys))

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rsl_tbptt.tools.platforms import NotedEnv, Platform, Simulation, Trained, Training
+from rsl_tbptt.tools.platforms import Platform, Simulation, Trained, Training
+from rsl_tbptt.tools.platforms.noted_env import NotedEnv
 
 if TYPE_CHECKING:
     import torch
@@ -97,24 +98,17 @@ class IsaacLab(Platform):
         task, device, overrides = simulation.task, simulation.device, simulation.overrides
         own = [] if any(word.startswith("physics=") for word in overrides) else physics(task)
         cfg: Any = resolve_task_config(task, None, overrides=[*own, *overrides])[0]
-        noted = None if simulation.noted is None else NotedEnv(simulation.noted, to_dict)
-        if noted is not None:
-            default = None
-            if overrides:
-                default = resolve_task_config(task, None, overrides=physics(task))[0]
-            noted.apply(cfg, default)
+        default = resolve_task_config(task, None, overrides=physics(task))[0] if overrides else None
+        noted = NotedEnv(simulation.noted, to_dict)
+        noted.apply(cfg, default)
         cfg.scene.num_envs, cfg.seed, cfg.sim.device = simulation.num_envs, simulation.seed, device
         if simulation.image_size is not None:
             setattr(cfg.scene, CAMERA, _camera_cfg(*simulation.image_size))
         with launch_simulation(cfg, {"device": device}):
             made: Any = gym.make(task, cfg=cfg)
-            if noted is not None:
-                noted.warn_of_others(cfg)
-            env = RslRlVecEnvWrapper(made, clip_actions=simulation.clip_actions)
-            try:
+            noted.warn_of_others(cfg)
+            with closing(RslRlVecEnvWrapper(made, clip_actions=simulation.clip_actions)) as env:
                 yield env
-            finally:
-                env.close()
 
     def renderer(self, env: Any) -> Callable[[], torch.Tensor]:
         """Return a function that renders the scene's first robot: (N, height, width, 3), uint8.

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Iterator, Mapping
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from dataclasses import asdict
 from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from rsl_tbptt.tools.platforms import ENV, NotedEnv, Platform, Simulation, Trained, Training
+from rsl_tbptt.tools.platforms import ENV, Platform, Simulation, Trained, Training
+from rsl_tbptt.tools.platforms.noted_env import NotedEnv
 
 if TYPE_CHECKING:
     import torch
@@ -82,21 +83,16 @@ class Mjlab(Platform):
         if task not in registry.list_tasks():
             raise ValueError(f"The task is '{task}', expected one of {registry.list_tasks()}.")
         cfg = registry.load_env_cfg(task)
-        noted = None if simulation.noted is None else NotedEnv(simulation.noted, asdict)
-        if noted is not None:
-            noted.apply(cfg)
+        noted = NotedEnv(simulation.noted, asdict)
+        noted.apply(cfg)
         cfg.scene.num_envs, cfg.seed = simulation.num_envs, simulation.seed
         if simulation.image_size is not None:
             _add_camera(cfg, *simulation.image_size)
         made = import_module("mjlab.envs").ManagerBasedRlEnv(cfg, simulation.device)
-        if noted is not None:
-            noted.warn_of_others(cfg)
+        noted.warn_of_others(cfg)
         wrapper = import_module("mjlab.rl").RslRlVecEnvWrapper
-        env = wrapper(made, clip_actions=simulation.clip_actions)
-        try:
+        with closing(wrapper(made, clip_actions=simulation.clip_actions)) as env:
             yield env
-        finally:
-            env.close()
 
     def renderer(self, env: Any) -> Callable[[], torch.Tensor]:
         """Return a function to the last images of the camera: (N, height, width, 3), uint8."""
