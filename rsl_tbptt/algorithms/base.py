@@ -32,12 +32,17 @@ class TbpttAlgorithm:
     model_configs: Mapping[str, Any] | None = None
     """What the runner's config says of the models, for checkpoints."""
 
+    _started = False
+    """Whether training has started; a policy that plays checks less."""
+
     def _prepare_surroundings(self) -> None:
         """Set up what surrounds updates; rsl_rl's constructor has run."""
         options: Options = self.options
         algorithm: Any = self
         use_fused_kernels(self.optimizer)
-        self.use_mixed_precision = options.use_mixed_precision  # rsl_rl 5.0 lacks it
+        # rsl_rl 5.0 lacks both.
+        self.use_mixed_precision = options.use_mixed_precision
+        self.grad_reduce_bucket_mb = options.grad_reduce_bucket_mb
         self._ranks = Ranks(together=algorithm.is_multi_gpu)
         self.emergency_save = EmergencySave(options.safe_checkpoint_interval, self, self._ranks)
         self.step_checks = StepChecks(self.storage)

@@ -236,7 +236,6 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             inputs=partial(self.experience.inputs, self._raw_teacher, self._num_loss_steps),
             max_micro_batches=self.experience.largest_mini_batch,
         )
-        self._started = False
 
     @staticmethod
     def construct_algorithm(obs: TensorDict, env: VecEnv, cfg: dict, device: str) -> Distillation:

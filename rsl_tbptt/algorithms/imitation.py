@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import math
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
@@ -15,14 +14,10 @@ from rsl_rl.utils import resolve_obs_groups
 from tensordict import TensorDict
 from torch import nn
 
-from rsl_tbptt.algorithms.options import PpoOptions
+from rsl_tbptt.algorithms.options import PpoOptions, warn_all
 from rsl_tbptt.algorithms.truncation_bootstrap import EpisodeReturns
 from rsl_tbptt.checkpoints.describing import check_fits
-from rsl_tbptt.checkpoints.reading import (
-    check_matches,
-    checkpoint_file,
-    read_checkpoint,
-)
+from rsl_tbptt.checkpoints.reading import checkpoint_file, read_checkpoint
 from rsl_tbptt.compat.versions import MLPModel, config_advice, resolve_callable, teacher_state_dict
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import HiddenState
@@ -47,15 +42,12 @@ class Imitation:
         from the teacher's policy that is added to the loss.
     """
 
-    def __init__(self, actor: MLPModel, options: PpoOptions, storage: RolloutStorage) -> None:
-        """Take who imitates.
-
-        Args:
-            actor: The actor.
-            options: Weight, schedule, loss, and the teacher's file.
-            storage: Storage of the rollouts.
-        """
+    def __init__(
+        self, actor: MLPModel, options: PpoOptions, storage: RolloutStorage, ranks: Ranks
+    ) -> None:
+        """Take who imitates, the storage of the rollouts, and the processes that do it together."""
         self._actor, self._options, self._storage = actor, options, storage
+        self._ranks = ranks
         self._teacher: MLPModel | None = None
         self._loaded = False
         self._num_updates = 0
@@ -79,7 +71,7 @@ class Imitation:
                 " like the actor's: teacher_loss 'kl' compares them. Set"
                 " 'teacher_cfg.distribution_cfg', or teacher_loss to 'mse', which compares means."
             )
-        self._teacher, self._loaded = teacher, False
+        self._teacher, self._loaded = teacher.eval(), False
 
     @property
     def teacher(self) -> MLPModel | None:
@@ -171,17 +163,17 @@ class Imitation:
         if not waits:
             self._num_updates += 1
 
-    @property
-    def awaits_teacher(self) -> bool:
-        """Whether the teacher counts and its parameters did not come yet."""
-        return self._options.teacher_coef > 0 and not self._loaded
-
-    def load_file(self) -> None:
-        """Load the teacher from ``teacher_checkpoint``; several teachers know their files.
+    def start_training(self) -> None:
+        """Load a teacher that counts from its file, unless a checkpoint brought it.
 
         Raises:
             ValueError: If no file is named, or it is missing, damaged or does not fit.
         """
+        if self._options.teacher_coef > 0 and not self._loaded:
+            with torch.inference_mode(False):  # the runner's rollout has no gradients
+                self._ranks.run_together(self._load_file)
+
+    def _load_file(self) -> None:
         path, coef = self._options.teacher_checkpoint, self._options.teacher_coef
         if self._teacher is None:
             raise ValueError(
@@ -195,25 +187,18 @@ class Imitation:
                     " its own file, 'checkpoint' in teacher_cfg.teachers."
                 )
             self._teacher.load_checkpoints()
-            self._teacher.eval()
-            self._loaded = True
-            return
-        if path is None:
+        elif path is None:
             raise ValueError(
                 f"teacher_coef is {coef} and teacher_checkpoint is None, expected the teacher's"
                 " file in teacher_checkpoint, or a checkpoint that brings the teacher with"
                 " --checkpoint FILE. Without a teacher set teacher_coef to 0."
             )
-        path = str(checkpoint_file(path))
-        checkpoint = read_checkpoint(path, self._storage.dones.device)
-        state_dict = teacher_state_dict(checkpoint, f"The teacher_checkpoint '{path}'")
-        try:
+        else:
+            path = str(checkpoint_file(path))
+            checkpoint = read_checkpoint(path, self._storage.dones.device)
+            state_dict = teacher_state_dict(checkpoint, f"The teacher_checkpoint '{path}'")
             self._take(state_dict, checkpoint, path)
-        except ValueError as error:
-            raise ValueError(
-                f"teacher_checkpoint is '{path}', expected a teacher as teacher_cfg describes it:"
-                f" {error}"
-            ) from error
+        self._loaded = True
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint needs to go on in the schedule; empty without a teacher."""
@@ -261,7 +246,6 @@ class Imitation:
         else:
             check_fits(teacher, state_dict, "teacher", obs, checkpoint, path, _advice)
         teacher.load_state_dict(state_dict)
-        teacher.eval()
         self._loaded = True
 
 
@@ -345,7 +329,7 @@ class FineTuning:
         """
         student = checkpoint["student_state_dict"]
         if strict:
-            check_fits(self._actor, student, "actor", obs, checkpoint, advice=config_advice)
+            check_fits(self._actor, student, "actor", obs, checkpoint)
         teacher = {"teacher_state_dict": checkpoint.get("teacher_state_dict")}
         imitation.load_state_dict(teacher, checkpoint if strict else None)  # first: it may refuse
         self._actor.load_state_dict(student, strict=strict)
@@ -373,23 +357,15 @@ class FineTuning:
             f" teacher: {options.teacher_coef or 'none'} (teacher_coef)."
         )
 
-    def check_training(self) -> None:
+    def start_training(self) -> None:
         """Say what has no effect on a training that starts without a student."""
-        options = self._options
-        if self._num_updates is not None:
-            return
-        ignored = [
-            f"{name} is {getattr(options, name)}"
-            for name in ("student_action_std", "critic_warmup_iterations")
-            if getattr(options, name) != getattr(PpoOptions, name)
-        ]
-        if ignored:
-            warnings.warn(
-                f"{' and '.join(ignored)}, which has no effect: no checkpoint of a distilled"
-                " student was loaded. Name the student's file with --checkpoint FILE, or leave"
-                " the options at their defaults.",
-                stacklevel=4,
+        if self._num_updates is None:
+            names = ("student_action_std", "critic_warmup_iterations")
+            reason = (
+                ": no checkpoint of a distilled student was loaded. Name the student's file with"
+                " --checkpoint FILE"
             )
+            warn_all(self._options.without_effect(names, reason))
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint needs to go on in the warm-up; empty without a student."""
@@ -414,30 +390,3 @@ def _std_parameter(actor: MLPModel) -> tuple[str, nn.Parameter]:
         f"student_action_std is set, but the actor's {type(actor.distribution).__name__} has no"
         " standard deviation of its own: use a GaussianDistribution or leave it at None."
     )
-
-
-def check_checkpoint(
-    models: Mapping[str, Any], checkpoint: Mapping[str, Any], obs: TensorDict, strict: bool
-) -> None:
-    """Check that a PPO checkpoint holds what is wanted of it.
-
-    Args:
-        models: What is to be loaded, by role: "actor", "critic" and "rnd".
-        checkpoint: The checkpoint.
-        obs: Observations of any batch size.
-        strict: Whether parameters must match exactly.
-
-    Raises:
-        ValueError: If something is missing or does not fit.
-    """
-    for role, model in models.items():
-        key = f"{role}_state_dict"
-        if key not in checkpoint:
-            raise ValueError(
-                f"The checkpoint lacks '{key}', it holds {sorted(checkpoint)}: expected one of"
-                " PPO or distillation of rsl_rl 5."
-            )
-        if strict and role == "rnd":
-            check_matches(model, checkpoint[key], role)
-        elif strict:
-            check_fits(model, checkpoint[key], role, obs, checkpoint)

@@ -13,7 +13,7 @@ environment is a segment of its own::
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -85,16 +85,24 @@ class MiniBatches:
         options: PpoOptions,
         ranks: Ranks,
         device: torch.device | str,
+        *,
+        single_steps: bool = False,
     ) -> None:
         """Plan the segments.
 
         Args:
-            num_steps: Length T of the rollout; 1 if its steps are seen as environments.
+            num_steps: Length T of the rollout.
             num_envs: Number of environments N, at least ``num_mini_batches``.
             options: What is drawn, in what order, and the lengths of windows and burn-in.
             ranks: The processes that train together.
             device: Where the indices live.
+            single_steps: Whether the rollout is seen as T * N environments of one step.
         """
+        self._options, self._sizes = options, (num_steps, num_envs)
+        self.num_envs_of_largest = -(-num_envs // options.num_mini_batches)
+        self.single_steps, self._steps_per_env = single_steps, num_steps if single_steps else 1
+        if single_steps:
+            num_steps, num_envs = 1, num_steps * num_envs
         self._num_envs, self._num_mini_batches = num_envs, options.num_mini_batches
         self._ranks, self._shuffle, self._device = ranks, options.shuffle_envs, device
         segments = _segments(num_steps, options)
@@ -109,46 +117,61 @@ class MiniBatches:
             torch.tensor([self.state_steps.index(step) for step in steps], device=device)
             for steps in segments.values()
         ]
-        counts = [0] * self._num_mini_batches
-        for group, steps in segments.items():
-            pairs = torch.arange(len(steps) * num_envs)
-            for index, share in enumerate(pairs.tensor_split(self._num_mini_batches)):
-                counts[index] += _num_loss_steps(group) * len(share)
-        self.num_samples_of_smallest = min(counts)
-        """Robot-steps of this process in its smallest mini-batch."""
+        counts = [self._num_loss_steps(segments) for segments in self._shares(torch.arange)]
+        self._num_samples_of_smallest = min(counts)
         self._num_samples = [ranks.sum_count(count, device) for count in counts]
+        self.num_samples = sum(self._num_samples)
+        """Robot-steps of an epoch, over all processes."""
+
+    def check_training(self) -> None:
+        """Check what a policy that plays, in fewer environments, does not need.
+
+        Raises:
+            ValueError: If a mini-batch or micro-batch would be empty, or too small to normalise
+                advantages over.
+        """
+        options, smallest = self._options, self._num_samples_of_smallest
+        options.check_training(*self._sizes, recurrent=not self.single_steps)
+        per_mini_batch = options.normalize_advantage_per_mini_batch
+        options.check_normalization(smallest if per_mini_batch else self.num_samples)
 
     def draw(self) -> Iterator[MiniBatch]:
         """Draw one epoch's mini-batches. Each gets its share of the segments of every shape."""
-        order = torch.randperm if self._shuffle else torch.arange
-        shares = [
-            order(len(steps) * self._num_envs, device=self._device).tensor_split(
-                self._num_mini_batches
-            )
-            for steps in self._first_steps
-        ]
-        for num_samples, pairs in zip(self._num_samples, zip(*shares, strict=True), strict=True):
-            yield MiniBatch(self._parts(pairs), num_samples, self._ranks)
+        shares = self._shares(torch.randperm if self._shuffle else torch.arange)
+        for num_samples, segments in zip(self._num_samples, shares, strict=True):
+            yield MiniBatch(self._parts(segments), num_samples, self._ranks)
 
-    def of_envs(self, envs: torch.Tensor) -> MiniBatch:
+    def of_envs(self, envs: slice | torch.Tensor) -> MiniBatch:
         """Return all segments of some environments, shape (n,), as this process's mini-batch."""
-        pairs = [
-            torch.cat([segment * self._num_envs + envs for segment in range(len(steps))])
+        rows = torch.arange(self._num_envs, device=self._device).view(self._steps_per_env, -1)
+        rows = rows[:, envs].flatten()
+        segments = [
+            torch.cat([segment * self._num_envs + rows for segment in range(len(steps))])
             for steps in self._first_steps
         ]
-        lengths = map(_num_loss_steps, self._groups)
-        num_samples = sum(length * len(each) for length, each in zip(lengths, pairs, strict=True))
-        return MiniBatch(self._parts(pairs), num_samples, Ranks(together=False))
+        num_samples = self._num_loss_steps(segments)
+        return MiniBatch(self._parts(segments), num_samples, Ranks(together=False))
 
-    def _parts(self, pairs: Sequence[torch.Tensor]) -> tuple[Part, ...]:
-        """Build parts from indices of (segment, environment), one tensor per shape."""
+    def _shares(self, order: Callable[..., torch.Tensor]) -> Iterable[Sequence[torch.Tensor]]:
+        """Deal the segments to mini-batches; a segment is numbered by its place and environment."""
+        sizes = [len(steps) * self._num_envs for steps in self._first_steps]
+        drawn = [order(size, device=self._device) for size in sizes]
+        return zip(*(each.tensor_split(self._num_mini_batches) for each in drawn), strict=True)
+
+    def _num_loss_steps(self, segments: Sequence[torch.Tensor]) -> int:
+        """Count the robot-steps of segments, by shape, that enter the loss."""
+        return sum(
+            sum(window.num_loss_steps for window in group) * len(own)
+            for group, own in zip(self._groups, segments, strict=True)
+        )
+
+    def _parts(self, segments: Sequence[torch.Tensor]) -> tuple[Part, ...]:
+        """Build the parts of segments, by shape."""
         parts = []
-        shapes = zip(self._groups, self._first_steps, self._state_places, pairs, strict=True)
-        for group, first_steps, places, indices in shapes:
-            segment, env = indices // self._num_envs, indices % self._num_envs
-            parts.append(
-                Part(group, first_steps[segment], env, places[segment] * self._num_envs + env)
-            )
+        shapes = zip(self._groups, self._first_steps, self._state_places, segments, strict=True)
+        for group, first_steps, places, numbers in shapes:
+            place, env = numbers // self._num_envs, numbers % self._num_envs
+            parts.append(Part(group, first_steps[place], env, places[place] * self._num_envs + env))
         return tuple(parts)
 
 
@@ -159,18 +182,9 @@ def _segments(num_steps: int, options: PpoOptions) -> dict[Group, list[int]]:
     if options.minibatch_unit == "env":
         return {group: [0]}
     segments: dict[Group, list[int]] = {}
-    for window in group:
-        burn_in = min(options.burn_in_length, window.start)
-        windows = _windows(burn_in, window.num_loss_steps)
-        segments.setdefault(windows, []).append(window.start - burn_in)
+    for whole in group:
+        burn_in, length = min(options.burn_in_length, whole.start), whole.num_loss_steps
+        window = Window(burn_in, burn_in, burn_in + length, carry=burn_in + length)
+        before = (Window(0, burn_in, burn_in, carry=burn_in),) if burn_in else ()
+        segments.setdefault((*before, window), []).append(whole.start - burn_in)
     return segments
-
-
-def _windows(burn_in: int, length: int) -> Group:
-    """Return a window of ``length`` steps after one of ``burn_in`` steps without loss."""
-    window = Window(burn_in, burn_in, burn_in + length, carry=burn_in + length)
-    return (Window(0, burn_in, burn_in, carry=burn_in), window) if burn_in else (window,)
-
-
-def _num_loss_steps(group: Group) -> int:
-    return sum(window.num_loss_steps for window in group)

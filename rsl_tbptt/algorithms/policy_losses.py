@@ -62,6 +62,9 @@ class PpoRollout:
     states: States
     """Stored states of actor and critic, (L, S * N, H) for S stored steps."""
 
+    teacher_coef: float
+    """Weight of the teacher's loss."""
+
 
 @dataclass(frozen=True)
 class Normalization:
@@ -84,7 +87,6 @@ class PpoGradient:
         options: PpoOptions,
         heads: AuxiliaryHeads,
         mini_batches: MiniBatches,
-        num_envs: int,
     ) -> None:
         """Choose how the models are replayed; without memory in either, on single steps.
 
@@ -94,18 +96,16 @@ class PpoGradient:
             options: Precision, losses and the like.
             heads: The actor's auxiliary heads.
             mini_batches: The mini-batches.
-            num_envs: Environments of the largest of them.
         """
-        self._options, self._heads = options, heads
-        self._recurrent = actor.is_recurrent or critic.is_recurrent
+        self._options, self._heads, self._single_steps = options, heads, mini_batches.single_steps
         self.first_replay = FirstReplay()
         """What the first replay of an update shows."""
         replay = partial(
             Replay,
             options=options,
-            num_envs=num_envs,
+            num_envs=mini_batches.num_envs_of_largest,
             window_length=mini_batches.window_length,
-            single_steps=not self._recurrent,
+            single_steps=mini_batches.single_steps,
         )
         self.actor = replay(actor, distribution_head, heads=heads, first_replay=self.first_replay)
         self.critic = replay(critic, action_head)
@@ -120,7 +120,9 @@ class PpoGradient:
         self.parameters: list[nn.Parameter] = [*dict.fromkeys(both), *heads.parameters]
         """Of actor, critic and heads."""
 
-    def rollout(self, storage: RolloutStorage, states: States, teachers: Params) -> PpoRollout:
+    def rollout(
+        self, storage: RolloutStorage, states: States, teachers: Params, teacher_coef: float
+    ) -> PpoRollout:
         """View a full storage, with advantages and returns, as a rollout.
 
         Without memory in either model its steps are environments of one step, so that mini-batches
@@ -130,6 +132,7 @@ class PpoGradient:
             storage: The storage.
             states: Stored states of actor and critic.
             teachers: What was recorded of a teacher, (T, N, A) each, or nothing.
+            teacher_coef: Weight of its loss.
         """
         assert storage.distribution_params is not None
         dones, stored = storage.dones.squeeze(-1).bool(), storage.observations
@@ -150,10 +153,10 @@ class PpoGradient:
         find_held_frames(*seen)
         actor = everything.seen_as(seen[0], behaviour, weights)
         critic = everything.seen_as(seen[1], targets, weights)
-        if not self._recurrent:
+        if self._single_steps:
             everything = everything.as_single_steps()
             actor, critic = actor.as_single_steps(), critic.as_single_steps()
-        return PpoRollout(everything, actor, critic, states)
+        return PpoRollout(everything, actor, critic, states, teacher_coef)
 
     def normalization(
         self,
@@ -186,9 +189,8 @@ class PpoGradient:
         mini_batch: MiniBatch,
         rollout: PpoRollout,
         normalization: Normalization,
-        *,
-        teacher_coef: float,
         num_micro_batches: int,
+        *,
         holds_actor: bool = False,
     ) -> torch.Tensor:
         """Add the gradient of an optimiser step's loss to the parameters' ``.grad``.
@@ -197,7 +199,6 @@ class PpoGradient:
             mini_batch: What the step sees.
             rollout: The rollout.
             normalization: Of the mini-batch.
-            teacher_coef: Weight of the teacher's loss.
             num_micro_batches: At least so many micro-batches are run one after the other.
             holds_actor: Whether the actor's own gradient is of no use. Its auxiliary heads learn
                 all the same.
@@ -207,7 +208,9 @@ class PpoGradient:
             Shape: (M,).
         """
         policy_loss = partial(
-            self.policy_loss, advantages=normalization.advantages, teacher_coef=teacher_coef
+            self.policy_loss,
+            advantages=normalization.advantages,
+            teacher_coef=rollout.teacher_coef,
         )
         value_coef = self._options.value_loss_coef
         actor_learns = not holds_actor or bool(self._heads.names)
@@ -230,6 +233,13 @@ class PpoGradient:
                 sums |= {name: sums.get(name, 0.0) + value for name, value in found.items()}
         sums.setdefault("teacher", torch.zeros_like(sums["kl"]))
         return torch.stack([sums[name] for name in self.reported])
+
+    def means(self, steps: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Average over optimiser steps what they report, and their norms. (S, M) to () each."""
+        names = (*self.reported, "actor_grad_norm", "critic_grad_norm", "rnd")
+        # Along rows: a mean over columns has other last bits where there are more of them.
+        means = dict(zip(names, steps.T.contiguous().mean(1), strict=False))
+        return {**means, "kl_of_last_epoch": steps[-self._options.num_mini_batches :, KL].mean()}
 
     def clip(self, ranks: Ranks, holds_actor: bool) -> torch.Tensor:
         """Sum gradients over ranks, clip those of actor and critic; return their norms, (2,)."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import math
+from collections.abc import Mapping
 from typing import Any, cast
 
 import torch
@@ -13,7 +15,7 @@ from tensordict import TensorDict
 from rsl_tbptt.algorithms.base import TbpttAlgorithm
 from rsl_tbptt.algorithms.heads import AuxiliaryHeads, parse_heads
 from rsl_tbptt.algorithms.health import explained_variance, finite, obs_scales
-from rsl_tbptt.algorithms.imitation import FineTuning, Imitation, build_teacher, check_checkpoint
+from rsl_tbptt.algorithms.imitation import FineTuning, Imitation, build_teacher
 from rsl_tbptt.algorithms.mini_batches import MiniBatches
 from rsl_tbptt.algorithms.optimizers import (
     follow_kl,
@@ -36,12 +38,12 @@ from rsl_tbptt.algorithms.truncation_bootstrap import (
     TruncationBootstrap,
     value_without_advancing,
 )
-from rsl_tbptt.checkpoints.describing import describe_all, model_configs
+from rsl_tbptt.checkpoints.describing import check_fits, describe_all, model_configs
+from rsl_tbptt.checkpoints.reading import check_matches
 from rsl_tbptt.compat.versions import (
     PPO,
     UPDATE_NORMALIZES,
     MLPModel,
-    rnd_optimizer,
 )
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.memory import MemoryPlan, Sizes
@@ -51,10 +53,9 @@ class TbpttPPO(TbpttAlgorithm, PPO):
     """rsl_rl's PPO with truncated BPTT for recurrent actors and critics.
 
     A drop-in: same constructor, storage, models, checkpoints and runner. A mini-batch is a set of
-    whole environments, replayed with the current weights from the state the rollout started with
-    (or of windows, see ``minibatch_unit``). The gradient is cut every ``gradient_length`` steps;
-    the windows' gradients add up to one optimiser step. Nothing is split or padded at dones.
-    Feed-forward models see the rollout as single steps, shuffled as in rsl_rl.
+    whole environments (or windows, see ``minibatch_unit``), replayed with the current weights from
+    the state the rollout started with. The gradient is cut every ``gradient_length`` steps; the
+    windows' gradients add up to one optimiser step. Feed-forward models see single steps.
     """
 
     @takes(PpoArguments)
@@ -92,19 +93,19 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         if symmetry_cfg is not None:
             self.options.check_symmetry(self._recurrent)
         self.options.check_rollout(storage.num_transitions_per_env, self._recurrent)
+        given = {k: v for k, v in vars(self.options).items() if k in _TAKEN_BY_RSL_RL}
         super().__init__(
             actor,
             critic,
             storage,
-            **{name: getattr(self.options, name) for name in _OPTIONS_OF_RSL_RL},
-            max_grad_norm=self.options.max_grad_norm or math.inf,
+            **{**given, "max_grad_norm": self.options.max_grad_norm or math.inf},
             device=device,
             rnd_cfg=rnd_cfg,
             symmetry_cfg=symmetry_cfg,
             multi_gpu_cfg=multi_gpu_cfg,
         )
-        self.grad_reduce_bucket_mb = self.options.grad_reduce_bucket_mb  # rsl_rl 5.0 lacks it
         self._raw_actor, self._raw_critic = self.actor, self.critic  # ``compile`` replaces them
+        self._models = {"actor": self._raw_actor, "critic": self._raw_critic}
         self._prepare_surroundings()
         self._prepare_updates()
 
@@ -114,31 +115,20 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         actor, critic, device = self._raw_actor, self._raw_critic, storage.dones.device
         num_steps, num_envs = storage.num_transitions_per_env, storage.num_envs
         self._fine_tuning = FineTuning(actor, options, is_first_rank=self.gpu_global_rank == 0)
-        self._imitation = Imitation(actor, options, storage)
+        self._imitation = Imitation(actor, options, storage, ranks)
         self.episode_returns = self._imitation.returns
-        """What ``teacher_schedule="return"`` knows of the episodes; None with another schedule."""
         self._heads = AuxiliaryHeads(parse_heads(options.auxiliary), actor, storage, self.optimizer)
-        self._rnd = None
-        if self.rnd:
-            optimizer, bucket_mb = rnd_optimizer(self), options.grad_reduce_bucket_mb
-            self._rnd = RndTraining(self.rnd, optimizer, ranks, bucket_mb)
+        rnd = self._rnd = RndTraining(self, ranks) if self.rnd else None
         self._bootstrap = TruncationBootstrap()
-        # Without memory in either model, steps are environments of one step.
-        sizes = (num_steps, num_envs) if self._recurrent else (1, num_steps * num_envs)
-        self.mini_batches = MiniBatches(*sizes, options, ranks, device)
-        """What each optimiser step sees."""
-        self._num_envs_of_largest = -(-num_envs // options.num_mini_batches)
-        self.gradient = PpoGradient(
-            actor, critic, options, self._heads, self.mini_batches, self._num_envs_of_largest
+        self.mini_batches = MiniBatches(
+            num_steps, num_envs, options, ranks, device, single_steps=not self._recurrent
         )
-        """That of a mini-batch."""
+        self.gradient = PpoGradient(actor, critic, options, self._heads, self.mini_batches)
         self.states: list[States] = []
         """Of actor and critic before the steps at which segments begin; (L, N, H) each."""
         self._no_sums = torch.full((len(self.gradient.reported),), torch.nan, device=device)
-        num_envs_of_ranks = ranks.sum_count(num_envs, device)
-        self._num_samples_of_ranks = num_steps * num_envs_of_ranks
+        num_envs_of_ranks = self.mini_batches.num_samples // num_steps
         self._step_batches = step_batches(num_steps, num_envs_of_ranks, device)
-        rnd = self._rnd
         self.transaction = Transaction(
             storage,
             [actor, critic, self._heads.module, *(rnd.modules if rnd else ())],
@@ -148,11 +138,9 @@ class TbpttPPO(TbpttAlgorithm, PPO):
             stateful_models=[actor, critic, self._imitation],
             add_gradients=self._add_gradients_of,
             inputs=self._inputs,
-            max_micro_batches=self._num_envs_of_largest,
+            max_micro_batches=self.mini_batches.num_envs_of_largest,
             on_drop=self._take_back,
         )
-        """Makes every update whole or undoes it."""
-        self._started = False
 
     @staticmethod
     def construct_algorithm(obs: TensorDict, env: VecEnv, cfg: dict, device: str) -> PPO:
@@ -193,64 +181,43 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         Raises:
             ValueError: If there was no rollout yet, or it is not whole.
         """
-        largest = self._num_envs_of_largest
-        least = self.gradient.actor.least_micro_batches(largest)
-        return self.transaction.plan_memory(
-            Sizes(largest, least),
-            [*self.gradient.parameters, *(self._rnd.parameters if self._rnd else ())],
-        )
+        largest = self.mini_batches.num_envs_of_largest
+        sizes = Sizes(largest, self.gradient.actor.least_micro_batches(largest))
+        of_rnd = self._rnd.parameters if self._rnd else ()
+        return self.transaction.plan_memory(sizes, [*self.gradient.parameters, *of_rnd])
 
     def act(self, obs: TensorDict) -> torch.Tensor:
         """Sample actions (N, A) for observations (N,) and record what the update needs.
 
         Raises:
-            ValueError: If training starts here and an option does not suit the number of
-                environments, or the teacher did not come or does not fit; or if observations are
-                not as they were at first.
+            ValueError: If training starts here and the teacher is missing or options do not suit
+                the number of environments; or if observations are not as they were at first.
         """
-        if not self._started:
-            self._start_training()
+        if not self._started:  # who plays needs neither a teacher nor many environments
+            self._imitation.start_training()
+            self._fine_tuning.start_training()
+            self._ranks.run_together(self.mini_batches.check_training)
+            self._started = True
         self._begin_step(obs)
-        step, models = self.storage.step, (self._raw_actor, self._raw_critic)
+        step = self.storage.step
         if step == 0:
             self.states = []
             if self._rnd:
                 self._rnd.begin_rollout()
         if step in self.mini_batches.state_steps:
-            actor, critic = (hidden_state.clone(model.get_hidden_state()) for model in models)
-            self.states.append((actor, critic))
+            states = self._raw_actor.get_hidden_state(), self._raw_critic.get_hidden_state()
+            self.states.append((hidden_state.clone(states[0]), hidden_state.clone(states[1])))
         self._imitation.observe(obs, step)
         actions = super().act(obs)
         self.transition.hidden_states = (None, None)
         return actions
 
-    def _start_training(self) -> None:
-        """Load a teacher that no checkpoint brought, and check what playing does not need."""
-        if self._imitation.awaits_teacher:
-            with torch.inference_mode(False):  # the runner's rollout has no gradients
-                self._ranks.run_together(self._imitation.load_file)
-        self._fine_tuning.check_training()
-        self._ranks.run_together(self._check_sizes)
-        self._started = True
-
-    def _check_sizes(self) -> None:
-        num_steps, num_envs = self.storage.num_transitions_per_env, self.storage.num_envs
-        self.options.check_training(num_steps, num_envs, self._recurrent)
-        per_mini_batch = self.options.normalize_advantage_per_mini_batch
-        smallest = self.mini_batches.num_samples_of_smallest
-        self.options.check_normalization(smallest if per_mini_batch else self._num_samples_of_ranks)
-
     def process_env_step(
-        self,
-        obs: TensorDict,
-        rewards: torch.Tensor,
-        dones: torch.Tensor,
-        extras: dict[str, Any],
+        self, obs: TensorDict, rewards: torch.Tensor, dones: torch.Tensor, extras: dict[str, Any]
     ) -> None:
         """Store the step and clear the states of finished episodes.
 
-        The normaliser learns at the end of ``update()``, so that the replay sees what the rollout
-        saw.
+        The normaliser learns at the end of ``update()``, so the replay sees what the rollout saw.
 
         Args:
             obs: Next observations; RND's reward comes from them.
@@ -278,15 +245,14 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         self._imitation.process_env_step(rewards, dones)
 
     def compute_returns(self, obs: TensorDict) -> None:
-        """Compute advantages and returns; the value call at the end advances no state.
+        """Compute advantages, normalised over all processes, and returns; no state advances.
 
-        Advantages are normalised over all processes. ``obs`` is what follows the last step, batch
-        size (N,), and checked as in :meth:`act`.
+        ``obs`` is what follows the last step, batch size (N,), and checked as in :meth:`act`.
         """
         self.step_checks.check_observations(obs)
         last_values = value_without_advancing(self.critic, obs)
         store_advantages(
-            self.storage, last_values, self.options, self._num_samples_of_ranks, self._ranks
+            self.storage, last_values, self.options, self.mini_batches.num_samples, self._ranks
         )
 
     def update(self) -> dict[str, float]:
@@ -301,15 +267,19 @@ class TbpttPPO(TbpttAlgorithm, PPO):
             ValueError: If a loss, gradient or result is NaN or inf and ``non_finite`` does not skip
                 that. Parameters, optimiser and normaliser are then as before the update.
         """
-        if self.symmetry:
-            return self._update_by_rsl_rl()
         self.transaction.fit_budget(self.memory_plan)
         for update in self.transaction:
             with update:
+                if self.symmetry:
+                    _update_by_rsl_rl(self, update)
+                    continue
                 rollout, steps = cast("PpoRollout", None), []
                 with update.alone():  # if this fails, what uses it fails too, up to ``commit``
                     rollout = self._rollout()
-                rate, holds_actor = self._learning_rate(), self._fine_tuning.holds_actor
+                rate = self.optimizer.param_groups[0]["lr"]
+                # Filled in: a copy of it would wait for the device.
+                rate = torch.full((), rate, dtype=torch.float64, device=self.storage.dones.device)
+                holds_actor = self._fine_tuning.holds_actor
                 for _ in range(self.options.num_learning_epochs):
                     for mini_batch in self.mini_batches.draw():
                         self._zero_grad()
@@ -322,8 +292,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
                                 mini_batch,
                                 rollout,
                                 normalization,
-                                teacher_coef=self._imitation.coef,
-                                num_micro_batches=update.num_micro_batches,
+                                update.num_micro_batches,
                                 holds_actor=holds_actor,
                             )
                         means = self._ranks.sum_tensor(sums / mini_batch.num_samples)
@@ -331,41 +300,30 @@ class TbpttPPO(TbpttAlgorithm, PPO):
                         rate = self._optimizer_step(rate, means[KL])
                         rnd = [self._rnd.train(mini_batch, rollout, update)] if self._rnd else []
                         steps.append(torch.cat((means, norms, *rnd)))
-                health = self._health()
+                metrics = {**self._metrics(torch.stack(steps)), "rate": rate}
                 self._update_normalization()
-                metrics = update.commit({**self._means(torch.stack(steps)), **health, "rate": rate})
-                self._advance(metrics)
-                update.log(metrics)
+                update.log(self._advance(update.commit(metrics)))
+        self.learning_rate = self.optimizer.param_groups[0]["lr"]
+        self._bootstrap.warn_once()
         return self._conclude()
 
     def _rollout(self) -> PpoRollout:
         """View the storage as a rollout that begins with the recorded states."""
         actor, critic = map(hidden_state.concatenate_envs, zip(*self.states, strict=True))
-        return self.gradient.rollout(self.storage, (actor, critic), self._imitation.params())
-
-    def _learning_rate(self) -> torch.Tensor:
-        """Return the learning rate on the device, (), float64: no copy, which would wait for it."""
-        rate, device = self.optimizer.param_groups[0]["lr"], self.storage.dones.device
-        return torch.full((), rate, dtype=torch.float64, device=device)
-
-    @property
-    def _adapts_rate(self) -> bool:
-        """Whether the learning rate follows ``desired_kl`` in this update."""
-        options = self.options
-        adaptive = options.schedule == "adaptive" and options.desired_kl is not None
-        return adaptive and not self._fine_tuning.holds_actor
+        teacher = self._imitation.params(), self._imitation.coef
+        return self.gradient.rollout(self.storage, (actor, critic), *teacher)
 
     def _optimizer_step(self, rate: torch.Tensor, kl: torch.Tensor) -> torch.Tensor:
         """Step at a rate that follows the KL divergence, if it is to; return the rate, ()."""
-        max_norm = self.options.max_grad_norm
-        if self._adapts_rate:
-            assert self.options.desired_kl is not None
-            rate = follow_kl(rate, kl, self.options.desired_kl)
+        options, desired_kl = self.options, self.options.desired_kl
+        adapts = options.schedule == "adaptive" and not self._fine_tuning.holds_actor
+        if adapts and desired_kl is not None:
+            rate = follow_kl(rate, kl, desired_kl)
             step_at(self.optimizer, rate)
-            self._heads.step(rate, max_norm)
+            self._heads.step(rate, options.max_grad_norm)
         else:
             self.optimizer.step()
-            self._heads.step(self.optimizer.param_groups[0]["lr"], max_norm)
+            self._heads.step(self.optimizer.param_groups[0]["lr"], options.max_grad_norm)
         return rate
 
     def _take_back(self) -> None:
@@ -374,120 +332,69 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         if self._rnd:
             self._rnd.drop_rollout()
 
-    def _health(self) -> dict[str, torch.Tensor]:
-        """Return what is only watched, before the normalisers learn. Shape: () each."""
-        stored, teacher = self.storage, self._imitation.teacher
-        models = {"actor": self._raw_actor, "critic": self._raw_critic, "teacher": teacher}
-        return finite(
-            {
-                **self.gradient.first_replay.metrics(),
-                "explained_variance/critic": explained_variance(stored.values, stored.returns),
-                **obs_scales(models, stored.observations[0]),
-            }
-        )
-
     def _update_normalization(self) -> None:
         """Let the normalisers learn from the rollout."""
         actor = None if self._fine_tuning.holds_actor else self._raw_actor
         models = [model for model in (self._raw_critic, actor, self.rnd) if model]
         update_normalization(models, self.storage.observations, self._step_batches)
 
-    def _means(self, steps: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Average over optimiser steps, shape (S, M). Shape: () each."""
-        names = (*self.gradient.reported, "actor_grad_norm", "critic_grad_norm", "rnd")
-        # Along rows: a mean over columns has other last bits where there are more of them.
-        means = steps.T.contiguous().mean(1)
+    def _metrics(self, steps: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return what an update of these optimiser steps, (S, M), reports. Shape: () each."""
+        stored, models = self.storage, {**self._models, "teacher": self._imitation.teacher}
+        health = {
+            **self.gradient.first_replay.metrics(),
+            "explained_variance/critic": explained_variance(stored.values, stored.returns),
+            **obs_scales(models, stored.observations[0]),
+        }
         return {
-            **dict(zip(names, means, strict=False)),
-            "done_rate": self._ranks.mean(self.storage.dones.float(), self._num_samples_of_ranks),
-            "kl_of_last_epoch": steps[-self.options.num_mini_batches :, KL].mean(),
+            **self.gradient.means(steps),
+            "done_rate": self._ranks.mean(stored.dones.float(), self.mini_batches.num_samples),
             **self._imitation.metrics(self._ranks),
+            **finite(health),
         }
 
-    def _advance(self, metrics: dict[str, float]) -> None:
-        """Go on in the schedules after an update; leave in its metrics what is logged."""
+    def _advance(self, metrics: dict[str, float]) -> dict[str, float]:
+        """Go on in the schedules after an update; return what is logged of its metrics."""
         rate, kl = metrics.pop("rate"), metrics.pop("kl_of_last_epoch")
-        if self._adapts_rate:
-            for group in self.optimizer.param_groups:
-                group["lr"] = rate
+        for group in self.optimizer.param_groups:
+            group["lr"] = rate
         if self.options.policy_loss == "kl_penalty":
             metrics["kl_coef"] = self.gradient.policy_loss.kl_coef
             if not self._fine_tuning.holds_actor:
                 self.gradient.policy_loss.adapt(kl)
         self._imitation.conclude(metrics, waits=self._fine_tuning.holds_actor)
         self._fine_tuning.count_update()
-
-    def _update_by_rsl_rl(self) -> dict[str, float]:
-        """Leave the epochs to rsl_rl's own update, which mirrors the samples.
-
-        Raises:
-            RuntimeError: What rsl_rl's update raised, if that was not for NaN.
-            ValueError: Likewise.
-            UpdateUndoneError: If it was; the transaction takes it.
-        """
-        for update in self.transaction:
-            with update:
-                try:
-                    logged = super().update()
-                except (RuntimeError, ValueError) as error:
-                    if update.is_finite():
-                        raise
-                    # rsl_rl cannot sample from a policy that is NaN.
-                    raise UpdateUndoneError from error
-                if not UPDATE_NORMALIZES:
-                    self._update_normalization()
-                device = self.storage.dones.device
-                update.commit({name: torch.tensor(v, device=device) for name, v in logged.items()})
-                self._fine_tuning.count_update()
-                update.log(logged)
-        return self._conclude()
-
-    def _conclude(self) -> dict[str, float]:
-        """End an iteration; return what is logged."""
-        self.learning_rate = self.optimizer.param_groups[0]["lr"]
-        self._bootstrap.warn_once()
-        return super()._conclude()
+        return metrics
 
     def _add_gradients_of(self, envs: slice, num_micro_batches: int) -> None:
         """Compute the gradient of this rank on some environments, RND's too, into ``.grad``."""
         self._zero_grad()
-        num_steps = 1 if self._recurrent else self.storage.num_transitions_per_env
-        device = self.storage.dones.device
-        # Alive until the end, as the order of an epoch is in an update: memory is planned with it.
-        samples = torch.arange(num_steps * self.storage.num_envs, device=device)
-        mini_batch = self.mini_batches.of_envs(samples.view(num_steps, -1)[:, envs].flatten())
-        rollout = self._rollout()
+        mini_batch, rollout = self.mini_batches.of_envs(envs), self._rollout()
         normalization = self.gradient.normalization(mini_batch, rollout)
-        self.gradient.accumulate(
-            mini_batch,
-            rollout,
-            normalization,
-            teacher_coef=self._imitation.coef,
-            num_micro_batches=num_micro_batches,
-        )
+        self.gradient.accumulate(mini_batch, rollout, normalization, num_micro_batches)
         if self._rnd:
             self._rnd.accumulate(mini_batch, rollout, num_micro_batches)
 
     def _inputs(self) -> Inputs:
-        """Return what an update reads."""
+        """Return what an update reads; what follows from other records comes last."""
         stored, teacher = self.storage.observations, self._imitation.teacher
-        models = [model for model in (self._raw_actor, self._raw_critic, teacher) if model]
+        models = [*self._models.values(), *([teacher] if teacher else ())]
         groups = {group for model in models for group in observed_groups(model, stored)}
         groups |= self._heads.observed_groups()
         groups |= set(self.rnd.obs_groups["rnd_state"] if self.rnd else ())
-        recorded = {name: getattr(self.storage, name) for name in _RECORDED}
+        names = ("rewards", "values", "actions", "actions_log_prob", "returns")
+        recorded = {name: getattr(self.storage, name) for name in names}
         for index, params in enumerate(self._imitation.params()):
             recorded[f"the teacher's distribution, parameter {index}"] = params
         return Inputs(groups, recorded)
 
     def save(self) -> dict[str, Any]:
         """Return what a checkpoint holds: rsl_rl's, and this algorithm's own under "rsl_tbptt"."""
-        models = {"actor": self._raw_actor, "critic": self._raw_critic}
         own = {
             "kl_coef": self.gradient.policy_loss.kl_coef,
             "fine_tuning": self._fine_tuning.state_dict(),
             "imitation": self._imitation.state_dict(),
-            "models": describe_all(models, self.storage.observations, self.model_configs),
+            "models": describe_all(self._models, self.storage.observations, self.model_configs),
         }
         if self.options.auxiliary:
             own["auxiliary"] = self._heads.state_dict()
@@ -525,9 +432,9 @@ class TbpttPPO(TbpttAlgorithm, PPO):
             self._fine_tuning.start(loaded_dict, obs, strict, self._imitation)
             self._heads.load_state_dict(heads, with_optimizer=False)
             return False
-        roles = {"actor": self._raw_actor, "critic": self._raw_critic, "rnd": self.rnd}
-        models = {role: model for role, model in roles.items() if model and wants.get(role)}
-        check_checkpoint(models, loaded_dict, obs, strict)
+        roles = {**self._models, "rnd": self.rnd}.items()
+        models = {role: model for role, model in roles if model and wants.get(role)}
+        _check_checkpoint(models, loaded_dict, obs, strict)
         if wants.get("actor"):
             self._imitation.load_state_dict(own.get("imitation", {}))  # first, as it may refuse
             self._fine_tuning.load_state_dict(own.get("fine_tuning", {}))
@@ -538,32 +445,65 @@ class TbpttPPO(TbpttAlgorithm, PPO):
             restore_rnd(self.rnd, own.get("rnd", {}), self.storage.num_envs)
         if wants.get("optimizer"):
             self.learning_rate = self.optimizer.param_groups[0]["lr"]  # rsl_rl 5.0 leaves it
-            kl_coef = own.get("kl_coef", self.options.kl_penalty_coef)
-            self.gradient.policy_loss.kl_coef = kl_coef
+            self.gradient.policy_loss.kl_coef = own.get("kl_coef", self.options.kl_penalty_coef)
         if load_iteration:
             self.emergency_save.go_on_from(loaded_dict)
         return load_iteration
 
 
+def _update_by_rsl_rl(algorithm: TbpttPPO, update: Transaction) -> None:
+    """Leave the epochs to rsl_rl's own update, which mirrors the samples.
+
+    Raises:
+        RuntimeError: If rsl_rl's update raised it, and not for NaN.
+        ValueError: Likewise.
+        UpdateUndoneError: If it did for NaN, as it cannot sample from such a policy.
+    """
+    try:
+        logged = PPO.update(algorithm)
+    except (RuntimeError, ValueError) as error:
+        if update.is_finite():
+            raise
+        raise UpdateUndoneError from error
+    if not UPDATE_NORMALIZES:
+        algorithm._update_normalization()
+    device = algorithm.storage.dones.device
+    update.commit({name: torch.tensor(value, device=device) for name, value in logged.items()})
+    algorithm._fine_tuning.count_update()
+    update.log(logged)
+
+
+def _check_checkpoint(
+    models: Mapping[str, Any], checkpoint: Mapping[str, Any], obs: TensorDict, strict: bool
+) -> None:
+    """Check that a PPO checkpoint holds what is wanted of it.
+
+    Args:
+        models: What is to be loaded, by role: "actor", "critic" and "rnd".
+        checkpoint: The checkpoint.
+        obs: Observations of any batch size.
+        strict: Whether parameters must match exactly.
+
+    Raises:
+        ValueError: If something is missing or does not fit.
+    """
+    for role, model in models.items():
+        key = f"{role}_state_dict"
+        if key not in checkpoint:
+            raise ValueError(
+                f"The checkpoint lacks '{key}', it holds {sorted(checkpoint)}: expected one of"
+                " PPO or distillation of rsl_rl 5."
+            )
+        if strict and role == "rnd":
+            check_matches(model, checkpoint[key], role)
+        elif strict:
+            check_fits(model, checkpoint[key], role, obs, checkpoint)
+
+
 _LOADED = ("actor", "critic", "rnd", "optimizer", "auxiliary")
 """What a checkpoint of PPO is loaded for, if it is not said."""
 
-_OPTIONS_OF_RSL_RL = (
-    "num_learning_epochs",
-    "num_mini_batches",
-    "clip_param",
-    "gamma",
-    "lam",
-    "value_loss_coef",
-    "entropy_coef",
-    "learning_rate",
-    "optimizer",
-    "use_clipped_value_loss",
-    "schedule",
-    "desired_kl",
-    "normalize_advantage_per_mini_batch",
-)
-"""Those that rsl_rl's constructor takes as they are, in every release."""
-
-_RECORDED = ("rewards", "values", "actions", "actions_log_prob", "returns")
-"""What an update reads of the storage, besides observations; what follows from others is last."""
+_TAKEN_BY_RSL_RL = {
+    name for base in PPO.__mro__ for name in inspect.signature(base.__init__).parameters
+}
+"""What the constructor of rsl_rl's PPO takes, which is less in older releases."""

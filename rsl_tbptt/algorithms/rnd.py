@@ -14,7 +14,7 @@ from rsl_tbptt.algorithms.mini_batches import MiniBatch
 from rsl_tbptt.algorithms.optimizers import use_fused_kernels
 from rsl_tbptt.algorithms.policy_losses import PpoRollout
 from rsl_tbptt.algorithms.transaction import Transaction
-from rsl_tbptt.compat.versions import RandomNetworkDistillation
+from rsl_tbptt.compat.versions import RandomNetworkDistillation, rnd_optimizer
 from rsl_tbptt.core import losses
 from rsl_tbptt.core.accumulate import Outputs, SampleLosses, accumulate_group
 from rsl_tbptt.core.distributed import Ranks
@@ -29,21 +29,16 @@ class RndTraining:
         Burda et al. (2018), "Exploration by random network distillation".
     """
 
-    def __init__(
-        self,
-        rnd: RandomNetworkDistillation,
-        optimizer: torch.optim.Optimizer,
-        ranks: Ranks,
-        bucket_mb: float,
-    ) -> None:
-        """Take rsl_rl's module, the optimiser of its predictor and who trains it together."""
-        use_fused_kernels(optimizer)
-        self.module, self.optimizer = rnd, optimizer
-        self.modules: list[nn.Module] = [rnd.predictor, rnd.state_normalizer]
+    def __init__(self, algorithm: Any, ranks: Ranks) -> None:
+        """Take the RND of an algorithm of rsl_rl's, and who trains it together."""
+        self.module: RandomNetworkDistillation = algorithm.rnd
+        self.optimizer = rnd_optimizer(algorithm)
+        use_fused_kernels(self.optimizer)
+        self.modules: list[nn.Module] = [self.module.predictor, self.module.state_normalizer]
         """Modules that an update changes."""
-        self.parameters: list[nn.Parameter] = list(rnd.predictor.parameters())
+        self.parameters: list[nn.Parameter] = list(self.module.predictor.parameters())
         """What is trained."""
-        self._ranks, self._bucket_mb = ranks, bucket_mb
+        self._ranks, self._bucket_mb = ranks, algorithm.grad_reduce_bucket_mb
         self.begin_rollout()
 
     def begin_rollout(self) -> None:

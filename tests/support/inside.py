@@ -13,7 +13,7 @@ def add_gradient(algorithm: Any, mini_batch: Any) -> None:
     """Add PPO's gradient on one mini-batch of the stored rollout to the parameters'."""
     rollout, gradient = algorithm._rollout(), algorithm.gradient
     normalization = gradient.normalization(mini_batch, rollout)
-    gradient.accumulate(mini_batch, rollout, normalization, teacher_coef=0.0, num_micro_batches=1)
+    gradient.accumulate(mini_batch, rollout, normalization, 1)
 
 
 def start_states(algorithm: Any) -> Any:

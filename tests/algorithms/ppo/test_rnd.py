@@ -10,7 +10,6 @@ from support.tolerances import PARITY_FLOAT32, SAME_FLOAT32
 from torch.nn.utils import parameters_to_vector
 
 from rsl_tbptt.algorithms import TbpttPPO
-from rsl_tbptt.algorithms.rnd import RndTraining
 from rsl_tbptt.compat.versions import rnd_optimizer
 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
@@ -74,7 +73,7 @@ def test_the_loss_is_the_mean_over_the_samples_of_each_mini_batch(models, chunks
     algorithm = make(TbpttPPO, models, **options, num_micro_batches=chunks)
     rnd = copy.deepcopy(algorithm.rnd)
     sgd = torch.optim.SGD(algorithm.rnd.predictor.parameters(), lr=0.1)  # feels the scale
-    algorithm._rnd = RndTraining(algorithm.rnd, sgd, algorithm._ranks, 25.0)
+    algorithm._rnd.optimizer = sgd
     optimizer = torch.optim.SGD(rnd.predictor.parameters(), lr=0.1)
     roll_out_ppo(algorithm, 0, done_rate=0.4)
     states, seen = algorithm.storage.observations["state"], []
