@@ -17,11 +17,10 @@ from torch import nn
 from rsl_tbptt.algorithms.options import PpoOptions, warn_all
 from rsl_tbptt.algorithms.truncation_bootstrap import EpisodeReturns
 from rsl_tbptt.checkpoints.describing import check_fits
-from rsl_tbptt.checkpoints.reading import checkpoint_file, read_checkpoint
-from rsl_tbptt.compat.versions import MLPModel, config_advice, resolve_callable, teacher_state_dict
+from rsl_tbptt.compat.versions import MLPModel, config_advice, resolve_callable
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import HiddenState
-from rsl_tbptt.models.teacher_group import SelectedTeachers
+from rsl_tbptt.models.teacher_group import SelectedTeachers, read_teacher
 
 
 class Imitation:
@@ -194,10 +193,9 @@ class Imitation:
                 " --checkpoint FILE. Without a teacher set teacher_coef to 0."
             )
         else:
-            path = str(checkpoint_file(path))
-            checkpoint = read_checkpoint(path, self._storage.dones.device)
-            state_dict = teacher_state_dict(checkpoint, f"The teacher_checkpoint '{path}'")
-            self._take(state_dict, checkpoint, path)
+            obs = self._storage.observations
+            state_dict = read_teacher(self._teacher, path, "teacher", obs, _advice)
+            self._teacher.load_state_dict(state_dict)
         self._loaded = True
 
     def state_dict(self) -> dict[str, Any]:
@@ -222,31 +220,19 @@ class Imitation:
         Raises:
             ValueError: If the teacher does not fit. Nothing is changed then.
         """
-        if self._teacher is not None and state.get("teacher_state_dict"):
-            self._take(state["teacher_state_dict"], checkpoint or {}, None)
+        teacher, state_dict = self._teacher, state.get("teacher_state_dict")
+        if teacher is not None and state_dict:
+            source = checkpoint or {}
+            if isinstance(teacher, SelectedTeachers):
+                teacher.check_state_dict(state_dict, source)
+            else:
+                obs = self._storage.observations
+                check_fits(teacher, state_dict, "teacher", obs, source, advice=_advice)
+            teacher.load_state_dict(state_dict)
+            self._loaded = True
         self._num_updates = state.get("num_updates", 0)
         if self.returns is not None:
             self.returns.load_state_dict(state.get("returns", []))
-
-    def _take(
-        self,
-        state_dict: Mapping[str, torch.Tensor],
-        checkpoint: Mapping[str, Any],
-        path: str | None,
-    ) -> None:
-        """Load a teacher of a checkpoint, after checking that it fits.
-
-        Raises:
-            ValueError: If it does not.
-        """
-        teacher, obs = self._teacher, self._storage.observations
-        assert teacher is not None
-        if isinstance(teacher, SelectedTeachers):
-            teacher.check_state_dict(state_dict, checkpoint)
-        else:
-            check_fits(teacher, state_dict, "teacher", obs, checkpoint, path, _advice)
-        teacher.load_state_dict(state_dict)
-        self._loaded = True
 
 
 def build_teacher(
@@ -360,12 +346,9 @@ class FineTuning:
     def start_training(self) -> None:
         """Say what has no effect on a training that starts without a student."""
         if self._num_updates is None:
-            names = ("student_action_std", "critic_warmup_iterations")
-            reason = (
-                ": no checkpoint of a distilled student was loaded. Name the student's file with"
-                " --checkpoint FILE"
-            )
-            warn_all(self._options.without_effect(names, reason))
+            names = "student_action_std critic_warmup_iterations"
+            without = "a distilled student's checkpoint (--checkpoint FILE)"
+            warn_all(self._options.without_effect(names, without))
 
     def state_dict(self) -> dict[str, Any]:
         """Return what a checkpoint needs to go on in the warm-up; empty without a student."""
