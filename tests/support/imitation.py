@@ -56,3 +56,9 @@ def live(
             said.append((twin.output_mean, twin.output_std))
             twin.reset(dones)
     return states, said
+
+
+def forget(algorithm: Any) -> None:
+    """Clear the memory of all models, as at the start of a run; a checkpoint holds none."""
+    for model in algorithm.transaction.stateful_models:
+        model.reset()

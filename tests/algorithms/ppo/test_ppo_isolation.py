@@ -18,7 +18,7 @@ pytestmark = [
 
 NUM_STEPS, NUM_ENVS, VICTIM = 8, 3, 1
 poisons = pytest.mark.parametrize("poison", [float("nan"), 1e6])
-all_models = pytest.mark.parametrize("models", ["lstm", "gru", "cnn-lstm"])
+all_models = pytest.mark.parametrize("models", ["lstm", "cnn-gru"])
 
 
 def ready(models, episode_starts_at=None, **options):
@@ -62,8 +62,7 @@ def without_loss_before(algorithm, step):
 
 @poisons
 @all_models
-@pytest.mark.parametrize("chunks", [1, 2])
-@pytest.mark.parametrize("start", [2, 3])
+@pytest.mark.parametrize(("chunks", "start"), [(1, 2), (2, 3)])
 def test_windows_after_the_start_of_an_episode_do_not_feel_the_one_before(
     models, poison, chunks, start
 ):
