@@ -273,7 +273,7 @@ def test_several_teachers_of_the_command_line_reach_the_runner(tmp_path):
     runner = TbpttMjlabDistillationRunner(MjlabSkills(6, 4), dataclasses.asdict(cfg))
     teachers = runner.alg.teacher.teachers
     assert teachers["guess"].rnn.rnn.hidden_size == 7
-    with pytest.raises(ValueError, match=r"set 'teacher\.teachers\.tell\.checkpoint'"):
+    with pytest.raises(ValueError, match=r"teacher\.teachers\.tell\.checkpoint is None"):
         runner.learn(1)
     for name, teacher in teachers.items():
         torch.save({"actor_state_dict": teacher.state_dict()}, tmp_path / f"{name}.pt")
