@@ -1,7 +1,7 @@
 """What the environment gives, against what training was set up with: shapes, types and devices.
 
 All of it is known on the host, so nothing waits for the device but the check for NaN, which stands
-in for that of rsl_rl's runner. What else is not finite an update finds; see ``non_finite.py``.
+in for that of rsl_rl's runner. What else is not finite an update finds; see ``transaction.py``.
 """
 
 from __future__ import annotations
