@@ -52,7 +52,7 @@ from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.memory import MemoryPlan, Sizes
 from rsl_tbptt.core.rollout import Rollout, Segments
 from rsl_tbptt.core.windows import num_steps_of_full_group, tbptt_schedule
-from rsl_tbptt.models.teacher_group import models_by_role
+from rsl_tbptt.models.teacher_group import check_teacher, models_by_role
 
 LAST_SHARE = 0.03
 """Share of the learning rate that is left at the end: a longer training goes on learning."""
@@ -481,7 +481,8 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         wants = load_cfg or {"teacher": True, "student": "student_state_dict" in loaded_dict}
         obs, source = self.storage.observations, (loaded_dict, self.checkpoint_path)
         if strict and wants.get("teacher"):
-            self.lazy_teacher.check(teacher_state_dict(loaded_dict, "The checkpoint"), *source)
+            parameters = teacher_state_dict(loaded_dict, "The checkpoint")
+            check_teacher(self._raw_teacher, parameters, obs, *source)
         own = loaded_dict.get("rsl_tbptt", {})
         heads = own.get("auxiliary", {})
         buffer = own.get("buffer") if self.options.save_buffer else None

@@ -16,7 +16,7 @@ from tensordict import TensorDict
 from torch import distributed, nn
 
 from rsl_tbptt.algorithms.behavior_losses import own_loss
-from rsl_tbptt.algorithms.optimizers import step_at, use_fused_kernels
+from rsl_tbptt.algorithms.optimizers import set_rate, step_at, use_fused_kernels
 from rsl_tbptt.algorithms.options import Rule, count, parse_fields, positive
 from rsl_tbptt.algorithms.replay import Replay, action_head, seen_by
 from rsl_tbptt.compat.versions import MLPModel
@@ -437,10 +437,9 @@ class AuxiliaryHeads:
             nn.utils.clip_grad_norm_(self.module.parameters(), max_grad_norm or math.inf)
             if isinstance(rate, torch.Tensor):
                 step_at(optimizer, rate)
-                continue
-            for group in optimizer.param_groups:
-                group["lr"] = rate
-            optimizer.step()
+            else:
+                set_rate(optimizer, rate)
+                optimizer.step()
 
     def broadcast(self) -> None:
         """Let all processes begin with the first one's parameters."""

@@ -20,7 +20,7 @@ from rsl_tbptt.checkpoints.describing import check_fits
 from rsl_tbptt.compat.versions import MLPModel, config_advice, resolve_callable
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import HiddenState
-from rsl_tbptt.models.teacher_group import SelectedTeachers, read_teacher
+from rsl_tbptt.models.teacher_group import SelectedTeachers, check_teacher, read_teacher
 
 
 class Imitation:
@@ -144,9 +144,9 @@ class Imitation:
         """Return the teacher's state, as models do."""
         return None if self._teacher is None else self._teacher.get_hidden_state()
 
-    def metrics(self, ranks: Ranks) -> dict[str, torch.Tensor]:
+    def metrics(self) -> dict[str, torch.Tensor]:
         """Return what ``conclude`` needs of all ranks, by name. Shape: () each."""
-        return {} if self.returns is None else self.returns.metrics(ranks)
+        return {} if self.returns is None else self.returns.metrics(self._ranks)
 
     def conclude(self, metrics: dict[str, float], *, waits: bool) -> None:
         """Go on in the schedule, unless it waits; leave what is logged in an update's metrics."""
@@ -222,12 +222,8 @@ class Imitation:
         """
         teacher, state_dict = self._teacher, state.get("teacher_state_dict")
         if teacher is not None and state_dict:
-            source = checkpoint or {}
-            if isinstance(teacher, SelectedTeachers):
-                teacher.check_state_dict(state_dict, source)
-            else:
-                obs = self._storage.observations
-                check_fits(teacher, state_dict, "teacher", obs, source, advice=_advice)
+            obs = self._storage.observations
+            check_teacher(teacher, state_dict, obs, checkpoint or {}, advice=_advice)
             teacher.load_state_dict(state_dict)
             self._loaded = True
         self._num_updates = state.get("num_updates", 0)

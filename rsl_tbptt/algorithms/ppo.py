@@ -19,6 +19,7 @@ from rsl_tbptt.algorithms.imitation import FineTuning, Imitation, build_teacher
 from rsl_tbptt.algorithms.mini_batches import MiniBatches
 from rsl_tbptt.algorithms.optimizers import (
     follow_kl,
+    set_rate,
     step_at,
     step_batches,
     update_normalization,
@@ -349,15 +350,14 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         return {
             **self.gradient.means(steps),
             "done_rate": self._ranks.mean(stored.dones.float(), self.mini_batches.num_samples),
-            **self._imitation.metrics(self._ranks),
+            **self._imitation.metrics(),
             **finite(health),
         }
 
     def _advance(self, metrics: dict[str, float]) -> dict[str, float]:
         """Go on in the schedules after an update; return what is logged of its metrics."""
         rate, kl = metrics.pop("rate"), metrics.pop("kl_of_last_epoch")
-        for group in self.optimizer.param_groups:
-            group["lr"] = rate
+        set_rate(self.optimizer, rate)
         if self.options.policy_loss == "kl_penalty":
             metrics["kl_coef"] = self.gradient.policy_loss.kl_coef
             if not self._fine_tuning.holds_actor:

@@ -373,8 +373,12 @@ def _updates_of(distribution: Any) -> Iterator[list[torch.Tensor]]:
         yield seen
         return
     update = distribution.update
-    # Hides the class's method.
-    vars(distribution)["update"] = lambda mlp_output: (seen.append(mlp_output), update(mlp_output))
+
+    def record(mlp_output: torch.Tensor) -> None:
+        seen.append(mlp_output)
+        update(mlp_output)
+
+    vars(distribution)["update"] = record  # hides the class's method
     try:
         yield seen
     finally:

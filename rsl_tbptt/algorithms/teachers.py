@@ -23,7 +23,6 @@ from rsl_tbptt.algorithms.replay import (
     gaussian_head,
     observed_groups,
 )
-from rsl_tbptt.checkpoints.describing import check_fits
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core.accumulate import Loss, Outputs, SampleLosses
 from rsl_tbptt.core.distributed import Ranks
@@ -104,7 +103,7 @@ class RolloutLabels(StepLabels):
         """Take the teacher and where it finds its observations; as for single steps.
 
         Raises:
-            ValueError: If the teacher has memory, or the storage lacks what it observes.
+            ValueError: If the teacher has memory.
         """
         super().__init__(teacher, storage, with_std, layers)
         if teacher.is_recurrent:
@@ -359,27 +358,6 @@ class LazyTeacher:
                 " --agent.resume True --agent.load-run '.*_teacher'."
             )
         return True
-
-    def check(
-        self,
-        state_dict: Mapping[str, torch.Tensor],
-        checkpoint: Mapping[str, Any],
-        path: str | None,
-    ) -> None:
-        """Check that a checkpoint brings the teacher, or several; see ``check_fits``.
-
-        Args:
-            state_dict: Its part of the checkpoint: parameters and buffers, of any shapes.
-            checkpoint: The checkpoint.
-            path: Its file, or None if that is unknown.
-
-        Raises:
-            ValueError: If it does not fit.
-        """
-        if isinstance(self._teacher, SelectedTeachers):
-            self._teacher.check_state_dict(state_dict, checkpoint)
-        else:
-            check_fits(self._teacher, state_dict, "teacher", self._obs, checkpoint, path)
 
 
 class Dagger:

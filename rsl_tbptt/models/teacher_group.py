@@ -469,6 +469,33 @@ def _build(
         ) from error
 
 
+def check_teacher(
+    teacher: Any,
+    state_dict: Mapping[str, torch.Tensor],
+    obs: TensorDict,
+    checkpoint: Mapping[str, Any],
+    path: str | None = None,
+    advice: Advice | None = None,
+) -> None:
+    """Check that a checkpoint brings the teacher, or several; see ``check_fits``.
+
+    Args:
+        teacher: The teacher, or several.
+        state_dict: Its part of the checkpoint: parameters and buffers, of any shapes.
+        obs: Observations of any batch size.
+        checkpoint: The checkpoint.
+        path: Its file, or None if that is unknown.
+        advice: Names the setting to change; see ``check_matches``.
+
+    Raises:
+        ValueError: If it does not fit.
+    """
+    if isinstance(teacher, SelectedTeachers):
+        teacher.check_state_dict(state_dict, checkpoint)
+    else:
+        check_fits(teacher, state_dict, "teacher", obs, checkpoint, path, advice)
+
+
 def read_teacher(
     model: Any, path: str, role: str, obs: TensorDict, advice: Advice | None = None
 ) -> Mapping[str, torch.Tensor]:

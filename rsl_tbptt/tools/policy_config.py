@@ -235,7 +235,11 @@ def _check_classes(
     """
     if trust:
         sys.path.append(str(Path.cwd()))  # behind all that is installed
-    for place, name in _named_classes({"class_name": None, **model_cfg}, part):
+    try:
+        named = list(_named_classes({"class_name": None, **model_cfg}, part))
+    except RecursionError as error:  # YAML can contain itself
+        raise ValueError(f"{part} is nested too deep, expected a mapping of options.") from error
+    for place, name in named:
         refusal = _refusal(name, trust)
         if refusal is not None and name not in _registered_classes(checkpoint):
             raise ValueError(f"{place} is {name!r}, expected {refusal}")

@@ -257,12 +257,16 @@ def test_our_runners_write_the_agents_config_when_they_learn(tmp_path):
     assert same_actions(runner, load_policy(tmp_path / "model_0.pt"))
 
 
+ITSELF: dict[str, Any] = {"class_name": "MLPModel"}
+ITSELF["encoder"] = ITSELF
+
 MALFORMED = [
     ({"actor": 5}, r"actor is 5 in .*, expected a mapping"),
     ({"obs_groups": {"actor": "policy"}}, r"obs_groups\.actor is 'policy' in .*, expected a list"),
     ({"actor": {**MLP, "activation": 7}}, "does not fit"),
     ({"actor": {**MLP, "distribution_cfg": {"init_std": 1.0}}}, "does not fit"),
     ({"actor": {"class_name": "Nothing"}}, r"'Nothing', expected one that can be imported"),
+    ({"actor": {**MLP, "encoder": ITSELF}}, "actor is nested too deep"),
 ]
 
 

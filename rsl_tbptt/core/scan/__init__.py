@@ -172,21 +172,22 @@ def _fastest_that_works(mode: str, device: torch.device, dtype: torch.dtype) -> 
         if operand_dtype == torch.float32 and device.type == "cuda" and tf32_in_layers():
             tolerance = _TOLERANCE_TF32
         made_for_device = (name for name, each in ENGINES.items() if each.device == device.type)
-        _chosen[key] = name = next(made_for_device, "reference")
-        if name == "reference":
-            return name
-        try:
-            with recordings_aside():
-                for seed in (0, 1):  # the second on what the first has left behind
-                    check_against_reference(ENGINES[name], mode, device, dtype, tolerance, seed)
-        except Exception as error:  # whatever it is, training goes on without this engine
-            _chosen[key] = "reference"
-            warnings.warn(
-                f"scan_engine is 'auto', which takes 'reference' for a {mode} with"
-                f" {operand_dtype} products on {device}: '{name}', which is faster, failed"
-                f" a comparison with it ({type(error).__name__}: {error}).",
-                stacklevel=3,
-            )
+        chosen = next(made_for_device, "reference")
+        if chosen != "reference":
+            try:
+                with recordings_aside():
+                    for seed in (0, 1):  # the second on what the first has left behind
+                        case = mode, device, dtype, tolerance, seed
+                        check_against_reference(ENGINES[chosen], *case)
+            except Exception as error:  # whatever it is, training goes on without this engine
+                warnings.warn(
+                    f"scan_engine is 'auto', which takes 'reference' for a {mode} with"
+                    f" {operand_dtype} products on {device}: '{chosen}', which is faster, failed"
+                    f" a comparison with it ({type(error).__name__}: {error}).",
+                    stacklevel=3,
+                )
+                chosen = "reference"
+        _chosen[key] = chosen
     return _chosen[key]
 
 

@@ -279,6 +279,7 @@ def test_a_file_that_does_not_fit_is_refused_before_the_first_step(case, tmp_pat
     make_file, message = REFUSED[case]
     algorithm = make_imitating(make_file(tmp_path))
     algorithm.set_teacher(teacher := make_model("teacher", "lstm", 4, seed=9))
+    assert not teacher.training  # or dropout would blur its actions
     before = copy.deepcopy(teacher.state_dict())
     for _ in range(2):
         with pytest.raises(ValueError, match=message):

@@ -83,6 +83,16 @@ def test_an_engine_that_fails_the_comparison_is_passed_over(monkeypatch, wrong):
         recurrent_scan(*make_case("LSTM", 1, 4, 3, 0.3, dtype=torch.float32))
 
 
+def test_an_interrupted_comparison_chooses_nothing(monkeypatch):
+    def interrupted(*arguments):
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        choose(monkeypatch, interrupted)
+    with pytest.warns(UserWarning, match="takes 'reference'"):
+        assert choose(monkeypatch, wrong_values) == "reference"
+
+
 def test_a_choice_is_made_once_for_each_kind_of_layer_and_dtype(monkeypatch):
     num_scans = 0
 
