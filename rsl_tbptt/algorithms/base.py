@@ -16,6 +16,8 @@ from rsl_tbptt.algorithms.optimizers import use_fused_kernels
 from rsl_tbptt.algorithms.options import Options
 from rsl_tbptt.algorithms.step_checks import StepChecks
 from rsl_tbptt.algorithms.transaction import Transaction
+from rsl_tbptt.checkpoints.describing import describe_all
+from rsl_tbptt.checkpoints.robot import describe_robot
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.signals import EmergencySave
 
@@ -31,6 +33,9 @@ class TbpttAlgorithm:
 
     model_configs: Mapping[str, Any] | None = None
     """What the runner's config says of the models, for checkpoints."""
+
+    robot: Mapping[str, Any] | None = None
+    """What the runner's environment tells, from :func:`describe_robot`, for checkpoints."""
 
     _started = False
     """Whether training has started; a policy that plays checks less."""
@@ -50,15 +55,18 @@ class TbpttAlgorithm:
         """Those of the last update."""
         self.health_log: HealthLog | None = None  # your own loop has no logger
 
-    def _join_runner(self, env: VecEnv, cfg: dict[str, Any], configs: Mapping[str, Any]) -> None:
+    def _join_runner(
+        self, obs: TensorDict, env: VecEnv, cfg: dict[str, Any], configs: Mapping[str, Any]
+    ) -> None:
         """Serve a runner: write beside its logs, log by its logger, and check for NaN in its place.
 
         Args:
+            obs: Observations of the environment.
             env: The runner's environment.
             cfg: The runner's config; ``check_for_nan`` is set to False in it.
             configs: What it said of the models, from ``model_configs``.
         """
-        self.model_configs = configs
+        self.model_configs, self.robot = configs, describe_robot(env, obs)
         self.step_checks.take_over_nan_check(self.options.non_finite, cfg)
         self.emergency_save.write_beside_logs_of(env)
         self.health_log = HealthLog()
@@ -95,6 +103,16 @@ class TbpttAlgorithm:
         """Drop the gradients of models and auxiliary heads."""
         self.optimizer.zero_grad()
         self._heads.zero_grad()
+
+    def _described(self, models: Mapping[str, Any]) -> dict[str, Any]:
+        """Return what checkpoints tell of models, the robot and auxiliary heads, plain values."""
+        described = describe_all(models, self.storage.observations, self.model_configs)
+        own: dict[str, Any] = {"models": described}
+        if self.robot:
+            own["robot"] = self.robot
+        if self.options.auxiliary:
+            own["auxiliary"] = self._heads.state_dict()
+        return own
 
     def _conclude(self) -> dict[str, float]:
         """End an iteration; return what is logged."""

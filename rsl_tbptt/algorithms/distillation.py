@@ -43,7 +43,7 @@ from rsl_tbptt.algorithms.teachers import (
     TeacherLayers,
 )
 from rsl_tbptt.algorithms.transaction import Transaction
-from rsl_tbptt.checkpoints.describing import check_fits, describe_all, model_configs
+from rsl_tbptt.checkpoints.describing import check_fits, model_configs
 from rsl_tbptt.checkpoints.reading import student_state_dict
 from rsl_tbptt.compat.versions import Distillation, MLPModel, teacher_state_dict
 from rsl_tbptt.core import hidden_state
@@ -255,7 +255,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         configs = model_configs(cfg)
         algorithm = Distillation.construct_algorithm(obs, env, cfg, device)
         if isinstance(algorithm, TbpttDistillation):
-            algorithm._join_runner(env, cfg, configs)
+            algorithm._join_runner(obs, env, cfg, configs)
             algorithm.checkpoint_path = cfg.get("load_checkpoint")
         return algorithm
 
@@ -456,13 +456,10 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         ``save_buffer``, the replay buffer. rsl_rl ignores that key.
         """
         models = {"student": self._raw_student, **models_by_role(self._raw_teacher)}
-        described = describe_all(models, self.storage.observations, self.model_configs)
-        own = {"num_updates": self.num_updates, "models": described}
+        own = {"num_updates": self.num_updates, **self._described(models)}
         past = self.experience.past() if self.options.save_buffer else None
         if past is not None:
             own["buffer"] = past
-        if self.options.auxiliary:
-            own["auxiliary"] = self._heads.state_dict()
         return {**super().save(), "rsl_tbptt": own}
 
     def load(self, loaded_dict: dict, load_cfg: dict | None, strict: bool) -> bool:

@@ -39,7 +39,7 @@ from rsl_tbptt.algorithms.truncation_bootstrap import (
     TruncationBootstrap,
     value_without_advancing,
 )
-from rsl_tbptt.checkpoints.describing import check_fits, describe_all, model_configs
+from rsl_tbptt.checkpoints.describing import check_fits, model_configs
 from rsl_tbptt.checkpoints.reading import check_matches
 from rsl_tbptt.compat.versions import (
     PPO,
@@ -161,7 +161,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         configs = model_configs(cfg)
         algorithm = PPO.construct_algorithm(obs, env, cfg, device)
         if isinstance(algorithm, TbpttPPO):
-            algorithm._join_runner(env, cfg, configs)
+            algorithm._join_runner(obs, env, cfg, configs)
             teacher_cfg = algorithm.options.teacher_cfg
             if teacher_cfg is not None and algorithm.options.teacher_coef > 0:
                 algorithm.set_teacher(build_teacher(obs, env, cfg, teacher_cfg, device))
@@ -394,10 +394,8 @@ class TbpttPPO(TbpttAlgorithm, PPO):
             "kl_coef": self.gradient.policy_loss.kl_coef,
             "fine_tuning": self._fine_tuning.state_dict(),
             "imitation": self._imitation.state_dict(),
-            "models": describe_all(self._models, self.storage.observations, self.model_configs),
+            **self._described(self._models),
         }
-        if self.options.auxiliary:
-            own["auxiliary"] = self._heads.state_dict()
         if self.rnd:
             own["rnd"] = state_of_rnd(self.rnd)
         return super().save() | {"rsl_tbptt": own}

@@ -39,7 +39,9 @@ def launch():
 def measure(env):
     """Return what the tests look at of the robot and its observations."""
     import torch
+    from tensordict import TensorDict
 
+    from rsl_tbptt.checkpoints.robot import describe_robot
     from rsl_tbptt_tasks.isaaclab.mdp import VelocityIncrement
 
     robot = env.scene["robot"]
@@ -145,6 +147,7 @@ def measure(env):
     place(linear=0.5, joint=0.5)
     moving = observe()
     return {
+        "robot": describe_robot(env, TensorDict(moving, batch_size=[NUM_ENVS])),
         "mass": robot.data.body_mass.torch.sum(1),
         "stiffness": robot.data.joint_stiffness.torch,
         "still": still,
@@ -189,6 +192,34 @@ def test_payload_and_motors_differ_within_their_range(seen):
     stiffness = [value for robot in seen["stiffness"] for value in robot]
     assert 0.4 * STIFFNESS - 1e-4 <= min(stiffness) < 0.44 * STIFFNESS
     assert 1.56 * STIFFNESS < max(stiffness) <= 1.6 * STIFFNESS + 1e-4
+
+
+def test_checkpoints_know_the_robot_as_it_is_built_and_not_as_it_is_randomised(seen):
+    robot = seen["robot"]
+    names = robot["joint_names"]
+    assert sorted(names) == sorted(f"{leg}_{joint}" for leg in LEGS for joint in JOINTS)
+    expected = [0.7 if name.endswith("hip") else -1.4 for name in names]
+    assert robot["default_joint_pos"] == expected
+    assert (robot["joint_stiffness"], robot["joint_damping"]) == ([STIFFNESS] * 8, [0.3] * 8)
+    assert (robot["step_dt"], robot["command_names"]) == (CONTROL_STEP, ["base_velocity"])
+    [action] = robot["actions"]
+    assert action["joint_names"] == names
+    assert (action["scale"], action["offset"], action["clip"]) == (0.3, expected, None)
+    groups = robot["observation_groups"]
+    assert {name: group["shape"] for name, group in groups.items()} == {
+        "policy": [19],
+        "teacher": [48],
+    }
+    terms = {term["name"]: (term["shape"], term["scale"]) for term in groups["policy"]["terms"]}
+    assert [*terms.items()] == [
+        ("angular_velocity", ([3], 0.25)),
+        ("velocity_increment", ([3], None)),
+        ("command", ([3], None)),
+        ("joint_angles", ([8], None)),
+        ("clock", ([2], None)),
+    ]
+    noisy = [term["name"] for term in groups["policy"]["terms"] if term["noisy"]]
+    assert noisy == ["angular_velocity", "velocity_increment", "joint_angles"]
 
 
 def test_student_sees_no_velocity_and_the_teacher_does(seen):

@@ -52,7 +52,7 @@ FURTHER = {  # not on the page; its own task is played without end
     "student plays": plays("Student", "student"),
     "PPO plays": plays("Recurrent", "finetuned"),
     "what sees is evaluated": tool("evaluate", "--episodes", "3"),
-    "what sees is exported": tool("export", "--parity-steps", "3"),
+    "what sees is exported": tool("export", "--steps", "3"),
 }
 
 
@@ -172,9 +172,9 @@ def test_a_student_that_sees_is_evaluated_and_exported(folder, outputs):
     [file] = folder.glob("logs/rsl_rl/*/*/evaluation.json")
     evaluation = json.loads(file.read_text())
     assert evaluation["episodes"] == 3
-    [file] = folder.glob("logs/rsl_rl/*/*/exported/*/parity.json")
-    parity = json.loads(file.read_text())
-    assert max(parity["max_difference"].values()) < parity["tolerance"]
+    [file] = folder.glob("logs/rsl_rl/*/*/exported/*/policy.json")
+    exported = json.loads(file.read_text())
+    assert max(exported["max_difference"].values()) < 1e-4
 
 
 def played(outputs, name):
@@ -198,3 +198,18 @@ def test_go1s_student_is_exported_with_mjlabs_metadata(folder, outputs):
     assert "base_lin_vel" not in metadata["observation_names"]
     assert "joint_pos" in metadata["observation_names"]
     assert {"h_in", "c_in"} <= {value.name for value in model.graph.input}
+
+
+@needs_the_rsl_rl_of_mjlab
+def test_checkpoints_tell_of_go1_what_mjlab_writes_into_its_export(folder, checkpoint):
+    (path,) = folder.glob(f"logs/rsl_rl/{GO1}/*_student/*_student.onnx")
+    written = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
+    robot = checkpoint(GO1, "student")["rsl_tbptt"]["robot"]
+    terms = robot["observation_groups"]["actor"]["terms"]
+    [action] = robot["actions"]
+    ours = {name: robot[name] for name in robot.keys() & written.keys()}
+    ours |= {"observation_names": [t["name"] for t in terms], "action_scale": action["scale"]}
+    assert ours.keys() >= {"joint_names", "joint_stiffness", "joint_damping", "default_joint_pos"}
+    for name, values in ours.items():
+        texts = [value if isinstance(value, str) else f"{value:.3f}" for value in values]
+        assert ",".join(texts) == written[name]

@@ -1,0 +1,184 @@
+"""What runs a policy on a robot has to know of its environment, as plain values for a checkpoint.
+
+Isaac Lab and mjlab tell it by their managers, which are alike. Of other environments the
+observation groups are known. What an environment knows beyond that, it says itself: its method
+``describe_robot()`` returns entries that replace those found here.
+"""
+
+from __future__ import annotations
+
+import re
+import warnings
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+
+from rsl_tbptt.checkpoints.describing import plain
+
+HOOK = "describe_robot"
+"""A method of an environment, without arguments, whose dictionary goes before what is found."""
+
+
+def describe_robot(env: Any, obs: TensorDict) -> dict[str, Any]:
+    """Describe what goes into and comes out of the policies of an environment.
+
+    What cannot be read is left out with a warning: it must not end a training.
+
+    Args:
+        env: The environment, in rsl_rl's form.
+        obs: Its observations, of any batch size.
+
+    Returns:
+        ``"observation_groups"`` by name: shape and, with managers, terms in their order, each with
+        name, shape, scale, clip, whether it is noisy in training, and history, whose steps the
+        shape includes. ``"step_dt"`` in seconds; ``"clip_actions"``. With managers ``"actions"``,
+        terms in their order: name, kind, width, joint names, and scale, offset and clip by action;
+        ``"joint_names"`` with ``"default_joint_pos"``, ``"joint_stiffness"`` and
+        ``"joint_damping"`` in that order, in the simulator's units; and ``"command_names"``.
+    """
+    inner = getattr(env, "unwrapped", env)
+    readers: dict[str, Callable[[], Any]] = {
+        "observation_groups": lambda: _observation_groups(inner, obs),
+        "step_dt": lambda: getattr(inner, "step_dt", None),
+        "clip_actions": lambda: getattr(env, "clip_actions", None),
+        "actions": lambda: [_action(*term) for term in _action_terms(inner)],
+        "joints": lambda: _joints(inner),
+        "command_names": lambda: _active_terms(inner, "command_manager"),
+        HOOK: getattr(inner, HOOK, dict),
+    }
+    found = {name: _read(name, read, inner) for name, read in readers.items()}
+    found |= {**(found.pop("joints") or {}), **(found.pop(HOOK) or {})}
+    return {name: value for name, value in found.items() if value not in (None, [], {})}
+
+
+def _read(name: str, read: Callable[[], Any], env: Any) -> Any:
+    """Return plain values; None with a warning where an environment's classes raise anything."""
+    try:
+        return plain(read())
+    except Exception as error:
+        warnings.warn(
+            f"{name} of {type(env).__name__} could not be read for the checkpoint"
+            f" ({type(error).__name__}: {error}), so exports will not tell it: return it from a"
+            f" method {HOOK}() of the environment.",
+            stacklevel=4,
+        )
+        return None
+
+
+def _observation_groups(env: Any, obs: TensorDict) -> dict[str, Any]:
+    groups: dict[str, Any] = {
+        name: {"shape": [*value.shape[obs.batch_dims :]]} for name, value in obs.items()
+    }
+    manager: Any = getattr(env, "observation_manager", None)
+    if manager is None:
+        return groups
+    for name in groups.keys() & manager.active_terms:
+        terms, shapes = observation_terms(manager, name), manager.group_obs_term_dim[name]
+        groups[name]["terms"] = [*map(_observation, terms, shapes, terms.values())]
+    return groups
+
+
+def observation_terms(manager: Any, group: str) -> dict[str, Any]:
+    """Return the configs of a group's terms by name, in their order."""
+    names = manager.active_terms[group]
+    if hasattr(manager, "get_term_cfg"):  # mjlab
+        return {name: manager.get_term_cfg(group, name) for name in names}
+    return dict(zip(names, manager._group_obs_term_cfgs[group], strict=True))
+
+
+def _observation(name: str, shape: Sequence[int], cfg: Any) -> dict[str, Any]:
+    return {
+        "name": name,
+        "shape": [*shape],
+        "scale": _numbers(cfg.scale),
+        "clip": _numbers(cfg.clip),
+        "noisy": cfg.noise is not None,
+        "history_length": cfg.history_length,
+        "flatten_history_dim": cfg.flatten_history_dim,
+    }
+
+
+def _active_terms(env: Any, manager: str) -> list[str]:
+    return [*getattr(getattr(env, manager, None), "active_terms", ())]
+
+
+def _action_terms(env: Any) -> list[tuple[str, Any]]:
+    names = _active_terms(env, "action_manager")
+    return [(name, env.action_manager.get_term(name)) for name in names]
+
+
+def _action(name: str, term: Any) -> dict[str, Any]:
+    joints = getattr(term, "_joint_names", None) or getattr(term, "_target_names", ())
+    clip = term._clip if getattr(term.cfg, "clip", None) is not None else None
+    return {
+        "name": name,
+        "kind": type(term).__name__,
+        "width": term.action_dim,
+        "joint_names": [*joints],
+        "scale": _of_first_env(getattr(term, "_scale", None)),
+        "offset": _of_first_env(getattr(term, "_offset", None)),
+        "clip": _of_first_env(clip),
+    }
+
+
+def _joints(env: Any) -> dict[str, Any]:
+    """Describe the joints of what the first action moves."""
+    terms = [term for _, term in _action_terms(env)]
+    moved = [getattr(term, name, None) for term in terms for name in ("_asset", "_entity")]
+    robot: Any = next((each for each in moved if hasattr(each, "joint_names")), None)
+    if robot is None:
+        return {}
+    gains = _gains_in_mujoco(env, robot) if hasattr(robot, "spec") else _gains_of_actuators(robot)
+    stiffness, damping = ([*map(float, gain.values())] for gain in gains)
+    return {
+        "joint_names": [*robot.joint_names],
+        "default_joint_pos": _of_first_env(robot.data.default_joint_pos),
+        "joint_stiffness": stiffness,
+        "joint_damping": damping,
+    }
+
+
+Gains = tuple[dict[str, float], dict[str, float]]
+"""Stiffness and damping by joint."""
+
+
+def _gains_of_actuators(robot: Any) -> Gains:
+    """Return Isaac Lab's gains as configured: those of the simulation are randomised."""
+    found = []
+    for gain in ("stiffness", "damping"):
+        simulated = _of_first_env(getattr(robot.data, f"joint_{gain}"))
+        values = dict(zip(robot.joint_names, simulated, strict=True))
+        for actuator in robot.actuators.values():
+            given = getattr(actuator.cfg, gain)
+            patterns = given if isinstance(given, Mapping) else {".*": given}
+            for pattern, value in patterns.items():
+                if value is not None:  # None: as in the robot's file
+                    names = [each for each in actuator.joint_names if re.fullmatch(pattern, each)]
+                    values |= dict.fromkeys(names, value)
+        found.append(values)
+    return found[0], found[1]
+
+
+def _gains_in_mujoco(env: Any, robot: Any) -> Gains:
+    """Return mjlab's gains as compiled, not as randomised; 0 for a joint without an actuator."""
+    stiffness, damping = (dict.fromkeys(robot.joint_names, 0.0) for _ in range(2))
+    for actuator in robot.spec.actuators:
+        joint = actuator.target.split("/")[-1]
+        _, of_position, of_velocity = env.sim.mj_model.actuator_biasprm[actuator.id, :3]
+        stiffness[joint], damping[joint] = 0.0 - of_position, 0.0 - of_velocity  # never -0.0
+    return stiffness, damping
+
+
+def _of_first_env(value: Any) -> Any:
+    """Return the numbers of the first environment; Isaac Lab's arrays show torch's as ``torch``."""
+    value = getattr(value, "torch", value)
+    return _numbers(value[0]) if isinstance(value, torch.Tensor) else value
+
+
+def _numbers(value: Any) -> Any:
+    """Return a tensor's numbers with the digits that tell them apart: 0.7, not 0.699999988."""
+    if not isinstance(value, torch.Tensor):
+        return value
+    return value.cpu().float().numpy().astype(str).astype(float).tolist()
