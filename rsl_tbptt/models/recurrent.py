@@ -13,7 +13,7 @@ from tensordict import TensorDict
 from torch import nn
 
 from rsl_tbptt.core.hidden_state import HiddenState
-from rsl_tbptt.models.exports import OnnxModel, TorchScriptModel
+from rsl_tbptt.models.one_step import OneStep, StatefulPolicy
 from rsl_tbptt.models.protocol import FrameEncoder, Observed
 
 
@@ -134,12 +134,18 @@ class RecurrentModel(MLPModel):
     detach_hidden_state = RNNModel.detach_hidden_state
 
     def as_jit(self) -> nn.Module:
-        """Return a module for TorchScript: inputs by group in a dictionary, the state inside."""
-        return TorchScriptModel(self)
+        """Return a module for TorchScript: all groups joined in one tensor, the state inside."""
+        return StatefulPolicy(self, self._example_groups())
 
     def as_onnx(self, verbose: bool = False) -> nn.Module:
         """Return a module for ONNX: inputs by group, the state as inputs and outputs."""
-        return OnnxModel(self)
+        return OneStep(self, self._example_groups())
+
+    def _example_groups(self) -> dict[str, torch.Tensor]:
+        return {
+            group: torch.zeros(1, *shape, dtype=self.group_dtypes[group])
+            for group, shape in self.group_shapes.items()
+        }
 
     @torch.no_grad()
     def _num_features(self, obs: TensorDict) -> int:

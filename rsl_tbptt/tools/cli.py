@@ -9,7 +9,7 @@ import argparse
 import importlib.util
 import re
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ DESCRIPTION = "Commands for checkpoints of Isaac Lab, mjlab and rsl_rl alone."
 EXTRAS = {
     **dict.fromkeys(("isaaclab", "isaaclab_rl", "isaaclab_tasks", "gymnasium"), "isaaclab"),
     "mjlab": "mjlab",
+    **dict.fromkeys(("torch", "rsl_rl", "tensordict"), "train"),
     **{module: "tools" for modules in TOOLS.values() for module in modules},
 }
 """The extra of this package that brings a module."""
@@ -102,21 +103,30 @@ def run_evaluate(args: Arguments) -> int:
     from rsl_tbptt.files import output_path, write_json
     from rsl_tbptt.tools.evaluate import evaluate
 
-    if args.env and (args.task or args.platform):
-        raise ValueError("--env is given next to --platform or --task, expected one of both.")
+    where = _where(args)
+    if args.checkpoint is None and args.policy is None:
+        raise ValueError("--checkpoint is missing, expected it or --policy.")
     check_device(args.device)
+    if args.checkpoint is None:
+        from rsl_tbptt.tools.bundle_policy import checkpoint_of
+
+        args.checkpoint = checkpoint_of(args.policy)
     checkpoint = checkpoint_file(args.checkpoint)
     platform_of(checkpoint)  # which says where there is none, before its folder is written to
     output = output_path(args.output, checkpoint.parent / "evaluation.json")
     result = evaluate(
         checkpoint,
-        platform_name="rsl_rl" if args.env else args.platform,
-        task=args.env or args.task,
-        **_given(args, "overrides", "agent", "trust", "episodes", "max_steps", "seed", "device"),
+        bundle=args.policy,
+        **where,
+        **_given(args, "agent", "trust", "episodes", "max_steps", "seed"),
     )
     write_json(output, result)
     low, high = result["confidence_interval"]
     print(f"mean return {result['mean_return']:.3f}, 95 % confidence {low:.3f} to {high:.3f}")
+    if "success_rate" in result:
+        print(f"success rate {result['success_rate']:.3f}")
+    for name, share in result.get("ended_by", {}).items():
+        print(f"ended by {name}: {share:.1%} of episodes")
     for name, error in result["auxiliary"].items():
         print(f"auxiliary head {name}: root mean square error {error['rmse']:.4f}")
     print(f"wrote {output}")
@@ -124,33 +134,71 @@ def run_evaluate(args: Arguments) -> int:
 
 
 def run_export(args: Arguments) -> int:
-    """Export a checkpoint, and print how far the exports are from the policy.
+    """Write a checkpoint's bundle, and print how far its files are from the policy.
 
     Raises:
         ValueError: If it is too far.
     """
-    import torch
-
     from rsl_tbptt.checkpoints.reading import checkpoint_file
     from rsl_tbptt.tools.export import export
 
-    parity = export(
+    check_device(args.device)
+    bundle = export(
         checkpoint_file(args.checkpoint),
         args.output,
         images=dict(args.image),
-        **_given(args, "agent", "trust", "parity_steps", "tolerance", "seed"),
+        **_where(args),
+        **_given(args, "agent", "trust", "single_input", "steps", "tolerance", "seed", "drawn"),
     )
-    for name, difference in parity["max_difference"].items():
-        what = "an action" if name in ("onnx", "torchscript") else "a prediction in ONNX"
-        print(f"{name}: largest difference of {what} {difference:.1e}")
-    if "torchscript" not in parity["max_difference"]:
-        print(f"torchscript: not written, torch {torch.__version__} has given it up")
-    if not parity["passed"]:
+    print(f"golden trajectory: {bundle['golden']}")
+    _print_differences(bundle["max_difference"])
+    if bundle["output"] is None:
         raise ValueError(
             f"The largest difference is not within {args.tolerance:.1e}: nothing is written."
         )
-    print(f"wrote {parity['output']}")
+    print(f"wrote {bundle['output']}")
     return 0
+
+
+def run_verify(args: Arguments) -> int:
+    """Replay a bundle's golden trajectory, and print how far its files are from the policy.
+
+    Raises:
+        ValueError: If it is too far.
+    """
+    from rsl_tbptt.tools.verify import verify
+
+    differences = verify(args.bundle)
+    _print_differences(differences)
+    if not all(difference <= args.tolerance for difference in differences.values()):
+        raise ValueError(
+            f"The largest difference is not within {args.tolerance:.1e}: the files are not of the"
+            " policy that the golden trajectory was recorded with. Export it again."
+        )
+    return 0
+
+
+def _print_differences(differences: Mapping[str, float]) -> None:
+    for name, difference in differences.items():
+        what = "an action" if name in ("onnx", "torchscript") else "a prediction in ONNX"
+        print(f"{name}: largest difference of {what} {difference:.1e}")
+    if "torchscript" not in differences:
+        print("torchscript: not there, newer releases of torch have given it up")
+
+
+def _where(args: Arguments) -> dict[str, Any]:
+    """Return where a policy is simulated.
+
+    Raises:
+        ValueError: If options contradict each other.
+    """
+    if args.env and (args.task or args.platform):
+        raise ValueError("--env is given next to --platform or --task, expected one of both.")
+    return {
+        "platform_name": "rsl_rl" if args.env else args.platform,
+        "task": args.env or args.task,
+        **_given(args, "overrides", "device"),
+    }
 
 
 def run_play(args: Arguments) -> int:
@@ -227,6 +275,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--checkpoint": _option(
         "model_<iteration>.pt, or RUN/latest for the newest", type=Path, required=True
     ),
+    "evaluate --checkpoint": _option(
+        "likewise; of --policy by default the one it is of", type=Path
+    ),
+    "--policy": _option(
+        "let this bundle of `rsl-tbptt export` act in its place", type=Path, metavar="BUNDLE"
+    ),
     "--agent": _option(
         "the training's config where none lies beside the checkpoint", type=Path, metavar="YAML"
     ),
@@ -259,9 +313,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "export --output": _option(
         "folder, whose files are replaced (a new one, RUN/exported/model_<iteration>)", type=Path
     ),
-    "--parity-steps": _option("steps compared (64)", type=int, default=64),
+    "--single-input": _option(
+        "ONNX takes one input, obs, of all groups joined", action="store_true"
+    ),
+    "--steps": _option("of the golden trajectory (200)", type=int, default=200),
+    "--drawn": _option("draw it instead of simulating the task", action="store_true"),
     "--tolerance": _option("largest difference that passes (1e-4)", type=float, default=1e-4),
-    "export --seed": _option("of the observations compared on (0)", type=int, default=0),
+    "export --seed": _option("of the golden trajectory (0)", type=int, default=0),
+    "verify bundle": _option("folder that `rsl-tbptt export` wrote", type=Path, metavar="BUNDLE"),
     "play --checkpoint": _option(
         "file, or RUN/latest; several with --video", type=Path, action="append", required=True
     ),
@@ -273,6 +332,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 POLICY = ("--checkpoint", "--agent", "--trust")
 WHERE = ("--platform", "--task", "--env", "--overrides")
 EPISODES = ("--episodes", "--max-steps", "evaluate --seed")
+GOLDEN = ("--steps", "--drawn", "--tolerance", "export --seed")
 COMMANDS: dict[str, tuple[str, Callable[[Arguments], int], Sequence[str]]] = {
     "doctor": (
         "say what is wrong with this setup, or with a training",
@@ -282,12 +342,25 @@ COMMANDS: dict[str, tuple[str, Callable[[Arguments], int], Sequence[str]]] = {
     "evaluate": (
         "evaluate a checkpoint on fresh episodes, without exploration noise",
         run_evaluate,
-        (*POLICY, "evaluate --output", *WHERE, *EPISODES, "--device"),
+        (
+            "evaluate --checkpoint",
+            "--policy",
+            *POLICY[1:],
+            "evaluate --output",
+            *WHERE,
+            *EPISODES,
+            "--device",
+        ),
     ),
     "export": (
-        "export a checkpoint to ONNX and TorchScript, and compare both with it",
+        "export a checkpoint for robots: ONNX, TorchScript and what they take, compared with it",
         run_export,
-        (*POLICY, "--image", "export --output", "--parity-steps", "--tolerance", "export --seed"),
+        (*POLICY, "--image", "export --output", "--single-input", *WHERE, *GOLDEN, "--device"),
+    ),
+    "verify": (
+        "compare the files of an exported policy with the trained one",
+        run_verify,
+        ("verify bundle", "--tolerance"),
     ),
     "play": (
         "play a checkpoint with its platform's own command, task and agent",

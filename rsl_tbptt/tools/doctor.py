@@ -27,8 +27,9 @@ if TYPE_CHECKING:
 TOOLS = {
     "doctor RUN": ("tensorboard", "yaml"),
     "evaluate": ("scipy", "yaml"),
-    "export": ("onnx", "onnxruntime", "onnxscript", "yaml"),
+    "export": ("onnx", "onnxruntime", "onnxscript", "scipy", "yaml"),
     "play --video": ("PIL", "scipy", "yaml"),
+    "verify": ("onnxruntime",),
 }
 """Modules of the extra ``tools`` by the command that needs them."""
 PACKAGES = ("rsl-tbptt", "rsl-rl-lib", "torch", "tensordict", "numpy")
@@ -77,12 +78,12 @@ def _report(name: str, check: Callable[[], str]) -> bool:
     return True
 
 
-def install(extra: str | None) -> str:
-    """Return the command that installs an extra of this package, or without one itself.
+def install(extra: str) -> str:
+    """Return the command that installs this package with an extra.
 
     It names where this package came from, a checkout, a wheel or a repository: no registry has it.
     """
-    brackets = f"[{extra}]" if extra else ""
+    brackets = f"[{extra}]"
     root = Path(__file__).parents[2]
     if (root / "pyproject.toml").is_file():
         return f"{_installer()} -e '{root}{brackets}'"
@@ -112,7 +113,7 @@ def check_packages() -> str:
     """
     found = versions()
     if missing := [name for name, number in found.items() if number is None]:
-        raise ValueError(f"{', '.join(missing)} missing, expected it: {install(None)}")
+        raise ValueError(f"{', '.join(missing)} missing, expected it: {install('train')}")
     rsl_rl_era()
     return _named(found)
 

@@ -11,10 +11,10 @@ import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from scipy import stats
@@ -22,13 +22,30 @@ from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.heads import WatchedHeads
 from rsl_tbptt.compat.versions import MLPModel
+from rsl_tbptt.models.one_step import recorded_latents
+from rsl_tbptt.tools.episodes import EpisodeFacts
 from rsl_tbptt.tools.platforms import ENV, Platform, Simulation, load_platform, platform_of
-from rsl_tbptt.tools.policies import build_policy, images_of, read_policy, recorded_latents
+from rsl_tbptt.tools.policies import build_policy, images_of, read_policy
+
+if TYPE_CHECKING:
+    from rsl_tbptt.tools.bundle_policy import BundlePolicy
 
 CONFIDENCE = 0.95
 SECONDS_BETWEEN_REPORTS = 2.0
 SEED = 1000
 """Seed of the environments where none is given."""
+
+
+class Acting(Protocol):
+    """What acts in many environments, each with a memory of its own."""
+
+    def __call__(self, obs: TensorDict, /) -> torch.Tensor:
+        """Return the actions, (N, A), for observations, batch size (N,)."""
+        ...
+
+    def reset(self, dones: torch.Tensor | None = None, /) -> None:
+        """Clear the memory where an episode ended, or everywhere."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -49,6 +66,7 @@ class Start:
 def evaluate(
     checkpoint: Path,
     *,
+    bundle: Path | None = None,
     episodes: int = 256,
     max_steps: int | None = None,
     seed: int = SEED,
@@ -58,6 +76,7 @@ def evaluate(
 
     Args:
         checkpoint: ``model_<iteration>.pt`` in a log folder.
+        bundle: What ``rsl-tbptt export`` made of it, whose ONNX file acts in its place.
         episodes: Fresh episodes, one per environment, at least 2.
         max_steps: Steps after which an episode counts as it stands, at least 1. None is one more
             than the environment's ``max_episode_length``.
@@ -65,8 +84,9 @@ def evaluate(
         options: Where it is evaluated; see :func:`started`.
 
     Returns:
-        JSON values: those of :func:`summarise`, where they come from, and the errors of auxiliary
-        heads by name, each a root mean square in the target's unit.
+        JSON values: those of :func:`summarise` and of ``EpisodeFacts.summary``, where they come
+        from, and the errors of auxiliary heads by name, each a root mean square in the target's
+        unit; of a bundle none.
 
     Raises:
         ValueError: If there are less than 2 episodes or no steps, the checkpoint cannot be read,
@@ -78,9 +98,10 @@ def evaluate(
         raise ValueError(f"episodes is {episodes}, expected at least 2: one has no interval.")
     with started(checkpoint, num_envs=episodes, seed=seed, **options) as start:
         max_steps = max_steps or _longest_episode(start.env) + 1
-        with watched(start) as policy:
+        facts = EpisodeFacts(start.env)
+        with watched(start) if bundle is None else _exported(bundle) as policy:
             returns, lengths, unfinished = run_first_episodes(
-                start.env, policy, start.obs, max_steps=max_steps
+                start.env, policy, start.obs, max_steps=max_steps, facts=facts
             )
         step_seconds = start.platform.step_seconds(start.env)
     if unfinished:
@@ -90,16 +111,18 @@ def evaluate(
             stacklevel=2,
         )
     return summarise(returns, lengths, step_seconds) | {
+        **facts.summary(episodes),
         "auxiliary": _head_errors(policy),
         "max_steps": max_steps,
         "unfinished": unfinished,
         "checkpoint": checkpoint.name,
+        "bundle": bundle is not None,
         "task": start.task,
         "seed": seed,
     }
 
 
-def _head_errors(policy: MLPModel | WatchedHeads) -> dict[str, dict[str, Any]]:
+def _head_errors(policy: Acting) -> dict[str, dict[str, Any]]:
     """Return the errors of a policy's auxiliary heads by name; empty without heads.
 
     Raises:
@@ -120,8 +143,14 @@ def _longest_episode(env: Any) -> int:
     return int(torch.as_tensor(env.max_episode_length).max())
 
 
+def _exported(bundle: Path) -> nullcontext[BundlePolicy]:
+    from rsl_tbptt.tools.bundle_policy import BundlePolicy  # without it nobody needs onnxruntime
+
+    return nullcontext(BundlePolicy(bundle))
+
+
 @contextmanager
-def watched(start: Start) -> Iterator[MLPModel | WatchedHeads]:
+def watched(start: Start) -> Iterator[Acting]:
     """Yield the policy, with its auxiliary heads watched if it has some."""
     if not start.auxiliary:
         yield start.policy
@@ -224,11 +253,12 @@ def _check_observations(policy: MLPModel, obs: TensorDict, task: str) -> None:
 @torch.inference_mode()
 def run_first_episodes(
     env: Any,
-    policy: MLPModel | WatchedHeads,
+    policy: Acting,
     obs: TensorDict,
     *,
     max_steps: int,
     watch: Callable[[int, TensorDict], None] | None = None,
+    facts: EpisodeFacts | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
     """Step all environments until each has finished its first episode, or for so many steps.
 
@@ -240,6 +270,7 @@ def run_first_episodes(
         obs: Observations after the reset, batch size (N,).
         max_steps: Steps after which unfinished episodes are left.
         watch: Called with the number of each step and its observations before it is taken.
+        facts: Notes how the episodes end. None: nobody asks.
 
     Returns:
         Returns, shape (N,), episode lengths in steps, shape (N,), int64, and how many episodes are
@@ -257,8 +288,10 @@ def run_first_episodes(
     while running.any() and step < max_steps:
         if watch is not None:
             watch(step, obs)
-        obs, rewards, dones, _ = env.step(policy(obs))
+        obs, rewards, dones, extras = env.step(policy(obs))
         policy.reset(dones)
+        if facts is not None:
+            facts.note(extras, running, dones)
         returns += torch.where(running, rewards, 0.0)
         if not (finite := returns.isfinite()).all():
             first = int((~finite).nonzero()[0])

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -44,6 +43,9 @@ class SavedPolicy:
     """Their dtypes, likewise."""
     auxiliary: Mapping[str, Any] = field(default_factory=dict)
     """Its auxiliary heads, as the checkpoint has them."""
+    robot: Mapping[str, Any] = field(default_factory=dict)
+    """What the checkpoint tells of the robot; see ``checkpoints/robot.py``."""
+    iteration: int | None = None
 
 
 def load_policy(
@@ -116,6 +118,8 @@ def read_policy(
         shapes={name: group["shape"] for name, group in groups.items()},
         dtypes={name: getattr(torch, group["dtype"]) for name, group in groups.items()},
         auxiliary=own.get("auxiliary", {}),
+        robot=own.get("robot", {}),
+        iteration=loaded.get("iter"),
     )
 
 
@@ -233,20 +237,3 @@ def split_into_groups(names: list[str], obs: torch.Tensor) -> TensorDict:
 def images_of(obs: TensorDict) -> Images:
     """Return the sizes of the image groups among observations of batch size (N,)."""
     return {name: group.shape[1:] for name, group in obs.items() if group.dim() == 4}
-
-
-@contextmanager
-def recorded_latents(policy: MLPModel) -> Iterator[list[torch.Tensor]]:
-    """Collect what a policy's head reads whenever it acts, (N, H) each, in the list it yields."""
-    latents: list[torch.Tensor] = []
-    get_latent = policy.get_latent
-
-    def record(*args: Any, **kwargs: Any) -> torch.Tensor:
-        latents.append(get_latent(*args, **kwargs))
-        return latents[-1]
-
-    vars(policy)["get_latent"] = record  # hides the class's method
-    try:
-        yield latents
-    finally:
-        del vars(policy)["get_latent"]

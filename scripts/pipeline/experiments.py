@@ -85,12 +85,12 @@ class Export(Section):
 
     policy: str
     """Name of the policy."""
-    parity_steps: PositiveInt
-    """Steps compared, with a reset in the middle."""
+    steps: PositiveInt
+    """Steps of the golden trajectory, with a reset in the middle."""
     tolerance: PositiveFloat
     """Largest difference of an action that passes."""
     seed: NonNegativeInt
-    """Seed of the observations compared on."""
+    """Seed of the trajectory."""
 
 
 class AcceptanceCheck(Section):

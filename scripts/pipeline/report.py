@@ -61,7 +61,7 @@ def collect(folder: Path, experiment: Experiment) -> dict[str, Any]:
 
     Returns:
         JSON values: ``policies`` (title, mean, interval, share of the teacher, episodes, mean
-        length), ``acceptance`` (whether each holds, and in words), and the export's parity.
+        length), ``acceptance`` (whether each holds, and in words), and the export's differences.
     """
     evaluations = {name: read_evaluation(folder, name) for name in experiment.evaluated}
     teacher_mean = evaluations[experiment.teacher]["mean_return"]
@@ -71,12 +71,12 @@ def collect(folder: Path, experiment: Experiment) -> dict[str, Any]:
         share = evaluation["mean_return"] / teacher_mean if teacher_mean > 0 else None
         row = {key: evaluation[key] for key in COLUMNS} | {"share_of_teacher": share}
         policies[name] = {"title": experiment.evaluated[name].title} | row
-    parity = json.loads((folder / "exported" / "parity.json").read_text(encoding="utf-8"))
+    exported = json.loads((folder / "exported" / "policy.json").read_text(encoding="utf-8"))
     return {
         "task": experiment.task,
         "policies": policies,
         "acceptance": [judge(check, policies) for check in experiment.acceptance],
-        "export_max_difference": parity["max_difference"],
+        "exported": {key: exported[key] for key in ("max_difference", "golden")},
     }
 
 

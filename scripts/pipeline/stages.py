@@ -21,7 +21,11 @@ def pipeline_stages(experiment: Experiment, device: str) -> list[Stage]:
     Returns:
         The stages in the order they run.
     """
-    return [*policy_stages(experiment, device), _video(experiment, device), _export(experiment)]
+    return [
+        *policy_stages(experiment, device),
+        _video(experiment, device),
+        _export(experiment, device),
+    ]
 
 
 def policy_stages(experiment: Experiment, device: str) -> list[Stage]:
@@ -128,15 +132,18 @@ def _video(experiment: Experiment, device: str) -> Stage:
     )
 
 
-def _export(experiment: Experiment) -> Stage:
+def _export(experiment: Experiment, device: str) -> Stage:
     """Describe the export of the experiment's choice."""
     policy = experiment.export.policy
-    options = experiment.export.model_dump(exclude={"policy"}) | {"output": "exported"}
+    options: dict[str, object] = experiment.export.model_dump(exclude={"policy"})
+    options |= {"device": device, "output": "exported"}
+    if overrides := experiment.policies[policy].task_overrides:
+        options["overrides"] = [*overrides]
     return Stage(
         name="export",
         needs=(policy,),
         command=lambda outputs: _tool("export", checkpoint=outputs[policy], **options),
-        output="exported/parity.json",
+        output="exported/policy.json",
     )
 
 

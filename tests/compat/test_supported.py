@@ -88,7 +88,11 @@ def test_adapter_of_the_policy_era_sends_others_away(tmp_path):
 def test_package_asks_for_the_same_releases(monkeypatch, release):
     monkeypatch.setattr(supported_rsl_rl, "version", lambda name: release)
     pyproject = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
-    [asked] = [d for d in pyproject["project"]["dependencies"] if d.startswith("rsl-rl-lib")]
+    [asked] = [
+        d
+        for d in pyproject["project"]["optional-dependencies"]["train"]
+        if d.startswith("rsl-rl-lib")
+    ]
     assert SpecifierSet(asked.removeprefix("rsl-rl-lib")).contains(release) is (
         release in SUPPORTED
     )

@@ -2,6 +2,8 @@
 
 from typing import Any
 
+import numpy as np
+import onnxruntime
 import pytest
 import torch
 from rsl_rl.models import CNNModel, MLPModel, RNNModel
@@ -12,7 +14,9 @@ from rsl_tbptt.algorithms.replay import Replay, action_head, find_held_frames, s
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.models import CNNRNNModel, RecurrentModel
 from rsl_tbptt.models.protocol import parts_of
-from rsl_tbptt.tools.export import export_onnx, export_torchscript, run_onnx, run_torchscript
+from rsl_tbptt.tools.bundle import export_onnx, export_torchscript
+from rsl_tbptt.tools.golden import draw
+from rsl_tbptt.tools.verify import run_torchscript
 
 T, N = 7, 3
 TOLERANCE = 1e-5
@@ -227,14 +231,23 @@ def test_the_network_that_is_exported_is_the_one_that_acts(bases):
 @pytest.mark.parametrize("name", ["CNNRNNModel head and get_latent", "RecurrentModel cell"])
 def test_files_act_as_the_model(tmp_path, name):
     model = build(MODELS[name])
-    export_onnx(model, tmp_path / "policy.onnx")
-    export_torchscript(model, tmp_path / "policy.pt")
-    steps = [make_obs(1, images=True) for _ in range(3)]
-    obs = {group: torch.stack([step[group] for step in steps]) for group in model.group_shapes}
-    actions = torch.stack([model(step) for step in steps])
-    for run, file in ((run_onnx, "policy.onnx"), (run_torchscript, "policy.pt")):
-        (found,) = run(tmp_path / file, obs, [True, False, False])
-        torch.testing.assert_close(found, actions, atol=TOLERANCE, rtol=TOLERANCE)
+    obs = make_obs(1, images=True)
+    groups = {group: obs[group] for group in model.group_shapes}
+    golden = draw(model, {}, groups, 6, seed=0)
+    export_torchscript(model, groups, tmp_path / "policy.pt")
+    scripted = run_torchscript(tmp_path / "policy.pt", golden)
+    np.testing.assert_allclose(scripted, golden["actions"], atol=TOLERANCE, rtol=TOLERANCE)
+    step = model.as_onnx()
+    export_onnx(step, tmp_path / "policy.onnx")
+    session = onnxruntime.InferenceSession(tmp_path / "policy.onnx")
+    state = zeros = {name: each.numpy() for name, each in step.state.items()}
+    for t, starts in enumerate(golden["reset"]):
+        state = zeros if starts else state
+        seen = {group: golden[f"obs/{group}"][[t]] for group in groups}
+        actions, *after = session.run(None, {**seen, **state})
+        state = dict(zip(state, after, strict=True))
+        found = np.asarray(actions)[0]
+        np.testing.assert_allclose(found, golden["actions"][t], atol=TOLERANCE, rtol=TOLERANCE)
 
 
 def test_only_a_changed_forward_pass_is_run_step_by_step():

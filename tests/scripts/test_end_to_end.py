@@ -94,6 +94,8 @@ def test_a_policy_is_evaluated_on_the_same_starts_again(evaluate, finetuned, tmp
     assert result["episodes"] == len(result["returns"]) == 8
     assert result == evaluate(finetuned, tmp_path / "again.json")
     assert len(set(result["returns"])) == 8
+    assert sum(result["ended_by"].values()) >= 1
+    assert sum(result["reward_terms"].values()) == pytest.approx(result["mean_return"], rel=1e-4)
 
 
 def test_policies_are_filmed_on_the_same_starts(isaaclab, teacher, student, tmp_path):
@@ -116,5 +118,12 @@ def test_policies_are_filmed_on_the_same_starts(isaaclab, teacher, student, tmp_
 
 def test_student_is_exported(student, tmp_path):
     run(*executable(["rsl-tbptt", "export"]), "--checkpoint", student, "--output", tmp_path)
-    parity = json.loads((tmp_path / "parity.json").read_text())
-    assert max(parity["max_difference"].values()) < parity["tolerance"]
+    exported = json.loads((tmp_path / "policy.json").read_text())
+    assert max(exported["max_difference"].values()) < 1e-4
+    assert "one robot of Tbptt-Cartpole-Occluded" in exported["golden"]
+    with np.load(tmp_path / "golden.npz") as golden:
+        terms = exported["observation_groups"]["policy"]["terms"]
+        raw = [golden[f"raw/policy/{term['name']}"] for term in terms]
+        scales = [1.0 if term["scale"] is None else term["scale"] for term in terms]
+        seen = np.concatenate([each * scale for each, scale in zip(raw, scales, strict=True)], 1)
+        np.testing.assert_allclose(seen, golden["obs/policy"], atol=0.3)  # the noise

@@ -133,7 +133,7 @@ ALL = {*POLICIES, *EVALUATIONS, "video", "export"}
         ("memoryless", {"starts_from": "student"}, MEMORYLESS),
         ("memoryless", {"title": "MLP"}, set()),
         ("evaluation", {"episodes": 5}, EVALUATIONS),
-        ("export", {"parity_steps": 5}, {"export"}),
+        ("export", {"steps": 5}, {"export"}),
         ("export", {"policy": "memoryless"}, {"export"}),
         ("teacher", {"iterations": 1}, ALL),
         (None, {"device": "cuda:0"}, ALL),

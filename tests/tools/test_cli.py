@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 import subprocess
 import sys
 import types
@@ -130,9 +131,28 @@ def test_a_checkpoint_of_rsl_rl_alone_is_exported(named, folder, capsys):
     printed = capsys.readouterr().out
     assert "onnx: largest difference of an action" in printed
     names = {path.name for path in (folder / "exported" / "model_0").iterdir()}
-    assert names == {"policy.onnx", "policy.pt", "parity.json"}
+    assert names == {"policy.onnx", "policy.pt", "policy.json", "README.md", "golden.npz"}
     assert printed.splitlines()[-1].startswith("wrote ")
     assert printed.endswith("exported/model_0\n")
+
+
+def test_an_exported_policy_is_evaluated_as_its_checkpoint(folder, capsys):
+    words = ["--env", "my_envs:make", "--episodes", "4", "--output"]
+    trained = ["evaluate", "--checkpoint", "model_0.pt", *words, "trained.json"]
+    assert main(["export", "--checkpoint", "model_0.pt", "--env", "my_envs:make"]) == 0
+    assert "one robot of my_envs:make" in capsys.readouterr().out
+    bundle = folder / "exported" / "model_0"
+    assert main(["verify", str(bundle)]) == 0
+    assert main(["evaluate", "--policy", str(bundle), *words, "exported.json"]) == 0
+    assert main(trained) == 0
+    results = [
+        json.loads((folder / f"{name}.json").read_text()) for name in ("exported", "trained")
+    ]
+    assert results[0]["returns"] == pytest.approx(results[1]["returns"], abs=1e-5)
+    assert [result["bundle"] for result in results] == [True, False]
+    shutil.copytree(bundle, folder / "elsewhere")
+    assert main(["evaluate", "--policy", "elsewhere", *words, "again.json"]) == 1
+    assert "name it with --checkpoint" in capsys.readouterr().err
 
 
 def evaluate(*arguments):
@@ -192,7 +212,7 @@ WRONG = {
     "export --checkpoint other_model.pt": "take its config as --agent FILE",
     "export --checkpoint empty_policy.pt": "expected one of",
     "export --checkpoint other_model.pt --agent told.yaml": "expected 'mlp.0.weight'",
-    f"export {MODEL} --parity-steps 0": "parity_steps is 0",
+    f"export {MODEL} --steps 1": "steps is 1",
     f"export {MODEL} --tolerance -1": "not within -1.0e+00",
     "evaluate --checkpoint no.pt": "'no.pt' does not exist",
     "evaluate --checkpoint no_policy.pt --env my_envs:make": "expected one of",
@@ -287,7 +307,7 @@ def test_an_extra_of_a_checkout_is_installed_from_there(request, monkeypatch):
     root = request.config.rootpath
     assert install("tools") == f"{sys.executable} -m pip install -e '{root}[tools]'"
     monkeypatch.setattr(doctor.importlib.util, "find_spec", lambda _: None)
-    assert install(None) == f"uv pip install --python {sys.executable} -e '{root}'"
+    assert install("train") == f"uv pip install --python {sys.executable} -e '{root}[train]'"
 
 
 def test_a_missing_simulator_names_the_extra(folder, monkeypatch, capsys):

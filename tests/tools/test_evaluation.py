@@ -11,6 +11,7 @@ from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.heads import WatchedHeads
 from rsl_tbptt.tools import evaluate
+from rsl_tbptt.tools.episodes import EpisodeFacts
 from rsl_tbptt.tools.evaluate import run_first_episodes, summarise, watched
 
 LENGTHS = [2, 5, 3]
@@ -101,6 +102,67 @@ def test_each_step_is_watched_before_it_is_taken(max_steps, taken, left):
     assert seen == [(step, step) for step in range(taken)]
     assert lengths.tolist() == [2, taken, 3]
     assert unfinished == left
+
+
+class Managers(FakeEnv):
+    """The same, with two rewards and two reasons to end, as Isaac Lab's managers tell them.
+
+    Episodes of the second environment end by time, those of others by a fall.
+    """
+
+    step_dt = 0.5
+
+    def __init__(self):
+        super().__init__()
+        ends = torch.zeros(2, 3, dtype=torch.bool)
+        self.termination_manager = SimpleNamespace(
+            active_terms=["time", "fall"],
+            get_term=lambda name: ends[["time", "fall"].index(name)],
+            get_term_cfg=lambda name: SimpleNamespace(time_out=name == "time"),
+        )
+        self.reward_manager = SimpleNamespace(
+            active_terms=["alive", "effort"], _step_reward=torch.zeros(3, 2)
+        )
+        self.ends = ends
+
+    def step(self, actions):
+        obs, rewards, dones, _ = super().step(actions)
+        is_second = torch.tensor([False, True, False])
+        self.ends[0], self.ends[1] = dones.bool() & is_second, dones.bool() & ~is_second
+        self.reward_manager._step_reward[:, 0] = 2.0 * rewards + 2.0
+        self.reward_manager._step_reward[:, 1] = -2.0
+        return obs, rewards, dones, {}
+
+
+def facts_of(env):
+    facts = EpisodeFacts(env)
+    policy = cast("Any", CountingPolicy())
+    returns, *_ = run_first_episodes(env, policy, env.obs(), max_steps=9, facts=facts)
+    return facts.summary(3), returns
+
+
+def test_managers_tell_why_first_episodes_end_and_what_they_are_rewarded_for():
+    found, returns = facts_of(Managers())
+    assert found["ended_by"] == {"time": pytest.approx(1 / 3), "fall": pytest.approx(2 / 3)}
+    assert found["timed_out"] == pytest.approx(1 / 3)
+    terms = found["reward_terms"]  # 10 steps in all: 2 + 5 + 3
+    assert terms == {"alive": pytest.approx(20 / 3), "effort": pytest.approx(-10 / 3)}
+    assert sum(terms.values()) == pytest.approx(float(returns.mean()))
+
+
+@pytest.mark.parametrize("told", [{}, {"time_outs": [0, 1, 0]}, {"success": [1, 1, 0]}])
+def test_other_environments_tell_what_they_know(told):
+    env = FakeEnv()
+    step = env.step
+    env.step = lambda actions: (*step(actions)[:3], {k: torch.tensor(v) for k, v in told.items()})
+    found, _ = facts_of(env)
+    expected: Any = {}
+    if "time_outs" in told:
+        shares = {"time_out": pytest.approx(1 / 3), "termination": pytest.approx(2 / 3)}
+        expected = {"ended_by": shares, "timed_out": pytest.approx(1 / 3)}
+    if "success" in told:
+        expected = {"success_rate": pytest.approx(2 / 3)}
+    assert found == expected
 
 
 class BlindHeads(WatchedHeads):

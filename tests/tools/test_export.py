@@ -2,8 +2,11 @@
 
 import argparse
 import copy
+import json
 from typing import Any
 
+import numpy as np
+import onnx
 import pytest
 import torch
 import yaml
@@ -15,18 +18,13 @@ from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.algorithms.heads import saved_heads
 from rsl_tbptt.checkpoints.describing import describe
 from rsl_tbptt.models import CNNRNNModel
-from rsl_tbptt.tools import export
+from rsl_tbptt.models.one_step import OneStep
+from rsl_tbptt.tools import bundle
+from rsl_tbptt.tools.bundle import Recorded, write_bundle
 from rsl_tbptt.tools.cli import image_size, main
-from rsl_tbptt.tools.export import (
-    export_onnx,
-    export_torchscript,
-    make_sequence,
-    max_difference,
-    run_onnx,
-    run_policy,
-    run_torchscript,
-)
+from rsl_tbptt.tools.golden import draw, groups_of
 from rsl_tbptt.tools.policies import load_policy, split_into_groups
+from rsl_tbptt.tools.verify import largest_difference, read_golden, verify
 
 # rsl_rl and Isaac Lab export to TorchScript, which torch is giving up.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit")
@@ -78,54 +76,66 @@ SHOWN_IN_PART = {
 }
 
 
+def drawn(policy, num_steps, seed=0, heads=None):
+    """What a policy does on drawn observations, those without a known width in any widths."""
+    shapes = getattr(policy, "group_shapes", None)
+    if shapes is None:
+        groups = split_into_groups(policy.obs_groups, torch.zeros(1, policy.obs_dim)).to_dict()
+        images = getattr(policy, "obs_groups_2d", ())
+        groups |= {name: torch.zeros(1, *IMAGES[name]) for name in images}
+    else:
+        groups = {n: torch.zeros(1, *shapes[n], dtype=policy.group_dtypes[n]) for n in shapes}
+    return draw(policy, heads or {}, groups, num_steps, seed)
+
+
 @pytest.mark.parametrize("kind", MODELS)
 def test_loaded_policy_acts_as_the_trained_one(tmp_path, kind):
     checkpoint, model = write_checkpoint(tmp_path, MODELS[kind])
     (tmp_path / "told.yaml").write_text(SHOWN_IN_PART.get(kind, "student: {activation: elu}"))
-    policies = [load_policy(checkpoint), load_policy(checkpoint, agent=tmp_path / "told.yaml")]
-    obs, starts = make_sequence(model, 6, seed=0)
-    assert obs["obs"].shape == (6, 1, NUM_OBS)
-    (expected,) = run_policy(model, obs, starts)
-    assert expected.shape == (6, 1, NUM_ACTIONS)
-    for policy in policies:
-        assert torch.equal(run_policy(policy, obs, starts)[0], expected)
+    expected = drawn(model, 6)["actions"]
+    assert expected.shape == (6, NUM_ACTIONS)
+    for agent in (None, tmp_path / "told.yaml"):
+        np.testing.assert_array_equal(
+            drawn(load_policy(checkpoint, agent=agent), 6)["actions"], expected
+        )
 
 
-def exported(policy, folder):
-    """Export a policy; return a function that runs both files over a sequence."""
-    export_torchscript(policy, folder / "policy.pt")
-    export_onnx(policy, folder / "policy.onnx")
+def run_export(checkpoint, output, *words):
+    return main(["export", "--checkpoint", str(checkpoint), "--output", str(output), *words])
 
-    def run(obs, starts):
-        (scripted,) = run_torchscript(folder / "policy.pt", obs, starts)
-        (onnx,) = run_onnx(folder / "policy.onnx", obs, starts)
-        return {"torchscript": scripted, "onnx": onnx}
 
-    return run
+FILES = {"policy.onnx", "policy.pt", "policy.json", "README.md", "golden.npz"}
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru", "mlp"])
-def test_exports_act_as_the_trained_policy_and_a_forgotten_reset_shows(tmp_path, kind):
-    policy = load_policy(write_checkpoint(tmp_path, MODELS[kind])[0])
-    run = exported(policy, tmp_path)
-    obs, starts = make_sequence(policy, 10, seed=1)
-    (expected,) = run_policy(policy, obs, starts)
-    for actions in run(obs, starts).values():
-        assert actions.shape == expected.shape
-        assert max_difference(actions, expected) < TOLERANCE
-    for actions in run(obs, [True] + [False] * 9).values():
-        differs = (actions - expected).abs().amax((1, 2))
-        assert differs[:5].max() < TOLERANCE
-        assert (differs[5].item() > 10 * TOLERANCE) is (kind != "mlp")
+def test_a_bundle_acts_as_the_trained_policy_and_a_forgotten_reset_shows(tmp_path, kind):
+    checkpoint, model = write_checkpoint(tmp_path / "run", MODELS[kind])
+    out = tmp_path / "out"
+    assert run_export(checkpoint, out, "--steps", "30") == 0
+    assert {path.name for path in out.iterdir()} == FILES
+    golden = read_golden(out / "golden.npz")
+    assert golden["reset"].nonzero()[0].tolist() == [0, 15]
+    np.testing.assert_array_equal(golden["actions"], drawn(model, 30)["actions"])
+    assert max(verify(out).values()) < TOLERANCE
+    np.savez(out / "golden.npz", **{**golden, "reset": np.arange(30) == 0})
+    assert [value > 10 * TOLERANCE for value in verify(out).values()] == [kind != "mlp"] * 2
+
+
+def test_constants_are_computed_before_and_the_file_is_one(tmp_path):
+    checkpoint, _ = write_checkpoint(tmp_path / "run", MODELS["lstm"] | {"rnn_hidden_dim": 300})
+    assert run_export(checkpoint, tmp_path / "out", "--steps", "2") == 0
+    graph = onnx.load(tmp_path / "out" / "policy.onnx").graph
+    weights = {tensor.name for tensor in graph.initializer}
+    assert all(set(node.input) - weights for node in graph.node if node.op_type != "Constant")
+    assert {path.name for path in (tmp_path / "out").iterdir()} == FILES
 
 
 def test_a_torch_without_torchscript_still_exports_to_onnx(tmp_path, monkeypatch, capsys):
     checkpoint, _ = write_checkpoint(tmp_path, MODELS["lstm"])
     monkeypatch.delattr(torch.jit, "script")
-    words = ["export", "--checkpoint", str(checkpoint), "--output", str(tmp_path / "out")]
-    assert main(words) == 0
-    assert "torchscript: not written" in capsys.readouterr().out
-    assert {path.name for path in (tmp_path / "out").iterdir()} == {"policy.onnx", "parity.json"}
+    assert run_export(checkpoint, tmp_path / "out") == 0
+    assert "torchscript: not there" in capsys.readouterr().out
+    assert {path.name for path in (tmp_path / "out").iterdir()} == FILES - {"policy.pt"}
 
 
 def off(model):
@@ -179,21 +189,20 @@ def far_off(request, tmp_path):
 
 @pytest.mark.parametrize("fault", [without_memory, with_groups_swapped])
 def test_a_fault_shows_behind_a_normaliser(far_off, fault):
-    obs, starts = make_sequence(far_off, 16, seed=0)
-    (expected,) = run_policy(far_off, obs, starts)
+    expected = drawn(far_off, 16)["actions"]
     fault(far_off)
-    assert max_difference(run_policy(far_off, obs, starts)[0], expected) > 1e-3
+    assert largest_difference(drawn(far_off, 16)["actions"], expected) > 1e-3
 
 
 def test_observations_are_drawn_as_the_normaliser_has_seen_them():
     policy = off(ours())
-    obs, _ = make_sequence(policy, 4000, seed=0)
-    seen = torch.cat([obs["policy"], obs["goal"]], dim=-1).squeeze(1)
+    obs = drawn(policy, 4000)
+    seen = np.concatenate([obs["obs/policy"], obs["obs/goal"]], axis=-1)
     normalizer: Any = policy.obs_normalizer
-    assert (seen.mean(0) - normalizer.mean).abs().max() < 0.1
-    assert (seen.std(0) / normalizer.std - 1.0).abs().max() < 0.1
-    assert obs["camera"].dtype == torch.uint8
-    assert obs["camera"].float().mean() == pytest.approx(127.5, abs=2.0)
+    assert np.abs(seen.mean(0) - normalizer.mean.numpy()).max() < 0.1
+    assert np.abs(seen.std(0) / normalizer.std.numpy() - 1.0).max() < 0.1
+    assert obs["obs/camera"].dtype == np.uint8
+    assert obs["obs/camera"].mean() == pytest.approx(127.5, abs=2.0)
 
 
 def contents(folder):
@@ -203,17 +212,16 @@ def contents(folder):
 def test_an_export_that_does_not_pass_replaces_nothing(tmp_path, monkeypatch, capsys):
     checkpoint, model = write_checkpoint(tmp_path / "run", MODELS["lstm"])
     torch.save({"student_state_dict": off(model).state_dict()}, checkpoint)
-    words = ["export", "--checkpoint", str(checkpoint), "--output", str(tmp_path / "out")]
-    assert main(words) == 0
+    assert run_export(checkpoint, tmp_path / "out") == 0
     before = contents(tmp_path / "out")
 
-    def broken(policy, *args):
+    def broken(policy, *args, **options):
         faulty = copy.deepcopy(policy)
         without_memory(faulty)
-        export_onnx(faulty, *args)
+        return OneStep(faulty, *args, **options)
 
-    monkeypatch.setattr(export, "export_onnx", broken)
-    assert main(words) == 1
+    monkeypatch.setattr(bundle, "OneStep", broken)
+    assert run_export(checkpoint, tmp_path / "out") == 1
     assert "is not within 1.0e-04: nothing is written" in capsys.readouterr().err
     assert contents(tmp_path / "out") == before
 
@@ -263,20 +271,24 @@ def write_cnn(folder, vectors, known=True, **options):
     ("vectors", "options"), [(["policy", "goal"], {"obs_normalization": True}), ([], {})]
 )
 def test_a_cnn_is_exported_with_its_images(tmp_path, vectors, options):
-    checkpoint, model = write_cnn(tmp_path, vectors, **options)
-    policy = load_policy(checkpoint)
-    run = exported(policy, tmp_path)
-    obs, starts = make_sequence(policy, 4, seed=1)
-    assert {name: group.shape[2:] for name, group in obs.items()} == {
-        "obs": (NUM_OBS * len(vectors),),
-        **IMAGES,
-    }
-    (expected,) = run_policy(policy, obs, starts)
-    assert torch.equal(expected, run_policy(model, obs, starts)[0])
-    for actions in run(obs, starts).values():
-        assert max_difference(actions, expected) < TOLERANCE
-    blind = {**obs, "depth": torch.zeros_like(obs["depth"])}
-    assert max_difference(run(blind, starts)["onnx"], expected) > TOLERANCE
+    checkpoint, _ = write_cnn(tmp_path / "run", vectors, **options)
+    for words in ([], ["--single-input"]):
+        out = tmp_path / f"out{len(words)}"
+        assert run_export(checkpoint, out, "--steps", "4", *words) == 0
+        golden = read_golden(out / "golden.npz")
+        shapes = {name: [NUM_OBS] for name in vectors} | {n: [*s] for n, s in IMAGES.items()}
+        inputs = json.loads((out / "policy.json").read_text())["inputs"]
+        joined = {"obs": [sum(map(np.prod, shapes.values()))]}
+        assert {name: each["shape"] for name, each in inputs.items()} == (
+            joined if words else shapes
+        )
+        assert {name: golden[f"obs/{name}"].shape[1:] for name in shapes} == {
+            name: tuple(shape) for name, shape in shapes.items()
+        }
+        assert max(verify(out).values()) < TOLERANCE
+        blind = {**golden, "obs/depth": np.zeros_like(golden["obs/depth"])}
+        np.savez(out / "golden.npz", allow_pickle=False, **blind)
+        assert min(verify(out).values()) > TOLERANCE
 
 
 def test_image_sizes_that_rsl_rl_alone_does_not_write_are_asked_for(tmp_path):
@@ -285,8 +297,9 @@ def test_image_sizes_that_rsl_rl_alone_does_not_write_are_asked_for(tmp_path):
         load_policy(checkpoint)
     images = dict(image_size(text) for text in ("camera=2x9x11", "depth=1x12x8"))
     policy = load_policy(checkpoint, images=images)
-    obs, starts = make_sequence(policy, 2, seed=1)
-    assert torch.equal(run_policy(policy, obs, starts)[0], run_policy(model, obs, starts)[0])
+    np.testing.assert_array_equal(drawn(policy, 2)["actions"], drawn(model, 2)["actions"])
+    words = ["--image", "camera=2x9x11", "--image", "depth=1x12x8"]
+    assert run_export(checkpoint, tmp_path / "out", *words) == 0
     with pytest.raises(ValueError, match=r"does not fit its params/agent\.yaml"):
         load_policy(checkpoint, images={**images, "depth": (1, 16, 8)})
     with pytest.raises(argparse.ArgumentTypeError, match="'camera=9x11', expected for example"):
@@ -310,36 +323,22 @@ def trained_with_heads(student):
 
 @pytest.mark.parametrize("student", ["lstm", "mlp", "cnn", "cnn-lstm", "cnn-gru"])
 def test_heads_are_outputs_of_the_onnx_file_behind_the_state(tmp_path, student):
-    algorithm, file = trained_with_heads(student), tmp_path / "policy.onnx"
+    algorithm = trained_with_heads(student)
     heads = saved_heads(algorithm.save()["rsl_tbptt"]["auxiliary"])
-    assert [*heads] == ["auxiliary/velocity", "auxiliary/contact"]
-    policy, latents = algorithm.student.eval(), []
-    export_onnx(policy, file, heads)
-    obs, starts = make_sequence(policy, 10, seed=1)
+    policy, obs, latents = algorithm.student.eval(), algorithm.storage.observations[0, :1], []
+    groups = {name: obs[name] for name in groups_of(policy)}
     hook = policy.mlp.register_forward_pre_hook(lambda _, inputs: latents.append(inputs[0]))
-    (actions,) = run_policy(policy, obs, starts)
+    golden = draw(policy, heads, groups, 10, seed=0)
     hook.remove()
     with torch.no_grad():
-        velocity, contact = (head(torch.stack(latents)) for head in algorithm._heads.module)
-    expected = [actions, velocity, contact.sigmoid()]
-    for outputs in (run_onnx(file, obs, starts), run_policy(policy, obs, starts, heads)):
-        for got, want in zip(outputs, expected, strict=True):
-            assert got.shape == want.shape
-            assert max_difference(got, want) < TOLERANCE
-            assert want.std() > 10 * TOLERANCE
-
-
-def test_the_command_compares_heads(tmp_path, monkeypatch):
-    algorithm, checkpoint = trained_with_heads("lstm"), tmp_path / "model_0.pt"
-    torch.save({**algorithm.save(), "iter": 0, "infos": None}, checkpoint)
-    parity = export.export(checkpoint, tmp_path / "out", parity_steps=6)
-    names = {"onnx", "torchscript", "auxiliary/velocity", "auxiliary/contact"}
-    assert names - {"torchscript"} <= parity["max_difference"].keys() <= names
-    assert max(parity["max_difference"].values()) < TOLERANCE
-
-    def others(*args):
-        actions, *predictions = run_policy(*args)
-        return [actions, *(each + 1.0 for each in predictions)]
-
-    monkeypatch.setattr(export, "run_policy", others)
-    assert not export.export(checkpoint, tmp_path / "out", parity_steps=6)["passed"]
+        velocity, contact = (head(torch.cat(latents)) for head in algorithm._heads.module)
+    for name, want in (("velocity", velocity), ("contact", contact.sigmoid())):
+        np.testing.assert_allclose(golden[f"auxiliary/{name}"], want, atol=TOLERANCE)
+        assert want.std() > 10 * TOLERANCE
+    about = {"checkpoint": "model_0.pt", "iteration": 0}
+    write_bundle(tmp_path, Recorded(policy, golden, ""), heads, {}, about)
+    found = verify(tmp_path)
+    assert found.keys() == {"onnx", "torchscript", "auxiliary/velocity", "auxiliary/contact"}
+    assert max(found.values()) < TOLERANCE
+    np.savez(tmp_path / "golden.npz", **{**golden, "auxiliary/contact": 0 * contact})
+    assert main(["verify", str(tmp_path)]) == 1

@@ -203,7 +203,7 @@ def test_a_checkpoint_describes_its_models_completely(tmp_path):
     }
     models = torch.load(tmp_path / "model_0.pt", weights_only=True)["rsl_tbptt"]["models"]
     assert models["critic"]["arguments"] == {"hidden_dims": [8]}
-    assert export(tmp_path / "model_0.pt", tmp_path / "out")["passed"]
+    assert export(tmp_path / "model_0.pt", tmp_path / "out")["output"]
 
 
 @pytest.mark.parametrize(

@@ -88,8 +88,8 @@ class Platform:
     """What users call it."""
     PACKAGES: tuple[str, ...]
     """Distributions that decide a run's numbers on this platform only, its own first."""
-    EXTRA: str | None = None
-    """The extra of this package that installs it, None for what comes anyway."""
+    EXTRA: str
+    """The extra of this package that installs it."""
     TASKS: str | None = None
     """Its group of entry points for tasks."""
     PROGRAM: str | None = None

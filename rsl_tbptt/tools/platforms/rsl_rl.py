@@ -17,6 +17,7 @@ class RslRl(Platform):
 
     TITLE = "rsl_rl alone"
     PACKAGES = ("rsl-rl-lib",)
+    EXTRA = "train"
 
     def trained_here(self, checkpoint: Path) -> bool:
         """Return True: it is asked last."""

@@ -6,7 +6,7 @@ from support.helpers import make_distillation, roll_out
 
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.algorithms.heads import WatchedHeads
-from rsl_tbptt.tools.policies import recorded_latents
+from rsl_tbptt.models.one_step import recorded_latents
 
 DELAY = 2
 HEADS = {

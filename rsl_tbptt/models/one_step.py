@@ -1,0 +1,182 @@
+"""One step of one robot: what ONNX, TorchScript and C run of a trained policy.
+
+It is the model's own pass, whatever that is, with the state as inputs and outputs. Annotations are
+no strings here, which ``torch.jit.script`` does not read.
+"""
+
+import copy
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from rsl_tbptt.core.hidden_state import as_tensors, from_tensors
+
+STATES = ("h", "c")
+"""Names of a state's tensors; a GRU has the first alone."""
+
+
+class OneStep(nn.Module):
+    """Observation groups and state to actions, the state after and what auxiliary heads predict."""
+
+    def __init__(
+        self,
+        policy: Any,
+        groups: Mapping[str, torch.Tensor],
+        heads: Mapping[str, nn.Module] | None = None,
+        *,
+        single_input: bool = False,
+    ) -> None:
+        """Copy the policy.
+
+        Args:
+            policy: A model that follows rsl_rl's interface.
+            groups: An observation of each group that it sees, in its order. Shape: (1, ...).
+            heads: Auxiliary heads by the names of their outputs.
+            single_input: Take one ``obs``, shape (1, D), of all groups flattened and joined,
+                instead of each group by its name.
+        """
+        super().__init__()
+        self.policy = _copied(policy).to("cpu")
+        self.heads = nn.ModuleList(copy.deepcopy([*(heads or {}).values()])).to("cpu")
+        self.eval()
+        self._groups = {name: torch.zeros_like(each.cpu()) for name, each in groups.items()}
+        self._single_input = single_input
+        state: tuple[torch.Tensor, ...] = ()
+        if policy.is_recurrent:
+            with torch.no_grad():
+                self.policy(TensorDict(self._groups, batch_size=[1]))
+            state = as_tensors(self.policy.get_hidden_state())
+            self.policy.reset()
+        names = STATES[: len(state)]
+        self.state = {
+            f"{n}_in": torch.zeros_like(each) for n, each in zip(names, state, strict=True)
+        }
+        """A state of zeros by input, (L, 1, H) each; empty without memory."""
+        self.output_names = ["actions", *(f"{name}_out" for name in names), *(heads or {})]
+
+    @property
+    def inputs(self) -> dict[str, torch.Tensor]:
+        """Zeros for each input by its name, in their order."""
+        obs = self._groups
+        if self._single_input:
+            obs = {"obs": torch.cat([each.flatten(1).float() for each in obs.values()], dim=1)}
+        return {**obs, **self.state}
+
+    @property
+    def input_names(self) -> list[str]:
+        """The names of the inputs, as rsl_rl's export asks for them."""
+        return [*self.inputs]
+
+    def get_dummy_inputs(self) -> tuple[torch.Tensor, ...]:
+        """Return zeros of all inputs' shapes, as rsl_rl's export asks for them."""
+        return (*self.inputs.values(),)
+
+    def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Run a step; inputs and outputs have the order of their names."""
+        num_obs = len(inputs) - len(self.state)
+        obs, state = inputs[:num_obs], inputs[num_obs:]
+        if self._single_input:
+            obs = self._split(obs[0])
+        if state:
+            self.policy.reset(hidden_state=from_tensors(state))
+        with recorded_latents(self.policy) as latents:
+            actions = self.policy(TensorDict(dict(zip(self._groups, obs, strict=True)), [1]))
+        after = as_tensors(self.policy.get_hidden_state()) if state else ()
+        if state:
+            self.policy.reset()  # torch's exporter refuses a model that keeps what it was given
+        return actions, *after, *(head(latents[0]) for head in self.heads)
+
+    def _split(self, obs: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        groups = [*self._groups.values()]
+        parts = obs.split([each.numel() for each in groups], dim=1)
+        return tuple(
+            part.reshape(each.shape).to(each.dtype)
+            for part, each in zip(parts, groups, strict=True)
+        )
+
+
+def _copied(policy: Any) -> Any:
+    """Copy a model's layers, without its state; what else it holds may hang on a graph."""
+    holders = [policy] if policy.distribution is None else [policy, policy.distribution]
+    shared = {
+        id(value): value
+        for holder in holders
+        for name, value in vars(holder).items()
+        if name not in ("_parameters", "_buffers", "_modules")
+    }
+    state = policy.get_hidden_state() if policy.is_recurrent else None
+    return copy.deepcopy(policy, {**shared, id(state): None})
+
+
+@contextmanager
+def recorded_latents(policy: Any) -> Iterator[list[torch.Tensor]]:
+    """Collect what a policy's head reads whenever it acts, (N, H) each, in the list it yields."""
+    latents: list[torch.Tensor] = []
+    get_latent = policy.get_latent
+
+    def record(*args: Any, **kwargs: Any) -> torch.Tensor:
+        latents.append(get_latent(*args, **kwargs))
+        return latents[-1]
+
+    vars(policy)["get_latent"] = record  # hides the class's method
+    try:
+        yield latents
+    finally:
+        del vars(policy)["get_latent"]
+
+
+class StatefulPolicy(nn.Module):
+    """A policy for TorchScript: one tensor in, one out, the state inside.
+
+    A model's encoder may be any code, so a step is traced. What keeps the state is scripted.
+    """
+
+    state: torch.Tensor
+
+    def __init__(self, policy: Any, groups: Mapping[str, torch.Tensor]) -> None:
+        """Trace a step.
+
+        Args:
+            policy: See :class:`OneStep`.
+            groups: Likewise; all are joined in one input.
+        """
+        super().__init__()
+        step = _StackedStep(OneStep(policy, groups, single_input=True))
+        obs, *state = step.one.inputs.values()
+        stacked = torch.stack(state) if state else torch.zeros(0)
+        with warnings.catch_warnings():  # torch's layers check their arguments' shapes
+            warnings.simplefilter("ignore", torch.jit.TracerWarning)
+            self.step: Any = torch.jit.trace(step, (obs, stacked))
+        self.register_buffer("state", stacked)
+
+    def forward(self, obs: torch.Tensor) -> torch.Tensor:
+        """Return actions, (1, A), for observations, (1, D)."""
+        actions, self.state = self.step(obs, self.state)
+        return actions
+
+    @torch.jit.export
+    def reset(self) -> None:
+        """Begin an episode."""
+        self.state = torch.zeros_like(self.state)
+
+    @torch.jit.export
+    def reset_memory(self) -> None:
+        """Begin an episode, by the name that unitree_rl_gym calls."""
+        self.reset()
+
+
+class _StackedStep(nn.Module):
+    """A step with the state's tensors as one, (1 or 2, L, 1, H)."""
+
+    def __init__(self, one: OneStep) -> None:
+        super().__init__()
+        self.one = one
+
+    def forward(self, obs: torch.Tensor, state: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
+        actions, *after = self.one(obs, *state.unbind(0))
+        return actions, torch.stack(after) if after else state

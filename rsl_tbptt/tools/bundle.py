@@ -1,0 +1,253 @@
+"""The files of a bundle: a policy for robots, with all that running it has to know."""
+
+from __future__ import annotations
+
+import json
+import math
+import warnings
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+import onnx_ir
+import torch
+from onnxscript import optimizer
+from torch import nn
+
+from rsl_tbptt.compat.versions import MLPModel
+from rsl_tbptt.deploy import GOLDEN, METADATA, ONNX
+from rsl_tbptt.files import write_json
+from rsl_tbptt.models.one_step import OneStep, StatefulPolicy
+from rsl_tbptt.tools.doctor import versions
+from rsl_tbptt.tools.golden import Trajectory
+from rsl_tbptt.tools.verify import TORCHSCRIPT, groups_of, torchscript
+
+FORMAT = 1
+"""Of ``policy.json``; it grows when a reader of the last one would go wrong."""
+OPSET = 18
+"""The operator set that rsl_rl exports with."""
+RESET = "Where an episode starts, or the robot stands up, pass zeros as all states."
+
+Groups = Mapping[str, torch.Tensor]
+"""An observation of each group that a policy sees, in its order. Shape: (1, ...)."""
+
+
+def export_onnx(step: OneStep, path: Path, metadata: Mapping[str, str] | None = None) -> None:
+    """Write a step as ONNX, one file, its constants computed.
+
+    Args:
+        step: The step.
+        path: The file.
+        metadata: Written into the file.
+    """
+    with warnings.catch_warnings():
+        # Both come from within torch's exporter: flat views of the LSTM's weights, a pytree rename.
+        warnings.filterwarnings("ignore", message="The tensor attributes? .*_flat_weights")
+        warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
+        program: Any = torch.onnx.export(
+            step,
+            step.get_dummy_inputs(),
+            input_names=step.input_names,
+            output_names=step.output_names,
+            opset_version=OPSET,
+            dynamo=True,
+            verbose=False,
+        )
+    # torch's own pass leaves large weights alone, which would be sliced and joined at every step.
+    size = 2**31
+    optimizer.optimize(program.model, input_size_limit=size, output_size_limit=size)
+    model = onnx_ir.to_proto(program.model)
+    for name, value in (metadata or {}).items():
+        model.metadata_props.add(key=name, value=value)
+    onnx.save(model, path)
+
+
+def export_torchscript(policy: MLPModel, groups: Groups, path: Path) -> None:
+    """Write a policy as TorchScript: one tensor in, one out, the state inside."""
+    with torchscript():
+        torch.jit.script(StatefulPolicy(policy, groups).eval()).save(str(path))
+
+
+@dataclass(frozen=True)
+class Recorded:
+    """A policy, and what it saw and did."""
+
+    policy: MLPModel
+    trajectory: Trajectory
+    source: str
+    """Where the trajectory comes from, in words."""
+    knows_widths: bool = True
+    """False where only the groups' joint width is known, and those of the trajectory are any that
+    add up. ONNX takes one ``obs`` then."""
+
+
+def write_bundle(
+    folder: Path,
+    recorded: Recorded,
+    heads: Mapping[str, nn.Module],
+    robot: Mapping[str, Any],
+    about: Mapping[str, Any],
+    single_input: bool = False,
+) -> dict[str, Any]:
+    """Write all files of a bundle.
+
+    Args:
+        folder: Where to.
+        recorded: The policy.
+        heads: Auxiliary heads by the names of their outputs.
+        robot: What the checkpoint tells of the robot.
+        about: ``checkpoint`` and ``iteration``.
+        single_input: Whether ONNX takes one ``obs`` of all groups joined.
+
+    Returns:
+        What ``policy.json`` holds.
+    """
+    policy, trajectory, knows_widths = recorded.policy, recorded.trajectory, recorded.knows_widths
+    groups = {name: torch.from_numpy(each[:1]) for name, each in groups_of(trajectory).items()}
+    step = OneStep(policy, groups, heads, single_input=single_input or not knows_widths)
+    golden = f"{len(trajectory['reset'])} steps, {recorded.source}"
+    about = {**about, "trained_as": type(policy).__name__, "golden": golden}
+    metadata = describe(step, groups if knows_widths else {}, robot, about)
+    export_onnx(step, folder / ONNX, onnx_metadata(metadata))
+    if hasattr(torch.jit, "script"):
+        export_torchscript(policy, groups, folder / TORCHSCRIPT)
+    if not knows_widths:
+        joined = [each.reshape(len(each), -1) for each in groups_of(trajectory).values()]
+        others = {name: each for name, each in trajectory.items() if not name.startswith("obs/")}
+        trajectory = {"obs/obs": np.concatenate(joined, axis=1), **others}
+    np.savez_compressed(folder / GOLDEN, allow_pickle=False, **trajectory)
+    (folder / "README.md").write_text(readme(metadata), encoding="utf-8")
+    write_json(folder / METADATA, metadata)
+    return metadata
+
+
+def describe(
+    step: OneStep, groups: Groups, robot: Mapping[str, Any], about: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return what ``policy.json`` holds; see :func:`write_bundle` for the arguments."""
+    state = {name.removesuffix("_in"): list(zeros.shape) for name, zeros in step.state.items()}
+    inputs = {name: each for name, each in step.inputs.items() if name not in step.state}
+    known = robot.get("observation_groups", {})
+    robot = {name: value for name, value in robot.items() if name != "observation_groups"}
+    step_dt = robot.get("step_dt")
+    return {
+        "format": FORMAT,
+        **about,
+        "inputs": {
+            name: {"shape": [*each.shape[1:]], "dtype": str(each.dtype).removeprefix("torch.")}
+            for name, each in inputs.items()
+        },
+        "observation_groups": {
+            name: known.get(name, {"shape": [*each.shape[1:]]}) for name, each in groups.items()
+        },
+        "outputs": step.output_names,
+        "state_names": [*state],
+        "state_shapes": [*state.values()],
+        "reset": RESET,
+        "control_hz": None if step_dt is None else round(1 / step_dt, 6),
+        "robot": robot,
+        "versions": versions(),
+    }
+
+
+def onnx_metadata(metadata: Mapping[str, Any]) -> dict[str, str]:
+    """Return what stands in the ONNX file of what :func:`describe` returned.
+
+    Lists are joined by commas, as mjlab's readers split them, at full precision; what they know no
+    form for is JSON.
+    """
+    robot, groups = metadata["robot"], metadata["observation_groups"]
+    found = {name: robot[name] for name in _OF_ROBOT if name in robot}
+    terms = [term for group in groups.values() for term in group.get("terms", ())]
+    if terms:
+        found["observation_names"] = [term["name"] for term in terms]
+        found["observation_terms_scale"] = [_or(term["scale"], 1.0) for term in terms]
+        no_clip = [-math.inf, math.inf]
+        found["observation_terms_clip"] = [_or(term["clip"], no_clip) for term in terms]
+        for name in ("history_length", "flatten_history_dim"):
+            found[f"observation_terms_{name}"] = [term[name] for term in terms]
+    scales = [_each(action["scale"], action["width"]) for action in robot.get("actions", ())]
+    if scales and None not in scales:
+        found["action_scale"] = [number for scale in scales for number in scale or ()]
+    found |= {name: metadata[name] for name in ("state_names", "reset")}
+    if metadata["control_hz"] is not None:
+        found["control_hz"] = metadata["control_hz"]
+    texts = {name: _csv(value) for name, value in found.items()}
+    for name in ("observation_groups", "state_shapes", "versions"):
+        texts[name] = json.dumps(metadata[name])
+    return {"run_path": metadata["checkpoint"], **texts}
+
+
+_OF_ROBOT = (
+    "joint_names",
+    "joint_stiffness",
+    "joint_damping",
+    "default_joint_pos",
+    "command_names",
+)
+
+
+def _or(value: Any, default: Any) -> Any:
+    return default if value is None else value
+
+
+def _each(value: Any, width: int) -> Any:
+    """Return a number per action, where one may stand for all."""
+    return [value] * width if isinstance(value, (int, float)) else value
+
+
+def _csv(value: Any, separator: str = ",") -> str:
+    if not isinstance(value, (list, tuple)):
+        return str(value)
+    return separator.join(_csv(each, ";") for each in value)
+
+
+def readme(metadata: Mapping[str, Any]) -> str:
+    """Return what a person has to know who runs the policy, in Markdown."""
+    robot, hz = metadata["robot"], metadata["control_hz"]
+    lines = [
+        f"# A policy for robots, {metadata['checkpoint']}",
+        "",
+        f"From {metadata['trained_as']}, iteration {metadata['iteration']}. All of this stands in"
+        " `policy.json`, too. `rsl-tbptt verify .` compares the files here with the trained policy;"
+        f" `golden.npz`: {metadata['golden']}.",
+        "",
+        f"**In**, {f'{hz:g} times a second' if hz else 'at every step'}:",
+        "",
+    ]
+    for name, each in metadata["inputs"].items():
+        lines.append(f"- `{name}`, {each['dtype']}, {each['shape']}")
+    groups = metadata["observation_groups"].items()
+    if "obs" in metadata["inputs"]:
+        order = ", ".join(f"`{name}` {group['shape']}" for name, group in groups)
+        lines.append(f"  joined in this order: {order or 'as in training'}")
+    for name, group in groups:
+        if "terms" in group:
+            lines.append(f"- terms of `{name}`: {'; '.join(map(_term, group['terms']))}")
+    lines += ["", "**Out**: `actions`, then the state after. Before they reach the robot:", ""]
+    for action in robot.get("actions", ()):
+        joints = ", ".join(action["joint_names"])
+        lines.append(
+            f"- {action['kind']} of {joints}: action times {action['scale']} plus"
+            f" {action['offset']}, clip {action['clip']}"
+        )
+    if "actions" not in robot:
+        lines.append("- scale and offset are not known: the environment has no managers")
+    states = ", ".join(f"`{name}_in`" for name in metadata["state_names"])
+    shapes = ", ".join(map(str, metadata["state_shapes"]))
+    memory = f"pass each output `h_out` as the next `h_in`. States: {states}, {shapes}. {RESET}"
+    lines += ["", f"**Memory**: {memory if states else 'none'}"]
+    return "\n".join(lines) + "\n"
+
+
+def _term(term: Mapping[str, Any]) -> str:
+    """Describe an observation term in words."""
+    scale, clip, history = term["scale"], term["clip"], term["history_length"]
+    words = [f"{term['name']} {'x'.join(map(str, term['shape']))}"]
+    words += [f"clip {clip}"] if clip is not None else []
+    words += [f"times {scale}"] if scale not in (None, 1.0) else []
+    words += [f"{history} steps, oldest first"] if history else []
+    return ", ".join(words)

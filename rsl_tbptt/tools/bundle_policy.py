@@ -1,0 +1,59 @@
+"""An exported policy in place of the trained one, for many environments."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+
+from rsl_tbptt.deploy import Policy
+
+
+class BundlePolicy:
+    """The ONNX file of a bundle, stepped as on a robot, with one state per environment."""
+
+    def __init__(self, bundle: Path) -> None:
+        """Load a bundle.
+
+        Raises:
+            ValueError: If the folder is none.
+        """
+        self._policy = Policy(bundle)
+        self._begin = self._policy.state
+        self._states = []
+
+    def __call__(self, obs: TensorDict) -> torch.Tensor:
+        """Return the actions, (N, A), for observations, batch size (N,)."""
+        names = self._policy.metadata["observation_groups"] or self._policy.metadata["inputs"]
+        groups = {name: obs[name].cpu().numpy() for name in names}
+        self._states = self._states or [self._begin] * len(obs)
+        actions = []
+        for env, state in enumerate(self._states):
+            self._policy.state = state
+            seen = {name: values[env] for name, values in groups.items()}
+            actions.append(self._policy.step(seen))
+            self._states[env] = self._policy.state
+        return torch.from_numpy(np.stack(actions)).to(obs.device or "cpu")
+
+    def reset(self, dones: torch.Tensor | None = None) -> None:
+        """Clear the memory where an episode ended, or everywhere."""
+        for env in range(len(self._states)):
+            if dones is None or dones[env]:
+                self._states[env] = self._begin
+
+
+def checkpoint_of(bundle: Path) -> Path:
+    """Return the checkpoint that a bundle was made of, where it lies as ``export`` puts it.
+
+    Raises:
+        ValueError: If it does not, or the folder is no bundle.
+    """
+    name = Policy(bundle).metadata["checkpoint"]
+    checkpoint = bundle.resolve().parents[1] / name
+    if not checkpoint.is_file():
+        raise ValueError(
+            f"The checkpoint of '{bundle}' is not at '{checkpoint}': name it with --checkpoint."
+        )
+    return checkpoint

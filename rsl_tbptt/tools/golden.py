@@ -1,0 +1,163 @@
+"""Golden trajectories: what a trained policy saw and did, step by step, to check its exports by.
+
+Arrays of a trajectory of T steps, as ``golden.npz`` holds them, are ``reset`` (T,): whether the
+memory is cleared before the step; ``obs/GROUP`` (T, ...): observations as the policy sees them;
+``raw/GROUP/TERM`` (T, ...): the terms of a group before noise, clip, scale and history, where the
+environment has managers; ``actions`` (T, A); ``h`` and ``c`` (T, L, H): the state after the step;
+and ``auxiliary/NAME`` (T, D): what an auxiliary head predicts.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from rsl_tbptt.checkpoints.robot import observation_terms
+from rsl_tbptt.compat.versions import MLPModel
+from rsl_tbptt.core.hidden_state import as_tensors
+from rsl_tbptt.models.one_step import STATES, recorded_latents
+
+if TYPE_CHECKING:
+    from rsl_tbptt.tools.evaluate import Start
+
+Trajectory = dict[str, np.ndarray]
+"""Arrays by name."""
+
+
+def record(start: Start, heads: Mapping[str, nn.Module], num_steps: int, seed: int) -> Trajectory:
+    """Record the one robot of an environment, its noise included.
+
+    Args:
+        start: The policy and its environment.
+        heads: Auxiliary heads by name.
+        num_steps: T. In the middle the memory is cleared, as where an episode starts.
+        seed: Of the episode's start.
+
+    Returns:
+        The trajectory.
+    """
+    raw = _record_terms(start.env.unwrapped if hasattr(start.env, "unwrapped") else start.env)
+    first = start.platform.restart(start.env, seed)
+
+    def step(actions: torch.Tensor) -> tuple[TensorDict, bool]:
+        obs, _, dones, _ = start.env.step(actions)
+        return obs, bool(dones[0])
+
+    return _run(start.policy, heads, num_steps, first, step, raw)
+
+
+def draw(
+    policy: MLPModel,
+    heads: Mapping[str, nn.Module],
+    groups: Mapping[str, torch.Tensor],
+    num_steps: int,
+    seed: int,
+) -> Trajectory:
+    """Draw observations that a policy's memory depends on, and record what it does.
+
+    Behind a normaliser that has seen others than these, a policy would say the same everywhere.
+
+    Args:
+        policy: The policy.
+        heads: Auxiliary heads by name.
+        groups: An observation of each group. Shape: (1, ...).
+        num_steps: T.
+        seed: Of the draw.
+
+    Returns:
+        The trajectory. Normal observations have the mean and standard deviation that the normaliser
+        has seen, images those of 0 and 1 behind ``image_scale``; bytes are uniform, other integers
+        0 or 1.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    statistics = _seen_by_normalizer(policy, groups)
+    others = (0.0, 1.0 / getattr(policy, "image_scale", 1.0))
+
+    def draw_one() -> TensorDict:
+        obs = {}
+        for name, like in groups.items():
+            mean, std = statistics.get(name, others)
+            values = mean + std * torch.randn(like.shape, generator=generator)
+            if not like.dtype.is_floating_point:
+                high = 256 if like.dtype == torch.uint8 else 2
+                values = torch.randint(high, like.shape, generator=generator)
+            obs[name] = values.to(like.dtype)
+        return TensorDict(obs, batch_size=[1])
+
+    return _run(policy, heads, num_steps, draw_one(), lambda _: (draw_one(), False), dict)
+
+
+@torch.inference_mode()
+def _run(
+    policy: MLPModel,
+    heads: Mapping[str, nn.Module],
+    num_steps: int,
+    obs: TensorDict,
+    step: Callable[[torch.Tensor], tuple[TensorDict, bool]],
+    raw: Callable[[], Mapping[str, torch.Tensor]],
+) -> Trajectory:
+    """Run a policy; ``step`` returns the next observations and whether an episode starts."""
+    starts, rows = True, []
+    for number in range(num_steps):
+        starts = starts or number == num_steps // 2
+        if starts:
+            policy.reset()
+        row = {f"obs/{name}": obs[name] for name in groups_of(policy)}
+        row |= {f"raw/{name}": value for name, value in raw().items()}
+        with recorded_latents(policy) as latents:
+            row["actions"] = policy(obs)
+        state = as_tensors(policy.get_hidden_state()) if policy.is_recurrent else ()
+        row |= {name: each.transpose(0, 1) for name, each in zip(STATES, state, strict=False)}
+        row |= {name: head(latents[0]) for name, head in heads.items()}
+        arrays = {name: value[0].cpu().numpy().copy() for name, value in row.items()}
+        rows.append({"reset": np.asarray(starts), **arrays})
+        obs, starts = step(row["actions"])
+    return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
+
+
+def groups_of(policy: MLPModel) -> list[str]:
+    """Return the names of the observation groups that a policy sees, in its order."""
+    images = getattr(policy, "obs_groups_2d", ())
+    return [*getattr(policy, "group_shapes", (*policy.obs_groups, *images))]
+
+
+def _record_terms(env: Any) -> Callable[[], dict[str, torch.Tensor]]:
+    """Let an environment's managers keep what their terms return; return how to read it."""
+    manager, last = getattr(env, "observation_manager", None), {}
+    for group in manager.active_terms if manager is not None else ():
+        for name, cfg in observation_terms(manager, group).items():
+            cfg.func = _Recorder(cfg.func, last, f"{group}/{name}")
+    return lambda: last
+
+
+class _Recorder:
+    """A term's function, or object, that keeps what it returned last."""
+
+    def __init__(self, func: Any, last: dict[str, torch.Tensor], name: str) -> None:
+        self._func, self._last, self._name = func, last, name
+
+    def __call__(self, *args: Any, **kwargs: Any) -> torch.Tensor:
+        value = self._func(*args, **kwargs)
+        self._last[self._name] = value.clone()  # the manager scales it in place
+        return value
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._func, name)
+
+
+def _seen_by_normalizer(
+    policy: MLPModel, groups: Mapping[str, torch.Tensor]
+) -> dict[str, tuple[torch.Tensor, ...]]:
+    """Return mean and standard deviation, (1, D) each, of the groups that are normalised."""
+    normalizer: Any = policy.obs_normalizer
+    if not hasattr(normalizer, "mean"):
+        return {}
+    known = torch.stack([normalizer.mean, normalizer.std]).reshape(2, 1, -1)
+    widths = {name: groups[name].shape[-1] for name in policy.obs_groups}
+    parts = known.split([*widths.values()], dim=-1)
+    return {name: tuple(part) for name, part in zip(widths, parts, strict=True)}

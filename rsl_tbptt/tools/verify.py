@@ -1,0 +1,99 @@
+"""Check a bundle of ``rsl-tbptt export``: its files act as the policy did that was trained."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+
+from rsl_tbptt.deploy import GOLDEN, Policy, join
+
+TORCHSCRIPT = "policy.pt"
+
+
+def verify(bundle: Path) -> dict[str, float]:
+    """Replay the golden trajectory of a bundle in all its forms.
+
+    Args:
+        bundle: The folder.
+
+    Returns:
+        The largest difference of an action by form, ``onnx`` and ``torchscript`` where it is there,
+        and of each auxiliary head's prediction in ONNX by its name.
+
+    Raises:
+        ValueError: If the folder is no bundle.
+    """
+    policy = Policy(bundle)
+    golden = read_golden(bundle / GOLDEN)
+    heads = [name for name in policy.metadata["outputs"] if name in golden and name != "actions"]
+    found = run_onnx(policy, golden, ("actions", *heads))
+    differences = {"onnx": largest_difference(found["actions"], golden["actions"])}
+    if (bundle / TORCHSCRIPT).exists():
+        actions = run_torchscript(bundle / TORCHSCRIPT, golden)
+        differences["torchscript"] = largest_difference(actions, golden["actions"])
+    return differences | {name: largest_difference(found[name], golden[name]) for name in heads}
+
+
+def read_golden(path: Path) -> dict[str, np.ndarray]:
+    """Read a trajectory; :mod:`rsl_tbptt.tools.golden` says what it holds.
+
+    Raises:
+        ValueError: If it cannot be read.
+    """
+    try:
+        with np.load(path) as file:  # allow_pickle is False
+            return dict(file)
+    except Exception as error:  # a damaged archive can raise almost anything
+        raise ValueError(f"The trajectory '{path}' cannot be read: {error}") from error
+
+
+def run_onnx(
+    policy: Policy, golden: Mapping[str, np.ndarray], outputs: tuple[str, ...]
+) -> dict[str, np.ndarray]:
+    """Return outputs of the stepper over a trajectory, shape (T, ...) each."""
+    groups, rows = groups_of(golden), []
+    for step, starts in enumerate(golden["reset"]):
+        if starts:
+            policy.reset()
+        policy.step({name: values[step] for name, values in groups.items()})
+        rows.append({name: policy.outputs[name][0] for name in outputs})
+    return {name: np.stack([row[name] for row in rows]) for name in outputs}
+
+
+@torch.inference_mode()
+def run_torchscript(path: Path, golden: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Return the actions of a TorchScript file over a trajectory, shape (T, A)."""
+    with torchscript():
+        module: Any = torch.jit.load(str(path))
+    groups, actions = groups_of(golden), []
+    for step, starts in enumerate(golden["reset"]):
+        if starts:
+            module.reset()
+        seen = join([values[step] for values in groups.values()])
+        actions.append(module(torch.from_numpy(seen)[None])[0].numpy())
+    return np.stack(actions)
+
+
+@contextmanager
+def torchscript() -> Iterator[None]:
+    """Ignore that torch calls TorchScript deprecated: software on robots reads it."""
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message=".torch.jit")
+        yield
+
+
+def groups_of(golden: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the observation groups of a trajectory in their order, shape (T, ...) each."""
+    prefix = "obs/"
+    return {k.removeprefix(prefix): v for k, v in golden.items() if k.startswith(prefix)}
+
+
+def largest_difference(found: np.ndarray, expected: np.ndarray) -> float:
+    """Return the largest absolute difference; NaN if there is one."""
+    return float(np.abs(found - expected).max())

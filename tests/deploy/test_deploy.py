@@ -1,0 +1,134 @@
+"""The stepper of a bundle: numpy and onnxruntime alone, and no wrong input goes through."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import torch
+from support.helpers import make_distillation
+
+from rsl_tbptt.algorithms import TbpttDistillation
+from rsl_tbptt.deploy import Policy
+from rsl_tbptt.tools.bundle import Recorded, write_bundle
+from rsl_tbptt.tools.export import export
+from rsl_tbptt.tools.golden import draw
+
+
+@pytest.fixture(scope="module", params=[False, True], ids=["groups", "single input"])
+def bundle(request, tmp_path_factory):
+    """A policy that sees images and a vector."""
+    folder = tmp_path_factory.mktemp("bundle")
+    algorithm = make_distillation(TbpttDistillation, 4, 2, student="cnn-lstm", gradient_length=2)
+    policy, obs = algorithm.student.eval(), algorithm.storage.observations[0, :1]
+    golden = draw(policy, {}, {name: obs[name] for name in policy.group_shapes}, 20, seed=0)
+    about = {"checkpoint": "model_0.pt", "iteration": 0}
+    write_bundle(folder, Recorded(policy, golden, ""), {}, {}, about, request.param)
+    return folder
+
+
+def groups_of(bundle):
+    golden = dict(np.load(bundle / "golden.npz"))
+    return golden, {k[4:]: v for k, v in golden.items() if k.startswith("obs/")}
+
+
+def test_a_step_is_the_trained_policys_and_reset_begins_anew(bundle):
+    policy, (golden, groups) = Policy(bundle), groups_of(bundle)
+    for step, starts in enumerate(golden["reset"]):
+        if starts:
+            policy.reset()
+        actions = policy.step({name: values[step] for name, values in groups.items()})
+        np.testing.assert_allclose(actions, golden["actions"][step], atol=1e-5)
+        np.testing.assert_allclose(policy.state["h_in"][:, 0], golden["h"][step], atol=1e-5)
+
+
+def test_one_array_is_taken_where_there_is_one_input(bundle):
+    policy, (golden, groups) = Policy(bundle), groups_of(bundle)
+    joined = np.concatenate([np.ravel(values[0]) for values in groups.values()])
+    if len(policy.metadata["inputs"]) == 1:
+        np.testing.assert_allclose(policy.step(joined), golden["actions"][0], atol=1e-5)
+    else:
+        with pytest.raises(ValueError, match=r"observations are .*, expected "):
+            policy.step(joined)
+
+
+def changes(groups):
+    first = {name: values[0] for name, values in groups.items()}
+    name = next(iter(first))
+    yield {key: value for key, value in first.items() if key != name}
+    yield {**first, "further": np.zeros(3)}
+    yield {**first, name: np.zeros((2, *first[name].shape))}
+
+
+def test_other_names_and_shapes_are_refused_at_the_first_step(bundle):
+    _, groups = groups_of(bundle)
+    if [*Policy(bundle).metadata["inputs"]] == ["obs"]:
+        cases = [np.zeros(3), {"obs": np.zeros(3)}]
+    else:
+        cases = changes(groups)
+    for observations in cases:
+        with pytest.raises(ValueError, match=r"expected .* as in policy\.json"):
+            Policy(bundle).step(observations)
+
+
+def test_a_folder_that_is_no_bundle_is_named(tmp_path):
+    with pytest.raises(ValueError, match=f"The bundle is '{tmp_path}', expected a folder of"):
+        Policy(tmp_path)
+
+
+def test_neither_torch_nor_rsl_rl_is_imported(bundle):
+    code = f"""
+import sys
+for name in ("torch", "rsl_rl", "tensordict", "isaaclab"):
+    sys.modules[name] = None  # importing it fails
+from rsl_tbptt.deploy import Policy
+policy = Policy({str(bundle)!r})
+print(policy.metadata["control_hz"])
+"""
+    result = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True
+    )
+    assert result.stdout.strip() == "None"
+
+
+def test_what_an_environment_tells_stands_in_json_and_onnx(tmp_path):
+    import onnx
+
+    algorithm = make_distillation(TbpttDistillation, 4, 2, student="lstm", gradient_length=2)
+    terms = [
+        {"name": "angles", "shape": [3], "scale": 0.1, "clip": [-1.0, 1.0], "noisy": True,
+         "history_length": 0, "flatten_history_dim": True},
+        {"name": "command", "shape": [1], "scale": None, "clip": None, "noisy": False,
+         "history_length": 0, "flatten_history_dim": True},
+    ]  # fmt: skip
+    [group] = algorithm.save()["rsl_tbptt"]["models"]["student"]["groups"]
+    algorithm.robot = {
+        "observation_groups": {group: {"shape": [4], "terms": terms}},
+        "step_dt": 0.02,
+        "joint_names": ["hip", "knee"],
+        "joint_stiffness": [12.000000953674316, 0.1],
+        "actions": [
+            {"name": "legs", "kind": "JointPositionAction", "width": 2, "clip": None,
+             "joint_names": ["hip", "knee"], "scale": 0.3, "offset": [0.7, -1.4]}
+        ],
+    }  # fmt: skip
+    torch.save({**algorithm.save(), "iter": 7}, tmp_path / "model_7.pt")
+    export(tmp_path / "model_7.pt", tmp_path / "out", steps=4)
+    model = onnx.load(tmp_path / "out" / "policy.onnx")
+    written = {entry.key: entry.value for entry in model.metadata_props}
+    assert written["run_path"] == "model_7.pt"
+    assert written["joint_stiffness"] == "12.000000953674316,0.1"
+    assert written["observation_names"] == "angles,command"
+    assert written["observation_terms_scale"] == "0.1,1.0"
+    assert written["observation_terms_clip"] == "-1.0;1.0,-inf;inf"
+    assert written["action_scale"] == "0.3,0.3"
+    assert (written["control_hz"], written["state_names"]) == ("50.0", "h,c")
+    metadata = json.loads((tmp_path / "out" / "policy.json").read_text())
+    assert json.loads(written["observation_groups"]) == metadata["observation_groups"]
+    assert metadata["observation_groups"][group]["terms"] == terms
+    assert (metadata["iteration"], metadata["robot"]["joint_names"]) == (7, ["hip", "knee"])
+    text = (tmp_path / "out" / "README.md").read_text()
+    assert "50 times a second" in text
+    assert "angles 3, clip [-1.0, 1.0], times 0.1; command 1" in text
+    assert "hip, knee: action times 0.3 plus [0.7, -1.4]" in text
