@@ -7,25 +7,31 @@ import sys
 import numpy as np
 import pytest
 import torch
-from support.helpers import make_distillation
+from support.helpers import make_distillation, make_obs
 
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.deploy import Policy
 from rsl_tbptt.tools.bundle import Recorded, write_bundle
+from rsl_tbptt.tools.bundle_policy import BundlePolicy
 from rsl_tbptt.tools.export import export
 from rsl_tbptt.tools.golden import draw
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["groups", "single input"])
-def bundle(request, tmp_path_factory):
-    """A policy that sees images and a vector."""
+def made(request, tmp_path_factory):
+    """The bundle of a policy that sees images and a vector, and the policy."""
     folder = tmp_path_factory.mktemp("bundle")
     algorithm = make_distillation(TbpttDistillation, 4, 2, student="cnn-lstm", gradient_length=2)
     policy, obs = algorithm.student.eval(), algorithm.storage.observations[0, :1]
     golden = draw(policy, {}, {name: obs[name] for name in policy.group_shapes}, 20, seed=0)
     about = {"checkpoint": "model_0.pt", "iteration": 0}
     write_bundle(folder, Recorded(policy, golden, ""), {}, {}, about, request.param)
-    return folder
+    return folder, policy
+
+
+@pytest.fixture
+def bundle(made):
+    return made[0]
 
 
 def groups_of(bundle):
@@ -51,6 +57,21 @@ def test_one_array_is_taken_where_there_is_one_input(bundle):
     else:
         with pytest.raises(ValueError, match=r"observations are .*, expected "):
             policy.step(joined)
+
+
+def test_environments_have_a_memory_each(made):
+    folder, trained = made
+    exported = BundlePolicy(folder)
+    trained.reset()
+    exported.reset()
+    for step in range(4):
+        obs = make_obs(3, torch.Generator().manual_seed(step), images=True)
+        with torch.no_grad():
+            expected = trained(obs)
+        torch.testing.assert_close(exported(obs), expected, atol=1e-5, rtol=1e-5)
+        dones = torch.tensor([step == 1, False, step == 2])
+        trained.reset(dones)
+        exported.reset(dones)
 
 
 def changes(groups):
