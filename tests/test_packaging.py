@@ -58,7 +58,9 @@ def install_wheel(folder, extras):
 
 
 def expected_files():
-    found = set().union(*map(files_in_checkout, ("*.py", "*.c", "*.usda", "*.png", "py.typed")))
+    found = set().union(
+        *map(files_in_checkout, ("*.py", "*.c", "*.j2", "*.usda", "*.png", "py.typed"))
+    )
     assert {"rsl_tbptt/py.typed", "rsl_tbptt_tasks/isaaclab/assets/cartpole.usda"} < found
     return found
 

@@ -119,3 +119,9 @@ class Policy:
 def join(groups: Sequence[Any]) -> np.ndarray:
     """Return observation groups, (...) each, as one input takes them: flat, (D,)."""
     return np.concatenate([np.ravel(group).astype(np.float32) for group in groups])
+
+
+def groups_in(golden: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Return the observation groups of a golden trajectory in their order, shape (T, ...) each."""
+    prefix = "obs/"
+    return {k.removeprefix(prefix): v for k, v in golden.items() if k.startswith(prefix)}

@@ -18,12 +18,13 @@ from onnxscript import optimizer
 from torch import nn
 
 from rsl_tbptt.compat.versions import MLPModel
-from rsl_tbptt.deploy import GOLDEN, METADATA, ONNX
+from rsl_tbptt.deploy import GOLDEN, METADATA, ONNX, groups_in
 from rsl_tbptt.files import write_json
 from rsl_tbptt.models.one_step import OneStep, StatefulPolicy
+from rsl_tbptt.tools.c_code import C_CODE, per_action, write_c
 from rsl_tbptt.tools.doctor import versions
 from rsl_tbptt.tools.golden import Trajectory
-from rsl_tbptt.tools.verify import TORCHSCRIPT, groups_of, torchscript
+from rsl_tbptt.tools.verify import TORCHSCRIPT, torchscript
 
 FORMAT = 1
 """Of ``policy.json``; it grows when a reader of the last one would go wrong."""
@@ -35,14 +36,8 @@ Groups = Mapping[str, torch.Tensor]
 """An observation of each group that a policy sees, in its order. Shape: (1, ...)."""
 
 
-def export_onnx(step: OneStep, path: Path, metadata: Mapping[str, str] | None = None) -> None:
-    """Write a step as ONNX, one file, its constants computed.
-
-    Args:
-        step: The step.
-        path: The file.
-        metadata: Written into the file.
-    """
+def onnx_model(step: OneStep) -> onnx.ModelProto:
+    """Return a step as ONNX, its constants computed."""
     with warnings.catch_warnings():
         # Both come from within torch's exporter: flat views of the LSTM's weights, a pytree rename.
         warnings.filterwarnings("ignore", message="The tensor attributes? .*_flat_weights")
@@ -59,10 +54,7 @@ def export_onnx(step: OneStep, path: Path, metadata: Mapping[str, str] | None = 
     # torch's own pass leaves large weights alone, which would be sliced and joined at every step.
     size = 2**31
     optimizer.optimize(program.model, input_size_limit=size, output_size_limit=size)
-    model = onnx_ir.to_proto(program.model)
-    for name, value in (metadata or {}).items():
-        model.metadata_props.add(key=name, value=value)
-    onnx.save(model, path)
+    return onnx_ir.to_proto(program.model)
 
 
 def export_torchscript(policy: MLPModel, groups: Groups, path: Path) -> None:
@@ -90,7 +82,9 @@ def write_bundle(
     heads: Mapping[str, nn.Module],
     robot: Mapping[str, Any],
     about: Mapping[str, Any],
+    *,
     single_input: bool = False,
+    in_c: bool = False,
 ) -> dict[str, Any]:
     """Write all files of a bundle.
 
@@ -101,21 +95,28 @@ def write_bundle(
         robot: What the checkpoint tells of the robot.
         about: ``checkpoint`` and ``iteration``.
         single_input: Whether ONNX takes one ``obs`` of all groups joined.
+        in_c: Whether to write the folder ``c``, too.
 
     Returns:
         What ``policy.json`` holds.
     """
     policy, trajectory, knows_widths = recorded.policy, recorded.trajectory, recorded.knows_widths
-    groups = {name: torch.from_numpy(each[:1]) for name, each in groups_of(trajectory).items()}
+    groups = {name: torch.from_numpy(each[:1]) for name, each in groups_in(trajectory).items()}
     step = OneStep(policy, groups, heads, single_input=single_input or not knows_widths)
     golden = f"{len(trajectory['reset'])} steps, {recorded.source}"
     about = {**about, "trained_as": type(policy).__name__, "golden": golden}
     metadata = describe(step, groups if knows_widths else {}, robot, about)
-    export_onnx(step, folder / ONNX, onnx_metadata(metadata))
+    model = onnx_model(step)
+    for name, value in onnx_metadata(metadata).items():
+        model.metadata_props.add(key=name, value=value)
+    onnx.save(model, folder / ONNX)
+    if in_c:
+        model = onnx_model(OneStep(policy, groups, heads, single_input=True))
+        write_c(folder / C_CODE, model, metadata, trajectory)
     if hasattr(torch.jit, "script"):
         export_torchscript(policy, groups, folder / TORCHSCRIPT)
     if not knows_widths:
-        joined = [each.reshape(len(each), -1) for each in groups_of(trajectory).values()]
+        joined = [each.reshape(len(each), -1) for each in groups_in(trajectory).values()]
         others = {name: each for name, each in trajectory.items() if not name.startswith("obs/")}
         trajectory = {"obs/obs": np.concatenate(joined, axis=1), **others}
     np.savez_compressed(folder / GOLDEN, allow_pickle=False, **trajectory)
@@ -133,6 +134,8 @@ def describe(
     known = robot.get("observation_groups", {})
     robot = {name: value for name, value in robot.items() if name != "observation_groups"}
     step_dt = robot.get("step_dt")
+    with torch.no_grad():
+        outputs = dict(zip(step.output_names, step(*step.get_dummy_inputs()), strict=True))
     return {
         "format": FORMAT,
         **about,
@@ -143,7 +146,10 @@ def describe(
         "observation_groups": {
             name: known.get(name, {"shape": [*each.shape[1:]]}) for name, each in groups.items()
         },
-        "outputs": step.output_names,
+        "outputs": {
+            name: {"shape": state.get(name.removesuffix("_out"), [*each.shape[1:]])}
+            for name, each in outputs.items()
+        },
         "state_names": [*state],
         "state_shapes": [*state.values()],
         "reset": RESET,
@@ -169,7 +175,7 @@ def onnx_metadata(metadata: Mapping[str, Any]) -> dict[str, str]:
         found["observation_terms_clip"] = [_or(term["clip"], no_clip) for term in terms]
         for name in ("history_length", "flatten_history_dim"):
             found[f"observation_terms_{name}"] = [term[name] for term in terms]
-    scales = [_each(action["scale"], action["width"]) for action in robot.get("actions", ())]
+    scales = [per_action(action["scale"], action["width"]) for action in robot.get("actions", ())]
     if scales and None not in scales:
         found["action_scale"] = [number for scale in scales for number in scale or ()]
     found |= {name: metadata[name] for name in ("state_names", "reset")}
@@ -194,11 +200,6 @@ def _or(value: Any, default: Any) -> Any:
     return default if value is None else value
 
 
-def _each(value: Any, width: int) -> Any:
-    """Return a number per action, where one may stand for all."""
-    return [value] * width if isinstance(value, (int, float)) else value
-
-
 def _csv(value: Any, separator: str = ",") -> str:
     if not isinstance(value, (list, tuple)):
         return str(value)
@@ -208,6 +209,7 @@ def _csv(value: Any, separator: str = ",") -> str:
 def readme(metadata: Mapping[str, Any]) -> str:
     """Return what a person has to know who runs the policy, in Markdown."""
     robot, hz = metadata["robot"], metadata["control_hz"]
+    heads = [*metadata["outputs"]][1 + len(metadata["state_names"]) :]
     lines = [
         f"# A policy for robots, {metadata['checkpoint']}",
         "",
@@ -236,6 +238,7 @@ def readme(metadata: Mapping[str, Any]) -> str:
         )
     if "actions" not in robot:
         lines.append("- scale and offset are not known: the environment has no managers")
+    lines += [f"- of auxiliary heads: {', '.join(f'`{name}`' for name in heads)}"] if heads else []
     states = ", ".join(f"`{name}_in`" for name in metadata["state_names"])
     shapes = ", ".join(map(str, metadata["state_shapes"]))
     memory = f"pass each output `h_out` as the next `h_in`. States: {states}, {shapes}. {RESET}"

@@ -3,24 +3,30 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
 from tensordict import TensorDict
 
 from rsl_tbptt.deploy import Policy
+from rsl_tbptt.tools.c_code import CPolicy
 
 
 class BundlePolicy:
-    """The ONNX file of a bundle, stepped as on a robot, with one state per environment."""
+    """A bundle's policy, stepped as on a robot, with one state per environment."""
 
-    def __init__(self, bundle: Path) -> None:
+    def __init__(self, bundle: Path, form: str = "onnx") -> None:
         """Load a bundle.
 
+        Args:
+            bundle: The folder.
+            form: "onnx" or "c".
+
         Raises:
-            ValueError: If the folder is none.
+            ValueError: If the folder is none, or lacks that form.
         """
-        self._policy = Policy(bundle)
+        self._policy: Any = CPolicy(bundle) if form == "c" else Policy(bundle)
         self._begin = self._policy.state
         self._states = []
 

@@ -117,6 +117,7 @@ def run_evaluate(args: Arguments) -> int:
     result = evaluate(
         checkpoint,
         bundle=args.policy,
+        form=args.form,
         **where,
         **_given(args, "agent", "trust", "episodes", "max_steps", "seed"),
     )
@@ -149,6 +150,7 @@ def run_export(args: Arguments) -> int:
         images=dict(args.image),
         **_where(args),
         **_given(args, "agent", "trust", "single_input", "steps", "tolerance", "seed", "drawn"),
+        target=args.target,
     )
     print(f"golden trajectory: {bundle['golden']}")
     _print_differences(bundle["max_difference"])
@@ -180,7 +182,7 @@ def run_verify(args: Arguments) -> int:
 
 def _print_differences(differences: Mapping[str, float]) -> None:
     for name, difference in differences.items():
-        what = "an action" if name in ("onnx", "torchscript") else "a prediction in ONNX"
+        what = "an action" if name in ("onnx", "torchscript", "c") else "a prediction in ONNX"
         print(f"{name}: largest difference of {what} {difference:.1e}")
     if "torchscript" not in differences:
         print("torchscript: not there, newer releases of torch have given it up")
@@ -281,6 +283,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--policy": _option(
         "let this bundle of `rsl-tbptt export` act in its place", type=Path, metavar="BUNDLE"
     ),
+    "--form": _option("of --policy (onnx)", choices=("onnx", "c"), default="onnx"),
     "--agent": _option(
         "the training's config where none lies beside the checkpoint", type=Path, metavar="YAML"
     ),
@@ -316,6 +319,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--single-input": _option(
         "ONNX takes one input, obs, of all groups joined", action="store_true"
     ),
+    "--target": _option("write this, too: C99 for microcontrollers", choices=("c",), **REPEATED),
     "--steps": _option("of the golden trajectory (200)", type=int, default=200),
     "--drawn": _option("draw it instead of simulating the task", action="store_true"),
     "--tolerance": _option("largest difference that passes (1e-4)", type=float, default=1e-4),
@@ -330,8 +334,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
 """Options by name; a command stands in front where it has an option of its own by that name."""
 
 POLICY = ("--checkpoint", "--agent", "--trust")
+ACTING = ("evaluate --checkpoint", "--policy", "--form")
 WHERE = ("--platform", "--task", "--env", "--overrides")
 EPISODES = ("--episodes", "--max-steps", "evaluate --seed")
+FORMS = ("--single-input", "--target")
 GOLDEN = ("--steps", "--drawn", "--tolerance", "export --seed")
 COMMANDS: dict[str, tuple[str, Callable[[Arguments], int], Sequence[str]]] = {
     "doctor": (
@@ -342,20 +348,21 @@ COMMANDS: dict[str, tuple[str, Callable[[Arguments], int], Sequence[str]]] = {
     "evaluate": (
         "evaluate a checkpoint on fresh episodes, without exploration noise",
         run_evaluate,
-        (
-            "evaluate --checkpoint",
-            "--policy",
-            *POLICY[1:],
-            "evaluate --output",
-            *WHERE,
-            *EPISODES,
-            "--device",
-        ),
+        (*ACTING, *POLICY[1:], "evaluate --output", *WHERE, *EPISODES, "--device"),
     ),
     "export": (
         "export a checkpoint for robots: ONNX, TorchScript and what they take, compared with it",
         run_export,
-        (*POLICY, "--image", "export --output", "--single-input", *WHERE, *GOLDEN, "--device"),
+        (
+            *POLICY,
+            "--image",
+            "export --output",
+            "--single-input",
+            "--target",
+            *WHERE,
+            *GOLDEN,
+            "--device",
+        ),
     ),
     "verify": (
         "compare the files of an exported policy with the trained one",

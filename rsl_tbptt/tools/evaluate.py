@@ -67,6 +67,7 @@ def evaluate(
     checkpoint: Path,
     *,
     bundle: Path | None = None,
+    form: str = "onnx",
     episodes: int = 256,
     max_steps: int | None = None,
     seed: int = SEED,
@@ -76,7 +77,8 @@ def evaluate(
 
     Args:
         checkpoint: ``model_<iteration>.pt`` in a log folder.
-        bundle: What ``rsl-tbptt export`` made of it, whose ONNX file acts in its place.
+        bundle: What ``rsl-tbptt export`` made of it, which acts in its place.
+        form: How: "onnx" or "c".
         episodes: Fresh episodes, one per environment, at least 2.
         max_steps: Steps after which an episode counts as it stands, at least 1. None is one more
             than the environment's ``max_episode_length``.
@@ -99,7 +101,7 @@ def evaluate(
     with started(checkpoint, num_envs=episodes, seed=seed, **options) as start:
         max_steps = max_steps or _longest_episode(start.env) + 1
         facts = EpisodeFacts(start.env)
-        with watched(start) if bundle is None else _exported(bundle) as policy:
+        with watched(start) if bundle is None else _exported(bundle, form) as policy:
             returns, lengths, unfinished = run_first_episodes(
                 start.env, policy, start.obs, max_steps=max_steps, facts=facts
             )
@@ -116,7 +118,7 @@ def evaluate(
         "max_steps": max_steps,
         "unfinished": unfinished,
         "checkpoint": checkpoint.name,
-        "bundle": bundle is not None,
+        "form": "checkpoint" if bundle is None else form,
         "task": start.task,
         "seed": seed,
     }
@@ -143,10 +145,10 @@ def _longest_episode(env: Any) -> int:
     return int(torch.as_tensor(env.max_episode_length).max())
 
 
-def _exported(bundle: Path) -> nullcontext[BundlePolicy]:
+def _exported(bundle: Path, form: str) -> nullcontext[BundlePolicy]:
     from rsl_tbptt.tools.bundle_policy import BundlePolicy  # without it nobody needs onnxruntime
 
-    return nullcontext(BundlePolicy(bundle))
+    return nullcontext(BundlePolicy(bundle, form))
 
 
 @contextmanager

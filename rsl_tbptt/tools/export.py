@@ -43,6 +43,7 @@ def export(
     trust: Sequence[str] = (),
     images: Images | None = None,
     single_input: bool = False,
+    target: Sequence[str] = (),
     steps: int = 200,
     tolerance: float = 1e-4,
     seed: int = 0,
@@ -59,6 +60,7 @@ def export(
         trust: Likewise.
         images: Likewise.
         single_input: Let ONNX take one ``obs`` of all groups joined.
+        target: Further forms, of "c".
         steps: Length of the golden trajectory, at least 2.
         tolerance: Largest difference of an action, or of a head's prediction, that passes.
         seed: Seed of the trajectory.
@@ -87,8 +89,16 @@ def export(
     else:
         recorded = _simulated(checkpoint, heads, steps, seed, agent=agent, trust=trust, **where)
     about = {"checkpoint": checkpoint.name, "iteration": saved.iteration}
+    forms = {"single_input": single_input, "in_c": "c" in target}
+    return _write_compared(output, tolerance, recorded, heads, saved.robot, about, **forms)
+
+
+def _write_compared(
+    output: Path, tolerance: float, *arguments: Any, **forms: bool
+) -> dict[str, Any]:
+    """Write a bundle, see ``write_bundle``, if it acts as the policy."""
     with tempfile.TemporaryDirectory() as folder:
-        bundle = write_bundle(Path(folder), recorded, heads, saved.robot, about, single_input)
+        bundle = write_bundle(Path(folder), *arguments, **forms)
         bundle["max_difference"] = differences = verify(Path(folder))
         passed = all(each <= tolerance for each in differences.values())  # which no NaN is
         if passed:
@@ -136,6 +146,7 @@ def _drawn(
 
 def _publish(folder: Path, output: Path) -> None:
     """Copy the files of one folder into another one, each whole; ``policy.json`` comes last."""
-    for file in sorted(folder.iterdir(), key=lambda file: file.name == METADATA):
-        with complete(output / file.name) as unfinished:
+    files = [path for path in folder.rglob("*") if path.is_file()]
+    for file in sorted(files, key=lambda file: file.name == METADATA):
+        with complete(output / file.relative_to(folder)) as unfinished:
             shutil.copyfile(file, unfinished)

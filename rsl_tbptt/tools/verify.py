@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from rsl_tbptt.deploy import GOLDEN, Policy, join
+from rsl_tbptt.deploy import GOLDEN, Policy, groups_in, join
+from rsl_tbptt.tools.c_code import C_CODE, run_c
 
 TORCHSCRIPT = "policy.pt"
 
@@ -23,8 +24,9 @@ def verify(bundle: Path) -> dict[str, float]:
         bundle: The folder.
 
     Returns:
-        The largest difference of an action by form, ``onnx`` and ``torchscript`` where it is there,
-        and of each auxiliary head's prediction in ONNX by its name.
+        The largest difference of an action by form, ``onnx``, ``torchscript`` where it is there and
+        ``c`` where a C compiler is, too, and of each auxiliary head's prediction in ONNX by its
+        name.
 
     Raises:
         ValueError: If the folder is no bundle.
@@ -37,6 +39,8 @@ def verify(bundle: Path) -> dict[str, float]:
     if (bundle / TORCHSCRIPT).exists():
         actions = run_torchscript(bundle / TORCHSCRIPT, golden)
         differences["torchscript"] = largest_difference(actions, golden["actions"])
+    if (bundle / C_CODE).is_dir() and (difference := run_c(bundle / C_CODE)) is not None:
+        differences["c"] = difference
     return differences | {name: largest_difference(found[name], golden[name]) for name in heads}
 
 
@@ -57,7 +61,7 @@ def run_onnx(
     policy: Policy, golden: Mapping[str, np.ndarray], outputs: tuple[str, ...]
 ) -> dict[str, np.ndarray]:
     """Return outputs of the stepper over a trajectory, shape (T, ...) each."""
-    groups, rows = groups_of(golden), []
+    groups, rows = groups_in(golden), []
     for step, starts in enumerate(golden["reset"]):
         if starts:
             policy.reset()
@@ -71,7 +75,7 @@ def run_torchscript(path: Path, golden: Mapping[str, np.ndarray]) -> np.ndarray:
     """Return the actions of a TorchScript file over a trajectory, shape (T, A)."""
     with torchscript():
         module: Any = torch.jit.load(str(path))
-    groups, actions = groups_of(golden), []
+    groups, actions = groups_in(golden), []
     for step, starts in enumerate(golden["reset"]):
         if starts:
             module.reset()
@@ -86,12 +90,6 @@ def torchscript() -> Iterator[None]:
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".torch.jit")
         yield
-
-
-def groups_of(golden: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the observation groups of a trajectory in their order, shape (T, ...) each."""
-    prefix = "obs/"
-    return {k.removeprefix(prefix): v for k, v in golden.items() if k.startswith(prefix)}
 
 
 def largest_difference(found: np.ndarray, expected: np.ndarray) -> float:

@@ -7,6 +7,8 @@ become, and what ours would take at their own size.
 
 profile: where the time of one of our updates goes, by torch's profiler.
 
+control-step: time of a step of an exported policy, by what runs it.
+
 peers: one gradient through a recurrent network next to other libraries, which
 `make .peers/.installed` installs next to the environment.
 
@@ -62,6 +64,10 @@ def parse_args() -> argparse.Namespace:
     add_case_arguments(peers)
     peers.add_argument("--pairs", type=int, default=5, help="gradients of each library")
     peers.set_defaults(measure=print_peers, **PEERS_JOB)
+    step = benchmarks.add_parser("control-step", help="time of a step of an exported policy")
+    step.add_argument("--rnn-type", default="lstm", choices=("lstm", "gru"))
+    step.add_argument("--rnn-hidden-dim", type=int, default=256, help="(256)")
+    step.set_defaults(measure=print_step_times)
     return parser.parse_args()
 
 
@@ -115,6 +121,15 @@ def print_peers(args: argparse.Namespace) -> None:
     from scripts.benchmark.peers import measure
 
     print(measure.table(case_from(args), args.pairs))
+
+
+def print_step_times(args: argparse.Namespace) -> None:
+    """Print the time of a control step by form."""
+    from scripts.benchmark.control_step import step_times
+
+    times = step_times(args.rnn_type, args.rnn_hidden_dim)
+    rows = [(form, f"{value:.0f}") for form, value in times.items()]
+    print(tabulate(rows, ("form", "microseconds per step"), "github", disable_numparse=True))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,9 @@ def made(request, tmp_path_factory):
     policy, obs = algorithm.student.eval(), algorithm.storage.observations[0, :1]
     golden = draw(policy, {}, {name: obs[name] for name in policy.group_shapes}, 20, seed=0)
     about = {"checkpoint": "model_0.pt", "iteration": 0}
-    write_bundle(folder, Recorded(policy, golden, ""), {}, {}, about, request.param)
+    write_bundle(
+        folder, Recorded(policy, golden, ""), {}, {}, about, single_input=request.param, in_c=True
+    )
     return folder, policy
 
 
@@ -59,9 +61,10 @@ def test_one_array_is_taken_where_there_is_one_input(bundle):
             policy.step(joined)
 
 
-def test_environments_have_a_memory_each(made):
+@pytest.mark.parametrize("form", ["onnx", "c"])
+def test_environments_have_a_memory_each(made, form):
     folder, trained = made
-    exported = BundlePolicy(folder)
+    exported = BundlePolicy(folder, form)
     trained.reset()
     exported.reset()
     for step in range(4):

@@ -2,6 +2,7 @@
 
 import json
 import re
+import shutil
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -271,3 +272,12 @@ def test_the_process_peaks_in_rollout_or_update(stage, monkeypatch):
     found = measure_memory(TINY, "rsl_rl")
     assert 99 < found.process_peak < 105
     assert (found.update_peak > 99) == (stage == "update")
+
+
+@pytest.mark.filterwarnings("ignore:.torch.jit")
+@pytest.mark.skipif(shutil.which("cc") is None, reason="needs a C compiler")
+def test_a_control_step_is_timed_in_every_form(monkeypatch, capsys):
+    run(monkeypatch, "control-step", "--rnn-hidden-dim", "8")
+    printed = capsys.readouterr().out
+    for form in ("onnxruntime, rsl_tbptt.deploy", "TorchScript", "C, -O2"):
+        assert f"| {form} " in printed

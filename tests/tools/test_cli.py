@@ -149,7 +149,7 @@ def test_an_exported_policy_is_evaluated_as_its_checkpoint(folder, capsys):
         json.loads((folder / f"{name}.json").read_text()) for name in ("exported", "trained")
     ]
     assert results[0]["returns"] == pytest.approx(results[1]["returns"], abs=1e-5)
-    assert [result["bundle"] for result in results] == [True, False]
+    assert [result["form"] for result in results] == ["onnx", "checkpoint"]
     shutil.copytree(bundle, folder / "elsewhere")
     assert main(["evaluate", "--policy", "elsewhere", *words, "again.json"]) == 1
     assert "name it with --checkpoint" in capsys.readouterr().err

@@ -1,0 +1,263 @@
+"""A policy in C99, without allocation: what emx-onnx-cgen makes of its ONNX file, and a header.
+
+A folder with ``policy.h``, to be read first; ``policy.c``; ``policy_model.c``, generated, which
+``policy.c`` includes; and ``policy_golden.c``, whose ``main`` replays the golden trajectory.
+"""
+
+from __future__ import annotations
+
+import copy
+import ctypes
+import itertools
+import json
+import math
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import onnx
+
+from rsl_tbptt.deploy import METADATA, groups_in, join
+
+C_CODE = "c"
+"""Folder of a bundle."""
+FLAGS = ("-std=c99", "-O2")
+"""Of the compiler, for comparisons."""
+MOST_GOLDEN_NUMBERS = 50_000
+"""Observations in ``policy_golden.c``: of images it has fewer steps."""
+
+
+def write_c(
+    folder: Path,
+    model: onnx.ModelProto,
+    metadata: Mapping[str, Any],
+    trajectory: Mapping[str, np.ndarray],
+) -> None:
+    """Write a policy in C.
+
+    Args:
+        folder: Where to; it is created.
+        model: The policy with one input ``obs``.
+        metadata: What ``policy.json`` holds.
+        trajectory: The golden trajectory.
+
+    Raises:
+        ValueError: If the generator does not know an operator of the model.
+    """
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    templates = Environment(
+        loader=PackageLoader("rsl_tbptt.tools", "c_templates"),
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    values = {**_interface(model), **_known(metadata), **_golden(trajectory)}
+    folder.mkdir(exist_ok=True)
+    (folder / "policy_model.c").write_text(_generated(model), encoding="utf-8")
+    for name in ("policy.h", "policy.c", "policy_golden.c"):
+        text = templates.get_template(f"{name}.j2").render(values)
+        (folder / name).write_text(text, encoding="utf-8")
+
+
+def _generated(model: onnx.ModelProto) -> str:
+    from emx_onnx_cgen.compiler import Compiler, CompilerOptions
+
+    options = CompilerOptions(
+        model_name="policy_model",
+        large_temp_threshold_bytes=0,  # no heap
+        large_weight_threshold=0,  # no file of weights
+    )
+    model = copy.deepcopy(model)
+    for node in model.graph.node:
+        for attribute in [each for each in node.attribute if each.name == "direction"]:
+            node.attribute.remove(attribute)  # forward is the default; of a GRU, 1.4 refuses it
+    try:
+        return Compiler(options).compile(model)
+    except Exception as error:  # of kinds of its own
+        raise ValueError(
+            f"The policy cannot be written in C: {error}. Use its ONNX or TorchScript file."
+        ) from error
+
+
+def run_c(folder: Path, flags: Sequence[str] = FLAGS) -> float | None:
+    """Compile a policy and replay the golden trajectory.
+
+    Args:
+        folder: What :func:`write_c` wrote.
+        flags: Of the compiler.
+
+    Returns:
+        The largest difference of an action; None without a C compiler.
+
+    Raises:
+        ValueError: If it does not compile or run.
+    """
+    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
+    if compiler is None:
+        return None
+    with tempfile.TemporaryDirectory() as name:
+        program = Path(name, "policy")
+        sources = [folder / "policy.c", folder / "policy_golden.c"]
+        _compile([compiler, *flags, *sources, "-lm"], program)
+        result = subprocess.run([str(program)], capture_output=True, text=True, check=False)
+    try:
+        return float(result.stdout.split()[-1])
+    except (IndexError, ValueError) as error:
+        raise ValueError(f"The policy's C code does not run: {result.stderr}") from error
+
+
+class CPolicy:
+    """A policy in C, run in this process as :class:`rsl_tbptt.deploy.Policy` runs ONNX."""
+
+    def __init__(self, bundle: Path, flags: Sequence[str] = FLAGS) -> None:
+        """Compile and load it.
+
+        Args:
+            bundle: A folder of ``rsl-tbptt export --target c``.
+            flags: Of the compiler.
+
+        Raises:
+            ValueError: If there is no C code, no C compiler, or it does not compile.
+        """
+        self.metadata = json.loads((bundle / METADATA).read_text(encoding="utf-8"))
+        source, compiler = bundle / C_CODE / "policy.c", shutil.which("cc")
+        if not source.is_file() or compiler is None:
+            raise ValueError(
+                f"{source} and the C compiler cc are needed, expected both: export with --target c."
+            )
+        with tempfile.TemporaryDirectory() as folder:
+            library = Path(folder, "policy.so")
+            _compile([compiler, *flags, "-shared", "-fPIC", source, "-lm"], library)
+            self._library = ctypes.CDLL(str(library))
+        self._library.policy_state.restype = ctypes.POINTER(ctypes.c_float)
+        self._library.policy_init()
+        self._actions = np.zeros(self.metadata["outputs"]["actions"]["shape"], np.float32)
+        self._num_states = sum(map(math.prod, self.metadata["state_shapes"]))
+
+    @property
+    def state(self) -> np.ndarray:
+        """The memory, a copy; it can be set."""
+        return np.asarray(self._library.policy_state()[: self._num_states], np.float32)
+
+    @state.setter
+    def state(self, state: np.ndarray) -> None:
+        ctypes.memmove(self._library.policy_state(), state.ctypes.data, state.nbytes)
+
+    def step(self, observations: Mapping[str, np.ndarray]) -> np.ndarray:
+        """Return the actions, (A,), for observation groups by name."""
+        obs = join([*observations.values()])
+        self._library.policy_step(obs.ctypes, self._actions.ctypes)
+        return self._actions.copy()
+
+
+def _compile(command: Sequence[str | Path], output: Path) -> None:
+    """Run a C compiler.
+
+    Raises:
+        ValueError: If it says anything.
+    """
+    words = [*map(str, command), "-o", str(output)]
+    result = subprocess.run(words, capture_output=True, text=True, check=False)
+    if result.returncode or result.stderr:
+        raise ValueError(f"The policy's C code does not compile cleanly: {result.stderr}")
+
+
+def _interface(model: onnx.ModelProto) -> dict[str, Any]:
+    """Return sizes of what goes in and comes out."""
+    inputs, outputs = (
+        {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in values}
+        for values in (model.graph.input, model.graph.output)
+    )
+    (_, num_obs), *states = inputs.values()
+    heads = [*outputs.items()][1 + len(states) :]
+    starts = itertools.accumulate(map(math.prod, states), initial=0)
+    tails = ["".join(f"[{size}]" for size in shape[1:]) for shape in states]
+    return {
+        "num_obs": num_obs,
+        "num_actions": outputs["actions"][1],
+        "num_states": sum(map(math.prod, states)),
+        "states": [*zip(starts, tails, strict=False)],
+        "heads": {_identifier(name): math.prod(shape) for name, shape in heads},
+    }
+
+
+def _known(metadata: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what is known of observations and robot."""
+    return {
+        "checkpoint": _comment(metadata["checkpoint"]),
+        "control_hz": metadata["control_hz"],
+        "places": [*_places(metadata["observation_groups"])],
+        "constants": _constants(metadata["robot"]),
+    }
+
+
+def _places(groups: Mapping[str, Any]) -> Iterator[tuple[str, int, str]]:
+    """Yield name, start and description of groups and terms in the observations."""
+    start = 0
+    for group, description in groups.items():
+        name, begin, width = _identifier(group).upper(), start, math.prod(description["shape"])
+        yield name, begin, f"{width} numbers"
+        for term in description.get("terms", ()):
+            scale = "" if term["scale"] is None else f", times {term['scale']}"
+            words = _comment(f"{math.prod(term['shape'])} numbers{scale}")
+            yield f"{name}_{_identifier(term['name']).upper()}", start, words
+            start += math.prod(term["shape"])
+        start = begin + width
+
+
+def _constants(robot: Mapping[str, Any]) -> dict[str, tuple[str, list[str]]]:
+    """Return the C type and the values of what is known of the robot, by name."""
+    numbers = ("default_joint_pos", "joint_stiffness", "joint_damping")
+    found = {name: ("float ", [*map(repr, robot[name])]) for name in numbers if name in robot}
+    actions = robot.get("actions", ())
+    for name in ("scale", "offset"):
+        values = [per_action(action[name], action["width"]) for action in actions]
+        if values and None not in values:
+            found[f"action_{name}"] = ("float ", [*map(repr, itertools.chain(*values))])
+    names = {
+        "joint_names": robot.get("joint_names", ()),
+        "action_joints": [joint for action in actions for joint in action["joint_names"]],
+    }
+    for name, texts in names.items():
+        if texts:
+            found[name] = ("char *const ", [*map(json.dumps, texts)])
+    return found
+
+
+def per_action(value: Any, width: int) -> Any:
+    """Return a number per action, where one may stand for all; None if they are not known."""
+    return [float(value)] * width if isinstance(value, (int, float)) else value
+
+
+def _golden(trajectory: Mapping[str, np.ndarray]) -> dict[str, Any]:
+    """Return as many steps of both episodes as there is room for."""
+    groups, num_steps = [*groups_in(trajectory).values()], len(trajectory["actions"])
+    obs = [join([each[step] for each in groups]) for step in range(num_steps)]
+    most, second = max(MOST_GOLDEN_NUMBERS // (2 * len(obs[0])), 1), num_steps // 2
+    steps = [*range(num_steps)[:second][:most], *range(num_steps)[second:][:most]]
+
+    def literals(row: Any) -> list[str]:
+        return [f"{value!r}f" for value in np.asarray(row, np.float32).tolist()]
+
+    return {
+        "resets": [int(trajectory["reset"][step]) for step in steps],
+        "obs": [literals(obs[step]) for step in steps],
+        "actions": [literals(trajectory["actions"][step]) for step in steps],
+    }
+
+
+def _identifier(name: str) -> str:
+    """Return a name as C allows it."""
+    return re.sub(r"\W", "_", name, flags=re.ASCII)
+
+
+def _comment(text: str) -> str:
+    """Return a text that ends no comment."""
+    return text.replace("*/", "* /")

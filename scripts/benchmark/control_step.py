@@ -1,0 +1,64 @@
+"""Time of a control step of an exported policy, by what runs it, on one core."""
+
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from statistics import median
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import numpy as np
+import torch
+from rsl_rl.models import RNNModel
+from tensordict import TensorDict
+
+from rsl_tbptt.deploy import Policy
+from rsl_tbptt.tools.bundle import Recorded, write_bundle
+from rsl_tbptt.tools.c_code import CPolicy
+from rsl_tbptt.tools.golden import draw
+from rsl_tbptt.tools.verify import TORCHSCRIPT
+
+FLAGS = ("-O2", "-O3 -march=native", "-O3 -march=native -ffast-math")
+"""Of the C compiler."""
+Step = Callable[[dict[str, np.ndarray]], object]
+CALLS = 200
+"""Steps in one measurement, the median of which is reported over ten."""
+
+
+def step_times(rnn_type: str = "lstm", size: int = 256) -> dict[str, float]:
+    """Return microseconds per step by form: 48 observations, 12 actions, an MLP behind the memory.
+
+    Args:
+        rnn_type: "lstm" or "gru".
+        size: Hidden size.
+    """
+    torch.set_num_threads(1)
+    torch.manual_seed(0)
+    obs = TensorDict({"policy": torch.randn(1, 48)}, batch_size=[1])
+    options = {"hidden_dims": [256, 128, 64], "rnn_hidden_dim": size, "rnn_type": rnn_type}
+    policy = RNNModel(obs, {"actor": ["policy"]}, "actor", 12, **options).eval()
+    recorded = Recorded(policy, draw(policy, {}, {"policy": obs["policy"]}, CALLS, seed=0), "drawn")
+    about = {"checkpoint": "benchmark", "iteration": 0}
+    with TemporaryDirectory() as folder:
+        write_bundle(Path(folder), recorded, {}, {}, about, in_c=True)
+        seen = recorded.trajectory["obs/policy"]
+        return {form: _microseconds(step, seen) for form, step in _forms(Path(folder))}
+
+
+def _forms(folder: Path) -> Iterator[tuple[str, Step]]:
+    yield "onnxruntime, rsl_tbptt.deploy", Policy(folder).step
+    module: Any = torch.jit.load(folder / TORCHSCRIPT)
+    with torch.inference_mode():
+        yield "TorchScript", lambda groups: module(torch.from_numpy(groups["policy"])[None])
+    for flags in FLAGS:
+        yield f"C, {flags}", CPolicy(folder, ("-std=c99", *flags.split())).step
+
+
+def _microseconds(step: Step, seen: np.ndarray) -> float:
+    times = []
+    for _ in range(10):
+        start = time.perf_counter()
+        for obs in seen:
+            step({"policy": obs})
+        times.append((time.perf_counter() - start) / len(seen))
+    return 1e6 * median(times)

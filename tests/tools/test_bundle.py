@@ -1,0 +1,189 @@
+"""Every form of a bundle acts as the policy: ONNX, TorchScript and C, over 1,000 steps."""
+
+import copy
+import ctypes
+import shutil
+import subprocess
+
+import numpy as np
+import pytest
+import torch
+from rsl_rl.models import MLPModel, RNNModel
+from tensordict import TensorDict
+
+from rsl_tbptt.deploy import groups_in, join
+from rsl_tbptt.models import CNNRNNModel
+from rsl_tbptt.tools.bundle import Recorded, write_bundle
+from rsl_tbptt.tools.c_code import run_c
+from rsl_tbptt.tools.golden import draw
+from rsl_tbptt.tools.verify import verify
+
+pytestmark = [
+    pytest.mark.filterwarnings("ignore:.torch.jit"),
+    pytest.mark.skipif(shutil.which("gcc") is None, reason="needs gcc"),
+]
+
+TOLERANCE = 1e-5
+"""float32 in another operation order, actions of order 1."""
+LSTM = {"rnn_hidden_dim": 12, "rnn_type": "lstm"}
+CNN = {"cnn_cfg": {"output_channels": [2], "kernel_size": 3}, "image_scale": 1 / 255}
+MODELS = {
+    "lstm": (RNNModel, LSTM),
+    "gru": (RNNModel, LSTM | {"rnn_type": "gru"}),
+    "two layers": (RNNModel, LSTM | {"rnn_num_layers": 2}),
+    "mlp": (MLPModel, {}),
+    "cnn-lstm": (CNNRNNModel, LSTM | CNN),
+    "cnn-gru": (CNNRNNModel, LSTM | CNN | {"rnn_type": "gru"}),
+}
+ROBOT = {
+    "observation_groups": {
+        "policy": {
+            "shape": [3],
+            "terms": [
+                {"name": "angles */", "shape": [2], "scale": 0.5, "clip": None, "noisy": True}
+                | {"history_length": 0, "flatten_history_dim": True},
+                {"name": "speed", "shape": [1], "scale": None, "clip": None, "noisy": True}
+                | {"history_length": 0, "flatten_history_dim": True},
+            ],
+        }
+    },
+    "step_dt": 0.02,
+    "joint_names": ['left "hip"', "knee"],
+    "default_joint_pos": [0.7, -1.4],
+    "actions": [
+        {"name": "legs", "kind": "JointPositionAction", "width": 2, "scale": 0.3, "clip": None}
+        | {"joint_names": ['left "hip"', "knee"], "offset": [0.7, -1.4]}
+    ],
+}
+
+
+def build(kind):
+    torch.manual_seed(0)
+    groups = {"policy": torch.randn(50, 3), "goal": 5.0 + 2.0 * torch.randn(50, 3)}
+    if kind.startswith("cnn"):
+        groups["camera"] = torch.zeros(50, 1, 8, 8, dtype=torch.uint8)
+    obs, (model_class, options) = TensorDict(groups, batch_size=[50]), MODELS[kind]
+    gaussian = {"class_name": "GaussianDistribution", "init_std": 0.1}
+    policy = model_class(
+        obs,
+        {"actor": [*groups]},
+        "actor",
+        2,
+        hidden_dims=[8],
+        obs_normalization=True,
+        distribution_cfg=gaussian,
+        **copy.deepcopy(options),
+    )
+    policy.update_normalization(obs)
+    return policy.eval(), {name: group[:1] for name, group in groups.items()}
+
+
+def write(folder, kind, *, heads=False, steps=1000, fault=None, **options):
+    """Write the bundle of a policy; with a fault that of a faulty one, trajectory apart."""
+    policy, groups = build(kind)
+    width = policy.get_latent(TensorDict(groups, batch_size=[1])).shape[-1]
+    made = {"auxiliary/velocity": torch.nn.Linear(width, 2)} if heads else {}
+    trajectory = draw(policy, made, groups, steps, seed=1)
+    if policy.is_recurrent:
+        policy.reset()
+    if fault is not None:
+        fault(policy)
+    about = {"checkpoint": "model_5.pt", "iteration": 5}
+    recorded = Recorded(policy, trajectory, "drawn")
+    write_bundle(folder, recorded, made, ROBOT, about, in_c=True, **options)
+    return trajectory
+
+
+@pytest.mark.parametrize("heads", [False, True], ids=["", "heads"])
+@pytest.mark.parametrize("kind", MODELS)
+def test_all_forms_act_as_the_policy_over_a_thousand_steps(tmp_path, kind, heads):
+    trajectory = write(tmp_path, kind, heads=heads, single_input=heads)
+    assert trajectory["reset"].sum() == 2
+    differences = verify(tmp_path)
+    assert differences.keys() >= {"onnx", "torchscript", "c"}
+    assert max(differences.values()) < TOLERANCE
+
+
+def without_memory(policy):
+    for name, weights in policy.rnn.rnn.named_parameters():
+        if "weight_hh" in name:
+            weights.data.zero_()
+
+
+def with_groups_swapped(policy):
+    for values in (policy.rnn.rnn.weight_ih_l0, policy.obs_normalizer._mean):
+        values.data[:, :6] = values.data[:, :6].roll(3, dims=-1)
+
+
+@pytest.mark.parametrize("fault", [without_memory, with_groups_swapped])
+@pytest.mark.parametrize("kind", ["lstm", "cnn-gru"])
+def test_a_faulty_export_is_seen_in_each_form(tmp_path, kind, fault):
+    write(tmp_path, kind, steps=40, fault=fault)
+    assert min(verify(tmp_path).values()) > 1e-3
+
+
+def test_a_dropped_reset_is_seen_in_each_form(tmp_path):
+    write(tmp_path, "lstm", steps=40)
+    golden = dict(np.load(tmp_path / "golden.npz"))
+    np.savez(tmp_path / "golden.npz", **{**golden, "reset": np.arange(40) == 0})
+    source = tmp_path / "c" / "policy_golden.c"
+    source.write_text(source.read_text().replace("policy_reset();", ";"))
+    assert min(verify(tmp_path).values()) > 1e-3
+
+
+STRICT = ("-std=c99", "-O1", "-Wall", "-Wextra", "-pedantic", "-Werror")
+SANITIZERS = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_c_is_clean_and_allocates_nothing(tmp_path, kind):
+    write(tmp_path, kind, heads=True, steps=20)
+    difference = run_c(tmp_path / "c", (*STRICT, *SANITIZERS))
+    assert difference is not None
+    assert difference < TOLERANCE
+    for source in ("policy.c", "policy_model.c"):
+        assert "alloc" not in (tmp_path / "c" / source).read_text()
+
+
+def test_c_has_sizes_names_state_and_heads(tmp_path):
+    trajectory = write(tmp_path, "lstm", heads=True, steps=20)
+    header = (tmp_path / "c" / "policy.h").read_text()
+    for line in (
+        "#define POLICY_NUM_OBS 6",
+        "#define POLICY_NUM_ACTIONS 2",
+        "#define POLICY_NUM_STATES 24",
+        "#define POLICY_CONTROL_HZ 50.0",
+        "#define POLICY_OBS_POLICY_ANGLES___ 0 /* 2 numbers, times 0.5 */",
+        "#define POLICY_OBS_POLICY_SPEED 2 /* 1 numbers */",
+        "#define POLICY_OBS_GOAL 3 /* 3 numbers */",
+        "extern const char *const policy_joint_names[2];",
+    ):
+        assert line in header.splitlines()
+    library = tmp_path / "policy.so"
+    command = ["gcc", "-std=c99", "-shared", "-fPIC", tmp_path / "c" / "policy.c", "-o", library]
+    subprocess.run([*command, "-lm"], check=True)
+    policy = ctypes.CDLL(str(library))
+    policy.policy_state.restype = ctypes.POINTER(ctypes.c_float)
+    scale = (ctypes.c_float * 2).in_dll(policy, "policy_action_scale")
+    name = (ctypes.c_char_p * 2).in_dll(policy, "policy_joint_names")[0]
+    assert ([*scale], name) == (pytest.approx([0.3, 0.3]), b'left "hip"')
+    estimate = (ctypes.c_float * 2).in_dll(policy, "policy_auxiliary_velocity")
+    actions, groups = (ctypes.c_float * 2)(), [*groups_in(trajectory).values()]
+
+    def step(number):
+        obs = join([values[number] for values in groups])
+        policy.policy_step(obs.ctypes.data_as(ctypes.POINTER(ctypes.c_float)), actions)
+        return [*actions]
+
+    policy.policy_init()
+    for number in range(5):
+        found = step(number)
+        assert found == pytest.approx(trajectory["actions"][number], abs=TOLERANCE)
+        assert [*estimate] == pytest.approx(trajectory["auxiliary/velocity"][number], abs=TOLERANCE)
+    saved = policy.policy_state()[:24]
+    after = step(5)
+    policy.policy_reset()
+    assert step(5) != pytest.approx(after, abs=TOLERANCE)
+    for i, value in enumerate(saved):
+        policy.policy_state()[i] = value
+    assert step(5) == after
