@@ -173,6 +173,12 @@ def test_bad_heads_are_refused_by_name_before_any_rollout(heads, message):
         distillation(auxiliary=heads)
 
 
+def test_looking_for_a_layer_leaves_nothing_in_the_teacher():
+    teacher = distillation(auxiliary=LATENT).teacher
+    hooked = [name for name, layer in teacher.named_modules() if layer._forward_hooks]
+    assert hooked == ["mlp.0"]
+
+
 def test_a_layer_that_the_teacher_lacks_is_refused():
     with pytest.raises(ValueError, match=r"'teacher:mlp.9', expected a layer.*'mlp.0', 'mlp.1'"):
         distillation(auxiliary={"x": {"target": "teacher:mlp.9"}})
