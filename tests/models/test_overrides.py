@@ -14,7 +14,7 @@ from rsl_tbptt.algorithms.replay import Replay, action_head, find_held_frames, s
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.models import CNNRNNModel, RecurrentModel
 from rsl_tbptt.models.protocol import parts_of
-from rsl_tbptt.tools.bundle import export_onnx, export_torchscript
+from rsl_tbptt.tools.bundle import export_torchscript, onnx_model
 from rsl_tbptt.tools.golden import draw
 from rsl_tbptt.tools.verify import run_torchscript
 
@@ -238,8 +238,7 @@ def test_files_act_as_the_model(tmp_path, name):
     scripted = run_torchscript(tmp_path / "policy.pt", golden)
     np.testing.assert_allclose(scripted, golden["actions"], atol=TOLERANCE, rtol=TOLERANCE)
     step = model.as_onnx()
-    export_onnx(step, tmp_path / "policy.onnx")
-    session = onnxruntime.InferenceSession(tmp_path / "policy.onnx")
+    session = onnxruntime.InferenceSession(onnx_model(step).SerializeToString())
     state = zeros = {name: each.numpy() for name, each in step.state.items()}
     for t, starts in enumerate(golden["reset"]):
         state = zeros if starts else state

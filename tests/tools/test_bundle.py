@@ -102,6 +102,20 @@ def test_all_forms_act_as_the_policy_over_a_thousand_steps(tmp_path, kind, heads
     differences = verify(tmp_path)
     assert differences.keys() >= {"onnx", "torchscript", "c"}
     assert max(differences.values()) < TOLERANCE
+    if heads:
+        assert_c_is_clean(tmp_path / "c")
+
+
+STRICT = ("-std=c99", "-O1", "-Wall", "-Wextra", "-pedantic", "-Werror")
+SANITIZERS = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+
+
+def assert_c_is_clean(folder):
+    difference = run_c(folder, (*STRICT, *SANITIZERS))
+    assert difference is not None
+    assert difference < TOLERANCE
+    for source in ("policy.c", "policy_model.c"):
+        assert "alloc" not in (folder / source).read_text()
 
 
 def without_memory(policy):
@@ -129,20 +143,6 @@ def test_a_dropped_reset_is_seen_in_each_form(tmp_path):
     source = tmp_path / "c" / "policy_golden.c"
     source.write_text(source.read_text().replace("policy_reset();", ";"))
     assert min(verify(tmp_path).values()) > 1e-3
-
-
-STRICT = ("-std=c99", "-O1", "-Wall", "-Wextra", "-pedantic", "-Werror")
-SANITIZERS = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
-
-
-@pytest.mark.parametrize("kind", MODELS)
-def test_c_is_clean_and_allocates_nothing(tmp_path, kind):
-    write(tmp_path, kind, heads=True, steps=20)
-    difference = run_c(tmp_path / "c", (*STRICT, *SANITIZERS))
-    assert difference is not None
-    assert difference < TOLERANCE
-    for source in ("policy.c", "policy_model.c"):
-        assert "alloc" not in (tmp_path / "c" / source).read_text()
 
 
 def test_c_has_sizes_names_state_and_heads(tmp_path):
