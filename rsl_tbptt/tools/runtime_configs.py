@@ -73,9 +73,9 @@ def rl_sar_config(metadata: Metadata) -> Config:
     each kind of observation and one history for all of them.
     """
     robot, missing = metadata["robot"], _missing(metadata)
-    terms, names = _terms(metadata), _named(metadata, 0, missing)
-    histories = sorted({_history(term) for term in terms})
-    history = histories[0] if len(histories) == 1 else 1
+    terms, names = terms_of(metadata), _named(metadata, 0, missing)
+    histories = sorted({history(term) for term in terms})
+    length = histories[0] if len(histories) == 1 else 1
     if len(histories) > 1:
         missing.append(f"observations have histories of {histories} steps, rl_sar has one for all")
     if clips := {term["name"]: term["clip"] for term in terms if term["clip"] is not None}:
@@ -92,7 +92,7 @@ def rl_sar_config(metadata: Metadata) -> Config:
         "model_name": "policy.pt",
         "num_observations": sum(map(_width, terms)),
         "observations": names,
-        "observations_history": [*range(history)][::-1] if history > 1 else [],
+        "observations_history": [*range(length)][::-1] if length > 1 else [],
         "observations_history_priority": "term",
         "clip_obs": math.inf,
         "clip_actions_lower": [] if clip is None else [-clip] * num_actions,
@@ -131,7 +131,7 @@ def unitree_config(metadata: Metadata) -> Config:
         ValueError: If two observations have one name there.
     """
     robot, missing = metadata["robot"], _missing(metadata)
-    terms, names = _terms(metadata), _named(metadata, 1, missing)
+    terms, names = terms_of(metadata), _named(metadata, 1, missing)
     if len({*names}) < len(names):
         raise ValueError(
             f"Observations for the target 'unitree' are {names}, expected each once: its"
@@ -142,7 +142,7 @@ def unitree_config(metadata: Metadata) -> Config:
         missing.append("commands: base_velocity: ranges, to which the joystick is limited")
     observations = {
         name: {"params": {}, "clip": term["clip"], "scale": _scale(term)}
-        | {"history_length": _history(term)}
+        | {"history_length": history(term)}
         for name, term in zip(names, terms, strict=True)
     }
     actions = {
@@ -186,7 +186,7 @@ def _missing(metadata: Metadata) -> list[str]:
 def _named(metadata: Metadata, program: int, missing: list[str]) -> list[str]:
     """Return what a program calls the terms; those it does not know keep their names."""
     names = []
-    for term in _terms(metadata):
+    for term in terms_of(metadata):
         known = OBSERVATIONS.get(term.get("function"), OBSERVATIONS.get(term["name"]))
         names.append((known and known[program]) or term["name"])
         if not (known and known[program]):
@@ -194,18 +194,20 @@ def _named(metadata: Metadata, program: int, missing: list[str]) -> list[str]:
     return names
 
 
-def _terms(metadata: Metadata) -> list[Any]:
+def terms_of(metadata: Metadata) -> list[Any]:
+    """Return the terms of all observation groups in their order."""
     groups = metadata["observation_groups"].values()
     return [term for group in groups for term in group.get("terms", ())]
 
 
-def _history(term: Mapping[str, Any]) -> int:
+def history(term: Mapping[str, Any]) -> int:
+    """Return how many steps a term shows, at least 1."""
     return max(term["history_length"], 1)
 
 
 def _width(term: Mapping[str, Any]) -> int:
     """Return how many numbers a term has in a step."""
-    return math.prod(term["shape"]) // _history(term)
+    return math.prod(term["shape"]) // history(term)
 
 
 def _scale(term: Mapping[str, Any]) -> list[float]:

@@ -16,8 +16,17 @@ from onnx import helper, numpy_helper
 
 from rsl_tbptt.deploy import METADATA, ONNX
 from rsl_tbptt.files import write_json
+from rsl_tbptt.models.one_step import STATES
 from rsl_tbptt.tools.c_code import C_CODE, write_c
-from rsl_tbptt.tools.runtime_configs import rl_sar_config, unitree_config, write_config
+from rsl_tbptt.tools.runtime_configs import (
+    history,
+    rl_sar_config,
+    terms_of,
+    unitree_config,
+    write_config,
+)
+
+STATE_INPUTS, STATE_OUTPUTS = ([f"{name}_{end}" for name in STATES] for end in ("in", "out"))
 
 
 @dataclass(frozen=True)
@@ -64,18 +73,23 @@ def write_unitree(folder: Path, exported: Exported) -> None:
 
 def write_legged_control2(folder: Path, exported: Exported) -> None:
     """Write ONNX whose states are matrices, (1, L*H), and ``policy.json`` for it."""
-    model = _with_flat_states(exported.model)
-    metadata = exported.metadata
+    model, metadata = _with_flat_states(exported.model), exported.metadata
+    states = [name for name in metadata["outputs"] if name in STATE_OUTPUTS]
     flat = [[1, math.prod(shape)] for shape in metadata["state_shapes"]]
     for entry in model.metadata_props:
         entry.value = str(flat) if entry.key == "state_shapes" else entry.value
+    if lengths := [str(history(term)) for term in terms_of(metadata)]:
+        # The name of mjlab's observation_terms_history_length when this program was written.
+        model.metadata_props.add(key="observation_history_lengths", value=",".join(lengths))
     folder.mkdir(exist_ok=True)
     onnx.save(model, folder / ONNX)
     width = model.graph.input[0].type.tensor_type.shape.dim[1].dim_value
-    inputs = {"obs": {"shape": [width], "dtype": "float32"}}
-    sizes = {f"{n}_out": {"shape": s} for n, s in zip(metadata["state_names"], flat, strict=True)}
-    outputs = {**metadata["outputs"], **sizes}
-    changed = {"inputs": inputs, "outputs": outputs, "state_shapes": flat}
+    shapes = {name: {"shape": shape} for name, shape in zip(states, flat, strict=True)}
+    changed = {
+        "inputs": {"obs": {"shape": [width], "dtype": "float32"}},
+        "outputs": {**metadata["outputs"], **shapes},
+        "state_shapes": flat,
+    }
     write_json(folder / METADATA, {**metadata, **changed})
 
 
@@ -110,14 +124,14 @@ def _with_flat_states(model: onnx.ModelProto) -> onnx.ModelProto:
     graph = model.graph
     for value in (*graph.input, *graph.output):
         name, dims = value.name, value.type.tensor_type.shape.dim
-        if name not in ("h_in", "c_in", "h_out", "c_out"):
+        if name not in (*STATE_INPUTS, *STATE_OUTPUTS):
             continue
         inner, shape = f"{name}_by_layer", [dim.dim_value for dim in dims]
         flat = [1, math.prod(shape)]
         for node in graph.node:
             for names in (node.input, node.output):
                 names[:] = [inner if each == name else each for each in names]
-        goes_in = name.endswith("_in")
+        goes_in = name in STATE_INPUTS
         target = np.array(shape if goes_in else flat, np.int64)
         graph.initializer.append(numpy_helper.from_array(target, f"{name}_shape"))
         before, after = (name, inner) if goes_in else (inner, name)

@@ -97,9 +97,11 @@ def assert_golden(found, golden, *, close=True):
     assert difference < TOLERANCE if close else difference > 100 * TOLERANCE
 
 
-def test_the_command_line_names_every_target():
+def test_the_command_line_and_the_page_name_every_target(request):
     assert [*TARGETS] == [*cli.TARGETS]
     assert cli.OPTIONS["--target"]["choices"] is cli.TARGETS
+    page = (request.config.rootpath / "docs" / "runtimes.md").read_text()
+    assert all(f"| [`{name}`](" in page for name in TARGETS)
 
 
 def assert_all_replayed(folder):
@@ -306,6 +308,7 @@ def test_legged_control2_has_matrices_for_states(bundle):
     )
     assert json.loads(written.pop("state_shapes")) == [[1, 24], [1, 24]]
     assert json.loads(of_bundle.pop("state_shapes")) == [[2, 1, 12], [2, 1, 12]]
+    assert written.pop("observation_history_lengths") == "1,1,1,1,1,1"
     assert written == of_bundle
 
 
