@@ -273,6 +273,7 @@ def _option(text: str, **options: Any) -> dict[str, Any]:
 
 
 TARGETS = ("c", "legged_control2", "rl_sar", "unitree", "unitree_gym")
+"""The keys of ``rsl_tbptt.tools.targets.TARGETS``, which is slow to import."""
 REPEATED: dict[str, Any] = {"action": "append", "default": []}
 OPTIONS: dict[str, dict[str, Any]] = {
     "--checkpoint": _option(

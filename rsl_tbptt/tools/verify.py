@@ -46,17 +46,15 @@ def verify(bundle: Path) -> dict[str, float]:
 def _verify_targets(bundle: Path, golden: Mapping[str, np.ndarray]) -> dict[str, float]:
     """Return the largest difference of an action by target."""
     found = {}
-    for name in sorted(path.name for path in bundle.iterdir() if path.is_dir()):
-        folder = bundle / name
+    for folder in sorted(path for path in bundle.iterdir() if path.is_dir()):
+        actions = [run_torchscript(path, golden) for path in folder.rglob("*.pt")]
         if (folder / METADATA).exists():
-            actions = run_onnx(Policy(folder), golden, ("actions",))["actions"]
-            found[name] = largest_difference(actions, golden["actions"])
-        for path in folder.rglob("*.pt"):
-            actions = run_torchscript(path, golden)
-            found[name] = largest_difference(actions, golden["actions"])
-        for path in folder.rglob("policy.c"):
-            if (difference := run_c(path.parent)) is not None:
-                found[name] = difference
+            actions.append(run_onnx(Policy(folder), golden, ("actions",))["actions"])
+        differences = [largest_difference(each, golden["actions"]) for each in actions]
+        in_c = [run_c(path.parent) for path in folder.rglob("policy.c")]
+        differences += [difference for difference in in_c if difference is not None]
+        if differences:
+            found[folder.name] = float(np.max(differences))  # NaN if one is
     return found
 
 
