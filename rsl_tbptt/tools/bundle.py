@@ -23,7 +23,7 @@ from rsl_tbptt.files import write_json
 from rsl_tbptt.models.one_step import OneStep, StatefulPolicy
 from rsl_tbptt.tools.c_code import of_actions
 from rsl_tbptt.tools.doctor import versions
-from rsl_tbptt.tools.golden import Trajectory
+from rsl_tbptt.tools.golden import Trajectory, seen_by_normalizer
 from rsl_tbptt.tools.targets import TARGETS, Exported
 from rsl_tbptt.tools.verify import TORCHSCRIPT, torchscript
 
@@ -153,6 +153,7 @@ def describe(
         "observation_groups": {
             name: known.get(name, {"shape": [*each.shape[1:]]}) for name, each in groups.items()
         },
+        "normalizer": _normalizer(step.policy, groups),
         "outputs": {
             name: {"shape": state.get(name.removesuffix("_out"), [*each.shape[1:]])}
             for name, each in outputs.items()
@@ -163,6 +164,17 @@ def describe(
         "control_hz": None if step_dt is None else round(1 / step_dt, 6),
         "robot": robot,
         "versions": versions(),
+    }
+
+
+def _normalizer(policy: MLPModel, groups: Groups) -> dict[str, Any]:
+    """Return what each normalised group is shifted and divided by, (D,) each."""
+    normalizer: Any = policy.obs_normalizer
+    if not groups:
+        return {}
+    return {
+        name: {"mean": mean[0].tolist(), "divisor": (std[0] + normalizer.eps).tolist()}
+        for name, (mean, std) in seen_by_normalizer(policy, groups).items()
     }
 
 

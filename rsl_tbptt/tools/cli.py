@@ -163,11 +163,13 @@ def run_export(args: Arguments) -> int:
 
 
 def run_verify(args: Arguments) -> int:
-    """Replay a bundle's golden trajectory, and print how far its files are from the policy.
+    """Replay a bundle's golden trajectory, or a robot's log, and print what differs.
 
     Raises:
-        ValueError: If it is too far.
+        ValueError: If it is too far from the policy, or the log shows a fault.
     """
+    if args.log is not None:
+        return _verify_log(args.bundle, args.log)
     from rsl_tbptt.tools.verify import verify
 
     differences = verify(args.bundle)
@@ -177,6 +179,22 @@ def run_verify(args: Arguments) -> int:
             f"The largest difference is not within {args.tolerance:.1e}: the files are not of the"
             " policy that the golden trajectory was recorded with. Export it again."
         )
+    return 0
+
+
+def _verify_log(bundle: Path, log: Path) -> int:
+    from rsl_tbptt.tools.robot_log import diagnose_log
+
+    found = diagnose_log(bundle, log)
+    for name, difference in found.differences.items():
+        print(f"{name}: largest difference {difference:.1e}{', faults apart' * bool(found.faults)}")
+    for note in found.notes:
+        print(f"note: {note}")
+    for fault in found.faults:
+        print(f"FAULT {fault.kind}: {fault.text}")
+    if found.faults:
+        raise ValueError(f"The log shows {len(found.faults)} fault(s) of the program on the robot.")
+    print("no fault")
     return 0
 
 
@@ -332,6 +350,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--tolerance": _option("largest difference that passes (1e-4)", type=float, default=1e-4),
     "export --seed": _option("of the golden trajectory (0)", type=int, default=0),
     "verify bundle": _option("folder that `rsl-tbptt export` wrote", type=Path, metavar="BUNDLE"),
+    "--log": _option(
+        "name what a program on a robot does wrong, by what it logged: .npz or .csv",
+        type=Path,
+        metavar="LOG",
+    ),
     "play --checkpoint": _option(
         "file, or RUN/latest; several with --video", type=Path, action="append", required=True
     ),
@@ -372,9 +395,9 @@ COMMANDS: dict[str, tuple[str, Callable[[Arguments], int], Sequence[str]]] = {
         ),
     ),
     "verify": (
-        "compare the files of an exported policy with the trained one",
+        "compare an exported policy, or what a robot's program made of it, with the trained one",
         run_verify,
-        ("verify bundle", "--tolerance"),
+        ("verify bundle", "--log", "--tolerance"),
     ),
     "play": (
         "play a checkpoint with its platform's own command, task and agent",

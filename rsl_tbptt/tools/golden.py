@@ -75,7 +75,7 @@ def draw(
         0 or 1.
     """
     generator = torch.Generator().manual_seed(seed)
-    statistics = _seen_by_normalizer(policy, groups)
+    statistics = seen_by_normalizer(policy, groups)
     others = (0.0, 1.0 / getattr(policy, "image_scale", 1.0))
 
     def draw_one() -> TensorDict:
@@ -150,10 +150,15 @@ class _Recorder:
         return getattr(self._func, name)
 
 
-def _seen_by_normalizer(
+def seen_by_normalizer(
     policy: MLPModel, groups: Mapping[str, torch.Tensor]
 ) -> dict[str, tuple[torch.Tensor, ...]]:
-    """Return mean and standard deviation, (1, D) each, of the groups that are normalised."""
+    """Return mean and standard deviation, (1, D) each, of the groups that are normalised.
+
+    Args:
+        policy: A model that follows rsl_rl's interface.
+        groups: An observation of each group. Shape: (1, ...).
+    """
     normalizer: Any = policy.obs_normalizer
     if not hasattr(normalizer, "mean"):
         return {}

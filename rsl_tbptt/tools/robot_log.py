@@ -1,0 +1,331 @@
+"""Name what a program on a robot does differently from training, by what it logged.
+
+A log has the arrays of a golden trajectory, those that there are, over T steps of one robot:
+``raw/GROUP/TERM`` as measured, ``obs/GROUP`` as given to the policy, ``actions`` as it returned
+them, ``targets`` as sent to the joints, and ``reset``: whether an episode starts with the step.
+"""
+
+from __future__ import annotations
+
+import csv
+import functools
+import math
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from rsl_tbptt.deploy import GOLDEN, Policy
+from rsl_tbptt.tools.runtime import Fault, Part, Runtime, delayed
+from rsl_tbptt.tools.verify import read_golden, run_onnx
+
+EXPLAINS = 0.5
+"""A fault is named if it brings the differences that it concerns below this share."""
+EVIDENCE = 10.0
+"""Least log-likelihood ratio of a fault: below, a few steps of noise could look like it."""
+UNEXPLAINED = 0.1
+"""Share of the logged values' deviation: what differs by more, and no known fault explains it, is
+a fault of its own where no sensor's noise is between."""
+UNLIKE_TRAINING = 5.0
+"""Standard deviations of training between its mean and that of a log."""
+ROUNDING = 1e-4
+"""Share of the logged values' deviation below which nothing is compared."""
+
+Log = Mapping[str, np.ndarray]
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Numbers of a log, and how a program computes them."""
+
+    name: str
+    logged: np.ndarray
+    """Shape: (T, ...)."""
+    compute: Callable[[Runtime], np.ndarray]
+    alternatives: Callable[[Runtime], Iterable[Runtime]] = Runtime.obs_alternatives
+    is_exact: bool = True
+    """Whether a program without fault gives just these: no noisy sensor is read twice."""
+
+
+@dataclass
+class Diagnosis:
+    """What a log says of the program that wrote it."""
+
+    differences: dict[str, float] = field(default_factory=dict)
+    """Largest difference by what is compared, faults apart."""
+    faults: list[Fault] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+    """What could not be compared, and why."""
+
+
+def diagnose_log(bundle: Path, path: Path) -> Diagnosis:
+    """Compare a log with what a bundle's policy would have done.
+
+    Args:
+        bundle: Folder of ``rsl-tbptt export``.
+        path: The log, ``.npz`` or ``.csv``.
+
+    Returns:
+        The differences.
+
+    Raises:
+        ValueError: If the log cannot be read, or does not fit the bundle.
+    """
+    policy = Policy(bundle)
+    log, found = _read(path, policy.metadata), Diagnosis()
+    if not any(name.startswith(("raw/", "obs/")) for name in log) and "actions" in log:
+        log = _as_replay(log, read_golden(bundle / GOLDEN))
+        found.notes.append("there are no observations: taken for a replay of the bundle's")
+    starts = log.get("reset", np.zeros(len(next(iter(log.values()))), bool)).astype(bool)
+    starts[0] = True
+    trained = _trained(policy.metadata, log, starts)
+    _compare_observations(trained, log, found)
+    _compare_actions(policy, trained, log, found)
+    _compare_targets(policy.metadata, starts, log, found)
+    return found
+
+
+def _trained(metadata: Mapping[str, Any], log: Log, starts: np.ndarray) -> Runtime:
+    """Return the program as it was in training, fed with what was measured.
+
+    Groups have no parts if a term is unknown or was not measured.
+    """
+    groups = {}
+    for name, group in metadata["observation_groups"].items():
+        measured = [log.get(f"raw/{name}/{term['name']}") for term in group.get("terms", ())]
+        known = all(values is not None for values in measured)
+        terms = zip(group.get("terms", ()), measured, strict=True) if known else ()
+        groups[name] = (*(_part(name, *term, metadata["robot"]) for term in terms),)
+    return Runtime(starts, groups, normalizer=metadata["normalizer"])
+
+
+def _part(group: str, term: Mapping[str, Any], values: Any, robot: Mapping[str, Any]) -> Part:
+    values = values.reshape(len(values), -1).astype(float)
+    joints = robot.get("joint_names", ())
+    return Part(
+        f"{group}/{term['name']}",
+        values,
+        scale=1.0 if term["scale"] is None else term["scale"],
+        clip=term["clip"],
+        history=term["history_length"],
+        shape=(*term["shape"],),
+        labels=(*joints,) if len(joints) == values.shape[1] else (),
+    )
+
+
+def _compare_observations(trained: Runtime, log: Log, found: Diagnosis) -> None:
+    for name, parts in trained.groups.items():
+        logged = log.get(f"obs/{name}")
+        if parts and logged is not None:
+            seen = {k: v for k, v in trained.normalizer.items() if k == name}
+            alone = replace(trained, groups={name: parts}, normalizer=seen)
+            compute = functools.partial(_group, name)
+            _explain(Compared(f"obs/{name}", logged, compute, is_exact=False), alone, found)
+        elif logged is not None:
+            found.notes.append(f"obs/{name} is not compared: raw/{name}/TERM are not there")
+        if logged is not None and name in trained.normalizer and not found.faults:
+            found.notes += _unlike_training(f"obs/{name}", logged, trained.normalizer[name])
+
+
+def _unlike_training(name: str, logged: np.ndarray, seen: Mapping[str, Any]) -> Iterator[str]:
+    """Yield which numbers are far from those that the policy was trained with."""
+    mean, divisor = np.asarray(seen["mean"]), np.asarray(seen["divisor"])
+    for place, shift in enumerate((logged.mean(axis=0) - mean) / divisor):
+        if abs(shift) > UNLIKE_TRAINING:
+            yield (
+                f"{name}[{place}] is {logged[:, place].mean():.3g} on average, in training it was"
+                f" {mean[place]:.3g}, with a standard deviation of {divisor[place]:.2g}"
+            )
+
+
+def _group(name: str, runtime: Runtime) -> np.ndarray:
+    return runtime.obs()[name]
+
+
+def _compare_actions(policy: Policy, trained: Runtime, log: Log, found: Diagnosis) -> None:
+    logged = log.get("actions")
+    fixed = {name: log[f"obs/{name}"] for name in trained.groups if f"obs/{name}" in log}
+    missing = [name for name, parts in trained.groups.items() if not parts and name not in fixed]
+    if logged is None or missing:
+        reason = f"obs/{missing[0]} is missing" if missing else "they are missing"
+        found.notes.append(f"actions are not compared: {reason}")
+        return
+    if policy.metadata["state_names"] and not trained.starts[1:].any():
+        found.notes.append("a forgotten reset cannot show: no episode starts within the log")
+
+    def act(runtime: Runtime) -> np.ndarray:
+        seen = {f"obs/{name}": values for name, values in runtime.obs().items()}
+        trajectory = {"reset": runtime.clearings(), **seen}
+        actions = run_onnx(policy, trajectory, ("actions",))["actions"]
+        return delayed(actions) if runtime.acts_late else actions
+
+    is_exact = fixed.keys() == trained.groups.keys()
+    compared = Compared("actions", logged, act, Runtime.alternatives, is_exact)
+    _explain(compared, replace(trained, fixed=fixed), found)
+
+
+def _compare_targets(
+    metadata: Mapping[str, Any], starts: np.ndarray, log: Log, found: Diagnosis
+) -> None:
+    actions, robot = metadata["robot"].get("actions", ()), metadata["robot"]
+    if not {"actions", "targets"} <= log.keys() or not actions:
+        return
+    limit, ends = robot.get("clip_actions"), np.cumsum([action["width"] for action in actions])
+    parts = [
+        Part(
+            f"actions/{action['name']}",
+            values.astype(float),
+            scale=1.0 if action["scale"] is None else action["scale"],
+            offset=0.0 if action["offset"] is None else action["offset"],
+            clip=None if limit is None else (-limit, limit),
+            limits=None if action["clip"] is None else np.asarray(action["clip"]),
+            labels=(*action["joint_names"],),
+        )
+        for action, values in zip(actions, np.split(log["actions"], ends[:-1], axis=1), strict=True)
+    ]
+    compared = Compared("targets", log["targets"], functools.partial(_group, "actions"))
+    _explain(compared, Runtime(starts, {"actions": (*parts,)}), found)
+
+
+def _explain(compared: Compared, trained: Runtime, found: Diagnosis) -> None:
+    """Look for the program that computes what was logged, one difference after another."""
+    # What was before an episode's first step, nobody knows.
+    valid = ~trained.starts if not trained.starts.all() else trained.starts
+
+    def in_rows(values: np.ndarray) -> np.ndarray:
+        return values.reshape(len(valid), -1)[valid].astype(float)
+
+    logged = in_rows(compared.logged)
+    deviation = logged.std(axis=0) + 0.1 * logged.std() + 1e-12
+    runtime, expected = trained, in_rows(compared.compute(trained))
+    while True:
+        error = _root_mean_square(expected - logged) / deviation
+        others = [*compared.alternatives(runtime)] if error.max() > ROUNDING else []
+        values = [in_rows(compared.compute(other)) for other in others]
+        gains = [_gain(logged, expected, other, ROUNDING * deviation) for other in values]
+        if max(gains, default=0.0) <= 0.0:
+            break
+        best = gains.index(max(gains))
+        runtime, expected = others[best], values[best]
+    found.differences[compared.name] = float(np.abs(expected - logged).max())
+    found.faults += runtime.faults(trained)
+    if error.max() > UNEXPLAINED:
+        text = f"{compared.name} differ by {error.max():.0%} of their deviation"
+        if compared.is_exact:
+            found.faults.append(Fault("unexplained", f"{text}, and no known fault explains it"))
+        else:
+            found.notes.append(f"{text}, which may be noise")
+
+
+def _gain(logged: np.ndarray, one: np.ndarray, other: np.ndarray, rounding: np.ndarray) -> float:
+    """Return how much better ``other`` fits than ``one``, as a log-likelihood; 0 if not clearly.
+
+    Each number is compared at the steps where the two differ most: a memory that is not cleared
+    shows only after the start of an episode.
+    """
+    between = np.abs(other - one)
+    most = between.max(axis=0)
+    if not (changed := most > rounding).any():
+        return 0.0
+    most_steps = (between >= 0.5 * most)[:, changed]
+    errors = [(each - logged)[:, changed] for each in (other, one)]
+    there = [_root_mean_square(e, where=most_steps) + rounding[changed] for e in errors]
+    ratios = np.log(np.divide(*there))
+    evidence = -float((ratios * most_steps.sum(axis=0)).sum())
+    if ratios.mean() > math.log(EXPLAINS) or evidence < EVIDENCE:
+        return 0.0
+    everywhere = [_root_mean_square(e) + rounding[changed] for e in errors]
+    return -float(np.log(np.divide(*everywhere)).sum())
+
+
+def _root_mean_square(values: np.ndarray, **options: Any) -> np.ndarray:
+    return np.sqrt(np.square(values).mean(axis=0, **options))
+
+
+def _as_replay(log: Log, golden: Log) -> Log:
+    """Return a log with the observations of the golden trajectory.
+
+    Raises:
+        ValueError: If its length is another.
+    """
+    steps, expected = len(log["actions"]), len(golden["actions"])
+    if steps != expected:
+        raise ValueError(
+            f"The log has {steps} steps of actions and no observations, expected the {expected} of"
+            f" {GOLDEN}, replayed: log obs/GROUP or raw/GROUP/TERM, too."
+        )
+    inputs = {n: v for n, v in golden.items() if n == "reset" or n.startswith("obs/")}
+    return {**inputs, **log}
+
+
+def _read(path: Path, metadata: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Read a log and check it.
+
+    Raises:
+        ValueError: If it cannot be read, or does not fit the bundle.
+    """
+    if path.suffix == ".csv":
+        log = _read_csv(path)
+    elif path.suffix == ".npz":
+        log = read_golden(path)
+    else:
+        raise ValueError(f"The log is '{path}', expected a file that ends in .npz or .csv.")
+    widths = dict(_widths(metadata))
+    log = {name: values for name, values in log.items() if name in widths}
+    if not log:
+        raise ValueError(
+            f"The log '{path}' has none of the arrays that can be compared: {', '.join(widths)}."
+        )
+    lengths = {name: len(values) for name, values in log.items()}
+    if len({*lengths.values()}) > 1 or min(lengths.values()) < 2:
+        raise ValueError(f"The log has steps {lengths}, expected as many of each, at least 2.")
+    for name, values in log.items():
+        if widths[name] not in (None, values[0].size):
+            raise ValueError(
+                f"{name} of the log has {values[0].size} numbers a step, expected {widths[name]}."
+            )
+        if not np.isfinite(values).all():
+            step = int(np.argmin(np.isfinite(values.reshape(len(values), -1)).all(axis=1)))
+            raise ValueError(f"{name} of the log is not finite at step {step}, expected numbers.")
+    groups = metadata["observation_groups"].items()
+    shapes = {"reset": (), **{f"obs/{name}": group["shape"] for name, group in groups}}
+    return {n: v.reshape(len(v), *shapes.get(n, v.shape[1:])) for n, v in log.items()}
+
+
+def _widths(metadata: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
+    """Yield the arrays that a log may have, and how many numbers each has a step."""
+    yield "reset", 1
+    for name, group in metadata["observation_groups"].items():
+        yield f"obs/{name}", math.prod(group["shape"])
+        for term in group.get("terms", ()):
+            yield (
+                f"raw/{name}/{term['name']}",
+                math.prod(term["shape"]) // (term["history_length"] or 1),
+            )
+    (width,) = metadata["outputs"]["actions"]["shape"]
+    yield from (("actions", width), ("targets", width))
+
+
+def _read_csv(path: Path) -> dict[str, np.ndarray]:
+    """Read a table whose columns are named ``reset``, ``actions[0]``, ``raw/policy/angles[2]``.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    try:
+        with path.open(newline="", encoding="utf-8-sig") as file:
+            header, *rows = [row for row in csv.reader(file) if row]
+        table = np.asarray(rows, float)
+    except (ValueError, OSError) as error:
+        raise ValueError(f"The table '{path}' cannot be read: {error}") from error
+    columns: dict[str, list[int]] = {}
+    for column, title in enumerate(header):
+        name, _, number = title.strip().removesuffix("]").partition("[")
+        columns.setdefault(name, []).append(column)
+        if (number or "0") != str(len(columns[name]) - 1):
+            raise ValueError(
+                f"The column {title!r} is out of order, expected {name}[0], {name}[1], ..."
+            )
+    return {name: table[:, which] for name, which in columns.items()}

@@ -1,0 +1,285 @@
+"""What a program on the robot computes around a policy, as trained or with faults.
+
+A :class:`Runtime` turns measured terms into observations and actions as the program does. Its
+fields say what the program does; :func:`alternatives` changes one of them, and :func:`faults` names
+those that differ from training.
+"""
+
+from __future__ import annotations
+
+import itertools
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+import numpy as np
+
+Numbers = Any
+"""A number, or one for each element."""
+
+
+@dataclass(frozen=True, eq=False)
+class Part:
+    """A term of the observations, or of the actions on their way to the joints.
+
+    Fields above ``order`` are facts; those from there on say what the program does with them.
+    """
+
+    name: str
+    values: np.ndarray
+    """As measured, or as the policy returns them. Shape: (T, D)."""
+    scale: Numbers = 1.0
+    offset: Numbers = 0.0
+    clip: Sequence[float] | None = None
+    """Lowest and highest value before ``scale``."""
+    limits: np.ndarray | None = None
+    """Lowest and highest value after ``scale`` and ``offset``. Shape: (D, 2)."""
+    history: int = 0
+    shape: tuple[int, ...] = ()
+    """Of the result, history included, without T; () leaves it (D,)."""
+    labels: tuple[str, ...] = ()
+    """Names of the D numbers, where they are joints."""
+
+    order: tuple[int, ...] = ()
+    """Where each of the D numbers is taken from; () is in place."""
+    negated: frozenset[int] = frozenset()
+    times_scaled: int = 1
+    has_offset: bool = True
+    newest_first: bool = False
+    is_late: bool = False
+
+    def compute(self, starts: np.ndarray) -> np.ndarray:
+        """Return what the program makes of the values.
+
+        Args:
+            starts: Where episodes start, which begins a history anew. Shape: (T,), bool.
+
+        Returns:
+            Scaled values. Shape: (T, *shape).
+        """
+        values = self.values[:, [*(self.order or range(self.width))]]
+        if self.is_late:
+            values = delayed(values)
+        if self.clip is not None:
+            lowest, highest = self.clip
+            values = np.clip(values, lowest, highest)
+        values = values * np.asarray(self.scale) ** self.times_scaled
+        values = values + np.asarray(self.offset) * self.has_offset
+        if self.limits is not None:
+            values = np.clip(values, self.limits[:, 0], self.limits[:, 1])
+        values[:, [*self.negated]] *= -1.0
+        if self.history:
+            steps = np.arange(len(values))
+            begin = np.maximum.accumulate(np.where(starts, steps, 0))
+            ages = np.arange(self.history)
+            ages = ages if self.newest_first else ages[::-1]
+            values = values[np.maximum(steps[:, None] - ages, begin[:, None])]
+        return values.reshape(len(values), *(self.shape or (-1,)))
+
+    @property
+    def width(self) -> int:
+        """D."""
+        return self.values.shape[1]
+
+    def alternatives(self) -> Iterator[Part]:
+        """Yield what else the program may do, one difference each."""
+        yield from (replace(self, times_scaled=times) for times in self._other_scalings())
+        if np.any(self.offset):
+            yield replace(self, has_offset=not self.has_offset)
+        if self.history > 1:
+            yield replace(self, newest_first=not self.newest_first)
+        yield replace(self, is_late=not self.is_late)
+        every, order = frozenset(range(self.width)), self.order or (*range(self.width),)
+        signs = [every, *(frozenset((one,)) for one in every if self.width > 1)]
+        yield from (replace(self, negated=self.negated ^ changed) for changed in signs)
+        yield from (replace(self, order=other) for other in usual_orders(self.labels))
+        for one, other in itertools.combinations(range(self.width), 2):
+            swapped = [*order]
+            swapped[one], swapped[other] = order[other], order[one]
+            yield replace(self, order=(*swapped,))
+
+    def _other_scalings(self) -> set[int]:
+        return set() if np.all(np.asarray(self.scale) == 1.0) else {0, 1, 2} - {self.times_scaled}
+
+    def faults(self) -> Iterator[Fault]:
+        """Yield what the program does differently from training."""
+        labels = self.labels or [*map(str, range(self.width))]
+        if self.times_scaled == 0:
+            yield Fault("scale missing", f"{self.name}: the scale {self.scale} is missing")
+        if self.times_scaled == 2:
+            yield Fault("scale twice", f"{self.name}: the scale {self.scale} is applied twice")
+        if not self.has_offset:
+            yield Fault("offset missing", f"{self.name}: the offset {self.offset} is missing")
+        if self.newest_first:
+            yield Fault("history reversed", f"{self.name}: the history has the newest step first")
+        if self.is_late:
+            yield Fault("late", f"{self.name}: one step late")
+        if self.negated:
+            which = (
+                "" if len(self.negated) == self.width else " of " + _listed(labels, self.negated)
+            )
+            yield Fault("sign flipped", f"{self.name}: the sign{which} is flipped")
+        if self.order and self.order != (*range(self.width),):
+            text = f"in the order {_listed(labels, self.order)}, expected {_listed(labels)}"
+            yield Fault("permuted", f"{self.name}: {text}")
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A difference between a program on the robot and training."""
+
+    kind: str
+    text: str
+
+
+@dataclass(frozen=True, eq=False)
+class Runtime:
+    """A program that runs a policy."""
+
+    starts: np.ndarray
+    """Where episodes start. Shape: (T,), bool."""
+    groups: Mapping[str, tuple[Part, ...]]
+    """Terms of each observation group, in the program's order."""
+    fixed: Mapping[str, np.ndarray] = field(default_factory=dict)
+    """Observation groups that were logged, (T, ...) each, in place of their terms."""
+    normalizer: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
+    """Mean and divisor of each group that the policy normalises."""
+
+    normalizes: bool = False
+    """Whether the program normalises, too."""
+    sees_late: bool = False
+    acts_late: bool = False
+    clears: str = "at starts"
+    """When the memory is cleared: "at starts", "never" or "always"."""
+    group_order: tuple[str, ...] = ()
+    """In which groups are joined; () is as trained."""
+
+    def obs(self) -> dict[str, np.ndarray]:
+        """Return the observation groups that the policy is given, shape (T, ...) each."""
+        found = {**self.fixed}
+        for name, parts in self.groups.items():
+            if name not in found:
+                values = [part.compute(self.starts) for part in parts]
+                found[name] = np.concatenate(values, axis=-1)
+        if self.normalizes:
+            for name, seen in self.normalizer.items():
+                found[name] = (found[name] - np.asarray(seen["mean"])) / np.asarray(seen["divisor"])
+        if self.sees_late:
+            found = {name: delayed(values) for name, values in found.items()}
+        return self._joined_otherwise(found) if self.group_order else found
+
+    def _joined_otherwise(self, groups: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+        num_steps = len(self.starts)
+        joined = [groups[name].reshape(num_steps, -1) for name in self.group_order]
+        ends = np.cumsum([each[0].size for each in groups.values()])[:-1]
+        split = np.split(np.concatenate(joined, axis=1), ends, axis=1)
+        return {
+            name: part.reshape(values.shape)
+            for (name, values), part in zip(groups.items(), split, strict=True)
+        }
+
+    def clearings(self) -> np.ndarray:
+        """Return before which steps the memory is cleared. Shape: (T,), bool."""
+        others = {"never": np.arange(len(self.starts)) == 0, "always": self.starts | True}
+        return others.get(self.clears, self.starts)
+
+    def part_alternatives(self) -> Iterator[Runtime]:
+        """Yield programs that compute observations from their terms otherwise."""
+        for name, parts in self.groups.items():
+            if name in self.fixed:
+                continue
+            for place, part in enumerate(parts):
+                for other in part.alternatives():
+                    yield self._with(name, (*parts[:place], other, *parts[place + 1 :]))
+            for one, other in itertools.combinations(range(len(parts)), 2):
+                swapped = [*parts]
+                swapped[one], swapped[other] = parts[other], parts[one]
+                yield self._with(name, (*swapped,))
+
+    def _with(self, name: str, parts: tuple[Part, ...]) -> Runtime:
+        return replace(self, groups={**self.groups, name: parts})
+
+    def obs_alternatives(self) -> Iterator[Runtime]:
+        """Yield programs that compute observations otherwise."""
+        yield from self.part_alternatives()
+        yield replace(self, sees_late=not self.sees_late)
+        if self.normalizer:
+            yield replace(self, normalizes=not self.normalizes)
+
+    def alternatives(self) -> Iterator[Runtime]:
+        """Yield programs that compute actions otherwise."""
+        yield from self.obs_alternatives()
+        yield replace(self, acts_late=not self.acts_late)
+        for clears in {"at starts", "never", "always"} - {self.clears}:
+            yield replace(self, clears=clears)
+        for order in itertools.permutations(self.groups):
+            if 1 < len(order) <= 4 and order != (self.group_order or (*self.groups,)):
+                yield replace(self, group_order=order)
+
+    def faults(self, trained: Runtime) -> Iterator[Fault]:
+        """Yield what the program does differently from the one of training."""
+        for name, parts in self.groups.items():
+            names, expected = ([p.name for p in r.groups[name]] for r in (self, trained))
+            if names != expected:
+                text = f"{name}: terms in the order {_listed(names)}, expected {_listed(expected)}"
+                yield Fault("swapped", text)
+            for part in parts:
+                yield from part.faults()
+        if self.group_order not in ((), (*self.groups,)):
+            text = f"{_listed(self.group_order)}, expected {_listed([*self.groups])}"
+            yield Fault("swapped", f"groups are joined in the order {text}")
+        if self.normalizes:
+            yield Fault("normalised twice", "observations are normalised, which the policy does")
+        if self.sees_late:
+            yield Fault("late", "all observations are one step late")
+        if self.acts_late:
+            yield Fault("late", "actions are one step late")
+        if self.clears == "never":
+            yield Fault("not reset", "the memory is not cleared where an episode starts")
+        if self.clears == "always":
+            yield Fault("reset every step", "the memory is cleared at every step")
+
+
+def delayed(values: np.ndarray) -> np.ndarray:
+    """Return values, (T, ...), one step late."""
+    return np.concatenate([values[:1], values[:-1]])
+
+
+def usual_orders(labels: Sequence[str]) -> set[tuple[int, ...]]:
+    """Return orders of joints that other simulators and drivers use.
+
+    They are alphabetical, the last word of each name first (all hips, then all knees), by the
+    first word (leg by leg), and left and right exchanged.
+    """
+    if len({*labels}) < 2:
+        return set()
+    numbers = range(len(labels))
+    keys: list[Callable[[int], Any]] = [
+        lambda i: labels[i],
+        lambda i: labels[i].split("_")[::-1],
+        lambda i: labels[i].split("_")[0],
+        lambda i: labels[i].split("_")[-1],
+    ]
+    orders = {(*sorted(numbers, key=key),) for key in keys}
+    mirrored = [*map(_mirrored, labels)]
+    if {*mirrored} == {*labels}:
+        orders.add((*map([*labels].index, mirrored),))
+    return orders - {(*numbers,)}
+
+
+def _mirrored(name: str) -> str:
+    """Exchange left and right in a joint's name: FL_hip, left_hip, hip_l."""
+    sides = {"l": "r", "r": "l", "L": "R", "R": "L", "left": "right", "right": "left"}
+    words = re.split(r"(_)", name)
+    legs = r"([FHRBfhrb]?)([LRlr])"
+    for place, word in enumerate(words):
+        if word in sides:
+            words[place] = sides[word]
+        elif match := re.fullmatch(legs, word):
+            words[place] = match[1] + sides[match[2]]
+    return "".join(words)
+
+
+def _listed(names: Sequence[str], which: Iterable[int] | None = None) -> str:
+    return ", ".join(names[one] for one in (range(len(names)) if which is None else which))

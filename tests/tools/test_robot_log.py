@@ -1,0 +1,204 @@
+"""Logs of programs on robots: how they are read, and faults that logs of one robot do not show."""
+
+import re
+
+import numpy as np
+import pytest
+import torch
+from rsl_rl.models import RNNModel
+from tensordict import TensorDict
+
+from rsl_tbptt.deploy import Policy
+from rsl_tbptt.tools.bundle import Recorded, write_bundle
+from rsl_tbptt.tools.cli import main
+from rsl_tbptt.tools.golden import draw
+from rsl_tbptt.tools.robot_log import diagnose_log
+from rsl_tbptt.tools.runtime import usual_orders
+
+NUM_STEPS = 60
+JOINTS = ["FL_hip", "FR_hip", "FL_knee", "FR_knee"]
+TERM = {"clip": None, "noisy": False, "history_length": 0, "flatten_history_dim": True}
+ROBOT = {
+    "observation_groups": {
+        "policy": {
+            "shape": [6],
+            "terms": [
+                {"name": "turn", "shape": [2], "scale": 0.5, **TERM},
+                {"name": "angles", "shape": [4], "scale": None, **TERM},
+            ],
+        },
+        "goal": {"shape": [6]},
+    },
+    "joint_names": JOINTS,
+    "clip_actions": 0.05,
+    "actions": [
+        {"name": "legs", "kind": "JointPositionAction", "width": 4, "joint_names": JOINTS}
+        | {"scale": 0.3, "offset": [0.7, 0.7, -1.4, -1.4], "clip": [[-1.41, 0.71]] * 4}
+    ],
+}
+
+
+@pytest.fixture(scope="module")
+def bundle(tmp_path_factory):
+    torch.manual_seed(0)
+    obs = TensorDict({"policy": torch.randn(50, 6), "goal": torch.randn(50, 6)}, batch_size=[50])
+    sizes = {"hidden_dims": [8], "rnn_type": "gru", "rnn_hidden_dim": 8}
+    groups = {"actor": ["policy", "goal"]}
+    policy = RNNModel(obs, groups, "actor", 4, obs_normalization=True, **sizes)
+    policy.update_normalization(obs)
+    policy.eval()
+    golden = draw(policy, {}, {name: obs[name][:1] for name in ("policy", "goal")}, NUM_STEPS, 0)
+    folder = tmp_path_factory.mktemp("bundle")
+    about = {"checkpoint": "model_1.pt", "iteration": 1}
+    write_bundle(folder, Recorded(policy, golden, "drawn"), {}, ROBOT, about)
+    return folder
+
+
+@pytest.fixture
+def log(bundle):
+    """What a program without fault logs."""
+    generator, policy = np.random.default_rng(0), Policy(bundle)
+    raw = {"turn": generator.normal(size=(60, 2)), "angles": generator.normal(size=(60, 4))}
+    goal = generator.normal(size=(60, 6))
+    obs = np.concatenate([0.5 * raw["turn"], raw["angles"]], axis=1)
+    starts = np.arange(60) % 20 == 0
+    return {
+        "reset": starts,
+        **{f"raw/policy/{name}": values for name, values in raw.items()},
+        **recorded(policy, obs, goal, starts),
+    }
+
+
+def recorded(policy, obs, goal, starts):
+    actions = []
+    for step in range(NUM_STEPS):
+        if starts[step]:
+            policy.reset()
+        actions.append(policy.step({"policy": obs[step], "goal": goal[step]}))
+    actions = np.stack(actions)
+    return {"obs/policy": obs, "obs/goal": goal, "actions": actions, "targets": targets_of(actions)}
+
+
+def targets_of(actions, offset=(0.7, 0.7, -1.4, -1.4)):
+    return (actions.clip(-0.05, 0.05) * 0.3 + offset).clip(-1.41, 0.71)
+
+
+def diagnosed(bundle, folder, log):
+    np.savez(folder / "robot.npz", **log)
+    return diagnose_log(bundle, folder / "robot.npz")
+
+
+def test_a_program_without_fault_differs_by_rounding(bundle, tmp_path, log):
+    found = diagnosed(bundle, tmp_path, log)
+    assert found.faults == []
+    assert found.differences.keys() == {"obs/policy", "actions", "targets"}
+    assert max(found.differences.values()) < 1e-5
+    assert found.notes == ["obs/goal is not compared: raw/goal/TERM are not there"]
+
+
+def test_several_faults_are_told_apart(bundle, tmp_path, log):
+    obs = log["obs/policy"][:, [0, 1, 3, 2, 5, 4]] * [1, 1, 1, 1, -1, 1]
+    policy = Policy(bundle)
+    log |= recorded(policy, obs, log["obs/goal"], np.arange(NUM_STEPS) == 0)
+    log["targets"] = targets_of(log["actions"], offset=0.0)
+    found = {fault.kind: fault.text for fault in diagnosed(bundle, tmp_path, log).faults}
+    assert found == {
+        "sign flipped": "policy/angles: the sign of FL_knee is flipped",
+        "permuted": "policy/angles: in the order FR_hip, FL_hip, FR_knee, FL_knee, expected"
+        " FL_hip, FR_hip, FL_knee, FR_knee",
+        "not reset": "the memory is not cleared where an episode starts",
+        "offset missing": "actions/legs: the offset [0.7, 0.7, -1.4, -1.4] is missing",
+    }
+
+
+def test_groups_that_are_joined_in_the_wrong_order_are_named(bundle, tmp_path, log):
+    obs, goal = log["obs/policy"], log["obs/goal"]
+    swapped = recorded(Policy(bundle), goal, obs, log["reset"])
+    log |= {name: swapped[name] for name in ("actions", "targets")}
+    [fault] = diagnosed(bundle, tmp_path, log).faults
+    assert (fault.kind, fault.text) == (
+        "swapped",
+        "groups are joined in the order goal, policy, expected policy, goal",
+    )
+
+
+def test_what_no_known_fault_explains_is_said(bundle, tmp_path, log):
+    log["actions"] = np.tanh(3.0 * log["actions"]) + 0.2
+    log["targets"] = log["actions"] ** 2
+    texts = [fault.text for fault in diagnosed(bundle, tmp_path, log).faults]
+    assert re.match(r"actions differ by \d+% .* no known fault explains it", texts[0])
+    assert re.match(r"targets differ by \d+% .* no known fault explains it", texts[-1])
+
+
+def test_numbers_far_from_those_of_training_are_told(bundle, tmp_path, log):
+    obs = log["obs/policy"] + np.where(np.arange(6) == 4, 57.3, 0.0)
+    log["raw/policy/angles"] = obs[:, 2:]
+    log |= recorded(Policy(bundle), obs, log["obs/goal"], log["reset"])
+    [note, _] = diagnosed(bundle, tmp_path, log).notes
+    assert re.match(r"obs/policy\[4\] is 57.* on average, in training it was -?0\.\d", note)
+
+
+def test_actions_alone_are_a_replay_of_the_bundles_observations(bundle, tmp_path):
+    golden = dict(np.load(bundle / "golden.npz"))
+    found = diagnosed(bundle, tmp_path, {"actions": golden["actions"]})
+    assert (found.faults, found.differences["actions"] < 1e-5) == ([], True)
+    late = np.roll(golden["actions"], 1, axis=0)
+    assert [f.kind for f in diagnosed(bundle, tmp_path, {"actions": late}).faults] == ["late"]
+    with pytest.raises(ValueError, match=r"The log has 59 steps .* expected the 60 of golden"):
+        diagnosed(bundle, tmp_path, {"actions": golden["actions"][1:]})
+
+
+def test_a_table_is_read_as_arrays_are(bundle, tmp_path, log, capsys):
+    columns = {"reset": log["reset"]}
+    for name in log.keys() - {"reset"}:
+        columns |= {f"{name}[{i}]": column for i, column in enumerate(log[name].T)}
+    table = np.stack([*columns.values()], axis=1)
+    np.savetxt(tmp_path / "a.csv", table, delimiter=",", header=",".join(columns), comments="")
+    assert main(["verify", str(bundle), "--log", str(tmp_path / "a.csv")]) == 0
+    assert "no fault" in capsys.readouterr().out
+    log["targets"] *= -1
+    np.savez(tmp_path / "b.npz", **log)
+    assert main(["verify", str(bundle), "--log", str(tmp_path / "b.npz")]) == 1
+    printed = capsys.readouterr()
+    assert "FAULT sign flipped: actions/legs: the sign is flipped" in printed.out
+    assert "1 fault(s)" in printed.err
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (
+            {"obs/policy": np.zeros((60, 5))},
+            "obs/policy of the log has 5 numbers a step, expected 6",
+        ),
+        ({"actions": np.zeros((50, 4))}, r"The log has steps .*'actions': 50.*, expected as many"),
+        ({"actions": np.full((60, 4), np.nan)}, "actions of the log is not finite at step 0"),
+    ],
+)
+def test_a_log_that_does_not_fit_is_refused(bundle, tmp_path, log, change, message):
+    with pytest.raises(ValueError, match=message):
+        diagnosed(bundle, tmp_path, log | change)
+
+
+def test_a_file_that_is_no_log_is_refused(bundle, tmp_path):
+    with pytest.raises(
+        ValueError, match=r"none of the arrays .*: reset, obs/policy, raw/policy/turn"
+    ):
+        diagnosed(bundle, tmp_path, {"joint_pos": np.zeros(3)})
+    with pytest.raises(ValueError, match=r"expected a file that ends in \.npz or \.csv"):
+        diagnose_log(bundle, tmp_path / "robot.txt")
+    (tmp_path / "robot.csv").write_text("actions[0],actions[2]\n1,2\n")
+    with pytest.raises(ValueError, match=r"'actions\[2\]' is out of order"):
+        diagnose_log(bundle, tmp_path / "robot.csv")
+    (tmp_path / "robot.csv").write_text("actions[0]\n1,2\nx\n")
+    with pytest.raises(ValueError, match=r"robot\.csv' cannot be read"):
+        diagnose_log(bundle, tmp_path / "robot.csv")
+
+
+def test_orders_of_joints_that_others_use():
+    legs = ["FL_hip", "FL_knee", "FR_hip", "FR_knee"]
+    assert {tuple(legs[i] for i in order) for order in usual_orders(legs)} == {
+        ("FL_hip", "FR_hip", "FL_knee", "FR_knee"),
+        ("FR_hip", "FR_knee", "FL_hip", "FL_knee"),
+    }
+    assert usual_orders(["hip"]) == usual_orders([]) == set()
