@@ -32,11 +32,13 @@ def describe_robot(env: Any, obs: TensorDict) -> dict[str, Any]:
 
     Returns:
         ``"observation_groups"`` by name: shape and, with managers, terms in their order, each with
-        name, shape, scale, clip, whether it is noisy in training, and history, whose steps the
-        shape includes. ``"step_dt"`` in seconds; ``"clip_actions"``. With managers ``"actions"``,
-        terms in their order: name, kind, width, joint names, and scale, offset and clip by action;
-        ``"joint_names"`` with ``"default_joint_pos"``, ``"joint_stiffness"`` and
-        ``"joint_damping"`` in that order, in the simulator's units; and ``"command_names"``.
+        name, function, shape, scale, clip, whether it is noisy in training, and history, whose
+        steps the shape includes. ``"step_dt"`` in seconds; ``"clip_actions"``. With managers
+        ``"actions"``, terms in their order: name, kind, width, joint names, and scale, offset and
+        clip by action; ``"joint_names"`` with ``"default_joint_pos"``, ``"joint_stiffness"`` and
+        ``"joint_damping"`` in that order, in the simulator's units, and ``"joint_sdk_names"``, the
+        joints in the order of the robot's motors, where its config has them as unitree_rl_lab's
+        do; ``"command_names"``, and ``"command_ranges"`` of those that have ranges.
     """
     inner = getattr(env, "unwrapped", env)
     readers: dict[str, Callable[[], Any]] = {
@@ -46,6 +48,7 @@ def describe_robot(env: Any, obs: TensorDict) -> dict[str, Any]:
         "actions": lambda: [_action(*term) for term in _action_terms(inner)],
         "joints": lambda: _joints(inner),
         "command_names": lambda: _active_terms(inner, "command_manager"),
+        "command_ranges": lambda: _command_ranges(inner),
         HOOK: getattr(inner, HOOK, dict),
     }
     found = {name: _read(name, read, inner) for name, read in readers.items()}
@@ -91,6 +94,7 @@ def observation_terms(manager: Any, group: str) -> dict[str, Any]:
 def _observation(name: str, shape: Sequence[int], cfg: Any) -> dict[str, Any]:
     return {
         "name": name,
+        "function": getattr(cfg.func, "__name__", type(cfg.func).__name__),
         "shape": [*shape],
         "scale": _numbers(cfg.scale),
         "clip": _numbers(cfg.clip),
@@ -102,6 +106,17 @@ def _observation(name: str, shape: Sequence[int], cfg: Any) -> dict[str, Any]:
 
 def _active_terms(env: Any, manager: str) -> list[str]:
     return [*getattr(getattr(env, manager, None), "active_terms", ())]
+
+
+def _command_ranges(env: Any) -> dict[str, dict[str, list[float]]]:
+    """Return the ranges of commands; those that a curriculum ends with, where a config has them."""
+    found = {}
+    for name in _active_terms(env, "command_manager"):
+        cfg = getattr(env.command_manager.get_term(name), "cfg", None)
+        ranges = getattr(cfg, "limit_ranges", getattr(cfg, "ranges", None))
+        limits = getattr(ranges, "__dict__", {}).items()
+        found[name] = {key: [*pair] for key, pair in limits if isinstance(pair, (list, tuple))}
+    return {name: ranges for name, ranges in found.items() if ranges}
 
 
 def _action_terms(env: Any) -> list[tuple[str, Any]]:
@@ -132,11 +147,13 @@ def _joints(env: Any) -> dict[str, Any]:
         return {}
     gains = _gains_in_mujoco(env, robot) if hasattr(robot, "spec") else _gains_of_actuators(robot)
     stiffness, damping = ([*map(float, gain.values())] for gain in gains)
+    sdk_names = getattr(getattr(robot, "cfg", None), "joint_sdk_names", None)
     return {
         "joint_names": [*robot.joint_names],
         "default_joint_pos": _of_first_env(robot.data.default_joint_pos),
         "joint_stiffness": stiffness,
         "joint_damping": damping,
+        **({"joint_sdk_names": [*sdk_names]} if sdk_names else {}),
     }
 
 

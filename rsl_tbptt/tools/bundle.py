@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import warnings
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -21,9 +21,10 @@ from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.deploy import GOLDEN, METADATA, ONNX, groups_in
 from rsl_tbptt.files import write_json
 from rsl_tbptt.models.one_step import OneStep, StatefulPolicy
-from rsl_tbptt.tools.c_code import C_CODE, per_action, write_c
+from rsl_tbptt.tools.c_code import of_actions
 from rsl_tbptt.tools.doctor import versions
 from rsl_tbptt.tools.golden import Trajectory, seen_by_normalizer
+from rsl_tbptt.tools.targets import TARGETS, Exported
 from rsl_tbptt.tools.verify import TORCHSCRIPT, torchscript
 
 FORMAT = 1
@@ -84,7 +85,7 @@ def write_bundle(
     about: Mapping[str, Any],
     *,
     single_input: bool = False,
-    in_c: bool = False,
+    targets: Sequence[str] = (),
 ) -> dict[str, Any]:
     """Write all files of a bundle.
 
@@ -95,7 +96,7 @@ def write_bundle(
         robot: What the checkpoint tells of the robot.
         about: ``checkpoint`` and ``iteration``.
         single_input: Whether ONNX takes one ``obs`` of all groups joined.
-        in_c: Whether to write the folder ``c``, too.
+        targets: Programs to write folders for, too, of ``TARGETS``.
 
     Returns:
         What ``policy.json`` holds.
@@ -106,15 +107,15 @@ def write_bundle(
     golden = f"{len(trajectory['reset'])} steps, {recorded.source}"
     about = {**about, "trained_as": type(policy).__name__, "golden": golden}
     metadata = describe(step, groups if knows_widths else {}, robot, about)
-    model = onnx_model(step)
-    for name, value in onnx_metadata(metadata).items():
-        model.metadata_props.add(key=name, value=value)
-    onnx.save(model, folder / ONNX)
-    if in_c:
-        model = onnx_model(OneStep(policy, groups, heads, single_input=True))
-        write_c(folder / C_CODE, model, metadata, trajectory)
+    onnx.save(_with_metadata(onnx_model(step), metadata), folder / ONNX)
     if hasattr(torch.jit, "script"):
         export_torchscript(policy, groups, folder / TORCHSCRIPT)
+    if targets:
+        joined = onnx_model(OneStep(policy, groups, heads, single_input=True))
+        joined = _with_metadata(joined, metadata)
+        exported = Exported(joined, folder / TORCHSCRIPT, metadata, trajectory)
+        for name in dict.fromkeys(targets):
+            TARGETS[name](folder / name, exported)
     if not knows_widths:
         joined = [each.reshape(len(each), -1) for each in groups_in(trajectory).values()]
         others = {name: each for name, each in trajectory.items() if not name.startswith("obs/")}
@@ -123,6 +124,12 @@ def write_bundle(
     (folder / "README.md").write_text(readme(metadata), encoding="utf-8")
     write_json(folder / METADATA, metadata)
     return metadata
+
+
+def _with_metadata(model: onnx.ModelProto, metadata: Mapping[str, Any]) -> onnx.ModelProto:
+    for name, value in onnx_metadata(metadata).items():
+        model.metadata_props.add(key=name, value=value)
+    return model
 
 
 def describe(
@@ -187,9 +194,8 @@ def onnx_metadata(metadata: Mapping[str, Any]) -> dict[str, str]:
         found["observation_terms_clip"] = [_or(term["clip"], no_clip) for term in terms]
         for name in ("history_length", "flatten_history_dim"):
             found[f"observation_terms_{name}"] = [term[name] for term in terms]
-    scales = [per_action(action["scale"], action["width"]) for action in robot.get("actions", ())]
-    if scales and None not in scales:
-        found["action_scale"] = [number for scale in scales for number in scale or ()]
+    if (scales := of_actions(robot, "scale")) is not None:
+        found["action_scale"] = scales
     found |= {name: metadata[name] for name in ("state_names", "reset")}
     if metadata["control_hz"] is not None:
         found["control_hz"] = metadata["control_hz"]

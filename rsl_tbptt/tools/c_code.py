@@ -37,6 +37,7 @@ def write_c(
     model: onnx.ModelProto,
     metadata: Mapping[str, Any],
     trajectory: Mapping[str, np.ndarray],
+    extra: Sequence[str] = (),
 ) -> None:
     """Write a policy in C.
 
@@ -45,6 +46,7 @@ def write_c(
         model: The policy with one input ``obs``.
         metadata: What ``policy.json`` holds.
         trajectory: The golden trajectory.
+        extra: Names of templates to render as well.
 
     Raises:
         ValueError: If the generator does not know an operator of the model.
@@ -59,9 +61,9 @@ def write_c(
         keep_trailing_newline=True,
     )
     values = {**_interface(model), **_known(metadata), **_golden(trajectory)}
-    folder.mkdir(exist_ok=True)
+    folder.mkdir(parents=True, exist_ok=True)
     (folder / "policy_model.c").write_text(_generated(model), encoding="utf-8")
-    for name in ("policy.h", "policy.c", "policy_golden.c"):
+    for name in ("policy.h", "policy.c", "policy_golden.c", *extra):
         text = templates.get_template(f"{name}.j2").render(values)
         (folder / name).write_text(text, encoding="utf-8")
 
@@ -75,6 +77,7 @@ def _generated(model: onnx.ModelProto) -> str:
         large_weight_threshold=0,  # no file of weights
     )
     model = copy.deepcopy(model)
+    del model.metadata_props[:]  # the generator copies them into a comment, which they may end
     for node in model.graph.node:
         for attribute in [each for each in node.attribute if each.name == "direction"]:
             node.attribute.remove(attribute)  # forward is the default; of a GRU, 1.4 refuses it
@@ -218,9 +221,8 @@ def _constants(robot: Mapping[str, Any]) -> dict[str, tuple[str, list[str]]]:
     found = {name: ("float ", [*map(repr, robot[name])]) for name in numbers if name in robot}
     actions = robot.get("actions", ())
     for name in ("scale", "offset"):
-        values = [per_action(action[name], action["width"]) for action in actions]
-        if values and None not in values:
-            found[f"action_{name}"] = ("float ", [*map(repr, itertools.chain(*values))])
+        if (values := of_actions(robot, name)) is not None:
+            found[f"action_{name}"] = ("float ", [*map(repr, values)])
     names = {
         "joint_names": robot.get("joint_names", ()),
         "action_joints": [joint for action in actions for joint in action["joint_names"]],
@@ -234,6 +236,12 @@ def _constants(robot: Mapping[str, Any]) -> dict[str, tuple[str, list[str]]]:
 def per_action(value: Any, width: int) -> Any:
     """Return a number per action, where one may stand for all; None if they are not known."""
     return [float(value)] * width if isinstance(value, (int, float)) else value
+
+
+def of_actions(robot: Mapping[str, Any], name: str) -> list[float] | None:
+    """Return the scale or offset of every action in order; None if one is not known."""
+    values = [per_action(action[name], action["width"]) for action in robot.get("actions", ())]
+    return [*itertools.chain(*values)] if values and None not in values else None
 
 
 def _golden(trajectory: Mapping[str, np.ndarray]) -> dict[str, Any]:

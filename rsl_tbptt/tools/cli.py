@@ -200,7 +200,7 @@ def _verify_log(bundle: Path, log: Path) -> int:
 
 def _print_differences(differences: Mapping[str, float]) -> None:
     for name, difference in differences.items():
-        what = "an action" if name in ("onnx", "torchscript", "c") else "a prediction in ONNX"
+        what = "a prediction in ONNX" if name.startswith("auxiliary/") else "an action"
         print(f"{name}: largest difference of {what} {difference:.1e}")
     if "torchscript" not in differences:
         print("torchscript: not there, newer releases of torch have given it up")
@@ -290,6 +290,8 @@ def _option(text: str, **options: Any) -> dict[str, Any]:
     return {"help": text, **options}
 
 
+TARGETS = ("c", "legged_control2", "rl_sar", "unitree", "unitree_gym")
+"""The keys of ``rsl_tbptt.tools.targets.TARGETS``, which is slow to import."""
 REPEATED: dict[str, Any] = {"action": "append", "default": []}
 OPTIONS: dict[str, dict[str, Any]] = {
     "--checkpoint": _option(
@@ -337,7 +339,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--single-input": _option(
         "ONNX takes one input, obs, of all groups joined", action="store_true"
     ),
-    "--target": _option("write this, too: C99 for microcontrollers", choices=("c",), **REPEATED),
+    "--target": _option(
+        "write a folder for this program, too, repeatable: C99 for microcontrollers, or a program"
+        " of docs/runtimes.md",
+        choices=TARGETS,
+        **REPEATED,
+    ),
     "--steps": _option("of the golden trajectory (200)", type=int, default=200),
     "--drawn": _option("draw it instead of simulating the task", action="store_true"),
     "--tolerance": _option("largest difference that passes (1e-4)", type=float, default=1e-4),

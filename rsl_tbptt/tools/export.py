@@ -60,7 +60,7 @@ def export(
         trust: Likewise.
         images: Likewise.
         single_input: Let ONNX take one ``obs`` of all groups joined.
-        target: Further forms, of "c".
+        target: Programs to write folders for, too, of :data:`rsl_tbptt.tools.targets.TARGETS`.
         steps: Length of the golden trajectory, at least 2.
         tolerance: Largest difference of an action, or of a head's prediction, that passes.
         seed: Seed of the trajectory.
@@ -89,12 +89,12 @@ def export(
     else:
         recorded = _simulated(checkpoint, heads, steps, seed, agent=agent, trust=trust, **where)
     about = {"checkpoint": checkpoint.name, "iteration": saved.iteration}
-    forms = {"single_input": single_input, "in_c": "c" in target}
+    forms = {"single_input": single_input, "targets": target}
     return _write_compared(output, tolerance, recorded, heads, saved.robot, about, **forms)
 
 
 def _write_compared(
-    output: Path, tolerance: float, *arguments: Any, **forms: bool
+    output: Path, tolerance: float, *arguments: Any, **forms: Any
 ) -> dict[str, Any]:
     """Write a bundle, see ``write_bundle``, if it acts as the policy."""
     with tempfile.TemporaryDirectory() as folder:

@@ -11,8 +11,8 @@ from typing import Any
 import numpy as np
 import torch
 
-from rsl_tbptt.deploy import GOLDEN, Policy, groups_in, join
-from rsl_tbptt.tools.c_code import C_CODE, run_c
+from rsl_tbptt.deploy import GOLDEN, METADATA, Policy, groups_in, join
+from rsl_tbptt.tools.c_code import run_c
 
 TORCHSCRIPT = "policy.pt"
 
@@ -24,9 +24,9 @@ def verify(bundle: Path) -> dict[str, float]:
         bundle: The folder.
 
     Returns:
-        The largest difference of an action by form, ``onnx``, ``torchscript`` where it is there and
-        ``c`` where a C compiler is, too, and of each auxiliary head's prediction in ONNX by its
-        name.
+        The largest difference of an action by form: ``onnx``, ``torchscript`` where it is there,
+        and each target by its name, of those in C where a C compiler is there. Also that of each
+        auxiliary head's prediction in ONNX by its name.
 
     Raises:
         ValueError: If the folder is no bundle.
@@ -39,9 +39,23 @@ def verify(bundle: Path) -> dict[str, float]:
     if (bundle / TORCHSCRIPT).exists():
         actions = run_torchscript(bundle / TORCHSCRIPT, golden)
         differences["torchscript"] = largest_difference(actions, golden["actions"])
-    if (bundle / C_CODE).is_dir() and (difference := run_c(bundle / C_CODE)) is not None:
-        differences["c"] = difference
+    differences |= _verify_targets(bundle, golden)
     return differences | {name: largest_difference(found[name], golden[name]) for name in heads}
+
+
+def _verify_targets(bundle: Path, golden: Mapping[str, np.ndarray]) -> dict[str, float]:
+    """Return the largest difference of an action by target."""
+    found = {}
+    for folder in sorted(path for path in bundle.iterdir() if path.is_dir()):
+        actions = [run_torchscript(path, golden) for path in folder.rglob("*.pt")]
+        if (folder / METADATA).exists():
+            actions.append(run_onnx(Policy(folder), golden, ("actions",))["actions"])
+        differences = [largest_difference(each, golden["actions"]) for each in actions]
+        in_c = [run_c(path.parent) for path in folder.rglob("policy.c")]
+        differences += [difference for difference in in_c if difference is not None]
+        if differences:
+            found[folder.name] = float(np.max(differences))  # NaN if one is
+    return found
 
 
 def read_golden(path: Path) -> dict[str, np.ndarray]:

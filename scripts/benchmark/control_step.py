@@ -40,7 +40,7 @@ def step_times(rnn_type: str = "lstm", size: int = 256) -> dict[str, float]:
     recorded = Recorded(policy, draw(policy, {}, {"policy": obs["policy"]}, CALLS, seed=0), "drawn")
     about = {"checkpoint": "benchmark", "iteration": 0}
     with TemporaryDirectory() as folder:
-        write_bundle(Path(folder), recorded, {}, {}, about, in_c=True)
+        write_bundle(Path(folder), recorded, {}, {}, about, targets=["c"])
         seen = recorded.trajectory["obs/policy"]
         return {form: _microseconds(step, seen) for form, step in _forms(Path(folder))}
 

@@ -26,7 +26,13 @@ def made(request, tmp_path_factory):
     golden = draw(policy, {}, {name: obs[name] for name in policy.group_shapes}, 20, seed=0)
     about = {"checkpoint": "model_0.pt", "iteration": 0}
     write_bundle(
-        folder, Recorded(policy, golden, ""), {}, {}, about, single_input=request.param, in_c=True
+        folder,
+        Recorded(policy, golden, ""),
+        {},
+        {},
+        about,
+        single_input=request.param,
+        targets=["c"],
     )
     return folder, policy
 

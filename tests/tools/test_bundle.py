@@ -90,7 +90,7 @@ def write(folder, kind, *, heads=False, steps=1000, fault=None, **options):
         fault(policy)
     about = {"checkpoint": "model_5.pt", "iteration": 5}
     recorded = Recorded(policy, trajectory, "drawn")
-    write_bundle(folder, recorded, made, ROBOT, about, in_c=True, **options)
+    write_bundle(folder, recorded, made, ROBOT, about, targets=["c"], **options)
     return trajectory
 
 

@@ -272,9 +272,11 @@ def write_cnn(folder, vectors, known=True, **options):
 )
 def test_a_cnn_is_exported_with_its_images(tmp_path, vectors, options):
     checkpoint, _ = write_cnn(tmp_path / "run", vectors, **options)
+    targets = ["--target", "legged_control2", "--target", "unitree_gym"]
     for words in ([], ["--single-input"]):
         out = tmp_path / f"out{len(words)}"
-        assert run_export(checkpoint, out, "--steps", "4", *words) == 0
+        assert run_export(checkpoint, out, "--steps", "4", *words, *targets) == 0
+        assert verify(out).keys() == {"onnx", "torchscript", "legged_control2", "unitree_gym"}
         golden = read_golden(out / "golden.npz")
         shapes = {name: [NUM_OBS] for name in vectors} | {n: [*s] for n, s in IMAGES.items()}
         inputs = json.loads((out / "policy.json").read_text())["inputs"]
