@@ -183,6 +183,23 @@ def test_a_dropped_reset_is_seen_in_each_form(tmp_path):
     assert min(verify(tmp_path).values()) > 1e-3
 
 
+def test_terms_whose_steps_are_joined_by_time_have_no_place_in_c_and_a_word_in_the_readme(
+    tmp_path, monkeypatch
+):
+    group = ROBOT["observation_groups"]["policy"]
+    for term in group["terms"]:
+        monkeypatch.setitem(term, "modifiers", [{"name": "isaaclab:scale", "params": {}}])
+    write(tmp_path, "lstm", steps=2)
+    assert "POLICY_OBS_POLICY_SPEED" in (tmp_path / "c" / "policy.h").read_text()
+    assert "speed 1, by isaaclab:scale" in (tmp_path / "README.md").read_text()
+    monkeypatch.setitem(group, "history_order", "time")
+    write(tmp_path, "lstm", steps=2)
+    header = (tmp_path / "c" / "policy.h").read_text()
+    assert "POLICY_OBS_POLICY_SPEED" not in header
+    assert "#define POLICY_OBS_GOAL 3 /* 3 numbers */" in header.splitlines()
+    assert "all of a step before the next step's: angles" in (tmp_path / "README.md").read_text()
+
+
 def test_c_has_sizes_names_state_and_heads(tmp_path):
     trajectory = write(tmp_path, "lstm", heads=True, steps=20)
     header = (tmp_path / "c" / "policy.h").read_text()
