@@ -49,7 +49,7 @@ def history_of(order):
     env: Any = SimpleNamespace(num_envs=4, device="cpu", scene=None)
     env.sim = SimpleNamespace(is_playing=lambda: True)
     env.observation_manager = ObservationManager({"policy": group}, env)
-    obs = env.observation_manager.compute()
+    obs: Any = env.observation_manager.compute()
     return describe_robot(env, TensorDict(obs, batch_size=[4]))["observation_groups"]["policy"], obs
 
 
