@@ -9,6 +9,8 @@ VENV ?= .venv
 RSL_RL := 5.0.1 5.4.2 5.5.1
 # The newest torch, ahead of the one that Isaac Lab asks for: noxfile.py names it too.
 NEXT_TORCH := .torch/2.15.0/.installed
+# The LibTorch that software on robots has: tests/tools/test_bundle.py names it too.
+LIBTORCH := .libtorch/2.3.0/.installed
 
 # mjlab runs on Python 3.10 to 3.13: PYTHON=3.10 gives it an environment of its own.
 MJLAB := .venv-mjlab$(PYTHON:%=-%)
@@ -47,7 +49,7 @@ test: $(INSTALLED)  ## run every test of the newest rsl_rl and Isaac Lab
 test-fast: $(INSTALLED)  ## the inner loop: core and algorithms without what takes seconds
 	$(PY) -m pytest -n 2 --dist loadgroup tests/core tests/algorithms -m "not slow"
 
-test-matrix: $(INSTALLED) $(OTHER_RSL_RL) $(NEXT_TORCH) $(MJLAB)/.installed $(ISAACLAB2)/.installed  ## every other version and platform
+test-matrix: $(INSTALLED) $(OTHER_RSL_RL) $(NEXT_TORCH) $(LIBTORCH) $(MJLAB)/.installed $(ISAACLAB2)/.installed  ## every other version and platform
 	@rows=$$($(PY) -m nox --list | sed -n 's/^\* tests(\([^)]*\)).*/row-\1/p') && \
 		$(MAKE) --keep-going --jobs 2 --output-sync $${rows:?nox lists no rows}
 
@@ -95,7 +97,7 @@ doctor: $(INSTALLED)  ## say what is wrong with this setup
 	$(VENV)/bin/rsl-tbptt doctor
 
 clean:  ## remove environments and caches; keeps runs/
-	rm -rf .venv .venv-mjlab* .venv-isaaclab2 .venv-uv .nox .rsl_rl .torch .peers .pyright .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf .venv .venv-mjlab* .venv-isaaclab2 .venv-uv .nox .rsl_rl .torch .libtorch .peers .pyright .pytest_cache .ruff_cache .hypothesis *.egg-info
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -118,6 +120,10 @@ $(ISAACLAB2)/.installed: pyproject.toml constraints.txt constraints-isaaclab2.tx
 
 .torch/%/.installed: $(INSTALLED)
 	VENV=$(VENV) scripts/ci/bootstrap.sh torch $*
+	@touch $@
+
+.libtorch/%/.installed: $(INSTALLED)
+	VENV=$(VENV) scripts/ci/bootstrap.sh libtorch $*
 	@touch $@
 
 .peers/.installed: $(INSTALLED)

@@ -60,6 +60,12 @@ ROWS = (
         torch="2.15.0",
         tests=(*ALGORITHMS, "tests/core", "tests/tools/test_export.py"),
     ),
+    # The LibTorch of robot software reads what the environment's torch writes.
+    Row(
+        name="libtorch-2.3.0",
+        rsl_rl="5.5.1",
+        tests=("tests/tools/test_bundle.py", "-k", "libtorch"),
+    ),
     Row(name="mjlab", rsl_rl="5.4.2", python="mjlab", tests=MJLAB),
     # The next mjlab's rsl_rl.
     Row(name="mjlab", rsl_rl="5.5.1", python="mjlab", tests=MJLAB),

@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from tensordict import TensorDict
 
-from rsl_tbptt.checkpoints.describing import plain
+from rsl_tbptt.checkpoints.describing import plain, qualified_name
 
 HOOK = "describe_robot"
 """A method of an environment, without arguments, whose dictionary goes before what is found."""
@@ -32,10 +32,12 @@ def describe_robot(env: Any, obs: TensorDict) -> dict[str, Any]:
 
     Returns:
         ``"observation_groups"`` by name: shape and, with managers, terms in their order, each with
-        name, function, shape, scale, clip, whether it is noisy in training, and history, whose
-        steps the shape includes. ``"step_dt"`` in seconds; ``"clip_actions"``. With managers
-        ``"actions"``, terms in their order: name, kind, width, joint names, and scale, offset and
-        clip by action; ``"joint_names"`` with ``"default_joint_pos"``, ``"joint_stiffness"`` and
+        name, function, shape, modifiers, scale, clip, whether it is noisy in training, its delays
+        there in control steps, and history, whose steps the shape includes; and
+        ``"history_order"``, whether steps are joined by ``"term"`` or by ``"time"``.
+        ``"step_dt"`` in seconds; ``"clip_actions"``. With managers ``"actions"``, terms in their
+        order: name, kind, width, joint names, and scale, offset and clip by action;
+        ``"joint_names"`` with ``"default_joint_pos"``, ``"joint_stiffness"`` and
         ``"joint_damping"`` in that order, in the simulator's units, and ``"joint_sdk_names"``, the
         joints in the order of the robot's motors, where its config has them as unitree_rl_lab's
         do; ``"command_names"``, and ``"command_ranges"`` of those that have ranges.
@@ -80,6 +82,9 @@ def _observation_groups(env: Any, obs: TensorDict) -> dict[str, Any]:
     for name in groups.keys() & manager.active_terms:
         terms, shapes = observation_terms(manager, name), manager.group_obs_term_dim[name]
         groups[name]["terms"] = [*map(_observation, terms, shapes, terms.values())]
+        # Isaac Lab 3.0 alone can join the terms of each step before the next step's.
+        by_time = getattr(manager, "_group_obs_time_major", {}).get(name, False)
+        groups[name]["history_order"] = "time" if by_time else "term"
     return groups
 
 
@@ -96,12 +101,26 @@ def _observation(name: str, shape: Sequence[int], cfg: Any) -> dict[str, Any]:
         "name": name,
         "function": getattr(cfg.func, "__name__", type(cfg.func).__name__),
         "shape": [*shape],
+        "modifiers": [*map(_modifier, getattr(cfg, "modifiers", None) or ())],  # mjlab has none
         "scale": _numbers(cfg.scale),
         "clip": _numbers(cfg.clip),
         "noisy": cfg.noise is not None,
+        "delay_min_lag": getattr(cfg, "delay_min_lag", 0),  # Isaac Lab 2.3 has none
+        "delay_max_lag": getattr(cfg, "delay_max_lag", 0),
         "history_length": cfg.history_length,
         "flatten_history_dim": cfg.flatten_history_dim,
     }
+
+
+def _modifier(cfg: Any) -> dict[str, Any]:
+    """Describe what Isaac Lab applies before noise: a function, or an object with a state."""
+
+    def told(value: Any) -> Any:
+        return _numbers(value) if isinstance(value, torch.Tensor) else qualified_name(value)
+
+    func = cfg.func if hasattr(cfg.func, "__qualname__") else type(cfg.func)
+    settings = {name: value for name, value in vars(cfg).items() if name != "func"}
+    return {"name": qualified_name(func), **plain(settings, told)}
 
 
 def _active_terms(env: Any, manager: str) -> list[str]:

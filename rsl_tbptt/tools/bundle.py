@@ -246,7 +246,9 @@ def readme(metadata: Mapping[str, Any]) -> str:
         lines.append(f"  joined in this order: {order or 'as in training'}")
     for name, group in groups:
         if "terms" in group:
-            lines.append(f"- terms of `{name}`: {'; '.join(map(_term, group['terms']))}")
+            by_time = group.get("history_order") == "time"
+            order = ", all of a step before the next step's" if by_time else ""
+            lines.append(f"- terms of `{name}`{order}: {'; '.join(map(_term, group['terms']))}")
     lines += ["", "**Out**: `actions`, then the state after. Before they reach the robot:", ""]
     for action in robot.get("actions", ()):
         joints = ", ".join(action["joint_names"])
@@ -268,6 +270,7 @@ def _term(term: Mapping[str, Any]) -> str:
     """Describe an observation term in words."""
     scale, clip, history = term["scale"], term["clip"], term["history_length"]
     words = [f"{term['name']} {'x'.join(map(str, term['shape']))}"]
+    words += [f"by {modifier['name']}" for modifier in term.get("modifiers", ())]
     words += [f"clip {clip}"] if clip is not None else []
     words += [f"times {scale}"] if scale not in (None, 1.0) else []
     words += [f"{history} steps, oldest first"] if history else []

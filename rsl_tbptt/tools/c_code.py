@@ -207,7 +207,9 @@ def _places(groups: Mapping[str, Any]) -> Iterator[tuple[str, int, str]]:
     for group, description in groups.items():
         name, begin, width = _identifier(group).upper(), start, math.prod(description["shape"])
         yield name, begin, f"{width} numbers"
-        for term in description.get("terms", ()):
+        # By time, a term's steps are not next to each other.
+        by_time = description.get("history_order") == "time"
+        for term in () if by_time else description.get("terms", ()):
             scale = "" if term["scale"] is None else f", times {term['scale']}"
             words = _comment(f"{math.prod(term['shape'])} numbers{scale}")
             yield f"{name}_{_identifier(term['name']).upper()}", start, words

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from rsl_tbptt.deploy import GOLDEN, Policy
-from rsl_tbptt.tools.runtime import Fault, Part, Runtime, delayed
+from rsl_tbptt.tools.robot_program import Fault, Part, RobotProgram, delayed
 from rsl_tbptt.tools.verify import read_golden, run_onnx
 
 EXPLAINS = 0.5
@@ -43,8 +43,8 @@ class Compared:
     name: str
     logged: np.ndarray
     """Shape: (T, ...)."""
-    compute: Callable[[Runtime], np.ndarray]
-    alternatives: Callable[[Runtime], Iterable[Runtime]] = Runtime.obs_alternatives
+    compute: Callable[[RobotProgram], np.ndarray]
+    alternatives: Callable[[RobotProgram], Iterable[RobotProgram]] = RobotProgram.obs_alternatives
     is_exact: bool = True
     """Whether a program without fault gives just these: no noisy sensor is read twice."""
 
@@ -87,35 +87,44 @@ def diagnose_log(bundle: Path, path: Path) -> Diagnosis:
     return found
 
 
-def _trained(metadata: Mapping[str, Any], log: Log, starts: np.ndarray) -> Runtime:
+def _trained(metadata: Mapping[str, Any], log: Log, starts: np.ndarray) -> RobotProgram:
     """Return the program as it was in training, fed with what was measured.
 
     Groups have no parts if a term is unknown or was not measured.
     """
-    groups = {}
+    groups, shapes = {}, {}
     for name, group in metadata["observation_groups"].items():
+        shapes[name] = (*group["shape"],)
         measured = [log.get(f"raw/{name}/{term['name']}") for term in group.get("terms", ())]
         known = all(values is not None for values in measured)
         terms = zip(group.get("terms", ()), measured, strict=True) if known else ()
-        groups[name] = (*(_part(name, *term, metadata["robot"]) for term in terms),)
-    return Runtime(starts, groups, normalizer=metadata["normalizer"])
+        groups[name] = (*(_part(name, group, *term, metadata["robot"]) for term in terms),)
+    return RobotProgram(starts, groups, shapes, normalizer=metadata["normalizer"])
 
 
-def _part(group: str, term: Mapping[str, Any], values: Any, robot: Mapping[str, Any]) -> Part:
+def _part(
+    name: str,
+    group: Mapping[str, Any],
+    term: Mapping[str, Any],
+    values: Any,
+    robot: Mapping[str, Any],
+) -> Part:
     values = values.reshape(len(values), -1).astype(float)
-    joints = robot.get("joint_names", ())
+    joints, history = robot.get("joint_names", ()), term["history_length"]
+    by_time = group.get("history_order") == "time"
     return Part(
-        f"{group}/{term['name']}",
+        f"{name}/{term['name']}",
         values,
         scale=1.0 if term["scale"] is None else term["scale"],
         clip=term["clip"],
-        history=term["history_length"],
-        shape=(*term["shape"],),
+        history=history,
+        shape=(history, values.shape[1]) if by_time and history else (*term["shape"],),
         labels=(*joints,) if len(joints) == values.shape[1] else (),
+        may_be_late=term.get("delay_max_lag", 0) > 0,
     )
 
 
-def _compare_observations(trained: Runtime, log: Log, found: Diagnosis) -> None:
+def _compare_observations(trained: RobotProgram, log: Log, found: Diagnosis) -> None:
     for name, parts in trained.groups.items():
         logged = log.get(f"obs/{name}")
         if parts and logged is not None:
@@ -140,11 +149,11 @@ def _unlike_training(name: str, logged: np.ndarray, seen: Mapping[str, Any]) -> 
             )
 
 
-def _group(name: str, runtime: Runtime) -> np.ndarray:
-    return runtime.obs()[name]
+def _group(name: str, program: RobotProgram) -> np.ndarray:
+    return program.obs()[name]
 
 
-def _compare_actions(policy: Policy, trained: Runtime, log: Log, found: Diagnosis) -> None:
+def _compare_actions(policy: Policy, trained: RobotProgram, log: Log, found: Diagnosis) -> None:
     logged = log.get("actions")
     fixed = {name: log[f"obs/{name}"] for name in trained.groups if f"obs/{name}" in log}
     missing = [name for name, parts in trained.groups.items() if not parts and name not in fixed]
@@ -155,14 +164,14 @@ def _compare_actions(policy: Policy, trained: Runtime, log: Log, found: Diagnosi
     if policy.metadata["state_names"] and not trained.starts[1:].any():
         found.notes.append("a forgotten reset cannot show: no episode starts within the log")
 
-    def act(runtime: Runtime) -> np.ndarray:
-        seen = {f"obs/{name}": values for name, values in runtime.obs().items()}
-        trajectory = {"reset": runtime.clearings(), **seen}
+    def act(program: RobotProgram) -> np.ndarray:
+        seen = {f"obs/{name}": values for name, values in program.obs().items()}
+        trajectory = {"reset": program.clearings(), **seen}
         actions = run_onnx(policy, trajectory, ("actions",))["actions"]
-        return delayed(actions) if runtime.acts_late else actions
+        return delayed(actions) if program.acts_late else actions
 
     is_exact = fixed.keys() == trained.groups.keys()
-    compared = Compared("actions", logged, act, Runtime.alternatives, is_exact)
+    compared = Compared("actions", logged, act, RobotProgram.alternatives, is_exact)
     _explain(compared, replace(trained, fixed=fixed), found)
 
 
@@ -186,10 +195,10 @@ def _compare_targets(
         for action, values in zip(actions, np.split(log["actions"], ends[:-1], axis=1), strict=True)
     ]
     compared = Compared("targets", log["targets"], functools.partial(_group, "actions"))
-    _explain(compared, Runtime(starts, {"actions": (*parts,)}), found)
+    _explain(compared, RobotProgram(starts, {"actions": (*parts,)}), found)
 
 
-def _explain(compared: Compared, trained: Runtime, found: Diagnosis) -> None:
+def _explain(compared: Compared, trained: RobotProgram, found: Diagnosis) -> None:
     """Look for the program that computes what was logged, one difference after another."""
     # What was before an episode's first step, nobody knows.
     valid = ~trained.starts if not trained.starts.all() else trained.starts
@@ -199,18 +208,18 @@ def _explain(compared: Compared, trained: Runtime, found: Diagnosis) -> None:
 
     logged = in_rows(compared.logged)
     deviation = logged.std(axis=0) + 0.1 * logged.std() + 1e-12
-    runtime, expected = trained, in_rows(compared.compute(trained))
+    program, expected = trained, in_rows(compared.compute(trained))
     while True:
         error = _root_mean_square(expected - logged) / deviation
-        others = [*compared.alternatives(runtime)] if error.max() > ROUNDING else []
+        others = [*compared.alternatives(program)] if error.max() > ROUNDING else []
         values = [in_rows(compared.compute(other)) for other in others]
         gains = [_gain(logged, expected, other, ROUNDING * deviation) for other in values]
         if max(gains, default=0.0) <= 0.0:
             break
         best = gains.index(max(gains))
-        runtime, expected = others[best], values[best]
+        program, expected = others[best], values[best]
     found.differences[compared.name] = float(np.abs(expected - logged).max())
-    found.faults += runtime.faults(trained)
+    found.faults += program.faults(trained)
     if error.max() > UNEXPLAINED:
         text = f"{compared.name} differ by {error.max():.0%} of their deviation"
         if compared.is_exact:

@@ -93,7 +93,7 @@ def rl_sar_config(metadata: Metadata) -> Config:
         "num_observations": sum(map(_width, terms)),
         "observations": names,
         "observations_history": [*range(length)][::-1] if length > 1 else [],
-        "observations_history_priority": "term",
+        "observations_history_priority": _history_order(metadata),
         "clip_obs": math.inf,
         "clip_actions_lower": [] if clip is None else [-clip] * num_actions,
         "clip_actions_upper": [] if clip is None else [clip] * num_actions,
@@ -137,6 +137,8 @@ def unitree_config(metadata: Metadata) -> Config:
             f"Observations for the target 'unitree' are {names}, expected each once: its"
             " deploy.yaml tells them apart by name."
         )
+    if _history_order(metadata) == "time":
+        missing.append("training joins histories by time, the program term by term")
     motors, ranges = _motors(robot), robot.get("command_ranges", {})
     if "velocity_commands" in names and "base_velocity" not in ranges:
         missing.append("commands: base_velocity: ranges, to which the joystick is limited")
@@ -171,6 +173,8 @@ def _missing(metadata: Metadata) -> list[str]:
     missing = [f"{key} is not known" for key in keys if key not in robot]
     if not groups or not all("terms" in group for group in groups.values()):
         missing.append("not every observation group tells its terms")
+    if modified := [term["name"] for term in terms_of(metadata) if term.get("modifiers")]:
+        missing.append(f"what the modifiers of {modified} do, which no program knows")
     joints, actions = robot.get("joint_names"), robot.get("actions", ())
     if _motors(robot) is None:
         missing.append(f"the motor of each joint, the joints being {joints}")
@@ -198,6 +202,12 @@ def terms_of(metadata: Metadata) -> list[Any]:
     """Return the terms of all observation groups in their order."""
     groups = metadata["observation_groups"].values()
     return [term for group in groups for term in group.get("terms", ())]
+
+
+def _history_order(metadata: Metadata) -> str:
+    """Return whether steps of histories are joined by "term" or by "time"."""
+    groups = metadata["observation_groups"].values()
+    return "time" if any(group.get("history_order") == "time" for group in groups) else "term"
 
 
 def history(term: Mapping[str, Any]) -> int:

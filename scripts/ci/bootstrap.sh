@@ -8,6 +8,7 @@
 #       isaaclab2  .venv-isaaclab2  what can be had of Isaac Lab 2.3 without Isaac Sim, Python 3.11
 #   rsl_rl VERSION      put one more rsl_rl release under .rsl_rl/VERSION
 #   torch VERSION       put one more torch under .torch/VERSION, with what it needs
+#   libtorch VERSION    put the C++ libraries of an older torch under .libtorch/VERSION
 #   peers               put the libraries of scripts/benchmark/peers under .peers
 #   package FOLDER      build sdist and wheel into FOLDER/dist and install the wheel, with nothing
 #                       but EXTRAS, into FOLDER/venv
@@ -133,6 +134,15 @@ install_torch() {
     --constraint - "torch==$version" <<<"$(grep -v '^torch' constraints.txt)"
 }
 
+install_libtorch() {
+  local uv version=$1
+  uv=$(find_uv)
+  # Its build for CPUs is in no registry but torch's own. Of the other build, which Python cannot
+  # import without gigabytes of CUDA, a C++ program on a CPU loads two small libraries.
+  "$uv" pip install --quiet --python "${VENV:-.venv}/bin/python" --no-deps --target ".libtorch/$version" \
+    "torch==$version" nvidia-cuda-runtime-cu12==12.1.105 nvidia-cuda-cupti-cu12==12.1.105
+}
+
 install_peers() {
   local uv
   uv=$(find_uv)
@@ -158,10 +168,11 @@ case "${1:-}" in
   environment) install_environment "${2:-main}" ;;
   rsl_rl) install_rsl_rl "${2:?usage: scripts/ci/bootstrap.sh rsl_rl VERSION}" ;;
   torch) install_torch "${2:?usage: scripts/ci/bootstrap.sh torch VERSION}" ;;
+  libtorch) install_libtorch "${2:?usage: scripts/ci/bootstrap.sh libtorch VERSION}" ;;
   peers) install_peers ;;
   package) package "${2:?usage: scripts/ci/bootstrap.sh package FOLDER}" ;;
   *)
     fail "the command is '${1:-}', expected 'environment [NAME]', 'rsl_rl VERSION'," \
-      "'torch VERSION', 'peers' or 'package FOLDER'."
+      "'torch VERSION', 'libtorch VERSION', 'peers' or 'package FOLDER'."
     ;;
 esac

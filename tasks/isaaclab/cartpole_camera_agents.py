@@ -18,7 +18,11 @@ from rsl_tbptt_tasks.isaaclab.cartpole_agents import (
 )
 
 EXPERIMENT = "tbptt_cartpole_camera"
-STUDENT_OBS_GROUPS = {"student": ["camera"], "teacher": ["teacher"]}
+STUDENT_OBS_GROUPS = {
+    "student": ["camera"],
+    "teacher": ["teacher"],
+    "actor": ["camera"],  # LEAPP exports these, of a student too
+}
 ACTOR_OBS_GROUPS = TEACHER_OBS_GROUPS | {"actor": ["camera"]}
 
 CNN = RslRlCNNModelCfg.CNNCfg(

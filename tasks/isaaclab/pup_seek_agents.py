@@ -18,7 +18,11 @@ from rsl_tbptt_tasks.isaaclab.pup_agents import (
 )
 
 EXPERIMENT = "tbptt_pup_seek"
-STUDENT_OBS_GROUPS = {"student": ["policy", "camera"], "teacher": ["teacher"]}
+STUDENT_OBS_GROUPS = {
+    "student": ["policy", "camera"],
+    "teacher": ["teacher"],
+    "actor": ["policy", "camera"],  # LEAPP exports these, of a student too
+}
 ACTOR_OBS_GROUPS = TEACHER_OBS_GROUPS | {"actor": ["policy", "camera"]}
 
 CNN = RslRlCNNModelCfg.CNNCfg(

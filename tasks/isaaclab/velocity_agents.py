@@ -124,7 +124,11 @@ def student_cfg(task: str) -> RslRlDistillationRunnerCfg:
         num_steps_per_env=24,
         max_iterations=1000,
         save_interval=100,
-        obs_groups={"student": student_groups(task), "teacher": ["teacher"]},
+        obs_groups={
+            "student": student_groups(task),
+            "teacher": ["teacher"],
+            "actor": student_groups(task),  # LEAPP exports these, of a student too
+        },
         student=lstm(task, init_std=0.1),
         teacher=teacher_cfg(task).actor,
         algorithm=TbpttDistillationAlgorithmCfg(gradient_length=24),

@@ -154,6 +154,7 @@ def test_make_runs_all_rows_and_fails_without_nox(repository, tmp_path):
     result = run([*command, f"VENV={sys.prefix}"], cwd=repository)
     rows = set(re.findall(r"nox --session 'tests\((.*)\)'", result.stdout))
     assert {"contract-3.1.2", "mjlab-5.4.2", "torch-2.15.0-5.5.1", "package-5.5.1"} < rows
+    assert "libtorch-2.3.0-5.5.1" in rows
     absent = run([*command, f"VENV={tmp_path}"], cwd=repository)
     assert absent.returncode != 0
     assert "nox lists no rows" in absent.stderr

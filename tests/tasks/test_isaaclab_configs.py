@@ -1,5 +1,6 @@
 """Registration, agents and assets of the Isaac Lab tasks; no simulator runs here."""
 
+import json
 import subprocess
 import sys
 from importlib.metadata import entry_points
@@ -133,6 +134,48 @@ def test_agents_groups_exist_in_the_environment(task):
     for key in AGENTS:
         for groups in load_cfg_from_registry(task, key).obs_groups.values():
             assert set(groups) <= set(observations)
+
+
+LEAPP_EXPORT = """
+import json, sys
+from types import ModuleType
+from unittest.mock import MagicMock
+
+sys.modules["leapp"] = ModuleType("leapp")
+sys.modules["leapp"].annotate = None
+from isaaclab_rl.entrypoints.backends import export_rsl_rl as export
+from isaaclab_tasks.utils.parse_cfg import load_cfg_from_registry
+import rsl_tbptt_tasks.isaaclab
+
+class Kept(Exception):
+    pass
+
+def prepare(env, arguments, *, required_obs_groups):
+    raise Kept(required_obs_groups)
+
+export.gym.make, export.prepare_export_env = MagicMock(), prepare
+export._resolve_checkpoint = lambda *arguments: "model_0.pt"
+for agent in json.loads(sys.argv[1]):
+    try:
+        export.export_rsl_rl_agent(MagicMock(seed=0), MagicMock(), load_cfg_from_registry(*agent))
+    except Kept as kept:
+        print("kept:", *sorted(kept.args[0]))
+"""
+"""Isaac Lab's `isaaclab leapp export` up to the environment, without leapp, by task and agent.
+
+It turns TorchScript off in its process.
+"""
+
+
+def test_leapp_exports_all_groups_of_students_and_recurrent_actors():
+    agents = [(task, key) for task in TASKS for key in (*STUDENTS, *PPO_WITH_MEMORY)]
+    command = [sys.executable, "-W", "ignore", "-c", LEAPP_EXPORT, json.dumps(agents)]
+    result = subprocess.run(command, capture_output=True, text=True)
+    assert result.returncode == 0, result.stderr
+    printed = map(str.split, result.stdout.splitlines())
+    kept = [words[1:] for words in printed if words[:1] == ["kept:"]]
+    configs = [load_cfg_from_registry(*agent).obs_groups for agent in agents]
+    assert kept == [sorted(groups.get("student", groups.get("actor"))) for groups in configs]
 
 
 @pytest.mark.parametrize("task", [*VELOCITY, *SCAN])

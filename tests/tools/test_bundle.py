@@ -4,6 +4,7 @@ import copy
 import ctypes
 import shutil
 import subprocess
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,7 +14,7 @@ from tensordict import TensorDict
 
 from rsl_tbptt.deploy import groups_in, join
 from rsl_tbptt.models import CNNRNNModel
-from rsl_tbptt.tools.bundle import Recorded, write_bundle
+from rsl_tbptt.tools.bundle import Recorded, export_torchscript, write_bundle
 from rsl_tbptt.tools.c_code import run_c
 from rsl_tbptt.tools.golden import draw
 from rsl_tbptt.tools.verify import verify
@@ -25,6 +26,7 @@ pytestmark = [
 
 TOLERANCE = 1e-5
 """float32 in another operation order, actions of order 1."""
+LIBTORCH = Path(__file__).parents[2] / ".libtorch" / "2.3.0"
 LSTM = {"rnn_hidden_dim": 12, "rnn_type": "lstm"}
 CNN = {"cnn_cfg": {"output_channels": [2], "kernel_size": 3}, "image_scale": 1 / 255}
 MODELS = {
@@ -118,6 +120,42 @@ def assert_c_is_clean(folder):
         assert "alloc" not in (folder / source).read_text()
 
 
+@pytest.fixture(scope="module")
+def libtorch(tmp_path_factory):
+    """A function that returns the actions of a ``policy.pt`` in the LibTorch of robot software."""
+    if not (LIBTORCH / ".installed").is_file():
+        pytest.skip("needs LibTorch 2.3.0, which `make test-matrix` installs")
+    torch_folder, program = LIBTORCH / "torch", tmp_path_factory.mktemp("libtorch") / "replay"
+    includes = (torch_folder / "include", torch_folder / "include" / "torch/csrc/api/include")
+    # Of a CUDA build this loads what it needs on a CPU, not what Python's `import torch` asks for.
+    libraries = ["-ltorch_cpu", "-lc10", "-Wl,--allow-shlib-undefined"]
+    places = [f"-L{torch_folder / 'lib'}", f"-Wl,-rpath,{torch_folder / 'lib'}"]
+    source = Path(__file__).with_name("replay_in_libtorch.cpp")
+    options = ["-std=c++17", "-D_GLIBCXX_USE_CXX11_ABI=0", *(f"-isystem{i}" for i in includes)]
+    subprocess.run(["g++", *options, source, "-o", program, *places, *libraries], check=True)
+
+    def replay(path, golden):
+        obs = [join(each) for each in zip(*groups_in(golden).values(), strict=True)]
+        rows = np.column_stack([golden["reset"], obs]).astype(np.float32)
+        command = [program, path, str(rows.shape[1] - 1)]
+        result = subprocess.run(command, input=rows.tobytes(), capture_output=True, check=True)
+        assert result.stderr == b"2.3.0"
+        return np.frombuffer(result.stdout, np.float32).reshape(len(rows), -1)
+
+    return replay
+
+
+@pytest.mark.parametrize("kind", MODELS)
+def test_torchscript_runs_in_the_libtorch_of_robots(tmp_path, libtorch, kind):
+    (policy, groups), path = build(kind), tmp_path / "policy.pt"
+    golden = draw(policy, {}, groups, 200, seed=1)
+    export_torchscript(policy, groups, path)
+    np.testing.assert_allclose(libtorch(path, golden), golden["actions"], atol=TOLERANCE, rtol=0)
+    forgotten = libtorch(path, {**golden, "reset": np.arange(200) == 0})
+    differs = np.abs(forgotten - golden["actions"]).max() > 10 * TOLERANCE
+    assert differs == (kind != "mlp")
+
+
 def without_memory(policy):
     for name, weights in policy.rnn.rnn.named_parameters():
         if "weight_hh" in name:
@@ -143,6 +181,23 @@ def test_a_dropped_reset_is_seen_in_each_form(tmp_path):
     source = tmp_path / "c" / "policy_golden.c"
     source.write_text(source.read_text().replace("policy_reset();", ";"))
     assert min(verify(tmp_path).values()) > 1e-3
+
+
+def test_terms_whose_steps_are_joined_by_time_have_no_place_in_c_and_a_word_in_the_readme(
+    tmp_path, monkeypatch
+):
+    group = ROBOT["observation_groups"]["policy"]
+    for term in group["terms"]:
+        monkeypatch.setitem(term, "modifiers", [{"name": "isaaclab:scale", "params": {}}])
+    write(tmp_path, "lstm", steps=2)
+    assert "POLICY_OBS_POLICY_SPEED" in (tmp_path / "c" / "policy.h").read_text()
+    assert "speed 1, by isaaclab:scale" in (tmp_path / "README.md").read_text()
+    monkeypatch.setitem(group, "history_order", "time")
+    write(tmp_path, "lstm", steps=2)
+    header = (tmp_path / "c" / "policy.h").read_text()
+    assert "POLICY_OBS_POLICY_SPEED" not in header
+    assert "#define POLICY_OBS_GOAL 3 /* 3 numbers */" in header.splitlines()
+    assert "all of a step before the next step's: angles" in (tmp_path / "README.md").read_text()
 
 
 def test_c_has_sizes_names_state_and_heads(tmp_path):

@@ -1,6 +1,8 @@
 """Logs of programs on robots: how they are read, and faults that logs of one robot do not show."""
 
+import json
 import re
+import shutil
 
 import numpy as np
 import pytest
@@ -13,7 +15,7 @@ from rsl_tbptt.tools.bundle import Recorded, write_bundle
 from rsl_tbptt.tools.cli import main
 from rsl_tbptt.tools.golden import draw
 from rsl_tbptt.tools.robot_log import diagnose_log
-from rsl_tbptt.tools.runtime import usual_orders
+from rsl_tbptt.tools.robot_program import usual_orders
 
 NUM_STEPS = 60
 JOINTS = ["FL_hip", "FR_hip", "FL_knee", "FR_knee"]
@@ -94,6 +96,44 @@ def test_a_program_without_fault_differs_by_rounding(bundle, tmp_path, log):
     assert found.differences.keys() == {"obs/policy", "actions", "targets"}
     assert max(found.differences.values()) < 1e-5
     assert found.notes == ["obs/goal is not compared: raw/goal/TERM are not there"]
+
+
+def with_terms(bundle, folder, **entries):
+    """Return a copy of a bundle whose group "policy" has other entries."""
+    shutil.copytree(bundle, folder)
+    metadata = json.loads((folder / "policy.json").read_text())
+    metadata["observation_groups"]["policy"] |= entries
+    (folder / "policy.json").write_text(json.dumps(metadata))
+    return folder
+
+
+def test_a_term_that_training_delays_may_be_late(bundle, tmp_path, log):
+    log["raw/policy/turn"] = np.roll(log["raw/policy/turn"], -1, axis=0)
+    assert [fault.kind for fault in diagnosed(bundle, tmp_path, log).faults] == ["late"]
+    [turn, angles] = ROBOT["observation_groups"]["policy"]["terms"]
+    delayed = with_terms(bundle, tmp_path / "b", terms=[turn | {"delay_max_lag": 1}, angles])
+    assert diagnosed(delayed, tmp_path, log).faults == []
+
+
+@pytest.mark.parametrize("order", ["term", "time"])
+def test_histories_are_joined_by_term_or_by_time(bundle, tmp_path, log, order):
+    turn, angle = log["raw/policy/turn"][:, :1], log["raw/policy/angles"][:, :2]
+    terms = [
+        TERM | {"name": "turn", "shape": [2], "scale": None, "history_length": 2},
+        TERM | {"name": "angle", "shape": [4], "scale": None, "history_length": 2},
+    ]
+    folder = with_terms(bundle, tmp_path / "b", terms=terms, history_order=order)
+
+    def before(values):
+        return np.where(log["reset"][:, None], values, np.roll(values, 1, axis=0))
+
+    parts = [before(turn), before(angle), turn, angle]
+    parts = [parts[i] for i in ((0, 2, 1, 3) if order == "term" else range(4))]
+    seen = recorded(Policy(bundle), np.concatenate(parts, axis=1), log["obs/goal"], log["reset"])
+    raw = {"raw/policy/turn": turn, "raw/policy/angle": angle}
+    found = diagnosed(folder, tmp_path, raw | seen | {"reset": log["reset"]})
+    assert found.faults == []
+    assert found.differences["obs/policy"] < 1e-6
 
 
 def test_several_faults_are_told_apart(bundle, tmp_path, log):

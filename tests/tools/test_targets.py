@@ -8,6 +8,7 @@ import json
 import shutil
 import subprocess
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import onnx
@@ -385,8 +386,9 @@ def changed(**entries):
     return {name: value for name, value in robot.items() if value is not None}
 
 
-def with_terms(*terms):
-    return changed(observation_groups={"policy": {"shape": [15], "terms": [*terms]}})
+def with_terms(*terms, **entries):
+    group = {"shape": [15], "terms": [*terms], **entries}
+    return changed(observation_groups={"policy": group})
 
 
 def with_action(**entries):
@@ -412,6 +414,14 @@ INCOMPLETE = {
         with_terms(term("base_lin_vel", "base_lin_vel", 3), *TERMS[1:]),
         UNITREE_ALONE,
     ),
+    "the modifiers of ['w']": (
+        with_terms(term("w", "base_ang_vel", 3, modifiers=[{"name": "bias"}]), *TERMS[1:]),
+        BOTH,
+    ),
+    "joins histories by time": (
+        with_terms(*TERMS, history_order="time"),
+        UNITREE_ALONE,
+    ),
     "commands: base_velocity: ranges": (changed(command_ranges=None), UNITREE_ALONE),
     "ROBOT, in this path and below": (changed(name=None), RL_SAR),
     "offsets of actions are [0.0, 0.0]": (with_action(offset=0.0), RL_SAR),
@@ -431,7 +441,7 @@ INCOMPLETE = {
 }
 
 
-def metadata_of(robot):
+def metadata_of(robot) -> dict[str, Any]:
     others = {name: value for name, value in robot.items() if name != "observation_groups"}
     groups = robot.get("observation_groups", {})
     actions = {"actions": {"shape": [2]}}
@@ -453,7 +463,7 @@ def test_what_is_missing_is_said_and_the_program_refuses_the_file(tmp_path, mess
         assert (yaml.safe_load(text)["go2/rsl_tbptt"][gate] is None) == concerned
 
 
-def test_histories_go_oldest_first_and_term_by_term():
+def test_histories_go_oldest_first_and_term_by_term_or_by_time():
     terms = [term("w", "base_ang_vel", 3, 3), term("g", "projected_gravity", 2, 3)]
     metadata = metadata_of(with_terms(*terms) | {"clip_actions": 4.0})
     config, missing = rl_sar_config(metadata)
@@ -461,6 +471,8 @@ def test_histories_go_oldest_first_and_term_by_term():
     assert config["observations_history"] == [2, 1, 0]
     assert (config["observations_history_priority"], config["num_observations"]) == ("term", 5)
     assert (config["clip_actions_lower"], config["clip_actions_upper"]) == ([-4.0] * 2, [4.0] * 2)
+    metadata["observation_groups"]["policy"]["history_order"] = "time"
+    assert rl_sar_config(metadata)[0]["observations_history_priority"] == "time"
     found = unitree_config(metadata)[0]["observations"]
     assert {name: (each["history_length"], each["scale"]) for name, each in found.items()} == {
         "base_ang_vel": (3, [1.0] * 3),

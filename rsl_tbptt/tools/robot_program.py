@@ -1,6 +1,6 @@
 """What a program on the robot computes around a policy, as trained or with faults.
 
-A :class:`Runtime` turns measured terms into observations and actions as the program does. Its
+A :class:`RobotProgram` turns measured terms into observations and actions as the program does. Its
 fields say what the program does; :func:`alternatives` changes one of them, and :func:`faults` names
 those that differ from training.
 """
@@ -40,6 +40,8 @@ class Part:
     """Of the result, history included, without T; () leaves it (D,)."""
     labels: tuple[str, ...] = ()
     """Names of the D numbers, where they are joints."""
+    may_be_late: bool = False
+    """Whether training delays it, too."""
 
     order: tuple[int, ...] = ()
     """Where each of the D numbers is taken from; () is in place."""
@@ -113,7 +115,7 @@ class Part:
             yield Fault("offset missing", f"{self.name}: the offset {self.offset} is missing")
         if self.newest_first:
             yield Fault("history reversed", f"{self.name}: the history has the newest step first")
-        if self.is_late:
+        if self.is_late and not self.may_be_late:
             yield Fault("late", f"{self.name}: one step late")
         if self.negated:
             which = (
@@ -134,13 +136,15 @@ class Fault:
 
 
 @dataclass(frozen=True, eq=False)
-class Runtime:
+class RobotProgram:
     """A program that runs a policy."""
 
     starts: np.ndarray
     """Where episodes start. Shape: (T,), bool."""
     groups: Mapping[str, tuple[Part, ...]]
     """Terms of each observation group, in the program's order."""
+    shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
+    """Of each group, without T; (D,) where there is none."""
     fixed: Mapping[str, np.ndarray] = field(default_factory=dict)
     """Observation groups that were logged, (T, ...) each, in place of their terms."""
     normalizer: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
@@ -161,7 +165,8 @@ class Runtime:
         for name, parts in self.groups.items():
             if name not in found:
                 values = [part.compute(self.starts) for part in parts]
-                found[name] = np.concatenate(values, axis=-1)
+                shape = self.shapes.get(name, (-1,))
+                found[name] = np.concatenate(values, axis=-1).reshape(len(self.starts), *shape)
         if self.normalizes:
             for name, seen in self.normalizer.items():
                 found[name] = (found[name] - np.asarray(seen["mean"])) / np.asarray(seen["divisor"])
@@ -184,7 +189,7 @@ class Runtime:
         others = {"never": np.arange(len(self.starts)) == 0, "always": self.starts | True}
         return others.get(self.clears, self.starts)
 
-    def part_alternatives(self) -> Iterator[Runtime]:
+    def part_alternatives(self) -> Iterator[RobotProgram]:
         """Yield programs that compute observations from their terms otherwise."""
         for name, parts in self.groups.items():
             if name in self.fixed:
@@ -197,17 +202,17 @@ class Runtime:
                 swapped[one], swapped[other] = parts[other], parts[one]
                 yield self._with(name, (*swapped,))
 
-    def _with(self, name: str, parts: tuple[Part, ...]) -> Runtime:
+    def _with(self, name: str, parts: tuple[Part, ...]) -> RobotProgram:
         return replace(self, groups={**self.groups, name: parts})
 
-    def obs_alternatives(self) -> Iterator[Runtime]:
+    def obs_alternatives(self) -> Iterator[RobotProgram]:
         """Yield programs that compute observations otherwise."""
         yield from self.part_alternatives()
         yield replace(self, sees_late=not self.sees_late)
         if self.normalizer:
             yield replace(self, normalizes=not self.normalizes)
 
-    def alternatives(self) -> Iterator[Runtime]:
+    def alternatives(self) -> Iterator[RobotProgram]:
         """Yield programs that compute actions otherwise."""
         yield from self.obs_alternatives()
         yield replace(self, acts_late=not self.acts_late)
@@ -217,7 +222,7 @@ class Runtime:
             if 1 < len(order) <= 4 and order != (self.group_order or (*self.groups,)):
                 yield replace(self, group_order=order)
 
-    def faults(self, trained: Runtime) -> Iterator[Fault]:
+    def faults(self, trained: RobotProgram) -> Iterator[Fault]:
         """Yield what the program does differently from the one of training."""
         for name, parts in self.groups.items():
             names, expected = ([p.name for p in r.groups[name]] for r in (self, trained))
