@@ -1,4 +1,4 @@
-"""The options of all algorithms: name, type, default, meaning and check of each, once."""
+"""The options of both algorithms: name, type, default, meaning and check of each, in one place."""
 
 import dataclasses
 import difflib
@@ -22,12 +22,12 @@ if TYPE_CHECKING:  # configs import this module where rsl_rl may not be there
 
 @dataclass(frozen=True)
 class Rule:
-    """A check of one value, which stands in its type: ``Annotated[int, count()]``."""
+    """A check of one value, attached to its type: ``Annotated[int, count()]``."""
 
     accepts: Callable[[Any], bool]
     expected: str
     hint: str = ""
-    """What else would do, the end of the message."""
+    """An alternative that the message proposes at its end."""
 
     def __call__(self, name: str, value: Any) -> None:
         """Check ``value``.
@@ -40,7 +40,7 @@ class Rule:
 
 
 def count(least: int = 1, hint: str = "") -> Rule:
-    """Accept integers from ``least`` on."""
+    """Accept integers of at least ``least``."""
 
     def accepts(value: Any) -> bool:
         return isinstance(value, int) and not isinstance(value, bool) and value >= least
@@ -49,7 +49,7 @@ def count(least: int = 1, hint: str = "") -> Rule:
 
 
 def positive(*also: float, hint: str = "") -> Rule:
-    """Accept positive, finite numbers, and ``also`` 0 or inf."""
+    """Accept positive, finite numbers, and the numbers in ``also`` (0 or inf)."""
     return Rule(
         lambda value: value in also or (is_finite(value) and value > 0), "a positive number", hint
     )
@@ -76,22 +76,22 @@ def known_engine(name: str, value: Any) -> None:
 
 
 def checked_by_rsl_rl(name: str, value: Any) -> None:
-    """Accept everything: rsl_rl has the check, and takes more than the type says (capitals)."""
+    """Accept everything: rsl_rl checks the value itself, and accepts capitals."""
 
 
 T = TypeVar("T")
 
 
 def parse_fields(cls: type[T], options: Mapping[str, Any], whose: str, prefix: str = "") -> T:
-    """Build a dataclass of options and check each value by what its type carries.
+    """Build a dataclass of options and run the checks in each field's type.
 
-    None passes where the type allows it, and a ``Literal`` without a check has its choices.
+    None is accepted if the type allows it. A ``Literal`` without a check accepts its choices.
 
     Args:
         cls: The dataclass.
         options: Values by name.
-        whose: Whose options they are, for messages.
-        prefix: Stands before the names of options in messages.
+        whose: The owner of the options, for messages.
+        prefix: Prepended to option names in messages.
 
     Raises:
         ValueError: If a name is unknown (the nearest one is proposed) or a value is not valid.
@@ -128,7 +128,7 @@ def check_at_most_envs(name: str, value: int, num_envs: int) -> None:
 
 
 def beyond_rollout(name: str, value: int | None, num_steps: int) -> Iterator[str]:
-    """Yield a warning if a number of steps exceeds the rollout and acts as the rollout."""
+    """Yield a warning if a number of steps exceeds the rollout, which then takes its place."""
     if value is not None and value > num_steps:
         yield (
             f"{name} is {value}, more than num_steps_per_env, {num_steps}: windows do not reach"
@@ -137,23 +137,23 @@ def beyond_rollout(name: str, value: int | None, num_steps: int) -> Iterator[str
 
 
 def warn_all(messages: Iterable[str]) -> None:
-    """Warn at the call of the constructor, two calls above the one that has the messages."""
+    """Warn with the stack level of the constructor's caller."""
     for message in messages:
         warnings.warn(message, stacklevel=4)
 
 
 def is_finite(value: object) -> bool:
-    """Return whether ``value`` is a number that is neither NaN nor inf; a text is none."""
+    """Return whether ``value`` is a number other than NaN and inf."""
     return isinstance(value, Real) and math.isfinite(value)
 
 
 ClippingNorm = Annotated[float | None, positive(math.inf, hint=" Use None to not clip.")]
-"""inf, too, is how configs of rsl_rl's PPO do not clip."""
+"""Configs of rsl_rl's PPO disable clipping by inf, which is accepted too."""
 
 AnyOptions = TypeVar("AnyOptions", bound="Options")
 
 ALGORITHMS = {"DistillationOptions": "TbpttDistillation", "PpoOptions": "TbpttPPO"}
-"""Whose options a class holds. No class variable: ``configclass`` would make a field of it."""
+"""The algorithm of each class of options; ``configclass`` makes fields of class variables."""
 
 
 @dataclass(kw_only=True)
@@ -161,22 +161,24 @@ class Options:
     """The options that all algorithms share."""
 
     num_micro_batches: Annotated[int, count()] = 1
-    """Least number of micro-batches into which the environments of an optimiser step are split.
+    """Least number of micro-batches that the environments of an optimiser step are split into.
 
-    They run one after the other. The gradient stays the same; what the update keeps in memory
-    divides by about this number.
+    Micro-batches run one after the other. The gradient does not change; the update's memory is
+    divided by about this number.
     """
 
     memory_budget_gb: Annotated[float | None, positive()] = None
-    """Gigabytes of 10^9 bytes that an update may take beyond models, optimiser and storage.
+    """Gigabytes (10^9 bytes) that an update may use in addition to models, optimiser and storage.
 
-    As many micro-batches are made as that needs, found out before training. None does not limit it.
+    The number of micro-batches is measured before training such that the update fits. None sets no
+    limit.
     """
 
     scan_engine: Annotated[str, known_engine] = "auto"
     """How LSTM and GRU run over a window: an engine of docs/distillation.md#scan-engines.
 
-    ``"auto"`` takes the one expected to be the fastest on the device that proved right there.
+    ``"auto"`` takes the engine that should be the fastest on the device, once a test run there has
+    given the right numbers.
     """
 
     optimizer: Annotated[Literal["adam", "adamw", "sgd", "rmsprop"], checked_by_rsl_rl] = "adam"
@@ -189,32 +191,33 @@ class Options:
     """
 
     grad_reduce_bucket_mb: Annotated[float, positive()] = 25.0
-    """Megabytes of the buffers in which gradients are summed over processes."""
+    """Size in megabytes of the buffers that gradients are summed in over processes."""
 
     non_finite: Literal["skip", "raise"] = "skip"
-    """What an update that meets NaN or inf does, after it was undone.
+    """What happens when an update meets NaN or inf. The update is undone in either case.
 
-    ``"skip"`` drops the rollout, warns once per source and goes on, also where a NaN comes from the
-    environment. ``"raise"`` ends the training; for one of the environment in the step itself, if
-    the runner's ``check_for_nan`` is on.
+    ``"skip"`` drops the rollout, warns once per source and continues, even if the NaN comes from
+    the environment. ``"raise"`` ends the training. If the runner's ``check_for_nan`` is on, a NaN
+    of the environment already raises in the step that returned it.
     """
 
     max_skipped_updates: Annotated[int, count()] = 10
-    """So many skipped updates in a row end the training."""
+    """Number of consecutive skipped updates that end the training."""
 
     safe_checkpoint_interval: Annotated[int | None, count(hint=" Use None to write none.")] = None
-    """Iterations between checkpoints that the algorithm writes itself, whole or not at all.
+    """Iterations between emergency checkpoints, ``safe_<iteration>.pt``, for Isaac Lab.
 
-    For Isaac Lab, whose runner writes its own in place and knows no signals:
-    ``safe_<iteration>.pt`` beside them, the two newest, for ``--checkpoint``, and one before
-    SIGTERM, SIGUSR1 or Ctrl+C end the training. None writes none. See docs/cluster.md#isaac-lab.
+    Isaac Lab's runner overwrites its checkpoints in place and ignores signals. The algorithm writes
+    these atomically next to them, keeps the two newest, and writes one more before SIGTERM, SIGUSR1
+    or Ctrl+C end the training; pass them to ``--checkpoint``. None writes none. See
+    docs/cluster.md#isaac-lab.
     """
 
     auxiliary: dict[str, Any] | None = None
-    """Heads that predict what the model should know from its latent, by name.
+    """Auxiliary heads by name: each predicts a quantity from the model's latent.
 
-    See docs/distillation.md#auxiliary-heads. Their losses are added to the algorithm's; of PPO it
-    is the actor that has them.
+    Their losses are added to the algorithm's. In PPO the actor has them. See
+    docs/distillation.md#auxiliary-heads.
     """
 
     @classmethod
@@ -229,7 +232,7 @@ class Options:
         return parsed
 
     def check_together(self) -> Iterator[str]:
-        """Check options that only work together; yield warnings of those that have no effect.
+        """Check combinations of options; yield a warning for each option without effect.
 
         Raises:
             ValueError: If they contradict each other.
@@ -240,11 +243,11 @@ class Options:
             yield from self.without_effect("max_skipped_updates", "non_finite='skip'")
 
     def refuse(self, names: str, expected: str) -> None:
-        """Refuse options that contradict others.
+        """Refuse options that contradict each other.
 
         Args:
-            names: Names of the options.
-            expected: What they should be, and why or the fix.
+            names: Names of the options, separated by spaces.
+            expected: The values that would be valid, and why or the fix.
 
         Raises:
             ValueError: Always.
@@ -253,7 +256,7 @@ class Options:
         raise ValueError(f"{given}, expected {expected}.")
 
     def without_effect(self, names: str, without: str) -> Iterator[str]:
-        """Yield a warning of those options that are set, and say ``without`` what they are idle."""
+        """Yield a warning if some of the options are set; ``without`` says what they need."""
         unused = [n for n in names.split() if getattr(self, n) != getattr(type(self), n)]
         if unused:
             listed = " and ".join(f"{name} is {getattr(self, name)!r}" for name in unused)
@@ -268,43 +271,43 @@ class DistillationOptions(Options):
     """Options of :class:`TbpttDistillation`; names and meanings are rsl_rl's where it has them."""
 
     num_learning_epochs: Annotated[int, count()] = 2
-    """Passes over each rollout; each starts again from the state at the rollout's start.
+    """Passes over each rollout; each pass starts from the state at the rollout's start.
 
-    With a replay buffer each also passes over ``buffer_share`` as many sequences of the past.
+    With a replay buffer, each pass also covers ``buffer_share`` times as many stored sequences.
     """
 
     num_mini_batches: Annotated[int, count()] = 8
-    """Mini-batches of whole environments per pass, drawn anew for each, none left out.
+    """Mini-batches of whole environments per pass, reshuffled for each pass; none is left out.
 
-    Each makes as many optimiser steps as there are groups of ``update_length`` steps. There are no
-    more of them than environments.
+    Each mini-batch makes one optimiser step per group of ``update_length`` steps. At most
+    ``num_envs`` mini-batches are made.
     """
 
     buffer_rollouts: Annotated[int, count(0)] = 50
-    """Rollouts' worth of past sequences that is kept on the device to go on learning from (DAgger).
+    """Size of the replay buffer (DAgger), in rollouts. It lies on the device.
 
-    They are a uniform sample of everything seen so far, not the newest; 0 keeps none.
+    It holds a uniform sample of all sequences seen so far, not the newest ones. 0 disables it.
     """
 
     buffer_share: Annotated[float, positive()] = 1.0
-    """Sequences of the past that a mini-batch holds for each of the newest rollout."""
+    """Stored sequences in a mini-batch for each sequence of the newest rollout."""
 
     buffer_gb: Annotated[float | None, positive()] = 2.0
-    """Gigabytes of 10^9 bytes that the replay buffer may take; fewer are kept then.
+    """Gigabytes (10^9 bytes) that the replay buffer may use; it holds fewer rollouts if needed.
 
-    None does not limit it.
+    None sets no limit.
     """
 
     save_buffer: bool = False
-    """Whether checkpoints hold the replay buffer, for a resumed run to go on with.
+    """Whether checkpoints contain the replay buffer, so that a resumed run continues with it.
 
-    Else it begins with an empty one. A checkpoint grows by what the buffer takes.
+    Otherwise a resumed run starts with an empty one. A checkpoint grows by the buffer's size.
     """
 
     gradient_length: Annotated[int, count()] = 15
     """Steps the gradient flows back: k2 of TBPTT(k1, k2), in environment steps.
 
-    What the student has to remember over more steps than this gets no gradient. A value above
+    Anything that the student has to remember for longer gets no gradient. A value above
     ``num_steps_per_env`` means the whole rollout.
     """
 
@@ -316,76 +319,76 @@ class DistillationOptions(Options):
     """
 
     loss_reduction: Literal["mean", "sum"] = "mean"
-    """How the losses of one optimiser step combine.
+    """How the losses of one optimiser step are combined.
 
-    ``"mean"`` divides by the robot-steps of a full optimiser step, so that gradients keep their
-    size whatever the lengths above; ``"sum"`` adds up the steps' means as rsl_rl does.
+    ``"mean"`` divides by the robot-steps of a full optimiser step, so the size of gradients does
+    not depend on the lengths above. ``"sum"`` adds up the means of the steps, as rsl_rl does.
     """
 
     tail: Tail = "flush"
-    """What happens to the steps left over when the rollout is no multiple of ``update_length``.
+    """What happens to leftover steps if the rollout is not a multiple of ``update_length``.
 
-    ``"flush"`` trains on them in a last, shorter group, with the same weight per step; ``"drop"``
+    ``"flush"`` trains on them in a last, shorter group, with the same weight per step. ``"drop"``
     only runs them forward, as rsl_rl does.
     """
 
     loss_type: str | Callable[..., Any] | list[dict[str, Any]] = "mse"
     """Loss between student and teacher: ``"mse"``, ``"huber"``, ``"bce"``, ``"kl"`` or ``"nll"``.
 
-    ``"kl"`` is that of the student's Gaussian from the teacher's, ``"nll"`` that of the teacher's
-    actions, ``"bce"`` that of their signs. Any other element-wise loss of actions and labels is
-    given as ``"module:function"``, a loss for each slice of the action as a list:
-    docs/distillation.md#losses.
+    ``"kl"`` is the divergence of the student's Gaussian from the teacher's, ``"nll"`` the negative
+    log-likelihood of the teacher's actions, ``"bce"`` the binary cross entropy of their signs. Any
+    other element-wise loss is given as ``"module:function"``, and a loss per slice of the action as
+    a list: docs/distillation.md#losses.
     """
 
     imitation_weight: str | Callable[..., Any] | None = None
-    """What each robot-step weighs in the mean: an observation group or ``"module:function"``.
+    """Weight of each robot-step in the mean: an observation group or ``"module:function"``.
 
-    The group has one value per environment, at least 0; the function returns such weights of all
-    steps of a rollout. None weighs all the same. See docs/distillation.md#what-counts.
+    The group has one value of at least 0 per environment; the function returns such weights for all
+    steps of a rollout. None weighs all steps equally. See docs/distillation.md#what-counts.
     """
 
     learning_rate: Annotated[float, positive()] = 1e-3
     """Step size of the optimiser.
 
-    With ``loss_reduction="mean"`` it needs no retuning when ``gradient_length`` changes.
+    With ``loss_reduction="mean"`` you need not retune it when ``gradient_length`` changes.
     """
 
     learning_rate_updates: Annotated[int | None, count(hint=" Use None to keep the rate.")] = None
-    """Updates over which ``learning_rate`` falls linearly to 3 % of it, where it stays.
+    """Updates over which ``learning_rate`` falls linearly to 3 % of its value, where it stays.
 
-    For the length of a training: single updates move a student less and less, and it ends as good
-    as it was. None keeps the rate.
+    Set it to the number of updates of the training, so that the last updates change the student
+    little. None keeps the rate constant.
     """
 
     max_grad_norm: ClippingNorm = 1.0
     """Norm the gradient is clipped to before each optimiser step; None does not clip."""
 
     teacher_checkpoint: str | None = None
-    """Checkpoint, of PPO or distillation, whose actor or whose teacher becomes the teacher.
+    """Checkpoint that the teacher is loaded from: the actor of PPO, or a distillation's teacher.
 
-    It is loaded when training starts, unless the runner loaded a checkpoint (``--checkpoint`` in
-    Isaac Lab, ``--agent.resume`` in mjlab). ``RUN/latest`` is the newest of that folder that can be
-    loaded. None leaves it to the runner.
+    It is loaded when training starts, unless the runner has loaded a checkpoint (``--checkpoint``
+    in Isaac Lab, ``--agent.resume`` in mjlab). ``RUN/latest`` means the newest loadable checkpoint
+    of that folder. None leaves loading to the runner.
     """
 
     teacher_action_share: Annotated[
         float, between(0, 1, " Give 30 % of the environments as 0.3.")
     ] = 0.0
-    """Share of the environments, from 0 to 1, that act with the teacher's action (DAgger).
+    """Share of environments, from 0 to 1, that act with the teacher's action (DAgger).
 
-    It holds at the start of training. The environments are drawn anew for every rollout; labels are
-    the teacher's everywhere.
+    This is the share at the start of training. The environments are drawn anew for every rollout.
+    The labels are the teacher's in all environments.
     """
 
     teacher_action_updates: Annotated[int | None, count(hint=" Use None to keep the share.")] = None
-    """Updates over which ``teacher_action_share`` falls linearly to 0; None keeps it."""
+    """Updates over which ``teacher_action_share`` falls linearly to 0; None keeps it constant."""
 
     batch_teacher_labels: bool = False
-    """Whether the labels of a teacher without memory are computed after each rollout at once.
+    """Whether a teacher without memory computes all labels at once after each rollout.
 
-    They are the same; the rollout has one forward pass less per step. Not with
-    ``teacher_action_share``, whose labels act.
+    The labels are the same, and each step of the rollout saves a forward pass. It cannot be
+    combined with ``teacher_action_share``, which needs the labels during the rollout.
     """
 
     def check_together(self) -> Iterator[str]:
@@ -402,12 +405,12 @@ class DistillationOptions(Options):
             yield from self.without_effect("buffer_share buffer_gb save_buffer", "buffer_rollouts")
 
     def check_rollout(self, num_steps: int) -> None:
-        """Warn of lengths beyond the rollout, which has ``num_steps_per_env`` steps."""
+        """Warn if a length exceeds the ``num_steps_per_env`` steps of the rollout."""
         for name in ("gradient_length", "update_length"):
             warn_all(beyond_rollout(name, getattr(self, name), num_steps))
 
     def check_training(self, num_envs: int) -> None:
-        """Check the options against what is trained on; a policy plays in one environment.
+        """Check the options against the size of a training; do not call it to play a policy.
 
         Args:
             num_envs: Number of environments.
@@ -432,79 +435,82 @@ class PpoOptions(Options):
     """Steps the gradient flows back, in environment steps; None means the whole rollout."""
 
     minibatch_unit: Literal["env", "window"] = "env"
-    """What mini-batches consist of.
+    """The samples that mini-batches are drawn from.
 
-    ``"env"`` takes whole environments, replayed from the rollout's start with the current weights;
-    ``"window"`` takes windows of ``gradient_length`` steps, drawn over time and environments, each
-    from the state that the rollout stored before it.
+    ``"env"``: whole environments, replayed from the rollout's start with the current weights.
+    ``"window"``: windows of ``gradient_length`` steps from any time and environment, each starting
+    from the state that the rollout stored there.
     """
 
     burn_in_length: Annotated[int, count(0)] = 0
-    """Steps replayed without gradient before each window, to refresh its stored state."""
+    """Steps replayed without gradient before each window, to refresh the stored state (burn-in)."""
 
     shuffle_envs: bool = True
-    """Whether every epoch draws the environments or windows of its mini-batches anew."""
+    """Whether environments or windows are reshuffled into mini-batches for every epoch."""
 
     loss_reduction: Literal["mean", "episode_mean"] = "mean"
-    """Whether every robot-step of a mini-batch weighs the same, or every episode in the rollout."""
+    """``"mean"`` weighs all robot-steps equally, ``"episode_mean"`` all episodes of the rollout."""
 
     policy_loss: Literal["clip", "kl_penalty"] = "clip"
-    """The clipped surrogate, or ``"kl_penalty"``, the plain one with an adaptive penalty.
+    """The clipped surrogate loss, or ``"kl_penalty"``: unclipped with an adaptive KL penalty.
 
     The coefficient of the KL divergence is halved below ``desired_kl / 1.5`` and doubled above
-    ``1.5 * desired_kl``, which needs ``schedule="fixed"``.
+    ``1.5 * desired_kl``. It needs ``schedule="fixed"``.
     """
 
     kl_penalty_coef: Annotated[float, positive()] = 1.0
-    """The first coefficient of ``policy_loss="kl_penalty"``."""
+    """Initial coefficient of ``policy_loss="kl_penalty"``."""
 
     clip_param_high: Annotated[float | None, positive()] = None
-    """How far the probability ratio may rise above 1; None means ``clip_param``."""
+    """Upper clip range: the probability ratio may rise this far above 1. None: ``clip_param``."""
 
     dual_clip_param: Annotated[float | None, _ABOVE_1] = None
-    """Multiple, above 1, of a negative advantage where its loss stops growing; None: nowhere."""
+    """Dual-clip bound c > 1: with a negative advantage the loss is clipped at c times it.
+
+    None disables dual clipping.
+    """
 
     student_action_std: Annotated[float | None, positive()] = None
-    """Standard deviation of the actions when a student becomes the actor; None keeps its own."""
+    """Standard deviation of the actions after a student became the actor; None keeps its own."""
 
     critic_warmup_iterations: Annotated[int, count(0)] = 0
-    """Updates that train only the critic after a distilled student became the actor."""
+    """Updates that train the critic alone, after a distilled student became the actor."""
 
     teacher_cfg: dict[str, Any] | None = None
-    """``"class_name"`` and arguments of the model of a teacher that the actor imitates.
+    """Model of a teacher that the actor imitates: ``"class_name"`` and its arguments.
 
-    It sees the observation set ``"teacher"``. Its parameters come with a distilled student's
-    checkpoint, or from ``teacher_checkpoint``.
+    It sees the observation set ``"teacher"``. Its parameters come from the checkpoint of a
+    distilled student, or from ``teacher_checkpoint``.
     """
 
     teacher_checkpoint: str | None = None
-    """Checkpoint, of PPO or distillation, whose actor or whose teacher becomes the teacher.
+    """Checkpoint that the teacher is loaded from: the actor of PPO, or a distillation's teacher.
 
-    It is loaded when training starts, unless the runner loaded a checkpoint that brings a teacher.
-    ``RUN/latest`` is the newest of that folder that can be loaded.
+    It is loaded when training starts, unless the runner has loaded a checkpoint with a teacher.
+    ``RUN/latest`` means the newest loadable checkpoint of that folder.
     """
 
     teacher_coef: Annotated[float, positive(0)] = 0.0
-    """Weight of the teacher's loss in the policy loss; 0 leaves the teacher out."""
+    """Weight of the imitation loss in the policy loss; 0 disables imitation."""
 
     teacher_loss: Literal["kl", "mse"] = "kl"
-    """The KL divergence from the teacher's policy, or the squared error of its mean action."""
+    """Imitation loss: KL divergence from the teacher's policy, or squared error of mean actions."""
 
     teacher_schedule: Literal["linear", "exponential", "return"] = "linear"
     """How ``teacher_coef`` falls to ``teacher_coef_end``: over updates, or with the return.
 
-    ``"return"`` multiplies what lies between them by ``1 - return / teacher_return``, cut to 0 and
-    1, with the policy's mean return over at least the last 100 episodes.
+    ``"return"`` multiplies the difference of the two by ``1 - return / teacher_return``, clipped to
+    0 and 1. The return is the policy's mean over at least the last 100 episodes.
     """
 
     teacher_coef_end: Annotated[float, positive(0)] = 0.0
-    """The weight at the end of the schedule; above 0 with ``"exponential"``."""
+    """Weight at the end of the schedule; it must be above 0 with ``"exponential"``."""
 
     teacher_updates: Annotated[int | None, count()] = None
-    """Updates after the critic's warm-up over which the weight falls; None keeps it."""
+    """Updates, after the critic's warm-up, over which the weight falls; None keeps it constant."""
 
     teacher_return: Annotated[float | None, positive()] = None
-    """Mean return, without RND's rewards, at which ``"return"`` is at ``teacher_coef_end``."""
+    """Mean return, without RND's rewards, at which ``"return"`` reaches ``teacher_coef_end``."""
 
     num_learning_epochs: Annotated[int, count()] = 5
     """Passes over each rollout."""
@@ -513,7 +519,7 @@ class PpoOptions(Options):
     """Optimiser steps per pass, each on its share of the environments."""
 
     clip_param: Annotated[float, positive()] = 0.2
-    """How far the probability ratio may leave 1, and values their old ones."""
+    """Clip range of the probability ratio around 1, and of values around the old ones."""
 
     gamma: Annotated[float, between(0, 1)] = 0.99
     """Discount factor per environment step."""
@@ -528,19 +534,19 @@ class PpoOptions(Options):
     """Weight of the entropy bonus."""
 
     learning_rate: Annotated[float, positive()] = 1e-3
-    """Step size of the optimiser, the first one with the adaptive schedule."""
+    """Step size of the optimiser; the initial one with the adaptive schedule."""
 
     max_grad_norm: ClippingNorm = 1.0
-    """Norm that the gradients of actor and critic are each clipped to; None does not clip."""
+    """Norm that the gradients of actor and critic are clipped to, each alone; None: no clipping."""
 
     use_clipped_value_loss: bool = True
-    """Whether a value stops improving once it is ``clip_param`` away from the old one."""
+    """Whether the value loss is clipped at ``clip_param`` from the old value."""
 
     schedule: Literal["adaptive", "fixed"] = "adaptive"
-    """``"adaptive"`` follows ``desired_kl`` with the learning rate; ``"fixed"`` does not."""
+    """``"adaptive"`` changes the learning rate to follow ``desired_kl``; ``"fixed"`` keeps it."""
 
     desired_kl: Annotated[float | None, positive()] = 0.01
-    """Mean KL divergence per mini-batch that the adaptive schedule aims at."""
+    """Mean KL divergence per mini-batch that the adaptive schedule aims for."""
 
     normalize_advantage_per_mini_batch: bool = False
     """Whether advantages are normalised over each mini-batch instead of over the rollout."""
@@ -596,7 +602,7 @@ class PpoOptions(Options):
                 yield from self.without_effect("teacher_coef_end", "teacher_updates")
 
     def check_rollout(self, num_steps: int, recurrent: bool) -> None:
-        """Warn of options that have no effect on models and rollouts as they are.
+        """Warn of options that have no effect with these models and rollouts.
 
         Args:
             num_steps: ``num_steps_per_env``.
@@ -615,7 +621,7 @@ class PpoOptions(Options):
         warn_all(beyond_rollout("gradient_length", self.gradient_length, num_steps))
 
     def check_training(self, num_steps: int, num_envs: int, recurrent: bool) -> None:
-        """Check the options against what is trained on; a policy plays in one environment.
+        """Check the options against the size of a training; do not call it to play a policy.
 
         Args:
             num_steps: ``num_steps_per_env``.
@@ -623,8 +629,8 @@ class PpoOptions(Options):
             recurrent: Whether actor or critic has memory.
 
         Raises:
-            ValueError: If there are more mini-batches than environments, or samples without
-                memory, to fill them, or more micro-batches than environments.
+            ValueError: If there are more mini-batches than environments (without memory: than
+                samples), or more micro-batches than environments.
         """
         if recurrent:
             check_at_most_envs("num_mini_batches", self.num_mini_batches, num_envs)
@@ -636,13 +642,13 @@ class PpoOptions(Options):
         check_at_most_envs("num_micro_batches", self.num_micro_batches, num_envs)
 
     def check_normalization(self, num_samples: int) -> None:
-        """Check how many advantages are normalised together.
+        """Check that advantages are normalised over at least two samples.
 
         Args:
-            num_samples: Their smallest number.
+            num_samples: Size of the smallest group that is normalised.
 
         Raises:
-            ValueError: If it is 1. rsl_rl divides by the NaN that is its standard deviation then.
+            ValueError: If it is 1: the standard deviation of one sample is NaN.
         """
         if num_samples > 1:
             return
@@ -653,7 +659,7 @@ class PpoOptions(Options):
         )
 
     def check_symmetry(self, recurrent: bool) -> None:
-        """Check that samples can be mirrored, which is left to rsl_rl's own update.
+        """Check that rsl_rl's own update can mirror the samples.
 
         Raises:
             NotImplementedError: If actor or critic is recurrent.
@@ -674,7 +680,7 @@ _LACKING_IN_RSL_RL = """
     num_micro_batches memory_budget_gb shuffle_envs loss_reduction policy_loss clip_param_high
     dual_clip_param critic_warmup_iterations teacher_coef auxiliary
 """
-"""Options that its update does not know, which mirrors samples."""
+"""Options that rsl_rl's update, which mirrors the samples, does not have."""
 
 P = ParamSpec("P")
 
@@ -685,16 +691,16 @@ RUNNER_KEYS = """
     resume run_name save_interval seed student teacher torch_compile_mode upload_model
     wandb_project wandb_tags
 """
-"""Those of rsl_rl's runners, of the config classes of Isaac Lab and mjlab, and of our runners."""
+"""Keys of rsl_rl's runners, of the config classes of Isaac Lab and mjlab, and of our runners."""
 
 
 def check_runner_keys(train_cfg: Mapping[str, Any]) -> None:
-    """Refuse a runner's config with a key that is almost one of ``RUNNER_KEYS``.
+    """Refuse a key of a runner's config that looks like a misspelt one of ``RUNNER_KEYS``.
 
-    Others are taken: they may be those of a user's own runner.
+    Other unknown keys are accepted, since your own runner may have them.
 
     Raises:
-        ValueError: If there is one; names what was meant.
+        ValueError: If there is one; the message proposes the right name.
     """
     known = RUNNER_KEYS.split()
     for key in train_cfg:
@@ -706,7 +712,7 @@ def check_runner_keys(train_cfg: Mapping[str, Any]) -> None:
 
 @dataclass(kw_only=True)
 class RunnerArguments:
-    """What rsl_rl gives every algorithm beside models, storage and options."""
+    """Arguments that rsl_rl gives every algorithm in addition to models, storage and options."""
 
     device: str = "cpu"
     """Device of the update."""
@@ -715,16 +721,16 @@ class RunnerArguments:
     """rsl_rl's description of the processes, or None for one process."""
 
     rnd_cfg: dict[str, Any] | None = None
-    """rsl_rl's description of random network distillation, or None. None in distillation."""
+    """rsl_rl's config of random network distillation, or None; always None in distillation."""
 
     symmetry_cfg: dict[str, Any] | None = None
-    """rsl_rl's description of symmetries, or None. None in distillation."""
+    """rsl_rl's config of symmetries, or None; always None in distillation."""
 
 
 def takes(
     arguments: Callable[P, object],
 ) -> Callable[[Callable[..., None]], Callable[Concatenate[Any, P], None]]:
-    """Declare that a constructor takes what a dataclass takes; it runs as it is written.
+    """Give a constructor the signature of a dataclass; its body stays as it is written.
 
     Args:
         arguments: The dataclass. Its fields become the parameters, with types and defaults.
@@ -748,7 +754,7 @@ def takes(
 
 @dataclass
 class DistillationArguments(RunnerArguments, DistillationOptions):
-    """The models and the storage first, everything else by name."""
+    """Models and storage come first; everything else is passed by name."""
 
     student: "MLPModel"
     """Model to train."""
@@ -762,7 +768,7 @@ class DistillationArguments(RunnerArguments, DistillationOptions):
 
 @dataclass
 class PpoArguments(RunnerArguments, PpoOptions):
-    """The models and the storage first, everything else by name."""
+    """Models and storage come first; everything else is passed by name."""
 
     actor: "MLPModel"
     """Policy with a distribution."""
