@@ -448,7 +448,7 @@ def test_what_distributions_are_made_of_is_the_selected_teachers(config):
 
 
 def test_a_layer_of_several_teachers_is_no_target(config):
-    with pytest.raises(ValueError, match=r"'teacher:mlp\.0', expected no layer of a teacher where"):
+    with pytest.raises(ValueError, match=r"'teacher:mlp\.0', expected no layer of a teacher with"):
         make(config, auxiliary={"hint": {"target": "teacher:mlp.0"}})
 
 
