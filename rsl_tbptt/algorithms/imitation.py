@@ -33,8 +33,8 @@ class Imitation:
         linear, teacher_coef_end 0.4            .8   .7   .6   .5   .4   .4
         exponential, teacher_coef_end 0.05      .8   .4   .2   .1  .05  .05
 
-    With ``"return"`` it falls as the policy's return rises to ``teacher_return``, and rises again if
-    the return falls. The schedule waits during the critic's warm-up.
+    With ``"return"`` it falls as the policy's return rises to ``teacher_return``, and rises if the
+    return falls. The schedule waits during the critic's warm-up.
 
     References:
         Schmitt et al. (2018), "Kickstarting deep reinforcement learning", for the KL divergence
