@@ -390,7 +390,7 @@ def test_a_checkpoint_of_other_teachers_is_refused(config):
     fewer = {key: tensor for key, tensor in teacher.items() if "hop" not in key}
     of_ppo = {"actor_state_dict": algorithm.teacher.teachers["walk"].state_dict()}
     for checkpoint, message in (
-        (of_ppo, r"of none of the teachers \['walk', 'trot', 'see', 'hop'\]"),
+        (of_ppo, r"to none of the teachers \['walk', 'trot', 'see', 'hop'\]"),
         ({**saved, "teacher_state_dict": fewer}, r"of the teacher\.teachers\.hop\.cfg"),
     ):
         with pytest.raises(ValueError, match=message):
