@@ -106,8 +106,8 @@ class CheckpointWriter:
                 raise
             if not self._failed:
                 warnings.warn(
-                    f"{error} Older checkpoints are as before; training goes on, and the next one"
-                    " is tried when it is due.",
+                    f"{error} Older checkpoints are unchanged; training goes on and tries again"
+                    " when the next one is due.",
                     stacklevel=3,
                 )
             self._failed = True

@@ -147,7 +147,7 @@ class MLPModel(nn.Module):
 
         Args:
             old: Mean and standard deviation, shape (..., A) each.
-            new: Those of the other distribution.
+            new: Mean and standard deviation of the other distribution.
 
         Returns:
             The divergence. Shape: (...,).

@@ -95,7 +95,7 @@ class Ranks:
             if refused:
                 raise ValueError(f"On rank {rank}: {text}")
             if kind is not None:
-                raise failed or RuntimeError(f"Rank {rank} could not go on ({kind}: {text}).")
+                raise failed or RuntimeError(f"Rank {rank} could not continue ({kind}: {text}).")
         return result
 
     def mean_and_std(self, values: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:

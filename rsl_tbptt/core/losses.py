@@ -65,8 +65,8 @@ def clipped_surrogate(
         log_prob: Log-probability of the action under the current policy.
         old_log_prob: The same under the policy that acted.
         advantages: Advantages.
-        clip_low: How far the probability ratio may fall below 1.
-        clip_high: How far it may rise above 1; larger than ``clip_low`` for an asymmetric clip.
+        clip_low: Lower clip range: the probability ratio may fall this far below 1.
+        clip_high: Upper clip range, above 1; larger than ``clip_low`` for an asymmetric clip.
         dual_clip: With a negative advantage the loss is clipped at this multiple of its size, so
             that one improbable action cannot dominate: Ye et al. (2020), "Mastering complex
             control in MOBA games with deep reinforcement learning", equation 5. None disables it.

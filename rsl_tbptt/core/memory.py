@@ -185,7 +185,7 @@ def plan_memory(trial: Trial, sizes: Sizes, parameters: Iterable[nn.Parameter]) 
 
 
 def _run(trial: Trial, num_envs: int, num_micro_batches: int) -> tuple[int, LeftOut]:
-    """Return the peak of a run in bytes, and what frame encoders would have kept."""
+    """Return the peak of a run in bytes, and the graph sizes that frame encoders left out."""
     free_buffers()  # otherwise a scan reuses existing buffers, which are not counted
     with PeakMemory() as memory, graphs_left_out() as left_out, recordings_aside():
         for _ in range(2):

@@ -143,7 +143,7 @@ class StatefulPolicy(nn.Module):
 
         Args:
             policy: See :class:`OneStep`.
-            groups: As there; all are joined into one input.
+            groups: See :class:`OneStep`; all are joined into one input.
         """
         super().__init__()
         step = _StackedStep(OneStep(policy, groups, single_input=True))
