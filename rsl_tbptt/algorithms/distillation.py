@@ -324,7 +324,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         self.teacher.reset(dones)
 
     def update(self) -> dict[str, float]:
-        """Train the student on the rollout and clear the storage; a failing update changes nothing.
+        """Train the student on the rollout and clear the storage; a failing update is undone.
 
         Return what the runner logs under ``Loss/``; README and docs/health.md list it. In a runner
         ``health_log`` logs all but the losses. ``metrics`` has all.

@@ -265,8 +265,8 @@ def obs_scales(models: Mapping[str, Any], obs: TensorDict) -> dict[str, torch.Te
     """Measure the networks' inputs from one step's observations.
 
     Args:
-        models: Models by role. Integers are left out; for models without ``image_scale`` so are
-            images of integers, which these models scale themselves.
+        models: Models by role. Integers are left out. So are images of integers if a model has no
+            ``image_scale``: it scales them itself.
         obs: Observations of one step, batch size (N,).
 
     Returns:

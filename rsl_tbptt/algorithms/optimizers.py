@@ -75,7 +75,7 @@ def follow_kl(rate: torch.Tensor, kl: torch.Tensor, desired_kl: float) -> torch.
         desired_kl: The target. From half of it to double, the rate does not change.
 
     Returns:
-        The new rate, clamped to 1e-5 or 1e-2 when it changes. Shape: (), float64.
+        The new rate: lowered to 1e-5 at least, raised to 1e-2 at most. Shape: (), float64.
     """
     slower, faster = (rate / 1.5).clamp(min=1e-5), (rate * 1.5).clamp(max=1e-2)
     too_small = (kl > 0.0) & (kl < desired_kl / 2.0)

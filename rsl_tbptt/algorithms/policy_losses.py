@@ -71,7 +71,7 @@ class Normalization:
     """Normalisation of a mini-batch, over all ranks."""
 
     advantages: tuple[torch.Tensor | float, torch.Tensor | float]
-    """Offset that is subtracted from advantages, then the scale that divides them. Shape: ()."""
+    """Offset that is subtracted from advantages, then the scale to divide by. Shape: () each."""
 
     divisor: int | torch.Tensor
     """M, the sum of the samples' weights. Shape: ()."""

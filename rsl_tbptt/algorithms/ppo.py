@@ -257,7 +257,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         )
 
     def update(self) -> dict[str, float]:
-        """Train actor and critic on the rollout and clear the storage; a failure changes nothing.
+        """Train actor and critic on the rollout and clear the storage; a failing update is undone.
 
         Returns:
             What the runner logs under ``Loss/``; docs/ppo.md and docs/health.md list it. With
@@ -265,8 +265,8 @@ class TbpttPPO(TbpttAlgorithm, PPO):
             its logger through ``health_log``. ``metrics`` has all.
 
         Raises:
-            ValueError: If a loss, gradient or result is NaN or inf and ``non_finite`` is "raise".
-                Parameters, optimiser and normaliser are then as before the update.
+            ValueError: If a loss, gradient or result is NaN or inf and ``non_finite`` does not skip
+                it. Parameters, optimiser and normaliser are then as before the update.
         """
         self.transaction.fit_budget(self.memory_plan)
         for update in self.transaction:

@@ -289,8 +289,8 @@ def _vectors_of_layers(teacher: MLPModel, obs: TensorDict) -> dict[str, torch.Te
 class LazyTeacher:
     """Takes the place of ``teacher_loaded`` and loads the teacher when the runner asks for it.
 
-    rsl_rl's runners ask ``if not teacher_loaded`` when training starts, and only then. Only then
-    are the file of ``teacher_checkpoint``, or the files of several teachers, read: a checkpoint for
+    rsl_rl's runners ask ``if not teacher_loaded`` when training starts, and only then. Only then is
+    the file of ``teacher_checkpoint`` read, or the files of several teachers: a checkpoint for
     playing or resuming has brought the teacher, so the file is not needed. If no file is named,
     this class raises its own error, because rsl_rl's does not say how to name one.
     """

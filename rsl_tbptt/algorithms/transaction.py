@@ -53,7 +53,7 @@ class UpdateUndoneError(Exception):
 
 
 class Transaction:
-    """Runs the updates of an algorithm; a failing one changes nothing."""
+    """Runs the updates of an algorithm and undoes those that fail."""
 
     def __init__(
         self,

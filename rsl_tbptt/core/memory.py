@@ -30,7 +30,7 @@ from rsl_tbptt.core.scan import free_buffers, recordings_aside
 class PeakMemory(TorchDispatchMode):
     """Counts the bytes of tensors that are created under it, forward and backward.
 
-    It does not count tensors from before, and what kernels allocate inside. Tensors that a library
+    It does not count earlier tensors or memory that kernels allocate inside. Tensors that a library
     packs for its kernels count as much as the unpacked ones. Example::
 
         with PeakMemory() as memory:
