@@ -1,4 +1,4 @@
-"""Files that are complete or as before, whenever they are read."""
+"""Files that are complete or unchanged, whenever they are read; and reading of configs."""
 
 from __future__ import annotations
 
@@ -19,16 +19,16 @@ _LONGEST_WRITE_S = 3600.0
 
 @contextmanager
 def complete(path: Path) -> Iterator[Path]:
-    """Give a path to write to; what was written replaces the file if nothing failed.
+    """Give a path to write to; the written file replaces ``path`` if nothing failed.
 
-    A crash, a full disk or a kill leaves the previous file as it was. As with a plain ``open``, a
+    A crash, a full disk or a kill leaves the previous file unchanged. As with a plain ``open``, a
     new file has the mode that the umask leaves, an old one keeps its own, and a link stays.
 
     Args:
         path: The file or a link to it; its folder is created.
 
     Yields:
-        A path beside it with the same suffix, which is gone afterwards.
+        A temporary path next to it with the same suffix, which is deleted afterwards.
     """
     path = path.resolve()  # the target of a link
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -46,9 +46,9 @@ def complete(path: Path) -> Iterator[Path]:
 
 
 def _sync_folder(folder: Path) -> None:
-    """Bring a new name to the disk, before a caller deletes what it replaces.
+    """Flush a new name to the disk, before a caller deletes the file it replaces.
 
-    Windows opens no folders, and some file systems sync none.
+    Windows cannot open folders, and some file systems cannot sync them.
     """
     with suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY)
@@ -59,14 +59,14 @@ def _sync_folder(folder: Path) -> None:
 
 
 def delete_unfinished(written: Path) -> None:
-    """Delete what killed processes left of files that they wrote by :func:`complete`.
+    """Delete unfinished files of :func:`complete` that killed processes have left.
 
     Args:
-        written: A file just written; those in its folder go that are an hour older, by the clock of
-            their file system, so that nobody can still be writing them.
+        written: A file just written. Unfinished files in its folder are deleted if they are an hour
+            older by the clock of their file system, so that nobody can still be writing them.
     """
     written = written.resolve()
-    with suppress(OSError):  # another process deletes them, too, or may not
+    with suppress(OSError):  # another process may delete them too, or deleting may not be allowed
         before = written.stat().st_mtime - _LONGEST_WRITE_S
         for path in written.parent.iterdir():
             if _UNFINISHED.fullmatch(path.name) and path.stat().st_mtime < before:
@@ -74,7 +74,7 @@ def delete_unfinished(written: Path) -> None:
 
 
 def write_json(path: Path, value: Any) -> None:
-    """Write a JSON file that is either complete or as before.
+    """Write a JSON file that is complete or unchanged at any time.
 
     Args:
         path: The file; its folder is created.
@@ -87,23 +87,23 @@ def write_json(path: Path, value: Any) -> None:
 def read_yaml(
     text: str, sequence: type = tuple, other: Callable[[Any], Any] = lambda _: None
 ) -> Any:
-    """Read YAML as Isaac Lab and mjlab write it, without running code that it may contain.
+    """Read YAML of Isaac Lab and mjlab without running code that it may contain.
 
     Args:
-        text: The YAML. Reading it needs pyyaml, which both bring.
-        sequence: What Python's tuples are read as, ``tuple`` or ``list``.
-        other: Returns what stands for Python's other objects, given their nodes.
+        text: The YAML. Reading it needs pyyaml, which both programs install.
+        sequence: Type that Python's tuples are read as, ``tuple`` or ``list``.
+        other: Maps the nodes of other Python objects to the values that replace them.
 
     Returns:
-        What is written there.
+        The value.
 
     Raises:
-        yaml.YAMLError: If that is no YAML.
+        yaml.YAMLError: If the text is not YAML.
     """
     import yaml
 
     class Loader(yaml.SafeLoader):
-        """Knows the Python tags, which safe YAML refuses."""
+        """Accepts Python's tags, which safe YAML refuses."""
 
     def read_tuple(loader: yaml.SafeLoader, node: Any) -> Any:
         return sequence(loader.construct_sequence(node, deep=True))
@@ -114,7 +114,7 @@ def read_yaml(
 
 
 def read_config(file: Path, **options: Any) -> dict[str, Any]:
-    """Read a config from a YAML file, without running code it may contain.
+    """Read a config from a YAML file, without running code that it may contain.
 
     Args:
         file: The file.
@@ -124,9 +124,9 @@ def read_config(file: Path, **options: Any) -> dict[str, Any]:
         The config.
 
     Raises:
-        ValueError: If it is missing, no YAML or no mapping.
+        ValueError: If the file is missing, not YAML or not a mapping.
     """
-    import yaml  # what reads checkpoints alone can do without
+    import yaml  # reading checkpoints alone does not need it
 
     try:
         config = read_yaml(file.read_text(encoding="utf-8"), **options)
@@ -138,18 +138,18 @@ def read_config(file: Path, **options: Any) -> dict[str, Any]:
 
 
 def output_path(given: Path | None, default: Path) -> Path:
-    """Choose where results go, and make sure that they can be written, before they are computed.
+    """Choose the path of results and check that it can be written, before they are computed.
 
     Args:
-        given: What the user named; what lies there may be replaced.
-        default: Otherwise, a file with a suffix or a folder without one. If there is one with
-            content, ``-2``, ``-3`` and so on in its name keep it.
+        given: The path that the user named; existing content may be replaced.
+        default: The path otherwise: a file with a suffix or a folder without one. If it exists and
+            has content, ``-2``, ``-3`` and so on are appended to its name.
 
     Returns:
         The file, whose folder exists, or the folder.
 
     Raises:
-        ValueError: If nothing can be written there.
+        ValueError: If the path cannot be written.
     """
     path, number = given or default, 1
     while given is None and _has_content(path):
@@ -160,7 +160,7 @@ def output_path(given: Path | None, default: Path) -> Path:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
         if default.suffix and path.exists():
-            path.open("r+b").close()  # not a folder
+            path.open("r+b").close()  # fails for a folder
     except OSError as error:
         what = "a file" if default.suffix else "a folder"
         raise ValueError(
@@ -171,5 +171,5 @@ def output_path(given: Path | None, default: Path) -> Path:
 
 
 def _has_content(path: Path) -> bool:
-    """Return whether there is a file, or a folder with something in it."""
+    """Return whether the path is a file, or a folder with something in it."""
     return any(path.iterdir()) if path.is_dir() else path.exists()

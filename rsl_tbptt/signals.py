@@ -1,7 +1,7 @@
-"""Signals that ask a training to end, and the files that an algorithm saves itself.
+"""Signals that end a training, and the emergency saves that an algorithm writes itself.
 
-Signals are noted, and obeyed where the training's state is whole. The runners of this package do
-that between two iterations; under a stock runner :class:`EmergencySave` does it after an update.
+Signals are recorded, and handled when the training's state is complete: by the runners of this
+package between two iterations, with a stock runner by :class:`EmergencySave` after an update.
 """
 
 from __future__ import annotations
@@ -26,25 +26,25 @@ from rsl_tbptt.core.distributed import Ranks
 STOPPED = 85
 """Exit status of a training that a signal ended after its checkpoint was written.
 
-Neither success nor any failure of Python's or the shell's (1, 2, 126 to 165), so a job script can
-start the same command again for it alone. HTCondor's manual uses it for the same.
+The status is neither success nor any failure of Python's or the shell's (1, 2, 126 to 165), so a
+job script can restart the same command for it alone. HTCondor's manual uses it in the same way.
 """
 
 SIGNALS = ("SIGTERM", "SIGUSR1", "SIGINT")
-"""Of a scheduler or container, SLURM's warning, and Ctrl+C. Windows lacks the second."""
+"""From a scheduler or container, from SLURM as a warning, from Ctrl+C. Windows lacks SIGUSR1."""
 
 SAME_SECONDS = 1.0
-"""Signals within so many seconds are one: a launcher passes on what its group was sent too."""
+"""Signals within this many seconds count as one: a launcher repeats what its group received."""
 
 KEPT = 2
-"""Newest emergency saves that stay; one would do, as each is whole."""
+"""Number of newest emergency saves to keep; one would suffice, as each is complete."""
 
 
 class StopSignals:
-    """Notes the first of these signals; a second one does what it did before, and at once.
+    """Records the first of these signals; a second one has its earlier effect, at once.
 
-    What was ignored stays ignored, and what was handled outside Python is left alone. Only the main
-    thread can handle signals; elsewhere nothing is noted.
+    Ignored signals stay ignored, and handlers outside Python are not touched. Only the main thread
+    can handle signals; in other threads nothing is recorded.
     """
 
     received: int | None = None
@@ -54,7 +54,7 @@ class StopSignals:
     """Whether a checkpoint is written before the training ends."""
 
     def __init__(self) -> None:
-        """Handle nothing yet."""
+        """Start without handling signals."""
         self._before: dict[int, Any] = {}
         self._since = 0.0
 
@@ -64,7 +64,7 @@ class StopSignals:
             for number in (getattr(signal, name) for name in SIGNALS if hasattr(signal, name)):
                 handler = signal.getsignal(number)
                 earlier = getattr(handler, "__self__", None)
-                if isinstance(earlier, StopSignals):  # of a training that has ended
+                if isinstance(earlier, StopSignals):  # it belongs to a training that has ended
                     handler = earlier._before[number]
                 if handler not in (None, signal.SIG_IGN):
                     self._before[number] = handler
@@ -72,45 +72,45 @@ class StopSignals:
         return self
 
     def __exit__(self, *_: object) -> None:
-        """Put back what handled them before."""
+        """Restore the earlier handlers."""
         while self._before:
             signal.signal(*self._before.popitem())
 
     def end_if_asked(
         self, ranks: Ranks, device: torch.device | str, save: Callable[[], None]
     ) -> None:
-        """End the process on all ranks, after ``save``, where one has received a signal.
+        """End the process on all ranks, after ``save``, if one has received a signal.
 
         Args:
             ranks: The processes that train together; all of them call this.
-            device: Device of what they exchange.
+            device: Device for the exchange between them.
             save: Writes the checkpoint.
 
         Raises:
-            SystemExit: If one has; KeyboardInterrupt if that was Ctrl+C.
+            SystemExit: If one has received a signal; KeyboardInterrupt if it was Ctrl+C.
             ValueError: If one has, and the checkpoint cannot be written.
         """
         if not ranks.sum_count(int(self.received is not None), device):
             return
         try:
-            # Together: a launcher ends all ranks when one has ended, also the one that writes.
+            # On all ranks: a launcher ends the others, including the writing one, after the first.
             ranks.run_together(save)
         finally:
             self.__exit__()
         raise self.end()
 
     def end(self) -> BaseException:
-        """Return what ends the process, as the received signal asks for.
+        """Return the exception that ends the process for the received signal.
 
-        Without a checkpoint the status is a shell's for the signal: 85 would have the training
-        begin again and again.
+        Without a checkpoint the status is a shell's for the signal: with 85 a job script would
+        start the training again and again.
         """
         if self.received == signal.SIGINT:
             return KeyboardInterrupt()
         return SystemExit(STOPPED if self.saves else 128 + (self.received or signal.SIGTERM))
 
     def _note(self, number: int, _: FrameType | None) -> None:
-        """Note a signal, or let it do what it did before."""
+        """Record a signal, or give it its earlier effect."""
         if self.received is None:
             self.received, self._since = number, time.monotonic()
             ends = (
@@ -119,11 +119,11 @@ class StopSignals:
                 else "the training ends after this iteration, without a checkpoint (no log_dir)"
             )
             text = f"\n{signal.Signals(number).name}: {ends}. Another signal ends it at once.\n"
-            # `print` may be in the middle of a line, and would raise.
-            with suppress(OSError):  # nobody may read it
+            # `print` may be interrupted in the middle of a line, and would raise here.
+            with suppress(OSError):  # the stream may have no reader
                 os.write(2, text.encode())
-            # Ctrl+C ends `tee` too, and the checkpoint is still to be written.
-            sys.stdout = sys.stdout and _Unread(sys.stdout)  # None where descriptors are closed
+            # Ctrl+C ends `tee` too, but the checkpoint still has to be written.
+            sys.stdout = sys.stdout and _Unread(sys.stdout)  # None if descriptors are closed
             sys.stderr = sys.stderr and _Unread(sys.stderr)
         elif time.monotonic() - self._since > SAME_SECONDS:
             self.__exit__()
@@ -131,7 +131,7 @@ class StopSignals:
 
 
 class _Unread:
-    """A stream that takes no notice when its reader is gone."""
+    """A stream that ignores that its reader is gone."""
 
     def __init__(self, stream: Any) -> None:
         self._stream = stream
@@ -152,25 +152,25 @@ class _Unread:
 class EmergencySave:
     """Writes ``safe_<iteration>.pt`` next to a stock runner's checkpoints, in their form.
 
-    A stock runner writes its files in place and knows no signals. With this option the algorithm
-    answers them: it writes a file after the update that is running, and ends the process with the
-    status of this package's own runners.
+    A stock runner overwrites its files in place and ignores signals. With this option the algorithm
+    handles them: it writes a file after the running update, and ends the process with the status of
+    this package's runners.
 
     An algorithm is told neither the runner's iteration nor its folder. It counts iterations as the
-    runner does: a training begins with the number at which the last one ended. The folder is
-    the ``log_dir`` that Isaac Lab's command writes into the environment's config.
+    runner does: a training starts with the number at which the last one ended. The folder is the
+    ``log_dir`` that Isaac Lab's command writes into the environment's config.
     """
 
     handles_signals = True
-    """False where a runner of this package does."""
+    """False if a runner of this package handles them."""
 
     def __init__(self, interval: int | None, algorithm: Any, ranks: Ranks) -> None:
-        """Keep what to save and how often; see ``write_beside_logs_of`` for where.
+        """Set what is saved and how often; ``write_beside_logs_of`` sets the folder.
 
         Args:
-            interval: Iterations between two files, None for none.
-            algorithm: What is saved.
-            ranks: The processes that train together, and end together. The first one writes.
+            interval: Iterations between two files; None writes none.
+            algorithm: The algorithm that is saved.
+            ranks: The processes that train and end together. The first one writes.
         """
         self._interval, self._algorithm, self._ranks = interval, algorithm, ranks
         self._folder: Path | None = None
@@ -185,13 +185,13 @@ class EmergencySave:
         self._folder = None if folder is None else Path(folder)
 
     def start(self) -> None:
-        """Number iterations as the runner does when training starts, and listen to signals.
+        """Set the next iteration's number as the runner does, and start handling signals.
 
         A stock runner does not say when its training has ended, so the handlers stay: the first
-        signal after it is only noted.
+        signal after it is only recorded.
 
         Raises:
-            ValueError: If files are wanted and their folder is not known or cannot be written.
+            ValueError: If files are requested and their folder is unknown or cannot be written.
         """
         self._next = self._last
         if self._interval is None:
@@ -212,11 +212,11 @@ class EmergencySave:
         self._last = checkpoint.get("iter", 0)
 
     def conclude_iteration(self) -> None:
-        """Count an iteration after its update, and write a file if it is time to.
+        """Count an iteration after its update, and write a file if one is due.
 
         Raises:
             SystemExit: If a signal has asked any rank to end; KeyboardInterrupt if it was Ctrl+C.
-            ValueError: If it has, and the file cannot be written.
+            ValueError: If one has, and the file cannot be written.
         """
         self._last, self._next = self._next, self._next + 1
         if self._interval is None:
@@ -228,7 +228,7 @@ class EmergencySave:
             self._write(is_last=False)
 
     def _write(self, is_last: bool) -> None:
-        """Write a file where this process writes, and delete what it outdates."""
+        """Write a file on the writing process, and delete the oldest ones."""
         if self._folder is None or self._algorithm.gpu_global_rank != 0:
             return
         path = self._folder / f"safe_{self._last}.pt"

@@ -1,4 +1,4 @@
-"""Depth frames as a camera delivers them: slower than control, late, noisy, now and then lost."""
+"""Depth frames with a real camera's faults: slower than control, late, noisy, sometimes lost."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ class DepthFrames(ABC):
     """The newest depth frame that has arrived, held until the next one.
 
     The camera runs freely, so an episode starts anywhere between two frames and sees zeros until
-    its first one arrives. How late frames are is drawn for every episode. The camera's picture is
-    asked for only when a frame is taken.
+    its first one arrives. The latency is drawn for every episode. The picture is read from the
+    camera only when a frame is taken.
 
-    An observation term of Isaac Lab or mjlab, whose environments count and name things alike; what
-    differs is in the subclasses.
+    This is an observation term of Isaac Lab or mjlab, whose environments use the same names and
+    counters; subclasses handle the differences.
     """
 
     def __init__(self, cfg: Any, env: Any) -> None:
@@ -30,7 +30,7 @@ class DepthFrames(ABC):
             env: The environment.
 
         Raises:
-            ValueError: If frames could still be on their way when the next one is taken.
+            ValueError: If a frame could arrive after the next one is taken.
         """
         params: dict[str, Any] = cfg.params
         period, max_latency = params["period"], params["max_latency"]
@@ -50,18 +50,18 @@ class DepthFrames(ABC):
 
     @abstractmethod
     def depth(self, env: Any, camera: str) -> torch.Tensor:
-        """Return a camera's picture of this step, rendered now if the platform does so on demand.
+        """Return a camera's picture of this step; it is rendered now if the platform does so.
 
         Args:
             env: The environment.
             camera: The camera's name in the scene.
 
         Returns:
-            Distances in m, 0 or infinity where there is nothing. Shape: (N, height, width, 1).
+            Distances in m, 0 or infinity if there is nothing. Shape: (N, height, width, 1).
         """
 
     def reset(self, env_ids: Sequence[int] | torch.Tensor | slice | None = None) -> None:
-        """Forget the frames of environments that start an episode, and draw how late theirs are."""
+        """Clear the frames of environments that start an episode, and draw their latency."""
         rows = slice(None) if env_ids is None else env_ids
         self._held[rows] = 0.0
         self._arrival[rows] = NEVER
@@ -85,23 +85,23 @@ class DepthFrames(ABC):
         Args:
             env: The environment.
             sensor_cfg: The platform's ``SceneEntityCfg`` of the camera, with data type ``depth``.
-            period: Steps from frame to frame.
-            max_latency: The most steps from taking a frame to seeing it, less than ``period``.
-            distances: What comes out as 1 and, farther away, as 0, like a ray that meets nothing:
-                thin things stand out when there is little between the two. In m.
+            period: Steps between two frames.
+            max_latency: Most steps from taking a frame to seeing it, less than ``period``.
+            distances: Distances in m that are mapped to 1 and to 0; pixels without a hit are 0.
+                A narrow range makes thin objects stand out.
             noise: Standard deviation of a pixel's error, as a share of its distance.
-            missing_pixels: Share of the pixels that come out as 0.
+            missing_pixels: Share of the pixels that are 0.
             lost_frames: Share of the frames that never arrive.
 
         Returns:
-            How near things are. Shape: (N, 1, height, width), float32, 0 to 1.
+            Nearness of each pixel. Shape: (N, 1, height, width), float32, 0 to 1.
         """
         now = env.common_step_counter
-        if now == self._last_step:  # final observations, then those after the reset
+        if now == self._last_step:  # called twice: final observations, then those after the reset
             return self._held
         self._last_step = now
         if now % period == 0:
-            # In the step of its reset Isaac Lab has not yet moved the bodies to where they start.
+            # In the step of a reset Isaac Lab has not yet moved the bodies to their start.
             taken = env.episode_length_buf > 0
             taken &= torch.rand(env.num_envs, device=env.device) >= lost_frames
             frames = self._take(env, sensor_cfg.name, distances, noise, missing_pixels)
@@ -119,9 +119,9 @@ class DepthFrames(ABC):
         noise: float,
         missing_pixels: float,
     ) -> torch.Tensor:
-        """Take a picture, and spoil it."""
+        """Take a picture and apply the camera's faults."""
         depth = self.depth(env, camera).permute(0, 3, 1, 2)
-        # Where a ray meets nothing renderers differ: 0 or infinity.
+        # Renderers differ for rays that hit nothing: 0 or infinity.
         depth = torch.where(depth > 0.0, depth, torch.inf)
         depth = depth * (1.0 + noise * torch.randn_like(depth))
         nearest, farthest = distances

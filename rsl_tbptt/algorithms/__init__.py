@@ -10,11 +10,11 @@ if TYPE_CHECKING:
 
 __all__ = ["TbpttDistillation", "TbpttPPO"]
 
-rsl_rl_era()  # refuses releases that no part of this package runs with
+rsl_rl_era()  # refuses releases that no part of this package supports
 
 
 def __getattr__(name: str) -> Any:
-    """Import an algorithm on first use: rsl_rl 3.1.2 shares the modules beside them only.
+    """Import an algorithm on first use: with rsl_rl 3.1.2 only the other modules here can be used.
 
     Raises:
         AttributeError: If there is no such public name.

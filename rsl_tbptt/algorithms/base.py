@@ -1,4 +1,4 @@
-"""What both algorithms do around their updates: checks, metrics, emergency saves, normalisers."""
+"""Shared code around the updates of both algorithms: checks, metrics, saves and normalisers."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from rsl_tbptt.signals import EmergencySave
 
 
 class TbpttAlgorithm:
-    """Base of both algorithms, before rsl_rl's class: a rollout and what surrounds an update."""
+    """Base class of both algorithms, listed before rsl_rl's class: the work around updates."""
 
     options: Any
     storage: RolloutStorage
@@ -32,39 +32,39 @@ class TbpttAlgorithm:
     _heads: AuxiliaryHeads
 
     model_configs: Mapping[str, Any] | None = None
-    """What the runner's config says of the models, for checkpoints."""
+    """The models' configs from the runner's config, for checkpoints."""
 
     robot: Mapping[str, Any] | None = None
-    """What the runner's environment tells, from :func:`describe_robot`, for checkpoints."""
+    """Description of the robot by :func:`describe_robot`, for checkpoints."""
 
     _started = False
-    """Whether training has started; a policy that plays checks less."""
+    """Whether training has started; playing a policy needs fewer checks."""
 
     def _prepare_surroundings(self) -> None:
-        """Set up what surrounds updates; rsl_rl's constructor has run."""
+        """Set up the work around updates; rsl_rl's constructor has to run before."""
         options: Options = self.options
         algorithm: Any = self
         use_fused_kernels(self.optimizer)
-        # rsl_rl 5.0 lacks both.
+        # rsl_rl 5.0 lacks both attributes.
         self.use_mixed_precision = options.use_mixed_precision
         self.grad_reduce_bucket_mb = options.grad_reduce_bucket_mb
         self._ranks = Ranks(together=algorithm.is_multi_gpu)
         self.emergency_save = EmergencySave(options.safe_checkpoint_interval, self, self._ranks)
         self.step_checks = StepChecks(self.storage)
         self.metrics: dict[str, float] = {}
-        """Those of the last update."""
+        """Metrics of the last update."""
         self.health_log: HealthLog | None = None  # your own loop has no logger
 
     def _join_runner(
         self, obs: TensorDict, env: VecEnv, cfg: dict[str, Any], configs: Mapping[str, Any]
     ) -> None:
-        """Serve a runner: write beside its logs, log by its logger, and check for NaN in its place.
+        """Join a runner: write next to its logs, use its logger, and check for NaN in its place.
 
         Args:
             obs: Observations of the environment.
             env: The runner's environment.
             cfg: The runner's config; ``check_for_nan`` is set to False in it.
-            configs: What it said of the models, from ``model_configs``.
+            configs: The models' configs from it, see ``model_configs``.
         """
         self.model_configs, self.robot = configs, describe_robot(env, obs)
         self.step_checks.take_over_nan_check(self.options.non_finite, cfg)
@@ -72,13 +72,13 @@ class TbpttAlgorithm:
         self.health_log = HealthLog()
 
     def broadcast_parameters(self) -> None:
-        """Let all processes begin with the first one's models and auxiliary heads."""
+        """Copy the first process's models and auxiliary heads to all processes."""
         rsl_rl: Any = super()
         rsl_rl.broadcast_parameters()
         self._heads.broadcast()
 
     def train_mode(self) -> None:
-        """Set the models to training, and drop a rollout that an error or Ctrl+C broke off."""
+        """Set the models to training and drop a rollout that an error or Ctrl+C interrupted."""
         rsl_rl: Any = super()
         rsl_rl.train_mode()
         self.storage.clear()
@@ -87,13 +87,13 @@ class TbpttAlgorithm:
         self.emergency_save.start()
 
     def _begin_step(self, obs: TensorDict) -> None:
-        """Check observations before a model sees them; the logger has read the last step's."""
+        """Check observations before a model sees them; the logger has read the last step by now."""
         if self.health_log is not None:
             self.health_log.leave()
         self.step_checks.check_observations(obs)
 
     def _store_step(self, transition: RolloutStorage.Transition, extras: dict[str, Any]) -> None:
-        """Store a step; metrics of health join what its ``extras`` have for the logger."""
+        """Store a step; health metrics join the entries of ``extras`` for the logger."""
         self.storage.add_transition(transition)
         transition.clear()
         if self.health_log is not None:
@@ -105,7 +105,7 @@ class TbpttAlgorithm:
         self._heads.zero_grad()
 
     def _described(self, models: Mapping[str, Any]) -> dict[str, Any]:
-        """Return what checkpoints tell of models, the robot and auxiliary heads, plain values."""
+        """Return a checkpoint's description of models, robot and auxiliary heads, plain values."""
         described = describe_all(models, self.storage.observations, self.model_configs)
         own: dict[str, Any] = {"models": described}
         if self.robot:
@@ -115,7 +115,7 @@ class TbpttAlgorithm:
         return own
 
     def _conclude(self) -> dict[str, float]:
-        """End an iteration; return what is logged."""
+        """End an iteration; return the metrics to log."""
         self.emergency_save.conclude_iteration()
         self.metrics = self.transaction.logged
         return self.health_log.losses_of(self.metrics) if self.health_log else self.metrics

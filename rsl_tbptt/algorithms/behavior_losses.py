@@ -22,14 +22,14 @@ from rsl_tbptt.core.accumulate import Outputs, SampleLosses
 from rsl_tbptt.core.rollout import Labels
 
 ACTIONS, STD = "actions", "std"
-"""Labels: the teacher's action means, and their standard deviations where a loss needs them.
+"""Labels: the teacher's action means, and their standard deviations if a loss needs them.
 Shape: (T, N, A) each."""
 
 NEWEST = "newest"
-"""Label: whether a sample is of the newest rollout. Shape: (T, C + N), bool."""
+"""Label: whether a sample belongs to the newest rollout. Shape: (T, C + N), bool."""
 
 BEHAVIOR, BUFFER = "behavior", "buffer"
-"""What is reported: the loss on the newest rollout, and on those of the past."""
+"""Names of the reported losses: on the newest rollout and on past ones."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,29 +47,29 @@ class BehaviorLoss:
     """Whether the student's outputs are actions such as the teacher's; logits are not."""
 
     to_gaussian: bool = False
-    """Whether it needs those of the teacher's."""
+    """Whether it needs the standard deviations of the teacher's actions."""
 
     parts: Callable[[Outputs, Labels], Mapping[str, torch.Tensor]] | None = None
-    """Where it is a sum of others: they, by the names they are reported under, likewise."""
+    """If the loss is a sum: its terms, by the names they are reported under, in the same form."""
 
     coefs: Mapping[str, float] = field(default_factory=dict)
-    """What each part counts in the sum."""
+    """Coefficient of each term in the sum."""
 
     @property
     def head(self) -> Head:
-        """What of the student it sees."""
+        """Head that returns the student's outputs for this loss."""
         return gaussian_head if self.of_gaussian else action_head
 
     @property
     def reported_names(self) -> tuple[str, ...]:
-        """What is reported; all but ``BUFFER`` is of the newest rollout."""
+        """Names of the reported losses; all but ``BUFFER`` are of the newest rollout."""
         return BEHAVIOR, BUFFER, *self.coefs
 
     def __call__(self, outputs: Outputs, labels: Labels) -> SampleLosses:
         """Return the losses of K steps of n environments.
 
-        Reported are those of the newest rollout as ``behavior``, of the past as ``buffer``, and
-        parts of the former by their names. The sums of all are weighted as the loss is.
+        It reports the loss on the newest rollout as ``behavior`` and on past ones as ``buffer``,
+        and the terms of the former by their names. All sums are weighted like the loss.
         """
         parts = {} if self.parts is None else self.parts(outputs, labels)
         per_sample = _total(parts, self.coefs) if parts else self.per_sample(outputs, labels)
@@ -82,7 +82,7 @@ class BehaviorLoss:
 
 
 def _of_slices(slices: Sequence[ActionSlice], losses: Sequence[BehaviorLoss]) -> BehaviorLoss:
-    """Make a loss of those of slices of the action: their sum, times their coefficients."""
+    """Sum the losses of slices of the action, times their coefficients."""
     coefs = {f"{BEHAVIOR}/{each.reported_as}": each.coef for each in slices}
 
     def parts(outputs: Outputs, labels: Labels) -> Mapping[str, torch.Tensor]:
@@ -104,13 +104,13 @@ def _of_slices(slices: Sequence[ActionSlice], losses: Sequence[BehaviorLoss]) ->
 
 
 def _total(parts: Mapping[str, torch.Tensor], coefs: Mapping[str, float]) -> torch.Tensor:
-    """Return the sum of parts times their coefficients."""
+    """Return the sum of the terms times their coefficients."""
     first, *others = (coefs[name] * part for name, part in parts.items())
     return sum(others, start=first)
 
 
 def _of_actions(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> BehaviorLoss:
-    """Make a loss of a function of the student's and the teacher's actions, (K, n, A) each."""
+    """Make a loss from a function of the student's and the teacher's actions, (K, n, A) each."""
     return BehaviorLoss(per_sample=lambda outputs, labels: function(outputs[0], labels[ACTIONS]))
 
 
@@ -141,18 +141,18 @@ def resolve_behavior_loss(
     """Return the loss for ``loss_type``.
 
     Args:
-        loss_type: A name in ``BEHAVIOR_LOSSES``, or an element-wise loss of actions and labels,
-            both (..., A), or its qualified name; or a list of slices with such a loss each.
+        loss_type: A name in ``BEHAVIOR_LOSSES``; or an element-wise loss of actions and labels,
+            both (..., A), or its qualified name; or a list of slices, each with such a loss.
         student: The student.
         teacher: The teacher.
-        num_actions: A.
+        num_actions: Number of actions A.
 
     Returns:
         The loss.
 
     Raises:
-        ValueError: If the name is unknown or cannot be imported, the function fails on a few
-            actions and labels, or the slices are no such list.
+            ValueError: If the name is unknown or cannot be imported, the function fails on a few
+            actions and labels, or the list of slices is not valid.
         NotImplementedError: If the loss needs a Gaussian that a model does not have.
     """
     if not isinstance(loss_type, list | tuple):
@@ -168,7 +168,7 @@ def resolve_behavior_loss(
 def _resolve_one(
     option: str, loss_type: Any, student: MLPModel, teacher: MLPModel, num_actions: int
 ) -> BehaviorLoss:
-    """Return one loss for all actions; messages name it as ``option``."""
+    """Return one loss for all actions; messages call it ``option``."""
     if not (isinstance(loss_type, str) and loss_type in BEHAVIOR_LOSSES):
         parameter = next(student.parameters())
         return _of_actions(own_loss(option, loss_type, BEHAVIOR_LOSSES, num_actions, parameter))
@@ -187,19 +187,19 @@ def _resolve_one(
 def own_loss(
     option: str, loss: Any, known: Iterable[str], num_columns: int, parameter: torch.Tensor
 ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
-    """Return a user's loss per sample, after taking its gradient once.
+    """Return your own loss per sample, after trying out its gradient once.
 
-    Without the trial a training would end after its first rollout.
+    Without the trial, a faulty loss would end the training after its first rollout.
 
     Args:
-        option: Names the loss in messages.
+        option: Name of the loss in messages.
         loss: An element-wise function of predictions and labels, or its qualified name.
-        known: What else the option could have been, for messages.
+        known: Other values of the option, for messages.
         num_columns: Columns of predictions and labels, such as A.
-        parameter: Has their device and dtype.
+        parameter: A tensor with their device and dtype.
 
     Returns:
-        A function of both, (..., A), to losses, (...).
+        A function that maps both, (..., A), to losses, (...).
 
     Raises:
         ValueError: If the loss cannot be imported or called, returns another shape or has no
@@ -231,10 +231,10 @@ _NAME = Rule(lambda value: isinstance(value, str) and value != "", "a text")
 
 @dataclass(frozen=True, kw_only=True)
 class ActionSlice:
-    """Consecutive actions with a loss of their own, an entry of ``loss_type``."""
+    """Consecutive actions with their own loss, an entry of ``loss_type``."""
 
     loss: str | Callable[..., Any]
-    """What ``loss_type`` would be for these actions alone."""
+    """The loss of these actions, in any form of ``loss_type`` for all actions."""
 
     actions: Annotated[Sequence[int], _BOUNDS]
     """First action, and one past the last."""
@@ -243,7 +243,7 @@ class ActionSlice:
     """Weight of the loss compared with the others'."""
 
     name: Annotated[str | None, _NAME] = None
-    """Name under which the loss is reported; None makes one of the actions."""
+    """Name under which the loss is reported; None makes one from the actions."""
 
     @property
     def width(self) -> int:
@@ -259,18 +259,18 @@ class ActionSlice:
 def parse_slices(
     listed: Sequence[Any], num_actions: int, names_taken: Iterable[str] = ()
 ) -> list[ActionSlice]:
-    """Read and check the slices of a list.
+    """Parse and check a list of slices.
 
     Args:
         listed: Fields of :class:`ActionSlice`, a dictionary per slice.
-        num_actions: A, how many actions there are.
+        num_actions: Number of actions A.
         names_taken: Names under which other losses are reported.
 
     Returns:
-        The slices, none of which share an action.
+        The slices; no two share an action.
 
     Raises:
-        ValueError: If one of them is no such dictionary, reaches beyond the actions, or shares an
+        ValueError: If an entry is not such a dictionary, goes beyond the actions, or shares an
             action or its name with another.
     """
     if not listed:
@@ -288,7 +288,7 @@ def parse_slices(
         if not own <= free:
             raise ValueError(
                 f"{where}.actions is {found.actions!r}, expected some of {num_actions} actions that"
-                " no slice before has."
+                " no earlier slice has."
             )
         if found.reported_as in names:
             raise ValueError(
@@ -306,7 +306,7 @@ OPTION = "imitation_weight"
 
 @dataclass(frozen=True)
 class Transitions:
-    """A rollout of T steps of N environments, as a function that weighs its steps sees it."""
+    """A rollout of T steps of N environments, as given to a function that weighs its steps."""
 
     obs: TensorDict
     """All observation groups of the environment, before each step. Batch size (T, N)."""
@@ -331,17 +331,17 @@ class Transitions:
 
 
 class SampleWeights:
-    """Finds the weights of each rollout once it is complete."""
+    """Computes the weights of each rollout once it is complete."""
 
     def __init__(self, weight: str | Callable[..., Any], storage: RolloutStorage) -> None:
-        """Find the observation group or the function.
+        """Find the observation group or import the function.
 
         Args:
             weight: The option ``imitation_weight``.
-            storage: Where rollouts are stored.
+            storage: The storage of rollouts.
 
         Raises:
-            ValueError: If there is no such group, and no such function to import.
+            ValueError: If there is no such group and no such function to import.
         """
         self._storage, self._option = storage, weight
         groups = list(map(str, storage.observations.keys()))
@@ -351,9 +351,9 @@ class SampleWeights:
             self._weigh = import_function(OPTION, weight, groups)
         shape = storage.dones.shape[:2]
         self.given = torch.ones(shape, device=storage.dones.device, dtype=storage.rewards.dtype)
-        """What the group or the function says. Shape: (T, N)."""
+        """Values of the group or the function. Shape: (T, N)."""
         self.values = torch.ones_like(self.given)
-        """The same, with NaN where it is negative: no update goes on with NaN or inf."""
+        """The same with NaN for negative values: the update stops at NaN or inf."""
         self._episode_steps = torch.zeros(shape, device=self.given.device, dtype=torch.int64)
         self._steps_so_far = self._episode_steps[0].clone()
 
@@ -362,17 +362,17 @@ class SampleWeights:
 
         Args:
             step: Step of the rollout.
-            dones: Which episodes ended with it. Shape: (N,).
+            dones: Which episodes ended with this step. Shape: (N,).
         """
         self._episode_steps[step] = self._steps_so_far
         self._steps_so_far = torch.where(dones.bool(), 0, self._steps_so_far + 1)
 
     @torch.no_grad()
     def complete(self) -> None:
-        """Weigh the stored rollout.
+        """Compute the weights of the stored rollout.
 
         Raises:
-            ValueError: If the function fails, or it or the group has another shape.
+            ValueError: If the function fails, or the weights have another shape.
         """
         storage = self._storage
         transitions = Transitions(
@@ -397,5 +397,5 @@ class SampleWeights:
 
 
 def or_one(sums: torch.Tensor) -> torch.Tensor:
-    """Return sums of weights as divisors, of any shape: where they are 0, all is 0 and not NaN."""
+    """Return sums of weights as divisors, of any shape: 1 for a sum of 0, so that 0 / 0 is 0."""
     return torch.where(sums == 0, 1.0, sums)

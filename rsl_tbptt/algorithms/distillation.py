@@ -55,19 +55,19 @@ from rsl_tbptt.core.windows import num_steps_of_full_group, tbptt_schedule
 from rsl_tbptt.models.teacher_group import check_teacher, models_by_role
 
 LAST_SHARE = 0.03
-"""Share of the learning rate that is left at the end: a longer training goes on learning."""
+"""Share of the learning rate left at the end, so that a longer training continues to learn."""
 
 _NEWEST, _PAST = "weight of newest", "weight of past"
-"""Sums of the samples' weights, where they have any."""
+"""Names of the sums of the samples' weights, if they have weights."""
 
 
 class UpdateSums:
-    """Sums of one update, on the device until it ends."""
+    """Sums of one update; they stay on the device until it ends."""
 
     def __init__(self) -> None:
-        """Begin with nothing."""
+        """Start empty."""
         self.reported: list[dict[str, torch.Tensor]] = []
-        """What losses and weights report, by name. Shape: () each."""
+        """Sums of losses and of weights, by name. Shape: () each."""
         self.grad_norms: list[torch.Tensor] = []
         """Gradient norms before clipping, one per optimiser step. Shape: () each."""
 
@@ -83,11 +83,11 @@ class UpdateSums:
         """Return the means over the update and all processes (one exchange). Shape: () each.
 
         Args:
-            names: What losses report.
+            names: Names that losses report.
             per_teacher: The losses of several teachers.
             sizes: Samples of the newest rollout and of the past, over all passes and processes.
             ranks: The processes.
-            weighted: Whether samples have weights: losses are divided by their sums then.
+            weighted: Whether samples have weights, whose sums then divide the losses.
         """
         zero = self.grad_norms[0].new_zeros(())
         wanted = (*names, *per_teacher.names, *((_NEWEST, _PAST) if weighted else ()))
@@ -109,15 +109,15 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
     A drop-in: same constructor, storage, models, checkpoints and runner. ``update()`` replays the
     rollout with the current weights from the state the rollout started with, window by window, and
     steps the optimiser every ``update_length`` steps. Labels are stored in the rollout, so a
-    recurrent teacher is never replayed and keeps its memory. A share of the environments can act
-    with those labels (DAgger); the student runs forward in all of them.
+    recurrent teacher is never replayed and keeps its state. The teacher can act in a share of the
+    environments (DAgger); the student runs forward in all of them.
     """
 
     checkpoint_path: str | None = None
-    """File whose content ``load`` is given, if the runner or its config tells."""
+    """Path of the checkpoint that ``load`` is given, if the runner or its config names it."""
 
     teacher_loaded: Any
-    """Whether a checkpoint brought the teacher; asking a :class:`LazyTeacher` loads it."""
+    """Whether a checkpoint has loaded the teacher; reading it makes :class:`LazyTeacher` load."""
 
     @takes(DistillationArguments)
     def __init__(
@@ -157,7 +157,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             teacher,
             storage,
             num_learning_epochs=self.options.num_learning_epochs,
-            gradient_length=1,  # divides every rollout, so rsl_rl warns of no dropped steps
+            gradient_length=1,  # divides every rollout, so rsl_rl does not warn of dropped steps
             learning_rate=self.options.learning_rate,
             max_grad_norm=self.options.max_grad_norm,
             optimizer=self.options.optimizer,
@@ -171,7 +171,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         self._prepare_updates()
 
     def _prepare_losses(self) -> None:
-        """Resolve loss, labels, weights and auxiliary heads."""
+        """Set up loss, labels, weights and auxiliary heads."""
         options, storage = self.options, self.storage
         student, teacher = self._raw_student, self._raw_teacher
         path, weight = options.teacher_checkpoint, options.imitation_weight
@@ -193,13 +193,13 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         self._first_replay = FirstReplay()
         self._head_of_loss = loss.head
         self.loss = self._per_teacher.reported_by(loss)
-        """What is minimised, besides auxiliary heads."""
-        if loss.of_actions and self._weights is None:  # labels of weight 0 need not make sense
+        """Loss to minimise, without auxiliary heads."""
+        if loss.of_actions and self._weights is None:  # labels of weight 0 may be arbitrary
             self.loss = self._first_replay.beside(self.loss, ACTIONS)
         self._means_of = (*loss.reported_names, *self._heads.names)
 
     def _prepare_updates(self) -> None:
-        """Fix the windows and what an update changes."""
+        """Set up the schedule of windows and the transaction of an update."""
         options, storage, device = self.options, self.storage, self.storage.dones.device
         student, ranks, heads = self._raw_student, self._ranks, self._heads
         self.experience = Experience(
@@ -211,7 +211,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         self._schedule = tbptt_schedule(num_steps, *lengths, tail=options.tail)
         self._steps_per_group = num_steps_of_full_group(num_steps, *lengths)
         is_mean = options.loss_reduction == "mean"
-        self._steps_in_mean = self._steps_per_group if is_mean else 1  # what M counts of a sequence
+        self._steps_in_mean = self._steps_per_group if is_mean else 1  # a sequence's share of M
         self._num_loss_steps = sum(w.num_loss_steps for group in self._schedule for w in group)
         self._num_envs_of_ranks = ranks.sum_count(storage.num_envs, device)
         self._step_batches = step_batches(num_steps, self._num_envs_of_ranks, device)
@@ -245,7 +245,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             obs: Observations of the environment.
             env: The environment.
             cfg: The runner's config. Isaac Lab puts its ``--checkpoint`` into "load_checkpoint".
-                "check_for_nan" is set to False: the algorithm looks itself.
+                "check_for_nan" is set to False: the algorithm checks instead.
             device: Device of the update.
 
         Raises:
@@ -260,10 +260,10 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         return algorithm
 
     def memory_plan(self) -> MemoryPlan:
-        """Predict what ``update()`` takes, from its gradient on parts of the last rollout.
+        """Predict the memory of ``update()`` from its gradient on parts of the last rollout.
 
         Raises:
-            ValueError: If there was no rollout yet, or it is not whole.
+            ValueError: If there has been no complete rollout yet.
         """
         experience, largest = self.experience, self.experience.largest_mini_batch
         num_bytes = experience.buffer_size(experience.newest()).num_bytes
@@ -273,13 +273,13 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
     def act(self, obs: TensorDict) -> torch.Tensor:
         """Sample the student's actions, record the teacher's labels and choose who acts.
 
-        The student runs forward in every environment, so its state is continuous also where the
-        teacher acts. The first step of a rollout draws the environments of the teacher. Return the
+        The student runs forward in every environment, so its state stays continuous where the
+        teacher acts. The first step of a rollout draws the environments where it does. Return the
         actions to execute, shape (N, A), for observations of batch size (N,).
 
         Raises:
-            ValueError: If observations are not as they were at first; at the first step also if an
-                option does not suit the environments or the teacher's file cannot be loaded.
+            ValueError: If observations differ in form from the first ones. At the first step also
+                if an option does not fit the environments or the teacher's file cannot be loaded.
         """
         if self.storage.step == 0:
             self._start_rollout()
@@ -292,12 +292,12 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         return self.transition.actions
 
     def _start_rollout(self) -> None:
-        """Keep the state the rollout starts with and draw where the teacher acts."""
+        """Keep the state at the rollout's start; draw the environments where the teacher acts."""
         if not self._started:
-            with torch.inference_mode(False):  # the runner's rollout has no gradients
-                self.lazy_teacher.read()  # nobody asks in a caller's own loop
+            with torch.inference_mode(False):  # the runner's rollout disables gradients
+                self.lazy_teacher.read()  # in a caller's own loop, no runner loads it
             self._ranks.run_together(partial(self.options.check_training, self.storage.num_envs))
-            if self._weights is not None:  # tried out, as the first update is a rollout away
+            if self._weights is not None:  # check now: the first update is a rollout away
                 self._ranks.run_together(self._weights.complete)
             self._started = True
         self.experience.begin_rollout()
@@ -308,11 +308,11 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
     ) -> None:
         """Store the step and clear the states of finished episodes.
 
-        The normaliser learns at the end of ``update()`` only, so the replay sees what the rollout
-        saw. Shape of rewards and dones: (N,).
+        The normaliser is updated at the end of ``update()`` only, so that the replay uses the
+        rollout's normalisation. Shape of rewards and dones: (N,).
 
         Raises:
-            ValueError: If :class:`StepChecks` finds anything wrong with the step.
+            ValueError: If :class:`StepChecks` rejects the step.
         """
         self.step_checks.check_step(obs, rewards, dones)
         self.transition.rewards = rewards
@@ -324,7 +324,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         self.teacher.reset(dones)
 
     def update(self) -> dict[str, float]:
-        """Train the student on the rollout and clear the storage, whole or not at all.
+        """Train the student on the rollout and clear the storage; a failing update is undone.
 
         Return what the runner logs under ``Loss/``; README and docs/health.md list it. In a runner
         ``health_log`` logs all but the losses. ``metrics`` has all.
@@ -336,7 +336,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         last_update = self.options.learning_rate_updates
         if last_update is not None:
             share = max(LAST_SHARE, 1.0 - self.num_updates / last_update)
-            self.learning_rate = self.options.learning_rate * share  # which the runner logs
+            self.learning_rate = self.options.learning_rate * share  # the runner logs it
             set_rate(self.optimizer, self.learning_rate)  # auxiliary heads follow it
         self.transaction.fit_budget(self.memory_plan)
         for update in self.transaction:
@@ -349,7 +349,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
                     drawn, end_states = list(self.experience.draw()), []
                     for batch in drawn:
                         rollout, state = cast("Rollout", None), None
-                        with update.alone():  # if this fails, what uses it fails, up to ``commit``
+                        with update.alone():  # after a failure the following fails, up to commit
                             rollout, state = self.experience.of(batch)
                         divisor = self._divisor(batch, rollout, sums)
                         newest = slice(len(batch.envs))
@@ -358,7 +358,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
                             self._zero_grad()
                             reported, first = {}, not sums.grad_norms
                             with update.alone(), self._first_replay.watching(first=first):
-                                if not has_loss:  # at the end, where the past has nothing to say
+                                if not has_loss:  # the dropped tail: only the newest need its state
                                     rollout = rollout.envs(newest)
                                     state = hidden_state.select_envs(state, newest)
                                 state, reported = self._student.accumulate(
@@ -383,10 +383,10 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
     def _divisor(
         self, batch: MiniBatch, sequences: Rollout | Segments, sums: UpdateSums
     ) -> int | torch.Tensor:
-        """Return M of a mini-batch's groups, over all ranks, which exchange weights.
+        """Return M of a mini-batch's groups over all ranks, which exchange their weights.
 
-        A sequence counts by the mean weight of its steps, so that a robot-step has its weight in
-        whichever group of windows it falls.
+        A sequence counts by the mean weight of its steps, so that a robot-step has the same weight
+        in every group of windows.
         """
         if self._weights is None:
             return self._steps_in_mean * batch.num_sequences
@@ -407,7 +407,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         return norm
 
     def _metrics(self, sums: UpdateSums) -> dict[str, torch.Tensor]:
-        """Return what is logged, of states before the normaliser learns. Shape: () each."""
+        """Return the metrics, taken before the normaliser is updated. Shape: () each."""
         experience, num_envs = self.experience, self._num_envs_of_ranks
         num_steps = self.options.num_learning_epochs * self._num_loss_steps
         sizes = num_steps * num_envs, num_steps * (experience.num_sequences - num_envs)
@@ -425,7 +425,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         }
 
     def _advance(self, metrics: dict[str, float], end_state: HiddenState) -> dict[str, float]:
-        """Let the student go on from the state after the replay; return what is logged."""
+        """Set the student's state to that after the replay; return the metrics to log."""
         experience = self.experience
         if experience.buffer is not None:
             experience.buffer.keep_newest(self._num_loss_steps)
@@ -440,7 +440,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         }
 
     def _add_gradients_of(self, envs: slice, num_micro_batches: int) -> None:
-        """Compute the gradient of an epoch of this rank on some environments, into ``.grad``."""
+        """Add the gradient of an epoch, on this rank and some environments, to ``.grad``."""
         rollout, state = self.experience.of_envs(envs)
         divisor = self._steps_in_mean * rollout.num_envs
         self._zero_grad()
@@ -450,9 +450,9 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             )
 
     def save(self) -> dict:
-        """Return rsl_rl's checkpoint, with this algorithm's own part under "rsl_tbptt".
+        """Return rsl_rl's checkpoint, with this algorithm's part under "rsl_tbptt".
 
-        It holds the number of updates, the models' configs, auxiliary heads and, with
+        That part has the number of updates, the models' configs, auxiliary heads and, with
         ``save_buffer``, the replay buffer. rsl_rl ignores that key.
         """
         models = {"student": self._raw_student, **models_by_role(self._raw_teacher)}
@@ -466,14 +466,14 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         """Load a checkpoint as rsl_rl does, after checking that all of it fits.
 
         A PPO checkpoint loads the teacher; a distillation checkpoint loads student, teacher,
-        optimiser and iteration. The student brings its number of updates (0 from rsl_rl), auxiliary
-        heads and, with ``save_buffer``, the replay buffer, which is empty otherwise. ``load_cfg``
-        says what else to load, ``strict`` whether parameters must match exactly. Return whether the
-        runner shall take over the iteration.
+        optimiser and iteration. With the student come its number of updates (0 from rsl_rl),
+        auxiliary heads and, with ``save_buffer``, the replay buffer; otherwise that is emptied.
+        ``load_cfg`` selects what to load; ``strict`` requires that parameters match exactly. Return
+        whether the runner should take over the iteration.
 
         Raises:
-            ValueError: If parameters do not fit or are missing, or the models were configured
-                otherwise. Nothing is changed then.
+            ValueError: If parameters do not fit or are missing, or if the models were configured
+                differently. Nothing is changed then.
         """
         wants = load_cfg or {"teacher": True, "student": "student_state_dict" in loaded_dict}
         obs, source = self.storage.observations, (loaded_dict, self.checkpoint_path)

@@ -1,4 +1,4 @@
-"""Auxiliary heads as options: what each predicts, by which loss, and with what weight."""
+"""Auxiliary heads as options: the target, loss and weight of each."""
 
 from __future__ import annotations
 
@@ -26,10 +26,10 @@ from rsl_tbptt.core.rollout import Labels
 from rsl_tbptt.models.protocol import parts_of
 
 PREFIX = "auxiliary/"
-"""Stands before a head's name in metrics, labels and the outputs of an ONNX file."""
+"""Prefix of a head's name in metrics, labels and the outputs of an ONNX file."""
 
 TEACHER = "teacher:"
-"""Stands before the name of a teacher's layer where that is a target."""
+"""Prefix of a target that is a layer of the teacher."""
 
 PerSample = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 """Maps predictions and targets, (..., D) each, to one loss per sample, (...)."""
@@ -58,7 +58,7 @@ _LOSS = Rule(
 
 @dataclass(frozen=True, kw_only=True)
 class HeadOptions:
-    """What a head predicts of the model's latent, at each step."""
+    """Options of a head, which predicts its target from the model's latent at each step."""
 
     target: str
     """An observation group, or ``"teacher:LAYER"``, the output of a named layer of the teacher."""
@@ -70,20 +70,20 @@ class HeadOptions:
     """``"mse"``, ``"huber"``, ``"bce"`` (of logits), or the name of an element-wise function."""
 
     coef: Annotated[float, positive(0)] = 1.0
-    """What its loss counts beside the algorithm's. With 0 the head learns nothing."""
+    """Weight of its loss compared with the algorithm's. With 0 the head learns nothing."""
 
     hidden_dims: Annotated[tuple[int, ...], _SIZES] = ()
-    """Hidden layers, with ELU after each; none makes the head linear."""
+    """Sizes of hidden layers, each followed by ELU; no layers make the head linear."""
 
     delay: Annotated[int, count(0)] = 0
-    """Steps by which the target is later than the latent."""
+    """Number of steps that the target is later than the latent."""
 
     detach: Annotated[bool, _FLAG] = False
     """Whether its gradient stops at the latent, so that the model does not learn from it."""
 
     @property
     def teacher_layer(self) -> str | None:
-        """The teacher's layer that is the target, None where that is an observation group."""
+        """The teacher's layer that is the target, or None for an observation group."""
         return self.target.removeprefix(TEACHER) if self.target.startswith(TEACHER) else None
 
     @property
@@ -92,7 +92,7 @@ class HeadOptions:
         return self.coef > 0 and not self.detach
 
     def meaning(self) -> dict[str, Any]:
-        """Return what a checkpoint says of the head, in plain values."""
+        """Return a checkpoint's description of the head, in plain values."""
         loss: Any = self.loss
         return {
             "target": self.target,
@@ -104,13 +104,13 @@ class HeadOptions:
 
 
 def parse_heads(auxiliary: Mapping[str, Any] | None) -> dict[str, HeadOptions]:
-    """Build the options of heads from what a config says.
+    """Build the options of heads from a config.
 
     Args:
         auxiliary: Options of each head, by its name.
 
     Returns:
-        The same, checked as far as they can be without models and rollouts.
+        The heads' options, checked as far as possible without models and rollouts.
 
     Raises:
         ValueError: If a name, an option or a value is not valid.
@@ -144,21 +144,21 @@ class Targets:
         storage: RolloutStorage,
         layers: Mapping[str, torch.Tensor] | None,
     ) -> None:
-        """Take where they are, and check that they are there.
+        """Take the sources of the targets, and check that they exist.
 
         Args:
             heads: Options of the heads by name.
-            storage: Where rollouts are stored.
+            storage: The storage of rollouts.
             layers: Outputs of the teacher's layers in the rollout, by name. Shape: (T, N, D) each.
                 None without a teacher.
 
         Raises:
-            ValueError: If a target is unknown, or too narrow or too late for what is asked of it.
+            ValueError: If a target is unknown, has too few columns or comes too late.
         """
         self._heads, self._storage, self._layers = heads, storage, layers
         self.widths = {name: self._width(name, head) for name, head in heads.items()}
         """Columns of each target."""
-        # On the device once: a copy from the host in every update would wait for the device.
+        # Placed on the device once: copying them in every update would wait for the device.
         self._columns = {
             name: torch.tensor(head.columns, device=storage.dones.device)
             for name, head in heads.items()
@@ -172,9 +172,9 @@ class Targets:
     def labels(self, dones: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the targets in the stored rollout, (T, N, D) each.
 
-        Those of a head with a delay stand at the step that predicts them, with a label (T, N) of
-        where there is one: neither beyond the rollout nor beyond the end of an episode. Elsewhere
-        they are 0, so that nothing of another episode, NaN included, reaches the loss::
+        With a delay, a target is stored at the step that predicts it, and a label (T, N) says where
+        it exists: within the rollout and before the end of the episode. Elsewhere it is 0, so that
+        nothing of another episode, not even NaN, reaches the loss::
 
             step             0 1 2 3 4 5     delay 2
             dones (after)    . . . x . .
@@ -201,7 +201,7 @@ class Targets:
         return found
 
     def _source(self, head: HeadOptions) -> torch.Tensor:
-        """Return what a target is taken of, shape (T, N, D)."""
+        """Return the tensor that a target is taken from, shape (T, N, D)."""
         if head.teacher_layer is None:
             return self._storage.observations[head.target]
         assert self._layers is not None
@@ -211,7 +211,7 @@ class Targets:
         """Return the number of a target's columns.
 
         Raises:
-            ValueError: If it cannot be a target.
+            ValueError: If the target is not valid.
         """
         option, num_steps = f"auxiliary.{name}", self._storage.num_transitions_per_env
         groups = list(self._storage.observations.keys())
@@ -240,12 +240,12 @@ class Targets:
 
 
 def counts_of(name: str) -> str:
-    """Return the label of where a head's target is there. Shape: (T, N), bool."""
+    """Return the name of the label that says where a head's target exists: (T, N), bool."""
     return f"{PREFIX}{name}/counts"
 
 
 def _same_episode(dones: torch.Tensor, delay: int) -> torch.Tensor:
-    """Return whether the step so much later is of the same episode and rollout: (T, N), bool."""
+    """Return whether the step ``delay`` later is in the same episode and rollout: (T, N), bool."""
     episodes = dones.long().cumsum(0) - dones.long()  # ended before each step
     same = torch.zeros_like(dones)
     same[:-delay] = episodes[:-delay] == episodes[delay:]
@@ -262,14 +262,14 @@ def build_head(num_inputs: int, hidden_dims: tuple[int, ...], num_outputs: int) 
 
 
 def saved_heads(saved: Mapping[str, Any]) -> dict[str, nn.Module]:
-    """Build the heads of a checkpoint, to be run with its model.
+    """Build the heads of a checkpoint, to run with its model.
 
     Args:
-        saved: What :meth:`AuxiliaryHeads.state_dict` returned, or nothing.
+        saved: The result of :meth:`AuxiliaryHeads.state_dict`, or nothing.
 
     Returns:
-        By the names of their outputs, modules of latents, (rows, H), to predictions, (rows, D):
-        probabilities of a head with the loss "bce".
+        Modules by the names of their outputs. They map latents, (rows, H), to predictions,
+        (rows, D); for a head with the loss "bce" these are probabilities.
     """
     heads: dict[str, nn.Module] = {}
     for name, head in saved.get("heads", {}).items():
@@ -285,22 +285,22 @@ def saved_heads(saved: Mapping[str, Any]) -> dict[str, nn.Module]:
 
 @torch.no_grad()
 def latent_width(model: MLPModel, storage: RolloutStorage) -> int:
-    """Return the size of what the model's head reads.
+    """Return the size of the latent, which the model's head reads.
 
     Raises:
-        NotImplementedError: If the model has to be run step by step.
+        NotImplementedError: If the model runs step by step.
     """
     parts = parts_of(model)
     if parts is None:
         raise NotImplementedError(
-            f"auxiliary is set, expected None with a {type(model).__name__}: it is run step by"
-            " step, where its latent is not seen. Give it `encode`, `cell` and `head`, as"
+            f"auxiliary is set, expected None with a {type(model).__name__}: it runs step by step,"
+            " where its latent is not known. Give it `encode`, `cell` and `head`, as"
             " docs/models.md says."
         )
     if parts.cell is not None:
         return parts.cell.proj_size or parts.cell.hidden_size
     training = model.training
-    model.eval()  # running statistics are for data
+    model.eval()  # keeps running statistics unchanged
     try:
         obs = seen_by(model, storage.observations[:1, :1])
         return Replay(model, action_head).encode(obs).shape[-1]
@@ -321,12 +321,12 @@ class _Head:
     loss: PerSample
 
     def saved(self) -> dict[str, Any]:
-        """Return what a checkpoint holds of the head."""
+        """Return a checkpoint's entry of the head."""
         return {**self.options.meaning(), "state_dict": self.network.state_dict()}
 
 
 class AuxiliaryHeads:
-    """The heads of a model; without any, nothing here has an effect."""
+    """The heads of a model; without heads it has no effect."""
 
     def __init__(
         self,
@@ -338,29 +338,29 @@ class AuxiliaryHeads:
         layers: Mapping[str, torch.Tensor] | None = None,
         reported_where: str | None = None,
     ) -> None:
-        """Build the heads and what trains them. No random number is drawn from outside.
+        """Build the heads and their optimiser without changing the random state.
 
         Args:
-            options: Of each head, by its name.
+            options: Options of each head, by its name.
             model: The model whose latent they read.
-            storage: Where rollouts are stored.
-            optimizer: The model's, whose class and learning rate theirs has.
+            storage: The storage of rollouts.
+            optimizer: The model's optimiser; the heads' has its class and learning rate.
             layers: Outputs of the teacher's layers in the rollout, by name. Shape: (T, N, D) each.
                 None without a teacher.
-            reported_where: Label of the samples whose loss is reported, (T, N), bool; where there
-                is none, all are.
+            reported_where: Label of the samples whose loss is reported, (T, N), bool; without such
+                a label all are.
 
         Raises:
-            ValueError: If a target is unknown, or too narrow or too late for what is asked of it.
-            NotImplementedError: If the model has to be run step by step.
+            ValueError: If a target is unknown, has too few columns or comes too late.
+            NotImplementedError: If the model runs step by step.
         """
         self._targets = Targets(options, storage, layers)
         self._reported_where = reported_where
         self._heads: dict[str, _Head] = {}
         self.module = nn.ModuleList()
-        """All of them, in order."""
+        """The networks of all heads, in order."""
         self.optimizers: list[torch.optim.Optimizer] = []
-        """Theirs, if there are any."""
+        """The heads' optimiser, if there are heads."""
         if not options:
             return
         parameter = next(model.parameters())
@@ -377,12 +377,12 @@ class AuxiliaryHeads:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Names of what is reported, in order."""
+        """Names of the reported losses, in order."""
         return tuple(PREFIX + name for name in self._heads)
 
     @property
     def parameters(self) -> list[nn.Parameter]:
-        """What is trained."""
+        """Trained parameters."""
         return list(self.module.parameters())
 
     def observed_groups(self) -> set[str]:
@@ -390,7 +390,7 @@ class AuxiliaryHeads:
         return self._targets.observed_groups()
 
     def outputs(self, latent: torch.Tensor) -> Outputs:
-        """Return what the heads say of latents, shape (rows, H): of shape (rows, D) each."""
+        """Return the heads' predictions from latents, shape (rows, H): shape (rows, D) each."""
         return tuple(
             head.network(latent if head.options.reaches_model else latent.detach())
             for head in self._heads.values()
@@ -401,7 +401,7 @@ class AuxiliaryHeads:
         return self._targets.labels(dones)
 
     def beside(self, loss: Loss) -> Loss:
-        """Return a loss with those of the heads, whose outputs stand behind the model's."""
+        """Return a loss plus those of the heads, whose outputs follow the model's."""
         if not self._heads:
             return loss
         num_heads, where = len(self._heads), self._reported_where
@@ -430,8 +430,8 @@ class AuxiliaryHeads:
         """Clip the gradient of all heads and step once.
 
         Args:
-            rate: Learning rate, or one that only the device knows, shape ().
-            max_grad_norm: Threshold of the norm; None does not clip.
+            rate: Learning rate; a tensor, shape (), stays on the device.
+            max_grad_norm: Norm that the gradient is clipped to; None disables clipping.
         """
         for optimizer in self.optimizers:
             nn.utils.clip_grad_norm_(self.module.parameters(), max_grad_norm or math.inf)
@@ -442,25 +442,25 @@ class AuxiliaryHeads:
                 optimizer.step()
 
     def broadcast(self) -> None:
-        """Let all processes begin with the first one's parameters."""
+        """Copy the first process's parameters to all processes."""
         for parameter in self.module.parameters():
             distributed.broadcast(parameter.data, src=0)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint holds of the heads; empty without any."""
+        """Return a checkpoint's entry of the heads; empty without heads."""
         if not self._heads:
             return {}
         heads = {name: head.saved() for name, head in self._heads.items()}
         return {"heads": heads, "optimizer_state_dict": self.optimizers[0].state_dict()}
 
     def check(self, saved: Mapping[str, Any]) -> None:
-        """Check that the heads of a checkpoint fit, before anything is changed.
+        """Check that the heads of a checkpoint fit; nothing is changed.
 
         Args:
-            saved: What ``state_dict`` returned, or nothing.
+            saved: The result of ``state_dict``, or nothing.
 
         Raises:
-            ValueError: If one of the same name predicts something else or has other layers.
+            ValueError: If a head of the same name has another target, loss, delay or layers.
         """
         heads = saved.get("heads", {})
         for name in self._heads.keys() & heads.keys():
@@ -477,11 +477,11 @@ class AuxiliaryHeads:
                     )
 
     def load_state_dict(self, saved: Mapping[str, Any], *, with_optimizer: bool) -> None:
-        """Go on with the heads of a checkpoint; those that it lacks begin anew.
+        """Load the heads of a checkpoint; heads that it lacks start anew.
 
         Args:
-            saved: What ``state_dict`` returned, checked; or nothing.
-            with_optimizer: Whether their optimiser goes on as well, where all heads are the same.
+            saved: The result of ``state_dict``, checked; or nothing.
+            with_optimizer: Whether to load their optimiser, too, if all heads are the same.
         """
         heads = saved.get("heads", {})
         for name, head in self._heads.items():
@@ -510,10 +510,10 @@ class _HeadError:
         self._samples = 0
 
     def add(self, latents: torch.Tensor, obs: TensorDict, running: torch.Tensor) -> None:
-        """Hold a prediction against its target, which may be of a later step.
+        """Compare a prediction with its target, which may be of a later step.
 
         Args:
-            latents: What the heads read. Shape: (N, H).
+            latents: Inputs of the heads. Shape: (N, H).
             obs: Observations of this step, batch size (N,).
             running: Environments in their first episode. Shape: (N,), bool.
         """
@@ -528,9 +528,9 @@ class _HeadError:
         self._samples += int(running.sum())
 
     def summary(self) -> dict[str, Any] | None:
-        """Return root mean square errors in the target's unit, over all columns and of each.
+        """Return root mean square errors in the target's unit: of all columns and of each.
 
-        None where every episode ended before a target came.
+        None if every episode ended before a target came.
         """
         if self._samples == 0:
             return None
@@ -539,11 +539,10 @@ class _HeadError:
 
 
 class WatchedHeads:
-    """A policy that acts as it did, and heads whose errors are summed while it does.
+    """A policy with unchanged actions, and heads whose errors are summed while it acts.
 
-    Each environment counts until its first episode ends, like its return. A head whose target is
-    a layer of the teacher, which does not act here, or a group that the environment does not give
-    is left out.
+    Each environment counts until its first episode ends, like its return. A head is left out if its
+    target is a layer of the teacher, which does not run, or a group that the environment lacks.
     """
 
     def __init__(
@@ -557,9 +556,9 @@ class WatchedHeads:
 
         Args:
             policy: The policy.
-            auxiliary: What a checkpoint holds of the heads.
+            auxiliary: A checkpoint's entry of the heads.
             obs: Observations of the environments, batch size (N,).
-            latents: Grows by what the policy's own head reads, (N, H), whenever it acts.
+            latents: Receives the latent, (N, H), that the policy's own head reads in each step.
         """
         self._policy, self._latents = policy, latents
         self._running = torch.ones(obs.batch_size, dtype=torch.bool, device=obs.device)
@@ -580,7 +579,7 @@ class WatchedHeads:
         return actions
 
     def reset(self, dones: torch.Tensor | None = None) -> None:
-        """Clear the policy's memory where an episode ended, shape (N,), bool, or everywhere."""
+        """Clear the policy's state where an episode ended, shape (N,), bool, or everywhere."""
         self._policy.reset(dones)
         if dones is not None:
             self._running &= dones == 0

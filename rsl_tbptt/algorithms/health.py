@@ -1,4 +1,4 @@
-"""Is training healthy? What an update measures, the table of limits, and one warning per limit.
+"""Health of the training: metrics of an update, the table of limits, and one warning per limit.
 
 Health metrics do not influence training and add no host-device synchronisation. Most are measured
 once an update, in the replay before its first optimiser step, when the models are still those of
@@ -25,26 +25,26 @@ from rsl_tbptt.core.rollout import Labels
 
 @dataclass(frozen=True)
 class Limit:
-    """Where a metric leaves its healthy range, and what may help."""
+    """The healthy range of a metric, and advice for values outside it."""
 
     bound: float
     """The last healthy value."""
 
     updates: int
-    """After so many updates in a row there is a warning."""
+    """Number of consecutive updates outside the range that cause a warning."""
 
     advice: str
-    """What an ill value says, and which option to try."""
+    """Meaning of an unhealthy value, and options to try."""
 
     below: bool = False
-    """Whether values below the bound are ill; else those above."""
+    """Whether values below the bound are unhealthy; otherwise those above are."""
 
     def broken(self, value: float) -> bool:
-        """Return whether a value is ill."""
+        """Return whether a value is unhealthy."""
         return value < self.bound if self.below else value > self.bound
 
     def describe(self, name: str, value: float) -> str:
-        """Say what is ill and what may help; ``name`` is the metric's."""
+        """Return a message with the problem and the advice; ``name`` is the metric's."""
         rule = f"at {'least' if self.below else 'most'} {self.bound:g}"
         return f"Loss/{name} is {value:.3g}, expected {rule}: {self.advice}"
 
@@ -77,15 +77,15 @@ LIMITS = {
     "explained_variance/critic": Limit(
         -0.5,
         20,
-        "the critic is much worse than a constant. Lower learning_rate, give the critic more to"
-        " see, or set use_clipped_value_loss=False where returns are many times clip_param.",
+        "the critic is much worse than a constant. Lower learning_rate, give the critic more"
+        " observations, or set use_clipped_value_loss=False if returns are many times clip_param.",
         below=True,
     ),
     "explained_variance/student": Limit(
         0.05,
         100,
-        "the student does no better than a constant action. Look whether its obs_groups tell the"
-        " teacher's actions, and whether gradient_length covers what it has to remember.",
+        "the student does no better than a constant action. Check that its obs_groups determine the"
+        " teacher's actions, and that gradient_length covers what it has to remember.",
         below=True,
     ),
     "saturated_units": Limit(
@@ -97,7 +97,7 @@ LIMITS = {
     "dead_units": Limit(
         0.5,
         20,
-        f"most units of the memory never move. {_NORMALIZE}; look whether observations change.",
+        f"most units of the memory never change. {_NORMALIZE}; check that observations change.",
     ),
     "grad_norm_jump": Limit(
         10.0, 5, "gradients have grown. Lower learning_rate, max_grad_norm or gradient_length."
@@ -112,16 +112,16 @@ LIMITS = {
     "normalized_obs_scale": Limit(
         10.0,
         10,
-        "the normaliser has learned from other observations: compare units, scales and order of"
+        "the normaliser was trained on other observations: compare units, scales and order of"
         " obs_groups with those of the checkpoint that training began with.",
     ),
     "normalized_obs_scale/teacher": Limit(10.0, 10, _OF_TEACHER),
     "label_scale": Limit(100.0, 10, f"the teacher's actions explode; {_OF_TEACHER}"),
     "label_std": Limit(
-        0.0001, 10, f"the teacher says the same everywhere; {_OF_TEACHER}", below=True
+        0.0001, 10, f"the teacher's actions are always the same; {_OF_TEACHER}", below=True
     ),
 }
-"""By metric, or by the first parts of its name: of ``obs_scale/teacher/policy`` the first two."""
+"""Limits by metric, or by the first one or two parts of its name ("obs_scale/teacher")."""
 
 
 def limit_of(name: str) -> Limit | None:
@@ -131,26 +131,26 @@ def limit_of(name: str) -> Limit | None:
 
 
 SATURATED = 0.99
-"""A unit of the memory is saturated beyond this size; its gate has 2 % of its slope there."""
+"""A unit of the memory is saturated beyond this value; its gate has 2 % of its slope there."""
 STILL = 1e-3
-"""A unit whose output moves by less than that, of a range of 2, tells nothing."""
+"""A unit is dead if its output moves by less than this, of a range of 2."""
 
 LOSSES = {
     *("auxiliary", "behavior", "buffer", "entropy", "rnd"),
     *("surrogate", "symmetry", "teacher", "value"),
 }
-"""Metrics that are losses, by the first part of their names; the others tell of health."""
+"""Metrics that are losses, by the first part of their names; the others are health metrics."""
 
 _NUM_ROWS = 4096
-"""Of the samples of a window fewer than twice as many are looked at, which takes no time."""
+"""Samples to measure per window; fewer than twice as many are used, which takes no time."""
 _NUM_IMAGES = 256
-"""Environments whose images are looked at."""
+"""Environments whose images are measured."""
 _NUM_NORMS, _LEAST_NORMS = 20, 10
-"""Updates whose gradient norms have a median, and how many there have to be."""
+"""Updates in the median of gradient norms: at most and at least."""
 
 
 class FirstReplay:
-    """What the replay before an update's first optimiser step shows, summed up on the device."""
+    """Measurements of the replay before an update's first optimiser step, summed on the device."""
 
     def __init__(self) -> None:
         """Start disabled; ``watching()`` enables collection."""
@@ -158,14 +158,14 @@ class FirstReplay:
         self._forget()
 
     def _forget(self) -> None:
-        # Running values, not lists: an update may be cut into any number of pieces.
+        # Running values, not lists: an update may be split into any number of pieces.
         self._memory: tuple[int, torch.Tensor, torch.Tensor, torch.Tensor] | None = None
         self._ratio: torch.Tensor | None = None
         self._labels: tuple[int, torch.Tensor, torch.Tensor, torch.Tensor] | None = None
 
     @contextlib.contextmanager
     def watching(self, first: bool) -> Iterator[None]:
-        """Look at what is replayed inside, and forget what was seen before, if ``first``."""
+        """If ``first``, measure the replay inside and drop earlier measurements."""
         if first:
             self._forget()
         self._watches = first
@@ -176,7 +176,7 @@ class FirstReplay:
 
     @torch.no_grad()
     def see_memory(self, outputs: torch.Tensor) -> None:
-        """Look at what a memory's top layer says. Shape: (rows, H)."""
+        """Measure the outputs of the recurrent layers. Shape: (rows, H)."""
         if not self._watches:
             return
         rows = outputs[:: max(1, len(outputs) // _NUM_ROWS)]
@@ -190,14 +190,14 @@ class FirstReplay:
 
     @torch.no_grad()
     def see_log_ratio(self, log_prob: torch.Tensor, old_log_prob: torch.Tensor) -> None:
-        """Look at log-probabilities of actions, replayed and as they were taken. Shape: (K, n)."""
+        """Measure log-probabilities of actions: replayed and in the rollout. Shape: (K, n)."""
         if not self._watches:
             return
         largest = (log_prob - old_log_prob).exp().sub(1.0).abs().max()
         self._ratio = largest if self._ratio is None else torch.maximum(self._ratio, largest)
 
     def beside(self, loss: Loss, name: str) -> Loss:
-        """Return a loss that also looks at actions, its first outputs, and the labels ``name``."""
+        """Return a loss that also measures actions, its first outputs, and the labels ``name``."""
 
         def watched(outputs: Outputs, labels: Labels) -> SampleLosses:
             if self._watches:
@@ -208,7 +208,7 @@ class FirstReplay:
 
     @torch.no_grad()
     def _see_labels(self, actions: torch.Tensor, labels: torch.Tensor) -> None:
-        """Look at actions and their labels, shape (K, n, A) each; pool with what was seen.
+        """Measure actions and their labels, shape (K, n, A) each; pool with earlier measurements.
 
         References:
             Chan, Golub and LeVeque (1983), The American Statistician 37(3), on pooled variances.
@@ -228,7 +228,7 @@ class FirstReplay:
 
     @torch.no_grad()
     def metrics(self) -> dict[str, torch.Tensor]:
-        """Return what was seen, by name. Shape: () each."""
+        """Return the measurements by name. Shape: () each."""
         found = {}
         if self._ratio is not None:
             found["replay_difference"] = self._ratio
@@ -245,10 +245,10 @@ class FirstReplay:
 
 
 def explained(error: torch.Tensor, variance: torch.Tensor) -> torch.Tensor:
-    """Return the share of a variance that a mean squared error leaves explained, at least -1.
+    """Return the share of a variance that is explained, given a mean squared error; at least -1.
 
-    1 is perfect, 0 as good as a constant, less is worse. Where nothing varies, there is nothing to
-    explain: 1. Shape of arguments and result: ().
+    1 is perfect, 0 as good as a constant, below 0 worse. If nothing varies, the result is 1. Shape
+    of arguments and result: ().
     """
     share = 1.0 - error / variance.clamp(min=torch.finfo(variance.dtype).tiny)
     return torch.where(variance > 0, share.clamp(min=-1.0), 1.0)
@@ -262,16 +262,16 @@ def explained_variance(values: torch.Tensor, returns: torch.Tensor) -> torch.Ten
 
 @torch.no_grad()
 def obs_scales(models: Mapping[str, Any], obs: TensorDict) -> dict[str, torch.Tensor]:
-    """Measure what the networks see of one step's observations.
+    """Measure the networks' inputs from one step's observations.
 
     Args:
-        models: Models by role. Left out are integers, of models without ``image_scale`` also
-            images of integers: these models scale them themselves.
+        models: Models by role. Integers are left out. So are images of integers if a model has no
+            ``image_scale``: it scales them itself.
         obs: Observations of one step, batch size (N,).
 
     Returns:
-        By role and group the root mean square of the largest element, shape () each: as
-        ``obs_scale/ROLE/GROUP``, or behind a normaliser as ``normalized_obs_scale/ROLE/GROUP``.
+        The root mean square of the largest element by role and group, shape () each, under
+        ``obs_scale/ROLE/GROUP``, or after a normaliser ``normalized_obs_scale/ROLE/GROUP``.
     """
     found = {}
     for role, model in models.items():
@@ -290,31 +290,31 @@ def obs_scales(models: Mapping[str, Any], obs: TensorDict) -> dict[str, torch.Te
         seen = normalizer(torch.cat(raw, dim=-1)).split([part.shape[-1] for part in raw], dim=-1)
         kind = "obs_scale" if isinstance(normalizer, nn.Identity) else "normalized_obs_scale"
         for group, part in zip(groups, seen, strict=True):
-            # Not NaN: what a student meets skips the update, what a teacher meets may weigh 0.
+            # NaN is ignored: the student's is found by the update, the teacher's may have weight 0.
             found[f"{kind}/{role}/{group}"] = part.square().nanmean(0).max().sqrt()
     return found
 
 
 def finite(metrics: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-    """Return metrics, shape () each, of which none is NaN or inf: no update is dropped for them."""
+    """Replace NaN and inf in metrics, shape () each, so that no update is skipped for them."""
     return {name: torch.nan_to_num(value) for name, value in metrics.items()}
 
 
 class HealthWatch:
-    """Follows the metrics over updates; warns once of each that stays beyond its limit."""
+    """Follows the metrics over updates; warns once for each that stays outside its limit."""
 
     def __init__(self) -> None:
-        """Begin without a past."""
+        """Start without history."""
         self._in_a_row: dict[str, int] = {}
         self._warned: set[str] = set()
         self._norms: dict[str, deque[float]] = {}
 
     def __call__(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Take note of an update's metrics.
+        """Record an update's metrics and warn if needed.
 
         Returns:
-            What follows from them and the past: ``grad_norm_jump``, a gradient norm over its median
-            of the last updates, the largest if there are several.
+            A derived metric: ``grad_norm_jump``, a gradient norm divided by its median over the
+            last updates, the largest if there are several.
         """
         norms = {name: v for name, v in metrics.items() if name.endswith("grad_norm")}
         further = {"grad_norm_jump": self._jump(norms)} if norms else {}
@@ -339,33 +339,33 @@ class HealthWatch:
 
 
 class HealthLog:
-    """Brings metrics of health to the logger of a runner, which prints what it is given as losses.
+    """Brings health metrics to a runner's logger, which prints the metrics it is given as losses.
 
-    A runner that can writes them itself. To a stock one they come with what the environment wants
-    logged: the logger keeps that dictionary in each step, and reads it, below the returns and by
-    its own names, once the update has ended::
+    This package's runners write them directly. With a stock runner they join the values that the
+    environment logs: the logger keeps that dictionary in each step, and reads it after the update,
+    below the returns and under its own names::
 
         process_env_step     logger keeps      act      ...     update       logger reads
         join: a copy of it   the copy          leave            fill it
     """
 
     def __init__(self) -> None:
-        """Begin outside of a rollout."""
+        """Start outside of a rollout."""
         self.write: Callable[[dict[str, float]], None] | None = None
-        """What the runner writes them with, by name; None where it is a stock one."""
+        """Function of the runner that writes them, by name; None for a stock runner."""
         self._row: dict[str, Any] | None = None
         self._lent: tuple[dict[str, Any], str, dict[str, Any] | None] | None = None
 
     def start(self) -> None:
-        """Forget a rollout that was broken off."""
+        """Drop an interrupted rollout."""
         self.leave()
         self._row = None
 
     def join(self, extras: dict[str, Any], is_last: bool) -> None:
-        """Join what a step's ``extras`` have for the logger, once in a rollout.
+        """Join a step's ``extras`` for the logger, once per rollout.
 
-        rsl_rl before 5.4 reads the keys of the first dictionary that it is given alone: it has to
-        be that one, with the environment's keys, or the last step's where there is none.
+        Before 5.4 rsl_rl uses only the keys of the first dictionary that it gets. So it has to be
+        that one, with the environment's keys, or the last step's if the environment has none.
         """
         key = "episode" if "episode" in extras else "log"
         if self.write is None and self._row is None and (key in extras or is_last):
@@ -373,7 +373,7 @@ class HealthLog:
             self._row = extras[key] = dict(extras.get(key, {}))
 
     def leave(self) -> None:
-        """Give the environment its own dictionary back; the logger has taken the other."""
+        """Give the environment its own dictionary back; the logger has taken the other one."""
         if self._lent is not None:
             extras, key, own = self._lent
             self._lent = None
@@ -383,10 +383,10 @@ class HealthLog:
                 extras[key] = own
 
     def losses_of(self, metrics: dict[str, float]) -> dict[str, float]:
-        """Log what is no loss.
+        """Log the metrics that are not losses.
 
         Returns:
-            The losses; or all metrics where no logger takes them.
+            The losses; or all metrics if there is no logger.
         """
         self.leave()
         row, self._row = self._row, None

@@ -1,4 +1,4 @@
-"""PPO and teachers: imitation while it learns, and going on with a distilled student."""
+"""PPO and teachers: imitation of a teacher, and fine-tuning of a distilled student."""
 
 from __future__ import annotations
 
@@ -24,17 +24,17 @@ from rsl_tbptt.models.teacher_group import SelectedTeachers, check_teacher, read
 
 
 class Imitation:
-    """A teacher that the actor is drawn to. Without one nothing here has an effect.
+    """A teacher that the actor imitates. Without a teacher this class has no effect.
 
-    The weight of its loss, here with ``teacher_coef`` 0.8 and ``teacher_updates`` 4::
+    The weight of the imitation loss, here with ``teacher_coef`` 0.8 and ``teacher_updates`` 4::
 
         update                                   0    1    2    3    4    5
         linear                                  .8   .6   .4   .2    0    0
         linear, teacher_coef_end 0.4            .8   .7   .6   .5   .4   .4
         exponential, teacher_coef_end 0.05      .8   .4   .2   .1  .05  .05
 
-    With ``"return"`` it falls by the share of ``teacher_return`` that the policy reaches, and rises
-    again with less. While a distilled student waits for its critic the schedule waits, too.
+    With ``"return"`` it falls as the policy's return rises to ``teacher_return``, and rises if the
+    return falls. The schedule waits during the critic's warm-up.
 
     References:
         Schmitt et al. (2018), "Kickstarting deep reinforcement learning", for the KL divergence
@@ -44,7 +44,7 @@ class Imitation:
     def __init__(
         self, actor: MLPModel, options: PpoOptions, storage: RolloutStorage, ranks: Ranks
     ) -> None:
-        """Take who imitates, the storage of the rollouts, and the processes that do it together."""
+        """Take the imitating actor, the storage of rollouts, and the ranks that train together."""
         self._actor, self._options, self._storage = actor, options, storage
         self._ranks = ranks
         self._teacher: MLPModel | None = None
@@ -52,16 +52,16 @@ class Imitation:
         self._num_updates = 0
         self._recorded: list[tuple[torch.Tensor, ...]] = []
         self.returns: EpisodeReturns | None = None
-        """Returns of the episodes, where the schedule follows them."""
+        """Returns of the episodes, if the schedule follows them."""
         if options.teacher_schedule == "return" and options.teacher_coef > 0:
             self.returns = EpisodeReturns(storage.num_envs, storage.dones.device)
 
     def set_teacher(self, teacher: MLPModel) -> None:
-        """Take the teacher's model; its parameters come from a checkpoint.
+        """Set the teacher's model; its parameters come from a checkpoint.
 
         Raises:
-            NotImplementedError: If its distribution is not of the actor's kind and the loss
-                compares them.
+            NotImplementedError: If its distribution is of another kind than the actor's and the
+                loss compares them.
         """
         ours, theirs = type(self._actor.distribution), type(teacher.distribution)
         if self._options.teacher_loss == "kl" and theirs is not ours:
@@ -74,12 +74,12 @@ class Imitation:
 
     @property
     def teacher(self) -> MLPModel | None:
-        """The teacher, while it counts."""
+        """The teacher, or None while its weight is 0."""
         return self._teacher if self.coef > 0 else None
 
     @property
     def coef(self) -> float:
-        """Weight of the teacher's loss in this update."""
+        """Weight of the imitation loss in this update."""
         options = self._options
         first, last = options.teacher_coef, options.teacher_coef_end
         if first == 0 or not self._loaded:
@@ -90,7 +90,7 @@ class Imitation:
 
     @property
     def _progress(self) -> float:
-        """How far the schedule has come, from 0 to 1."""
+        """Progress of the schedule, from 0 to 1."""
         if self.returns is None:
             return min(1.0, self._num_updates / (self._options.teacher_updates or math.inf))
         assert self._options.teacher_return is not None
@@ -98,10 +98,10 @@ class Imitation:
 
     @torch.no_grad()
     def observe(self, obs: TensorDict, step: int) -> None:
-        """Record what the teacher would do at a step, while it counts.
+        """Record the teacher's action at a step, while its weight is not 0.
 
-        The teacher sees the rollout as it happens, so a recurrent one keeps its memory. So does
-        one whose weight is 0 and may rise again.
+        The teacher runs during the rollout, so a recurrent one keeps its state. It also runs at
+        weight 0 if the weight may rise again.
 
         Args:
             obs: Observations of all environments, batch size (N,).
@@ -123,14 +123,14 @@ class Imitation:
             self._recorded.append(tuple(self._teacher.output_distribution_params))
 
     def params(self) -> tuple[torch.Tensor, ...]:
-        """Return what was recorded in this rollout, shape (T, N, A) each; nothing at weight 0.
+        """Return the recorded values of this rollout, shape (T, N, A) each; none at weight 0.
 
-        These are the parameters of the teacher's distribution, or its mean for ``"mse"``.
+        They are the parameters of the teacher's distribution, or its mean with ``"mse"``.
         """
         return tuple(torch.stack(params) for params in zip(*self._recorded, strict=True))
 
     def process_env_step(self, rewards: torch.Tensor, dones: torch.Tensor) -> None:
-        """Count a step's rewards (N,), without RND's, and clear the state where episodes ended."""
+        """Add a step's rewards (N,), without RND's, and clear the state of ended episodes."""
         if self.returns is not None:
             self.returns.add(rewards, dones)
         self.reset(dones)
@@ -145,11 +145,11 @@ class Imitation:
         return None if self._teacher is None else self._teacher.get_hidden_state()
 
     def metrics(self) -> dict[str, torch.Tensor]:
-        """Return what ``conclude`` needs of all ranks, by name. Shape: () each."""
+        """Return the values that ``conclude`` needs from all ranks. Shape: () each."""
         return {} if self.returns is None else self.returns.metrics(self._ranks)
 
     def conclude(self, metrics: dict[str, float], *, waits: bool) -> None:
-        """Go on in the schedule, unless it waits; leave what is logged in an update's metrics."""
+        """Advance the schedule unless it waits; turn the update's metrics into those to log."""
         if self.teacher is None:
             del metrics["teacher"]
         if self._options.teacher_coef > 0:
@@ -163,13 +163,13 @@ class Imitation:
             self._num_updates += 1
 
     def start_training(self) -> None:
-        """Load a teacher that counts from its file, unless a checkpoint brought it.
+        """Load a teacher with a weight from its file, unless a checkpoint has brought it.
 
         Raises:
             ValueError: If no file is named, or it is missing, damaged or does not fit.
         """
         if self._options.teacher_coef > 0 and not self._loaded:
-            with torch.inference_mode(False):  # the runner's rollout has no gradients
+            with torch.inference_mode(False):  # the runner's rollout disables gradients
                 self._ranks.run_together(self._load_file)
 
     def _load_file(self) -> None:
@@ -199,7 +199,7 @@ class Imitation:
         self._loaded = True
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint needs to go on in the schedule; empty without a teacher."""
+        """Return the values that the schedule needs to continue; empty without a teacher."""
         if self._teacher is None or not self._loaded:
             return {}
         returns = {} if self.returns is None else {"returns": self.returns.state_dict()}
@@ -209,13 +209,13 @@ class Imitation:
     def load_state_dict(
         self, state: Mapping[str, Any], checkpoint: Mapping[str, Any] | None = None
     ) -> None:
-        """Go on in the schedule, with the teacher of a checkpoint if it brings one.
+        """Restore the schedule, and the teacher if the checkpoint has one.
 
         Args:
-            state: What ``state_dict`` returned; or a distillation's teacher alone, with which the
-                schedule starts. Without a teacher its parameters are left to
-                ``teacher_checkpoint``.
-            checkpoint: The checkpoint, if the teacher must be configured as it was there.
+            state: The result of ``state_dict``; or a distillation's teacher alone, with which the
+                schedule starts. If it has no teacher, ``teacher_checkpoint`` provides the
+                parameters.
+            checkpoint: The checkpoint, if the teacher's config must be the same as there.
 
         Raises:
             ValueError: If the teacher does not fit. Nothing is changed then.
@@ -234,19 +234,19 @@ class Imitation:
 def build_teacher(
     obs: TensorDict, env: VecEnv, cfg: dict[str, Any], teacher_cfg: dict[str, Any], device: str
 ) -> MLPModel:
-    """Build the teacher that ``teacher_cfg`` describes, without a draw of the training's numbers.
+    """Build the teacher that ``teacher_cfg`` describes, without changing the random state.
 
     Args:
         obs: Observations of the environment.
         env: The environment.
-        cfg: The runner's config. Its observation set "teacher" is what the teacher sees.
+        cfg: The runner's config. The teacher sees its observation set "teacher".
         teacher_cfg: The model's class and arguments.
-        device: Where the teacher lives.
+        device: Device of the teacher.
 
     Returns:
         An untrained model.
     """
-    arguments = copy.deepcopy(teacher_cfg)  # models take entries out of it
+    arguments = copy.deepcopy(teacher_cfg)  # models remove entries from it
     model_class = resolve_callable(arguments.pop("class_name"))
     obs_groups = resolve_obs_groups(obs, cfg["obs_groups"], ["teacher"])
     with torch.random.fork_rng(devices=[]):  # models are built on the CPU
@@ -255,29 +255,29 @@ def build_teacher(
 
 
 def _advice(key: str, role: str, in_checkpoint: bool) -> str:
-    """Return which setting of the config makes the key agree."""
+    """Return the setting of the config that has to change for the key to agree."""
     return config_advice(key, f"algorithm.{role}_cfg", in_checkpoint)
 
 
 class FineTuning:
-    """Where PPO stands after a student became the actor. Without one nothing here has an effect.
+    """PPO's schedule after a student became the actor. Without a student it has no effect.
 
     ::
 
         updates    0 1 2 3 4 5 6      critic_warmup_iterations = 3
-        actor      held  trained, by then as in any training: the teacher's schedule begins
+        actor      held  trained as in any training; the teacher's schedule begins
     """
 
     def __init__(self, actor: MLPModel, options: PpoOptions, *, is_first_rank: bool) -> None:
-        """Take the actor that a student shall become.
+        """Take the actor that a student may become.
 
         Args:
             actor: The actor.
-            options: What shall happen then.
-            is_first_rank: Whether this process speaks for all.
+            options: Options of the algorithm.
+            is_first_rank: Whether this process prints for all.
 
         Raises:
-            NotImplementedError: If ``student_action_std`` has no parameter to set.
+            NotImplementedError: If ``student_action_std`` finds no parameter to set.
         """
         if options.student_action_std is not None:
             _std_parameter(actor)
@@ -291,14 +291,14 @@ class FineTuning:
         return self._num_updates is not None and self._num_updates < warmup
 
     def count_update(self) -> None:
-        """Go on in the warm-up."""
+        """Advance the warm-up."""
         if self._num_updates is not None:
             self._num_updates += 1
 
     def start(
         self, checkpoint: Mapping[str, Any], obs: TensorDict, strict: bool, imitation: Imitation
     ) -> None:
-        """Make the student of a distillation checkpoint the actor and its teacher ours.
+        """Make the student of a distillation checkpoint the actor, and take over its teacher.
 
         Args:
             checkpoint: Checkpoint of a distillation.
@@ -307,13 +307,13 @@ class FineTuning:
             imitation: Takes the teacher and starts its schedule.
 
         Raises:
-            ValueError: If it does not fit. Nothing is changed then.
+            ValueError: If the checkpoint does not fit. Nothing is changed then.
         """
         student = checkpoint["student_state_dict"]
         if strict:
             check_fits(self._actor, student, "actor", obs, checkpoint)
         teacher = {"teacher_state_dict": checkpoint.get("teacher_state_dict")}
-        imitation.load_state_dict(teacher, checkpoint if strict else None)  # first: it may refuse
+        imitation.load_state_dict(teacher, checkpoint if strict else None)  # first: it may raise
         self._actor.load_state_dict(student, strict=strict)
         if self._options.student_action_std is not None:
             name, parameter = _std_parameter(self._actor)
@@ -324,9 +324,9 @@ class FineTuning:
             self._announce()
 
     def _announce(self) -> None:
-        """Print what became of the student and what happens next.
+        """Print that the student is the actor now, and the next steps.
 
-        Printed, as rsl_rl prints its models: training scripts set up no logging, so that all below
+        Printed, as rsl_rl prints its models: training scripts set up no logging, so anything below
         a warning would be lost.
         """
         options = self._options
@@ -340,18 +340,18 @@ class FineTuning:
         )
 
     def start_training(self) -> None:
-        """Say what has no effect on a training that starts without a student."""
+        """Warn of options without effect if the training starts without a student."""
         if self._num_updates is None:
             names = "student_action_std critic_warmup_iterations"
             without = "a distilled student's checkpoint (--checkpoint FILE)"
             warn_all(self._options.without_effect(names, without))
 
     def state_dict(self) -> dict[str, Any]:
-        """Return what a checkpoint needs to go on in the warm-up; empty without a student."""
+        """Return the values that the warm-up needs to continue; empty without a student."""
         return {} if self._num_updates is None else {"num_updates": self._num_updates}
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Go on where ``state_dict()`` was taken."""
+        """Restore the values of ``state_dict``."""
         self._num_updates = state.get("num_updates")
 
 
@@ -359,7 +359,7 @@ def _std_parameter(actor: MLPModel) -> tuple[str, nn.Parameter]:
     """Return name and parameter, shape (A,), of the actions' (log) standard deviation.
 
     Raises:
-        NotImplementedError: If it is not a parameter of its own.
+        NotImplementedError: If the distribution has no such parameter.
     """
     if actor.distribution is not None:
         for name, parameter in actor.distribution.named_parameters():

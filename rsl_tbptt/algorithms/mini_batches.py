@@ -1,11 +1,11 @@
-"""Mini-batches of PPO: which segments of the rollout are replayed together, and from which state.
+"""Mini-batches of PPO: the segments of the rollout that are replayed together, and their states.
 
-Two units. ``"env"``: whole environments, one segment each. ``"window"``: every window of every
-environment is a segment of its own::
+There are two units. ``"env"``: each environment is one segment. ``"window"``: each window of each
+environment is a segment::
 
     step      0 1 2 3 4 5 6 7           T = 8, gradient_length = 3, burn_in_length = 1
 
-    "env"     = = =|= = =|= =           one segment; | cuts the gradient, the state goes on
+    "env"     = = =|= = =|= =           one segment; | cuts the gradient, the state continues
     "window"  = = =
                   - = = =               three segments, each from the state the rollout stored
                         - = =           before its first step; - is replayed without gradient
@@ -31,27 +31,27 @@ class Part:
     """Segments of a mini-batch that have the same windows."""
 
     group: Group
-    """Their windows, counted from the beginning of a segment."""
+    """Windows, counted from the beginning of a segment."""
 
     first_steps: torch.Tensor
-    """Step of the rollout at which each begins. Shape: (n,)."""
+    """Step of the rollout at which each segment begins. Shape: (n,)."""
 
     env_indices: torch.Tensor
-    """Environment of each. Shape: (n,)."""
+    """Environment of each segment. Shape: (n,)."""
 
     state_indices: torch.Tensor
-    """Place of the state each begins with, among the joined states. Shape: (n,)."""
+    """Index of each segment's first state in the joined states. Shape: (n,)."""
 
     def of(self, rollout: Rollout) -> Segments:
         """Return the part's segments of a rollout."""
         return Segments(rollout, self.first_steps, self.env_indices)
 
     def state(self, joined: HiddenState) -> HiddenState:
-        """Return the state before the segments' first steps, n environments."""
+        """Return the state before each segment's first step, of n environments."""
         return hidden_state.select_envs(joined, self.state_indices)
 
     def loss_steps(self, values: torch.Tensor) -> torch.Tensor:
-        """Pick from ``values`` (T, N) those of the samples that enter the loss, as a vector."""
+        """Return those of ``values`` (T, N) whose samples enter the loss, as a vector."""
         segments = self.of(Rollout(values, {}, torch.zeros_like(values, dtype=torch.bool)))
         first, last = self.group[0].loss_start, self.group[-1].stop
         return segments.steps(first, last).obs.flatten()
@@ -59,19 +59,19 @@ class Part:
 
 @dataclass(frozen=True)
 class MiniBatch:
-    """What one optimiser step sees."""
+    """The samples of one optimiser step."""
 
     parts: tuple[Part, ...]
-    """One for each shape of segments."""
+    """One part for each shape of segments."""
 
     num_samples: int
     """Robot-steps that enter the loss, over all processes."""
 
     ranks: Ranks
-    """The processes that have a share of it."""
+    """The processes that have a share of the mini-batch."""
 
     def loss_steps(self, values: torch.Tensor) -> torch.Tensor:
-        """Pick from ``values`` (T, N) those of the samples that enter the loss, as a vector."""
+        """Return those of ``values`` (T, N) whose samples enter the loss, as a vector."""
         return torch.cat([part.loss_steps(values) for part in self.parts])
 
 
@@ -93,10 +93,10 @@ class MiniBatches:
         Args:
             num_steps: Length T of the rollout.
             num_envs: Number of environments N, at least ``num_mini_batches``.
-            options: What is drawn, in what order, and the lengths of windows and burn-in.
+            options: Unit and order of the samples, and the lengths of windows and burn-in.
             ranks: The processes that train together.
-            device: Where the indices live.
-            single_steps: Whether the rollout is seen as T * N environments of one step.
+            device: Device of the indices.
+            single_steps: Whether the rollout is treated as T * N environments of one step.
         """
         self._options, self._sizes = options, (num_steps, num_envs)
         self.num_envs_of_largest = -(-num_envs // options.num_mini_batches)
@@ -111,7 +111,7 @@ class MiniBatches:
         """Steps of the longest window."""
         self.state_steps = sorted({step for steps in segments.values() for step in steps})
         """Steps of the rollout before which segments begin."""
-        # On the device once: a copy from the host in every mini-batch would wait for the device.
+        # Placed on the device once: copying them in every mini-batch would wait for the device.
         self._first_steps = [torch.tensor(steps, device=device) for steps in segments.values()]
         self._state_places = [
             torch.tensor([self.state_steps.index(step) for step in steps], device=device)
@@ -124,7 +124,7 @@ class MiniBatches:
         """Robot-steps of an epoch, over all processes."""
 
     def check_training(self) -> None:
-        """Check what a policy that plays, in fewer environments, does not need.
+        """Check the sizes that training needs; a policy that plays may have fewer environments.
 
         Raises:
             ValueError: If a mini-batch or micro-batch would be empty, or too small to normalise
@@ -153,7 +153,7 @@ class MiniBatches:
         return MiniBatch(self._parts(segments), num_samples, Ranks(together=False))
 
     def _shares(self, order: Callable[..., torch.Tensor]) -> Iterable[Sequence[torch.Tensor]]:
-        """Deal the segments to mini-batches; a segment is numbered by its place and environment."""
+        """Deal segments to mini-batches; a segment's number combines its place and environment."""
         sizes = [len(steps) * self._num_envs for steps in self._first_steps]
         drawn = [order(size, device=self._device) for size in sizes]
         return zip(*(each.tensor_split(self._num_mini_batches) for each in drawn), strict=True)
@@ -176,7 +176,7 @@ class MiniBatches:
 
 
 def _segments(num_steps: int, options: PpoOptions) -> dict[Group, list[int]]:
-    """Cut a rollout into segments; return the steps at which they begin, by their windows."""
+    """Split a rollout into segments; return the steps at which they begin, by their windows."""
     length = options.gradient_length or num_steps
     (group,) = tbptt_schedule(num_steps, length, update_length=num_steps)
     if options.minibatch_unit == "env":

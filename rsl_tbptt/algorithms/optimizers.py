@@ -1,4 +1,4 @@
-"""rsl_rl's optimisers in one kernel for all parameters, at a rate that only the device knows."""
+"""rsl_rl's optimisers with fused kernels, and with a learning rate that stays on the device."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ _WITH_FUSED_KERNELS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 
 
 def use_fused_kernels(optimizer: torch.optim.Optimizer) -> None:
-    """Let ``optimizer`` step by torch's fused kernel, where there is one; its checkpoints stay.
+    """Make ``optimizer`` use torch's fused kernel if it has one; checkpoints do not change.
 
-    rsl_rl lists a shared encoder's parameters twice, under the actor and under the critic, and on a
-    CPU steps them twice, one after the other. Kernels for many tensors would step them at the same
-    time, so that there each parameter is stepped on its own.
+    rsl_rl lists a shared encoder's parameters twice, for the actor and for the critic, and on a
+    CPU steps them twice, one after the other. Kernels for many tensors would step both at the same
+    time, so with a shared encoder each parameter is stepped separately.
 
-    Checkpoints are written as rsl_rl writes them (not fused, step counts on the CPU) and read as
-    rsl_rl or this package wrote them, so that a run can go on with either.
+    Checkpoints are written as rsl_rl writes them (not fused, step counts on the CPU) and read in
+    either form, so that you can continue a run with rsl_rl or with this package.
 
     Args:
-        optimizer: An optimiser of rsl_rl's. RMSprop, which has no such kernel, is left as it is.
+        optimizer: An optimiser of rsl_rl's. RMSprop, which has no such kernel, is not changed.
     """
     parameters = [p for group in optimizer.param_groups for p in group["params"]]
     on_known_devices = all(p.device.type in ("cpu", "cuda") for p in parameters)
@@ -44,16 +44,16 @@ def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
 
 
 def step_at(optimizer: torch.optim.Optimizer, rate: torch.Tensor) -> None:
-    """Step with a learning rate on the device, without fetching it; ``param_groups`` keep theirs.
+    """Step with a learning rate on the device, without fetching it or changing ``param_groups``.
 
     Args:
-        optimizer: The optimiser. Without a fused kernel (RMSprop, and models that share parameters)
-            the rate is fetched, once.
+        optimizer: The optimiser. Without a fused kernel (RMSprop, models that share parameters) the
+            rate is fetched once.
         rate: Learning rate of all parameters, on their device. Shape: (), float64.
     """
     kept = [group["lr"] for group in optimizer.param_groups]
     fused = all(group.get("fused") for group in optimizer.param_groups)
-    # CUDA's kernels read a float32. Without one each parameter's step would fetch the rate.
+    # CUDA's kernels read a float32. Without fused kernels each parameter's step would fetch it.
     used = rate.item() if not fused else rate if rate.is_cpu else rate.float()
     try:
         for group in optimizer.param_groups:
@@ -67,15 +67,15 @@ def step_at(optimizer: torch.optim.Optimizer, rate: torch.Tensor) -> None:
 def follow_kl(rate: torch.Tensor, kl: torch.Tensor, desired_kl: float) -> torch.Tensor:
     """Move a learning rate towards the desired KL divergence, as rsl_rl's adaptive schedule does.
 
-    Nothing waits for the device: the host learns the rate when it asks for it.
+    Nothing waits for the device: the host gets the rate only when it reads it.
 
     Args:
         rate: Learning rate. Shape: (), float64.
         kl: KL divergence from the policy that acted. Shape: ().
-        desired_kl: What it shall be; up to its double and down to its half the rate stays.
+        desired_kl: The target. From half of it to double, the rate does not change.
 
     Returns:
-        The new rate, within 1e-5 and 1e-2 where it moved. Shape: (), float64.
+        The new rate: lowered to 1e-5 at least, raised to 1e-2 at most. Shape: (), float64.
     """
     slower, faster = (rate / 1.5).clamp(min=1e-5), (rate * 1.5).clamp(max=1e-2)
     too_small = (kl > 0.0) & (kl < desired_kl / 2.0)
@@ -102,13 +102,13 @@ def _with_kernels(
 def update_normalization(
     models: Iterable[Any], observations: TensorDict, step_batches: Iterable[slice]
 ) -> None:
-    """Let the normalisers of models learn from a rollout.
+    """Update the normalisers of models with a rollout.
 
     Args:
         models: Models with rsl_rl's ``update_normalization``.
         observations: Observations of the rollout, batch size (T, N).
-        step_batches: Steps that are handled at once, from ``step_batches``: on every rank as many,
-            as normalisers may exchange sums.
+        step_batches: Steps that are processed at once, from ``step_batches``. Every rank needs the
+            same number, as normalisers may exchange sums.
     """
     models = list(models)
     for steps in step_batches:
@@ -118,17 +118,17 @@ def update_normalization(
 
 
 _MAX_ROWS = {"cpu": 4096, "cuda": 65536}
-"""Robot-steps at once. On CPU they shall fit the cache: more is slower than step by step. On a GPU
-more only spares launches; what it takes beside the storage stays bounded."""
+"""Robot-steps at once. On a CPU they should fit the cache: more is slower than step by step. On a
+GPU more only saves launches, and the limit bounds the memory."""
 
 
 def step_batches(num_steps: int, num_envs: int, device: torch.device | str) -> list[slice]:
-    """Cut a rollout into pieces of as many whole steps as are handled best at once.
+    """Split a rollout into pieces of whole steps, each as long as is best to process at once.
 
     Args:
         num_steps: Length T of the rollout.
         num_envs: Number of environments N.
-        device: Where the rollout lives.
+        device: Device of the rollout.
 
     Returns:
         Slices of steps in time order, at least one step each, that cover the rollout.

@@ -1,7 +1,7 @@
 """PPO's losses per sample, and the gradient of a mini-batch: add or change a policy loss here.
 
-:class:`PpoGradient` replays actor and critic over the windows of a mini-batch; :class:`PolicyLoss`
-and :func:`value_loss` compare what they say with the labels of the rollout.
+:class:`PpoGradient` replays actor and critic over the windows of a mini-batch. :class:`PolicyLoss`
+and :func:`value_loss` compare their outputs with the labels of the rollout.
 """
 
 from __future__ import annotations
@@ -38,40 +38,40 @@ Params = tuple[torch.Tensor, ...]
 """Parameters of a distribution, as rsl_rl's ``output_distribution_params``."""
 
 States = tuple[HiddenState, HiddenState]
-"""Of actor and critic."""
+"""States of actor and critic."""
 
 LOSSES = ("value", "surrogate", "entropy", "kl")
-"""What is always reported of an optimiser step."""
+"""Values that every optimiser step reports."""
 
 KL = LOSSES.index("kl")
 
 
 @dataclass(frozen=True)
 class PpoRollout:
-    """A rollout, and the states that actor and critic began with."""
+    """A rollout and the initial states of actor and critic."""
 
     all_groups: Rollout
     """All observation groups, without labels."""
 
     actor: Rollout
-    """With the labels of ``PolicyLoss``, and the targets of auxiliary heads."""
+    """The actor's observations, labels of ``PolicyLoss`` and targets of auxiliary heads."""
 
     critic: Rollout
-    """With the labels of ``value_loss``."""
+    """The critic's observations and the labels of ``value_loss``."""
 
     states: States
     """Stored states of actor and critic, (L, S * N, H) for S stored steps."""
 
     teacher_coef: float
-    """Weight of the teacher's loss."""
+    """Weight of the imitation loss."""
 
 
 @dataclass(frozen=True)
 class Normalization:
-    """How a mini-batch is normalised, over all ranks."""
+    """Normalisation of a mini-batch, over all ranks."""
 
     advantages: tuple[torch.Tensor | float, torch.Tensor | float]
-    """What is subtracted from advantages, and what they are divided by then. Shape: () each."""
+    """Offset that is subtracted from advantages, then the scale to divide by. Shape: () each."""
 
     divisor: int | torch.Tensor
     """M, the sum of the samples' weights. Shape: ()."""
@@ -88,18 +88,18 @@ class PpoGradient:
         heads: AuxiliaryHeads,
         mini_batches: MiniBatches,
     ) -> None:
-        """Choose how the models are replayed; without memory in either, on single steps.
+        """Choose how the models are replayed: on single steps if neither has memory.
 
         Args:
             actor: Policy with a distribution.
             critic: Value function.
-            options: Precision, losses and the like.
+            options: Precision, losses and other options.
             heads: The actor's auxiliary heads.
             mini_batches: The mini-batches.
         """
         self._options, self._heads, self._single_steps = options, heads, mini_batches.single_steps
         self.first_replay = FirstReplay()
-        """What the first replay of an update shows."""
+        """Metrics of the first replay of an update."""
         replay = partial(
             Replay,
             options=options,
@@ -114,25 +114,25 @@ class PpoGradient:
         self._value_loss = partial(value_loss, clip=clip)
         clips = () if options.policy_loss == "kl_penalty" else ("clip_fraction",)
         self.reported = (*LOSSES, "teacher", *clips, *heads.names)
-        """Names of what is summed up; the teacher's loss is 0 without one."""
-        # The parameters of a shared encoder once.
+        """Names of the reported sums; the teacher's loss is 0 without a teacher."""
+        # Parameters of a shared encoder must appear only once.
         both = (*self.actor.parameters, *self.critic.parameters)
         self.parameters: list[nn.Parameter] = [*dict.fromkeys(both), *heads.parameters]
-        """Of actor, critic and heads."""
+        """Parameters of actor, critic and heads."""
 
     def rollout(
         self, storage: RolloutStorage, states: States, teachers: Params, teacher_coef: float
     ) -> PpoRollout:
         """View a full storage, with advantages and returns, as a rollout.
 
-        Without memory in either model its steps are environments of one step, so that mini-batches
+        If neither model has memory, its steps become environments of one step, so that mini-batches
         mix them as rsl_rl's do.
 
         Args:
             storage: The storage.
             states: Stored states of actor and critic.
-            teachers: What was recorded of a teacher, (T, N, A) each, or nothing.
-            teacher_coef: Weight of its loss.
+            teachers: Recorded parameters of a teacher's distribution, (T, N, A) each, or nothing.
+            teacher_coef: Weight of the imitation loss.
         """
         assert storage.distribution_params is not None
         dones, stored = storage.dones.squeeze(-1).bool(), storage.observations
@@ -164,12 +164,12 @@ class PpoGradient:
         rollout: PpoRollout,
         alone: Callable[[], AbstractContextManager[None]] = nullcontext,
     ) -> Normalization:
-        """Return how a mini-batch is normalised; ranks exchange sums for that.
+        """Return the normalisation of a mini-batch; ranks exchange sums for it.
 
         Args:
-            mini_batch: What the step sees.
+            mini_batch: Samples of the step.
             rollout: The rollout.
-            alone: Context of what this rank does between two exchanges; see ``Transaction.alone``.
+            alone: Context of this rank's own work between exchanges; see ``Transaction.alone``.
         """
         advantages, divisor = (0.0, 1.0), mini_batch.num_samples
         own = torch.zeros(1, device=self.actor.device)
@@ -196,15 +196,15 @@ class PpoGradient:
         """Add the gradient of an optimiser step's loss to the parameters' ``.grad``.
 
         Args:
-            mini_batch: What the step sees.
+            mini_batch: Samples of the step.
             rollout: The rollout.
-            normalization: Of the mini-batch.
-            num_micro_batches: At least so many micro-batches are run one after the other.
-            holds_actor: Whether the actor's own gradient is of no use. Its auxiliary heads learn
-                all the same.
+            normalization: Normalisation of the mini-batch.
+            num_micro_batches: Least number of micro-batches, which run one after the other.
+            holds_actor: Whether the actor's own gradient is discarded. Its auxiliary heads learn
+                nevertheless.
 
         Returns:
-            The sums of what is ``reported`` over the samples of this rank, not weighed by episode.
+            The ``reported`` values summed over the samples of this rank, not weighted by episode.
             Shape: (M,).
         """
         policy_loss = partial(
@@ -235,16 +235,16 @@ class PpoGradient:
         return torch.stack([sums[name] for name in self.reported])
 
     def means(self, steps: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Average over optimiser steps what they report, and their norms. (S, M) to () each."""
+        """Average reported values and norms over optimiser steps: (S, M) to () each."""
         names = (*self.reported, "actor_grad_norm", "critic_grad_norm", "rnd")
-        # Along rows: a mean over columns has other last bits where there are more of them.
+        # Along rows: the last bits of a mean over columns depend on their number.
         means = dict(zip(names, steps.T.contiguous().mean(1), strict=False))
         return {**means, "kl_of_last_epoch": steps[-self._options.num_mini_batches :, KL].mean()}
 
     def clip(self, ranks: Ranks, holds_actor: bool) -> torch.Tensor:
         """Sum gradients over ranks, clip those of actor and critic; return their norms, (2,)."""
         if holds_actor:
-            # What reached a shared encoder, or was on the way to auxiliary heads.
+            # Gradients that reached a shared encoder, or the layers below auxiliary heads.
             self.actor.model.zero_grad()
         # Summed, not averaged: the divisor already counts the samples of all ranks.
         ranks.sum_gradients(self.parameters, self._options.grad_reduce_bucket_mb)
@@ -256,7 +256,7 @@ class PolicyLoss:
     """The actor's loss: surrogate, entropy bonus and imitation of a teacher."""
 
     def __init__(self, actor: MLPModel, options: PpoOptions, first_replay: FirstReplay) -> None:
-        """Take the coefficients from ``options``; ``first_replay`` looks at probabilities."""
+        """Take the coefficients from ``options``; ``first_replay`` records probabilities."""
         self._actor, self._options, self._first_replay = actor, options, first_replay
         self.kl_coef = options.kl_penalty_coef
 
@@ -271,16 +271,16 @@ class PolicyLoss:
         """Compute the losses of K steps of n environments.
 
         Args:
-            outputs: What the actor makes its distribution from. Shape: (K, n, ...).
+            outputs: Inputs of the actor's distribution. Shape: (K, n, ...).
             labels: ``advantages`` (K, n), ``actions`` (K, n, A), their ``log_prob`` (K, n) when
                 they were taken, the parameters of the distribution they were drawn from, and with
-                a teacher those of its distribution, or its mean.
-            advantages: What is subtracted from advantages, and what they are divided by then.
-            teacher_coef: Weight of the teacher's loss.
+                a teacher the parameters of its distribution, or its mean.
+            advantages: Offset that is subtracted from advantages, then the scale that divides them.
+            teacher_coef: Weight of the imitation loss.
 
         Returns:
-            The losses; ``surrogate``, ``entropy``, ``kl`` (from the policy that acted), without KL
-            penalty ``clip_fraction`` and with a teacher ``teacher`` are reported.
+            The losses. They report ``surrogate``, ``entropy``, ``kl`` (from the policy that acted),
+            without KL penalty ``clip_fraction``, and with a teacher ``teacher``.
         """
         actor, options = self._actor, self._options
         assert actor.distribution is not None
@@ -317,7 +317,7 @@ class PolicyLoss:
         return SampleLosses(loss, reported)
 
     def adapt(self, kl: float) -> None:
-        """Follow ``desired_kl`` with the coefficient of the KL penalty.
+        """Change the coefficient of the KL penalty to follow ``desired_kl``.
 
         Args:
             kl: Mean KL divergence from the policy that acted, at the end of an update.
@@ -339,7 +339,7 @@ def value_loss(outputs: Outputs, labels: Labels, clip: float | None) -> SampleLo
     Args:
         outputs: Values. Shape: (K, n, 1).
         labels: ``returns`` and the ``values`` of the rollout. Shape: (K, n, 1).
-        clip: How far values may leave those of the rollout; None does not clip.
+        clip: Clip range of values around those of the rollout; None disables it.
     """
     (values,) = outputs
     error = losses.value_error(values, labels["returns"], labels["values"], clip).squeeze(-1)
@@ -358,7 +358,7 @@ def store_advantages(
     Args:
         storage: The storage.
         last_values: Values after the last step. Shape: (N,).
-        options: Discount, lambda, and whether advantages are normalised over the rollouts.
+        options: Discount, lambda, and whether advantages are normalised over the rollout.
         count: Number of samples in all processes.
         ranks: The processes that train together.
     """
@@ -370,7 +370,7 @@ def store_advantages(
         options.gamma,
         options.lam,
     ).unsqueeze(-1)
-    # In place: the runner calls this in inference mode, whose new tensors autograd refuses.
+    # In place: the runner calls this in inference mode, and autograd refuses tensors created there.
     storage.returns.copy_(advantages + storage.values)
     if not options.normalize_advantage_per_mini_batch:
         mean, scale = _mean_and_scale(advantages, count, ranks)
@@ -381,7 +381,7 @@ def store_advantages(
 def _mean_and_scale(
     advantages: torch.Tensor, count: int, ranks: Ranks
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return what normalised advantages are shifted and divided by, as in rsl_rl. Shape: ()."""
+    """Return offset and scale that normalise advantages as rsl_rl does. Shape: () each."""
     mean, std = ranks.mean_and_std(advantages, count)
     return mean, std + 1e-8
 

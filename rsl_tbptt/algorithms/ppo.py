@@ -86,8 +86,8 @@ class TbpttPPO(TbpttAlgorithm, PPO):
 
         Raises:
             ValueError: If an option is unknown, invalid or contradicts another.
-            NotImplementedError: If symmetry is asked for with a recurrent model, a model cannot be
-                replayed, or ``student_action_std`` has no parameter to set.
+            NotImplementedError: If symmetry is used with a recurrent model, a model cannot be
+                replayed, or ``student_action_std`` finds no parameter to set.
         """
         self.options = PpoOptions.parse(options)
         self._recurrent = actor.is_recurrent or critic.is_recurrent
@@ -111,7 +111,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         self._prepare_updates()
 
     def _prepare_updates(self) -> None:
-        """Choose how the models are replayed, plan the mini-batches, and what an update changes."""
+        """Set up the replay of the models, the mini-batches and the transaction of an update."""
         options, storage, ranks = self.options, self.storage, self._ranks
         actor, critic, device = self._raw_actor, self._raw_critic, storage.dones.device
         num_steps, num_envs = storage.num_transitions_per_env, storage.num_envs
@@ -126,7 +126,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         )
         self.gradient = PpoGradient(actor, critic, options, self._heads, self.mini_batches)
         self.states: list[States] = []
-        """Of actor and critic before the steps at which segments begin; (L, N, H) each."""
+        """States of actor and critic before the first steps of segments; (L, N, H) each."""
         self._no_sums = torch.full((len(self.gradient.reported),), torch.nan, device=device)
         num_envs_of_ranks = self.mini_batches.num_samples // num_steps
         self._step_batches = step_batches(num_steps, num_envs_of_ranks, device)
@@ -151,7 +151,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
             obs: Observations of the environment.
             env: The environment.
             cfg: The runner's config. The teacher of ``teacher_cfg`` sees observation set "teacher".
-                "check_for_nan" is set to False: the algorithm looks itself.
+                "check_for_nan" is set to False: the algorithm checks instead.
             device: Device of the update.
 
         Raises:
@@ -168,19 +168,19 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         return algorithm
 
     def set_teacher(self, teacher: MLPModel) -> None:
-        """Set the teacher's model; a checkpoint or ``teacher_checkpoint`` brings its parameters.
+        """Set the teacher's model; its parameters come from a checkpoint or ``teacher_checkpoint``.
 
         Raises:
-            NotImplementedError: If its distribution is not of the actor's kind, which
+            NotImplementedError: If its distribution is of another kind than the actor's, which
                 ``teacher_loss="kl"`` needs.
         """
         self._imitation.set_teacher(teacher)
 
     def memory_plan(self) -> MemoryPlan:
-        """Predict what ``update()`` takes, from its gradient on parts of the last rollout.
+        """Predict the memory of ``update()`` from its gradient on parts of the last rollout.
 
         Raises:
-            ValueError: If there was no rollout yet, or it is not whole.
+            ValueError: If there has been no complete rollout yet.
         """
         largest = self.mini_batches.num_envs_of_largest
         sizes = Sizes(largest, self.gradient.actor.least_micro_batches(largest))
@@ -188,13 +188,13 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         return self.transaction.plan_memory(sizes, [*self.gradient.parameters, *of_rnd])
 
     def act(self, obs: TensorDict) -> torch.Tensor:
-        """Sample actions (N, A) for observations (N,) and record what the update needs.
+        """Sample actions (N, A) for observations (N,) and record the values that the update needs.
 
         Raises:
-            ValueError: If training starts here and the teacher is missing or options do not suit
-                the number of environments; or if observations are not as they were at first.
+            ValueError: If training starts here and the teacher is missing or options do not fit the
+                number of environments; or if observations differ in form from the first ones.
         """
-        if not self._started:  # who plays needs neither a teacher nor many environments
+        if not self._started:  # playing needs neither a teacher nor many environments
             self._imitation.start_training()
             self._fine_tuning.start_training()
             self._ranks.run_together(self.mini_batches.check_training)
@@ -218,17 +218,17 @@ class TbpttPPO(TbpttAlgorithm, PPO):
     ) -> None:
         """Store the step and clear the states of finished episodes.
 
-        The normaliser learns at the end of ``update()``, so the replay sees what the rollout saw.
+        The normaliser is updated at the end of ``update()``, so that the replay uses the same one.
 
         Args:
-            obs: Next observations; RND's reward comes from them.
+            obs: Next observations; RND computes its reward from them.
             rewards: Rewards, shape (N,).
             dones: Which episodes ended with this step, shape (N,).
-            extras: May hold "time_outs", shape (N,): which of them ended by time alone, whose value
-                beyond the end enters the reward; and "final_obs", before any reset.
+            extras: May have "time_outs", shape (N,): episodes that ended by time alone, whose
+                bootstrap value is added to the reward; and "final_obs", before any reset.
 
         Raises:
-            ValueError: If :class:`StepChecks` finds anything wrong with the step.
+            ValueError: If :class:`StepChecks` rejects the step.
         """
         self.step_checks.check_step(obs, rewards, dones)
         self.transition.rewards = rewards.clone()
@@ -248,7 +248,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
     def compute_returns(self, obs: TensorDict) -> None:
         """Compute advantages, normalised over all processes, and returns; no state advances.
 
-        ``obs`` is what follows the last step, batch size (N,), and checked as in :meth:`act`.
+        ``obs`` follows the last step and has batch size (N,); it is checked as in :meth:`act`.
         """
         self.step_checks.check_observations(obs)
         last_values = value_without_advancing(self.critic, obs)
@@ -257,16 +257,16 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         )
 
     def update(self) -> dict[str, float]:
-        """Train actor and critic on the rollout and clear the storage, whole or not at all.
+        """Train actor and critic on the rollout and clear the storage; a failing update is undone.
 
         Returns:
             What the runner logs under ``Loss/``; docs/ppo.md and docs/health.md list it. With
-            symmetry, what rsl_rl returns. In a runner the losses alone: the others reach its logger
-            by ``health_log``. ``metrics`` has all.
+            symmetry, the values of rsl_rl's update. In a runner only the losses: the others reach
+            its logger through ``health_log``. ``metrics`` has all.
 
         Raises:
             ValueError: If a loss, gradient or result is NaN or inf and ``non_finite`` does not skip
-                that. Parameters, optimiser and normaliser are then as before the update.
+                it. Parameters, optimiser and normaliser are then as before the update.
         """
         self.transaction.fit_budget(self.memory_plan)
         for update in self.transaction:
@@ -275,10 +275,10 @@ class TbpttPPO(TbpttAlgorithm, PPO):
                     _update_by_rsl_rl(self, update)
                     continue
                 rollout, steps = cast("PpoRollout", None), []
-                with update.alone():  # if this fails, what uses it fails too, up to ``commit``
+                with update.alone():  # after a failure the following fails too, up to ``commit``
                     rollout = self._rollout()
                 rate = self.optimizer.param_groups[0]["lr"]
-                # Filled in: a copy of it would wait for the device.
+                # Filled on the device: a copy from the host would wait for it.
                 rate = torch.full((), rate, dtype=torch.float64, device=self.storage.dones.device)
                 holds_actor = self._fine_tuning.holds_actor
                 for _ in range(self.options.num_learning_epochs):
@@ -309,13 +309,13 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         return self._conclude()
 
     def _rollout(self) -> PpoRollout:
-        """View the storage as a rollout that begins with the recorded states."""
+        """View the storage as a rollout that starts with the recorded states."""
         actor, critic = map(hidden_state.concatenate_envs, zip(*self.states, strict=True))
         teacher = self._imitation.params(), self._imitation.coef
         return self.gradient.rollout(self.storage, (actor, critic), *teacher)
 
     def _optimizer_step(self, rate: torch.Tensor, kl: torch.Tensor) -> torch.Tensor:
-        """Step at a rate that follows the KL divergence, if it is to; return the rate, ()."""
+        """Step, with the adaptive schedule at a rate that follows the KL; return the rate, ()."""
         options, desired_kl = self.options, self.options.desired_kl
         adapts = options.schedule == "adaptive" and not self._fine_tuning.holds_actor
         if adapts and desired_kl is not None:
@@ -328,19 +328,19 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         return rate
 
     def _take_back(self) -> None:
-        """Take back what a rollout and its update have changed, besides what is kept."""
+        """Undo the other changes of a rollout and its update, beyond the transaction's."""
         self.learning_rate = self.optimizer.param_groups[0]["lr"]
         if self._rnd:
             self._rnd.drop_rollout()
 
     def _update_normalization(self) -> None:
-        """Let the normalisers learn from the rollout."""
+        """Update the normalisers with the rollout."""
         actor = None if self._fine_tuning.holds_actor else self._raw_actor
         models = [model for model in (self._raw_critic, actor, self.rnd) if model]
         update_normalization(models, self.storage.observations, self._step_batches)
 
     def _metrics(self, steps: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return what an update of these optimiser steps, (S, M), reports. Shape: () each."""
+        """Return the metrics of an update with these optimiser steps, (S, M). Shape: () each."""
         stored, models = self.storage, {**self._models, "teacher": self._imitation.teacher}
         health = {
             **self.gradient.first_replay.metrics(),
@@ -355,7 +355,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         }
 
     def _advance(self, metrics: dict[str, float]) -> dict[str, float]:
-        """Go on in the schedules after an update; return what is logged of its metrics."""
+        """Advance the schedules after an update; return those of its metrics that are logged."""
         rate, kl = metrics.pop("rate"), metrics.pop("kl_of_last_epoch")
         set_rate(self.optimizer, rate)
         if self.options.policy_loss == "kl_penalty":
@@ -367,7 +367,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         return metrics
 
     def _add_gradients_of(self, envs: slice, num_micro_batches: int) -> None:
-        """Compute the gradient of this rank on some environments, RND's too, into ``.grad``."""
+        """Compute this rank's gradient on some environments, including RND's, into ``.grad``."""
         self._zero_grad()
         mini_batch, rollout = self.mini_batches.of_envs(envs), self._rollout()
         normalization = self.gradient.normalization(mini_batch, rollout)
@@ -376,7 +376,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
             self._rnd.accumulate(mini_batch, rollout, num_micro_batches)
 
     def _inputs(self) -> Inputs:
-        """Return what an update reads; what follows from other records comes last."""
+        """Return the inputs of an update; those derived from others come last."""
         stored, teacher = self.storage.observations, self._imitation.teacher
         models = [*self._models.values(), *([teacher] if teacher else ())]
         groups = {group for model in models for group in observed_groups(model, stored)}
@@ -389,7 +389,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         return Inputs(groups, recorded)
 
     def save(self) -> dict[str, Any]:
-        """Return what a checkpoint holds: rsl_rl's, and this algorithm's own under "rsl_tbptt"."""
+        """Return rsl_rl's checkpoint, with this algorithm's part under "rsl_tbptt"."""
         own = {
             "kl_coef": self.gradient.policy_loss.kl_coef,
             "fine_tuning": self._fine_tuning.state_dict(),
@@ -404,22 +404,22 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         """Load a PPO checkpoint as rsl_rl does, after checking that all of it fits.
 
         A distillation checkpoint makes its student the actor, with the action noise
-        ``student_action_std``; the critic is warmed up first. With the teacher that it brings,
-        ``teacher_checkpoint`` is not needed.
+        ``student_action_std``; the critic is warmed up first. It also brings a teacher, so you do
+        not need ``teacher_checkpoint``.
 
         Args:
             loaded_dict: The checkpoint.
-            load_cfg: What to load, or None for everything. With the actor come its warm-up, its
-                teacher and schedule, and its auxiliary heads, which "auxiliary" loads alone; with
-                the optimiser the weight of the KL penalty.
+            load_cfg: Parts to load, or None for all. "actor" includes its warm-up, its teacher and
+                schedule, and its auxiliary heads, which "auxiliary" loads alone; "optimizer"
+                includes the weight of the KL penalty.
             strict: Whether parameters must match exactly.
 
         Returns:
-            Whether the runner shall take over the iteration.
+            Whether the runner should take over the iteration.
 
         Raises:
-            ValueError: If parameters do not fit, or models are known to have been configured
-                otherwise. Nothing is changed then.
+            ValueError: If parameters do not fit, or if the models were configured differently.
+                Nothing is changed then.
         """
         wants: dict = dict.fromkeys(_LOADED, True) if load_cfg is None else load_cfg
         obs, own = self.storage.observations, loaded_dict.get("rsl_tbptt", {})
@@ -434,7 +434,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         models = {role: model for role, model in roles if model and wants.get(role)}
         _check_checkpoint(models, loaded_dict, obs, strict)
         if wants.get("actor"):
-            self._imitation.load_state_dict(own.get("imitation", {}))  # first, as it may refuse
+            self._imitation.load_state_dict(own.get("imitation", {}))  # first, since it may raise
             self._fine_tuning.load_state_dict(own.get("fine_tuning", {}))
         load_iteration = super().load(loaded_dict, load_cfg, strict)
         if wants_heads:
@@ -442,7 +442,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         if self.rnd and "rnd" in models:
             restore_rnd(self.rnd, own.get("rnd", {}), self.storage.num_envs)
         if wants.get("optimizer"):
-            self.learning_rate = self.optimizer.param_groups[0]["lr"]  # rsl_rl 5.0 leaves it
+            self.learning_rate = self.optimizer.param_groups[0]["lr"]  # rsl_rl 5.0 does not set it
             self.gradient.policy_loss.kl_coef = own.get("kl_coef", self.options.kl_penalty_coef)
         if load_iteration:
             self.emergency_save.go_on_from(loaded_dict)
@@ -450,12 +450,12 @@ class TbpttPPO(TbpttAlgorithm, PPO):
 
 
 def _update_by_rsl_rl(algorithm: TbpttPPO, update: Transaction) -> None:
-    """Leave the epochs to rsl_rl's own update, which mirrors the samples.
+    """Run the epochs by rsl_rl's own update, which mirrors the samples.
 
     Raises:
-        RuntimeError: If rsl_rl's update raised it, and not for NaN.
+        RuntimeError: If rsl_rl's update raised it for another reason than NaN.
         ValueError: Likewise.
-        UpdateUndoneError: If it did for NaN, as it cannot sample from such a policy.
+        UpdateUndoneError: If rsl_rl's update failed for NaN: it cannot sample from such a policy.
     """
     try:
         logged = PPO.update(algorithm)
@@ -474,16 +474,16 @@ def _update_by_rsl_rl(algorithm: TbpttPPO, update: Transaction) -> None:
 def _check_checkpoint(
     models: Mapping[str, Any], checkpoint: Mapping[str, Any], obs: TensorDict, strict: bool
 ) -> None:
-    """Check that a PPO checkpoint holds what is wanted of it.
+    """Check that a PPO checkpoint has the requested parts.
 
     Args:
-        models: What is to be loaded, by role: "actor", "critic" and "rnd".
+        models: Models to load, by role: "actor", "critic" and "rnd".
         checkpoint: The checkpoint.
         obs: Observations of any batch size.
         strict: Whether parameters must match exactly.
 
     Raises:
-        ValueError: If something is missing or does not fit.
+        ValueError: If a part is missing or does not fit.
     """
     for role, model in models.items():
         key = f"{role}_state_dict"
@@ -499,9 +499,9 @@ def _check_checkpoint(
 
 
 _LOADED = ("actor", "critic", "rnd", "optimizer", "auxiliary")
-"""What a checkpoint of PPO is loaded for, if it is not said."""
+"""Parts of a PPO checkpoint that are loaded by default."""
 
 _TAKEN_BY_RSL_RL = {
     name for base in PPO.__mro__ for name in inspect.signature(base.__init__).parameters
 }
-"""What the constructor of rsl_rl's PPO takes, which is less in older releases."""
+"""Arguments of the constructor of rsl_rl's PPO; older releases have fewer."""

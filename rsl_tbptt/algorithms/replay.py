@@ -1,7 +1,7 @@
-"""Models as an update runs them: whole windows, the memory by a scan, frames once each.
+"""Replay of models for updates: whole windows, recurrent layers as a scan, each frame once.
 
-Everything of a model but its memory runs once per window, on K * n rows (K steps, n environments).
-A model that cannot be taken apart is run step by step.
+Everything but the recurrent layers runs once per window, on K * n rows (K steps, n environments).
+A model whose parts are not known is run step by step.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ if TYPE_CHECKING:
     from rsl_tbptt.algorithms.heads import AuxiliaryHeads
 
 Head = Callable[[MLPModel, torch.Tensor], Outputs]
-"""Turns what a model's last layer returns for (rows, ...) into outputs of leading shape (rows,)."""
+"""Maps a model and its last layer's values (rows, ...) to outputs of leading shape (rows,)."""
 
 
 def action_head(model: MLPModel, mlp_output: torch.Tensor) -> Outputs:
@@ -57,12 +57,12 @@ def gaussian_head(model: MLPModel, mlp_output: torch.Tensor) -> Outputs:
 
 
 def distribution_head(model: MLPModel, mlp_output: torch.Tensor) -> Outputs:
-    """Return what makes the action's distribution, shape (rows, ...): ``distribution.update``'s."""
+    """Return the inputs of ``distribution.update``, shape (rows, ...)."""
     return (mlp_output,)
 
 
 class Replay:
-    """A model, replayed over windows that are cut into micro-batches; adds up its gradient."""
+    """A model that is replayed over windows in micro-batches, and the sum of its gradients."""
 
     def __init__(
         self,
@@ -80,18 +80,18 @@ class Replay:
 
         Args:
             model: A model that follows rsl_rl's interface.
-            head: What of it is returned: ``action_head``, ``gaussian_head``, ``distribution_head``.
-            options: Of the algorithm: scan engine, precision and memory. None takes the defaults.
+            head: Outputs to return: ``action_head``, ``gaussian_head`` or ``distribution_head``.
+            options: The algorithm's: scan engine, precision and memory. None takes the defaults.
             num_envs: Environments of the largest mini-batch.
             window_length: Steps of the longest window.
             heads: Auxiliary heads that are trained with the model.
-            single_steps: Whether rollouts are single steps, which are best run at once.
-            first_replay: Looks at the outputs of the memory.
+            single_steps: Whether rollouts are single steps, which run best all at once.
+            first_replay: Records the outputs of the recurrent layers.
         """
         options = options or Options()
         self.model, self._head, self._heads = model, head, heads
         self.parameters: list[nn.Parameter] = list(model.parameters())
-        """Of the model alone."""
+        """Parameters of the model alone."""
         self._parts = parts_of(model)
         self._engine = options.scan_engine
         self._num_envs, self._window_length = num_envs, window_length
@@ -116,7 +116,7 @@ class Replay:
 
     @property
     def device(self) -> torch.device:
-        """Where the model is."""
+        """The model's device."""
         return self.parameters[0].device
 
     def accumulate(
@@ -137,12 +137,12 @@ class Replay:
             rollout: The rollout, or segments of one.
             state: State before the first window. Shape: (L, N, H), or a pair of them.
             loss: The loss.
-            divisor: M, what the weighted sum of per-sample losses is divided by. Shape: ().
-            num_micro_batches: At least so many parts are run one after the other.
-            coef: What the loss counts beside others.
+            divisor: M, the divisor of the weighted sum of per-sample losses. Shape: ().
+            num_micro_batches: Least number of micro-batches, which run one after the other.
+            coef: Weight of the loss compared with others.
 
         Returns:
-            The detached state after the group, and the sums of what the loss reports.
+            The detached state after the group, and the sums of the loss's reported values.
         """
         least = self.least_micro_batches(rollout.num_envs)
         with unchanged_weights():
@@ -159,7 +159,7 @@ class Replay:
             )
 
     def least_micro_batches(self, num_envs: int) -> int:
-        """Return the micro-batches that so many environments are cut into in any case."""
+        """Return the least number of micro-batches for ``num_envs`` environments."""
         if self._single_steps:
             return 1
         return best_num_micro_batches(
@@ -172,9 +172,9 @@ class Replay:
 
     @property
     def _windows_at_once(self) -> int:
-        """How many windows are run as one, whatever the mini-batch.
+        """Number of windows that run as one, for mini-batches of any size.
 
-        The same for small ones, so that memory is linear in the environments that are run.
+        Small mini-batches use the same number, so that memory is linear in the environments.
         """
         if self._spares_memory or self._sees_frames:
             return 1
@@ -219,15 +219,15 @@ class Replay:
         )
 
     def _further(self, latent: torch.Tensor) -> Outputs:
-        """Return what auxiliary heads say of what the model's head reads, shape (rows, H)."""
+        """Return the outputs of auxiliary heads for the latent of the model's head, (rows, H)."""
         if self._first_replay is not None:
             self._first_replay.see_memory(latent)
         return () if self._heads is None else self._heads.outputs(latent)
 
     def encode(self, obs: TensorDict | FrameObs) -> torch.Tensor:
-        """Return the memory's inputs, shape (K, n, F); frames are encoded in parts, once each."""
+        """Return the recurrent layers' inputs, (K, n, F); each frame is encoded once, in parts."""
         parts, shape = self._parts, steps_of(obs).batch_size
-        assert parts is not None  # a model that is run step by step has no such inputs
+        assert parts is not None  # a model that runs step by step has no such inputs
         if not parts.encoders:
             return parts.encode(obs.flatten(0, 1)).unflatten(0, shape)
         obs = frames_apart(obs, parts.encoders)
@@ -262,10 +262,10 @@ class Replay:
         episode_starts: torch.Tensor,
         cuts: tuple[int, ...],
     ) -> tuple[Outputs, HiddenState]:
-        """Replay any model through its public interface; its own state stays.
+        """Replay any model through its public interface; its own state is restored.
 
         Raises:
-            NotImplementedError: If the model makes no distribution, which is asked for.
+            NotImplementedError: If the head needs a distribution and the model makes none.
         """
         model, head, steps = self.model, self._head, []
         with _state_aside(model), _updates_of(model.distribution) as seen:
@@ -290,7 +290,7 @@ class Replay:
 
 
 def _warn_of_channels_last(model: Any) -> None:
-    """Warn of images that look like height, width and channels; a CNN reads channels first."""
+    """Warn if images seem to be channels-last (height, width, channels); a CNN needs them first."""
     of_images = (getattr(model, f"obs_{what}_2d", ()) for what in ("groups", "channels", "dims"))
     for group, channels, (height, width) in zip(*of_images, strict=True):
         if width <= 4 < min(channels, height):
@@ -303,7 +303,7 @@ def _warn_of_channels_last(model: Any) -> None:
 
 
 def seen_by(model: MLPModel, obs: TensorDict) -> TensorDict | FrameObs:
-    """Return what a replay of ``model`` takes of a rollout's observations, batch size (T, N)."""
+    """Return those of a rollout's observations, (T, N), that a replay of ``model`` uses."""
     seen, parts = obs.select(*observed_groups(model, obs)), parts_of(model)
     return seen if parts is None or not parts.encoders else frames_apart(seen, parts.encoders)
 
@@ -313,12 +313,12 @@ def observed_groups(model: MLPModel, obs: TensorDict) -> list[str]:
 
     Args:
         model: A model that follows rsl_rl's interface.
-        obs: Observations with all groups there are.
+        obs: Observations with all groups.
 
     Returns:
-        Those of rsl_rl's own models, a CNN's images included, and of a ``RecurrentModel``; all of
-        them for a model with a forward pass or latent of its own, which may read any, if it has no
-        ``observed_groups`` that say which.
+        The groups of rsl_rl's own models, including a CNN's images, and of a ``RecurrentModel``.
+        A model with its own forward pass or latent may read any group, so all are returned unless
+        its ``observed_groups`` names them.
     """
     own_groups: Any = getattr(model, "observed_groups", None)
     if own_groups is not None:
@@ -333,9 +333,9 @@ def observed_groups(model: MLPModel, obs: TensorDict) -> list[str]:
 
 
 def _as_convolved(frames: torch.Tensor) -> torch.Tensor:
-    """Return images, (rows, C, H, W), with channels last on a CPU: its convolutions run faster so.
+    """Return images, (rows, C, H, W), with channels last on a CPU: its convolutions are faster so.
 
-    Copied even if one channel makes both orders one: convolutions go by the strides.
+    They are copied even with one channel: both orders are the same then, but not the strides.
     """
     if frames.dim() != 4 or frames.device.type != "cpu":
         return frames
@@ -343,21 +343,21 @@ def _as_convolved(frames: torch.Tensor) -> torch.Tensor:
 
 
 def set_state(model: MLPModel, state: HiddenState, episode_starts: torch.Tensor) -> None:
-    """Give a model a state, and let it begin episodes where they start, (n,), in its own way.
+    """Set a model's state, and reset it in its own way where an episode starts, (n,).
 
     Args:
         model: A model that follows rsl_rl's interface.
-        state: The state of n environments. It is copied: rsl_rl's models clear theirs in place.
+        state: State of n environments. It is copied, as rsl_rl's models clear theirs in place.
         episode_starts: Shape (n,), bool.
     """
     model.reset(hidden_state=hidden_state.apply(torch.clone, state))
     if state is not None:
-        model.reset(episode_starts.long())  # as environments give them
+        model.reset(episode_starts.long())  # integers, as environments give them
 
 
 @contextlib.contextmanager
 def _state_aside(model: MLPModel) -> Iterator[None]:
-    """Give a model back the state that it had, whatever happens inside."""
+    """Restore the state of a model at the end, even after an error."""
     state = model.get_hidden_state()
     try:
         yield
@@ -367,7 +367,7 @@ def _state_aside(model: MLPModel) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _updates_of(distribution: Any) -> Iterator[list[torch.Tensor]]:
-    """Collect what a model makes its distribution from inside, which it does not keep."""
+    """Collect the values that a model updates its distribution with; it does not keep them."""
     seen: list[torch.Tensor] = []
     if distribution is None:
         yield seen
@@ -387,20 +387,20 @@ def _updates_of(distribution: Any) -> Iterator[list[torch.Tensor]]:
 
 @dataclass(frozen=True)
 class FrameObs:
-    """Observations of leading shape (T, N), frames apart."""
+    """Observations of leading shape (T, N), with frames stored separately."""
 
     steps: TensorDict
-    """The groups. Those of frames hold rows of ``frames``. Shape: (T, N), int64."""
+    """All groups; groups of frames hold row numbers of ``frames``. Shape: (T, N), int64."""
 
     frames: Mapping[str, torch.Tensor]
     """Frames by group. Shape: (F, ...)."""
 
     def __getitem__(self, index: Any) -> FrameObs:
-        """Return some steps of some environments; the frames stay as they are."""
+        """Return some steps of some environments; the frames do not change."""
         return replace(self, steps=self.steps[index])
 
     def flatten(self, first: int, last: int) -> FrameObs:
-        """Return the observations with some of their leading dimensions as one."""
+        """Return the observations with some of their leading dimensions joined into one."""
         return replace(self, steps=self.steps.flatten(first, last))
 
     def unsqueeze(self, dim: int) -> FrameObs:
@@ -409,14 +409,14 @@ class FrameObs:
 
 
 def frames_apart(obs: TensorDict | FrameObs, groups: Iterable[str]) -> FrameObs:
-    """Take frames out of observations, without copies where memory is in one piece.
+    """Separate frames from observations, without copies if their memory is in one piece.
 
     Args:
-        obs: Observations of leading shape (T, N); returned as they are if frames stand apart.
-        groups: The groups that are frames.
+        obs: Observations of leading shape (T, N); returned unchanged if frames are separate.
+        groups: The groups of frames.
 
     Returns:
-        The observations, in which all frames are new.
+        The observations; every frame counts as new.
     """
     if isinstance(obs, FrameObs):
         return obs
@@ -427,11 +427,11 @@ def frames_apart(obs: TensorDict | FrameObs, groups: Iterable[str]) -> FrameObs:
 
 
 def find_held_frames(*seen: TensorDict | FrameObs) -> None:
-    """Let steps whose frame equals the one before show that one.
+    """Deduplicate frames: a step whose frame equals the previous one refers to that one.
 
     Args:
-        *seen: What :func:`frames_apart` made of one rollout for each of its models, of leading
-            shape (T, N). A group that several of them see is compared once.
+        *seen: Results of :func:`frames_apart` for one rollout, one per model, of leading shape
+            (T, N). A group that several models see is compared once.
     """
     found: dict[str, torch.Tensor] = {}
     for obs in seen:
@@ -439,7 +439,7 @@ def find_held_frames(*seen: TensorDict | FrameObs) -> None:
             shown = steps_of(obs)[group]
             if group not in found:
                 frames = frames.view(*shown.shape, -1)
-                for step in range(1, len(shown)):  # all at once would take memory like the frames
+                for step in range(1, len(shown)):  # all at once would double the frames' memory
                     new = (frames[step] != frames[step - 1]).any(-1)
                     shown[step] = torch.where(new, shown[step], shown[step - 1])
                 found[group] = shown
@@ -447,7 +447,7 @@ def find_held_frames(*seen: TensorDict | FrameObs) -> None:
 
 
 def shown_once(shown: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the frames that a window shows, each once for as long as an environment shows it.
+    """Return the distinct frames of a window: each once per run of steps that show it.
 
     The host waits for their number.
 
@@ -455,21 +455,21 @@ def shown_once(shown: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
         shown: Rows of frames. Shape: (K, n).
 
     Returns:
-        Rows of frames, shape (R,), and for each step its place among them, shape (K, n).
+        Rows of frames, shape (R,), and for each step its index among them, shape (K, n).
     """
     new = torch.ones_like(shown, dtype=torch.bool)
     torch.ne(shown[1:], shown[:-1], out=new[1:])
     numbers = (new.flatten().cumsum(0) - 1).view(shown.shape)
-    # The last new one of an environment has the highest number so far.
+    # The newest frame of an environment has the highest number so far.
     places = torch.where(new, numbers, 0).cummax(0).values
     return shown[new], places
 
 
 def frames_of(obs: TensorDict | FrameObs) -> Mapping[str, torch.Tensor]:
-    """Return the frames that stand apart, by group, (F, ...) each; none of a TensorDict."""
+    """Return the separate frames by group, (F, ...) each; none for a TensorDict."""
     return obs.frames if isinstance(obs, FrameObs) else {}
 
 
 def steps_of(obs: TensorDict | FrameObs) -> TensorDict:
-    """Return all else: the groups, of leading shape (T, N), those of frames as their rows."""
+    """Return the groups, of leading shape (T, N); for groups of frames their row numbers."""
     return obs.steps if isinstance(obs, FrameObs) else obs

@@ -2,15 +2,15 @@
 
 The buffer aggregates past rollouts as DAgger does (Ross et al. 2011), bounded and uniform. A
 rollout is N sequences, one per environment: observations, labels and episode starts of T steps, and
-the state of the student before the first step. Sequences stand side by side, as environments do::
+the state of the student before the first step. Sequences are columns, as environments are::
 
     column      0 .. C-1                                   C .. C+N-1
                 sample of all sequences of the past        the newest rollout
                 (empty ones last)
 
-so a mini-batch is a choice of columns. After an update each sequence of the newest rollout draws a
-random key, and the C smallest keys of all times stay: every sequence ever seen is as likely to be
-kept as any other (reservoir sampling, Efraimidis and Spirakis 2006, with equal weights).
+so a mini-batch is a set of columns. After an update each sequence of the newest rollout draws a
+random key, and the C smallest keys ever drawn stay: every sequence ever seen is equally likely to
+be kept (reservoir sampling, Efraimidis and Spirakis 2006, with equal weights).
 
 Camera frames are deduplicated: each is stored once, in one pool for all columns, so a sequence
 takes as many frames as it has new ones. If the pool has no room for the newest rollout's frames,
@@ -49,12 +49,12 @@ from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.rollout import Rollout, Segments
 
 Sequences = tuple[Rollout | Segments, HiddenState]
-"""Sequences as environments of a rollout, n of them, and the states before their first steps."""
+"""n sequences as environments of a rollout, and the states before their first steps."""
 
 
 @dataclass(frozen=True)
 class MiniBatch:
-    """The sequences that one optimiser step sees."""
+    """The sequences of one optimiser step."""
 
     envs: torch.Tensor
     """Environments of the newest rollout. Shape: (n,)."""
@@ -67,7 +67,7 @@ class MiniBatch:
 
 
 class BufferSize(NamedTuple):
-    """What a replay buffer is allocated for."""
+    """The size of a replay buffer."""
 
     capacity: int
     """Sequences of the past."""
@@ -76,7 +76,7 @@ class BufferSize(NamedTuple):
     """Frames of the past and of the newest rollout, by group."""
 
     num_bytes: float
-    """Of all, the newest rollout's included."""
+    """Bytes of all columns, including the newest rollout's."""
 
 
 class Experience:
@@ -92,34 +92,34 @@ class Experience:
         heads: AuxiliaryHeads,
         weights: SampleWeights | None,
     ) -> None:
-        """Take where the newest rollout is found; the buffer is allocated with the first one.
+        """Take the sources of the newest rollout; the first one allocates the buffer.
 
         Args:
-            student: Whose observations the sequences hold.
-            storage: Where rollouts are stored.
+            student: The model whose observations the sequences have.
+            storage: The storage of rollouts.
             labels: The teacher's labels.
             options: Sizes of mini-batches and buffer.
             ranks: The processes that train together.
             heads: The student's auxiliary heads, whose targets are labels, too.
-            weights: Those of the samples; None weighs all the same.
+            weights: Weights of the samples; None weighs all equally.
         """
         self._student, self._storage, self._heads = student, storage, heads
         self._labels, self._weights = labels, weights
         self._options, self._ranks = options, ranks
-        # On every rank as many, as each comes with an exchange.
+        # The same number on every rank, since each mini-batch makes an exchange.
         self.num_mini_batches = min(options.num_mini_batches, *ranks.gather(storage.num_envs))
-        """Mini-batches of a pass, no more than there are environments."""
+        """Mini-batches of a pass; at most the number of environments."""
         self.start_state: HiddenState = None
         """State of the student before the newest rollout. Shape: (L, N, H), or a pair of them."""
         self.buffer: ReplayBuffer | None = None
-        """Sequences of past rollouts, from the first update on, if any are to be kept."""
-        self._saved: dict[str, Any] | None = None  # of a checkpoint, until the next update
+        """Sequences of past rollouts, from the first update on; None if none are kept."""
+        self._saved: dict[str, Any] | None = None  # from a checkpoint, until the next update
         self.num_drawn = 0
         """Sequences of the past in a pass."""
         self._is_whole = self.num_mini_batches == 1 and options.buffer_rollouts == 0
 
     def begin_rollout(self) -> None:
-        """Keep the state that a rollout starts with."""
+        """Keep the state at the rollout's start."""
         self.start_state = hidden_state.clone(self._student.get_hidden_state())
 
     def newest(self) -> Rollout:
@@ -131,11 +131,11 @@ class Experience:
         return rollout if self._weights is None else replace(rollout, weights=self._weights.values)
 
     def dones(self) -> torch.Tensor:
-        """Return which episodes of the newest rollout ended when. Shape: (T, N), bool."""
+        """Return at which steps episodes of the newest rollout ended. Shape: (T, N), bool."""
         return self._storage.dones.squeeze(-1).bool()
 
     def inputs(self, teacher: MLPModel, num_loss_steps: int) -> Inputs:
-        """Return what an update reads of the newest rollout, to find the source of a NaN in it."""
+        """Return an update's inputs from the newest rollout, to find the source of a NaN."""
         stored = self._storage.observations
         seen = observed_groups(self._student, stored)
         targets = {*observed_groups(teacher, stored), *self._heads.observed_groups()}
@@ -148,35 +148,35 @@ class Experience:
         if self._weights is not None:
             given = self._weights.given
             weights = {OPTION: given[:num_loss_steps]}
-            # The loss leaves out samples of weight 0: 0 stands for them.
+            # The loss excludes samples of weight 0, so their values are replaced by 0.
             recorded = {n: v.index_put((given == 0,), v.new_zeros(())) for n, v in recorded.items()}
         return Inputs(seen, recorded, weights)
 
     def take(self) -> None:
-        """Complete labels and weights of the newest rollout, and put it beside the past.
+        """Complete labels and weights of the newest rollout, and put it into the buffer.
 
         Raises:
-            ValueError: If the function that weighs its samples fails, ``buffer_gb`` has no room, or
-                what a checkpoint brought does not fit.
+            ValueError: If the function that weighs its samples fails, ``buffer_gb`` is too small,
+                or a checkpoint's buffer does not fit.
         """
         self._labels.complete()
         if self._weights is not None:
             self._weights.complete()
         self._taken = self.newest()
         find_held_frames(self._taken.obs)
-        if self.start_state is None:  # of a first rollout
+        if self.start_state is None:  # before the first rollout
             self.start_state = hidden_state.apply(
                 torch.zeros_like, hidden_state.clone(self._student.get_hidden_state())
             )
         if self._options.buffer_rollouts > 0:
-            # While it is empty, by the frames of each rollout: a first one may have been dropped.
+            # Resized for each rollout while it is empty: the first rollout may have been dropped.
             if self.buffer is None or (self.buffer.num_kept == 0 and frames_of(self._taken.obs)):
-                self.buffer = None  # so that it is given back before
+                self.buffer = None  # frees its memory before the new one is allocated
                 self.buffer = self._new_buffer()
             self.buffer.put(self._taken, self.start_state)
 
     def _new_buffer(self) -> ReplayBuffer:
-        """Allocate the buffer by how often the rollout has new frames; fill in what was saved."""
+        """Allocate the buffer for the rollout's rate of new frames; load the saved sequences."""
         size = self.buffer_size(self._taken)
         buffer = ReplayBuffer(size.capacity, self._taken, self.start_state, size.num_frames)
         if self._saved is not None:
@@ -185,13 +185,13 @@ class Experience:
         return buffer
 
     def buffer_size(self, rollout: Rollout) -> BufferSize:
-        """Fit a buffer, full of sequences such as those of a rollout, into the bytes there are.
+        """Return the size of a buffer of sequences like a rollout's that fits ``buffer_gb``.
 
-        There is always room for a newest rollout of nothing but new frames. Sequences of the past
-        are expected to have as many frames as the saved ones, or those of the rollout.
+        There is always room for a newest rollout in which all frames are new. Past sequences are
+        expected to have as many frames as the saved ones, or as those of the rollout.
 
         Raises:
-            ValueError: If ``buffer_gb`` has no room for any sequence of the past.
+            ValueError: If ``buffer_gb`` has no room for a single past sequence.
         """
         options, num_steps, num_envs = self._options, rollout.num_steps, rollout.num_envs
         if options.buffer_rollouts == 0:
@@ -199,7 +199,7 @@ class Experience:
         frames = {group: each.nbytes / len(each) for group, each in frames_of(rollout.obs).items()}
         per_sequence = self._frames_per_sequence(rollout)
         tensors = [*_tensors(rollout, self.start_state).values(), rollout.episode_starts]
-        # The last stands for the label NEWEST.
+        # The last term is the label NEWEST.
         own = sum(each.nbytes for each in tensors) / num_envs + torch.float64.itemsize
         at_most = num_steps * sum(frames.values())
         expected = sum(per_sequence[group] * size for group, size in frames.items())
@@ -213,8 +213,8 @@ class Experience:
             raise ValueError(
                 f"buffer_gb is {options.buffer_gb:g}, expected at least"
                 f" {(num_envs + 1) * (own + at_most) / 1e9:.3g}, for the newest rollout and one"
-                " sequence of the past: None does not limit it, and buffer_rollouts=0 keeps"
-                " nothing."
+                " sequence of the past: None sets no limit, and buffer_rollouts=0 disables the"
+                " buffer."
             )
         num_frames = {
             group: num_steps * num_envs
@@ -225,7 +225,7 @@ class Experience:
         return BufferSize(capacity, num_frames, (capacity + num_envs) * own + taken)
 
     def _frames_per_sequence(self, rollout: Rollout) -> dict[str, float]:
-        """Return how many frames a sequence of the past is expected to have, by group."""
+        """Return the expected number of frames in a past sequence, by group."""
         steps = steps_of(rollout.obs)  # waits for the device
         found = {
             group: len(shown_once(steps[group])[0]) / rollout.num_envs
@@ -237,36 +237,36 @@ class Experience:
         return found
 
     def past(self) -> dict[str, Any] | None:
-        """Return what a checkpoint holds of the past, None before there is any."""
+        """Return the past sequences for a checkpoint, or None if there are none yet."""
         return self._saved if self.buffer is None else self.buffer.state_dict()
 
     def check(self, saved: dict[str, Any] | None) -> None:
-        """Check that the buffer of a checkpoint fits ours, if both are there.
+        """Check that the buffer of a checkpoint fits this one, if both exist.
 
         Args:
-            saved: What ``ReplayBuffer.state_dict`` returned.
+            saved: The result of ``ReplayBuffer.state_dict``.
 
         Raises:
-            ValueError: If it does not.
+            ValueError: If it does not fit.
         """
         if self.buffer is not None and saved is not None:
             self.buffer.check(saved)
 
     def restore(self, saved: dict[str, Any] | None) -> None:
-        """Go on with the buffer of a checkpoint, from the next update on; None empties it.
+        """Continue with the buffer of a checkpoint from the next update on; None empties it.
 
         Args:
-            saved: What ``ReplayBuffer.state_dict`` returned, checked.
+            saved: The result of ``ReplayBuffer.state_dict``, checked.
         """
         self.buffer, self._saved = None, saved
 
     def _num_drawn_of(self, num_kept: int) -> int:
-        """Return the sequences of the past in a pass, if so many are kept."""
+        """Return the number of past sequences in a pass, if ``num_kept`` are kept."""
         return min(round(self._options.buffer_share * self._storage.num_envs), num_kept)
 
     @property
     def largest_mini_batch(self) -> int:
-        """Sequences of the largest mini-batch once the buffer is full, if all fit in."""
+        """Sequences in the largest mini-batch once the buffer is full, if all fit in."""
         num_envs = self._storage.num_envs
         num_drawn = self._num_drawn_of(self._options.buffer_rollouts * num_envs)
         return sum(-(-number // self.num_mini_batches) for number in (num_envs, num_drawn))
@@ -281,12 +281,12 @@ class Experience:
             own = [torch.full((), size, device=self._storage.dones.device) for size in sizes]
             self._sizes = self._ranks.sum_tensor(torch.stack(own))
         self.num_sequences: int | torch.Tensor = sum(self._sizes)
-        """Sequences in a pass of all processes. Shape: ()."""
+        """Sequences in a pass over all processes. Shape: ()."""
 
     def draw(self) -> Iterator[MiniBatch]:
-        """Draw one pass: every environment once, and ``num_drawn`` sequences of the past.
+        """Draw one pass: every environment once, and ``num_drawn`` past sequences.
 
-        No random number is drawn where there is nothing to choose.
+        If there is nothing to choose, no random number is drawn.
         """
         device = self._storage.dones.device
         draw_envs = torch.randperm if self.num_mini_batches > 1 else torch.arange
@@ -299,7 +299,7 @@ class Experience:
             yield MiniBatch(drawn_envs, drawn_kept, size)
 
     def of(self, mini_batch: MiniBatch) -> Sequences:
-        """Return sequences of a mini-batch, those of the newest rollout first."""
+        """Return the sequences of a mini-batch, those of the newest rollout first."""
         if self._is_whole:
             return self._taken, hidden_state.clone(self.start_state)
         if self.buffer is None:
@@ -308,11 +308,11 @@ class Experience:
         return _columns(self.buffer.rollout, self.buffer.state, columns)
 
     def of_envs(self, envs: slice) -> Sequences:
-        """Return sequences of the newest rollout, in the form that updates have.
+        """Return sequences of the newest rollout, in the same form as in updates.
 
         Args:
-            envs: The first environments, or all. Beyond the last one they come again, as a
-                mini-batch with sequences of the past can be larger than the rollout.
+            envs: The first environments, or all. Numbers beyond the last one start over, as a
+                mini-batch with past sequences can be larger than the rollout.
         """
         rollout, num_envs = self.newest(), self._storage.num_envs
         find_held_frames(rollout.obs)
@@ -324,11 +324,11 @@ class Experience:
 
 
 def weights_of(sequences: Rollout | Segments, num_newest: int, num_steps: int) -> torch.Tensor:
-    """Sum up what the samples of a mini-batch weigh.
+    """Sum up the weights of the samples of a mini-batch.
 
     Args:
-        sequences: Those of the newest rollout and then those of the past.
-        num_newest: Number of the former.
+        sequences: Those of the newest rollout first, then those of the past.
+        num_newest: Number of sequences of the newest rollout.
         num_steps: Steps that enter the loss.
 
     Returns:
@@ -343,7 +343,7 @@ def weights_of(sequences: Rollout | Segments, num_newest: int, num_steps: int) -
 
 
 def _columns(rollout: Rollout, state: HiddenState, columns: torch.Tensor) -> Sequences:
-    """Return some sequences of a rollout by their numbers, shape (n,)."""
+    """Return some sequences of a rollout by their column numbers, shape (n,)."""
     segments = Segments(rollout, torch.zeros_like(columns), columns)
     return segments, hidden_state.select_envs(state, columns)
 
@@ -352,7 +352,7 @@ _STATE, _WEIGHTS = "state/", "weights"
 
 
 def _tensors(rollout: Rollout, state: HiddenState) -> dict[str, torch.Tensor]:
-    """Name what sequences consist of, in the order of checkpoints. Shape: (T or L, N, ...) each."""
+    """Name the tensors of sequences, in the order of checkpoints. Shape: (T or L, N, ...) each."""
     steps = steps_of(rollout.obs)
     states = enumerate(hidden_state.as_tensors(state))
     return {
@@ -369,18 +369,18 @@ _ROWS_AT_ONCE = 256
 
 
 class ReplayBuffer:
-    """C sequences of past rollouts and the N of the newest one, where the rollouts are."""
+    """C sequences of past rollouts and the N of the newest one, on the device of the rollouts."""
 
     def __init__(
         self, capacity: int, newest: Rollout, state: HiddenState, num_frames: Mapping[str, int]
     ) -> None:
-        """Allocate the columns; those of the past are empty.
+        """Allocate the columns; those of the past start empty.
 
         Args:
-            capacity: C, the sequences of the past that are kept at most.
-            newest: A rollout of N environments, whose shapes and dtypes are kept.
+            capacity: C, the most past sequences that are kept.
+            newest: A rollout of N environments, whose shapes and dtypes are used.
             state: The state before it. Shape: (L, N, H), or a pair of them; None without memory.
-            num_frames: Frames that the pool of each group holds, at least T * N.
+            num_frames: Capacity of each group's pool in frames, at least T * N.
         """
         num_columns = capacity + newest.num_envs
 
@@ -415,7 +415,7 @@ class ReplayBuffer:
     def put(self, newest: Rollout, state: HiddenState) -> None:
         """Copy a rollout into the columns of the newest one.
 
-        The host waits for the number of its frames where they stand apart.
+        If frames are separate, the host waits for their number.
 
         Args:
             newest: The rollout. T steps of N environments.
@@ -428,13 +428,13 @@ class ReplayBuffer:
             kept[:, self.capacity :] = tensor
 
     def keep_newest(self, num_steps: int) -> None:
-        """Let the newest rollout take part in the sample.
+        """Let the newest rollout compete for places in the sample.
 
-        The device is waited for only once a pool of frames has been full.
+        The host waits for the device only if a pool of frames has been full.
 
         Args:
-            num_steps: Steps that entered the loss. Only they are kept: a NaN with weight would have
-                shown.
+            num_steps: Steps that entered the loss. Only they are kept, as a NaN in them would have
+                been found.
         """
         num_envs = self.rollout.num_envs - self.capacity
         num = min(num_envs, self.capacity)
@@ -442,19 +442,19 @@ class ReplayBuffer:
         worst, columns = self._keys.topk(num)
         enters = keys[:num] < worst.clamp(max=self._key_limit)
         source = self.capacity + newest[:num]
-        target = torch.where(enters, columns, source)  # onto itself where it does not enter
+        target = torch.where(enters, columns, source)  # a sequence that does not enter stays
         self._keys[columns] = torch.where(enters, keys[:num], worst)
         for name, tensor in self._tensors.items():
             rows = tensor if name.startswith(_STATE) else tensor[:num_steps]
-            for row in rows:  # one by one, as copies are made on the way
+            for row in rows:  # one by one, since indexing makes copies
                 row[target] = row[source]
-        for shown in self._shown.values():  # no frame of the steps that are left out
+        for shown in self._shown.values():  # steps that are left out refer to no frame of their own
             shown[num_steps:, target] = shown[num_steps - 1, target]
         num_entered = num_envs if self._key_limit == 1.0 else int(enters.sum())
         self.num_kept = min(self.num_kept + num_entered, self.capacity)
 
     def state_dict(self) -> dict[str, Any]:
-        """Return copies of the sequences of the past, for a checkpoint."""
+        """Return copies of the past sequences, for a checkpoint."""
         kept = {name: each[:, : self.num_kept].clone() for name, each in self._tensors.items()}
         frames = {}
         for group, pool in self._frames.items():
@@ -470,10 +470,10 @@ class ReplayBuffer:
         }
 
     def check(self, state_dict: dict[str, Any]) -> None:
-        """Check that the past of a checkpoint fits.
+        """Check that the past sequences of a checkpoint fit.
 
         Args:
-            state_dict: What :meth:`state_dict` returned.
+            state_dict: The result of :meth:`state_dict`.
 
         Raises:
             ValueError: If the sequences have other shapes.
@@ -497,13 +497,13 @@ class ReplayBuffer:
             )
 
     def load_state_dict(self, state_dict: dict[str, Any]) -> None:
-        """Replace the past by that of a checkpoint; the smallest keys stay, if it has too many.
+        """Replace the past by that of a checkpoint; if it has too many, the smallest keys stay.
 
-        Sequences that were saved without weights weigh 1 at every step, as they did. Where none
-        weigh, those with NaN at steps that weighed 0 are left out.
+        Sequences that were saved without weights have weight 1 at every step. If this buffer has no
+        weights, saved sequences with NaN at steps of weight 0 are excluded.
 
         Args:
-            state_dict: What :meth:`state_dict` returned.
+            state_dict: The result of :meth:`state_dict`.
 
         Raises:
             ValueError: If the sequences have other shapes. Nothing is changed then.
@@ -515,7 +515,7 @@ class ReplayBuffer:
             ones = keys.new_ones(self.rollout.num_steps, len(keys))
             sequences.append(ones if weights is None else weights)
         elif weights is not None:
-            # What weighed 0 may be NaN, and would be trained on.
+            # Samples of weight 0 may be NaN, and without weights they would be trained on.
             finite = [each.isfinite().transpose(0, 1).flatten(1).all(1) for each in sequences]
             keys = torch.where(torch.stack(finite).all(0), keys, torch.inf)
         num = min(int(keys.isfinite().sum()), self.capacity)
@@ -545,11 +545,11 @@ class ReplayBuffer:
         return steps
 
     def _make_room(self, needed: Mapping[str, int]) -> None:
-        """Forget the sequences of the largest keys until the pools have so many free frames."""
+        """Drop the sequences with the largest keys until the pools have the needed free frames."""
         num_kept = self.num_kept
         keys, order = self._keys[:num_kept].sort()
         for group, number in needed.items():
-            shown = self._shown[group][:, : self.num_kept]  # all: their order is of all of them
+            shown = self._shown[group][:, : self.num_kept]  # not fewer: ``order`` indexes all
             taken = 1 + (shown[1:] != shown[:-1]).sum(0)
             room = len(self._frames[group]) - number
             num_kept = min(num_kept, int((taken[order].cumsum(0) <= room).sum()))
@@ -563,16 +563,16 @@ class ReplayBuffer:
         self._keep_first(num_kept)
 
     def _keep_first(self, num_kept: int) -> None:
-        """Empty all columns of the past but the first."""
+        """Empty all columns of the past except the first ``num_kept``."""
         self.num_kept = num_kept
         """Sequences of the past that are kept, in the first columns."""
-        # Empty columns lose against every key, which are below 1, and the first of them first.
+        # Keys are below 1, so empty columns are replaced before all others, the first one first.
         torch.arange(self.capacity + 1 - num_kept, 1, -1, out=self._keys[num_kept:])
 
 
 def _copy_rows(
     source: torch.Tensor, rows: torch.Tensor, target: torch.Tensor, places: torch.Tensor
 ) -> None:
-    """Copy rows of one tensor into places of another, few at once as copies are made on the way."""
+    """Copy rows of one tensor into places of another, a few at a time: indexing makes copies."""
     for some, theirs in zip(rows.split(_ROWS_AT_ONCE), places.split(_ROWS_AT_ONCE), strict=True):
         target[theirs] = source[some]

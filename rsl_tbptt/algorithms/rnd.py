@@ -30,23 +30,23 @@ class RndTraining:
     """
 
     def __init__(self, algorithm: Any, ranks: Ranks) -> None:
-        """Take the RND of an algorithm of rsl_rl's, and who trains it together."""
+        """Take the RND module of one of rsl_rl's algorithms, and the ranks that train it."""
         self.module: RandomNetworkDistillation = algorithm.rnd
         self.optimizer = rnd_optimizer(algorithm)
         use_fused_kernels(self.optimizer)
         self.modules: list[nn.Module] = [self.module.predictor, self.module.state_normalizer]
         """Modules that an update changes."""
         self.parameters: list[nn.Parameter] = list(self.module.predictor.parameters())
-        """What is trained."""
+        """Trained parameters."""
         self._ranks, self._bucket_mb = ranks, algorithm.grad_reduce_bucket_mb
         self.begin_rollout()
 
     def begin_rollout(self) -> None:
-        """Copy what changes within the rollout, at its start."""
+        """Copy the values that change during the rollout, at its start."""
         self._kept = self.module.update_counter, copy.deepcopy(self.module.reward_normalizer)
 
     def drop_rollout(self) -> None:
-        """Set the weight's schedule and the normaliser of rewards to where the rollout began."""
+        """Restore the weight's schedule and the normaliser of rewards from the rollout's start."""
         self.module.update_counter, self.module.reward_normalizer = self._kept
 
     def train(
@@ -102,14 +102,14 @@ def _squared_error(outputs: Outputs, labels: Labels) -> SampleLosses:
 
 
 def state_of_rnd(rnd: RandomNetworkDistillation) -> dict[str, Any]:
-    """Return what RND needs to go on that its ``state_dict()`` lacks.
+    """Return the values that RND needs to continue and that its ``state_dict()`` lacks.
 
     Args:
         rnd: rsl_rl's module, of any algorithm.
 
     Returns:
-        Environment steps so far, by which the weight's schedule goes, and the discounted rewards
-        of the environments, shape (N,), of which ``reward_normalization`` takes the deviation.
+        Environment steps so far, which drive the weight's schedule, and the discounted rewards of
+        the environments, shape (N,), whose deviation ``reward_normalization`` uses.
     """
     average = getattr(rnd.reward_normalizer, "disc_avg", None)
     return {
@@ -119,13 +119,13 @@ def state_of_rnd(rnd: RandomNetworkDistillation) -> dict[str, Any]:
 
 
 def restore_rnd(rnd: RandomNetworkDistillation, state: Mapping[str, Any], num_envs: int) -> None:
-    """Go on where :func:`state_of_rnd` was called.
+    """Restore the values of :func:`state_of_rnd`.
 
     Args:
         rnd: rsl_rl's module.
-        state: What was returned, or nothing, where rsl_rl wrote the file.
-        num_envs: Environments that it sees now. If it saw another number, their discounted rewards
-            begin anew.
+        state: The values, or nothing if rsl_rl wrote the file.
+        num_envs: Current number of environments. If it has changed, their discounted rewards start
+            anew.
     """
     if not state:
         return

@@ -1,7 +1,7 @@
-"""What the environment gives, against what training was set up with: shapes, types and devices.
+"""Checks of the environment's outputs against the form that training was set up with.
 
-All of it is known on the host, so nothing waits for the device but the check for NaN, which stands
-in for that of rsl_rl's runner. What else is not finite an update finds; see ``transaction.py``.
+Shapes, types and devices are known on the host, so only the check for NaN waits for the device; it
+replaces the check of rsl_rl's runner. The update finds other non-finite values: ``transaction.py``.
 """
 
 from __future__ import annotations
@@ -21,20 +21,20 @@ class StepChecks:
     """Checks each step of the environment."""
 
     nan: bool = False
-    """Whether also for NaN, in rsl_rl's runner's place, which names no environments."""
+    """Whether to check for NaN, in place of rsl_rl's runner, which does not name environments."""
 
     def __init__(self, storage: RolloutStorage) -> None:
-        """Check nothing yet.
+        """Prepare the checks.
 
         Args:
-            storage: Made from the first observations.
+            storage: The storage, made from the first observations.
         """
         self._storage = storage
 
     def take_over_nan_check(self, non_finite: str, runner_cfg: dict[str, Any]) -> None:
-        """Do what rsl_rl's runner by default does at every step, or leave it to the update.
+        """Take over the NaN check that rsl_rl's runner makes at every step, or drop it.
 
-        The algorithm shares the runner's config, and nothing else reaches that check.
+        The update finds NaN as well. The runner shares its config, the only way to reach its check.
 
         Args:
             non_finite: The option of that name.
@@ -47,7 +47,7 @@ class StepChecks:
         """Check observations of all environments, batch size (N,), before a model sees them.
 
         Raises:
-            ValueError: If a group is missing, or of another shape, type or device than at first.
+            ValueError: If a group is missing, or has not its first shape, type or device.
         """
         for group, stored in self._storage.observations.items():
             values = obs.get(group, None)
@@ -65,16 +65,16 @@ class StepChecks:
                 )
 
     def check_step(self, obs: TensorDict, rewards: torch.Tensor, dones: torch.Tensor) -> None:
-        """Check what a step gave before it is stored.
+        """Check the results of a step before they are stored.
 
         Args:
-            obs: Next observations, batch size (N,): only for NaN.
+            obs: Next observations, batch size (N,); checked for NaN only.
             rewards: Shape (N,).
             dones: Which episodes ended. Shape: (N,).
 
         Raises:
-            ValueError: If one has another shape, or lies on another device than the storage; or if
-                anything is NaN and that is to be checked.
+            ValueError: If rewards or dones have another shape, or another device than the storage;
+                or if anything is NaN and :attr:`nan` is set.
         """
         storage = self._storage
         for name, values in (("rewards", rewards), ("dones", dones)):
@@ -86,10 +86,10 @@ class StepChecks:
 def _check(
     name: str, values: Any, shape: tuple[int, ...], device: torch.device | None, why: str
 ) -> None:
-    """Check one tensor.
+    """Check that a value is a tensor of the right form.
 
     Raises:
-        ValueError: If it is none, or has another shape or device.
+        ValueError: If it is not a tensor, or has another shape or device.
     """
     if not isinstance(values, torch.Tensor):
         raise ValueError(f"{name} is a {type(values).__name__}, expected a tensor: {_FIX}.")
@@ -100,5 +100,5 @@ def _check(
     if values.device != device:
         raise ValueError(
             f"{name} is on {values.device}, expected {device}, where the rollout is stored: call"
-            f" .to('{device}') on what the environment gives."
+            f" .to('{device}') on what the environment returns."
         )

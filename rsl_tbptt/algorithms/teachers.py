@@ -1,4 +1,4 @@
-"""The teacher of a distillation: its labels, layers and losses, when it is loaded, when it acts."""
+"""The teacher of a distillation: labels, recorded layers, losses, loading, and DAgger's mixing."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ from rsl_tbptt.models.teacher_group import NONE, SelectedTeachers, read_teacher
 
 
 class StepLabels:
-    """Labels each step as it happens, so that a teacher with memory keeps it."""
+    """Labels each step during the rollout, so that a teacher with memory keeps its state."""
 
     def __init__(
         self, teacher: MLPModel, storage: RolloutStorage, with_std: bool, layers: TeacherLayers
     ) -> None:
-        """Take where labels are stored.
+        """Prepare storage for the labels.
 
         Args:
             teacher: The teacher, or several.
@@ -50,13 +50,13 @@ class StepLabels:
         steps = storage.dones.squeeze(-1)
         self._selected = torch.zeros_like(steps, dtype=torch.int16) if self._teachers else None
         self.teacher_names = self._teachers.names if self._teachers else ()
-        """Several teachers in the order of their numbers; none where there is only one."""
+        """Names of several teachers in the order of their numbers; empty for a single teacher."""
 
     def of_step(self, teacher: MLPModel, obs: TensorDict, step: int) -> torch.Tensor:
-        """Return the teacher's actions at a step, shape (N, A), which the storage shall keep.
+        """Return the teacher's actions at a step, shape (N, A), for the storage.
 
         Args:
-            teacher: The teacher, compiled where it is.
+            teacher: The teacher, in compiled form if it is compiled.
             obs: Observations of all environments, batch size (N,).
             step: Step of the rollout.
         """
@@ -75,13 +75,13 @@ class StepLabels:
         """Do nothing: every step has its label."""
 
     def of_rollout(self) -> Labels:
-        """Return the labels of the stored rollout, once it is complete."""
+        """Return the labels of the stored rollout, which has to be complete."""
         actions = self._storage.privileged_actions
         named = {ACTIONS: actions, STD: self._std, TEACHER: self._selected}
         return {name: label for name, label in named.items() if label is not None}
 
     def recorded(self) -> dict[str, torch.Tensor]:
-        """Return what may be NaN, by what messages call it, shape (T, N, D) each."""
+        """Return values that may be NaN, by their names in messages, shape (T, N, D) each."""
         recorded = {"teacher actions": self._storage.privileged_actions}
         if self._teachers is not None and self._selected is not None:
             selector, chosen = self._teachers.selector, self._selected.unsqueeze(-1).double()
@@ -95,12 +95,12 @@ class StepLabels:
 
 
 class RolloutLabels(StepLabels):
-    """Labels stored observations instead of each step, which takes fewer and larger operations."""
+    """Labels stored observations instead of each step, which needs fewer and larger operations."""
 
     def __init__(
         self, teacher: MLPModel, storage: RolloutStorage, with_std: bool, layers: TeacherLayers
     ) -> None:
-        """Take the teacher and where it finds its observations; as for single steps.
+        """Take the teacher and its stored observations; arguments are those of the base class.
 
         Raises:
             ValueError: If the teacher has memory.
@@ -119,7 +119,7 @@ class RolloutLabels(StepLabels):
         self._replays = {name: Replay(model, head) for name, model in models.items()}
 
     def of_step(self, teacher: MLPModel, obs: TensorDict, step: int) -> torch.Tensor:
-        """Return what the storage holds at a step, shape (N, A), until ``complete``."""
+        """Return the storage's values at a step, shape (N, A); ``complete`` fills them later."""
         return self._storage.privileged_actions[step]
 
     @torch.no_grad()
@@ -138,24 +138,24 @@ class RolloutLabels(StepLabels):
             self.layers.keep(steps.start)
 
     def _run(self, name: str, rows: TensorDict) -> list[torch.Tensor]:
-        """Return what a teacher's head says of observations, batch size (n,): (n, A) each."""
+        """Return the outputs of a teacher's head for observations of batch size (n,): (n, A)."""
         starts = torch.zeros(1, len(rows), dtype=torch.bool, device=rows.device)
         outputs, _ = self._replays[name](rows.unsqueeze(0), None, starts)
         return [output.squeeze(0) for output in outputs]
 
 
 TEACHER = "teacher"
-"""Label: the number of the sample's teacher, of several. Shape: (T, N), int16."""
+"""Label: index of the sample's teacher among several. Shape: (T, N), int16."""
 
 
 class LossPerTeacher:
     """Sums up loss and samples of each teacher in the newest rollout, on the device.
 
-    Sums do not depend on micro-batches; what is logged is their quotient after the update.
+    Sums do not depend on micro-batches; their quotient is logged after the update.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
-        """Take the teachers in the order of their numbers; none where there is only one."""
+        """Take the teachers in the order of their numbers; none for a single teacher."""
         self._losses = {f"behavior/{name}": f"num_samples/{name}" for name in names}
 
     @property
@@ -164,7 +164,7 @@ class LossPerTeacher:
         return [*self._losses, *self._losses.values()]
 
     def reported_by(self, loss: Loss) -> Loss:
-        """Return a loss that reports the sums, too."""
+        """Return a loss that reports the sums as well."""
         if not self._losses:
             return loss
 
@@ -181,20 +181,20 @@ class LossPerTeacher:
         return reporting
 
     def metrics(self, totals: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return losses and numbers of samples of an update's sums, shape () each."""
+        """Return the losses and the numbers of samples from an update's sums, shape () each."""
         total = {name: totals[name] for name in self.names}
         means = {name: total[name] / or_one(total[number]) for name, number in self._losses.items()}
         return {**total, **means}
 
     def logged(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Return what is logged: no number of samples, and no loss of a teacher without any."""
+        """Return the metrics to log: no number of samples, no loss of a teacher without any."""
         unused = {name for name, number in self._losses.items() if metrics[number] == 0}
         dropped = unused.union(self._losses.values())
         return {name: value for name, value in metrics.items() if name not in dropped}
 
 
 class TeacherLayers:
-    """What some layers of the teacher gave at every step of the rollout."""
+    """Outputs of some of the teacher's layers at every step of the rollout."""
 
     def __init__(
         self,
@@ -204,20 +204,20 @@ class TeacherLayers:
         *,
         in_batches: bool,
     ) -> None:
-        """Hook into the layers that are targets.
+        """Add hooks to the layers that are targets.
 
         Args:
             teacher: The teacher, before it is compiled.
-            storage: Where rollouts are stored.
+            storage: The storage of rollouts.
             heads: Options of the auxiliary heads by name.
             in_batches: Whether whole rollouts are labelled at once.
 
         Raises:
-            ValueError: If a layer is unknown, or does not give one vector per environment, or if
-                teachers are several.
+            ValueError: If a layer is unknown, does not give one vector per environment, or if there
+                are several teachers.
         """
         self.outputs: dict[str, torch.Tensor] = {}
-        """By layer. Shape: (T, N, D) each."""
+        """Outputs by layer. Shape: (T, N, D) each."""
         self._seen: dict[str, Any] = {}
         asked = {name: head.teacher_layer for name, head in heads.items() if head.teacher_layer}
         if not asked:
@@ -226,8 +226,8 @@ class TeacherLayers:
             name, layer = next(iter(asked.items()))
             raise ValueError(
                 f"auxiliary.{name}.target is '{LAYER}{layer}', expected no layer of a teacher"
-                " where there are several: each sees only samples of its own, and their layers"
-                " differ. Predict an observation group."
+                " with several teachers: each sees only its own samples, and their layers differ."
+                " Predict an observation group."
             )
         found = _vectors_of_layers(teacher, storage.observations[0])
         for name, layer in asked.items():
@@ -243,7 +243,7 @@ class TeacherLayers:
             teacher.get_submodule(layer).register_forward_hook(partial(_see, self._seen, layer))
 
     def keep(self, first_step: int) -> None:
-        """Store what the layers gave last, of all environments and the steps from one on."""
+        """Store the last outputs of the layers, of all environments from ``first_step`` on."""
         for layer, kept in self.outputs.items():
             rows = self._seen.pop(layer).detach().view(-1, *kept.shape[1:])
             kept[first_step : first_step + len(rows)].copy_(rows)
@@ -257,8 +257,8 @@ def _see(seen: dict[str, Any], layer: str, _: nn.Module, __: Any, output: Any) -
 def _vectors_of_layers(teacher: MLPModel, obs: TensorDict) -> dict[str, torch.Tensor]:
     """Return the outputs of the layers that give one vector per environment, (N, D) each.
 
-    A layer that runs several times in a pass, as rsl_rl's MLP has one activation for all its hidden
-    layers, is left out: its name would not tell these outputs apart.
+    A layer that runs several times in a pass is left out, since its name does not identify one
+    output: rsl_rl's MLP has one activation for all its hidden layers.
     """
     calls: dict[str, list[Any]] = {}
 
@@ -268,7 +268,7 @@ def _vectors_of_layers(teacher: MLPModel, obs: TensorDict) -> dict[str, torch.Te
     layers = {name: module for name, module in teacher.named_modules() if name}
     hooks = [each.register_forward_hook(partial(record, name)) for name, each in layers.items()]
     training, state = teacher.training, teacher.get_hidden_state()
-    teacher.eval()  # running statistics are for data
+    teacher.eval()  # keeps running statistics unchanged
     try:
         teacher(obs)
     finally:
@@ -287,12 +287,12 @@ def _vectors_of_layers(teacher: MLPModel, obs: TensorDict) -> dict[str, torch.Te
 
 
 class LazyTeacher:
-    """Stands in ``teacher_loaded`` and loads the teacher's parameters when they are needed.
+    """Takes the place of ``teacher_loaded`` and loads the teacher when the runner asks for it.
 
-    rsl_rl's runners ask ``if not teacher_loaded`` when training starts, and only then. So the file
-    that ``teacher_checkpoint`` names, or the files of several teachers, are read when they ask: who
-    plays or resumes a student has loaded the teacher with it and does not need the file. If no file
-    is named, the error is ours, as rsl_rl's own names no way to give one.
+    rsl_rl's runners ask ``if not teacher_loaded`` when training starts, and only then. Only then is
+    the file of ``teacher_checkpoint`` read, or the files of several teachers: a checkpoint for
+    playing or resuming has brought the teacher, so the file is not needed. If no file is named,
+    this class raises its own error, because rsl_rl's does not say how to name one.
     """
 
     def __init__(
@@ -302,10 +302,10 @@ class LazyTeacher:
         obs: TensorDict,
         ranks: Ranks,
     ) -> None:
-        """Keep the teacher and the file that the config names.
+        """Keep the teacher and the file named in the config.
 
         Args:
-            teacher: The teacher, or several, which know their files.
+            teacher: The teacher, or several, which know their own files.
             path: ``teacher_checkpoint``: file of a single teacher, or ``FOLDER/latest``.
             obs: Observations of any batch size.
             ranks: The processes that train together.
@@ -315,7 +315,7 @@ class LazyTeacher:
         """
         self._teacher, self._path, self._obs, self._ranks = teacher, path, obs, ranks
         self.is_loaded = False
-        """Whether a checkpoint brought the teacher."""
+        """Whether a checkpoint has brought the teacher."""
         if isinstance(teacher, SelectedTeachers) and path is not None:
             raise ValueError(
                 f"teacher_checkpoint is '{path}', expected None with several teachers: each has its"
@@ -323,7 +323,7 @@ class LazyTeacher:
             )
 
     def read(self) -> None:
-        """Load the teacher from its file, if one is named and no checkpoint brought it.
+        """Load the teacher from its file, if one is named and no checkpoint has brought it.
 
         Raises:
             ValueError: If the file is missing, damaged or does not fit. Nothing is changed then.
@@ -363,10 +363,10 @@ class LazyTeacher:
 class Dagger:
     """Draws the environments in which the teacher acts: the mixed policy of DAgger.
 
-    Ross et al. (2011) let the teacher act with probability beta_k in iteration k and the student
-    elsewhere, while every state is labelled by the teacher. Here an exact number of environments is
-    drawn once per rollout, so that a teacher's trajectory is as long as the rollout. beta_k falls
-    linearly to 0 over ``teacher_action_updates``, or stays.
+    In Ross et al. (2011) the teacher acts with probability beta_k in iteration k, the student
+    otherwise, and the teacher labels every state. Here an exact number of environments is drawn
+    once per rollout, so that a teacher's trajectory is as long as the rollout. beta_k falls
+    linearly to 0 over ``teacher_action_updates``, or is constant.
 
     References:
         Ross, Gordon and Bagnell (2011), A Reduction of Imitation Learning and Structured Prediction
@@ -383,9 +383,9 @@ class Dagger:
         self._teacher_acts: torch.Tensor | None = None
 
     def draw(self, num_updates: int) -> None:
-        """Choose where the teacher acts in this rollout, after so many updates.
+        """Draw the environments where the teacher acts in this rollout, after ``num_updates``.
 
-        The host does not wait for the device, and no random number is drawn for no environment.
+        The host does not wait for the device. If there are none, no random number is drawn.
         """
         if self._share == 0:
             return
@@ -399,7 +399,7 @@ class Dagger:
     def mix(self, actions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
         """Return the teacher's labels where it acts, elsewhere the student's actions: (N, A).
 
-        A label that is not finite, as where no teacher is selected, reaches no environment.
+        A label that is not finite, as without a selected teacher, is never executed.
         """
         if self._teacher_acts is None:
             return actions
@@ -407,7 +407,7 @@ class Dagger:
         return torch.where(acts, labels, actions)
 
     def metrics(self) -> dict[str, torch.Tensor]:
-        """Return the share of the environments in this rollout, shape (); empty if unused."""
+        """Return the share of environments where the teacher acts, shape (); empty if unused."""
         if self._teacher_acts is None:
             return {}
         return {"teacher_action_share": self._teacher_acts.float().mean()}

@@ -1,13 +1,13 @@
-"""An update that is whole or not at all, on all ranks: what surrounds the loop of an algorithm.
+"""All-or-nothing updates on all ranks: the code around an algorithm's loop.
 
 ::
 
-    for update in transaction:           # a second time only after out of memory
-        with update:                     # keeps what an update changes
+    for update in transaction:           # repeated only after out of memory
+        with update:                     # keeps everything that an update changes
             ...
-            with update.alone():         # what one rank does between two exchanges
+            with update.alone():         # work of one rank between two exchanges
                 ...
-            logged = update.commit(...)  # the one transfer; all ranks hear of any rank's error
+            logged = update.commit(...)  # the one transfer; all ranks learn of any rank's error
 
 After an error, or NaN or inf in the result of any rank, everything is as before the update and the
 rollout is dropped.
@@ -45,15 +45,15 @@ OUT_OF_MEMORY = (
     "CUDNN_STATUS_ALLOC_FAILED",
     "CUDNN_STATUS_INTERNAL_ERROR_DEVICE_ALLOCATION_FAILED",
 )
-"""What CUDA and its libraries say, which torch raises as a RuntimeError."""
+"""Messages of CUDA and its libraries, which torch raises as a RuntimeError."""
 
 
 class UpdateUndoneError(Exception):
-    """Leaves the block of an update that is not finite on some rank, or failed there."""
+    """Raised to leave an update that is not finite on some rank, or has failed there."""
 
 
 class Transaction:
-    """Runs the updates of an algorithm, each whole or not at all."""
+    """Runs the updates of an algorithm and undoes those that fail."""
 
     def __init__(
         self,
@@ -69,20 +69,20 @@ class Transaction:
         max_micro_batches: int,
         on_drop: Callable[[], None] = lambda: None,
     ) -> None:
-        """Take what an update changes.
+        """Take everything that an update changes.
 
         Args:
-            storage: Where rollouts are stored; cleared when an update ends.
-            modules: Their parameters and buffers are kept.
-            optimizers: Their state and options are kept.
-            options: Of the algorithm.
+            storage: The storage of rollouts; cleared when an update ends.
+            modules: Modules whose parameters and buffers are kept.
+            optimizers: Optimisers whose state and options are kept.
+            options: Options of the algorithm.
             ranks: The processes that train together.
-            stateful_models: Models whose states go on after an update that was undone.
-            add_gradients: Computes the gradient of this rank on some environments, in so many
+            stateful_models: Models whose states continue after an update that was undone.
+            add_gradients: Computes the gradient of this rank on some environments, in a number of
                 micro-batches.
-            inputs: Returns what the update reads, to find where NaN or inf came from.
-            max_micro_batches: Sequences of the largest mini-batch.
-            on_drop: Takes back what a rollout that is dropped has changed.
+            inputs: Returns the inputs of the update, to find the source of NaN or inf.
+            max_micro_batches: Sequences in the largest mini-batch.
+            on_drop: Undoes the other changes of a dropped rollout.
         """
         self._storage, self.optimizers, self._ranks = storage, optimizers, ranks
         self.modules, self._rollback = modules, Rollback(modules, optimizers)
@@ -96,9 +96,9 @@ class Transaction:
         self._max_micro_batches = max_micro_batches
         self._budget_gb, self._has_updated = options.memory_budget_gb, False
         self.num_micro_batches = options.num_micro_batches
-        """At least so many parts of a mini-batch are run one after the other."""
+        """Least number of micro-batches that a mini-batch is split into."""
         self.logged: dict[str, float] = {}
-        """What the last update reports: ``skipped_updates`` (all so far) alone if it was undone."""
+        """Metrics of the last update; only ``skipped_updates`` (total so far) if it was undone."""
 
     def __iter__(self) -> Iterator[Transaction]:
         """Yield itself for one update, and again each time that ran out of memory."""
@@ -108,7 +108,7 @@ class Transaction:
             yield self
 
     def __enter__(self) -> Transaction:
-        """Keep everything as it is."""
+        """Copy everything that the update may change."""
         self._error, self._committed, self._has_updated = None, False, True
         self._rollback.keep()
         return self
@@ -117,12 +117,12 @@ class Transaction:
         """Clear the storage; undo the update first, unless it was committed without an error.
 
         Returns:
-            Whether the error is dealt with: the update is skipped or made again.
+            Whether the error is handled: the update is skipped or repeated.
 
         Raises:
-            ValueError: If the update met NaN or inf and that is not to be skipped.
+            ValueError: If the update met NaN or inf and must not be skipped.
             torch.OutOfMemoryError: If one sequence at a time takes too much memory.
-            RuntimeError: If the update failed on another rank; names it and why.
+            RuntimeError: If the update failed on another rank; it names the rank and the reason.
         """
         if error is None and self._committed:
             self._num_in_a_row = 0
@@ -146,10 +146,10 @@ class Transaction:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Run what only this rank does between two exchanges; nothing inside may exchange.
+        """Run work of this rank alone between two exchanges; nothing inside may exchange.
 
-        Of several ranks one that fails goes on as if it had not, so that none waits for it, and
-        ``commit`` tells all of them.
+        With several ranks, a rank that fails continues as if it had not, so that no rank waits for
+        it; ``commit`` tells all of them.
         """
         try:
             yield
@@ -159,16 +159,16 @@ class Transaction:
             self._error = self._error or error
 
     def commit(self, metrics: Mapping[str, torch.Tensor]) -> dict[str, float]:
-        """Fetch metrics from the device, in the update's one transfer.
+        """Fetch metrics from the device, in the update's only transfer.
 
         Args:
-            metrics: What is reported, by name. Shape: () each.
+            metrics: Metrics by name. Shape: () each.
 
         Returns:
             The same as numbers.
 
         Raises:
-            UpdateUndoneError: If on any rank it failed, or they or what it changed are not finite.
+            UpdateUndoneError: If any rank failed, or its metrics or results are not finite.
         """
         values = torch.stack(list(metrics.values()))
         finite = self._rollback.is_finite() & torch.isfinite(values).all()
@@ -181,23 +181,23 @@ class Transaction:
         return dict(zip(metrics, fetched, strict=True))
 
     def log(self, metrics: Mapping[str, float]) -> None:
-        """Report metrics, what follows from them, and how many updates were skipped so far."""
+        """Report metrics, those derived from them, and the number of skipped updates so far."""
         skipped = float(self._num_skipped)
         self.logged = {**metrics, **self._watch(metrics), "skipped_updates": skipped}
 
     def is_finite(self) -> bool:
-        """Return whether all that an update changes is finite on this rank (waits for it)."""
+        """Return whether everything that an update changes is finite on this rank (waits)."""
         return bool(self._rollback.is_finite())
 
     def plan_memory(self, sizes: Sizes, parameters: Sequence[nn.Parameter]) -> MemoryPlan:
-        """Predict what an update takes, from the gradient on parts of the last rollout.
+        """Predict the memory of an update from the gradient on parts of the last rollout.
 
         Args:
-            sizes: Of mini-batches.
-            parameters: What is trained.
+            sizes: Sizes of mini-batches and replay buffer.
+            parameters: Trained parameters.
 
         Raises:
-            ValueError: If there was no rollout yet, or it is not whole.
+            ValueError: If there has been no complete rollout yet.
         """
         step, num_steps = self._storage.step, self._storage.num_transitions_per_env
         if step not in (0, num_steps) or not (step or self._has_updated):
@@ -213,21 +213,21 @@ class Transaction:
             )
 
     def fit_budget(self, make_plan: Callable[[], MemoryPlan]) -> None:
-        """Fix the micro-batches by ``memory_budget_gb``, before the first update.
+        """Choose the micro-batches for ``memory_budget_gb``, before the first update.
 
         Raises:
-            ValueError: If the budget does not suffice on some rank.
+            ValueError: If the budget is too small on some rank.
         """
         budget = self._budget_gb
         if budget is not None:
             self.num_micro_batches = self._ranks.run_together(
                 lambda: make_plan().num_micro_batches(budget * 1e9)
             )
-            self._budget_gb = None  # not before: a budget that is refused is refused again
+            self._budget_gb = None  # only now: a refused budget is to be refused again
 
     @contextlib.contextmanager
     def _nothing_changes(self) -> Iterator[None]:
-        """Leave everything inside as it is, random numbers included; gradients are dropped."""
+        """Restore everything that changes inside, random numbers included; drop gradients."""
         devices = {p.device for module in self._rollback.modules for p in module.parameters()}
         self._rollback.keep()
         try:
@@ -237,11 +237,11 @@ class Transaction:
             self._rollback.restore()
 
     def _explain(self) -> None:
-        """Say on all ranks why the update was undone.
+        """Raise or warn on all ranks why the update was undone.
 
         Raises:
-            Exception: What stopped it on this rank.
-            RuntimeError: Naming what stopped it on another one.
+            Exception: The error of this rank.
+            RuntimeError: If another rank failed; it names that rank's error.
         """
         self.logged = {}
         own = self._error and f"{type(self._error).__name__}: {self._error}"
@@ -269,10 +269,10 @@ class Transaction:
         self.logged = {"skipped_updates": float(self._num_skipped)}
 
     def _skip(self, source: Source) -> None:
-        """Count an update that met NaN or inf, and was undone; warn once per kind of source.
+        """Count an update that met NaN or inf and was undone; warn once per kind of source.
 
         Raises:
-            ValueError: If none may be skipped, or too many were in a row.
+            ValueError: If none may be skipped, or too many in a row were.
         """
         undone = "Parameters, optimiser and normaliser are as before the update and the rollout was"
         resume = "repair the source, then call learn() again or resume from the last checkpoint."
@@ -290,18 +290,18 @@ class Transaction:
             self._warned.add(source.kind)
             warnings.warn(
                 f"An update {source}. It is skipped. {undone} dropped; training goes on."
-                f" {self._max_in_a_row} in a row end it (max_skipped_updates).",
+                f" {self._max_in_a_row} skipped in a row end it (max_skipped_updates).",
                 stacklevel=4,
             )
 
     def _make_smaller(self, error: BaseException | None) -> None:
-        """Have the update made again with twice the micro-batches.
+        """Repeat the update with twice the micro-batches.
 
         Args:
-            error: What ran out of memory, None if that was another rank.
+            error: The error for lack of memory, or None if it was on another rank.
 
         Raises:
-            torch.OutOfMemoryError: If they cannot be smaller.
+            torch.OutOfMemoryError: If micro-batches cannot be smaller.
         """
         if self.num_micro_batches >= self._max_micro_batches:
             raise torch.OutOfMemoryError(
@@ -319,7 +319,7 @@ class Transaction:
         )
 
     def _drop_rollout(self) -> None:
-        """Let the environments go on from the states they are in, cleared if not finite."""
+        """Let the environments continue from their states, which are cleared if not finite."""
         self.on_drop()
         for optimizer in self.optimizers:
             optimizer.zero_grad()
@@ -329,14 +329,14 @@ class Transaction:
 
 
 def is_out_of_memory(error: BaseException | None) -> bool:
-    """Return whether an error says that the device has no memory left."""
+    """Return whether an error says that the device is out of memory."""
     if isinstance(error, torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error) for text in OUT_OF_MEMORY)
 
 
 class Rollback:
-    """Copy of models and optimisers to go back to; its memory serves one update after another.
+    """Copy of models and optimisers to restore; its memory is reused by every update.
 
     Optimisers must change their tensors in place, as torch's do.
     """
@@ -344,18 +344,18 @@ class Rollback:
     def __init__(
         self, modules: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
     ) -> None:
-        """Take what an update changes.
+        """Take everything that an update changes.
 
         Args:
-            modules: Their parameters and buffers.
-            optimizers: Their state and options.
+            modules: Modules whose parameters and buffers are kept.
+            optimizers: Optimisers whose state and options are kept.
         """
         self.modules, self.optimizers = modules, optimizers
         self._copies: list[torch.Tensor] = []
 
     @torch.no_grad()
     def keep(self) -> None:
-        """Copy everything as it is now."""
+        """Copy the current state."""
         self._states = [_two_levels(optimizer.state) for optimizer in self.optimizers]
         self._groups = [[dict(g) for g in optimizer.param_groups] for optimizer in self.optimizers]
         live = [*self._of_modules(), *_tensors(self._states)]
@@ -365,8 +365,8 @@ class Rollback:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Set everything back to what was kept and drop the gradients."""
-        # Buffers are asked for anew: rsl_rl's normaliser puts other tensors in their place.
+        """Restore the copied state and drop the gradients."""
+        # Buffers are listed again: rsl_rl's normaliser replaces its tensors.
         live = [*self._of_modules(), *_tensors(self._states)]
         torch._foreach_copy_(live, self._copies)
         kept_of_each = zip(self.optimizers, self._states, self._groups, strict=True)
@@ -379,23 +379,23 @@ class Rollback:
 
     @torch.no_grad()
     def is_finite(self) -> torch.Tensor:
-        """Return whether everything is finite as it is now. Shape: (), bool."""
+        """Return whether the current state is finite. Shape: (), bool."""
         states = _tensors(optimizer.state for optimizer in self.optimizers)
-        # Step counts, of no dimension, may live elsewhere.
+        # Step counts, which have no dimension, may be on another device.
         tensors = [*self._of_modules(), *(tensor for tensor in states if tensor.dim() > 0)]
-        # A sum is as telling as each element, and takes a tenth of the time.
+        # A sum shows NaN and inf as well as each element does, and takes a tenth of the time.
         sums = [tensor.sum() for tensor in tensors if tensor.is_floating_point()]
         return torch.isfinite(torch.stack(sums)).all()
 
     def _of_modules(self) -> list[torch.Tensor]:
-        """Return parameters and buffers; those of a shared encoder once."""
+        """Return parameters and buffers; those of a shared encoder appear once."""
         parameters = chain.from_iterable(module.parameters() for module in self.modules)
         buffers = chain.from_iterable(module.buffers() for module in self.modules)
         return list(dict.fromkeys([*parameters, *buffers]))
 
 
 def _two_levels(state: Mapping[Any, Mapping[str, Any]]) -> dict[Any, dict[str, Any]]:
-    """Copy the state of an optimiser, not its tensors."""
+    """Copy the state of an optimiser without its tensors."""
     return {parameter: dict(entries) for parameter, entries in state.items()}
 
 
@@ -415,16 +415,16 @@ _MAX_NAMED = 8
 
 @dataclass(frozen=True)
 class Source:
-    """Where a NaN or inf came from."""
+    """The source of a NaN or inf."""
 
     kind: str
-    """What was not finite, such as "observation group 'policy'"."""
+    """Name of the value that was not finite, such as "observation group 'policy'"."""
 
     details: str = ""
-    """In which environments and since when, and what to do."""
+    """Environments, first step, and the fix."""
 
     event: str = "met NaN or inf in"
-    """What an update did there, before ``kind``."""
+    """What happened to the update, the words before ``kind``."""
 
     def __str__(self) -> str:
         """Return a clause for a message."""
@@ -432,7 +432,7 @@ class Source:
 
 
 def check_nan(obs: TensorDict, rewards: torch.Tensor, dones: torch.Tensor) -> None:
-    """Check what a step of the environment gave (waits for the device, as rsl_rl's check does).
+    """Check the results of an environment step (waits for the device, as rsl_rl's check does).
 
     Args:
         obs: Observations, batch size (N,).
@@ -440,7 +440,7 @@ def check_nan(obs: TensorDict, rewards: torch.Tensor, dones: torch.Tensor) -> No
         dones: Which episodes ended. Shape: (N,).
 
     Raises:
-        ValueError: If anything is NaN; names it and the environments.
+        ValueError: If anything is NaN; it names the value and the environments.
     """
     groups = {f"observation group '{key}'": value for key, value in obs.items()}
     for name, values in {**groups, "rewards": rewards, "dones": dones}.items():
@@ -455,16 +455,16 @@ def check_nan(obs: TensorDict, rewards: torch.Tensor, dones: torch.Tensor) -> No
 
 @dataclass(frozen=True)
 class Inputs:
-    """What an update reads of a rollout."""
+    """Values of a rollout that an update reads."""
 
     groups: Container[str]
     """Observation groups."""
 
     recorded: Mapping[str, torch.Tensor]
-    """What else, by name, each (T, N, D); what follows from others stands behind them."""
+    """Other values by name, each (T, N, D); values derived from others come after them."""
 
     weights: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """What samples weigh, by option, each (T, N)."""
+    """Weights of samples, by option, each (T, N)."""
 
 
 def find_source(
@@ -473,26 +473,26 @@ def find_source(
     add_gradients: Callable[[], object],
     ranks: Ranks,
 ) -> Source:
-    """Find where an update's NaN or inf came from: what it read first, then whose gradients.
+    """Find the source of an update's NaN or inf: first in its inputs, then in gradients.
 
     Slow, with host synchronisation and one more gradient of the whole rollout: only for messages.
     Several processes search together and find the same.
 
     Args:
         observations: Observations of the rollout, batch size (T, N).
-        inputs: What the update reads.
+        inputs: The update's inputs.
         add_gradients: Computes the gradient of the update's loss on the whole rollout.
         ranks: The processes that search together.
 
     Returns:
-        The first of: what is not finite, what is too large to be squared, what cannot be a weight,
-        environments whose own gradients are not finite, divergence.
+        The first of: a value that is not finite, one too large to be squared, one that cannot be a
+        weight, environments whose own gradients are not finite, divergence.
     """
     seen = {key: value for key, value in observations.items() if key in inputs.groups}
     named = {f"observation group '{key}'": value for key, value in seen.items()}
     read = _in_what_was_read({**named, **inputs.recorded})
     found = _of_any_rank(read or _in_weights(inputs.weights), ranks)
-    if found is None:  # in all of them, so that all compute gradients, which exchange sums
+    if found is None:  # on all ranks, so that all compute gradients, which exchange sums
         found = _of_any_rank(_in_gradients(list(seen.values()), add_gradients), ranks)
     return found or _DIVERGENCE
 
@@ -504,7 +504,7 @@ _DIVERGENCE = Source(
 
 
 def _of_any_rank(source: Source | None, ranks: Ranks) -> Source | None:
-    """Return what the first rank found that found anything, and name that rank."""
+    """Return the finding of the first rank that found something, with the rank's number."""
     of_ranks = ranks.gather(source)
     found = [(rank, source) for rank, source in enumerate(of_ranks) if source is not None]
     if not found or len(of_ranks) == 1:
@@ -514,7 +514,7 @@ def _of_any_rank(source: Source | None, ranks: Ranks) -> Source | None:
 
 
 def _in_what_was_read(named: Mapping[str, Any]) -> Source | None:
-    """Return the first that is not finite, else the first that is too large."""
+    """Return the first value that is not finite, otherwise the first that is too large."""
     for name, values in named.items():
         bad = ~torch.isfinite(values)
         if bad.any():
@@ -529,7 +529,7 @@ def _in_what_was_read(named: Mapping[str, Any]) -> Source | None:
 
 
 def _in_weights(named: Mapping[str, torch.Tensor]) -> Source | None:
-    """Return the first that is not finite or below 0."""
+    """Return the first weight that is not finite or below 0."""
     for name, values in named.items():
         bad = ~(torch.isfinite(values) & (values >= 0))
         if bad.any():
@@ -542,14 +542,14 @@ def _in_weights(named: Mapping[str, torch.Tensor]) -> Source | None:
 def _in_gradients(observations: list[Any], add_gradients: Callable[[], object]) -> Source | None:
     """Return the environments whose gradient is not finite.
 
-    The gradient with respect to the observations tells them all at once: no environment's reaches
-    another one's.
+    The gradient with respect to the observations shows all of them at once, since no environment
+    contributes to another one's gradient.
     """
     leaves = [value for value in observations if value.is_floating_point()]
     try:
         for leaf in leaves:
             leaf.requires_grad_()
-        with recordings_aside():  # windows of all environments are of no use later
+        with recordings_aside():  # graphs for windows of all environments are not needed later
             add_gradients()
         gradients = [leaf.grad.flatten(2) for leaf in leaves if leaf.grad is not None]
     finally:
@@ -562,7 +562,7 @@ def _in_gradients(observations: list[Any], add_gradients: Callable[[], object]) 
 
 
 def _where(bad: torch.Tensor) -> str:
-    """Say where ``bad`` (T, N, ...), bool, is True."""
+    """Describe where ``bad`` (T, N, ...), bool, is True."""
     first_step = int(bad.flatten(1).any(1).nonzero()[0])
     return f" of {_environments(bad)}, first at step {first_step} of the rollout"
 

@@ -1,4 +1,4 @@
-"""What rewards are worth beyond the end of an episode, and what whole episodes returned."""
+"""Bootstrap values for truncated episodes, and the returns of whole episodes."""
 
 from __future__ import annotations
 
@@ -13,14 +13,14 @@ from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core.distributed import Ranks
 
 NUM_EPISODES = 100
-"""At least so many are averaged, as in the reward that rsl_rl's runner logs."""
+"""Least number of episodes to average over, as in the reward that rsl_rl's runner logs."""
 
 
 class TruncationBootstrap:
-    """Bootstrap values for truncated episodes, with one warning if they are approximations."""
+    """Bootstrap values for truncated episodes; it warns once if they are approximations."""
 
     def __init__(self) -> None:
-        """Start without a warning given."""
+        """Start before any warning."""
         self._warned = False
         self._without_final_obs: torch.Tensor | None = None
         self._held: Any = None
@@ -32,40 +32,40 @@ class TruncationBootstrap:
         values: torch.Tensor,
         extras: Mapping[str, Any],
     ) -> torch.Tensor:
-        """Return the value of going on where time ran out, 0 elsewhere, shape (N,).
+        """Return the bootstrap value where time ran out, 0 elsewhere, shape (N,).
 
         Args:
-            critic: The critic in the state after this step's observation; it is left in it.
+            critic: The critic, in the state after this step's observation; the state is kept.
             values: Its values before the step, shape (N, 1): rsl_rl's approximation.
-            extras: Has "time_outs", shape (N,), which environments' time ran out; and may have
+            extras: Has "time_outs", shape (N,), the environments where time ran out. It may have
                 "final_obs", observation groups at the end of the step, before any reset. Those of
-                an earlier step count as none: Isaac Lab keeps them until the next episode ends.
+                an earlier step are ignored: Isaac Lab keeps them until the next episode ends.
         """
         time_outs, final_obs = extras["time_outs"].to(values.device).bool(), extras.get("final_obs")
         if final_obs is not None and self._is_new(final_obs):
             obs = TensorDict(dict(final_obs), batch_size=values.shape[:1]).to(values.device)
             return torch.where(time_outs, value_without_advancing(critic, obs), 0.0)
         if not self._warned:
-            # Noted on the device, as asking it here would wait for it. A step without time-outs is
-            # nothing to warn of: Isaac Lab gives no final observations before its first reset.
+            # Recorded on the device, since reading it here would wait. A step without time-outs is
+            # no reason to warn: Isaac Lab gives no final observations before its first reset.
             before, now = self._without_final_obs, time_outs.any()
             self._without_final_obs = now if before is None else before | now
         return torch.where(time_outs, values.squeeze(-1), 0.0)
 
     def _is_new(self, final_obs: Mapping[str, Any]) -> bool:
-        """Return whether these are others than last time, by identity: no value is read.
+        """Return whether these differ from the last ones, by identity: no value is read.
 
-        Tensors changed in place count as others if torch counts their versions, which it does not
-        for those made in inference mode.
+        Tensors changed in place count as new if torch counts their versions, which it does not do
+        for tensors made in inference mode.
         """
         groups = list(final_obs.values())
         marks = [id(final_obs), *((id(group), _version(group)) for group in groups)]
         is_new = marks != self._marks
-        self._held, self._marks = (final_obs, groups), marks  # held: else their ids might recur
+        self._held, self._marks = (final_obs, groups), marks  # held, or their ids might be reused
         return is_new
 
     def warn_once(self) -> None:
-        """Warn if a time-out had no final observation; until it has, this reads the device."""
+        """Warn if a time-out had no final observation. Before it has, this reads the device."""
         if not self._warned and self._without_final_obs is not None and self._without_final_obs:
             self._warned = True
             warnings.warn(
@@ -77,13 +77,13 @@ class TruncationBootstrap:
 
 
 def _version(group: Any) -> int | None:
-    """Return how often a tensor was changed in place, None where torch does not count."""
+    """Return how often a tensor was changed in place, or None if torch does not count it."""
     counts = isinstance(group, torch.Tensor) and not group.is_inference()
     return group._version if counts else None
 
 
 def value_without_advancing(critic: MLPModel, obs: TensorDict) -> torch.Tensor:
-    """Return the critic's value of ``obs`` (N,), and leave its hidden state as it is."""
+    """Return the critic's value of ``obs`` (N,) without changing its hidden state."""
     state = critic.get_hidden_state()
     values = critic(obs).detach().squeeze(-1)
     critic.reset(hidden_state=state)
@@ -93,30 +93,30 @@ def value_without_advancing(critic: MLPModel, obs: TensorDict) -> torch.Tensor:
 class EpisodeReturns:
     """Mean undiscounted return of the episodes that ended in the newest rollouts.
 
-    These are the fewest rollouts in which together ``NUM_EPISODES`` episodes ended, on all ranks.
+    The newest rollouts are the fewest in which ``NUM_EPISODES`` episodes ended, over all ranks.
     """
 
     def __init__(self, num_envs: int, device: torch.device | str) -> None:
-        """Start in the middle of nothing: an episode counts from the first step that is seen."""
+        """Start with all episodes at zero; an episode counts from the first step that is added."""
         self.running = torch.zeros(num_envs, device=device)
-        """Returns so far of the episodes that have not ended. Shape: (N,)."""
+        """Returns of the running episodes so far. Shape: (N,)."""
         self._ended = torch.zeros(2, device=device)
         self._rollouts: list[list[float]] = []
 
     @property
     def mean(self) -> float | None:
-        """The mean, None before an episode ended."""
+        """The mean, or None before any episode has ended."""
         if not self._rollouts:
             return None
         total, count = map(sum, zip(*self._rollouts, strict=True))
         return total / count
 
     def begin_rollout(self) -> None:
-        """Forget what ended in a rollout that no update took."""
+        """Drop the episodes of a rollout that had no update."""
         self._ended = torch.zeros_like(self._ended)
 
     def add(self, rewards: torch.Tensor, dones: torch.Tensor) -> None:
-        """Take a step.
+        """Add a step.
 
         An episode with a reward that is NaN or inf does not count.
 
@@ -127,7 +127,7 @@ class EpisodeReturns:
         running, dones = self.running + rewards, dones.bool()
         counts = dones & torch.isfinite(running)
         ended = torch.where(counts, running, 0.0).sum(), counts.sum()
-        # New tensors: those of a rollout in inference mode cannot be changed outside of it.
+        # New tensors: those of a rollout in inference mode cannot be changed in place outside it.
         self._ended = self._ended + torch.stack(ended)
         self.running = torch.where(dones, 0.0, running)
 
@@ -137,7 +137,7 @@ class EpisodeReturns:
         return {"return_sum": return_sum, "num_returns": num_returns}
 
     def conclude(self, return_sum: float, num_returns: float) -> None:
-        """Take what ``metrics`` returned, and drop the rollouts that are not needed any more."""
+        """Add the values of ``metrics``, and drop the rollouts that are not needed any more."""
         if num_returns == 0:
             return
         self._rollouts.append([return_sum, num_returns])
@@ -149,5 +149,5 @@ class EpisodeReturns:
         return [[*rollout] for rollout in self._rollouts]
 
     def load_state_dict(self, rollouts: Sequence[Sequence[float]]) -> None:
-        """Go on with what ``state_dict`` returned."""
+        """Restore the values of ``state_dict``."""
         self._rollouts = [[*rollout] for rollout in rollouts]

@@ -1,1 +1,1 @@
-"""Checkpoints: read without running code, compared before loading, written whole or not at all."""
+"""Checkpoints: read without running code, compared before loading, written completely or not."""

@@ -1,9 +1,9 @@
-"""How the models of a checkpoint were configured, where their parameters do not show it.
+"""Descriptions of a checkpoint's models: the parts of their configs that parameters do not show.
 
 Two models with equal parameters act differently if their activations differ or if their
-observations are joined in another order. Both are compared with what the checkpoint says where an
-algorithm of this package wrote it, and otherwise with ``params/agent.yaml`` beside it, which Isaac
-Lab and mjlab write.
+observations are joined in another order. Both are compared with the checkpoint's description if an
+algorithm of this package wrote it, otherwise with ``params/agent.yaml`` next to it, which Isaac Lab
+and mjlab write.
 """
 
 from __future__ import annotations
@@ -25,18 +25,18 @@ from rsl_tbptt.compat.versions import MLPModel, resolve_callable
 from rsl_tbptt.files import complete, read_config
 
 AGENT = Path("params", "agent.yaml")
-"""Where Isaac Lab, mjlab and our runners write it. rsl_rl alone writes none."""
+"""Path that Isaac Lab, mjlab and this package's runners write it to. rsl_rl writes none."""
 _TRAINED_AS = {
     "teacher": ("teacher", "actor", "policy"),
     "student": ("student",),
     "actor": ("student", "actor"),
     "critic": ("critic",),
 }
-"""Names under which a model of a role may have been trained, best first; "policy" by rsl_rl 3."""
+"""Names under which a model of a role may have been trained, best first; rsl_rl 3 uses "policy"."""
 
 
 def model_configs(cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """Copy what a runner's config says of its models, before rsl_rl takes entries out of it."""
+    """Copy the models' configs from a runner's, before rsl_rl removes entries from it."""
     roles = ("actor", "critic", "student", "teacher")
     return copy.deepcopy({role: cfg[role] for role in roles if role in cfg})
 
@@ -49,7 +49,7 @@ def describe_all(
     Args:
         models: The models.
         obs: Observations of any batch size.
-        configs: What ``model_configs`` returned; None where models were built without a config.
+        configs: The result of ``model_configs``; None if models were built without a config.
 
     Returns:
         See ``describe``.
@@ -57,7 +57,7 @@ def describe_all(
 
     def config_of(role: str) -> Any:
         found: Any = configs
-        for key in role.split("."):  # that of one of several teachers stands deeper
+        for key in role.split("."):  # one of several teachers is nested deeper
             found = found.get(key) if isinstance(found, Mapping) else None
         return found
 
@@ -67,18 +67,18 @@ def describe_all(
 def describe(
     model: MLPModel, obs: TensorDict, config: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """Describe what a model's parameters do not show, in plain values for a checkpoint.
+    """Describe the parts of a model that its parameters do not show, in plain values.
 
     Args:
         model: The model.
         obs: Observations of any batch size.
-        config: Its class and arguments, if they are known.
+        config: Its class and arguments, if known.
 
     Returns:
         ``"activations"``, classes of the head's layers without parameters; ``"obs_groups"``, the
-        shape of each group that the model concatenates, in their order; ``"images"``, the shape
-        of each that a CNN encodes; ``"groups"``, shape and dtype of each that it sees;
-        ``"class_name"``; and ``"arguments"`` of that class, where they are known and plain.
+        shape of each group that the model concatenates, in order; ``"images"``, the shape of each
+        group that a CNN encodes; ``"groups"``, shape and dtype of each group that it reads;
+        ``"class_name"``; and ``"arguments"`` of that class, if they are known and plain.
     """
     layers = getattr(model, "mlp", nn.Sequential()).children()
     parameterless = (layer for layer in layers if not list(layer.parameters()))
@@ -103,20 +103,20 @@ def describe(
         if config and resolve_callable(config["class_name"]) is type(model):
             arguments = {name: value for name, value in config.items() if name != "class_name"}
             description["arguments"] = plain(arguments)
-    except TypeError:  # an argument that no checkpoint can hold
+    except TypeError:  # an argument that a checkpoint cannot hold
         pass
     return description
 
 
 def plain(value: Any, other: Callable[[Any], Any] | None = None) -> Any:
-    """Return a config's value as files without code can hold it; classes become their names.
+    """Return a config's value in a form for files without code; classes become their names.
 
     Args:
         value: The value.
-        other: Returns what stands for a value that is not plain. None refuses it.
+        other: Returns a replacement for a value that is not plain. None refuses such values.
 
     Raises:
-        TypeError: If it, or something in it, is of no such kind.
+        TypeError: If the value, or something in it, is not plain.
     """
     if isinstance(value, Mapping):
         return {plain(key, other): plain(each, other) for key, each in value.items()}
@@ -124,7 +124,7 @@ def plain(value: Any, other: Callable[[Any], Any] | None = None) -> Any:
         return (list if isinstance(value, list) else tuple)(plain(each, other) for each in value)
     if isinstance(value, type):
         return qualified_name(value)
-    for kind in (bool, int, float):  # also of a subclass, such as one of numpy
+    for kind in (bool, int, float):  # also instances of subclasses, such as numpy's
         if isinstance(value, kind):
             return kind(value)
     if isinstance(value, str):
@@ -137,7 +137,7 @@ def plain(value: Any, other: Callable[[Any], Any] | None = None) -> Any:
 
 
 def qualified_name(value: Any) -> str:
-    """Return the name by which a class or function is imported, else what it is in words."""
+    """Return the name by which a class or function is imported; for other values ``str(value)``."""
     name = getattr(value, "__qualname__", None)
     return f"{value.__module__}:{name}" if name else str(value)
 
@@ -153,17 +153,17 @@ def check_fits(
 ) -> None:
     """Check that a model can be loaded from a checkpoint, before anything is changed.
 
-    Activations and observation groups are compared where the checkpoint or a file beside it tells
+    Activations and observation groups are compared if the checkpoint, or a file next to it, has
     those of the training.
 
     Args:
         model: The model to load into.
         state_dict: Its part of the checkpoint: parameters and buffers, of any shapes.
-        role: "teacher", "student", "actor" or "critic", or that of one of several teachers.
+        role: "teacher", "student", "actor" or "critic", or the role of one of several teachers.
         obs: Observations of any batch size.
         checkpoint: The checkpoint.
-        path: Its file, or None where that is unknown.
-        advice: Names the setting to change; see ``check_matches``.
+        path: Its path, or None if it is unknown.
+        advice: Returns the setting to change; see ``check_matches``.
 
     Raises:
         ValueError: If the parameters do not fit, or if the model was trained with another
@@ -177,11 +177,11 @@ def check_fits(
     used, expected = ours["activations"], trained["activations"]
     if used and not set(expected) <= set(used):
         raise ValueError(
-            f"{role}.activation is {', '.join(used)}, expected {', '.join(expected)}, with which"
-            f" the checkpoint was trained as {source} says: the same parameters would act"
-            " differently. Set it so in the config."
+            f"{role}.activation is {', '.join(used)}, expected {', '.join(expected)}, that of the"
+            f" checkpoint's training, as {source} says: with another one the same parameters act"
+            " differently. Change it in the config."
         )
-    images = getattr(model, "obs_groups_2d", ())  # their encoders bear their names
+    images = getattr(model, "obs_groups_2d", ())  # encoders are named after their groups
     groups = {name: shape for name, shape in trained["obs_groups"].items() if name not in images}
     _check_groups(ours["obs_groups"], groups, role, source)
 
@@ -189,7 +189,7 @@ def check_fits(
 def _check_groups(
     ours: dict[str, list[int]], trained: dict[str, list[int] | None], role: str, source: str
 ) -> None:
-    """Compare observation groups; widths are None where they were not kept.
+    """Compare observation groups; a width is None if it was not recorded.
 
     Raises:
         ValueError: If the same groups have another order or other widths.
@@ -199,31 +199,30 @@ def _check_groups(
     if set(ours) != set(trained):
         warnings.warn(
             f"The {role} sees the observation groups {[*ours]} and was trained with"
-            f" {[*trained]}, as {source} says: they have to hold the same values, in that order.",
+            f" {[*trained]}, as {source} says: they need to have the same values, in that order.",
             stacklevel=3,
         )
         return
     expected = {name: ours[name] if shape is None else shape for name, shape in trained.items()}
     if [*ours.items()] != [*expected.items()]:
         raise ValueError(
-            f"obs_groups['{role}'] is {ours}, expected {expected}, the order and widths with which"
-            f" the checkpoint was trained as {source} says: the same inputs would mean something"
-            " else."
+            f"obs_groups['{role}'] is {ours}, expected {expected}, the order and widths of the"
+            f" checkpoint's training, as {source} says: otherwise its inputs have another meaning."
         )
 
 
 def _trained_with(
     role: str, checkpoint: Mapping[str, Any], path: str | None
 ) -> tuple[dict[str, Any] | None, str]:
-    """Return what tells how the model of a role was configured, if anything does, and its name."""
+    """Return the description of a role's model in its training, if there is one, and its source."""
     names = _TRAINED_AS.get(role) or (role, *_TRAINED_AS["teacher"])  # one of several teachers
     recorded = checkpoint.get("rsl_tbptt", {}).get("models", {})
     for name in names:
         if name in recorded:
             return recorded[name], "it"
     agent = Path(path or "").parent / AGENT
-    # Without its file the path is something else, such as a pattern of files. And nobody without
-    # yaml has written such a config.
+    # If the path is not a file it is something else, such as a pattern. Without yaml nobody can
+    # have written such a config.
     if not (path and Path(path).is_file() and agent.is_file() and importlib.util.find_spec("yaml")):
         return None, ""
     config = read_config(agent)
@@ -240,7 +239,7 @@ def _trained_with(
 
 
 def _class_names(activation: str | None) -> list[str]:
-    """Return the class of an activation that a config names; none where rsl_rl knows no such."""
+    """Return the class of an activation in a config; none if rsl_rl does not know it."""
     if activation is None:
         return []
     try:
@@ -267,25 +266,25 @@ def agent_config(checkpoint: Path) -> dict[str, Any]:
         if not needed.is_file():
             raise FileNotFoundError(
                 f"{needed} is missing, expected a checkpoint in the log folder of a training, with"
-                " params/agent.yaml beside it. rsl_rl alone writes none: `rsl-tbptt export` and"
+                " params/agent.yaml next to it. rsl_rl alone writes none: `rsl-tbptt export` and"
                 " `rsl-tbptt evaluate` take its config as --agent FILE."
             )
     return read_config(path)
 
 
 def write_agent_config(config: Mapping[str, Any], folder: Path) -> None:
-    """Write a runner's config into a run's folder, as Isaac Lab does; without pyyaml nothing.
+    """Write a runner's config into a run's folder, as Isaac Lab does; nothing without pyyaml.
 
     Args:
         config: Plain values.
         folder: The run's folder.
     """
     if importlib.util.find_spec("yaml") is None:
-        return  # nobody without it can read the file
+        return  # without it nobody can read the file
     import yaml
 
     try:
         with complete(folder / AGENT) as unfinished:
             unfinished.write_text(yaml.safe_dump(dict(config), sort_keys=False), encoding="utf-8")
-    except OSError as error:  # checkpoints say the same of their models
+    except OSError as error:  # checkpoints contain their models' configs as well
         warnings.warn(f"'{folder / AGENT}' cannot be written ({error.strerror}).", stacklevel=3)

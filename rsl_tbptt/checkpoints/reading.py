@@ -21,15 +21,15 @@ def read_checkpoint(path: str, device: torch.device | str) -> dict[str, Any]:
 
     Args:
         path: File written by a runner's ``save``.
-        device: Where tensors are put.
+        device: Device of the tensors.
 
     Returns:
         The saved dictionary.
 
     Raises:
-        ValueError: If the file is missing, damaged, or holds something else than a checkpoint.
+        ValueError: If the file is missing or damaged, or is not a checkpoint.
     """
-    import torch  # here, as finding a checkpoint's file has to be quick
+    import torch  # not at the top: finding a checkpoint's file has to be quick
 
     if not Path(path).is_file():
         raise ValueError(f"The checkpoint '{path}' does not exist: check the path.")
@@ -49,7 +49,7 @@ def read_checkpoint(path: str, device: torch.device | str) -> dict[str, Any]:
 
 
 def student_state_dict(checkpoint: Mapping[str, Any]) -> Mapping[str, torch.Tensor]:
-    """Return the parameters of a distillation's student, in the shapes that were trained.
+    """Return the parameters of a distillation's student, in their trained shapes.
 
     Raises:
         ValueError: If ``checkpoint`` has none.
@@ -63,7 +63,7 @@ def student_state_dict(checkpoint: Mapping[str, Any]) -> Mapping[str, torch.Tens
 
 
 Advice = Callable[[str, str, bool], str]
-"""Names the setting that makes a key agree, by key, role and whether the checkpoint has it."""
+"""Returns the setting to change for a key, its role, and whether the checkpoint has the key."""
 
 
 def check_matches(
@@ -78,11 +78,11 @@ def check_matches(
         model: The model to load into.
         state_dict: Parameters and buffers by name.
         role: "teacher" or "student", for the message.
-        advice: Names the setting to change. None speaks of the installed rsl_rl's configs.
+        advice: Returns the setting to change. None uses the config of the installed rsl_rl.
 
     Raises:
-        ValueError: If a key is missing, left over, or of another shape; names the first one and
-            the setting that fixes it.
+        ValueError: If a key is missing, unexpected or of another shape; it names the first such key
+            and the setting to change.
     """
     from rsl_tbptt.compat.versions import config_advice
 
@@ -115,13 +115,13 @@ def check_matches(
 
 
 def _check_sums(path: str) -> None:
-    """Compare a file with the checksums in it, which torch writes and does not read.
+    """Compare a file with the checksums in it; torch writes them but does not check them.
 
     Raises:
-        ValueError: If one differs.
+        ValueError: If a checksum differs.
     """
     if not zipfile.is_zipfile(path):
-        return  # of a torch before 1.6, or no checkpoint
+        return  # written by torch before 1.6, or not a checkpoint
     with zipfile.ZipFile(path) as archive:
         if not any(entry.CRC for entry in archive.infolist()):
             return  # torch.serialization.set_crc32_options(False)
@@ -131,7 +131,7 @@ def _check_sums(path: str) -> None:
 
 
 def _first_sentence(error: Exception) -> str:
-    """Return what of an error is a sentence: torch's go on with the advice to run the code."""
+    """Return an error's first sentence: torch's messages then advise you to run the file's code."""
     sentence = re.split(r"(?<=[.!?])\s", str(error).strip(), maxsplit=1)[0]
     return f"{sentence.removesuffix('.') or type(error).__name__}."
 
@@ -140,20 +140,20 @@ LATEST = "latest"
 """As a file's name: the newest valid checkpoint of that folder."""
 
 NUMBERED = re.compile(r"(?:model|safe)_(\d+)\.pt")
-"""Names of checkpoints with their iteration: a runner's, and an algorithm's own line."""
+"""Names of checkpoints with their iteration: a runner's, and an algorithm's emergency saves."""
 
 
 def checkpoint_file(path: str | os.PathLike[str]) -> Path:
-    """Return the file that a user names as a checkpoint.
+    """Return the file of a checkpoint that a user names.
 
     Args:
-        path: A file; or a run's folder, or ``FOLDER/latest``, for the newest valid one in it.
+        path: A file; or a run's folder, or ``FOLDER/latest``, for its newest valid checkpoint.
 
     Returns:
-        The file. One that is named itself is not looked at.
+        The file. A file that is named directly is not checked.
 
     Raises:
-        ValueError: If a folder holds no valid checkpoint.
+        ValueError: If a folder has no valid checkpoint.
     """
     path = Path(path)
     if path.is_dir():
@@ -166,9 +166,9 @@ def checkpoint_file(path: str | os.PathLike[str]) -> Path:
 def latest_checkpoint(folder: str | os.PathLike[str]) -> Path:
     """Find the checkpoint of the highest iteration that can be loaded.
 
-    The iteration is that of the name, as times do not survive a copy; of two of one iteration the
-    one written last comes first. Each is read whole, without running code it may contain; one that
-    is damaged is passed over with a warning that names it. A training may write and delete files
+    Iterations are taken from names, since times do not survive a copy; of two files of one
+    iteration the one written last comes first. Each file is read completely, without running its
+    code; a warning names each damaged file, which is skipped. A training may write and delete files
     meanwhile.
 
     Args:
@@ -178,7 +178,7 @@ def latest_checkpoint(folder: str | os.PathLike[str]) -> Path:
         The file.
 
     Raises:
-        ValueError: If the folder is missing or holds no valid checkpoint.
+        ValueError: If the folder is missing or has no valid checkpoint.
     """
     folder = Path(folder)
     if not folder.is_dir():
@@ -187,7 +187,7 @@ def latest_checkpoint(folder: str | os.PathLike[str]) -> Path:
     for path in found:
         if _is_valid(path):
             return path
-        if not path.exists():  # deleted since; whoever deletes one has written a newer one
+        if not path.exists():  # deleted meanwhile, by a process that has written a newer one
             return latest_checkpoint(folder)
     raise ValueError(
         f"The run folder '{folder}' holds no valid checkpoint, expected model_<iteration>.pt"
@@ -200,15 +200,15 @@ def numbered_checkpoints(folder: Path) -> list[Path]:
     found = []
     for path in folder.iterdir():
         if match := NUMBERED.fullmatch(path.name):
-            with suppress(FileNotFoundError):  # deleted since
+            with suppress(FileNotFoundError):  # deleted meanwhile
                 found.append((int(match[1]), path.stat().st_mtime_ns, path))
     return [path for _, _, path in sorted(found, reverse=True)]
 
 
 def _is_valid(path: Path) -> bool:
-    """Return whether a checkpoint can be loaded and has what every runner writes.
+    """Return whether a checkpoint can be loaded and has the entries that every runner writes.
 
-    If not there is a warning, but for a file that has gone.
+    It warns if not, unless the file has been deleted.
     """
     try:
         checkpoint = read_checkpoint(str(path), "cpu")

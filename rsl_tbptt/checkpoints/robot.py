@@ -1,8 +1,8 @@
-"""What runs a policy on a robot has to know of its environment, as plain values for a checkpoint.
+"""Properties of an environment that running a policy on a robot needs, as plain values.
 
-Isaac Lab and mjlab tell it by their managers, which are alike. Of other environments the
-observation groups are known. What an environment knows beyond that, it says itself: its method
-``describe_robot()`` returns entries that replace those found here.
+In Isaac Lab and mjlab the managers, which are similar, provide them. Of other environments the
+observation groups are known. An environment can add more: its method ``describe_robot()`` returns
+entries that replace those found here.
 """
 
 from __future__ import annotations
@@ -18,29 +18,29 @@ from tensordict import TensorDict
 from rsl_tbptt.checkpoints.describing import plain, qualified_name
 
 HOOK = "describe_robot"
-"""A method of an environment, without arguments, whose dictionary goes before what is found."""
+"""Method of an environment, without arguments; the dictionary it returns takes precedence."""
 
 
 def describe_robot(env: Any, obs: TensorDict) -> dict[str, Any]:
-    """Describe what goes into and comes out of the policies of an environment.
+    """Describe the inputs and outputs of an environment's policies.
 
-    What cannot be read is left out with a warning: it must not end a training.
+    Values that cannot be read are left out with a warning, so that the training does not end.
 
     Args:
-        env: The environment, in rsl_rl's form.
+        env: The environment, wrapped for rsl_rl.
         obs: Its observations, of any batch size.
 
     Returns:
-        ``"observation_groups"`` by name: shape and, with managers, terms in their order, each with
-        name, function, shape, modifiers, scale, clip, whether it is noisy in training, its delays
-        there in control steps, and history, whose steps the shape includes; and
-        ``"history_order"``, whether steps are joined by ``"term"`` or by ``"time"``.
-        ``"step_dt"`` in seconds; ``"clip_actions"``. With managers ``"actions"``, terms in their
-        order: name, kind, width, joint names, and scale, offset and clip by action;
-        ``"joint_names"`` with ``"default_joint_pos"``, ``"joint_stiffness"`` and
-        ``"joint_damping"`` in that order, in the simulator's units, and ``"joint_sdk_names"``, the
-        joints in the order of the robot's motors, where its config has them as unitree_rl_lab's
-        do; ``"command_names"``, and ``"command_ranges"`` of those that have ranges.
+        ``"observation_groups"`` by name: shape and, with managers, terms in order, each with name,
+        function, shape, modifiers, scale, clip, whether it is noisy in training, its delays there
+        in control steps, and history, whose steps the shape includes; and ``"history_order"``,
+        whether steps are joined by ``"term"`` or by ``"time"``. ``"step_dt"`` in seconds;
+        ``"clip_actions"``. With managers ``"actions"``, terms in order: name, kind, width, joint
+        names, and scale, offset and clip by action; ``"joint_names"`` with ``"default_joint_pos"``,
+        ``"joint_stiffness"`` and ``"joint_damping"`` in that order, in the simulator's units;
+        ``"joint_sdk_names"``, the joints in the order of the robot's motors, if its config has
+        them as unitree_rl_lab's do; ``"command_names"``, and ``"command_ranges"`` of commands that
+        have ranges.
     """
     inner = getattr(env, "unwrapped", env)
     readers: dict[str, Callable[[], Any]] = {
@@ -59,14 +59,14 @@ def describe_robot(env: Any, obs: TensorDict) -> dict[str, Any]:
 
 
 def _read(name: str, read: Callable[[], Any], env: Any) -> Any:
-    """Return plain values; None with a warning where an environment's classes raise anything."""
+    """Return plain values; warn and return None if the environment's classes raise anything."""
     try:
         return plain(read())
     except Exception as error:
         warnings.warn(
             f"{name} of {type(env).__name__} could not be read for the checkpoint"
-            f" ({type(error).__name__}: {error}), so exports will not tell it: return it from a"
-            f" method {HOOK}() of the environment.",
+            f" ({type(error).__name__}: {error}), so exports will lack it: return it from a method"
+            f" {HOOK}() of the environment.",
             stacklevel=4,
         )
         return None
@@ -82,14 +82,14 @@ def _observation_groups(env: Any, obs: TensorDict) -> dict[str, Any]:
     for name in groups.keys() & manager.active_terms:
         terms, shapes = observation_terms(manager, name), manager.group_obs_term_dim[name]
         groups[name]["terms"] = [*map(_observation, terms, shapes, terms.values())]
-        # Isaac Lab 3.0 alone can join the terms of each step before the next step's.
+        # Only Isaac Lab 3.0 can join the terms of each step before those of the next step.
         by_time = getattr(manager, "_group_obs_time_major", {}).get(name, False)
         groups[name]["history_order"] = "time" if by_time else "term"
     return groups
 
 
 def observation_terms(manager: Any, group: str) -> dict[str, Any]:
-    """Return the configs of a group's terms by name, in their order."""
+    """Return the configs of a group's terms by name, in order."""
     names = manager.active_terms[group]
     if hasattr(manager, "get_term_cfg"):  # mjlab
         return {name: manager.get_term_cfg(group, name) for name in names}
@@ -113,7 +113,7 @@ def _observation(name: str, shape: Sequence[int], cfg: Any) -> dict[str, Any]:
 
 
 def _modifier(cfg: Any) -> dict[str, Any]:
-    """Describe what Isaac Lab applies before noise: a function, or an object with a state."""
+    """Describe what Isaac Lab applies before noise: a function, or an object with state."""
 
     def told(value: Any) -> Any:
         return _numbers(value) if isinstance(value, torch.Tensor) else qualified_name(value)
@@ -128,7 +128,7 @@ def _active_terms(env: Any, manager: str) -> list[str]:
 
 
 def _command_ranges(env: Any) -> dict[str, dict[str, list[float]]]:
-    """Return the ranges of commands; those that a curriculum ends with, where a config has them."""
+    """Return the ranges of commands; if a config has a curriculum's final ones, those."""
     found = {}
     for name in _active_terms(env, "command_manager"):
         cfg = getattr(env.command_manager.get_term(name), "cfg", None)
@@ -158,7 +158,7 @@ def _action(name: str, term: Any) -> dict[str, Any]:
 
 
 def _joints(env: Any) -> dict[str, Any]:
-    """Describe the joints of what the first action moves."""
+    """Describe the joints of the robot that the first action moves."""
     terms = [term for _, term in _action_terms(env)]
     moved = [getattr(term, name, None) for term in terms for name in ("_asset", "_entity")]
     robot: Any = next((each for each in moved if hasattr(each, "joint_names")), None)
@@ -177,11 +177,11 @@ def _joints(env: Any) -> dict[str, Any]:
 
 
 Gains = tuple[dict[str, float], dict[str, float]]
-"""Stiffness and damping by joint."""
+"""Stiffness and damping by joint name."""
 
 
 def _gains_of_actuators(robot: Any) -> Gains:
-    """Return Isaac Lab's gains as configured: those of the simulation are randomised."""
+    """Return Isaac Lab's gains from the config, since those of the simulation are randomised."""
     found = []
     for gain in ("stiffness", "damping"):
         simulated = _of_first_env(getattr(robot.data, f"joint_{gain}"))
@@ -190,7 +190,7 @@ def _gains_of_actuators(robot: Any) -> Gains:
             given = getattr(actuator.cfg, gain)
             patterns = given if isinstance(given, Mapping) else {".*": given}
             for pattern, value in patterns.items():
-                if value is not None:  # None: as in the robot's file
+                if value is not None:  # None takes the value of the robot's file
                     names = [each for each in actuator.joint_names if re.fullmatch(pattern, each)]
                     values |= dict.fromkeys(names, value)
         found.append(values)
@@ -198,7 +198,7 @@ def _gains_of_actuators(robot: Any) -> Gains:
 
 
 def _gains_in_mujoco(env: Any, robot: Any) -> Gains:
-    """Return mjlab's gains as compiled, not as randomised; 0 for a joint without an actuator."""
+    """Return mjlab's gains as compiled, without randomisation; 0 for joints without actuator."""
     stiffness, damping = (dict.fromkeys(robot.joint_names, 0.0) for _ in range(2))
     for actuator in robot.spec.actuators:
         joint = actuator.target.split("/")[-1]
@@ -208,13 +208,13 @@ def _gains_in_mujoco(env: Any, robot: Any) -> Gains:
 
 
 def _of_first_env(value: Any) -> Any:
-    """Return the numbers of the first environment; Isaac Lab's arrays show torch's as ``torch``."""
+    """Return the first environment's numbers; Isaac Lab's arrays have a ``torch`` attribute."""
     value = getattr(value, "torch", value)
     return _numbers(value[0]) if isinstance(value, torch.Tensor) else value
 
 
 def _numbers(value: Any) -> Any:
-    """Return a tensor's numbers with the digits that tell them apart: 0.7, not 0.699999988."""
+    """Return a tensor's numbers with as few digits as identify them: 0.7, not 0.699999988."""
     if not isinstance(value, torch.Tensor):
         return value
     return value.cpu().float().numpy().astype(str).astype(float).tolist()

@@ -1,8 +1,8 @@
-"""Where releases of rsl_rl differ, and which of them this package runs with.
+"""Differences between releases of rsl_rl, and the releases that this package supports.
 
 rsl_rl has two eras of configs and classes: one ``policy`` object (3.1.2, which Isaac Lab 2.3 pins),
 and separate models, ``student`` and ``teacher`` or ``actor`` and ``critic`` (5.0.1 to 5.5). Each
-part of this package belongs to one of them or serves both; it checks that when it is imported.
+part of this package supports one of them or both, and checks that when it is imported.
 """
 
 from __future__ import annotations
@@ -53,11 +53,11 @@ _NEEDED = {
 
 
 def require_era(era: str, needed_by: str) -> None:
-    """Refuse the other era of rsl_rl.
+    """Raise an error if the other era of rsl_rl is installed.
 
     Args:
-        era: The era that is needed.
-        needed_by: What needs it, as the error names it.
+        era: The required era.
+        needed_by: The part that requires it, for the message.
 
     Raises:
         ImportError: If rsl_rl is missing or of the other era.

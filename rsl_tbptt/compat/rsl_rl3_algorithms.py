@@ -1,4 +1,4 @@
-"""rsl_rl 3's PPO and Distillation, constructed as rsl_rl 5's are: from two models and a storage."""
+"""rsl_rl 3's PPO and Distillation with the constructors of rsl_rl 5: two models and a storage."""
 
 from __future__ import annotations
 
@@ -12,12 +12,12 @@ from rsl_rl.utils import resolve_optimizer
 
 
 class _OfPolicy:
-    """What rsl_rl 5's algorithms do for their runners; rsl_rl 3's runner saves and loads itself."""
+    """Methods that rsl_rl 5's runners call; rsl_rl 3's runner saves and loads itself."""
 
     policy: Any
 
     def train_mode(self) -> None:
-        """Set all networks to training; a policy keeps its teacher in evaluation."""
+        """Set all networks to training; a policy keeps its teacher in evaluation mode."""
         self.policy.train()
 
     def save(self) -> dict[str, Any]:
@@ -30,7 +30,7 @@ class _OfPolicy:
 
 
 class PPO(_OfPolicy, algorithms.PPO):
-    """rsl_rl 3's PPO of two models of one policy."""
+    """rsl_rl 3's PPO for two models of one policy."""
 
     def __init__(
         self,
@@ -45,13 +45,13 @@ class PPO(_OfPolicy, algorithms.PPO):
         """Take actor and critic of one ActorCritic, a storage, and rsl_rl 3's other arguments."""
         self.policy = actor.policy
         super().__init__(self.policy, learning_rate=learning_rate, **arguments)
-        optimizer_class: Any = resolve_optimizer(optimizer)  # rsl_rl 3 knows Adam only
+        optimizer_class: Any = resolve_optimizer(optimizer)  # rsl_rl 3 itself supports only Adam
         self.optimizer = optimizer_class(self.policy.parameters(), lr=learning_rate)
         self.actor, self.critic, self.storage = actor, critic, storage
 
 
 class Distillation(_OfPolicy, algorithms.Distillation):
-    """rsl_rl 3's Distillation of two models of one policy."""
+    """rsl_rl 3's Distillation for two models of one policy."""
 
     def __init__(
         self, student: Any, teacher: Any, storage: RolloutStorage, **arguments: Any
@@ -62,16 +62,16 @@ class Distillation(_OfPolicy, algorithms.Distillation):
         self.student, self.teacher, self.storage = student, teacher, storage
 
     def __setattr__(self, name: str, value: Any) -> None:
-        """Tell the policy whether its teacher was loaded: it is what the runner asks."""
+        """Store in the policy whether its teacher was loaded, since the runner reads it there."""
         if name == "teacher_loaded":
             self.policy.loaded_teacher = value
         super().__setattr__(name, value)
 
 
 class ModelStorage(RolloutStorage):
-    """rsl_rl 3's storage with what rsl_rl 5 renamed."""
+    """rsl_rl 3's storage with the names of rsl_rl 5."""
 
-    # What rsl_rl 5 has no more, by whose types this is checked.
+    # Attributes that rsl_rl 5 has not; type checking uses its types.
     add_transitions: Callable[[RolloutStorage.Transition], None]
     mu: torch.Tensor
     sigma: torch.Tensor
@@ -92,17 +92,17 @@ def keep_with_optimizer(
     load: Callable[[dict[str, Any]], object],
     replaces: Callable[[], bool] = lambda: False,
 ) -> None:
-    """Let what an algorithm has to remember travel in the optimiser's state dict.
+    """Keep an algorithm's own state in the optimiser's state dict.
 
     rsl_rl 3's runner saves only the policy and optimiser of an algorithm. torch ignores extra keys
-    next to the optimiser's own, so the checkpoint loads in plain rsl_rl too.
+    next to the optimiser's own, so plain rsl_rl loads the checkpoint, too.
 
     Args:
         optimizer: The optimiser.
-        save: Returns what to remember, under keys that the optimiser does not have.
-        load: Takes it back, after the optimiser's state; empty where rsl_rl wrote the checkpoint.
-        replaces: Whether the state dict to load belongs to other networks; the optimiser then
-            stays as it is.
+        save: Returns the algorithm's state, under keys that the optimiser does not have.
+        load: Restores it, after the optimiser's state; it is empty if rsl_rl wrote the checkpoint.
+        replaces: Whether the state dict to load belongs to other networks. The optimiser is not
+            changed then.
     """
     loaded: dict[str, Any] = {}
 
@@ -119,6 +119,6 @@ def keep_with_optimizer(
         load(dict(loaded))
 
     optimizer.register_state_dict_post_hook(write)
-    # First of all: what other hooks change has to be changed in the replacement too.
+    # First of all hooks, so that their changes apply to the replacement, too.
     optimizer.register_load_state_dict_pre_hook(before, prepend=True)
     optimizer.register_load_state_dict_post_hook(after)

@@ -1,4 +1,4 @@
-"""The networks of an rsl_rl 3 policy, seen as the models of rsl_rl 5 that the algorithms train.
+"""The networks of an rsl_rl 3 policy as models of rsl_rl 5, which the algorithms train.
 
 rsl_rl 3 has one ``policy`` object with two networks: actor and critic, or student and teacher. A
 model here is a view of one of them: it shares the policy's layers, parameters, hidden state and
@@ -26,15 +26,15 @@ _KNOWN = ("ActorCritic", "ActorCriticRecurrent", "StudentTeacher", "StudentTeach
 
 
 class GaussianDistribution(nn.Module):
-    """A policy's action distribution; its standard deviation is a parameter, or the network's.
+    """A policy's action distribution; its deviation is a parameter, or an output of the network.
 
-    ``update`` writes the policy's own ``distribution``, which its runner reads.
+    ``update`` sets the policy's own ``distribution``, which its runner reads.
     """
 
     def __init__(self, policy: Any) -> None:
-        """Take the policy that acts."""
+        """Take the policy."""
         super().__init__()
-        self._policy = (policy,)  # in a tuple: its networks are no part of this module
+        self._policy = (policy,)  # a tuple, so that its networks are not submodules
         self._in_log = policy.noise_std_type == "log"
         self._name = None
         if not getattr(policy, "state_dependent_std", False):
@@ -43,7 +43,7 @@ class GaussianDistribution(nn.Module):
             self.register_parameter(self._name, parameter)
 
     def update(self, mlp_output: torch.Tensor) -> None:
-        """Set the distribution from the network's output, (..., A), or (..., 2, A) with its own."""
+        """Set the distribution from outputs, (..., A), or (..., 2, A) including the deviation."""
         if self._name is None:
             mean, std = mlp_output.unbind(-2)
         else:
@@ -56,7 +56,7 @@ class GaussianDistribution(nn.Module):
 
 
 class MLPModel(nn.Module):
-    """A network without memory, by the interface of rsl_rl 5's model of that name."""
+    """A network without memory, with the interface of rsl_rl 5's model of that name."""
 
     is_recurrent = False
 
@@ -65,10 +65,10 @@ class MLPModel(nn.Module):
 
         Args:
             policy: One of rsl_rl's policies.
-            role: Which of its networks.
+            role: The network's role in it.
         """
         super().__init__()
-        self._policy = (policy,)  # in a tuple: its other networks are no part of this module
+        self._policy = (policy,)  # a tuple, so that its other networks are not submodules
         self.obs_groups: list[str] = policy.obs_groups[_OBS_SETS[role]]
         self.obs_normalization = getattr(policy, f"{role}_obs_normalization")
         self.obs_normalizer = getattr(policy, f"{role}_obs_normalizer")
@@ -78,13 +78,13 @@ class MLPModel(nn.Module):
 
     @property
     def policy(self) -> nn.Module:
-        """The policy whose network this is."""
+        """The policy that the network belongs to."""
         return self._policy[0]
 
     def forward(self, obs: TensorDict, stochastic_output: bool = False) -> torch.Tensor:
         """Return actions (N, A), sampled or their mean, or values (N, 1).
 
-        A memory advances by one step.
+        With memory, the state advances by one step.
         """
         mlp_output = self.mlp(self.get_latent(obs))
         if self.distribution is None:
@@ -99,7 +99,7 @@ class MLPModel(nn.Module):
         return self.obs_normalizer(self._joined(obs))
 
     def update_normalization(self, obs: TensorDict) -> None:
-        """Let the normaliser learn from observations, batch size (N,)."""
+        """Update the normaliser with observations, batch size (N,)."""
         if self.obs_normalization:
             self.obs_normalizer.update(self._joined(obs))
 
@@ -107,10 +107,10 @@ class MLPModel(nn.Module):
         return torch.cat([obs[group] for group in self.obs_groups], dim=-1)
 
     def reset(self, dones: torch.Tensor | None = None, hidden_state: HiddenState = None) -> None:
-        """Do nothing with ``dones``, shape (N,): there is no state."""
+        """Do nothing, since there is no state. Shape of ``dones``: (N,)."""
 
     def get_hidden_state(self) -> HiddenState:
-        """Return None: there is no state."""
+        """Return None, since there is no state."""
         return None
 
     @property
@@ -140,14 +140,14 @@ class MLPModel(nn.Module):
     def get_kl_divergence(
         self, old: tuple[torch.Tensor, ...], new: tuple[torch.Tensor, ...]
     ) -> torch.Tensor:
-        """Return KL(old || new), summed over actions, with the 1e-5 that rsl_rl 3 has in it.
+        """Return KL(old || new), summed over actions, with the 1e-5 of rsl_rl 3's formula.
 
-        It makes the divergence of equal distributions positive, so that its adaptive learning rate
-        rises there.
+        That term makes the divergence of equal distributions positive, so that the adaptive
+        learning rate rises there.
 
         Args:
             old: Mean and standard deviation, shape (..., A) each.
-            new: The same of the other distribution.
+            new: Mean and standard deviation of the other distribution.
 
         Returns:
             The divergence. Shape: (...,).
@@ -159,12 +159,12 @@ class MLPModel(nn.Module):
 
     @property
     def _normal(self) -> Normal:
-        """The policy's distribution, which critics and teachers lack."""
+        """The policy's distribution, which critics and teachers do not have."""
         return self._policy[0].distribution
 
 
 class RNNModel(MLPModel):
-    """A network with memory, by the interface of rsl_rl 5's model of that name."""
+    """A network with memory, with the interface of rsl_rl 5's model of that name."""
 
     is_recurrent = True
 
@@ -174,7 +174,7 @@ class RNNModel(MLPModel):
         self.rnn = getattr(policy, _memory(role))
 
     def get_latent(self, obs: TensorDict) -> torch.Tensor:
-        """Return what the memory makes of the observations, (N, H), and advance it."""
+        """Return the recurrent layers' outputs, (N, H), and advance their state."""
         return self.rnn(super().get_latent(obs)).squeeze(0)
 
     def reset(self, dones: torch.Tensor | None = None, hidden_state: HiddenState = None) -> None:
@@ -191,27 +191,27 @@ def model_of(policy: Any, role: Role) -> Any:
 
     Args:
         policy: One of rsl_rl's policies.
-        role: Which of its networks.
+        role: The network's role in it.
 
     Returns:
-        An :class:`MLPModel`, or an :class:`RNNModel` where the network has memory.
+        An :class:`MLPModel`, or an :class:`RNNModel` if the network has memory.
 
     Raises:
         NotImplementedError: If the policy's forward pass is not rsl_rl's own.
     """
     if not any(_runs_as(policy, getattr(modules, name)) for name in _KNOWN):
         raise NotImplementedError(
-            f"The policy is a {type(policy).__name__} with a forward pass of its own, expected one"
-            f" of {', '.join(_KNOWN)}: it cannot be replayed over a window."
+            f"The policy is a {type(policy).__name__} with its own forward pass, expected one of"
+            f" {', '.join(_KNOWN)}: others cannot be replayed over a window."
         )
     return (RNNModel if hasattr(policy, _memory(role)) else MLPModel)(policy, role)
 
 
 def fit_teacher(policy: Any, obs: TensorDict) -> None:
-    """Give a teacher without memory a first layer for what it observes.
+    """Give a teacher without memory a first layer that fits its observations.
 
-    rsl_rl 3.1.2 builds the one beside a recurrent student for inputs of the student's hidden size,
-    so that neither a forward pass nor a checkpoint fits.
+    rsl_rl 3.1.2 builds it for inputs of the student's hidden size if the student is recurrent, so
+    that neither a forward pass nor a checkpoint fits.
 
     Args:
         policy: StudentTeacher or StudentTeacherRecurrent; its teacher is not loaded yet.
@@ -238,19 +238,19 @@ def resolve_callable(name: str | Callable[..., Any]) -> Callable[..., Any]:
     """Import a function by its qualified name, ``"module:function"`` or ``"module.function"``."""
     if callable(name):
         return name
-    legacy: Any = utils  # rsl_rl 5 calls it otherwise
+    legacy: Any = utils  # rsl_rl 5 has another name for it
     return legacy.string_to_callable(name if ":" in name else ":".join(name.rsplit(".", 1)))
 
 
 def network_state(policy_state: Mapping[str, Any], role: Role) -> dict[str, torch.Tensor]:
-    """Return one network's part of a policy's state dict, under the names of its model.
+    """Return one network's part of a policy's state dict, with the names of its model.
 
     Args:
-        policy_state: What ``policy.state_dict()`` returned.
-        role: Which network.
+        policy_state: The result of ``policy.state_dict()``.
+        role: The network's role.
 
     Returns:
-        Parameters and buffers by the names of the model, in the policy's shapes; empty if the
+        Parameters and buffers under the model's names, in the policy's shapes; empty if the
         policy lacks the network.
     """
     renamed = {
@@ -272,12 +272,12 @@ def teacher_state_dict(checkpoint: Mapping[str, Any], source: str) -> dict[str, 
     """Return the teacher's parameters: the teacher of a distillation, or the actor of a PPO run.
 
     Args:
-        checkpoint: What a runner of rsl_rl 3 saved.
-        source: Names the checkpoint in the message.
+        checkpoint: A checkpoint of rsl_rl 3's runner.
+        source: Name of the checkpoint in the message.
 
     Returns:
-        Parameters and buffers by the names of the teacher's model, in the policy's shapes; the
-        teacher has no distribution.
+        Parameters and buffers under the names of the teacher's model, in the policy's shapes,
+        without the distribution's.
 
     Raises:
         ValueError: If ``checkpoint`` has neither.
@@ -294,7 +294,7 @@ def teacher_state_dict(checkpoint: Mapping[str, Any], source: str) -> dict[str, 
 
 
 def config_advice(key: str, role: str, in_checkpoint: bool) -> str:
-    """Return which setting of an rsl_rl 3 config makes a model's key agree with a checkpoint."""
+    """Return the setting of an rsl_rl 3 config that has to change for a model's key to agree."""
     if key.startswith("distribution"):
         return "set 'policy.noise_std_type' and 'policy.state_dependent_std' as in its training."
     if key.startswith("obs_normalizer"):

@@ -1,4 +1,4 @@
-"""How rsl_rl 5 names models in its checkpoints and configs."""
+"""The names of models in rsl_rl 5's checkpoints and configs."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -9,7 +9,7 @@ import torch
 def teacher_state_dict(checkpoint: Mapping[str, Any], source: str) -> Mapping[str, torch.Tensor]:
     """Return the teacher's parameters: the teacher of a distillation, or the actor of a PPO run.
 
-    They have the shapes of the layers that were trained.
+    They have their trained shapes.
 
     Raises:
         ValueError: If ``checkpoint`` has neither; ``source`` names it in the message.
@@ -24,7 +24,7 @@ def teacher_state_dict(checkpoint: Mapping[str, Any], source: str) -> Mapping[st
 
 
 def config_advice(key: str, role: str, in_checkpoint: bool) -> str:
-    """Return which setting of the config makes the key agree."""
+    """Return the setting of the config that has to change for the key to agree."""
     if key.startswith("distribution"):
         verb = "set" if in_checkpoint else "remove"
         return f"{verb} '{role}.distribution_cfg' in the config, as when it was trained."

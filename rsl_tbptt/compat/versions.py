@@ -1,4 +1,4 @@
-"""What differs between supported releases of rsl_rl; import it from here."""
+"""Differences between supported releases of rsl_rl; import these names from here."""
 
 from __future__ import annotations
 
@@ -64,12 +64,12 @@ UPDATE_NORMALIZES = rsl_rl_release() >= (5, 5)
 
 
 def import_function(option: str, value: Any, known: Iterable[str]) -> Callable[..., Any]:
-    """Return the function that an option names, or is.
+    """Return the function that an option names, or the function itself.
 
     Args:
-        option: Its name, for the message.
+        option: Name of the option, for the message.
         value: A function or its qualified name.
-        known: What else the option could have been.
+        known: Other values of the option, for the message.
 
     Raises:
         ValueError: If the function cannot be imported.
@@ -91,14 +91,14 @@ def rnd_optimizer(algorithm: Any) -> torch.optim.Optimizer:
 def clip_gradients(
     parameters_of_models: Sequence[Sequence[nn.Parameter]], max_norm: float
 ) -> list[torch.Tensor]:
-    """Clip the gradients of PPO's models: each on its own, in rsl_rl 3 by the norm over all.
+    """Clip the gradients of PPO's models: each by its norm, in rsl_rl 3 by the norm over all.
 
     Args:
         parameters_of_models: Parameters of actor and critic; a shared encoder's are in both.
-        max_norm: Threshold of the norm.
+        max_norm: Norm to clip to.
 
     Returns:
-        Each model's norm before. Shape: () each.
+        Norm of each model before clipping. Shape: () each.
     """
     device = parameters_of_models[0][0].device
     if not CLIPS_TOGETHER:
@@ -122,8 +122,8 @@ def join_on_cpu(runner: Any) -> None:
     """Join the ranks by gloo, as ``_configure_multi_gpu`` of rsl_rl 5.0.1 to 5.5 does by NCCL.
 
     Args:
-        runner: One of its runners, on the device "cpu", before it builds its algorithm. A second
-            one in the same process joins the ranks of the first.
+        runner: A runner of these releases on the device "cpu", before it builds its algorithm.
+            Another one in the same process uses the existing process group.
     """
     rank, local_rank = (int(os.environ.get(name, "0")) for name in ("RANK", "LOCAL_RANK"))
     sizes = {"global_rank": rank, "local_rank": local_rank, "world_size": world_size()}

@@ -1,12 +1,11 @@
 """Normalised gradient accumulation: backward per window and micro-batch, exact weights.
 
 An optimiser step minimises ``(coef / divisor) * weighted sum of per-sample losses`` over the
-windows of its group and all environments. Each window of each micro-batch of environments is run
-forward and backward on its own and its graph is freed, so memory does not depend on the length of
-the rollout, and the gradient does not depend on how the work was cut: sums add up, and the divisor
-is known beforehand.
+windows of its group and all environments. Each window of each micro-batch is run forward and
+backward by itself and its graph is freed, so memory does not depend on the rollout's length. The
+gradient does not depend on how the work is split: sums add up and the divisor is known beforehand.
 
-On a CPU micro-batches are small enough for its caches, and short windows of few environments run
+On a CPU, micro-batches are small enough for the caches, and short windows of few environments run
 several at once. On accelerators the whole mini-batch is one micro-batch and each window runs alone.
 """
 
@@ -25,12 +24,12 @@ from rsl_tbptt.core.rollout import Labels, Rollout, Segments
 from rsl_tbptt.core.windows import Group, Window, joined
 
 Outputs = tuple[torch.Tensor, ...]
-"""What a model returns for K steps of n environments, each of leading shape (K, n)."""
+"""Outputs of a model for K steps of n environments. Leading shape of each: (K, n)."""
 
 Replay = Callable[..., tuple[Outputs, HiddenState]]
-"""Runs a model over observations (K, n) from a state with ``episode_starts`` (K, n); returns its
-outputs, and the state after the last step. Gradients reach both. Of windows that were joined it is
-given ``cuts``, too: steps, counted from the first, before which the gradient of the state stops."""
+"""Runs a model over observations (K, n) from a state with ``episode_starts`` (K, n). Returns its
+outputs and the state after the last step; gradients reach both. For joined windows it also gets
+``cuts``: steps, counted from the first, before which the gradient of the state stops."""
 
 
 @dataclass(frozen=True)
@@ -38,13 +37,13 @@ class SampleLosses:
     """The losses of K steps of n environments."""
 
     trained: torch.Tensor
-    """What is minimised, one loss per sample. Shape: (K, n)."""
+    """Losses to minimise, one per sample. Shape: (K, n)."""
 
     reported: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """What is only summed up, by name. Shape: (K, n) each."""
+    """Values by name that are only summed up. Shape: (K, n) each."""
 
     weighs_reported: bool = False
-    """Whether the samples' weights count in these sums, too."""
+    """Whether these sums use the samples' weights as well."""
 
 
 Loss = Callable[[Outputs, Labels], SampleLosses]
@@ -72,14 +71,14 @@ def accumulate_group(
         state: State before the first window, shape (L, N, H) or a pair.
         replay: Runs the model over a window.
         loss: The loss.
-        divisor: M, what the weighted sum of per-sample losses is divided by.
-        num_micro_batches: Into how many micro-batches the environments are cut.
+        divisor: M, the divisor of the weighted sum of per-sample losses.
+        num_micro_batches: Number of micro-batches that the environments are split into.
         coef: Weight of the loss compared with others.
         windows_at_once: Windows that are run as one, with the same gradient; see ``joined``.
 
     Returns:
-        The detached state before the next group's first window, and the sums over samples of what
-        the loss reports (scalars, detached, on the device); empty where no step enters the loss.
+        The detached state before the next group's first window, and the loss's reported values
+        summed over samples (scalars, detached, on the device); empty if no step enters the loss.
     """
     micro_batches = split_envs(rollout.num_envs, num_micro_batches)
     sums: list[dict[str, torch.Tensor]] = []
@@ -103,7 +102,7 @@ def _forward(
 ) -> tuple[Outputs, HiddenState]:
     """Run a window's steps; return its outputs and the detached state before ``window.carry``."""
     carry, stop = window.carry - window.start, window.stop - window.start
-    # Joined windows are one part: their state is handed over at the end.
+    # Joined windows are run as one: their state is handed over at the end.
     cuts = {"cuts": tuple(cut - window.start for cut in window.cuts)} if window.cuts else {}
     outputs_of_parts, carried = [], state
     for first, last in ((0, carry), (carry, stop)):
@@ -124,7 +123,7 @@ def _backward(
     divisor: float | torch.Tensor,
     coef: float,
 ) -> dict[str, torch.Tensor]:
-    """Backpropagate the loss of the window's newest steps; return the sums of what it reports."""
+    """Backpropagate the loss of the window's newest steps; return its reported sums."""
     first = window.loss_start - window.start
     newest = piece.steps(first, piece.num_steps) if first else piece
     outputs, weights = tuple(output[first:] for output in outputs), newest.weights
@@ -141,37 +140,37 @@ def _backward(
 
 
 def _weighted(values: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
-    """Return weights times values, (K, n) each; 0 where the weight is, whatever the value."""
+    """Return weights times values, (K, n) each, and 0 for weight 0 even if the value is NaN."""
     return torch.where(weights == 0, 0.0, weights * values)
 
 
 def _without_gradient(outputs: torch.Tensor, where: torch.Tensor) -> torch.Tensor:
-    """Return outputs (K, n, ...) that pass no gradient on, NaN included, ``where`` (K, n)."""
+    """Return outputs (K, n, ...) that pass no gradient, not even NaN, ``where`` (K, n) is True."""
     where = where.view(*where.shape, *(1 for _ in outputs.shape[2:]))
     return torch.where(where, outputs.detach(), outputs)
 
 
 _MIN_ENVS = 256
-"""Smaller products of one step spend too much on packing the weights."""
+"""In smaller micro-batches, packing the weights takes too much of each step."""
 
 _MIN_SAMPLES = 2048
-"""In shorter windows more environments share what a micro-batch costs whatever its size."""
+"""Shorter windows need more environments to amortise the fixed cost of a micro-batch."""
 
 _SAMPLES_AT_ONCE = 4096
-"""Samples up to which several windows of few environments share that cost: more would take memory
-and hardly be faster."""
+"""Limit of samples for running several windows at once, which amortises that cost: more samples
+would take memory and hardly be faster."""
 
 _ENVS_THAT_SEE = 64
-"""Environments of a micro-batch for models with images: their encoders take most of the time and
-run in parts of their own, so more environments would take memory and be no faster."""
+"""Environments of a micro-batch for models with images. Their encoders take most of the time and
+split their work themselves, so more environments would take memory without being faster."""
 
 _UNKNOWN_CACHE = 2**20
 _CACHE_SIZE = Path("/sys/devices/system/cpu/cpu0/cache/index2/size")
-"""Where Linux tells it, as in "2048K"."""
+"""Linux states the size here, for example "2048K"."""
 
 
 def split_envs(num_envs: int, num_parts: int) -> list[slice]:
-    """Cut environments into at most ``num_parts`` slices whose sizes differ by at most one."""
+    """Split environments into at most ``num_parts`` slices whose sizes differ by at most one."""
     num_parts = min(num_parts, num_envs)
     bounds = [num_envs * i // num_parts for i in range(num_parts + 1)]
     return [slice(a, b) for a, b in itertools.pairwise(bounds)]
@@ -185,16 +184,16 @@ def best_num_micro_batches(
     *,
     sees_frames: bool = False,
 ) -> int:
-    """Return into how many micro-batches N environments are best cut for windows of K steps.
+    """Return the best number of micro-batches for N environments and windows of K steps.
 
-    What one step of a micro-batch touches should fit the second-level caches of the threads in use,
-    and it should be large enough to be worth its overhead.
+    The values of one step of a micro-batch should fit the second-level caches of the threads in
+    use, and a micro-batch should be large enough to be worth its overhead.
 
     Args:
         num_envs: Number of environments N.
         num_steps: Steps of a window K.
-        sample_bytes: What one step of one environment computes, from ``bytes_per_sample``.
-        device: Where.
+        sample_bytes: Bytes that one step of one environment computes: ``bytes_per_sample``.
+        device: Device of the update.
         sees_frames: Whether the model has frame encoders.
 
     Returns:
@@ -209,12 +208,12 @@ def best_num_micro_batches(
 
 
 def best_num_windows(num_envs: int, num_steps: int, device: torch.device) -> int:
-    """Return how many windows of K steps of a micro-batch are best run at once.
+    """Return how many windows of K steps of a micro-batch to run at once.
 
     Args:
         num_envs: Number of environments of the micro-batch.
         num_steps: Steps of a window K.
-        device: Where.
+        device: Device of the update.
 
     Returns:
         The number of windows; 1 on accelerators.
@@ -223,13 +222,13 @@ def best_num_windows(num_envs: int, num_steps: int, device: torch.device) -> int
 
 
 def bytes_per_sample(model: nn.Module) -> int:
-    """Estimate what one step of one environment computes: a value per row of a weight matrix."""
+    """Estimate the bytes that a step of one environment computes: a value per row of a matrix."""
     matrices = (weight for weight in model.parameters() if weight.dim() > 1)
     return max(1, sum(len(weight) * weight.element_size() for weight in matrices))
 
 
 @functools.cache
 def _second_level_cache(described: Path) -> int:
-    """Return the size of one core's second-level cache in bytes, 1 MiB where it is not known."""
+    """Return the size of one core's second-level cache in bytes, 1 MiB if it is unknown."""
     text = described.read_text().strip() if described.exists() else ""
     return int(text[:-1]) * 2**10 if text.endswith("K") else _UNKNOWN_CACHE

@@ -1,7 +1,7 @@
 """Counts and gradients over the processes that train one policy.
 
-The divisor of the loss already counts the robot-steps of all of them, so gradients are summed, not
-averaged: R processes on N/R environments each give the gradient of one process on N.
+The divisor of the loss already counts the robot-steps of all processes, so gradients are summed,
+not averaged: R processes with N/R environments each give the gradient of one process with N.
 """
 
 from collections.abc import Callable, Iterable
@@ -16,10 +16,10 @@ Value = TypeVar("Value")
 
 @dataclass(frozen=True)
 class Ranks:
-    """The processes that train together; alone, each sum is what it was given.
+    """The processes that train together; a single process gets its own values back.
 
-    Who trains with whom is said, not asked of torch.distributed: independent runs may share a
-    process group. Each rank has to call each sum equally often.
+    ``together`` is passed in, not read from torch.distributed: independent runs may share a
+    process group. Every rank has to call each sum equally often.
     """
 
     together: bool
@@ -46,11 +46,11 @@ class Ranks:
         return dict(zip(tensors, sums, strict=True))
 
     def mean(self, values: torch.Tensor, count: int) -> torch.Tensor:
-        """Return the mean of the values of all ranks, ``count`` of them. Shape: ()."""
+        """Return the mean over the values of all ranks; ``count`` is their number. Shape: ()."""
         return self.sum_tensor(values.sum()) / count if self.together else values.mean()
 
     def gather(self, value: Value) -> list[Value]:
-        """Return what each rank gave, any picklable value, by rank. Slow: for messages only."""
+        """Return the values of all ranks, by rank; any picklable value. Slow: for messages only."""
         if not self.together:
             return [value]
         values: list[Any] = [None] * distributed.get_world_size()
@@ -58,7 +58,7 @@ class Ranks:
         return values
 
     def gather_to_first(self, value: Value) -> list[Value]:
-        """Return, on the first rank alone, what each gave, any picklable value, by rank."""
+        """Return the values of all ranks, by rank, on the first rank only; any picklable value."""
         if not self.together:
             return [value]
         is_first = distributed.get_rank() == 0
@@ -67,20 +67,20 @@ class Ranks:
         return values
 
     def run_together(self, function: Callable[[], Value]) -> Value:
-        """Run ``function`` on every rank; where one fails, all do, for the first one's reason.
+        """Run ``function`` on every rank; if it fails on one, it fails on all, for its reason.
 
         A rank that stopped alone would leave the others waiting in their next exchange.
 
         Args:
-            function: What each rank does for itself. What it exchanges, it exchanges on every rank.
+            function: The work of each rank. It has to make the same exchanges on every rank.
 
         Returns:
-            What ``function`` returned.
+            The result of ``function``.
 
         Raises:
-            ValueError: If it did on one rank.
-            Exception: What else it raised, on the rank that did.
-            RuntimeError: Naming that, on the others.
+            ValueError: If ``function`` raised one on some rank.
+            Exception: Any other error of ``function``, on the rank where it was raised.
+            RuntimeError: On the other ranks; it names that error.
         """
         if not self.together:
             return function()
@@ -95,23 +95,23 @@ class Ranks:
             if refused:
                 raise ValueError(f"On rank {rank}: {text}")
             if kind is not None:
-                raise failed or RuntimeError(f"Rank {rank} could not go on ({kind}: {text}).")
+                raise failed or RuntimeError(f"Rank {rank} could not continue ({kind}: {text}).")
         return result
 
     def mean_and_std(self, values: torch.Tensor, count: int) -> tuple[torch.Tensor, torch.Tensor]:
-        """Return mean and standard deviation, as of ``torch.std``, of the values of all ranks.
+        """Return mean and standard deviation of the values of all ranks, as ``torch.std`` does.
 
-        The squares are those of deviations from the common mean: exact also where it is large.
+        Deviations are taken from the common mean, which is exact even if the mean is large.
 
         Args:
             values: This rank's values.
-            count: Their number on all ranks, known beforehand so that the host need not ask.
+            count: Number of values on all ranks, given so that the host need not ask the device.
 
         Returns:
-            Both, shape ().
+            Mean and standard deviation, shape () each.
         """
         if not self.together:
-            return values.mean(), values.std()  # to the last bit what rsl_rl computes
+            return values.mean(), values.std()  # bit-identical to rsl_rl
         mean = self.sum_tensor(values.sum()) / count
         squares = self.sum_tensor((values - mean).square().sum())
         return mean, (squares / (count - 1)).sqrt()
@@ -122,9 +122,9 @@ class Ranks:
         """Sum the gradients of ``parameters`` over all ranks in place, in buckets of limited size.
 
         Args:
-            parameters: Parameters in the same order on every rank. One without gradient counts as
-                zeros and stays without, so that a rank that failed exchanges what the others do.
-            bucket_mb: Size of the packed buffer in megabytes. A larger gradient is its own bucket.
+            parameters: Parameters in the same order on every rank. One without gradient adds zeros
+                and stays without, so that a rank that failed makes the same exchanges.
+            bucket_mb: Size of the packed buffer in megabytes. A larger gradient gets its own.
         """
         if not self.together:
             return

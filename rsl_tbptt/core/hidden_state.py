@@ -1,7 +1,7 @@
 """The state of recurrent layers: a tensor (GRU), a pair (LSTM), or None before the first step.
 
-The difference is handled here and nowhere else. Tensors have shape (L, N, H): layers,
-environments, hidden size.
+No other module handles the difference. Tensors have shape (L, N, H): layers, environments, hidden
+size.
 """
 
 from collections.abc import Callable, Sequence
@@ -9,28 +9,28 @@ from collections.abc import Callable, Sequence
 import torch
 
 HiddenState = torch.Tensor | tuple[torch.Tensor, torch.Tensor] | None
-"""GRU: one tensor of shape (L, N, H). LSTM: hidden and cell state, that shape each. None: zeros."""
+"""GRU: a tensor of shape (L, N, H). LSTM: hidden and cell state, of that shape each. None: zeros"""
 
 Form = list[tuple[int, int]]
 """Layers and hidden size of each tensor of a state."""
 
 
 def as_tensors(state: HiddenState) -> tuple[torch.Tensor, ...]:
-    """Return the tensors of ``state``, of any shape, as a tuple, empty for None."""
+    """Return the tensors of ``state``, of any shape, as a tuple; an empty one for None."""
     if state is None:
         return ()
     return state if isinstance(state, tuple) else (state,)
 
 
 def from_tensors(tensors: Sequence[torch.Tensor]) -> HiddenState:
-    """Return the state of these tensors, of any shape: the inverse of ``as_tensors``."""
+    """Return the state made of these tensors, of any shape: the inverse of ``as_tensors``."""
     if not tensors:
         return None
     return tensors[0] if len(tensors) == 1 else (tensors[0], tensors[1])
 
 
 def apply(function: Callable[..., torch.Tensor], state: HiddenState) -> HiddenState:
-    """Apply ``function`` to each tensor of ``state``, of any shape, keeping one or a pair."""
+    """Apply ``function`` to each tensor of ``state``, of any shape, and keep its structure."""
     if state is None:
         return None
     if isinstance(state, tuple):
@@ -44,14 +44,14 @@ def detach(state: HiddenState) -> HiddenState:
 
 
 def clone(state: HiddenState) -> HiddenState:
-    """Copy ``state`` out of the graph, and out of inference mode so that autograd may save it."""
+    """Copy ``state`` out of the graph and out of inference mode, so that autograd can save it."""
     return apply(lambda tensor: tensor.detach().clone(), state)
 
 
 def clear(state: HiddenState, where: torch.Tensor) -> HiddenState:
-    """Zero the state of the environments where ``where`` is True, in value and in gradient.
+    """Zero the state of the environments where ``where`` is True, in value and gradient.
 
-    By selection: a NaN or inf in a cleared environment survives in neither.
+    The values are replaced, not multiplied: a NaN or inf of a cleared environment does not survive.
 
     Args:
         state: State of N environments.
@@ -67,15 +67,15 @@ def clear(state: HiddenState, where: torch.Tensor) -> HiddenState:
 def select_envs(state: HiddenState, envs: slice | torch.Tensor) -> HiddenState:
     """Return the state of some environments, shape (L, n, H).
 
-    It is a view for a slice of them, a copy for indices, shape (n,).
+    A slice gives a view; indices of shape (n,) give a copy.
     """
     return apply(lambda tensor: tensor[:, envs], state)
 
 
 def concatenate_envs(states: Sequence[HiddenState]) -> HiddenState:
-    """Join states of consecutive environments, the inverse of ``select_envs``.
+    """Join the states of consecutive environments: the inverse of ``select_envs``.
 
-    Where only some are None, these are zeros of the others' size.
+    If only some states are None, they become zeros of the others' size.
     """
     first = next((state for state in states if state is not None), None)
     if len(states) == 1 or first is None:
@@ -91,13 +91,13 @@ def form_of(state: HiddenState) -> Form:
 
 
 def pack(states: Sequence[HiddenState]) -> torch.Tensor | None:
-    """Put the states of several models, of any sizes, side by side as one state.
+    """Join the states of several models, of any sizes, into one state.
 
     Args:
         states: States of the same N environments.
 
     Returns:
-        All of them. Shape: (1, N, F). None if there is none, or one is None.
+        One tensor with all states. Shape: (1, N, F). None if there is no state or one is None.
     """
     if not states or any(state is None for state in states):
         return None
@@ -106,11 +106,11 @@ def pack(states: Sequence[HiddenState]) -> torch.Tensor | None:
 
 
 def unpack(packed: HiddenState, forms: Sequence[Form]) -> list[HiddenState]:
-    """Take apart what ``pack`` put together.
+    """Split a state that ``pack`` joined.
 
     Args:
         packed: States of several models. Shape: (1, N, F).
-        forms: What ``form_of`` returned for each.
+        forms: The result of ``form_of`` for each model.
 
     Returns:
         Copies of the states.
@@ -127,7 +127,7 @@ def unpack(packed: HiddenState, forms: Sequence[Form]) -> list[HiddenState]:
 
 
 def clear_non_finite(state: HiddenState) -> HiddenState:
-    """Zero the state of the environments that hold a NaN or inf anywhere in it."""
+    """Zero the state of each environment that has a NaN or inf in it."""
     if state is None:
         return None
     finite = [torch.isfinite(tensor).all(dim=-1).all(dim=0) for tensor in as_tensors(state)]

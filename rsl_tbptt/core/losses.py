@@ -1,7 +1,7 @@
-"""Losses: pure functions to one loss per sample, which is one robot-step.
+"""Losses: pure functions that return one loss per sample, which is one robot-step.
 
-Their weighted sums add up over windows, micro-batches and processes; the divisor is chosen by the
-caller, once for the whole optimiser step. Shapes: ``(..., A)``, any leading shape and A actions.
+Their weighted sums add up over windows, micro-batches and processes. The caller chooses the
+divisor, once for the whole optimiser step. Shapes: ``(..., A)``, any leading shape and A actions.
 """
 
 import math
@@ -17,19 +17,19 @@ def mse(actions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 
 
 def huber(actions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return Huber's loss (1964), threshold 1, averaged over actions: (..., A) to (...)."""
+    """Return Huber's loss (1964) with threshold 1, averaged over actions: (..., A) to (...)."""
     return functional.huber_loss(actions, labels, reduction="none").mean(-1)
 
 
 def bce(logits: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Return the binary cross-entropy of ``sigmoid(logits)``, averaged over (..., A), to (...)."""
+    """Return the cross-entropy of ``sigmoid(logits)``, averaged over actions: (..., A) to (...)."""
     return functional.binary_cross_entropy_with_logits(logits, labels, reduction="none").mean(-1)
 
 
 def bce_of_signs(actions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
     """Return the binary cross-entropy of commands, averaged over actions: (..., A) to (...).
 
-    An action is the logit that the command is positive, the label's sign says whether it is.
+    An action is the logit that the command is positive; the label's sign says whether it is.
     """
     positive = (labels > 0).to(actions.dtype)
     return bce(actions, torch.where(labels.isnan(), labels, positive))  # NaN is no command
@@ -38,7 +38,7 @@ def bce_of_signs(actions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
 def gaussian_kl(
     mean: torch.Tensor, std: torch.Tensor, label_mean: torch.Tensor, label_std: torch.Tensor
 ) -> torch.Tensor:
-    """Return KL(label || prediction) of diagonal Gaussians, over all actions: (..., A) to (...)."""
+    """Return KL(label || prediction) of diagonal Gaussians, summed over A: (..., A) to (...)."""
     ratio = (label_std / std).square()
     distance = ((mean - label_mean) / std).square()
     per_action = 0.5 * (ratio + distance - 1.0 - ratio.log())
@@ -65,11 +65,11 @@ def clipped_surrogate(
         log_prob: Log-probability of the action under the current policy.
         old_log_prob: The same under the policy that acted.
         advantages: Advantages.
-        clip_low: How far the probability ratio may fall below 1.
-        clip_high: How far it may rise above 1; larger than ``clip_low`` for an asymmetric clip.
-        dual_clip: Where the advantage is negative, the loss is at most this multiple of its size,
-            so that one improbable action cannot dominate: Ye et al. (2020), "Mastering complex
-            control in MOBA games with deep reinforcement learning", equation 5. None is off.
+        clip_low: Lower clip range: the probability ratio may fall this far below 1.
+        clip_high: Upper clip range, above 1; larger than ``clip_low`` for an asymmetric clip.
+        dual_clip: With a negative advantage the loss is clipped at this multiple of its size, so
+            that one improbable action cannot dominate: Ye et al. (2020), "Mastering complex
+            control in MOBA games with deep reinforcement learning", equation 5. None disables it.
 
     Returns:
         Per-sample losses. Shape: (...).
@@ -86,7 +86,7 @@ def clipped_surrogate(
 def is_clipped(
     log_prob: torch.Tensor, old_log_prob: torch.Tensor, clip_low: float, clip_high: float
 ) -> torch.Tensor:
-    """Return 1 where the probability ratio is beyond its clip, else 0; all of any shape (...)."""
+    """Return 1 where the probability ratio is outside the clip range, else 0; shape (...)."""
     ratio = (log_prob - old_log_prob).exp()
     return ((ratio < 1.0 - clip_low) | (ratio > 1.0 + clip_high)).to(ratio.dtype)
 
@@ -119,13 +119,13 @@ def value_error(
     old_values: torch.Tensor,
     clip: float | None,
 ) -> torch.Tensor:
-    """Squared error of the value, at least that of the value clipped around the old one.
+    """Return the value's squared error, at least that of the value clipped around the old one.
 
     Args:
         values: Predicted values. Shape: (...).
-        returns: Targets, that shape.
-        old_values: Values predicted in the rollout, that shape.
-        clip: How far a value may move from the old one before it stops improving; None is off.
+        returns: Targets, of the same shape.
+        old_values: Values predicted in the rollout, of the same shape.
+        clip: Distance from the old value at which the loss stops falling; None disables it.
 
     Returns:
         Per-sample losses. Shape: (...).

@@ -1,14 +1,14 @@
-"""How much memory an update takes: measured on a few environments, and told for all of them.
+"""Forecast the memory of an update for any number of environments from runs with few of them.
 
 The update's own gradient is computed on some environments while every tensor is counted. Once
-activations outweigh weights, its peak is linear in the environments and in those of a micro-batch,
-so three such runs tell it for any number, and one with a single environment what it is at least::
+activations outweigh weights, the peak is linear in the environments and in those of a micro-batch.
+Three runs give this line; a fourth with one environment gives the lower bound::
 
     peak = fixed + per_env * environments + per_open_env * environments of the largest micro-batch
 
-It is a forecast: an update that runs out of memory all the same is undone and tried again with
-twice the micro-batches. CUDA graphs that are made on the way are counted and dropped afterwards.
-Each run is made twice: the second time they are all there, as in every update but the first.
+If an update runs out of memory nevertheless, it is undone and tried again with twice the
+micro-batches. CUDA graphs made by the runs are counted and dropped afterwards. Each run is made
+twice: the second time all graphs exist, as in every update but the first.
 """
 
 from __future__ import annotations
@@ -28,10 +28,10 @@ from rsl_tbptt.core.scan import free_buffers, recordings_aside
 
 
 class PeakMemory(TorchDispatchMode):
-    """Counts the bytes of tensors that come into being under it, forward and backward.
+    """Counts the bytes of tensors that are created under it, forward and backward.
 
-    Not counted: what was there before, and what kernels take for themselves. What a library packed
-    for its kernels counts as much as what it was packed from. Example::
+    It does not count earlier tensors or memory that kernels allocate inside. Tensors that a library
+    packs for its kernels count as much as the unpacked ones. Example::
 
         with PeakMemory() as memory:
             loss(model(inputs)).backward()
@@ -52,7 +52,7 @@ class PeakMemory(TorchDispatchMode):
         args: tuple[Any, ...] = (),
         kwargs: dict[str, Any] | None = None,
     ) -> Any:
-        """Run ``func`` and count the memory behind results that was behind no argument."""
+        """Run ``func`` and count new memory: behind its results and behind no argument."""
         kwargs = kwargs or {}
         given = {storage._cdata: storage.nbytes() for storage in _storages((args, kwargs))}
         result = func(*args, **kwargs)
@@ -82,54 +82,54 @@ def _storages(tree: Any) -> Iterator[torch.UntypedStorage]:
 
 
 _MANY = 128
-"""Environments of the largest trial run."""
+"""Environments in the largest probe run."""
 
 
 @dataclass(frozen=True)
 class Sizes:
-    """What decides on the memory of an update."""
+    """The sizes that an update's memory depends on."""
 
     num_envs: int
-    """Environments of the largest mini-batch."""
+    """Environments in the largest mini-batch."""
 
     least_micro_batches: int
-    """Micro-batches that it is cut into in any case, to fit the caches."""
+    """Micro-batches that it is split into in any case, to fit the caches."""
 
     replay_buffer: float = 0.0
     """Bytes of a full replay buffer."""
 
 
 Trial = Callable[[int, int], None]
-"""Computes the gradient on the first environments, given their number and the micro-batches'."""
+"""Computes the gradient on the first environments, given their number and that of micro-batches."""
 
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """Peak memory of an update beyond models, storage and optimiser, in bytes."""
+    """Peak memory of an update in addition to models, storage and optimiser, in bytes."""
 
     sizes: Sizes
-    """Of mini-batches, and of the replay buffer, which comes to the peak."""
+    """Sizes of mini-batches, and of the replay buffer, which is added to the peak."""
 
     least: float
     """The peak with one environment: gradients, packed weights, the copies that undo an update."""
 
     fixed: float
-    """What does not depend on them, where activations outweigh weights."""
+    """Memory that does not depend on environments, if activations outweigh weights."""
 
     per_env: float
-    """What each takes throughout: its state, its share of the rollout's tensors."""
+    """Memory of each environment during the whole update: its state and its part of the rollout."""
 
     per_open_env: float
-    """What each takes while its micro-batch is run."""
+    """Memory of each environment while its micro-batch runs."""
 
     encoded_per_open_env: float = 0.0
-    """What encoders of frames keep for each environment of a micro-batch."""
+    """Memory that frame encoders keep for each environment of a micro-batch."""
 
     most_encoded: float = 0.0
-    """What they keep at most."""
+    """Most memory that frame encoders keep."""
 
     def peak(self, num_micro_batches: int) -> float:
-        """Return the peak in bytes with at least so many micro-batches."""
+        """Return the peak in bytes with at least ``num_micro_batches``."""
         num_envs = self.sizes.num_envs
         num_parts = max(num_micro_batches, self.sizes.least_micro_batches)
         largest = -(-num_envs // num_parts)
@@ -141,7 +141,7 @@ class MemoryPlan:
         """Return the smallest number of micro-batches that stays within ``budget`` bytes.
 
         Raises:
-            ValueError: If even one environment at a time takes more.
+            ValueError: If even one environment at a time exceeds the budget.
         """
         for num_parts in range(1, self.sizes.num_envs + 1):
             if self.peak(num_parts) <= budget:
@@ -155,12 +155,12 @@ class MemoryPlan:
 
 
 def plan_memory(trial: Trial, sizes: Sizes, parameters: Iterable[nn.Parameter]) -> MemoryPlan:
-    """Measure what an update will take.
+    """Measure the memory that an update will take.
 
     Args:
         trial: Computes the gradient on some environments.
-        sizes: Of mini-batches.
-        parameters: What is trained. An update keeps a copy of them and of Adam's two moments.
+        sizes: Sizes of mini-batches and replay buffer.
+        parameters: Trained parameters. An update keeps copies of them and of Adam's two moments.
 
     Returns:
         The plan.
@@ -168,12 +168,12 @@ def plan_memory(trial: Trial, sizes: Sizes, parameters: Iterable[nn.Parameter]) 
     copies = 3 * sum(p.numel() * p.element_size() for p in parameters)
     quarter = min(_MANY, sizes.num_envs) // 4
     with recordings_aside():
-        trial(1, 1)  # what is done once in a process, like the check of "auto", does not count
+        trial(1, 1)  # excludes work that is done once per process, like the check of "auto"
     peak, left_out = _run(trial, 1, 1)
     least = peak + copies
     if quarter == 0:
         return MemoryPlan(sizes, least, least, 0.0, 0.0, left_out.num_bytes, left_out.most)
-    # All in several micro-batches: from the second one on, gradients are there while it is run.
+    # All in several micro-batches: from the second one on, gradients exist while it runs.
     small, _ = _run(trial, 4 * quarter, 4)
     large, left_out = _run(trial, 4 * quarter, 2)
     few, _ = _run(trial, 2 * quarter, 2)
@@ -185,8 +185,8 @@ def plan_memory(trial: Trial, sizes: Sizes, parameters: Iterable[nn.Parameter]) 
 
 
 def _run(trial: Trial, num_envs: int, num_micro_batches: int) -> tuple[int, LeftOut]:
-    """Return the peak of a run in bytes, and what encoders of frames would have kept."""
-    free_buffers()  # else a scan takes what is there, uncounted
+    """Return the peak of a run in bytes, and the graph sizes that frame encoders left out."""
+    free_buffers()  # otherwise a scan reuses existing buffers, which are not counted
     with PeakMemory() as memory, graphs_left_out() as left_out, recordings_aside():
         for _ in range(2):
             trial(num_envs, num_micro_batches)

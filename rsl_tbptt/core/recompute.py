@@ -1,9 +1,9 @@
-"""A function of rows in parts, some of them computed again for their gradient.
+"""Apply a function to rows in parts, and recompute some of the parts for their gradient.
 
 A convolution keeps many times its inputs for its backward pass. So it runs in parts without a
-graph, and each part runs again when the gradient reaches it: this takes the memory of one part,
-whatever the number of rows, for one more forward pass. If memory allows, the last parts keep their
-graphs and are not recomputed; backward reaches and frees those first.
+graph, and each part runs again when the gradient reaches it. This takes the memory of one part,
+whatever the number of rows, and costs one more forward pass. If memory allows, the last parts keep
+their graphs and are not recomputed; backward reaches and frees those first.
 """
 
 from collections.abc import Callable, Iterator
@@ -16,29 +16,29 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.utils.checkpoint import checkpoint
 
 Function = Callable[[torch.Tensor], torch.Tensor]
-"""Maps rows, shape (R, ...), to rows, (R, F), each for itself."""
+"""Maps rows, shape (R, ...), to rows, (R, F), each row independently."""
 
 _AT_ONCE = {"cpu": 2**24}
 _AT_ONCE_ELSEWHERE = 2**31
-"""Bytes of the graph of one part: on a CPU what its caches and allocator use again, on accelerators
-what keeps them busy."""
+"""Size in bytes of one part's graph: on a CPU it is reused by caches and allocator, on accelerators
+it keeps them busy."""
 
 _KEPT = {"cpu": 2**28}
-"""Bytes up to which the graphs of several parts are kept; elsewhere only a single part's is."""
+"""Bytes up to which the graphs of several parts are kept; other devices keep only one part's."""
 
 _ROWS_LEFT_OUT = 16
-"""Rows of a part whose graph hardly counts."""
+"""Rows of a part whose graph is so small that it hardly counts."""
 
 
 @dataclass
 class LeftOut:
-    """What graphs would have taken that were left out."""
+    """Sizes of the graphs that a measurement left out."""
 
     num_bytes: int = 0
-    """Of the largest window, if all were kept."""
+    """Bytes of the graphs of the largest window, if all were kept."""
 
     most: int = 0
-    """That are kept of them."""
+    """Most bytes of them that are kept."""
 
 
 _left_out: LeftOut | None = None
@@ -46,10 +46,10 @@ _left_out: LeftOut | None = None
 
 @contextmanager
 def graphs_left_out() -> Iterator[LeftOut]:
-    """Run parts so small that their graphs hardly count, as long as all else is measured.
+    """Run parts so small that their graphs hardly count, while other memory is measured.
 
     Yields:
-        What :func:`graphs_seen` was told meanwhile.
+        The largest sizes that :func:`graphs_seen` was given meanwhile.
     """
     global _left_out
     outer, _left_out = _left_out, LeftOut()
@@ -60,29 +60,29 @@ def graphs_left_out() -> Iterator[LeftOut]:
 
 
 def graphs_seen(num_bytes: int, most: int) -> None:
-    """Tell what the graphs of a window would take together, and what is kept of them at most."""
+    """Report the bytes of all graphs of a window, and the most bytes of them that are kept."""
     if _left_out is not None and num_bytes > _left_out.num_bytes:
         _left_out.num_bytes, _left_out.most = num_bytes, most
 
 
 def most_graph_bytes(device: torch.device, *, sparing: bool) -> int:
-    """Return what the graphs of a function's parts take at most, however many rows there are."""
+    """Return the most bytes that the graphs of a function's parts take, for any number of rows."""
     return max(_at_once(device), _kept(device, sparing))
 
 
 def in_parts(
     function: Function, rows: torch.Tensor, bytes_per_row: int, *, sparing: bool = False
 ) -> torch.Tensor:
-    """Apply a function to rows, in as many parts as memory asks for.
+    """Apply a function to rows, in as many parts as memory requires.
 
     Args:
-        function: The function, which draws no random numbers.
+        function: The function. It must not draw random numbers.
         rows: Its argument. Shape: (R, ...).
-        bytes_per_row: What its graph takes for a row, from :func:`graph_bytes_per_row`.
-        sparing: Whether all of several parts are run again, however small their graphs are.
+        bytes_per_row: Bytes of its graph for a row, from :func:`graph_bytes_per_row`.
+        sparing: Whether to recompute all of several parts, even if their graphs are small.
 
     Returns:
-        Its value. Shape: (R, F). The gradient is that of the function on all rows at once.
+        Its value. Shape: (R, F). The gradient equals that of the function on all rows at once.
     """
     bytes_per_row = max(1, bytes_per_row)
     size = max(1, _at_once(rows.device) // bytes_per_row)
@@ -106,17 +106,17 @@ def _kept(device: torch.device, sparing: bool) -> int:
 
 
 def graph_bytes_per_row(function: Function, rows: torch.Tensor) -> int:
-    """Measure what the graph of a function keeps for each row.
+    """Measure the bytes that the graph of a function keeps for each row.
 
     Args:
         function: The function.
-        rows: Two rows at least. Shape: (R, ...).
+        rows: At least two rows. Shape: (R, ...).
 
     Returns:
         Bytes.
     """
     one, two = (_graph_bytes(function, rows[:number]) for number in (1, 2))
-    return two - one  # what is kept of parameters is in both
+    return two - one  # cancels what both graphs keep of parameters
 
 
 def _graph_bytes(function: Function, rows: torch.Tensor) -> int:

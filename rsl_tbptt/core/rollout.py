@@ -1,4 +1,4 @@
-"""A rollout as the core sees it, tensors of T steps by N environments; and its advantages."""
+"""A rollout in the core's form, tensors of T steps by N environments, and its advantages."""
 
 from __future__ import annotations
 
@@ -9,33 +9,33 @@ from typing import Any
 import torch
 
 Labels = Mapping[str, torch.Tensor]
-"""What a loss compares outputs with, by name, each of leading shape (T, N)."""
+"""Targets that a loss compares outputs with, by name. Leading shape of each: (T, N)."""
 
 
 @dataclass(frozen=True)
 class Rollout:
-    """T steps of N environments, sliced by steps and environments without copies."""
+    """T steps of N environments; slices of steps and environments are views."""
 
     obs: Any
     """Observations: a tensor or TensorDict with leading shape (T, N)."""
 
     labels: Labels
-    """What the loss compares outputs with."""
+    """Targets of the loss."""
 
     episode_starts: torch.Tensor
     """True where step t is the first of an episode, read before it. Shape: (T, N), bool."""
 
     weights: torch.Tensor | None = None
-    """What each sample weighs in the mean. Shape: (T, N). None weighs all the same.
+    """Weight of each sample in the mean. Shape: (T, N). None weighs all equally.
 
-    A sample of weight 0 is left out, by selection: its labels may be NaN."""
+    A sample of weight 0 is excluded by selection, so its labels may be NaN."""
 
     @classmethod
     def from_dones(cls, obs: Any, labels: Labels, dones: torch.Tensor) -> Rollout:
         """Build a rollout from ``dones`` (T, N), bool, which are read after each step.
 
-        Row 0 of ``episode_starts`` is False: the state before the rollout was cleared after the
-        step that preceded it::
+        Row 0 of ``episode_starts`` is False: the state before the rollout has already been cleared
+        after the preceding step::
 
             step                  0 1 2 3
             dones (after)         . x . x
@@ -55,7 +55,7 @@ class Rollout:
 
     @property
     def episode_lengths(self) -> torch.Tensor:
-        """Steps that the episode of each sample has inside the rollout. Shape: (T, N), float."""
+        """Length, inside the rollout, of each sample's episode. Shape: (T, N), float."""
         pieces = self.episode_starts.cumsum(0)
         ones = torch.ones(pieces.shape, device=pieces.device)
         return torch.zeros_like(ones).scatter_add(0, pieces, ones).gather(0, pieces)
@@ -69,7 +69,7 @@ class Rollout:
         return self.each(lambda tensor: tensor[:, envs])
 
     def seen_as(self, obs: Any, labels: Labels, weights: torch.Tensor | None = None) -> Rollout:
-        """Return the rollout with other observations, labels and weights, of shape (T, N) all."""
+        """Return the rollout with other observations, labels and weights, each of shape (T, N)."""
         return replace(self, obs=obs, labels=labels, weights=weights)
 
     def as_single_steps(self) -> Rollout:
@@ -77,7 +77,7 @@ class Rollout:
         return self.each(lambda tensor: tensor.flatten(0, 1).unsqueeze(0))
 
     def each(self, function: Callable[[Any], Any]) -> Rollout:
-        """Return a rollout of what ``function`` makes of everything of leading shape (T, N)."""
+        """Return a rollout with ``function`` applied to each tensor of leading shape (T, N)."""
         weights = None if self.weights is None else function(self.weights)
         labels = {name: function(label) for name, label in self.labels.items()}
         return Rollout(function(self.obs), labels, function(self.episode_starts), weights)
@@ -85,10 +85,10 @@ class Rollout:
 
 @dataclass(frozen=True)
 class Segments:
-    """n segments of a rollout, each of one environment from one step on, seen as environments.
+    """n segments of a rollout, treated as environments; each is one environment from some step on.
 
-    Nothing is copied before ``steps`` is asked for a window, so that the memory an update takes
-    depends on its windows and not on the rollout.
+    ``steps`` copies only the window it is asked for, so an update's memory depends on its windows
+    and not on the rollout.
     """
 
     rollout: Rollout
@@ -126,8 +126,8 @@ def generalized_advantages(
 ) -> torch.Tensor:
     """Return the advantages of a rollout.
 
-    Where an episode ends with step t, nothing after t enters the advantage of t or of any step
-    before it; what the episode is worth beyond its end has to be in ``rewards`` already.
+    If an episode ends with step t, nothing after t enters the advantage of t or of earlier steps.
+    ``rewards`` has to contain the bootstrapped value of a truncated episode already.
 
     Args:
         rewards: Rewards of steps 0 to T-1. Shape: (T, N).
@@ -135,7 +135,7 @@ def generalized_advantages(
         last_values: Value estimates after step T-1. Shape: (N,).
         dones: Whether the episode ended with step t. Shape: (T, N), bool.
         gamma: Discount factor.
-        lam: Weight of longer estimates: 0 is one step, 1 is the whole return.
+        lam: Weight of longer estimates: 0 uses one step, 1 the whole return.
 
     Returns:
         Advantages. Shape: (T, N).
@@ -146,8 +146,8 @@ def generalized_advantages(
     """
     next_values = torch.cat((values[1:], last_values.unsqueeze(0)))
     advantages = rewards + gamma * next_values.masked_fill(dones, 0.0) - values
-    # Two small operations per step. Doubling, log2(T) operations on the whole rollout, is slower on
-    # CPU from some hundred environments on.
+    # Two small operations per step. Doubling needs log2(T) operations on the whole rollout, but is
+    # slower on CPU from a few hundred environments on.
     steps, ended = advantages.unbind(), dones.unbind()
     for t in reversed(range(len(steps) - 1)):
         steps[t].add_(steps[t + 1].masked_fill(ended[t], 0.0), alpha=gamma * lam)

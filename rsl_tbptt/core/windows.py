@@ -38,19 +38,19 @@ class Window:
     """
 
     start: int
-    """First step. The gradient of the window's loss reaches back to here and no further."""
+    """First step. The gradient of the window's loss does not reach back beyond it."""
 
     loss_start: int
-    """First step that enters the loss; ``stop`` when none does (a forward pass only)."""
+    """First step that enters the loss; equals ``stop`` if none does (a forward pass only)."""
 
     stop: int
     """One past the last step."""
 
     carry: int
-    """The state before this step is handed to the next window: the next window's start."""
+    """Start of the next window, which receives the state before this step."""
 
     cuts: tuple[int, ...] = ()
-    """Steps inside, in order, before which the gradient of the state stops: windows were joined."""
+    """Steps where windows were joined, in order: the gradient of the state stops before each."""
 
     @property
     def num_loss_steps(self) -> int:
@@ -67,8 +67,8 @@ def num_steps_of_full_group(
 ) -> int:
     """Return k1' = min(k1, T), the steps of a full group: the divisor of every group's loss.
 
-    The last, shorter group of a rollout is divided by the same number, so that each robot-step
-    weighs the same wherever it falls.
+    The last, shorter group of a rollout has the same divisor, so that all robot-steps have the same
+    weight.
 
     Args:
         num_steps: Length T of the rollout.
@@ -86,9 +86,9 @@ def tbptt_schedule(
 ) -> list[Group]:
     """Split a rollout into the groups of windows of truncated BPTT(k1, k2).
 
-    Every step enters the loss exactly once. Steps left over when T is not a multiple of k1 form a
-    last, shorter group (``tail="flush"``), or are only run forward (``tail="drop"``, as in rsl_rl)
-    so that the state stays continuous.
+    Every step enters the loss exactly once. If T is not a multiple of k1, the leftover steps form a
+    last, shorter group (``tail="flush"``), or are only run forward to keep the state continuous
+    (``tail="drop"``, as in rsl_rl).
 
     Args:
         num_steps: Length T of the rollout.
@@ -127,17 +127,17 @@ def tbptt_schedule(
 
 
 def joined(group: Group, num_windows: int) -> Group:
-    """Join windows that follow one another, to be run as one with the same gradient.
+    """Join consecutive windows, so that they run as one with the same gradient.
 
-    Short windows of few environments share what running one costs. Windows that overlap or have no
-    loss stay as they are.
+    Short windows of few environments then share the fixed cost of a run. Windows that overlap or
+    have no loss are not joined.
 
     Args:
         group: The windows of an optimiser step.
-        num_windows: So many become one, at most.
+        num_windows: Most windows that become one.
 
     Returns:
-        The windows, with cuts where one was joined to another.
+        The windows, with a cut wherever one was joined to another.
     """
     result: list[Window] = []
     for window in group:

@@ -1,9 +1,9 @@
-"""A trained policy as ``rsl-tbptt export`` wrote it, run by onnxruntime: no torch, no simulator.
+"""Runs a policy exported by ``rsl-tbptt export`` with onnxruntime: no torch, no simulator.
 
 ::
 
     policy = Policy("exported/model_1000")
-    policy.reset()  # where an episode starts, or the robot stands up
+    policy.reset()  # when an episode starts, or the robot stands up
     actions = policy.step({"policy": observations})
 """
 
@@ -22,9 +22,9 @@ ONNX, METADATA, GOLDEN = "policy.onnx", "policy.json", "golden.npz"
 
 
 class Policy:
-    """One robot's policy with its memory.
+    """One robot's policy with its state.
 
-    Its ``metadata`` is what ``policy.json`` says: inputs, their terms, joints, gains, frequency.
+    ``metadata`` has the content of ``policy.json``: inputs, their terms, joints, gains, frequency.
     """
 
     def __init__(self, folder: str | Path, threads: int = 1) -> None:
@@ -32,10 +32,10 @@ class Policy:
 
         Args:
             folder: The folder that ``rsl-tbptt export`` wrote.
-            threads: Of onnxruntime; networks of this size leave nothing to a second one.
+            threads: Threads of onnxruntime; networks of this size do not profit from a second one.
 
         Raises:
-            ValueError: If the folder is no bundle.
+            ValueError: If the folder is not a bundle.
         """
         folder = Path(folder)
         try:
@@ -46,7 +46,7 @@ class Policy:
             providers = ["CPUExecutionProvider"]
             path = str(folder / ONNX)
             self._session = onnxruntime.InferenceSession(path, options, providers=providers)
-        except Exception as error:  # onnxruntime has kinds of its own
+        except Exception as error:  # onnxruntime raises exception types of its own
             raise ValueError(
                 f"The bundle is '{folder}', expected a folder of `rsl-tbptt export` with {ONNX} and"
                 f" {METADATA}: {error}"
@@ -63,26 +63,26 @@ class Policy:
         self._joins = [*self._inputs] == ["obs"]
         self._checked = False
         self.outputs: dict[str, np.ndarray] = {}
-        """All outputs of the last step by name, auxiliary heads included, with a batch of one."""
+        """All outputs of the last step by name, with auxiliary heads, as batches of one."""
         self.reset()
 
     def reset(self) -> None:
-        """Clear the memory: an episode begins."""
+        """Clear the state at the start of an episode."""
         self.state = dict(self._zeros)
 
     def step(self, observations: Mapping[str, Any] | np.ndarray) -> np.ndarray:
         """Return the actions for the observations of one control step.
 
         Args:
-            observations: Observation groups by name, or one array where there is one input. Their
-                shapes stand in the metadata, and the terms of each in their order: scaled and
-                clipped as in training.
+            observations: Observation groups by name, or an array if there is only one input. The
+                metadata has their shapes and the order of each group's terms, scaled and clipped as
+                in training.
 
         Returns:
             The actions. Shape: (A,).
 
         Raises:
-            ValueError: At the first step if a name or shape is another.
+            ValueError: At the first step, if a name or shape differs from the metadata.
         """
         if not isinstance(observations, Mapping):
             observations = dict.fromkeys(self._inputs, observations)
@@ -104,24 +104,24 @@ class Policy:
         """Compare names and shapes with the metadata.
 
         Raises:
-            ValueError: If one is another.
+            ValueError: If one differs.
         """
         given = {name: np.shape(value) for name, value in observations.items()}
         expected = {name: like.shape for name, like in self._inputs.items()}
         if given != expected:
             raise ValueError(
-                f"observations are {given}, expected {expected} as in {METADATA}, where the terms"
-                " of each stand in their order."
+                f"observations are {given}, expected {expected} as in {METADATA}, which lists the"
+                " terms of each in order."
             )
         self._checked = True
 
 
 def join(groups: Sequence[Any]) -> np.ndarray:
-    """Return observation groups, (...) each, as one input takes them: flat, (D,)."""
+    """Join observation groups, (...) each, into one flat input, (D,)."""
     return np.concatenate([np.ravel(group).astype(np.float32) for group in groups])
 
 
 def groups_in(golden: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Return the observation groups of a golden trajectory in their order, shape (T, ...) each."""
+    """Return the observation groups of a golden trajectory in order, shape (T, ...) each."""
     prefix = "obs/"
     return {k.removeprefix(prefix): v for k, v in golden.items() if k.startswith(prefix)}

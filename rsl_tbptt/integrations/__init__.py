@@ -2,4 +2,4 @@
 
 from rsl_tbptt.compat import rsl_rl_era
 
-rsl_rl_era()  # refuses releases that no part of this package runs with
+rsl_rl_era()  # refuses releases that no part of this package supports

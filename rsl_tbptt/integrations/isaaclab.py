@@ -1,8 +1,8 @@
 """Isaac Lab config classes for the algorithms of this package, for Isaac Lab 3.0 and 2.3.
 
-They are Isaac Lab's own with the options of the algorithms, so a task config changes one line and
-keeps every other key. Each field reaches the constructor as a keyword argument of the same name.
-With Isaac Lab 2.3 the import registers the algorithms in rsl_rl 3.1.2; ``loss_type="kl"`` and
+They are Isaac Lab's own classes with the options of the algorithms, so a task config changes one
+line and keeps every other key. Each field is passed to the constructor under the same name. With
+Isaac Lab 2.3 the import registers the algorithms in rsl_rl 3.1.2; ``loss_type="kl"`` and
 ``teacher_coef`` need Isaac Lab 3.0.
 """
 
@@ -42,16 +42,16 @@ if rsl_rl_era() == MODELS_ERA:
         """Qualified name of the model, ``"module:Class"``, which rsl_rl imports."""
 
         rnn_type: str = "lstm"
-        """The memory, ``"lstm"`` or ``"gru"``."""
+        """Recurrent layers: ``"lstm"`` or ``"gru"``."""
 
         rnn_hidden_dim: int = 256
         """Size of the hidden state."""
 
         rnn_num_layers: int = 1
-        """Recurrent layers."""
+        """Number of recurrent layers."""
 
         image_scale: float = 1.0
-        """What images are multiplied by before their CNN: 1 / 255 for bytes."""
+        """Factor of images before their CNN: 1 / 255 for bytes."""
 
     @configclass
     class TbpttTeacherCfg:
@@ -61,15 +61,15 @@ if rsl_rl_era() == MODELS_ERA:
         """The model's config: the ``actor`` of the config that it was trained with."""
 
         checkpoint: str | None = None
-        """File of PPO or distillation that holds its parameters; read when training starts."""
+        """File of PPO or distillation with its parameters; read when training starts."""
 
         obs_groups: list[str] | None = None
-        """What it observes; None is what ``obs_groups["teacher"]`` of the runner's config says."""
+        """Groups that it observes; None takes ``obs_groups["teacher"]`` of the runner's config."""
 
         def __post_init__(self) -> None:
-            """Leave out of the model's config what Isaac Lab has for older releases of rsl_rl.
+            """Remove the fields that Isaac Lab has for older releases of rsl_rl.
 
-            Its script leaves it out of a single teacher's, and would look for it there again.
+            Its script removes them from a single teacher's config, but not from these.
             """
             self.cfg = copy.deepcopy(self.cfg)
             for name in ("stochastic", "init_noise_std", "noise_std_type", "state_dependent_std"):
@@ -79,7 +79,7 @@ if rsl_rl_era() == MODELS_ERA:
     class TbpttTeachersCfg:
         """Options of :class:`rsl_tbptt.models.SelectedTeachers`; not with Isaac Lab 2.3.
 
-        It stands where a distillation's config has its ``teacher``.
+        Use it as the ``teacher`` of a distillation's config.
         """
 
         class_name: str = "rsl_tbptt.models:SelectedTeachers"
@@ -89,13 +89,13 @@ if rsl_rl_era() == MODELS_ERA:
         """Observation group with the number of each environment's teacher, or a function's name."""
 
         teachers: dict[str, TbpttTeacherCfg] = _REQUIRED
-        """The teachers by name; their numbers are their places, from 0 on."""
+        """The teachers by name; a teacher's number is its place, from 0 on."""
 
         distribution_cfg: None = None
-        """Of no use here; Isaac Lab's script looks for it in every model's config."""
+        """Not used; Isaac Lab's script looks for it in every model's config."""
 
         stochastic: bool = False
-        """The same; it does not reach the model."""
+        """Not used either; it does not reach the model."""
 else:
     # Registers the algorithms.
     importlib.import_module("rsl_tbptt.integrations.rsl_rl_v3")
@@ -103,26 +103,26 @@ else:
     _MODULE = ""
 
 
-# Wider than Isaac Lab's types on purpose: more losses, and None where rsl_rl takes it.
+# Wider than Isaac Lab's types on purpose: more losses, and None if rsl_rl accepts it.
 @configclass
 class TbpttDistillationAlgorithmCfg(DistillationOptions, RslRlDistillationAlgorithmCfg):
     """Options of :class:`rsl_tbptt.algorithms.TbpttDistillation`, all with defaults.
 
-    It stands where a task has ``RslRlDistillationAlgorithmCfg`` and runs under Isaac Lab's
+    Use it in place of ``RslRlDistillationAlgorithmCfg``; it runs with Isaac Lab's
     ``DistillationRunner``.
     """
 
     class_name: str = f"{_MODULE}TbpttDistillation"
-    """Name of the algorithm: ``"module:Class"``, which rsl_rl imports; in 2.3 the class alone."""
+    """Name of the algorithm: ``"module:Class"``, which rsl_rl imports; in 2.3 the class only."""
 
 
 @configclass
 class TbpttPpoAlgorithmCfg(PpoOptions, RslRlPpoAlgorithmCfg):
     """Options of :class:`rsl_tbptt.algorithms.TbpttPPO`, all with rsl_rl's defaults.
 
-    It stands where a task has ``RslRlPpoAlgorithmCfg`` and runs under Isaac Lab's
+    Use it in place of ``RslRlPpoAlgorithmCfg``; it runs with Isaac Lab's
     ``OnPolicyRunner``.
     """
 
     class_name: str = f"{_MODULE}TbpttPPO"
-    """Name of the algorithm: ``"module:Class"``, which rsl_rl imports; in 2.3 the class alone."""
+    """Name of the algorithm: ``"module:Class"``, which rsl_rl imports; in 2.3 the class only."""

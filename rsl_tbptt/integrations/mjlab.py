@@ -1,16 +1,16 @@
-"""mjlab: config classes for the algorithms of this package, and the runners that mjlab lacks.
+"""mjlab: config classes for the algorithms of this package, and runners that mjlab lacks.
 
 The config classes are plain dataclasses in mjlab's style, so every field is an option of ``train``:
-``--agent.algorithm.gradient-length 24``. Those of the algorithms inherit the fields of their
-options; each reaches the constructor as a keyword argument of the same name.
+``--agent.algorithm.gradient-length 24``. Those of the algorithms inherit the fields of the
+algorithms' options; each is passed to the constructor under the same name.
 
-Both runners cooperate with a task's own runner, which then adds what it does, such as mjlab's
+Both runners can be combined with a task's own runner, which then adds its work, such as mjlab's
 export with metadata at every save::
 
     class MyRunner(TbpttMjlabDistillationRunner, VelocityOnPolicyRunner): ...
 """
 
-# mjlab has an environment of its own, where no type checker looks.
+# mjlab has its own environment, which the type checker does not see.
 # pyright: reportMissingImports=false
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from rsl_rl.runners import DistillationRunner  # noqa: E402
 try:
     if "mjlab" not in sys.modules:
         # At its start mjlab loads packages of tasks, which import from this module while it is
-        # only half here. Python then builds it anew for them, and that one stays.
+        # incomplete. Python then imports it anew for them, and that copy stays.
         half = sys.modules.pop(__name__)
         importlib.import_module("mjlab")
         sys.modules.setdefault(__name__, half)
@@ -73,24 +73,24 @@ class TbpttDistillationAlgorithmCfg(DistillationOptions):
     class_name: str = "rsl_tbptt.algorithms:TbpttDistillation"
     """Qualified name of the algorithm, ``"module:Class"``, which rsl_rl imports."""
 
-    # Narrower than the parent's: a command line takes no function, and refuses the option for it.
-    # A list of slices is given in a config: beside it a command line would no longer take a name.
+    # Narrower than the parent's: a command line cannot take a function and would lose the option.
+    # A list of slices has to come from a config: with it, a command line would not take a name.
     loss_type: str = "mse"
     imitation_weight: str | None = None
 
 
 @dataclass
 class TbpttCnnRnnModelCfg(RslRlModelCfg):
-    """Options of :class:`rsl_tbptt.models.CNNRNNModel`; ``cnn_cfg`` has to be given."""
+    """Options of :class:`rsl_tbptt.models.CNNRNNModel`; you have to set ``cnn_cfg``."""
 
     class_name: str = "rsl_tbptt.models:CNNRNNModel"
     """Qualified name of the model, ``"module:Class"``, which rsl_rl imports."""
 
     rnn_type: str | None = "lstm"
-    """The memory, ``"lstm"`` or ``"gru"``."""
+    """Recurrent layers: ``"lstm"`` or ``"gru"``."""
 
     image_scale: float = 1.0
-    """What images are multiplied by before their CNN: 1 / 255 for bytes."""
+    """Factor of images before their CNN: 1 / 255 for bytes."""
 
 
 @dataclass
@@ -101,21 +101,21 @@ class TbpttTeacherCfg:
     """The model's config: the ``actor`` of the config that it was trained with."""
 
     checkpoint: str | None = None
-    """File of PPO or distillation that holds its parameters; read when training starts."""
+    """File of PPO or distillation with its parameters; read when training starts."""
 
     obs_groups: tuple[str, ...] | None = None
-    """What it observes; None is what ``obs_groups["teacher"]`` of the runner's config says."""
+    """Groups that it observes; None takes ``obs_groups["teacher"]`` of the runner's config."""
 
 
 @dataclass
 class TbpttTeachersCfg:
-    """Options of :class:`rsl_tbptt.models.SelectedTeachers`, in the place of a teacher's config."""
+    """Options of :class:`rsl_tbptt.models.SelectedTeachers`, in place of a teacher's config."""
 
     selector: str
     """Observation group with the number of each environment's teacher, or a function's name."""
 
     teachers: dict[str, TbpttTeacherCfg]
-    """The teachers by name; their numbers are their places, from 0 on."""
+    """The teachers by name; a teacher's number is its place, from 0 on."""
 
     class_name: str = "rsl_tbptt.models:SelectedTeachers"
     """Qualified name of the model, ``"module:Class"``, which rsl_rl imports."""
@@ -123,7 +123,7 @@ class TbpttTeachersCfg:
 
 @dataclass
 class TbpttDistillationRunnerCfg(RslRlBaseRunnerCfg):
-    """A task's ``rl_cfg`` for distillation, with ``TbpttMjlabDistillationRunner`` for runner."""
+    """A task's ``rl_cfg`` for distillation; its runner is ``TbpttMjlabDistillationRunner``."""
 
     class_name: str = "DistillationRunner"
     """The runner class name, as in rsl_rl."""
@@ -133,7 +133,7 @@ class TbpttDistillationRunnerCfg(RslRlBaseRunnerCfg):
     )
     """Observation groups of student and teacher.
 
-    In mjlab's tasks ``"actor"`` is what the robot can measure, ``"critic"`` what is privileged.
+    In mjlab's tasks ``"actor"`` has the robot's measurements, ``"critic"`` privileged values.
     """
 
     student: RslRlModelCfg = field(
@@ -143,16 +143,16 @@ class TbpttDistillationRunnerCfg(RslRlBaseRunnerCfg):
             distribution_cfg={"class_name": "GaussianDistribution", "init_std": 0.1},
         )
     )
-    """The student. It acts with its distribution's noise while it collects data."""
+    """The student. It acts with its distribution's noise while data is collected."""
 
     teacher: RslRlModelCfg | TbpttTeachersCfg = field(
         default_factory=lambda: RslRlModelCfg(
             distribution_cfg={"class_name": "GaussianDistribution", "init_std": 1.0}
         )
     )
-    """The teacher: the ``actor`` of the config that it was trained with, distribution included.
+    """The teacher: the ``actor`` of the config that it was trained with, including distribution.
 
-    Or several of them.
+    Several teachers are possible.
     """
 
     algorithm: TbpttDistillationAlgorithmCfg = field(default_factory=TbpttDistillationAlgorithmCfg)
@@ -163,7 +163,7 @@ class TbpttDistillationRunnerCfg(RslRlBaseRunnerCfg):
 class TbpttPpoAlgorithmCfg(PpoOptions, RslRlPpoAlgorithmCfg):
     """Options of :class:`rsl_tbptt.algorithms.TbpttPPO`, all with rsl_rl's defaults.
 
-    It stands where a task has ``RslRlPpoAlgorithmCfg``.
+    Use it in place of ``RslRlPpoAlgorithmCfg``.
     """
 
     class_name: str = "rsl_tbptt.algorithms:TbpttPPO"
@@ -171,9 +171,9 @@ class TbpttPpoAlgorithmCfg(PpoOptions, RslRlPpoAlgorithmCfg):
 
 
 class EpisodicPolicy:
-    """A recurrent policy that clears its memory where an episode starts.
+    """A recurrent policy that clears its state where an episode starts.
 
-    mjlab's viewers step a policy and the environment, and never tell the policy which episodes
+    mjlab's viewers step a policy and the environment, but do not tell the policy which episodes
     ended.
     """
 
@@ -182,17 +182,17 @@ class EpisodicPolicy:
         self._policy, self._env = policy, env
 
     def __call__(self, obs: TensorDict) -> torch.Tensor:
-        """Act. Observations have the batch size (N,), actions the shape (N, A)."""
+        """Return actions, shape (N, A), for observations of batch size (N,)."""
         self._policy.reset(self._env.episode_length_buf == 0)
         return self._policy(obs)
 
     def reset(self) -> None:
-        """Clear the memory in all environments."""
+        """Clear the state in all environments."""
         self._policy.reset()
 
 
 class TbpttMjlabRecurrentRunner(MjlabOnPolicyRunner):
-    """mjlab's runner, for policies with memory; one without is treated as mjlab does."""
+    """mjlab's runner for policies with memory; for others it does the same as mjlab's."""
 
     def get_inference_policy(self, device: str | None = None) -> MLPModel | EpisodicPolicy:
         """Return the policy that ``play`` runs.
@@ -201,7 +201,7 @@ class TbpttMjlabRecurrentRunner(MjlabOnPolicyRunner):
             device: Device of the policy.
 
         Returns:
-            The model, and where it has memory, something that clears it at episode starts.
+            The model; with memory, in an :class:`EpisodicPolicy` that clears its state.
         """
         policy = super().get_inference_policy(device)
         return EpisodicPolicy(policy, self.env) if policy.is_recurrent else policy
@@ -210,7 +210,7 @@ class TbpttMjlabRecurrentRunner(MjlabOnPolicyRunner):
 class TbpttMjlabDistillationRunner(TbpttMjlabRecurrentRunner, DistillationRunner):
     """The distillation runner that mjlab lacks, for tasks with a ``TbpttDistillationRunnerCfg``.
 
-    rsl_rl's asks for the teacher before it learns.
+    rsl_rl's runner checks before training that the teacher has been loaded.
     """
 
     alg: Any
@@ -233,7 +233,7 @@ class TbpttMjlabDistillationRunner(TbpttMjlabRecurrentRunner, DistillationRunner
             device: Device of models and update.
             **further: Arguments of a task's own runner.
         """
-        train_cfg = copy.deepcopy(train_cfg)  # rsl_rl takes entries out of it
+        train_cfg = copy.deepcopy(train_cfg)  # rsl_rl removes entries from it
         train_cfg |= {role: model_arguments(train_cfg[role]) for role in ("student", "teacher")}
         super().__init__(env, train_cfg, log_dir, device, **further)
 
@@ -244,23 +244,23 @@ class TbpttMjlabDistillationRunner(TbpttMjlabRecurrentRunner, DistillationRunner
         strict: bool = True,
         map_location: str | None = None,
     ) -> dict:
-        """Load a checkpoint: a teacher's gives the teacher, a student's everything.
+        """Load a checkpoint: the teacher from a teacher's, everything from a student's.
 
-        The environment's step counter comes with it, and with that the stage of its curricula.
+        It includes the environment's step counter, which sets the stage of its curricula.
 
         Args:
             path: Checkpoint of PPO or distillation.
-            load_cfg: What to load, or None for the above. ``play`` asks for the ``"actor"``, which
+            load_cfg: Parts to load, or None for the above. ``play`` asks for the ``"actor"``, which
                 is the student here.
             strict: Whether parameters must match exactly.
             map_location: Device of the loaded tensors.
 
         Returns:
-            What was saved beside the models.
+            The values saved in addition to the models.
 
         Raises:
-            ValueError: If the parameters do not fit, or if the models are known to have been
-                configured otherwise. Nothing is changed then.
+            ValueError: If parameters do not fit, or if the models were configured differently.
+                Nothing is changed then.
         """
         self.alg.checkpoint_path = path
         if load_cfg is not None and "actor" in load_cfg:
@@ -269,7 +269,7 @@ class TbpttMjlabDistillationRunner(TbpttMjlabRecurrentRunner, DistillationRunner
 
 
 def model_arguments(model_cfg: dict[str, Any]) -> dict[str, Any]:
-    """Leave out of a model's config what mjlab's config class has for other models.
+    """Remove from a model's config the fields that mjlab's config class has for other models.
 
     Args:
         model_cfg: A ``RslRlModelCfg`` as a dictionary, or a ``TbpttTeachersCfg``.

@@ -1,8 +1,8 @@
 """TbpttDistillation and TbpttPPO for rsl_rl 3.1.2, the release that Isaac Lab 2.3 pins.
 
-Importing this registers both where that release's runners look class names up, so that
-``class_name = "TbpttDistillation"`` and ``"TbpttPPO"`` work in stock scripts. They are the
-algorithms of :mod:`rsl_tbptt.algorithms`, given the networks of one ``policy`` object::
+Importing this module registers both where that release's runners look up class names, so that
+``class_name = "TbpttDistillation"`` and ``"TbpttPPO"`` work in stock scripts. They wrap the
+algorithms of :mod:`rsl_tbptt.algorithms` around the networks of one ``policy`` object::
 
     runner --policy--> TbpttDistillation, TbpttPPO (here)
                          | take the policy apart into models, rename the storage
@@ -25,7 +25,7 @@ from rsl_tbptt.compat import POLICY_ERA, require_era
 
 require_era(POLICY_ERA, "rsl_tbptt.integrations.rsl_rl_v3")
 
-# Only behind the check, as these need rsl_rl 3.
+# Imported only after the check, as these need rsl_rl 3.
 from rsl_rl.runners import distillation_runner, on_policy_runner  # noqa: E402
 from rsl_rl.storage import RolloutStorage  # noqa: E402
 
@@ -45,13 +45,13 @@ _NEED_A_TEACHER = {
 
 
 class _OfPolicy:
-    """An algorithm for models, built of a policy's networks once the runner makes the storage."""
+    """An algorithm for models, built from a policy's networks when the runner makes the storage."""
 
     algorithm: Any = None
-    """The algorithm; all that is not defined here is asked of it."""
+    """The algorithm; attributes that are not defined here are read from it."""
 
     _build: Callable[[RolloutStorage, TensorDict], Any]
-    """Builds the algorithm of the policy's models, given the storage and observations."""
+    """Builds the algorithm for the policy's models, given the storage and observations."""
 
     def __init__(self, policy: nn.Module, **arguments: Any) -> None:
         """Keep the arguments until ``init_storage``, which the runner calls next.
@@ -61,18 +61,18 @@ class _OfPolicy:
             **arguments: ``device``, ``multi_gpu_cfg`` and the options of the algorithm.
 
         Raises:
-            NotImplementedError: If the algorithm shall write checkpoints.
+            NotImplementedError: If the algorithm should write checkpoints.
         """
         if (interval := arguments.get("safe_checkpoint_interval")) is not None:
             raise NotImplementedError(
                 f"safe_checkpoint_interval is {interval!r}, expected None with rsl_rl 3: its runner"
-                " tells the algorithm neither environment nor folder."
+                " does not tell the algorithm environment and folder."
             )
         self._arguments = {"device": "cpu", **arguments}
         self.policy: Any = policy.to(self._arguments["device"])
 
     def __getattr__(self, name: str) -> Any:
-        """Ask the algorithm."""
+        """Read the attribute from the algorithm."""
         return getattr(self.algorithm, name)
 
     def init_storage(
@@ -83,14 +83,14 @@ class _OfPolicy:
         obs: TensorDict,
         actions_shape: list[int] | tuple[int, ...],
     ) -> None:
-        """Make the storage and with it the algorithm.
+        """Build the storage and the algorithm.
 
         Args:
             training_type: "distillation" or "rl".
             num_envs: Number of environments N.
             num_transitions_per_env: Steps of a rollout T.
             obs: Observations of all environments, batch size (N,).
-            actions_shape: (A,).
+            actions_shape: Shape of an action, (A,).
 
         Raises:
             ValueError: If an option is unknown, invalid or contradicts another.
@@ -107,8 +107,8 @@ class TbpttDistillation(_OfPolicy):
     """:class:`rsl_tbptt.algorithms.TbpttDistillation` for rsl_rl 3.1.2's runner.
 
     A drop-in for that release's Distillation: same policies (StudentTeacher and
-    StudentTeacherRecurrent), checkpoints and runner. All options are there, and all but
-    ``loss_type="kl"`` work: a StudentTeacher has no standard deviation of the teacher's actions.
+    StudentTeacherRecurrent), checkpoints and runner. All options work except ``loss_type="kl"``: a
+    StudentTeacher has no standard deviation of the teacher's actions.
     """
 
     def __init__(self, policy: nn.Module, **arguments: Any) -> None:
@@ -119,7 +119,7 @@ class TbpttDistillation(_OfPolicy):
             **arguments: ``device``, ``multi_gpu_cfg`` and fields of :class:`DistillationOptions`.
 
         Raises:
-            NotImplementedError: If ``loss_type`` is "kl", or that of a slice.
+            NotImplementedError: If ``loss_type``, or that of a slice, is "kl".
         """
         loss_type = arguments.get("loss_type")
         slices = loss_type if isinstance(loss_type, list | tuple) else [{"loss": loss_type}]
@@ -143,8 +143,8 @@ class TbpttDistillation(_OfPolicy):
         return algorithm
 
     def act(self, obs: TensorDict) -> torch.Tensor:
-        """Act as the algorithm does: observations of batch size (N,) to actions (N, A)."""
-        if self.policy.loaded_teacher is True:  # by the policy, which loads checkpoints itself
+        """Act as the algorithm does: map observations of batch size (N,) to actions (N, A)."""
+        if self.policy.loaded_teacher is True:  # the policy loads checkpoints itself
             self.algorithm.lazy_teacher.is_loaded = True
         return self.algorithm.act(obs)
 
@@ -153,9 +153,9 @@ class TbpttPPO(_OfPolicy):
     """:class:`rsl_tbptt.algorithms.TbpttPPO` for rsl_rl 3.1.2's runner.
 
     A drop-in for that release's PPO: same policies (ActorCritic and ActorCriticRecurrent),
-    checkpoints and runner. As there, the gradient of actor and critic is clipped by its norm over
-    both. A checkpoint of a distillation that the runner loads makes its student the actor; there is
-    no teacher to imitate.
+    checkpoints and runner. As in that release, the gradient of actor and critic is clipped by the
+    norm over both. If the runner loads a distillation's checkpoint, its student becomes the actor;
+    there is no teacher to imitate.
     """
 
     def __init__(self, policy: nn.Module, **arguments: Any) -> None:
@@ -174,12 +174,12 @@ class TbpttPPO(_OfPolicy):
             if arguments.get(name, default) != default:
                 raise NotImplementedError(
                     f"{name} is {arguments[name]!r}, expected {default!r} with rsl_rl 3: its runner"
-                    " builds no model of the teacher for PPO."
+                    " builds no teacher model for PPO."
                 )
         if arguments.get("symmetry_cfg") is not None and arguments.get("use_mixed_precision"):
             raise ValueError(
-                "use_mixed_precision is True, expected False with symmetry_cfg: rsl_rl 3's own"
-                " update mirrors the samples then, in full precision."
+                "use_mixed_precision is True, expected False with symmetry_cfg: then rsl_rl 3's own"
+                " update runs, in full precision, and mirrors the samples."
             )
         super().__init__(policy, **arguments)
         self._loaded_student = False
@@ -189,7 +189,7 @@ class TbpttPPO(_OfPolicy):
         algorithm = ppo.TbpttPPO(actor, critic, storage, **self._arguments)
 
         def load(loaded: dict[str, Any]) -> None:
-            of_runner = {"actor_state_dict": {}, "rnd_state_dict": {}}  # which it loads itself
+            of_runner = {"actor_state_dict": {}, "rnd_state_dict": {}}  # the runner loads these
             load_cfg = {"actor": True, "optimizer": True, "rnd": True}
             algorithm.load(loaded | of_runner, load_cfg, strict=False)
 
@@ -203,7 +203,7 @@ class TbpttPPO(_OfPolicy):
         """Train actor and critic on the rollout and clear the storage.
 
         Returns:
-            What :class:`rsl_tbptt.algorithms.TbpttPPO` returns, with ``value`` under rsl_rl 3's
+            The metrics of :class:`rsl_tbptt.algorithms.TbpttPPO`, with ``value`` under rsl_rl 3's
             name, ``value_function``.
         """
         metrics = self.algorithm.update()
@@ -212,7 +212,7 @@ class TbpttPPO(_OfPolicy):
     def _before_policy_is_loaded(
         self, policy: nn.Module, state_dict: dict[str, Any], *_: object
     ) -> None:
-        """Make the student of a distillation the actor and let the policy load itself then.
+        """Make a distillation's student the actor; the policy then loads its own parameters.
 
         Raises:
             ValueError: If the student does not fit. Nothing is changed then.
@@ -225,6 +225,6 @@ class TbpttPPO(_OfPolicy):
             state_dict.update(policy.state_dict())
 
 
-# By name, as the runners' type has no such attribute.
+# By setattr, as the runner modules' types have no such attributes.
 setattr(distillation_runner, TbpttDistillation.__name__, TbpttDistillation)
 setattr(on_policy_runner, TbpttPPO.__name__, TbpttPPO)

@@ -1,6 +1,6 @@
-"""Models with memory: what a replay asks of one, and models of ours for rsl_rl 5.
+"""Models with memory: the interface that replay needs, and this package's models for rsl_rl 5.
 
-``protocol.py`` says what a model shows to be replayed window by window.
+``protocol.py`` defines how a model is replayed window by window.
 """
 
 from typing import TYPE_CHECKING

@@ -1,4 +1,4 @@
-"""CNNs, a memory and an MLP: a policy that sees."""
+"""A policy with CNNs, recurrent layers and an MLP."""
 
 from __future__ import annotations
 
@@ -17,30 +17,30 @@ from rsl_tbptt.models.recurrent import RecurrentModel
 class CNNRNNModel(RecurrentModel, CNNModel):
     """Images through CNNs, joined with normalised vectors, through an LSTM or GRU and an MLP.
 
-    Options are those of rsl_rl's ``CNNModel`` (``cnn_cfg``, ``cnns``) and ``RNNModel``
-    (``rnn_type``, ``rnn_hidden_dim``, ``rnn_num_layers``), and ``image_scale``. Images may be of
-    any dtype: they are stored as they come.
+    The options are those of rsl_rl's ``CNNModel`` (``cnn_cfg``, ``cnns``) and ``RNNModel``
+    (``rnn_type``, ``rnn_hidden_dim``, ``rnn_num_layers``), and ``image_scale``. Images may have any
+    dtype: they are stored unchanged.
     """
 
     def __init__(self, *args: Any, image_scale: float = 1.0, **options: Any) -> None:
-        """Build encoders, memory and head.
+        """Build encoders, recurrent layers and head.
 
         Args:
-            *args: As of :class:`RecurrentModel`.
-            image_scale: What images are multiplied by before their CNN: 1 / 255 for bytes.
-            **options: As of :class:`RecurrentModel` and rsl_rl's ``CNNModel``.
+            *args: Arguments of :class:`RecurrentModel`.
+            image_scale: Factor of images before their CNN: 1 / 255 for bytes.
+            **options: Options of :class:`RecurrentModel` and rsl_rl's ``CNNModel``.
 
         Raises:
-            ValueError: If the images are too small for the CNN, or nothing is there to normalise.
+            ValueError: If images are too small for the CNN, or there is nothing to normalise.
         """
         self.image_scale = image_scale
         try:
             super().__init__(*args, **options)
-        except RuntimeError as error:  # sizes below 1, of torch's layers or their inputs
+        except RuntimeError as error:  # torch's error for layers or inputs with sizes below 1
             raise ValueError(
                 f"{type(self).__name__} cannot be built for images of channels, height and width"
                 f" {self._image_shapes()}: {error}. A kernel must not be larger than the image, or"
-                " what layers before it leave of that: see kernel_size and stride of cnn_cfg."
+                " than what earlier layers leave of it: see kernel_size and stride of cnn_cfg."
             ) from error
         if self.obs_normalization and not self.obs_groups:
             raise ValueError(
@@ -57,11 +57,11 @@ class CNNRNNModel(RecurrentModel, CNNModel):
 
     @property
     def encoders(self) -> Mapping[str, FrameEncoder]:
-        """A CNN for each group of images."""
+        """The CNN of each group of images."""
         return {group: partial(self._encode_frames, group) for group in self.obs_groups_2d}
 
     def encode(self, obs: Observed) -> torch.Tensor:
-        """Return normalised vectors and the images' features side by side. Shape: (rows, F)."""
+        """Return normalised vectors joined with the images' features. Shape: (rows, F)."""
         features = [obs[group] for group in self.obs_groups_2d]
         vectors = [MLPModel.get_latent(self, obs)] if self.obs_groups else []
         return torch.cat([*vectors, *features], dim=-1)

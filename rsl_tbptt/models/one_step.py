@@ -1,7 +1,7 @@
-"""One step of one robot: what ONNX, TorchScript and C run of a trained policy.
+"""One step of one robot: the part of a trained policy that ONNX, TorchScript and C run.
 
-It is the model's own pass, whatever that is, with the state as inputs and outputs. Annotations are
-no strings here, which ``torch.jit.script`` does not read.
+It is the model's own forward pass, with the state as inputs and outputs. This module has no
+postponed annotations, which ``torch.jit.script`` cannot read.
 """
 
 import copy
@@ -17,11 +17,11 @@ from torch import nn
 from rsl_tbptt.core.hidden_state import as_tensors, from_tensors
 
 STATES = ("h", "c")
-"""Names of a state's tensors; a GRU has the first alone."""
+"""Names of a state's tensors; a GRU has only the first."""
 
 
 class OneStep(nn.Module):
-    """Observation groups and state to actions, the state after and what auxiliary heads predict."""
+    """Maps observation groups and state to actions, next state and predictions of heads."""
 
     def __init__(
         self,
@@ -35,7 +35,7 @@ class OneStep(nn.Module):
 
         Args:
             policy: A model that follows rsl_rl's interface.
-            groups: An observation of each group that it sees, in its order. Shape: (1, ...).
+            groups: An observation of each group that it reads, in its order. Shape: (1, ...).
             heads: Auxiliary heads by the names of their outputs.
             single_input: Take one ``obs``, shape (1, D), of all groups flattened and joined,
                 instead of each group by its name.
@@ -56,12 +56,12 @@ class OneStep(nn.Module):
         self.state = {
             f"{n}_in": torch.zeros_like(each) for n, each in zip(names, state, strict=True)
         }
-        """A state of zeros by input, (L, 1, H) each; empty without memory."""
+        """Zero state by input name, (L, 1, H) each; empty without memory."""
         self.output_names = ["actions", *(f"{name}_out" for name in names), *(heads or {})]
 
     @property
     def inputs(self) -> dict[str, torch.Tensor]:
-        """Zeros for each input by its name, in their order."""
+        """Zeros for each input, by name and in order."""
         obs = self._groups
         if self._single_input:
             obs = {"obs": torch.cat([each.flatten(1).float() for each in obs.values()], dim=1)}
@@ -69,15 +69,15 @@ class OneStep(nn.Module):
 
     @property
     def input_names(self) -> list[str]:
-        """The names of the inputs, as rsl_rl's export asks for them."""
+        """Names of the inputs, for rsl_rl's export."""
         return [*self.inputs]
 
     def get_dummy_inputs(self) -> tuple[torch.Tensor, ...]:
-        """Return zeros of all inputs' shapes, as rsl_rl's export asks for them."""
+        """Return zeros in the shapes of all inputs, for rsl_rl's export."""
         return (*self.inputs.values(),)
 
     def forward(self, *inputs: torch.Tensor) -> tuple[torch.Tensor, ...]:
-        """Run a step; inputs and outputs have the order of their names."""
+        """Run a step; inputs and outputs are in the order of their names."""
         num_obs = len(inputs) - len(self.state)
         obs, state = inputs[:num_obs], inputs[num_obs:]
         if self._single_input:
@@ -88,7 +88,7 @@ class OneStep(nn.Module):
             actions = self.policy(TensorDict(dict(zip(self._groups, obs, strict=True)), [1]))
         after = as_tensors(self.policy.get_hidden_state()) if state else ()
         if state:
-            self.policy.reset()  # torch's exporter refuses a model that keeps what it was given
+            self.policy.reset()  # torch's exporter refuses a model that keeps its inputs
         return actions, *after, *(head(latents[0]) for head in self.heads)
 
     def _split(self, obs: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -101,7 +101,7 @@ class OneStep(nn.Module):
 
 
 def _copied(policy: Any) -> Any:
-    """Copy a model's layers, without its state; what else it holds may hang on a graph."""
+    """Copy a model's layers without its state; its other attributes may belong to a graph."""
     holders = [policy] if policy.distribution is None else [policy, policy.distribution]
     shared = {
         id(value): value
@@ -115,7 +115,7 @@ def _copied(policy: Any) -> Any:
 
 @contextmanager
 def recorded_latents(policy: Any) -> Iterator[list[torch.Tensor]]:
-    """Collect what a policy's head reads whenever it acts, (N, H) each, in the list it yields."""
+    """Collect the inputs of a policy's head whenever it acts, (N, H) each, in the yielded list."""
     latents: list[torch.Tensor] = []
     get_latent = policy.get_latent
 
@@ -131,9 +131,9 @@ def recorded_latents(policy: Any) -> Iterator[list[torch.Tensor]]:
 
 
 class StatefulPolicy(nn.Module):
-    """A policy for TorchScript: one tensor in, one out, the state inside.
+    """A policy for TorchScript: one input tensor, one output tensor, and the state inside.
 
-    A model's encoder may be any code, so a step is traced. What keeps the state is scripted.
+    A model's encoder may be any code, so a step is traced. Keeping the state is scripted.
     """
 
     state: torch.Tensor
@@ -143,7 +143,7 @@ class StatefulPolicy(nn.Module):
 
         Args:
             policy: See :class:`OneStep`.
-            groups: Likewise; all are joined in one input.
+            groups: See :class:`OneStep`; all are joined into one input.
         """
         super().__init__()
         step = _StackedStep(OneStep(policy, groups, single_input=True))
@@ -161,17 +161,17 @@ class StatefulPolicy(nn.Module):
 
     @torch.jit.export
     def reset(self) -> None:
-        """Begin an episode."""
+        """Start an episode."""
         self.state = torch.zeros_like(self.state)
 
     @torch.jit.export
     def reset_memory(self) -> None:
-        """Begin an episode, by the name that unitree_rl_gym calls."""
+        """Start an episode; unitree_rl_gym calls it by this name."""
         self.reset()
 
 
 class _StackedStep(nn.Module):
-    """A step with the state's tensors as one, (1 or 2, L, 1, H)."""
+    """A step whose state is a single tensor, (1 or 2, L, 1, H)."""
 
     def __init__(self, one: OneStep) -> None:
         super().__init__()

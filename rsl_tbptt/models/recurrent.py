@@ -1,4 +1,4 @@
-"""A recurrent model of one's own: say how observations become features, the rest is here."""
+"""Base of your own recurrent model: you write how observations become features."""
 
 from __future__ import annotations
 
@@ -20,11 +20,11 @@ from rsl_tbptt.models.protocol import FrameEncoder, Observed
 class RecurrentModel(MLPModel):
     """Features of all observation groups, then an LSTM or a GRU, then rsl_rl's MLP.
 
-    A subclass overrides :meth:`encode`, and :meth:`build_encoder` for the layers it needs, perhaps
-    also :attr:`encoders`, :attr:`cell` and :meth:`head`; with none this is rsl_rl's ``RNNModel``.
-    It follows :class:`~rsl_tbptt.models.protocol.WindowedModel`: the forward pass calls these
-    parts, and both algorithms replay them window by window. Groups of one dimension are joined and
-    normalised by ``encode`` here; others are the subclass's.
+    A subclass overrides :meth:`encode`, and :meth:`build_encoder` for its layers; it may also
+    override :attr:`encoders`, :attr:`cell` and :meth:`head`. Without any this is rsl_rl's
+    ``RNNModel``. It follows :class:`~rsl_tbptt.models.protocol.WindowedModel`: the forward pass
+    calls these parts, and both algorithms replay them window by window. Here ``encode`` joins and
+    normalises groups of one dimension; a subclass has to handle others.
     """
 
     is_recurrent: bool = True
@@ -41,18 +41,18 @@ class RecurrentModel(MLPModel):
         rnn_num_layers: int = 1,
         **options: Any,
     ) -> None:
-        """Build encoder, memory and head.
+        """Build encoder, recurrent layers and head.
 
         Args:
             obs: Observations of some environments, batch size (N,).
             obs_groups: Observation groups by set.
-            obs_set: The set that the model sees.
+            obs_set: The set that the model reads.
             output_dim: Number of outputs.
-            *args: As of rsl_rl's ``MLPModel``.
+            *args: Arguments of rsl_rl's ``MLPModel``.
             rnn_type: ``"lstm"`` or ``"gru"``.
             rnn_hidden_dim: Size of the hidden state.
-            rnn_num_layers: Recurrent layers.
-            **options: As of rsl_rl's ``MLPModel``.
+            rnn_num_layers: Number of recurrent layers.
+            **options: Options of rsl_rl's ``MLPModel``.
         """
         self.latent_dim = rnn_hidden_dim
         super().__init__(obs, obs_groups, obs_set, output_dim, *args, **options)
@@ -62,7 +62,7 @@ class RecurrentModel(MLPModel):
         self.rnn = RNN(self._num_features(obs), rnn_hidden_dim, rnn_num_layers, rnn_type)
 
     def build_encoder(self, obs: TensorDict) -> None:
-        """Make the layers that :meth:`encode` needs; none by default.
+        """Build the layers that :meth:`encode` needs; none by default.
 
         Args:
             obs: Observations of some environments, batch size (N,).
@@ -75,14 +75,14 @@ class RecurrentModel(MLPModel):
 
     @property
     def cell(self) -> nn.RNNBase:
-        """The memory."""
+        """The recurrent layers."""
         return self.rnn.rnn
 
     def encode(self, obs: Observed) -> torch.Tensor:
-        """Return the memory's inputs.
+        """Return the inputs of the recurrent layers.
 
         Args:
-            obs: Rows of the model's groups, of those with an encoder features.
+            obs: Rows of the model's groups; of groups with an encoder, features.
 
         Returns:
             The groups of one dimension, joined and normalised. Shape: (rows, F).
@@ -90,7 +90,7 @@ class RecurrentModel(MLPModel):
         return MLPModel.get_latent(self, obs)
 
     def head(self, latent: torch.Tensor) -> torch.Tensor:
-        """Return what makes the distribution from the memory's outputs, shape (rows, H)."""
+        """Return the distribution's inputs from the recurrent layers' outputs, shape (rows, H)."""
         return self.mlp(latent)
 
     def forward(
@@ -100,7 +100,7 @@ class RecurrentModel(MLPModel):
         hidden_state: HiddenState = None,
         stochastic_output: bool = False,
     ) -> torch.Tensor:
-        """Return actions, (N, A), or what the head says without a distribution; as rsl_rl does."""
+        """Return actions, (N, A), or the head's outputs without a distribution, as rsl_rl does."""
         output = self.head(self.get_latent(obs, masks, hidden_state))
         if self.distribution is None:
             return output
@@ -112,7 +112,7 @@ class RecurrentModel(MLPModel):
     def get_latent(
         self, obs: TensorDict, masks: torch.Tensor | None = None, hidden_state: HiddenState = None
     ) -> torch.Tensor:
-        """Return the memory's outputs, shape (N, H), as rsl_rl's ``RNNModel`` does."""
+        """Return the recurrent layers' outputs, shape (N, H), as rsl_rl's ``RNNModel`` does."""
         inputs = self.features(obs.flatten()).unflatten(0, obs.batch_size)
         if masks is not None:
             return unpad_trajectories(self.cell(inputs, hidden_state)[0], masks)
@@ -120,7 +120,7 @@ class RecurrentModel(MLPModel):
         return outputs.squeeze(0)
 
     def features(self, obs: Mapping[str, torch.Tensor] | TensorDict) -> torch.Tensor:
-        """Return the memory's inputs, shape (rows, F), for observations as they come."""
+        """Return the recurrent layers' inputs, shape (rows, F), for raw observations."""
         encoders = self.encoders
         return self.encode(
             {
@@ -149,9 +149,9 @@ class RecurrentModel(MLPModel):
 
     @torch.no_grad()
     def _num_features(self, obs: TensorDict) -> int:
-        """Return how many features :meth:`encode` makes."""
+        """Return the number of features that :meth:`encode` returns."""
         training, rows = self.training, obs[:1].to(next(self.parameters()).device)
-        self.eval()  # running statistics are for data
+        self.eval()  # keeps running statistics unchanged
         num_features = self.features(rows).shape[-1]
         self.train(training)
         return num_features

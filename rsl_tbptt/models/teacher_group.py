@@ -1,4 +1,4 @@
-"""Several teachers in the place of one; each sample is labelled by the one that is selected."""
+"""Several teachers in place of one; a selector chooses the teacher that labels each sample."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from rsl_tbptt.core import hidden_state as hidden_states
 from rsl_tbptt.core.hidden_state import HiddenState
 
 NONE = -1
-"""The number of no teacher."""
+"""Number that stands for no teacher."""
 
 _KEYS = {"cfg", "checkpoint", "obs_groups"}
 _ALL = slice(None)
 
 
 class SelectedTeachers(nn.Module):
-    """Teachers of any architectures and observation groups, one of which labels each sample.
+    """Teachers of any architectures and observation groups; one of them labels each sample.
 
-    It follows rsl_rl's model interface and stands where a config has a teacher::
+    It follows rsl_rl's model interface and takes the place of a teacher in a config::
 
         selected               0  1  1  0     by environment, at every step
-        without memory         runs on its own rows on a CPU; on all rows on a GPU, where the host
-                               would have to wait to choose some
-        recurrent              runs on all rows: its memory has no gap while another is selected
+        without memory         runs on its own rows on a CPU; on all rows on a GPU, where choosing
+                               rows would make the host wait
+        recurrent              runs on all rows: its state has no gap while another is selected
         output                 rows of the selected teacher, NaN where none is
 
-    Teachers are never trained. The first forward pass or ``load_checkpoints`` reads each from its
-    file, unless ``load_state_dict`` has brought all of them, as the checkpoint of a student does
-    that is resumed or plays.
+    Teachers are never trained. The first forward pass or ``load_checkpoints`` reads them from their
+    files, unless ``load_state_dict`` has loaded all of them, as it does for a student that is
+    resumed or plays.
     """
 
     def __init__(
@@ -61,20 +61,20 @@ class SelectedTeachers(nn.Module):
         Args:
             obs: Observations of all environments, batch size (N,).
             obs_groups: Observation groups by set.
-            obs_set: The set of teachers that name no groups of their own.
+            obs_set: The set of teachers without ``"obs_groups"``.
             output_dim: Number of actions A.
-            selector: Gives the number of each environment's teacher, its place in ``teachers``: an
-                observation group of one number, or a function (or its qualified name) from
+            selector: Selects the number of each environment's teacher, its place in ``teachers``:
+                an observation group of one number, or a function (or its qualified name) from
                 observations, batch size (rows,), to numbers, shape (rows,).
             teachers: By name a mapping of ``"cfg"``, a model's config (``"class_name"`` and the
                 arguments of that class), ``"checkpoint"``, the file of PPO or distillation that
-                holds its parameters, and ``"obs_groups"``, the groups that it observes.
+                has its parameters, and ``"obs_groups"``, the groups that it observes.
             distribution_cfg: Must be None: each teacher has its own. (Isaac Lab's scripts look for
                 it in every model's config.)
 
         Raises:
             ValueError: If a config cannot be built or names an unknown group, or if the selector
-                names no teacher somewhere in ``obs``.
+                selects no teacher somewhere in ``obs``.
         """
         super().__init__()
         if distribution_cfg is not None:
@@ -84,7 +84,7 @@ class SelectedTeachers(nn.Module):
             )
         _check_configs(teachers)
         self.names = tuple(teachers)
-        """The teachers in the order of their numbers."""
+        """Names of the teachers in the order of their numbers."""
         self._groups = {
             name: _groups_of(name, cfg.get("obs_groups"), obs_groups[obs_set], obs)
             for name, cfg in teachers.items()
@@ -97,7 +97,7 @@ class SelectedTeachers(nn.Module):
         }
         self.teachers = nn.ModuleDict(models).requires_grad_(False).eval()
         self.loaded = False
-        """Whether the teachers have their parameters."""
+        """Whether the teachers' parameters have been loaded."""
         self.selector = Selector(selector, self.names, obs)
         self.selected = torch.empty(0, dtype=torch.int64)
         """Each row's teacher in the newest forward pass, -1 for none. Shape: (rows,)."""
@@ -124,7 +124,7 @@ class SelectedTeachers(nn.Module):
             ValueError: If a file is not named, missing, damaged or does not fit. Nothing is changed
                 then.
         """
-        with torch.inference_mode(False):  # a rollout has no gradients
+        with torch.inference_mode(False):  # a rollout disables gradients
             states = [self._read(name) for name in self.names]
             for model, state_dict in zip(self._models, states, strict=True):
                 model.load_state_dict(state_dict)
@@ -140,7 +140,7 @@ class SelectedTeachers(nn.Module):
         if path is None:
             raise ValueError(
                 f"teacher.teachers.{name}.checkpoint is None, expected the teacher's file: no"
-                " checkpoint of a distillation brought the teachers."
+                " checkpoint of a distillation has brought the teachers."
             )
         try:
             return read_teacher(self.teachers[name], path, role_of(name), self._shapes)
@@ -152,15 +152,15 @@ class SelectedTeachers(nn.Module):
     def load_state_dict(
         self, state_dict: Mapping[str, Any], strict: bool = True, assign: bool = False
     ) -> Any:
-        """Take the parameters of all teachers, as torch's modules do; their files are not needed.
+        """Load the parameters of all teachers, as torch's modules do; then no file is needed.
 
         Args:
-            state_dict: Of a model with the same teachers, of any shapes.
+            state_dict: State of a model with the same teachers, of any shapes.
             strict: Whether the names must match exactly.
-            assign: Whether tensors are taken instead of copied.
+            assign: Whether tensors are assigned instead of copied.
 
         Returns:
-            The names that are missing and those that were not expected.
+            The missing names and the unexpected names.
         """
         result = super().load_state_dict(state_dict, strict, assign)
         self.loaded = True
@@ -169,23 +169,22 @@ class SelectedTeachers(nn.Module):
     def check_state_dict(
         self, state_dict: Mapping[str, torch.Tensor], checkpoint: Mapping[str, Any]
     ) -> None:
-        """Check that ``load_state_dict`` can take the teachers of a checkpoint.
+        """Check that ``load_state_dict`` can load the teachers of a checkpoint.
 
         Args:
             state_dict: Parameters and buffers, of any shapes.
-            checkpoint: The checkpoint they are from.
+            checkpoint: The checkpoint that they are from.
 
         Raises:
-            ValueError: If it holds other teachers, or one is known to have been configured
-                otherwise.
+            ValueError: If it has other teachers, or if one of them was configured differently.
         """
         prefixes = [f"teachers.{name}." for name in self.names]
         for key in state_dict:
             if not key.startswith(tuple(prefixes)):
                 raise ValueError(
-                    f"The checkpoint holds '{key}', which is of none of the teachers"
-                    f" {list(self.names)}: expected that of a distillation from these. A single"
-                    " teacher's file is named by its own 'checkpoint' in the config."
+                    f"The checkpoint holds '{key}', which belongs to none of the teachers"
+                    f" {list(self.names)}: expected a distillation's from these. Name a single"
+                    " teacher's file by its own 'checkpoint' in the config."
                 )
         for name, prefix, model in zip(self.names, prefixes, self._models, strict=True):
             own = [key for key in state_dict if key.startswith(prefix)]
@@ -202,15 +201,15 @@ class SelectedTeachers(nn.Module):
         """Return the outputs of the selected teachers.
 
         Args:
-            obs: Observations, batch size (rows,): the environments, at one step where a teacher has
-                memory.
+            obs: Observations, batch size (rows,). If a teacher has memory, rows are the
+                environments at one step.
             masks: Unused: teachers are not trained.
             hidden_state: Unused.
-            stochastic_output: Whether teachers sample; the properties below then describe the
+            stochastic_output: Whether teachers sample. The properties below then describe the
                 distributions of this pass.
 
         Returns:
-            Outputs, shape (rows, A); NaN where the selector names no teacher.
+            Outputs, shape (rows, A); NaN where the selector selects no teacher.
 
         Raises:
             ValueError: If the teachers' files are needed, and one is missing or does not fit.
@@ -224,7 +223,7 @@ class SelectedTeachers(nn.Module):
     def run(
         self, obs: TensorDict, run_one: Callable[[str, TensorDict], Sequence[torch.Tensor]]
     ) -> list[torch.Tensor]:
-        """Run the teachers, each on the rows that it has to see, and join their outputs.
+        """Run each teacher on the rows that it needs, and join their outputs.
 
         Args:
             obs: Observations, batch size (rows,).
@@ -240,7 +239,7 @@ class SelectedTeachers(nn.Module):
             self.load_checkpoints()
         self.selected = self.selector(obs)
         rows = {number: self._rows_of(number) for number in range(len(self.names))}
-        # Even if no teacher is selected one has to run, whose output gives NaN its shape.
+        # Even without a selected teacher one has to run, for the shape of its output.
         self._rows = {number: own for number, own in rows.items() if own is not None} or {0: _ALL}
 
         def outputs_of(number: int) -> Sequence[torch.Tensor]:
@@ -252,9 +251,9 @@ class SelectedTeachers(nn.Module):
 
     @property
     def distribution(self) -> nn.Module | None:
-        """The first teacher's distribution, where all are of its kind or Gaussian; else None.
+        """The first teacher's distribution if all are of its kind or Gaussian, otherwise None.
 
-        It tells the kind alone: its parameters are those of the first teacher.
+        Use it for its kind only: its parameters are those of the first teacher.
         """
         found = [model.distribution for model in self._models]
         kinds = {type(each) for each in found}
@@ -263,17 +262,17 @@ class SelectedTeachers(nn.Module):
 
     @property
     def output_mean(self) -> torch.Tensor:
-        """The means of the newest stochastic forward pass, shape (rows, A); NaN as its outputs."""
+        """Means of the newest stochastic forward pass, shape (rows, A); NaN without a teacher."""
         return self._join(lambda number: (self._models[number].output_mean,))[0]
 
     @property
     def output_std(self) -> torch.Tensor:
-        """Its standard deviations, shape (rows, A)."""
+        """Standard deviations of that pass, shape (rows, A)."""
         return self._join(lambda number: (self._models[number].output_std,))[0]
 
     @property
     def output_distribution_params(self) -> tuple[torch.Tensor, ...]:
-        """The parameters of its distributions, shape (rows, A) each."""
+        """Parameters of that pass's distributions, shape (rows, A) each."""
         return tuple(self._join(lambda number: self._models[number].output_distribution_params))
 
     def reset(self, dones: torch.Tensor | None = None, hidden_state: HiddenState = None) -> None:
@@ -281,7 +280,7 @@ class SelectedTeachers(nn.Module):
 
         Args:
             dones: Which episodes ended. Shape: (N,). None sets the states.
-            hidden_state: A state that :meth:`get_hidden_state` returned; None clears them.
+            hidden_state: A result of :meth:`get_hidden_state`; None clears the states.
         """
         if dones is not None or hidden_state is None:
             for model in self._recurrent:
@@ -292,13 +291,13 @@ class SelectedTeachers(nn.Module):
             model.reset(hidden_state=state)
 
     def get_hidden_state(self) -> HiddenState:
-        """Return the states of all teachers side by side, (1, N, F); None before the first step."""
+        """Return the states of all teachers joined, (1, N, F); None before the first step."""
         states = [model.get_hidden_state() for model in self._recurrent]
         self._state_forms = [hidden_states.form_of(state) for state in states]
         return hidden_states.pack(states)
 
     def detach_hidden_state(self, dones: torch.Tensor | None = None) -> None:
-        """Do nothing, as no gradient reaches a teacher. ``dones``: (N,)."""
+        """Do nothing, since no gradient reaches a teacher. ``dones``: (N,)."""
 
     def update_normalization(self, obs: TensorDict) -> None:
         """Do nothing: teachers keep the statistics of their training."""
@@ -321,7 +320,7 @@ class SelectedTeachers(nn.Module):
         return rows if len(rows) else None
 
     def _join(self, read: Callable[[int], Sequence[torch.Tensor]]) -> list[torch.Tensor]:
-        """Join what is read from each teacher that ran, (its rows, A) each, as (rows, A)."""
+        """Join a value of each teacher that ran, (its rows, A) each, into (rows, A)."""
         selected, joined = self.selected, []
         for number, rows in self._rows.items():
             tensors = read(number)
@@ -339,7 +338,7 @@ class SelectedTeachers(nn.Module):
 
 
 class Selector:
-    """Reads from observations which teacher each row belongs to."""
+    """Reads the number of each row's teacher from observations."""
 
     def __init__(
         self,
@@ -350,20 +349,20 @@ class Selector:
         """Find the observation group or function, and try it out.
 
         Args:
-            selector: An observation group that holds numbers, a function of observations of batch
-                size (rows,), or its qualified name.
-            names: The teachers in the order of their numbers, which begin with 0.
+            selector: An observation group of numbers, a function of observations of batch size
+                (rows,), or its qualified name.
+            names: The teachers in the order of their numbers, which start at 0.
             obs: The first observations, batch size (N,).
 
         Raises:
-            ValueError: If there is no such group or function, or if it fails or names no teacher
+            ValueError: If there is no such group or function, or if it fails or selects no teacher
                 somewhere in the first observations.
         """
         self._num_teachers = len(names)
         self.expected = ", ".join(f"{number} ({name})" for number, name in enumerate(names))
-        """The numbers it may give, for messages."""
+        """The valid numbers, for messages."""
         self.group: str | None = None
-        """The observation group that holds the numbers; None for a function, which may read any."""
+        """The observation group with the numbers; None for a function, which may read any."""
         if isinstance(selector, str) and selector in obs:
             self.group = selector
             self.described = f"the observation group '{selector}'"
@@ -373,7 +372,7 @@ class Selector:
             self._read = import_function("selector", selector, map(str, obs.keys()))
         try:
             self._check(obs)
-        except Exception as error:  # a user's function can raise anything
+        except Exception as error:  # your function can raise anything
             raise ValueError(
                 f"The selector, {self.described}, fails on the first observations"
                 f" ({type(error).__name__}: {error}), expected for each environment one of"
@@ -384,7 +383,7 @@ class Selector:
         """Check that each environment has a teacher.
 
         Raises:
-            ValueError: If one has none.
+            ValueError: If one has no teacher.
         """
         values, numbers = self._read(obs), self(obs)
         if numbers.shape != obs.batch_size:
@@ -399,29 +398,29 @@ class Selector:
             obs: Observations, batch size (rows,).
 
         Returns:
-            Numbers, shape (rows,), int64; ``NONE`` where the selector names no teacher.
+            Numbers, shape (rows,), int64; ``NONE`` where the selector selects no teacher.
         """
         values = self._read(obs).reshape(-1)
         number = values.long()
-        # A number between two teachers, or a NaN, names none.
+        # A number that is not an integer, or NaN, selects no teacher.
         named = (number == values) & (number >= 0) & (number < self._num_teachers)
         return number.masked_fill(~named, NONE)
 
 
 def role_of(name: str) -> str:
-    """Return where a teacher's config stands in the agent's, for messages and checkpoints."""
+    """Return the place of a teacher's config in the agent's, for messages and checkpoints."""
     return f"teacher.teachers.{name}.cfg"
 
 
 def models_by_role(teacher: Any) -> dict[str, Any]:
-    """Return a teacher as the one of its role, or several by the roles of each."""
+    """Return a single teacher by the role "teacher", or several by the role of each."""
     if isinstance(teacher, SelectedTeachers):
         return {role_of(name): model for name, model in teacher.teachers.items()}
     return {"teacher": teacher}
 
 
 def _choosing_is_cheap(selected: torch.Tensor) -> bool:
-    """Return whether the host knows numbers, (rows,), without waiting for a device."""
+    """Return whether the host can read numbers, (rows,), without waiting for a device."""
     return selected.device.type == "cpu"
 
 
@@ -437,7 +436,7 @@ def _check_configs(teachers: Mapping[str, Mapping[str, Any]]) -> None:
         if not {"cfg"} <= set(teacher) <= _KEYS:
             raise ValueError(
                 f"teachers['{name}'] has the keys {sorted(teacher)}, expected 'cfg', and perhaps"
-                " 'checkpoint' and 'obs_groups': the model's own arguments stand in 'cfg'."
+                " 'checkpoint' and 'obs_groups': put the model's own arguments into 'cfg'."
             )
 
 
@@ -457,11 +456,11 @@ def _groups_of(
 def _build(
     name: str, cfg: Mapping[str, Any], groups: list[str], obs: TensorDict, num_actions: int
 ) -> MLPModel:
-    arguments = copy.deepcopy(dict(cfg))  # models take entries out of it
+    arguments = copy.deepcopy(dict(cfg))  # models remove entries from it
     try:
         model_class: Any = resolve_callable(arguments.pop("class_name"))
         return model_class(obs, {"teacher": groups}, "teacher", num_actions, **arguments)
-    except Exception as error:  # a user's class can raise anything
+    except Exception as error:  # your class can raise anything
         raise ValueError(
             f"The teacher '{name}' cannot be built from {role_of(name)}"
             f" ({type(error).__name__}: {error}): expected the config of the model that was"
@@ -477,18 +476,18 @@ def check_teacher(
     path: str | None = None,
     advice: Advice | None = None,
 ) -> None:
-    """Check that a checkpoint brings the teacher, or several; see ``check_fits``.
+    """Check that a checkpoint's teacher, or several, fit; see ``check_fits``.
 
     Args:
         teacher: The teacher, or several.
-        state_dict: Its part of the checkpoint: parameters and buffers, of any shapes.
+        state_dict: Their parameters and buffers from the checkpoint, of any shapes.
         obs: Observations of any batch size.
         checkpoint: The checkpoint.
-        path: Its file, or None if that is unknown.
-        advice: Names the setting to change; see ``check_matches``.
+        path: Path of the checkpoint, or None if it is unknown.
+        advice: Returns the setting to change; see ``check_matches``.
 
     Raises:
-        ValueError: If it does not fit.
+        ValueError: If they do not fit.
     """
     if isinstance(teacher, SelectedTeachers):
         teacher.check_state_dict(state_dict, checkpoint)
@@ -502,11 +501,11 @@ def read_teacher(
     """Read a teacher's parameters and buffers, of any shapes, from its file.
 
     Args:
-        model: The teacher, into which they are not yet loaded.
+        model: The teacher; they are not loaded into it yet.
         path: The file of PPO or distillation, or ``FOLDER/latest``.
-        role: Where the teacher's config stands, for messages; see ``check_fits``.
+        role: Place of the teacher's config, for messages; see ``check_fits``.
         obs: Observations of any batch size.
-        advice: Names the setting to change; see ``check_matches``.
+        advice: Returns the setting to change; see ``check_matches``.
 
     Raises:
         ValueError: If the file is missing, damaged or does not fit.

@@ -1,7 +1,7 @@
-"""rsl_rl's runners with checkpoints that survive what ends a training; never required.
+"""rsl_rl's runners with checkpoints that survive crashes, signals and full disks; optional.
 
-``TbpttPPO`` and ``TbpttDistillation`` do their whole work under the stock runners too; Isaac Lab
-accepts only those.
+``TbpttPPO`` and ``TbpttDistillation`` work fully with the stock runners, too; Isaac Lab accepts
+only those.
 """
 
 from __future__ import annotations
@@ -41,24 +41,24 @@ from rsl_tbptt.signals import STOPPED, StopSignals
 __all__ = ["STOPPED", "TbpttDistillationRunner", "TbpttOnPolicyRunner"]
 
 OWN = "rsl_tbptt_runner"
-"""What a runner of this package adds to a checkpoint; rsl_rl ignores it."""
+"""Key of a checkpoint with the entries of this package's runners; rsl_rl ignores it."""
 
 
 class TbpttOnPolicyRunner(OnPolicyRunner):
-    """rsl_rl's runner with checkpoints that are whole, few, found again and never code.
+    """rsl_rl's runner with checkpoints that are complete, limited in number, and run no code.
 
-    The run folder is checked before anything is built. Files are written whole or not at all, and
-    reading them runs no code. Of ``train_cfg`` it reads
+    The run folder is checked before anything is built. Files are written completely or not at all,
+    and reading them runs no code. The runner reads two keys of ``train_cfg``:
 
-    - ``keep_last``: number of newest checkpoints to keep. None or absent keeps all. Files that no
-      runner of this package wrote into the run's folder are never deleted.
-    - ``keep_best``: whether to keep the checkpoint of the highest mean return in training as well,
-      over the last 100 episodes before it was written. It counts once there are as many and
-      each environment has ended an episode.
+    - ``keep_last``: number of newest checkpoints to keep. None or absent keeps all. Files in the
+      run's folder that no runner of this package wrote are never deleted.
+    - ``keep_best``: whether to keep the checkpoint with the highest mean training return as well,
+      taken over the last 100 episodes before it was written. It counts from the time when there
+      are as many episodes and each environment has ended one.
 
-    Several ranks train on GPUs as rsl_rl's do, and on a CPU by gloo.
+    Several ranks train on GPUs as with rsl_rl, and on a CPU by gloo.
 
-    :meth:`learn` writes the config into ``params/agent.yaml`` when it begins. SIGTERM, SIGUSR1 and
+    :meth:`learn` writes the config into ``params/agent.yaml`` at its start. SIGTERM, SIGUSR1 and
     Ctrl+C end it between two iterations, after a checkpoint.
     """
 
@@ -66,7 +66,7 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
     """The runner's algorithm."""
 
     num_iterations: int = 0
-    """Iterations that are done, those before a resume included."""
+    """Number of finished iterations, including those before a resume."""
 
     def __init__(
         self,
@@ -75,15 +75,15 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
         log_dir: str | None = None,
         device: str = "cpu",
     ) -> None:
-        """Check what needs no runner, then build it. Arguments: see rsl_rl's runners.
+        """Check everything that needs no runner, then build it. Arguments: see rsl_rl's runners.
 
         Raises:
-            ValueError: If ``log_dir`` cannot be written, what is to be kept is not valid, or a key
-                is mistyped.
+            ValueError: If ``log_dir`` cannot be written, ``keep_last`` or ``keep_best`` is not
+                valid, or a key is mistyped.
         """
         check_runner_keys(train_cfg)
         check_kept(train_cfg)
-        self._given_cfg = plain(train_cfg, other=qualified_name)  # rsl_rl takes entries out of it
+        self._given_cfg = plain(train_cfg, other=qualified_name)  # rsl_rl removes entries from it
         self._kept: KeptCheckpoints | None = None
         if log_dir is not None:
             check_writable(log_dir)
@@ -114,34 +114,34 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
             super()._configure_multi_gpu()
 
     def _write_health(self, metrics: Mapping[str, float]) -> None:
-        """Log what an update reports of health, and print none of it."""
+        """Log the health metrics of an update without printing them."""
         if (writer := getattr(self.logger, "writer", None)) is not None:
             for name, value in metrics.items():
                 writer.add_scalar(f"Loss/{name}", value, self.num_iterations)
 
     def learn(self, num_learning_iterations: int, init_at_random_ep_len: bool = False) -> None:
-        """Learn as rsl_rl's runner does, and end after a checkpoint if a signal asks for that.
+        """Train as rsl_rl's runner does; a signal ends the training after a checkpoint.
 
-        After a resume it goes on with the random numbers of before, and where the environment has
-        ``state_dict`` and ``load_state_dict`` with its episodes and the models' hidden states, to
-        the bit as if it had not been interrupted. All of these belong to a rank: with another
-        number of ranks they begin anew.
+        After a resume it continues with the earlier random numbers. If the environment has
+        ``state_dict`` and ``load_state_dict``, it also continues with its episodes and the models'
+        hidden states, bit for bit as without the interruption. All of these belong to a rank: with
+        another number of ranks they start anew.
 
-        Iterations are numbered on: rsl_rl would give the first one after a resume the number of
-        the last one before. ``num_iterations`` of them are done, so a training of 1000 goes on by
+        The numbering of iterations continues; rsl_rl would use the number of the last iteration
+        twice. ``num_iterations`` of them are done, so you finish a training of 1000 by
         ``learn(1000 - runner.num_iterations)``.
 
         Args:
-            num_learning_iterations: Further iterations. None are left to do at 0 or below.
-            init_at_random_ep_len: Whether episodes begin as if they had run for some time.
+            num_learning_iterations: Number of more iterations; nothing is done at 0 or below.
+            init_at_random_ep_len: Whether episodes start as if they had run for some time.
 
         Raises:
-            SystemExit: After SIGTERM or SIGUSR1, with status ``STOPPED``; without ``log_dir``, and
-                so without a checkpoint, with a shell's for that signal, 143 or 138.
+            SystemExit: After SIGTERM or SIGUSR1, with status ``STOPPED``. Without ``log_dir``, and
+                so without a checkpoint, the status is a shell's for that signal, 143 or 138.
             KeyboardInterrupt: After Ctrl+C.
             ValueError: If ranks have loaded checkpoints of different iterations; or if ``log_dir``
-                holds checkpoints and none of them was loaded.
-            Exception: What ended the training otherwise, after a checkpoint of what was done.
+                has checkpoints and none of them was loaded.
+            Exception: Any other error that ended the training, after a checkpoint of its progress.
         """
         with StopSignals() as self._signals:
             self._signals.saves = self._check_same_start()
@@ -163,9 +163,9 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
                 self._end, self._of_other_ranks = self.num_iterations, None
 
     def _restore(self) -> bool:
-        """Put back what was loaded beside the models; return whether episodes go on.
+        """Restore the loaded state other than models; return whether episodes continue.
 
-        Here and not in :meth:`load`: one who plays draws and steps as he likes.
+        Not done in :meth:`load`: if you play a policy, its random numbers and steps are your own.
         """
         resumed, self._resumed = self._resumed, []
         goes_on = resume.restore(self, resumed)
@@ -174,31 +174,31 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
         return goes_on
 
     def _start_writer(self, start: Callable[[], None]) -> None:
-        """Stand in for ``init_logging_writer`` of the logger, which is ``start``."""
+        """Replace the logger's ``init_logging_writer``, which is ``start``."""
         start()
         if type(self.logger.writer).__module__.startswith("torch.utils.tensorboard"):
             self.logger.writer = cast("Any", _TolerantWriter(self.logger.writer))
 
     def _conclude_iteration(self, log: Callable[..., None], it: int, **logged: Any) -> None:
-        """Stand in for ``log`` of the logger, which rsl_rl's loop calls after each update.
+        """Replace the logger's ``log``, which rsl_rl's loop calls after each update.
 
-        The loop then saves, on the first rank alone, if the iteration is due.
+        The loop then saves, on the first rank only, if a checkpoint is due.
         """
         self.num_iterations = it + 1
         log(it=it, **logged)
-        self._of_other_ranks = None  # of an earlier iteration
+        self._of_other_ranks = None  # belongs to an earlier iteration
         self._signals.end_if_asked(self._ranks, self.device, self._save_and_stop)
         if it % self.cfg["save_interval"] == 0 or self.num_iterations == self._end:
             self._gather_states()
 
     def _check_same_start(self) -> bool:
-        """Check that all ranks begin with the same iteration, and in a folder of this run.
+        """Check that all ranks start with the same iteration, and in a folder of this run.
 
         Returns:
             Whether the first rank, which writes, has a folder.
 
         Raises:
-            ValueError: If not, on all ranks.
+            ValueError: On all ranks, if they do not.
         """
         folder = self.logger.log_dir
         others = []
@@ -222,12 +222,12 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
         return has_folder
 
     def _gather_states(self) -> None:
-        """Bring what a checkpoint holds of each rank to the first one; all ranks call it."""
+        """Bring each rank's part of a checkpoint to the first rank; all ranks call it."""
         if self._signals.saves:
             self._of_other_ranks = resume.of_other_ranks(self, self._ranks)
 
     def _save_and_stop(self) -> None:
-        """Save the iteration that a signal made the last one; all ranks call it."""
+        """Save after the iteration that a signal made the last one; all ranks call it."""
         self._end = self.num_iterations  # no save comes after this one
         self._gather_states()
         self._save_numbered()
@@ -240,37 +240,37 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
             self.save(str(Path(self.logger.log_dir or "", name)))
 
     def _save_after(self, error: Exception) -> None:
-        """Save what was done before an error, if no file has it: models are as after an update.
+        """Save the progress before an error, if no file has it: models are as after an update.
 
-        Episodes, hidden states and random numbers are not, so they begin anew after a resume.
+        Episodes, hidden states and random numbers are not, so they start anew after a resume.
         """
         if isinstance(error, NotWrittenError) or self.num_iterations == self._num_saved:
             return
         self._broke_off, self._end = True, self.num_iterations
-        if self.alg.storage.step and hasattr(self.alg, "transaction"):  # what it did to RND, too
+        if self.alg.storage.step and hasattr(self.alg, "transaction"):  # undo RND's changes, too
             self.alg.transaction.on_drop()
         try:
             self._save_numbered()
-        except Exception as second:  # a broken device, a full disk: the first error is the news
+        except Exception as second:  # a broken device, a full disk: the first error matters more
             warnings.warn(
                 f"After a {type(error).__name__} no checkpoint of the last iteration could be"
-                f" written either ({' '.join(str(second).split())}): go on from the newest one"
-                " there is.",
+                f" written either ({' '.join(str(second).split())}): go on from the newest existing"
+                " one.",
                 stacklevel=3,
             )
         finally:
             self._broke_off = False
 
     def save(self, path: str, infos: dict | None = None) -> None:
-        """Save models and training state so that ``path`` is either whole or as before.
+        """Save models and training state; ``path`` is complete or unchanged at any time.
 
         Args:
             path: Checkpoint file.
-            infos: Further values to keep in it.
+            infos: More values to keep in it.
 
         Raises:
-            NotWrittenError: If it cannot be written; in a training only the last one, others are
-                named in a warning and training goes on.
+            NotWrittenError: If it cannot be written. During training only the last checkpoint
+                raises; for others a warning names the file and training continues.
         """
         iteration = self.current_learning_iteration
         own: dict[str, Any] = {
@@ -279,7 +279,7 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
         }
         if self._broke_off or not self.is_distributed:
             own["resume"] = resume.state_of(self, self._broke_off)
-        elif self._of_other_ranks is not None:  # one who saves at another time knows his own alone
+        elif self._of_other_ranks is not None:  # a save at another time has only this rank's state
             own["resume_of_ranks"] = [resume.state_of(self), *self._of_other_ranks]
         checkpoint = {**self.alg.save(), "iter": iteration, "infos": infos, OWN: own}
         is_last = self.num_iterations >= self._end
@@ -292,10 +292,10 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
                 self._kept.add(Path(path), iteration, self._mean_return())
 
     def _mean_return(self) -> float | None:
-        """Return the mean return of the newest episodes, None where these are not typical yet.
+        """Return the mean return of the newest episodes, or None while they are not typical.
 
-        The shortest episodes end first: until each environment has ended one, and the window is
-        full, they are a selection, which is better than the policy where each step costs.
+        The shortest episodes end first. Until each environment has ended one and the window is
+        full, they are a biased selection, which looks too good if most steps have a penalty.
         """
         returns, lengths = self.logger.rewbuffer, self.logger.cur_episode_length
         num_steps = (self.num_iterations - self._episodes_since) * self.cfg["num_steps_per_env"]
@@ -316,9 +316,9 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
         """Load models and training state; only tensors and plain values are read from the file.
 
         Args:
-            path: Checkpoint file; or a run's folder, or ``FOLDER/latest``, for the newest in it
-                that is valid.
-            load_cfg: What to load, or None for what the checkpoint holds.
+            path: Checkpoint file; or a run's folder, or ``FOLDER/latest``, for its newest valid
+                checkpoint.
+            load_cfg: Parts to load, or None for everything in the checkpoint.
             strict: Whether parameters must match exactly.
             map_location: Device of the loaded tensors; None means the runner's.
 
@@ -345,14 +345,14 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
 
 
 class TbpttDistillationRunner(DistillationRunner, TbpttOnPolicyRunner):
-    """rsl_rl's distillation runner, whose checkpoints survive as :class:`TbpttOnPolicyRunner`'s."""
+    """rsl_rl's distillation runner with the checkpoints of :class:`TbpttOnPolicyRunner`."""
 
 
 class _TolerantWriter:
-    """TensorBoard's writer, but a full disk costs curves and not the training.
+    """TensorBoard's writer; a full disk costs curves but does not end the training.
 
-    The original's own thread writes, and ends with the first error, which each later call raises.
-    Then this one warns once, skips what comes in the next minute, and begins another file.
+    TensorBoard writes in a thread, which ends at its first error; each later call raises that
+    error. This class then warns once, skips metrics for a minute, and starts another file.
     """
 
     retry_seconds = 60.0
@@ -370,7 +370,7 @@ class _TolerantWriter:
             self._writer.add_scalar(*args, **kwargs)
         except OSError as error:
             self._again_at = time.monotonic() + self.retry_seconds
-            self._writer.file_writer = None  # its next call opens another file
+            self._writer.file_writer = None  # the next call opens another file
             if not self._warned:
                 self._warned = True
                 warnings.warn(

@@ -1,4 +1,4 @@
-"""What a training needs beside models and optimiser to go on as if it had not been interrupted."""
+"""The state, beyond models and optimiser, that a resumed training needs to continue seamlessly."""
 
 from __future__ import annotations
 
@@ -16,28 +16,28 @@ from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.distributed import Ranks
 
 COUNTERS = ("tot_timesteps", "tot_time")
-"""What rsl_rl's logger counts."""
+"""Counters of rsl_rl's logger."""
 
 OF_EPISODES = (
     *("rewbuffer", "lenbuffer", "cur_reward_sum", "cur_episode_length"),
     *("erewbuffer", "irewbuffer", "cur_ereward_sum", "cur_ireward_sum"),  # with RND
 )
-"""What it knows of episodes: the newest returns and lengths, and those of the current ones."""
+"""The logger's values of episodes: the newest returns and lengths, and those still running."""
 
 MODELS = ("student", "teacher", "actor", "critic")
 
 
 def state_of(runner: Any, in_rollout: bool = False) -> dict[str, Any]:
-    """Return what a checkpoint holds for :func:`restore`, between two iterations.
+    """Return the state for :func:`restore`; call it between two iterations.
 
-    The states of random generators, what the logger counts and where RND stands; and where the
-    environment has ``state_dict`` and ``load_state_dict``, its state, the models' hidden states and
-    the running episodes. Elsewhere all environments start an episode, with hidden states of zero.
+    It has the random generators, the logger's counters and RND's schedule; and if the environment
+    has ``state_dict`` and ``load_state_dict``, its state, the models' hidden states and the running
+    episodes. Otherwise a resumed run starts with new episodes and hidden states of zero.
 
     Args:
         runner: A runner of rsl_rl.
-        in_rollout: Whether it was broken off within an iteration: then nothing but the counts is
-            as it was between the last two.
+        in_rollout: Whether an iteration was interrupted: then only the counters are as they were
+            between two iterations.
 
     Returns:
         Tensors and plain values.
@@ -68,16 +68,16 @@ def state_of(runner: Any, in_rollout: bool = False) -> dict[str, Any]:
 
 
 def of_other_ranks(runner: Any, ranks: Ranks) -> list[dict[str, Any]]:
-    """Bring the states of all ranks but the first to the first, in host memory.
+    """Gather the states of all other ranks on the first rank, in host memory.
 
-    All ranks call it. With the state comes a rank's own replay buffer, if that is saved.
+    All ranks call it. A rank's replay buffer is included if it is saved.
 
     Args:
         runner: This rank's runner.
         ranks: The ranks that train together.
 
     Returns:
-        What :func:`state_of` returned on ranks 1, 2 ..., on the first rank; elsewhere nothing.
+        The results of :func:`state_of` on ranks 1, 2 ..., on the first rank; elsewhere nothing.
     """
     packed = io.BytesIO()
     if runner.gpu_global_rank > 0:
@@ -90,35 +90,35 @@ def of_other_ranks(runner: Any, ranks: Ranks) -> list[dict[str, Any]]:
 
 
 def restore(runner: Any, states: Sequence[Mapping[str, Any]]) -> bool:
-    """Put back what a checkpoint holds beside models and optimiser, before a training goes on.
+    """Restore a checkpoint's state beyond models and optimiser, before a training continues.
 
     Args:
         runner: This rank's runner, whose models and optimiser are loaded.
-        states: What :func:`state_of` returned on each rank, on any device; possibly nothing. Those
-            of another number of ranks are left out, with a warning.
+        states: Results of :func:`state_of` on each rank, on any device; possibly empty. If the
+            number of ranks has changed, they are ignored, with a warning.
 
     Returns:
-        Whether the environment goes on with the episodes of before.
+        Whether the environment continues with the earlier episodes.
     """
     if not states:
         return False
     rank, num_ranks = runner.gpu_global_rank, runner.gpu_world_size
     if len(states) == num_ranks:
         return _restore(runner, states[rank])
-    if rank == 0 and "generators" in states[0]:  # else nothing of a rank was kept
+    if rank == 0 and "generators" in states[0]:  # otherwise no rank's state was kept
         warnings.warn(
             f"The checkpoint was written by {len(states)} rank(s) and goes on with {num_ranks}:"
             " random numbers, hidden states and episodes, which belong to a rank, begin anew.",
             stacklevel=3,
         )
     of_all = {"counters": states[0]["counters"]}
-    if "rnd" in states[0]:  # whose rewards are those of a rank's environments
+    if "rnd" in states[0]:  # its rewards belong to a rank's environments
         of_all["rnd"] = {**states[0]["rnd"], "discounted_rewards": None}
     return _restore(runner, of_all)
 
 
 def _restore(runner: Any, state: Mapping[str, Any]) -> bool:
-    """Put back one rank's state; return whether the environment goes on."""
+    """Restore one rank's state; return whether the environment continues its episodes."""
     goes_on = "environment" in state and _restores_itself(runner.env)
     if goes_on and (before := len(state["episodes"]["cur_reward_sum"])) != runner.env.num_envs:
         goes_on = False
@@ -127,12 +127,12 @@ def _restore(runner: Any, state: Mapping[str, Any]) -> bool:
             f" {runner.env.num_envs}: hidden states and episodes begin anew.",
             stacklevel=4,
         )
-    if goes_on:  # first, as it may refuse
+    if goes_on:  # first, as it may raise
         runner.env.load_state_dict(state["environment"])
         for role, tensors in state["hidden_states"].items():
             getattr(runner.alg, role).reset(hidden_state=hidden_state.from_tensors(tensors))
         episodes = _episodes(runner.logger)
-        if episodes.keys() <= state["episodes"].keys():  # else written without RND
+        if episodes.keys() <= state["episodes"].keys():  # else it was written without RND
             for name, kept in episodes.items():
                 if isinstance(kept, deque):
                     kept.clear()
@@ -148,22 +148,22 @@ def _restore(runner: Any, state: Mapping[str, Any]) -> bool:
     if getattr(runner.alg, "rnd", None):
         restore_rnd(runner.alg.rnd, state.get("rnd", {}), runner.env.num_envs)
     if "generators" in state:
-        _set_generators(state["generators"], runner.device)  # last: an environment may draw
+        _set_generators(state["generators"], runner.device)  # last: an environment may draw numbers
     return goes_on
 
 
 def _episodes(logger: Any) -> dict[str, Any]:
-    """Return what a logger knows of the episodes, by name: deques, and tensors of shape (N,)."""
+    """Return a logger's values of episodes, by name: deques, and tensors of shape (N,)."""
     return {name: getattr(logger, name) for name in OF_EPISODES if hasattr(logger, name)}
 
 
 def _restores_itself(env: Any) -> bool:
-    """Return whether an environment can be put back into a state it was in."""
+    """Return whether an environment can save and restore its state."""
     return hasattr(env, "state_dict") and hasattr(env, "load_state_dict")
 
 
 def _generators(device: str) -> dict[str, Any]:
-    """Return the states of the generators that a training may draw from."""
+    """Return the states of the random generators that a training may use."""
     name, keys, *rest = np.random.get_state(legacy=True)
     return {
         "torch": torch.get_rng_state(),
@@ -173,7 +173,7 @@ def _generators(device: str) -> dict[str, Any]:
 
 
 def _set_generators(states: Mapping[str, Any], device: str) -> None:
-    """Put them back; a GPU's only on a GPU."""
+    """Restore the generators; a GPU's only on a GPU."""
     torch.set_rng_state(states["torch"].cpu())
     if states["cuda"] is not None and torch.device(device).type == "cuda":
         torch.cuda.set_rng_state(states["cuda"].cpu(), device)

@@ -1,6 +1,6 @@
 """Isaac Lab tasks, registered through the entry-point group ``isaaclab.tasks``.
 
-Isaac Lab imports this module at every start, so it holds registrations with string entry points
+Isaac Lab imports this module at every start, so it has only registrations with string entry points
 and imports nothing that could be missing there.
 """
 

@@ -11,7 +11,7 @@ from rsl_tbptt_tasks import depth_frames
 
 
 class DepthFrames(depth_frames.DepthFrames, ManagerTermBase):
-    """Depth frames of a camera sensor, which renders the scene when it is asked for a picture."""
+    """Depth frames of a camera sensor, which renders the scene when its picture is read."""
 
     def __init__(self, cfg: ObservationTermCfg, env: Any) -> None:
         """See :class:`rsl_tbptt_tasks.depth_frames.DepthFrames`."""

@@ -1,9 +1,9 @@
 """Occluded cartpole: a balancing task that cannot be solved without memory.
 
-The student sees noisy positions and nothing else. Balancing needs velocities: the joints have next
-to no damping, so a policy of positions alone keeps feeding the swing. Two observations do not make
-a velocity either, since their noise comes to 0.8 rad/s; the student has to filter over many steps.
-The teacher sees the exact state and what was randomised.
+The student sees only noisy positions. Balancing needs velocities: the joints have next to no
+damping, so a policy that reacts to positions alone amplifies the swing. Two observations do not
+give a velocity either, since their noise amounts to 0.8 rad/s; the student has to filter over many
+steps. The teacher sees the exact state and the randomised physics.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ class CartpolePhysicsCfg(PresetCfg):
     ovphysx: OvPhysxCfg = OvPhysxCfg()
     physx: PhysxAutoCfg = PhysxAutoCfg(isaacsim_physx=isaacsim_physx, ovphysx=ovphysx)
     newton_mjwarp: NewtonCfg = NewtonCfg(
-        # Only joint limits can become constraints: two joints, no colliders.
+        # Only joint limits can become constraints, since there are two joints and no colliders.
         solver_cfg=MJWarpSolverCfg(
             njmax=4, nconmax=1, disable_contacts=True, integrator="implicitfast"
         ),
@@ -58,7 +58,7 @@ class CartpolePhysicsCfg(PresetCfg):
 
 @configclass
 class CartpoleSceneCfg(InteractiveSceneCfg):
-    """One cartpole per environment and a light; no ground, since nothing collides."""
+    """One cartpole per environment and a light; without ground, since nothing collides."""
 
     robot: ArticulationCfg = ArticulationCfg(
         prim_path="{ENV_REGEX_NS}/Robot",
@@ -99,11 +99,11 @@ class ActionsCfg:
 
 @configclass
 class ObservationsCfg:
-    """What student and teacher see."""
+    """Observations of student and teacher."""
 
     @configclass
     class PolicyCfg(ObsGroupCfg):
-        """The student: noisy positions, no velocity."""
+        """Observations of the student: noisy positions, no velocity."""
 
         cart_position = ObsTermCfg(
             func=base_mdp.joint_pos,
@@ -124,7 +124,7 @@ class ObservationsCfg:
 
     @configclass
     class TeacherCfg(ObsGroupCfg):
-        """The teacher: the exact state and the randomised physics."""
+        """Observations of the teacher: the exact state and the randomised physics."""
 
         cart_position = ObsTermCfg(
             func=base_mdp.joint_pos, params={"asset_cfg": CART}, scale=CART_POSITION_SCALE
@@ -157,7 +157,7 @@ class ObservationsCfg:
 
 @configclass
 class EventsCfg:
-    """Physics drawn once per environment, starts drawn per episode."""
+    """Randomisation: physics once per environment, starts once per episode."""
 
     cart_mass = EventTermCfg(
         func=base_mdp.randomize_rigid_body_mass,  # pyright: ignore[reportArgumentType]
@@ -212,7 +212,7 @@ class EventsCfg:
 class RewardsCfg:
     """Reward per second: about 1 while the pole stands, so a return counts seconds.
 
-    Inside the limits and up to 100 N the penalties stay below 0.7: longer episodes are better ones.
+    Within the limits and up to 100 N the penalties stay below 0.7, so longer episodes are better.
     """
 
     alive = RewardTermCfg(func=base_mdp.is_alive, weight=1.0)
@@ -222,7 +222,7 @@ class RewardsCfg:
     cart_centred = RewardTermCfg(
         func=base_mdp.joint_pos_target_l2, weight=-0.05, params={"asset_cfg": CART, "target": 0.0}
     )
-    # Keeps the teacher's gains small, which a student that has to estimate velocities can follow.
+    # Keeps the teacher's gains small, so that a student which estimates velocities can follow.
     effort = RewardTermCfg(func=base_mdp.action_l2, weight=-0.01)
 
 
@@ -243,7 +243,7 @@ class TerminationsCfg:
 
 @configclass
 class OccludedCartpoleEnvCfg(ManagerBasedRLEnvCfg):
-    """Balance for 8 s at 30 Hz on hidden velocities, noisy positions and unknown physics."""
+    """Balance for 8 s at 30 Hz with hidden velocities, noisy positions and unknown physics."""
 
     scene: CartpoleSceneCfg = CartpoleSceneCfg(num_envs=256, env_spacing=5.0)
     sim: SimulationCfg = SimulationCfg(
@@ -260,6 +260,6 @@ class OccludedCartpoleEnvCfg(ManagerBasedRLEnvCfg):
     terminations: TerminationsCfg = TerminationsCfg()
 
     def play_mode(self) -> None:
-        """Keep the student's noise, which Isaac Lab turns off for play: it is the task."""
+        """Keep the student's noise, which Isaac Lab disables for play, since it is the task."""
         super().play_mode()
         self.observations.policy.enable_corruption = True

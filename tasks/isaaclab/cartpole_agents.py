@@ -1,6 +1,6 @@
 """Agents of the occluded cartpole, sized for two processor cores with 256 environments.
 
-Teacher and students log to one experiment folder; the run name says which is which.
+Teacher and students log to one experiment folder; the run name tells them apart.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ TEACHER = RslRlMLPModelCfg(
     activation="elu",
     distribution_cfg=RslRlMLPModelCfg.GaussianDistributionCfg(init_std=1.0),
 )
-"""PPO's actor, and the distillation's teacher: its checkpoint fits no other network."""
+"""PPO's actor and the distillation's teacher, which must be equal for the checkpoint to fit."""
 
 
 @configclass
@@ -80,7 +80,7 @@ class CartpoleStudentCfg(RslRlDistillationRunnerCfg):
 
 @configclass
 class CartpoleMemorylessStudentCfg(CartpoleStudentCfg):
-    """The same without memory, to show that the task needs it."""
+    """The student without memory, to show that the task needs memory."""
 
     run_name = "student_memoryless"
     student = RslRlMLPModelCfg(
@@ -92,7 +92,7 @@ class CartpoleMemorylessStudentCfg(CartpoleStudentCfg):
 
 @configclass
 class CartpoleRecurrentCfg(RslRlOnPolicyRunnerCfg):
-    """PPO from scratch on what the student sees: an LSTM actor with a critic that sees all."""
+    """PPO from scratch on the student's observations: an LSTM actor and a privileged critic."""
 
     experiment_name = EXPERIMENT
     run_name = "recurrent"
@@ -114,7 +114,7 @@ class CartpoleRecurrentCfg(RslRlOnPolicyRunnerCfg):
 
 @configclass
 class CartpoleFinetuneCfg(CartpoleRecurrentCfg):
-    """PPO that goes on with the distilled student; ``--checkpoint`` names its file."""
+    """PPO that continues with the distilled student; ``--checkpoint`` names its file."""
 
     run_name = "finetune"
     max_iterations = 60
@@ -122,7 +122,7 @@ class CartpoleFinetuneCfg(CartpoleRecurrentCfg):
     algorithm = TbpttPpoAlgorithmCfg(
         gradient_length=16,
         # Chosen by trial on other seeds than those reported: smaller and adaptive steps, more noise
-        # and a shorter warm-up each left some student worse than it was.
+        # and a shorter warm-up each made some student worse than before.
         schedule="fixed",
         learning_rate=1.0e-3,
         entropy_coef=0.0,

@@ -1,8 +1,8 @@
-"""Cartpole from pixels: the occluded cartpole whose student sees depth frames and nothing else.
+"""Cartpole from pixels: the occluded cartpole with a student that sees only depth frames.
 
-A camera looks at the cart's track from the side, ten times a second while control runs at 30 Hz.
-Frames are late, noisy and now and then lost, and no frame shows a velocity: the student has to see
-where cart and pole are and to remember where they were. The teacher is the occluded cartpole's.
+A camera looks at the cart's track from the side, ten times a second, while control runs at 30 Hz.
+Frames are late, noisy and sometimes lost, and no frame shows a velocity: the student has to see
+where cart and pole are and remember where they were. The teacher is that of the occluded cartpole.
 """
 
 from __future__ import annotations
@@ -26,15 +26,15 @@ from rsl_tbptt_tasks.isaaclab.cartpole import (
 
 @configclass
 class CartpoleCameraSceneCfg(CartpoleSceneCfg):
-    """A camera per environment, beside the track."""
+    """A scene with a camera per environment, next to the track."""
 
     camera: CameraCfg = CameraCfg(
         prim_path="{ENV_REGEX_NS}/Camera",
-        # Along +y, and as high as the middle of pole and cart.
+        # Looks along +y, at the height of the middle of pole and cart.
         offset=CameraCfg.OffsetCfg(
             pos=(0.0, -4.6, 1.4), rot=(0.0, 0.0, 0.70710678, 0.70710678), convention="world"
         ),
-        # 3.5 m of the track of 4 m, 4.6 m away: a pixel is 3.6 cm wide, the pole 4 cm.
+        # It sees 3.5 m of the 4 m track from 4.6 m: a pixel is 3.6 cm wide, the pole 4 cm.
         spawn=sim_utils.PinholeCameraCfg(
             focal_length=20.0, horizontal_aperture=15.0, clipping_range=(0.1, 20.0)
         ),
@@ -47,11 +47,11 @@ class CartpoleCameraSceneCfg(CartpoleSceneCfg):
 
 @configclass
 class CameraObservationsCfg:
-    """What student and teacher see."""
+    """Observations of student and teacher."""
 
     @configclass
     class FramesCfg(ObsGroupCfg):
-        """The student."""
+        """Observations of the student."""
 
         depth = ObsTermCfg(
             func=DepthFrames,  # pyright: ignore[reportArgumentType]
@@ -74,7 +74,7 @@ class CameraObservationsCfg:
 class CameraEventsCfg(EventsCfg):
     """Physics and starts that leave time to see: up to 0.13 s pass before the first frame.
 
-    The cart starts near the middle, where a CNN soon learns to tell which way the pole leans.
+    The cart starts near the middle, where a CNN soon learns which way the pole leans.
     """
 
     def __post_init__(self) -> None:
@@ -88,11 +88,11 @@ class CameraEventsCfg(EventsCfg):
 class CameraCartpoleEnvCfg(OccludedCartpoleEnvCfg):
     """Balance for 8 s at 30 Hz by depth frames at 10 Hz."""
 
-    # Far enough apart for a renderer that shows all environments to all cameras.
+    # Far enough apart for renderers that show all environments to all cameras.
     scene: CartpoleCameraSceneCfg = CartpoleCameraSceneCfg(num_envs=128, env_spacing=20.0)
     observations: CameraObservationsCfg = CameraObservationsCfg()
     events: CameraEventsCfg = CameraEventsCfg()
 
     def play_mode(self) -> None:
-        """Keep what Isaac Lab's play keeps; the camera's faults are no corruption of its kind."""
+        """Keep Isaac Lab's settings for play; the camera's faults do not count as corruption."""
         super(OccludedCartpoleEnvCfg, self).play_mode()

@@ -1,6 +1,6 @@
 """Agents of the cartpole from pixels, sized for two processor cores with 128 environments.
 
-Teacher and students log to one experiment folder; the run name says which is which.
+Teacher and students log to one experiment folder; the run name tells them apart.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EXPERIMENT = "tbptt_cartpole_camera"
 STUDENT_OBS_GROUPS = {
     "student": ["camera"],
     "teacher": ["teacher"],
-    "actor": ["camera"],  # LEAPP exports these, of a student too
+    "actor": ["camera"],  # LEAPP exports these groups, also for a student
 }
 ACTOR_OBS_GROUPS = TEACHER_OBS_GROUPS | {"actor": ["camera"]}
 
@@ -29,17 +29,17 @@ CNN = RslRlCNNModelCfg.CNNCfg(
     output_channels=[8, 16, 16],
     kernel_size=[5, 3, 3],
     stride=[2, 2, 2],
-    # Frames are nearly empty; without it the memory saturates before the CNN sees anything.
+    # Frames are nearly empty; without it the LSTM saturates before the CNN has learned anything.
     norm="layer",
     activation="relu",
 )
 STUDENT_STD = 0.4
-"""Noise of the students' actions: with little of it all poles fall alike at first, and it takes
-longer until the CNN sees which way."""
+"""Noise of the students' actions: with little noise all poles fall in the same way at first, and
+the CNN takes longer to see the direction."""
 
 
 def cnn_lstm(init_std: float) -> TbpttCnnRnnModelCfg:
-    """Return the policy that sees; ``init_std`` is the noise of its actions at the start."""
+    """Return the CNN and LSTM policy; ``init_std`` is the initial noise of its actions."""
     return TbpttCnnRnnModelCfg(
         cnn_cfg=CNN,
         rnn_type="lstm",
@@ -69,8 +69,8 @@ class CartpoleCameraStudentCfg(CartpoleStudentCfg):
     student = cnn_lstm(init_std=STUDENT_STD)
     algorithm = TbpttDistillationAlgorithmCfg(
         gradient_length=16,
-        loss_type="huber",  # the labels of poles that are past saving are large, and teach little
-        # Frames of few environments say little; with the defaults, 8 and 1, each update swings.
+        loss_type="huber",  # poles that cannot be saved have large labels, which teach little
+        # Frames of few environments tell little: with the defaults, 8 and 1, updates oscillate.
         num_mini_batches=4,
         buffer_share=3.0,
         learning_rate_updates=150,
@@ -79,7 +79,7 @@ class CartpoleCameraStudentCfg(CartpoleStudentCfg):
 
 @configclass
 class CartpoleCameraMemorylessStudentCfg(CartpoleCameraStudentCfg):
-    """The same CNN without memory, to show that frames alone do not do."""
+    """The same CNN without memory, to show that frames alone do not suffice."""
 
     run_name = "student_memoryless"
     student = RslRlCNNModelCfg(
@@ -92,7 +92,7 @@ class CartpoleCameraMemorylessStudentCfg(CartpoleCameraStudentCfg):
 
 @configclass
 class CartpoleCameraRecurrentCfg(CartpoleRecurrentCfg):
-    """PPO from scratch on depth frames, with a critic that sees all."""
+    """PPO from scratch on depth frames, with a privileged critic."""
 
     experiment_name = EXPERIMENT
     obs_groups = ACTOR_OBS_GROUPS
@@ -101,7 +101,7 @@ class CartpoleCameraRecurrentCfg(CartpoleRecurrentCfg):
 
 @configclass
 class CartpoleCameraFinetuneCfg(CartpoleFinetuneCfg):
-    """PPO that goes on with the distilled student; ``--checkpoint`` names its file."""
+    """PPO that continues with the distilled student; ``--checkpoint`` names its file."""
 
     experiment_name = EXPERIMENT
     obs_groups = ACTOR_OBS_GROUPS

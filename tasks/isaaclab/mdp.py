@@ -66,13 +66,13 @@ def pull_ahead(
     asset_cfg: SceneEntityCfg,
     force_range: tuple[float, float],
 ) -> None:
-    """Pull a body along its x axis, as a slope, a wind or a leash would, until the episode ends.
+    """Pull a body along its x axis until the episode ends, as a slope, wind or leash would.
 
     Args:
         env: The environment.
-        env_ids: Environments whose force is drawn anew.
+        env_ids: Environments that draw a new force.
         asset_cfg: The articulation and its body.
-        force_range: Smallest and largest force, in N; backwards where it is negative.
+        force_range: Smallest and largest force, in N; negative forces pull backwards.
     """
     asset = env.scene[asset_cfg.name]
     chosen = torch.arange(env.num_envs, device=env.device)[env_ids]
@@ -87,7 +87,7 @@ def pull_ahead(
 
 
 def pull(env: ManagerBasedEnv, asset_cfg: SceneEntityCfg) -> torch.Tensor:
-    """Return the force with which :func:`pull_ahead` pulls.
+    """Return the force that :func:`pull_ahead` applies.
 
     Args:
         env: The environment.
@@ -101,14 +101,14 @@ def pull(env: ManagerBasedEnv, asset_cfg: SceneEntityCfg) -> torch.Tensor:
 
 
 class VelocityIncrement(ManagerTermBase):
-    """What the robot's accelerometer sums up over a control step, as inertial units report it.
+    """The accelerometer's signal integrated over a control step, as inertial units report it.
 
-    That is the change of the base's velocity less what gravity adds, in the base's frame. A push
-    shows in it. The first of an episode shows gravity alone.
+    It is the change of the base's velocity minus gravity's share, in the base's frame. A push shows
+    in it. The first value of an episode is gravity alone.
     """
 
     def __init__(self, cfg: ObservationTermCfg, env: ManagerBasedRLEnv) -> None:
-        """Begin with the robot as it is."""
+        """Start with the robot's current velocity."""
         super().__init__(cfg, env)
         self._robot = env.scene["robot"].data
         self._gravity = torch.tensor(env.sim.cfg.gravity, device=env.device) * env.step_dt
@@ -117,13 +117,13 @@ class VelocityIncrement(ManagerTermBase):
         self._step = env.common_step_counter
 
     def reset(self, env_ids: Sequence[int] | None = None) -> None:
-        """Begin anew in some environments, in all without ``env_ids``."""
+        """Start anew in some environments, or in all without ``env_ids``."""
         chosen = slice(None) if env_ids is None else env_ids
         self._velocity[chosen] = self._robot.root_lin_vel_w.torch[chosen]
         self._change[chosen] = 0.0
 
     def __call__(self, env: ManagerBasedRLEnv) -> torch.Tensor:
-        """Return the increments of the last step, however often they are asked for.
+        """Return the increments of the last step; calling it again in a step changes nothing.
 
         Args:
             env: The environment.
@@ -147,7 +147,7 @@ def height_image(env: ManagerBasedEnv, sensor_cfg: SceneEntityCfg) -> torch.Tens
         sensor_cfg: A ray caster with a grid of x fastest, Isaac Lab's default.
 
     Returns:
-        Height of the sensor over the ground, less 0.5 m. Shape: (N, 1, rays along y, rays along x),
+        Height of the sensor over the ground minus 0.5 m. Shape: (N, 1, rays along y, rays along x),
         float32.
     """
     heights = base_mdp.height_scan(env, sensor_cfg)
@@ -158,7 +158,7 @@ def height_image(env: ManagerBasedEnv, sensor_cfg: SceneEntityCfg) -> torch.Tens
 
 
 def clock(env: ManagerBasedRLEnv, frequency: float) -> torch.Tensor:
-    """Return a clock that each episode starts anew: where a cycle is, for a gait to follow.
+    """Return a clock that restarts with each episode: the phase of a cycle for a gait to follow.
 
     Args:
         env: The environment.
@@ -182,7 +182,7 @@ def feet_follow_clock_exp(
     lift: float,
     std: float,
 ) -> torch.Tensor:
-    """Reward feet that leave flat ground in the clock's rhythm, by an exponential kernel.
+    """Reward feet that leave flat ground in the clock's rhythm, with an exponential kernel.
 
     A foot swings in the first half of its cycle, along half a sine, and stands in the second.
 
@@ -191,9 +191,9 @@ def feet_follow_clock_exp(
         asset_cfg: The articulation and the bodies that carry the feet, F of them, in order.
         foot: Centre of the foot in its body's frame, in m.
         radius: Radius of the foot, in m.
-        phases: Where in the clock's cycle each foot starts its own, in cycles. Length: F.
+        phases: Phase of the clock's cycle at which each foot's own starts, in cycles. Length: F.
         frequency: The clock's cycles per second, in Hz.
-        lift: Height of a swinging foot at its highest, in m.
+        lift: Highest point of a swinging foot, in m.
         std: Root of the summed squared height errors at which the reward is 1/e, in m.
 
     Returns:

@@ -1,17 +1,17 @@
-"""Pup: a small quadruped that ships with this package and learns to walk on a processor.
+"""Pup: a small quadruped of this package that learns to walk on a CPU.
 
-The student sees what a robot of this size measures. Sizes are those of cheap parts in general,
-measured on no robot:
+The student's observations are those of a robot of this size. The noise is typical of cheap sensors
+and was not measured on a robot:
 
-- an inertial unit: angular velocity, 0.02 rad/s of noise, and the change of velocity that its
-  accelerometer sums up over a control step, 0.002 m/s (0.1 m/s^2);
-- joint angles, 0.005 rad (0.3 degrees);
-- each of the three on time or late by one control step (20 ms), drawn per episode.
+- an inertial unit: angular velocity with 0.02 rad/s of noise, and the accelerometer's signal
+  integrated over a control step with 0.002 m/s (0.1 m/s^2);
+- joint angles with 0.005 rad (0.3 degrees);
+- each of the three arrives on time or one control step (20 ms) late, drawn per episode.
 
-The command and the clock of the gait are the controller's own, exact and in time. The student sees
-no velocity, neither of the base nor of the joints, and nothing of payload, motors, pull, pushes and
-delays; what it needs of them it has to infer from what it saw before. The teacher sees the exact
-state, payload, motors and pull.
+The command and the clock of the gait come from the controller, exact and on time. The student sees
+no velocity of base or joints, and nothing of payload, motors, pull, pushes and delays; it has to
+infer them from earlier observations. The teacher sees the exact state, payload, motors and
+pull.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ COMMAND = {"command_name": "base_velocity"}
 CLOCK = {"frequency": 2.5}  # Hz
 
 STANDING_HEIGHT = 0.15
-"""Height of the trunk's frame over ground with default joint angles. In m."""
+"""Height of the trunk's frame above ground with default joint angles. In m."""
 
 
 @configclass
@@ -106,7 +106,7 @@ class PupSceneCfg(InteractiveSceneCfg):
 
 @configclass
 class CommandsCfg:
-    """Where to go."""
+    """The velocity to follow."""
 
     base_velocity = base_mdp.UniformVelocityCommandCfg(
         asset_name="robot",
@@ -119,7 +119,7 @@ class CommandsCfg:
 
 @configclass
 class ActionsCfg:
-    """Joint angles for the motors to hold."""
+    """Target angles of the joints."""
 
     joint_angles = base_mdp.JointPositionActionCfg(
         asset_name="robot",
@@ -131,11 +131,11 @@ class ActionsCfg:
 
 @configclass
 class ObservationsCfg:
-    """What student and teacher see."""
+    """Observations of student and teacher."""
 
     @configclass
     class PolicyCfg(ObsGroupCfg):
-        """The student."""
+        """Observations of the student."""
 
         angular_velocity = ObsTermCfg(
             func=base_mdp.base_ang_vel,
@@ -162,7 +162,7 @@ class ObservationsCfg:
 
     @configclass
     class TeacherCfg(ObsGroupCfg):
-        """The teacher."""
+        """Observations of the teacher."""
 
         linear_velocity = ObsTermCfg(func=base_mdp.base_lin_vel, scale=2.0)
         angular_velocity = ObsTermCfg(func=base_mdp.base_ang_vel, scale=0.25)
@@ -188,7 +188,7 @@ class ObservationsCfg:
 
 @configclass
 class EventsCfg:
-    """Physics drawn once per environment, starts per episode, pushes in between."""
+    """Randomisation: physics once per environment, starts per episode, pushes in between."""
 
     payload = EventTermCfg(
         func=base_mdp.randomize_rigid_body_mass,  # pyright: ignore[reportArgumentType]
@@ -236,7 +236,7 @@ class EventsCfg:
 
 @configclass
 class RewardsCfg:
-    """Reward per second: at most 1, for a robot that trots to the clock and moves as told."""
+    """Reward per second: at most 1, for a robot that trots to the clock and follows commands."""
 
     track_linear_velocity = RewardTermCfg(
         func=base_mdp.track_lin_vel_xy_exp, weight=0.5, params=COMMAND | {"std": 0.12}
@@ -294,6 +294,6 @@ class PupFlatEnvCfg(ManagerBasedRLEnvCfg):
     terminations: TerminationsCfg = TerminationsCfg()
 
     def play_mode(self) -> None:
-        """Keep the student's noise, which Isaac Lab turns off for play: it is the task."""
+        """Keep the student's noise, which Isaac Lab disables for play, since it is the task."""
         super().play_mode()
         self.observations.policy.enable_corruption = True

@@ -1,6 +1,6 @@
 """Agents of the small quadruped, sized for two processor cores with 512 environments.
 
-Teacher and students log to one experiment folder; the run name says which is which.
+Teacher and students log to one experiment folder; the run name tells them apart.
 """
 
 from __future__ import annotations
@@ -25,20 +25,20 @@ TEACHER = RslRlMLPModelCfg(
     activation="elu",
     distribution_cfg=RslRlMLPModelCfg.GaussianDistributionCfg(init_std=0.6),
 )
-"""PPO's actor, and the distillation's teacher: its checkpoint fits no other network."""
+"""PPO's actor and the distillation's teacher, which must be equal for the checkpoint to fit."""
 
 CRITIC = RslRlMLPModelCfg(hidden_dims=[128, 128], activation="elu")
 
 
 def lstm(init_std: float) -> RslRlRNNModelCfg:
-    """Return the recurrent policy; ``init_std`` is the noise of its actions at the start."""
+    """Return the recurrent policy; ``init_std`` is the initial noise of its actions."""
     return RslRlRNNModelCfg(
         rnn_type="lstm",
         rnn_hidden_dim=128,
         rnn_num_layers=1,
         hidden_dims=[128],
         activation="elu",
-        obs_normalization=True,  # angles vary by a tenth of what the clock does
+        obs_normalization=True,  # angles vary by a tenth of the clock's range
         distribution_cfg=RslRlMLPModelCfg.GaussianDistributionCfg(init_std=init_std),
     )
 
@@ -73,7 +73,7 @@ class PupTeacherCfg(RslRlOnPolicyRunnerCfg):
 
 @configclass
 class PupStudentCfg(RslRlDistillationRunnerCfg):
-    """An LSTM that imitates the teacher from what the robot itself can measure."""
+    """An LSTM that imitates the teacher from the robot's own measurements."""
 
     experiment_name = EXPERIMENT
     run_name = "student"
@@ -88,7 +88,7 @@ class PupStudentCfg(RslRlDistillationRunnerCfg):
 
 @configclass
 class PupMemorylessStudentCfg(PupStudentCfg):
-    """The same without memory, to show what that is worth."""
+    """The student without memory, to show what memory is worth."""
 
     run_name = "student_memoryless"
     student = RslRlMLPModelCfg(
@@ -101,7 +101,7 @@ class PupMemorylessStudentCfg(PupStudentCfg):
 
 @configclass
 class PupRecurrentCfg(RslRlOnPolicyRunnerCfg):
-    """PPO from scratch on what the student sees: an LSTM actor with a critic that sees all."""
+    """PPO from scratch on the student's observations: an LSTM actor and a privileged critic."""
 
     experiment_name = EXPERIMENT
     run_name = "recurrent"
@@ -116,7 +116,7 @@ class PupRecurrentCfg(RslRlOnPolicyRunnerCfg):
 
 @configclass
 class PupFinetuneCfg(PupRecurrentCfg):
-    """PPO that goes on with the distilled student; ``--checkpoint`` names its file."""
+    """PPO that continues with the distilled student; ``--checkpoint`` names its file."""
 
     run_name = "finetune"
     max_iterations = 60
@@ -124,7 +124,7 @@ class PupFinetuneCfg(PupRecurrentCfg):
     algorithm = TbpttPpoAlgorithmCfg(
         gradient_length=24,
         gamma=0.98,
-        # As chosen on the occluded cartpole; nobody has tried others on this task.
+        # The same as for the occluded cartpole; other values have not been tried on this task.
         schedule="fixed",
         learning_rate=1.0e-3,
         entropy_coef=0.0,

@@ -1,11 +1,11 @@
 """Pup looks for a pillar: it walks around a wall that hides it, and remembers what it saw.
 
-Pillar and wall stand elsewhere in every episode. From where Pup starts it sees the pillar over the
-wall; closer to the wall it does not, and beside the wall the pillar is out of the picture. Nothing
-of both is felt: who walks into the wall has failed.
+Pillar and wall have new places in every episode. From its start Pup sees the pillar above the wall.
+Closer to the wall it does not, and next to the wall the pillar is outside the picture. Neither can
+be felt; an episode fails when Pup walks into the wall.
 
-The teacher knows how the shortest way starts and how long it is. The student has the sensors that
-Pup has elsewhere and the gait's clock, no command, and a depth camera on the trunk.
+The teacher knows the direction and the length of the shortest way. The student has Pup's sensors
+and the gait's clock, no command, and a depth camera on the trunk.
 """
 
 from __future__ import annotations
@@ -24,11 +24,11 @@ from rsl_tbptt_tasks.isaaclab import pup, seeking
 from rsl_tbptt_tasks.isaaclab.cameras import DepthFrames
 
 STEP = 0.02
-"""Length of a step, in s: what is earned once is divided by it, as rewards are per second."""
+"""Length of a step, in s. One-off rewards are divided by it, as rewards are per second."""
 
 
 def standing(name: str, height: float) -> ArticulationCfg:
-    """Return what is seen and not felt, standing on the ground. ``height`` is in m."""
+    """Return a body on the ground that is seen but not felt. ``height`` is in m."""
     return ArticulationCfg(
         prim_path=f"{{ENV_REGEX_NS}}/{name}",
         spawn=sim_utils.UsdFileCfg(usd_path=str(pup.ASSETS / f"{name.lower()}.usda")),
@@ -49,7 +49,7 @@ class PupSeekSceneCfg(pup.PupSceneCfg):
         prim_path="{ENV_REGEX_NS}/Robot/trunk/camera",
         offset=CameraCfg.OffsetCfg(pos=(0.14, 0.0, 0.02), convention="world"),
         update_latest_camera_pose=True,
-        # 62 degrees wide, 48 degrees high.
+        # The field of view is 62 degrees wide and 48 degrees high.
         spawn=sim_utils.PinholeCameraCfg(
             focal_length=1.0, horizontal_aperture=1.2, clipping_range=(0.01, 5.0)
         ),
@@ -62,17 +62,17 @@ class PupSeekSceneCfg(pup.PupSceneCfg):
 
 @configclass
 class ObservationsCfg:
-    """What student and teacher see."""
+    """Observations of student and teacher."""
 
     @configclass
     class PolicyCfg(pup.ObservationsCfg.PolicyCfg):
-        """The student's other sensors."""
+        """Observations of the student except for the camera."""
 
         command = None
 
     @configclass
     class FramesCfg(ObsGroupCfg):
-        """What the student sees."""
+        """Observations of the student from the camera."""
 
         depth = ObsTermCfg(
             func=DepthFrames,  # pyright: ignore[reportArgumentType]
@@ -89,7 +89,7 @@ class ObservationsCfg:
 
     @configclass
     class TeacherCfg(pup.ObservationsCfg.TeacherCfg):
-        """The teacher."""
+        """Observations of the teacher."""
 
         command = ObsTermCfg(func=seeking.way_ahead)
         pull = None
@@ -101,10 +101,10 @@ class ObservationsCfg:
 
 @configclass
 class EventsCfg(pup.EventsCfg):
-    """Pup's, in smaller ranges, with pillar and wall placed and feet as smooth as the ground."""
+    """Pup's randomisation in smaller ranges, places of pillar and wall, and smooth feet."""
 
     pull = None
-    # No joint moves a leg sideways: Pup turns by letting its feet slip.
+    # No joint moves a leg sideways, so Pup turns by letting its feet slip.
     feet = EventTermCfg(
         func=base_mdp.randomize_rigid_body_material,  # pyright: ignore[reportArgumentType]
         mode="startup",
@@ -134,7 +134,7 @@ class EventsCfg(pup.EventsCfg):
 
 @configclass
 class RewardsCfg(pup.RewardsCfg):
-    """Nearly all of it is for the way: standing still and walking blindly earn little."""
+    """Rewards mostly for following the way: standing still or walking blindly earns little."""
 
     track_linear_velocity = None
     track_yaw_rate = None
@@ -155,10 +155,10 @@ class RewardsCfg(pup.RewardsCfg):
     )
 
     def __post_init__(self) -> None:
-        """Leave gait and smoothness about the share that they have in Pup's own task.
+        """Give gait and smoothness about the same share as in Pup's own task.
 
         With less, or a higher price for time, a teacher shakes itself forward by the noise of its
-        actions: it stands still without, or hurries and never learns to trot.
+        actions: without noise it stands still, or it hurries and never learns to trot.
         """
         self.trot.weight = 0.75
         self.wobble.weight = -0.09
@@ -168,7 +168,7 @@ class RewardsCfg(pup.RewardsCfg):
 
 @configclass
 class TerminationsCfg(pup.TerminationsCfg):
-    """The end of an episode: Pup's, and that of a search."""
+    """Ends of an episode: those of Pup's own task and those of the search."""
 
     arrived = TerminationTermCfg(func=seeking.reached_pillar, params={"distance": 0.45})
     hit_wall = TerminationTermCfg(func=seeking.hit_wall, params={"distance": 0.12})
@@ -178,7 +178,7 @@ class TerminationsCfg(pup.TerminationsCfg):
 class PupSeekEnvCfg(pup.PupFlatEnvCfg):
     """Reach the pillar within 10 s, at 50 Hz with a camera at 10 Hz."""
 
-    # Far enough apart for a renderer that shows all environments to all cameras.
+    # Far enough apart for renderers that show all environments to all cameras.
     scene: PupSeekSceneCfg = PupSeekSceneCfg(num_envs=512, env_spacing=20.0)
     episode_length_s = 10.0
     observations: ObservationsCfg = ObservationsCfg()

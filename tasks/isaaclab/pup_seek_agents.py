@@ -1,6 +1,6 @@
-"""Agents of the small quadruped that sees, sized for two processor cores.
+"""Agents of the small quadruped with a camera, sized for two processor cores.
 
-Teacher and students log to one experiment folder; the run name says which is which.
+Teacher and students log to one experiment folder; the run name tells them apart.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ EXPERIMENT = "tbptt_pup_seek"
 STUDENT_OBS_GROUPS = {
     "student": ["policy", "camera"],
     "teacher": ["teacher"],
-    "actor": ["policy", "camera"],  # LEAPP exports these, of a student too
+    "actor": ["policy", "camera"],  # LEAPP exports these groups, also for a student
 }
 ACTOR_OBS_GROUPS = TEACHER_OBS_GROUPS | {"actor": ["policy", "camera"]}
 
@@ -35,7 +35,7 @@ CNN = RslRlCNNModelCfg.CNNCfg(
 
 
 def cnn_lstm(init_std: float) -> TbpttCnnRnnModelCfg:
-    """Return the policy that sees; ``init_std`` is the noise of its actions at the start."""
+    """Return the CNN and LSTM policy; ``init_std`` is the initial noise of its actions."""
     return TbpttCnnRnnModelCfg(
         cnn_cfg=CNN,
         rnn_type="lstm",
@@ -56,7 +56,7 @@ class PupSeekTeacherCfg(PupTeacherCfg):
     max_iterations = 200
 
     def __post_init__(self) -> None:
-        """Learn from the mirror image too: a teacher without turned well to one side only."""
+        """Train on the mirror image as well: without it a teacher turned well to one side only."""
         self.algorithm.symmetry_cfg = RslRlSymmetryCfg(
             use_data_augmentation=True,
             data_augmentation_func="rsl_tbptt_tasks.isaaclab.pup_symmetry:with_mirror_image",
@@ -65,7 +65,7 @@ class PupSeekTeacherCfg(PupTeacherCfg):
 
 @configclass
 class PupSeekStudentCfg(PupStudentCfg):
-    """A CNN and an LSTM that imitate the teacher from what the robot itself can measure and see."""
+    """A CNN and an LSTM that imitate the teacher from the robot's own sensors and camera."""
 
     experiment_name = EXPERIMENT
     obs_groups = STUDENT_OBS_GROUPS
@@ -76,7 +76,7 @@ class PupSeekStudentCfg(PupStudentCfg):
         gradient_length=48,
         num_mini_batches=16,
         learning_rate_updates=200,
-        # Beside the wall and at the pillar from the start, where no beginner comes.
+        # Shows the wall's side and the pillar from the start, where a beginner does not get.
         teacher_action_share=0.5,
         teacher_action_updates=60,
     )
@@ -84,7 +84,7 @@ class PupSeekStudentCfg(PupStudentCfg):
 
 @configclass
 class PupSeekMemorylessStudentCfg(PupSeekStudentCfg):
-    """The same CNN without memory, to show what that is worth."""
+    """The same CNN without memory, to show what memory is worth."""
 
     run_name = "student_memoryless"
     student = RslRlCNNModelCfg(
@@ -98,7 +98,7 @@ class PupSeekMemorylessStudentCfg(PupSeekStudentCfg):
 
 @configclass
 class PupSeekRecurrentCfg(PupRecurrentCfg):
-    """PPO from scratch on what the student sees, with a critic that sees all."""
+    """PPO from scratch on the student's observations, with a privileged critic."""
 
     experiment_name = EXPERIMENT
     obs_groups = ACTOR_OBS_GROUPS
@@ -107,7 +107,7 @@ class PupSeekRecurrentCfg(PupRecurrentCfg):
 
 @configclass
 class PupSeekFinetuneCfg(PupFinetuneCfg):
-    """PPO that goes on with the distilled student; ``--checkpoint`` names its file."""
+    """PPO that continues with the distilled student; ``--checkpoint`` names its file."""
 
     experiment_name = EXPERIMENT
     obs_groups = ACTOR_OBS_GROUPS

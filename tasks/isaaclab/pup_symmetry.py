@@ -1,4 +1,4 @@
-"""What left and right of Pup are to each other: a teacher that learns one learns both."""
+"""Pup's left-right symmetry: a teacher that learns one side also learns the other."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ if TYPE_CHECKING:
     from tensordict import TensorDict
 
 POLAR, AXIAL = (1.0, -1.0, 1.0), (-1.0, 1.0, -1.0)
-"""Signs of a mirrored vector, and of a mirrored rotation."""
+"""Signs of a mirrored vector and of a mirrored rotation."""
 
 NOT_OF_JOINTS = {
     "linear_velocity": POLAR,
@@ -19,23 +19,23 @@ NOT_OF_JOINTS = {
     "gravity": POLAR,
     "command": POLAR,  # cosine, sine and length
     "trunk_mass": (1.0,),
-    "clock": (-1.0, -1.0),  # the other diagonal's turn
+    "clock": (-1.0, -1.0),  # the other diagonal swings
 }
-"""Signs of the teacher's terms; all others are one value per joint."""
+"""Signs of the teacher's terms; the other terms have one value per joint."""
 
 
 def with_mirror_image(
     env: VecEnv, obs: TensorDict | None, actions: torch.Tensor | None
 ) -> tuple[TensorDict | None, torch.Tensor | None]:
-    """Append what a mirrored robot would see and do, for ``symmetry_cfg`` of PPO.
+    """Append the observations and actions of a mirrored robot, for ``symmetry_cfg`` of PPO.
 
     Args:
         env: The environment.
-        obs: Observations, of which the group ``teacher`` is mirrored. Shape: (B,).
-        actions: Shape: (B, A).
+        obs: Observations; their group ``teacher`` is mirrored. Shape: (B,).
+        actions: Actions. Shape: (B, A).
 
     Returns:
-        Both with twice as many rows; None stays None.
+        Both with twice the rows; None stays None.
     """
     unwrapped: Any = env.unwrapped  # pyright: ignore[reportAttributeAccessIssue]
     names = unwrapped.scene["robot"].joint_names

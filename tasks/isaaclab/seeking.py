@@ -1,4 +1,4 @@
-"""A pillar to walk to and a wall to walk around: where they stand, the way and its worth."""
+"""A pillar to walk to and a wall to walk around: placement, the shortest way, and rewards."""
 
 from __future__ import annotations
 
@@ -10,37 +10,37 @@ if TYPE_CHECKING:
     from isaaclab.envs import ManagerBasedEnv
 
 PILLAR_RADIUS = 0.15
-"""In m."""
+"""Radius in m."""
 
 WALL_LENGTH, WALL_THICKNESS = 0.7, 0.06
-"""The wall runs along y. In m."""
+"""Size in m. The wall runs along y."""
 
 DETOUR = 0.4
-"""How far beyond the wall's end the way around it turns. In m."""
+"""Distance in m beyond the wall's end at which the way around it turns."""
 
 
 class Way(NamedTuple):
     """The shortest way from a robot to its pillar, around the wall."""
 
     direction: torch.Tensor
-    """Where it starts, as a unit vector in the world's x and y. Shape: (N, 2)."""
+    """Direction of the way at its start, as a unit vector in the world's x and y. Shape: (N, 2)."""
     length: torch.Tensor
-    """In m. Shape: (N,)."""
+    """Length in m. Shape: (N,)."""
 
 
 def shortest_way(start: torch.Tensor, goal: torch.Tensor, wall: torch.Tensor) -> Way:
     """Return the shortest way around a wall along y.
 
     Args:
-        start: Where it starts. Shape: (N, 2), in m.
-        goal: Where it ends. Shape: (N, 2), in m.
+        start: Start of the way. Shape: (N, 2), in m.
+        goal: End of the way. Shape: (N, 2), in m.
         wall: The wall's middle. Shape: (N, 2), in m.
 
     Returns:
-        The way; without a detour where the wall stands beside the straight line.
+        The way; it is straight if the wall is not in between.
     """
     half = WALL_LENGTH / 2 + DETOUR
-    # Where the straight line meets the wall's line.
+    # Where the straight line crosses the wall's line.
     across = goal[:, 0] - start[:, 0]
     share = (wall[:, 0] - start[:, 0]) / torch.where(across.abs() < 1e-6, 1e-6, across)
     meets_at = start[:, 1] + share * (goal[:, 1] - start[:, 1])
@@ -62,7 +62,7 @@ def shortest_way(start: torch.Tensor, goal: torch.Tensor, wall: torch.Tensor) ->
 
 
 def _positions(env: ManagerBasedEnv) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """Return where robot, pillar and wall are. Shapes: (N, 2), in m."""
+    """Return the positions of robot, pillar and wall. Shapes: (N, 2), in m."""
     robot, pillar, wall = (
         env.scene[name].data.root_link_pos_w.torch[:, :2] for name in ("robot", "pillar", "wall")
     )
@@ -74,7 +74,7 @@ def _way(env: ManagerBasedEnv) -> Way:
 
 
 def _turn(env: ManagerBasedEnv, way: Way) -> torch.Tensor:
-    """Return how far left of the robot's nose the way starts. Shape: (N,), in rad."""
+    """Return the angle from the robot's nose to the way's start, left positive. (N,), in rad."""
     nose = env.scene["robot"].data.heading_w.torch
     x, y = torch.cos(nose), torch.sin(nose)
     ahead, left = way.direction.unbind(dim=1)
@@ -82,7 +82,7 @@ def _turn(env: ManagerBasedEnv, way: Way) -> torch.Tensor:
 
 
 def way_ahead(env: ManagerBasedEnv) -> torch.Tensor:
-    """Return the way, for a teacher.
+    """Return the direction and length of the way, for a teacher.
 
     Returns:
         Cosine and sine of the angle from the robot's nose to the way's start, and its length in m.
@@ -98,22 +98,22 @@ def walks_the_way(env: ManagerBasedEnv, speed: float) -> torch.Tensor:
 
     Args:
         env: The environment.
-        speed: What is worth 1; faster is worth no more. In m/s.
+        speed: Speed in m/s that is worth 1; more is not worth more.
 
     Returns:
-        Speed along the way in that unit. Shape: (N,), float32.
+        Speed along the way in units of ``speed``, -1 to 1. Shape: (N,), float32.
     """
     velocity = env.scene["robot"].data.root_lin_vel_w.torch[:, :2]
     return ((velocity * _way(env).direction).sum(dim=1) / speed).clamp(-1.0, 1.0)
 
 
 def turns_to_the_way(env: ManagerBasedEnv, gain: float, most: float) -> torch.Tensor:
-    """Reward turning towards the way's start at a rate that fits the angle left.
+    """Reward turning towards the way's start at a rate that fits the remaining angle.
 
     Args:
         env: The environment.
         gain: Wanted rate per angle, in 1/s.
-        most: Highest wanted rate, and the error from which the reward is 0, in rad/s.
+        most: Highest wanted rate, and the error from which on the reward is 0, in rad/s.
 
     Returns:
         Reward between 0 and 1. Shape: (N,), float32.
@@ -124,28 +124,28 @@ def turns_to_the_way(env: ManagerBasedEnv, gain: float, most: float) -> torch.Te
 
 
 def reached_pillar(env: ManagerBasedEnv, distance: float) -> torch.Tensor:
-    """Tell who is at the pillar.
+    """Return which robots are at the pillar.
 
     Args:
         env: The environment.
-        distance: Of the trunk's frame from the pillar's axis, in m.
+        distance: Distance of the trunk's frame from the pillar's axis, in m.
 
     Returns:
-        Shape: (N,), bool.
+        Whether each has arrived. Shape: (N,), bool.
     """
     robot, pillar, _ = _positions(env)
     return (pillar - robot).norm(dim=1) < distance
 
 
 def hit_wall(env: ManagerBasedEnv, distance: float) -> torch.Tensor:
-    """Tell who walked into the wall, which nobody feels.
+    """Return which robots walked into the wall; it has no collision, so they do not feel it.
 
     Args:
         env: The environment.
-        distance: Of the trunk's frame from the wall's faces, in m.
+        distance: Distance of the trunk's frame from the wall's faces, in m.
 
     Returns:
-        Shape: (N,), bool.
+        Whether each hit it. Shape: (N,), bool.
     """
     robot, _, wall = _positions(env)
     size = torch.tensor([WALL_THICKNESS, WALL_LENGTH], device=robot.device)
@@ -159,15 +159,15 @@ def place_pillar_and_wall(
     wall: tuple[float, float],
     beside: tuple[float, float],
 ) -> None:
-    """Put pillar and wall somewhere else.
+    """Move pillar and wall to random places.
 
     Args:
         env: The environment.
-        env_ids: Where an episode starts. Shape: (n,); or a slice.
+        env_ids: Environments where an episode starts. Shape: (n,); or a slice.
         pillar: Ranges of its x and y, from the environment's origin. In m.
         wall: Range of the wall's x, in m.
         beside: Range of the distance, along y, from the wall's middle to the straight line from
-            origin to pillar, on either side: which way is shorter can be seen. In m.
+            origin to pillar, on either side, so that the shorter way can be seen. In m.
     """
     origins = env.scene.env_origins[env_ids, :2]
 

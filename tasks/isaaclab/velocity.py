@@ -1,9 +1,9 @@
 """Velocity tracking with a privileged teacher and a student that has to infer its base velocity.
 
-Robots, terrain, rewards and events are Isaac Lab's own. What changes is who sees what: the student
+Robots, terrain, rewards and events are Isaac Lab's own; only the observations change. The student
 loses the base's linear velocity and, on rough terrain, the height scan; it keeps the noise. The
-teacher sees everything, without noise. In the variants ``...-Scan`` the student sees the scan too,
-noisy and as a picture, which a CNN reads.
+teacher sees everything, without noise. In the variants ``...-Scan`` the student also sees the scan,
+with noise and as a picture, which a CNN reads.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from rsl_tbptt_tasks.isaaclab import mdp
 
 @configclass
 class FlatTeacherCfg(ObsGroupCfg):
-    """The teacher on flat ground: the exact state, commands and the randomised base mass."""
+    """Observations of the teacher on flat ground: exact state, commands, randomised base mass."""
 
     base_lin_vel = ObsTermCfg(func=velocity_mdp.base_lin_vel)
     base_ang_vel = ObsTermCfg(func=velocity_mdp.base_ang_vel)
@@ -49,7 +49,7 @@ class FlatTeacherCfg(ObsGroupCfg):
 
 @configclass
 class RoughTeacherCfg(FlatTeacherCfg):
-    """The teacher on rough ground: it also sees the terrain around it."""
+    """Observations of the teacher on rough ground: the terrain around it as well."""
 
     height_scan = ObsTermCfg(
         func=velocity_mdp.height_scan,
@@ -60,11 +60,11 @@ class RoughTeacherCfg(FlatTeacherCfg):
 
 @configclass
 class ProprioceptiveObservationsCfg(ObservationsCfg):
-    """What every student here sees: noisy sensors that a real robot carries."""
+    """Observations of every student here: noisy sensors that a real robot has."""
 
     @configclass
     class PolicyCfg(ObservationsCfg.PolicyCfg):
-        """Isaac Lab's policy group without what only a simulator or a camera knows."""
+        """Isaac Lab's policy group without values that only a simulator or a camera provides."""
 
         base_lin_vel: ObsTermCfg | None = None
         height_scan: ObsTermCfg | None = None
@@ -88,7 +88,7 @@ class RoughObservationsCfg(ProprioceptiveObservationsCfg):
 
 @configclass
 class ScanObservationsCfg(RoughObservationsCfg):
-    """Observation groups on rough ground with a student that sees it."""
+    """Observation groups on rough ground for a student that sees the terrain."""
 
     @configclass
     class ScanCfg(ObsGroupCfg):
@@ -116,14 +116,14 @@ class AnymalDFlatTbpttEnvCfg(AnymalDFlatEnvCfg):
 
 @configclass
 class AnymalDRoughTbpttEnvCfg(AnymalDRoughEnvCfg):
-    """ANYmal-D on rough ground, the student blind."""
+    """ANYmal-D on rough ground with a blind student."""
 
     observations: RoughObservationsCfg = RoughObservationsCfg()
 
 
 @configclass
 class AnymalDRoughScanTbpttEnvCfg(AnymalDRoughEnvCfg):
-    """ANYmal-D on rough ground that the student sees."""
+    """ANYmal-D on rough ground with a student that sees the terrain."""
 
     observations: ScanObservationsCfg = ScanObservationsCfg()
 
@@ -137,13 +137,13 @@ class UnitreeGo2FlatTbpttEnvCfg(UnitreeGo2FlatEnvCfg):
 
 @configclass
 class UnitreeGo2RoughTbpttEnvCfg(UnitreeGo2RoughEnvCfg):
-    """Unitree Go2 on rough ground, the student blind."""
+    """Unitree Go2 on rough ground with a blind student."""
 
     observations: RoughObservationsCfg = RoughObservationsCfg()
 
 
 @configclass
 class UnitreeGo2RoughScanTbpttEnvCfg(UnitreeGo2RoughEnvCfg):
-    """Unitree Go2 on rough ground that the student sees."""
+    """Unitree Go2 on rough ground with a student that sees the terrain."""
 
     observations: ScanObservationsCfg = ScanObservationsCfg()

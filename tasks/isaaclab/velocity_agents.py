@@ -1,9 +1,9 @@
 """Agents of the velocity tasks, sized for one GPU with 4096 environments.
 
-Teachers are Isaac Lab's own PPO configs on the privileged group. Students differ in their teacher
-only, whose network is taken from the PPO config because its checkpoint is loaded strictly.
-Recurrent PPO and fine-tuning share the student's network, so that its checkpoint fits them too; the
-critic is the teacher's and sees what that sees.
+Teachers are Isaac Lab's own PPO configs with the privileged group. Students differ only in their
+teacher, whose network comes from the PPO config because its checkpoint is loaded strictly.
+Recurrent PPO and fine-tuning have the student's network, so that its checkpoint fits them, too. The
+critic is the teacher's, with the same observations.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ PPO = {
     "AnymalDRoughScan": AnymalDRoughPPORunnerCfg,
     "UnitreeGo2RoughScan": UnitreeGo2RoughPPORunnerCfg,
 }
-"""Isaac Lab's agent of each task, whose networks and options the teacher has."""
+"""Isaac Lab's agent of each task; the teacher has its networks and options."""
 
 EXPERIMENTS = {
     "AnymalDFlat": "tbptt_anymal_d_flat",
@@ -58,10 +58,10 @@ EXPERIMENTS = {
 CNN = RslRlCNNModelCfg.CNNCfg(
     output_channels=[16, 32], kernel_size=[3, 3], stride=[2, 2], activation="elu"
 )
-"""Of the height scan, 11 by 17 rays."""
+"""CNN for the height scan of 11 by 17 rays."""
 
 FINETUNING = TbpttPpoAlgorithmCfg(
-    # As chosen on the occluded cartpole; nobody has tried others on these tasks.
+    # The same as for the occluded cartpole; other values have not been tried on these tasks.
     schedule="fixed",
     learning_rate=1.0e-3,
     entropy_coef=0.0,
@@ -81,7 +81,7 @@ def student_groups(task: str) -> list[str]:
 
 
 def lstm(task: str, init_std: float) -> RslRlRNNModelCfg | TbpttCnnRnnModelCfg:
-    """Return the recurrent policy; ``init_std`` is the noise of its actions at the start."""
+    """Return the recurrent policy; ``init_std`` is the initial noise of its actions."""
     options: dict[str, Any] = {
         "rnn_type": "lstm",
         "rnn_hidden_dim": 256,
@@ -108,7 +108,7 @@ def memoryless(task: str) -> RslRlMLPModelCfg:
 
 
 def teacher_cfg(task: str) -> RslRlOnPolicyRunnerCfg:
-    """Return Isaac Lab's own PPO, on the privileged group; ``task`` is a key of ``PPO``."""
+    """Return Isaac Lab's own PPO with the privileged group; ``task`` is a key of ``PPO``."""
     cfg = PPO[task]()
     cfg.experiment_name = EXPERIMENTS[task]
     cfg.run_name = "teacher"
@@ -117,7 +117,7 @@ def teacher_cfg(task: str) -> RslRlOnPolicyRunnerCfg:
 
 
 def student_cfg(task: str) -> RslRlDistillationRunnerCfg:
-    """Return the distillation of an LSTM on proprioception, and the scan where it is seen."""
+    """Return the distillation of an LSTM on proprioception and, in scan tasks, the scan."""
     return RslRlDistillationRunnerCfg(
         experiment_name=EXPERIMENTS[task],
         run_name="student",
@@ -127,7 +127,7 @@ def student_cfg(task: str) -> RslRlDistillationRunnerCfg:
         obs_groups={
             "student": student_groups(task),
             "teacher": ["teacher"],
-            "actor": student_groups(task),  # LEAPP exports these, of a student too
+            "actor": student_groups(task),  # LEAPP exports these groups, also for a student
         },
         student=lstm(task, init_std=0.1),
         teacher=teacher_cfg(task).actor,
@@ -136,13 +136,13 @@ def student_cfg(task: str) -> RslRlDistillationRunnerCfg:
 
 
 def memoryless_cfg(task: str) -> RslRlDistillationRunnerCfg:
-    """Return the same without memory, to compare with."""
+    """Return the distillation without memory, for comparison."""
     cfg: Any = student_cfg(task)  # `replace` is added by a decorator, which hides it
     return cfg.replace(run_name="student_memoryless", student=memoryless(task))
 
 
 def recurrent_cfg(task: str) -> RslRlOnPolicyRunnerCfg:
-    """Return PPO from scratch on what the student sees, with the teacher's critic."""
+    """Return PPO from scratch on the student's observations, with the teacher's critic."""
     return RslRlOnPolicyRunnerCfg(
         experiment_name=EXPERIMENTS[task],
         run_name="recurrent",
@@ -157,7 +157,7 @@ def recurrent_cfg(task: str) -> RslRlOnPolicyRunnerCfg:
 
 
 def finetune_cfg(task: str) -> RslRlOnPolicyRunnerCfg:
-    """Return PPO that goes on with the LSTM student."""
+    """Return PPO that continues with the LSTM student."""
     cfg: Any = recurrent_cfg(task)
     return cfg.replace(run_name="finetune", max_iterations=300, algorithm=FINETUNING)
 
@@ -172,7 +172,7 @@ AGENTS = {
 
 
 def __getattr__(name: str) -> Callable[[], RslRlBaseRunnerCfg]:
-    """Return an agent by its entry point: ``AnymalDFlatTeacherCfg`` is called without arguments.
+    """Return an agent's config function, such as ``AnymalDFlatTeacherCfg``, by its entry point.
 
     Raises:
         AttributeError: If there is no such agent.

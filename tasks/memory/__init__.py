@@ -2,7 +2,7 @@
 
 from rsl_tbptt.compat import rsl_rl_era
 
-rsl_rl_era()  # README's config in a release that is not supported ends in a bare KeyError
+rsl_rl_era()  # without it an unsupported release would end in a bare KeyError
 
 from rsl_tbptt_tasks.memory.recall import RecallEnv  # noqa: E402
 

@@ -1,4 +1,4 @@
-"""Recall: say again what was shown some steps ago."""
+"""Recall: repeat a cue that was shown some steps ago."""
 
 import torch
 from rsl_rl.env import VecEnv
@@ -17,7 +17,7 @@ class RecallEnv(VecEnv):
 
     A policy without memory cannot do better than action 0 (reward 0); one that remembers reaches 1.
     A gradient that flows back L steps reaches the cue from the question. Episodes of different
-    environments start at different times, so every step of a rollout sees every phase.
+    environments start at different times, so every step of a rollout has all phases.
 
     Observation groups: "policy" (the cue while shown, else 0; 1 while asked, else 0) and
     "privileged" (the same, and the cue while asked, else 0), which needs no memory.
@@ -50,9 +50,9 @@ class RecallEnv(VecEnv):
         self._cue = self._draw_cues()
 
     def reset(self) -> tuple[TensorDict, dict[str, torch.Tensor]]:
-        """Start an episode everywhere, so that an evaluation counts whole ones; return the start.
+        """Start an episode everywhere, so that an evaluation has whole episodes; return the start.
 
-        Training needs none: without it episodes are spread over all phases.
+        Training does not need it: without it episodes are spread over all phases.
         """
         self.episode_length_buf.zero_()
         self._cue = self._draw_cues()
@@ -70,7 +70,7 @@ class RecallEnv(VecEnv):
     def step(
         self, actions: torch.Tensor
     ) -> tuple[TensorDict, torch.Tensor, torch.Tensor, dict[str, torch.Tensor]]:
-        """Answer and go on; finished episodes start again with a new cue.
+        """Answer and advance; finished episodes start again with a new cue.
 
         Args:
             actions: Answers, shape (N, 1). They count only while asked.
@@ -86,7 +86,7 @@ class RecallEnv(VecEnv):
         return self.get_observations(), rewards, asked.long(), {}
 
     def state_dict(self) -> dict[str, torch.Tensor]:
-        """Return what the episodes need to go on: their steps (N,), cues (N,), the generator."""
+        """Return the episodes' state: their steps (N,), cues (N,), the generator."""
         return {
             "episode_length": self.episode_length_buf.clone(),
             "cue": self._cue.clone(),
@@ -94,7 +94,7 @@ class RecallEnv(VecEnv):
         }
 
     def load_state_dict(self, state_dict: dict[str, torch.Tensor]) -> None:
-        """Go on with the episodes of ``state_dict``, which has as many environments."""
+        """Continue with the episodes of ``state_dict``, for the same number of environments."""
         self.episode_length_buf = state_dict["episode_length"].to(self.device)
         self._cue = state_dict["cue"].to(self.device)
         self._generator.set_state(state_dict["generator"].cpu())

@@ -1,7 +1,7 @@
 """mjlab tasks, registered through the entry-point group ``mjlab.tasks``.
 
-mjlab has one agent per task id, so the agent's name ends the id. All of a task's ids share its
-log folder and its environment, but for a teacher that learns without the students' camera.
+mjlab has one agent per task id, so the agent's name ends the id. All ids of a task share its log
+folder and its environment; only a teacher may train without the students' camera.
 """
 
 from mjlab.envs import ManagerBasedRlEnvCfg
@@ -18,7 +18,7 @@ from rsl_tbptt_tasks.mjlab.cartpole_camera import camera_cartpole_env_cfg
 from rsl_tbptt_tasks.mjlab.velocity import go1_env_cfg
 
 Agents = dict[str, tuple[RslRlBaseRunnerCfg, type | None]]
-"""Config and runner by the agent's name; None is mjlab's own runner."""
+"""Config and runner by the agent's name; None stands for mjlab's own runner."""
 
 
 def _register(

@@ -11,7 +11,7 @@ if TYPE_CHECKING:
 
 
 class DepthFrames(depth_frames.DepthFrames):
-    """Depth frames of a camera sensor. mjlab renders in every step, also those without a frame."""
+    """Depth frames of a camera sensor. mjlab renders in every step, even if no frame is taken."""
 
     def depth(self, env: Any, camera: str) -> torch.Tensor:
         """Return a camera's picture. Shape: (N, height, width, 1), float32, in m."""

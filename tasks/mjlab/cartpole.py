@@ -1,9 +1,9 @@
 """Occluded cartpole: mjlab's own cartpole, made impossible to balance without memory.
 
-The student sees noisy positions and nothing else. Balancing needs velocities: the pole has next to
-no damping, so a policy of positions alone keeps feeding the swing. Two observations do not make a
-velocity either, since their noise comes to 0.6 rad/s; the student has to filter over many steps.
-The teacher sees the exact state and what was randomised.
+The student sees only noisy positions. Balancing needs velocities: the pole has next to no damping,
+so a policy that reacts to positions alone amplifies the swing. Two observations do not give a
+velocity either, since their noise amounts to 0.6 rad/s; the student has to filter over many steps.
+The teacher sees the exact state and the randomised physics.
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ POLE_SCALE = 2.0
 def occluded_cartpole_env_cfg() -> ManagerBasedRlEnvCfg:
     """Return the environment: balance for 8 s at mjlab's 20 Hz, sized for two processor cores.
 
-    Training and play use the same: without its noise it would be another task.
+    Training and play use the same environment, since its noise is the task.
     """
     cfg = cartpole_balance_env_cfg()
-    # On a CPU a step costs what its kernel launches cost, so: many environments, few substeps. Two
-    # are needed: with one, a force follows the position without delay, and a policy of positions
-    # alone keeps the pole swinging without feeding the swing. Nothing touches, and an episode ends
-    # before the track does, so there are no constraints to solve.
+    # On a CPU a step costs as much as its kernel launches, so: many environments, few substeps. Two
+    # are needed: with one, a force acts on the position without delay, and a policy that reacts to
+    # positions alone keeps the pole swinging without amplifying it. Nothing touches, and an episode
+    # ends before the track does, so there are no constraints to solve.
     cfg.scene.num_envs = 512
     cfg.sim.mujoco = MujocoCfg(timestep=1 / 40, disableflags=("contact", "constraint"))
     cfg.decimation = 2
     cfg.episode_length_s = 8.0
-    # The whole rail from its side; mjlab's own viewer looks along it.
+    # Shows the whole rail from its side; mjlab's own view is along the rail.
     cfg.viewer.origin_type = cfg.viewer.OriginType.WORLD
     cfg.viewer.lookat, cfg.viewer.distance = (0.0, 0.0, 1.3), 4.8  # m
     cfg.viewer.azimuth, cfg.viewer.elevation = 100.0, -10.0  # degrees
@@ -71,7 +71,7 @@ def occluded_cartpole_env_cfg() -> ManagerBasedRlEnvCfg:
 
 
 def _noisy_positions() -> dict[str, ObservationTermCfg]:
-    """Return what the student sees."""
+    """Return the student's observations."""
     return {
         "cart_position": ObservationTermCfg(
             func=joint_pos_rel,
@@ -89,7 +89,7 @@ def _noisy_positions() -> dict[str, ObservationTermCfg]:
 
 
 def _exact_state() -> dict[str, ObservationTermCfg]:
-    """Return what the teacher sees: the state, and the physics that were drawn."""
+    """Return the teacher's observations: the exact state and the randomised physics."""
     return {
         "cart_position": ObservationTermCfg(
             func=joint_pos_rel, params={"asset_cfg": CART}, scale=CART_SCALE
@@ -110,7 +110,7 @@ def _exact_state() -> dict[str, ObservationTermCfg]:
 
 
 def _physics_per_environment() -> dict[str, EventTermCfg]:
-    """Return what is drawn once per environment."""
+    """Return the physics that are randomised once per environment."""
     return {
         "cart_mass": mass_event(CART, 0.7, 1.4),
         "pole_mass": mass_event(POLE, 0.5, 2.0),
@@ -123,7 +123,7 @@ def _physics_per_environment() -> dict[str, EventTermCfg]:
 
 
 def mass_event(asset_cfg: SceneEntityCfg, low: float, high: float) -> EventTermCfg:
-    """Scale mass and inertia by a factor drawn between two, log-uniformly."""
+    """Scale mass and inertia by a factor drawn log-uniformly from a range."""
     # mjlab scales by exp(2 alpha) and draws alpha uniformly.
     alphas = (math.log(low) / 2, math.log(high) / 2)
     return EventTermCfg(
@@ -134,7 +134,7 @@ def mass_event(asset_cfg: SceneEntityCfg, low: float, high: float) -> EventTermC
 
 
 def _starts() -> dict[str, EventTermCfg]:
-    """Return what is drawn per episode."""
+    """Return the starts that are randomised per episode."""
     return {
         "cart_start": EventTermCfg(
             func=reset_joints_by_offset,
@@ -167,7 +167,7 @@ def _rewards() -> dict[str, RewardTermCfg]:
         "cart_centred": RewardTermCfg(
             func=mdp.joint_pos_l2, weight=-0.05, params={"asset_cfg": CART}
         ),
-        # Keeps the teacher's gains small, which a student that has to estimate velocities can
+        # Keeps the teacher's gains small, so that a student which estimates velocities can
         # follow.
         "effort": RewardTermCfg(func=mdp.action_l2, weight=-0.05),
     }

@@ -1,6 +1,6 @@
 """Agents of the occluded cartpole, sized for two processor cores with 512 environments.
 
-They log to one experiment folder; the run name says which is which.
+They log to one experiment folder; the run name tells them apart.
 """
 
 from __future__ import annotations
@@ -47,15 +47,15 @@ def student_cfg() -> TbpttDistillationRunnerCfg:
         teacher=teacher_cfg().actor,
         algorithm=TbpttDistillationAlgorithmCfg(
             gradient_length=12,
-            # At 1e-3 the last update of one of six seeds left a student of 88 % of its teacher.
+            # At 1e-3 the last update of one of six seeds left a student at 88 % of its teacher.
             learning_rate=5.0e-4,
-            loss_type="huber",  # where the pole falls the teacher's actions are large
+            loss_type="huber",  # the teacher's actions are large while the pole falls
         ),
     )
 
 
 def memoryless_cfg() -> TbpttDistillationRunnerCfg:
-    """Return the same without memory, to show that the task needs it."""
+    """Return the distillation without memory, to show that the task needs memory."""
     cfg = student_cfg()
     cfg.run_name = "memoryless"
     cfg.student = _mlp(init_std=0.1)
@@ -63,7 +63,7 @@ def memoryless_cfg() -> TbpttDistillationRunnerCfg:
 
 
 def recurrent_cfg() -> RslRlOnPolicyRunnerCfg:
-    """Return PPO from scratch on what the student sees, with a critic that sees all."""
+    """Return PPO from scratch on the student's observations, with a privileged critic."""
     return RslRlOnPolicyRunnerCfg(
         **EXPERIMENT,
         run_name="recurrent",
@@ -76,7 +76,7 @@ def recurrent_cfg() -> RslRlOnPolicyRunnerCfg:
 
 
 def _mlp(init_std: float | None = None) -> RslRlModelCfg:
-    """Return an MLP; a policy if it is given the standard deviation of its actions."""
+    """Return an MLP; with the standard deviation of its actions it is a policy."""
     return RslRlModelCfg(hidden_dims=(64, 64), distribution_cfg=_gaussian(init_std))
 
 

@@ -1,8 +1,8 @@
-"""Cartpole from pixels: the occluded cartpole whose student sees depth frames and nothing else.
+"""Cartpole from pixels: the occluded cartpole with a student that sees only depth frames.
 
-A camera looks at the cart's rail from the side, ten times a second while control runs at 20 Hz.
-Frames are late, noisy and now and then lost, and no frame shows a velocity: the student has to see
-where cart and pole are and to remember where they were.
+A camera looks at the cart's rail from the side, ten times a second, while control runs at 20 Hz.
+Frames are late, noisy and sometimes lost, and no frame shows a velocity: the student has to see
+where cart and pole are and remember where they were.
 """
 
 from __future__ import annotations
@@ -17,15 +17,15 @@ from rsl_tbptt_tasks.mjlab.cameras import DepthFrames
 from rsl_tbptt_tasks.mjlab.cartpole import CART, POLE, mass_event, occluded_cartpole_env_cfg
 
 CAMERA = "camera"
-"""Name of the sensor and of what the student sees."""
+"""Name of the sensor and of the student's observation group."""
 
 
 def camera_cartpole_env_cfg(frames: bool = True) -> ManagerBasedRlEnvCfg:
     """Return the environment: balance for 8 s at 20 Hz by depth frames at 10 Hz.
 
     Args:
-        frames: Whether there is a camera. The teacher learns without: rendering takes longer than
-            everything else.
+        frames: Whether there is a camera. The teacher trains without one: rendering takes longer
+            than everything else.
 
     Returns:
         The environment's config, for training and play.
@@ -36,7 +36,7 @@ def camera_cartpole_env_cfg(frames: bool = True) -> ManagerBasedRlEnvCfg:
     if frames:
         cfg.scene.sensors = (_camera(),)
         cfg.observations[CAMERA] = ObservationGroupCfg({"depth": _frames()})
-    # Close to upright and with less to find out about: a pole falls for up to 0.15 s before an
+    # Starts close to upright, with less to find out: a pole falls for up to 0.15 s before an
     # episode's first frame.
     cfg.events["cart_start"].params |= {
         "position_range": (-0.2, 0.2),
@@ -52,12 +52,12 @@ def camera_cartpole_env_cfg(frames: bool = True) -> ManagerBasedRlEnvCfg:
 
 
 def _camera() -> CameraSensorCfg:
-    """Return a camera beside the rail, as high as the middle of pole and cart."""
+    """Return a camera next to the rail, at the height of the middle of pole and cart."""
     return CameraSensorCfg(
         name=CAMERA,
         pos=(0.0, -4.6, 1.4),
         quat=(math.sqrt(0.5), math.sqrt(0.5), 0.0, 0.0),  # along +y
-        # 3.5 m of the rail, 4.6 m away: a pixel is 3.6 cm wide, the pole 9 cm.
+        # It sees 3.5 m of the rail from 4.6 m: a pixel is 3.6 cm wide, the pole 9 cm.
         fovy=math.degrees(2.0 * math.atan(0.375 * 40 / 96)),
         width=96,
         height=40,
@@ -66,7 +66,7 @@ def _camera() -> CameraSensorCfg:
 
 
 def _frames() -> ObservationTermCfg:
-    """Return what arrives of the camera's pictures."""
+    """Return the term with the camera's depth frames."""
     return ObservationTermCfg(
         func=DepthFrames,
         params={

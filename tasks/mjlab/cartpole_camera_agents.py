@@ -1,6 +1,6 @@
 """Agents of the cartpole from pixels, sized for two processor cores with 128 environments.
 
-They log to one experiment folder; the run name says which is which.
+They log to one experiment folder; the run name tells them apart.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ CNN: dict[str, Any] = {
     "output_channels": [8, 16, 16],
     "kernel_size": [5, 3, 3],
     "stride": [2, 2, 2],
-    # Frames are nearly empty; without it the memory saturates before the CNN sees anything.
+    # Frames are nearly empty; without it the LSTM saturates before the CNN has learned anything.
     "norm": "layer",
     "activation": "relu",
 }
@@ -34,7 +34,7 @@ def teacher_cfg() -> RslRlOnPolicyRunnerCfg:
     return replace(
         cartpole_agents.teacher_cfg(),
         experiment_name=EXPERIMENT,
-        max_iterations=60,  # a quarter of the occluded task's environments
+        max_iterations=60,  # it has a quarter of the occluded task's environments
     )
 
 
@@ -48,14 +48,14 @@ def student_cfg() -> TbpttDistillationRunnerCfg:
         student=_cnn_lstm(init_std=0.1),
         algorithm=TbpttDistillationAlgorithmCfg(
             gradient_length=16,
-            # The labels of poles that are past saving are large, and teach little.
+            # Poles that cannot be saved have large labels, which teach little.
             loss_type="huber",
         ),
     )
 
 
 def memoryless_cfg() -> TbpttDistillationRunnerCfg:
-    """Return the same CNN without memory, to show that frames alone do not do."""
+    """Return the same CNN without memory, to show that frames alone do not suffice."""
     return replace(
         student_cfg(),
         run_name="memoryless",
@@ -69,7 +69,7 @@ def memoryless_cfg() -> TbpttDistillationRunnerCfg:
 
 
 def recurrent_cfg() -> RslRlOnPolicyRunnerCfg:
-    """Return PPO from scratch on depth frames, with a critic that sees all."""
+    """Return PPO from scratch on depth frames, with a privileged critic."""
     return replace(
         cartpole_agents.recurrent_cfg(),
         experiment_name=EXPERIMENT,
@@ -79,7 +79,7 @@ def recurrent_cfg() -> RslRlOnPolicyRunnerCfg:
 
 
 def _cnn_lstm(init_std: float) -> TbpttCnnRnnModelCfg:
-    """Return the policy that sees; ``init_std`` is the noise of its actions at the start."""
+    """Return the CNN and LSTM policy; ``init_std`` is the initial noise of its actions."""
     return TbpttCnnRnnModelCfg(
         cnn_cfg=CNN,
         rnn_type="lstm",

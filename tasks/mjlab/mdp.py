@@ -43,15 +43,15 @@ def joint_damping(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg) -> torch.Te
 def joint_pos_beyond(
     env: ManagerBasedRlEnv, limit: float, asset_cfg: SceneEntityCfg
 ) -> torch.Tensor:
-    """Return where any of the selected joints is further than a limit from its zero.
+    """Return whether any of the selected joints is farther from its zero than a limit.
 
     Args:
         env: The environment.
-        limit: In m for a sliding joint, rad for a hinge.
+        limit: The limit, in m for a sliding joint, rad for a hinge.
         asset_cfg: The entity and its joints.
 
     Returns:
-        Shape: (N,), bool.
+        Whether one is. Shape: (N,), bool.
     """
     joint_pos = env.scene[asset_cfg.name].data.joint_pos[:, asset_cfg.joint_ids]
     return (joint_pos.abs() > limit).any(dim=-1)
@@ -65,7 +65,7 @@ def joint_pos_l2(env: ManagerBasedRlEnv, asset_cfg: SceneEntityCfg) -> torch.Ten
         asset_cfg: The entity and its joints.
 
     Returns:
-        In m^2 or rad^2. Shape: (N,), float32.
+        The sum in m^2 or rad^2. Shape: (N,), float32.
     """
     joint_pos = env.scene[asset_cfg.name].data.joint_pos[:, asset_cfg.joint_ids]
     return joint_pos.square().sum(dim=-1)
@@ -79,7 +79,7 @@ def height_image(env: ManagerBasedRlEnv, sensor_name: str) -> torch.Tensor:
         sensor_name: A ray cast sensor with a grid around one frame.
 
     Returns:
-        Height of the sensor over the ground, in m. Shape: (N, 1, rays along y, rays along x),
+        Height of the sensor above the ground, in m. Shape: (N, 1, rays along y, rays along x),
         float32.
     """
     heights = base_mdp.height_scan(env, sensor_name)
@@ -90,5 +90,5 @@ def height_image(env: ManagerBasedRlEnv, sensor_name: str) -> torch.Tensor:
 
 
 def action_l2(env: ManagerBasedRlEnv) -> torch.Tensor:
-    """Return the squared actions, as the policy gave them, summed. Shape: (N,), float32."""
+    """Return the sum of the policy's squared actions. Shape: (N,), float32."""
     return env.action_manager.action.square().sum(dim=-1)

@@ -1,9 +1,9 @@
 """Velocity tracking of Unitree Go1 with a privileged teacher and a proprioceptive student.
 
 Robot, terrain, rewards, events and curricula are mjlab's own. The student loses the base's linear
-velocity and, on rough terrain, the height scan; it keeps the noise. The teacher sees what mjlab's
-critic sees: everything, without noise, and what its feet touch. In the variant ``...-Scan`` the
-student sees the scan too, noisy and as a picture, which a CNN reads.
+velocity and, on rough terrain, the height scan; it keeps the noise. The teacher sees the same as
+mjlab's critic: everything, without noise, and the contacts of its feet. In the variant ``...-Scan``
+the student also sees the scan, with noise and as a picture, which a CNN reads.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from mjlab.tasks.velocity.config.go1.env_cfgs import (
 from rsl_tbptt_tasks.mjlab import mdp
 
 HIDDEN = ("base_lin_vel", "height_scan")
-"""Terms that only a simulator or a camera knows."""
+"""Terms that only a simulator or a camera provides."""
 
 
 def go1_env_cfg(terrain: str, *, play: bool = False, scan: bool = False) -> ManagerBasedRlEnvCfg:

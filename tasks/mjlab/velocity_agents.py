@@ -33,11 +33,11 @@ CNN: dict[str, Any] = {
     "stride": [2, 2],
     "activation": "elu",
 }
-"""Of the height scan, 11 by 17 rays."""
+"""CNN for the height scan of 11 by 17 rays."""
 
 
 def teacher_cfg(terrain: str, *, scan: bool = False) -> RslRlOnPolicyRunnerCfg:
-    """Return mjlab's own PPO, on what its critic sees; ``scan`` names the log folder only."""
+    """Return mjlab's own PPO with its critic's observations; ``scan`` sets only the log folder."""
     cfg = unitree_go1_ppo_runner_cfg()
     cfg.experiment_name = experiment_name(terrain, scan=scan)
     cfg.logger = "tensorboard"
@@ -47,7 +47,7 @@ def teacher_cfg(terrain: str, *, scan: bool = False) -> RslRlOnPolicyRunnerCfg:
 
 
 def student_cfg(terrain: str, *, scan: bool = False) -> TbpttDistillationRunnerCfg:
-    """Return the distillation of an LSTM on proprioception, and the scan where it is seen."""
+    """Return the distillation of an LSTM on proprioception and, in scan tasks, the scan."""
     return TbpttDistillationRunnerCfg(
         experiment_name=experiment_name(terrain, scan=scan),
         logger="tensorboard",
@@ -63,7 +63,7 @@ def student_cfg(terrain: str, *, scan: bool = False) -> TbpttDistillationRunnerC
 
 
 def memoryless_cfg(terrain: str, *, scan: bool = False) -> TbpttDistillationRunnerCfg:
-    """Return the same without memory, to compare with."""
+    """Return the distillation without memory, for comparison."""
     student = RslRlModelCfg(
         hidden_dims=(512, 256, 128), obs_normalization=True, distribution_cfg=_gaussian(0.1)
     )
@@ -73,7 +73,7 @@ def memoryless_cfg(terrain: str, *, scan: bool = False) -> TbpttDistillationRunn
 
 
 def recurrent_cfg(terrain: str, *, scan: bool = False) -> RslRlOnPolicyRunnerCfg:
-    """Return PPO from scratch on what the student sees, with mjlab's own critic."""
+    """Return PPO from scratch on the student's observations, with mjlab's own critic."""
     cfg = teacher_cfg(terrain, scan=scan)
     cfg.run_name = "recurrent"
     cfg.obs_groups = {"actor": _seen(scan), "critic": ("critic",)}

@@ -1,8 +1,8 @@
 """Recurrent layers over a window with per-environment resets: one signature, engines by name.
 
-``recurrent_scan`` is the front door. What scans keep between windows is given back by
-``free_buffers`` and set aside by ``recordings_aside``, whichever engine keeps it; what they prepare
-of the weights is kept under ``unchanged_weights``.
+``recurrent_scan`` is the front door. Scans keep buffers and CUDA graphs between windows:
+``free_buffers`` releases the buffers, ``recordings_aside`` sets the graphs aside.
+``unchanged_weights`` keeps what scans prepare from the weights.
 """
 
 import warnings
@@ -31,8 +31,8 @@ __all__ = [
 ]
 
 Scan = Callable[..., tuple[torch.Tensor, HiddenState]]
-"""Maps layers, inputs, a state that is not None, episode starts and cuts to outputs and last state,
-as ``recurrent_scan`` does."""
+"""Maps layers, inputs, a state (never None), episode starts and cuts to the outputs and the last
+state, as ``recurrent_scan`` does."""
 
 
 class Engine(NamedTuple):
@@ -40,7 +40,7 @@ class Engine(NamedTuple):
 
     scan: Scan
     device: str | None = None
-    """Type of device that it runs on, None for all."""
+    """Type of device that the engine runs on; None means all."""
 
 
 CELLS: dict[str, type[nn.LSTM | nn.GRU]] = {"LSTM": nn.LSTM, "GRU": nn.GRU}
@@ -51,8 +51,8 @@ ENGINES = {
     "cuda": Engine(cuda.scan, "cuda"),
     "reference": Engine(reference.scan),
 }
-"""By name. ``reference`` defines what is correct; the others equal it in values and gradients.
-"auto" takes the one made for the device, once it has been seen to."""
+"""Engines by name. ``reference`` defines the correct result; the others equal it in values and
+gradients. "auto" takes the engine made for the device if it passes ``check_against_reference``."""
 
 
 def recurrent_scan(
@@ -75,19 +75,19 @@ def recurrent_scan(
         episode_starts: True where step t is the first of an episode. Shape: (T, N), bool.
         engine: A name in ``ENGINES``, or "auto" for the fastest that works on the device of
             ``inputs``.
-        cuts: Steps in rising order, 0 not among them, before which the gradient of the state stops:
-            windows run one after the other, each from the detached state of the one before, do the
-            same.
+        cuts: Steps, in rising order and without 0, before which the gradient of the state stops.
+            The result equals that of separate windows that each start from the detached state of
+            the one before.
 
     Returns:
         The top layer's outputs, shape (T, N, H), and the state after step T-1.
 
     Raises:
-        ValueError: If ``episode_starts`` does not have the leading shape of ``inputs``, or
-            ``cuts`` are no rising steps of them, or ``engine`` is unknown or not for the device of
+        ValueError: If ``episode_starts`` does not have the leading shape of ``inputs``, if ``cuts``
+            are not rising steps of the window, or if ``engine`` is unknown or not for the device of
             ``inputs``.
-        NotImplementedError: If ``rnn`` has a form that is not supported, or ``engine`` does not run
-            its dtype or lacks its compiler.
+        NotImplementedError: If ``rnn`` has an unsupported form, or ``engine`` does not support its
+            dtype or lacks its compiler.
 
     References:
         Williams and Peng (1990), Neural Computation 2(4): BPTT(h; h').
@@ -128,7 +128,7 @@ def check_engine(name: str, device: torch.device | None = None) -> None:
     """Check that an engine exists and, if a device is given, that it runs there.
 
     Raises:
-        ValueError: If not.
+        ValueError: If it does not.
     """
     here = [
         other
@@ -146,22 +146,22 @@ _TOLERANCES = {
     torch.float16: 2e-2,
     torch.bfloat16: 1e-1,
 }
-"""Absolute and relative, by the dtype of the operands of products: several times their rounding
-over the case of the check, whose results are of size 1. In float32 an error of 1 % is noticed, with
-short operands only a gross one."""
+"""Absolute and relative tolerance, by the dtype of products' operands: several times their rounding
+in the check's case, whose results are of size 1. An error of 1 % is noticed in float32; with
+shorter operands only a gross error is."""
 
 _TOLERANCE_TF32 = 2e-2
-"""Operands with as many bits as float16."""
+"""TF32 operands have as many bits as float16."""
 
 _chosen: dict[tuple[object, ...], str] = {}
 
 
 def _fastest_that_works(mode: str, device: torch.device, dtype: torch.dtype) -> str:
-    """Return the engine behind "auto": made for the device and seen to be right, or ``reference``.
+    """Return the engine of "auto": the one made for the device if it works, else ``reference``.
 
-    Before the first scan on a device, for each kind of layer and dtypes and once per process, it
-    runs two small random cases, which are compared with ``reference`` on the CPU in float64. One
-    that raises or differs is passed over, with a warning that says why.
+    Two small random cases are compared with ``reference`` on the CPU in float64, once per process
+    and before the first scan, for each device, kind of layer and dtypes. An engine that raises or
+    differs is not used, and a warning says why.
     """
     operand_dtype = operand_dtype_of(device, dtype)
     key = (mode, device, dtype, operand_dtype)
@@ -176,10 +176,10 @@ def _fastest_that_works(mode: str, device: torch.device, dtype: torch.dtype) -> 
         if chosen != "reference":
             try:
                 with recordings_aside():
-                    for seed in (0, 1):  # the second on what the first has left behind
+                    for seed in (0, 1):  # the second reuses the buffers and graphs of the first
                         case = mode, device, dtype, tolerance, seed
                         check_against_reference(ENGINES[chosen], *case)
-            except Exception as error:  # whatever it is, training goes on without this engine
+            except Exception as error:  # training continues without this engine in any case
                 warnings.warn(
                     f"scan_engine is 'auto', which takes 'reference' for a {mode} with"
                     f" {operand_dtype} products on {device}: '{chosen}', which is faster, failed"

@@ -1,12 +1,11 @@
-/* One step of an LSTM or a GRU for N environments: all that is not a matrix product, in one pass.
+/* One step of an LSTM or a GRU for N environments without its matrix product, in one pass.
  *
- * All matrices are row-major with one row per environment. `next_starts` and `later_starts` say
- * whose episode starts with step t + 1 (NULL: nobody's); no value and no gradient crosses such a
- * start, whatever it is. The formulas stand in the docstring of cpu.py.
+ * All matrices are row-major with one row per environment. `next_starts` and `later_starts` mark
+ * the environments whose episode starts with step t + 1 (NULL: none); no value and no gradient, not
+ * even NaN, crosses such a start. The docstring of cpu.py has the formulas.
  *
- * Compiled with REAL=float or REAL=double, of which state and gates are; and, with
- * BFLOAT16_OPERANDS, for matrix products whose operands and results are bfloat16. `operand` is what
- * they are made of, REAL otherwise.
+ * REAL (float or double) is the type of state and gates. `operand` is the type of the operands and
+ * results of matrix products: bfloat16 with BFLOAT16_OPERANDS, otherwise REAL.
  */
 #include <math.h>
 #include <stdint.h>
@@ -19,7 +18,7 @@
     _Pragma("omp simd") \
     for (int64_t j = 0; j < H; j++)
 
-/* Without branches, so that a loop over it is vectorised. Below 0.625 a polynomial, above it
+/* No branches, so that loops over it are vectorised. A polynomial is used below 0.625, above it
  * 1 - 2 / (exp(2 |x|) + 1), both with the coefficients of Moshier's Cephes; NaN stays NaN. */
 static inline float tanh_of_float(float x)
 {
@@ -34,7 +33,7 @@ static inline float tanh_of_float(float x)
         + r * (4.1665795894e-2f + r * (8.3334519073e-3f + r * (1.3981999507e-3f + r * 1.9875691500e-4f)))));
     uint32_t bits;
     memcpy(&bits, &rounded, sizeof bits);
-    bits = (bits + 127u) << 23; /* 2^n: n stands in the low bits of `rounded` */
+    bits = (bits + 127u) << 23; /* 2^n: the low bits of `rounded` hold n */
     float power;
     memcpy(&power, &bits, sizeof power);
     const float large = 1.0f - 2.0f / (mantissa * power + 1.0f);
@@ -53,7 +52,7 @@ static inline float from_operand(operand x)
     return value;
 }
 
-/* To the nearest, ties to even; NaN stays NaN. */
+/* Rounds to nearest, ties to even; NaN stays NaN. */
 static inline operand to_operand(float x)
 {
     uint32_t bits;

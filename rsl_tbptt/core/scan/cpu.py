@@ -1,10 +1,10 @@
-"""The CPU's engine: per step one product of torch and one compiled function.
+"""The CPU engine: each step is one matrix product of torch and one compiled function.
 
-What a step does besides its matrix product is a dozen small operations in torch; ``cells.c`` does
-it in one pass over memory, the reset of the next step's state included. ``[x | 1 | h']`` of all
+In torch, a step does a dozen small operations in addition to its matrix product. ``cells.c`` does
+them in one pass over memory, including the reset of the next step's state. ``[x | 1 | h']`` of all
 steps lies in one buffer: a step takes one product with ``[W_ih | b | W_hh]``, and the gradient of
 all weights is one product over the window. Under autocast to bfloat16 that buffer, the products and
-their gradients are bfloat16, the rest stays float32.
+their gradients are bfloat16; the rest stays float32.
 
 LSTM (Hochreiter and Schmidhuber, 1997; Gers et al., 2000) and GRU (Cho et al., 2014, in the form of
 torch and cuDNN), with the state cleared where an episode starts (``s_t``)::
@@ -46,7 +46,7 @@ Gradients = tuple[torch.Tensor | None, ...]
 Prepared = TypeVar("Prepared")
 
 StepProduct = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Maps a step's rows (N, K) and a buffer (N, G) to their product, in the buffer or a new tensor."""
+"""Maps a step's rows (N, K) and a buffer (N, G) to the product, in the buffer or a new tensor."""
 
 
 def scan(
@@ -59,7 +59,7 @@ def scan(
     """Run the layers over inputs (T, N, D); all as in ``recurrent_scan``.
 
     Raises:
-        NotImplementedError: If there is no C compiler, or it fails, or for another half precision
+        NotImplementedError: If there is no C compiler, or it fails, or for any half precision other
             than bfloat16 operands with a float32 state.
     """
     starts = episode_starts.contiguous()
@@ -77,9 +77,9 @@ class LstmScan(torch.autograd.Function):
 
         Args:
             ctx: Autograd context.
-            masks: Episode starts, shape (T, N), bool, contiguous; and the same with the steps
-                where else the gradient of the state stops.
-            dtype: Of the operands of matrix products.
+            masks: Episode starts, shape (T, N), bool, contiguous; and the same with all steps
+                before which the gradient of the state stops.
+            dtype: Dtype of the operands of matrix products.
             *layer: The tensors of the layer; see ``LayerScan``.
         """
         x_TND, h0_NH, c0_NH, *weights = layer
@@ -112,19 +112,19 @@ class LstmScan(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_outputs: torch.Tensor, grad_cell: torch.Tensor) -> Gradients:
-        """Return gradients, shaped as ``forward``'s tensors; gates are overwritten by theirs."""
+        """Return gradients, shaped as ``forward``'s tensors; they overwrite the gates."""
         inputs, gates, grads, cells, tanh_cells = ctx.buffers.take()
         w_ih, w_hh = ctx.saved_tensors
         (T, N, H), D, full, dtype = tanh_cells.shape, w_ih.shape[1], gates.dtype, inputs.dtype
         grads = gates if dtype == full else grads
-        # C reads it row by row, and a copy otherwise keeps the strides of its source.
+        # C reads it row by row, but a plain copy would keep the strides of its source.
         dc = grad_cell.clone(memory_format=torch.contiguous_format)
         tensors = (gates, grads, cells[:-1], tanh_cells, grad_outputs.contiguous())
         dh = _run_backward(ctx, grads, w_hh, (), tensors, dc)
         for gradient in (dh, dc):
             gradient.masked_fill_(ctx.stops[0].unsqueeze(1), 0.0)
         flat_grads, dx = grads.flatten(0, 1), None
-        with torch.autocast("cpu", enabled=False):  # which is the forward pass's business
+        with torch.autocast("cpu", enabled=False):  # it applies to the forward pass only
             if ctx.needs_input_grad[2]:
                 dx = (flat_grads @ w_ih.to(dtype)).unflatten(0, (T, N)).to(full)
             dw = (inputs.flatten(0, 1).t() @ flat_grads).to(full)
@@ -177,7 +177,7 @@ class GruScan(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx: Any, grad_outputs: torch.Tensor) -> Gradients:
-        """Return gradients, shaped as ``forward``'s tensors; gates are overwritten by theirs."""
+        """Return gradients, shaped as ``forward``'s tensors; they overwrite the gates."""
         inputs, gates, grads, n, grads_n, before = ctx.buffers.take()
         w_ih, w_hh = ctx.saved_tensors
         (T, N, H), D, full, dtype = n.shape, w_ih.shape[1], gates.dtype, inputs.dtype
@@ -189,7 +189,7 @@ class GruScan(torch.autograd.Function):
         dh.masked_fill_(ctx.stops[0].unsqueeze(1), 0.0)
         flat_inputs, of_gates, of_candidates = (x.flatten(0, 1) for x in (inputs, grads, grads_n))
         of_rz, x_and_one, dx = of_gates[:, : 2 * H], flat_inputs[:, : D + 1].t(), None
-        with torch.autocast("cpu", enabled=False):  # which is the forward pass's business
+        with torch.autocast("cpu", enabled=False):  # it applies to the forward pass only
             if ctx.needs_input_grad[2]:
                 of_x = w_ih.to(dtype)
                 dx = torch.mm(of_rz, of_x[: 2 * H]).addmm_(of_candidates, of_x[2 * H :])
@@ -225,16 +225,16 @@ def _run_forward(
 ) -> None:
     """Run a product and the function ``step`` of ``cells.c`` for each step.
 
-    ``step`` is given N, H, threads, strides and the product, then where that step's part of the
-    tensors begins, and the next step's of others.
+    ``step`` gets N, H, threads, strides and the product, then the address of this step's part of
+    each of ``tensors``, and of the next step's part of each of ``of_next_step``.
     """
     gates, grads = gates_and_grads
     sizes = inputs.shape[1], of_next_step[0].shape[-1], torch.get_num_threads(), *strides
-    # Products go to the gates, or to one place if those are not short.
+    # Products go to the gates, or into one shared buffer if the gates have a longer dtype.
     outs = gates if gates.dtype == inputs.dtype else grads[:1].expand_as(gates)
     at = [*map(_addresses, tensors), *map(_addresses_after, of_next_step)]
     for row, out, addresses in zip(inputs, outs, zip(*at, strict=True), strict=True):
-        of_gates = product(row, out)  # which has to live until it is read
+        of_gates = product(row, out)  # must stay alive until step() has read it
         step(*sizes, of_gates.data_ptr(), *addresses)
 
 
@@ -250,14 +250,14 @@ def _run_backward(
 
     Args:
         ctx: Autograd context.
-        grads: Where ``step`` leaves the gradients of the gates. Shape: (T, N, G).
+        grads: Buffer that ``step`` writes the gates' gradients into. Shape: (T, N, G).
         w_hh: Hidden weights, shape (G, H).
-        strides: What ``step`` is given after N, H and threads.
-        tensors: Of all steps, shape (T, N, ...) each.
-        carried: What of the state's gradient does not go through the gates; updated. Shape: (N, H).
+        strides: Arguments of ``step`` after N, H and threads.
+        tensors: Tensors of all steps, shape (T, N, ...) each.
+        carried: Gradient of the state that bypasses the gates; updated. Shape: (N, H).
 
     Returns:
-        What of the gradient of the state before step 0 went through the gates. Shape: (N, H).
+        Gradient of the state before step 0 that went through the gates. Shape: (N, H).
     """
     N, H = carried.shape
     sizes = N, H, torch.get_num_threads(), *strides
@@ -273,27 +273,27 @@ def _run_backward(
 
 
 def _addresses(steps: torch.Tensor) -> list[int | None]:
-    """Return where each step's part of a tensor (T, ...) begins in memory."""
+    """Return the address of each step's part of a tensor (T, ...)."""
     first, size = steps.data_ptr(), steps.stride(0) * steps.element_size()
     return [first + t * size for t in range(len(steps))]
 
 
 def _addresses_after(steps: torch.Tensor) -> list[int | None]:
-    """Return for each step where the next one's part begins, None after the last."""
+    """Return for each step the address of the next step's part; None for the last."""
     return [*_addresses(steps)[1:], None]
 
 
 _kept: dict[Hashable, tuple[Tensors, Any]] | None = None
-"""What was made of weights, beside them so that they live, as they are found by their ids."""
+"""Prepared values by key, stored with the weights to keep these alive: the key has their ids."""
 
 
 @contextmanager
 def unchanged_weights() -> Iterator[None]:
-    """Keep what scans prepare of their weights, which nothing may change until the end.
+    """Keep what scans prepare from their weights; the weights must not change until the end.
 
-    MKL brings the weights into the order of its kernels for every product, which takes up to half
-    of a product's time where rows are few. Where torch lets it do so once, the steps of a window
-    share them, and inside this context the windows do, too.
+    MKL packs the weights into the order of its kernels for every product, which takes up to half
+    of a product's time if there are few rows. If torch can pack them once, the steps of a window
+    share the packed weights; inside this context the windows share them, too.
     """
     global _kept
     outer, _kept = _kept, {}
@@ -306,13 +306,13 @@ def unchanged_weights() -> Iterator[None]:
 def prepare(
     make: Callable[..., Prepared], num_envs: int, dtype: torch.dtype, *weights: torch.Tensor
 ) -> Prepared:
-    """Return what ``make`` makes of weights for N environments, or has made while they were kept.
+    """Return ``make`` applied to weights for N environments, or the value kept from before.
 
     Args:
-        make: Makes it of N, the dtype and the weights.
-        num_envs: Environments of a step N. Micro-batches have two such sizes at most, in turns.
-        dtype: Of the operands of products.
-        *weights: The weights, of any shape. What is made of others than parameters is not kept.
+        make: Makes the value from N, the dtype and the weights.
+        num_envs: Environments of a step N. Micro-batches have at most two sizes, in turns.
+        dtype: Dtype of the operands of products.
+        *weights: The weights, of any shape. The value is kept only if all are parameters.
     """
     if _kept is None or not all(isinstance(weight, nn.Parameter) for weight in weights):
         return make(num_envs, dtype, *weights)
@@ -338,9 +338,9 @@ def _joined(
 def _products_of_gru(
     num_envs: int, dtype: torch.dtype, *weights: torch.Tensor
 ) -> tuple[StepProduct, torch.Tensor]:
-    """Return the product of ``[x | 1 | h']`` with the weights of r, z and u; and a factor.
+    """Return the product of ``[x | 1 | h']`` with the weights of r, z and u, and a factor.
 
-    By it, (D + 1, H), ``[x | 1]`` becomes the part of n that does not depend on h'.
+    The factor, (D + 1, H), maps ``[x | 1]`` to the part of n that does not depend on h'.
     """
     w_ih, w_hh, b_ih, b_hh = weights
     D, of_n, of_rzu = w_ih.shape[1], slice(2 * w_hh.shape[1], None), _joined(*weights)
@@ -351,11 +351,11 @@ def _products_of_gru(
 
 
 def step_product(num_envs: int, dtype: torch.dtype, factor: torch.Tensor) -> StepProduct:
-    """Return ``rows @ factor`` for the N rows of each step.
+    """Return a function that multiplies the N rows of a step by ``factor``.
 
     Args:
         num_envs: Environments of a step N.
-        dtype: Of both factors and of the product.
+        dtype: Dtype of both factors and of the product.
         factor: The other factor, which must not change before the last step. Shape: (K, G).
     """
     factor = factor.to(dtype)
@@ -368,23 +368,23 @@ def step_product(num_envs: int, dtype: torch.dtype, factor: torch.Tensor) -> Ste
 
 @functools.cache
 def packs() -> bool:
-    """Return whether this torch has MKL's packed products, which its compiler uses, too."""
+    """Return whether this torch has MKL's packed products, which torch's compiler uses, too."""
     names = ("_mkl_reorder_linear_weight", "_mkl_linear")
     return torch.backends.mkl.is_available() and all(hasattr(torch.ops.mkl, n) for n in names)
 
 
 _ALIGNMENT = 64
 _MAX_FREE = 4
-"""Free buffers that are kept: those of four layers."""
+"""Free buffers that are kept: enough for four layers."""
 
 _free: list[torch.Tensor] = []
 
 
 class Buffers:
-    """Buffers of one scan, which its backward pass overwrites, and so may take only once.
+    """Buffers of one scan. Its backward pass overwrites them, so it can take them only once.
 
-    Most of the time of a fresh buffer of megabytes goes into the first touch of its pages, so the
-    buffers of one window serve the next one.
+    A fresh buffer of megabytes spends most of its time on the first touch of its pages, so the
+    buffers of one window are reused for the next.
     """
 
     def __init__(self, *shapes: tuple[torch.dtype, tuple[int, ...]]) -> None:
@@ -411,7 +411,7 @@ class Buffers:
         return tensors
 
     def release(self) -> None:
-        """Give the buffers back; nobody may use them afterwards. Done for what is dropped, too."""
+        """Give the buffers back; do not use them afterwards. Also runs when they are dropped."""
         self.tensors = ()
         self._give_back()
 
@@ -422,7 +422,7 @@ def free_buffers() -> None:
 
 
 def _borrow(num_bytes: int) -> torch.Tensor:
-    """Return at least so many bytes: the smallest free buffer that suffices, or a new one."""
+    """Return at least ``num_bytes``: the smallest free buffer that suffices, or a new one."""
     if not torch.is_inference_mode_enabled():
         for index in reversed(range(len(_free))):
             if _free[index].numel() >= num_bytes:
@@ -440,8 +440,8 @@ def _give_back(memory: torch.Tensor) -> None:
 
 
 # glibc gives freed blocks above a threshold back to the system. The threshold is the largest block
-# freed so far, up to 32 MiB (mallopt(3)). This block is never touched. It lets glibc keep what an
-# update frees instead of faulting it in again.
+# freed so far, up to 32 MiB (mallopt(3)). Freeing this block, which is never touched, raises it, so
+# that glibc keeps the memory an update frees instead of faulting it in again.
 torch.empty(2**25 - 2**16, dtype=torch.uint8)
 
 OPTIONS = {
@@ -449,11 +449,11 @@ OPTIONS = {
     (torch.float64, torch.float64): ("-DREAL=double",),
     (torch.float32, torch.bfloat16): ("-DREAL=float", "-DBFLOAT16_OPERANDS"),
 }
-"""What ``cells.c`` can be compiled for: the dtypes of the state and of products' operands."""
+"""Options that ``cells.c`` is compiled with, by the dtypes of the state and products' operands."""
 
 _FLAGS = (
     *("-std=gnu11", "-O3", "-march=native", "-fopenmp", "-fPIC", "-shared"),
-    *("-fno-math-errno", "-fno-trapping-math"),  # what keeps loops from being vectorised
+    *("-fno-math-errno", "-fno-trapping-math"),  # without these, loops are not vectorised
     *(("-mprefer-vector-width=512",) if platform.machine() == "x86_64" else ()),
 )
 
@@ -471,19 +471,19 @@ _ARGUMENTS = {
 def load_cells(dtype: torch.dtype, operand_dtype: torch.dtype) -> ctypes.CDLL:
     """Compile ``cells.c`` for this processor and load it: half a second per process and dtype.
 
-    ``$CC`` may hold options and a launcher, as in make: "gcc -m64", "ccache gcc". It is used on
-    Linux alone: torch shares its threads with OpenMP code of gcc there.
+    ``$CC`` may contain options and a launcher, as in make: "gcc -m64", "ccache gcc". Only Linux is
+    supported, where torch shares its threads with OpenMP code of gcc.
 
     Args:
-        dtype: Of state and gates.
-        operand_dtype: Of the operands of matrix products.
+        dtype: Dtype of state and gates.
+        operand_dtype: Dtype of the operands of matrix products.
 
     Returns:
         The library; its functions take sizes, then addresses as integers.
 
     Raises:
-        NotImplementedError: If the dtypes are none of ``OPTIONS``, or there is no compiler or it
-            fails, or this is not Linux.
+        NotImplementedError: If the dtypes are not in ``OPTIONS``, if there is no compiler or it
+            fails, or if this is not Linux.
     """
     if (dtype, operand_dtype) not in OPTIONS or sys.platform != "linux":
         raise NotImplementedError(

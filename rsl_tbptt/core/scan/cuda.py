@@ -1,26 +1,26 @@
-"""The engine for CUDA: one product and one fused cell kernel of torch per step, in CUDA graphs.
+"""The CUDA engine: per step one product and one of torch's fused cell kernels, in CUDA graphs.
 
 Per layer the input projection of all steps is one product before the loop, and the gradients of
-the weights are one product each after it. The state is cleared by selection with each step's mask:
-the host never asks the device anything and what happens depends on shapes alone. So both passes are
-recorded once per shape as CUDA graphs and replayed, which launches the whole window at once.
+the weights are one product each after it. The state is cleared by selection with each step's mask,
+so the host never waits for the device and the work depends on shapes alone. Both passes are
+recorded once per shape as CUDA graphs; a replay launches the whole window at once.
 
 The kernels are those behind ``nn.LSTMCell`` and ``nn.GRUCell`` (torch's aten/src/ATen/native/cuda/
-RNN.cu). Of a step they keep the activated gates i, f, g, o (LSTM), or r, z, n, the state before the
-step and the hidden part of n's input (GRU).
+RNN.cu). For each step they keep the activated gates i, f, g, o (LSTM), or r, z, n, the state before
+the step and the hidden part of n's input (GRU).
 
 A replay reads the memory it was recorded with and overwrites the results of the replay before. So a
-recording owns its tensors, and nobody else holds them:
+recording owns its tensors and shares them with nobody:
 
-- Inputs, weights among them, are copied in. A recording that read a model's own weights would
-  belong to one model and break when these move; they are small next to what a window moves.
-- Results and gradients are handed out as copies.
-- What the forward pass keeps stays inside until the backward pass. Meanwhile the recording is lent
-  to that scan alone: layers, actor and critic, and micro-batches alive at once have one each. It is
-  free again after the backward pass, or once autograd forgets the scan.
+- Inputs are copied in, including weights. A recording that read a model's own weights would belong
+  to one model and break when these move; weights are small next to the rest of a window.
+- Results and gradients are returned as copies.
+- What the forward pass keeps stays inside until the backward pass. Meanwhile only that scan uses
+  the recording: layers, actor and critic, and micro-batches alive at once have one each. It is free
+  again after the backward pass, or once autograd drops the scan.
 
-Recordings are for one CUDA stream, on which a replay follows all earlier readers of its tensors.
-Where none can be made, the passes run step by step with the same result.
+Recordings belong to one CUDA stream, on which a replay follows all earlier readers of its tensors.
+If none can be made, the passes run step by step with the same result.
 
 Shapes: T steps, N environments, D inputs, H hidden; G = 4H (LSTM) or 3H (GRU).
 """
@@ -52,25 +52,25 @@ Gradients = tuple[torch.Tensor | None, ...]
 Outputs = TypeVar("Outputs")
 
 Kept = tuple[Tensors, ...]
-"""What the backward pass needs: for each kind of tensor that of every step."""
+"""Tensors that the backward pass needs: for each kind of tensor, those of all steps."""
 
 Results = tuple[Tensors, Kept]
-"""A layer's results (outputs (T, N, H) and, for an LSTM, the last cell state (N, H)), and what is
-kept. The two share no memory."""
+"""A layer's results (outputs (T, N, H) and, for an LSTM, the last cell state (N, H)) and the kept
+tensors. The two share no memory."""
 
 _NUM_WARM_UPS = 2
 """Runs before a capture: they load kernels and allocate the workspace of products."""
 
 _MAX_RECORDINGS = 32
-"""Recordings that are kept, each with the memory of its window: two models of two layers, with and
-without gradients, for windows of four shapes."""
+"""Recordings that are kept, each with the memory of its window: enough for two models of two
+layers, with and without gradients, for windows of four shapes."""
 
 _MAX_SIZES = 8
-"""Numbers of environments for which windows that are alike otherwise are recorded. A few occur in
-every update; a replay buffer that is full of frames has another one in each."""
+"""Numbers of environments that otherwise equal windows are recorded for. A few occur in every
+update; a full replay buffer of frames gives another number in each."""
 
 _MM_TAKES_OUT_DTYPE = "dtype" in torch.ops.aten.mm.overloads()
-"""Newer versions of torch do."""
+"""Whether this version of torch can give a product in another dtype than its operands."""
 
 
 def scan(
@@ -96,7 +96,7 @@ def _scan_layer(
     operand_dtype: torch.dtype,
     *layer: torch.Tensor,
 ) -> Tensors:
-    """Scan one layer by a replay, or without one where there can be none; see ``LayerScan``."""
+    """Scan one layer, by a replay if there is a recording; see ``LayerScan``."""
     tensors = (*layer, episode_starts)
     needs = tuple(torch.is_grad_enabled() and tensor.requires_grad for tensor in tensors)
     loan = _pool.lend(passes, tensors, needs, operand_dtype)
@@ -152,16 +152,16 @@ class CellScan(torch.autograd.Function):
 class Passes(NamedTuple):
     """The passes of one layer over a window, as functions of tensors alone.
 
-    The tensors are those of a layer, see ``LayerScan``, and episode starts (T, N).
+    The tensors are those of a layer (see ``LayerScan``) and episode starts (T, N).
     """
 
     forward: Callable[[Tensors, bool, torch.dtype], Results]
-    """Maps a layer's tensors, whether a backward pass will follow and the operand dtype to its
+    """Maps a layer's tensors, whether a backward pass will follow, and the operand dtype to its
     results."""
 
     backward: Callable[[Tensors, Kept, Tensors, tuple[bool, ...], torch.dtype], Gradients]
-    """Maps a layer's tensors, what ``forward`` kept, the gradients of the results, which gradients
-    are needed and the operand dtype to the gradients of the layer's tensors."""
+    """Maps a layer's tensors, the tensors that ``forward`` kept, the gradients of the results, the
+    flags of needed gradients and the operand dtype to the gradients of the layer's tensors."""
 
 
 @products_as_in_layers()
@@ -261,7 +261,7 @@ def _rest_of_backward(
         of_x: Gradients of the gates' inputs from x, shape (T * N, G).
         of_h: Gradients of the gates' inputs from h, shape (T * N, G); may be ``of_x``.
         needs: Which of the gradients are needed.
-        dtype: Of the operands of products.
+        dtype: Dtype of the operands of products.
     """
     full, flat_x = w_ih.dtype, x_TND.flatten(0, 1)
     dx = dw_ih = dw_hh = db_ih = db_hh = None
@@ -282,7 +282,7 @@ PASSES = {
     "LSTM": Passes(_lstm_forward, _lstm_backward),
     "GRU": Passes(_gru_forward, _gru_backward),
 }
-"""By ``nn.RNNBase.mode``."""
+"""Passes by ``nn.RNNBase.mode``."""
 
 
 def _project(x_TND: torch.Tensor, w_ih: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
@@ -292,7 +292,7 @@ def _project(x_TND: torch.Tensor, w_ih: torch.Tensor, dtype: torch.dtype) -> tor
 
 
 def _product(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return ``a @ b`` in ``dtype``, without rounding to the operands' dtype where torch can.
+    """Return ``a @ b`` in ``dtype``, without rounding to the operands' dtype if torch can.
 
     Shapes: ``a`` is (N, D), ``b`` (D, G), the product (N, G).
     """
@@ -304,7 +304,7 @@ def _product(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Tens
 
 
 class Recording:
-    """The passes of one layer over a window of one shape, on tensors of its own."""
+    """The recorded passes of one layer over a window of one shape; it owns their tensors."""
 
     def __init__(
         self,
@@ -314,10 +314,10 @@ class Recording:
         needs: tuple[bool, ...],
         operand_dtype: torch.dtype,
     ) -> None:
-        """Record the forward pass and, where a gradient is needed, the backward pass.
+        """Record the forward pass and, if a gradient is needed, the backward pass.
 
-        They share private memory: a replay of either may overwrite what the other has freed and
-        the gradients, but no result and nothing that is kept.
+        Both share private memory: a replay of one may overwrite the gradients and what the other
+        has freed, but no result and nothing that is kept.
         """
         device, dense = tensors[0].device, torch.contiguous_format
         with torch.inference_mode(False), torch.no_grad():
@@ -340,39 +340,39 @@ class Recording:
         return tuple(result.clone() for result in self._results)
 
     def backward(self, grads: Tensors) -> Gradients:
-        """Return the gradients that follow from those of the last ``forward``'s results."""
+        """Return the layer's gradients, given those of the last ``forward``'s results."""
         _copy(grads, self._grads)
         self._backward()
         return tuple(None if g is None else g.clone() for g in self._gradients)
 
 
 class Loan:
-    """A recording in the hands of one scan; it goes back when nobody holds the loan any more."""
+    """Gives one scan a recording, which is free again once nobody holds this object."""
 
     def __init__(self, recording: Recording, free: list[Recording]) -> None:
-        """Lend ``recording``, which goes back into ``free``."""
+        """Hold ``recording``, which returns to ``free`` at the end."""
         self.recording = recording
         weakref.finalize(self, free.append, recording).atexit = False
 
 
 class Pool:
-    """Recordings by what they were made for; each is free or lent to one scan.
+    """Cached recordings by the shapes they were made for; each is free or in use by one scan.
 
-    It keeps every graph that was captured for it, and captures on a stream of its own: in torch
-    after 2.12 a graph that is destroyed takes the workspace along that the products of all graphs
-    of its capture stream write to (pytorch issue 193402). So graphs go together, with their pool.
+    It keeps every captured graph and captures on its own stream. In torch after 2.12, destroying a
+    graph also destroys the workspace that the products of all graphs of its capture stream write to
+    (pytorch issue 193402). So graphs are destroyed together, with their pool.
     """
 
     def __init__(self, max_recordings: int = _MAX_RECORDINGS, depth: int = 0) -> None:
-        """Start without any.
+        """Start without recordings.
 
         Args:
-            max_recordings: How many are made at most.
-            depth: Pools that it stands in for meanwhile.
+            max_recordings: Most recordings that are made.
+            depth: Number of pools that this one temporarily replaces.
         """
         self.depth = depth
         self.graphs: list[Any] = []
-        """All graphs that were captured, also of recordings that failed."""
+        """All captured graphs, including those of recordings that failed."""
         self._free: dict[Hashable, dict[int, list[Recording]]] = defaultdict(dict)
         self._num_made, self._max_recordings = 0, max_recordings
         self._said: set[str] = set()
@@ -384,10 +384,10 @@ class Pool:
         needs: tuple[bool, ...],
         operand_dtype: torch.dtype,
     ) -> Loan | None:
-        """Return a free or new recording, or None where the layer has to run without one.
+        """Return a free or new recording, or None if the layer has to run without one.
 
-        That is while the caller captures a graph himself, and where no further recording is made
-        because there are enough or one could not be made, which is said in a warning.
+        It is None while the caller captures a graph, and if no more recordings are made: there are
+        enough of them or one could not be made. A warning says so.
         """
         situation = _situation(tensors[0].device)
         if situation is None:
@@ -400,7 +400,7 @@ class Pool:
                 recording = Recording(self, passes, tensors, needs, operand_dtype)
             except RuntimeError as error:  # out of memory is one
                 self._max_recordings = 0
-                # A capture that broke cannot be ended either: what broke it is the context.
+                # After a broken capture, ending it fails as well: the context has the first error.
                 causes = " after ".join(map(str, filter(None, (error, error.__context__))))
                 self._say(f"one could not be recorded ({causes})")
             else:
@@ -410,13 +410,13 @@ class Pool:
         return Loan(free.pop(), free) if free else None
 
     def _may_record(self, sizes: dict[int, list[Recording]], num_envs: int) -> bool:
-        """Return whether one more recording may be made; say why not."""
+        """Return whether one more recording may be made; warn if not."""
         if self._num_made >= self._max_recordings:
             if self._max_recordings:
                 self._say(f"{self._num_made} are kept")
             return False
         if num_envs not in sizes and len(sizes) == _MAX_SIZES:
-            self._say(f"windows alike are kept for {_MAX_SIZES} numbers of environments")
+            self._say(f"windows of this kind are kept for {_MAX_SIZES} numbers of environments")
             return False
         return True
 
@@ -425,7 +425,7 @@ class Pool:
         if reason not in self._said:
             self._said.add(reason)
             warnings.warn(
-                f"CUDA graphs of further window shapes are not recorded: {reason}. Those recorded"
+                f"CUDA graphs of more window shapes are not recorded: {reason}. Existing recordings"
                 " are replayed; other windows run step by step, with the same result.",
                 stacklevel=2,
             )
@@ -436,7 +436,7 @@ _pool = Pool()
 
 @contextlib.contextmanager
 def recordings_aside() -> Iterator[None]:
-    """Begin without recordings, and drop those made meanwhile: the others stay as they are."""
+    """Start without recordings and drop those made here; the existing ones return afterwards."""
     global _pool
     kept, _pool = _pool, Pool(depth=_pool.depth + 1)
     try:
@@ -451,30 +451,30 @@ def record(
     pool: Pool,
     before: torch.cuda.CUDAGraph | None = None,
 ) -> tuple[torch.cuda.CUDAGraph, Outputs]:
-    """Record the work that ``function`` gives to a CUDA device.
+    """Record the work that ``function`` launches on a CUDA device.
 
     Args:
-        function: Reads and writes tensors that stay where they are, and waits for nothing.
+        function: Reads and writes tensors at fixed addresses, and does not synchronise.
         device: The device.
         pool: Keeps the graph.
-        before: A graph that always runs before this one, and whose private memory it shares.
+        before: A graph that always runs before this one; they share its private memory.
 
     Returns:
-        The graph, whose ``replay`` does that work again on the current stream, and the outputs of
-        ``function``, which it overwrites.
+        The graph, whose ``replay`` repeats that work on the current stream, and the outputs of
+        ``function``, which each replay overwrites.
     """
     with torch.cuda.device(device):
         current = torch.cuda.current_stream()
         aside = _side_stream(device, current.cuda_stream, pool.depth)
         aside.wait_stream(current)
-        # Set here as well: if the capture cannot be ended, torch leaves its stream current.
+        # Set here as well: if ending the capture fails, torch leaves its stream current.
         with torch.cuda.stream(aside), _no_garbage_collected():
             for _ in range(_NUM_WARM_UPS):
                 function()
             current.wait_stream(aside)
             graph = torch.cuda.CUDAGraph()
             pool.graphs.append(graph)
-            # "thread_local": a simulator's other threads may call CUDA meanwhile.
+            # "thread_local": other threads of a simulator may call CUDA meanwhile.
             with torch.cuda.graph(
                 graph,
                 pool=None if before is None else before.pool(),
@@ -487,7 +487,7 @@ def record(
 
 @contextlib.contextmanager
 def _no_garbage_collected() -> Iterator[None]:
-    """Pause Python's collector: freeing a simulator's arrays calls CUDA, and breaks a capture."""
+    """Pause Python's collector: freeing a simulator's arrays calls CUDA and breaks a capture."""
     enabled = gc.isenabled()
     gc.disable()
     try:
@@ -499,12 +499,12 @@ def _no_garbage_collected() -> Iterator[None]:
 
 @functools.cache
 def _side_stream(device: torch.device, current: int, depth: int) -> torch.cuda.Stream:
-    """Return the stream to record on for a current one and pools of that depth."""
+    """Return the stream to record on, for a current stream and a depth of pools."""
     return torch.cuda.Stream(device)
 
 
 def _situation(device: torch.device) -> Hashable | None:
-    """Return what a recording on ``device`` depends on beside its tensors, None to make none."""
+    """Return what a recording depends on besides its tensors, or None if none can be made."""
     if device.type != "cuda":
         return (device,)
     if torch.cuda.is_current_stream_capturing():

@@ -1,8 +1,8 @@
-"""What all engines share: layers one above the other, weights, and the precision of products.
+"""Code that all engines share: stacked layers, weights, and the precision of products.
 
-Float32 products of a scan on CUDA have the precision that torch's own layers have there: torch lets
-cuDNN, which runs ``nn.LSTM`` and ``nn.GRU``, round the operands of float32 products to TF32 unless
-told otherwise, and its own matrix products only if told so.
+Float32 products of a scan on CUDA have the same precision as torch's own layers there. By default,
+torch lets cuDNN, which runs ``nn.LSTM`` and ``nn.GRU``, round the operands of float32 products to
+TF32, but not its own matrix products; both can be set.
 """
 
 import contextlib
@@ -27,16 +27,16 @@ ONCE = (
     " differentiated: instead of retain_graph=True run the forward pass again, instead of"
     " create_graph=True use the engine 'reference'."
 )
-"""What an engine whose backward pass overwrites what the forward pass kept says to a second one."""
+"""Error of engines whose backward pass overwrites what the forward pass kept, if it runs twice."""
 
 
 def scan_layers(
     rnn: nn.RNNBase, inputs: torch.Tensor, state: HiddenState, scan_layer: LayerScan
 ) -> tuple[torch.Tensor, HiddenState]:
-    """Run the layers one above the other; inputs (T, N, D) and result as in ``recurrent_scan``.
+    """Run the stacked layers; inputs (T, N, D) and result as in ``recurrent_scan``.
 
-    Under autocast the operands of matrix products have its dtype; the state, the gates and the
-    accumulation keep the dtype of the weights.
+    Under autocast the operands of matrix products have autocast's dtype. The state, the gates and
+    the accumulation keep the dtype of the weights.
     """
     dtype = rnn.all_weights[0][0].dtype
     operand_dtype = operand_dtype_of(inputs.device, dtype)
@@ -61,11 +61,11 @@ def operand_dtype_of(device: torch.device, dtype: torch.dtype) -> torch.dtype:
 def tf32_in_layers() -> bool:
     """Return whether torch's recurrent layers may use TF32 for float32 products on CUDA.
 
-    Since torch 2.9 the new setting is read, which inherits and which the old one writes too; to
-    read the old one after the new one was written is an error.
+    Since torch 2.9 the new setting is read: it inherits, and the old one writes it, too. Reading
+    the old one after the new one was written is an error.
     """
     cudnn = torch.backends.cudnn
-    if not cudnn.enabled:  # the layers are made of torch's matrix products then
+    if not cudnn.enabled:  # then the layers use torch's matrix products
         return _tf32_in_products()
     if (precision := getattr(cudnn.rnn, "fp32_precision", None)) is not None:
         return precision == "tf32"
@@ -91,7 +91,7 @@ def products_as_in_layers() -> Iterator[None]:
         try:
             yield
         finally:
-            matmul.fp32_precision = "none"  # inherits, and so tells whether it did before
+            matmul.fp32_precision = "none"  # inherits, which shows whether it did before
             if matmul.fp32_precision != before:
                 matmul.fp32_precision = before
     else:  # torch before 2.9

@@ -1,4 +1,4 @@
-"""The definition of correct: torch's own layers, one step at a time, state cleared in between."""
+"""The reference that defines correct: torch's own layers, step by step, with the state cleared."""
 
 import torch
 from torch import nn

@@ -390,7 +390,7 @@ def test_a_checkpoint_of_other_teachers_is_refused(config):
     fewer = {key: tensor for key, tensor in teacher.items() if "hop" not in key}
     of_ppo = {"actor_state_dict": algorithm.teacher.teachers["walk"].state_dict()}
     for checkpoint, message in (
-        (of_ppo, r"of none of the teachers \['walk', 'trot', 'see', 'hop'\]"),
+        (of_ppo, r"to none of the teachers \['walk', 'trot', 'see', 'hop'\]"),
         ({**saved, "teacher_state_dict": fewer}, r"of the teacher\.teachers\.hop\.cfg"),
     ):
         with pytest.raises(ValueError, match=message):
@@ -448,7 +448,7 @@ def test_what_distributions_are_made_of_is_the_selected_teachers(config):
 
 
 def test_a_layer_of_several_teachers_is_no_target(config):
-    with pytest.raises(ValueError, match=r"'teacher:mlp\.0', expected no layer of a teacher where"):
+    with pytest.raises(ValueError, match=r"'teacher:mlp\.0', expected no layer of a teacher with"):
         make(config, auxiliary={"hint": {"target": "teacher:mlp.0"}})
 
 

@@ -130,7 +130,7 @@ def test_a_policy_with_a_forward_pass_of_its_own_is_refused():
 
     policy = Clipped(make_obs(1), OBS_GROUPS, 2)
     algorithm = TbpttPPO(policy)
-    with pytest.raises(NotImplementedError, match="The policy is a Clipped with a forward pass"):
+    with pytest.raises(NotImplementedError, match="The policy is a Clipped with its own forward"):
         algorithm.init_storage("rl", 4, 6, make_obs(4), [2])
 
 

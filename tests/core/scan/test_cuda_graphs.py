@@ -112,7 +112,7 @@ def test_no_more_recordings_than_are_kept(scan, leaves_of, monkeypatch):
     pool = cuda.Pool(max_recordings=1)
     monkeypatch.setattr(cuda, "_pool", pool)
     case = leaves_of(0, num_layers=2)
-    with pytest.warns(UserWarning, match="further window shapes are not recorded: 1 are kept"):
+    with pytest.warns(UserWarning, match="more window shapes are not recorded: 1 are kept"):
         outputs, _ = scan(*case)
     assert_equals_reference(outputs, case)
     with warnings.catch_warnings():
@@ -132,7 +132,7 @@ def test_sizes_that_change_all_the_time_leave_room_for_other_windows(scan, devic
 
     for num_envs in range(1, most + 1):
         run(num_envs)
-    with pytest.warns(UserWarning, match=f"alike are kept for {most} numbers of environments"):
+    with pytest.warns(UserWarning, match=f"this kind are kept for {most} numbers of environments"):
         run(most + 1)
     for num_envs in (most + 2, 1, most):  # said once
         run(num_envs)
