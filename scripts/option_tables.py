@@ -110,10 +110,12 @@ def escaped(text: str) -> str:
 
 def _usage(argument: argparse.Action) -> str:
     """Return an argument as it is typed: a flag alone, else with a name or the choices."""
-    value = ""
-    if argument.nargs != 0:
-        choices = argument.choices and "{" + ",".join(map(str, argument.choices)) + "}"
-        value = choices or str(argument.metavar or argument.dest.upper())
+    if argument.nargs == 0:
+        value = ""
+    elif argument.choices:
+        value = "{" + ",".join(map(str, argument.choices)) + "}"
+    else:
+        value = str(argument.metavar or argument.dest.upper())
     return " ".join((*argument.option_strings, value)).strip()
 
 
