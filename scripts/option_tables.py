@@ -1,25 +1,32 @@
-"""Write the tables of options in README and docs from the options themselves: ``make docs``.
+"""Write the tables of options in README and docs from the code: ``make docs``.
 
-A page says what it shows, all options of an algorithm or some, in its own order; what stands
-between the marks is replaced::
+A page says which tables it shows: all options of an algorithm, some of them in its own order, or
+the arguments of every command of ``rsl-tbptt``. The text between the marks is replaced::
 
     <!-- options: distillation gradient_length update_length -->
     <!-- end -->
+
+    <!-- commands -->
+    <!-- end -->
 """
 
+import argparse
 import ast
 import inspect
 import itertools
+import os
 import re
 import textwrap
 from pathlib import Path
 
 from rsl_tbptt.algorithms.options import DistillationOptions, PpoOptions
+from rsl_tbptt.tools.cli import command_parser
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 OPTIONS = {"distillation": DistillationOptions, "ppo": PpoOptions}
 MARKED = re.compile(r"(<!-- options: (\w+)([\w ]*) -->\n).*?(<!-- end -->)", re.DOTALL)
+COMMANDS = re.compile(r"(<!-- commands -->\n).*?(<!-- end -->)", re.DOTALL)
 
 
 def main() -> None:
@@ -40,7 +47,11 @@ def with_tables(text: str, page: Path) -> str:
         start, algorithm, names, end = found.groups()
         return start + option_table(algorithm, names.split(), page.parent) + end
 
-    return MARKED.sub(table, text)
+    def sections(found: re.Match[str]) -> str:
+        start, end = found.groups()
+        return start + command_sections(page.parent) + end
+
+    return COMMANDS.sub(sections, MARKED.sub(table, text))
 
 
 def option_table(algorithm: str, names: list[str], folder: Path) -> str:
@@ -61,10 +72,68 @@ def option_table(algorithm: str, names: list[str], folder: Path) -> str:
     return "\n".join(rows) + "\n"
 
 
+def command_sections(folder: Path) -> str:
+    """Return a section for each command of ``rsl-tbptt``: its description and arguments.
+
+    Args:
+        folder: Folder of the page.
+    """
+    sections = []
+    for name, parser in commands().items():
+        rows = [
+            f"| `{_usage(argument)}` | {_meaning(argument, folder)} |"
+            for argument in parser._actions
+            if not isinstance(argument, argparse._HelpAction)
+        ]
+        texts = (parser.description, parser.epilog)
+        words = [escaped(_in_markdown(text, folder)) for text in texts if text]
+        table = ["| argument | meaning |", "|---|---|", *rows]
+        sections.append("\n\n".join([f"## {name}", *words, "\n".join(table)]))
+    return "\n" + "\n\n".join(sections) + "\n\n"
+
+
+def commands() -> dict[str, argparse.ArgumentParser]:
+    """Return the parser of each command by name."""
+    (found,) = (
+        action.choices
+        for action in command_parser("bench")._actions
+        if isinstance(action, argparse._SubParsersAction)
+    )
+    return dict(found)
+
+
+def escaped(text: str) -> str:
+    """Escape ``<`` outside of code, where Markdown would take it for the start of a tag."""
+    parts = text.split("`")
+    return "`".join(part if i % 2 else part.replace("<", "\\<") for i, part in enumerate(parts))
+
+
+def _usage(argument: argparse.Action) -> str:
+    """Return an argument as it is typed: a flag alone, else with a name or the choices."""
+    if argument.nargs == 0:
+        value = ""
+    elif argument.choices:
+        value = "{" + ",".join(map(str, argument.choices)) + "}"
+    else:
+        value = str(argument.metavar or argument.dest.upper())
+    return " ".join((*argument.option_strings, value)).strip()
+
+
+def _meaning(argument: argparse.Action, folder: Path) -> str:
+    """Return an argument's help, and whether it has to be given."""
+    text = escaped(_in_markdown(argument.help or "", folder))
+    return f"{text} (required)".strip() if argument.required else text
+
+
 def _in_markdown(docstring: str, folder: Path) -> str:
+    """Return a docstring as a cell of a table, with links from ``folder`` to the pages it names."""
     text = " ".join(docstring.split()).replace("``", "`").replace("|", "\\|")
-    docs = "docs/" if folder == ROOT else ""
-    return re.sub(r"docs/(\w+\.md)(#[\w-]+)?", rf"[\1]({docs}\1\2)", text)
+
+    def link(found: re.Match[str]) -> str:
+        path, name, anchor = found.groups(default="")
+        return f"[{name}]({os.path.relpath(ROOT / path, folder)}{anchor})"
+
+    return re.sub(r"(docs/(?:\w+/)*(\w+\.md))(#[\w-]+)?", link, text)
 
 
 def docstrings(cls: type) -> dict[str, str]:

@@ -326,7 +326,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
     def update(self) -> dict[str, float]:
         """Train the student on the rollout and clear the storage; a failing update is undone.
 
-        Return what the runner logs under ``Loss/``; README and docs/health.md list it. In a runner
+        Return what the runner logs under ``Loss/``; docs/reference/metrics.md lists it. In a runner
         ``health_log`` logs all but the losses. ``metrics`` has all.
 
         Raises:

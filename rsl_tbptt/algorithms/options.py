@@ -175,7 +175,7 @@ class Options:
     """
 
     scan_engine: Annotated[str, known_engine] = "auto"
-    """How LSTM and GRU run over a window: an engine of docs/distillation.md#scan-engines.
+    """How LSTM and GRU run over a window: an engine of docs/concepts/replay.md#scan-engines.
 
     ``"auto"`` takes the engine that should be the fastest on the device, once a test run there has
     given the right numbers.
@@ -217,7 +217,7 @@ class Options:
     """Auxiliary heads by name: each predicts a quantity from the model's latent.
 
     Their losses are added to the algorithm's. In PPO the actor has them. See
-    docs/distillation.md#auxiliary-heads.
+    docs/howto/auxiliary_heads.md.
     """
 
     @classmethod
@@ -338,14 +338,15 @@ class DistillationOptions(Options):
     ``"kl"`` is the divergence of the student's Gaussian from the teacher's, ``"nll"`` the negative
     log-likelihood of the teacher's actions, ``"bce"`` the binary cross entropy of their signs. Any
     other element-wise loss is given as ``"module:function"``, and a loss per slice of the action as
-    a list: docs/distillation.md#losses.
+    a list: docs/reference/distillation.md#losses.
     """
 
     imitation_weight: str | Callable[..., Any] | None = None
     """Weight of each robot-step in the mean: an observation group or ``"module:function"``.
 
     The group has one value of at least 0 per environment; the function returns such weights for all
-    steps of a rollout. None weighs all steps equally. See docs/distillation.md#what-counts.
+    steps of a rollout. None weighs all steps equally. See
+    docs/reference/distillation.md#what-counts.
     """
 
     learning_rate: Annotated[float, positive()] = 1e-3

@@ -260,7 +260,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         """Train actor and critic on the rollout and clear the storage; a failing update is undone.
 
         Returns:
-            What the runner logs under ``Loss/``; docs/ppo.md and docs/health.md list it. With
+            What the runner logs under ``Loss/``; docs/reference/metrics.md lists it. With
             symmetry, the values of rsl_rl's update. In a runner only the losses: the others reach
             its logger through ``health_log``. ``metrics`` has all.
 

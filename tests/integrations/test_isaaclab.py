@@ -112,7 +112,7 @@ def test_the_model_of_a_config_sees_and_remembers():
     assert (model.cell.mode, model.cell.hidden_size, model.image_scale) == ("GRU", 256, 0.5)
 
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "distillation.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "distillation.md"
 
 
 def teachers_of_the_page():

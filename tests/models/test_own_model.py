@@ -1,4 +1,4 @@
-"""The model of docs/models.md, as printed, in both algorithms."""
+"""The model of docs/reference/models.md, as printed, in both algorithms."""
 
 import re
 from pathlib import Path
@@ -14,7 +14,7 @@ from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.algorithms.replay import Replay
 from rsl_tbptt.models.protocol import parts_of
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "models.md"
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "models.md"
 T, N = 8, 8
 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")

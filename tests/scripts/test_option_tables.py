@@ -1,14 +1,31 @@
-"""The tables of options: those in README and docs are what the code says."""
+"""The tables of options and commands: those in README and docs are what the code says."""
 
 import dataclasses
+import re
 
 import pytest
 
 from rsl_tbptt.algorithms.options import DistillationOptions, PpoOptions
-from scripts.option_tables import MARKED, PAGES, ROOT, docstrings, option_table, with_tables
+from rsl_tbptt.tools.cli import COMMANDS as COMMANDS_OF_CLI
+from scripts.option_tables import (
+    COMMANDS,
+    MARKED,
+    PAGES,
+    ROOT,
+    command_sections,
+    docstrings,
+    escaped,
+    option_table,
+    with_tables,
+)
 
 
-@pytest.mark.parametrize("page", [page for page in PAGES if MARKED.search(page.read_text())])
+def has_tables(page):
+    text = page.read_text()
+    return MARKED.search(text) or COMMANDS.search(text)
+
+
+@pytest.mark.parametrize("page", [page for page in PAGES if has_tables(page)])
 def test_the_tables_of_a_page_are_those_of_the_code(page):
     assert with_tables(page.read_text(), page) == page.read_text(), "run `make docs`"
 
@@ -30,8 +47,33 @@ def test_a_table_follows_the_code(tmp_path):
 
 
 def test_links_go_from_the_page_and_old_names_are_left_out():
-    assert "[distillation.md](docs/distillation.md#scan-" in option_table("ppo", [], ROOT)
-    assert "[distillation.md](distillation.md#scan-" in option_table("ppo", [], ROOT / "docs")
+    table = option_table("ppo", [], ROOT)
+    assert "[replay.md](docs/concepts/replay.md#scan-engines)" in table
+    table = option_table("ppo", [], ROOT / "docs" / "reference")
+    assert "[replay.md](../concepts/replay.md#scan-engines)" in table
+
+
+def test_every_page_that_an_option_or_command_names_exists():
+    tables = [option_table(algorithm, [], ROOT) for algorithm in ("distillation", "ppo")]
+    pages = re.findall(r"\]\((\S+?\.md)", "".join([*tables, command_sections(ROOT)]))
+    assert len(set(pages)) >= 4
+    for page in pages:
+        assert (ROOT / page).is_file(), page
+
+
+def test_every_command_is_in_the_docs():
+    (page,) = [page for page in PAGES if COMMANDS.search(page.read_text())]
+    for name in (*COMMANDS_OF_CLI, "bench"):
+        assert f"\n## {name}\n" in page.read_text()
+    sections = command_sections(page.parent)
+    assert "| `--device DEVICE` | cpu or cuda:\\<index> |" in sections  # no tag of HTML
+    assert "| `--single-input` |" in sections
+    assert re.search(r"\| `--platform {isaaclab,mjlab,rsl_rl}` \|", sections)
+    assert re.search(r"\| `BUNDLE` \| .* \(required\) \|", sections)
+
+
+def test_code_is_not_escaped():
+    assert escaped("a<b `c<d` e<f") == "a\\<b `c<d` e\\<f"
 
 
 @pytest.mark.parametrize("options", [DistillationOptions, PpoOptions])

@@ -1,0 +1,85 @@
+"""The pages of docs that list metrics and show options: what they say is what the code does."""
+
+import dataclasses
+import re
+import textwrap
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+import torch
+from support.helpers import make_distillation, make_ppo, roll_out, roll_out_ppo
+
+from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
+from rsl_tbptt.algorithms.behavior_losses import Transitions, parse_slices
+from rsl_tbptt.algorithms.heads import HeadOptions, parse_heads
+from rsl_tbptt.algorithms.options import PpoOptions
+from rsl_tbptt.core import windows
+
+DOCS = Path(__file__).parents[1] / "docs"
+
+
+def code_of(page, contains):
+    """Return the names that a block of Python on a page defines."""
+    blocks = re.findall(r"```python\n(.*?)```", (DOCS / page).read_text(), re.DOTALL)
+    (block,) = (block for block in blocks if contains in block)
+    names = {}
+    exec(compile(block, page, "exec"), names)
+    return names
+
+
+@pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
+def test_every_metric_is_in_the_reference():
+    page = (DOCS / "reference" / "metrics.md").read_text()
+    distillation = make_distillation(
+        TbpttDistillation,
+        4,
+        2,
+        gradient_length=2,
+        teacher_action_share=0.5,
+        learning_rate_updates=5,
+        imitation_weight=lambda transitions: torch.ones_like(transitions.rewards),
+        auxiliary={"NAME": {"target": "policy"}},
+    )
+    roll_out(distillation, 0)
+    ppo = make_ppo(TbpttPPO, 4, 2, num_mini_batches=1)
+    roll_out_ppo(ppo, 0)
+    for name in (*distillation.update(), *ppo.update()):
+        named, slash, _ = name.partition("obs_scale/")  # one for every role and group
+        in_words = f"{named}{slash}ROLE/GROUP" if slash else name
+        assert f"`Loss/{in_words}`" in page, name
+
+
+def test_the_options_on_the_pages_are_valid():
+    names = code_of("howto/finetune.md", "teacher_cfg")
+    options = dict(names["algorithm"])
+    assert options.pop("class_name") == "rsl_tbptt.algorithms:TbpttPPO"
+    assert PpoOptions.parse(options).teacher_updates == 60000
+    assert set(names["obs_groups"]) == {"actor", "critic", "teacher"}
+    loss_type = code_of("reference/distillation.md", "gripper")["loss_type"]
+    assert [found.name for found in parse_slices(loss_type, 8)] == ["joints", "gripper"]
+    weight = code_of("reference/distillation.md", "def my_weight")["my_weight"]
+    steps = SimpleNamespace(episode_steps=torch.tensor([[9, 10]]))
+    assert weight(steps).tolist() == [[0.0, 1.0]]
+
+
+def test_the_heads_on_the_page_are_valid_and_its_table_is_complete():
+    heads = parse_heads(code_of("howto/auxiliary_heads.md", "auxiliary =")["auxiliary"])
+    assert set(heads) == {"velocity", "contact", "soon", "latent"}
+    table = (DOCS / "howto" / "auxiliary_heads.md").read_text()
+    keys = re.findall(r"^\| `(\w+)` \|", table, re.MULTILINE)
+    assert keys == [field.name for field in dataclasses.fields(HeadOptions)]
+
+
+def test_the_transitions_on_the_page_are_those_that_a_function_gets():
+    section = (DOCS / "reference" / "distillation.md").read_text().split("## What counts\n")[1]
+    rows = re.findall(r"^\| (`.*?`) \|", section.split("\n## ")[0], re.MULTILINE)
+    names = re.findall(r"`(\w+)`", " ".join(rows))
+    assert names == [field.name for field in dataclasses.fields(Transitions)]
+
+
+def test_the_drawing_of_windows_is_the_one_in_the_code():
+    page = (DOCS / "concepts" / "truncated_bptt.md").read_text()
+    assert windows.__doc__ is not None
+    drawing = textwrap.dedent(windows.__doc__.split("::\n", 1)[1]).strip()
+    assert f"```\n{drawing}\n```" in page
