@@ -17,7 +17,7 @@ from pathlib import Path
 from rsl_tbptt.algorithms.options import DistillationOptions, PpoOptions
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 OPTIONS = {"distillation": DistillationOptions, "ppo": PpoOptions}
 MARKED = re.compile(r"(<!-- options: (\w+)([\w ]*) -->\n).*?(<!-- end -->)", re.DOTALL)
 
