@@ -1,4 +1,4 @@
-"""docs/howto/isaaclab.md: its commands run in Isaac Lab, its code builds, its tables are the code's."""
+"""docs/howto/isaaclab.md: its commands run in Isaac Lab, its code builds, its links exist."""
 
 import importlib.util
 import re

@@ -1,4 +1,4 @@
-"""The commands of docs/howto/isaaclab.md, run as they stand there, but for one iteration and few robots.
+"""The commands of docs/howto/isaaclab.md, but for one iteration and few robots.
 
 They run in the process of :mod:`isaaclab_process`, which calls ``train`` and ``play`` below: Isaac
 Lab's own functions of these names, watched.
