@@ -65,5 +65,5 @@ def isaaclab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[IsaacLab]:
 
 @pytest.fixture(scope="session")
 def page(isaaclab: IsaacLab, tmp_path_factory: pytest.TempPathFactory) -> Page:
-    """The commands of docs/isaaclab.md; a test asks for the runs it looks at."""
+    """The commands of docs/howto/isaaclab.md; a test asks for the runs it looks at."""
     return Page(isaaclab, tmp_path_factory.mktemp("page"))

@@ -341,7 +341,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
     ),
     "--target": _option(
         "write a folder for this program, too, repeatable: C99 for microcontrollers, or a program"
-        " of docs/runtimes.md",
+        " of docs/howto/runtimes.md",
         choices=TARGETS,
         **REPEATED,
     ),

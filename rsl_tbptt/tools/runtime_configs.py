@@ -1,4 +1,4 @@
-"""The configs that rl_sar and Unitree's programs read next to a policy; docs/runtimes.md.
+"""The configs that rl_sar and Unitree's programs read next to a policy; docs/howto/runtimes.md.
 
 They hold what the checkpoint tells and guess nothing. Where something is missing or cannot be said,
 a key that the program cannot do without is null, so that it refuses the file, and comments in it

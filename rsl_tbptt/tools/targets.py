@@ -1,4 +1,4 @@
-"""Folders of a bundle for programs that run policies on robots; docs/runtimes.md tells of each."""
+"""Folders of a bundle for programs that run policies on robots; see docs/howto/runtimes.md."""
 
 from __future__ import annotations
 

@@ -158,7 +158,7 @@ def runner(**options):
 
 
 def test_rsl_rls_ppo_has_no_word_for_a_students_checkpoint():
-    """The message that docs/isaaclab.md explains; TbpttPPO goes on with the student."""
+    """The message that docs/howto/isaaclab.md explains; TbpttPPO goes on with the student."""
     checkpoint = {"student_state_dict": make_model("actor", "lstm", 4, seed=5).state_dict()}
     with pytest.raises(KeyError, match=r"^'actor_state_dict'$"):
         make_ppo(PPO, 6, 4).load(checkpoint, None, strict=True)

@@ -1,4 +1,4 @@
-"""Resuming in Isaac Lab as docs/isaaclab.md says: what is lost, what goes on, what is no option."""
+"""Resuming as docs/howto/isaaclab.md says: what is lost, what goes on, what is no option."""
 
 import pytest
 

@@ -1,4 +1,4 @@
-"""docs/mjlab.md as it is written; test_mjlab_train.py follows it where mjlab is installed."""
+"""docs/howto/mjlab.md as it is written; test_mjlab_train.py follows it where mjlab is installed."""
 
 from pathlib import Path
 

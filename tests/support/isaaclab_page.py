@@ -1,4 +1,4 @@
-"""The commands of docs/isaaclab.md, run as they stand there, but for one iteration and few robots.
+"""The commands of docs/howto/isaaclab.md, but for one iteration and few robots.
 
 They run in the process of :mod:`isaaclab_process`, which calls ``train`` and ``play`` below: Isaac
 Lab's own functions of these names, watched.
@@ -12,9 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 DOCS = Path(__file__).parents[2] / "docs"
-PAGE = (DOCS / "isaaclab.md").read_text()
+PAGE = (DOCS / "howto" / "isaaclab.md").read_text()
 NEEDS_GPUS = "needs GPUs"
-NEEDS_ISAAC_SIM = "needs Isaac Sim"
 PLACEHOLDERS = {
     "TEACHER": "the teacher",
     "STUDENT": "the student",

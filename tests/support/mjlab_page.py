@@ -1,4 +1,7 @@
-"""docs/mjlab.md as a reader follows it: its files, its package and its commands, in their order."""
+"""docs/howto/mjlab.md as a reader follows it, then the commands of docs/studies/mjlab.md.
+
+The files of the first page, its package and its commands, in their order.
+"""
 
 import re
 import shlex
@@ -7,7 +10,8 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
-PAGE = (Path(__file__).parents[2] / "docs" / "mjlab.md").read_text()
+DOCS = Path(__file__).parents[2] / "docs"
+PAGE = (DOCS / "howto" / "mjlab.md").read_text() + (DOCS / "studies" / "mjlab.md").read_text()
 BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, flags=re.DOTALL)
 """Language and text of every code block."""
 
@@ -29,7 +33,7 @@ SMALL = {"train": ("8", "--agent.max-iterations", "2"), "play": ("4",)}
 
 @dataclass(frozen=True)
 class Command:
-    """A command of the page."""
+    """A command of the pages."""
 
     words: list[str]
     environment: dict[str, str]
@@ -45,7 +49,7 @@ class Command:
 
 
 def commands() -> dict[str, Command]:
-    """Return the page's commands by their comments."""
+    """Return the pages' commands by their comments."""
     found = {}
     for language, text in BLOCKS:
         if language != "bash":

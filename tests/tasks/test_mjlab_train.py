@@ -1,4 +1,4 @@
-"""docs/mjlab.md from its first line to its last: a package made from it, and its commands.
+"""docs/howto/mjlab.md from its first line to its last: a package made from it, and its commands.
 
 They are mjlab's own train and play, as they stand there but shorter.
 """

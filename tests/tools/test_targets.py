@@ -101,7 +101,7 @@ def assert_golden(found, golden, *, close=True):
 def test_the_command_line_and_the_page_name_every_target(request):
     assert [*TARGETS] == [*cli.TARGETS]
     assert cli.OPTIONS["--target"]["choices"] is cli.TARGETS
-    page = (request.config.rootpath / "docs" / "runtimes.md").read_text()
+    page = (request.config.rootpath / "docs" / "howto" / "runtimes.md").read_text()
     assert all(f"| [`{name}`](" in page for name in TARGETS)
 
 

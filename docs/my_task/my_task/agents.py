@@ -1,4 +1,4 @@
-"""Teacher by PPO and recurrent student; the student is that of docs/isaaclab.md."""
+"""Teacher by PPO and recurrent student; the student is that of docs/howto/isaaclab.md."""
 
 from isaaclab.utils import configclass
 from isaaclab_rl.rsl_rl import (
