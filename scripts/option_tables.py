@@ -10,6 +10,7 @@ between the marks is replaced::
 import ast
 import inspect
 import itertools
+import os
 import re
 import textwrap
 from pathlib import Path
@@ -17,7 +18,7 @@ from pathlib import Path
 from rsl_tbptt.algorithms.options import DistillationOptions, PpoOptions
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").glob("*.md"))]
+PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
 OPTIONS = {"distillation": DistillationOptions, "ppo": PpoOptions}
 MARKED = re.compile(r"(<!-- options: (\w+)([\w ]*) -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -62,9 +63,14 @@ def option_table(algorithm: str, names: list[str], folder: Path) -> str:
 
 
 def _in_markdown(docstring: str, folder: Path) -> str:
+    """Return a docstring as a cell of a table, with links from ``folder`` to the pages it names."""
     text = " ".join(docstring.split()).replace("``", "`").replace("|", "\\|")
-    docs = "docs/" if folder == ROOT else ""
-    return re.sub(r"docs/(\w+\.md)(#[\w-]+)?", rf"[\1]({docs}\1\2)", text)
+
+    def link(found: re.Match[str]) -> str:
+        path, name, anchor = found.groups(default="")
+        return f"[{name}]({os.path.relpath(ROOT / path, folder)}{anchor})"
+
+    return re.sub(r"(docs/(?:\w+/)*(\w+\.md))(#[\w-]+)?", link, text)
 
 
 def docstrings(cls: type) -> dict[str, str]:

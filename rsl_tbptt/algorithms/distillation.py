@@ -326,8 +326,8 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
     def update(self) -> dict[str, float]:
         """Train the student on the rollout and clear the storage, whole or not at all.
 
-        Return what the runner logs under ``Loss/``; README and docs/health.md list it. In a runner
-        ``health_log`` logs all but the losses. ``metrics`` has all.
+        Return what the runner logs under ``Loss/``; README and docs/howto/health.md list it. In a
+        runner ``health_log`` logs all but the losses. ``metrics`` has all.
 
         Raises:
             ValueError: If a loss, gradient or result is NaN or inf and ``non_finite`` is "raise".

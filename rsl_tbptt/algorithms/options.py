@@ -207,7 +207,8 @@ class Options:
 
     For Isaac Lab, whose runner writes its own in place and knows no signals:
     ``safe_<iteration>.pt`` beside them, the two newest, for ``--checkpoint``, and one before
-    SIGTERM, SIGUSR1 or Ctrl+C end the training. None writes none. See docs/cluster.md#isaac-lab.
+    SIGTERM, SIGUSR1 or Ctrl+C end the training. None writes none. See
+    docs/howto/cluster.md#isaac-lab.
     """
 
     auxiliary: dict[str, Any] | None = None

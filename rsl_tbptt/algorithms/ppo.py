@@ -260,7 +260,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         """Train actor and critic on the rollout and clear the storage, whole or not at all.
 
         Returns:
-            What the runner logs under ``Loss/``; docs/ppo.md and docs/health.md list it. With
+            What the runner logs under ``Loss/``; docs/ppo.md and docs/howto/health.md list it. With
             symmetry, what rsl_rl returns. In a runner the losses alone: the others reach its logger
             by ``health_log``. ``metrics`` has all.
 
