@@ -1,4 +1,4 @@
-"""The scripts of docs/cluster.md, as printed there, with a stand-in for SLURM's commands."""
+"""The scripts for clusters, as the docs print them, with a stand-in for SLURM's commands."""
 
 import json
 import os
@@ -11,9 +11,10 @@ from pathlib import Path
 
 import pytest
 
-PAGE = Path(__file__).parents[1] / "docs" / "cluster.md"
+HOWTO = Path(__file__).parents[1] / "docs" / "howto"
+PAGES = [HOWTO / "resume.md", HOWTO / "cluster.md"]
 BLOCK = re.compile(r"```(?:python|bash)\n((?:#!/bin/bash\n)?# (\S+)\n.*?)```", re.DOTALL)
-SCRIPTS = {name: text for text, name in BLOCK.findall(PAGE.read_text())}
+SCRIPTS = {name: text for page in PAGES for text, name in BLOCK.findall(page.read_text())}
 
 SRUN = """#!/bin/bash
 # Runs a command as SLURM_NTASKS tasks and returns the highest status, as srun does.

@@ -46,9 +46,8 @@ def test_installations_on_the_pages_work_where_they_are_typed():
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
     assert any(requirement.startswith("pip>") for requirement in extras["dev"])
-    text = "".join(
-        page.read_text() for page in (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))
-    )
+    pages = (ROOT / "README.md", *(ROOT / "docs").rglob("*.md"))
+    text = "".join(page.read_text() for page in pages)
     assert not re.search("uv pip|rsl-tbptt\\[|install rsl-tbptt", text)
     targets = [line.strip(' "') for line in re.findall("pip install ([^`#\n]*)", text)]
     folders = {target for target in targets if re.match("-e|[.]", target)}

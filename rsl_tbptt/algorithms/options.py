@@ -210,7 +210,7 @@ class Options:
     Isaac Lab's runner overwrites its checkpoints in place and ignores signals. The algorithm writes
     these atomically next to them, keeps the two newest, and writes one more before SIGTERM, SIGUSR1
     or Ctrl+C end the training; pass them to ``--checkpoint``. None writes none. See
-    docs/cluster.md#isaac-lab.
+    docs/howto/cluster.md#isaac-lab.
     """
 
     auxiliary: dict[str, Any] | None = None

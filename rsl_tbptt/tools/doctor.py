@@ -260,7 +260,7 @@ def check_config(folder: Path) -> Findings:
 
 
 def check_metrics(folder: Path) -> Findings:
-    """Compare the metrics of the last quarter of the updates with the limits of docs/health.md."""
+    """Compare the last quarter of the metrics with the limits of docs/howto/health.md."""
     from rsl_tbptt.algorithms.health import limit_of
 
     curves = read_curves(folder) if _has_events(folder) else {}

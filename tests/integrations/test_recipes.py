@@ -1,4 +1,4 @@
-"""The agents of docs/recipes.md, trained as printed on the memory task, in the robot's groups."""
+"""The agents of the recipes, trained as printed on the memory task, in the robot's groups."""
 
 import re
 from importlib.metadata import version
@@ -16,8 +16,11 @@ from support.fine_tuning import save_untrained
 
 from rsl_tbptt_tasks.memory import RecallEnv
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "recipes.md"
-BLOCKS = re.findall(r"```python\n(.*?)```", PAGE.read_text(encoding="utf-8"), flags=re.DOTALL)
+HOWTO = Path(__file__).resolve().parents[2] / "docs" / "howto"
+BLOCKS = {
+    page: re.findall(r"```python\n(.*?)```", (HOWTO / page).read_text("utf-8"), flags=re.DOTALL)
+    for page in ("recipes.md", "two_experts.md")
+}
 N = 8
 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
@@ -42,11 +45,16 @@ class Robot(RecallEnv):
 
 
 def recipe(name: str, folder: Path) -> Any:
-    """Return a config of the page, whose files are in a folder."""
+    """Return a config of the pages, whose files are in a folder; a page's first block imports."""
     names: dict[str, Any] = {"__name__": __name__}
-    (own,) = [block for block in BLOCKS if f"class {name}(" in block]
-    exec(compile(BLOCKS[0], PAGE.name, "exec"), names)
-    exec(compile(own.replace('"logs/', f'"{folder}/'), PAGE.name, "exec"), names)
+    ((page, own),) = [
+        (page, block)
+        for page, blocks in BLOCKS.items()
+        for block in blocks
+        if f"class {name}(" in block
+    ]
+    for block in dict.fromkeys((BLOCKS[page][0], own)):
+        exec(compile(block.replace('"logs/', f'"{folder}/'), page, "exec"), names)
     return handle_deprecated_rsl_rl_cfg(names[name](), version("rsl-rl-lib")).to_dict()
 
 
@@ -89,8 +97,9 @@ REPORTED = {
 }
 
 
-def test_every_recipe_of_the_page_is_here():
-    assert re.findall(r"^class (\w+)", "".join(BLOCKS), flags=re.MULTILINE) == [*TEACHERS]
+def test_every_recipe_of_the_pages_is_here():
+    blocks = "".join(block for page in BLOCKS.values() for block in page)
+    assert re.findall(r"^class (\w+)", blocks, flags=re.MULTILINE) == [*TEACHERS]
 
 
 @pytest.mark.parametrize("name", TEACHERS)

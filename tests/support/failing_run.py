@@ -55,7 +55,7 @@ def run_rank(
         step_s: Seconds that each step of the environments takes on other ranks.
     """
     root, here = Path(folder), rank == at_rank
-    if event == "stands still":  # as docs/cluster.md says it
+    if event == "stands still":  # as docs/howto/cluster.md says it
         timeout = timedelta(seconds=10)
         torch.distributed.init_process_group(
             "gloo", timeout=timeout, rank=rank, world_size=num_ranks

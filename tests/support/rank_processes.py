@@ -39,8 +39,8 @@ def start_ranks(
 ) -> list[BaseProcess]:
     """Start ``target(rank, num_ranks, *arguments)`` in such processes.
 
-    They have the variables that srun's tasks have in docs/cluster.md: rank 0 holds the store, and
-    no agent looks after them. What they print stands in ``output_<rank>`` in ``folder``.
+    They have the variables that srun's tasks have in docs/howto/cluster.md: rank 0 holds the store,
+    and no agent looks after them. What they print stands in ``output_<rank>`` in ``folder``.
     """
     port = str(_free_port())
     processes = []

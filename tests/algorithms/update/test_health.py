@@ -183,7 +183,7 @@ def test_the_scale_of_observations_is_what_the_network_sees():
 
 @pytest.mark.parametrize("make", [ppo, distillation])
 def test_every_metric_of_the_docs_is_reported_and_every_limit_has_a_metric(make, request):
-    page = (request.config.rootpath / "docs" / "health.md").read_text()
+    page = (request.config.rootpath / "docs" / "howto" / "health.md").read_text()
     algorithm = make()
     metrics = {*trained(algorithm)}
     seen = {name for name in metrics if limit_of(name) is not None}
