@@ -17,15 +17,16 @@ sys.meta_path.insert(
         ["isaaclab", "isaaclab_rl", "mjlab", "onnxruntime", "rsl_rl", "tensordict", "torch"]
     ),
 )
-_MockObject.__or__ = _MockObject.__ror__ = lambda self, other: self  # Tensor | None
-_MockObject.__wrapped__ = None  # not one more stand-in: typing unwraps until there is none
+_MockObject.__or__ = _MockObject.__ror__ = lambda self, _: self  # Tensor | None
+del _MockObject.__new__  # or signatures of subclasses would be its
+_MockObject.__wrapped__ = None  # or typing would unwrap stand-ins without end
 
 import isaaclab.utils  # noqa: E402
 
 import rsl_tbptt.compat  # noqa: E402
 
 isaaclab.utils.configclass = lambda cls: cls
-rsl_tbptt.compat.rsl_rl_era = lambda: rsl_tbptt.compat.MODELS_ERA
+rsl_tbptt.compat.rsl_rl_release = lambda: (5, 5, 1)
 
 project = html_title = "rsl_tbptt"
 release = metadata.version("rsl-tbptt")
@@ -36,13 +37,15 @@ extensions = [
     "sphinx.ext.napoleon",
     "sphinx_copybutton",
     "sphinx_design",
-    "scripts.site",
+    "scripts.docs_site",
 ]
 exclude_patterns = ["my_task"]
 myst_enable_extensions = ["dollarmath"]
 myst_heading_anchors = 3
 
+autoclass_content = "both"
 autodoc_member_order = "bysource"
+maximum_signature_line_length = 80
 
 html_theme = "furo"
 html_use_index = html_domain_indices = False

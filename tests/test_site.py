@@ -1,4 +1,4 @@
-"""The site that ``make site`` builds: no broken link, short ways, and Markdown beside every page."""
+"""The site that ``make site`` builds: links, short ways, and Markdown next to every page."""
 
 import re
 import subprocess
@@ -16,7 +16,7 @@ CHROMIUM = [Path("/usr/bin", name) for name in ("chromium", "chromedriver")]
 
 def build(docs, site):
     """Build as ``make site`` does."""
-    options = "--fresh-env --quiet --fail-on-warning --keep-going -b html".split()
+    options = ["--fresh-env", "--quiet", "--fail-on-warning", "--keep-going", "-b", "html"]
     command = [sys.executable, "-m", "sphinx", *options, "-d", f"{site}-doctrees", docs, site]
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
 
@@ -97,25 +97,23 @@ def test_markdown_and_page_of_the_api_hold_docstrings(site):
         assert "autofunction" not in page
 
 
+BROKEN = """# Title
+
+[page](gone.md), [heading](#gone_heading), [file](../gone.py), ![image](gone.svg)
+"""
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("text", "warning"),
-    [
-        ("[page](gone.md)", "'gone.md'"),
-        ("[heading](#gone)", "'gone'"),
-        ("[file](../gone.py)", "gone.py"),
-        ("![image](gone.svg)", "gone.svg"),
-    ],
-)
-def test_a_broken_link_fails_the_build(tmp_path, text, warning):
+def test_a_broken_link_fails_the_build(tmp_path):
     docs = tmp_path / "docs"
     (docs / "_static").mkdir(parents=True)
     (docs / "_static" / "site.css").touch()
     (docs / "conf.py").write_text((ROOT / "docs" / "conf.py").read_text())
-    (docs / "index.md").write_text(f"# Title\n\n{text}\n")
+    (docs / "index.md").write_text(BROKEN)
     built = build(docs, tmp_path / "site")
     assert built.returncode == 1
-    assert warning in built.stderr
+    for target in ("gone.md", "gone_heading", "gone.py", "gone.svg"):
+        assert target in built.stderr, built.stderr
 
 
 @pytest.mark.slow

@@ -1,4 +1,4 @@
-"""Opens every page of a built site in headless Chromium and fails on what a reader would see broken.
+"""Opens every page of a built site in headless Chromium and fails on what looks broken.
 
     python -m scripts.ci.site_looks build/site build/screenshots [PATTERN]
 
@@ -66,7 +66,8 @@ def look(driver: webdriver.Chrome, page: Path, width: int, scheme: str, shot: Pa
         scheme: What the reader prefers, ``light`` or ``dark``.
         shot: Where the screenshot goes.
     """
-    metrics = {"width": width, "height": HEIGHT, "deviceScaleFactor": 1, "mobile": width < 600}
+    # Not "mobile": a phone would shrink a page that is too wide, and innerWidth with it.
+    metrics = {"width": width, "height": HEIGHT, "deviceScaleFactor": 1, "mobile": False}
     driver.execute_cdp_cmd("Emulation.setDeviceMetricsOverride", metrics)
     features = [{"name": "prefers-color-scheme", "value": scheme}]
     driver.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
@@ -80,7 +81,7 @@ def look(driver: webdriver.Chrome, page: Path, width: int, scheme: str, shot: Pa
 
 def main(arguments: list[str] | None = None) -> int:
     """Look at every page; return 1 if one is broken."""
-    parser = argparse.ArgumentParser(description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(description="Open every page of a site.")
     parser.add_argument("site", type=Path)
     parser.add_argument("screenshots", type=Path)
     parser.add_argument("pattern", nargs="?", default="**/*.html")

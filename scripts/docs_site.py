@@ -1,6 +1,6 @@
 """Extends Sphinx for the site: links out of docs/, Markdown beside each page, llms.txt, MathML.
 
-``make site`` loads it by docs/conf.py. It builds everything anew, as docstrings are not kept between builds.
+docs/conf.py loads it. Each build reads all pages: docstrings are not kept from the last one.
 """
 
 from __future__ import annotations
@@ -87,17 +87,21 @@ def read_page(app: Sphinx, name: str, source: list[str]) -> None:
 
 def note_signature(
     app: Sphinx, what: str, name: str, obj: Any, options: Any, args: str | None, returns: str | None
-) -> None:
-    """Keep a signature for the Markdown of the page."""
-    signatures[name] = (args or "") + (f" -> {returns}" if returns else "")
+) -> tuple[str, str] | None:
+    """Keep a signature for the Markdown of the page; fields of a config are listed below it."""
+    if what == "class" and name.endswith("Cfg"):
+        return "", ""
+    signature = (args or "") + (f" -> {returns}" if returns else "")
+    signatures[name] = re.sub(r"~(\w+\.)+", "", signature)
+    return None
 
 
 def note_docstring(
     app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]
 ) -> None:
     """Keep a docstring as it is written, for the Markdown of the page."""
-    if lines:
-        docstrings.setdefault(name, list(lines))
+    if any(lines):  # a class has its own and its constructor's
+        docstrings.setdefault(name, []).extend([*lines, ""])
 
 
 def markdown_of(name: str, docs: Path) -> str:
@@ -126,7 +130,7 @@ def write_markdown(app: Sphinx, error: Exception | None) -> None:
     if error or app.builder.name != "html":
         return
     env, url = app.env, app.config.html_baseurl
-    lines = {name: "" for name in sorted(env.found_docs)}
+    lines = dict.fromkeys(sorted(env.found_docs), "")
     for name in lines:
         target = Path(app.outdir, f"{name}.md")
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -144,13 +148,21 @@ def write_markdown(app: Sphinx, error: Exception | None) -> None:
 
 
 def visit_inline(translator: Any, node: nodes.math) -> None:
-    """Write a formula as MathML, which browsers draw without a script."""
+    """Write a formula as MathML, which browsers draw without a script.
+
+    Raises:
+        SkipNode: Always: nothing of the formula is left to write.
+    """
     translator.body.append(tex2mathml(node.astext()))
     raise nodes.SkipNode
 
 
 def visit_block(translator: Any, node: nodes.math_block) -> None:
-    """Write a formula on a line of its own, which scrolls where it is wider than the page."""
+    """Write a formula on its own line, which scrolls where it is wider than the page.
+
+    Raises:
+        SkipNode: Always, as above.
+    """
     translator.body.append(f'<div class="math">{tex2mathml(node.astext(), as_block=True)}</div>')
     raise nodes.SkipNode
 
