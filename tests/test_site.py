@@ -124,7 +124,7 @@ def test_looking_at_pages_finds_what_is_broken(tmp_path, capsys):
     site = tmp_path / "site"
     site.mkdir()
     for name, body in {
-        "good": "<p>text</p>",
+        "good": '<p>text</p><img src="https://example.invalid/image.svg">',
         "wide": '<main><p style="width: 500px">text</p></main>',
         "image": '<img src="gone.png">',
         "script": "<script>undefined_name()</script>",
