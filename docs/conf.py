@@ -14,7 +14,16 @@ sys.path.insert(0, str(Path(__file__).parents[1]))
 sys.meta_path.insert(
     0,
     MockFinder(
-        ["isaaclab", "isaaclab_rl", "mjlab", "onnxruntime", "rsl_rl", "tensordict", "torch"]
+        [
+            "isaaclab",
+            "isaaclab_rl",
+            "mjlab",
+            "onnxruntime",
+            "rsl_rl",
+            "tensordict",
+            "torch",
+            "triton",
+        ]
     ),
 )
 _MockObject.__or__ = _MockObject.__ror__ = lambda self, _: self  # Tensor | None
