@@ -26,7 +26,7 @@ OTHER_RSL_RL := $(RSL_RL:%=.rsl_rl/%/.installed)
 RUN_OPTIONS := --device $(DEVICE) $(if $(RUN),--output '$(RUN)')
 
 .PHONY: demo demo-mjlab demo-pup demo-camera demo-seek test test-fast test-matrix finetune curves distillation \
-	distillation-mjlab bench docs lint types format stats doctor clean help
+	distillation-mjlab bench docs site site-links site-looks lint types format stats doctor clean help
 
 demo: $(INSTALLED)  ## train, distil and evaluate in Isaac Lab (DEVICE=cuda:0 for a GPU, RUN=folder)
 	$(PY) -m scripts.pipeline configs/demo.yaml $(RUN_OPTIONS)
@@ -78,6 +78,18 @@ bench: $(INSTALLED)  ## time and memory of updates beside rsl_rl's; DEVICE and R
 docs: $(INSTALLED)  ## write the tables of options from the code
 	$(PY) -m scripts.option_tables
 
+# Every page is read anew: links between pages and docstrings are checked while it is read.
+SPHINX = $(PY) -m sphinx --fresh-env --quiet
+site: $(INSTALLED)  ## build the documentation into build/site; a broken link or anchor is an error
+	rm -rf build/site
+	$(SPHINX) --fail-on-warning --keep-going -b html -d build/doctrees docs build/site
+
+site-links: $(INSTALLED)  ## the same check for links to other sites, which needs the network
+	$(SPHINX) -b linkcheck -d build/doctrees docs build/linkcheck
+
+site-looks: site  ## open every page of build/site in Chromium; screenshots in build/screenshots
+	$(PY) -m scripts.ci.site_looks build/site build/screenshots
+
 lint: $(INSTALLED)  ## check style and formatting
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
@@ -97,7 +109,7 @@ doctor: $(INSTALLED)  ## say what is wrong with this setup
 	$(VENV)/bin/rsl-tbptt doctor
 
 clean:  ## remove environments and caches; keeps runs/
-	rm -rf .venv .venv-mjlab* .venv-isaaclab2 .venv-uv .nox .rsl_rl .torch .libtorch .peers .pyright .pytest_cache .ruff_cache .hypothesis *.egg-info
+	rm -rf build .venv .venv-mjlab* .venv-isaaclab2 .venv-uv .nox .rsl_rl .torch .libtorch .peers .pyright .pytest_cache .ruff_cache .hypothesis *.egg-info
 
 help:  ## list these targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20

@@ -84,7 +84,7 @@ find_python() {
 describe() {
   further='' alone=''
   case "$1" in
-    main) folder=.venv version=3.12 extras=isaaclab,wandb,demo,dev ;;
+    main) folder=.venv version=3.12 extras=isaaclab,wandb,demo,dev,docs ;;
     mjlab) folder=.venv-mjlab version=${PYTHON:-3.12} extras=mjlab,demo,dev ;;
     isaaclab2)
       folder=.venv-isaaclab2 version=3.11 extras=isaaclab2,dev

@@ -95,7 +95,7 @@ def only_line(result):
 @pytest.mark.parametrize(
     ("command", "variables", "python", "words"),
     [
-        ("", {}, "3.12", "constraints-main.txt --editable .[isaaclab,wandb,demo,dev]"),
+        ("", {}, "3.12", "constraints-main.txt --editable .[isaaclab,wandb,demo,dev,docs]"),
         ("", {"VENV": "other", "EXTRAS": "dev"}, "3.12", "--python other/bin/python"),
         ("mjlab", {"PYTHON": "3.10"}, "3.10", "constraints-mjlab.txt --editable .[mjlab,demo,dev]"),
         # what no registry holds comes alone

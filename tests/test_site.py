@@ -1,0 +1,142 @@
+"""The site that ``make site`` builds: links, short ways, and Markdown next to every page."""
+
+import re
+import subprocess
+import sys
+from html.parser import HTMLParser
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("furo", reason="the extra docs is not installed")
+
+ROOT = Path(__file__).parents[1]
+CHROMIUM = [Path("/usr/bin", name) for name in ("chromium", "chromedriver")]
+
+
+def build(docs, site):
+    """Build as ``make site`` does."""
+    options = ["--fresh-env", "--quiet", "--fail-on-warning", "--keep-going", "-b", "html"]
+    command = [sys.executable, "-m", "sphinx", *options, "-d", f"{site}-doctrees", docs, site]
+    return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("built") / "site"
+    built = build(ROOT / "docs", folder)
+    assert built.returncode == 0, built.stderr
+    return folder
+
+
+class Article(HTMLParser):
+    """Text of a page and where it links to, without sidebars."""
+
+    def __init__(self, page):
+        super().__init__()
+        self.links, self.text, self._inside = [], "", False
+        self.feed(page.read_text())
+
+    def handle_starttag(self, tag, attrs):
+        self._inside |= tag == "article"
+        href = dict(attrs).get("href")
+        if self._inside and tag == "a" and href and ":" not in href:
+            self.links.append(href.partition("#")[0])
+
+    def handle_endtag(self, tag):
+        self._inside &= tag != "article"
+
+    def handle_data(self, data):
+        self.text += data if self._inside else ""
+
+
+def pages_within(site, clicks):
+    """Return the pages that links in the text reach from the front page."""
+    reached = new = {site / "index.html"}
+    for _ in range(clicks):
+        linked = {(page.parent / link).resolve() for page in new for link in Article(page).links}
+        new = {page for page in linked if page.suffix == ".html"} - reached
+        reached = reached | new
+    return reached
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "words",
+    [
+        "pip install",
+        "algorithm = TbpttDistillationAlgorithmCfg(",
+        "memory_budget_gb",
+        "has run on a GPU",
+        "rsl-tbptt export",
+    ],
+    ids=["install", "change one line", "what it costs", "what does not work", "deploy"],
+)
+def test_two_clicks_lead_to_what_a_newcomer_needs(site, words):
+    assert any(words in Article(page).text for page in pages_within(site, 2))
+
+
+@pytest.mark.slow
+def test_every_page_has_markdown_beside_it_and_is_in_the_list_for_programs(site):
+    pages = {page.relative_to(ROOT / "docs") for page in (ROOT / "docs").rglob("*.md")}
+    assert Path("reference/api.md") in pages
+    assert {page.relative_to(site) for page in site.rglob("*.md")} == pages
+    assert all((site / page).with_suffix(".html").is_file() for page in pages)
+    listing = (site / "llms.txt").read_text()
+    assert listing.startswith("# rsl_tbptt\n\n> rsl_tbptt trains robot policies with memory")
+    folders = {page for page in pages if page.parent != Path()}
+    assert {Path(link) for link in re.findall(r"^- \[.*?\]\((.+?)\)", listing, re.M)} >= folders
+
+
+@pytest.mark.slow
+def test_markdown_and_page_of_the_api_hold_docstrings(site):
+    for suffix in (".md", ".html"):
+        page = (site / "reference" / "api").with_suffix(suffix).read_text()
+        assert "one window, clearing an environment" in page  # of recurrent_scan
+        assert "One robot" in page  # of Policy
+        assert "autofunction" not in page
+
+
+BROKEN = """# Title
+
+[page](gone.md), [heading](#gone_heading), [file](../gone.py), ![image](gone.svg)
+"""
+
+
+@pytest.mark.slow
+def test_a_broken_link_fails_the_build(tmp_path):
+    docs = tmp_path / "docs"
+    (docs / "_static").mkdir(parents=True)
+    (docs / "_static" / "site.css").touch()
+    (docs / "conf.py").write_text((ROOT / "docs" / "conf.py").read_text())
+    (docs / "index.md").write_text(BROKEN)
+    built = build(docs, tmp_path / "site")
+    assert built.returncode == 1
+    for target in ("gone.md", "gone_heading", "gone.py", "gone.svg"):
+        assert target in built.stderr, built.stderr
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(not all(map(Path.exists, CHROMIUM)), reason="needs Debian's chromium")
+def test_looking_at_pages_finds_what_is_broken(tmp_path, capsys):
+    from scripts.ci.site_looks import main
+
+    site = tmp_path / "site"
+    site.mkdir()
+    for name, body in {
+        "good": '<p>text</p><img src="https://example.invalid/image.svg">',
+        "wide": '<main><p style="width: 500px">text</p></main>',
+        "image": '<img src="gone.png">',
+        "script": "<script>undefined_name()</script>",
+    }.items():
+        head = '<!doctype html><meta name="viewport" content="width=device-width">'
+        (site / f"{name}.html").write_text(f"{head}<link rel=icon href=data:,>{body}")
+    assert main([str(site), str(tmp_path / "shots"), "good.html"]) == 0
+    assert main([str(site), str(tmp_path / "shots")]) == 1
+    found = capsys.readouterr().out
+    assert re.search("wide, 375 pixels, dark: is 5.. pixels wide", found)
+    assert "wide, 1280" not in found
+    assert "image, 1280 pixels, light: misses" in found
+    assert "script, 375 pixels, light: logs" in found
+    assert "good," not in found
+    assert len([*(tmp_path / "shots").glob("*.png")]) == 16
