@@ -52,8 +52,10 @@ signal.signal(signal.SIGUSR1, stop)
 signal.signal(signal.SIGTERM, stop)
 names = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "MASTER_ADDR", "MASTER_PORT")
 seen = {name: os.environ.get(name) for name in names}
-with open(f"ready_{seen['RANK']}", "w") as file:
+ready = f"ready_{seen['RANK']}"
+with open("written_" + ready, "w") as file:
     json.dump(seen, file)
+os.replace("written_" + ready, ready)  # whole once it is there, as the signal follows at once
 if os.environ.get("WARNING"):
     time.sleep(60)
 sys.exit(int(os.environ.get("STATUS", "0")))
