@@ -128,10 +128,13 @@ def ticks(low: float, high: float) -> list[float]:
 
 def log_ticks(low: float, high: float) -> list[float]:
     """Return powers of ten within a range, or with their multiples by 2 and 5 where it is short."""
-    powers = range(math.floor(math.log10(low)), math.ceil(math.log10(high)) + 1)
-    factors = (1, 2, 5) if len(powers) <= 3 else (1,)
-    found = [factor * 10.0**power for power in powers for factor in factors]
-    inside = [tick for tick in found if low <= tick <= high]
+    powers = [
+        10.0**power
+        for power in range(math.floor(math.log10(low)), 1 + math.floor(math.log10(high)))
+    ]
+    inside = [power for power in powers if power >= low]
+    if len(inside) < 3:
+        inside = [f * p for p in powers for f in (1, 2, 5) if low <= f * p <= high]
     return inside[:: -(-len(inside) // 6)]
 
 

@@ -72,7 +72,7 @@ class Progress:
             return
         self._written, self._written_at = done, now
         left = (now - self._start) / (done - self._first) * max(self.total - done, 0)
-        text = f"[progress] {self._what} {done}/{self.total}, {clock(left)} left"
+        text = f"[progress] {self._what} {done}/{self.total}, {clock(round(left))} left"
         if self._lines:
             print(text, file=sys.stderr, flush=True)
             return

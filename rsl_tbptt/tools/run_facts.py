@@ -32,9 +32,11 @@ class RunFacts:
         """
         self._folder = folder.resolve()
         self._agent = _config(self._folder / AGENT)
-        self._env = _config(self._folder / ENV)
+        scene = _config(self._folder / ENV).get("scene") or {}
+        self._num_envs = scene.get("num_envs")
         self._checkpoint = next(iter(numbered_checkpoints(self._folder)), None)
-        self.platform = load_platform(platform_of(self._checkpoint or self._folder / AGENT))
+        any_file = next(path for path in self._folder.iterdir() if path.is_file())
+        self.platform = load_platform(platform_of(any_file))
         self._trained = None
         if self._checkpoint is not None:
             with suppress(ValueError, OSError, ImportError):  # mjlab is asked, if it is here
@@ -48,7 +50,7 @@ class RunFacts:
             "platform": self.platform.TITLE,
             "algorithm": str(algorithm.get("class_name") or "").rpartition(":")[2],
             "newest checkpoint": self._checkpoint and self._checkpoint.name,
-            "environments": (self._env.get("scene") or {}).get("num_envs"),
+            "environments": self._num_envs,
             "seed": self._agent.get("seed"),
             "began": self._began(),
             "commit": ", ".join(self._commits()),
@@ -77,10 +79,11 @@ class RunFacts:
         """
         commands = {}
         device = str(self._agent.get("device") or "cpu")
-        known = self._trained and self._agent.get("max_iterations") and self._env.get("scene")
+        known = self._trained and self._agent.get("max_iterations") and self._num_envs
         if known and self._checkpoint is not None:
-            commands["train"] = self._train(device, self._teacher())
-            commands["resume"] = self._train(device, self._checkpoint)
+            with suppress(ImportError):  # Isaac Lab is asked about tasks that are not ours
+                commands["train"] = self._train(device, self._teacher())
+                commands["resume"] = self._train(device, self._checkpoint)
         if self._checkpoint is not None:
             checkpoint = ["--checkpoint", self._checkpoint]
             has_robots = self.platform.PROGRAM is not None
@@ -104,7 +107,7 @@ class RunFacts:
         training = Training(
             task=self._trained.task,
             agent=self._trained.agent,
-            num_envs=self._env["scene"]["num_envs"],
+            num_envs=self._num_envs,
             iterations=iterations,
             seed=self._agent.get("seed") or 0,
             run_name=name,

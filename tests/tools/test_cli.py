@@ -353,7 +353,7 @@ def test_a_video_takes_all_checkpoints_and_the_rest_as_settings_of_the_task(
 
 def test_the_commands_of_the_pages_are_known(request):
     root = request.config.rootpath
-    pages = [root / "README.md", *(root / "docs").glob("*.md")]
+    pages = [root / "README.md", *(root / "docs").rglob("*.md")]
     text = "\n".join(page.read_text() for page in pages)
     lines = re.findall(r"(?<=rsl-tbptt )[a-z]+(?: --[^`#\n]*)?", text)
     assert {line.split()[0] for line in lines} <= {*COMMANDS, "bench"}
