@@ -33,7 +33,7 @@ class RunFacts:
         self._folder = folder.resolve()
         self._agent = _config(self._folder / AGENT)
         scene = _config(self._folder / ENV).get("scene") or {}
-        self._num_envs = scene.get("num_envs")
+        self._num_envs: Any = scene.get("num_envs")
         self._checkpoint = next(iter(numbered_checkpoints(self._folder)), None)
         any_file = next(path for path in self._folder.iterdir() if path.is_file())
         self.platform = load_platform(platform_of(any_file))

@@ -237,6 +237,9 @@ def test_a_curve_is_thinned_to_means_and_keeps_its_gaps():
     steps, nan = range(MOST_POINTS * 2), float("nan")
     assert thinned(steps, [float(step) for step in steps])[:2] == [(0.5, 0.5), (2.5, 2.5)]
     chart = curve_chart("gap", {0: (range(5), [1.0, 2.0, nan, 3.0, 1.0])})
+    assert chart is not None
     assert chart.lines[0]["d"].count("M") == 2
     assert curve_chart("nothing", {0: (range(2), [nan, nan])}) is None
-    assert [y for y, _ in curve_chart("flat", {0: (range(3), [2.0, 2.0, 2.0])}).y_ticks] == [102.0]
+    flat = curve_chart("flat", {0: (range(3), [2.0, 2.0, 2.0])})
+    assert flat is not None
+    assert [y for y, _ in flat.y_ticks] == [102.0]
