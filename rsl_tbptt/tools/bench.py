@@ -27,6 +27,7 @@ from rsl_tbptt.compat import MODELS_ERA, rsl_rl_era
 from rsl_tbptt.core.memory import PeakMemory
 from rsl_tbptt.core.scan import free_buffers
 from rsl_tbptt.tools.doctor import machine, versions
+from rsl_tbptt.tools.progress import track
 
 OBS_DIM, ACTION_DIM = 48, 12  # a quadruped's proprioception and its joints
 HIDDEN_DIMS = [256, 128, 64]
@@ -252,7 +253,7 @@ def alternate(contestants: Sequence[tuple[Library, Case]], num_updates: int) -> 
     """
     algorithms = [build(case, library) for library, case in contestants]
     seconds: list[list[float]] = [[] for _ in contestants]
-    for seed in range(num_updates + 1):
+    for seed in track(range(num_updates + 1), "updates of each"):
         for algorithm, (_, case), taken in zip(algorithms, contestants, seconds, strict=True):
             fill(algorithm, case, seed)
             taken.append(seconds_of(algorithm.update, case.device))

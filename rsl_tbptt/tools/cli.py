@@ -13,7 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from rsl_tbptt.tools.doctor import TOOLS, check_device, diagnose, diagnose_run, install
+from rsl_tbptt.tools.doctor import TOOLS, check_device, diagnose, install
 from rsl_tbptt.tools.platforms import PLATFORMS, platform_of
 
 Arguments = argparse.Namespace
@@ -90,7 +90,17 @@ def run_doctor(args: Arguments) -> int:
     if args.folder is None:
         return 0 if diagnose(args.device, args.output) else 1
     _require("doctor RUN")
+    from rsl_tbptt.tools.run_doctor import diagnose_run
+
     return 0 if diagnose_run(args.folder) else 1
+
+
+def run_report(args: Arguments) -> int:
+    """Write a page about trainings."""
+    from rsl_tbptt.tools.report import report
+
+    print(f"wrote {report(args.runs, args.output)}")
+    return 0
 
 
 def run_evaluate(args: Arguments) -> int:
@@ -314,6 +324,10 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "doctor folder": _option(
         "log folder of a training to judge instead", type=Path, nargs="?", metavar="RUN"
     ),
+    "report runs": _option("log folder of a training", type=Path, nargs="+", metavar="RUN"),
+    "report --output": _option(
+        "HTML file, which is replaced (report.html in the only RUN, or here for several)", type=Path
+    ),
     "doctor --output": _option("folder to write to", type=Path, default=Path()),
     "evaluate --output": _option("a new evaluation.json next to the checkpoint", type=Path),
     "--platform": _option("simulates the task, by default as in training", choices=PLATFORMS),
@@ -374,6 +388,11 @@ COMMANDS: dict[str, tuple[str, Callable[[Arguments], int], Sequence[str]]] = {
         "say what is wrong with this setup, or with a training",
         run_doctor,
         ("doctor folder", "doctor --output", "--device"),
+    ),
+    "report": (
+        "write a page about a training, or a comparison of several",
+        run_report,
+        ("report runs", "report --output"),
     ),
     "evaluate": (
         "evaluate a checkpoint on fresh episodes, without exploration noise",

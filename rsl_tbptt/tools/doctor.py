@@ -1,4 +1,4 @@
-"""Say what is wrong with this setup or with a training, and on what machine figures are measured.
+"""Say what is wrong with this setup, and on what machine figures are measured.
 
 Slow modules are imported where they are needed: the command line imports this one.
 """
@@ -11,32 +11,25 @@ import json
 import os
 import platform as system
 import sys
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.metadata import PackageNotFoundError, distribution, entry_points, version
 from pathlib import Path
-from statistics import median
-from typing import TYPE_CHECKING, Any
 
 from rsl_tbptt.compat import MODELS_ERA, rsl_rl_era
 from rsl_tbptt.tools.platforms import PLATFORMS, Platform, executable, load_platform
-
-if TYPE_CHECKING:
-    import torch
 
 TOOLS = {
     "doctor RUN": ("tensorboard", "yaml"),
     "evaluate": ("scipy", "yaml"),
     "export": ("onnx", "onnxruntime", "onnxscript", "scipy", "yaml"),
     "play --video": ("PIL", "scipy", "yaml"),
+    "report": ("jinja2", "tensorboard", "yaml"),
     "verify": ("onnxruntime",),
 }
 """Modules of the extra ``tools`` by the command that needs them."""
 PACKAGES = ("rsl-tbptt", "rsl-rl-lib", "torch", "tensordict", "numpy")
 """Distributions that decide a run's numbers on every platform."""
-
-Findings = tuple[str, list[str]]
-"""What was looked at, in words, and what looks wrong with it."""
 
 
 def diagnose(device: str = "cpu", output: Path = Path()) -> bool:
@@ -201,145 +194,6 @@ def check_folder(folder: Path) -> str:
 def _named(packages: Mapping[str, str | None]) -> str:
     """Write versions in one line."""
     return ", ".join(f"{name} {number}" for name, number in packages.items() if name != "python")
-
-
-def diagnose_run(folder: Path) -> bool:
-    """Look at config, metrics and the newest checkpoint, and print a line for each finding.
-
-    Args:
-        folder: A training's log folder.
-
-    Returns:
-        Whether nothing that could be judged looks wrong.
-
-    Raises:
-        ValueError: If that is no log folder.
-    """
-    from rsl_tbptt.checkpoints.describing import AGENT
-    from rsl_tbptt.checkpoints.reading import numbered_checkpoints
-
-    known = folder.is_dir() and (numbered_checkpoints(folder) or _has_events(folder))
-    if not (known or (folder / AGENT).is_file()):
-        raise ValueError(
-            f"RUN is '{folder}', expected the log folder of a training: the one that holds"
-            " events.out.tfevents..., model_<iteration>.pt and params/agent.yaml."
-        )
-    checks = {"config": check_config, "metrics": check_metrics, "checkpoint": check_checkpoint}
-    passed = True
-    for name, check in checks.items():
-        looked_at, wrong = check(folder)
-        print(f"{name:<12} {'WRONG' if wrong else 'ok   '}  {looked_at}")
-        for finding in wrong:
-            print(f"{'':<12} -      {finding}")
-        passed &= not wrong
-    result = "nothing that was judged looks wrong" if passed else "see the lines below WRONG"
-    print(f"\n{result}", flush=True)
-    return passed
-
-
-def check_config(folder: Path) -> Findings:
-    """Look for options that cannot work together, as Isaac Lab and mjlab noted them."""
-    from rsl_tbptt.checkpoints.describing import AGENT
-    from rsl_tbptt.files import read_config
-
-    if not (folder / AGENT).is_file():
-        return f"not judged: no {AGENT}, which rsl_rl's own runners do not write", []
-    try:
-        config = read_config(folder / AGENT)
-    except ValueError as error:
-        return str(AGENT), [str(error)]
-    algorithm, wrong = config.get("algorithm") or {}, []
-    models = [config.get(role) or {} for role in ("actor", "critic", "student", "policy")]
-    if algorithm.get("gradient_length") == 1 and any(model.get("rnn_type") for model in models):
-        wrong.append(
-            "gradient_length is 1, expected the number of steps to remember: no gradient goes from"
-            " one step to the one before, so the memory does not learn what to keep. Try 16 or"
-            " more; for TbpttPPO None is the whole rollout."
-        )
-    return f"{AGENT}: {str(algorithm.get('class_name')).rpartition(':')[2]}", wrong
-
-
-def check_metrics(folder: Path) -> Findings:
-    """Compare the last quarter of the metrics with the limits of docs/howto/health.md."""
-    from rsl_tbptt.algorithms.health import limit_of
-
-    curves = read_curves(folder) if _has_events(folder) else {}
-    prefix = "Loss/"
-    losses = {tag[len(prefix) :]: v for tag, (_, v) in curves.items() if tag.startswith(prefix)}
-    num_updates = max(map(len, losses.values()), default=0)
-    if not num_updates:
-        return "not judged: no TensorBoard events", []
-    limits = {name: limit for name in losses if (limit := limit_of(name))}
-    wrong, too_few = [], []
-    for name, limit in limits.items():
-        values = losses[name]
-        if len(values) < limit.updates:
-            too_few.append(f"{name} ({len(values)} of {limit.updates})")
-        elif limit.broken(value := median(values[-max(limit.updates, len(values) // 4) :])):
-            wrong.append(limit.describe(name, value))
-    if num_skipped := max(losses.get("skipped_updates", ()), default=0):
-        wrong.append(
-            f"Loss/skipped_updates is {num_skipped:g}, expected 0: so many updates met NaN or inf"
-            " and were undone. The training's output names their cause."
-        )
-    if not limits:
-        return f"{num_updates} updates, by an algorithm that does not watch its health", wrong
-    unjudged = f"; not judged, too few updates: {', '.join(too_few)}" if too_few else ""
-    return f"{num_updates} updates{unjudged}", wrong
-
-
-def check_checkpoint(folder: Path) -> Findings:
-    """Look whether the newest checkpoint can be read and holds numbers."""
-    from rsl_tbptt.checkpoints.reading import numbered_checkpoints, read_checkpoint
-
-    path = next(iter(numbered_checkpoints(folder)), None)
-    if path is None:
-        return "not judged: no model_<iteration>.pt", []
-    try:
-        checkpoint = read_checkpoint(str(path), "cpu")
-    except ValueError as error:
-        return path.name, [str(error)]
-    broken = [name for name, tensor in _tensors(checkpoint) if not tensor.isfinite().all()]
-    if not broken:
-        return path.name, []
-    more = f" and {len(broken) - 3} more" if len(broken) > 3 else ""
-    return path.name, [
-        f"{', '.join(broken[:3])}{more} hold NaN or inf: resume from an older checkpoint, with"
-        " non_finite='skip'."
-    ]
-
-
-def _tensors(saved: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
-    """Yield the tensors of state dicts, by name."""
-    if isinstance(saved, Mapping):
-        for key, value in saved.items():
-            yield from _tensors(value, f"{name}.{key}" if name else str(key))
-    elif hasattr(saved, "isfinite"):
-        yield name, saved
-
-
-def read_curves(folder: Path) -> dict[str, tuple[list[int], list[float]]]:
-    """Read all scalars that rsl_rl logged for TensorBoard.
-
-    Args:
-        folder: Log folder of a training.
-
-    Returns:
-        Iterations and values by tag.
-    """
-    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
-
-    accumulator = EventAccumulator(str(folder), size_guidance={"scalars": 0})
-    accumulator.Reload()
-    curves = {}
-    for tag in accumulator.Tags()["scalars"]:
-        scalars = accumulator.Scalars(tag)
-        curves[tag] = ([s.step for s in scalars], [s.value for s in scalars])
-    return curves
-
-
-def _has_events(folder: Path) -> bool:
-    return any(folder.glob("*tfevents*"))
 
 
 def versions(further: tuple[str, ...] = ()) -> dict[str, str | None]:

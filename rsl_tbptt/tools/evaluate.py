@@ -8,7 +8,6 @@ robots and the same starts.
 from __future__ import annotations
 
 import math
-import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
@@ -26,12 +25,12 @@ from rsl_tbptt.models.one_step import recorded_latents
 from rsl_tbptt.tools.episodes import EpisodeFacts
 from rsl_tbptt.tools.platforms import ENV, Platform, Simulation, load_platform, platform_of
 from rsl_tbptt.tools.policies import build_policy, images_of, read_policy
+from rsl_tbptt.tools.progress import Progress
 
 if TYPE_CHECKING:
     from rsl_tbptt.tools.bundle_policy import BundlePolicy
 
 CONFIDENCE = 0.95
-SECONDS_BETWEEN_REPORTS = 2.0
 SEED = 1000
 """Seed of the environments where none is given."""
 
@@ -285,29 +284,36 @@ def run_first_episodes(
     running = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
     returns = torch.zeros(env.num_envs, device=env.device)
     lengths = torch.zeros(env.num_envs, dtype=torch.long, device=env.device)
-    step, reported = 0, time.monotonic()
-    most_steps = min(max_steps, _longest_episode(env))
-    while running.any() and step < max_steps:
-        if watch is not None:
-            watch(step, obs)
-        obs, rewards, dones, extras = env.step(policy(obs))
-        policy.reset(dones)
-        if facts is not None:
-            facts.note(extras, running, dones)
-        returns += torch.where(running, rewards, 0.0)
-        if not (finite := returns.isfinite()).all():
-            first = int((~finite).nonzero()[0])
-            raise ValueError(
-                f"The return of environment {first} is {returns[first].item()} after {step + 1}"
-                f" steps, expected a finite number: its reward is {rewards[first].item()}."
-            )
-        lengths += running
-        running &= dones == 0
-        step += 1
-        if time.monotonic() - reported > SECONDS_BETWEEN_REPORTS:
-            reported = time.monotonic()
-            print(f"[progress] {step}/{most_steps}", flush=True)
+    step, most_steps = 0, min(max_steps, _longest_episode(env))
+    with Progress("steps of the first episodes", most_steps) as progress:
+        while running.any() and step < max_steps:
+            if watch is not None:
+                watch(step, obs)
+            obs, rewards, dones, extras = env.step(policy(obs))
+            policy.reset(dones)
+            if facts is not None:
+                facts.note(extras, running, dones)
+            returns += torch.where(running, rewards, 0.0)
+            step += 1
+            _check_finite(returns, rewards, step)
+            lengths += running
+            running &= dones == 0
+            progress.update(step)
     return returns.cpu(), lengths.cpu(), int(running.sum())
+
+
+def _check_finite(returns: torch.Tensor, rewards: torch.Tensor, step: int) -> None:
+    """Check the returns after a number of steps.
+
+    Raises:
+        ValueError: If one is not finite.
+    """
+    if not (finite := returns.isfinite()).all():
+        first = int((~finite).nonzero()[0])
+        raise ValueError(
+            f"The return of environment {first} is {returns[first].item()} after {step} steps,"
+            f" expected a finite number: its reward is {rewards[first].item()}."
+        )
 
 
 def summarise(

@@ -21,6 +21,7 @@ from rsl_tbptt.checkpoints.robot import observation_terms
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core.hidden_state import as_tensors
 from rsl_tbptt.models.one_step import STATES, recorded_latents
+from rsl_tbptt.tools.progress import track
 
 if TYPE_CHECKING:
     from rsl_tbptt.tools.evaluate import Start
@@ -103,7 +104,7 @@ def _run(
 ) -> Trajectory:
     """Run a policy; ``step`` returns the next observations and whether an episode starts."""
     starts, rows = True, []
-    for number in range(num_steps):
+    for number in track(range(num_steps), "steps of the golden trajectory"):
         starts = starts or number == num_steps // 2
         if starts:
             policy.reset()

@@ -18,6 +18,7 @@ from torch.nn import functional
 
 from rsl_tbptt.files import complete
 from rsl_tbptt.tools.platforms import Platform, load_platform, platform_of, run_shown
+from rsl_tbptt.tools.progress import track
 
 if TYPE_CHECKING:
     from PIL import Image
@@ -200,7 +201,8 @@ def write(films: Sequence[Film], output: Path) -> None:
         output: GIF or WebP file.
     """
     num_frames = max(len(one.images) for one in films)
-    frames = [frame(films, index, num_frames) for index in range(num_frames)]
+    numbers = track(range(num_frames), "frames")
+    frames = [frame(films, index, num_frames) for index in numbers]
     durations = [round(1000 * films[0].frame_seconds)] * num_frames
     durations[-1] += round(1000 * LAST_SECONDS)
     with complete(output) as unfinished:

@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 
 from rsl_tbptt.deploy import GOLDEN, Policy
+from rsl_tbptt.tools.progress import track
 from rsl_tbptt.tools.robot_program import Fault, Part, RobotProgram, delayed
 from rsl_tbptt.tools.verify import read_golden, run_onnx
 
@@ -212,7 +213,8 @@ def _explain(compared: Compared, trained: RobotProgram, found: Diagnosis) -> Non
     while True:
         error = _root_mean_square(expected - logged) / deviation
         others = [*compared.alternatives(program)] if error.max() > ROUNDING else []
-        values = [in_rows(compared.compute(other)) for other in others]
+        tried = track(others, f"programs that may have made the {compared.name}")
+        values = [in_rows(compared.compute(other)) for other in tried]
         gains = [_gain(logged, expected, other, ROUNDING * deviation) for other in values]
         if max(gains, default=0.0) <= 0.0:
             break

@@ -13,6 +13,7 @@ import torch
 
 from rsl_tbptt.deploy import GOLDEN, METADATA, Policy, groups_in, join
 from rsl_tbptt.tools.c_code import run_c
+from rsl_tbptt.tools.progress import track
 
 TORCHSCRIPT = "policy.pt"
 
@@ -76,7 +77,7 @@ def run_onnx(
 ) -> dict[str, np.ndarray]:
     """Return outputs of the stepper over a trajectory, shape (T, ...) each."""
     groups, rows = groups_in(golden), []
-    for step, starts in enumerate(golden["reset"]):
+    for step, starts in enumerate(track(golden["reset"], "steps in ONNX")):
         if starts:
             policy.reset()
         policy.step({name: values[step] for name, values in groups.items()})
@@ -90,7 +91,7 @@ def run_torchscript(path: Path, golden: Mapping[str, np.ndarray]) -> np.ndarray:
     with torchscript():
         module: Any = torch.jit.load(str(path))
     groups, actions = groups_in(golden), []
-    for step, starts in enumerate(golden["reset"]):
+    for step, starts in enumerate(track(golden["reset"], "steps in TorchScript")):
         if starts:
             module.reset()
         seen = join([values[step] for values in groups.values()])

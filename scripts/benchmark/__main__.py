@@ -78,9 +78,9 @@ def run_rows(args: argparse.Namespace) -> None:
         ValueError: If no row is meant, or the libraries differ on one: nothing is written then.
     """
     # Imported here, as below, because they take seconds, which --help need not wait for.
+    from rsl_tbptt.tools.templates import fill
     from scripts.benchmark import suite
     from scripts.benchmark.figures import save_figures
-    from scripts.templates import fill
 
     rows = suite.select(suite.load_rows(args.file), args.rows, args.device)
     if args.quick:

@@ -11,9 +11,9 @@ from pathlib import Path
 
 from rsl_tbptt.tools.doctor import machine, versions
 from rsl_tbptt.tools.platforms import load_platform
+from rsl_tbptt.tools.templates import fill
 from scripts.pipeline.run import cost, run_script, run_stages
 from scripts.pipeline.sweep import load_sweep, sweep_stages
-from scripts.templates import fill
 
 TEMPLATE = Path(__file__).with_name("sweep.md.j2")
 

@@ -10,14 +10,14 @@ from typing import Any
 from tabulate import tabulate
 
 from rsl_tbptt.checkpoints.describing import agent_config
-from rsl_tbptt.tools.doctor import read_curves
+from rsl_tbptt.tools.run_doctor import read_curves
+from rsl_tbptt.tools.templates import fill
 from scripts.figures import PALETTE, drawn_svg
 from scripts.pipeline.experiments import Experiment
 from scripts.pipeline.report import read_evaluation
 from scripts.pipeline.run import Record
 from scripts.pipeline.stages import early
 from scripts.pipeline.sweep import Sweep, seeded
-from scripts.templates import fill
 
 TEMPLATE = Path(__file__).with_name("learning.md.j2")
 REACHED = 0.95

@@ -1,26 +1,25 @@
 """An experiment's result: table, acceptance checks, results.json and one page, report.html."""
 
-import base64
-import io
 import json
-import math
-from itertools import cycle
 from pathlib import Path
 from typing import Any
 
 from tabulate import tabulate
 
-from rsl_tbptt.files import complete, write_json
-from rsl_tbptt.tools.doctor import machine, read_curves, versions
+from rsl_tbptt.files import write_json
+from rsl_tbptt.tools.doctor import machine, versions
 from rsl_tbptt.tools.platforms import load_platform
-from scripts.figures import PALETTE, drawn_svg
+from rsl_tbptt.tools.progress import clock
+from rsl_tbptt.tools.report import Report, Row, read_run, write_page
 from scripts.pipeline.experiments import AcceptanceCheck, Experiment
-from scripts.pipeline.run import Record, clock
-from scripts.templates import fill
+from scripts.pipeline.run import Record
 
-TEMPLATE = Path(__file__).with_name("report.html.j2")
 COLUMNS = ("mean_return", "confidence_interval", "episodes", "mean_length", "step_seconds")
 """What the tables show of an evaluation."""
+VIDEO = (
+    "{}, in columns. One row per robot: equal physics and start in all columns, in real time. Grey:"
+    " the episode has ended. The simulator's own images, of robots that were not chosen."
+)
 
 
 def write_report(
@@ -47,8 +46,7 @@ def write_report(
         "machine": machine(device),
     }
     write_json(folder / "results.json", results)
-    with complete(folder / "report.html") as unfinished:
-        unfinished.write_text(render(folder, experiment, results, records), encoding="utf-8")
+    write_page(describe(folder, experiment, results, records), folder / "report.html")
     return results
 
 
@@ -134,63 +132,34 @@ def format_share(share: float | None) -> str:
     return "n/a" if share is None else f"{share:.1%}"
 
 
-def render(
+def describe(
     folder: Path, experiment: Experiment, results: dict[str, Any], records: dict[str, Record]
-) -> str:
-    """Fill the template; the page loads nothing: images are data URIs, style is inline."""
-    curves = {
-        name: read_curves((folder / records[name].output).parent) for name in experiment.policies
-    }
-    return fill(
-        TEMPLATE,
-        results=results,
-        video=data_uri("image/webp", (folder / records["video"].output).read_bytes()),
-        curves=plot_curves(curves),
-        returns=plot_returns(
-            {name: read_evaluation(folder, name) for name in experiment.evaluated}
-        ),
-        records=records,
-        total=clock(sum(record.seconds for record in records.values())),
-        experiment=experiment,
-        format_share=format_share,
-        clock=clock,
+) -> Report:
+    """Describe a run's page; the arguments are those of :func:`write_report` and what it wrote."""
+    trained = {name: (folder / records[name].output).parent for name in experiment.policies}
+    rows = [
+        Row(
+            name=name,
+            title=row["title"],
+            found=read_evaluation(folder, name),
+            number=number,
+            share=format_share(row["share_of_teacher"]),
+        )
+        for number, (name, row) in enumerate(results["policies"].items())
+    ]
+    exported = {"policy": experiment.export.policy, "folder": folder / "exported"}
+    return Report(
+        heading=experiment.heading,
+        lead=f"{results['task']}. {experiment.summary}",
+        runs=[read_run(path, name) for name, path in trained.items()],
+        rows=rows,
+        checks=results["acceptance"],
+        videos=[(VIDEO.format(", ".join(experiment.policies)), folder / records["video"].output)],
+        exported=exported | results["exported"],
+        stages=[
+            (name, f"{clock(r.seconds)} min, peak memory {r.peak_memory_gb:.2f} GB", r.command)
+            for name, r in records.items()
+        ],
+        machine=results["machine"],
+        versions=results["versions"],
     )
-
-
-def plot_curves(curves: dict[str, dict[str, tuple[list[int], list[float]]]]) -> str:
-    """Draw the learning curves of each policy as an SVG image, a data URI."""
-    image = io.BytesIO()
-    with drawn_svg(image, fonttype="path", ncols=2, figsize=(10, 3.4)) as (reward, loss):
-        for (name, logged), colour in zip(curves.items(), cycle(PALETTE), strict=False):
-            if "Train/mean_reward" in logged:
-                reward.plot(*logged["Train/mean_reward"], color=colour, label=name)
-            if "Loss/behavior" in logged:
-                loss.semilogy(*logged["Loss/behavior"], color=colour, label=name)
-        reward.set(title="Reward per episode in training", xlabel="iteration")
-        loss.set(title="Behaviour loss of distilled students", xlabel="iteration")
-        for axes in (reward, loss):
-            if axes.get_legend_handles_labels()[0]:
-                axes.legend(frameon=False)
-    return data_uri("image/svg+xml", image.getvalue())
-
-
-def plot_returns(evaluations: dict[str, dict[str, Any]]) -> str:
-    """Draw every episode's return, with the mean's interval, as an SVG image, a data URI."""
-    image, names = io.BytesIO(), [*evaluations]
-    with drawn_svg(image, fonttype="path", figsize=(10, 2.2)) as axes:
-        for row, colour in zip(range(len(names)), cycle(PALETTE), strict=False):
-            found, height = evaluations[names[row]], len(names) - 1 - row
-            # Spread vertically in a fixed pattern, so that equal returns remain visible.
-            heights = [height + 0.25 * math.sin(37.0 * i) for i in range(found["episodes"])]
-            axes.plot(found["returns"], heights, ".", color=colour, alpha=0.35, ms=5, mew=0)
-            ends = found["confidence_interval"]
-            axes.plot(ends, [height, height], color="black", lw=4, solid_capstyle="butt")
-        axes.set_yticks(range(len(names)), names[::-1])
-        axes.set(title="Return of each episode; black: 95 % interval of the mean")
-        axes.grid(axis="y", visible=False)
-    return data_uri("image/svg+xml", image.getvalue())
-
-
-def data_uri(kind: str, content: bytes) -> str:
-    """Write an image into an address."""
-    return f"data:{kind};base64,{base64.b64encode(content).decode()}"

@@ -8,7 +8,6 @@ there, and no stage that it reads from ran again.
 import argparse
 import json
 import os
-import re
 import shlex
 import signal
 import subprocess
@@ -23,10 +22,10 @@ from threading import Event
 
 from rsl_tbptt.files import output_path, write_json
 from rsl_tbptt.tools.platforms import child_environment, executable
+from rsl_tbptt.tools.progress import PATTERN, Progress, clock
 
-PROGRESS = re.compile(r"(?:Learning iteration|\[progress\]) (\d+/\d+)")
-"""What rsl_rl and this package print on how far they are."""
-PROGRESS_EVERY_SECONDS = 10.0
+LOOK_SECONDS = 1.0
+"""Between two looks into the log of a command for how far it is."""
 GRACE_SECONDS = 10.0
 """How long a command that is asked to end may take before it is killed."""
 
@@ -163,7 +162,7 @@ def _run(
 
 def _wait(process: subprocess.Popen[bytes], title: str, log: Path, stop: Event) -> int:
     """Wait until a command ends, say how far it is, and return its peak memory in bytes."""
-    told, place = time.monotonic(), ""
+    progress, looked = None, time.monotonic()
     # wait4 instead of Popen.poll: it tells the peak memory of this child alone.
     while not (ended := os.wait4(process.pid, os.WNOHANG))[0]:
         if stop.wait(0.05):
@@ -174,14 +173,23 @@ def _wait(process: subprocess.Popen[bytes], title: str, log: Path, stop: Event) 
                 process.kill()
                 process.wait()
             return 0
-        if time.monotonic() - told >= PROGRESS_EVERY_SECONDS:
-            told = time.monotonic()
-            found = PROGRESS.findall(log.read_text("utf-8", errors="replace"))
-            if found and found[-1] != place:
-                place = found[-1]
-                print(f"{title}  {place}", flush=True)
+        if time.monotonic() - looked >= LOOK_SECONDS:
+            progress, looked = _look(log, title, progress), time.monotonic()
     process.returncode = os.waitstatus_to_exitcode(ended[1])
     return ended[2].ru_maxrss * 1024  # Linux counts in 1024 bytes
+
+
+def _look(log: Path, title: str, progress: Progress | None) -> Progress | None:
+    """Say how far a command is by its log; what it does next has a progress of its own."""
+    found = PATTERN.findall(log.read_text("utf-8", errors="replace"))
+    if not found:
+        return None
+    done, total = map(int, found[-1])
+    if progress is None or progress.total != total or done < progress.done:
+        # Lines, on a terminal too: several commands run at a time.
+        progress = Progress(title, total, done, lines=True)
+    progress.update(done)
+    return progress
 
 
 def read_record(folder: Path, name: str) -> Record | None:
@@ -231,8 +239,3 @@ def cost(records: dict[str, Record], seconds: float) -> str:
     peak = max(record.peak_memory_gb for record in records.values())
     spent = sum(record.seconds for record in records.values())
     return f"time: {clock(seconds)} now, {clock(spent)} for all stages; peak memory {peak:.2f} GB"
-
-
-def clock(seconds: float) -> str:
-    """Write a duration as minutes and seconds."""
-    return f"{int(seconds) // 60}:{int(seconds) % 60:02d}"

@@ -8,6 +8,7 @@ import time
 
 import pytest
 
+from rsl_tbptt.tools import progress
 from scripts.pipeline import run as pipeline
 from scripts.pipeline.run import Stage, StageError, read_record, run_stages
 
@@ -75,13 +76,18 @@ def test_failed_stage_is_repeated_and_earlier_ones_reused(folder, code, message)
 
 
 def test_record_and_log_tell_what_a_command_did(folder, monkeypatch, capsys):
-    monkeypatch.setattr(pipeline, "PROGRESS_EVERY_SECONDS", 0.0)
-    code = "import sys, time; print('Learning iteration 4/10', flush=True); "
-    code += "sys.stderr.write('error'); sys.stderr.flush(); "
-    code += "x = bytearray(200_000_000); time.sleep(0.5)"
+    monkeypatch.setattr(pipeline, "LOOK_SECONDS", 0.0)
+    monkeypatch.setattr(progress, "SILENT_SECONDS", 0.0)
+    code = "import sys, time; x = bytearray(200_000_000); "
+    code += "[print(f'Learning iteration {n}/10', flush=True) or time.sleep(0.4) for n in (2, 4)]; "
+    code += "sys.stderr.write('error'); sys.stderr.flush()"
     run(folder, make_stage("first"), make_stage("a", "first", code=code))
-    assert (folder / "stages" / "a.log").read_text() == "Learning iteration 4/10\nerror"
-    assert capsys.readouterr().out.count("[2/2] a  4/10\n") == 1
+    assert (folder / "stages" / "a.log").read_text() == (
+        "Learning iteration 2/10\nLearning iteration 4/10\nerror"
+    )
+    shown = capsys.readouterr().err
+    assert shown.startswith("[progress] [2/2] a 4/10, 0:0")
+    assert shown.count("left\n") == 1
     record = read_record(folder, "a")
     assert record is not None
     assert record.seconds >= 0.5

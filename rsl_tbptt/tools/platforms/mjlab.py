@@ -100,8 +100,8 @@ class Mjlab(Platform):
         return lambda: camera.data.rgb
 
     def task_id(self, task: str, agent: str) -> str:
-        """Return ``<task>-<agent>``: mjlab has one agent per id."""
-        return f"{task}-{agent}"
+        """Return ``<task>-<agent>``, as mjlab has one agent per id; without an agent, the id."""
+        return f"{task}-{agent}" if agent else task
 
     def train_command(self, training: Training, *, device: str) -> list[str]:
         """Write mjlab's `train`."""

@@ -1,0 +1,234 @@
+"""One page about a training, or a comparison of several: ``rsl-tbptt report``.
+
+The page is one file that loads nothing: charts are inline SVG, and a video is embedded where the
+whole stays small.
+"""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from rsl_tbptt.algorithms.health import LOSSES
+from rsl_tbptt.files import complete, output_path
+from rsl_tbptt.tools.charts import curve_chart, return_chart, style
+from rsl_tbptt.tools.doctor import versions
+from rsl_tbptt.tools.play import STARTED
+from rsl_tbptt.tools.progress import track
+from rsl_tbptt.tools.run_doctor import LOSS, Curves, Findings, find_wrong, judge, read_curves
+from rsl_tbptt.tools.run_facts import RunFacts, written
+from rsl_tbptt.tools.templates import fill
+
+TEMPLATE = Path(__file__).with_name("report.html.j2")
+MOST_BYTES = 2_000_000
+"""Of a page. A video that does not fit is linked."""
+KINDS = {".gif": "image/gif", ".webp": "image/webp", ".mp4": "video/mp4"}
+"""Videos by the end of their names."""
+CURVES = {"Train/mean_reward": "Reward per episode", "Train/mean_episode_length": "Episode length"}
+"""What is drawn in addition to losses, by tag."""
+
+
+@dataclass(kw_only=True)
+class Run:
+    """A training in a report."""
+
+    name: str
+    folder: Path
+    curves: Curves
+    findings: dict[str, Findings]
+    evaluations: dict[str, dict[str, Any]] = field(default_factory=dict)
+    """What ``rsl-tbptt evaluate`` wrote, by the file's name without ``.json``."""
+    video: Path | None = None
+    facts: dict[str, str]
+    commands: dict[str, str]
+    packages: tuple[str, ...]
+    """Distributions that decide its numbers, in addition to those of every training."""
+
+
+@dataclass(kw_only=True)
+class Row:
+    """An evaluation in the table of a report."""
+
+    name: str
+    found: dict[str, Any]
+    """What ``rsl-tbptt evaluate`` wrote."""
+    title: str = ""
+    number: int = 0
+    """Of its style in charts: the run's."""
+    share: str = ""
+    """Of the teacher's return."""
+
+
+@dataclass(kw_only=True)
+class Report:
+    """All that a page shows; what is empty is left out."""
+
+    heading: str
+    lead: str
+    runs: Sequence[Run]
+    rows: Sequence[Row] = ()
+    checks: Sequence[dict[str, Any]] = ()
+    """Acceptance checks: ``passed`` and ``text``."""
+    videos: Sequence[tuple[str, Path]] = ()
+    """What each shows, and its file."""
+    exported: dict[str, Any] = field(default_factory=dict)
+    """``policy``, ``folder``, and of its ``policy.json``: ``golden`` and ``max_difference``."""
+    stages: Sequence[tuple[str, str, str]] = ()
+    """Name, cost and command of what made the files."""
+    machine: dict[str, str] = field(default_factory=dict)
+    versions: dict[str, str | None]
+
+
+def report(folders: Sequence[Path], output: Path | None = None) -> Path:
+    """Write a page about trainings.
+
+    Args:
+        folders: Their log folders.
+        output: HTML file, which is replaced. None is report.html in the only folder, or in the
+            working directory where there are several.
+
+    Returns:
+        The file.
+
+    Raises:
+        ValueError: If a folder is no log folder, is named twice or holds an evaluation that cannot
+            be read, or if nothing can be written to ``output``.
+    """
+    if len({folder.resolve() for folder in folders}) < len(folders):
+        raise ValueError(f"RUN is {[*map(str, folders)]}, expected each once: leave one out.")
+    default = Path("report.html") if len(folders) > 1 else folders[0] / "report.html"
+    names = _names(folders)
+    runs = [
+        read_run(folder, name)
+        for folder, name in track([*zip(folders, names, strict=True)], "trainings")
+    ]
+    output = output_path(output or default, default)
+    write_page(describe(runs), output)
+    return output
+
+
+def read_run(folder: Path, name: str) -> Run:
+    """Read the log folder of a training.
+
+    Args:
+        folder: The folder.
+        name: What the report calls it.
+
+    Raises:
+        ValueError: If that is none, or holds an evaluation that cannot be read.
+    """
+    curves = read_curves(folder)
+    facts = RunFacts(folder)
+    evaluations = {path.stem: read_evaluation(path) for path in folder.glob("evaluation*.json")}
+    found = [path for kind in KINDS for path in folder.glob(f"*{kind}")]
+    found += folder.glob("videos/**/*.mp4")
+    return Run(
+        name=name,
+        folder=folder,
+        curves=curves,
+        findings=find_wrong(folder, curves),
+        evaluations=dict(sorted(evaluations.items())),
+        video=max(found, key=lambda path: path.stat().st_mtime, default=None),
+        facts=facts.facts(),
+        commands=facts.commands(next(iter(evaluations.values()), None)),
+        packages=facts.platform.PACKAGES,
+    )
+
+
+def read_evaluation(path: Path) -> dict[str, Any]:
+    """Read what ``rsl-tbptt evaluate`` wrote.
+
+    Raises:
+        ValueError: If it cannot be read.
+    """
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        if len(found["returns"]) != found["episodes"] or len(found["confidence_interval"]) != 2:
+            raise ValueError("its episodes are incomplete")
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"The evaluation '{path}' cannot be read ({error!r}), expected what `rsl-tbptt"
+            " evaluate` wrote: evaluate again, or move the file away."
+        ) from error
+    return found
+
+
+def describe(runs: Sequence[Run]) -> Report:
+    """Return the report of trainings as their folders tell."""
+    rows = [
+        Row(name=name if stem == "evaluation" else f"{name}, {stem}", found=found, number=number)
+        for number, (name, run) in enumerate((run.name, run) for run in runs)
+        for stem, found in run.evaluations.items()
+    ]
+    tasks = dict.fromkeys(run.facts["task"] for run in runs if "task" in run.facts)
+    return Report(
+        heading=runs[0].name if len(runs) == 1 else f"{len(runs)} trainings compared",
+        lead=", ".join(tasks) or "Task not noted",
+        runs=runs,
+        rows=rows,
+        videos=[(run.name, run.video) for run in runs if run.video is not None],
+        versions=versions(tuple({package: None for run in runs for package in run.packages})),
+    )
+
+
+def write_page(page: Report, output: Path) -> None:
+    """Write a report as one HTML file of at most :data:`MOST_BYTES`, if its text is not longer."""
+    videos: dict[Path, str | None] = {path: None for _, path in page.videos}
+    html = _render(page, output, videos)
+    for path in videos:
+        if len(html.encode()) + 4 * path.stat().st_size / 3 < MOST_BYTES - 1000:
+            content = base64.b64encode(path.read_bytes()).decode()
+            videos[path] = f"data:{KINDS[path.suffix.lower()]};base64,{content}"
+            html = _render(page, output, videos)
+    with complete(output) as unfinished:
+        unfinished.write_text(html, encoding="utf-8")
+
+
+def _render(page: Report, output: Path, videos: dict[Path, str | None]) -> str:
+    tags = {tag: None for run in page.runs for tag in run.curves}
+    titles = {tag: title for tag, title in CURVES.items() if tag in tags}
+    titles |= {tag: f"Loss: {tag.removeprefix(LOSS)}" for tag in tags if _is_loss(tag)}
+    charts = [
+        curve_chart(
+            title,
+            {n: run.curves[tag] for n, run in enumerate(page.runs) if tag in run.curves},
+            log=tag not in CURVES,
+        )
+        for tag, title in titles.items()
+    ]
+    return fill(
+        TEMPLATE,
+        page=page,
+        charts=[chart for chart in charts if chart is not None],
+        returns=page.rows
+        and return_chart([(row.name, row.number, row.found) for row in page.rows]),
+        judge=judge,
+        style=style,
+        videos=videos,
+        relative=lambda path: Path(os.path.relpath(path, output.parent)).as_posix(),
+        written=written(time.time()),
+    )
+
+
+def _is_loss(tag: str) -> bool:
+    first = tag.removeprefix(LOSS).partition("/")[0]
+    return tag.startswith(LOSS) and first in {*LOSSES, "value_function"}  # which rsl_rl 3 has
+
+
+def _names(folders: Sequence[Path]) -> list[str]:
+    """Return the shortest names that tell folders apart, without the time if that suffices."""
+    paths = [folder.resolve().parts for folder in folders]
+    names = [STARTED.sub("", path[-1]) for path in paths]
+    if len({*names}) == len(names):
+        return names
+    for length in range(1, max(map(len, paths)) + 1):
+        names = ["/".join(path[-length:]) for path in paths]
+        if len({*names}) == len(names):
+            return names
+    return [str(folder) for folder in folders]

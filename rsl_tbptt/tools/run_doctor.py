@@ -1,0 +1,197 @@
+"""Say what is wrong with a training, by the config, metrics and checkpoints in its log folder."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import TYPE_CHECKING, Any
+
+from rsl_tbptt.algorithms.health import Limit, limit_of
+from rsl_tbptt.checkpoints.describing import AGENT
+from rsl_tbptt.checkpoints.reading import numbered_checkpoints, read_checkpoint
+from rsl_tbptt.files import read_config
+
+if TYPE_CHECKING:
+    import torch
+
+Curves = dict[str, tuple[list[int], list[float]]]
+"""Iterations and values by tag of TensorBoard."""
+Findings = tuple[str, list[str]]
+"""What was looked at, in words, and what looks wrong with it."""
+LOSS = "Loss/"
+"""Start of the tags of what an update reports."""
+
+
+@dataclass(frozen=True)
+class Judged:
+    """A metric that has a limit, over the last quarter of the updates."""
+
+    name: str
+    limit: Limit
+    num_updates: int
+    """Updates that reported it."""
+    value: float
+    """Median."""
+
+    @property
+    def verdict(self) -> str:
+        """``ok``, ``WRONG``, or ``too few updates`` to judge it by."""
+        if self.num_updates < self.limit.updates:
+            return "too few updates"
+        return "WRONG" if self.limit.broken(self.value) else "ok"
+
+
+def diagnose_run(folder: Path) -> bool:
+    """Look at config, metrics and the newest checkpoint, and print a line for each finding.
+
+    Args:
+        folder: A training's log folder.
+
+    Returns:
+        Whether nothing that could be judged looks wrong.
+
+    Raises:
+        ValueError: If that is no log folder.
+    """
+    passed = True
+    for name, (looked_at, wrong) in find_wrong(folder, read_curves(folder)).items():
+        print(f"{name:<12} {'WRONG' if wrong else 'ok   '}  {looked_at}")
+        for finding in wrong:
+            print(f"{'':<12} -      {finding}")
+        passed &= not wrong
+    result = "nothing that was judged looks wrong" if passed else "see the lines below WRONG"
+    print(f"\n{result}", flush=True)
+    return passed
+
+
+def find_wrong(folder: Path, curves: Curves) -> dict[str, Findings]:
+    """Look at config, metrics and the newest checkpoint of a training.
+
+    Args:
+        folder: Its log folder.
+        curves: What :func:`read_curves` read there.
+
+    Returns:
+        Findings by ``config``, ``metrics`` and ``checkpoint``.
+    """
+    return {
+        "config": check_config(folder),
+        "metrics": check_metrics(curves),
+        "checkpoint": check_checkpoint(folder),
+    }
+
+
+def check_config(folder: Path) -> Findings:
+    """Look for options that cannot work together, as Isaac Lab and mjlab noted them."""
+    if not (folder / AGENT).is_file():
+        return f"not judged: no {AGENT}, which rsl_rl's own runners do not write", []
+    try:
+        config = read_config(folder / AGENT)
+    except ValueError as error:
+        return str(AGENT), [str(error)]
+    algorithm, wrong = config.get("algorithm") or {}, []
+    models = [config.get(role) or {} for role in ("actor", "critic", "student", "policy")]
+    if algorithm.get("gradient_length") == 1 and any(model.get("rnn_type") for model in models):
+        wrong.append(
+            "gradient_length is 1, expected the number of steps to remember: no gradient goes from"
+            " one step to the one before, so the memory does not learn what to keep. Try 16 or"
+            " more; for TbpttPPO None is the whole rollout."
+        )
+    return f"{AGENT}: {str(algorithm.get('class_name')).rpartition(':')[2]}", wrong
+
+
+def check_metrics(curves: Curves) -> Findings:
+    """Compare the metrics of the last quarter of the updates with the limits of docs/howto/health.md."""
+    losses = {tag: values for tag, (_, values) in curves.items() if tag.startswith(LOSS)}
+    num_updates = max(map(len, losses.values()), default=0)
+    if not num_updates:
+        return "not judged: no TensorBoard events", []
+    judged = judge(curves)
+    too_few = [
+        f"{one.name} ({one.num_updates} of {one.limit.updates})"
+        for one in judged
+        if one.verdict == "too few updates"
+    ]
+    wrong = [one.limit.describe(one.name, one.value) for one in judged if one.verdict == "WRONG"]
+    if num_skipped := max(losses.get(f"{LOSS}skipped_updates", ()), default=0):
+        wrong.append(
+            f"Loss/skipped_updates is {num_skipped:g}, expected 0: so many updates met NaN or inf"
+            " and were undone. The training's output names their cause."
+        )
+    if not judged:
+        return f"{num_updates} updates, by an algorithm that does not watch its health", wrong
+    unjudged = f"; not judged, too few updates: {', '.join(too_few)}" if too_few else ""
+    return f"{num_updates} updates{unjudged}", wrong
+
+
+def judge(curves: Curves) -> list[Judged]:
+    """Return the metrics that have a limit, with how they were in the last quarter of updates."""
+    found = []
+    for tag, (_, values) in curves.items():
+        name = tag.removeprefix(LOSS)
+        if tag.startswith(LOSS) and (limit := limit_of(name)):
+            last = values[-max(limit.updates, len(values) // 4) :]
+            found.append(Judged(name, limit, len(values), median(last)))
+    return found
+
+
+def check_checkpoint(folder: Path) -> Findings:
+    """Look whether the newest checkpoint can be read and holds numbers."""
+    path = next(iter(numbered_checkpoints(folder)), None)
+    if path is None:
+        return "not judged: no model_<iteration>.pt", []
+    try:
+        checkpoint = read_checkpoint(str(path), "cpu")
+    except ValueError as error:
+        return path.name, [str(error)]
+    broken = [name for name, tensor in _tensors(checkpoint) if not tensor.isfinite().all()]
+    if not broken:
+        return path.name, []
+    more = f" and {len(broken) - 3} more" if len(broken) > 3 else ""
+    return path.name, [
+        f"{', '.join(broken[:3])}{more} hold NaN or inf: resume from an older checkpoint, with"
+        " non_finite='skip'."
+    ]
+
+
+def _tensors(saved: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
+    """Yield the tensors of state dicts, by name."""
+    if isinstance(saved, Mapping):
+        for key, value in saved.items():
+            yield from _tensors(value, f"{name}.{key}" if name else str(key))
+    elif hasattr(saved, "isfinite"):
+        yield name, saved
+
+
+def read_curves(folder: Path) -> Curves:
+    """Read all scalars that rsl_rl logged for TensorBoard.
+
+    Args:
+        folder: Log folder of a training.
+
+    Returns:
+        Iterations and values by tag; nothing where it logged for something else.
+
+    Raises:
+        ValueError: If that is no log folder.
+    """
+    has_events = any(folder.glob("*tfevents*"))
+    known = folder.is_dir() and (has_events or numbered_checkpoints(folder))
+    if not (known or (folder / AGENT).is_file()):
+        raise ValueError(
+            f"RUN is '{folder}', expected the log folder of a training: the one that holds"
+            " events.out.tfevents..., model_<iteration>.pt and params/agent.yaml."
+        )
+    if not has_events:
+        return {}
+    from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
+
+    accumulator = EventAccumulator(str(folder), size_guidance={"scalars": 0})
+    accumulator.Reload()
+    curves = {}
+    for tag in accumulator.Tags()["scalars"]:
+        scalars = accumulator.Scalars(tag)
+        curves[tag] = ([s.step for s in scalars], [s.value for s in scalars])
+    return curves

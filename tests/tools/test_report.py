@@ -1,0 +1,245 @@
+"""``rsl-tbptt report``: what a page shows of trainings; it is one file that loads nothing."""
+
+import json
+import os
+import re
+import shlex
+from html import unescape
+from itertools import pairwise
+
+import pytest
+import torch
+import yaml
+from support.pages import assert_loads_nothing
+from torch.utils.tensorboard import SummaryWriter
+
+from rsl_tbptt.files import write_json
+from rsl_tbptt.tools.charts import MOST_POINTS, curve_chart, log_ticks, style, thinned, ticks
+from rsl_tbptt.tools.cli import command_parser, main
+from rsl_tbptt.tools.evaluate import summarise
+from rsl_tbptt.tools.report import MOST_BYTES, report
+
+AGENT = {
+    "seed": 7,
+    "device": "cpu",
+    "max_iterations": 40,
+    "run_name": "student",
+    "load_checkpoint": "logs/rsl_rl/cart/1_teacher/model_9.pt",
+    "algorithm": {"class_name": "rsl_tbptt.algorithms:TbpttDistillation", "gradient_length": 16},
+    "student": {"rnn_type": "lstm"},
+}
+
+
+def write_run(folder, kl=0.01, platform=None, iterations=40):
+    """Write the log folder of a training of rsl_rl alone, or as Isaac Lab leaves it."""
+    with SummaryWriter(log_dir=str(folder)) as writer:
+        for step in range(iterations):
+            writer.add_scalar("Train/mean_reward", step, step)
+            writer.add_scalar("Loss/behavior", 10.0 ** (-step / 10), step)
+            writer.add_scalar("Loss/kl", kl, step)
+    torch.save({"iter": 19, "student_state_dict": {"w": torch.ones(1)}}, folder / "model_19.pt")
+    (folder / "params").mkdir()
+    (folder / "params" / "agent.yaml").write_text(yaml.safe_dump(AGENT))
+    if platform == "isaaclab":
+        (folder / "params" / "env.yaml").write_text(yaml.safe_dump({"scene": {"num_envs": 64}}))
+        metadata = {"agent": "recurrent"}
+        write_json(
+            folder / "run.json", {"library": "rsl_rl", "task": "Tbptt-Cart", "metadata": metadata}
+        )
+        (folder / "git").mkdir()
+        noted = f"--- git commit ---\n{'ab' * 20}\n\n--- git diff ---\n+1"
+        (folder / "git" / "robots.diff").write_text(noted)
+    return folder
+
+
+def write_evaluation(path, mean, **facts):
+    found = summarise(mean + torch.linspace(-1, 1, 9), torch.full((9,), 12), 0.5)
+    write_json(path, {**found, "task": "module:make_env", **facts})
+
+
+@pytest.fixture
+def run(tmp_path):
+    return write_run(tmp_path / "2026-01-02_03-04-05_student")
+
+
+def page_of(*runs, **options):
+    html = report([*runs], **options).read_text(encoding="utf-8")
+    text = unescape(re.sub(r"<style>.*?</style>|<[^>]+>", " ", html, flags=re.S))
+    return html, " ".join(text.split())
+
+
+def commands_in(html):
+    return dict(re.findall(r"<b>([a-z]+)</b>\n<pre>(.*?)</pre>", html))
+
+
+def test_a_page_loads_nothing_and_shows_curves_verdicts_and_versions(run):
+    html, text = page_of(run)
+    assert assert_loads_nothing(html) == []
+    assert len(html) < 40_000
+    assert "<h1>student</h1>" in html
+    for chart in ("Reward per episode", "Loss: behavior"):
+        assert f'role="img" aria-label="{chart}' in html
+    assert "Loss: kl" not in text
+    assert "kl 0.01 ≤ 0.1 ✓ ok" in text
+    assert "✗" not in text
+    for known in (
+        "algorithm TbpttDistillation",
+        "seed 7",
+        "newest checkpoint model_19.pt",
+        "torch",
+    ):
+        assert known in text
+    assert "prefers-color-scheme: dark" in html
+
+
+def test_a_page_judges_as_doctor_does(run, tmp_path, capsys):
+    ill = write_run(tmp_path / "ill", kl=0.3)
+    _, text = page_of(ill)
+    assert main(["doctor", str(ill)]) == 1
+    (finding,) = re.findall(r" -      (Loss/kl is .*)", capsys.readouterr().out)
+    assert finding in text
+    assert "kl 0.3 ≤ 0.1 ✗ WRONG" in text
+    _, text = page_of(write_run(tmp_path / "short", kl=0.3, iterations=5))
+    assert "kl 0.3 ≤ 0.1 … too few updates" in text
+
+
+def test_a_comparison_tells_runs_apart_without_colour(run, tmp_path, monkeypatch, capsys):
+    other = write_run(tmp_path / "2026-01-02_03-09-09_a<b>")
+    write_evaluation(run / "evaluation.json", 5.0, success_rate=0.75, ended_by={"fell": 0.25})
+    write_evaluation(run / "evaluation-2.json", 6.0)
+    write_evaluation(other / "evaluation.json", 3.0)
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", str(run), str(other)]) == 0
+    assert capsys.readouterr().out == "wrote report.html\n"
+    html = (tmp_path / "report.html").read_text(encoding="utf-8")
+    assert_loads_nothing(html)
+    legend = html[html.index('<ul class="legend">') :]
+    assert re.findall(r'class="line (.*?)".*?</svg>(.*?)</li>', legend)[:2] == [
+        ("c0 d0", "student"),
+        ("c1 d1", "a&lt;b&gt;"),
+    ]
+    rows = re.findall(r'<td><b>(.*?)</b>.*?mean return">(.*?)<', html, flags=re.S)
+    assert rows == [
+        ("student", "5.000"),
+        ("student, evaluation-2", "6.000"),
+        ("a&lt;b&gt;", "3.000"),
+    ]
+    assert 'data-of="success">75.0 %<' in html
+    assert "fell&nbsp;25.0&nbsp;%" in html
+    assert html.count('class="dots c0 d0"') == 2
+
+
+def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path):
+    runs = [write_run(tmp_path / experiment / "1") for experiment in ("a", "b")]
+    html, _ = page_of(*runs, output=tmp_path / "page.html")
+    assert all(f"</svg>{name}</li>" in html for name in ("a/1", "b/1"))
+
+
+@pytest.mark.parametrize(("name", "tag"), [("film.webp", "img"), ("videos/play/0.mp4", "video")])
+def test_a_video_is_embedded_as_long_as_the_page_stays_small(run, name, tag):
+    path = run / name
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_bytes(bytes(1_400_000))
+    html, _ = page_of(run)
+    (url,) = assert_loads_nothing(html)
+    assert f"<{tag} " in html
+    assert 1_800_000 < len(url) < len(html.encode()) < MOST_BYTES
+    path.write_bytes(bytes(1_600_000))
+    html, _ = page_of(run)
+    assert assert_loads_nothing(html) == []
+    assert f'<a href="{name}">{path.name}</a>' in html
+    assert len(html) < 40_000
+
+
+def test_commands_are_those_of_the_platform_with_absolute_paths(tmp_path):
+    experiment = tmp_path / "logs" / "rsl_rl" / "cart"
+    run = write_run(experiment / "2_student", platform="isaaclab")
+    (experiment / "1_teacher").mkdir()
+    (experiment / "1_teacher" / "model_9.pt").touch()
+    html, text = page_of(run)
+    commands = commands_in(html)
+    assert [*commands] == ["train", "resume", "play", "evaluate", "export", "judge"]
+    assert commands["train"].startswith(
+        "isaaclab train --rl_library rsl_rl --task Tbptt-Cart --agent recurrent --checkpoint"
+        f" {experiment}/1_teacher/model_9.pt --num_envs 64 --max_iterations 40 --seed 7"
+    )
+    assert f"{run}/model_19.pt --num_envs 64 --max_iterations 20 " in commands["resume"]
+    for command in commands.values():
+        program, *words = shlex.split(command)
+        if program == "rsl-tbptt":
+            command_parser(words[0]).parse_args(words)
+    assert "commit robots abababababab with changes" in text
+
+
+def test_commands_of_a_platform_that_is_not_installed_are_left_out(tmp_path, monkeypatch):
+    def physics(task):
+        raise ModuleNotFoundError(name="isaaclab")
+
+    monkeypatch.setattr("rsl_tbptt.tools.platforms.isaaclab.physics", physics)
+    html, _ = page_of(write_run(tmp_path / "run", platform="isaaclab"))
+    assert [*commands_in(html)] == ["play", "evaluate", "export", "judge"]
+
+
+def test_rsl_rl_alone_is_evaluated_where_an_evaluation_names_its_environment(run):
+    assert [*commands_in(page_of(run)[0])] == ["export", "judge"]
+    write_evaluation(run / "evaluation.json", 5.0)
+    commands = commands_in(page_of(run)[0])
+    assert commands["evaluate"].endswith("model_19.pt --env module:make_env --device cpu")
+
+
+def test_a_folder_of_events_alone_has_a_page(tmp_path):
+    with SummaryWriter(log_dir=str(tmp_path)) as writer:
+        writer.add_scalar("Train/mean_reward", float("nan"), 0)
+    html, text = page_of(tmp_path)
+    assert "… checkpoint not judged: no model_" in text
+    assert "No curves to draw" in text
+    assert [*commands_in(html)] == ["judge"]
+
+
+def test_what_is_wrong_with_the_arguments_is_named(run, tmp_path, capsys):
+    (run / "evaluation.json").write_text(json.dumps({"episodes": 3}))
+    (tmp_path / "empty").mkdir()
+    for words, message in (
+        ([run, run], "expected each once: leave one out"),
+        ([tmp_path / "empty"], "/empty', expected the log folder of a training"),
+        ([tmp_path / "missing"], "/missing', expected the log folder of a training"),
+        ([run], "evaluation.json' cannot be read (KeyError('returns'))"),
+    ):
+        assert main(["report", *map(str, words)]) == 1
+        (line,) = capsys.readouterr().err.splitlines()
+        assert line.startswith("rsl-tbptt report: ")
+        assert message in line
+    assert [name for name in os.listdir(run) if name.endswith(".html")] == []
+
+
+def test_25_lines_differ_in_colour_or_pattern_and_neighbours_in_both():
+    styles = [style(number) for number in range(25)]
+    assert len({*styles}) == 25
+    for one, other in pairwise(styles):
+        assert set(one.split()).isdisjoint(other.split())
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "expected"),
+    [(0, 100, [0, 50, 100]), (-0.3, 0.31, [-0.2, 0, 0.2]), (59, 61, [59, 59.5, 60, 60.5, 61])],
+)
+def test_ticks_are_round_numbers_within_the_range(low, high, expected):
+    assert ticks(low, high) == expected
+    assert ticks(low, low) == [low]
+
+
+def test_ticks_of_a_logarithm_are_few():
+    assert log_ticks(0.03, 5) == [0.05, 0.1, 0.2, 0.5, 1, 2, 5][::2]
+    assert log_ticks(1e-9, 1e3) == [1e-9, 1e-6, 1e-3, 1, 1e3]
+
+
+def test_a_curve_is_thinned_to_means_and_keeps_its_gaps():
+    steps, nan = range(MOST_POINTS * 2), float("nan")
+    assert thinned(steps, [float(step) for step in steps])[:2] == [(0.5, 0.5), (2.5, 2.5)]
+    chart = curve_chart("gap", {0: (range(5), [1.0, 2.0, nan, 3.0, 1.0])})
+    assert chart is not None
+    assert chart.lines[0]["d"].count("M") == 2
+    assert curve_chart("nothing", {0: (range(2), [nan, nan])}) is None
+    flat = curve_chart("flat", {0: (range(3), [2.0, 2.0, 2.0])})
+    assert flat is not None
+    assert [y for y, _ in flat.y_ticks] == [102.0]
