@@ -1,4 +1,4 @@
-"""The tutorials, followed line by line: files are saved, code and commands run, outputs compared."""
+"""The tutorials, followed: files are saved, code and commands run, outputs compared."""
 
 import contextlib
 import io
@@ -36,11 +36,12 @@ def follow(name: str, programs: dict[str, Command], quoted: str = "") -> dict[st
         What each command printed, by its line on the page.
     """
     programs = {"pip": lambda _: "", "mkdir": lambda _: ""} | programs
+    quoted = _without_indents(quoted)
     session, outputs, printed = {"__name__": "session"}, {}, ""
     for block in blocks((TUTORIALS / name).read_text(encoding="utf-8")):
         if block.file:
             Path(block.file).write_text(block.text, encoding="utf-8")
-        elif block.language in ("python", "toml") and block.text in quoted:
+        elif block.language in ("python", "toml") and _without_indents(block.text) in quoted:
             continue
         elif block.language == "python":
             with contextlib.redirect_stdout(io.StringIO()) as out:
@@ -62,6 +63,10 @@ def lines_missing(expected: str, printed: str) -> list[str]:
     there = {_without_numbers(line) for line in COLOUR.sub("", printed).splitlines()}
     lines = [line for line in expected.splitlines() if line.strip() not in ("", "...")]
     return [line for line in lines if _without_numbers(line) not in there]
+
+
+def _without_indents(text: str) -> str:
+    return "\n".join(map(str.strip, text.splitlines()))
 
 
 def _without_numbers(line: str) -> str:
