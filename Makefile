@@ -75,8 +75,9 @@ distillation-mjlab: $(MJLAB)/.installed  ## the same in mjlab; DEVICE, RUN and P
 bench: $(INSTALLED)  ## time and memory of updates beside rsl_rl's; DEVICE and RUN as above
 	$(PY) -m scripts.benchmark suite $(RUN_OPTIONS)
 
-docs: $(INSTALLED)  ## write the tables of options from the code
+docs: $(INSTALLED)  ## write the tables of options from the code, and the notebooks from their pages
 	$(PY) -m scripts.option_tables
+	$(PY) -m scripts.notebooks
 
 # Every page is read anew: links between pages and docstrings are checked while it is read.
 SPHINX = $(PY) -m sphinx --fresh-env --quiet

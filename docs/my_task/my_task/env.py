@@ -12,6 +12,7 @@ from rsl_tbptt_tasks.isaaclab.cartpole import CartpolePhysicsCfg, CartpoleSceneC
 @configclass
 class PositionsCfg(ObservationGroupCfg):
     positions = ObservationTermCfg(func=mdp.joint_pos_rel, noise=GaussianNoiseCfg(std=0.02))
+    enable_corruption = True  # without it Isaac Lab adds no noise
 
 
 @configclass

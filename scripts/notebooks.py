@@ -1,0 +1,110 @@
+"""Write the notebooks of docs/tutorials from their pages: ``make docs``.
+
+The Markdown page is the only source. A page with a badge that opens a notebook has one next to it,
+with the same text and commands. Notebooks are stored without outputs.
+"""
+
+import json
+import re
+from pathlib import Path
+from typing import Any, NamedTuple
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted((ROOT / "docs" / "tutorials").glob("*.md"))
+BADGE = re.compile(r"colab\.research\.google\.com/github/([\w-]+/[\w-]+)/")
+FENCED = re.compile(r"^```(\w+)\n(.*?)^```$\n?", re.DOTALL | re.MULTILINE)
+RUNS = ("bash", "python")
+"""Languages that become code cells; other blocks stay part of the text."""
+
+
+class Block(NamedTuple):
+    """Text between code blocks, or a code block without its fences."""
+
+    language: str
+    """As on the page, or ``"markdown"``."""
+    text: str
+
+    @property
+    def file(self) -> str | None:
+        """Name of the file that the block is saved as: its first line is ``# name.py``."""
+        found = re.match(r"# (\w+\.py)\n", self.text)
+        return found[1] if found and self.language == "python" else None
+
+    @property
+    def commands(self) -> list[str]:
+        """Lines of a block of commands; a backslash continues a line."""
+        lines = self.text.replace("\\\n", " ").splitlines()
+        return [" ".join(line.split("  #")[0].split()) for line in lines if line.strip()]
+
+
+def main() -> None:
+    """Write the notebook of every page that has one."""
+    for page in notebook_pages():
+        page.with_suffix(".ipynb").write_text(notebook(page.read_text(encoding="utf-8")), "utf-8")
+
+
+def notebook_pages() -> list[Path]:
+    """Return the pages with a badge."""
+    return [page for page in PAGES if BADGE.search(page.read_text(encoding="utf-8"))]
+
+
+def blocks(page: str) -> list[Block]:
+    """Split a page's text into its blocks, in order."""
+    found, end = list[Block](), 0
+    for fenced in FENCED.finditer(page):
+        found += [Block("markdown", page[end : fenced.start()]), Block(fenced[1], fenced[2])]
+        end = fenced.end()
+    return [*found, Block("markdown", page[end:])]
+
+
+def notebook(page: str) -> str:
+    """Return the notebook of a page's text, as JSON."""
+    badge = BADGE.search(page)
+    cells, text = list[dict[str, Any]](), ""
+    for block in blocks(page):
+        if block.language in RUNS:
+            cells += [_cell("markdown", text), _cell("code", _code(block, badge and badge[1]))]
+            text = ""
+        else:
+            fence = f"```{block.language}\n{block.text}```\n"
+            text += block.text if block.language == "markdown" else fence
+    cells.append(_cell("markdown", text))
+    cells = [cell for cell in cells if cell["source"]]
+    for number, cell in enumerate(cells):
+        cell["id"] = f"cell-{number:02}"
+    kernel = {"display_name": "Python 3", "language": "python", "name": "python3"}
+    content = {
+        "cells": cells,
+        "metadata": {"kernelspec": kernel, "language_info": {"name": "python"}},
+        "nbformat": 4,
+        "nbformat_minor": 5,
+    }
+    return json.dumps(content, indent=1, ensure_ascii=False) + "\n"
+
+
+def _cell(kind: str, text: str) -> dict[str, Any]:
+    cell: dict[str, Any] = {"cell_type": kind, "metadata": {}}
+    if kind == "code":
+        cell |= {"execution_count": None, "outputs": []}
+    return cell | {"source": text.strip("\n").splitlines(keepends=True)}
+
+
+def _code(block: Block, repository: str | None) -> str:
+    """Return what a notebook runs in place of a block."""
+    if block.file:
+        return f"%%writefile {block.text.removeprefix('# ')}"
+    if block.language == "python":
+        return block.text
+    if not any("pip install" in command for command in block.commands):
+        return "\n".join(f"!{command}" for command in block.commands)
+    # Elsewhere the package is installed already: a notebook does not change an environment.
+    source = f"git+https://github.com/{repository}"
+    return (
+        "import sys\n\n"
+        'if "google.colab" in sys.modules:\n'
+        f'    %pip install --quiet "rsl-tbptt[tools] @ {source}"'
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,125 @@
+"""The tutorials, followed: files are saved, code and commands run, outputs compared."""
+
+import contextlib
+import io
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from scripts.notebooks import ROOT, blocks
+
+TUTORIALS = ROOT / "docs" / "tutorials"
+COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?!\w)")
+
+Command = Callable[[str], str]
+"""Runs a command line, and returns what it printed."""
+
+
+def follow(name: str, programs: dict[str, Command], quoted: str = "") -> dict[str, str]:
+    """Do what a tutorial says, from its first to its last line, in the working directory.
+
+    Python blocks share one session. Each line of a block of expected output has to be in what the
+    block before it printed, whatever its numbers are.
+
+    Args:
+        name: The page.
+        programs: How commands are run, by their first word; others run in the shell. ``pip`` and
+            ``mkdir`` prepare an environment and a folder, which tests have.
+        quoted: Text of files from which the page quotes; these Python blocks are not run.
+
+    Returns:
+        What each command printed, by its line on the page.
+    """
+    programs = {"pip": lambda _: "", "mkdir": lambda _: ""} | programs
+    quoted = _without_indents(quoted)
+    session, outputs, printed = {"__name__": "session"}, {}, ""
+    for block in blocks((TUTORIALS / name).read_text(encoding="utf-8")):
+        if block.file:
+            Path(block.file).write_text(block.text, encoding="utf-8")
+        elif block.language in ("python", "toml") and _without_indents(block.text) in quoted:
+            continue
+        elif block.language == "python":
+            with contextlib.redirect_stdout(io.StringIO()) as out:
+                exec(compile(block.text, name, "exec"), session)
+            printed = out.getvalue()
+        elif block.language == "bash":
+            ran = {line: programs.get(line.split()[0], shell)(line) for line in block.commands}
+            outputs |= ran
+            printed = "\n".join(ran.values())
+        elif block.language == "text":
+            assert not (missing := lines_missing(block.text, printed)), f"{missing}\n{printed}"
+        else:
+            assert block.language == "markdown", f"{name}: nothing checks\n{block.text}"
+    return outputs
+
+
+def lines_missing(expected: str, printed: str) -> list[str]:
+    """Return the expected lines that were not printed, with any numbers and spaces."""
+    there = {_without_numbers(line) for line in COLOUR.sub("", printed).splitlines()}
+    lines = [line for line in expected.splitlines() if line.strip() not in ("", "...")]
+    return [line for line in lines if _without_numbers(line) not in there]
+
+
+def _without_indents(text: str) -> str:
+    return "\n".join(map(str.strip, text.splitlines()))
+
+
+def _without_numbers(line: str) -> str:
+    return NUMBER.sub("0", " ".join(line.split()))
+
+
+def shell(line: str) -> str:
+    """Run a command line in the shell; it has to succeed."""
+    path = f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}"
+    run = subprocess.run(
+        ["bash", "-ec", line],
+        env={**os.environ, "PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert run.returncode == 0, run.stderr
+    return run.stdout
+
+
+def rsl_tbptt(
+    run: Callable[[list[str]], tuple[int, str]], episodes: int = 256, overrides: Sequence[str] = ()
+) -> Command:
+    """Return how ``rsl-tbptt`` is run; it has to succeed unless it names a fault.
+
+    Args:
+        run: Takes the arguments, and returns the exit status and what was printed.
+        episodes: How many each evaluation has.
+        overrides: Further settings of the task for evaluations.
+    """
+
+    def command(line: str) -> str:
+        words = arguments(line)
+        if words[0] == "evaluate":
+            words[1:1] = ["--episodes", str(episodes)]
+            if overrides:
+                words += overrides if "--overrides" in words else ["--overrides", *overrides]
+        status, printed = run(words)
+        assert (status == 0) == ("FAULT" not in printed), printed
+        return printed
+
+    return command
+
+
+def arguments(line: str) -> list[str]:
+    """Return what follows the program, with the newest file for a pattern.
+
+    The tests' trainings have one iteration, whatever the page's checkpoint is called.
+    """
+    found = []
+    for word in shlex.split(line)[1:]:
+        if "*" in word:
+            pattern = re.sub(r"model_\d+", "model_0", word)
+            word = str(max(Path().glob(pattern), key=os.path.getmtime).resolve())
+        found.append(word)
+    return found
