@@ -6,6 +6,7 @@ import re
 import subprocess
 import tarfile
 import zipfile
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -99,10 +100,16 @@ def test_installed_package_shows_its_tasks_and_data(built):
     assert has_asset == "True"
 
 
+def test_package_citation_and_changelog_have_one_version():
+    release = version("rsl-tbptt")
+    assert f"\nversion: {release}\n" in (ROOT / "CITATION.cff").read_text()
+    assert re.search(rf"^## \[{release}\] - 20\d\d-", (ROOT / "CHANGELOG.md").read_text(), re.M)
+
+
 @pytest.mark.package
 def test_installed_package_trains(built):
     """The README's example, in an environment with nothing but what the package asks for."""
-    example, _ = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
+    (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     result = run_installed(built, f"{example}\nprint(runner.alg.num_updates)")
     assert result[-1] == "10"
 

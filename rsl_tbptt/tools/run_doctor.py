@@ -103,7 +103,7 @@ def check_config(folder: Path) -> Findings:
 
 
 def check_metrics(curves: Curves) -> Findings:
-    """Compare the metrics of the last quarter of the updates with the limits of docs/howto/health.md."""
+    """Compare the last quarter of the metrics with the limits of docs/howto/health.md."""
     losses = {tag: values for tag, (_, values) in curves.items() if tag.startswith(LOSS)}
     num_updates = max(map(len, losses.values()), default=0)
     if not num_updates:
