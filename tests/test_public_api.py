@@ -1,0 +1,43 @@
+"""The public API is what docs/reference/api.md shows, and this list: a change of it is meant."""
+
+import importlib
+import re
+from pathlib import Path
+
+import pytest
+
+PAGE = Path(__file__).parents[1] / "docs" / "reference" / "api.md"
+PUBLIC = {
+    "rsl_tbptt.algorithms": "TbpttDistillation TbpttPPO",
+    "rsl_tbptt.models": "RecurrentModel CNNRNNModel SelectedTeachers",
+    "rsl_tbptt.models.protocol": "WindowedModel",
+    "rsl_tbptt.runners": "TbpttDistillationRunner TbpttOnPolicyRunner",
+    "rsl_tbptt.integrations.isaaclab": (
+        "TbpttDistillationAlgorithmCfg TbpttPpoAlgorithmCfg TbpttCnnRnnModelCfg "
+        "TbpttTeachersCfg TbpttTeacherCfg"
+    ),
+    "rsl_tbptt.integrations.mjlab": (
+        "TbpttDistillationRunnerCfg TbpttDistillationAlgorithmCfg TbpttPpoAlgorithmCfg "
+        "TbpttCnnRnnModelCfg TbpttTeachersCfg TbpttTeacherCfg TbpttMjlabDistillationRunner "
+        "TbpttMjlabRecurrentRunner"
+    ),
+    "rsl_tbptt.deploy": "Policy",
+    "rsl_tbptt.core": (
+        "recurrent_scan tbptt_schedule num_steps_of_full_group Window accumulate_group "
+        "SampleLosses Rollout"
+    ),
+}
+"""Names by module, separated by spaces."""
+
+
+def test_the_page_shows_the_public_names():
+    shown = re.findall(r"^\.\. auto\w+:: (\S+)", PAGE.read_text(), flags=re.MULTILINE)
+    assert shown == [f"{module}.{name}" for module in PUBLIC for name in PUBLIC[module].split()]
+
+
+@pytest.mark.parametrize("module", PUBLIC)
+def test_public_names_can_be_imported(module):
+    if module.startswith("rsl_tbptt.integrations."):
+        pytest.importorskip(module.rpartition(".")[2])
+    imported = importlib.import_module(module)
+    assert [name for name in PUBLIC[module].split() if not hasattr(imported, name)] == []
