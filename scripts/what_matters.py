@@ -16,10 +16,10 @@ from typing import Any
 import torch
 import yaml
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
-from scipy import stats
 from tensordict import TensorDict
 from torch import nn
 
+from rsl_tbptt.tools.evaluate import mean_and_interval
 from rsl_tbptt_tasks.memory import RecallEnv
 
 CFG = Path(__file__).with_name("what_matters.yaml")
@@ -39,7 +39,7 @@ class PerfectTeacher(nn.Module):
         """Return the answers, shape (N, 1)."""
         return obs["privileged"][:, 2:]
 
-    def reset(self, *_unused: object) -> None:
+    def reset(self, dones: object = None, hidden_state: object = None) -> None:
         """Keep nothing."""
 
     def get_hidden_state(self) -> None:
@@ -154,9 +154,9 @@ def row(name: str, results: list[tuple[int | None, float]]) -> str:
 
 def interval(values: list[float], digits: int) -> tuple[str, str]:
     """Return mean and 95 % interval of Student's t over seeds."""
-    mean = sum(values) / len(values)
-    half = float(stats.t.ppf(0.975, len(values) - 1) * stats.sem(values)) if len(values) > 1 else 0
-    return f"{mean:.{digits}f}", f"{mean - half:.{digits}f} to {mean + half:.{digits}f}"
+    known = mean_and_interval(values) if len(values) > 1 else 3 * tuple(values)
+    mean, low, high = (f"{number:.{digits}f}" for number in known)
+    return mean, f"{low} to {high}"
 
 
 if __name__ == "__main__":

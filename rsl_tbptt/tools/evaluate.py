@@ -221,7 +221,7 @@ def started(
 def _noted_env(platform: Platform, checkpoint: Path, task: str | None) -> Path | None:
     """Return the environment's config next to a checkpoint, None where it is of another task."""
     file = checkpoint.parent / ENV
-    if not (file.is_file() and platform.trained_here(checkpoint)):
+    if not (file.is_file() and platform.trained_in(checkpoint.parent)):
         return None
     try:
         same = task is None or platform.find_trained(checkpoint).task == task
@@ -333,16 +333,22 @@ def summarise(
 
     """
     values = returns.double().tolist()
-    mean = sum(values) / len(values)
-    # Not stats.t.interval, which is NaN where all returns are equal.
-    half = float(stats.t.ppf(0.5 + CONFIDENCE / 2, len(values) - 1) * stats.sem(values))
+    mean, *interval = mean_and_interval(values)
     return {
         "episodes": len(values),
         "mean_return": mean,
         "confidence_level": CONFIDENCE,
-        "confidence_interval": [mean - half, mean + half],
+        "confidence_interval": interval,
         "mean_length": lengths.double().mean().item(),
         "step_seconds": step_seconds,
         "returns": values,
         "lengths": lengths.tolist(),
     }
+
+
+def mean_and_interval(values: Sequence[float]) -> tuple[float, float, float]:
+    """Return the mean of at least two values and the ends of its interval, by Student's t."""
+    mean = sum(values) / len(values)
+    # Not stats.t.interval, which is NaN where all values are equal.
+    half = float(stats.t.ppf(0.5 + CONFIDENCE / 2, len(values) - 1) * stats.sem(values))
+    return mean, mean - half, mean + half

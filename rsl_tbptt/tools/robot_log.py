@@ -179,7 +179,8 @@ def _compare_actions(policy: Policy, trained: RobotProgram, log: Log, found: Dia
 def _compare_targets(
     metadata: Mapping[str, Any], starts: np.ndarray, log: Log, found: Diagnosis
 ) -> None:
-    actions, robot = metadata["robot"].get("actions", ()), metadata["robot"]
+    robot = metadata["robot"]
+    actions = robot.get("actions", ())
     if not {"actions", "targets"} <= log.keys() or not actions:
         return
     limit, ends = robot.get("clip_actions"), np.cumsum([action["width"] for action in actions])
@@ -293,7 +294,7 @@ def _read(path: Path, metadata: Mapping[str, Any]) -> dict[str, np.ndarray]:
     if len({*lengths.values()}) > 1 or min(lengths.values()) < 2:
         raise ValueError(f"The log has steps {lengths}, expected as many of each, at least 2.")
     for name, values in log.items():
-        if widths[name] not in (None, values[0].size):
+        if widths[name] != values[0].size:
             raise ValueError(
                 f"{name} of the log has {values[0].size} numbers a step, expected {widths[name]}."
             )

@@ -1,8 +1,8 @@
 """What a program on the robot computes around a policy, as trained or with faults.
 
-A :class:`RobotProgram` turns measured terms into observations and actions as the program does. Its
-fields say what the program does; :func:`alternatives` changes one of them, and :func:`faults` names
-those that differ from training.
+A :class:`RobotProgram` turns measured terms into observations as the program does. Its fields say
+how; its ``alternatives`` each change one of them, and its ``faults`` name those that differ from
+training.
 """
 
 from __future__ import annotations
@@ -86,23 +86,22 @@ class Part:
 
     def alternatives(self) -> Iterator[Part]:
         """Yield what else the program may do, one difference each."""
-        yield from (replace(self, times_scaled=times) for times in self._other_scalings())
+        if np.any(np.asarray(self.scale) != 1.0):
+            others = (times for times in (0, 1, 2) if times != self.times_scaled)
+            yield from (replace(self, times_scaled=times) for times in others)
         if np.any(self.offset):
             yield replace(self, has_offset=not self.has_offset)
         if self.history > 1:
             yield replace(self, newest_first=not self.newest_first)
         yield replace(self, is_late=not self.is_late)
-        every, order = frozenset(range(self.width)), self.order or (*range(self.width),)
-        signs = [every, *(frozenset((one,)) for one in every if self.width > 1)]
+        order = self.order or (*range(self.width),)
+        signs = [{*order}, *({one} for one in range(self.width) if self.width > 1)]
         yield from (replace(self, negated=self.negated ^ changed) for changed in signs)
         yield from (replace(self, order=other) for other in usual_orders(self.labels))
         for one, other in itertools.combinations(range(self.width), 2):
             swapped = [*order]
             swapped[one], swapped[other] = order[other], order[one]
             yield replace(self, order=(*swapped,))
-
-    def _other_scalings(self) -> set[int]:
-        return set() if np.all(np.asarray(self.scale) == 1.0) else {0, 1, 2} - {self.times_scaled}
 
     def faults(self) -> Iterator[Fault]:
         """Yield what the program does differently from training."""
@@ -118,12 +117,12 @@ class Part:
         if self.is_late and not self.may_be_late:
             yield Fault("late", f"{self.name}: one step late")
         if self.negated:
-            which = (
-                "" if len(self.negated) == self.width else " of " + _listed(labels, self.negated)
-            )
+            negated = _listed([labels[one] for one in sorted(self.negated)])
+            which = "" if len(self.negated) == self.width else f" of {negated}"
             yield Fault("sign flipped", f"{self.name}: the sign{which} is flipped")
         if self.order and self.order != (*range(self.width),):
-            text = f"in the order {_listed(labels, self.order)}, expected {_listed(labels)}"
+            order = _listed([labels[one] for one in self.order])
+            text = f"in the order {order}, expected {_listed(labels)}"
             yield Fault("permuted", f"{self.name}: {text}")
 
 
@@ -161,18 +160,20 @@ class RobotProgram:
 
     def obs(self) -> dict[str, np.ndarray]:
         """Return the observation groups that the policy is given, shape (T, ...) each."""
-        found = {**self.fixed}
-        for name, parts in self.groups.items():
-            if name not in found:
-                values = [part.compute(self.starts) for part in parts]
-                shape = self.shapes.get(name, (-1,))
-                found[name] = np.concatenate(values, axis=-1).reshape(len(self.starts), *shape)
+        found = {name: self._group(name) for name in self.groups}
         if self.normalizes:
             for name, seen in self.normalizer.items():
                 found[name] = (found[name] - np.asarray(seen["mean"])) / np.asarray(seen["divisor"])
         if self.sees_late:
             found = {name: delayed(values) for name, values in found.items()}
         return self._joined_otherwise(found) if self.group_order else found
+
+    def _group(self, name: str) -> np.ndarray:
+        if name in self.fixed:
+            return self.fixed[name]
+        values = [part.compute(self.starts) for part in self.groups[name]]
+        shape = self.shapes.get(name, (-1,))
+        return np.concatenate(values, axis=-1).reshape(len(self.starts), *shape)
 
     def _joined_otherwise(self, groups: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         num_steps = len(self.starts)
@@ -216,8 +217,9 @@ class RobotProgram:
         """Yield programs that compute actions otherwise."""
         yield from self.obs_alternatives()
         yield replace(self, acts_late=not self.acts_late)
-        for clears in {"at starts", "never", "always"} - {self.clears}:
-            yield replace(self, clears=clears)
+        for clears in ("at starts", "never", "always"):
+            if clears != self.clears:
+                yield replace(self, clears=clears)
         for order in itertools.permutations(self.groups):
             if 1 < len(order) <= 4 and order != (self.group_order or (*self.groups,)):
                 yield replace(self, group_order=order)
@@ -251,14 +253,14 @@ def delayed(values: np.ndarray) -> np.ndarray:
     return np.concatenate([values[:1], values[:-1]])
 
 
-def usual_orders(labels: Sequence[str]) -> set[tuple[int, ...]]:
-    """Return orders of joints that other simulators and drivers use.
+def usual_orders(labels: Sequence[str]) -> list[tuple[int, ...]]:
+    """Return other orders of joints that simulators and drivers use, each once.
 
     They are alphabetical, the last word of each name first (all hips, then all knees), by the
     first word (leg by leg), and left and right exchanged.
     """
     if len({*labels}) < 2:
-        return set()
+        return []
     numbers = range(len(labels))
     keys: list[Callable[[int], Any]] = [
         lambda i: labels[i],
@@ -266,25 +268,19 @@ def usual_orders(labels: Sequence[str]) -> set[tuple[int, ...]]:
         lambda i: labels[i].split("_")[0],
         lambda i: labels[i].split("_")[-1],
     ]
-    orders = {(*sorted(numbers, key=key),) for key in keys}
+    orders = [(*sorted(numbers, key=key),) for key in keys]
     mirrored = [*map(_mirrored, labels)]
     if {*mirrored} == {*labels}:
-        orders.add((*map([*labels].index, mirrored),))
-    return orders - {(*numbers,)}
+        orders.append((*map([*labels].index, mirrored),))
+    return [order for order in dict.fromkeys(orders) if order != (*numbers,)]
 
 
 def _mirrored(name: str) -> str:
     """Exchange left and right in a joint's name: FL_hip, left_hip, hip_l."""
     sides = {"l": "r", "r": "l", "L": "R", "R": "L", "left": "right", "right": "left"}
-    words = re.split(r"(_)", name)
-    legs = r"([FHRBfhrb]?)([LRlr])"
-    for place, word in enumerate(words):
-        if word in sides:
-            words[place] = sides[word]
-        elif match := re.fullmatch(legs, word):
-            words[place] = match[1] + sides[match[2]]
-    return "".join(words)
+    word = r"(?<![^\W_])([FHRBfhrb]?)(left|right|[LRlr])(?![^\W_])"  # between underscores
+    return re.sub(word, lambda found: found[1] + sides[found[2]], name)
 
 
-def _listed(names: Sequence[str], which: Iterable[int] | None = None) -> str:
-    return ", ".join(names[one] for one in (range(len(names)) if which is None else which))
+def _listed(names: Iterable[str]) -> str:
+    return ", ".join(names)

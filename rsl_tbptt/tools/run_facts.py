@@ -13,7 +13,7 @@ from typing import Any
 from rsl_tbptt.checkpoints.describing import AGENT
 from rsl_tbptt.checkpoints.reading import NUMBERED, numbered_checkpoints
 from rsl_tbptt.files import read_config
-from rsl_tbptt.tools.platforms import ENV, Training, load_platform, platform_of
+from rsl_tbptt.tools.platforms import ENV, Training, load_platform, platform_in
 
 EVENTS = re.compile(r"events\.out\.tfevents\.(\d+)\.")
 """Name of TensorBoard's file, with the second at which a training began."""
@@ -35,8 +35,7 @@ class RunFacts:
         scene = _config(self._folder / ENV).get("scene") or {}
         self._num_envs: Any = scene.get("num_envs")
         self._checkpoint = next(iter(numbered_checkpoints(self._folder)), None)
-        any_file = next(path for path in self._folder.iterdir() if path.is_file())
-        self.platform = load_platform(platform_of(any_file))
+        self.platform = load_platform(platform_in(self._folder))
         self._trained = None
         if self._checkpoint is not None:
             with suppress(ValueError, OSError, ImportError):  # mjlab is asked, if it is here

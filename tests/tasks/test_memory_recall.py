@@ -5,6 +5,7 @@ import torch
 from rsl_rl.runners import DistillationRunner
 
 from rsl_tbptt_tasks.memory import RecallEnv
+from scripts.what_matters import PerfectTeacher
 
 
 def test_rewards_and_dones_by_hand():
@@ -32,24 +33,6 @@ def test_answers_of_no_memory_earn_nothing():
     env = RecallEnv(num_envs=512, recall_length=3)
     rewards = torch.stack([env.step(torch.ones(512, 1))[1] for _ in range(40)])
     assert rewards.sum().abs() / (512 * 10) < 0.1
-
-
-class PerfectTeacher(torch.nn.Module):
-    """Names the cue when asked; rsl_rl's interface of a model without memory."""
-
-    is_recurrent = False
-
-    def __init__(self, *_unused):
-        super().__init__()
-
-    def forward(self, obs):
-        return obs["privileged"][:, 2:]
-
-    def reset(self, dones=None, hidden_state=None):
-        pass
-
-    def get_hidden_state(self):
-        return None
 
 
 def distil(gradient_length, recall_length, student_class="RNNModel", iterations=150):

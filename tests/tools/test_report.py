@@ -187,6 +187,12 @@ def test_rsl_rl_alone_is_evaluated_where_an_evaluation_names_its_environment(run
     assert commands["evaluate"].endswith("model_19.pt --env module:make_env --device cpu")
 
 
+def test_a_folder_with_a_config_alone_has_a_page(tmp_path):
+    (tmp_path / "params").mkdir()
+    (tmp_path / "params" / "agent.yaml").write_text("seed: 3\n")
+    assert "3" in report([tmp_path]).read_text()
+
+
 def test_a_folder_of_events_alone_has_a_page(tmp_path):
     with SummaryWriter(log_dir=str(tmp_path)) as writer:
         writer.add_scalar("Train/mean_reward", float("nan"), 0)

@@ -95,8 +95,8 @@ class Platform:
     PROGRAM: str | None = None
     """Its command. None: it can neither train, play nor render a task."""
 
-    def trained_here(self, checkpoint: Path) -> bool:
-        """Return whether the files next to a checkpoint are this platform's."""
+    def trained_in(self, folder: Path) -> bool:
+        """Return whether the files in a log folder are this platform's."""
         raise NotImplementedError
 
     def find_trained(self, checkpoint: Path, task: str | None = None) -> Trained:
@@ -200,7 +200,12 @@ def platform_of(checkpoint: Path) -> str:
     """
     if not checkpoint.is_file():
         raise ValueError(f"The checkpoint '{checkpoint}' does not exist: check the path.")
-    return next(name for name in PLATFORMS if load_platform(name).trained_here(checkpoint))
+    return platform_in(checkpoint.parent)
+
+
+def platform_in(folder: Path) -> str:
+    """Return which of :data:`PLATFORMS` a log folder is of; rsl_rl alone where no files tell."""
+    return next(name for name in PLATFORMS if load_platform(name).trained_in(folder))
 
 
 def executable(command: list[str]) -> list[str]:

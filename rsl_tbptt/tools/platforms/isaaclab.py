@@ -44,9 +44,9 @@ class IsaacLab(Platform):
     TASKS = "isaaclab.tasks"
     PROGRAM = "isaaclab"
 
-    def trained_here(self, checkpoint: Path) -> bool:
-        """Return whether Isaac Lab noted its training next to a checkpoint."""
-        return (checkpoint.parent / MANIFEST).is_file()
+    def trained_in(self, folder: Path) -> bool:
+        """Return whether Isaac Lab noted its training in a log folder."""
+        return (folder / MANIFEST).is_file()
 
     def find_trained(self, checkpoint: Path, task: str | None = None) -> Trained:
         """Read Isaac Lab's note of a training.

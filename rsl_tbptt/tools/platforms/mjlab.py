@@ -34,9 +34,9 @@ class Mjlab(Platform):
     TASKS = "mjlab.tasks"
     PROGRAM = "play"
 
-    def trained_here(self, checkpoint: Path) -> bool:
-        """Return whether the environment's config next to a checkpoint is of mjlab's form."""
-        path = checkpoint.parent / ENV
+    def trained_in(self, folder: Path) -> bool:
+        """Return whether the environment's config in a log folder is of mjlab's form."""
+        path = folder / ENV
         # sim.mujoco; Isaac Lab's file of this name has no such section.
         return path.is_file() and "\n  mujoco:" in path.read_text(encoding="utf-8")
 

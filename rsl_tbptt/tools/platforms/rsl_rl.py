@@ -19,7 +19,7 @@ class RslRl(Platform):
     PACKAGES = ("rsl-rl-lib",)
     EXTRA = "train"
 
-    def trained_here(self, checkpoint: Path) -> bool:
+    def trained_in(self, folder: Path) -> bool:
         """Return True: it is asked last."""
         return True
 
