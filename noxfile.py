@@ -47,6 +47,8 @@ class Row:
 
 
 ROWS = (
+    # Not in `make test`, so that this takes minutes.
+    Row(name="long", rsl_rl="5.5.1", tests=("tests", "-m", "long")),
     Row(name="contract", rsl_rl="3.1.2", python="isaaclab2", tests=("tests/contract",)),
     Row(name="contract", rsl_rl="5.0.1", tests=("tests/contract",)),
     Row(name="contract", rsl_rl="5.4.2", tests=("tests/contract",)),

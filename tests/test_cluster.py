@@ -141,7 +141,7 @@ def test_a_container_ends_with_the_trainings_status_at_its_limit(folder):
     assert process.wait(60) == 85
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_the_training_script_goes_on_after_a_stop(folder):
     script = SCRIPTS["train.py"]
     assert "1000" in script

@@ -230,7 +230,8 @@ class PpoGradient:
                         num_micro_batches=num_micro_batches,
                         coef=coef,
                     )
-                sums |= {name: sums.get(name, 0.0) + value for name, value in found.items()}
+                for name, value in found.items():
+                    sums[name] = sums[name] + value if name in sums else value
         sums.setdefault("teacher", torch.zeros_like(sums["kl"]))
         return torch.stack([sums[name] for name in self.reported])
 

@@ -93,6 +93,8 @@ def accumulate_group(
                 sums.append(_backward(window, piece, outputs, loss, divisor, coef))
             carried.append(next_state)
         state = hidden_state.concatenate_envs(carried)
+    if len(sums) == 1:
+        return state, sums[0]
     names = sums[0] if sums else ()
     return state, {name: torch.stack([each[name] for each in sums]).sum() for name in names}
 
@@ -112,6 +114,8 @@ def _forward(
             outputs_of_parts.append(outputs)
         if last == carry:
             carried = hidden_state.detach(state)
+    if len(outputs_of_parts) == 1:
+        return outputs_of_parts[0], carried
     return tuple(torch.cat(parts) for parts in zip(*outputs_of_parts, strict=True)), carried
 
 
@@ -125,8 +129,10 @@ def _backward(
 ) -> dict[str, torch.Tensor]:
     """Backpropagate the loss of the window's newest steps; return its reported sums."""
     first = window.loss_start - window.start
-    newest = piece.steps(first, piece.num_steps) if first else piece
-    outputs, weights = tuple(output[first:] for output in outputs), newest.weights
+    newest = piece.steps(first, piece.num_steps)
+    if first:  # a slice from 0 on is a copy in the backward pass
+        outputs = tuple(output[first:] for output in outputs)
+    weights = newest.weights
     if weights is not None:
         outputs = tuple(_without_gradient(output, weights == 0) for output in outputs)
     losses = loss(outputs, newest.labels)

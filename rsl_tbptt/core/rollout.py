@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
+from functools import cached_property
 from typing import Any
 
 import torch
@@ -62,6 +63,8 @@ class Rollout:
 
     def steps(self, first: int, last: int) -> Rollout:
         """Return steps [first, last) as views."""
+        if (first, last) == (0, self.num_steps):
+            return self
         return self.each(lambda tensor: tensor[first:last])
 
     def envs(self, envs: slice) -> Rollout:
@@ -74,7 +77,12 @@ class Rollout:
 
     def as_single_steps(self) -> Rollout:
         """Return the rollout as T * N environments of one step, as a memoryless model sees it."""
-        return self.each(lambda tensor: tensor.flatten(0, 1).unsqueeze(0))
+        return self.rows.each(lambda tensor: tensor.unsqueeze(0))
+
+    @cached_property
+    def rows(self) -> Rollout:
+        """The samples in one row, time-major, as views: leading shape (T * N) instead of (T, N)."""
+        return self.each(lambda tensor: tensor.flatten(0, 1))
 
     def each(self, function: Callable[[Any], Any]) -> Rollout:
         """Return a rollout with ``function`` applied to each tensor of leading shape (T, N)."""
@@ -109,7 +117,7 @@ class Segments:
         """Copy steps [first, last) of every segment, counted from its beginning."""
         steps = torch.arange(first, last, device=self.env_indices.device).unsqueeze(1)
         rows = (self.first_steps + steps) * self.rollout.num_envs + self.env_indices
-        return self.rollout.each(lambda tensor: tensor.flatten(0, 1)[rows])
+        return self.rollout.rows.each(lambda tensor: tensor[rows])
 
     def envs(self, envs: slice) -> Segments:
         """Return some of the segments."""

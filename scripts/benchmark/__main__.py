@@ -7,6 +7,8 @@ become, and what ours would take at their own size.
 
 profile: where the time of one of our updates goes, by torch's profiler.
 
+host: time of the host in an optimiser step, which a GPU cannot shorten.
+
 control-step: time of a step of an exported policy, by what runs it.
 
 peers: one gradient through a recurrent network next to other libraries, which
@@ -64,6 +66,9 @@ def parse_args() -> argparse.Namespace:
     add_case_arguments(peers)
     peers.add_argument("--pairs", type=int, default=5, help="gradients of each library")
     peers.set_defaults(measure=print_peers, **PEERS_JOB)
+    host = benchmarks.add_parser("host", help="time of the host in an optimiser step")
+    host.add_argument("--updates", type=int, default=20, help="measured for each (20)")
+    host.set_defaults(measure=print_host_times)
     step = benchmarks.add_parser("control-step", help="time of a step of an exported policy")
     step.add_argument("--rnn-type", default="lstm", choices=("lstm", "gru"))
     step.add_argument("--rnn-hidden-dim", type=int, default=256, help="(256)")
@@ -121,6 +126,15 @@ def print_peers(args: argparse.Namespace) -> None:
     from scripts.benchmark.peers import measure
 
     print(measure.table(case_from(args), args.pairs))
+
+
+def print_host_times(args: argparse.Namespace) -> None:
+    """Print the time of the host in an optimiser step."""
+    from scripts.benchmark.host_time import host_times
+
+    rows = [(*row, f"{value:.2f}") for row, value in host_times(args.updates).items()]
+    headers = ("algorithm", "library", "milliseconds per optimiser step")
+    print(tabulate(rows, headers, "github", disable_numparse=True))
 
 
 def print_step_times(args: argparse.Namespace) -> None:

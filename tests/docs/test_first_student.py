@@ -20,7 +20,6 @@ PAGE = (TUTORIALS / "first_student.md").read_text()
 POLICIES = ("teacher", "student", "memoryless")
 
 pytestmark = [
-    pytest.mark.slow,
     pytest.mark.filterwarnings("ignore:.torch.jit"),
 ]
 
@@ -72,10 +71,12 @@ def claims_hold(returns):
     return student > 0.9 * teacher and memoryless < 0.7 * teacher
 
 
+@pytest.mark.long
 def test_memory_is_what_the_task_needs(returns):
     assert claims_hold(returns), returns
 
 
+@pytest.mark.long
 def test_the_table_is_what_the_page_reaches(returns):
     rows = re.findall(r"^\| (?:teacher|student).* (\d\.\d\d) \|$", PAGE, re.MULTILINE)
     shown = [float(row) for row in rows]

@@ -47,7 +47,7 @@ def end_of(folder, rank):
     return path.read_text() if path.exists() else None
 
 
-@pytest.mark.slow
+@pytest.mark.long
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]} {case[1]}")
 def test_all_ranks_end_and_what_was_done_is_saved(runs, case):
     (_, rank), (codes, folder) = case, runs[case]
@@ -59,7 +59,7 @@ def test_all_ranks_end_and_what_was_done_is_saved(runs, case):
     assert torch.load(latest_checkpoint(folder), weights_only=True)["iter"] == 1
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_a_save_after_an_error_goes_on_without_episodes_and_random_numbers(runs, monkeypatch):
     _, folder = runs["raises", 1]
     own = torch.load(latest_checkpoint(folder), weights_only=True)["rsl_tbptt_runner"]
@@ -75,7 +75,7 @@ def test_a_save_after_an_error_goes_on_without_episodes_and_random_numbers(runs,
     assert runner.logger.tot_timesteps == own["resume"]["counters"]["tot_timesteps"] > 0
 
 
-@pytest.mark.slow
+@pytest.mark.long
 def test_torchrun_ends_all_ranks_and_a_signal_to_it_stops_them_at_one_iteration(tmp_path):
     folders = {name: tmp_path / f"run {name}" for name in ("is killed", "")}
     runs = {}

@@ -11,7 +11,7 @@ from PIL import Image
 from rsl_tbptt.tools.platforms import child_environment, executable
 from rsl_tbptt.tools.play import HEADING, SIZE
 
-pytestmark = pytest.mark.isaaclab
+pytestmark = [pytest.mark.isaaclab, pytest.mark.long]
 
 ITERATIONS = 3
 
