@@ -50,11 +50,9 @@ class Part:
         """Return the state before each segment's first step, of n environments."""
         return hidden_state.select_envs(joined, self.state_indices)
 
-    def loss_steps(self, values: torch.Tensor) -> torch.Tensor:
-        """Return those of ``values`` (T, N) whose samples enter the loss, as a vector."""
-        segments = self.of(Rollout(values, {}, torch.zeros_like(values, dtype=torch.bool)))
-        first, last = self.group[0].loss_start, self.group[-1].stop
-        return segments.steps(first, last).obs.flatten()
+    def loss_rows(self, rollout: Rollout) -> torch.Tensor:
+        """Return the places of the samples that enter the loss in ``rollout.rows``, a vector."""
+        return self.of(rollout).rows(self.group[0].loss_start, self.group[-1].stop).flatten()
 
 
 @dataclass(frozen=True)
@@ -70,9 +68,9 @@ class MiniBatch:
     ranks: Ranks
     """The processes that have a share of the mini-batch."""
 
-    def loss_steps(self, values: torch.Tensor) -> torch.Tensor:
-        """Return those of ``values`` (T, N) whose samples enter the loss, as a vector."""
-        return torch.cat([part.loss_steps(values) for part in self.parts])
+    def loss_rows(self, rollout: Rollout) -> torch.Tensor:
+        """Return the places of the samples that enter the loss in ``rollout.rows``, a vector."""
+        return torch.cat([part.loss_rows(rollout) for part in self.parts])
 
 
 class MiniBatches:

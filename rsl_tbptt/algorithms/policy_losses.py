@@ -172,15 +172,15 @@ class PpoGradient:
             alone: Context of this rank's own work between exchanges; see ``Transaction.alone``.
         """
         advantages, divisor = (0.0, 1.0), mini_batch.num_samples
-        own = torch.zeros(1, device=self.actor.device)
+        actor, own = rollout.actor, torch.zeros(1, device=self.actor.device)
         if self._options.normalize_advantage_per_mini_batch:
             with alone():
-                own = mini_batch.loss_steps(rollout.actor.labels["advantages"])
+                own = actor.rows.labels["advantages"][mini_batch.loss_rows(actor)]
             advantages = _mean_and_scale(own, mini_batch.num_samples, mini_batch.ranks)
         if self._options.loss_reduction == "episode_mean":
             with alone():
-                assert rollout.actor.weights is not None
-                own = mini_batch.loss_steps(rollout.actor.weights)
+                assert actor.rows.weights is not None
+                own = actor.rows.weights[mini_batch.loss_rows(actor)]
             divisor = mini_batch.ranks.sum_tensor(own.sum())
         return Normalization(advantages, divisor)
 

@@ -66,7 +66,7 @@ def _one_product_for_recurrent_layers() -> Iterator[None]:
     """Let one product of the inputs do for the recurrent layers, in both libraries."""
 
     def product(
-        rnn: nn.LSTM, inputs: torch.Tensor, state: HiddenState = None, *_: object
+        rnn: nn.LSTM, inputs: torch.Tensor, state: HiddenState = None, *unused: object
     ) -> tuple[torch.Tensor, HiddenState]:
         weight, _, bias, _ = rnn.all_weights[0]
         outputs = functional.linear(inputs, weight, bias)[..., : rnn.hidden_size]
