@@ -26,7 +26,7 @@ OTHER_RSL_RL := $(RSL_RL:%=.rsl_rl/%/.installed)
 RUN_OPTIONS := --device $(DEVICE) $(if $(RUN),--output '$(RUN)')
 
 .PHONY: demo demo-mjlab demo-pup demo-camera demo-seek test test-fast test-matrix finetune curves distillation \
-	distillation-mjlab bench docs site site-links site-looks lint types format stats doctor clean help
+	distillation-mjlab bench gpu docs site site-links site-looks lint types format stats doctor clean help
 
 demo: $(INSTALLED)  ## train, distil and evaluate in Isaac Lab (DEVICE=cuda:0 for a GPU, RUN=folder)
 	$(PY) -m scripts.pipeline configs/demo.yaml $(RUN_OPTIONS)
@@ -74,6 +74,9 @@ distillation-mjlab: $(MJLAB)/.installed  ## the same in mjlab; DEVICE, RUN and P
 
 bench: $(INSTALLED)  ## time and memory of updates beside rsl_rl's; DEVICE and RUN as above
 	$(PY) -m scripts.benchmark suite $(RUN_OPTIONS)
+
+gpu: $(INSTALLED)  ## tests, benchmark and profiles on a GPU, to run once and send back: runs/gpu
+	$(PY) -m scripts.gpu --device $(if $(filter cpu,$(DEVICE)),cuda:0,$(DEVICE)) $(if $(RUN),--output '$(RUN)')
 
 docs: $(INSTALLED)  ## write the tables of options from the code, and the notebooks from their pages
 	$(PY) -m scripts.option_tables

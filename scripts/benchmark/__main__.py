@@ -107,13 +107,19 @@ def run_rows(args: argparse.Namespace) -> None:
 
 
 def print_profile(args: argparse.Namespace) -> None:
-    """Print the shares of our update's time by kind of operation."""
-    from scripts.benchmark.limit import profile_update
+    """Print the time of our update, and where it goes: by kind of operation, on a GPU by kernel."""
+    from scripts.benchmark.limit import profile_update, shares_of, time_update
 
     case = case_from(args)
-    rows = [(kind, f"{share:.0%}", calls) for kind, share, calls in profile_update(case)]
-    table = tabulate(rows, ("operations", "of the time", "calls"), "github", disable_numparse=True)
-    print(f"{case}\n\n{table}")
+    taken, busy = time_update(case)
+    print(f"{case}\n\n{milliseconds(taken)} an update, {milliseconds(busy)} of them on the host\n")
+    profiler = profile_update(case)
+    if case.device != "cpu":
+        by = {"sort_by": "self_device_time_total", "row_limit": 20, "max_name_column_width": 50}
+        print(profiler.key_averages().table(**by))
+        return
+    rows = [(kind, f"{share:.0%}", calls) for kind, share, calls in shares_of(profiler)]
+    print(tabulate(rows, ("operations", "of the time", "calls"), "github", disable_numparse=True))
 
 
 def print_peers(args: argparse.Namespace) -> None:

@@ -1,10 +1,12 @@
 """What the matrix products of an update alone would take, and where its time goes."""
 
+import time
 from collections import Counter
 from dataclasses import replace
 from functools import partial
 from itertools import product
 from math import prod
+from statistics import median
 
 import torch
 from torch.profiler import ProfilerActivity, profile
@@ -78,24 +80,37 @@ def _multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, times: int) -
         torch.mm(a, b, out=out)
 
 
-def profile_update(case: Case, num_updates: int = 3) -> list[tuple[str, float, int]]:
-    """Profile our updates, after two to warm up.
-
-    Returns:
-        Kinds of operations, their share of the time of all, and their calls in an update.
-    """
-    kinds = {name: kind for kind, names in KINDS.items() for name in names.split()}
-    times, calls = Counter(), Counter()
+def time_update(case: Case, num_updates: int = 5) -> tuple[float, float]:
+    """Return the seconds that our update takes, and those that the host is busy; medians."""
     algorithm = build(case, "rsl_tbptt")
+    taken, busy = [], []
     for seed in range(2 + num_updates):
         fill(algorithm, case, seed)
-        with profile(activities=[ProfilerActivity.CPU], acc_events=True) as profiler:
-            algorithm.update()
-        for event in profiler.key_averages() if seed >= 2 else ():
-            kind = kinds.get(event.key.rpartition("::")[2], "the rest")
-            times[kind] += event.self_cpu_time_total
-            calls[kind] += event.count
-    return [
-        (kind, times[kind] / sum(times.values()), round(calls[kind] / num_updates))
-        for kind in (*KINDS, "the rest")
-    ]
+        start = time.process_time()
+        taken.append(seconds_of(algorithm.update, case.device))
+        busy.append(time.process_time() - start)
+    return median(taken[2:]), median(busy[2:])
+
+
+def profile_update(case: Case) -> profile:
+    """Profile one of our updates, after two to warm up."""
+    algorithm = build(case, "rsl_tbptt")
+    for seed in range(2):
+        fill(algorithm, case, seed)
+        algorithm.update()
+    fill(algorithm, case, 2)
+    on_gpu = [] if case.device == "cpu" else [ProfilerActivity.CUDA]
+    with profile(activities=[ProfilerActivity.CPU, *on_gpu], acc_events=True) as profiler:
+        seconds_of(algorithm.update, case.device)
+    return profiler
+
+
+def shares_of(profiler: profile) -> list[tuple[str, float, int]]:
+    """Return kinds of operations, their share of a CPU's time, and their calls in the update."""
+    kinds = {name: kind for kind, names in KINDS.items() for name in names.split()}
+    times, calls = Counter(), Counter()
+    for event in profiler.key_averages():
+        kind = kinds.get(event.key.rpartition("::")[2], "the rest")
+        times[kind] += event.self_cpu_time_total
+        calls[kind] += event.count
+    return [(kind, times[kind] / sum(times.values()), calls[kind]) for kind in (*KINDS, "the rest")]

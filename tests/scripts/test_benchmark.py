@@ -17,7 +17,7 @@ from rsl_tbptt.tools.bench import LIBRARIES, build, check_equal, fill
 from scripts.benchmark import __main__ as benchmark
 from scripts.benchmark import memory, suite
 from scripts.benchmark.cases import Robots, SteppedCNNRNNModel
-from scripts.benchmark.limit import profile_update, update_flops
+from scripts.benchmark.limit import profile_update, shares_of, update_flops
 from scripts.benchmark.memory import Memory, fit, measure_memory
 from scripts.benchmark.suite import load_rows
 
@@ -232,7 +232,7 @@ def test_the_profile_counts_the_products():
     and two backward.
     """
     case = replace(TINY, algorithm="ppo", num_steps=4, gradient_length=4, done_rate=0.0)
-    shares = {kind: calls for kind, _, calls in profile_update(case, 1)}
+    shares = {kind: calls for kind, _, calls in shares_of(profile_update(case))}
     assert shares["matrix products"] == 4 * 2 * (4 + 3 + 1 + 4 * 3)
 
 

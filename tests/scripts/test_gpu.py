@@ -1,0 +1,55 @@
+"""``make gpu``: portions in order, each within its time, and not again once they have passed."""
+
+import sys
+
+import pytest
+
+from scripts.benchmark.suite import load_rows, select
+from scripts.gpu import BENCHMARK, Portion, portions, run_all
+
+
+def python(name, code, minutes=1.0):
+    return Portion(name, minutes, (sys.executable, "-c", code))
+
+
+def test_portions_that_passed_are_not_run_again(tmp_path, capsys):
+    count = tmp_path / "count"
+    count.write_text("")
+    once = python("once", f"open({str(count)!r}, 'a').write('x'); print('found')")
+    missing = tmp_path / "missing"
+    later = python("later", f"open({str(missing)!r})")
+    assert not run_all([once, later], "cpu", tmp_path / "out")
+    assert "FileNotFoundError" in (tmp_path / "out" / "later.txt").read_text()
+    missing.write_text("")
+    assert run_all([once, later], "cpu", tmp_path / "out")
+    assert count.read_text() == "x"
+    assert "2/2 later, 1 minutes left at most" in capsys.readouterr().out
+    report = (tmp_path / "out" / "report.md").read_text()
+    assert "| once | passed |" in report
+    assert "## once\n\n```text\nfound\n```" in report
+
+
+def test_a_portion_that_takes_too_long_is_stopped_and_the_next_runs(tmp_path):
+    slow = python("slow", "import time; print('began', flush=True); time.sleep(60)", 0.05)
+    assert not run_all([slow, python("next", "print(1)")], "cpu", tmp_path)
+    report = (tmp_path / "report.md").read_text()
+    assert "| slow | ran out of time |" in report
+    assert "| next | passed |" in report
+    assert (tmp_path / "slow.txt").read_text() == "began\n"
+
+
+def test_the_results_stay_small(tmp_path):
+    loud = [python(f"loud-{index}", "print('x' * 10**7)") for index in range(3)]
+    assert run_all(loud, "cpu", tmp_path)
+    assert sum(path.stat().st_size for path in tmp_path.rglob("*")) < 1e6
+
+
+def test_each_portion_of_the_benchmark_has_rows():
+    for rows in BENCHMARK:
+        assert select(load_rows("rows"), rows, "cpu")
+
+
+@pytest.mark.slow
+def test_a_portion_on_a_cpu(tmp_path):
+    (host,) = (each for each in portions("cpu", tmp_path, quick=True) if each.name == "host")
+    assert run_all([host], "cpu", tmp_path), (tmp_path / "host.txt").read_text()
