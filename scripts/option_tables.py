@@ -1,7 +1,8 @@
 """Write the tables of options in README and docs from the code: ``make docs``.
 
-A page says which tables it shows: all options of an algorithm, some of them in its own order, or
-the arguments of every command of ``rsl-tbptt``. The text between the marks is replaced::
+A page says which tables it shows: the options of one algorithm, those that the algorithms share,
+some of them in the page's own order, or the arguments of every command of ``rsl-tbptt``. The text
+between the marks is replaced::
 
     <!-- options: distillation gradient_length update_length -->
     <!-- end -->
@@ -19,12 +20,12 @@ import re
 import textwrap
 from pathlib import Path
 
-from rsl_tbptt.algorithms.options import DistillationOptions, PpoOptions
+from rsl_tbptt.algorithms.options import DistillationOptions, Options, PpoOptions
 from rsl_tbptt.tools.cli import command_parser
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-OPTIONS = {"distillation": DistillationOptions, "ppo": PpoOptions}
+OPTIONS = {"distillation": DistillationOptions, "ppo": PpoOptions, "shared": Options}
 MARKED = re.compile(r"(<!-- options: (\w+)([\w ]*) -->\n).*?(<!-- end -->)", re.DOTALL)
 COMMANDS = re.compile(r"(<!-- commands -->\n).*?(<!-- end -->)", re.DOTALL)
 
@@ -44,8 +45,8 @@ def with_tables(text: str, page: Path) -> str:
     """
 
     def table(found: re.Match[str]) -> str:
-        start, algorithm, names, end = found.groups()
-        return start + option_table(algorithm, names.split(), page.parent) + end
+        start, owner, names, end = found.groups()
+        return start + option_table(owner, names.split(), page.parent) + end
 
     def sections(found: re.Match[str]) -> str:
         start, end = found.groups()
@@ -54,18 +55,18 @@ def with_tables(text: str, page: Path) -> str:
     return COMMANDS.sub(sections, MARKED.sub(table, text))
 
 
-def option_table(algorithm: str, names: list[str], folder: Path) -> str:
+def option_table(owner: str, names: list[str], folder: Path) -> str:
     """Return a table of options.
 
     Args:
-        algorithm: Whose options.
-        names: Which ones. None for all, the algorithm's own before the shared ones.
+        owner: A key of ``OPTIONS``.
+        names: Which options. An empty list stands for all of the owner but the shared ones.
         folder: Folder of the page.
     """
-    options = OPTIONS[algorithm]
+    options = OPTIONS[owner]
     meanings, defaults = docstrings(options), options()
     rows = ["| option | default | meaning |", "|---|---|---|"]
-    for name in names or meanings:
+    for name in names or inspect.get_annotations(options):
         value = getattr(defaults, name)
         default = f'`"{value}"`' if isinstance(value, str) else repr(value)
         rows.append(f"| `{name}` | {default} | {_in_markdown(meanings[name], folder)} |")

@@ -161,24 +161,21 @@ class Options:
     """The options that all algorithms share."""
 
     num_micro_batches: Annotated[int, count()] = 1
-    """Least number of micro-batches that the environments of an optimiser step are split into.
+    """Least number of micro-batches per optimiser step.
 
-    Micro-batches run one after the other. The gradient does not change; the update's memory is
-    divided by about this number.
+    It divides the update's memory and leaves the gradient unchanged.
     """
 
     memory_budget_gb: Annotated[float | None, positive()] = None
     """Gigabytes (10^9 bytes) that an update may use in addition to models, optimiser and storage.
 
-    The number of micro-batches is measured before training such that the update fits. None sets no
-    limit.
+    The algorithm makes as many micro-batches as that needs. See docs/howto/out_of_memory.md.
     """
 
     scan_engine: Annotated[str, known_engine] = "auto"
     """How LSTM and GRU run over a window: an engine of docs/concepts/replay.md#scan-engines.
 
-    ``"auto"`` takes the engine that should be the fastest on the device, once a test run there has
-    given the right numbers.
+    ``"auto"`` chooses one for the device and tests it there first.
     """
 
     optimizer: Annotated[Literal["adam", "adamw", "sgd", "rmsprop"], checked_by_rsl_rl] = "adam"
@@ -191,33 +188,28 @@ class Options:
     """
 
     grad_reduce_bucket_mb: Annotated[float, positive()] = 25.0
-    """Size in megabytes of the buffers that gradients are summed in over processes."""
+    """Megabytes per buffer when several processes sum their gradients."""
 
     non_finite: Literal["skip", "raise"] = "skip"
-    """What happens when an update meets NaN or inf. The update is undone in either case.
+    """What happens after an update that met NaN or inf, which is always undone.
 
-    ``"skip"`` drops the rollout, warns once per source and continues, even if the NaN comes from
-    the environment. ``"raise"`` ends the training. If the runner's ``check_for_nan`` is on, a NaN
-    of the environment already raises in the step that returned it.
+    ``"skip"`` drops the rollout, warns and continues. ``"raise"`` ends the training. See
+    docs/howto/nan.md.
     """
 
     max_skipped_updates: Annotated[int, count()] = 10
-    """Number of consecutive skipped updates that end the training."""
+    """Skipped updates in a row that end the training."""
 
     safe_checkpoint_interval: Annotated[int | None, count(hint=" Use None to write none.")] = None
     """Iterations between emergency checkpoints, ``safe_<iteration>.pt``, for Isaac Lab.
 
-    Isaac Lab's runner overwrites its checkpoints in place and ignores signals. The algorithm writes
-    these atomically next to them, keeps the two newest, and writes one more before SIGTERM, SIGUSR1
-    or Ctrl+C end the training; pass them to ``--checkpoint``. None writes none. See
-    docs/howto/cluster.md#isaac-lab.
+    See docs/howto/cluster.md#isaac-lab.
     """
 
     auxiliary: dict[str, Any] | None = None
     """Auxiliary heads by name: each predicts a quantity from the model's latent.
 
-    Their losses are added to the algorithm's. In PPO the actor has them. See
-    docs/howto/auxiliary_heads.md.
+    See docs/howto/auxiliary_heads.md.
     """
 
     @classmethod
@@ -271,125 +263,108 @@ class DistillationOptions(Options):
     """Options of :class:`TbpttDistillation`; names and meanings are rsl_rl's where it has them."""
 
     num_learning_epochs: Annotated[int, count()] = 2
-    """Passes over each rollout; each pass starts from the state at the rollout's start.
-
-    With a replay buffer, each pass also covers ``buffer_share`` times as many stored sequences.
-    """
+    """Passes over each rollout; each starts from the state at the rollout's start."""
 
     num_mini_batches: Annotated[int, count()] = 8
-    """Mini-batches of whole environments per pass, reshuffled for each pass; none is left out.
+    """Mini-batches of whole environments per pass, at most ``num_envs``.
 
-    Each mini-batch makes one optimiser step per group of ``update_length`` steps. At most
-    ``num_envs`` mini-batches are made.
+    Each makes one optimiser step per ``update_length`` steps.
     """
 
     buffer_rollouts: Annotated[int, count(0)] = 50
-    """Size of the replay buffer (DAgger), in rollouts. It lies on the device.
+    """Size of the replay buffer (DAgger) in rollouts; 0 disables it.
 
-    It holds a uniform sample of all sequences seen so far, not the newest ones. 0 disables it.
+    It holds a uniform sample of all sequences seen so far, on the device.
     """
 
     buffer_share: Annotated[float, positive()] = 1.0
     """Stored sequences in a mini-batch for each sequence of the newest rollout."""
 
     buffer_gb: Annotated[float | None, positive()] = 2.0
-    """Gigabytes (10^9 bytes) that the replay buffer may use; it holds fewer rollouts if needed.
+    """Gigabytes (10^9 bytes) that the replay buffer may use; None sets no limit.
 
-    None sets no limit.
+    It then holds fewer rollouts.
     """
 
     save_buffer: bool = False
-    """Whether checkpoints contain the replay buffer, so that a resumed run continues with it.
+    """Whether checkpoints contain the replay buffer and grow by its size.
 
-    Otherwise a resumed run starts with an empty one. A checkpoint grows by the buffer's size.
+    Otherwise a resumed run starts with an empty one.
     """
 
     gradient_length: Annotated[int, count()] = 15
-    """Steps the gradient flows back: k2 of TBPTT(k1, k2), in environment steps.
+    """Environment steps that the gradient flows back (k2 of TBPTT(k1, k2)), within the rollout.
 
-    Anything that the student has to remember for longer gets no gradient. A value above
-    ``num_steps_per_env`` means the whole rollout.
+    What the student has to remember for longer gets no gradient.
     """
 
     update_length: Annotated[int | None, count()] = None
-    """Steps between optimiser steps: k1 of TBPTT(k1, k2), in environment steps.
+    """Environment steps between optimiser steps (k1 of TBPTT(k1, k2)).
 
     None means ``gradient_length``. A larger value accumulates several windows into one optimiser
-    step; a smaller one lets windows overlap and takes the loss of the newest steps only.
+    step. A smaller one makes windows overlap.
     """
 
     loss_reduction: Literal["mean", "sum"] = "mean"
-    """How the losses of one optimiser step are combined.
+    """Whether losses are averaged over robot-steps, or summed over steps as in rsl_rl (``"sum"``).
 
-    ``"mean"`` divides by the robot-steps of a full optimiser step, so the size of gradients does
-    not depend on the lengths above. ``"sum"`` adds up the means of the steps, as rsl_rl does.
+    With ``"mean"`` the lengths above do not change the size of gradients.
     """
 
     tail: Tail = "flush"
     """What happens to leftover steps if the rollout is not a multiple of ``update_length``.
 
-    ``"flush"`` trains on them in a last, shorter group, with the same weight per step. ``"drop"``
-    only runs them forward, as rsl_rl does.
+    ``"flush"`` trains on them, ``"drop"`` only runs them forward, as rsl_rl does.
     """
 
     loss_type: str | Callable[..., Any] | list[dict[str, Any]] = "mse"
     """Loss between student and teacher: ``"mse"``, ``"huber"``, ``"bce"``, ``"kl"`` or ``"nll"``.
 
-    ``"kl"`` is the divergence of the student's Gaussian from the teacher's, ``"nll"`` the negative
-    log-likelihood of the teacher's actions, ``"bce"`` the binary cross entropy of their signs. Any
-    other element-wise loss is given as ``"module:function"``, and a loss per slice of the action as
-    a list: docs/reference/distillation.md#losses.
+    It may also be your own, or differ per slice of the action:
+    docs/reference/distillation.md#losses.
     """
 
     imitation_weight: str | Callable[..., Any] | None = None
-    """Weight of each robot-step in the mean: an observation group or ``"module:function"``.
+    """Weight of each robot-step in the loss: an observation group or ``"module:function"``.
 
-    The group has one value of at least 0 per environment; the function returns such weights for all
-    steps of a rollout. None weighs all steps equally. See
-    docs/reference/distillation.md#what-counts.
+    None weighs all steps equally. See docs/reference/distillation.md#what-counts.
     """
 
     learning_rate: Annotated[float, positive()] = 1e-3
-    """Step size of the optimiser.
-
-    With ``loss_reduction="mean"`` you need not retune it when ``gradient_length`` changes.
-    """
+    """Step size of the optimiser."""
 
     learning_rate_updates: Annotated[int | None, count(hint=" Use None to keep the rate.")] = None
-    """Updates over which ``learning_rate`` falls linearly to 3 % of its value, where it stays.
+    """Updates over which ``learning_rate`` falls linearly to 3 % of its value; None keeps it.
 
-    Set it to the number of updates of the training, so that the last updates change the student
-    little. None keeps the rate constant.
+    Set it to the number of updates of the training: a constant rate keeps moving a trained student,
+    which lowers its return.
     """
 
     max_grad_norm: ClippingNorm = 1.0
-    """Norm the gradient is clipped to before each optimiser step; None does not clip."""
+    """Norm that the gradient is clipped to before each optimiser step; None does not clip."""
 
     teacher_checkpoint: str | None = None
-    """Checkpoint that the teacher is loaded from: the actor of PPO, or a distillation's teacher.
+    """Checkpoint that the teacher is loaded from: PPO's actor, or a distillation's teacher.
 
-    It is loaded when training starts, unless the runner has loaded a checkpoint (``--checkpoint``
-    in Isaac Lab, ``--agent.resume`` in mjlab). ``RUN/latest`` means the newest loadable checkpoint
-    of that folder. None leaves loading to the runner.
+    ``RUN/latest`` is the newest loadable one. The file is not read if the runner loads a checkpoint
+    (``--checkpoint`` in Isaac Lab, ``--agent.resume`` in mjlab).
     """
 
     teacher_action_share: Annotated[
         float, between(0, 1, " Give 30 % of the environments as 0.3.")
     ] = 0.0
-    """Share of environments, from 0 to 1, that act with the teacher's action (DAgger).
+    """Share of environments, 0 to 1, in which the teacher acts when training starts (DAgger).
 
-    This is the share at the start of training. The environments are drawn anew for every rollout.
-    The labels are the teacher's in all environments.
+    See docs/reference/distillation.md#who-acts.
     """
 
     teacher_action_updates: Annotated[int | None, count(hint=" Use None to keep the share.")] = None
     """Updates over which ``teacher_action_share`` falls linearly to 0; None keeps it constant."""
 
     batch_teacher_labels: bool = False
-    """Whether a teacher without memory computes all labels at once after each rollout.
+    """Whether all labels are computed at once after each rollout, which saves forward passes.
 
-    The labels are the same, and each step of the rollout saves a forward pass. It cannot be
-    combined with ``teacher_action_share``, which needs the labels during the rollout.
+    It needs a teacher without memory, and ``teacher_action_share=0``.
     """
 
     def check_together(self) -> Iterator[str]:
@@ -433,21 +408,22 @@ class PpoOptions(Options):
     """Options of :class:`TbpttPPO`; names, meanings and defaults are rsl_rl's where it has them."""
 
     gradient_length: Annotated[int | None, count()] = None
-    """Steps the gradient flows back, in environment steps; None means the whole rollout."""
+    """Environment steps that the gradient flows back; None means the whole rollout.
+
+    See docs/howto/gradient_length.md.
+    """
 
     minibatch_unit: Literal["env", "window"] = "env"
-    """The samples that mini-batches are drawn from.
+    """What mini-batches consist of: whole environments (``"env"``) or windows (``"window"``).
 
-    ``"env"``: whole environments, replayed from the rollout's start with the current weights.
-    ``"window"``: windows of ``gradient_length`` steps from any time and environment, each starting
-    from the state that the rollout stored there.
+    See docs/concepts/ppo.md#environments-or-windows.
     """
 
     burn_in_length: Annotated[int, count(0)] = 0
-    """Steps replayed without gradient before each window, to refresh the stored state (burn-in)."""
+    """Steps replayed without gradient before each window, to refresh its stored state."""
 
     shuffle_envs: bool = True
-    """Whether environments or windows are reshuffled into mini-batches for every epoch."""
+    """Whether environments or windows are shuffled anew for every epoch."""
 
     loss_reduction: Literal["mean", "episode_mean"] = "mean"
     """``"mean"`` weighs all robot-steps equally, ``"episode_mean"`` all episodes of the rollout."""
@@ -455,20 +431,19 @@ class PpoOptions(Options):
     policy_loss: Literal["clip", "kl_penalty"] = "clip"
     """The clipped surrogate loss, or ``"kl_penalty"``: unclipped with an adaptive KL penalty.
 
-    The coefficient of the KL divergence is halved below ``desired_kl / 1.5`` and doubled above
-    ``1.5 * desired_kl``. It needs ``schedule="fixed"``.
+    The coefficient of the penalty follows ``desired_kl``. It needs ``schedule="fixed"``.
     """
 
     kl_penalty_coef: Annotated[float, positive()] = 1.0
-    """Initial coefficient of ``policy_loss="kl_penalty"``."""
+    """Initial coefficient of the KL penalty."""
 
     clip_param_high: Annotated[float | None, positive()] = None
-    """Upper clip range: the probability ratio may rise this far above 1. None: ``clip_param``."""
+    """How far the probability ratio may rise above 1; None means ``clip_param``."""
 
     dual_clip_param: Annotated[float | None, _ABOVE_1] = None
     """Dual-clip bound c > 1: with a negative advantage the loss is clipped at c times it.
 
-    None disables dual clipping.
+    None disables it.
     """
 
     student_action_std: Annotated[float | None, positive()] = None
@@ -480,32 +455,30 @@ class PpoOptions(Options):
     teacher_cfg: dict[str, Any] | None = None
     """Model of a teacher that the actor imitates: ``"class_name"`` and its arguments.
 
-    It sees the observation set ``"teacher"``. Its parameters come from the checkpoint of a
-    distilled student, or from ``teacher_checkpoint``.
+    See docs/howto/finetune.md.
     """
 
     teacher_checkpoint: str | None = None
-    """Checkpoint that the teacher is loaded from: the actor of PPO, or a distillation's teacher.
+    """Checkpoint that the teacher is loaded from: PPO's actor, or a distillation's teacher.
 
-    It is loaded when training starts, unless the runner has loaded a checkpoint with a teacher.
-    ``RUN/latest`` means the newest loadable checkpoint of that folder.
+    ``RUN/latest`` is the newest loadable one. The file is not read if the runner loads a checkpoint
+    with a teacher.
     """
 
     teacher_coef: Annotated[float, positive(0)] = 0.0
-    """Weight of the imitation loss in the policy loss; 0 disables imitation."""
+    """Weight of the imitation loss; 0 disables imitation."""
 
     teacher_loss: Literal["kl", "mse"] = "kl"
-    """Imitation loss: KL divergence from the teacher's policy, or squared error of mean actions."""
+    """Imitation loss: ``"kl"`` divergence from the teacher, or ``"mse"`` of mean actions."""
 
     teacher_schedule: Literal["linear", "exponential", "return"] = "linear"
-    """How ``teacher_coef`` falls to ``teacher_coef_end``: over updates, or with the return.
+    """How ``teacher_coef`` falls: ``"linear"``, ``"exponential"``, or as the ``"return"`` rises.
 
-    ``"return"`` multiplies the difference of the two by ``1 - return / teacher_return``, clipped to
-    0 and 1. The return is the policy's mean over at least the last 100 episodes.
+    See docs/howto/finetune.md.
     """
 
     teacher_coef_end: Annotated[float, positive(0)] = 0.0
-    """Weight at the end of the schedule; it must be above 0 with ``"exponential"``."""
+    """Weight at the end of the schedule; above 0 with ``"exponential"``."""
 
     teacher_updates: Annotated[int | None, count()] = None
     """Updates, after the critic's warm-up, over which the weight falls; None keeps it constant."""
@@ -517,7 +490,7 @@ class PpoOptions(Options):
     """Passes over each rollout."""
 
     num_mini_batches: Annotated[int, count()] = 4
-    """Optimiser steps per pass, each on its share of the environments."""
+    """Mini-batches per pass, with one optimiser step each."""
 
     clip_param: Annotated[float, positive()] = 0.2
     """Clip range of the probability ratio around 1, and of values around the old ones."""
@@ -538,7 +511,7 @@ class PpoOptions(Options):
     """Step size of the optimiser; the initial one with the adaptive schedule."""
 
     max_grad_norm: ClippingNorm = 1.0
-    """Norm that the gradients of actor and critic are clipped to, each alone; None: no clipping."""
+    """Norm that actor's and critic's gradients are each clipped to; None does not clip."""
 
     use_clipped_value_loss: bool = True
     """Whether the value loss is clipped at ``clip_param`` from the old value."""
@@ -550,7 +523,7 @@ class PpoOptions(Options):
     """Mean KL divergence per mini-batch that the adaptive schedule aims for."""
 
     normalize_advantage_per_mini_batch: bool = False
-    """Whether advantages are normalised over each mini-batch instead of over the rollout."""
+    """Whether advantages are normalised per mini-batch instead of per rollout."""
 
     def check_together(self) -> Iterator[str]:
         """Check options that only work together; yield warnings, as ``Options`` does."""

@@ -3,7 +3,6 @@
 import dataclasses
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +18,7 @@ from isaaclab_rl.rsl_rl import (
     RslRlDistillationRunnerCfg,
     RslRlMLPModelCfg,
     RslRlPpoAlgorithmCfg,
+    RslRlRNNModelCfg,
     handle_deprecated_rsl_rl_cfg,
 )
 from omegaconf import OmegaConf
@@ -33,6 +33,7 @@ from rsl_tbptt.integrations.isaaclab import (
     TbpttDistillationAlgorithmCfg,
     TbpttPpoAlgorithmCfg,
     TbpttTeacherCfg,
+    TbpttTeachersCfg,
 )
 from rsl_tbptt.models import CNNRNNModel, SelectedTeachers
 from rsl_tbptt.tools.doctor import install
@@ -112,16 +113,29 @@ def test_the_model_of_a_config_sees_and_remembers():
     assert (model.cell.mode, model.cell.hidden_size, model.image_scale) == ("GRU", 256, 0.5)
 
 
-PAGE = Path(__file__).resolve().parents[2] / "docs" / "reference" / "distillation.md"
-
-
-def teachers_of_the_page():
-    """Return the config of several teachers that the page prints."""
-    section = PAGE.read_text().split("## Several teachers\n")[1]
-    block = section.split("```python\n")[1].split("```")[0]
-    names = {}
-    exec(compile(block, PAGE.name, "exec"), names)
-    return names["teacher"]
+GAUSSIAN = RslRlMLPModelCfg.GaussianDistributionCfg(init_std=1.0)
+TEACHERS: Any = TbpttTeachersCfg(
+    selector="skill",
+    teachers={
+        "walk": TbpttTeacherCfg(
+            cfg=RslRlMLPModelCfg(hidden_dims=[8], activation="elu", distribution_cfg=GAUSSIAN),
+            checkpoint="logs/walk/model_1499.pt",
+            obs_groups=["state"],
+        ),
+        "climb": TbpttTeacherCfg(
+            cfg=RslRlRNNModelCfg(
+                hidden_dims=[8],
+                activation="elu",
+                distribution_cfg=GAUSSIAN,
+                rnn_type="gru",
+                rnn_hidden_dim=8,
+                rnn_num_layers=1,
+            ),
+            checkpoint="logs/climb/model_2999.pt",
+            obs_groups=["policy"],
+        ),
+    },
+)
 
 
 @configclass
@@ -129,7 +143,7 @@ class SkillsCfg(RslRlDistillationRunnerCfg):
     """Of a task whose teachers are several."""
 
     student = RslRlMLPModelCfg(hidden_dims=[8], activation="elu")
-    teacher = teachers_of_the_page()
+    teacher = TEACHERS
     algorithm = TbpttDistillationAlgorithmCfg()
 
 
