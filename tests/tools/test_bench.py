@@ -1,4 +1,4 @@
-"""`rsl-tbptt bench` times equal computations only, in turn, and says what it cannot do."""
+"""`rsl-tbptt bench` times only equal computations, in turn, and refuses what it cannot do."""
 
 import argparse
 import re

@@ -29,7 +29,7 @@ def go(clock, seconds, num_steps, lines):
 
 
 @pytest.mark.parametrize("lines", [True, False])
-def test_what_ends_within_five_seconds_writes_nothing(clock, capsys, lines):
+def test_commands_that_end_within_five_seconds_print_nothing(clock, capsys, lines):
     go(clock, 0.049, 100, lines)
     assert capsys.readouterr() == ("", "")
 

@@ -1,4 +1,4 @@
-"""``rsl-tbptt report``: what a page shows of trainings; it is one file that loads nothing."""
+"""``rsl-tbptt report``: the content of its page, which is one file that loads nothing."""
 
 import json
 import os
@@ -31,7 +31,7 @@ AGENT = {
 
 
 def write_run(folder, kl=0.01, platform=None, iterations=40):
-    """Write the log folder of a training of rsl_rl alone, or as Isaac Lab leaves it."""
+    """Write the log folder of a training as rsl_rl alone or Isaac Lab does."""
     with SummaryWriter(log_dir=str(folder)) as writer:
         for step in range(iterations):
             writer.add_scalar("Train/mean_reward", step, step)
