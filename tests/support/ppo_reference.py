@@ -1,4 +1,4 @@
-"""PPO's truncated gradient written once more, sample by sample, for TbpttPPO to agree with."""
+"""A reference for PPO's truncated gradient, sample by sample, that TbpttPPO has to equal."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -10,8 +10,8 @@ from rsl_tbptt.core import hidden_state
 from support.helpers import roll_out_ppo
 
 FurtherLoss = Callable[[Any, int, slice], torch.Tensor]
-"""Returns what one sample's loss has besides, shape (1,), of the actor after its step, the step and
-the environment."""
+"""Returns an extra term of one sample's loss, shape (1,), given the actor after its step, the step
+and the environment."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Segment:
     loss_start: int
     stop: int
     cuts: tuple[int, ...] = ()
-    """Steps before which the state is detached, besides ``loss_start``."""
+    """Steps before which the state is detached, in addition to ``loss_start``."""
 
 
 def whole_envs(num_steps: int, num_envs: int, gradient_length: int) -> list[Segment]:
@@ -89,7 +89,7 @@ def reference_gradient(
     segmentes: Iterable[Segment],
     further: FurtherLoss | None = None,
 ) -> torch.Tensor:
-    """Return the gradient of the mean loss over the segmentes' samples, by the models' forward."""
+    """Return the gradient of the mean loss over the segments' samples, by the models' forward."""
     models = (algorithm.actor, algorithm.critic)
     live = [model.get_hidden_state() for model in models]
     algorithm.optimizer.zero_grad()
