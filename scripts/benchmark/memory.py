@@ -27,7 +27,7 @@ the system. The process's peak is then the update's."""
 
 
 def in_own_process(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function in a fresh process, where earlier allocations neither count nor help it."""
+    """Call a function in a fresh process, where earlier allocations neither count nor save time."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         return process.submit(function, *arguments).result()
 
@@ -125,8 +125,8 @@ class _Peak:
 class Growth:
     """One epoch with one, two and three times a few environments, and the line through them.
 
-    Time and memory are linear in the number of environments. Ours are so only if all sizes are cut
-    into micro-batches of one size.
+    Time and memory are linear in the number of environments. For our library this holds only if all
+    sizes are cut into micro-batches of one size.
     """
 
     num_envs: list[int]
@@ -164,7 +164,7 @@ def fit(case: Case, megabytes: float, seconds: float = SECONDS) -> Case:
         case: The case with all its environments.
         megabytes: Limit of rsl_rl's process beyond its imports.
         seconds: Limit of its update on one thread. If all epochs take longer, one epoch is kept. If
-            that takes longer too, fewer environments are.
+            that takes longer too, fewer environments are kept.
 
     Returns:
         The case with fewer environments or epochs.

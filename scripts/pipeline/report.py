@@ -136,7 +136,7 @@ def format_share(share: float | None) -> str:
 def describe(
     folder: Path, experiment: Experiment, results: dict[str, Any], records: dict[str, Record]
 ) -> Report:
-    """Describe a run's page. ``results`` are those of :func:`write_report`, as are the others."""
+    """Describe a run's page; see :func:`write_report` for the arguments and the results."""
     trained = {name: (folder / records[name].output).parent for name in experiment.policies}
     rows = [
         Row(

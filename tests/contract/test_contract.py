@@ -29,8 +29,8 @@ def train(runner, iterations=1):
     def recorded():
         losses = update()
         reported = getattr(runner.alg, "metrics", {})  # rsl_rl's own has none
-        further = {name: v for name, v in reported.items() if name != "value"}
-        metrics.append({**further, **losses})  # whose value has another name in rsl_rl 3
+        others = {name: v for name, v in reported.items() if name != "value"}
+        metrics.append({**others, **losses})  # whose value has another name in rsl_rl 3
         return losses
 
     runner.alg.update = recorded

@@ -87,7 +87,7 @@ def changes(groups):
     first = {name: values[0] for name, values in groups.items()}
     name = next(iter(first))
     yield {key: value for key, value in first.items() if key != name}
-    yield {**first, "further": np.zeros(3)}
+    yield {**first, "extra": np.zeros(3)}
     yield {**first, name: np.zeros((2, *first[name].shape))}
 
 

@@ -38,10 +38,10 @@ class Command:
     words: list[str]
     environment: dict[str, str]
 
-    def smaller(self, *further: str) -> "Command":
+    def smaller(self, *extra: str) -> "Command":
         """Return the command with its options replaced by ones that make it short."""
         words = [PLACEHOLDERS.get(word, word) for word in self.words]
-        small = [NUM_ENVS[words[0]], *SMALL[words[0]], *further]
+        small = [NUM_ENVS[words[0]], *SMALL[words[0]], *extra]
         for option in small[::2]:
             if option in words:
                 del words[words.index(option) : words.index(option) + 2]

@@ -261,10 +261,8 @@ def _ppo_cases() -> dict[str, Case]:
             defaults["actor_kwargs"] = NORMALIZED
 
         def train() -> Any:
-            further = {} if rnd is None else {"rnd_cfg": _rnd_cfg(**rnd)}
-            algorithm = make_ppo(
-                TbpttPPO, NUM_STEPS, NUM_ENVS, **{**defaults, **options, **further}
-            )
+            extra = {} if rnd is None else {"rnd_cfg": _rnd_cfg(**rnd)}
+            algorithm = make_ppo(TbpttPPO, NUM_STEPS, NUM_ENVS, **{**defaults, **options, **extra})
             return _trained(algorithm, roll_out_ppo)
 
         return train

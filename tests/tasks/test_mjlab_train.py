@@ -36,10 +36,10 @@ def plays(agent, run_name):
     return Command(words, {}).smaller()
 
 
-def tool(name, *further):
+def tool(name, *extra):
     """Return a command of this package on the student with images."""
     checkpoint = f"logs/rsl_rl/{CAMERA}/*_student/model_1.pt"
-    return Command(["rsl-tbptt", name, "--checkpoint", checkpoint, *further], {})
+    return Command(["rsl-tbptt", name, "--checkpoint", checkpoint, *extra], {})
 
 
 needs_the_rsl_rl_of_mjlab = pytest.mark.skipif(

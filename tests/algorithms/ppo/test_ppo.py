@@ -91,7 +91,7 @@ def test_every_sample_is_used_once_per_epoch(models, monkeypatch):
         used = torch.cat([old_log_prob.flatten() for _, old_log_prob, _ in epoch])
         assert torch.equal(used.sort().values, expected)
     orders = [torch.cat([old.flatten() for _, old, _ in epoch]) for epoch in epochs]
-    assert not torch.equal(*orders)  # shuffled anew
+    assert not torch.equal(*orders)  # shuffled again
 
 
 def test_one_step_rollouts_and_one_environment_per_mini_batch_train():
@@ -274,7 +274,7 @@ def test_time_outs_are_valued_by_the_final_observation_with_the_current_memory()
     final_obs = make_obs(4, torch.Generator().manual_seed(9))
     final_obs["state"][3] = float("nan")
     value = end_by_time(algorithm, final_obs)
-    assert (algorithm.storage.rewards[0] == 0).all()  # nobody timed out, NaN or not
+    assert (algorithm.storage.rewards[0] == 0).all()  # no episode timed out, with or without NaN
     expected = algorithm.gamma * value
     torch.testing.assert_close(
         algorithm.storage.rewards[1], expected, **SAME_FLOAT32, equal_nan=True

@@ -44,7 +44,7 @@ def test_distillation_leaves_equal_parameters(student, num_steps, num_learning_e
         "student": student,
         "num_learning_epochs": num_learning_epochs,
         "gradient_length": 4,
-        "max_grad_norm": 0.5 if student == "mlp" else None,  # rsl_rl leaves the memory's as it is
+        "max_grad_norm": 0.5 if student == "mlp" else None,  # rsl_rl does not clip the memory's
         **options,
     }
     expected, stock, expected_metrics = train(make_distillation, Distillation, **shared)
