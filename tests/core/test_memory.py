@@ -10,7 +10,7 @@ from rsl_tbptt.core.scan import cpu
 KILO = 1000  # of float32: 4000 bytes
 
 
-def test_counts_what_lives_at_once():
+def test_counts_tensors_that_are_alive_at_once():
     with PeakMemory() as memory:
         a = torch.ones(KILO)
         b = a + 1

@@ -136,7 +136,7 @@ def test_uv_looks_for_a_python_before_it_fetches_one(machine):
     ]
 
 
-def test_what_is_missing_is_said_in_one_line(machine):
+def test_a_missing_program_is_reported_in_one_line(machine):
     assert "install uv, or python3 with pip" in only_line(machine.run("environment"))
     machine.put_uv()
     line = only_line(machine.run("environment"))

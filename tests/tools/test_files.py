@@ -28,7 +28,7 @@ def test_a_file_is_replaced_when_all_is_written(tmp_path):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="folders cannot be opened")
-def test_a_new_name_reaches_the_disk_before_the_writer_goes_on(tmp_path, monkeypatch):
+def test_a_new_name_reaches_the_disk_before_the_writer_continues(tmp_path, monkeypatch):
     synced, fsync = [], os.fsync
 
     def note(descriptor):
@@ -59,7 +59,7 @@ def half_written(path):
         raise KeyboardInterrupt
 
 
-def test_a_write_that_breaks_off_leaves_the_old_file_alone(tmp_path):
+def test_an_interrupted_write_keeps_the_old_file(tmp_path):
     path = tmp_path / "model.onnx"
     path.write_text("old")
     with pytest.raises(KeyboardInterrupt):

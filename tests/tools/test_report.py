@@ -202,7 +202,7 @@ def test_a_folder_of_events_alone_has_a_page(tmp_path):
     assert [*commands_in(html)] == ["judge"]
 
 
-def test_what_is_wrong_with_the_arguments_is_named(run, tmp_path, capsys):
+def test_wrong_arguments_are_named(run, tmp_path, capsys):
     (run / "evaluation.json").write_text(json.dumps({"episodes": 3}))
     (tmp_path / "empty").mkdir()
     for words, message in (

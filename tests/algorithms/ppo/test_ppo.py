@@ -63,7 +63,7 @@ def test_the_ratio_is_one_before_the_first_step(models, options, monkeypatch):
         ("lstm", {"gradient_length": 3, "minibatch_unit": "window", "burn_in_length": 2}),
     ],
 )
-def test_advantages_are_normalised_over_what_a_mini_batch_trains_on(models, options, monkeypatch):
+def test_advantages_are_normalised_over_the_samples_of_a_mini_batch(models, options, monkeypatch):
     algorithm = make_ppo(
         TbpttPPO, 8, 6, models, models, **options, normalize_advantage_per_mini_batch=True
     )

@@ -48,7 +48,7 @@ SLICES = [{"loss": "kl", "actions": [0, 1]}]
         (make_ppo, TbpttPPO, {"use_mixed_precision": True, "symmetry_cfg": {}}),
     ],
 )
-def test_what_rsl_rl_3_cannot_do_is_refused(make, algorithm, options):
+def test_options_that_rsl_rl_3_cannot_support_are_refused(make, algorithm, options):
     with pytest.raises((NotImplementedError, ValueError), match=f"{next(iter(options))} is"):
         make(algorithm, **SIZES, **options)
 
