@@ -4,25 +4,24 @@ SHELL := /bin/bash
 
 DEVICE ?= cpu
 VENV ?= .venv
-# Releases that the tests run with, beside those in the environments: older ones, and the newest for
-# mjlab.
+# rsl_rl releases that the tests also run with: older ones, and the newest for mjlab.
 RSL_RL := 5.0.1 5.4.2 5.5.1
-# The newest torch, ahead of the one that Isaac Lab asks for: noxfile.py names it too.
+# The newest torch, newer than Isaac Lab's: noxfile.py names it too.
 NEXT_TORCH := .torch/2.15.0/.installed
-# The LibTorch that software on robots has: tests/tools/test_bundle.py names it too.
+# The LibTorch of software on robots: tests/tools/test_bundle.py names it too.
 LIBTORCH := .libtorch/2.3.0/.installed
 
-# mjlab runs on Python 3.10 to 3.13: PYTHON=3.10 gives it an environment of its own.
+# mjlab runs on Python 3.10 to 3.13: PYTHON=3.10 makes a separate environment.
 MJLAB := .venv-mjlab$(PYTHON:%=-%)
 ISAACLAB2 := .venv-isaaclab2
 
 # Not named PYTHON: that is the user's choice above.
 PY := $(VENV)/bin/python
 INSTALLED := $(VENV)/.installed
-# A folder in which tests leave JUnit files, for .ci/run.
+# Folder where tests write JUnit files, for .ci/run.
 REPORTS ?=
 OTHER_RSL_RL := $(RSL_RL:%=.rsl_rl/%/.installed)
-# By default an experiment has its own folder under runs/.
+# By default each experiment has its own folder under runs/.
 RUN_OPTIONS := --device $(DEVICE) $(if $(RUN),--output '$(RUN)')
 
 .PHONY: demo demo-mjlab demo-pup demo-camera demo-seek test test-fast test-matrix finetune curves distillation \
@@ -37,23 +36,23 @@ demo-mjlab: $(MJLAB)/.installed  ## the same in mjlab; DEVICE and RUN as above, 
 demo-pup: $(INSTALLED)  ## the same with a small legged robot in Isaac Lab; DEVICE and RUN as above
 	$(PY) -m scripts.pipeline configs/demo-pup.yaml $(RUN_OPTIONS)
 
-demo-camera: $(INSTALLED)  ## the same with a student that sees depth frames alone; DEVICE and RUN as above
+demo-camera: $(INSTALLED)  ## the same with a student that sees only depth frames; DEVICE and RUN as above
 	$(PY) -m scripts.pipeline configs/demo-camera.yaml $(RUN_OPTIONS)
 
-demo-seek: $(INSTALLED)  ## the same with a legged robot that walks to what it saw; DEVICE and RUN as above
+demo-seek: $(INSTALLED)  ## the same with a legged robot that walks to a pillar it saw; DEVICE and RUN as above
 	$(PY) -m scripts.pipeline configs/demo-seek.yaml $(RUN_OPTIONS)
 
-test: $(INSTALLED)  ## run every test of the newest rsl_rl and Isaac Lab
+test: $(INSTALLED)  ## run all tests with the newest rsl_rl and Isaac Lab
 	$(PY) -m pytest -n 2 --dist loadgroup $(REPORTS:%=--junitxml=%/test.xml)
 
-test-fast: $(INSTALLED)  ## the inner loop: core and algorithms without what takes seconds
+test-fast: $(INSTALLED)  ## run the fast tests of core and algorithms
 	$(PY) -m pytest -n 2 --dist loadgroup tests/core tests/algorithms -m "not slow"
 
-test-matrix: $(INSTALLED) $(OTHER_RSL_RL) $(NEXT_TORCH) $(LIBTORCH) $(MJLAB)/.installed $(ISAACLAB2)/.installed  ## every other version and platform
+test-matrix: $(INSTALLED) $(OTHER_RSL_RL) $(NEXT_TORCH) $(LIBTORCH) $(MJLAB)/.installed $(ISAACLAB2)/.installed  ## run tests with every other version and platform
 	@rows=$$($(PY) -m nox --list | sed -n 's/^\* tests(\([^)]*\)).*/row-\1/p') && \
 		$(MAKE) --keep-going --jobs 2 --output-sync $${rows:?nox lists no rows}
 
-# Two at a time, as most of them keep one core busy; the output of each comes at its end.
+# Two run at a time, because most use one core; each row's output is printed when it ends.
 row-%:
 	MJLAB=$(MJLAB) ISAACLAB2=$(ISAACLAB2) $(PY) -m nox --session 'tests($*)'
 
@@ -64,7 +63,7 @@ curves: $(INSTALLED)  ## learning curves of fine-tuning over five seeds; DEVICE 
 	$(PY) -m scripts.pipeline.curves configs/learning_curves.yaml $(RUN_OPTIONS) \
 		--figure docs/figures/learning_curves.svg
 
-distillation: $(INSTALLED)  ## learning curves of distillation beside rsl_rl's; DEVICE and RUN as above
+distillation: $(INSTALLED)  ## learning curves of distillation compared with rsl_rl's; DEVICE and RUN as above
 	$(PY) -m scripts.pipeline.curves configs/distillation_curves.yaml $(RUN_OPTIONS) \
 		--figure docs/figures/distillation_curves.svg
 
@@ -72,17 +71,17 @@ distillation-mjlab: $(MJLAB)/.installed  ## the same in mjlab; DEVICE, RUN and P
 	$(MJLAB)/bin/python -m scripts.pipeline.curves configs/distillation_curves_mjlab.yaml $(RUN_OPTIONS) \
 		--figure docs/figures/distillation_curves_mjlab.svg
 
-bench: $(INSTALLED)  ## time and memory of updates beside rsl_rl's; DEVICE and RUN as above
+bench: $(INSTALLED)  ## time and memory of updates compared with rsl_rl's; DEVICE and RUN as above
 	$(PY) -m scripts.benchmark suite $(RUN_OPTIONS)
 
 gpu: $(INSTALLED)  ## tests, benchmark and profiles on a GPU, to run once and send back: runs/gpu
 	$(PY) -m scripts.gpu --device $(if $(filter cpu,$(DEVICE)),cuda:0,$(DEVICE)) $(if $(RUN),--output '$(RUN)')
 
-docs: $(INSTALLED)  ## write the tables of options from the code, and the notebooks from their pages
+docs: $(INSTALLED)  ## write the option tables from the code, and the notebooks from their pages
 	$(PY) -m scripts.option_tables
 	$(PY) -m scripts.notebooks
 
-# Every page is read anew: links between pages and docstrings are checked while it is read.
+# Sphinx reads every page again: it checks links between pages and docstrings while reading.
 SPHINX = $(PY) -m sphinx --fresh-env --quiet
 site: $(INSTALLED)  ## build the documentation into build/site; a broken link or anchor is an error
 	rm -rf build/site
@@ -106,10 +105,10 @@ format: $(INSTALLED)  ## apply formatting and safe fixes
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
 
-stats: $(INSTALLED)  ## print the table of sizes that stands in CONTRIBUTING.md
+stats: $(INSTALLED)  ## print the table of sizes in CONTRIBUTING.md
 	@$(PY) -m scripts.ci.stats
 
-doctor: $(INSTALLED)  ## say what is wrong with this setup
+doctor: $(INSTALLED)  ## check this setup and print what is wrong
 	$(VENV)/bin/rsl-tbptt doctor
 
 clean:  ## remove environments and caches; keeps runs/

@@ -1,7 +1,7 @@
-"""Tests with every supported rsl_rl and in every environment: `make test-matrix`.
+"""Run tests with every supported rsl_rl and in every environment: `make test-matrix`.
 
-One session for each row; `python -m nox --list` names them. `make` prepares the environments, and a
-session runs their interpreters as they are.
+Each row is a session; `python -m nox --list` names them. `make` prepares the environments, and a
+session uses their interpreters unchanged.
 """
 
 import os
@@ -25,7 +25,7 @@ PRINT_RELEASES = (
 ALGORITHMS = (
     "tests/algorithms",
     "tests/runners",
-    # It runs our own code only, but takes long.
+    # Slow, and independent of rsl_rl's release.
     "--ignore=tests/algorithms/update/test_distributed.py",
 )
 MJLAB = ("tests/integrations/test_mjlab*.py", "tests/tasks/test_mjlab_*.py")
@@ -37,13 +37,13 @@ class Row:
 
     name: str
     rsl_rl: str
-    """Release that it must run with: the environment's, or one under ``.rsl_rl``."""
+    """Release to run with: the environment's, or one under ``.rsl_rl``."""
     python: str = "main"
     """Name of the environment."""
     torch: str | None = None
-    """Release under ``.torch`` that it must run with, or None for the environment's."""
+    """Release under ``.torch`` to run with, or None for the environment's."""
     tests: tuple[str, ...]
-    """Arguments of pytest; a pattern stands for the files it matches."""
+    """Arguments of pytest; patterns are replaced by the files that match."""
 
 
 ROWS = (
@@ -55,14 +55,14 @@ ROWS = (
     Row(name="contract", rsl_rl="5.5.1", tests=("tests/contract",)),
     Row(name="algorithms", rsl_rl="5.0.1", tests=ALGORITHMS),
     Row(name="algorithms", rsl_rl="5.4.2", tests=ALGORITHMS),
-    # The newest torch, ahead of the one that Isaac Lab asks for; the Makefile installs it.
+    # The newest torch, newer than Isaac Lab's; the Makefile installs it.
     Row(
         name="torch-2.15.0",
         rsl_rl="5.5.1",
         torch="2.15.0",
         tests=(*ALGORITHMS, "tests/core", "tests/tools/test_export.py"),
     ),
-    # The LibTorch of robot software reads what the environment's torch writes.
+    # The LibTorch of robot software must read the files that the environment's torch writes.
     Row(
         name="libtorch-2.3.0",
         rsl_rl="5.5.1",
@@ -84,16 +84,16 @@ ROWS = (
 @nox.session(venv_backend="none")
 @nox.parametrize("row", [nox.param(row, id=f"{row.name}-{row.rsl_rl}") for row in ROWS])
 def tests(session: nox.Session, row: Row) -> None:
-    """Run the tests of one row with the releases that it names; some have to pass.
+    """Run the tests of one row with the row's releases; at least one test has to pass.
 
     Raises:
         CommandFailed: If pytest fails.
     """
-    aside = [f".rsl_rl/{row.rsl_rl}", *([f".torch/{row.torch}"] if row.torch else [])]
-    environment = {"PYTHONPATH": os.pathsep.join(str(Path(path).resolve()) for path in aside)}
+    folders = [f".rsl_rl/{row.rsl_rl}", *([f".torch/{row.torch}"] if row.torch else [])]
+    environment = {"PYTHONPATH": os.pathsep.join(str(Path(path).resolve()) for path in folders)}
     folder = Path(os.environ.get("REPORTS") or session.create_tmp())
     report = folder / f"row-{row.name}-{row.rsl_rl}.xml"
-    report.write_text("")  # counts as an error if the row does not get as far as writing it
+    report.write_text("")  # an empty file counts as an error, if pytest does not replace it
 
     def python(*arguments: str, silent: bool = False) -> str:
         command = (PYTHONS[row.python], *arguments)
@@ -105,7 +105,7 @@ def tests(session: nox.Session, row: Row) -> None:
             f"rsl_rl is {rsl_rl} and torch {torch}, expected {row.rsl_rl} and {row.torch or 'any'}:"
             " run `make test-matrix`."
         )
-    # A pattern without files stays as it is, which pytest refuses.
+    # A pattern without files stays in the arguments, so that pytest fails.
     found = [sorted(map(str, Path().glob(t))) if "*" in t else [t] for t in row.tests]
     arguments = [name for t, names in zip(row.tests, found, strict=True) for name in names or [t]]
     try:

@@ -1,1 +1,1 @@
-"""What the checkout offers beside the package: ``python -m scripts.<name>`` from its root."""
+"""Scripts of the checkout that are not in the package: ``python -m scripts.<name>`` at its root."""

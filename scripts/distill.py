@@ -1,7 +1,7 @@
 #!/usr/bin/env python
 """Distil a teacher into a student with the platform's own command, shown before it runs.
 
-Arguments that are not listed go on to that command, for example
+Arguments that are not listed are passed on to that command, for example
 `agent.algorithm.gradient_length=8`.
 """
 

@@ -1,6 +1,6 @@
-"""Extends Sphinx for the site: links out of docs/, Markdown beside each page, llms.txt, MathML.
+"""Extend Sphinx for the site: links out of docs/, Markdown next to each page, llms.txt, MathML.
 
-docs/conf.py loads it. Each build reads all pages: docstrings are not kept from the last one.
+docs/conf.py loads it. Each build has to read all pages, because docstrings are not cached.
 """
 
 from __future__ import annotations
@@ -30,11 +30,11 @@ FOLDERS = {
 docstrings: dict[str, list[str]] = {}
 """The docstrings that autodoc shows, by full name, in the order of the pages."""
 signatures: dict[str, str] = {}
-"""What a name is called with, where it can be called."""
+"""Signatures of the documented names that can be called."""
 
 
 def with_repository_links(text: str, folder: Path, docs: Path) -> str:
-    """Point links at what is no page: files outside docs/, and folders.
+    """Make links to files outside docs/ and to folders work, which are not pages.
 
     Args:
         text: A page's Markdown.
@@ -42,8 +42,8 @@ def with_repository_links(text: str, folder: Path, docs: Path) -> str:
         docs: The folder of all pages.
 
     Returns:
-        The text with URLs in their place: of the repository on GitHub in its workflow, of this
-        checkout elsewhere.
+        The text with such links replaced by URLs: of the repository on GitHub in its workflow, of
+        this checkout elsewhere.
     """
     repository = os.environ.get("GITHUB_REPOSITORY")
     root = f"https://github.com/{repository}/tree/HEAD" if repository else ROOT.as_uri()
@@ -61,7 +61,7 @@ def with_repository_links(text: str, folder: Path, docs: Path) -> str:
 def contents_of(index: Path, docs: Path) -> str:
     """Return the directive that puts pages into the sidebar, in the order of an index's links.
 
-    Index pages need none themselves, so that they read well on GitHub.
+    So index pages need no directive in their text, which reads better on GitHub.
 
     Args:
         index: The front page or the index.md of a folder.
@@ -89,7 +89,7 @@ def read_page(app: Sphinx, name: str, source: list[str]) -> None:
 def note_signature(
     app: Sphinx, what: str, name: str, obj: Any, options: Any, args: str | None, returns: str | None
 ) -> tuple[str, str] | None:
-    """Keep a signature for the Markdown of the page; fields of a config are listed below it."""
+    """Keep a signature for the Markdown of the page; configs get none, as their fields follow."""
     if what == "class" and name.endswith("Cfg"):
         return "", ""
     signature = (args or "") + (f" -> {returns}" if returns else "")
@@ -100,13 +100,13 @@ def note_signature(
 def note_docstring(
     app: Sphinx, what: str, name: str, obj: Any, options: Any, lines: list[str]
 ) -> None:
-    """Keep a docstring as it is written, for the Markdown of the page."""
-    if any(lines):  # a class has its own and its constructor's
+    """Keep a docstring unchanged for the Markdown of the page."""
+    if any(lines):  # a class's own comes first, then its constructor's
         docstrings.setdefault(name, []).extend([*lines, ""])
 
 
 def markdown_of(name: str, docs: Path) -> str:
-    """Return a page as Markdown for programs: with docstrings where directives ask for them."""
+    """Return a page as Markdown for programs, with docstrings in place of autodoc directives."""
     page = docs / f"{name}.md"
 
     def replace(directive: re.Match[str]) -> str:
@@ -152,17 +152,17 @@ def visit_inline(translator: Any, node: nodes.math) -> None:
     """Write a formula as MathML, which browsers draw without a script.
 
     Raises:
-        SkipNode: Always: nothing of the formula is left to write.
+        SkipNode: Always, because the formula is complete.
     """
     translator.body.append(tex2mathml(node.astext()))
     raise nodes.SkipNode
 
 
 def visit_block(translator: Any, node: nodes.math_block) -> None:
-    """Write a formula on its own line, which scrolls where it is wider than the page.
+    """Write a formula on its own line; it scrolls if it is wider than the page.
 
     Raises:
-        SkipNode: Always, as above.
+        SkipNode: Always, because the formula is complete.
     """
     translator.body.append(f'<div class="math">{tex2mathml(node.astext(), as_block=True)}</div>')
     raise nodes.SkipNode

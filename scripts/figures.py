@@ -1,4 +1,4 @@
-"""What all figures have in common."""
+"""Style and output of all figures."""
 
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,7 +9,7 @@ import matplotlib as mpl
 from matplotlib import pyplot as plt
 
 PALETTE = ("#0072b2", "#009e73", "#d55e00", "#cc79a7", "#000000")
-"""Told apart with any colour vision: Okabe and Ito (2008), Color Universal Design."""
+"""Colours for any colour vision: Okabe and Ito (2008), Color Universal Design."""
 STYLE: dict[Any, Any] = {
     "font.size": 10,
     "axes.spines.top": False,
@@ -24,16 +24,16 @@ STYLE: dict[Any, Any] = {
 def drawn_svg(
     target: Path | IO[bytes], *, fonttype: str = "none", **subplots: Any
 ) -> Iterator[Any]:
-    """Give axes to draw on, and write them as SVG.
+    """Yield axes to draw on, then write them as SVG.
 
     Args:
-        target: Where to.
+        target: File to write to.
         fonttype: ``"none"`` keeps text as text, which is small; ``"path"`` draws it, which looks
-            alike everywhere.
+            the same everywhere.
         **subplots: Numbers and size, for :func:`matplotlib.pyplot.subplots`.
 
     Yields:
-        What that returns beside the figure.
+        The axes that it returns.
     """
     with mpl.rc_context({**STYLE, "svg.fonttype": fonttype}):
         figure, axes = plt.subplots(layout="constrained", **subplots)

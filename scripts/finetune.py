@@ -1,7 +1,7 @@
 #!/usr/bin/env python
-"""Go on with a distilled student by PPO, with the platform's own command, shown before it runs.
+"""Fine-tune a distilled student by PPO with the platform's own command, shown before it runs.
 
-Arguments that are not listed go on to that command, for example
+Arguments that are not listed are passed on to that command, for example
 `agent.algorithm.student_action_std=0.2`.
 """
 

@@ -1,7 +1,7 @@
 """Write the notebooks of docs/tutorials from their pages: ``make docs``.
 
-The Markdown page is the only source. A page with a badge that opens a notebook has one next to it,
-with the same text and commands. Notebooks are stored without outputs.
+The Markdown page is the only source. A page with a notebook badge gets a notebook next to it, with
+the same text and commands. Notebooks are stored without outputs.
 """
 
 import json
@@ -26,7 +26,7 @@ class Block(NamedTuple):
 
     @property
     def file(self) -> str | None:
-        """Name of the file that the block is saved as: its first line is ``# name.py``."""
+        """Name of the file that the block is saved as, if its first line is ``# name.py``."""
         found = re.match(r"# (\w+\.py)\n", self.text)
         return found[1] if found and self.language == "python" else None
 
@@ -90,14 +90,14 @@ def _cell(kind: str, text: str) -> dict[str, Any]:
 
 
 def _code(block: Block, repository: str | None) -> str:
-    """Return what a notebook runs in place of a block."""
+    """Return the source of a notebook's cell for a block."""
     if block.file:
         return f"%%writefile {block.text.removeprefix('# ')}"
     if block.language == "python":
         return block.text
     if not any("pip install" in command for command in block.commands):
         return "\n".join(f"!{command}" for command in block.commands)
-    # Elsewhere the package is installed already: a notebook does not change an environment.
+    # Outside Colab the package is installed already, and a notebook must not change an environment.
     source = f"git+https://github.com/{repository}"
     return (
         "import sys\n\n"

@@ -1,8 +1,8 @@
 """Write the tables of options in README and docs from the code: ``make docs``.
 
-A page says which tables it shows: the options of one algorithm, those that the algorithms share,
-some of them in the page's own order, or the arguments of every command of ``rsl-tbptt``. The text
-between the marks is replaced::
+Marks in a page choose its tables: the options of one algorithm, those that both share, some options
+in the given order, or the arguments of every command of ``rsl-tbptt``. The text between two marks
+is replaced::
 
     <!-- options: distillation gradient_length update_length -->
     <!-- end -->
@@ -37,11 +37,11 @@ def main() -> None:
 
 
 def with_tables(text: str, page: Path) -> str:
-    """Return a page's text with its tables made anew.
+    """Return a page's text with new tables.
 
     Args:
-        text: The page, whatever its tables say.
-        page: Where it stands, from where its links go.
+        text: The page with its old tables.
+        page: The page's file, which links are relative to.
     """
 
     def table(found: re.Match[str]) -> str:
@@ -60,7 +60,7 @@ def option_table(owner: str, names: list[str], folder: Path) -> str:
 
     Args:
         owner: A key of ``OPTIONS``.
-        names: Which options. An empty list stands for all of the owner but the shared ones.
+        names: Names of the options. An empty list means all of the owner but the shared ones.
         folder: Folder of the page.
     """
     options = OPTIONS[owner]
@@ -105,12 +105,12 @@ def commands() -> dict[str, argparse.ArgumentParser]:
 
 def escaped(text: str) -> str:
     """Escape ``<`` outside of code, where Markdown would take it for the start of a tag."""
-    parts = text.split("`")
-    return "`".join(part if i % 2 else part.replace("<", "\\<") for i, part in enumerate(parts))
+    pieces = text.split("`")
+    return "`".join(each if i % 2 else each.replace("<", "\\<") for i, each in enumerate(pieces))
 
 
 def _usage(argument: argparse.Action) -> str:
-    """Return an argument as it is typed: a flag alone, else with a name or the choices."""
+    """Return an argument as the user types it: a flag, or with the value's name or choices."""
     if argument.nargs == 0:
         value = ""
     elif argument.choices:
@@ -121,7 +121,7 @@ def _usage(argument: argparse.Action) -> str:
 
 
 def _meaning(argument: argparse.Action, folder: Path) -> str:
-    """Return an argument's help, and whether it has to be given."""
+    """Return an argument's help, with "(required)" if it is."""
     text = escaped(_in_markdown(argument.help or "", folder))
     return f"{text} (required)".strip() if argument.required else text
 

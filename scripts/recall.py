@@ -1,7 +1,8 @@
 #!/usr/bin/env python
-"""Train recurrent and memoryless PPO on the recall task and print who remembers, as Markdown.
+"""Train PPO with and without memory on the recall task and print the rewards as Markdown.
 
-A cue has to be named `--recall-length` steps after it was shown. The answer is worth 1, guessing 0.
+The policy has to name a cue `--recall-length` steps after it was shown. The answer is worth 1,
+guessing 0.
 """
 
 import argparse
@@ -64,7 +65,7 @@ def reward_per_answer(
 
 
 def train_cfg(model: str, gradient_length: int | None) -> dict[str, Any]:
-    """Return the runner's config: actor and critic of one kind, both on the cue alone."""
+    """Return the runner's config: actor and critic are of one kind and see only the cue."""
     cfg = yaml.safe_load(CFG.read_text(encoding="utf-8"))
     cfg["algorithm"]["gradient_length"] = gradient_length
     for role in ("actor", "critic"):

@@ -1,8 +1,9 @@
 #!/usr/bin/env python
 """Train a policy from scratch with the platform's own command, shown before it runs.
 
-The experiment's teacher, or another of its policies, such as `--policy scratch`. Arguments that are
-not listed go on to that command, for example `agent.algorithm.learning_rate=5e-4`.
+By default this is the experiment's teacher; `--policy scratch`, for example, names another one.
+Arguments that are not listed are passed on to that command, for example
+`agent.algorithm.learning_rate=5e-4`.
 """
 
 import sys

@@ -2,7 +2,8 @@
 """Vary one setting at a time on the recall task and print how long each takes, as Markdown.
 
 A policy is done when its mean reward per answer, without action noise, is at least 0.9: answers are
-worth 1, guessing 0. It is asked after every second iteration. What varies is in what_matters.yaml.
+worth 1, guessing 0. This is checked after every second iteration. what_matters.yaml lists the
+settings.
 """
 
 import argparse
@@ -27,12 +28,12 @@ HEADS = ("setting", "done", "iterations", "95 % interval", "reward at the end", 
 
 
 class PerfectTeacher(nn.Module):
-    """Names the cue when asked; rsl_rl's interface of a model without memory."""
+    """Gives the right answers, behind rsl_rl's interface of a model without memory."""
 
     is_recurrent = False
 
     def __init__(self, *_unused: object) -> None:
-        """Take what rsl_rl gives every model."""
+        """Accept and ignore the arguments that rsl_rl gives every model."""
         super().__init__()
 
     def forward(self, obs: TensorDict) -> torch.Tensor:
@@ -40,29 +41,29 @@ class PerfectTeacher(nn.Module):
         return obs["privileged"][:, 2:]
 
     def reset(self, dones: object = None, hidden_state: object = None) -> None:
-        """Keep nothing."""
+        """Do nothing: there is no state."""
 
     def get_hidden_state(self) -> None:
-        """Return that there is no state."""
+        """Return None: there is no state."""
 
 
 class ScaledRecall(RecallEnv):
     """The recall task with observations in another unit."""
 
     def __init__(self, obs_scale: float, **kwargs: Any) -> None:
-        """Set up the episodes; ``obs_scale`` multiplies what the policy sees."""
+        """Set up the episodes; ``obs_scale`` multiplies the policy's observations."""
         self.obs_scale = obs_scale
         super().__init__(**kwargs)
 
     def get_observations(self) -> TensorDict:
-        """Return the observations, of which "policy" is scaled."""
+        """Return the observations with "policy" scaled."""
         obs = super().get_observations()
         obs["policy"] = obs["policy"] * self.obs_scale
         return obs
 
 
 def main() -> None:
-    """Train every row with every seed and print a row when it is done."""
+    """Train every row with every seed and print each row when it is done."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -120,7 +121,7 @@ def train(
 
 
 def bias_forget_gates(model: nn.Module) -> None:
-    """Set the bias of a model's forget gates to 1, so that it keeps its state at first."""
+    """Set the bias of a model's forget gates to 1, so that it keeps its state initially."""
     for layer in model.modules():
         if isinstance(layer, nn.LSTM):
             size = layer.hidden_size
@@ -130,7 +131,7 @@ def bias_forget_gates(model: nn.Module) -> None:
 
 
 def reward_per_answer(policy: Any, env_cfg: dict[str, Any]) -> float:
-    """Return a policy's mean reward per answer on fresh episodes; its own memory stays as it is."""
+    """Return a policy's mean reward per answer on fresh episodes; restore its memory afterwards."""
     env = ScaledRecall(num_envs=128, seed=1000, **env_cfg)
     obs, total, state = env.reset()[0], torch.zeros(2), policy.get_hidden_state()
     policy.reset()
@@ -144,7 +145,7 @@ def reward_per_answer(policy: Any, env_cfg: dict[str, Any]) -> float:
 
 
 def row(name: str, results: list[tuple[int | None, float]]) -> str:
-    """Return a row of the table; iterations have no mean where a seed was never done."""
+    """Return a row of the table; iterations have no mean if a seed was never done."""
     iterations = [float(done) for done, _ in results if done is not None]
     done = f"{len(iterations)} of {len(results)}"
     speed = interval(iterations, 1) if len(iterations) == len(results) else ("-", "-")

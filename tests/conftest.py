@@ -8,7 +8,7 @@ from hypothesis import settings
 from support.isaaclab_page import Page
 from support.isaaclab_process import IsaacLab
 
-torch.set_num_threads(1)  # small tensors: threads cost more than they bring
+torch.set_num_threads(1)  # with small tensors, threads cost more time than they save
 
 settings.register_profile("default", max_examples=40, deadline=None, derandomize=True)
 settings.load_profile("default")
@@ -20,7 +20,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Keep in one worker process what shares a module's fixtures, or the runs of the page."""
+    """Keep tests in one worker that share a module's fixtures, or the runs of the page."""
     if not config.getoption("loadgroup", default=False):  # of xdist, in its workers
         return
     for item in items:
@@ -65,5 +65,5 @@ def isaaclab(tmp_path_factory: pytest.TempPathFactory) -> Iterator[IsaacLab]:
 
 @pytest.fixture(scope="session")
 def page(isaaclab: IsaacLab, tmp_path_factory: pytest.TempPathFactory) -> Page:
-    """The commands of docs/howto/isaaclab.md; a test asks for the runs it looks at."""
+    """The commands of docs/howto/isaaclab.md; a test requests the runs that it checks."""
     return Page(isaaclab, tmp_path_factory.mktemp("page"))

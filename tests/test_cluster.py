@@ -1,4 +1,4 @@
-"""The scripts for clusters, as the docs print them, with a stand-in for SLURM's commands."""
+"""The scripts for clusters as printed in the docs, with stand-ins for SLURM's commands."""
 
 import json
 import os
@@ -55,7 +55,7 @@ seen = {name: os.environ.get(name) for name in names}
 ready = f"ready_{seen['RANK']}"
 with open("written_" + ready, "w") as file:
     json.dump(seen, file)
-os.replace("written_" + ready, ready)  # whole once it is there, as the signal follows at once
+os.replace("written_" + ready, ready)  # complete when it exists, as the signal follows at once
 if os.environ.get("WARNING"):
     time.sleep(60)
 sys.exit(int(os.environ.get("STATUS", "0")))
@@ -64,21 +64,21 @@ sys.exit(int(os.environ.get("STATUS", "0")))
 
 @pytest.fixture
 def folder(tmp_path):
-    """A folder with the page's scripts, and SLURM's commands beside Python on the path."""
+    """A folder with the page's scripts, and SLURM's commands next to Python on the path."""
     for name, text in SCRIPTS.items():
         (tmp_path / name).write_text(text)
     (tmp_path / "bin").mkdir()
     for name, text in (("srun", SRUN), ("scontrol", SCONTROL)):
         (tmp_path / "bin" / name).write_text(text)
         (tmp_path / "bin" / name).chmod(0o755)
-    # A link would be a Python outside of its environment.
+    # With a link, Python would run outside its environment.
     (tmp_path / "bin" / "python").write_text(f'#!/bin/bash\nexec {sys.executable} "$@"\n')
     (tmp_path / "bin" / "python").chmod(0o755)
     return tmp_path
 
 
 def environment(folder, **values):
-    """Return variables with which the stand-ins are found, and imports as here."""
+    """Return variables that put the stand-ins and this checkout on the paths."""
     folders = (folder / "bin", Path(sys.executable).parent, os.environ["PATH"])
     kept = {name: value for name, value in os.environ.items() if not name.startswith("SLURM")}
     return {
@@ -92,7 +92,7 @@ def environment(folder, **values):
 
 
 def submit(folder, **values):
-    """Run the SLURM script as its batch shell; return its status and the commands it gave."""
+    """Run the SLURM script as its batch shell; return its status and the commands it called."""
     (folder / "train.py").write_text(TRAIN)
     slurm = {"SLURM_JOB_ID": 123456, "SLURM_JOB_NODELIST": "node[7-8]", "SLURM_NTASKS": 4}
     variables = environment(folder, **{**slurm, **values})
@@ -123,26 +123,26 @@ def test_slurms_warning_ends_all_tasks_and_requeues_the_job(folder):
         ({"WARNING": "USR1", "SLURM_RESTART_COUNT": 100}, 85),
     ],
 )
-def test_a_job_that_is_done_has_crashed_or_came_too_often_is_not_requeued(values, status, folder):
+def test_a_done_crashed_or_often_restarted_job_is_not_requeued(values, status, folder):
     ended, commands = submit(folder, **values)
     assert ended == status
     assert not any(command.startswith("scontrol requeue") for command in commands)
 
 
 def start(folder, script, **values):
-    """Start a script in a session of its own."""
+    """Start a script in a new session."""
     variables = environment(folder, **values)
     return subprocess.Popen(["bash", script], cwd=folder, env=variables, start_new_session=True)
 
 
-def test_a_container_ends_with_the_trainings_status_at_its_limit(folder):
+def test_a_container_ends_with_the_trainings_status_at_its_time_limit(folder):
     (folder / "train.py").write_text(TRAIN)
     process = start(folder, "entrypoint.sh", TIME_LIMIT="1s", WARNING="TERM")
     assert process.wait(60) == 85
 
 
 @pytest.mark.long
-def test_the_training_script_goes_on_after_a_stop(folder):
+def test_the_training_script_continues_after_a_stop(folder):
     script = SCRIPTS["train.py"]
     assert "1000" in script
     (folder / "train.py").write_text(script)

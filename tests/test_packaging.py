@@ -1,4 +1,4 @@
-"""What a user installs: the packages, their data and entry points, and nothing else."""
+"""The installed package has the packages, their data and entry points, and nothing else."""
 
 import json
 import os
@@ -30,7 +30,7 @@ print(importlib.resources.files("rsl_tbptt_tasks").joinpath("isaaclab/assets/car
 
 
 def files_in_checkout(pattern: str) -> set[str]:
-    """Return what a pattern matches below the packages, under its installed name."""
+    """Return the files in the packages that match a pattern, under their installed names."""
     return {
         f"{package}/{path.relative_to(ROOT / folder).as_posix()}"
         for package, folder in FOLDERS.items()
@@ -47,7 +47,7 @@ def test_every_package_is_listed():
 
 @pytest.fixture(scope="module")
 def built(tmp_path_factory):
-    """A folder with sdist and wheel, and an environment that holds the wheel and what trains."""
+    """A folder with sdist and wheel, and an environment with the wheel and its training extra."""
     return install_wheel(tmp_path_factory.mktemp("package"), "train")
 
 
@@ -75,7 +75,7 @@ def test_wheel_holds_the_packages_and_nothing_else(built):
 
 
 @pytest.mark.package
-def test_sdist_holds_what_the_wheel_is_made_of(built):
+def test_sdist_has_the_files_of_the_wheel(built):
     [sdist] = (built / "dist").glob("*.tar.gz")
     with tarfile.open(sdist) as archive:
         names = {name.partition("/")[2] for name in archive.getnames()}
@@ -108,7 +108,7 @@ def test_package_citation_and_changelog_have_one_version():
 
 @pytest.mark.package
 def test_installed_package_trains(built):
-    """The README's example, in an environment with nothing but what the package asks for."""
+    """The README's example, in an environment with only the package's dependencies."""
     (example,) = re.findall(r"```python\n(.*?)```", (ROOT / "README.md").read_text(), re.DOTALL)
     result = run_installed(built, f"{example}\nprint(runner.alg.num_updates)")
     assert result[-1] == "10"
@@ -123,7 +123,7 @@ STUDENT = "rsl_rl_distillation_recurrent_cfg_entry_point"
 
 @pytest.fixture(scope="module")
 def demo(tmp_path_factory):
-    """The wheel with Isaac Lab in an empty environment, and a student of the demo, elsewhere."""
+    """The wheel with Isaac Lab in a new environment, and a student of the demo elsewhere."""
     built, folder = tmp_path_factory.mktemp("extras"), tmp_path_factory.mktemp("demo")
     install_wheel(built, "isaaclab,tools")
 
@@ -171,7 +171,7 @@ def test_the_wheel_alone_evaluates_the_demos_student(demo):
 
 
 @pytest.mark.package
-def test_the_wheel_alone_says_which_extra_exports(built):
+def test_the_error_of_the_wheel_alone_names_the_extra_to_export(built):
     program = built / "venv" / "bin" / "rsl-tbptt"
     help_text = subprocess.run([program, "--help"], capture_output=True, text=True, check=True)
     assert "evaluate" in help_text.stdout

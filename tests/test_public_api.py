@@ -1,4 +1,4 @@
-"""The public API is what docs/reference/api.md shows, and this list: a change of it is meant."""
+"""The public API is this list and docs/reference/api.md, so that no name changes by accident."""
 
 import importlib
 import re

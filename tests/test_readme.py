@@ -1,4 +1,4 @@
-"""The README's code runs, and what it names exists."""
+"""The README's code runs, and the files that it names exist."""
 
 import re
 from pathlib import Path
@@ -16,14 +16,14 @@ def test_python_block_runs_and_shows_that_the_student_learns(tmp_path, monkeypat
     (block,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
     names = {}
     exec(compile(block, "README.md", "exec"), names)
-    names["runner"].logger.writer.close()  # its thread would go on writing, relative to elsewhere
+    names["runner"].logger.writer.close()  # its thread would go on writing elsewhere
     losses = re.findall(r"Mean behavior loss: (\S+)", capsys.readouterr().out)
     assert len(losses) == 10
     assert float(losses[-1]) < float(losses[0])
 
 
-def test_installations_on_the_pages_work_where_they_are_typed():
-    """By pip, which is in every environment that make builds, or by uv; from this folder."""
+def test_installations_on_the_pages_work_in_their_folder():
+    """Installations use pip, which every environment of make has, or uv, from this folder."""
     tomllib = pytest.importorskip("tomllib", reason="part of Python since 3.11")
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     extras = project["optional-dependencies"]
@@ -32,7 +32,7 @@ def test_installations_on_the_pages_work_where_they_are_typed():
     text = "".join(page.read_text() for page in pages)
     targets = [line.strip(' "') for line in re.findall("pip install ([^`#\n]*)", text)]
     published = [target for target in targets if target.startswith("rsl-tbptt")]
-    assert all(" @ " in target for target in published)  # no registry has it
+    assert all(" @ " in target for target in published)  # not in any registry
     folders = {target for target in targets if re.match("-e|[.]", target)}
     extras_alone = {".[isaaclab,tools]", ".[mjlab,tools]", ".[tools]", ".[deploy]"}
     assert folders == extras_alone | {"-e .", "-e docs/my_task"}

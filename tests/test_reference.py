@@ -1,4 +1,4 @@
-"""The pages of docs that list metrics and show options: what they say is what the code does."""
+"""The metrics and options in the docs are those of the code."""
 
 import dataclasses
 import re
@@ -71,7 +71,7 @@ def test_the_heads_on_the_page_are_valid_and_its_table_is_complete():
     assert keys == [field.name for field in dataclasses.fields(HeadOptions)]
 
 
-def test_the_transitions_on_the_page_are_those_that_a_function_gets():
+def test_the_transitions_on_the_page_are_those_of_a_function():
     section = (DOCS / "reference" / "distillation.md").read_text().split("## What counts\n")[1]
     rows = re.findall(r"^\| (`.*?`) \|", section.split("\n## ")[0], re.MULTILINE)
     names = re.findall(r"`(\w+)`", " ".join(rows))

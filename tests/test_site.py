@@ -1,4 +1,4 @@
-"""The site that ``make site`` builds: links, short ways, and Markdown next to every page."""
+"""The site that ``make site`` builds: links, short paths, and Markdown next to every page."""
 
 import re
 import subprocess
@@ -30,7 +30,7 @@ def site(tmp_path_factory):
 
 
 class Article(HTMLParser):
-    """Text of a page and where it links to, without sidebars."""
+    """Text and link targets of a page, without sidebars."""
 
     def __init__(self, page):
         super().__init__()
@@ -51,7 +51,7 @@ class Article(HTMLParser):
 
 
 def pages_within(site, clicks):
-    """Return the pages that links in the text reach from the front page."""
+    """Return the pages that the front page reaches by links in the text."""
     reached = new = {site / "index.html"}
     for _ in range(clicks):
         linked = {(page.parent / link).resolve() for page in new for link in Article(page).links}
@@ -72,12 +72,12 @@ def pages_within(site, clicks):
     ],
     ids=["install", "change one line", "what it costs", "what does not work", "deploy"],
 )
-def test_two_clicks_lead_to_what_a_newcomer_needs(site, words):
+def test_a_newcomers_pages_are_two_clicks_away(site, words):
     assert any(words in Article(page).text for page in pages_within(site, 2))
 
 
 @pytest.mark.slow
-def test_every_page_has_markdown_beside_it_and_is_in_the_list_for_programs(site):
+def test_every_page_has_markdown_next_to_it_and_is_in_the_list_for_programs(site):
     pages = {page.relative_to(ROOT / "docs") for page in (ROOT / "docs").rglob("*.md")}
     assert Path("reference/api.md") in pages
     assert {page.relative_to(site) for page in site.rglob("*.md")} == pages
@@ -89,7 +89,7 @@ def test_every_page_has_markdown_beside_it_and_is_in_the_list_for_programs(site)
 
 
 @pytest.mark.slow
-def test_markdown_and_page_of_the_api_hold_docstrings(site):
+def test_markdown_and_page_of_the_api_have_docstrings(site):
     for suffix in (".md", ".html"):
         page = (site / "reference" / "api").with_suffix(suffix).read_text()
         assert "one window, clearing an environment" in page  # of recurrent_scan
@@ -118,7 +118,7 @@ def test_a_broken_link_fails_the_build(tmp_path):
 
 @pytest.mark.slow
 @pytest.mark.skipif(not all(map(Path.exists, CHROMIUM)), reason="needs Debian's chromium")
-def test_looking_at_pages_finds_what_is_broken(tmp_path, capsys):
+def test_looking_at_pages_finds_problems(tmp_path, capsys):
     from scripts.ci.site_looks import main
 
     site = tmp_path / "site"

@@ -19,7 +19,7 @@ def modules(root: Path) -> dict[str, Path]:
 
 
 def imports(root: Path) -> dict[str, set[str]]:
-    """Return what each module imports of the package, inside of functions too."""
+    """Return the package's modules that each module imports, including imports in functions."""
     files = modules(root)
     found = {}
     for name, path in files.items():
@@ -41,7 +41,7 @@ def imports(root: Path) -> dict[str, set[str]]:
 
 
 def _imported(node: ast.Import | ast.ImportFrom, names: set[str]) -> set[str]:
-    """A module that is imported from its package is meant, not the package."""
+    """Return imported modules; for ``from package import module`` the module, not the package."""
     if isinstance(node, ast.Import):
         return {alias.name for alias in node.names} & names
     modules = {f"{node.module}.{alias.name}" for alias in node.names} & names
@@ -50,7 +50,7 @@ def _imported(node: ast.Import | ast.ImportFrom, names: set[str]) -> set[str]:
 
 
 def circle(graph: dict[str, set[str]]) -> list[str]:
-    """Return the modules of a circle, or nothing."""
+    """Return the modules of a circular import, or an empty result."""
     try:
         TopologicalSorter(graph).prepare()
     except CycleError as error:

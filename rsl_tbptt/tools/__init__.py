@@ -1,1 +1,1 @@
-"""The command ``rsl-tbptt`` and the functions behind it, for use after a training."""
+"""The command ``rsl-tbptt`` and its functions, for use after a training."""

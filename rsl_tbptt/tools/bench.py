@@ -1,8 +1,8 @@
 """Time and memory of one update next to the installed rsl_rl's: ``rsl-tbptt bench``.
 
-Both libraries train equal networks on equal rollouts of random observations. A check first sees
+Both libraries train equal networks on equal rollouts of random observations. A check first verifies
 that one update of each leaves equal parameters. Then their updates are timed in turn, in one
-process; ``--memory`` counts the bytes of an update's tensors.
+process. ``--memory`` also measures the peak memory of an update's tensors.
 """
 
 from __future__ import annotations
@@ -41,7 +41,8 @@ CLASSES: dict[str, dict[str, Any]] = {
 }
 CHOICES = {"algorithm": [*CLASSES], "rnn_type": ["lstm", "gru"]}
 TOLERANCE = 1e-4
-"""Share of what the update changed: rounding in float32 reaches some 1e-5, a wrong loss 1e-2."""
+"""Largest share of an update's change that may differ: rounding in float32 reaches about 1e-5, a
+wrong loss 1e-2."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,10 +66,10 @@ class Case:
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Other options of the algorithm in both libraries."""
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
-    """Options of our algorithm alone; the libraries then compute different things."""
+    """Options of our algorithm alone. With them the libraries compute different things."""
 
     def __post_init__(self) -> None:
-        """Refuse what cannot be measured.
+        """Check that the case can be measured.
 
         Raises:
             ValueError: If a number is out of its range, or this machine lacks the device.
@@ -105,7 +106,7 @@ class Case:
 
     @property
     def memory(self) -> dict[str, Any]:
-        """What the recurrent models share."""
+        """Options of the recurrent layers, the same in all models."""
         names = ("rnn_type", "rnn_hidden_dim", "rnn_num_layers")
         return {name: getattr(self, name) for name in names}
 
@@ -134,7 +135,7 @@ class Case:
         return kind(obs, {role: ["policy"]}, role, outputs, **options)
 
     def __str__(self) -> str:
-        """Say what is measured."""
+        """Describe the case in one line."""
         name = "PPO" if self.algorithm == "ppo" else self.algorithm
         layers = f"{self.rnn_num_layers} layers of " if self.rnn_num_layers > 1 else ""
         options = "".join(f", {name}={value}" for name, value in self.options.items())
@@ -175,7 +176,7 @@ def build(case: Case, library: Library, **options: Any) -> Any:
 
 def fill(algorithm: Any, case: Case, seed: int) -> None:
     """Roll out random robots; equal seeds give equal observations, rewards and dones."""
-    torch.manual_seed(seed)  # of the actions
+    torch.manual_seed(seed)  # for the actions
     generator = torch.Generator().manual_seed(seed)
     robots = case.observations(generator)
     with torch.inference_mode():
@@ -192,9 +193,9 @@ def fill(algorithm: Any, case: Case, seed: int) -> None:
 def check_equal(case: Case) -> None:
     """Check that one update of either library leaves equal parameters.
 
-    Few environments run over all steps, and all environments over few steps. Plain gradient descent
-    shows the gradient's size, which Adam's first step hides. The check runs in float32, and PPO
-    with the whole rollout, as rsl_rl's cannot truncate.
+    The check runs few environments over all steps, and all environments over few steps. It uses
+    plain gradient descent, because Adam's first step hides the gradient's size. It runs in float32,
+    and PPO with the whole rollout, because rsl_rl's PPO cannot truncate.
 
     Raises:
         ValueError: If the parameters differ.
@@ -209,7 +210,7 @@ def check_equal(case: Case) -> None:
             num_envs=num_envs,
             num_steps=num_steps,
             gradient_length=length,
-            # The second epoch begins with the states and dones of the first.
+            # Two epochs also check that the second starts from the states and dones of the first.
             num_learning_epochs=min(2, case.num_learning_epochs),
             use_mixed_precision=False,
         )
@@ -249,7 +250,7 @@ def alternate(contestants: Sequence[tuple[Library, Case]], num_updates: int) -> 
     """Time updates of several algorithms in turn, after one update of each to warm up.
 
     Returns:
-        Seconds of the updates of each.
+        Seconds of each update, one list per contestant.
     """
     algorithms = [build(case, library) for library, case in contestants]
     seconds: list[list[float]] = [[] for _ in contestants]
@@ -258,7 +259,7 @@ def alternate(contestants: Sequence[tuple[Library, Case]], num_updates: int) -> 
             fill(algorithm, case, seed)
             taken.append(seconds_of(algorithm.update, case.device))
             if case.algorithm == "distillation" and case.use_mixed_precision:
-                # rsl_rl leaves the state in bfloat16, at which its next rollout stops.
+                # rsl_rl leaves the state in bfloat16, and its next rollout fails with that.
                 state = tree_map(torch.Tensor.float, algorithm.student.get_hidden_state())
                 algorithm.student.reset(hidden_state=state)
     return [taken[1:] for taken in seconds]
@@ -281,7 +282,7 @@ def peak_of_update(case: Case, library: Library) -> int:
     """Return the peak of an update's tensors in bytes, beyond models, optimiser and storage."""
     algorithm = build(case, library)
     fill(algorithm, case, seed=0)
-    free_buffers()  # else a scan takes those, uncounted
+    free_buffers()  # a scan would reuse them, and PeakMemory would not count them
     with PeakMemory() as memory:
         algorithm.update()
     return memory.peak

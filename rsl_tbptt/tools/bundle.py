@@ -1,4 +1,4 @@
-"""The files of a bundle: a policy for robots, with all that running it has to know."""
+"""Write the files of a bundle: a policy for robots, and what a program needs to run it."""
 
 from __future__ import annotations
 
@@ -28,19 +28,19 @@ from rsl_tbptt.tools.targets import TARGETS, Exported
 from rsl_tbptt.tools.verify import TORCHSCRIPT, torchscript
 
 FORMAT = 1
-"""Of ``policy.json``; it grows when a reader of the last one would go wrong."""
+"""Version of ``policy.json``, raised when a reader of the previous version would misread it."""
 OPSET = 18
 """The operator set that rsl_rl exports with."""
 RESET = "Where an episode starts, or the robot stands up, pass zeros as all states."
 
 Groups = Mapping[str, torch.Tensor]
-"""An observation of each group that a policy sees, in its order. Shape: (1, ...)."""
+"""One observation of each group that a policy sees, in the policy's order. Shape: (1, ...)."""
 
 
 def onnx_model(step: OneStep) -> onnx.ModelProto:
-    """Return a step as ONNX, its constants computed."""
+    """Return a step as ONNX, with its constants folded."""
     with warnings.catch_warnings():
-        # Both come from within torch's exporter: flat views of the LSTM's weights, a pytree rename.
+        # Both come from torch's own exporter: flat views of the LSTM's weights, a pytree rename.
         warnings.filterwarnings("ignore", message="The tensor attributes? .*_flat_weights")
         warnings.filterwarnings("ignore", message=".*LeafSpec.*", category=FutureWarning)
         program: Any = torch.onnx.export(
@@ -52,7 +52,7 @@ def onnx_model(step: OneStep) -> onnx.ModelProto:
             dynamo=True,
             verbose=False,
         )
-    # torch's own pass leaves large weights alone, which would be sliced and joined at every step.
+    # torch's own pass does not fold large weights: every step would slice and join them.
     size = 2**31
     optimizer.optimize(program.model, input_size_limit=size, output_size_limit=size)
     return onnx_ir.to_proto(program.model)
@@ -66,15 +66,15 @@ def export_torchscript(policy: MLPModel, groups: Groups, path: Path) -> None:
 
 @dataclass(frozen=True)
 class Recorded:
-    """A policy, and what it saw and did."""
+    """A policy and its golden trajectory."""
 
     policy: MLPModel
     trajectory: Trajectory
     source: str
-    """Where the trajectory comes from, in words."""
+    """Origin of the trajectory, as text for people."""
     knows_widths: bool = True
-    """False where only the groups' joint width is known, and those of the trajectory are any that
-    add up. ONNX takes one ``obs`` then."""
+    """False if only the groups' total width is known. The widths in the trajectory are then
+    arbitrary ones with that total, and ONNX takes a single ``obs``."""
 
 
 def write_bundle(
@@ -90,16 +90,16 @@ def write_bundle(
     """Write all files of a bundle.
 
     Args:
-        folder: Where to.
-        recorded: The policy.
+        folder: Folder to write into.
+        recorded: The policy and its trajectory.
         heads: Auxiliary heads by the names of their outputs.
-        robot: What the checkpoint tells of the robot.
+        robot: Properties of the robot, from the checkpoint.
         about: ``checkpoint`` and ``iteration``.
         single_input: Whether ONNX takes one ``obs`` of all groups joined.
-        targets: Programs to write folders for, too, of ``TARGETS``.
+        targets: Names in ``TARGETS`` of programs that get a folder as well.
 
     Returns:
-        What ``policy.json`` holds.
+        The content of ``policy.json``.
     """
     policy, trajectory, knows_widths = recorded.policy, recorded.trajectory, recorded.knows_widths
     groups = {name: torch.from_numpy(each[:1]) for name, each in groups_in(trajectory).items()}
@@ -135,7 +135,7 @@ def _with_metadata(model: onnx.ModelProto, metadata: Mapping[str, Any]) -> onnx.
 def describe(
     step: OneStep, groups: Groups, robot: Mapping[str, Any], about: Mapping[str, Any]
 ) -> dict[str, Any]:
-    """Return what ``policy.json`` holds; see :func:`write_bundle` for the arguments."""
+    """Return the content of ``policy.json``; see :func:`write_bundle` for the arguments."""
     state = {name.removesuffix("_in"): list(zeros.shape) for name, zeros in step.state.items()}
     inputs = {name: each for name, each in step.inputs.items() if name not in step.state}
     known = robot.get("observation_groups", {})
@@ -168,7 +168,7 @@ def describe(
 
 
 def _normalizer(policy: MLPModel, groups: Groups) -> dict[str, Any]:
-    """Return what each normalised group is shifted and divided by, (D,) each."""
+    """Return the mean and the divisor of each normalised group, (D,) each."""
     normalizer: Any = policy.obs_normalizer
     if not groups:
         return {}
@@ -179,10 +179,10 @@ def _normalizer(policy: MLPModel, groups: Groups) -> dict[str, Any]:
 
 
 def onnx_metadata(metadata: Mapping[str, Any]) -> dict[str, str]:
-    """Return what stands in the ONNX file of what :func:`describe` returned.
+    """Return the metadata of the ONNX file, from what :func:`describe` returned.
 
-    Lists are joined by commas, as mjlab's readers split them, at full precision; what they know no
-    form for is JSON.
+    mjlab's readers split lists at commas, so lists are joined by commas, at full precision. Values
+    that those readers have no form for are JSON.
     """
     robot, groups = metadata["robot"], metadata["observation_groups"]
     found = {name: robot[name] for name in _OF_ROBOT if name in robot}
@@ -225,13 +225,13 @@ def _csv(value: Any, separator: str = ",") -> str:
 
 
 def readme(metadata: Mapping[str, Any]) -> str:
-    """Return what a person has to know who runs the policy, in Markdown."""
+    """Return the bundle's README, in Markdown, for people who run the policy."""
     robot, hz = metadata["robot"], metadata["control_hz"]
     heads = [*metadata["outputs"]][1 + len(metadata["state_names"]) :]
     lines = [
         f"# A policy for robots, {metadata['checkpoint']}",
         "",
-        f"From {metadata['trained_as']}, iteration {metadata['iteration']}. All of this stands in"
+        f"From {metadata['trained_as']}, iteration {metadata['iteration']}. All of this is in"
         " `policy.json`, too. `rsl-tbptt verify .` compares the files here with the trained policy;"
         f" `golden.npz`: {metadata['golden']}.",
         "",

@@ -1,4 +1,4 @@
-"""An exported policy in place of the trained one, for many environments."""
+"""Runs an exported policy in many environments, in place of the trained one."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ class BundlePolicy:
             form: "onnx" or "c".
 
         Raises:
-            ValueError: If the folder is none, or lacks that form.
+            ValueError: If the folder is not a bundle, or lacks that form.
         """
         self._policy: Any = CPolicy(bundle) if form == "c" else Policy(bundle)
         self._begin = self._policy.state
@@ -51,10 +51,10 @@ class BundlePolicy:
 
 
 def checkpoint_of(bundle: Path) -> Path:
-    """Return the checkpoint that a bundle was made of, where it lies as ``export`` puts it.
+    """Return the checkpoint of a bundle that lies in ``exported/`` next to it.
 
     Raises:
-        ValueError: If it does not, or the folder is no bundle.
+        ValueError: If the checkpoint is not there, or the folder is not a bundle.
     """
     name = Policy(bundle).metadata["checkpoint"]
     checkpoint = bundle.resolve().parents[1] / name

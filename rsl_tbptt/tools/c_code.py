@@ -1,7 +1,7 @@
-"""A policy in C99, without allocation: what emx-onnx-cgen makes of its ONNX file, and a header.
+"""Write a policy in C99 without allocation: emx-onnx-cgen translates its ONNX file.
 
-A folder with ``policy.h``, to be read first; ``policy.c``; ``policy_model.c``, generated, which
-``policy.c`` includes; and ``policy_golden.c``, whose ``main`` replays the golden trajectory.
+Read ``policy.h`` first. ``policy.c`` implements it and includes ``policy_model.c``, which is
+generated. ``policy_golden.c`` has a ``main`` that replays the golden trajectory.
 """
 
 from __future__ import annotations
@@ -25,11 +25,11 @@ import onnx
 from rsl_tbptt.deploy import METADATA, groups_in, join
 
 C_CODE = "c"
-"""Folder of a bundle."""
+"""Folder of the C code in a bundle."""
 FLAGS = ("-std=c99", "-O2")
-"""Of the compiler, for comparisons."""
+"""Compiler flags for comparisons with the trained policy."""
 MOST_GOLDEN_NUMBERS = 50_000
-"""Observations in ``policy_golden.c``: of images it has fewer steps."""
+"""Limit of the numbers in ``policy_golden.c``'s observations; with images it has fewer steps."""
 
 
 def write_c(
@@ -42,9 +42,9 @@ def write_c(
     """Write a policy in C.
 
     Args:
-        folder: Where to; it is created.
+        folder: Folder to write into; it is created if missing.
         model: The policy with one input ``obs``.
-        metadata: What ``policy.json`` holds.
+        metadata: Content of ``policy.json``.
         trajectory: The golden trajectory.
         extra: Names of templates to render as well.
 
@@ -77,13 +77,13 @@ def _generated(model: onnx.ModelProto) -> str:
         large_weight_threshold=0,  # no file of weights
     )
     model = copy.deepcopy(model)
-    del model.metadata_props[:]  # the generator copies them into a comment, which they may end
+    del model.metadata_props[:]  # the generator copies them into a comment, which "*/" ends
     for node in model.graph.node:
         for attribute in [each for each in node.attribute if each.name == "direction"]:
-            node.attribute.remove(attribute)  # forward is the default; of a GRU, 1.4 refuses it
+            node.attribute.remove(attribute)  # release 1.4 refuses it for a GRU; default: forward
     try:
         return Compiler(options).compile(model)
-    except Exception as error:  # of kinds of its own
+    except Exception as error:  # the generator has exception types of its own
         raise ValueError(
             f"The policy cannot be written in C: {error}. Use its ONNX or TorchScript file."
         ) from error
@@ -93,8 +93,8 @@ def run_c(folder: Path, flags: Sequence[str] = FLAGS) -> float | None:
     """Compile a policy and replay the golden trajectory.
 
     Args:
-        folder: What :func:`write_c` wrote.
-        flags: Of the compiler.
+        folder: Folder that :func:`write_c` wrote.
+        flags: Compiler flags.
 
     Returns:
         The largest difference of an action; None without a C compiler.
@@ -124,7 +124,7 @@ class CPolicy:
 
         Args:
             bundle: A folder of ``rsl-tbptt export --target c``.
-            flags: Of the compiler.
+            flags: Compiler flags.
 
         Raises:
             ValueError: If there is no C code, no C compiler, or it does not compile.
@@ -146,7 +146,7 @@ class CPolicy:
 
     @property
     def state(self) -> np.ndarray:
-        """The memory, a copy; it can be set."""
+        """A copy of the recurrent state; assign to it to set the state."""
         return np.asarray(self._library.policy_state()[: self._num_states], np.float32)
 
     @state.setter
@@ -164,7 +164,7 @@ def _compile(command: Sequence[str | Path], output: Path) -> None:
     """Run a C compiler.
 
     Raises:
-        ValueError: If it says anything.
+        ValueError: If the compiler fails or prints a warning.
     """
     words = [*map(str, command), "-o", str(output)]
     result = subprocess.run(words, capture_output=True, text=True, check=False)
@@ -173,7 +173,7 @@ def _compile(command: Sequence[str | Path], output: Path) -> None:
 
 
 def _interface(model: onnx.ModelProto) -> dict[str, Any]:
-    """Return sizes of what goes in and comes out."""
+    """Return the sizes of the model's inputs and outputs."""
     inputs, outputs = (
         {v.name: [d.dim_value for d in v.type.tensor_type.shape.dim] for v in values}
         for values in (model.graph.input, model.graph.output)
@@ -192,7 +192,7 @@ def _interface(model: onnx.ModelProto) -> dict[str, Any]:
 
 
 def _known(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what is known of observations and robot."""
+    """Return the known properties of observations and robot."""
     return {
         "checkpoint": _comment(metadata["checkpoint"]),
         "control_hz": metadata["control_hz"],
@@ -207,7 +207,7 @@ def _places(groups: Mapping[str, Any]) -> Iterator[tuple[str, int, str]]:
     for group, description in groups.items():
         name, begin, width = _identifier(group).upper(), start, math.prod(description["shape"])
         yield name, begin, f"{width} numbers"
-        # By time, a term's steps are not next to each other.
+        # In the order "time" the steps of one term are not next to each other.
         by_time = description.get("history_order") == "time"
         for term in () if by_time else description.get("terms", ()):
             scale = "" if term["scale"] is None else f", times {term['scale']}"
@@ -218,7 +218,7 @@ def _places(groups: Mapping[str, Any]) -> Iterator[tuple[str, int, str]]:
 
 
 def _constants(robot: Mapping[str, Any]) -> dict[str, tuple[str, list[str]]]:
-    """Return the C type and the values of what is known of the robot, by name."""
+    """Return the C type and the values of the robot's known properties, by name."""
     numbers = ("default_joint_pos", "joint_stiffness", "joint_damping")
     found = {name: ("float ", [*map(repr, robot[name])]) for name in numbers if name in robot}
     actions = robot.get("actions", ())
@@ -236,7 +236,7 @@ def _constants(robot: Mapping[str, Any]) -> dict[str, tuple[str, list[str]]]:
 
 
 def per_action(value: Any, width: int) -> Any:
-    """Return a number per action, where one may stand for all; None if they are not known."""
+    """Return one number per action: repeats a single number, keeps a list or None."""
     return [float(value)] * width if isinstance(value, (int, float)) else value
 
 
@@ -247,7 +247,7 @@ def of_actions(robot: Mapping[str, Any], name: str) -> list[float] | None:
 
 
 def _golden(trajectory: Mapping[str, np.ndarray]) -> dict[str, Any]:
-    """Return as many steps of both episodes as there is room for."""
+    """Return as many steps of both episodes as :data:`MOST_GOLDEN_NUMBERS` allows."""
     groups, num_steps = [*groups_in(trajectory).values()], len(trajectory["actions"])
     obs = [join([each[step] for each in groups]) for step in range(num_steps)]
     most, second = max(MOST_GOLDEN_NUMBERS // (2 * len(obs[0])), 1), num_steps // 2
@@ -264,10 +264,10 @@ def _golden(trajectory: Mapping[str, np.ndarray]) -> dict[str, Any]:
 
 
 def _identifier(name: str) -> str:
-    """Return a name as C allows it."""
+    """Turn a name into a C identifier."""
     return re.sub(r"\W", "_", name, flags=re.ASCII)
 
 
 def _comment(text: str) -> str:
-    """Return a text that ends no comment."""
+    """Make a text safe inside a C comment."""
     return text.replace("*/", "* /")

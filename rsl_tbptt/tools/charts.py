@@ -1,4 +1,4 @@
-"""Charts of a report: where lines, dots and ticks lie. ``report.html.j2`` draws them as SVG."""
+"""Lay out the lines, dots and ticks of a report's charts; ``report.html.j2`` draws them as SVG."""
 
 from __future__ import annotations
 
@@ -9,31 +9,31 @@ from itertools import groupby
 from typing import Any
 
 WIDTH, HEIGHT, LEFT, RIGHT, TOP, BOTTOM = 400, 230, 48, 10, 10, 36
-"""Size of a chart, and its margins. It is as wide as a phone, so that its text is never small."""
+"""Size of a chart and its margins. It is as wide as a phone, so that its text stays readable."""
 ROW_HEIGHT = 40
 """Height of a policy's dots and its name."""
 MOST_POINTS = 300
-"""Longer curves are averaged."""
+"""Most points of a curve; longer curves are averaged."""
 NUM_STYLES = 5
-"""Colours, and patterns of lines."""
+"""Number of colours, and of line patterns."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Chart:
-    """A chart in its own coordinates, y from above."""
+    """A chart in its own coordinates; y grows downwards."""
 
     title: str
     x_ticks: list[tuple[float, str]]
     y_ticks: list[tuple[float, str]] = field(default_factory=list)
     lines: list[dict[str, Any]]
-    """``style``, see :func:`style`; ``d``, an SVG path; of dots also ``name``, ``y`` and
+    """``style``, see :func:`style`, and ``d``, an SVG path; dots also have ``name``, ``y`` and
     ``interval``."""
     note: str = ""
     height: int = HEIGHT
 
 
 def style(number: int) -> str:
-    """Return the classes of a line, whose colour and pattern no other line has; 25 differ."""
+    """Return the CSS classes of a line's colour and pattern; numbers 0 to 24 all look different."""
     return f"c{number % NUM_STYLES} d{(number + number // NUM_STYLES) % NUM_STYLES}"
 
 
@@ -43,12 +43,13 @@ def curve_chart(
     """Lay out curves over iterations.
 
     Args:
-        title: Of the chart.
-        curves: Iterations and values by number of the line's style. What is not finite is a gap.
+        title: Title of the chart.
+        curves: Iterations and values by the number of the line's style. Values that are not finite
+            leave a gap.
         log: Whether to draw values that are all positive and span a factor of 20 logarithmically.
 
     Returns:
-        The chart; None where there is nothing to draw.
+        The chart, or None if no value is finite.
     """
     thin = {number: thinned(*curve) for number, curve in curves.items()}
     points = [point for curve in thin.values() for point in curve if math.isfinite(point[1])]
@@ -80,7 +81,7 @@ def return_chart(evaluations: Sequence[tuple[str, int, Mapping[str, Any]]]) -> C
     """Lay out every episode's return, with the mean's interval.
 
     Args:
-        evaluations: Name, number of the style, and what ``rsl-tbptt evaluate`` wrote.
+        evaluations: Name, number of the style, and result of ``rsl-tbptt evaluate``.
     """
     values = [value for _, _, found in evaluations for value in found["returns"]]
     ends = [end for _, _, found in evaluations for end in found["confidence_interval"]]
@@ -106,7 +107,7 @@ def return_chart(evaluations: Sequence[tuple[str, int, Mapping[str, Any]]]) -> C
 
 
 def thinned(steps: Sequence[int], values: Sequence[float]) -> list[tuple[float, float]]:
-    """Return points of a curve, means of neighbours where there are too many."""
+    """Return the points of a curve; averages neighbours if there are too many."""
     size = -(-len(steps) // MOST_POINTS) or 1
     return [
         (sum(steps[at : at + size]) / len(steps[at : at + size]), sum(part) / len(part))
@@ -127,7 +128,7 @@ def ticks(low: float, high: float) -> list[float]:
 
 
 def log_ticks(low: float, high: float) -> list[float]:
-    """Return powers of ten within a range, or with their multiples by 2 and 5 where it is short."""
+    """Return powers of ten within a range; for a short range also their multiples by 2 and 5."""
     powers = [
         10.0**power
         for power in range(math.floor(math.log10(low)), 1 + math.floor(math.log10(high)))
@@ -139,7 +140,7 @@ def log_ticks(low: float, high: float) -> list[float]:
 
 
 def _scale(low: float, high: float, start: float, end: float) -> Callable[[float], float]:
-    """Return the linear function from a range to places; equal numbers lie in the middle."""
+    """Return the linear function from a range to positions, or to the middle if low equals high."""
     if not high > low:
         return lambda _: (start + end) / 2
     return lambda value: round(start + (value - low) / (high - low) * (end - start), 1)
@@ -150,7 +151,7 @@ def _path(
     x: Callable[[float], float],
     y: Callable[[float], float],
 ) -> str:
-    """Write an SVG path, with a gap where a value is not finite; a point alone is a dot."""
+    """Return an SVG path with gaps at values that are not finite; a single point becomes a dot."""
     parts = []
     for is_finite, group in groupby(points, key=lambda point: math.isfinite(point[1])):
         if is_finite:

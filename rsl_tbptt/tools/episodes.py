@@ -1,4 +1,4 @@
-"""How episodes end and what they are rewarded for, where an environment tells."""
+"""Statistics of how episodes end and of their reward terms, if an environment provides them."""
 
 from __future__ import annotations
 
@@ -12,9 +12,9 @@ import torch
 class EpisodeFacts:
     """Collects how the first episodes of environments end, and their reward by terms.
 
-    Isaac Lab's and mjlab's managers tell both by name. Other environments tell in
-    ``extras["time_outs"]`` which episodes time ended. Any may tell in ``extras["success"]``, shape
-    (N,), bool, which of the episodes that end with a step have succeeded.
+    Isaac Lab's and mjlab's managers provide both by name. Other environments mark the episodes that
+    ended by time in ``extras["time_outs"]``. Any environment can mark in ``extras["success"]``,
+    shape (N,), bool, which of the episodes that end with a step succeeded.
     """
 
     def __init__(self, env: Any) -> None:
@@ -28,12 +28,12 @@ class EpisodeFacts:
         self._sums: dict[str, Any] = defaultdict(float)
 
     def note(self, extras: Mapping[str, Any], running: torch.Tensor, dones: torch.Tensor) -> None:
-        """Note a step.
+        """Count one step of all environments.
 
         Args:
-            extras: What the environment returned beside observations, rewards and dones.
+            extras: The environment's extras of the step.
             running: Whether the step belongs to a first episode. Shape: (N,), bool.
-            dones: Whether it ended one. Shape: (N,).
+            dones: Whether the step ended an episode. Shape: (N,).
         """
         ended = running & (dones != 0)
         for name, happened in self._reasons(extras).items():
@@ -54,15 +54,15 @@ class EpisodeFacts:
         return found
 
     def summary(self, num_episodes: int) -> dict[str, Any]:
-        """Return what is known, per episode.
+        """Return the statistics per episode.
 
         Args:
-            num_episodes: The first episodes, N.
+            num_episodes: Number N of first episodes.
 
         Returns:
-            JSON values: ``ended_by``, the share of episodes that ended for a reason, by name;
-            ``timed_out``, the share that time ended; ``success_rate``; and ``reward_terms``, the
-            mean sum of a term over an episode, by name. What is unknown is left out.
+            JSON values: ``ended_by``, the share of episodes that ended for each reason, by name;
+            ``timed_out``, the share that ended by time; ``success_rate``; and ``reward_terms``, the
+            mean sum of each term over an episode, by name. Unknown values are left out.
         """
         shares = {name: int(count) / num_episodes for name, count in self._ends.items()}
         found: dict[str, Any] = {}
@@ -77,7 +77,7 @@ class EpisodeFacts:
         return found
 
     def _is_limit(self, reason: str) -> bool:
-        """Return whether a reason is a limit of time."""
+        """Return whether a reason is a time limit."""
         if self._terminations is None:
             return reason == "time_out"
         return bool(self._terminations.get_term_cfg(reason).time_out)

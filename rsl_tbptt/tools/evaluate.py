@@ -32,11 +32,11 @@ if TYPE_CHECKING:
 
 CONFIDENCE = 0.95
 SEED = 1000
-"""Seed of the environments where none is given."""
+"""Default seed of the environments."""
 
 
 class Acting(Protocol):
-    """What acts in many environments, each with a memory of its own."""
+    """A policy that acts in many environments and keeps a separate memory for each."""
 
     def __call__(self, obs: TensorDict, /) -> torch.Tensor:
         """Return the actions, (N, A), for observations, batch size (N,)."""
@@ -57,7 +57,7 @@ class Start:
     """In rsl_rl's form."""
     policy: MLPModel
     auxiliary: Mapping[str, Any]
-    """Its auxiliary heads, as the checkpoint has them."""
+    """The policy's auxiliary heads, as the checkpoint has them."""
     obs: TensorDict
     """The policy's first observations, batch size (N,)."""
 
@@ -76,22 +76,22 @@ def evaluate(
 
     Args:
         checkpoint: ``model_<iteration>.pt`` in a log folder.
-        bundle: What ``rsl-tbptt export`` made of it, which acts in its place.
-        form: How: "onnx" or "c".
-        episodes: Fresh episodes, one per environment, at least 2.
-        max_steps: Steps after which an episode counts as it stands, at least 1. None is one more
-            than the environment's ``max_episode_length``.
+        bundle: Folder of ``rsl-tbptt export`` whose policy acts in place of the checkpoint's.
+        form: Form of the bundle's policy, "onnx" or "c".
+        episodes: Number of fresh episodes, one per environment, at least 2.
+        max_steps: Steps after which an unfinished episode is counted as it is, at least 1. None
+            means one more than the environment's ``max_episode_length``.
         seed: Seed of the environment.
-        options: Where it is evaluated; see :func:`started`.
+        options: Task and simulation; see :func:`started`.
 
     Returns:
-        JSON values: those of :func:`summarise` and of ``EpisodeFacts.summary``, where they come
-        from, and the errors of auxiliary heads by name, each a root mean square in the target's
-        unit; of a bundle none.
+        JSON values: those of :func:`summarise` and of ``EpisodeFacts.summary``; the checkpoint, the
+        task and the seed; and ``auxiliary``, the errors of auxiliary heads by name, root mean
+        squares in the target's unit, which is empty for a bundle.
 
     Raises:
-        ValueError: If there are less than 2 episodes or no steps, the checkpoint cannot be read,
-            nothing tells on what it was trained, or a return or an error is not finite.
+        ValueError: If there are fewer than 2 episodes or no steps, the checkpoint cannot be read,
+            its task is unknown, or a return or an error is not finite.
     """
     if max_steps is not None and max_steps < 1:
         raise ValueError(f"max_steps is {max_steps}, expected at least 1.")
@@ -108,7 +108,7 @@ def evaluate(
     if unfinished:
         warnings.warn(
             f"{unfinished} of {episodes} episodes had not ended after {max_steps} steps, expected"
-            " all to end: they count as they stand. Raise --max-steps, or let time end them.",
+            " all to end: they are counted as they are. Raise --max-steps, or set a time limit.",
             stacklevel=2,
         )
     return summarise(returns, lengths, step_seconds) | {
@@ -140,19 +140,19 @@ def _head_errors(policy: Acting) -> dict[str, dict[str, Any]]:
 
 
 def _longest_episode(env: Any) -> int:
-    """Return the steps after which time ends an episode; environments may have one limit each."""
+    """Return the longest time limit in steps; environments may have different limits."""
     return int(torch.as_tensor(env.max_episode_length).max())
 
 
 def _exported(bundle: Path, form: str) -> nullcontext[BundlePolicy]:
-    from rsl_tbptt.tools.bundle_policy import BundlePolicy  # without it nobody needs onnxruntime
+    from rsl_tbptt.tools.bundle_policy import BundlePolicy  # only a bundle needs onnxruntime
 
     return nullcontext(BundlePolicy(bundle, form))
 
 
 @contextmanager
 def watched(start: Start) -> Iterator[Acting]:
-    """Yield the policy, with its auxiliary heads watched if it has some."""
+    """Yield the policy; if it has auxiliary heads, their errors are measured."""
     if not start.auxiliary:
         yield start.policy
         return
@@ -174,29 +174,30 @@ def started(
     device: str = "cpu",
     image_size: tuple[int, int] | None = None,
 ) -> Iterator[Start]:
-    """Simulate the task of a checkpoint up to the first step of its policy.
+    """Start a simulation of a checkpoint's task, ready for the first step of its policy.
 
     Args:
         checkpoint: ``model_<iteration>.pt`` in a log folder.
-        platform_name: One of :data:`rsl_tbptt.tools.platforms.PLATFORMS`. None finds it out.
-        task: Registered id, or for rsl_rl alone ``module:function``. None takes the one that the
+        platform_name: One of :data:`rsl_tbptt.tools.platforms.PLATFORMS`. None detects it.
+        task: Registered id, or ``module:function`` for rsl_rl alone. None means the task that the
             policy was trained on.
         overrides: Presets and settings of the task as in training, in the platform's form.
-        agent: YAML file of the training's config where none lies next to the checkpoint.
-        trust: Packages whose classes it may name; see :func:`rsl_tbptt.tools.policies.read_policy`.
-        num_envs: Environments.
+        agent: YAML file of the training's config, if none lies next to the checkpoint.
+        trust: Packages whose classes the config may name; see
+            :func:`rsl_tbptt.tools.policies.read_policy`.
+        num_envs: Number of environments.
         seed: Seed of the environments; the same one gives every policy the same starts.
         device: Device of simulation and policy, ``cpu`` or ``cuda:<index>``.
         image_size: Width and height of the images of the platform's ``renderer``, in pixels. None
-            renders none.
+            renders no images.
 
     Yields:
         The policy and its environments.
 
     Raises:
-        ValueError: If the checkpoint cannot be read, or nothing tells on what it was trained.
+        ValueError: If the checkpoint cannot be read, or its task is unknown.
     """
-    saved = read_policy(checkpoint, agent, trust)  # before the simulator, whose start takes a while
+    saved = read_policy(checkpoint, agent, trust)  # first: starting the simulator takes a while
     platform = load_platform(platform_name or platform_of(checkpoint))
     noted = _noted_env(platform, checkpoint, task)
     simulation = Simulation(
@@ -219,14 +220,14 @@ def started(
 
 
 def _noted_env(platform: Platform, checkpoint: Path, task: str | None) -> Path | None:
-    """Return the environment's config next to a checkpoint, None where it is of another task."""
+    """Return the environment's config file next to a checkpoint; None if its task differs."""
     file = checkpoint.parent / ENV
     if not (file.is_file() and platform.trained_in(checkpoint.parent)):
         return None
     try:
         same = task is None or platform.find_trained(checkpoint).task == task
     except (ValueError, OSError):
-        same = True  # nothing else tells, which is why the user names it
+        same = True  # the checkpoint's task is unknown, so the user has named it
     return file if same else None
 
 
@@ -234,7 +235,7 @@ def _check_observations(policy: MLPModel, obs: TensorDict, task: str) -> None:
     """Check that a task gives the observation groups that a policy was trained on.
 
     Raises:
-        ValueError: If a group is missing, or their widths are others together.
+        ValueError: If a group is missing, or their total width differs.
     """
     groups = [*policy.obs_groups, *getattr(policy, "obs_groups_2d", ())]
     advice = "name the task that it was trained on"
@@ -261,21 +262,21 @@ def run_first_episodes(
     watch: Callable[[int, TensorDict], None] | None = None,
     facts: EpisodeFacts | None = None,
 ) -> tuple[torch.Tensor, torch.Tensor, int]:
-    """Step all environments until each has finished its first episode, or for so many steps.
+    """Step all environments until each has finished its first episode, or for ``max_steps``.
 
-    An environment that is done goes on with a second episode, which counts for nothing.
+    An environment that finishes early continues with a second episode, which is not counted.
 
     Args:
         env: Environment in rsl_rl's form, just reset.
         policy: Policy whose memory is cleared where an episode ends.
         obs: Observations after the reset, batch size (N,).
-        max_steps: Steps after which unfinished episodes are left.
-        watch: Called with the number of each step and its observations before it is taken.
-        facts: Notes how the episodes end. None: nobody asks.
+        max_steps: Steps after which unfinished episodes are broken off.
+        watch: Called before each step with its number and its observations.
+        facts: Counts how the episodes end. None counts nothing.
 
     Returns:
-        Returns, shape (N,), episode lengths in steps, shape (N,), int64, and how many episodes are
-        unfinished.
+        Returns, shape (N,), episode lengths in steps, shape (N,), int64, and the number of
+        unfinished episodes.
 
     Raises:
         ValueError: If a return is not finite.
@@ -319,18 +320,17 @@ def _check_finite(returns: torch.Tensor, rewards: torch.Tensor, step: int) -> No
 def summarise(
     returns: torch.Tensor, lengths: torch.Tensor, step_seconds: float | None
 ) -> dict[str, Any]:
-    """Describe episodes.
+    """Return the statistics of episodes.
 
     Args:
         returns: Sum of rewards of each episode. Shape: (N,).
         lengths: Steps of each episode. Shape: (N,), N at least 2.
-        step_seconds: Duration of a step, None where the environment does not tell.
+        step_seconds: Duration of a step, None if the environment does not provide it.
 
     Returns:
-        JSON values: the episodes, their mean return with its interval, their mean length. The
+        JSON values: the episodes, their mean return with its interval, and their mean length. The
         interval is Student's t: with 100 episodes or more the mean is close enough to normal,
         however the returns are distributed.
-
     """
     values = returns.double().tolist()
     mean, *interval = mean_and_interval(values)

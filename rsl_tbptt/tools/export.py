@@ -1,8 +1,9 @@
 """Export a checkpoint's policy as a bundle for robots, compared with the trained policy.
 
-A bundle is a folder: ``policy.onnx``, the state as inputs and outputs; ``policy.pt``, TorchScript
-with the state inside, where torch still has that; ``policy.json`` and ``README.md``, what goes in
-and comes out; and ``golden.npz``, a trajectory to check anything by that runs the policy.
+A bundle is a folder. ``policy.onnx`` has the state as inputs and outputs. ``policy.pt`` is
+TorchScript with the state inside, if torch still supports that. ``policy.json`` and ``README.md``
+describe inputs and outputs. ``golden.npz`` is a trajectory to check any program that runs the
+policy.
 """
 
 from __future__ import annotations
@@ -50,39 +51,40 @@ def export(
     drawn: bool = False,
     **where: Any,
 ) -> dict[str, Any]:
-    """Export a checkpoint's policy; files are written if a comparison with the policy passes.
+    """Export a checkpoint's policy; write files only if they act like the trained policy.
 
     Args:
         checkpoint: ``model_<iteration>.pt`` in a log folder.
-        output: Folder whose files are replaced. None is a new ``exported/model_<iteration>`` beside
-            the checkpoint.
+        output: Folder whose files are replaced. None means a new ``exported/model_<iteration>``
+            next to the checkpoint.
         agent: See :func:`rsl_tbptt.tools.policies.load_policy`, as for ``trust`` and ``images``.
         trust: Likewise.
         images: Likewise.
         single_input: Let ONNX take one ``obs`` of all groups joined.
-        target: Programs to write folders for, too, of :data:`rsl_tbptt.tools.targets.TARGETS`.
+        target: Names in :data:`rsl_tbptt.tools.targets.TARGETS` of programs that get a folder.
         steps: Length of the golden trajectory, at least 2.
         tolerance: Largest difference of an action, or of a head's prediction, that passes.
         seed: Seed of the trajectory.
-        drawn: Draw its observations instead of simulating the policy's task. So it is in any case
-            where nothing tells the task or its platform is not installed.
+        drawn: Draw its observations instead of simulating the policy's task. They are also drawn
+            if the task is unknown or its platform is not installed.
         where: ``platform_name``, ``task``, ``overrides`` and ``device`` of the simulation; see
             :func:`rsl_tbptt.tools.evaluate.started`.
 
     Returns:
-        What ``policy.json`` holds, and ``output``, the folder, None if a difference is too large.
+        The content of ``policy.json``, and ``output``: the folder, or None if a difference is too
+        large.
 
     Raises:
         FileNotFoundError: If the config next to the checkpoint is missing.
-        ValueError: If the checkpoint cannot be read, holds no policy or another model's, nothing
-            would be compared, or nothing can be written to ``output``.
+        ValueError: If the checkpoint cannot be read, its policy is missing or does not fit the
+            config, ``steps`` is below 2, or nothing can be written to ``output``.
     """
     if steps < 2:
-        raise ValueError(f"steps is {steps}, expected at least 2: one has no memory.")
+        raise ValueError(f"steps is {steps}, expected at least 2: one step shows no memory.")
     saved = read_policy(checkpoint, agent, trust)
     check_images(saved, images or {})
     heads = saved_heads(saved.auxiliary)
-    # Not the folder that Isaac Lab's play writes to, which would replace what was compared.
+    # Not in exported/ itself: Isaac Lab's play writes there and would replace the compared files.
     output = output_path(output, checkpoint.parent / "exported" / checkpoint.stem)
     if drawn or not _can_simulate(checkpoint, where):
         recorded = _drawn(saved, images or {}, heads, steps, seed)
@@ -96,11 +98,11 @@ def export(
 def _write_compared(
     output: Path, tolerance: float, *arguments: Any, **forms: Any
 ) -> dict[str, Any]:
-    """Write a bundle, see ``write_bundle``, if it acts as the policy."""
+    """Write a bundle, see ``write_bundle``; publish it if it acts like the policy."""
     with tempfile.TemporaryDirectory() as folder:
         bundle = write_bundle(Path(folder), *arguments, **forms)
         bundle["max_difference"] = differences = verify(Path(folder))
-        passed = all(each <= tolerance for each in differences.values())  # which no NaN is
+        passed = all(each <= tolerance for each in differences.values())  # false for NaN
         if passed:
             write_json(Path(folder, METADATA), bundle)
             _publish(Path(folder), output)
@@ -128,7 +130,7 @@ def _simulated(
 def _drawn(
     saved: SavedPolicy, images: Images, heads: Mapping[str, nn.Module], steps: int, seed: int
 ) -> Recorded:
-    """Build a policy without an environment, and draw what it sees."""
+    """Build a policy without an environment, and draw its observations."""
     policy = build_policy(saved, images=images)
     names = [name for name in golden.groups_of(policy) if name in policy.obs_groups]
     shapes = {**saved.shapes, **images}
@@ -145,7 +147,7 @@ def _drawn(
 
 
 def _publish(folder: Path, output: Path) -> None:
-    """Copy the files of one folder into another one, each whole; ``policy.json`` comes last."""
+    """Copy the files of one folder into another, each atomically, ``policy.json`` last."""
     files = [path for path in folder.rglob("*") if path.is_file()]
     for file in sorted(files, key=lambda file: file.name == METADATA):
         with complete(output / file.relative_to(folder)) as unfinished:

@@ -1,10 +1,10 @@
-"""Golden trajectories: what a trained policy saw and did, step by step, to check its exports by.
+"""Record golden trajectories: steps of a trained policy, to check its exports against.
 
-Arrays of a trajectory of T steps, as ``golden.npz`` holds them, are ``reset`` (T,): whether the
-memory is cleared before the step; ``obs/GROUP`` (T, ...): observations as the policy sees them;
-``raw/GROUP/TERM`` (T, ...): the terms of a group before noise, clip, scale and history, where the
-environment has managers; ``actions`` (T, A); ``h`` and ``c`` (T, L, H): the state after the step;
-and ``auxiliary/NAME`` (T, D): what an auxiliary head predicts.
+``golden.npz`` has these arrays for T steps: ``reset`` (T,), whether the memory is cleared before
+the step; ``obs/GROUP`` (T, ...), observations as the policy sees them; ``raw/GROUP/TERM`` (T, ...),
+the terms of a group before noise, clip, scale and history, if the environment has managers;
+``actions`` (T, A); ``h`` and ``c`` (T, L, H), the state after the step; and ``auxiliary/NAME``
+(T, D), the predictions of an auxiliary head.
 """
 
 from __future__ import annotations
@@ -31,13 +31,13 @@ Trajectory = dict[str, np.ndarray]
 
 
 def record(start: Start, heads: Mapping[str, nn.Module], num_steps: int, seed: int) -> Trajectory:
-    """Record the one robot of an environment, its noise included.
+    """Record the only robot of an environment, observation noise included.
 
     Args:
         start: The policy and its environment.
         heads: Auxiliary heads by name.
-        num_steps: T. In the middle the memory is cleared, as where an episode starts.
-        seed: Of the episode's start.
+        num_steps: T. Halfway the memory is cleared, as at the start of an episode.
+        seed: Seed of the episode's start.
 
     Returns:
         The trajectory.
@@ -59,21 +59,22 @@ def draw(
     num_steps: int,
     seed: int,
 ) -> Trajectory:
-    """Draw observations that a policy's memory depends on, and record what it does.
+    """Draw random observations and record a policy's steps on them.
 
-    Behind a normaliser that has seen others than these, a policy would say the same everywhere.
+    They are drawn from the statistics of the policy's normaliser. With others, the policy could
+    give the same actions everywhere.
 
     Args:
         policy: The policy.
         heads: Auxiliary heads by name.
-        groups: An observation of each group. Shape: (1, ...).
+        groups: One observation of each group. Shape: (1, ...).
         num_steps: T.
-        seed: Of the draw.
+        seed: Seed of the draw.
 
     Returns:
-        The trajectory. Normal observations have the mean and standard deviation that the normaliser
-        has seen, images those of 0 and 1 behind ``image_scale``; bytes are uniform, other integers
-        0 or 1.
+        The trajectory. Observations are normal, with the normaliser's mean and standard deviation.
+        Images have mean 0 and standard deviation 1 after ``image_scale``. Bytes are uniform, other
+        integers 0 or 1.
     """
     generator = torch.Generator().manual_seed(seed)
     statistics = seen_by_normalizer(policy, groups)
@@ -128,7 +129,7 @@ def groups_of(policy: MLPModel) -> list[str]:
 
 
 def _record_terms(env: Any) -> Callable[[], dict[str, torch.Tensor]]:
-    """Let an environment's managers keep what their terms return; return how to read it."""
+    """Make an environment's managers keep their terms' values; return a function to read them."""
     manager, last = getattr(env, "observation_manager", None), {}
     for group in manager.active_terms if manager is not None else ():
         for name, cfg in observation_terms(manager, group).items():
@@ -137,7 +138,7 @@ def _record_terms(env: Any) -> Callable[[], dict[str, torch.Tensor]]:
 
 
 class _Recorder:
-    """A term's function, or object, that keeps what it returned last."""
+    """Wraps a term's function, or object, and keeps its last value."""
 
     def __init__(self, func: Any, last: dict[str, torch.Tensor], name: str) -> None:
         self._func, self._last, self._name = func, last, name
@@ -158,7 +159,7 @@ def seen_by_normalizer(
 
     Args:
         policy: A model that follows rsl_rl's interface.
-        groups: An observation of each group. Shape: (1, ...).
+        groups: One observation of each group. Shape: (1, ...).
     """
     normalizer: Any = policy.obs_normalizer
     if not hasattr(normalizer, "mean"):

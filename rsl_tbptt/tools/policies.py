@@ -20,7 +20,7 @@ from rsl_tbptt.tools.policy_config import last_layer, policy_config
 require_era(MODELS_ERA, "rsl_tbptt.tools.policies")
 
 PARTS = {"student_state_dict": "student", "actor_state_dict": "actor"}
-"""Checkpoint entries of a policy and its name in the agent's config, best first."""
+"""Checkpoint entries of a policy and its name in the agent's config, in order of preference."""
 
 Images = Mapping[str, Sequence[int]]
 """Channels, height and width of image groups."""
@@ -28,23 +28,23 @@ Images = Mapping[str, Sequence[int]]
 
 @dataclass(frozen=True, kw_only=True)
 class SavedPolicy:
-    """What a checkpoint and the config beside it say about a policy."""
+    """A policy as read from a checkpoint and the config next to it."""
 
     source: str
-    """Where that was read, for messages."""
+    """Start of error messages: the checkpoint, and the config that does not fit it."""
     config: dict[str, Any]
     """The agent's config."""
     part: str
     """The policy's name in it."""
     state_dict: dict[str, torch.Tensor]
     shapes: Images
-    """Shapes of the observation groups, as far as the checkpoint says them."""
+    """Shapes of the observation groups that the checkpoint records."""
     dtypes: Mapping[str, torch.dtype] = field(default_factory=dict)
-    """Their dtypes, likewise."""
+    """Dtypes of the same groups."""
     auxiliary: Mapping[str, Any] = field(default_factory=dict)
     """Its auxiliary heads, as the checkpoint has them."""
     robot: Mapping[str, Any] = field(default_factory=dict)
-    """What the checkpoint tells of the robot; see ``checkpoints/robot.py``."""
+    """Properties of the robot; see ``checkpoints/robot.py``."""
     iteration: int | None = None
 
 
@@ -60,18 +60,19 @@ def load_policy(
     Args:
         checkpoint: ``model_<iteration>.pt`` in a log folder.
         device: Device of the model.
-        agent: YAML file of the training's config, or of what of it parameters do not show.
+        agent: YAML file of the training's config, or only of the options that parameters do not
+            show.
         images: Sizes of the image groups that a CNN sees, which its parameters do not show. None
-            takes what the checkpoint says; one of rsl_rl alone says nothing.
+            takes them from the checkpoint; a checkpoint of rsl_rl alone does not have them.
         trust: See :func:`read_policy`.
 
     Returns:
-        The policy in evaluation mode, its memory empty.
+        The policy in evaluation mode, with empty memory.
 
     Raises:
-        FileNotFoundError: If the config beside the checkpoint is missing.
-        ValueError: If the checkpoint is missing or cannot be read, holds no policy or another
-            model's, or names a class that is not trusted.
+        FileNotFoundError: If the config next to the checkpoint is missing.
+        ValueError: If the checkpoint is missing or cannot be read, its policy is missing or does
+            not fit the config, or a class is not trusted.
     """
     saved = read_policy(checkpoint, agent, trust)
     check_images(saved, images or {})
@@ -81,25 +82,28 @@ def load_policy(
 def read_policy(
     checkpoint: Path, agent: Path | None = None, trust: Sequence[str] = ()
 ) -> SavedPolicy:
-    """Read what is known of a policy, without running code that the files contain or name.
+    """Read a policy's parameters and config, without running code that the files contain or name.
 
-    The config is ``params/agent.yaml``, which platforms write beside the checkpoints, so it is the
-    one that was trained with, command-line overrides included. rsl_rl alone writes no such file:
-    then it is what the checkpoint says itself, or ``agent``.
+    The config is ``params/agent.yaml``, which platforms write next to the checkpoints. It is the
+    training's own, command-line overrides included. rsl_rl alone writes no such file: then the
+    config comes from the checkpoint itself, or from ``agent``.
 
     Args:
         checkpoint: ``model_<iteration>.pt`` in a log folder.
-        agent: YAML file of the training's config, or of what of it parameters do not show.
-        trust: Packages, beside rsl_rl and this one, whose classes these files may name. Those that
-            the config of the registered task names need no word: the user has installed it.
+        agent: YAML file of the training's config, or only of the options that parameters do not
+            show.
+        trust: Packages, in addition to rsl_rl and this one, whose classes these files may name. The
+            classes in the config of the registered task are always allowed: the user has installed
+            that task.
 
     Returns:
-        All that building it needs, but for the sizes of images in a checkpoint of rsl_rl alone.
+        Everything that building the policy needs. If the checkpoint is of rsl_rl alone, the sizes
+        of images are missing.
 
     Raises:
-        FileNotFoundError: If the config beside the checkpoint is missing.
-        ValueError: If the checkpoint is missing or cannot be read, holds no policy or another
-            model's, or names a class that is not trusted.
+        FileNotFoundError: If the config next to the checkpoint is missing.
+        ValueError: If the checkpoint is missing or cannot be read, its policy is missing or does
+            not fit the config, or a class is not trusted.
     """
     loaded = read_checkpoint(str(checkpoint), "cpu")
     key = next((key for key in PARTS if loaded.get(key)), None)
@@ -124,15 +128,15 @@ def read_policy(
 
 
 def build_policy(saved: SavedPolicy, device: str = "cpu", images: Images | None = None) -> MLPModel:
-    """Build the model with the sizes of its parameters; no environment is needed for them.
+    """Build the model without an environment: the shapes of its parameters give its sizes.
 
     Args:
-        saved: What :func:`read_policy` returned.
+        saved: Result of :func:`read_policy`.
         device: Device of the model.
-        images: Sizes of the image groups. None takes what the checkpoint says.
+        images: Sizes of the image groups. None takes them from the checkpoint.
 
     Returns:
-        The policy in evaluation mode, its memory empty.
+        The policy in evaluation mode, with empty memory.
 
     Raises:
         ValueError: If config and parameters are of different models, or sizes are missing.
@@ -147,13 +151,13 @@ def build_policy(saved: SavedPolicy, device: str = "cpu", images: Images | None 
     try:
         policy = _build(saved, shapes)
         policy.load_state_dict(saved.state_dict)
-    except Exception as error:  # a class can raise anything where options are of another one
+    except Exception as error:  # a class can raise anything if the options are another's
         raise ValueError(f"{saved.source}: {error!r}") from error
     return policy.to(device).eval()
 
 
 def _build(saved: SavedPolicy, shapes: Images) -> MLPModel:
-    """Build the model, its parameters as they come."""
+    """Build the model with freshly initialised parameters."""
     config, part, state_dict = saved.config, saved.part, saved.state_dict
     model_class, options = _class_of(config[part])
     first = "rnn.rnn.weight_ih_l0" if "rnn.rnn.weight_ih_l0" in state_dict else "mlp.0.weight"
@@ -165,7 +169,7 @@ def _build(saved: SavedPolicy, shapes: Images) -> MLPModel:
     shown = set(groups) <= set(shapes)
 
     def build(num_obs: int) -> MLPModel:
-        # The model concatenates its groups without images; their total is all that parameters show.
+        # The model concatenates its groups without images: parameters show only their total width.
         obs = split_into_groups(names, torch.zeros(1, num_obs))
         for name in groups if shown else encoded:
             obs[name] = torch.zeros(1, *shapes[name], dtype=saved.dtypes.get(name))
@@ -179,10 +183,10 @@ def _build(saved: SavedPolicy, shapes: Images) -> MLPModel:
 
 
 def check_images(saved: SavedPolicy, images: Images) -> None:
-    """Check the sizes of images that a user gives: they have an effect and contradict nothing.
+    """Check that image sizes given by a user have an effect and agree with the checkpoint.
 
     Raises:
-        ValueError: If one does.
+        ValueError: If one has no effect or contradicts the checkpoint.
     """
     groups = saved.config["obs_groups"][saved.part]
     seen = groups if set(groups) <= {*images, *saved.shapes} else _encoded(saved)
@@ -203,13 +207,13 @@ def _encoded(saved: SavedPolicy) -> list[str]:
 
 
 def _class_of(config: dict[str, Any]) -> tuple[Callable[..., Any], dict[str, Any]]:
-    """Return the class that a config names, and a copy of its arguments: models edit theirs."""
+    """Return the class that a config names, and a copy of its arguments, which models edit."""
     arguments = copy.deepcopy(config)
     return resolve_callable(arguments.pop("class_name")), arguments
 
 
 def _outputs_per_action(options: dict[str, Any]) -> int:
-    """Return how many numbers the head gives for an action: more than 1 for some distributions."""
+    """Return the head's number of outputs per action; some distributions need more than one."""
     if options.get("distribution_cfg") is None:
         return 1
     distribution_class, distribution_options = _class_of(options["distribution_cfg"])
@@ -218,7 +222,7 @@ def _outputs_per_action(options: dict[str, Any]) -> int:
 
 
 def split_into_groups(names: list[str], obs: torch.Tensor) -> TensorDict:
-    """Cut observations into groups, in any widths: a policy concatenates them again.
+    """Cut observations into groups of arbitrary widths: a policy concatenates them again.
 
     Args:
         names: The policy's observation groups without images.

@@ -1,7 +1,8 @@
-"""The config that a checkpoint's policy is built from, and the classes that it may name.
+"""Find the config that a checkpoint's policy is built from, and check the classes it names.
 
-What a checkpoint of this package says itself comes first, then ``params/agent.yaml``, which
-platforms write beside it, or a file of the user's; parameters show most of the rest.
+Checkpoints of this package describe their models; this comes first. Then comes
+``params/agent.yaml``, which platforms write next to them, or a file of the user's. The shapes of
+the parameters show most of the rest.
 """
 
 from __future__ import annotations
@@ -26,10 +27,10 @@ require_era(MODELS_ERA, "rsl_tbptt.tools.policy_config")
 from rsl_rl.modules.distribution import Distribution  # noqa: E402  # only there
 
 PACKAGES = ("rsl_rl", "rsl_tbptt")
-"""Packages whose models and distributions a file may name; others take the user's word."""
-ITSELF = "what it says itself of its model"
+"""Packages whose models and distributions a file may name; others need the user's trust."""
+ITSELF = "its own description of its model"
 RSL_RL_NAMES = {"CELU": "crelu", "LeakyReLU": "lrelu", "SiLU": "swish"}
-"""rsl_rl's names of activations where they are not torch's in small letters."""
+"""rsl_rl's names of activations that are not torch's in lower case."""
 
 
 def policy_config(
@@ -40,50 +41,50 @@ def policy_config(
     recorded: Mapping[str, Any],
     trust: Sequence[str],
 ) -> tuple[dict[str, Any], str]:
-    """Return the agent's config that a policy is built from, and what says so.
+    """Return the agent's config that a policy is built from, and its source for messages.
 
     Args:
         checkpoint: The policy's file.
-        agent: YAML file that the user names instead of the one beside it.
+        agent: YAML file that the user names instead of the one next to the checkpoint.
         part: The policy's name in the config, "student" or "actor".
-        state_dict: Its parameters, whose shapes tell its layers.
+        state_dict: Its parameters, whose shapes show its layers.
         recorded: Descriptions by model that the checkpoint holds; see
             :func:`rsl_tbptt.checkpoints.describing.describe`.
         trust: Packages whose classes the files may name.
 
     Raises:
-        FileNotFoundError: If nothing tells what parameters do not show.
+        FileNotFoundError: If no file has the options that parameters do not show.
         ValueError: If the config is of another policy, incomplete, or names a class that is not
             trusted.
     """
     own = _recorded_config(recorded) if part in recorded else {}
     if agent is not None:
-        told, source = read_config(agent), str(agent)
+        given, source = read_config(agent), str(agent)
     elif not own or (checkpoint.parent / AGENT).is_file():
-        told, source = agent_config(checkpoint), f"its {AGENT}"
+        given, source = agent_config(checkpoint), f"its {AGENT}"
     else:
-        told, source = {}, ITSELF
-    told = {name: value for name, value in told.items() if value is not None}
-    _check_form(told, part, source)
-    _check_agrees(told, own, part, source)
+        given, source = {}, ITSELF
+    given = {name: value for name, value in given.items() if value is not None}
+    _check_form(given, part, source)
+    _check_agrees(given, own, part, source)
     if "arguments" in recorded.get(part, {}) and own["obs_groups"][part]:
         _check_classes(own[part], part, checkpoint, trust)
-        return {**told, **own}, ITSELF
-    # A platform writes all options, a user only what parameters do not show.
-    is_whole = agent is None and part in told and part in told.get("obs_groups", {})
+        return {**given, **own}, ITSELF
+    # A platform writes all options; a user's file may have only those that parameters do not show.
+    is_whole = agent is None and part in given and part in given.get("obs_groups", {})
     shown = {} if is_whole else _shown_by(state_dict)
-    model = {**shown, **own.get(part, {}), **told.get(part, {})}
+    model = {**shown, **own.get(part, {}), **given.get(part, {})}
     _check_classes(model, part, checkpoint, trust)
     if not is_whole:
-        _check_all_told(model, part)
-    groups = {part: ["obs"], **own.get("obs_groups", {}), **told.get("obs_groups", {})}
-    return {**told, "obs_groups": groups, part: _set_fields(model)}, source
+        _check_complete(model, part)
+    groups = {part: ["obs"], **own.get("obs_groups", {}), **given.get("obs_groups", {})}
+    return {**given, "obs_groups": groups, part: _set_fields(model)}, source
 
 
 def _recorded_config(models: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the part of a config that a checkpoint's descriptions of its models tell.
+    """Return as much of a config as a checkpoint's descriptions of its models contain.
 
-    Of each model they tell its class and all arguments, or class and activation.
+    Each description has the model's class and all arguments, or its class and activation.
     """
     config: dict[str, Any] = {"obs_groups": {}}
     for part, model in models.items():
@@ -96,10 +97,10 @@ def _recorded_config(models: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _check_form(config: Mapping[str, Any], part: str, source: str) -> None:
-    """Check that the sections that a policy is built from are of their kind.
+    """Check that the config sections of a policy have the right types.
 
     Raises:
-        ValueError: If one is not.
+        ValueError: If one has a wrong type.
     """
     for name in (part, "obs_groups"):
         if not isinstance(config.get(name, {}), dict):
@@ -110,9 +111,9 @@ def _check_form(config: Mapping[str, Any], part: str, source: str) -> None:
 
 
 def _check_agrees(
-    told: Mapping[str, Any], recorded: Mapping[str, Any], part: str, source: str
+    given: Mapping[str, Any], recorded: Mapping[str, Any], part: str, source: str
 ) -> None:
-    """Check that a file does not contradict what a checkpoint says of its own model.
+    """Check that a file does not contradict a checkpoint's description of its own model.
 
     Raises:
         ValueError: If it does.
@@ -122,19 +123,19 @@ def _check_agrees(
         groups = config.get("obs_groups", {}).get(part)
         return {part: config.get(part, {}), "obs_groups": {part: groups}}
 
-    for place, one, other in _differences(relevant(told), relevant(recorded)):
+    for place, one, other in _differences(relevant(given), relevant(recorded)):
         raise ValueError(
-            f"{place} is {one!r} in {source}, expected {other!r}, with which the checkpoint was"
-            " trained as it says: the same parameters would act differently. Leave it out."
+            f"{place} is {one!r} in {source}, expected {other!r} as in the training that the"
+            " checkpoint describes: the same parameters would act differently. Leave it out."
         )
 
 
 def _differences(
-    told: Mapping[str, Any], recorded: Mapping[str, Any], above: str = ""
+    given: Mapping[str, Any], recorded: Mapping[str, Any], above: str = ""
 ) -> Iterator[tuple[str, Any, Any]]:
-    """Yield where two configs have different values, and these; what one lacks is not compared."""
-    for key in told:
-        one, other = told[key], recorded.get(key)
+    """Yield the key and both values where two configs differ; a key must be in both."""
+    for key in given:
+        one, other = given[key], recorded.get(key)
         if isinstance(one, Mapping) and isinstance(other, Mapping):
             yield from _differences(one, other, f"{above}{key}.")
         elif None not in (one, other) and _compared(key, one) != _compared(key, other):
@@ -142,7 +143,7 @@ def _differences(
 
 
 def _compared(key: str, value: Any) -> Any:
-    """Return a value such that equal ones compare equal, however they are written."""
+    """Normalise a value, so that different spellings of it compare equal."""
     if key == "class_name":
         return re.split("[.:]", str(value))[-1]
     if key == "activation":
@@ -179,7 +180,7 @@ def last_layer(state_dict: Mapping[str, torch.Tensor]) -> str:
     """Name the weight of the head's last layer, shape (outputs, inputs).
 
     Raises:
-        ValueError: If there is no head such as those of rsl_rl's models.
+        ValueError: If there is no head as in rsl_rl's models.
     """
     layers = [name for name in state_dict if re.fullmatch(r"mlp\.\d+\.weight", name)]
     if not layers:
@@ -190,13 +191,13 @@ def last_layer(state_dict: Mapping[str, torch.Tensor]) -> str:
     return max(layers, key=lambda name: int(name.split(".")[1]))
 
 
-def _check_all_told(model_cfg: Mapping[str, Any], part: str) -> None:
-    """Check that no option of a model is left to a default that may not be the training's.
+def _check_complete(model_cfg: Mapping[str, Any], part: str) -> None:
+    """Check that no option of a model falls back to a default that training may have overridden.
 
-    Parameters show those of rsl_rl's classes, but for two.
+    The parameters show all options of rsl_rl's classes except two.
 
     Raises:
-        ValueError: If one is.
+        ValueError: If one does.
     """
     missing = [name for name in ("activation", "distribution_cfg") if name not in model_cfg]
     model_class: Any = resolve_callable(model_cfg["class_name"])
@@ -213,7 +214,7 @@ def _check_all_told(model_cfg: Mapping[str, Any], part: str) -> None:
 
 
 def _set_fields(model_cfg: Mapping[str, Any]) -> dict[str, Any]:
-    """Leave out of a model's config what is unset: mjlab's class has the fields of every model."""
+    """Drop unset options from a model's config: mjlab's class has the fields of every model."""
     is_rnn = model_cfg.get("rnn_type") is not None
     return {
         name: value
@@ -225,16 +226,16 @@ def _set_fields(model_cfg: Mapping[str, Any]) -> dict[str, Any]:
 def _check_classes(
     model_cfg: Mapping[str, Any], part: str, checkpoint: Path, trust: Sequence[str]
 ) -> None:
-    """Check that a model's config names no class whose code the user has not asked for.
+    """Check that a model's config names only classes of trusted packages.
 
-    A name is resolved only if its module is of a trusted package, and what it leads to has to be
-    of one itself: ``rsl_rl.utils:torch.hub.load`` is not.
+    A name is resolved only if its module belongs to a trusted package. The resolved object has to
+    belong to one too: ``rsl_rl.utils:torch.hub.load`` does not.
 
     Raises:
-        ValueError: If it does.
+        ValueError: If a class is not trusted.
     """
     if trust:
-        sys.path.append(str(Path.cwd()))  # behind all that is installed
+        sys.path.append(str(Path.cwd()))  # after all installed packages
     try:
         named = list(_named_classes({"class_name": None, **model_cfg}, part))
     except RecursionError as error:  # YAML can contain itself
@@ -246,7 +247,7 @@ def _check_classes(
 
 
 def _named_classes(config: Any, place: str) -> Iterator[tuple[str, Any]]:
-    """Yield where a config names classes, at any depth, and the names."""
+    """Yield the key and the name of every class in a config, at any depth."""
     if isinstance(config, (list, tuple)):
         config = dict(enumerate(config))
     for key, value in config.items() if isinstance(config, Mapping) else ():
@@ -257,7 +258,7 @@ def _named_classes(config: Any, place: str) -> Iterator[tuple[str, Any]]:
 
 
 def _refusal(name: Any, trust: Sequence[str]) -> str | None:
-    """Say what is expected in place of a name, and how to allow it; None if it is trusted."""
+    """Return what is expected in place of a name, and how to allow it; None if it is trusted."""
     path = name.replace(":", ".") if isinstance(name, str) else ""
     if not all(word.isidentifier() for word in path.split(".")):
         return "a name such as 'RNNModel' or 'package.module:Class'."
@@ -292,6 +293,6 @@ def _registered_classes(checkpoint: Path) -> list[Any]:
     try:
         platform = load_platform(platform_of(checkpoint))
         agent = platform.registered_agent(platform.find_trained(checkpoint))
-    except Exception:  # a task of other packages than are installed here, or no note of one
+    except Exception:  # the task is unknown, or its package is not installed
         return []
     return [name for _, name in _named_classes(agent, "")]

@@ -1,4 +1,4 @@
-"""How far a command is and how long it still takes, once it has taken five seconds.
+"""Print the progress and the remaining time of commands that take more than five seconds.
 
 A terminal shows one line that is rewritten. A log file gets a line every 10 % or every 30 s,
 whichever comes first. Both are written to stderr, so that stdout keeps the result alone.
@@ -14,13 +14,13 @@ from types import TracebackType
 from typing import Protocol, TypeVar
 
 SILENT_SECONDS = 5.0
-"""Nothing is written about what ends sooner."""
+"""Commands that end sooner print no progress."""
 TERMINAL_SECONDS, LOG_SECONDS = 0.5, 30.0
-"""Time between two texts."""
+"""Time between two messages, on a terminal and in a log file."""
 LOG_SHARE = 0.1
-"""Part of the work between two lines of a log file."""
+"""Share of the work between two lines of a log file."""
 PATTERN = re.compile(r"(?:Learning iteration|\[progress\][^\n\r]*?) (\d+)/(\d+)")
-"""What rsl_rl and this module write: how much is done, and of how much."""
+"""Progress lines of rsl_rl and this module; the groups are the steps done and their total."""
 
 Item = TypeVar("Item", covariant=True)
 
@@ -30,7 +30,7 @@ class SizedIterable(Sized, Iterable[Item], Protocol[Item]):
 
 
 class Progress:
-    """Writes how far something is; a context manager that clears its line of a terminal."""
+    """Prints progress; as a context manager it clears its line of a terminal at the end."""
 
     def __init__(self, what: str, total: int, done: int = 0, *, lines: bool | None = None) -> None:
         """Start the clock.
@@ -39,7 +39,8 @@ class Progress:
             what: What is being done, in words.
             total: Number of steps.
             done: Steps that were finished before the clock started.
-            lines: Whether to write lines, as for a log file. None finds out whether stderr is one.
+            lines: Whether to write lines, as for a log file. None means unless stderr is a
+                terminal.
         """
         self.total, self.done = total, done
         self._what, self._first, self._start = what, done, time.monotonic()
@@ -62,7 +63,7 @@ class Progress:
             print(f"\r{'':{self._width}}\r", end="", file=sys.stderr, flush=True)
 
     def update(self, done: int) -> None:
-        """Write how far it is, if it is time to.
+        """Print the progress, if the last message is old enough.
 
         Args:
             done: Steps that are finished.
@@ -87,14 +88,14 @@ class Progress:
 
 
 def track(items: SizedIterable[Item], what: str) -> Iterator[Item]:
-    """Go through items, and write how far it is.
+    """Iterate over items and print the progress.
 
     Args:
         items: The items.
         what: What is being done, in words.
 
     Yields:
-        Each of them.
+        Each item.
     """
     with Progress(what, len(items)) as progress:
         for done, item in enumerate(items, 1):

@@ -1,7 +1,7 @@
 """One page about a training, or a comparison of several: ``rsl-tbptt report``.
 
-The page is one file that loads nothing: charts are inline SVG, and a video is embedded where the
-whole stays small.
+The page is one file that loads nothing: charts are inline SVG, and a video is embedded if the page
+stays small.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ from rsl_tbptt.tools.templates import fill
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
 MOST_BYTES = 2_000_000
-"""Of a page. A video that does not fit is linked."""
+"""Limit of a page's size. A video that does not fit is linked."""
 KINDS = {".gif": "image/gif", ".webp": "image/webp", ".mp4": "video/mp4"}
-"""Videos by the end of their names."""
+"""Media types of videos by file suffix."""
 CURVES = {"Train/mean_reward": "Reward per episode", "Train/mean_episode_length": "Episode length"}
-"""What is drawn in addition to losses, by tag."""
+"""Titles of the curves that are drawn in addition to losses, by tag."""
 
 
 @dataclass(kw_only=True)
@@ -43,12 +43,12 @@ class Run:
     curves: Curves
     findings: dict[str, Findings]
     evaluations: dict[str, dict[str, Any]] = field(default_factory=dict)
-    """What ``rsl-tbptt evaluate`` wrote, by the file's name without ``.json``."""
+    """Results of ``rsl-tbptt evaluate``, by the file's name without ``.json``."""
     video: Path | None = None
     facts: dict[str, str]
     commands: dict[str, str]
     packages: tuple[str, ...]
-    """Distributions that decide its numbers, in addition to those of every training."""
+    """Distributions whose versions are shown, in addition to those of every training."""
 
 
 @dataclass(kw_only=True)
@@ -57,17 +57,17 @@ class Row:
 
     name: str
     found: dict[str, Any]
-    """What ``rsl-tbptt evaluate`` wrote."""
+    """Result of ``rsl-tbptt evaluate``."""
     title: str = ""
     number: int = 0
-    """Of its style in charts: the run's."""
+    """Number of its run's style in charts."""
     share: str = ""
-    """Of the teacher's return."""
+    """Share of the teacher's return, as text."""
 
 
 @dataclass(kw_only=True)
 class Report:
-    """All that a page shows; what is empty is left out."""
+    """Content of a page; empty fields are left out."""
 
     heading: str
     lead: str
@@ -76,11 +76,11 @@ class Report:
     checks: Sequence[dict[str, Any]] = ()
     """Acceptance checks: ``passed`` and ``text``."""
     videos: Sequence[tuple[str, Path]] = ()
-    """What each shows, and its file."""
+    """Caption and file of each."""
     exported: dict[str, Any] = field(default_factory=dict)
-    """``policy``, ``folder``, and of its ``policy.json``: ``golden`` and ``max_difference``."""
+    """``policy``, ``folder``, and from its ``policy.json`` ``golden`` and ``max_difference``."""
     stages: Sequence[tuple[str, str, str]] = ()
-    """Name, cost and command of what made the files."""
+    """Name, cost and command of each stage that made the files."""
     machine: dict[str, str] = field(default_factory=dict)
     versions: dict[str, str | None]
 
@@ -90,14 +90,14 @@ def report(folders: Sequence[Path], output: Path | None = None) -> Path:
 
     Args:
         folders: Their log folders.
-        output: HTML file, which is replaced. None is report.html in the only folder, or in the
-            working directory where there are several.
+        output: HTML file, which is replaced. None means report.html in the folder, or in the
+            working directory if there are several folders.
 
     Returns:
         The file.
 
     Raises:
-        ValueError: If a folder is no log folder, is named twice or holds an evaluation that cannot
+        ValueError: If a folder is not a log folder, is named twice or has an evaluation that cannot
             be read, or if nothing can be written to ``output``.
     """
     if len({folder.resolve() for folder in folders}) < len(folders):
@@ -121,7 +121,7 @@ def read_run(folder: Path, name: str) -> Run:
         name: What the report calls it.
 
     Raises:
-        ValueError: If that is none, or holds an evaluation that cannot be read.
+        ValueError: If the folder is not a log folder, or has an evaluation that cannot be read.
     """
     curves = read_curves(folder)
     facts = RunFacts(folder)
@@ -142,7 +142,7 @@ def read_run(folder: Path, name: str) -> Run:
 
 
 def read_evaluation(path: Path) -> dict[str, Any]:
-    """Read what ``rsl-tbptt evaluate`` wrote.
+    """Read a result of ``rsl-tbptt evaluate``.
 
     Raises:
         ValueError: If it cannot be read.
@@ -160,7 +160,7 @@ def read_evaluation(path: Path) -> dict[str, Any]:
 
 
 def describe(runs: Sequence[Run]) -> Report:
-    """Return the report of trainings as their folders tell."""
+    """Return the report of trainings from their folders."""
     rows = [
         Row(name=name if stem == "evaluation" else f"{name}, {stem}", found=found, number=number)
         for number, (name, run) in enumerate((run.name, run) for run in runs)
@@ -218,7 +218,7 @@ def _render(page: Report, output: Path, videos: dict[Path, str | None]) -> str:
 
 def _is_loss(tag: str) -> bool:
     first = tag.removeprefix(LOSS).partition("/")[0]
-    return tag.startswith(LOSS) and first in {*LOSSES, "value_function"}  # which rsl_rl 3 has
+    return tag.startswith(LOSS) and first in {*LOSSES, "value_function"}  # rsl_rl 3's
 
 
 def _names(folders: Sequence[Path]) -> list[str]:

@@ -1,8 +1,8 @@
-"""Name what a program on a robot does differently from training, by what it logged.
+"""Find in a robot's log what its program does differently from training.
 
-A log has the arrays of a golden trajectory, those that there are, over T steps of one robot:
-``raw/GROUP/TERM`` as measured, ``obs/GROUP`` as given to the policy, ``actions`` as it returned
-them, ``targets`` as sent to the joints, and ``reset``: whether an episode starts with the step.
+A log has some of these arrays over T steps of one robot: ``raw/GROUP/TERM`` as measured,
+``obs/GROUP`` as given to the policy, ``actions`` as the policy returned them, ``targets`` as sent
+to the joints, and ``reset``, whether an episode starts with the step.
 """
 
 from __future__ import annotations
@@ -23,23 +23,23 @@ from rsl_tbptt.tools.robot_program import Fault, Part, RobotProgram, delayed
 from rsl_tbptt.tools.verify import read_golden, run_onnx
 
 EXPLAINS = 0.5
-"""A fault is named if it brings the differences that it concerns below this share."""
+"""A fault is reported only if it reduces the differences that it concerns below this share."""
 EVIDENCE = 10.0
-"""Least log-likelihood ratio of a fault: below, a few steps of noise could look like it."""
+"""Least log-likelihood ratio of a fault: below it, a few steps of noise could be the cause."""
 UNEXPLAINED = 0.1
-"""Share of the logged values' deviation: what differs by more, and no known fault explains it, is
-a fault of its own where no sensor's noise is between."""
+"""Share of the logged values' deviation. A larger difference that no known fault explains is
+reported: as a fault if the values are exact, as a note if noise may be the cause."""
 UNLIKE_TRAINING = 5.0
-"""Standard deviations of training between its mean and that of a log."""
+"""A log's mean is reported if it is more standard deviations than this from training's mean."""
 ROUNDING = 1e-4
-"""Share of the logged values' deviation below which nothing is compared."""
+"""Share of the logged values' deviation below which differences are ignored."""
 
 Log = Mapping[str, np.ndarray]
 
 
 @dataclass(frozen=True)
 class Compared:
-    """Numbers of a log, and how a program computes them."""
+    """An array of a log, and how a program computes it."""
 
     name: str
     logged: np.ndarray
@@ -47,29 +47,29 @@ class Compared:
     compute: Callable[[RobotProgram], np.ndarray]
     alternatives: Callable[[RobotProgram], Iterable[RobotProgram]] = RobotProgram.obs_alternatives
     is_exact: bool = True
-    """Whether a program without fault gives just these: no noisy sensor is read twice."""
+    """Whether a program without fault gives exactly these values: no noisy sensor is read twice."""
 
 
 @dataclass
 class Diagnosis:
-    """What a log says of the program that wrote it."""
+    """Differences and faults of the program that wrote a log."""
 
     differences: dict[str, float] = field(default_factory=dict)
-    """Largest difference by what is compared, faults apart."""
+    """Largest difference by array that remains when the faults are taken into account."""
     faults: list[Fault] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    """What could not be compared, and why."""
+    """Arrays that could not be compared, with the reason, and other remarks."""
 
 
 def diagnose_log(bundle: Path, path: Path) -> Diagnosis:
-    """Compare a log with what a bundle's policy would have done.
+    """Compare a log with the steps that a bundle's policy would have taken.
 
     Args:
         bundle: Folder of ``rsl-tbptt export``.
         path: The log, ``.npz`` or ``.csv``.
 
     Returns:
-        The differences.
+        The differences, the faults that explain them, and notes.
 
     Raises:
         ValueError: If the log cannot be read, or does not fit the bundle.
@@ -78,7 +78,7 @@ def diagnose_log(bundle: Path, path: Path) -> Diagnosis:
     log, found = _read(path, policy.metadata), Diagnosis()
     if not any(name.startswith(("raw/", "obs/")) for name in log) and "actions" in log:
         log = _as_replay(log, read_golden(bundle / GOLDEN))
-        found.notes.append("there are no observations: taken for a replay of the bundle's")
+        found.notes.append("the log has no observations: it is taken for a replay of the bundle's")
     starts = log.get("reset", np.zeros(len(next(iter(log.values()))), bool)).astype(bool)
     starts[0] = True
     trained = _trained(policy.metadata, log, starts)
@@ -89,7 +89,7 @@ def diagnose_log(bundle: Path, path: Path) -> Diagnosis:
 
 
 def _trained(metadata: Mapping[str, Any], log: Log, starts: np.ndarray) -> RobotProgram:
-    """Return the program as it was in training, fed with what was measured.
+    """Return the program of training, with the measured values as its input.
 
     Groups have no parts if a term is unknown or was not measured.
     """
@@ -140,7 +140,7 @@ def _compare_observations(trained: RobotProgram, log: Log, found: Diagnosis) -> 
 
 
 def _unlike_training(name: str, logged: np.ndarray, seen: Mapping[str, Any]) -> Iterator[str]:
-    """Yield which numbers are far from those that the policy was trained with."""
+    """Yield a note on each number whose mean is far from its mean in training."""
     mean, divisor = np.asarray(seen["mean"]), np.asarray(seen["divisor"])
     for place, shift in enumerate((logged.mean(axis=0) - mean) / divisor):
         if abs(shift) > UNLIKE_TRAINING:
@@ -201,8 +201,8 @@ def _compare_targets(
 
 
 def _explain(compared: Compared, trained: RobotProgram, found: Diagnosis) -> None:
-    """Look for the program that computes what was logged, one difference after another."""
-    # What was before an episode's first step, nobody knows.
+    """Search for the program that computes the logged values, changing one thing at a time."""
+    # A late program's values at an episode's first step come from before it, which is not logged.
     valid = ~trained.starts if not trained.starts.all() else trained.starts
 
     def in_rows(values: np.ndarray) -> np.ndarray:
@@ -232,7 +232,7 @@ def _explain(compared: Compared, trained: RobotProgram, found: Diagnosis) -> Non
 
 
 def _gain(logged: np.ndarray, one: np.ndarray, other: np.ndarray, rounding: np.ndarray) -> float:
-    """Return how much better ``other`` fits than ``one``, as a log-likelihood; 0 if not clearly.
+    """Return how much better ``other`` fits than ``one``, as a log-likelihood, or 0 if unclear.
 
     Each number is compared at the steps where the two differ most: a memory that is not cleared
     shows only after the start of an episode.
@@ -260,7 +260,7 @@ def _as_replay(log: Log, golden: Log) -> Log:
     """Return a log with the observations of the golden trajectory.
 
     Raises:
-        ValueError: If its length is another.
+        ValueError: If its length differs.
     """
     steps, expected = len(log["actions"]), len(golden["actions"])
     if steps != expected:
@@ -292,11 +292,13 @@ def _read(path: Path, metadata: Mapping[str, Any]) -> dict[str, np.ndarray]:
         )
     lengths = {name: len(values) for name, values in log.items()}
     if len({*lengths.values()}) > 1 or min(lengths.values()) < 2:
-        raise ValueError(f"The log has steps {lengths}, expected as many of each, at least 2.")
+        raise ValueError(
+            f"The log has steps {lengths}, expected the same number of each, at least 2."
+        )
     for name, values in log.items():
         if widths[name] != values[0].size:
             raise ValueError(
-                f"{name} of the log has {values[0].size} numbers a step, expected {widths[name]}."
+                f"{name} of the log has {values[0].size} numbers per step, expected {widths[name]}."
             )
         if not np.isfinite(values).all():
             step = int(np.argmin(np.isfinite(values.reshape(len(values), -1)).all(axis=1)))
@@ -307,7 +309,7 @@ def _read(path: Path, metadata: Mapping[str, Any]) -> dict[str, np.ndarray]:
 
 
 def _widths(metadata: Mapping[str, Any]) -> Iterator[tuple[str, int]]:
-    """Yield the arrays that a log may have, and how many numbers each has a step."""
+    """Yield the arrays that a log may have, and how many numbers each has per step."""
     yield "reset", 1
     for name, group in metadata["observation_groups"].items():
         yield f"obs/{name}", math.prod(group["shape"])
@@ -324,7 +326,7 @@ def _read_csv(path: Path) -> dict[str, np.ndarray]:
     """Read a table whose columns are named ``reset``, ``actions[0]``, ``raw/policy/angles[2]``.
 
     Raises:
-        ValueError: If it is none.
+        ValueError: If the file is not such a table.
     """
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:

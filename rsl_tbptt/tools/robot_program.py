@@ -1,8 +1,8 @@
-"""What a program on the robot computes around a policy, as trained or with faults.
+"""Model the program around a policy on a robot, as in training or with faults.
 
 A :class:`RobotProgram` turns measured terms into observations as the program does. Its fields say
-how; its ``alternatives`` each change one of them, and its ``faults`` name those that differ from
-training.
+how. ``alternatives`` yields programs with one field changed, and ``faults`` describes the fields
+that differ from training.
 """
 
 from __future__ import annotations
@@ -23,12 +23,12 @@ Numbers = Any
 class Part:
     """A term of the observations, or of the actions on their way to the joints.
 
-    Fields above ``order`` are facts; those from there on say what the program does with them.
+    Fields above ``order`` describe the term. The others say what the program does with it.
     """
 
     name: str
     values: np.ndarray
-    """As measured, or as the policy returns them. Shape: (T, D)."""
+    """Values as measured, or as the policy returns them. Shape: (T, D)."""
     scale: Numbers = 1.0
     offset: Numbers = 0.0
     clip: Sequence[float] | None = None
@@ -37,14 +37,14 @@ class Part:
     """Lowest and highest value after ``scale`` and ``offset``. Shape: (D, 2)."""
     history: int = 0
     shape: tuple[int, ...] = ()
-    """Of the result, history included, without T; () leaves it (D,)."""
+    """Shape of the result without T, history included; () means (D,)."""
     labels: tuple[str, ...] = ()
     """Names of the D numbers, where they are joints."""
     may_be_late: bool = False
-    """Whether training delays it, too."""
+    """Whether training delays the term as well."""
 
     order: tuple[int, ...] = ()
-    """Where each of the D numbers is taken from; () is in place."""
+    """Place that each of the D numbers is taken from; () keeps all in place."""
     negated: frozenset[int] = frozenset()
     times_scaled: int = 1
     has_offset: bool = True
@@ -52,13 +52,13 @@ class Part:
     is_late: bool = False
 
     def compute(self, starts: np.ndarray) -> np.ndarray:
-        """Return what the program makes of the values.
+        """Process the values as the program does.
 
         Args:
-            starts: Where episodes start, which begins a history anew. Shape: (T,), bool.
+            starts: True where an episode starts; the history begins again there. Shape: (T,), bool.
 
         Returns:
-            Scaled values. Shape: (T, *shape).
+            The processed values. Shape: (T, *shape).
         """
         values = self.values[:, [*(self.order or range(self.width))]]
         if self.is_late:
@@ -81,11 +81,11 @@ class Part:
 
     @property
     def width(self) -> int:
-        """D."""
+        """Number D of values per step."""
         return self.values.shape[1]
 
     def alternatives(self) -> Iterator[Part]:
-        """Yield what else the program may do, one difference each."""
+        """Yield other ways in which the program may process the term, with one change each."""
         if np.any(np.asarray(self.scale) != 1.0):
             others = (times for times in (0, 1, 2) if times != self.times_scaled)
             yield from (replace(self, times_scaled=times) for times in others)
@@ -139,24 +139,24 @@ class RobotProgram:
     """A program that runs a policy."""
 
     starts: np.ndarray
-    """Where episodes start. Shape: (T,), bool."""
+    """True where an episode starts. Shape: (T,), bool."""
     groups: Mapping[str, tuple[Part, ...]]
     """Terms of each observation group, in the program's order."""
     shapes: Mapping[str, tuple[int, ...]] = field(default_factory=dict)
-    """Of each group, without T; (D,) where there is none."""
+    """Shape of each group without T; (D,) for groups that are missing here."""
     fixed: Mapping[str, np.ndarray] = field(default_factory=dict)
-    """Observation groups that were logged, (T, ...) each, in place of their terms."""
+    """Logged observation groups, (T, ...) each, which are used in place of their terms."""
     normalizer: Mapping[str, Mapping[str, Sequence[float]]] = field(default_factory=dict)
     """Mean and divisor of each group that the policy normalises."""
 
     normalizes: bool = False
-    """Whether the program normalises, too."""
+    """Whether the program normalises in addition to the policy."""
     sees_late: bool = False
     acts_late: bool = False
     clears: str = "at starts"
     """When the memory is cleared: "at starts", "never" or "always"."""
     group_order: tuple[str, ...] = ()
-    """In which groups are joined; () is as trained."""
+    """Order in which the program joins groups; () means as in training."""
 
     def obs(self) -> dict[str, np.ndarray]:
         """Return the observation groups that the policy is given, shape (T, ...) each."""
@@ -166,7 +166,7 @@ class RobotProgram:
                 found[name] = (found[name] - np.asarray(seen["mean"])) / np.asarray(seen["divisor"])
         if self.sees_late:
             found = {name: delayed(values) for name, values in found.items()}
-        return self._joined_otherwise(found) if self.group_order else found
+        return self._joined_in_order(found) if self.group_order else found
 
     def _group(self, name: str) -> np.ndarray:
         if name in self.fixed:
@@ -175,7 +175,7 @@ class RobotProgram:
         shape = self.shapes.get(name, (-1,))
         return np.concatenate(values, axis=-1).reshape(len(self.starts), *shape)
 
-    def _joined_otherwise(self, groups: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def _joined_in_order(self, groups: dict[str, np.ndarray]) -> dict[str, np.ndarray]:
         num_steps = len(self.starts)
         joined = [groups[name].reshape(num_steps, -1) for name in self.group_order]
         ends = np.cumsum([each[0].size for each in groups.values()])[:-1]
@@ -186,12 +186,12 @@ class RobotProgram:
         }
 
     def clearings(self) -> np.ndarray:
-        """Return before which steps the memory is cleared. Shape: (T,), bool."""
+        """Return at which steps the memory is cleared beforehand. Shape: (T,), bool."""
         others = {"never": np.arange(len(self.starts)) == 0, "always": self.starts | True}
         return others.get(self.clears, self.starts)
 
     def part_alternatives(self) -> Iterator[RobotProgram]:
-        """Yield programs that compute observations from their terms otherwise."""
+        """Yield programs that compute observations differently from their terms."""
         for name, parts in self.groups.items():
             if name in self.fixed:
                 continue
@@ -207,14 +207,14 @@ class RobotProgram:
         return replace(self, groups={**self.groups, name: parts})
 
     def obs_alternatives(self) -> Iterator[RobotProgram]:
-        """Yield programs that compute observations otherwise."""
+        """Yield programs that compute observations differently."""
         yield from self.part_alternatives()
         yield replace(self, sees_late=not self.sees_late)
         if self.normalizer:
             yield replace(self, normalizes=not self.normalizes)
 
     def alternatives(self) -> Iterator[RobotProgram]:
-        """Yield programs that compute actions otherwise."""
+        """Yield programs that compute actions differently."""
         yield from self.obs_alternatives()
         yield replace(self, acts_late=not self.acts_late)
         for clears in ("at starts", "never", "always"):
@@ -225,7 +225,7 @@ class RobotProgram:
                 yield replace(self, group_order=order)
 
     def faults(self, trained: RobotProgram) -> Iterator[Fault]:
-        """Yield what the program does differently from the one of training."""
+        """Yield what this program does differently from that of training."""
         for name, parts in self.groups.items():
             names, expected = ([p.name for p in r.groups[name]] for r in (self, trained))
             if names != expected:
@@ -237,7 +237,7 @@ class RobotProgram:
             text = f"{_listed(self.group_order)}, expected {_listed([*self.groups])}"
             yield Fault("swapped", f"groups are joined in the order {text}")
         if self.normalizes:
-            yield Fault("normalised twice", "observations are normalised, which the policy does")
+            yield Fault("normalised twice", "observations are normalised, but the policy does that")
         if self.sees_late:
             yield Fault("late", "all observations are one step late")
         if self.acts_late:
@@ -254,10 +254,10 @@ def delayed(values: np.ndarray) -> np.ndarray:
 
 
 def usual_orders(labels: Sequence[str]) -> list[tuple[int, ...]]:
-    """Return other orders of joints that simulators and drivers use, each once.
+    """Return other orders of joints that simulators and drivers use, without duplicates.
 
-    They are alphabetical, the last word of each name first (all hips, then all knees), by the
-    first word (leg by leg), and left and right exchanged.
+    The orders are: alphabetical; by the words of each name, the last word first or alone (all hips,
+    then all knees); by the first word (leg by leg); and with left and right exchanged.
     """
     if len({*labels}) < 2:
         return []

@@ -1,4 +1,4 @@
-"""Say what is wrong with a training, by the config, metrics and checkpoints in its log folder."""
+"""Find what is wrong with a training in the config, metrics and checkpoints of its log folder."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ if TYPE_CHECKING:
 Curves = dict[str, tuple[list[int], list[float]]]
 """Iterations and values by tag of TensorBoard."""
 Findings = tuple[str, list[str]]
-"""What was looked at, in words, and what looks wrong with it."""
+"""A description of what was checked, and the problems that were found."""
 LOSS = "Loss/"
-"""Start of the tags of what an update reports."""
+"""Prefix of the tags of an update's metrics."""
 
 
 @dataclass(frozen=True)
@@ -44,16 +44,16 @@ class Judged:
 
 
 def diagnose_run(folder: Path) -> bool:
-    """Look at config, metrics and the newest checkpoint, and print a line for each finding.
+    """Check config, metrics and the newest checkpoint, and print a line for each finding.
 
     Args:
         folder: A training's log folder.
 
     Returns:
-        Whether nothing that could be judged looks wrong.
+        True if no check found anything wrong.
 
     Raises:
-        ValueError: If that is no log folder.
+        ValueError: If the folder is not a log folder.
     """
     passed = True
     for name, (looked_at, wrong) in find_wrong(folder, read_curves(folder)).items():
@@ -67,11 +67,11 @@ def diagnose_run(folder: Path) -> bool:
 
 
 def find_wrong(folder: Path, curves: Curves) -> dict[str, Findings]:
-    """Look at config, metrics and the newest checkpoint of a training.
+    """Check config, metrics and the newest checkpoint of a training.
 
     Args:
         folder: Its log folder.
-        curves: What :func:`read_curves` read there.
+        curves: Result of :func:`read_curves` there.
 
     Returns:
         Findings by ``config``, ``metrics`` and ``checkpoint``.
@@ -84,7 +84,7 @@ def find_wrong(folder: Path, curves: Curves) -> dict[str, Findings]:
 
 
 def check_config(folder: Path) -> Findings:
-    """Look for options that cannot work together, as Isaac Lab and mjlab noted them."""
+    """Look for options that cannot work together in the config that Isaac Lab or mjlab saved."""
     if not (folder / AGENT).is_file():
         return f"not judged: no {AGENT}, which rsl_rl's own runners do not write", []
     try:
@@ -117,17 +117,17 @@ def check_metrics(curves: Curves) -> Findings:
     wrong = [one.limit.describe(one.name, one.value) for one in judged if one.verdict == "WRONG"]
     if num_skipped := max(losses.get(f"{LOSS}skipped_updates", ()), default=0):
         wrong.append(
-            f"Loss/skipped_updates is {num_skipped:g}, expected 0: so many updates met NaN or inf"
+            f"Loss/skipped_updates is {num_skipped:g}, expected 0: that many updates had NaN or inf"
             " and were undone. The training's output names their cause."
         )
     if not judged:
-        return f"{num_updates} updates, by an algorithm that does not watch its health", wrong
+        return f"{num_updates} updates, by an algorithm without health metrics", wrong
     unjudged = f"; not judged, too few updates: {', '.join(too_few)}" if too_few else ""
     return f"{num_updates} updates{unjudged}", wrong
 
 
 def judge(curves: Curves) -> list[Judged]:
-    """Return the metrics that have a limit, with how they were in the last quarter of updates."""
+    """Return the metrics that have a limit, over the last quarter of the updates."""
     found = []
     for tag, (_, values) in curves.items():
         name = tag.removeprefix(LOSS)
@@ -138,7 +138,7 @@ def judge(curves: Curves) -> list[Judged]:
 
 
 def check_checkpoint(folder: Path) -> Findings:
-    """Look whether the newest checkpoint can be read and holds numbers."""
+    """Check that the newest checkpoint can be read and all its numbers are finite."""
     path = next(iter(numbered_checkpoints(folder)), None)
     if path is None:
         return "not judged: no model_<iteration>.pt", []
@@ -172,10 +172,10 @@ def read_curves(folder: Path) -> Curves:
         folder: Log folder of a training.
 
     Returns:
-        Iterations and values by tag; nothing where it logged for something else.
+        Iterations and values by tag; empty if the training used another logger.
 
     Raises:
-        ValueError: If that is no log folder.
+        ValueError: If the folder is not a log folder.
     """
     has_events = any(folder.glob("*tfevents*"))
     known = folder.is_dir() and (has_events or numbered_checkpoints(folder))

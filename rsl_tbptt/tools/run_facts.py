@@ -1,4 +1,4 @@
-"""What the log folder of a training tells: its task, date and commit, and commands that go on."""
+"""Read a training's log folder: its task, date and commit, and commands to go on with."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ from rsl_tbptt.tools.platforms import ENV, Training, load_platform, platform_in
 EVENTS = re.compile(r"events\.out\.tfevents\.(\d+)\.")
 """Name of TensorBoard's file, with the second at which a training began."""
 COMMIT = re.compile(r"--- git commit ---\s+([0-9a-f]{7,40})")
-"""In what rsl_rl notes of a repository; older releases note no commit."""
+"""The commit in rsl_rl's notes on a repository; older releases note none."""
 
 
 class RunFacts:
     """A log folder of a training."""
 
     def __init__(self, folder: Path) -> None:
-        """Read its configs and look for its newest checkpoint, which is not read.
+        """Read its configs and find its newest checkpoint, without reading that.
 
         Raises:
             ValueError: If a config cannot be read.
@@ -38,11 +38,11 @@ class RunFacts:
         self.platform = load_platform(platform_in(self._folder))
         self._trained = None
         if self._checkpoint is not None:
-            with suppress(ValueError, OSError, ImportError):  # mjlab is asked, if it is here
+            with suppress(ValueError, OSError, ImportError):  # asks mjlab, if it is installed
                 self._trained = self.platform.find_trained(self._checkpoint)
 
     def facts(self) -> dict[str, str]:
-        """Return what is known, in words."""
+        """Return the known facts as text, by name."""
         algorithm: Mapping[str, Any] = self._agent.get("algorithm") or {}
         found = {
             "task": self._trained and self._trained.task,
@@ -71,16 +71,16 @@ class RunFacts:
         return found
 
     def commands(self, evaluated: Mapping[str, Any] | None = None) -> dict[str, str]:
-        """Write the commands that are known of this training, with absolute paths.
+        """Return the known commands for this training, with absolute paths.
 
         Args:
-            evaluated: An evaluation, which tells the environment of rsl_rl alone.
+            evaluated: An evaluation; for rsl_rl alone it names the environment.
         """
         commands = {}
         device = str(self._agent.get("device") or "cpu")
         known = self._trained and self._agent.get("max_iterations") and self._num_envs
         if known and self._checkpoint is not None:
-            with suppress(ImportError):  # Isaac Lab is asked about tasks that are not ours
+            with suppress(ImportError):  # asks Isaac Lab about tasks that are not ours
                 commands["train"] = self._train(device, self._teacher())
                 commands["resume"] = self._train(device, self._checkpoint)
         if self._checkpoint is not None:
@@ -96,7 +96,7 @@ class RunFacts:
         return commands | {"judge": _tool("doctor", self._folder)}
 
     def _train(self, device: str, checkpoint: Path | None) -> str:
-        """Write the platform's training, from the beginning or from a checkpoint of this run."""
+        """Return the platform's command that trains from the beginning or from a checkpoint."""
         assert self._trained is not None
         iterations, name = self._agent["max_iterations"], self._agent.get("run_name") or "run"
         if checkpoint is not None and checkpoint == self._checkpoint:
@@ -125,7 +125,7 @@ class RunFacts:
 
 
 def written(seconds: float) -> str:
-    """Write a time, in seconds since the epoch, in UTC."""
+    """Format a time, in seconds since the epoch, in UTC."""
     return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %H:%M} UTC"
 
 

@@ -1,8 +1,8 @@
-"""The configs that rl_sar and Unitree's programs read next to a policy; docs/howto/runtimes.md.
+"""Write the configs that rl_sar and Unitree's programs read; see docs/howto/runtimes.md.
 
-They hold what the checkpoint tells and guess nothing. Where something is missing or cannot be said,
-a key that the program cannot do without is null, so that it refuses the file, and comments in it
-say what to settle.
+The values come from the checkpoint; nothing is guessed. If a value is missing or the program has no
+form for it, a key that the program needs is null, so that the program refuses the file. Comments in
+the file then list what to settle.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from typing import Any
 from rsl_tbptt.tools.c_code import of_actions, per_action
 
 Metadata = Mapping[str, Any]
-"""What ``policy.json`` holds."""
+"""Content of ``policy.json``."""
 Config = tuple[dict[str, Any], list[str]]
-"""Values by key, None where one is not known, and what is missing, in words."""
+"""Values by key, None if unknown, and texts that say what is missing."""
 
 OBSERVATIONS = {
     "base_lin_vel": ("lin_vel", None),
@@ -28,8 +28,8 @@ OBSERVATIONS = {
     "joint_vel_rel": ("dof_vel", "joint_vel_rel"),
     "last_action": ("actions", "last_action"),
 }
-"""What rl_sar and Unitree's programs call the observations of Isaac Lab's and mjlab's functions;
-None where they have none like it."""
+"""Names of observations in rl_sar and in Unitree's programs, by Isaac Lab's and mjlab's functions;
+None if the program has no such observation."""
 
 
 def write_config(
@@ -43,10 +43,10 @@ def write_config(
 
     Args:
         path: The file.
-        metadata: What ``policy.json`` holds.
+        metadata: Content of ``policy.json``.
         config: Returns values and what is missing.
-        gate: Key that is null if something is missing, which the program refuses. Without the key
-            rl_sar would go on with that of the policy before.
+        gate: Key that is null if something is missing, so that the program refuses the file. If it
+            were left out, rl_sar would keep the previous policy's value.
         under: Key that all values stand under.
     """
     import yaml
@@ -67,7 +67,7 @@ def write_config(
 
 
 def rl_sar_config(metadata: Metadata) -> Config:
-    """Return a ``config.yaml`` of rl_sar.
+    """Return a ``config.yaml`` for rl_sar.
 
     rl_sar clips after it scales, adds the default positions to all actions, and has one scale for
     each kind of observation and one history for all of them.
@@ -123,12 +123,12 @@ def _rl_sar_scales(terms: list[Any], names: list[str], missing: list[str]) -> di
 
 
 def unitree_config(metadata: Metadata) -> Config:
-    """Return a ``deploy.yaml`` of unitree_rl_lab and unitree_rl_mjlab.
+    """Return a ``deploy.yaml`` for unitree_rl_lab and unitree_rl_mjlab.
 
-    Stiffness and damping are in the order of motors, all else in that of joints.
+    Stiffness and damping are in the order of motors, all else in the order of joints.
 
     Raises:
-        ValueError: If two observations have one name there.
+        ValueError: If two observations have the same name there.
     """
     robot, missing = metadata["robot"], _missing(metadata)
     terms, names = terms_of(metadata), _named(metadata, 1, missing)
@@ -167,7 +167,7 @@ def unitree_config(metadata: Metadata) -> Config:
 
 
 def _missing(metadata: Metadata) -> list[str]:
-    """Return what both programs need and do not get."""
+    """Return what both programs need and the checkpoint does not have."""
     robot, groups = metadata["robot"], metadata["observation_groups"]
     keys = ("step_dt", "default_joint_pos", "joint_stiffness", "joint_damping")
     missing = [f"{key} is not known" for key in keys if key not in robot]
@@ -188,7 +188,7 @@ def _missing(metadata: Metadata) -> list[str]:
 
 
 def _named(metadata: Metadata, program: int, missing: list[str]) -> list[str]:
-    """Return what a program calls the terms; those it does not know keep their names."""
+    """Return a program's names of the terms; terms that it does not know keep theirs."""
     names = []
     for term in terms_of(metadata):
         known = OBSERVATIONS.get(term.get("function"), OBSERVATIONS.get(term["name"]))
@@ -232,7 +232,7 @@ def _motors(robot: Mapping[str, Any]) -> list[int] | None:
 
 
 def _by_motor(robot: Mapping[str, Any], key: str, motors: list[int] | None) -> list[float] | None:
-    """Return a gain by motor, 0 for those that the policy does not move."""
+    """Return a gain for each motor, 0 for motors that the policy does not move."""
     if motors is None or key not in robot:
         return None
     gains = dict(zip(motors, robot[key], strict=True))

@@ -1,4 +1,4 @@
-"""Folders of a bundle for programs that run policies on robots; see docs/howto/runtimes.md."""
+"""Write a bundle's folders for programs that run policies on robots: docs/howto/runtimes.md."""
 
 from __future__ import annotations
 
@@ -31,14 +31,14 @@ STATE_INPUTS, STATE_OUTPUTS = ([f"{name}_{end}" for name in STATES] for end in (
 
 @dataclass(frozen=True)
 class Exported:
-    """What targets are written from."""
+    """An exported policy, from which targets are written."""
 
     model: onnx.ModelProto
     """One step with a single input ``obs``, and with the bundle's metadata."""
     torchscript: Path
     """The bundle's TorchScript file, which newer releases of torch may not write."""
     metadata: Mapping[str, Any]
-    """What ``policy.json`` holds."""
+    """Content of ``policy.json``."""
     trajectory: Mapping[str, np.ndarray]
     """The golden trajectory."""
 
@@ -62,7 +62,7 @@ def write_rl_sar(folder: Path, exported: Exported) -> None:
 
 
 def write_unitree(folder: Path, exported: Exported) -> None:
-    """Write ONNX, config, C and the class that unitree_rl_lab and unitree_rl_mjlab call it by."""
+    """Write ONNX, config, C code and the class that unitree_rl_lab and unitree_rl_mjlab call."""
     (folder / "exported").mkdir(parents=True, exist_ok=True)
     onnx.save(exported.model, folder / "exported" / ONNX)
     path = folder / "params" / "deploy.yaml"
@@ -79,7 +79,7 @@ def write_legged_control2(folder: Path, exported: Exported) -> None:
     for entry in model.metadata_props:
         entry.value = str(flat) if entry.key == "state_shapes" else entry.value
     if lengths := [str(history(term)) for term in terms_of(metadata)]:
-        # The name of mjlab's observation_terms_history_length when this program was written.
+        # The program reads mjlab's observation_terms_history_length by its older name.
         model.metadata_props.add(key="observation_history_lengths", value=",".join(lengths))
     folder.mkdir(exist_ok=True)
     onnx.save(model, folder / ONNX)
@@ -100,7 +100,7 @@ TARGETS: dict[str, Callable[[Path, Exported], None]] = {
     "unitree": write_unitree,
     "unitree_gym": write_unitree_gym,
 }
-"""What writes a target's folder, by the name of both."""
+"""Functions that write a target's folder, by the name of both."""
 
 
 def _copy_torchscript(exported: Exported, path: Path) -> None:
@@ -111,7 +111,7 @@ def _copy_torchscript(exported: Exported, path: Path) -> None:
     """
     if not exported.torchscript.exists():
         raise ValueError(
-            "The target needs TorchScript, which this release of torch has given up: export with"
+            "The target needs TorchScript, which this release of torch no longer has: export with"
             " an earlier one."
         )
     path.parent.mkdir(parents=True, exist_ok=True)

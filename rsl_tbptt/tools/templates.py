@@ -1,4 +1,4 @@
-"""Reports from templates: what they say stands there, what was measured comes from the scripts."""
+"""Fill report templates: the text is in the template, the measured values come from scripts."""
 
 from pathlib import Path
 
@@ -10,7 +10,7 @@ def fill(template: Path, **values: object) -> str:
 
     Args:
         template: File that ends in ``.html.j2``, whose values are escaped, or in ``.md.j2``.
-        **values: What it names; a name that is missing is an error.
+        **values: Values by name; a missing name is an error.
 
     Returns:
         HTML or Markdown.

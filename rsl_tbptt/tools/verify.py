@@ -1,4 +1,4 @@
-"""Check a bundle of ``rsl-tbptt export``: its files act as the policy did that was trained."""
+"""Check that the files of a bundle act like the trained policy."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ def verify(bundle: Path) -> dict[str, float]:
         bundle: The folder.
 
     Returns:
-        The largest difference of an action by form: ``onnx``, ``torchscript`` where it is there,
-        and each target by its name, of those in C where a C compiler is there. Also that of each
-        auxiliary head's prediction in ONNX by its name.
+        The largest difference of an action by form: ``onnx``; ``torchscript`` if the bundle has it;
+        and each target by its name, with C code only if there is a C compiler. Also the largest
+        difference of each auxiliary head's prediction in ONNX, by the head's name.
 
     Raises:
-        ValueError: If the folder is no bundle.
+        ValueError: If the folder is not a bundle.
     """
     policy = Policy(bundle)
     golden = read_golden(bundle / GOLDEN)
@@ -60,7 +60,7 @@ def _verify_targets(bundle: Path, golden: Mapping[str, np.ndarray]) -> dict[str,
 
 
 def read_golden(path: Path) -> dict[str, np.ndarray]:
-    """Read a trajectory; :mod:`rsl_tbptt.tools.golden` says what it holds.
+    """Read a trajectory; :mod:`rsl_tbptt.tools.golden` describes its arrays.
 
     Raises:
         ValueError: If it cannot be read.
@@ -101,7 +101,7 @@ def run_torchscript(path: Path, golden: Mapping[str, np.ndarray]) -> np.ndarray:
 
 @contextmanager
 def torchscript() -> Iterator[None]:
-    """Ignore that torch calls TorchScript deprecated: software on robots reads it."""
+    """Ignore torch's warnings that TorchScript is deprecated: software on robots reads it."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message=".torch.jit")
         yield

@@ -1,5 +1,5 @@
 """Time and memory of updates on this machine: ``python -m scripts.benchmark``.
 
-``rows.yaml`` is what is measured, ``suite.py`` runs it; ``figures.py`` and
-``report.md.j2`` show it.
+``rows.yaml`` lists the measurements, ``suite.py`` runs them, ``figures.py`` and ``report.md.j2``
+show the results.
 """

@@ -3,13 +3,13 @@
 suite: time and memory next to the installed rsl_rl's for all rows of rows.yaml, with figures.
 
 agents: the same for the recurrent agents of Isaac Lab and others, as large as rsl_rl's process may
-become, and what ours would take at their own size.
+become, and the memory that our update would take at their full size.
 
 profile: where the time of one of our updates goes, by torch's profiler.
 
 host: time of the host in an optimiser step, which a GPU cannot shorten.
 
-control-step: time of a step of an exported policy, by what runs it.
+control-step: time of one step of an exported policy, by the program that runs it.
 
 peers: one gradient through a recurrent network next to other libraries, which
 `make .peers/.installed` installs next to the environment.
@@ -80,9 +80,9 @@ def run_rows(args: argparse.Namespace) -> None:
     """Measure rows, write report, data and figures, and print the report.
 
     Raises:
-        ValueError: If no row is meant, or the libraries differ on one: nothing is written then.
+        ValueError: If no row matches, or the libraries differ on one. Then nothing is written.
     """
-    # Imported here, as below, because they take seconds, which --help need not wait for.
+    # Imported here and below: they take seconds to load, and --help need not wait for them.
     from rsl_tbptt.tools.templates import fill
     from scripts.benchmark import suite
     from scripts.benchmark.figures import save_figures
@@ -125,9 +125,9 @@ def print_profile(args: argparse.Namespace) -> None:
 def print_peers(args: argparse.Namespace) -> None:
     """Measure one gradient next to other libraries'.
 
-    All get the same tensors and weights: the mean squared error over a rollout with resets, from a
-    zero state, without an optimiser. Each is used as its documentation trains recurrent networks
-    and timed only if its gradient equals ours.
+    All compute the gradient of the mean squared error over a rollout with resets, from a zero
+    state, with the same tensors and weights and without an optimiser. Each library is used as its
+    documentation trains recurrent networks. It is timed only if its gradient equals ours.
     """
     from scripts.benchmark.peers import measure
 

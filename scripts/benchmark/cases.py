@@ -1,4 +1,4 @@
-"""Cases of the benchmark with other robots: widths of an agent, a camera."""
+"""Benchmark cases with other robots: an agent's observation widths, a camera."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from copy import deepcopy
@@ -19,15 +19,15 @@ CNN = {"output_channels": [16, 32, 32], "kernel_size": [5, 3, 3], "stride": 2, "
 
 @dataclass(frozen=True, kw_only=True)
 class Robots(Case):
-    """A case whose robots, models and camera are described."""
+    """A case with its own robots, models and camera."""
 
     num_actions: int = ACTION_DIM
     obs_dims: Mapping[str, int] = field(default_factory=lambda: {"policy": OBS_DIM}, hash=False)
-    """Widths of the observation groups. A critic sees ``critic`` where it is one of them."""
+    """Widths of the observation groups. A critic sees ``critic`` if it is one of them."""
     models: Mapping[str, Mapping[str, Any]] = field(default_factory=dict, hash=False)
     """Other options of rsl_rl's models, by role. A teacher with ``rnn_type`` is recurrent."""
     camera_period: int | None = None
-    """Steps for which the student's depth camera shows each frame. None: no camera."""
+    """Steps for which the student's depth camera shows each frame. None means no camera."""
     image_size: Sequence[int] = field(default=(48, 64), hash=False)
     """Height and width of the images, in pixels."""
 
@@ -55,7 +55,7 @@ class Robots(Case):
             options |= {"obs_normalization": True, **self.memory}
         if role in ("actor", "student"):
             options["distribution_cfg"] = {"class_name": "GaussianDistribution", "init_std": 1.0}
-        options |= deepcopy(dict(self.models.get(role, {})))  # rsl_rl changes what it is given
+        options |= deepcopy(dict(self.models.get(role, {})))  # rsl_rl changes its arguments
         kind: Any = RNNModel if "rnn_type" in options else MLPModel
         if role == "student" and self.camera_period:
             kind = CNNRNNModel if library == "rsl_tbptt" else SteppedCNNRNNModel
@@ -64,7 +64,7 @@ class Robots(Case):
         return kind(obs, {role: groups}, role, outputs, **options)
 
     def __str__(self) -> str:
-        """Say what is measured."""
+        """Describe the case in one line."""
         camera = f", CNN, camera period {self.camera_period}" if self.camera_period else ""
         return super().__str__() + camera
 

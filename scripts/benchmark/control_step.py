@@ -1,4 +1,4 @@
-"""Time of a control step of an exported policy, by what runs it, on one core."""
+"""Time one control step of an exported policy on one core, by the program that runs it."""
 
 import time
 from collections.abc import Callable, Iterator
@@ -19,14 +19,14 @@ from rsl_tbptt.tools.golden import draw
 from rsl_tbptt.tools.verify import TORCHSCRIPT
 
 FLAGS = ("-O2", "-O3 -march=native", "-O3 -march=native -ffast-math")
-"""Of the C compiler."""
+"""Compiler flags that are compared."""
 Step = Callable[[dict[str, np.ndarray]], object]
 CALLS = 200
-"""Steps in one measurement, the median of which is reported over ten."""
+"""Steps in one measurement; the result is the median of ten measurements."""
 
 
 def step_times(rnn_type: str = "lstm", size: int = 256) -> dict[str, float]:
-    """Return microseconds per step by form: 48 observations, 12 actions, an MLP behind the memory.
+    """Return microseconds per step by form, for 48 observations, 12 actions, an RNN and an MLP.
 
     Args:
         rnn_type: "lstm" or "gru".

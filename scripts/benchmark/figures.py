@@ -12,7 +12,7 @@ Line = tuple[str, str, list[float]]
 
 
 def save_figures(results: dict[str, Any], folder: Path) -> dict[str, str]:
-    """Draw what was measured, without the figures whose rows are missing.
+    """Draw the results; figures whose rows are missing are left out.
 
     Returns:
         File names by title.

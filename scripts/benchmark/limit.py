@@ -1,4 +1,4 @@
-"""What the matrix products of an update alone would take, and where its time goes."""
+"""Compute the time of an update's matrix products alone, and profile where its time goes."""
 
 import time
 from collections import Counter
@@ -19,7 +19,7 @@ PRODUCTS = {
     torch.ops.aten.addmm_: lambda _, a, b, **__: 2 * prod(a) * b[1],
     torch.ops.mkl._mkl_linear: lambda x, _, w, *__, **___: 2 * prod(x) * w[0],
 }
-"""Operations that torch's counter does not know, with the shapes of their arguments."""
+"""Counters for operations that torch's own counter does not know, from argument shapes."""
 KINDS = {
     "matrix products": "mm addmm addmm_ bmm _mkl_linear",
     "gates and state of the scan": "LstmScan LstmScanBackward GruScan GruScanBackward",
@@ -27,14 +27,14 @@ KINDS = {
     "copies": "copy_ cat index stack _mkl_reorder_linear_weight",
     "views": "select as_strided unbind slice view t transpose expand",
 }
-"""Operations by what they do in an update; other uses of them count too."""
+"""Operations by their main purpose in an update; all their uses are counted under it."""
 
 
 def update_flops(case: Case) -> int:
     """Count the operations of an update's matrix products and convolutions, forward and backward.
 
-    torch counts them in an update of few environments by torch's own layers. Gradients that nobody
-    needs, of observations and of the state before a window, are not computed.
+    torch counts them in a small update by torch's own layers. Gradients that are not needed, those
+    of observations and of the state before a window, are not computed.
     """
     period = getattr(case, "camera_period", None) or 1
     few = 2 * case.batches * period  # all phases of a camera
@@ -55,7 +55,7 @@ def product_rates(device: str, seconds: float = 0.1) -> dict[str, float]:
     environments.
 
     Args:
-        device: Where.
+        device: Device to measure on.
         seconds: Time spent on each shape.
     """
     rates = dict.fromkeys(DTYPES, 0.0)

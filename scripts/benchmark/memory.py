@@ -1,4 +1,4 @@
-"""Memory of updates, each in a process of its own, and how it grows with the environments."""
+"""Measure the memory of updates in separate processes, and how it grows with the environments."""
 
 import ctypes
 import multiprocessing
@@ -19,22 +19,21 @@ from rsl_tbptt.tools.bench import Case, Library, build, fill, seconds_of
 
 MEGABYTE = 1e6
 SECONDS = 120.0
-"""Limit of an rsl_rl update that is timed: it is run four times."""
-
+"""Time limit of an rsl_rl update that is timed, which runs four times."""
 
 EXACT_MALLOC = {"MALLOC_MMAP_THRESHOLD_": "65536", "MALLOC_TRIM_THRESHOLD_": "65536"}
-"""With these a process gives larger tensors back when they are freed, so that its peak is that of
-the update. glibc reads them when the process starts."""
+"""With these settings, which glibc reads at the start of a process, freed larger tensors go back to
+the system. The process's peak is then the update's."""
 
 
 def in_own_process(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function in a fresh process: nothing earlier counts, or spares it page faults."""
+    """Call a function in a fresh process, where earlier allocations neither count nor save time."""
     with ProcessPoolExecutor(1, multiprocessing.get_context("spawn")) as process:
         return process.submit(function, *arguments).result()
 
 
 def with_exact_malloc(function: Callable[..., Any], *arguments: Any) -> Any:
-    """Call a function in a fresh process that holds what is in use and no more."""
+    """Call a function in a fresh process that keeps no freed memory; see ``EXACT_MALLOC``."""
     with mock.patch.dict(os.environ, EXACT_MALLOC):
         return in_own_process(function, *arguments)
 
@@ -48,7 +47,7 @@ class Memory:
     update_peak: float
     """The most that ``update()`` takes beyond models, optimiser and storage."""
     predicted: float | None
-    """What our ``memory_plan()`` expected of ``update_peak`` after the first rollout."""
+    """Prediction of ``update_peak`` by our ``memory_plan()`` after the first rollout."""
     seconds: float
     """Time of the second update, on one thread."""
 
@@ -56,11 +55,12 @@ class Memory:
 def measure_memory(case: Case, library: Library) -> Memory:
     """Measure two updates after a rollout each, in a process of ``with_exact_malloc``.
 
-    An update of few environments before loads what torch loads late, which counts as imports. What
-    the first update keeps for the next ones, such as copies to undo them, counts as the update's.
+    A small update runs beforehand, so that everything that torch loads late counts as imports.
+    Buffers that the first update keeps for the next ones, such as copies to undo them, count as the
+    update's.
 
     Raises:
-        OSError: On a CPU without Linux, which alone tells a peak.
+        OSError: On a CPU without Linux, as only Linux reports a peak.
     """
     torch.set_num_threads(1)
     few = replace(case, num_envs=2 * case.batches)
@@ -70,7 +70,7 @@ def measure_memory(case: Case, library: Library) -> Memory:
     del algorithm
     imports = _Peak(case.device)
     algorithm = build(case, library)
-    fill(algorithm, case, seed=2)  # the next one begins with states, as all but the first do
+    fill(algorithm, case, seed=2)  # so that the next rollout starts from states, as usual
     predicted = algorithm.memory_plan().peak(1) / MEGABYTE if library == "rsl_tbptt" else None
     algorithm.storage.clear()
     watch, process_peak, update_peak, seconds = imports, 0, 0, 0.0
@@ -96,7 +96,7 @@ class _Peak:
     """Peak memory of this process on a device from now on, in bytes."""
 
     def __init__(self, device: str) -> None:
-        """Begin to watch. On the CPU, freed memory is given back to the system before."""
+        """Begin to watch. On the CPU, give freed memory back to the system first."""
         self._device = device
         free_buffers()
         if device != "cpu":
@@ -125,8 +125,8 @@ class _Peak:
 class Growth:
     """One epoch with one, two and three times a few environments, and the line through them.
 
-    Time and memory are linear in the environments, ours if all sizes are cut into micro-batches of
-    one size.
+    Time and memory are linear in the number of environments. For our library this holds only if all
+    sizes are cut into micro-batches of one size.
     """
 
     num_envs: list[int]
@@ -163,8 +163,8 @@ def fit(case: Case, megabytes: float, seconds: float = SECONDS) -> Case:
     Args:
         case: The case with all its environments.
         megabytes: Limit of rsl_rl's process beyond its imports.
-        seconds: Limit of its update on one thread. Where all epochs take longer, one is left, and
-            where that does, fewer environments.
+        seconds: Limit of its update on one thread. If all epochs take longer, one epoch is kept. If
+            that takes longer too, fewer environments are kept.
 
     Returns:
         The case with fewer environments or epochs.
@@ -196,7 +196,7 @@ def plan(case: Case) -> tuple[float, int]:
 
 
 def check_plan(case: Case) -> tuple[float, float]:
-    """Return the peak of ``update()`` by plan, and by a line through smaller numbers, in MB."""
+    """Return the peak of ``update()`` in MB, by plan and by a line through smaller updates."""
     predicted, num_micro_batches = with_exact_malloc(plan, case)
     smallest = case.num_envs / (8 if num_micro_batches == 1 else num_micro_batches)
     growth = measure_growth(case, "rsl_tbptt", smallest)

@@ -1,4 +1,4 @@
-"""The rows of the benchmark, which YAML files list, and what each measures."""
+"""Measure the rows of the benchmark, which YAML files list."""
 
 import sys
 import time
@@ -33,15 +33,15 @@ class Row:
     name: str
     case: Robots
     measure: Literal["speed", "cost", "memory", "agent", "plan"] = "speed"
-    """What is measured: rows.yaml explains it."""
+    """Kind of measurement; rows.yaml explains each."""
     beside: dict[str, Any] = field(default_factory=dict)
-    """What the other case has in place of the values of ``case``."""
+    """Values that replace those of ``case`` in the case to compare with."""
     pairs: int = 2
-    """Updates of each library: few where one of them takes seconds."""
+    """Updates of each library; few if one of them takes seconds."""
     target: float | None = None
     """For speed the ratio to reach; otherwise the ratio to stay below."""
     figure_only: bool = False
-    """Whether the row is a point of a figure alone, and not in the table."""
+    """Whether the row is only a point in a figure and not in the table."""
 
     def result(self, ratio: float, **values: Any) -> Result:
         """Return a result of this row; ``reached`` is None without a target."""
@@ -80,7 +80,7 @@ def select(rows: Sequence[Row], part: str, device: str) -> list[Row]:
 
 
 def tiny(case: Robots) -> Robots:
-    """Shrink a case until it takes no time: to test, not to measure."""
+    """Shrink a case so that it runs fast: for tests, not for measurements."""
     return replace(
         case,
         num_envs=max(case.num_envs // (32 * case.batches), 2) * case.batches,
@@ -91,7 +91,7 @@ def tiny(case: Robots) -> Robots:
 
 
 def measure(rows: Sequence[Row], device: str, gigabytes: float) -> dict[str, Any]:
-    """Measure all rows, equality before anything else.
+    """Check that both libraries compute the same, then measure all rows.
 
     Args:
         rows: The rows, on the device.
@@ -99,10 +99,10 @@ def measure(rows: Sequence[Row], device: str, gigabytes: float) -> dict[str, Any
         gigabytes: Limit of rsl_rl's process with an agent.
 
     Returns:
-        JSON values: all that was measured, and on what.
+        JSON values: the measurements, the machine and the versions.
 
     Raises:
-        ValueError: If the libraries differ on a row, or the limit leaves nothing of an agent.
+        ValueError: If the libraries differ on a row, or an agent does not fit into the limit.
     """
     start = time.monotonic()
     for row in _each(rows, "equality", "speed", "agent"):
@@ -133,7 +133,7 @@ def measure(rows: Sequence[Row], device: str, gigabytes: float) -> dict[str, Any
 
 
 def _time(row: Row, rates: dict[str, float]) -> Result:
-    """Time a row in a process of its own, as a training run has one."""
+    """Time a row in a separate process, like a training run."""
     library = "rsl_tbptt" if row.beside else "rsl_rl"
     contestants = [("rsl_tbptt", replace(row.case, **row.beside)), (library, row.case)]
     ours, other = in_own_process(alternate, contestants, row.pairs)
@@ -160,7 +160,7 @@ def _plan(row: Row) -> Result:
 
 
 def _each(rows: Sequence[Row], doing: str, *kinds: str) -> Iterator[Row]:
-    """Yield the rows of some kinds and say on stderr how far the run is."""
+    """Yield the rows of some kinds and print the progress to stderr."""
     chosen = [row for row in rows if row.measure in kinds]
     for number, row in enumerate(chosen, start=1):
         print(f"{doing} {number}/{len(chosen)}: {row.name}", file=sys.stderr, flush=True)

@@ -1,1 +1,1 @@
-"""What builds environments, runs all tests, and counts: called by the Makefile and ``.ci/run``."""
+"""Build environments, check the site, and count: called by the Makefile and ``.ci/run``."""

@@ -5,19 +5,19 @@
 #   environment [NAME]  create an environment with this package, by default main:
 #       main       .venv            Isaac Lab 3.0, Python 3.12
 #       mjlab      .venv-mjlab      mjlab, PYTHON=3.10 to 3.13 (default 3.12)
-#       isaaclab2  .venv-isaaclab2  what can be had of Isaac Lab 2.3 without Isaac Sim, Python 3.11
-#   rsl_rl VERSION      put one more rsl_rl release under .rsl_rl/VERSION
-#   torch VERSION       put one more torch under .torch/VERSION, with what it needs
+#       isaaclab2  .venv-isaaclab2  Isaac Lab 2.3 as far as it runs without Isaac Sim, Python 3.11
+#   rsl_rl VERSION      put another rsl_rl release under .rsl_rl/VERSION
+#   torch VERSION       put another torch under .torch/VERSION, with its dependencies
 #   libtorch VERSION    put the C++ libraries of an older torch under .libtorch/VERSION
 #   peers               put the libraries of scripts/benchmark/peers under .peers
-#   package FOLDER      build sdist and wheel into FOLDER/dist and install the wheel, with nothing
-#                       but EXTRAS, into FOLDER/venv
+#   package FOLDER      build sdist and wheel into FOLDER/dist and install the wheel into
+#                       FOLDER/venv, with no extras except EXTRAS
 #
 # VENV (another folder) and EXTRAS (other extras of this package) can be set in the environment.
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/../.."
 
-# A folder of its own: uv goes nowhere near the system's or the user's packages.
+# A separate folder keeps uv away from the system's and the user's packages.
 PRIVATE_UV=.venv-uv
 
 say() { printf '%s\n' "$*" >&2; }
@@ -27,7 +27,7 @@ fail() {
   exit 1
 }
 
-# Interpreters that pyenv manages work by full path only: its shims refuse versions not selected.
+# pyenv's shims refuse versions that are not selected, so its interpreters need their full path.
 pyenv_pythons() {
   local root
   for root in "$(pyenv root 2>/dev/null || true)" "${PYENV_ROOT:-}" "${HOME:-}/.pyenv"; do
@@ -39,7 +39,7 @@ is_python() {
   [ "$("$2" -c 'import sys; print("%d.%d" % sys.version_info[:2])' 2>/dev/null)" = "$1" ]
 }
 
-# Running it tells a working uv from a pyenv shim whose version is not selected.
+# Runs a program: a pyenv shim exists even if its version is not selected, but it fails.
 works() { "$@" >/dev/null 2>&1; }
 
 find_uv() {
@@ -71,7 +71,7 @@ find_python() {
       return
     fi
   done
-  # uv knows more places (its own, Homebrew, the registry); only then may it fetch one.
+  # uv searches more places (its own, Homebrew, the registry) before it may fetch one.
   "$uv" python find --no-python-downloads "$version" 2>/dev/null && return
   say "bootstrap: Python $version is missing; asking uv to fetch it"
   works "$uv" python install "$version" && "$uv" python find "$version" 2>/dev/null && return
@@ -79,18 +79,18 @@ find_python() {
     "environment needs, for example with 'pyenv install $version', and run make again."
 }
 
-# What an environment consists of: folder, Python, extras of this package, further packages, and
-# packages that come alone because no registry holds what they ask for.
+# Sets an environment's folder, Python version, extras of this package, extra packages, and packages
+# that are installed without dependencies because no registry has those.
 describe() {
-  further='' alone=''
+  packages='' without_deps=''
   case "$1" in
     main) folder=.venv version=3.12 extras=isaaclab,wandb,demo,dev,docs ;;
     mjlab) folder=.venv-mjlab version=${PYTHON:-3.12} extras=mjlab,demo,dev ;;
     isaaclab2)
       folder=.venv-isaaclab2 version=3.11 extras=isaaclab2,dev
-      # What Isaac Lab 2.3's config classes, environment wrapper and logger import.
-      further='gymnasium tensorboard toml trimesh usd-core warp-lang'
-      alone=isaaclab==2.3.2.post1
+      # Imports of Isaac Lab 2.3's config classes, environment wrapper and logger.
+      packages='gymnasium tensorboard toml trimesh usd-core warp-lang'
+      without_deps=isaaclab==2.3.2.post1
       ;;
     *) fail "the environment is '$1', expected 'main', 'mjlab' or 'isaaclab2'." ;;
   esac
@@ -102,7 +102,7 @@ describe() {
 }
 
 install_environment() {
-  local name=$1 folder version extras further alone uv python
+  local name=$1 folder version extras packages without_deps uv python
   describe "$name"
   uv=$(find_uv)
   if ! works "$folder/bin/python" -c ''; then
@@ -114,8 +114,8 @@ install_environment() {
       "VENV=folder."
   fi
   "$uv" pip install --python "$folder/bin/python" --constraint constraints.txt \
-    --constraint "constraints-$name.txt" --editable ".[$extras]" $further
-  [ -z "$alone" ] || "$uv" pip install --python "$folder/bin/python" --no-deps $alone
+    --constraint "constraints-$name.txt" --editable ".[$extras]" $packages
+  [ -z "$without_deps" ] || "$uv" pip install --python "$folder/bin/python" --no-deps $without_deps
 }
 
 install_rsl_rl() {
@@ -129,7 +129,7 @@ install_rsl_rl() {
 install_torch() {
   local uv version=$1
   uv=$(find_uv)
-  # All else as everywhere: what torch brings must not hide other releases of the environment's.
+  # Its dependencies get the environment's versions, because .torch comes first on the path.
   "$uv" pip install --quiet --python "${VENV:-.venv}/bin/python" --target ".torch/$version" \
     --constraint - "torch==$version" <<<"$(grep -v '^torch' constraints.txt)"
 }
@@ -137,8 +137,8 @@ install_torch() {
 install_libtorch() {
   local uv version=$1
   uv=$(find_uv)
-  # Its build for CPUs is in no registry but torch's own. Of the other build, which Python cannot
-  # import without gigabytes of CUDA, a C++ program on a CPU loads two small libraries.
+  # Only torch's own registry has the build for CPUs. Python cannot import the other build without
+  # gigabytes of CUDA, but a C++ program on a CPU only loads the two small libraries below.
   "$uv" pip install --quiet --python "${VENV:-.venv}/bin/python" --no-deps --target ".libtorch/$version" \
     "torch==$version" nvidia-cuda-runtime-cu12==12.1.105 nvidia-cuda-cupti-cu12==12.1.105
 }
@@ -146,8 +146,8 @@ install_libtorch() {
 install_peers() {
   local uv
   uv=$(find_uv)
-  # Without dependencies, as torch must not move: gymnasium and what follows it are those that the
-  # peers import, for an environment without Isaac Lab.
+  # Without dependencies, so that torch's version stays. The peers import gymnasium and the two after
+  # it, which an environment without Isaac Lab lacks.
   "$uv" pip install --quiet --python "${VENV:-.venv}/bin/python" --no-deps --target .peers \
     torchrl==0.14.1 hoptorch==0.1.4 sb3-contrib==2.9.2 stable-baselines3==2.9.2 skrl==2.1.1 \
     gymnasium==1.4.0 farama-notifications==0.0.6 cloudpickle==3.1.2
@@ -156,7 +156,7 @@ install_peers() {
 package() {
   local uv wheel folder=$1
   uv=$(find_uv)
-  # The wheel is built from the sdist, so that this shows the sdist complete.
+  # The wheel is built from the sdist: this also checks that the sdist is complete.
   "$uv" build --quiet --out-dir "$folder/dist"
   "$uv" venv --quiet --clear --python "$(find_python "$uv" 3.12)" "$folder/venv"
   wheel=$(ls "$folder"/dist/*.whl)

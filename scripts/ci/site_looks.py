@@ -1,11 +1,11 @@
-"""Opens every page of a built site in headless Chromium and fails on what looks broken.
+"""Open every page of a built site in headless Chromium and fail if one looks broken.
 
     python -m scripts.ci.site_looks build/site build/screenshots [PATTERN]
 
 Each page is opened as wide as a phone and as a laptop, light and dark. An error is a message in the
 browser's console, a page wider than its window, or an image that does not load. Images of other
-sites are left to ``make site-links``: the machine may be offline. Debian has the programs:
-``apt-get install chromium chromium-driver``.
+sites are left to ``make site-links``, because this machine may be offline. On Debian, ``apt-get
+install chromium chromium-driver`` installs the programs.
 """
 
 import argparse
@@ -24,7 +24,7 @@ QUIET = (
     "--headless=new --no-sandbox --disable-gpu --disable-quic --no-first-run --hide-scrollbars"
     " --disable-background-networking --disable-component-update --disable-sync"
 )
-"""Chromium asks nothing of the network."""
+"""Options that keep Chromium from using the network on its own."""
 LOOK = """
 const root = document.documentElement;
 const found = [];
@@ -43,7 +43,7 @@ return found;
 
 @contextmanager
 def chromium() -> Iterator[webdriver.Chrome]:
-    """Run a browser with a profile of its own."""
+    """Run a browser with a fresh profile."""
     options = webdriver.ChromeOptions()
     options.binary_location = "/usr/bin/chromium"
     options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
@@ -58,14 +58,14 @@ def chromium() -> Iterator[webdriver.Chrome]:
 
 
 def look(driver: webdriver.Chrome, page: Path, width: int, scheme: str, shot: Path) -> list[str]:
-    """Open a page and return what is wrong with it.
+    """Open a page and return the problems found.
 
     Args:
         driver: The browser.
         page: The HTML file.
-        width: Of the window, in CSS pixels.
-        scheme: What the reader prefers, ``light`` or ``dark``.
-        shot: Where the screenshot goes.
+        width: Width of the window, in CSS pixels.
+        scheme: Preferred colour scheme, ``light`` or ``dark``.
+        shot: File of the screenshot.
     """
     # Not "mobile": a phone would shrink a page that is too wide, and innerWidth with it.
     metrics = {"width": width, "height": HEIGHT, "deviceScaleFactor": 1, "mobile": False}

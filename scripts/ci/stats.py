@@ -1,6 +1,6 @@
 """Print sizes of this repository as one Markdown table: `make stats`.
 
-Lines of code are those of Python files without blank lines, comments and docstrings.
+Lines of code are the lines of Python files without blank lines, comments and docstrings.
 """
 
 import ast
@@ -14,7 +14,7 @@ from tabulate import tabulate
 ROOT = Path(__file__).resolve().parents[2]
 PACKAGE = "rsl_tbptt"
 LONGEST = 3
-"""Classes and functions that are named."""
+"""Number of longest classes and functions in the table."""
 NO_CODE = {tokenize.COMMENT, tokenize.NL, tokenize.NEWLINE, tokenize.INDENT, tokenize.DEDENT}
 
 
@@ -24,7 +24,7 @@ def main() -> None:
 
 
 def table(root: Path) -> list[tuple[str, str]]:
-    """Return names and values of what is counted in a checkout."""
+    """Return names and values of the sizes of a checkout."""
     inside = sorted(path for path in (root / PACKAGE).iterdir() if path.is_dir())
     folders = [root / PACKAGE, *inside, *(root / name for name in ("tasks", "scripts", "tests"))]
     rows = []

@@ -1,4 +1,4 @@
-"""Print one line such as pytest's last for several runs, from the JUnit files that they left."""
+"""Print one line like pytest's last for several runs, from their JUnit files."""
 
 import sys
 from collections import Counter
@@ -6,7 +6,7 @@ from pathlib import Path
 from xml.etree import ElementTree
 
 ATTRIBUTES = {"failed": "failures", "skipped": "skipped", "error": "errors"}
-"""Outcomes and what they are called in the files; the rest passed."""
+"""Outcomes and their names in the files; the remaining tests passed."""
 
 
 def main() -> None:
@@ -20,13 +20,13 @@ def main() -> None:
 
 
 def read(path: Path) -> tuple[Counter[str], float]:
-    """Read what one run left.
+    """Read the result of one run.
 
     Args:
         path: Its JUnit file.
 
     Returns:
-        Tests by outcome, and seconds; one error if the run broke off before it wrote the file.
+        Tests by outcome, and seconds; one error if the run ended before it wrote the file.
     """
     try:
         suites = list(ElementTree.parse(path).iter("testsuite"))

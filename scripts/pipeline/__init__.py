@@ -1,12 +1,12 @@
-"""Runs of an experiment: train its policies, evaluate, export, report.
+"""Run experiments: train policies, evaluate, export, report.
 
 ::
 
-    experiments.py  what an experiment may contain
-    stages.py       the commands of an experiment and what each depends on
-    run.py          runs what is unfinished
-    report.py       the closing table, and what the page of rsl-tbptt report shows of it
-    sweep.py        what a sweep may contain: the same policies over several seeds
-    curves.py       runs a sweep; learning.py: how its policies learned
-    one_policy.py   one training on its own, for scripts/train.py, distill.py and finetune.py
+    experiments.py  the fields of an experiment's file
+    stages.py       the commands of an experiment and their dependencies
+    run.py          runs the unfinished stages
+    report.py       the final table, and the page of the run
+    sweep.py        the fields of a sweep's file: the same policies over several seeds
+    curves.py       runs a sweep; learning.py: tables and figure of how its policies learned
+    one_policy.py   a single training, for scripts/train.py, distill.py and finetune.py
 """

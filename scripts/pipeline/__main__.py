@@ -1,8 +1,8 @@
 """Train an experiment's policies, evaluate, export and report.
 
 A policy may start from an earlier one: a student from its teacher, PPO from a distilled student.
-Every stage is one command, shown as it runs; training is the platform's own. Stages that are
-finished are not run again while their commands are the same, so an interrupted run goes on.
+Every stage is one command, which is shown when it starts; training is the platform's own command. A
+finished stage is not run again while its command is the same, so an interrupted run can continue.
 """
 
 import argparse
@@ -25,7 +25,7 @@ def run_experiment(args: argparse.Namespace) -> None:
     experiment = load_experiment(args.config)
     stages = pipeline_stages(experiment, args.device)
     records = run_stages(stages, folder, args.device, args.jobs)
-    # Imported here: it takes seconds, which --help and the first stage need not wait for.
+    # Imported here: it takes seconds, and --help and the first stage need not wait for it.
     from scripts.pipeline.report import format_table, write_report
 
     results = write_report(folder, experiment, records, args.device)

@@ -1,7 +1,7 @@
 """Train policies with several seeds, evaluate them, and compare how they learned.
 
-Writes report.md, with tables and the learning curves, into the run folder. Stages that are finished
-are not run again while their commands are the same, so an interrupted run goes on.
+Writes report.md, with tables and the learning curves, into the run folder. A finished stage is not
+run again while its command is the same, so an interrupted run can continue.
 """
 
 import argparse
@@ -32,7 +32,7 @@ def run_sweep(args: argparse.Namespace) -> None:
     records = run_stages(
         sweep_stages(sweep, experiment, args.device), folder, args.device, args.jobs
     )
-    # Imported here because they take seconds, which --help and the first stage need not wait for.
+    # Imported here: they take seconds, and --help and the first stage need not wait for them.
     from scripts.pipeline.learning import compare, format_markdown, read_learnings, save_figure
 
     learnings = read_learnings(folder, experiment, sweep, records)

@@ -1,4 +1,4 @@
-"""An experiment: what a file such as ``configs/demo.yaml`` may contain."""
+"""The fields of an experiment's file, such as ``configs/demo.yaml``."""
 
 from pathlib import Path
 from typing import Literal, TypeVar
@@ -21,7 +21,7 @@ FINETUNE = REPOSITORY / "configs" / "finetune.yaml"
 
 
 class Section(BaseModel):
-    """A part of a file; a key that is not a field is refused."""
+    """A section of a file; it refuses keys that are not fields."""
 
     model_config = ConfigDict(extra="forbid", frozen=True, strict=True)
 
@@ -33,49 +33,49 @@ class Policy(Section):
     """One training."""
 
     title: str
-    """What the tables say beside the policy's name."""
+    """Description next to the policy's name in tables."""
     agent: str
     """Isaac Lab: key of the agent's config in the task's registration; mjlab: end of its id."""
     iterations: PositiveInt
-    """Rollouts and updates."""
+    """Number of rollouts and updates."""
     seed: NonNegativeInt
     """Seed of environment and agent."""
     num_envs: PositiveInt | None = None
-    """Environments in training, None for the experiment's number."""
+    """Environments in training. None means the experiment's number."""
     starts_from: str | None = None
-    """Earlier policy whose checkpoint the training is given: a teacher, or a student to go on with.
+    """Earlier policy whose checkpoint the training loads: a teacher, or a student to continue with.
 
-    Without it the policy is trained from scratch.
+    None trains the policy from scratch.
     """
     task_overrides: list[str] = []
     """Settings of the task, also for evaluation: ``env.observations.policy.history_length=10``.
 
-    An experiment's video, which shows one task, leaves the policy out.
+    The experiment's video shows one task, so it leaves this policy out.
     """
     overrides: list[str] = []
-    """Further arguments of the platform's command, such as ``env.compute_final_obs=true``.
+    """Extra arguments of the platform's command, such as ``env.compute_final_obs=true``.
 
-    In ``agent.algorithm.teacher_checkpoint={checkpoint}`` that of ``starts_from`` is filled in, and
-    given nowhere else.
+    ``{checkpoint}``, as in ``agent.algorithm.teacher_checkpoint={checkpoint}``, is replaced by the
+    checkpoint of ``starts_from``, which the command then gets nowhere else.
     """
 
 
 class Ablation(Section):
-    """A policy that is evaluated once more, with something taken from it."""
+    """One more evaluation of a policy, with one of its inputs removed."""
 
     title: str
-    """What the tables say beside the ablation's name."""
+    """Description next to the ablation's name in tables."""
     policy: str
     """Name of the policy."""
     override: str
-    """A setting of the task that takes it away: ``env.observations.camera.depth.scale=0``."""
+    """A setting of the task that removes the input: ``env.observations.camera.depth.scale=0``."""
 
 
 class Evaluation(Section):
     """How each policy is evaluated."""
 
     episodes: int = Field(ge=2)
-    """Fresh episodes, one per environment; an interval needs a spread."""
+    """Number of fresh episodes, one per environment; an interval needs at least 2."""
     seed: NonNegativeInt
     """Seed of the environment, the same for all policies."""
 
@@ -94,7 +94,7 @@ class Export(Section):
 
 
 class AcceptanceCheck(Section):
-    """What a policy's evaluation is held against: exactly one of the four."""
+    """A condition on a policy's evaluation: exactly one of the four rules."""
 
     policy: str
     """Name of the policy."""
@@ -121,7 +121,7 @@ class Experiment(Section):
     heading: str
     """Headline of the report."""
     summary: str
-    """What the report says below it."""
+    """Text of the report below the headline."""
     task: str
     """Registered task id; in mjlab without the agent's name at its end."""
     num_envs: PositiveInt
@@ -129,12 +129,12 @@ class Experiment(Section):
     policies: dict[str, Policy] = Field(min_length=1)
     """The policies by name, in training order. The first is the teacher."""
     ablations: dict[str, Ablation] = {}
-    """Further rows of the tables by name."""
+    """Extra rows of the tables, by name."""
     evaluation: Evaluation
     export: Export
     acceptance: list[AcceptanceCheck]
     platform: Literal["isaaclab", "mjlab"] = "isaaclab"
-    """What simulates the task."""
+    """Simulator of the task."""
 
     @property
     def teacher(self) -> str:
@@ -170,7 +170,7 @@ class Experiment(Section):
 
 
 def load_experiment(path: Path) -> Experiment:
-    """Read and check an experiment; as :func:`read_section`."""
+    """Read and check an experiment, as :func:`read_section` does."""
     return read_section(Experiment, path)
 
 
@@ -178,15 +178,15 @@ def read_section(kind: type[AnySection], path: Path) -> AnySection:
     """Read a YAML file.
 
     Args:
-        kind: What it may contain.
+        kind: Class with the file's fields.
         path: The file.
 
     Returns:
-        Its values.
+        The file's values.
 
     Raises:
-        ValueError: If it cannot be read, a key is missing or unknown, or a value does not fit;
-            names each of them.
+        ValueError: If the file cannot be read, a key is missing or unknown, or a value has a wrong
+            type or range. The message names each of them.
     """
     try:
         return kind.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))

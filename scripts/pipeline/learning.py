@@ -1,4 +1,4 @@
-"""How policies learned with every seed, held against the teacher of their seed: tables, figure."""
+"""Compare how policies learned with every seed with the teacher of their seed: tables, figure."""
 
 import math
 from dataclasses import dataclass, field
@@ -21,9 +21,9 @@ from scripts.pipeline.sweep import Sweep, seeded
 
 TEMPLATE = Path(__file__).with_name("learning.md.j2")
 REACHED = 0.95
-"""Share of the teacher's return in training that has to be reached once to have converged, ..."""
+"""Share of the teacher's return in training that a policy has to reach once to have converged."""
 KEPT = 0.9
-"""... and the one that holds from then on: returns in training are noisy, so it is lower."""
+"""Share that it has to keep from then on: lower, because returns in training are noisy."""
 
 Curve = dict[int, float]
 """Mean episode return in training, by iterations done."""
@@ -40,12 +40,12 @@ class Learning:
     steps_per_iteration: int
     """Environment steps of one iteration in all environments."""
     num_earlier_steps: int
-    """Environment steps of the student that it started from; a teacher's are not counted."""
+    """Environment steps of the student that it started from; a teacher's do not count."""
     evaluated_return: float
     evaluated: Curve = field(default_factory=dict)
-    """Mean episode return in evaluations on the way, by iterations done."""
+    """Mean episode return in evaluations during training, by iterations done."""
     head_errors: dict[str, float] = field(default_factory=dict)
-    """Of its auxiliary heads: root mean square, in the target's unit."""
+    """Errors of its auxiliary heads by name: root mean squares, in the target's unit."""
 
     @property
     def final_return(self) -> float:
@@ -59,7 +59,7 @@ class Learning:
 
 
 Row = dict[str, Any]
-"""A policy with one seed, by :data:`COLUMNS` and further headings: see :func:`compare`."""
+"""A policy with one seed, by :data:`COLUMNS` and extra headings; see :func:`compare`."""
 COLUMNS = {
     "policy": ("policy", "{}"),
     "seed": ("seed", "{}"),
@@ -69,18 +69,18 @@ COLUMNS = {
     "converged": ("converged after", "{:g}"),
     "lowest": (f"lowest after {KEPT:.0%}", "{:.0%}"),
 }
-"""Heading and form of what both tables show."""
+"""Heading and format of the columns that both tables show."""
 
 
 def read_learnings(
     folder: Path, experiment: Experiment, sweep: Sweep, records: dict[str, Record]
 ) -> list[Learning]:
-    """Gather what a sweep's stages left.
+    """Read the results of a sweep's stages.
 
     Args:
         folder: Run folder.
         experiment: The sweep's experiment, before it was repeated for every seed.
-        sweep: Its seeds, and what was evaluated on the way.
+        sweep: Its seeds, and the evaluations during training.
         records: Records of the finished stages.
 
     Returns:
@@ -115,15 +115,15 @@ def read_learnings(
 
 
 def converged_after(curve: Curve, measure: float) -> int | None:
-    """Find where a return in training came to stay.
+    """Find when a policy's return in training had converged.
 
     Args:
         curve: Return by iterations done, in their order.
         measure: The teacher's return.
 
     Returns:
-        The first iteration that reached 95 % of it, or a later one, from which none is below 90 %;
-        None if there is none.
+        The first iteration after which 95 % of it had been reached and no later return is below
+        90 %, or None.
     """
     near = (done for done, value in curve.items() if value >= REACHED * measure)
     first, kept = next(near, None), kept_from(curve, measure)
@@ -131,49 +131,49 @@ def converged_after(curve: Curve, measure: float) -> int | None:
 
 
 def kept_from(curve: Curve, measure: float) -> int | None:
-    """Find from where a return stayed near the teacher's.
+    """Find from when on a return stayed near the teacher's.
 
     Args:
         curve: Return by iterations done, in their order.
         measure: The teacher's return; with NaN nothing is near it.
 
     Returns:
-        The first iteration from which none is below 90 % of it; None if the last one is.
+        The first iteration from which on no return is below 90 % of it; None if the last one is.
     """
     below = [done for done, value in curve.items() if not value >= KEPT * measure]
     return next((done for done in curve if done > max(below, default=0)), None)
 
 
 def lowest_share(curve: Curve, measure: float) -> float | None:
-    """Return the lowest share of a return after 90 % of it; None if that was never reached."""
+    """Return the lowest share of ``measure`` after 90 % were reached; None if they never were."""
     shares = [value / measure for value in curve.values()]
     first = next((place for place, share in enumerate(shares) if share >= KEPT), None)
     return None if first is None else min(shares[first:])
 
 
 def compare(learnings: list[Learning], teacher: str) -> list[Row]:
-    """Hold every policy against the teacher of its seed.
+    """Compare every policy with the teacher of its seed.
 
     Args:
         learnings: Policies of all seeds.
         teacher: Name of the teacher.
 
     Returns:
-        One row per policy and seed, in the same order, the teacher's with itself included.
+        One row per policy and seed, in the same order. The teacher has rows as well.
 
-        - ``share``: Share of the teacher's evaluated return; NaN where that is not positive.
+        - ``share``: Share of the teacher's evaluated return; NaN if that is not positive.
         - ``steps``: Environment steps as a multiple of the teacher's.
         - ``converged``: Iterations after which the return in training had converged, or None.
         - ``lowest``: The lowest share of the teacher's final return in training after it was first
           near that, or None.
-        - Further ones by heading; None where something never was.
+        - Extra columns by heading; None if a value was never reached.
     """
     teachers = {learning.seed: learning for learning in learnings if learning.policy == teacher}
     return [_compare(learning, teachers[learning.seed]) for learning in learnings]
 
 
 def _compare(learning: Learning, teacher: Learning) -> Row:
-    # Shares of a return that is not positive say nothing.
+    # A share of a return that is not positive has no meaning.
     curve = learning.curve if teacher.final_return > 0 else {}
     returned = teacher.evaluated_return if teacher.evaluated_return > 0 else math.nan
     row: Row = {
@@ -192,7 +192,7 @@ def _compare(learning: Learning, teacher: Learning) -> Row:
 
 
 def judge(group: list[Row], sweep: Sweep) -> dict[str, str]:
-    """Return how many of a policy's seeds keep each limit of a sweep, by the limit in words."""
+    """Return how many of a policy's seeds keep each limit of a sweep, by the limit as text."""
     kept_by = {}
     for words, sign, limits in (("least", 1, sweep.at_least), ("most", -1, sweep.at_most)):
         for name, limit in limits.items():
@@ -207,9 +207,9 @@ def format_markdown(rows: list[Row], teacher: str, sweep: Sweep) -> str:
     """Write a table of policies with their acceptance checks, and one of every seed.
 
     Args:
-        rows: What :func:`compare` returned.
+        rows: Result of :func:`compare`.
         teacher: Name of the teacher.
-        sweep: What is judged.
+        sweep: The sweep, whose limits are checked.
 
     Returns:
         Markdown.
@@ -250,7 +250,7 @@ def save_figure(learnings: list[Learning], teacher: str, path: Path) -> None:
 
     Args:
         learnings: Policies of all seeds.
-        teacher: Name of the teacher, whose final return is the measure.
+        teacher: Name of the teacher, whose final return is drawn as the goal.
         path: SVG file; its folder is created.
     """
     names = dict.fromkeys(learning.policy for learning in learnings)
@@ -260,7 +260,7 @@ def save_figure(learnings: list[Learning], teacher: str, path: Path) -> None:
         for (name, seeds), colour in zip(policies.items(), cycle(PALETTE), strict=False):
             iterations, mean, low, high = band([learning.curve for learning in seeds])
             steps = [done * seeds[0].steps_per_iteration for done in iterations]
-            earlier = seeds[0].num_earlier_steps  # which the curve does not show
+            earlier = seeds[0].num_earlier_steps  # not in the curve
             after = f", after {earlier / 1e6:.2f} million as a student" if earlier else ""
             axes.plot(steps, mean, color=colour, label=name + after)
             axes.fill_between(steps, low, high, color=colour, alpha=0.2, lw=0)
@@ -276,7 +276,7 @@ def save_figure(learnings: list[Learning], teacher: str, path: Path) -> None:
 
 
 def band(curves: list[Curve]) -> tuple[list[int], list[float], list[float], list[float]]:
-    """Summarise curves where all of them have a value.
+    """Summarise curves at the iterations where all have a value.
 
     Args:
         curves: Returns by iterations done, one curve per seed.

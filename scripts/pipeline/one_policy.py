@@ -1,4 +1,4 @@
-"""One policy of an experiment, trained on its own."""
+"""Train a single policy of an experiment."""
 
 import argparse
 from pathlib import Path
@@ -14,10 +14,10 @@ def train_one(description: str | None, *, policy: str, start: str | None = None)
     """Read the command line, show the platform's own command, and run it.
 
     Args:
-        description: What ``--help`` says.
-        policy: Name of the policy where the command line gives none.
-        start: What the training starts from, ``"teacher"`` or ``"student"``, which becomes a
-            required option; None trains from scratch.
+        description: Description in ``--help``.
+        policy: Default name of the policy.
+        start: Kind of policy that the training starts from, ``"teacher"`` or ``"student"``, which
+            becomes a required option. None trains from scratch.
 
     Returns:
         The exit status of the command.
@@ -35,8 +35,8 @@ def train_one(description: str | None, *, policy: str, start: str | None = None)
     for option in ("--num-envs", "--iterations", "--seed"):
         parser.add_argument(option, type=int, help="by default the experiment's")
     parser.add_argument("--device", default="cpu", help="cpu or cuda:<index>")
-    parser.add_argument("--output", type=Path, help="folder to log beneath: runs/<experiment>")
-    args, further = parser.parse_known_args()
+    parser.add_argument("--output", type=Path, help="folder of logs, by default runs/<experiment>")
+    args, extra_args = parser.parse_known_args()
     try:
         experiment = load_experiment(args.config)
     except ValueError as error:
@@ -55,10 +55,10 @@ def train_one(description: str | None, *, policy: str, start: str | None = None)
         device=args.device,
         checkpoint=None if start is None else str(checkpoint_file(args.start).resolve()),
     )
-    return run_shown(command + further, args.output or default_run(args.config), args.device)
+    return run_shown(command + extra_args, args.output or default_run(args.config), args.device)
 
 
 def _changed(section: AnySection, args: argparse.Namespace, *names: str) -> AnySection:
-    """Return a section with those values that the command line gives."""
+    """Return a section with the values of the command line."""
     given = {name: getattr(args, name) for name in names if getattr(args, name) is not None}
     return section.model_copy(update=given)

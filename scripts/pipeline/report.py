@@ -1,4 +1,4 @@
-"""An experiment's result: table, acceptance checks, results.json and one page, report.html."""
+"""Report an experiment's result: table, acceptance checks, results.json, and report.html."""
 
 import json
 from pathlib import Path
@@ -15,7 +15,7 @@ from scripts.pipeline.experiments import AcceptanceCheck, Experiment
 from scripts.pipeline.run import Record
 
 COLUMNS = ("mean_return", "confidence_interval", "episodes", "mean_length", "step_seconds")
-"""What the tables show of an evaluation."""
+"""Values of an evaluation that the tables show."""
 VIDEO = (
     "{}, in columns. One row per robot: equal physics and start in all columns, in real time. Grey:"
     " the episode has ended. The simulator's own images, of robots that were not chosen."
@@ -34,7 +34,7 @@ def write_report(
         device: The device that the run used.
 
     Returns:
-        What results.json holds.
+        The content of results.json.
     """
     records = dict(sorted(records.items(), key=lambda item: item[1].finished_at))
     results = collect(folder, experiment) | {
@@ -51,7 +51,7 @@ def write_report(
 
 
 def collect(folder: Path, experiment: Experiment) -> dict[str, Any]:
-    """Gather the evaluations of a run folder.
+    """Collect the evaluations of a run folder.
 
     Args:
         folder: Run folder with all evaluations.
@@ -59,13 +59,14 @@ def collect(folder: Path, experiment: Experiment) -> dict[str, Any]:
 
     Returns:
         JSON values: ``policies`` (title, mean, interval, share of the teacher, episodes, mean
-        length), ``acceptance`` (whether each holds, and in words), and the export's differences.
+        length), ``acceptance`` (whether each check passed, and a text), and the export's
+        differences.
     """
     evaluations = {name: read_evaluation(folder, name) for name in experiment.evaluated}
     teacher_mean = evaluations[experiment.teacher]["mean_return"]
     policies = {}
     for name, evaluation in evaluations.items():
-        # A share of a return that is not positive says nothing.
+        # A share of a return that is not positive has no meaning.
         share = evaluation["mean_return"] / teacher_mean if teacher_mean > 0 else None
         row = {key: evaluation[key] for key in COLUMNS} | {"share_of_teacher": share}
         policies[name] = {"title": experiment.evaluated[name].title} | row
@@ -79,15 +80,15 @@ def collect(folder: Path, experiment: Experiment) -> dict[str, Any]:
 
 
 def read_evaluation(folder: Path, name: str) -> dict[str, Any]:
-    """Read what ``rsl-tbptt evaluate`` wrote about a policy."""
+    """Read a policy's result of ``rsl-tbptt evaluate``."""
     return json.loads((folder / "evaluation" / f"{name}.json").read_text(encoding="utf-8"))
 
 
 def judge(check: AcceptanceCheck, policies: dict[str, Any]) -> dict[str, Any]:
-    """Hold a policy against what the experiment asks of it.
+    """Check whether a policy meets a condition of the experiment.
 
     Args:
-        check: What is asked.
+        check: The condition.
         policies: The table's rows by policy.
 
     Returns:
@@ -101,7 +102,7 @@ def judge(check: AcceptanceCheck, policies: dict[str, Any]) -> dict[str, Any]:
         text = f"{name} reaches {format_share(share)} of the teacher's return ({rule} {goal:.0%})."
         return {"passed": passed, "text": text}
     other = check.clearly_below or check.not_below
-    assert other is not None  # load_experiment let exactly one of the four through
+    assert other is not None  # AcceptanceCheck has exactly one of the four rules
     below = row["confidence_interval"][1] < policies[other]["confidence_interval"][0]
     if check.clearly_below:
         found = "do not overlap" if below else "overlap, or it is not below"
@@ -114,7 +115,7 @@ def format_table(results: dict[str, Any]) -> str:
     """Write the table for a terminal, in lines of at most 100 characters.
 
     Args:
-        results: What :func:`collect` returned.
+        results: Result of :func:`collect`.
     """
     headings = ("policy", "", "mean return", "95 % confidence", "of teacher", "episodes")
     rows = []
@@ -128,14 +129,14 @@ def format_table(results: dict[str, Any]) -> str:
 
 
 def format_share(share: float | None) -> str:
-    """Write a share of the teacher's return."""
+    """Format a share of the teacher's return."""
     return "n/a" if share is None else f"{share:.1%}"
 
 
 def describe(
     folder: Path, experiment: Experiment, results: dict[str, Any], records: dict[str, Record]
 ) -> Report:
-    """Describe a run's page; the arguments are those of :func:`write_report` and what it wrote."""
+    """Describe a run's page; see :func:`write_report` for the arguments and the results."""
     trained = {name: (folder / records[name].output).parent for name in experiment.policies}
     rows = [
         Row(

@@ -1,8 +1,8 @@
-"""Run stages, each one command, and keep what is finished.
+"""Run stages, each one command, and keep finished results.
 
-A finished stage leaves ``stages/<name>.json`` in the run folder. It is not run again while its
-command, which names all settings and the files that it reads, is the same, its result is still
-there, and no stage that it reads from ran again.
+A finished stage writes ``stages/<name>.json`` into the run folder. It is not run again if its
+command is the same, its result is still there, and no stage that it reads from ran again. The
+command names all settings and the files that the stage reads.
 """
 
 import argparse
@@ -25,9 +25,9 @@ from rsl_tbptt.tools.platforms import child_environment, executable
 from rsl_tbptt.tools.progress import PATTERN, Progress, clock
 
 LOOK_SECONDS = 1.0
-"""Between two looks into the log of a command for how far it is."""
+"""Time between two looks into a command's log for its progress."""
 GRACE_SECONDS = 10.0
-"""How long a command that is asked to end may take before it is killed."""
+"""Time that a terminated command has before it is killed."""
 
 
 class StageError(RuntimeError):
@@ -40,25 +40,25 @@ class Stage:
 
     name: str
     needs: tuple[str, ...] = ()
-    """Earlier stages whose results it reads."""
+    """Earlier stages whose results this one reads."""
     command: Callable[[dict[str, str]], list[str]]
-    """Writes the command from the results of earlier stages, paths relative to the run folder."""
+    """Returns the command, given the results of earlier stages as paths in the run folder."""
     output: str
-    """Pattern of its result, relative to the run folder; the newest file counts."""
+    """Pattern of the result's path, relative to the run folder; the newest match is the result."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """What a finished stage leaves."""
+    """Result and cost of a finished stage."""
 
     output: str
-    """Its result. Path relative to the run folder."""
+    """Path of its result, relative to the run folder."""
     command: str
     seconds: float
     peak_memory_gb: float
     """Largest resident memory of the command or one of its children, in 10^9 bytes."""
     finished_at: float
-    """In seconds since the epoch."""
+    """Seconds since the epoch."""
 
 
 def run_stages(
@@ -70,16 +70,16 @@ def run_stages(
         stages: The stages in order.
         folder: Run folder; created if missing.
         device: Device that the commands compute on.
-        jobs: Stages at a time. None runs two on a CPU, where each computes on one core, and one on
-            a GPU.
+        jobs: Number of stages that run at a time. None means two on a CPU, where each uses one
+            core, and one on a GPU.
 
     Returns:
         The stages' records by name.
 
     Raises:
         ValueError: If ``jobs`` is below 1, or the folder cannot be written.
-        StageError: If a command fails or leaves no result. An error, like Ctrl+C, ends the other
-            commands.
+        StageError: If a command fails or leaves no result. Any error, and Ctrl+C, also end the
+            other commands.
     """
     if jobs is not None and jobs < 1:
         raise ValueError(f"--jobs is {jobs}, expected at least 1.")
@@ -112,7 +112,7 @@ def run_stages(
 def _run(
     stage: Stage, title: str, folder: Path, device: str, needs: dict[str, Record], stop: Event
 ) -> Record:
-    """Run a stage, unless it is finished, and leave its record.
+    """Run a stage, unless it is finished, and write its record.
 
     Raises:
         StageError: If its command fails or leaves no result.
@@ -161,9 +161,9 @@ def _run(
 
 
 def _wait(process: subprocess.Popen[bytes], title: str, log: Path, stop: Event) -> int:
-    """Wait until a command ends, say how far it is, and return its peak memory in bytes."""
+    """Wait until a command ends, print its progress, and return its peak memory in bytes."""
     progress, looked = None, time.monotonic()
-    # wait4 instead of Popen.poll: it tells the peak memory of this child alone.
+    # wait4 instead of Popen.poll, because it returns the peak memory of this child alone.
     while not (ended := os.wait4(process.pid, os.WNOHANG))[0]:
         if stop.wait(0.05):
             process.terminate()
@@ -180,20 +180,20 @@ def _wait(process: subprocess.Popen[bytes], title: str, log: Path, stop: Event) 
 
 
 def _look(log: Path, title: str, progress: Progress | None) -> Progress | None:
-    """Say how far a command is by its log; what it does next has a progress of its own."""
+    """Print a command's progress from its log; each of its loops has its own progress."""
     found = PATTERN.findall(log.read_text("utf-8", errors="replace"))
     if not found:
         return None
     done, total = map(int, found[-1])
     if progress is None or progress.total != total or done < progress.done:
-        # Lines, on a terminal too: several commands run at a time.
+        # Lines even on a terminal, because several commands run at a time.
         progress = Progress(title, total, done, lines=True)
     progress.update(done)
     return progress
 
 
 def read_record(folder: Path, name: str) -> Record | None:
-    """Read a stage's record; None if it has none or an unreadable one."""
+    """Read a stage's record; None if it is missing or unreadable."""
     try:
         return Record(**json.loads((folder / "stages" / f"{name}.json").read_text("utf-8")))
     except (OSError, ValueError, TypeError):
@@ -201,27 +201,27 @@ def read_record(folder: Path, name: str) -> Record | None:
 
 
 def run_script(parser: argparse.ArgumentParser, work: Callable[[argparse.Namespace], None]) -> int:
-    """Be a script that runs stages.
+    """Run a script that runs stages.
 
     Args:
-        parser: What the script alone takes.
-        work: What it does with the command line, whose ``output`` is the run folder.
+        parser: Parser with the options of this script only.
+        work: Function to call with the command line, whose ``output`` is the run folder.
 
     Returns:
-        The exit status; why the work ended early is printed in one line.
+        The exit status. If the work ends early, the reason is printed in one line.
     """
     parser.formatter_class = argparse.RawDescriptionHelpFormatter
     parser.add_argument("config", type=Path, help="a file in configs/, or your own")
     parser.add_argument("--device", default="cpu", help="cpu or cuda:<index>")
     parser.add_argument("--output", type=Path, help="run folder, by default runs/<config>")
-    parser.add_argument("--jobs", type=int, help="stages at a time: on a CPU 2, on a GPU 1")
+    parser.add_argument("--jobs", type=int, help="stages at a time; default: CPU 2, GPU 1")
     args = parser.parse_args()
     args.output = (args.output or default_run(args.config)).resolve()
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends the commands as Ctrl+C does
+    signal.signal(signal.SIGTERM, signal.default_int_handler)  # ends commands like Ctrl+C
     try:
         work(args)
     except KeyboardInterrupt:
-        print("\ninterrupted: the same command goes on with the unfinished stage", file=sys.stderr)
+        print("\ninterrupted: run the same command again to continue", file=sys.stderr)
         return 130
     except (ValueError, OSError, StageError) as error:
         print(f"\n{error}", file=sys.stderr)
@@ -230,12 +230,12 @@ def run_script(parser: argparse.ArgumentParser, work: Callable[[argparse.Namespa
 
 
 def default_run(config: Path) -> Path:
-    """Return the run folder of an experiment where none is named."""
+    """Return the default run folder of an experiment."""
     return Path("runs") / config.stem
 
 
 def cost(records: dict[str, Record], seconds: float) -> str:
-    """Write in a line what a run took: now, ``seconds``, and in all its stages."""
+    """Return a line with a run's time, now (``seconds``) and in all stages, and its peak memory."""
     peak = max(record.peak_memory_gb for record in records.values())
     spent = sum(record.seconds for record in records.values())
     return f"time: {clock(seconds)} now, {clock(spent)} for all stages; peak memory {peak:.2f} GB"

@@ -1,4 +1,4 @@
-"""An experiment's stages: what each runs, what it depends on, where its result lies."""
+"""The stages of an experiment: their commands, dependencies and results."""
 
 from functools import partial
 from pathlib import Path
@@ -8,11 +8,11 @@ from scripts.pipeline.experiments import Experiment, Policy
 from scripts.pipeline.run import Stage
 
 CHECKPOINT = "{checkpoint}"
-"""Stands in a policy's overrides where the checkpoint goes that it starts from."""
+"""Placeholder in a policy's overrides for the checkpoint that it starts from."""
 
 
 def pipeline_stages(experiment: Experiment, device: str) -> list[Stage]:
-    """Lay out an experiment: all policies, the video and the export.
+    """Return all stages of an experiment: its policies, the video and the export.
 
     Args:
         experiment: Policies, sizes and seeds.
@@ -29,7 +29,7 @@ def pipeline_stages(experiment: Experiment, device: str) -> list[Stage]:
 
 
 def policy_stages(experiment: Experiment, device: str) -> list[Stage]:
-    """Lay out the training of all policies, then their evaluation; as :func:`pipeline_stages`."""
+    """Return the stages that train, then evaluate all policies; see :func:`pipeline_stages`."""
     return [
         *(_training(experiment, name, device) for name in experiment.policies),
         *(evaluation_stage(experiment, name, device) for name in experiment.evaluated),
@@ -44,11 +44,11 @@ def train_command(
     device: str,
     checkpoint: str | None = None,
 ) -> list[str]:
-    """Write the platform's own command that trains one policy.
+    """Return the platform's own command that trains one policy.
 
     Args:
         experiment: Platform, task and number of environments.
-        policy: Agent, iterations, seed and overrides, which may say where the checkpoint goes.
+        policy: Agent, iterations, seed and overrides, which may contain :data:`CHECKPOINT`.
         run_name: Suffix of the log folder.
         device: Device of simulation and learning, for example ``cpu`` or ``cuda:0``.
         checkpoint: File of the policy to start from, or None to train from scratch.
@@ -71,15 +71,15 @@ def train_command(
 
 
 def _training(experiment: Experiment, name: str, device: str) -> Stage:
-    """Describe the training of a policy, which may read an earlier one's checkpoint.
+    """Return the training of a policy, which may read an earlier one's checkpoint.
 
-    Isaac Lab ends an interrupted training with success, so the last iteration's checkpoint is the
-    proof that it ran to its end.
+    Isaac Lab reports success for an interrupted training. So the result is the checkpoint of the
+    last iteration, which only a complete training writes.
     """
     policy = experiment.policies[name]
     train = partial(train_command, experiment, policy, run_name=name, device=device)
     start = policy.starts_from
-    started = "????-??-??_??-??-??"  # not *, which also takes the beginning of another run's name
+    started = "????-??-??_??-??-??"  # not *, which also matches the start of another name
     return Stage(
         name=name,
         needs=(start,) if start else (),
@@ -91,9 +91,9 @@ def _training(experiment: Experiment, name: str, device: str) -> Stage:
 def evaluation_stage(
     experiment: Experiment, name: str, device: str, after: int | None = None
 ) -> Stage:
-    """Describe the evaluation of a policy, or of one with something taken from it.
+    """Return the evaluation of a policy or of an ablation.
 
-    With ``after`` it is the policy as it was after so many iterations.
+    With ``after`` the policy is evaluated as it was after so many iterations.
     """
     evaluated = name if after is None else early(name, after)
     output = f"evaluation/{evaluated}.json"
@@ -116,12 +116,12 @@ def evaluation_stage(
 
 
 def early(name: str, after: int) -> str:
-    """Name a policy as it was after so many iterations."""
+    """Return the name of a policy as it was after so many iterations."""
     return f"{name}-after-{after}"
 
 
 def _video(experiment: Experiment, device: str) -> Stage:
-    """Describe the video of the policies of the task as it is, in training order."""
+    """Return the video of all policies without task overrides, in training order."""
     shown = tuple(name for name, policy in experiment.policies.items() if not policy.task_overrides)
     command = _tool("play", video="video.webp", device=device)
     return Stage(
@@ -133,7 +133,7 @@ def _video(experiment: Experiment, device: str) -> Stage:
 
 
 def _export(experiment: Experiment, device: str) -> Stage:
-    """Describe the export of the experiment's choice."""
+    """Return the export of the policy that the experiment names."""
     policy = experiment.export.policy
     options: dict[str, object] = experiment.export.model_dump(exclude={"policy"})
     options |= {"device": device, "output": "exported"}
@@ -148,7 +148,7 @@ def _export(experiment: Experiment, device: str) -> Stage:
 
 
 def _tool(command: str, **options: object) -> list[str]:
-    """Write a command of this package; an option may have several values."""
+    """Return a command of this package; an option may have several values."""
     words = ["rsl-tbptt", command]
     for name, value in options.items():
         option = f"--{name.replace('_', '-')}"

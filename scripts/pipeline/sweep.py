@@ -1,4 +1,4 @@
-"""A sweep: policies like those of an experiment, trained again with every seed."""
+"""The fields of a sweep's file: policies of an experiment, trained again with every seed."""
 
 from pathlib import Path
 from typing import Literal
@@ -10,14 +10,14 @@ from scripts.pipeline.run import Stage
 from scripts.pipeline.stages import evaluation_stage, policy_stages
 
 Measure = Literal["share", "steps", "converged", "lowest"]
-"""What a policy of a seed is judged by: see :class:`scripts.pipeline.learning.Comparison`."""
+"""Measures that a policy of a seed is judged by: see :func:`scripts.pipeline.learning.compare`."""
 
 
 class Variant(Section):
-    """A policy of a sweep: one of the experiment's, and what takes the place of its values."""
+    """A policy of a sweep: one of the experiment's, with changed values."""
 
     like: str | None = None
-    """Policy of the experiment; by default the one of the same name."""
+    """Policy of the experiment. None means the one with the same name."""
     starts_from: str | None = None
     iterations: PositiveInt | None = None
     task_overrides: list[str] | None = None
@@ -25,20 +25,20 @@ class Variant(Section):
 
 
 class Sweep(Section):
-    """What a file such as ``configs/learning_curves.yaml`` may contain."""
+    """The fields of a file such as ``configs/learning_curves.yaml``."""
 
     experiment: str
     """File of the experiment, relative to the sweep's."""
     seeds: list[NonNegativeInt] = Field(min_length=1)
-    """Seeds of training; every policy of a seed has it."""
+    """Seeds of training. Every policy is trained with each seed."""
     policies: dict[str, Variant] = Field(min_length=1)
     """The policies by name, in training order. The first is the teacher."""
     evaluate_after: dict[str, list[PositiveInt]] = Field(default={})
-    """Iterations after which policies are evaluated, too; ``save_interval`` has to keep them."""
+    """Extra evaluations after these iterations, by policy; ``save_interval`` has to save there."""
     at_least: dict[Measure, PositiveFloat] = Field(default={})
-    """What no policy's measures may fall short of, ..."""
+    """Lower limits of all policies' measures."""
     at_most: dict[Measure, PositiveFloat] = Field(default={})
-    """... and exceed."""
+    """Upper limits of all policies' measures."""
 
 
 def load_sweep(path: Path) -> tuple[Sweep, Experiment]:
@@ -48,8 +48,8 @@ def load_sweep(path: Path) -> tuple[Sweep, Experiment]:
         path: YAML file.
 
     Returns:
-        The sweep, and its experiment with the sweep's policies and no ablations. That serves
-        training and evaluation; its export and acceptance checks are still those of its file.
+        The sweep, and its experiment with the sweep's policies and no ablations, for training and
+        evaluation only: export and acceptance checks are still those of the experiment's file.
 
     Raises:
         ValueError: If a key is missing or unknown, or a value does not fit.
@@ -85,7 +85,7 @@ def one_seed_each(experiment: Experiment, seeds: list[int]) -> Experiment:
         seeds: Seeds of training.
 
     Returns:
-        An experiment of the policies ``<name>-<seed>``, each started from one with its seed.
+        An experiment with the policies ``<name>-<seed>``, each started from one with its seed.
     """
     policies = {
         seeded(name, seed): policy.model_copy(
@@ -101,10 +101,10 @@ def one_seed_each(experiment: Experiment, seeds: list[int]) -> Experiment:
 
 
 def sweep_stages(sweep: Sweep, experiment: Experiment, device: str) -> list[Stage]:
-    """Lay out a sweep: its policies with every seed, then their evaluations on the way.
+    """Return all stages of a sweep: its policies with every seed, then their extra evaluations.
 
     Args:
-        sweep: Seeds, and what is evaluated on the way.
+        sweep: Seeds and extra evaluations.
         experiment: The sweep's experiment.
         device: Device of all stages.
 
@@ -121,5 +121,5 @@ def sweep_stages(sweep: Sweep, experiment: Experiment, device: str) -> list[Stag
 
 
 def seeded(name: str, seed: int) -> str:
-    """Name a policy trained with a seed."""
+    """Return the name of a policy trained with a seed."""
     return f"{name}-{seed}"

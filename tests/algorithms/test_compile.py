@@ -1,4 +1,4 @@
-"""``torch_compile_mode`` of the runner's config: compiled rollouts, the same training."""
+"""``torch_compile_mode`` of the runner's config compiles rollouts and keeps the training equal."""
 
 import pytest
 import torch
@@ -24,7 +24,7 @@ pytestmark = [
 
 @pytest.fixture
 def _traced(monkeypatch):
-    """Let ``torch.compile`` trace the models and run what it traced: no compiler, seconds less."""
+    """Make ``torch.compile`` run the traced models without a compiler, which saves seconds."""
     torch.compiler.reset()
     compile_model = torch.compile
     monkeypatch.setattr(torch, "compile", lambda model, mode: compile_model(model, backend="eager"))

@@ -1,4 +1,4 @@
-"""Constructors say what they take: to ``help()``, and to type checkers (typed_constructors)."""
+"""Constructors show their arguments to ``help()`` and to type checkers (typed_constructors)."""
 
 import dataclasses
 import inspect
@@ -19,7 +19,7 @@ from rsl_tbptt.algorithms.options import DistillationOptions, PpoOptions
         (TbpttPPO, PpoOptions, ["actor", "critic"]),
     ],
 )
-def test_the_signature_lists_models_options_and_what_the_runner_gives(algorithm, options, models):
+def test_the_signature_lists_models_options_and_the_runners_arguments(algorithm, options, models):
     parameters = inspect.signature(algorithm).parameters
     assert list(parameters)[:3] == [*models, "storage"]
     names = {field.name for field in dataclasses.fields(options)}
@@ -29,7 +29,7 @@ def test_the_signature_lists_models_options_and_what_the_runner_gives(algorithm,
     for name in names:
         assert parameters[name].kind is inspect.Parameter.KEYWORD_ONLY
         assert parameters[name].default == getattr(options(), name)
-        assert parameters[name].annotation == types[name]  # no checks, which no reader wants
+        assert parameters[name].annotation == types[name]  # no checks, which readers do not need
     assert str(inspect.signature(algorithm.__init__)).startswith(f"(self, {models[0]}: ")
 
 
@@ -45,12 +45,12 @@ def distillation():
     return algorithm.student, algorithm.teacher, algorithm.storage
 
 
-def test_what_a_type_checker_lets_pass_runs(ppo, distillation):
+def test_calls_that_a_type_checker_accepts_run(ppo, distillation):
     assert typed.right_ppo(ppo).options.gamma == 0.9
     assert typed.right_distillation(distillation).options.tail == "drop"
 
 
-def test_what_a_type_checker_refuses_is_refused(ppo, distillation):
+def test_calls_that_a_type_checker_refuses_are_refused(ppo, distillation):
     with pytest.raises(ValueError, match="did you mean 'gradient_length'"):
         typed.misspelt_ppo(ppo)
     with pytest.raises(ValueError, match="did you mean 'gradient_length'"):

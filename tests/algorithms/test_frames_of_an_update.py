@@ -1,4 +1,4 @@
-"""From ``update()`` to a matrix product of the scan there are few frames, in few files."""
+"""Few frames in few files lie between ``update()`` and a matrix product of the scan."""
 
 import traceback
 from pathlib import Path
@@ -15,7 +15,7 @@ MOST_FRAMES, MOST_FILES = 12, 8  # the last frame is the product's own
 
 
 class StacksOfScans(TorchDispatchMode):
-    """Keeps the package's frames, from ``update()`` on, at every product inside of a scan."""
+    """Records the package's frames, from ``update()`` on, at every product inside a scan."""
 
     def __init__(self):
         super().__init__()
@@ -37,7 +37,7 @@ class StacksOfScans(TorchDispatchMode):
 @pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped")
 @pytest.mark.parametrize("engine", ["reference", "compiled"])
 @pytest.mark.parametrize("kind", ["ppo", "distillation"])
-def test_a_window_is_few_frames_from_the_scan(kind, engine):
+def test_few_frames_are_between_a_window_and_the_scan(kind, engine):
     make, fill, algorithm_class = {
         "ppo": (make_ppo, roll_out_ppo, TbpttPPO),
         "distillation": (make_distillation, roll_out, TbpttDistillation),

@@ -1,4 +1,4 @@
-"""Small updates leave the numbers that were recorded: a refactoring moves none of them."""
+"""Small updates give the recorded numbers, so a refactoring changes none of them."""
 
 import json
 
@@ -15,7 +15,7 @@ def test_every_case_is_recorded():
 
 
 @pytest.mark.parametrize("name", sorted(CASES))
-def test_numbers_are_those_recorded(name):
+def test_numbers_equal_the_recorded_ones(name):
     tolerance = SAME_BFLOAT16_ANYWHERE if "bfloat16" in name else SAME_FLOAT64_ANYWHERE
     found, recorded = numerics.projections(numerics.run(CASES[name])), RECORDED[name]
     renamed = {numerics.NEWER_NAMES.get(name, name): name for name in recorded["metrics"]}

@@ -23,7 +23,7 @@ def test_every_option_of_rsl_rl_is_known_with_its_default():
     for name, parameter in inspect.signature(Distillation.__init__).parameters.items():
         if name in handled_elsewhere or parameter.kind is parameter.VAR_KEYWORD:
             continue
-        # Changed are 1.0 instead of no clipping, and 2 passes, which the replay buffer allows.
+        # Changed: 1.0 instead of no clipping, and 2 passes, which the replay buffer allows.
         if name not in ("max_grad_norm", "num_learning_epochs"):
             assert getattr(ours, name) == parameter.default
 
@@ -75,7 +75,7 @@ def without_gradient(actions, labels):
         (without_gradient, "does not require grad"),
     ],
 )
-def test_a_loss_of_ones_own_is_tried_out_before_anything_is_simulated(loss, reason):
+def test_a_users_loss_is_tested_before_anything_is_simulated(loss, reason):
     message = rf"loss_type is <function {loss.__name__}.*, which fails on .*{reason}.*: expected a"
     with pytest.raises(ValueError, match=message):
         make_distillation(TbpttDistillation, 6, 4, gradient_length=3, loss_type=loss)
@@ -93,7 +93,7 @@ def test_a_gaussian_loss_needs_a_gaussian():
         )
 
 
-def test_a_warning_points_at_who_chose_the_options():
+def test_a_warning_points_at_the_code_that_chose_the_options():
     lengths: dict[str, Any] = {"gradient_length": 3}
     refusing: dict[str, Any] = {"non_finite": "raise", "max_skipped_updates": 3}
     with pytest.warns(UserWarning, match="max_skipped_updates is 3") as warned:
@@ -105,7 +105,7 @@ def test_a_warning_points_at_who_chose_the_options():
 
 
 def test_options_and_their_checks_import_no_rsl_rl():
-    """Config classes inherit them, which command lines import before anything is built."""
+    """Config classes inherit the options, and command lines import those before anything else."""
     code = """
 import sys
 sys.modules["rsl_rl"] = None
@@ -137,14 +137,14 @@ def test_an_engine_without_a_scan_warns():
         ("distillation", DistillationRunner, "Save-Interval", "save_interval"),
     ],
 )
-def test_a_mistyped_key_of_the_runner_is_refused_whichever_runner_it_is(kind, runner, key, meant):
+def test_a_mistyped_key_of_any_runner_is_refused(kind, runner, key, meant):
     mistyped: dict[str, Any] = {key: 5}
     with pytest.raises(ValueError, match=f"Unknown key '{key}' of .*: did you mean '{meant}'"):
         make_runner(None, kind, runner, **mistyped)
 
 
 @pytest.mark.parametrize("runner", [OnPolicyRunner, None], ids=["stock", "ours"])
-def test_keys_of_platforms_and_of_a_users_own_are_taken(runner):
+def test_keys_of_platforms_and_of_users_runners_are_accepted(runner):
     own = {"eval_interval": 5, "log_interval": 1, "curriculum": {}, "git_hash": "0a1b"}
     platforms = {"experiment_name": "x", "wandb_tags": (), "upload_model": True, "load_run": ".*"}
     make_runner(None, "ppo", runner, **platforms, **own)
@@ -153,7 +153,7 @@ def test_keys_of_platforms_and_of_a_users_own_are_taken(runner):
 @pytest.mark.parametrize(
     ("name", "value"), [("save_buffer", True), ("buffer_share", 0.5), ("buffer_gb", None)]
 )
-def test_options_of_a_memory_that_is_not_kept_warn(name, value):
+def test_options_of_a_missing_replay_buffer_warn(name, value):
     message = f"{name} is {value}, which has no effect without buffer_rollouts"
     with pytest.warns(UserWarning, match=message):
         DistillationOptions.parse({"buffer_rollouts": 0, name: value})

@@ -1,4 +1,4 @@
-"""What each sample of a mini-batch weighs in PPO's loss, one by one and by episode."""
+"""Weights of the samples of a mini-batch in PPO's loss, equal or by episode."""
 
 import pytest
 import torch
@@ -49,7 +49,7 @@ MODELS = pytest.mark.parametrize("models", ["lstm", "mlp"])
 @pytest.mark.parametrize("unit", ["env", "window"])
 @pytest.mark.parametrize("num_mini_batches", [1, 3])
 @pytest.mark.filterwarnings("ignore:.* has no effect without a recurrent")
-def test_with_the_mean_every_sample_weighs_the_same(models, unit, num_mini_batches, monkeypatch):
+def test_with_the_mean_all_samples_have_one_weight(models, unit, num_mini_batches, monkeypatch):
     shared = {"gradient_length": 3, "num_mini_batches": num_mini_batches}
     algorithm = make_ppo(TbpttPPO, 7, 5, models, models, minibatch_unit=unit, **shared)
     roll_out_ppo(algorithm, 0)
@@ -65,12 +65,12 @@ def episodes_of_one_three_and_four_steps(models, **options):
     )
     roll_out_ppo(algorithm, 0, done_rate=0.0)
     algorithm.storage.dones[0, 0] = 1
-    algorithm.storage.dones[3, 1] = 1  # ends with the rollout: no piece of its own
+    algorithm.storage.dones[3, 1] = 1  # ends with the rollout: no extra piece
     return algorithm
 
 
 @MODELS
-def test_with_the_episode_mean_every_episode_weighs_the_same(models, monkeypatch):
+def test_with_the_episode_mean_every_episode_has_the_same_weight(models, monkeypatch):
     algorithm = episodes_of_one_three_and_four_steps(models, num_mini_batches=1)
     (weights,) = weights_of_samples(algorithm, monkeypatch)
     expected = torch.tensor([[1, 1 / 3, 1 / 3, 1 / 3], [1 / 4] * 4]).T / 3
@@ -86,7 +86,7 @@ def test_the_episode_mean_is_over_the_episodes_of_the_mini_batch(monkeypatch):
     torch.testing.assert_close(second.T, torch.tensor([[0.0] * 4, [1 / 4] * 4]), **SAME_FLOAT32)
 
 
-def test_a_window_holds_its_share_of_an_episode(monkeypatch):
+def test_a_window_has_its_share_of_an_episodes_weight(monkeypatch):
     algorithm = episodes_of_one_three_and_four_steps(
         "lstm", num_mini_batches=2, minibatch_unit="window", gradient_length=2
     )

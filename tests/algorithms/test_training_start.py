@@ -1,4 +1,4 @@
-"""What only training needs is checked where training starts: playing needs one environment."""
+"""Requirements of training are checked when training starts: playing needs one environment."""
 
 from typing import Any
 
@@ -36,11 +36,11 @@ PLAYED_ALONE = [
         "memory_budget_gb is 1e-07, expected at least",
     ),
 ]
-"""Runners, configs for more environments or memory, and what training with one says."""
+"""Runners, configs that need more environments or memory, and the errors of training."""
 
 
 @pytest.mark.parametrize(("runner_class", "cfg", "message"), PLAYED_ALONE)
-def test_one_environment_is_enough_to_play_and_training_says_what_it_lacks(
+def test_one_environment_is_enough_to_play_and_training_names_what_is_missing(
     runner_class, cfg, message, tmp_path
 ):
     roomy = {"num_micro_batches": 1, "memory_budget_gb": None}
@@ -66,7 +66,7 @@ def copy_of(cfg):
     return {key: copy_of(v) if isinstance(v, dict) else v for key, v in cfg.items()}
 
 
-def test_a_share_of_no_environment_is_nothing_to_warn_of_while_playing():
+def test_a_share_of_zero_environments_does_not_warn_while_playing():
     options = {"gradient_length": 3, "teacher_action_share": 0.05}
     algorithm = make_distillation(TbpttDistillation, 6, 10, **options)
     with pytest.warns(UserWarning, match=r"share is 0\.05, which has no effect: of num_envs, 10,"):
@@ -76,7 +76,7 @@ def test_a_share_of_no_environment_is_nothing_to_warn_of_while_playing():
 
 
 def refusal(training):
-    """Return what the first rollout, or with a budget the first update, is refused for."""
+    """Return the error of the first rollout, or with a budget of the first update."""
     play = roll_out_ppo if isinstance(training, TbpttPPO) else roll_out
     try:
         play(training, 0)
@@ -107,8 +107,8 @@ def refusals_of_rank(rank, num_envs, folder):
 
 
 @pytest.mark.slow
-def test_what_one_rank_lacks_is_said_on_all_of_them(tmp_path):
-    """A rank that stopped alone would leave the other one waiting."""
+def test_all_ranks_raise_the_error_of_one(tmp_path):
+    """If only one rank stopped, the other would wait forever."""
     run_ranks(refusals_of_rank, ((4, 2), str(tmp_path)), 2)
     said = [torch.load(tmp_path / f"rank{rank}.pt") for rank in range(2)]
     assert said[0] == said[1]

@@ -1,6 +1,6 @@
 """Images: encoders that actor and critic share, labels of a CNN, models that read any group.
 
-That CNNs learn what rsl_rl's learn stands in the tests of parity.
+The parity tests check that CNNs learn the same as rsl_rl's.
 """
 
 import copy
@@ -75,7 +75,7 @@ def train(algorithm, seeds):
 
 @pytest.mark.usefixtures("in_order")
 @pytest.mark.parametrize("ours_first", [True, False])
-def test_a_run_with_shared_encoders_goes_on_with_rsl_rl_and_the_other_way_round(ours_first):
+def test_a_run_with_shared_encoders_continues_with_rsl_rl_and_vice_versa(ours_first):
     ours = configured("rsl_tbptt.algorithms:TbpttPPO", shuffle_envs=False)
     theirs = configured("PPO")
     assert ours.critic.cnns is ours.actor.cnns
@@ -103,7 +103,7 @@ def test_shared_encoders_are_undone_with_the_update():
     assert torch.equal(ppo_parameters_of(algorithm), before)
 
 
-def test_an_actor_that_is_held_keeps_the_encoders_it_shares():
+def test_a_frozen_actor_keeps_the_encoders_it_shares():
     source = make_distillation(TbpttDistillation, T, N, student="cnn", gradient_length=3)
     algorithm = make_ppo(TbpttPPO, T, N, "cnn", "sharing", critic_warmup_iterations=1)
     algorithm.load(source.save(), None, strict=True)
@@ -132,14 +132,14 @@ def test_labels_of_a_whole_rollout_are_those_of_its_steps(teacher):
 
 
 class Peeking(MLPModel):
-    """A user's model: it reads a group that stands in none of rsl_rl's attributes."""
+    """A user's model that reads a group which none of rsl_rl's attributes names."""
 
     def get_latent(self, obs, masks=None, hidden_state=None):
         return super().get_latent(obs) + obs["depth"].flatten(1)[:, :OBS_DIM]
 
 
 @pytest.mark.parametrize("role", ["student", "actor"])
-def test_a_model_of_ones_own_may_read_any_group(role):
+def test_a_users_model_may_read_any_group(role):
     if role == "student":
         algorithm = make_distillation(TbpttDistillation, T, N, "mlp", "cnn", gradient_length=3)
     else:
@@ -170,9 +170,7 @@ BATCH_NORM = CNN | {"norm": "batch"}
 @pytest.mark.parametrize(
     ("model_class", "cnn_cfg"), [(CNNRNNModel, BATCH_NORM), (FeaturesNormalized, CNN)]
 )
-def test_batch_normalisation_sees_each_step_once_and_nothing_that_is_only_measured(
-    model_class, cnn_cfg
-):
+def test_batch_normalisation_sees_each_step_once_and_no_steps_of_metrics(model_class, cnn_cfg):
     groups = {"student": ["policy", *IMAGES]}
     options = {"cnn_cfg": cnn_cfg, "hidden_dims": [8], "rnn_hidden_dim": 6}
     torch.manual_seed(0)
@@ -196,7 +194,7 @@ def test_batch_normalisation_sees_each_step_once_and_nothing_that_is_only_measur
 
 
 def of_images(images, **options):
-    """Build a model that sees these images alone."""
+    """Build a model that sees only these images."""
     obs = TensorDict({"camera": images}, batch_size=[len(images)])
     options = {"cnn_cfg": CNN, "hidden_dims": [8], "rnn_hidden_dim": 6} | options
     return CNNRNNModel(obs, {"student": ["camera"]}, "student", ACTION_DIM, **options)

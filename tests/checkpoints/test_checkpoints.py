@@ -62,7 +62,7 @@ def test_a_ppo_checkpoint_has_no_student_to_load():
 
 
 def load_teacher(path):
-    """Name the teacher's file and ask for the teacher, as the runner does when training starts."""
+    """Set the teacher's file and load the teacher, as the runner does when training starts."""
     return bool(make(teacher_checkpoint=str(path)).teacher_loaded)
 
 
@@ -101,7 +101,7 @@ def test_a_missing_or_damaged_teacher_checkpoint_is_named(tmp_path):
         load_teacher(tmp_path / "old.pt")
 
 
-def test_the_teachers_file_is_read_where_nobody_asks_for_the_teacher(tmp_path):
+def test_the_teachers_file_is_read_when_no_teacher_is_loaded(tmp_path):
     actor = ppo_checkpoint(tmp_path / "teacher.pt")
     algorithm = make(teacher_checkpoint=str(tmp_path / "teacher.pt"))
     assert not same_first_layer(algorithm.teacher, actor)
@@ -111,7 +111,7 @@ def test_the_teachers_file_is_read_where_nobody_asks_for_the_teacher(tmp_path):
 
 @pytest.mark.parametrize("file", ["moved.pt", "other.pt"])
 def test_a_student_is_played_and_resumed_with_the_teacher_of_its_checkpoint(file, tmp_path):
-    """Also where the file of ``teacher_checkpoint`` holds another one now."""
+    """Even if the file of ``teacher_checkpoint`` has changed since."""
     source = runner()
     source.alg.teacher_loaded = True
     save_untrained(source, tmp_path / "student.pt")
@@ -126,7 +126,7 @@ def test_a_student_is_played_and_resumed_with_the_teacher_of_its_checkpoint(file
         assert torch.equal(resumed.alg.teacher.state_dict()[name], value)
 
 
-def test_training_starts_with_the_teachers_file_and_not_without(tmp_path):
+def test_training_needs_the_teachers_file(tmp_path):
     ours, source = runner(teacher_checkpoint=str(tmp_path / "teacher.pt")), runner()
     with pytest.raises(ValueError, match=r"teacher\.pt' does not exist"):
         ours.learn(1)
@@ -135,8 +135,8 @@ def test_training_starts_with_the_teachers_file_and_not_without(tmp_path):
     assert ours.alg.teacher_loaded
 
 
-def test_a_teacher_that_is_declared_loaded_comes_from_its_file_all_the_same(tmp_path):
-    """As in the README's snippet with its line on ``teacher_checkpoint``."""
+def test_a_teacher_that_is_declared_loaded_still_comes_from_its_file(tmp_path):
+    """This is the README's snippet with its line on ``teacher_checkpoint``."""
     actor = ppo_checkpoint(tmp_path / "teacher.pt")
     algorithm = make(teacher_checkpoint=str(tmp_path / "teacher.pt"))
     algorithm.teacher_loaded = True
@@ -144,12 +144,12 @@ def test_a_teacher_that_is_declared_loaded_comes_from_its_file_all_the_same(tmp_
     assert same_first_layer(algorithm.teacher, actor)
 
 
-def test_a_forgotten_checkpoint_is_asked_for_by_both_of_its_names():
+def test_the_error_for_a_missing_checkpoint_names_both_ways_to_give_it():
     forgetful = runner()
     message = "teacher_checkpoint is None .*--checkpoint FILE .*algorithm.teacher_checkpoint=FILE"
     with pytest.raises(ValueError, match=message):
         forgetful.learn(1)
-    forgetful.alg.teacher_loaded = True  # as the README says it for an untrained one
+    forgetful.alg.teacher_loaded = True  # as in the README for an untrained teacher
     forgetful.learn(1)
 
 
@@ -157,8 +157,8 @@ def runner(**options):
     return DistillationRunner(RecallEnv(2, 3), distillation_cfg(**options), log_dir=None)
 
 
-def test_rsl_rls_ppo_has_no_word_for_a_students_checkpoint():
-    """The message that docs/howto/isaaclab.md explains; TbpttPPO goes on with the student."""
+def test_the_error_of_rsl_rls_ppo_for_a_students_checkpoint():
+    """The message that docs/howto/isaaclab.md explains; TbpttPPO continues with the student."""
     checkpoint = {"student_state_dict": make_model("actor", "lstm", 4, seed=5).state_dict()}
     with pytest.raises(KeyError, match=r"^'actor_state_dict'$"):
         make_ppo(PPO, 6, 4).load(checkpoint, None, strict=True)
@@ -219,7 +219,7 @@ def test_a_student_of_another_architecture_is_refused():
         make(student="lstm").load(source.save(), None, strict=True)
 
 
-def test_a_file_that_was_saved_without_checksums_is_whole(tmp_path):
+def test_a_file_that_was_saved_without_checksums_is_valid(tmp_path):
     torch.serialization.set_crc32_options(False)
     try:
         torch.save({"actor_state_dict": {"a": torch.ones(3)}}, tmp_path / "model_0.pt")
@@ -229,7 +229,7 @@ def test_a_file_that_was_saved_without_checksums_is_whole(tmp_path):
 
 
 def test_the_reason_why_a_file_cannot_be_read_is_a_sentence(tmp_path):
-    """And not torch's advice to run the code in it."""
+    """It is not torch's advice to run the code in the file."""
     torch.save({"a": torch.ones(3)}, tmp_path / "model.pt")
     content = (tmp_path / "model.pt").read_bytes()
     for broken in (content[:100], b"", b"text"):

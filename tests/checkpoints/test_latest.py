@@ -1,4 +1,4 @@
-"""The newest checkpoint that can be loaded is found, whatever ended the run."""
+"""The newest checkpoint that can be loaded is found, however the run ended."""
 
 import os
 import warnings
@@ -48,9 +48,9 @@ def without_iteration(path):
     torch.save({"actor_state_dict": {"w": torch.ones(3)}, "infos": None}, path)
 
 
-def test_the_highest_iteration_is_the_latest_and_no_warning_is_given(tmp_path):
+def test_the_highest_iteration_is_the_latest_without_a_warning(tmp_path):
     write(tmp_path, "model_9.pt", "model_100.pt", "model_20.pt")
-    (tmp_path / ".0a1b-model_200.pt").write_bytes(b"half")  # what a kill left of a file
+    (tmp_path / ".0a1b-model_200.pt").write_bytes(b"half")  # a file that a kill cut off
     (tmp_path / "exported_300.pt").write_bytes(b"something else")
     with warnings.catch_warnings():
         warnings.simplefilter("error")
@@ -60,7 +60,7 @@ def test_the_highest_iteration_is_the_latest_and_no_warning_is_given(tmp_path):
 @pytest.mark.parametrize(
     "damage", [truncate, empty, flip_a_bit, something_else, untrained, without_iteration]
 )
-def test_a_damaged_checkpoint_is_named_and_passed_over(damage, tmp_path):
+def test_a_damaged_checkpoint_is_named_and_skipped(damage, tmp_path):
     write(tmp_path, "model_9.pt", "model_10.pt")
     write(tmp_path, "model_12.pt", size=10_000)
     damage(tmp_path / "model_12.pt")
@@ -68,7 +68,7 @@ def test_a_damaged_checkpoint_is_named_and_passed_over(damage, tmp_path):
         assert latest_checkpoint(tmp_path) == tmp_path / "model_10.pt"
 
 
-def test_a_writer_that_deletes_older_ones_meanwhile_is_followed(tmp_path, monkeypatch):
+def test_a_checkpoint_that_is_written_meanwhile_is_found(tmp_path, monkeypatch):
     write(tmp_path, "model_1.pt", "model_2.pt")
     read = reading.read_checkpoint
 
@@ -85,9 +85,9 @@ def test_a_writer_that_deletes_older_ones_meanwhile_is_followed(tmp_path, monkey
         assert latest_checkpoint(tmp_path) == tmp_path / "model_4.pt"
 
 
-def test_a_file_that_goes_while_a_folder_is_listed_is_left_out(tmp_path):
+def test_a_file_that_is_deleted_while_a_folder_is_listed_is_left_out(tmp_path):
     write(tmp_path, "model_1.pt")
-    (tmp_path / "model_2.pt").symlink_to("gone")  # listed, and not there any more
+    (tmp_path / "model_2.pt").symlink_to("gone")  # listed, but gone
     assert numbered_checkpoints(tmp_path) == [tmp_path / "model_1.pt"]
     assert latest_checkpoint(tmp_path) == tmp_path / "model_1.pt"
 
@@ -106,7 +106,7 @@ def test_code_in_a_checkpoint_does_not_run(tmp_path, capsys):
     assert capsys.readouterr().out == ""
 
 
-def test_of_one_iteration_the_one_written_last_is_the_latest(tmp_path):
+def test_the_last_written_file_of_an_iteration_is_the_latest(tmp_path):
     write(tmp_path, "model_4.pt", "safe_4.pt", "safe_3.pt")
     for name, time in (("model_4.pt", 2), ("safe_4.pt", 1), ("safe_3.pt", 3)):
         os.utime(tmp_path / name, (time, time))

@@ -1,6 +1,6 @@
-"""What a checkpoint tells of the robot, read from environments without a simulator.
+"""Properties of the robot in a checkpoint, read from environments without a simulator.
 
-What Isaac Lab's and mjlab's managers tell stands in the tests of their tasks.
+The tests of the tasks cover Isaac Lab's and mjlab's managers.
 """
 
 from types import SimpleNamespace
@@ -16,21 +16,21 @@ OBS = TensorDict({"policy": torch.zeros(4, 7), "camera": torch.zeros(4, 1, 8, 9)
 GROUPS = {"policy": {"shape": [7]}, "camera": {"shape": [1, 8, 9]}}
 
 
-def test_an_environment_without_managers_tells_groups_and_step_time():
+def test_an_environment_without_managers_provides_groups_and_step_time():
     wrapped = SimpleNamespace(unwrapped=SimpleNamespace(step_dt=0.02), clip_actions=100.0)
     expected = {"observation_groups": GROUPS, "step_dt": 0.02, "clip_actions": 100.0}
     assert describe_robot(wrapped, OBS) == expected
     assert describe_robot(object(), OBS) == {"observation_groups": GROUPS}
 
 
-def test_what_an_environment_says_itself_goes_before_what_is_found():
+def test_an_environments_own_entries_replace_those_found():
     own = {"joint_names": ["hip", "knee"], "step_dt": 0.01}
     env = SimpleNamespace(step_dt=0.02, describe_robot=lambda: own)
     assert describe_robot(env, OBS) == {"observation_groups": GROUPS, **own}
 
 
 def history_of(order):
-    """A group of Isaac Lab's own manager, with all that a term can have."""
+    """A group of Isaac Lab's own manager, whose terms use every option."""
     pytest.importorskip("isaaclab_tasks", reason="Isaac Lab 3.0 needs Python 3.12")
     from isaaclab.managers import ObservationGroupCfg, ObservationManager, ObservationTermCfg
     from isaaclab.utils.modifiers import DigitalFilterCfg, ModifierCfg, scale
@@ -56,7 +56,7 @@ def history_of(order):
 @pytest.mark.parametrize(
     ("order", "expected"), [("term", [1, 1, 1, 1, 0.5, 0.5]), ("time", [1, 1, 0.5, 1, 1, 0.5])]
 )
-def test_isaac_labs_terms_tell_modifiers_delay_and_order_of_history(order, expected):
+def test_isaac_labs_terms_provide_modifiers_delay_and_order_of_history(order, expected):
     group, obs = history_of(order)
     assert obs["policy"][0].tolist() == pytest.approx(expected)
     assert group["history_order"] == order
@@ -70,7 +70,7 @@ def test_isaac_labs_terms_tell_modifiers_delay_and_order_of_history(order, expec
     assert (speed["modifiers"], speed["delay_max_lag"], speed["scale"]) == ([], 0, 0.1)
 
 
-def test_mjlabs_terms_tell_their_delay():
+def test_mjlabs_terms_provide_their_delay():
     told = {"func": broken, "scale": None, "clip": None, "noise": None, "history_length": 0}
     late = SimpleNamespace(**told, flatten_history_dim=True, delay_min_lag=1, delay_max_lag=2)
     manager = SimpleNamespace(
@@ -101,7 +101,7 @@ def broken(*args: object) -> Any:
         ("observation_groups", SimpleNamespace(observation_manager=object())),
     ],
 )
-def test_what_cannot_be_read_is_named_and_ends_no_training(name, env):
+def test_values_that_cannot_be_read_are_named_and_do_not_end_the_training(name, env):
     with pytest.warns(UserWarning, match=rf"^{name} of SimpleNamespace could not be read"):
         found = describe_robot(env, OBS)
     assert found.keys() <= {"observation_groups"} - {name}
@@ -112,7 +112,7 @@ def base_ang_vel(env):
 
 
 class Phase:
-    """A term that is an object, as classes of terms become."""
+    """A term that is an object, as terms that are classes become."""
 
     def __call__(self, env):
         return torch.zeros(4, 4)
@@ -123,7 +123,7 @@ def observed(function):
     return SimpleNamespace(func=function, history_length=0, flatten_history_dim=True, **none)
 
 
-def test_functions_of_observations_and_ranges_of_commands_are_told():
+def test_functions_of_observations_and_ranges_of_commands_are_recorded():
     observations = SimpleNamespace(
         active_terms={"policy": ["w", "phase"]},
         group_obs_term_dim={"policy": [(3,), (4,)]},
@@ -149,7 +149,7 @@ def test_functions_of_observations_and_ranges_of_commands_are_told():
 
 
 @pytest.mark.parametrize("sdk_names", [["knee", "hip"], None])
-def test_the_order_of_motors_is_told_where_the_robots_config_has_it(sdk_names):
+def test_the_order_of_motors_is_recorded_if_the_robots_config_has_it(sdk_names):
     zeros = torch.zeros(4, 2)
     data = SimpleNamespace(default_joint_pos=zeros, joint_stiffness=zeros, joint_damping=zeros)
     robot = SimpleNamespace(

@@ -1,4 +1,4 @@
-"""A checkpoint's models are configured alike, also where their parameters do not show it."""
+"""A checkpoint's models need the same config, even where their parameters do not show it."""
 
 import pytest
 import torch
@@ -19,7 +19,7 @@ OBS = TensorDict({"a": torch.zeros(4, 2), "b": torch.zeros(4, 3)}, batch_size=[4
 
 
 def write_run(folder, actor=ELU, groups=("privileged",)):
-    """Write what a platform leaves of a stock PPO teacher; tuples have Python's tag in it."""
+    """Write the files of a stock PPO teacher as a platform does, with Python's tags on tuples."""
     env = RecallEnv(4, 3)
     model = model_of(env.get_observations(), ["privileged"])
     (folder / "params").mkdir()
@@ -37,7 +37,7 @@ def model_of(obs, groups):
 
 
 def train_cfg(activation="elu", **options):
-    """Return a config as Isaac Lab hands it on: its --checkpoint is in "load_checkpoint"."""
+    """Return a config as Isaac Lab passes it: its --checkpoint is in "load_checkpoint"."""
     gaussian = {"class_name": "GaussianDistribution", "init_std": 0.1}
     model = {"class_name": "MLPModel", "hidden_dims": [8], "distribution_cfg": gaussian}
     return {
@@ -91,7 +91,7 @@ def test_other_observation_groups_are_named_and_allowed(tmp_path, load):
         load(path, train_cfg())
 
 
-def test_a_checkpoint_outside_a_run_is_taken_as_it_is(tmp_path):
+def test_a_checkpoint_outside_a_run_is_accepted_unchecked(tmp_path):
     path = write_run(tmp_path)
     (tmp_path / "params" / "agent.yaml").unlink()
     assert load_as_isaaclab(path, train_cfg("relu")).alg.teacher_loaded is True
@@ -116,7 +116,7 @@ def test_order_and_widths_of_observation_groups(groups, widths, message):
         check_fits(model, model.state_dict(), *arguments)
 
 
-def test_checkpoints_of_this_package_tell_it_themselves(tmp_path):
+def test_checkpoints_of_this_package_describe_their_models(tmp_path):
     relu = {"activation": "relu"}
     teacher = make_ppo(TbpttPPO, 4, 2, actor="mlp", num_mini_batches=1).save()
     torch.save(teacher, tmp_path / "model.pt")
@@ -145,7 +145,7 @@ def test_checkpoints_of_this_package_tell_it_themselves(tmp_path):
         )
 
 
-def test_a_teacher_that_pulls_is_compared_too():
+def test_a_teacher_of_ppo_is_compared_too():
     student = make_distillation(TbpttDistillation, 4, 2, gradient_length=2).save()
     pull = {"teacher_cfg": {"class_name": "MLPModel"}, "teacher_coef": 1.0}
     algorithm = make_ppo(TbpttPPO, 4, 2, num_mini_batches=1, **pull)

@@ -1,4 +1,4 @@
-"""Every part that needs rsl_rl refuses the releases it does not run with, when it is imported."""
+"""Every module that needs rsl_rl refuses unsupported releases when it is imported."""
 
 import os
 import subprocess
@@ -53,7 +53,7 @@ def answers(folder: Path, release: str | None, *statements: str) -> list[str]:
 
 
 @pytest.mark.parametrize("release", ["4.0.1", "5.6.0"])
-def test_every_part_refuses_what_is_not_supported(tmp_path, release):
+def test_every_module_refuses_unsupported_releases(tmp_path, release):
     found = answers(tmp_path, release, *(f"import {part}" for part in PARTS))
     expected = f"rsl-rl-lib is {release}, expected 3.1.2 or 5.0.1 to 5.5: install one of these"
     assert len(found) == len(PARTS)
@@ -64,7 +64,7 @@ def test_core_needs_no_rsl_rl(tmp_path):
     assert answers(tmp_path, "4.0.1", "import rsl_tbptt.core") == ["imported"]
 
 
-def test_policy_era_is_sent_to_its_adapter(tmp_path):
+def test_the_error_with_rsl_rl_3_names_the_adapter(tmp_path):
     statements = (
         "import rsl_tbptt.algorithms",
         "from rsl_tbptt.algorithms import TbpttPPO",
@@ -78,14 +78,14 @@ def test_policy_era_is_sent_to_its_adapter(tmp_path):
         assert "import rsl_tbptt.integrations.rsl_rl_v3" in line
 
 
-def test_adapter_of_the_policy_era_sends_others_away(tmp_path):
+def test_the_adapter_of_rsl_rl_3_refuses_other_releases(tmp_path):
     [line] = answers(tmp_path, "5.4.2", "import rsl_tbptt.integrations.rsl_rl_v3")
     assert line.startswith("rsl-rl-lib is 5.4.2, expected 3.1.2 for rsl_tbptt.integrations.rsl_rl")
     assert 'class_name="rsl_tbptt.algorithms:TbpttPPO"' in line
 
 
 @pytest.mark.parametrize("release", SUPPORTED + REFUSED)
-def test_package_asks_for_the_same_releases(monkeypatch, release):
+def test_package_requires_the_same_releases(monkeypatch, release):
     monkeypatch.setattr(supported_rsl_rl, "version", lambda name: release)
     pyproject = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())
     [asked] = [

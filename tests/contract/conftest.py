@@ -1,4 +1,4 @@
-"""What the contract's tests have to know about an era of rsl_rl: its configs and a few names."""
+"""Configs and names of each era of rsl_rl, for the tests of the contract."""
 
 from __future__ import annotations
 
@@ -16,8 +16,8 @@ from rsl_tbptt_tasks.memory import RecallEnv
 
 NUM_STEPS, NUM_ENVS = 6, 6
 RNN_DIM = 3
-"""As many as the teacher's observations: with a recurrent student rsl_rl 3.1.2 builds a memoryless
-teacher of that many inputs."""
+"""Equal to the number of the teacher's observations: with a recurrent student rsl_rl 3.1.2 builds a
+memoryless teacher with this number of inputs."""
 
 OWN, STOCK = "own", "stock"
 RUNNERS = {"distillation": DistillationRunner, "ppo": OnPolicyRunner}
@@ -127,7 +127,7 @@ def era() -> ModelsEra | PolicyEra:
 
 @pytest.fixture
 def make_runner(era: ModelsEra | PolicyEra) -> Callable[..., Any]:
-    """Builds a stock runner on the recall task; equal arguments give equal weights and data."""
+    """Return a function that builds a stock runner; equal arguments give equal weights and data."""
 
     def make(
         kind: str,
@@ -148,7 +148,7 @@ def make_runner(era: ModelsEra | PolicyEra) -> Callable[..., Any]:
             "save_interval": 100,
             "algorithm": {"class_name": name, **options},
         }
-        # One by one: rsl_rl takes entries out of the dicts, which models here have in common.
+        # A copy for each, because rsl_rl removes entries from the dicts, which the models share.
         for role, model in (models or era.models(kind, recurrent)).items():
             cfg[role] = copy.deepcopy(model)
         torch.manual_seed(0)

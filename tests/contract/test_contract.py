@@ -1,6 +1,6 @@
-"""What a user of any supported rsl_rl gets by changing one line, under that release's stock runner.
+"""The behaviour that a one-line change gives, with any supported rsl_rl and its stock runner.
 
-The same assertions for 3.1.2, 5.0.1, 5.4.2 and 5.5.1: `make test-matrix` runs this file with each.
+The assertions are the same for 3.1.2, 5.0.1, 5.4.2 and 5.5.1: `make test-matrix` runs all of them.
 """
 
 import re
@@ -23,14 +23,14 @@ METRICS = {
 
 
 def train(runner, iterations=1):
-    """Let the runner learn and return what each of its updates reported."""
+    """Let the runner learn and return the metrics of each update."""
     metrics, update = [], runner.alg.update
 
     def recorded():
         losses = update()
         reported = getattr(runner.alg, "metrics", {})  # rsl_rl's own has none
-        further = {name: v for name, v in reported.items() if name != "value"}
-        metrics.append({**further, **losses})  # whose value has another name in rsl_rl 3
+        others = {name: v for name, v in reported.items() if name != "value"}
+        metrics.append({**others, **losses})  # whose value has another name in rsl_rl 3
         return losses
 
     runner.alg.update = recorded
@@ -127,7 +127,7 @@ def test_teacher_comes_from_a_ppo_checkpoint(make_runner, era, tmp_path, by_opti
 
 @pytest.mark.parametrize("recurrent", [True, False])
 def test_distillation_leaves_the_parameters_of_rsl_rl(make_runner, era, recurrent):
-    # SGD: the first steps of Adam do not show the size of the gradient.
+    # SGD, because the first steps of Adam do not show the size of the gradient.
     shared = {"recurrent": recurrent, "gradient_length": 3, "optimizer": "sgd"}
     shared |= {"max_grad_norm": None, "learning_rate": 0.1}
     stock = make_runner("distillation", "stock", num_learning_epochs=1, **shared)
@@ -143,7 +143,7 @@ def test_distillation_leaves_the_parameters_of_rsl_rl(make_runner, era, recurren
 @pytest.mark.parametrize("recurrent", [True, False])
 @pytest.mark.usefixtures("in_order")
 def test_ppo_leaves_the_parameters_of_rsl_rl(make_runner, era, recurrent):
-    """After one rollout: from the second on, older releases have another state in the critic."""
+    """After one rollout only: from the second on, older releases have another critic state."""
     shared = {"recurrent": recurrent, "schedule": "fixed", "num_mini_batches": 2}
     # Far above any norm: 3.1.2 clips actor and critic together.
     shared |= {"num_learning_epochs": 2, "max_grad_norm": 1e6}
@@ -160,7 +160,7 @@ def test_ppo_leaves_the_parameters_of_rsl_rl(make_runner, era, recurrent):
 
 
 class LoggingEnv(RecallEnv):
-    """Wants something logged, in some of its steps, in a dictionary that it keeps and reads."""
+    """Logs something in some of its steps, in a dictionary that it keeps and reads."""
 
     def __init__(self, key):
         super().__init__(4, 3)
@@ -179,7 +179,7 @@ class LoggingEnv(RecallEnv):
 
 @pytest.mark.parametrize("key", ["log", "episode"])
 @pytest.mark.parametrize("kind", KINDS)
-def test_the_console_calls_losses_only_losses_and_health_stands_below_the_return(
+def test_the_console_lists_only_losses_as_losses_and_health_below_the_return(
     make_runner, kind, key, tmp_path, capsys
 ):
     env = LoggingEnv(key)

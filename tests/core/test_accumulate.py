@@ -80,7 +80,7 @@ def test_windows_as_long_as_the_rollout_give_full_bptt(
 def test_shorter_windows_equal_the_stepwise_reference_and_carry_the_state(
     engine, num_steps, num_envs, done_rate, rnn_type, k1, k2, parts, at_once
 ):
-    """However many micro-batches and windows at once the work is cut into."""
+    """For any number of micro-batches and of windows at once."""
     policy = Policy(rnn_type, num_layers=2)
     rollout = make_rollout(num_steps, num_envs, done_rate)
     state, replay = policy.random_state(num_envs), partial(policy.replay, engine=engine)
@@ -232,7 +232,7 @@ def test_micro_batches_are_balanced_and_complete(num_envs, parts):
 
 
 @given(num_envs=st.integers(1, 10_000), num_steps=st.integers(1, 200))
-def test_micro_batches_of_a_cpu_leave_no_sliver_and_other_devices_have_one(num_envs, num_steps):
+def test_micro_batches_of_a_cpu_are_not_too_small_and_other_devices_have_one(num_envs, num_steps):
     cpu, cuda = torch.device("cpu"), torch.device("cuda")
     num_micro_batches = best_num_micro_batches(num_envs, num_steps, 4096, cpu)
     assert num_envs / num_micro_batches >= min(num_envs, 128)

@@ -1,4 +1,4 @@
-"""The peak that is counted is that of the tensors which live at once."""
+"""The counted peak is the size of the tensors that are alive at the same time."""
 
 import pytest
 import torch
@@ -10,19 +10,19 @@ from rsl_tbptt.core.scan import cpu
 KILO = 1000  # of float32: 4000 bytes
 
 
-def test_counts_what_lives_at_once():
+def test_counts_tensors_that_are_alive_at_once():
     with PeakMemory() as memory:
         a = torch.ones(KILO)
         b = a + 1
         del a
-        b = b * 2  # two at a time, however many in all
+        b = b * 2  # never more than two at a time
         b.add_(1)
         del b
     assert memory.peak == 2 * 4 * KILO
 
 
 def test_saved_activations_count_until_they_are_used():
-    """By hand: outputs of linear (400 kB) and ELU (400 kB), and a gradient of their size."""
+    """Worked by hand: outputs of linear (400 kB) and ELU (400 kB), and a gradient of that size."""
     net = nn.Sequential(nn.Linear(100, 100, bias=False), nn.ELU())
     x = torch.randn(KILO, 100)
     with PeakMemory() as forward:
@@ -34,7 +34,7 @@ def test_saved_activations_count_until_they_are_used():
 
 
 @pytest.mark.skipif(not cpu.packs(), reason="this torch packs no products")
-def test_what_a_library_packs_counts_as_much_as_what_it_was_packed_from():
+def test_packed_weights_of_a_library_count_as_much_as_the_weights():
     factor = torch.randn(64, 32).t()
     with PeakMemory() as memory:
         product = cpu.step_product(8, torch.float32, factor)

@@ -1,4 +1,4 @@
-"""Generalised advantages against the definition, and their isolation between episodes."""
+"""Generalised advantages equal the definition and do not cross episodes."""
 
 import pytest
 import torch
@@ -51,7 +51,7 @@ def test_equals_the_definition(num_steps, num_envs, done_rate, seed):
 
 
 @pytest.mark.parametrize("poison", [100.0, float("nan"), float("inf")])
-def test_nothing_reaches_over_the_end_of_an_episode(poison):
+def test_advantages_do_not_cross_the_end_of_an_episode(poison):
     rewards, values, last_values, dones = make_case(8, 2, 0.0)
     dones[3, 0] = True
     expected = generalized_advantages(rewards, values, last_values, dones, GAMMA, LAM)

@@ -39,11 +39,11 @@ def test_gradient_flows_back_k2_steps_and_the_optimiser_steps_every_k1(num_steps
         assert first % full == 0
         assert last - first == full or last == num_steps
         newest = group[-1]
-        if full < min(k2, num_steps):  # overlapping: as much history as there is
+        if full < min(k2, num_steps):  # overlapping: as much history as exists
             assert newest.start == max(0, newest.stop - k2)
 
 
-def test_the_usual_case_by_hand():
+def test_the_default_case_by_hand():
     assert tbptt_schedule(8, 3) == [
         (Window(0, 0, 3, 3),),
         (Window(3, 3, 6, 6),),
@@ -74,7 +74,7 @@ def test_drop_runs_leftover_steps_forward_only():
         ((8, 3, None, "keep"), "tail is 'keep', expected 'flush' or 'drop'"),
     ],
 )
-def test_refuses_lengths_that_make_no_sense(arguments, message):
+def test_invalid_lengths_are_refused(arguments, message):
     with pytest.raises(ValueError, match=message):
         tbptt_schedule(*arguments)
 
@@ -93,7 +93,7 @@ def test_joined_windows_are_the_same_windows(num_steps, k2, k1, num_windows):
         assert [window.carry for window in run] == [w.start for w in run[1:]] + [group[-1].carry]
 
 
-def test_what_has_no_loss_or_overlaps_is_not_joined():
+def test_windows_without_loss_or_with_overlap_are_not_joined():
     burn_in = (Window(0, 2, 2, carry=2), Window(2, 2, 5, carry=5))
     assert joined(burn_in, 9) == burn_in
     overlapping = (Window(0, 0, 3, carry=1), Window(1, 3, 6, carry=4), Window(4, 6, 8, carry=8))

@@ -1,4 +1,4 @@
-"""The stepper of a bundle: numpy and onnxruntime alone, and no wrong input goes through."""
+"""The stepper of a bundle needs only numpy and onnxruntime, and refuses wrong inputs."""
 
 import json
 import subprocess
@@ -19,7 +19,7 @@ from rsl_tbptt.tools.golden import draw
 
 @pytest.fixture(scope="module", params=[False, True], ids=["groups", "single input"])
 def made(request, tmp_path_factory):
-    """The bundle of a policy that sees images and a vector, and the policy."""
+    """Return the bundle of a policy that sees images and a vector, and the policy."""
     folder = tmp_path_factory.mktemp("bundle")
     algorithm = make_distillation(TbpttDistillation, 4, 2, student="cnn-lstm", gradient_length=2)
     policy, obs = algorithm.student.eval(), algorithm.storage.observations[0, :1]
@@ -47,7 +47,7 @@ def groups_of(bundle):
     return golden, {k[4:]: v for k, v in golden.items() if k.startswith("obs/")}
 
 
-def test_a_step_is_the_trained_policys_and_reset_begins_anew(bundle):
+def test_a_step_equals_the_trained_policys_and_reset_clears_the_state(bundle):
     policy, (golden, groups) = Policy(bundle), groups_of(bundle)
     for step, starts in enumerate(golden["reset"]):
         if starts:
@@ -57,7 +57,7 @@ def test_a_step_is_the_trained_policys_and_reset_begins_anew(bundle):
         np.testing.assert_allclose(policy.state["h_in"][:, 0], golden["h"][step], atol=1e-5)
 
 
-def test_one_array_is_taken_where_there_is_one_input(bundle):
+def test_one_array_is_accepted_if_there_is_one_input(bundle):
     policy, (golden, groups) = Policy(bundle), groups_of(bundle)
     joined = np.concatenate([np.ravel(values[0]) for values in groups.values()])
     if len(policy.metadata["inputs"]) == 1:
@@ -87,7 +87,7 @@ def changes(groups):
     first = {name: values[0] for name, values in groups.items()}
     name = next(iter(first))
     yield {key: value for key, value in first.items() if key != name}
-    yield {**first, "further": np.zeros(3)}
+    yield {**first, "extra": np.zeros(3)}
     yield {**first, name: np.zeros((2, *first[name].shape))}
 
 
@@ -102,7 +102,7 @@ def test_other_names_and_shapes_are_refused_at_the_first_step(bundle):
             Policy(bundle).step(observations)
 
 
-def test_a_folder_that_is_no_bundle_is_named(tmp_path):
+def test_the_error_for_a_folder_that_is_not_a_bundle_names_it(tmp_path):
     with pytest.raises(ValueError, match=f"The bundle is '{tmp_path}', expected a folder of"):
         Policy(tmp_path)
 
@@ -122,7 +122,7 @@ print(policy.metadata["control_hz"])
     assert result.stdout.strip() == "None"
 
 
-def test_what_an_environment_tells_stands_in_json_and_onnx(tmp_path):
+def test_an_environments_properties_are_in_json_and_onnx(tmp_path):
     import onnx
 
     algorithm = make_distillation(TbpttDistillation, 4, 2, student="lstm", gradient_length=2)

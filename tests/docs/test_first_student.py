@@ -1,4 +1,4 @@
-"""docs/tutorials/first_student.md and its notebook, followed from the first line to the last."""
+"""docs/tutorials/first_student.md and its notebook, run from the first line to the last."""
 
 import contextlib
 import importlib.util
@@ -26,7 +26,7 @@ pytestmark = [
 
 @pytest.fixture(scope="module")
 def returns(tmp_path_factory):
-    """Mean returns by policy after the notebook ran, or the page where nothing runs notebooks."""
+    """Mean returns by policy after the notebook ran, or the page if no notebook can run here."""
     folder = tmp_path_factory.mktemp("rail")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -42,7 +42,7 @@ def returns(tmp_path_factory):
 
 
 def run_notebook(patch, folder):
-    """Run the notebook, which has the page's text and commands, and compare what it prints."""
+    """Run the notebook, which has the page's text and commands, and compare its output."""
     import nbclient
     import nbformat
 
@@ -72,12 +72,12 @@ def claims_hold(returns):
 
 
 @pytest.mark.long
-def test_memory_is_what_the_task_needs(returns):
+def test_the_task_needs_memory(returns):
     assert claims_hold(returns), returns
 
 
 @pytest.mark.long
-def test_the_table_is_what_the_page_reaches(returns):
+def test_the_table_has_the_results_of_the_page(returns):
     rows = re.findall(r"^\| (?:teacher|student).* (\d\.\d\d) \|$", PAGE, re.MULTILINE)
     shown = [float(row) for row in rows]
     assert len(shown) == len(POLICIES)
@@ -85,12 +85,12 @@ def test_the_table_is_what_the_page_reaches(returns):
     assert returns == pytest.approx(shown, abs=0.5)
 
 
-def test_a_line_that_is_not_printed_is_found():
+def test_a_missing_line_of_output_is_detected():
     assert lines_missing("loss: 0.5\n...\n", "loss:  1e-05\n") == []
     assert lines_missing("loss: 0.5\n", "gain: 0.5\n") == ["loss: 0.5"]
 
 
 @pytest.mark.parametrize("page", notebook_pages(), ids=lambda page: page.stem)
-def test_a_notebook_is_the_pages(page):
+def test_a_notebook_is_made_from_its_page(page):
     made = page.with_suffix(".ipynb").read_text()
     assert made == notebook(page.read_text()), "run `make docs`"

@@ -1,4 +1,4 @@
-"""The tutorials with Isaac Lab: every line runs, with one iteration and few robots."""
+"""Run every line of the tutorials with Isaac Lab, with one iteration and few robots."""
 
 import pytest
 
@@ -18,7 +18,7 @@ CAMERA_TASK = ("cartpole_camera.py", "cartpole_camera_agents.py")
 
 
 def follow_in(isaaclab, folder, name, quoted, train=(), overrides=()):
-    """Follow a page in a folder, its simulations in the process of Isaac Lab."""
+    """Follow a page in a folder; its simulations run in the process of Isaac Lab."""
 
     def isaac_lab(line):
         words = arguments(line)
@@ -57,7 +57,7 @@ def test_the_student_of_your_own_task_is_recurrent_and_imitates_its_teacher(task
     assert all(torch.equal(loaded[name], trained[name]) for name in trained)
 
 
-def test_your_own_task_measures_with_noise(task):
+def test_your_own_task_has_noisy_observations(task):
     robot = newest(task, "student")["rsl_tbptt"]["robot"]
     terms = {name: group["terms"] for name, group in robot["observation_groups"].items()}
     assert [term["noisy"] for term in terms["policy"]] == [True]
@@ -68,7 +68,7 @@ def test_a_bundle_runs_and_its_log_names_the_planted_faults(isaaclab, task):
     follow_in(isaaclab, task, "robot.md", [])
 
 
-def test_a_student_that_sees(isaaclab, tmp_path):
+def test_a_student_with_a_camera(isaaclab, tmp_path):
     quoted = [ROOT / "tasks" / "isaaclab" / name for name in CAMERA_TASK]
     train = [*SHORT, "--num_envs", "4", "agent.num_steps_per_env=8"]
     follow_in(isaaclab, tmp_path, "camera_student.md", quoted, train, SHORT)

@@ -1,4 +1,4 @@
-"""docs/howto/from_rsl_rl.md: keys and defaults are those of rsl_rl and of this package."""
+"""The keys and defaults in docs/howto/from_rsl_rl.md are those of rsl_rl and this package."""
 
 import inspect
 import re
@@ -15,9 +15,9 @@ from rsl_tbptt.algorithms.options import DistillationOptions, PpoOptions
 
 PAGE = (Path(__file__).parents[2] / "docs" / "howto" / "from_rsl_rl.md").read_text()
 RUNNERS = {"student", "teacher", "actor", "critic", "storage", "device", "multi_gpu_cfg", "kwargs"}
-"""Arguments that no config holds."""
+"""Arguments that are not in configs."""
 OF_ANOTHER_KIND = {"rnd_cfg", "symmetry_cfg", "share_cnn_encoders"}
-"""Keys of PPO that are no options of this package: rsl_rl reads them."""
+"""Keys of PPO that rsl_rl reads, and that are not options of this package."""
 
 
 def stock(algorithm):

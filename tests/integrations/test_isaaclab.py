@@ -1,4 +1,4 @@
-"""The Isaac Lab config classes: parentage, defaults, and what reaches the algorithm."""
+"""The Isaac Lab config classes: base classes, defaults, and the algorithm's arguments."""
 
 import dataclasses
 import subprocess
@@ -39,7 +39,7 @@ from rsl_tbptt.models import CNNRNNModel, SelectedTeachers
 from rsl_tbptt.tools.doctor import install
 
 TAKEN_BY_RSL_RL = ("rnd_cfg", "symmetry_cfg", "share_cnn_encoders")
-"""Fields that rsl_rl reads before the options are made."""
+"""Fields that rsl_rl reads before the options are built."""
 
 WITHOUT_ISAACLAB = """
 import sys
@@ -49,7 +49,7 @@ import rsl_tbptt.integrations.isaaclab
 
 
 def handed_on(cfg):
-    """Return the class and the keyword arguments that rsl_rl makes of a config."""
+    """Return the class and the keyword arguments that rsl_rl gets from a config."""
     return resolve_class(to_dict(cfg))
 
 
@@ -77,7 +77,7 @@ def test_a_config_is_isaaclabs_own_with_the_options_of_the_algorithm(
     assert options.parse(arguments) == options()
 
 
-def test_slices_and_functions_come_through_a_config_and_its_file(tmp_path):
+def test_slices_and_functions_survive_a_config_and_its_file(tmp_path):
     slices = [{"loss": "mse", "actions": [0, 1]}, {"loss": "bce", "actions": [1, 2], "coef": 0.5}]
     cfg = TbpttDistillationAlgorithmCfg(loss_type=slices, imitation_weight=make_obs)
     options = DistillationOptions.parse(handed_on(cfg)[1])
@@ -96,7 +96,7 @@ def test_without_isaaclab_the_error_names_the_fix():
     assert install("isaaclab") in result.stderr
 
 
-def test_the_model_of_a_config_sees_and_remembers():
+def test_the_model_of_a_config_has_a_cnn_and_memory():
     cfg = TbpttCnnRnnModelCfg(
         cnn_cfg=TbpttCnnRnnModelCfg.CNNCfg(activation="elu", **CNN),
         hidden_dims=[8],
@@ -140,7 +140,7 @@ TEACHERS: Any = TbpttTeachersCfg(
 
 @configclass
 class SkillsCfg(RslRlDistillationRunnerCfg):
-    """Of a task whose teachers are several."""
+    """The agent's config of a task with several teachers."""
 
     student = RslRlMLPModelCfg(hidden_dims=[8], activation="elu")
     teacher = TEACHERS
@@ -148,7 +148,7 @@ class SkillsCfg(RslRlDistillationRunnerCfg):
 
 
 def test_several_teachers_pass_through_isaaclabs_script(tmp_path):
-    """Overrides, what it does for older releases of rsl_rl, and the file that it writes."""
+    """This covers overrides, changes for older releases of rsl_rl, and the file that it writes."""
     cfg = SkillsCfg(obs_groups={"student": ["policy"], "teacher": ["state"]})
     overrides: Any = OmegaConf.to_container(OmegaConf.create(cfg.to_dict()))
     climb = overrides["teacher"]["teachers"]["climb"]
@@ -168,7 +168,7 @@ def test_several_teachers_pass_through_isaaclabs_script(tmp_path):
     assert written["teacher"]["teachers"]["climb"]["checkpoint"] == "other.pt"
 
 
-def test_the_config_of_a_model_is_left_whole_for_other_uses():
+def test_the_config_of_a_model_is_not_changed():
     actor = RslRlMLPModelCfg(hidden_dims=[8], activation="elu")
     TbpttTeacherCfg(cfg=actor)
     assert "stochastic" in vars(actor)

@@ -1,4 +1,4 @@
-"""Isaac Lab's own camera task with our PPO: a CNN that sees depth images alone, on a processor."""
+"""Isaac Lab's own camera task with our PPO: a CNN that sees only depth images, on a CPU."""
 
 import json
 
@@ -8,7 +8,7 @@ import torch
 pytestmark = pytest.mark.isaaclab
 
 TASK = "Isaac-Cartpole-Camera"
-# Odd, so that a ray goes through the middle: pole and cart are thinner than a pixel.
+# Odd, so that a ray goes through the middle, because pole and cart are thinner than a pixel.
 CAMERA = """
 presets=depth renderer=newton_renderer
 env.scene.tiled_camera.width=33 env.scene.tiled_camera.height=25

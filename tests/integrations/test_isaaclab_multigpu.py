@@ -1,4 +1,4 @@
-"""Training on several GPUs: the command that Isaac Lab starts, on a machine without any."""
+"""Training on several GPUs: the command that Isaac Lab starts, on a machine without GPUs."""
 
 import shlex
 

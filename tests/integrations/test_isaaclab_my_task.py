@@ -18,7 +18,7 @@ def test_the_package_has_at_most_100_lines():
     assert sum(len(path.read_text().splitlines()) for path in files) <= 100
 
 
-def test_its_student_is_the_guides_to_the_letter():
+def test_its_student_is_exactly_the_guides():
     (block,) = [b for b in re.findall(r"```python\n(.*?)```", PAGE, re.S) if "MyStudentCfg" in b]
     assert block.split("\n\n\n")[1] in (PACKAGE / "my_task" / "agents.py").read_text()
 
@@ -36,7 +36,7 @@ def test_its_student_was_trained_from_its_teacher(page):
 def test_a_task_without_physics_presets_is_evaluated_by_the_checkpoint_alone(
     page, isaaclab, tmp_path
 ):
-    """The task is that of the run, and nothing selects what it does not offer."""
+    """The task comes from the run, and no preset is selected that the task does not have."""
     words = ["evaluate", "--checkpoint", str(page("your student").checkpoint), "--episodes", "4"]
     status, printed = isaaclab.call(
         "rsl_tbptt.tools.cli:main", [*words, "--output", str(tmp_path / "e")]

@@ -1,4 +1,4 @@
-"""Options on Isaac Lab's command line: what reaches the algorithm, and what is refused."""
+"""Options on Isaac Lab's command line reach the algorithm, or are refused."""
 
 import pytest
 
@@ -30,7 +30,7 @@ TAKEN_BY_RSL_RL = ("rnd_cfg", "symmetry_cfg", "share_cnn_encoders")
 
 
 def handed_on(task, agent, *overrides):
-    """Return the class and the keyword arguments that rsl_rl makes of a command line."""
+    """Return the class and the keyword arguments that rsl_rl gets from a command line."""
     overrides = ["physics=newton_mjwarp", *(f"agent.algorithm.{option}" for option in overrides)]
     if task == STOCK:
         overrides.append(TBPTT[agent])
@@ -40,7 +40,7 @@ def handed_on(task, agent, *overrides):
 
 
 @pytest.mark.parametrize("task", [OURS, STOCK])
-def test_options_reach_the_algorithm_also_those_a_stock_config_lacks(task):
+def test_options_reach_the_algorithm_even_those_a_stock_config_lacks(task):
     algorithm, arguments = handed_on(
         task, DISTILLATION, "gradient_length=32", "update_length=8", "loss_type=huber", "tail=drop"
     )
@@ -83,7 +83,7 @@ def test_auxiliary_heads_are_options_of_the_command_line(task, agent, options):
 
 
 @pytest.mark.isaaclab
-def test_the_command_ends_with_the_refusal(page):
+def test_the_command_ends_with_the_error(page):
     words = f"train --rl_library rsl_rl --task {OURS} --agent {PPO} physics=newton_mjwarp"
     words += " --device cpu agent.device=cpu agent.algorithm.gradient_lenght=8"
     run = page.run(words.split(), succeeds=False)

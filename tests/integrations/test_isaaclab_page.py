@@ -42,7 +42,7 @@ def test_a_teacher_with_another_activation_is_refused(page):
 
 
 @pytest.mark.isaaclab
-def test_options_on_the_command_line_change_the_training_and_name_the_teacher(page):
+def test_options_on_the_command_line_change_the_training_and_set_the_teacher(page):
     student = torch.load(page("options").checkpoint, weights_only=True)
     assert optimizer_steps(student) == {2 * 8 * 2}  # 32 steps in groups of 16
     teacher = torch.load(page("the teacher").checkpoint, weights_only=True)["actor_state_dict"]
@@ -68,7 +68,7 @@ def test_configs_of_the_page_build(name):
     names = {"MyTeacherCfg": CartpoleTeacherCfg}
     for block in re.findall(r"```python\n(.*?)```", PAGE, re.S):
         assert len(block.split("):\n")[1].splitlines()) <= 10
-        exec(compile(block, "isaaclab.md", "exec"), names)  # the second goes on from the first
+        exec(compile(block, "isaaclab.md", "exec"), names)  # the second continues from the first
     cfg = names[name]()
     assert cfg.algorithm.gradient_length == 24
     if name == "MyStudentCfg":

@@ -1,4 +1,4 @@
-"""Isaac Lab's play command: hidden states are cleared where episodes end, exports act the same."""
+"""Isaac Lab's play command clears hidden states where episodes end, and exports act the same."""
 
 import shutil
 from typing import Any
@@ -17,12 +17,12 @@ pytestmark = [
 ]
 
 TOLERANCE = 1e-5
-"""float32 in another operation order, actions of order 1."""
+"""Tolerance for float32 in another operation order; actions are of order 1."""
 
 
 @pytest.fixture(scope="module")
 def played(page):
-    """Observations, actions and dones, each (T, N, ...), and ``starts``: dones one step before."""
+    """Observations, actions and dones, each (T, N, ...), and ``starts``, the dones before."""
     seen = torch.load(page("playing").folder / "played.pt")
     seen["starts"] = torch.cat((torch.ones_like(seen["dones"][:1]), seen["dones"][:-1]))
     return seen
@@ -35,7 +35,7 @@ def exported(page):
 
 @pytest.fixture(scope="module")
 def env(played):
-    """An environment whose episode ended while it was played, and not at the very end."""
+    """An environment with an episode that ended before the last step."""
     ended = played["dones"][:-5].any(0).nonzero().flatten()
     assert len(ended) > 0
     return int(ended[0])
@@ -68,14 +68,14 @@ def test_play_clears_the_state_where_an_episode_ends(page, played, env):
     assert difference(actions, played["actions"]) < TOLERANCE
 
 
-def test_without_clearing_the_actions_would_be_others(page, played, env):
+def test_without_clearing_the_actions_would_differ(page, played, env):
     only_first = torch.zeros_like(played["starts"])
     only_first[0] = True
     actions = act(page("the student").checkpoint, played["obs"], only_first)
     assert difference(actions, played["actions"]) > 100 * TOLERANCE
 
 
-def test_torchscript_acts_as_in_play(exported, played, env):
+def test_torchscript_acts_like_play(exported, played, env):
     policy = torch.jit.load(exported / "policy.pt")
     actions = []
     for obs, start in zip(played["obs"][:, env], played["starts"][:, env], strict=True):
@@ -85,14 +85,14 @@ def test_torchscript_acts_as_in_play(exported, played, env):
     assert difference(torch.stack(actions).detach(), played["actions"][:, env]) < TOLERANCE
 
 
-def test_onnx_does_not_load_without_the_file_beside_it(exported, played, tmp_path):
+def test_onnx_does_not_load_without_its_data_file(exported, played, tmp_path):
     assert (exported / "policy.onnx.data").exists()
     alone = shutil.copy(exported / "policy.onnx", tmp_path)
     with pytest.raises(Exception, match=r"policy\.onnx\.data"):
         onnxruntime.InferenceSession(alone)
 
 
-def test_onnx_acts_as_in_play(exported, played, env):
+def test_onnx_acts_like_play(exported, played, env):
     session = onnxruntime.InferenceSession(exported / "policy.onnx")
     names = [entry.name for entry in session.get_inputs()]
     assert names == ["obs", "h_in", "c_in"]

@@ -1,4 +1,4 @@
-"""Resuming as docs/howto/isaaclab.md says: what is lost, what goes on, what is no option."""
+"""Resuming as in docs/howto/isaaclab.md: what is lost and what continues."""
 
 import pytest
 
@@ -31,18 +31,18 @@ def interrupted_training(arguments):
 
 
 STEPS = 2 * 8 * 2
-"""Of the optimiser in one iteration: two passes, eight mini-batches, two windows."""
+"""Optimiser steps of one iteration: two passes, eight mini-batches, two windows."""
 
 
 def steps(checkpoint):
     return {int(state["step"]) for state in checkpoint["optimizer_state_dict"]["state"].values()}
 
 
-def test_an_interrupted_run_keeps_what_it_saved_and_goes_on_from_there(page, isaaclab, tmp_path):
+def test_an_interrupted_run_keeps_its_checkpoints_and_continues_from_them(page, isaaclab, tmp_path):
     teacher = str(page("the teacher").checkpoint)
     words = commands()["a run to interrupt"].words[1:]
     words = [teacher if word == "TEACHER" else word for word in words]
-    words += ["--num_envs", "32", "agent.save_interval=2"]  # of several, the last counts
+    words += ["--num_envs", "32", "agent.save_interval=2"]  # the last of several counts
     isaaclab.call(f"{__file__}:interrupted_training", words, folder=tmp_path)
     (run,) = tmp_path.glob("logs/rsl_rl/*/*")
     assert sorted(path.name for path in run.glob("model_*")) == ["model_0.pt", "model_2.pt"]
@@ -57,7 +57,7 @@ def test_an_interrupted_run_keeps_what_it_saved_and_goes_on_from_there(page, isa
     assert after["rsl_tbptt"]["num_updates"] == before["rsl_tbptt"]["num_updates"] + 1 == 4
 
 
-def test_the_command_of_the_page_goes_on_with_student_optimizer_and_teacher(page):
+def test_the_command_of_the_page_continues_with_student_optimizer_and_teacher(page):
     student = torch.load(page("the student").checkpoint, weights_only=True)
     resumed = torch.load(page("resuming").checkpoint, weights_only=True)
     assert steps(resumed) == {step + STEPS for step in steps(student)}

@@ -1,4 +1,4 @@
-"""A signal in a training by Isaac Lab's own command, which knows none: a file, a status, and on."""
+"""A signal in Isaac Lab's own training command saves a file and sets a status to continue by."""
 
 import os
 import signal
@@ -51,7 +51,7 @@ def read(path):
     return torch.load(path, weights_only=True)
 
 
-def test_a_signal_in_a_rollout_leaves_a_file_from_which_the_same_command_goes_on(
+def test_after_a_signal_in_a_rollout_the_same_command_continues_from_a_file(
     page, isaaclab, tmp_path
 ):
     train = f"{__file__}:signalled_training"
@@ -68,5 +68,5 @@ def test_a_signal_in_a_rollout_leaves_a_file_from_which_the_same_command_goes_on
     checkpoint = ["--checkpoint", str(run / "safe_2.pt"), "--run_name", "resumed"]
     assert isaaclab.call(train, [*words, *checkpoint], 0, folder=tmp_path)[0] == 0
     (resumed,) = tmp_path.glob("logs/rsl_rl/*/*_resumed")
-    (last,) = resumed.glob("model_6.pt")  # five iterations, numbered from 2 on as rsl_rl does
+    (last,) = resumed.glob("model_6.pt")  # five iterations, numbered from 2 on as in rsl_rl
     assert read(last)["rsl_tbptt"]["num_updates"] == 3 + 5

@@ -1,4 +1,4 @@
-"""What TbpttPPO makes of the final observations that Isaac Lab gives, or does not give."""
+"""TbpttPPO with and without Isaac Lab's final observations."""
 
 import pytest
 
@@ -11,7 +11,7 @@ def warned(run):
     return sum(message.startswith(WARNING) for message in run.seen["warnings"])
 
 
-def test_final_observations_arrive_and_are_what_time_outs_are_worth(page):
+def test_final_observations_arrive_and_give_the_values_of_time_outs(page):
     run = page("final observations")
     timed_out = [step for step in run.seen["steps"] if step["time_outs"]]
     assert timed_out
@@ -20,7 +20,7 @@ def test_final_observations_arrive_and_are_what_time_outs_are_worth(page):
     assert warned(run) == 0
 
 
-def test_without_the_option_the_value_before_the_last_step_stands_in_with_one_warning(page):
+def test_without_the_option_the_value_before_the_last_step_is_used_with_one_warning(page):
     run = page("recurrent PPO")
     assert any(step["time_outs"] for step in run.seen["steps"])
     assert not any(step["final_obs"] for step in run.seen["steps"])

@@ -1,4 +1,4 @@
-"""Rough ground in real physics: who sees the height scan. A stand-in is the robot."""
+"""Rough ground in real physics: who sees the height scan. The robot is a stand-in."""
 
 import pytest
 import torch
@@ -26,7 +26,7 @@ def test_the_actor_is_blind_and_the_critic_sees_the_ground(page):
     assert checkpoint["optimizer_state_dict"]["state"]
 
 
-def test_in_the_scan_variant_the_actor_sees_the_ground_as_a_picture(page):
+def test_in_the_scan_variant_the_actor_sees_the_ground_as_an_image(page):
     words = [*WORDS.split(), "--task", "Tbptt-Velocity-Rough-Anymal-D-Scan"]
     checkpoint = torch.load(page.run(words).checkpoint, weights_only=True)
     assert checkpoint["rsl_tbptt"]["models"]["actor"]["images"] == {"scan": [1, 11, 17]}

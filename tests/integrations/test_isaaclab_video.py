@@ -1,4 +1,4 @@
-"""Rendered robots in Isaac Lab, on a processor: a camera is added that changes nothing else."""
+"""Rendered robots in Isaac Lab, on a CPU: the added camera changes nothing else."""
 
 import numpy as np
 import pytest

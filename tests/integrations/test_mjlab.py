@@ -1,6 +1,6 @@
-"""mjlab: config classes, what reaches the algorithms, and the runners on a small environment."""
+"""mjlab: config classes, the algorithms' arguments, and the runners on a small environment."""
 
-# mjlab has an environment of its own, where no type checker looks.
+# mjlab is in a separate environment that the type checker does not see.
 # pyright: reportMissingImports=false
 
 import dataclasses
@@ -40,7 +40,7 @@ from rsl_tbptt_tasks.memory import RecallEnv
 from scripts.option_tables import docstrings
 
 TAKEN_BY_RSL_RL = {"class_name", "share_cnn_encoders"}
-"""Fields that rsl_rl reads before the options are made."""
+"""Fields that rsl_rl reads before the options are built."""
 
 
 def options_of(cfg):
@@ -95,7 +95,7 @@ def test_slices_and_weights_come_from_a_config_and_names_from_the_command_line(t
 
 
 @pytest.mark.parametrize("module", ["rsl_tbptt.integrations.mjlab", "rsl_tbptt_tasks.mjlab"])
-def test_tasks_are_registered_whatever_is_imported_first(module, tmp_path):
+def test_tasks_are_registered_in_any_order_of_imports(module, tmp_path):
     code = f"import {module}; from mjlab.tasks.registry import list_tasks; print(*list_tasks())"
     wheel = build_package(tmp_path / "package")
     path = os.pathsep.join([str(wheel), os.environ.get("PYTHONPATH", "")])
@@ -119,7 +119,7 @@ def test_without_mjlab_the_error_names_the_fix():
     assert install("mjlab") in result.stderr
 
 
-def test_what_a_model_does_not_have_is_left_out():
+def test_options_that_a_model_does_not_have_are_left_out():
     cfg = dataclasses.asdict(RslRlModelCfg())
     left_out = {"cnn_cfg", "distribution_cfg", "rnn_type", "rnn_hidden_dim", "rnn_num_layers"}
     assert cfg.keys() - model_arguments(cfg).keys() == left_out
@@ -128,7 +128,7 @@ def test_what_a_model_does_not_have_is_left_out():
 
 
 class MjlabRecall(RecallEnv):
-    """A pure torch environment that answers what mjlab's runner asks of its own."""
+    """A pure torch environment with the interface that mjlab's runner needs."""
 
     common_step_counter = 7
 
@@ -213,7 +213,7 @@ def test_resumed_training_gets_everything(runner, env, tmp_path):
     assert env.common_step_counter == 7
 
 
-def test_ppo_goes_on_with_the_student(runner, env, tmp_path):
+def test_ppo_continues_with_the_student(runner, env, tmp_path):
     path = saved(runner, tmp_path)
     ppo = TbpttMjlabRecurrentRunner(env, ppo_cfg())
     ppo.load(path)
@@ -223,7 +223,7 @@ def test_ppo_goes_on_with_the_student(runner, env, tmp_path):
     )
 
 
-def test_policy_with_memory_forgets_where_an_episode_starts(runner, env):
+def test_the_memory_of_a_policy_is_cleared_where_an_episode_starts(runner, env):
     policy = runner.get_inference_policy("cpu")
     assert isinstance(policy, EpisodicPolicy)
     obs = env.get_observations()

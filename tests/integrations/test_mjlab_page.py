@@ -1,4 +1,4 @@
-"""docs/howto/mjlab.md as it is written; test_mjlab_train.py follows it where mjlab is installed."""
+"""The text of docs/howto/mjlab.md; test_mjlab_train.py runs it where mjlab is installed."""
 
 from pathlib import Path
 
@@ -16,7 +16,7 @@ def test_only_installations_and_two_gpus_are_left_out():
 
 
 @pytest.mark.parametrize("comment", [name for name in runs() if not name.endswith(ON_A_GPU)])
-def test_command_says_where_it_runs_without_a_gpu(comment):
+def test_command_says_how_to_run_without_a_gpu(comment):
     words = commands()[comment].words
     option, value = WITHOUT_A_GPU[words[0]]
     assert words[words.index(option) + 1] == value
@@ -30,7 +30,7 @@ def test_command_says_where_it_runs_without_a_gpu(comment):
         ("wandb", ["0.22.3", "0.28.2"], ["0.29.0", "0.31.0"]),
     ],
 )
-def test_extra_takes_what_runs_together(package, taken, refused):
+def test_the_extra_allows_only_releases_that_run_together(package, taken, refused):
     tomllib = pytest.importorskip("tomllib", reason="part of Python since 3.11")
     pyproject = tomllib.loads((ROOT / "pyproject.toml").read_text())
     extra = pyproject["project"]["optional-dependencies"]["mjlab"]

@@ -1,6 +1,6 @@
-"""Rendered robots in mjlab, on a processor without OpenGL: a camera changes nothing else."""
+"""Rendered robots in mjlab, on a CPU without OpenGL: a camera changes nothing else."""
 
-# mjlab has an environment of its own, where no type checker looks.
+# mjlab is in a separate environment that the type checker does not see.
 # pyright: reportMissingImports=false
 
 import json
@@ -35,7 +35,7 @@ json.dump([roll_out(size) for size in (None, ({WIDTH}, {HEIGHT}))], open("rollou
 
 
 TASKS = ("Tbptt-Cartpole-Occluded-Teacher", "Tbptt-Cartpole-Camera-Student")
-"""One without a camera, and one with a camera of its own."""
+"""A task without a camera, and one with its own camera."""
 
 
 @pytest.fixture(scope="module", params=TASKS)
@@ -66,5 +66,5 @@ def test_carts_stand_in_the_middle_of_their_images_and_move(rollouts):
         rows, columns = red.nonzero()
         assert 0.3 < rows.mean() / HEIGHT < 0.7
         assert 0.2 < columns.mean() / WIDTH < 0.8
-        assert robot[0].min() > 100  # sky, not the darkness of a scene without one
+        assert robot[0].min() > 100  # sky; a scene without one is dark
     assert not np.array_equal(images[0], images[1])

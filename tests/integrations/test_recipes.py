@@ -1,4 +1,4 @@
-"""The agents of the recipes, trained as printed on the memory task, in the robot's groups."""
+"""Train the agents of the recipes as printed, on the memory task with the robot's groups."""
 
 import re
 from importlib.metadata import version
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with 
 
 
 class Robot(RecallEnv):
-    """The recall task with seven joints, a gripper and what the recipes observe."""
+    """The recall task with seven joints, a gripper and the recipes' observations."""
 
     def __init__(self) -> None:
         super().__init__(N, recall_length=3)
@@ -45,7 +45,7 @@ class Robot(RecallEnv):
 
 
 def recipe(name: str, folder: Path) -> Any:
-    """Return a config of the pages, whose files are in a folder; a page's first block imports."""
+    """Return a config of the pages with its files in a folder; a page's first block has imports."""
     names: dict[str, Any] = {"__name__": __name__}
     ((page, own),) = [
         (page, block)
@@ -59,7 +59,7 @@ def recipe(name: str, folder: Path) -> Any:
 
 
 def write_teacher(path: Path, model: dict[str, Any]) -> None:
-    """Write what PPO saves of a teacher with this model."""
+    """Write a checkpoint as PPO saves it for a teacher with this model."""
     groups = ["policy", "privileged"]
     critic = {"class_name": "MLPModel", "hidden_dims": [8], "activation": "elu"}
     cfg = {

@@ -1,4 +1,4 @@
-"""What a subclass overrides counts everywhere: in the rollout, its replay and the exports."""
+"""A subclass's overrides take effect everywhere: in the rollout, its replay and the exports."""
 
 from typing import Any
 
@@ -20,11 +20,11 @@ from rsl_tbptt.tools.verify import run_torchscript
 
 T, N = 7, 3
 TOLERANCE = 1e-5
-"""float32 in another operation order, outputs of order 1."""
+"""Tolerance for float32 in another operation order; outputs are of order 1."""
 
 
 def doubling(name):
-    """Return a mixin whose method of that name returns twice what it did."""
+    """Return a mixin whose method of that name returns twice the original result."""
 
     def method(self, *args, **kwargs):
         return 2.0 * getattr(super(mixin, self), name)(*args, **kwargs)
@@ -80,7 +80,7 @@ class State:
 
 
 class OwnRnn:
-    """rsl_rl's memory is replaced by one that does more."""
+    """rsl_rl's RNN is replaced by a subclass."""
 
     def __init__(self, *args, **options):
         super().__init__(*args, **options)
@@ -116,11 +116,11 @@ MODELS = {
 
 
 class DoubledMlp(doubling("get_latent"), MLPModel):
-    """Stands between a model of rsl_rl's and its base."""
+    """A class between a model of rsl_rl's and its base."""
 
 
 class Declared(RNNModel):
-    """Declares parts, of which rsl_rl's forward pass does not call the head."""
+    """Declares a head that rsl_rl's forward pass does not call."""
 
     @property
     def cell(self):
@@ -191,7 +191,7 @@ def rollout(model):
 @pytest.mark.parametrize(
     "bases", (MODELS | MODELS_OF_RSL_RL).values(), ids=(MODELS | MODELS_OF_RSL_RL).keys()
 )
-def test_the_network_that_is_trained_is_the_one_that_acted(bases):
+def test_the_trained_network_is_the_one_that_acted(bases):
     model = build(bases)
     obs, state, starts, actions = rollout(model)
     seen = seen_by(model, obs)
@@ -216,7 +216,7 @@ def test_the_network_that_is_trained_is_the_one_that_acted(bases):
 
 @torch.no_grad()
 @pytest.mark.parametrize("bases", MODELS.values(), ids=MODELS.keys())
-def test_the_network_that_is_exported_is_the_one_that_acts(bases):
+def test_the_exported_network_is_the_one_that_acts(bases):
     model = build(bases)
     exported, state = model.as_onnx(), None
     for _ in range(3):
@@ -229,7 +229,7 @@ def test_the_network_that_is_exported_is_the_one_that_acts(bases):
 
 @torch.no_grad()
 @pytest.mark.parametrize("name", ["CNNRNNModel head and get_latent", "RecurrentModel cell"])
-def test_files_act_as_the_model(tmp_path, name):
+def test_files_act_like_the_model(tmp_path, name):
     model = build(MODELS[name])
     obs = make_obs(1, images=True)
     groups = {group: obs[group] for group in model.group_shapes}

@@ -51,7 +51,7 @@ def make(model_class, role):
 
 @pytest.fixture
 def _no_steps(monkeypatch):
-    """Let a replay step by step fail."""
+    """Make a step-by-step replay fail."""
     monkeypatch.setattr(Replay, "_step_by_step", None)
 
 

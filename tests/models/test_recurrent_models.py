@@ -1,4 +1,4 @@
-"""Models replayed by their parts: what the parts give is what the model does, frame by frame."""
+"""A replay by a model's parts equals the model itself, frame by frame."""
 
 from typing import Any
 
@@ -27,7 +27,7 @@ pytestmark = pytest.mark.usefixtures("float64")
 
 
 def stepwise(model):
-    """Return a replay that takes the model apart nowhere."""
+    """Return a replay that does not split the model into parts."""
     run = Replay(model, gaussian_head)
     run._parts = None
     return run
@@ -41,7 +41,7 @@ def float64():
 
 
 def held(obs, periods):
-    """Let environment n show each frame for ``periods[n]`` steps, beginning at any of them."""
+    """Make environment n repeat each frame for ``periods[n]`` steps, starting at any of them."""
     for env, period in enumerate(periods):
         for step in range(1, T):
             if (step + env) % period:
@@ -77,7 +77,7 @@ def gradient(model, replay):
 )
 @pytest.mark.parametrize("periods", [(1,) * N, (5,) * N, (1, 2, 3, 5, 20)])
 @pytest.mark.parametrize("window", [slice(0, T), slice(3, 8)])
-def test_parts_and_held_frames_give_what_the_model_does(
+def test_parts_and_repeated_frames_give_the_models_results(
     monkeypatch, at_once, kept, periods, window
 ):
     model = make_model("student", "cnn-lstm", N, seed=1)
@@ -105,7 +105,7 @@ def test_a_frame_is_encoded_once(monkeypatch, kind):
         lambda cnn, frames: rows.append(len(frames)) or forward(cnn, frames),
     )
     replay = Replay(model, gaussian_head)
-    replay(seen, state, starts)  # measures what a frame takes
+    replay(seen, state, starts)  # measures the memory of a frame
     rows.clear()
     replay(seen, state, starts)
     shown, _ = shown_once(seen.steps["camera"])
@@ -114,7 +114,7 @@ def test_a_frame_is_encoded_once(monkeypatch, kind):
 
 
 class ManyFrames:
-    """An encoder whose graphs are large, and what they take of memory."""
+    """An encoder with large graphs, and their memory."""
 
     def __init__(self):
         layers = [torch.nn.Conv2d(1, 32, 3, padding=1), torch.nn.ELU(), torch.nn.Flatten()]
@@ -130,7 +130,7 @@ class ManyFrames:
 
 
 @pytest.mark.parametrize(("num_rows", "num_again"), [(128, 0), (129, 64), (200, 128), (512, 384)])
-def test_parts_are_run_again_that_do_not_fit(monkeypatch, num_rows, num_again):
+def test_parts_that_do_not_fit_are_run_again(monkeypatch, num_rows, num_again):
     of, rows = ManyFrames(), []
     monkeypatch.setitem(recompute._AT_ONCE, "cpu", 64 * of.per_row)
     monkeypatch.setitem(recompute._KEPT, "cpu", 128 * of.per_row)
@@ -150,7 +150,7 @@ def test_parts_are_run_again_that_do_not_fit(monkeypatch, num_rows, num_again):
 
 @pytest.mark.parametrize("groups", [["policy", "camera"], ["camera"]])
 @pytest.mark.parametrize("doubled", [False, True])
-def test_features_of_held_frames_are_those_of_every_step(groups, doubled):
+def test_features_of_repeated_frames_are_those_of_every_step(groups, doubled):
     class Doubled(CNNRNNModel):
         def encode(self, obs):
             return 2.0 * super().encode(obs)

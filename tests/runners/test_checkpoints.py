@@ -1,4 +1,4 @@
-"""Checkpoints are whole or absent, and a run folder that cannot be written is named first."""
+"""Checkpoints are complete or absent; a read-only run folder is refused before training."""
 
 import json
 import os
@@ -22,7 +22,7 @@ from rsl_tbptt_tasks.memory import RecallEnv
 
 
 @pytest.mark.parametrize("kind", STOCK)
-def test_a_training_leaves_the_bits_and_files_of_rsl_rls_own_runner(kind, tmp_path):
+def test_a_training_gives_the_bits_and_files_of_rsl_rls_own_runner(kind, tmp_path):
     ended = []
     for runner_class in (RUNNERS[kind], STOCK[kind]):
         folder = tmp_path / runner_class.__name__
@@ -53,14 +53,14 @@ def test_a_crash_while_writing_leaves_the_previous_file(tmp_path, monkeypatch):
     assert [p.name for p in tmp_path.iterdir()] == ["model.pt"]
 
 
-def test_what_kills_left_half_written_is_deleted_once_no_writer_can_be_at_it(tmp_path):
+def test_half_written_files_of_killed_runs_are_deleted_after_a_while(tmp_path):
     prefix = "." + 32 * "a" + "-"
     left = [f"{prefix}model_1.pt", f"{prefix}safe_2.pt", f"{prefix}checkpoints.json"]
     kept = [".mine-model_1.pt", "model_1.pt", f"{prefix}model_9.pt"]
     for name in (*left, *kept):
         (tmp_path / name).write_bytes(b"half")
         os.utime(tmp_path / name, (0, 0))
-    (tmp_path / kept[2]).touch()  # somebody may be writing it
+    (tmp_path / kept[2]).touch()  # another process may be writing it
     save_checkpoint({"value": 1}, tmp_path / "model_3.pt")
     assert {path.name for path in tmp_path.iterdir()} == {"model_3.pt", *kept}
 
@@ -70,7 +70,7 @@ def mode_of(path):
 
 
 @pytest.mark.parametrize("umask", [0o022, 0o077])
-def test_a_file_has_the_mode_that_open_gives(tmp_path, umask):
+def test_a_new_file_has_the_mode_that_open_gives(tmp_path, umask):
     before = os.umask(umask)
     try:
         (tmp_path / "plain").open("wb").close()
@@ -80,14 +80,14 @@ def test_a_file_has_the_mode_that_open_gives(tmp_path, umask):
     assert mode_of(tmp_path / "model.pt") == mode_of(tmp_path / "plain") == 0o666 & ~umask
 
 
-def test_a_file_that_is_there_keeps_its_mode(tmp_path):
+def test_an_existing_file_keeps_its_mode(tmp_path):
     save_checkpoint({"value": 1}, tmp_path / "model.pt")
     (tmp_path / "model.pt").chmod(0o640)
     save_checkpoint({"value": 2}, tmp_path / "model.pt")
     assert mode_of(tmp_path / "model.pt") == 0o640
 
 
-def test_a_link_stays_and_its_target_is_replaced(tmp_path):
+def test_a_link_is_kept_and_its_target_is_replaced(tmp_path):
     (tmp_path / "elsewhere").mkdir()
     (tmp_path / "model.pt").symlink_to("elsewhere/target.pt")
     for value in (1, 2):  # the target is missing, then there
@@ -110,7 +110,7 @@ def test_the_stock_check_for_a_teacher_still_holds():
         runner.learn(1)
 
 
-def test_iterations_are_numbered_on_after_a_resume(tmp_path):
+def test_numbering_of_iterations_continues_after_a_resume(tmp_path):
     make_runner(tmp_path).learn(3)
     resumed = make_runner(tmp_path)
     resumed.load(str(tmp_path / "latest"))
@@ -138,7 +138,7 @@ def test_a_checkpoint_before_training_counts_nothing_as_done(tmp_path):
     ("kind", "losses"),
     [("distillation", ["behavior", "buffer"]), ("ppo", ["value", "surrogate", "entropy"])],
 )
-def test_the_console_shows_losses_and_health_goes_to_tensorboard_alone(
+def test_the_console_shows_losses_and_health_goes_only_to_tensorboard(
     kind, losses, tmp_path, capsys
 ):
     runner = make_runner(tmp_path, kind)
@@ -192,7 +192,7 @@ class CostlyEnv(RecallEnv):
         return obs, torch.full_like(rewards, -1.0), dones, extras
 
 
-def test_a_new_training_is_refused_in_a_folder_that_holds_a_run(tmp_path):
+def test_a_new_training_is_refused_in_the_folder_of_a_run(tmp_path):
     make_runner(tmp_path, keep_last=2).learn(3)
     before = {path: path.read_bytes() for path in tmp_path.iterdir() if path.suffix == ".pt"}
     again = make_runner(tmp_path, keep_last=2)
@@ -208,11 +208,11 @@ def test_a_new_training_is_refused_in_a_folder_that_holds_a_run(tmp_path):
     assert before == {path: path.read_bytes() for path in before}
     again.load(str(tmp_path / "latest"))
     again.learn(1)
-    again.learn(1)  # its own files are in nobody's way
+    again.learn(1)  # its own files are allowed
     assert names(tmp_path) == ["model_3.pt", "model_4.pt"]
 
 
-def test_the_best_is_kept_beside_the_newest(tmp_path):
+def test_the_best_is_kept_in_addition_to_the_newest(tmp_path):
     kept = KeptCheckpoints(tmp_path, 2, keep_best=True)
     for iteration, mean_return in enumerate([None, -3.0, -1.0, float("nan"), -1.0, -2.0, -2.0]):
         write(kept, tmp_path, iteration, mean_return)
@@ -224,7 +224,7 @@ def test_the_best_is_kept_beside_the_newest(tmp_path):
     assert names(tmp_path) == ["model_7.pt", "model_8.pt", "model_9.pt"]
 
 
-def test_what_it_did_not_write_is_never_deleted(tmp_path):
+def test_files_of_others_are_never_deleted(tmp_path):
     (tmp_path / "model_0.pt").write_text("of a runner that notes nothing")
     kept = KeptCheckpoints(tmp_path, 1, keep_best=False)
     write(kept, tmp_path, 1)
@@ -244,7 +244,7 @@ def test_a_file_outside_the_run_or_of_another_name_is_not_counted(tmp_path):
     assert names(tmp_path / "run") == ["mine.pt", "model_1.pt"]
 
 
-def test_a_resumed_run_deletes_what_the_one_before_wrote(tmp_path):
+def test_a_resumed_run_deletes_files_of_the_run_before(tmp_path):
     make_runner(tmp_path, keep_last=2).learn(3)
     resumed = make_runner(tmp_path, keep_last=2)
     resumed.load(str(tmp_path / "latest"))
@@ -252,7 +252,7 @@ def test_a_resumed_run_deletes_what_the_one_before_wrote(tmp_path):
     assert names(tmp_path) == ["model_3.pt", "model_4.pt"]
 
 
-def test_unreadable_notes_keep_what_they_noted(tmp_path):
+def test_files_in_unreadable_notes_are_kept(tmp_path):
     write(KeptCheckpoints(tmp_path, 1, keep_best=False), tmp_path, 0)
     (tmp_path / NOTES).write_text("{")
     with pytest.warns(UserWarning, match=r"checkpoints\.json' cannot be read"):
@@ -262,7 +262,7 @@ def test_unreadable_notes_keep_what_they_noted(tmp_path):
 
 
 def train_in_parts(folder, env_class, *iterations, num_envs=400):
-    """Train, and go on from the newest checkpoint; return the ratings noted, by iteration."""
+    """Train, then continue from the newest checkpoint; return the saved ratings by iteration."""
     for part in iterations:
         runner = make_runner(folder, env=env_class(num_envs), keep_last=50, keep_best=True)
         if names(folder):
@@ -282,7 +282,7 @@ def test_returns_count_once_every_environment_has_ended_an_episode_also_after_a_
     assert train_in_parts(tmp_path / "parts", CostlyEnv, 5, 3) == pytest.approx(whole)
 
     absent = {"state_dict": property(), "load_state_dict": property()}
-    simulator = type("Simulator", (CostlyEnv,), absent)  # where episodes begin anew
+    simulator = type("Simulator", (CostlyEnv,), absent)  # where episodes start again
     assert [*train_in_parts(tmp_path / "simulated", simulator, 8, 8)] == [6, 7, 14, 15]
 
 

@@ -1,4 +1,4 @@
-"""What a full disk, a broken environment or NaN costs: a file or a rollout, not the training."""
+"""A full disk, a broken environment or NaN costs a file or a rollout, not the training."""
 
 import copy
 import errno
@@ -33,7 +33,7 @@ DISK = 2 * 2**20
 
 @pytest.fixture
 def disk(tmp_path):
-    """A small file system of its own, where this is allowed."""
+    """A small separate file system, if this process may mount one."""
     folder = tmp_path / "disk"
     folder.mkdir()
     command = ["mount", "-t", "tmpfs", "-o", f"size={DISK}", "none", str(folder)]
@@ -51,7 +51,7 @@ def fill(folder):
 
 @pytest.fixture
 def failing(monkeypatch):
-    """Have each file end half written, as long as the list has entries."""
+    """Break off each write half-way, as long as the list has entries."""
     fails = []
     save = torch.save
 
@@ -66,7 +66,7 @@ def failing(monkeypatch):
 
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
-def test_a_training_goes_on_over_a_full_disk(disk):
+def test_a_training_continues_with_a_full_disk(disk):
     full, free = lambda: fill(disk), lambda: (disk / "ballast").unlink()
     runner = make_runner(disk, env=DisturbedEnv({STEPS + 2: full, 3 * STEPS + 2: free}))
     with warnings.catch_warnings(record=True) as caught:
@@ -81,7 +81,7 @@ def test_a_training_goes_on_over_a_full_disk(disk):
     assert runner.num_iterations == 6
 
 
-def test_a_file_that_fails_is_passed_over_with_one_warning_for_each_time(failing, tmp_path):
+def test_each_failed_file_is_skipped_with_one_warning(failing, tmp_path):
     def fail(times):
         return lambda: failing.extend([errno.ENOSPC] * times)
 
@@ -97,7 +97,7 @@ def test_a_file_that_fails_is_passed_over_with_one_warning_for_each_time(failing
 
 
 @pytest.mark.parametrize("signalled", [False, True])
-def test_the_last_file_of_a_training_is_not_passed_over(signalled, failing, tmp_path):
+def test_a_failure_of_the_last_file_of_a_training_is_an_error(signalled, failing, tmp_path):
     def disturb():
         failing.append(errno.EIO)
         if signalled:
@@ -112,8 +112,8 @@ def test_the_last_file_of_a_training_is_not_passed_over(signalled, failing, tmp_
 
 
 @pytest.mark.parametrize("room", [0, 300, 20_000, 60_000])
-def test_wherever_the_disk_ends_the_reason_is_named_and_nothing_left(room, disk):
-    """The file, its archive's directory, what is buffered: torch names only some of them."""
+def test_wherever_the_disk_is_full_the_reason_is_named_and_no_file_is_left(room, disk):
+    """The file, its archive's directory or a buffer: torch's errors name only some of them."""
     fill(disk)
     with (disk / "ballast").open("r+b") as file:
         file.truncate(file.seek(0, os.SEEK_END) - room)
@@ -125,7 +125,7 @@ def test_wherever_the_disk_ends_the_reason_is_named_and_nothing_left(room, disk)
             writing.check_writable(disk)
 
 
-def test_notes_that_cannot_be_written_end_nothing(tmp_path, monkeypatch):
+def test_notes_that_cannot_be_written_do_not_end_the_training(tmp_path, monkeypatch):
     def fail(path, value):
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
@@ -139,7 +139,7 @@ def test_notes_that_cannot_be_written_end_nothing(tmp_path, monkeypatch):
     assert names(tmp_path) == ["model_2.pt"]
 
 
-def test_curves_go_on_in_another_file_where_there_is_room_again(tmp_path, monkeypatch):
+def test_curves_continue_in_another_file_when_there_is_room_again(tmp_path, monkeypatch):
     accumulator = pytest.importorskip("tensorboard.backend.event_processing.event_accumulator")
 
     def lose_the_disk():
@@ -160,7 +160,7 @@ def test_curves_go_on_in_another_file_where_there_is_room_again(tmp_path, monkey
 
 
 class BrokenEnv(DisturbedEnv):
-    """Gives something else from one of its steps on, or in that step alone."""
+    """Returns something else in one step, or from that step on."""
 
     def __init__(self, at, change, once=False):
         super().__init__({})
@@ -205,7 +205,7 @@ FORMS = {
 
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize(("kind", "step"), [("ppo", STEPS + 2), ("distillation", 2 * STEPS)])
-def test_a_tensor_of_another_form_is_named(form, kind, step, tmp_path):
+def test_a_tensor_of_a_wrong_form_is_named(form, kind, step, tmp_path):
     change, message = FORMS[form]
     runner = make_runner(tmp_path, kind, env=BrokenEnv(step, change), save_interval=100)
     with pytest.raises(ValueError, match=rf"{message}.*: repair the environment's step"):
@@ -213,7 +213,7 @@ def test_a_tensor_of_another_form_is_named(form, kind, step, tmp_path):
     assert latest_checkpoint(tmp_path).name in ("model_0.pt", "model_1.pt")
 
 
-def test_no_tensor_and_another_device_are_named():
+def test_a_value_that_is_not_a_tensor_or_on_another_device_is_named():
     runner = make_runner(None, "ppo")
     obs, zeros = runner.env.get_observations(), torch.zeros(NUM_ENVS)
     runner.alg.act(obs)
@@ -228,7 +228,7 @@ def die():
     raise RuntimeError("the simulator died")
 
 
-def test_what_was_done_before_a_step_failed_is_kept(tmp_path):
+def test_iterations_before_a_failed_step_are_kept(tmp_path):
     env = DisturbedEnv({3 * STEPS + 4: die})
     runner = make_runner(tmp_path, "ppo", env=env, save_interval=100)
     with pytest.raises(RuntimeError, match="the simulator died"):
@@ -241,13 +241,13 @@ def test_what_was_done_before_a_step_failed_is_kept(tmp_path):
     resumed.load(str(tmp_path / "latest"))
     assert resumed.num_iterations == 3
     assert_same(*(r.alg.get_policy().state_dict() for r in (resumed, whole)))
-    # Half a rollout was taken: neither its episodes nor its random numbers are gone on with.
+    # Half a rollout was taken. Its episodes and random numbers are not continued.
     assert [state.keys() for state in resumed._resumed] == [{"counters"}]
     resumed.learn(1)
     assert resumed.logger.tot_timesteps == 4 * STEPS * NUM_ENVS
 
 
-def test_a_file_that_is_there_is_not_written_again(tmp_path):
+def test_an_existing_file_is_not_written_again(tmp_path):
     runner = make_runner(tmp_path, env=DisturbedEnv({STEPS + 1: die}))
     with pytest.raises(RuntimeError, match="the simulator died"):
         runner.learn(2)
@@ -255,7 +255,7 @@ def test_a_file_that_is_there_is_not_written_again(tmp_path):
     assert "generators" in file["rsl_tbptt_runner"]["resume"]
 
 
-def test_an_error_goes_on_where_nothing_can_be_saved(tmp_path, monkeypatch):
+def test_an_error_is_raised_even_if_nothing_can_be_saved(tmp_path, monkeypatch):
     env = DisturbedEnv({2 * STEPS + 1: die})
     runner = make_runner(tmp_path, env=env, save_interval=100)
 
@@ -275,7 +275,7 @@ def test_an_error_goes_on_where_nothing_can_be_saved(tmp_path, monkeypatch):
 
 
 def sick(name):
-    """Return a change to what a step gives: NaN for one environment."""
+    """Return a change of a step's results: NaN for one environment."""
 
     def change(given):
         given["dones"] = given["dones"].float()
@@ -301,7 +301,7 @@ def test_one_nan_costs_one_rollout(kind):
 
 
 @pytest.mark.parametrize("kind", STOCK)
-def test_training_goes_on_where_nan_has_ended_it(kind):
+def test_training_can_continue_after_nan_has_ended_it(kind):
     runner = sick_run(kind, non_finite="raise")
     with pytest.raises(ValueError, match=r"gave NaN in observation group 'policy' of environment"):
         runner.learn(4)
@@ -312,7 +312,7 @@ def test_training_goes_on_where_nan_has_ended_it(kind):
     assert any(not torch.equal(before[key], value) for key, value in after.items())
 
 
-def test_the_update_names_nan_that_no_step_was_checked_for():
+def test_the_update_names_nan_that_no_step_check_finds():
     runner = sick_run("ppo", non_finite="raise")
     runner.alg.step_checks.nan = False
     with pytest.raises(ValueError, match=r"'policy' of environments \[2\], first at step"):
@@ -320,12 +320,12 @@ def test_the_update_names_nan_that_no_step_was_checked_for():
 
 
 @pytest.mark.parametrize("name", ["rewards", "dones"])
-def test_nan_in_what_else_a_step_gives_is_named(name):
+def test_nan_in_other_results_of_a_step_is_named(name):
     with pytest.raises(ValueError, match=rf"gave NaN in {name} of environments \[2\]: repair"):
         sick_run("ppo", name, non_finite="raise").learn(2)
 
 
-def test_nan_in_an_image_is_named_however_it_lies_in_memory():
+def test_nan_in_an_image_is_named_in_any_memory_layout():
     images = torch.zeros(3, 2, 4, 5).to(memory_format=torch.channels_last)
     images[1, 0, 2, 3] = torch.nan
     obs = TensorDict({"camera": images}, batch_size=[3])

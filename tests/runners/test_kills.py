@@ -15,7 +15,7 @@ from torch.utils._pytree import tree_leaves
 
 from rsl_tbptt.checkpoints.reading import latest_checkpoint, read_checkpoint
 
-ITERATIONS = 100_000  # more than a process gets to
+ITERATIONS = 100_000  # more than a process reaches
 KEPT = 3
 
 SOAK = [pytest.mark.soak]
@@ -28,7 +28,7 @@ CASES = [
 
 
 def told(folder, name):
-    """Return the number of iterations that a run has told."""
+    """Return the number of iterations that a run has recorded."""
     try:
         return int((folder / name).read_text())
     except FileNotFoundError:
@@ -37,9 +37,9 @@ def told(folder, name):
 
 @pytest.fixture
 def processes(monkeypatch):
-    """A way to start processes that have imported everything already."""
+    """A method to start processes that have imported everything already."""
     tests = str(Path(__file__).parents[1])
-    monkeypatch.setenv("PYTHONPATH", tests, prepend=os.pathsep)  # of the one that they come from
+    monkeypatch.setenv("PYTHONPATH", tests, prepend=os.pathsep)  # of their parent process
     context = multiprocessing.get_context("forkserver")
     context.set_forkserver_preload(["support.killed_run", "torch.utils.tensorboard"])
     return context
@@ -65,7 +65,7 @@ def test_every_restart_after_a_kill_finds_a_valid_checkpoint(
         else:
             known, deadline = told(tmp_path, "saved"), time.monotonic() + 60
             while told(tmp_path, "saved") <= known and time.monotonic() < deadline:
-                time.sleep(0.002)  # it goes on at all
+                time.sleep(0.002)  # it continues at all
             time.sleep(moments.uniform(0, 0.05 * interval))
         process.kill()
         process.join()
@@ -75,7 +75,7 @@ def test_every_restart_after_a_kill_finds_a_valid_checkpoint(
             continue
         checkpoint = read_checkpoint(str(latest_checkpoint(tmp_path)), "cpu")
         done = checkpoint["rsl_tbptt_runner"]["num_iterations"]
-        # One more where it was killed before it told.
+        # One more if it was killed before it recorded the iteration.
         assert max(saved, reached - interval, found) <= done <= reached + 1
         found = done
     files = list(tmp_path.glob("model_*.pt"))

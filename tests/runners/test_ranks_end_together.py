@@ -17,7 +17,7 @@ from rsl_tbptt.runners import resume
 
 NAN = "ValueError: The update met NaN or inf in observation group 'policy' of environments [1]"
 CASES = {
-    # What happens, on which rank: how that one ends, and the other.
+    # Event and rank: how that rank ends, and how the other one does.
     ("raises", 1): ("ValueError: the simulator broke", "RuntimeError"),
     ("raises", 0): ("ValueError: the simulator broke", "RuntimeError"),
     ("stands still", 1): (None, "RuntimeError"),
@@ -35,7 +35,7 @@ def runs(tmp_path_factory):
         started[event, rank] = (start_ranks(2, run_rank, *arguments, folder=folder), folder)
     ended = {}
     for (event, rank), (processes, folder) in started.items():
-        if event == "stands still":  # it alone does not end
+        if event == "stands still":  # this rank alone does not end
             processes[1 - rank].join(240)
             processes[rank].kill()
         ended[event, rank] = (join_ranks(processes), folder)
@@ -49,7 +49,7 @@ def end_of(folder, rank):
 
 @pytest.mark.long
 @pytest.mark.parametrize("case", CASES, ids=lambda case: f"{case[0]} {case[1]}")
-def test_all_ranks_end_and_what_was_done_is_saved(runs, case):
+def test_all_ranks_end_and_finished_iterations_are_saved(runs, case):
     (_, rank), (codes, folder) = case, runs[case]
     assert None not in codes
     assert codes[1 - rank] != 0
@@ -60,7 +60,7 @@ def test_all_ranks_end_and_what_was_done_is_saved(runs, case):
 
 
 @pytest.mark.long
-def test_a_save_after_an_error_goes_on_without_episodes_and_random_numbers(runs, monkeypatch):
+def test_a_save_after_an_error_continues_without_episodes_and_random_numbers(runs, monkeypatch):
     _, folder = runs["raises", 1]
     own = torch.load(latest_checkpoint(folder), weights_only=True)["rsl_tbptt_runner"]
     assert {name: list(state) for name, state in own.items() if "resume" in name} == {
@@ -70,7 +70,7 @@ def test_a_save_after_an_error_goes_on_without_episodes_and_random_numbers(runs,
     runner.load(str(folder / "latest"))
     monkeypatch.setattr(runner, "gpu_world_size", 2)
     with warnings.catch_warnings():
-        warnings.simplefilter("error")  # nothing of a rank is there to be left out
+        warnings.simplefilter("error")  # no rank's state is left out
         resume.restore(runner, runner._resumed)
     assert runner.logger.tot_timesteps == own["resume"]["counters"]["tot_timesteps"] > 0
 

@@ -1,4 +1,4 @@
-"""1 and 3 ranks are one training, whatever the environments of each, and resume each other's."""
+"""1 and 3 ranks give the same training, for any split of environments, and resume each other's."""
 
 import pytest
 import torch
@@ -16,7 +16,7 @@ CLOSE = {"rtol": 1e-6, "atol": 1e-6}
 
 @pytest.fixture(scope="module")
 def results(tmp_path_factory):
-    """Return what each rank reached, by number of ranks, and where the runs lie."""
+    """Return the results of each rank, by number of ranks, and the folder of the runs."""
     root = tmp_path_factory.mktemp("ranks")
     for num_ranks, others in [(1, ()), (3, (1,)), (1, (3,))]:
         processes = start_ranks(num_ranks, run_rank, str(root), others, folder=root)
@@ -49,7 +49,7 @@ METRICS = {
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_any_number_of_ranks_leaves_the_same_numbers_and_metrics(results, case):
+def test_any_number_of_ranks_gives_the_same_numbers_and_metrics(results, case):
     (alone,), ranks = results[1], results[3]
     assert len(alone[case]["metrics"]) == UPDATES
     assert not any(update["skipped_updates"] for update in alone[case]["metrics"])
@@ -65,9 +65,9 @@ def test_any_number_of_ranks_leaves_the_same_numbers_and_metrics(results, case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_checkpoint_goes_on_with_other_numbers_of_ranks(results, case):
+def test_a_checkpoint_continues_with_other_numbers_of_ranks(results, case):
     (alone,), ranks = results[1], results[3]
-    # Other ranks begin new episodes, all the same ones, so that what comes is one training too.
+    # The ranks begin new episodes, the same ones in all cases, so results are equal again.
     expected = alone[f"{case}_from_3"]
     for of_rank in ranks:
         assert of_rank[f"{case}_from_1"]["done"] == expected["done"] == SAVED + 1
@@ -76,7 +76,7 @@ def test_a_checkpoint_goes_on_with_other_numbers_of_ranks(results, case):
     assert not torch.equal(expected["numbers"][POLICY[case]], whole)
 
 
-def test_one_rank_says_what_is_left_out(results):
+def test_only_one_rank_warns_of_what_is_left_out(results):
     first, *others = results[3]
     (line,) = first["ppo_from_1"]["said"]
     assert line.startswith("The checkpoint was written by 1 rank(s) and goes on with 3: random")
@@ -91,7 +91,7 @@ def test_ranks_resume_to_the_bit(results, algorithm):
         assert_close(resumed, whole, rtol=0.0, atol=0.0)
 
 
-def test_the_first_rank_alone_writes_whole_checkpoints_for_all(results):
+def test_only_the_first_rank_writes_complete_checkpoints_for_all(results):
     folder = results["root"] / "distillation_parts"
     own = torch.load(folder / "model_1.pt", weights_only=True)["rsl_tbptt_runner"]
     assert own["num_iterations"] == 2

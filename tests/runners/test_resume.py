@@ -1,4 +1,4 @@
-"""A training that is resumed goes on to the bit, where the environment can be put back."""
+"""A resumed training continues with the same bits, if the environment can restore its state."""
 
 import copy
 from typing import Any
@@ -41,7 +41,7 @@ CASES = {
 
 
 class Env(RecallEnv):
-    """What RND asks of an environment, and returns above 0, which it pays at every step."""
+    """Has the interface that RND needs, and pays rewards above 0 at every step."""
 
     step_dt = 0.02
 
@@ -58,7 +58,7 @@ class Env(RecallEnv):
 
 
 def make(tmp_path, folder, case, **arguments):
-    """Build the runner of a case in a folder of its own."""
+    """Build the runner of a case in a new folder."""
     kind, options = CASES[case]
     options = copy.deepcopy(options)
     if "teacher_coef" in options:
@@ -80,7 +80,7 @@ def make(tmp_path, folder, case, **arguments):
 
 
 def numbers_of(runner):
-    """Return parameters, normalisers and optimiser, and what the logger counts."""
+    """Return parameters, normalisers and optimiser, and the counts of the logger."""
     models = {key: value for key, value in runner.alg.save().items() if key.endswith("state_dict")}
     logger = runner.logger
     return models, logger.tot_timesteps, [*logger.rewbuffer], logger.cur_reward_sum
@@ -88,7 +88,7 @@ def numbers_of(runner):
 
 @pytest.fixture
 def logged(monkeypatch):
-    """Return what is written for TensorBoard, but for what tells times."""
+    """Return the values written for TensorBoard, except times."""
     scalars = []
 
     def add_scalar(self, tag, value, step):
@@ -114,7 +114,7 @@ def test_a_resumed_training_ends_and_logs_with_the_same_bits(case, tmp_path, log
     assert logged == expected
 
 
-def test_generators_go_on_when_training_does_and_not_when_a_file_is_loaded(tmp_path):
+def test_generators_continue_when_training_starts_and_not_when_a_file_is_loaded(tmp_path):
     runner = make_runner(tmp_path)
     runner.learn(1)
     expected = torch.rand(3), np.random.rand(3)
@@ -132,12 +132,14 @@ def test_generators_go_on_when_training_does_and_not_when_a_file_is_loaded(tmp_p
 
 
 def simulator():
-    """Return an environment that cannot be put back."""
+    """Return an environment that cannot restore its state."""
     absent: dict[str, Any] = {"state_dict": property(), "load_state_dict": property()}
     return type("Simulator", (RecallEnv,), absent)(NUM_ENVS, 3)
 
 
-def test_what_cannot_be_put_back_begins_anew_with_empty_hidden_states(tmp_path):
+def test_without_a_restored_environment_hidden_states_start_empty(
+    tmp_path,
+):
     make_runner(tmp_path, env=simulator()).learn(2)
     file = torch.load(tmp_path / "model_1.pt", weights_only=True)
     assert file["rsl_tbptt_runner"]["resume"].keys() == {"generators", "counters"}
@@ -155,7 +157,7 @@ def test_a_teachers_checkpoint_resumes_nothing(tmp_path):
     student = make_runner()
     teacher = student.alg.teacher.state_dict()
     file = torch.load(tmp_path / "model_0.pt", weights_only=True)
-    del file["rsl_tbptt"]  # what the actor saw, as does the config in its folder
+    del file["rsl_tbptt"]  # it records the actor's groups, as does its folder's config
     path = tmp_path / "elsewhere" / "model_9.pt"
     path.parent.mkdir()
     torch.save({**file, "actor_state_dict": teacher}, path)
@@ -163,7 +165,7 @@ def test_a_teachers_checkpoint_resumes_nothing(tmp_path):
     assert (student.num_iterations, student._resumed) == (0, [])
 
 
-def test_rnd_goes_on_under_rsl_rls_own_runner(tmp_path):
+def test_rnd_continues_under_rsl_rls_own_runner(tmp_path):
     trained = make(tmp_path, None, "rnd", runner_class=STOCK["ppo"])
     trained.learn(2)
     path = tmp_path / "model_1.pt"
@@ -180,7 +182,7 @@ def test_rnd_goes_on_under_rsl_rls_own_runner(tmp_path):
     assert trained.alg.rnd.weight == resumed.alg.rnd.weight < 5.0
 
 
-def test_only_what_rnd_is_asked_for_is_loaded(tmp_path):
+def test_only_the_requested_parts_of_rnd_are_loaded(tmp_path):
     trained = make(tmp_path, None, "rnd")
     trained.learn(1)
     other = make(tmp_path, None, "rnd")
@@ -191,7 +193,7 @@ def test_only_what_rnd_is_asked_for_is_loaded(tmp_path):
     assert other.alg.rnd.update_counter == 6
 
 
-def test_returns_begin_anew_after_a_checkpoint_without_those_of_rnd(tmp_path):
+def test_returns_start_again_after_a_checkpoint_without_those_of_rnd(tmp_path):
     make(tmp_path, "run", "rnd", num_steps_per_env=3).learn(3)
     path = tmp_path / "run" / "model_2.pt"
     file = torch.load(path, weights_only=True)
@@ -202,7 +204,7 @@ def test_returns_begin_anew_after_a_checkpoint_without_those_of_rnd(tmp_path):
     torch.save(file, path)
     resumed = make(tmp_path, "run", "rnd", num_steps_per_env=3)
     resumed.load(str(path))
-    resumed.learn(1)  # no episode ends, and rsl_rl logs means of all or of none
+    resumed.learn(1)  # no episode ends; rsl_rl logs all means or none
     assert len(resumed.logger.rewbuffer) == len(resumed.logger.erewbuffer) == 0
 
 
@@ -210,7 +212,7 @@ def test_after_an_error_in_a_rollout_rnd_is_saved_as_it_was_before(tmp_path):
     steps = iter(range(15))
 
     def broken(actions):
-        next(steps)  # until there is none left
+        next(steps)  # until no entry is left
         return step(actions)
 
     make(tmp_path, "whole", "rnd").learn(2)
@@ -229,7 +231,7 @@ def test_after_an_error_in_a_rollout_rnd_is_saved_as_it_was_before(tmp_path):
 @pytest.mark.parametrize(
     ("case", "num_envs"), [("with a replay buffer", NUM_ENVS - 2), ("rnd", NUM_ENVS + 3)]
 )
-def test_another_number_of_environments_begins_its_episodes_anew(case, num_envs, tmp_path):
+def test_another_number_of_environments_starts_new_episodes(case, num_envs, tmp_path):
     stopped = make(tmp_path, "run", case)
     stopped.learn(3)
     resumed = make(tmp_path, "run", case, env=Env(num_envs=num_envs))
@@ -246,7 +248,7 @@ def test_another_number_of_environments_begins_its_episodes_anew(case, num_envs,
     assert resumed.logger.tot_timesteps == 6 * (3 * NUM_ENVS + 2 * num_envs)
 
 
-def test_an_environment_that_refuses_its_state_leaves_the_rest_as_it_was(tmp_path):
+def test_an_environment_that_refuses_its_state_leaves_the_rest_unchanged(tmp_path):
     def refuse(_):
         raise ValueError("recall_length is 4, expected 3.")
 

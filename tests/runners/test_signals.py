@@ -1,4 +1,4 @@
-"""A signal ends a training after a checkpoint, which a runner or the algorithm writes."""
+"""A signal ends a training after the runner or the algorithm has written a checkpoint."""
 
 import errno
 import os
@@ -25,9 +25,9 @@ HANDLED = (signal.SIGTERM, signal.SIGUSR1, signal.SIGINT)
 
 @pytest.fixture(autouse=True)
 def _python_handles_signals():
-    """Have Python's handlers before, and after: a stock runner does not put them back."""
+    """Set Python's handlers before and after, because a stock runner does not restore them."""
     before = {number: signal.getsignal(number) for number in HANDLED}
-    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may have it ignored
+    signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell may ignore it
     yield
     for number, handler in before.items():
         signal.signal(number, handler)
@@ -42,7 +42,7 @@ CASES = [
     ("ppo", signal.SIGUSR1, 12, SystemExit),
     ("distillation", signal.SIGINT, 7, KeyboardInterrupt),
 ]
-"""Algorithm, signal, step of the second rollout in which it comes, what ends the process."""
+"""Algorithm, signal, its step in the second rollout, and how the process ends."""
 
 
 @pytest.mark.parametrize(("kind", "number", "step", "end"), CASES)
@@ -66,7 +66,7 @@ def test_a_signal_in_a_rollout_ends_the_training_after_its_iteration(
     assert names(tmp_path)[-1] == "model_4.pt"
 
 
-def test_without_a_folder_no_checkpoint_is_promised_and_no_script_starts_it_again(capfd):
+def test_without_a_folder_no_checkpoint_is_promised_and_no_restart_is_requested(capfd):
     runner = make(env=DisturbedEnv({7: send(signal.SIGTERM)}))
     with pytest.raises(SystemExit) as ended:
         runner.learn(3)
@@ -89,19 +89,19 @@ with StopSignals() as signals:
 """
 
 
-def test_a_signal_is_answered_though_nobody_reads_the_output():
+def test_a_signal_is_handled_even_if_the_output_is_closed():
     variables = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, sys.path))}
     ended = subprocess.run([sys.executable, "-c", UNREAD], env=variables, timeout=300, check=False)
     assert ended.returncode == STOPPED == 85
 
 
-def test_a_second_signal_does_what_it_did_before(monkeypatch):
+def test_a_second_signal_has_its_previous_effect(monkeypatch):
     now, received = [0.0], []
     monkeypatch.setattr(time, "monotonic", lambda: now[0])
     signal.signal(signal.SIGUSR1, lambda number, _: received.append(number))
     with StopSignals() as signals:
         signal.raise_signal(signal.SIGTERM)
-        now[0] = 0.5  # a launcher passes on what its group was sent
+        now[0] = 0.5  # a launcher passes on a signal that its group got
         signal.raise_signal(signal.SIGUSR1)
         assert (signals.received, received) == (signal.SIGTERM, [])
         now[0] = 1.5
@@ -109,7 +109,7 @@ def test_a_second_signal_does_what_it_did_before(monkeypatch):
         assert received == [signal.SIGUSR1]
 
 
-def test_what_is_ignored_stays_ignored():
+def test_ignored_signals_stay_ignored():
     signal.signal(signal.SIGUSR1, signal.SIG_IGN)
     with StopSignals() as signals:
         signal.raise_signal(signal.SIGUSR1)
@@ -126,7 +126,7 @@ def test_only_the_main_thread_handles_signals(tmp_path):
     assert names(tmp_path) == ["model_0.pt"]
 
 
-def test_all_ranks_end_where_one_was_asked_to(tmp_path, monkeypatch):
+def test_all_ranks_end_if_one_got_a_signal(tmp_path, monkeypatch):
     runners, asked = (make(tmp_path), make_stock(tmp_path, "ppo", 1)), iter([0, 1, 0, 1])
     monkeypatch.setattr(Ranks, "sum_count", lambda *_: next(asked))
     for runner in runners:
@@ -135,7 +135,7 @@ def test_all_ranks_end_where_one_was_asked_to(tmp_path, monkeypatch):
     assert names(tmp_path) == ["model_0.pt", "model_1.pt", "safe_0.pt", "safe_1.pt"]
 
 
-# What follows is safe_checkpoint_interval: the algorithm writes files, under stock runners too.
+# The rest tests safe_checkpoint_interval: the algorithm writes files, under stock runners too.
 
 
 def make_stock(folder, kind, interval, at=None, log_dir=None, runner_class=None):
@@ -147,7 +147,7 @@ def make_stock(folder, kind, interval, at=None, log_dir=None, runner_class=None)
 
 
 @pytest.mark.parametrize("kind", STOCK)
-def test_each_is_what_the_runner_writes_and_loads(kind, tmp_path):
+def test_each_file_is_like_the_runners_and_loads_there(kind, tmp_path):
     make_stock(tmp_path, kind, 1, log_dir=tmp_path).learn(3)
     assert names(tmp_path) == [*(f"model_{it}.pt" for it in range(3)), "safe_1.pt", "safe_2.pt"]
     ours, stock = (torch.load(tmp_path / f"{line}_2.pt") for line in ("safe", "model"))
@@ -157,7 +157,7 @@ def test_each_is_what_the_runner_writes_and_loads(kind, tmp_path):
     assert resumed.current_learning_iteration == 2
 
 
-def test_they_are_numbered_as_the_runner_does(tmp_path):
+def test_files_are_numbered_like_the_runners(tmp_path):
     runner = make_stock(tmp_path, "ppo", 2)
     runner.learn(4)  # 0 to 3
     assert names(tmp_path) == ["safe_0.pt", "safe_2.pt"]
@@ -171,7 +171,7 @@ def test_they_are_numbered_as_the_runner_does(tmp_path):
     assert torch.load(tmp_path / "safe_6.pt")["iter"] == 6
 
 
-def test_a_teacher_does_not_bring_its_iteration(tmp_path):
+def test_the_iteration_of_a_teacher_is_not_loaded(tmp_path):
     runner = make_stock(tmp_path, "distillation", 1)
     teacher = runner.alg.teacher.state_dict()
     runner.alg.load({"actor_state_dict": teacher, "iter": 70}, None, strict=True)
@@ -186,7 +186,7 @@ def test_the_other_ranks_write_nothing(tmp_path):
     assert names(tmp_path) == []
 
 
-def test_nothing_is_written_or_handled_unless_asked_for(tmp_path):
+def test_nothing_is_written_or_handled_without_the_option(tmp_path):
     before = handlers()
     make_stock(tmp_path, "ppo", None).learn(1)
     assert names(tmp_path) == []
@@ -213,7 +213,7 @@ def test_a_signal_in_a_rollout_ends_a_stock_runners_training(kind, number, tmp_p
     assert_same(*(r.alg.get_policy().state_dict() for r in (resumed, runner)))
 
 
-def test_a_training_that_follows_another_puts_back_what_was_before_both(tmp_path):
+def test_a_second_training_restores_the_handlers_from_before_both(tmp_path):
     before = handlers()
     make_stock(tmp_path / "first", "ppo", 100).learn(1)
     assert handlers() != before
@@ -236,7 +236,7 @@ def test_a_second_signal_ends_at_once(tmp_path, monkeypatch):
     assert names(tmp_path) == ["safe_0.pt"]
 
 
-def test_a_runner_of_this_package_answers_its_signals_itself(tmp_path):
+def test_a_runner_of_this_package_handles_signals_itself(tmp_path):
     at, ours = {STEPS + 3: send(signal.SIGUSR1)}, RUNNERS["ppo"]
     runner = make_stock(tmp_path, "ppo", 100, at=at, log_dir=tmp_path, runner_class=ours)
     with pytest.raises(SystemExit):
@@ -244,7 +244,7 @@ def test_a_runner_of_this_package_answers_its_signals_itself(tmp_path):
     assert names(tmp_path) == ["model_0.pt", "model_1.pt", "safe_0.pt"]
 
 
-def test_a_file_that_fails_is_passed_over_unless_it_is_the_last(tmp_path, monkeypatch):
+def test_a_failed_file_is_skipped_unless_it_is_the_last(tmp_path, monkeypatch):
     save, fails = torch.save, [False, True, True, False, True]
 
     def fail(*args):

@@ -1,4 +1,4 @@
-"""The scripts are imported from the root of the checkout, as they are when they are run."""
+"""Import the scripts from the root of the checkout, as when they run."""
 
 import sys
 from pathlib import Path

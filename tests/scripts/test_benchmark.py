@@ -1,4 +1,4 @@
-"""The benchmark compares equal computations, counts right, and writes what it measured."""
+"""The benchmark compares equal computations, counts correctly, and writes its measurements."""
 
 import json
 import re
@@ -32,9 +32,9 @@ ROWS = [*load_rows("rows"), *load_rows("agents")]
 
 @pytest.fixture
 def _made_up(monkeypatch):
-    """Let rsl_rl take 100 + N megabytes and 0.1 N seconds for an epoch, us a tenth of that.
+    """Pretend that an epoch of rsl_rl takes 100 + N megabytes and 0.1 N seconds, ours a tenth.
 
-    Plans ask for 1.2 megabytes per environment.
+    Plans predict 1.2 megabytes per environment.
     """
 
     def call(function, case, *arguments):
@@ -119,7 +119,7 @@ def test_rows_that_do_not_exist_are_refused(monkeypatch, tmp_path, capsys):
     assert "--rows is 'ppo-7', expected a part of one of ['dist" in capsys.readouterr().err
 
 
-def test_rows_have_unique_names_and_targets_are_held_against_them():
+def test_rows_have_unique_names_and_are_compared_with_their_targets():
     names = [row.name for row in ROWS]
     assert len(set(names)) == len(names)
     speed = next(row for row in ROWS if row.name == "distillation-64-lstm-float32")
@@ -130,7 +130,7 @@ def test_rows_have_unique_names_and_targets_are_held_against_them():
 
 
 @pytest.mark.parametrize(("camera_period", "rnn_type"), [(1, "gru"), (5, "lstm")])
-def test_a_model_that_sees_is_compared_with_one_that_is_stepped(camera_period, rnn_type):
+def test_a_camera_model_is_compared_with_a_stepped_one(camera_period, rnn_type):
     sizes = {"image_size": (58, 87), "obs_dims": {"policy": 53}}
     case = replace(TINY, camera_period=camera_period, rnn_type=rnn_type, done_rate=0.2, **sizes)
     check_equal(case)
@@ -140,7 +140,7 @@ def test_a_model_that_sees_is_compared_with_one_that_is_stepped(camera_period, r
     assert [*ours.state_dict()] == [*theirs.state_dict()]
 
 
-def test_a_camera_shows_its_frames_for_a_while():
+def test_a_camera_repeats_each_frame_for_its_period():
     case = replace(TINY, camera_period=3)
     algorithm = build(case, "rsl_rl")
     fill(algorithm, case, seed=0)
@@ -162,7 +162,7 @@ def test_a_camera_shows_its_frames_for_a_while():
 )
 @pytest.mark.filterwarnings("ignore:.*(deprecated|never backpropagated|more than num_steps)")
 def test_agents_are_those_of_isaac_lab(agent, kind):
-    """The file names each agent's task beside its name."""
+    """The file has each agent's task in a comment next to its name."""
     pytest.importorskip("isaaclab_tasks", reason="Isaac Lab 3.0 needs Python 3.12")
     from isaaclab_tasks.utils.parse_cfg import load_cfg_from_registry
 
@@ -219,17 +219,17 @@ def test_operations_are_those_of_rsl_rls_update(
     assert update_flops(case) == pytest.approx(counter.get_total_flops(), rel=0.1)
 
 
-def test_a_held_frame_counts_once():
+def test_a_repeated_frame_counts_once():
     every, fifth = (replace(TINY, camera_period=period) for period in (1, 5))
     assert update_flops(fifth) < 0.5 * update_flops(every)
 
 
 @pytest.mark.filterwarnings("ignore:.*Profiler clears events")
 def test_the_profile_counts_the_products():
-    """By hand, for 4 mini-batches of one window, of actor and critic.
+    """The expected number is worked by hand for 4 mini-batches of one window, actor and critic.
 
-    4 steps forward and 3 backward, all weights once, and in the MLP's 4 layers one product forward
-    and two backward.
+    The RNN has 4 products forward, 3 backward and 1 for all weights. Each of the MLP's 4 layers has
+    one product forward and two backward.
     """
     case = replace(TINY, algorithm="ppo", num_steps=4, gradient_length=4, done_rate=0.0)
     shares = {kind: calls for kind, _, calls in shares_of(profile_update(case))}
@@ -246,13 +246,13 @@ def test_the_profile_counts_the_products():
         (1000.0, 50.0, 496, 1),  # one of 500 takes 50 s
     ],
 )
-def test_rsl_rl_gets_as_much_as_there_is(megabytes, seconds, num_envs, num_epochs):
+def test_rsl_rl_gets_as_many_environments_as_fit(megabytes, seconds, num_envs, num_epochs):
     found = fit(LARGE, megabytes, seconds)
     assert (found.num_envs, found.num_learning_epochs) == (num_envs, num_epochs)
 
 
 @pytest.mark.usefixtures("_made_up")
-def test_limits_that_leave_nothing_are_refused():
+def test_limits_that_leave_too_few_environments_are_refused():
     with pytest.raises(ValueError, match=r"leave 16 environments of .*, expected at least 32:"):
         fit(LARGE, 120.0, 1e6)
 

@@ -1,4 +1,4 @@
-"""A peer is timed only if its gradient is ours, and a missing one does not stop the others."""
+"""A peer is timed only if its gradient equals ours; a missing peer does not stop the others."""
 
 import re
 import subprocess
@@ -98,7 +98,7 @@ def test_the_network_is_that_of_the_algorithms():
 @pytest.mark.skipif(not (measure.FOLDER / ".installed").exists(), reason="make .peers/.installed")
 @pytest.mark.parametrize("rnn_type", ["lstm", "gru"])
 def test_installed_peers_compute_our_gradient(repository, rnn_type):
-    """In a process of its own, as the peers register environments and change log levels."""
+    """Runs in a separate process, because the peers register environments and change log levels."""
     options = (f"--rnn-type={rnn_type}", "--num-envs=8", "--num-steps=7", "--done-rate=0.3")
     command = [sys.executable, "-m", "scripts.benchmark", "peers", *options]
     command += ["--rnn-hidden-dim=8", "--pairs=1"]

@@ -1,4 +1,4 @@
-"""The bootstrap on machines that lack things, played with small stand-ins for uv and Python."""
+"""The bootstrap on machines that lack programs, with small stand-ins for uv and Python."""
 
 import shutil
 import subprocess
@@ -27,7 +27,7 @@ esac
 
 
 class Machine:
-    """A checkout and a PATH that holds nothing but what a test puts there."""
+    """A checkout and a PATH with only the programs that a test puts there."""
 
     def __init__(self, folder, script):
         self.folder, self.checkout, self.bin = folder, folder / "checkout", folder / "bin"
@@ -98,7 +98,7 @@ def only_line(result):
         ("", {}, "3.12", "constraints-main.txt --editable .[isaaclab,wandb,demo,dev,docs]"),
         ("", {"VENV": "other", "EXTRAS": "dev"}, "3.12", "--python other/bin/python"),
         ("mjlab", {"PYTHON": "3.10"}, "3.10", "constraints-mjlab.txt --editable .[mjlab,demo,dev]"),
-        # what no registry holds comes alone
+        # without its dependencies, which no registry has
         ("isaaclab2", {}, "3.11", "--no-deps isaaclab==2.3.2.post1"),
     ],
 )
@@ -113,7 +113,7 @@ def test_an_environment_has_its_python_constraints_and_extras(
     assert words in machine.calls()[-1]
 
 
-def test_missing_uv_is_installed_beside_the_checkout(machine):
+def test_missing_uv_is_installed_into_the_checkout(machine):
     machine.put_python("3.11", machine.bin / "python3")
     machine.put_python("3.12")
     result = machine.run("environment")
@@ -122,7 +122,7 @@ def test_missing_uv_is_installed_beside_the_checkout(machine):
     assert (machine.checkout / ".venv-uv" / "bin" / "uv").exists()
 
 
-def test_uv_knows_a_python_and_is_asked_to_fetch_one_last(machine):
+def test_uv_looks_for_a_python_before_it_fetches_one(machine):
     machine.put_uv()
     assert machine.run("environment", UV_FINDS="known/python").returncode == 0
     assert machine.venv_python() == "known/python"
@@ -136,7 +136,7 @@ def test_uv_knows_a_python_and_is_asked_to_fetch_one_last(machine):
     ]
 
 
-def test_what_is_missing_is_said_in_one_line(machine):
+def test_a_missing_program_is_reported_in_one_line(machine):
     assert "install uv, or python3 with pip" in only_line(machine.run("environment"))
     machine.put_uv()
     line = only_line(machine.run("environment"))
@@ -144,7 +144,7 @@ def test_what_is_missing_is_said_in_one_line(machine):
     assert "install Python 3.12" in line
 
 
-def test_an_environment_that_fits_is_kept_and_another_is_left_alone(machine):
+def test_a_fitting_environment_is_kept_and_another_is_refused(machine):
     machine.put_uv()
     python = machine.checkout / ".venv" / "bin" / "python"
     machine.put_python("3.12", python)
@@ -156,7 +156,7 @@ def test_an_environment_that_fits_is_kept_and_another_is_left_alone(machine):
     assert not machine.calls("uv venv")
 
 
-def test_what_lies_aside_moves_nothing_else(machine):
+def test_extra_releases_do_not_change_the_environment(machine):
     machine.put_uv()
     (machine.bin / "grep").symlink_to(shutil.which("grep"))
     (machine.checkout / "constraints.txt").write_text("numpy==1\ntorch==2\ntorchvision==3\n")

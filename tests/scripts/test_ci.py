@@ -75,13 +75,13 @@ def test_ci_runs_everything_and_fails_if_anything_fails(tmp_path, repository, fa
         ({"FAILS": "test", "VENV": "/absent"}, "1 error in 0.00s"),
     ],
 )
-def test_what_did_not_run_is_an_error(tmp_path, repository, variables, last):
+def test_a_run_without_a_report_is_an_error(tmp_path, repository, variables, last):
     _, result = run_ci(tmp_path, repository, **variables)
     assert result.stdout.splitlines()[-1] == last
     assert result.returncode == 1
 
 
-def test_the_numbers_are_pytests(tmp_path):
+def test_the_numbers_are_those_of_pytest(tmp_path):
     (tmp_path / "test_four.py").write_text(TESTS)
     report = tmp_path / "report.xml"
     command = [sys.executable, "-m", "pytest", f"--junitxml={report}", f"--rootdir={tmp_path}"]
@@ -104,7 +104,7 @@ esac
 
 @pytest.fixture
 def row(tmp_path, repository):
-    """Returns a function that runs a row in a checkout of its own with a stand-in for Python."""
+    """Return a function that runs a row in a separate checkout with a stand-in for Python."""
     shutil.copy(repository / "noxfile.py", tmp_path)
     shutil.copytree(repository / "scripts" / "ci", tmp_path / "scripts" / "ci")
     program(tmp_path / "python" / "bin" / "python", INTERPRETER)
@@ -160,7 +160,7 @@ def test_make_runs_all_rows_and_fails_without_nox(repository, tmp_path):
     assert "nox lists no rows" in absent.stderr
 
 
-def test_what_the_rows_name_exists(repository):
+def test_the_tests_that_rows_name_exist(repository):
     named = re.findall(r'"(?:--ignore=)?(tests/[^"]*)"', (repository / "noxfile.py").read_text())
     assert len(named) > 8
     assert all(list(repository.glob(name)) for name in named)

@@ -1,4 +1,4 @@
-"""Every script explains itself, and one policy is trained as in the pipeline."""
+"""Every script has help, and one policy is trained as in the pipeline."""
 
 import runpy
 import subprocess
@@ -14,7 +14,7 @@ from scripts.pipeline.stages import policy_stages
 
 @pytest.fixture
 def script(repository, monkeypatch):
-    """Returns a function that runs a script in this process; it returns the exit status."""
+    """Return a function that runs a script in this process and returns the exit status."""
     monkeypatch.setattr("sys.path", [str(repository / "scripts"), *sys.path])
 
     def run(name, *arguments):
@@ -28,7 +28,7 @@ def script(repository, monkeypatch):
 
 @pytest.fixture
 def train(script, monkeypatch):
-    """Returns a function that runs a script of one training; it returns command and folder."""
+    """Return a function that runs a script of one training and returns command and folder."""
     seen = []
     monkeypatch.setattr(
         one_policy, "run_shown", lambda command, folder, _: seen.append((command, folder)) or 0
@@ -77,7 +77,7 @@ def test_one_policy_is_trained_as_in_the_pipeline(train, tmp_path, arguments, ag
     assert command == stage.command({"teacher": start, "student": start})
 
 
-def test_what_the_command_line_says_goes_before_the_experiments(train):
+def test_the_command_line_overrides_the_experiment(train):
     command, _ = train("train", "--iterations", "3", "agent.algorithm.gamma=0.9")
     assert command[-1] == "agent.algorithm.gamma=0.9"
     assert command[command.index("--max_iterations") + 1] == "3"

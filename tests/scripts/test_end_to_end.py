@@ -1,4 +1,4 @@
-"""The whole way through Isaac Lab's own commands, on real physics, as small as it goes."""
+"""The whole pipeline with Isaac Lab's own commands and real physics, as small as possible."""
 
 import json
 import subprocess
@@ -35,7 +35,7 @@ def run_script(repository, name, *arguments):
 
 
 def checkpoint(folder, run_name):
-    """Return the one that a finished training left."""
+    """Return the checkpoint of a finished training."""
     (found,) = folder.glob(f"logs/rsl_rl/*/*_{run_name}/model_{ITERATIONS - 1}.pt")
     return found
 

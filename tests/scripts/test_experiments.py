@@ -1,4 +1,4 @@
-"""Experiments and sweeps: the shipped ones keep their promises, a wrong file is refused by name."""
+"""Experiments and sweeps: the shipped files meet the docs' claims; wrong files are refused."""
 
 import pytest
 import yaml
@@ -26,7 +26,7 @@ def write(tmp_path, **changes):
 
 
 @pytest.mark.parametrize("name", SHARES)
-def test_shipped_experiment_meets_the_demos_promises(name):
+def test_shipped_experiment_meets_the_docs_claims(name):
     experiment = load_experiment(CONFIGS / f"{name}.yaml")
     policies = experiment.policies
     assert list(policies) == ["teacher", "student", "memoryless"]
@@ -70,7 +70,7 @@ def write_sweep(tmp_path, **changes):
     return file
 
 
-def test_what_a_sweep_says_replaces_the_experiments(tmp_path):
+def test_a_sweeps_values_replace_the_experiments(tmp_path):
     policies = {
         "teacher": {},
         "student": {"iterations": 7},
@@ -95,7 +95,7 @@ def test_shipped_sweeps_of_distillation_differ_in_nothing_but_the_algorithm():
     words = [word for _, policy in policies for word in policy.overrides]
     assert all(word.startswith("agent.algorithm.") for word in words)
     seeds = [seed for sweep, _ in sweeps for seed in sweep.seeds]
-    assert len(seeds) == len(set(seeds))  # the grid's seed reports no result
+    assert len(seeds) == len(set(seeds))  # the grid's seed is not reported
     (_, curves), (_, grid) = sweeps
     tried = [sorted(policy.overrides) for policy in grid.policies.values()]
     assert sorted(curves.policies["rsl_rl_tuned"].overrides) in tried
@@ -119,7 +119,7 @@ def test_wrong_sweep_is_refused(tmp_path, changes, message):
         load_sweep(write_sweep(tmp_path, **changes))
 
 
-def test_every_policy_has_every_seed_and_is_evaluated_also_on_the_way(tmp_path):
+def test_every_policy_has_every_seed_and_extra_evaluations(tmp_path):
     file = write_sweep(tmp_path, seeds=[3, 4], evaluate_after={"scratch": [1, 20]})
     stages = {stage.name: stage for stage in sweep_stages(*load_sweep(file), "cpu")}
     policies = ("teacher", "student", "finetuned", "scratch")

@@ -86,7 +86,7 @@ def test_limits_of_return_and_steps():
     }
 
 
-def test_each_seed_is_held_against_its_own_teacher():
+def test_each_seed_is_compared_with_its_own_teacher():
     other = learning("teacher", seed=2, curve={10: 20.0}, evaluated_return=20.0)
     rows = compared(learning("scratch"), other, learning("scratch", seed=2))
     assert [row["share"] for row in rows] == [1.0, 1.0, 0.5]
@@ -118,8 +118,8 @@ def test_tables_have_a_row_per_policy_and_one_per_seed():
     ]
     sweep = SWEEP.model_copy(update={"evaluate_after": {"scratch": [1, 2]}})
     table = format_markdown(compare(learnings, "teacher"), "teacher", sweep)
-    assert "been at 95% of the teacher's final one" in table
-    assert "starts low. Evaluated at 90% from: of the" in table
+    assert "reached 95% of the teacher's final return" in table
+    assert "starts low. Evaluated at 90% from: policies" in table
     rows = cells(table)
     expected = [
         ["teacher", "1 to 2", "10.000", "100.0%", "1.00", "2 to 10", "96% to 100%"],
@@ -154,7 +154,7 @@ def experiment():
 
 @pytest.fixture
 def records(tmp_path, experiment):
-    """Leave what the stages of seed 7 leave: 2 logged iterations of 10 steps."""
+    """Write the results of the stages of seed 7: 2 logged iterations of 10 steps."""
     from torch.utils.tensorboard import SummaryWriter
 
     records = {}

@@ -1,4 +1,4 @@
-"""The tables of options and commands: those in README and docs are what the code says."""
+"""The tables of options and commands in README and docs are those that the code gives."""
 
 import dataclasses
 import re
@@ -71,7 +71,7 @@ def test_every_command_is_in_the_docs():
     for name in (*COMMANDS_OF_CLI, "bench"):
         assert f"\n## {name}\n" in page.read_text()
     sections = command_sections(page.parent)
-    assert "| `--device DEVICE` | cpu or cuda:\\<index> |" in sections  # no tag of HTML
+    assert "| `--device DEVICE` | cpu or cuda:\\<index> |" in sections  # not an HTML tag
     assert "| `--single-input` |" in sections
     assert re.search(r"\| `--platform {isaaclab,mjlab,rsl_rl}` \|", sections)
     assert re.search(r"\| `BUNDLE` \| .* \(required\) \|", sections)
@@ -82,8 +82,8 @@ def test_code_is_not_escaped():
 
 
 @pytest.mark.parametrize("options", [DistillationOptions, PpoOptions])
-def test_every_option_says_first_in_one_line_what_it_is(options):
-    """Command lines show that line on its own."""
+def test_every_options_docstring_starts_with_a_one_line_summary(options):
+    """Command lines show only that line."""
     meanings = docstrings(options)
     for field in dataclasses.fields(options):
         first, *rest = meanings[field.name].split("\n")

@@ -48,7 +48,7 @@ def write_training_log(folder, name):
 
 
 class Run:
-    """A finished run folder, all but its report."""
+    """A finished run folder without its report."""
 
     def __init__(self, folder, file=DEMO):
         self.folder, self.experiment = folder, load_experiment(file)

@@ -1,4 +1,4 @@
-"""Stages: run once, run again when what they depend on changed, never finished by half."""
+"""Stages run once, run again if a dependency changed, and are never finished only partly."""
 
 import os
 import signal
@@ -75,7 +75,7 @@ def test_failed_stage_is_repeated_and_earlier_ones_reused(folder, code, message)
     assert run(folder, good, bad) == ["bad"]
 
 
-def test_record_and_log_tell_what_a_command_did(folder, monkeypatch, capsys):
+def test_a_command_leaves_a_record_and_a_log(folder, monkeypatch, capsys):
     monkeypatch.setattr(pipeline, "LOOK_SECONDS", 0.0)
     monkeypatch.setattr(progress, "SILENT_SECONDS", 0.0)
     code = "import sys, time; x = bytearray(200_000_000); "
@@ -102,9 +102,9 @@ for _ in range(600):
         break
     time.sleep(0.05)
 else:
-    raise SystemExit('nobody came')
+    raise SystemExit('the other command did not start')
 """
-"""Ends once a file is there."""
+"""Code that ends when a file exists."""
 WAIT = "import os, time; open('pid', 'w').write(str(os.getpid())); {}; open('ready', 'w'); "
 WAIT += "time.sleep(60)"
 
@@ -138,7 +138,7 @@ def test_no_more_stages_run_at_a_time_than_asked_for(folder):
 
 
 @pytest.mark.parametrize("first", ["pass", "__import__('signal').signal(15, 1)"])
-def test_a_failure_ends_what_runs_beside_it_even_what_ignores_that(folder, monkeypatch, first):
+def test_a_failure_ends_other_commands_even_if_they_ignore_signals(folder, monkeypatch, first):
     monkeypatch.setattr(pipeline, "GRACE_SECONDS", 0.2)
     waits = make_stage("waits", code=WAIT.format(first))
     fails = make_stage("fails", code=f"{met('ready')}; raise SystemExit('broken')")
@@ -149,9 +149,9 @@ def test_a_failure_ends_what_runs_beside_it_even_what_ignores_that(folder, monke
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-def test_an_interruption_ends_the_commands_and_says_how_to_go_on(folder, repository, number):
+def test_an_interruption_ends_the_commands_and_says_how_to_continue(folder, repository, number):
     code = (
-        # A shell that started the tests in the background has Ctrl+C ignored.
+        # A process that a shell started in the background ignores Ctrl+C.
         "import signal; signal.signal(signal.SIGINT, signal.default_int_handler);"
         "import sys; from scripts.pipeline.run import *;"
         f"stage = Stage(name='waits', output='*', command=lambda _: {['python']!r}"
@@ -167,6 +167,6 @@ def test_an_interruption_ends_the_commands_and_says_how_to_go_on(folder, reposit
         assert process.poll() is None
         time.sleep(0.02)
     process.send_signal(number)
-    assert "interrupted: the same command goes on" in process.communicate()[1]
+    assert "interrupted: run the same command again to continue" in process.communicate()[1]
     assert process.returncode == 130
     assert_ended(folder)

@@ -1,4 +1,4 @@
-"""An experiment's stages: their commands, what each reads, and which settings it depends on."""
+"""An experiment's stages: their commands, their inputs, and the settings they depend on."""
 
 import shlex
 
@@ -60,7 +60,7 @@ def lay_out(experiment, device="cpu"):
 
 
 def test_a_training_leaves_the_checkpoint_of_its_last_iteration(tmp_path):
-    """Of the newest run that has its name, not one that begins with it."""
+    """The newest run with its name counts, not a run whose name only begins with it."""
     student = lay_out(load_experiment(DEMO))["student"]
     files = ("1_student/model_59.pt", "2_student/model_59.pt", "3_student/model_58.pt")
     body = "import pathlib, sys, time\nfor name in sys.argv[1:]:\n    path = pathlib.Path(name)\n"

@@ -1,4 +1,4 @@
-"""`make stats` counts what it says, on a tree small enough to count by hand."""
+"""`make stats` counts correctly, on a tree that is small enough to count by hand."""
 
 from scripts.ci.stats import table
 

@@ -29,7 +29,7 @@ def test_a_training_of_a_row_returns_its_reward(name):
     assert -1.0 <= reward <= 1.0
 
 
-def test_the_forget_gate_alone_gets_a_bias_of_one():
+def test_only_the_forget_gate_gets_a_bias_of_one():
     lstm: Any = nn.LSTM(2, 3)
     before = lstm.bias_ih_l0.detach().clone()
     bias_forget_gates(lstm)
@@ -37,7 +37,7 @@ def test_the_forget_gate_alone_gets_a_bias_of_one():
     assert torch.equal(lstm.bias_ih_l0[[0, 1, 2, *range(6, 12)]], before[[0, 1, 2, *range(6, 12)]])
 
 
-def test_the_policy_alone_sees_scaled_observations():
+def test_only_the_policy_sees_scaled_observations():
     obs = ScaledRecall(100.0, num_envs=4, recall_length=2).get_observations()
     assert obs["policy"].abs().max() == 100
     assert obs["privileged"].abs().max() == 1

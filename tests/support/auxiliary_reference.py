@@ -1,4 +1,4 @@
-"""Auxiliary losses and their truncated gradient written once more, sample by sample."""
+"""A reference for auxiliary losses and their truncated gradient, sample by sample."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ ONE_SGD_STEP: dict[str, Any] = {
     "num_learning_epochs": 1,
     "num_mini_batches": 1,
 }
-"""Parameters then move by the gradient, whatever happens on the way to it."""
+"""With these options the parameters' change equals the gradient."""
 
 HEADS: dict[str, Any] = {
     "velocity": {"target": "state", "columns": [4, 1], "hidden_dims": [5], "coef": 0.7},
@@ -31,7 +31,7 @@ HEADS: dict[str, Any] = {
 
 @dataclass(frozen=True)
 class Past:
-    """A rollout as it was when it was stored, and the states of the model before it."""
+    """A stored rollout, and the states of the model before it."""
 
     obs: Any
     dones: torch.Tensor
@@ -47,7 +47,7 @@ def distilling(num_steps: int, num_envs: int, **options: Any) -> Any:
 
 
 def by_ppo(num_steps: int, num_envs: int, **options: Any) -> Any:
-    """Build a PPO that steps once per update, on windows of 3 steps where it has memory."""
+    """Build a PPO that steps once per update, on windows of 3 steps if it has memory."""
     shared = {**ONE_SGD_STEP, "schedule": "fixed", "value_loss_coef": 0.7}
     if options.get("actor") != "mlp":
         shared["gradient_length"] = 3
@@ -67,13 +67,13 @@ def vector(*modules: torch.nn.Module) -> torch.Tensor:
 
 
 def modules_of(algorithm: Any) -> list[torch.nn.Module]:
-    """Return what an update trains, heads last."""
+    """Return the modules that an update trains, heads last."""
     roles = [role for role in ("student", "actor", "critic") if hasattr(algorithm, role)]
     return [*(getattr(algorithm, role) for role in roles), algorithm._heads.module]
 
 
 def gradient_of_update(algorithm: Any) -> torch.Tensor:
-    """Update, and return by what the parameters moved."""
+    """Update, and return the change of the parameters."""
     before = vector(*modules_of(algorithm))
     metrics = algorithm.update()
     assert len(metrics) > 1
@@ -81,20 +81,20 @@ def gradient_of_update(algorithm: Any) -> torch.Tensor:
 
 
 def stored(algorithm: Any) -> Past:
-    """Copy what a distillation has stored. Its teacher has no memory."""
+    """Copy the stored rollout of a distillation, whose teacher has no memory."""
     storage = algorithm.storage
     state = hidden_state.clone(algorithm.experience.start_state)
     return Past(storage.observations.clone(), storage.dones.squeeze(-1).bool(), state)
 
 
 def roll_out_distillation(algorithm: Any, seed: int) -> Past:
-    """Fill the storage; return what is in it."""
+    """Fill the storage and return its rollout."""
     roll_out(algorithm, seed, done_rate=0.3)
     return stored(algorithm)
 
 
 def roll_out_by_ppo(algorithm: Any, seed: int) -> Past:
-    """Fill the storage, move the policy off the one that acted; return what is in it."""
+    """Fill the storage, then move the policy away from the one that acted; return the rollout."""
     models = (algorithm.actor, algorithm.critic)
     state = tuple(hidden_state.clone(model.get_hidden_state()) for model in models)
     roll_out_ppo(algorithm, seed, done_rate=0.3)
@@ -180,7 +180,7 @@ def _gradient(
 def _of_heads(
     algorithm: Any, past: Past, latent: torch.Tensor, t: int, env: int
 ) -> torch.Tensor | float:
-    """Return the weighed sum of the heads' losses on one sample."""
+    """Return the weighted sum of the heads' losses on one sample."""
     total: torch.Tensor | float = 0.0
     named = algorithm.options.auxiliary.values()
     for options, network in zip(named, algorithm._heads.module, strict=True):
@@ -191,7 +191,7 @@ def _of_heads(
             teacher = algorithm.teacher
             with torch.no_grad():
                 inputs = teacher.get_latent(past.obs[later, env : env + 1])
-                target = teacher.mlp[0](inputs).squeeze(0)  # "teacher:mlp.0", the only one here
+                target = teacher.mlp[0](inputs).squeeze(0)  # "teacher:mlp.0", the only layer here
         else:
             target = past.obs[options["target"]][later, env]
         target = target[options.get("columns", list(range(len(target))))]

@@ -1,4 +1,4 @@
-"""The recall task cut into ranks: what is random is a function of an environment's own number."""
+"""The recall task cut into ranks: random numbers depend only on an environment's number."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from rsl_tbptt_tasks.memory import RecallEnv
 
 
 def generators(first: int, last: int, seed: int) -> list[torch.Generator]:
-    """Return one for each of some environments."""
+    """Return a generator for each of some environments."""
     return [torch.Generator().manual_seed(1000 * seed + env) for env in range(first, last)]
 
 
@@ -46,10 +46,10 @@ class CutRecallEnv(RecallEnv):
 
 
 class CutGaussian(GaussianDistribution):
-    """Gaussian whose samples, one for each environment, come from generators of their own."""
+    """Gaussian that samples each environment with that environment's own generator."""
 
     noise: list[torch.Generator]
-    """Of the environments that this rank has, set with them."""
+    """Generators of this rank's environments, set with them."""
 
     def sample(self) -> torch.Tensor:
         mean, std = self.params
@@ -58,5 +58,5 @@ class CutGaussian(GaussianDistribution):
 
 
 def gaussian(**options: Any) -> dict[str, Any]:
-    """Return the config of a distribution; one of its own, as rsl_rl takes entries out of it."""
+    """Return a new config of the distribution, because rsl_rl removes entries from it."""
     return {"class_name": "support.cut_recall:CutGaussian", "init_std": 0.3, **options}

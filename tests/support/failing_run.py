@@ -1,4 +1,4 @@
-"""Trainings of several ranks in which something happens to one; imported by their processes."""
+"""Trainings of several ranks in which one rank fails; the ranks' processes import this."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from rsl_tbptt_tasks.memory import RecallEnv
 from support.safe_runs import NUM_ENVS, make_runner
 
 AT = 15
-"""Step, in the third iteration, in which it happens."""
+"""Step of the third iteration at which the event happens."""
 
 
 class EventfulEnv(RecallEnv):
-    """Has something happen in one step: "raises", "is killed", "stands still" or "shows nan"."""
+    """Fails in one step in the given way: "raises", "is killed", "stands still" or "shows nan"."""
 
     def __init__(self, event: str, step_s: float) -> None:
         super().__init__(NUM_ENVS, 3)
@@ -44,18 +44,18 @@ class EventfulEnv(RecallEnv):
 def run_rank(
     rank: int, num_ranks: int, event: str, at_rank: int, folder: str, step_s: float = 0.0
 ) -> None:
-    """Train until something ends it, and leave in ``folder`` how that was.
+    """Train until something ends the training, and write into ``folder`` how it ended.
 
     Args:
         rank: This rank.
         num_ranks: R.
-        event: What happens; "" for nothing.
-        at_rank: The rank to which it happens.
+        event: What happens; "" means nothing.
+        at_rank: The rank where it happens.
         folder: The run's folder.
         step_s: Seconds that each step of the environments takes on other ranks.
     """
     root, here = Path(folder), rank == at_rank
-    if event == "stands still":  # as docs/howto/cluster.md says it
+    if event == "stands still":  # as in docs/howto/cluster.md
         timeout = timedelta(seconds=10)
         torch.distributed.init_process_group(
             "gloo", timeout=timeout, rank=rank, world_size=num_ranks

@@ -10,7 +10,7 @@ from support.helpers import make_model, make_ppo
 
 
 def distilled(student: str = "lstm", teacher: str = "lstm") -> dict[str, Any]:
-    """Return what a distillation's checkpoint holds for PPO."""
+    """Return the entries of a distillation's checkpoint that PPO loads."""
     return {
         "student_state_dict": make_model("actor", student, 4, seed=5).state_dict(),
         "teacher_state_dict": make_model("teacher", teacher, 4, seed=7).state_dict(),
@@ -33,7 +33,7 @@ def make_fine_tuned(teacher: str = "lstm", **options: Any) -> Any:
 
 
 def save_untrained(runner: Any, path: Path) -> None:
-    """Write a runner's checkpoint; rsl_rl 5.0's own ``save`` needs a training before."""
+    """Write a runner's checkpoint; rsl_rl 5.0's own ``save`` works only after training."""
     torch.save({**runner.alg.save(), "iter": 0, "infos": None}, path)
 
 
@@ -69,7 +69,7 @@ def distillation_cfg(**algorithm: Any) -> dict[str, Any]:
 
 
 def fine_tuning_cfg(**algorithm: Any) -> dict[str, Any]:
-    """Return the config of a runner that goes on with that student by PPO, with options."""
+    """Return the config of a runner that continues with that student by PPO, with options."""
     return {
         "num_steps_per_env": 8,
         "save_interval": 1000,

@@ -1,7 +1,7 @@
-"""Stand-ins on the CPU for what exists on CUDA alone, so that the CUDA engine runs here.
+"""Stand-ins on the CPU for operators that only CUDA has, so that the CUDA engine runs here.
 
-The cells follow aten/src/ATen/native/cuda/RNN.cu of torch in what they read, return and keep, and
-are registered as CPU kernels of torch's own operators: the dispatcher checks each call's signature.
+The cells read, return and keep the same tensors as aten/src/ATen/native/cuda/RNN.cu of torch. They
+are registered as CPU kernels of torch's own operators, so the dispatcher checks each call.
 """
 
 import contextlib
@@ -31,7 +31,7 @@ SCHEMAS = {
         " -> (Tensor, Tensor, Tensor, Tensor, Tensor)"
     ),
 }
-"""What torch declares the operators to be."""
+"""Torch's declarations of the operators."""
 
 
 def lstm_cell(input_gates, hidden_gates, cx, input_bias=None, hidden_bias=None):
@@ -91,7 +91,7 @@ def gru_cell_backward(grad_hy, workspace, has_bias):
 
 
 def check_forward(input_gates, hidden_gates, state, input_bias, hidden_bias, num_gates):
-    """Refuse what the kernels refuse, and memory in another dtype, which they would misread."""
+    """Raise an error for inputs that the kernels refuse, and for dtypes that they would misread."""
     assert input_gates.dim() == state.dim() == 2
     assert input_gates.shape == hidden_gates.shape
     assert input_gates.shape == (state.shape[0], num_gates * state.shape[1])
@@ -126,7 +126,7 @@ def cuda_engine_on_cpu():
 
 
 def recordings():
-    """Return the free recordings by what they were made for."""
+    """Return the free recordings by their purpose."""
     return {
         (key, num_envs): list(free)
         for key, sizes in cuda._pool._free.items()
@@ -138,7 +138,7 @@ def record(function, device, pool, before=None):
     """Stand in for a CUDA graph: a replay runs ``function`` again into the same memory."""
     outputs = function()
 
-    @torch.autocast("cpu", enabled=False)  # a graph does what was recorded, whatever surrounds it
+    @torch.autocast("cpu", enabled=False)  # a graph ignores the current modes
     def replay():
         kept, new = pytree.tree_leaves(outputs), pytree.tree_leaves(function())
         for target, source in zip(kept, new, strict=True):

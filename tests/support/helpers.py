@@ -28,7 +28,7 @@ if "if not self.obs_groups" in inspect.getsource(CNNModel.get_latent):
     MODELS.append("images")  # rsl_rl 5.0 crashes without any one-dimensional group
 
 SEEING = ["cnn", "images", "cnn-lstm", "cnn-gru"]
-"""Kinds of models that see images, the last two our own with a memory."""
+"""Kinds of models that see images; the last two are our own recurrent ones."""
 
 CNN = {"output_channels": [3, 2], "kernel_size": 3, "padding": "zeros", "stride": [2, 1]}
 
@@ -36,7 +36,7 @@ CNN = {"output_channels": [3, 2], "kernel_size": 3, "padding": "zeros", "stride"
 def make_obs(
     num_envs: int, generator: torch.Generator | None = None, images: bool = False
 ) -> TensorDict:
-    """Return random observations with a "policy" and a "state" group, and images if asked for."""
+    """Return random observations with a "policy" and a "state" group, and images on request."""
     groups = {"policy": (OBS_DIM,), "state": (STATE_DIM,), **(IMAGES if images else {})}
     return TensorDict(
         {
@@ -88,7 +88,7 @@ def make_distillation(
 ) -> Any:
     """Build an algorithm with its models and storage; equal arguments give equal weights.
 
-    Ours passes once over each rollout, in one piece and without a memory, unless told otherwise.
+    By default ours passes once over each rollout, in one mini-batch, without a replay buffer.
     """
     if algorithm is not Distillation:
         options = ONE_PASS | options
@@ -123,7 +123,7 @@ def roll_out(
 
 
 def hold_frames(period: int) -> Callable[[int, TensorDict], None]:
-    """Let environment n show each image for some steps, beginning at any of them."""
+    """Make environment n repeat each image for some steps, starting at any of them."""
     last: dict[str, torch.Tensor] = {}
 
     def on_step(step: int, obs: TensorDict) -> None:
@@ -142,7 +142,7 @@ def parameters_of(algorithm: Any) -> torch.Tensor:
 
 
 def absolute_error(actions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Stand for a user's loss given by its qualified name."""
+    """Stand in for a user's loss that is given by its qualified name."""
     return (actions - labels).abs()
 
 
@@ -164,7 +164,7 @@ def make_ppo(
 ) -> Any:
     """Build a PPO with its models and storage; equal arguments give equal weights.
 
-    A "sharing" critic is of the actor's kind, with its encoders.
+    A "sharing" critic has the actor's kind and shares its encoders.
     """
     actor_model = make_model("actor", actor, num_envs, seed=1, **(actor_kwargs or {}))
     critic_kwargs: dict[str, Any] = {"output_dim": 1, "distribution_cfg": None}

@@ -34,7 +34,7 @@ def make_imitating(
 def live(
     algorithm: Any, twin: Any, seed: int, done_rate: float = 0.3, **hooks: Any
 ) -> tuple[list, list]:
-    """Roll out; return the states before each step, and what a twin of the teacher says then.
+    """Roll out; return the states before each step, and the answers of a twin of the teacher.
 
     The twin keeps its state: it has to see every rollout that the teacher does.
     """

@@ -1,4 +1,4 @@
-"""What tests have to look at inside of the algorithms, in one place."""
+"""Access to the internals of the algorithms that tests check, in one place."""
 
 from __future__ import annotations
 
@@ -17,12 +17,12 @@ def add_gradient(algorithm: Any, mini_batch: Any) -> None:
 
 
 def start_states(algorithm: Any) -> Any:
-    """Return the states that an update begins with."""
+    """Return the states at the start of an update."""
     return algorithm.states if hasattr(algorithm, "states") else algorithm.experience.start_state
 
 
 def trained_parameters(algorithm: Any) -> list[torch.nn.Parameter]:
-    """Return what the optimisers of an algorithm step."""
+    """Return the parameters that an algorithm's optimisers train."""
     groups = [group for opt in algorithm.transaction.optimizers for group in opt.param_groups]
     return [parameter for group in groups for parameter in group["params"]]
 
@@ -40,7 +40,7 @@ def assert_same(got: Any, want: Any) -> None:
 
 
 def through_a_file(checkpoint: Any) -> Any:
-    """Return a checkpoint as it is read from a file."""
+    """Save a checkpoint to a file and return it as read from there."""
     file = io.BytesIO()
     torch.save(checkpoint, file)
     file.seek(0)

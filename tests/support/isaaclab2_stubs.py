@@ -1,6 +1,6 @@
 """Isaac Lab 2.3 without Isaac Sim: its real config classes and vec-env wrapper, and stubbed envs.
 
-The wheel of Isaac Lab 2.3 holds its packages as sources, which its launcher puts on the path, and
+The wheel of Isaac Lab 2.3 contains its packages as sources that its launcher puts on the path, and
 ``isaaclab.envs`` starts the simulator. Import this before anything of Isaac Lab.
 """
 
@@ -11,11 +11,11 @@ from types import ModuleType
 
 
 class DirectRLEnv:
-    """Stands for the simulated environment's base class, which the wrapper asks for."""
+    """Stands in for the base class of simulated environments that the wrapper requires."""
 
 
 class ManagerBasedRLEnv:
-    """Stands for the other one."""
+    """Stands in for the other base class."""
 
 
 def _install() -> None:

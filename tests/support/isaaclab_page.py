@@ -1,7 +1,7 @@
-"""The commands of docs/howto/isaaclab.md, but for one iteration and few robots.
+"""The commands of docs/howto/isaaclab.md, with one iteration and few robots.
 
 They run in the process of :mod:`isaaclab_process`, which calls ``train`` and ``play`` below: Isaac
-Lab's own functions of these names, watched.
+Lab's own functions of these names, with observers.
 """
 
 import re
@@ -20,16 +20,16 @@ PLACEHOLDERS = {
     "STOCK_PPO": "stock PPO",
     "MY_TEACHER": "your teacher",
 }
-"""Words of the page that stand for a checkpoint, and the command that leaves it."""
+"""Placeholders of the page for a checkpoint, and the command that writes it."""
 
 MY_TASK = Path(__file__).with_name("my_task_installed.py")
 STAND_INS = Path(__file__).with_name("isaaclab_stand_ins.py")
 
 NUM_STEPS = 80
-"""Steps that are played; falling takes an untrained student 20 to 40."""
+"""Number of steps to play; an untrained student falls after 20 to 40."""
 SMALL = {"train": ["--max_iterations", "1", "--num_envs", "32"], "play": ["--num_envs", "8"]}
 SMALL_ROBOTS = ["--num_envs", "4", "agent.num_steps_per_env=4", "env.decimation=1"]
-"""Legged robots take seconds per step on a processor."""
+"""Legged robots take seconds per step on a CPU."""
 
 
 @dataclass(frozen=True)
@@ -37,19 +37,19 @@ class Command:
     """A command of the page."""
 
     words: list[str]
-    """What follows ``isaaclab``."""
+    """Arguments after ``isaaclab``."""
     environment: dict[str, str]
 
 
 @dataclass(frozen=True)
 class Run:
-    """What a command left."""
+    """Result of a command."""
 
     folder: Path
-    """Where Isaac Lab put checkpoints and configs; the working directory after ``play``."""
+    """Folder of Isaac Lab's checkpoints and configs; the working directory after ``play``."""
     printed: str
     seen: dict
-    """What the watched function returned."""
+    """Return value of the observed function."""
 
     @property
     def checkpoint(self) -> Path:
@@ -74,7 +74,7 @@ def commands() -> dict[str, Command]:
 
 
 class Page:
-    """The page's commands, each run when it is first asked for."""
+    """The page's commands; each runs when it is first requested."""
 
     def __init__(self, isaaclab, folder):
         self._isaaclab, self._folder, self._runs = isaaclab, folder, {}
@@ -111,7 +111,7 @@ class Page:
 
 
 def train(arguments):
-    """Run ``isaaclab train`` and watch what PPO makes of time-outs, and what it warns of."""
+    """Run ``isaaclab train`` and record PPO's values of time-outs, and its warnings."""
     from isaaclab.cli import train as isaaclab_train
 
     from rsl_tbptt.algorithms import TbpttPPO
@@ -146,7 +146,7 @@ def train(arguments):
 
 
 def play(arguments):
-    """Run ``isaaclab play`` for some steps; put what was seen and done into ``played.pt``."""
+    """Run ``isaaclab play`` for some steps; save observations and actions to ``played.pt``."""
     import torch
     from isaaclab.cli import play as isaaclab_play
     from isaaclab_rl.entrypoints.backends import play_rsl_rl

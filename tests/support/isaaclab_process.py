@@ -1,6 +1,6 @@
 """One process with Isaac Lab for all tests: its imports and kernels are loaded once.
 
-A start of the simulator takes half a minute in a process of its own and a few seconds here. Run as
+The simulator starts in half a minute in a new process and in a few seconds here. Run as
 a script, this file is that process: it reads jobs from its standard input and runs them in turn.
 """
 
@@ -16,10 +16,10 @@ from pathlib import Path
 
 
 class IsaacLab:
-    """The process, as tests see it."""
+    """The tests' handle of the process."""
 
     def __init__(self, folder, environment: dict[str, str]):
-        """Start the process; what its jobs print goes to files in ``folder``."""
+        """Start the process; the output of its jobs goes to files in ``folder``."""
         self._folder, self._num_jobs = folder, 0
         replies, self._their_end = os.pipe()
         self._replies = os.fdopen(replies)
@@ -38,14 +38,14 @@ class IsaacLab:
         """Run ``"module:function"`` or ``"file.py:function"`` there.
 
         Args:
-            function: What to run.
+            function: Function to run.
             *arguments: Its arguments, JSON values.
-            folder: Working directory; by default one of its own.
-            succeeds: Whether it has to; otherwise it must not.
+            folder: Working directory; by default a new folder.
+            succeeds: Whether the function must succeed; otherwise it must fail.
             **environment: Environment variables for this job.
 
         Returns:
-            What it returned, through JSON, and what it printed.
+            The function's result, through JSON, and its output.
         """
         self._num_jobs += 1
         folder = folder or self._folder / str(self._num_jobs)
@@ -69,7 +69,7 @@ class IsaacLab:
 
 
 def work(replies):
-    """Run jobs until there are no more."""
+    """Run jobs until the input ends."""
     from isaaclab.cli import load_external_tasks
 
     load_external_tasks()
@@ -83,13 +83,13 @@ def work(replies):
 
 
 def look_at(task, num_envs, measure, change=lambda env_cfg: None):
-    """Build an environment on the processor; return what ``measure`` sees of it, through JSON.
+    """Build an environment on the CPU; return the result of ``measure``, through JSON.
 
     Args:
         task: Registered id.
-        num_envs: Environments.
+        num_envs: Number of environments.
         measure: Function of the environment.
-        change: Changes its config.
+        change: Function that changes its config.
     """
     import gymnasium as gym
     from isaaclab.app import launch_simulation
@@ -101,7 +101,7 @@ def look_at(task, num_envs, measure, change=lambda env_cfg: None):
     with launch_simulation(env_cfg, argparse.Namespace(device="cpu", headless=True)):
         env = gym.make(task, cfg=env_cfg).unwrapped
         seen = json.dumps(measure(env), default=lambda x: x.tolist())
-        env.close()  # takes the simulator's memory with it
+        env.close()  # frees the simulator's memory
     return json.loads(seen)
 
 
@@ -133,7 +133,7 @@ def load(function):
 
 @contextlib.contextmanager
 def printing_to(log):
-    """Send everything that is printed, also by libraries in C, to a file."""
+    """Send all output to a file, including that of C libraries."""
     kept = [os.dup(stream) for stream in (1, 2)]
     with open(log, "w") as file:
         for stream in (1, 2):
@@ -148,7 +148,7 @@ def printing_to(log):
 
 @contextlib.contextmanager
 def variables(environment):
-    """Set environment variables for a while."""
+    """Set environment variables temporarily."""
     kept = dict(os.environ)
     os.environ.update(environment)
     yield
@@ -157,6 +157,6 @@ def variables(environment):
 
 
 if __name__ == "__main__":
-    sys.path[0] = str(Path(__file__).parents[1])  # where test files find their helpers
+    sys.path[0] = str(Path(__file__).parents[1])  # the folder of the tests' helpers
     work(os.fdopen(int(sys.argv[1]), "w"))
-    os._exit(0)  # the interpreter takes seconds to forget a simulator
+    os._exit(0)  # without cleanup, which takes seconds after a simulator

@@ -1,8 +1,8 @@
 """Stand-ins for the files that Isaac Lab's stock tasks load from an asset server.
 
-A box on four three-jointed legs has the bodies and joints by name that ANYmal-D's and Go2's configs
-ask for, and nothing else of those robots. A small random LSTM stands for ANYmal's motor, and this
-repository's cartpole for Isaac Lab's.
+A box on four legs with three joints each has the body and joint names of ANYmal-D's and Go2's
+configs, and nothing else of those robots. A small random LSTM replaces ANYmal's motor, and this
+repository's cartpole replaces Isaac Lab's.
 """
 
 import os
@@ -94,7 +94,7 @@ def Xform "Ground"
 
 
 class Motor(torch.nn.Module):
-    """What Isaac Lab loads as an actuator network: an LSTM named ``lstm`` and its state."""
+    """An actuator network as Isaac Lab loads it: an LSTM named ``lstm`` and its state."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -109,7 +109,7 @@ class Motor(torch.nn.Module):
 
 
 def write_asset_root() -> None:
-    """Write what stock tasks ask an asset server for, where this process looks for one."""
+    """Write the files that stock tasks load from an asset server, where this process reads them."""
     root = Path(os.environ["ISAACSIM_ASSET_ROOT"]) / "Isaac" / "IsaacLab"
     write(root / "Robots" / "Classic" / "Cartpole" / "cartpole.usd", CARTPOLE.read_text())
     for path, names in ROBOTS.items():

@@ -1,4 +1,4 @@
-"""A training that is killed again and again; imported by the process that it runs in."""
+"""A training that is killed repeatedly; the process that runs it imports this."""
 
 from __future__ import annotations
 
@@ -25,17 +25,17 @@ OPTIONS = {
 
 
 def train(folder: str, kind: str, interval: int, iterations: int) -> None:
-    """Go on from the newest checkpoint, as a job script's command does.
+    """Continue from the newest checkpoint, as a job script's command does.
 
     Args:
-        folder: The run's folder. In it ``reached`` counts the iterations whose update is done, and
-            ``saved`` is what it was when the newest file had been written.
+        folder: The run's folder. Its file ``reached`` counts the iterations whose update is done,
+            and ``saved`` is that number when the newest checkpoint was written.
         kind: "distillation" or "ppo".
         interval: Iterations between two checkpoints.
         iterations: Iterations of the whole run.
     """
     torch.set_num_threads(1)
-    sys.stdout = open(os.devnull, "w")  # noqa: SIM115  the process ends with it
+    sys.stdout = open(os.devnull, "w")  # noqa: SIM115  open until the process ends
     run = Path(folder)
     runner = make_runner(run, kind, algorithm=OPTIONS[kind], keep_last=3, save_interval=interval)
     if any(NUMBERED.fullmatch(path.name) for path in run.iterdir()):

@@ -1,6 +1,6 @@
 """docs/howto/mjlab.md as a reader follows it, then the commands of docs/studies/mjlab.md.
 
-The files of the first page, its package and its commands, in their order.
+From the first page: its files, its package and its commands, in the page's order.
 """
 
 import re
@@ -16,19 +16,19 @@ BLOCKS = re.findall(r"```(\w+)\n(.*?)```", PAGE, flags=re.DOTALL)
 """Language and text of every code block."""
 
 INSTALLATIONS = {"this package: Python 3.10 to 3.13, rsl_rl 5.4.2", "your package"}
-"""Comments of the commands that change an environment; :func:`build_package` stands for one."""
+"""Comments of commands that change an environment; :func:`build_package` replaces one of them."""
 ON_TWO_GPUS = "one process on each of two GPUs"
 ON_A_GPU = ", on a GPU"
-"""How the comment of a command ends that leaves the choice of the GPU to mjlab."""
+"""End of the comment of a command that leaves the choice of the GPU to mjlab."""
 
 PLACEHOLDERS = {
     "STUDENT": "logs/rsl_rl/my_task/*_student/model_1.pt",
     "TEACHER": "logs/rsl_rl/tbptt_cartpole_occluded/*_teacher/model_1.pt",
 }
-"""Words of the page that stand for a checkpoint, and where it is found."""
+"""Placeholders of the page for a checkpoint, and the path where it is."""
 NUM_ENVS = {"train": "--env.scene.num-envs", "play": "--num-envs"}
 SMALL = {"train": ("8", "--agent.max-iterations", "2"), "play": ("4",)}
-"""Number of environments, and what else makes a command short."""
+"""Options that make a command short, such as few environments."""
 
 
 @dataclass(frozen=True)
@@ -38,10 +38,10 @@ class Command:
     words: list[str]
     environment: dict[str, str]
 
-    def smaller(self, *further: str) -> "Command":
-        """Return it with options that make it short, in the place of its own."""
+    def smaller(self, *extra: str) -> "Command":
+        """Return the command with its options replaced by ones that make it short."""
         words = [PLACEHOLDERS.get(word, word) for word in self.words]
-        small = [NUM_ENVS[words[0]], *SMALL[words[0]], *further]
+        small = [NUM_ENVS[words[0]], *SMALL[words[0]], *extra]
         for option in small[::2]:
             if option in words:
                 del words[words.index(option) : words.index(option) + 2]
@@ -74,7 +74,7 @@ def runs() -> dict[str, Command]:
 
 
 def build_package(folder: Path) -> Path:
-    """Write the page's files and build the wheel of its package, which can be imported from."""
+    """Write the page's files and build the wheel of its package, from which it can be imported."""
     folder.mkdir()
     for language, text in BLOCKS:
         if language != "bash":

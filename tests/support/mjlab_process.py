@@ -1,11 +1,11 @@
-"""mjlab's own commands one after the other in one process, which loads the simulator once.
+"""Run mjlab's own commands in turn in one process, which loads the simulator only once.
 
 Usage: ``python mjlab_process.py COMMANDS.json``, a list of command lines, each a list of words and
 the environment variables that it adds. A word that starts with ``logs/`` is a pattern of one file.
 ``play`` runs a viewer without a screen for a few episodes; ``rsl-tbptt`` has to succeed.
 """
 
-# mjlab has an environment of its own, where no type checker looks.
+# mjlab is in a separate environment that the type checker does not see.
 # pyright: reportMissingImports=false
 
 import json
@@ -24,10 +24,10 @@ NUM_PLAY_STEPS = 40
 
 
 class HeadlessViewer(BaseViewer):
-    """mjlab's own stepping without its pictures.
+    """mjlab's own viewer loop without rendering.
 
-    Prints for every step which environments started an episode, and which have the memory of a
-    policy that saw nothing before this step.
+    Prints for every step which environments started an episode, and in which the policy's memory is
+    that after a first step.
     """
 
     setup = sync_env_to_viewer = sync_viewer_to_env = close = is_running = None
@@ -91,7 +91,7 @@ def main():
     before = dict(os.environ)
     for number, (words, variables) in enumerate(json.loads(Path(sys.argv[1]).read_text())):
         report(f"COMMAND {number}:", *words)
-        # As in a process of its own: mjlab keeps its choice of the device in a variable.
+        # As in a new process: mjlab keeps its choice of the device in a variable.
         os.environ.clear()
         os.environ.update(before | variables)
         sys.argv = [existing(word) if word.startswith("logs/") else word for word in words]

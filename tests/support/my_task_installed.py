@@ -1,4 +1,4 @@
-"""docs/my_task, built and installed for the process of :mod:`isaaclab_process` as pip would."""
+"""Build docs/my_task and install it for the process of :mod:`isaaclab_process` as pip would."""
 
 import importlib.util
 import os
@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def install(source):
-    """Build a wheel of the package, unpack it into the working directory, and find it there."""
+    """Build a wheel of the package, unpack it into the working directory, and import from there."""
     if importlib.util.find_spec("my_task"):
         return
     from setuptools import build_meta

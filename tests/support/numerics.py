@@ -1,7 +1,7 @@
-"""What small updates leave, number by number: recorded once, so that no refactoring moves them.
+"""The exact results of small updates, recorded so that no refactoring changes them.
 
 Every case builds an algorithm on fixed seeds in float64 with the reference engine, makes two
-updates and reads parameters, buffers, optimisers and metrics. Two forms of each::
+updates and reads parameters, buffers, optimisers and metrics, in two forms::
 
     bits         a digest of the exact numbers: equal before and after a change, on one machine
     projections  a few weighted sums: equal up to rounding on any machine, kept in numerics.json
@@ -33,7 +33,7 @@ RECORDED = Path(__file__).parents[1] / "numerics.json"
 NUM_STEPS, NUM_ENVS = 7, 6
 NUM_PROJECTIONS = 3
 NEWER_NAMES = {"episode_start_rate": "done_rate", "teacher_kl_coef": "teacher_coef"}
-"""Metrics that have another name since they were recorded."""
+"""Metrics that were renamed since they were recorded."""
 
 Case = Callable[[], Any]
 """Builds an algorithm, trains it and returns it with the metrics of its last update."""
@@ -52,7 +52,7 @@ def cases() -> dict[str, Case]:
 
 
 def run(case: Case) -> dict[str, Any]:
-    """Run a case in float64, and return its numbers: tensors by what they are, metrics by name."""
+    """Run a case in float64, and return its numbers: tensors by kind, metrics by name."""
     torch.set_num_threads(1)
     torch.set_default_dtype(torch.float64)
     try:
@@ -71,7 +71,7 @@ def run(case: Case) -> dict[str, Any]:
 
 
 def bits(numbers: dict[str, Any]) -> dict[str, str]:
-    """Digest tensors exactly, metrics to ten digits: the order in which they are summed is free."""
+    """Digest tensors exactly, metrics to ten digits because their order of summation may vary."""
     digests = {
         name: hashlib.sha256(
             b"".join(t.cpu().contiguous().numpy().tobytes() for t in tensors)
@@ -107,7 +107,7 @@ def projections(numbers: dict[str, Any]) -> dict[str, Any]:
 
 
 def _changed_by(algorithm: Any) -> tuple[list[nn.Module], list[torch.optim.Optimizer]]:
-    """Return what an update changes."""
+    """Return the tensors that an update changes."""
     if hasattr(algorithm, "policy"):
         modules = [algorithm.policy]
     else:
@@ -261,10 +261,8 @@ def _ppo_cases() -> dict[str, Case]:
             defaults["actor_kwargs"] = NORMALIZED
 
         def train() -> Any:
-            further = {} if rnd is None else {"rnd_cfg": _rnd_cfg(**rnd)}
-            algorithm = make_ppo(
-                TbpttPPO, NUM_STEPS, NUM_ENVS, **{**defaults, **options, **further}
-            )
+            extra = {} if rnd is None else {"rnd_cfg": _rnd_cfg(**rnd)}
+            algorithm = make_ppo(TbpttPPO, NUM_STEPS, NUM_ENVS, **{**defaults, **options, **extra})
             return _trained(algorithm, roll_out_ppo)
 
         return train
@@ -282,7 +280,7 @@ def _ppo_cases() -> dict[str, Case]:
             "use_mirror_loss": True,
             "mirror_loss_coeff": 0.7,
         }
-        env: Any = None  # which the function above has no use for
+        env: Any = None  # not needed by the function above
         cfg = resolve_symmetry_config({"symmetry_cfg": cfg}, env)["symmetry_cfg"]
         return case(actor="mlp", critic="mlp", symmetry_cfg=cfg)()
 

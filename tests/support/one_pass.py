@@ -1,4 +1,4 @@
-"""Options with which TbpttDistillation learns from a rollout as rsl_rl's does, in every release."""
+"""Options that make TbpttDistillation learn from a rollout like rsl_rl's, in every release."""
 
 from typing import Any
 

@@ -1,11 +1,11 @@
-"""What a browser would do with a page."""
+"""Check a page as a browser would load it."""
 
 import re
 from html.parser import HTMLParser
 
 
 class Loads(HTMLParser):
-    """Collects whatever a browser would fetch."""
+    """Collects the URLs that a browser would fetch."""
 
     def __init__(self, html):
         super().__init__()
@@ -14,13 +14,13 @@ class Loads(HTMLParser):
 
     def handle_starttag(self, tag, attrs):
         self.tags.add(tag)
-        if tag == "a":  # fetched by nobody who does not click
+        if tag == "a":  # fetched only on a click
             return
         self.urls += [value for name, value in attrs if name in {"src", "href", "srcset", "data"}]
 
 
 def assert_loads_nothing(html):
-    """Check that a page is whole without a network, and return what it embeds."""
+    """Check that a page needs no network, and return its embedded files."""
     loads = Loads(html)
     assert all(re.match("data:(image|video)/", url) for url in loads.urls)
     assert loads.tags.isdisjoint({"script", "link", "iframe", "object", "embed", "base"})

@@ -1,4 +1,4 @@
-"""Short trainings on the recall task whose log folders are healthy, or ill in a known way."""
+"""Short trainings on the recall task, healthy or with a known fault."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ NOISE = {"class_name": "GaussianDistribution", "init_std": 0.5}
 
 
 class ScaledRecallEnv(RecallEnv):
-    """The recall task whose observation groups come in other units."""
+    """The recall task with observation groups in other units."""
 
     def __init__(self, *args: Any, scales: dict[str, float], **options: Any) -> None:
         self.scales = scales
@@ -34,7 +34,7 @@ class ScaledRecallEnv(RecallEnv):
 
 
 class BlindRecallEnv(RecallEnv):
-    """The recall task whose cue the student is never shown."""
+    """The recall task with the cue hidden from the student."""
 
     def get_observations(self) -> TensorDict:
         obs = super().get_observations()
@@ -83,7 +83,7 @@ def train_student(
     student: dict[str, Any] | None = None,
     **options: Any,
 ) -> Path:
-    """Distil a teacher, whose parameters are given, into a memory; return its log folder."""
+    """Distil a teacher with given parameters into a recurrent student; return the log folder."""
     cfg = {
         "obs_groups": {"student": ["policy"], "teacher": ["privileged"]},
         "algorithm": {

@@ -39,7 +39,7 @@ def make_student_teacher(kind: str = "lstm", seed: int = 1, **kwargs: Any) -> An
     shared = {**shared, **_memory(kind), **kwargs}
     policy_class = StudentTeacher if kind == "mlp" else StudentTeacherRecurrent
     policy = policy_class(make_obs(1), OBS_GROUPS, ACTION_DIM, **shared)
-    fit_teacher(policy, make_obs(1))  # rsl_rl's own cannot run otherwise
+    fit_teacher(policy, make_obs(1))  # rsl_rl's own cannot run without it
     return policy
 
 
@@ -94,10 +94,10 @@ def _constructed(
     algorithm: type, policy: nn.Module, training_type: str, num_steps: int, num_envs: int, options
 ) -> Any:
     instance = algorithm(policy, device="cpu", **options, multi_gpu_cfg=None)
-    obs = make_obs(num_envs, torch.Generator())  # draws nothing from what initialises networks
+    obs = make_obs(num_envs, torch.Generator())  # leaves the networks' random numbers alone
     instance.init_storage(training_type, num_envs, num_steps, obs, [ACTION_DIM])
     if hasattr(instance, "health_log"):
-        instance.algorithm.health_log = None  # no runner logs what these tests drive by hand
+        instance.algorithm.health_log = None  # no runner logs in these tests
     policy.train()
     return instance
 
@@ -127,7 +127,7 @@ def roll_out(
 
 
 def absolute_error(actions: torch.Tensor, labels: torch.Tensor) -> torch.Tensor:
-    """Stand for a user's loss given by its qualified name."""
+    """Stand in for a user's loss that is given by its qualified name."""
     return (actions - labels).abs()
 
 

@@ -1,4 +1,4 @@
-"""PPO's truncated gradient written once more, sample by sample, for TbpttPPO to agree with."""
+"""A reference for PPO's truncated gradient, sample by sample, that TbpttPPO has to equal."""
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
@@ -9,9 +9,9 @@ import torch
 from rsl_tbptt.core import hidden_state
 from support.helpers import roll_out_ppo
 
-FurtherLoss = Callable[[Any, int, slice], torch.Tensor]
-"""Returns what one sample's loss has besides, shape (1,), of the actor after its step, the step and
-the environment."""
+ExtraLoss = Callable[[Any, int, slice], torch.Tensor]
+"""Returns an extra term of one sample's loss, shape (1,), given the actor after its step, the step
+and the environment."""
 
 
 @dataclass(frozen=True)
@@ -23,7 +23,7 @@ class Segment:
     loss_start: int
     stop: int
     cuts: tuple[int, ...] = ()
-    """Steps before which the state is detached, besides ``loss_start``."""
+    """Steps before which the state is detached, in addition to ``loss_start``."""
 
 
 def whole_envs(num_steps: int, num_envs: int, gradient_length: int) -> list[Segment]:
@@ -86,15 +86,15 @@ def gradients_of_update(algorithm: Any) -> list[torch.Tensor]:
 def reference_gradient(
     algorithm: Any,
     states: list[tuple],
-    segmentes: Iterable[Segment],
-    further: FurtherLoss | None = None,
+    segments: Iterable[Segment],
+    extra_loss: ExtraLoss | None = None,
 ) -> torch.Tensor:
-    """Return the gradient of the mean loss over the segmentes' samples, by the models' forward."""
+    """Return the gradient of the mean loss over the segments' samples, by the models' forward."""
     models = (algorithm.actor, algorithm.critic)
     live = [model.get_hidden_state() for model in models]
     algorithm.optimizer.zero_grad()
     losses = [
-        loss for segment in segmentes for loss in _replay(algorithm, states, segment, further)
+        loss for segment in segments for loss in _replay(algorithm, states, segment, extra_loss)
     ]
     torch.stack(losses).mean().backward()
     for model, state in zip(models, live, strict=True):
@@ -103,7 +103,7 @@ def reference_gradient(
 
 
 def _replay(
-    algorithm: Any, states: list[tuple], segment: Segment, further: FurtherLoss | None
+    algorithm: Any, states: list[tuple], segment: Segment, extra_loss: ExtraLoss | None
 ) -> list[torch.Tensor]:
     models = (algorithm.actor, algorithm.critic)
     env = slice(segment.env, segment.env + 1)
@@ -117,8 +117,8 @@ def _replay(
             if t in (segment.loss_start, *segment.cuts):
                 model.detach_hidden_state()
         loss = sample_loss(algorithm, t, env)
-        if further is not None:
-            loss = loss + further(algorithm.actor, t, env).squeeze(0)
+        if extra_loss is not None:
+            loss = loss + extra_loss(algorithm.actor, t, env).squeeze(0)
         if t >= segment.loss_start:
             losses.append(loss)
     return losses

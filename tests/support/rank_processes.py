@@ -1,4 +1,4 @@
-"""Starts the ranks of a training: by torchrun, or as a launcher without an agent does."""
+"""Start the ranks of a training, by torchrun or like a launcher without an agent."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ PRELOADED = ["pytest", "support.helpers", "support.ranked_run", "torch.utils.ten
 
 
 def run_ranks(target: Callable[..., None], arguments: tuple[Any, ...], num_ranks: int) -> None:
-    """Run ``target(rank, *arguments)`` in processes that have imported everything, to their end.
+    """Run ``target(rank, *arguments)`` to the end in processes that have imported everything.
 
     Raises:
         ProcessRaisedException: If one of them fails.
@@ -39,8 +39,8 @@ def start_ranks(
 ) -> list[BaseProcess]:
     """Start ``target(rank, num_ranks, *arguments)`` in such processes.
 
-    They have the variables that srun's tasks have in docs/howto/cluster.md: rank 0 holds the store,
-    and no agent looks after them. What they print stands in ``output_<rank>`` in ``folder``.
+    They have the variables of srun's tasks in docs/howto/cluster.md: rank 0 holds the store, and
+    no agent watches them. Their output goes to ``output_<rank>`` in ``folder``.
     """
     port = str(_free_port())
     processes = []
@@ -54,7 +54,7 @@ def start_ranks(
 
 @contextmanager
 def _forkserver() -> Iterator[ForkServerContext]:
-    """Start processes from one that finds the tests and has imported what they need."""
+    """Start processes from one that has the tests on its path and their imports loaded."""
     before = os.environ.get("PYTHONPATH", "")
     os.environ["PYTHONPATH"] = os.pathsep.join([TESTS, *filter(None, sys.path)])
     context = multiprocessing.get_context("forkserver")
@@ -66,7 +66,7 @@ def _forkserver() -> Iterator[ForkServerContext]:
 
 
 def _run_alone(rank: int, target: Callable[..., None], arguments: tuple[Any, ...]) -> None:
-    """Be one rank, of those that the target itself connects."""
+    """Run one rank; the target itself connects the ranks."""
     torch.set_num_threads(1)
     target(rank, *arguments)
 
@@ -74,7 +74,7 @@ def _run_alone(rank: int, target: Callable[..., None], arguments: tuple[Any, ...
 def _run(
     rank: int, num_ranks: int, port: str, folder: str, target: Callable[..., None], arguments: Any
 ) -> None:
-    """Be one rank."""
+    """Run one rank."""
     torch.set_num_threads(1)
     os.environ |= {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": port}
     os.environ |= {"RANK": str(rank), "LOCAL_RANK": str(rank), "WORLD_SIZE": str(num_ranks)}
@@ -95,7 +95,7 @@ def join_ranks(processes: list[BaseProcess], seconds: float = 240.0) -> list[int
 
 
 def torchrun(num_ranks: int, module: str, *arguments: str) -> subprocess.Popen[str]:
-    """Start a module on several ranks of this machine, in a session of its own."""
+    """Start a module on several ranks of this machine, in a new session."""
     path = os.pathsep.join([TESTS, *filter(None, sys.path)])
     launcher = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
     return subprocess.Popen(

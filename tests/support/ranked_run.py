@@ -1,4 +1,4 @@
-"""Trainings of one or several ranks; imported by their processes."""
+"""Trainings of one or several ranks; the ranks' processes import this."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ SHARES = {1: (7,), 3: (1, 4, 2)}
 
 CASES = ("distillation", "ppo", "fine-tuning")
 UPDATES, SAVED = 5, 2
-"""Iterations of a run, and the one whose checkpoint others go on from."""
+"""Iterations of a run, and the one whose checkpoint other runs continue from."""
 
 HEADS = {"cue": {"target": "privileged", "hidden_dims": [4]}}
 # Before rsl_rl 5.5 each rank normalises by its own observations.
@@ -28,7 +28,7 @@ NORMALIZES = "all_reduce" in inspect.getsource(normalization)
 
 
 def cut_runner(case: str, folder: Path, rank: int, num_ranks: int) -> Any:
-    """Build the runner of this rank's share; the options are those under which ranks agree."""
+    """Build the runner of this rank's share, with options that make all ranks agree."""
     first = sum(SHARES[num_ranks][:rank])
     env = CutRecallEnv(first, first + SHARES[num_ranks][rank])
     seen = {"obs_normalization": NORMALIZES}
@@ -36,7 +36,7 @@ def cut_runner(case: str, folder: Path, rank: int, num_ranks: int) -> Any:
     mlp = model_cfg("MLPModel", distribution_cfg=gaussian())
     shared = {"num_mini_batches": 1, "num_learning_epochs": 2, "auxiliary": HEADS}
     if case == "distillation":
-        # All of the past in each mini-batch: which is drawn else depends on the ranks.
+        # The whole buffer in each mini-batch, because a random part would depend on the ranks.
         memory = {"buffer_rollouts": 2 * UPDATES, "buffer_share": 100.0}
         models: dict[str, Any] = {"student": recurrent, "teacher": mlp}
         return make_runner(
@@ -102,7 +102,7 @@ def trained(runner: Any, iterations: int) -> dict[str, Any]:
 
 
 def run_all(root: Path, num_ranks: int, rank: int) -> dict[str, Any]:
-    """Train all cases; return what ``trained`` did."""
+    """Train all cases; return the results of ``trained``."""
     results: dict[str, Any] = {}
     for case in CASES:
         runner = cut_runner(case, root / f"{case}_{num_ranks}", rank, num_ranks)
@@ -113,7 +113,7 @@ def run_all(root: Path, num_ranks: int, rank: int) -> dict[str, Any]:
 
 
 def resume_all(root: Path, num_ranks: int, rank: int, others: tuple[int, ...]) -> dict[str, Any]:
-    """Go on from checkpoints of other numbers of ranks; return the same by case and number."""
+    """Continue from checkpoints of other numbers of ranks; return the same by case and number."""
     results: dict[str, Any] = {}
     for case, other in itertools.product(CASES, others):
         with warnings.catch_warnings(record=True) as seen:
@@ -149,13 +149,13 @@ def resumed_and_whole(root: Path, rank: int) -> list[list[dict[str, Any]]]:
 
 
 def run_rank(rank: int, num_ranks: int, root: str, others: tuple[int, ...]) -> None:
-    """Train as one rank, and leave what was reached in ``ranks_<R>_<rank>.pt``.
+    """Train as one rank, and save the results in ``ranks_<R>_<rank>.pt``.
 
     Args:
         rank: This rank.
         num_ranks: R.
         root: Folder of all runs.
-        others: Numbers of ranks whose checkpoints are there to go on from.
+        others: Numbers of ranks whose checkpoints exist to continue from.
     """
     torch.set_default_dtype(torch.float64)
     path = Path(root, f"ranks_{num_ranks}_{rank}.pt")

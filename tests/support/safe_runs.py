@@ -1,4 +1,4 @@
-"""Small runs on the recall task whose runners keep safe checkpoints; also in other processes."""
+"""Small runs on the recall task with safe checkpoints; other processes import this as well."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def names(folder: Path) -> list[str]:
 
 
 def model_cfg(class_name: str, **kwargs: Any) -> dict[str, Any]:
-    """Return a config of its own: rsl_rl before 5.5 takes entries out of what it is given."""
+    """Return a new config, because rsl_rl before 5.5 removes entries from it."""
     gaussian = {"class_name": "GaussianDistribution", "init_std": 0.1}
     recurrent = {"rnn_type": "lstm", "rnn_hidden_dim": 8, "rnn_num_layers": 1}
     return {

@@ -1,4 +1,4 @@
-"""Cases for scans, and what an engine makes of them."""
+"""Cases for scans, and an engine's results for them."""
 
 import functools
 
@@ -12,7 +12,7 @@ D, H = 3, 4
 
 
 def num_states(cell):
-    """Return of how many tensors the state of a cell is made."""
+    """Return the number of tensors in a cell's state."""
     return 2 if cell == "LSTM" else 1
 
 
@@ -27,7 +27,7 @@ def make_case(
     dtype=torch.float64,
     device="cpu",
 ):
-    """Return layers, inputs, state and episode starts: the same numbers whatever the dtype."""
+    """Return layers, inputs, state and episode starts, with the same numbers in any dtype."""
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
     rnn = CELLS[cell](D, H, num_layers, bias=bias)
@@ -42,7 +42,7 @@ def make_case(
 def values_and_gradients(rnn, inputs, state, starts, engine, cuts=()):
     """Return outputs, last state and the gradients of all arguments for a random cotangent.
 
-    ``engine``: a name, or a function in the place of ``recurrent_scan`` that knows engine and cuts.
+    ``engine`` is a name, or a function with engine and cuts that replaces ``recurrent_scan``.
     """
     leaves = [leaf.detach().clone().requires_grad_() for leaf in (inputs, *as_tensors(state))]
     given = from_tensors(leaves[1:])
@@ -68,7 +68,7 @@ LAYOUTS = {
     "rows": torch.Tensor.contiguous,
     "columns": lambda tensor: tensor.mT.contiguous().mT,
     "every second": lambda tensor: torch.stack((tensor, tensor), dim=-1)[..., 0],
-    "one number": lambda tensor: tensor.flatten()[0].expand(tensor.shape),  # as sum() hands back
+    "one number": lambda tensor: tensor.flatten()[0].expand(tensor.shape),  # as sum() does
 }
 
 IN_MEMORY = {
@@ -80,11 +80,11 @@ IN_MEMORY = {
         lambda layouts: layouts[0] or layouts[1]
     ),
 }
-"""How the arguments of a scan and the gradients of outputs, h and c lie; None for no gradient."""
+"""Memory layouts of a scan's arguments and of the gradients of outputs, h and c; None: none."""
 
 
 def run_in_memory(case, lie, layouts_of_grads, engine):
-    """Return results and gradients, with ``lie`` applied to all that an engine is given."""
+    """Return results and gradients, with ``lie`` applied to all arguments of an engine."""
     rnn, inputs, state, starts = case
     leaves = [lie(t).detach().requires_grad_() for t in (inputs, *as_tensors(state))]
     outputs, last = recurrent_scan(rnn, leaves[0], from_tensors(leaves[1:]), lie(starts), engine)

@@ -61,9 +61,9 @@ def save_teachers(folder: Path, names: Any = TEACHERS) -> dict[str, Any]:
 
 
 def build_alone(name: str, seed: int = 0) -> MLPModel:
-    """Build one of the teachers as its own training did."""
+    """Build one of the teachers as its own training does."""
     obs, _ = random_rollout(0, 1)
-    options = copy.deepcopy(TEACHERS[name]["cfg"])  # models of old releases take entries out of it
+    options = copy.deepcopy(TEACHERS[name]["cfg"])  # models of old releases remove entries from it
     groups = TEACHERS[name].get("obs_groups", GROUPS["teacher"])
     torch.manual_seed(seed)
     model_class = resolve_callable(options.pop("class_name"))
@@ -74,7 +74,7 @@ def build_alone(name: str, seed: int = 0) -> MLPModel:
 
 
 def load_alone(config: dict[str, Any]) -> dict[str, MLPModel]:
-    """Return the teachers of a config, each on its own, from their files."""
+    """Return the teachers of a config, each loaded separately from its file."""
     models = {name: build_alone(name) for name in config}
     for name, model in models.items():
         checkpoint = torch.load(config[name]["checkpoint"], weights_only=True)
@@ -96,7 +96,7 @@ def make(
     selector: Any = "skill",
     **options: Any,
 ) -> Any:
-    """Build an algorithm; ours passes once over a rollout unless told otherwise."""
+    """Build an algorithm; by default ours passes once over a rollout."""
     if algorithm is TbpttDistillation:
         options = {"gradient_length": 3, "update_length": T, **ONE_PASS, **options}
     obs, _ = random_rollout(0, len(config), num_envs=num_envs)
@@ -123,7 +123,7 @@ def roll_out(algorithm: Any, obs: TensorDict, dones: torch.Tensor) -> torch.Tens
 
 
 class LabelledByHand:
-    """Labels each sample by its teacher, which runs alone on it; states go on over rollouts."""
+    """Labels each sample by its own teacher, run separately; states continue over rollouts."""
 
     def __init__(self, models: dict[str, MLPModel]) -> None:
         self._models = models
@@ -141,5 +141,5 @@ class LabelledByHand:
 
 
 def by_sign(obs: TensorDict) -> torch.Tensor:
-    """Stand for a user's selector given by its qualified name."""
+    """Stand in for a user's selector that is given by its qualified name."""
     return obs["policy"][:, 0] > 0

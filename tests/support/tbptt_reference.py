@@ -1,4 +1,4 @@
-"""Truncated BPTT written thrice more, as plainly as possible, for the rest to agree with."""
+"""Three plain references for truncated BPTT, which all other code has to equal."""
 
 import itertools
 from dataclasses import dataclass
@@ -55,7 +55,7 @@ def make_rollout(num_steps: int, num_envs: int, done_rate: float, seed: int = 0)
 
 
 def full_bptt_by_episode(policy: Policy, rollout: Rollout, state, divisor: float) -> torch.Tensor:
-    """Gradient of full BPTT: each episode of each environment on its own, by torch's own call."""
+    """Return the gradient of full BPTT: torch's own call on each episode of each environment."""
     policy.zero_grad()
     total = torch.zeros((), dtype=torch.float64)
     for env in range(rollout.num_envs):
@@ -124,7 +124,7 @@ class StepwiseTbptt:
 
 @dataclass
 class WeightedSequences:
-    """What a model of rsl_rl's interface went through in n environments, and what steps weigh."""
+    """A rollout of n environments with a model of rsl_rl's interface, and its steps' weights."""
 
     obs: Any
     """Observations, batch size (T, n)."""
@@ -133,13 +133,13 @@ class WeightedSequences:
     """Shape: (T, n, A)."""
 
     dones: torch.Tensor
-    """Read after each step. Shape: (T, n), bool."""
+    """True where an episode ends after the step. Shape: (T, n), bool."""
 
     weights: torch.Tensor
     """Shape: (T, n)."""
 
     state: Any = None
-    """Before the first step; None is zero."""
+    """State before the first step; None means zero."""
 
 
 def weighted_gradients(
@@ -152,8 +152,8 @@ def weighted_gradients(
 ) -> list[torch.Tensor]:
     """Return the gradient of each optimiser step of truncated BPTT(k1, k2) at fixed parameters.
 
-    Each minimises the sum of weight times loss over its steps, divided by the steps of a full group
-    times what a step weighs on average, summed over sequences.
+    Each minimises the sum of weight times loss over its steps. The divisor is the number of steps
+    of a full group times the average weight of a step, summed over sequences.
     """
     num_steps = num_loss_steps or len(sequences[0].dones)
     mean_weights = sum(each.weights[:num_steps].mean(0).sum() for each in sequences)
@@ -183,7 +183,7 @@ def _weighted_loss(
     loss_start: int,
     loss: Any,
 ) -> torch.Tensor:
-    """Step through a window from the detached state before it; note those of all its steps."""
+    """Step through a window from the detached state before it; record the state of each step."""
     model.reset(hidden_state=before[start])
     total = torch.zeros(())
     for t in range(start, stop):

@@ -1,4 +1,4 @@
-"""The tutorials, followed: files are saved, code and commands run, outputs compared."""
+"""Follow the tutorials: save their files, run code and commands, and compare outputs."""
 
 import contextlib
 import io
@@ -17,23 +17,23 @@ COLOUR = re.compile(r"\x1b\[[0-9;]*m")
 NUMBER = re.compile(r"(?<![\w.])-?\d+(?:\.\d+)?(?:e[-+]?\d+)?(?!\w)")
 
 Command = Callable[[str], str]
-"""Runs a command line, and returns what it printed."""
+"""Runs a command line and returns its output."""
 
 
 def follow(name: str, programs: dict[str, Command], quoted: str = "") -> dict[str, str]:
-    """Do what a tutorial says, from its first to its last line, in the working directory.
+    """Follow a tutorial from its first to its last line, in the working directory.
 
-    Python blocks share one session. Each line of a block of expected output has to be in what the
-    block before it printed, whatever its numbers are.
+    Python blocks share one session. Each line of an expected output has to be in the output of the
+    block before it; numbers may differ.
 
     Args:
         name: The page.
-        programs: How commands are run, by their first word; others run in the shell. ``pip`` and
-            ``mkdir`` prepare an environment and a folder, which tests have.
-        quoted: Text of files from which the page quotes; these Python blocks are not run.
+        programs: Functions that run commands, by their first word; others run in the shell. ``pip``
+            and ``mkdir`` are skipped, because tests have an environment and a folder.
+        quoted: Text of files that the page quotes; these Python blocks are not run.
 
     Returns:
-        What each command printed, by its line on the page.
+        The output of each command, by its line on the page.
     """
     programs = {"pip": lambda _: "", "mkdir": lambda _: ""} | programs
     quoted = _without_indents(quoted)
@@ -90,12 +90,12 @@ def shell(line: str) -> str:
 def rsl_tbptt(
     run: Callable[[list[str]], tuple[int, str]], episodes: int = 256, overrides: Sequence[str] = ()
 ) -> Command:
-    """Return how ``rsl-tbptt`` is run; it has to succeed unless it names a fault.
+    """Return a function that runs ``rsl-tbptt``, which has to succeed unless it names a fault.
 
     Args:
-        run: Takes the arguments, and returns the exit status and what was printed.
-        episodes: How many each evaluation has.
-        overrides: Further settings of the task for evaluations.
+        run: Function of the arguments that returns the exit status and the output.
+        episodes: Episodes of each evaluation.
+        overrides: Extra settings of the task for evaluations.
     """
 
     def command(line: str) -> str:
@@ -112,9 +112,9 @@ def rsl_tbptt(
 
 
 def arguments(line: str) -> list[str]:
-    """Return what follows the program, with the newest file for a pattern.
+    """Return the program's arguments, with patterns replaced by the newest matching file.
 
-    The tests' trainings have one iteration, whatever the page's checkpoint is called.
+    The tests' trainings have one iteration, so their checkpoints have other names than the page's.
     """
     found = []
     for word in shlex.split(line)[1:]:

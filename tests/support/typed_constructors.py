@@ -1,6 +1,6 @@
-"""Calls that a type checker lets pass, and calls that it refuses: pyright reads this file.
+"""Calls that a type checker accepts, and calls that it refuses: pyright reads this file.
 
-An ignored error that is none any more is an error.
+An unnecessary ignore comment is an error.
 """
 
 from rsl_rl.models import MLPModel

@@ -1,4 +1,4 @@
-"""The occluded cartpole in real physics, as Isaac Lab's process saw it."""
+"""The occluded cartpole in real physics, measured in Isaac Lab's process."""
 
 import pytest
 from support.isaaclab_process import columns, look_at
@@ -16,7 +16,7 @@ def launch():
 
 
 def measure(env):
-    """Return everything the tests look at."""
+    """Return all values that the tests check."""
     import torch
 
     robot = env.scene["robot"]
@@ -124,14 +124,14 @@ def test_physics_differs_between_environments_within_its_range(seen, quantity, c
     assert high - 0.2 * (high - low) < max(values) <= high + 1e-6
 
 
-def test_randomised_mass_moves_the_cart_as_mechanics_says(seen):
+def test_randomised_mass_moves_the_cart_as_mechanics_predicts(seen):
     for (cart, pole), (cart_speed, _) in zip(seen["mass"], seen["pushed"], strict=True):
         hinge, coupling = pole * (ROD_INERTIA + HALF_LENGTH**2), pole * HALF_LENGTH
         acceleration = FORCE / (cart + pole - coupling**2 / hinge)
         assert cart_speed == pytest.approx(acceleration * seen["physics_dt"], rel=0.01)
 
 
-def test_the_episode_goes_on_inside_the_limits_and_ends_outside(seen):
+def test_the_episode_continues_inside_the_limits_and_ends_outside(seen):
     inside = seen["inside"]
     assert min(inside["reward"]) > 0.0
     assert not any(inside["terminated"])

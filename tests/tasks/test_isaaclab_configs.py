@@ -21,7 +21,7 @@ from rsl_rl.utils import resolve_class
 from rsl_tbptt.algorithms import TbpttPPO
 from rsl_tbptt.algorithms.options import PpoOptions
 
-# Isaac Lab's own velocity configs and modules, while they are imported and built.
+# From Isaac Lab's own velocity configs and modules, when they are imported and built.
 pytestmark = [
     pytest.mark.filterwarnings(r"ignore:.torch\.jit\.script:DeprecationWarning"),
     pytest.mark.filterwarnings("ignore:'RigidBodyMaterialCfg' is deprecated:DeprecationWarning"),
@@ -56,7 +56,7 @@ def terms(group):
     return {name for name, term in to_dict(group).items() if isinstance(term, dict)}
 
 
-def test_entry_point_registers_every_task_and_nothing_else():
+def test_entry_point_registers_exactly_our_tasks():
     assert sorted(TASKS) == sorted(task for task in gym.registry if task.startswith("Tbptt-"))
 
 
@@ -113,7 +113,7 @@ def test_ppo_with_memory_is_blind_and_its_critic_sees_what_the_teacher_sees(task
     assert cfg.obs_groups["actor"] == student.obs_groups["student"]
     assert cfg.obs_groups["critic"] == teacher.obs_groups["critic"]
     assert to_dict(cfg.critic) == to_dict(teacher.critic)
-    # It goes on with a distilled student: all but the noise is equal.
+    # It continues a distilled student, so everything but the noise is equal.
     networks = to_dict(student.student), to_dict(cfg.actor)
     for network in networks:
         network["distribution_cfg"].pop("init_std")
@@ -163,7 +163,7 @@ for agent in json.loads(sys.argv[1]):
 """
 """Isaac Lab's `isaaclab leapp export` up to the environment, without leapp, by task and agent.
 
-It turns TorchScript off in its process.
+It runs in a separate process because it turns TorchScript off.
 """
 
 

@@ -17,7 +17,7 @@ EXACT = {"noise": 0.0, "missing_pixels": 0.0, "lost_frames": 0.0}
 
 
 class Camera:
-    """Shows a wall that comes one centimetre nearer in every step, and counts its pictures."""
+    """Shows a wall that comes one centimetre nearer in every step, and counts its images."""
 
     cfg = SimpleNamespace(height=HEIGHT, width=WIDTH)
 
@@ -30,8 +30,8 @@ class Camera:
         self.rendered += 1
         distance = 3.0 - 0.01 * self.env.common_step_counter
         depth = torch.full((NUM_ENVS, HEIGHT, WIDTH, 1), distance)
-        depth[:, 0] = 0.0  # rays that meet nothing, as Warp says it
-        depth[:, 1] = torch.inf  # and as others do
+        depth[:, 0] = 0.0  # rays that hit nothing, in Warp's form
+        depth[:, 1] = torch.inf  # and in that of others
         return SimpleNamespace(torch=depth)
 
 
@@ -49,7 +49,7 @@ def env():
 
 
 class Frames:
-    """Steps the environment and returns what is seen."""
+    """Steps the environment and returns the frames."""
 
     def __init__(self, env, **changes):
         params = {"sensor_cfg": SceneEntityCfg("camera"), "distances": (2.0, 4.0)}
@@ -76,7 +76,7 @@ def wall(seen):
     return seen[:, 0, 2:].flatten(1).mean(1)
 
 
-def test_a_frame_is_held_until_the_next_also_if_asked_twice_in_a_step(env):
+def test_a_frame_repeats_until_the_next_even_if_read_twice_in_a_step(env):
     step, seen = Frames(env), []
     for _ in range(9):
         seen.append(wall(step())[0])
@@ -87,7 +87,7 @@ def test_a_frame_is_held_until_the_next_also_if_asked_twice_in_a_step(env):
     assert env.camera.rendered == 3
 
 
-def test_frames_are_late_by_as_much_as_an_episode_has_drawn(env):
+def test_frames_are_late_by_the_latency_of_their_episode(env):
     torch.manual_seed(0)
     step = Frames(env, period=5, max_latency=4)
     late = step.term._latency.clone()

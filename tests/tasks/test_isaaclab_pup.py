@@ -1,4 +1,4 @@
-"""The small quadruped: its asset, how it stands in real physics, and who sees what of it."""
+"""The small quadruped: its asset, its stance in real physics, and its observations."""
 
 import math
 
@@ -37,7 +37,7 @@ def launch():
 
 
 def measure(env):
-    """Return what the tests look at of the robot and its observations."""
+    """Return all values of the robot and its observations that the tests check."""
     import torch
     from tensordict import TensorDict
 
@@ -74,7 +74,7 @@ def measure(env):
         return {name: obs.clone() for name, obs in observed.items()}
 
     def observe_steps():
-        """Return what the student sees of a state that changes by far more than the noise."""
+        """Return the student's observations of a state that changes by far more than the noise."""
         torch.manual_seed(0)
         observed = []
         for step in range(DELAY_STEPS):
@@ -111,7 +111,7 @@ def measure(env):
         }
 
     def ask_again():
-        """Return increments along x after a step, once more, and after half began anew."""
+        """Return increments along x after a step, read again, and after half were reset."""
         place()
         term = VelocityIncrement(env.cfg.observations.policy.velocity_increment, env)
         place(linear=0.3)
@@ -176,7 +176,7 @@ def seen(isaaclab):
     return isaaclab.call(f"{__file__}:launch")[0]
 
 
-def test_robots_stand_where_they_are_put(seen):
+def test_robots_stay_where_they_are_placed(seen):
     standing = seen["standing"]
     heights = [height for step in standing["heights"] for height in step]
     assert min(heights) > 0.14
@@ -194,7 +194,7 @@ def test_payload_and_motors_differ_within_their_range(seen):
     assert 1.56 * STIFFNESS < max(stiffness) <= 1.6 * STIFFNESS + 1e-4
 
 
-def test_checkpoints_know_the_robot_as_it_is_built_and_not_as_it_is_randomised(seen):
+def test_checkpoints_describe_the_robot_as_built_and_not_as_randomised(seen):
     robot = seen["robot"]
     names = robot["joint_names"]
     assert sorted(names) == sorted(f"{leg}_{joint}" for leg in LEGS for joint in JOINTS)
@@ -246,7 +246,7 @@ def test_student_noise_has_the_configured_size(seen):
 )
 def test_student_sees_each_sensor_late_by_a_delay_drawn_per_episode(seen, column, value):
     def delay_of(observed, start):
-        """Return the one delay that explains what a sensor shows of an episode."""
+        """Return the one delay that explains a sensor's values in an episode."""
         steps = range(start, DELAY_STEPS)
         shown = {
             delay: [value(max(step - delay, start), start) for step in steps]
@@ -262,7 +262,7 @@ def test_student_sees_each_sensor_late_by_a_delay_drawn_per_episode(seen, column
     assert {delay_of(robot[RESTART:], start=RESTART) for robot in restarted} == all_delays
 
 
-def test_controllers_own_clock_and_command_come_without_delay(seen):
+def test_the_controllers_clock_and_command_have_no_delay(seen):
     for step, observed in enumerate(seen["steps"]):
         phase = 2 * math.pi * 2.5 * step / 50
         for row in observed:
@@ -282,7 +282,7 @@ def test_controllers_own_clock_and_command_come_without_delay(seen):
         ),
     ],
 )
-def test_trot_is_rewarded_where_the_feet_are_at_the_clocks_height(seen, case, errors):
+def test_trot_is_rewarded_if_the_feet_have_the_clocks_height(seen, case, errors):
     expected = math.exp(-sum(error**2 for error in errors) / 0.02**2)
     assert seen["trot"][case] == pytest.approx([expected] * NUM_ENVS, abs=2e-3)
 
@@ -301,7 +301,7 @@ def test_increments_of_a_step_stay_until_the_next_step_or_episode(seen):
     assert after_restart == pytest.approx([0.0] * half + [0.3] * half, abs=1e-4)
 
 
-def test_pull_differs_within_its_range_and_pulls_as_the_teacher_sees(seen):
+def test_pull_differs_within_its_range_and_acts_as_the_teacher_sees(seen):
     pulls = seen["falling"]["pull"]
     assert -MOST_PULL <= min(pulls) < -0.8 * MOST_PULL
     assert 0.8 * MOST_PULL < max(pulls) <= MOST_PULL
@@ -319,7 +319,7 @@ def test_teacher_sees_payload_and_motors(seen):
         assert seen_by_teacher == pytest.approx([0.1 * value for value in stiffness])
 
 
-def test_episode_goes_on_upright_and_ends_when_the_robot_has_fallen(seen):
+def test_episode_continues_upright_and_ends_when_the_robot_has_fallen(seen):
     assert all(seen["tipped"]["terminated"])
     assert all(seen["sunk"]["terminated"])
     assert not any(seen["upright"]["terminated"])

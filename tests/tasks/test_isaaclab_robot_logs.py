@@ -1,4 +1,4 @@
-"""Logs of two robots name what a program on the robot does wrong, and noise is no fault."""
+"""Logs of two robots reveal the faults of a program on the robot, and noise is not a fault."""
 
 from collections import deque
 from types import SimpleNamespace
@@ -34,13 +34,13 @@ TERMS = {
         "clock": {"shape": [2]},
     },
 }
-"""What the policies of these tests see of the robots: every fault has a term to show in."""
+"""Observation terms of the policies in these tests: every fault affects one of them."""
 PERMUTED = {"cartpole": "joint_positions", "pup": "joint_velocities"}
 WITH_HISTORY = {"cartpole": "joint_positions", "pup": "joint_angles"}
 SCALED = {"cartpole": "pole_velocity", "pup": "angular_velocity"}
 SWAPPED = {"cartpole": ("cart_velocity", "pole_velocity"), "pup": ("angular_velocity", "command")}
 NOISE = 0.02
-"""Of every sensor, as a share of its deviation over the log."""
+"""Noise of every sensor, as a share of its deviation over the log."""
 
 
 def launch(task):
@@ -48,7 +48,7 @@ def launch(task):
 
 
 def measure(env):
-    """Return the robot, and what its terms tell while it is moved at random."""
+    """Return the robot's properties, and its terms while it moves at random."""
     from rsl_tbptt.checkpoints.robot import describe_robot
     from rsl_tbptt.tools.golden import _record_terms
 
@@ -73,7 +73,7 @@ def measure(env):
 
 @pytest.fixture(scope="module", params=TASKS)
 def robot(request, isaaclab, tmp_path_factory):
-    """A robot's bundle, and what its sensors told: one robot that fell at least once."""
+    """A robot's bundle, and the sensor values of one robot that fell at least once."""
     kind = request.param
     seen = isaaclab.call(f"{__file__}:launch", TASKS[kind])[0]
     starts = np.asarray(seen["starts"])
@@ -96,7 +96,7 @@ def robot(request, isaaclab, tmp_path_factory):
 
 
 def write(folder, described, raw, starts):
-    """Write the bundle of a policy that was never trained, but has seen the robot."""
+    """Write the bundle of an untrained policy whose normaliser has seen the robot."""
     torch.manual_seed(0)
     metadata = {"robot": described, "observation_groups": described["observation_groups"]}
     program = Program(metadata, None)
@@ -123,7 +123,7 @@ def write(folder, described, raw, starts):
 
 
 class Program:
-    """What somebody writes around a policy on a robot, step by step, with at most one fault."""
+    """A program that runs a policy on a robot, step by step, with at most one fault."""
 
     def __init__(self, metadata, policy, fault=None, kind=""):
         self.policy, self.fault, self.kind = policy, fault, kind
@@ -189,7 +189,7 @@ class Program:
 
 
 def run(robot, seed, fault=None):
-    """Return a log of a program with noisy sensors, whose log reads the sensors anew."""
+    """Return a log of a program with noisy sensors, which are read again for the log."""
     policy = Policy(robot.bundle)
     program = Program(policy.metadata, policy, fault, robot.kind)
     generator = np.random.default_rng(seed)
@@ -236,14 +236,14 @@ def test_each_fault_is_named(robot, tmp_path, fault):
 
 
 @pytest.mark.parametrize("fault", [each for each in FAULTS if each != "normalised twice"])
-def test_actions_alone_tell_it_from_what_was_measured(robot, tmp_path, fault):
+def test_measured_values_and_actions_reveal_the_fault(robot, tmp_path, fault):
     log = run(robot, 200, fault)
     del log["obs/policy"]
     assert faults_of(robot, log, tmp_path) == [fault.removeprefix("action ")]
 
 
 @pytest.mark.parametrize("seed", range(10))
-def test_sensor_noise_is_no_fault(robot, tmp_path, seed):
+def test_sensor_noise_is_not_a_fault(robot, tmp_path, seed):
     log = run(robot, seed)
     assert faults_of(robot, log, tmp_path) == []
     if seed < 3:

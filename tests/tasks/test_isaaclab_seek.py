@@ -1,4 +1,4 @@
-"""Pup and its pillar: the way around the wall, what is placed, seen and felt, and what ends it."""
+"""Pup and its pillar: the way around the wall, placement, observations, and ends of episodes."""
 
 import itertools
 import math
@@ -27,7 +27,7 @@ REACH = 0.45  # m
 PILLAR_RADIUS, WALL_HALF_THICKNESS = 0.15, 0.03  # m
 CAMERA_AHEAD = 0.14  # m
 MIDDLE = slice(15, 17)  # columns
-STIFFNESS = slice(37, 45)  # columns of what the teacher sees
+STIFFNESS = slice(37, 45)  # columns of the teacher's observations
 SWAPPED = {
     f"{end}_{side}": f"{end}_{other}"
     for end in ("front", "rear")
@@ -45,7 +45,7 @@ def with_exact_frames(env_cfg):
 
 
 def measure(env):
-    """Return what the tests look at of the scene, the observations and the ends."""
+    """Return all values of the scene, the observations and the ends that the tests check."""
     idle = torch.zeros(NUM_ENVS, 8)
 
     def place(name, x, y=0.0, z=None, turned=(0.0, 0.0, 0.0, 1.0)):
@@ -120,7 +120,7 @@ def measure(env):
     seen["flight"] = {"hits": torch.stack(hits), "x": torch.stack(through)}
 
     def look(side):
-        """Return what the teacher sees of a state, or of its mirror image."""
+        """Return the teacher's observations of a state, or of its mirror image."""
         env.reset()
         robot, names = env.scene["robot"], env.scene["robot"].joint_names
         legs = {"front_left": 0.1, "front_right": -0.2, "rear_left": 0.3, "rear_right": 0.05}
@@ -163,7 +163,7 @@ def seen(isaaclab):
 
 
 def way(start, goal, wall=(0.0, 0.0)):
-    """Return how one shortest way starts, and its length."""
+    """Return the first direction of a shortest way, and its length."""
     found = shortest_way(*(torch.tensor([point]) for point in (start, goal, wall)))
     return found.direction[0].tolist(), found.length.item()
 
@@ -200,7 +200,7 @@ def test_way_is_straight_where_the_wall_is_not_between(start, goal):
     assert length == pytest.approx(math.dist(start, goal))
 
 
-def test_pillar_and_wall_stand_elsewhere_in_every_episode_and_stay_there(seen):
+def test_pillar_and_wall_have_new_places_in_every_episode_and_stay_there(seen):
     drawn = load_cfg_from_registry(TASK, "env_cfg_entry_point").events.places.params
     episodes = seen["places"]
     for name in ("pillar", "wall"):
@@ -239,7 +239,7 @@ def nearness(distance):
     ("case", "face"),
     [("facing wall", 1.2 - WALL_HALF_THICKNESS), ("facing pillar", 1.5 - PILLAR_RADIUS)],
 )
-def test_camera_on_the_trunk_measures_how_far_things_are(seen, case, face):
+def test_camera_on_the_trunk_measures_distances(seen, case, face):
     for x, middle in rows(seen[case]):
         assert middle[12] == nearness(face - x - CAMERA_AHEAD)
 
@@ -252,7 +252,7 @@ def test_pillar_is_seen_over_the_wall_from_afar_and_not_from_close(seen):
         assert min(itertools.chain(*middle)) > 0.9
 
 
-def test_teacher_knows_how_the_way_starts_and_how_long_it_is(seen):
+def test_teacher_sees_the_direction_and_length_of_the_way(seen):
     start, corner = (0.0, 0.0), (1.2, HALF)
     x, y = direction(start, corner)
     length = math.dist(start, corner) + math.dist(corner, (2.5, 0.0))
@@ -281,7 +281,7 @@ def test_episode_ends_at_the_pillar_in_the_wall_and_on_the_ground(seen, case, en
     assert seen[case]["reward"] == pytest.approx([earned] * NUM_ENVS, abs=0.1)
 
 
-def test_wall_is_not_felt_and_noticed_in_passing(seen):
+def test_wall_does_not_push_and_contact_is_noticed_in_passing(seen):
     hits, places = torch.tensor(seen["flight"]["hits"]), torch.tensor(seen["flight"]["x"])
     assert hits.any(dim=0).all()
     assert (places[-1] > 1.3).all()

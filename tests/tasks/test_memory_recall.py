@@ -1,4 +1,4 @@
-"""The recall task needs exactly the memory it claims, and gradient_length decides who learns it."""
+"""The recall task needs exactly the documented memory; gradient_length decides who learns it."""
 
 import pytest
 import torch
@@ -29,7 +29,7 @@ def test_the_cue_is_hidden_from_the_policy_and_known_to_the_teacher():
         assert torch.equal(obs["privileged"][:, 2].abs(), asked.float())
 
 
-def test_answers_of_no_memory_earn_nothing():
+def test_answers_without_memory_earn_nothing():
     env = RecallEnv(num_envs=512, recall_length=3)
     rewards = torch.stack([env.step(torch.ones(512, 1))[1] for _ in range(40)])
     assert rewards.sum().abs() / (512 * 10) < 0.1
@@ -72,7 +72,7 @@ def distil(gradient_length, recall_length, student_class="RNNModel", iterations=
     return total / count
 
 
-# One of the students is too short-sighted to learn, which the watch says.
+# One student's gradient_length is too short to learn, and a health metric warns of it.
 @pytest.mark.filterwarnings("ignore:Loss/explained_variance/student")
 def test_gradient_length_decides_what_is_remembered():
     assert distil(gradient_length=24, recall_length=16) > 0.9

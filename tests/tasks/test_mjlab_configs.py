@@ -1,6 +1,6 @@
-"""mjlab tasks: what is registered, who sees what, and that agents fit each other."""
+"""mjlab tasks: their registration, their observations, and agents that fit each other."""
 
-# mjlab has an environment of its own, where no type checker looks.
+# mjlab is in a separate environment that the type checker does not see.
 # pyright: reportMissingImports=false
 
 import dataclasses
@@ -24,7 +24,7 @@ GO1 = ("Tbptt-Velocity-Flat-Unitree-Go1", "Tbptt-Velocity-Rough-Unitree-Go1", SC
 TASKS = (CARTPOLE, CAMERA, *GO1)
 AGENTS = ("Teacher", "Student", "Memoryless", "Recurrent")
 SEEN = {CAMERA: ("camera",), SCAN: ("actor", "scan")}
-"""Observation groups of students that see."""
+"""Observation groups of students with images."""
 
 
 @pytest.mark.parametrize("task", TASKS)
@@ -60,14 +60,14 @@ def test_recurrent_ppo_sees_what_the_student_sees(task):
     without = load_rl_cfg(f"{task}-Memoryless").student
     assert without.class_name == ("CNNModel" if task in SEEN else "MLPModel")
     assert without.cnn_cfg == student.student.cnn_cfg
-    # A distilled student goes on with PPO: all but the noise is equal.
+    # PPO continues a distilled student, so everything but the noise is equal.
     noise = {"distribution_cfg": None}
     ours, theirs = dataclasses.asdict(recurrent.actor), dataclasses.asdict(student.student)
     assert {**ours, **noise} == {**theirs, **noise}
 
 
 @pytest.mark.parametrize("task", TASKS)
-def test_runners_distil_and_remember(task):
+def test_runners_distil_students_with_memory(task):
     assert load_runner_cls(f"{task}-Teacher") is None
     for agent in ("Student", "Memoryless"):
         assert issubclass(load_runner_cls(f"{task}-{agent}"), TbpttMjlabDistillationRunner)
@@ -111,7 +111,7 @@ def test_go1s_student_is_proprioceptive_and_its_teacher_is_not(task):
     assert not critic.enable_corruption
 
 
-def test_go1_that_sees_has_mjlabs_own_scan_as_a_picture():
+def test_go1_with_a_scan_has_mjlabs_own_scan_as_an_image():
     (heights,) = terms(SCAN, "scan").terms.values()
     (stock,) = (
         term

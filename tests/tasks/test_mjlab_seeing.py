@@ -1,9 +1,9 @@
-"""What the students that see see in mjlab: a slow camera's frames, and the ground as a picture.
+"""Images of students in mjlab: a slow camera's frames, and the ground as an image.
 
-Pictures are rendered and rays cast by mjlab, in processes of their own.
+mjlab renders images and casts rays in separate processes.
 """
 
-# mjlab has an environment of its own, where no type checker looks.
+# mjlab is in a separate environment that the type checker does not see.
 # pyright: reportMissingImports=false
 
 import json
@@ -24,9 +24,9 @@ from rsl_tbptt_tasks.mjlab.mdp import height_image
 
 NUM_STEPS = 8
 PIXELS_PER_M = 96 / 3.45
-"""Of the camera, at the cart's distance."""
+"""Scale of the camera at the cart's distance."""
 CART, RAIL = 28, 30
-"""First rows of the picture that they are in; above is the pole alone."""
+"""First rows of the image that show them; above is only the pole."""
 
 CAMERA = f"""
 import json, torch
@@ -61,7 +61,7 @@ from mjlab.envs import ManagerBasedRlEnv
 from mjlab.rl import RslRlVecEnvWrapper
 from mjlab.tasks.registry import load_env_cfg, load_rl_cfg, load_runner_cls
 
-# A plane stands for the rough ground, whose collisions take minutes to compile.
+# A plane replaces the rough ground, whose collisions take minutes to compile.
 task, flat = "Tbptt-Velocity-Rough-Unitree-Go1-Scan", "Tbptt-Velocity-Flat-Unitree-Go1-Student"
 cfg = load_env_cfg(f"{task}-Student")
 cfg.scene.num_envs, cfg.sim = 4, load_env_cfg(flat).sim
@@ -92,7 +92,7 @@ json.dump(dict(trained=trained, heights=heights), open("result.json", "w"))
 
 
 def result_of(code, folder):
-    """Run code in a process of its own, and return what it wrote."""
+    """Run code in a separate process, and return the result that it wrote."""
     hidden = {"CUDA_VISIBLE_DEVICES": "", "OMP_NUM_THREADS": "1"}
     process = subprocess.run(
         [sys.executable, "-c", code],
@@ -108,24 +108,24 @@ def result_of(code, folder):
 
 @pytest.fixture(scope="module")
 def rollout(tmp_path_factory):
-    """Frames and joint positions of some steps in which nothing of a frame is spoilt."""
+    """Frames without noise or losses, and joint positions, of some steps."""
     return result_of(CAMERA, tmp_path_factory.mktemp("camera"))
 
 
 @pytest.fixture(scope="module")
 def scans(tmp_path_factory):
-    """What an iteration of each agent on the height scan moved."""
+    """Changes that one iteration of each agent on the height scan makes."""
     return result_of(SCAN, tmp_path_factory.mktemp("scan"))
 
 
-def test_the_students_group_holds_pictures_and_nothing_else(rollout):
+def test_the_students_group_has_only_images(rollout):
     assert rollout["groups"]["camera"] == [6, 1, 40, 96]
     assert rollout["groups"]["critic"] == [6, 7]
     assert rollout["groups"].keys() == {"camera", "critic"}
 
 
 def test_a_frame_shows_where_the_cart_was_when_it_was_taken(rollout):
-    """Every second step, seen at once or a step later and until the next one arrives."""
+    """Every second step; a frame arrives at once or a step later, and stays until the next one."""
     frames = np.array([step["frames"] for step in rollout["steps"]])[:, :, 0]
     carts = np.array([step["joints"] for step in rollout["steps"]])[:, :, 0]
     assert set(rollout["latency"]) == {0, 1}
@@ -142,7 +142,7 @@ def test_a_frame_shows_where_the_cart_was_when_it_was_taken(rollout):
     assert np.abs(carts[-1] - carts[-3]).min() > 0.04  # frames of other steps would not do
 
 
-def test_the_ground_is_a_picture_with_forward_along_its_rows():
+def test_the_ground_is_an_image_with_forward_along_its_rows():
     grid = GridPatternCfg(size=(0.4, 0.2), resolution=0.1)
     x, y, _ = grid.generate_rays(None, "cpu")[0].T
     hits = torch.stack([x, y, 10.0 * y + x], dim=1)[None]

@@ -1,9 +1,9 @@
-"""docs/howto/mjlab.md from its first line to its last: a package made from it, and its commands.
+"""Run docs/howto/mjlab.md from its first to its last line: its package and its commands.
 
-They are mjlab's own train and play, as they stand there but shorter.
+The commands are mjlab's own train and play, shortened.
 """
 
-# mjlab has an environment of its own, where no type checker looks.
+# mjlab is in a separate environment that the type checker does not see.
 # pyright: reportMissingImports=false
 
 import json
@@ -36,10 +36,10 @@ def plays(agent, run_name):
     return Command(words, {}).smaller()
 
 
-def tool(name, *further):
-    """Return a command of this package on the student that sees."""
+def tool(name, *extra):
+    """Return a command of this package on the student with images."""
     checkpoint = f"logs/rsl_rl/{CAMERA}/*_student/model_1.pt"
-    return Command(["rsl-tbptt", name, "--checkpoint", checkpoint, *further], {})
+    return Command(["rsl-tbptt", name, "--checkpoint", checkpoint, *extra], {})
 
 
 needs_the_rsl_rl_of_mjlab = pytest.mark.skipif(
@@ -48,7 +48,7 @@ needs_the_rsl_rl_of_mjlab = pytest.mark.skipif(
 )
 
 RUNS = runs()
-FURTHER = {  # not on the page; its own task is played without end
+FURTHER = {  # not on the page, whose task plays without end
     "student plays": plays("Student", "student"),
     "PPO plays": plays("Recurrent", "finetuned"),
     "what sees is evaluated": tool("evaluate", "--episodes", "3"),
@@ -63,7 +63,7 @@ def folder(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def outputs(folder):
-    """What every command printed, by its name above."""
+    """Output of every command, by its name above."""
     wheel = build_package(folder / "package")
     given = {**RUNS, **FURTHER}
     (folder / "commands.json").write_text(
@@ -104,7 +104,7 @@ def test_command_trains_to_its_end(outputs, name):
 
 
 @needs_the_rsl_rl_of_mjlab
-def test_no_export_at_a_save_failed(outputs):
+def test_no_export_failed_at_a_save(outputs):
     assert not [name for name, text in outputs.items() if "ONNX export failed" in text]
 
 
@@ -136,7 +136,7 @@ def test_teacher_checkpoint_alone_gives_the_student_its_teacher(checkpoint):
     assert equal(memoryless["teacher_state_dict"], teacher["actor_state_dict"])
 
 
-def test_resumed_student_goes_on_where_it_stopped(folder, checkpoint):
+def test_resumed_student_continues_where_it_stopped(folder, checkpoint):
     (path,) = folder.glob(f"logs/rsl_rl/{OWN}/*_student/model_2.pt")
     teacher, before = checkpoint(OWN, "teacher"), checkpoint(OWN, "student")
     after = torch.load(path, weights_only=True)
@@ -145,13 +145,13 @@ def test_resumed_student_goes_on_where_it_stopped(folder, checkpoint):
     assert steps_of(after) == {2 * step for step in steps_of(before)}
 
 
-def test_a_run_without_a_checkpoint_stops_the_next_as_the_page_says(tmp_path):
+def test_a_run_without_a_checkpoint_stops_the_next_as_on_the_page(tmp_path):
     (tmp_path / "2026-01-01_00-00-00_teacher" / "params").mkdir(parents=True)
     with pytest.raises(ValueError, match=f"^{re.findall('`(No checkpoint[^`]*)`', PAGE)[0]} "):
         get_checkpoint_path(tmp_path, ".*_teacher$", "model_.*.pt")
 
 
-def test_ppo_goes_on_with_the_student(checkpoint):
+def test_ppo_continues_with_the_student(checkpoint):
     finetuned = checkpoint(CARTPOLE, "finetuned")
     assert finetuned["rsl_tbptt"]["fine_tuning"]["num_updates"] == 2
     student = checkpoint(CARTPOLE, "student")["student_state_dict"]
@@ -159,7 +159,7 @@ def test_ppo_goes_on_with_the_student(checkpoint):
 
 
 @pytest.mark.parametrize("run_name", ["student", "memoryless", "finetuned"])
-def test_what_sees_learns_through_its_cnn(checkpoint, run_name):
+def test_students_with_images_train_their_cnn(checkpoint, run_name):
     trained = checkpoint(CAMERA, run_name)
     role = "actor" if run_name == "finetuned" else "student"
     assert trained["rsl_tbptt"]["models"][role]["images"] == {"camera": [1, 40, 96]}
@@ -168,7 +168,7 @@ def test_what_sees_learns_through_its_cnn(checkpoint, run_name):
     assert all(moment["exp_avg"].any() for moment in moments.values())
 
 
-def test_a_student_that_sees_is_evaluated_and_exported(folder, outputs):
+def test_a_student_with_images_is_evaluated_and_exported(folder, outputs):
     [file] = folder.glob("logs/rsl_rl/*/*/evaluation.json")
     evaluation = json.loads(file.read_text())
     assert evaluation["episodes"] == 3
@@ -201,7 +201,7 @@ def test_go1s_student_is_exported_with_mjlabs_metadata(folder, outputs):
 
 
 @needs_the_rsl_rl_of_mjlab
-def test_checkpoints_tell_of_go1_what_mjlab_writes_into_its_export(folder, checkpoint):
+def test_checkpoints_describe_go1_like_mjlabs_export(folder, checkpoint):
     (path,) = folder.glob(f"logs/rsl_rl/{GO1}/*_student/*_student.onnx")
     written = {entry.key: entry.value for entry in onnx.load(path).metadata_props}
     robot = checkpoint(GO1, "student")["rsl_tbptt"]["robot"]

@@ -1,4 +1,4 @@
-"""`rsl-tbptt bench` times equal computations only, in turn, and says what it cannot do."""
+"""`rsl-tbptt bench` times only equal computations, in turn, and refuses what it cannot do."""
 
 import argparse
 import re
@@ -106,7 +106,7 @@ def test_the_check_passes(algorithm, rnn_type):
 
 
 @pytest.mark.parametrize("rnn_type", ["lstm", "gru"])
-def test_bfloat16_goes_on_after_an_update(rnn_type):
+def test_bfloat16_continues_after_an_update(rnn_type):
     case = replace(TINY, use_mixed_precision=True, rnn_type=rnn_type)
     alternate([("rsl_rl", case)], num_updates=2)
 

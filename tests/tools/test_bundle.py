@@ -1,4 +1,4 @@
-"""Every form of a bundle acts as the policy: ONNX, TorchScript and C, over 1,000 steps."""
+"""Every form of a bundle acts like the policy: ONNX, TorchScript and C, over 1,000 steps."""
 
 import copy
 import ctypes
@@ -25,7 +25,7 @@ pytestmark = [
 ]
 
 TOLERANCE = 1e-5
-"""float32 in another operation order, actions of order 1."""
+"""Tolerance for float32 in another operation order; actions are of order 1."""
 LIBTORCH = Path(__file__).parents[2] / ".libtorch" / "2.3.0"
 LSTM = {"rnn_hidden_dim": 12, "rnn_type": "lstm"}
 CNN = {"cnn_cfg": {"output_channels": [2], "kernel_size": 3}, "image_scale": 1 / 255}
@@ -81,7 +81,7 @@ def build(kind):
 
 
 def write(folder, kind, *, heads=False, steps=1000, fault=None, **options):
-    """Write the bundle of a policy; with a fault that of a faulty one, trajectory apart."""
+    """Write the bundle of a policy; ``fault`` changes the exports but not the trajectory."""
     policy, groups = build(kind)
     width = policy.get_latent(TensorDict(groups, batch_size=[1])).shape[-1]
     made = {"auxiliary/velocity": torch.nn.Linear(width, 2)} if heads else {}
@@ -122,12 +122,12 @@ def assert_c_is_clean(folder):
 
 @pytest.fixture(scope="module")
 def libtorch(tmp_path_factory):
-    """A function that returns the actions of a ``policy.pt`` in the LibTorch of robot software."""
+    """Return a function that runs a ``policy.pt`` in the LibTorch of robot software."""
     if not (LIBTORCH / ".installed").is_file():
         pytest.skip("needs LibTorch 2.3.0, which `make test-matrix` installs")
     torch_folder, program = LIBTORCH / "torch", tmp_path_factory.mktemp("libtorch") / "replay"
     includes = (torch_folder / "include", torch_folder / "include" / "torch/csrc/api/include")
-    # Of a CUDA build this loads what it needs on a CPU, not what Python's `import torch` asks for.
+    # From a CUDA build this loads only the CPU's libraries, unlike Python's `import torch`.
     libraries = ["-ltorch_cpu", "-lc10", "-Wl,--allow-shlib-undefined"]
     places = [f"-L{torch_folder / 'lib'}", f"-Wl,-rpath,{torch_folder / 'lib'}"]
     source = Path(__file__).with_name("replay_in_libtorch.cpp")
@@ -169,12 +169,12 @@ def with_groups_swapped(policy):
 
 @pytest.mark.parametrize("fault", [without_memory, with_groups_swapped])
 @pytest.mark.parametrize("kind", ["lstm", "cnn-gru"])
-def test_a_faulty_export_is_seen_in_each_form(tmp_path, kind, fault):
+def test_a_faulty_export_is_detected_in_each_form(tmp_path, kind, fault):
     write(tmp_path, kind, steps=40, fault=fault)
     assert min(verify(tmp_path).values()) > 1e-3
 
 
-def test_a_dropped_reset_is_seen_in_each_form(tmp_path):
+def test_a_dropped_reset_is_detected_in_each_form(tmp_path):
     write(tmp_path, "lstm", steps=40)
     golden = dict(np.load(tmp_path / "golden.npz"))
     np.savez(tmp_path / "golden.npz", **{**golden, "reset": np.arange(40) == 0})
@@ -183,9 +183,7 @@ def test_a_dropped_reset_is_seen_in_each_form(tmp_path):
     assert min(verify(tmp_path).values()) > 1e-3
 
 
-def test_terms_whose_steps_are_joined_by_time_have_no_place_in_c_and_a_word_in_the_readme(
-    tmp_path, monkeypatch
-):
+def test_terms_joined_by_time_have_no_place_in_c_and_a_remark_in_the_readme(tmp_path, monkeypatch):
     group = ROBOT["observation_groups"]["policy"]
     for term in group["terms"]:
         monkeypatch.setitem(term, "modifiers", [{"name": "isaaclab:scale", "params": {}}])

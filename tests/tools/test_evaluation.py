@@ -60,7 +60,7 @@ class CountingPolicy:
         return action
 
 
-def test_a_policy_without_heads_acts_itself_whatever_it_is_made_of():
+def test_a_policy_without_heads_acts_unwrapped():
     start: Any = SimpleNamespace(policy=CountingPolicy(), auxiliary={})  # no latent to watch
     with watched(start) as acting:
         assert acting is start.policy
@@ -105,7 +105,7 @@ def test_each_step_is_watched_before_it_is_taken(max_steps, taken, left):
 
 
 class Managers(FakeEnv):
-    """The same, with two rewards and two reasons to end, as Isaac Lab's managers tell them.
+    """The same environment with managers like Isaac Lab's: two rewards and two terminations.
 
     Episodes of the second environment end by time, those of others by a fall.
     """
@@ -141,7 +141,7 @@ def facts_of(env):
     return facts.summary(3), returns
 
 
-def test_managers_tell_why_first_episodes_end_and_what_they_are_rewarded_for():
+def test_managers_provide_the_ends_and_reward_terms_of_first_episodes():
     found, returns = facts_of(Managers())
     assert found["ended_by"] == {"time": pytest.approx(1 / 3), "fall": pytest.approx(2 / 3)}
     assert found["timed_out"] == pytest.approx(1 / 3)
@@ -151,7 +151,7 @@ def test_managers_tell_why_first_episodes_end_and_what_they_are_rewarded_for():
 
 
 @pytest.mark.parametrize("told", [{}, {"time_outs": [0, 1, 0]}, {"success": [1, 1, 0]}])
-def test_other_environments_tell_what_they_know(told):
+def test_environments_without_managers_provide_ends_in_extras(told):
     env = FakeEnv()
     step = env.step
     env.step = lambda actions: (*step(actions)[:3], {k: torch.tensor(v) for k, v in told.items()})

@@ -1,4 +1,4 @@
-"""Loading and exporting: what is exported acts as what was trained, state and reset included."""
+"""Loading and exporting: exports act like the trained policy, state and reset included."""
 
 import argparse
 import copy
@@ -26,7 +26,7 @@ from rsl_tbptt.tools.golden import draw, groups_of
 from rsl_tbptt.tools.policies import load_policy, split_into_groups
 from rsl_tbptt.tools.verify import largest_difference, read_golden, verify
 
-# rsl_rl and Isaac Lab export to TorchScript, which torch is giving up.
+# rsl_rl and Isaac Lab export to TorchScript, which torch deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit")
 
 GAUSSIAN = {"class_name": "GaussianDistribution", "init_std": 0.1, "std_range": (1e-6, 1e6)}
@@ -50,11 +50,11 @@ MODELS = {
 OBS_GROUPS = {"student": ["policy", "camera"], "teacher": ["policy"]}
 NUM_OBS, NUM_ACTIONS = 5, 3
 TOLERANCE = 1e-5
-"""float32 in another operation order, actions of order 1."""
+"""Tolerance for float32 in another operation order; actions are of order 1."""
 
 
 def write_checkpoint(folder, config, part="student"):
-    """Write what Isaac Lab leaves: a checkpoint and the agent's config with its Python tuples."""
+    """Write files as Isaac Lab does: a checkpoint and the agent's config with its Python tuples."""
     torch.manual_seed(0)
     model_class, options = resolve_class(copy.deepcopy(config))
     groups = {part: OBS_GROUPS["student"]}
@@ -77,7 +77,7 @@ SHOWN_IN_PART = {
 
 
 def drawn(policy, num_steps, seed=0, heads=None):
-    """What a policy does on drawn observations, those without a known width in any widths."""
+    """Return a policy's steps on drawn observations; groups of unknown width get any width."""
     shapes = getattr(policy, "group_shapes", None)
     if shapes is None:
         groups = split_into_groups(policy.obs_groups, torch.zeros(1, policy.obs_dim)).to_dict()
@@ -121,7 +121,7 @@ def test_a_bundle_acts_as_the_trained_policy_and_a_forgotten_reset_shows(tmp_pat
     assert [value > 10 * TOLERANCE for value in verify(out).values()] == [kind != "mlp"] * 2
 
 
-def test_constants_are_computed_before_and_the_file_is_one(tmp_path):
+def test_constants_are_folded_and_there_is_one_file(tmp_path):
     checkpoint, _ = write_checkpoint(tmp_path / "run", MODELS["lstm"] | {"rnn_hidden_dim": 300})
     assert run_export(checkpoint, tmp_path / "out", "--steps", "2") == 0
     graph = onnx.load(tmp_path / "out" / "policy.onnx").graph
@@ -139,7 +139,7 @@ def test_a_torch_without_torchscript_still_exports_to_onnx(tmp_path, monkeypatch
 
 
 def off(model):
-    """Let a normaliser have seen observations far from mean 0 and deviation 1."""
+    """Set a normaliser's statistics far from mean 0 and deviation 1."""
     generator = torch.Generator().manual_seed(1)
     size = model.obs_normalizer._mean.shape
     model.obs_normalizer._mean.copy_(100.0 * torch.randn(size, generator=generator))
@@ -148,7 +148,7 @@ def off(model):
 
 
 def ours():
-    """Build a policy of two groups that are normalised, and of images."""
+    """Build a policy with two normalised observation groups and images."""
     torch.manual_seed(0)
     groups = {"policy": torch.zeros(1, 3), "goal": torch.zeros(1, 3)}
     groups["camera"] = torch.zeros(1, 1, 8, 8, dtype=torch.uint8)
@@ -172,7 +172,7 @@ def without_memory(policy):
 
 
 def with_groups_swapped(policy):
-    """Read the second half of the observations where the first one was."""
+    """Swap the two halves of the observations, with their weights and statistics."""
     layers = policy.rnn.rnn.weight_ih_l0, policy.obs_normalizer._mean, policy.obs_normalizer._std
     for values in layers:
         half = policy.obs_dim // 2
@@ -181,7 +181,7 @@ def with_groups_swapped(policy):
 
 @pytest.fixture(params=["rsl_rl", "ours"])
 def far_off(request, tmp_path):
-    """A policy whose normaliser has seen what is far from mean 0 and deviation 1."""
+    """A policy whose normaliser's statistics are far from mean 0 and deviation 1."""
     if request.param == "rsl_rl":
         return off(load_policy(write_checkpoint(tmp_path, MODELS["lstm"])[0]))
     return off(ours())
@@ -209,7 +209,7 @@ def contents(folder):
     return {path.name: path.read_bytes() for path in folder.iterdir()}
 
 
-def test_an_export_that_does_not_pass_replaces_nothing(tmp_path, monkeypatch, capsys):
+def test_a_failed_export_replaces_nothing(tmp_path, monkeypatch, capsys):
     checkpoint, model = write_checkpoint(tmp_path / "run", MODELS["lstm"])
     torch.save({"student_state_dict": off(model).state_dict()}, checkpoint)
     assert run_export(checkpoint, tmp_path / "out") == 0
@@ -233,7 +233,7 @@ def test_an_export_that_does_not_pass_replaces_nothing(tmp_path, monkeypatch, ca
         ("std from the state", "student: {activation: elu}", "student.distribution_cfg"),
     ],
 )
-def test_what_parameters_do_not_show_is_asked_for(tmp_path, kind, told, missing):
+def test_options_that_parameters_do_not_show_are_asked_for(tmp_path, kind, told, missing):
     checkpoint, _ = write_checkpoint(tmp_path, MODELS[kind])
     (tmp_path / "told.yaml").write_text(told)
     with pytest.raises(ValueError, match=f"{missing} is missing, expected the training's"):
@@ -250,7 +250,7 @@ IMAGES = {"camera": (2, 9, 11), "depth": (1, 12, 8)}
 
 
 def write_cnn(folder, vectors, known=True, **options):
-    """Write the checkpoint of a CNN that sees images, and vectors or none; 5 numbers of each."""
+    """Write the checkpoint of a CNN that sees images and any number of vectors of 5 numbers."""
     config, groups = CNN | options, {"actor": [*vectors, *IMAGES]}
     torch.manual_seed(0)
     obs = TensorDict({name: torch.randn(50, NUM_OBS) for name in vectors}, batch_size=[50])

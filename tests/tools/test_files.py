@@ -1,4 +1,4 @@
-"""Files are complete or as before."""
+"""Files are either complete or unchanged."""
 
 import os
 import stat
@@ -28,7 +28,7 @@ def test_a_file_is_replaced_when_all_is_written(tmp_path):
 
 
 @pytest.mark.skipif(os.name != "posix", reason="folders cannot be opened")
-def test_a_new_name_reaches_the_disk_before_the_writer_goes_on(tmp_path, monkeypatch):
+def test_a_new_name_reaches_the_disk_before_the_writer_continues(tmp_path, monkeypatch):
     synced, fsync = [], os.fsync
 
     def note(descriptor):
@@ -59,7 +59,7 @@ def half_written(path):
         raise KeyboardInterrupt
 
 
-def test_a_write_that_breaks_off_leaves_the_old_file_alone(tmp_path):
+def test_an_interrupted_write_keeps_the_old_file(tmp_path):
     path = tmp_path / "model.onnx"
     path.write_text("old")
     with pytest.raises(KeyboardInterrupt):
@@ -69,7 +69,7 @@ def test_a_write_that_breaks_off_leaves_the_old_file_alone(tmp_path):
 
 
 @pytest.mark.parametrize("name", ["exported", "evaluation.json"])
-def test_results_keep_what_is_there_unless_they_are_told_where_to_go(tmp_path, name):
+def test_results_replace_nothing_at_the_default_place(tmp_path, name):
     default = tmp_path / "run" / name
     stem, suffix = default.stem, default.suffix
     for expected in (name, f"{stem}-2{suffix}", f"{stem}-3{suffix}"):
@@ -80,7 +80,7 @@ def test_results_keep_what_is_there_unless_they_are_told_where_to_go(tmp_path, n
     assert output_path(default, tmp_path / "other" / name) == default
 
 
-def test_a_folder_without_anything_in_it_is_taken(tmp_path):
+def test_an_empty_folder_is_used(tmp_path):
     (tmp_path / "exported").mkdir()
     assert output_path(None, tmp_path / "exported") == tmp_path / "exported"
 

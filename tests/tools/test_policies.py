@@ -1,4 +1,4 @@
-"""What reads a run folder runs none of its code, and rebuilds the policy that was trained."""
+"""Reading a run folder runs none of its code, and rebuilds the trained policy."""
 
 import json
 import re
@@ -28,7 +28,7 @@ MLP = {"class_name": "MLPModel", "hidden_dims": [8], "activation": "elu"}
 
 
 def write_run(folder, **model):
-    """Write what Isaac Lab leaves of a stock PPO: a checkpoint and the agent's config."""
+    """Write the checkpoint and the agent's config of a stock PPO as Isaac Lab does."""
     obs = TensorDict({"policy": torch.zeros(1, 5)}, [1])
     torch.manual_seed(0)
     options = {"hidden_dims": [8], "distribution_cfg": dict(GAUSSIAN)}
@@ -50,7 +50,7 @@ def acts_alike(policy, other):
 
 @pytest.fixture
 def package(tmp_path, monkeypatch):
-    """A package as anyone can leave beside a run; it notes that it was imported."""
+    """A package that anyone can put next to a run; it leaves a file when it is imported."""
     folder = tmp_path / "my_package"
     folder.mkdir()
     (folder / "__init__.py").touch()
@@ -106,7 +106,7 @@ def test_only_models_and_distributions_of_rsl_rl_and_ours_are_loaded(name, neste
 @pytest.mark.parametrize(
     "name", ["MLPModel", "rsl_rl.models:MLPModel", "rsl_rl.models.mlp_model.MLPModel"]
 )
-def test_names_of_rsl_rls_models_need_no_word(name, tmp_path):
+def test_names_of_rsl_rls_models_need_no_trust(name, tmp_path):
     checkpoint, trained = write_run(tmp_path, class_name=name)
     assert acts_alike(load_policy(checkpoint), trained)
 
@@ -120,7 +120,7 @@ def test_the_user_can_trust_a_package(name, package, tmp_path, capsys):
         load_policy(checkpoint, trust=["my_pack", "my_package.models.Model.x"])
 
 
-def test_trust_in_a_package_is_none_in_what_it_imports(package, tmp_path):
+def test_trust_in_a_package_does_not_extend_to_its_imports(package, tmp_path):
     checkpoint, _ = write_run(tmp_path, class_name=f"{package}.models:torch.nn.Linear")
     with pytest.raises(ValueError, match=r"is from torch\.nn.*--trust torch"):
         read_policy(checkpoint, trust=[package])
@@ -159,7 +159,7 @@ SEES = {
 
 
 class CameraEnv(RecallEnv):
-    """Shows bytes beside numbers."""
+    """Its observations have images of bytes in addition to vectors."""
 
     def get_observations(self):
         obs = super().get_observations()
@@ -228,7 +228,7 @@ def test_a_file_that_contradicts_the_checkpoint_is_refused(tmp_path, told, messa
         read_policy(tmp_path / "model_0.pt", agent)
 
 
-def test_what_a_checkpoint_of_rsl_rl_alone_leaves_out_has_to_be_told(tmp_path):
+def test_options_missing_in_a_checkpoint_of_rsl_rl_alone_have_to_be_given(tmp_path):
     runner = runner_of(tmp_path, OnPolicyRunner)
     checkpoint = torch.load(tmp_path / "model_0.pt")
     del checkpoint["rsl_tbptt"]
@@ -282,7 +282,7 @@ def test_a_config_of_another_form_is_named_in_one_line(tmp_path, sections, messa
     assert len(error.splitlines()) == 1
 
 
-def test_a_file_may_leave_out_what_the_checkpoint_says(tmp_path):
+def test_a_file_may_leave_out_options_that_are_in_the_checkpoint(tmp_path):
     algorithm = make_distillation(
         TbpttDistillation, 4, 2, gradient_length=2, student_kwargs={"activation": "swish"}
     )

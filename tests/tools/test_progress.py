@@ -29,7 +29,7 @@ def go(clock, seconds, num_steps, lines):
 
 
 @pytest.mark.parametrize("lines", [True, False])
-def test_what_ends_within_five_seconds_writes_nothing(clock, capsys, lines):
+def test_commands_that_end_within_five_seconds_print_nothing(clock, capsys, lines):
     go(clock, 0.049, 100, lines)
     assert capsys.readouterr() == ("", "")
 
@@ -64,7 +64,7 @@ def test_a_terminal_has_one_line_that_is_cleared(clock, capsys):
     assert texts[-2:] == [" " * len(texts[-3]), ""]
 
 
-def test_time_left_is_by_what_was_done_since_the_clock_started(clock, capsys):
+def test_time_left_counts_only_work_since_the_clock_started(clock, capsys):
     shown = Progress("iterations", 100, done=50, lines=True)
     clock.now += 10
     shown.update(50)

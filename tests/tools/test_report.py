@@ -1,4 +1,4 @@
-"""``rsl-tbptt report``: what a page shows of trainings; it is one file that loads nothing."""
+"""``rsl-tbptt report``: the content of its page, which is one file that loads nothing."""
 
 import json
 import os
@@ -31,7 +31,7 @@ AGENT = {
 
 
 def write_run(folder, kl=0.01, platform=None, iterations=40):
-    """Write the log folder of a training of rsl_rl alone, or as Isaac Lab leaves it."""
+    """Write the log folder of a training as rsl_rl alone or Isaac Lab does."""
     with SummaryWriter(log_dir=str(folder)) as writer:
         for step in range(iterations):
             writer.add_scalar("Train/mean_reward", step, step)
@@ -202,7 +202,7 @@ def test_a_folder_of_events_alone_has_a_page(tmp_path):
     assert [*commands_in(html)] == ["judge"]
 
 
-def test_what_is_wrong_with_the_arguments_is_named(run, tmp_path, capsys):
+def test_wrong_arguments_are_named(run, tmp_path, capsys):
     (run / "evaluation.json").write_text(json.dumps({"episodes": 3}))
     (tmp_path / "empty").mkdir()
     for words, message in (

@@ -1,4 +1,4 @@
-"""Logs of programs on robots: how they are read, and faults that logs of one robot do not show."""
+"""Logs of programs on robots: reading them, and faults that the logs of our tasks do not show."""
 
 import json
 import re
@@ -58,7 +58,7 @@ def bundle(tmp_path_factory):
 
 @pytest.fixture
 def log(bundle):
-    """What a program without fault logs."""
+    """The log of a program without fault."""
     generator, policy = np.random.default_rng(0), Policy(bundle)
     raw = {"turn": generator.normal(size=(60, 2)), "angles": generator.normal(size=(60, 4))}
     goal = generator.normal(size=(60, 6))
@@ -171,7 +171,7 @@ def test_the_order_of_groups_does_not_depend_on_which_were_logged(bundle, tmp_pa
         assert kinds == (["swapped"] if given[0] is goal else [])
 
 
-def test_what_no_known_fault_explains_is_said(bundle, tmp_path, log):
+def test_differences_without_a_known_fault_are_reported(bundle, tmp_path, log):
     log["actions"] = np.tanh(3.0 * log["actions"]) + 0.2
     log["targets"] = log["actions"] ** 2
     texts = [fault.text for fault in diagnosed(bundle, tmp_path, log).faults]
@@ -179,7 +179,7 @@ def test_what_no_known_fault_explains_is_said(bundle, tmp_path, log):
     assert re.match(r"targets differ by \d+% .* no known fault explains it", texts[-1])
 
 
-def test_numbers_far_from_those_of_training_are_told(bundle, tmp_path, log):
+def test_numbers_far_from_those_of_training_are_reported(bundle, tmp_path, log):
     obs = log["obs/policy"] + np.where(np.arange(6) == 4, 57.3, 0.0)
     log["raw/policy/angles"] = obs[:, 2:]
     log |= recorded(Policy(bundle), obs, log["obs/goal"], log["reset"])
@@ -218,9 +218,9 @@ def test_a_table_is_read_as_arrays_are(bundle, tmp_path, log, capsys):
     [
         (
             {"obs/policy": np.zeros((60, 5))},
-            "obs/policy of the log has 5 numbers a step, expected 6",
+            "obs/policy of the log has 5 numbers per step, expected 6",
         ),
-        ({"actions": np.zeros((50, 4))}, r"The log has steps .*'actions': 50.*, expected as many"),
+        ({"actions": np.zeros((50, 4))}, r"The log has steps .*'actions': 50.*, expected the same"),
         ({"actions": np.full((60, 4), np.nan)}, "actions of the log is not finite at step 0"),
     ],
 )

@@ -37,7 +37,7 @@ def scaled(**scales):
 
 
 def findings(run, capsys):
-    """Return what the command says is wrong with a run, one line each."""
+    """Return the problems that the command prints for a run, one line each."""
     status = main(["doctor", str(run)])
     shown = capsys.readouterr().out
     wrong = [line.split("-      ")[1] for line in shown.splitlines() if line.startswith(" " * 13)]
@@ -65,7 +65,7 @@ def test_a_learning_rate_ten_times_too_high(tmp_path, capsys):
     assert "Lower learning_rate" in found
 
 
-def test_a_gradient_that_goes_back_no_step(tmp_path, capsys):
+def test_a_gradient_length_of_one(tmp_path, capsys):
     (found,) = findings(train_ppo(tmp_path, gradient_length=1, iterations=8), capsys)
     assert found.startswith("gradient_length is 1, expected")
     assert findings(train_ppo(tmp_path / "2", gradient_length=5, iterations=8), capsys) == []
@@ -124,13 +124,13 @@ def log(folder, **metrics):
     return folder
 
 
-def test_what_is_ill_at_the_end_is_found(tmp_path, capsys):
+def test_a_problem_at_the_end_is_found(tmp_path, capsys):
     assert findings(log(tmp_path / "recovered", kl=[1.0] * 60 + [0.01] * 40), capsys) == []
     (found,) = findings(log(tmp_path, kl=[0.01] * 60 + [1.0] * 40), capsys)
     assert found.startswith("Loss/kl is 1, expected at most 0.1")
 
 
-def test_what_a_run_is_too_short_to_tell_is_named(tmp_path, capsys):
+def test_metrics_with_too_few_updates_are_named(tmp_path, capsys):
     log(tmp_path / "short", kl=[1.0] * 9, replay_difference=[0.0] * 9, loss=[0.0] * 9)
     assert main(["doctor", str(tmp_path / "short")]) == 0
     shown = capsys.readouterr().out
@@ -159,7 +159,7 @@ def test_the_newest_checkpoint_is_looked_at(tmp_path, capsys):
 
 
 class Evil:
-    """Runs code where a checkpoint is unpickled carelessly."""
+    """Runs code if a checkpoint is unpickled without checks."""
 
     def __reduce__(self):
         return (print, ("code of the checkpoint ran",))

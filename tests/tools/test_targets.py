@@ -1,6 +1,6 @@
-"""Each target acts as the policy in its program's way, and its config holds what is known.
+"""Each target acts like the policy in its program's way, and its config has the known values.
 
-The programs themselves are not here: C++ of ours stands in for what loads and calls a policy.
+The programs themselves are not installed. Our own C++ code loads and calls the policies instead.
 """
 
 import copy
@@ -30,7 +30,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.torch.jit")]
 needs_gxx = pytest.mark.skipif(shutil.which("g++") is None, reason="needs g++")
 
 TOLERANCE = 1e-5
-"""float32 in another operation order, actions of order 1."""
+"""Tolerance for float32 in another operation order; actions are of order 1."""
 STEPS = 20
 
 
@@ -123,7 +123,7 @@ def test_policies_without_a_memory_have_the_same_targets(tmp_path):
 
 
 @needs_gxx
-def test_verify_sees_a_fault_in_every_target(tmp_path):
+def test_verify_detects_a_fault_in_every_target(tmp_path):
     write(tmp_path, "gru", fault=lambda policy: policy.mlp[-1].bias.data.add_(0.1))
     assert min(verify(tmp_path).values()) > 0.01
 
@@ -195,7 +195,7 @@ def run_cpp(program, *words):
 def test_libtorch_runs_rl_sars_file_and_loading_it_anew_resets_it(bundle, tmp_path):
     root = Path(torch.__file__).parent
     if not (root / "include" / "torch" / "script.h").exists():
-        pytest.skip("this torch brings no headers")
+        pytest.skip("this torch has no headers")
     folder, golden = bundle
     api = root / "include" / "torch" / "csrc" / "api" / "include"
     abi = f"-D_GLIBCXX_USE_CXX11_ABI={int(torch.compiled_with_cxx11_abi())}"
@@ -218,7 +218,7 @@ UNITREE = r"""
 #include <unordered_map>
 #include <vector>
 
-/* Stands in for what unitree_rl_lab and unitree_rl_mjlab call a policy by. */
+/* Stands in for the interface by which unitree_rl_lab and unitree_rl_mjlab call a policy. */
 namespace isaaclab {
 #ifdef BY_GROUP
 using Observations = std::unordered_map<std::string, std::vector<float>>;
@@ -317,7 +317,7 @@ CONFIG = "rl_sar/policy/{}/rsl_tbptt/config.yaml"
 DEPLOY = "unitree/params/deploy.yaml"
 
 
-def test_configs_hold_what_is_known(bundle):
+def test_configs_have_the_known_values(bundle):
     folder, _ = bundle
     config = (folder / CONFIG.format("go2")).read_text()
     assert config.splitlines()[0] == "# model_5.pt, trained with a control step of 0.02 s."
@@ -381,7 +381,7 @@ def test_configs_hold_what_is_known(bundle):
 
 
 def changed(**entries):
-    """Return the robot with other entries; None takes one away."""
+    """Return the robot with changed entries; None removes one."""
     robot = {**copy.deepcopy(ROBOT), **entries}
     return {name: value for name, value in robot.items() if value is not None}
 
@@ -450,7 +450,7 @@ def metadata_of(robot) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("message", "case"), INCOMPLETE.items(), ids=INCOMPLETE.keys())
-def test_what_is_missing_is_said_and_the_program_refuses_the_file(tmp_path, message, case):
+def test_missing_values_are_listed_and_the_program_refuses_the_file(tmp_path, message, case):
     robot, where = case
     configs = {"model_name": rl_sar_config, "joint_ids_map": unitree_config}
     for (gate, config), concerned in zip(configs.items(), where, strict=True):

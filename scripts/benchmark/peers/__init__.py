@@ -1,1 +1,1 @@
-"""One gradient beside that of other libraries, each used as it documents."""
+"""Compare one gradient with other libraries, each used as its documentation says."""

@@ -1,4 +1,4 @@
-"""Time of one gradient next to other libraries', alternating in one process, after a check.
+"""Time one gradient of each library in turn, in one process, after a check of equality.
 
 The gradient is that of the mean squared error over a rollout of T steps and N environments. The
 state is zero before step 0 and cleared where an episode starts; the gradient flows back through the
@@ -39,14 +39,14 @@ PEERS = {
     "sb3-contrib, rollouts": "scripts.benchmark.peers.sb3:rollouts",
     "skrl": "scripts.benchmark.peers.skrl:examples",
 }
-"""By name: the function that builds the peer for a case."""
+"""Functions that build a peer for a case, by the peer's name."""
 
 FOLDER = Path(__file__).resolve().parents[3] / ".peers"
-"""Where ``scripts/ci/bootstrap.sh peers`` puts the libraries."""
+"""Folder where ``scripts/ci/bootstrap.sh peers`` puts the libraries."""
 
 TOLERANCE = 1e-4
-"""Relative, in float32, of each parameter's gradient: sums in another order leave about 1e-6, one
-missing reset or a truncated episode 1e-2 and more."""
+"""Largest relative difference of a parameter's gradient in float32. Sums in another order cause
+about 1e-6; one missing reset or a truncated episode causes 1e-2 or more."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -54,9 +54,9 @@ class Peer:
     """A library that is ready to compute the gradient."""
 
     how: str
-    """Version, and which of its functions do it."""
+    """Version and functions that are used."""
     parameters: list[nn.Parameter]
-    """In the order of ``Network(case).parameters()``."""
+    """Parameters in the order of ``Network(case).parameters()``."""
     backward: Callable[[], object]
     """Adds the gradient to the parameters' ``.grad``."""
 
@@ -100,13 +100,13 @@ def by_env(case: Case) -> list[torch.Tensor]:
 def build_peer(
     how: str, model: list[nn.Module], outputs: Callable[[], torch.Tensor], labels: torch.Tensor
 ) -> Peer:
-    """Make a peer of a function that computes its outputs.
+    """Make a peer from a function that computes its outputs.
 
     Args:
-        how: Version, and which of its functions do it.
+        how: Version and functions that are used.
         model: Modules that hold the parameters, in the order of ``Network(case).parameters()``.
         outputs: Runs the network. Returns the shape of ``labels``.
-        labels: What the outputs are compared with. Shape: (..., A).
+        labels: Targets of the outputs. Shape: (..., A).
     """
     return Peer(
         how=how,
@@ -120,7 +120,7 @@ def build_ours(case: Case) -> Peer:
     model, drawn = Network(case), rollout(case)
     (group,) = tbptt_schedule(case.num_steps, gradient_length=case.num_steps)
     sizes = (case.num_envs, case.num_steps, bytes_per_sample(model))
-    num_parts = best_num_micro_batches(*sizes, torch.device(case.device))
+    num_micro_batches = best_num_micro_batches(*sizes, torch.device(case.device))
     divisor = case.num_steps * case.num_envs
 
     def replay(obs: torch.Tensor, state: Any, episode_starts: torch.Tensor) -> Any:
@@ -130,10 +130,13 @@ def build_ours(case: Case) -> Peer:
     def loss(outputs: Any, labels: Any) -> SampleLosses:
         return SampleLosses(losses.mse(outputs[0], labels["actions"]))
 
+    def backward() -> None:
+        accumulate_group(group, drawn, None, replay, loss, divisor, num_micro_batches)
+
     return Peer(
-        how=f"accumulate_group with recurrent_scan, {num_parts} micro-batches",
+        how=f"accumulate_group with recurrent_scan, {num_micro_batches} micro-batches",
         parameters=list(model.parameters()),
-        backward=lambda: accumulate_group(group, drawn, None, replay, loss, divisor, num_parts),
+        backward=backward,
     )
 
 
@@ -141,17 +144,17 @@ def table(case: Case, num_pairs: int) -> str:
     """Time every peer that computes our gradient.
 
     Returns:
-        Markdown; a peer that cannot do it, is not installed, or computes another gradient has a
-        reason in the place of times.
+        Markdown. If a peer cannot do it, is not installed or computes another gradient, the table
+        shows the reason instead of times.
     """
     if str(FOLDER) not in sys.path:
-        sys.path.append(str(FOLDER))  # last: what the environment has comes from there
+        sys.path.append(str(FOLDER))  # last, so that the environment's own packages come first
     ours = _with_weights(build_ours(case), case)
     rows = []
     for name, path in PEERS.items():
         try:
             cells, note = _cells(ours, path, case, num_pairs)
-        except Exception as reason:  # whatever goes wrong inside a peer must not hide the others
+        except Exception as reason:  # an error inside one peer must not hide the others
             remedy = " (`make .peers/.installed` installs the peers)"
             note = f"not timed: {reason}{remedy if isinstance(reason, ImportError) else ''}"
             cells = ["-"] * 4
@@ -181,7 +184,7 @@ def gradient_error(ours: Peer, peer: Peer) -> float:
     """
     with torch.backends.cudnn.flags(enabled=True, allow_tf32=False):
         pairs = list(zip(ours.gradients(), peer.gradients(), strict=True))
-    # torch's max, as Python's passes over a NaN
+    # torch's max: Python's ignores a NaN
     error = torch.stack([(b - a).norm() / a.norm() for a, b in pairs]).max().item()
     if not error < TOLERANCE:
         raise ValueError(
@@ -192,7 +195,7 @@ def gradient_error(ours: Peer, peer: Peer) -> float:
 
 
 def _with_weights(peer: Peer, case: Case) -> Peer:
-    """Give the peer the weights that every peer has."""
+    """Give the peer the same weights as every other peer."""
     torch.manual_seed(0)
     with torch.no_grad():
         for parameter, weight in zip(peer.parameters, Network(case).parameters(), strict=True):

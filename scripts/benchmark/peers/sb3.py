@@ -1,6 +1,6 @@
-"""sb3-contrib as a peer: the actor of RecurrentPPO's policy, which knows the LSTM only."""
+"""sb3-contrib as a peer: the actor of RecurrentPPO's policy, which has no GRU."""
 
-# Peers lie beside the environment, where no type checker finds them.
+# Peers are installed outside the environment, so the type checker does not find them.
 # pyright: reportMissingImports=false
 
 from importlib.metadata import version
@@ -22,7 +22,7 @@ SPACES = tuple(Box(-np.inf, np.inf, (size,), np.float32) for size in (OBS_DIM, A
 
 
 def sequences(case: Case) -> Peer:
-    """Do what RecurrentPPO trains on: episodes that its buffer cut and padded, beforehand."""
+    """Run the policy as RecurrentPPO trains it, on episodes that its buffer has cut and padded."""
     samples = _samples(case)
     mask = samples.mask > 0
     inputs = (samples.observations, samples.lstm_states.pi, samples.episode_starts)
@@ -64,7 +64,7 @@ def _policy(case: Case) -> RecurrentActorCriticPolicy:
 
 
 def _samples(case: Case) -> RecurrentRolloutBufferSamples:
-    """Put the rollout through the buffer, with the labels in the place of the actions."""
+    """Put the rollout through the buffer, with the labels in place of the actions."""
     shape = (case.num_steps, 1, case.num_envs, case.rnn_hidden_dim)
     buffer = RecurrentRolloutBuffer(
         case.num_steps, *SPACES, shape, device=case.device, n_envs=case.num_envs

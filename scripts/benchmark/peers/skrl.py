@@ -1,11 +1,11 @@
 """skrl as a peer: a recurrent model written as in the examples of its documentation.
 
-skrl leaves the recurrence to the user's model. Its PPO_RNN hands a model, in training, samples in
-sequences, the recorded states and where episodes terminated; the examples run the recurrent layer
-between the steps at which any environment's episode did, and clear that environment's state there.
+skrl leaves the recurrence to the user's model. In training its PPO_RNN gives a model sequences of
+samples, the recorded states and the steps at which episodes terminated. The examples run the
+recurrent layer from one step with a terminated episode to the next, and clear the states there.
 """
 
-# Peers lie beside the environment, where no type checker finds them.
+# Peers are installed outside the environment, so the type checker does not find them.
 # pyright: reportMissingImports=false
 
 from importlib.metadata import version
@@ -64,7 +64,7 @@ class RecurrentModel(DeterministicMixin, Model):
 
 
 def examples(case: Case) -> Peer:
-    """Run the model on what PPO_RNN would hand it, with sequences as long as the rollout."""
+    """Run the model on the inputs that PPO_RNN would give it, with one sequence per rollout."""
     model = RecurrentModel(case)
     obs, labels, starts = by_env(case)
     ends = torch.cat((starts[:, 1:], torch.zeros_like(starts[:, :1])), dim=1)

@@ -1,6 +1,6 @@
 """TorchRL as a peer: LSTMModule or GRUModule in recurrent mode, one function per backend."""
 
-# Peers lie beside the environment, where no type checker finds them.
+# Peers are installed outside the environment, so the type checker does not find them.
 # pyright: reportMissingImports=false
 
 import logging
@@ -18,7 +18,7 @@ from scripts.benchmark.peers.measure import Network, Peer, build_peer, by_env
 MODULES = {"lstm": (LSTMModule, ["h", "c"]), "gru": (GRUModule, ["h"])}
 """Module and the names of its states."""
 
-# torch logs every graph that the scan backend builds, at level DEBUG whatever the user's level.
+# torch logs every graph that the scan backend builds at level DEBUG, ignoring the user's level.
 logging.getLogger("torch._higher_order_ops.partitioner").disabled = True
 
 

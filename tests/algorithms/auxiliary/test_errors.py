@@ -1,4 +1,4 @@
-"""Errors of auxiliary heads in an evaluation, held against what a recording gives."""
+"""Errors of auxiliary heads in an evaluation, compared with those of a recording."""
 
 import pytest
 import torch

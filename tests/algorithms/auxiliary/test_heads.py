@@ -1,4 +1,4 @@
-"""Auxiliary heads beside everything else: what stays as it was, what is refused, what is saved."""
+"""Auxiliary heads with everything else: unchanged results, refused options, checkpoints."""
 
 import math
 from typing import Any
@@ -76,7 +76,7 @@ MEMORY = {"buffer_rollouts": 2, "num_mini_batches": 2, "num_learning_epochs": 2}
     ],
     ids=lambda value: getattr(value, "__name__", str(value)),
 )
-def test_heads_that_teach_nothing_move_no_bit(make, options, change):
+def test_heads_with_coefficient_zero_change_no_bit(make, options, change):
     heads = {name: {**head, **change} for name, head in HEADS.items()}
     if make is distillation:
         heads |= {"latent": {**LATENT["latent"], **change}}
@@ -89,17 +89,17 @@ def test_heads_that_teach_nothing_move_no_bit(make, options, change):
     assert set(got) - set(want) == {f"auxiliary/{name}" for name in heads}
     assert torch.equal(all_of(with_heads)[0], all_of(without)[0])
     assert torch.equal(_state(with_heads.optimizer), _state(without.optimizer))
-    # A gradient of 0 leaves parameters where they are, but for AdamW's decay.
+    # A gradient of 0 changes no parameter, except by AdamW's decay.
     moves = not torch.equal(heads_of(with_heads), heads_of(make(auxiliary=heads, **options)))
     assert moves == (change == {"detach": True} or options.get("optimizer") == "adamw")
 
 
-def test_what_is_logged_is_of_the_newest_rollout():
+def test_metrics_are_those_of_the_newest_rollout():
     once = {"num_mini_batches": 1, "num_learning_epochs": 1, "update_length": T}
     with_memory, without = (
         distillation(auxiliary=HEADS, buffer_rollouts=size, **once) for size in (2, 0)
     )
-    # The first updates are alike, so the second ones begin with the same parameters.
+    # The first updates are equal, so the second ones begin with the same parameters.
     got, want = train(with_memory, range(2)), train(without, range(2))
     assert "buffer" in got
     assert "buffer" not in want
@@ -130,7 +130,7 @@ def test_a_later_target_is_of_the_same_episode_and_rollout():
 
 
 @pytest.mark.parametrize("poison", [1e6, math.nan])
-def test_what_is_nobodys_target_does_not_matter(poison):
+def test_unused_targets_do_not_matter(poison):
     heads = {"later": {"target": "state", "delay": 2}}
     results = []
     for value in (0.0, poison):
@@ -139,7 +139,7 @@ def test_what_is_nobodys_target_does_not_matter(poison):
         storage = algorithm.storage
         storage.dones[3, 1] = 1
         storage.observations["state"][:2] = value  # before the first target
-        storage.observations["state"][4:, 1] = value  # of another episode than any step before it
+        storage.observations["state"][4:, 1] = value  # in another episode than all steps before it
         assert len(algorithm.update()) > 1
         results.append(all_of(algorithm))
     for got, want in zip(*results, strict=True):
@@ -173,7 +173,7 @@ def test_bad_heads_are_refused_by_name_before_any_rollout(heads, message):
         distillation(auxiliary=heads)
 
 
-def test_looking_for_a_layer_leaves_nothing_in_the_teacher():
+def test_looking_for_a_layer_leaves_only_its_hook_in_the_teacher():
     teacher = distillation(auxiliary=LATENT).teacher
     hooked = [name for name, layer in teacher.named_modules() if layer._forward_hooks]
     assert hooked == ["mlp.0"]
@@ -247,7 +247,7 @@ def test_nan_in_a_layer_of_the_teacher_is_named():
 
 
 @pytest.mark.parametrize("make", [distillation, by_ppo])
-def test_a_resumed_run_goes_on_with_its_heads(make):
+def test_a_resumed_run_continues_with_its_heads(make):
     heads = HEADS | (LATENT if make is distillation else {})
     first, second = make(auxiliary=heads), make(auxiliary=heads)
     train(first, range(2))
@@ -297,7 +297,7 @@ def test_checkpoints_load_with_and_without_heads(make):
         ({"hidden_dims": [6]}, r"velocity.hidden_dims is \[6\], expected \[5\]"),
     ],
 )
-def test_a_head_that_is_another_is_refused_and_nothing_changes(make, change, message):
+def test_a_different_head_is_refused_and_nothing_changes(make, change, message):
     source = make(auxiliary=HEADS)
     train(source, [0])
     other = make(auxiliary={**HEADS, "velocity": {**HEADS["velocity"], **change}})
@@ -309,7 +309,7 @@ def test_a_head_that_is_another_is_refused_and_nothing_changes(make, change, mes
         assert torch.equal(got, want)
 
 
-def test_ppo_goes_on_with_the_heads_of_a_student():
+def test_ppo_continues_with_the_heads_of_a_student():
     student, ppo = distillation(auxiliary=HEADS), by_ppo(auxiliary=HEADS)
     train(student, range(2))
     ppo.load(through_a_file(student.save()), None, strict=True)

@@ -1,4 +1,4 @@
-"""Auxiliary heads: the gradient of heads and model is that of an independent reference."""
+"""Auxiliary heads: the gradient of heads and model equals an independent reference."""
 
 import pytest
 import torch
@@ -41,7 +41,7 @@ def test_a_distillation_with_heads_equals_the_reference(options):
         torch.testing.assert_close(gradient_of_update(algorithm), expected, **EXACT_FLOAT64)
 
 
-def test_the_past_is_learned_from_with_its_own_targets():
+def test_old_samples_keep_their_own_targets():
     algorithm = distilling(
         T,
         N,
@@ -78,7 +78,7 @@ def test_ppo_with_heads_equals_the_reference(options):
         torch.testing.assert_close(gradient_of_update(algorithm), expected, **EXACT_FLOAT64)
 
 
-def test_samples_of_heads_weigh_what_the_algorithms_weigh():
+def test_samples_of_heads_have_the_algorithms_weights():
     algorithm = by_ppo(T, N, auxiliary=HEADS, loss_reduction="episode_mean")
     past = roll_out_by_ppo(algorithm, 0)
     lengths = torch.zeros(T, N)

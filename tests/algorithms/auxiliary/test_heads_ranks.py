@@ -1,4 +1,4 @@
-"""Auxiliary heads of several processes: they begin alike, and get the gradient of one process."""
+"""Auxiliary heads of several processes start equal and get the gradient of one process."""
 
 import pytest
 import torch
@@ -57,7 +57,7 @@ def filled_ppo(first, last, cfg=None):
 
 
 def draw_heads(algorithm, seed):
-    """Draw the heads anew: their first parameters else depend on the number of environments."""
+    """Draw the heads again, because their parameters depend on the number of environments."""
     torch.manual_seed(seed)
     for parameter in algorithm._heads.module.parameters():
         parameter.data.normal_(std=0.3)

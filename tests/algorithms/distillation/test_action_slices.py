@@ -27,7 +27,7 @@ def float64():
 
 
 def joint_and_gripper(actions, labels):
-    """Return the loss of ``[JOINT, GRIPPER]``, as plainly as possible."""
+    """Return the loss of ``[JOINT, GRIPPER]`` in plain code."""
     joint = (actions[..., 0] - labels[..., 0]).square()
     gripper = -Bernoulli(logits=actions[..., 1]).log_prob((labels[..., 1] > 0).to(actions.dtype))
     return joint + 0.5 * gripper
@@ -74,7 +74,7 @@ def test_the_gradient_is_that_of_the_sum_of_the_slices(student, k1, k2, num_micr
     step = algorithm._optimizer_step
     found = []
 
-    def first_step_alone():  # later ones are of other parameters
+    def first_step_alone():  # the parameters differ in later ones
         norm = step()
         found.append(before - parameters_of(algorithm))
         return norm

@@ -1,4 +1,4 @@
-"""DAgger's mixed policy: who acts is chosen anew, what is learnt from it stays the same."""
+"""DAgger's mixed policy: the actor is drawn again for each rollout, the labels stay the same."""
 
 import copy
 
@@ -47,7 +47,7 @@ def test_exactly_the_share_of_environments_executes_the_label(share, count):
     is_label = (executed == algorithm.storage.privileged_actions).all(-1)
     assert torch.equal(executed, algorithm.storage.actions)
     assert is_label.sum(1).tolist() == [count] * NUM_STEPS
-    assert torch.equal(is_label, is_label[:1].expand_as(is_label))  # the same all rollout long
+    assert torch.equal(is_label, is_label[:1].expand_as(is_label))  # the same for the whole rollout
 
 
 def test_the_other_environments_execute_the_students_sample():
@@ -66,7 +66,7 @@ def test_the_other_environments_execute_the_students_sample():
             student.reset(storage.dones[step].view(-1))
 
 
-def test_environments_are_drawn_anew_for_every_rollout():
+def test_environments_are_drawn_again_for_every_rollout():
     algorithm, drawn = make(share=0.5), []
     for seed in range(8):
         roll_out(algorithm, seed)
@@ -82,10 +82,10 @@ def test_environments_are_drawn_anew_for_every_rollout():
     ("teacher", "student", "loss_type"),
     [("mlp", "lstm", "mse"), ("lstm", "gru", "kl"), ("lstm", "mlp", "mse")],
 )
-def test_who_acts_changes_neither_labels_nor_states_nor_what_is_learnt(teacher, student, loss_type):
+def test_the_actor_changes_neither_labels_nor_states_nor_the_update(teacher, student, loss_type):
     models = {"teacher": teacher, "student": student, "loss_type": loss_type}
     mixed, plain = make(share=0.5, **models), make(**models)
-    for seed in range(3):  # the observations are given, whoever acts
+    for seed in range(3):  # the observations do not depend on the actions
         for algorithm in (mixed, plain):
             roll_out(algorithm, seed)
         assert torch.equal(mixed.storage.privileged_actions, plain.storage.privileged_actions)
@@ -109,7 +109,7 @@ def test_by_default_actions_and_random_stream_are_rsl_rls():
     assert "teacher_action_share" not in ours.update()
 
 
-def test_after_the_schedule_nothing_is_drawn_any_more():
+def test_nothing_is_drawn_after_the_schedule():
     ours, plain = make(share=0.5, teacher_action_updates=1), make()
     for algorithm in (ours, plain):
         roll_out(algorithm, 0)
@@ -141,7 +141,7 @@ def test_every_environment_is_drawn_equally_often():
     assert (drawn.mean(0) - 0.3).abs().max() < 0.06  # four standard deviations
 
 
-def test_a_resumed_run_goes_on_with_the_schedule(tmp_path):
+def test_a_resumed_run_continues_the_schedule(tmp_path):
     options = {"student": "mlp", "teacher_action_updates": 5}
     source, target = make(share=1.0, **options), make(share=1.0, **options)
     for seed in range(2):
@@ -183,7 +183,7 @@ def test_without_the_student_the_number_of_updates_stays():
     assert algorithm.num_updates == 7
 
 
-def test_acting_outside_inference_mode_gives_the_same():
+def test_acting_outside_inference_mode_gives_the_same_result():
     results = []
     for mode in (torch.inference_mode(), torch.enable_grad()):
         algorithm = make(share=0.5)

@@ -1,4 +1,4 @@
-"""What TbpttDistillation promises beyond rsl_rl's: scale, completeness, continuity, memory."""
+"""Properties of TbpttDistillation that rsl_rl's lacks: scale, completeness, continuity, memory."""
 
 import copy
 
@@ -140,7 +140,7 @@ def test_first_rollout_after_a_change_of_state_is_replayed_from_that_state():
 
 
 class RecurrentElsewhere(RNNModel):
-    """A user's recurrent model: what is not rsl_rl's own forward pass runs step by step."""
+    """A user's recurrent model, whose own forward pass runs step by step."""
 
     def get_latent(self, obs, masks=None, hidden_state=None):
         return super().get_latent(obs, masks, hidden_state) * 1.0

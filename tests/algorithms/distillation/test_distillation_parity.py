@@ -15,8 +15,8 @@ from rsl_tbptt.algorithms import TbpttDistillation
 UPDATES = 3
 
 NORMALISES_AFTER_UPDATE = "observations.flatten" in inspect.getsource(Distillation.update)
-"""rsl_rl 5.5 updates the normaliser after an update, as we do with every version; older ones at
-every step, so that with a normaliser their replay sees other inputs than the rollout."""
+"""rsl_rl 5.5 updates the normaliser after an update, as we do with every version. Older ones update
+it at every step, so their replay has other normalised inputs than the rollout."""
 
 
 def train(algorithm_class, updates=UPDATES, **kwargs):
@@ -58,14 +58,14 @@ def test_parameters_equal_rsl_rl(student, num_steps, num_learning_epochs, option
 
 
 @pytest.mark.parametrize("teacher", MODELS)
-def test_every_teacher_of_rsl_rl_teaches_the_same(teacher):
+def test_every_teacher_of_rsl_rl_gives_the_same_labels(teacher):
     shared: dict[str, Any] = {
         "num_steps": 8,
         "num_envs": 4,
         "gradient_length": 4,
         "max_grad_norm": 0.5,
     }
-    # rsl_rl's update clears the state of a recurrent teacher, so that it labels otherwise then.
+    # rsl_rl's update clears the state of a recurrent teacher, which then gives other labels.
     shared["updates"] = 1 if teacher in ("lstm", "gru") else UPDATES
     shared |= {"student": "lstm", "teacher": teacher}
     expected, _, _ = train(Distillation, **shared)

@@ -1,4 +1,4 @@
-"""A replay buffer keeps each frame of a camera once: kept whole, uniformly, and counted."""
+"""A replay buffer keeps each camera frame once: whole sequences, uniformly, within its limit."""
 
 import pytest
 import torch
@@ -14,14 +14,14 @@ T, N = 6, 5
 
 
 def camera_of(number, period):
-    """Return the frames of a sequence, shape (T, 1, 2): its number and that of the frame."""
+    """Return the frames of a sequence, shape (T, 1, 2): the sequence's number and the frame's."""
     phase = number % period
     frame = torch.tensor([(step + phase) // period for step in range(T)])
     return torch.stack((torch.full((T,), number), frame), dim=-1).to(torch.int16).unsqueeze(1)
 
 
 def numbered_rollout(first, period, num_envs=N):
-    """Return a rollout whose sequences are numbered, frames apart, and the state before it."""
+    """Return a rollout with numbered sequences and frames, and the state before it."""
     numbers = torch.arange(first, first + num_envs)
     steps = numbers.float().expand(T, num_envs).unsqueeze(-1)
     camera = torch.stack([camera_of(int(number), period) for number in numbers], dim=1)
@@ -60,7 +60,7 @@ def numbers_of(buffer, columns, period_of):
 
 @pytest.mark.parametrize("num_frames", [T * N, 70, 1000])
 @pytest.mark.parametrize("capacity", [3, 12, 100])
-def test_what_is_kept_is_whole_beside_the_newest_rollout(capacity, num_frames):
+def test_kept_sequences_are_complete_next_to_the_newest_rollout(capacity, num_frames):
     torch.manual_seed(0)
     periods = [6, 3, 1, 2, 6, 1, 3, 6, 6]
     past, limits = slice(capacity), []
@@ -87,20 +87,20 @@ def test_what_is_kept_is_whole_beside_the_newest_rollout(capacity, num_frames):
         assert limits[-1] == 1.0
 
 
-def test_a_pool_holds_as_many_more_sequences_as_frames_are_held():
+def test_a_pool_has_more_sequences_if_frames_repeat():
     torch.manual_seed(0)
     slow, fast = (filled(1000, 40 * T, [period] * 60).num_kept for period in (6, 1))
-    assert 40 - N <= fast <= 40  # the newest rollout needs room beside the past
+    assert 40 - N <= fast <= 40  # the newest rollout needs room in addition to the past
     assert slow > 3.2 * fast  # frames of a sequence: 6, or 11 / 6 on average
 
 
 def is_uniform(counts, share, trials, most):
-    """Whether a chi-square test finds that all were counted equally often."""
+    """Return whether a chi-square test finds that all were counted equally often."""
     # Counts of one trial are negatively correlated, which makes it a little too strict.
     return ((counts - trials * share).square() / (trials * share * (1 - share))).sum() < most
 
 
-def test_every_sequence_of_all_times_is_as_likely_to_be_kept():
+def test_all_sequences_ever_stored_are_equally_likely_to_be_kept():
     torch.manual_seed(0)
     capacity, num_rollouts, trials = 8, 6, 500
     counts = torch.zeros(num_rollouts * N)
@@ -112,7 +112,7 @@ def test_every_sequence_of_all_times_is_as_likely_to_be_kept():
     assert is_uniform(counts, capacity / len(counts), trials, 53.7)
 
 
-def test_every_sequence_is_as_likely_to_stay_in_a_full_pool():
+def test_all_sequences_are_equally_likely_to_stay_in_a_full_pool():
     """Over time the number of new frames changes; sequences of one kind are compared."""
     torch.manual_seed(0)
     periods, trials = [6, 6, 1, 6, 6, 6], 500
@@ -129,7 +129,7 @@ def test_every_sequence_is_as_likely_to_stay_in_a_full_pool():
     assert is_uniform(slow, share, trials, 38.6)
 
 
-def test_a_saved_buffer_has_its_frames_once_and_comes_back_whole():
+def test_a_saved_buffer_has_its_frames_once_and_is_restored_completely():
     torch.manual_seed(0)
     buffer = filled(12, 70, [6, 1, 3])
     saved = buffer.state_dict()
@@ -200,8 +200,8 @@ def test_without_a_limit_all_frames_may_be_new():
 
 
 @pytest.mark.parametrize("changing", ["camera", "depth"])
-def test_groups_that_change_at_different_rates_share_a_full_memory(changing):
-    """Whichever group is short of room, a sequence goes or stays with the frames of both."""
+def test_groups_that_change_at_different_rates_share_a_full_buffer(changing):
+    """If either group has no room left, a sequence is dropped with the frames of both."""
     algorithm = make(buffer_gb=5e-5, save_buffer=True)
 
     def number_frames(first):
@@ -229,8 +229,8 @@ def test_groups_that_change_at_different_rates_share_a_full_memory(changing):
     torch.testing.assert_close(shown[changing], held + torch.where(newer, moved, 0.0))
 
 
-def test_a_buffer_that_did_not_fit_once_comes_back(monkeypatch):
-    """The first rollout tells how slow a camera is; the buffer is divided anew and may not fit."""
+def test_a_buffer_that_did_not_fit_once_is_restored(monkeypatch):
+    """After the first rollout shows the camera's rate, the divided buffer may not fit."""
     algorithm = make(buffer_gb=5e-5)
 
     def failing(*args, **kwargs):
@@ -250,7 +250,7 @@ def test_a_buffer_that_did_not_fit_once_comes_back(monkeypatch):
     assert "buffer" in algorithm.update()
 
 
-def test_a_run_with_frames_goes_on_from_its_checkpoint():
+def test_a_run_with_frames_continues_from_its_checkpoint():
     results = []
     for through_checkpoint in (False, True):
         algorithm = make(save_buffer=True, buffer_gb=3e-5)
@@ -274,7 +274,7 @@ def test_a_run_with_frames_goes_on_from_its_checkpoint():
     torch.testing.assert_close(*results)
 
 
-def test_held_frames_are_shown_by_both_models_after_one_comparison(monkeypatch):
+def test_repeated_frames_are_found_for_both_models_by_one_comparison(monkeypatch):
     obs = TensorDict({"camera": torch.stack([camera_of(n, 3) for n in range(N)], 1)}, [T, N])
     seen = [frames_apart(obs, ["camera"]) for _ in range(2)]
     compared = []

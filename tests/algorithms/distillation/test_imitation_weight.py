@@ -1,4 +1,4 @@
-"""What each robot-step weighs in distillation: the exact weighted mean, whatever it is cut into."""
+"""Weights of robot-steps in distillation: the exact weighted mean, for any micro-batches."""
 
 import math
 from typing import Any, cast
@@ -18,14 +18,14 @@ from rsl_tbptt.core import hidden_state
 
 T, N = 7, 5
 FIXED = {"optimizer": "sgd", "learning_rate": 1e-30, "max_grad_norm": None}
-"""The parameters stay, so that the gradient of each optimiser step can be compared."""
+"""The parameters do not change, so that the gradient of each optimiser step can be compared."""
 
 GRADIENT: dict[str, Any] = {"rtol": 1e-6, "atol": 1e-9}
-"""What is promised in float64."""
+"""The documented tolerance in float64."""
 
 
 def weigh(transitions):
-    """Weigh about half of all steps with nothing, the others differently."""
+    """Give about half of all steps weight 0, and the others different weights."""
     return weigh_state(transitions.obs)
 
 
@@ -127,7 +127,7 @@ def test_gradients_are_those_of_the_weighted_mean_over_fresh_and_old_samples(
 
 
 @pytest.mark.usefixtures("float64")
-def test_steps_that_are_not_trained_on_count_for_nothing():
+def test_steps_without_loss_do_not_count():
     algorithm = make(tail="drop", **FIXED)
     roll_out(algorithm, 0)
     sequences = recorded(algorithm)
@@ -154,12 +154,12 @@ def test_a_constant_weight_changes_nothing(loss_reduction, constant):
     (without, plain), (weighted, metrics) = results
     torch.testing.assert_close(weighted, without, **EXACT_FLOAT64)
     assert metrics.pop("imitation_weight") == constant
-    # What is watched of the labels takes all steps for alike, and is not there with weights.
+    # Metrics of the labels weigh all steps equally, and are not reported with weights.
     assert metrics == pytest.approx({name: plain[name] for name in metrics}, rel=1e-8)
     assert all(limit_of(name) for name in plain.keys() - metrics.keys())
 
 
-def test_where_all_steps_weigh_nothing_the_gradient_is_zero():
+def test_the_gradient_is_zero_if_all_weights_are():
     algorithm = make(
         num_mini_batches=N, imitation_weight=lambda t: (t.obs["state"][..., 0] > 50).float()
     )
@@ -211,7 +211,7 @@ def test_saved_buffers_are_loaded_with_and_without_weights():
 
 @pytest.fixture
 def success(monkeypatch):
-    """Let environments have a group "success", 1 where the first state is positive."""
+    """Add a group "success" to the observations, 1 where the first state is positive."""
     make_obs = helpers.make_obs
 
     def with_success(*args, **kwargs):
@@ -223,7 +223,7 @@ def success(monkeypatch):
 
 
 @pytest.mark.usefixtures("success")
-def test_a_group_weighs_as_a_function_of_it_does():
+def test_a_group_gives_the_same_weights_as_a_function_of_it():
     results = []
     for weight in ("success", lambda transitions: transitions.obs["success"].squeeze(-1)):
         algorithm = make(imitation_weight=weight)
@@ -235,7 +235,7 @@ def test_a_group_weighs_as_a_function_of_it_does():
 
 
 @pytest.mark.usefixtures("success")
-def test_what_cannot_weigh_is_refused_before_any_rollout():
+def test_invalid_weights_are_refused_before_any_rollout():
     message = r"imitation_weight is 'sucess', expected one of \['policy', 'state', 'success'\]"
     with pytest.raises(ValueError, match=message):
         make(imitation_weight="sucess")
@@ -268,7 +268,7 @@ def test_the_steps_of_an_episode_are_counted_over_rollouts():
     algorithm = make(imitation_weight=warm_up)
     for seed in range(4):
         roll_out(algorithm, seed, done_rate=0.1)
-        if seed == 1:  # broken off: what was simulated counts all the same
+        if seed == 1:  # broken off, but the simulated steps count
             dropped = algorithm.storage.dones.squeeze(-1).bool().clone()
             algorithm.train_mode()
             dones.append(dropped)
@@ -285,7 +285,7 @@ def test_the_steps_of_an_episode_are_counted_over_rollouts():
     assert steps.max() > T
 
 
-def test_a_function_sees_what_was_executed():
+def test_a_function_gets_the_executed_actions():
     seen = {}
 
     def look(transitions):
@@ -306,13 +306,13 @@ HEAD = {"auxiliary": {"state": {"target": "state", "coef": 0.5}}}
 
 
 def leave_out(transitions):
-    """Leave a few steps out, whatever their labels are."""
+    """Give a few steps weight 0, independently of their labels."""
     weights = 0.5 + transitions.obs["policy"][..., 0].abs()
     return torch.where(LEFT_OUT, 0.0, weights)
 
 
 def spoil(value, where=LEFT_OUT):
-    """Return what makes the teacher's observations, and so its labels, such a value somewhere."""
+    """Return a function that sets some of the teacher's observations, and so labels, to a value."""
 
     def on_step(step, obs):
         obs["state"][where[step]] = value
@@ -333,7 +333,7 @@ def spoil(value, where=LEFT_OUT):
         (1e30, {"buffer_rollouts": 3, "num_micro_batches": 2, "batch_teacher_labels": True}),
     ],
 )
-def test_a_label_without_weight_reaches_nothing_whatever_it_is(value, options):
+def test_a_label_with_weight_zero_has_no_effect_at_any_value(value, options):
     results = []
     for given in (0.3, value):
         algorithm = make(imitation_weight=leave_out, **options)
@@ -348,8 +348,8 @@ def test_a_label_without_weight_reaches_nothing_whatever_it_is(value, options):
     assert {"behavior", "imitation_weight"} <= found[-1].keys()
 
 
-def test_nan_without_weight_leaves_what_is_watched_as_it_was():
-    """The first step's observations are those whose scale is logged."""
+def test_nan_with_weight_zero_does_not_change_health_metrics():
+    """The logged scale is that of the first step's observations."""
     first = torch.zeros(T, N, dtype=torch.bool)
     first[0, 1] = True
     algorithm = make(imitation_weight=lambda transitions: (~first).float())
@@ -362,7 +362,7 @@ def test_nan_without_weight_leaves_what_is_watched_as_it_was():
 
 
 @pytest.mark.parametrize("loss_type", ["mse", "bce"])
-def test_a_nan_label_that_has_weight_is_named_and_no_other(loss_type):
+def test_only_a_nan_label_with_weight_is_named(loss_type):
     algorithm = make(imitation_weight=leave_out, loss_type=loss_type)
     bad = LEFT_OUT.clone()
     bad[3, 2] = True
@@ -389,7 +389,7 @@ def test_a_buffer_with_nan_without_weight_serves_a_run_without_weights():
 
 
 @pytest.mark.parametrize(("value", "text"), [(-0.5, r"-0\.5"), (math.nan, "nan")])
-def test_weights_that_are_none_are_named_and_skipped(value, text):
+def test_weights_that_are_not_valid_are_named_and_skipped(value, text):
     updates = []
 
     def weight(transitions):

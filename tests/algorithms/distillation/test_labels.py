@@ -1,4 +1,4 @@
-"""Labels computed after the rollout at once are those of the rollout's steps."""
+"""Labels that are computed at once after the rollout equal those of its steps."""
 
 from typing import Any
 
@@ -23,7 +23,7 @@ NUM_STEPS, NUM_ENVS = 7, 4
 
 
 class OwnForward(MLPModel):
-    """A user's teacher, which is called step by step."""
+    """A user's teacher, which runs step by step."""
 
     def forward(self, obs, *args, **kwargs):
         return super().forward(obs, *args, **kwargs) * 1.0
@@ -49,7 +49,7 @@ def make(teacher_class=MLPModel, **options):
     ("teacher_class", "loss_type", "max_rows"),
     [(MLPModel, "mse", 1), (OwnForward, "kl", 2 * NUM_ENVS), (MLPModel, "kl", 1000)],
 )
-def test_labels_and_what_is_learnt_are_those_of_the_steps(
+def test_labels_and_updates_equal_those_of_the_steps(
     teacher_class, loss_type, max_rows, monkeypatch
 ):
     monkeypatch.setitem(optimizers._MAX_ROWS, "cpu", max_rows)

@@ -1,4 +1,4 @@
-"""The learning rate falls over the updates, and a resumed run goes on where it was."""
+"""The learning rate falls over the updates, and a resumed run continues the schedule."""
 
 import pytest
 import torch
@@ -40,10 +40,10 @@ def test_an_update_steps_at_the_scheduled_rate(num_updates, share):
         algorithm.update()
     assert torch.equal(parameters(falling), parameters(plain))
     assert not torch.equal(parameters(falling), before)
-    assert falling.learning_rate == pytest.approx(share * RATE)  # what the runner logs
+    assert falling.learning_rate == pytest.approx(share * RATE)  # the value that the runner logs
 
 
-def test_without_the_option_the_rate_is_left_alone():
+def test_without_the_option_the_rate_does_not_change():
     algorithm = make(**SGD)
     algorithm.optimizer.param_groups[0]["lr"] = 0.5  # a caller's own schedule
     roll_out(algorithm, 0)
@@ -52,7 +52,7 @@ def test_without_the_option_the_rate_is_left_alone():
 
 
 @pytest.mark.parametrize("optimizer", ["adam", "sgd"])
-def test_a_resumed_run_goes_on_with_the_schedule(optimizer):
+def test_a_resumed_run_continues_the_schedule(optimizer):
     options = {"optimizer": optimizer, "learning_rate_updates": 5, "learning_rate": RATE}
     source, target = make(**options, auxiliary=HEADS), make(**options, auxiliary=HEADS)
     for seed in range(2):

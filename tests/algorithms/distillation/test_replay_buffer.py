@@ -1,4 +1,4 @@
-"""The replay buffer: a uniform sample of all sequences, exact weights, nothing broken."""
+"""The replay buffer: a uniform sample of all sequences, exact weights, whole sequences."""
 
 import pytest
 import torch
@@ -39,7 +39,7 @@ def test_no_environment_of_the_newest_rollout_is_left_out(num_mini_batches):
         assert [d.num_sequences for d in drawn] == [len(d.envs) + len(d.kept) for d in drawn]
 
 
-def test_the_student_goes_on_from_the_states_of_its_environments():
+def test_the_student_continues_from_the_states_of_its_environments():
     """At fixed parameters the replay's last states are those of the rollout, in their order."""
     algorithm = make(num_mini_batches=3, learning_rate=1e-30, num_learning_epochs=2)
     for seed in range(3):
@@ -51,7 +51,7 @@ def test_the_student_goes_on_from_the_states_of_its_environments():
             torch.testing.assert_close(have, want, **SAME_FLOAT32)
 
 
-def test_what_is_logged_tells_the_newest_rollout_from_the_past():
+def test_metrics_separate_the_newest_rollout_from_old_samples():
     algorithm = make(learning_rate=1e-30, buffer_share=100.0)
     losses = []
     for seed in range(3):
@@ -88,7 +88,7 @@ def test_steps_that_no_loss_sees_are_neither_kept_nor_run_again(monkeypatch):
 
 @pytest.mark.parametrize("poisoned", ["observations", "labels", "state"])
 @pytest.mark.filterwarnings("ignore:An update met NaN or inf")
-def test_what_is_not_finite_never_enters(poisoned):
+def test_samples_that_are_not_finite_are_never_stored(poisoned):
     algorithm = make()
     buffer = None
     for seed in range(3):
@@ -134,7 +134,7 @@ def test_a_resumed_run_has_the_saved_buffer_or_an_empty_one(tmp_path):
     assert smaller.experience.buffer.num_kept == N
 
 
-def test_loading_a_student_into_a_running_training_empties_the_memory():
+def test_loading_a_student_into_a_running_training_empties_the_buffer():
     algorithm = make()
     roll_out(algorithm, 0)
     algorithm.update()
@@ -150,7 +150,7 @@ def test_a_saved_buffer_of_other_sequences_is_refused():
     longer = make(num_steps=T + 1, save_buffer=True)
     longer.load(algorithm.save(), None, strict=True)
     refused = pytest.raises(ValueError, match="set save_buffer to False to begin with an empty one")
-    for _ in range(2):  # again: what was refused is not forgotten
+    for _ in range(2):  # again, because the refused buffer is still there
         roll_out(longer, 1)
         with refused:
             longer.update()
@@ -194,7 +194,7 @@ def test_playing_allocates_nothing():
 
 
 @pytest.mark.parametrize("broken", ["optimizer_state_dict", "student_state_dict"])
-def test_a_checkpoint_that_cannot_be_loaded_takes_no_past(broken):
+def test_a_checkpoint_that_cannot_be_loaded_keeps_the_buffer(broken):
     algorithm, other = make(save_buffer=True), make(save_buffer=True)
     for each, seeds in ((algorithm, (0, 1)), (other, (2,))):
         for seed in seeds:

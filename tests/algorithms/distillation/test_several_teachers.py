@@ -1,4 +1,4 @@
-"""Several teachers: each sample has the label of its own, exactly, and what follows from it."""
+"""Several teachers: each sample has exactly the label of its own teacher."""
 
 import copy
 from typing import Any
@@ -30,13 +30,13 @@ ALL = tuple(TEACHERS)
 
 @pytest.fixture(scope="module")
 def config(tmp_path_factory):
-    """Return the config of four teachers, whose files lie in a folder."""
+    """Return the config of four teachers with their files in a folder."""
     return save_teachers(tmp_path_factory.mktemp("teachers"))
 
 
 @pytest.fixture(params=[True, False], ids=["rows_of_their_own", "all_rows"])
 def _choosing(request, monkeypatch):
-    """As on a CPU, and as on a GPU."""
+    """Run each test with the selection of rows as on a CPU, and as on a GPU."""
     monkeypatch.setattr(teacher_group, "_choosing_is_cheap", lambda selected: request.param)
 
 
@@ -49,7 +49,7 @@ def some(config, names):
 def test_labels_are_those_of_each_teacher_alone(config, names):
     chosen = some(config, names)
     algorithm, by_hand = make(chosen), LabelledByHand(load_alone(chosen))
-    for seed in range(3):  # states go on
+    for seed in range(3):  # states continue
         obs, dones = random_rollout(seed, len(names))
         roll_out(algorithm, obs, dones)
         expected = by_hand(obs, dones)
@@ -113,7 +113,7 @@ def test_a_teacher_without_samples_is_not_logged(config):
 
 
 def rows_run(algorithm):
-    """Return a list that gets the rows of each teacher's forward passes, by name."""
+    """Return a list that collects the rows of each teacher's forward passes, by name."""
     seen = []
     for name, model in algorithm.teacher.teachers.items():
         model.mlp.register_forward_hook(
@@ -150,7 +150,7 @@ def test_the_selector_is_a_group_or_a_function(config, selector):
         torch.testing.assert_close(output[rows], model(obs[0])[rows], **SAME_FLOAT32)
 
 
-def test_states_are_given_back_as_they_were_taken(config):
+def test_states_are_restored_as_they_were_saved(config):
     teachers = select(config)
     obs, _ = random_rollout(0, len(config))
     assert teachers.get_hidden_state() is None
@@ -246,7 +246,7 @@ def test_a_sample_of_no_teacher_is_named_and_nothing_is_lost(config, bad):
     assert "behavior/hop" in algorithm.update()
 
 
-def test_what_another_teacher_would_have_said_does_not_matter(config):
+def test_labels_of_teachers_that_are_not_selected_do_not_matter(config):
     """A NaN of a teacher that is not selected reaches nothing."""
     chosen = some(config, MEMORYLESS)
     results = []
@@ -290,7 +290,7 @@ REFUSED_CONFIGS = [
 
 
 @pytest.mark.parametrize(("teachers", "message"), REFUSED_CONFIGS)
-def test_a_config_that_cannot_be_is_refused_by_name(teachers, message):
+def test_an_impossible_config_is_refused_by_name(teachers, message):
     with pytest.raises(ValueError, match=message):
         select(teachers)
 
@@ -415,7 +415,7 @@ def test_a_checkpoint_loads_where_rsl_rl_runs_them(config):
         ("support.several_teachers:by_sign", "observation group 'camera'"),
     ],
 )
-def test_what_nobody_reads_is_blamed_for_nothing(config, selector, named):
+def test_nan_in_a_group_that_is_not_read_is_not_named(config, selector, named):
     """A function may read any group."""
     algorithm = make({"walk": config["walk"], "hop": config["hop"]}, selector=selector)
     obs, dones = random_rollout(0, 2)
@@ -427,8 +427,8 @@ def test_what_nobody_reads_is_blamed_for_nothing(config, selector, named):
 
 
 @pytest.mark.usefixtures("_choosing")
-def test_what_distributions_are_made_of_is_the_selected_teachers(config):
-    """Also where the first of them has no row."""
+def test_distribution_parameters_are_those_of_the_selected_teachers(config):
+    """Even if the first of them has no row."""
     teachers = select(config)
     teachers.load_checkpoints()
     with torch.no_grad():
@@ -452,8 +452,8 @@ def test_a_layer_of_several_teachers_is_no_target(config):
         make(config, auxiliary={"hint": {"target": "teacher:mlp.0"}})
 
 
-def test_a_choice_of_no_teacher_weighs_nothing_where_it_shall_not(config):
-    """The student is on its own there: no label, no NaN in the teachers' own losses."""
+def test_samples_without_a_teacher_are_allowed_if_their_weight_is_zero(config):
+    """Such samples have no label and cause no NaN in the teachers' own losses."""
     chosen = some(config, MEMORYLESS)
     results = []
     for number in (0.0, 7.0):
@@ -463,7 +463,7 @@ def test_a_choice_of_no_teacher_weighs_nothing_where_it_shall_not(config):
             teacher_action_share=0.5,
         )
         obs, dones = random_rollout(0, len(chosen))
-        roll_out(algorithm, obs, dones)  # what is refused before training comes later here
+        roll_out(algorithm, obs, dones)  # the first rollout must be valid
         algorithm.update()
         obs["skill"][:, 2] = number
         torch.manual_seed(0)
@@ -475,7 +475,7 @@ def test_a_choice_of_no_teacher_weighs_nothing_where_it_shall_not(config):
     assert torch.equal(parameters, plain)
 
 
-def test_a_slice_of_the_name_of_a_teacher_is_refused_as_both_would_be_logged_there(config):
+def test_a_slice_named_like_a_teacher_is_refused(config):
     slices = [
         {"loss": "mse", "actions": [0, 1]},
         {"loss": "mse", "actions": [1, 2], "name": "walk"},

@@ -1,4 +1,4 @@
-"""Several teachers under runners, over several processes, and in what goes on with the student."""
+"""Several teachers under runners, in several processes, and when the student is continued."""
 
 import copy
 import shutil
@@ -20,7 +20,7 @@ from rsl_tbptt_tasks.memory import RecallEnv
 
 
 class Skills(RecallEnv):
-    """The recall task, in which another skill is wanted at every step."""
+    """The recall task with another skill at every step."""
 
     def get_observations(self):
         obs = super().get_observations()
@@ -56,18 +56,18 @@ def run(folder, num_envs=4, **options):
 
 
 @pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped")
-def test_a_run_learns_resumes_plays_and_goes_on_without_the_files(tmp_path):
+def test_a_run_learns_resumes_plays_and_continues_without_the_files(tmp_path):
     folder = tmp_path / "teachers"
     folder.mkdir()
     runner, metrics = run(folder, learning_rate=1e-2), []
     update = runner.alg.update
     runner.alg.update = lambda: update() | (metrics.append(runner.alg.metrics) or {})
     runner.learn(20)
-    runner.learn(1)  # the files are not asked for again
+    runner.learn(1)  # the files are not needed again
     for name in ("behavior", "behavior/tell", "behavior/guess"):
         assert metrics[-1][name] < metrics[0][name]
     save_untrained(runner, tmp_path / "model.pt")
-    assert load_policy(tmp_path / "model.pt").is_recurrent  # what tools do
+    assert load_policy(tmp_path / "model.pt").is_recurrent  # as the tools do
     cfg = {**distillation_cfg(), "teacher": several(folder)}
     shutil.rmtree(folder)
     resumed = DistillationRunner(Skills(4, 3), copy.deepcopy(cfg), log_dir=None)
@@ -122,5 +122,5 @@ def start_of_rank(rank, config, folder):
 
 
 @pytest.mark.slow
-def test_a_file_that_one_process_lacks_ends_all(tmp_path):
+def test_a_file_missing_in_one_process_ends_all(tmp_path):
     run_ranks(start_of_rank, (save_teachers(tmp_path), str(tmp_path)), len(SHARES))

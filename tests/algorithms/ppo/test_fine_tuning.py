@@ -1,4 +1,4 @@
-"""PPO that goes on with a distilled student: its noise, the critic's warm-up, checkpoints."""
+"""PPO that continues a distilled student: its noise, the critic's warm-up, checkpoints."""
 
 import copy
 import warnings
@@ -31,7 +31,7 @@ from rsl_tbptt_tasks.memory import RecallEnv
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
 
 
-def test_options_that_wait_for_a_student_warn_once_where_training_starts_without(tmp_path):
+def test_options_for_a_student_warn_once_if_training_starts_without_one(tmp_path):
     options = {"student_action_std": 0.3, "critic_warmup_iterations": 2}
     scratch = make_ppo(TbpttPPO, 6, 4, **options)
     message = (
@@ -101,8 +101,8 @@ def test_a_distilled_student_becomes_the_actor_while_the_critic_warms_up(std_typ
 
 @pytest.mark.filterwarnings("ignore:optimizer contains a parameter group with duplicate")
 @pytest.mark.parametrize("models", [("lstm", "gru"), ("cnn-gru", "sharing")])
-def test_no_gradient_of_a_held_actor_is_computed(models):
-    """What is logged is as with one, which a head that counts nothing needs."""
+def test_no_gradient_of_a_frozen_actor_is_computed(models):
+    """The metrics equal those with a gradient, which a head with coefficient 0 requires."""
     head = {"state": {"target": "state", "coef": 0.0}}
     logged, parameters, computed = [], [], []
     for options in ({}, {"auxiliary": head}):
@@ -128,7 +128,7 @@ def test_no_gradient_of_a_held_actor_is_computed(models):
     assert all(map(torch.equal, parameters[:2], parameters[2:]))
 
 
-def test_an_action_noise_that_is_no_parameter_is_refused():
+def test_an_action_noise_that_is_not_a_parameter_is_refused():
     distribution = {"class_name": "HeteroscedasticGaussianDistribution"}
     actor = make_model("actor", "lstm", 4, seed=1, distribution_cfg=distribution)
     critic = make_model("critic", "mlp", 4, seed=2, output_dim=1, distribution_cfg=None)
@@ -159,7 +159,7 @@ def go_on(algorithm, first, last):
 
 
 @pytest.mark.parametrize(("teacher", "saved_after"), [("lstm", 1), ("mlp", 3)])
-def test_a_checkpoint_in_the_middle_of_the_schedules_goes_on_exactly(
+def test_a_run_continues_exactly_from_a_checkpoint_within_the_schedules(
     teacher, saved_after, tmp_path
 ):
     options = {"critic_warmup_iterations": 2, "teacher_updates": 3, "student_action_std": 0.4}
@@ -201,7 +201,7 @@ def test_a_run_from_distillation_to_fine_tuning_under_the_stock_runners(tmp_path
         assert torch.equal(value, teacher[name])
 
 
-def test_a_student_is_not_taken_where_the_actor_is_not_asked_for():
+def test_a_student_is_not_loaded_unless_the_actor_is_requested():
     algorithm = make_fine_tuned()
     before = ppo_parameters_of(algorithm)
     student = {key: value + 1 for key, value in algorithm.actor.state_dict().items()}
@@ -211,7 +211,7 @@ def test_a_student_is_not_taken_where_the_actor_is_not_asked_for():
 
 
 def standing_of(algorithm):
-    """Return where the schedules stand, what the teacher is, and the weight of the KL penalty."""
+    """Return the position in the schedules, the teacher, and the weight of the KL penalty."""
     own = algorithm.save()["rsl_tbptt"]
     teacher = own["imitation"]["teacher_state_dict"]
     return {
@@ -231,7 +231,7 @@ def standing_of(algorithm):
         (None, {"warm-up", "teacher's updates", "teacher", "kl_coef"}),
     ],
 )
-def test_a_checkpoint_changes_what_it_is_asked_for_and_no_more(load_cfg, taken_over):
+def test_a_checkpoint_changes_only_what_is_requested(load_cfg, taken_over):
     options = {"policy_loss": "kl_penalty", "schedule": "fixed", "kl_penalty_coef": 3.0}
     options |= {"desired_kl": 1e-9, "critic_warmup_iterations": 1}
     other, checkpoint = make_pulled(**options), distilled()
@@ -250,12 +250,12 @@ def test_a_checkpoint_changes_what_it_is_asked_for_and_no_more(load_cfg, taken_o
 @pytest.mark.parametrize(
     ("warmup", "updates", "shares"), [(2, None, [1, 1, 1, 1]), (1, 2, [1, 1, 0.5, 0, 0])]
 )
-def test_the_weight_is_held_through_the_warm_up_and_then_falls(warmup, updates, shares):
+def test_the_weight_is_constant_in_the_warm_up_and_then_falls(warmup, updates, shares):
     algorithm = make_fine_tuned(critic_warmup_iterations=warmup, teacher_updates=updates)
     assert go_on(algorithm, 0, len(shares)) == pytest.approx([0.8 * share for share in shares])
 
 
-def test_a_teacher_without_weight_is_not_asked():
+def test_a_teacher_with_weight_zero_is_not_run():
     algorithm, asked = make_pulled(teacher_updates=1), []
     algorithm.set_teacher(teacher := make_model("teacher", "lstm", 4, seed=9))
     algorithm.load(distilled(), None, strict=True)
@@ -284,7 +284,7 @@ def test_a_student_that_was_continued_without_its_teacher_cannot_be_trained_with
         roll_out_ppo(algorithm, 0)
 
 
-def test_a_teacher_forgets_a_nan_with_the_rollout_that_brought_it():
+def test_a_teachers_state_recovers_from_a_nan_after_its_rollout():
     algorithm = make_fine_tuned("lstm")
 
     def poison(step, obs, rewards):
@@ -298,7 +298,7 @@ def test_a_teacher_forgets_a_nan_with_the_rollout_that_brought_it():
     assert algorithm.update()["teacher_coef"] == 0.8
 
 
-def test_a_student_that_does_not_fit_leaves_the_teacher_alone():
+def test_a_student_that_does_not_fit_does_not_change_the_teacher():
     algorithm = make_pulled("mlp")
     with pytest.raises(ValueError, match="actor"):
         algorithm.load(distilled(student="gru", teacher="mlp"), None, strict=True)

@@ -35,7 +35,7 @@ pytestmark = [
 ONE_STEP: dict[str, Any] = {"num_mini_batches": 1, "num_learning_epochs": 1, "gradient_length": 2}
 FALLING = {"teacher_coef_end": 0.2, "teacher_updates": 4}
 SECOND = 0.65
-"""Its weight in the second update."""
+"""The imitation's weight in the second update."""
 BY_RETURN = {"teacher_schedule": "return", "teacher_return": 10.0}
 
 
@@ -63,10 +63,10 @@ WINDOWS = {"minibatch_unit": "window", "burn_in_length": 1, "num_micro_batches":
         (kl, ("cnn-lstm", "cnn-gru"), "cnn-gru", WINDOWS),
     ],
 )
-def test_the_gradient_is_that_of_ppo_and_the_distance_from_what_the_teacher_said(
+def test_the_gradient_is_that_of_ppo_plus_the_distance_from_the_teacher(
     loss, models, teacher, how, tmp_path
 ):
-    """The second update, so that memory and schedule have to be carried through the first."""
+    """This is the second update, so that memory and schedule have to survive the first."""
     options = {**ONE_STEP, **FALLING, **how, "teacher_loss": loss.__name__}
     algorithm = make_imitating(teacher_file(tmp_path, teacher), teacher, models, **options)
     twin = make_model("teacher", teacher, 4, seed=7)
@@ -122,7 +122,7 @@ def test_a_teacher_keeps_its_memory_through_a_skipped_rollout(tmp_path):
     assert algorithm.update()["teacher"] == expected
 
 
-def test_a_teacher_that_may_count_again_keeps_its_memory_while_it_does_not(tmp_path):
+def test_a_teacher_keeps_its_memory_while_its_weight_is_zero(tmp_path):
     options = {**ONE_STEP, **BY_RETURN, "teacher_loss": "mse"}
     algorithm = make_imitating(teacher_file(tmp_path), **options)
     twin = make_model("teacher", "lstm", 4, seed=7)
@@ -167,7 +167,7 @@ def test_the_weight_falls_over_the_updates(options, coefs, tmp_path):
 
 
 def test_the_weight_follows_the_mean_return_down_and_up_again(tmp_path):
-    """24 episodes of one step end in each rollout, so all of them count until there are 100."""
+    """In each rollout 24 episodes of one step end, so all of them count until there are 100."""
     options = {**BY_RETURN, "teacher_coef_end": 0.2, "rnd_cfg": rnd_cfg()}
     algorithm = make_imitating(teacher_file(tmp_path), **options)
     returns = (2.5, 20.0, -30.0, 7.5, 7.5, 7.5, 7.5, 7.5)
@@ -190,7 +190,7 @@ def rnd_cfg():
     }
 
 
-def test_a_return_without_end_or_number_does_not_count(tmp_path):
+def test_returns_of_unfinished_episodes_or_nan_do_not_count(tmp_path):
     algorithm = make_imitating(teacher_file(tmp_path), **BY_RETURN)
     assert coefs_of(algorithm, 0, 2, done_rate=0.0, on_step=fill(5.0)) == [0.8, 0.8]
     assert algorithm.episode_returns.mean is None
@@ -202,7 +202,7 @@ def test_a_return_without_end_or_number_does_not_count(tmp_path):
     with pytest.warns(UserWarning, match="met NaN or inf in rewards"):
         algorithm.update()
     coefs_of(algorithm, 3, 4, done_rate=1.0, on_step=fill(0.0))
-    # Three of 12 * 5, and afterwards all of single steps of 0; the one with NaN not at all.
+    # Three episodes of 12 * 5, then all of single steps of 0; the one with NaN does not count.
     assert algorithm.episode_returns.mean == pytest.approx(3 * 60 / 23)
 
 
@@ -217,7 +217,7 @@ def test_a_rollout_that_was_broken_off_is_not_counted(tmp_path):
 @pytest.mark.parametrize(
     ("teacher", "options"), [("lstm", FALLING), ("mlp", {**BY_RETURN, "teacher_coef_end": 0.1})]
 )
-def test_a_resumed_run_goes_on_in_the_schedule_without_the_file(teacher, options, tmp_path):
+def test_a_resumed_run_continues_the_schedule_without_the_file(teacher, options, tmp_path):
     hook = {"done_rate": 0.5, "on_step": fill(2.0)}
     source = make_imitating(teacher_file(tmp_path, teacher), teacher, **options)
     coefs_of(source, 0, 3, **hook)
@@ -248,7 +248,7 @@ def check_teacher(algorithm, expected):
         assert torch.equal(value, expected[name])
 
 
-def test_a_student_without_its_teacher_takes_that_of_the_file(tmp_path):
+def test_a_student_without_its_teacher_uses_that_of_the_file(tmp_path):
     algorithm = make_imitating(teacher_file(tmp_path))
     student = {"student_state_dict": distilled()["student_state_dict"]}
     algorithm.load(student, None, strict=True)
@@ -279,7 +279,7 @@ def test_a_file_that_does_not_fit_is_refused_before_the_first_step(case, tmp_pat
     make_file, message = REFUSED[case]
     algorithm = make_imitating(make_file(tmp_path))
     algorithm.set_teacher(teacher := make_model("teacher", "lstm", 4, seed=9))
-    assert not teacher.training  # or dropout would blur its actions
+    assert not teacher.training  # because dropout would change its actions
     before = copy.deepcopy(teacher.state_dict())
     for _ in range(2):
         with pytest.raises(ValueError, match=message):
@@ -289,7 +289,7 @@ def test_a_file_that_does_not_fit_is_refused_before_the_first_step(case, tmp_pat
         assert torch.equal(value, before[name])
 
 
-def test_a_teacher_that_nobody_set_is_asked_for():
+def test_a_missing_teacher_is_asked_for():
     algorithm = make_ppo(TbpttPPO, 6, 4, teacher_cfg={"class_name": "any"}, teacher_coef=0.5)
     with pytest.raises(ValueError, match=r"teacher_coef is 0\.5 and no teacher was set, expected"):
         roll_out_ppo(algorithm, 0)
@@ -298,7 +298,7 @@ def test_a_teacher_that_nobody_set_is_asked_for():
 @pytest.mark.parametrize("cfg", [None, {"class_name": "HeteroscedasticGaussianDistribution"}])
 def test_means_are_compared_of_any_distribution(cfg, tmp_path):
     def own():
-        return cfg and dict(cfg)  # models of old releases take entries out of it
+        return cfg and dict(cfg)  # models of old releases remove entries from it
 
     path = teacher_file(tmp_path, "mlp", distribution_cfg=own())
     algorithm = make_imitating(path, "mlp", **ONE_STEP, teacher_loss="mse")
@@ -310,7 +310,7 @@ def test_means_are_compared_of_any_distribution(cfg, tmp_path):
     assert algorithm.update()["teacher"] == pytest.approx(expected, rel=1e-9)
 
 
-def test_nan_in_what_the_teacher_says_is_named_and_skipped(tmp_path):
+def test_nan_in_the_teachers_answers_is_named_and_skipped(tmp_path):
     algorithm = make_imitating(teacher_file(tmp_path))
     algorithm.set_teacher(teacher := make_model("teacher", "lstm", 4, seed=9))
     before = ppo_parameters_of(algorithm)
@@ -353,7 +353,7 @@ def test_a_group_that_only_the_teacher_sees_is_named(tmp_path):
 
 
 def runner_cfg(folder, **algorithm):
-    """Return a runner's config with a teacher's file that does not exist, and options."""
+    """Return a runner's config with options and a teacher's file that does not exist."""
     cfg = copy.deepcopy(fine_tuning_cfg())
     for name in ("critic_warmup_iterations", "teacher_updates"):
         del cfg["algorithm"][name]
@@ -385,7 +385,7 @@ def learned(cfg, updates=2):
     return start, ppo_parameters_of(runner.alg), runner
 
 
-def test_a_weight_of_zero_leaves_every_bit_as_without_a_teacher(tmp_path):
+def test_with_weight_zero_every_bit_is_as_without_a_teacher(tmp_path):
     cfg = runner_cfg(tmp_path, teacher_coef=0.0, teacher_checkpoint=str(tmp_path / "gone.pt"))
     plain = copy.deepcopy(cfg)
     for name in ("teacher_cfg", "teacher_coef", "teacher_checkpoint"):

@@ -89,7 +89,7 @@ def test_each_segment_begins_with_the_state_before_its_first_step(num_steps, num
             assert torch.equal(state.flatten(), begins)
 
 
-def test_windows_are_drawn_over_time_and_environments_anew_each_epoch():
+def test_windows_are_drawn_over_time_and_environments_again_each_epoch():
     options = {"gradient_length": 2, "unit": "window", "burn_in": 0}
     shuffled = plan(8, 4, 4, shuffle=True, **options)
     torch.manual_seed(0)

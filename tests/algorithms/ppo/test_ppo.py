@@ -1,4 +1,4 @@
-"""What TbpttPPO promises beyond rsl_rl's: every environment, any size, exact windows, isolation."""
+"""Properties of TbpttPPO that rsl_rl's lacks: all environments, any size, exact windows."""
 
 import copy
 import inspect
@@ -63,7 +63,7 @@ def test_the_ratio_is_one_before_the_first_step(models, options, monkeypatch):
         ("lstm", {"gradient_length": 3, "minibatch_unit": "window", "burn_in_length": 2}),
     ],
 )
-def test_advantages_are_normalised_over_what_a_mini_batch_trains_on(models, options, monkeypatch):
+def test_advantages_are_normalised_over_the_samples_of_a_mini_batch(models, options, monkeypatch):
     algorithm = make_ppo(
         TbpttPPO, 8, 6, models, models, **options, normalize_advantage_per_mini_batch=True
     )
@@ -91,7 +91,7 @@ def test_every_sample_is_used_once_per_epoch(models, monkeypatch):
         used = torch.cat([old_log_prob.flatten() for _, old_log_prob, _ in epoch])
         assert torch.equal(used.sort().values, expected)
     orders = [torch.cat([old.flatten() for _, old, _ in epoch]) for epoch in epochs]
-    assert not torch.equal(*orders)  # shuffled anew
+    assert not torch.equal(*orders)  # shuffled again
 
 
 def test_one_step_rollouts_and_one_environment_per_mini_batch_train():
@@ -161,7 +161,7 @@ def test_bad_options_are_refused_by_name_and_value(options, error, message):
         roll_out_ppo(make_ppo(TbpttPPO, 6, 4, **options), 0)
 
 
-def test_advantages_are_normalised_two_at_least():
+def test_normalising_advantages_needs_at_least_two_samples():
     """rsl_rl's parameters become NaN with one."""
     options = {"num_mini_batches": 4, "normalize_advantage_per_mini_batch": True}
     for model in ("mlp", "lstm"):
@@ -176,14 +176,14 @@ def test_advantages_are_normalised_two_at_least():
 
 
 class OwnForward(RNNModel):
-    """A user's model, of which nothing is known but rsl_rl's interface."""
+    """A user's model with nothing but rsl_rl's interface."""
 
     def forward(self, obs, *args, **kwargs):
         return super().forward(obs, *args, **kwargs)
 
 
 @pytest.mark.parametrize("minibatch_unit", ["env", "window"])
-def test_models_with_a_forward_pass_of_their_own_run_step_by_step(minibatch_unit):
+def test_models_with_their_own_forward_pass_run_step_by_step(minibatch_unit):
     options = {"gradient_length": 3, "num_mini_batches": 2, "minibatch_unit": minibatch_unit}
     scanned, stepwise = (make_ppo(TbpttPPO, 8, 4, **options) for _ in range(2))
     for model in (stepwise.actor, stepwise.critic):
@@ -194,7 +194,7 @@ def test_models_with_a_forward_pass_of_their_own_run_step_by_step(minibatch_unit
         for algorithm in (scanned, stepwise):
             roll_out_ppo(algorithm, seed)
             live = [model.get_hidden_state() for model in (algorithm.actor, algorithm.critic)]
-            torch.manual_seed(seed)  # a step draws actions that nobody takes
+            torch.manual_seed(seed)  # a step draws actions that are not used
             gradients.append(gradients_of_update(algorithm)[0])
             for model, state in zip((algorithm.actor, algorithm.critic), live, strict=True):
                 for left, right in zip(
@@ -204,7 +204,7 @@ def test_models_with_a_forward_pass_of_their_own_run_step_by_step(minibatch_unit
         torch.testing.assert_close(gradients[1], gradients[0], **SAME_FLOAT32)
 
 
-def test_a_model_without_rsl_rls_distribution_is_told_what_it_lacks():
+def test_the_error_for_a_model_without_rsl_rls_distribution_names_what_is_missing():
     class Deterministic(OwnForward):
         def forward(self, obs, *args, **kwargs):
             return self.mlp(self.get_latent(obs))
@@ -253,7 +253,7 @@ def test_checkpoints_that_do_not_fit_are_named_and_change_nothing():
 
 
 def end_by_time(algorithm, final_obs):
-    """Take two steps after which all time out; return the twin's value of the final observation."""
+    """Take two steps after which all time out; return the twin critic's final value."""
     generator = torch.Generator().manual_seed(0)
     twin = copy.deepcopy(algorithm.critic)
     all_done = torch.ones(4, dtype=torch.bool)
@@ -269,12 +269,12 @@ def end_by_time(algorithm, final_obs):
         return twin(final_obs if final_obs is not None else obs)
 
 
-def test_time_outs_are_worth_the_final_observation_seen_with_live_memory():
+def test_time_outs_are_valued_by_the_final_observation_with_the_current_memory():
     algorithm = make_ppo(TbpttPPO, 2, 4)
     final_obs = make_obs(4, torch.Generator().manual_seed(9))
     final_obs["state"][3] = float("nan")
     value = end_by_time(algorithm, final_obs)
-    assert (algorithm.storage.rewards[0] == 0).all()  # nobody timed out, NaN or not
+    assert (algorithm.storage.rewards[0] == 0).all()  # no episode timed out, with or without NaN
     expected = algorithm.gamma * value
     torch.testing.assert_close(
         algorithm.storage.rewards[1], expected, **SAME_FLOAT32, equal_nan=True
@@ -282,7 +282,7 @@ def test_time_outs_are_worth_the_final_observation_seen_with_live_memory():
 
 
 def final_obs_of_steps(kind):
-    """Yield what an environment gives with each of four steps, and which of them are new."""
+    """Yield an environment's final observations of each of four steps, and which are new."""
     first, later = make_obs(4), make_obs(4)
     kept = dict(first.items())
     yield kept, True
@@ -301,8 +301,8 @@ def final_obs_of_steps(kind):
 @pytest.mark.parametrize(
     "kind", ["another dict", "other tensors in the same dict", "other values in the same tensors"]
 )
-def test_final_observations_of_an_earlier_step_cost_no_pass_of_the_critic(kind):
-    """Isaac Lab keeps those of the last step that ended an episode."""
+def test_final_observations_of_an_earlier_step_are_not_evaluated_again(kind):
+    """Isaac Lab keeps the final observations of the last step that ended an episode."""
     algorithm = make_ppo(TbpttPPO, 4, 4)
     passes, all_done = [], torch.ones(4, dtype=torch.bool)
     algorithm.critic.register_forward_hook(lambda *_: passes.append(1))
@@ -344,7 +344,7 @@ def test_no_threshold_does_not_clip():
     assert not torch.equal(results[0], results[2])
 
 
-def test_gradients_left_by_others_do_not_enter_the_update():
+def test_gradients_from_elsewhere_do_not_enter_the_update():
     results = []
     for left in (0.0, 100.0):
         algorithm = make_ppo(TbpttPPO, 6, 4, shuffle_envs=False)

@@ -22,7 +22,7 @@ all_models = pytest.mark.parametrize("models", ["lstm", "cnn-gru"])
 
 
 def ready(models, episode_starts_at=None, **options):
-    """Return an algorithm with a full storage; the victim's episode starts anew at a step."""
+    """Return an algorithm with a full storage, in which the victim starts an episode at a step."""
     shared = {"gradient_length": 2, "num_mini_batches": 1}
     algorithm = make_ppo(TbpttPPO, NUM_STEPS, NUM_ENVS, models, models, **shared, **options)
     roll_out_recording(algorithm, 0, done_rate=0.0)
@@ -33,13 +33,13 @@ def ready(models, episode_starts_at=None, **options):
 
 
 def poison_past(algorithm, last_step, poison):
-    """Poison all that is known of the victim's steps before ``last_step``, and its first state."""
+    """Poison all stored values of the victim before ``last_step``, and its first state."""
     storage = algorithm.storage
     recorded = [storage.actions, storage.actions_log_prob, storage.advantages]
     recorded += [storage.returns, storage.values, *storage.distribution_params]
     with torch.inference_mode():
         for values in (*recorded, *storage.observations.values()):
-            for step in range(last_step):  # other values each: equal frames are encoded once
+            for step in range(last_step):  # different values, because equal frames are encoded once
                 values[step, VICTIM] = poison * (1 + step)
         for states in algorithm.states:
             for tensor in (*as_tensors(states[0]), *as_tensors(states[1])):
@@ -63,7 +63,7 @@ def without_loss_before(algorithm, step):
 @poisons
 @all_models
 @pytest.mark.parametrize(("chunks", "start"), [(1, 2), (2, 3)])
-def test_windows_after_the_start_of_an_episode_do_not_feel_the_one_before(
+def test_windows_after_the_start_of_an_episode_do_not_depend_on_the_one_before(
     models, poison, chunks, start
 ):
     gradients, everything = [], []
@@ -89,7 +89,7 @@ def test_a_burn_in_over_the_start_of_an_episode_does_not_carry_the_one_before(mo
             poison_past(algorithm, 3, value)
         whole = algorithm.mini_batches.of_envs(torch.arange(NUM_ENVS))
         late = [p for p in whole.parts if p.first_steps.min() + p.group[0].loss_start >= 4]
-        assert len(whole.parts) == 3  # windows at 0, 2 and, burnt in alike, 4 and 6
+        assert len(whole.parts) == 3  # windows at 0 and 2, and at 4 and 6 with the same burn-in
         assert {len(part.first_steps) for part in late} == {2 * NUM_ENVS}
         assert min(int(part.first_steps.min()) for part in late) == 0
         gradients.append(gradient_on(algorithm, replace(whole, parts=tuple(late))))
@@ -100,7 +100,7 @@ def test_a_burn_in_over_the_start_of_an_episode_does_not_carry_the_one_before(mo
 @poisons
 @all_models
 @pytest.mark.parametrize("unit", ["env", "window"])
-def test_environments_do_not_feel_each_other(models, poison, unit):
+def test_environments_do_not_depend_on_each_other(models, poison, unit):
     gradients = []
     for value in (None, poison):
         algorithm = ready(models, minibatch_unit=unit)

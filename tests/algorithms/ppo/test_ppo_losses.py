@@ -30,7 +30,7 @@ def test_the_clip_bounds_each_side():
     assert pains == pytest.approx([1.6, 1.8, 2.0, 2.5, 4.0, 20.0])
 
 
-def test_the_dual_clip_bounds_what_an_improbable_action_costs():
+def test_the_dual_clip_bounds_the_loss_of_an_improbable_action():
     assert losses_of_ratios(-2.0, 0.2, 0.3, 3.0) == pytest.approx([1.6, 1.8, 2.0, 2.5, 4.0, 6.0])
     gains = [-loss for loss in losses_of_ratios(1.0, 0.2, 0.3, 3.0)]
     assert gains == pytest.approx([0.5, 0.9, 1.0, 1.25, 1.3, 1.3])  # as without it
@@ -43,7 +43,7 @@ def test_the_penalty_is_added_to_the_plain_surrogate():
     assert loss.tolist() == pytest.approx([4 * 0.25 + 1, 4 * 0.5 - 2 * 1.5])
 
 
-def test_the_value_error_is_the_worse_of_the_clipped_one_and_its_own():
+def test_the_value_error_is_the_larger_of_clipped_and_unclipped():
     values, returns = torch.tensor([1.0, 1.0, 0.1]), torch.tensor([1.0, -1.0, 1.0])
     old = torch.zeros(3)
     assert losses.value_error(values, returns, old, None).tolist() == pytest.approx([0, 4, 0.81])
@@ -63,7 +63,7 @@ def test_the_penalty_pulls_back_to_the_policy_that_acted():
 
 
 def rollout_with_kl(algorithm, kl):
-    """Roll out, then pretend that the policy that acted had a mean at KL divergence ``kl``."""
+    """Roll out, then shift the stored mean of the acting policy to a KL divergence of ``kl``."""
     roll_out_ppo(algorithm, 0)
     mean, std = algorithm.storage.distribution_params
     num_actions = mean.shape[-1]
@@ -84,12 +84,12 @@ def test_the_coefficient_follows_the_desired_kl(kl, factor):
     assert algorithm.learning_rate == 1e-12
 
 
-def test_it_follows_what_the_last_epoch_saw():
+def test_the_coefficient_follows_the_kl_of_the_last_epoch():
     algorithm = make_ppo(
         TbpttPPO, 6, 4, **PENALTY, desired_kl=1e-4, num_mini_batches=1, num_learning_epochs=3
     )
     roll_out_ppo(algorithm, 0)
-    algorithm.update()  # its first epoch saw the policy that acted
+    algorithm.update()  # its first epoch had the policy that acted
     assert algorithm.save()["rsl_tbptt"]["kl_coef"] == 2.0
 
 

@@ -30,12 +30,12 @@ OPTIONS = [
 ]
 
 RESTORES_CRITIC_STATE = "critic_hidden_state" in inspect.getsource(PPO.compute_returns)
-"""rsl_rl before 5.5 lets the value call at the end of a rollout advance the critic's state."""
+"""In rsl_rl before 5.5 the value call at the end of a rollout advances the critic's state."""
 
 
 @pytest.fixture
 def _steps_of_images(monkeypatch):
-    """Let convolutions take steps and environments: rsl_rl's CNN crashes beside an RNN."""
+    """Make convolutions accept steps and environments: rsl_rl's CNN crashes with an RNN."""
 
     def forward(cnn, images):
         rows = torch.nn.Sequential.forward(cnn, images.flatten(0, -4))

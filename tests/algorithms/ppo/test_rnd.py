@@ -1,4 +1,4 @@
-"""Random network distillation (RND) under TbpttPPO: as rsl_rl trains it, without its padding."""
+"""Random network distillation (RND) under TbpttPPO: trained like rsl_rl's, without padding."""
 
 import copy
 
@@ -21,7 +21,7 @@ EPOCHS = [
 
 
 def make(algorithm_class, models, **options):
-    """Build a PPO with RND; rsl_rl 5.0 takes entries out of the config, so each has its own."""
+    """Build a PPO with RND; rsl_rl 5.0 removes entries from the config, so each gets a copy."""
     options = dict(options)
     rnd_cfg = {
         "num_states": STATE_DIM,
@@ -45,7 +45,7 @@ def predictor_of(algorithm):
 @pytest.mark.parametrize("epochs", EPOCHS)
 @pytest.mark.parametrize(("models", "done_rate"), [("mlp", 0.3), ("lstm", 0.0)])
 def test_an_update_leaves_the_parameters_of_rsl_rl(models, done_rate, epochs):
-    """Recurrent without dones: rsl_rl's RND loss counts the padding of shorter episodes too."""
+    """Recurrent models without dones, because rsl_rl's RND loss also counts padding."""
     expected = make(PPO, models, **epochs)
     algorithm = make(TbpttPPO, models, **epochs, shuffle_envs=False)
     at_first = predictor_of(algorithm)
@@ -67,7 +67,7 @@ def test_an_update_leaves_the_parameters_of_rsl_rl(models, done_rate, epochs):
 @pytest.mark.usefixtures("in_order")
 @pytest.mark.parametrize(("models", "chunks"), [("lstm", 2), ("mlp", 1)])
 def test_the_loss_is_the_mean_over_the_samples_of_each_mini_batch(models, chunks):
-    """Written out, because a recurrent rsl_rl counts padding where episodes end."""
+    """The loss is written out here, because a recurrent rsl_rl counts padding."""
     options = {"num_learning_epochs": 2, "num_mini_batches": 2, "shuffle_envs": False}
     algorithm = make(TbpttPPO, models, **options, num_micro_batches=chunks)
     rnd = copy.deepcopy(algorithm.rnd)
@@ -154,7 +154,7 @@ def test_a_nan_undoes_the_training_of_the_predictor():
 
 @pytest.mark.filterwarnings("ignore:An update met NaN or inf")
 @pytest.mark.parametrize("value", [float("inf"), 1e25])
-def test_normalisers_forget_a_rollout_that_is_dropped(value):
+def test_normalisers_undo_a_rollout_that_is_dropped(value):
     algorithm = make(TbpttPPO, "mlp", state_normalization=True, reward_normalization=True)
     roll_out_ppo(algorithm, 0)
     algorithm.update()

@@ -118,7 +118,7 @@ def test_another_error_of_rsl_rl_is_passed_on_and_changes_nothing(monkeypatch):
     monkeypatch.setattr(type(algorithm.critic), "update_normalization", failing)
     with pytest.raises(RuntimeError, match="no memory"):
         algorithm.update()
-    assert rates != [rate]  # it had moved
+    assert rates != [rate]  # it had changed
     assert algorithm.learning_rate == rate
     assert torch.equal(ppo_parameters_of(algorithm), before)
     assert algorithm.storage.step == 0

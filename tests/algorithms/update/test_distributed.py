@@ -1,4 +1,4 @@
-"""R processes on N/R environments each give the update of one process on N."""
+"""R processes with N/R environments each give the same update as one process with N."""
 
 import pytest
 import torch
@@ -56,7 +56,7 @@ OPTIONS = (
     {"grad_reduce_bucket_mb": 1e-4, "update_length": 5},
     {"student_kwargs": {"obs_normalization": True}},
     {"student": "cnn-gru"},
-    # All of the past in one mini-batch: which is drawn else depends on the processes.
+    # The whole buffer in one mini-batch, because a random part would depend on the processes.
     {"buffer_rollouts": 2, "buffer_share": 100.0, "num_learning_epochs": 2},
 )
 
@@ -71,7 +71,7 @@ PPO_OPTIONS = (
 def fill_ppo_rollout(algorithm, first, last):
     """Put environments [first, last) of one global rollout into a PPO, its states included.
 
-    The rewards of the environments differ in size, so those of the ranks do.
+    The rewards of the environments differ in size, and so do those of the ranks.
     """
     storage, generator = algorithm.storage, torch.Generator().manual_seed(4)
     storage.distribution_params = tuple(torch.ones(NUM_STEPS, last - first, 2) for _ in range(2))
@@ -111,7 +111,7 @@ def updated_ppo_parameters(first, last, multi_gpu_cfg=None, **options):
         multi_gpu_cfg=multi_gpu_cfg,
         **options,
     )
-    torch.manual_seed(5)  # the first weights else depend on the number of environments
+    torch.manual_seed(5)  # else the first weights depend on the number of environments
     with torch.no_grad():
         for parameter in algorithm.rnd.parameters():
             parameter.normal_()
@@ -136,7 +136,7 @@ def run_rank(rank, shares, folder):
 
 
 def results_alone(first, last):
-    """Update on environments [first, last) without a description of the processes."""
+    """Update on environments [first, last) without any multi-process settings."""
     return updated_parameters(first, last), *(
         updated_ppo_parameters(first, last, **options) for options in PPO_OPTIONS
     )
@@ -160,7 +160,7 @@ def test_ranks_leave_the_parameters_of_one_process(ranks):
             torch.testing.assert_close(parameters, want, **PARITY_FLOAT32)
 
 
-def test_runs_that_share_a_process_group_only_are_left_alone(ranks):
+def test_runs_that_only_share_a_process_group_stay_separate(ranks):
     shares, folder = ranks
     for rank in range(len(shares)):
         expected = results_alone(sum(shares[:rank]), sum(shares[: rank + 1]))

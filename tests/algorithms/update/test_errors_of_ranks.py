@@ -1,4 +1,4 @@
-"""After any error in one process all come to the same end, with the same reason, and unchanged."""
+"""After an error in one process, all end the same way, unchanged, with the same reason."""
 
 import datetime
 import warnings
@@ -23,11 +23,11 @@ pytestmark = pytest.mark.slow
 
 WORLD_SIZE, FAILING = 2, 1
 SECONDS = 60.0
-"""A process that waits longer for another one raises: a hang then fails the test."""
+"""Timeout of an exchange: a hang then fails the test."""
 
 
 def distilled(cfg, failing):
-    """Distil where the loss of one process raises."""
+    """Distil with a loss that raises in one process."""
     algorithm = make_distillation(TbpttDistillation, 6, 3, gradient_length=2, multi_gpu_cfg=cfg)
     loss, calls = algorithm.loss, []
 
@@ -81,7 +81,7 @@ RND = {
 
 
 def no_memory(algorithm):
-    """Let what the first update allocates not fit."""
+    """Make the allocations of the first update fail."""
 
     def failing(tensor, *shape, **kwargs):
         raise torch.OutOfMemoryError("CUDA out of memory")
@@ -94,7 +94,7 @@ def no_memory(algorithm):
 
 
 def starting(cfg, failing):
-    """Begin to distil where the replay buffer does not fit in one process."""
+    """Begin to distil with a replay buffer that does not fit in one process."""
     options = {"gradient_length": 2, "buffer_rollouts": 2, "multi_gpu_cfg": cfg}
     algorithm = make_distillation(TbpttDistillation, 6, 3, **options)
     roll_out(algorithm, 0)
@@ -104,7 +104,7 @@ def starting(cfg, failing):
 
 
 def lost(name):
-    """Return what takes the last step of something stored away, so that it is out of range."""
+    """Return a function that removes the last step of a stored tensor, so that it is too short."""
 
     def poison(algorithm):
         setattr(algorithm.storage, name, getattr(algorithm.storage, name)[:-1])
@@ -192,7 +192,7 @@ def test_all_processes_name_the_same_source(ends, case, source):
 
 
 @pytest.mark.parametrize("case", ["loss", "policy_loss", "rnd"])
-def test_what_one_process_could_not_compute_is_raised_in_all(ends, case):
+def test_an_error_of_one_process_is_raised_in_all(ends, case):
     assert ends[FAILING][case][0] == "ArithmeticError: no memory left"
     other = ends[1 - FAILING][case][0]
     assert other.startswith(f"RuntimeError: Rank {FAILING} could not compute its part")
@@ -207,14 +207,14 @@ def test_what_one_process_could_not_compute_is_raised_in_all(ends, case):
         ("rollout", "AssertionError: "),
     ],
 )
-def test_what_fails_before_an_exchange_leaves_nobody_waiting(ends, case, error):
+def test_a_failure_before_an_exchange_leaves_no_process_waiting(ends, case, error):
     assert ends[FAILING][case][0].startswith(error)
     other = ends[1 - FAILING][case][0]
     assert other.startswith(f"RuntimeError: Rank {FAILING} could not")
     assert error in other
 
 
-def test_where_one_process_has_no_memory_all_try_again_and_end(ends):
+def test_if_one_process_has_no_memory_all_retry_and_end(ends):
     for results in ends:
         end = results["start"][0]
         assert end.startswith("OutOfMemoryError: The update ran out of memory with ")

@@ -1,4 +1,4 @@
-"""What an update shows of its health: measured right, finite, and warned of once."""
+"""Health metrics of an update are correct and finite, and warn once."""
 
 import warnings
 from contextlib import nullcontext
@@ -51,13 +51,13 @@ def trained(algorithm, num_updates=1):
     ("actor", "options"),
     [("mlp", {}), ("lstm", {}), ("gru", {"gradient_length": 2, "minibatch_unit": "window"})],
 )
-def test_an_exact_replay_differs_from_the_rollout_by_rounding_alone(actor, options):
+def test_an_exact_replay_differs_from_the_rollout_only_by_rounding(actor, options):
     metrics = trained(ppo(actor=actor, learning_rate=0.1, **options), num_updates=2)
     assert metrics["replay_difference"] < 1e-9
     assert metrics["kl"] > 1e-3  # later steps of the update are further from the rollout
 
 
-def test_a_policy_that_changed_since_it_acted_is_seen():
+def test_a_policy_that_changed_since_it_acted_is_detected():
     algorithm = ppo()
     roll_out_ppo(algorithm, 0)
     stored = algorithm.storage.actions_log_prob
@@ -79,7 +79,7 @@ def test_the_share_of_clipped_samples_is_that_of_rsl_rls_ratio():
 
 def test_explained_variance_by_hand():
     returns = torch.tensor([[1.0, 2.0], [3.0, 4.0]])
-    assert explained_variance(returns - 7.0, returns) == 1.0  # an offset is not its business
+    assert explained_variance(returns - 7.0, returns) == 1.0  # an offset does not matter
     assert explained_variance(torch.zeros(2, 2), returns) == 0.0
     assert explained_variance(0.5 * returns, returns) == 0.75
     assert explained_variance(-9.0 * returns, returns) == -1.0
@@ -124,7 +124,7 @@ def test_the_students_share_is_that_of_the_labels_variance(num_micro_batches, lo
         {"imitation_weight": lambda transitions: transitions.obs["state"][..., 0].relu()},
     ],
 )
-def test_labels_that_are_no_actions_or_without_weight_are_left_out(options):
+def test_labels_that_are_not_actions_or_have_no_weight_are_left_out(options):
     assert "explained_variance/student" not in trained(distillation(**options))
 
 
@@ -166,7 +166,7 @@ def test_dead_and_saturated_units_of_a_model_are_counted(make):
     assert metrics["dead_units"] == pytest.approx(3 / 6)
 
 
-def test_the_scale_of_observations_is_what_the_network_sees():
+def test_the_scale_of_observations_is_that_of_the_networks_inputs():
     obs = TensorDict({"policy": torch.ones(8, 5), "state": torch.ones(8, 7)}, batch_size=[8])
     obs["policy"][:, 4] = 1e3
     for normalizes, name in ((False, "obs_scale"), (True, "normalized_obs_scale")):
@@ -231,22 +231,22 @@ def test_each_limit_warns_once_after_so_many_updates_in_a_row(name):
     assert limit.advice in message
 
 
-def test_a_limit_holds_for_all_of_a_kind_unless_one_has_its_own():
+def test_a_limit_applies_to_all_metrics_of_a_kind_without_their_own():
     assert limit_of("obs_scale/student/policy") is LIMITS["obs_scale"]
     assert limit_of("obs_scale/teacher/policy") is LIMITS["obs_scale/teacher"]
     assert limit_of("explained_variance/critic") is LIMITS["explained_variance/critic"]
     assert limit_of("behavior") is None
 
 
-def test_a_gradient_norm_is_held_against_its_median():
+def test_a_gradient_norm_is_compared_with_its_median():
     watch = HealthWatch()
     for _ in range(9):
         assert watch({"grad_norm": 1.0}) == {"grad_norm_jump": 1.0}
-    assert watch({"grad_norm": 30.0}) == {"grad_norm_jump": 1.0}  # too few to tell
+    assert watch({"grad_norm": 30.0}) == {"grad_norm_jump": 1.0}  # too few to judge
     assert watch({"grad_norm": 12.0, "actor_grad_norm": 1.0}) == {"grad_norm_jump": 12.0}
 
 
-def test_gradients_that_grow_steadily_are_no_jump_and_that_leap_are():
+def test_gradients_that_grow_steadily_are_not_a_jump_and_sudden_ones_are():
     steadily = [1.2**update for update in range(60)]
     assert caught(HealthWatch(), "grad_norm", steadily) == []
     (message,) = caught(HealthWatch(), "grad_norm", [1.0] * 20 + [50.0] * 8)

@@ -22,7 +22,7 @@ NUM_STEPS, NUM_ENVS = 6, 8
 HEADS = {"critic": {"output_dim": 1, "distribution_cfg": None}}
 
 READS = {"tolist", "numpy", "cpu", "tensor", "as_tensor", "__array__"}
-"""Functions of torch that copy between host and device, seen before they reach the dispatcher."""
+"""Functions of torch that copy between host and device; checked before the dispatcher."""
 
 WAITING = (
     "_local_scalar_dense",
@@ -32,11 +32,11 @@ WAITING = (
     "equal",
     "repeat_interleave",
 )
-"""Operations whose result, or its size, the host has to know."""
+"""Operations with a result, or a size of it, that the host has to know."""
 
 
 class HostTransfers(contextlib.ExitStack):
-    """Lists what would make the host wait for a GPU, here on CPU."""
+    """Lists the operations that would make the host wait for a GPU, here on a CPU."""
 
     def __enter__(self):
         self.seen = seen = []
@@ -91,7 +91,7 @@ def make(algorithm_class, device="cpu", models="lstm", **options):
 def roll_out(algorithm, gives_final_obs=True):
     """Fill the storage and compute returns as the runner does, on the algorithm's device.
 
-    The runner does it in inference mode, where a read of one value passes the dispatcher unseen.
+    The runner uses inference mode, in which reading one value does not reach the dispatcher.
     """
     device = algorithm.device
     with torch.no_grad():
@@ -150,7 +150,7 @@ CASES = [
 
 
 def fresh(options) -> dict[str, Any]:
-    """Copy options; rsl_rl 5.0 takes entries out of a config."""
+    """Copy options; rsl_rl 5.0 removes entries from a config."""
     return {key: dict(v) if isinstance(v, dict) else v for key, v in options.items()}
 
 
@@ -170,7 +170,7 @@ def test_an_update_reads_the_device_once_and_a_rollout_never(algorithm_class, op
     assert update.seen == ["tolist"]
 
 
-def test_selecting_teachers_reads_nothing_where_that_would_wait(tmp_path, monkeypatch):
+def test_selecting_teachers_never_makes_the_host_wait(tmp_path, monkeypatch):
     monkeypatch.setattr(teacher_group, "_choosing_is_cheap", lambda selected: False)
     algorithm = several_teachers.make(
         several_teachers.save_teachers(tmp_path), buffer_rollouts=1, scan_engine="reference"
@@ -222,14 +222,14 @@ def test_time_outs_without_final_observations_are_asked_for_after_the_rollout():
         lambda tensor: torch.equal(tensor, tensor),
     ],
 )
-def test_each_kind_of_transfer_is_seen(read):
+def test_each_kind_of_transfer_is_detected(read):
     values = torch.randn(4)
     with HostTransfers() as transfers:
         read(values)
     assert len(transfers.seen) == 1
 
 
-def test_what_stays_on_the_device_is_not():
+def test_operations_on_the_device_are_not_reported():
     values, indices = torch.randn(4, 3), torch.tensor([0, 2])
     with HostTransfers() as transfers:
         values[indices] = values[indices] * 2.0
@@ -240,7 +240,7 @@ def test_what_stays_on_the_device_is_not():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize(("algorithm_class", "options"), CASES)
-def test_a_gpu_waits_for_the_metrics_alone(algorithm_class, options, monkeypatch):
+def test_a_gpu_is_read_only_for_the_metrics(algorithm_class, options, monkeypatch):
     if not torch.cuda.is_available():
         pytest.skip("needs a CUDA device")
     algorithm = make(algorithm_class, device="cuda:0", **fresh(options))

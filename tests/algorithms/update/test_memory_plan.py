@@ -1,4 +1,4 @@
-"""The memory of an update is predicted before training, and a budget decides on the chunks."""
+"""The plan predicts an update's memory before training, and a budget sets the micro-batches."""
 
 import copy
 
@@ -22,7 +22,7 @@ from rsl_tbptt.core.memory import PeakMemory
 from rsl_tbptt.core.scan import free_buffers, recordings_aside
 
 T, N = 12, 120
-CLOSE = 0.15  # of the peak: what a budget needs; tensors are counted, their number is not modelled
+CLOSE = 0.15  # of the peak, which a budget needs; the number of tensors is not modelled
 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
 
@@ -57,7 +57,7 @@ CASES = {
 RECORDED = {
     "distillation": lambda **o: distillation(
         gradient_length=5,
-        num_learning_epochs=2,  # from the second on all windows are recorded, as later always
+        num_learning_epochs=2,  # from the second update on all windows are recorded
         student_kwargs=TWO_LAYERS,
         scan_engine="cuda",
         **o,
@@ -83,14 +83,14 @@ def planned(algorithm, **options):
     """Plan an update after a rollout."""
     play(algorithm, 0, **options)
     algorithm.storage.clear()
-    play(algorithm, 0, **options)  # begins with states, as all but the first do
+    play(algorithm, 0, **options)  # starts from states, as all rollouts but the first
     plan = algorithm.memory_plan()
     algorithm.storage.clear()
     return plan
 
 
 def peak_of_second_update(algorithm, **options):
-    """Count the tensors of an update; the first one makes the optimiser's state."""
+    """Count the tensors of the second update, because the first creates the optimiser's state."""
     for seed in range(2):
         play(algorithm, seed, **options)
         free_buffers()
@@ -108,8 +108,8 @@ def test_the_peak_is_predicted(case, num_env_chunks):
 
 
 @pytest.mark.parametrize("kept", [0, 2**16])
-def test_graphs_of_frames_are_predicted_up_to_what_is_kept(monkeypatch, kept):
-    """Those of all frames would be 0.9 MB."""
+def test_graphs_of_frames_are_predicted_up_to_the_kept_ones(monkeypatch, kept):
+    """The graphs of all frames would take 0.9 MB."""
     monkeypatch.setitem(recompute._AT_ONCE, "cpu", 2**14)
     monkeypatch.setitem(recompute._KEPT, "cpu", kept)
     algorithm = distillation(student="cnn-lstm", gradient_length=T)
@@ -117,12 +117,12 @@ def test_graphs_of_frames_are_predicted_up_to_what_is_kept(monkeypatch, kept):
     assert 0.8 * predicted < peak_of_second_update(algorithm) < 1.01 * predicted
 
 
-def test_a_slow_camera_is_known_once_it_was_seen():
+def test_a_slow_camera_is_planned_for_after_a_rollout():
     algorithm = distillation(12, student="cnn-lstm")
     before = planned(algorithm)
     peak = peak_of_second_update(algorithm, on_step=hold_frames(4))
     after = planned(algorithm, on_step=hold_frames(4))
-    num_shown = (T // 4 + 1 - 1 / 4) / T  # the first step shows one, whichever it is
+    num_shown = (T // 4 + 1 - 1 / 4) / T  # the first step always has one
     assert after.encoded_per_open_env == pytest.approx(num_shown * before.encoded_per_open_env)
     assert after.peak(1) == pytest.approx(peak, rel=CLOSE)
     assert before.peak(1) > (1 + CLOSE) * peak
@@ -130,14 +130,14 @@ def test_a_slow_camera_is_known_once_it_was_seen():
 
 @pytest.mark.usefixtures("stand_ins")
 @pytest.mark.parametrize("case", RECORDED)
-def test_what_is_recorded_is_predicted(case):
+def test_recordings_are_predicted(case):
     algorithm = RECORDED[case](num_micro_batches=4)
     predicted = planned(algorithm).peak(4)
     assert predicted == pytest.approx(peak_of_second_update(algorithm), rel=CLOSE)
 
 
 @pytest.mark.usefixtures("stand_ins")
-def test_planning_leaves_no_recordings_and_asks_not_what_was_recorded():
+def test_planning_leaves_no_recordings_and_does_not_depend_on_them():
     algorithm = RECORDED["distillation"]()
     before = planned(algorithm)
     assert not fused_cells.recordings()

@@ -1,4 +1,4 @@
-"""Fused optimiser steps: rsl_rl's parameters and checkpoints, and rates known to the device."""
+"""Fused optimiser steps: rsl_rl's parameters and checkpoints, and rates on the device."""
 
 import math
 from typing import Any
@@ -47,7 +47,7 @@ def train(algorithm, seeds):
 @pytest.mark.parametrize(
     ("writer", "reader"), [(TbpttDistillation, Distillation), (Distillation, TbpttDistillation)]
 )
-def test_a_run_goes_on_with_the_other_from_its_checkpoint(writer, reader, optimizer):
+def test_a_run_continues_with_the_other_library_from_its_checkpoint(writer, reader, optimizer):
     source, target = make(writer, optimizer), make(reader, optimizer)
     train(source, range(2))
     target.load(through_a_file(source.save()), None, strict=True)

@@ -1,4 +1,4 @@
-"""An update that runs out of memory is undone and made again with smaller micro-batches."""
+"""An update that runs out of memory is undone and repeated with smaller micro-batches."""
 
 import warnings
 import weakref
@@ -19,7 +19,7 @@ NUM_ENVS = 32
 
 @pytest.fixture
 def memory(monkeypatch):
-    """A device whose memory suffices for the environments of a micro-batch that the dict names."""
+    """A device with memory for micro-batches of as many environments as the dict says."""
     limit = {"envs": NUM_ENVS}
     replay = Replay.__call__
 
@@ -34,7 +34,7 @@ def memory(monkeypatch):
 
 @pytest.mark.usefixtures("in_order")
 @pytest.mark.parametrize("kind", ["distillation", "ppo"])
-def test_the_update_is_made_again_with_twice_the_micro_batches(kind, memory):
+def test_the_update_is_repeated_with_twice_the_micro_batches(kind, memory):
     trained = []
     for num_micro_batches, limit in ((4, NUM_ENVS), (1, NUM_ENVS // 4)):
         memory["envs"] = limit
@@ -50,12 +50,12 @@ def test_the_update_is_made_again_with_twice_the_micro_batches(kind, memory):
         fill(algorithm, 1)
         with warnings.catch_warnings():
             warnings.simplefilter("error")
-            algorithm.update()  # goes on with them, and says nothing more
+            algorithm.update()  # continues with them, without another message
     torch.testing.assert_close(*trained)
 
 
 def make_filled(kind, **options):
-    """Return an algorithm with a rollout, and what fills its storage."""
+    """Return an algorithm with a rollout, and the function that fills its storage."""
     if kind == "distillation":
         algorithm = make_distillation(TbpttDistillation, 4, NUM_ENVS, gradient_length=2, **options)
     else:
@@ -67,7 +67,7 @@ def make_filled(kind, **options):
 
 @pytest.mark.filterwarnings("ignore:The update ran out of memory")
 @pytest.mark.parametrize("kind", ["distillation", "ppo"])
-def test_where_one_environment_is_too_much_nothing_is_lost(kind, memory):
+def test_if_one_environment_does_not_fit_nothing_is_lost(kind, memory):
     algorithm, fill = make_filled(kind, num_mini_batches=2)
     before = everything(algorithm)
     memory["envs"] = 0
@@ -80,11 +80,11 @@ def test_where_one_environment_is_too_much_nothing_is_lost(kind, memory):
 
 
 class Activation(torch.Tensor):
-    """A tensor that only the frames of a failing update hold."""
+    """A tensor that is referenced only by the frames of a failing update."""
 
 
 def test_activations_are_freed_before_anything_else_is_done(monkeypatch):
-    """What follows may need memory itself, and the rollout is dropped by models that take some."""
+    """The next steps need memory too: the models that drop the rollout allocate some."""
     held, seen = [], []
 
     def loss(actions, labels):
@@ -113,7 +113,7 @@ def test_activations_are_freed_before_anything_else_is_done(monkeypatch):
     assert seen[0]
 
 
-def test_what_cuda_says_itself_counts_and_other_errors_do_not():
+def test_cudas_own_error_counts_and_other_errors_do_not():
     assert is_out_of_memory(RuntimeError("CUBLAS_STATUS_ALLOC_FAILED when calling cublasLt"))
     assert is_out_of_memory(torch.cuda.OutOfMemoryError("CUDA out of memory"))
     assert not is_out_of_memory(RuntimeError("CUDA error: an illegal memory access"))

@@ -1,4 +1,4 @@
-"""Weights are prepared for products once per optimiser step, whatever the number of windows."""
+"""Weights are prepared for products once per optimiser step, for any number of windows."""
 
 import pytest
 
@@ -8,7 +8,7 @@ from rsl_tbptt.tools.bench import Case, build, fill
 
 @pytest.fixture
 def made(monkeypatch):
-    """The environments of each product that weights are prepared for."""
+    """Collects the number of environments of each product that weights are prepared for."""
     made = []
 
     def counted(num_envs, *arguments, step_product=cpu.step_product):

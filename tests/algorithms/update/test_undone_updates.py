@@ -1,6 +1,6 @@
-"""An update that meets NaN, inf or an error leaves no trace; the message names where it came from.
+"""An update with NaN, inf or an error is undone completely; the message names the source.
 
-Updates that met NaN or inf are skipped and counted; too many in a row end the training.
+Updates with NaN or inf are skipped and counted. Too many in a row end the training.
 """
 
 import dataclasses
@@ -32,7 +32,7 @@ def reinforcing(models="lstm", **options):
 
 @pytest.fixture(params=["distillation", "ppo"])
 def trained(request):
-    """Return a function that makes an algorithm with a normaliser and updates it once."""
+    """Return a function that builds an algorithm with a normaliser and updates it once."""
 
     def trained(**options):
         normalized = {"obs_normalization": True}
@@ -65,7 +65,7 @@ def bad(value, env=2, step=3, group="policy"):
 
 
 @pytest.mark.parametrize("value", [NAN, INF, 1e25])
-def test_training_goes_on_as_if_the_rollout_had_not_been(trained, value):
+def test_training_continues_as_if_the_rollout_had_not_happened(trained, value):
     algorithm = trained()
     before = everything(algorithm)
     fill(algorithm, 1, bad(value))
@@ -78,7 +78,7 @@ def test_training_goes_on_as_if_the_rollout_had_not_been(trained, value):
     assert len(metrics) > 4
 
 
-def test_each_source_is_warned_of_once(trained):
+def test_each_source_causes_one_warning(trained):
     algorithm = trained()
     for seed, env in ((1, 2), (2, 1)):
         fill(algorithm, seed, bad(NAN, env))
@@ -132,7 +132,7 @@ def test_an_interrupted_update_leaves_no_trace(trained, monkeypatch):
     assert algorithm.update()["skipped_updates"] == 0.0
 
 
-def test_a_rollout_that_broke_off_is_dropped_where_training_starts_again(trained):
+def test_an_unfinished_rollout_is_dropped_when_training_starts_again(trained):
     algorithm = trained()
 
     def failing(step, obs, rewards):
@@ -147,7 +147,7 @@ def test_a_rollout_that_broke_off_is_dropped_where_training_starts_again(trained
 
 
 class FailingInReplay(RNNModel):
-    """A model of one's own whose forward pass fails in the middle of an update."""
+    """A user's model whose forward pass fails in the middle of an update."""
 
     calls = 0
 
@@ -177,7 +177,7 @@ def test_a_replay_that_fails_leaves_the_states_of_the_rollout(make, role):
     assert algorithm.update()["skipped_updates"] == 0.0
 
 
-def test_what_fails_once_the_steps_are_taken_undoes_them_too(monkeypatch):
+def test_a_failure_after_the_optimiser_steps_undoes_them_too(monkeypatch):
     algorithm = distilling(num_mini_batches=3, buffer_rollouts=2)
     fill(algorithm, 0)
     algorithm.update()
@@ -199,7 +199,7 @@ def test_what_fails_once_the_steps_are_taken_undoes_them_too(monkeypatch):
 
 @pytest.mark.parametrize("optimizer", ["adam", "adamw", "sgd", "rmsprop"])
 @pytest.mark.parametrize("updates_before", [0, 1])
-def test_every_optimiser_goes_back_to_the_last_bit(optimizer, updates_before):
+def test_every_optimiser_is_restored_to_the_last_bit(optimizer, updates_before):
     algorithm = distilling(optimizer=optimizer, num_learning_epochs=2, non_finite="raise")
     for seed in range(updates_before):
         fill(algorithm, seed)
@@ -261,7 +261,7 @@ def test_a_gradient_that_is_not_finite_names_its_environments(models):
         algorithm.update()
 
 
-def test_an_observation_group_that_nobody_reads_is_not_named():
+def test_an_observation_group_that_no_model_reads_is_not_named():
     algorithm = distilling(non_finite="raise")
     fill(algorithm, 0)
     algorithm.storage.observations["unread"] = torch.full((T, N, 1), NAN)

@@ -1,4 +1,4 @@
-"""Teachers without --resume, fine-tuning of a student, and what a resumed run remembers."""
+"""Teachers without --resume, fine-tuning of a student, and the state of a resumed run."""
 
 from typing import Any
 
@@ -22,7 +22,7 @@ SIZES: dict[str, Any] = {"num_steps": 6, "num_envs": 4}
 
 
 def checkpoint_of(algorithm):
-    """Return what rsl_rl 3's runner saves."""
+    """Return a checkpoint as rsl_rl 3's runner saves it."""
     return {
         "model_state_dict": algorithm.policy.state_dict(),
         "optimizer_state_dict": algorithm.optimizer.state_dict(),
@@ -45,7 +45,7 @@ def saved(tmp_path, checkpoint):
 
 
 def teacher_run(kind="mlp", **policy_kwargs):
-    """Return the checkpoint of a PPO run whose actor sees what the teacher sees."""
+    """Return the checkpoint of a PPO run whose actor has the teacher's observations."""
     kwargs = {"obs_groups": SEES_STATE, "seed": 5, **policy_kwargs}
     policy = make_actor_critic(kind, **kwargs)
     return {"model_state_dict": policy.state_dict(), "iter": 7, "infos": None}
@@ -85,7 +85,7 @@ def test_the_actor_of_a_ppo_run_becomes_the_teacher(student, tmp_path):
         ("mlp", {"actor_hidden_dims": [8, 8]}, {}, r"'policy.teacher_hidden_dims'"),
     ],
 )
-def test_a_teacher_that_does_not_fit_names_the_setting(
+def test_the_error_for_a_teacher_that_does_not_fit_names_the_setting(
     kind, checkpoint_kwargs, policy_kwargs, message, tmp_path
 ):
     file = saved(tmp_path, teacher_run(kind, **checkpoint_kwargs))
@@ -134,7 +134,7 @@ def test_rsl_rl_reads_our_checkpoint_and_we_read_its(make, ours, stock):
         reader.update()
 
 
-def test_the_schedule_of_the_teachers_actions_goes_on_after_a_resume():
+def test_the_schedule_of_the_teachers_actions_continues_after_a_resume():
     options: dict[str, Any] = {"teacher_action_share": 1.0, "teacher_action_updates": 4}
     resumed = make_distillation(TbpttDistillation, **SIZES, **options)
     load(resumed, checkpoint_of(trained(make_distillation, TbpttDistillation, **options)))
@@ -146,7 +146,7 @@ def test_the_schedule_of_the_teachers_actions_goes_on_after_a_resume():
     assert fresh.update()["teacher_action_share"] == 1.0
 
 
-def test_learning_rate_and_penalty_go_on_after_a_resume():
+def test_learning_rate_and_penalty_continue_after_a_resume():
     options: dict[str, Any] = {
         "policy_loss": "kl_penalty",
         "schedule": "fixed",

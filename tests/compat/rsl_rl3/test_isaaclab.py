@@ -43,7 +43,7 @@ RUN = {
 
 
 class RecallInIsaacLab(isaaclab2_stubs.DirectRLEnv):
-    """The recall task with the interface that the wrapper has of a direct environment."""
+    """The recall task behind the interface of a direct environment that the wrapper needs."""
 
     cfg = SimpleNamespace(is_finite_horizon=False)
     single_action_space = gymnasium.spaces.Box(-1, 1, (1,))
@@ -130,7 +130,7 @@ def make_runner(cfg, log_dir):
 
 
 def learn(runner, iterations):
-    """Let the runner learn and return what each of its updates reported."""
+    """Let the runner learn and return the metrics of each update."""
     metrics, update = [], runner.alg.update
 
     def recorded():
@@ -145,7 +145,7 @@ def learn(runner, iterations):
 
 @pytest.fixture(scope="module")
 def runs(tmp_path_factory):
-    """A teacher, its recurrent student, and PPO that goes on with the student."""
+    """A teacher, its recurrent student, and PPO that continues with the student."""
     folder = tmp_path_factory.mktemp("logs")
     teacher = make_runner(teacher_cfg(), folder / "teacher")
     teacher.metrics = learn(teacher, 4)
@@ -166,7 +166,7 @@ def test_the_student_learns_from_a_teacher_loaded_without_resume(runs):
     assert losses[-1] < 0.5 * losses[0]
 
 
-def test_the_fine_tuned_actor_began_as_the_student(runs):
+def test_the_fine_tuned_actor_started_as_the_student(runs):
     runner = make_runner(fine_tuning_cfg(), runs.folder / "again")
     runner.load(str(runs.folder / "student" / "model_19.pt"))
     student, actor = runs.student.alg.policy, runner.alg.policy
@@ -198,7 +198,7 @@ def test_play_builds_and_exports_the_student(runs, tmp_path):
         (TbpttPpoAlgorithmCfg, RslRlPpoAlgorithmCfg, PpoOptions),
     ],
 )
-def test_the_config_stands_where_isaac_lab_has_its_own(ours, stock, options):
+def test_the_config_is_where_isaac_lab_has_its_own(ours, stock, options):
     cfg = ours()
     assert isinstance(cfg, stock)
     arguments = cfg.to_dict()

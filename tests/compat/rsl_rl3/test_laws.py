@@ -35,7 +35,7 @@ def gradients_of_update(algorithm):
 
 
 def stepwise_gradients(algorithm, gradient_length):
-    """Return the same by the policy's own forward pass, one step after the other."""
+    """Return the same gradients by the policy's own forward pass, step by step."""
     policy, storage = algorithm.policy, algorithm.storage
     num_steps, num_envs = storage.num_transitions_per_env, storage.num_envs
     live = policy.get_hidden_states()
@@ -72,7 +72,7 @@ def test_gradients_equal_those_of_the_policys_own_forward_pass(student, gradient
 
 
 def teachers_labels(algorithm, interrupted):
-    """Return the labels of a second rollout, after an update or after nothing."""
+    """Return the labels of a second rollout, with or without an update before it."""
     roll_out(algorithm, 0)
     if interrupted:
         algorithm.update()
@@ -113,5 +113,5 @@ def test_the_ratio_is_1_before_the_first_optimiser_step(kind):
         algorithm.storage.advantages.copy_(advantages)
         metrics = algorithm.update()
         assert metrics["surrogate"] == pytest.approx(-advantages.mean().item(), rel=1e-9)
-        # What rsl_rl 3's divergence of equal distributions is, for two actions.
+        # rsl_rl 3's divergence of equal distributions, for two actions.
         assert metrics["kl"] == pytest.approx(2 * math.log1p(1e-5))

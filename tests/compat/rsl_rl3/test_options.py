@@ -1,4 +1,4 @@
-"""What the algorithms take on rsl_rl 3.1.2, what they refuse, and where its runners find them."""
+"""Options that the algorithms accept and refuse on rsl_rl 3.1.2, and how its runners find them."""
 
 from typing import Any
 
@@ -48,7 +48,7 @@ SLICES = [{"loss": "kl", "actions": [0, 1]}]
         (make_ppo, TbpttPPO, {"use_mixed_precision": True, "symmetry_cfg": {}}),
     ],
 )
-def test_what_rsl_rl_3_cannot_do_is_refused(make, algorithm, options):
+def test_options_that_rsl_rl_3_cannot_support_are_refused(make, algorithm, options):
     with pytest.raises((NotImplementedError, ValueError), match=f"{next(iter(options))} is"):
         make(algorithm, **SIZES, **options)
 
@@ -123,7 +123,7 @@ def test_a_model_of_the_teacher_is_the_policys():
     assert teacher.get_hidden_state() is policy.memory_t.hidden_state
 
 
-def test_a_policy_with_a_forward_pass_of_its_own_is_refused():
+def test_a_policy_with_its_own_forward_pass_is_refused():
     class Clipped(ActorCriticRecurrent):
         def act_inference(self, obs):
             return super().act_inference(obs).clamp(-1, 1)
@@ -134,7 +134,7 @@ def test_a_policy_with_a_forward_pass_of_its_own_is_refused():
         algorithm.init_storage("rl", 4, 6, make_obs(4), [2])
 
 
-def test_a_memoryless_teacher_beside_a_recurrent_student_sees_what_it_observes():
+def test_a_memoryless_teacher_of_a_recurrent_student_gets_its_own_observations():
     def policy():
         return StudentTeacherRecurrent(make_obs(1), OBS_GROUPS, 2, rnn_hidden_dim=6)
 

@@ -1,4 +1,4 @@
-"""With the options that rsl_rl 3.1.2 has, an update leaves the parameters that it leaves."""
+"""With the options of rsl_rl 3.1.2, an update gives the same parameters as its own update."""
 
 import pytest
 import torch
@@ -44,7 +44,7 @@ def test_distillation_leaves_equal_parameters(student, num_steps, num_learning_e
         "student": student,
         "num_learning_epochs": num_learning_epochs,
         "gradient_length": 4,
-        "max_grad_norm": 0.5 if student == "mlp" else None,  # rsl_rl leaves the memory's as it is
+        "max_grad_norm": 0.5 if student == "mlp" else None,  # rsl_rl does not clip the memory's
         **options,
     }
     expected, stock, expected_metrics = train(make_distillation, Distillation, **shared)
@@ -89,7 +89,7 @@ def test_ppo_leaves_equal_parameters(kind, options):
 
 @pytest.mark.usefixtures("in_order")
 def test_rnd_leaves_equal_parameters():
-    # Without memory: beside a recurrent policy rsl_rl trains the predictor on its padding too.
+    # Without memory: with a recurrent policy rsl_rl also trains the predictor on padding.
     def rnd_cfg():  # rsl_rl takes an entry out of it
         return {
             "num_states": 7,
