@@ -27,6 +27,16 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.Namespace], int], Sequence[str
         cli_runs.run_report,
         ("report runs", "report --output"),
     ),
+    "latest": (
+        "print the newest checkpoint of a training that can be loaded",
+        cli_runs.run_latest,
+        ("latest folder",),
+    ),
+    "resume": (
+        "print the command that continues a training from its newest checkpoint, or run it",
+        cli_runs.run_resume,
+        ("resume folder", "--run", "--iterations", "--task"),
+    ),
     "evaluate": (
         "evaluate a checkpoint on fresh episodes, without exploration noise",
         cli_policies.run_evaluate,

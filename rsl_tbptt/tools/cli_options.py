@@ -71,6 +71,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
         " working directory)",
         type=Path,
     ),
+    "latest folder": _option("log folder of a training", type=Path, metavar="RUN"),
+    "resume folder": _option("log folder of a training", type=Path, metavar="RUN"),
+    "--run": _option("also run the command", dest="starts", action="store_true"),
+    "--iterations": _option(
+        "iterations to go on for (default: those left of the training's max_iterations)", type=int
+    ),
     "evaluate --output": _option(
         "JSON file to write (default: a new evaluation.json next to the checkpoint)", type=Path
     ),

@@ -25,6 +25,7 @@ TOOLS = {
     "export": ("onnx", "onnxruntime", "onnxscript", "scipy", "yaml"),
     "play --video": ("PIL", "scipy", "yaml"),
     "report": ("jinja2", "tensorboard", "yaml"),
+    "resume": ("yaml",),
     "verify": ("onnxruntime",),
 }
 """Modules of the extra ``tools`` by the command that needs them."""

@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +54,10 @@ class Training:
     """Suffix of the log folder."""
     checkpoint: Path | None = None
     """File of the policy to start from; None trains from scratch."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Values of the configs by dotted name, such as ``agent.algorithm.gradient_length``."""
+    video: bool = False
+    """Whether the platform films the training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -113,6 +117,18 @@ class Platform:
 
     def registered_agent(self, trained: Trained) -> Mapping[str, Any]:
         """Return the agent's config that a task registers, before a command line has changed it."""
+        raise NotImplementedError
+
+    def noted_settings(self, folder: Path, trained: Trained) -> tuple[dict[str, Any], list[str]]:
+        """Return what a training's configs changed of the task; see ``noted_settings.py``.
+
+        Args:
+            folder: Log folder of the training.
+            trained: Its task and agent.
+
+        Raises:
+            ValueError: If a config cannot be read.
+        """
         raise NotImplementedError
 
     def simulated_env(self, simulation: Simulation) -> AbstractContextManager[Any]:
