@@ -11,7 +11,16 @@ import sys
 from collections.abc import Callable, Sequence
 
 from rsl_tbptt.tools import cli_policies, cli_runs
-from rsl_tbptt.tools.cli_options import ACTING, EPISODES, FORMS, GOLDEN, OPTIONS, POLICY, WHERE
+from rsl_tbptt.tools.cli_options import (
+    ACTING,
+    EPISODES,
+    FORMS,
+    GOLDEN,
+    OPTIONS,
+    PLANNED,
+    POLICY,
+    WHERE,
+)
 from rsl_tbptt.tools.doctor import missing_module, require
 
 DESCRIPTION = "Commands for checkpoints of Isaac Lab, mjlab and rsl_rl alone."
@@ -36,6 +45,11 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.Namespace], int], Sequence[str
         "print the command that continues a training from its newest checkpoint, or run it",
         cli_runs.run_resume,
         ("resume folder", "--run", "--iterations", "--task"),
+    ),
+    "plan": (
+        "show how much memory updates take with more environments, before training",
+        cli_runs.run_plan,
+        (*PLANNED, "--device"),
     ),
     "evaluate": (
         "evaluate a checkpoint on fresh episodes, without exploration noise",

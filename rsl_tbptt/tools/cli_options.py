@@ -77,6 +77,20 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--iterations": _option(
         "iterations to go on for (default: those left of the training's max_iterations)", type=int
     ),
+    "plan --checkpoint": _option(
+        "checkpoint whose training's task and options are taken, or RUN/latest", type=Path
+    ),
+    "plan --agent": _option(
+        "with --task: name of the agent's config in Isaac Lab (default: rsl_rl_cfg_entry_point);"
+        " with --env: YAML file of the runner's config",
+    ),
+    "plan --num-envs": _option(
+        "numbers of environments (default: 256 512 1024 2048 4096)",
+        type=int,
+        nargs="+",
+        default=[256, 512, 1024, 2048, 4096],
+    ),
+    "--budget": _option("memory of the device in GB: say what fits", type=float, metavar="GB"),
     "evaluate --output": _option(
         "JSON file to write (default: a new evaluation.json next to the checkpoint)", type=Path
     ),
@@ -147,4 +161,5 @@ ACTING = ("evaluate --checkpoint", "--policy", "--form")
 WHERE = ("--platform", "--task", "--env", "--overrides")
 EPISODES = ("--episodes", "--max-steps", "evaluate --seed")
 FORMS = ("--image", "export --output", "--single-input", "--target")
+PLANNED = ("plan --checkpoint", *WHERE, "plan --agent", "plan --num-envs", "--budget")
 GOLDEN = ("--steps", "--drawn", "--tolerance", "export --seed")

@@ -1,12 +1,13 @@
-"""The commands of ``rsl-tbptt`` about setups and trainings: doctor, report, latest and resume."""
+"""The commands of ``rsl-tbptt`` about trainings: doctor, report, latest, resume and plan."""
 
 from __future__ import annotations
 
+import io
 import sys
 from argparse import Namespace as Arguments
 from contextlib import redirect_stdout
 
-from rsl_tbptt.tools.doctor import diagnose, require
+from rsl_tbptt.tools.doctor import check_device, diagnose, require
 
 
 def run_doctor(args: Arguments) -> int:
@@ -47,4 +48,33 @@ def run_resume(args: Arguments) -> int:
     if args.starts:
         return run_shown(found.command, found.folder, found.device)
     print(found.line)
+    return 0
+
+
+def run_plan(args: Arguments) -> int:
+    """Print a table of the memory that updates take.
+
+    Raises:
+        ValueError: If options contradict each other or a number is too small.
+    """
+    from rsl_tbptt.checkpoints.reading import checkpoint_file
+    from rsl_tbptt.tools.plan import answer, plan, planned, table
+
+    if args.env and (args.task or args.platform):
+        raise ValueError("--env is given next to --platform or --task, expected one of both.")
+    if min(args.num_envs) < 1:
+        raise ValueError(f"--num-envs is {min(args.num_envs)}, expected at least 1.")
+    check_device(args.device)
+    what = planned(
+        args.checkpoint and checkpoint_file(args.checkpoint),
+        platform_name="rsl_rl" if args.env else args.platform,
+        task=args.env or args.task,
+        agent=args.agent,
+    )
+    with redirect_stdout(io.StringIO()):  # rsl_rl prints the models for every row
+        rows = plan(what, args.num_envs, overrides=args.overrides, device=args.device)
+    print(f"GB of {what.task.task}, an update's peak in addition to the other columns\n")
+    print(table(rows, args.budget))
+    if args.budget is not None:
+        print(f"\n{answer(rows, args.budget)}")
     return 0

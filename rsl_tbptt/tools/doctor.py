@@ -23,6 +23,7 @@ TOOLS = {
     "doctor RUN": ("tensorboard", "yaml"),
     "evaluate": ("scipy", "yaml"),
     "export": ("onnx", "onnxruntime", "onnxscript", "scipy", "yaml"),
+    "plan": ("yaml",),
     "play --video": ("PIL", "scipy", "yaml"),
     "report": ("jinja2", "tensorboard", "yaml"),
     "resume": ("yaml",),

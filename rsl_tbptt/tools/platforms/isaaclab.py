@@ -47,6 +47,7 @@ class IsaacLab(Platform):
     EXTRA = "isaaclab"
     TASKS = "isaaclab.tasks"
     PROGRAM = "isaaclab"
+    DEFAULT_AGENT = DEFAULT_AGENT
 
     def trained_in(self, folder: Path) -> bool:
         """Return whether Isaac Lab noted its training in a log folder."""
@@ -79,13 +80,13 @@ class IsaacLab(Platform):
         return Trained(noted, agent)
 
     def registered_agent(self, trained: Trained) -> Mapping[str, Any]:
-        """Return the agent of Isaac Lab's registry."""
+        """Return the agent of Isaac Lab's registry, in the form of the installed rsl_rl."""
         from isaaclab.cli import load_external_tasks
         from isaaclab_tasks.utils.parse_cfg import load_cfg_from_registry
 
         load_external_tasks()
         cfg: Any = load_cfg_from_registry(trained.task, trained.agent)
-        return cfg if isinstance(cfg, dict) else cfg.to_dict()
+        return cfg if isinstance(cfg, dict) else _without_old_options(cfg).to_dict()
 
     def noted_settings(self, folder: Path, trained: Trained) -> Found:
         """Compare the configs of a run with what `isaaclab train` makes of the task."""
@@ -173,14 +174,20 @@ PLATFORM = IsaacLab()
 
 def resolved_configs(trained: Trained) -> tuple[Any, Any]:
     """Return the configs of environment and agent as `isaaclab train` would use them."""
-    from importlib.metadata import version
-
-    from isaaclab_rl.rsl_rl import handle_deprecated_rsl_rl_cfg
     from isaaclab_tasks.utils import resolve_task_config
 
     overrides = physics(trained.task)
     env, agent = resolve_task_config(trained.task, trained.agent, overrides=overrides)
-    return env, handle_deprecated_rsl_rl_cfg(agent, version("rsl-rl-lib"))
+    return env, _without_old_options(agent)
+
+
+def _without_old_options(agent: Any) -> Any:
+    """Return an agent's config in the form of the installed rsl_rl, as `isaaclab train` does."""
+    from importlib.metadata import version
+
+    from isaaclab_rl.rsl_rl import handle_deprecated_rsl_rl_cfg
+
+    return handle_deprecated_rsl_rl_cfg(agent, version("rsl-rl-lib"))
 
 
 def _in_hydra(value: Any) -> str:
