@@ -262,21 +262,20 @@ def filled(what: Planned, env: Any, device: str) -> Any:
         algorithm.teacher_loaded.is_loaded = True
     roll_out(algorithm, env, 1)
     algorithm.storage.clear()  # the next rollout begins with hidden states, as all but the first do
-    obs = roll_out(algorithm, env, cfg["num_steps_per_env"])
-    algorithm.compute_returns(obs)
+    roll_out(algorithm, env, cfg["num_steps_per_env"])
     return algorithm
 
 
 @torch.inference_mode()
-def roll_out(algorithm: Any, env: Any, num_steps: int) -> TensorDict:
-    """Step environments with an algorithm as a runner does; return the last observations, (N,)."""
+def roll_out(algorithm: Any, env: Any, num_steps: int) -> None:
+    """Step environments with an algorithm as a runner does, up to its update."""
     device = algorithm.storage.dones.device
     obs = env.get_observations().to(device)
     for _ in range(num_steps):
         obs, rewards, dones, extras = env.step(algorithm.act(obs).to(env.device))
         obs, rewards, dones = obs.to(device), rewards.to(device), dones.to(device)
         algorithm.process_env_step(obs, rewards, dones, extras)
-    return obs
+    algorithm.compute_returns(obs)
 
 
 def _refuse_batch_norm(algorithm: Any) -> None:

@@ -72,7 +72,7 @@ def measured(agent, num_envs):
     env = make_recall(num_envs, 0, "cpu")
     algorithm = filled(of_recall(agent), env, "cpu")
     algorithm.update()
-    algorithm.compute_returns(roll_out(algorithm, env, agent["num_steps_per_env"]))
+    roll_out(algorithm, env, agent["num_steps_per_env"])
     free_buffers()
     with PeakMemory() as memory, recordings_aside():
         algorithm.update()
