@@ -73,7 +73,9 @@ OPTIONS: dict[str, dict[str, Any]] = {
     ),
     "latest folder": _option("log folder of a training", type=Path, metavar="RUN"),
     "resume folder": _option("log folder of a training", type=Path, metavar="RUN"),
-    "--run": _option("also run the command", dest="starts", action="store_true"),
+    "--run": _option(
+        "run the command instead of only printing it", dest="starts", action="store_true"
+    ),
     "--iterations": _option(
         "iterations to go on for (default: those left of the training's max_iterations)", type=int
     ),

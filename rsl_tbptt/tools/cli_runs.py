@@ -65,15 +65,15 @@ def run_plan(args: Arguments) -> int:
     if min(args.num_envs) < 1:
         raise ValueError(f"--num-envs is {min(args.num_envs)}, expected at least 1.")
     check_device(args.device)
-    what = planned(
-        args.checkpoint and checkpoint_file(args.checkpoint),
-        platform_name="rsl_rl" if args.env else args.platform,
-        task=args.env or args.task,
-        agent=args.agent,
-    )
-    with redirect_stdout(io.StringIO()):  # rsl_rl prints the models for every row
+    with redirect_stdout(io.StringIO()):  # simulators print, and rsl_rl its models for every row
+        what = planned(
+            args.checkpoint and checkpoint_file(args.checkpoint),
+            platform_name="rsl_rl" if args.env else args.platform,
+            task=args.env or args.task,
+            agent=args.agent,
+        )
         rows = plan(what, args.num_envs, overrides=args.overrides, device=args.device)
-    print(f"GB of {what.task.task}, an update's peak in addition to the other columns\n")
+    print(f"MB of {what.task.task}. An update's peak comes on top of the columns after it.\n")
     print(table(rows, args.budget))
     if args.budget is not None:
         print(f"\n{answer(rows, args.budget)}")

@@ -39,7 +39,7 @@ NUM_ENVS = (256, 512, 1024, 2048, 4096)
 MICRO_BATCHES = (1, 2, 4, 8)
 """Columns of the table."""
 SEED = 0
-GB = 1e9
+MB, GB = 1e6, 1e9
 ADVICE = "name a task whose agent trains with TbpttDistillation or TbpttPPO."
 
 
@@ -308,7 +308,7 @@ def _bytes(values: Iterable[Any]) -> float:
 
 
 def table(rows: Sequence[Row], budget_gb: float | None) -> str:
-    """Write rows as a table, in GB.
+    """Write rows as a table, in MB.
 
     Args:
         rows: The rows.
@@ -320,7 +320,7 @@ def table(rows: Sequence[Row], budget_gb: float | None) -> str:
     for row in rows:
         sizes = [row.update.peak(number) for number in MICRO_BATCHES]
         sizes += [row.update.sizes.replay_buffer, row.storage, row.models]
-        cells = [str(row.num_envs), *(f"{size / GB:.3f}" for size in sizes)]
+        cells = [str(row.num_envs), *(f"{size / MB:.1f}" for size in sizes)]
         if budget_gb is not None:
             cells.append(str(row.micro_batches(budget_gb * GB) or "no"))
         lines.append(cells)
@@ -338,10 +338,20 @@ def answer(rows: Sequence[Row], budget_gb: float) -> str:
     """
     budget = budget_gb * GB
     found = {number: most_envs(rows, number, budget) for number in MICRO_BATCHES}
-    fits = [f"{most} with num_micro_batches={number}" for number, most in found.items() if most]
+    fits = [
+        f"{three_digits(most)} with num_micro_batches={number}"
+        for number, most in found.items()
+        if most
+    ]
     if not fits:
         return f"{budget_gb:g} GB: not even {rows[0].num_envs} environments fit."
     return f"{budget_gb:g} GB: about {', '.join(fits)}. The simulator's memory comes on top."
+
+
+def three_digits(number: int) -> int:
+    """Round down to a number whose first three digits alone are not zero."""
+    unit = 10 ** max(0, len(str(number)) - 3)
+    return number // unit * unit
 
 
 def most_envs(rows: Sequence[Row], num_micro_batches: int, budget: float) -> int:
