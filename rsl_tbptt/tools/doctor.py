@@ -23,11 +23,20 @@ TOOLS = {
     "doctor RUN": ("tensorboard", "yaml"),
     "evaluate": ("scipy", "yaml"),
     "export": ("onnx", "onnxruntime", "onnxscript", "scipy", "yaml"),
+    "plan": ("yaml",),
     "play --video": ("PIL", "scipy", "yaml"),
     "report": ("jinja2", "tensorboard", "yaml"),
+    "resume": ("yaml",),
     "verify": ("onnxruntime",),
 }
 """Modules of the extra ``tools`` by the command that needs them."""
+EXTRAS = {
+    **dict.fromkeys(("isaaclab", "isaaclab_rl", "isaaclab_tasks", "gymnasium"), "isaaclab"),
+    "mjlab": "mjlab",
+    **dict.fromkeys(("torch", "rsl_rl", "tensordict"), "train"),
+    **{module: "tools" for modules in TOOLS.values() for module in modules},
+}
+"""The extra of this package that brings a module."""
 PACKAGES = ("rsl-tbptt", "rsl-rl-lib", "torch", "tensordict", "numpy")
 """Distributions that decide a run's numbers on every platform."""
 
@@ -69,6 +78,27 @@ def _report(name: str, check: Callable[[], str]) -> bool:
         return False
     print(f"{name:<12} ok     {found}")
     return True
+
+
+def require(command: str) -> None:
+    """Check that a command's modules are installed without loading them.
+
+    Args:
+        command: One of :data:`TOOLS`. Other commands need none of the extra ``tools``.
+
+    Raises:
+        ModuleNotFoundError: If one is not.
+    """
+    for name in TOOLS.get(command, ()):
+        if importlib.util.find_spec(name) is None:
+            raise ModuleNotFoundError(name=name)
+
+
+def missing_module(error: ModuleNotFoundError) -> str:
+    """Say which module is missing, and how to install it."""
+    name = (error.name or str(error)).partition(".")[0]
+    remedy = install(EXTRAS[name]) if name in EXTRAS else "install the package that brings it"
+    return f"The module {name} is missing, expected it for this command: {remedy}"
 
 
 def install(extra: str) -> str:

@@ -11,9 +11,10 @@ from pathlib import Path
 from typing import Any
 
 from rsl_tbptt.checkpoints.describing import AGENT
-from rsl_tbptt.checkpoints.reading import NUMBERED, numbered_checkpoints
+from rsl_tbptt.checkpoints.reading import numbered_checkpoints
 from rsl_tbptt.files import read_config
 from rsl_tbptt.tools.platforms import ENV, Training, load_platform, platform_in
+from rsl_tbptt.tools.resume import rest_of_training
 
 EVENTS = re.compile(r"events\.out\.tfevents\.(\d+)\.")
 """Name of TensorBoard's file, with the second at which a training began."""
@@ -82,7 +83,8 @@ class RunFacts:
         if known and self._checkpoint is not None:
             with suppress(ImportError):  # asks Isaac Lab about tasks that are not ours
                 commands["train"] = self._train(device, self._teacher())
-                commands["resume"] = self._train(device, self._checkpoint)
+                with suppress(ValueError):  # no iteration is left
+                    commands["resume"] = self._resume(device, self._checkpoint)
         if self._checkpoint is not None:
             checkpoint = ["--checkpoint", self._checkpoint]
             has_robots = self.platform.PROGRAM is not None
@@ -96,21 +98,24 @@ class RunFacts:
         return commands | {"judge": _tool("doctor", self._folder)}
 
     def _train(self, device: str, checkpoint: Path | None) -> str:
-        """Return the platform's command that trains from the beginning or from a checkpoint."""
+        """Return the platform's command that trains anew; ``checkpoint`` is a teacher's."""
         assert self._trained is not None
-        iterations, name = self._agent["max_iterations"], self._agent.get("run_name") or "run"
-        if checkpoint is not None and checkpoint == self._checkpoint:
-            match = NUMBERED.fullmatch(checkpoint.name)
-            left = iterations - int(match[1]) - 1 if match else 0
-            iterations, name = (left if left > 0 else iterations), f"{name}_resumed"
         training = Training(
             task=self._trained.task,
             agent=self._trained.agent,
             num_envs=self._num_envs,
-            iterations=iterations,
+            iterations=self._agent["max_iterations"],
             seed=self._agent.get("seed") or 0,
-            run_name=name,
+            run_name=self._agent.get("run_name") or "run",
             checkpoint=checkpoint,
+        )
+        return shlex.join(self.platform.train_command(training, device=device))
+
+    def _resume(self, device: str, checkpoint: Path) -> str:
+        """Write the platform's training from the newest checkpoint of this run."""
+        assert self._trained is not None
+        training = rest_of_training(
+            checkpoint, agent=self._agent, num_envs=self._num_envs, trained=self._trained
         )
         return shlex.join(self.platform.train_command(training, device=device))
 

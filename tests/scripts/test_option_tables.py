@@ -71,7 +71,7 @@ def test_every_command_is_in_the_docs():
     for name in (*COMMANDS_OF_CLI, "bench"):
         assert f"\n## {name}\n" in page.read_text()
     sections = command_sections(page.parent)
-    assert "| `--device DEVICE` | cpu or cuda:\\<index> |" in sections  # not an HTML tag
+    assert "| `--device DEVICE` | cpu or cuda:\\<index> (default" in sections  # not an HTML tag
     assert "| `--single-input` |" in sections
     assert re.search(r"\| `--platform {isaaclab,mjlab,rsl_rl}` \|", sections)
     assert re.search(r"\| `BUNDLE` \| .* \(required\) \|", sections)

@@ -12,7 +12,7 @@ import torch
 from support.helpers import make_distillation
 
 from rsl_tbptt.algorithms import TbpttDistillation
-from rsl_tbptt.tools import cli, doctor, play
+from rsl_tbptt.tools import doctor, play
 from rsl_tbptt.tools import evaluate as evaluation
 from rsl_tbptt.tools.cli import COMMANDS, command_parser, main
 from rsl_tbptt.tools.doctor import install
@@ -260,9 +260,9 @@ def test_wrong_arguments_end_with_usage(capsys, words):
     [("export", "onnxruntime", "tools"), ("evaluate", "scipy", "tools")],
 )
 def test_a_missing_package_names_the_extra(folder, monkeypatch, capsys, command, module, extra):
-    find = cli.importlib.util.find_spec
+    find = doctor.importlib.util.find_spec
     monkeypatch.setattr(
-        cli.importlib.util, "find_spec", lambda name: None if name == module else find(name)
+        doctor.importlib.util, "find_spec", lambda name: None if name == module else find(name)
     )
     assert main([command, "--checkpoint", "model_0.pt"]) == 1
     expected = f"The module {module} is missing, expected it for this command: {install(extra)}"

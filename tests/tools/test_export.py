@@ -21,7 +21,8 @@ from rsl_tbptt.models import CNNRNNModel
 from rsl_tbptt.models.one_step import OneStep
 from rsl_tbptt.tools import bundle
 from rsl_tbptt.tools.bundle import Recorded, write_bundle
-from rsl_tbptt.tools.cli import image_size, main
+from rsl_tbptt.tools.cli import main
+from rsl_tbptt.tools.cli_options import image_size
 from rsl_tbptt.tools.golden import draw, groups_of
 from rsl_tbptt.tools.policies import load_policy, split_into_groups
 from rsl_tbptt.tools.verify import largest_difference, read_golden, verify

@@ -154,6 +154,7 @@ def test_a_video_is_embedded_as_long_as_the_page_stays_small(run, name, tag):
 def test_commands_are_those_of_the_platform_with_absolute_paths(tmp_path):
     experiment = tmp_path / "logs" / "rsl_rl" / "cart"
     run = write_run(experiment / "2_student", platform="isaaclab")
+    (run / "model_0.pt").touch()
     (experiment / "1_teacher").mkdir()
     (experiment / "1_teacher" / "model_9.pt").touch()
     html, text = page_of(run)

@@ -19,7 +19,7 @@ import yaml
 from rsl_rl.models import MLPModel, RNNModel
 from tensordict import TensorDict
 
-from rsl_tbptt.tools import cli
+from rsl_tbptt.tools import cli_options
 from rsl_tbptt.tools.bundle import Recorded, write_bundle
 from rsl_tbptt.tools.golden import draw
 from rsl_tbptt.tools.runtime_configs import rl_sar_config, unitree_config, write_config
@@ -99,8 +99,8 @@ def assert_golden(found, golden, *, close=True):
 
 
 def test_the_command_line_and_the_page_name_every_target(request):
-    assert [*TARGETS] == [*cli.TARGETS]
-    assert cli.OPTIONS["--target"]["choices"] is cli.TARGETS
+    assert [*TARGETS] == [*cli_options.TARGETS]
+    assert cli_options.OPTIONS["--target"]["choices"] is cli_options.TARGETS
     page = (request.config.rootpath / "docs" / "howto" / "runtimes.md").read_text()
     assert all(f"| [`{name}`](" in page for name in TARGETS)
 

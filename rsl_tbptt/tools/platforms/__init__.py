@@ -13,7 +13,7 @@ import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -54,6 +54,10 @@ class Training:
     """Suffix of the log folder."""
     checkpoint: Path | None = None
     """File of the policy to start from; None trains from scratch."""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    """Values of the configs by dotted name, such as ``agent.algorithm.gradient_length``."""
+    video: bool = False
+    """Whether the platform films the training."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -94,6 +98,8 @@ class Platform:
     """Its group of entry points for tasks."""
     PROGRAM: str | None = None
     """Its command. None: it can neither train, play nor render a task."""
+    DEFAULT_AGENT = ""
+    """Name of the agent's config where a user names none."""
 
     def trained_in(self, folder: Path) -> bool:
         """Return whether the files in a log folder are this platform's."""
@@ -113,6 +119,18 @@ class Platform:
 
     def registered_agent(self, trained: Trained) -> Mapping[str, Any]:
         """Return the agent's config that a task registers, before a command line has changed it."""
+        raise NotImplementedError
+
+    def noted_settings(self, folder: Path, trained: Trained) -> tuple[dict[str, Any], list[str]]:
+        """Return what a training's configs changed of the task; see ``noted_settings.py``.
+
+        Args:
+            folder: Log folder of the training.
+            trained: Its task and agent.
+
+        Raises:
+            ValueError: If a config cannot be read.
+        """
         raise NotImplementedError
 
     def simulated_env(self, simulation: Simulation) -> AbstractContextManager[Any]:
@@ -135,6 +153,20 @@ class Platform:
         """
         env.seed(seed)
         return env.reset()[0]
+
+    def make_runner(self, trained: Trained, env: Any, cfg: dict[str, Any], device: str) -> Any:
+        """Return the runner that trains a task, without a log folder.
+
+        Args:
+            trained: The task and agent.
+            env: Environments in rsl_rl's form.
+            cfg: The runner's config, which the runner changes.
+            device: Device of the update.
+        """
+        from rsl_rl import runners
+
+        default = "DistillationRunner" if "student" in cfg else "OnPolicyRunner"
+        return getattr(runners, cfg.get("class_name", default))(env, cfg, None, device)
 
     def step_seconds(self, env: Any) -> float | None:
         """Return the duration of a step, None where the environment does not tell."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+import re
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rsl_tbptt.tools.platforms import Platform, Simulation, Trained, Training
 from rsl_tbptt.tools.platforms.noted_env import NotedEnv
+from rsl_tbptt.tools.platforms.noted_settings import Found, noted_settings
 
 if TYPE_CHECKING:
     import torch
@@ -31,6 +33,8 @@ MARGIN = {True: 1.05, False: 1.5}
 """Width of the image over the robot's, by whether it is fixed to the world: others have legs."""
 DIRECTION = (0.35, -1.0, 0.4)
 """From a robot that is longer than wide to the camera: its side, from above."""
+PLAIN = re.compile(r"(?!(?:null|true|false|nan|inf)$)[A-Za-z_/][\w./:-]*", re.IGNORECASE)
+"""Texts that Hydra takes as such without quotes."""
 OWN_TASKS = "Tbptt-"
 """Start of the ids of this repository's tasks, which all offer that backend."""
 
@@ -43,6 +47,7 @@ class IsaacLab(Platform):
     EXTRA = "isaaclab"
     TASKS = "isaaclab.tasks"
     PROGRAM = "isaaclab"
+    DEFAULT_AGENT = DEFAULT_AGENT
 
     def trained_in(self, folder: Path) -> bool:
         """Return whether Isaac Lab noted its training in a log folder."""
@@ -75,13 +80,22 @@ class IsaacLab(Platform):
         return Trained(noted, agent)
 
     def registered_agent(self, trained: Trained) -> Mapping[str, Any]:
-        """Return the agent of Isaac Lab's registry."""
+        """Return the agent of Isaac Lab's registry, in the form of the installed rsl_rl."""
         from isaaclab.cli import load_external_tasks
         from isaaclab_tasks.utils.parse_cfg import load_cfg_from_registry
 
         load_external_tasks()
         cfg: Any = load_cfg_from_registry(trained.task, trained.agent)
-        return cfg if isinstance(cfg, dict) else cfg.to_dict()
+        return cfg if isinstance(cfg, dict) else _without_old_options(cfg).to_dict()
+
+    def noted_settings(self, folder: Path, trained: Trained) -> Found:
+        """Compare the configs of a run with what `isaaclab train` makes of the task."""
+        from isaaclab.cli import load_external_tasks
+        from isaaclab.utils import to_dict
+
+        load_external_tasks()
+        env, agent = resolved_configs(trained)
+        return noted_settings(folder, {"agent": agent, "env": env}, to_dict)
 
     @contextmanager
     def simulated_env(self, simulation: Simulation) -> Iterator[Any]:
@@ -142,7 +156,9 @@ class IsaacLab(Platform):
         command += ["--num_envs", str(training.num_envs)]
         command += ["--max_iterations", str(training.iterations)]
         command += ["--seed", str(training.seed), "--run_name", training.run_name]
-        return [*command, *placement(training.task, device)]
+        command += ["--video"] * training.video
+        settings = [f"{name}={_in_hydra(value)}" for name, value in training.settings.items()]
+        return [*command, *placement(training.task, device), *settings]
 
     def play_command(
         self, trained: Trained, checkpoint: Path, *, num_envs: int, device: str
@@ -154,6 +170,33 @@ class IsaacLab(Platform):
 
 
 PLATFORM = IsaacLab()
+
+
+def resolved_configs(trained: Trained) -> tuple[Any, Any]:
+    """Return the configs of environment and agent as `isaaclab train` would use them."""
+    from isaaclab_tasks.utils import resolve_task_config
+
+    overrides = physics(trained.task)
+    env, agent = resolve_task_config(trained.task, trained.agent, overrides=overrides)
+    return env, _without_old_options(agent)
+
+
+def _without_old_options(agent: Any) -> Any:
+    """Return an agent's config in the form of the installed rsl_rl, as `isaaclab train` does."""
+    from importlib.metadata import version
+
+    from isaaclab_rl.rsl_rl import handle_deprecated_rsl_rl_cfg
+
+    return handle_deprecated_rsl_rl_cfg(agent, version("rsl-rl-lib"))
+
+
+def _in_hydra(value: Any) -> str:
+    """Write a value as an override of Hydra."""
+    if isinstance(value, (list, tuple)):
+        return f"[{','.join(map(_in_hydra, value))}]"
+    if isinstance(value, str):
+        return value if PLAIN.fullmatch(value) else "'" + value.replace("'", r"\'") + "'"
+    return "null" if value is None else str(value)
 
 
 def placement(task: str, device: str) -> list[str]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from rsl_tbptt.tools.platforms import ENV, Platform, Simulation, Trained, Training
 from rsl_tbptt.tools.platforms.noted_env import NotedEnv
+from rsl_tbptt.tools.platforms.noted_settings import Found, noted_settings
 
 if TYPE_CHECKING:
     import torch
@@ -67,6 +68,19 @@ class Mjlab(Platform):
         """Return the agent of mjlab's registry."""
         return asdict(_registry().load_rl_cfg(trained.task))
 
+    def noted_settings(self, folder: Path, trained: Trained) -> Found:
+        """Compare the configs of a run with those of mjlab's registry."""
+        registry = _registry()
+        registered = {
+            "agent": registry.load_rl_cfg(trained.task),
+            "env": registry.load_env_cfg(trained.task),
+        }
+        values, others = noted_settings(folder, registered, asdict)
+        experiment = folder.parent.name  # below which mjlab looks for the run
+        if experiment != registered["agent"].experiment_name:
+            values["agent.experiment_name"] = experiment
+        return values, others
+
     @contextmanager
     def simulated_env(self, simulation: Simulation) -> Iterator[Any]:
         """Simulate a task.
@@ -94,6 +108,11 @@ class Mjlab(Platform):
         with closing(wrapper(made, clip_actions=simulation.clip_actions)) as env:
             yield env
 
+    def make_runner(self, trained: Trained, env: Any, cfg: dict[str, Any], device: str) -> Any:
+        """Return the runner that the task registers, or mjlab's own."""
+        runner = _registry().load_runner_cls(trained.task)
+        return (runner or import_module("mjlab.rl").MjlabOnPolicyRunner)(env, cfg, None, device)
+
     def renderer(self, env: Any) -> Callable[[], torch.Tensor]:
         """Return a function to the last images of the camera: (N, height, width, 3), uint8."""
         camera = env.unwrapped.scene[CAMERA]
@@ -111,6 +130,9 @@ class Mjlab(Platform):
         command += ["--agent.seed", str(training.seed), "--agent.run-name", training.run_name]
         if training.checkpoint is not None:
             command += _resume(training.checkpoint)
+        for name, value in training.settings.items():
+            command += [f"--{name.replace('_', '-')}", str(value)]
+        command += ["--video", "True"] * training.video
         gpus = "None" if device == "cpu" else f"[{device.removeprefix('cuda:')}]"
         return [*command, "--gpu-ids", gpus]
 

@@ -16,7 +16,8 @@ CODE = ("class_type", "func")
 MOST_NAMES = 8
 
 Keys = tuple[Any, ...]
-_MISSING = object()
+MISSING = object()
+"""In place of a value that a config does not have."""
 
 
 class NotedEnv:
@@ -51,14 +52,14 @@ class NotedEnv:
         if self._noted is None:
             return
         here = self._as_written(cfg)
-        chosen = () if default is None else _differences(here, self._as_written(default))
+        chosen = () if default is None else differences(here, self._as_written(default))
         applied = []
-        for keys, (value, old) in _differences(self._noted, here).items():
+        for keys, (value, old) in differences(self._noted, here).items():
             if keys in CHOSEN or any(keys[: len(k)] == k[: len(keys)] for k in chosen):
                 continue
             if _is_plain(value) and (_is_plain(old) or value is None):
                 _put(cfg, keys, value)
-                applied.append(f"{_name(keys)}={value}")
+                applied.append(f"{dotted(keys)}={value}")
             else:
                 self._left.add(keys)
         if applied:
@@ -70,8 +71,8 @@ class NotedEnv:
         Args:
             cfg: The config of the environment, which building completed as in training.
         """
-        still = _differences(self._noted, self._as_written(cfg)) if self._noted else {}
-        names = [_name(keys) for keys in still if keys in self._left]
+        still = differences(self._noted, self._as_written(cfg)) if self._noted else {}
+        names = [dotted(keys) for keys in still if keys in self._left]
         if names:
             more = f" and {len(names) - MOST_NAMES} more" if len(names) > MOST_NAMES else ""
             warnings.warn(
@@ -95,15 +96,15 @@ def _as_plain() -> dict[str, Any]:
     return {"sequence": list, "other": yaml.serialize}
 
 
-def _differences(
+def differences(
     noted: Mapping[Any, Any], here: Mapping[Any, Any], above: Keys = ()
 ) -> dict[Keys, tuple[Any, Any]]:
     """Return both values where two configs differ, by keys from the outside in."""
     found: dict[Keys, tuple[Any, Any]] = {}
     for key in {**noted, **here}:
-        a, b = noted.get(key, _MISSING), here.get(key, _MISSING)
+        a, b = noted.get(key, MISSING), here.get(key, MISSING)
         if isinstance(a, dict) and isinstance(b, dict) and all(a.get(c) == b.get(c) for c in CODE):
-            found |= _differences(a, b, (*above, key))
+            found |= differences(a, b, (*above, key))
         elif not (a == b or repr(a) == repr(b) or _is_same_file(a, b)):  # NaN equals by repr alone
             found[(*above, key)] = (a, b)
     return found
@@ -131,5 +132,6 @@ def _put(cfg: Any, keys: Keys, value: Any) -> None:
     values[keys[-1]] = tuple(value) if is_tuple else value
 
 
-def _name(keys: Keys) -> str:
+def dotted(keys: Keys) -> str:
+    """Write the place of a value in a config: ``scene.num_envs``."""
     return ".".join(map(str, keys))

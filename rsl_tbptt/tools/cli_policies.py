@@ -1,0 +1,174 @@
+"""The commands of ``rsl-tbptt`` that run a policy: evaluate, export, verify and play."""
+
+from __future__ import annotations
+
+from argparse import Namespace as Arguments
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from rsl_tbptt.tools.doctor import check_device, require
+from rsl_tbptt.tools.platforms import platform_of
+
+
+def run_evaluate(args: Arguments) -> int:
+    """Evaluate a checkpoint, write a JSON file and print the mean return.
+
+    Raises:
+        ValueError: If options contradict each other.
+    """
+    from rsl_tbptt.checkpoints.reading import checkpoint_file
+    from rsl_tbptt.files import output_path, write_json
+    from rsl_tbptt.tools.evaluate import evaluate
+
+    where = _where(args)
+    if args.checkpoint is None and args.policy is None:
+        raise ValueError("--checkpoint is missing, expected it or --policy.")
+    check_device(args.device)
+    if args.checkpoint is None:
+        from rsl_tbptt.tools.bundle_policy import checkpoint_of
+
+        args.checkpoint = checkpoint_of(args.policy)
+    checkpoint = checkpoint_file(args.checkpoint)
+    platform_of(checkpoint)  # which says where there is none, before its folder is written to
+    output = output_path(args.output, checkpoint.parent / "evaluation.json")
+    result = evaluate(
+        checkpoint,
+        bundle=args.policy,
+        form=args.form,
+        **where,
+        **_given(args, "agent", "trust", "episodes", "max_steps", "seed"),
+    )
+    write_json(output, result)
+    low, high = result["confidence_interval"]
+    print(f"mean return {result['mean_return']:.3f}, 95 % confidence {low:.3f} to {high:.3f}")
+    if "success_rate" in result:
+        print(f"success rate {result['success_rate']:.3f}")
+    for name, share in result.get("ended_by", {}).items():
+        print(f"ended by {name}: {share:.1%} of episodes")
+    for name, error in result["auxiliary"].items():
+        print(f"auxiliary head {name}: root mean square error {error['rmse']:.4f}")
+    print(f"wrote {output}")
+    return 0
+
+
+def run_export(args: Arguments) -> int:
+    """Write a checkpoint's bundle, and print how far its files are from the policy.
+
+    Raises:
+        ValueError: If it is too far.
+    """
+    from rsl_tbptt.checkpoints.reading import checkpoint_file
+    from rsl_tbptt.tools.export import export
+
+    check_device(args.device)
+    bundle = export(
+        checkpoint_file(args.checkpoint),
+        args.output,
+        images=dict(args.image),
+        **_where(args),
+        **_given(args, "agent", "trust", "single_input", "steps", "tolerance", "seed", "drawn"),
+        target=args.target,
+    )
+    print(f"golden trajectory: {bundle['golden']}")
+    _print_differences(bundle["max_difference"])
+    if bundle["output"] is None:
+        raise ValueError(
+            f"The largest difference is not within {args.tolerance:.1e}: nothing is written."
+        )
+    print(f"wrote {bundle['output']}")
+    return 0
+
+
+def run_verify(args: Arguments) -> int:
+    """Replay a bundle's golden trajectory, or a robot's log, and print what differs.
+
+    Raises:
+        ValueError: If it is too far from the policy, or the log shows a fault.
+    """
+    if args.log is not None:
+        return _verify_log(args.bundle, args.log)
+    from rsl_tbptt.tools.verify import verify
+
+    differences = verify(args.bundle)
+    _print_differences(differences)
+    if not all(difference <= args.tolerance for difference in differences.values()):
+        raise ValueError(
+            f"The largest difference is not within {args.tolerance:.1e}: the files are not of the"
+            " policy that the golden trajectory was recorded with. Export it again."
+        )
+    return 0
+
+
+def _verify_log(bundle: Path, log: Path) -> int:
+    from rsl_tbptt.tools.robot_log import diagnose_log
+
+    found = diagnose_log(bundle, log)
+    for name, difference in found.differences.items():
+        print(f"{name}: largest difference {difference:.1e}{', faults apart' * bool(found.faults)}")
+    for note in found.notes:
+        print(f"note: {note}")
+    for fault in found.faults:
+        print(f"FAULT {fault.kind}: {fault.text}")
+    if found.faults:
+        raise ValueError(f"The log shows {len(found.faults)} fault(s) of the program on the robot.")
+    print("no fault")
+    return 0
+
+
+def _print_differences(differences: Mapping[str, float]) -> None:
+    for name, difference in differences.items():
+        what = "a prediction in ONNX" if name.startswith("auxiliary/") else "an action"
+        print(f"{name}: largest difference of {what} {difference:.1e}")
+    if "torchscript" not in differences:
+        print("torchscript: not there, newer releases of torch have given it up")
+
+
+def run_play(args: Arguments) -> int:
+    """Play a checkpoint, or write a video of some.
+
+    Raises:
+        ValueError: If an option is given that only the other one takes.
+    """
+    from rsl_tbptt.checkpoints.reading import checkpoint_file
+    from rsl_tbptt.tools.play import play, record
+
+    checkpoints, video = [checkpoint_file(path) for path in args.checkpoint], args.video
+    if video is None:
+        if len(checkpoints) > 1 or args.trust:
+            raise ValueError(
+                "--video is missing, expected it next to --trust or several --checkpoint: the"
+                " platform's own play shows one policy and loads the classes of its task."
+            )
+        options = _given(args, "task", "device", "further")
+        return play(checkpoints[0], num_envs=args.num_envs or 16, **options)
+    require("play --video")
+    if refused := [word for word in args.further if word.startswith("-")]:
+        raise ValueError(
+            f"The arguments {refused} are unknown, expected with --video only settings of the"
+            " task: env.episode_length_s=4."
+        )
+    check_device(args.device)
+    options = _given(args, "task", "trust", "device")
+    record(checkpoints, video, overrides=args.further, num_envs=args.num_envs or 2, **options)
+    print(f"wrote {video}, {video.stat().st_size / 1e6:.2f} MB")
+    return 0
+
+
+def _where(args: Arguments) -> dict[str, Any]:
+    """Return where a policy is simulated.
+
+    Raises:
+        ValueError: If options contradict each other.
+    """
+    if args.env and (args.task or args.platform):
+        raise ValueError("--env is given next to --platform or --task, expected one of both.")
+    return {
+        "platform_name": "rsl_rl" if args.env else args.platform,
+        "task": args.env or args.task,
+        **_given(args, "overrides", "device"),
+    }
+
+
+def _given(args: Arguments, *names: str) -> dict[str, Any]:
+    return {name: getattr(args, name) for name in names}

@@ -1,0 +1,80 @@
+"""What a training's command line had changed, read from the configs in its log folder."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from rsl_tbptt.files import read_config, read_yaml
+from rsl_tbptt.tools.platforms import ENV
+from rsl_tbptt.tools.platforms.noted_env import CHOSEN, MISSING, differences, dotted
+
+AGENT = Path("params", "agent.yaml")
+"""Where both platforms write the agent's config, next to the checkpoints."""
+NAMED = {
+    *(("agent", name) for name in ("seed", "device", "max_iterations", "run_name")),
+    *(("agent", name) for name in ("resume", "load_run", "load_checkpoint")),
+    *(("env", *keys) for keys in CHOSEN),
+    ("env", "log_dir"),  # of the run itself
+}
+"""Settings that a command has options of its own for."""
+BUILT = ("spawn_path", "terrain.num_envs", "terrain.env_spacing")
+"""Ends of the names of what a simulator writes into a config when it builds the environment."""
+
+CODE_ELSEWHERE = re.compile(r"(?!rsl_rl\b|rsl_tbptt\b)[A-Za-z_]\w*(?:\.\w+)*[.:]\w+")
+"""Texts that name code, which a training would import."""
+
+Found = tuple[dict[str, Any], list[str]]
+"""Values by their dotted names, and the names of others, which no option can set."""
+
+
+def noted_settings(
+    folder: Path, registered: Mapping[str, Any], as_dict: Callable[[Any], Any]
+) -> Found:
+    """Find the plain values of a run's configs that differ from those of its task.
+
+    A run's folder may come from anybody, and a config names code. So the environment's texts are no
+    values here, nor are the agent's if they name code of other packages than rsl_rl and this one.
+
+    Args:
+        folder: Log folder with ``params/agent.yaml`` and ``params/env.yaml``.
+        registered: The task's configs, ``"agent"`` and ``"env"``.
+        as_dict: Turns a config into what the platform writes.
+
+    Raises:
+        ValueError: If a file cannot be read.
+    """
+    import yaml  # of the extra `tools`, and platforms are imported without it
+
+    values: dict[str, Any] = {}
+    others: list[str] = []
+    for part, file in (("agent", AGENT), ("env", ENV)):
+        noted = read_config(folder / file, other=yaml.serialize)
+        text = yaml.dump(as_dict(registered[part]), sort_keys=False)
+        here = read_yaml(text, other=yaml.serialize)
+        is_plain = _is_number if part == "env" else _is_simple
+        for keys, (value, old) in differences(noted, here, (part,)).items():
+            name = dotted(keys)
+            if keys in NAMED or name.endswith(BUILT):
+                continue
+            if old is not MISSING and is_plain(value) and is_plain(old):
+                values[name] = value
+            else:
+                others.append(name)
+    return values, others
+
+
+def _is_number(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_number, value))
+    return value is None or isinstance(value, (bool, int, float))
+
+
+def _is_simple(value: Any) -> bool:
+    if isinstance(value, (list, tuple)):
+        return all(map(_is_simple, value))
+    if isinstance(value, str):
+        return not CODE_ELSEWHERE.fullmatch(value)
+    return _is_number(value)

@@ -1,0 +1,79 @@
+"""Trainings of a platform that are killed, and what continues them."""
+
+import os
+import shlex
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+SECONDS = 280
+"""Longest start of a simulator."""
+WITH_ONE_THREAD = {"OMP_NUM_THREADS": "1"}
+
+
+def kill_once_there(command: list[str], folder: Path, checkpoint: str) -> Path:
+    """Start a training in a folder and kill it once a checkpoint is there; return its log folder.
+
+    Half of a newer checkpoint is left next to it, as by a kill within a save.
+    """
+    program = str(Path(sys.executable).with_name(command[0]))
+    with (folder / "training.log").open("w") as log:
+        process = subprocess.Popen(
+            [program, *command[1:]],
+            cwd=folder,
+            env=os.environ | WITH_ONE_THREAD,
+            stdout=log,
+            stderr=log,
+        )
+        try:
+            for _ in range(10 * SECONDS):
+                if found := list(folder.glob(f"logs/rsl_rl/*/*/{checkpoint}")):
+                    break
+                assert process.poll() is None, (folder / "training.log").read_text()[-3000:]
+                time.sleep(0.1)
+        finally:
+            process.kill()
+            process.wait()
+    (path,) = found
+    for newer in path.parent.glob("model_*.pt"):
+        if newer.stat().st_mtime > path.stat().st_mtime:
+            newer.unlink()
+    number = int(path.stem.split("_")[1])
+    half = path.read_bytes()[: path.stat().st_size // 2]
+    path.with_name(f"model_{number + 1}.pt").write_bytes(half)
+    return path.parent
+
+
+def tool(*words: object, folder: Path, **environment: str) -> subprocess.CompletedProcess[str]:
+    """Run ``rsl-tbptt`` in a folder, which has to succeed."""
+    result = subprocess.run(
+        [sys.executable, "-m", "rsl_tbptt.tools.cli", *map(str, words)],
+        cwd=folder,
+        env=os.environ | WITH_ONE_THREAD | environment,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    return result
+
+
+def in_shell(line: str, folder: Path) -> str:
+    """Paste a command into a shell with this environment activated; return what it printed."""
+    path = os.pathsep.join([str(Path(sys.executable).parent), os.environ["PATH"]])
+    result = subprocess.run(
+        ["bash", "-c", line],
+        cwd=folder,
+        env=os.environ | WITH_ONE_THREAD | {"PATH": path},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stdout[-3000:] + result.stderr[-3000:]
+    return result.stdout
+
+
+def words_of(line: str) -> list[str]:
+    """Return the words of a printed command, after the ``cd``."""
+    return shlex.split(line.partition(" && ")[2])

@@ -1,0 +1,228 @@
+"""``rsl-tbptt plan``: the table is what updates take, and the answer is what fits."""
+
+import copy
+import re
+import sys
+
+import pytest
+import torch
+import yaml
+from torch import nn
+
+from rsl_tbptt.core.memory import MemoryPlan, PeakMemory, Sizes
+from rsl_tbptt.core.scan import free_buffers, recordings_aside
+from rsl_tbptt.tools.cli import main
+from rsl_tbptt.tools.plan import (
+    Planned,
+    Row,
+    answer,
+    filled,
+    most_envs,
+    plan,
+    planned,
+    roll_out,
+    table,
+)
+from rsl_tbptt.tools.platforms import Trained, load_platform
+from rsl_tbptt_tasks.memory import RecallEnv
+
+CLOSE = 0.1
+"""Share of the peak by which a plan may be off."""
+MODEL = {"class_name": "MLPModel", "hidden_dims": [32]}
+MEMORY = {**MODEL, "class_name": "RNNModel", "rnn_type": "lstm", "rnn_hidden_dim": 32}
+NOISE = {"class_name": "GaussianDistribution", "init_std": 0.5}
+SHARED = {"num_steps_per_env": 24, "save_interval": 50}
+PPO = {
+    **SHARED,
+    "class_name": "OnPolicyRunner",
+    "obs_groups": {"actor": ["policy"], "critic": ["privileged"]},
+    "algorithm": {"class_name": "rsl_tbptt.algorithms:TbpttPPO", "gradient_length": 12},
+    "actor": {**MEMORY, "distribution_cfg": NOISE},
+    "critic": MEMORY,
+}
+DISTILLATION = {
+    **SHARED,
+    "class_name": "DistillationRunner",
+    "obs_groups": {"student": ["policy"], "teacher": ["privileged"]},
+    "algorithm": {
+        "class_name": "rsl_tbptt.algorithms:TbpttDistillation",
+        "gradient_length": 12,
+        "buffer_rollouts": 3,
+    },
+    "student": {**MEMORY, "distribution_cfg": NOISE},
+    "teacher": {**MODEL, "distribution_cfg": NOISE},
+}
+AGENTS = {"ppo": PPO, "distillation": DISTILLATION}
+
+pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
+
+
+def make_recall(num_envs, seed, device):
+    return RecallEnv(num_envs, recall_length=8, device=device, seed=seed)
+
+
+def of_recall(agent):
+    task = f"{__name__}:make_recall"
+    return Planned(load_platform("rsl_rl"), Trained(task, ""), agent)
+
+
+def measured(agent, num_envs):
+    """Return the peak of a second update with real environments, and the algorithm."""
+    env = make_recall(num_envs, 0, "cpu")
+    algorithm = filled(of_recall(agent), env, "cpu")
+    algorithm.update()
+    roll_out(algorithm, env, agent["num_steps_per_env"])
+    free_buffers()
+    with PeakMemory() as memory, recordings_aside():
+        algorithm.update()
+    return memory.peak, algorithm
+
+
+def tensor_bytes(values):
+    return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
+
+
+@pytest.mark.parametrize("num_envs", [200, 1024])
+@pytest.mark.parametrize(
+    ("name", "num_micro_batches"), [("ppo", 1), ("ppo", 4), ("distillation", 1)]
+)
+def test_the_plan_is_what_a_real_update_takes(name, num_envs, num_micro_batches):
+    agent = copy.deepcopy(AGENTS[name])
+    (row,) = plan(of_recall(agent), [num_envs])
+    agent["algorithm"]["num_micro_batches"] = num_micro_batches
+    peak, algorithm = measured(agent, num_envs)
+    assert row.update.peak(num_micro_batches) == pytest.approx(peak, rel=CLOSE)
+    storage = algorithm.storage
+    assert row.storage >= tensor_bytes([*vars(storage).values(), *storage.observations.values()])
+    modules = [*algorithm.transaction.modules, *([algorithm.teacher] if name != "ppo" else [])]
+    kept = tensor_bytes(value for module in modules for value in module.state_dict().values())
+    moments = tensor_bytes(v for s in algorithm.optimizer.state.values() for v in s.values())
+    assert row.models == pytest.approx(kept + moments, rel=0.01)
+    if name == "distillation":
+        buffer = algorithm.experience.buffer
+        assert row.update.sizes.replay_buffer == pytest.approx(
+            tensor_bytes([*buffer._tensors.values(), buffer._keys]), rel=0.1
+        )
+
+
+def row(num_envs, per_env=1e6):
+    """Return a row in which an environment takes some bytes while its micro-batch runs."""
+    sizes = Sizes(num_envs, least_micro_batches=1, replay_buffer=1e9)
+    return Row(num_envs, MemoryPlan(sizes, 0.0, 5e8, 0.0, per_env), storage=3e8, models=2e8)
+
+
+def test_what_fits_is_on_the_line_through_the_rows():
+    rows = [row(1000), row(2000)]
+    assert rows[0].total(1) == pytest.approx(3e9)
+    assert rows[0].total(4) == pytest.approx(2.25e9)
+    assert most_envs(rows, 1, 3.5e9) == 1500
+    assert most_envs(rows, 1, 12e9) == 10000
+    assert most_envs(rows, 1, 2.9e9) == 0
+    assert most_envs(rows[:1], 1, 12e9) == 1000
+    assert rows[0].micro_batches(2.4e9) == 3
+    assert rows[0].micro_batches(1.9e9) is None
+    assert answer(rows, 2.6) == (
+        "2.6 GB: about 1200 with num_micro_batches=2, 2400 with num_micro_batches=4, 4800 with"
+        " num_micro_batches=8. The simulator's memory comes on top."
+    )
+    assert "about 10500 with num_micro_batches=1," in answer(rows, 12.555)
+    assert answer(rows, 1.0) == "1 GB: not even 1000 environments fit."
+
+
+def test_the_table_has_a_column_for_the_budget_where_there_is_one():
+    rows = [row(1000), row(2000)]
+    head, first, second = table(rows, 2.4).splitlines()
+    assert re.split("  +", head.strip()) == [
+        *("num_envs", "update, 1 part", "update, 2 parts", "update, 4 parts", "update, 8 parts"),
+        *("replay buffer", "storage", "models, optimiser", "fits in parts"),
+    ]
+    cells = ["1000", "1500.0", "1000.0", "750.0", "625.0", "1000.0", "300.0", "200.0", "3"]
+    assert first.split() == cells
+    assert second.split()[-1] == "5"
+    assert "fits" not in table(rows, None)
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", sys.path[:])
+    (tmp_path / "recall_envs.py").write_text(
+        "from rsl_tbptt_tasks.memory import RecallEnv\n\n\n"
+        "def make(num_envs, seed, device):\n    return RecallEnv(num_envs, recall_length=8)\n"
+    )
+    (tmp_path / "ppo.yaml").write_text(yaml.safe_dump(PPO))
+    return tmp_path
+
+
+def test_the_command_prints_table_and_answer(folder, capsys):
+    words = ["plan", "--env", "recall_envs:make", "--agent", "ppo.yaml", "--num-envs", "64", "32"]
+    assert main([*words, "--budget", "1"]) == 0
+    head, _, _, *rows, _, last = capsys.readouterr().out.splitlines()
+    assert head.startswith("MB of recall_envs:make")
+    assert [line.split()[0] for line in rows] == ["32", "64"]
+    assert last.startswith("1 GB: about ")
+
+
+WRONG = {
+    "plan": "--task is missing, expected it or --checkpoint or --env",
+    "plan --env recall_envs:make": "--agent is missing, expected with --env a YAML file",
+    "plan --env recall_envs:make --task T": "expected one of both",
+    "plan --env recall_envs:make --agent ppo.yaml --num-envs 0": "--num-envs is 0",
+    "plan --env recall_envs:make --agent stock.yaml": "The algorithm is PPO, expected one with a",
+    "plan --env recall_envs:make --agent norm.yaml": "has a BatchNorm1d, expected a model without",
+    "plan --checkpoint run/model_0.pt": "names 'my_code:Model', expected code of rsl_rl",
+}
+
+
+class Normalised(nn.Module):
+    """What a user's model may have in it."""
+
+
+@pytest.mark.parametrize(("line", "message"), WRONG.items(), ids=WRONG.keys())
+def test_what_cannot_be_planned_is_said_in_one_line(folder, monkeypatch, capsys, line, message):
+    stock = PPO | {"algorithm": {"class_name": "PPO"}}
+    (folder / "stock.yaml").write_text(yaml.safe_dump(stock))
+    (folder / "norm.yaml").write_text(yaml.safe_dump(PPO))
+    (folder / "run" / "params").mkdir(parents=True)
+    (folder / "run" / "model_0.pt").touch()
+    (folder / "run" / "run.json").write_text('{"library": "rsl_rl", "task": "Tbptt-T"}')
+    run = PPO | {"actor": {**MODEL, "class_name": "my_code:Model"}}
+    (folder / "run" / "params" / "agent.yaml").write_text(yaml.safe_dump(run))
+    if "norm" in line:
+        make = type(load_platform("rsl_rl")).make_runner
+
+        def with_batch_norm(*arguments):
+            runner = make(*arguments)
+            runner.alg.actor.mlp.append(nn.BatchNorm1d(1))
+            return runner
+
+        monkeypatch.setattr(type(load_platform("rsl_rl")), "make_runner", with_batch_norm)
+    assert main(line.split()) == 1
+    error = capsys.readouterr().err
+    assert message in error
+    assert error.count("\n") == 1
+
+
+def test_a_checkpoint_brings_task_agent_and_environment(folder):
+    (folder / "params").mkdir()
+    for name, config in (("agent", PPO), ("env", {"decimation": 2})):
+        (folder / "params" / f"{name}.yaml").write_text(yaml.safe_dump(config))
+    (folder / "run.json").write_text('{"library": "rsl_rl", "task": "Tbptt-T"}')
+    (folder / "model_0.pt").touch()
+    what = planned(folder / "model_0.pt")
+    assert what.platform.TITLE == "Isaac Lab"
+    assert what.task == Trained("Tbptt-T", "rsl_rl_cfg_entry_point")
+    assert what.agent == PPO
+    assert what.noted == folder / "params" / "env.yaml"
+    assert planned(folder / "model_0.pt", platform_name="rsl_rl", task="m:f").task.task == "m:f"
+
+
+def test_the_task_is_looked_for_on_the_platform_that_is_installed(monkeypatch):
+    monkeypatch.setattr(
+        type(load_platform("isaaclab")), "registered_agent", lambda self, trained: {"of": trained}
+    )
+    what = planned(None, task="Tbptt-T")
+    assert what.agent == {"of": Trained("Tbptt-T", "rsl_rl_cfg_entry_point")}
+    monkeypatch.setattr("rsl_tbptt.tools.doctor.versions", lambda names: dict.fromkeys(names))
+    with pytest.raises(ValueError, match="Neither Isaac Lab nor mjlab is installed"):
+        planned(None, task="T")

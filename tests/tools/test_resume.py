@@ -1,0 +1,246 @@
+"""``rsl-tbptt latest`` and ``resume``: which checkpoint, how many iterations, which command."""
+
+import json
+import shlex
+import subprocess
+import sys
+
+import pytest
+import torch
+import yaml
+
+from rsl_tbptt.tools import resume
+from rsl_tbptt.tools.cli import main
+from rsl_tbptt.tools.platforms import Trained, Training, load_platform
+from rsl_tbptt.tools.platforms.noted_settings import noted_settings
+from rsl_tbptt.tools.resume import device_of, last_iteration
+
+isaaclab, mjlab = load_platform("isaaclab"), load_platform("mjlab")
+
+AGENT = {
+    "seed": 7,
+    "device": "cuda:1",
+    "max_iterations": 40,
+    "run_name": "student",
+    "load_checkpoint": "model_.*.pt",
+    "algorithm": {"class_name": "rsl_tbptt.algorithms:TbpttPPO", "gradient_length": 16},
+}
+ENV = {"scene": {"num_envs": 64}, "decimation": 4, "log_dir": "/somewhere"}
+
+
+def save(folder, name, iteration):
+    torch.save({"iter": iteration, "actor_state_dict": {"w": torch.ones(1)}}, folder / name)
+
+
+@pytest.fixture
+def run(tmp_path):
+    """The log folder of a training of Isaac Lab that was killed while it saved."""
+    folder = tmp_path / "logs" / "rsl_rl" / "cart" / "2026-01-02_03-04-05_student"
+    (folder / "params").mkdir(parents=True)
+    note(folder, AGENT)
+    (folder / "params" / "env.yaml").write_text(yaml.safe_dump(ENV))
+    manifest = {"library": "rsl_rl", "task": "Tbptt-Cart", "metadata": {"agent": "recurrent"}}
+    (folder / "run.json").write_text(json.dumps(manifest))
+    for iteration in (0, 10, 20):
+        save(folder, f"model_{iteration}.pt", iteration)
+    whole = (folder / "model_20.pt").read_bytes()
+    (folder / "model_20.pt").write_bytes(whole[: len(whole) // 2])
+    return folder
+
+
+def note(folder, agent):
+    (folder / "params" / "agent.yaml").write_text(yaml.safe_dump(agent))
+
+
+@pytest.fixture
+def settings(monkeypatch):
+    """Settings that the training had changed, and those that no option can set."""
+    found = {"agent.algorithm.gradient_length": 16}, []
+
+    def look_up(*_):
+        print("# as simulators do")  # noqa: T201
+        return found
+
+    monkeypatch.setattr(type(isaaclab), "noted_settings", look_up)
+    return found
+
+
+def test_latest_prints_a_path_and_nothing_else(run):
+    command = [sys.executable, "-m", "rsl_tbptt.tools.cli", "latest", str(run)]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert shown.stdout == f"{run / 'model_10.pt'}\n"
+    assert "Passed over a checkpoint" in shown.stderr
+    save(run, "safe_13.pt", 13)
+    shown = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert shown.stdout == f"{run / 'safe_13.pt'}\n"
+
+
+@pytest.mark.filterwarnings("ignore:Passed over a checkpoint")
+@pytest.mark.parametrize("command", ["latest", "resume"])
+def test_a_folder_without_a_checkpoint_is_named(command, tmp_path, capsys):
+    (tmp_path / "model_3.pt").write_bytes(b"half")
+    for folder, message in (
+        (tmp_path, "holds no valid checkpoint"),
+        (tmp_path / "no", "not exist"),
+    ):
+        assert main([command, str(folder)]) == 1
+        shown = capsys.readouterr()
+        assert message in shown.err
+        assert shown.out == ""
+
+
+@pytest.mark.filterwarnings("ignore:Passed over a checkpoint")
+def test_the_command_goes_on_to_the_end_of_the_training(run, settings, capsys, monkeypatch):
+    settings[1].append("env.scene.robot")
+    monkeypatch.setattr(resume, "executable", lambda words: ["/bin/isaaclab", *words[1:]])
+    monkeypatch.setattr(resume.shutil, "which", lambda program: None)
+    assert main(["resume", str(run)]) == 0
+    shown = capsys.readouterr()
+    (line,) = shown.out.splitlines()
+    folder = run.parents[3]
+    assert shlex.split(line) == [
+        *("cd", str(folder), "&&", "/bin/isaaclab", "train", "--rl_library", "rsl_rl"),
+        *("--task", "Tbptt-Cart", "--agent", "recurrent", "--checkpoint", str(run / "model_10.pt")),
+        *("--num_envs", "64", "--max_iterations", "29", "--seed", "7"),
+        *("--run_name", "student_resumed", "physics=newton_mjwarp", "--device", "cuda:1"),
+        *("agent.device=cuda:1", "agent.algorithm.gradient_length=16"),
+    ]
+    assert "numbers the first of them 10 again and the last 38;" in shown.err
+    assert "(a preset, for example): env.scene.robot." in shown.err
+    assert all(text.startswith("# ") for text in shown.err.splitlines())
+    monkeypatch.chdir(folder)
+    (run / "videos" / "train").mkdir(parents=True)
+    assert main(["resume", str(run), "--iterations", "5", "--task", "Mine"]) == 0
+    words = shlex.split(capsys.readouterr().out)
+    assert words[:2] == ["/bin/isaaclab", "train"]
+    assert {"Mine", "--video"} <= {*words}
+    assert words[words.index("--max_iterations") + 1] == "5"
+
+
+@pytest.mark.filterwarnings("ignore:Passed over a checkpoint")
+def test_run_runs_it_where_the_training_logs(run, settings, monkeypatch, capsys):
+    seen = []
+    monkeypatch.setattr(
+        "rsl_tbptt.tools.platforms.run_shown", lambda *arguments: seen.append(arguments) or 7
+    )
+    assert main(["resume", str(run), "--run"]) == 7
+    [(command, folder, device)] = seen
+    assert (command[0], folder, device) == ("isaaclab", run.parents[3], "cuda:1")
+    assert capsys.readouterr().out == ""
+
+
+def test_a_complete_training_says_how_to_go_on(run, settings, capsys):
+    save(run, "model_39.pt", 39)
+    assert main(["resume", str(run)]) == 1
+    assert "model_39.pt is the last of 40 iterations, expected some" in capsys.readouterr().err
+
+
+@pytest.mark.filterwarnings("ignore:Passed over a checkpoint")
+def test_rsl_rl_alone_is_told_what_to_do(run, capsys):
+    (run / "run.json").unlink()
+    assert main(["resume", str(run)]) == 1
+    shown = capsys.readouterr()
+    assert shown.err.count("\n") == 1
+    assert f"runner.load('{run / 'model_10.pt'}') before runner.learn" in shown.err
+
+
+@pytest.mark.parametrize(
+    ("loaded", "files", "expected"),
+    [
+        ("model_.*.pt", (0, 10), 39),
+        ("/r/1_teacher/model_9.pt", (0, 10), 39),  # a teacher: the student began with 0
+        ("/r/1_student/model_20.pt", (20, 30), 59),  # the numbers go on
+        ("/r/1_student/safe_23.pt", (30,), 62),
+    ],
+)
+def test_the_last_iteration_counts_from_the_checkpoint_that_the_training_loaded(
+    tmp_path, loaded, files, expected
+):
+    for number in files:
+        (tmp_path / f"model_{number}.pt").touch()
+    agent = AGENT | {"load_checkpoint": loaded}
+    assert last_iteration(tmp_path / f"model_{files[-1]}.pt", agent) == expected
+
+
+def test_the_device_is_that_of_a_checkpoints_tensors(tmp_path):
+    save(tmp_path, "model_0.pt", 0)
+    assert device_of(tmp_path / "model_0.pt") == "cpu"
+
+
+def test_what_a_training_changed_are_plain_values_and_the_names_of_others(tmp_path):
+    agent = {"seed": 1, "rate": 0.1, "loss": "mse", "sizes": (8, 8), "cfg": None, "gone": 1}
+    agent |= {"kind": "RNNModel", "code": "RNNModel"}
+    env = {"scene": {"num_envs": 2, "kind": "plane"}, "decimation": 4, "limits": [0.0, 1.0]}
+    changed = {
+        "agent": agent | {"seed": 2, "rate": 0.2, "loss": "bce", "sizes": (4,), "cfg": {"a": 1}},
+        "env": env | {"scene": {"num_envs": 9, "kind": "rough"}, "limits": [0.0, None], "new": 1},
+    }
+    changed["agent"] |= {"kind": "rsl_tbptt.algorithms:TbpttPPO", "code": "os.path:join"}
+    del changed["agent"]["gone"]
+    (tmp_path / "params").mkdir()
+    for name, config in changed.items():
+        (tmp_path / "params" / f"{name}.yaml").write_text(yaml.dump(config, sort_keys=False))
+    values, others = noted_settings(tmp_path, {"agent": agent, "env": env}, dict)
+    assert values == {
+        "agent.rate": 0.2,
+        "agent.loss": "bce",
+        "agent.sizes": (4,),
+        "agent.kind": "rsl_tbptt.algorithms:TbpttPPO",
+        "env.limits": [0.0, None],
+    }
+    assert others == ["agent.cfg", "agent.code", "agent.gone", "env.scene.kind", "env.new"]
+
+
+VALUES = {
+    "agent.rate": 1e-05,
+    "agent.clip": None,
+    "agent.check": True,
+    "agent.sizes": (64, 32),
+    "agent.loss": "it's 1, 2",
+    "agent.kind": "my.module:Kind",
+    "agent.number": "12",
+}
+
+
+@pytest.mark.parametrize(
+    ("platform", "expected"),
+    [
+        (
+            isaaclab,
+            [
+                *("agent.rate=1e-05", "agent.clip=null", "agent.check=True", "agent.sizes=[64,32]"),
+                *(r"agent.loss='it\'s 1, 2'", "agent.kind=my.module:Kind", "agent.number='12'"),
+            ],
+        ),
+        (
+            mjlab,
+            [
+                *("--agent.rate", "1e-05", "--agent.clip", "None", "--agent.check", "True"),
+                *("--agent.sizes", "(64, 32)", "--agent.loss", "it's 1, 2"),
+                *("--agent.kind", "my.module:Kind", "--agent.number", "12"),
+            ],
+        ),
+    ],
+)
+def test_settings_are_written_in_the_platforms_form(platform, expected):
+    training = Training(
+        task="Tbptt-T", agent="", num_envs=1, iterations=1, seed=0, run_name="r", settings=VALUES
+    )
+    command = platform.train_command(training, device="cpu")
+    start = command.index(expected[0])
+    assert command[start : start + len(expected)] == expected
+
+
+def test_mjlab_looks_in_the_folder_that_the_run_lies_in(run, monkeypatch):
+    class Registry:
+        load_env_cfg = staticmethod(lambda _: ENV)
+        load_rl_cfg = staticmethod(lambda _: Agent(AGENT))
+
+    class Agent(dict):
+        experiment_name = "other"
+
+    module = "rsl_tbptt.tools.platforms.mjlab"
+    monkeypatch.setattr(f"{module}._registry", Registry)
+    monkeypatch.setattr(f"{module}.asdict", dict)
+    values, others = mjlab.noted_settings(run, Trained("T", ""))
+    assert (values, others) == ({"agent.experiment_name": "cart"}, [])
