@@ -262,6 +262,14 @@ def run_play(args: Arguments) -> int:
     return 0
 
 
+def run_new(args: Arguments) -> int:
+    """Write a package for a task of your own."""
+    from rsl_tbptt.tools.new import new
+
+    print(f"wrote {new(args.name, args.platform, args.output)}, whose README.md has its commands")
+    return 0
+
+
 def _given(args: Arguments, *names: str) -> dict[str, Any]:
     return {name: getattr(args, name) for name in names}
 
@@ -372,6 +380,11 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "play --checkpoint": _option(
         "file, or RUN/latest; several with --video", type=Path, action="append", required=True
     ),
+    "new name": _option("of the package and its task, a Python identifier", metavar="NAME"),
+    "new --platform": _option("that simulates the task", choices=PLATFORMS, required=True),
+    "new --output": _option(
+        "folder to create (one called NAME, here)", type=Path, metavar="FOLDER"
+    ),
     "--num-envs": _option("environments to show (16, with --video 2)", type=int),
     "--video": _option("render the robots into this GIF or WebP file instead", type=Path),
 }
@@ -422,6 +435,12 @@ COMMANDS: dict[str, tuple[str, Callable[[Arguments], int], Sequence[str]]] = {
         "play a checkpoint with its platform's own command, task and agent",
         run_play,
         ("play --checkpoint", "--task", "--num-envs", "--video", "--trust", "--device"),
+    ),
+    "new": (
+        "write a small package: a task, its teacher, a recurrent student, recurrent PPO and"
+        " fine-tuning",
+        run_new,
+        ("new name", "new --platform", "new --output"),
     ),
 }
 """Description, function and options by command."""

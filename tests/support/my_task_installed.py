@@ -1,4 +1,4 @@
-"""docs/my_task, built and installed for the process of :mod:`isaaclab_process` as pip would."""
+"""A package such as docs/my_task, built and installed for :mod:`isaaclab_process` as by pip."""
 
 import importlib.util
 import os
@@ -8,9 +8,9 @@ import zipfile
 from pathlib import Path
 
 
-def install(source):
+def install(source, name="my_task"):
     """Build a wheel of the package, unpack it into the working directory, and find it there."""
-    if importlib.util.find_spec("my_task"):
+    if importlib.util.find_spec(name):
         return
     from setuptools import build_meta
 
