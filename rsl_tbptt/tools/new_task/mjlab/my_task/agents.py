@@ -21,7 +21,7 @@ def teacher_cfg() -> RslRlOnPolicyRunnerCfg:
         run_name="teacher",
         max_iterations=100,
         obs_groups={"actor": ("critic",), "critic": ("critic",)},
-        actor=mlp(init_std=1.0),
+        actor=mlp(gaussian(1.0)),
         critic=mlp(),
         algorithm=TbpttPpoAlgorithmCfg(),
     )
@@ -65,9 +65,9 @@ def finetune_cfg() -> RslRlOnPolicyRunnerCfg:
     return cfg
 
 
-def mlp(init_std: float | None = None) -> RslRlModelCfg:
+def mlp(noise: dict[str, Any] | None = None) -> RslRlModelCfg:
     """Return an MLP; with action noise it is a policy."""
-    return RslRlModelCfg(hidden_dims=(64, 64), distribution_cfg=gaussian(init_std))
+    return RslRlModelCfg(hidden_dims=(64, 64), distribution_cfg=noise)
 
 
 def lstm(init_std: float) -> RslRlModelCfg:
@@ -81,6 +81,6 @@ def lstm(init_std: float) -> RslRlModelCfg:
     )
 
 
-def gaussian(init_std: float | None) -> dict[str, Any] | None:
+def gaussian(init_std: float) -> dict[str, Any]:
     """Return the action noise that a policy explores with."""
-    return init_std and {"class_name": "GaussianDistribution", "init_std": init_std}
+    return {"class_name": "GaussianDistribution", "init_std": init_std}
