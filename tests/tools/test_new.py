@@ -12,6 +12,7 @@ import zipfile
 from pathlib import Path
 
 import pytest
+import torch
 from support.new_package import readme_commands
 
 from rsl_tbptt.runners import TbpttDistillationRunner
@@ -129,8 +130,8 @@ def test_the_package_of_the_docs_is_the_template():
 
 
 @pytest.fixture(scope="module")
-def returns(tmp_path_factory):
-    """Mean returns by policy after the commands of the README, and of a student without memory."""
+def trained(tmp_path_factory):
+    """The folder in which the commands of the README ran, and a student without memory."""
     folder = tmp_path_factory.mktemp("rsl_rl")
     with pytest.MonkeyPatch.context() as patch:
         patch.chdir(folder)
@@ -142,7 +143,13 @@ def returns(tmp_path_factory):
         run(patch, f"rsl-tbptt evaluate --checkpoint logs/memoryless/latest {ENV}".split())
     for name in [name for name in sys.modules if name.partition(".")[0] == NAME]:
         del sys.modules[name]
-    files = {path.parent.name: path for path in folder.glob("logs/*/evaluation.json")}
+    return folder
+
+
+@pytest.fixture(scope="module")
+def returns(trained):
+    """Mean returns by policy."""
+    files = {path.parent.name: path for path in trained.glob("logs/*/evaluation.json")}
     return {name: json.loads(path.read_text())["mean_return"] for name, path in files.items()}
 
 
@@ -183,5 +190,8 @@ def test_its_student_needs_memory_and_comes_near_its_teacher(returns):
 
 
 @pytest.mark.slow
-def test_fine_tuning_keeps_what_the_student_learned(returns):
+def test_fine_tuning_starts_from_the_student_and_keeps_what_it_learned(trained, returns):
+    path = trained / "logs" / "finetune" / "model_99.pt"
+    checkpoint = torch.load(path, weights_only=True)
+    assert checkpoint["rsl_tbptt"]["fine_tuning"]["num_updates"] == 100
     assert returns["finetune"] > 0.98 * returns["student"], returns
