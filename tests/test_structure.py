@@ -11,10 +11,11 @@ PACKAGE = "rsl_tbptt"
 
 
 def modules(root: Path) -> dict[str, Path]:
-    """Return the files of the package in a checkout, by dotted name."""
+    """Return the files of the package in a checkout, by dotted name; templates are none of them."""
     return {
         ".".join(path.relative_to(root).with_suffix("").parts).removesuffix(".__init__"): path
         for path in sorted((root / PACKAGE).rglob("*.py"))
+        if "new_task" not in path.parts
     }
 
 

@@ -1,8 +1,7 @@
-"""Time and memory of one update next to the installed rsl_rl's: ``rsl-tbptt bench``.
+"""Compare time and memory of one update with the installed rsl_rl's: ``rsl-tbptt bench``.
 
-Both libraries train equal networks on equal rollouts of random observations. A check first verifies
-that one update of each leaves equal parameters. Then their updates are timed in turn, in one
-process. ``--memory`` also measures the peak memory of an update's tensors.
+Both libraries train equal networks on equal rollouts. Times are only measured if both compute the
+same.
 """
 
 from __future__ import annotations

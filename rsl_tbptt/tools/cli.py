@@ -71,6 +71,11 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.Namespace], int], Sequence[str
         cli_policies.run_play,
         ("play --checkpoint", "--task", "--num-envs", "--video", "--trust", "--device"),
     ),
+    "new": (
+        "write a small package: a task, its teacher, a recurrent student and recurrent PPO",
+        cli_runs.run_new,
+        ("new name", "new --platform", "new --output"),
+    ),
 }
 """Description, function and options by command."""
 

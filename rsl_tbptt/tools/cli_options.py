@@ -46,7 +46,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "file of the bundle to run (default: onnx)", choices=("onnx", "c"), default="onnx"
     ),
     "--agent": _option(
-        "config of the training, if params/agent.yaml is not next to the checkpoint",
+        "config of the training (default: params/agent.yaml next to the checkpoint)",
         type=Path,
         metavar="YAML",
     ),
@@ -67,9 +67,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     ),
     "report runs": _option("log folder of a training", type=Path, nargs="+", metavar="RUN"),
     "report --output": _option(
-        "HTML file to write or replace (default: report.html in RUN; if there are several, in the"
-        " working directory)",
+        "HTML file to write (default: report.html, in RUN if there is one)",
         type=Path,
+    ),
+    "new name": _option("name of the package and of its task, a Python identifier", metavar="NAME"),
+    "new --platform": _option("platform of the task", choices=PLATFORMS, required=True),
+    "new --output": _option(
+        "folder to create (default: NAME, in the working directory)", type=Path, metavar="FOLDER"
     ),
     "latest folder": _option("log folder of a training", type=Path, metavar="RUN"),
     "resume folder": _option("log folder of a training", type=Path, metavar="RUN"),

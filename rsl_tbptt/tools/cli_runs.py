@@ -1,4 +1,4 @@
-"""The commands of ``rsl-tbptt`` about trainings: doctor, report, latest, resume and plan."""
+"""The commands of ``rsl-tbptt`` about trainings: doctor, report, latest, resume, plan and new."""
 
 from __future__ import annotations
 
@@ -77,4 +77,12 @@ def run_plan(args: Arguments) -> int:
     print(table(rows, args.budget))
     if args.budget is not None:
         print(f"\n{answer(rows, args.budget)}")
+    return 0
+
+
+def run_new(args: Arguments) -> int:
+    """Write a package for a task of your own."""
+    from rsl_tbptt.tools.new import new
+
+    print(f"wrote {new(args.name, args.platform, args.output)}, whose README.md has its commands")
     return 0

@@ -90,7 +90,7 @@ class Page:
         """Run a command of the page's form, smaller."""
         if "Velocity" in shlex.join(words) or "Isaac-Cartpole-Camera" in words:
             self._isaaclab.call(f"{STAND_INS}:write_asset_root")
-        if "My-Cartpole" in words:
+        if "my_task" in words:
             self._isaaclab.call(f"{MY_TASK}:install", str(DOCS / "my_task"))
         action, *arguments = map(self._fill_in, words)
         robots = SMALL_ROBOTS if "Velocity" in shlex.join(words) else []

@@ -1,4 +1,4 @@
-"""Build docs/my_task and install it for the process of :mod:`isaaclab_process` as pip would."""
+"""Build a package such as docs/my_task and install it for :mod:`isaaclab_process` as pip would."""
 
 import importlib.util
 import os
@@ -8,9 +8,9 @@ import zipfile
 from pathlib import Path
 
 
-def install(source):
+def install(source, name="my_task"):
     """Build a wheel of the package, unpack it into the working directory, and import from there."""
-    if importlib.util.find_spec("my_task"):
+    if importlib.util.find_spec(name):
         return
     from setuptools import build_meta
 

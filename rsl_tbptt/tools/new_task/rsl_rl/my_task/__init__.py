@@ -1,0 +1,1 @@
+"""A task that needs memory, for rsl_rl alone."""
