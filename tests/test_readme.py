@@ -35,7 +35,8 @@ def test_installations_on_the_pages_work_in_their_folder():
     assert all(" @ " in target for target in published)  # not in any registry
     folders = {target for target in targets if re.match("-e|[.]", target)}
     extras_alone = {".[isaaclab,tools]", ".[mjlab,tools]", ".[tools]", ".[deploy]"}
-    assert folders == extras_alone | {"-e .", "-e docs/my_task"}
+    made = "-e my_task"  # by `rsl-tbptt new my_task`
+    assert folders == extras_alone | {"-e .", "-e docs/my_task", made}
     assert {name for found in folders for name in re.findall("\\w+(?=[],])", found)} <= {*extras}
     assert (ROOT / "docs/my_task/pyproject.toml").is_file()
 
@@ -49,8 +50,10 @@ def test_linked_files_exist(page):
         assert (path.parent / link).exists(), link
 
 
-def test_the_readme_is_short():
+def test_the_readme_and_the_manual_are_short():
     assert len(README.split()) <= 1200
+    pages = [page for page in (ROOT / "docs").rglob("*.md") if "studies" not in page.parts]
+    assert sum(len(page.read_text().split()) for page in pages) <= 20_000
 
 
 def commands_in(text):
