@@ -1,7 +1,7 @@
 """Time of the host in an optimiser step, outside the recurrent layers.
 
 A GPU waits for the host if its own work takes less time. Tiny networks and few robots leave almost
-nothing but the host's work, and one product stands in for the recurrent layers.
+nothing but the host's work, and recurrent layers that compute nothing leave out the scan.
 """
 
 import time
@@ -9,11 +9,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from statistics import median
+from typing import Any
 from unittest.mock import patch
 
 import torch
 from torch import nn
-from torch.nn import functional
 
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.scan import ENGINES, Engine
@@ -21,7 +21,7 @@ from rsl_tbptt.tools.bench import LIBRARIES, build, fill
 from scripts.benchmark.cases import Robots
 
 _TINY = {role: {"hidden_dims": [8, 8, 8]} for role in ("actor", "critic", "student", "teacher")}
-_ENGINE = "one_product"
+_ENGINE = "no_work"
 _ROBOTS = Robots(
     num_envs=16,
     num_steps=24,
@@ -48,7 +48,7 @@ def host_times(num_updates: int) -> dict[tuple[str, str], float]:
     """
     torch.set_num_threads(1)
     times = {}
-    with _one_product_for_recurrent_layers():
+    with _recurrent_layers_cost_nothing():
         for name, (case, num_steps) in CASES.items():
             for library in LIBRARIES if name == "ppo" else LIBRARIES[:1]:
                 algorithm, taken = build(case, library), []
@@ -61,20 +61,34 @@ def host_times(num_updates: int) -> dict[tuple[str, str], float]:
     return times
 
 
+class _Nothing(torch.autograd.Function):
+    """Recurrent layers that cost next to nothing: outputs and gradients are zero."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, inputs: torch.Tensor, outputs: torch.Tensor, *weights: torch.Tensor
+    ) -> torch.Tensor:
+        """Return the outputs."""
+        ctx.shapes = inputs.shape, [weight.shape for weight in weights]
+        return outputs.clone()
+
+    @staticmethod
+    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor | None, ...]:
+        """Return zeros for the weights."""
+        of_inputs, of_weights = ctx.shapes
+        zeros = (grad.new_zeros(shape) for shape in of_weights)
+        return grad.new_zeros(of_inputs) if ctx.needs_input_grad[0] else None, None, *zeros
+
+
 @contextmanager
-def _one_product_for_recurrent_layers() -> Iterator[None]:
-    """Let one product of the inputs do for the recurrent layers, in both libraries."""
+def _recurrent_layers_cost_nothing() -> Iterator[None]:
+    """Replace the recurrent layers of both libraries."""
 
-    def product(
-        rnn: nn.LSTM, inputs: torch.Tensor, state: HiddenState = None, *unused: object
+    def scan(
+        rnn: nn.LSTM, inputs: torch.Tensor, state: HiddenState = None, *_unused: object
     ) -> tuple[torch.Tensor, HiddenState]:
-        weight, _, bias, _ = rnn.all_weights[0]
-        outputs = functional.linear(inputs, weight, bias)[..., : rnn.hidden_size]
-        zeros = outputs.new_zeros(1, inputs.shape[1], rnn.hidden_size)
-        return outputs, (zeros, zeros) if state is None else state
+        zeros = inputs.new_zeros(*inputs.shape[:2], rnn.hidden_size)
+        return _Nothing.apply(inputs, zeros, *rnn.parameters()), state or (zeros[:1], zeros[:1])
 
-    with (
-        patch.dict(ENGINES, {_ENGINE: Engine(product)}),
-        patch.object(nn.LSTM, "forward", product),
-    ):
+    with patch.dict(ENGINES, {_ENGINE: Engine(scan)}), patch.object(nn.LSTM, "forward", scan):
         yield
