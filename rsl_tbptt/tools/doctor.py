@@ -11,6 +11,7 @@ import json
 import os
 import platform as system
 import sys
+import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
 from importlib.metadata import PackageNotFoundError, distribution, entry_points, version
@@ -62,6 +63,8 @@ def diagnose(device: str = "cpu", output: Path = Path()) -> bool:
         "device": partial(check_device, device),
         "folder": partial(check_folder, output),
     }
+    if device != "cpu" and rsl_rl_era() == MODELS_ERA:
+        checks["engine"] = partial(check_engine, device)
     passed = not [name for name, check in checks.items() if not _report(name, check)]
     for one in missing:
         print(f"{one.TITLE:<12} -      not installed: {install(one.EXTRA)}")
@@ -203,6 +206,39 @@ def check_device(device: str) -> str:
         raise ValueError(f"--device is {device}, which cannot compute: {error}") from error
     gpus = f"{torch.cuda.device_count()} GPU(s) visible"
     return f"{machine(device)['device']}; {num_cores()} cores, {gpus}"
+
+
+def check_engine(device: str) -> str:
+    """Check that the fast engine for recurrent layers works on a device, and time a small update.
+
+    Args:
+        device: ``cuda:<index>``, or ``cpu``.
+
+    Returns:
+        The engine, the precision of its products, and the time next to rsl_rl's.
+
+    Raises:
+        ValueError: If only the slow engine "reference" works there.
+    """
+    import torch
+
+    from rsl_tbptt.core.scan import CELLS, fastest_engine
+    from rsl_tbptt.core.scan.layers import tf32_in_layers
+    from rsl_tbptt.tools.bench import LIBRARIES, Case, alternate, milliseconds
+
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        engines = {fastest_engine(kind, torch.device(device), torch.float32) for kind in CELLS}
+    if "reference" in engines:
+        reasons = "; ".join(str(warning.message) for warning in caught)
+        raise ValueError(f"scan_engine is 'reference', expected a fast one on {device}: {reasons}")
+    case = Case(num_envs=256, device=device)
+    ours, theirs = (min(each) for each in alternate([(name, case) for name in LIBRARIES], 3))
+    precision = "TF32" if device != "cpu" and tf32_in_layers() else "float32"
+    return (
+        f"{', '.join(sorted(engines))}, products in {precision}; {case}: an update takes"
+        f" {milliseconds(ours)}, rsl_rl's {milliseconds(theirs)}"
+    )
 
 
 def check_folder(folder: Path) -> str:

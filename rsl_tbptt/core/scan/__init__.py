@@ -23,6 +23,7 @@ __all__ = [
     "ENGINES",
     "Engine",
     "check_engine",
+    "fastest_engine",
     "free_buffers",
     "is_supported",
     "recordings_aside",
@@ -106,7 +107,7 @@ def recurrent_scan(
         raise ValueError(f"cuts is {cuts}, expected rising steps from 1 to {len(inputs) - 1}.")
     check_engine(engine, inputs.device)
     if engine == "auto":
-        engine = _fastest_that_works(rnn.mode, inputs.device, rnn.all_weights[0][0].dtype)
+        engine = fastest_engine(rnn.mode, inputs.device, rnn.all_weights[0][0].dtype)
     if state is None:
         weight = rnn.all_weights[0][0]
         zeros = weight.new_zeros(rnn.num_layers, inputs.shape[1], rnn.hidden_size)
@@ -156,7 +157,7 @@ _TOLERANCE_TF32 = 2e-2
 _chosen: dict[tuple[object, ...], str] = {}
 
 
-def _fastest_that_works(mode: str, device: torch.device, dtype: torch.dtype) -> str:
+def fastest_engine(mode: str, device: torch.device, dtype: torch.dtype) -> str:
     """Return the engine of "auto": the one made for the device if it works, else ``reference``.
 
     Two small random cases are compared with ``reference`` on the CPU in float64, once per process
