@@ -63,13 +63,13 @@ def diagnose(device: str = "cpu", output: Path = Path()) -> bool:
         "device": partial(check_device, device),
         "folder": partial(check_folder, output),
     }
-    if device != "cpu" and rsl_rl_era() == MODELS_ERA:
-        checks["engine"] = partial(check_engine, device)
-    passed = not [name for name, check in checks.items() if not _report(name, check)]
+    passed = {name: _report(name, check) for name, check in checks.items()}
+    if passed["packages"] and passed["device"] and device != "cpu":
+        passed["engine"] = _report("engine", partial(check_engine, device))
     for one in missing:
         print(f"{one.TITLE:<12} -      not installed: {install(one.EXTRA)}")
-    print("\nall is well" if passed else "\nsee the lines marked with WRONG", flush=True)
-    return passed
+    print("\nall is well" if all(passed.values()) else "\nsee the lines marked with WRONG", flush=True)
+    return all(passed.values())
 
 
 def _report(name: str, check: Callable[[], str]) -> bool:
