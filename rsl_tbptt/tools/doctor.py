@@ -64,7 +64,8 @@ def diagnose(device: str = "cpu", output: Path = Path()) -> bool:
         "folder": partial(check_folder, output),
     }
     passed = {name: _report(name, check) for name, check in checks.items()}
-    if passed["packages"] and passed["device"] and device != "cpu":
+    newest = passed["packages"] and rsl_rl_era() == MODELS_ERA
+    if newest and passed["device"] and device != "cpu":
         passed["engine"] = _report("engine", partial(check_engine, device))
     for one in missing:
         print(f"{one.TITLE:<12} -      not installed: {install(one.EXTRA)}")
