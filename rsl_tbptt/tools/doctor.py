@@ -69,8 +69,9 @@ def diagnose(device: str = "cpu", output: Path = Path()) -> bool:
         passed["engine"] = _report("engine", partial(check_engine, device))
     for one in missing:
         print(f"{one.TITLE:<12} -      not installed: {install(one.EXTRA)}")
-    print("\nall is well" if all(passed.values()) else "\nsee the lines marked with WRONG", flush=True)
-    return all(passed.values())
+    well = all(passed.values())
+    print("\nall is well" if well else "\nsee the lines marked with WRONG", flush=True)
+    return well
 
 
 def _report(name: str, check: Callable[[], str]) -> bool:
