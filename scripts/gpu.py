@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from rsl_tbptt.files import write_json
-from rsl_tbptt.tools.doctor import machine, versions
+from rsl_tbptt.tools.machine import machine, versions
 
 MOST_PRINTED = 60_000
 """Characters that are kept of what a portion printed: the last ones."""

@@ -172,15 +172,16 @@ class PpoGradient:
             alone: Context of this rank's own work between exchanges; see ``Transaction.alone``.
         """
         advantages, divisor = (0.0, 1.0), mini_batch.num_samples
-        actor, own = rollout.actor, torch.zeros(1, device=self.actor.device)
+        own = torch.zeros(1, device=self.actor.device)
         if self._options.normalize_advantage_per_mini_batch:
             with alone():
-                own = actor.rows.labels["advantages"][mini_batch.loss_rows(actor)]
+                rows = mini_batch.loss_rows(rollout.actor)
+                own = rollout.actor.rows.labels["advantages"][rows]
             advantages = _mean_and_scale(own, mini_batch.num_samples, mini_batch.ranks)
         if self._options.loss_reduction == "episode_mean":
             with alone():
-                assert actor.rows.weights is not None
-                own = actor.rows.weights[mini_batch.loss_rows(actor)]
+                assert rollout.actor.rows.weights is not None
+                own = rollout.actor.rows.weights[mini_batch.loss_rows(rollout.actor)]
             divisor = mini_batch.ranks.sum_tensor(own.sum())
         return Normalization(advantages, divisor)
 

@@ -25,7 +25,7 @@ from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.compat import MODELS_ERA, rsl_rl_era
 from rsl_tbptt.core.memory import PeakMemory
 from rsl_tbptt.core.scan import free_buffers
-from rsl_tbptt.tools.doctor import machine, versions
+from rsl_tbptt.tools.machine import machine, versions
 from rsl_tbptt.tools.progress import track
 
 OBS_DIM, ACTION_DIM = 48, 12  # a quadruped's proprioception and its joints

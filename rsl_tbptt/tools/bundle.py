@@ -22,8 +22,8 @@ from rsl_tbptt.deploy import GOLDEN, METADATA, ONNX, groups_in
 from rsl_tbptt.files import write_json
 from rsl_tbptt.models.one_step import OneStep, StatefulPolicy
 from rsl_tbptt.tools.c_code import of_actions
-from rsl_tbptt.tools.doctor import versions
 from rsl_tbptt.tools.golden import Trajectory, seen_by_normalizer
+from rsl_tbptt.tools.machine import versions
 from rsl_tbptt.tools.targets import TARGETS, Exported
 from rsl_tbptt.tools.verify import TORCHSCRIPT, torchscript
 

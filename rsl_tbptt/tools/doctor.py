@@ -1,4 +1,4 @@
-"""Say what is wrong with this setup, and on what machine figures are measured.
+"""Say what is wrong with this setup.
 
 Slow modules are imported where they are needed: the command line imports this one.
 """
@@ -14,10 +14,11 @@ import sys
 import warnings
 from collections.abc import Callable, Mapping
 from functools import partial
-from importlib.metadata import PackageNotFoundError, distribution, entry_points, version
+from importlib.metadata import PackageNotFoundError, distribution, entry_points
 from pathlib import Path
 
 from rsl_tbptt.compat import MODELS_ERA, rsl_rl_era
+from rsl_tbptt.tools.machine import installed_version, machine, num_cores, versions
 from rsl_tbptt.tools.platforms import PLATFORMS, Platform, executable, load_platform
 
 TOOLS = {
@@ -38,8 +39,6 @@ EXTRAS = {
     **{module: "tools" for modules in TOOLS.values() for module in modules},
 }
 """The extra of this package that brings a module."""
-PACKAGES = ("rsl-tbptt", "rsl-rl-lib", "torch", "tensordict", "numpy")
-"""Distributions that decide a run's numbers on every platform."""
 
 
 def diagnose(device: str = "cpu", output: Path = Path()) -> bool:
@@ -53,7 +52,7 @@ def diagnose(device: str = "cpu", output: Path = Path()) -> bool:
         Whether all passed.
     """
     platforms = [load_platform(name) for name in PLATFORMS]
-    missing = [one for one in platforms if _version(one.PACKAGES[0]) is None]
+    missing = [one for one in platforms if installed_version(one.PACKAGES[0]) is None]
     checks: dict[str, Callable[[], str]] = {
         "python": lambda: f"{system.python_version()} at {sys.executable}",
         "packages": check_packages,
@@ -262,59 +261,3 @@ def check_folder(folder: Path) -> str:
 def _named(packages: Mapping[str, str | None]) -> str:
     """Write versions in one line."""
     return ", ".join(f"{name} {number}" for name, number in packages.items() if name != "python")
-
-
-def versions(further: tuple[str, ...] = ()) -> dict[str, str | None]:
-    """Return the version of Python and of each package, None where it is not installed.
-
-    Args:
-        further: Packages in addition to :data:`PACKAGES`, such as a platform's.
-    """
-    names = (*PACKAGES, *further)
-    return {"python": system.python_version()} | {name: _version(name) for name in names}
-
-
-def _version(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
-
-
-def machine(device: str) -> dict[str, str]:
-    """Describe the computer.
-
-    Args:
-        device: The device in use, ``cpu`` or ``cuda:<index>``.
-
-    Returns:
-        Names to descriptions.
-    """
-    gigabytes = "unknown"
-    if hasattr(os, "sysconf"):  # Windows has none
-        gigabytes = f"{os.sysconf('SC_PAGE_SIZE') * os.sysconf('SC_PHYS_PAGES') / 1e9:.0f} GB"
-    return {
-        "device": device if device == "cpu" else f"{device}, {_gpu_name(device)}",
-        "processor": f"{_processor()}, {num_cores()} cores",
-        "memory": gigabytes,
-        "system": f"{system.system()} {system.release()} {system.machine()}",
-    }
-
-
-def num_cores() -> int:
-    """Return how many cores this process may use, which containers limit."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _processor() -> str:
-    """Return the processor's name as the system gives it."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text(encoding="utf-8").splitlines() if info.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else system.processor() or system.machine()
-
-
-def _gpu_name(device: str) -> str:
-    import torch
-
-    return torch.cuda.get_device_name(device) if torch.cuda.is_available() else "not available"

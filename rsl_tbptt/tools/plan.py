@@ -131,7 +131,7 @@ def _installed() -> str:
     Raises:
         ValueError: If none is.
     """
-    from rsl_tbptt.tools.doctor import versions
+    from rsl_tbptt.tools.machine import versions
 
     for name in PLATFORMS:
         platform = load_platform(name)

@@ -18,7 +18,7 @@ from typing import Any
 from rsl_tbptt.algorithms.health import LOSSES
 from rsl_tbptt.files import complete, output_path
 from rsl_tbptt.tools.charts import curve_chart, return_chart, style
-from rsl_tbptt.tools.doctor import versions
+from rsl_tbptt.tools.machine import versions
 from rsl_tbptt.tools.play import STARTED
 from rsl_tbptt.tools.progress import track
 from rsl_tbptt.tools.run_doctor import LOSS, Curves, Findings, find_wrong, judge, read_curves

@@ -12,7 +12,7 @@ import torch
 import yaml
 
 from rsl_tbptt.tools.bench import alternate, check_equal, spread
-from rsl_tbptt.tools.doctor import machine, versions
+from rsl_tbptt.tools.machine import machine, versions
 from scripts.benchmark.cases import Robots
 from scripts.benchmark.limit import product_rates, update_flops
 from scripts.benchmark.memory import (

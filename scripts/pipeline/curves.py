@@ -9,7 +9,7 @@ import os
 import time
 from pathlib import Path
 
-from rsl_tbptt.tools.doctor import machine, versions
+from rsl_tbptt.tools.machine import machine, versions
 from rsl_tbptt.tools.platforms import load_platform
 from rsl_tbptt.tools.templates import fill
 from scripts.pipeline.run import cost, run_script, run_stages

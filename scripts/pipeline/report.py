@@ -7,7 +7,7 @@ from typing import Any
 from tabulate import tabulate
 
 from rsl_tbptt.files import write_json
-from rsl_tbptt.tools.doctor import machine, versions
+from rsl_tbptt.tools.machine import machine, versions
 from rsl_tbptt.tools.platforms import load_platform
 from rsl_tbptt.tools.progress import clock
 from rsl_tbptt.tools.report import Report, Row, read_run, write_page
