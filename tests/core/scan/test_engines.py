@@ -27,7 +27,7 @@ from rsl_tbptt.core.scan import recurrent_scan
 SAME: dict[str, Any] = {"rtol": 0, "atol": 0}
 TOLERANCES = {torch.float64: EXACT_FLOAT64, torch.float32: WINDOW_FLOAT32}
 
-hand_written = pytest.mark.engines("compiled", "cuda")
+hand_written = pytest.mark.engines("compiled", "triton")
 
 for_all_examples = settings(suppress_health_check=[HealthCheck.function_scoped_fixture])
 """The examples of a test share the engine, which holds nothing of them."""

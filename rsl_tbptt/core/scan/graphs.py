@@ -1,0 +1,281 @@
+"""CUDA graphs of a layer's passes: recorded once per shape, replayed as one launch per window.
+
+A replay reads the memory it was recorded with and overwrites the results of the replay before. So a
+recording owns its tensors and shares them with nobody:
+
+- Inputs are copied in, including weights. A recording that read a model's own weights would belong
+  to one model and break when these move; weights are small next to the rest of a window.
+- Results and gradients are returned as copies.
+- What the forward pass keeps stays inside until the backward pass. Meanwhile only that scan uses
+  the recording: layers, actor and critic, and micro-batches alive at once have one each. It is free
+  again after the backward pass, or once autograd drops the scan.
+
+Recordings belong to one CUDA stream, on which a replay follows all earlier readers of its tensors.
+If none can be made, the passes run step by step with the same result.
+"""
+
+import contextlib
+import functools
+import gc
+import warnings
+import weakref
+from collections import defaultdict
+from collections.abc import Callable, Hashable, Iterator
+from typing import Any, NamedTuple, TypeVar
+
+import torch
+
+from rsl_tbptt.core.scan.layers import Tensors, tf32_in_layers
+
+Gradients = tuple[torch.Tensor | None, ...]
+
+Outputs = TypeVar("Outputs")
+
+Results = tuple[Tensors, Tensors]
+"""A layer's results, outputs (T, N, H) and, for an LSTM, the last cell state (N, H), and the tensors
+that its backward pass reads and overwrites."""
+
+_NUM_WARM_UPS = 2
+"""Runs before a capture: they compile and load kernels and allocate the workspace of products."""
+
+_SHARE = 0.25
+"""Part of the device's memory at which recordings are no longer made."""
+
+_MAX_SIZES = 8
+"""Numbers of environments that otherwise equal windows are recorded for. A few occur in every
+update; a full replay buffer of frames gives another number in each."""
+
+
+class Passes(NamedTuple):
+    """The passes of one layer over a window, as functions of tensors alone.
+
+    The tensors are those of a layer (see ``LayerScan``), the steps where its state is cleared and
+    those where its gradient stops, shape (T + 1, N) each; nothing is cleared before step T.
+    """
+
+    forward: Callable[[Tensors, torch.dtype], Results]
+    """Maps a layer's tensors and the operand dtype to its results."""
+
+    backward: Callable[[Tensors, Tensors, Tensors, tuple[bool, ...], torch.dtype], Gradients]
+    """Maps a layer's tensors, the tensors that ``forward`` kept, the gradients of the results, the
+    flags of needed gradients and the operand dtype to the gradients of the layer's tensors."""
+
+
+class Recording:
+    """The recorded passes of one layer over a window of one shape; it owns their tensors."""
+
+    def __init__(
+        self,
+        pool: "Pool",
+        passes: Passes,
+        tensors: Tensors,
+        needs: tuple[bool, ...],
+        operand_dtype: torch.dtype,
+    ) -> None:
+        """Record the forward pass and, if a gradient is needed, the backward pass.
+
+        Both share private memory: a replay of one may overwrite the gradients and what the other
+        has freed, but no result and nothing that is kept.
+        """
+        device, dense = tensors[0].device, torch.contiguous_format
+        with torch.inference_mode(False), torch.no_grad():
+            self._inputs = tuple(torch.empty_like(t, memory_format=dense) for t in tensors)
+            _copy(tensors, self._inputs)
+            forward = functools.partial(passes.forward, self._inputs, operand_dtype)
+            graph, (self._results, kept), self.num_bytes = record(forward, device, pool)
+            self._forward = graph.replay
+            self._grads = tuple(map(torch.zeros_like, self._results)) if any(needs) else ()
+            if any(needs):
+                arguments = (self._inputs, kept, self._grads, needs, operand_dtype)
+                backward = functools.partial(passes.backward, *arguments)
+                graph, self._gradients, num_bytes = record(backward, device, pool, graph)
+                self._backward = graph.replay
+                self.num_bytes += num_bytes
+            self.num_bytes += sum(tensor.nbytes for tensor in (*self._inputs, *self._grads))
+
+    def forward(self, tensors: Tensors) -> Tensors:
+        """Return the results for a layer's tensors."""
+        _copy(tensors, self._inputs)
+        self._forward()
+        return tuple(result.clone() for result in self._results)
+
+    def backward(self, grads: Tensors) -> Gradients:
+        """Return the layer's gradients, given those of the last ``forward``'s results."""
+        _copy(grads, self._grads)
+        self._backward()
+        return tuple(None if g is None else g.clone() for g in self._gradients)
+
+
+class Loan:
+    """Gives one scan a recording, which is free again once nobody holds this object."""
+
+    def __init__(self, recording: Recording, free: list[Recording]) -> None:
+        """Hold ``recording``, which returns to ``free`` at the end."""
+        self.recording = recording
+        weakref.finalize(self, free.append, recording).atexit = False
+
+
+class Pool:
+    """Cached recordings by the shapes they were made for; each is free or in use by one scan.
+
+    It keeps every captured graph and captures on its own stream. In torch after 2.12, destroying a
+    graph also destroys the workspace that the products of all graphs of its capture stream write to
+    (pytorch issue 193402). So graphs are destroyed together, with their pool.
+    """
+
+    def __init__(self, depth: int = 0) -> None:
+        """Start without recordings; ``depth`` is the number of pools that this one replaces."""
+        self.depth = depth
+        self.num_bytes = 0
+        """Memory of all recordings."""
+        self.graphs: list[Any] = []
+        """All captured graphs, including those of recordings that failed."""
+        self._free: dict[Hashable, dict[int, list[Recording]]] = defaultdict(dict)
+        self._failed = False
+        self._said: set[str] = set()
+
+    def lend(
+        self,
+        passes: Passes,
+        tensors: Tensors,
+        needs: tuple[bool, ...],
+        operand_dtype: torch.dtype,
+    ) -> Loan | None:
+        """Return a free or new recording, or None if the layer has to run without one.
+
+        It is None while the caller captures a graph, and if no more recordings are made: they take
+        enough memory, or one could not be made. A warning says so.
+        """
+        situation = situation_of(tensors[0].device)
+        if situation is None:
+            return None
+        (num_steps, num_envs, _), dtype = tensors[0].shape, tensors[0].dtype
+        weights = tuple(tensor.shape for tensor in tensors[-6:-2])
+        sizes = self._free[passes, num_steps, weights, dtype, needs, operand_dtype, situation]
+        if not sizes.get(num_envs) and self._may_record(sizes, tensors[0]):
+            try:
+                recording = Recording(self, passes, tensors, needs, operand_dtype)
+            except RuntimeError as error:  # out of memory is one
+                self._failed = True
+                # After a broken capture, ending it fails as well: the context has the first error.
+                causes = " after ".join(map(str, filter(None, (error, error.__context__))))
+                self._say(f"one could not be recorded ({causes})")
+            else:
+                sizes.setdefault(num_envs, []).append(recording)
+                self.num_bytes += recording.num_bytes
+        free = sizes.get(num_envs)
+        return Loan(free.pop(), free) if free else None
+
+    def _may_record(self, sizes: dict[int, list[Recording]], x_TND: torch.Tensor) -> bool:
+        """Return whether one more recording may be made; warn if not."""
+        if self._failed:
+            return False
+        if self.num_bytes >= max_bytes(x_TND.device):
+            self._say(f"they take {self.num_bytes / 1e9:.3g} GB, {_SHARE:.0%} of the device's memory")
+            return False
+        if x_TND.shape[1] not in sizes and len(sizes) == _MAX_SIZES:
+            self._say(f"windows of this kind are kept for {_MAX_SIZES} numbers of environments")
+            return False
+        return True
+
+    def _say(self, reason: str) -> None:
+        """Warn once for each reason."""
+        if reason not in self._said:
+            self._said.add(reason)
+            warnings.warn(
+                f"CUDA graphs of more window shapes are not recorded: {reason}. Existing recordings"
+                " are replayed; other windows run step by step, with the same result.",
+                stacklevel=2,
+            )
+
+
+pool = Pool()
+"""The recordings of this process."""
+
+
+@contextlib.contextmanager
+def recordings_aside() -> Iterator[None]:
+    """Start without recordings and drop those made here; the existing ones return afterwards."""
+    global pool
+    kept, pool = pool, Pool(pool.depth + 1)
+    try:
+        yield
+    finally:
+        pool = kept
+
+
+def record(
+    function: Callable[[], Outputs],
+    device: torch.device,
+    pool: Pool,
+    before: torch.cuda.CUDAGraph | None = None,
+) -> tuple[torch.cuda.CUDAGraph, Outputs, int]:
+    """Record the work that ``function`` launches on a CUDA device.
+
+    Args:
+        function: Reads and writes tensors at fixed addresses, and does not synchronise.
+        device: The device.
+        pool: Keeps the graph.
+        before: A graph that always runs before this one; they share its private memory.
+
+    Returns:
+        The graph, whose ``replay`` repeats that work on the current stream; the outputs of
+        ``function``, which each replay overwrites; and the memory it keeps, in bytes.
+    """
+    with torch.cuda.device(device):
+        current = torch.cuda.current_stream()
+        aside = _side_stream(device, current.cuda_stream, pool.depth)
+        aside.wait_stream(current)
+        # Set here as well: if ending the capture fails, torch leaves its stream current.
+        with torch.cuda.stream(aside), _no_garbage_collected():
+            for _ in range(_NUM_WARM_UPS):
+                function()
+            current.wait_stream(aside)
+            graph = torch.cuda.CUDAGraph()
+            pool.graphs.append(graph)
+            # "thread_local": other threads of a simulator may call CUDA meanwhile.
+            with torch.cuda.graph(
+                graph,
+                pool=None if before is None else before.pool(),
+                stream=aside,
+                capture_error_mode="thread_local",
+            ):
+                before_it = torch.cuda.memory_reserved()  # a capture reserves memory of its own
+                outputs = function()
+                num_bytes = torch.cuda.memory_reserved() - before_it
+    return graph, outputs, num_bytes
+
+
+@contextlib.contextmanager
+def _no_garbage_collected() -> Iterator[None]:
+    """Pause Python's collector: freeing a simulator's arrays calls CUDA and breaks a capture."""
+    enabled = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if enabled:
+            gc.enable()
+
+
+@functools.cache
+def _side_stream(device: torch.device, current: int, depth: int) -> torch.cuda.Stream:
+    """Return the stream to record on, for a current stream and a depth of pools."""
+    return torch.cuda.Stream(device)
+
+
+def max_bytes(device: torch.device) -> float:
+    """Return how much memory recordings may take before no more are made."""
+    return _SHARE * torch.cuda.get_device_properties(device).total_memory
+
+
+def situation_of(device: torch.device) -> Hashable | None:
+    """Return what a recording depends on besides its tensors, or None if none can be made."""
+    if torch.cuda.is_current_stream_capturing():
+        return None
+    return device, torch.cuda.current_stream(device).cuda_stream, tf32_in_layers()
+
+
+def _copy(sources: Tensors, targets: Tensors) -> None:
+    for source, target in zip(sources, targets, strict=True):
+        target.copy_(source)
