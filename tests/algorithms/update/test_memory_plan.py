@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-from support import fused_cells
 from support.helpers import (
     STATE_DIM,
     hold_frames,
@@ -14,6 +13,7 @@ from support.helpers import (
     roll_out_ppo,
 )
 from support.inside import assert_same, everything, start_states, trained_parameters
+from support.triton_on_cpu import recordings, triton_engine_on_cpu
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.core import recompute
@@ -59,17 +59,17 @@ RECORDED = {
         gradient_length=5,
         num_learning_epochs=2,  # from the second on all windows are recorded, as later always
         student_kwargs=TWO_LAYERS,
-        scan_engine="cuda",
+        scan_engine="triton",
         **o,
     ),
-    "PPO": lambda **o: ppo(gradient_length=4, actor_kwargs=TWO_LAYERS, scan_engine="cuda", **o),
+    "PPO": lambda **o: ppo(gradient_length=4, actor_kwargs=TWO_LAYERS, scan_engine="triton", **o),
 }
 
 
 @pytest.fixture
-def stand_ins():
-    """Run the CUDA engine on the CPU."""
-    with fused_cells.cuda_engine_on_cpu():
+def on_cpu():
+    """Run the Triton engine on the CPU."""
+    with triton_engine_on_cpu():
         yield
 
 
@@ -128,7 +128,7 @@ def test_a_slow_camera_is_known_once_it_was_seen():
     assert before.peak(1) > (1 + CLOSE) * peak
 
 
-@pytest.mark.usefixtures("stand_ins")
+@pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("case", RECORDED)
 def test_what_is_recorded_is_predicted(case):
     algorithm = RECORDED[case](num_micro_batches=4)
@@ -136,16 +136,16 @@ def test_what_is_recorded_is_predicted(case):
     assert predicted == pytest.approx(peak_of_second_update(algorithm), rel=CLOSE)
 
 
-@pytest.mark.usefixtures("stand_ins")
+@pytest.mark.usefixtures("on_cpu")
 def test_planning_leaves_no_recordings_and_asks_not_what_was_recorded():
     algorithm = RECORDED["distillation"]()
     before = planned(algorithm)
-    assert not fused_cells.recordings()
+    assert not recordings()
     play(algorithm, 0)
     algorithm.update()
-    recorded = fused_cells.recordings()
+    recorded = recordings()
     assert planned(algorithm) == before
-    assert fused_cells.recordings() == recorded
+    assert recordings() == recorded
 
 
 @pytest.mark.parametrize("case", ["distillation, overlapping windows", "PPO, windows"])
