@@ -1,7 +1,8 @@
-"""Compiles all kernels of the Triton engine for GPUs; prints the assembly of each as JSON."""
+"""Compile all kernels of the Triton engine for GPUs and write their assemblies as JSON."""
 
 import itertools
 import json
+import sys
 
 import triton
 from triton.backends.compiler import GPUTarget
@@ -38,15 +39,8 @@ def compile_kernel(target, name, operand_dtype, dtype):
 
 
 if __name__ == "__main__":
-    print(
-        json.dumps(
-            {
-                f"{target.arch} {name} {operand_dtype} {dtype}": compile_kernel(
-                    target, name, operand_dtype, dtype
-                )
-                for target, name, (operand_dtype, dtype) in itertools.product(
-                    TARGETS, KERNELS, DTYPES
-                )
-            }
-        )
-    )
+    assemblies = {
+        f"{target.arch} {name} {' '.join(dtypes)}": compile_kernel(target, name, *dtypes)
+        for target, name, dtypes in itertools.product(TARGETS, KERNELS, DTYPES)
+    }
+    json.dump(assemblies, sys.stdout)

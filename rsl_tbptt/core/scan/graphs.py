@@ -32,8 +32,8 @@ Gradients = tuple[torch.Tensor | None, ...]
 Outputs = TypeVar("Outputs")
 
 Results = tuple[Tensors, Tensors]
-"""A layer's results, outputs (T, N, H) and, for an LSTM, the last cell state (N, H), and the tensors
-that its backward pass reads and overwrites."""
+"""A layer's results and the tensors that its backward pass reads and overwrites. The results are
+outputs (T, N, H) and, for an LSTM, the last cell state (N, H)."""
 
 _NUM_WARM_UPS = 2
 """Runs before a capture: they compile and load kernels and allocate the workspace of products."""
@@ -171,7 +171,9 @@ class Pool:
         if self._failed:
             return False
         if self.num_bytes >= max_bytes(x_TND.device):
-            self._say(f"they take {self.num_bytes / 1e9:.3g} GB, {_SHARE:.0%} of the device's memory")
+            self._say(
+                f"they take {self.num_bytes / 1e9:.3g} GB, {_SHARE:.0%} of the device's memory"
+            )
             return False
         if x_TND.shape[1] not in sizes and len(sizes) == _MAX_SIZES:
             self._say(f"windows of this kind are kept for {_MAX_SIZES} numbers of environments")

@@ -1,7 +1,8 @@
 """Triton kernels: what one step of an LSTM or GRU does besides its matrix product.
 
-Each kernel runs over the N * H units of a step: unit ``at`` is hidden unit ``at % H`` of environment
-``at // H``. These are the buffers of a window; ``step`` selects the part of a step::
+A kernel runs over the N * H units of a step: unit ``at`` is hidden unit ``at % H`` of environment
+``at // H``. Addresses have 32 bits inside a step and 64 bits from step to step. These are the
+buffers of a window, of which ``step`` selects a part::
 
     gates        (T, N, 4, H)   inputs of the activations, which the backward pass overwrites with
                                 their gradients. LSTM: i, f, g, o. GRU: n (from x), r, z, u (the
@@ -13,11 +14,11 @@ Each kernel runs over the N * H units of a step: unit ``at`` is hidden unit ``at
     starts       (T + 1, N)     True where the state is cleared before the step
     stops        (T + 1, N)     True where its gradient stops: starts, and all at a cut
     grad_hidden  (N, H)         gradient of the next step's operands, from its product
-    carry        (N, H)         gradient of the step's states that does not go through that product
+    carry        (N, H)         gradient of the next step's states that bypasses that product
 
-Writes are disjoint: each unit belongs to one program, and all that a kernel stores has an address of
-its own for each unit. What a kernel both reads and overwrites (gates, carry) it reads at the unit's
-own addresses. So programs run in any order and need no barrier.
+Writes are disjoint: each unit belongs to one program, and each value that a kernel stores has an
+address of its own for each unit. Gates and carry, which a kernel reads and overwrites, it reads at
+the addresses of the same unit. So programs run in any order and need no barrier.
 
 Activations are not stored but computed again in the backward pass. That takes less time than to
 write and read them. It also keeps the gradient of a saturated gate in bfloat16, to which an
@@ -55,7 +56,7 @@ def _tanh(x):
 
 
 @triton.jit
-def _units(num_envs, H: tl.constexpr, BLOCK: tl.constexpr):
+def _units(num_envs, H: tl.constexpr, BLOCK: tl.constexpr) -> tuple[tl.tensor, ...]:
     """Return the program's units: which exist, their numbers, environments and first gates."""
     at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     env = at // H

@@ -2,18 +2,20 @@
 
 The inputs of all gates lie in one buffer (see ``kernels``), which has three lives::
 
-    input projection  --->  gates of each step         --->  gradients of each step's gates
-    x W_x' + b              += h' W_hh'                      which replace what they are computed of
-    one product             per step, then the kernel        per step, then dh' = (...) W_hh
-    before the loop         writes the state and h'          after the loop: one product per gradient
+    1. input projection    gates  = x W_ih + b         one product before the loop
+    2. inputs of gates     gates += h' W_hh            a product per step, in place
+                           state, h' = cell(gates)     a kernel per step
+    3. their gradients     gates  = dcell(gates)       a kernel per step, in place
+                           dh'    = gates W_hh         a product per step
+                           dx, dW, db                  one product or sum each after the loop
 
-So a step takes one product that accumulates in place and one kernel, forward and backward. A kernel
-rounds to the dtype of the next product's operands as it writes: under mixed precision the buffer and
-all operands are bfloat16, and no launch converts them. State, carry and arithmetic stay float32.
+So a step takes one product and one kernel, forward and backward. A kernel rounds to the dtype of
+the next product's operands as it writes: under mixed precision the buffer and all operands are
+bfloat16, and no launch converts them. State, carry and arithmetic stay float32.
 
-The reset is part of the kernels, and the host never waits for the device. The work depends on shapes
-alone, so CUDA graphs record it once per shape (``graphs``). Cuts are a mask like episode starts,
-which only the backward pass reads: a window with cuts is one window.
+The reset is part of the kernels, and the host never waits for the device. The work depends on
+shapes alone, so CUDA graphs record it once per shape (``graphs``). Cuts are a mask like episode
+starts that only the backward pass reads, so a window with cuts is one window.
 
 A GRU's n adds r * u to its input from x, where u is the part from h with its own bias. Its buffer
 has n, r, z, u, so that x feeds the first three and h the last three.
@@ -49,7 +51,12 @@ def scan(
     episode_starts: torch.Tensor,
     cuts: tuple[int, ...],
 ) -> tuple[torch.Tensor, HiddenState]:
-    """Run the layers over inputs (T, N, D); all as in ``recurrent_scan``."""
+    """Run the layers over inputs (T, N, D); all as in ``recurrent_scan``.
+
+    Raises:
+        NotImplementedError: If Triton is not installed.
+    """
+    _kernels()  # raises before a recording hides the reason
     starts = torch.cat((episode_starts, episode_starts.new_zeros(1, inputs.shape[1])))
     stops = starts.clone()
     for cut in cuts:
@@ -166,7 +173,7 @@ def _backward(
 
     of_x, of_h = (part.flatten(0, 1) for part in (gates[..., : 4 * H - shift], of_h))
     needs_w_ih, needs_w_hh, needs_b_ih, needs_b_hh = needs[-6:-2]
-    dx = dh = dc = dw_ih = dw_hh = db_ih = db_hh = None
+    dx = dh = dw_ih = dw_hh = db_ih = db_hh = None
     if needs[0]:
         dx = _product(of_x, w_ih.roll(shift, 0).to(dtype), full).view_as(x_TND)
     if needs[1]:

@@ -27,13 +27,14 @@ CLOSE = 0.15  # of the peak: what a budget needs; tensors are counted, their num
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
 
 
-def distillation(gradient_length=4, **options):
-    return make_distillation(TbpttDistillation, T, N, gradient_length=gradient_length, **options)
+def distillation(gradient_length=4, num_steps=T, **options):
+    options["gradient_length"] = gradient_length
+    return make_distillation(TbpttDistillation, num_steps, N, **options)
 
 
-def ppo(actor="lstm", critic="lstm", **options):
+def ppo(actor="lstm", critic="lstm", num_steps=T, **options):
     options = {"num_mini_batches": 2, "num_learning_epochs": 1, **options}
-    return make_ppo(TbpttPPO, T, N, actor, critic, **options)
+    return make_ppo(TbpttPPO, num_steps, N, actor, critic, **options)
 
 
 RND = {
@@ -43,7 +44,6 @@ RND = {
     "predictor_hidden_dims": [64, 64],
     "target_hidden_dims": [8],
 }
-TWO_LAYERS = {"rnn_num_layers": 2}
 
 CASES = {
     "distillation, overlapping windows": lambda **o: distillation(update_length=2, **o),
@@ -56,13 +56,13 @@ CASES = {
 
 RECORDED = {
     "distillation": lambda **o: distillation(
-        gradient_length=5,
+        gradient_length=3,
+        num_steps=4,  # few, because Triton's interpreter is slow
         num_learning_epochs=2,  # from the second on all windows are recorded, as later always
-        student_kwargs=TWO_LAYERS,
         scan_engine="triton",
         **o,
     ),
-    "PPO": lambda **o: ppo(gradient_length=4, actor_kwargs=TWO_LAYERS, scan_engine="triton", **o),
+    "PPO": lambda **o: ppo(gradient_length=2, num_steps=4, scan_engine="triton", **o),
 }
 
 

@@ -33,7 +33,7 @@ hand_written = pytest.mark.engines("compiled", "triton")
 def examples_for(engine, device):
     """Return the settings of a property: in the interpreter an example takes half a second."""
     slow = engine == "triton" and device.type == "cpu"
-    return settings(max_examples=6 if slow else settings.default.max_examples)
+    return settings(max_examples=6 if slow else settings().max_examples)
 
 
 def test_engine_equals_reference(engine, cell, dtype, device):

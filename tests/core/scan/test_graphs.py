@@ -135,7 +135,6 @@ def test_the_memory_of_all_tensors_of_a_recording_is_counted(scan, device, pool)
     scan(rnn, x.requires_grad_(), state, starts)[0].sum().backward()
     inputs, buffers, results, gradients = D, 4 * H + H + H, H, H + D
     least = T * N * (inputs + buffers + results + gradients) * torch.float64.itemsize
-    print(least, pool.num_bytes)
     assert least < pool.num_bytes < 1.5 * least
 
 

@@ -16,7 +16,8 @@ import torch
 from support.launches import Launches, run_step_by_step
 from support.scan_cases import make_case
 
-from rsl_tbptt.core.scan import recurrent_scan
+from rsl_tbptt.core import scan
+from rsl_tbptt.core.scan import recurrent_scan, triton
 
 pytestmark = pytest.mark.engines("triton")
 
@@ -73,19 +74,21 @@ def test_a_step_is_a_product_and_a_kernel_for_each_layer_and_pass(
         assert {name: n for name, n in more.items() if n} == dict.fromkeys(expected, 2 * L)
 
 
-def tanh_of(x, engine):
-    """Return what a GRU makes of its candidate's input where nothing else is in its way."""
-    from rsl_tbptt.core.scan import kernels
+def test_without_triton_the_engine_says_so(engine, device, monkeypatch):
+    monkeypatch.delattr(scan, "kernels", raising=False)
+    monkeypatch.setitem(sys.modules, "rsl_tbptt.core.scan.kernels", None)
+    with pytest.raises(NotImplementedError, match="scan_engine 'triton' needs the package triton"):
+        recurrent_scan(*make_case("LSTM", 1, 4, 3, 0.3, device=device), engine)
 
+
+def tanh_of(x):
+    """Return what a GRU makes of its candidate's input where nothing else is in its way."""
     num_envs = len(x)
     gates = x.new_zeros(1, num_envs, 4)
     gates[0, :, 0], gates[0, :, 2] = x, -math.inf
     states, operands = x.new_zeros(2, 2, num_envs, 1)
     starts = torch.zeros(2, num_envs, dtype=torch.bool, device=x.device)
-    block = 2**14
-    kernels.gru_forward[-(-num_envs // block),](
-        gates, states, operands, starts, 0, num_envs, 1, block
-    )
+    triton._launcher("gru_forward", num_envs, 1, gates, states, operands, starts)(0)
     return states[1].flatten()
 
 
@@ -93,10 +96,10 @@ def test_tanh_is_right_to_the_last_digits_over_all_sizes(engine, dtype, device):
     sizes = torch.logspace(-30, 30, 50_001, base=2.0, dtype=torch.float64)
     x = torch.cat((sizes, -sizes, torch.linspace(-10.0, 10.0, 50_001))).to(device, dtype)
     want = x.double().tanh()
-    error = (tanh_of(x, engine).double() - want) / want.abs().clamp(min=1e-30)
+    error = (tanh_of(x).double() - want) / want.abs().clamp(min=1e-30)
     assert error.abs().max() < 8 * torch.finfo(dtype).eps
     odd = torch.tensor([math.nan, math.inf, -math.inf, 0.0], device=device, dtype=dtype)
-    torch.testing.assert_close(tanh_of(odd, engine), odd.tanh(), equal_nan=True, rtol=0, atol=0)
+    torch.testing.assert_close(tanh_of(odd), odd.tanh(), equal_nan=True, rtol=0, atol=0)
 
 
 def test_kernels_compile_for_gpus_and_load_16_bytes_at_once(tmp_path):
