@@ -25,7 +25,7 @@ def compile_kernel(target, name, operand_dtype, dtype):
     """Return a kernel's assembly, with nothing known about the number of environments."""
     kernel = getattr(kernels, name)
     types = dict.fromkeys(kernel.arg_names, f"*{dtype}") | dict.fromkeys(CONSTANTS, "constexpr")
-    types |= {"step": "i32", "num_envs": "i32"}
+    types |= {"step": "i32", "N": "i32"}
     for argument in types:
         if argument in OPERANDS:
             types[argument] = f"*{operand_dtype}"

@@ -21,7 +21,7 @@ import warnings
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import torch
 
@@ -30,10 +30,6 @@ from rsl_tbptt.core.scan.layers import Tensors, tf32_in_layers
 Gradients = tuple[torch.Tensor | None, ...]
 
 Outputs = TypeVar("Outputs")
-
-Results = tuple[Tensors, Tensors]
-"""A layer's results and the tensors that its backward pass reads and overwrites. The results are
-outputs (T, N, H) and, for an LSTM, the last cell state (N, H)."""
 
 _NUM_WARM_UPS = 2
 """Runs before a capture: they compile and load kernels and allocate the workspace of products."""
@@ -46,32 +42,23 @@ _MAX_SIZES = 8
 update; a full replay buffer of frames gives another number in each."""
 
 
-class Passes(NamedTuple):
-    """The passes of one layer over a window, as functions of tensors alone.
+class Passes(Protocol):
+    """What is recorded: two functions of tensors alone, which do not synchronise."""
 
-    The tensors are those of a layer (see ``LayerScan``), the steps where its state is cleared and
-    those where its gradient stops, shape (T + 1, N) each; nothing is cleared before step T.
-    """
+    needs: Any
+    """Which of the tensors need a gradient; if none does, there is no backward pass."""
 
-    forward: Callable[[Tensors, torch.dtype], Results]
-    """Maps a layer's tensors and the operand dtype to its results."""
+    forward: Callable[[Tensors], tuple[Tensors, Tensors]]
+    """Maps tensors to results and to what the backward pass reads and overwrites."""
 
-    backward: Callable[[Tensors, Tensors, Tensors, tuple[bool, ...], torch.dtype], Gradients]
-    """Maps a layer's tensors, the tensors that ``forward`` kept, the gradients of the results, the
-    flags of needed gradients and the operand dtype to the gradients of the layer's tensors."""
+    backward: Callable[[Tensors, Tensors, Tensors], Gradients]
+    """Maps tensors, what was kept, and gradients of the results to gradients of the tensors."""
 
 
 class Recording:
     """The recorded passes of one layer over a window of one shape; it owns their tensors."""
 
-    def __init__(
-        self,
-        pool: "Pool",
-        passes: Passes,
-        tensors: Tensors,
-        needs: tuple[bool, ...],
-        operand_dtype: torch.dtype,
-    ) -> None:
+    def __init__(self, pool: "Pool", passes: Passes, tensors: Tensors) -> None:
         """Record the forward pass and, if a gradient is needed, the backward pass.
 
         Both share private memory: a replay of one may overwrite the gradients and what the other
@@ -79,29 +66,29 @@ class Recording:
         """
         device, dense = tensors[0].device, torch.contiguous_format
         with torch.inference_mode(False), torch.no_grad():
-            self._inputs = tuple(torch.empty_like(t, memory_format=dense) for t in tensors)
-            _copy(tensors, self._inputs)
-            forward = functools.partial(passes.forward, self._inputs, operand_dtype)
+            self._inputs = [torch.empty_like(t, memory_format=dense) for t in tensors]
+            torch._foreach_copy_(self._inputs, tensors)
+            forward = functools.partial(passes.forward, self._inputs)
             graph, (self._results, kept), self.num_bytes = record(forward, device, pool)
             self._forward = graph.replay
-            self._grads = tuple(map(torch.zeros_like, self._results)) if any(needs) else ()
-            if any(needs):
-                arguments = (self._inputs, kept, self._grads, needs, operand_dtype)
-                backward = functools.partial(passes.backward, *arguments)
-                graph, self._gradients, num_bytes = record(backward, device, pool, graph)
-                self._backward = graph.replay
-                self.num_bytes += num_bytes
+            self._grads = [
+                torch.zeros_like(result) for result in self._results if any(passes.needs)
+            ]
             self.num_bytes += sum(tensor.nbytes for tensor in (*self._inputs, *self._grads))
+            if self._grads:
+                backward = functools.partial(passes.backward, self._inputs, kept, self._grads)
+                graph, self._gradients, num_bytes = record(backward, device, pool, graph)
+                self._backward, self.num_bytes = graph.replay, self.num_bytes + num_bytes
 
     def forward(self, tensors: Tensors) -> Tensors:
         """Return the results for a layer's tensors."""
-        _copy(tensors, self._inputs)
+        torch._foreach_copy_(self._inputs, tensors)
         self._forward()
         return tuple(result.clone() for result in self._results)
 
     def backward(self, grads: Tensors) -> Gradients:
         """Return the layer's gradients, given those of the last ``forward``'s results."""
-        _copy(grads, self._grads)
+        torch._foreach_copy_(self._grads, grads)
         self._backward()
         return tuple(None if g is None else g.clone() for g in self._gradients)
 
@@ -134,13 +121,7 @@ class Pool:
         self._failed = False
         self._said: set[str] = set()
 
-    def lend(
-        self,
-        passes: Passes,
-        tensors: Tensors,
-        needs: tuple[bool, ...],
-        operand_dtype: torch.dtype,
-    ) -> Loan | None:
+    def lend(self, passes: Passes, tensors: Tensors) -> Loan | None:
         """Return a free or new recording, or None if the layer has to run without one.
 
         It is None while the caller captures a graph, and if no more recordings are made: they take
@@ -149,12 +130,12 @@ class Pool:
         situation = situation_of(tensors[0].device)
         if situation is None:
             return None
-        (num_steps, num_envs, _), dtype = tensors[0].shape, tensors[0].dtype
-        weights = tuple(tensor.shape for tensor in tensors[-6:-2])
-        sizes = self._free[passes, num_steps, weights, dtype, needs, operand_dtype, situation]
+        num_steps, num_envs, _ = tensors[0].shape
+        weights = tuple((tensor.shape, tensor.dtype) for tensor in tensors[-6:-2])
+        sizes = self._free[passes, num_steps, weights, situation]
         if not sizes.get(num_envs) and self._may_record(sizes, tensors[0]):
             try:
-                recording = Recording(self, passes, tensors, needs, operand_dtype)
+                recording = Recording(self, passes, tensors)
             except RuntimeError as error:  # out of memory is one
                 self._failed = True
                 # After a broken capture, ending it fails as well: the context has the first error.
@@ -276,8 +257,3 @@ def situation_of(device: torch.device) -> Hashable | None:
     if torch.cuda.is_current_stream_capturing():
         return None
     return device, torch.cuda.current_stream(device).cuda_stream, tf32_in_layers()
-
-
-def _copy(sources: Tensors, targets: Tensors) -> None:
-    for source, target in zip(sources, targets, strict=True):
-        target.copy_(source)

@@ -1,8 +1,7 @@
 """Triton kernels: what one step of an LSTM or GRU does besides its matrix product.
 
-A kernel runs over the N * H units of a step: unit ``at`` is hidden unit ``at % H`` of environment
-``at // H``. Addresses have 32 bits inside a step and 64 bits from step to step. These are the
-buffers of a window, of which ``step`` selects a part::
+A kernel runs over the N * H units of a step: ``unit`` is hidden unit ``unit % H`` of environment
+``unit // H``. These are the buffers of a window, of which ``step`` selects a part::
 
     gates        (T, N, 4, H)   inputs of the activations, which the backward pass overwrites with
                                 their gradients. LSTM: i, f, g, o. GRU: n (from x), r, z, u (the
@@ -13,6 +12,7 @@ buffers of a window, of which ``step`` selects a part::
     outputs      (T, N, H)      h after each step of an LSTM; those of a GRU are states[1:]
     starts       (T + 1, N)     True where the state is cleared before the step
     stops        (T + 1, N)     True where its gradient stops: starts, and all at a cut
+    grads        (T, N, H)      gradient of the outputs
     grad_hidden  (N, H)         gradient of the next step's operands, from its product
     carry        (N, H)         gradient of the next step's states that bypasses that product
 
@@ -26,8 +26,12 @@ activation of 0.999 would be rounded as 1. All arithmetic is in float32, or in f
 is. Values and gradients are cleared by selection, so a NaN does not survive.
 """
 
+# Pyright reads calls of compiled functions as errors, which they are outside kernels.
+# pyright: reportGeneralTypeIssues=false
+
 import triton
 import triton.language as tl
+from triton.language import constexpr
 
 for_all_steps = triton.jit(do_not_specialize=["step"])
 """Compiles a kernel once; by default Triton would do so again for the steps 1 and 16, 32, ..."""
@@ -56,139 +60,98 @@ def _tanh(x):
 
 
 @triton.jit
-def _units(num_envs, H: tl.constexpr, BLOCK: tl.constexpr) -> tuple[tl.tensor, ...]:
-    """Return the program's units: which exist, their numbers, environments and first gates."""
-    at = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
-    env = at // H
-    return at < num_envs * H, at, env, at + env * (3 * H)
+def _units(step, N, H: constexpr, BLOCK: constexpr):
+    """Return the program's units and their addresses.
 
-
-@triton.jit
-def _part(buffer, step, size):
-    """Return the pointer to a step's part of a buffer, whose steps have ``size`` elements."""
-    return buffer + step.to(tl.int64) * size
+    Returns:
+        Whether a unit exists, its number, and the addresses, from the first step on, of its flag,
+        of its value and of the first of its gates, which lie H apart.
+    """
+    unit = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    flag = step.to(tl.int64) * N + unit // H
+    at = step.to(tl.int64) * N * H + unit
+    return unit < N * H, unit, flag, at, at + flag * (3 * H)
 
 
 @triton.jit
 def _load(pointers, here):
     """Return values in float32, or in float64 if they are."""
-    values = tl.load(pointers, mask=here, other=0.0)
+    values = tl.load(pointers, here, 0.0)
     return values if values.dtype == tl.float64 else values.to(tl.float32)
 
 
 @triton.jit
 def _clear(values, flags, here):
     """Return the values, and 0 where the flag is True."""
-    return tl.where(tl.load(flags, mask=here, other=0) != 0, 0.0, values)
+    return tl.where(tl.load(flags, here, 0) != 0, 0.0, values)
 
 
 @for_all_steps
-def lstm_forward(
-    gates, states, operands, starts, outputs, step, num_envs, H: tl.constexpr, BLOCK: tl.constexpr
-):
+def lstm_forward(gates, states, operands, starts, outputs, step, N, H: constexpr, BLOCK: constexpr):
     """Write c and h after the step, and the next step's operand."""
-    here, at, env, gate = _units(num_envs, H, BLOCK)
-    size = num_envs * H
-    gates = _part(gates, step, 4 * size) + gate
-    before, after = _part(states, step, size) + at, _part(states, step + 1, size) + at
-    starts_now, starts_next = _part(starts, step, num_envs), _part(starts, step + 1, num_envs)
-
-    c = _clear(_load(before, here), starts_now + env, here)
-    i, f = _sigmoid(_load(gates, here)), _sigmoid(_load(gates + H, here))
-    g, o = _tanh(_load(gates + 2 * H, here)), _sigmoid(_load(gates + 3 * H, here))
+    here, _, flag, at, gate = _units(step, N, H, BLOCK)
+    c = _clear(_load(states + at, here), starts + flag, here)
+    i = _sigmoid(_load(gates + gate, here))
+    f = _sigmoid(_load(gates + gate + H, here))
+    g = _tanh(_load(gates + gate + 2 * H, here))
+    o = _sigmoid(_load(gates + gate + 3 * H, here))
     c = f * c + i * g
     h = o * _tanh(c)
-    tl.store(after, c, mask=here)
-    tl.store(_part(outputs, step, size) + at, h, mask=here)
-    operand = _clear(h, starts_next + env, here)
-    tl.store(_part(operands, step + 1, size) + at, operand, mask=here)
+    tl.store(states + at + N * H, c, here)
+    tl.store(outputs + at, h, here)
+    tl.store(operands + at + N * H, _clear(h, starts + flag + N, here), here)
 
 
 @for_all_steps
 def lstm_backward(
-    gates,
-    states,
-    grad_outputs,
-    grad_hidden,
-    carry,
-    starts,
-    stops,
-    step,
-    num_envs,
-    H: tl.constexpr,
-    BLOCK: tl.constexpr,
+    gates, states, grads, grad_hidden, carry, starts, stops, step, N, H: constexpr, BLOCK: constexpr
 ):
     """Overwrite the step's gates with their gradients, and dc after the step with dc before it."""
-    here, at, env, gate = _units(num_envs, H, BLOCK)
-    size = num_envs * H
-    gates = _part(gates, step, 4 * size) + gate
-    before, after = _part(states, step, size) + at, _part(states, step + 1, size) + at
-    stops_now, stops_next = _part(stops, step, num_envs), _part(stops, step + 1, num_envs)
-
-    c = _clear(_load(before, here), _part(starts, step, num_envs) + env, here)
-    i, f = _sigmoid(_load(gates, here)), _sigmoid(_load(gates + H, here))
-    g, o = _tanh(_load(gates + 2 * H, here)), _sigmoid(_load(gates + 3 * H, here))
-    tanh_c = _tanh(_load(after, here))
-    dh = _load(_part(grad_outputs, step, size) + at, here)
-    dh += _clear(_load(grad_hidden + at, here), stops_next + env, here)
-    dc = _load(carry + at, here) + dh * o * (1.0 - tanh_c * tanh_c)
-    tl.store(gates, dc * g * i * (1.0 - i), mask=here)
-    tl.store(gates + H, dc * c * f * (1.0 - f), mask=here)
-    tl.store(gates + 2 * H, dc * i * (1.0 - g * g), mask=here)
-    tl.store(gates + 3 * H, dh * tanh_c * o * (1.0 - o), mask=here)
-    tl.store(carry + at, _clear(dc * f, stops_now + env, here), mask=here)
+    here, unit, flag, at, gate = _units(step, N, H, BLOCK)
+    c = _clear(_load(states + at, here), starts + flag, here)
+    i = _sigmoid(_load(gates + gate, here))
+    f = _sigmoid(_load(gates + gate + H, here))
+    g = _tanh(_load(gates + gate + 2 * H, here))
+    o = _sigmoid(_load(gates + gate + 3 * H, here))
+    tanh_c = _tanh(_load(states + at + N * H, here))
+    dh = _clear(_load(grad_hidden + unit, here), stops + flag + N, here) + _load(grads + at, here)
+    dc = _load(carry + unit, here) + dh * o * (1.0 - tanh_c * tanh_c)
+    tl.store(gates + gate, dc * g * i * (1.0 - i), here)
+    tl.store(gates + gate + H, dc * c * f * (1.0 - f), here)
+    tl.store(gates + gate + 2 * H, dc * i * (1.0 - g * g), here)
+    tl.store(gates + gate + 3 * H, dh * tanh_c * o * (1.0 - o), here)
+    tl.store(carry + unit, _clear(dc * f, stops + flag, here), here)
 
 
 @for_all_steps
-def gru_forward(
-    gates, states, operands, starts, step, num_envs, H: tl.constexpr, BLOCK: tl.constexpr
-):
+def gru_forward(gates, states, operands, starts, step, N, H: constexpr, BLOCK: constexpr):
     """Write h after the step, and the next step's operand."""
-    here, at, env, gate = _units(num_envs, H, BLOCK)
-    size = num_envs * H
-    gates = _part(gates, step, 4 * size) + gate
-    before, after = _part(states, step, size) + at, _part(states, step + 1, size) + at
-    starts_now, starts_next = _part(starts, step, num_envs), _part(starts, step + 1, num_envs)
-
-    h = _clear(_load(before, here), starts_now + env, here)
-    r, z = _sigmoid(_load(gates + H, here)), _sigmoid(_load(gates + 2 * H, here))
-    n = _tanh(_load(gates, here) + r * _load(gates + 3 * H, here))
+    here, _, flag, at, gate = _units(step, N, H, BLOCK)
+    h = _clear(_load(states + at, here), starts + flag, here)
+    r = _sigmoid(_load(gates + gate + H, here))
+    z = _sigmoid(_load(gates + gate + 2 * H, here))
+    n = _tanh(_load(gates + gate, here) + r * _load(gates + gate + 3 * H, here))
     h = n + z * (h - n)
-    tl.store(after, h, mask=here)
-    operand = _clear(h, starts_next + env, here)
-    tl.store(_part(operands, step + 1, size) + at, operand, mask=here)
+    tl.store(states + at + N * H, h, here)
+    tl.store(operands + at + N * H, _clear(h, starts + flag + N, here), here)
 
 
 @for_all_steps
 def gru_backward(
-    gates,
-    states,
-    grad_outputs,
-    grad_hidden,
-    carry,
-    starts,
-    stops,
-    step,
-    num_envs,
-    H: tl.constexpr,
-    BLOCK: tl.constexpr,
+    gates, states, grads, grad_hidden, carry, starts, stops, step, N, H: constexpr, BLOCK: constexpr
 ):
-    """Overwrite the step's gates with their gradients, and write dh before it past the gates."""
-    here, at, env, gate = _units(num_envs, H, BLOCK)
-    size = num_envs * H
-    gates = _part(gates, step, 4 * size) + gate
-    stops_now, stops_next = _part(stops, step, num_envs), _part(stops, step + 1, num_envs)
-
-    h = _load(_part(states, step, size) + at, here)
-    h = _clear(h, _part(starts, step, num_envs) + env, here)
-    r, z = _sigmoid(_load(gates + H, here)), _sigmoid(_load(gates + 2 * H, here))
-    u = _load(gates + 3 * H, here)
-    n = _tanh(_load(gates, here) + r * u)
-    dh = _load(_part(grad_outputs, step, size) + at, here) + _load(carry + at, here)
-    dh += _clear(_load(grad_hidden + at, here), stops_next + env, here)
+    """Overwrite the step's gates with their gradients, and dh after z with the dh before it."""
+    here, unit, flag, at, gate = _units(step, N, H, BLOCK)
+    h = _clear(_load(states + at, here), starts + flag, here)
+    r = _sigmoid(_load(gates + gate + H, here))
+    z = _sigmoid(_load(gates + gate + 2 * H, here))
+    u = _load(gates + gate + 3 * H, here)
+    n = _tanh(_load(gates + gate, here) + r * u)
+    dh = _clear(_load(grad_hidden + unit, here), stops + flag + N, here) + _load(grads + at, here)
+    dh += _load(carry + unit, here)
     dn = dh * (1.0 - z) * (1.0 - n * n)
-    tl.store(gates, dn, mask=here)
-    tl.store(gates + H, dn * u * r * (1.0 - r), mask=here)
-    tl.store(gates + 2 * H, dh * (h - n) * z * (1.0 - z), mask=here)
-    tl.store(gates + 3 * H, dn * r, mask=here)
-    tl.store(carry + at, _clear(dh * z, stops_now + env, here), mask=here)
+    tl.store(gates + gate, dn, here)
+    tl.store(gates + gate + H, dn * u * r * (1.0 - r), here)
+    tl.store(gates + gate + 2 * H, dh * (h - n) * z * (1.0 - z), here)
+    tl.store(gates + gate + 3 * H, dn * r, here)
+    tl.store(carry + unit, _clear(dh * z, stops + flag, here), here)

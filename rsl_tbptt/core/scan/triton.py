@@ -26,7 +26,7 @@ Shapes: T steps, N environments, D inputs, H hidden; G = 4H (LSTM) or 3H (GRU).
 import functools
 from collections.abc import Callable
 from types import ModuleType
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import nn
@@ -34,11 +34,11 @@ from torch.nn import functional
 
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.scan import graphs
-from rsl_tbptt.core.scan.graphs import Gradients, Loan, Passes, Results
+from rsl_tbptt.core.scan.graphs import Gradients
 from rsl_tbptt.core.scan.layers import ONCE, Tensors, products_as_in_layers, scan_layers
 
 _BLOCK = 512
-"""Units of one program: four for each thread, which it loads at once."""
+"""Units of a program. On NVIDIA GPUs each thread has four, 16 bytes of float32 per load."""
 
 _MM_TAKES_OUT_DTYPE = "dtype" in torch.ops.aten.mm.overloads()
 """Whether this version of torch can give a product in another dtype than its operands."""
@@ -56,7 +56,7 @@ def scan(
     Raises:
         NotImplementedError: If Triton is not installed.
     """
-    _kernels()  # raises before a recording hides the reason
+    _kernels()  # raises before a recording that fails hides the reason
     starts = torch.cat((episode_starts, episode_starts.new_zeros(1, inputs.shape[1])))
     stops = starts.clone()
     for cut in cuts:
@@ -66,20 +66,15 @@ def scan(
         return scan_layers(rnn, inputs, state, scan_layer)
 
 
-def _scan_layer(
-    starts: torch.Tensor, stops: torch.Tensor, operand_dtype: torch.dtype, *layer: torch.Tensor
-) -> Tensors:
+def _scan_layer(starts: torch.Tensor, stops: torch.Tensor, dtype: torch.dtype, *layer: Any) -> Any:
     """Scan one layer, by a replay if there is a recording; see ``LayerScan``."""
-    tensors = (*layer, starts, stops)
+    tensors: Tensors = (*layer, starts, stops)
     needs = tuple(torch.is_grad_enabled() and tensor.requires_grad for tensor in tensors)
-    loan = graphs.pool.lend(PASSES, tensors, needs, operand_dtype)
+    passes = Passes(needs, dtype)
+    loan = graphs.pool.lend(passes, tensors)
     if any(needs):
-        results: Tensors = CellScan.apply(loan, operand_dtype, needs, *tensors)
-    elif loan is not None:
-        results = loan.recording.forward(tensors)
-    else:
-        results, _ = _forward(tensors, operand_dtype)
-    return results
+        return CellScan.apply(passes, loan, *tensors)
+    return loan.recording.forward(tensors) if loan else passes.forward(tensors)[0]
 
 
 class CellScan(torch.autograd.Function):
@@ -87,18 +82,13 @@ class CellScan(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any,
-        loan: Loan | None,
-        operand_dtype: torch.dtype,
-        needs: tuple[bool, ...],
-        *tensors: torch.Tensor,
+        ctx: Any, passes: "Passes", loan: graphs.Loan | None, *tensors: torch.Tensor
     ) -> Tensors:
         """Return a layer's results: (T, N, H) and, for an LSTM, (N, H)."""
-        ctx.options = needs, operand_dtype
+        ctx.passes, ctx.kept = passes, loan
         if loan is not None:
-            ctx.kept = loan
             return loan.recording.forward(tensors)
-        results, ctx.kept = _forward(tensors, operand_dtype)
+        results, ctx.kept = passes.forward(tensors)
         ctx.save_for_backward(*tensors)
         return tuple(result.clone() for result in results)  # callers may write to them
 
@@ -112,84 +102,99 @@ class CellScan(torch.autograd.Function):
         if ctx.kept is None or torch.is_grad_enabled():
             raise RuntimeError(ONCE)
         kept, ctx.kept = ctx.kept, None
-        if isinstance(kept, Loan):
-            gradients = kept.recording.backward(grads)
+        if isinstance(kept, graphs.Loan):
+            return None, None, *kept.recording.backward(grads)
+        with torch.autocast(grads[0].device.type, enabled=False):
+            return None, None, *ctx.passes.backward(ctx.saved_tensors, kept, grads)
+
+
+class Passes(NamedTuple):
+    """The passes of one layer over a window, as functions of tensors alone.
+
+    The tensors are those of a layer (see ``LayerScan``), starts and stops (see ``kernels``). Nine
+    are an LSTM's, eight a GRU's.
+    """
+
+    needs: tuple[bool, ...]
+    """Which of the tensors need a gradient."""
+
+    dtype: torch.dtype
+    """Dtype of the operands of products."""
+
+    @products_as_in_layers()
+    def forward(self, tensors: Tensors) -> tuple[Tensors, Tensors]:
+        """Return a layer's results, and the buffers that its backward pass reads and overwrites."""
+        x_TND, *state, w_ih, w_hh, b_ih, b_hh, starts, _ = tensors
+        (T, N, _), H, shift, dtype = x_TND.shape, w_hh.shape[1], _shift(w_hh), self.dtype
+        gates = x_TND.new_empty(T, N, 4 * H, dtype=dtype)
+        states = x_TND.new_empty(T + 1, N, H)
+        operands = x_TND.new_empty(T + 1, N, H, dtype=dtype)
+        states[0] = state[-1]
+        operands[0] = state[0].masked_fill(starts[0].unsqueeze(1), 0.0)
+
+        w_x = functional.pad(w_ih.roll(shift, 0), (0, 0, 0, shift)).to(dtype)
+        bias = functional.pad(b_ih.roll(shift), (0, shift)) + functional.pad(b_hh, (shift, 0))
+        x = x_TND.flatten(0, 1).to(dtype)
+        torch.addmm(bias.to(dtype), x, w_x.t(), out=gates.flatten(0, 1))
+
+        if len(state) == 2:
+            outputs = x_TND.new_empty(T, N, H)
+            run_kernel = _launcher("lstm_forward", N, H, gates, states, operands, starts, outputs)
+            results = (outputs, states[T])
         else:
-            with torch.autocast(grads[0].device.type, enabled=False):
-                gradients = _backward(ctx.saved_tensors, kept, grads, *ctx.options)
-        return None, None, None, *gradients
+            run_kernel = _launcher("gru_forward", N, H, gates, states, operands, starts)
+            results = (states[1:],)
+        of_h, w_h = gates[..., shift:], w_hh.to(dtype).t()
+        for t in range(T):
+            of_h[t].addmm_(operands[t], w_h)
+            run_kernel(t)
+        return results, (gates, states, operands)
 
+    @products_as_in_layers()
+    def backward(self, tensors: Tensors, kept: Tensors, grads: Tensors) -> Gradients:
+        """Return the gradients of the tensors, given what was kept and those of the results."""
+        x_TND, *state, w_ih, w_hh, _, _, starts, stops = tensors
+        gates, states, operands = kept
+        T, (N, H), shift, dtype = len(gates), state[0].shape, _shift(w_hh), self.dtype
+        needs_x, needs_h, needs_w_ih, needs_w_hh = (self.needs[i] for i in (0, 1, -6, -5))
+        grad_hidden, carry = x_TND.new_zeros(N, H, dtype=dtype), x_TND.new_zeros(N, H)
+        if is_lstm := len(state) == 2:
+            carry.copy_(grads[1])
 
-@products_as_in_layers()
-def _forward(tensors: Tensors, dtype: torch.dtype) -> Results:
-    """Return the results of a layer and the buffers for its backward pass; see ``Passes``."""
-    x_TND, *state, w_ih, w_hh, b_ih, b_hh, starts, _ = tensors
-    (T, N, _), H, shift = x_TND.shape, w_hh.shape[1], _shift(w_hh)
-    gates = x_TND.new_empty(T, N, 4 * H, dtype=dtype)
-    states = x_TND.new_empty(T + 1, N, H)
-    operands = x_TND.new_empty(T + 1, N, H, dtype=dtype)
-    states[0] = state[-1]
-    operands[0] = state[0].masked_fill(starts[0].unsqueeze(1), 0.0)
+        kernel = "lstm_backward" if is_lstm else "gru_backward"
+        buffers = (gates, states, grads[0].contiguous(), grad_hidden, carry, starts, stops)
+        run_kernel, of_h, w_h = (
+            _launcher(kernel, N, H, *buffers),
+            gates[..., shift:],
+            w_hh.to(dtype),
+        )
+        for t in reversed(range(T)):
+            run_kernel(t)
+            if t > 0 or needs_h:
+                torch.mm(of_h[t], w_h, out=grad_hidden)
 
-    w_x = functional.pad(w_ih.roll(shift, 0), (0, 0, 0, shift)).to(dtype)
-    bias = functional.pad(b_ih.roll(shift), (0, shift)) + functional.pad(b_hh, (shift, 0))
-    x = x_TND.flatten(0, 1).to(dtype)
-    torch.addmm(bias.to(dtype), x, w_x.t(), out=gates.flatten(0, 1))
+        of_x, of_h = gates[..., : 4 * H - shift].flatten(0, 1), of_h.flatten(0, 1)
+        dx = dw_ih = dw_hh = None
+        if needs_x:
+            dx = self._product(of_x, w_ih.roll(shift, 0), w_ih.dtype).view_as(x_TND)
+        if needs_w_ih:
+            dw_ih = self._product(of_x.t(), x_TND.flatten(0, 1), w_ih.dtype).roll(-shift, 0)
+        if needs_w_hh:
+            dw_hh = self._product(of_h.t(), operands[:T].flatten(0, 1), w_ih.dtype)
+        biases = gates.sum((0, 1), dtype=w_ih.dtype)
+        dh = grad_hidden.masked_fill(starts[0].unsqueeze(1), 0.0).to(carry.dtype)
+        of_state = (dh, carry) if is_lstm else (dh + carry,)
+        of_biases = biases[: 4 * H - shift].roll(-shift), biases[shift:]
+        return dx, *of_state, dw_ih, dw_hh, *of_biases, None, None
 
-    if len(state) == 2:
-        outputs = x_TND.new_empty(T, N, H)
-        run_kernel = _launcher("lstm_forward", N, H, gates, states, operands, starts, outputs)
-        results = (outputs, states[T])
-    else:
-        run_kernel = _launcher("gru_forward", N, H, gates, states, operands, starts)
-        results = (states[1:],)
-    of_h, w_h = gates[..., shift:], w_hh.to(dtype).t()
-    for t in range(T):
-        of_h[t].addmm_(operands[t], w_h)
-        run_kernel(t)
-    return results, (gates, states, operands)
-
-
-@products_as_in_layers()
-def _backward(
-    tensors: Tensors, kept: Tensors, grads: Tensors, needs: tuple[bool, ...], dtype: torch.dtype
-) -> Gradients:
-    """Return the gradients of a layer's tensors; see ``Passes``."""
-    x_TND, *state, w_ih, w_hh, _, _, starts, stops = tensors
-    gates, states, operands = kept
-    T, (N, H), shift, full = len(gates), state[0].shape, _shift(w_hh), x_TND.dtype
-    is_lstm = len(state) == 2
-    grad_hidden, carry = (x_TND.new_zeros(N, H, dtype=each) for each in (dtype, full))
-    if is_lstm:
-        carry.copy_(grads[1])
-
-    name = "lstm_backward" if is_lstm else "gru_backward"
-    buffers = (gates, states, grads[0].contiguous(), grad_hidden, carry, starts, stops)
-    run_kernel, of_h, w_h = _launcher(name, N, H, *buffers), gates[..., shift:], w_hh.to(dtype)
-    for t in reversed(range(T)):
-        run_kernel(t)
-        if t > 0 or needs[1]:
-            torch.mm(of_h[t], w_h, out=grad_hidden)
-
-    of_x, of_h = (part.flatten(0, 1) for part in (gates[..., : 4 * H - shift], of_h))
-    needs_w_ih, needs_w_hh, needs_b_ih, needs_b_hh = needs[-6:-2]
-    dx = dh = dw_ih = dw_hh = db_ih = db_hh = None
-    if needs[0]:
-        dx = _product(of_x, w_ih.roll(shift, 0).to(dtype), full).view_as(x_TND)
-    if needs[1]:
-        dh = grad_hidden.masked_fill(starts[0].unsqueeze(1), 0.0).to(full)
-        dh = dh if is_lstm else dh + carry
-    if needs_w_ih:
-        dw_ih = _product(of_x.t(), x_TND.flatten(0, 1).to(dtype), full).roll(-shift, 0)
-    if needs_w_hh:
-        dw_hh = _product(of_h.t(), operands[:T].flatten(0, 1), full)
-    if needs_b_ih or needs_b_hh:
-        of_biases = gates.sum((0, 1), dtype=full)
-        db_ih, db_hh = of_biases[: 4 * H - shift].roll(-shift), of_biases[shift:]
-    return dx, dh, *((carry,) if is_lstm else ()), dw_ih, dw_hh, db_ih, db_hh, None, None
-
-
-PASSES = Passes(_forward, _backward)
+    def _product(self, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
+        """Return ``a @ b`` in ``dtype``, without rounding to the operands' dtype if torch can."""
+        b = b.to(self.dtype)
+        if self.dtype == dtype:
+            return a @ b
+        if a.is_cuda and dtype == torch.float32 and _MM_TAKES_OUT_DTYPE:
+            return torch.mm(a, b, out_dtype=dtype)
+        return (a @ b).to(dtype)
 
 
 def _shift(w_hh: torch.Tensor) -> int:
@@ -220,12 +225,3 @@ def _kernels() -> ModuleType:
             f" ROCm on Linux ({error}): use 'reference'."
         ) from error
     return kernels
-
-
-def _product(a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
-    """Return ``a @ b`` in ``dtype``, without rounding to the operands' dtype if torch can."""
-    if a.dtype == dtype:
-        return a @ b
-    if a.is_cuda and dtype == torch.float32 and _MM_TAKES_OUT_DTYPE:
-        return torch.mm(a, b, out_dtype=dtype)
-    return (a @ b).to(dtype)
