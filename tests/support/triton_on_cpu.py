@@ -50,7 +50,7 @@ def recordings():
     }
 
 
-def record(function, device, pool, before=None):
+def record(function, pool, before=None):
     """Stand in for a CUDA graph: a replay runs ``function`` again into the same memory."""
     outputs = function()
 
@@ -66,4 +66,5 @@ def record(function, device, pool, before=None):
         for tensor in pytree.tree_leaves(outputs)
         if tensor is not None
     }
-    return SimpleNamespace(replay=replay), outputs, sum(storages.values())
+    pool.num_bytes += sum(storages.values())
+    return SimpleNamespace(replay=replay), outputs

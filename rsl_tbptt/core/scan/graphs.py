@@ -21,15 +21,16 @@ import warnings
 import weakref
 from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator
-from typing import Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 
 from rsl_tbptt.core.scan.layers import Tensors, tf32_in_layers
 
-Gradients = tuple[torch.Tensor | None, ...]
+if TYPE_CHECKING:
+    from rsl_tbptt.core.scan.triton import Passes
 
-Outputs = TypeVar("Outputs")
+Gradients = tuple[torch.Tensor | None, ...]
 
 _NUM_WARM_UPS = 2
 """Runs before a capture: they compile and load kernels and allocate the workspace of products."""
@@ -42,43 +43,27 @@ _MAX_SIZES = 8
 update; a full replay buffer of frames gives another number in each."""
 
 
-class Passes(Protocol):
-    """What is recorded: two functions of tensors alone, which do not synchronise."""
-
-    needs: Any
-    """Which of the tensors need a gradient; if none does, there is no backward pass."""
-
-    forward: Callable[[Tensors], tuple[Tensors, Tensors]]
-    """Maps tensors to results and to what the backward pass reads and overwrites."""
-
-    backward: Callable[[Tensors, Tensors, Tensors], Gradients]
-    """Maps tensors, what was kept, and gradients of the results to gradients of the tensors."""
-
-
 class Recording:
     """The recorded passes of one layer over a window of one shape; it owns their tensors."""
 
-    def __init__(self, pool: "Pool", passes: Passes, tensors: Tensors) -> None:
+    def __init__(self, pool: "Pool", passes: "Passes", tensors: Tensors) -> None:
         """Record the forward pass and, if a gradient is needed, the backward pass.
 
         Both share private memory: a replay of one may overwrite the gradients and what the other
         has freed, but no result and nothing that is kept.
         """
-        device, dense = tensors[0].device, torch.contiguous_format
         with torch.inference_mode(False), torch.no_grad():
-            self._inputs = [torch.empty_like(t, memory_format=dense) for t in tensors]
+            self._inputs = tuple(tensor.new_empty(tensor.shape) for tensor in tensors)
             torch._foreach_copy_(self._inputs, tensors)
             forward = functools.partial(passes.forward, self._inputs)
-            graph, (self._results, kept), self.num_bytes = record(forward, device, pool)
-            self._forward = graph.replay
-            self._grads = [
-                torch.zeros_like(result) for result in self._results if any(passes.needs)
-            ]
-            self.num_bytes += sum(tensor.nbytes for tensor in (*self._inputs, *self._grads))
-            if self._grads:
+            graph, (self._results, kept) = record(forward, pool)
+            self._forward, self._grads = graph.replay, ()
+            if any(passes.needs):
+                self._grads = tuple(torch.zeros_like(result) for result in self._results)
                 backward = functools.partial(passes.backward, self._inputs, kept, self._grads)
-                graph, self._gradients, num_bytes = record(backward, device, pool, graph)
-                self._backward, self.num_bytes = graph.replay, self.num_bytes + num_bytes
+                graph, self._gradients = record(backward, pool, graph)
+                self._backward = graph.replay
+            pool.num_bytes += sum(tensor.nbytes for tensor in (*self._inputs, *self._grads))
 
     def forward(self, tensors: Tensors) -> Tensors:
         """Return the results for a layer's tensors."""
@@ -121,11 +106,11 @@ class Pool:
         self._failed = False
         self._said: set[str] = set()
 
-    def lend(self, passes: Passes, tensors: Tensors) -> Loan | None:
+    def lend(self, passes: "Passes", tensors: Tensors) -> Loan | None:
         """Return a free or new recording, or None if the layer has to run without one.
 
         It is None while the caller captures a graph, and if no more recordings are made: they take
-        enough memory, or one could not be made. A warning says so.
+        enough memory, or one could not be made. A warning says so, once for each reason.
         """
         situation = situation_of(tensors[0].device)
         if situation is None:
@@ -133,43 +118,37 @@ class Pool:
         num_steps, num_envs, _ = tensors[0].shape
         weights = tuple((tensor.shape, tensor.dtype) for tensor in tensors[-6:-2])
         sizes = self._free[passes, num_steps, weights, situation]
-        if not sizes.get(num_envs) and self._may_record(sizes, tensors[0]):
-            try:
-                recording = Recording(self, passes, tensors)
-            except RuntimeError as error:  # out of memory is one
-                self._failed = True
-                # After a broken capture, ending it fails as well: the context has the first error.
-                causes = " after ".join(map(str, filter(None, (error, error.__context__))))
-                self._say(f"one could not be recorded ({causes})")
-            else:
-                sizes.setdefault(num_envs, []).append(recording)
-                self.num_bytes += recording.num_bytes
+        if not sizes.get(num_envs) and not self._failed:
+            reason = self._record(sizes, passes, tensors)
+            if reason is not None and reason not in self._said:
+                self._said.add(reason)
+                warnings.warn(
+                    f"CUDA graphs of more window shapes are not recorded: {reason}. Existing"
+                    " recordings are replayed; other windows run step by step, with the same"
+                    " result.",
+                    stacklevel=2,
+                )
         free = sizes.get(num_envs)
         return Loan(free.pop(), free) if free else None
 
-    def _may_record(self, sizes: dict[int, list[Recording]], x_TND: torch.Tensor) -> bool:
-        """Return whether one more recording may be made; warn if not."""
-        if self._failed:
-            return False
-        if self.num_bytes >= max_bytes(x_TND.device):
-            self._say(
-                f"they take {self.num_bytes / 1e9:.3g} GB, {_SHARE:.0%} of the device's memory"
-            )
-            return False
-        if x_TND.shape[1] not in sizes and len(sizes) == _MAX_SIZES:
-            self._say(f"windows of this kind are kept for {_MAX_SIZES} numbers of environments")
-            return False
-        return True
-
-    def _say(self, reason: str) -> None:
-        """Warn once for each reason."""
-        if reason not in self._said:
-            self._said.add(reason)
-            warnings.warn(
-                f"CUDA graphs of more window shapes are not recorded: {reason}. Existing recordings"
-                " are replayed; other windows run step by step, with the same result.",
-                stacklevel=2,
-            )
+    def _record(
+        self, sizes: dict[int, list[Recording]], passes: "Passes", tensors: Tensors
+    ) -> str | None:
+        """Make one more recording, or return the reason why not."""
+        num_envs = tensors[0].shape[1]
+        if self.num_bytes >= max_bytes(tensors[0].device):
+            return f"they take {self.num_bytes / 1e9:.3g} GB, {_SHARE:.0%} of the device's memory"
+        if num_envs not in sizes and len(sizes) == _MAX_SIZES:
+            return f"windows of this kind are kept for {_MAX_SIZES} numbers of environments"
+        try:
+            recording = Recording(self, passes, tensors)
+        except RuntimeError as error:  # out of memory is one
+            self._failed = True
+            # After a broken capture, ending it fails as well: the context has the first error.
+            causes = " after ".join(map(str, filter(None, (error, error.__context__))))
+            return f"one could not be recorded ({causes})"
+        sizes.setdefault(num_envs, []).append(recording)
+        return None
 
 
 pool = Pool()
@@ -188,45 +167,36 @@ def recordings_aside() -> Iterator[None]:
 
 
 def record(
-    function: Callable[[], Outputs],
-    device: torch.device,
-    pool: Pool,
-    before: torch.cuda.CUDAGraph | None = None,
-) -> tuple[torch.cuda.CUDAGraph, Outputs, int]:
-    """Record the work that ``function`` launches on a CUDA device.
+    function: Callable[[], Any], pool: Pool, before: torch.cuda.CUDAGraph | None = None
+) -> tuple[torch.cuda.CUDAGraph, Any]:
+    """Record the work that ``function`` launches on the current CUDA device.
 
     Args:
         function: Reads and writes tensors at fixed addresses, and does not synchronise.
-        device: The device.
-        pool: Keeps the graph.
+        pool: Keeps the graph and counts the memory that it reserves.
         before: A graph that always runs before this one; they share its private memory.
 
     Returns:
-        The graph, whose ``replay`` repeats that work on the current stream; the outputs of
-        ``function``, which each replay overwrites; and the memory it keeps, in bytes.
+        The graph, whose ``replay`` repeats that work on the current stream, and the outputs of
+        ``function``, which each replay overwrites.
     """
-    with torch.cuda.device(device):
-        current = torch.cuda.current_stream()
-        aside = _side_stream(device, current.cuda_stream, pool.depth)
-        aside.wait_stream(current)
-        # Set here as well: if ending the capture fails, torch leaves its stream current.
-        with torch.cuda.stream(aside), _no_garbage_collected():
-            for _ in range(_NUM_WARM_UPS):
-                function()
-            current.wait_stream(aside)
-            graph = torch.cuda.CUDAGraph()
-            pool.graphs.append(graph)
-            # "thread_local": other threads of a simulator may call CUDA meanwhile.
-            with torch.cuda.graph(
-                graph,
-                pool=None if before is None else before.pool(),
-                stream=aside,
-                capture_error_mode="thread_local",
-            ):
-                before_it = torch.cuda.memory_reserved()  # a capture reserves memory of its own
-                outputs = function()
-                num_bytes = torch.cuda.memory_reserved() - before_it
-    return graph, outputs, num_bytes
+    current = torch.cuda.current_stream()
+    aside = _side_stream(current, pool.depth)
+    aside.wait_stream(current)
+    # Set here as well: if ending the capture fails, torch leaves its stream current.
+    with torch.cuda.stream(aside), _no_garbage_collected():
+        for _ in range(_NUM_WARM_UPS):
+            function()
+        current.wait_stream(aside)
+        graph = torch.cuda.CUDAGraph()
+        pool.graphs.append(graph)
+        memory = None if before is None else before.pool()
+        # "thread_local": other threads of a simulator may call CUDA meanwhile.
+        with torch.cuda.graph(graph, memory, aside, capture_error_mode="thread_local"):
+            reserved = torch.cuda.memory_reserved()  # a capture's memory is its own
+            outputs = function()
+            pool.num_bytes += torch.cuda.memory_reserved() - reserved
+    return graph, outputs
 
 
 @contextlib.contextmanager
@@ -242,9 +212,9 @@ def _no_garbage_collected() -> Iterator[None]:
 
 
 @functools.cache
-def _side_stream(device: torch.device, current: int, depth: int) -> torch.cuda.Stream:
+def _side_stream(current: torch.cuda.Stream, depth: int) -> torch.cuda.Stream:
     """Return the stream to record on, for a current stream and a depth of pools."""
-    return torch.cuda.Stream(device)
+    return torch.cuda.Stream(current.device)
 
 
 def max_bytes(device: torch.device) -> float:

@@ -91,8 +91,7 @@ def lstm_forward(gates, states, operands, starts, outputs, step, N, H: constexpr
     """Write c and h after the step, and the next step's operand."""
     here, _, flag, at, gate = _units(step, N, H, BLOCK)
     c = _clear(_load(states + at, here), starts + flag, here)
-    i = _sigmoid(_load(gates + gate, here))
-    f = _sigmoid(_load(gates + gate + H, here))
+    i, f = _sigmoid(_load(gates + gate, here)), _sigmoid(_load(gates + gate + H, here))
     g = _tanh(_load(gates + gate + 2 * H, here))
     o = _sigmoid(_load(gates + gate + 3 * H, here))
     c = f * c + i * g
@@ -109,8 +108,7 @@ def lstm_backward(
     """Overwrite the step's gates with their gradients, and dc after the step with dc before it."""
     here, unit, flag, at, gate = _units(step, N, H, BLOCK)
     c = _clear(_load(states + at, here), starts + flag, here)
-    i = _sigmoid(_load(gates + gate, here))
-    f = _sigmoid(_load(gates + gate + H, here))
+    i, f = _sigmoid(_load(gates + gate, here)), _sigmoid(_load(gates + gate + H, here))
     g = _tanh(_load(gates + gate + 2 * H, here))
     o = _sigmoid(_load(gates + gate + 3 * H, here))
     tanh_c = _tanh(_load(states + at + N * H, here))
@@ -128,8 +126,7 @@ def gru_forward(gates, states, operands, starts, step, N, H: constexpr, BLOCK: c
     """Write h after the step, and the next step's operand."""
     here, _, flag, at, gate = _units(step, N, H, BLOCK)
     h = _clear(_load(states + at, here), starts + flag, here)
-    r = _sigmoid(_load(gates + gate + H, here))
-    z = _sigmoid(_load(gates + gate + 2 * H, here))
+    r, z = _sigmoid(_load(gates + gate + H, here)), _sigmoid(_load(gates + gate + 2 * H, here))
     n = _tanh(_load(gates + gate, here) + r * _load(gates + gate + 3 * H, here))
     h = n + z * (h - n)
     tl.store(states + at + N * H, h, here)
@@ -143,8 +140,7 @@ def gru_backward(
     """Overwrite the step's gates with their gradients, and dh after z with the dh before it."""
     here, unit, flag, at, gate = _units(step, N, H, BLOCK)
     h = _clear(_load(states + at, here), starts + flag, here)
-    r = _sigmoid(_load(gates + gate + H, here))
-    z = _sigmoid(_load(gates + gate + 2 * H, here))
+    r, z = _sigmoid(_load(gates + gate + H, here)), _sigmoid(_load(gates + gate + 2 * H, here))
     u = _load(gates + gate + 3 * H, here)
     n = _tanh(_load(gates + gate, here) + r * u)
     dh = _clear(_load(grad_hidden + unit, here), stops + flag + N, here) + _load(grads + at, here)

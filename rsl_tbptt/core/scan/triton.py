@@ -34,7 +34,7 @@ from torch.nn import functional
 
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.scan import graphs
-from rsl_tbptt.core.scan.graphs import Gradients
+from rsl_tbptt.core.scan.graphs import Gradients, Loan
 from rsl_tbptt.core.scan.layers import ONCE, Tensors, products_as_in_layers, scan_layers
 
 _BLOCK = 512
@@ -81,9 +81,7 @@ class CellScan(torch.autograd.Function):
     """Differentiable scan of one layer; its backward pass may run once."""
 
     @staticmethod
-    def forward(
-        ctx: Any, passes: "Passes", loan: graphs.Loan | None, *tensors: torch.Tensor
-    ) -> Tensors:
+    def forward(ctx: Any, passes: "Passes", loan: Loan | None, *tensors: Any) -> Tensors:
         """Return a layer's results: (T, N, H) and, for an LSTM, (N, H)."""
         ctx.passes, ctx.kept = passes, loan
         if loan is not None:
@@ -102,7 +100,7 @@ class CellScan(torch.autograd.Function):
         if ctx.kept is None or torch.is_grad_enabled():
             raise RuntimeError(ONCE)
         kept, ctx.kept = ctx.kept, None
-        if isinstance(kept, graphs.Loan):
+        if isinstance(kept, Loan):
             return None, None, *kept.recording.backward(grads)
         with torch.autocast(grads[0].device.type, enabled=False):
             return None, None, *ctx.passes.backward(ctx.saved_tensors, kept, grads)
@@ -170,7 +168,7 @@ class Passes(NamedTuple):
         )
         for t in reversed(range(T)):
             run_kernel(t)
-            if t > 0 or needs_h:
+            if t > 0 or needs_h:  # otherwise nobody reads dh
                 torch.mm(of_h[t], w_h, out=grad_hidden)
 
         of_x, of_h = gates[..., : 4 * H - shift].flatten(0, 1), of_h.flatten(0, 1)

@@ -190,11 +190,16 @@ def test_recordings_made_aside_are_dropped(scan, leaves_of, pool):
     assert num_recordings(pool) == (1, 1)
 
 
-DEVICE = torch.device("cuda:0")
+class FakeStream:
+    """A stream that nobody waits for."""
 
+    device = torch.device("cuda:0")
 
-def make_stream(device=None):
-    return SimpleNamespace(wait_stream=lambda other: None, cuda_stream=0)
+    def __init__(self, device=device):
+        """Take the device that torch's own takes."""
+
+    def wait_stream(self, other):
+        """Return at once."""
 
 
 class FakeCuda:
@@ -202,12 +207,11 @@ class FakeCuda:
 
     def __init__(self, monkeypatch):
         self.error_at_end, self.reserved = None, 0
-        self.current = self.first = make_stream()
+        self.current = self.first = FakeStream()
         self.capture = inspect.signature(torch.cuda.graph.__init__)
         for name in ("stream", "graph"):
             monkeypatch.setattr(torch.cuda, name, getattr(self, f"{name}_context"))
-        monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
-        monkeypatch.setattr(torch.cuda, "Stream", make_stream)
+        monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda: self.current)
         monkeypatch.setattr(torch.cuda, "CUDAGraph", SimpleNamespace)
         monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: self.reserved)
@@ -248,7 +252,7 @@ def test_a_capture_that_cannot_be_ended_leaves_the_stream_and_keeps_its_graph(fa
     fake_cuda.error_at_end = RuntimeError("the capture was invalidated")
     assert gc.isenabled()
     with pytest.raises(RuntimeError, match="invalidated"):
-        graphs.record(lambda: collects.append(gc.isenabled()), DEVICE, pool)
+        graphs.record(lambda: collects.append(gc.isenabled()), pool)
     assert fake_cuda.current is fake_cuda.first
     assert len(pool.graphs) == 1
     assert collects == [False] * 3
@@ -259,8 +263,9 @@ def test_memory_that_a_capture_reserves_is_counted(fake_cuda):
     def function():
         fake_cuda.reserved += 100
 
-    _, _, num_bytes = graphs.record(function, DEVICE, graphs.Pool())
-    assert num_bytes == 100
+    pool = graphs.Pool()
+    graphs.record(function, pool)
+    assert pool.num_bytes == 100
     assert fake_cuda.reserved == 300  # warm-ups take the memory of everyone
 
 
@@ -268,7 +273,7 @@ def test_pools_that_are_dropped_capture_on_streams_of_their_own(fake_cuda, monke
     streams = []
 
     def record():
-        graphs.record(lambda: streams.append(fake_cuda.current), DEVICE, graphs.pool)
+        graphs.record(lambda: streams.append(fake_cuda.current), graphs.pool)
 
     monkeypatch.setattr(graphs, "pool", graphs.Pool())
     record()
