@@ -2,7 +2,8 @@
 
 import contextlib
 import functools
-import importlib
+import importlib.util
+from pathlib import Path
 from types import SimpleNamespace
 
 import numpy as np
@@ -15,11 +16,16 @@ from rsl_tbptt.core.scan import ENGINES, graphs, triton
 
 @functools.cache
 def interpreted_kernels():
-    """Import the kernels as functions of Triton's interpreter, which this process keeps."""
+    """Return a second copy of the kernels' module, made of functions of the interpreter."""
     pytest.importorskip("triton", reason="this torch came without Triton")
+    path = Path(triton.__file__).with_name("kernels.py")
+    spec = importlib.util.spec_from_file_location("interpreted_kernels", path)
+    assert spec is not None
+    assert spec.loader is not None
+    kernels = importlib.util.module_from_spec(spec)
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TRITON_INTERPRET", "1")
-        kernels = importlib.import_module("rsl_tbptt.core.scan.kernels")
+        spec.loader.exec_module(kernels)
     for name, function in vars(kernels).copy().items():
         if name.startswith("_") and hasattr(function, "fn"):
             # A call inside a kernel would prepare the interpreter again, a third of its time.
@@ -30,8 +36,9 @@ def interpreted_kernels():
 @contextlib.contextmanager
 def triton_engine_on_cpu():
     """Run the Triton engine in the interpreter, recordings included."""
-    interpreted_kernels()
+    kernels = interpreted_kernels()
     with pytest.MonkeyPatch.context() as patch, np.errstate(all="ignore"):
+        patch.setattr(triton, "_kernels", lambda: kernels)
         patch.setattr(triton, "_BLOCK", 2**14)  # the interpreter's time goes by programs
         patch.setattr(graphs, "record", record)
         patch.setattr(graphs, "situation_of", lambda device: "as always")

@@ -12,9 +12,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from support.launches import run_step_by_step
 from support.scan_cases import assert_all_close, make_case
 from support.tolerances import EXACT_FLOAT64
 
+from rsl_tbptt.core.hidden_state import as_tensors
 from rsl_tbptt.core.scan import graphs, recordings_aside, recurrent_scan
 
 pytestmark = pytest.mark.engines("triton")
@@ -94,6 +96,23 @@ def test_weights_may_change_between_forward_and_backward(scan, leaves_of):
         for parameter in rnn.parameters():
             parameter.mul_(2.0)
     assert_all_close(gradients_of(outputs, rnn, inputs), expected, **EXACT_FLOAT64)
+
+
+@pytest.mark.parametrize("recorded", [True, False])
+def test_results_may_be_overwritten(scan, cell, leaves_of, monkeypatch, recorded):
+    if not recorded:
+        run_step_by_step(monkeypatch)
+    case = leaves_of(0, cell)
+    rnn, inputs, *_ = case
+
+    def gradients(scan, factor):
+        outputs, last = scan(*case)
+        total = torch.stack([each.sum() for each in (outputs, *as_tensors(last))]).sum()
+        for result in (outputs, *as_tensors(last)):
+            result.data.mul_(factor)
+        return torch.autograd.grad(total, [inputs, *rnn.parameters()])
+
+    assert_all_close(gradients(scan, 3.0), gradients(scan, 1.0), rtol=0, atol=0)
 
 
 def test_each_shape_and_setting_is_recorded_once(scan, leaves_of, pool, monkeypatch):

@@ -74,11 +74,11 @@ def test_a_step_is_a_product_and_a_kernel_for_each_layer_and_pass(
         assert {name: n for name, n in more.items() if n} == dict.fromkeys(expected, 2 * L)
 
 
-def test_without_triton_the_engine_says_so(engine, device, monkeypatch):
+def test_without_triton_the_engine_says_so(device, monkeypatch):
     monkeypatch.delattr(scan, "kernels", raising=False)
     monkeypatch.setitem(sys.modules, "rsl_tbptt.core.scan.kernels", None)
     with pytest.raises(NotImplementedError, match="scan_engine 'triton' needs the package triton"):
-        recurrent_scan(*make_case("LSTM", 1, 4, 3, 0.3, device=device), engine)
+        triton.scan(*make_case("LSTM", 1, 4, 3, 0.3, device=device), ())
 
 
 def tanh_of(x):
