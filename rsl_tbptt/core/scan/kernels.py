@@ -20,10 +20,10 @@ Writes are disjoint: each unit belongs to one program, and each value that a ker
 address of its own for each unit. Gates and carry, which a kernel reads and overwrites, it reads at
 the addresses of the same unit. So programs run in any order and need no barrier.
 
-Activations are not stored but computed again in the backward pass. That takes less time than to
-write and read them. It also keeps the gradient of a saturated gate in bfloat16, to which an
-activation of 0.999 would be rounded as 1. All arithmetic is in float32, or in float64 if the state
-is. Values and gradients are cleared by selection, so a NaN does not survive.
+Activations are not stored but computed again in the backward pass. This spares the forward kernels
+their largest write. It also keeps the gradient of saturated gates in bfloat16: an activation of
+0.999 would be stored as 1. All arithmetic is in float32, or in float64 if the state is. Values and
+gradients are cleared by selection, so a NaN does not survive.
 """
 
 # Pyright reads calls of compiled functions as errors, which they are outside kernels.

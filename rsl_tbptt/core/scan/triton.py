@@ -14,8 +14,8 @@ the next product's operands as it writes: under mixed precision the buffer and a
 bfloat16, and no launch converts them. State, carry and arithmetic stay float32.
 
 The reset is part of the kernels, and the host never waits for the device. The work depends on
-shapes alone, so CUDA graphs record it once per shape (``graphs``). Cuts are a mask like episode
-starts that only the backward pass reads, so a window with cuts is one window.
+shapes alone, so CUDA graphs record it once per shape (``graphs``). Only the backward pass knows
+cuts: they are one more mask, so a window with cuts is still one window.
 
 A GRU's n adds r * u to its input from x, where u is the part from h with its own bias. Its buffer
 has n, r, z, u, so that x feeds the first three and h the last three.
@@ -60,7 +60,7 @@ def scan(
     starts = torch.cat((episode_starts, episode_starts.new_zeros(1, inputs.shape[1])))
     stops = starts.clone()
     for cut in cuts:
-        stops[cut] = True
+        stops[cut].fill_(True)
     scan_layer = functools.partial(_scan_layer, starts, stops)
     with torch.cuda.device_of(inputs):  # Triton launches on the current device
         return scan_layers(rnn, inputs, state, scan_layer)
@@ -109,8 +109,8 @@ class CellScan(torch.autograd.Function):
 class Passes(NamedTuple):
     """The passes of one layer over a window, as functions of tensors alone.
 
-    The tensors are those of a layer (see ``LayerScan``), starts and stops (see ``kernels``). Nine
-    are an LSTM's, eight a GRU's.
+    The tensors are those of a layer (see ``LayerScan``), starts and stops (see ``kernels``). An LSTM
+    has nine, a GRU eight. Neither pass synchronises.
     """
 
     needs: tuple[bool, ...]
@@ -161,11 +161,8 @@ class Passes(NamedTuple):
 
         kernel = "lstm_backward" if is_lstm else "gru_backward"
         buffers = (gates, states, grads[0].contiguous(), grad_hidden, carry, starts, stops)
-        run_kernel, of_h, w_h = (
-            _launcher(kernel, N, H, *buffers),
-            gates[..., shift:],
-            w_hh.to(dtype),
-        )
+        run_kernel = _launcher(kernel, N, H, *buffers)
+        of_h, w_h = gates[..., shift:], w_hh.to(dtype)
         for t in reversed(range(T)):
             run_kernel(t)
             if t > 0 or needs_h:  # otherwise nobody reads dh

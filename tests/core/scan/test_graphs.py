@@ -154,7 +154,9 @@ def test_the_memory_of_all_tensors_of_a_recording_is_counted(scan, device, pool)
     scan(rnn, x.requires_grad_(), state, starts)[0].sum().backward()
     inputs, buffers, results, gradients = D, 4 * H + H + H, H, H + D
     least = T * N * (inputs + buffers + results + gradients) * torch.float64.itemsize
-    assert least < pool.num_bytes < 1.5 * least
+    assert pool.num_bytes > least
+    if device.type == "cpu":  # a GPU reserves whole segments
+        assert pool.num_bytes < 1.5 * least
 
 
 def test_sizes_that_change_all_the_time_leave_room_for_other_windows(scan, device, pool):
