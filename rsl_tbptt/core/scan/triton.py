@@ -109,8 +109,8 @@ class CellScan(torch.autograd.Function):
 class Passes(NamedTuple):
     """The passes of one layer over a window, as functions of tensors alone.
 
-    The tensors are those of a layer (see ``LayerScan``), starts and stops (see ``kernels``). An LSTM
-    has nine, a GRU eight. Neither pass synchronises.
+    The tensors are those of a layer (see ``LayerScan``), starts and stops (see ``kernels``): nine
+    for an LSTM, eight for a GRU. Neither pass synchronises.
     """
 
     needs: tuple[bool, ...]
