@@ -1,11 +1,11 @@
-"""The core imports torch and no framework."""
+"""The core imports torch and no framework; Triton is imported where it is used."""
 
 import subprocess
 import sys
 
 import pytest
 
-FRAMEWORKS = ("rsl_rl", "isaaclab", "isaaclab_rl", "mjlab", "tensordict")
+FRAMEWORKS = ("rsl_rl", "isaaclab", "isaaclab_rl", "mjlab", "tensordict", "triton")
 
 
 def frameworks_imported_by(module: str) -> list[str]:

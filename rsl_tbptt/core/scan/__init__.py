@@ -13,9 +13,9 @@ import torch
 from torch import nn
 
 from rsl_tbptt.core.hidden_state import HiddenState, as_tensors, from_tensors
-from rsl_tbptt.core.scan import cpu, cuda, reference
+from rsl_tbptt.core.scan import cpu, reference, triton
 from rsl_tbptt.core.scan.cpu import free_buffers, unchanged_weights
-from rsl_tbptt.core.scan.cuda import recordings_aside
+from rsl_tbptt.core.scan.graphs import recordings_aside
 from rsl_tbptt.core.scan.layers import operand_dtype_of, tf32_in_layers
 
 __all__ = [
@@ -49,8 +49,8 @@ CELLS: dict[str, type[nn.LSTM | nn.GRU]] = {"LSTM": nn.LSTM, "GRU": nn.GRU}
 
 ENGINES = {
     "compiled": Engine(cpu.scan, "cpu"),
-    "cuda": Engine(cuda.scan, "cuda"),
     "reference": Engine(reference.scan),
+    "triton": Engine(triton.scan, "cuda"),
 }
 """Engines by name. ``reference`` defines the correct result; the others equal it in values and
 gradients. "auto" takes the engine made for the device if it passes ``check_against_reference``."""

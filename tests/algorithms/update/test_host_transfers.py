@@ -9,6 +9,7 @@ import torch
 from rsl_rl.storage import RolloutStorage
 from support import several_teachers
 from support.helpers import ACTION_DIM, STATE_DIM, make_model, make_obs
+from support.triton_on_cpu import triton_engine_on_cpu
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -168,6 +169,18 @@ def test_an_update_reads_the_device_once_and_a_rollout_never(algorithm_class, op
     assert all(math.isfinite(value) for value in metrics.values())
     assert rollout.seen == []
     assert update.seen == ["tolist"]
+
+
+@pytest.mark.parametrize("algorithm_class", [TbpttDistillation, TbpttPPO])
+def test_the_triton_engine_reads_nothing(algorithm_class):
+    with triton_engine_on_cpu():
+        once: dict[str, Any] = {"num_mini_batches": 1, "num_learning_epochs": 1}
+        algorithm = make(algorithm_class, gradient_length=4, scan_engine="triton", **once)
+        for _ in range(2):  # the first update makes its recordings
+            roll_out(algorithm)
+            with HostTransfers() as update:
+                algorithm.update()
+            assert update.seen == ["tolist"]
 
 
 def test_selecting_teachers_never_makes_the_host_wait(tmp_path, monkeypatch):

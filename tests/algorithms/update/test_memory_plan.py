@@ -4,7 +4,6 @@ import copy
 
 import pytest
 import torch
-from support import fused_cells
 from support.helpers import (
     STATE_DIM,
     hold_frames,
@@ -14,6 +13,7 @@ from support.helpers import (
     roll_out_ppo,
 )
 from support.inside import assert_same, everything, start_states, trained_parameters
+from support.triton_on_cpu import recordings, triton_engine_on_cpu
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.core import recompute
@@ -27,13 +27,14 @@ CLOSE = 0.15  # of the peak, which a budget needs; the number of tensors is not 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
 
 
-def distillation(gradient_length=4, **options):
-    return make_distillation(TbpttDistillation, T, N, gradient_length=gradient_length, **options)
+def distillation(gradient_length=4, num_steps=T, **options):
+    options["gradient_length"] = gradient_length
+    return make_distillation(TbpttDistillation, num_steps, N, **options)
 
 
-def ppo(actor="lstm", critic="lstm", **options):
+def ppo(actor="lstm", critic="lstm", num_steps=T, **options):
     options = {"num_mini_batches": 2, "num_learning_epochs": 1, **options}
-    return make_ppo(TbpttPPO, T, N, actor, critic, **options)
+    return make_ppo(TbpttPPO, num_steps, N, actor, critic, **options)
 
 
 RND = {
@@ -43,7 +44,6 @@ RND = {
     "predictor_hidden_dims": [64, 64],
     "target_hidden_dims": [8],
 }
-TWO_LAYERS = {"rnn_num_layers": 2}
 
 CASES = {
     "distillation, overlapping windows": lambda **o: distillation(update_length=2, **o),
@@ -56,20 +56,20 @@ CASES = {
 
 RECORDED = {
     "distillation": lambda **o: distillation(
-        gradient_length=5,
-        num_learning_epochs=2,  # from the second update on all windows are recorded
-        student_kwargs=TWO_LAYERS,
-        scan_engine="cuda",
+        gradient_length=3,
+        num_steps=4,  # few, because Triton's interpreter is slow
+        num_learning_epochs=2,  # from the second on all windows are recorded, as later always
+        scan_engine="triton",
         **o,
     ),
-    "PPO": lambda **o: ppo(gradient_length=4, actor_kwargs=TWO_LAYERS, scan_engine="cuda", **o),
+    "PPO": lambda **o: ppo(gradient_length=2, num_steps=4, scan_engine="triton", **o),
 }
 
 
 @pytest.fixture
-def stand_ins():
-    """Run the CUDA engine on the CPU."""
-    with fused_cells.cuda_engine_on_cpu():
+def on_cpu():
+    """Run the Triton engine on the CPU."""
+    with triton_engine_on_cpu():
         yield
 
 
@@ -128,7 +128,7 @@ def test_a_slow_camera_is_planned_for_after_a_rollout():
     assert before.peak(1) > (1 + CLOSE) * peak
 
 
-@pytest.mark.usefixtures("stand_ins")
+@pytest.mark.usefixtures("on_cpu")
 @pytest.mark.parametrize("case", RECORDED)
 def test_recordings_are_predicted(case):
     algorithm = RECORDED[case](num_micro_batches=4)
@@ -136,16 +136,16 @@ def test_recordings_are_predicted(case):
     assert predicted == pytest.approx(peak_of_second_update(algorithm), rel=CLOSE)
 
 
-@pytest.mark.usefixtures("stand_ins")
+@pytest.mark.usefixtures("on_cpu")
 def test_planning_leaves_no_recordings_and_does_not_depend_on_them():
     algorithm = RECORDED["distillation"]()
     before = planned(algorithm)
-    assert not fused_cells.recordings()
+    assert not recordings()
     play(algorithm, 0)
     algorithm.update()
-    recorded = fused_cells.recordings()
+    recorded = recordings()
     assert planned(algorithm) == before
-    assert fused_cells.recordings() == recorded
+    assert recordings() == recorded
 
 
 @pytest.mark.parametrize("case", ["distillation, overlapping windows", "PPO, windows"])

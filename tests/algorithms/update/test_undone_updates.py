@@ -9,7 +9,7 @@ import warnings
 import pytest
 import torch
 from rsl_rl.models import RNNModel
-from support import fused_cells
+from support import triton_on_cpu
 from support.helpers import make_distillation, make_obs, make_ppo, roll_out, roll_out_ppo
 from support.inside import assert_same, everything
 
@@ -294,15 +294,15 @@ def test_the_search_takes_one_gradient_and_names_a_few_of_many(monkeypatch):
 
 
 def test_the_search_leaves_no_recordings():
-    with fused_cells.cuda_engine_on_cpu():
-        algorithm = reinforcing(num_mini_batches=2, scan_engine="cuda", non_finite="raise")
+    with triton_on_cpu.triton_engine_on_cpu():
+        algorithm = reinforcing(num_mini_batches=2, scan_engine="triton", non_finite="raise")
         for seed in range(2):
             fill(algorithm, seed)
             algorithm.update()
-        recorded = fused_cells.recordings()
+        recorded = triton_on_cpu.recordings()
         assert recorded
         fill(algorithm, 2)
         explode(algorithm, [1])
         with pytest.raises(ValueError, match="the gradients of environments"):
             algorithm.update()
-        assert fused_cells.recordings() == recorded
+        assert triton_on_cpu.recordings() == recorded

@@ -1,6 +1,6 @@
 """A test asks for ``engine``, ``cell`` and ``dtype``, and runs once for each that fits.
 
-The engine for CUDA runs on the CPU as well, on stand-ins for its kernels.
+The Triton engine runs on the CPU as well, in Triton's interpreter.
 ``@pytest.mark.engines(name, ...)`` leaves those engines. Tests that do not ask for ``dtype`` are in
 float64, those that do not ask for ``cell`` are of an LSTM.
 """
@@ -9,10 +9,10 @@ import itertools
 
 import pytest
 import torch
-from support.fused_cells import cuda_engine_on_cpu
+from support.triton_on_cpu import triton_engine_on_cpu
 
 from rsl_tbptt.core import scan
-from rsl_tbptt.core.scan import CELLS, ENGINES, cuda
+from rsl_tbptt.core.scan import CELLS, ENGINES, graphs
 
 DTYPES = (torch.float64, torch.float32)
 
@@ -30,14 +30,14 @@ def pytest_generate_tests(metafunc):
 
 @pytest.fixture
 def engine(request, device):
-    """The name of an engine, on stand-ins where it cannot run on the device itself."""
+    """The name of an engine, in an interpreter where it cannot run on the device itself."""
     name = request.param
     if ENGINES[name].device in (None, device.type):
         yield name
     elif device.type != "cpu":
         pytest.skip(f"'{name}' runs on {ENGINES[name].device} alone")
     else:
-        with cuda_engine_on_cpu():
+        with triton_engine_on_cpu():
             yield name
 
 
@@ -45,11 +45,11 @@ def engine(request, device):
 def fresh(request):
     """Start with nothing chosen and nothing recorded, on a device with products in full precision.
 
-    With patches of its own: a test's are undone before the stand-ins of ``engine``.
+    With patches of its own: a test's are undone before those of ``engine``.
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scan, "_chosen", {})
-        patch.setattr(cuda, "_pool", cuda.Pool(10_000))
+        patch.setattr(graphs, "pool", graphs.Pool())
         if request.config.getoption("--device") != "cpu":
             patch.setattr(torch.backends.cudnn, "allow_tf32", False)
         yield

@@ -10,7 +10,7 @@ from support.tolerances import EXACT_FLOAT64
 from rsl_tbptt.core import scan
 from rsl_tbptt.core.scan import CELLS, recurrent_scan
 
-made_for_cuda = pytest.mark.engines("cuda")
+made_for_cuda = pytest.mark.engines("triton")
 TOLERANCES = {torch.float64: EXACT_FLOAT64, torch.float32: {"rtol": 2e-2, "atol": 2e-2}}
 
 
@@ -63,7 +63,7 @@ def test_other_streams(engine, cell):
         assert_all_close(results, expected, **EXACT_FLOAT64)
 
 
-@pytest.mark.parametrize("name", ["cuda", "auto"])
+@pytest.mark.parametrize("name", ["triton", "auto"])
 def test_inside_the_callers_own_graph(name):
     case = on_gpu("GRU", 1, 6, 5, 0.3)
     expected, _ = recurrent_scan(*case, "reference")
@@ -77,7 +77,7 @@ def test_inside_the_callers_own_graph(name):
     torch.testing.assert_close(outputs, expected.detach(), **EXACT_FLOAT64)
 
 
-@pytest.mark.engines("cuda")
+@pytest.mark.engines("triton")
 @pytest.mark.parametrize("autocast", [False, True])
 def test_auto_takes_graphs_without_a_warning(engine, cell, dtype, autocast):
     rnn = CELLS[cell](D, 4, device="cuda", dtype=dtype)

@@ -7,7 +7,7 @@ import torch
 from support.scan_cases import make_case
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from rsl_tbptt.core.scan import cuda, recurrent_scan
+from rsl_tbptt.core.scan import graphs, recurrent_scan
 from rsl_tbptt.core.scan.layers import products_as_in_layers, tf32_in_layers
 
 backends = torch.backends
@@ -94,7 +94,7 @@ def test_the_precision_of_products_comes_back(products):
 
 
 @needs_new_settings
-@pytest.mark.engines("cuda")
+@pytest.mark.engines("triton")
 @pytest.mark.parametrize("allowed", [True, False])
 def test_all_products_of_a_scan_are_as_precise_as_the_layers(engine, cell, allowed):
     by_layers(allowed)
@@ -116,7 +116,7 @@ def test_what_was_recorded_in_one_precision_is_not_replayed_in_another(monkeypat
     situations = []
     for allowed in (True, False):
         by_layers(allowed)
-        situations.append(cuda._situation(torch.device("cuda:0")))
+        situations.append(graphs.situation_of(torch.device("cuda:0")))
     assert situations[0] != situations[1]
 
 

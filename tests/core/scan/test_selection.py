@@ -123,14 +123,14 @@ def test_a_check_leaves_no_trace(mode, monkeypatch):
     torch.testing.assert_close(torch.get_rng_state(), state, rtol=0, atol=0)
 
 
-@pytest.mark.engines("compiled", "cuda")
+@pytest.mark.engines("compiled", "triton")
 @pytest.mark.parametrize("operand_dtype", [None, torch.bfloat16])
 def test_the_tolerance_lets_rounding_pass(engine, cell, dtype, device, operand_dtype):
     if operand_dtype is not None and dtype == torch.float64:
         pytest.skip("no such products")
     tolerance = scan._TOLERANCES[operand_dtype or dtype] / 2
     check = ENGINES[engine], cell, device, dtype, tolerance
-    for seed in range(10):
+    for seed in range(3 if engine == "triton" else 10):  # the interpreter is slow
         with torch.autocast(device.type, operand_dtype, enabled=operand_dtype is not None):
             scan.check_against_reference(*check, seed)
 
@@ -147,7 +147,7 @@ def test_cuts_are_steps_in_rising_order(cuts):
         recurrent_scan(*make_case("LSTM", 1, 7, 3, 0.3), cuts=cuts)
 
 
-@pytest.mark.parametrize("name", ["warp", "cuda"])
+@pytest.mark.parametrize("name", ["warp", "triton"])
 def test_an_engine_that_does_not_run_here_is_refused(name):
     allowed = r"expected one of \['auto', 'compiled', 'reference'\] on cpu"
     with pytest.raises(ValueError, match=f"scan_engine is '{name}', {allowed}"):

@@ -12,20 +12,28 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from support.launches import run_step_by_step
 from support.scan_cases import assert_all_close, make_case
 from support.tolerances import EXACT_FLOAT64
 
-from rsl_tbptt.core.scan import cuda, recordings_aside, recurrent_scan
+from rsl_tbptt.core.hidden_state import as_tensors
+from rsl_tbptt.core.scan import graphs, recordings_aside, recurrent_scan
 
-pytestmark = pytest.mark.engines("cuda")
+pytestmark = pytest.mark.engines("triton")
 
 
 @pytest.fixture
 def pool(engine, monkeypatch):
-    """Return a pool without recordings."""
-    pool = cuda.Pool()
-    monkeypatch.setattr(cuda, "_pool", pool)
-    return pool
+    """Return a pool without recordings; what each pool makes is counted."""
+    make = graphs.Recording.__init__
+
+    def counting(recording, pool, *arguments):
+        make(recording, pool, *arguments)
+        pool.num_made = getattr(pool, "num_made", 0) + 1
+
+    monkeypatch.setattr(graphs.Recording, "__init__", counting)
+    monkeypatch.setattr(graphs, "pool", graphs.Pool())
+    return graphs.pool
 
 
 @pytest.fixture
@@ -48,7 +56,7 @@ def leaves_of(device):
 def num_recordings(pool):
     """Return how many recordings are free, and how many were made."""
     free = sum(len(each) for sizes in pool._free.values() for each in sizes.values())
-    return free, pool._num_made
+    return free, getattr(pool, "num_made", 0)
 
 
 def gradients_of(outputs, rnn, inputs):
@@ -90,6 +98,23 @@ def test_weights_may_change_between_forward_and_backward(scan, leaves_of):
     assert_all_close(gradients_of(outputs, rnn, inputs), expected, **EXACT_FLOAT64)
 
 
+@pytest.mark.parametrize("recorded", [True, False])
+def test_results_may_be_overwritten(scan, cell, leaves_of, monkeypatch, recorded):
+    if not recorded:
+        run_step_by_step(monkeypatch)
+    case = leaves_of(0, cell)
+    rnn, inputs, *_ = case
+
+    def gradients(scan, factor):
+        outputs, last = scan(*case)
+        total = torch.stack([each.sum() for each in (outputs, *as_tensors(last))]).sum()
+        for result in (outputs, *as_tensors(last)):
+            result.data.mul_(factor)
+        return torch.autograd.grad(total, [inputs, *rnn.parameters()])
+
+    assert_all_close(gradients(scan, 3.0), gradients(scan, 1.0), rtol=0, atol=0)
+
+
 def test_each_shape_and_setting_is_recorded_once(scan, leaves_of, pool, monkeypatch):
     rnn, inputs, state, starts = leaves_of(0)
 
@@ -103,16 +128,17 @@ def test_each_shape_and_setting_is_recorded_once(scan, leaves_of, pool, monkeypa
     assert num_recordings(pool) == (2, 2)
     scan(rnn, inputs.detach(), state, starts)[0].sum().backward()
     assert num_recordings(pool) == (3, 3)
-    monkeypatch.setattr(cuda, "_situation", lambda device: "other precision")
+    monkeypatch.setattr(graphs, "situation_of", lambda device: "other precision")
     run()
     assert num_recordings(pool) == (5, 5)
 
 
-def test_no_more_recordings_than_are_kept(scan, leaves_of, monkeypatch):
-    pool = cuda.Pool(max_recordings=1)
-    monkeypatch.setattr(cuda, "_pool", pool)
+def test_no_more_recordings_once_they_take_their_share_of_memory(
+    scan, leaves_of, pool, monkeypatch
+):
+    monkeypatch.setattr(graphs, "max_bytes", lambda device: 1)
     case = leaves_of(0, num_layers=2)
-    with pytest.warns(UserWarning, match="more window shapes are not recorded: 1 are kept"):
+    with pytest.warns(UserWarning, match="shapes are not recorded: they take .* GB, 25% of"):
         outputs, _ = scan(*case)
     assert_equals_reference(outputs, case)
     with warnings.catch_warnings():
@@ -122,8 +148,19 @@ def test_no_more_recordings_than_are_kept(scan, leaves_of, monkeypatch):
     assert num_recordings(pool) == (1, 1)
 
 
+def test_the_memory_of_all_tensors_of_a_recording_is_counted(scan, device, pool):
+    T, N, D, H = 6, 256, 3, 4
+    rnn, x, state, starts = make_case("LSTM", 1, T, N, 0.3, device=device)
+    scan(rnn, x.requires_grad_(), state, starts)[0].sum().backward()
+    inputs, buffers, results, gradients = D, 4 * H + H + H, H, H + D
+    least = T * N * (inputs + buffers + results + gradients) * torch.float64.itemsize
+    assert pool.num_bytes > least
+    if device.type == "cpu":  # a GPU reserves whole segments
+        assert pool.num_bytes < 1.5 * least
+
+
 def test_sizes_that_change_all_the_time_leave_room_for_other_windows(scan, device, pool):
-    most = cuda._MAX_SIZES
+    most = graphs._MAX_SIZES
 
     def run(num_envs, num_steps=3):
         case = make_case("LSTM", 1, num_steps, num_envs, 0.3, device=device)
@@ -144,7 +181,7 @@ def test_sizes_that_change_all_the_time_leave_room_for_other_windows(scan, devic
 @pytest.mark.usefixtures("pool")
 def test_a_recording_that_fails_does_not_end_training(scan, leaves_of, monkeypatch):
     case = leaves_of(0, num_layers=2)
-    monkeypatch.setattr(cuda, "record", no_memory_left)
+    monkeypatch.setattr(graphs, "record", no_memory_left)
     with pytest.warns(UserWarning, match=r"not recorded: one could not .*no memory left"):
         outputs, _ = scan(*case)
     assert_equals_reference(outputs, case)
@@ -154,7 +191,7 @@ def test_a_recording_that_fails_does_not_end_training(scan, leaves_of, monkeypat
 
 
 def test_nothing_is_recorded_inside_the_callers_capture(scan, leaves_of, pool, monkeypatch):
-    monkeypatch.setattr(cuda, "_situation", lambda device: None)
+    monkeypatch.setattr(graphs, "situation_of", lambda device: None)
     case = leaves_of(0)
     assert_equals_reference(scan(*case)[0], case)
     assert num_recordings(pool) == (0, 0)
@@ -164,37 +201,42 @@ def test_recordings_made_aside_are_dropped(scan, leaves_of, pool):
     case = leaves_of(0)
     scan(*case)
     with recordings_aside():
-        assert num_recordings(cuda._pool) == (0, 0)
+        assert num_recordings(graphs.pool) == (0, 0)
         scan(*case)
-        ((recordings,),) = (sizes.values() for sizes in cuda._pool._free.values())
+        ((recordings,),) = (sizes.values() for sizes in graphs.pool._free.values())
         recording = weakref.ref(recordings[0])
         del recordings
     assert recording() is None
-    assert cuda._pool is pool
+    assert graphs.pool is pool
     assert num_recordings(pool) == (1, 1)
 
 
-DEVICE = torch.device("cuda:0")
+class FakeStream:
+    """A stream that nobody waits for."""
 
+    device = torch.device("cuda:0")
 
-def make_stream(device=None):
-    return SimpleNamespace(wait_stream=lambda other: None, cuda_stream=0)
+    def __init__(self, device=device):
+        """Take the device that torch's own takes."""
+
+    def wait_stream(self, other):
+        """Return at once."""
 
 
 class FakeCuda:
     """Knows the current stream, as torch.cuda does."""
 
     def __init__(self, monkeypatch):
-        self.error_at_end = None
-        self.current = self.first = make_stream()
+        self.error_at_end, self.reserved = None, 0
+        self.current = self.first = FakeStream()
         self.capture = inspect.signature(torch.cuda.graph.__init__)
         for name in ("stream", "graph"):
             monkeypatch.setattr(torch.cuda, name, getattr(self, f"{name}_context"))
-        monkeypatch.setattr(torch.cuda, "device", lambda device: contextlib.nullcontext())
-        monkeypatch.setattr(torch.cuda, "Stream", make_stream)
+        monkeypatch.setattr(torch.cuda, "Stream", FakeStream)
         monkeypatch.setattr(torch.cuda, "current_stream", lambda: self.current)
         monkeypatch.setattr(torch.cuda, "CUDAGraph", SimpleNamespace)
-        cuda._side_stream.cache_clear()
+        monkeypatch.setattr(torch.cuda, "memory_reserved", lambda: self.reserved)
+        graphs._side_stream.cache_clear()
 
     @contextlib.contextmanager
     def stream_context(self, stream):
@@ -222,33 +264,43 @@ class FakeCuda:
 def fake_cuda(monkeypatch):
     """Return a device that does nothing."""
     yield FakeCuda(monkeypatch)
-    cuda._side_stream.cache_clear()
+    graphs._side_stream.cache_clear()
 
 
 def test_a_capture_that_cannot_be_ended_leaves_the_stream_and_keeps_its_graph(fake_cuda):
     """Torch still knows a graph whose capture did not end; no garbage is collected meanwhile."""
-    collects, pool = [], cuda.Pool()
+    collects, pool = [], graphs.Pool()
     fake_cuda.error_at_end = RuntimeError("the capture was invalidated")
     assert gc.isenabled()
     with pytest.raises(RuntimeError, match="invalidated"):
-        cuda.record(lambda: collects.append(gc.isenabled()), DEVICE, pool)
+        graphs.record(lambda: collects.append(gc.isenabled()), pool)
     assert fake_cuda.current is fake_cuda.first
     assert len(pool.graphs) == 1
     assert collects == [False] * 3
     assert gc.isenabled()
 
 
+def test_memory_that_a_capture_reserves_is_counted(fake_cuda):
+    def function():
+        fake_cuda.reserved += 100
+
+    pool = graphs.Pool()
+    graphs.record(function, pool)
+    assert pool.num_bytes == 100
+    assert fake_cuda.reserved == 300  # warm-ups take the memory of everyone
+
+
 def test_pools_that_are_dropped_capture_on_streams_of_their_own(fake_cuda, monkeypatch):
     streams = []
 
     def record():
-        cuda.record(lambda: streams.append(fake_cuda.current), DEVICE, cuda._pool)
+        graphs.record(lambda: streams.append(fake_cuda.current), graphs.pool)
 
-    monkeypatch.setattr(cuda, "_pool", cuda.Pool())
+    monkeypatch.setattr(graphs, "pool", graphs.Pool())
     record()
-    with cuda.recordings_aside():
+    with graphs.recordings_aside():
         record()
-        with cuda.recordings_aside():  # as where "auto" checks an engine meanwhile
+        with graphs.recordings_aside():  # as where "auto" checks an engine meanwhile
             record()
         record()
     record()

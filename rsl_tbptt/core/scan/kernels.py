@@ -1,0 +1,153 @@
+"""Triton kernels: what one step of an LSTM or GRU does besides its matrix product.
+
+A kernel runs over the N * H units of a step: ``unit`` is hidden unit ``unit % H`` of environment
+``unit // H``. These are the buffers of a window, of which ``step`` selects a part::
+
+    gates        (T, N, 4, H)   inputs of the activations, which the backward pass overwrites with
+                                their gradients. LSTM: i, f, g, o. GRU: n (from x), r, z, u (the
+                                part of n's input from h)
+    states       (T + 1, N, H)  the state that stays elementwise, before each step and not cleared:
+                                c of an LSTM, h of a GRU
+    operands     (T + 1, N, H)  h before each step, cleared: the operand of the step's product
+    outputs      (T, N, H)      h after each step of an LSTM; those of a GRU are states[1:]
+    starts       (T + 1, N)     True where the state is cleared before the step
+    stops        (T + 1, N)     True where its gradient stops: starts, and all at a cut
+    grads        (T, N, H)      gradient of the outputs
+    grad_hidden  (N, H)         gradient of the next step's operands, from its product
+    carry        (N, H)         gradient of the next step's states that bypasses that product
+
+Writes are disjoint: each unit belongs to one program, and each value that a kernel stores has an
+address of its own for each unit. Gates and carry, which a kernel reads and overwrites, it reads at
+the addresses of the same unit. So programs run in any order and need no barrier.
+
+Activations are not stored but computed again in the backward pass. This spares the forward kernels
+their largest write. It also keeps the gradient of saturated gates in bfloat16: an activation of
+0.999 would be stored as 1. All arithmetic is in float32, or in float64 if the state is. Values and
+gradients are cleared by selection, so a NaN does not survive.
+"""
+
+# Pyright reads calls of compiled functions as errors, which they are outside kernels.
+# pyright: reportGeneralTypeIssues=false
+
+import triton
+import triton.language as tl
+from triton.language import constexpr
+
+for_all_steps = triton.jit(do_not_specialize=["step"])
+"""Compiles a kernel once; by default Triton would do so again for the steps 1 and 16, 32, ..."""
+
+
+@triton.jit
+def _sigmoid(x):
+    """Return the sigmoid by an exponential that cannot overflow."""
+    e = tl.exp(-tl.abs(x))
+    return tl.where(x < 0, e, 1.0) / (1.0 + e)
+
+
+@triton.jit
+def _tanh(x):
+    """Return tanh, correct to the last digits for all sizes; ``tl`` has none on all backends.
+
+    Exponentials cancel in small numbers. Below 1/2 it is Lambert's continued fraction up to its
+    seventh term, with a relative error below 2e-16.
+    """
+    e = tl.exp(-2.0 * tl.abs(x))
+    large = tl.where(x < 0, -1.0, 1.0) * (1.0 - e) / (1.0 + e)
+    square = x * x
+    above = ((square + 378.0) * square + 17325.0) * square + 135135.0
+    below = ((28.0 * square + 3150.0) * square + 62370.0) * square + 135135.0
+    return tl.where(tl.abs(x) < 0.5, x * above / below, large)
+
+
+@triton.jit
+def _units(step, N, H: constexpr, BLOCK: constexpr):
+    """Return the program's units and their addresses.
+
+    Returns:
+        Whether a unit exists, its number, and the addresses, from the first step on, of its flag,
+        of its value and of the first of its gates, which lie H apart.
+    """
+    unit = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
+    flag = step.to(tl.int64) * N + unit // H
+    at = step.to(tl.int64) * N * H + unit
+    return unit < N * H, unit, flag, at, at + flag * (3 * H)
+
+
+@triton.jit
+def _load(pointers, here):
+    """Return values in float32, or in float64 if they are."""
+    values = tl.load(pointers, here, 0.0)
+    return values if values.dtype == tl.float64 else values.to(tl.float32)
+
+
+@triton.jit
+def _clear(values, flags, here):
+    """Return the values, and 0 where the flag is True."""
+    return tl.where(tl.load(flags, here, 0) != 0, 0.0, values)
+
+
+@for_all_steps
+def lstm_forward(gates, states, operands, starts, outputs, step, N, H: constexpr, BLOCK: constexpr):
+    """Write c and h after the step, and the next step's operand."""
+    here, _, flag, at, gate = _units(step, N, H, BLOCK)
+    c = _clear(_load(states + at, here), starts + flag, here)
+    i, f = _sigmoid(_load(gates + gate, here)), _sigmoid(_load(gates + gate + H, here))
+    g = _tanh(_load(gates + gate + 2 * H, here))
+    o = _sigmoid(_load(gates + gate + 3 * H, here))
+    c = f * c + i * g
+    h = o * _tanh(c)
+    tl.store(states + at + N * H, c, here)
+    tl.store(outputs + at, h, here)
+    tl.store(operands + at + N * H, _clear(h, starts + flag + N, here), here)
+
+
+@for_all_steps
+def lstm_backward(
+    gates, states, grads, grad_hidden, carry, starts, stops, step, N, H: constexpr, BLOCK: constexpr
+):
+    """Overwrite the step's gates with their gradients, and dc after the step with dc before it."""
+    here, unit, flag, at, gate = _units(step, N, H, BLOCK)
+    c = _clear(_load(states + at, here), starts + flag, here)
+    i, f = _sigmoid(_load(gates + gate, here)), _sigmoid(_load(gates + gate + H, here))
+    g = _tanh(_load(gates + gate + 2 * H, here))
+    o = _sigmoid(_load(gates + gate + 3 * H, here))
+    tanh_c = _tanh(_load(states + at + N * H, here))
+    dh = _clear(_load(grad_hidden + unit, here), stops + flag + N, here) + _load(grads + at, here)
+    dc = _load(carry + unit, here) + dh * o * (1.0 - tanh_c * tanh_c)
+    tl.store(gates + gate, dc * g * i * (1.0 - i), here)
+    tl.store(gates + gate + H, dc * c * f * (1.0 - f), here)
+    tl.store(gates + gate + 2 * H, dc * i * (1.0 - g * g), here)
+    tl.store(gates + gate + 3 * H, dh * tanh_c * o * (1.0 - o), here)
+    tl.store(carry + unit, _clear(dc * f, stops + flag, here), here)
+
+
+@for_all_steps
+def gru_forward(gates, states, operands, starts, step, N, H: constexpr, BLOCK: constexpr):
+    """Write h after the step, and the next step's operand."""
+    here, _, flag, at, gate = _units(step, N, H, BLOCK)
+    h = _clear(_load(states + at, here), starts + flag, here)
+    r, z = _sigmoid(_load(gates + gate + H, here)), _sigmoid(_load(gates + gate + 2 * H, here))
+    n = _tanh(_load(gates + gate, here) + r * _load(gates + gate + 3 * H, here))
+    h = n + z * (h - n)
+    tl.store(states + at + N * H, h, here)
+    tl.store(operands + at + N * H, _clear(h, starts + flag + N, here), here)
+
+
+@for_all_steps
+def gru_backward(
+    gates, states, grads, grad_hidden, carry, starts, stops, step, N, H: constexpr, BLOCK: constexpr
+):
+    """Overwrite the step's gates with their gradients, and dh after z with the dh before it."""
+    here, unit, flag, at, gate = _units(step, N, H, BLOCK)
+    h = _clear(_load(states + at, here), starts + flag, here)
+    r, z = _sigmoid(_load(gates + gate + H, here)), _sigmoid(_load(gates + gate + 2 * H, here))
+    u = _load(gates + gate + 3 * H, here)
+    n = _tanh(_load(gates + gate, here) + r * u)
+    dh = _clear(_load(grad_hidden + unit, here), stops + flag + N, here) + _load(grads + at, here)
+    dh += _load(carry + unit, here)
+    dn = dh * (1.0 - z) * (1.0 - n * n)
+    tl.store(gates + gate, dn, here)
+    tl.store(gates + gate + H, dn * u * r * (1.0 - r), here)
+    tl.store(gates + gate + 2 * H, dh * (h - n) * z * (1.0 - z), here)
+    tl.store(gates + gate + 3 * H, dn * r, here)
+    tl.store(carry + unit, _clear(dh * z, stops + flag, here), here)

@@ -1,0 +1,61 @@
+"""What an update launches on a GPU with the Triton engine, counted in Triton's interpreter."""
+
+import pytest
+from support.helpers import make_distillation, make_ppo, roll_out, roll_out_ppo
+from support.launches import Launches, run_step_by_step
+from support.triton_on_cpu import triton_engine_on_cpu
+
+from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
+
+pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
+
+N = 4
+TWO_LAYERS = {"rnn_num_layers": 2}
+
+
+def distillation(num_steps, cell):
+    """Return an algorithm of two optimiser steps, its rollout, and the layers of its models."""
+    algorithm = make_distillation(
+        TbpttDistillation,
+        num_steps,
+        N,
+        cell,
+        student_kwargs=TWO_LAYERS,
+        gradient_length=num_steps,
+        num_learning_epochs=2,
+        scan_engine="triton",
+    )
+    return algorithm, roll_out, 2
+
+
+def ppo(num_steps, cell):
+    """Return an algorithm of four optimiser steps, its rollout, and the layers of its models."""
+    options = {"num_mini_batches": 2, "num_learning_epochs": 2, "scan_engine": "triton"}
+    algorithm = make_ppo(TbpttPPO, num_steps, N, cell, cell, TWO_LAYERS, **options)
+    return algorithm, roll_out_ppo, 2 + 1
+
+
+@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize(("make", "num_optimizer_steps"), [(distillation, 2), (ppo, 4)])
+def test_a_step_is_a_product_and_a_kernel_for_each_layer_and_pass(
+    make, num_optimizer_steps, cell, monkeypatch
+):
+    """Nothing else in an update depends on the number of steps of a rollout."""
+
+    def launches_of_update(num_steps):
+        algorithm, fill, num_layers = make(num_steps, cell)
+        with triton_engine_on_cpu(), monkeypatch.context() as patch:
+            run_step_by_step(patch)
+            fill(algorithm, 0)
+            algorithm.update()  # the first one makes the optimiser's state
+            fill(algorithm, 1)
+            with Launches(patch) as launches:
+                algorithm.update()
+        return launches.seen, num_layers
+
+    short, _ = launches_of_update(3)
+    long, num_layers = launches_of_update(4)
+    more = {name: long.count(name) - short.count(name) for name in {*short, *long}}
+    of_a_step = ["addmm_", f"{cell}_forward", f"{cell}_backward", "mm"]
+    expected = dict.fromkeys(of_a_step, num_optimizer_steps * num_layers)
+    assert {name: count for name, count in more.items() if count} == expected

@@ -1,0 +1,121 @@
+"""The Triton engine: what it launches, its tanh, and that its kernels compile for GPUs.
+
+Launches are counted on a CPU; that a device agrees is seen in ``test_cuda_device.py``.
+"""
+
+import json
+import math
+import os
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from support.launches import Launches, run_step_by_step
+from support.scan_cases import make_case
+
+from rsl_tbptt.core import scan
+from rsl_tbptt.core.scan import recurrent_scan, triton
+
+pytestmark = pytest.mark.engines("triton")
+
+WAITING = (
+    "_local_scalar_dense",
+    "nonzero",
+    "is_nonzero",
+    "masked_select",
+    "item",
+    "equal",
+    "unique",
+)
+"""Operations whose result or its size the host has to know."""
+
+L, T = 2, 5
+
+
+@pytest.fixture
+def launches(engine, cell, device, monkeypatch):
+    """Return a function that lists the operations and kernels of a scan, in order."""
+
+    def launches(num_steps=T, done_rate=0.3, autocast=False, backward=True):
+        dtype = torch.float32 if autocast else torch.float64
+        case = make_case(cell, L, num_steps, 4, done_rate, dtype=dtype, device=device)
+        with monkeypatch.context() as patch, Launches(patch) as launched:
+            with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
+                outputs, _ = recurrent_scan(*case, engine)
+            if backward:
+                outputs.sum().backward()
+        return launched.seen
+
+    return launches
+
+
+def test_the_host_never_asks_the_device(launches):
+    launches()
+    quiet = launches(done_rate=0.0)
+    assert not [name for name in quiet if name.startswith(WAITING)]
+    assert launches(done_rate=0.4) == quiet
+
+
+@pytest.mark.parametrize("autocast", [False, True])
+def test_a_step_is_a_product_and_a_kernel_for_each_layer_and_pass(
+    launches, cell, monkeypatch, autocast
+):
+    """All else that is launched does not depend on the number of steps."""
+    run_step_by_step(monkeypatch)
+    forward, backward = ["addmm_", f"{cell.lower()}_forward"], [f"{cell.lower()}_backward", "mm"]
+    for with_backward, expected in ((False, forward), (True, forward + backward)):
+        short, long = (
+            launches(steps, 0.3, autocast, backward=with_backward) for steps in (T, T + 2)
+        )
+        more = {name: long.count(name) - short.count(name) for name in {*short, *long}}
+        assert {name: n for name, n in more.items() if n} == dict.fromkeys(expected, 2 * L)
+
+
+def test_without_triton_the_engine_says_so(device, monkeypatch):
+    monkeypatch.delattr(scan, "kernels", raising=False)
+    monkeypatch.setitem(sys.modules, "rsl_tbptt.core.scan.kernels", None)
+    with pytest.raises(NotImplementedError, match="scan_engine 'triton' needs the package triton"):
+        triton.scan(*make_case("LSTM", 1, 4, 3, 0.3, device=device), ())
+
+
+def tanh_of(x):
+    """Return what a GRU makes of its candidate's input where nothing else is in its way."""
+    num_envs = len(x)
+    gates = x.new_zeros(1, num_envs, 4)
+    gates[0, :, 0], gates[0, :, 2] = x, -math.inf
+    states, operands = x.new_zeros(2, 2, num_envs, 1)
+    starts = torch.zeros(2, num_envs, dtype=torch.bool, device=x.device)
+    triton._launcher("gru_forward", num_envs, 1, gates, states, operands, starts)(0)
+    return states[1].flatten()
+
+
+def test_tanh_is_right_to_the_last_digits_over_all_sizes(engine, dtype, device):
+    sizes = torch.logspace(-30, 30, 50_001, base=2.0, dtype=torch.float64)
+    x = torch.cat((sizes, -sizes, torch.linspace(-10.0, 10.0, 50_001))).to(device, dtype)
+    want = x.double().tanh()
+    error = (tanh_of(x).double() - want) / want.abs().clamp(min=1e-30)
+    assert error.abs().max() < 8 * torch.finfo(dtype).eps
+    odd = torch.tensor([math.nan, math.inf, -math.inf, 0.0], device=device, dtype=dtype)
+    torch.testing.assert_close(tanh_of(odd), odd.tanh(), equal_nan=True, rtol=0, atol=0)
+
+
+def test_kernels_compile_for_gpus_and_load_16_bytes_at_once(tmp_path):
+    """A process of its own compiles them: in this one, they run in the interpreter."""
+    pytest.importorskip("triton", reason="this torch came without Triton")
+    variables = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    result = subprocess.run(
+        [sys.executable, Path(__file__).parents[2] / "support" / "compile_kernels.py"],
+        env={**variables, "TRITON_CACHE_DIR": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert result.returncode == 0, result.stderr
+    assemblies = json.loads(result.stdout)
+    assert len(assemblies) == 3 * 4 * 3  # targets, kernels, dtypes
+    for name, assembly in assemblies.items():
+        if re.match("(80|90) .* fp32 fp32", name):
+            assert re.search(r"ld\.global\S*\.v4", assembly), name
