@@ -14,10 +14,10 @@ from pathlib import Path
 import pytest
 import torch
 from support.launches import Launches, run_step_by_step
-from support.scan_cases import make_case
+from support.scan_cases import assert_all_close, make_case, values_and_gradients
 
 from rsl_tbptt.core import scan
-from rsl_tbptt.core.scan import recurrent_scan, triton
+from rsl_tbptt.core.scan import graphs, recurrent_scan, triton
 
 pytestmark = pytest.mark.engines("triton")
 
@@ -72,6 +72,20 @@ def test_a_step_is_a_product_and_a_kernel_for_each_layer_and_pass(
         )
         more = {name: long.count(name) - short.count(name) for name in {*short, *long}}
         assert {name: n for name, n in more.items() if n} == dict.fromkeys(expected, 2 * L)
+
+
+def test_no_program_reads_what_another_writes(engine, cell, device, monkeypatch):
+    """The interpreter runs one after the other, so a program would see the writes of those before.
+
+    Programs of 8 units do not fill the last one; programs of 2 divide environments.
+    """
+    case = make_case(cell, 1, 4, 5, 0.3, device=device)
+    monkeypatch.setattr(triton, "_BLOCK", 32)
+    one_program = values_and_gradients(*case, engine)
+    for size in (8, 2):
+        monkeypatch.setattr(triton, "_BLOCK", size)
+        monkeypatch.setattr(graphs, "pool", graphs.Pool())
+        assert_all_close(values_and_gradients(*case, engine), one_program, rtol=0, atol=0)
 
 
 def test_without_triton_the_engine_says_so(device, monkeypatch):
