@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import subprocess
 import sys
@@ -75,7 +76,7 @@ def portions(device: str, output: Path, *, quick: bool) -> Iterator[Portion]:
         yield Portion("nvidia-smi", 1, ("nvidia-smi", "-q"))
     doctor = ("doctor", "--device", device, "--output", str(output))
     yield Portion("doctor", 2, (python, "-m", "rsl_tbptt.tools.cli", *doctor))
-    pytest = (python, "-m", "pytest", "-rs", "-n", "4", "--dist", "loadgroup")
+    pytest = (python, "-m", "pytest", "-rs", "-p", "xdist", "-n", "4", "--dist", "loadgroup")
     kind = device.partition(":")[0]
     yield Portion("tests-scan", 6, (*pytest, "tests/core/scan", "--device", kind))
     yield Portion("tests-algorithms", 3, (*pytest, "tests/algorithms", "-m", "gpu"))
@@ -92,22 +93,26 @@ def portions(device: str, output: Path, *, quick: bool) -> Iterator[Portion]:
     yield Portion("host", 2, (*benchmark, "host"))
 
 
-def run_all(todo: Sequence[Portion], device: str, output: Path) -> bool:
+def run_all(todo: Sequence[Portion], device: str, output: Path, minutes: float = math.inf) -> bool:
     """Run the portions that have not passed yet, and write the report after each.
 
     Args:
         todo: The portions, in order.
         device: The device.
         output: Folder of the results, with those of an earlier run.
+        minutes: Time for all. A portion that might take longer than what is left is not begun.
 
     Returns:
         Whether all have passed.
     """
+    start = time.monotonic()
     output.mkdir(parents=True, exist_ok=True)
     progress = output / "progress.json"
     ended = json.loads(progress.read_text(encoding="utf-8")) if progress.exists() else {}
     for index, portion in enumerate(todo, 1):
         if ended.get(portion.name, {}).get("status") == "passed":
+            continue
+        if (time.monotonic() - start) / 60 + portion.minutes > minutes:
             continue
         left = sum(each.minutes for each in todo[index - 1 :])
         print(f"{index}/{len(todo)} {portion.name}, {left:g} minutes left at most", flush=True)
@@ -115,7 +120,7 @@ def run_all(todo: Sequence[Portion], device: str, output: Path) -> bool:
         print(f"  {how['status']} after {how['seconds']} s", flush=True)
         write_json(progress, ended)
         write_report(todo, ended, device, output)
-    return all(ended[portion.name]["status"] == "passed" for portion in todo)
+    return all(ended.get(portion.name, {}).get("status") == "passed" for portion in todo)
 
 
 def write_report(
@@ -147,10 +152,11 @@ def main() -> int:
     )
     parser.add_argument("--device", default="cuda:0", help="cuda:<index>; cpu to try this script")
     parser.add_argument("--output", type=Path, default=Path("runs/gpu"), help="folder of results")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="time for this run")
     parser.add_argument("--quick", action="store_true", help="tiny cases: to try this script")
     args = parser.parse_args()
     todo = [*portions(args.device, args.output, quick=args.quick)]
-    passed = run_all(todo, args.device, args.output)
+    passed = run_all(todo, args.device, args.output, args.minutes)
     print(f"wrote {args.output}: send it back, report.md first")
     return 0 if passed else 1
 

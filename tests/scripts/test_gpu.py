@@ -38,6 +38,13 @@ def test_a_portion_that_takes_too_long_is_stopped_and_the_next_runs(tmp_path):
     assert (tmp_path / "slow.txt").read_text() == "began\n"
 
 
+def test_a_portion_that_might_take_too_long_is_not_begun(tmp_path):
+    todo = [python("long", "print(1)", 5), python("short", "print(2)", 1)]
+    assert not run_all(todo, "cpu", tmp_path, minutes=2)
+    assert {path.name for path in tmp_path.glob("*.txt")} == {"short.txt"}
+    assert run_all(todo, "cpu", tmp_path)
+
+
 def test_the_results_stay_small(tmp_path):
     loud = [python(f"loud-{index}", "print('x' * 10**7)") for index in range(3)]
     assert run_all(loud, "cpu", tmp_path)
