@@ -138,11 +138,13 @@ def _backward(
     losses = loss(outputs, newest.labels)
     trained = losses.trained if weights is None else _weighted(losses.trained, weights)
     if torch.is_grad_enabled():
-        (coef * trained.sum() / divisor).backward()
-    reported = {name: values.detach() for name, values in losses.reported.items()}
-    if weights is not None and losses.weighs_reported:
-        reported = {name: _weighted(values, weights) for name, values in reported.items()}
-    return {name: values.sum() for name, values in reported.items()}
+        gradient = trained.new_ones(()) / divisor * coef  # of each loss in their scaled sum
+        trained.backward(gradient.expand_as(trained))
+    with torch.no_grad():
+        reported = losses.reported
+        if weights is not None and losses.weighs_reported:
+            reported = {name: _weighted(values, weights) for name, values in reported.items()}
+        return {name: values.sum() for name, values in reported.items()}
 
 
 def _weighted(values: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
