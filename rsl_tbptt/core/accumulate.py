@@ -158,7 +158,7 @@ def _without_gradient(outputs: torch.Tensor, where: torch.Tensor) -> torch.Tenso
     return torch.where(where, outputs.detach(), outputs)
 
 
-_MIN_ENVS = 256
+_MIN_ENVS = 512
 """In smaller micro-batches, packing the weights takes too much of each step."""
 
 _MIN_SAMPLES = 2048
