@@ -10,7 +10,9 @@ from __future__ import annotations
 import argparse
 import json
 import math
+import os
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -21,7 +23,7 @@ from pathlib import Path
 from rsl_tbptt.files import write_json
 from rsl_tbptt.tools.machine import machine, versions
 
-MOST_PRINTED = 60_000
+MOST_PRINTED = 20_000
 """Characters that are kept of what a portion printed: the last ones."""
 BENCHMARK = (
     *("distillation-4096", "ppo-1024-dones-0.05", "ppo-1024-dones-0.2", "ppo-1024-dones-0-"),
@@ -47,18 +49,20 @@ class Portion:
     def run(self, output: Path) -> dict[str, object]:
         """Run the command; what it printed goes into a file. Return how it ended."""
         start = time.monotonic()
-        try:
-            ended = subprocess.run(
-                self.command,
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                check=False,
-                timeout=60 * self.minutes,
-            )
-            printed, status = ended.stdout, "passed" if ended.returncode == 0 else "failed"
-        except subprocess.TimeoutExpired as error:
-            printed, status = (error.stdout or b"").decode(errors="replace"), "ran out of time"
+        with subprocess.Popen(
+            self.command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            start_new_session=True,
+        ) as process:
+            try:
+                printed, _ = process.communicate(timeout=60 * self.minutes)
+                status = "failed" if process.returncode else "passed"
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, signal.SIGKILL)  # its own children, too
+                printed, _ = process.communicate()
+                status = "ran out of time"
         (output / f"{self.name}.txt").write_text(printed[-MOST_PRINTED:], encoding="utf-8")
         return {"status": status, "seconds": round(time.monotonic() - start, 1)}
 
@@ -118,6 +122,8 @@ def run_all(todo: Sequence[Portion], device: str, output: Path, minutes: float =
         print(f"{index}/{len(todo)} {portion.name}, {left:g} minutes left at most", flush=True)
         ended[portion.name] = how = portion.run(output)
         print(f"  {how['status']} after {how['seconds']} s", flush=True)
+        for figure in output.rglob("*.svg"):
+            figure.unlink()  # large, and the tables have the same numbers
         write_json(progress, ended)
         write_report(todo, ended, device, output)
     return all(ended.get(portion.name, {}).get("status") == "passed" for portion in todo)

@@ -52,7 +52,8 @@ class Part:
 
     def loss_rows(self, rollout: Rollout) -> torch.Tensor:
         """Return the places of the samples that enter the loss in ``rollout.rows``, a vector."""
-        return self.of(rollout).rows(self.group[0].loss_start, self.group[-1].stop).flatten()
+        first, last = self.group[0].loss_start, self.group[-1].stop
+        return self.of(rollout).row_indices(first, last).flatten()
 
 
 @dataclass(frozen=True)

@@ -115,10 +115,10 @@ class Segments:
 
     def steps(self, first: int, last: int) -> Rollout:
         """Copy steps [first, last) of every segment, counted from its beginning."""
-        rows = self.rows(first, last)
+        rows = self.row_indices(first, last)
         return self.rollout.rows.each(lambda tensor: tensor[rows])
 
-    def rows(self, first: int, last: int) -> torch.Tensor:
+    def row_indices(self, first: int, last: int) -> torch.Tensor:
         """Return the places of these steps in the rollout's ``rows``. Shape: (last - first, n)."""
         steps = torch.arange(first, last, device=self.env_indices.device).unsqueeze(1)
         return (self.first_steps + steps) * self.rollout.num_envs + self.env_indices

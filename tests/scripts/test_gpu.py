@@ -1,6 +1,7 @@
 """``make gpu``: portions in order, each within its time, and not again once they have passed."""
 
 import sys
+import time
 
 import pytest
 
@@ -38,6 +39,14 @@ def test_a_portion_that_takes_too_long_is_stopped_and_the_next_runs(tmp_path):
     assert (tmp_path / "slow.txt").read_text() == "began\n"
 
 
+def test_children_of_a_portion_end_with_it(tmp_path):
+    ended = tmp_path / "ended"
+    slow = Portion("slow", 0.02, ("sh", "-c", f"(sleep 3; touch {ended}) & wait"))
+    assert not run_all([slow], "cpu", tmp_path)
+    time.sleep(3)
+    assert not ended.exists()
+
+
 def test_a_portion_that_might_take_too_long_is_not_begun(tmp_path):
     todo = [python("long", "print(1)", 5), python("short", "print(2)", 1)]
     assert not run_all(todo, "cpu", tmp_path, minutes=2)
@@ -46,7 +55,10 @@ def test_a_portion_that_might_take_too_long_is_not_begun(tmp_path):
 
 
 def test_the_results_stay_small(tmp_path):
-    loud = [python(f"loud-{index}", "print('x' * 10**7)") for index in range(3)]
+    names = [each.name for each in portions("cpu", tmp_path, quick=True)]
+    loud = [Portion(name, 1, ("sh", "-c", "yes | head -c 5000000")) for name in names]
+    (tmp_path / "bench").mkdir()
+    (tmp_path / "bench" / "time.svg").write_text("x" * 10**6)
     assert run_all(loud, "cpu", tmp_path)
     assert sum(path.stat().st_size for path in tmp_path.rglob("*")) < 1e6
 
