@@ -632,29 +632,17 @@ class PpoOptions(Options):
             " num_envs, or with normalize_advantage_per_mini_batch lower num_mini_batches."
         )
 
-    def check_symmetry(self, recurrent: bool) -> None:
-        """Check that rsl_rl's own update can mirror the samples.
+    def check_symmetry(self) -> None:
+        """Check that no option is set whose mirrored targets nobody gives.
 
         Raises:
-            NotImplementedError: If actor or critic is recurrent.
-            ValueError: If an option is set that rsl_rl's update lacks.
+            ValueError: If one is.
         """
-        if recurrent:
-            raise NotImplementedError(
-                "symmetry_cfg is set, expected None with a recurrent actor or critic: no hidden"
-                " state exists for the mirrored trajectory."
-            )
-        for name in _LACKING_IN_RSL_RL.split():
-            default = getattr(PpoOptions, name)
-            if getattr(self, name) != default:
-                self.refuse(name, f"{default!r} with symmetry_cfg: rsl_rl's own update lacks it")
+        if self.auxiliary:
+            self.refuse("auxiliary", "None with symmetry_cfg: heads have no mirrored targets")
+        if self.teacher_coef:
+            self.refuse("teacher_coef", "0 with symmetry_cfg: no teacher acts for mirrored robots")
 
-
-_LACKING_IN_RSL_RL = """
-    num_micro_batches memory_budget_gb shuffle_envs loss_reduction policy_loss clip_param_high
-    dual_clip_param critic_warmup_iterations teacher_coef auxiliary
-"""
-"""Options that rsl_rl's update, which mirrors the samples, does not have."""
 
 P = ParamSpec("P")
 
@@ -698,7 +686,7 @@ class RunnerArguments:
     """rsl_rl's config of random network distillation, or None; always None in distillation."""
 
     symmetry_cfg: dict[str, Any] | None = None
-    """rsl_rl's config of symmetries, or None; always None in distillation."""
+    """rsl_rl's config of symmetries, or None."""
 
 
 def takes(
