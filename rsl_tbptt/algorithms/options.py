@@ -247,6 +247,16 @@ class Options:
         given = " and ".join(f"{name} is {getattr(self, name)!r}" for name in names.split())
         raise ValueError(f"{given}, expected {expected}.")
 
+    def check_symmetry(self) -> None:
+        """Check that no option is set whose targets cannot be mirrored.
+
+        Raises:
+            ValueError: If one is.
+        """
+        for name, default in {"auxiliary": None, "teacher_coef": 0.0}.items():
+            if getattr(self, name, default):
+                self.refuse(name, f"{default} with symmetry_cfg: its targets are not mirrored")
+
     def without_effect(self, names: str, without: str) -> Iterator[str]:
         """Yield a warning if some of the options are set; ``without`` says what they need."""
         unused = [n for n in names.split() if getattr(self, n) != getattr(type(self), n)]
@@ -631,17 +641,6 @@ class PpoOptions(Options):
             " divided by their standard deviation, expected at least 2: raise num_steps_per_env or"
             " num_envs, or with normalize_advantage_per_mini_batch lower num_mini_batches."
         )
-
-    def check_symmetry(self) -> None:
-        """Check that no option is set whose mirrored targets nobody gives.
-
-        Raises:
-            ValueError: If one is.
-        """
-        if self.auxiliary:
-            self.refuse("auxiliary", "None with symmetry_cfg: heads have no mirrored targets")
-        if self.teacher_coef:
-            self.refuse("teacher_coef", "0 with symmetry_cfg: no teacher acts for mirrored robots")
 
 
 P = ParamSpec("P")

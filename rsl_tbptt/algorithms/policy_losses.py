@@ -139,7 +139,11 @@ class PpoGradient:
         """Parameters of actor, critic and heads."""
 
     def rollout(
-        self, storage: RolloutStorage, states: States, teachers: Params, teacher_coef: float
+        self,
+        storage: RolloutStorage,
+        states: Sequence[HiddenState],
+        teachers: Params,
+        teacher_coef: float,
     ) -> PpoRollout:
         """View a full storage, with advantages and returns, as a rollout.
 

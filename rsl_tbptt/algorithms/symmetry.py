@@ -19,12 +19,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import torch
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
+from rsl_tbptt.algorithms.behavior_losses import ACTIONS, STD
 from rsl_tbptt.algorithms.optimizers import step_batches
 from rsl_tbptt.algorithms.options import parse_fields
 from rsl_tbptt.algorithms.replay import FrameObs, Replay
@@ -34,7 +35,7 @@ from rsl_tbptt.core.accumulate import Loss, Outputs, SampleLosses
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.rollout import Labels
 
-ACTOR, CRITIC = "actor", "critic"
+ACTOR, CRITIC, STUDENT = "actor", "critic", "student"
 
 
 @dataclass(kw_only=True)
@@ -123,6 +124,20 @@ class MirroredRobots:
         self._ended = torch.zeros(num_envs, dtype=torch.bool, device=device)
         self._step_batches = step_batches(storage.num_transitions_per_env, num_envs, device)
 
+    def check_distillation(self) -> None:
+        """Check that augmentation is all that is asked for.
+
+        Raises:
+            ValueError: If it is not.
+        """
+        options = self._options
+        if options.use_mirror_loss or not options.use_data_augmentation:
+            raise ValueError(
+                f"symmetry_cfg has use_data_augmentation {options.use_data_augmentation} and"
+                f" use_mirror_loss {options.use_mirror_loss}, expected True and False in"
+                " distillation: mirrored labels teach what a mirror loss would."
+            )
+
     def _mirror(self, obs: TensorDict | None = None, actions: torch.Tensor | None = None) -> Any:
         """Return observations or actions, (B,), with those of mirrored robots, (I * B,)."""
         mirrored_obs, mirrored_actions = self._function(env=self._env, obs=obs, actions=actions)
@@ -136,12 +151,19 @@ class MirroredRobots:
             rows = self._mirror(obs=stored.flatten(0, 1)).select(*groups)
             sizes = (self.num_robots, *stored.batch_size)
             pieces.append(_with_robots_last(rows, sizes))
-        return torch.cat(pieces)
+        return cast("TensorDict", torch.cat(pieces))
 
     def actions(self, actions: torch.Tensor) -> torch.Tensor:
         """Return actions, (K, n, A), for all robots, (K, n, I, A)."""
         rows = self._mirror(actions=actions.flatten(0, 1))
         return _with_robots_last(rows, (self.num_robots, *actions.shape[:2]))
+
+    def behavior(self, labels: Labels) -> dict[str, torch.Tensor]:
+        """Return a teacher's labels for all robots, (T, N, I, A), given robot 0's, (T, N, A)."""
+        found = {ACTIONS: self.actions(labels[ACTIONS])}
+        if STD in labels:  # a mirrored action may have changed its sign; a deviation has none
+            found[STD] = self.actions(labels[STD]).abs()
+        return found
 
     @property
     def states(self) -> dict[str, HiddenState]:
@@ -281,8 +303,11 @@ def _beside(values: torch.Tensor, mirrored: torch.Tensor | None = None) -> torch
 
 def _join(state: HiddenState, mirrored: HiddenState, num_robots: int) -> HiddenState:
     """Join the states of robots 0, (L, N, H), and of mirrored ones, None where they are zero."""
-    robot_0 = hidden_state.as_tensors(hidden_state.apply(lambda each: each.unsqueeze(2), state))
-    others = hidden_state.as_tensors(mirrored) or tuple(
-        torch.zeros_like(each).expand(-1, -1, num_robots - 1, -1) for each in robot_0
-    )
-    return hidden_state.from_tensors([torch.cat(both, 2) for both in zip(robot_0, others)])
+    if state is None:
+        return None
+    own = [tensor.unsqueeze(2) for tensor in hidden_state.as_tensors(state)]
+    if mirrored is None:
+        zeros = [torch.zeros_like(tensor).expand(-1, -1, num_robots - 1, -1) for tensor in own]
+        mirrored = hidden_state.from_tensors(zeros)
+    pairs = zip(own, hidden_state.as_tensors(mirrored), strict=True)
+    return hidden_state.from_tensors([torch.cat(pair, 2) for pair in pairs])
