@@ -1,40 +1,26 @@
-"""Symmetry under TbpttPPO: rsl_rl's own update for feed-forward models, refused for others."""
-
-from typing import Any
+"""Symmetry without memory equals rsl_rl's; its options and errors are those of TbpttPPO."""
 
 import pytest
 import torch
 from rsl_rl.algorithms import PPO
 from rsl_rl.extensions import resolve_symmetry_config
 from support.helpers import make_ppo, ppo_parameters_of, roll_out_ppo
+from support.symmetry_reference import ENV, mirror, symmetry_cfg
 from support.tolerances import PARITY_FLOAT32
 
 from rsl_tbptt.algorithms import TbpttPPO
 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
 
-ENV = object()
+OTHER = {
+    "actor_kwargs": {"distribution_cfg": {"class_name": "HeteroscedasticGaussianDistribution"}}
+}
 
 
-def mirror(env, obs, actions):
-    """Append the mirrored samples: all signs turned."""
-    assert env is ENV
-    if obs is not None:
-        obs = torch.cat((obs, obs.apply(torch.neg)))
-    if actions is not None:
-        actions = torch.cat((actions, -actions))
-    return obs, actions
-
-
-def symmetry_cfg(augmentation=True, mirror_loss=True):
-    cfg = {
-        "data_augmentation_func": mirror,
-        "use_data_augmentation": augmentation,
-        "use_mirror_loss": mirror_loss,
-        "mirror_loss_coeff": 0.7,
-    }
-    env: Any = ENV
-    return resolve_symmetry_config({"symmetry_cfg": cfg}, env)["symmetry_cfg"]
+def of_rsl_rl(cfg):
+    """Return a config as the installed rsl_rl hands it on."""
+    cfg = {name: value for name, value in cfg.items() if name != "env"}
+    return resolve_symmetry_config({"symmetry_cfg": cfg}, ENV)["symmetry_cfg"]
 
 
 def train(algorithm_class, updates=2, **options):
@@ -45,19 +31,27 @@ def train(algorithm_class, updates=2, **options):
     return ppo_parameters_of(algorithm), metrics, algorithm
 
 
+@pytest.mark.usefixtures("in_order")
+@pytest.mark.parametrize("augmentation", [False, True])
+@pytest.mark.parametrize("mirror_loss", [False, True])
 @pytest.mark.parametrize(
-    ("augmentation", "mirror_loss", "options"),
-    [(True, False, {}), (False, True, {"normalize_advantage_per_mini_batch": True})],
+    ("num_images", "options"),
+    [
+        (1, {}),
+        (2, {}),
+        (1, {"normalize_advantage_per_mini_batch": True}),
+        (1, {**OTHER, "schedule": "fixed"}),
+    ],
 )
-def test_parameters_equal_those_of_rsl_rl(augmentation, mirror_loss, options):
-    expected, expected_metrics, other = train(
-        PPO, symmetry_cfg=symmetry_cfg(augmentation, mirror_loss), **options
-    )
-    parameters, metrics, algorithm = train(
-        TbpttPPO, symmetry_cfg=symmetry_cfg(augmentation, mirror_loss), **options
-    )
+def test_parameters_equal_those_of_rsl_rl(num_images, augmentation, mirror_loss, options):
+    results = []
+    for algorithm_class in (PPO, TbpttPPO):
+        cfg = of_rsl_rl(symmetry_cfg(augmentation, mirror_loss, num_images))
+        results.append(train(algorithm_class, symmetry_cfg=cfg, **options))
+    (expected, expected_metrics, other), (parameters, metrics, algorithm) = results
     torch.testing.assert_close(parameters, expected, **PARITY_FLOAT32)
-    assert metrics == pytest.approx({**expected_metrics, "skipped_updates": 0.0}, rel=1e-3)
+    for name in ("value", "surrogate", "entropy", "symmetry"):
+        assert metrics[name] == pytest.approx(expected_metrics[name], rel=1e-3, abs=1e-5)
     assert metrics["symmetry"] > 0
     assert algorithm.learning_rate == pytest.approx(other.learning_rate)
 
@@ -65,6 +59,18 @@ def test_parameters_equal_those_of_rsl_rl(augmentation, mirror_loss, options):
 def test_symmetry_changes_the_parameters():
     results = [train(TbpttPPO, symmetry_cfg=cfg)[0] for cfg in (None, symmetry_cfg())]
     assert not torch.allclose(*results, rtol=1e-3)
+
+
+@pytest.mark.parametrize("models", ["mlp", "lstm"])
+def test_only_reported_the_mirror_loss_changes_nothing(models):
+    results = []
+    for cfg in (None, symmetry_cfg(False, False), symmetry_cfg(False, True)):
+        algorithm = make_ppo(TbpttPPO, 6, 8, models, models, symmetry_cfg=cfg, schedule="fixed")
+        roll_out_ppo(algorithm, 0)
+        algorithm.update()
+        results.append(ppo_parameters_of(algorithm))
+    torch.testing.assert_close(results[0], results[1], **PARITY_FLOAT32)
+    assert not torch.allclose(results[0], results[2], rtol=1e-3)
 
 
 def test_the_normaliser_sees_each_sample_once():
@@ -89,55 +95,54 @@ def make_symmetric(**options):
     return algorithm
 
 
-def test_an_error_of_rsl_rl_from_a_policy_that_is_nan_is_undone():
-    algorithm = make_symmetric(schedule="adaptive")
-    algorithm.update()
-
-    def poison(step, obs, rewards):
-        if step == 2:
-            obs["policy"][3, 0] = float("inf")
-
-    roll_out_ppo(algorithm, 1, on_step=poison)
-    before, rate = ppo_parameters_of(algorithm), algorithm.learning_rate
-    with pytest.warns(UserWarning, match=r"'policy' of environments \[3\], first at step 2"):
-        assert algorithm.update() == {"skipped_updates": 1.0}
-    assert torch.equal(ppo_parameters_of(algorithm), before)
-    assert algorithm.learning_rate == rate
-    roll_out_ppo(algorithm, 2)
-    assert algorithm.update()["symmetry"] > 0
-
-
-def test_another_error_of_rsl_rl_is_passed_on_and_changes_nothing(monkeypatch):
-    algorithm = make_symmetric()
-    before, rate, rates = ppo_parameters_of(algorithm), algorithm.learning_rate, []
-
-    def failing(self, obs):  # after all optimiser steps
-        rates.append(algorithm.learning_rate)
-        raise RuntimeError("no memory")
-
-    monkeypatch.setattr(type(algorithm.critic), "update_normalization", failing)
-    with pytest.raises(RuntimeError, match="no memory"):
-        algorithm.update()
-    assert rates != [rate]  # it had changed
-    assert algorithm.learning_rate == rate
-    assert torch.equal(ppo_parameters_of(algorithm), before)
-    assert algorithm.storage.step == 0
-
-
-@pytest.mark.parametrize(("actor", "critic"), [("mlp", "gru"), ("gru", "mlp")])
-def test_recurrent_models_are_refused_with_the_reason(actor, critic):
-    with pytest.raises(NotImplementedError, match=r"symmetry_cfg is set, .* no hidden"):
-        make_ppo(TbpttPPO, 6, 8, actor, critic, symmetry_cfg=symmetry_cfg())
-
-
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"num_micro_batches": 2}, "num_micro_batches is 2, expected 1"),
-        ({"policy_loss": "kl_penalty", "schedule": "fixed"}, "policy_loss is 'kl_penalty'"),
+        ({"auxiliary": {"cue": {"target": "state"}}}, "auxiliary is .*, expected None with symm"),
         ({"teacher_coef": 0.1, "teacher_cfg": {"class_name": "MLPModel"}}, "teacher_coef is 0.1"),
     ],
 )
-def test_options_that_rsl_rl_lacks_are_refused_by_name(options, message):
+def test_options_without_mirrored_targets_are_refused_by_name(options, message):
     with pytest.raises(ValueError, match=message):
         make_ppo(TbpttPPO, 6, 8, "mlp", "mlp", symmetry_cfg=symmetry_cfg(), **options)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"use_data_augmentaton": True}, "did you mean 'use_data_augmentation'"),
+        ({"data_augmentation_func": mirror(0)}, "returned 8 rows of actions for 8, expected twice"),
+    ],
+)
+def test_a_wrong_config_is_refused(change, message):
+    with pytest.raises(ValueError, match=message):
+        make_ppo(TbpttPPO, 6, 8, "lstm", "mlp", symmetry_cfg=symmetry_cfg() | change)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_micro_batches": 2},
+        {"policy_loss": "kl_penalty", "schedule": "fixed"},
+        {"loss_reduction": "episode_mean", "dual_clip_param": 3.0},
+        {"minibatch_unit": "window", "gradient_length": 2, "burn_in_length": 1},
+        {"use_mixed_precision": True},
+        {"memory_budget_gb": 0.1, "num_mini_batches": 2},
+    ],
+)
+def test_other_options_work_with_it(options):
+    algorithm = make_ppo(TbpttPPO, 6, 8, "lstm", "gru", symmetry_cfg=symmetry_cfg(), **options)
+    for seed in range(2):
+        roll_out_ppo(algorithm, seed)
+        metrics = algorithm.update()
+    assert metrics["skipped_updates"] == 0
+    assert metrics["symmetry"] > 0
+
+
+def test_the_plan_of_memory_counts_mirrored_robots():
+    peaks = []
+    for cfg in (None, symmetry_cfg(), symmetry_cfg(num_images=2)):
+        algorithm = make_ppo(TbpttPPO, 6, 64, "lstm", "gru", symmetry_cfg=cfg)
+        roll_out_ppo(algorithm, 0)
+        peaks.append(algorithm.memory_plan().peak(1))
+    assert peaks[0] < peaks[1] < peaks[2]
