@@ -47,7 +47,8 @@ def look(env: Any, side: float, arrange: Callable[[float], None]) -> tuple[Tenso
     robot.write_root_velocity_to_sim_index(root_velocity=torch.tensor([velocity] * num_envs))
     robot.write_joint_position_to_sim_index(position=robot.data.default_joint_pos.torch + of_joints)
     robot.write_joint_velocity_to_sim_index(velocity=10.0 * of_joints.expand(num_envs, 8))
-    env.scene.update(0.0)
+    env.sim.forward()
+    env.scene.update(0.02)
     actions = of_joints.expand(num_envs, 8)
     env.action_manager.process_action(actions)
     env.episode_length_buf[:] = 3 if side > 0.0 else 13  # half a cycle apart
