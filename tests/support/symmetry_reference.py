@@ -16,7 +16,7 @@ from support.ppo_reference import Segment, gradient_of
 ENV = object()
 
 
-def image(number: int, values: torch.Tensor) -> torch.Tensor:
+def image(number: int, values: Any) -> torch.Tensor:
     """Return the values of the mirror image with a number, of any shape; 0 is the original.
 
     Vectors have other signs or another order, pictures are flipped along another axis.

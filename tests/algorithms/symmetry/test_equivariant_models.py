@@ -44,7 +44,7 @@ def make_equivariant(model, num_outputs):
             average(module.weight, rows, swapped(module.in_features))
             average(module.bias, rows)
         if isinstance(module, nn.RNNBase):
-            hidden, gates = module.hidden_size, len(module.weight_ih_l0) // module.hidden_size
+            hidden, gates = module.hidden_size, 4 if isinstance(module, nn.LSTM) else 3
             rows = [gate * hidden + row for gate in range(gates) for row in swapped(hidden)]
             average(module.weight_ih_l0, rows, swapped(module.input_size))
             average(module.weight_hh_l0, rows, swapped(hidden))

@@ -1,5 +1,7 @@
 """Symmetry without memory equals rsl_rl's; its options and errors are those of TbpttPPO."""
 
+from typing import Any
+
 import pytest
 import torch
 from rsl_rl.algorithms import PPO
@@ -20,7 +22,8 @@ OTHER = {
 def of_rsl_rl(cfg):
     """Return a config as the installed rsl_rl hands it on."""
     cfg = {name: value for name, value in cfg.items() if name != "env"}
-    return resolve_symmetry_config({"symmetry_cfg": cfg}, ENV)["symmetry_cfg"]
+    env: Any = ENV
+    return resolve_symmetry_config({"symmetry_cfg": cfg}, env)["symmetry_cfg"]
 
 
 def train(algorithm_class, updates=2, **options):

@@ -57,7 +57,8 @@ def roll_out(algorithm, seed, done_rate=0.3):
             before.extend(hidden_state.clone(model.get_hidden_state()) for model in models)
 
     roll_out_ppo(algorithm, seed, done_rate, on_step=record)
-    return tuple(hidden_state.clone(state) for state in before)
+    actor, critic = map(hidden_state.clone, before)
+    return actor, critic
 
 
 def segments_of(num_steps, length, unit, burn_in):
