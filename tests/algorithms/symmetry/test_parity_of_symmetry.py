@@ -1,5 +1,6 @@
 """Symmetry without memory equals rsl_rl's; its options and errors are those of TbpttPPO."""
 
+import copy
 from typing import Any
 
 import pytest
@@ -27,6 +28,8 @@ def of_rsl_rl(cfg):
 
 
 def train(algorithm_class, updates=2, **options):
+    if "actor_kwargs" in options:  # rsl_rl before 5.5 removes entries from it
+        options["actor_kwargs"] = copy.deepcopy(options["actor_kwargs"])
     algorithm = make_ppo(algorithm_class, 6, 8, "mlp", "mlp", **options)
     for seed in range(updates):
         roll_out_ppo(algorithm, seed)
