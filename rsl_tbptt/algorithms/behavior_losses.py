@@ -72,13 +72,20 @@ class BehaviorLoss:
         and the terms of the former by their names. All sums are weighted like the loss.
         """
         parts = {} if self.parts is None else self.parts(outputs, labels)
+        parts = {name: _of_envs(part) for name, part in parts.items()}
         per_sample = _total(parts, self.coefs) if parts else self.per_sample(outputs, labels)
+        per_sample = _of_envs(per_sample)
         reported = {BEHAVIOR: per_sample, **parts}
         if NEWEST in labels:
             is_newest = labels[NEWEST]
             reported = {name: torch.where(is_newest, v, 0.0) for name, v in reported.items()}
             reported[BUFFER] = per_sample - reported[BEHAVIOR]
         return SampleLosses(per_sample, reported, weighs_reported=True)
+
+
+def _of_envs(values: torch.Tensor) -> torch.Tensor:
+    """Average losses over a robot and its mirror images, (K, n, I); (K, n) stays as it is."""
+    return values.mean(2) if values.dim() > 2 else values
 
 
 def _of_slices(slices: Sequence[ActionSlice], losses: Sequence[BehaviorLoss]) -> BehaviorLoss:

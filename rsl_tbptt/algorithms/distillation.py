@@ -34,6 +34,7 @@ from rsl_tbptt.algorithms.options import (
 )
 from rsl_tbptt.algorithms.replay import Replay, set_state
 from rsl_tbptt.algorithms.replay_buffer import Experience, MiniBatch, weights_of
+from rsl_tbptt.algorithms.symmetry import STUDENT, MirroredRobots
 from rsl_tbptt.algorithms.teachers import (
     Dagger,
     LazyTeacher,
@@ -129,7 +130,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         device: str = "cpu",
         multi_gpu_cfg: dict | None = None,
         rnd_cfg: None = None,
-        symmetry_cfg: None = None,
+        symmetry_cfg: dict | None = None,
         **options: Any,
     ) -> None:
         """Set up models, optimiser and schedule.
@@ -141,15 +142,15 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             device: Device of the update.
             multi_gpu_cfg: rsl_rl's description of the processes, or None for one process.
             rnd_cfg: Must be None.
-            symmetry_cfg: Must be None.
+            symmetry_cfg: rsl_rl's description of symmetries for data augmentation, or None.
             **options: Fields of :class:`DistillationOptions`.
 
         Raises:
             ValueError: If an option is unknown, invalid or contradicts another.
             NotImplementedError: If a model lacks the Gaussian or the latent that a loss needs.
         """
-        if rnd_cfg is not None or symmetry_cfg is not None:
-            raise ValueError("rnd_cfg and symmetry_cfg mean nothing in distillation: remove them.")
+        if rnd_cfg is not None:
+            raise ValueError("rnd_cfg means nothing in distillation: remove it.")
         self.options = DistillationOptions.parse(options)
         self.options.check_rollout(storage.num_transitions_per_env)
         super().__init__(
@@ -168,6 +169,24 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         self._raw_student, self._raw_teacher = self.student, self.teacher  # rsl_rl 5.0 lacks them
         self._prepare_surroundings()
         self._prepare_losses()
+        self.set_symmetry(symmetry_cfg)
+
+    def set_symmetry(self, cfg: dict | None) -> None:
+        """Train on mirrored sequences as well, or not; call it before the first rollout.
+
+        Args:
+            cfg: rsl_rl's description of symmetries, or None for none.
+
+        Raises:
+            ValueError: If it asks for something else than data augmentation, or contradicts an
+                option.
+        """
+        self.mirrored: MirroredRobots | None = None
+        """The mirror images of the robots, with symmetry."""
+        if cfg:
+            self.options.check_symmetry()
+            self.mirrored = MirroredRobots(cfg, self.storage, has_memory=True)
+            self.mirrored.check_distillation()
         self._prepare_updates()
 
     def _prepare_losses(self) -> None:
@@ -203,7 +222,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         options, storage, device = self.options, self.storage, self.storage.dones.device
         student, ranks, heads = self._raw_student, self._ranks, self._heads
         self.experience = Experience(
-            student, storage, self._labels, options, ranks, heads, self._weights
+            student, storage, self._labels, options, ranks, heads, self._weights, self.mirrored
         )
         """The newest rollout and the replay buffer."""
         num_steps = storage.num_transitions_per_env
@@ -220,6 +239,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             self._head_of_loss,
             options=options,
             num_envs=self.experience.largest_mini_batch,
+            num_robots=self.mirrored.num_robots if self.mirrored else 1,
             window_length=min(options.gradient_length, num_steps),
             heads=heads,
             first_replay=self._first_replay,
@@ -253,8 +273,11 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         """
         check_runner_keys(cfg)
         configs = model_configs(cfg)
+        symmetry_cfg = cfg["algorithm"].pop("symmetry_cfg", None)  # rsl_rl's own refuses it
         algorithm = Distillation.construct_algorithm(obs, env, cfg, device)
         if isinstance(algorithm, TbpttDistillation):
+            if symmetry_cfg:
+                algorithm.set_symmetry({**symmetry_cfg, "env": env})
             algorithm._join_runner(obs, env, cfg, configs)
             algorithm.checkpoint_path = cfg.get("load_checkpoint")
         return algorithm
@@ -322,6 +345,8 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         self._store_step(self.transition, extras)
         self.student.reset(dones)
         self.teacher.reset(dones)
+        if self.mirrored:
+            self.mirrored.process_env_step(dones)
 
     def update(self) -> dict[str, float]:
         """Train the student on the rollout and clear the storage; a failing update is undone.
@@ -429,6 +454,9 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         experience = self.experience
         if experience.buffer is not None:
             experience.buffer.keep_newest(self._num_loss_steps)
+        if self.mirrored:
+            end_state = self.mirrored.split(STUDENT, end_state)
+            self.mirrored.advance()
         set_state(self._raw_student, end_state, experience.dones()[-1])
         self.num_updates += 1
         num_passes = self.options.num_learning_epochs * experience.num_mini_batches

@@ -247,6 +247,16 @@ class Options:
         given = " and ".join(f"{name} is {getattr(self, name)!r}" for name in names.split())
         raise ValueError(f"{given}, expected {expected}.")
 
+    def check_symmetry(self) -> None:
+        """Check that no option is set whose targets cannot be mirrored.
+
+        Raises:
+            ValueError: If one is.
+        """
+        for name, default in {"auxiliary": None, "teacher_coef": 0.0}.items():
+            if getattr(self, name, default):
+                self.refuse(name, f"{default} with symmetry_cfg: its targets are not mirrored")
+
     def without_effect(self, names: str, without: str) -> Iterator[str]:
         """Yield a warning if some of the options are set; ``without`` says what they need."""
         unused = [n for n in names.split() if getattr(self, n) != getattr(type(self), n)]
@@ -632,29 +642,6 @@ class PpoOptions(Options):
             " num_envs, or with normalize_advantage_per_mini_batch lower num_mini_batches."
         )
 
-    def check_symmetry(self, recurrent: bool) -> None:
-        """Check that rsl_rl's own update can mirror the samples.
-
-        Raises:
-            NotImplementedError: If actor or critic is recurrent.
-            ValueError: If an option is set that rsl_rl's update lacks.
-        """
-        if recurrent:
-            raise NotImplementedError(
-                "symmetry_cfg is set, expected None with a recurrent actor or critic: no hidden"
-                " state exists for the mirrored trajectory."
-            )
-        for name in _LACKING_IN_RSL_RL.split():
-            default = getattr(PpoOptions, name)
-            if getattr(self, name) != default:
-                self.refuse(name, f"{default!r} with symmetry_cfg: rsl_rl's own update lacks it")
-
-
-_LACKING_IN_RSL_RL = """
-    num_micro_batches memory_budget_gb shuffle_envs loss_reduction policy_loss clip_param_high
-    dual_clip_param critic_warmup_iterations teacher_coef auxiliary
-"""
-"""Options that rsl_rl's update, which mirrors the samples, does not have."""
 
 P = ParamSpec("P")
 
@@ -698,7 +685,7 @@ class RunnerArguments:
     """rsl_rl's config of random network distillation, or None; always None in distillation."""
 
     symmetry_cfg: dict[str, Any] | None = None
-    """rsl_rl's config of symmetries, or None; always None in distillation."""
+    """rsl_rl's config of symmetries, or None."""
 
 
 def takes(

@@ -7,13 +7,14 @@ and :func:`value_loss` compare their outputs with the labels of the rollout.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 
 import torch
 from rsl_rl.storage import RolloutStorage
+from tensordict import TensorDict
 from torch import nn
 
 from rsl_tbptt.algorithms.heads import AuxiliaryHeads
@@ -21,15 +22,18 @@ from rsl_tbptt.algorithms.health import FirstReplay
 from rsl_tbptt.algorithms.mini_batches import MiniBatch, MiniBatches
 from rsl_tbptt.algorithms.options import PpoOptions
 from rsl_tbptt.algorithms.replay import (
+    FrameObs,
     Replay,
     action_head,
     distribution_head,
     find_held_frames,
+    observed_groups,
     seen_by,
 )
+from rsl_tbptt.algorithms.symmetry import ACTOR, CRITIC, MirroredRobots, Samples, averaged
 from rsl_tbptt.compat.versions import MLPModel, clip_gradients
 from rsl_tbptt.core import losses
-from rsl_tbptt.core.accumulate import Outputs, SampleLosses
+from rsl_tbptt.core.accumulate import Loss, Outputs, SampleLosses
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.rollout import Labels, Rollout, generalized_advantages
@@ -51,7 +55,7 @@ class PpoRollout:
     """A rollout and the initial states of actor and critic."""
 
     all_groups: Rollout
-    """All observation groups, without labels."""
+    """All observation groups, with the label ``advantages``; without mirror images."""
 
     actor: Rollout
     """The actor's observations, labels of ``PolicyLoss`` and targets of auxiliary heads."""
@@ -59,7 +63,7 @@ class PpoRollout:
     critic: Rollout
     """The critic's observations and the labels of ``value_loss``."""
 
-    states: States
+    states: Sequence[HiddenState]
     """Stored states of actor and critic, (L, S * N, H) for S stored steps."""
 
     teacher_coef: float
@@ -87,6 +91,7 @@ class PpoGradient:
         options: PpoOptions,
         heads: AuxiliaryHeads,
         mini_batches: MiniBatches,
+        mirrored: MirroredRobots | None = None,
     ) -> None:
         """Choose how the models are replayed: on single steps if neither has memory.
 
@@ -96,8 +101,10 @@ class PpoGradient:
             options: Precision, losses and other options.
             heads: The actor's auxiliary heads.
             mini_batches: The mini-batches.
+            mirrored: Mirror images of the robots, if any.
         """
         self._options, self._heads, self._single_steps = options, heads, mini_batches.single_steps
+        self._mirrored, self._state_steps = mirrored, mini_batches.state_steps
         self.first_replay = FirstReplay()
         """Metrics of the first replay of an update."""
         replay = partial(
@@ -107,13 +114,24 @@ class PpoGradient:
             window_length=mini_batches.window_length,
             single_steps=mini_batches.single_steps,
         )
-        self.actor = replay(actor, distribution_head, heads=heads, first_replay=self.first_replay)
-        self.critic = replay(critic, action_head)
+        num_robots = mirrored.num_robots if mirrored else 1
+        num_augmented = num_robots if mirrored and mirrored.augments else 1
+        self.actor = replay(
+            actor,
+            distribution_head,
+            heads=heads,
+            first_replay=self.first_replay,
+            num_robots=num_robots,
+        )
+        self.critic = replay(critic, action_head, num_robots=num_augmented)
         self.policy_loss = PolicyLoss(actor, options, self.first_replay)
         clip = options.clip_param if options.use_clipped_value_loss else None
-        self._value_loss = partial(value_loss, clip=clip)
+        self._value_loss: Loss = partial(value_loss, clip=clip)
+        if num_augmented > 1:
+            self._value_loss = averaged(self._value_loss)
         clips = () if options.policy_loss == "kl_penalty" else ("clip_fraction",)
-        self.reported = (*LOSSES, "teacher", *clips, *heads.names)
+        of_images = ("symmetry",) if mirrored else ()
+        self.reported = (*LOSSES, "teacher", *clips, *of_images, *heads.names)
         """Names of the reported sums; the teacher's loss is 0 without a teacher."""
         # Parameters of a shared encoder must appear only once.
         both = (*self.actor.parameters, *self.critic.parameters)
@@ -121,7 +139,11 @@ class PpoGradient:
         """Parameters of actor, critic and heads."""
 
     def rollout(
-        self, storage: RolloutStorage, states: States, teachers: Params, teacher_coef: float
+        self,
+        storage: RolloutStorage,
+        states: Sequence[HiddenState],
+        teachers: Params,
+        teacher_coef: float,
     ) -> PpoRollout:
         """View a full storage, with advantages and returns, as a rollout.
 
@@ -140,23 +162,60 @@ class PpoGradient:
         weights = None
         if self._options.loss_reduction == "episode_mean":
             weights = 1.0 / everything.episode_lengths
+        samples = Samples(
+            storage.actions,
+            storage.actions_log_prob.squeeze(-1),
+            storage.distribution_params,
+            storage.values,
+            storage.advantages.squeeze(-1),
+            storage.returns,
+        )
+        everything = everything.seen_as(stored, {"advantages": samples.advantages}, weights)
+        seen, samples, states = self._seen(stored, samples, states, everything.episode_starts)
         behaviour = {
-            "advantages": storage.advantages.squeeze(-1),
-            "actions": storage.actions,
-            "log_prob": storage.actions_log_prob.squeeze(-1),
-            **_labels_of("old", storage.distribution_params),
+            "advantages": samples.advantages,
+            "actions": samples.actions,
+            "log_prob": samples.log_prob,
+            **_labels_of("old", samples.params),
             **_labels_of("teacher", teachers),
             **self._heads.targets(dones),
         }
-        targets = {"returns": storage.returns, "values": storage.values}
-        seen = [seen_by(replay.model, stored) for replay in (self.actor, self.critic)]
-        find_held_frames(*seen)
+        targets = {"returns": samples.returns, "values": samples.values}
         actor = everything.seen_as(seen[0], behaviour, weights)
         critic = everything.seen_as(seen[1], targets, weights)
         if self._single_steps:
             everything = everything.as_single_steps()
             actor, critic = actor.as_single_steps(), critic.as_single_steps()
         return PpoRollout(everything, actor, critic, states, teacher_coef)
+
+    def _seen(
+        self,
+        stored: TensorDict,
+        samples: Samples,
+        states: Sequence[HiddenState],
+        episode_starts: torch.Tensor,
+    ) -> tuple[list[TensorDict | FrameObs], Samples, Sequence[HiddenState]]:
+        """Return observations of actor and critic, (T, N), with samples and states.
+
+        If there are mirror images, they are next to the robots in what a model sees of them.
+        """
+        replays, mirrored = {ACTOR: self.actor, CRITIC: self.critic}, self._mirrored
+        if mirrored is None:
+            seen = [seen_by(replay.model, stored) for replay in replays.values()]
+            find_held_frames(*seen)
+            return seen, samples, states
+        if not mirrored.augments:
+            replays.pop(CRITIC)
+        models = [replay.model for replay in replays.values()]
+        groups = {group for model in models for group in observed_groups(model, stored)}
+        obs = mirrored.obs(groups)
+        seen = [seen_by(model, obs) for model in models]
+        find_held_frames(*seen)
+        lived = mirrored.live(samples, states, replays, seen, episode_starts, self._state_steps)
+        if not mirrored.augments:
+            seen.append(seen_by(self.critic.model, stored))
+            find_held_frames(seen[-1])
+        return seen, *lived
 
     def normalization(
         self,
@@ -175,8 +234,8 @@ class PpoGradient:
         own = torch.zeros(1, device=self.actor.device)
         if self._options.normalize_advantage_per_mini_batch:
             with alone():
-                rows = mini_batch.loss_rows(rollout.actor)
-                own = rollout.actor.rows.labels["advantages"][rows]
+                rows = mini_batch.loss_rows(rollout.all_groups)
+                own = rollout.all_groups.rows.labels["advantages"][rows]
             advantages = _mean_and_scale(own, mini_batch.num_samples, mini_batch.ranks)
         if self._options.loss_reduction == "episode_mean":
             with alone():
@@ -208,11 +267,13 @@ class PpoGradient:
             The ``reported`` values summed over the samples of this rank, not weighted by episode.
             Shape: (M,).
         """
-        policy_loss = partial(
+        policy_loss: Loss = partial(
             self.policy_loss,
             advantages=normalization.advantages,
             teacher_coef=rollout.teacher_coef,
         )
+        if self._mirrored is not None:
+            policy_loss = self._mirrored.policy_loss(policy_loss, self.actor.model)
         value_coef = self._options.value_loss_coef
         actor_learns = not holds_actor or bool(self._heads.names)
         sums: dict[str, torch.Tensor] = {}
@@ -276,7 +337,8 @@ class PolicyLoss:
             outputs: Inputs of the actor's distribution. Shape: (K, n, ...).
             labels: ``advantages`` (K, n), ``actions`` (K, n, A), their ``log_prob`` (K, n) when
                 they were taken, the parameters of the distribution they were drawn from, and with
-                a teacher the parameters of its distribution, or its mean.
+                a teacher the parameters of its distribution, or its mean. With mirror images
+                outputs and labels are (K, n, I), and advantages (K, n, 1).
             advantages: Offset that is subtracted from advantages, then the scale that divides them.
             teacher_coef: Weight of the imitation loss.
 
@@ -289,14 +351,17 @@ class PolicyLoss:
         actor.distribution.update(*outputs)
         mean, scale = advantages
         normalized = (labels["advantages"] - mean) / scale
-        log_prob, entropy = actor.get_output_log_prob(labels["actions"]), actor.output_entropy
-        self._first_replay.see_log_ratio(log_prob, labels["log_prob"])
+        log_prob = actor.get_output_log_prob(labels["actions"])
+        entropy = _of_originals(actor.output_entropy, labels)
+        self._first_replay.see_log_ratio(
+            _of_originals(log_prob, labels), _of_originals(labels["log_prob"], labels)
+        )
         penalized = options.policy_loss == "kl_penalty"
         with torch.set_grad_enabled(penalized):
             kl = actor.get_kl_divergence(
                 _params_in(labels, "old"), actor.output_distribution_params
             )
-        reported = {"entropy": entropy, "kl": kl}
+        reported = {"entropy": entropy, "kl": _of_originals(kl, labels)}
         if penalized:
             surrogate = losses.penalized_surrogate(
                 log_prob, labels["log_prob"], normalized, kl, self.kl_coef
@@ -333,6 +398,14 @@ class PolicyLoss:
             self.kl_coef /= 2.0
         elif kl > desired_kl * 1.5:
             self.kl_coef *= 2.0
+
+
+def _of_originals(values: torch.Tensor, labels: Labels) -> torch.Tensor:
+    """Return values, (K, n), without those of mirror images if there are any: (K, n, 1).
+
+    rsl_rl, too, takes entropy and KL divergence from the originals.
+    """
+    return values[..., :1] if labels["advantages"].dim() > 2 else values
 
 
 def value_loss(outputs: Outputs, labels: Labels, clip: float | None) -> SampleLosses:

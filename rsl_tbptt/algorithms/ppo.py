@@ -34,7 +34,8 @@ from rsl_tbptt.algorithms.policy_losses import (
 )
 from rsl_tbptt.algorithms.replay import observed_groups
 from rsl_tbptt.algorithms.rnd import RndTraining, restore_rnd, state_of_rnd
-from rsl_tbptt.algorithms.transaction import Inputs, Transaction, UpdateUndoneError
+from rsl_tbptt.algorithms.symmetry import MirroredRobots
+from rsl_tbptt.algorithms.transaction import Inputs, Transaction
 from rsl_tbptt.algorithms.truncation_bootstrap import (
     TruncationBootstrap,
     value_without_advancing,
@@ -43,7 +44,6 @@ from rsl_tbptt.checkpoints.describing import check_fits, model_configs
 from rsl_tbptt.checkpoints.reading import check_matches
 from rsl_tbptt.compat.versions import (
     PPO,
-    UPDATE_NORMALIZES,
     MLPModel,
 )
 from rsl_tbptt.core import hidden_state
@@ -81,18 +81,18 @@ class TbpttPPO(TbpttAlgorithm, PPO):
             device: Device of the update.
             multi_gpu_cfg: rsl_rl's description of the processes, or None for one process.
             rnd_cfg: rsl_rl's description of random network distillation, or None.
-            symmetry_cfg: rsl_rl's description of symmetries, or None. Feed-forward models only.
+            symmetry_cfg: rsl_rl's description of symmetries, or None; for models with memory, too.
             **options: Fields of :class:`PpoOptions`.
 
         Raises:
             ValueError: If an option is unknown, invalid or contradicts another.
-            NotImplementedError: If symmetry is used with a recurrent model, a model cannot be
-                replayed, or ``student_action_std`` finds no parameter to set.
+            NotImplementedError: If a model cannot be replayed, or ``student_action_std`` finds no
+                parameter to set.
         """
         self.options = PpoOptions.parse(options)
         self._recurrent = actor.is_recurrent or critic.is_recurrent
-        if symmetry_cfg is not None:
-            self.options.check_symmetry(self._recurrent)
+        if symmetry_cfg:
+            self.options.check_symmetry()
         self.options.check_rollout(storage.num_transitions_per_env, self._recurrent)
         given = {k: v for k, v in vars(self.options).items() if k in _TAKEN_BY_RSL_RL}
         super().__init__(
@@ -102,9 +102,12 @@ class TbpttPPO(TbpttAlgorithm, PPO):
             **{**given, "max_grad_norm": self.options.max_grad_norm or math.inf},
             device=device,
             rnd_cfg=rnd_cfg,
-            symmetry_cfg=symmetry_cfg,
             multi_gpu_cfg=multi_gpu_cfg,
         )
+        self.mirrored: MirroredRobots | None = None
+        """The mirror images of the robots, with symmetry."""
+        if symmetry_cfg:  # rsl_rl's own refuses models with memory
+            self.mirrored = MirroredRobots(symmetry_cfg, storage, self._recurrent)
         self._raw_actor, self._raw_critic = self.actor, self.critic  # ``compile`` replaces them
         self._models = {"actor": self._raw_actor, "critic": self._raw_critic}
         self._prepare_surroundings()
@@ -124,7 +127,9 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         self.mini_batches = MiniBatches(
             num_steps, num_envs, options, ranks, device, single_steps=not self._recurrent
         )
-        self.gradient = PpoGradient(actor, critic, options, self._heads, self.mini_batches)
+        self.gradient = PpoGradient(
+            actor, critic, options, self._heads, self.mini_batches, self.mirrored
+        )
         self.states: list[States] = []
         """States of actor and critic before the first steps of segments; (L, N, H) each."""
         self._no_sums = torch.full((len(self.gradient.reported),), torch.nan, device=device)
@@ -205,6 +210,8 @@ class TbpttPPO(TbpttAlgorithm, PPO):
             self.states = []
             if self._rnd:
                 self._rnd.begin_rollout()
+            if self.mirrored:
+                self.mirrored.begin_rollout()
         if step in self.mini_batches.state_steps:
             states = self._raw_actor.get_hidden_state(), self._raw_critic.get_hidden_state()
             self.states.append((hidden_state.clone(states[0]), hidden_state.clone(states[1])))
@@ -243,6 +250,8 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         self._store_step(self.transition, extras)
         for model in (self.actor, self.critic):
             model.reset(dones)
+        if self.mirrored:
+            self.mirrored.process_env_step(dones)
         self._imitation.process_env_step(rewards, dones)
 
     def compute_returns(self, obs: TensorDict) -> None:
@@ -260,9 +269,9 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         """Train actor and critic on the rollout and clear the storage; a failing update is undone.
 
         Returns:
-            What the runner logs under ``Loss/``; docs/reference/metrics.md lists it. With
-            symmetry, the values of rsl_rl's update. In a runner only the losses: the others reach
-            its logger through ``health_log``. ``metrics`` has all.
+            What the runner logs under ``Loss/``; docs/reference/metrics.md lists it. In a runner
+            only the losses: the others reach its logger through ``health_log``. ``metrics`` has
+            all.
 
         Raises:
             ValueError: If a loss, gradient or result is NaN or inf and ``non_finite`` does not skip
@@ -271,9 +280,6 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         self.transaction.fit_budget(self.memory_plan)
         for update in self.transaction:
             with update:
-                if self.symmetry:
-                    _update_by_rsl_rl(self, update)
-                    continue
                 rollout, steps = cast("PpoRollout", None), []
                 with update.alone():  # after a failure the following fails too, up to ``commit``
                     rollout = self._rollout()
@@ -362,6 +368,8 @@ class TbpttPPO(TbpttAlgorithm, PPO):
             metrics["kl_coef"] = self.gradient.policy_loss.kl_coef
             if not self._fine_tuning.holds_actor:
                 self.gradient.policy_loss.adapt(kl)
+        if self.mirrored:
+            self.mirrored.advance()
         self._imitation.conclude(metrics, waits=self._fine_tuning.holds_actor)
         self._fine_tuning.count_update()
         return metrics
@@ -447,28 +455,6 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         if load_iteration:
             self.emergency_save.go_on_from(loaded_dict)
         return load_iteration
-
-
-def _update_by_rsl_rl(algorithm: TbpttPPO, update: Transaction) -> None:
-    """Run the epochs by rsl_rl's own update, which mirrors the samples.
-
-    Raises:
-        RuntimeError: If rsl_rl's update raised it for another reason than NaN.
-        ValueError: Likewise.
-        UpdateUndoneError: If rsl_rl's update failed for NaN: it cannot sample from such a policy.
-    """
-    try:
-        logged = PPO.update(algorithm)
-    except (RuntimeError, ValueError) as error:
-        if update.is_finite():
-            raise
-        raise UpdateUndoneError from error
-    if not UPDATE_NORMALIZES:
-        algorithm._update_normalization()
-    device = algorithm.storage.dones.device
-    update.commit({name: torch.tensor(value, device=device) for name, value in logged.items()})
-    algorithm._fine_tuning.count_update()
-    update.log(logged)
 
 
 def _check_checkpoint(

@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -27,6 +28,7 @@ from rsl_tbptt.core.accumulate import (
     best_num_micro_batches,
     best_num_windows,
     bytes_per_sample,
+    split_envs,
 )
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.recompute import graph_bytes_per_row, graphs_seen, in_parts, most_graph_bytes
@@ -71,6 +73,7 @@ class Replay:
         *,
         options: Options | None = None,
         num_envs: int = 1,
+        num_robots: int = 1,
         window_length: int = 1,
         heads: AuxiliaryHeads | None = None,
         single_steps: bool = False,
@@ -83,6 +86,7 @@ class Replay:
             head: Outputs to return: ``action_head``, ``gaussian_head`` or ``distribution_head``.
             options: The algorithm's: scan engine, precision and memory. None takes the defaults.
             num_envs: Environments of the largest mini-batch.
+            num_robots: Robots of an environment, mirror images included.
             window_length: Steps of the longest window.
             heads: Auxiliary heads that are trained with the model.
             single_steps: Whether rollouts are single steps, which run best all at once.
@@ -94,7 +98,7 @@ class Replay:
         """Parameters of the model alone."""
         self._parts = parts_of(model)
         self._engine = options.scan_engine
-        self._num_envs, self._window_length = num_envs, window_length
+        self._num_envs, self._num_robots, self._window_length = num_envs, num_robots, window_length
         self._single_steps = single_steps
         self._bytes_per_sample = bytes_per_sample(model)
         self._bytes_per_frame: dict[str, int] = {}
@@ -163,12 +167,50 @@ class Replay:
         if self._single_steps:
             return 1
         return best_num_micro_batches(
-            num_envs,
+            num_envs * self._num_robots,
             self._window_length,
             self._bytes_per_sample,
             self.device,
             sees_frames=self._sees_frames,
         )
+
+    @torch.no_grad()
+    def run(
+        self,
+        obs: TensorDict | FrameObs,
+        state: HiddenState,
+        episode_starts: torch.Tensor,
+        steps: Sequence[int],
+    ) -> tuple[Outputs, list[HiddenState], HiddenState]:
+        """Run the model over a rollout without gradient, in windows and micro-batches.
+
+        Args:
+            obs: Observations of leading shape (T, N).
+            state: State before the first step. Shape: (L, N, H), or a pair of them, or None.
+            episode_starts: True where step t is the first of an episode. Shape: (T, N), bool.
+            steps: Steps before which states are wanted.
+
+        Returns:
+            The head's outputs, of leading shape (T, N), the states before these steps, and the
+            state after the last one.
+        """
+        num_steps, num_envs = episode_starts.shape
+        micro_batches = split_envs(num_envs, self.least_micro_batches(num_envs))
+        bounds = sorted({*steps, *range(0, num_steps, self._window_length), num_steps})
+        windows, states = [], {}
+        with unchanged_weights():
+            for first, last in pairwise(bounds):
+                states[first], pieces, ends = state, [], []
+                for envs in micro_batches:
+                    piece = (slice(first, last), envs)
+                    before = hidden_state.select_envs(state, envs)
+                    outputs, end = self(obs[piece], before, episode_starts[piece])
+                    pieces.append(outputs)
+                    ends.append(end)
+                windows.append([torch.cat(parts, 1) for parts in zip(*pieces, strict=True)])
+                state = hidden_state.concatenate_envs(ends)
+        outputs = tuple(torch.cat(parts) for parts in zip(*windows, strict=True))
+        return outputs, [states[step] for step in steps], state
 
     @property
     def _windows_at_once(self) -> int:
@@ -179,7 +221,7 @@ class Replay:
         if self._spares_memory or self._sees_frames:
             return 1
         largest = -(-self._num_envs // self.least_micro_batches(self._num_envs))
-        return best_num_windows(largest, self._window_length, self.device)
+        return best_num_windows(largest * self._num_robots, self._window_length, self.device)
 
     def __call__(
         self,
@@ -191,7 +233,8 @@ class Replay:
         """Run the model over a window.
 
         Args:
-            obs: Observations of K steps of n environments, of leading shape (K, n).
+            obs: Observations of K steps of n environments, of leading shape (K, n); with mirror
+                images (K, n, I). Robots are then the third dimension of state and results, too.
             state: State before the first. Shape: (L, n, H), or a pair of them, or None.
             episode_starts: True where step t is the first of an episode. Shape: (K, n), bool.
             cuts: Steps before which the gradient of the state stops; see ``recurrent_scan``.
@@ -200,7 +243,11 @@ class Replay:
             The head's outputs and those of auxiliary heads, of leading shape (K, n), and the state
             after the last step, all in the parameters' dtype.
         """
-        shape, dtype = episode_starts.shape, self.parameters[0].dtype
+        dtype, robots = self.parameters[0].dtype, steps_of(obs).batch_size[2:]
+        if robots:
+            obs, episode_starts = obs.flatten(1, 2), episode_starts.repeat_interleave(robots[0], 1)
+            state = hidden_state.apply(lambda tensor: tensor.flatten(1, 2), state)
+        shape = episode_starts.shape
         with self._autocast:
             if self._parts is None:
                 outputs, state = self._step_by_step(obs, state, episode_starts, cuts)
@@ -213,10 +260,12 @@ class Replay:
                 latent = latent.flatten(0, 1)
                 rows = self._head(self.model, self._parts.head(latent)) + self._further(latent)
                 outputs = tuple(output.unflatten(0, shape) for output in rows)
-        return (
-            tuple(output.to(dtype) for output in outputs),
-            hidden_state.apply(lambda tensor: tensor.to(dtype), state),
-        )
+        outputs = tuple(output.to(dtype) for output in outputs)
+        state = hidden_state.apply(lambda tensor: tensor.to(dtype), state)
+        if robots:
+            outputs = tuple(output.unflatten(1, (-1, *robots)) for output in outputs)
+            state = hidden_state.apply(lambda tensor: tensor.unflatten(1, (-1, *robots)), state)
+        return outputs, state
 
     def _further(self, latent: torch.Tensor) -> Outputs:
         """Return the outputs of auxiliary heads for the latent of the model's head, (rows, H)."""
@@ -412,7 +461,8 @@ def frames_apart(obs: TensorDict | FrameObs, groups: Iterable[str]) -> FrameObs:
     """Separate frames from observations, without copies if their memory is in one piece.
 
     Args:
-        obs: Observations of leading shape (T, N); returned unchanged if frames are separate.
+        obs: Observations of leading shape (T, N), with mirror images (T, N, I); returned unchanged
+            if frames are separate.
         groups: The groups of frames.
 
     Returns:
@@ -420,7 +470,8 @@ def frames_apart(obs: TensorDict | FrameObs, groups: Iterable[str]) -> FrameObs:
     """
     if isinstance(obs, FrameObs):
         return obs
-    steps, frames = obs.copy(), {group: obs[group].flatten(0, 1) for group in groups}
+    last = obs.batch_dims - 1
+    steps, frames = obs.copy(), {group: obs[group].flatten(0, last) for group in groups}
     for group, rows in frames.items():
         steps[group] = torch.arange(len(rows), device=rows.device).view(obs.batch_size)
     return FrameObs(steps, frames)

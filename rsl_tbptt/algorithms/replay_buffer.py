@@ -40,6 +40,7 @@ from rsl_tbptt.algorithms.replay import (
     shown_once,
     steps_of,
 )
+from rsl_tbptt.algorithms.symmetry import STUDENT, MirroredRobots
 from rsl_tbptt.algorithms.teachers import StepLabels
 from rsl_tbptt.algorithms.transaction import Inputs
 from rsl_tbptt.compat.versions import MLPModel
@@ -91,6 +92,7 @@ class Experience:
         ranks: Ranks,
         heads: AuxiliaryHeads,
         weights: SampleWeights | None,
+        mirrored: MirroredRobots | None = None,
     ) -> None:
         """Take the sources of the newest rollout; the first one allocates the buffer.
 
@@ -102,7 +104,9 @@ class Experience:
             ranks: The processes that train together.
             heads: The student's auxiliary heads, whose targets are labels, too.
             weights: Weights of the samples; None weighs all equally.
+            mirrored: Mirror images of the robots; an environment's are in its sequence.
         """
+        self._mirrored = mirrored
         self._student, self._storage, self._heads = student, storage, heads
         self._labels, self._weights = labels, weights
         self._options, self._ranks = options, ranks
@@ -110,7 +114,8 @@ class Experience:
         self.num_mini_batches = min(options.num_mini_batches, *ranks.gather(storage.num_envs))
         """Mini-batches of a pass; at most the number of environments."""
         self.start_state: HiddenState = None
-        """State of the student before the newest rollout. Shape: (L, N, H), or a pair of them."""
+        """State of the student before the newest rollout. Shape: (L, N, H), or a pair of them; with
+        mirror images (L, N, I, H)."""
         self.buffer: ReplayBuffer | None = None
         """Sequences of past rollouts, from the first update on; None if none are kept."""
         self._saved: dict[str, Any] | None = None  # from a checkpoint, until the next update
@@ -121,12 +126,18 @@ class Experience:
     def begin_rollout(self) -> None:
         """Keep the state at the rollout's start."""
         self.start_state = hidden_state.clone(self._student.get_hidden_state())
+        if self._mirrored:
+            self._mirrored.begin_rollout()
+            self.start_state = self._mirrored.join(STUDENT, self.start_state)
 
     def newest(self) -> Rollout:
         """View the storage as a rollout."""
-        obs = seen_by(self._student, self._storage.observations)
-        dones = self.dones()
+        stored, dones = self._storage.observations, self.dones()
         labels = {**self._labels.of_rollout(), **self._heads.targets(dones)}
+        if self._mirrored:
+            stored = self._mirrored.obs(observed_groups(self._student, stored))
+            labels |= self._mirrored.behavior(labels)
+        obs = seen_by(self._student, stored)
         rollout = Rollout.from_dones(obs, labels, dones)
         return rollout if self._weights is None else replace(rollout, weights=self._weights.values)
 
@@ -168,6 +179,8 @@ class Experience:
             self.start_state = hidden_state.apply(
                 torch.zeros_like, hidden_state.clone(self._student.get_hidden_state())
             )
+            if self._mirrored:
+                self.start_state = self._mirrored.join(STUDENT, self.start_state)
         if self._options.buffer_rollouts > 0:
             # Resized for each rollout while it is empty: the first rollout may have been dropped.
             if self.buffer is None or (self.buffer.num_kept == 0 and frames_of(self._taken.obs)):
@@ -193,7 +206,7 @@ class Experience:
         Raises:
             ValueError: If ``buffer_gb`` has no room for a single past sequence.
         """
-        options, num_steps, num_envs = self._options, rollout.num_steps, rollout.num_envs
+        options, num_envs = self._options, rollout.num_envs
         if options.buffer_rollouts == 0:
             return BufferSize(0, {}, 0.0)
         frames = {group: each.nbytes / len(each) for group, each in frames_of(rollout.obs).items()}
@@ -201,6 +214,7 @@ class Experience:
         tensors = [*_tensors(rollout, self.start_state).values(), rollout.episode_starts]
         # The last term is the label NEWEST.
         own = sum(each.nbytes for each in tensors) / num_envs + torch.float64.itemsize
+        num_steps = steps_of(rollout.obs).batch_size.numel() // num_envs  # of all robots together
         at_most = num_steps * sum(frames.values())
         expected = sum(per_sequence[group] * size for group, size in frames.items())
         capacity, spare = options.buffer_rollouts * num_envs, math.inf
@@ -387,7 +401,7 @@ class ReplayBuffer:
         def columns(tensor: torch.Tensor) -> torch.Tensor:
             return tensor.new_empty(len(tensor), num_columns, *tensor.shape[2:])
 
-        sizes = [newest.num_steps, num_columns]
+        sizes = [newest.num_steps, num_columns, *steps_of(newest.obs).batch_size[2:]]
         obs: Any = steps_of(newest.obs).apply(columns, batch_size=sizes)
         self._frames = {
             group: each.new_empty(num_frames[group], *each.shape[1:])
@@ -550,7 +564,7 @@ class ReplayBuffer:
         keys, order = self._keys[:num_kept].sort()
         for group, number in needed.items():
             shown = self._shown[group][:, : self.num_kept]  # not fewer: ``order`` indexes all
-            taken = 1 + (shown[1:] != shown[:-1]).sum(0)
+            taken = (1 + (shown[1:] != shown[:-1]).sum(0)).unsqueeze(-1).flatten(1).sum(1)
             room = len(self._frames[group]) - number
             num_kept = min(num_kept, int((taken[order].cumsum(0) <= room).sum()))
         if num_kept == self.num_kept:

@@ -185,10 +185,6 @@ class Transaction:
         skipped = float(self._num_skipped)
         self.logged = {**metrics, **self._watch(metrics), "skipped_updates": skipped}
 
-    def is_finite(self) -> bool:
-        """Return whether everything that an update changes is finite on this rank (waits)."""
-        return bool(self._rollback.is_finite())
-
     def plan_memory(self, sizes: Sizes, parameters: Sequence[nn.Parameter]) -> MemoryPlan:
         """Predict the memory of an update from the gradient on parts of the last rollout.
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import distributed, nn
 
-from rsl_tbptt.compat import MODELS_ERA, rsl_rl_era, rsl_rl_release
+from rsl_tbptt.compat import MODELS_ERA, rsl_rl_era
 
 if TYPE_CHECKING or rsl_rl_era() == MODELS_ERA:
     from rsl_rl.algorithms import PPO, Distillation
@@ -42,7 +42,6 @@ else:
 __all__ = [
     "OWN_MODELS",
     "PPO",
-    "UPDATE_NORMALIZES",
     "CNNModel",
     "Distillation",
     "GaussianDistribution",
@@ -58,9 +57,6 @@ __all__ = [
     "teacher_state_dict",
     "world_size",
 ]
-
-UPDATE_NORMALIZES = rsl_rl_release() >= (5, 5)
-"""Whether PPO's ``update()`` updates the normalisers (5.5) or the rollout does (before)."""
 
 
 def import_function(option: str, value: Any, known: Iterable[str]) -> Callable[..., Any]:

@@ -18,7 +18,11 @@ from rsl_tbptt.compat import MODELS_ERA, rsl_rl_era
 
 try:
     from isaaclab.utils import configclass
-    from isaaclab_rl.rsl_rl import RslRlDistillationAlgorithmCfg, RslRlPpoAlgorithmCfg
+    from isaaclab_rl.rsl_rl import (
+        RslRlDistillationAlgorithmCfg,
+        RslRlPpoAlgorithmCfg,
+        RslRlSymmetryCfg,
+    )
 except ImportError as error:
     from rsl_tbptt.tools.doctor import install
 
@@ -114,6 +118,9 @@ class TbpttDistillationAlgorithmCfg(DistillationOptions, RslRlDistillationAlgori
 
     class_name: str = f"{_MODULE}TbpttDistillation"
     """Name of the algorithm: ``"module:Class"``, which rsl_rl imports; in 2.3 the class only."""
+
+    symmetry_cfg: RslRlSymmetryCfg | None = None
+    """Symmetries for data augmentation, as in PPO; None with Isaac Lab 2.3."""
 
 
 @configclass

@@ -119,8 +119,14 @@ class TbpttDistillation(_OfPolicy):
             **arguments: ``device``, ``multi_gpu_cfg`` and fields of :class:`DistillationOptions`.
 
         Raises:
-            NotImplementedError: If ``loss_type``, or that of a slice, is "kl".
+            NotImplementedError: If ``loss_type``, or that of a slice, is "kl", or ``symmetry_cfg``
+                comes from the runner.
         """
+        if "_env" not in (arguments.get("symmetry_cfg") or {"_env": None}):
+            raise NotImplementedError(
+                "symmetry_cfg is set, expected None with rsl_rl 3's DistillationRunner, which gives"
+                " its algorithm no environment. In your own loop add it to the config as '_env'."
+            )
         loss_type = arguments.get("loss_type")
         slices = loss_type if isinstance(loss_type, list | tuple) else [{"loss": loss_type}]
         if "kl" in (each["loss"] for each in slices if isinstance(each, dict) and "loss" in each):
@@ -168,7 +174,6 @@ class TbpttPPO(_OfPolicy):
 
         Raises:
             NotImplementedError: If an option needs a teacher's model.
-            ValueError: If an option is set that has no effect with symmetry.
         """
         for name, default in _NEED_A_TEACHER.items():
             if arguments.get(name, default) != default:
@@ -176,11 +181,6 @@ class TbpttPPO(_OfPolicy):
                     f"{name} is {arguments[name]!r}, expected {default!r} with rsl_rl 3: its runner"
                     " builds no teacher model for PPO."
                 )
-        if arguments.get("symmetry_cfg") is not None and arguments.get("use_mixed_precision"):
-            raise ValueError(
-                "use_mixed_precision is True, expected False with symmetry_cfg: then rsl_rl 3's own"
-                " update runs, in full precision, and mirrors the samples."
-            )
         super().__init__(policy, **arguments)
         self._loaded_student = False
 

@@ -31,8 +31,9 @@ def state_of(runner: Any, in_rollout: bool = False) -> dict[str, Any]:
     """Return the state for :func:`restore`; call it between two iterations.
 
     It has the random generators, the logger's counters and RND's schedule; and if the environment
-    has ``state_dict`` and ``load_state_dict``, its state, the models' hidden states and the running
-    episodes. Otherwise a resumed run starts with new episodes and hidden states of zero.
+    has ``state_dict`` and ``load_state_dict``, its state, the hidden states of models and mirrored
+    robots, and the running episodes. Otherwise a resumed run starts with new episodes and hidden
+    states of zero.
 
     Args:
         runner: A runner of rsl_rl.
@@ -58,6 +59,10 @@ def state_of(runner: Any, in_rollout: bool = False) -> dict[str, Any]:
         for role in MODELS
         if hasattr(runner.alg, role)
     }
+    if mirrored := getattr(runner.alg, "mirrored", None):
+        state["mirrored_states"] = {
+            role: hidden_state.as_tensors(own) for role, own in mirrored.states.items()
+        }
     state["episodes"] = {
         name: list(value) if isinstance(value, deque) else value
         for name, value in _episodes(runner.logger).items()
@@ -131,6 +136,9 @@ def _restore(runner: Any, state: Mapping[str, Any]) -> bool:
         runner.env.load_state_dict(state["environment"])
         for role, tensors in state["hidden_states"].items():
             getattr(runner.alg, role).reset(hidden_state=hidden_state.from_tensors(tensors))
+        if mirrored := getattr(runner.alg, "mirrored", None):
+            saved = state.get("mirrored_states", {}).items()
+            mirrored.states = {role: hidden_state.from_tensors(own) for role, own in saved}
         episodes = _episodes(runner.logger)
         if episodes.keys() <= state["episodes"].keys():  # else it was written without RND
             for name, kept in episodes.items():

@@ -51,7 +51,7 @@ def test_every_option_of_rsl_rl_is_known_with_its_default():
             {"loss_type": "support.helpers:nothing"},
             "loss_type is 'support.helpers:nothing', expected",
         ),
-        ({"rnd_cfg": {}}, "rnd_cfg and symmetry_cfg mean nothing"),
+        ({"rnd_cfg": {}}, "rnd_cfg means nothing"),
         ({"optimizer": "lion"}, "Invalid optimizer 'lion'"),
     ],
 )

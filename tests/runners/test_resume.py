@@ -21,6 +21,21 @@ RND = {
     "reward_normalization": True,
 }
 
+
+def with_mirror_image(env, obs, actions):
+    """Turn all signs, for ``symmetry_cfg``."""
+    obs = None if obs is None else torch.cat((obs, obs.apply(torch.neg)))
+    return obs, None if actions is None else torch.cat((actions, -actions))
+
+
+SYMMETRY = {
+    "data_augmentation_func": with_mirror_image,
+    "use_data_augmentation": True,
+    "use_mirror_loss": False,
+    "mirror_loss_coeff": 0.0,
+}
+"""rsl_rl before 5.4 needs all fields."""
+
 CASES = {
     "with a teacher that acts": (
         "distillation",
@@ -33,6 +48,11 @@ CASES = {
     "ppo": ("ppo", {"num_mini_batches": 2, "schedule": "adaptive", "desired_kl": 0.01}),
     "a KL penalty": ("ppo", {"policy_loss": "kl_penalty", "schedule": "fixed"}),
     "rnd": ("ppo", {"num_mini_batches": 2, "rnd_cfg": RND}),
+    "mirrored robots": ("ppo", {"num_mini_batches": 2, "symmetry_cfg": SYMMETRY}),
+    "mirrored robots of a student": (
+        "distillation",
+        {"buffer_rollouts": 2, "save_buffer": True, "symmetry_cfg": SYMMETRY},
+    ),
     "a teacher that fades with the return": (
         "ppo",
         {"teacher_coef": 0.5, "teacher_schedule": "return", "teacher_return": 5.0},

@@ -9,10 +9,9 @@ pytest.importorskip("isaaclab_tasks", reason="Isaac Lab 3.0 needs Python 3.12")
 
 import torch
 from isaaclab_tasks.utils.parse_cfg import load_cfg_from_registry
+from support import mirrored_pup
 from support.isaaclab_process import look_at
-from tensordict import TensorDict
 
-from rsl_tbptt_tasks.isaaclab.pup_symmetry import with_mirror_image
 from rsl_tbptt_tasks.isaaclab.seeking import DETOUR, WALL_LENGTH, shortest_way
 
 pytestmark = [
@@ -28,11 +27,6 @@ PILLAR_RADIUS, WALL_HALF_THICKNESS = 0.15, 0.03  # m
 CAMERA_AHEAD = 0.14  # m
 MIDDLE = slice(15, 17)  # columns
 STIFFNESS = slice(37, 45)  # columns of the teacher's observations
-SWAPPED = {
-    f"{end}_{side}": f"{end}_{other}"
-    for end in ("front", "rear")
-    for side, other in (("left", "right"), ("right", "left"))
-}
 
 
 def launch():
@@ -42,6 +36,7 @@ def launch():
 def with_exact_frames(env_cfg):
     camera = env_cfg.observations.camera.depth.params
     camera.update(noise=0.0, missing_pixels=0.0, lost_frames=0.0, max_latency=0)
+    mirrored_pup.without_sensor_faults(env_cfg)
 
 
 def measure(env):
@@ -119,41 +114,11 @@ def measure(env):
         through.append(where("robot")[:, 0])
     seen["flight"] = {"hits": torch.stack(hits), "x": torch.stack(through)}
 
-    def look(side):
-        """Return the teacher's observations of a state, or of its mirror image."""
-        env.reset()
-        robot, names = env.scene["robot"], env.scene["robot"].joint_names
-        legs = {"front_left": 0.1, "front_right": -0.2, "rear_left": 0.3, "rear_right": 0.05}
-        if side < 0.0:
-            legs = {leg: legs[SWAPPED[leg]] for leg in legs}
-        of_joints = torch.tensor([legs[name.rsplit("_", 1)[0]] for name in names])
-        angles = robot.data.default_joint_pos.torch + of_joints
-        velocity = [0.3, 0.2 * side, 0.1, 0.4 * side, 0.5, 0.6 * side]
-        place("robot", 0.1, 0.2 * side, turned=(0.05 * side, 0.07, 0.15 * side, 1.0))
+    def arrange_mirrored(side):
         place("pillar", 2.5, 0.1 * side)
         place("wall", 1.2, -0.1 * side)
-        robot.write_root_velocity_to_sim_index(
-            root_velocity=torch.tensor([velocity]).repeat(NUM_ENVS, 1)
-        )
-        robot.write_joint_position_to_sim_index(position=angles)
-        robot.write_joint_velocity_to_sim_index(velocity=10.0 * of_joints.expand(NUM_ENVS, 8))
-        env.scene.update(0.0)
-        env.action_manager.process_action(of_joints.expand(NUM_ENVS, 8))
-        env.episode_length_buf[:] = 3 if side > 0.0 else 13  # half a cycle apart
-        return env.observation_manager.compute(), of_joints.expand(NUM_ENVS, 8)
 
-    obs, actions = look(1.0)
-    obs, actions = with_mirror_image(env, TensorDict(obs, [NUM_ENVS]), actions)
-    assert obs is not None
-    assert actions is not None
-    mirrored, mirrored_actions = look(-1.0)
-    seen["mirror"] = {
-        "expected": obs["teacher"][NUM_ENVS:],
-        "seen": mirrored["teacher"],
-        "kept": bool((obs["teacher"][:NUM_ENVS] == look(1.0)[0]["teacher"]).all()),
-        "actions": actions[NUM_ENVS:],
-        "expected_actions": mirrored_actions,
-    }
+    seen["mirror"] = mirrored_pup.compare(env, arrange_mirrored)
     return seen
 
 
@@ -289,9 +254,23 @@ def test_wall_does_not_push_and_contact_is_noticed_in_passing(seen):
 
 def test_mirror_image_is_what_a_mirrored_robot_sees_and_does(seen):
     mirror = seen["mirror"]
-    expected, observed = torch.tensor(mirror["expected"]), torch.tensor(mirror["seen"])
+    expected, observed = (
+        torch.tensor(mirror["expected"]["teacher"]),
+        torch.tensor(mirror["seen"]["teacher"]),
+    )
     for values in (expected, observed):
         values[:, STIFFNESS] = 0.0  # each motor has its own
     torch.testing.assert_close(observed, expected, atol=1e-3, rtol=0.0)
     assert expected.abs().amax(dim=0).gt(0.01).sum() == 47 - 8
+    expected, observed = (torch.tensor(mirror[name]["policy"]) for name in ("expected", "seen"))
+    torch.testing.assert_close(observed, expected, atol=1e-3, rtol=0.0)
+    assert expected.abs().amax(dim=0).gt(0.01).all()
     assert mirror["actions"] == mirror["expected_actions"]
+    assert mirror["kept"]
+    assert mirror["twice"] == 0.0
+
+
+def test_mirror_image_of_a_picture_is_what_a_mirrored_camera_sees(seen):
+    expected, observed = (torch.tensor(seen["mirror"][n]["camera"]) for n in ("expected", "seen"))
+    torch.testing.assert_close(observed, expected, atol=0.02, rtol=0.0)
+    assert (expected - expected.flip(-1)).abs().amax(dim=(1, 2, 3)).gt(0.1).all()

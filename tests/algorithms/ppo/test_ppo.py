@@ -153,7 +153,6 @@ def test_mixed_precision_survives_many_iterations():
         ({"num_micro_batches": 5}, ValueError, "num_micro_batches is 5"),
         ({"gamma": 1.01}, ValueError, "gamma is 1.01"),
         ({"dual_clip_param": math.nan}, ValueError, "dual_clip_param is nan"),
-        ({"symmetry_cfg": {}}, NotImplementedError, "symmetry_cfg is set"),
     ],
 )
 def test_bad_options_are_refused_by_name_and_value(options, error, message):

@@ -11,6 +11,7 @@ from support.helpers import (
     ppo_parameters_of,
 )
 from support.rank_processes import run_ranks
+from support.symmetry_reference import symmetry_cfg
 from support.tolerances import PARITY_FLOAT32
 from torch import distributed
 from torch.nn.utils import parameters_to_vector
@@ -58,6 +59,7 @@ OPTIONS = (
     {"student": "cnn-gru"},
     # The whole buffer in one mini-batch, because a random part would depend on the processes.
     {"buffer_rollouts": 2, "buffer_share": 100.0, "num_learning_epochs": 2},
+    {"symmetry_cfg": symmetry_cfg(mirror_loss=False)},
 )
 
 
@@ -65,6 +67,7 @@ PPO_OPTIONS = (
     {},
     {"minibatch_unit": "window", "burn_in_length": 2, "loss_reduction": "episode_mean"},
     {"normalize_advantage_per_mini_batch": True},
+    {"symmetry_cfg": symmetry_cfg(num_images=2), "loss_reduction": "episode_mean"},
 )
 
 
@@ -90,6 +93,12 @@ def fill_ppo_rollout(algorithm, first, last):
         return tuple(tensor[:, first:last] for tensor in pair)
 
     algorithm.states = [(state(), state()) for _ in algorithm.mini_batches.state_steps]
+    if algorithm.mirrored:
+        of_two = [
+            tuple(torch.stack(both, 2) for both in zip(state(), state(), strict=True))
+            for _ in range(2)
+        ]
+        algorithm.mirrored.states = {"actor": of_two[0], "critic": of_two[1]}
 
 
 def updated_ppo_parameters(first, last, multi_gpu_cfg=None, **options):

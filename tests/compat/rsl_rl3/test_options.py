@@ -45,7 +45,7 @@ SLICES = [{"loss": "kl", "actions": [0, 1]}]
         (make_ppo, TbpttPPO, {"safe_checkpoint_interval": 3}),
         (make_ppo, TbpttPPO, {"teacher_cfg": {"class_name": "MLPModel"}}),
         (make_ppo, TbpttPPO, {"teacher_coef": 0.1}),
-        (make_ppo, TbpttPPO, {"use_mixed_precision": True, "symmetry_cfg": {}}),
+        (make_distillation, TbpttDistillation, {"symmetry_cfg": {"use_data_augmentation": True}}),
     ],
 )
 def test_options_that_rsl_rl_3_cannot_support_are_refused(make, algorithm, options):

@@ -131,4 +131,5 @@ def test_symmetry_leaves_equal_parameters():
     expected, _, expected_metrics = train(make_ppo, PPO, symmetry_cfg=symmetry_cfg(), **shared)
     parameters, _, metrics = train(make_ppo, TbpttPPO, symmetry_cfg=symmetry_cfg(), **shared)
     torch.testing.assert_close(parameters, expected, **PARITY_FLOAT32)
-    assert metrics == pytest.approx({**expected_metrics, "skipped_updates": 0.0}, rel=1e-3)
+    metrics = {name: metrics[name] for name in expected_metrics}
+    assert metrics == pytest.approx(expected_metrics, rel=1e-3)

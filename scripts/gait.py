@@ -1,0 +1,103 @@
+"""Tell how evenly the policies of a sweep walk with both sides, and how fast they learned.
+
+A robot's left and right joints do the same half a cycle apart if its gait is even. Over the robots
+of an evaluation, whose sides are randomised alike, their mean angles and their deviations differ by
+the asymmetry of the policy only. For Isaac Lab's quadrupeds whose joints are named by their side.
+"""
+
+import argparse
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from statistics import fmean
+from typing import Any
+
+import torch
+from tabulate import tabulate
+
+from rsl_tbptt.checkpoints.describing import agent_config
+from rsl_tbptt.tools.evaluate import run_first_episodes, started
+from rsl_tbptt.tools.run_doctor import read_curves
+from scripts.pipeline.experiments import Experiment
+from scripts.pipeline.learning import KEPT, kept_from
+from scripts.pipeline.run import default_run
+from scripts.pipeline.sweep import Sweep, load_sweep, seeded
+
+NUM_LAST = 10
+"""Iterations whose mean return is the final one; a single one is noisy."""
+
+
+def main() -> None:
+    """Evaluate the finished trainings of a sweep and print a table."""
+    parser = argparse.ArgumentParser(prog="python -m scripts.gait", description=__doc__)
+    parser.add_argument("config", type=Path, help="the sweep, YAML")
+    parser.add_argument("--output", type=Path, help="its run folder, by default runs/<sweep>")
+    parser.add_argument("--episodes", type=int, default=256)
+    args = parser.parse_args()
+    sweep, experiment = load_sweep(args.config)
+    rows = list(rows_of(sweep, experiment, args.output or default_run(args.config), args.episodes))
+    heads = ("policy", "seed", f"million steps to {KEPT:.0%}", "angles, rad", "deviations, %")
+    print(tabulate(rows, heads, tablefmt="github", floatfmt=("", "", ".2f", ".4f", ".1f")))
+
+
+def rows_of(
+    sweep: Sweep, experiment: Experiment, folder: Path, episodes: int
+) -> Iterator[list[Any]]:
+    """Yield a row for each policy and seed that has been trained."""
+    for name, policy in experiment.policies.items():
+        for seed in sweep.seeds:
+            record = folder / "stages" / f"{seeded(name, seed)}.json"
+            if not record.exists():
+                continue
+            checkpoint = folder / json.loads(record.read_text())["output"]
+            num_envs = policy.num_envs or experiment.num_envs
+            steps = num_envs * agent_config(checkpoint)["num_steps_per_env"]
+            done = learned_after(checkpoint)
+            learned = None if done is None else done * steps / 1e6
+            yield [name, seed, learned, *asymmetry(checkpoint, episodes, experiment)]
+
+
+def learned_after(checkpoint: Path) -> int | None:
+    """Return the iterations after which the return stayed above 90 % of the final one."""
+    iterations, returns = read_curves(checkpoint.parent)["Train/mean_reward"]
+    curve = {i + 1: value for i, value in zip(iterations, returns, strict=True)}
+    return kept_from(curve, fmean(returns[-NUM_LAST:]))
+
+
+def asymmetry(checkpoint: Path, episodes: int, experiment: Experiment) -> tuple[float, float]:
+    """Return how left and right joints differ over all robots of an evaluation.
+
+    Args:
+        checkpoint: The policy.
+        episodes: Number of robots, one episode each.
+        experiment: Task and seed of the evaluation.
+
+    Returns:
+        Root mean square over the pairs of joints of the difference of their mean angles, in rad;
+        and the mean difference of their standard deviations, in % of these.
+    """
+    settings = {"platform_name": experiment.platform, "seed": experiment.evaluation.seed}
+    with started(checkpoint, task=experiment.task, num_envs=episodes, **settings) as start:
+        robot, angles = start.env.unwrapped.scene["robot"], []
+
+        def watch(step: int, obs: Any) -> None:
+            angles.append(robot.data.joint_pos.torch.clone())
+
+        longest = int(start.env.max_episode_length)
+        run_first_episodes(start.env, start.policy, start.obs, max_steps=longest, watch=watch)
+        names = robot.joint_names
+    return differences(torch.stack(angles).flatten(0, 1), names)
+
+
+def differences(angles: torch.Tensor, names: list[str]) -> tuple[float, float]:
+    """Return the values of :func:`asymmetry` for angles of named joints, shape (samples, J)."""
+    left = [names.index(name) for name in names if "left" in name]
+    right = [names.index(names[joint].replace("left", "right")) for joint in left]
+    mean, std = angles.mean(0), angles.std(0)
+    apart = (mean[left] - mean[right]).square().mean().sqrt()
+    unlike = (std[left] - std[right]).abs() / (0.5 * (std[left] + std[right]))
+    return float(apart), 100.0 * float(unlike.mean())
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,142 @@
+"""Distillation on mirrored sequences equals the reference on each robot's own sequence."""
+
+from functools import partial
+
+import pytest
+import torch
+from support.helpers import make_distillation, roll_out
+from support.ppo_reference import gradient_of
+from support.symmetry_reference import image, images_of, symmetry_cfg
+from support.tbptt_reference import WeightedSequences, weighted_gradients
+from support.tolerances import EXACT_FLOAT64
+
+from rsl_tbptt.algorithms import TbpttDistillation
+from rsl_tbptt.core import hidden_state, losses
+
+pytestmark = pytest.mark.usefixtures("float64")
+
+AUGMENTS = partial(symmetry_cfg, mirror_loss=False)
+NUM_STEPS, NUM_ENVS = 6, 3
+
+
+def make(student, num_images=2, **options):
+    cfg = AUGMENTS(num_images=num_images)
+    options = {"max_grad_norm": None, "symmetry_cfg": cfg, **options}
+    return make_distillation(TbpttDistillation, NUM_STEPS, NUM_ENVS, student, **options)
+
+
+def sequences_of(algorithm, states, num_images):
+    """Return the stored rollout of each robot, with the state of each before it."""
+    storage, dones = algorithm.storage, algorithm.storage.dones.squeeze(-1).bool().clone()
+    labels = storage.privileged_actions
+    return [
+        WeightedSequences(
+            images_of(storage.observations.clone(), number),
+            image(number, labels.clone()),
+            dones,
+            torch.ones(dones.shape),
+            states[number],
+        )
+        for number in range(num_images + 1)
+    ]
+
+
+@torch.no_grad()
+def ends_of(model, sequences):
+    """Run each sequence with the model's own forward; return the cleared states after it."""
+    ends = []
+    for each in sequences:
+        model.reset(hidden_state=each.state)
+        for obs, done in zip(each.obs, each.dones, strict=True):
+            model(obs)
+            state = model.get_hidden_state()
+            model.reset(hidden_state=None if state is None else hidden_state.clear(state, done))
+        ends.append(model.get_hidden_state())
+    return ends
+
+
+@pytest.mark.parametrize("student", ["lstm", "gru", "mlp", "cnn-lstm"])
+@pytest.mark.parametrize(("length", "num_chunks"), [(2, 1), (4, 3)])
+@pytest.mark.parametrize("buffer_rollouts", [0, 1])
+def test_gradients_equal_the_reference_over_two_updates(
+    student, length, num_chunks, buffer_rollouts
+):
+    algorithm = make(
+        student,
+        gradient_length=length,
+        num_micro_batches=num_chunks,
+        buffer_rollouts=buffer_rollouts,
+    )
+    states, past, gradients = [None] * 3, [], []
+    algorithm.optimizer.step = lambda: gradients.append(gradient_of(algorithm.student))
+    for seed in range(3):
+        roll_out(algorithm, seed, done_rate=0.3)
+        newest = sequences_of(algorithm, states, 2)
+        gradients.clear()
+        algorithm.update()
+        found = [gradient.clone() for gradient in gradients]
+        live = algorithm.student.get_hidden_state()
+        expected = weighted_gradients(algorithm.student, newest + past, length, length, losses.mse)
+        for gradient, want in zip(found, expected, strict=True):
+            torch.testing.assert_close(gradient, want, **EXACT_FLOAT64)
+        states = ends_of(algorithm.student, newest)
+        algorithm.student.reset(hidden_state=live)
+        past = newest if buffer_rollouts else []
+        buffer = algorithm.experience.buffer
+        if buffer is not None:  # else a random part of the newest rollout would stay
+            buffer._keys.fill_(2.0)
+
+
+def test_mirrored_deviations_stay_positive():
+    algorithm = make("lstm", loss_type="kl", gradient_length=3)
+    roll_out(algorithm, 0)
+    assert algorithm.update()["behavior"] > 0
+    std = algorithm.experience.newest().labels["std"]
+    assert std.shape == (NUM_STEPS, NUM_ENVS, 3, 2)
+    assert (std > 0).all()
+
+
+def test_an_undone_update_leaves_the_mirrored_states():
+    algorithm = make("lstm", num_images=1, gradient_length=3)
+    roll_out(algorithm, 0, done_rate=0.0)
+    algorithm.update()
+    before = algorithm.mirrored.states["student"]
+    roll_out(algorithm, 1, done_rate=0.0)
+    algorithm.storage.privileged_actions[2, 1] = torch.nan
+    with pytest.warns(UserWarning, match="An update met NaN"):
+        algorithm.update()
+    algorithm.mirrored.begin_rollout()
+    assert all(map(torch.equal, algorithm.mirrored.states["student"], before))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"symmetry_cfg": symmetry_cfg()}, "use_mirror_loss True, expected True and False"),
+        ({"symmetry_cfg": AUGMENTS(False)}, "use_data_augmentation False"),
+        ({"auxiliary": {"cue": {"target": "state"}}}, "auxiliary is .* with symmetry_cfg"),
+    ],
+)
+def test_what_distillation_cannot_do_is_refused(options, message):
+    with pytest.raises(ValueError, match=message):
+        make("lstm", gradient_length=3, **options)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"num_mini_batches": 2, "num_learning_epochs": 2, "buffer_rollouts": 3},
+        {"student": "cnn-lstm", "buffer_rollouts": 2, "buffer_gb": 0.0005},
+        {"imitation_weight": lambda transitions: (transitions.episode_steps > 0).float()},
+        {"loss_type": [{"loss": "huber", "actions": [0, 1]}]},
+        {"tail": "drop", "update_length": 2, "gradient_length": 4},
+        {"teacher_action_share": 0.5},
+        {"batch_teacher_labels": True},
+    ],
+)
+def test_other_options_work_with_it(options):
+    algorithm = make(**{"student": "lstm", "gradient_length": 3, **options})
+    for seed in range(4):
+        roll_out(algorithm, seed)
+        metrics = algorithm.update()
+    assert metrics["skipped_updates"] == 0
