@@ -22,7 +22,7 @@ from tensordict import TensorDict
 from rsl_tbptt.algorithms.options import DistillationOptions
 from rsl_tbptt.core.hidden_state import as_tensors
 from rsl_tbptt.tools.evaluate import SEED, Acting, started
-from rsl_tbptt.tools.memory_findings import NEGLIGIBLE
+from rsl_tbptt.tools.memory_findings import NEGLIGIBLE, SMALL
 from rsl_tbptt.tools.progress import Progress, track
 
 SHARE = 0.1
@@ -31,7 +31,7 @@ FLATTEST = 1e-4
 """Least standard deviation of actions that differences are compared with."""
 REPLAYS = 8
 """Replays per group, each of which changes one step of every environment."""
-OUTLIER = 100.0
+OUTLIER = 10.0
 """Size of an outlier, in multiples of the group's largest number."""
 FROZEN_STEPS = 10
 """Steps for which a frozen sensor repeats its last observation."""
@@ -262,7 +262,7 @@ def length_of(influence: torch.Tensor) -> int:
 
 def _stay(sums: torch.Tensor, counts: torch.Tensor) -> dict[str, int]:
     """Return for how many steps a difference stays, and how many were observed."""
-    there = (_root_mean(sums, counts) >= NEGLIGIBLE).nonzero()
+    there = (_root_mean(sums, counts) >= SMALL).nonzero()
     observed = (counts >= FEWEST_SAMPLES).nonzero()
     return {
         "steps": 1 + int(there.max()) if len(there) else 0,

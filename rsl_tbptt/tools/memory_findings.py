@@ -10,7 +10,9 @@ from typing import Any
 FILE = "memory.json"
 """Name of the result, next to its checkpoint."""
 NEGLIGIBLE = 0.05
-"""A difference of the action below this share of its standard deviation counts as none."""
+"""A memory that moves the action by less than this share of its standard deviation is not used."""
+SMALL = 0.25
+"""A fault has left the action once it moves it by less than this share: 6 % of its variance."""
 MUCH_LONGER = 3
 """A gradient of so many times the steps that the policy looks back could be shorter."""
 STAYING = {"outlier": "An outlier in {}", "frozen": "A frozen sensor in {}"}

@@ -54,7 +54,7 @@ def diagnose_run(folder: Path) -> bool:
         True if no check found anything wrong.
 
     Raises:
-        ValueError: If the folder is not a log folder.
+        ValueError: If the folder is not a log folder, or ``memory.json`` cannot be read.
     """
     passed = True
     for name, (looked_at, wrong) in find_wrong(folder, read_curves(folder)).items():
@@ -77,6 +77,9 @@ def find_wrong(folder: Path, curves: Curves) -> dict[str, Findings]:
     Returns:
         Findings by ``config``, ``metrics`` and ``checkpoint``, and ``memory`` if `rsl-tbptt memory`
         has measured it.
+
+    Raises:
+        ValueError: If its result cannot be read.
     """
     found = {
         "config": check_config(folder),

@@ -163,7 +163,7 @@ def test_a_state_that_survives_a_reset_is_named():
 def latch(state, obs):
     """Look back 3 steps, and never forget a huge observation of the episode."""
     line = torch.cat((obs["a"], state[:, :3]), dim=1)
-    seen = torch.maximum(state[:, 4:], (obs["a"].abs() > 50).float())
+    seen = torch.maximum(state[:, 4:], (obs["a"].abs() > 20).float())
     return torch.cat((line, seen), dim=1), line[:, -1:].clamp(-5, 5) + 2.0 * seen
 
 
