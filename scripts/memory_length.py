@@ -167,18 +167,11 @@ def row(kind: str, recall_length: int, policies: list[Any], seeds: list[int]) ->
         lengths.append(found["length"])
         stays.append(found["missed_reset"]["steps"])
         rewards.append(reward_per_answer(policy, recall_length, seed, "blind" in kind))
-    told = "; ".join(
-        f"{wrong.count(name)} of {len(wrong)}: {name}" for name in dict.fromkeys(wrong)
-    )
-    mean = math.fsum(rewards) / len(rewards)
-    cells = (kind, recall_length, f"{mean:.2f}, least {min(rewards):.2f}")
-    cells = (
-        *cells,
-        " ".join(map(str, lengths)),
-        "; ".join(counts.values()),
-        " ".join(map(str, stays)),
-    )
-    return f"| {' | '.join(map(str, cells))} |"
+    verdicts = "; ".join(f"{wrong.count(n)} of {len(wrong)}: {n}" for n in dict.fromkeys(wrong))
+    reward = f"{math.fsum(rewards) / len(rewards):.2f}, least {min(rewards):.2f}"
+    per_seed = (" ".join(map(str, values)) for values in (lengths, stays))
+    cells = (kind, str(recall_length), reward, next(per_seed), verdicts, next(per_seed))
+    return f"| {' | '.join(cells)} |"
 
 
 @torch.inference_mode()
