@@ -95,7 +95,7 @@ def main() -> None:
     )
     parser.add_argument("--recall-lengths", type=int, nargs="+", default=[4, 8, 16, 24])
     parser.add_argument("--iterations", type=int, default=100)
-    parser.add_argument("--seeds", type=int, nargs="+", default=[31, 32, 33, 34, 35])
+    parser.add_argument("--seeds", type=int, nargs="+", default=[41, 42, 43, 44, 45])
     args = parser.parse_args()
     warnings.filterwarnings("ignore", message="Loss/")  # the blind ones learn nothing
     heads = ("policy", "cue", "reward per answer", "looks back", "wrong", "missed reset stays")

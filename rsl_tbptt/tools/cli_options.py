@@ -124,15 +124,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "model_<iteration>.pt, or RUN/latest for the newest", type=Path, metavar="CHECKPOINT"
     ),
     "memory --output": _option(
-        "JSON file to write, which is replaced (default: memory.json next to the checkpoint, where"
-        " `report` and `doctor RUN` look for it)",
+        "JSON file to replace (default: memory.json next to the checkpoint)",
         type=Path,
     ),
     "memory --num-envs": _option("number of environments (default: 64)", type=int, default=64),
     "memory --steps": _option(
-        "steps of the rollout; up to half of them are looked back (default: 300)",
-        type=int,
-        default=300,
+        "steps of the rollout, twice the longest lag (default: 300)", type=int, default=300
     ),
     "--image": _option(
         "size of an image group; repeatable", type=image_size, metavar="GROUP=CxHxW", **_REPEATED
@@ -180,7 +177,7 @@ POLICY = ("--checkpoint", "--agent", "--trust")
 ACTING = ("evaluate --checkpoint", "--policy", "--form")
 WHERE = ("--platform", "--task", "--env", "--overrides")
 EPISODES = ("--episodes", "--max-steps", "evaluate --seed")
-REMEMBERED = ("memory --num-envs", "memory --steps", "evaluate --seed")
+REMEMBERED = ("memory --num-envs", "memory --steps")
 FORMS = ("--image", "export --output", "--single-input", "--target")
 PLANNED = ("plan --checkpoint", *WHERE, "plan --agent", "plan --num-envs", "--budget")
 GOLDEN = ("--steps", "--drawn", "--tolerance", "export --seed")

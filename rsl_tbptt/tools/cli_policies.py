@@ -69,9 +69,7 @@ def run_memory(args: Arguments) -> int:
     platform_of(checkpoint)  # which says where there is none, before its folder is written to
     default = checkpoint.parent / FILE
     output = output_path(args.output or default, default)
-    found = analyse(
-        checkpoint, **where, **_given(args, "agent", "trust", "num_envs", "steps", "seed")
-    )
+    found = analyse(checkpoint, **where, **_given(args, "agent", "trust", "num_envs", "steps"))
     write_json(output, found)
     for name, back, outlier, frozen in memory_rows(found):
         print(f"{name}: looks back {back}, outlier stays {outlier}, frozen sensor {frozen}")

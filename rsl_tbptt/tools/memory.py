@@ -29,7 +29,7 @@ SHARE = 0.1
 """The memory ends at the last lag whose influence is this share of the largest one of the past."""
 FLATTEST = 1e-4
 """Least standard deviation of actions that differences are compared with."""
-REPLAYS = 8
+REPLAYS = 16
 """Replays per group, each of which changes one step of every environment."""
 OUTLIER = 10.0
 """Size of an outlier, in multiples of the group's largest number."""
@@ -204,22 +204,27 @@ def _measure_group(
     device, num_envs = recording.starts.device, recording.num_envs
     values = recording.obs[group]
 
-    def draw(low: int, high: int, count: int = num_envs) -> torch.Tensor:
-        return torch.randint(low, high, (count,), generator=generator).to(device)
+    def draw(low: int, high: int) -> torch.Tensor:
+        return torch.randint(low, high, (num_envs,), generator=generator).to(device)
 
-    def of_another(step: int) -> torch.Tensor:
-        return values[step].roll(shift, 0)
-
+    # Every step is changed about as often: the one that shows what is remembered may be rare.
+    num_first = recording.num_steps - recording.max_lag
+    order = torch.randperm(REPLAYS * num_envs, generator=generator).to(device)
+    firsts = (order * num_first // (REPLAYS * num_envs)).view(REPLAYS, num_envs)
     sums, counts, later = 0.0, 0, []
-    for _ in range(REPLAYS):
-        first, shift = draw(0, recording.num_steps - recording.max_lag), int(draw(1, num_envs, 1))
+    for first in firsts:
+        other = (torch.arange(num_envs, device=device) + draw(1, num_envs)) % num_envs
+
+        def of_another(step: int, other: torch.Tensor = other) -> torch.Tensor:
+            return values[step][other]
+
         changed = recording.replay(Change(group, first, first, of_another))
         more = recording.by_lag(recording.differences(changed), first)
         sums, counts = sums + more[0], counts + more[1]
         later.append(more[2])
     influence = _root_mean(sums, counts)
     found: dict[str, Any] = {"length": length_of(influence), "influence": influence.tolist()}
-    first = draw(1, recording.num_steps - recording.max_lag)
+    first = draw(1, num_first)
     broken = {
         "outlier": (first, _outliers(values, 2.0 * draw(0, 2) - 1.0)),
         "frozen": (first + FROZEN_STEPS - 1, values[first - 1, torch.arange(num_envs)]),

@@ -141,10 +141,9 @@ def _video(experiment: Experiment, device: str) -> Stage:
 def _memory(experiment: Experiment, device: str) -> Stage:
     """Return the measurement of the memory of the policy that is exported."""
     name = experiment.export.policy
-    policy = experiment.policies[name]
-    options: dict[str, object] = {"seed": experiment.evaluation.seed, "device": device}
-    if policy.task_overrides:
-        options["overrides"] = [*policy.task_overrides]
+    options: dict[str, object] = {"device": device}
+    if overrides := experiment.policies[name].task_overrides:
+        options["overrides"] = [*overrides]
     return Stage(
         name="memory",
         needs=(name,),

@@ -101,7 +101,6 @@ def test_the_memory_of_the_chosen_policy_is_measured_in_its_own_task():
     args = command_parser("memory").parse_args(words[1:])
     assert args.checkpoint == Path("logs/2_student/model_59.pt")
     assert (args.overrides, args.device) == (["env.a=1"], "cuda:0")
-    assert args.seed == experiment.evaluation.seed
     assert stage.output.endswith("_student/memory.json")  # where the report looks for it
 
 
@@ -145,7 +144,6 @@ ALL = {*POLICIES, *EVALUATIONS, "memory", "video", "export"}
         ("memoryless", {"starts_from": "student"}, MEMORYLESS),
         ("memoryless", {"title": "MLP"}, set()),
         ("evaluation", {"episodes": 5}, EVALUATIONS),
-        ("evaluation", {"seed": 5}, {*EVALUATIONS, "memory"}),
         ("export", {"steps": 5}, {"export"}),
         ("export", {"policy": "memoryless"}, {"memory", "export"}),
         ("teacher", {"iterations": 1}, ALL),
