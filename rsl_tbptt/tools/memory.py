@@ -14,13 +14,13 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.options import DistillationOptions
-from rsl_tbptt.core.hidden_state import as_tensors
+from rsl_tbptt.core.hidden_state import HiddenState, as_tensors
 from rsl_tbptt.tools.evaluate import SEED, Acting, started
 from rsl_tbptt.tools.memory_findings import NEGLIGIBLE, SMALL
 from rsl_tbptt.tools.progress import Progress, track
@@ -41,6 +41,14 @@ FEWEST_SAMPLES = 8
 """A lag with fewer samples is not measured."""
 
 
+class Remembering(Acting, Protocol):
+    """A policy that may have a state, which is None or 0 at the start of an episode."""
+
+    def get_hidden_state(self) -> HiddenState:
+        """Return the state, None without memory."""
+        ...
+
+
 @dataclass(frozen=True)
 class Change:
     """Other observations of one group, from a first to a last step of each environment."""
@@ -57,7 +65,7 @@ class Change:
 class Recording:
     """A policy and a rollout that it can replay."""
 
-    def __init__(self, policy: Acting, obs: TensorDict, episode_starts: torch.Tensor) -> None:
+    def __init__(self, policy: Remembering, obs: TensorDict, episode_starts: torch.Tensor) -> None:
         """Take the observations of T steps of N environments.
 
         Args:
@@ -140,7 +148,7 @@ class Recording:
 
 @torch.inference_mode()
 def measure(
-    policy: Acting, obs: TensorDict, episode_starts: torch.Tensor, seed: int = 0
+    policy: Remembering, obs: TensorDict, episode_starts: torch.Tensor, seed: int = 0
 ) -> dict[str, Any]:
     """Measure what the memory of a policy holds, without a simulator.
 
@@ -211,7 +219,7 @@ def _measure_group(
     num_first = recording.num_steps - recording.max_lag
     order = torch.randperm(REPLAYS * num_envs, generator=generator).to(device)
     firsts = (order * num_first // (REPLAYS * num_envs)).view(REPLAYS, num_envs)
-    sums, counts, later = 0.0, 0, []
+    samples, later = [], []
     for first in firsts:
         other = (torch.arange(num_envs, device=device) + draw(1, num_envs)) % num_envs
 
@@ -219,10 +227,10 @@ def _measure_group(
             return values[step][other]
 
         changed = recording.replay(Change(group, first, first, of_another))
-        more = recording.by_lag(recording.differences(changed), first)
-        sums, counts = sums + more[0], counts + more[1]
-        later.append(more[2])
-    influence = _root_mean(sums, counts)
+        sums, counts, after = recording.by_lag(recording.differences(changed), first)
+        samples.append(torch.stack((sums, counts)))
+        later.append(after)
+    influence = _root_mean(*torch.stack(samples).sum(0))
     found: dict[str, Any] = {"length": length_of(influence), "influence": influence.tolist()}
     first = draw(1, num_first)
     broken = {
@@ -316,7 +324,8 @@ def record(
             policy.reset(dones)
             starts.append(dones != 0)
             progress.update(step + 1)
-    return torch.stack(seen), torch.stack(starts[:-1])
+    together: Any = torch.stack(seen)
+    return together, torch.stack(starts[:-1])
 
 
 def gradient_steps(config: Mapping[str, Any]) -> int | None:

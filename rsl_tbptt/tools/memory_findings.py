@@ -30,7 +30,8 @@ def read_memory(folder: Path) -> dict[str, Any] | None:
         return None
     try:
         found = json.loads(path.read_text(encoding="utf-8"))
-        judge_memory(found), [*memory_rows(found)]
+        for read in (judge_memory, memory_facts, memory_rows):
+            read(found)
     except (ValueError, KeyError, TypeError) as error:
         raise ValueError(
             f"The memory's measurement '{path}' cannot be read ({error!r}), expected what"
@@ -82,10 +83,12 @@ def steps_of(found: Mapping[str, Any], group: str | None = None) -> str:
     return f"{least}{length} steps{time}"
 
 
-def memory_rows(found: Mapping[str, Any]) -> Iterator[tuple[str, str, str, str]]:
-    """Yield a row per observation group: name, steps back, steps that outlier and freeze stay."""
-    for name, group in found["groups"].items():
-        yield name, steps_of(found, name), *(_stays(group[kind]) for kind in STAYING)
+def memory_rows(found: Mapping[str, Any]) -> list[list[str]]:
+    """Return a row per observation group: name, steps back, steps that outlier and freeze stay."""
+    return [
+        [name, steps_of(found, name), *(_stays(group[kind]) for kind in STAYING)]
+        for name, group in found["groups"].items()
+    ]
 
 
 def memory_facts(found: Mapping[str, Any]) -> dict[str, str]:
