@@ -29,6 +29,7 @@ class Chart:
     """``style``, see :func:`style`, and ``d``, an SVG path; dots also have ``name``, ``y`` and
     ``interval``."""
     note: str = ""
+    x_label: str = "iteration"
     height: int = HEIGHT
 
 
@@ -38,7 +39,11 @@ def style(number: int) -> str:
 
 
 def curve_chart(
-    title: str, curves: Mapping[int, tuple[Sequence[int], Sequence[float]]], *, log: bool = False
+    title: str,
+    curves: Mapping[int, tuple[Sequence[int], Sequence[float]]],
+    *,
+    log: bool = False,
+    x_label: str = "iteration",
 ) -> Chart | None:
     """Lay out curves over iterations.
 
@@ -47,6 +52,7 @@ def curve_chart(
         curves: Iterations and values by the number of the line's style. Values that are not finite
             leave a gap.
         log: Whether to draw values that are all positive and span a factor of 20 logarithmically.
+        x_label: What the curves go over, if not over iterations.
 
     Returns:
         The chart, or None if no value is finite.
@@ -73,7 +79,8 @@ def curve_chart(
             {"style": style(number), "d": _path(curve, x, lambda value: y(bent(value)))}
             for number, curve in thin.items()
         ],
-        note=f"means of {size} iterations" if size > 1 else "",
+        note=f"means of {size} {x_label}s" if size > 1 else "",
+        x_label=x_label,
     )
 
 

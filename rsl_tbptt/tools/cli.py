@@ -19,6 +19,7 @@ from rsl_tbptt.tools.cli_options import (
     OPTIONS,
     PLANNED,
     POLICY,
+    REMEMBERED,
     WHERE,
 )
 from rsl_tbptt.tools.doctor import missing_module, require
@@ -55,6 +56,11 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.Namespace], int], Sequence[str
         "evaluate a checkpoint on fresh episodes, without exploration noise",
         cli_policies.run_evaluate,
         (*ACTING, *POLICY[1:], "evaluate --output", *WHERE, *EPISODES, "--device"),
+    ),
+    "memory": (
+        "measure how far back a policy looks, and how long faults stay in its actions",
+        cli_policies.run_memory,
+        ("memory checkpoint", *POLICY[1:], "memory --output", *WHERE, *REMEMBERED, "--device"),
     ),
     "export": (
         "export a checkpoint for robots as ONNX and TorchScript, and compare the files with it",

@@ -120,6 +120,17 @@ OPTIONS: dict[str, dict[str, Any]] = {
         type=int,
     ),
     "evaluate --seed": _option("seed of the environments (default: 1000)", type=int, default=1000),
+    "memory checkpoint": _option(
+        "model_<iteration>.pt, or RUN/latest for the newest", type=Path, metavar="CHECKPOINT"
+    ),
+    "memory --output": _option(
+        "JSON file to replace (default: memory.json next to the checkpoint)",
+        type=Path,
+    ),
+    "memory --num-envs": _option("number of environments (default: 64)", type=int, default=64),
+    "memory --steps": _option(
+        "steps of the rollout, twice the longest lag (default: 300)", type=int, default=300
+    ),
     "--image": _option(
         "size of an image group; repeatable", type=image_size, metavar="GROUP=CxHxW", **_REPEATED
     ),
@@ -166,6 +177,7 @@ POLICY = ("--checkpoint", "--agent", "--trust")
 ACTING = ("evaluate --checkpoint", "--policy", "--form")
 WHERE = ("--platform", "--task", "--env", "--overrides")
 EPISODES = ("--episodes", "--max-steps", "evaluate --seed")
+REMEMBERED = ("memory --num-envs", "memory --steps")
 FORMS = ("--image", "export --output", "--single-input", "--target")
 PLANNED = ("plan --checkpoint", *WHERE, "plan --agent", "plan --num-envs", "--budget")
 GOLDEN = ("--steps", "--drawn", "--tolerance", "export --seed")

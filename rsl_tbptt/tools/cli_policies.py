@@ -1,4 +1,4 @@
-"""The commands of ``rsl-tbptt`` that run a policy: evaluate, export, verify and play."""
+"""The commands of ``rsl-tbptt`` that run a policy: evaluate, memory, export, verify and play."""
 
 from __future__ import annotations
 
@@ -48,6 +48,35 @@ def run_evaluate(args: Arguments) -> int:
         print(f"ended by {name}: {share:.1%} of episodes")
     for name, error in result["auxiliary"].items():
         print(f"auxiliary head {name}: root mean square error {error['rmse']:.4f}")
+    print(f"wrote {output}")
+    return 0
+
+
+def run_memory(args: Arguments) -> int:
+    """Measure what a policy's memory holds, write a JSON file and print what it means.
+
+    Raises:
+        ValueError: If options contradict each other.
+    """
+    from rsl_tbptt.checkpoints.reading import checkpoint_file
+    from rsl_tbptt.files import output_path, write_json
+    from rsl_tbptt.tools.memory import analyse
+    from rsl_tbptt.tools.memory_findings import FILE, judge_memory, memory_facts, memory_rows
+
+    where = _where(args)
+    check_device(args.device)
+    checkpoint = checkpoint_file(args.checkpoint)
+    platform_of(checkpoint)  # which says where there is none, before its folder is written to
+    default = checkpoint.parent / FILE
+    output = output_path(args.output or default, default)
+    found = analyse(checkpoint, **where, **_given(args, "agent", "trust", "num_envs", "steps"))
+    write_json(output, found)
+    for name, back, outlier, frozen in memory_rows(found):
+        print(f"{name}: looks back {back}, outlier stays {outlier}, frozen sensor {frozen}")
+    for name, value in memory_facts(found).items():
+        print(f"{name}: {value}")
+    looked_at, wrong = judge_memory(found)
+    print("\n".join([looked_at, *(f"WRONG {finding}" for finding in wrong)]))
     print(f"wrote {output}")
     return 0
 

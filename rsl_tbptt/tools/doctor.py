@@ -24,6 +24,7 @@ from rsl_tbptt.tools.platforms import PLATFORMS, Platform, executable, load_plat
 TOOLS = {
     "doctor RUN": ("tensorboard", "yaml"),
     "evaluate": ("scipy", "yaml"),
+    "memory": ("scipy", "yaml"),
     "export": ("onnx", "onnxruntime", "onnxscript", "scipy", "yaml"),
     "plan": ("yaml",),
     "play --video": ("PIL", "scipy", "yaml"),

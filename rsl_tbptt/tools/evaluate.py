@@ -56,6 +56,8 @@ class Start:
     env: Any
     """In rsl_rl's form."""
     policy: MLPModel
+    config: Mapping[str, Any]
+    """The agent's config of the training."""
     auxiliary: Mapping[str, Any]
     """The policy's auxiliary heads, as the checkpoint has them."""
     obs: TensorDict
@@ -216,7 +218,7 @@ def started(
         _check_observations(policy, obs, simulation.task)
         # Building a policy draws random numbers; seeding again gives all policies the same starts.
         obs = platform.restart(env, seed)
-        yield Start(platform, simulation.task, env, policy, saved.auxiliary, obs)
+        yield Start(platform, simulation.task, env, policy, saved.config, saved.auxiliary, obs)
 
 
 def _noted_env(platform: Platform, checkpoint: Path, task: str | None) -> Path | None:

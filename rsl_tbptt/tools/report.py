@@ -10,15 +10,16 @@ import base64
 import json
 import os
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from rsl_tbptt.algorithms.health import LOSSES
 from rsl_tbptt.files import complete, output_path
-from rsl_tbptt.tools.charts import curve_chart, return_chart, style
+from rsl_tbptt.tools.charts import Chart, curve_chart, return_chart, style
 from rsl_tbptt.tools.machine import versions
+from rsl_tbptt.tools.memory_findings import memory_facts, memory_rows, read_memory
 from rsl_tbptt.tools.play import STARTED
 from rsl_tbptt.tools.progress import track
 from rsl_tbptt.tools.run_doctor import LOSS, Curves, Findings, find_wrong, judge, read_curves
@@ -44,6 +45,8 @@ class Run:
     findings: dict[str, Findings]
     evaluations: dict[str, dict[str, Any]] = field(default_factory=dict)
     """Results of ``rsl-tbptt evaluate``, by the file's name without ``.json``."""
+    memory: dict[str, Any] | None = None
+    """Result of ``rsl-tbptt memory``."""
     video: Path | None = None
     facts: dict[str, str]
     commands: dict[str, str]
@@ -121,7 +124,7 @@ def read_run(folder: Path, name: str) -> Run:
         name: What the report calls it.
 
     Raises:
-        ValueError: If the folder is not a log folder, or has an evaluation that cannot be read.
+        ValueError: If the folder is not a log folder, or has a result that cannot be read.
     """
     curves = read_curves(folder)
     facts = RunFacts(folder)
@@ -134,6 +137,7 @@ def read_run(folder: Path, name: str) -> Run:
         curves=curves,
         findings=find_wrong(folder, curves),
         evaluations=dict(sorted(evaluations.items())),
+        memory=read_memory(folder),
         video=max(found, key=lambda path: path.stat().st_mtime, default=None),
         facts=facts.facts(),
         commands=facts.commands(next(iter(evaluations.values()), None)),
@@ -209,10 +213,28 @@ def _render(page: Report, output: Path, videos: dict[Path, str | None]) -> str:
         returns=page.rows
         and return_chart([(row.name, row.number, row.found) for row in page.rows]),
         judge=judge,
+        influence=influence_chart,
+        memory_rows=memory_rows,
+        memory_facts=memory_facts,
         style=style,
         videos=videos,
         relative=lambda path: Path(os.path.relpath(path, output.parent)).as_posix(),
         written=written(time.time()),
+    )
+
+
+def influence_chart(found: Mapping[str, Any]) -> Chart | None:
+    """Lay out how much an observation moves later actions, a line per group.
+
+    Args:
+        found: Result of ``rsl-tbptt memory``.
+    """
+    shown = 1 + max(10, 3 * found["length"])  # beyond it all lines are flat
+    lines = [group["influence"][:shown] for group in found["groups"].values()]
+    return curve_chart(
+        "Change of later actions by one observation, in standard deviations",
+        {number: (range(len(line)), line) for number, line in enumerate(lines)},
+        x_label="step",
     )
 
 

@@ -12,6 +12,7 @@ from rsl_tbptt.algorithms.health import Limit, limit_of
 from rsl_tbptt.checkpoints.describing import AGENT
 from rsl_tbptt.checkpoints.reading import numbered_checkpoints, read_checkpoint
 from rsl_tbptt.files import read_config
+from rsl_tbptt.tools.memory_findings import judge_memory, read_memory
 
 if TYPE_CHECKING:
     import torch
@@ -53,7 +54,7 @@ def diagnose_run(folder: Path) -> bool:
         True if no check found anything wrong.
 
     Raises:
-        ValueError: If the folder is not a log folder.
+        ValueError: If the folder is not a log folder, or ``memory.json`` cannot be read.
     """
     passed = True
     for name, (looked_at, wrong) in find_wrong(folder, read_curves(folder)).items():
@@ -74,13 +75,20 @@ def find_wrong(folder: Path, curves: Curves) -> dict[str, Findings]:
         curves: Result of :func:`read_curves` there.
 
     Returns:
-        Findings by ``config``, ``metrics`` and ``checkpoint``.
+        Findings by ``config``, ``metrics`` and ``checkpoint``, and ``memory`` if `rsl-tbptt memory`
+        has measured it.
+
+    Raises:
+        ValueError: If its result cannot be read.
     """
-    return {
+    found = {
         "config": check_config(folder),
         "metrics": check_metrics(curves),
         "checkpoint": check_checkpoint(folder),
     }
+    if (remembered := read_memory(folder)) is not None:
+        found["memory"] = judge_memory(remembered)
+    return found
 
 
 def check_config(folder: Path) -> Findings:

@@ -12,7 +12,7 @@ CHECKPOINT = "{checkpoint}"
 
 
 def pipeline_stages(experiment: Experiment, device: str) -> list[Stage]:
-    """Return all stages of an experiment: its policies, the video and the export.
+    """Return all stages of an experiment: its policies, a memory, the video and the export.
 
     Args:
         experiment: Policies, sizes and seeds.
@@ -23,6 +23,7 @@ def pipeline_stages(experiment: Experiment, device: str) -> list[Stage]:
     """
     return [
         *policy_stages(experiment, device),
+        _memory(experiment, device),
         _video(experiment, device),
         _export(experiment, device),
     ]
@@ -79,13 +80,18 @@ def _training(experiment: Experiment, name: str, device: str) -> Stage:
     policy = experiment.policies[name]
     train = partial(train_command, experiment, policy, run_name=name, device=device)
     start = policy.starts_from
-    started = "????-??-??_??-??-??"  # not *, which also matches the start of another name
     return Stage(
         name=name,
         needs=(start,) if start else (),
         command=lambda outputs: train(checkpoint=outputs[start] if start else None),
-        output=f"logs/rsl_rl/*/{started}_{name}/model_{policy.iterations - 1}.pt",
+        output=f"{_log_folder(name)}/model_{policy.iterations - 1}.pt",
     )
+
+
+def _log_folder(name: str) -> str:
+    """Return the pattern of a policy's log folder, which begins with the time."""
+    started = "????-??-??_??-??-??"  # not *, which also matches the start of another name
+    return f"logs/rsl_rl/*/{started}_{name}"
 
 
 def evaluation_stage(
@@ -132,6 +138,20 @@ def _video(experiment: Experiment, device: str) -> Stage:
     )
 
 
+def _memory(experiment: Experiment, device: str) -> Stage:
+    """Return the measurement of the memory of the policy that is exported."""
+    name = experiment.export.policy
+    options: dict[str, object] = {"device": device}
+    if overrides := experiment.policies[name].task_overrides:
+        options["overrides"] = [*overrides]
+    return Stage(
+        name="memory",
+        needs=(name,),
+        command=lambda outputs: _tool("memory", outputs[name], **options),
+        output=f"{_log_folder(name)}/memory.json",
+    )
+
+
 def _export(experiment: Experiment, device: str) -> Stage:
     """Return the export of the policy that the experiment names."""
     policy = experiment.export.policy
@@ -147,9 +167,9 @@ def _export(experiment: Experiment, device: str) -> Stage:
     )
 
 
-def _tool(command: str, **options: object) -> list[str]:
+def _tool(*command: str, **options: object) -> list[str]:
     """Return a command of this package; an option may have several values."""
-    words = ["rsl-tbptt", command]
+    words = ["rsl-tbptt", *command]
     for name, value in options.items():
         option = f"--{name.replace('_', '-')}"
         words += [option, *value] if isinstance(value, list) else [f"{option}={value}"]

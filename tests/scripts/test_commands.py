@@ -41,7 +41,7 @@ def train(script, monkeypatch):
     return run
 
 
-@pytest.mark.parametrize("name", ["distill", "recall", "what_matters"])
+@pytest.mark.parametrize("name", ["distill", "memory_length", "recall", "what_matters"])
 def test_help(script, capsys, name):
     assert script(name, "--help") == 0
     shown = capsys.readouterr().out

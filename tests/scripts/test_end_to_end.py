@@ -98,6 +98,18 @@ def test_a_policy_is_evaluated_on_the_same_starts_again(evaluate, finetuned, tmp
     assert sum(result["reward_terms"].values()) == pytest.approx(result["mean_return"], rel=1e-4)
 
 
+def test_the_memory_of_a_student_is_measured_in_its_task(isaaclab, student):
+    words = ["memory", str(student), "--num-envs", "16", "--steps", "60"]
+    status, printed = isaaclab.call("rsl_tbptt.tools.cli:main", words)
+    assert status == 0, printed
+    found = json.loads((student.parent / "memory.json").read_text())
+    assert (found["task"], found["gradient_length"]) == ("Tbptt-Cartpole-Occluded", 16)
+    assert [*found["groups"]] == ["policy"]
+    assert len(found["influence"]) == 31
+    assert max(found["influence"]) > 0
+    assert found["units"] == 64
+
+
 def test_policies_are_filmed_on_the_same_starts(isaaclab, teacher, student, tmp_path):
     words = ["play", "--video", tmp_path / "video.webp", "--num-envs", 2]
     words += ["--checkpoint", teacher, "--checkpoint", student]

@@ -119,7 +119,7 @@ def test_a_run_ends_with_table_checks_report_and_cost(run, monkeypatch, capsys):
     assert results["stages"]["teacher"] == {"seconds": 61.0, "peak_memory_gb": 1.5}
     assert "\n NO  student reaches 90.0% of the teacher's return (goal: 99%).\nyes  mem" in out
     assert f"report: {run.folder / 'report.html'}\ntime: 0:0" in out
-    assert out.endswith("8:08 for all stages; peak memory 1.50 GB\n")
+    assert out.endswith("9:09 for all stages; peak memory 1.50 GB\n")
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,7 @@
 """An experiment's stages: their commands, their inputs, and the settings they depend on."""
 
 import shlex
+from pathlib import Path
 
 import pytest
 
@@ -93,6 +94,16 @@ def test_a_policy_is_evaluated_on_the_task_that_it_was_trained_on():
     assert planned["video"].needs == ("teacher", "memoryless")  # it shows one task
 
 
+def test_the_memory_of_the_chosen_policy_is_measured_in_its_own_task():
+    experiment = changed(load_experiment(DEMO), "student", task_overrides=["env.a=1"])
+    stage = lay_out(experiment, "cuda:0")["memory"]
+    words = stage.command({"student": "logs/2_student/model_59.pt"})
+    args = command_parser("memory").parse_args(words[1:])
+    assert args.checkpoint == Path("logs/2_student/model_59.pt")
+    assert (args.overrides, args.device) == (["env.a=1"], "cuda:0")
+    assert stage.output.endswith("_student/memory.json")  # where the report looks for it
+
+
 def test_the_chosen_policy_is_exported_and_all_are_in_the_video_in_their_order():
     experiment = load_experiment(FINETUNE)
     planned, outputs = lay_out(experiment), {name: f"{name}.pt" for name in experiment.policies}
@@ -122,19 +133,19 @@ def test_all_policies_are_evaluated_alike_by_the_platforms_task(file):
 POLICIES = ("teacher", "student", "memoryless")
 EVALUATIONS = {f"evaluate-{name}" for name in POLICIES}
 MEMORYLESS = {"memoryless", "evaluate-memoryless", "video"}
-ALL = {*POLICIES, *EVALUATIONS, "video", "export"}
+ALL = {*POLICIES, *EVALUATIONS, "memory", "video", "export"}
 
 
 @pytest.mark.parametrize(
     ("section", "changes", "expected"),
     [
-        ("student", {"num_envs": 7}, {"student", "evaluate-student", "video", "export"}),
+        ("student", {"num_envs": 7}, {"student", "evaluate-student", "memory", "video", "export"}),
         ("memoryless", {"overrides": ["a=1"]}, MEMORYLESS),
         ("memoryless", {"starts_from": "student"}, MEMORYLESS),
         ("memoryless", {"title": "MLP"}, set()),
         ("evaluation", {"episodes": 5}, EVALUATIONS),
         ("export", {"steps": 5}, {"export"}),
-        ("export", {"policy": "memoryless"}, {"export"}),
+        ("export", {"policy": "memoryless"}, {"memory", "export"}),
         ("teacher", {"iterations": 1}, ALL),
         (None, {"device": "cuda:0"}, ALL),
     ],

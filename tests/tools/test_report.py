@@ -129,6 +129,41 @@ def test_a_comparison_tells_runs_apart_without_colour(run, tmp_path, monkeypatch
     assert html.count('class="dots c0 d0"') == 2
 
 
+def memory(length=2, **changes):
+    """Return a result of ``rsl-tbptt memory``, of two groups and a gradient of 16 steps."""
+    stay = {"steps": 3, "observed": 150}
+    group = {"length": length, "influence": [0.5] * (length + 1) + [0.0] * 20}
+    group |= {"outlier": stay, "frozen": {"steps": 150, "observed": 150}}
+    found = {"checkpoint": "model_19.pt", "step_seconds": 0.02, "gradient_length": 16}
+    found |= {"length": length, "influence": group["influence"], "missed_reset": stay}
+    found |= {"groups": {"policy": group, "camera": group}, "after_reset": 0.0}
+    return found | {"units": 64, "moving": 60, "effective": 5.25} | changes
+
+
+def test_a_measured_memory_has_a_chart_a_table_and_a_verdict(run, capsys):
+    write_json(run / "memory.json", memory())
+    html, text = page_of(run)
+    assert_loads_nothing(html)
+    assert 'aria-label="Change of later actions by one observation' in html
+    assert "camera 2 steps (0.04 s) 3 steps at least 150 steps" in text
+    assert "units 64, 60 move, effective 5.2" in text
+    assert re.findall(r"</svg>(\w+)</li>", html) == ["policy", "camera"]
+    assert main(["doctor", str(run)]) == 1
+    shown = capsys.readouterr().out
+    expected = "model_19.pt: the policy looks back 2 steps (0.04 s) and the gradient 16: shorter"
+    assert f"memory       WRONG  {expected} windows would do" in shown
+    assert shown.count("A frozen sensor in '") == 2
+    assert expected in text
+
+
+def test_a_memory_that_cannot_be_read_is_named(run, capsys):
+    for content in ("{", "[]", json.dumps({"length": 3})):
+        (run / "memory.json").write_text(content)
+        for command in ("doctor", "report"):
+            assert main([command, str(run)]) == 1
+            assert "memory.json' cannot be read" in capsys.readouterr().err
+
+
 def test_runs_of_one_name_are_told_apart_by_their_folders(tmp_path):
     runs = [write_run(tmp_path / experiment / "1") for experiment in ("a", "b")]
     html, _ = page_of(*runs, output=tmp_path / "page.html")

@@ -1,0 +1,368 @@
+"""Measure what the memory of a policy holds: ``rsl-tbptt memory``.
+
+A rollout of the policy in its task is recorded. Everything else replays the recorded observations
+without the simulator: once as they are, and again with one of them changed. Both replays are exact,
+so whatever differs between their actions comes through the memory::
+
+    step          0   1   2   3   4   5
+    changed               x                 one observation group, in one step
+    lag                   0   1   2   3     influence(lag): how much the action differs
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+import torch
+from tensordict import TensorDict
+
+from rsl_tbptt.algorithms.options import DistillationOptions
+from rsl_tbptt.core.hidden_state import HiddenState, as_tensors
+from rsl_tbptt.tools.evaluate import SEED, Acting, started
+from rsl_tbptt.tools.memory_findings import NEGLIGIBLE, SMALL
+from rsl_tbptt.tools.progress import Progress, track
+
+SHARE = 0.1
+"""The memory ends at the last lag whose influence is this share of the largest one of the past."""
+FLATTEST = 1e-4
+"""Least standard deviation of actions that differences are compared with."""
+REPLAYS = 16
+"""Replays per group, each of which changes one step of every environment."""
+OUTLIER = 10.0
+"""Size of an outlier, in multiples of the group's largest number."""
+FROZEN_STEPS = 10
+"""Steps for which a frozen sensor repeats its last observation."""
+FEWEST_STEPS = 4 * FROZEN_STEPS
+"""Least steps of a rollout, so that a frozen sensor is there again in time."""
+FEWEST_SAMPLES = 8
+"""A lag with fewer samples is not measured."""
+
+
+class Remembering(Acting, Protocol):
+    """A policy that may have a state, which is None or 0 at the start of an episode."""
+
+    def get_hidden_state(self) -> HiddenState:
+        """Return the state, None without memory."""
+        ...
+
+
+@dataclass(frozen=True)
+class Change:
+    """Other observations of one group, from a first to a last step of each environment."""
+
+    group: str
+    first: torch.Tensor
+    """Shape: (N,)."""
+    last: torch.Tensor
+    """Shape: (N,)."""
+    values: Callable[[int], torch.Tensor]
+    """Returns the group's other observations of a step, shape (N, ...)."""
+
+
+class Recording:
+    """A policy and a rollout that it can replay."""
+
+    def __init__(self, policy: Remembering, obs: TensorDict, episode_starts: torch.Tensor) -> None:
+        """Take the observations of T steps of N environments.
+
+        Args:
+            policy: The policy.
+            obs: Observations, batch size (T, N).
+            episode_starts: True where step t is the first of an episode. Shape: (T, N), bool.
+        """
+        self.policy, self.obs, self.starts = policy, obs, episode_starts
+        self.num_steps, self.num_envs = episode_starts.shape
+        self.max_lag = self.num_steps // 2
+        self.episodes = episode_starts.cumsum(0)
+        self.states: list[torch.Tensor] = []
+        self.actions = self.replay(note=self.states)
+        # One number for all actions: an action that hardly moves would have a ratio of noise.
+        spread = self.actions.flatten(0, 1).var(0).mean().sqrt()
+        self.spread = spread.clamp(min=FLATTEST)
+
+    def replay(
+        self,
+        change: Change | None = None,
+        *,
+        carried: bool = False,
+        note: list[torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """Run the policy over all steps.
+
+        Args:
+            change: Other observations. None replays the recorded ones.
+            carried: Start with the state that the policy has, instead of an empty one.
+            note: List to which the hidden state of each step is added, (N, units).
+
+        Returns:
+            The actions, shape (T, N, A).
+        """
+        actions = []
+        if not carried:
+            self.policy.reset()
+        for step in range(self.num_steps):
+            if step:
+                self.policy.reset(self.starts[step])
+            actions.append(self.policy(self._seen(step, change)).clone())
+            if note is not None and (state := as_tensors(self.policy.get_hidden_state())):
+                note.append(state[0].transpose(0, 1).flatten(1).clone())
+        return torch.stack(actions)
+
+    def _seen(self, step: int, change: Change | None) -> TensorDict:
+        seen = self.obs[step]
+        if change is None:
+            return seen
+        where = (change.first <= step) & (step <= change.last)
+        old = seen[change.group]
+        where = where.view(-1, *[1] * (old.dim() - 1))
+        return seen.clone(False).update(
+            {change.group: torch.where(where, change.values(step), old)}
+        )
+
+    def differences(self, actions: torch.Tensor) -> torch.Tensor:
+        """Return the mean square over actions of the difference, in variances. Shape: (T, N)."""
+        return (actions - self.actions).square().mean(-1) / self.spread.square()
+
+    def by_lag(self, squares: torch.Tensor, last: torch.Tensor) -> tuple[torch.Tensor, ...]:
+        """Sum differences over environments by the steps since the change.
+
+        Args:
+            squares: Result of :meth:`differences`.
+            last: Last changed step of each environment. Shape: (N,).
+
+        Returns:
+            Sums and their numbers of samples, both of shape (max_lag + 1,): the steps of the same
+            episode. And the largest difference in a later episode, shape ().
+        """
+        lags = torch.arange(self.max_lag + 1, device=last.device)[:, None]
+        steps = (last + lags).clamp(max=self.num_steps - 1)
+        episode = self.episodes.gather(0, last[None])
+        same = (last + lags < self.num_steps) & (self.episodes.gather(0, steps) == episode)
+        sums = torch.where(same, squares.gather(0, steps), 0.0).sum(1)
+        later = torch.where(self.episodes > episode, squares, 0.0).max()
+        return sums, same.sum(1), later
+
+
+@torch.inference_mode()
+def measure(
+    policy: Remembering, obs: TensorDict, episode_starts: torch.Tensor, seed: int = 0
+) -> dict[str, Any]:
+    """Measure what the memory of a policy holds, without a simulator.
+
+    A group's observation is replaced by that of another environment in the same step. So it stays
+    one that the policy knows, of any dtype, in the same phase of an episode, and it changes what
+    differs between environments: the information that the group brings.
+
+    Args:
+        policy: The policy; its memory is changed.
+        obs: Observations that it has seen, batch size (T, N), T at least 40, N at least 2.
+        episode_starts: True where step t is the first of an episode. Shape: (T, N), bool.
+        seed: Seed of the changed steps.
+
+    Returns:
+        JSON values: ``groups`` by name, each with its ``influence`` by lag (root mean square of the
+        action's change, as a share of the action's standard deviation), its ``length`` in steps,
+        and the ``steps`` that an ``outlier`` and a ``frozen`` sensor stay in the action, with the
+        lags that were ``observed``; the same ``influence`` and ``length`` of all groups;
+        ``missed_reset``, the steps that the state of an earlier episode stays in the action;
+        ``after_reset``, the largest change of an action in an episode after the changed one; and
+        the hidden state's ``units``, how many are ``moving`` (with 1 % of the largest variance) and
+        their ``effective`` number (participation ratio).
+
+    Raises:
+        ValueError: If there are too few steps or environments, or an action is not finite.
+    """
+    num_steps, num_envs = episode_starts.shape
+    if num_steps < FEWEST_STEPS:
+        raise ValueError(f"steps is {num_steps}, expected at least {FEWEST_STEPS}.")
+    if num_envs < 2:
+        raise ValueError(
+            f"num_envs is {num_envs}, expected at least 2: an observation is replaced by that of"
+            " another environment."
+        )
+    recording = Recording(policy, obs, episode_starts)
+    if not recording.actions.isfinite().all():
+        raise ValueError("An action is NaN or inf, expected finite numbers.")
+    generator = torch.Generator().manual_seed(seed)
+    groups, later = {}, []
+    for group in track([*obs.keys()], "observation groups"):
+        groups[group], after = _measure_group(recording, str(group), generator)
+        later.append(after)
+    never = torch.full((num_envs,), 0, device=episode_starts.device)
+    recording.replay()
+    carried = recording.by_lag(recording.differences(recording.replay(carried=True)), never)
+    total = torch.tensor([found["influence"] for found in groups.values()]).square().sum(0).sqrt()
+    return {
+        "length": length_of(total),
+        "influence": total.tolist(),
+        "groups": groups,
+        "missed_reset": _stay(*carried[:2]),
+        "after_reset": max(later),
+        **_units(recording.states),
+    }
+
+
+def _measure_group(
+    recording: Recording, group: str, generator: torch.Generator
+) -> tuple[dict[str, Any], float]:
+    """Return the measurements of a group, and the largest change after a reset."""
+    device, num_envs = recording.starts.device, recording.num_envs
+    values = recording.obs[group]
+
+    def draw(low: int, high: int) -> torch.Tensor:
+        return torch.randint(low, high, (num_envs,), generator=generator).to(device)
+
+    # Every step is changed about as often: the one that shows what is remembered may be rare.
+    num_first = recording.num_steps - recording.max_lag
+    order = torch.randperm(REPLAYS * num_envs, generator=generator).to(device)
+    firsts = (order * num_first // (REPLAYS * num_envs)).view(REPLAYS, num_envs)
+    samples, later = [], []
+    for first in firsts:
+        other = (torch.arange(num_envs, device=device) + draw(1, num_envs)) % num_envs
+
+        def of_another(step: int, other: torch.Tensor = other) -> torch.Tensor:
+            return values[step][other]
+
+        changed = recording.replay(Change(group, first, first, of_another))
+        sums, counts, after = recording.by_lag(recording.differences(changed), first)
+        samples.append(torch.stack((sums, counts)))
+        later.append(after)
+    influence = _root_mean(*torch.stack(samples).sum(0))
+    found: dict[str, Any] = {"length": length_of(influence), "influence": influence.tolist()}
+    first = draw(1, num_first)
+    broken = {
+        "outlier": (first, _outliers(values, 2.0 * draw(0, 2) - 1.0)),
+        "frozen": (first + FROZEN_STEPS - 1, values[first - 1, torch.arange(num_envs)]),
+    }
+    for name, (last, value) in broken.items():
+        changed = recording.replay(Change(group, first, last, lambda _, value=value: value))
+        sums, counts, after = recording.by_lag(recording.differences(changed), last)
+        found[name] = _stay(sums[1:], counts[1:])
+        later.append(after)
+    return found, float(torch.stack(later).max().sqrt())
+
+
+def _outliers(values: torch.Tensor, signs: torch.Tensor) -> torch.Tensor:
+    """Return huge observations, (N, ...), of a group's values, (T, N, ...), with signs, (N,)."""
+    dtype = values.dtype
+    size = OUTLIER * (max(float(values.max()), -float(values.min())) or 1.0)
+    huge = (size * signs).view(-1, *[1] * (values.dim() - 2)).expand(values.shape[1:])
+    if dtype == torch.bool:
+        return huge > 0
+    limits = torch.finfo(dtype) if dtype.is_floating_point else torch.iinfo(dtype)
+    return huge.clamp(limits.min, limits.max).to(dtype)
+
+
+def _root_mean(sums: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """Return root mean squares by lag; 0 where there are too few samples."""
+    return torch.where(counts >= FEWEST_SAMPLES, sums / counts.clamp(min=1), 0.0).sqrt()
+
+
+def length_of(influence: torch.Tensor) -> int:
+    """Return the steps that a policy looks back; 0 if no past observation counts.
+
+    Args:
+        influence: Influence by lag; lag 0 is the current observation. Shape: (K + 1,).
+    """
+    past = influence[1:]
+    if not len(past) or past.max() < NEGLIGIBLE:
+        return 0
+    return 1 + int((past >= SHARE * past.max()).nonzero().max())
+
+
+def _stay(sums: torch.Tensor, counts: torch.Tensor) -> dict[str, int]:
+    """Return for how many steps a difference stays, and how many were observed."""
+    there = (_root_mean(sums, counts) >= SMALL).nonzero()
+    observed = (counts >= FEWEST_SAMPLES).nonzero()
+    return {
+        "steps": 1 + int(there.max()) if len(there) else 0,
+        "observed": 1 + int(observed.max()) if len(observed) else 0,
+    }
+
+
+def _units(states: list[torch.Tensor]) -> dict[str, Any]:
+    """Return how many units of a state are used, from its values in all steps."""
+    if not states:
+        return {"units": 0, "moving": 0, "effective": 0.0}
+    centred = torch.cat(states).double()
+    centred -= centred.mean(0)
+    covariance = centred.T @ centred / len(centred)
+    variances, total = covariance.diagonal(), covariance.square().sum()
+    return {
+        "units": len(variances),
+        "moving": int((variances > 0.01 * variances.max()).sum()),
+        "effective": float(variances.sum() ** 2 / total) if total > 0 else 0.0,
+    }
+
+
+@torch.inference_mode()
+def record(
+    env: Any, policy: Any, obs: TensorDict, num_steps: int
+) -> tuple[TensorDict, torch.Tensor]:
+    """Let a policy act, and keep what it sees.
+
+    Args:
+        env: Environment in rsl_rl's form, just reset.
+        policy: Policy whose memory is cleared where an episode ends.
+        obs: Observations after the reset, batch size (N,).
+        num_steps: Number of steps T.
+
+    Returns:
+        The observations of the policy's groups, batch size (T, N), and where episodes start, shape
+        (T, N), bool: the arguments of :func:`measure`.
+    """
+    groups = [*policy.obs_groups, *getattr(policy, "obs_groups_2d", ())]
+    policy.reset()
+    seen, starts = [], [torch.ones(env.num_envs, dtype=torch.bool, device=env.device)]
+    with Progress("steps of the rollout", num_steps) as progress:
+        for step in range(num_steps):
+            seen.append(obs.select(*groups).clone())
+            obs, _, dones, _ = env.step(policy(obs))
+            policy.reset(dones)
+            starts.append(dones != 0)
+            progress.update(step + 1)
+    together: Any = torch.stack(seen)
+    return together, torch.stack(starts[:-1])
+
+
+def gradient_steps(config: Mapping[str, Any]) -> int | None:
+    """Return the steps that a training's gradient flows back; None if its config does not tell."""
+    algorithm = config.get("algorithm") or {}
+    distils = "Distillation" in str(algorithm.get("class_name"))
+    default = DistillationOptions().gradient_length if distils else None
+    limits = (algorithm.get("gradient_length", default), config.get("num_steps_per_env"))
+    return min((limit for limit in limits if algorithm and limit), default=None)
+
+
+def analyse(
+    checkpoint: Path, *, num_envs: int = 64, steps: int = 300, seed: int = SEED, **options: Any
+) -> dict[str, Any]:
+    """Measure what the memory of a checkpoint's policy holds, in its task.
+
+    Args:
+        checkpoint: ``model_<iteration>.pt`` in a log folder.
+        num_envs: Number of environments, at least 2.
+        steps: Steps of the rollout, at least 40. Lags are measured up to half of them.
+        seed: Seed of the environments.
+        options: Task and simulation; see :func:`rsl_tbptt.tools.evaluate.started`.
+
+    Returns:
+        The values of :func:`measure`; the checkpoint, the task, ``step_seconds`` and the
+        ``gradient_length`` of the training, None if unknown.
+
+    Raises:
+        ValueError: If the checkpoint cannot be read, its task is unknown, or see :func:`measure`.
+    """
+    with started(checkpoint, num_envs=num_envs, seed=seed, **options) as start:
+        recorded = record(start.env, start.policy, start.obs, steps)
+        step_seconds = start.platform.step_seconds(start.env)
+    return {
+        "checkpoint": checkpoint.name,
+        "task": start.task,
+        "step_seconds": step_seconds,
+        "gradient_length": gradient_steps(start.config),
+        **measure(start.policy, *recorded, seed),
+    }

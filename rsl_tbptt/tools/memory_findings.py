@@ -1,0 +1,134 @@
+"""Say what the result of ``rsl-tbptt memory`` means; the command, reports and the doctor ask."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+FILE = "memory.json"
+"""Name of the result, next to its checkpoint."""
+NEGLIGIBLE = 0.05
+"""A memory that moves the action by less than this share of its standard deviation is not used."""
+SMALL = 0.25
+"""A fault has left the action once it moves it by less than this share: 6 % of its variance."""
+MUCH_LONGER = 3
+"""A gradient of so many times the steps that the policy looks back could be shorter."""
+STAYING = {"outlier": "An outlier in {}", "frozen": "A frozen sensor in {}"}
+"""Changes by their key in a group's result, in words."""
+
+
+def read_memory(folder: Path) -> dict[str, Any] | None:
+    """Read the result in a log folder; None if there is none.
+
+    Raises:
+        ValueError: If it cannot be read.
+    """
+    path = folder / FILE
+    if not path.is_file():
+        return None
+    try:
+        found = json.loads(path.read_text(encoding="utf-8"))
+        for read in (judge_memory, memory_facts, memory_rows):
+            read(found)
+    except (ValueError, KeyError, TypeError) as error:
+        raise ValueError(
+            f"The memory's measurement '{path}' cannot be read ({error!r}), expected what"
+            " `rsl-tbptt memory` wrote: measure again, or move the file away."
+        ) from error
+    return found
+
+
+def judge_memory(found: Mapping[str, Any]) -> tuple[str, list[str]]:
+    """Compare what a memory holds with the training's gradient, and look for poison.
+
+    Args:
+        found: Result of :func:`rsl_tbptt.tools.memory.analyse`.
+
+    Returns:
+        What the memory holds, and what is wrong with it.
+    """
+    length, gradient, checkpoint = found["length"], found["gradient_length"], found["checkpoint"]
+    if not (found["units"] or length):
+        return f"{checkpoint} has no memory", []
+    wrong = [*_poison(found)]
+    if not length:
+        wrong.insert(
+            0,
+            f"The memory is not used, expected an observation to move a later action by"
+            f" {NEGLIGIBLE:.0%} of its standard deviation: an MLP would do, or the memory has not"
+            " learned what to keep.",
+        )
+        return checkpoint, wrong
+    looked_at = f"{checkpoint}: the policy looks back {steps_of(found)}"
+    if gradient is None:
+        return looked_at, wrong
+    if length >= gradient:
+        wrong.append(
+            f"gradient_length is {gradient}, expected more than the {length} steps that the policy"
+            f" looks back: the gradient is cut and the memory reaches further. Try"
+            f" {max(2 * gradient, length + 1)}, with num_steps_per_env at least as long."
+        )
+    shorter = ": shorter windows would do" if gradient >= MUCH_LONGER * length else ""
+    return f"{looked_at} and the gradient {gradient}{shorter}", wrong
+
+
+def steps_of(found: Mapping[str, Any], group: str | None = None) -> str:
+    """Return how far a policy looks back, in one group or in all, as text."""
+    length = (found if group is None else found["groups"][group])["length"]
+    least = "at least " if length >= len(found["influence"]) - 1 else ""
+    seconds = found["step_seconds"]
+    time = f" ({length * seconds:.2g} s)" if length and seconds else ""
+    return f"{least}{length} steps{time}"
+
+
+def memory_rows(found: Mapping[str, Any]) -> list[list[str]]:
+    """Return a row per observation group: name, steps back, steps that outlier and freeze stay."""
+    return [
+        [name, steps_of(found, name), *(_stays(group[kind]) for kind in STAYING)]
+        for name, group in found["groups"].items()
+    ]
+
+
+def memory_facts(found: Mapping[str, Any]) -> dict[str, str]:
+    """Return the values that belong to no observation group, as text by name."""
+    return {
+        "looks back": steps_of(found),
+        "gradient": "unknown" if (g := found["gradient_length"]) is None else f"{g} steps",
+        "missed reset stays": _stays(found["missed_reset"]),
+        "units": f"{found['units']}, {found['moving']} move, effective {found['effective']:.1f}",
+    }
+
+
+def _stays(stay: Mapping[str, int]) -> str:
+    least = "at least " if stay["steps"] and stay["steps"] >= stay["observed"] else ""
+    return f"{least}{stay['steps']} steps"
+
+
+def _poison(found: Mapping[str, Any]) -> Iterator[str]:
+    """Yield what never leaves the actions."""
+    if found["after_reset"] >= NEGLIGIBLE:
+        yield (
+            f"The state survives a reset, expected it to be empty: a changed observation moves the"
+            f" actions of later episodes by up to {found['after_reset']:.2g} of their standard"
+            " deviation. Look at the policy's reset()."
+        )
+    changes = [
+        (text.format(f"'{name}'"), group[kind])
+        for name, group in found["groups"].items()
+        for kind, text in STAYING.items()
+    ]
+    for what, stay in (*changes, ("The state of an earlier episode", found["missed_reset"])):
+        # What the task itself has to remember may last as long as the memory.
+        if stay["observed"] >= 3 * found["length"] + 10 and _is_there(stay, found["length"]):
+            yield (
+                f"{what} stays in the actions for {stay['steps']} of {stay['observed']} observed"
+                " steps, expected it to leave: it spoils the rest of the episode. Clip observations"
+                " on the robot, or train with such faults."
+            )
+
+
+def _is_there(stay: Mapping[str, int], length: int) -> bool:
+    """Return whether a difference is there at the end; it may show once per length only."""
+    return stay["steps"] > stay["observed"] - max(length, 1)
