@@ -21,7 +21,7 @@ from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from rsl_tbptt.compat.versions import CNNModel, MLPModel, RNNModel
-from rsl_tbptt.core.scan import is_supported
+from rsl_tbptt.core.scan import RecurrentLayers, is_supported
 
 Observed = Mapping[str, torch.Tensor] | TensorDict
 """Observation groups by name, of leading shape (rows,); read them by ``obs[group]`` only."""
@@ -41,7 +41,7 @@ class WindowedModel(Protocol):
     """
 
     @property
-    def cell(self) -> nn.RNNBase:
+    def cell(self) -> RecurrentLayers:
         """The recurrent layers, of a kind that ``recurrent_scan`` runs."""
         ...
 
@@ -66,7 +66,7 @@ class Parts:
 
     encode: Callable[[Any], torch.Tensor]
     """See :class:`WindowedModel`."""
-    cell: nn.RNNBase | None
+    cell: RecurrentLayers | None
     """Recurrent layers; None without memory."""
     head: Callable[[torch.Tensor], torch.Tensor]
     """See :class:`WindowedModel`."""
