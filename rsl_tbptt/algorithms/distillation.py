@@ -29,6 +29,7 @@ from rsl_tbptt.algorithms.optimizers import set_rate, step_batches, update_norma
 from rsl_tbptt.algorithms.options import (
     DistillationArguments,
     DistillationOptions,
+    check_rnn_types,
     check_runner_keys,
     takes,
 )
@@ -249,9 +250,11 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             device: Device of the update.
 
         Raises:
-            ValueError: If a key of the runner's config is mistyped.
+            ValueError: If a key of the runner's config is mistyped, or a model of rsl_rl's has
+                another ``rnn_type`` than rsl_rl's.
         """
         check_runner_keys(cfg)
+        check_rnn_types(cfg)
         configs = model_configs(cfg)
         algorithm = Distillation.construct_algorithm(obs, env, cfg, device)
         if isinstance(algorithm, TbpttDistillation):

@@ -24,7 +24,13 @@ from rsl_tbptt.algorithms.optimizers import (
     step_batches,
     update_normalization,
 )
-from rsl_tbptt.algorithms.options import PpoArguments, PpoOptions, check_runner_keys, takes
+from rsl_tbptt.algorithms.options import (
+    PpoArguments,
+    PpoOptions,
+    check_rnn_types,
+    check_runner_keys,
+    takes,
+)
 from rsl_tbptt.algorithms.policy_losses import (
     KL,
     PpoGradient,
@@ -155,9 +161,11 @@ class TbpttPPO(TbpttAlgorithm, PPO):
             device: Device of the update.
 
         Raises:
-            ValueError: If a key of the runner's config is mistyped.
+            ValueError: If a key of the runner's config is mistyped, or a model of rsl_rl's has
+                another ``rnn_type`` than rsl_rl's.
         """
         check_runner_keys(cfg)
+        check_rnn_types(cfg)
         configs = model_configs(cfg)
         algorithm = PPO.construct_algorithm(obs, env, cfg, device)
         if isinstance(algorithm, TbpttPPO):

@@ -17,7 +17,6 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from tensordict import TensorDict
-from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from rsl_tbptt.compat.versions import CNNModel, MLPModel, RNNModel

@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
 
-from rsl_tbptt.algorithms.options import check_runner_keys
+from rsl_tbptt.algorithms.options import check_rnn_types, check_runner_keys
 from rsl_tbptt.checkpoints.describing import plain, qualified_name, write_agent_config
 from rsl_tbptt.checkpoints.reading import (
     LATEST,
@@ -82,6 +82,7 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
                 valid, or a key is mistyped.
         """
         check_runner_keys(train_cfg)
+        check_rnn_types(train_cfg)
         check_kept(train_cfg)
         self._given_cfg = plain(train_cfg, other=qualified_name)  # rsl_rl removes entries from it
         self._kept: KeptCheckpoints | None = None

@@ -19,6 +19,7 @@ import torch
 from rsl_tbptt.checkpoints.describing import AGENT, agent_config
 from rsl_tbptt.compat import MODELS_ERA, require_era
 from rsl_tbptt.compat.versions import MLPModel, resolve_callable
+from rsl_tbptt.core.scan import CELLS
 from rsl_tbptt.files import read_config
 from rsl_tbptt.tools.platforms import load_platform, platform_of
 
@@ -162,10 +163,14 @@ def _shown_by(state_dict: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     }
     weight_hh = state_dict.get("rnn.rnn.weight_hh_l0")
     if weight_hh is not None:
-        num_gates = weight_hh.shape[0] // weight_hh.shape[1]
+        weight_ih = state_dict["rnn.rnn.weight_ih_l0"]
+        rows = [len(weight) // weight_hh.shape[1] for weight in (weight_ih, weight_hh)]
+        own = next(cell for cell in CELLS if rows == _rows_of(cell))
         shown |= {
-            "class_name": "RNNModel",
-            "rnn_type": {4: "lstm", 3: "gru"}[num_gates],
+            "class_name": "RNNModel"
+            if own in ("LSTM", "GRU")
+            else "rsl_tbptt.models:RecurrentModel",
+            "rnn_type": own.lower(),
             "rnn_hidden_dim": weight_hh.shape[1],
             "rnn_num_layers": sum(name.startswith("rnn.rnn.weight_hh_l") for name in state_dict),
         }
@@ -174,6 +179,11 @@ def _shown_by(state_dict: Mapping[str, torch.Tensor]) -> dict[str, Any]:
             gaussian = {"class_name": "GaussianDistribution", "std_type": std_type}
             shown["distribution_cfg"] = gaussian
     return shown
+
+
+def _rows_of(cell: str) -> list[int]:
+    """Return the rows of the input and hidden weights of a cell's layer with one unit."""
+    return [len(weight) for weight in CELLS[cell](1, 1, device="meta").all_weights[0][:2]]
 
 
 def last_layer(state_dict: Mapping[str, torch.Tensor]) -> str:

@@ -641,7 +641,9 @@ def _equations_in_c(cell: Cell) -> str:
     """Return what ``equations.c`` includes."""
     made = statements_of(cell.equations, cell.num_gates, cell.num_states)
 
-    def define(name: str, statements: list[tuple[str, str]], *results: tuple[str, list[str]]) -> str:
+    def define(
+        name: str, statements: list[tuple[str, str]], *results: tuple[str, list[str]]
+    ) -> str:
         lines = [f"const REAL {value} = {expression};" for value, expression in statements]
         for function, values in results:
             lines += [f"{function}({k}, {value});" for k, value in enumerate(values)]
