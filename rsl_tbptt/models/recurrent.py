@@ -71,8 +71,8 @@ class RecurrentModel(MLPModel):
         self.group_dtypes = {group: obs[group].dtype for group in obs_groups[obs_set]}
         self.build_encoder(obs)
         num_features = self._num_features(obs)
-        self.rnn = RNN(num_features, rnn_hidden_dim, rnn_num_layers, rnn_type)
-        if isinstance(cell, Cell):  # rsl_rl has built an LSTM in its place
+        self.rnn: Any = RNN(num_features, rnn_hidden_dim, rnn_num_layers, rnn_type)
+        if isinstance(cell, Cell):  # in place of the LSTM that rsl_rl has built
             self.rnn.rnn = cell(num_features, rnn_hidden_dim, rnn_num_layers)
 
     def build_encoder(self, obs: TensorDict) -> None:

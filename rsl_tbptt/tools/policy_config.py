@@ -163,14 +163,12 @@ def _shown_by(state_dict: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     }
     weight_hh = state_dict.get("rnn.rnn.weight_hh_l0")
     if weight_hh is not None:
-        weight_ih = state_dict["rnn.rnn.weight_ih_l0"]
-        rows = [len(weight) // weight_hh.shape[1] for weight in (weight_ih, weight_hh)]
-        own = next(cell for cell in CELLS if rows == _rows_of(cell))
+        cell = _cell_shown_by(state_dict["rnn.rnn.weight_ih_l0"], weight_hh)
         shown |= {
             "class_name": "RNNModel"
-            if own in ("LSTM", "GRU")
+            if cell in ("LSTM", "GRU")
             else "rsl_tbptt.models:RecurrentModel",
-            "rnn_type": own.lower(),
+            "rnn_type": cell.lower(),
             "rnn_hidden_dim": weight_hh.shape[1],
             "rnn_num_layers": sum(name.startswith("rnn.rnn.weight_hh_l") for name in state_dict),
         }
@@ -181,9 +179,20 @@ def _shown_by(state_dict: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     return shown
 
 
-def _rows_of(cell: str) -> list[int]:
-    """Return the rows of the input and hidden weights of a cell's layer with one unit."""
-    return [len(weight) for weight in CELLS[cell](1, 1, device="meta").all_weights[0][:2]]
+def _cell_shown_by(weight_ih: torch.Tensor, weight_hh: torch.Tensor) -> str:
+    """Return the first cell whose weights have as many rows for each hidden unit.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    rows = [len(weight) // weight_hh.shape[1] for weight in (weight_ih, weight_hh)]
+    for name, make in CELLS.items():
+        if rows == [len(weight) for weight in make(1, 1, device="meta").all_weights[0][:2]]:
+            return name
+    raise ValueError(
+        f"The recurrent weights have {rows} rows for each hidden unit, expected those of a cell in"
+        f" {[*CELLS]}: register your own in the module of your model's class."
+    )
 
 
 def last_layer(state_dict: Mapping[str, torch.Tensor]) -> str:

@@ -16,7 +16,9 @@ Gradient = Callable[["Symbol"], Sequence[tuple["Symbol", "Symbol"]]]
 class Symbol:
     """A number of the equations, under a name of its own in the program."""
 
-    def __init__(self, program: list[Symbol], expression: str, gradient: Gradient | None = None):
+    def __init__(
+        self, program: list[Symbol], expression: str, gradient: Gradient | None = None
+    ) -> None:
         """Append a statement to the program.
 
         Args:
