@@ -29,7 +29,6 @@ from rsl_tbptt.algorithms.optimizers import set_rate, step_batches, update_norma
 from rsl_tbptt.algorithms.options import (
     DistillationArguments,
     DistillationOptions,
-    check_rnn_types,
     check_runner_keys,
     takes,
 )
@@ -53,6 +52,7 @@ from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.memory import MemoryPlan, Sizes
 from rsl_tbptt.core.rollout import Rollout, Segments
 from rsl_tbptt.core.windows import num_steps_of_full_group, tbptt_schedule
+from rsl_tbptt.models.protocol import check_rnn_types
 from rsl_tbptt.models.teacher_group import check_teacher, models_by_role
 
 LAST_SHARE = 0.03

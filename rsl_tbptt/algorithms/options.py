@@ -173,7 +173,7 @@ class Options:
     """
 
     scan_engine: Annotated[str, known_engine] = "auto"
-    """How LSTM and GRU run over a window: an engine of docs/concepts/replay.md#scan-engines.
+    """How recurrent layers run over a window: an engine of docs/concepts/replay.md#scan-engines.
 
     ``"auto"`` chooses one for the device and tests it there first.
     """
@@ -682,28 +682,6 @@ def check_runner_keys(train_cfg: Mapping[str, Any]) -> None:
         near = difflib.get_close_matches(spelled, known, n=1, cutoff=0.85)
         if near and key not in known:
             raise ValueError(f"Unknown key '{key}' of the runner: did you mean '{near[0]}'?")
-
-
-def check_rnn_types(cfg: Mapping[str, Any], place: str = "") -> None:
-    """Refuse a cell that rsl_rl does not know where its own model would build an LSTM instead.
-
-    Args:
-        cfg: A runner's config, or a part of it.
-        place: Path of the part, such as "student.".
-
-    Raises:
-        ValueError: If there is one.
-    """
-    for key, value in cfg.items():
-        if isinstance(value, Mapping):
-            check_rnn_types(value, f"{place}{key}.")
-    name, rnn_type = str(cfg.get("class_name")), cfg.get("rnn_type")
-    is_of_rsl_rl = name.startswith("rsl_rl.") or not {".", ":"} & {*name}
-    if is_of_rsl_rl and str(rnn_type).lower() not in ("none", "lstm", "gru"):
-        raise ValueError(
-            f"{place}rnn_type is '{rnn_type}', expected 'lstm' or 'gru': {name} would build an LSTM"
-            f" instead. Set {place}class_name to 'rsl_tbptt.models:RecurrentModel' (rsl_rl 5)."
-        )
 
 
 @dataclass(kw_only=True)

@@ -24,13 +24,7 @@ from rsl_tbptt.algorithms.optimizers import (
     step_batches,
     update_normalization,
 )
-from rsl_tbptt.algorithms.options import (
-    PpoArguments,
-    PpoOptions,
-    check_rnn_types,
-    check_runner_keys,
-    takes,
-)
+from rsl_tbptt.algorithms.options import PpoArguments, PpoOptions, check_runner_keys, takes
 from rsl_tbptt.algorithms.policy_losses import (
     KL,
     PpoGradient,
@@ -54,6 +48,7 @@ from rsl_tbptt.compat.versions import (
 )
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.memory import MemoryPlan, Sizes
+from rsl_tbptt.models.protocol import check_rnn_types
 
 
 class TbpttPPO(TbpttAlgorithm, PPO):

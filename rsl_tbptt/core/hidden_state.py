@@ -1,4 +1,4 @@
-"""The state of recurrent layers: a tensor (GRU), a pair (LSTM), or None before the first step.
+"""The state of recurrent layers: a tensor (GRU), a pair (LSTM, SRU), or None before the first step.
 
 No other module handles the difference. Tensors have shape (L, N, H): layers, environments, hidden
 size.

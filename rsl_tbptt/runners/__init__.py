@@ -17,7 +17,7 @@ from typing import Any, cast
 import torch
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
 
-from rsl_tbptt.algorithms.options import check_rnn_types, check_runner_keys
+from rsl_tbptt.algorithms.options import check_runner_keys
 from rsl_tbptt.checkpoints.describing import plain, qualified_name, write_agent_config
 from rsl_tbptt.checkpoints.reading import (
     LATEST,
@@ -35,6 +35,7 @@ from rsl_tbptt.checkpoints.writing import (
 )
 from rsl_tbptt.compat.versions import join_on_cpu, world_size
 from rsl_tbptt.core.distributed import Ranks
+from rsl_tbptt.models.protocol import check_rnn_types
 from rsl_tbptt.runners import resume
 from rsl_tbptt.signals import STOPPED, StopSignals
 
