@@ -2,6 +2,7 @@
 
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from itertools import product
@@ -12,19 +13,21 @@ import torch
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
+from rsl_tbptt.core.scan.products import multiply, multiply_columns
 from rsl_tbptt.tools.bench import Case, build, fill, seconds_of
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 PRODUCTS = {
     torch.ops.aten.addmm_: lambda _, a, b, **__: 2 * prod(a) * b[1],
     torch.ops.mkl._mkl_linear: lambda x, _, w, *__, **___: 2 * prod(x) * w[0],
+    torch.ops.mkldnn._linear_pointwise: lambda x, w, *_, **__: 2 * prod(x) * w[0],
 }
 """Counters for operations that torch's own counter does not know, from argument shapes."""
 KINDS = {
-    "matrix products": "mm addmm addmm_ bmm _mkl_linear",
+    "matrix products": "mm addmm addmm_ bmm _mkl_linear _linear_pointwise",
     "gates and state of the scan": "LstmScan LstmScanBackward GruScan GruScanBackward",
     "activations of the MLP": "elu elu_backward",
-    "copies": "copy_ cat index stack _mkl_reorder_linear_weight",
+    "copies": "copy_ cat index stack _mkl_reorder_linear_weight _reorder_linear_weight",
     "views": "select as_strided unbind slice view t transpose expand",
 }
 """Operations by their main purpose in an update; all their uses are counted under it."""
@@ -65,19 +68,22 @@ def product_rates(device: str, seconds: float = 0.1) -> dict[str, float]:
             torch.randn(*shape, device=device, dtype=dtype)
             for shape in ((n, 305), (n, 1024), (1024, 305), (1024, 256))
         )
-        for a, b in ((x, w.t()), (gates, w_hh), (gates.t(), x)):
-            out, operations = torch.mm(a, b), 2 * a.numel() * b.shape[1] * num_products
-            spent = 0.0
+        for multiplied, a, b in (
+            (multiply, x, w.t()),
+            (multiply, gates, w_hh),
+            (multiply_columns, gates, x),
+        ):
+            operations, spent = 2 * a.numel() * b.shape[1] * num_products, 0.0
             while spent < seconds:
-                taken = seconds_of(partial(_multiply, a, b, out, num_products), device)
+                taken = seconds_of(partial(_repeat, num_products, multiplied, a, b), device)
                 rates[name] = max(rates[name], operations / taken)
                 spent += taken
     return rates
 
 
-def _multiply(a: torch.Tensor, b: torch.Tensor, out: torch.Tensor, times: int) -> None:
+def _repeat(times: int, function: Callable[..., object], *arguments: torch.Tensor) -> None:
     for _ in range(times):
-        torch.mm(a, b, out=out)
+        function(*arguments)
 
 
 def time_update(case: Case, num_updates: int = 5) -> tuple[float, float]:

@@ -15,9 +15,10 @@ from torch import nn
 from rsl_tbptt.core.hidden_state import HiddenState, as_tensors, from_tensors
 from rsl_tbptt.core.scan import cpu, reference, triton
 from rsl_tbptt.core.scan.cells import SRU, Cell, CellLayers
-from rsl_tbptt.core.scan.cpu import free_buffers, unchanged_weights
+from rsl_tbptt.core.scan.cpu import free_buffers
 from rsl_tbptt.core.scan.graphs import recordings_aside
 from rsl_tbptt.core.scan.layers import operand_dtype_of, tf32_in_layers
+from rsl_tbptt.core.scan.products import unchanged_weights
 
 __all__ = [
     "CELLS",

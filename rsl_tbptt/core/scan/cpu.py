@@ -32,10 +32,9 @@ import subprocess
 import sys
 import tempfile
 import weakref
-from collections.abc import Callable, Hashable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import nn
@@ -45,13 +44,15 @@ from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.scan.cells import Cell, CellLayers
 from rsl_tbptt.core.scan.equations import statements_of
 from rsl_tbptt.core.scan.layers import ONCE, Tensors, scan_layers
+from rsl_tbptt.core.scan.products import (
+    StepProduct,
+    multiply,
+    multiply_columns,
+    prepare,
+    step_product,
+)
 
 Gradients = tuple[torch.Tensor | None, ...]
-
-Prepared = TypeVar("Prepared")
-
-StepProduct = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
-"""Maps a step's rows (N, K) and a buffer (N, G) to the product, in the buffer or a new tensor."""
 
 
 def scan(
@@ -136,8 +137,8 @@ class LstmScan(torch.autograd.Function):
         flat_grads, dx = grads.flatten(0, 1), None
         with torch.autocast("cpu", enabled=False):  # it applies to the forward pass only
             if ctx.needs_input_grad[2]:
-                dx = (flat_grads @ w_ih.to(dtype)).unflatten(0, (T, N)).to(full)
-            dw = (flat_grads.t() @ inputs.flatten(0, 1)).to(full)
+                dx = multiply(flat_grads, w_ih.to(dtype)).unflatten(0, (T, N)).to(full)
+            dw = multiply_columns(flat_grads, inputs.flatten(0, 1)).to(full)
         dw_ih, db, dw_hh = dw[:, :D], dw[:, D], dw[:, -H:]
         ctx.buffers.release()
         return None, None, dx, dh.to(full), dc, dw_ih, dw_hh, db, db
@@ -168,10 +169,7 @@ class GruScan(torch.autograd.Function):
         before[0] = h0_NH.masked_fill(starts_TN[0].unsqueeze(1), 0.0)
         product, of_n = prepare(_products_of_gru, N, dtype, *weights)
         x_and_one, flat_n = inputs.flatten(0, 1)[:, : D + 1], n.flatten(0, 1)
-        if short:
-            flat_n.copy_(x_and_one @ of_n)
-        else:
-            torch.mm(x_and_one, of_n, out=flat_n)
+        flat_n.copy_(multiply(x_and_one, of_n))
         _run_forward(
             cells_of_c.gru_forward,
             product,
@@ -199,16 +197,16 @@ class GruScan(torch.autograd.Function):
         dh += _run_backward(ctx, grads, w_hh, (before.stride(1),), tensors, dh)
         dh.masked_fill_(ctx.stops[0].unsqueeze(1), 0.0)
         flat_inputs, of_gates, of_candidates = (x.flatten(0, 1) for x in (inputs, grads, grads_n))
-        of_rz, x_and_one, dx = of_gates[:, : 2 * H], flat_inputs[:, : D + 1].t(), None
+        dx = None
         with torch.autocast("cpu", enabled=False):  # it applies to the forward pass only
             if ctx.needs_input_grad[2]:
                 of_x = w_ih.to(dtype)
-                dx = torch.mm(of_rz, of_x[: 2 * H]).addmm_(of_candidates, of_x[2 * H :])
-                dx = dx.unflatten(0, (T, N)).to(full)
-            of_hidden = (of_gates.t() @ flat_inputs[:, D:]).to(full)
-            of_x = torch.cat((x_and_one @ of_rz, x_and_one @ of_candidates), dim=1).to(full)
-        db_hh, dw_hh = of_hidden[:, 0], of_hidden[:, -H:]
-        dw_ih, db_ih = of_x.t().split((D, 1), dim=1)
+                dx = torch.mm(of_gates[:, : 2 * H], of_x[: 2 * H])
+                dx = dx.addmm_(of_candidates, of_x[2 * H :]).unflatten(0, (T, N)).to(full)
+            dw = multiply_columns(of_gates, flat_inputs).to(full)
+            dw_of_n = multiply_columns(of_candidates, flat_inputs[:, : D + 1]).to(full)
+        db_hh, dw_hh = dw[:, D], dw[:, -H:]
+        dw_ih, db_ih = torch.cat((dw[: 2 * H, : D + 1], dw_of_n)).split((D, 1), dim=1)
         ctx.buffers.release()
         return None, None, dx, dh, dw_ih, dw_hh, db_ih.squeeze(1), db_hh
 
@@ -248,7 +246,7 @@ class CellScan(torch.autograd.Function):
         for states, first in ((before, h0_NH), *((seconds, each) for each in second)):
             states[0] = first.masked_fill(starts_TN[0].unsqueeze(1), 0.0)
         product, factor = prepare(_products_of(cell), N, dtype, w_ih, w_hh, b_ih, b_hh)
-        input_gates.flatten(0, 1).copy_(inputs.flatten(0, 1)[:, : D + 1] @ factor)
+        input_gates.flatten(0, 1).copy_(multiply(inputs.flatten(0, 1)[:, : D + 1], factor))
         _run_forward(
             functions.cell_forward,
             product,
@@ -281,13 +279,14 @@ class CellScan(torch.autograd.Function):
         dx = None
         with torch.autocast("cpu", enabled=False):  # it applies to the forward pass only
             if ctx.needs_input_grad[3]:
-                weights = w_ih.to(dtype)
-                dx = torch.mm(of_step[:, :both], weights[:both]).addmm_(of_x, weights[both:])
+                weights, no_others = w_ih.to(dtype), both == of_step.shape[1]
+                dx = (multiply if no_others else torch.mm)(of_step[:, :both], weights[:both])
+                dx = dx.addmm_(of_x, weights[both:])
                 dx = dx.unflatten(0, (T, N)).to(full)
-            dw = (of_step.t() @ flat_inputs).to(full)
-            dw_x = torch.cat((dw[:both, : D + 1], of_x.t() @ flat_inputs[:, : D + 1]))
+            dw = multiply_columns(of_step, flat_inputs).to(full)
+            dw_of_x = multiply_columns(of_x, flat_inputs[:, : D + 1]).to(full)
         ctx.buffers.release()
-        dw_ih, db_ih = dw_x.split((D, 1), dim=1)
+        dw_ih, db_ih = torch.cat((dw[:both, : D + 1], dw_of_x)).split((D, 1), dim=1)
         return None, None, None, dx, *carried, dw_ih, dw[:, -H:], db_ih.squeeze(1), dw[:, D]
 
 
@@ -373,46 +372,6 @@ def _addresses_after(steps: torch.Tensor) -> list[int | None]:
     return [*_addresses(steps)[1:], None]
 
 
-_kept: dict[Hashable, tuple[Tensors, Any]] | None = None
-"""Prepared values by key, stored with the weights to keep these alive: the key has their ids."""
-
-
-@contextmanager
-def unchanged_weights() -> Iterator[None]:
-    """Keep what scans prepare from their weights; the weights must not change until the end.
-
-    MKL packs the weights into the order of its kernels for every product, which takes up to half
-    of a product's time if there are few rows. If torch can pack them once, the steps of a window
-    share the packed weights; inside this context the windows share them, too.
-    """
-    global _kept
-    outer, _kept = _kept, {}
-    try:
-        yield
-    finally:
-        _kept = outer
-
-
-def prepare(
-    make: Callable[..., Prepared], num_envs: int, dtype: torch.dtype, *weights: torch.Tensor
-) -> Prepared:
-    """Return ``make`` applied to weights for N environments, or the value kept from before.
-
-    Args:
-        make: Makes the value from N, the dtype and the weights.
-        num_envs: Environments of a step N. Micro-batches have at most two sizes, in turns.
-        dtype: Dtype of the operands of products.
-        *weights: The weights, of any shape. The value is kept only if all are parameters.
-    """
-    if _kept is None or not all(isinstance(weight, nn.Parameter) for weight in weights):
-        return make(num_envs, dtype, *weights)
-    key = (make, num_envs, dtype, *map(id, weights))
-    if key not in _kept:
-        _kept[key] = weights, make(num_envs, dtype, *weights)
-    made: Prepared = _kept[key][1]
-    return made
-
-
 def _product_of_lstm(num_envs: int, dtype: torch.dtype, *weights: torch.Tensor) -> StepProduct:
     """Return the product of ``[x | 1 | h']`` with all weights."""
     return step_product(num_envs, dtype, _joined(*weights).t())
@@ -463,29 +422,6 @@ def _products_of(cell: Cell) -> Callable[..., tuple[StepProduct, torch.Tensor]]:
         return step_product(num_envs, dtype, joined.t()), factor.to(dtype).t()
 
     return products
-
-
-def step_product(num_envs: int, dtype: torch.dtype, factor: torch.Tensor) -> StepProduct:
-    """Return a function that multiplies the N rows of a step by ``factor``.
-
-    Args:
-        num_envs: Environments of a step N.
-        dtype: Dtype of both factors and of the product.
-        factor: The other factor, which must not change before the last step. Shape: (K, G).
-    """
-    factor = factor.to(dtype)
-    if not (packs() and dtype == torch.float32):
-        return lambda rows, out: torch.mm(rows, factor, out=out)
-    weights = factor.t().contiguous()
-    packed = torch.ops.mkl._mkl_reorder_linear_weight(weights, num_envs)
-    return lambda rows, _: torch.ops.mkl._mkl_linear(rows, packed, weights, None, num_envs)
-
-
-@functools.cache
-def packs() -> bool:
-    """Return whether this torch has MKL's packed products, which torch's compiler uses, too."""
-    names = ("_mkl_reorder_linear_weight", "_mkl_linear")
-    return torch.backends.mkl.is_available() and all(hasattr(torch.ops.mkl, n) for n in names)
 
 
 _ALIGNMENT = 64

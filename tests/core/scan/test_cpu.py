@@ -9,7 +9,15 @@ from torch import nn
 
 from rsl_tbptt.core import scan
 from rsl_tbptt.core.memory import PeakMemory
-from rsl_tbptt.core.scan import CELLS, ENGINES, cpu, free_buffers, recurrent_scan, unchanged_weights
+from rsl_tbptt.core.scan import (
+    CELLS,
+    ENGINES,
+    cpu,
+    free_buffers,
+    products,
+    recurrent_scan,
+    unchanged_weights,
+)
 
 pytestmark = pytest.mark.engines("compiled")
 
@@ -115,12 +123,12 @@ def test_other_half_precision_is_left_to_the_reference():
 T, N, D, H = 5, 6, 3, 4
 
 
-@pytest.fixture(params=["packed", "each time"])
-def packing(request, monkeypatch):
-    """MKL's packed products where this torch has them, and torch's own."""
-    if request.param == "packed" and not cpu.packs():
-        pytest.skip("this torch packs no products")
-    monkeypatch.setattr(cpu, "packs", lambda: request.param == "packed")
+@pytest.fixture(params=["torch", "MKL", "oneDNN"])
+def library(request, monkeypatch):
+    """The library of products."""
+    if request.param != "torch" and not products.has(request.param):
+        pytest.skip("this torch lacks it")
+    monkeypatch.setattr(products, "library_for", lambda *_: request.param)
 
 
 def gradients(rnn, engine, num_envs=N):
@@ -131,7 +139,7 @@ def gradients(rnn, engine, num_envs=N):
     return torch.autograd.grad(outputs.square().sum(), list(rnn.parameters()))
 
 
-def test_nothing_is_kept_of_weights_that_may_change(engine, cell, packing):
+def test_nothing_is_kept_of_weights_that_may_change(engine, cell, library):
     rnn = CELLS[cell](D, H)
     gradients(rnn, engine)
     with torch.no_grad():
@@ -141,7 +149,7 @@ def test_nothing_is_kept_of_weights_that_may_change(engine, cell, packing):
 
 
 @pytest.mark.parametrize("own", ["weight_ih_l0", "weight_hh_l0", "bias_ih_l0", "bias_hh_l0"])
-def test_what_is_prepared_is_shared_by_windows_and_not_by_layers(engine, cell, packing, own):
+def test_what_is_prepared_is_shared_by_windows_and_not_by_layers(engine, cell, library, own):
     torch.manual_seed(2)
     rnns = [CELLS[cell](D, H) for _ in range(2)]
     for name, weight in rnns[0].named_parameters():

@@ -1,0 +1,146 @@
+"""Matrix products of the CPU engine, by the fastest library that torch has on this processor.
+
+torch multiplies float32 matrices on x86 by MKL. Two things cost time there, and torch's own
+compiler avoids them by the same private functions that this module calls if torch has them:
+
+- MKL packs the weights into the order of its kernels for every product, which takes up to half of
+  a product's time if there are few rows. Packed weights are kept.
+- On processors of AMD, MKL's products run at less than half the speed of oneDNN's.
+"""
+
+import functools
+from collections.abc import Callable, Hashable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, TypeVar
+
+import torch
+from torch import nn
+
+Prepared = TypeVar("Prepared")
+
+StepProduct = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
+"""Maps a step's rows (N, K) and a buffer (N, G) to the product, in the buffer or a new tensor."""
+
+_MIN_OPERATIONS = 2**20
+"""For smaller products the fixed cost of oneDNN's is too large."""
+
+
+def multiply(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Return the product of two matrices, (M, K) and (K, G), of any strides."""
+    library = library_for(left.dtype, left.numel() * right.shape[1])
+    if library == "oneDNN" and _is_in_one_piece(right):
+        return _linear(left, right.t())
+    return left @ right
+
+
+def multiply_columns(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
+    """Return ``left.t() @ right``, (G, K), for rows (M, G) and (M, K): a gradient of weights."""
+    library = library_for(left.dtype, left.numel() * right.shape[1])
+    if library == "oneDNN" and _is_in_one_piece(left):
+        return _linear(right.t(), left.t()).t()  # faster than the other way round
+    return left.t() @ right
+
+
+def step_product(num_envs: int, dtype: torch.dtype, factor: torch.Tensor) -> StepProduct:
+    """Return a function that multiplies the N rows of a step by ``factor``.
+
+    Args:
+        num_envs: Environments of a step N.
+        dtype: Dtype of both factors and of the product.
+        factor: The other factor, which must not change before the last step. Shape: (K, G).
+    """
+    factor = factor.to(dtype)
+    library = library_for(dtype, num_envs * factor.numel())
+    if library == "torch":
+        return lambda rows, out: torch.mm(rows, factor, out=out)
+    weights = factor.t().contiguous()
+    if library == "oneDNN":
+        reordered = torch.ops.mkldnn._reorder_linear_weight(weights, num_envs)
+        return lambda rows, _: _linear(rows, reordered)
+    packed = torch.ops.mkl._mkl_reorder_linear_weight(weights, num_envs)
+    return lambda rows, _: torch.ops.mkl._mkl_linear(rows, packed, weights, None, num_envs)
+
+
+def library_for(dtype: torch.dtype, operations: int) -> str:
+    """Return the library of a product: "oneDNN", "MKL" with packed weights, or "torch" for its own.
+
+    Args:
+        dtype: Dtype of both factors.
+        operations: Multiplications of the product.
+    """
+    if dtype != torch.float32:
+        return "torch"
+    if operations >= _MIN_OPERATIONS and _is_of_amd() and has("oneDNN"):
+        return "oneDNN"
+    return "MKL" if has("MKL") else "torch"
+
+
+def _linear(rows: torch.Tensor, weights: torch.Tensor) -> torch.Tensor:
+    """Return ``rows @ weights.t()`` by oneDNN; the weights may be reordered."""
+    product: torch.Tensor = torch.ops.mkldnn._linear_pointwise(rows, weights, None, "none", [], "")
+    return product
+
+
+def _is_in_one_piece(matrix: torch.Tensor) -> bool:
+    """Return whether no other columns lie between those of ``matrix``.
+
+    oneDNN has no fast product for others: it takes a thousand times as long.
+    """
+    return matrix.is_contiguous() or matrix.t().is_contiguous()
+
+
+@functools.cache
+def has(library: str) -> bool:
+    """Return whether this torch has the functions of "MKL" or "oneDNN" that are called here."""
+    if library == "MKL":
+        backend, functions = torch.backends.mkl, torch.ops.mkl
+        names = ("_mkl_reorder_linear_weight", "_mkl_linear")
+    else:
+        backend, functions = torch.backends.mkldnn, torch.ops.mkldnn
+        names = ("_reorder_linear_weight", "_linear_pointwise")
+    return backend.is_available() and all(hasattr(functions, name) for name in names)
+
+
+@functools.cache
+def _is_of_amd() -> bool:
+    described = Path("/proc/cpuinfo")
+    return described.exists() and "AuthenticAMD" in described.read_text(encoding="utf-8")
+
+
+_kept: dict[Hashable, tuple[tuple[torch.Tensor, ...], Any]] | None = None
+"""Prepared values by key, stored with the weights to keep these alive: the key has their ids."""
+
+
+@contextmanager
+def unchanged_weights() -> Iterator[None]:
+    """Keep what scans prepare from their weights; the weights must not change until the end.
+
+    The steps of a window share packed weights; inside this context the windows share them, too.
+    """
+    global _kept
+    outer, _kept = _kept, {}
+    try:
+        yield
+    finally:
+        _kept = outer
+
+
+def prepare(
+    make: Callable[..., Prepared], num_envs: int, dtype: torch.dtype, *weights: torch.Tensor
+) -> Prepared:
+    """Return ``make`` applied to weights for N environments, or the value kept from before.
+
+    Args:
+        make: Makes the value from N, the dtype and the weights.
+        num_envs: Environments of a step N. Micro-batches have at most two sizes, in turns.
+        dtype: Dtype of the operands of products.
+        *weights: The weights, of any shape. The value is kept only if all are parameters.
+    """
+    if _kept is None or not all(isinstance(weight, nn.Parameter) for weight in weights):
+        return make(num_envs, dtype, *weights)
+    key = (make, num_envs, dtype, *map(id, weights))
+    if key not in _kept:
+        _kept[key] = weights, make(num_envs, dtype, *weights)
+    made: Prepared = _kept[key][1]
+    return made
