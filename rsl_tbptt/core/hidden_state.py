@@ -1,6 +1,6 @@
 """The state of recurrent layers: a tensor (GRU), a pair (LSTM, SRU), or None before the first step.
 
-No other module handles the difference. Tensors have shape (L, N, H): layers, environments, hidden
+No state has more than two tensors. No other module handles the difference. Tensors have shape (L, N, H): layers, environments, hidden
 size.
 """
 

@@ -168,7 +168,7 @@ def print_cell_times(args: argparse.Namespace) -> None:
             *(f"{each:.1f}" for each in (loop, engine, products)),
             f"{loop / engine:.2f}",
         )
-        for name, num_envs, loop, engine, products in cell_times(args.rnn_hidden_dim)
+        for name, num_envs, (loop, engine, products) in cell_times(args.rnn_hidden_dim)
     ]
     headers = (
         "cell",

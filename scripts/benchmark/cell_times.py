@@ -14,7 +14,7 @@ NUM_ENVS = (64, 512, 4096)
 SECONDS = 3.0
 """Time for the windows of a row; the result is the fastest, which other processes disturb least."""
 
-Row = tuple[str, int, float, float, float]
+Row = tuple[str, int, list[float]]
 
 
 def cell_times(hidden_size: int) -> Iterator[Row]:
@@ -32,13 +32,13 @@ def cell_times(hidden_size: int) -> Iterator[Row]:
             rnn = make(NUM_INPUTS, hidden_size)
             x = torch.randn(NUM_STEPS, num_envs, NUM_INPUTS)
             starts = torch.rand(NUM_STEPS, num_envs) < DONE_RATE
-            runs: list[Callable[[], object]] = [
+            loop, engine = (
                 partial(_gradient, rnn, x, starts, engine) for engine in ("reference", "compiled")
-            ]
+            )
             with unchanged_weights():
-                _check_equal(name, *(run() for run in runs))
-                times = _in_turns([*runs, _products(rnn, num_envs)])
-            yield name, num_envs, *times
+                _check_equal(name, loop(), engine())
+                times = _in_turns([loop, engine, _products(rnn, num_envs)])
+            yield name, num_envs, times
 
 
 def _gradient(

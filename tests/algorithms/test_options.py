@@ -147,10 +147,10 @@ def test_a_mistyped_key_of_any_runner_is_refused(kind, runner, key, meant):
 @pytest.mark.parametrize(("kind", "role"), [("ppo", "critic"), ("distillation", "student")])
 @pytest.mark.parametrize("name", ["RNNModel", "rsl_rl.models:RNNModel", RNNModel])
 def test_a_cell_that_rsl_rls_model_would_take_for_an_lstm_is_refused(kind, role, name):
-    model = {"class_name": name, "rnn_type": "sru", "hidden_dims": [8]}
+    models: Any = {role: {"class_name": name, "rnn_type": "sru", "hidden_dims": [8]}}
     message = rf"{role}\.rnn_type is 'sru', expected 'lstm' or 'gru'.*models:RecurrentModel"
     with pytest.raises(ValueError, match=message):
-        make_runner(None, kind, **{role: model})
+        make_runner(None, kind, **models)
 
 
 @pytest.mark.parametrize("runner", [OnPolicyRunner, None], ids=["stock", "ours"])

@@ -14,7 +14,7 @@ from torch import nn
 
 from rsl_tbptt.core.hidden_state import HiddenState, as_tensors, from_tensors
 from rsl_tbptt.core.scan import cpu, reference, triton
-from rsl_tbptt.core.scan.cells import SRU, Cell, CellLayers
+from rsl_tbptt.core.scan.cells import SRU, Cell, CellLayers, RecurrentLayers
 from rsl_tbptt.core.scan.cpu import free_buffers
 from rsl_tbptt.core.scan.graphs import recordings_aside
 from rsl_tbptt.core.scan.layers import operand_dtype_of, tf32_in_layers
@@ -36,9 +36,6 @@ __all__ = [
     "register",
     "unchanged_weights",
 ]
-
-RecurrentLayers = nn.RNNBase | CellLayers
-"""Layers in time-major order: torch's own, or those of a ``Cell``."""
 
 Scan = Callable[..., tuple[torch.Tensor, HiddenState]]
 """Maps layers, inputs, a state (never None), episode starts and cuts to the outputs and the last

@@ -151,6 +151,10 @@ class CellLayers(nn.Module):
         return torch.stack(outputs), state
 
 
+RecurrentLayers = nn.RNNBase | CellLayers
+"""Layers in time-major order: torch's own, or those of a ``Cell``."""
+
+
 def sru(gates: Sequence[Any], state: Sequence[Any]) -> Sequence[Any]:
     """Spatially enhanced recurrent unit, LSTM form with a refined forget gate.
 

@@ -37,11 +37,10 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
 from torch.nn import functional
 
 from rsl_tbptt.core.hidden_state import HiddenState
-from rsl_tbptt.core.scan.cells import Cell, CellLayers
+from rsl_tbptt.core.scan.cells import Cell, CellLayers, RecurrentLayers
 from rsl_tbptt.core.scan.equations import statements_of
 from rsl_tbptt.core.scan.layers import ONCE, Tensors, scan_layers
 from rsl_tbptt.core.scan.products import (
@@ -56,7 +55,7 @@ Gradients = tuple[torch.Tensor | None, ...]
 
 
 def scan(
-    rnn: nn.RNNBase,
+    rnn: RecurrentLayers,
     inputs: torch.Tensor,
     state: HiddenState,
     episode_starts: torch.Tensor,

@@ -31,12 +31,11 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 from torch.nn import functional
 
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.scan import graphs
-from rsl_tbptt.core.scan.cells import Cell, CellLayers
+from rsl_tbptt.core.scan.cells import Cell, CellLayers, RecurrentLayers
 from rsl_tbptt.core.scan.graphs import Gradients, Loan
 from rsl_tbptt.core.scan.layers import ONCE, Tensors, products_as_in_layers, scan_layers
 
@@ -48,7 +47,7 @@ _MM_TAKES_OUT_DTYPE = "dtype" in torch.ops.aten.mm.overloads()
 
 
 def scan(
-    rnn: nn.RNNBase,
+    rnn: RecurrentLayers,
     inputs: torch.Tensor,
     state: HiddenState,
     episode_starts: torch.Tensor,
