@@ -1,6 +1,8 @@
 #!/usr/bin/env python
 """Train PPO with and without memory on the recall task and print the rewards as Markdown.
 
+`--cells` names the recurrent cells to compare.
+
 The policy has to name a cue `--recall-length` steps after it was shown. The answer is worth 1,
 guessing 0.
 """
@@ -8,6 +10,7 @@ guessing 0.
 import argparse
 import contextlib
 import io
+from itertools import product
 from pathlib import Path
 from typing import Any
 
@@ -16,10 +19,11 @@ import yaml
 from rsl_rl.runners import OnPolicyRunner
 from tabulate import tabulate
 
+from rsl_tbptt.core.scan import CELLS
 from rsl_tbptt_tasks.memory import RecallEnv
 
 CFG = Path(__file__).with_name("recall.yaml")
-MEMORY = {"rnn_type": "gru", "rnn_hidden_dim": 32}
+HIDDEN_SIZE = 32
 
 
 def main() -> None:
@@ -27,32 +31,32 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
+    parser.add_argument("--cells", nargs="+", default=["gru"], choices=[c.lower() for c in CELLS])
     parser.add_argument("--recall-length", type=int, default=16)
     parser.add_argument("--gradient-lengths", type=int, nargs="+", default=[4, 17])
     parser.add_argument("--iterations", type=int, default=100)
     parser.add_argument("--seeds", type=int, nargs="+", default=[1, 2, 3])
     args = parser.parse_args()
     rows = []
-    for length in (*args.gradient_lengths, None):
-        model = "MLPModel" if length is None else "RNNModel"
+    for cell, length in (*product(args.cells, args.gradient_lengths), (None, None)):
         rewards = [
-            reward_per_answer(model, length, args.recall_length, args.iterations, seed)
+            reward_per_answer(cell, length, args.recall_length, args.iterations, seed)
             for seed in args.seeds
         ]
-        name = "MLP" if length is None else "GRU"
+        name = cell.upper() if cell else "MLP"
         rows.append((name, length or "-", *(f"{reward:.2f}" for reward in rewards)))
     heads = ("policy", "`gradient_length`", *(f"seed {seed}" for seed in args.seeds))
     print(tabulate(rows, heads, tablefmt="github", disable_numparse=True))
 
 
 def reward_per_answer(
-    model: str, gradient_length: int | None, recall_length: int, iterations: int, seed: int
+    cell: str | None, gradient_length: int | None, recall_length: int, iterations: int, seed: int
 ) -> float:
     """Train one policy; return its mean reward per answer without action noise."""
     torch.manual_seed(seed)
     env = RecallEnv(num_envs=128, recall_length=recall_length, seed=seed)
     with contextlib.redirect_stdout(io.StringIO()):  # the runner's log
-        runner = OnPolicyRunner(env, train_cfg(model, gradient_length), log_dir=None)
+        runner = OnPolicyRunner(env, train_cfg(cell, gradient_length), log_dir=None)
         runner.learn(iterations)
     policy, obs = runner.get_inference_policy(), env.get_observations()
     total = torch.zeros(2)
@@ -64,12 +68,14 @@ def reward_per_answer(
     return (total[0] / total[1]).item()
 
 
-def train_cfg(model: str, gradient_length: int | None) -> dict[str, Any]:
+def train_cfg(cell: str | None, gradient_length: int | None) -> dict[str, Any]:
     """Return the runner's config: actor and critic are of one kind and see only the cue."""
     cfg = yaml.safe_load(CFG.read_text(encoding="utf-8"))
     cfg["algorithm"]["gradient_length"] = gradient_length
     for role in ("actor", "critic"):
-        cfg[role] |= {"class_name": model, **(MEMORY if model == "RNNModel" else {})}
+        cfg[role]["class_name"] = "rsl_tbptt.models:RecurrentModel" if cell else "MLPModel"
+        if cell:
+            cfg[role] |= {"rnn_type": cell, "rnn_hidden_dim": HIDDEN_SIZE}
     return cfg
 
 

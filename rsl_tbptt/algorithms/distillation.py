@@ -53,6 +53,7 @@ from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.memory import MemoryPlan, Sizes
 from rsl_tbptt.core.rollout import Rollout, Segments
 from rsl_tbptt.core.windows import num_steps_of_full_group, tbptt_schedule
+from rsl_tbptt.models.protocol import check_rnn_types
 from rsl_tbptt.models.teacher_group import check_teacher, models_by_role
 
 LAST_SHARE = 0.03
@@ -269,9 +270,11 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             device: Device of the update.
 
         Raises:
-            ValueError: If a key of the runner's config is mistyped.
+            ValueError: If a key of the runner's config is mistyped, or a model of rsl_rl's has
+                another ``rnn_type`` than rsl_rl's.
         """
         check_runner_keys(cfg)
+        check_rnn_types(cfg)
         configs = model_configs(cfg)
         symmetry_cfg = cfg["algorithm"].pop("symmetry_cfg", None)  # rsl_rl's own refuses it
         algorithm = Distillation.construct_algorithm(obs, env, cfg, device)

@@ -298,7 +298,7 @@ def latent_width(model: MLPModel, storage: RolloutStorage) -> int:
             " docs/reference/models.md says."
         )
     if parts.cell is not None:
-        return parts.cell.proj_size or parts.cell.hidden_size
+        return parts.cell.hidden_size
     training = model.training
     model.eval()  # keeps running statistics unchanged
     try:

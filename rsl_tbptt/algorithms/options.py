@@ -173,7 +173,7 @@ class Options:
     """
 
     scan_engine: Annotated[str, known_engine] = "auto"
-    """How LSTM and GRU run over a window: an engine of docs/concepts/replay.md#scan-engines.
+    """How recurrent layers run over a window: an engine of docs/concepts/replay.md#scan-engines.
 
     ``"auto"`` chooses one for the device and tests it there first.
     """

@@ -48,6 +48,7 @@ from rsl_tbptt.compat.versions import (
 )
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.memory import MemoryPlan, Sizes
+from rsl_tbptt.models.protocol import check_rnn_types
 
 
 class TbpttPPO(TbpttAlgorithm, PPO):
@@ -160,9 +161,11 @@ class TbpttPPO(TbpttAlgorithm, PPO):
             device: Device of the update.
 
         Raises:
-            ValueError: If a key of the runner's config is mistyped.
+            ValueError: If a key of the runner's config is mistyped, or a model of rsl_rl's has
+                another ``rnn_type`` than rsl_rl's.
         """
         check_runner_keys(cfg)
+        check_rnn_types(cfg)
         configs = model_configs(cfg)
         algorithm = PPO.construct_algorithm(obs, env, cfg, device)
         if isinstance(algorithm, TbpttPPO):

@@ -1,7 +1,7 @@
-"""The state of recurrent layers: a tensor (GRU), a pair (LSTM), or None before the first step.
+"""The state of recurrent layers: a tensor (GRU), a pair (LSTM, SRU), or None before the first step.
 
-No other module handles the difference. Tensors have shape (L, N, H): layers, environments, hidden
-size.
+No state has more than two tensors. No other module handles the difference. Tensors have shape
+(L, N, H): layers, environments, hidden size.
 """
 
 from collections.abc import Callable, Sequence

@@ -46,7 +46,7 @@ if rsl_rl_era() == MODELS_ERA:
         """Qualified name of the model, ``"module:Class"``, which rsl_rl imports."""
 
         rnn_type: str = "lstm"
-        """Recurrent layers: ``"lstm"`` or ``"gru"``."""
+        """Recurrent layers: ``"lstm"``, ``"gru"``, ``"sru"`` or a cell of your own."""
 
         rnn_hidden_dim: int = 256
         """Size of the hidden state."""

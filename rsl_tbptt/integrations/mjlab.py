@@ -87,7 +87,7 @@ class TbpttCnnRnnModelCfg(RslRlModelCfg):
     """Qualified name of the model, ``"module:Class"``, which rsl_rl imports."""
 
     rnn_type: str | None = "lstm"
-    """Recurrent layers: ``"lstm"`` or ``"gru"``."""
+    """Recurrent layers: ``"lstm"``, ``"gru"``, ``"sru"`` or a cell of your own."""
 
     image_scale: float = 1.0
     """Factor of images before their CNN: 1 / 255 for bytes."""

@@ -15,7 +15,7 @@ from rsl_tbptt.models.recurrent import RecurrentModel
 
 
 class CNNRNNModel(RecurrentModel, CNNModel):
-    """Images through CNNs, joined with normalised vectors, through an LSTM or GRU and an MLP.
+    """Images through CNNs, joined with normalised vectors, through recurrent layers and an MLP.
 
     The options are those of rsl_rl's ``CNNModel`` (``cnn_cfg``, ``cnns``) and ``RNNModel``
     (``rnn_type``, ``rnn_hidden_dim``, ``rnn_num_layers``), and ``image_scale``. Images may have any

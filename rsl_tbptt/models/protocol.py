@@ -17,11 +17,11 @@ from typing import Any, Protocol, runtime_checkable
 
 import torch
 from tensordict import TensorDict
-from torch import nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from rsl_tbptt.checkpoints.describing import qualified_name
 from rsl_tbptt.compat.versions import CNNModel, MLPModel, RNNModel
-from rsl_tbptt.core.scan import is_supported
+from rsl_tbptt.core.scan import RecurrentLayers, is_supported
 
 Observed = Mapping[str, torch.Tensor] | TensorDict
 """Observation groups by name, of leading shape (rows,); read them by ``obs[group]`` only."""
@@ -41,7 +41,7 @@ class WindowedModel(Protocol):
     """
 
     @property
-    def cell(self) -> nn.RNNBase:
+    def cell(self) -> RecurrentLayers:
         """The recurrent layers, of a kind that ``recurrent_scan`` runs."""
         ...
 
@@ -66,7 +66,7 @@ class Parts:
 
     encode: Callable[[Any], torch.Tensor]
     """See :class:`WindowedModel`."""
-    cell: nn.RNNBase | None
+    cell: RecurrentLayers | None
     """Recurrent layers; None without memory."""
     head: Callable[[torch.Tensor], torch.Tensor]
     """See :class:`WindowedModel`."""
@@ -118,6 +118,28 @@ def _is_as_declared(own: type, methods: Iterable[str], *parts: str) -> bool:
     declaring = [each for each in own.__mro__ if all(hasattr(each, part) for part in parts)]
     first = declaring[-1] if declaring else own
     return all(getattr(own, name, None) is getattr(first, name, None) for name in methods)
+
+
+def check_rnn_types(cfg: Mapping[str, Any], place: str = "") -> None:
+    """Refuse a cell that rsl_rl does not know where its own model would build an LSTM instead.
+
+    Args:
+        cfg: A runner's config, or a part of it.
+        place: Path of the part, such as "student.".
+
+    Raises:
+        ValueError: If there is one.
+    """
+    for key, value in cfg.items():
+        if isinstance(value, Mapping):
+            check_rnn_types(value, f"{place}{key}.")
+    name, rnn_type = qualified_name(cfg.get("class_name")), cfg.get("rnn_type")
+    is_of_rsl_rl = name.startswith("rsl_rl.") or not {".", ":"} & {*name}
+    if is_of_rsl_rl and str(rnn_type).lower() not in ("none", "lstm", "gru"):
+        raise ValueError(
+            f"{place}rnn_type is '{rnn_type}', expected 'lstm' or 'gru': {name} would build an LSTM"
+            f" instead. Set {place}class_name to 'rsl_tbptt.models:RecurrentModel' (rsl_rl 5)."
+        )
 
 
 def _join(model: Any, obs: Any) -> torch.Tensor:

@@ -13,12 +13,13 @@ from tensordict import TensorDict
 from torch import nn
 
 from rsl_tbptt.core.hidden_state import HiddenState
+from rsl_tbptt.core.scan import CELLS, Cell, RecurrentLayers
 from rsl_tbptt.models.one_step import OneStep, StatefulPolicy
 from rsl_tbptt.models.protocol import FrameEncoder, Observed
 
 
 class RecurrentModel(MLPModel):
-    """Features of all observation groups, then an LSTM or a GRU, then rsl_rl's MLP.
+    """Features of all observation groups, then recurrent layers, then rsl_rl's MLP.
 
     A subclass overrides :meth:`encode`, and :meth:`build_encoder` for its layers; it may also
     override :attr:`encoders`, :attr:`cell` and :meth:`head`. Without any this is rsl_rl's
@@ -49,17 +50,30 @@ class RecurrentModel(MLPModel):
             obs_set: The set that the model reads.
             output_dim: Number of outputs.
             *args: Arguments of rsl_rl's ``MLPModel``.
-            rnn_type: ``"lstm"`` or ``"gru"``.
+            rnn_type: ``"lstm"``, ``"gru"``, ``"sru"`` or the name of a cell of your own; see
+                :data:`rsl_tbptt.core.scan.CELLS`.
             rnn_hidden_dim: Size of the hidden state.
             rnn_num_layers: Number of recurrent layers.
             **options: Options of rsl_rl's ``MLPModel``.
+
+        Raises:
+            ValueError: If there is no such cell.
         """
+        cell = CELLS.get(rnn_type.upper())
+        if cell is None:
+            raise ValueError(
+                f"rnn_type is '{rnn_type}', expected one of {[name.lower() for name in CELLS]}. A"
+                " cell of your own has to be registered before a model is built."
+            )
         self.latent_dim = rnn_hidden_dim
         super().__init__(obs, obs_groups, obs_set, output_dim, *args, **options)
         self.group_shapes = {group: obs[group].shape[1:] for group in obs_groups[obs_set]}
         self.group_dtypes = {group: obs[group].dtype for group in obs_groups[obs_set]}
         self.build_encoder(obs)
-        self.rnn = RNN(self._num_features(obs), rnn_hidden_dim, rnn_num_layers, rnn_type)
+        num_features = self._num_features(obs)
+        self.rnn: Any = RNN(num_features, rnn_hidden_dim, rnn_num_layers, rnn_type)
+        if isinstance(cell, Cell):  # in place of the LSTM that rsl_rl has built
+            self.rnn.rnn = cell(num_features, rnn_hidden_dim, rnn_num_layers)
 
     def build_encoder(self, obs: TensorDict) -> None:
         """Build the layers that :meth:`encode` needs; none by default.
@@ -74,7 +88,7 @@ class RecurrentModel(MLPModel):
         return {}
 
     @property
-    def cell(self) -> nn.RNNBase:
+    def cell(self) -> RecurrentLayers:
         """The recurrent layers."""
         return self.rnn.rnn
 

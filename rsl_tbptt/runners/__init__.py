@@ -35,6 +35,7 @@ from rsl_tbptt.checkpoints.writing import (
 )
 from rsl_tbptt.compat.versions import join_on_cpu, world_size
 from rsl_tbptt.core.distributed import Ranks
+from rsl_tbptt.models.protocol import check_rnn_types
 from rsl_tbptt.runners import resume
 from rsl_tbptt.signals import STOPPED, StopSignals
 
@@ -82,6 +83,7 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
                 valid, or a key is mistyped.
         """
         check_runner_keys(train_cfg)
+        check_rnn_types(train_cfg)
         check_kept(train_cfg)
         self._given_cfg = plain(train_cfg, other=qualified_name)  # rsl_rl removes entries from it
         self._kept: KeptCheckpoints | None = None

@@ -19,6 +19,7 @@ import torch
 from rsl_tbptt.checkpoints.describing import AGENT, agent_config
 from rsl_tbptt.compat import MODELS_ERA, require_era
 from rsl_tbptt.compat.versions import MLPModel, resolve_callable
+from rsl_tbptt.core.scan import CELLS
 from rsl_tbptt.files import read_config
 from rsl_tbptt.tools.platforms import load_platform, platform_of
 
@@ -162,10 +163,12 @@ def _shown_by(state_dict: Mapping[str, torch.Tensor]) -> dict[str, Any]:
     }
     weight_hh = state_dict.get("rnn.rnn.weight_hh_l0")
     if weight_hh is not None:
-        num_gates = weight_hh.shape[0] // weight_hh.shape[1]
+        cell = _cell_shown_by(state_dict["rnn.rnn.weight_ih_l0"], weight_hh)
         shown |= {
-            "class_name": "RNNModel",
-            "rnn_type": {4: "lstm", 3: "gru"}[num_gates],
+            "class_name": "RNNModel"
+            if cell in ("LSTM", "GRU")
+            else "rsl_tbptt.models:RecurrentModel",
+            "rnn_type": cell.lower(),
             "rnn_hidden_dim": weight_hh.shape[1],
             "rnn_num_layers": sum(name.startswith("rnn.rnn.weight_hh_l") for name in state_dict),
         }
@@ -174,6 +177,22 @@ def _shown_by(state_dict: Mapping[str, torch.Tensor]) -> dict[str, Any]:
             gaussian = {"class_name": "GaussianDistribution", "std_type": std_type}
             shown["distribution_cfg"] = gaussian
     return shown
+
+
+def _cell_shown_by(weight_ih: torch.Tensor, weight_hh: torch.Tensor) -> str:
+    """Return the first cell whose weights have as many rows for each hidden unit.
+
+    Raises:
+        ValueError: If there is none.
+    """
+    rows = [len(weight) // weight_hh.shape[1] for weight in (weight_ih, weight_hh)]
+    for name, make in CELLS.items():
+        if rows == [len(weight) for weight in make(1, 1, device="meta").all_weights[0][:2]]:
+            return name
+    raise ValueError(
+        f"The recurrent weights have {rows} rows for each hidden unit, expected those of a cell in"
+        f" {[*CELLS]}: register your own in the module of your model's class."
+    )
 
 
 def last_layer(state_dict: Mapping[str, torch.Tensor]) -> str:

@@ -11,6 +11,8 @@ host: time of the host in an optimiser step, which a GPU cannot shorten.
 
 control-step: time of one step of an exported policy, by the program that runs it.
 
+cells: time of a window of each recurrent cell, next to a Python loop over its steps.
+
 peers: one gradient through a recurrent network next to other libraries, which
 `make .peers/.installed` installs next to the environment.
 
@@ -73,6 +75,9 @@ def parse_args() -> argparse.Namespace:
     step.add_argument("--rnn-type", default="lstm", choices=("lstm", "gru"))
     step.add_argument("--rnn-hidden-dim", type=int, default=256, help="(256)")
     step.set_defaults(measure=print_step_times)
+    cells = benchmarks.add_parser("cells", help="time of a window of each recurrent cell")
+    cells.add_argument("--rnn-hidden-dim", type=int, default=256, help="(256)")
+    cells.set_defaults(measure=print_cell_times)
     return parser.parse_args()
 
 
@@ -150,6 +155,30 @@ def print_step_times(args: argparse.Namespace) -> None:
     times = step_times(args.rnn_type, args.rnn_hidden_dim)
     rows = [(form, f"{value:.0f}") for form, value in times.items()]
     print(tabulate(rows, ("form", "microseconds per step"), "github", disable_numparse=True))
+
+
+def print_cell_times(args: argparse.Namespace) -> None:
+    """Print the time of a window of each cell, by the engine and by a Python loop."""
+    from scripts.benchmark.cell_times import cell_times
+
+    rows = [
+        (
+            name,
+            num_envs,
+            *(f"{each:.1f}" for each in (loop, engine, products)),
+            f"{loop / engine:.2f}",
+        )
+        for name, num_envs, (loop, engine, products) in cell_times(args.rnn_hidden_dim)
+    ]
+    headers = (
+        "cell",
+        "environments",
+        "loop, ms",
+        "engine, ms",
+        "its products, ms",
+        "times as fast",
+    )
+    print(tabulate(rows, headers, "github", disable_numparse=True))
 
 
 if __name__ == "__main__":

@@ -51,6 +51,7 @@ def with_mirror_image(
     if obs is not None:
         mirrored: Any = obs.clone()
         for group, values in obs.items():
+            assert isinstance(values, torch.Tensor)
             if values.dim() > 2:
                 mirrored[group] = values.flip(-1)
             else:

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from rsl_rl.algorithms import Distillation
+from rsl_rl.models import RNNModel
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
 from support.helpers import make_distillation, roll_out
 from support.safe_runs import make_runner
@@ -141,6 +142,15 @@ def test_a_mistyped_key_of_any_runner_is_refused(kind, runner, key, meant):
     mistyped: dict[str, Any] = {key: 5}
     with pytest.raises(ValueError, match=f"Unknown key '{key}' of .*: did you mean '{meant}'"):
         make_runner(None, kind, runner, **mistyped)
+
+
+@pytest.mark.parametrize(("kind", "role"), [("ppo", "critic"), ("distillation", "student")])
+@pytest.mark.parametrize("name", ["RNNModel", "rsl_rl.models:RNNModel", RNNModel])
+def test_a_cell_that_rsl_rls_model_would_take_for_an_lstm_is_refused(kind, role, name):
+    models: Any = {role: {"class_name": name, "rnn_type": "sru", "hidden_dims": [8]}}
+    message = rf"{role}\.rnn_type is 'sru', expected 'lstm' or 'gru'.*models:RecurrentModel"
+    with pytest.raises(ValueError, match=message):
+        make_runner(None, kind, **models)
 
 
 @pytest.mark.parametrize("runner", [OnPolicyRunner, None], ids=["stock", "ours"])

@@ -20,6 +20,7 @@ from rsl_tbptt.core.accumulate import (
     split_envs,
 )
 from rsl_tbptt.core.rollout import Rollout, Segments
+from rsl_tbptt.core.scan import CELLS
 from rsl_tbptt.core.windows import num_steps_of_full_group, tbptt_schedule
 
 DIVISOR = 7.0
@@ -27,7 +28,7 @@ sizes = {
     "num_steps": st.integers(1, 10),
     "num_envs": st.integers(1, 4),
     "done_rate": st.sampled_from([0.0, 0.3, 1.0]),
-    "rnn_type": st.sampled_from(["lstm", "gru"]),
+    "rnn_type": st.sampled_from([name.lower() for name in CELLS]),
 }
 
 

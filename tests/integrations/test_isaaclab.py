@@ -27,6 +27,7 @@ from support.helpers import CNN, make_obs
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.algorithms.options import DistillationOptions, PpoOptions
+from rsl_tbptt.core.scan import CELLS
 from rsl_tbptt.files import read_config
 from rsl_tbptt.integrations.isaaclab import (
     TbpttCnnRnnModelCfg,
@@ -97,12 +98,13 @@ def test_without_isaaclab_the_error_names_the_fix():
     assert install("isaaclab") in result.stderr
 
 
-def test_the_model_of_a_config_has_a_cnn_and_memory():
+@pytest.mark.parametrize("cell", CELLS)
+def test_the_model_of_a_config_has_a_cnn_and_memory(cell):
     cfg = TbpttCnnRnnModelCfg(
         cnn_cfg=TbpttCnnRnnModelCfg.CNNCfg(activation="elu", **CNN),
         hidden_dims=[8],
         activation="elu",
-        rnn_type="gru",
+        rnn_type=cell.lower(),
         image_scale=0.5,
     )
     model_class, options = handed_on(cfg)
@@ -111,7 +113,7 @@ def test_the_model_of_a_config_has_a_cnn_and_memory():
     groups = {"student": ["policy", "camera", "depth"]}
     model = model_class(make_obs(2, images=True), groups, "student", 3, **options)
     assert isinstance(model, CNNRNNModel)
-    assert (model.cell.mode, model.cell.hidden_size, model.image_scale) == ("GRU", 256, 0.5)
+    assert (model.cell.mode, model.cell.hidden_size, model.image_scale) == (cell, 256, 0.5)
 
 
 GAUSSIAN = RslRlMLPModelCfg.GaussianDistributionCfg(init_std=1.0)

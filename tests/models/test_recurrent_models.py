@@ -202,3 +202,8 @@ def test_bytes_are_stored_as_bytes_and_scaled():
     model.reset()
     model.image_scale = 1.0
     torch.testing.assert_close(bytes_seen, model(scaled))
+
+
+def test_a_cell_that_is_not_registered_is_named():
+    with pytest.raises(ValueError, match=r"rnn_type is 'mgu', expected one of \['lstm', 'gru'"):
+        make_model("student", "cnn-lstm", N, seed=1, rnn_type="mgu")

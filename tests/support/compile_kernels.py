@@ -8,10 +8,10 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from rsl_tbptt.core.scan import kernels
+from rsl_tbptt.core.scan import CELLS, Cell, kernels
 
 TARGETS = (GPUTarget("cuda", 80, 32), GPUTarget("cuda", 90, 32), GPUTarget("hip", "gfx942", 64))
-KERNELS = ("lstm_forward", "lstm_backward", "gru_forward", "gru_backward")
+KERNELS = [f"{cell.lower()}_{step}" for cell in CELLS for step in ("forward", "backward")]
 DTYPES = (("fp32", "fp32"), ("bf16", "fp32"), ("fp64", "fp64"))
 """Dtypes of the operands of products and of the rest."""
 
@@ -39,6 +39,9 @@ def compile_kernel(target, name, operand_dtype, dtype):
 
 
 if __name__ == "__main__":
+    for each in CELLS.values():
+        if isinstance(each, Cell):
+            kernels.define(each)
     assemblies = {
         f"{target.arch} {name} {' '.join(dtypes)}": compile_kernel(target, name, *dtypes)
         for target, name, dtypes in itertools.product(TARGETS, KERNELS, DTYPES)

@@ -10,7 +10,8 @@ from rsl_rl.models import CNNModel, MLPModel, RNNModel
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
-from rsl_tbptt.models import CNNRNNModel
+from rsl_tbptt.core.scan import CELLS
+from rsl_tbptt.models import CNNRNNModel, RecurrentModel
 from support.one_pass import ONE_PASS
 
 OBS_DIM, STATE_DIM, ACTION_DIM = 5, 7, 2
@@ -24,11 +25,15 @@ IMAGES = {"camera": (2, 6, 5), "depth": (1, 4, 4)}
 """Channels, height and width of the groups that a CNN sees."""
 MODELS = ["mlp", "lstm", "gru", "cnn"]
 """rsl_rl's own, by their names here."""
+MEMORIES = [name.lower() for name in CELLS]
+"""Models with memory, named after their cell; rsl_rl's own for an LSTM and a GRU."""
 if "if not self.obs_groups" in inspect.getsource(CNNModel.get_latent):
     MODELS.append("images")  # rsl_rl 5.0 crashes without any one-dimensional group
 
-SEEING = ["cnn", "images", "cnn-lstm", "cnn-gru"]
-"""Kinds of models that see images; the last two are our own recurrent ones."""
+MEMORIES_THAT_SEE = [f"cnn-{kind}" for kind in MEMORIES]
+"""Our own models with memory that see images."""
+SEEING = ["cnn", "images", *MEMORIES_THAT_SEE]
+"""Kinds of models that see images."""
 
 CNN = {"output_channels": [3, 2], "kernel_size": 3, "padding": "zeros", "stride": [2, 1]}
 
@@ -53,7 +58,7 @@ def obs_like(storage: RolloutStorage, generator: torch.Generator) -> TensorDict:
 
 
 def make_model(role: str, kind: str, num_envs: int, seed: int, **kwargs: Any) -> MLPModel:
-    """Build a model for a role, of a kind in ``MODELS`` or ``SEEING``."""
+    """Build a model for a role, of a kind in ``MODELS``, ``MEMORIES`` or ``SEEING``."""
     sees_images = kind in SEEING
     obs = make_obs(num_envs, images=sees_images)
     groups = [] if kind == "images" else OBS_GROUPS[role]
@@ -69,12 +74,13 @@ def make_model(role: str, kind: str, num_envs: int, seed: int, **kwargs: Any) ->
     }
     if kind == "mlp":
         return MLPModel(**shared)
-    if kind in ("cnn-lstm", "cnn-gru"):
+    if kind in MEMORIES_THAT_SEE:
         options = {"rnn_type": kind.removeprefix("cnn-"), "rnn_hidden_dim": 6, "cnn_cfg": CNN}
         return CNNRNNModel(**options | shared)
     if sees_images:
         return CNNModel(**{"cnn_cfg": CNN, **shared})
-    return RNNModel(rnn_type=kind, rnn_hidden_dim=6, **shared)
+    model: Any = RNNModel if kind in MODELS else RecurrentModel
+    return model(rnn_type=kind, rnn_hidden_dim=6, **shared)
 
 
 def make_distillation(

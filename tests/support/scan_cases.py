@@ -6,14 +6,9 @@ import torch
 from hypothesis import strategies as st
 
 from rsl_tbptt.core.hidden_state import as_tensors, from_tensors
-from rsl_tbptt.core.scan import CELLS, recurrent_scan
+from rsl_tbptt.core.scan import CELLS, Cell, num_states, recurrent_scan
 
 D, H = 3, 4
-
-
-def num_states(cell):
-    """Return the number of tensors in a cell's state."""
-    return 2 if cell == "LSTM" else 1
 
 
 def make_case(
@@ -27,10 +22,14 @@ def make_case(
     dtype=torch.float64,
     device="cpu",
 ):
-    """Return layers, inputs, state and episode starts, with the same numbers in any dtype."""
+    """Return layers, inputs, state and episode starts, with the same numbers in any dtype.
+
+    ``bias`` is for torch's own layers: those of a ``Cell`` always have biases.
+    """
     generator = torch.Generator().manual_seed(seed)
     torch.manual_seed(seed)
-    rnn = CELLS[cell](D, H, num_layers, bias=bias)
+    options = {} if isinstance(CELLS[cell], Cell) else {"bias": bias}
+    rnn = CELLS[cell](D, H, num_layers, **options)
     inputs, *tensors = (
         torch.randn(shape, generator=generator).to(device, dtype)
         for shape in ((num_steps, num_envs, D), *[(num_layers, num_envs, H)] * num_states(cell))

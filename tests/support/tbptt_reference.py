@@ -8,9 +8,9 @@ import torch
 from torch import nn
 
 from rsl_tbptt.core import hidden_state
-from rsl_tbptt.core.hidden_state import as_tensors
+from rsl_tbptt.core.hidden_state import as_tensors, from_tensors
 from rsl_tbptt.core.rollout import Rollout
-from rsl_tbptt.core.scan import recurrent_scan
+from rsl_tbptt.core.scan import CELLS, num_states, recurrent_scan
 
 OBS_DIM, HIDDEN, ACTIONS = 3, 4, 2
 
@@ -21,8 +21,7 @@ class Policy(nn.Module):
     def __init__(self, rnn_type: str = "lstm", num_layers: int = 1, seed: int = 0) -> None:
         super().__init__()
         torch.manual_seed(seed)
-        cls = {"lstm": nn.LSTM, "gru": nn.GRU}[rnn_type]
-        self.rnn = cls(OBS_DIM, HIDDEN, num_layers).double()
+        self.rnn = CELLS[rnn_type.upper()](OBS_DIM, HIDDEN, num_layers).double()
         self.head = nn.Linear(HIDDEN, ACTIONS).double()
 
     def replay(self, obs, state, episode_starts, engine="auto", cuts=()):
@@ -31,13 +30,13 @@ class Policy(nn.Module):
 
     def zero_state(self, num_envs: int):
         zeros = torch.zeros(self.rnn.num_layers, num_envs, HIDDEN, dtype=torch.float64)
-        return (zeros, zeros) if isinstance(self.rnn, nn.LSTM) else zeros
+        return from_tensors([zeros] * num_states(self.rnn.mode))
 
     def random_state(self, num_envs: int, seed: int = 0):
         generator = torch.Generator().manual_seed(seed)
         shape = (self.rnn.num_layers, num_envs, HIDDEN)
         make = lambda: torch.randn(shape, dtype=torch.float64, generator=generator) * 0.5  # noqa: E731
-        return (make(), make()) if isinstance(self.rnn, nn.LSTM) else make()
+        return from_tensors([make() for _ in range(num_states(self.rnn.mode))])
 
     def gradient(self) -> torch.Tensor:
         parameters: list[Any] = list(self.parameters())

@@ -10,10 +10,12 @@ import numpy as np
 import pytest
 import torch
 from rsl_rl.models import MLPModel, RNNModel
+from support.helpers import MEMORIES
+from support.helpers import MODELS as OF_RSL_RL
 from tensordict import TensorDict
 
 from rsl_tbptt.deploy import groups_in, join
-from rsl_tbptt.models import CNNRNNModel
+from rsl_tbptt.models import CNNRNNModel, RecurrentModel
 from rsl_tbptt.tools.bundle import Recorded, export_torchscript, write_bundle
 from rsl_tbptt.tools.c_code import run_c
 from rsl_tbptt.tools.golden import draw
@@ -30,12 +32,13 @@ LIBTORCH = Path(__file__).parents[2] / ".libtorch" / "2.3.0"
 LSTM = {"rnn_hidden_dim": 12, "rnn_type": "lstm"}
 CNN = {"cnn_cfg": {"output_channels": [2], "kernel_size": 3}, "image_scale": 1 / 255}
 MODELS = {
-    "lstm": (RNNModel, LSTM),
-    "gru": (RNNModel, LSTM | {"rnn_type": "gru"}),
     "two layers": (RNNModel, LSTM | {"rnn_num_layers": 2}),
     "mlp": (MLPModel, {}),
-    "cnn-lstm": (CNNRNNModel, LSTM | CNN),
-    "cnn-gru": (CNNRNNModel, LSTM | CNN | {"rnn_type": "gru"}),
+    **{
+        kind: (RNNModel if kind in OF_RSL_RL else RecurrentModel, LSTM | {"rnn_type": kind})
+        for kind in MEMORIES
+    },
+    **{f"cnn-{kind}": (CNNRNNModel, LSTM | CNN | {"rnn_type": kind}) for kind in MEMORIES},
 }
 ROBOT = {
     "observation_groups": {

@@ -11,7 +11,7 @@ import pytest
 import torch
 import yaml
 from rsl_rl.utils.utils import resolve_class
-from support.helpers import make_distillation, roll_out
+from support.helpers import MEMORIES, MEMORIES_THAT_SEE, make_distillation, roll_out
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import TbpttDistillation
@@ -40,6 +40,11 @@ RECURRENT = {
 MODELS = {
     "lstm": RECURRENT | {"rnn_type": "lstm", "obs_normalization": True},
     "gru": RECURRENT | {"rnn_type": "gru", "rnn_num_layers": 2},
+    **{
+        kind: RECURRENT | {"class_name": "rsl_tbptt.models:RecurrentModel", "rnn_type": kind}
+        for kind in MEMORIES
+        if kind not in ("lstm", "gru")
+    },
     "mlp": {"class_name": "MLPModel", "hidden_dims": [16, 16], "distribution_cfg": GAUSSIAN},
     "no distribution": {"class_name": "MLPModel", "hidden_dims": [8]},
     "std from the state": {
@@ -108,7 +113,7 @@ def run_export(checkpoint, output, *words):
 FILES = {"policy.onnx", "policy.pt", "policy.json", "README.md", "golden.npz"}
 
 
-@pytest.mark.parametrize("kind", ["lstm", "gru", "mlp"])
+@pytest.mark.parametrize("kind", [*MEMORIES, "mlp"])
 def test_a_bundle_acts_as_the_trained_policy_and_a_forgotten_reset_shows(tmp_path, kind):
     checkpoint, model = write_checkpoint(tmp_path / "run", MODELS[kind])
     out = tmp_path / "out"
@@ -324,7 +329,7 @@ def trained_with_heads(student):
     return algorithm
 
 
-@pytest.mark.parametrize("student", ["lstm", "mlp", "cnn", "cnn-lstm", "cnn-gru"])
+@pytest.mark.parametrize("student", [*MEMORIES, "mlp", "cnn", *MEMORIES_THAT_SEE])
 def test_heads_are_outputs_of_the_onnx_file_behind_the_state(tmp_path, student):
     algorithm = trained_with_heads(student)
     heads = saved_heads(algorithm.save()["rsl_tbptt"]["auxiliary"])

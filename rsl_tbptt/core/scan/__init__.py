@@ -14,6 +14,7 @@ from torch import nn
 
 from rsl_tbptt.core.hidden_state import HiddenState, as_tensors, from_tensors
 from rsl_tbptt.core.scan import cpu, reference, triton
+from rsl_tbptt.core.scan.cells import SRU, Cell, CellLayers, RecurrentLayers
 from rsl_tbptt.core.scan.cpu import free_buffers
 from rsl_tbptt.core.scan.graphs import recordings_aside
 from rsl_tbptt.core.scan.layers import operand_dtype_of, tf32_in_layers
@@ -22,13 +23,17 @@ from rsl_tbptt.core.scan.products import unchanged_weights
 __all__ = [
     "CELLS",
     "ENGINES",
+    "Cell",
     "Engine",
+    "RecurrentLayers",
     "check_engine",
     "fastest_engine",
     "free_buffers",
     "is_supported",
+    "num_states",
     "recordings_aside",
     "recurrent_scan",
+    "register",
     "unchanged_weights",
 ]
 
@@ -45,8 +50,21 @@ class Engine(NamedTuple):
     """Type of device that the engine runs on; None means all."""
 
 
-CELLS: dict[str, type[nn.LSTM | nn.GRU]] = {"LSTM": nn.LSTM, "GRU": nn.GRU}
-"""Recurrent layers that scans run, by ``nn.RNNBase.mode``."""
+CELLS: dict[str, Callable[..., RecurrentLayers]] = {"LSTM": nn.LSTM, "GRU": nn.GRU, "SRU": SRU}
+"""Recurrent layers that scans run, by their ``mode``; ``register`` adds your own cell."""
+
+
+def register(cell: Cell) -> Cell:
+    """Add a cell to ``CELLS``, so that models take its name as their ``rnn_type``.
+
+    Raises:
+        ValueError: If torch's own layers have that name.
+    """
+    if not isinstance(CELLS.get(cell.name, cell), Cell):
+        raise ValueError(f"name is '{cell.name}', expected another: torch's layers have it.")
+    CELLS[cell.name] = cell
+    return cell
+
 
 ENGINES = {
     "compiled": Engine(cpu.scan, "cpu"),
@@ -58,7 +76,7 @@ gradients. "auto" takes the engine made for the device if it passes ``check_agai
 
 
 def recurrent_scan(
-    rnn: nn.RNNBase,
+    rnn: RecurrentLayers,
     inputs: torch.Tensor,
     state: HiddenState,
     episode_starts: torch.Tensor,
@@ -71,9 +89,11 @@ def recurrent_scan(
     value and no gradient crosses an episode start. The cost does not depend on how many there are.
 
     Args:
-        rnn: ``nn.LSTM`` or ``nn.GRU`` in time-major order, unidirectional, without dropout.
+        rnn: ``nn.LSTM`` or ``nn.GRU`` in time-major order, unidirectional, without dropout; or
+            layers of a registered ``Cell``.
         inputs: RNN inputs. Shape: (T, N, D).
-        state: State before step 0. Shape: (L, N, H), a pair of them for an LSTM, or None for zeros.
+        state: State before step 0. Shape: (L, N, H), a pair of them for an LSTM or a cell with two
+            states, or None for zeros.
         episode_starts: True where step t is the first of an episode. Shape: (T, N), bool.
         engine: A name in ``ENGINES``, or "auto" for the fastest that works on the device of
             ``inputs``.
@@ -97,7 +117,7 @@ def recurrent_scan(
     if not is_supported(rnn):
         raise NotImplementedError(
             f"rnn is {rnn}, expected a time-major, unidirectional nn.LSTM or nn.GRU without dropout"
-            " and projections."
+            " and projections, or layers of a registered Cell."
         )
     if episode_starts.shape != inputs.shape[:2]:
         raise ValueError(
@@ -112,18 +132,25 @@ def recurrent_scan(
     if state is None:
         weight = rnn.all_weights[0][0]
         zeros = weight.new_zeros(rnn.num_layers, inputs.shape[1], rnn.hidden_size)
-        state = (zeros, zeros) if rnn.mode == "LSTM" else zeros
+        state = from_tensors([zeros] * num_states(rnn.mode))
     return ENGINES[engine].scan(rnn, inputs, state, episode_starts, cuts)
 
 
 def is_supported(rnn: object) -> bool:
     """Return whether ``recurrent_scan`` can run ``rnn``."""
+    if isinstance(rnn, CellLayers):
+        return CELLS.get(rnn.mode) == rnn.cell
     return (
-        isinstance(rnn, nn.RNNBase)
-        and rnn.mode in CELLS
+        isinstance(rnn, nn.LSTM | nn.GRU)
         and not (rnn.bidirectional or rnn.batch_first or rnn.proj_size)
         and (rnn.dropout == 0 or rnn.num_layers == 1)
     )
+
+
+def num_states(mode: str) -> int:
+    """Return the number of tensors in the state of a kind of layers in ``CELLS``."""
+    cell = CELLS[mode]
+    return cell.num_states if isinstance(cell, Cell) else {"LSTM": 2, "GRU": 1}[mode]
 
 
 def check_engine(name: str, device: torch.device | None = None) -> None:
@@ -166,7 +193,7 @@ def fastest_engine(mode: str, device: torch.device, dtype: torch.dtype) -> str:
     differs is not used, and a warning says why.
     """
     operand_dtype = operand_dtype_of(device, dtype)
-    key = (mode, device, dtype, operand_dtype)
+    key = (CELLS[mode], device, dtype, operand_dtype)
     if key not in _chosen:
         if device.type == "cuda" and torch.cuda.is_current_stream_capturing():
             return "reference"  # a check would break the caller's capture
@@ -214,7 +241,7 @@ def check_against_reference(
         return torch.rand(shape, generator=generator, dtype=torch.float64).sub_(0.5).to(dtype)
 
     parameters = [random(*p.shape) for p in CELLS[mode](D, H, L, device="meta").parameters()]
-    state = [random(L, N, H) for _ in range(2 if mode == "LSTM" else 1)]
+    state = [random(L, N, H) for _ in range(num_states(mode))]
     leaves = [random(T, N, D), *state, *parameters]
     cotangents = [4 * random(*shape) for shape in [(T, N, H), *((L, N, H) for _ in state)]]
     starts = torch.rand(T, N, generator=generator) < 0.3

@@ -32,13 +32,16 @@ import subprocess
 import sys
 import tempfile
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch.nn import functional
 
 from rsl_tbptt.core.hidden_state import HiddenState
+from rsl_tbptt.core.scan.cells import Cell, CellLayers, RecurrentLayers
+from rsl_tbptt.core.scan.equations import statements_of
 from rsl_tbptt.core.scan.layers import ONCE, Tensors, scan_layers
 from rsl_tbptt.core.scan.products import (
     StepProduct,
@@ -52,7 +55,7 @@ Gradients = tuple[torch.Tensor | None, ...]
 
 
 def scan(
-    rnn: nn.RNNBase,
+    rnn: RecurrentLayers,
     inputs: torch.Tensor,
     state: HiddenState,
     episode_starts: torch.Tensor,
@@ -66,8 +69,12 @@ def scan(
     """
     starts = episode_starts.contiguous()
     stops = starts.index_fill(0, torch.tensor(cuts), True) if cuts else starts
-    function = LstmScan if rnn.mode == "LSTM" else GruScan
-    return scan_layers(rnn, inputs, state, functools.partial(function.apply, (starts, stops)))
+    masks = starts, stops
+    if isinstance(rnn, CellLayers):
+        scan_layer = functools.partial(CellScan.apply, rnn.cell, masks)
+    else:
+        scan_layer = functools.partial((LstmScan if rnn.mode == "LSTM" else GruScan).apply, masks)
+    return scan_layers(rnn, inputs, state, scan_layer)
 
 
 class LstmScan(torch.autograd.Function):
@@ -110,6 +117,7 @@ class LstmScan(torch.autograd.Function):
         )
         ctx.save_for_backward(*weights[:2])
         ctx.buffers, ctx.step = buffers, cells_of_c.lstm_backward
+        ctx.needs_h0 = ctx.needs_input_grad[3]
         return outputs, cells[-1].clone()
 
     @staticmethod
@@ -172,6 +180,7 @@ class GruScan(torch.autograd.Function):
         )
         ctx.save_for_backward(*weights[:2])
         ctx.buffers, ctx.step = buffers, cells_of_c.gru_backward
+        ctx.needs_h0 = ctx.needs_input_grad[3]
         return (outputs,)
 
     @staticmethod
@@ -199,6 +208,85 @@ class GruScan(torch.autograd.Function):
         dw_ih, db_ih = torch.cat((dw[: 2 * H, : D + 1], dw_of_n)).split((D, 1), dim=1)
         ctx.buffers.release()
         return None, None, dx, dh, dw_ih, dw_hh, db_ih.squeeze(1), db_hh
+
+
+class CellScan(torch.autograd.Function):
+    """Differentiable scan of one layer of a ``Cell``; its backward pass may run once.
+
+    Gates that depend on x alone come from one product over the window, the others from a step's.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, cell: Cell, masks: Tensors, dtype: torch.dtype, *layer: torch.Tensor
+    ) -> Tensors:
+        """Return the outputs, shape (T, N, H), and the second state after step T-1 if there is one.
+
+        Arguments besides the cell are those of ``LstmScan.forward``.
+        """
+        x_TND, h0_NH, *second, w_ih, w_hh, b_ih, b_hh = layer
+        starts_TN, ctx.stops = masks
+        (T, N, D), H, full = x_TND.shape, h0_NH.shape[1], x_TND.dtype
+        of_step, of_x, short = len(w_hh), cell.input_gates * H, dtype != full
+        functions = load_cells(full, dtype, cell)
+        buffers = Buffers(
+            (dtype, (T, N, _columns_of_x(D) + H)),
+            (full, (T, N, of_step)),
+            (dtype, (T, N, of_step) if short else (0,)),
+            (full, (T, N, of_x)),
+            (dtype, (T, N, of_x) if short else (0,)),
+            (full, (T, N, H) if short else (0,)),
+            (full, (T + 1, N, H if second else 0)),
+        )
+        inputs, gates, grads, input_gates, _, before, seconds = buffers.tensors
+        outputs = x_TND.new_empty(T, N, H)
+        hidden = _fill(inputs, x_TND, h0_NH, starts_TN)
+        before = before if short else hidden
+        for states, first in ((before, h0_NH), *((seconds, each) for each in second)):
+            states[0] = first.masked_fill(starts_TN[0].unsqueeze(1), 0.0)
+        product, factor = prepare(_products_of(cell), N, dtype, w_ih, w_hh, b_ih, b_hh)
+        input_gates.flatten(0, 1).copy_(multiply(inputs.flatten(0, 1)[:, : D + 1], factor))
+        _run_forward(
+            functions.cell_forward,
+            product,
+            inputs,
+            (gates, grads),
+            (before.stride(1), inputs.stride(1)),
+            (gates, input_gates, before, seconds[:-1], seconds[1:], outputs),
+            (before, hidden, starts_TN),
+        )
+        ctx.save_for_backward(w_ih, w_hh)
+        ctx.buffers, ctx.step, ctx.cell = buffers, functions.cell_backward, cell
+        ctx.needs_h0 = ctx.needs_input_grad[4]
+        return outputs, *(seconds[-1].clone() for _ in second)
+
+    @staticmethod
+    def backward(ctx: Any, grad_outputs: torch.Tensor, *grad_second: torch.Tensor) -> Gradients:
+        """Return gradients, shaped as ``forward``'s tensors; they overwrite the gates."""
+        inputs, gates, grads, input_gates, input_grads, before, seconds = ctx.buffers.take()
+        w_ih, w_hh = ctx.saved_tensors
+        (T, N, _), (_, H), D = gates.shape, w_hh.shape, w_ih.shape[1]
+        full, dtype, both = gates.dtype, inputs.dtype, ctx.cell.gates * H
+        if dtype == full:
+            before, grads, input_grads = inputs[..., -H:], gates, input_gates
+        carried = torch.stack((grad_outputs.new_zeros(N, H), *grad_second))
+        tensors = (gates, grads, input_gates, input_grads, before, seconds[:-1])
+        tensors = (*tensors, grad_outputs.contiguous())
+        carried[0] += _run_backward(ctx, grads, w_hh, (before.stride(1),), tensors, carried)
+        carried.masked_fill_(ctx.stops[0].unsqueeze(1), 0.0)
+        flat_inputs, of_step, of_x = (t.flatten(0, 1) for t in (inputs, grads, input_grads))
+        dx = None
+        with torch.autocast("cpu", enabled=False):  # it applies to the forward pass only
+            if ctx.needs_input_grad[3]:
+                weights, no_others = w_ih.to(dtype), both == of_step.shape[1]
+                dx = (multiply if no_others else torch.mm)(of_step[:, :both], weights[:both])
+                dx = dx.addmm_(of_x, weights[both:])
+                dx = dx.unflatten(0, (T, N)).to(full)
+            dw = multiply_columns(of_step, flat_inputs).to(full)
+            dw_of_x = multiply_columns(of_x, flat_inputs[:, : D + 1]).to(full)
+        ctx.buffers.release()
+        dw_ih, db_ih = torch.cat((dw[:both, : D + 1], dw_of_x)).split((D, 1), dim=1)
+        return None, None, None, dx, *carried, dw_ih, dw[:, -H:], db_ih.squeeze(1), dw[:, D]
 
 
 def _fill(
@@ -254,15 +342,15 @@ def _run_backward(
         w_hh: Hidden weights, shape (G, H).
         strides: Arguments of ``step`` after N, H and threads.
         tensors: Tensors of all steps, shape (T, N, ...) each.
-        carried: Gradient of the state that bypasses the gates; updated. Shape: (N, H).
+        carried: Gradient of the state that bypasses the gates; updated. Shape: (..., N, H).
 
     Returns:
         Gradient of the state before step 0 that went through the gates. Shape: (N, H).
     """
-    N, H = carried.shape
+    N, H = carried.shape[-2:]
     sizes = N, H, torch.get_num_threads(), *strides
-    dh = torch.zeros_like(carried, dtype=grads.dtype)
-    product, needs_h0 = prepare(step_product, N, grads.dtype, w_hh), ctx.needs_input_grad[3]
+    dh = carried.new_zeros(N, H, dtype=grads.dtype)
+    product, needs_h0 = prepare(step_product, N, grads.dtype, w_hh), ctx.needs_h0
     at = [*map(_addresses, tensors), _addresses_after(ctx.stops)]
     steps = zip(grads, zip(*at, strict=True), strict=True)
     for t, (grad, addresses) in reversed(list(enumerate(steps))):
@@ -315,6 +403,24 @@ def _products_of_gru(
     of_rzu[of_n, D] = b_hh[of_n]
     x_part_of_n = torch.cat((w_ih[of_n], b_ih[of_n, None]), dim=1)
     return step_product(num_envs, dtype, of_rzu.t()), x_part_of_n.to(dtype).t()
+
+
+@functools.cache
+def _products_of(cell: Cell) -> Callable[..., tuple[StepProduct, torch.Tensor]]:
+    """Return a function like ``_products_of_gru``; its factor gives all gates of x alone."""
+
+    def products(
+        num_envs: int, dtype: torch.dtype, *weights: torch.Tensor
+    ) -> tuple[StepProduct, torch.Tensor]:
+        w_ih, w_hh, b_ih, b_hh = weights
+        H = w_hh.shape[1]
+        both, no_rows = cell.gates * H, cell.hidden_gates * H
+        of_x = functional.pad(w_ih[:both], (0, 0, 0, no_rows))
+        joined = _joined(of_x, w_hh, functional.pad(b_ih[:both], (0, no_rows)), b_hh)
+        factor = torch.cat((w_ih[both:], b_ih[both:, None]), dim=1)
+        return step_product(num_envs, dtype, joined.t()), factor.to(dtype).t()
+
+    return products
 
 
 _ALIGNMENT = 64
@@ -409,10 +515,16 @@ _ARGUMENTS = {
     "gru_forward": (*_SIZES, _INT, _INT, *[_POINTER] * 8),
     "gru_backward": (*_SIZES, _INT, *[_POINTER] * 9),
 }
+_ARGUMENTS_OF_A_CELL = {
+    "cell_forward": (*_SIZES, _INT, _INT, *[_POINTER] * 10),
+    "cell_backward": (*_SIZES, _INT, *[_POINTER] * 10),
+}
 
 
 @functools.cache
-def load_cells(dtype: torch.dtype, operand_dtype: torch.dtype) -> ctypes.CDLL:
+def load_cells(
+    dtype: torch.dtype, operand_dtype: torch.dtype, cell: Cell | None = None
+) -> ctypes.CDLL:
     """Compile ``cells.c`` for this processor and load it: half a second per process and dtype.
 
     ``$CC`` may contain options and a launcher, as in make: "gcc -m64", "ccache gcc". Only Linux is
@@ -421,6 +533,7 @@ def load_cells(dtype: torch.dtype, operand_dtype: torch.dtype) -> ctypes.CDLL:
     Args:
         dtype: Dtype of state and gates.
         operand_dtype: Dtype of the operands of matrix products.
+        cell: A cell whose functions are compiled, from ``equations.c``.
 
     Returns:
         The library; its functions take sizes, then addresses as integers.
@@ -437,9 +550,13 @@ def load_cells(dtype: torch.dtype, operand_dtype: torch.dtype) -> ctypes.CDLL:
         )
     named = os.environ.get("CC", "cc")
     with tempfile.TemporaryDirectory() as folder:
-        library = Path(folder) / "cells.so"
+        library, source = Path(folder) / "cells.so", "cells.c"
         words = [*shlex.split(named), *_FLAGS, *OPTIONS[dtype, operand_dtype]]
-        words += [str(Path(__file__).with_name("cells.c")), "-o", str(library), "-lm"]
+        if cell is not None:
+            equations, source = Path(folder) / "equations.h", "equations.c"
+            equations.write_text(_equations_in_c(cell), encoding="utf-8")
+            words.append(f'-DEQUATIONS="{equations}"')
+        words += [str(Path(__file__).with_name(source)), "-o", str(library), "-lm"]
         try:
             subprocess.run(words, check=True, capture_output=True, text=True, timeout=60.0)
             cells = ctypes.CDLL(str(library))
@@ -449,7 +566,36 @@ def load_cells(dtype: torch.dtype, operand_dtype: torch.dtype) -> ctypes.CDLL:
                 "scan_engine 'compiled' needs gcc with OpenMP on Linux, or another compiler named"
                 f" in CC; '{named}' failed: {reason}"
             ) from error
-    for name, arguments in _ARGUMENTS.items():
+    for name, arguments in (_ARGUMENTS if cell is None else _ARGUMENTS_OF_A_CELL).items():
         function = getattr(cells, name)
         function.argtypes, function.restype = arguments, None
     return cells
+
+
+def _equations_in_c(cell: Cell) -> str:
+    """Return what ``equations.c`` includes."""
+    made = statements_of(cell.equations, cell.num_gates, cell.num_states)
+
+    def define(
+        name: str, statements: list[tuple[str, str]], *results: tuple[str, list[str]]
+    ) -> str:
+        lines = [f"const REAL {value} = {expression};" for value, expression in statements]
+        for function, values in results:
+            lines += [f"{function}({k}, {value});" for k, value in enumerate(values)]
+        return f"#define {name} " + " \\\n    ".join(lines)
+
+    sizes = {
+        "GATES": cell.gates,
+        "INPUT_GATES": cell.input_gates,
+        "HIDDEN_GATES": cell.hidden_gates,
+        "NUM_STATES": cell.num_states,
+    }
+    gradients = ("grad_gate", made.grad_gates), ("grad_before", made.grad_before)
+    return "\n".join(
+        [
+            *(f"#define {name} {size}" for name, size in sizes.items()),
+            define("FORWARD", made.forward, ("after", made.after)),
+            define("BACKWARD", made.backward, *gradients),
+            "",
+        ]
+    )

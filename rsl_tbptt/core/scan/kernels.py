@@ -1,4 +1,4 @@
-"""Triton kernels: what one step of an LSTM or GRU does besides its matrix product.
+"""Triton kernels: what one step of an LSTM, a GRU or a ``Cell`` does besides its matrix product.
 
 A kernel runs over the N * H units of a step: ``unit`` is hidden unit ``unit % H`` of environment
 ``unit // H``. These are the buffers of a window, of which ``step`` selects a part::
@@ -16,6 +16,9 @@ A kernel runs over the N * H units of a step: ``unit`` is hidden unit ``unit % H
     grad_hidden  (N, H)         gradient of the next step's operands, from its product
     carry        (N, H)         gradient of the next step's states that bypasses that product
 
+A ``Cell`` has all tensors of its state in states (T + 1, S, N, H) and carry (S, N, H). Its gates,
+(T, N, G, H), begin with those of x alone. ``define`` writes its kernels.
+
 Writes are disjoint: each unit belongs to one program, and each value that a kernel stores has an
 address of its own for each unit. Gates and carry, which a kernel reads and overwrites, it reads at
 the addresses of the same unit. So programs run in any order and need no barrier.
@@ -29,23 +32,29 @@ gradients are cleared by selection, so a NaN does not survive.
 # Pyright reads calls of compiled functions as errors, which they are outside kernels.
 # pyright: reportGeneralTypeIssues=false
 
+import functools
+import linecache
+
 import triton
 import triton.language as tl
 from triton.language import constexpr
+
+from rsl_tbptt.core.scan.cells import Cell
+from rsl_tbptt.core.scan.equations import statements_of
 
 for_all_steps = triton.jit(do_not_specialize=["step"])
 """Compiles a kernel once; by default Triton would do so again for the steps 1 and 16, 32, ..."""
 
 
 @triton.jit
-def _sigmoid(x):
+def sigmoid(x):
     """Return the sigmoid by an exponential that cannot overflow."""
     e = tl.exp(-tl.abs(x))
     return tl.where(x < 0, e, 1.0) / (1.0 + e)
 
 
 @triton.jit
-def _tanh(x):
+def tanh_of(x):
     """Return tanh, correct to the last digits for all sizes; ``tl`` has none on all backends.
 
     Exponentials cancel in small numbers. Below 1/2 it is Lambert's continued fraction up to its
@@ -91,11 +100,11 @@ def lstm_forward(gates, states, operands, starts, outputs, step, N, H: constexpr
     """Write c and h after the step, and the next step's operand."""
     here, _, flag, at, gate = _units(step, N, H, BLOCK)
     c = _clear(_load(states + at, here), starts + flag, here)
-    i, f = _sigmoid(_load(gates + gate, here)), _sigmoid(_load(gates + gate + H, here))
-    g = _tanh(_load(gates + gate + 2 * H, here))
-    o = _sigmoid(_load(gates + gate + 3 * H, here))
+    i, f = sigmoid(_load(gates + gate, here)), sigmoid(_load(gates + gate + H, here))
+    g = tanh_of(_load(gates + gate + 2 * H, here))
+    o = sigmoid(_load(gates + gate + 3 * H, here))
     c = f * c + i * g
-    h = o * _tanh(c)
+    h = o * tanh_of(c)
     tl.store(states + at + N * H, c, here)
     tl.store(outputs + at, h, here)
     tl.store(operands + at + N * H, _clear(h, starts + flag + N, here), here)
@@ -108,10 +117,10 @@ def lstm_backward(
     """Overwrite the step's gates with their gradients, and dc after the step with dc before it."""
     here, unit, flag, at, gate = _units(step, N, H, BLOCK)
     c = _clear(_load(states + at, here), starts + flag, here)
-    i, f = _sigmoid(_load(gates + gate, here)), _sigmoid(_load(gates + gate + H, here))
-    g = _tanh(_load(gates + gate + 2 * H, here))
-    o = _sigmoid(_load(gates + gate + 3 * H, here))
-    tanh_c = _tanh(_load(states + at + N * H, here))
+    i, f = sigmoid(_load(gates + gate, here)), sigmoid(_load(gates + gate + H, here))
+    g = tanh_of(_load(gates + gate + 2 * H, here))
+    o = sigmoid(_load(gates + gate + 3 * H, here))
+    tanh_c = tanh_of(_load(states + at + N * H, here))
     dh = _clear(_load(grad_hidden + unit, here), stops + flag + N, here) + _load(grads + at, here)
     dc = _load(carry + unit, here) + dh * o * (1.0 - tanh_c * tanh_c)
     tl.store(gates + gate, dc * g * i * (1.0 - i), here)
@@ -126,8 +135,8 @@ def gru_forward(gates, states, operands, starts, step, N, H: constexpr, BLOCK: c
     """Write h after the step, and the next step's operand."""
     here, _, flag, at, gate = _units(step, N, H, BLOCK)
     h = _clear(_load(states + at, here), starts + flag, here)
-    r, z = _sigmoid(_load(gates + gate + H, here)), _sigmoid(_load(gates + gate + 2 * H, here))
-    n = _tanh(_load(gates + gate, here) + r * _load(gates + gate + 3 * H, here))
+    r, z = sigmoid(_load(gates + gate + H, here)), sigmoid(_load(gates + gate + 2 * H, here))
+    n = tanh_of(_load(gates + gate, here) + r * _load(gates + gate + 3 * H, here))
     h = n + z * (h - n)
     tl.store(states + at + N * H, h, here)
     tl.store(operands + at + N * H, _clear(h, starts + flag + N, here), here)
@@ -140,9 +149,9 @@ def gru_backward(
     """Overwrite the step's gates with their gradients, and dh after z with the dh before it."""
     here, unit, flag, at, gate = _units(step, N, H, BLOCK)
     h = _clear(_load(states + at, here), starts + flag, here)
-    r, z = _sigmoid(_load(gates + gate + H, here)), _sigmoid(_load(gates + gate + 2 * H, here))
+    r, z = sigmoid(_load(gates + gate + H, here)), sigmoid(_load(gates + gate + 2 * H, here))
     u = _load(gates + gate + 3 * H, here)
-    n = _tanh(_load(gates + gate, here) + r * u)
+    n = tanh_of(_load(gates + gate, here) + r * u)
     dh = _clear(_load(grad_hidden + unit, here), stops + flag + N, here) + _load(grads + at, here)
     dh += _load(carry + unit, here)
     dn = dh * (1.0 - z) * (1.0 - n * n)
@@ -151,3 +160,59 @@ def gru_backward(
     tl.store(gates + gate + 2 * H, dh * (h - n) * z * (1.0 - z), here)
     tl.store(gates + gate + 3 * H, dn * r, here)
     tl.store(carry + unit, _clear(dh * z, stops + flag, here), here)
+
+
+_KERNELS_OF_A_CELL = """
+@for_all_steps
+def {name}_forward(gates, states, operands, starts, step, N, H: constexpr, BLOCK: constexpr):
+    here, unit, flag, at, _ = _units(step, N, H, BLOCK)
+    gate, state = at + flag * ({G} - 1) * H, at + (at - unit) * ({S} - 1)
+    {forward}
+    tl.store(operands + at + N * H, _clear({h}, starts + flag + N, here), here)
+
+@for_all_steps
+def {name}_backward(
+    gates, states, grads, grad_hidden, carry, starts, stops, step, N, H: constexpr, BLOCK: constexpr
+):
+    here, unit, flag, at, _ = _units(step, N, H, BLOCK)
+    gate, state = at + flag * ({G} - 1) * H, at + (at - unit) * ({S} - 1)
+    dh = _clear(_load(grad_hidden + unit, here), stops + flag + N, here) + _load(grads + at, here)
+    {backward}
+"""
+
+
+@functools.cache
+def define(cell: Cell) -> None:
+    """Define a cell's kernels in this module, ``sru_forward`` and ``sru_backward`` for SRU."""
+    G, S, first = cell.num_gates, cell.num_states, cell.input_gates
+    made = statements_of(cell.equations, G, S)
+    order = [*range(first, first + cell.gates), *range(first), *range(first + cell.gates, G)]
+    gates = [f"gates + gate + {k} * H" for k in order]
+    carry = [f"carry + unit + {s} * N * H" for s in range(S)]
+    states = [f"states + state + {s} * N * H" for s in range(2 * S)]  # before the step, and after
+    inputs = {f"gate({k})": f"_load({at}, here)" for k, at in enumerate(gates)}
+    inputs |= {
+        f"before({s})": f"_clear(_load({at}, here), starts + flag, here)"
+        for s, at in enumerate(states[:S])
+    }
+    inputs |= {f"grad_after({s})": f"_load({at}, here)" for s, at in enumerate(carry)}
+    inputs["grad_after(0)"] += " + dh"
+
+    def lines(statements: list[tuple[str, str]], at: list[str], values: list[str]) -> str:
+        body = [f"{name} = {inputs.get(text, text)}" for name, text in statements]
+        stores = [f"tl.store({a}, {b}, here)" for a, b in zip(at, values, strict=True)]
+        return "\n    ".join([*body, *stores])
+
+    before = [f"_clear({value}, stops + flag, here)" for value in made.grad_before]
+    source = _KERNELS_OF_A_CELL.format(
+        name=cell.name.lower(),
+        G=G,
+        S=S,
+        h=made.after[0],
+        forward=lines(made.forward, states[S:], made.after),
+        backward=lines(made.backward, gates + carry, made.grad_gates + before),
+    )
+    file = f"<kernels of {cell.name}>"
+    # Triton reads a kernel's source, which Python finds here.
+    linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
+    exec(compile(source, file, "exec"), globals())

@@ -9,9 +9,9 @@ import contextlib
 from collections.abc import Callable, Iterator
 
 import torch
-from torch import nn
 
 from rsl_tbptt.core.hidden_state import HiddenState, as_tensors, from_tensors
+from rsl_tbptt.core.scan.cells import RecurrentLayers
 
 Tensors = tuple[torch.Tensor, ...]
 
@@ -31,7 +31,7 @@ ONCE = (
 
 
 def scan_layers(
-    rnn: nn.RNNBase, inputs: torch.Tensor, state: HiddenState, scan_layer: LayerScan
+    rnn: RecurrentLayers, inputs: torch.Tensor, state: HiddenState, scan_layer: LayerScan
 ) -> tuple[torch.Tensor, HiddenState]:
     """Run the stacked layers; inputs (T, N, D) and result as in ``recurrent_scan``.
 

@@ -1,13 +1,13 @@
 """The reference that defines correct: torch's own layers, step by step, with the state cleared."""
 
 import torch
-from torch import nn
 
 from rsl_tbptt.core.hidden_state import HiddenState, clear, detach
+from rsl_tbptt.core.scan.cells import RecurrentLayers
 
 
 def scan(
-    rnn: nn.RNNBase,
+    rnn: RecurrentLayers,
     inputs: torch.Tensor,
     state: HiddenState,
     episode_starts: torch.Tensor,

@@ -20,6 +20,8 @@ cuts: they are one more mask, so a window with cuts is still one window.
 A GRU's n adds r * u to its input from x, where u is the part from h with its own bias. Its buffer
 has n, r, z, u, so that x feeds the first three and h the last three.
 
+The gates of a ``Cell`` lie in the same order: of x alone, of both, of h alone.
+
 Shapes: T steps, N environments, D inputs, H hidden; G = 4H (LSTM) or 3H (GRU).
 """
 
@@ -29,11 +31,11 @@ from types import ModuleType
 from typing import Any, NamedTuple
 
 import torch
-from torch import nn
 from torch.nn import functional
 
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.scan import graphs
+from rsl_tbptt.core.scan.cells import Cell, CellLayers, RecurrentLayers
 from rsl_tbptt.core.scan.graphs import Gradients, Loan
 from rsl_tbptt.core.scan.layers import ONCE, Tensors, products_as_in_layers, scan_layers
 
@@ -45,7 +47,7 @@ _MM_TAKES_OUT_DTYPE = "dtype" in torch.ops.aten.mm.overloads()
 
 
 def scan(
-    rnn: nn.RNNBase,
+    rnn: RecurrentLayers,
     inputs: torch.Tensor,
     state: HiddenState,
     episode_starts: torch.Tensor,
@@ -56,21 +58,26 @@ def scan(
     Raises:
         NotImplementedError: If Triton is not installed.
     """
-    _kernels()  # raises before a recording that fails hides the reason
+    kernels = _kernels()  # raises before a recording that fails hides the reason
+    cell = rnn.cell if isinstance(rnn, CellLayers) else None
+    if cell is not None:
+        kernels.define(cell)
     starts = torch.cat((episode_starts, episode_starts.new_zeros(1, inputs.shape[1])))
     stops = starts.clone()
     for cut in cuts:
         stops[cut].fill_(True)
-    scan_layer = functools.partial(_scan_layer, starts, stops)
+    scan_layer = functools.partial(_scan_layer, cell, starts, stops)
     with torch.cuda.device_of(inputs):  # Triton launches on the current device
         return scan_layers(rnn, inputs, state, scan_layer)
 
 
-def _scan_layer(starts: torch.Tensor, stops: torch.Tensor, dtype: torch.dtype, *layer: Any) -> Any:
+def _scan_layer(
+    cell: Cell | None, starts: torch.Tensor, stops: torch.Tensor, dtype: torch.dtype, *layer: Any
+) -> Any:
     """Scan one layer, by a replay if there is a recording; see ``LayerScan``."""
     tensors: Tensors = (*layer, starts, stops)
     needs = tuple(torch.is_grad_enabled() and tensor.requires_grad for tensor in tensors)
-    passes = Passes(needs, dtype)
+    passes = Passes(needs, dtype, cell)
     loan = graphs.pool.lend(passes, tensors)
     if any(needs):
         return CellScan.apply(passes, loan, *tensors)
@@ -110,7 +117,7 @@ class Passes(NamedTuple):
     """The passes of one layer over a window, as functions of tensors alone.
 
     The tensors are those of a layer (see ``LayerScan``), starts and stops (see ``kernels``): nine
-    for an LSTM, eight for a GRU. Neither pass synchronises.
+    with two states, eight with one. Neither pass synchronises.
     """
 
     needs: tuple[bool, ...]
@@ -119,23 +126,32 @@ class Passes(NamedTuple):
     dtype: torch.dtype
     """Dtype of the operands of products."""
 
+    cell: Cell | None
+    """Kind of layer; None for torch's own."""
+
     @products_as_in_layers()
     def forward(self, tensors: Tensors) -> tuple[Tensors, Tensors]:
         """Return a layer's results, and the buffers that its backward pass reads and overwrites."""
         x_TND, *state, w_ih, w_hh, b_ih, b_hh, starts, _ = tensors
-        (T, N, _), H, shift, dtype = x_TND.shape, w_hh.shape[1], _shift(w_hh), self.dtype
-        gates = x_TND.new_empty(T, N, 4 * H, dtype=dtype)
-        states = x_TND.new_empty(T + 1, N, H)
+        (T, N, _), H, dtype = x_TND.shape, w_hh.shape[1], self.dtype
+        width, shift, rest = self._columns(w_ih, w_hh)
+        gates = x_TND.new_empty(T, N, width, dtype=dtype)
+        first = state[-1] if self.cell is None else torch.stack(state)
+        states = first.new_empty(T + 1, *first.shape)
         operands = x_TND.new_empty(T + 1, N, H, dtype=dtype)
-        states[0] = state[-1]
+        states[0] = first
         operands[0] = state[0].masked_fill(starts[0].unsqueeze(1), 0.0)
 
-        w_x = functional.pad(w_ih.roll(shift, 0), (0, 0, 0, shift)).to(dtype)
-        bias = functional.pad(b_ih.roll(shift), (0, shift)) + functional.pad(b_hh, (shift, 0))
+        w_x = functional.pad(w_ih.roll(shift, 0), (0, 0, 0, rest)).to(dtype)
+        bias = functional.pad(b_ih.roll(shift), (0, rest)) + functional.pad(b_hh, (shift, 0))
         x = x_TND.flatten(0, 1).to(dtype)
         torch.addmm(bias.to(dtype), x, w_x.t(), out=gates.flatten(0, 1))
 
-        if len(state) == 2:
+        if self.cell is not None:
+            name = f"{self.cell.name.lower()}_forward"
+            run_kernel = _launcher(name, N, H, gates, states, operands, starts)
+            results = (states[1:, 0], *states[T, 1:].unbind(0))
+        elif len(state) == 2:
             outputs = x_TND.new_empty(T, N, H)
             run_kernel = _launcher("lstm_forward", N, H, gates, states, operands, starts, outputs)
             results = (outputs, states[T])
@@ -153,13 +169,18 @@ class Passes(NamedTuple):
         """Return the gradients of the tensors, given what was kept and those of the results."""
         x_TND, *state, w_ih, w_hh, _, _, starts, stops = tensors
         gates, states, operands = kept
-        T, (N, H), shift, dtype = len(gates), state[0].shape, _shift(w_hh), self.dtype
+        T, (N, H), dtype = len(gates), state[0].shape, self.dtype
+        width, shift, rest = self._columns(w_ih, w_hh)
         needs_x, needs_h, needs_w_ih, needs_w_hh = (self.needs[i] for i in (0, 1, -6, -5))
-        grad_hidden, carry = x_TND.new_zeros(N, H, dtype=dtype), x_TND.new_zeros(N, H)
-        if is_lstm := len(state) == 2:
+        grad_hidden, carry = x_TND.new_zeros(N, H, dtype=dtype), torch.zeros_like(states[0])
+        kernel = "gru_backward"
+        if self.cell is not None:
+            kernel = f"{self.cell.name.lower()}_backward"
+            for gradient, given in zip(carry[1:], grads[1:], strict=True):
+                gradient.copy_(given)
+        elif len(state) == 2:
+            kernel = "lstm_backward"
             carry.copy_(grads[1])
-
-        kernel = "lstm_backward" if is_lstm else "gru_backward"
         buffers = (gates, states, grads[0].contiguous(), grad_hidden, carry, starts, stops)
         run_kernel = _launcher(kernel, N, H, *buffers)
         of_h, w_h = gates[..., shift:], w_hh.to(dtype)
@@ -168,7 +189,7 @@ class Passes(NamedTuple):
             if t > 0 or needs_h:  # otherwise nobody reads dh
                 torch.mm(of_h[t], w_h, out=grad_hidden)
 
-        of_x, of_h = gates[..., : 4 * H - shift].flatten(0, 1), of_h.flatten(0, 1)
+        of_x, of_h = gates[..., : width - rest].flatten(0, 1), of_h.flatten(0, 1)
         dx = dw_ih = dw_hh = None
         if needs_x:
             dx = self._product(of_x, w_ih.roll(shift, 0), w_ih.dtype).view_as(x_TND)
@@ -178,9 +199,21 @@ class Passes(NamedTuple):
             dw_hh = self._product(of_h.t(), operands[:T].flatten(0, 1), w_ih.dtype)
         biases = gates.sum((0, 1), dtype=w_ih.dtype)
         dh = grad_hidden.masked_fill(starts[0].unsqueeze(1), 0.0).to(carry.dtype)
-        of_state = (dh, carry) if is_lstm else (dh + carry,)
-        of_biases = biases[: 4 * H - shift].roll(-shift), biases[shift:]
+        if self.cell is not None:
+            of_state = (dh + carry[0], *carry[1:])
+        else:
+            of_state = (dh, carry) if len(state) == 2 else (dh + carry,)
+        of_biases = biases[: width - rest].roll(-shift), biases[shift:]
         return dx, *of_state, dw_ih, dw_hh, *of_biases, None, None
+
+    def _columns(self, w_ih: torch.Tensor, w_hh: torch.Tensor) -> tuple[int, int, int]:
+        """Return the columns of the gates, those of x alone, which are first, and of h alone.
+
+        Rolled by the second, torch's order r, z, n of a GRU's input weights becomes n, r, z.
+        """
+        num_gates = 4 if self.cell is None else self.cell.num_gates
+        width = num_gates * w_hh.shape[1]
+        return width, width - len(w_hh), width - len(w_ih)
 
     def _product(self, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
         """Return ``a @ b`` in ``dtype``, without rounding to the operands' dtype if torch can."""
@@ -190,14 +223,6 @@ class Passes(NamedTuple):
         if a.is_cuda and dtype == torch.float32 and _MM_TAKES_OUT_DTYPE:
             return torch.mm(a, b, out_dtype=dtype)
         return (a @ b).to(dtype)
-
-
-def _shift(w_hh: torch.Tensor) -> int:
-    """Return the first column of the gates that h feeds: 0 for an LSTM, H for a GRU.
-
-    Rolled by as much, torch's order r, z, n of the input weights becomes n, r, z.
-    """
-    return 4 * w_hh.shape[1] - len(w_hh)
 
 
 def _launcher(name: str, N: int, H: int, *buffers: torch.Tensor) -> Callable[[int], None]:

@@ -9,6 +9,7 @@ from rsl_rl.models import RNNModel
 from rsl_rl.storage import RolloutStorage
 from support.helpers import (
     ACTION_DIM,
+    MEMORIES,
     make_distillation,
     make_model,
     make_obs,
@@ -91,7 +92,11 @@ def test_every_step_is_trained_on(num_steps, options, optimizer_steps, flushed_s
 
 @pytest.mark.parametrize(
     ("student", "options"),
-    [("lstm", {}), ("gru", {"update_length": 3}), ("cnn-lstm", {"update_length": 7})],
+    [
+        *((kind, {}) for kind in MEMORIES),
+        ("gru", {"update_length": 3}),
+        ("cnn-lstm", {"update_length": 7}),
+    ],
 )
 def test_replay_at_fixed_parameters_reproduces_the_states_of_the_rollout(student, options):
     algorithm = make_distillation(

@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 import torch
 from rsl_rl.algorithms import Distillation
-from support.helpers import MODELS, make_distillation, parameters_of, roll_out
+from support.helpers import (
+    MEMORIES,
+    MEMORIES_THAT_SEE,
+    MODELS,
+    make_distillation,
+    parameters_of,
+    roll_out,
+)
 from support.tolerances import PARITY_FLOAT32
 
 from rsl_tbptt.algorithms import TbpttDistillation
@@ -30,7 +37,7 @@ def train(algorithm_class, updates=UPDATES, **kwargs):
     return parameters_of(algorithm), metrics["behavior"], algorithm.student.get_hidden_state()
 
 
-@pytest.mark.parametrize("student", [*MODELS, "cnn-lstm", "cnn-gru"])
+@pytest.mark.parametrize("student", [*dict.fromkeys([*MODELS, *MEMORIES, *MEMORIES_THAT_SEE])])
 @pytest.mark.parametrize(
     ("num_steps", "num_learning_epochs", "options"),
     [(12, 2, {}), (12, 1, {"loss_type": "huber", "optimizer": "sgd"}), (14, 1, {})],
@@ -52,7 +59,7 @@ def test_parameters_equal_rsl_rl(student, num_steps, num_learning_epochs, option
     torch.testing.assert_close(parameters, expected, **PARITY_FLOAT32)
     if num_steps % 4 == 0:  # rsl_rl's loss counts dropped steps, which are not trained on
         assert loss == pytest.approx(expected_loss, rel=1e-4)
-    if "lstm" in student or "gru" in student:
+    if student in (*MEMORIES, *MEMORIES_THAT_SEE):
         for got, want in zip(state, expected_state, strict=True):
             torch.testing.assert_close(got, want, **PARITY_FLOAT32)
 

@@ -4,7 +4,7 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from support.helpers import make_ppo, numbered
+from support.helpers import MEMORIES, make_ppo, numbered
 from support.ppo_reference import roll_out_recording
 
 from rsl_tbptt.algorithms import TbpttPPO
@@ -123,7 +123,7 @@ def test_all_indices_are_made_on_the_device_of_the_update():
         ({"minibatch_unit": "window", "burn_in_length": 4}, [0, 2]),
     ],
 )
-@pytest.mark.parametrize("models", ["lstm", "gru"])
+@pytest.mark.parametrize("models", MEMORIES)
 def test_a_rollout_keeps_one_state_or_one_per_window(models, options, steps):
     algorithm = make_ppo(TbpttPPO, 8, 4, models, models, gradient_length=3, **options)
     states = roll_out_recording(algorithm, 0, done_rate=0.3)

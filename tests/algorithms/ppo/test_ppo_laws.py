@@ -5,7 +5,7 @@ import torch
 from hypothesis import assume, given
 from hypothesis import strategies as st
 from rsl_rl.modules import distribution
-from support.helpers import make_ppo
+from support.helpers import MEMORIES, make_ppo
 from support.ppo_reference import (
     disturb,
     gradients_of_update,
@@ -37,8 +37,7 @@ sizes = {
     "done_rate": st.sampled_from([0.0, 0.3, 1.0]),
     "models": st.sampled_from(
         [
-            ("lstm", "lstm"),
-            ("gru", "gru"),
+            *zip(MEMORIES, MEMORIES, strict=True),
             ("gru", "lstm"),
             ("lstm", "mlp"),
             ("mlp", "gru"),

@@ -7,7 +7,7 @@ import pytest
 import torch
 from rsl_rl.algorithms import PPO
 from rsl_rl.modules import CNN
-from support.helpers import MODELS, make_ppo, ppo_parameters_of, roll_out_ppo
+from support.helpers import MEMORIES, MODELS, make_ppo, ppo_parameters_of, roll_out_ppo
 from support.tolerances import PARITY_FLOAT32
 
 from rsl_tbptt.algorithms import TbpttPPO
@@ -23,7 +23,8 @@ SEEING = [
     ("cnn-gru", "mlp"),
     ("lstm", "cnn-lstm"),
 ]
-PAIRS = [("mlp", "gru"), ("lstm", "mlp"), *zip(MODELS, MODELS, strict=True), *SHARING, *SEEING]
+KINDS = list(dict.fromkeys([*MODELS, *MEMORIES]))
+PAIRS = [("mlp", "gru"), ("lstm", "mlp"), *zip(KINDS, KINDS, strict=True), *SHARING, *SEEING]
 OPTIONS = [
     {"schedule": "fixed", "use_clipped_value_loss": False},
     {"normalize_advantage_per_mini_batch": True, "optimizer": "sgd", "max_grad_norm": 0.1},

@@ -1,7 +1,7 @@
 """What an update launches on a GPU with the Triton engine, counted in Triton's interpreter."""
 
 import pytest
-from support.helpers import make_distillation, make_ppo, roll_out, roll_out_ppo
+from support.helpers import MEMORIES, make_distillation, make_ppo, roll_out, roll_out_ppo
 from support.launches import Launches, run_step_by_step
 from support.triton_on_cpu import triton_engine_on_cpu
 
@@ -35,7 +35,7 @@ def ppo(num_steps, cell):
     return algorithm, roll_out_ppo, 2 + 1
 
 
-@pytest.mark.parametrize("cell", ["lstm", "gru"])
+@pytest.mark.parametrize("cell", MEMORIES)
 @pytest.mark.parametrize(("make", "num_optimizer_steps"), [(distillation, 2), (ppo, 4)])
 def test_a_step_is_a_product_and_a_kernel_for_each_layer_and_pass(
     make, num_optimizer_steps, cell, monkeypatch

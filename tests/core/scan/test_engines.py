@@ -14,7 +14,6 @@ from support.scan_cases import (
     LAYOUTS,
     assert_all_close,
     make_case,
-    num_states,
     run_in_memory,
     values_and_gradients,
 )
@@ -22,7 +21,7 @@ from support.tolerances import BFLOAT16, EXACT_FLOAT64, WINDOW_FLOAT32
 from torch import nn
 
 from rsl_tbptt.core.hidden_state import apply, as_tensors, from_tensors
-from rsl_tbptt.core.scan import recurrent_scan
+from rsl_tbptt.core.scan import num_states, recurrent_scan
 
 SAME: dict[str, Any] = {"rtol": 0, "atol": 0}
 TOLERANCES = {torch.float64: EXACT_FLOAT64, torch.float32: WINDOW_FLOAT32}
