@@ -8,7 +8,8 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from rsl_tbptt.core.scan import CELLS, Cell, kernels
+from rsl_tbptt.core.scan import CELLS, kernels
+from rsl_tbptt.core.scan.cells import OF_TORCH
 
 TARGETS = (GPUTarget("cuda", 80, 32), GPUTarget("cuda", 90, 32), GPUTarget("hip", "gfx942", 64))
 KERNELS = [f"{cell.lower()}_{step}" for cell in CELLS for step in ("forward", "backward")]
@@ -39,9 +40,8 @@ def compile_kernel(target, name, operand_dtype, dtype):
 
 
 if __name__ == "__main__":
-    for each in CELLS.values():
-        if isinstance(each, Cell):
-            kernels.define(each)
+    for each in {**CELLS, **OF_TORCH}.values():
+        kernels.define(each)
     assemblies = {
         f"{target.arch} {name} {' '.join(dtypes)}": compile_kernel(target, name, *dtypes)
         for target, name, dtypes in itertools.product(TARGETS, KERNELS, DTYPES)

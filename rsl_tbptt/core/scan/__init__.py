@@ -14,7 +14,7 @@ from torch import nn
 
 from rsl_tbptt.core.hidden_state import HiddenState, as_tensors, from_tensors
 from rsl_tbptt.core.scan import cpu, reference, triton
-from rsl_tbptt.core.scan.cells import SRU, Cell, CellLayers, RecurrentLayers
+from rsl_tbptt.core.scan.cells import OF_TORCH, SRU, Cell, CellLayers, RecurrentLayers
 from rsl_tbptt.core.scan.cpu import free_buffers
 from rsl_tbptt.core.scan.graphs import recordings_aside
 from rsl_tbptt.core.scan.layers import operand_dtype_of, tf32_in_layers
@@ -150,7 +150,7 @@ def is_supported(rnn: object) -> bool:
 def num_states(mode: str) -> int:
     """Return the number of tensors in the state of a kind of layers in ``CELLS``."""
     cell = CELLS[mode]
-    return cell.num_states if isinstance(cell, Cell) else {"LSTM": 2, "GRU": 1}[mode]
+    return (cell if isinstance(cell, Cell) else OF_TORCH[mode]).num_states
 
 
 def check_engine(name: str, device: torch.device | None = None) -> None:

@@ -155,6 +155,29 @@ RecurrentLayers = nn.RNNBase | CellLayers
 """Layers in time-major order: torch's own, or those of a ``Cell``."""
 
 
+def lstm(gates: Sequence[Any], state: Sequence[Any]) -> Sequence[Any]:
+    """``nn.LSTM`` (Hochreiter and Schmidhuber, 1997; Gers et al., 2000)."""
+    i, f, g, o = gates
+    _, c = state
+    c = f.sigmoid() * c + i.sigmoid() * g.tanh()
+    return o.sigmoid() * c.tanh(), c
+
+
+def gru(gates: Sequence[Any], state: Sequence[Any]) -> Sequence[Any]:
+    """``nn.GRU`` (Cho et al., 2014): ``u``, the candidate's part from h, has its own bias."""
+    r, z, n, u = gates
+    (h,) = state
+    n = (n + r.sigmoid() * u).tanh()
+    return (n + z.sigmoid() * (h - n),)
+
+
+OF_TORCH = {
+    "LSTM": Cell("LSTM", lstm, gates=4, num_states=2),
+    "GRU": Cell("GRU", gru, gates=2, input_gates=1, hidden_gates=1),
+}
+"""Torch's own layers as cells, by their ``mode``; their parameters have the same order."""
+
+
 def sru(gates: Sequence[Any], state: Sequence[Any]) -> Sequence[Any]:
     """Spatially enhanced recurrent unit, LSTM form with a refined forget gate.
 

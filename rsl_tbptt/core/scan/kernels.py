@@ -1,23 +1,19 @@
-"""Triton kernels: what one step of an LSTM, a GRU or a ``Cell`` does besides its matrix product.
+"""Triton kernels: what one step of a cell does besides its matrix product.
 
-A kernel runs over the N * H units of a step: ``unit`` is hidden unit ``unit % H`` of environment
-``unit // H``. These are the buffers of a window, of which ``step`` selects a part::
+They are written from the cell's equations (``define``), for torch's LSTM and GRU, too. A kernel
+runs over the N * H units of a step: ``unit`` is hidden unit ``unit % H`` of environment
+``unit // H``. These are the buffers of a window, of which ``step`` selects a part; a cell has G
+gates and S tensors of its state, the first of which is h::
 
-    gates        (T, N, 4, H)   inputs of the activations, which the backward pass overwrites with
-                                their gradients. LSTM: i, f, g, o. GRU: n (from x), r, z, u (the
-                                part of n's input from h)
-    states       (T + 1, N, H)  the state that stays elementwise, before each step and not cleared:
-                                c of an LSTM, h of a GRU
-    operands     (T + 1, N, H)  h before each step, cleared: the operand of the step's product
-    outputs      (T, N, H)      h after each step of an LSTM; those of a GRU are states[1:]
-    starts       (T + 1, N)     True where the state is cleared before the step
-    stops        (T + 1, N)     True where its gradient stops: starts, and all at a cut
-    grads        (T, N, H)      gradient of the outputs
-    grad_hidden  (N, H)         gradient of the next step's operands, from its product
-    carry        (N, H)         gradient of the next step's states that bypasses that product
-
-A ``Cell`` has all tensors of its state in states (T + 1, S, N, H) and carry (S, N, H). Its gates,
-(T, N, G, H), begin with those of x alone. ``define`` writes its kernels.
+    gates        (T, N, G, H)      inputs of the activations, which the backward pass overwrites
+                                   with their gradients: of x alone, of both, of h alone
+    states       (T + 1, S, N, H)  the state before each step, not cleared
+    operands     (T + 1, N, H)     h before each step, cleared: the operand of the step's product
+    starts       (T + 1, N)        True where the state is cleared before the step
+    stops        (T + 1, N)        True where its gradient stops: starts, and all at a cut
+    grads        (T, N, H)         gradient of h after each step, from the outputs
+    grad_hidden  (N, H)            gradient of the next step's operands, from its product
+    carry        (S, N, H)         gradient of the next step's states that bypasses that product
 
 Writes are disjoint: each unit belongs to one program, and each value that a kernel stores has an
 address of its own for each unit. Gates and carry, which a kernel reads and overwrites, it reads at
@@ -73,13 +69,13 @@ def _units(step, N, H: constexpr, BLOCK: constexpr):
     """Return the program's units and their addresses.
 
     Returns:
-        Whether a unit exists, its number, and the addresses, from the first step on, of its flag,
-        of its value and of the first of its gates, which lie H apart.
+        Whether a unit exists, its number, and the addresses, from the first step on, of its flag
+        and of its value in a buffer with one value for each unit.
     """
     unit = tl.program_id(0) * BLOCK + tl.arange(0, BLOCK)
     flag = step.to(tl.int64) * N + unit // H
     at = step.to(tl.int64) * N * H + unit
-    return unit < N * H, unit, flag, at, at + flag * (3 * H)
+    return unit < N * H, unit, flag, at
 
 
 @triton.jit
@@ -95,77 +91,10 @@ def _clear(values, flags, here):
     return tl.where(tl.load(flags, here, 0) != 0, 0.0, values)
 
 
-@for_all_steps
-def lstm_forward(gates, states, operands, starts, outputs, step, N, H: constexpr, BLOCK: constexpr):
-    """Write c and h after the step, and the next step's operand."""
-    here, _, flag, at, gate = _units(step, N, H, BLOCK)
-    c = _clear(_load(states + at, here), starts + flag, here)
-    i, f = sigmoid(_load(gates + gate, here)), sigmoid(_load(gates + gate + H, here))
-    g = tanh_of(_load(gates + gate + 2 * H, here))
-    o = sigmoid(_load(gates + gate + 3 * H, here))
-    c = f * c + i * g
-    h = o * tanh_of(c)
-    tl.store(states + at + N * H, c, here)
-    tl.store(outputs + at, h, here)
-    tl.store(operands + at + N * H, _clear(h, starts + flag + N, here), here)
-
-
-@for_all_steps
-def lstm_backward(
-    gates, states, grads, grad_hidden, carry, starts, stops, step, N, H: constexpr, BLOCK: constexpr
-):
-    """Overwrite the step's gates with their gradients, and dc after the step with dc before it."""
-    here, unit, flag, at, gate = _units(step, N, H, BLOCK)
-    c = _clear(_load(states + at, here), starts + flag, here)
-    i, f = sigmoid(_load(gates + gate, here)), sigmoid(_load(gates + gate + H, here))
-    g = tanh_of(_load(gates + gate + 2 * H, here))
-    o = sigmoid(_load(gates + gate + 3 * H, here))
-    tanh_c = tanh_of(_load(states + at + N * H, here))
-    dh = _clear(_load(grad_hidden + unit, here), stops + flag + N, here) + _load(grads + at, here)
-    dc = _load(carry + unit, here) + dh * o * (1.0 - tanh_c * tanh_c)
-    tl.store(gates + gate, dc * g * i * (1.0 - i), here)
-    tl.store(gates + gate + H, dc * c * f * (1.0 - f), here)
-    tl.store(gates + gate + 2 * H, dc * i * (1.0 - g * g), here)
-    tl.store(gates + gate + 3 * H, dh * tanh_c * o * (1.0 - o), here)
-    tl.store(carry + unit, _clear(dc * f, stops + flag, here), here)
-
-
-@for_all_steps
-def gru_forward(gates, states, operands, starts, step, N, H: constexpr, BLOCK: constexpr):
-    """Write h after the step, and the next step's operand."""
-    here, _, flag, at, gate = _units(step, N, H, BLOCK)
-    h = _clear(_load(states + at, here), starts + flag, here)
-    r, z = sigmoid(_load(gates + gate + H, here)), sigmoid(_load(gates + gate + 2 * H, here))
-    n = tanh_of(_load(gates + gate, here) + r * _load(gates + gate + 3 * H, here))
-    h = n + z * (h - n)
-    tl.store(states + at + N * H, h, here)
-    tl.store(operands + at + N * H, _clear(h, starts + flag + N, here), here)
-
-
-@for_all_steps
-def gru_backward(
-    gates, states, grads, grad_hidden, carry, starts, stops, step, N, H: constexpr, BLOCK: constexpr
-):
-    """Overwrite the step's gates with their gradients, and dh after z with the dh before it."""
-    here, unit, flag, at, gate = _units(step, N, H, BLOCK)
-    h = _clear(_load(states + at, here), starts + flag, here)
-    r, z = sigmoid(_load(gates + gate + H, here)), sigmoid(_load(gates + gate + 2 * H, here))
-    u = _load(gates + gate + 3 * H, here)
-    n = tanh_of(_load(gates + gate, here) + r * u)
-    dh = _clear(_load(grad_hidden + unit, here), stops + flag + N, here) + _load(grads + at, here)
-    dh += _load(carry + unit, here)
-    dn = dh * (1.0 - z) * (1.0 - n * n)
-    tl.store(gates + gate, dn, here)
-    tl.store(gates + gate + H, dn * u * r * (1.0 - r), here)
-    tl.store(gates + gate + 2 * H, dh * (h - n) * z * (1.0 - z), here)
-    tl.store(gates + gate + 3 * H, dn * r, here)
-    tl.store(carry + unit, _clear(dh * z, stops + flag, here), here)
-
-
 _KERNELS_OF_A_CELL = """
 @for_all_steps
 def {name}_forward(gates, states, operands, starts, step, N, H: constexpr, BLOCK: constexpr):
-    here, unit, flag, at, _ = _units(step, N, H, BLOCK)
+    here, unit, flag, at = _units(step, N, H, BLOCK)
     gate, state = at + flag * ({G} - 1) * H, at + (at - unit) * ({S} - 1)
     {forward}
     tl.store(operands + at + N * H, _clear({h}, starts + flag + N, here), here)
@@ -174,7 +103,7 @@ def {name}_forward(gates, states, operands, starts, step, N, H: constexpr, BLOCK
 def {name}_backward(
     gates, states, grads, grad_hidden, carry, starts, stops, step, N, H: constexpr, BLOCK: constexpr
 ):
-    here, unit, flag, at, _ = _units(step, N, H, BLOCK)
+    here, unit, flag, at = _units(step, N, H, BLOCK)
     gate, state = at + flag * ({G} - 1) * H, at + (at - unit) * ({S} - 1)
     dh = _clear(_load(grad_hidden + unit, here), stops + flag + N, here) + _load(grads + at, here)
     {backward}
@@ -183,7 +112,7 @@ def {name}_backward(
 
 @functools.cache
 def define(cell: Cell) -> None:
-    """Define a cell's kernels in this module, ``sru_forward`` and ``sru_backward`` for SRU."""
+    """Define a cell's kernels in this module: ``lstm_forward``, ``lstm_backward`` for an LSTM."""
     G, S, first = cell.num_gates, cell.num_states, cell.input_gates
     made = statements_of(cell.equations, G, S)
     order = [*range(first, first + cell.gates), *range(first), *range(first + cell.gates, G)]

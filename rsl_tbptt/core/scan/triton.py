@@ -17,12 +17,10 @@ The reset is part of the kernels, and the host never waits for the device. The w
 shapes alone, so CUDA graphs record it once per shape (``graphs``). Only the backward pass knows
 cuts: they are one more mask, so a window with cuts is still one window.
 
-A GRU's n adds r * u to its input from x, where u is the part from h with its own bias. Its buffer
-has n, r, z, u, so that x feeds the first three and h the last three.
+The gates of a cell lie in the order of x alone, of both, of h alone, so x feeds the first ones and
+h the last ones. A GRU has n, r, z, u: u is the part of the candidate from h, with its own bias.
 
-The gates of a ``Cell`` lie in the same order: of x alone, of both, of h alone.
-
-Shapes: T steps, N environments, D inputs, H hidden; G = 4H (LSTM) or 3H (GRU).
+Shapes: T steps, N environments, D inputs, H hidden.
 """
 
 import functools
@@ -35,7 +33,7 @@ from torch.nn import functional
 
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.scan import graphs
-from rsl_tbptt.core.scan.cells import Cell, CellLayers, RecurrentLayers
+from rsl_tbptt.core.scan.cells import OF_TORCH, Cell, CellLayers, RecurrentLayers
 from rsl_tbptt.core.scan.graphs import Gradients, Loan
 from rsl_tbptt.core.scan.layers import ONCE, Tensors, products_as_in_layers, scan_layers
 
@@ -59,9 +57,8 @@ def scan(
         NotImplementedError: If Triton is not installed.
     """
     kernels = _kernels()  # raises before a recording that fails hides the reason
-    cell = rnn.cell if isinstance(rnn, CellLayers) else None
-    if cell is not None:
-        kernels.define(cell)
+    cell = rnn.cell if isinstance(rnn, CellLayers) else OF_TORCH[rnn.mode]
+    kernels.define(cell)
     starts = torch.cat((episode_starts, episode_starts.new_zeros(1, inputs.shape[1])))
     stops = starts.clone()
     for cut in cuts:
@@ -72,7 +69,7 @@ def scan(
 
 
 def _scan_layer(
-    cell: Cell | None, starts: torch.Tensor, stops: torch.Tensor, dtype: torch.dtype, *layer: Any
+    cell: Cell, starts: torch.Tensor, stops: torch.Tensor, dtype: torch.dtype, *layer: Any
 ) -> Any:
     """Scan one layer, by a replay if there is a recording; see ``LayerScan``."""
     tensors: Tensors = (*layer, starts, stops)
@@ -126,8 +123,8 @@ class Passes(NamedTuple):
     dtype: torch.dtype
     """Dtype of the operands of products."""
 
-    cell: Cell | None
-    """Kind of layer; None for torch's own."""
+    cell: Cell
+    """Kind of layer."""
 
     @products_as_in_layers()
     def forward(self, tensors: Tensors) -> tuple[Tensors, Tensors]:
@@ -136,10 +133,9 @@ class Passes(NamedTuple):
         (T, N, _), H, dtype = x_TND.shape, w_hh.shape[1], self.dtype
         width, shift, rest = self._columns(w_ih, w_hh)
         gates = x_TND.new_empty(T, N, width, dtype=dtype)
-        first = state[-1] if self.cell is None else torch.stack(state)
-        states = first.new_empty(T + 1, *first.shape)
+        states = x_TND.new_empty(T + 1, len(state), N, H)
         operands = x_TND.new_empty(T + 1, N, H, dtype=dtype)
-        states[0] = first
+        torch.stack(state, out=states[0])
         operands[0] = state[0].masked_fill(starts[0].unsqueeze(1), 0.0)
 
         w_x = functional.pad(w_ih.roll(shift, 0), (0, 0, 0, rest)).to(dtype)
@@ -147,22 +143,12 @@ class Passes(NamedTuple):
         x = x_TND.flatten(0, 1).to(dtype)
         torch.addmm(bias.to(dtype), x, w_x.t(), out=gates.flatten(0, 1))
 
-        if self.cell is not None:
-            name = f"{self.cell.name.lower()}_forward"
-            run_kernel = _launcher(name, N, H, gates, states, operands, starts)
-            results = (states[1:, 0], *states[T, 1:].unbind(0))
-        elif len(state) == 2:
-            outputs = x_TND.new_empty(T, N, H)
-            run_kernel = _launcher("lstm_forward", N, H, gates, states, operands, starts, outputs)
-            results = (outputs, states[T])
-        else:
-            run_kernel = _launcher("gru_forward", N, H, gates, states, operands, starts)
-            results = (states[1:],)
+        run_kernel = _launcher(self._kernel("forward"), N, H, gates, states, operands, starts)
         of_h, w_h = gates[..., shift:], w_hh.to(dtype).t()
         for t in range(T):
             of_h[t].addmm_(operands[t], w_h)
             run_kernel(t)
-        return results, (gates, states, operands)
+        return (states[1:, 0], *states[T, 1:].unbind(0)), (gates, states, operands)
 
     @products_as_in_layers()
     def backward(self, tensors: Tensors, kept: Tensors, grads: Tensors) -> Gradients:
@@ -173,16 +159,10 @@ class Passes(NamedTuple):
         width, shift, rest = self._columns(w_ih, w_hh)
         needs_x, needs_h, needs_w_ih, needs_w_hh = (self.needs[i] for i in (0, 1, -6, -5))
         grad_hidden, carry = x_TND.new_zeros(N, H, dtype=dtype), torch.zeros_like(states[0])
-        kernel = "gru_backward"
-        if self.cell is not None:
-            kernel = f"{self.cell.name.lower()}_backward"
-            for gradient, given in zip(carry[1:], grads[1:], strict=True):
-                gradient.copy_(given)
-        elif len(state) == 2:
-            kernel = "lstm_backward"
-            carry.copy_(grads[1])
+        for gradient, given in zip(carry[1:], grads[1:], strict=True):
+            gradient.copy_(given)
         buffers = (gates, states, grads[0].contiguous(), grad_hidden, carry, starts, stops)
-        run_kernel = _launcher(kernel, N, H, *buffers)
+        run_kernel = _launcher(self._kernel("backward"), N, H, *buffers)
         of_h, w_h = gates[..., shift:], w_hh.to(dtype)
         for t in reversed(range(T)):
             run_kernel(t)
@@ -199,20 +179,18 @@ class Passes(NamedTuple):
             dw_hh = self._product(of_h.t(), operands[:T].flatten(0, 1), w_ih.dtype)
         biases = gates.sum((0, 1), dtype=w_ih.dtype)
         dh = grad_hidden.masked_fill(starts[0].unsqueeze(1), 0.0).to(carry.dtype)
-        if self.cell is not None:
-            of_state = (dh + carry[0], *carry[1:])
-        else:
-            of_state = (dh, carry) if len(state) == 2 else (dh + carry,)
         of_biases = biases[: width - rest].roll(-shift), biases[shift:]
-        return dx, *of_state, dw_ih, dw_hh, *of_biases, None, None
+        return dx, dh + carry[0], *carry[1:], dw_ih, dw_hh, *of_biases, None, None
+
+    def _kernel(self, direction: str) -> str:
+        return f"{self.cell.name.lower()}_{direction}"
 
     def _columns(self, w_ih: torch.Tensor, w_hh: torch.Tensor) -> tuple[int, int, int]:
         """Return the columns of the gates, those of x alone, which are first, and of h alone.
 
         Rolled by the second, torch's order r, z, n of a GRU's input weights becomes n, r, z.
         """
-        num_gates = 4 if self.cell is None else self.cell.num_gates
-        width = num_gates * w_hh.shape[1]
+        width = self.cell.num_gates * w_hh.shape[1]
         return width, width - len(w_hh), width - len(w_ih)
 
     def _product(self, a: torch.Tensor, b: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:

@@ -18,6 +18,7 @@ from support.scan_cases import assert_all_close, make_case, values_and_gradients
 
 from rsl_tbptt.core import scan
 from rsl_tbptt.core.scan import CELLS, graphs, recurrent_scan, triton
+from rsl_tbptt.core.scan.cells import OF_TORCH
 
 pytestmark = pytest.mark.engines("triton")
 
@@ -100,9 +101,11 @@ def tanh_of(x):
     num_envs = len(x)
     gates = x.new_zeros(1, num_envs, 4)
     gates[0, :, 0], gates[0, :, 2] = x, -math.inf
-    states, operands = x.new_zeros(2, 2, num_envs, 1)
+    states, operands = x.new_zeros(2, 1, num_envs, 1), x.new_zeros(2, num_envs, 1)
     starts = torch.zeros(2, num_envs, dtype=torch.bool, device=x.device)
-    triton._launcher("gru_forward", num_envs, 1, gates, states, operands, starts)(0)
+    triton._kernels().define(OF_TORCH["GRU"])
+    buffers = gates, states, operands, starts
+    triton._launcher("gru_forward", num_envs, 1, *buffers)(0)
     return states[1].flatten()
 
 
