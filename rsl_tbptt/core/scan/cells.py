@@ -127,7 +127,8 @@ class CellLayers(nn.Module):
         self, inputs: torch.Tensor, state: HiddenState = None
     ) -> tuple[torch.Tensor, HiddenState]:
         """Run all layers over inputs (T, N, D), as ``nn.LSTM`` does; no state means zeros."""
-        before = as_tensors(state)
+        # As ``nn.LSTM`` does, take a list: older rsl_rl makes one of its stored states.
+        before = tuple(state) if isinstance(state, list) else as_tensors(state)
         if not before:
             zeros = inputs.new_zeros(self.num_layers, inputs.shape[1], self.hidden_size)
             before = (zeros,) * self.cell.num_states
