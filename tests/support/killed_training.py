@@ -5,6 +5,7 @@ import shlex
 import subprocess
 import sys
 import time
+import zipfile
 from pathlib import Path
 
 SECONDS = 280
@@ -28,7 +29,9 @@ def kill_once_there(command: list[str], folder: Path, checkpoint: str) -> Path:
         )
         try:
             for _ in range(10 * SECONDS):
-                if found := list(folder.glob(f"logs/rsl_rl/*/*/{checkpoint}")):
+                # Half a checkpoint is no archive: rsl_rl's own runner writes it in place.
+                named = folder.glob(f"logs/rsl_rl/*/*/{checkpoint}")
+                if found := [path for path in named if zipfile.is_zipfile(path)]:
                     break
                 assert process.poll() is None, (folder / "training.log").read_text()[-3000:]
                 time.sleep(0.1)
