@@ -34,7 +34,8 @@ def test_the_printed_command_continues_a_killed_training(tmp_path):
     shown = tool("resume", run, folder=run)
     (line,) = shown.stdout.splitlines()
     assert "Passed over a checkpoint" in shown.stderr
-    assert "2 iterations follow the newest checkpoint, model_2.pt" in shown.stderr
+    told = "2 iterations follow the newest checkpoint, model_2.pt"
+    assert told in shown.stderr, shown.stderr
     words = words_of(line)
     assert words[words.index("--max_iterations") + 1] == "2"
     assert {*CHANGED} <= {*words}

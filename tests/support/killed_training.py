@@ -39,10 +39,10 @@ def kill_once_there(command: list[str], folder: Path, checkpoint: str) -> Path:
             process.kill()
             process.wait()
     (path,) = found
-    for newer in path.parent.glob("model_*.pt"):
-        if newer.stat().st_mtime > path.stat().st_mtime:
-            newer.unlink()
     number = int(path.stem.split("_")[1])
+    for other in path.parent.glob("model_*.pt"):
+        if int(other.stem.split("_")[1]) > number:
+            other.unlink()
     half = path.read_bytes()[: path.stat().st_size // 2]
     path.with_name(f"model_{number + 1}.pt").write_bytes(half)
     return path.parent
