@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from support.numerics import with_signs_turned
 from support.safe_runs import NUM_ENVS, STOCK, assert_same, make_runner, model_cfg
 from torch.utils.tensorboard import SummaryWriter
 
@@ -22,14 +23,8 @@ RND = {
 }
 
 
-def with_mirror_image(env, obs, actions):
-    """Turn all signs, for ``symmetry_cfg``."""
-    obs = None if obs is None else torch.cat((obs, obs.apply(torch.neg)))
-    return obs, None if actions is None else torch.cat((actions, -actions))
-
-
 SYMMETRY = {
-    "data_augmentation_func": with_mirror_image,
+    "data_augmentation_func": with_signs_turned,
     "use_data_augmentation": True,
     "use_mirror_loss": False,
     "mirror_loss_coeff": 0.0,

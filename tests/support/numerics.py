@@ -39,6 +39,12 @@ Case = Callable[[], Any]
 """Builds an algorithm, trains it and returns it with the metrics of its last update."""
 
 
+def with_signs_turned(env: Any, obs: Any, actions: Any) -> Any:
+    """Append a mirror image in which all signs are turned, for ``symmetry_cfg``."""
+    obs = None if obs is None else torch.cat((obs, obs.apply(torch.neg)))
+    return obs, None if actions is None else torch.cat((actions, -actions))
+
+
 def release() -> str:
     """Return the installed release of rsl_rl."""
     return version("rsl-rl-lib")
@@ -270,12 +276,8 @@ def _ppo_cases() -> dict[str, Case]:
     def symmetric() -> Any:
         from rsl_rl.extensions import resolve_symmetry_config
 
-        def mirror(env: Any, obs: Any, actions: Any) -> Any:
-            obs = None if obs is None else torch.cat((obs, obs.apply(torch.neg)))
-            return obs, None if actions is None else torch.cat((actions, -actions))
-
         cfg = {
-            "data_augmentation_func": mirror,
+            "data_augmentation_func": with_signs_turned,
             "use_data_augmentation": True,
             "use_mirror_loss": True,
             "mirror_loss_coeff": 0.7,

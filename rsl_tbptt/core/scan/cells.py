@@ -197,4 +197,4 @@ def sru(gates: Sequence[Any], state: Sequence[Any]) -> Sequence[Any]:
 
 
 SRU = Cell("SRU", sru, gates=4, input_gates=1, num_states=2, forget_gate=1)
-"""Here as ETH Zurich deploys it."""
+"""As ETH Zurich deploys it: the factor has no part from h, and the forget gate starts open."""

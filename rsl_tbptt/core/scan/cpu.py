@@ -167,8 +167,8 @@ class GruScan(torch.autograd.Function):
         before = before if short else hidden
         before[0] = h0_NH.masked_fill(starts_TN[0].unsqueeze(1), 0.0)
         product, of_n = prepare(_products_of_gru, N, dtype, *weights)
-        x_and_one, flat_n = inputs.flatten(0, 1)[:, : D + 1], n.flatten(0, 1)
-        flat_n.copy_(multiply(x_and_one, of_n))
+        x_and_one = inputs.flatten(0, 1)[:, : D + 1]
+        multiply(x_and_one, of_n, out=n.flatten(0, 1))
         _run_forward(
             cells_of_c.gru_forward,
             product,
@@ -245,7 +245,8 @@ class CellScan(torch.autograd.Function):
         for states, first in ((before, h0_NH), *((seconds, each) for each in second)):
             states[0] = first.masked_fill(starts_TN[0].unsqueeze(1), 0.0)
         product, factor = prepare(_products_of(cell), N, dtype, w_ih, w_hh, b_ih, b_hh)
-        input_gates.flatten(0, 1).copy_(multiply(inputs.flatten(0, 1)[:, : D + 1], factor))
+        x_and_one = inputs.flatten(0, 1)[:, : D + 1]
+        multiply(x_and_one, factor, out=input_gates.flatten(0, 1))
         _run_forward(
             functions.cell_forward,
             product,

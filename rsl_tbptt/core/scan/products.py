@@ -26,12 +26,24 @@ _MIN_OPERATIONS = 2**20
 """For smaller products the fixed cost of oneDNN's is too large."""
 
 
-def multiply(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:
-    """Return the product of two matrices, (M, K) and (K, G), of any strides."""
+def multiply(
+    left: torch.Tensor, right: torch.Tensor, out: torch.Tensor | None = None
+) -> torch.Tensor:
+    """Return the product of two matrices, (M, K) and (K, G), of any strides.
+
+    Args:
+        left: The first matrix.
+        right: The second matrix.
+        out: Receives the product if given, in its own dtype. Shape: (M, G).
+    """
     library = library_for(left.dtype, left.numel() * right.shape[1])
     if library == "oneDNN" and _is_in_one_piece(right):
-        return _linear(left, right.t())
-    return left @ right
+        product = _linear(left, right.t())
+    elif out is None or out.dtype != left.dtype:
+        product = left @ right
+    else:
+        return torch.mm(left, right, out=out)
+    return product if out is None else out.copy_(product)
 
 
 def multiply_columns(left: torch.Tensor, right: torch.Tensor) -> torch.Tensor:

@@ -35,6 +35,17 @@ def test_products_of_two_matrices(library, is_transposed, margin):
         torch.testing.assert_close(one.double(), other, rtol=1e-5, atol=1e-5)
 
 
+@pytest.mark.parametrize("kept_in", [FLOAT, torch.float64])
+def test_a_product_in_a_given_buffer_has_its_dtype(library, kept_in):
+    left, right, out = (
+        matrix(70, 33, seed=0),
+        matrix(33, 40, seed=1),
+        torch.zeros(70, 40).to(kept_in),
+    )
+    products.multiply(left, right, out=out)
+    torch.testing.assert_close(out.double(), left.double() @ right.double(), rtol=1e-5, atol=1e-5)
+
+
 @pytest.mark.parametrize("num_envs", [1, 7, 64])
 def test_products_of_a_step(library, num_envs):
     factor, rows = matrix(33, 40, seed=0), matrix(num_envs, 33, seed=1)
