@@ -186,7 +186,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         """The mirror images of the robots, with symmetry."""
         if cfg:
             self.options.check_symmetry()
-            self.mirrored = MirroredRobots(cfg, self.storage, has_memory=True)
+            self.mirrored = MirroredRobots(cfg, self.storage)
             self.mirrored.check_distillation()
         self._prepare_updates()
 

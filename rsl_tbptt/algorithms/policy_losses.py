@@ -30,7 +30,7 @@ from rsl_tbptt.algorithms.replay import (
     observed_groups,
     seen_by,
 )
-from rsl_tbptt.algorithms.symmetry import ACTOR, CRITIC, MirroredRobots, Samples, averaged
+from rsl_tbptt.algorithms.symmetry import ACTOR, CRITIC, MirroredRobots, averaged
 from rsl_tbptt.compat.versions import MLPModel, clip_gradients
 from rsl_tbptt.core import losses
 from rsl_tbptt.core.accumulate import Loss, Outputs, SampleLosses
@@ -130,8 +130,8 @@ class PpoGradient:
         if num_augmented > 1:
             self._value_loss = averaged(self._value_loss)
         clips = () if options.policy_loss == "kl_penalty" else ("clip_fraction",)
-        of_images = ("symmetry",) if mirrored else ()
-        self.reported = (*LOSSES, "teacher", *clips, *of_images, *heads.names)
+        of_mirrored = ("symmetry",) if mirrored else ()
+        self.reported = (*LOSSES, "teacher", *clips, *of_mirrored, *heads.names)
         """Names of the reported sums; the teacher's loss is 0 without a teacher."""
         # Parameters of a shared encoder must appear only once.
         both = (*self.actor.parameters, *self.critic.parameters)
@@ -162,25 +162,19 @@ class PpoGradient:
         weights = None
         if self._options.loss_reduction == "episode_mean":
             weights = 1.0 / everything.episode_lengths
-        samples = Samples(
-            storage.actions,
-            storage.actions_log_prob.squeeze(-1),
-            storage.distribution_params,
-            storage.values,
-            storage.advantages.squeeze(-1),
-            storage.returns,
-        )
-        everything = everything.seen_as(stored, {"advantages": samples.advantages}, weights)
-        seen, samples, states = self._seen(stored, samples, states, everything.episode_starts)
         behaviour = {
-            "advantages": samples.advantages,
-            "actions": samples.actions,
-            "log_prob": samples.log_prob,
-            **_labels_of("old", samples.params),
+            "advantages": storage.advantages.squeeze(-1),
+            "actions": storage.actions,
+            "log_prob": storage.actions_log_prob.squeeze(-1),
+            **_labels_of("old", storage.distribution_params),
             **_labels_of("teacher", teachers),
             **self._heads.targets(dones),
         }
-        targets = {"returns": samples.returns, "values": samples.values}
+        targets = {"returns": storage.returns, "values": storage.values}
+        everything = everything.seen_as(stored, {"advantages": behaviour["advantages"]}, weights)
+        seen, states = self._seen(stored, states, everything.episode_starts)
+        if self._mirrored and self._mirrored.augments:
+            behaviour, targets = map(self._mirrored.labels, (behaviour, targets))
         actor = everything.seen_as(seen[0], behaviour, weights)
         critic = everything.seen_as(seen[1], targets, weights)
         if self._single_steps:
@@ -189,21 +183,18 @@ class PpoGradient:
         return PpoRollout(everything, actor, critic, states, teacher_coef)
 
     def _seen(
-        self,
-        stored: TensorDict,
-        samples: Samples,
-        states: Sequence[HiddenState],
-        episode_starts: torch.Tensor,
-    ) -> tuple[list[TensorDict | FrameObs], Samples, Sequence[HiddenState]]:
-        """Return observations of actor and critic, (T, N), with samples and states.
+        self, stored: TensorDict, states: Sequence[HiddenState], episode_starts: torch.Tensor
+    ) -> tuple[list[TensorDict | FrameObs], Sequence[HiddenState]]:
+        """Return observations of actor and critic, (T, N), and their states.
 
-        If there are mirror images, they are next to the robots in what a model sees of them.
+        With mirror images a model that learns from them sees all robots, (T, N, I), and its states
+        are (L, S * N, I, H).
         """
         replays, mirrored = {ACTOR: self.actor, CRITIC: self.critic}, self._mirrored
         if mirrored is None:
             seen = [seen_by(replay.model, stored) for replay in replays.values()]
             find_held_frames(*seen)
-            return seen, samples, states
+            return seen, states
         if not mirrored.augments:
             replays.pop(CRITIC)
         models = [replay.model for replay in replays.values()]
@@ -211,11 +202,11 @@ class PpoGradient:
         obs = mirrored.obs(groups)
         seen = [seen_by(model, obs) for model in models]
         find_held_frames(*seen)
-        lived = mirrored.live(samples, states, replays, seen, episode_starts, self._state_steps)
+        states = mirrored.run(replays, states, seen, episode_starts, self._state_steps)
         if not mirrored.augments:
             seen.append(seen_by(self.critic.model, stored))
             find_held_frames(seen[-1])
-        return seen, *lived
+        return seen, states
 
     def normalization(
         self,
@@ -338,7 +329,7 @@ class PolicyLoss:
             labels: ``advantages`` (K, n), ``actions`` (K, n, A), their ``log_prob`` (K, n) when
                 they were taken, the parameters of the distribution they were drawn from, and with
                 a teacher the parameters of its distribution, or its mean. With mirror images
-                outputs and labels are (K, n, I), and advantages (K, n, 1).
+                outputs and actions are (K, n, I, ...), the other labels (K, n, 1, ...).
             advantages: Offset that is subtracted from advantages, then the scale that divides them.
             teacher_coef: Weight of the imitation loss.
 
@@ -353,15 +344,12 @@ class PolicyLoss:
         normalized = (labels["advantages"] - mean) / scale
         log_prob = actor.get_output_log_prob(labels["actions"])
         entropy = _of_originals(actor.output_entropy, labels)
-        self._first_replay.see_log_ratio(
-            _of_originals(log_prob, labels), _of_originals(labels["log_prob"], labels)
-        )
+        self._first_replay.see_log_ratio(_of_originals(log_prob, labels), labels["log_prob"])
         penalized = options.policy_loss == "kl_penalty"
         with torch.set_grad_enabled(penalized):
-            kl = actor.get_kl_divergence(
-                _params_in(labels, "old"), actor.output_distribution_params
-            )
-        reported = {"entropy": entropy, "kl": _of_originals(kl, labels)}
+            params = [_of_originals(param, labels) for param in actor.output_distribution_params]
+            kl = actor.get_kl_divergence(_params_in(labels, "old"), tuple(params))
+        reported = {"entropy": entropy, "kl": kl}
         if penalized:
             surrogate = losses.penalized_surrogate(
                 log_prob, labels["log_prob"], normalized, kl, self.kl_coef
@@ -401,11 +389,11 @@ class PolicyLoss:
 
 
 def _of_originals(values: torch.Tensor, labels: Labels) -> torch.Tensor:
-    """Return values, (K, n), without those of mirror images if there are any: (K, n, 1).
+    """Return values, (K, n, ...), without those of mirror images if there are any: (K, n, 1, ...).
 
     rsl_rl, too, takes entropy and KL divergence from the originals.
     """
-    return values[..., :1] if labels["advantages"].dim() > 2 else values
+    return values[:, :, :1] if labels["advantages"].dim() > 2 else values
 
 
 def value_loss(outputs: Outputs, labels: Labels, clip: float | None) -> SampleLosses:

@@ -108,7 +108,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         self.mirrored: MirroredRobots | None = None
         """The mirror images of the robots, with symmetry."""
         if symmetry_cfg:  # rsl_rl's own refuses models with memory
-            self.mirrored = MirroredRobots(symmetry_cfg, storage, self._recurrent)
+            self.mirrored = MirroredRobots(symmetry_cfg, storage)
         self._raw_actor, self._raw_critic = self.actor, self.critic  # ``compile`` replaces them
         self._models = {"actor": self._raw_actor, "critic": self._raw_critic}
         self._prepare_surroundings()
@@ -391,13 +391,14 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         stored, teacher = self.storage.observations, self._imitation.teacher
         models = [*self._models.values(), *([teacher] if teacher else ())]
         groups = {group for model in models for group in observed_groups(model, stored)}
+        mirrored = self.mirrored.named_obs(groups) if self.mirrored else {}
         groups |= self._heads.observed_groups()
         groups |= set(self.rnd.obs_groups["rnd_state"] if self.rnd else ())
         names = ("rewards", "values", "actions", "actions_log_prob", "returns")
         recorded = {name: getattr(self.storage, name) for name in names}
         for index, params in enumerate(self._imitation.params()):
             recorded[f"the teacher's distribution, parameter {index}"] = params
-        return Inputs(groups, recorded)
+        return Inputs(groups, recorded | mirrored)
 
     def save(self) -> dict[str, Any]:
         """Return rsl_rl's checkpoint, with this algorithm's part under "rsl_tbptt"."""

@@ -181,7 +181,7 @@ class Replay:
         state: HiddenState,
         episode_starts: torch.Tensor,
         steps: Sequence[int],
-    ) -> tuple[Outputs, list[HiddenState], HiddenState]:
+    ) -> tuple[list[HiddenState], HiddenState]:
         """Run the model over a rollout without gradient, in windows and micro-batches.
 
         Args:
@@ -191,26 +191,21 @@ class Replay:
             steps: Steps before which states are wanted.
 
         Returns:
-            The head's outputs, of leading shape (T, N), the states before these steps, and the
-            state after the last one.
+            The states before these steps, and the state after the last one.
         """
         num_steps, num_envs = episode_starts.shape
         micro_batches = split_envs(num_envs, self.least_micro_batches(num_envs))
         bounds = sorted({*steps, *range(0, num_steps, self._window_length), num_steps})
-        windows, states = [], {}
+        states = {}
         with unchanged_weights():
             for first, last in pairwise(bounds):
-                states[first], pieces, ends = state, [], []
+                states[first], ends = state, []
                 for envs in micro_batches:
                     piece = (slice(first, last), envs)
                     before = hidden_state.select_envs(state, envs)
-                    outputs, end = self(obs[piece], before, episode_starts[piece])
-                    pieces.append(outputs)
-                    ends.append(end)
-                windows.append([torch.cat(parts, 1) for parts in zip(*pieces, strict=True)])
+                    ends.append(self(obs[piece], before, episode_starts[piece])[1])
                 state = hidden_state.concatenate_envs(ends)
-        outputs = tuple(torch.cat(parts) for parts in zip(*windows, strict=True))
-        return outputs, [states[step] for step in steps], state
+        return [states[step] for step in steps], state
 
     @property
     def _windows_at_once(self) -> int:

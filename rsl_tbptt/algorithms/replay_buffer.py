@@ -161,6 +161,8 @@ class Experience:
             weights = {OPTION: given[:num_loss_steps]}
             # The loss excludes samples of weight 0, so their values are replaced by 0.
             recorded = {n: v.index_put((given == 0,), v.new_zeros(())) for n, v in recorded.items()}
+        if self._mirrored:  # a memory reads them at steps of weight 0, too
+            recorded |= self._mirrored.named_obs(seen)
         return Inputs(seen, recorded, weights)
 
     def take(self) -> None:

@@ -6,20 +6,24 @@ memory also needs the hidden state of the mirrored robot, so that robot lives he
     robot                   0, in the simulator     1 ... I-1, mirror images
     observations, actions   stored                  of the function
     hidden state            the model's             kept here, cleared and carried over like it
-    advantages, returns     stored                  those of robot 0
+    everything else         stored                  that of robot 0
+
+A mirrored action was drawn where its original was drawn, so its density is the recorded one of the
+original. The model's own density of a mirrored action would be wrong as an importance weight: it is
+tiny if the model is not symmetric, and its ratio to the density after an optimiser step explodes.
 
 Weights do not change during a rollout, so mirrored robots need not run alongside: before its first
-optimiser step an update runs them through the stored rollout once, without gradient. That gives the
-same states, log-probabilities and values. The robots are the third dimension of observations and
-labels, (T, N, I), and of states, (L, N, I, H). Mini-batches, micro-batches and the replay buffer
-choose environments, so a robot and its images stay together.
+optimiser step an update runs them through the stored rollout once, without gradient, for their
+states. The robots are the third dimension of observations and actions, (T, N, I), and of states,
+(L, N, I, H). Mini-batches, micro-batches and the replay buffer choose environments, so a robot and
+its images stay together.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from rsl_rl.storage import RolloutStorage
@@ -62,28 +66,6 @@ class SymmetryOptions:
     """The same in rsl_rl before 5.4."""
 
 
-class Samples(NamedTuple):
-    """Recorded values of PPO's samples, of leading shape (T, N), or with all robots (T, N, I)."""
-
-    actions: torch.Tensor
-    """Shape: (T, N, A)."""
-
-    log_prob: torch.Tensor
-    """Log-probabilities of the actions. Shape: (T, N)."""
-
-    params: tuple[torch.Tensor, ...]
-    """Parameters of the distribution. Shape: (T, N, ...) each."""
-
-    values: torch.Tensor
-    """Shape: (T, N, 1)."""
-
-    advantages: torch.Tensor
-    """Shape: (T, N)."""
-
-    returns: torch.Tensor
-    """Shape: (T, N, 1)."""
-
-
 class MirroredRobots:
     """The mirror images of a training's robots, and their hidden states.
 
@@ -91,14 +73,12 @@ class MirroredRobots:
         Mittal et al. (2024), "Symmetry considerations for learning task symmetric robot policies".
     """
 
-    def __init__(self, cfg: Mapping[str, Any], storage: RolloutStorage, has_memory: bool) -> None:
+    def __init__(self, cfg: Mapping[str, Any], storage: RolloutStorage) -> None:
         """Import the function and count the robots of an environment.
 
         Args:
             cfg: Fields of :class:`SymmetryOptions`.
             storage: The storage of rollouts.
-            has_memory: Whether any model has memory. If none has, mirrored samples have the
-                recorded log-probabilities and values of the originals, as in rsl_rl.
 
         Raises:
             ValueError: If a field is unknown or the function returns no mirrored rows.
@@ -106,7 +86,7 @@ class MirroredRobots:
         self._options = options = parse_fields(SymmetryOptions, cfg, "symmetry_cfg")
         self._function = resolve_callable(options.data_augmentation_func)
         self._env = options._env if options.env is None else options.env
-        self._storage, self._has_memory = storage, has_memory
+        self._storage = storage
         self.augments = options.use_data_augmentation
         """Whether mirrored samples enter the mean of the losses."""
         num_envs, device = storage.num_envs, storage.dones.device
@@ -144,19 +124,38 @@ class MirroredRobots:
         return mirrored_obs if actions is None else mirrored_actions
 
     def obs(self, groups: Iterable[str]) -> TensorDict:
-        """Return groups of the stored observations for all robots, batch size (T, N, I)."""
+        """Return groups of the stored observations for all robots, batch size (T, N, I).
+
+        Gradients reach the stored observations of robots 0 alone, for ``Transaction``.
+        """
         groups, pieces = list(groups), []
         for steps in self._step_batches:  # a whole rollout of all groups could be large
             stored = self._storage.observations[steps]
-            rows = self._mirror(obs=stored.flatten(0, 1)).select(*groups)
-            sizes = (self.num_robots, *stored.batch_size)
-            pieces.append(_with_robots_last(rows, sizes))
+            rows = self._mirror(obs=stored.flatten(0, 1).detach()).select(*groups)
+            robots = _with_robots_last(rows, (self.num_robots, *stored.batch_size))
+            own = stored.select(*groups).unsqueeze(2)
+            pieces.append(torch.cat((own, robots[:, :, 1:]), 2))
         return cast("TensorDict", torch.cat(pieces))
+
+    def named_obs(self, groups: Iterable[str]) -> dict[str, torch.Tensor]:
+        """Return the observations of all robots, (T, N, I, ...), by their name for a user."""
+        named = self.obs(groups).items()
+        return {f"mirror images of observation group '{name}'": values for name, values in named}
 
     def actions(self, actions: torch.Tensor) -> torch.Tensor:
         """Return actions, (K, n, A), for all robots, (K, n, I, A)."""
         rows = self._mirror(actions=actions.flatten(0, 1))
         return _with_robots_last(rows, (self.num_robots, *actions.shape[:2]))
+
+    def labels(self, labels: Labels) -> dict[str, torch.Tensor]:
+        """Return labels of PPO, (T, N, ...), for all robots: mirrored actions, (T, N, I, A).
+
+        The others are those of robot 0: (T, N, 1, ...).
+        """
+        found = {name: values.unsqueeze(2) for name, values in labels.items()}
+        if ACTIONS in labels:
+            found[ACTIONS] = self.actions(labels[ACTIONS])
+        return found
 
     def behavior(self, labels: Labels) -> dict[str, torch.Tensor]:
         """Return a teacher's labels for all robots, (T, N, I, A), given robot 0's, (T, N, A)."""
@@ -177,8 +176,8 @@ class MirroredRobots:
         self._ended.zero_()
 
     def begin_rollout(self) -> None:
-        """Clear states where episodes ended in a rollout that was dropped."""
-        self.states = self.states
+        """Clear states where episodes have ended, also those of a dropped rollout."""
+        self.states = self.states  # the getter clears, the setter forgets which episodes ended
 
     def process_env_step(self, dones: torch.Tensor) -> None:
         """Note which episodes ended with a step. Shape: (N,)."""
@@ -199,55 +198,35 @@ class MirroredRobots:
         self._end_states[role] = hidden_state.apply(lambda each: each[:, :, 1:], end_state)
         return hidden_state.apply(lambda each: each[:, :, 0], end_state)
 
-    def live(
+    def run(
         self,
-        samples: Samples,
-        states: Sequence[HiddenState],
         replays: Mapping[str, Replay],
+        states: Sequence[HiddenState],
         seen: Sequence[TensorDict | FrameObs],
         episode_starts: torch.Tensor,
         steps: Sequence[int],
-    ) -> tuple[Samples, list[HiddenState]]:
+    ) -> list[HiddenState]:
         """Run the mirrored robots through a rollout of PPO with the weights that acted.
 
         Args:
-            samples: The recorded values.
-            states: The models' states before some steps. Shape: (L, S * N, H), or a pair of them.
             replays: The models by role; without augmentation the actor alone.
+            states: The models' states before some steps. Shape: (L, S * N, H), or a pair of them.
             seen: Observations of the models for all robots. Batch size (T, N, I).
             episode_starts: True where step t is the first of an episode. Shape: (T, N), bool.
             steps: These steps, the first one included.
 
         Returns:
-            The values of all robots, unless mirrored samples are not to enter the losses; and the
-            states of all robots, (L, S * N, I, H) or pairs of them.
+            The states of all robots. Shape: (L, S * N, I, H), or a pair of them.
         """
-        outputs: dict[str, Outputs] = {}
         joined = list(states)
         for index, (role, replay) in enumerate(replays.items()):
-            before = self._states.get(role)
-            mirrored = seen[index][:, :, 1:]
-            outputs[role], kept, end = replay.run(mirrored, before, episode_starts, steps)
-            self._end_states[role] = end
+            if not replay.model.is_recurrent:
+                continue
+            before, mirrored = self._states.get(role), seen[index][:, :, 1:]
+            kept, self._end_states[role] = replay.run(mirrored, before, episode_starts, steps)
             of_steps = hidden_state.concatenate_envs(kept)
             joined[index] = _join(states[index], of_steps, self.num_robots)
-        if not self.augments:
-            return samples, joined
-        actor, actions = replays[ACTOR].model, self.actions(samples.actions)
-        assert actor.distribution is not None
-        with torch.no_grad():
-            actor.distribution.update(*outputs[ACTOR])
-            log_prob = actor.get_output_log_prob(actions[:, :, 1:])
-            params = actor.output_distribution_params
-        lived = Samples(
-            actions,
-            _beside(samples.log_prob, log_prob if self._has_memory else None),
-            tuple(map(_beside, samples.params, params)),
-            _beside(samples.values, outputs[CRITIC][0] if self._has_memory else None),
-            _beside(samples.advantages),
-            _beside(samples.returns),
-        )
-        return lived, joined
+        return joined
 
     def policy_loss(self, loss: Loss, actor: MLPModel) -> Loss:
         """Return the policy's loss, averaged over robots, plus the mirror loss.
@@ -264,8 +243,7 @@ class MirroredRobots:
                 own = loss(tuple(output[:, :, 0] for output in outputs), labels)
             assert actor.distribution is not None
             (rows,) = outputs
-            mean = actor.distribution.deterministic_output(rows.flatten(0, 2))
-            mean = mean.unflatten(0, rows.shape[:3])
+            mean = actor.distribution.deterministic_output(rows)
             target = self.actions(mean[:, :, 0].detach())
             error = losses.mse(mean[:, :, 1:], target[:, :, 1:]).mean(2)
             coef = options.mirror_loss_coeff if options.use_mirror_loss else 0.0
@@ -295,14 +273,8 @@ def _with_robots_last(rows: Any, sizes: Sequence[int]) -> Any:
     )
 
 
-def _beside(values: torch.Tensor, mirrored: torch.Tensor | None = None) -> torch.Tensor:
-    """Join values of robots 0, (T, N, ...), and of mirrored ones; without them for all, to 1."""
-    values = values.unsqueeze(2)
-    return values if mirrored is None else torch.cat((values, mirrored), 2)
-
-
 def _join(state: HiddenState, mirrored: HiddenState, num_robots: int) -> HiddenState:
-    """Join the states of robots 0, (L, N, H), and of mirrored ones, None where they are zero."""
+    """Join the states of robots 0, (L, N, H), and mirrored ones, (L, N, I-1, H); None is zeros."""
     if state is None:
         return None
     own = [tensor.unsqueeze(2) for tensor in hidden_state.as_tensors(state)]

@@ -92,8 +92,6 @@ class Lived:
 
     obs: TensorDict
     actions: torch.Tensor
-    log_prob: torch.Tensor
-    values: torch.Tensor
     states: list[Any]
     """States of actor and critic before each step."""
 
@@ -118,19 +116,14 @@ class MirroredReference:
             obs = images_of(storage.observations, number)
             actions = image(number, storage.actions)
             before = start if number == 0 else self.carried.get(number, (None, None))
-            log_prob, values = torch.zeros(dones.shape), torch.zeros(dones.shape)
             of_models = []
             for model, state in zip(models, before, strict=True):
                 own = [state]
-                for t, output in outputs_of(model, obs, state, dones, range(len(dones))):
-                    if model is models[0]:
-                        log_prob[t] = model.get_output_log_prob(actions[t])
-                    else:
-                        values[t] = output.squeeze(-1)
+                for t, _ in outputs_of(model, obs, state, dones, range(len(dones))):
                     own.append(cleared(model.get_hidden_state(), dones[t]))
                 of_models.append(own)
             *states, self.carried[number] = zip(*of_models, strict=True)
-            lived.append(Lived(obs, actions, log_prob, values, states))
+            lived.append(Lived(obs, actions, states))
         for model, state in zip(models, live_states, strict=True):
             model.reset(hidden_state=state)
         return lived
@@ -171,7 +164,7 @@ class MirroredReference:
                     total = total - entropy.sum()
             for t, values in outputs_of(critic, robot.obs, state[1], dones, steps, cuts):
                 if learns and t >= segment.loss_start:
-                    total = total + share * self._value_error(robot, t, values).sum()
+                    total = total + share * self._value_error(t, values).sum()
         if cfg.use_mirror_loss:
             for (number, t), mean in means.items():
                 if number > 0:
@@ -181,16 +174,17 @@ class MirroredReference:
         return total
 
     def _surrogate(self, robot: Lived, t: int) -> torch.Tensor:
-        clip = self.algorithm.options.clip_param
-        advantage = self.algorithm.storage.advantages[t].squeeze(-1)
+        storage, clip = self.algorithm.storage, self.algorithm.options.clip_param
+        advantage = storage.advantages[t].squeeze(-1)
         log_prob = self.algorithm.actor.get_output_log_prob(robot.actions[t])
-        ratio = (log_prob - robot.log_prob[t]).exp()
+        # A mirrored action was drawn where the original was, so its density is the original's.
+        ratio = (log_prob - storage.actions_log_prob[t].squeeze(-1)).exp()
         return -torch.minimum(ratio * advantage, ratio.clamp(1 - clip, 1 + clip) * advantage)
 
-    def _value_error(self, robot: Lived, t: int, values: torch.Tensor) -> torch.Tensor:
-        options, clip = self.algorithm.options, self.algorithm.options.clip_param
-        value, old = values.squeeze(-1), robot.values[t]
-        target = self.algorithm.storage.returns[t].squeeze(-1)
+    def _value_error(self, t: int, values: torch.Tensor) -> torch.Tensor:
+        storage, options = self.algorithm.storage, self.algorithm.options
+        value, old, clip = values.squeeze(-1), storage.values[t].squeeze(-1), options.clip_param
+        target = storage.returns[t].squeeze(-1)
         clipped = old + (value - old).clamp(-clip, clip)
         error = torch.maximum((value - target).square(), (clipped - target).square())
         return options.value_loss_coef * error

@@ -109,6 +109,14 @@ def test_an_undone_update_leaves_the_mirrored_states():
     assert all(map(torch.equal, algorithm.mirrored.states["student"], before))
 
 
+def test_the_source_of_a_nan_is_found_in_a_divergence():
+    algorithm = make("lstm", gradient_length=2, num_micro_batches=3)
+    roll_out(algorithm, 0)
+    algorithm.optimizer.step = lambda: algorithm.student.mlp[0].weight.data.fill_(torch.nan)
+    with pytest.warns(UserWarning, match="after an optimiser step of this update: it diverged"):
+        algorithm.update()
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [
