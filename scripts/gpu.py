@@ -59,12 +59,20 @@ class Portion:
             try:
                 printed, _ = process.communicate(timeout=60 * self.minutes)
                 status = "failed" if process.returncode else "passed"
-            except subprocess.TimeoutExpired:
+            except BaseException as error:  # Ctrl+C does not reach the child's own session
                 os.killpg(process.pid, signal.SIGKILL)  # its own children, too
+                if not isinstance(error, subprocess.TimeoutExpired):
+                    raise
                 printed, _ = process.communicate()
                 status = "ran out of time"
         (output / f"{self.name}.txt").write_text(printed[-MOST_PRINTED:], encoding="utf-8")
-        return {"status": status, "seconds": round(time.monotonic() - start, 1)}
+        seconds = round(time.monotonic() - start, 1)
+        return {"status": status, "seconds": seconds, "command": [*self.command]}
+
+    def has_passed(self, ended: dict[str, dict[str, object]]) -> bool:
+        """Return whether this command passed before, by how portions ended."""
+        how = ended.get(self.name, {})
+        return how.get("status") == "passed" and how.get("command") == [*self.command]
 
 
 def portions(device: str, output: Path, *, quick: bool) -> Iterator[Portion]:
@@ -114,7 +122,7 @@ def run_all(todo: Sequence[Portion], device: str, output: Path, minutes: float =
     progress = output / "progress.json"
     ended = json.loads(progress.read_text(encoding="utf-8")) if progress.exists() else {}
     for index, portion in enumerate(todo, 1):
-        if ended.get(portion.name, {}).get("status") == "passed":
+        if portion.has_passed(ended):
             continue
         if (time.monotonic() - start) / 60 + portion.minutes > minutes:
             continue
@@ -126,7 +134,7 @@ def run_all(todo: Sequence[Portion], device: str, output: Path, minutes: float =
             figure.unlink()  # large, and the tables have the same numbers
         write_json(progress, ended)
         write_report(todo, ended, device, output)
-    return all(ended.get(portion.name, {}).get("status") == "passed" for portion in todo)
+    return all(portion.has_passed(ended) for portion in todo)
 
 
 def write_report(

@@ -1,5 +1,6 @@
 """``make gpu``: portions in order, each within its time, and not again once they have passed."""
 
+import subprocess
 import sys
 import time
 
@@ -28,6 +29,25 @@ def test_portions_that_passed_are_not_run_again(tmp_path, capsys):
     report = (tmp_path / "out" / "report.md").read_text()
     assert "| once | passed |" in report
     assert "## once\n\n```text\nfound\n```" in report
+
+
+def test_another_command_of_the_same_name_has_not_passed(tmp_path):
+    assert run_all([python("row", "print('quick')")], "cpu", tmp_path)
+    assert run_all([python("row", "print('whole')")], "cpu", tmp_path)
+    assert (tmp_path / "row.txt").read_text() == "whole\n"
+
+
+def test_an_interrupted_portion_ends(tmp_path, monkeypatch):
+    ended = tmp_path / "ended"
+
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(subprocess.Popen, "communicate", interrupted)
+    with pytest.raises(KeyboardInterrupt):
+        run_all([Portion("long", 1, ("sh", "-c", f"sleep 1; touch {ended}"))], "cpu", tmp_path)
+    time.sleep(2)
+    assert not ended.exists()
 
 
 def test_a_portion_that_takes_too_long_is_stopped_and_the_next_runs(tmp_path):
