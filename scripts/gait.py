@@ -1,8 +1,8 @@
 """Tell how evenly the policies of a sweep walk with both sides, and how fast they learned.
 
-A robot's left and right joints do the same half a cycle apart if its gait is even. Over the robots
-of an evaluation, whose sides are randomised alike, their mean angles and their deviations differ by
-the asymmetry of the policy only. For Isaac Lab's quadrupeds whose joints are named by their side.
+In an even gait, left and right joints make the same motion, half a cycle apart. Randomisation
+treats both sides alike, so over many robots only the policy makes their mean angles or standard
+deviations differ. For Isaac Lab's quadrupeds with "left" and "right" in the names of their joints.
 """
 
 import argparse

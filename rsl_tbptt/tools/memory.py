@@ -36,7 +36,7 @@ OUTLIER = 10.0
 FROZEN_STEPS = 10
 """Steps for which a frozen sensor repeats its last observation."""
 FEWEST_STEPS = 4 * FROZEN_STEPS
-"""Least steps of a rollout, so that a frozen sensor is there again in time."""
+"""Least steps of a rollout: enough must follow after a frozen sensor works again."""
 FEWEST_SAMPLES = 8
 """A lag with fewer samples is not measured."""
 
@@ -123,7 +123,7 @@ class Recording:
         )
 
     def differences(self, actions: torch.Tensor) -> torch.Tensor:
-        """Return the mean square over actions of the difference, in variances. Shape: (T, N)."""
+        """Return the mean square of the actions' changes, in their variances. Shape: (T, N)."""
         return (actions - self.actions).square().mean(-1) / self.spread.square()
 
     def by_lag(self, squares: torch.Tensor, last: torch.Tensor) -> tuple[torch.Tensor, ...]:
@@ -134,8 +134,8 @@ class Recording:
             last: Last changed step of each environment. Shape: (N,).
 
         Returns:
-            Sums and their numbers of samples, both of shape (max_lag + 1,): the steps of the same
-            episode. And the largest difference in a later episode, shape ().
+            Sums over the environments that are still in the same episode, and their number, by lag,
+            shape (max_lag + 1,) each; and the largest difference in a later episode, shape ().
         """
         lags = torch.arange(self.max_lag + 1, device=last.device)[:, None]
         steps = (last + lags).clamp(max=self.num_steps - 1)
@@ -153,12 +153,12 @@ def measure(
     """Measure what the memory of a policy holds, without a simulator.
 
     A group's observation is replaced by that of another environment in the same step. So it stays
-    one that the policy knows, of any dtype, in the same phase of an episode, and it changes what
-    differs between environments: the information that the group brings.
+    one that the policy knows, of any dtype, and while episodes run in step, of the same phase. It
+    changes what differs between environments: the information that the group brings.
 
     Args:
         policy: The policy; its memory is changed.
-        obs: Observations that it has seen, batch size (T, N), T at least 40, N at least 2.
+        obs: Observations that it has seen, batch size (T, N), T at least 40, N at least 8.
         episode_starts: True where step t is the first of an episode. Shape: (T, N), bool.
         seed: Seed of the changed steps.
 
@@ -178,10 +178,10 @@ def measure(
     num_steps, num_envs = episode_starts.shape
     if num_steps < FEWEST_STEPS:
         raise ValueError(f"steps is {num_steps}, expected at least {FEWEST_STEPS}.")
-    if num_envs < 2:
+    if num_envs < FEWEST_SAMPLES:
         raise ValueError(
-            f"num_envs is {num_envs}, expected at least 2: an observation is replaced by that of"
-            " another environment."
+            f"num_envs is {num_envs}, expected at least {FEWEST_SAMPLES}: a fault is measured once"
+            " in each, and fewer samples tell nothing."
         )
     recording = Recording(policy, obs, episode_starts)
     if not recording.actions.isfinite().all():
@@ -191,9 +191,9 @@ def measure(
     for group in track([*obs.keys()], "observation groups"):
         groups[group], after = _measure_group(recording, str(group), generator)
         later.append(after)
-    never = torch.full((num_envs,), 0, device=episode_starts.device)
-    recording.replay()
-    carried = recording.by_lag(recording.differences(recording.replay(carried=True)), never)
+    recording.replay()  # leaves the states of the last episodes, which are then carried over
+    first = torch.zeros(num_envs, dtype=torch.long, device=episode_starts.device)
+    carried = recording.by_lag(recording.differences(recording.replay(carried=True)), first)
     total = torch.tensor([found["influence"] for found in groups.values()]).square().sum(0).sqrt()
     return {
         "length": length_of(total),
@@ -344,7 +344,7 @@ def analyse(
 
     Args:
         checkpoint: ``model_<iteration>.pt`` in a log folder.
-        num_envs: Number of environments, at least 2.
+        num_envs: Number of environments, at least 8.
         steps: Steps of the rollout, at least 40. Lags are measured up to half of them.
         seed: Seed of the environments.
         options: Task and simulation; see :func:`rsl_tbptt.tools.evaluate.started`.

@@ -41,7 +41,7 @@ def read_memory(folder: Path) -> dict[str, Any] | None:
 
 
 def judge_memory(found: Mapping[str, Any]) -> tuple[str, list[str]]:
-    """Compare what a memory holds with the training's gradient, and look for poison.
+    """Compare what a memory holds with the training's gradient, and name faults.
 
     Args:
         found: Result of :func:`rsl_tbptt.tools.memory.analyse`.
@@ -52,7 +52,7 @@ def judge_memory(found: Mapping[str, Any]) -> tuple[str, list[str]]:
     length, gradient, checkpoint = found["length"], found["gradient_length"], found["checkpoint"]
     if not (found["units"] or length):
         return f"{checkpoint} has no memory", []
-    wrong = [*_poison(found)]
+    wrong = [*_faults(found)]
     if not length:
         wrong.insert(
             0,
@@ -106,8 +106,8 @@ def _stays(stay: Mapping[str, int]) -> str:
     return f"{least}{stay['steps']} steps"
 
 
-def _poison(found: Mapping[str, Any]) -> Iterator[str]:
-    """Yield what never leaves the actions."""
+def _faults(found: Mapping[str, Any]) -> Iterator[str]:
+    """Yield a state that survives a reset, and faults that stay in the actions to the end."""
     if found["after_reset"] >= NEGLIGIBLE:
         yield (
             f"The state survives a reset, expected it to be empty: a changed observation moves the"
@@ -130,5 +130,5 @@ def _poison(found: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _is_there(stay: Mapping[str, int], length: int) -> bool:
-    """Return whether a difference is there at the end; it may show once per length only."""
+    """Return whether a difference shows at the end; it may show only once in ``length`` steps."""
     return stay["steps"] > stay["observed"] - max(length, 1)

@@ -203,7 +203,7 @@ def test_what_cannot_be_measured_is_refused():
     obs, starts = rollout()
     with pytest.raises(ValueError, match=r"steps is 39, expected at least 40"):
         measure(delay_line(1), obs[:39], starts[:39])
-    with pytest.raises(ValueError, match=r"num_envs is 1, expected at least 2"):
+    with pytest.raises(ValueError, match=r"num_envs is 1, expected at least 8"):
         measure(delay_line(1), obs[:, :1], starts[:, :1])
     broken: Any = HandMade(1, lambda state, obs: (state, obs["a"] / 0.0))
     with pytest.raises(ValueError, match=r"An action is NaN or inf"):
