@@ -11,6 +11,7 @@ PUBLIC = {
     "rsl_tbptt.algorithms": "TbpttDistillation TbpttPPO",
     "rsl_tbptt.models": "RecurrentModel CNNRNNModel SelectedTeachers",
     "rsl_tbptt.models.protocol": "WindowedModel",
+    "rsl_tbptt.core.scan": "Cell register",
     "rsl_tbptt.runners": "TbpttDistillationRunner TbpttOnPolicyRunner",
     "rsl_tbptt.integrations.isaaclab": (
         "TbpttDistillationAlgorithmCfg TbpttPpoAlgorithmCfg TbpttCnnRnnModelCfg "

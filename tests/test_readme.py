@@ -34,7 +34,9 @@ def test_installations_on_the_pages_work_in_their_folder():
     published = [target for target in targets if target.startswith("rsl-tbptt")]
     assert all(" @ " in target for target in published)  # not in any registry
     folders = {target for target in targets if re.match("-e|[.]", target)}
-    extras_alone = {".[isaaclab,tools]", ".[mjlab,tools]", ".[tools]", ".[deploy]"}
+    extras_alone = {
+        *(".[isaaclab,tools]", ".[isaaclab2,tools]", ".[mjlab,tools]", ".[tools]", ".[deploy]")
+    }
     made = "-e my_task"  # by `rsl-tbptt new my_task`
     assert folders == extras_alone | {"-e .", "-e docs/my_task", made}
     assert {name for found in folders for name in re.findall("\\w+(?=[],])", found)} <= {*extras}

@@ -30,7 +30,7 @@ TOOLS = {
     "play --video": ("PIL", "scipy", "yaml"),
     "report": ("jinja2", "tensorboard", "yaml"),
     "resume": ("yaml",),
-    "verify": ("onnxruntime",),
+    "verify": ("onnx", "onnxruntime"),
 }
 """Modules of the extra ``tools`` by the command that needs them."""
 EXTRAS = {
