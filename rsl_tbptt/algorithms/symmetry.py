@@ -21,7 +21,7 @@ its images stay together.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
@@ -137,10 +137,10 @@ class MirroredRobots:
             pieces.append(torch.cat((own, robots[:, :, 1:]), 2))
         return cast("TensorDict", torch.cat(pieces))
 
-    def named_obs(self, groups: Iterable[str]) -> dict[str, torch.Tensor]:
+    def named_obs(self, groups: Collection[str]) -> dict[str, torch.Tensor]:
         """Return the observations of all robots, (T, N, I, ...), by their name for a user."""
-        named = self.obs(groups).items()
-        return {f"mirror images of observation group '{name}'": values for name, values in named}
+        obs = self.obs(groups)
+        return {f"mirror images of observation group '{name}'": obs[name] for name in groups}
 
     def actions(self, actions: torch.Tensor) -> torch.Tensor:
         """Return actions, (K, n, A), for all robots, (K, n, I, A)."""
