@@ -27,7 +27,7 @@ def interpreted_kernels():
         patch.setenv("TRITON_INTERPRET", "1")
         spec.loader.exec_module(kernels)
     for name, function in vars(kernels).copy().items():
-        if not name.endswith(("forward", "backward")) and hasattr(function, "fn"):
+        if hasattr(function, "fn"):
             # A call inside a kernel would prepare the interpreter again, a third of its time.
             setattr(kernels, name, function.fn)
     return kernels

@@ -56,9 +56,8 @@ def scan(
     Raises:
         NotImplementedError: If Triton is not installed.
     """
-    kernels = _kernels()  # raises before a recording that fails hides the reason
     cell = rnn.cell if isinstance(rnn, CellLayers) else OF_TORCH[rnn.mode]
-    kernels.define(cell)
+    _kernels().kernels_of(cell)  # raises before a recording that fails hides the reason
     starts = torch.cat((episode_starts, episode_starts.new_zeros(1, inputs.shape[1])))
     stops = starts.clone()
     for cut in cuts:
@@ -143,7 +142,7 @@ class Passes(NamedTuple):
         x = x_TND.flatten(0, 1).to(dtype)
         torch.addmm(bias.to(dtype), x, w_x.t(), out=gates.flatten(0, 1))
 
-        run_kernel = _launcher(self._kernel("forward"), N, H, gates, states, operands, starts)
+        run_kernel = _launcher(self.cell, "forward", N, H, gates, states, operands, starts)
         of_h, w_h = gates[..., shift:], w_hh.to(dtype).t()
         for t in range(T):
             of_h[t].addmm_(operands[t], w_h)
@@ -162,7 +161,7 @@ class Passes(NamedTuple):
         for gradient, given in zip(carry[1:], grads[1:], strict=True):
             gradient.copy_(given)
         buffers = (gates, states, grads[0].contiguous(), grad_hidden, carry, starts, stops)
-        run_kernel = _launcher(self._kernel("backward"), N, H, *buffers)
+        run_kernel = _launcher(self.cell, "backward", N, H, *buffers)
         of_h, w_h = gates[..., shift:], w_hh.to(dtype)
         for t in reversed(range(T)):
             run_kernel(t)
@@ -182,9 +181,6 @@ class Passes(NamedTuple):
         of_biases = biases[: width - rest].roll(-shift), biases[shift:]
         return dx, dh + carry[0], *carry[1:], dw_ih, dw_hh, *of_biases, None, None
 
-    def _kernel(self, direction: str) -> str:
-        return f"{self.cell.name.lower()}_{direction}"
-
     def _columns(self, w_ih: torch.Tensor, w_hh: torch.Tensor) -> tuple[int, int, int]:
         """Return the columns of the gates, those of x alone, which are first, and of h alone.
 
@@ -203,9 +199,11 @@ class Passes(NamedTuple):
         return (a @ b).to(dtype)
 
 
-def _launcher(name: str, N: int, H: int, *buffers: torch.Tensor) -> Callable[[int], None]:
+def _launcher(
+    cell: Cell, direction: str, N: int, H: int, *buffers: torch.Tensor
+) -> Callable[[int], None]:
     """Return a function that runs a kernel over the N * H units of a step, given the step."""
-    kernel = getattr(_kernels(), name)[-(-N * H // _BLOCK),]
+    kernel = _kernels().kernels_of(cell)[direction][-(-N * H // _BLOCK),]
     return lambda step: kernel(*buffers, step, N, H, _BLOCK)
 
 

@@ -103,9 +103,8 @@ def tanh_of(x):
     gates[0, :, 0], gates[0, :, 2] = x, -math.inf
     states, operands = x.new_zeros(2, 1, num_envs, 1), x.new_zeros(2, num_envs, 1)
     starts = torch.zeros(2, num_envs, dtype=torch.bool, device=x.device)
-    triton._kernels().define(OF_TORCH["GRU"])
     buffers = gates, states, operands, starts
-    triton._launcher("gru_forward", num_envs, 1, *buffers)(0)
+    triton._launcher(OF_TORCH["GRU"], "forward", num_envs, 1, *buffers)(0)
     return states[1].flatten()
 
 
