@@ -145,7 +145,8 @@ def test_only_registered_cells_run_and_torchs_names_are_taken(registered):
 @pytest.mark.parametrize(
     ("name", "num_states", "message"),
     [
-        ("mgu", 1, "name is 'mgu', expected upper case: 'MGU'"),
+        ("mgu", 1, "name is 'mgu', expected upper case: letters, digits and _."),
+        ("SRU-2", 1, "name is 'SRU-2', expected upper case: letters, digits and _."),
         ("X", 3, "num_states is 3, expected"),
     ],
 )
