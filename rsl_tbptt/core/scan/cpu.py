@@ -42,7 +42,7 @@ from torch.nn import functional
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.scan.cells import OF_TORCH, Cell, CellLayers, RecurrentLayers
 from rsl_tbptt.core.scan.equations import statements_of
-from rsl_tbptt.core.scan.layers import ONCE, Tensors, scan_layers
+from rsl_tbptt.core.scan.layers import ONCE, Gradients, Tensors, scan_layers
 from rsl_tbptt.core.scan.products import (
     StepProduct,
     multiply,
@@ -50,8 +50,6 @@ from rsl_tbptt.core.scan.products import (
     prepare,
     step_product,
 )
-
-Gradients = tuple[torch.Tensor | None, ...]
 
 
 def scan(

@@ -25,12 +25,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rsl_tbptt.core.scan.layers import Tensors, tf32_in_layers
+from rsl_tbptt.core.scan.layers import Gradients, Tensors, tf32_in_layers
 
 if TYPE_CHECKING:
     from rsl_tbptt.core.scan.triton import Passes
-
-Gradients = tuple[torch.Tensor | None, ...]
 
 _NUM_WARM_UPS = 2
 """Runs before a capture: they compile and load kernels and allocate the workspace of products."""

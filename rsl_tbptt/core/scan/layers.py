@@ -14,6 +14,7 @@ from rsl_tbptt.core.hidden_state import HiddenState, as_tensors, from_tensors
 from rsl_tbptt.core.scan.cells import RecurrentLayers
 
 Tensors = tuple[torch.Tensor, ...]
+Gradients = tuple[torch.Tensor | None, ...]
 
 LayerScan = Callable[..., Tensors]
 """Maps the dtype of products' operands and the tensors of a layer to its outputs (T, N, H) and, for

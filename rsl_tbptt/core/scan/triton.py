@@ -34,8 +34,14 @@ from torch.nn import functional
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.scan import graphs
 from rsl_tbptt.core.scan.cells import OF_TORCH, Cell, CellLayers, RecurrentLayers
-from rsl_tbptt.core.scan.graphs import Gradients, Loan
-from rsl_tbptt.core.scan.layers import ONCE, Tensors, products_as_in_layers, scan_layers
+from rsl_tbptt.core.scan.graphs import Loan
+from rsl_tbptt.core.scan.layers import (
+    ONCE,
+    Gradients,
+    Tensors,
+    products_as_in_layers,
+    scan_layers,
+)
 
 _BLOCK = 512
 """Units of a program. On NVIDIA GPUs each thread has four, 16 bytes of float32 per load."""
