@@ -5,7 +5,9 @@ them in one pass over memory, including the reset of the next step's state. ``[x
 steps lies in one buffer: a step takes one product with ``[W_ih | b | W_hh]``, and the gradient of
 all weights is one product over the window. Zeros after the 1 fill the columns before h' up to a
 multiple of 8: MKL multiplies rows of an odd length up to 10 % slower. Under autocast to bfloat16
-that buffer, the products and their gradients are bfloat16; the rest stays float32.
+that buffer, the products and their gradients are bfloat16; the rest stays float32. Layers of a
+``Cell`` run C that is written from their equations (``equations.c``); gates of x alone come from
+one product over the window.
 
 LSTM (Hochreiter and Schmidhuber, 1997; Gers et al., 2000) and GRU (Cho et al., 2014, in the form of
 torch and cuDNN), with the state cleared where an episode starts (``s_t``)::
@@ -17,8 +19,8 @@ torch and cuDNN), with the state cleared where an episode starts (``s_t``)::
           u = W_hh h' + b_hh (candidate part)            n = tanh(W_ih x_t + b_ih + r * u)
           h_t = n + z * (h' - n)
 
-Shapes: T steps, N environments, D inputs, H hidden; K = P + H with P columns before h'; G = 4H
-(LSTM) or 3H (GRU).
+Shapes: T steps, N environments, D inputs, H hidden; K = P + H with P columns before h'; G rows of
+W_hh.
 """
 
 import ctypes

@@ -91,7 +91,7 @@ class CellScan(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, passes: "Passes", loan: Loan | None, *tensors: Any) -> Tensors:
-        """Return a layer's results: (T, N, H) and, for an LSTM, (N, H)."""
+        """Return a layer's results: (T, N, H) and, with two states, (N, H)."""
         ctx.passes, ctx.kept = passes, loan
         if loan is not None:
             return loan.recording.forward(tensors)
