@@ -95,7 +95,7 @@ class LstmScan(torch.autograd.Function):
         x_TND, h0_NH, c0_NH, *weights = layer
         starts_TN, ctx.stops = masks
         (T, N, D), H, full = x_TND.shape, h0_NH.shape[1], x_TND.dtype
-        cells_of_c = load_cells(full, dtype)
+        functions = load_cells(full, dtype)
         buffers = Buffers(
             (dtype, (T, N, _columns_of_x(D) + H)),
             (full, (T, N, 4 * H)),
@@ -108,7 +108,7 @@ class LstmScan(torch.autograd.Function):
         hidden = _fill(inputs, x_TND, h0_NH, starts_TN)
         cells[0] = c0_NH.masked_fill(starts_TN[0].unsqueeze(1), 0.0)
         _run_forward(
-            cells_of_c.lstm_forward,
+            functions.lstm_forward,
             prepare(_product_of_lstm, N, dtype, *weights),
             inputs,
             (gates, grads),
@@ -117,7 +117,7 @@ class LstmScan(torch.autograd.Function):
             (hidden, starts_TN),
         )
         ctx.save_for_backward(*weights[:2])
-        ctx.buffers, ctx.step = buffers, cells_of_c.lstm_backward
+        ctx.buffers, ctx.step = buffers, functions.lstm_backward
         ctx.needs_h0 = ctx.needs_input_grad[3]
         return outputs, cells[-1].clone()
 
@@ -161,14 +161,14 @@ class CellScan(torch.autograd.Function):
         x_TND, h0_NH, *second, w_ih, w_hh, b_ih, b_hh = layer
         starts_TN, ctx.stops = masks
         (T, N, D), H, full = x_TND.shape, h0_NH.shape[1], x_TND.dtype
-        of_step, of_x, short = len(w_hh), cell.input_gates * H, dtype != full
+        width_of_step, width_of_x, short = len(w_hh), cell.input_gates * H, dtype != full
         forward, backward = _functions_of(cell, full, dtype)
         buffers = Buffers(
             (dtype, (T, N, _columns_of_x(D) + H)),
-            (full, (T, N, of_step)),
-            (dtype, (T, N, of_step) if short else (0,)),
-            (full, (T, N, of_x)),
-            (dtype, (T, N, of_x) if short else (0,)),
+            (full, (T, N, width_of_step)),
+            (dtype, (T, N, width_of_step) if short else (0,)),
+            (full, (T, N, width_of_x)),
+            (dtype, (T, N, width_of_x) if short else (0,)),
             (full, (T, N, H) if short else (0,)),
             (full, (T + 1, N, H if second else 0)),
         )
