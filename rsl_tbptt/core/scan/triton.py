@@ -34,7 +34,7 @@ from torch.nn import functional
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.scan import graphs
 from rsl_tbptt.core.scan.cells import OF_TORCH, Cell, CellLayers, RecurrentLayers
-from rsl_tbptt.core.scan.graphs import Loan
+from rsl_tbptt.core.scan.graphs import InUse
 from rsl_tbptt.core.scan.layers import (
     ONCE,
     Gradients,
@@ -80,21 +80,21 @@ def _scan_layer(
     tensors: Tensors = (*layer, starts, stops)
     needs = tuple(torch.is_grad_enabled() and tensor.requires_grad for tensor in tensors)
     passes = Passes(needs, dtype, cell)
-    loan = graphs.pool.lend(passes, tensors)
+    in_use = graphs.cached_graphs.take(passes, tensors)
     if any(needs):
-        return CellScan.apply(passes, loan, *tensors)
-    return loan.recording.forward(tensors) if loan else passes.forward(tensors)[0]
+        return CellScan.apply(passes, in_use, *tensors)
+    return in_use.recording.forward(tensors) if in_use else passes.forward(tensors)[0]
 
 
 class CellScan(torch.autograd.Function):
     """Differentiable scan of one layer; its backward pass may run once."""
 
     @staticmethod
-    def forward(ctx: Any, passes: "Passes", loan: Loan | None, *tensors: Any) -> Tensors:
+    def forward(ctx: Any, passes: "Passes", in_use: InUse | None, *tensors: Any) -> Tensors:
         """Return a layer's results: (T, N, H) and, with two states, (N, H)."""
-        ctx.passes, ctx.kept = passes, loan
-        if loan is not None:
-            return loan.recording.forward(tensors)
+        ctx.passes, ctx.kept = passes, in_use
+        if in_use is not None:
+            return in_use.recording.forward(tensors)
         results, ctx.kept = passes.forward(tensors)
         ctx.save_for_backward(*tensors)
         return tuple(result.clone() for result in results)  # callers may write to them
@@ -109,7 +109,7 @@ class CellScan(torch.autograd.Function):
         if ctx.kept is None or torch.is_grad_enabled():
             raise RuntimeError(ONCE)
         kept, ctx.kept = ctx.kept, None
-        if isinstance(kept, Loan):
+        if isinstance(kept, InUse):
             return None, None, *kept.recording.backward(grads)
         with torch.autocast(grads[0].device.type, enabled=False):
             return None, None, *ctx.passes.backward(ctx.saved_tensors, kept, grads)
