@@ -317,8 +317,8 @@ class HealthWatch:
             last updates, the largest if there are several.
         """
         norms = {name: v for name, v in metrics.items() if name.endswith("grad_norm")}
-        further = {"grad_norm_jump": self._jump(norms)} if norms else {}
-        for name, value in {**metrics, **further}.items():
+        derived = {"grad_norm_jump": self._jump(norms)} if norms else {}
+        for name, value in {**metrics, **derived}.items():
             limit = limit_of(name)
             if limit is None or name in self._warned:
                 continue
@@ -326,7 +326,7 @@ class HealthWatch:
             if self._in_a_row[name] == limit.updates:
                 self._warned.add(name)
                 warnings.warn(limit.describe(name, value), stacklevel=5)
-        return further
+        return derived
 
     def _jump(self, norms: Mapping[str, float]) -> float:
         jumps = [1.0]

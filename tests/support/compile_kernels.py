@@ -8,11 +8,12 @@ import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from rsl_tbptt.core.scan import CELLS, kernels
+from rsl_tbptt.core.scan import CELLS
 from rsl_tbptt.core.scan.cells import OF_TORCH
+from rsl_tbptt.core.scan.kernels import kernels_of
 
 TARGETS = (GPUTarget("cuda", 80, 32), GPUTarget("cuda", 90, 32), GPUTarget("hip", "gfx942", 64))
-KERNELS = [f"{cell.lower()}_{step}" for cell in CELLS for step in ("forward", "backward")]
+KERNELS = [each for cell in {**CELLS, **OF_TORCH}.values() for each in kernels_of(cell).values()]
 DTYPES = (("fp32", "fp32"), ("bf16", "fp32"), ("fp64", "fp64"))
 """Dtypes of the operands of products and of the rest."""
 
@@ -22,9 +23,8 @@ ALIGNED = [["tt.divisibility", 16]]
 """What Triton finds out about the addresses of torch's tensors."""
 
 
-def compile_kernel(target, name, operand_dtype, dtype):
+def compile_kernel(target, kernel, operand_dtype, dtype):
     """Return a kernel's assembly, with nothing known about the number of environments."""
-    kernel = getattr(kernels, name)
     types = dict.fromkeys(kernel.arg_names, f"*{dtype}") | dict.fromkeys(CONSTANTS, "constexpr")
     types |= {"step": "i32", "N": "i32"}
     for argument in types:
@@ -40,10 +40,10 @@ def compile_kernel(target, name, operand_dtype, dtype):
 
 
 if __name__ == "__main__":
-    for each in {**CELLS, **OF_TORCH}.values():
-        kernels.define(each)
     assemblies = {
-        f"{target.arch} {name} {' '.join(dtypes)}": compile_kernel(target, name, *dtypes)
-        for target, name, dtypes in itertools.product(TARGETS, KERNELS, DTYPES)
+        f"{target.arch} {kernel.__name__} {' '.join(dtypes)}": compile_kernel(
+            target, kernel, *dtypes
+        )
+        for target, kernel, dtypes in itertools.product(TARGETS, KERNELS, DTYPES)
     }
     json.dump(assemblies, sys.stdout)

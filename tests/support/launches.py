@@ -16,11 +16,11 @@ class Launches(TorchDispatchMode):
         self.seen = []
         launcher = triton._launcher
 
-        def counting(name, *arguments):
-            launch = launcher(name, *arguments)
+        def counting(cell, direction, *arguments):
+            launch = launcher(cell, direction, *arguments)
 
             def count(step):
-                self.seen.append(name)
+                self.seen.append(f"{cell.name.lower()}_{direction}")
                 with _disable_current_modes():  # Triton's interpreter works with torch, too
                     launch(step)
 

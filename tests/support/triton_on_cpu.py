@@ -27,7 +27,7 @@ def interpreted_kernels():
         patch.setenv("TRITON_INTERPRET", "1")
         spec.loader.exec_module(kernels)
     for name, function in vars(kernels).copy().items():
-        if not name.endswith(("forward", "backward")) and hasattr(function, "fn"):
+        if hasattr(function, "fn"):
             # A call inside a kernel would prepare the interpreter again, a third of its time.
             setattr(kernels, name, function.fn)
     return kernels
@@ -44,7 +44,7 @@ def triton_engine_on_cpu():
         patch.setattr(graphs, "record", record)
         patch.setattr(graphs, "situation_of", lambda device: "as always")
         patch.setattr(graphs, "max_bytes", lambda device: 2**40)
-        patch.setattr(graphs, "pool", graphs.Pool())
+        patch.setattr(graphs, "cached_graphs", graphs.CachedGraphs())
         patch.setitem(ENGINES, "triton", ENGINES["triton"]._replace(device=None))
         yield
 
@@ -53,12 +53,12 @@ def recordings():
     """Return the free recordings by what they were made for."""
     return {
         (key, num_envs): list(free)
-        for key, sizes in graphs.pool._free.items()
+        for key, sizes in graphs.cached_graphs._free.items()
         for num_envs, free in sizes.items()
     }
 
 
-def record(function, pool, before=None):
+def record(function, cache, before=None):
     """Stand in for a CUDA graph: a replay runs ``function`` again into the same memory."""
     outputs = function()
 
@@ -74,5 +74,5 @@ def record(function, pool, before=None):
         for tensor in pytree.tree_leaves(outputs)
         if tensor is not None
     }
-    pool.num_bytes += sum(storages.values())
+    cache.num_bytes += sum(storages.values())
     return SimpleNamespace(replay=replay), outputs

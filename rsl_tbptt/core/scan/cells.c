@@ -133,12 +133,15 @@ void lstm_backward(int64_t N, int64_t H, int threads, const REAL *gates, operand
     }
 }
 
-/* product: of r, z, u, which `gates` receives with r and z activated; it may be the same memory.
+/* Arguments are those of a cell in equations.c; a GRU has no c, which is not touched.
+ *
+ * product: of r, z, u, which `gates` receives with r and z activated; it may be the same memory.
  * candidates: n's part of x, replaced by n. next_before and next_input receive h, or zeros, and may
  * be the same memory. */
 void gru_forward(int64_t N, int64_t H, int threads, int64_t before_stride, int64_t input_stride,
                  const operand *product, REAL *gates, REAL *candidates, const REAL *h_before,
-                 REAL *h, REAL *next_before, operand *next_input, const uint8_t *next_starts)
+                 const REAL *c_before, REAL *c_after, REAL *h, REAL *next_before,
+                 operand *next_input, const uint8_t *next_starts)
 {
     FOR_EACH_ENV {
         const operand *in_r = product + n * 3 * H, *in_z = in_r + H, *in_u = in_z + H;
@@ -170,8 +173,8 @@ void gru_forward(int64_t N, int64_t H, int threads, int64_t before_stride, int64
  * through its gates; dh: the rest of it, for step t - 1 out. */
 void gru_backward(int64_t N, int64_t H, int threads, int64_t before_stride, const REAL *gates,
                   operand *grads, const REAL *candidates, operand *candidate_grads,
-                  const REAL *h_before, const REAL *grad_h, const uint8_t *later_starts,
-                  const operand *dh_gates, REAL *dh)
+                  const REAL *h_before, const REAL *c_before, const REAL *grad_h,
+                  const uint8_t *later_starts, const operand *dh_gates, REAL *dh)
 {
     FOR_EACH_ENV {
         const REAL *gate_r = gates + n * 3 * H, *gate_z = gate_r + H;

@@ -48,10 +48,11 @@ class Cell:
         """Check what the engines rely on.
 
         Raises:
-            ValueError: If the name is not in upper case, or the state is of another size.
+            ValueError: If the name is not an identifier in upper case, or the state is of another
+                size.
         """
-        if not self.name.isupper():
-            raise ValueError(f"name is '{self.name}', expected upper case: '{self.name.upper()}'.")
+        if not (self.name.isupper() and self.name.isidentifier()):
+            raise ValueError(f"name is '{self.name}', expected upper case: letters, digits and _.")
         if self.num_states not in (1, 2):
             raise ValueError(f"num_states is {self.num_states}, expected 1 or 2: h, or h and c.")
 

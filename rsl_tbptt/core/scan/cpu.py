@@ -5,7 +5,9 @@ them in one pass over memory, including the reset of the next step's state. ``[x
 steps lies in one buffer: a step takes one product with ``[W_ih | b | W_hh]``, and the gradient of
 all weights is one product over the window. Zeros after the 1 fill the columns before h' up to a
 multiple of 8: MKL multiplies rows of an odd length up to 10 % slower. Under autocast to bfloat16
-that buffer, the products and their gradients are bfloat16; the rest stays float32.
+that buffer, the products and their gradients are bfloat16; the rest stays float32. Layers of a
+``Cell`` run C that is written from their equations (``equations.c``); gates of x alone come from
+one product over the window.
 
 LSTM (Hochreiter and Schmidhuber, 1997; Gers et al., 2000) and GRU (Cho et al., 2014, in the form of
 torch and cuDNN), with the state cleared where an episode starts (``s_t``)::
@@ -17,8 +19,8 @@ torch and cuDNN), with the state cleared where an episode starts (``s_t``)::
           u = W_hh h' + b_hh (candidate part)            n = tanh(W_ih x_t + b_ih + r * u)
           h_t = n + z * (h' - n)
 
-Shapes: T steps, N environments, D inputs, H hidden; K = P + H with P columns before h'; G = 4H
-(LSTM) or 3H (GRU).
+Shapes: T steps, N environments, D inputs, H hidden; K = P + H with P columns before h'; G rows of
+W_hh.
 """
 
 import ctypes
@@ -40,9 +42,9 @@ import torch
 from torch.nn import functional
 
 from rsl_tbptt.core.hidden_state import HiddenState
-from rsl_tbptt.core.scan.cells import Cell, CellLayers, RecurrentLayers
+from rsl_tbptt.core.scan.cells import OF_TORCH, Cell, CellLayers, RecurrentLayers
 from rsl_tbptt.core.scan.equations import statements_of
-from rsl_tbptt.core.scan.layers import ONCE, Tensors, scan_layers
+from rsl_tbptt.core.scan.layers import ONCE, Gradients, Tensors, scan_layers
 from rsl_tbptt.core.scan.products import (
     StepProduct,
     multiply,
@@ -50,8 +52,6 @@ from rsl_tbptt.core.scan.products import (
     prepare,
     step_product,
 )
-
-Gradients = tuple[torch.Tensor | None, ...]
 
 
 def scan(
@@ -70,10 +70,11 @@ def scan(
     starts = episode_starts.contiguous()
     stops = starts.index_fill(0, torch.tensor(cuts), True) if cuts else starts
     masks = starts, stops
-    if isinstance(rnn, CellLayers):
-        scan_layer = functools.partial(CellScan.apply, rnn.cell, masks)
+    if rnn.mode == "LSTM":
+        scan_layer = functools.partial(LstmScan.apply, masks)
     else:
-        scan_layer = functools.partial((LstmScan if rnn.mode == "LSTM" else GruScan).apply, masks)
+        cell = rnn.cell if isinstance(rnn, CellLayers) else OF_TORCH[rnn.mode]
+        scan_layer = functools.partial(CellScan.apply, cell, masks)
     return scan_layers(rnn, inputs, state, scan_layer)
 
 
@@ -94,7 +95,7 @@ class LstmScan(torch.autograd.Function):
         x_TND, h0_NH, c0_NH, *weights = layer
         starts_TN, ctx.stops = masks
         (T, N, D), H, full = x_TND.shape, h0_NH.shape[1], x_TND.dtype
-        cells_of_c = load_cells(full, dtype)
+        functions = load_cells(full, dtype)
         buffers = Buffers(
             (dtype, (T, N, _columns_of_x(D) + H)),
             (full, (T, N, 4 * H)),
@@ -107,7 +108,7 @@ class LstmScan(torch.autograd.Function):
         hidden = _fill(inputs, x_TND, h0_NH, starts_TN)
         cells[0] = c0_NH.masked_fill(starts_TN[0].unsqueeze(1), 0.0)
         _run_forward(
-            cells_of_c.lstm_forward,
+            functions.lstm_forward,
             prepare(_product_of_lstm, N, dtype, *weights),
             inputs,
             (gates, grads),
@@ -116,7 +117,7 @@ class LstmScan(torch.autograd.Function):
             (hidden, starts_TN),
         )
         ctx.save_for_backward(*weights[:2])
-        ctx.buffers, ctx.step = buffers, cells_of_c.lstm_backward
+        ctx.buffers, ctx.step = buffers, functions.lstm_backward
         ctx.needs_h0 = ctx.needs_input_grad[3]
         return outputs, cells[-1].clone()
 
@@ -143,75 +144,8 @@ class LstmScan(torch.autograd.Function):
         return None, None, dx, dh.to(full), dc, dw_ih, dw_hh, db, db
 
 
-class GruScan(torch.autograd.Function):
-    """Differentiable scan of one GRU layer; its backward pass may run once."""
-
-    @staticmethod
-    def forward(ctx: Any, masks: Tensors, dtype: torch.dtype, *layer: torch.Tensor) -> Tensors:
-        """Return the outputs, shape (T, N, H); arguments are those of ``LstmScan.forward``."""
-        x_TND, h0_NH, *weights = layer
-        starts_TN, ctx.stops = masks
-        (T, N, D), H, full = x_TND.shape, h0_NH.shape[1], x_TND.dtype
-        cells_of_c, short = load_cells(full, dtype), dtype != full
-        buffers = Buffers(
-            (dtype, (T, N, _columns_of_x(D) + H)),
-            (full, (T, N, 3 * H)),
-            (dtype, (T, N, 3 * H) if short else (0,)),
-            (full, (T, N, H)),
-            (dtype, (T, N, H) if short else (0,)),
-            (full, (T, N, H) if short else (0,)),
-        )
-        inputs, gates, grads, n, _, before = buffers.tensors
-        outputs = x_TND.new_empty(T, N, H)
-        hidden = _fill(inputs, x_TND, h0_NH, starts_TN)
-        before = before if short else hidden
-        before[0] = h0_NH.masked_fill(starts_TN[0].unsqueeze(1), 0.0)
-        product, of_n = prepare(_products_of_gru, N, dtype, *weights)
-        x_and_one = inputs.flatten(0, 1)[:, : D + 1]
-        multiply(x_and_one, of_n, out=n.flatten(0, 1))
-        _run_forward(
-            cells_of_c.gru_forward,
-            product,
-            inputs,
-            (gates, grads),
-            (before.stride(1), inputs.stride(1)),
-            (gates, n, before, outputs),
-            (before, hidden, starts_TN),
-        )
-        ctx.save_for_backward(*weights[:2])
-        ctx.buffers, ctx.step = buffers, cells_of_c.gru_backward
-        ctx.needs_h0 = ctx.needs_input_grad[3]
-        return (outputs,)
-
-    @staticmethod
-    def backward(ctx: Any, grad_outputs: torch.Tensor) -> Gradients:
-        """Return gradients, shaped as ``forward``'s tensors; they overwrite the gates."""
-        inputs, gates, grads, n, grads_n, before = ctx.buffers.take()
-        w_ih, w_hh = ctx.saved_tensors
-        (T, N, H), D, full, dtype = n.shape, w_ih.shape[1], gates.dtype, inputs.dtype
-        if dtype == full:
-            before, grads, grads_n = inputs[..., -H:], gates, n
-        dh = grad_outputs.new_zeros(N, H)
-        tensors = (gates, grads, n, grads_n, before, grad_outputs.contiguous())
-        dh += _run_backward(ctx, grads, w_hh, (before.stride(1),), tensors, dh)
-        dh.masked_fill_(ctx.stops[0].unsqueeze(1), 0.0)
-        flat_inputs, of_gates, of_candidates = (x.flatten(0, 1) for x in (inputs, grads, grads_n))
-        dx = None
-        with torch.autocast("cpu", enabled=False):  # it applies to the forward pass only
-            if ctx.needs_input_grad[2]:
-                of_x = w_ih.to(dtype)
-                dx = torch.mm(of_gates[:, : 2 * H], of_x[: 2 * H])
-                dx = dx.addmm_(of_candidates, of_x[2 * H :]).unflatten(0, (T, N)).to(full)
-            dw = multiply_columns(of_gates, flat_inputs).to(full)
-            dw_of_n = multiply_columns(of_candidates, flat_inputs[:, : D + 1]).to(full)
-        db_hh, dw_hh = dw[:, D], dw[:, -H:]
-        dw_ih, db_ih = torch.cat((dw[: 2 * H, : D + 1], dw_of_n)).split((D, 1), dim=1)
-        ctx.buffers.release()
-        return None, None, dx, dh, dw_ih, dw_hh, db_ih.squeeze(1), db_hh
-
-
 class CellScan(torch.autograd.Function):
-    """Differentiable scan of one layer of a ``Cell``; its backward pass may run once.
+    """Differentiable scan of one layer of a ``Cell`` or a GRU; its backward pass may run once.
 
     Gates that depend on x alone come from one product over the window, the others from a step's.
     """
@@ -227,14 +161,14 @@ class CellScan(torch.autograd.Function):
         x_TND, h0_NH, *second, w_ih, w_hh, b_ih, b_hh = layer
         starts_TN, ctx.stops = masks
         (T, N, D), H, full = x_TND.shape, h0_NH.shape[1], x_TND.dtype
-        of_step, of_x, short = len(w_hh), cell.input_gates * H, dtype != full
-        functions = load_cells(full, dtype, cell)
+        width_of_step, width_of_x, short = len(w_hh), cell.input_gates * H, dtype != full
+        forward, backward = _functions_of(cell, full, dtype)
         buffers = Buffers(
             (dtype, (T, N, _columns_of_x(D) + H)),
-            (full, (T, N, of_step)),
-            (dtype, (T, N, of_step) if short else (0,)),
-            (full, (T, N, of_x)),
-            (dtype, (T, N, of_x) if short else (0,)),
+            (full, (T, N, width_of_step)),
+            (dtype, (T, N, width_of_step) if short else (0,)),
+            (full, (T, N, width_of_x)),
+            (dtype, (T, N, width_of_x) if short else (0,)),
             (full, (T, N, H) if short else (0,)),
             (full, (T + 1, N, H if second else 0)),
         )
@@ -248,7 +182,7 @@ class CellScan(torch.autograd.Function):
         x_and_one = inputs.flatten(0, 1)[:, : D + 1]
         multiply(x_and_one, factor, out=input_gates.flatten(0, 1))
         _run_forward(
-            functions.cell_forward,
+            forward,
             product,
             inputs,
             (gates, grads),
@@ -257,7 +191,7 @@ class CellScan(torch.autograd.Function):
             (before, hidden, starts_TN),
         )
         ctx.save_for_backward(w_ih, w_hh)
-        ctx.buffers, ctx.step, ctx.cell = buffers, functions.cell_backward, cell
+        ctx.buffers, ctx.step, ctx.cell = buffers, backward, cell
         ctx.needs_h0 = ctx.needs_input_grad[4]
         return outputs, *(seconds[-1].clone() for _ in second)
 
@@ -391,28 +325,17 @@ def _columns_of_x(D: int) -> int:
     return -(-(D + 1) // 8) * 8
 
 
-def _products_of_gru(
-    num_envs: int, dtype: torch.dtype, *weights: torch.Tensor
-) -> tuple[StepProduct, torch.Tensor]:
-    """Return the product of ``[x | 1 | h']`` with the weights of r, z and u, and a factor.
-
-    The factor, (D + 1, H), maps ``[x | 1]`` to the part of n that does not depend on h'.
-    """
-    w_ih, w_hh, b_ih, b_hh = weights
-    D, of_n, of_rzu = w_ih.shape[1], slice(2 * w_hh.shape[1], None), _joined(*weights)
-    of_rzu[of_n, :D] = 0.0
-    of_rzu[of_n, D] = b_hh[of_n]
-    x_part_of_n = torch.cat((w_ih[of_n], b_ih[of_n, None]), dim=1)
-    return step_product(num_envs, dtype, of_rzu.t()), x_part_of_n.to(dtype).t()
-
-
 @functools.cache
 def _products_of(cell: Cell) -> Callable[..., tuple[StepProduct, torch.Tensor]]:
-    """Return a function like ``_products_of_gru``; its factor gives all gates of x alone."""
+    """Return a function that makes what a layer of a cell multiplies by; see ``prepare``."""
 
     def products(
         num_envs: int, dtype: torch.dtype, *weights: torch.Tensor
     ) -> tuple[StepProduct, torch.Tensor]:
+        """Return the product of ``[x | 1 | h']`` with the weights of a step's gates, and a factor.
+
+        The factor, (D + 1, gates of x alone * H), maps ``[x | 1]`` to the gates of x alone.
+        """
         w_ih, w_hh, b_ih, b_hh = weights
         H = w_hh.shape[1]
         both, no_rows = cell.gates * H, cell.hidden_gates * H
@@ -513,8 +436,8 @@ _SIZES = (_INT, _INT, ctypes.c_int)
 _ARGUMENTS = {
     "lstm_forward": (*_SIZES, _INT, *[_POINTER] * 8),
     "lstm_backward": (*_SIZES, *[_POINTER] * 8),
-    "gru_forward": (*_SIZES, _INT, _INT, *[_POINTER] * 8),
-    "gru_backward": (*_SIZES, _INT, *[_POINTER] * 9),
+    "gru_forward": (*_SIZES, _INT, _INT, *[_POINTER] * 10),
+    "gru_backward": (*_SIZES, _INT, *[_POINTER] * 10),
 }
 _ARGUMENTS_OF_A_CELL = {
     "cell_forward": (*_SIZES, _INT, _INT, *[_POINTER] * 10),
@@ -571,6 +494,15 @@ def load_cells(
         function = getattr(cells, name)
         function.argtypes, function.restype = arguments, None
     return cells
+
+
+def _functions_of(cell: Cell, dtype: torch.dtype, operand_dtype: torch.dtype) -> tuple[Any, Any]:
+    """Return a cell's step forward and backward: generated, but written by hand for a GRU."""
+    if cell is OF_TORCH["GRU"]:
+        written = load_cells(dtype, operand_dtype)
+        return written.gru_forward, written.gru_backward
+    generated = load_cells(dtype, operand_dtype, cell)
+    return generated.cell_forward, generated.cell_backward
 
 
 def _equations_in_c(cell: Cell) -> str:

@@ -25,12 +25,10 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from rsl_tbptt.core.scan.layers import Tensors, tf32_in_layers
+from rsl_tbptt.core.scan.layers import Gradients, Tensors, tf32_in_layers
 
 if TYPE_CHECKING:
     from rsl_tbptt.core.scan.triton import Passes
-
-Gradients = tuple[torch.Tensor | None, ...]
 
 _NUM_WARM_UPS = 2
 """Runs before a capture: they compile and load kernels and allocate the workspace of products."""
@@ -46,7 +44,7 @@ update; a full replay buffer of frames gives another number in each."""
 class Recording:
     """The recorded passes of one layer over a window of one shape; it owns their tensors."""
 
-    def __init__(self, pool: "Pool", passes: "Passes", tensors: Tensors) -> None:
+    def __init__(self, cache: "CachedGraphs", passes: "Passes", tensors: Tensors) -> None:
         """Record the forward pass and, if a gradient is needed, the backward pass.
 
         Both share private memory: a replay of one may overwrite the gradients and what the other
@@ -56,14 +54,14 @@ class Recording:
             self._inputs = tuple(tensor.new_empty(tensor.shape) for tensor in tensors)
             torch._foreach_copy_(self._inputs, tensors)
             forward = functools.partial(passes.forward, self._inputs)
-            graph, (self._results, kept) = record(forward, pool)
+            graph, (self._results, kept) = record(forward, cache)
             self._forward, self._grads = graph.replay, ()
             if any(passes.needs):
                 self._grads = tuple(torch.zeros_like(result) for result in self._results)
                 backward = functools.partial(passes.backward, self._inputs, kept, self._grads)
-                graph, self._gradients = record(backward, pool, graph)
+                graph, self._gradients = record(backward, cache, graph)
                 self._backward = graph.replay
-            pool.num_bytes += sum(tensor.nbytes for tensor in (*self._inputs, *self._grads))
+            cache.num_bytes += sum(tensor.nbytes for tensor in (*self._inputs, *self._grads))
 
     def forward(self, tensors: Tensors) -> Tensors:
         """Return the results for a layer's tensors."""
@@ -78,7 +76,7 @@ class Recording:
         return tuple(None if g is None else g.clone() for g in self._gradients)
 
 
-class Loan:
+class InUse:
     """Gives one scan a recording, which is free again once nobody holds this object."""
 
     def __init__(self, recording: Recording, free: list[Recording]) -> None:
@@ -87,16 +85,16 @@ class Loan:
         weakref.finalize(self, free.append, recording).atexit = False
 
 
-class Pool:
+class CachedGraphs:
     """Cached recordings by the shapes they were made for; each is free or in use by one scan.
 
     It keeps every captured graph and captures on its own stream. In torch after 2.12, destroying a
     graph also destroys the workspace that the products of all graphs of its capture stream write to
-    (pytorch issue 193402). So graphs are destroyed together, with their pool.
+    (pytorch issue 193402). So graphs are destroyed together, with their cache.
     """
 
     def __init__(self, depth: int = 0) -> None:
-        """Start without recordings; ``depth`` is the number of pools that this one replaces."""
+        """Start without recordings; ``depth`` is the number of caches that this one replaces."""
         self.depth = depth
         self.num_bytes = 0
         """Memory of all recordings."""
@@ -106,7 +104,7 @@ class Pool:
         self._failed = False
         self._said: set[str] = set()
 
-    def lend(self, passes: "Passes", tensors: Tensors) -> Loan | None:
+    def take(self, passes: "Passes", tensors: Tensors) -> InUse | None:
         """Return a free or new recording, or None if the layer has to run without one.
 
         It is None while the caller captures a graph, and if no more recordings are made: they take
@@ -129,7 +127,7 @@ class Pool:
                     stacklevel=2,
                 )
         free = sizes.get(num_envs)
-        return Loan(free.pop(), free) if free else None
+        return InUse(free.pop(), free) if free else None
 
     def _record(
         self, sizes: dict[int, list[Recording]], passes: "Passes", tensors: Tensors
@@ -151,29 +149,29 @@ class Pool:
         return None
 
 
-pool = Pool()
+cached_graphs = CachedGraphs()
 """The recordings of this process."""
 
 
 @contextlib.contextmanager
 def recordings_aside() -> Iterator[None]:
     """Start without recordings and drop those made here; the existing ones return afterwards."""
-    global pool
-    kept, pool = pool, Pool(pool.depth + 1)
+    global cached_graphs
+    kept, cached_graphs = cached_graphs, CachedGraphs(cached_graphs.depth + 1)
     try:
         yield
     finally:
-        pool = kept
+        cached_graphs = kept
 
 
 def record(
-    function: Callable[[], Any], pool: Pool, before: torch.cuda.CUDAGraph | None = None
+    function: Callable[[], Any], cache: CachedGraphs, before: torch.cuda.CUDAGraph | None = None
 ) -> tuple[torch.cuda.CUDAGraph, Any]:
     """Record the work that ``function`` launches on the current CUDA device.
 
     Args:
         function: Reads and writes tensors at fixed addresses, and does not synchronise.
-        pool: Keeps the graph and counts the memory that it reserves.
+        cache: Keeps the graph and counts the memory that it reserves.
         before: A graph that always runs before this one; they share its private memory.
 
     Returns:
@@ -181,7 +179,7 @@ def record(
         ``function``, which each replay overwrites.
     """
     current = torch.cuda.current_stream()
-    aside = _side_stream(current, pool.depth)
+    aside = _side_stream(current, cache.depth)
     aside.wait_stream(current)
     # Set here as well: if ending the capture fails, torch leaves its stream current.
     with torch.cuda.stream(aside), _no_garbage_collected():
@@ -189,13 +187,13 @@ def record(
             function()
         current.wait_stream(aside)
         graph = torch.cuda.CUDAGraph()
-        pool.graphs.append(graph)
+        cache.graphs.append(graph)
         memory = None if before is None else before.pool()
         # "thread_local": other threads of a simulator may call CUDA meanwhile.
         with torch.cuda.graph(graph, memory, aside, capture_error_mode="thread_local"):
             reserved = torch.cuda.memory_reserved()  # a capture's memory is its own
             outputs = function()
-            pool.num_bytes += torch.cuda.memory_reserved() - reserved
+            cache.num_bytes += torch.cuda.memory_reserved() - reserved
     return graph, outputs
 
 
@@ -213,7 +211,7 @@ def _no_garbage_collected() -> Iterator[None]:
 
 @functools.cache
 def _side_stream(current: torch.cuda.Stream, depth: int) -> torch.cuda.Stream:
-    """Return the stream to record on, for a current stream and a depth of pools."""
+    """Return the stream to record on, for a current stream and a depth of caches."""
     return torch.cuda.Stream(current.device)
 
 

@@ -1,6 +1,6 @@
 """Triton kernels: what one step of a cell does besides its matrix product.
 
-They are written from the cell's equations (``define``), for torch's LSTM and GRU, too. A kernel
+They are written from the cell's equations (``kernels_of``), for torch's LSTM and GRU, too. A kernel
 runs over the N * H units of a step: ``unit`` is hidden unit ``unit % H`` of environment
 ``unit // H``. These are the buffers of a window, of which ``step`` selects a part; a cell has G
 gates and S tensors of its state, the first of which is h::
@@ -30,6 +30,7 @@ gradients are cleared by selection, so a NaN does not survive.
 
 import functools
 import linecache
+from typing import Any
 
 import triton
 import triton.language as tl
@@ -111,8 +112,8 @@ def {name}_backward(
 
 
 @functools.cache
-def define(cell: Cell) -> None:
-    """Define a cell's kernels in this module: ``lstm_forward``, ``lstm_backward`` for an LSTM."""
+def kernels_of(cell: Cell) -> dict[str, Any]:
+    """Define and return a cell's kernels: "forward" and "backward"."""
     G, S, first = cell.num_gates, cell.num_states, cell.input_gates
     made = statements_of(cell.equations, G, S)
     order = [*range(first, first + cell.gates), *range(first), *range(first + cell.gates, G)]
@@ -141,7 +142,9 @@ def define(cell: Cell) -> None:
         forward=lines(made.forward, states[S:], made.after),
         backward=lines(made.backward, gates + carry, made.grad_gates + before),
     )
-    file = f"<kernels of {cell.name}>"
+    # Two cells may have one name, so each has a file and a namespace of its own.
+    file, namespace = f"<kernels of {cell.name}, {id(cell)}>", dict(globals())
     # Triton reads a kernel's source, which Python finds here.
     linecache.cache[file] = len(source), None, source.splitlines(keepends=True), file
-    exec(compile(source, file, "exec"), globals())
+    exec(compile(source, file, "exec"), namespace)
+    return {each: namespace[f"{cell.name.lower()}_{each}"] for each in ("forward", "backward")}

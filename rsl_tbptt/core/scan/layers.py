@@ -14,13 +14,14 @@ from rsl_tbptt.core.hidden_state import HiddenState, as_tensors, from_tensors
 from rsl_tbptt.core.scan.cells import RecurrentLayers
 
 Tensors = tuple[torch.Tensor, ...]
+Gradients = tuple[torch.Tensor | None, ...]
 
 LayerScan = Callable[..., Tensors]
-"""Maps the dtype of products' operands and the tensors of a layer to its outputs (T, N, H) and, for
-an LSTM, the cell state after step T-1 (N, H).
+"""Maps the dtype of products' operands and the tensors of a layer to its outputs (T, N, H) and, if
+the state has two tensors, the second one after step T-1 (N, H).
 
-The tensors are inputs x (T, N, D), hidden and cell state before step 0 (N, H), w_ih (G, D),
-w_hh (G, H), b_ih (G,) and b_hh (G,), in this order; a GRU has no cell state."""
+The tensors are inputs x (T, N, D), the one or two tensors of the state before step 0 (N, H), w_ih
+(rows, D), w_hh (rows, H), b_ih and b_hh (rows,), in this order."""
 
 ONCE = (
     "The backward pass of this scan overwrites its buffers, so it runs once and cannot itself be"

@@ -34,8 +34,14 @@ from torch.nn import functional
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.scan import graphs
 from rsl_tbptt.core.scan.cells import OF_TORCH, Cell, CellLayers, RecurrentLayers
-from rsl_tbptt.core.scan.graphs import Gradients, Loan
-from rsl_tbptt.core.scan.layers import ONCE, Tensors, products_as_in_layers, scan_layers
+from rsl_tbptt.core.scan.graphs import InUse
+from rsl_tbptt.core.scan.layers import (
+    ONCE,
+    Gradients,
+    Tensors,
+    products_as_in_layers,
+    scan_layers,
+)
 
 _BLOCK = 512
 """Units of a program. On NVIDIA GPUs each thread has four, 16 bytes of float32 per load."""
@@ -56,9 +62,8 @@ def scan(
     Raises:
         NotImplementedError: If Triton is not installed.
     """
-    kernels = _kernels()  # raises before a recording that fails hides the reason
     cell = rnn.cell if isinstance(rnn, CellLayers) else OF_TORCH[rnn.mode]
-    kernels.define(cell)
+    _kernels().kernels_of(cell)  # raises before a recording that fails hides the reason
     starts = torch.cat((episode_starts, episode_starts.new_zeros(1, inputs.shape[1])))
     stops = starts.clone()
     for cut in cuts:
@@ -75,21 +80,21 @@ def _scan_layer(
     tensors: Tensors = (*layer, starts, stops)
     needs = tuple(torch.is_grad_enabled() and tensor.requires_grad for tensor in tensors)
     passes = Passes(needs, dtype, cell)
-    loan = graphs.pool.lend(passes, tensors)
+    in_use = graphs.cached_graphs.take(passes, tensors)
     if any(needs):
-        return CellScan.apply(passes, loan, *tensors)
-    return loan.recording.forward(tensors) if loan else passes.forward(tensors)[0]
+        return CellScan.apply(passes, in_use, *tensors)
+    return in_use.recording.forward(tensors) if in_use else passes.forward(tensors)[0]
 
 
 class CellScan(torch.autograd.Function):
     """Differentiable scan of one layer; its backward pass may run once."""
 
     @staticmethod
-    def forward(ctx: Any, passes: "Passes", loan: Loan | None, *tensors: Any) -> Tensors:
-        """Return a layer's results: (T, N, H) and, for an LSTM, (N, H)."""
-        ctx.passes, ctx.kept = passes, loan
-        if loan is not None:
-            return loan.recording.forward(tensors)
+    def forward(ctx: Any, passes: "Passes", in_use: InUse | None, *tensors: Any) -> Tensors:
+        """Return a layer's results: (T, N, H) and, with two states, (N, H)."""
+        ctx.passes, ctx.kept = passes, in_use
+        if in_use is not None:
+            return in_use.recording.forward(tensors)
         results, ctx.kept = passes.forward(tensors)
         ctx.save_for_backward(*tensors)
         return tuple(result.clone() for result in results)  # callers may write to them
@@ -104,7 +109,7 @@ class CellScan(torch.autograd.Function):
         if ctx.kept is None or torch.is_grad_enabled():
             raise RuntimeError(ONCE)
         kept, ctx.kept = ctx.kept, None
-        if isinstance(kept, Loan):
+        if isinstance(kept, InUse):
             return None, None, *kept.recording.backward(grads)
         with torch.autocast(grads[0].device.type, enabled=False):
             return None, None, *ctx.passes.backward(ctx.saved_tensors, kept, grads)
@@ -143,7 +148,7 @@ class Passes(NamedTuple):
         x = x_TND.flatten(0, 1).to(dtype)
         torch.addmm(bias.to(dtype), x, w_x.t(), out=gates.flatten(0, 1))
 
-        run_kernel = _launcher(self._kernel("forward"), N, H, gates, states, operands, starts)
+        run_kernel = _launcher(self.cell, "forward", N, H, gates, states, operands, starts)
         of_h, w_h = gates[..., shift:], w_hh.to(dtype).t()
         for t in range(T):
             of_h[t].addmm_(operands[t], w_h)
@@ -162,7 +167,7 @@ class Passes(NamedTuple):
         for gradient, given in zip(carry[1:], grads[1:], strict=True):
             gradient.copy_(given)
         buffers = (gates, states, grads[0].contiguous(), grad_hidden, carry, starts, stops)
-        run_kernel = _launcher(self._kernel("backward"), N, H, *buffers)
+        run_kernel = _launcher(self.cell, "backward", N, H, *buffers)
         of_h, w_h = gates[..., shift:], w_hh.to(dtype)
         for t in reversed(range(T)):
             run_kernel(t)
@@ -182,9 +187,6 @@ class Passes(NamedTuple):
         of_biases = biases[: width - rest].roll(-shift), biases[shift:]
         return dx, dh + carry[0], *carry[1:], dw_ih, dw_hh, *of_biases, None, None
 
-    def _kernel(self, direction: str) -> str:
-        return f"{self.cell.name.lower()}_{direction}"
-
     def _columns(self, w_ih: torch.Tensor, w_hh: torch.Tensor) -> tuple[int, int, int]:
         """Return the columns of the gates, those of x alone, which are first, and of h alone.
 
@@ -203,9 +205,11 @@ class Passes(NamedTuple):
         return (a @ b).to(dtype)
 
 
-def _launcher(name: str, N: int, H: int, *buffers: torch.Tensor) -> Callable[[int], None]:
+def _launcher(
+    cell: Cell, direction: str, N: int, H: int, *buffers: torch.Tensor
+) -> Callable[[int], None]:
     """Return a function that runs a kernel over the N * H units of a step, given the step."""
-    kernel = getattr(_kernels(), name)[-(-N * H // _BLOCK),]
+    kernel = _kernels().kernels_of(cell)[direction][-(-N * H // _BLOCK),]
     return lambda step: kernel(*buffers, step, N, H, _BLOCK)
 
 

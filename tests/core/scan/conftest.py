@@ -49,7 +49,7 @@ def fresh(request):
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(scan, "_chosen", {})
-        patch.setattr(graphs, "pool", graphs.Pool())
+        patch.setattr(graphs, "cached_graphs", graphs.CachedGraphs())
         if request.config.getoption("--device") != "cpu":
             patch.setattr(torch.backends.cudnn, "allow_tf32", False)
         yield

@@ -69,6 +69,17 @@ def test_every_operation_has_its_gradient(registered, engine, device):
     assert_all_close(values_and_gradients(*case, engine), expected, **EXACT_FLOAT64)
 
 
+def test_cells_of_one_name_keep_their_own_equations(registered, engine, device):
+    tanh = Cell("TWICE", lambda gates, _: (gates[0].tanh(),), gates=1)
+    sigmoid = Cell("TWICE", lambda gates, _: (gates[0].sigmoid(),), gates=1)
+    # Each window has another length, so that no CUDA graph of an earlier one is replayed.
+    for num_steps, cell in enumerate((tanh, sigmoid, tanh), start=3):
+        registered(cell)
+        case = make_case("TWICE", 1, num_steps, 3, 0.3, device=device)
+        expected = values_and_gradients(*case, "reference")
+        assert_all_close(values_and_gradients(*case, engine), expected, **EXACT_FLOAT64)
+
+
 def sigmoid(x):
     return 1.0 / (1.0 + math.exp(-x))
 
@@ -134,7 +145,8 @@ def test_only_registered_cells_run_and_torchs_names_are_taken(registered):
 @pytest.mark.parametrize(
     ("name", "num_states", "message"),
     [
-        ("mgu", 1, "name is 'mgu', expected upper case: 'MGU'"),
+        ("mgu", 1, "name is 'mgu', expected upper case: letters, digits and _."),
+        ("SRU-2", 1, "name is 'SRU-2', expected upper case: letters, digits and _."),
         ("X", 3, "num_states is 3, expected"),
     ],
 )

@@ -42,9 +42,9 @@ def tanh_of(x):
     num_envs, H = len(x), 1
     gates, n = torch.zeros(num_envs, 3 * H), x.clone()
     before, h = torch.zeros(2, num_envs, H)
-    addresses = [tensor.data_ptr() for tensor in (gates, gates, n, before, h)]
+    at = [tensor.data_ptr() for tensor in (gates, gates, n, before)]
     cells = cpu.load_cells(torch.float32, torch.float32)
-    cells.gru_forward(num_envs, H, 1, H, H, *addresses, None, None, None)
+    cells.gru_forward(num_envs, H, 1, H, H, *at, None, None, h.data_ptr(), None, None, None)
     return n
 
 
@@ -66,8 +66,9 @@ def test_operands_are_rounded_as_torch_rounds():
     product = torch.tensor([0.0, math.inf, 0.0], dtype=operand).repeat(num_envs, 1)
     gates, n = torch.empty(num_envs, 3), torch.zeros(num_envs)
     h, next_before, next_input = torch.empty_like(x), torch.empty_like(x), x.to(operand) * 0
-    at = [t.data_ptr() for t in (product, gates, n, x, h, next_before, next_input)]
-    cpu.load_cells(full, operand).gru_forward(num_envs, H, 1, H, H, *at, None)
+    at = [t.data_ptr() for t in (product, gates, n, x)]
+    at += [None, None, *(t.data_ptr() for t in (h, next_before, next_input)), None]
+    cpu.load_cells(full, operand).gru_forward(num_envs, H, 1, H, H, *at)
     torch.testing.assert_close(next_before, x, rtol=0, atol=0, equal_nan=True)
     torch.testing.assert_close(next_input, x.to(operand), rtol=0, atol=0, equal_nan=True)
 

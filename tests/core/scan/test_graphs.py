@@ -23,17 +23,17 @@ pytestmark = pytest.mark.engines("triton")
 
 
 @pytest.fixture
-def pool(engine, monkeypatch):
-    """Return a pool without recordings; what each pool makes is counted."""
+def cached_graphs(engine, monkeypatch):
+    """Return an empty cache of graphs; the recordings that each cache makes are counted."""
     make = graphs.Recording.__init__
 
-    def counting(recording, pool, *arguments):
-        make(recording, pool, *arguments)
-        pool.num_made = getattr(pool, "num_made", 0) + 1
+    def counting(recording, cache, *arguments):
+        make(recording, cache, *arguments)
+        cache.num_made = getattr(cache, "num_made", 0) + 1
 
     monkeypatch.setattr(graphs.Recording, "__init__", counting)
-    monkeypatch.setattr(graphs, "pool", graphs.Pool())
-    return graphs.pool
+    monkeypatch.setattr(graphs, "cached_graphs", graphs.CachedGraphs())
+    return graphs.cached_graphs
 
 
 @pytest.fixture
@@ -53,10 +53,10 @@ def leaves_of(device):
     return leaves_of
 
 
-def num_recordings(pool):
+def num_recordings(cache):
     """Return how many recordings are free, and how many were made."""
-    free = sum(len(each) for sizes in pool._free.values() for each in sizes.values())
-    return free, getattr(pool, "num_made", 0)
+    free = sum(len(each) for sizes in cache._free.values() for each in sizes.values())
+    return free, getattr(cache, "num_made", 0)
 
 
 def gradients_of(outputs, rnn, inputs):
@@ -75,16 +75,16 @@ def no_memory_left(*arguments):
     raise torch.OutOfMemoryError("no memory left")
 
 
-def test_scans_alive_at_once_have_one_each_and_give_it_back(scan, cell, leaves_of, pool):
+def test_scans_alive_at_once_have_one_each_and_give_it_back(scan, cell, leaves_of, cached_graphs):
     cases = [leaves_of(seed, cell, num_layers=2) for seed in range(3)]
     results = [scan(*case) for case in cases]
-    assert num_recordings(pool) == (0, 6)
+    assert num_recordings(cached_graphs) == (0, 6)
     for case, (outputs, _) in zip(cases[:2], results, strict=False):
         gradients_of(outputs, case[0], case[1])
-    assert num_recordings(pool) == (4, 6)
+    assert num_recordings(cached_graphs) == (4, 6)
     del results, outputs, _  # the third is forgotten
     gc.collect()
-    assert num_recordings(pool) == (6, 6)
+    assert num_recordings(cached_graphs) == (6, 6)
 
 
 def test_weights_may_change_between_forward_and_backward(scan, leaves_of):
@@ -115,7 +115,7 @@ def test_results_may_be_overwritten(scan, cell, leaves_of, monkeypatch, recorded
     assert_all_close(gradients(scan, 3.0), gradients(scan, 1.0), rtol=0, atol=0)
 
 
-def test_each_shape_and_setting_is_recorded_once(scan, leaves_of, pool, monkeypatch):
+def test_each_shape_and_setting_is_recorded_once(scan, leaves_of, cached_graphs, monkeypatch):
     rnn, inputs, state, starts = leaves_of(0)
 
     def run():
@@ -125,16 +125,16 @@ def test_each_shape_and_setting_is_recorded_once(scan, leaves_of, pool, monkeypa
 
     run()
     run()
-    assert num_recordings(pool) == (2, 2)
+    assert num_recordings(cached_graphs) == (2, 2)
     scan(rnn, inputs.detach(), state, starts)[0].sum().backward()
-    assert num_recordings(pool) == (3, 3)
+    assert num_recordings(cached_graphs) == (3, 3)
     monkeypatch.setattr(graphs, "situation_of", lambda device: "other precision")
     run()
-    assert num_recordings(pool) == (5, 5)
+    assert num_recordings(cached_graphs) == (5, 5)
 
 
 def test_no_more_recordings_once_they_take_their_share_of_memory(
-    scan, leaves_of, pool, monkeypatch
+    scan, leaves_of, cached_graphs, monkeypatch
 ):
     monkeypatch.setattr(graphs, "max_bytes", lambda device: 1)
     case = leaves_of(0, num_layers=2)
@@ -145,21 +145,21 @@ def test_no_more_recordings_once_they_take_their_share_of_memory(
         warnings.simplefilter("error")  # said once
         outputs, _ = scan(*case)
     assert_equals_reference(outputs, case)
-    assert num_recordings(pool) == (1, 1)
+    assert num_recordings(cached_graphs) == (1, 1)
 
 
-def test_the_memory_of_all_tensors_of_a_recording_is_counted(scan, device, pool):
+def test_the_memory_of_all_tensors_of_a_recording_is_counted(scan, device, cached_graphs):
     T, N, D, H = 6, 256, 3, 4
     rnn, x, state, starts = make_case("LSTM", 1, T, N, 0.3, device=device)
     scan(rnn, x.requires_grad_(), state, starts)[0].sum().backward()
     inputs, buffers, results, gradients = D, 4 * H + H + H, H, H + D
     least = T * N * (inputs + buffers + results + gradients) * torch.float64.itemsize
-    assert pool.num_bytes > least
+    assert cached_graphs.num_bytes > least
     if device.type == "cpu":  # a GPU reserves whole segments
-        assert pool.num_bytes < 1.5 * least
+        assert cached_graphs.num_bytes < 1.5 * least
 
 
-def test_sizes_that_change_all_the_time_leave_room_for_other_windows(scan, device, pool):
+def test_sizes_that_change_all_the_time_leave_room_for_other_windows(scan, device, cached_graphs):
     most = graphs._MAX_SIZES
 
     def run(num_envs, num_steps=3):
@@ -173,12 +173,12 @@ def test_sizes_that_change_all_the_time_leave_room_for_other_windows(scan, devic
         run(most + 1)
     for num_envs in (most + 2, 1, most):  # said once
         run(num_envs)
-    assert num_recordings(pool) == (most, most)
+    assert num_recordings(cached_graphs) == (most, most)
     run(most + 1, num_steps=2)
-    assert num_recordings(pool) == (most + 1, most + 1)
+    assert num_recordings(cached_graphs) == (most + 1, most + 1)
 
 
-@pytest.mark.usefixtures("pool")
+@pytest.mark.usefixtures("cached_graphs")
 def test_a_recording_that_fails_does_not_end_training(scan, leaves_of, monkeypatch):
     case = leaves_of(0, num_layers=2)
     monkeypatch.setattr(graphs, "record", no_memory_left)
@@ -190,25 +190,27 @@ def test_a_recording_that_fails_does_not_end_training(scan, leaves_of, monkeypat
         scan(*case)
 
 
-def test_nothing_is_recorded_inside_the_callers_capture(scan, leaves_of, pool, monkeypatch):
+def test_nothing_is_recorded_inside_the_callers_capture(
+    scan, leaves_of, cached_graphs, monkeypatch
+):
     monkeypatch.setattr(graphs, "situation_of", lambda device: None)
     case = leaves_of(0)
     assert_equals_reference(scan(*case)[0], case)
-    assert num_recordings(pool) == (0, 0)
+    assert num_recordings(cached_graphs) == (0, 0)
 
 
-def test_recordings_made_aside_are_dropped(scan, leaves_of, pool):
+def test_recordings_made_aside_are_dropped(scan, leaves_of, cached_graphs):
     case = leaves_of(0)
     scan(*case)
     with recordings_aside():
-        assert num_recordings(graphs.pool) == (0, 0)
+        assert num_recordings(graphs.cached_graphs) == (0, 0)
         scan(*case)
-        ((recordings,),) = (sizes.values() for sizes in graphs.pool._free.values())
+        ((recordings,),) = (sizes.values() for sizes in graphs.cached_graphs._free.values())
         recording = weakref.ref(recordings[0])
         del recordings
     assert recording() is None
-    assert graphs.pool is pool
-    assert num_recordings(pool) == (1, 1)
+    assert graphs.cached_graphs is cached_graphs
+    assert num_recordings(cached_graphs) == (1, 1)
 
 
 class FakeStream:
@@ -269,13 +271,13 @@ def fake_cuda(monkeypatch):
 
 def test_a_capture_that_cannot_be_ended_leaves_the_stream_and_keeps_its_graph(fake_cuda):
     """Torch still knows a graph whose capture did not end; no garbage is collected meanwhile."""
-    collects, pool = [], graphs.Pool()
+    collects, cache = [], graphs.CachedGraphs()
     fake_cuda.error_at_end = RuntimeError("the capture was invalidated")
     assert gc.isenabled()
     with pytest.raises(RuntimeError, match="invalidated"):
-        graphs.record(lambda: collects.append(gc.isenabled()), pool)
+        graphs.record(lambda: collects.append(gc.isenabled()), cache)
     assert fake_cuda.current is fake_cuda.first
-    assert len(pool.graphs) == 1
+    assert len(cache.graphs) == 1
     assert collects == [False] * 3
     assert gc.isenabled()
 
@@ -284,19 +286,19 @@ def test_memory_that_a_capture_reserves_is_counted(fake_cuda):
     def function():
         fake_cuda.reserved += 100
 
-    pool = graphs.Pool()
-    graphs.record(function, pool)
-    assert pool.num_bytes == 100
+    cache = graphs.CachedGraphs()
+    graphs.record(function, cache)
+    assert cache.num_bytes == 100
     assert fake_cuda.reserved == 300  # warm-ups take the memory of everyone
 
 
-def test_pools_that_are_dropped_capture_on_streams_of_their_own(fake_cuda, monkeypatch):
+def test_graphs_made_aside_are_captured_on_streams_of_their_own(fake_cuda, monkeypatch):
     streams = []
 
     def record():
-        graphs.record(lambda: streams.append(fake_cuda.current), graphs.pool)
+        graphs.record(lambda: streams.append(fake_cuda.current), graphs.cached_graphs)
 
-    monkeypatch.setattr(graphs, "pool", graphs.Pool())
+    monkeypatch.setattr(graphs, "cached_graphs", graphs.CachedGraphs())
     record()
     with graphs.recordings_aside():
         record()
@@ -304,7 +306,7 @@ def test_pools_that_are_dropped_capture_on_streams_of_their_own(fake_cuda, monke
             record()
         record()
     record()
-    of_pool, of_aside, of_inner, of_aside_again, of_pool_again = streams[2::3]
-    assert len({id(stream) for stream in (of_pool, of_aside, of_inner)}) == 3
+    of_first, of_aside, of_inner, of_aside_again, of_first_again = streams[2::3]
+    assert len({id(stream) for stream in (of_first, of_aside, of_inner)}) == 3
     assert of_aside_again is of_aside
-    assert of_pool_again is of_pool
+    assert of_first_again is of_first
