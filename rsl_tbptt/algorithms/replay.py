@@ -253,7 +253,9 @@ class Replay:
                         self._parts.cell, latent, state, episode_starts, self._engine, cuts
                     )
                 latent = latent.flatten(0, 1)
-                rows = self._head(self.model, self._parts.head(latent)) + self._head_outputs(latent)
+                rows = self._head(self.model, self._parts.head(latent)) + self._auxiliary_outputs(
+                    latent
+                )
                 outputs = tuple(output.unflatten(0, shape) for output in rows)
         outputs = tuple(output.to(dtype) for output in outputs)
         state = hidden_state.apply(lambda tensor: tensor.to(dtype), state)
@@ -262,7 +264,7 @@ class Replay:
             state = hidden_state.apply(lambda tensor: tensor.unflatten(1, (-1, *robots)), state)
         return outputs, state
 
-    def _head_outputs(self, latent: torch.Tensor) -> Outputs:
+    def _auxiliary_outputs(self, latent: torch.Tensor) -> Outputs:
         """Return the outputs of auxiliary heads for the latent of the model's head, (rows, H)."""
         if self._first_replay is not None:
             self._first_replay.see_memory(latent)
