@@ -19,10 +19,12 @@ from rsl_tbptt.checkpoints.describing import agent_config
 from rsl_tbptt.tools.evaluate import run_first_episodes, started
 from rsl_tbptt.tools.run_doctor import read_curves
 from scripts.pipeline.experiments import Experiment
-from scripts.pipeline.learning import KEPT, kept_from
+from scripts.pipeline.learning import KEPT, kept_from, spread
 from scripts.pipeline.run import default_run
 from scripts.pipeline.sweep import Sweep, load_sweep, seeded
 
+FORMS = {f"million steps to {KEPT:.0%}": ".2f", "angles, rad": ".4f", "deviations, %": ".1f"}
+"""Columns of measures, and how their numbers are written."""
 NUM_LAST = 10
 """Iterations whose mean return is the final one; a single one is noisy."""
 
@@ -36,8 +38,25 @@ def main() -> None:
     args = parser.parse_args()
     sweep, experiment = load_sweep(args.config)
     rows = list(rows_of(sweep, experiment, args.output or default_run(args.config), args.episodes))
-    heads = ("policy", "seed", f"million steps to {KEPT:.0%}", "angles, rad", "deviations, %")
-    print(tabulate(rows, heads, tablefmt="github", floatfmt=("", "", ".2f", ".4f", ".1f")))
+    print(tabulate(rows, ("policy", "seed", *FORMS), "github", ("", "", *FORMS.values())))
+    print(f"\nMean over seeds, 95 % confidence:\n\n{summary(rows, sweep)}")
+
+
+def summary(rows: list[list[Any]], sweep: Sweep) -> str:
+    """Return a table of means over seeds, also of what a variant has more than its model."""
+    of = {name: [row[2:] for row in rows if row[0] == name] for name in sweep.policies}
+    for name, variant in sweep.policies.items():
+        if variant.like and len(of[name]) == len(of[variant.like]):
+            pairs = zip(of[name], of[variant.like], strict=True)
+            of[f"{name} less {variant.like}"] = [[*map(_less, *pair)] for pair in pairs]
+    table = [
+        [name, *map(spread, zip(*seeds, strict=True), FORMS.values())] for name, seeds in of.items()
+    ]
+    return tabulate(table, ("policy", *FORMS), "github", disable_numparse=True)
+
+
+def _less(value: float | None, other: float | None) -> float | None:
+    return None if value is None or other is None else value - other
 
 
 def rows_of(

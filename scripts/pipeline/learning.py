@@ -1,6 +1,7 @@
 """Compare how policies learned with every seed with the teacher of their seed: tables, figure."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass, field
 from itertools import cycle
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import Any
 from tabulate import tabulate
 
 from rsl_tbptt.checkpoints.describing import agent_config
+from rsl_tbptt.tools.evaluate import mean_and_interval
 from rsl_tbptt.tools.run_doctor import read_curves
 from rsl_tbptt.tools.templates import fill
 from scripts.figures import PALETTE, drawn_svg
@@ -203,6 +205,35 @@ def judge(group: list[Row], sweep: Sweep) -> dict[str, str]:
     return kept_by
 
 
+def means(group: list[Row], rows: list[Row], sweep: Sweep) -> dict[str, str]:
+    """Return a policy's mean share over seeds, and how much more that is than its model's.
+
+    Args:
+        group: The policy's rows.
+        rows: The rows of all policies.
+        sweep: The sweep, which says which policy this one is like.
+    """
+    shares = [row["share"] for row in group]
+    found = {"mean (95 % confidence)": spread(shares, ".1%")}
+    variant = sweep.policies.get(group[0]["policy"])
+    others = {
+        row["seed"]: row["share"] for row in rows if variant and row["policy"] == variant.like
+    }
+    if others:
+        more = [row["share"] - others[row["seed"]] for row in group]
+        found["more, seed by seed"] = spread(more, "+.1%")
+    return found
+
+
+def spread(values: Sequence[float | None], form: str) -> str:
+    """Return a mean with its 95 % confidence interval as text; "-" if a value is None or alone."""
+    numbers = [value for value in values if value is not None]
+    if len(numbers) < max(2, len(values)):
+        return "-"
+    mean, low, high = (format(value, form) for value in mean_and_interval(numbers))
+    return f"{mean} ({low} to {high})"
+
+
 def format_markdown(rows: list[Row], teacher: str, sweep: Sweep) -> str:
     """Write a table of policies with their acceptance checks, and one of every seed.
 
@@ -218,7 +249,9 @@ def format_markdown(rows: list[Row], teacher: str, sweep: Sweep) -> str:
     groups = [[row for row in rows if row["policy"] == name] for name in policies]
     return fill(
         TEMPLATE,
-        policies=_table([_cells(group) | judge(group, sweep) for group in groups]),
+        policies=_table(
+            [_cells(group) | means(group, rows, sweep) | judge(group, sweep) for group in groups]
+        ),
         seeds=_table([_cells([row]) for group in groups for row in group]),
         teacher=teacher,
         reached=f"{REACHED:.0%}",

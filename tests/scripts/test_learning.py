@@ -19,6 +19,7 @@ from scripts.pipeline.learning import (
     format_markdown,
     judge,
     lowest_share,
+    means,
     read_learnings,
 )
 from scripts.pipeline.run import Record
@@ -140,6 +141,22 @@ def test_tables_have_a_row_per_policy_and_one_per_seed():
     assert policies["evaluated at 90% from"] == ["", "", "1, 1 never"]
     assert seeds["error of velocity"] == ["", "", "0.25", "0.5", "", ""]
     assert seeds["evaluated at 90% from"] == ["", "", "", "", "1", "1 never"]
+
+
+def test_means_over_seeds_have_intervals_and_differences_are_paired():
+    sweep = SWEEP.model_copy(update={"policies": {"gru": Variant(like="student")}})
+    returns = {"student": (9.0, 8.0, 7.0), "gru": (9.5, 8.4, 7.6)}
+    learnings = [
+        learning(policy, seed=seed, evaluated_return=value)
+        for policy, values in {"teacher": (10.0,) * 3, **returns}.items()
+        for seed, value in enumerate(values)
+    ]
+    rows = compare(learnings, "teacher")
+    students, grus = ([row for row in rows if row["policy"] == name] for name in returns)
+    # Student's t of 3 values: 4.303 standard errors.
+    assert means(students, rows, sweep) == {"mean (95 % confidence)": "80.0% (55.2% to 104.8%)"}
+    assert means(grus, rows, sweep)["more, seed by seed"] == "+5.0% (+2.5% to +7.5%)"
+    assert means(grus[:1], rows, sweep)["more, seed by seed"] == "-"
 
 
 def test_band_covers_the_steps_that_all_seeds_have():
