@@ -162,12 +162,10 @@ def build(case: Case, library: Library, **options: Any) -> Any:
     kind = "rl" if case.algorithm == "ppo" else case.algorithm
     sizes = (case.num_envs, case.num_steps)
     storage = RolloutStorage(kind, *sizes, obs, [case.num_actions], case.device)
+    # rsl_rl has this option since 5.5.
+    mixed = {"use_mixed_precision": True} if case.use_mixed_precision else {}
     algorithm = CLASSES[case.algorithm][library](
-        *models,
-        storage,
-        device=case.device,
-        use_mixed_precision=case.use_mixed_precision,
-        **{**own, **case.settings, **options},
+        *models, storage, device=case.device, **{**own, **mixed, **case.settings, **options}
     )
     algorithm.train_mode()
     return algorithm
@@ -236,6 +234,9 @@ def _difference(case: Case) -> float:
         for library in LIBRARIES:
             extra = as_rsl_rl if library == "rsl_tbptt" else {}
             algorithm = build(case, library, **plain, **extra)
+            for role in TRAINED[case.algorithm]:
+                # Before 5.5, rsl_rl updates normalisers in every step, not after the update.
+                getattr(algorithm, role).obs_normalizer.eval()
             groups = algorithm.optimizer.param_groups
             parameters = [p for group in groups for p in group["params"]]
             before = parameters_to_vector(parameters).detach().clone()

@@ -35,6 +35,7 @@ from rsl_tbptt.integrations.mjlab import (
     TbpttTeachersCfg,
     model_arguments,
 )
+from rsl_tbptt.tools.cli import main
 from rsl_tbptt.tools.doctor import install
 from rsl_tbptt_tasks.memory import RecallEnv
 from scripts.option_tables import docstrings
@@ -281,3 +282,10 @@ def test_several_teachers_of_the_command_line_reach_the_runner(tmp_path):
     runner = TbpttMjlabDistillationRunner(MjlabSkills(6, 4), dataclasses.asdict(cfg))
     runner.learn(1)
     assert torch.equal(parameters(runner.alg.teacher.teachers), parameters(teachers))
+
+
+@pytest.mark.parametrize("algorithm", ["ppo", "distillation"])
+def test_bench_measures_mjlabs_older_rsl_rl(algorithm, capsys):
+    few = ("--num-envs=8", "--num-steps=4", "--gradient-length=4", "--rnn-hidden-dim=8")
+    assert main(["bench", *few, "--pairs=1", f"--algorithm={algorithm}"]) == 0
+    assert "time of `update()`" in capsys.readouterr().out
