@@ -23,6 +23,7 @@ from torch import nn
 from rsl_tbptt.checkpoints.describing import AGENT
 from rsl_tbptt.core.memory import MemoryPlan
 from rsl_tbptt.files import read_config
+from rsl_tbptt.models import SelectedTeachers
 from rsl_tbptt.tools.platforms import (
     ENV,
     PLATFORMS,
@@ -112,7 +113,8 @@ def planned(
         trained = trained or platform.find_trained(checkpoint, task)
         noted, file = checkpoint.parent / ENV, Path(agent or checkpoint.parent / AGENT)
         config = read_config(file)
-        _check_texts(config, file)
+        # Texts at the top are names of runs and files, and the runner's class is one of rsl_rl's.
+        _check_texts([value for value in config.values() if not isinstance(value, str)], file)
         return Planned(platform, trained, config, noted if noted.is_file() else None)
     if task is None:
         raise ValueError("--task is missing, expected it or --checkpoint or --env.")
@@ -147,7 +149,8 @@ def _check_texts(value: Any, file: Path) -> None:
         ValueError: If it does.
     """
     if isinstance(value, Mapping):
-        value = [*value.values()]
+        # model_100.pt looks like code, too, but a file of a teacher is only read.
+        value = [each for key, each in value.items() if not str(key).endswith("checkpoint")]
     if isinstance(value, (list, tuple)):
         for each in value:
             _check_texts(each, file)
@@ -240,7 +243,7 @@ def _row(what: Planned, env: RepeatedEnv, device: str) -> Row:
     algorithm = filled(what, env, device)
     update = algorithm.memory_plan()
     storage = _bytes(vars(algorithm.storage).values())
-    modules = [*algorithm.transaction.modules, *filter(None, [getattr(algorithm, "teacher", None)])]
+    modules = [*algorithm.transaction.modules, *filter(None, [_teacher_of(algorithm)])]
     models = _bytes(tensor for module in modules for tensor in module.state_dict().values())
     for optimizer in algorithm.transaction.optimizers:
         for group in optimizer.param_groups:
@@ -261,12 +264,22 @@ def filled(what: Planned, env: Any, device: str) -> Any:
     algorithm = what.platform.make_runner(what.task, env, cfg, device).alg
     _refuse_batch_norm(algorithm)
     algorithm.train_mode()
+    # Training asks for the teachers' files when it starts.
     if "teacher" in cfg:
         algorithm.teacher_loaded.is_loaded = True
+    elif what.agent["algorithm"].get("teacher_cfg"):
+        algorithm._imitation._loaded = True
+    if isinstance(teacher := _teacher_of(algorithm), SelectedTeachers):
+        teacher.loaded = True
     roll_out(algorithm, env, 1)
     algorithm.storage.clear()  # the next rollout begins with hidden states, as all but the first do
     roll_out(algorithm, env, cfg["num_steps_per_env"])
     return algorithm
+
+
+def _teacher_of(algorithm: Any) -> Any:
+    """Return the teacher of a distillation, or the one that PPO imitates; None without one."""
+    return getattr(getattr(algorithm, "_imitation", algorithm), "teacher", None)
 
 
 @torch.inference_mode()

@@ -78,6 +78,34 @@ def measured(agent, num_envs):
     return memory.peak, algorithm
 
 
+TEACHER = DISTILLATION["teacher"]
+SEVERAL = {
+    "class_name": "rsl_tbptt.models:SelectedTeachers",
+    "selector": f"{__name__}:first_teacher",
+    "teachers": {"walk": {"cfg": TEACHER}, "run": {"cfg": TEACHER}},
+}
+
+
+def first_teacher(obs):
+    return torch.zeros(len(obs), dtype=torch.int64)
+
+
+@pytest.mark.parametrize("teacher", [TEACHER, SEVERAL], ids=["one", "several"])
+@pytest.mark.parametrize("name", AGENTS)
+def test_no_file_of_a_teacher_is_needed(name, teacher):
+    agent = copy.deepcopy(AGENTS[name])
+    if name == "ppo":
+        agent["obs_groups"]["teacher"] = ["privileged"]
+        (alone,) = plan(of_recall(agent), [32])
+        agent["algorithm"] |= {"teacher_cfg": teacher, "teacher_coef": 0.1}
+        (row,) = plan(of_recall(agent), [32])
+        assert row.models > alone.models
+    else:
+        agent["teacher"] = teacher
+        (row,) = plan(of_recall(agent), [32])
+    assert row.update.peak(1) > 0
+
+
 def tensor_bytes(values):
     return sum(value.nbytes for value in values if isinstance(value, torch.Tensor))
 
@@ -215,6 +243,18 @@ def test_a_checkpoint_brings_task_agent_and_environment(folder):
     assert what.agent == PPO
     assert what.noted == folder / "params" / "env.yaml"
     assert planned(folder / "model_0.pt", platform_name="rsl_rl", task="m:f").task.task == "m:f"
+
+
+def test_names_of_runs_and_files_are_not_taken_for_code(folder):
+    (folder / "params").mkdir()
+    names = {"load_checkpoint": "model_100.pt", "run_name": "student_v1.2"}
+    run = {**DISTILLATION, **names, "experiment_name": "go1.v2"}
+    run["algorithm"] = {**run["algorithm"], "teacher_checkpoint": "teacher.pt"}
+    run["teacher"] = {"teachers": {"walk": {"cfg": MODEL, "checkpoint": "walk.pt"}}}
+    (folder / "params" / "agent.yaml").write_text(yaml.safe_dump(run))
+    (folder / "run.json").write_text('{"library": "rsl_rl", "task": "Tbptt-T"}')
+    (folder / "model_0.pt").touch()
+    assert planned(folder / "model_0.pt").agent == run
 
 
 def test_the_task_is_looked_for_on_the_platform_that_is_installed(monkeypatch):

@@ -275,12 +275,12 @@ def test_numbers_of_the_training_are_applied_and_told(tmp_path, capsys):
 def test_what_is_no_number_is_named_instead_also_code(tmp_path, capsys):
     file = noted_env(tmp_path, kind="rough", scene="flat")
     text = file.read_text().replace("name:builtins.len ''", "object/apply:os.system ['touch it']")
-    file.write_text(text + "added: 3\n")
+    file.write_text(text + "added: 3\nempty: null\n")
     cfg, noted = EnvCfg(), NotedEnv(file, dataclasses.asdict)
     noted.apply(cfg)
     assert (cfg, capsys.readouterr().out) == (EnvCfg(), "")
     assert not Path("it").exists()
-    with pytest.warns(UserWarning, match=r"env\.yaml in kind, func, scene, added, expected the"):
+    with pytest.warns(UserWarning, match=r"env\.yaml in kind, func, scene, added, empty, expected the"):
         noted.warn_of_others(cfg)
 
 

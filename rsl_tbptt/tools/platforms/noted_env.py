@@ -57,7 +57,7 @@ class NotedEnv:
         for keys, (value, old) in differences(self._noted, here).items():
             if keys in CHOSEN or any(keys[: len(k)] == k[: len(keys)] for k in chosen):
                 continue
-            if _is_plain(value) and (_is_plain(old) or value is None):
+            if old is not MISSING and _is_plain(value) and (_is_plain(old) or value is None):
                 _put(cfg, keys, value)
                 applied.append(f"{dotted(keys)}={value}")
             else:
