@@ -57,7 +57,7 @@ def checkpoint_of(bundle: Path) -> Path:
         ValueError: If the checkpoint is not there, or the folder is not a bundle.
     """
     name = Policy(bundle).metadata["checkpoint"]
-    checkpoint = bundle.resolve().parents[1] / name
+    checkpoint = bundle.resolve().parent.parent / name
     if not checkpoint.is_file():
         raise ValueError(
             f"The checkpoint of '{bundle}' is not at '{checkpoint}': name it with --checkpoint."

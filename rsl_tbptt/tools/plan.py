@@ -197,7 +197,7 @@ def plan(
     with what.platform.simulated_env(simulation) as env:
         return [
             _row(what, RepeatedEnv(env, number), device)
-            for number in track(sorted(num_envs), "numbers of environments")
+            for number in track(sorted({*num_envs}), "numbers of environments")
         ]
 
 

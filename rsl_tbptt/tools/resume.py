@@ -66,8 +66,8 @@ def resumption(run: Path, *, task: str | None = None, iterations: int | None = N
         iterations: Iterations to go on for. None takes those that are left.
 
     Raises:
-        ValueError: If there is no checkpoint, no iteration is left, the training was one of rsl_rl
-            alone, or nothing tells its task.
+        ValueError: If there is no checkpoint, no iteration is left or ``iterations`` is below 1,
+            the training was one of rsl_rl alone, or nothing tells its task.
     """
     checkpoint = latest_checkpoint(run.resolve())
     folder = checkpoint.parent
@@ -117,7 +117,7 @@ def rest_of_training(
         settings: What else the run had changed; see :class:`Training`.
 
     Raises:
-        ValueError: If no iteration is left.
+        ValueError: If no iteration is left, or ``iterations`` is below 1.
     """
     if iterations is None:
         iterations = last_iteration(checkpoint, agent) - number_of(checkpoint)
@@ -126,6 +126,8 @@ def rest_of_training(
                 f"{checkpoint} is the last of {agent['max_iterations']} iterations, expected some"
                 " to be left: to train longer, name their number with --iterations."
             )
+    elif iterations < 1:
+        raise ValueError(f"--iterations is {iterations}, expected at least 1.")
     name = str(agent.get("run_name") or "run").removesuffix("_resumed")
     return Training(
         task=trained.task,
@@ -150,12 +152,15 @@ def number_of(checkpoint: Path) -> int:
 def last_iteration(checkpoint: Path, agent: Mapping[str, Any]) -> int:
     """Return the number of the last iteration that a run was to reach.
 
-    A run that continued another begins with the number of the checkpoint that it loaded. A run that
-    loaded a teacher begins with 0: then its first checkpoint has a smaller number than that file.
+    A run that continued another begins with the number of the checkpoint that it loaded. Where the
+    config has only a pattern of names, as after mjlab's ``--agent.resume True``, that is the number
+    of its first checkpoint. A run that loaded a teacher begins with 0: then its first checkpoint
+    has a smaller number than that file. If ``keep_last`` has deleted the first checkpoints, the
+    result may be too large.
     """
-    match = NUMBERED.fullmatch(Path(str(agent.get("load_checkpoint"))).name)
-    loaded = int(match[1]) if match else 0
     oldest = number_of(numbered_checkpoints(checkpoint.parent)[-1])
+    match = NUMBERED.fullmatch(Path(str(agent.get("load_checkpoint"))).name)
+    loaded = int(match[1]) if match else oldest if agent.get("resume") else 0
     first = loaded if loaded <= oldest else 0
     return first + agent["max_iterations"] - 1
 

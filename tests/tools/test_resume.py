@@ -145,21 +145,29 @@ def test_rsl_rl_alone_is_told_what_to_do(run, capsys):
 
 
 @pytest.mark.parametrize(
-    ("loaded", "files", "expected"),
+    ("loaded", "resumes", "files", "expected"),
     [
-        ("model_.*.pt", (0, 10), 39),
-        ("/r/1_teacher/model_9.pt", (0, 10), 39),  # a teacher: the student began with 0
-        ("/r/1_student/model_20.pt", (20, 30), 59),  # the numbers go on
-        ("/r/1_student/safe_23.pt", (30,), 62),
+        ("model_.*.pt", False, (0, 10), 39),
+        ("model_.*.pt", True, (0, 10), 39),  # a teacher in mjlab
+        ("model_.*.pt", True, (100, 150), 139),  # the numbers go on
+        ("/r/1_teacher/model_9.pt", False, (0, 10), 39),  # a teacher: the student began with 0
+        ("/r/1_student/model_20.pt", False, (20, 30), 59),  # the numbers go on
+        ("/r/1_student/safe_23.pt", False, (30,), 62),
     ],
 )
 def test_the_last_iteration_counts_from_the_checkpoint_that_the_training_loaded(
-    tmp_path, loaded, files, expected
+    tmp_path, loaded, resumes, files, expected
 ):
     for number in files:
         (tmp_path / f"model_{number}.pt").touch()
-    agent = AGENT | {"load_checkpoint": loaded}
+    agent = AGENT | {"load_checkpoint": loaded, "resume": resumes}
     assert last_iteration(tmp_path / f"model_{files[-1]}.pt", agent) == expected
+
+
+def test_no_or_fewer_iterations_are_refused(run, settings, capsys):
+    save(run, "model_20.pt", 20)
+    assert main(["resume", str(run), "--iterations", "-5"]) == 1
+    assert "--iterations is -5, expected at least 1" in capsys.readouterr().err
 
 
 def test_the_device_is_that_of_a_checkpoints_tensors(tmp_path):
