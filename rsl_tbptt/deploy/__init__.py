@@ -60,7 +60,9 @@ class Policy:
             f"{name}_in": np.zeros(shape, np.float32)
             for name, shape in zip(names, shapes, strict=True)
         }
-        self._joins = [*self._inputs] == ["obs"]
+        # A policy's own group may be called "obs", too.
+        own = self.metadata["observation_groups"].get("obs", {}).get("shape")
+        self._joins = [*self._inputs] == ["obs"] and own != self.metadata["inputs"]["obs"]["shape"]
         self._checked = False
         self.outputs: dict[str, np.ndarray] = {}
         """All outputs of the last step by name, with auxiliary heads, as batches of one."""

@@ -138,6 +138,7 @@ def describe(
     """Return the content of ``policy.json``; see :func:`write_bundle` for the arguments."""
     state = {name.removesuffix("_in"): list(zeros.shape) for name, zeros in step.state.items()}
     inputs = {name: each for name, each in step.inputs.items() if name not in step.state}
+    robot = _finite(robot)
     known = robot.get("observation_groups", {})
     robot = {name: value for name, value in robot.items() if name != "observation_groups"}
     step_dt = robot.get("step_dt")
@@ -165,6 +166,17 @@ def describe(
         "robot": robot,
         "versions": versions(),
     }
+
+
+def _finite(value: Any) -> Any:
+    """Replace infinite limits of clips by float32's largest numbers: JSON has no infinity."""
+    if isinstance(value, Mapping):
+        return {key: _finite(each) for key, each in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_finite(each) for each in value]
+    if isinstance(value, float) and math.isinf(value):
+        return math.copysign(torch.finfo(torch.float32).max, value)
+    return value
 
 
 def _normalizer(policy: MLPModel, groups: Groups) -> dict[str, Any]:
@@ -250,6 +262,8 @@ def readme(metadata: Mapping[str, Any]) -> str:
             order = ", all of a step before the next step's" if by_time else ""
             lines.append(f"- terms of `{name}`{order}: {'; '.join(map(_term, group['terms']))}")
     lines += ["", "**Out**: `actions`, then the state after. Before they reach the robot:", ""]
+    if (limit := robot.get("clip_actions")) is not None:
+        lines.append(f"- first, clip every action to ±{limit:g}")
     for action in robot.get("actions", ()):
         joints = ", ".join(action["joint_names"])
         lines.append(

@@ -23,6 +23,7 @@ from rsl_tbptt.algorithms.heads import WatchedHeads
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.models.one_step import recorded_latents
 from rsl_tbptt.tools.episodes import EpisodeFacts
+from rsl_tbptt.tools.golden import groups_of
 from rsl_tbptt.tools.platforms import ENV, Platform, Simulation, load_platform, platform_of
 from rsl_tbptt.tools.policies import build_policy, images_of, read_policy
 from rsl_tbptt.tools.progress import Progress
@@ -102,7 +103,7 @@ def evaluate(
     with started(checkpoint, num_envs=episodes, seed=seed, **options) as start:
         max_steps = max_steps or _longest_episode(start.env) + 1
         facts = EpisodeFacts(start.env)
-        with watched(start) if bundle is None else _exported(bundle, form) as policy:
+        with watched(start) if bundle is None else _exported(start, bundle, form) as policy:
             returns, lengths, unfinished = run_first_episodes(
                 start.env, policy, start.obs, max_steps=max_steps, facts=facts
             )
@@ -146,10 +147,10 @@ def _longest_episode(env: Any) -> int:
     return int(torch.as_tensor(env.max_episode_length).max())
 
 
-def _exported(bundle: Path, form: str) -> nullcontext[BundlePolicy]:
+def _exported(start: Start, bundle: Path, form: str) -> nullcontext[BundlePolicy]:
     from rsl_tbptt.tools.bundle_policy import BundlePolicy  # only a bundle needs onnxruntime
 
-    return nullcontext(BundlePolicy(bundle, form))
+    return nullcontext(BundlePolicy(bundle, form, groups_of(start.policy)))
 
 
 @contextmanager

@@ -33,6 +33,7 @@ from rsl_tbptt.tools.policies import (
     read_policy,
     split_into_groups,
 )
+from rsl_tbptt.tools.targets import TARGETS
 from rsl_tbptt.tools.verify import verify
 
 
@@ -77,7 +78,8 @@ def export(
     Raises:
         FileNotFoundError: If the config next to the checkpoint is missing.
         ValueError: If the checkpoint cannot be read, its policy is missing or does not fit the
-            config, ``steps`` is below 2, or nothing can be written to ``output``.
+            config, ``steps`` is below 2, nothing can be written to ``output``, or it has targets
+            of an earlier export that ``target`` does not name.
     """
     if steps < 2:
         raise ValueError(f"steps is {steps}, expected at least 2: one step shows no memory.")
@@ -86,6 +88,7 @@ def export(
     heads = saved_heads(saved.auxiliary)
     # Not in exported/ itself: Isaac Lab's play writes there and would replace the compared files.
     output = output_path(output, checkpoint.parent / "exported" / checkpoint.stem)
+    _refuse_other_targets(output, target)
     if drawn or not _can_simulate(checkpoint, where):
         recorded = _drawn(saved, images or {}, heads, steps, seed)
     else:
@@ -93,6 +96,19 @@ def export(
     about = {"checkpoint": checkpoint.name, "iteration": saved.iteration}
     forms = {"single_input": single_input, "targets": target}
     return _write_compared(output, tolerance, recorded, heads, saved.robot, about, **forms)
+
+
+def _refuse_other_targets(output: Path, target: Sequence[str]) -> None:
+    """Check that an earlier export left no folder in the output that this one does not replace.
+
+    Raises:
+        ValueError: If it did.
+    """
+    if kept := [name for name in TARGETS if name not in target and (output / name).is_dir()]:
+        raise ValueError(
+            f"{output} has the folders {kept} of an earlier export, expected --target for each:"
+            " they would keep the earlier policy. Name them, or another --output."
+        )
 
 
 def _write_compared(

@@ -75,16 +75,20 @@ def diagnose_log(bundle: Path, path: Path) -> Diagnosis:
         ValueError: If the log cannot be read, or does not fit the bundle.
     """
     policy = Policy(bundle)
-    log, found = _read(path, policy.metadata), Diagnosis()
+    metadata = policy.metadata
+    # If a checkpoint did not show the groups' widths, the bundle knows all groups joined.
+    groups = metadata["observation_groups"] or metadata["inputs"]
+    metadata = {**metadata, "observation_groups": groups}
+    log, found = _read(path, metadata), Diagnosis()
     if not any(name.startswith(("raw/", "obs/")) for name in log) and "actions" in log:
         log = _as_replay(log, read_golden(bundle / GOLDEN))
         found.notes.append("the log has no observations: it is taken for a replay of the bundle's")
     starts = log.get("reset", np.zeros(len(next(iter(log.values()))), bool)).astype(bool)
     starts[0] = True
-    trained = _trained(policy.metadata, log, starts)
+    trained = _trained(metadata, log, starts)
     _compare_observations(trained, log, found)
     _compare_actions(policy, trained, log, found)
-    _compare_targets(policy.metadata, starts, log, found)
+    _compare_targets(metadata, starts, log, found)
     return found
 
 

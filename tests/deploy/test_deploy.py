@@ -7,7 +7,9 @@ import sys
 import numpy as np
 import pytest
 import torch
+from rsl_rl.models import CNNModel
 from support.helpers import make_distillation, make_obs
+from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.deploy import Policy
@@ -15,6 +17,7 @@ from rsl_tbptt.tools.bundle import Recorded, write_bundle
 from rsl_tbptt.tools.bundle_policy import BundlePolicy
 from rsl_tbptt.tools.export import export
 from rsl_tbptt.tools.golden import draw
+from rsl_tbptt.tools.verify import verify
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["groups", "single input"])
@@ -70,7 +73,7 @@ def test_one_array_is_accepted_if_there_is_one_input(bundle):
 @pytest.mark.parametrize("form", ["onnx", "c"])
 def test_environments_have_a_memory_each(made, form):
     folder, trained = made
-    exported = BundlePolicy(folder, form)
+    exported = BundlePolicy(folder, form, [])
     trained.reset()
     exported.reset()
     for step in range(4):
@@ -81,6 +84,18 @@ def test_environments_have_a_memory_each(made, form):
         dones = torch.tensor([step == 1, False, step == 2])
         trained.reset(dones)
         exported.reset(dones)
+
+
+@pytest.mark.parametrize("single_input", [False, True])
+def test_a_group_may_be_called_obs(tmp_path, single_input):
+    torch.manual_seed(0)
+    obs = TensorDict({"obs": torch.randn(1, 1, 8, 8)}, batch_size=[1])
+    cnn = {"output_channels": [2], "kernel_size": 3}
+    policy = CNNModel(obs, {"actor": ["obs"]}, "actor", 2, hidden_dims=[8], cnn_cfg=cnn).eval()
+    golden = draw(policy, {}, obs.to_dict(), 2, seed=0)
+    about, recorded = {"checkpoint": "model_0.pt", "iteration": 0}, Recorded(policy, golden, "")
+    write_bundle(tmp_path, recorded, {}, {}, about, single_input=single_input)
+    assert verify(tmp_path)["onnx"] < 1e-5
 
 
 def changes(groups):

@@ -2,6 +2,7 @@
 
 import copy
 import ctypes
+import json
 import shutil
 import subprocess
 from pathlib import Path
@@ -199,6 +200,27 @@ def test_terms_joined_by_time_have_no_place_in_c_and_a_remark_in_the_readme(tmp_
     assert "POLICY_OBS_POLICY_SPEED" not in header
     assert "#define POLICY_OBS_GOAL 3 /* 3 numbers */" in header.splitlines()
     assert "all of a step before the next step's: angles" in (tmp_path / "README.md").read_text()
+
+
+def test_infinite_limits_are_json_and_actions_are_clipped_first(tmp_path, monkeypatch):
+    infinity = float("inf")
+    speed = ROBOT["observation_groups"]["policy"]["terms"][1]
+    monkeypatch.setitem(speed, "clip", (-infinity, 1.0))
+    monkeypatch.setitem(ROBOT["actions"][0], "clip", [[-1.0, 1.0], [-infinity, infinity]])
+    monkeypatch.setitem(ROBOT, "clip_actions", 100.0)
+    write(tmp_path, "lstm", steps=2)
+
+    def fail(name):
+        raise AssertionError(name)
+
+    text = (tmp_path / "policy.json").read_text()
+    read = json.loads(text, parse_constant=fail)
+    largest = float(np.finfo(np.float32).max)
+    assert read["robot"]["actions"][0]["clip"] == [[-1.0, 1.0], [-largest, largest]]
+    assert read["observation_groups"]["policy"]["terms"][1]["clip"] == [-largest, 1.0]
+    lines = (tmp_path / "README.md").read_text().splitlines()
+    first = lines.index("- first, clip every action to ±100")
+    assert lines[first + 1].startswith("- JointPositionAction of left")
 
 
 def test_c_has_sizes_names_state_and_heads(tmp_path):

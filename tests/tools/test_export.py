@@ -21,10 +21,12 @@ from rsl_tbptt.models import CNNRNNModel
 from rsl_tbptt.models.one_step import OneStep
 from rsl_tbptt.tools import bundle
 from rsl_tbptt.tools.bundle import Recorded, write_bundle
+from rsl_tbptt.tools.bundle_policy import BundlePolicy
 from rsl_tbptt.tools.cli import main
 from rsl_tbptt.tools.cli_options import image_size
 from rsl_tbptt.tools.golden import draw, groups_of
 from rsl_tbptt.tools.policies import load_policy, split_into_groups
+from rsl_tbptt.tools.robot_log import diagnose_log
 from rsl_tbptt.tools.verify import largest_difference, read_golden, verify
 
 # rsl_rl and Isaac Lab export to TorchScript, which torch deprecates.
@@ -297,6 +299,33 @@ def test_a_cnn_is_exported_with_its_images(tmp_path, vectors, options):
         blind = {**golden, "obs/depth": np.zeros_like(golden["obs/depth"])}
         np.savez(out / "golden.npz", allow_pickle=False, **blind)
         assert min(verify(out).values()) > TOLERANCE
+
+
+def test_a_target_of_an_earlier_export_does_not_stay_unseen(tmp_path, capsys):
+    checkpoint, _ = write_checkpoint(tmp_path / "run", MODELS["lstm"])
+    words = (tmp_path / "out", "--steps", "2")
+    assert run_export(checkpoint, *words, "--target", "unitree_gym") == 0
+    assert run_export(checkpoint, *words) == 1
+    assert "has the folders ['unitree_gym'] of an earlier export" in capsys.readouterr().err
+    assert run_export(checkpoint, *words, "--target", "unitree_gym") == 0
+
+
+def test_groups_of_unknown_width_are_joined(tmp_path):
+    """A checkpoint of rsl_rl's own algorithms does not show the widths of several groups."""
+    checkpoint, model = write_checkpoint(tmp_path / "run", MODELS["lstm"])
+    assert run_export(checkpoint, tmp_path / "out", "--steps", "40", "--target", "c") == 0
+    torch.manual_seed(1)
+    groups = {"policy": torch.randn(4, 3), "camera": torch.randn(4, 2)}
+    obs = TensorDict(groups, batch_size=[4])
+    for form in ("onnx", "c"):
+        model.reset()
+        exported = BundlePolicy(tmp_path / "out", form, OBS_GROUPS["student"])
+        with torch.no_grad():
+            torch.testing.assert_close(exported(obs), model(obs), atol=TOLERANCE, rtol=TOLERANCE)
+    golden = read_golden(tmp_path / "out" / "golden.npz")
+    found = diagnose_log(tmp_path / "out", tmp_path / "out" / "golden.npz")
+    assert (found.faults, golden.keys() >= {"obs/obs"}) == ([], True)
+    assert found.differences["actions"] < TOLERANCE
 
 
 def test_image_sizes_that_rsl_rl_alone_does_not_write_are_asked_for(tmp_path):
