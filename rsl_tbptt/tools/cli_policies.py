@@ -24,6 +24,8 @@ def run_evaluate(args: Arguments) -> int:
     where = _where(args)
     if args.checkpoint is None and args.policy is None:
         raise ValueError("--checkpoint is missing, expected it or --policy.")
+    if args.form != "onnx" and args.policy is None:
+        raise ValueError(f"--form is {args.form}, expected it only next to --policy.")
     check_device(args.device)
     if args.checkpoint is None:
         from rsl_tbptt.tools.bundle_policy import checkpoint_of
@@ -31,7 +33,8 @@ def run_evaluate(args: Arguments) -> int:
         args.checkpoint = checkpoint_of(args.policy)
     checkpoint = checkpoint_file(args.checkpoint)
     platform_of(checkpoint)  # which says where there is none, before its folder is written to
-    output = output_path(args.output, checkpoint.parent / "evaluation.json")
+    default = checkpoint.parent / "evaluation.json"
+    output_path(args.output, default)  # first: evaluating takes a while
     result = evaluate(
         checkpoint,
         bundle=args.policy,
@@ -39,6 +42,7 @@ def run_evaluate(args: Arguments) -> int:
         **where,
         **_given(args, "agent", "trust", "episodes", "max_steps", "seed"),
     )
+    output = output_path(args.output, default)  # another evaluation may have taken the name
     write_json(output, result)
     low, high = result["confidence_interval"]
     print(f"mean return {result['mean_return']:.3f}, 95 % confidence {low:.3f} to {high:.3f}")

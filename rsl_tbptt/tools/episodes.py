@@ -39,7 +39,9 @@ class EpisodeFacts:
         for name, happened in self._reasons(extras).items():
             self._ends[name] += (happened.to(ended.device).bool() & ended).sum()
         if self._rewards is not None:
-            sums = (self._rewards._step_reward * running[:, None]).sum(0) * self._reward_seconds
+            # Not times running: NaN of a later episode would stay.
+            rewards = torch.where(running[:, None], self._rewards._step_reward, 0.0)
+            sums = rewards.sum(0) * self._reward_seconds
             for name, value in zip(self._rewards.active_terms, sums, strict=True):
                 self._sums[name] += value
 

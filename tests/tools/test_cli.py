@@ -174,6 +174,19 @@ def test_a_checkpoint_of_rsl_rl_alone_is_evaluated_in_the_users_environment(fold
     assert (results[0]["task"], results[0]["step_seconds"]) == ("my_envs:make", 0.5)
 
 
+def test_an_evaluation_that_another_overtook_keeps_its_file(folder, monkeypatch):
+    simulate = evaluation.evaluate
+
+    def overtaken(*arguments, **options):
+        (folder / "evaluation.json").write_text("another")
+        return simulate(*arguments, **options)
+
+    monkeypatch.setattr(evaluation, "evaluate", overtaken)
+    assert evaluate("--env", "my_envs:make") == 0
+    assert (folder / "evaluation.json").read_text() == "another"
+    assert (folder / "evaluation-2.json").is_file()
+
+
 def test_an_output_that_cannot_be_written_is_refused_before_anything_is_simulated(
     folder, monkeypatch, capsys
 ):
@@ -217,6 +230,7 @@ WRONG = {
     "evaluate --checkpoint no.pt": "'no.pt' does not exist",
     "evaluate --checkpoint no_policy.pt --env my_envs:make": "expected one of",
     f"evaluate {MODEL}": "--env module:function",
+    f"evaluate {MODEL} --form c": "--form is c, expected it only next to --policy",
     f"evaluate {MODEL} --episodes 1": "episodes is 1",
     f"evaluate {MODEL} --max-steps 0": "max_steps is 0",
     f"evaluate {MODEL} --env my_envs:make --task T": "expected one of both",

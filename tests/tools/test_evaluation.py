@@ -131,6 +131,8 @@ class Managers(FakeEnv):
         self.ends[0], self.ends[1] = dones.bool() & is_second, dones.bool() & ~is_second
         self.reward_manager._step_reward[:, 0] = 2.0 * rewards + 2.0
         self.reward_manager._step_reward[:, 1] = -2.0
+        later = self.steps > torch.tensor(LENGTHS)  # of no first episode
+        self.reward_manager._step_reward[later] = torch.nan
         return obs, rewards, dones, {}
 
 
