@@ -67,7 +67,7 @@ def export(
         tolerance: Largest difference of an action, or of a head's prediction, that passes.
         seed: Seed of the trajectory.
         drawn: Draw its observations instead of simulating the policy's task. They are also drawn
-            if the task is unknown or its platform is not installed.
+            if the platform is not installed, and for rsl_rl alone without ``task``.
         where: ``platform_name``, ``task``, ``overrides`` and ``device`` of the simulation; see
             :func:`rsl_tbptt.tools.evaluate.started`.
 
@@ -78,7 +78,7 @@ def export(
     Raises:
         FileNotFoundError: If the config next to the checkpoint is missing.
         ValueError: If the checkpoint cannot be read, its policy is missing or does not fit the
-            config, ``steps`` is below 2, nothing can be written to ``output``, or it has targets
+            config, its task is unknown to its platform, ``steps`` is below 2, nothing can be written to ``output``, or it has targets
             of an earlier export that ``target`` does not name.
     """
     if steps < 2:
@@ -87,7 +87,8 @@ def export(
     check_images(saved, images or {})
     heads = saved_heads(saved.auxiliary)
     # Not in exported/ itself: Isaac Lab's play writes there and would replace the compared files.
-    output = output_path(output, checkpoint.parent / "exported" / checkpoint.stem)
+    name = checkpoint.stem.replace(".", "_")  # output_path takes a name with a dot for a file
+    output = output_path(output, checkpoint.parent / "exported" / name)
     _refuse_other_targets(output, target)
     if drawn or not _can_simulate(checkpoint, where):
         recorded = _drawn(saved, images or {}, heads, steps, seed)
@@ -126,7 +127,7 @@ def _write_compared(
 
 
 def _can_simulate(checkpoint: Path, where: Mapping[str, Any]) -> bool:
-    """Return whether the task of a checkpoint is known, and its platform installed."""
+    """Return whether there is a platform to simulate on; it says itself if it lacks the task."""
     platform = load_platform(where.get("platform_name") or platform_of(checkpoint))
     if platform.TASKS is None:  # rsl_rl alone
         return bool(where.get("task"))

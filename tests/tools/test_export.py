@@ -310,6 +310,16 @@ def test_a_target_of_an_earlier_export_does_not_stay_unseen(tmp_path, capsys):
     assert run_export(checkpoint, *words, "--target", "unitree_gym") == 0
 
 
+def test_names_may_have_dots(tmp_path, capsys):
+    checkpoint, _ = write_checkpoint(tmp_path / "run", MODELS["lstm"])
+    checkpoint = checkpoint.rename(checkpoint.with_name("policy_v1.2.pt"))
+    assert main(["export", "--checkpoint", str(checkpoint), "--steps", "2"]) == 0
+    assert (checkpoint.parent / "exported" / "policy_v1_2" / "policy.onnx").is_file()
+    (tmp_path / "go1.v2").mkdir()
+    assert run_export(checkpoint, tmp_path / "go1.v2", "--steps", "2") == 0
+    assert (tmp_path / "go1.v2" / "policy.onnx").is_file()
+
+
 def test_groups_of_unknown_width_are_joined(tmp_path):
     """A checkpoint of rsl_rl's own algorithms does not show the widths of several groups."""
     checkpoint, model = write_checkpoint(tmp_path / "run", MODELS["lstm"])
