@@ -27,7 +27,7 @@ if TYPE_CHECKING:
 SIZE = (240, 180)
 """Width and height of a robot's image, in pixels."""
 SEEN_WIDTH = 96
-"""Width of an image that a policy sees, in pixels."""
+"""Largest width of an image that a policy sees, in pixels."""
 OVERSAMPLING = 2
 """Rays per pixel in each direction: edges are smooth, thin poles are not torn."""
 FRAMES_PER_SECOND = 15
@@ -179,17 +179,20 @@ def with_seen(robots: torch.Tensor, seen: Sequence[torch.Tensor]) -> torch.Tenso
     Returns:
         Images like those of the robots, side by side from the right.
     """
-    robots, right = robots.clone(), robots.shape[2]
+    robots, height, right = robots.clone(), *robots.shape[1:3]
+    width = min(SEEN_WIDTH, right // max(len(seen), 1))
     for picture in seen:
         colours = picture[:, : 3 if picture.shape[1] >= 3 else 1].float()
         low, high = (
             limit(colours, dim=(1, 2, 3), keepdim=True) for limit in (torch.amin, torch.amax)
         )
-        size = (round(SEEN_WIDTH * picture.shape[2] / picture.shape[3]), SEEN_WIDTH)
-        bright = functional.interpolate((colours - low) / (high - low).clamp(min=1e-6), size)
+        scale = min(height / picture.shape[2], width / picture.shape[3])
+        rows, columns = (max(1, round(side * scale)) for side in picture.shape[2:])
+        bright = (colours - low) / (high - low).clamp(min=1e-6)
+        bright = functional.interpolate(bright, (rows, columns))
         pixels = (255 * bright).round().byte().expand(-1, 3, -1, -1).permute(0, 2, 3, 1)
-        robots[:, -size[0] :, right - SEEN_WIDTH : right] = pixels
-        right -= SEEN_WIDTH
+        robots[:, -rows:, right - columns : right] = pixels
+        right -= columns
     return robots
 
 
