@@ -294,6 +294,8 @@ def _read(path: Path, metadata: Mapping[str, Any]) -> dict[str, np.ndarray]:
         raise ValueError(
             f"The log '{path}' has none of the arrays that can be compared: {', '.join(widths)}."
         )
+    if wrong := [n for n, v in log.items() if v.ndim == 0 or v.dtype.kind not in "biuf"]:
+        raise ValueError(f"{', '.join(wrong)} of the log is not numbers by step, expected (T, ...).")
     lengths = {name: len(values) for name, values in log.items()}
     if len({*lengths.values()}) > 1 or min(lengths.values()) < 2:
         raise ValueError(
@@ -335,7 +337,7 @@ def _read_csv(path: Path) -> dict[str, np.ndarray]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             header, *rows = [row for row in csv.reader(file) if row]
-        table = np.asarray(rows, float)
+        table = np.asarray(rows, float).reshape(len(rows), len(header))
     except (ValueError, OSError) as error:
         raise ValueError(f"The table '{path}' cannot be read: {error}") from error
     columns: dict[str, list[int]] = {}

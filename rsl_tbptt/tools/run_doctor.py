@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -123,6 +124,11 @@ def check_metrics(curves: Curves) -> Findings:
         if one.verdict == "too few updates"
     ]
     wrong = [one.limit.describe(one.name, one.value) for one in judged if one.verdict == "WRONG"]
+    wrong += [
+        f"{tag} is {values[-1]}, expected a finite number: see docs/howto/nan.md."
+        for tag, values in losses.items()
+        if not math.isfinite(values[-1])
+    ]
     if num_skipped := max(losses.get(f"{LOSS}skipped_updates", ()), default=0):
         wrong.append(
             f"Loss/skipped_updates is {num_skipped:g}, expected 0: that many updates had NaN or inf"

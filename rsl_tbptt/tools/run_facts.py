@@ -123,7 +123,8 @@ class RunFacts:
         """Return the checkpoint that the training was given."""
         given = str(self._agent.get("load_checkpoint") or "")
         if "/" in given:  # Isaac Lab notes it relative to the folder that holds logs/
-            path = self._folder.parents[3] / given
+            above = self._folder.parents
+            path = above[3] / given if len(above) > 3 else Path(given)
             return path if path.is_file() else Path(given)
         path = self._folder.parent / str(self._agent.get("load_run")) / given
         return path if self._agent.get("resume") and path.is_file() else None

@@ -6,6 +6,7 @@ import re
 import shlex
 from html import unescape
 from itertools import pairwise
+from pathlib import Path
 
 import pytest
 import torch
@@ -18,6 +19,7 @@ from rsl_tbptt.tools.charts import MOST_POINTS, curve_chart, log_ticks, style, t
 from rsl_tbptt.tools.cli import command_parser, main
 from rsl_tbptt.tools.evaluate import summarise
 from rsl_tbptt.tools.report import MOST_BYTES, report
+from rsl_tbptt.tools.run_facts import RunFacts
 
 AGENT = {
     "seed": 7,
@@ -205,6 +207,14 @@ def test_commands_are_those_of_the_platform_with_absolute_paths(tmp_path):
         if program == "rsl-tbptt":
             command_parser(words[0]).parse_args(words)
     assert "commit robots abababababab with changes" in text
+
+
+def test_a_run_near_the_root_names_its_teacher_as_noted(tmp_path, monkeypatch):
+    run = write_run(tmp_path / "run", platform="isaaclab")
+    monkeypatch.setattr(Path, "resolve", lambda self: Path("/", self.name))
+    facts = RunFacts(run)  # its folder is /run now
+    facts._agent = AGENT
+    assert facts._teacher() == Path(AGENT["load_checkpoint"])
 
 
 def test_commands_of_a_platform_that_is_not_installed_are_left_out(tmp_path, monkeypatch):

@@ -221,6 +221,8 @@ def test_a_table_is_read_as_arrays_are(bundle, tmp_path, log, capsys):
             "obs/policy of the log has 5 numbers per step, expected 6",
         ),
         ({"actions": np.zeros((50, 4))}, r"The log has steps .*'actions': 50.*, expected the same"),
+        ({"reset": np.asarray(True)}, "reset of the log is not numbers by step"),
+        ({"actions": np.full((60, 4), "0")}, "actions of the log is not numbers by step"),
         ({"actions": np.full((60, 4), np.nan)}, "actions of the log is not finite at step 0"),
     ],
 )
@@ -241,6 +243,9 @@ def test_a_file_that_is_no_log_is_refused(bundle, tmp_path):
         diagnose_log(bundle, tmp_path / "robot.csv")
     (tmp_path / "robot.csv").write_text("actions[0]\n1,2\nx\n")
     with pytest.raises(ValueError, match=r"robot\.csv' cannot be read"):
+        diagnose_log(bundle, tmp_path / "robot.csv")
+    (tmp_path / "robot.csv").write_text("reset,actions[0]\n")
+    with pytest.raises(ValueError, match=r"The log has steps .*, at least 2"):
         diagnose_log(bundle, tmp_path / "robot.csv")
 
 
