@@ -78,8 +78,9 @@ def export(
     Raises:
         FileNotFoundError: If the config next to the checkpoint is missing.
         ValueError: If the checkpoint cannot be read, its policy is missing or does not fit the
-            config, its task is unknown to its platform, ``steps`` is below 2, nothing can be written to ``output``, or it has targets
-            of an earlier export that ``target`` does not name.
+            config, its task is unknown to its platform, ``steps`` is below 2, nothing can be
+            written to ``output``, or it has targets of an earlier export that ``target`` does not
+            name.
     """
     if steps < 2:
         raise ValueError(f"steps is {steps}, expected at least 2: one step shows no memory.")

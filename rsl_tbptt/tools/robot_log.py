@@ -295,7 +295,7 @@ def _read(path: Path, metadata: Mapping[str, Any]) -> dict[str, np.ndarray]:
             f"The log '{path}' has none of the arrays that can be compared: {', '.join(widths)}."
         )
     if wrong := [n for n, v in log.items() if v.ndim == 0 or v.dtype.kind not in "biuf"]:
-        raise ValueError(f"{', '.join(wrong)} of the log is not numbers by step, expected (T, ...).")
+        raise ValueError(f"{', '.join(wrong)} of the log: expected numbers of shape (T, ...).")
     lengths = {name: len(values) for name, values in log.items()}
     if len({*lengths.values()}) > 1 or min(lengths.values()) < 2:
         raise ValueError(

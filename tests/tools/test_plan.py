@@ -183,8 +183,8 @@ def folder(tmp_path, monkeypatch):
 
 
 def test_the_command_prints_table_and_answer(folder, capsys):
-    words = ["plan", "--env", "recall_envs:make", "--agent", "ppo.yaml", "--num-envs", "64", "32", "64"]
-    assert main([*words, "--budget", "1"]) == 0  # 64 is planned once
+    words = ["plan", "--env", "recall_envs:make", "--agent", "ppo.yaml", "--num-envs"]
+    assert main([*words, "64", "32", "64", "--budget", "1"]) == 0  # 64 is planned once
     head, _, _, *rows, _, last = capsys.readouterr().out.splitlines()
     assert head.startswith("MB of recall_envs:make")
     assert [line.split()[0] for line in rows] == ["32", "64"]

@@ -280,7 +280,7 @@ def test_what_is_no_number_is_named_instead_also_code(tmp_path, capsys):
     noted.apply(cfg)
     assert (cfg, capsys.readouterr().out) == (EnvCfg(), "")
     assert not Path("it").exists()
-    with pytest.warns(UserWarning, match=r"env\.yaml in kind, func, scene, added, empty, expected the"):
+    with pytest.warns(UserWarning, match=r"in kind, func, scene, added, empty, expected the"):
         noted.warn_of_others(cfg)
 
 

@@ -221,8 +221,8 @@ def test_a_table_is_read_as_arrays_are(bundle, tmp_path, log, capsys):
             "obs/policy of the log has 5 numbers per step, expected 6",
         ),
         ({"actions": np.zeros((50, 4))}, r"The log has steps .*'actions': 50.*, expected the same"),
-        ({"reset": np.asarray(True)}, "reset of the log is not numbers by step"),
-        ({"actions": np.full((60, 4), "0")}, "actions of the log is not numbers by step"),
+        ({"reset": np.asarray(True)}, "reset of the log: expected numbers"),
+        ({"actions": np.full((60, 4), "0")}, "actions of the log: expected numbers"),
         ({"actions": np.full((60, 4), np.nan)}, "actions of the log is not finite at step 0"),
     ],
 )
