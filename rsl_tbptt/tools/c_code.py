@@ -102,8 +102,7 @@ def run_c(folder: Path, flags: Sequence[str] = FLAGS) -> float | None:
     Raises:
         ValueError: If it does not compile or run.
     """
-    compiler = shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
-    if compiler is None:
+    if (compiler := _compiler()) is None:
         return None
     with tempfile.TemporaryDirectory() as name:
         program = Path(name, "policy")
@@ -130,10 +129,11 @@ class CPolicy:
             ValueError: If there is no C code, no C compiler, or it does not compile.
         """
         self.metadata = json.loads((bundle / METADATA).read_text(encoding="utf-8"))
-        source, compiler = bundle / C_CODE / "policy.c", shutil.which("cc")
+        source, compiler = bundle / C_CODE / "policy.c", _compiler()
         if not source.is_file() or compiler is None:
             raise ValueError(
-                f"{source} and the C compiler cc are needed, expected both: export with --target c."
+                f"{source} and a C compiler are needed, expected both: export with --target c, and"
+                " install cc, gcc or clang."
             )
         with tempfile.TemporaryDirectory() as folder:
             library = Path(folder, "policy.so")
@@ -158,6 +158,11 @@ class CPolicy:
         obs = join([*observations.values()])
         self._library.policy_step(obs.ctypes, self._actions.ctypes)
         return self._actions.copy()
+
+
+def _compiler() -> str | None:
+    """Return the path of a C compiler."""
+    return shutil.which("cc") or shutil.which("gcc") or shutil.which("clang")
 
 
 def _compile(command: Sequence[str | Path], output: Path) -> None:

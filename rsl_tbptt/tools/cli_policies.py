@@ -21,7 +21,7 @@ def run_evaluate(args: Arguments) -> int:
     from rsl_tbptt.files import output_path, write_json
     from rsl_tbptt.tools.evaluate import evaluate
 
-    where = _where(args)
+    where = where_of(args)
     if args.checkpoint is None and args.policy is None:
         raise ValueError("--checkpoint is missing, expected it or --policy.")
     if args.form != "onnx" and args.policy is None:
@@ -67,7 +67,7 @@ def run_memory(args: Arguments) -> int:
     from rsl_tbptt.tools.memory import analyse
     from rsl_tbptt.tools.memory_findings import FILE, judge_memory, memory_facts, memory_rows
 
-    where = _where(args)
+    where = where_of(args)
     check_device(args.device)
     checkpoint = checkpoint_file(args.checkpoint)
     platform_of(checkpoint)  # which says where there is none, before its folder is written to
@@ -99,7 +99,7 @@ def run_export(args: Arguments) -> int:
         checkpoint_file(args.checkpoint),
         args.output,
         images=dict(args.image),
-        **_where(args),
+        **where_of(args),
         **_given(args, "agent", "trust", "single_input", "steps", "tolerance", "seed", "drawn"),
         target=args.target,
     )
@@ -188,7 +188,7 @@ def run_play(args: Arguments) -> int:
     return 0
 
 
-def _where(args: Arguments) -> dict[str, Any]:
+def where_of(args: Arguments) -> dict[str, Any]:
     """Return where a policy is simulated.
 
     Raises:

@@ -7,6 +7,7 @@ import sys
 from argparse import Namespace as Arguments
 from contextlib import redirect_stdout
 
+from rsl_tbptt.tools.cli_policies import where_of
 from rsl_tbptt.tools.doctor import check_device, diagnose, require
 
 
@@ -60,16 +61,15 @@ def run_plan(args: Arguments) -> int:
     from rsl_tbptt.checkpoints.reading import checkpoint_file
     from rsl_tbptt.tools.plan import answer, plan, planned, table
 
-    if args.env and (args.task or args.platform):
-        raise ValueError("--env is given next to --platform or --task, expected one of both.")
+    where = where_of(args)
     if min(args.num_envs) < 1:
         raise ValueError(f"--num-envs is {min(args.num_envs)}, expected at least 1.")
     check_device(args.device)
     with redirect_stdout(io.StringIO()):  # simulators print, and rsl_rl its models for every row
         what = planned(
             args.checkpoint and checkpoint_file(args.checkpoint),
-            platform_name="rsl_rl" if args.env else args.platform,
-            task=args.env or args.task,
+            platform_name=where["platform_name"],
+            task=where["task"],
             agent=args.agent,
         )
         rows = plan(what, args.num_envs, overrides=args.overrides, device=args.device)

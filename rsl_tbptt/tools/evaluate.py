@@ -10,10 +10,10 @@ from __future__ import annotations
 import math
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 import torch
 from scipy import stats
@@ -27,9 +27,6 @@ from rsl_tbptt.tools.golden import groups_of
 from rsl_tbptt.tools.platforms import ENV, Platform, Simulation, load_platform, platform_of
 from rsl_tbptt.tools.policies import build_policy, images_of, read_policy
 from rsl_tbptt.tools.progress import Progress
-
-if TYPE_CHECKING:
-    from rsl_tbptt.tools.bundle_policy import BundlePolicy
 
 CONFIDENCE = 0.95
 SEED = 1000
@@ -103,7 +100,7 @@ def evaluate(
     with started(checkpoint, num_envs=episodes, seed=seed, **options) as start:
         max_steps = max_steps or _longest_episode(start.env) + 1
         facts = EpisodeFacts(start.env)
-        with watched(start) if bundle is None else _exported(start, bundle, form) as policy:
+        with acting(start, bundle, form) as policy:
             returns, lengths, unfinished = run_first_episodes(
                 start.env, policy, start.obs, max_steps=max_steps, facts=facts
             )
@@ -147,20 +144,18 @@ def _longest_episode(env: Any) -> int:
     return int(torch.as_tensor(env.max_episode_length).max())
 
 
-def _exported(start: Start, bundle: Path, form: str) -> nullcontext[BundlePolicy]:
-    from rsl_tbptt.tools.bundle_policy import BundlePolicy  # only a bundle needs onnxruntime
-
-    return nullcontext(BundlePolicy(bundle, form, groups_of(start.policy)))
-
-
 @contextmanager
-def watched(start: Start) -> Iterator[Acting]:
-    """Yield the policy; if it has auxiliary heads, their errors are measured."""
-    if not start.auxiliary:
+def acting(start: Start, bundle: Path | None, form: str) -> Iterator[Acting]:
+    """Yield a bundle's policy, or the trained one; errors of its auxiliary heads are measured."""
+    if bundle is not None:
+        from rsl_tbptt.tools.bundle_policy import BundlePolicy  # only a bundle needs onnxruntime
+
+        yield BundlePolicy(bundle, form, groups_of(start.policy))
+    elif start.auxiliary:
+        with recorded_latents(start.policy) as latents:
+            yield WatchedHeads(start.policy, start.auxiliary, start.obs, latents)
+    else:
         yield start.policy
-        return
-    with recorded_latents(start.policy) as latents:
-        yield WatchedHeads(start.policy, start.auxiliary, start.obs, latents)
 
 
 @contextmanager

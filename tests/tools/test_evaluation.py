@@ -12,7 +12,7 @@ from tensordict import TensorDict
 from rsl_tbptt.algorithms.heads import WatchedHeads
 from rsl_tbptt.tools import evaluate
 from rsl_tbptt.tools.episodes import EpisodeFacts
-from rsl_tbptt.tools.evaluate import run_first_episodes, summarise, watched
+from rsl_tbptt.tools.evaluate import acting, run_first_episodes, summarise
 
 LENGTHS = [2, 5, 3]
 
@@ -62,8 +62,8 @@ class CountingPolicy:
 
 def test_a_policy_without_heads_acts_unwrapped():
     start: Any = SimpleNamespace(policy=CountingPolicy(), auxiliary={})  # no latent to watch
-    with watched(start) as acting:
-        assert acting is start.policy
+    with acting(start, None, "onnx") as policy:
+        assert policy is start.policy
 
 
 @pytest.fixture
@@ -185,7 +185,7 @@ def test_an_error_of_a_head_that_is_not_finite_is_an_error_of_the_evaluation(mon
     platform = SimpleNamespace(step_seconds=lambda _: None)
     start = SimpleNamespace(env=env, obs=env.obs(), platform=platform)
     monkeypatch.setattr(evaluate, "started", lambda *_, **__: nullcontext(start))
-    monkeypatch.setattr(evaluate, "watched", lambda _: nullcontext(BlindHeads()))
+    monkeypatch.setattr(evaluate, "acting", lambda *_: nullcontext(BlindHeads()))
     with pytest.raises(ValueError, match="head 'velocity' is nan, expected a finite number"):
         evaluate.evaluate(Path("model_0.pt"))
 

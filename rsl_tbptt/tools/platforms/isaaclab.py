@@ -22,8 +22,6 @@ PHYSICS = "physics=newton_mjwarp"
 """The backend that runs without Isaac Sim, with or without a GPU."""
 MANIFEST = "run.json"
 """Isaac Lab's note of a training, next to its checkpoints."""
-DEFAULT_AGENT = "rsl_rl_cfg_entry_point"
-"""What `isaaclab train` takes where it is given no agent."""
 CAMERA = "video_camera"
 """Name of the camera in the scene."""
 FOCAL_LENGTH, APERTURE = 24.0, 20.955
@@ -47,7 +45,7 @@ class IsaacLab(Platform):
     EXTRA = "isaaclab"
     TASKS = "isaaclab.tasks"
     PROGRAM = "isaaclab"
-    DEFAULT_AGENT = DEFAULT_AGENT
+    DEFAULT_AGENT = "rsl_rl_cfg_entry_point"
 
     def trained_in(self, folder: Path) -> bool:
         """Return whether Isaac Lab noted its training in a log folder."""
@@ -63,7 +61,7 @@ class IsaacLab(Platform):
         try:
             manifest: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
             library, noted = manifest["library"], task or manifest["task"]
-            agent = manifest.get("metadata", {}).get("agent", DEFAULT_AGENT)
+            agent = manifest.get("metadata", {}).get("agent", self.DEFAULT_AGENT)
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             raise ValueError(
                 f"'{path}' cannot be read as Isaac Lab's note of a training ({error!r}): name a"

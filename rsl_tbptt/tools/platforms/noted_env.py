@@ -57,7 +57,7 @@ class NotedEnv:
         for keys, (value, old) in differences(self._noted, here).items():
             if keys in CHOSEN or any(keys[: len(k)] == k[: len(keys)] for k in chosen):
                 continue
-            if old is not MISSING and _is_plain(value) and (_is_plain(old) or value is None):
+            if old is not MISSING and are_numbers(value) and (are_numbers(old) or value is None):
                 _put(cfg, keys, value)
                 applied.append(f"{dotted(keys)}={value}")
             else:
@@ -116,10 +116,10 @@ def _is_same_file(a: Any, b: Any) -> bool:
     return are_paths and Path(a).name == Path(b).name
 
 
-def _is_plain(value: Any) -> bool:
-    """Return whether a value is a number, None or a list of such."""
-    if isinstance(value, list):
-        return all(map(_is_plain, value))
+def are_numbers(value: Any) -> bool:
+    """Return whether a value is a number, None or a list or tuple of such."""
+    if isinstance(value, (list, tuple)):
+        return all(map(are_numbers, value))
     return value is None or isinstance(value, (bool, int, float))
 
 

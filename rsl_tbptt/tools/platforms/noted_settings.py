@@ -9,7 +9,13 @@ from typing import Any
 
 from rsl_tbptt.files import read_config, read_yaml
 from rsl_tbptt.tools.platforms import ENV
-from rsl_tbptt.tools.platforms.noted_env import CHOSEN, MISSING, differences, dotted
+from rsl_tbptt.tools.platforms.noted_env import (
+    CHOSEN,
+    MISSING,
+    are_numbers,
+    differences,
+    dotted,
+)
 
 AGENT = Path("params", "agent.yaml")
 """Where both platforms write the agent's config, next to the checkpoints."""
@@ -17,7 +23,6 @@ NAMED = {
     *(("agent", name) for name in ("seed", "device", "max_iterations", "run_name")),
     *(("agent", name) for name in ("resume", "load_run", "load_checkpoint")),
     *(("env", *keys) for keys in CHOSEN),
-    ("env", "log_dir"),  # of the run itself
 }
 """Settings that a command has options of its own for."""
 BUILT = ("spawn_path", "terrain.num_envs", "terrain.env_spacing")
@@ -54,7 +59,7 @@ def noted_settings(
         noted = read_config(folder / file, other=yaml.serialize)
         text = yaml.dump(as_dict(registered[part]), sort_keys=False)
         here = read_yaml(text, other=yaml.serialize)
-        is_plain = _is_number if part == "env" else _is_simple
+        is_plain = are_numbers if part == "env" else _is_simple
         for keys, (value, old) in differences(noted, here, (part,)).items():
             name = dotted(keys)
             if keys in NAMED or name.endswith(BUILT):
@@ -66,15 +71,9 @@ def noted_settings(
     return values, others
 
 
-def _is_number(value: Any) -> bool:
-    if isinstance(value, (list, tuple)):
-        return all(map(_is_number, value))
-    return value is None or isinstance(value, (bool, int, float))
-
-
 def _is_simple(value: Any) -> bool:
     if isinstance(value, (list, tuple)):
         return all(map(_is_simple, value))
     if isinstance(value, str):
         return not CODE_ELSEWHERE.fullmatch(value)
-    return _is_number(value)
+    return are_numbers(value)
