@@ -11,6 +11,9 @@ SAME_FLOAT32: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-7}
 WINDOW_FLOAT32: dict[str, Any] = {"rtol": 1e-5, "atol": 1e-5}
 """Float32 compared with the same mathematics in float64, over a window with results of size 1."""
 
+TORCH_ON_A_GPU_FLOAT32: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-4}
+"""The same for torch's own cells on a GPU, which are less exact: 5e-5 were seen on an H200."""
+
 PARITY_FLOAT32: dict[str, Any] = {"rtol": 1e-4, "atol": 1e-6}
 """Parameters after several updates in float32: Adam divides small gradients by their own size."""
 

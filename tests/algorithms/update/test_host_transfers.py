@@ -10,6 +10,7 @@ from rsl_rl.storage import RolloutStorage
 from support import several_teachers
 from support.helpers import ACTION_DIM, STATE_DIM, make_model, make_obs
 from support.triton_on_cpu import triton_engine_on_cpu
+from support.waiting import waits_are_allowed, waits_are_errors
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -264,16 +265,10 @@ def test_a_gpu_is_read_only_for_the_metrics(algorithm_class, options, monkeypatc
 
     def counting_tolist(tensor):
         reads.append(tensor.shape)
-        torch.cuda.set_sync_debug_mode("default")
-        try:
+        with waits_are_allowed():
             return tolist(tensor)
-        finally:
-            torch.cuda.set_sync_debug_mode("error")
 
     monkeypatch.setattr(torch.Tensor, "tolist", counting_tolist)
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waits_are_errors():
         algorithm.update()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
     assert len(reads) == 1

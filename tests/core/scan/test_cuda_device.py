@@ -6,6 +6,7 @@ import pytest
 import torch
 from support.scan_cases import D, assert_all_close, make_case, values_and_gradients
 from support.tolerances import EXACT_FLOAT64
+from support.waiting import waits_are_errors
 
 from rsl_tbptt.core import scan
 from rsl_tbptt.core.scan import CELLS, recurrent_scan
@@ -43,14 +44,12 @@ def test_nothing_waits_for_the_device(engine, cell):
         outputs.square().sum().backward()
 
     run()
-    torch.cuda.set_sync_debug_mode("error")
-    try:
+    with waits_are_errors():
         run()
-    finally:
-        torch.cuda.set_sync_debug_mode("default")
 
 
 @made_for_cuda
+@pytest.mark.filterwarnings("ignore:The AccumulateGrad node's stream does not match")
 def test_other_streams(engine, cell):
     case = on_gpu(cell, 1, 6, 5, 0.3)
     expected = values_and_gradients(*case, "reference")
