@@ -33,11 +33,14 @@ from rsl_tbptt.checkpoints.writing import (
     check_kept,
     check_writable,
 )
+from rsl_tbptt.compat import MODELS_ERA, require_era
 from rsl_tbptt.compat.versions import join_on_cpu, world_size
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.models.protocol import check_rnn_types
 from rsl_tbptt.runners import resume
 from rsl_tbptt.signals import STOPPED, StopSignals
+
+require_era(MODELS_ERA, "rsl_tbptt.runners")
 
 __all__ = ["STOPPED", "TbpttDistillationRunner", "TbpttOnPolicyRunner"]
 
