@@ -63,6 +63,8 @@ class DepthFrames(ABC):
     def reset(self, env_ids: Sequence[int] | torch.Tensor | slice | None = None) -> None:
         """Clear the frames of environments that start an episode, and draw their latency."""
         rows = slice(None) if env_ids is None else env_ids
+        # Copies can be changed here; tensors that a rollout made in inference mode cannot.
+        self._held, self._arrival = self._held.clone(), self._arrival.clone()
         self._held[rows] = 0.0
         self._arrival[rows] = NEVER
         drawn = torch.randint_like(self._latency, self._num_latencies)

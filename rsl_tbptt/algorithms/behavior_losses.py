@@ -362,7 +362,8 @@ class SampleWeights:
         self.values = torch.ones_like(self.given)
         """The same with NaN for negative values: the update stops at NaN or inf."""
         self._episode_steps = torch.zeros(shape, device=self.given.device, dtype=torch.int64)
-        self._steps_so_far = self._episode_steps[0].clone()
+        self.steps_so_far = self._episode_steps[0].clone()
+        """Steps of each environment's running episode. Shape: (N,), int64."""
 
     def count_step(self, step: int, dones: torch.Tensor) -> None:
         """Count the steps of each episode.
@@ -371,8 +372,8 @@ class SampleWeights:
             step: Step of the rollout.
             dones: Which episodes ended with this step. Shape: (N,).
         """
-        self._episode_steps[step] = self._steps_so_far
-        self._steps_so_far = torch.where(dones.bool(), 0, self._steps_so_far + 1)
+        self._episode_steps[step] = self.steps_so_far
+        self.steps_so_far = torch.where(dones.bool(), 0, self.steps_so_far + 1)
 
     @torch.no_grad()
     def complete(self) -> None:

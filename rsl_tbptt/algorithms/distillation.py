@@ -204,7 +204,8 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         layers = TeacherLayers(teacher, storage, heads, in_batches=in_batches)
         label = RolloutLabels if in_batches else StepLabels
         self._labels = label(teacher, storage, loss.to_gaussian, layers)
-        self._weights = None if weight is None else SampleWeights(weight, storage)
+        self.sample_weights = None if weight is None else SampleWeights(weight, storage)
+        """Weights of the samples; None if all are 1."""
         self._heads = AuxiliaryHeads(
             heads, student, storage, self.optimizer, layers=layers.outputs, reported_where=NEWEST
         )
@@ -214,7 +215,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         self._head_of_loss = loss.head
         self.loss = self._per_teacher.reported_by(loss)
         """Loss to minimise, without auxiliary heads."""
-        if loss.of_actions and self._weights is None:  # labels of weight 0 may be arbitrary
+        if loss.of_actions and self.sample_weights is None:  # labels of weight 0 may be arbitrary
             self.loss = self._first_replay.beside(self.loss, ACTIONS)
         self._means_of = (*loss.reported_names, *self._heads.names)
 
@@ -222,8 +223,9 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         """Set up the schedule of windows and the transaction of an update."""
         options, storage, device = self.options, self.storage, self.storage.dones.device
         student, ranks, heads = self._raw_student, self._ranks, self._heads
+        weights, mirrored = self.sample_weights, self.mirrored
         self.experience = Experience(
-            student, storage, self._labels, options, ranks, heads, self._weights, self.mirrored
+            student, storage, self._labels, options, ranks, heads, weights, mirrored
         )
         """The newest rollout and the replay buffer."""
         num_steps = storage.num_transitions_per_env
@@ -323,8 +325,8 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             with torch.inference_mode(False):  # the runner's rollout disables gradients
                 self.lazy_teacher.read()  # in a caller's own loop, no runner loads it
             self._ranks.run_together(partial(self.options.check_training, self.storage.num_envs))
-            if self._weights is not None:  # check now: the first update is a rollout away
-                self._ranks.run_together(self._weights.complete)
+            if self.sample_weights is not None:  # check now: the first update is a rollout away
+                self._ranks.run_together(self.sample_weights.complete)
             self._started = True
         self.experience.begin_rollout()
         self._dagger.draw(self.num_updates)
@@ -343,8 +345,8 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         self.step_checks.check_step(obs, rewards, dones)
         self.transition.rewards = rewards
         self.transition.dones = dones
-        if self._weights is not None:
-            self._weights.count_step(self.storage.step, dones)
+        if self.sample_weights is not None:
+            self.sample_weights.count_step(self.storage.step, dones)
         self._store_step(self.transition, extras)
         self.student.reset(dones)
         self.teacher.reset(dones)
@@ -416,9 +418,9 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         A sequence counts by the mean weight of its steps, so that a robot-step has the same weight
         in every group of windows.
         """
-        if self._weights is None:
+        if self.sample_weights is None:
             return self._steps_in_mean * batch.num_sequences
-        weights = self._weights.values.new_zeros(2)
+        weights = self.sample_weights.values.new_zeros(2)
         with self.transaction.alone():
             weights = weights_of(sequences, len(batch.envs), self._num_loss_steps)
         sums.reported.append({_NEWEST: weights[0], _PAST: weights[1]})
@@ -439,7 +441,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         experience, num_envs = self.experience, self._num_envs_of_ranks
         num_steps = self.options.num_learning_epochs * self._num_loss_steps
         sizes = num_steps * num_envs, num_steps * (experience.num_sequences - num_envs)
-        weighted, dones = self._weights is not None, experience.dones().float()
+        weighted, dones = self.sample_weights is not None, experience.dones().float()
         models = {"student": self._raw_student, "teacher": self._raw_teacher}
         first_obs = self.storage.observations[0]
         means = sums.means(self._means_of, self._per_teacher, sizes, self._ranks, weighted=weighted)

@@ -47,8 +47,10 @@ class Imitation:
         """Take the imitating actor, the storage of rollouts, and the ranks that train together."""
         self._actor, self._options, self._storage = actor, options, storage
         self._ranks = ranks
-        self._teacher: MLPModel | None = None
-        self._loaded = False
+        self.model: MLPModel | None = None
+        """The teacher, whatever its weight; None before it is set."""
+        self.is_loaded = False
+        """Whether the teacher has its parameters."""
         self._num_updates = 0
         self._recorded: list[tuple[torch.Tensor, ...]] = []
         self.returns: EpisodeReturns | None = None
@@ -70,19 +72,19 @@ class Imitation:
                 " like the actor's: teacher_loss 'kl' compares them. Set"
                 " 'teacher_cfg.distribution_cfg', or teacher_loss to 'mse', which compares means."
             )
-        self._teacher, self._loaded = teacher.eval(), False
+        self.model, self.is_loaded = teacher.eval(), False
 
     @property
     def teacher(self) -> MLPModel | None:
         """The teacher, or None while its weight is 0."""
-        return self._teacher if self.coef > 0 else None
+        return self.model if self.coef > 0 else None
 
     @property
     def coef(self) -> float:
         """Weight of the imitation loss in this update."""
         options = self._options
         first, last = options.teacher_coef, options.teacher_coef_end
-        if first == 0 or not self._loaded:
+        if first == 0 or not self.is_loaded:
             return 0.0
         if options.teacher_schedule == "exponential":
             return first * (last / first) ** self._progress
@@ -111,16 +113,16 @@ class Imitation:
             self._recorded.clear()
             if self.returns is not None:
                 self.returns.begin_rollout()
-        if self._teacher is None:
+        if self.model is None:
             return
         if self.coef == 0:
-            if self.returns is not None and self._teacher.is_recurrent:
-                self._teacher(obs)
+            if self.returns is not None and self.model.is_recurrent:
+                self.model(obs)
         elif self._options.teacher_loss == "mse":
-            self._recorded.append((self._teacher(obs),))
+            self._recorded.append((self.model(obs),))
         else:
-            self._teacher(obs, stochastic_output=True)
-            self._recorded.append(tuple(self._teacher.output_distribution_params))
+            self.model(obs, stochastic_output=True)
+            self._recorded.append(tuple(self.model.output_distribution_params))
 
     def params(self) -> tuple[torch.Tensor, ...]:
         """Return the recorded values of this rollout, shape (T, N, A) each; none at weight 0.
@@ -137,12 +139,12 @@ class Imitation:
 
     def reset(self, dones: torch.Tensor | None = None, hidden_state: HiddenState = None) -> None:
         """Clear the teacher's state where an episode ended, (N,), or set it, as models do."""
-        if self._teacher is not None:
-            self._teacher.reset(dones, hidden_state)
+        if self.model is not None:
+            self.model.reset(dones, hidden_state)
 
     def get_hidden_state(self) -> HiddenState:
         """Return the teacher's state, as models do."""
-        return None if self._teacher is None else self._teacher.get_hidden_state()
+        return None if self.model is None else self.model.get_hidden_state()
 
     def metrics(self) -> dict[str, torch.Tensor]:
         """Return the values that ``conclude`` needs from all ranks. Shape: () each."""
@@ -168,24 +170,24 @@ class Imitation:
         Raises:
             ValueError: If no file is named, or it is missing, damaged or does not fit.
         """
-        if self._options.teacher_coef > 0 and not self._loaded:
+        if self._options.teacher_coef > 0 and not self.is_loaded:
             with torch.inference_mode(False):  # the runner's rollout disables gradients
                 self._ranks.run_together(self._load_file)
 
     def _load_file(self) -> None:
         path, coef = self._options.teacher_checkpoint, self._options.teacher_coef
-        if self._teacher is None:
+        if self.model is None:
             raise ValueError(
                 f"teacher_coef is {coef} and no teacher was set, expected set_teacher(model), which"
                 " construct_algorithm calls, before training starts."
             )
-        if isinstance(self._teacher, SelectedTeachers):
+        if isinstance(self.model, SelectedTeachers):
             if path is not None:
                 raise ValueError(
                     f"teacher_checkpoint is '{path}', expected None with several teachers: each has"
                     " its own file, 'checkpoint' in teacher_cfg.teachers."
                 )
-            self._teacher.load_checkpoints()
+            self.model.load_checkpoints()
         elif path is None:
             raise ValueError(
                 f"teacher_coef is {coef} and teacher_checkpoint is None, expected the teacher's"
@@ -194,16 +196,16 @@ class Imitation:
             )
         else:
             obs = self._storage.observations
-            state_dict = read_teacher(self._teacher, path, "teacher", obs, _advice)
-            self._teacher.load_state_dict(state_dict)
-        self._loaded = True
+            state_dict = read_teacher(self.model, path, "teacher", obs, _advice)
+            self.model.load_state_dict(state_dict)
+        self.is_loaded = True
 
     def state_dict(self) -> dict[str, Any]:
         """Return the values that the schedule needs to continue; empty without a teacher."""
-        if self._teacher is None or not self._loaded:
+        if self.model is None or not self.is_loaded:
             return {}
         returns = {} if self.returns is None else {"returns": self.returns.state_dict()}
-        teacher = self._teacher.state_dict()
+        teacher = self.model.state_dict()
         return {"num_updates": self._num_updates, "teacher_state_dict": teacher, **returns}
 
     def load_state_dict(
@@ -220,12 +222,12 @@ class Imitation:
         Raises:
             ValueError: If the teacher does not fit. Nothing is changed then.
         """
-        teacher, state_dict = self._teacher, state.get("teacher_state_dict")
+        teacher, state_dict = self.model, state.get("teacher_state_dict")
         if teacher is not None and state_dict:
             obs = self._storage.observations
             check_teacher(teacher, state_dict, obs, checkpoint or {}, advice=_advice)
             teacher.load_state_dict(state_dict)
-            self._loaded = True
+            self.is_loaded = True
         self._num_updates = state.get("num_updates", 0)
         if self.returns is not None:
             self.returns.load_state_dict(state.get("returns", []))

@@ -120,8 +120,9 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         actor, critic, device = self._raw_actor, self._raw_critic, storage.dones.device
         num_steps, num_envs = storage.num_transitions_per_env, storage.num_envs
         self._fine_tuning = FineTuning(actor, options, is_first_rank=self.gpu_global_rank == 0)
-        self._imitation = Imitation(actor, options, storage, ranks)
-        self.episode_returns = self._imitation.returns
+        self.imitation = Imitation(actor, options, storage, ranks)
+        """The teacher that the actor imitates; without one it has no effect."""
+        self.episode_returns = self.imitation.returns
         self._heads = AuxiliaryHeads(parse_heads(options.auxiliary), actor, storage, self.optimizer)
         rnd = self._rnd = RndTraining(self, ranks) if self.rnd else None
         self._bootstrap = TruncationBootstrap()
@@ -142,7 +143,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
             [self.optimizer, *self._heads.optimizers, *([rnd.optimizer] if rnd else ())],
             options,
             ranks,
-            stateful_models=[actor, critic, self._imitation],
+            stateful_models=[actor, critic, self.imitation],
             add_gradients=self._add_gradients_of,
             inputs=self._inputs,
             max_micro_batches=self.mini_batches.num_envs_of_largest,
@@ -182,7 +183,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
             NotImplementedError: If its distribution is of another kind than the actor's, which
                 ``teacher_loss="kl"`` needs.
         """
-        self._imitation.set_teacher(teacher)
+        self.imitation.set_teacher(teacher)
 
     def memory_plan(self) -> MemoryPlan:
         """Predict the memory of ``update()`` from its gradient on parts of the last rollout.
@@ -203,7 +204,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
                 number of environments; or if observations differ in form from the first ones.
         """
         if not self._started:  # playing needs neither a teacher nor many environments
-            self._imitation.start_training()
+            self.imitation.start_training()
             self._fine_tuning.start_training()
             self._ranks.run_together(self.mini_batches.check_training)
             self._started = True
@@ -218,7 +219,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         if step in self.mini_batches.state_steps:
             states = self._raw_actor.get_hidden_state(), self._raw_critic.get_hidden_state()
             self.states.append((hidden_state.clone(states[0]), hidden_state.clone(states[1])))
-        self._imitation.observe(obs, step)
+        self.imitation.observe(obs, step)
         actions = super().act(obs)
         self.transition.hidden_states = (None, None)
         return actions
@@ -255,7 +256,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
             model.reset(dones)
         if self.mirrored:
             self.mirrored.process_env_step(dones)
-        self._imitation.process_env_step(rewards, dones)
+        self.imitation.process_env_step(rewards, dones)
 
     def compute_returns(self, obs: TensorDict) -> None:
         """Compute advantages, normalised over all processes, and returns; no state advances.
@@ -320,7 +321,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
     def _rollout(self) -> PpoRollout:
         """View the storage as a rollout that starts with the recorded states."""
         actor, critic = map(hidden_state.concatenate_envs, zip(*self.states, strict=True))
-        teacher = self._imitation.params(), self._imitation.coef
+        teacher = self.imitation.params(), self.imitation.coef
         return self.gradient.rollout(self.storage, (actor, critic), *teacher)
 
     def _optimizer_step(self, rate: torch.Tensor, kl: torch.Tensor) -> torch.Tensor:
@@ -350,7 +351,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
 
     def _metrics(self, steps: torch.Tensor) -> dict[str, torch.Tensor]:
         """Return the metrics of an update with these optimiser steps, (S, M). Shape: () each."""
-        stored, models = self.storage, {**self._models, "teacher": self._imitation.teacher}
+        stored, models = self.storage, {**self._models, "teacher": self.imitation.teacher}
         health = {
             **self.gradient.first_replay.metrics(),
             "explained_variance/critic": explained_variance(stored.values, stored.returns),
@@ -359,7 +360,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         return {
             **self.gradient.means(steps),
             "done_rate": self._ranks.mean(stored.dones.float(), self.mini_batches.num_samples),
-            **self._imitation.metrics(),
+            **self.imitation.metrics(),
             **finite(health),
         }
 
@@ -373,7 +374,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
                 self.gradient.policy_loss.adapt(kl)
         if self.mirrored:
             self.mirrored.advance()
-        self._imitation.conclude(metrics, waits=self._fine_tuning.holds_actor)
+        self.imitation.conclude(metrics, waits=self._fine_tuning.holds_actor)
         self._fine_tuning.count_update()
         return metrics
 
@@ -388,7 +389,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
 
     def _inputs(self) -> Inputs:
         """Return the inputs of an update; those derived from others come last."""
-        stored, teacher = self.storage.observations, self._imitation.teacher
+        stored, teacher = self.storage.observations, self.imitation.teacher
         models = [*self._models.values(), *([teacher] if teacher else ())]
         groups = {group for model in models for group in observed_groups(model, stored)}
         mirrored = self.mirrored.named_obs(groups) if self.mirrored else {}
@@ -396,7 +397,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         groups |= set(self.rnd.obs_groups["rnd_state"] if self.rnd else ())
         names = ("rewards", "values", "actions", "actions_log_prob", "returns")
         recorded = {name: getattr(self.storage, name) for name in names}
-        for index, params in enumerate(self._imitation.params()):
+        for index, params in enumerate(self.imitation.params()):
             recorded[f"the teacher's distribution, parameter {index}"] = params
         return Inputs(groups, recorded | mirrored)
 
@@ -405,7 +406,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         own = {
             "kl_coef": self.gradient.policy_loss.kl_coef,
             "fine_tuning": self._fine_tuning.state_dict(),
-            "imitation": self._imitation.state_dict(),
+            "imitation": self.imitation.state_dict(),
             **self._described(self._models),
         }
         if self.rnd:
@@ -439,14 +440,14 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         if wants_heads:
             self._heads.check(heads)
         if "student_state_dict" in loaded_dict and wants.get("actor"):
-            self._fine_tuning.start(loaded_dict, obs, strict, self._imitation)
+            self._fine_tuning.start(loaded_dict, obs, strict, self.imitation)
             self._heads.load_state_dict(heads, with_optimizer=False)
             return False
         roles = {**self._models, "rnd": self.rnd}.items()
         models = {role: model for role, model in roles if model and wants.get(role)}
         _check_checkpoint(models, loaded_dict, obs, strict)
         if wants.get("actor"):
-            self._imitation.load_state_dict(own.get("imitation", {}))  # first, since it may raise
+            self.imitation.load_state_dict(own.get("imitation", {}))  # first, since it may raise
             self._fine_tuning.load_state_dict(own.get("fine_tuning", {}))
         load_iteration = super().load(loaded_dict, load_cfg, strict)
         if wants_heads:

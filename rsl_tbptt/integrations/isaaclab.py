@@ -32,6 +32,18 @@ except ImportError as error:
         "with Isaac Sim: import this in its Python, after its AppLauncher."
     ) from error
 
+
+def _of_teacher(cfg: Any) -> Any:
+    """Return a model's config without the fields that Isaac Lab has for older releases of rsl_rl.
+
+    Its script removes them from a role's config, but not from those within another config.
+    """
+    cfg = copy.deepcopy(cfg)
+    for name in ("stochastic", "init_noise_std", "noise_std_type", "state_dependent_std"):
+        vars(cfg).pop(name, None)
+    return cfg
+
+
 if rsl_rl_era() == MODELS_ERA:
     from isaaclab_rl.rsl_rl import RslRlCNNModelCfg, RslRlMLPModelCfg
 
@@ -71,13 +83,8 @@ if rsl_rl_era() == MODELS_ERA:
         """Groups that it observes; None takes ``obs_groups["teacher"]`` of the runner's config."""
 
         def __post_init__(self) -> None:
-            """Remove the fields that Isaac Lab has for older releases of rsl_rl.
-
-            Its script removes them from a single teacher's config, but not from these.
-            """
-            self.cfg = copy.deepcopy(self.cfg)
-            for name in ("stochastic", "init_noise_std", "noise_std_type", "state_dependent_std"):
-                vars(self.cfg).pop(name, None)
+            """Remove fields that the model does not take."""
+            self.cfg = _of_teacher(self.cfg)
 
     @configclass
     class TbpttTeachersCfg:
@@ -133,3 +140,8 @@ class TbpttPpoAlgorithmCfg(PpoOptions, RslRlPpoAlgorithmCfg):
 
     class_name: str = f"{_MODULE}TbpttPPO"
     """Name of the algorithm: ``"module:Class"``, which rsl_rl imports; in 2.3 the class only."""
+
+    def __post_init__(self) -> None:
+        """Accept the config of one teacher or several as ``teacher_cfg``, too."""
+        if self.teacher_cfg is not None and not isinstance(self.teacher_cfg, dict):
+            self.teacher_cfg = _of_teacher(self.teacher_cfg).to_dict()

@@ -18,7 +18,7 @@ from __future__ import annotations
 import copy
 import importlib
 import sys
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 import torch
@@ -168,6 +168,11 @@ class TbpttPpoAlgorithmCfg(PpoOptions, RslRlPpoAlgorithmCfg):
 
     class_name: str = "rsl_tbptt.algorithms:TbpttPPO"
     """Qualified name of the algorithm, ``"module:Class"``, which rsl_rl imports."""
+
+    def __post_init__(self) -> None:
+        """Accept the config of one teacher or several as ``teacher_cfg``, too."""
+        if self.teacher_cfg is not None and not isinstance(self.teacher_cfg, dict):
+            self.teacher_cfg = model_arguments(asdict(self.teacher_cfg))
 
 
 class EpisodicPolicy:

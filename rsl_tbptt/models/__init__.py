@@ -3,13 +3,25 @@
 ``protocol.py`` defines how a model is replayed window by window.
 """
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from rsl_tbptt.compat import MODELS_ERA, rsl_rl_era
+from rsl_tbptt.compat import MODELS_ERA, require_era, rsl_rl_era
 
 if TYPE_CHECKING or rsl_rl_era() == MODELS_ERA:
     from rsl_tbptt.models.cnn_rnn import CNNRNNModel
     from rsl_tbptt.models.recurrent import RecurrentModel
     from rsl_tbptt.models.teacher_group import SelectedTeachers
 
-    __all__ = ["CNNRNNModel", "RecurrentModel", "SelectedTeachers"]
+__all__ = ["CNNRNNModel", "RecurrentModel", "SelectedTeachers"]
+
+
+def __getattr__(name: str) -> Any:
+    """Refuse a model that needs another rsl_rl: with 3.1.2 only the modules here can be used.
+
+    Raises:
+        AttributeError: If there is no such public name.
+        ImportError: If rsl_rl is 3.1.2.
+    """
+    if name in __all__:
+        require_era(MODELS_ERA, f"rsl_tbptt.models.{name}")
+    raise AttributeError(f"module 'rsl_tbptt.models' has no attribute '{name}'")

@@ -31,7 +31,8 @@ class CNNRNNModel(RecurrentModel, CNNModel):
             **options: Options of :class:`RecurrentModel` and rsl_rl's ``CNNModel``.
 
         Raises:
-            ValueError: If images are too small for the CNN, or there is nothing to normalise.
+            ValueError: If images are too small for the CNN, a size is not positive, or there is
+                nothing to normalise.
         """
         self.image_scale = image_scale
         try:
@@ -41,6 +42,7 @@ class CNNRNNModel(RecurrentModel, CNNModel):
                 f"{type(self).__name__} cannot be built for images of channels, height and width"
                 f" {self._image_shapes()}: {error}. A kernel must not be larger than the image, or"
                 " than what earlier layers leave of it: see kernel_size and stride of cnn_cfg."
+                " Sizes in hidden_dims, rnn_hidden_dim and rnn_num_layers must be positive, too."
             ) from error
         if self.obs_normalization and not self.obs_groups:
             raise ValueError(

@@ -59,7 +59,7 @@ class RecurrentModel(MLPModel):
         Raises:
             ValueError: If there is no such cell.
         """
-        cell = CELLS.get(rnn_type.upper())
+        cell = CELLS.get(str(rnn_type).upper())
         if cell is None:
             raise ValueError(
                 f"rnn_type is '{rnn_type}', expected one of {[name.lower() for name in CELLS]}. A"

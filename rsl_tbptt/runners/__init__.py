@@ -33,11 +33,14 @@ from rsl_tbptt.checkpoints.writing import (
     check_kept,
     check_writable,
 )
+from rsl_tbptt.compat import MODELS_ERA, require_era
 from rsl_tbptt.compat.versions import join_on_cpu, world_size
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.models.protocol import check_rnn_types
 from rsl_tbptt.runners import resume
 from rsl_tbptt.signals import STOPPED, StopSignals
+
+require_era(MODELS_ERA, "rsl_tbptt.runners")
 
 __all__ = ["STOPPED", "TbpttDistillationRunner", "TbpttOnPolicyRunner"]
 
@@ -126,8 +129,9 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
 
         After a resume it continues with the earlier random numbers. If the environment has
         ``state_dict`` and ``load_state_dict``, it also continues with its episodes and the models'
-        hidden states, bit for bit as without the interruption. All of these belong to a rank: with
-        another number of ranks they start anew.
+        hidden states, bit for bit as without the interruption; but not with a replay buffer without
+        ``save_buffer``, or if ``get_observations`` draws random numbers. All of these belong to a
+        rank: with another number of ranks they start anew.
 
         The numbering of iterations continues; rsl_rl would use the number of the last iteration
         twice. ``num_iterations`` of them are done, so you finish a training of 1000 by
@@ -187,6 +191,9 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
         The loop then saves, on the first rank only, if a checkpoint is due.
         """
         self.num_iterations = it + 1
+        steps = self.cfg["num_steps_per_env"] * self.env.num_envs * self.gpu_world_size
+        # The logger's time is that of all its iterations, including those before a resume.
+        logged["start_it"] = it - self.logger.tot_timesteps // steps
         log(it=it, **logged)
         self._of_other_ranks = None  # belongs to an earlier iteration
         self._signals.end_if_asked(self._ranks, self.device, self._save_and_stop)
@@ -268,9 +275,11 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
 
         Args:
             path: Checkpoint file.
-            infos: More values to keep in it.
+            infos: More values to keep in it: tensors and plain values.
 
         Raises:
+            ValueError: If ``infos`` or the environment's state has other values, which could not be
+                loaded.
             NotWrittenError: If it cannot be written. During training only the last checkpoint
                 raises; for others a warning names the file and training continues.
         """
@@ -279,10 +288,13 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
             "num_iterations": self.num_iterations,
             "episodes_since": self._episodes_since,
         }
-        if self._broke_off or not self.is_distributed:
+        if self._resumed:  # loaded, and no training has continued since
+            own["resume_of_ranks"] = self._resumed
+        elif self._broke_off or not self.is_distributed:
             own["resume"] = resume.state_of(self, self._broke_off)
         elif self._of_other_ranks is not None:  # a save at another time has only this rank's state
             own["resume_of_ranks"] = [resume.state_of(self), *self._of_other_ranks]
+        infos = resume.readable(infos, "infos")
         checkpoint = {**self.alg.save(), "iter": iteration, "infos": infos, OWN: own}
         is_last = self.num_iterations >= self._end
         if not self._writer.write(checkpoint, Path(path), is_last):
@@ -334,6 +346,11 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
         path = str(checkpoint_file(path))
         self.alg.checkpoint_path = path
         checkpoint = read_checkpoint(path, map_location or self.device)
+        if missing := {"iter", "infos"} - checkpoint.keys():
+            raise ValueError(
+                f"The checkpoint '{path}' lacks {sorted(missing)}, it holds {[*checkpoint]}:"
+                " expected a file that a runner's save() wrote."
+            )
         if self.alg.load(checkpoint, load_cfg, strict):
             self.current_learning_iteration = checkpoint["iter"]
             own = checkpoint.get(OWN, {})

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import random
 import warnings
 from collections import deque
 from collections.abc import Mapping, Sequence
@@ -12,8 +13,10 @@ import numpy as np
 import torch
 
 from rsl_tbptt.algorithms.rnd import restore_rnd, state_of_rnd
+from rsl_tbptt.checkpoints.describing import plain
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.distributed import Ranks
+from rsl_tbptt.models.teacher_group import models_by_role
 
 COUNTERS = ("tot_timesteps", "tot_time")
 """Counters of rsl_rl's logger."""
@@ -24,7 +27,10 @@ OF_EPISODES = (
 )
 """The logger's values of episodes: the newest returns and lengths, and those still running."""
 
-MODELS = ("student", "teacher", "actor", "critic")
+MODELS = ("student", "actor", "critic")
+
+READABLE = (torch.Tensor, torch.dtype, torch.device, bytes, bytearray, complex, set)
+"""Types, besides plain values, that are read without running code."""
 
 
 def state_of(runner: Any, in_rollout: bool = False) -> dict[str, Any]:
@@ -42,6 +48,9 @@ def state_of(runner: Any, in_rollout: bool = False) -> dict[str, Any]:
 
     Returns:
         Tensors and plain values.
+
+    Raises:
+        ValueError: If the environment's state has anything else.
     """
     counters = {name: getattr(runner.logger, name) for name in COUNTERS}
     if in_rollout:
@@ -51,13 +60,10 @@ def state_of(runner: Any, in_rollout: bool = False) -> dict[str, Any]:
         state["rnd"] = state_of_rnd(runner.alg.rnd)
     if not _restores_itself(runner.env):
         return state
-    state["environment"] = runner.env.state_dict()
+    state["environment"] = readable(runner.env.state_dict(), "env.state_dict()")
     state["hidden_states"] = {
-        role: hidden_state.as_tensors(
-            hidden_state.clone(getattr(runner.alg, role).get_hidden_state())
-        )
-        for role in MODELS
-        if hasattr(runner.alg, role)
+        role: hidden_state.as_tensors(hidden_state.clone(model.get_hidden_state()))
+        for role, model in _models(runner.alg).items()
     }
     if mirrored := getattr(runner.alg, "mirrored", None):
         state["mirrored_states"] = {
@@ -69,6 +75,8 @@ def state_of(runner: Any, in_rollout: bool = False) -> dict[str, Any]:
     }
     if (returns := getattr(runner.alg, "episode_returns", None)) is not None:
         state["returns"] = returns.running
+    if (weights := getattr(runner.alg, "sample_weights", None)) is not None:
+        state["episode_steps"] = weights.steps_so_far
     return state
 
 
@@ -100,7 +108,7 @@ def restore(runner: Any, states: Sequence[Mapping[str, Any]]) -> bool:
     Args:
         runner: This rank's runner, whose models and optimiser are loaded.
         states: Results of :func:`state_of` on each rank, on any device; possibly empty. If the
-            number of ranks has changed, they are ignored, with a warning.
+            number of ranks has changed, most of it is ignored, with a warning.
 
     Returns:
         Whether the environment continues with the earlier episodes.
@@ -113,7 +121,8 @@ def restore(runner: Any, states: Sequence[Mapping[str, Any]]) -> bool:
     if rank == 0 and "generators" in states[0]:  # otherwise no rank's state was kept
         warnings.warn(
             f"The checkpoint was written by {len(states)} rank(s) and goes on with {num_ranks}:"
-            " random numbers, hidden states and episodes, which belong to a rank, begin anew.",
+            " random numbers, hidden states and episodes, which belong to a rank, begin anew. With"
+            " save_buffer all ranks continue with the replay buffer of the first.",
             stacklevel=3,
         )
     of_all = {"counters": states[0]["counters"]}
@@ -134,8 +143,9 @@ def _restore(runner: Any, state: Mapping[str, Any]) -> bool:
         )
     if goes_on:  # first, as it may raise
         runner.env.load_state_dict(state["environment"])
-        for role, tensors in state["hidden_states"].items():
-            getattr(runner.alg, role).reset(hidden_state=hidden_state.from_tensors(tensors))
+        for role, model in _models(runner.alg).items():
+            tensors = state["hidden_states"].get(role, ())  # older checkpoints lack some teachers
+            model.reset(hidden_state=hidden_state.from_tensors(tensors))
         if mirrored := getattr(runner.alg, "mirrored", None):
             saved = state.get("mirrored_states", {}).items()
             mirrored.states = {role: hidden_state.from_tensors(own) for role, own in saved}
@@ -149,6 +159,8 @@ def _restore(runner: Any, state: Mapping[str, Any]) -> bool:
                     kept.copy_(state["episodes"][name])
         if "returns" in state and (returns := getattr(runner.alg, "episode_returns", None)):
             returns.running = state["returns"].to(runner.device)
+        if "episode_steps" in state and (weights := getattr(runner.alg, "sample_weights", None)):
+            weights.steps_so_far = state["episode_steps"].to(runner.device)
     for name, value in state["counters"].items():
         setattr(runner.logger, name, value)
     if "buffer" in state:
@@ -158,6 +170,40 @@ def _restore(runner: Any, state: Mapping[str, Any]) -> bool:
     if "generators" in state:
         _set_generators(state["generators"], runner.device)  # last: an environment may draw numbers
     return goes_on
+
+
+def readable(value: Any, name: str) -> Any:
+    """Return a value as a checkpoint can hold it, with plain numbers in place of numpy's.
+
+    Args:
+        value: Mappings, lists, tuples, tensors and plain values.
+        name: Its name for the message.
+
+    Raises:
+        ValueError: If it has anything else.
+    """
+
+    def check(each: Any) -> Any:
+        if isinstance(each, READABLE):
+            return each
+        if isinstance(each, np.generic):  # a number
+            return each.item()
+        raise ValueError(
+            f"{name} holds a {type(each).__name__}, expected tensors and plain values: no"
+            " checkpoint with it could be loaded. For an array return torch.from_numpy(array)."
+        )
+
+    return plain(value, check)
+
+
+def _models(algorithm: Any) -> dict[str, Any]:
+    """Return the models whose hidden states continue, by role; several teachers separately."""
+    models = {role: getattr(algorithm, role) for role in MODELS if hasattr(algorithm, role)}
+    if hasattr(algorithm, "imitation"):
+        teacher = algorithm.imitation.model
+    else:  # ``compile`` replaces "teacher"
+        teacher = getattr(algorithm, "_raw_teacher", getattr(algorithm, "teacher", None))
+    return models if teacher is None else models | models_by_role(teacher)
 
 
 def _episodes(logger: Any) -> dict[str, Any]:
@@ -174,6 +220,7 @@ def _generators(device: str) -> dict[str, Any]:
     """Return the states of the random generators that a training may use."""
     name, keys, *rest = np.random.get_state(legacy=True)
     return {
+        "python": random.getstate(),
         "torch": torch.get_rng_state(),
         "cuda": torch.cuda.get_rng_state(device) if torch.device(device).type == "cuda" else None,
         "numpy": (name, torch.from_numpy(keys.astype(np.int64)), *rest),
@@ -182,6 +229,8 @@ def _generators(device: str) -> dict[str, Any]:
 
 def _set_generators(states: Mapping[str, Any], device: str) -> None:
     """Restore the generators; a GPU's only on a GPU."""
+    if "python" in states:  # older checkpoints lack it
+        random.setstate(states["python"])
     torch.set_rng_state(states["torch"].cpu())
     if states["cuda"] is not None and torch.device(device).type == "cuda":
         torch.cuda.set_rng_state(states["cuda"].cpu(), device)

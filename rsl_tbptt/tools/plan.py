@@ -268,7 +268,7 @@ def filled(what: Planned, env: Any, device: str) -> Any:
     if "teacher" in cfg:
         algorithm.teacher_loaded.is_loaded = True
     elif what.agent["algorithm"].get("teacher_cfg"):
-        algorithm._imitation._loaded = True
+        algorithm.imitation.is_loaded = True
     if isinstance(teacher := _teacher_of(algorithm), SelectedTeachers):
         teacher.loaded = True
     roll_out(algorithm, env, 1)
@@ -279,7 +279,7 @@ def filled(what: Planned, env: Any, device: str) -> Any:
 
 def _teacher_of(algorithm: Any) -> Any:
     """Return the teacher of a distillation, or the one that PPO imitates; None without one."""
-    return getattr(getattr(algorithm, "_imitation", algorithm), "teacher", None)
+    return getattr(getattr(algorithm, "imitation", algorithm), "teacher", None)
 
 
 @torch.inference_mode()

@@ -134,8 +134,9 @@ class VelocityIncrement(ManagerTermBase):
         if env.common_step_counter != self._step:
             self._step = env.common_step_counter
             velocity = self._robot.root_lin_vel_w.torch
-            self._change = velocity - self._velocity
-            self._velocity = velocity.clone()
+            # In place: ``reset`` cannot change tensors that a rollout makes in inference mode.
+            self._change[:] = velocity - self._velocity
+            self._velocity[:] = velocity
         return quat_apply_inverse(self._robot.root_quat_w.torch, self._change - self._gravity)
 
 

@@ -26,17 +26,14 @@ from isaaclab.envs import ManagerBasedRLEnvCfg
 from isaaclab.managers import EventTermCfg, RewardTermCfg, SceneEntityCfg, TerminationTermCfg
 from isaaclab.managers import ObservationGroupCfg as ObsGroupCfg
 from isaaclab.managers import ObservationTermCfg as ObsTermCfg
-from isaaclab.physics import PhysxAutoCfg
 from isaaclab.scene import InteractiveSceneCfg
 from isaaclab.sim import SimulationCfg
 from isaaclab.utils import configclass
 from isaaclab.utils.noise import GaussianNoiseCfg
 from isaaclab_newton.physics import MJWarpSolverCfg, NewtonCfg
-from isaaclab_ov.physics import OvPhysxCfg
-from isaaclab_physx.physics import PhysxCfg
-from isaaclab_tasks.utils import PresetCfg
 
 from rsl_tbptt_tasks.isaaclab import mdp
+from rsl_tbptt_tasks.isaaclab.cartpole import CartpolePhysicsCfg
 
 ASSETS = Path(__file__).parent / "assets"
 TRUNK = SceneEntityCfg("robot", body_names=["trunk"])
@@ -53,12 +50,9 @@ STANDING_HEIGHT = 0.15
 
 
 @configclass
-class PupPhysicsCfg(PresetCfg):
+class PupPhysicsCfg(CartpolePhysicsCfg):
     """Physics engines that ``physics=NAME`` selects on the command line."""
 
-    isaacsim_physx: PhysxCfg = PhysxCfg()
-    ovphysx: OvPhysxCfg = OvPhysxCfg()
-    physx: PhysxAutoCfg = PhysxAutoCfg(isaacsim_physx=isaacsim_physx, ovphysx=ovphysx)
     newton_mjwarp: NewtonCfg = NewtonCfg(
         solver_cfg=MJWarpSolverCfg(
             njmax=24,

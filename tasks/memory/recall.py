@@ -54,7 +54,8 @@ class RecallEnv(VecEnv):
 
         Training does not need it: without it episodes are spread over all phases.
         """
-        self.episode_length_buf.zero_()
+        # Not in place: a rollout makes tensors in inference mode, which cannot be changed here.
+        self.episode_length_buf = torch.zeros_like(self.episode_length_buf)
         self._cue = self._draw_cues()
         return self.get_observations(), {}
 

@@ -63,7 +63,7 @@ def memoryless_cfg() -> TbpttDistillationRunnerCfg:
             class_name="CNNModel",
             cnn_cfg=CNN,
             hidden_dims=(64, 64),
-            distribution_cfg=_gaussian(init_std=0.1),
+            distribution_cfg=cartpole_agents.gaussian(init_std=0.1),
         ),
     )
 
@@ -85,9 +85,5 @@ def _cnn_lstm(init_std: float) -> TbpttCnnRnnModelCfg:
         rnn_type="lstm",
         rnn_hidden_dim=64,
         hidden_dims=(64,),
-        distribution_cfg=_gaussian(init_std),
+        distribution_cfg=cartpole_agents.gaussian(init_std),
     )
-
-
-def _gaussian(init_std: float) -> dict[str, Any]:
-    return {"class_name": "GaussianDistribution", "init_std": init_std}

@@ -3,6 +3,7 @@
 import dataclasses
 import subprocess
 import sys
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -22,10 +23,12 @@ from isaaclab_rl.rsl_rl import (
     handle_deprecated_rsl_rl_cfg,
 )
 from omegaconf import OmegaConf
+from rsl_rl.models import MLPModel
 from rsl_rl.utils import resolve_class
 from support.helpers import CNN, make_obs
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
+from rsl_tbptt.algorithms.imitation import build_teacher
 from rsl_tbptt.algorithms.options import DistillationOptions, PpoOptions
 from rsl_tbptt.core.scan import CELLS
 from rsl_tbptt.files import read_config
@@ -175,3 +178,17 @@ def test_the_config_of_a_model_is_not_changed():
     actor = RslRlMLPModelCfg(hidden_dims=[8], activation="elu")
     TbpttTeacherCfg(cfg=actor)
     assert "stochastic" in vars(actor)
+
+
+@pytest.mark.parametrize("number", [1, 2])
+def test_ppo_takes_the_config_of_its_teacher(number):
+    alone: Any = RslRlMLPModelCfg(hidden_dims=[8], activation="elu", distribution_cfg=GAUSSIAN)
+    given, kind = {1: (alone, MLPModel), 2: (TEACHERS, SelectedTeachers)}[number]
+    cfg = TbpttPpoAlgorithmCfg(teacher_cfg=given, teacher_coef=0.5)
+    obs = make_obs(2)
+    obs["skill"] = torch.tensor([[1.0], [0.0]])
+    env: Any = SimpleNamespace(num_actions=3)
+    runner = {"obs_groups": {"teacher": ["state"]}}
+    teacher = build_teacher(obs, env, runner, handed_on(cfg)[1]["teacher_cfg"], "cpu")
+    assert isinstance(teacher, kind)
+    assert "stochastic" in vars(given)

@@ -19,10 +19,12 @@ import tyro
 import yaml
 from mjlab.rl import RslRlModelCfg
 from mjlab.utils.os import dump_yaml
+from rsl_rl.models import MLPModel
 from rsl_rl.utils import resolve_callable
 from support.mjlab_page import build_package
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
+from rsl_tbptt.algorithms.imitation import build_teacher
 from rsl_tbptt.algorithms.options import DistillationOptions, PpoOptions
 from rsl_tbptt.integrations.mjlab import (
     EpisodicPolicy,
@@ -35,6 +37,7 @@ from rsl_tbptt.integrations.mjlab import (
     TbpttTeachersCfg,
     model_arguments,
 )
+from rsl_tbptt.models import SelectedTeachers
 from rsl_tbptt.tools.cli import main
 from rsl_tbptt.tools.doctor import install
 from rsl_tbptt_tasks.memory import RecallEnv
@@ -250,9 +253,11 @@ class MjlabSkills(MjlabRecall):
         return obs
 
 
+GAUSSIAN = {"class_name": "GaussianDistribution", "init_std": 0.3}
+
+
 def test_several_teachers_of_the_command_line_reach_the_runner(tmp_path):
-    gaussian = {"class_name": "GaussianDistribution", "init_std": 0.3}
-    shared = {"hidden_dims": (8,), "distribution_cfg": gaussian}
+    shared = {"hidden_dims": (8,), "distribution_cfg": GAUSSIAN}
     guess = RslRlModelCfg(class_name="RNNModel", rnn_type="gru", rnn_hidden_dim=6, **shared)
     default = TbpttDistillationRunnerCfg(
         logger="tensorboard",
@@ -289,3 +294,13 @@ def test_bench_measures_mjlabs_older_rsl_rl(algorithm, capsys):
     few = ("--num-envs=8", "--num-steps=4", "--gradient-length=4", "--rnn-hidden-dim=8")
     assert main(["bench", *few, "--pairs=1", f"--algorithm={algorithm}"]) == 0
     assert "time of `update()`" in capsys.readouterr().out
+
+
+def test_ppo_takes_the_config_of_its_teacher(env):
+    teacher: Any = RslRlModelCfg(hidden_dims=(8,), distribution_cfg=GAUSSIAN)
+    several: Any = TbpttTeachersCfg("skill", dict.fromkeys("ab", TbpttTeacherCfg(cfg=teacher)))
+    obs = MjlabSkills(6, 4).get_observations()
+    for given, kind in ((teacher, MLPModel), (several, SelectedTeachers)):
+        cfg = dataclasses.asdict(TbpttPpoAlgorithmCfg(teacher_cfg=given, teacher_coef=0.5))
+        runner = {"obs_groups": {"teacher": ("privileged",)}}
+        assert isinstance(build_teacher(obs, env, runner, cfg["teacher_cfg"], "cpu"), kind)

@@ -207,3 +207,11 @@ def test_bytes_are_stored_as_bytes_and_scaled():
 def test_a_cell_that_is_not_registered_is_named():
     with pytest.raises(ValueError, match=r"rnn_type is 'mgu', expected one of \['lstm', 'gru'"):
         make_model("student", "cnn-lstm", N, seed=1, rnn_type="mgu")
+    with pytest.raises(ValueError, match="rnn_type is 'None', expected one of"):
+        make_model("student", "cnn-lstm", N, seed=1, rnn_type=None)
+
+
+@pytest.mark.parametrize("options", [{"hidden_dims": [-4]}, {"rnn_hidden_dim": -3}])
+def test_sizes_below_one_are_named_beside_the_images(options):
+    with pytest.raises(ValueError, match=r"Sizes in hidden_dims, rnn_hidden_dim and .* positive"):
+        make_model("student", "cnn-lstm", N, seed=1, **options)

@@ -1,5 +1,6 @@
 """Checkpoints are complete or absent; a read-only run folder is refused before training."""
 
+import copy
 import json
 import os
 import re
@@ -165,6 +166,18 @@ def test_the_stock_runner_and_ours_read_each_others_checkpoints(tmp_path):
     assert (again.current_learning_iteration, again.num_iterations) == (7, 8)
     again.learn(1)
     assert again.num_iterations == 9
+
+
+def test_a_file_that_no_runner_wrote_changes_nothing(tmp_path):
+    other = make_runner()
+    torch.manual_seed(9)
+    torch.nn.init.normal_(next(other.alg.student.parameters()))
+    torch.save(other.alg.save(), tmp_path / "model_0.pt")
+    runner = make_runner()
+    before = copy.deepcopy(runner.alg.save())
+    with pytest.raises(ValueError, match=r"lacks \['infos', 'iter'\], it holds \['student_state"):
+        runner.load(str(tmp_path / "model_0.pt"))
+    assert_same(runner.alg.save(), before)
 
 
 # What follows is keep_last and keep_best.

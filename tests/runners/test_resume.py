@@ -1,6 +1,9 @@
 """A resumed training continues with the same bits, if the environment can restore its state."""
 
 import copy
+import random
+from datetime import date
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -52,6 +55,31 @@ CASES = {
         "ppo",
         {"teacher_coef": 0.5, "teacher_schedule": "return", "teacher_return": 5.0},
     ),
+    "a recurrent teacher of ppo": (
+        "ppo",
+        {"teacher_coef": 0.5, "num_mini_batches": 1, "teacher_cfg": model_cfg("RNNModel")},
+    ),
+    "several recurrent teachers": ("distillation", {"buffer_rollouts": 0}),
+    "weights by steps of the episode": (
+        "distillation",
+        {"buffer_rollouts": 0, "imitation_weight": lambda rollout: rollout.episode_steps + 1.0},
+    ),
+}
+
+
+def is_asked(obs):
+    """Select the second teacher where the cue is asked for."""
+    return obs["policy"][:, 1]
+
+
+SEVERAL = {
+    "class_name": "rsl_tbptt.models:SelectedTeachers",
+    "selector": is_asked,
+    "teachers": {
+        "tell": {"cfg": model_cfg("MLPModel")},
+        "guess": {"cfg": model_cfg("RNNModel"), "obs_groups": ["policy"]},
+        "hum": {"cfg": model_cfg("RNNModel", rnn_type="gru"), "obs_groups": ["policy"]},
+    },
 }
 
 
@@ -77,21 +105,27 @@ def make(tmp_path, folder, case, **arguments):
     kind, options = CASES[case]
     options = copy.deepcopy(options)
     if "teacher_coef" in options:
-        teacher = model_cfg("MLPModel")
-        if not (tmp_path / "teacher.pt").exists():
-            state = make_runner(None, "distillation", teacher=teacher).alg.teacher.state_dict()
-            torch.save({"actor_state_dict": state, "iter": 0}, tmp_path / "teacher.pt")
-        path = str(tmp_path / "teacher.pt")
-        options |= {"teacher_cfg": model_cfg("MLPModel"), "teacher_checkpoint": path}
+        teacher = options.setdefault("teacher_cfg", model_cfg("MLPModel"))
+        path = tmp_path / "teacher.pt"
+        if not path.exists():
+            trained = make_runner(None, "distillation", teacher=copy.deepcopy(teacher))
+            state = trained.alg.teacher.state_dict()
+            torch.save({"actor_state_dict": state, "iter": 0}, path)
+        options["teacher_checkpoint"] = str(path)
+    if case == "several recurrent teachers":
+        arguments["teacher"] = copy.deepcopy(SEVERAL)
     if kind == "ppo":
         sets = {"critic": ["privileged"], "rnd_state": ["privileged"], "teacher": ["privileged"]}
         arguments["obs_groups"] = {"actor": ["policy"], **sets}
-    return make_runner(
+    runner = make_runner(
         folder and tmp_path / folder,
         kind,
         algorithm=options,
         **{"env": Env(), "save_interval": 100} | arguments,
     )
+    if case == "several recurrent teachers":
+        runner.alg.lazy_teacher.is_loaded = runner.alg.teacher.loaded = True
+    return runner
 
 
 def numbers_of(runner):
@@ -132,18 +166,98 @@ def test_a_resumed_training_ends_and_logs_with_the_same_bits(case, tmp_path, log
 def test_generators_continue_when_training_starts_and_not_when_a_file_is_loaded(tmp_path):
     runner = make_runner(tmp_path)
     runner.learn(1)
-    expected = torch.rand(3), np.random.rand(3)
+
+    def draw():
+        return torch.rand(3).tolist(), np.random.rand(3).tolist(), random.random()
+
+    expected = draw()
     resumed = make_runner(tmp_path)
     torch.manual_seed(5)
     np.random.seed(5)
+    random.seed(5)
     resumed.load(str(tmp_path / "latest"))
-    drawn = torch.rand(3), np.random.rand(3)
-    assert not torch.equal(drawn[0], expected[0])
+    assert all(drawn != other for drawn, other in zip(draw(), expected, strict=True))
     seen = []
-    resumed.alg.train_mode = lambda: seen.extend((torch.rand(3), np.random.rand(3)))
+    resumed.alg.train_mode = lambda: seen.append(draw())
     resumed.learn(1)
-    assert torch.equal(seen[0], expected[0])
-    assert (seen[1] == expected[1]).all()
+    assert seen == [expected]
+
+
+def test_a_checkpoint_of_an_older_release_can_be_resumed(tmp_path):
+    case = "several recurrent teachers"
+    make(tmp_path, "run", case).learn(1)
+    path = tmp_path / "run" / "model_0.pt"
+    file = torch.load(path, weights_only=True)
+    resume = file["rsl_tbptt_runner"]["resume"]
+    del resume["generators"]["python"]
+    states = resume["hidden_states"]
+    resume["hidden_states"] = {"student": states["student"], "teacher": torch.ones(1, 4, 24)}
+    torch.save(file, path)
+    resumed = make(tmp_path, "run", case)
+    resumed.load(str(path))
+    generator = random.getstate()
+    resumed.learn(1)
+    assert random.getstate() == generator
+
+
+def test_a_state_that_could_not_be_loaded_again_is_refused_at_the_first_save(tmp_path):
+    env = Env()
+    env.state_dict = lambda: {"level": np.zeros(3)}
+    runner = make_runner(tmp_path, env=env)
+    with pytest.raises(ValueError, match=r"env\.state_dict\(\) holds a ndarray, expected tensors"):
+        runner.learn(1)
+    with pytest.raises(ValueError, match="infos holds a date, expected tensors and plain"):
+        make_runner().save(str(tmp_path / "model.pt"), infos={"day": date(2026, 1, 1)})
+
+
+def test_infos_with_numpys_numbers_can_be_loaded_again(tmp_path):
+    runner = make_runner()
+    runner.logger.writer = None  # which rsl_rl 5.0 lacks before a training
+    infos = {"score": np.float64(1.5), "done": np.bool_(True), "level": torch.ones(2)}
+    runner.save(str(tmp_path / "model_0.pt"), infos)
+    assert_same(make_runner().load(str(tmp_path / "model_0.pt")), infos)
+
+
+def test_saving_what_was_loaded_keeps_the_state_to_resume(tmp_path):
+    make_runner(tmp_path).learn(2)
+    copied = make_runner()
+    copied.logger.writer = None  # as above
+    copied.load(str(tmp_path / "latest"))
+    copied.save(str(tmp_path / "copy.pt"))
+    one, other = (
+        torch.load(tmp_path / name, weights_only=True)["rsl_tbptt_runner"]
+        for name in ("model_1.pt", "copy.pt")
+    )
+    assert_same(other["resume_of_ranks"], [one.pop("resume")])
+    assert other["num_iterations"] == one["num_iterations"] == 2
+
+
+def test_with_another_number_of_ranks_the_warning_names_replay_buffers(tmp_path):
+    make(tmp_path, "run", "with a replay buffer").learn(2)
+    path = tmp_path / "run" / "model_1.pt"
+    file = torch.load(path, weights_only=True)
+    own = file["rsl_tbptt_runner"]
+    buffer = file["rsl_tbptt"]["buffer"]
+    own["resume_of_ranks"] = [own.pop("resume"), {"counters": {}, "buffer": buffer}]
+    torch.save(file, path)
+    resumed = make(tmp_path, "run", "with a replay buffer")
+    resumed.load(str(path))
+    with pytest.warns(UserWarning, match="all ranks continue with the replay buffer of the first"):
+        resumed.learn(1)
+
+
+def test_the_remaining_time_counts_the_iterations_before_a_resume(tmp_path):
+    make_runner(tmp_path).learn(2)
+    resumed = make_runner(tmp_path)
+    starts = []
+    log = resumed.logger.log
+    resumed.logger.log = partial(
+        resumed._conclude_iteration,
+        lambda **logged: (starts.append(logged["start_it"]), log.args[0](**logged)),
+    )
+    resumed.load(str(tmp_path / "latest"))
+    resumed.learn(2)
+    assert starts == [0, 0]  # rsl_rl divides the time of all iterations by those from here on
 
 
 def simulator():

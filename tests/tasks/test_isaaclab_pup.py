@@ -116,7 +116,8 @@ def measure(env):
         term = VelocityIncrement(env.cfg.observations.policy.velocity_increment, env)
         place(linear=0.3)
         env.common_step_counter += 1
-        asked = [term(env)[:, 0], term(env)[:, 0]]
+        with torch.inference_mode():  # as in a rollout
+            asked = [term(env)[:, 0], term(env)[:, 0]]
         term.reset(range(NUM_ENVS // 2))
         return torch.stack([*asked, term(env)[:, 0]])
 

@@ -1,5 +1,6 @@
 """Options that the algorithms accept and refuse on rsl_rl 3.1.2, and how its runners find them."""
 
+import importlib
 from typing import Any
 
 import pytest
@@ -31,6 +32,12 @@ def test_the_runners_find_the_classes_by_name():
     assert on_policy_runner.TbpttPPO is TbpttPPO
     assert isinstance(make_distillation(TbpttDistillation, **SIZES).algorithm, Distillation)
     assert isinstance(make_ppo(TbpttPPO, **SIZES).algorithm, PPO)
+
+
+def test_the_runners_of_this_package_need_rsl_rl_5():
+    expected = r"rsl-rl-lib is 3\.1\.2, expected 5\.0\.1 to 5\.5 for rsl_tbptt\.runners"
+    with pytest.raises(ImportError, match=expected):
+        importlib.import_module("rsl_tbptt.runners")
 
 
 SLICES = [{"loss": "kl", "actions": [0, 1]}]
