@@ -237,7 +237,7 @@ def test_images_are_measured_as_the_cnn_sees_them():
 
 def test_frames_with_dropout_are_encoded_step_by_step():
     """Parts that are recomputed for their gradient would draw other random numbers."""
-    model = make_model("student", "cnn-lstm", N, seed=0)
+    model: Any = make_model("student", "cnn-lstm", N, seed=0)
     assert parts_of(model) is not None
     model.cnns["camera"].append(nn.Dropout2d(0.5))
     assert parts_of(model) is None

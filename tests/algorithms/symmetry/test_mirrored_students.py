@@ -1,5 +1,6 @@
 """Distillation on mirrored sequences equals the reference on each robot's own sequence."""
 
+import copy
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -168,13 +169,14 @@ def test_two_runners_of_one_config_have_symmetry():
             "gradient_length": NUM_STEPS,
             "symmetry_cfg": AUGMENTS() | {"data_augmentation_func": mirror_of_any},
         },
-        "student": {**model, "distribution_cfg": gaussian},
-        "teacher": model,
     }
+    models = {"student": {**model, "distribution_cfg": gaussian}, "teacher": model}
     algorithm_cfg = dict(cfg["algorithm"])
     env: Any = SimpleNamespace(num_envs=NUM_ENVS, num_actions=ACTION_DIM)
     for _ in range(2):
         obs = make_obs(NUM_ENVS).double()
-        algorithm: Any = TbpttDistillation.construct_algorithm(obs, env, cfg, "cpu")
+        algorithm: Any = TbpttDistillation.construct_algorithm(
+            obs, env, cfg | copy.deepcopy(models), "cpu"
+        )
         assert algorithm.mirrored is not None
     assert cfg["algorithm"] == algorithm_cfg

@@ -5,6 +5,7 @@ Updates with NaN or inf are skipped and counted. Too many in a row end the train
 
 import dataclasses
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -318,7 +319,7 @@ def test_the_search_takes_no_more_memory_than_an_update(kind, monkeypatch):
         algorithm = make_ppo(TbpttPPO, T, 16, num_mini_batches=4, num_micro_batches=2)
         model, replay, roll = algorithm.actor, algorithm.gradient.actor, roll_out_ppo
     else:
-        options = {"num_mini_batches": 4, "num_micro_batches": 2, "buffer_rollouts": 2}
+        options: Any = {"num_mini_batches": 4, "num_micro_batches": 2, "buffer_rollouts": 2}
         algorithm = make_distillation(TbpttDistillation, T, 16, gradient_length=T, **options)
         model, replay, roll = algorithm.student, algorithm._student, roll_out
     sizes, accumulate = [], replay.accumulate
