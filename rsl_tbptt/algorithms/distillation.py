@@ -25,7 +25,12 @@ from rsl_tbptt.algorithms.behavior_losses import (
 )
 from rsl_tbptt.algorithms.heads import AuxiliaryHeads, parse_heads
 from rsl_tbptt.algorithms.health import FirstReplay, finite, obs_scales
-from rsl_tbptt.algorithms.optimizers import set_rate, step_batches, update_normalization
+from rsl_tbptt.algorithms.optimizers import (
+    check_optimizer,
+    set_rate,
+    step_batches,
+    update_normalization,
+)
 from rsl_tbptt.algorithms.options import (
     DistillationArguments,
     DistillationOptions,
@@ -278,8 +283,11 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         check_runner_keys(cfg)
         check_rnn_types(cfg)
         configs = model_configs(cfg)
-        symmetry_cfg = cfg["algorithm"].pop("symmetry_cfg", None)  # rsl_rl's own refuses it
-        algorithm = Distillation.construct_algorithm(obs, env, cfg, device)
+        symmetry_cfg = cfg["algorithm"].get("symmetry_cfg")
+        # rsl_rl's own refuses it. The caller's dict stays as it is, for a second runner.
+        given = {**cfg, "algorithm": {**cfg["algorithm"], "symmetry_cfg": None}}
+        algorithm = Distillation.construct_algorithm(obs, env, given, device)
+        cfg["obs_groups"] = given["obs_groups"]  # rsl_rl completes them
         if isinstance(algorithm, TbpttDistillation):
             if symmetry_cfg:
                 algorithm.set_symmetry({**symmetry_cfg, "env": env})
@@ -432,6 +440,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         max_norm = self.options.max_grad_norm
         self._ranks.sum_gradients(self._parameters, self.options.grad_reduce_bucket_mb)
         norm = nn.utils.clip_grad_norm_(self._student.parameters, max_norm or math.inf)
+        norm = norm.to(self.storage.dones.device)  # without gradients torch returns a CPU tensor
         self.optimizer.step()
         self._heads.step(self.optimizer.param_groups[0]["lr"], max_norm)
         return norm
@@ -505,10 +514,12 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         whether the runner should take over the iteration.
 
         Raises:
-            ValueError: If parameters do not fit or are missing, or if the models were configured
-                differently. Nothing is changed then.
+            ValueError: If parameters or optimiser do not fit or are missing, or if the models were
+                configured differently. Nothing is changed then.
         """
-        wants = load_cfg or {"teacher": True, "student": "student_state_dict" in loaded_dict}
+        has_student = "student_state_dict" in loaded_dict
+        of_all = {"teacher": True, "student": has_student, "optimizer": has_student}
+        wants = of_all if load_cfg is None else load_cfg
         obs, source = self.storage.observations, (loaded_dict, self.checkpoint_path)
         if strict and wants.get("teacher"):
             parameters = teacher_state_dict(loaded_dict, "The checkpoint")
@@ -522,14 +533,16 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
                 check_fits(self._raw_student, parameters, "student", obs, *source)
             self._heads.check(heads)
             self.experience.check(buffer)
+        if wants.get("optimizer"):
+            check_optimizer(self.optimizer, loaded_dict)
         load_iteration = super().load(loaded_dict, load_cfg, strict)
         if wants.get("teacher"):
             self.lazy_teacher.is_loaded = True
         if wants.get("student"):
             self.num_updates = own.get("num_updates", 0)
-            with_optimizer = load_cfg is None or bool(load_cfg.get("optimizer"))
-            self._heads.load_state_dict(heads, with_optimizer=with_optimizer)
+            self._heads.load_state_dict(heads, with_optimizer=bool(wants.get("optimizer")))
             self.experience.restore(buffer)
+        self.learning_rate = self.optimizer.param_groups[0]["lr"]  # the runner logs it
         if load_iteration:
             self.emergency_save.go_on_from(loaded_dict)
         return load_iteration

@@ -42,7 +42,6 @@ def _integers(least: int) -> Callable[[Any], bool]:
     return lambda values: isinstance(values, list | tuple) and all(map(each, values))
 
 
-_FLAG = Rule(lambda value: isinstance(value, bool), "True or False")
 _SIZES = Rule(_integers(1), "a list of layer sizes, such as [64]")
 _COLUMNS = Rule(
     lambda value: _integers(0)(value) and 0 < len(value) == len(set(value)),
@@ -78,7 +77,7 @@ class HeadOptions:
     delay: Annotated[int, count(0)] = 0
     """Number of steps that the target is later than the latent."""
 
-    detach: Annotated[bool, _FLAG] = False
+    detach: bool = False
     """Whether its gradient stops at the latent, so that the model does not learn from it."""
 
     @property
@@ -354,7 +353,8 @@ class AuxiliaryHeads:
             ValueError: If a target is unknown, has too few columns or comes too late.
             NotImplementedError: If the model runs step by step.
         """
-        self._targets = Targets(options, storage, layers)
+        self.targets = Targets(options, storage, layers)
+        """The heads' targets."""
         self._reported_where = reported_where
         self._heads: dict[str, _Head] = {}
         self.module = nn.ModuleList()
@@ -367,7 +367,7 @@ class AuxiliaryHeads:
         num_inputs = latent_width(model, storage)
         with torch.random.fork_rng(devices=[]):
             for name, head in options.items():
-                width = self._targets.widths[name]
+                width = self.targets.widths[name]
                 network = build_head(num_inputs, head.hidden_dims, width).to(parameter)
                 self._heads[name] = _Head(head, network, _loss_of(name, head, width, parameter))
                 self.module.append(network)
@@ -385,20 +385,12 @@ class AuxiliaryHeads:
         """Trained parameters."""
         return list(self.module.parameters())
 
-    def observed_groups(self) -> set[str]:
-        """Return the observation groups that are targets."""
-        return self._targets.observed_groups()
-
     def outputs(self, latent: torch.Tensor) -> Outputs:
         """Return the heads' predictions from latents, shape (rows, H): shape (rows, D) each."""
         return tuple(
             head.network(latent if head.options.reaches_model else latent.detach())
             for head in self._heads.values()
         )
-
-    def targets(self, dones: torch.Tensor) -> dict[str, torch.Tensor]:
-        """Return labels with the targets; see :meth:`Targets.labels`. ``dones``: (T, N), bool."""
-        return self._targets.labels(dones)
 
     def beside(self, loss: Loss) -> Loss:
         """Return a loss plus those of the heads, whose outputs follow the model's."""
@@ -413,7 +405,10 @@ class AuxiliaryHeads:
                 per_sample = head.loss(output, labels[PREFIX + name].to(output.dtype))
                 if counts_of(name) in labels:
                     per_sample = torch.where(labels[counts_of(name)], per_sample, 0.0)
-                trained = trained + head.options.coef * per_sample
+                if head.options.coef > 0:
+                    trained = trained + head.options.coef * per_sample
+                else:  # without effect even if its target is NaN, which would undo the update
+                    per_sample = torch.nan_to_num(per_sample.detach())
                 if where is not None and where in labels:
                     per_sample = torch.where(labels[where], per_sample, 0.0)
                 reported[PREFIX + name] = per_sample

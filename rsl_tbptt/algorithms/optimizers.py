@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import partial
 from typing import Any
 
@@ -35,6 +35,37 @@ def use_fused_kernels(optimizer: torch.optim.Optimizer) -> None:
         group.update(kernels)
     optimizer.register_state_dict_post_hook(_as_rsl_rl_writes)
     optimizer.register_load_state_dict_pre_hook(partial(_with_kernels, kernels))
+
+
+def check_optimizer(optimizer: torch.optim.Optimizer, checkpoint: Mapping[str, Any]) -> None:
+    """Check that the state of an optimiser in a checkpoint fits.
+
+    Args:
+        optimizer: The optimiser.
+        checkpoint: The checkpoint, with the state under "optimizer_state_dict".
+
+    Raises:
+        ValueError: If there is none, or it is of another kind or number of parameters.
+    """
+    key = "optimizer_state_dict"
+    leave_out = "leave 'optimizer' out of load_cfg to begin with a new one"
+    if key not in checkpoint:
+        raise ValueError(
+            f"The checkpoint lacks '{key}', it holds {sorted(checkpoint)}: {leave_out}."
+        )
+    found, expected = map(_form, (checkpoint[key]["param_groups"], optimizer.param_groups))
+    if found != expected:
+        raise ValueError(
+            f"The checkpoint's optimiser has {found}, expected {expected}: keep the option"
+            f" optimizer and the models, or {leave_out}."
+        )
+
+
+def _form(groups: list[dict[str, Any]]) -> str:
+    """Describe the number of parameters and the kind of optimiser of each group."""
+    kinds = [sorted({"alpha", "betas", "momentum"} & group.keys()) for group in groups]
+    sizes = [len(group["params"]) for group in groups]
+    return " and ".join(f"{n} parameters with {k}" for n, k in zip(sizes, kinds, strict=True))
 
 
 def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:

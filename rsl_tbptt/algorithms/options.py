@@ -63,6 +63,7 @@ def between(low: float, high: float, hint: str = "") -> Rule:
     return Rule(lambda value: is_finite(value) and low <= value <= high, expected, hint)
 
 
+_FLAG = Rule(lambda value: isinstance(value, bool), "True or False")
 _ABOVE_1 = Rule(lambda value: is_finite(value) and value > 1, "more than 1, for example 3")
 
 
@@ -85,7 +86,8 @@ T = TypeVar("T")
 def parse_fields(cls: type[T], options: Mapping[str, Any], whose: str, prefix: str = "") -> T:
     """Build a dataclass of options and run the checks in each field's type.
 
-    None is accepted if the type allows it. A ``Literal`` without a check accepts its choices.
+    None is accepted if the type allows it. A ``Literal`` without a check accepts its choices,
+    a ``bool`` no text.
 
     Args:
         cls: The dataclass.
@@ -112,6 +114,8 @@ def parse_fields(cls: type[T], options: Mapping[str, Any], whose: str, prefix: s
             continue
         if typing.get_origin(annotation) is Literal and not checks:
             checks = [Rule(choices.__contains__, " or ".join(map(repr, choices)))]
+        if annotation is bool:
+            checks = [_FLAG]
         for check in checks:
             check(prefix + name, value)
     return parsed
@@ -169,7 +173,8 @@ class Options:
     memory_budget_gb: Annotated[float | None, positive()] = None
     """Gigabytes (10^9 bytes) that an update may use in addition to models, optimiser and storage.
 
-    The algorithm makes as many micro-batches as that needs. See docs/howto/out_of_memory.md.
+    A replay buffer counts. The algorithm makes as many micro-batches as that needs. See
+    docs/howto/out_of_memory.md.
     """
 
     scan_engine: Annotated[str, known_engine] = "auto"

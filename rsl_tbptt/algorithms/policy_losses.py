@@ -168,7 +168,7 @@ class PpoGradient:
             "log_prob": storage.actions_log_prob.squeeze(-1),
             **_labels_of("old", storage.distribution_params),
             **_labels_of("teacher", teachers),
-            **self._heads.targets(dones),
+            **self._heads.targets.labels(dones),
         }
         targets = {"returns": storage.returns, "values": storage.values}
         everything = everything.seen_as(stored, {"advantages": behaviour["advantages"]}, weights)

@@ -18,6 +18,7 @@ from rsl_tbptt.algorithms.health import explained_variance, finite, obs_scales
 from rsl_tbptt.algorithms.imitation import FineTuning, Imitation, build_teacher
 from rsl_tbptt.algorithms.mini_batches import MiniBatches
 from rsl_tbptt.algorithms.optimizers import (
+    check_optimizer,
     follow_kl,
     set_rate,
     step_at,
@@ -250,7 +251,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         if "time_outs" in extras:
             assert self.transition.values is not None
             beyond = self._bootstrap(self.critic, self.transition.values, extras)
-            self.transition.rewards += self.gamma * beyond
+            self.transition.rewards += self.options.gamma * beyond
         self._store_step(self.transition, extras)
         for model in (self.actor, self.critic):
             model.reset(dones)
@@ -393,7 +394,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         models = [*self._models.values(), *([teacher] if teacher else ())]
         groups = {group for model in models for group in observed_groups(model, stored)}
         mirrored = self.mirrored.named_obs(groups) if self.mirrored else {}
-        groups |= self._heads.observed_groups()
+        groups |= self._heads.targets.observed_groups()
         groups |= set(self.rnd.obs_groups["rnd_state"] if self.rnd else ())
         names = ("rewards", "values", "actions", "actions_log_prob", "returns")
         recorded = {name: getattr(self.storage, name) for name in names}
@@ -431,8 +432,8 @@ class TbpttPPO(TbpttAlgorithm, PPO):
             Whether the runner should take over the iteration.
 
         Raises:
-            ValueError: If parameters do not fit, or if the models were configured differently.
-                Nothing is changed then.
+            ValueError: If parameters or optimiser do not fit, or if the models were configured
+                differently. Nothing is changed then.
         """
         wants: dict = dict.fromkeys(_LOADED, True) if load_cfg is None else load_cfg
         obs, own = self.storage.observations, loaded_dict.get("rsl_tbptt", {})
@@ -446,6 +447,8 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         roles = {**self._models, "rnd": self.rnd}.items()
         models = {role: model for role, model in roles if model and wants.get(role)}
         _check_checkpoint(models, loaded_dict, obs, strict)
+        if wants.get("optimizer"):
+            check_optimizer(self.optimizer, loaded_dict)
         if wants.get("actor"):
             self.imitation.load_state_dict(own.get("imitation", {}))  # first, since it may raise
             self._fine_tuning.load_state_dict(own.get("fine_tuning", {}))

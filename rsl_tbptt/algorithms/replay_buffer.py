@@ -132,8 +132,14 @@ class Experience:
 
     def newest(self) -> Rollout:
         """View the storage as a rollout."""
+        if self.start_state is None:  # the first rollout: zeros, of the size that is known now
+            self.start_state = hidden_state.apply(
+                torch.zeros_like, hidden_state.clone(self._student.get_hidden_state())
+            )
+            if self._mirrored:
+                self.start_state = self._mirrored.join(STUDENT, self.start_state)
         stored, dones = self._storage.observations, self.dones()
-        labels = {**self._labels.of_rollout(), **self._heads.targets(dones)}
+        labels = {**self._labels.of_rollout(), **self._heads.targets.labels(dones)}
         if self._mirrored:
             stored = self._mirrored.obs(observed_groups(self._student, stored))
             labels |= self._mirrored.behavior(labels)
@@ -149,7 +155,7 @@ class Experience:
         """Return an update's inputs from the newest rollout, to find the source of a NaN."""
         stored = self._storage.observations
         seen = observed_groups(self._student, stored)
-        targets = {*observed_groups(teacher, stored), *self._heads.observed_groups()}
+        targets = {*observed_groups(teacher, stored), *self._heads.targets.observed_groups()}
         others = {group: values for group, values in stored.items() if group in targets - {*seen}}
         recorded: dict[str, Any] = {
             **{f"observation group '{group}'": values for group, values in others.items()},
@@ -177,12 +183,6 @@ class Experience:
             self._weights.complete()
         self._taken = self.newest()
         find_held_frames(self._taken.obs)
-        if self.start_state is None:  # before the first rollout
-            self.start_state = hidden_state.apply(
-                torch.zeros_like, hidden_state.clone(self._student.get_hidden_state())
-            )
-            if self._mirrored:
-                self.start_state = self._mirrored.join(STUDENT, self.start_state)
         if self._options.buffer_rollouts > 0:
             # Resized for each rollout while it is empty: the first rollout may have been dropped.
             if self.buffer is None or (self.buffer.num_kept == 0 and frames_of(self._taken.obs)):
@@ -545,7 +545,9 @@ class ReplayBuffer:
         for group, shown in self._shown.items():
             rows, shown[:, : self.num_kept] = shown_once(shown[:, : self.num_kept])
             places = torch.arange(len(rows), device=rows.device)
-            _copy_rows(state_dict["frames"][group], rows, self._frames[group], places)
+            _copy_rows(
+                state_dict["frames"][group].to(rows.device), rows, self._frames[group], places
+            )
 
     def _put_frames(self, newest: FrameObs) -> TensorDict:
         """Copy a rollout's frames into the pools; return its steps (T, N) with their new rows."""

@@ -133,4 +133,4 @@ def restore_rnd(rnd: RandomNetworkDistillation, state: Mapping[str, Any], num_en
     average: Any = getattr(rnd.reward_normalizer, "disc_avg", None)
     if average is not None:
         fits = rewards is not None and len(rewards) == num_envs
-        average.avg = rewards if fits else None
+        average.avg = rewards.to(rnd.device) if fits else None

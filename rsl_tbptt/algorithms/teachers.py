@@ -17,12 +17,7 @@ from rsl_tbptt.algorithms.heads import TEACHER as LAYER
 from rsl_tbptt.algorithms.heads import HeadOptions
 from rsl_tbptt.algorithms.optimizers import step_batches
 from rsl_tbptt.algorithms.options import DistillationOptions
-from rsl_tbptt.algorithms.replay import (
-    Replay,
-    action_head,
-    gaussian_head,
-    observed_groups,
-)
+from rsl_tbptt.algorithms.replay import Replay, action_head, gaussian_head, observed_groups
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core.accumulate import Loss, Outputs, SampleLosses
 from rsl_tbptt.core.distributed import Ranks
@@ -295,13 +290,7 @@ class LazyTeacher:
     this class raises its own error, because rsl_rl's does not say how to name one.
     """
 
-    def __init__(
-        self,
-        teacher: MLPModel,
-        path: str | None,
-        obs: TensorDict,
-        ranks: Ranks,
-    ) -> None:
+    def __init__(self, teacher: MLPModel, path: str | None, obs: TensorDict, ranks: Ranks) -> None:
         """Keep the teacher and the file named in the config.
 
         Args:

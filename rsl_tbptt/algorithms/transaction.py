@@ -255,10 +255,13 @@ class Transaction:
                     f"Rank {rank} could not compute its part of the update ({reason}), which was"
                     " undone on all ranks."
                 )
+        # The rollout is larger than a mini-batch; its micro-batches are to be as small as there.
+        num_mini_batches = -(-self._storage.num_envs // self._max_micro_batches)
+        num_micro_batches = self.num_micro_batches * num_mini_batches
         source = find_source(
             self._storage.observations,
             self._inputs(),
-            lambda: self._add_gradients(slice(None), self.num_micro_batches),
+            lambda: self._add_gradients(slice(None), num_micro_batches),
             self._ranks,
         )
         self._skip(source)
@@ -302,7 +305,8 @@ class Transaction:
         if self.num_micro_batches >= self._max_micro_batches:
             raise torch.OutOfMemoryError(
                 f"The update ran out of memory with {self.num_micro_batches} micro-batches, one"
-                " sequence at a time: lower gradient_length, num_steps_per_env or num_envs."
+                " sequence at a time: lower gradient_length, num_steps_per_env or num_envs, or"
+                " buffer_gb in distillation."
             ) from error
         self.num_micro_batches = min(2 * self.num_micro_batches, self._max_micro_batches)
         self._again = True
@@ -347,11 +351,14 @@ class Rollback:
             optimizers: Optimisers whose state and options are kept.
         """
         self.modules, self.optimizers = modules, optimizers
+        of_modules = (getattr(module, "distribution", None) for module in modules)
+        self._distributions = [each for each in of_modules if each is not None]
         self._copies: list[torch.Tensor] = []
 
     @torch.no_grad()
     def keep(self) -> None:
         """Copy the current state."""
+        self._of_distributions = [dict(vars(each)) for each in self._distributions]
         self._states = [_two_levels(optimizer.state) for optimizer in self.optimizers]
         self._groups = [[dict(g) for g in optimizer.param_groups] for optimizer in self.optimizers]
         live = [*self._of_modules(), *_tensors(self._states)]
@@ -361,7 +368,9 @@ class Rollback:
 
     @torch.no_grad()
     def restore(self) -> None:
-        """Restore the copied state and drop the gradients."""
+        """Restore the copied state; drop the gradients, and the graphs in distributions."""
+        for distribution, kept in zip(self._distributions, self._of_distributions, strict=True):
+            vars(distribution).update(kept)  # rsl_rl's hold their last mean, with a graph behind it
         # Buffers are listed again: rsl_rl's normaliser replaces its tensors.
         live = [*self._of_modules(), *_tensors(self._states)]
         torch._foreach_copy_(live, self._copies)
@@ -375,10 +384,18 @@ class Rollback:
 
     @torch.no_grad()
     def is_finite(self) -> torch.Tensor:
-        """Return whether the current state is finite. Shape: (), bool."""
+        """Return whether the current state is finite. Shape: (), bool.
+
+        Entries of buffers that were not finite before the update do not count: a constant, such as
+        the mask of an attention, may hold -inf.
+        """
+        of_modules = [
+            live if isinstance(live, nn.Parameter) else live.masked_fill(~kept.isfinite(), 0)
+            for live, kept in zip(self._of_modules(), self._copies, strict=False)
+        ]
         states = _tensors(optimizer.state for optimizer in self.optimizers)
         # Step counts, which have no dimension, may be on another device.
-        tensors = [*self._of_modules(), *(tensor for tensor in states if tensor.dim() > 0)]
+        tensors = [*of_modules, *(tensor for tensor in states if tensor.dim() > 0)]
         # A sum shows NaN and inf as well as each element does, and takes a tenth of the time.
         sums = [tensor.sum() for tensor in tensors if tensor.is_floating_point()]
         return torch.isfinite(torch.stack(sums)).all()
@@ -444,7 +461,7 @@ def check_nan(obs: TensorDict, rewards: torch.Tensor, dones: torch.Tensor) -> No
         if bad.any():
             raise ValueError(
                 f"The step of the environment gave NaN in {name} of"
-                f" {_environments(bad[None, ..., None])}: repair the environment, or let"
+                f" {_environments(bad[None])}: repair the environment, or let"
                 " non_finite 'skip' drop such rollouts."
             )
 
@@ -530,7 +547,7 @@ def _in_weights(named: Mapping[str, torch.Tensor]) -> Source | None:
         bad = ~(torch.isfinite(values) & (values >= 0))
         if bad.any():
             rule = f"is {values[bad][0].item():g}, expected a finite number of at least 0,"
-            in_envs = _where(bad.unsqueeze(-1)).replace(" of", " in", 1)
+            in_envs = _where(bad).replace(" of", " in", 1)
             return Source(name, f" {rule}{in_envs}", "was refused:")
     return None
 
@@ -547,7 +564,9 @@ def _in_gradients(observations: list[Any], add_gradients: Callable[[], object]) 
             leaf.requires_grad_()
         with recordings_aside():  # graphs for windows of all environments are not needed later
             add_gradients()
-        gradients = [leaf.grad.flatten(2) for leaf in leaves if leaf.grad is not None]
+        gradients = [
+            leaf.grad.reshape(*leaf.shape[:2], -1) for leaf in leaves if leaf.grad is not None
+        ]
     finally:
         for leaf in leaves:
             leaf.requires_grad_(False).grad = None
@@ -564,6 +583,6 @@ def _where(bad: torch.Tensor) -> str:
 
 
 def _environments(bad: torch.Tensor) -> str:
-    envs = bad.flatten(2).any(-1).any(0).nonzero().flatten().tolist()
+    envs = bad.reshape(*bad.shape[:2], -1).any(-1).any(0).nonzero().flatten().tolist()
     more = f" and {len(envs) - _MAX_NAMED} more" if len(envs) > _MAX_NAMED else ""
     return f"environments {envs[:_MAX_NAMED]}{more}"

@@ -137,7 +137,7 @@ def _backward(
         outputs = tuple(_without_gradient(output, weights == 0) for output in outputs)
     losses = loss(outputs, newest.labels)
     trained = losses.trained if weights is None else _weighted(losses.trained, weights)
-    if torch.is_grad_enabled():
+    if torch.is_grad_enabled() and trained.requires_grad:  # a model may be frozen
         gradient = trained.new_ones(()) / divisor * coef  # of each loss in their scaled sum
         trained.backward(gradient.expand_as(trained))
     with torch.no_grad():

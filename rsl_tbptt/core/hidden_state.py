@@ -31,11 +31,7 @@ def from_tensors(tensors: Sequence[torch.Tensor]) -> HiddenState:
 
 def apply(function: Callable[..., torch.Tensor], state: HiddenState) -> HiddenState:
     """Apply ``function`` to each tensor of ``state``, of any shape, and keep its structure."""
-    if state is None:
-        return None
-    if isinstance(state, tuple):
-        return function(state[0]), function(state[1])
-    return function(state)
+    return from_tensors([function(tensor) for tensor in as_tensors(state)])
 
 
 def detach(state: HiddenState) -> HiddenState:

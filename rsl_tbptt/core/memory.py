@@ -96,7 +96,7 @@ class Sizes:
     """Micro-batches that it is split into in any case, to fit the caches."""
 
     replay_buffer: float = 0.0
-    """Bytes of a full replay buffer."""
+    """Bytes of a full replay buffer, which counts in the budget and not in the peak."""
 
 
 Trial = Callable[[int, int], None]
@@ -108,7 +108,7 @@ class MemoryPlan:
     """Peak memory of an update in addition to models, storage and optimiser, in bytes."""
 
     sizes: Sizes
-    """Sizes of mini-batches, and of the replay buffer, which is added to the peak."""
+    """Sizes of mini-batches and of the replay buffer."""
 
     least: float
     """The peak with one environment: gradients, packed weights, the copies that undo an update."""
@@ -138,19 +138,20 @@ class MemoryPlan:
         return max(self.least, linear) + encoded
 
     def num_micro_batches(self, budget: float) -> int:
-        """Return the smallest number of micro-batches that stays within ``budget`` bytes.
+        """Return the smallest number that stays, with the replay buffer, within ``budget`` bytes.
 
         Raises:
             ValueError: If even one environment at a time exceeds the budget.
         """
+        in_buffer = self.sizes.replay_buffer
         for num_parts in range(1, self.sizes.num_envs + 1):
-            if self.peak(num_parts) <= budget:
+            if in_buffer + self.peak(num_parts) <= budget:
                 return num_parts
-        least = self.peak(self.sizes.num_envs) / 1e9
+        least = (in_buffer + self.peak(self.sizes.num_envs)) / 1e9
         raise ValueError(
             f"memory_budget_gb is {budget / 1e9:g}, expected at least {least:.3g}: the update takes"
-            " that much one environment at a time. Lower gradient_length, num_steps_per_env or"
-            " num_envs, or raise the budget."
+            " that much one environment at a time. Lower gradient_length, num_steps_per_env,"
+            " num_envs or buffer_gb, or raise the budget."
         )
 
 

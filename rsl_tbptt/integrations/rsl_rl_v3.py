@@ -143,7 +143,9 @@ class TbpttDistillation(_OfPolicy):
         algorithm = distillation.TbpttDistillation(student, teacher, storage, **self._arguments)
 
         def load(loaded: dict[str, Any]) -> None:
-            algorithm.load(loaded, {"student": True, "optimizer": True}, strict=False)
+            of_runner = {"optimizer_state_dict": vars(algorithm.optimizer)}  # the runner loads it
+            load_cfg = {"student": True, "optimizer": True}
+            algorithm.load(loaded | of_runner, load_cfg, strict=False)
 
         keep_with_optimizer(algorithm.optimizer, algorithm.save, load)
         return algorithm
@@ -189,7 +191,8 @@ class TbpttPPO(_OfPolicy):
         algorithm = ppo.TbpttPPO(actor, critic, storage, **self._arguments)
 
         def load(loaded: dict[str, Any]) -> None:
-            of_runner = {"actor_state_dict": {}, "rnd_state_dict": {}}  # the runner loads these
+            of_models = {"actor_state_dict": {}, "rnd_state_dict": {}}  # the runner loads these
+            of_runner = {**of_models, "optimizer_state_dict": vars(algorithm.optimizer)}
             load_cfg = {"actor": True, "optimizer": True, "rnd": True}
             algorithm.load(loaded | of_runner, load_cfg, strict=False)
 

@@ -18,6 +18,7 @@ from typing import Any, Protocol, runtime_checkable
 import torch
 from tensordict import TensorDict
 from torch.nn.modules.batchnorm import _BatchNorm
+from torch.nn.modules.dropout import _DropoutNd
 
 from rsl_tbptt.checkpoints.describing import qualified_name
 from rsl_tbptt.compat.versions import CNNModel, MLPModel, RNNModel
@@ -87,8 +88,9 @@ def parts_of(model: Any) -> Parts | None:
     parts = _found_in(model, type(model))
     if parts is None or not (parts.cell is None or is_supported(parts.cell)):
         return None
-    # A batch's statistics would depend on which frames are encoded at once.
-    if parts.encoders and any(isinstance(each, _BatchNorm) for each in model.modules()):
+    # Batch statistics depend on which frames are encoded at once; dropout would draw other numbers
+    # when a part is recomputed.
+    if parts.encoders and any(isinstance(m, _BatchNorm | _DropoutNd) for m in model.modules()):
         return None
     return parts
 

@@ -95,7 +95,8 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
             if (keep_last := train_cfg.get("keep_last")) is not None:
                 keep_best = bool(train_cfg.get("keep_best"))
                 self._kept = KeptCheckpoints(Path(log_dir), keep_last, keep_best)
-        super().__init__(env, train_cfg, log_dir, device)
+        # A copy, since the algorithm turns off "check_for_nan" in it.
+        super().__init__(env, dict(train_cfg), log_dir, device)
         if (health_log := getattr(self.alg, "health_log", None)) is not None:
             health_log.write = self._write_health
         if (emergency_save := getattr(self.alg, "emergency_save", None)) is not None:

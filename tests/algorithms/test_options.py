@@ -52,6 +52,10 @@ def test_every_option_of_rsl_rl_is_known_with_its_default():
             {"loss_type": "support.helpers:nothing"},
             "loss_type is 'support.helpers:nothing', expected",
         ),
+        (
+            {"use_mixed_precision": "False"},
+            "use_mixed_precision is 'False', expected True or False",
+        ),
         ({"rnd_cfg": {}}, "rnd_cfg means nothing"),
         ({"optimizer": "lion"}, "Invalid optimizer 'lion'"),
     ],

@@ -37,6 +37,7 @@ from torch.nn.utils import parameters_to_vector
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.algorithms.health import obs_scales
 from rsl_tbptt.models import CNNRNNModel
+from rsl_tbptt.models.protocol import parts_of
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value"),
@@ -232,3 +233,11 @@ def test_images_are_measured_as_the_cnn_sees_them():
     model = of_images(torch.full((N, 1, 8, 8), 255, dtype=torch.uint8), image_scale=0.5)
     obs = TensorDict({"camera": torch.full((N, 1, 8, 8), 200, dtype=torch.uint8)}, batch_size=[N])
     assert obs_scales({"actor": model}, obs) == {"obs_scale/actor/camera": pytest.approx(100.0)}
+
+
+def test_frames_with_dropout_are_encoded_step_by_step():
+    """Parts that are recomputed for their gradient would draw other random numbers."""
+    model: Any = make_model("student", "cnn-lstm", N, seed=0)
+    assert parts_of(model) is not None
+    model.cnns["camera"].append(nn.Dropout2d(0.5))
+    assert parts_of(model) is None

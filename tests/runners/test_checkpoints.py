@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.safe_runs import RUNNERS, STOCK, assert_same, make_runner, names
+from support.safe_runs import RUNNERS, STOCK, assert_same, make_runner, names, train_cfg
 
 from rsl_tbptt.checkpoints.writing import (
     NOTES,
@@ -338,3 +338,11 @@ def test_notes_that_no_runner_wrote_delete_nothing(where, name, changes, tmp_pat
 def test_settings_that_cannot_work_are_refused_before_anything_is_built(settings, option):
     with pytest.raises(ValueError, match=option):
         make_runner(**settings)
+
+
+@pytest.mark.parametrize("kind", RUNNERS)
+def test_the_check_for_nan_is_not_turned_off_in_your_config(kind):
+    cfg = train_cfg(kind)
+    runner = RUNNERS[kind](RecallEnv(4, 3), cfg)
+    assert runner.cfg["check_for_nan"] is False
+    assert "check_for_nan" not in cfg

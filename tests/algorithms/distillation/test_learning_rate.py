@@ -1,5 +1,7 @@
 """The learning rate falls over the updates, and a resumed run continues the schedule."""
 
+import copy
+
 import pytest
 import torch
 from support.helpers import make_distillation, roll_out
@@ -73,3 +75,35 @@ def test_a_skipped_update_does_not_count():
     roll_out(algorithm, 0)
     algorithm.update()
     assert rates(algorithm) == {RATE}
+
+
+def test_the_rate_of_a_checkpoint_is_logged():
+    source, target = make(**SGD), make(**SGD | {"learning_rate": 0.5})
+    target.load(source.save(), None, strict=True)
+    assert target.learning_rate == rates(target).pop() == RATE
+
+
+@pytest.mark.parametrize("missing", ["optimizer_state_dict", "betas"])
+def test_an_optimiser_that_does_not_fit_is_refused_before_anything_is_loaded(missing):
+    source, target = make(), make()
+    roll_out(source, 0)
+    source.update()
+    checkpoint, before = copy.deepcopy(source.save()), parameters(target)
+    if checkpoint.pop(missing, None) is None:
+        del checkpoint["optimizer_state_dict"]["param_groups"][0][missing]
+    with pytest.raises(ValueError, match=f"checkpoint.*{missing}"):
+        target.load(checkpoint, None, strict=True)
+    assert torch.equal(parameters(target), before)
+    target.load(checkpoint, {"student": True, "teacher": True}, strict=True)
+    assert torch.equal(parameters(target), parameters(source))
+
+
+def test_if_nothing_is_asked_for_nothing_is_loaded():
+    source, target = make(), make()
+    roll_out(source, 0)
+    source.update()
+    before = parameters(target)
+    assert not target.load(source.save(), {}, strict=True)
+    assert torch.equal(parameters(target), before)
+    assert target.num_updates == 0
+    assert not target.lazy_teacher.is_loaded

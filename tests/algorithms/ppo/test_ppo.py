@@ -10,6 +10,7 @@ import torch
 from rsl_rl.algorithms import PPO
 from rsl_rl.models import RNNModel
 from support.helpers import make_obs, make_ppo, ppo_parameters_of, roll_out_ppo
+from support.inside import assert_same, everything
 from support.ppo_reference import gradients_of_update
 from support.tolerances import PARITY_FLOAT32, SAME_FLOAT32
 
@@ -354,3 +355,48 @@ def test_gradients_from_elsewhere_do_not_enter_the_update():
         algorithm.update()
         results.append(ppo_parameters_of(algorithm))
     assert torch.equal(*results)
+
+
+@pytest.mark.parametrize(("frozen", "trained"), [("actor", "critic"), ("critic", "actor")])
+@pytest.mark.parametrize("models", ["lstm", "mlp"])
+def test_a_model_without_trainable_parameters_leaves_the_other_to_learn(models, frozen, trained):
+    algorithm = make_ppo(TbpttPPO, 6, 8, models, models)
+    getattr(algorithm, frozen).requires_grad_(False)
+    before = copy.deepcopy({name: vector(algorithm, name) for name in (frozen, trained)})
+    roll_out_ppo(algorithm, 0)
+    algorithm.update()
+    assert torch.equal(vector(algorithm, frozen), before[frozen])
+    assert not torch.equal(vector(algorithm, trained), before[trained])
+
+
+def vector(algorithm, role):
+    return torch.nn.utils.parameters_to_vector(getattr(algorithm, role).parameters()).detach()
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda saved: saved.pop("optimizer_state_dict"), "lacks 'optimizer_state_dict'"),
+        (lambda saved: saved["optimizer_state_dict"]["param_groups"][0]["params"].pop(), "has"),
+        (lambda saved: saved["optimizer_state_dict"]["param_groups"][0].pop("betas"), "betas"),
+    ],
+)
+def test_an_optimiser_that_does_not_fit_is_refused_before_anything_is_loaded(change, message):
+    source, target = (make_ppo(TbpttPPO, 6, 4) for _ in range(2))
+    roll_out_ppo(source, 0)
+    source.update()
+    checkpoint, before = copy.deepcopy(source.save()), everything(target)
+    change(checkpoint)
+    with pytest.raises(ValueError, match=f"checkpoint.*{message}"):
+        target.load(checkpoint, None, strict=True)
+    assert_same(everything(target), before)
+    target.load(checkpoint, {"actor": True, "critic": True}, strict=True)
+    assert torch.equal(ppo_parameters_of(target), ppo_parameters_of(source))
+
+
+def test_time_outs_are_discounted_by_the_option_as_everything_is():
+    algorithm, other = (make_ppo(TbpttPPO, 6, 4, gamma=0.5) for _ in range(2))
+    other.gamma = 0.9  # rsl_rl's attribute
+    for each in (algorithm, other):
+        roll_out_ppo(each, 0)
+    assert torch.equal(other.storage.rewards, algorithm.storage.rewards)

@@ -1,6 +1,8 @@
 """Random network distillation (RND) under TbpttPPO: trained like rsl_rl's, without padding."""
 
 import copy
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
@@ -10,6 +12,7 @@ from support.tolerances import PARITY_FLOAT32, SAME_FLOAT32
 from torch.nn.utils import parameters_to_vector
 
 from rsl_tbptt.algorithms import TbpttPPO
+from rsl_tbptt.algorithms.rnd import restore_rnd
 from rsl_tbptt.compat.versions import rnd_optimizer
 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
@@ -189,3 +192,11 @@ def test_a_checkpoint_without_it_is_refused_and_changes_nothing():
         assert torch.equal(predictor_of(algorithm), before[1])
     algorithm.load(other.save(), {"actor": True, "critic": True}, strict=True)
     assert torch.equal(ppo_parameters_of(algorithm), ppo_parameters_of(other))
+
+
+def test_a_state_of_another_device_is_moved():
+    average: Any = SimpleNamespace(avg=None)
+    normalizer = SimpleNamespace(disc_avg=average)
+    rnd: Any = SimpleNamespace(update_counter=0, reward_normalizer=normalizer, device="meta")
+    restore_rnd(rnd, {"update_counter": 3, "discounted_rewards": torch.ones(8)}, num_envs=8)
+    assert average.avg.device.type == "meta"

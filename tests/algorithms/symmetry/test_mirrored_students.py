@@ -1,12 +1,15 @@
 """Distillation on mirrored sequences equals the reference on each robot's own sequence."""
 
+import copy
 from functools import partial
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 import torch
-from support.helpers import make_distillation, roll_out
+from support.helpers import ACTION_DIM, make_distillation, make_obs, roll_out
 from support.ppo_reference import gradient_of
-from support.symmetry_reference import image, images_of, symmetry_cfg
+from support.symmetry_reference import ENV, image, images_of, mirror, symmetry_cfg
 from support.tbptt_reference import WeightedSequences, weighted_gradients
 from support.tolerances import EXACT_FLOAT64
 
@@ -148,3 +151,32 @@ def test_other_options_work_with_it(options):
         roll_out(algorithm, seed)
         metrics = algorithm.update()
     assert metrics["skipped_updates"] == 0
+
+
+def mirror_of_any(env, obs, actions):
+    return mirror(1)(env=ENV, obs=obs, actions=actions)
+
+
+def test_two_runners_of_one_config_have_symmetry():
+    model = {"class_name": "MLPModel", "hidden_dims": [8]}
+    gaussian = {"class_name": "GaussianDistribution", "init_std": 0.3}
+    cfg = {
+        "num_steps_per_env": NUM_STEPS,
+        "multi_gpu": None,
+        "obs_groups": {"student": ["policy"], "teacher": ["state"]},
+        "algorithm": {
+            "class_name": TbpttDistillation,
+            "gradient_length": NUM_STEPS,
+            "symmetry_cfg": AUGMENTS() | {"data_augmentation_func": mirror_of_any},
+        },
+    }
+    models = {"student": {**model, "distribution_cfg": gaussian}, "teacher": model}
+    algorithm_cfg = dict(cfg["algorithm"])
+    env: Any = SimpleNamespace(num_envs=NUM_ENVS, num_actions=ACTION_DIM)
+    for _ in range(2):
+        obs = make_obs(NUM_ENVS).double()
+        algorithm: Any = TbpttDistillation.construct_algorithm(
+            obs, env, cfg | copy.deepcopy(models), "cpu"
+        )
+        assert algorithm.mirrored is not None
+    assert cfg["algorithm"] == algorithm_cfg

@@ -168,6 +168,20 @@ def test_a_budget_that_cannot_be_kept_is_refused(make):
         peak_of_second_update(make(memory_budget_gb=1e-6))
 
 
+def test_a_budget_includes_the_replay_buffer():
+    algorithm = distillation(buffer_rollouts=20)
+    play(algorithm, 0)
+    first = algorithm.memory_plan()
+    algorithm.update()
+    play(algorithm, 1)
+    in_buffer = first.sizes.replay_buffer
+    assert algorithm.memory_plan().sizes.replay_buffer == in_buffer
+    budget = in_buffer + (first.peak(1) + first.peak(3)) / 2
+    assert first.num_micro_batches(budget) in (2, 3)
+    with pytest.raises(ValueError, match=r"memory_budget_gb is .* or buffer_gb"):
+        first.num_micro_batches(0.9 * in_buffer)
+
+
 @pytest.mark.parametrize("updated", [False, True])
 @pytest.mark.parametrize(
     "make",
@@ -180,6 +194,8 @@ def test_a_budget_that_cannot_be_kept_is_refused(make):
 def test_a_plan_leaves_everything_as_it_was(make, updated):
     algorithm = make()
     play(algorithm, 0)
+    if not updated and not isinstance(algorithm, TbpttPPO):
+        algorithm.experience.newest()  # replaces the state None before the first rollout by zeros
     if updated:
         algorithm.update()
         play(algorithm, 1)

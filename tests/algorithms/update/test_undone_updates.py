@@ -5,6 +5,7 @@ Updates with NaN or inf are skipped and counted. Too many in a row end the train
 
 import dataclasses
 import warnings
+from typing import Any
 
 import pytest
 import torch
@@ -12,8 +13,11 @@ from rsl_rl.models import RNNModel
 from support import triton_on_cpu
 from support.helpers import make_distillation, make_obs, make_ppo, roll_out, roll_out_ppo
 from support.inside import assert_same, everything
+from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
+from rsl_tbptt.algorithms.transaction import Inputs, find_source
+from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import as_tensors
 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
@@ -306,3 +310,68 @@ def test_the_search_leaves_no_recordings():
         with pytest.raises(ValueError, match="the gradients of environments"):
             algorithm.update()
         assert triton_on_cpu.recordings() == recorded
+
+
+@pytest.mark.filterwarnings("ignore:An update met NaN or inf")
+@pytest.mark.parametrize("kind", ["distillation", "ppo"])
+def test_the_search_takes_no_more_memory_than_an_update(kind, monkeypatch):
+    if kind == "ppo":
+        algorithm = make_ppo(TbpttPPO, T, 16, num_mini_batches=4, num_micro_batches=2)
+        model, replay, roll = algorithm.actor, algorithm.gradient.actor, roll_out_ppo
+    else:
+        options: Any = {"num_mini_batches": 4, "num_micro_batches": 2, "buffer_rollouts": 2}
+        algorithm = make_distillation(TbpttDistillation, T, 16, gradient_length=T, **options)
+        model, replay, roll = algorithm.student, algorithm._student, roll_out
+    sizes, accumulate = [], replay.accumulate
+
+    def watched(group, rollout, *args, num_micro_batches, **options):
+        sizes.append(rollout.num_envs / num_micro_batches)
+        return accumulate(group, rollout, *args, num_micro_batches=num_micro_batches, **options)
+
+    monkeypatch.setattr(replay, "accumulate", watched)
+    for seed in range(2):
+        roll(algorithm, seed)
+        algorithm.update()
+    largest = max(sizes)
+    model.mlp[0].weight.register_hook(lambda gradient: gradient * NAN)
+    sizes.clear()
+    roll(algorithm, 2)
+    assert algorithm.update() == {"skipped_updates": 1.0}
+    assert max(sizes) <= largest
+
+
+def test_a_constant_that_is_not_finite_skips_nothing_by_itself(trained, monkeypatch):
+    """Masks of attention hold -inf."""
+    algorithm = trained()
+    model = algorithm.transaction.modules[0]
+    model.register_buffer("mask", torch.tensor([0.0, -INF]))
+    fill(algorithm, 1)
+    assert algorithm.update()["skipped_updates"] == 0.0
+    fill(algorithm, 2)
+    step = algorithm._optimizer_step
+
+    def breaking(*args):
+        model.mask[0] = NAN
+        return step(*args)
+
+    monkeypatch.setattr(algorithm, "_optimizer_step", breaking)
+    with pytest.warns(UserWarning, match="An update met NaN or inf"):
+        assert algorithm.update() == {"skipped_updates": 1.0}
+    assert model.mask.tolist() == [0.0, -INF]
+
+
+@pytest.mark.parametrize("is_input", [True, False])
+def test_a_group_without_columns_is_searched_too(is_input):
+    """A selector of teachers may be one number per environment."""
+    values = torch.zeros(T, N)
+    values[3, 2] = NAN
+    group = values if is_input else torch.zeros(T, N)
+    obs = TensorDict({"selector": group}, batch_size=[T, N])
+    source = find_source(
+        obs,
+        Inputs(["selector"], {}),
+        lambda: (obs["selector"] * values).sum().backward(),
+        Ranks(together=False),
+    )
+    kind = "observation group 'selector'" if is_input else "the gradients"
+    assert str(source).startswith(f"met NaN or inf in {kind} of environments [2]")
