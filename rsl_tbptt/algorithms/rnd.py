@@ -132,5 +132,6 @@ def restore_rnd(rnd: RandomNetworkDistillation, state: Mapping[str, Any], num_en
     rnd.update_counter, rewards = state["update_counter"], state["discounted_rewards"]
     average: Any = getattr(rnd.reward_normalizer, "disc_avg", None)
     if average is not None:
-        fits = rewards is not None and len(rewards) == num_envs
-        average.avg = rewards.to(rnd.device) if fits else None
+        average.avg = None
+        if rewards is not None and len(rewards) == num_envs:
+            average.avg = rewards.to(rnd.device)
