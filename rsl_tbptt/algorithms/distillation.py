@@ -283,11 +283,10 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         check_runner_keys(cfg)
         check_rnn_types(cfg)
         configs = model_configs(cfg)
-        symmetry_cfg = cfg["algorithm"].get("symmetry_cfg")
-        # rsl_rl's own refuses it. The caller's dict stays as it is, for a second runner.
-        given = {**cfg, "algorithm": {**cfg["algorithm"], "symmetry_cfg": None}}
-        algorithm = Distillation.construct_algorithm(obs, env, given, device)
-        cfg["obs_groups"] = given["obs_groups"]  # rsl_rl completes them
+        symmetry_cfg = cfg["algorithm"].pop("symmetry_cfg", None)  # rsl_rl's own refuses it
+        algorithm = Distillation.construct_algorithm(obs, env, cfg, device)
+        if symmetry_cfg:
+            cfg["algorithm"]["symmetry_cfg"] = symmetry_cfg  # for a second runner of this config
         if isinstance(algorithm, TbpttDistillation):
             if symmetry_cfg:
                 algorithm.set_symmetry({**symmetry_cfg, "env": env})
