@@ -284,9 +284,11 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         check_rnn_types(cfg)
         configs = model_configs(cfg)
         symmetry_cfg = cfg["algorithm"].pop("symmetry_cfg", None)  # rsl_rl's own refuses it
-        algorithm = Distillation.construct_algorithm(obs, env, cfg, device)
-        if symmetry_cfg:
-            cfg["algorithm"]["symmetry_cfg"] = symmetry_cfg  # for a second runner of this config
+        try:
+            algorithm = Distillation.construct_algorithm(obs, env, cfg, device)
+        finally:
+            if symmetry_cfg:
+                cfg["algorithm"]["symmetry_cfg"] = symmetry_cfg  # for a second runner of the config
         if isinstance(algorithm, TbpttDistillation):
             if symmetry_cfg:
                 algorithm.set_symmetry({**symmetry_cfg, "env": env})

@@ -157,7 +157,7 @@ def mirror_of_any(env, obs, actions):
     return mirror(1)(env=ENV, obs=obs, actions=actions)
 
 
-def test_two_runners_of_one_config_have_symmetry():
+def test_two_runners_of_one_config_have_symmetry_after_one_that_failed():
     model = {"class_name": "MLPModel", "hidden_dims": [8]}
     gaussian = {"class_name": "GaussianDistribution", "init_std": 0.3}
     cfg = {
@@ -165,16 +165,20 @@ def test_two_runners_of_one_config_have_symmetry():
         "multi_gpu": None,
         "obs_groups": {"student": ["policy"], "teacher": ["state"]},
         "algorithm": {
-            "gradient_length": NUM_STEPS,
+            "gradient_length": 0,
             "symmetry_cfg": AUGMENTS() | {"data_augmentation_func": mirror_of_any},
         },
     }
     models = {"student": {**model, "distribution_cfg": gaussian}, "teacher": model}
     env: Any = SimpleNamespace(num_envs=NUM_ENVS, num_actions=ACTION_DIM)
-    for _ in range(2):
-        obs = make_obs(NUM_ENVS).double()
+
+    def make_of_config() -> Any:
         cfg["algorithm"]["class_name"] = TbpttDistillation  # rsl_rl before 5.5 removes it
-        algorithm: Any = TbpttDistillation.construct_algorithm(
-            obs, env, cfg | copy.deepcopy(models), "cpu"
-        )
-        assert algorithm.mirrored is not None
+        obs, of_models = make_obs(NUM_ENVS).double(), copy.deepcopy(models)
+        return TbpttDistillation.construct_algorithm(obs, env, cfg | of_models, "cpu")
+
+    with pytest.raises(ValueError, match="gradient_length"):
+        make_of_config()
+    cfg["algorithm"]["gradient_length"] = NUM_STEPS
+    for _ in range(2):
+        assert make_of_config().mirrored is not None
