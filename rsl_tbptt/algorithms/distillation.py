@@ -51,6 +51,7 @@ from rsl_tbptt.algorithms.teachers import (
 from rsl_tbptt.algorithms.transaction import Transaction
 from rsl_tbptt.checkpoints.describing import check_fits, model_configs
 from rsl_tbptt.checkpoints.reading import student_state_dict
+from rsl_tbptt.compat.rsl_rl3_checkpoints import as_models
 from rsl_tbptt.compat.versions import Distillation, MLPModel, teacher_state_dict
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.distributed import Ranks
@@ -252,6 +253,8 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             heads=heads,
             first_replay=self._first_replay,
         )
+        if mirrored:
+            mirrored.replays = {STUDENT: self._student}
         self._parameters = [*self._student.parameters, *heads.parameters]
         self.transaction = Transaction(
             storage,
@@ -259,10 +262,12 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             [self.optimizer, *heads.optimizers],
             options,
             ranks,
-            stateful_models=[student, self._raw_teacher],
+            others=lambda: [self, self.experience, self.mirrored],
+            stateful_models=lambda: [student, *models_by_role(self._raw_teacher).values()],
             add_gradients=self._add_gradients_of,
             inputs=partial(self.experience.inputs, self._raw_teacher, self._num_loss_steps),
             max_micro_batches=self.experience.largest_mini_batch,
+            on_drop=self._drop_rollout,
         )
 
     @staticmethod
@@ -359,8 +364,6 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         self._store_step(self.transition, extras)
         self.student.reset(dones)
         self.teacher.reset(dones)
-        if self.mirrored:
-            self.mirrored.process_env_step(dones)
 
     def update(self) -> dict[str, float]:
         """Train the student on the rollout and clear the storage; a failing update is undone.
@@ -372,14 +375,10 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             ValueError: If a loss, gradient or result is NaN or inf and ``non_finite`` is "raise".
                 Parameters, optimiser and normaliser are then as before the update.
         """
-        last_update = self.options.learning_rate_updates
-        if last_update is not None:
-            share = max(LAST_SHARE, 1.0 - self.num_updates / last_update)
-            self.learning_rate = self.options.learning_rate * share  # the runner logs it
-            set_rate(self.optimizer, self.learning_rate)  # auxiliary heads follow it
         self.transaction.fit_budget(self.memory_plan)
         for update in self.transaction:
             with update:
+                self._follow_schedule()
                 with update.alone():
                     self.experience.take()
                 self.experience.plan()
@@ -417,7 +416,16 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
                 update_normalization([self._raw_student], stored, self._step_batches)
                 metrics = update.commit(metrics)
                 update.log(self._advance(metrics, _in_order(end_states, drawn)))
+                self.experience.keep_newest(self._num_loss_steps)  # last: it cannot be undone
         return self._conclude()
+
+    def _follow_schedule(self) -> None:
+        """Set the learning rate of this update, which heads follow and the runner logs."""
+        last_update = self.options.learning_rate_updates
+        if last_update is not None:
+            share = max(LAST_SHARE, 1.0 - self.num_updates / last_update)
+            self.learning_rate = self.options.learning_rate * share
+            set_rate(self.optimizer, self.learning_rate)
 
     def _divisor(
         self, batch: MiniBatch, sequences: Rollout | Segments, sums: UpdateSums
@@ -467,8 +475,6 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
     def _advance(self, metrics: dict[str, float], end_state: HiddenState) -> dict[str, float]:
         """Set the student's state to that after the replay; return the metrics to log."""
         experience = self.experience
-        if experience.buffer is not None:
-            experience.buffer.keep_newest(self._num_loss_steps)
         if self.mirrored:
             end_state = self.mirrored.split(STUDENT, end_state)
             self.mirrored.advance()
@@ -481,6 +487,11 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             "optimizer_steps": float(num_passes * num_steps),
             "flushed_steps": float(self._num_loss_steps % self._steps_per_group),
         }
+
+    def _drop_rollout(self, num_steps: int) -> None:
+        """Let mirrored robots continue after the steps of a dropped rollout."""
+        if self.mirrored:
+            self.mirrored.drop_rollout(num_steps)
 
     def _add_gradients_of(self, envs: slice, num_micro_batches: int) -> None:
         """Add the gradient of an epoch, on this rank and some environments, to ``.grad``."""
@@ -511,6 +522,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         A PPO checkpoint loads the teacher; a distillation checkpoint loads student, teacher,
         optimiser and iteration. With the student come its number of updates (0 from rsl_rl),
         auxiliary heads and, with ``save_buffer``, the replay buffer; otherwise that is emptied.
+        From a checkpoint of rsl_rl 1 to 3 only models are loaded.
         ``load_cfg`` selects what to load; ``strict`` requires that parameters match exactly. Return
         whether the runner should take over the iteration.
 
@@ -518,6 +530,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             ValueError: If parameters or optimiser do not fit or are missing, or if the models were
                 configured differently. Nothing is changed then.
         """
+        loaded_dict, load_cfg = as_models(loaded_dict, load_cfg)
         has_student = "student_state_dict" in loaded_dict
         of_all = {"teacher": True, "student": has_student, "optimizer": has_student}
         wants = of_all if load_cfg is None else load_cfg

@@ -124,6 +124,9 @@ class PpoGradient:
             num_robots=num_robots,
         )
         self.critic = replay(critic, action_head, num_robots=num_augmented)
+        if mirrored:
+            learning = {ACTOR: self.actor, CRITIC: self.critic}
+            mirrored.replays = learning if mirrored.augments else {ACTOR: self.actor}
         self.policy_loss = PolicyLoss(actor, options, self.first_replay)
         clip = options.clip_param if options.use_clipped_value_loss else None
         self._value_loss: Loss = partial(value_loss, clip=clip)
@@ -190,19 +193,17 @@ class PpoGradient:
         With mirror images a model that learns from them sees all robots, (T, N, I), and its states
         are (L, S * N, I, H).
         """
-        replays, mirrored = {ACTOR: self.actor, CRITIC: self.critic}, self._mirrored
+        mirrored = self._mirrored
         if mirrored is None:
-            seen = [seen_by(replay.model, stored) for replay in replays.values()]
+            seen = [seen_by(replay.model, stored) for replay in (self.actor, self.critic)]
             find_held_frames(*seen)
             return seen, states
-        if not mirrored.augments:
-            replays.pop(CRITIC)
-        models = [replay.model for replay in replays.values()]
+        models = [replay.model for replay in mirrored.replays.values()]
         groups = {group for model in models for group in observed_groups(model, stored)}
         obs = mirrored.obs(groups)
         seen = [seen_by(model, obs) for model in models]
         find_held_frames(*seen)
-        states = mirrored.run(replays, states, seen, episode_starts, self._state_steps)
+        states = mirrored.run(states, seen, episode_starts, self._state_steps)
         if not mirrored.augments:
             seen.append(seen_by(self.critic.model, stored))
             find_held_frames(seen[-1])

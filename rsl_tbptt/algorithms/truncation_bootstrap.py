@@ -140,9 +140,10 @@ class EpisodeReturns:
         """Add the values of ``metrics``, and drop the rollouts that are not needed any more."""
         if num_returns == 0:
             return
-        self._rollouts.append([return_sum, num_returns])
-        while sum(count for _, count in self._rollouts[1:]) >= NUM_EPISODES:
-            del self._rollouts[0]
+        rollouts = [*self._rollouts, [return_sum, num_returns]]
+        while sum(count for _, count in rollouts[1:]) >= NUM_EPISODES:
+            del rollouts[0]
+        self._rollouts = rollouts
 
     def state_dict(self) -> list[list[float]]:
         """Return sums and numbers by rollout."""
