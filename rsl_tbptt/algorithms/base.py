@@ -86,11 +86,17 @@ class TbpttAlgorithm:
             self.health_log.start()
         self.emergency_save.start()
 
-    def _begin_step(self, obs: TensorDict) -> None:
-        """Check observations before a model sees them; the logger has read the last step by now."""
+    def _read_groups(self) -> set[str]:
+        """Return the observation groups that anything reads."""
+        raise NotImplementedError
+
+    def _begin_step(self, obs: TensorDict) -> TensorDict:
+        """Return checked observations that nobody changes; the logger has read the last step."""
         if self.health_log is not None:
             self.health_log.leave()
-        self.step_checks.check_observations(obs)
+        if self.storage.step == 0:  # not earlier: a teacher may be set at any time
+            self.step_checks.read_groups = self._read_groups()
+        return self.step_checks.observations(obs)
 
     def _store_step(self, transition: RolloutStorage.Transition, extras: dict[str, Any]) -> None:
         """Store a step; health metrics join the entries of ``extras`` for the logger."""

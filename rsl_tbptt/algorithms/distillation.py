@@ -37,8 +37,9 @@ from rsl_tbptt.algorithms.options import (
     check_runner_keys,
     takes,
 )
-from rsl_tbptt.algorithms.replay import Replay, set_state
+from rsl_tbptt.algorithms.replay import Replay, observed_groups, set_state
 from rsl_tbptt.algorithms.replay_buffer import Experience, MiniBatch, weights_of
+from rsl_tbptt.algorithms.step_checks import tensor_groups
 from rsl_tbptt.algorithms.symmetry import STUDENT, MirroredRobots
 from rsl_tbptt.algorithms.teachers import (
     Dagger,
@@ -270,19 +271,20 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         """Build models, storage and algorithm from the runner's config, as rsl_rl does.
 
         Args:
-            obs: Observations of the environment.
+            obs: Observations of the environment; groups that are no tensors are left out.
             env: The environment.
             cfg: The runner's config. Isaac Lab puts its ``--checkpoint`` into "load_checkpoint".
                 "check_for_nan" is set to False: the algorithm checks instead.
             device: Device of the update.
 
         Raises:
-            ValueError: If a key of the runner's config is mistyped, or a model of rsl_rl's has
-                another ``rnn_type`` than rsl_rl's.
+            ValueError: If a key of the runner's config is mistyped, a model of rsl_rl's has another
+                ``rnn_type`` than rsl_rl's, or a group in ``obs_groups`` is no tensor.
         """
         check_runner_keys(cfg)
         check_rnn_types(cfg)
         configs = model_configs(cfg)
+        obs = tensor_groups(obs, cfg.get("obs_groups") or {})
         symmetry_cfg = cfg["algorithm"].pop("symmetry_cfg", None)  # rsl_rl's own refuses it
         try:
             algorithm = Distillation.construct_algorithm(obs, env, cfg, device)
@@ -320,13 +322,22 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         """
         if self.storage.step == 0:
             self._start_rollout()
-        self._begin_step(obs)
+        obs = self._begin_step(obs)
         actions = self.student(obs, stochastic_output=True).detach()
         labels = self._labels.of_step(self.teacher, obs, self.storage.step)
         self.transition.observations = obs
-        self.transition.privileged_actions = labels
+        self.transition.privileged_actions = labels.clone()  # a controller may reuse its output
         self.transition.actions = self._dagger.mix(actions, labels)
-        return self.transition.actions
+        return self.transition.actions.clone()  # the environment may change them
+
+    def _read_groups(self) -> set[str]:
+        stored, weight = self.storage.observations, self.options.imitation_weight
+        own = set() if weight is None else {weight}
+        if self.mirrored or own - {*stored.keys()}:  # your functions may read any group
+            return {*stored.keys()}
+        models = self._raw_student, self._raw_teacher
+        groups = {group for model in models for group in observed_groups(model, stored)}
+        return groups | own | self._heads.targets.observed_groups()
 
     def _start_rollout(self) -> None:
         """Keep the state at the rollout's start; draw the environments where the teacher acts."""
@@ -351,7 +362,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         Raises:
             ValueError: If :class:`StepChecks` rejects the step.
         """
-        self.step_checks.check_step(obs, rewards, dones)
+        rewards, dones = self.step_checks.step(obs, rewards, dones)
         self.transition.rewards = rewards
         self.transition.dones = dones
         if self.sample_weights is not None:

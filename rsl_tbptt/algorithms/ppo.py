@@ -35,6 +35,7 @@ from rsl_tbptt.algorithms.policy_losses import (
 )
 from rsl_tbptt.algorithms.replay import observed_groups
 from rsl_tbptt.algorithms.rnd import RndTraining, restore_rnd, state_of_rnd
+from rsl_tbptt.algorithms.step_checks import tensor_groups
 from rsl_tbptt.algorithms.symmetry import MirroredRobots
 from rsl_tbptt.algorithms.transaction import Inputs, Transaction
 from rsl_tbptt.algorithms.truncation_bootstrap import (
@@ -126,7 +127,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         self.episode_returns = self.imitation.returns
         self._heads = AuxiliaryHeads(parse_heads(options.auxiliary), actor, storage, self.optimizer)
         rnd = self._rnd = RndTraining(self, ranks) if self.rnd else None
-        self._bootstrap = TruncationBootstrap()
+        self._bootstrap = TruncationBootstrap(critic, storage)
         self.mini_batches = MiniBatches(
             num_steps, num_envs, options, ranks, device, single_steps=not self._recurrent
         )
@@ -156,19 +157,20 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         """Build models, storage and algorithm from the runner's config, as rsl_rl does.
 
         Args:
-            obs: Observations of the environment.
+            obs: Observations of the environment; groups that are no tensors are left out.
             env: The environment.
             cfg: The runner's config. The teacher of ``teacher_cfg`` sees observation set "teacher".
                 "check_for_nan" is set to False: the algorithm checks instead.
             device: Device of the update.
 
         Raises:
-            ValueError: If a key of the runner's config is mistyped, or a model of rsl_rl's has
-                another ``rnn_type`` than rsl_rl's.
+            ValueError: If a key of the runner's config is mistyped, a model of rsl_rl's has another
+                ``rnn_type`` than rsl_rl's, or a group in ``obs_groups`` is no tensor.
         """
         check_runner_keys(cfg)
         check_rnn_types(cfg)
         configs = model_configs(cfg)
+        obs = tensor_groups(obs, cfg.get("obs_groups") or {})
         algorithm = PPO.construct_algorithm(obs, env, cfg, device)
         if isinstance(algorithm, TbpttPPO):
             algorithm._join_runner(obs, env, cfg, configs)
@@ -209,7 +211,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
             self._fine_tuning.start_training()
             self._ranks.run_together(self.mini_batches.check_training)
             self._started = True
-        self._begin_step(obs)
+        obs = self._begin_step(obs)
         step = self.storage.step
         if step == 0:
             self.states = []
@@ -223,7 +225,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         self.imitation.observe(obs, step)
         actions = super().act(obs)
         self.transition.hidden_states = (None, None)
-        return actions
+        return actions.clone()  # the environment may change them
 
     def process_env_step(
         self, obs: TensorDict, rewards: torch.Tensor, dones: torch.Tensor, extras: dict[str, Any]
@@ -240,18 +242,16 @@ class TbpttPPO(TbpttAlgorithm, PPO):
                 bootstrap value is added to the reward; and "final_obs", before any reset.
 
         Raises:
-            ValueError: If :class:`StepChecks` rejects the step.
+            ValueError: If :class:`StepChecks` or :class:`TruncationBootstrap` rejects the step.
         """
-        self.step_checks.check_step(obs, rewards, dones)
-        self.transition.rewards = rewards.clone()
-        self.transition.dones = dones
+        rewards, dones = self.step_checks.step(obs, rewards, dones)
+        assert self.transition.values is not None
+        beyond = self._bootstrap(self.critic, self.transition.values, extras)
+        self.transition.dones, self.transition.rewards = dones, rewards
         if self.rnd:
             self.intrinsic_rewards = self.rnd.get_intrinsic_reward(obs)
-            self.transition.rewards += self.intrinsic_rewards
-        if "time_outs" in extras:
-            assert self.transition.values is not None
-            beyond = self._bootstrap(self.critic, self.transition.values, extras)
-            self.transition.rewards += self.options.gamma * beyond
+            self.transition.rewards = rewards + self.intrinsic_rewards
+        self.transition.rewards = self.transition.rewards + self.options.gamma * beyond
         self._store_step(self.transition, extras)
         for model in (self.actor, self.critic):
             model.reset(dones)
@@ -264,7 +264,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
 
         ``obs`` follows the last step and has batch size (N,); it is checked as in :meth:`act`.
         """
-        self.step_checks.check_observations(obs)
+        obs = self.step_checks.observations(obs)
         last_values = value_without_advancing(self.critic, obs)
         store_advantages(
             self.storage, last_values, self.options, self.mini_batches.num_samples, self._ranks
@@ -388,14 +388,26 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         if self._rnd:
             self._rnd.accumulate(mini_batch, rollout, num_micro_batches)
 
+    def _read_by_models(self, teacher: MLPModel | None) -> set[str]:
+        """Return the observation groups that the models read, with this teacher."""
+        models, stored = [*self._models.values(), teacher], self.storage.observations
+        return {group for model in models if model for group in observed_groups(model, stored)}
+
+    def _read_by_others(self) -> set[str]:
+        """Return the observation groups that auxiliary heads and RND read."""
+        rnd_state = self.rnd.obs_groups["rnd_state"] if self.rnd else ()
+        return self._heads.targets.observed_groups().union(rnd_state)
+
+    def _read_groups(self) -> set[str]:
+        if self.mirrored:  # its function may read any group
+            return {*self.storage.observations.keys()}
+        return self._read_by_models(self.imitation.model) | self._read_by_others()
+
     def _inputs(self) -> Inputs:
         """Return the inputs of an update; those derived from others come last."""
-        stored, teacher = self.storage.observations, self.imitation.teacher
-        models = [*self._models.values(), *([teacher] if teacher else ())]
-        groups = {group for model in models for group in observed_groups(model, stored)}
+        groups = self._read_by_models(self.imitation.teacher)
         mirrored = self.mirrored.named_obs(groups) if self.mirrored else {}
-        groups |= self._heads.targets.observed_groups()
-        groups |= set(self.rnd.obs_groups["rnd_state"] if self.rnd else ())
+        groups |= self._read_by_others()
         names = ("rewards", "values", "actions", "actions_log_prob", "returns")
         recorded = {name: getattr(self.storage, name) for name in names}
         for index, params in enumerate(self.imitation.params()):

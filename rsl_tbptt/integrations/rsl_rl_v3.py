@@ -32,6 +32,7 @@ from rsl_rl.storage import RolloutStorage  # noqa: E402
 from rsl_tbptt.algorithms import distillation, ppo  # noqa: E402
 from rsl_tbptt.algorithms.health import HealthLog  # noqa: E402
 from rsl_tbptt.algorithms.options import PpoOptions  # noqa: E402
+from rsl_tbptt.algorithms.step_checks import tensor_groups  # noqa: E402
 from rsl_tbptt.compat.rsl_rl3_algorithms import ModelStorage, keep_with_optimizer  # noqa: E402
 from rsl_tbptt.compat.rsl_rl3_models import fit_teacher, model_of, network_state  # noqa: E402
 
@@ -98,7 +99,8 @@ class _OfPolicy:
         """
         sizes = (num_envs, num_transitions_per_env)
         device = self._arguments["device"]
-        storage = ModelStorage(training_type, *sizes, obs, actions_shape, device)
+        stored = tensor_groups(obs, {})
+        storage = ModelStorage(training_type, *sizes, stored, actions_shape, device)
         self.algorithm = self._build(storage, obs)
         self.algorithm.health_log = HealthLog()
 
