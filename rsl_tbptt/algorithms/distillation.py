@@ -35,11 +35,12 @@ from rsl_tbptt.algorithms.options import (
     DistillationArguments,
     DistillationOptions,
     check_runner_keys,
+    has_attributes_of,
     takes,
 )
 from rsl_tbptt.algorithms.replay import Replay, observed_groups, set_state
 from rsl_tbptt.algorithms.replay_buffer import Experience, MiniBatch, weights_of
-from rsl_tbptt.algorithms.step_checks import tensor_groups
+from rsl_tbptt.algorithms.step_checks import check_types, tensor_groups
 from rsl_tbptt.algorithms.symmetry import STUDENT, MirroredRobots
 from rsl_tbptt.algorithms.teachers import (
     Dagger,
@@ -111,6 +112,7 @@ class UpdateSums:
         return {**means, **per_teacher.metrics(total)}
 
 
+@has_attributes_of(DistillationOptions)
 class TbpttDistillation(TbpttAlgorithm, Distillation):
     """rsl_rl's Distillation with normalised, gradient-accumulating truncated BPTT.
 
@@ -153,7 +155,8 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             **options: Fields of :class:`DistillationOptions`.
 
         Raises:
-            ValueError: If an option is unknown, invalid or contradicts another.
+            ValueError: If an option is unknown, invalid or contradicts another, or if a model
+                cannot read a group of that type.
             NotImplementedError: If a model lacks the Gaussian or the latent that a loss needs.
         """
         if rnd_cfg is not None:
@@ -172,11 +175,13 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             device=device,
             multi_gpu_cfg=multi_gpu_cfg,
         )
-        self.gradient_length = self.options.gradient_length
         self._raw_student, self._raw_teacher = self.student, self.teacher  # rsl_rl 5.0 lacks them
+        models = {"student": self._raw_student, "teacher": self._raw_teacher}
+        check_types(models, storage.observations)
         self._prepare_surroundings()
         self._prepare_losses()
         self.set_symmetry(symmetry_cfg)
+        self.options.use()
 
     def set_symmetry(self, cfg: dict | None) -> None:
         """Train on mirrored sequences as well, or not; call it before the first rollout.
@@ -318,7 +323,8 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
 
         Raises:
             ValueError: If observations differ in form from the first ones. At the first step also
-                if an option does not fit the environments or the teacher's file cannot be loaded.
+                if an option does not fit the environments, the teacher's file cannot be loaded, or
+                a runner's student has no distribution.
         """
         if self.storage.step == 0:
             self._start_rollout()
@@ -342,6 +348,12 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
     def _start_rollout(self) -> None:
         """Keep the state at the rollout's start; draw the environments where the teacher acts."""
         if not self._started:
+            if self.health_log is not None and self._raw_student.distribution is None:
+                raise ValueError(
+                    "student.distribution_cfg is None, expected a distribution, such as"
+                    " {'class_name': 'GaussianDistribution', 'init_std': 0.1}: rsl_rl's runner"
+                    " logs its standard deviation."
+                )
             with torch.inference_mode(False):  # the runner's rollout disables gradients
                 self.lazy_teacher.read()  # in a caller's own loop, no runner loads it
             self._ranks.run_together(partial(self.options.check_training, self.storage.num_envs))
@@ -386,8 +398,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         last_update = self.options.learning_rate_updates
         if last_update is not None:
             share = max(LAST_SHARE, 1.0 - self.num_updates / last_update)
-            self.learning_rate = self.options.learning_rate * share  # the runner logs it
-            set_rate(self.optimizer, self.learning_rate)  # auxiliary heads follow it
+            set_rate(self.optimizer, self.options.learning_rate * share)
         self.transaction.fit_budget(self.memory_plan)
         for update in self.transaction:
             with update:
@@ -554,7 +565,6 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             self.num_updates = own.get("num_updates", 0)
             self._heads.load_state_dict(heads, with_optimizer=bool(wants.get("optimizer")))
             self.experience.restore(buffer)
-        self.learning_rate = self.optimizer.param_groups[0]["lr"]  # the runner logs it
         if load_iteration:
             self.emergency_save.go_on_from(loaded_dict)
         return load_iteration

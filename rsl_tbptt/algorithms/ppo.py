@@ -25,7 +25,13 @@ from rsl_tbptt.algorithms.optimizers import (
     step_batches,
     update_normalization,
 )
-from rsl_tbptt.algorithms.options import PpoArguments, PpoOptions, check_runner_keys, takes
+from rsl_tbptt.algorithms.options import (
+    PpoArguments,
+    PpoOptions,
+    check_runner_keys,
+    has_attributes_of,
+    takes,
+)
 from rsl_tbptt.algorithms.policy_losses import (
     KL,
     PpoGradient,
@@ -35,7 +41,7 @@ from rsl_tbptt.algorithms.policy_losses import (
 )
 from rsl_tbptt.algorithms.replay import observed_groups
 from rsl_tbptt.algorithms.rnd import RndTraining, restore_rnd, state_of_rnd
-from rsl_tbptt.algorithms.step_checks import tensor_groups
+from rsl_tbptt.algorithms.step_checks import check_types, tensor_groups
 from rsl_tbptt.algorithms.symmetry import MirroredRobots
 from rsl_tbptt.algorithms.transaction import Inputs, Transaction
 from rsl_tbptt.algorithms.truncation_bootstrap import (
@@ -53,6 +59,7 @@ from rsl_tbptt.core.memory import MemoryPlan, Sizes
 from rsl_tbptt.models.protocol import check_rnn_types
 
 
+@has_attributes_of(PpoOptions)
 class TbpttPPO(TbpttAlgorithm, PPO):
     """rsl_rl's PPO with truncated BPTT for recurrent actors and critics.
 
@@ -88,11 +95,17 @@ class TbpttPPO(TbpttAlgorithm, PPO):
             **options: Fields of :class:`PpoOptions`.
 
         Raises:
-            ValueError: If an option is unknown, invalid or contradicts another.
+            ValueError: If an option is unknown, invalid or contradicts another, if the actor has no
+                distribution, or if a model cannot read a group of that type.
             NotImplementedError: If a model cannot be replayed, or ``student_action_std`` finds no
                 parameter to set.
         """
         self.options = PpoOptions.parse(options)
+        if actor.distribution is None:
+            raise ValueError(
+                "actor.distribution_cfg is None, expected a distribution, such as"
+                " {'class_name': 'GaussianDistribution', 'init_std': 1.0}: PPO draws actions."
+            )
         self._recurrent = actor.is_recurrent or critic.is_recurrent
         if symmetry_cfg:
             self.options.check_symmetry()
@@ -113,8 +126,10 @@ class TbpttPPO(TbpttAlgorithm, PPO):
             self.mirrored = MirroredRobots(symmetry_cfg, storage)
         self._raw_actor, self._raw_critic = self.actor, self.critic  # ``compile`` replaces them
         self._models = {"actor": self._raw_actor, "critic": self._raw_critic}
+        check_types(self._models, storage.observations)
         self._prepare_surroundings()
         self._prepare_updates()
+        self.options.use()
 
     def _prepare_updates(self) -> None:
         """Set up the replay of the models, the mini-batches and the transaction of an update."""
@@ -315,7 +330,6 @@ class TbpttPPO(TbpttAlgorithm, PPO):
                 metrics = {**self._metrics(torch.stack(steps)), "rate": rate}
                 self._update_normalization()
                 update.log(self._advance(update.commit(metrics)))
-        self.learning_rate = self.optimizer.param_groups[0]["lr"]
         self._bootstrap.warn_once()
         return self._conclude()
 
@@ -340,7 +354,6 @@ class TbpttPPO(TbpttAlgorithm, PPO):
 
     def _take_back(self) -> None:
         """Undo the other changes of a rollout and its update, beyond the transaction's."""
-        self.learning_rate = self.optimizer.param_groups[0]["lr"]
         if self._rnd:
             self._rnd.drop_rollout()
 
@@ -470,7 +483,6 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         if self.rnd and "rnd" in models:
             restore_rnd(self.rnd, own.get("rnd", {}), self.storage.num_envs)
         if wants.get("optimizer"):
-            self.learning_rate = self.optimizer.param_groups[0]["lr"]  # rsl_rl 5.0 does not set it
             self.gradient.policy_loss.kl_coef = own.get("kl_coef", self.options.kl_penalty_coef)
         if load_iteration:
             self.emergency_save.go_on_from(loaded_dict)

@@ -10,6 +10,7 @@ replaces the check of rsl_rl's runner. The update finds other non-finite values:
 from __future__ import annotations
 
 from collections.abc import Container, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -17,9 +18,39 @@ from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.transaction import check_nan
+from rsl_tbptt.compat.versions import OWN_MODELS
 
+_JOINING = [model.get_latent for model in OWN_MODELS]
 _FIX = "repair the environment's step() and get_observations()"
 _AS_FIRST = "as when training was set up"
+
+
+def check_types(models: Mapping[str, Any], obs: TensorDict) -> None:
+    """Check the types of the observation groups that rsl_rl's models read.
+
+    They join their vectors, and the result and every image have to be of their parameters' type. A
+    model with an encoder of its own may convert its groups.
+
+    Args:
+        models: Models by role.
+        obs: Observations of any batch size.
+
+    Raises:
+        ValueError: If a model cannot read a group.
+    """
+    for role, model in models.items():
+        if getattr(type(model), "get_latent", None) not in _JOINING:
+            continue
+        joined = reduce(torch.promote_types, (obs[group].dtype for group in model.obs_groups))
+        images = getattr(model, "obs_groups_2d", ())
+        types = {", ".join(model.obs_groups): joined, **{name: obs[name].dtype for name in images}}
+        expected = next(model.parameters()).dtype
+        for name, found in types.items():
+            if found != expected:
+                raise ValueError(
+                    f"obs_groups['{role}'] is of type {found} in '{name}', expected {expected},"
+                    f" that of the {role}'s parameters: convert it in the environment, by .float()."
+                )
 
 
 def tensor_groups(obs: TensorDict, obs_groups: Mapping[str, Sequence[str]]) -> TensorDict:

@@ -50,8 +50,8 @@ class TruncationBootstrap:
                 them until the next episode ends.
 
         Raises:
-            ValueError: If time-outs have another shape, or new final observations lack a group of
-                the critic or have another shape.
+            ValueError: If time-outs have another shape, or new final observations are no mapping,
+                lack a group of the critic or have another shape.
         """
         given = extras.get("time_outs")
         if given is None:
@@ -61,6 +61,11 @@ class TruncationBootstrap:
             time_outs = time_outs.squeeze(-1)
         check_form(_TIME_OUTS, time_outs, self._shape, self._device, "one per environment")
         final_obs = extras.get("final_obs")
+        if not isinstance(final_obs, Mapping | None):
+            raise ValueError(
+                f"extras['final_obs'] is a {type(final_obs).__name__}, expected observation groups"
+                " by name, of all environments."
+            )
         if final_obs is not None and self._is_new(final_obs):
             beyond = value_without_advancing(critic, self._observations(final_obs))
             return torch.where(time_outs, beyond, 0.0)

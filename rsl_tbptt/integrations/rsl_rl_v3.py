@@ -76,6 +76,13 @@ class _OfPolicy:
         """Read the attribute from the algorithm."""
         return getattr(self.algorithm, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an option of the algorithm, which acts or raises there; or an attribute here."""
+        if hasattr(getattr(type(self.algorithm), name, None), "__set__"):
+            setattr(self.algorithm, name, value)
+        else:
+            super().__setattr__(name, value)
+
     def init_storage(
         self,
         training_type: str,
