@@ -35,10 +35,12 @@ from rsl_tbptt.algorithms.options import (
     DistillationArguments,
     DistillationOptions,
     check_runner_keys,
+    has_attributes_of,
     takes,
 )
-from rsl_tbptt.algorithms.replay import Replay, set_state
+from rsl_tbptt.algorithms.replay import Replay, observed_groups, set_state
 from rsl_tbptt.algorithms.replay_buffer import Experience, MiniBatch, weights_of
+from rsl_tbptt.algorithms.step_checks import check_types, tensor_groups
 from rsl_tbptt.algorithms.symmetry import STUDENT, MirroredRobots
 from rsl_tbptt.algorithms.teachers import (
     Dagger,
@@ -111,6 +113,7 @@ class UpdateSums:
         return {**means, **per_teacher.metrics(total)}
 
 
+@has_attributes_of(DistillationOptions)
 class TbpttDistillation(TbpttAlgorithm, Distillation):
     """rsl_rl's Distillation with normalised, gradient-accumulating truncated BPTT.
 
@@ -153,7 +156,8 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             **options: Fields of :class:`DistillationOptions`.
 
         Raises:
-            ValueError: If an option is unknown, invalid or contradicts another.
+            ValueError: If an option is unknown, invalid or contradicts another, or if a model
+                cannot read a group of that type.
             NotImplementedError: If a model lacks the Gaussian or the latent that a loss needs.
         """
         if rnd_cfg is not None:
@@ -172,11 +176,13 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             device=device,
             multi_gpu_cfg=multi_gpu_cfg,
         )
-        self.gradient_length = self.options.gradient_length
         self._raw_student, self._raw_teacher = self.student, self.teacher  # rsl_rl 5.0 lacks them
+        models = {"student": self._raw_student, "teacher": self._raw_teacher}
+        check_types(models, storage.observations)
         self._prepare_surroundings()
         self._prepare_losses()
         self.set_symmetry(symmetry_cfg)
+        self.options.use()
 
     def set_symmetry(self, cfg: dict | None) -> None:
         """Train on mirrored sequences as well, or not; call it before the first rollout.
@@ -275,19 +281,20 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         """Build models, storage and algorithm from the runner's config, as rsl_rl does.
 
         Args:
-            obs: Observations of the environment.
+            obs: Observations of the environment; groups that are no tensors are left out.
             env: The environment.
             cfg: The runner's config. Isaac Lab puts its ``--checkpoint`` into "load_checkpoint".
                 "check_for_nan" is set to False: the algorithm checks instead.
             device: Device of the update.
 
         Raises:
-            ValueError: If a key of the runner's config is mistyped, or a model of rsl_rl's has
-                another ``rnn_type`` than rsl_rl's.
+            ValueError: If a key of the runner's config is mistyped, a model of rsl_rl's has another
+                ``rnn_type`` than rsl_rl's, or a group in ``obs_groups`` is no tensor.
         """
         check_runner_keys(cfg)
         check_rnn_types(cfg)
         configs = model_configs(cfg)
+        obs = tensor_groups(obs, cfg.get("obs_groups") or {})
         symmetry_cfg = cfg["algorithm"].pop("symmetry_cfg", None)  # rsl_rl's own refuses it
         try:
             algorithm = Distillation.construct_algorithm(obs, env, cfg, device)
@@ -321,21 +328,37 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
 
         Raises:
             ValueError: If observations differ in form from the first ones. At the first step also
-                if an option does not fit the environments or the teacher's file cannot be loaded.
+                if an option does not fit the environments, the teacher's file cannot be loaded, or
+                a runner's student has no distribution.
         """
         if self.storage.step == 0:
             self._start_rollout()
-        self._begin_step(obs)
+        obs = self._begin_step(obs)
         actions = self.student(obs, stochastic_output=True).detach()
         labels = self._labels.of_step(self.teacher, obs, self.storage.step)
         self.transition.observations = obs
-        self.transition.privileged_actions = labels
+        self.transition.privileged_actions = labels.clone()  # a controller may reuse its output
         self.transition.actions = self._dagger.mix(actions, labels)
-        return self.transition.actions
+        return self.transition.actions.clone()  # the environment may change them
+
+    def _read_groups(self) -> set[str]:
+        stored, weight = self.storage.observations, self.options.imitation_weight
+        own = set() if weight is None else {weight}
+        if self.mirrored or own - {*stored.keys()}:  # your functions may read any group
+            return {*stored.keys()}
+        models = self._raw_student, self._raw_teacher
+        groups = {group for model in models for group in observed_groups(model, stored)}
+        return groups | own | self._heads.targets.observed_groups()
 
     def _start_rollout(self) -> None:
         """Keep the state at the rollout's start; draw the environments where the teacher acts."""
         if not self._started:
+            if self.health_log is not None and self._raw_student.distribution is None:
+                raise ValueError(
+                    "student.distribution_cfg is None, expected a distribution, such as"
+                    " {'class_name': 'GaussianDistribution', 'init_std': 0.1}: rsl_rl's runner"
+                    " logs its standard deviation."
+                )
             with torch.inference_mode(False):  # the runner's rollout disables gradients
                 self.lazy_teacher.read()  # in a caller's own loop, no runner loads it
             self._ranks.run_together(partial(self.options.check_training, self.storage.num_envs))
@@ -356,7 +379,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         Raises:
             ValueError: If :class:`StepChecks` rejects the step.
         """
-        self.step_checks.check_step(obs, rewards, dones)
+        rewards, dones = self.step_checks.step(obs, rewards, dones)
         self.transition.rewards = rewards
         self.transition.dones = dones
         if self.sample_weights is not None:
@@ -424,8 +447,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         last_update = self.options.learning_rate_updates
         if last_update is not None:
             share = max(LAST_SHARE, 1.0 - self.num_updates / last_update)
-            self.learning_rate = self.options.learning_rate * share
-            set_rate(self.optimizer, self.learning_rate)
+            set_rate(self.optimizer, self.options.learning_rate * share)
 
     def _divisor(
         self, batch: MiniBatch, sequences: Rollout | Segments, sums: UpdateSums
@@ -556,7 +578,6 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             self.num_updates = own.get("num_updates", 0)
             self._heads.load_state_dict(heads, with_optimizer=bool(wants.get("optimizer")))
             self.experience.restore(buffer)
-        self.learning_rate = self.optimizer.param_groups[0]["lr"]  # the runner logs it
         if load_iteration:
             self.emergency_save.go_on_from(loaded_dict)
         return load_iteration

@@ -123,10 +123,11 @@ class Imitation:
             if self.returns is not None and self.model.is_recurrent:
                 self.model(obs)
         elif self._options.teacher_loss == "mse":
-            self._recorded.append((self.model(obs),))
+            self._recorded.append((self.model(obs).clone(),))  # a controller may reuse its output
         else:
             self.model(obs, stochastic_output=True)
-            self._recorded.append(tuple(self.model.output_distribution_params))
+            params = self.model.output_distribution_params
+            self._recorded.append(tuple(param.clone() for param in params))
 
     def params(self) -> tuple[torch.Tensor, ...]:
         """Return the recorded values of this rollout, shape (T, N, A) each; none at weight 0.

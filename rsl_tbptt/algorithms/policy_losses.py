@@ -128,10 +128,7 @@ class PpoGradient:
             learning = {ACTOR: self.actor, CRITIC: self.critic}
             mirrored.replays = learning if mirrored.augments else {ACTOR: self.actor}
         self.policy_loss = PolicyLoss(actor, options, self.first_replay)
-        clip = options.clip_param if options.use_clipped_value_loss else None
-        self._value_loss: Loss = partial(value_loss, clip=clip)
-        if num_augmented > 1:
-            self._value_loss = averaged(self._value_loss)
+        self._averages_values = num_augmented > 1
         clips = () if options.policy_loss == "kl_penalty" else ("clip_fraction",)
         of_mirrored = ("symmetry",) if mirrored else ()
         self.reported = (*LOSSES, "teacher", *clips, *of_mirrored, *heads.names)
@@ -267,11 +264,15 @@ class PpoGradient:
         if self._mirrored is not None:
             policy_loss = self._mirrored.policy_loss(policy_loss, self.actor.model)
         value_coef = self._options.value_loss_coef
+        clip = self._options.clip_param if self._options.use_clipped_value_loss else None
+        of_values: Loss = partial(value_loss, clip=clip)
+        if self._averages_values:
+            of_values = averaged(of_values)
         actor_learns = not holds_actor or bool(self._heads.names)
         sums: dict[str, torch.Tensor] = {}
         for replay, own, states, loss, coef, learns in (
             (self.actor, rollout.actor, rollout.states[0], policy_loss, 1.0, actor_learns),
-            (self.critic, rollout.critic, rollout.states[1], self._value_loss, value_coef, True),
+            (self.critic, rollout.critic, rollout.states[1], of_values, value_coef, True),
         ):
             for part in mini_batch.parts:
                 with torch.set_grad_enabled(learns):
