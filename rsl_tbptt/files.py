@@ -8,7 +8,7 @@ import re
 import shutil
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -130,11 +130,36 @@ def read_config(file: Path, **options: Any) -> dict[str, Any]:
 
     try:
         config = read_yaml(file.read_text(encoding="utf-8"), **options)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        json.dumps(config, default=str, skipkeys=True)  # fails for YAML that contains itself
+    except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
         raise ValueError(f"The config '{file}' cannot be read: {error}") from error
     if not isinstance(config, dict):
         raise ValueError(f"The config '{file}' holds {config!r}, expected a mapping of options.")
     return config
+
+
+def entry(config: Mapping[str, Any], place: str, kind: type, file: Path) -> Any:
+    """Return a value of a config that was read from a file.
+
+    Args:
+        config: The config.
+        place: Its keys from the outside in, with dots between them.
+        kind: Its type.
+        file: The file, for the message.
+
+    Returns:
+        The value; None if it, or a section around it, is missing.
+
+    Raises:
+        ValueError: If it is of another type.
+    """
+    *sections, name = place.split(".")
+    for section in sections:
+        config = entry(config, section, dict, file) or {}
+    value = config.get(name)
+    if value is not None and type(value) is not kind:
+        raise ValueError(f"{place} is {value!r} in {file}, expected {kind.__name__}.")
+    return value
 
 
 def output_path(given: Path | None, default: Path) -> Path:
