@@ -22,7 +22,7 @@ from rsl_tbptt.compat.versions import MLPModel, resolve_callable
 from rsl_tbptt.core.scan import CELLS
 from rsl_tbptt.files import read_config
 from rsl_tbptt.tools.platforms import load_platform, platform_of
-from rsl_tbptt.tools.platforms.named_code import CLASS, PACKAGES, is_dotted, is_within
+from rsl_tbptt.tools.platforms.named_code import PACKAGES, is_dotted, is_within
 
 require_era(MODELS_ERA, "rsl_tbptt.tools.policy_config")
 
