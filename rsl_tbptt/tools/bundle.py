@@ -18,7 +18,7 @@ from onnxscript import optimizer
 from torch import nn
 
 from rsl_tbptt.compat.versions import MLPModel
-from rsl_tbptt.deploy import GOLDEN, METADATA, ONNX, groups_in
+from rsl_tbptt.deploy import FORMAT, GOLDEN, METADATA, ONNX, groups_in
 from rsl_tbptt.files import write_json
 from rsl_tbptt.models.one_step import OneStep, StatefulPolicy
 from rsl_tbptt.tools.c_code import of_actions
@@ -27,8 +27,6 @@ from rsl_tbptt.tools.machine import versions
 from rsl_tbptt.tools.targets import TARGETS, Exported
 from rsl_tbptt.tools.verify import TORCHSCRIPT, torchscript
 
-FORMAT = 1
-"""Version of ``policy.json``, raised when a reader of the previous version would misread it."""
 OPSET = 18
 """The operator set that rsl_rl exports with."""
 RESET = "Where an episode starts, or the robot stands up, pass zeros as all states."

@@ -9,6 +9,8 @@ from typing import Any
 
 FILE = "memory.json"
 """Name of the result, next to its checkpoint."""
+MARK = b'"missed_reset"'
+"""Bytes in every such file."""
 NEGLIGIBLE = 0.05
 """A memory that moves the action by less than this share of its standard deviation is not used."""
 SMALL = 0.25

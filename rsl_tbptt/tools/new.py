@@ -10,6 +10,8 @@ import keyword
 import re
 from pathlib import Path
 
+from rsl_tbptt.files import complete_folder
+
 TEMPLATES = Path(__file__).with_name("new_task")
 PLACEHOLDER = "my_task"
 FILES = ("pyproject.toml", "README.md", f"{PLACEHOLDER}/*.py")
@@ -29,6 +31,7 @@ def new(name: str, platform: str, output: Path | None = None) -> Path:
 
     Raises:
         ValueError: If the name cannot be a package's, or the folder exists.
+        OSError: If it cannot be written; then nothing of it is left.
     """
     if keyword.iskeyword(name) or not re.fullmatch(r"[a-zA-Z](\w*[a-zA-Z0-9])?", name, re.ASCII):
         raise ValueError(
@@ -43,9 +46,10 @@ def new(name: str, platform: str, output: Path | None = None) -> Path:
             " overwritten. Name another one with --output."
         )
     template = TEMPLATES / platform
-    for path in (found for pattern in FILES for found in template.glob(pattern)):
-        target = folder / str(path.relative_to(template)).replace(PLACEHOLDER, name)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        text = path.read_text(encoding="utf-8").replace(PLACEHOLDER, name)
-        target.write_text(text, encoding="utf-8")
+    with complete_folder(folder) as unfinished:
+        for path in (found for pattern in FILES for found in template.glob(pattern)):
+            target = unfinished / str(path.relative_to(template)).replace(PLACEHOLDER, name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            text = path.read_text(encoding="utf-8").replace(PLACEHOLDER, name)
+            target.write_text(text, encoding="utf-8")
     return folder

@@ -27,6 +27,8 @@ from rsl_tbptt.tools.run_facts import RunFacts, written
 from rsl_tbptt.tools.templates import fill
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
+MARK = b"<title>rsl_tbptt: "
+"""Bytes in every page."""
 MOST_BYTES = 2_000_000
 """Limit of a page's size. A video that does not fit is linked."""
 KINDS = {".gif": "image/gif", ".webp": "image/webp", ".mp4": "video/mp4"}
@@ -93,8 +95,8 @@ def report(folders: Sequence[Path], output: Path | None = None) -> Path:
 
     Args:
         folders: Their log folders.
-        output: HTML file, which is replaced. None means report.html in the folder, or in the
-            working directory if there are several folders.
+        output: HTML file; an earlier page is replaced. None means report.html in the folder, or in
+            the working directory if there are several folders.
 
     Returns:
         The file.
@@ -111,7 +113,7 @@ def report(folders: Sequence[Path], output: Path | None = None) -> Path:
         read_run(folder, name)
         for folder, name in track([*zip(folders, names, strict=True)], "trainings")
     ]
-    output = output_path(output or default, default)
+    output = output_path(output or default, default, MARK)
     write_page(describe(runs), output)
     return output
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rsl_tbptt.algorithms.health import Limit, limit_of
 from rsl_tbptt.checkpoints.describing import AGENT
 from rsl_tbptt.checkpoints.reading import numbered_checkpoints, read_checkpoint
-from rsl_tbptt.files import read_config
+from rsl_tbptt.files import entry, read_config
 from rsl_tbptt.tools.memory_findings import judge_memory, read_memory
 
 if TYPE_CHECKING:
@@ -98,10 +98,13 @@ def check_config(folder: Path) -> Findings:
         return f"not judged: no {AGENT}, which rsl_rl's own runners do not write", []
     try:
         config = read_config(folder / AGENT)
+        algorithm, *models = (
+            entry(config, name, dict, folder / AGENT) or {}
+            for name in ("algorithm", "actor", "critic", "student", "policy")
+        )
     except ValueError as error:
         return str(AGENT), [str(error)]
-    algorithm, wrong = config.get("algorithm") or {}, []
-    models = [config.get(role) or {} for role in ("actor", "critic", "student", "policy")]
+    wrong = []
     if algorithm.get("gradient_length") == 1 and any(model.get("rnn_type") for model in models):
         wrong.append(
             "gradient_length is 1, expected the number of steps to remember: no gradient goes from"

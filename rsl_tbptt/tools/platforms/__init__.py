@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -281,8 +281,12 @@ def run_shown(command: list[str], folder: Path, device: str) -> int:
         device: Device that the command computes on.
 
     Returns:
-        The exit status.
+        The exit status; 128 and the signal's number if one ended it, as in a shell.
     """
     folder.mkdir(parents=True, exist_ok=True)
     print(f"in {folder}:\n  {shlex.join(command)}\n", flush=True)
-    return subprocess.call(executable(command), cwd=folder, env=child_environment(device))
+    running = subprocess.Popen(executable(command), cwd=folder, env=child_environment(device))
+    while running.poll() is None:
+        with suppress(KeyboardInterrupt):  # Ctrl+C reaches it, too: it may save before it ends
+            running.wait()
+    return running.returncode if running.returncode >= 0 else 128 - running.returncode

@@ -39,7 +39,7 @@ class Mjlab(Platform):
         """Return whether the environment's config in a log folder is of mjlab's form."""
         path = folder / ENV
         # sim.mujoco; Isaac Lab's file of this name has no such section.
-        return path.is_file() and "\n  mujoco:" in path.read_text(encoding="utf-8")
+        return path.is_file() and "\n  mujoco:" in path.read_text("utf-8", "replace")
 
     def find_trained(self, checkpoint: Path, task: str | None = None) -> Trained:
         """Find the registered task whose agent is most like the noted one; mjlab notes no id.
