@@ -408,6 +408,8 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
                                     divisor,
                                     num_micro_batches=update.num_micro_batches,
                                 )
+                                if first:
+                                    self._student.check_gradient("loss_type")
                             if has_loss:
                                 sums.reported.append(reported)
                                 sums.grad_norms.append(self._optimizer_step())

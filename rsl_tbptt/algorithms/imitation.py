@@ -21,6 +21,7 @@ from rsl_tbptt.compat.versions import MLPModel, config_advice, resolve_callable
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.models.teacher_group import SelectedTeachers, check_teacher, read_teacher
+from rsl_tbptt.user_functions import values_with_gradient
 
 
 class Imitation:
@@ -62,6 +63,7 @@ class Imitation:
         """Set the teacher's model; its parameters come from a checkpoint.
 
         Raises:
+            ValueError: If the loss has no gradient with the actor's distribution.
             NotImplementedError: If its distribution is of another kind than the actor's and the
                 loss compares them.
         """
@@ -70,8 +72,10 @@ class Imitation:
             raise NotImplementedError(
                 f"The teacher's distribution is a {theirs.__name__}, expected a {ours.__name__}"
                 " like the actor's: teacher_loss 'kl' compares them. Set"
-                " 'teacher_cfg.distribution_cfg', or teacher_loss to 'mse', which compares means."
+                " 'teacher_cfg.distribution_cfg', or teacher_loss to 'mse', which compares means,"
+                " or 'nll', -log p of the teacher's action."
             )
+        _check_gradient(self._actor, self._options.teacher_loss)
         self.model, self.is_loaded = teacher.eval(), False
 
     @property
@@ -118,7 +122,7 @@ class Imitation:
         if self.coef == 0:
             if self.returns is not None and self.model.is_recurrent:
                 self.model(obs)
-        elif self._options.teacher_loss == "mse":
+        elif self._options.teacher_loss != "kl":
             self._recorded.append((self.model(obs),))
         else:
             self.model(obs, stochastic_output=True)
@@ -127,7 +131,7 @@ class Imitation:
     def params(self) -> tuple[torch.Tensor, ...]:
         """Return the recorded values of this rollout, shape (T, N, A) each; none at weight 0.
 
-        They are the parameters of the teacher's distribution, or its mean with ``"mse"``.
+        They are the parameters of the teacher's distribution with ``"kl"``, otherwise its actions.
         """
         return tuple(torch.stack(params) for params in zip(*self._recorded, strict=True))
 
@@ -231,6 +235,23 @@ class Imitation:
         self._num_updates = state.get("num_updates", 0)
         if self.returns is not None:
             self.returns.load_state_dict(state.get("returns", []))
+
+
+def _check_gradient(actor: MLPModel, teacher_loss: str) -> None:
+    """Check that an imitation loss has a gradient with the actor's distribution.
+
+    Raises:
+        ValueError: If it has none.
+    """
+    needed = {"kl": "kl", "mse": "mean", "nll": "log_prob"}
+    found = values_with_gradient(actor)
+    if needed[teacher_loss] not in found:
+        fits = [loss for loss, value in needed.items() if value in found]
+        raise ValueError(
+            f"teacher_loss is '{teacher_loss}', expected one of {fits} with the actor's"
+            f" {type(actor.distribution).__name__}: '{teacher_loss}' has no gradient there, so the"
+            " actor would not imitate."
+        )
 
 
 def build_teacher(

@@ -307,6 +307,8 @@ class TbpttPPO(TbpttAlgorithm, PPO):
                                 update.num_micro_batches,
                                 holds_actor=holds_actor,
                             )
+                            if not steps:
+                                self.gradient.check(holds_actor=holds_actor)
                         means = self._ranks.sum_tensor(sums / mini_batch.num_samples)
                         norms = self.gradient.clip(self._ranks, holds_actor)
                         rate = self._optimizer_step(rate, means[KL])
