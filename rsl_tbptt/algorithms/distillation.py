@@ -58,6 +58,7 @@ from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.memory import MemoryPlan, Sizes
 from rsl_tbptt.core.rollout import Rollout, Segments
 from rsl_tbptt.core.windows import num_steps_of_full_group, tbptt_schedule
+from rsl_tbptt.models.controller import as_teacher, has_parameters, with_controllers
 from rsl_tbptt.models.protocol import check_rnn_types
 from rsl_tbptt.models.teacher_group import check_teacher, models_by_role
 
@@ -143,7 +144,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
 
         Args:
             student: Model to train.
-            teacher: Model to imitate.
+            teacher: Model to imitate, or a controller; see :class:`Controller`.
             storage: rsl_rl's rollout storage of type "distillation".
             device: Device of the update.
             multi_gpu_cfg: rsl_rl's description of the processes, or None for one process.
@@ -161,7 +162,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         self.options.check_rollout(storage.num_transitions_per_env)
         super().__init__(
             student,
-            teacher,
+            as_teacher(teacher, storage.actions.shape[-1]),
             storage,
             num_learning_epochs=self.options.num_learning_epochs,
             gradient_length=1,  # divides every rollout, so rsl_rl does not warn of dropped steps
@@ -284,9 +285,12 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         check_rnn_types(cfg)
         configs = model_configs(cfg)
         symmetry_cfg = cfg["algorithm"].pop("symmetry_cfg", None)  # rsl_rl's own refuses it
+        teacher_cfg = cfg["teacher"]
+        cfg["teacher"] = with_controllers(teacher_cfg, env)
         try:
             algorithm = Distillation.construct_algorithm(obs, env, cfg, device)
         finally:
+            cfg["teacher"] = teacher_cfg
             if symmetry_cfg:
                 cfg["algorithm"]["symmetry_cfg"] = symmetry_cfg  # for a second runner of the config
         if isinstance(algorithm, TbpttDistillation):
@@ -513,6 +517,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         A PPO checkpoint loads the teacher; a distillation checkpoint loads student, teacher,
         optimiser and iteration. With the student come its number of updates (0 from rsl_rl),
         auxiliary heads and, with ``save_buffer``, the replay buffer; otherwise that is emptied.
+        A teacher without parameters is not loaded.
         ``load_cfg`` selects what to load; ``strict`` requires that parameters match exactly. Return
         whether the runner should take over the iteration.
 
@@ -521,8 +526,12 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
                 configured differently. Nothing is changed then.
         """
         has_student = "student_state_dict" in loaded_dict
-        of_all = {"teacher": True, "student": has_student, "optimizer": has_student}
-        wants = of_all if load_cfg is None else load_cfg
+        names = ("student", "optimizer", "iteration")
+        of_all = {"teacher": True, **dict.fromkeys(names, has_student)}
+        wants = dict(of_all if load_cfg is None else load_cfg)
+        of_controller = loaded_dict.get("teacher_state_dict", True) == {}
+        if not has_parameters(self._raw_teacher) or of_controller:
+            wants["teacher"] = False
         obs, source = self.storage.observations, (loaded_dict, self.checkpoint_path)
         if strict and wants.get("teacher"):
             parameters = teacher_state_dict(loaded_dict, "The checkpoint")
@@ -538,7 +547,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             self.experience.check(buffer)
         if wants.get("optimizer"):
             check_optimizer(self.optimizer, loaded_dict)
-        load_iteration = super().load(loaded_dict, load_cfg, strict)
+        load_iteration = super().load(loaded_dict, wants, strict)
         if wants.get("teacher"):
             self.lazy_teacher.is_loaded = True
         if wants.get("student"):

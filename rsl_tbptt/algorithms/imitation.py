@@ -20,6 +20,13 @@ from rsl_tbptt.checkpoints.describing import check_fits
 from rsl_tbptt.compat.versions import MLPModel, config_advice, resolve_callable
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import HiddenState
+from rsl_tbptt.models.controller import (
+    as_teacher,
+    check_has_parameters,
+    has_parameters,
+    is_model,
+    with_controllers,
+)
 from rsl_tbptt.models.teacher_group import SelectedTeachers, check_teacher, read_teacher
 from rsl_tbptt.user_functions import values_with_gradient
 
@@ -60,13 +67,14 @@ class Imitation:
             self.returns = EpisodeReturns(storage.num_envs, storage.dones.device)
 
     def set_teacher(self, teacher: MLPModel) -> None:
-        """Set the teacher's model; its parameters come from a checkpoint.
+        """Set the teacher's model, whose parameters come from a checkpoint, or a controller.
 
         Raises:
             ValueError: If the loss has no gradient with the actor's distribution.
             NotImplementedError: If its distribution is of another kind than the actor's and the
                 loss compares them.
         """
+        teacher = as_teacher(teacher, self._storage.actions.shape[-1])
         ours, theirs = type(self._actor.distribution), type(teacher.distribution)
         if self._options.teacher_loss == "kl" and theirs is not ours:
             raise NotImplementedError(
@@ -76,7 +84,9 @@ class Imitation:
                 " or 'nll', -log p of the teacher's action."
             )
         _check_gradient(self._actor, self._options.teacher_loss)
-        self.model, self.is_loaded = teacher.eval(), False
+        if (path := self._options.teacher_checkpoint) is not None:
+            check_has_parameters(teacher, "teacher_checkpoint", path)
+        self.model, self.is_loaded = teacher.eval(), not has_parameters(teacher)
 
     @property
     def teacher(self) -> MLPModel | None:
@@ -227,7 +237,7 @@ class Imitation:
             ValueError: If the teacher does not fit. Nothing is changed then.
         """
         teacher, state_dict = self.model, state.get("teacher_state_dict")
-        if teacher is not None and state_dict:
+        if teacher is not None and has_parameters(teacher) and state_dict:
             obs = self._storage.observations
             check_teacher(teacher, state_dict, obs, checkpoint or {}, advice=_advice)
             teacher.load_state_dict(state_dict)
@@ -269,9 +279,12 @@ def build_teacher(
     Returns:
         An untrained model.
     """
-    arguments = copy.deepcopy(teacher_cfg)  # models remove entries from it
+    # A copy, as models remove entries from it.
+    arguments = with_controllers(copy.deepcopy(teacher_cfg), env)
     model_class = resolve_callable(arguments.pop("class_name"))
-    obs_groups = resolve_obs_groups(obs, cfg["obs_groups"], ["teacher"])
+    obs_groups = cfg["obs_groups"]
+    if is_model(model_class):
+        obs_groups = resolve_obs_groups(obs, obs_groups, ["teacher"])
     with torch.random.fork_rng(devices=[]):  # models are built on the CPU
         teacher = model_class(obs, obs_groups, "teacher", env.num_actions, **arguments)
     return teacher.to(device)
