@@ -428,15 +428,44 @@ class SampleWeights:
         self._episode_steps[step] = self.steps_so_far
         self.steps_so_far = torch.where(dones.bool(), 0, self.steps_so_far + 1)
 
+    def try_out(self) -> None:
+        """Compute weights of what is stored when training starts.
+
+        Raises:
+            ValueError: If the function fails, writes into the rollout, or the weights have another
+                form.
+        """
+        transitions = self._transitions()
+        given = {**vars(transitions), **dict(transitions.obs.items())}
+        del given["obs"]
+        with unwritten(f"{OPTION}, {self._option!r},", given):
+            self.complete()
+
     @torch.no_grad()
     def complete(self) -> None:
         """Compute the weights of the stored rollout.
 
         Raises:
-            ValueError: If the function fails, or the weights have another shape.
+            ValueError: If the function fails, or the weights have another form.
         """
+        try:
+            weights = self._weigh(self._transitions())
+            if not isinstance(weights, torch.Tensor) or weights.is_complex():
+                raise ValueError(f"the weights are {getattr(weights, 'dtype', type(weights))}")
+            if weights.shape != self.given.shape:
+                raise ValueError(f"the weights have shape {tuple(weights.shape)}")
+        except Exception as error:  # a user's function can raise anything
+            raise ValueError(
+                f"{OPTION} is {self._option!r}, expected weights of a rollout, a tensor of shape"
+                f" {tuple(self.given.shape)}; it fails ({type(error).__name__}: {error})."
+            ) from error
+        self.given.copy_(weights)
+        self.values.copy_(torch.where(self.given >= 0, self.given, torch.nan))
+
+    def _transitions(self) -> Transitions:
+        """Return the stored rollout; its tensors are the storage's own."""
         storage = self._storage
-        transitions = Transitions(
+        return Transitions(
             obs=storage.observations,
             actions=storage.actions,
             labels=storage.privileged_actions,
@@ -444,17 +473,6 @@ class SampleWeights:
             dones=storage.dones.squeeze(-1).bool(),
             episode_steps=self._episode_steps,
         )
-        try:
-            weights = self._weigh(transitions)
-            if weights.shape != self.given.shape:
-                raise ValueError(f"the weights have shape {tuple(weights.shape)}")
-        except Exception as error:  # a user's function can raise anything
-            raise ValueError(
-                f"{OPTION} is {self._option!r}, expected weights of a rollout, shape"
-                f" {tuple(self.given.shape)}; it fails ({type(error).__name__}: {error})."
-            ) from error
-        self.given.copy_(weights)
-        self.values.copy_(torch.where(self.given >= 0, self.given, torch.nan))
 
 
 def or_one(sums: torch.Tensor) -> torch.Tensor:

@@ -192,7 +192,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         """The mirror images of the robots, with symmetry."""
         if cfg:
             self.options.check_symmetry()
-            self.mirrored = MirroredRobots(cfg, self.storage)
+            self.mirrored = MirroredRobots(cfg, self.storage, [self._raw_student])
             self.mirrored.check_distillation()
         self._prepare_updates()
 
@@ -339,7 +339,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
                 self.lazy_teacher.read()  # in a caller's own loop, no runner loads it
             self._ranks.run_together(partial(self.options.check_training, self.storage.num_envs))
             if self.sample_weights is not None:  # check now: the first update is a rollout away
-                self._ranks.run_together(self.sample_weights.complete)
+                self._ranks.run_together(self.sample_weights.try_out)
             self._started = True
         self.experience.begin_rollout()
         self._dagger.draw(self.num_updates)

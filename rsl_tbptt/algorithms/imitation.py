@@ -313,10 +313,11 @@ class FineTuning:
             is_first_rank: Whether this process prints for all.
 
         Raises:
+            ValueError: If the actor would act with another noise than ``student_action_std``.
             NotImplementedError: If ``student_action_std`` finds no parameter to set.
         """
         if options.student_action_std is not None:
-            _std_parameter(actor)
+            _check_std(actor, options.student_action_std)
         self._actor, self._options, self._is_first_rank = actor, options, is_first_rank
         self._num_updates: int | None = None
 
@@ -352,9 +353,7 @@ class FineTuning:
         imitation.load_state_dict(teacher, checkpoint if strict else None)  # first: it may raise
         self._actor.load_state_dict(student, strict=strict)
         if self._options.student_action_std is not None:
-            name, parameter = _std_parameter(self._actor)
-            std = self._options.student_action_std
-            parameter.data.fill_(math.log(std) if name.startswith("log") else std)
+            _set_std(self._actor, self._options.student_action_std)
         self._num_updates = 0
         if self._is_first_rank:
             self._announce()
@@ -389,6 +388,37 @@ class FineTuning:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the values of ``state_dict``."""
         self._num_updates = state.get("num_updates")
+
+
+def _set_std(actor: MLPModel, std: float) -> None:
+    name, parameter = _std_parameter(actor)
+    parameter.data.fill_(math.log(std) if name.startswith("log") else std)
+
+
+@torch.no_grad()
+def _check_std(actor: MLPModel, std: float) -> None:
+    """Check that the actor acts with a standard deviation that is set; nothing is changed.
+
+    Raises:
+        ValueError: If it does not: rsl_rl's distributions clamp theirs to ``std_range``.
+        NotImplementedError: If the distribution has no such parameter.
+    """
+    _, parameter = _std_parameter(actor)
+    distribution: Any = actor.distribution
+    sizes = getattr(distribution, "input_dim", len(parameter))
+    kept, before = dict(vars(distribution)), parameter.clone()
+    _set_std(actor, std)
+    distribution.update(parameter.new_zeros(1, *(sizes if isinstance(sizes, list) else [sizes])))
+    found = actor.output_std.flatten()
+    parameter.copy_(before)
+    vars(distribution).clear()
+    vars(distribution).update(kept)
+    if not torch.allclose(found, torch.full_like(found, std), rtol=1e-3):
+        raise ValueError(
+            f"student_action_std is {std}, expected a standard deviation that the actor's"
+            f" {type(distribution).__name__} can have: it would act with {found[0].item():g}. Raise"
+            " or lower its std_range."
+        )
 
 
 def _std_parameter(actor: MLPModel) -> tuple[str, nn.Parameter]:

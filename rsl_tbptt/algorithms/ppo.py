@@ -109,7 +109,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         self.mirrored: MirroredRobots | None = None
         """The mirror images of the robots, with symmetry."""
         if symmetry_cfg:  # rsl_rl's own refuses models with memory
-            self.mirrored = MirroredRobots(symmetry_cfg, storage)
+            self.mirrored = MirroredRobots(symmetry_cfg, storage, [actor, critic])
         self._raw_actor, self._raw_critic = self.actor, self.critic  # ``compile`` replaces them
         self._models = {"actor": self._raw_actor, "critic": self._raw_critic}
         self._prepare_surroundings()

@@ -23,6 +23,7 @@ from rsl_tbptt.compat.versions import (
 from rsl_tbptt.core import hidden_state as hidden_states
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.models.controller import check_has_parameters, has_parameters
+from rsl_tbptt.user_functions import unwritten
 
 NONE = -1
 """Number that stands for no teacher."""
@@ -389,9 +390,10 @@ class Selector:
         """Check that each environment has a teacher.
 
         Raises:
-            ValueError: If one has no teacher.
+            ValueError: If one has no teacher, or the selector writes into observations.
         """
-        values, numbers = self._read(obs), self(obs)
+        with unwritten("It", dict(obs.items())):
+            values, numbers = self._read(obs), self(obs)
         if numbers.shape != obs.batch_size:
             raise ValueError(f"shape {tuple(values.shape)} for {len(obs)} environments")
         for env in (numbers == NONE).nonzero().flatten().tolist():
