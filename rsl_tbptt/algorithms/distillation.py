@@ -61,6 +61,7 @@ from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.memory import MemoryPlan, Sizes
 from rsl_tbptt.core.rollout import Rollout, Segments
 from rsl_tbptt.core.windows import num_steps_of_full_group, tbptt_schedule
+from rsl_tbptt.models.controller import as_teacher, has_parameters, with_controllers
 from rsl_tbptt.models.protocol import check_rnn_types
 from rsl_tbptt.models.teacher_group import check_teacher, models_by_role
 
@@ -147,7 +148,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
 
         Args:
             student: Model to train.
-            teacher: Model to imitate.
+            teacher: Model to imitate, or a controller; see :class:`Controller`.
             storage: rsl_rl's rollout storage of type "distillation".
             device: Device of the update.
             multi_gpu_cfg: rsl_rl's description of the processes, or None for one process.
@@ -166,7 +167,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         self.options.check_rollout(storage.num_transitions_per_env)
         super().__init__(
             student,
-            teacher,
+            as_teacher(teacher, storage.actions.shape[-1]),
             storage,
             num_learning_epochs=self.options.num_learning_epochs,
             gradient_length=1,  # divides every rollout, so rsl_rl does not warn of dropped steps
@@ -198,7 +199,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         """The mirror images of the robots, with symmetry."""
         if cfg:
             self.options.check_symmetry()
-            self.mirrored = MirroredRobots(cfg, self.storage)
+            self.mirrored = MirroredRobots(cfg, self.storage, [self._raw_student])
             self.mirrored.check_distillation()
         self._prepare_updates()
 
@@ -296,9 +297,12 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         configs = model_configs(cfg)
         obs = tensor_groups(obs, cfg.get("obs_groups") or {})
         symmetry_cfg = cfg["algorithm"].pop("symmetry_cfg", None)  # rsl_rl's own refuses it
+        teacher_cfg = cfg["teacher"]
+        cfg["teacher"] = with_controllers(teacher_cfg, env)
         try:
             algorithm = Distillation.construct_algorithm(obs, env, cfg, device)
         finally:
+            cfg["teacher"] = teacher_cfg
             if symmetry_cfg:
                 cfg["algorithm"]["symmetry_cfg"] = symmetry_cfg  # for a second runner of the config
         if isinstance(algorithm, TbpttDistillation):
@@ -363,7 +367,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
                 self.lazy_teacher.read()  # in a caller's own loop, no runner loads it
             self._ranks.run_together(partial(self.options.check_training, self.storage.num_envs))
             if self.sample_weights is not None:  # check now: the first update is a rollout away
-                self._ranks.run_together(self.sample_weights.complete)
+                self._ranks.run_together(self.sample_weights.try_out)
             self._started = True
         self.experience.begin_rollout()
         self._dagger.draw(self.num_updates)
@@ -430,6 +434,8 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
                                     divisor,
                                     num_micro_batches=update.num_micro_batches,
                                 )
+                                if first:
+                                    self._student.check_gradient("loss_type")
                             if has_loss:
                                 sums.reported.append(reported)
                                 sums.grad_norms.append(self._optimizer_step())
@@ -544,7 +550,8 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         A PPO checkpoint loads the teacher; a distillation checkpoint loads student, teacher,
         optimiser and iteration. With the student come its number of updates (0 from rsl_rl),
         auxiliary heads and, with ``save_buffer``, the replay buffer; otherwise that is emptied.
-        From a checkpoint of rsl_rl 1 to 3 only models are loaded.
+        From a checkpoint of rsl_rl 1 to 3 only models are loaded. A teacher without parameters is
+        not loaded.
         ``load_cfg`` selects what to load; ``strict`` requires that parameters match exactly. Return
         whether the runner should take over the iteration.
 
@@ -554,8 +561,12 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         """
         loaded_dict, load_cfg = as_models(loaded_dict, load_cfg)
         has_student = "student_state_dict" in loaded_dict
-        of_all = {"teacher": True, "student": has_student, "optimizer": has_student}
-        wants = of_all if load_cfg is None else load_cfg
+        names = ("student", "optimizer", "iteration")
+        of_all = {"teacher": True, **dict.fromkeys(names, has_student)}
+        wants = dict(of_all if load_cfg is None else load_cfg)
+        of_controller = loaded_dict.get("teacher_state_dict", True) == {}
+        if not has_parameters(self._raw_teacher) or of_controller:
+            wants["teacher"] = False
         obs, source = self.storage.observations, (loaded_dict, self.checkpoint_path)
         if strict and wants.get("teacher"):
             parameters = teacher_state_dict(loaded_dict, "The checkpoint")
@@ -571,7 +582,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             self.experience.check(buffer)
         if wants.get("optimizer"):
             check_optimizer(self.optimizer, loaded_dict)
-        load_iteration = super().load(loaded_dict, load_cfg, strict)
+        load_iteration = super().load(loaded_dict, wants, strict)
         if wants.get("teacher"):
             self.lazy_teacher.is_loaded = True
         if wants.get("student"):

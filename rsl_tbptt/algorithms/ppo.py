@@ -124,7 +124,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         self.mirrored: MirroredRobots | None = None
         """The mirror images of the robots, with symmetry."""
         if symmetry_cfg:  # rsl_rl's own refuses models with memory
-            self.mirrored = MirroredRobots(symmetry_cfg, storage)
+            self.mirrored = MirroredRobots(symmetry_cfg, storage, [actor, critic])
         self._raw_actor, self._raw_critic = self.actor, self.critic  # ``compile`` replaces them
         self._models = {"actor": self._raw_actor, "critic": self._raw_critic}
         check_types(self._models, storage.observations)
@@ -323,6 +323,8 @@ class TbpttPPO(TbpttAlgorithm, PPO):
                                 update.num_micro_batches,
                                 holds_actor=holds_actor,
                             )
+                            if not steps:
+                                self.gradient.check(holds_actor=holds_actor)
                         means = self._ranks.sum_tensor(sums / mini_batch.num_samples)
                         norms = self.gradient.clip(self._ranks, holds_actor)
                         rate = self._optimizer_step(rate, means[KL])
