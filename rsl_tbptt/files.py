@@ -76,7 +76,7 @@ def complete_folder(path: Path) -> Iterator[Path]:
 
 
 def _named(error: OSError, unfinished: Path, path: Path) -> tuple[Any, ...]:
-    """Return an error's arguments with a path in place of none, of a full disk, or of another's."""
+    """Return an error's arguments with the path that a user knows; a full disk's have none."""
     if error.errno is None:
         return error.args
     name = str(error.filename or unfinished).replace(str(unfinished), str(path))

@@ -135,8 +135,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "size of an image group; repeatable", type=image_size, metavar="GROUP=CxHxW", **_REPEATED
     ),
     "export --output": _option(
-        "folder to write, whose files are replaced (default: a new one,"
-        " RUN/exported/model_<iteration>)",
+        "new folder, or an earlier export's (default: a new one, RUN/exported/model_<iteration>)",
         type=Path,
     ),
     "--single-input": _option(

@@ -86,12 +86,9 @@ def resumption(run: Path, *, task: str | None = None, iterations: int | None = N
             " docs/howto/resume.md."
         )
     (agent, num_envs), trained = read_run(folder), platform.find_trained(checkpoint, task)
-    for name, value, file in (
-        ("max_iterations", agent.get("max_iterations"), AGENT),
-        ("scene.num_envs", num_envs, ENV),
-    ):
-        if value is None:
-            raise ValueError(f"{folder / file} has no {name}, expected the training's config.")
+    if num_envs is None or agent.get("max_iterations") is None:
+        missing = f"scene.num_envs in {folder / ENV} or max_iterations in {folder / AGENT}"
+        raise ValueError(f"There is no {missing}, expected the training's configs.")
     settings, others = platform.noted_settings(folder, trained)
     training = rest_of_training(
         checkpoint,

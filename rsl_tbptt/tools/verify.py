@@ -71,7 +71,7 @@ def read_golden(path: Path) -> dict[str, np.ndarray]:
     except Exception as error:  # a damaged archive can raise almost anything
         raise ValueError(f"The trajectory '{path}' cannot be read: {error}") from error
     lengths = {name: array.shape[:1] for name, array in golden.items()}
-    if not {"reset", "actions"} <= {*lengths} or len({*lengths.values()} - {()}) != 1:
+    if not {"reset", "actions"} <= {*lengths} or len({*lengths.values()}) != 1:
         raise ValueError(
             f"The trajectory '{path}' has the arrays {lengths}, expected 'reset', 'actions' and"
             " others of as many steps: export the policy again."

@@ -96,6 +96,22 @@ def test_what_exists_is_refused_and_stays(kind, tmp_path, capsys):
     assert [*tmp_path.rglob("*")] == [output]
 
 
+def test_a_full_disk_leaves_no_half_package(tmp_path, monkeypatch, capsys):
+    write = Path.write_text
+
+    def full(path, *arguments, **options):
+        if path.name == "agents.py":
+            raise OSError(28, "No space left on device")
+        return write(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    output = tmp_path / "output"
+    assert main(["new", NAME, "--platform", "isaaclab", "--output", str(output)]) == 1
+    error = capsys.readouterr().err
+    assert error == f"rsl-tbptt new: [Errno 28] No space left on device: '{output}'\n"
+    assert not [*tmp_path.iterdir()]
+
+
 def test_what_an_installation_left_in_a_template_is_not_copied(tmp_path, monkeypatch):
     templates = tmp_path / "templates"
     shutil.copytree(TEMPLATES / "rsl_rl", templates / "rsl_rl", ignore=lambda *_: ["__pycache__"])

@@ -291,8 +291,11 @@ def test_a_simple_class_name_is_that_of_a_class_and_a_path_that_of_a_file(tmp_pa
     note(tmp_path, found)
     (tmp_path / "params" / "env.yaml").write_text("{}")
     values, others = noted_settings(tmp_path, {"agent": agent, "env": {}}, dict)
-    assert values == {"agent.teacher": found["teacher"]}
-    assert others == ["agent.class_name", "agent.logger.class_name"]
+    assert values == {
+        "agent.teacher": found["teacher"],
+        "agent.logger.class_name": "rsl_tbptt.models.RecurrentModel",
+    }
+    assert others == ["agent.class_name"]
 
 
 WRONG_TYPES = {

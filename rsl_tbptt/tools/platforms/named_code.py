@@ -18,8 +18,7 @@ TRAINED_WITH = ("rsl_rl", "rsl_tbptt.algorithms", "rsl_tbptt.models", "rsl_tbptt
 CLASS = "class_name"
 """Key of such names. rsl_rl looks for a simple name, too, and finds more than classes."""
 
-_WORDS = r"[\w ,+=@~'()-]*"
-WORDS = re.compile(rf"(?!-){_WORDS}(?:/[\w ,+=@~'()./-]*)?|\.{{1,2}}/[\w ,+=@~'()./-]*")
+WORDS = re.compile(r"(?!-)(?:[\w ,+=@~'()-]*|\.{1,2}(?=/))(?:/[\w ,+=@~'()./-]*)?")
 """Texts that nothing imports, as no dot or colon comes before the first slash. A command line takes
 them as they are: a minus in front starts an option, a dollar is a reference in Hydra."""
 
@@ -35,7 +34,7 @@ def is_allowed(key: Any, text: str) -> bool:
 
 
 def names_known_class(name: str) -> bool:
-    """Return whether a name is that of a class in :data:`TRAINED_WITH`.
+    """Return whether a name is that of a class in :data:`TRAINED_WITH`, or simple and nowhere.
 
     The name is resolved only if its module belongs to :data:`PACKAGES`, and the class has to be
     defined there, too: ``rsl_rl.utils:torch.hub.load`` is not.
@@ -48,7 +47,7 @@ def names_known_class(name: str) -> bool:
     try:
         found: Any = resolve_callable(name)
     except (ImportError, AttributeError, TypeError, ValueError):
-        return False
+        return "." not in path
     return isinstance(found, type) and is_within(f"{found.__module__}.", TRAINED_WITH)
 
 
