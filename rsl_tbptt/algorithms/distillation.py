@@ -349,13 +349,17 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         stored, weight = self.storage.observations, self.options.imitation_weight
         own = set() if weight is None else {weight}
         if self.mirrored or own - {*stored.keys()}:  # your functions may read any group
-            return {*stored.keys()}
+            return {*map(str, stored.keys())}
         models = self._raw_student, self._raw_teacher
         groups = {group for model in models for group in observed_groups(model, stored)}
         return groups | own | self._heads.targets.observed_groups()
 
     def _start_rollout(self) -> None:
-        """Keep the state at the rollout's start; draw the environments where the teacher acts."""
+        """Keep the state at the rollout's start; draw the environments where the teacher acts.
+
+        Raises:
+            ValueError: See :meth:`act`.
+        """
         if not self._started:
             if self.health_log is not None and self._raw_student.distribution is None:
                 raise ValueError(

@@ -157,8 +157,11 @@ ClippingNorm = Annotated[float | None, positive(math.inf, hint=" Use None to not
 AnyOptions = TypeVar("AnyOptions", bound="Options")
 
 ACT_LATER = frozenset(
-    "clip_param clip_param_high desired_kl dual_clip_param entropy_coef gamma lam max_grad_norm"
-    " num_learning_epochs schedule use_clipped_value_loss value_loss_coef".split()
+    {
+        *("clip_param", "clip_param_high", "desired_kl", "dual_clip_param", "entropy_coef"),
+        *("gamma", "lam", "max_grad_norm", "num_learning_epochs", "schedule"),
+        *("use_clipped_value_loss", "value_loss_coef"),
+    }
 )
 """Options that every update reads anew, so that they can change during a training."""
 

@@ -418,7 +418,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
 
     def _read_groups(self) -> set[str]:
         if self.mirrored:  # its function may read any group
-            return {*self.storage.observations.keys()}
+            return {*map(str, self.storage.observations.keys())}
         return self._read_by_models(self.imitation.model) | self._read_by_others()
 
     def _inputs(self) -> Inputs:

@@ -9,7 +9,7 @@ replaces the check of rsl_rl's runner. The update finds other non-finite values:
 
 from __future__ import annotations
 
-from collections.abc import Container, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from functools import reduce
 from typing import Any
 
@@ -41,9 +41,9 @@ def check_types(models: Mapping[str, Any], obs: TensorDict) -> None:
     for role, model in models.items():
         if getattr(type(model), "get_latent", None) not in _JOINING:
             continue
-        joined = reduce(torch.promote_types, (obs[group].dtype for group in model.obs_groups))
-        images = getattr(model, "obs_groups_2d", ())
-        types = {", ".join(model.obs_groups): joined, **{name: obs[name].dtype for name in images}}
+        types = {name: obs[name].dtype for name in getattr(model, "obs_groups_2d", ())}
+        if vectors := [obs[name].dtype for name in model.obs_groups]:
+            types[", ".join(model.obs_groups)] = reduce(torch.promote_types, vectors)
         expected = next(model.parameters()).dtype
         for name, found in types.items():
             if found != expected:
@@ -83,7 +83,7 @@ class StepChecks:
     nan: bool = False
     """Whether to check for NaN, in place of rsl_rl's runner, which does not name environments."""
 
-    read_groups: Container[str] = ()
+    read_groups: Collection[str] = ()
     """The observation groups that anything reads; the others may be missing or of any form."""
 
     def __init__(self, storage: RolloutStorage) -> None:
@@ -120,17 +120,15 @@ class StepChecks:
                 device.
         """
         storage, own = self._storage, {}
-        for group, stored in storage.observations.items():
-            try:
+        stored_groups: Any = storage.observations.items()
+        for group, stored in stored_groups:
+            if group in self.read_groups:
                 own[group] = _group(obs, group, stored).clone()
-            except ValueError:
-                if group in self.read_groups:
-                    raise
+            elif _has_form_of(stored, values := obs.get(group, None)):
+                own[group] = values.clone()
         return TensorDict(own, batch_size=[storage.num_envs])
 
-    def step(
-        self, obs: TensorDict, rewards: Any, dones: Any
-    ) -> tuple[torch.Tensor, torch.Tensor]:
+    def step(self, obs: TensorDict, rewards: Any, dones: Any) -> tuple[torch.Tensor, torch.Tensor]:
         """Convert the results of a step before they are stored.
 
         Args:
@@ -154,7 +152,7 @@ class StepChecks:
             check_form(name, values[-1], shape, device, "one per environment")
         rewards, dones = values
         if self.nan:
-            check_nan({k: v for k, v in obs.items() if k in self.read_groups}, rewards, dones)
+            check_nan(obs.select(*self.read_groups, strict=False), rewards, dones)
         return rewards.to(storage.rewards.dtype), (dones != 0).long()
 
 
@@ -178,6 +176,14 @@ def _group(obs: TensorDict | Mapping[str, Any], group: str, stored: torch.Tensor
             f"{name} is of type {values.dtype}, expected {stored.dtype}, {_AS_FIRST}: {_FIX}."
         )
     return values
+
+
+def _has_form_of(stored: torch.Tensor, values: Any) -> bool:
+    """Return whether a group, (N, ...), can be stored in (T, N, ...) as it is."""
+    if not isinstance(values, torch.Tensor):
+        return False
+    form = values.shape, values.dtype, values.device
+    return form == (stored.shape[1:], stored.dtype, stored.device)
 
 
 def as_tensor(name: str, values: Any, device: torch.device | None) -> torch.Tensor:

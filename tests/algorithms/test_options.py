@@ -187,7 +187,8 @@ def test_options_of_a_missing_replay_buffer_warn(name, value):
 
 def ppo_after_an_update(changes=None, **options):
     """Return a PPO's parameters after an update, and with changes made before its rollout."""
-    algorithm = make_ppo(TbpttPPO, 6, 4, **{"entropy_coef": 0.1, "learning_rate": 1e-2, **options})
+    base = {"entropy_coef": 0.1, "learning_rate": 1e-2, "clip_param": 0.02}
+    algorithm = make_ppo(TbpttPPO, 6, 4, **{**base, **options})
     for name, value in (changes or {}).items():
         setattr(algorithm, name, value)
         assert getattr(algorithm, name) == value
@@ -197,8 +198,8 @@ def ppo_after_an_update(changes=None, **options):
 
 
 CHANGES = {
-    "clip_param": 0.01,
-    "clip_param_high": 0.01,
+    "clip_param": 0.2,
+    "clip_param_high": 0.2,
     "desired_kl": 1e-4,
     "dual_clip_param": 1.0001,
     "entropy_coef": 0.5,
@@ -268,7 +269,7 @@ def test_a_change_is_checked_like_a_config():
         training.options.entropy_coeff = 0.1
     with pytest.raises(ValueError, match="learning_rate is 0, expected a positive number"):
         training.learning_rate = 0
-    with pytest.raises(AttributeError, match="you can change .*, the algorithm's learning_rate"):
+    with pytest.raises(AttributeError, match=r"can change .*, the algorithm's learning_rate"):
         training.options.learning_rate = 1e-4
     falling = make_distillation(TbpttDistillation, 6, 4, gradient_length=3, learning_rate_updates=9)
     with pytest.raises(AttributeError, match="with learning_rate_updates 9, which sets it in each"):

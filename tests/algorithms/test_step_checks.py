@@ -1,4 +1,4 @@
-"""What an environment returns and is given: copied at the door, in any form that has one meaning."""
+"""An environment's tensors are copied at the door, in any form that has one meaning."""
 
 import copy
 from typing import Any
@@ -207,7 +207,7 @@ def test_observations_that_a_model_cannot_read_are_refused_when_training_is_set_
     storage = RolloutStorage("rl", NUM_ENVS, NUM_STEPS, obs, [1], "cpu")
     message = rf"obs_groups\['actor'\] is of type {dtype} in 'policy', expected torch.float32"
     with pytest.raises(ValueError, match=message):
-        TbpttPPO(*models, storage)
+        TbpttPPO(models[0], models[1], storage)
 
 
 class OddEnv(RecallEnv):
@@ -251,6 +251,6 @@ def test_a_group_that_nothing_reads_never_stops_a_training(kind, odd, tmp_path):
 
 
 def test_a_group_that_is_read_has_to_be_a_tensor():
-    config = {"obs_groups": {"actor": ["policy"], "critic": ["odd"]}}
+    config: dict[str, Any] = {"obs_groups": {"actor": ["policy"], "critic": ["odd"]}}
     with pytest.raises(ValueError, match=r"\['critic'\] has 'odd', a TensorDict, expected a tens"):
         make_runner(None, "ppo", env=OddEnv(ODD["terms"]), **config)
