@@ -522,9 +522,7 @@ class PpoOptions(Options):
     """Weight of the imitation loss; 0 disables imitation."""
 
     teacher_loss: Literal["kl", "mse", "nll"] = "kl"
-    """Imitation loss: ``"kl"`` divergence from the teacher, ``"mse"`` of mean actions, or
-    ``"nll"``, -log p of its action.
-    """
+    """Imitation loss: ``"kl"`` from the teacher, ``"mse"`` of means, ``"nll"`` of its action."""
 
     teacher_schedule: Literal["linear", "exponential", "return"] = "linear"
     """How ``teacher_coef`` falls: ``"linear"``, ``"exponential"``, or as the ``"return"`` rises.
