@@ -20,6 +20,7 @@ import numpy as np
 from rsl_tbptt.deploy import GOLDEN, Policy
 from rsl_tbptt.tools.progress import track
 from rsl_tbptt.tools.robot_program import Fault, Part, RobotProgram, delayed
+from rsl_tbptt.tools.runtime_configs import joints_of
 from rsl_tbptt.tools.verify import read_golden, run_onnx
 
 EXPLAINS = 0.5
@@ -115,7 +116,7 @@ def _part(
     robot: Mapping[str, Any],
 ) -> Part:
     values = values.reshape(len(values), -1).astype(float)
-    joints, history = robot.get("joint_names", ()), term["history_length"]
+    history = term["history_length"]
     by_time = group.get("history_order") == "time"
     return Part(
         f"{name}/{term['name']}",
@@ -124,7 +125,7 @@ def _part(
         clip=term["clip"],
         history=history,
         shape=(history, values.shape[1]) if by_time and history else (*term["shape"],),
-        labels=(*joints,) if len(joints) == values.shape[1] else (),
+        labels=(*joints_of(term, robot),),
         may_be_late=term.get("delay_max_lag", 0) > 0,
     )
 

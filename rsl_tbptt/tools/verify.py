@@ -107,7 +107,7 @@ def run_torchscript(path: Path, golden: Mapping[str, np.ndarray]) -> np.ndarray:
             if starts:
                 module.reset()
             seen = join([values[step] for values in groups.values()])
-            actions.append(module(torch.from_numpy(seen)[None])[0].numpy())
+            actions.append(_act(module, torch.from_numpy(seen)[None])[0].numpy())
     except (RuntimeError, ValueError, AttributeError) as error:
         lines = str(error).strip().splitlines() or [repr(error)]
         reason = lines[-1 if "interpreter" in lines[0] else 0]  # between them is its traceback
@@ -116,6 +116,18 @@ def run_torchscript(path: Path, golden: Mapping[str, np.ndarray]) -> np.ndarray:
             f" {torch.__version__} can read: {reason}"
         ) from error
     return np.stack(actions)
+
+
+def _act(module: Any, obs: torch.Tensor) -> torch.Tensor:
+    """Return actions in the policy's order, also of a file in the order of motors."""
+    if not hasattr(module, "action_order"):
+        return module(obs)
+    order, actions = module.order[-1], torch.empty(1, len(module.action_order))
+    placed = torch.zeros(1, int(order.max()) + 1)
+    placed[:, order] = obs
+    module.step = len(module.order) - 1  # recorded histories may not begin as on the robot
+    actions[:, module.action_order] = module(placed)
+    return actions
 
 
 @contextmanager
