@@ -136,7 +136,7 @@ def run_verify(args: Arguments) -> int:
         ValueError: If it is too far from the policy, or the log shows a fault.
     """
     if args.log is not None:
-        return _verify_log(args.bundle, args.log)
+        return _verify_log(args.bundle, args.log, args.tolerance)
     from rsl_tbptt.tools.verify import verify
 
     differences = verify(args.bundle)
@@ -149,10 +149,10 @@ def run_verify(args: Arguments) -> int:
     return 0
 
 
-def _verify_log(bundle: Path, log: Path) -> int:
+def _verify_log(bundle: Path, log: Path, tolerance: float) -> int:
     from rsl_tbptt.tools.robot_log import diagnose_log
 
-    found = diagnose_log(bundle, log)
+    found = diagnose_log(bundle, log, tolerance)
     for name, difference in found.differences.items():
         print(f"{name}: largest difference {difference:.1e}{', faults apart' * bool(found.faults)}")
     for note in found.notes:
