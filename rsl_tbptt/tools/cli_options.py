@@ -65,9 +65,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
         type=Path,
         default=Path(),
     ),
-    "report runs": _option("log folder of a training", type=Path, nargs="+", metavar="RUN"),
+    "report runs": _option(
+        "log folder of a training, or a folder that holds several",
+        type=Path,
+        nargs="+",
+        metavar="RUN",
+    ),
     "report --output": _option(
-        "HTML file to write (default: report.html, in RUN if there is one)",
+        "HTML file to write (default: report.html, in RUN if that is one training)",
         type=Path,
     ),
     "new name": _option("name of the package and of its task, a Python identifier", metavar="NAME"),

@@ -24,6 +24,8 @@ Findings = tuple[str, list[str]]
 """A description of what was checked, and the problems that were found."""
 LOSS = "Loss/"
 """Prefix of the tags of an update's metrics."""
+EVENTS = "*tfevents*"
+"""TensorBoard's files in a log folder."""
 
 
 @dataclass(frozen=True)
@@ -179,6 +181,14 @@ def _tensors(saved: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
         yield name, saved
 
 
+def is_log_folder(folder: Path) -> bool:
+    """Return whether a training has written events, checkpoints or its config into a folder."""
+    if not folder.is_dir():
+        return False
+    config = (folder / AGENT).is_file()
+    return config or any(folder.glob(EVENTS)) or bool(numbered_checkpoints(folder))
+
+
 def read_curves(folder: Path) -> Curves:
     """Read all scalars that rsl_rl logged for TensorBoard.
 
@@ -191,14 +201,12 @@ def read_curves(folder: Path) -> Curves:
     Raises:
         ValueError: If the folder is not a log folder.
     """
-    has_events = any(folder.glob("*tfevents*"))
-    known = folder.is_dir() and (has_events or numbered_checkpoints(folder))
-    if not (known or (folder / AGENT).is_file()):
+    if not is_log_folder(folder):
         raise ValueError(
             f"RUN is '{folder}', expected the log folder of a training: the one that holds"
             " events.out.tfevents..., model_<iteration>.pt and params/agent.yaml."
         )
-    if not has_events:
+    if not any(folder.glob(EVENTS)):
         return {}
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
