@@ -148,8 +148,8 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "give the ONNX file one input, obs, that joins all groups", action="store_true"
     ),
     "--target": _option(
-        "also write a folder for this program: C99 for microcontrollers (c), or a program of"
-        " docs/howto/runtimes.md; repeatable",
+        "also write a folder for this program on robots, or C99 for microcontrollers (c);"
+        " repeatable",
         choices=TARGETS,
         **_REPEATED,
     ),

@@ -139,7 +139,10 @@ def _installed() -> str:
         platform = load_platform(name)
         if platform.PROGRAM and versions(platform.PACKAGES)[platform.PACKAGES[0]] is not None:
             return name
-    raise ValueError("Neither Isaac Lab nor mjlab is installed, expected one of them for --task.")
+    raise ValueError(
+        "Neither Isaac Lab nor mjlab is installed, expected one of them for --task. With rsl_rl"
+        " alone name --env module:function and --agent."
+    )
 
 
 def _check_texts(value: Any, file: Path) -> None:

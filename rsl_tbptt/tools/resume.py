@@ -75,8 +75,7 @@ def resumption(run: Path, *, task: str | None = None, iterations: int | None = N
     if platform.PROGRAM is None:
         raise ValueError(
             f"{run} is a run of rsl_rl alone, expected one of Isaac Lab or mjlab: nothing notes its"
-            f" script. In the script call runner.load('{checkpoint}') before runner.learn(...), see"
-            " docs/howto/resume.md."
+            f" script. In the script call runner.load('{checkpoint}') before runner.learn(...)."
         )
     agent, trained = read_config(folder / AGENT), platform.find_trained(checkpoint, task)
     num_envs = (read_config(folder / ENV).get("scene") or {}).get("num_envs")

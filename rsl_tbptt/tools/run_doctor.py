@@ -127,7 +127,8 @@ def check_metrics(curves: Curves) -> Findings:
     ]
     wrong = [one.limit.describe(one.name, one.value) for one in judged if one.verdict == "WRONG"]
     wrong += [
-        f"{tag} is {values[-1]}, expected a finite number: see docs/howto/nan.md."
+        f"{tag} is {values[-1]}, expected a finite number: with non_finite='skip' the algorithm"
+        " undoes such an update and names where NaN or inf came from."
         for tag, values in losses.items()
         if not math.isfinite(values[-1])
     ]

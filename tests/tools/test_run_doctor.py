@@ -142,7 +142,9 @@ def test_metrics_with_too_few_updates_are_named(tmp_path, capsys):
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_metric_that_became_nan_or_inf_is_named(tmp_path, capsys, value):
     (found,) = findings(log(tmp_path, surrogate=[0.1, value], value=[value, 0.1]), capsys)
-    assert found == f"Loss/surrogate is {value}, expected a finite number: see docs/howto/nan.md."
+    assert found.startswith(
+        f"Loss/surrogate is {value}, expected a finite number: with non_finite="
+    )
 
 
 def test_skipped_updates_are_named(tmp_path, capsys):
