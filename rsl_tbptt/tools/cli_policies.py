@@ -76,7 +76,8 @@ def run_memory(args: Arguments) -> int:
     found = analyse(checkpoint, **where, **_given(args, "agent", "trust", "num_envs", "steps"))
     write_json(output, found)
     for name, back, outlier, frozen in memory_rows(found):
-        print(f"{name}: looks back {back}, outlier stays {outlier}, frozen sensor {frozen}")
+        print(f"{name}: looks back {back}; recovers from an outlier after {outlier},", end=" ")
+        print(f"from a frozen sensor after {frozen}")
     for name, value in memory_facts(found).items():
         print(f"{name}: {value}")
     looked_at, wrong = judge_memory(found)

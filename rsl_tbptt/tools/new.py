@@ -17,7 +17,7 @@ from rsl_tbptt.tools.machine import installed_version
 TEMPLATES = Path(__file__).with_name("new_task")
 PLACEHOLDER = "my_task"
 FILES = ("pyproject.toml", "README.md", f"{PLACEHOLDER}/*.py")
-"""What belongs to a template. Installing one where it lies leaves other files beside these."""
+"""Files of a template. Installing it in place leaves others, which are not copied."""
 
 
 def new(name: str, platform: str, output: Path | None = None) -> Path:

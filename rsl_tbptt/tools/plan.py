@@ -55,7 +55,7 @@ class Row:
     """Environments."""
 
     update: MemoryPlan
-    """What an update takes in addition to the following."""
+    """An update, in addition to storage and models."""
 
     storage: float
     """The rollout."""
@@ -205,7 +205,7 @@ def plan(
 
 
 class RepeatedEnv:
-    """A few environments in the place of many: environment i shows what i modulo their number does.
+    """Simulates few environments and repeats them to the requested number.
 
     Every number of steps, shapes and frames is as with so many real ones.
     """

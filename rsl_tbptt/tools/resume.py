@@ -47,7 +47,7 @@ class Resumption:
     """Device that it computes on."""
 
     remarks: list[str]
-    """How it counts, and what the log folder does not tell."""
+    """How the command counts iterations, and what it may lack."""
 
     @property
     def line(self) -> str:

@@ -169,7 +169,7 @@ def test_a_measured_memory_has_a_chart_a_table_and_a_verdict(run, capsys):
     assert_loads_nothing(html)
     assert 'aria-label="Change of later actions by one observation' in html
     assert "camera 2 steps (0.04 s) 3 steps at least 150 steps" in text
-    assert "units 64, 60 move, effective 5.2" in text
+    assert "units 64, 60 active; effective dimension 5.2" in text
     assert re.findall(r"</svg>(\w+)</li>", html) == ["policy", "camera"]
     assert main(["doctor", str(run)]) == 1
     shown = capsys.readouterr().out
@@ -264,7 +264,7 @@ def test_a_folder_of_events_alone_has_a_page(tmp_path):
     with SummaryWriter(log_dir=str(tmp_path)) as writer:
         writer.add_scalar("Train/mean_reward", float("nan"), 0)
     html, text = page_of(tmp_path)
-    assert "… checkpoint not judged: no model_" in text
+    assert "… checkpoint skipped: no model_" in text
     assert "No curves to draw" in text
     assert [*commands_in(html)] == ["judge"]
 

@@ -1,4 +1,4 @@
-"""What a training's command line had changed, read from the configs in its log folder."""
+"""Find the settings that a training's command line changed, by the configs in its log folder."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ NAMED = {
 }
 """Settings that a command has options of its own for."""
 BUILT = ("spawn_path", "terrain.num_envs", "terrain.env_spacing")
-"""Ends of the names of what a simulator writes into a config when it builds the environment."""
+"""Suffixes of settings that the simulator fills in itself."""
 
 CODE_ELSEWHERE = re.compile(r"(?!rsl_rl\b|rsl_tbptt\b)[A-Za-z_]\w*(?:\.\w+)*[.:]\w+")
 """Texts that name code, which a training would import."""
@@ -40,8 +40,9 @@ def noted_settings(
 ) -> Found:
     """Find the plain values of a run's configs that differ from those of its task.
 
-    A run's folder may come from anybody, and a config names code. So the environment's texts are no
-    values here, nor are the agent's if they name code of other packages than rsl_rl and this one.
+    A run's folder may come from anybody, and a config names code. So strings of
+    the environment's config are ignored, and so are the agent's that name code of other packages
+    than rsl_rl and this one.
 
     Args:
         folder: Log folder with ``params/agent.yaml`` and ``params/env.yaml``.
