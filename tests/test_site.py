@@ -67,7 +67,7 @@ def pages_within(site, clicks):
         "pip install",
         "algorithm = TbpttDistillationAlgorithmCfg(",
         "memory_budget_gb",
-        "has run on a GPU",
+        "Little has run on a GPU",
         "rsl-tbptt export",
     ],
     ids=["install", "change one line", "what it costs", "what does not work", "deploy"],

@@ -117,7 +117,8 @@ class TruncationBootstrap:
             warnings.warn(
                 "Time-outs are bootstrapped with the value before the last step, because the"
                 " environment gives no new extras['final_obs']. In Isaac Lab 3.0 turn it on with"
-                " env.compute_final_obs=true.",
+                " env.compute_final_obs=true. In your own environment put the observations there"
+                " from before it is reset.",
                 stacklevel=4,
             )
 

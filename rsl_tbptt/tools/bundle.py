@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -37,6 +38,8 @@ Groups = Mapping[str, torch.Tensor]
 
 def onnx_model(step: OneStep) -> onnx.ModelProto:
     """Return a step as ONNX, with its constants folded."""
+    # It warns four times without torchvision, whose operators no policy has.
+    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         # Both come from torch's own exporter: flat views of the LSTM's weights, a pytree rename.
         warnings.filterwarnings("ignore", message="The tensor attributes? .*_flat_weights")

@@ -60,7 +60,7 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.Namespace], int], Sequence[str
         (*ACTING, *POLICY[1:], "evaluate --output", *WHERE, *EPISODES, "--device"),
     ),
     "memory": (
-        "measure how far back a policy looks, and how long faults stay in its actions",
+        "measure how far back a policy looks, and how long a sensor fault affects its actions",
         cli_policies.run_memory,
         ("memory checkpoint", *POLICY[1:], "memory --output", *WHERE, *REMEMBERED, "--device"),
     ),

@@ -92,7 +92,8 @@ def run_memory(args: Arguments) -> int:
     output = output_path(args.output or default, default, findings.MARK)
     found = analyse(checkpoint, **where, **_given(args, "agent", "trust", "num_envs", "steps"))
     for name, back, outlier, frozen in findings.memory_rows(found):
-        print(f"{name}: looks back {back}, outlier stays {outlier}, frozen sensor {frozen}")
+        print(f"{name}: looks back {back}; recovers from an outlier after {outlier},", end=" ")
+        print(f"from a frozen sensor after {frozen}")
     for name, value in findings.memory_facts(found).items():
         print(f"{name}: {value}")
     looked_at, wrong = findings.judge_memory(found)

@@ -98,8 +98,9 @@ def memory_facts(found: Mapping[str, Any]) -> dict[str, str]:
     return {
         "looks back": steps_of(found),
         "gradient": "unknown" if (g := found["gradient_length"]) is None else f"{g} steps",
-        "missed reset stays": _stays(found["missed_reset"]),
-        "units": f"{found['units']}, {found['moving']} move, effective {found['effective']:.1f}",
+        "recovers from a missed reset after": _stays(found["missed_reset"]),
+        "units": f"{found['units']}, {found['moving']} active; effective dimension"
+        f" {found['effective']:.1f}",
     }
 
 

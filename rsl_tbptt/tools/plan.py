@@ -55,7 +55,7 @@ class Row:
     """Environments."""
 
     update: MemoryPlan
-    """What an update takes in addition to the following."""
+    """An update, in addition to storage and models."""
 
     storage: float
     """The rollout."""
@@ -139,7 +139,10 @@ def _installed() -> str:
         platform = load_platform(name)
         if platform.PROGRAM and versions(platform.PACKAGES)[platform.PACKAGES[0]] is not None:
             return name
-    raise ValueError("Neither Isaac Lab nor mjlab is installed, expected one of them for --task.")
+    raise ValueError(
+        "Neither Isaac Lab nor mjlab is installed, expected one of them for --task. With rsl_rl"
+        " alone name --env module:function and --agent."
+    )
 
 
 def _check_texts(value: Any, file: Path, key: Any = None) -> None:
@@ -203,7 +206,7 @@ def plan(
 
 
 class RepeatedEnv:
-    """A few environments in the place of many: environment i shows what i modulo their number does.
+    """Simulates few environments and repeats them to the requested number.
 
     Every number of steps, shapes and frames is as with so many real ones.
     """

@@ -175,7 +175,7 @@ def smoothed(images: torch.Tensor) -> torch.Tensor:
 
 
 def with_seen(robots: torch.Tensor, seen: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Put what the policy sees into the corner of what is seen of its robot.
+    """Overlay the policy's camera images on the lower right of each robot's frame.
 
     Args:
         robots: Shape (N, height, width, 3), uint8.

@@ -54,7 +54,7 @@ class Resumption:
     """Device that it computes on."""
 
     remarks: list[str]
-    """How it counts, and what the log folder does not tell."""
+    """How the command counts iterations, and what it may lack."""
 
     @property
     def line(self) -> str:
@@ -82,8 +82,7 @@ def resumption(run: Path, *, task: str | None = None, iterations: int | None = N
     if platform.PROGRAM is None:
         raise ValueError(
             f"{run} is a run of rsl_rl alone, expected one of Isaac Lab or mjlab: nothing notes its"
-            f" script. In the script call runner.load('{checkpoint}') before runner.learn(...), see"
-            " docs/howto/resume.md."
+            f" script. In the script call runner.load('{checkpoint}') before runner.learn(...)."
         )
     (agent, num_envs), trained = read_run(folder), platform.find_trained(checkpoint, task)
     if num_envs is None or agent.get("max_iterations") is None:

@@ -456,7 +456,7 @@ def test_a_missing_package_names_the_extra(folder, monkeypatch, capsys, command,
         doctor.importlib.util, "find_spec", lambda name: None if name == module else find(name)
     )
     assert main([command, "--checkpoint", "model_0.pt"]) == 1
-    expected = f"The module {module} is missing, expected it for this command: {install(extra)}"
+    expected = f"The module {module} is missing: {install(extra)}"
     assert expected in capsys.readouterr().err
 
 

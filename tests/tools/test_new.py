@@ -80,6 +80,15 @@ def test_a_name_that_python_or_pip_cannot_take_is_refused(name, tmp_path, monkey
     assert not [*tmp_path.iterdir()]
 
 
+@pytest.mark.parametrize("name", ["torch", "Torch", "rsl_rl_lib", "json", "mjlab", "isaaclab"])
+def test_a_name_of_another_package_is_refused(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["new", name, "--platform", "rsl_rl"]) == 1
+    expected = f"NAME is '{name}', expected one that no package has"
+    assert expected in capsys.readouterr().err
+    assert not [*tmp_path.iterdir()]
+
+
 @pytest.mark.parametrize("kind", ["folder", "file", "link"])
 def test_what_exists_is_refused_and_stays(kind, tmp_path, capsys):
     output = tmp_path / "output"

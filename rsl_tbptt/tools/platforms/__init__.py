@@ -169,7 +169,7 @@ class Platform:
         return getattr(runners, cfg.get("class_name", default))(env, cfg, None, device)
 
     def step_seconds(self, env: Any) -> float | None:
-        """Return the duration of a step, None where the environment does not tell."""
+        """Return the duration of a step, None if the environment does not have it."""
         return env.unwrapped.step_dt
 
     def renderer(self, env: Any) -> Callable[[], torch.Tensor]:
@@ -179,7 +179,8 @@ class Platform:
             env: From :meth:`simulated_env` with an ``image_size``.
 
         Returns:
-            A function to images, shape (N, height, width, 3), uint8, which the next ones overwrite.
+            A function that returns images, shape (N, height, width, 3), uint8. The next call
+            overwrites them.
 
         Raises:
             ValueError: If the environment has no robot to look at.
@@ -236,7 +237,7 @@ def platform_of(checkpoint: Path) -> str:
 
 
 def platform_in(folder: Path) -> str:
-    """Return which of :data:`PLATFORMS` a log folder is of; rsl_rl alone where no files tell."""
+    """Return which of :data:`PLATFORMS` wrote a log folder; rsl_rl if its files do not say."""
     return next(name for name in PLATFORMS if load_platform(name).trained_in(folder))
 
 
@@ -262,9 +263,9 @@ def executable(command: list[str]) -> list[str]:
 def child_environment(device: str) -> dict[str, str]:
     """Return the environment variables for a command.
 
-    Networks of this size leave nothing to a second thread, and threads that wait for each other on
-    busy cores are a disaster: with one other process on 2 cores an update took 4.8 s with two
-    threads and 0.1 s with one. A number that the user sets is kept.
+    A second thread does not speed up networks of this size, and on busy cores threads wait for each
+    other: next to one other process on 2 cores an update took 4.8 s with two threads and 0.1 s with
+    one. A number that the user sets is kept.
     """
     environment = {"PYTHONUNBUFFERED": "1", "MPLBACKEND": "Agg", **os.environ}
     if device == "cpu":

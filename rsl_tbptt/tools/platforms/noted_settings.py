@@ -1,4 +1,4 @@
-"""What a training's command line had changed, read from the configs in its log folder."""
+"""Find the settings that a training's command line changed, by the configs in its log folder."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ NAMED = {
 }
 """Settings that a command has options of its own for."""
 BUILT = ("spawn_path", "terrain.num_envs", "terrain.env_spacing")
-"""Ends of the names of what a simulator writes into a config when it builds the environment."""
+"""Suffixes of settings that the simulator fills in itself."""
 
 Found = tuple[dict[str, Any], list[str]]
 """Values by their dotted names, and the names of others, which no option can set."""
@@ -38,8 +38,8 @@ def noted_settings(
 ) -> Found:
     """Find the plain values of a run's configs that differ from those of its task.
 
-    A run's folder may come from anybody, and a config names code. So the environment's texts are no
-    values here, and the agent's only if :func:`is_allowed` says so.
+    A run's folder may come from anybody, and a config names code. So strings of the environment's
+    config are ignored, and so are the agent's unless :func:`is_allowed` accepts them.
 
     Args:
         folder: Log folder with ``params/agent.yaml`` and ``params/env.yaml``.
