@@ -11,20 +11,22 @@ import torch
 
 
 @contextlib.contextmanager
-def unwritten(name: str, values: Mapping[str, torch.Tensor]) -> Iterator[None]:
+def unwritten(name: str, values: Mapping[str, Any]) -> Iterator[None]:
     """Run a user's function inside; what it is given has to stay as it is.
 
     Args:
         name: The function in the message.
-        values: What it is given, by name.
+        values: What it is given, by name; only tensors are looked at.
 
     Raises:
         ValueError: If it writes into a value.
     """
-    kept = {key: value.clone() for key, value in values.items()}
+    tensors = {key: value for key, value in values.items() if isinstance(value, torch.Tensor)}
+    kept = {key: tensor.clone() for key, tensor in tensors.items()}
     yield
-    for key, value in values.items():
-        if not torch.equal(value.nan_to_num(), kept[key].nan_to_num()):
+    for key, tensor in tensors.items():
+        same = tensor == kept[key]
+        if not (same | (tensor != tensor) & (kept[key] != kept[key])).all():  # NaN equals nothing
             raise ValueError(
                 f"{name} writes into the '{key}' that it is given, expected a new tensor: training"
                 " uses the old one. Begin with .clone()."

@@ -77,6 +77,20 @@ def test_a_newcomers_pages_are_two_clicks_away(site, words):
 
 
 @pytest.mark.slow
+def test_topics_and_options_are_cards_and_pages_have_a_date(site):
+    front = (site / "index.html").read_text()
+    topics = re.findall(r"^- \*\*.+:\*\*", (ROOT / "docs" / "index.md").read_text(), re.MULTILINE)
+    assert len(topics) > 5
+    assert front.count('class="sd-card-title') == len(topics)
+    assert re.search(r"Last updated on 20\d\d-\d\d-\d\d", front)
+    for page in ("ppo", "distillation", "shared"):
+        assert re.search(
+            r'<table class="[^"]*options', (site / f"reference/{page}.html").read_text()
+        )
+    assert "table.options td" in (site / "_static" / "site.css").read_text()
+
+
+@pytest.mark.slow
 def test_every_page_has_markdown_next_to_it_and_is_in_the_list_for_programs(site):
     pages = {page.relative_to(ROOT / "docs") for page in (ROOT / "docs").rglob("*.md")}
     assert Path("reference/api.md") in pages

@@ -152,9 +152,11 @@ class MirroredRobots:
                 another form, in another order, or images that it does not mirror back.
         """
         name, rows = "data_augmentation_func", slice(0, _NUM_TRIED)
-        obs = self._storage.observations[0, rows].apply(made_up)
+        obs: Any = self._storage.observations[0, rows].clone()
+        for group in groups:
+            obs[group] = made_up(obs[group])
         given = {"actions": made_up(self._storage.actions[0, rows])}
-        with unwritten(name, {**dict(obs.items()), **given}):
+        with unwritten(name, {**obs, **given}):
             once_obs = self._mirror(obs=obs)
             once = self._mirror(actions=given["actions"])
         if missing := {*groups} - {*once_obs.keys()}:

@@ -89,7 +89,7 @@ class Controller(nn.Module):
                 f"The teacher {self.name} returned actions of shape {tuple(actions.shape)},"
                 f" expected {(len(obs), self._num_actions)}: one row per environment."
             )
-        device = next(iter(obs.values())).device
+        device = next(each.device for each in obs.values() if isinstance(each, torch.Tensor))
         return actions.to(device, torch.get_default_dtype(), copy=True)
 
     def reset(self, dones: torch.Tensor | None = None, hidden_state: HiddenState = None) -> None:

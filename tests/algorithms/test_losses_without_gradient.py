@@ -137,8 +137,12 @@ def test_nll_learns_a_teacher_of_discrete_actions_with_memory():
     algorithm = distilling(16, **learns)
     algorithm.teacher = make_model("teacher", "mlp", 16, seed=2, **OF_DISCRETE)
     losses = []
+
+    def show(step, obs):
+        obs["policy"] = obs["state"][:, :5]
+
     for seed in range(40):
-        roll_out(algorithm, seed, on_step=lambda _, obs: obs.set("policy", obs["state"][:, :5]))
+        roll_out(algorithm, seed, on_step=show)
         losses.append(algorithm.update()["behavior"])
     assert losses[-1] < 0.7 * losses[0]
 

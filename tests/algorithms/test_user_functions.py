@@ -9,6 +9,7 @@ from support.helpers import make_distillation, make_ppo, obs_like, roll_out, rol
 from support.several_teachers import MEMORYLESS, save_teachers
 from support.several_teachers import make as make_several
 from support.symmetry_reference import ENV, mirror, symmetry_cfg
+from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 
@@ -143,8 +144,10 @@ def with_rotations(env, obs, actions):
 
 def test_images_may_be_rotations_and_groups_that_no_model_reads_may_miss():
     def without_unread(env, obs, actions):
-        obs, actions = with_rotations(env, obs, actions)
-        return None if obs is None else obs.select("policy"), actions
+        rows: Any
+        rows, actions = with_rotations(env, obs, actions)
+        read = None if rows is None else TensorDict({"policy": rows["policy"]}, [len(rows)])
+        return read, actions
 
     cfg = {**symmetry_cfg(mirror_loss=False), "data_augmentation_func": without_unread}
     algorithm = distillation_with(cfg)
@@ -219,9 +222,12 @@ def test_a_noise_that_the_actor_cannot_have_is_refused(std, found, std_type):
 
 
 def test_good_functions_still_train():
-    weight = {"imitation_weight": lambda rollout: rollout.rewards == 0}
-    cfg = {"symmetry_cfg": symmetry_cfg(mirror_loss=False)}
-    algorithm = make_distillation(TbpttDistillation, 4, 6, gradient_length=4, **weight, **cfg)
+    options: dict[str, Any] = {
+        "gradient_length": 4,
+        "imitation_weight": lambda rollout: rollout.rewards == 0,
+        "symmetry_cfg": symmetry_cfg(mirror_loss=False),
+    }
+    algorithm = make_distillation(TbpttDistillation, 4, 6, **options)
     roll_out(algorithm, 0)
     assert algorithm.update()["skipped_updates"] == 0
     ppo = make_ppo(TbpttPPO, 4, 6, "lstm", "mlp", symmetry_cfg=symmetry_cfg())

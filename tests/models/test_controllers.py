@@ -132,7 +132,8 @@ def last_of(obs):
 def test_a_function_labels_steps_and_whole_rollouts_alike(in_batches):
     options = {"gradient_length": 3, "batch_teacher_labels": in_batches}
     made = make_distillation(TbpttDistillation, 6, 4, **options)
-    algorithm = TbpttDistillation(made.student, last_of, made.storage, **options)
+    teacher: Any = last_of
+    algorithm = TbpttDistillation(made.student, teacher, made.storage, **options)
     roll_out(algorithm, 0)
     algorithm.update()
     stored = algorithm.storage
