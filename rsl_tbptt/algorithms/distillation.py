@@ -35,10 +35,12 @@ from rsl_tbptt.algorithms.options import (
     DistillationArguments,
     DistillationOptions,
     check_runner_keys,
+    has_attributes_of,
     takes,
 )
-from rsl_tbptt.algorithms.replay import Replay, set_state
+from rsl_tbptt.algorithms.replay import Replay, observed_groups, set_state
 from rsl_tbptt.algorithms.replay_buffer import Experience, MiniBatch, weights_of
+from rsl_tbptt.algorithms.step_checks import check_types, tensor_groups
 from rsl_tbptt.algorithms.symmetry import STUDENT, MirroredRobots
 from rsl_tbptt.algorithms.teachers import (
     Dagger,
@@ -59,6 +61,7 @@ from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.memory import MemoryPlan, Sizes
 from rsl_tbptt.core.rollout import Rollout, Segments
 from rsl_tbptt.core.windows import num_steps_of_full_group, tbptt_schedule
+from rsl_tbptt.models.controller import as_teacher, has_parameters, with_controllers
 from rsl_tbptt.models.protocol import check_rnn_types
 from rsl_tbptt.models.teacher_group import check_teacher, models_by_role
 
@@ -111,6 +114,7 @@ class UpdateSums:
         return {**means, **per_teacher.metrics(total)}
 
 
+@has_attributes_of(DistillationOptions)
 class TbpttDistillation(TbpttAlgorithm, Distillation):
     """rsl_rl's Distillation with normalised, gradient-accumulating truncated BPTT.
 
@@ -144,7 +148,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
 
         Args:
             student: Model to train.
-            teacher: Model to imitate.
+            teacher: Model to imitate, or a controller; see :class:`Controller`.
             storage: rsl_rl's rollout storage of type "distillation".
             device: Device of the update.
             multi_gpu_cfg: rsl_rl's description of the processes, or None for one process.
@@ -153,7 +157,8 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             **options: Fields of :class:`DistillationOptions`.
 
         Raises:
-            ValueError: If an option is unknown, invalid or contradicts another.
+            ValueError: If an option is unknown, invalid or contradicts another, or if a model
+                cannot read a group of that type.
             NotImplementedError: If a model lacks the Gaussian or the latent that a loss needs.
         """
         if rnd_cfg is not None:
@@ -162,7 +167,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         self.options.check_rollout(storage.num_transitions_per_env)
         super().__init__(
             student,
-            teacher,
+            as_teacher(teacher, storage.actions.shape[-1]),
             storage,
             num_learning_epochs=self.options.num_learning_epochs,
             gradient_length=1,  # divides every rollout, so rsl_rl does not warn of dropped steps
@@ -172,11 +177,13 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             device=device,
             multi_gpu_cfg=multi_gpu_cfg,
         )
-        self.gradient_length = self.options.gradient_length
         self._raw_student, self._raw_teacher = self.student, self.teacher  # rsl_rl 5.0 lacks them
+        models = {"student": self._raw_student, "teacher": self._raw_teacher}
+        check_types(models, storage.observations)
         self._prepare_surroundings()
         self._prepare_losses()
         self.set_symmetry(symmetry_cfg)
+        self.options.use()
 
     def set_symmetry(self, cfg: dict | None) -> None:
         """Train on mirrored sequences as well, or not; call it before the first rollout.
@@ -192,7 +199,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         """The mirror images of the robots, with symmetry."""
         if cfg:
             self.options.check_symmetry()
-            self.mirrored = MirroredRobots(cfg, self.storage)
+            self.mirrored = MirroredRobots(cfg, self.storage, [self._raw_student])
             self.mirrored.check_distillation()
         self._prepare_updates()
 
@@ -275,23 +282,27 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         """Build models, storage and algorithm from the runner's config, as rsl_rl does.
 
         Args:
-            obs: Observations of the environment.
+            obs: Observations of the environment; groups that are no tensors are left out.
             env: The environment.
             cfg: The runner's config. Isaac Lab puts its ``--checkpoint`` into "load_checkpoint".
                 "check_for_nan" is set to False: the algorithm checks instead.
             device: Device of the update.
 
         Raises:
-            ValueError: If a key of the runner's config is mistyped, or a model of rsl_rl's has
-                another ``rnn_type`` than rsl_rl's.
+            ValueError: If a key of the runner's config is mistyped, a model of rsl_rl's has another
+                ``rnn_type`` than rsl_rl's, or a group in ``obs_groups`` is no tensor.
         """
         check_runner_keys(cfg)
         check_rnn_types(cfg)
         configs = model_configs(cfg)
+        obs = tensor_groups(obs, cfg.get("obs_groups") or {})
         symmetry_cfg = cfg["algorithm"].pop("symmetry_cfg", None)  # rsl_rl's own refuses it
+        teacher_cfg = cfg["teacher"]
+        cfg["teacher"] = with_controllers(teacher_cfg, env)
         try:
             algorithm = Distillation.construct_algorithm(obs, env, cfg, device)
         finally:
+            cfg["teacher"] = teacher_cfg
             if symmetry_cfg:
                 cfg["algorithm"]["symmetry_cfg"] = symmetry_cfg  # for a second runner of the config
         if isinstance(algorithm, TbpttDistillation):
@@ -321,26 +332,46 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
 
         Raises:
             ValueError: If observations differ in form from the first ones. At the first step also
-                if an option does not fit the environments or the teacher's file cannot be loaded.
+                if an option does not fit the environments, the teacher's file cannot be loaded, or
+                a runner's student has no distribution.
         """
         if self.storage.step == 0:
             self._start_rollout()
-        self._begin_step(obs)
+        obs = self._begin_step(obs)
         actions = self.student(obs, stochastic_output=True).detach()
         labels = self._labels.of_step(self.teacher, obs, self.storage.step)
         self.transition.observations = obs
-        self.transition.privileged_actions = labels
+        self.transition.privileged_actions = labels.clone()  # a controller may reuse its output
         self.transition.actions = self._dagger.mix(actions, labels)
-        return self.transition.actions
+        return self.transition.actions.clone()  # the environment may change them
+
+    def _read_groups(self) -> set[str]:
+        stored, weight = self.storage.observations, self.options.imitation_weight
+        own = set() if weight is None else {weight}
+        if self.mirrored or own - {*stored.keys()}:  # your functions may read any group
+            return {*map(str, stored.keys())}
+        models = self._raw_student, self._raw_teacher
+        groups = {group for model in models for group in observed_groups(model, stored)}
+        return groups | own | self._heads.targets.observed_groups()
 
     def _start_rollout(self) -> None:
-        """Keep the state at the rollout's start; draw the environments where the teacher acts."""
+        """Keep the state at the rollout's start; draw the environments where the teacher acts.
+
+        Raises:
+            ValueError: See :meth:`act`.
+        """
         if not self._started:
+            if self.health_log is not None and self._raw_student.distribution is None:
+                raise ValueError(
+                    "student.distribution_cfg is None, expected a distribution, such as"
+                    " {'class_name': 'GaussianDistribution', 'init_std': 0.1}: rsl_rl's runner"
+                    " logs its standard deviation."
+                )
             with torch.inference_mode(False):  # the runner's rollout disables gradients
                 self.lazy_teacher.read()  # in a caller's own loop, no runner loads it
             self._ranks.run_together(partial(self.options.check_training, self.storage.num_envs))
             if self.sample_weights is not None:  # check now: the first update is a rollout away
-                self._ranks.run_together(self.sample_weights.complete)
+                self._ranks.run_together(self.sample_weights.try_out)
             self._started = True
         self.experience.begin_rollout()
         self._dagger.draw(self.num_updates)
@@ -356,7 +387,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         Raises:
             ValueError: If :class:`StepChecks` rejects the step.
         """
-        self.step_checks.check_step(obs, rewards, dones)
+        rewards, dones = self.step_checks.step(obs, rewards, dones)
         self.transition.rewards = rewards
         self.transition.dones = dones
         if self.sample_weights is not None:
@@ -407,6 +438,8 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
                                     divisor,
                                     num_micro_batches=update.num_micro_batches,
                                 )
+                                if first:
+                                    self._student.check_gradient("loss_type")
                             if has_loss:
                                 sums.reported.append(reported)
                                 sums.grad_norms.append(self._optimizer_step())
@@ -424,8 +457,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         last_update = self.options.learning_rate_updates
         if last_update is not None:
             share = max(LAST_SHARE, 1.0 - self.num_updates / last_update)
-            self.learning_rate = self.options.learning_rate * share
-            set_rate(self.optimizer, self.learning_rate)
+            set_rate(self.optimizer, self.options.learning_rate * share)
 
     def _divisor(
         self, batch: MiniBatch, sequences: Rollout | Segments, sums: UpdateSums
@@ -522,7 +554,8 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         A PPO checkpoint loads the teacher; a distillation checkpoint loads student, teacher,
         optimiser and iteration. With the student come its number of updates (0 from rsl_rl),
         auxiliary heads and, with ``save_buffer``, the replay buffer; otherwise that is emptied.
-        From a checkpoint of rsl_rl 1 to 3 only models are loaded.
+        From a checkpoint of rsl_rl 1 to 3 only models are loaded. A teacher without parameters is
+        not loaded.
         ``load_cfg`` selects what to load; ``strict`` requires that parameters match exactly. Return
         whether the runner should take over the iteration.
 
@@ -532,8 +565,12 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         """
         loaded_dict, load_cfg = as_models(loaded_dict, load_cfg)
         has_student = "student_state_dict" in loaded_dict
-        of_all = {"teacher": True, "student": has_student, "optimizer": has_student}
-        wants = of_all if load_cfg is None else load_cfg
+        names = ("student", "optimizer", "iteration")
+        of_all = {"teacher": True, **dict.fromkeys(names, has_student)}
+        wants = dict(of_all if load_cfg is None else load_cfg)
+        of_controller = loaded_dict.get("teacher_state_dict", True) == {}
+        if not has_parameters(self._raw_teacher) or of_controller:
+            wants["teacher"] = False
         obs, source = self.storage.observations, (loaded_dict, self.checkpoint_path)
         if strict and wants.get("teacher"):
             parameters = teacher_state_dict(loaded_dict, "The checkpoint")
@@ -549,14 +586,13 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             self.experience.check(buffer)
         if wants.get("optimizer"):
             check_optimizer(self.optimizer, loaded_dict)
-        load_iteration = super().load(loaded_dict, load_cfg, strict)
+        load_iteration = super().load(loaded_dict, wants, strict)
         if wants.get("teacher"):
             self.lazy_teacher.is_loaded = True
         if wants.get("student"):
             self.num_updates = own.get("num_updates", 0)
             self._heads.load_state_dict(heads, with_optimizer=bool(wants.get("optimizer")))
             self.experience.restore(buffer)
-        self.learning_rate = self.optimizer.param_groups[0]["lr"]  # the runner logs it
         if load_iteration:
             self.emergency_save.go_on_from(loaded_dict)
         return load_iteration

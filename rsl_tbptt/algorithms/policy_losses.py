@@ -37,6 +37,7 @@ from rsl_tbptt.core.accumulate import Loss, Outputs, SampleLosses
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.rollout import Labels, Rollout, generalized_advantages
+from rsl_tbptt.user_functions import values_with_gradient
 
 Params = tuple[torch.Tensor, ...]
 """Parameters of a distribution, as rsl_rl's ``output_distribution_params``."""
@@ -128,10 +129,7 @@ class PpoGradient:
             learning = {ACTOR: self.actor, CRITIC: self.critic}
             mirrored.replays = learning if mirrored.augments else {ACTOR: self.actor}
         self.policy_loss = PolicyLoss(actor, options, self.first_replay)
-        clip = options.clip_param if options.use_clipped_value_loss else None
-        self._value_loss: Loss = partial(value_loss, clip=clip)
-        if num_augmented > 1:
-            self._value_loss = averaged(self._value_loss)
+        self._averages_values = num_augmented > 1
         clips = () if options.policy_loss == "kl_penalty" else ("clip_fraction",)
         of_mirrored = ("symmetry",) if mirrored else ()
         self.reported = (*LOSSES, "teacher", *clips, *of_mirrored, *heads.names)
@@ -267,11 +265,15 @@ class PpoGradient:
         if self._mirrored is not None:
             policy_loss = self._mirrored.policy_loss(policy_loss, self.actor.model)
         value_coef = self._options.value_loss_coef
+        clip = self._options.clip_param if self._options.use_clipped_value_loss else None
+        of_values: Loss = partial(value_loss, clip=clip)
+        if self._averages_values:
+            of_values = averaged(of_values)
         actor_learns = not holds_actor or bool(self._heads.names)
         sums: dict[str, torch.Tensor] = {}
         for replay, own, states, loss, coef, learns in (
             (self.actor, rollout.actor, rollout.states[0], policy_loss, 1.0, actor_learns),
-            (self.critic, rollout.critic, rollout.states[1], self._value_loss, value_coef, True),
+            (self.critic, rollout.critic, rollout.states[1], of_values, value_coef, True),
         ):
             for part in mini_batch.parts:
                 with torch.set_grad_enabled(learns):
@@ -288,6 +290,16 @@ class PpoGradient:
                     sums[name] = sums[name] + value if name in sums else value
         sums.setdefault("teacher", torch.zeros_like(sums["kl"]))
         return torch.stack([sums[name] for name in self.reported])
+
+    def check(self, *, holds_actor: bool) -> None:
+        """Check that the losses have reached the models, right after :meth:`accumulate`.
+
+        Raises:
+            ValueError: If no parameter of a model has a gradient.
+        """
+        if not holds_actor:
+            self.actor.check_gradient("policy_loss and teacher_loss")
+        self.critic.check_gradient("the value loss")
 
     def means(self, steps: torch.Tensor) -> dict[str, torch.Tensor]:
         """Average reported values and norms over optimiser steps: (S, M) to () each."""
@@ -311,7 +323,20 @@ class PolicyLoss:
     """The actor's loss: surrogate, entropy bonus and imitation of a teacher."""
 
     def __init__(self, actor: MLPModel, options: PpoOptions, first_replay: FirstReplay) -> None:
-        """Take the coefficients from ``options``; ``first_replay`` records probabilities."""
+        """Take the coefficients from ``options``; ``first_replay`` records probabilities.
+
+        Raises:
+            ValueError: If log-probabilities of the actor's distribution, or the KL divergence that
+                is a penalty, have no gradient.
+        """
+        needed = {"log_prob"} | ({"kl"} if options.policy_loss == "kl_penalty" else set())
+        if missing := needed - values_with_gradient(actor):
+            raise ValueError(
+                f"policy_loss is '{options.policy_loss}', expected a distribution with a gradient"
+                f" of {' and '.join(sorted(needed))}: the actor's"
+                f" {type(actor.distribution).__name__} has none of {' and '.join(sorted(missing))}."
+                " Look for detach() or no_grad() in it."
+            )
         self._actor, self._options, self._first_replay = actor, options, first_replay
         self.kl_coef = options.kl_penalty_coef
 
@@ -329,7 +354,7 @@ class PolicyLoss:
             outputs: Inputs of the actor's distribution. Shape: (K, n, ...).
             labels: ``advantages`` (K, n), ``actions`` (K, n, A), their ``log_prob`` (K, n) when
                 they were taken, the parameters of the distribution they were drawn from, and with
-                a teacher the parameters of its distribution, or its mean. With mirror images
+                a teacher the parameters of its distribution, or its action. With mirror images
                 outputs and actions are (K, n, I, ...), the other labels (K, n, 1, ...).
             advantages: Offset that is subtracted from advantages, then the scale that divides them.
             teacher_coef: Weight of the imitation loss.
@@ -366,6 +391,8 @@ class PolicyLoss:
         if teachers := _params_in(labels, "teacher"):
             if options.teacher_loss == "mse":
                 distance = losses.mse(actor.output_mean, *teachers)
+            elif options.teacher_loss == "nll":
+                distance = losses.nll(actor.get_output_log_prob, *teachers)
             else:
                 distance = actor.get_kl_divergence(teachers, actor.output_distribution_params)
             reported["teacher"] = distance

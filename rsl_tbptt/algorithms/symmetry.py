@@ -39,6 +39,7 @@ from rsl_tbptt.core import hidden_state, losses
 from rsl_tbptt.core.accumulate import Loss, Outputs, SampleLosses
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.rollout import Labels, Rollout
+from rsl_tbptt.user_functions import made_up, unwritten, values_with_gradient
 
 ACTOR, CRITIC, STUDENT = "actor", "critic", "student"
 
@@ -74,15 +75,19 @@ class MirroredRobots:
         Mittal et al. (2024), "Symmetry considerations for learning task symmetric robot policies".
     """
 
-    def __init__(self, cfg: Mapping[str, Any], storage: RolloutStorage) -> None:
-        """Import the function and count the robots of an environment.
+    def __init__(
+        self, cfg: Mapping[str, Any], storage: RolloutStorage, models: Sequence[MLPModel]
+    ) -> None:
+        """Import the function, try it out and count the robots of an environment.
 
         Args:
             cfg: Fields of :class:`SymmetryOptions`.
             storage: The storage of rollouts.
+            models: The models, the one that acts first.
 
         Raises:
-            ValueError: If a field is unknown or the function returns no mirrored rows.
+            ValueError: If a field is unknown, or the function does not return the rows that it is
+                given, and then mirror images of the same form.
         """
         self._options = options = parse_fields(SymmetryOptions, cfg, "symmetry_cfg")
         self._function = resolve_callable(options.data_augmentation_func)
@@ -99,6 +104,16 @@ class MirroredRobots:
                 f"data_augmentation_func returned {num_rows} rows of actions for {num_envs},"
                 " expected twice as many or a higher multiple: the rows that it is given, then"
                 " those of each mirror image."
+            )
+        mirrored_models = models if self.augments else models[:1]
+        seen = {
+            g for model in mirrored_models for g in observed_groups(model, storage.observations)
+        }
+        self._try_out(sorted(seen))
+        if options.use_mirror_loss and "actions" not in values_with_gradient(models[0]):
+            raise ValueError(
+                "use_mirror_loss is True, expected False with the actor's"
+                f" {type(models[0].distribution).__name__}: its actions have no gradient."
             )
         self.replays: Mapping[str, Replay] = {}
         """Models that run for mirrored robots, by role; set by the algorithm."""
@@ -125,6 +140,70 @@ class MirroredRobots:
         """Return observations or actions, (B,), with those of mirrored robots, (I * B,)."""
         mirrored_obs, mirrored_actions = self._function(env=self._env, obs=obs, actions=actions)
         return mirrored_obs if actions is None else mirrored_actions
+
+    def _try_out(self, groups: Sequence[str]) -> None:
+        """Mirror a few made-up rows, twice.
+
+        Args:
+            groups: The observation groups that are read.
+
+        Raises:
+            ValueError: If the function writes into what it is given, or if it returns rows of
+                another form, in another order, or images that it does not mirror back.
+        """
+        name, rows = "data_augmentation_func", slice(0, _NUM_TRIED)
+        obs: Any = self._storage.observations[0, rows].clone()
+        for group in groups:
+            obs[group] = made_up(obs[group])
+        given = {"actions": made_up(self._storage.actions[0, rows])}
+        with unwritten(name, {**obs, **given}):
+            once_obs = self._mirror(obs=obs)
+            once = self._mirror(actions=given["actions"])
+        if missing := {*groups} - {*once_obs.keys()}:
+            raise ValueError(
+                f"{name} returned no observation groups {sorted(missing)}, expected all that the"
+                " models see: repeat those that have no mirror image."
+            )
+        kinds = {"actions": (given["actions"], once, self._mirror(actions=once))}
+        twice_obs = self._mirror(obs=once_obs)
+        for group in groups:
+            kinds[f"observation group '{group}'"] = (obs[group], once_obs[group], twice_obs[group])
+        for kind, tensors in kinds.items():
+            self._check_images(f"{name} returned {kind}", *tensors)
+
+    def _check_images(
+        self, what: str, given: torch.Tensor, once: torch.Tensor, twice: torch.Tensor
+    ) -> None:
+        """Check B rows that were mirrored once, (I * B, ...), and twice, (I * I * B, ...).
+
+        Raises:
+            ValueError: If they are not the given rows and then images of them.
+        """
+        shape = (self.num_robots * len(given), *given.shape[1:])
+        form, expected = (once.shape, once.dtype, once.device), (shape, given.dtype, given.device)
+        if form != expected:
+            found, wanted = (
+                f"{tuple(s)}, {kind}, {device}" for s, kind, device in (form, expected)
+            )
+            raise ValueError(
+                f"{what} of the form {found}, expected {wanted}, as for what is given."
+            )
+        if not once.isfinite().all():
+            raise ValueError(f"{what} with NaN or inf, expected finite values.")
+        robots = once.unflatten(0, (self.num_robots, len(given)))
+        if not _are_equal(robots[0], given):
+            raise ValueError(
+                f"{what} whose first {len(given)} rows are not those given, expected these first,"
+                " then those of each mirror image."
+            )
+        again = twice.unflatten(0, (self.num_robots, *robots.shape[:2]))
+        for image in range(1, self.num_robots):
+            if not any(_are_equal(each[image], given) for each in again):
+                raise ValueError(
+                    f"{what} whose mirror image {image} is not mirrored back to the original,"
+                    " expected that some image of it is: look for a sign or a pair of columns that"
+                    " is turned in one direction only."
+                )
 
     def obs(self, groups: Iterable[str]) -> TensorDict:
         """Return groups of the stored observations for all robots, batch size (T, N, I).
@@ -251,6 +330,15 @@ class MirroredRobots:
             return SampleLosses(trained, {**own.reported, "symmetry": error})
 
         return of_robots
+
+
+_NUM_TRIED = 4
+"""Rows with which a function is tried out."""
+
+
+def _are_equal(values: torch.Tensor, others: torch.Tensor) -> bool:
+    """Return whether mirrored values of one form are equal, up to rounding."""
+    return torch.allclose(values.double(), others.double(), rtol=1e-4, atol=1e-5)
 
 
 def averaged(loss: Loss) -> Loss:
