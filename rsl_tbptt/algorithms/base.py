@@ -19,6 +19,7 @@ from rsl_tbptt.algorithms.transaction import Transaction
 from rsl_tbptt.checkpoints.describing import describe_all
 from rsl_tbptt.checkpoints.robot import describe_robot
 from rsl_tbptt.core.distributed import Ranks
+from rsl_tbptt.core.hidden_state import as_tensors
 from rsl_tbptt.signals import EmergencySave
 
 
@@ -91,10 +92,17 @@ class TbpttAlgorithm:
         self._heads.broadcast()
 
     def train_mode(self) -> None:
-        """Set the models to training and drop a rollout that an error or Ctrl+C interrupted."""
+        """Set the models to training and drop a rollout that an error or Ctrl+C interrupted.
+
+        A model that has acted in another number of environments since starts with an empty memory.
+        """
         rsl_rl: Any = super()
         rsl_rl.train_mode()
         self.transaction.drop_rollout()
+        for model in self.transaction.stateful_models():
+            state = as_tensors(model.get_hidden_state())
+            if state and state[0].shape[1] != self.storage.num_envs:
+                model.reset()
         if self.health_log is not None:
             self.health_log.start()
         self.emergency_save.start()

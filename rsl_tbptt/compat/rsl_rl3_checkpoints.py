@@ -70,8 +70,9 @@ def as_models(
     policy_state = checkpoint.get("model_state_dict")
     if policy_state is None:
         return checkpoint, load_cfg
-    models = {role: network_state(policy_state, role) for role in _NORMALIZERS}
-    models = {role: state for role, state in models.items() if state}
+    models: dict[Role, dict[str, torch.Tensor]] = {
+        role: state for role in _NORMALIZERS if (state := network_state(policy_state, role))
+    }
     num_known = sum(map(len, models.values()))
     if set(models) not in ({"actor", "critic"}, {"student", "teacher"}) or num_known < len(
         policy_state

@@ -206,7 +206,28 @@ class EpisodicPolicy:
 
 
 class TbpttMjlabRecurrentRunner(MjlabOnPolicyRunner):
-    """mjlab's runner for policies with memory; for others it does the same as mjlab's."""
+    """mjlab's runner for policies with memory, which also loads a GPU's checkpoint on a CPU."""
+
+    def load(
+        self,
+        path: str,
+        load_cfg: dict[str, bool] | None = None,
+        strict: bool = True,
+        map_location: str | None = None,
+    ) -> dict:
+        """Load a checkpoint as mjlab does, by default to the runner's device.
+
+        Args:
+            path: Checkpoint of any device.
+            load_cfg: Parts to load, or None for all.
+            strict: Whether parameters must match exactly.
+            map_location: Device of the loaded tensors; None means the runner's, as ``train`` names
+                none.
+
+        Returns:
+            The values saved in addition to the models.
+        """
+        return super().load(path, load_cfg, strict, map_location or self.device)
 
     def get_inference_policy(self, device: str | None = None) -> MLPModel | EpisodicPolicy:
         """Return the policy that ``play`` runs.
@@ -267,7 +288,7 @@ class TbpttMjlabDistillationRunner(TbpttMjlabRecurrentRunner, DistillationRunner
             load_cfg: Parts to load, or None for the above. ``play`` asks for the ``"actor"``, which
                 is the student here.
             strict: Whether parameters must match exactly.
-            map_location: Device of the loaded tensors.
+            map_location: Device of the loaded tensors; None means the runner's.
 
         Returns:
             The values saved in addition to the models.

@@ -290,7 +290,8 @@ def run_first_episodes(
 
     Args:
         env: Environment in rsl_rl's form, just reset.
-        policy: Policy whose memory is cleared where an episode ends.
+        policy: Policy whose memory is cleared where an episode ends. A model has the same memory
+            afterwards as before, so that its training can go on.
         obs: Observations after the reset, batch size (N,).
         max_steps: Steps after which unfinished episodes are broken off.
         watch: Called before each step with its number and its observations.
@@ -303,6 +304,7 @@ def run_first_episodes(
     Raises:
         ValueError: If a return is not finite.
     """
+    memory = policy.get_hidden_state() if isinstance(policy, MLPModel) else None
     policy.reset()
     running = torch.ones(env.num_envs, dtype=torch.bool, device=env.device)
     returns = torch.zeros(env.num_envs, device=env.device)
@@ -322,6 +324,8 @@ def run_first_episodes(
             lengths += running
             running &= dones == 0
             progress.update(step)
+    if isinstance(policy, MLPModel):
+        policy.reset(hidden_state=memory)
     return returns.cpu(), lengths.cpu(), int(running.sum())
 
 

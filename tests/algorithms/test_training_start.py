@@ -6,7 +6,7 @@ import pytest
 import torch
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
 from support.fine_tuning import distillation_cfg, fine_tuning_cfg, save_untrained
-from support.helpers import make_distillation, make_ppo, roll_out, roll_out_ppo
+from support.helpers import make_distillation, make_obs, make_ppo, roll_out, roll_out_ppo
 from support.rank_processes import run_ranks
 from torch import distributed
 
@@ -73,6 +73,26 @@ def test_a_share_of_zero_environments_does_not_warn_while_playing():
         roll_out(algorithm, 0)
     algorithm.update()
     roll_out(algorithm, 1)  # once
+
+
+@pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
+@pytest.mark.parametrize("kind", ["lstm", "gru", "sru"])
+def test_a_training_goes_on_after_its_models_have_played_in_fewer_environments(kind):
+    distilling = make_distillation(TbpttDistillation, 6, 4, kind, kind, gradient_length=3)
+    for algorithm, fill in (
+        (distilling, roll_out),
+        (make_ppo(TbpttPPO, 6, 4, kind, kind), roll_out_ppo),
+    ):
+        fill(algorithm, 0)
+        algorithm.update()
+        algorithm.eval_mode()
+        with torch.inference_mode():
+            for model in algorithm.transaction.stateful_models():
+                model.reset()
+                model(make_obs(3))
+        algorithm.train_mode()  # as the runner's learn() does
+        fill(algorithm, 1)
+        assert algorithm.update()["skipped_updates"] == 0.0
 
 
 def refusal(training):

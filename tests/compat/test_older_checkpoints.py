@@ -3,6 +3,8 @@
 compat/rsl_rl3/test_checkpoints.py compares the names with those of a file of rsl_rl 3.1.2.
 """
 
+from typing import Any
+
 import pytest
 import torch
 from support.helpers import make_distillation, make_model, make_ppo, roll_out
@@ -19,10 +21,10 @@ def trained(kind, *roles):
     """Return models that are not as those that ``make_ppo`` and ``make_distillation`` build."""
     models = {}
     for seed, role in enumerate(roles):
-        options = {"output_dim": 1} if role == "critic" else {}
+        options: dict[str, Any] = {"output_dim": 1} if role == "critic" else {}
         if role in ("critic", "teacher"):
             options["distribution_cfg"] = None
-        model = make_model(role, kind, 4, seed=50 + seed, **NORMALIZED, **options)
+        model: Any = make_model(role, kind, 4, seed=50 + seed, **NORMALIZED, **options)
         model.obs_normalizer._mean.uniform_()
         model.obs_normalizer.count.fill_(7)
         models[role] = model

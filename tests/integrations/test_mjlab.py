@@ -228,6 +228,18 @@ def test_ppo_continues_with_the_student(runner, env, tmp_path):
     )
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="needs a machine without a GPU")
+def test_a_gpus_checkpoint_is_loaded_on_a_cpu(runner, env, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr(torch.serialization, "location_tag", lambda storage: "cuda:0")
+        path = saved(runner, tmp_path)
+    with pytest.raises(RuntimeError, match="deserialize object on a CUDA device"):
+        torch.load(path, weights_only=False)
+    ppo = TbpttMjlabRecurrentRunner(env, ppo_cfg())
+    for each in (ppo, runner):
+        each.load(path)  # mjlab's ``train`` names no device
+
+
 def test_the_memory_of_a_policy_is_cleared_where_an_episode_starts(runner, env):
     policy = runner.get_inference_policy("cpu")
     assert isinstance(policy, EpisodicPolicy)

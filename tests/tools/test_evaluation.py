@@ -7,6 +7,7 @@ from typing import Any, cast
 
 import pytest
 import torch
+from support.helpers import make_model, make_obs
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.heads import WatchedHeads
@@ -87,6 +88,15 @@ def test_memory_is_cleared_at_the_start_and_where_an_episode_ends(episodes):
         [1, 3, 0],
         [0, 4, 1],
     ]
+
+
+def test_a_model_in_training_keeps_its_memory():
+    env, model = FakeEnv(), make_model("actor", "gru", 8, seed=1)
+    env.obs = lambda: make_obs(3)
+    model(make_obs(8))
+    before = model.get_hidden_state()
+    run_first_episodes(env, model, env.obs(), max_steps=9)
+    assert model.get_hidden_state() is before
 
 
 @pytest.mark.parametrize(("max_steps", "taken", "left"), [(9, 5, 0), (5, 5, 0), (4, 4, 1)])
