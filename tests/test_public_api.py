@@ -15,12 +15,12 @@ PUBLIC = {
     "rsl_tbptt.runners": "TbpttDistillationRunner TbpttOnPolicyRunner",
     "rsl_tbptt.integrations.isaaclab": (
         "TbpttDistillationAlgorithmCfg TbpttPpoAlgorithmCfg TbpttCnnRnnModelCfg "
-        "TbpttTeachersCfg TbpttTeacherCfg"
+        "TbpttTeachersCfg TbpttTeacherCfg TbpttControllerCfg"
     ),
     "rsl_tbptt.integrations.mjlab": (
         "TbpttDistillationRunnerCfg TbpttDistillationAlgorithmCfg TbpttPpoAlgorithmCfg "
-        "TbpttCnnRnnModelCfg TbpttTeachersCfg TbpttTeacherCfg TbpttMjlabDistillationRunner "
-        "TbpttMjlabRecurrentRunner"
+        "TbpttCnnRnnModelCfg TbpttTeachersCfg TbpttTeacherCfg TbpttControllerCfg "
+        "TbpttMjlabDistillationRunner TbpttMjlabRecurrentRunner"
     ),
     "rsl_tbptt.deploy": "Policy",
     "rsl_tbptt.core": (

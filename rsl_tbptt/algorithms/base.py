@@ -94,7 +94,7 @@ class TbpttAlgorithm:
         """Set the models to training and drop a rollout that an error or Ctrl+C interrupted."""
         rsl_rl: Any = super()
         rsl_rl.train_mode()
-        self.storage.clear()
+        self.transaction.drop_rollout()
         if self.health_log is not None:
             self.health_log.start()
         self.emergency_save.start()

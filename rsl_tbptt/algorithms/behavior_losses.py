@@ -15,11 +15,12 @@ from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.options import Rule, between, parse_fields
-from rsl_tbptt.algorithms.replay import Head, action_head, gaussian_head
+from rsl_tbptt.algorithms.replay import Head, action_head, distribution_head, gaussian_head
 from rsl_tbptt.compat.versions import GaussianDistribution, MLPModel, import_function
 from rsl_tbptt.core import losses
 from rsl_tbptt.core.accumulate import Outputs, SampleLosses
 from rsl_tbptt.core.rollout import Labels
+from rsl_tbptt.user_functions import unwritten, values_with_gradient
 
 ACTIONS, STD = "actions", "std"
 """Labels: the teacher's action means, and their standard deviations if a loss needs them.
@@ -37,11 +38,11 @@ class BehaviorLoss:
     """A loss between student and teacher."""
 
     per_sample: Callable[[Outputs, Labels], torch.Tensor]
-    """Maps the student's action means (and standard deviations), shape (K, n, A), and the labels to
-    one loss per sample, shape (K, n)."""
+    """Maps the outputs of the student's head, shape (K, n, ...) each, and the labels to one loss
+    per sample, shape (K, n)."""
 
-    of_gaussian: bool = False
-    """Whether it needs the standard deviations of the student's actions."""
+    head: Head = action_head
+    """Head that returns the student's outputs for this loss."""
 
     of_actions: bool = True
     """Whether the student's outputs are actions such as the teacher's; logits are not."""
@@ -56,9 +57,9 @@ class BehaviorLoss:
     """Coefficient of each term in the sum."""
 
     @property
-    def head(self) -> Head:
-        """Head that returns the student's outputs for this loss."""
-        return gaussian_head if self.of_gaussian else action_head
+    def of_gaussian(self) -> bool:
+        """Whether it needs the standard deviations of the student's actions."""
+        return self.head is gaussian_head
 
     @property
     def reported_names(self) -> tuple[str, ...]:
@@ -102,7 +103,7 @@ def _of_slices(slices: Sequence[ActionSlice], losses: Sequence[BehaviorLoss]) ->
 
     return BehaviorLoss(
         per_sample=lambda outputs, labels: _total(parts(outputs, labels), coefs),
-        of_gaussian=any(loss.of_gaussian for loss in losses),
+        head=gaussian_head if any(loss.of_gaussian for loss in losses) else action_head,
         of_actions=all(loss.of_actions for loss in losses),
         to_gaussian=any(loss.to_gaussian for loss in losses),
         parts=parts,
@@ -129,12 +130,12 @@ BEHAVIOR_LOSSES = {
         per_sample=lambda outputs, labels: losses.gaussian_kl(
             *outputs, label_mean=labels[ACTIONS], label_std=labels[STD]
         ),
-        of_gaussian=True,
+        head=gaussian_head,
         to_gaussian=True,
     ),
     "nll": BehaviorLoss(
         per_sample=lambda outputs, labels: losses.gaussian_nll(*outputs, labels=labels[ACTIONS]),
-        of_gaussian=True,
+        head=gaussian_head,
     ),
 }
 
@@ -158,10 +159,12 @@ def resolve_behavior_loss(
         The loss.
 
     Raises:
-            ValueError: If the name is unknown or cannot be imported, the function fails on a few
-            actions and labels, or the list of slices is not valid.
+        ValueError: If the name is unknown or cannot be imported, the function fails on a few
+            actions and labels, the list of slices is not valid, or no gradient reaches the student.
         NotImplementedError: If the loss needs a Gaussian that a model does not have.
     """
+    if loss_type == "nll" and not _is_gaussian(student.distribution):
+        return _nll_of(student)
     if not isinstance(loss_type, list | tuple):
         return _resolve_one("loss_type", loss_type, student, teacher, num_actions)
     slices = parse_slices(loss_type, num_actions, names_taken=getattr(teacher, "names", ()))
@@ -172,22 +175,65 @@ def resolve_behavior_loss(
     return _of_slices(slices, of_slices)
 
 
+def _is_gaussian(distribution: Any) -> bool:
+    """Return whether a model is without a distribution, or it is one of rsl_rl's Gaussians."""
+    own = getattr(type(distribution), "log_prob", None)  # rsl_rl 3 has none
+    return distribution is None or (
+        isinstance(distribution, GaussianDistribution)
+        and own is getattr(GaussianDistribution, "log_prob", None)
+    )
+
+
+def _nll_of(student: MLPModel) -> BehaviorLoss:
+    """Return the negative log-likelihood of the teacher's actions under any distribution.
+
+    Raises:
+        ValueError: If no gradient reaches the student.
+    """
+    distribution: Any = student.distribution
+
+    def per_sample(outputs: Outputs, labels: Labels) -> torch.Tensor:
+        distribution.update(*outputs)
+        return losses.nll(student.get_output_log_prob, labels[ACTIONS])
+
+    if "log_prob" not in values_with_gradient(student):
+        raise ValueError(
+            "loss_type is 'nll', expected a log_prob with a gradient: that of the student's"
+            f" {type(distribution).__name__} has none, so the student would learn nothing."
+        )
+    return BehaviorLoss(per_sample=per_sample, head=distribution_head, of_actions=False)
+
+
 def _resolve_one(
     option: str, loss_type: Any, student: MLPModel, teacher: MLPModel, num_actions: int
 ) -> BehaviorLoss:
-    """Return one loss for all actions; messages call it ``option``."""
-    if not (isinstance(loss_type, str) and loss_type in BEHAVIOR_LOSSES):
+    """Return one loss for all actions; messages call it ``option``.
+
+    Raises:
+        ValueError: If it cannot be used, or no gradient reaches the student.
+        NotImplementedError: If it needs a Gaussian that a model does not have.
+    """
+    distribution: Any = student.distribution
+    if isinstance(loss_type, str) and loss_type in BEHAVIOR_LOSSES:
+        loss = BEHAVIOR_LOSSES[loss_type]
+    else:
         parameter = next(student.parameters())
-        return _of_actions(own_loss(option, loss_type, BEHAVIOR_LOSSES, num_actions, parameter))
-    loss = BEHAVIOR_LOSSES[loss_type]
+        loss = _of_actions(own_loss(option, loss_type, BEHAVIOR_LOSSES, num_actions, parameter))
+    fits = "'mse'" if _is_gaussian(distribution) else "'nll' for all actions"
     needed = {"student": (student, loss.of_gaussian), "teacher": (teacher, loss.to_gaussian)}
     for role, (model, needs_gaussian) in needed.items():
         if needs_gaussian and not isinstance(model.distribution, GaussianDistribution):
             raise NotImplementedError(
                 f"{option} is '{loss_type}', which needs a Gaussian, but the {role} has"
                 f" distribution {model.distribution}: set '{role}.distribution_cfg' to a"
-                " GaussianDistribution or use 'mse'."
+                f" GaussianDistribution or use {fits}."
             )
+    if loss.head is action_head and "actions" not in values_with_gradient(student):
+        raise ValueError(
+            f"{option} is {loss_type!r}, expected loss_type 'nll' with the student's"
+            f" {type(distribution).__name__}: its actions have no gradient, like an argmax, so the"
+            " student would learn nothing. 'nll' is -log p of the teacher's action."
+        )
     return loss
 
 
@@ -196,7 +242,8 @@ def own_loss(
 ) -> Callable[[torch.Tensor, torch.Tensor], torch.Tensor]:
     """Return your own loss per sample, after trying out its gradient once.
 
-    Without the trial, a faulty loss would end the training after its first rollout.
+    Without the trial, a faulty loss would end the training after its first rollout, or train
+    nothing.
 
     Args:
         option: Name of the loss in messages.
@@ -209,15 +256,21 @@ def own_loss(
         A function that maps both, (..., A), to losses, (...).
 
     Raises:
-        ValueError: If the loss cannot be imported or called, returns another shape or has no
-            gradient.
+        ValueError: If the loss cannot be imported or called, returns another shape, writes into its
+            arguments, or has no gradient but 0, NaN and inf.
     """
     function = losses.from_function(import_function(option, loss, known))
     shape = (2, 3, num_columns)
     labels = torch.linspace(-1.0, 1.0, 6 * num_columns).to(parameter).view(shape)
-    predictions = (0.5 * labels).requires_grad_()
     try:
-        torch.autograd.grad(function(predictions, labels).sum(), predictions)
+        gradients = []
+        for factor in (0.5, -3.0):  # small and large errors: a loss may ignore the small ones
+            predictions = (factor * labels).requires_grad_()
+            with unwritten("It", {"labels": labels, "predictions": predictions.detach()}):
+                total = function(predictions, labels).sum()
+            gradients += torch.autograd.grad(total, predictions)
+        if not torch.stack(gradients).nan_to_num(0.0, 0.0, 0.0).any():
+            raise ValueError("its gradient is 0, NaN or inf everywhere")
     except Exception as error:  # a user's function can raise anything
         raise ValueError(
             f"{option} is {loss!r}, which fails on predictions and labels of shape {shape}"
@@ -375,15 +428,44 @@ class SampleWeights:
         self._episode_steps[step] = self.steps_so_far
         self.steps_so_far = torch.where(dones.bool(), 0, self.steps_so_far + 1)
 
+    def try_out(self) -> None:
+        """Compute weights of what is stored when training starts.
+
+        Raises:
+            ValueError: If the function fails, writes into the rollout, or the weights have another
+                form.
+        """
+        transitions = self._transitions()
+        given = {**vars(transitions), **dict(transitions.obs.items())}
+        del given["obs"]
+        with unwritten(f"{OPTION}, {self._option!r},", given):
+            self.complete()
+
     @torch.no_grad()
     def complete(self) -> None:
         """Compute the weights of the stored rollout.
 
         Raises:
-            ValueError: If the function fails, or the weights have another shape.
+            ValueError: If the function fails, or the weights have another form.
         """
+        try:
+            weights = self._weigh(self._transitions())
+            if not isinstance(weights, torch.Tensor) or weights.is_complex():
+                raise ValueError(f"the weights are {getattr(weights, 'dtype', type(weights))}")
+            if weights.shape != self.given.shape:
+                raise ValueError(f"the weights have shape {tuple(weights.shape)}")
+        except Exception as error:  # a user's function can raise anything
+            raise ValueError(
+                f"{OPTION} is {self._option!r}, expected weights of a rollout, a tensor of shape"
+                f" {tuple(self.given.shape)}; it fails ({type(error).__name__}: {error})."
+            ) from error
+        self.given.copy_(weights)
+        self.values.copy_(torch.where(self.given >= 0, self.given, torch.nan))
+
+    def _transitions(self) -> Transitions:
+        """Return the stored rollout; its tensors are the storage's own."""
         storage = self._storage
-        transitions = Transitions(
+        return Transitions(
             obs=storage.observations,
             actions=storage.actions,
             labels=storage.privileged_actions,
@@ -391,17 +473,6 @@ class SampleWeights:
             dones=storage.dones.squeeze(-1).bool(),
             episode_steps=self._episode_steps,
         )
-        try:
-            weights = self._weigh(transitions)
-            if weights.shape != self.given.shape:
-                raise ValueError(f"the weights have shape {tuple(weights.shape)}")
-        except Exception as error:  # a user's function can raise anything
-            raise ValueError(
-                f"{OPTION} is {self._option!r}, expected weights of a rollout, shape"
-                f" {tuple(self.given.shape)}; it fails ({type(error).__name__}: {error})."
-            ) from error
-        self.given.copy_(weights)
-        self.values.copy_(torch.where(self.given >= 0, self.given, torch.nan))
 
 
 def or_one(sums: torch.Tensor) -> torch.Tensor:

@@ -53,6 +53,7 @@ from rsl_tbptt.algorithms.teachers import (
 from rsl_tbptt.algorithms.transaction import Transaction
 from rsl_tbptt.checkpoints.describing import check_fits, model_configs
 from rsl_tbptt.checkpoints.reading import student_state_dict
+from rsl_tbptt.compat.rsl_rl3_checkpoints import as_models
 from rsl_tbptt.compat.versions import Distillation, MLPModel, teacher_state_dict
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.distributed import Ranks
@@ -60,6 +61,7 @@ from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.memory import MemoryPlan, Sizes
 from rsl_tbptt.core.rollout import Rollout, Segments
 from rsl_tbptt.core.windows import num_steps_of_full_group, tbptt_schedule
+from rsl_tbptt.models.controller import as_teacher, has_parameters, with_controllers
 from rsl_tbptt.models.protocol import check_rnn_types
 from rsl_tbptt.models.teacher_group import check_teacher, models_by_role
 
@@ -146,7 +148,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
 
         Args:
             student: Model to train.
-            teacher: Model to imitate.
+            teacher: Model to imitate, or a controller; see :class:`Controller`.
             storage: rsl_rl's rollout storage of type "distillation".
             device: Device of the update.
             multi_gpu_cfg: rsl_rl's description of the processes, or None for one process.
@@ -165,7 +167,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         self.options.check_rollout(storage.num_transitions_per_env)
         super().__init__(
             student,
-            teacher,
+            as_teacher(teacher, storage.actions.shape[-1]),
             storage,
             num_learning_epochs=self.options.num_learning_epochs,
             gradient_length=1,  # divides every rollout, so rsl_rl does not warn of dropped steps
@@ -197,7 +199,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         """The mirror images of the robots, with symmetry."""
         if cfg:
             self.options.check_symmetry()
-            self.mirrored = MirroredRobots(cfg, self.storage)
+            self.mirrored = MirroredRobots(cfg, self.storage, [self._raw_student])
             self.mirrored.check_distillation()
         self._prepare_updates()
 
@@ -258,6 +260,8 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             heads=heads,
             first_replay=self._first_replay,
         )
+        if mirrored:
+            mirrored.replays = {STUDENT: self._student}
         self._parameters = [*self._student.parameters, *heads.parameters]
         self.transaction = Transaction(
             storage,
@@ -265,10 +269,12 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             [self.optimizer, *heads.optimizers],
             options,
             ranks,
-            stateful_models=[student, self._raw_teacher],
+            others=lambda: [self, self.experience, self.mirrored],
+            stateful_models=lambda: [student, *models_by_role(self._raw_teacher).values()],
             add_gradients=self._add_gradients_of,
             inputs=partial(self.experience.inputs, self._raw_teacher, self._num_loss_steps),
             max_micro_batches=self.experience.largest_mini_batch,
+            on_drop=self._drop_rollout,
         )
 
     @staticmethod
@@ -291,9 +297,12 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         configs = model_configs(cfg)
         obs = tensor_groups(obs, cfg.get("obs_groups") or {})
         symmetry_cfg = cfg["algorithm"].pop("symmetry_cfg", None)  # rsl_rl's own refuses it
+        teacher_cfg = cfg["teacher"]
+        cfg["teacher"] = with_controllers(teacher_cfg, env)
         try:
             algorithm = Distillation.construct_algorithm(obs, env, cfg, device)
         finally:
+            cfg["teacher"] = teacher_cfg
             if symmetry_cfg:
                 cfg["algorithm"]["symmetry_cfg"] = symmetry_cfg  # for a second runner of the config
         if isinstance(algorithm, TbpttDistillation):
@@ -362,7 +371,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
                 self.lazy_teacher.read()  # in a caller's own loop, no runner loads it
             self._ranks.run_together(partial(self.options.check_training, self.storage.num_envs))
             if self.sample_weights is not None:  # check now: the first update is a rollout away
-                self._ranks.run_together(self.sample_weights.complete)
+                self._ranks.run_together(self.sample_weights.try_out)
             self._started = True
         self.experience.begin_rollout()
         self._dagger.draw(self.num_updates)
@@ -386,8 +395,6 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         self._store_step(self.transition, extras)
         self.student.reset(dones)
         self.teacher.reset(dones)
-        if self.mirrored:
-            self.mirrored.process_env_step(dones)
 
     def update(self) -> dict[str, float]:
         """Train the student on the rollout and clear the storage; a failing update is undone.
@@ -399,13 +406,10 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             ValueError: If a loss, gradient or result is NaN or inf and ``non_finite`` is "raise".
                 Parameters, optimiser and normaliser are then as before the update.
         """
-        last_update = self.options.learning_rate_updates
-        if last_update is not None:
-            share = max(LAST_SHARE, 1.0 - self.num_updates / last_update)
-            set_rate(self.optimizer, self.options.learning_rate * share)
         self.transaction.fit_budget(self.memory_plan)
         for update in self.transaction:
             with update:
+                self._follow_schedule()
                 with update.alone():
                     self.experience.take()
                 self.experience.plan()
@@ -434,6 +438,8 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
                                     divisor,
                                     num_micro_batches=update.num_micro_batches,
                                 )
+                                if first:
+                                    self._student.check_gradient("loss_type")
                             if has_loss:
                                 sums.reported.append(reported)
                                 sums.grad_norms.append(self._optimizer_step())
@@ -443,7 +449,15 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
                 update_normalization([self._raw_student], stored, self._step_batches)
                 metrics = update.commit(metrics)
                 update.log(self._advance(metrics, _in_order(end_states, drawn)))
+                self.experience.keep_newest(self._num_loss_steps)  # last: it cannot be undone
         return self._conclude()
+
+    def _follow_schedule(self) -> None:
+        """Set the learning rate of this update, which heads follow and the runner logs."""
+        last_update = self.options.learning_rate_updates
+        if last_update is not None:
+            share = max(LAST_SHARE, 1.0 - self.num_updates / last_update)
+            set_rate(self.optimizer, self.options.learning_rate * share)
 
     def _divisor(
         self, batch: MiniBatch, sequences: Rollout | Segments, sums: UpdateSums
@@ -493,8 +507,6 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
     def _advance(self, metrics: dict[str, float], end_state: HiddenState) -> dict[str, float]:
         """Set the student's state to that after the replay; return the metrics to log."""
         experience = self.experience
-        if experience.buffer is not None:
-            experience.buffer.keep_newest(self._num_loss_steps)
         if self.mirrored:
             end_state = self.mirrored.split(STUDENT, end_state)
             self.mirrored.advance()
@@ -507,6 +519,11 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             "optimizer_steps": float(num_passes * num_steps),
             "flushed_steps": float(self._num_loss_steps % self._steps_per_group),
         }
+
+    def _drop_rollout(self, num_steps: int) -> None:
+        """Let mirrored robots continue after the steps of a dropped rollout."""
+        if self.mirrored:
+            self.mirrored.drop_rollout(num_steps)
 
     def _add_gradients_of(self, envs: slice, num_micro_batches: int) -> None:
         """Add the gradient of an epoch, on this rank and some environments, to ``.grad``."""
@@ -537,6 +554,8 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         A PPO checkpoint loads the teacher; a distillation checkpoint loads student, teacher,
         optimiser and iteration. With the student come its number of updates (0 from rsl_rl),
         auxiliary heads and, with ``save_buffer``, the replay buffer; otherwise that is emptied.
+        From a checkpoint of rsl_rl 1 to 3 only models are loaded. A teacher without parameters is
+        not loaded.
         ``load_cfg`` selects what to load; ``strict`` requires that parameters match exactly. Return
         whether the runner should take over the iteration.
 
@@ -544,9 +563,14 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             ValueError: If parameters or optimiser do not fit or are missing, or if the models were
                 configured differently. Nothing is changed then.
         """
+        loaded_dict, load_cfg = as_models(loaded_dict, load_cfg)
         has_student = "student_state_dict" in loaded_dict
-        of_all = {"teacher": True, "student": has_student, "optimizer": has_student}
-        wants = of_all if load_cfg is None else load_cfg
+        names = ("student", "optimizer", "iteration")
+        of_all = {"teacher": True, **dict.fromkeys(names, has_student)}
+        wants = dict(of_all if load_cfg is None else load_cfg)
+        of_controller = loaded_dict.get("teacher_state_dict", True) == {}
+        if not has_parameters(self._raw_teacher) or of_controller:
+            wants["teacher"] = False
         obs, source = self.storage.observations, (loaded_dict, self.checkpoint_path)
         if strict and wants.get("teacher"):
             parameters = teacher_state_dict(loaded_dict, "The checkpoint")
@@ -562,7 +586,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             self.experience.check(buffer)
         if wants.get("optimizer"):
             check_optimizer(self.optimizer, loaded_dict)
-        load_iteration = super().load(loaded_dict, load_cfg, strict)
+        load_iteration = super().load(loaded_dict, wants, strict)
         if wants.get("teacher"):
             self.lazy_teacher.is_loaded = True
         if wants.get("student"):

@@ -19,8 +19,20 @@ from rsl_tbptt.algorithms.truncation_bootstrap import EpisodeReturns
 from rsl_tbptt.checkpoints.describing import check_fits
 from rsl_tbptt.compat.versions import MLPModel, config_advice, resolve_callable
 from rsl_tbptt.core.distributed import Ranks
-from rsl_tbptt.core.hidden_state import HiddenState
-from rsl_tbptt.models.teacher_group import SelectedTeachers, check_teacher, read_teacher
+from rsl_tbptt.models.controller import (
+    as_teacher,
+    check_has_parameters,
+    has_parameters,
+    is_model,
+    with_controllers,
+)
+from rsl_tbptt.models.teacher_group import (
+    SelectedTeachers,
+    check_teacher,
+    models_by_role,
+    read_teacher,
+)
+from rsl_tbptt.user_functions import values_with_gradient
 
 
 class Imitation:
@@ -59,20 +71,26 @@ class Imitation:
             self.returns = EpisodeReturns(storage.num_envs, storage.dones.device)
 
     def set_teacher(self, teacher: MLPModel) -> None:
-        """Set the teacher's model; its parameters come from a checkpoint.
+        """Set the teacher's model, whose parameters come from a checkpoint, or a controller.
 
         Raises:
+            ValueError: If the loss has no gradient with the actor's distribution.
             NotImplementedError: If its distribution is of another kind than the actor's and the
                 loss compares them.
         """
+        teacher = as_teacher(teacher, self._storage.actions.shape[-1])
         ours, theirs = type(self._actor.distribution), type(teacher.distribution)
         if self._options.teacher_loss == "kl" and theirs is not ours:
             raise NotImplementedError(
                 f"The teacher's distribution is a {theirs.__name__}, expected a {ours.__name__}"
                 " like the actor's: teacher_loss 'kl' compares them. Set"
-                " 'teacher_cfg.distribution_cfg', or teacher_loss to 'mse', which compares means."
+                " 'teacher_cfg.distribution_cfg', or teacher_loss to 'mse', which compares means,"
+                " or 'nll', -log p of the teacher's action."
             )
-        self.model, self.is_loaded = teacher.eval(), False
+        _check_gradient(self._actor, self._options.teacher_loss)
+        if (path := self._options.teacher_checkpoint) is not None:
+            check_has_parameters(teacher, "teacher_checkpoint", path)
+        self.model, self.is_loaded = teacher.eval(), not has_parameters(teacher)
 
     @property
     def teacher(self) -> MLPModel | None:
@@ -110,7 +128,7 @@ class Imitation:
             step: Step of the rollout.
         """
         if step == 0:
-            self._recorded.clear()
+            self._recorded = []
             if self.returns is not None:
                 self.returns.begin_rollout()
         if self.model is None:
@@ -118,7 +136,7 @@ class Imitation:
         if self.coef == 0:
             if self.returns is not None and self.model.is_recurrent:
                 self.model(obs)
-        elif self._options.teacher_loss == "mse":
+        elif self._options.teacher_loss != "kl":
             self._recorded.append((self.model(obs).clone(),))  # a controller may reuse its output
         else:
             self.model(obs, stochastic_output=True)
@@ -128,7 +146,7 @@ class Imitation:
     def params(self) -> tuple[torch.Tensor, ...]:
         """Return the recorded values of this rollout, shape (T, N, A) each; none at weight 0.
 
-        They are the parameters of the teacher's distribution, or its mean with ``"mse"``.
+        They are the parameters of the teacher's distribution with ``"kl"``, otherwise its actions.
         """
         return tuple(torch.stack(params) for params in zip(*self._recorded, strict=True))
 
@@ -136,16 +154,13 @@ class Imitation:
         """Add a step's rewards (N,), without RND's, and clear the state of ended episodes."""
         if self.returns is not None:
             self.returns.add(rewards, dones)
-        self.reset(dones)
+        for model in self.models:
+            model.reset(dones)
 
-    def reset(self, dones: torch.Tensor | None = None, hidden_state: HiddenState = None) -> None:
-        """Clear the teacher's state where an episode ended, (N,), or set it, as models do."""
-        if self.model is not None:
-            self.model.reset(dones, hidden_state)
-
-    def get_hidden_state(self) -> HiddenState:
-        """Return the teacher's state, as models do."""
-        return None if self.model is None else self.model.get_hidden_state()
+    @property
+    def models(self) -> list[Any]:
+        """The teacher, or several, each with its own state; none before it is set."""
+        return [] if self.model is None else [*models_by_role(self.model).values()]
 
     def metrics(self) -> dict[str, torch.Tensor]:
         """Return the values that ``conclude`` needs from all ranks. Shape: () each."""
@@ -161,7 +176,7 @@ class Imitation:
             ended = metrics.pop("return_sum"), metrics.pop("num_returns")
             if not waits:
                 self.returns.conclude(*ended)
-        self._recorded.clear()
+        self._recorded = []
         if not waits:
             self._num_updates += 1
 
@@ -224,7 +239,7 @@ class Imitation:
             ValueError: If the teacher does not fit. Nothing is changed then.
         """
         teacher, state_dict = self.model, state.get("teacher_state_dict")
-        if teacher is not None and state_dict:
+        if teacher is not None and has_parameters(teacher) and state_dict:
             obs = self._storage.observations
             check_teacher(teacher, state_dict, obs, checkpoint or {}, advice=_advice)
             teacher.load_state_dict(state_dict)
@@ -232,6 +247,23 @@ class Imitation:
         self._num_updates = state.get("num_updates", 0)
         if self.returns is not None:
             self.returns.load_state_dict(state.get("returns", []))
+
+
+def _check_gradient(actor: MLPModel, teacher_loss: str) -> None:
+    """Check that an imitation loss has a gradient with the actor's distribution.
+
+    Raises:
+        ValueError: If it has none.
+    """
+    needed = {"kl": "kl", "mse": "mean", "nll": "log_prob"}
+    found = values_with_gradient(actor)
+    if needed[teacher_loss] not in found:
+        fits = [loss for loss, value in needed.items() if value in found]
+        raise ValueError(
+            f"teacher_loss is '{teacher_loss}', expected one of {fits} with the actor's"
+            f" {type(actor.distribution).__name__}: '{teacher_loss}' has no gradient there, so the"
+            " actor would not imitate."
+        )
 
 
 def build_teacher(
@@ -249,9 +281,12 @@ def build_teacher(
     Returns:
         An untrained model.
     """
-    arguments = copy.deepcopy(teacher_cfg)  # models remove entries from it
+    # A copy, as models remove entries from it.
+    arguments = with_controllers(copy.deepcopy(teacher_cfg), env)
     model_class = resolve_callable(arguments.pop("class_name"))
-    obs_groups = resolve_obs_groups(obs, cfg["obs_groups"], ["teacher"])
+    obs_groups = cfg["obs_groups"]
+    if is_model(model_class):
+        obs_groups = resolve_obs_groups(obs, obs_groups, ["teacher"])
     with torch.random.fork_rng(devices=[]):  # models are built on the CPU
         teacher = model_class(obs, obs_groups, "teacher", env.num_actions, **arguments)
     return teacher.to(device)
@@ -280,10 +315,11 @@ class FineTuning:
             is_first_rank: Whether this process prints for all.
 
         Raises:
+            ValueError: If the actor would act with another noise than ``student_action_std``.
             NotImplementedError: If ``student_action_std`` finds no parameter to set.
         """
         if options.student_action_std is not None:
-            _std_parameter(actor)
+            _check_std(actor, options.student_action_std)
         self._actor, self._options, self._is_first_rank = actor, options, is_first_rank
         self._num_updates: int | None = None
 
@@ -319,9 +355,7 @@ class FineTuning:
         imitation.load_state_dict(teacher, checkpoint if strict else None)  # first: it may raise
         self._actor.load_state_dict(student, strict=strict)
         if self._options.student_action_std is not None:
-            name, parameter = _std_parameter(self._actor)
-            std = self._options.student_action_std
-            parameter.data.fill_(math.log(std) if name.startswith("log") else std)
+            _set_std(self._actor, self._options.student_action_std)
         self._num_updates = 0
         if self._is_first_rank:
             self._announce()
@@ -356,6 +390,37 @@ class FineTuning:
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
         """Restore the values of ``state_dict``."""
         self._num_updates = state.get("num_updates")
+
+
+def _set_std(actor: MLPModel, std: float) -> None:
+    name, parameter = _std_parameter(actor)
+    parameter.data.fill_(math.log(std) if name.startswith("log") else std)
+
+
+@torch.no_grad()
+def _check_std(actor: MLPModel, std: float) -> None:
+    """Check that the actor acts with a standard deviation that is set; nothing is changed.
+
+    Raises:
+        ValueError: If it does not: rsl_rl's distributions clamp theirs to ``std_range``.
+        NotImplementedError: If the distribution has no such parameter.
+    """
+    _, parameter = _std_parameter(actor)
+    distribution: Any = actor.distribution
+    sizes = getattr(distribution, "input_dim", len(parameter))
+    kept, before = dict(vars(distribution)), parameter.clone()
+    _set_std(actor, std)
+    distribution.update(parameter.new_zeros(1, *(sizes if isinstance(sizes, list) else [sizes])))
+    found = actor.output_std.flatten()
+    parameter.copy_(before)
+    vars(distribution).clear()
+    vars(distribution).update(kept)
+    if not torch.allclose(found, torch.full_like(found, std), rtol=1e-3):
+        raise ValueError(
+            f"student_action_std is {std}, expected a standard deviation that the actor's"
+            f" {type(distribution).__name__} can have: it would act with {found[0].item():g}. Raise"
+            " or lower its std_range."
+        )
 
 
 def _std_parameter(actor: MLPModel) -> tuple[str, nn.Parameter]:

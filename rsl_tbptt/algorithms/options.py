@@ -521,8 +521,8 @@ class PpoOptions(Options):
     teacher_coef: Annotated[float, positive(0)] = 0.0
     """Weight of the imitation loss; 0 disables imitation."""
 
-    teacher_loss: Literal["kl", "mse"] = "kl"
-    """Imitation loss: ``"kl"`` divergence from the teacher, or ``"mse"`` of mean actions."""
+    teacher_loss: Literal["kl", "mse", "nll"] = "kl"
+    """Imitation loss: ``"kl"`` from the teacher, ``"mse"`` of means, ``"nll"`` of its action."""
 
     teacher_schedule: Literal["linear", "exponential", "return"] = "linear"
     """How ``teacher_coef`` falls: ``"linear"``, ``"exponential"``, or as the ``"return"`` rises.

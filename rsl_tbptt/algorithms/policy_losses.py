@@ -37,6 +37,7 @@ from rsl_tbptt.core.accumulate import Loss, Outputs, SampleLosses
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.rollout import Labels, Rollout, generalized_advantages
+from rsl_tbptt.user_functions import values_with_gradient
 
 Params = tuple[torch.Tensor, ...]
 """Parameters of a distribution, as rsl_rl's ``output_distribution_params``."""
@@ -124,6 +125,9 @@ class PpoGradient:
             num_robots=num_robots,
         )
         self.critic = replay(critic, action_head, num_robots=num_augmented)
+        if mirrored:
+            learning = {ACTOR: self.actor, CRITIC: self.critic}
+            mirrored.replays = learning if mirrored.augments else {ACTOR: self.actor}
         self.policy_loss = PolicyLoss(actor, options, self.first_replay)
         self._averages_values = num_augmented > 1
         clips = () if options.policy_loss == "kl_penalty" else ("clip_fraction",)
@@ -187,19 +191,17 @@ class PpoGradient:
         With mirror images a model that learns from them sees all robots, (T, N, I), and its states
         are (L, S * N, I, H).
         """
-        replays, mirrored = {ACTOR: self.actor, CRITIC: self.critic}, self._mirrored
+        mirrored = self._mirrored
         if mirrored is None:
-            seen = [seen_by(replay.model, stored) for replay in replays.values()]
+            seen = [seen_by(replay.model, stored) for replay in (self.actor, self.critic)]
             find_held_frames(*seen)
             return seen, states
-        if not mirrored.augments:
-            replays.pop(CRITIC)
-        models = [replay.model for replay in replays.values()]
+        models = [replay.model for replay in mirrored.replays.values()]
         groups = {group for model in models for group in observed_groups(model, stored)}
         obs = mirrored.obs(groups)
         seen = [seen_by(model, obs) for model in models]
         find_held_frames(*seen)
-        states = mirrored.run(replays, states, seen, episode_starts, self._state_steps)
+        states = mirrored.run(states, seen, episode_starts, self._state_steps)
         if not mirrored.augments:
             seen.append(seen_by(self.critic.model, stored))
             find_held_frames(seen[-1])
@@ -289,6 +291,16 @@ class PpoGradient:
         sums.setdefault("teacher", torch.zeros_like(sums["kl"]))
         return torch.stack([sums[name] for name in self.reported])
 
+    def check(self, *, holds_actor: bool) -> None:
+        """Check that the losses have reached the models, right after :meth:`accumulate`.
+
+        Raises:
+            ValueError: If no parameter of a model has a gradient.
+        """
+        if not holds_actor:
+            self.actor.check_gradient("policy_loss and teacher_loss")
+        self.critic.check_gradient("the value loss")
+
     def means(self, steps: torch.Tensor) -> dict[str, torch.Tensor]:
         """Average reported values and norms over optimiser steps: (S, M) to () each."""
         names = (*self.reported, "actor_grad_norm", "critic_grad_norm", "rnd")
@@ -311,7 +323,20 @@ class PolicyLoss:
     """The actor's loss: surrogate, entropy bonus and imitation of a teacher."""
 
     def __init__(self, actor: MLPModel, options: PpoOptions, first_replay: FirstReplay) -> None:
-        """Take the coefficients from ``options``; ``first_replay`` records probabilities."""
+        """Take the coefficients from ``options``; ``first_replay`` records probabilities.
+
+        Raises:
+            ValueError: If log-probabilities of the actor's distribution, or the KL divergence that
+                is a penalty, have no gradient.
+        """
+        needed = {"log_prob"} | ({"kl"} if options.policy_loss == "kl_penalty" else set())
+        if missing := needed - values_with_gradient(actor):
+            raise ValueError(
+                f"policy_loss is '{options.policy_loss}', expected a distribution with a gradient"
+                f" of {' and '.join(sorted(needed))}: the actor's"
+                f" {type(actor.distribution).__name__} has none of {' and '.join(sorted(missing))}."
+                " Look for detach() or no_grad() in it."
+            )
         self._actor, self._options, self._first_replay = actor, options, first_replay
         self.kl_coef = options.kl_penalty_coef
 
@@ -329,7 +354,7 @@ class PolicyLoss:
             outputs: Inputs of the actor's distribution. Shape: (K, n, ...).
             labels: ``advantages`` (K, n), ``actions`` (K, n, A), their ``log_prob`` (K, n) when
                 they were taken, the parameters of the distribution they were drawn from, and with
-                a teacher the parameters of its distribution, or its mean. With mirror images
+                a teacher the parameters of its distribution, or its action. With mirror images
                 outputs and actions are (K, n, I, ...), the other labels (K, n, 1, ...).
             advantages: Offset that is subtracted from advantages, then the scale that divides them.
             teacher_coef: Weight of the imitation loss.
@@ -366,6 +391,8 @@ class PolicyLoss:
         if teachers := _params_in(labels, "teacher"):
             if options.teacher_loss == "mse":
                 distance = losses.mse(actor.output_mean, *teachers)
+            elif options.teacher_loss == "nll":
+                distance = losses.nll(actor.get_output_log_prob, *teachers)
             else:
                 distance = actor.get_kl_divergence(teachers, actor.output_distribution_params)
             reported["teacher"] = distance

@@ -50,6 +50,7 @@ from rsl_tbptt.algorithms.truncation_bootstrap import (
 )
 from rsl_tbptt.checkpoints.describing import check_fits, model_configs
 from rsl_tbptt.checkpoints.reading import check_matches
+from rsl_tbptt.compat.rsl_rl3_checkpoints import as_models
 from rsl_tbptt.compat.versions import (
     PPO,
     MLPModel,
@@ -123,7 +124,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         self.mirrored: MirroredRobots | None = None
         """The mirror images of the robots, with symmetry."""
         if symmetry_cfg:  # rsl_rl's own refuses models with memory
-            self.mirrored = MirroredRobots(symmetry_cfg, storage)
+            self.mirrored = MirroredRobots(symmetry_cfg, storage, [actor, critic])
         self._raw_actor, self._raw_critic = self.actor, self.critic  # ``compile`` replaces them
         self._models = {"actor": self._raw_actor, "critic": self._raw_critic}
         check_types(self._models, storage.observations)
@@ -160,11 +161,15 @@ class TbpttPPO(TbpttAlgorithm, PPO):
             [self.optimizer, *self._heads.optimizers, *([rnd.optimizer] if rnd else ())],
             options,
             ranks,
-            stateful_models=[actor, critic, self.imitation],
+            others=lambda: [
+                *(self, self._fine_tuning, self.imitation, self.imitation.returns),
+                *(self.gradient.policy_loss, self.mirrored),
+            ],
+            stateful_models=lambda: [actor, critic, *self.imitation.models],
             add_gradients=self._add_gradients_of,
             inputs=self._inputs,
             max_micro_batches=self.mini_batches.num_envs_of_largest,
-            on_drop=self._take_back,
+            on_drop=self._drop_rollout,
         )
 
     @staticmethod
@@ -232,8 +237,6 @@ class TbpttPPO(TbpttAlgorithm, PPO):
             self.states = []
             if self._rnd:
                 self._rnd.begin_rollout()
-            if self.mirrored:
-                self.mirrored.begin_rollout()
         if step in self.mini_batches.state_steps:
             states = self._raw_actor.get_hidden_state(), self._raw_critic.get_hidden_state()
             self.states.append((hidden_state.clone(states[0]), hidden_state.clone(states[1])))
@@ -270,8 +273,6 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         self._store_step(self.transition, extras)
         for model in (self.actor, self.critic):
             model.reset(dones)
-        if self.mirrored:
-            self.mirrored.process_env_step(dones)
         self.imitation.process_env_step(rewards, dones)
 
     def compute_returns(self, obs: TensorDict) -> None:
@@ -322,6 +323,8 @@ class TbpttPPO(TbpttAlgorithm, PPO):
                                 update.num_micro_batches,
                                 holds_actor=holds_actor,
                             )
+                            if not steps:
+                                self.gradient.check(holds_actor=holds_actor)
                         means = self._ranks.sum_tensor(sums / mini_batch.num_samples)
                         norms = self.gradient.clip(self._ranks, holds_actor)
                         rate = self._optimizer_step(rate, means[KL])
@@ -352,10 +355,12 @@ class TbpttPPO(TbpttAlgorithm, PPO):
             self._heads.step(self.optimizer.param_groups[0]["lr"], options.max_grad_norm)
         return rate
 
-    def _take_back(self) -> None:
-        """Undo the other changes of a rollout and its update, beyond the transaction's."""
+    def _drop_rollout(self, num_steps: int) -> None:
+        """Undo the changes of a dropped rollout; mirrored robots continue after its steps."""
         if self._rnd:
             self._rnd.drop_rollout()
+        if self.mirrored:
+            self.mirrored.drop_rollout(num_steps)
 
     def _update_normalization(self) -> None:
         """Update the normalisers with the rollout."""
@@ -444,7 +449,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
 
         A distillation checkpoint makes its student the actor, with the action noise
         ``student_action_std``; the critic is warmed up first. It also brings a teacher, so you do
-        not need ``teacher_checkpoint``.
+        not need ``teacher_checkpoint``. From a checkpoint of rsl_rl 1 to 3 only models are loaded.
 
         Args:
             loaded_dict: The checkpoint.
@@ -460,6 +465,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
             ValueError: If parameters or optimiser do not fit, or if the models were configured
                 differently. Nothing is changed then.
         """
+        loaded_dict, load_cfg = as_models(loaded_dict, load_cfg)
         wants: dict = dict.fromkeys(_LOADED, True) if load_cfg is None else load_cfg
         obs, own = self.storage.observations, loaded_dict.get("rsl_tbptt", {})
         heads, wants_heads = own.get("auxiliary", {}), wants.get("actor") or wants.get("auxiliary")

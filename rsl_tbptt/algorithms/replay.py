@@ -96,6 +96,7 @@ class Replay:
         self.model, self._head, self._heads = model, head, heads
         self.parameters: list[nn.Parameter] = list(model.parameters())
         """Parameters of the model alone."""
+        self._like = next(iter(self.parameters), torch.empty(0))  # a teacher may have none
         self._parts = parts_of(model)
         self._engine = options.scan_engine
         self._num_envs, self._num_robots, self._window_length = num_envs, num_robots, window_length
@@ -121,7 +122,7 @@ class Replay:
     @property
     def device(self) -> torch.device:
         """The model's device."""
-        return self.parameters[0].device
+        return self._like.device
 
     def accumulate(
         self,
@@ -160,6 +161,26 @@ class Replay:
                 num_micro_batches=max(num_micro_batches, least),
                 coef=coef,
                 windows_at_once=self._windows_at_once,
+            )
+
+    def check_gradient(self, losses: str) -> None:
+        """Check that losses have reached the model, right after the first :meth:`accumulate`.
+
+        A frozen model has nothing to reach, and a loss times 0 reaches it with zeros.
+
+        Args:
+            losses: The losses in the message, by the names of their options.
+
+        Raises:
+            ValueError: If no parameter has a gradient.
+        """
+        learned = [each for each in self.parameters if each.requires_grad]
+        if learned and all(each.grad is None for each in learned):
+            model, distribution = type(self.model).__name__, type(self.model.distribution).__name__
+            raise ValueError(
+                f"The gradient of {losses} reaches no parameter of the {model} (distribution:"
+                f" {distribution}), expected one that does: nothing would be learned. Look for"
+                " argmax, rounding, detach() or no_grad() in its forward pass."
             )
 
     def least_micro_batches(self, num_envs: int) -> int:
@@ -238,7 +259,7 @@ class Replay:
             The head's outputs and those of auxiliary heads, of leading shape (K, n), and the state
             after the last step, all in the parameters' dtype.
         """
-        dtype, robots = self.parameters[0].dtype, steps_of(obs).batch_size[2:]
+        dtype, robots = self._like.dtype, steps_of(obs).batch_size[2:]
         if robots:
             obs, episode_starts = obs.flatten(1, 2), episode_starts.repeat_interleave(robots[0], 1)
             state = hidden_state.apply(lambda tensor: tensor.flatten(1, 2), state)

@@ -14,9 +14,10 @@ tiny if the model is not symmetric, and its ratio to the density after an optimi
 
 Weights do not change during a rollout, so mirrored robots need not run alongside: before its first
 optimiser step an update runs them through the stored rollout once, without gradient, for their
-states. The robots are the third dimension of observations and actions, (T, N, I), and of states,
-(L, N, I, H). Mini-batches, micro-batches and the replay buffer choose environments, so a robot and
-its images stay together.
+states. If there is no update, they run through the stored steps when these are dropped. The robots
+are the third dimension of observations and actions, (T, N, I), and of states, (L, N, I, H).
+Mini-batches, micro-batches and the replay buffer choose environments, so a robot and its images
+stay together.
 """
 
 from __future__ import annotations
@@ -32,12 +33,13 @@ from tensordict import TensorDict
 from rsl_tbptt.algorithms.behavior_losses import ACTIONS, STD
 from rsl_tbptt.algorithms.optimizers import step_batches
 from rsl_tbptt.algorithms.options import parse_fields
-from rsl_tbptt.algorithms.replay import FrameObs, Replay
+from rsl_tbptt.algorithms.replay import FrameObs, Replay, observed_groups, seen_by
 from rsl_tbptt.compat.versions import MLPModel, resolve_callable
 from rsl_tbptt.core import hidden_state, losses
 from rsl_tbptt.core.accumulate import Loss, Outputs, SampleLosses
 from rsl_tbptt.core.hidden_state import HiddenState
-from rsl_tbptt.core.rollout import Labels
+from rsl_tbptt.core.rollout import Labels, Rollout
+from rsl_tbptt.user_functions import made_up, unwritten, values_with_gradient
 
 ACTOR, CRITIC, STUDENT = "actor", "critic", "student"
 
@@ -73,15 +75,19 @@ class MirroredRobots:
         Mittal et al. (2024), "Symmetry considerations for learning task symmetric robot policies".
     """
 
-    def __init__(self, cfg: Mapping[str, Any], storage: RolloutStorage) -> None:
-        """Import the function and count the robots of an environment.
+    def __init__(
+        self, cfg: Mapping[str, Any], storage: RolloutStorage, models: Sequence[MLPModel]
+    ) -> None:
+        """Import the function, try it out and count the robots of an environment.
 
         Args:
             cfg: Fields of :class:`SymmetryOptions`.
             storage: The storage of rollouts.
+            models: The models, the one that acts first.
 
         Raises:
-            ValueError: If a field is unknown or the function returns no mirrored rows.
+            ValueError: If a field is unknown, or the function does not return the rows that it is
+                given, and then mirror images of the same form.
         """
         self._options = options = parse_fields(SymmetryOptions, cfg, "symmetry_cfg")
         self._function = resolve_callable(options.data_augmentation_func)
@@ -99,9 +105,21 @@ class MirroredRobots:
                 " expected twice as many or a higher multiple: the rows that it is given, then"
                 " those of each mirror image."
             )
-        self._states: dict[str, HiddenState] = {}
+        mirrored_models = models if self.augments else models[:1]
+        seen = {
+            g for model in mirrored_models for g in observed_groups(model, storage.observations)
+        }
+        self._try_out(sorted(seen))
+        if options.use_mirror_loss and "actions" not in values_with_gradient(models[0]):
+            raise ValueError(
+                "use_mirror_loss is True, expected False with the actor's"
+                f" {type(models[0].distribution).__name__}: its actions have no gradient."
+            )
+        self.replays: Mapping[str, Replay] = {}
+        """Models that run for mirrored robots, by role; set by the algorithm."""
+        self.states: dict[str, HiddenState] = {}
+        """States of the mirrored robots before the next rollout, by role: (L, N, I-1, H)."""
         self._end_states: dict[str, HiddenState] = {}
-        self._ended = torch.zeros(num_envs, dtype=torch.bool, device=device)
         self._step_batches = step_batches(storage.num_transitions_per_env, num_envs, device)
 
     def check_distillation(self) -> None:
@@ -122,6 +140,70 @@ class MirroredRobots:
         """Return observations or actions, (B,), with those of mirrored robots, (I * B,)."""
         mirrored_obs, mirrored_actions = self._function(env=self._env, obs=obs, actions=actions)
         return mirrored_obs if actions is None else mirrored_actions
+
+    def _try_out(self, groups: Sequence[str]) -> None:
+        """Mirror a few made-up rows, twice.
+
+        Args:
+            groups: The observation groups that are read.
+
+        Raises:
+            ValueError: If the function writes into what it is given, or if it returns rows of
+                another form, in another order, or images that it does not mirror back.
+        """
+        name, rows = "data_augmentation_func", slice(0, _NUM_TRIED)
+        obs: Any = self._storage.observations[0, rows].clone()
+        for group in groups:
+            obs[group] = made_up(obs[group])
+        given = {"actions": made_up(self._storage.actions[0, rows])}
+        with unwritten(name, {**obs, **given}):
+            once_obs = self._mirror(obs=obs)
+            once = self._mirror(actions=given["actions"])
+        if missing := {*groups} - {*once_obs.keys()}:
+            raise ValueError(
+                f"{name} returned no observation groups {sorted(missing)}, expected all that the"
+                " models see: repeat those that have no mirror image."
+            )
+        kinds = {"actions": (given["actions"], once, self._mirror(actions=once))}
+        twice_obs = self._mirror(obs=once_obs)
+        for group in groups:
+            kinds[f"observation group '{group}'"] = (obs[group], once_obs[group], twice_obs[group])
+        for kind, tensors in kinds.items():
+            self._check_images(f"{name} returned {kind}", *tensors)
+
+    def _check_images(
+        self, what: str, given: torch.Tensor, once: torch.Tensor, twice: torch.Tensor
+    ) -> None:
+        """Check B rows that were mirrored once, (I * B, ...), and twice, (I * I * B, ...).
+
+        Raises:
+            ValueError: If they are not the given rows and then images of them.
+        """
+        shape = (self.num_robots * len(given), *given.shape[1:])
+        form, expected = (once.shape, once.dtype, once.device), (shape, given.dtype, given.device)
+        if form != expected:
+            found, wanted = (
+                f"{tuple(s)}, {kind}, {device}" for s, kind, device in (form, expected)
+            )
+            raise ValueError(
+                f"{what} of the form {found}, expected {wanted}, as for what is given."
+            )
+        if not once.isfinite().all():
+            raise ValueError(f"{what} with NaN or inf, expected finite values.")
+        robots = once.unflatten(0, (self.num_robots, len(given)))
+        if not _are_equal(robots[0], given):
+            raise ValueError(
+                f"{what} whose first {len(given)} rows are not those given, expected these first,"
+                " then those of each mirror image."
+            )
+        again = twice.unflatten(0, (self.num_robots, *robots.shape[:2]))
+        for image in range(1, self.num_robots):
+            if not any(_are_equal(each[image], given) for each in again):
+                raise ValueError(
+                    f"{what} whose mirror image {image} is not mirrored back to the original,"
+                    " expected that some image of it is: look for a sign or a pair of columns that"
+                    " is turned in one direction only."
+                )
 
     def obs(self, groups: Iterable[str]) -> TensorDict:
         """Return groups of the stored observations for all robots, batch size (T, N, I).
@@ -164,34 +246,33 @@ class MirroredRobots:
             found[STD] = self.actions(labels[STD]).abs()
         return found
 
-    @property
-    def states(self) -> dict[str, HiddenState]:
-        """States of the mirrored robots by role, cleared where episodes ended: (L, N, I-1, H)."""
-        where = self._ended.unsqueeze(-1)
-        return {role: hidden_state.clear(state, where) for role, state in self._states.items()}
-
-    @states.setter
-    def states(self, states: Mapping[str, HiddenState]) -> None:
-        self._states = dict(states)
-        self._ended.zero_()
-
-    def begin_rollout(self) -> None:
-        """Clear states where episodes have ended, also those of a dropped rollout."""
-        self.states = self.states  # the getter clears, the setter forgets which episodes ended
-
-    def process_env_step(self, dones: torch.Tensor) -> None:
-        """Note which episodes ended with a step. Shape: (N,)."""
-        self._ended |= dones.bool()
-
     def advance(self) -> None:
         """Let the next rollout begin with the states at the end of this one."""
-        self._ended.copy_(self._storage.dones[-1].squeeze(-1))
-        self._states = self._end_states
-        self.begin_rollout()
+        self._continue_from(self._end_states, self._storage.num_transitions_per_env)
+
+    def drop_rollout(self, num_steps: int) -> None:
+        """Let the next rollout begin with the states after the stored steps of a dropped one.
+
+        As those of models, they are cleared if they are not finite.
+        """
+        dones, ends = self._storage.dones[:num_steps].squeeze(-1).bool(), {}
+        for role, replay in self.replays.items():
+            if replay.model.is_recurrent:
+                obs = self.obs(observed_groups(replay.model, self._storage.observations))
+                seen = seen_by(replay.model, cast("TensorDict", obs[:num_steps, :, 1:]))
+                starts = Rollout.from_dones(seen, {}, dones).episode_starts
+                _, end = replay.run(seen, self.states.get(role), starts, [])
+                ends[role] = hidden_state.clear_non_finite(end)
+        self._continue_from(ends, num_steps)
+
+    def _continue_from(self, end_states: Mapping[str, HiddenState], num_steps: int) -> None:
+        """Clear states after some steps where episodes ended with the last; keep them."""
+        ended = self._storage.dones[num_steps - 1].bool()
+        self.states = {role: hidden_state.clear(each, ended) for role, each in end_states.items()}
 
     def join(self, role: str, state: HiddenState) -> HiddenState:
         """Return the state before a rollout for all robots, (L, N, I, H), given robot 0's."""
-        return _join(state, self._states.get(role), self.num_robots)
+        return _join(state, self.states.get(role), self.num_robots)
 
     def split(self, role: str, end_state: HiddenState) -> HiddenState:
         """Return the state of robot 0 after a rollout, given all robots'; keep the others."""
@@ -200,7 +281,6 @@ class MirroredRobots:
 
     def run(
         self,
-        replays: Mapping[str, Replay],
         states: Sequence[HiddenState],
         seen: Sequence[TensorDict | FrameObs],
         episode_starts: torch.Tensor,
@@ -209,7 +289,6 @@ class MirroredRobots:
         """Run the mirrored robots through a rollout of PPO with the weights that acted.
 
         Args:
-            replays: The models by role; without augmentation the actor alone.
             states: The models' states before some steps. Shape: (L, S * N, H), or a pair of them.
             seen: Observations of the models for all robots. Batch size (T, N, I).
             episode_starts: True where step t is the first of an episode. Shape: (T, N), bool.
@@ -219,10 +298,10 @@ class MirroredRobots:
             The states of all robots. Shape: (L, S * N, I, H), or a pair of them.
         """
         joined = list(states)
-        for index, (role, replay) in enumerate(replays.items()):
+        for index, (role, replay) in enumerate(self.replays.items()):
             if not replay.model.is_recurrent:
                 continue
-            before, mirrored = self._states.get(role), seen[index][:, :, 1:]
+            before, mirrored = self.states.get(role), seen[index][:, :, 1:]
             kept, self._end_states[role] = replay.run(mirrored, before, episode_starts, steps)
             of_steps = hidden_state.concatenate_envs(kept)
             joined[index] = _join(states[index], of_steps, self.num_robots)
@@ -251,6 +330,15 @@ class MirroredRobots:
             return SampleLosses(trained, {**own.reported, "symmetry": error})
 
         return of_robots
+
+
+_NUM_TRIED = 4
+"""Rows with which a function is tried out."""
+
+
+def _are_equal(values: torch.Tensor, others: torch.Tensor) -> bool:
+    """Return whether mirrored values of one form are equal, up to rounding."""
+    return torch.allclose(values.double(), others.double(), rtol=1e-4, atol=1e-5)
 
 
 def averaged(loss: Loss) -> Loss:

@@ -22,6 +22,7 @@ from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core.accumulate import Loss, Outputs, SampleLosses
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.rollout import Labels
+from rsl_tbptt.models.controller import check_has_parameters, has_parameters
 from rsl_tbptt.models.teacher_group import NONE, SelectedTeachers, read_teacher
 
 
@@ -300,16 +301,18 @@ class LazyTeacher:
             ranks: The processes that train together.
 
         Raises:
-            ValueError: If one file is named for several teachers.
+            ValueError: If one file is named for several teachers, or for one without parameters.
         """
         self._teacher, self._path, self._obs, self._ranks = teacher, path, obs, ranks
-        self.is_loaded = False
-        """Whether a checkpoint has brought the teacher."""
+        self.is_loaded = not has_parameters(teacher)
+        """Whether a checkpoint has brought the teacher, or none is needed."""
         if isinstance(teacher, SelectedTeachers) and path is not None:
             raise ValueError(
                 f"teacher_checkpoint is '{path}', expected None with several teachers: each has its"
                 " own file, 'checkpoint' in teacher.teachers."
             )
+        if path is not None:
+            check_has_parameters(teacher, "teacher_checkpoint", path)
 
     def read(self) -> None:
         """Load the teacher from its file, if one is named and no checkpoint has brought it.
@@ -341,10 +344,10 @@ class LazyTeacher:
         if not self.is_loaded:
             raise ValueError(
                 "teacher_checkpoint is None and no checkpoint was loaded, expected one of the two:"
-                " name the teacher's file with --checkpoint FILE (Isaac Lab) or as the option"
-                " agent.algorithm.teacher_checkpoint=FILE, in mjlab"
-                " --agent.algorithm.teacher-checkpoint FILE, or there its run with"
-                " --agent.resume True --agent.load-run '.*_teacher'."
+                " name the teacher's file as the algorithm's option teacher_checkpoint, or call"
+                " runner.load(FILE). In Isaac Lab that is --checkpoint FILE, in mjlab"
+                " --agent.algorithm.teacher-checkpoint FILE, or its run with --agent.resume True"
+                " --agent.load-run '.*_teacher'."
             )
         return True
 

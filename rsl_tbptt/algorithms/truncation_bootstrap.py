@@ -117,7 +117,8 @@ class TruncationBootstrap:
             warnings.warn(
                 "Time-outs are bootstrapped with the value before the last step, because the"
                 " environment gives no new extras['final_obs']. In Isaac Lab 3.0 turn it on with"
-                " env.compute_final_obs=true.",
+                " env.compute_final_obs=true. In your own environment put the observations there"
+                " from before it is reset.",
                 stacklevel=4,
             )
 
@@ -186,9 +187,10 @@ class EpisodeReturns:
         """Add the values of ``metrics``, and drop the rollouts that are not needed any more."""
         if num_returns == 0:
             return
-        self._rollouts.append([return_sum, num_returns])
-        while sum(count for _, count in self._rollouts[1:]) >= NUM_EPISODES:
-            del self._rollouts[0]
+        rollouts = [*self._rollouts, [return_sum, num_returns]]
+        while sum(count for _, count in rollouts[1:]) >= NUM_EPISODES:
+            del rollouts[0]
+        self._rollouts = rollouts
 
     def state_dict(self) -> list[list[float]]:
         """Return sums and numbers by rollout."""

@@ -51,6 +51,18 @@ def gaussian_nll(mean: torch.Tensor, std: torch.Tensor, labels: torch.Tensor) ->
     return per_action.sum(-1)
 
 
+def nll(log_prob: Callable[[torch.Tensor], torch.Tensor], labels: torch.Tensor) -> torch.Tensor:
+    """Return the negative log-likelihood of labels under any distribution: (..., A) to (...).
+
+    Args:
+        log_prob: Maps labels, (..., A), to their log-probabilities, (...). It never sees NaN, which
+            a discrete distribution would take for the index of an action.
+        labels: The labels. Where one is NaN the loss is NaN.
+    """
+    missing = labels.isnan()
+    return -log_prob(labels.masked_fill(missing, 0.0)).masked_fill(missing.any(-1), math.nan)
+
+
 def clipped_surrogate(
     log_prob: torch.Tensor,
     old_log_prob: torch.Tensor,

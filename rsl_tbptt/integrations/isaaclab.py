@@ -107,6 +107,19 @@ if rsl_rl_era() == MODELS_ERA:
 
         stochastic: bool = False
         """Not used either; it does not reach the model."""
+
+    @configclass
+    class TbpttControllerCfg:
+        """A teacher that is a controller; not with Isaac Lab 2.3. Subclass it to add arguments."""
+
+        class_name: str = _REQUIRED
+        """Qualified name of a class or function; see docs/reference/distillation.md#controllers."""
+
+        distribution_cfg: None = None
+        """Not used; Isaac Lab's script looks for it in every model's config."""
+
+        stochastic: bool = False
+        """Not used either; it does not reach the controller."""
 else:
     # Registers the algorithms.
     importlib.import_module("rsl_tbptt.integrations.rsl_rl_v3")

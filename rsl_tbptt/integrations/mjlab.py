@@ -56,6 +56,7 @@ except ImportError as error:
 
 __all__ = [
     "TbpttCnnRnnModelCfg",
+    "TbpttControllerCfg",
     "TbpttDistillationAlgorithmCfg",
     "TbpttDistillationRunnerCfg",
     "TbpttMjlabDistillationRunner",
@@ -122,6 +123,14 @@ class TbpttTeachersCfg:
 
 
 @dataclass
+class TbpttControllerCfg:
+    """A teacher that is a controller. Subclass it to add arguments."""
+
+    class_name: str
+    """Qualified name of a class or function; see docs/reference/distillation.md#controllers."""
+
+
+@dataclass
 class TbpttDistillationRunnerCfg(RslRlBaseRunnerCfg):
     """A task's ``rl_cfg`` for distillation; its runner is ``TbpttMjlabDistillationRunner``."""
 
@@ -145,14 +154,14 @@ class TbpttDistillationRunnerCfg(RslRlBaseRunnerCfg):
     )
     """The student. It acts with its distribution's noise while data is collected."""
 
-    teacher: RslRlModelCfg | TbpttTeachersCfg = field(
+    teacher: RslRlModelCfg | TbpttTeachersCfg | TbpttControllerCfg = field(
         default_factory=lambda: RslRlModelCfg(
             distribution_cfg={"class_name": "GaussianDistribution", "init_std": 1.0}
         )
     )
     """The teacher: the ``actor`` of the config that it was trained with, including distribution.
 
-    Several teachers are possible.
+    It may also be several teachers, or a controller.
     """
 
     algorithm: TbpttDistillationAlgorithmCfg = field(default_factory=TbpttDistillationAlgorithmCfg)
@@ -277,7 +286,7 @@ def model_arguments(model_cfg: dict[str, Any]) -> dict[str, Any]:
     """Remove from a model's config the fields that mjlab's config class has for other models.
 
     Args:
-        model_cfg: A ``RslRlModelCfg`` as a dictionary, or a ``TbpttTeachersCfg``.
+        model_cfg: A ``RslRlModelCfg`` as a dictionary, or the config of teachers or a controller.
 
     Returns:
         ``"class_name"`` and the arguments of that class.

@@ -34,7 +34,8 @@ from rsl_tbptt.algorithms.health import HealthLog  # noqa: E402
 from rsl_tbptt.algorithms.options import PpoOptions  # noqa: E402
 from rsl_tbptt.algorithms.step_checks import tensor_groups  # noqa: E402
 from rsl_tbptt.compat.rsl_rl3_algorithms import ModelStorage, keep_with_optimizer  # noqa: E402
-from rsl_tbptt.compat.rsl_rl3_models import fit_teacher, model_of, network_state  # noqa: E402
+from rsl_tbptt.compat.rsl_rl3_checkpoints import network_state  # noqa: E402
+from rsl_tbptt.compat.rsl_rl3_models import fit_teacher, model_of  # noqa: E402
 
 __all__ = ["TbpttDistillation", "TbpttPPO"]
 

@@ -22,6 +22,8 @@ from rsl_tbptt.compat.versions import (
 )
 from rsl_tbptt.core import hidden_state as hidden_states
 from rsl_tbptt.core.hidden_state import HiddenState
+from rsl_tbptt.models.controller import check_has_parameters, has_parameters
+from rsl_tbptt.user_functions import unwritten
 
 NONE = -1
 """Number that stands for no teacher."""
@@ -103,6 +105,9 @@ class SelectedTeachers(nn.Module):
         """Each row's teacher in the newest forward pass, -1 for none. Shape: (rows,)."""
         self._rows: dict[int, slice | torch.Tensor] = {}
         self._paths = {name: cfg.get("checkpoint") for name, cfg in teachers.items()}
+        for name, path in self._paths.items():
+            if path is not None:
+                check_has_parameters(self.teachers[name], f"teachers.{name}.checkpoint", path)
         self._shapes = obs[:0].clone()
         self._state_forms: list[hidden_states.Form] = []
 
@@ -137,6 +142,8 @@ class SelectedTeachers(nn.Module):
             ValueError: If the file is not named, missing, damaged or does not fit.
         """
         path = self._paths[name]
+        if not has_parameters(self.teachers[name]):
+            return {}
         if path is None:
             raise ValueError(
                 f"teacher.teachers.{name}.checkpoint is None, expected the teacher's file: no"
@@ -383,9 +390,10 @@ class Selector:
         """Check that each environment has a teacher.
 
         Raises:
-            ValueError: If one has no teacher.
+            ValueError: If one has no teacher, or the selector writes into observations.
         """
-        values, numbers = self._read(obs), self(obs)
+        with unwritten("It", dict(obs.items())):
+            values, numbers = self._read(obs), self(obs)
         if numbers.shape != obs.batch_size:
             raise ValueError(f"shape {tuple(values.shape)} for {len(obs)} environments")
         for env in (numbers == NONE).nonzero().flatten().tolist():

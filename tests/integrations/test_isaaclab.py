@@ -34,12 +34,14 @@ from rsl_tbptt.core.scan import CELLS
 from rsl_tbptt.files import read_config
 from rsl_tbptt.integrations.isaaclab import (
     TbpttCnnRnnModelCfg,
+    TbpttControllerCfg,
     TbpttDistillationAlgorithmCfg,
     TbpttPpoAlgorithmCfg,
     TbpttTeacherCfg,
     TbpttTeachersCfg,
 )
 from rsl_tbptt.models import CNNRNNModel, SelectedTeachers
+from rsl_tbptt.models.controller import with_controllers
 from rsl_tbptt.tools.doctor import install
 
 TAKEN_BY_RSL_RL = ("rnd_cfg", "symmetry_cfg", "share_cnn_encoders")
@@ -172,6 +174,31 @@ def test_several_teachers_pass_through_isaaclabs_script(tmp_path):
     assert teachers.teachers["climb"].rnn.rnn.hidden_size == 7
     written = read_config(tmp_path / "agent.yaml")
     assert written["teacher"]["teachers"]["climb"]["checkpoint"] == "other.pt"
+
+
+@configclass
+class PlaybackCfg(TbpttControllerCfg):
+    """A controller with an argument."""
+
+    class_name: str = "support.controllers:Playback"
+    actions: tuple = (0.1,)
+
+
+@pytest.mark.parametrize("teacher", [PlaybackCfg(), None], ids=["own config", "class_name alone"])
+def test_a_controller_passes_through_isaaclabs_script(teacher):
+    mlp = RslRlMLPModelCfg(hidden_dims=[8], activation="elu", distribution_cfg=GAUSSIAN)
+    cfg = SkillsCfg(obs_groups={"student": ["policy"]}, teacher=teacher or mlp)
+    overrides: Any = OmegaConf.to_container(OmegaConf.create(cfg.to_dict()))
+    overrides["teacher"]["class_name"] = "support.controllers:Playback"
+    if teacher:
+        overrides["teacher"]["actions"] = (0.7,)
+    cfg.from_dict(overrides)
+    cfg = handle_deprecated_rsl_rl_cfg(cfg, "5.5.1")
+    env: Any = SimpleNamespace(num_envs=2)
+    model_class, options = resolve_class(with_controllers(to_dict(cfg.teacher), env))
+    obs = make_obs(2)
+    model = model_class(obs, cfg.obs_groups, "teacher", 1, **options)
+    assert model(obs).flatten().tolist() == pytest.approx([0.7 if teacher else 0.1] * 2)
 
 
 def test_the_config_of_a_model_is_not_changed():

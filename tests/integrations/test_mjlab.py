@@ -28,6 +28,7 @@ from rsl_tbptt.algorithms.imitation import build_teacher
 from rsl_tbptt.algorithms.options import DistillationOptions, PpoOptions
 from rsl_tbptt.integrations.mjlab import (
     EpisodicPolicy,
+    TbpttControllerCfg,
     TbpttDistillationAlgorithmCfg,
     TbpttDistillationRunnerCfg,
     TbpttMjlabDistillationRunner,
@@ -287,6 +288,32 @@ def test_several_teachers_of_the_command_line_reach_the_runner(tmp_path):
     runner = TbpttMjlabDistillationRunner(MjlabSkills(6, 4), dataclasses.asdict(cfg))
     runner.learn(1)
     assert torch.equal(parameters(runner.alg.teacher.teachers), parameters(teachers))
+
+
+@dataclasses.dataclass
+class PlaybackCfg(TbpttControllerCfg):
+    """A controller with an argument."""
+
+    actions: tuple[float, ...] = (0.1,)
+
+
+@pytest.mark.parametrize("own_config", [True, False])
+def test_a_controller_of_the_command_line_reaches_the_runner(own_config):
+    default = TbpttDistillationRunnerCfg(
+        logger="tensorboard",
+        num_steps_per_env=6,
+        obs_groups={"student": ("policy",), "teacher": ("privileged",)},
+        algorithm=TbpttDistillationAlgorithmCfg(gradient_length=3),
+    )
+    words = ["--teacher.class-name", "support.controllers:Playback"]
+    if own_config:
+        default.teacher = PlaybackCfg("none")
+        words += ["--teacher.actions", "0.7"]
+    cfg = tyro.cli(TbpttDistillationRunnerCfg, default=default, args=words, config=mjlab.TYRO_FLAGS)
+    runner = TbpttMjlabDistillationRunner(MjlabRecall(6, 4), dataclasses.asdict(cfg))
+    runner.learn(1)
+    (playback,) = runner.alg.teacher._controller
+    assert playback.recording[0] == pytest.approx(0.7 if own_config else 0.1)
 
 
 @pytest.mark.parametrize("algorithm", ["ppo", "distillation"])

@@ -26,7 +26,7 @@ def image(number: int, values: Any) -> torch.Tensor:
     if values.dim() > 3:
         return values.flip(-number)
     signs = values.new_tensor([1.0, -1.0]).repeat(values.shape[-1])[: values.shape[-1]]
-    return values * signs if number == 1 else -values.roll(1, -1)
+    return values * signs if number == 1 else -values.flip(-1)
 
 
 def mirror(num_images: int) -> Callable[..., Any]:

@@ -1,0 +1,194 @@
+"""A controller as a teacher, without a network: a planner, demonstrations or a function."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable, Mapping
+from functools import partial
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from rsl_tbptt.compat.versions import OWN_MODELS, resolve_callable
+from rsl_tbptt.core.hidden_state import HiddenState
+from rsl_tbptt.user_functions import unwritten
+
+
+class Controller(nn.Module):
+    """A controller behind rsl_rl's model interface; it has no parameters, whatever is inside.
+
+    So no checkpoint is needed for it, and none contains it. A function has no state and may see any
+    rows; an object sees all environments at every step, and has ``reset`` if it has a state.
+    """
+
+    distribution = None
+    """Controllers have actions alone."""
+
+    def __init__(self, controller: Callable[..., Any], num_actions: int) -> None:
+        """Take the controller.
+
+        Args:
+            controller: Maps observations, batch size (N,), to actions, (N, A), a tensor or numpy's
+                array. It may have ``reset(dones)``, which is told whose episode ended, (N,), bool.
+            num_actions: Number of actions A.
+
+        Raises:
+            ValueError: If it cannot be called.
+        """
+        super().__init__()
+        function = controller.func if isinstance(controller, partial) else controller
+        self.name = getattr(function, "__qualname__", type(function).__name__)
+        """Name of the class or function, for messages."""
+        if not callable(controller):
+            raise ValueError(
+                f"The teacher {self.name} cannot be called, expected a controller: __call__ maps"
+                " observations to actions."
+            )
+        self._controller = (controller,)  # a tuple, so that its networks are not submodules
+        self._num_actions, self._tried = num_actions, False
+        self.is_recurrent = not inspect.isroutine(function)
+        """Whether it may have a state."""
+
+    def extra_repr(self) -> str:
+        """Return the name that torch prints."""
+        return self.name
+
+    @torch.compiler.disable
+    def forward(
+        self,
+        obs: TensorDict,
+        masks: None = None,
+        hidden_state: None = None,
+        stochastic_output: bool = False,
+    ) -> torch.Tensor:
+        """Return the controller's actions.
+
+        Args:
+            obs: All observation groups, batch size (N,).
+            masks: Unused: teachers are not trained.
+            hidden_state: Unused.
+            stochastic_output: Unused.
+
+        Returns:
+            A copy of the actions, since a controller may use its own again. Shape: (N, A).
+
+        Raises:
+            ValueError: If actions have another shape, or the controller writes into observations.
+        """
+        (controller,) = self._controller
+        if self._tried:
+            actions = torch.as_tensor(controller(obs))
+        else:
+            with unwritten(f"The teacher {self.name}", dict(obs.items())):
+                actions = torch.as_tensor(controller(obs))
+            self._tried = True
+        if actions.shape != (len(obs), self._num_actions):
+            raise ValueError(
+                f"The teacher {self.name} returned actions of shape {tuple(actions.shape)},"
+                f" expected {(len(obs), self._num_actions)}: one row per environment."
+            )
+        device = next(each.device for each in obs.values() if isinstance(each, torch.Tensor))
+        return actions.to(device, torch.get_default_dtype(), copy=True)
+
+    def reset(self, dones: torch.Tensor | None = None, hidden_state: HiddenState = None) -> None:
+        """Tell the controller which episodes ended, (N,); without ``dones`` nothing happens."""
+        reset = getattr(self._controller[0], "reset", None)
+        if reset is not None and dones is not None:
+            reset(dones.bool())
+
+    def get_hidden_state(self) -> HiddenState:
+        """Return None: its state is its own."""
+        return None
+
+    def detach_hidden_state(self, dones: torch.Tensor | None = None) -> None:
+        """Do nothing, since no gradient reaches a teacher. ``dones``: (N,)."""
+
+    def update_normalization(self, obs: TensorDict) -> None:
+        """Do nothing, since there is no normaliser."""
+
+
+def is_model(given: Any) -> bool:
+    """Return whether a model, or its class, follows rsl_rl's interface; others are controllers."""
+    return hasattr(given, "get_hidden_state")
+
+
+def has_parameters(model: nn.Module) -> bool:
+    """Return whether a teacher's parameters have to come from a checkpoint."""
+    return next(model.parameters(), None) is not None
+
+
+def check_has_parameters(teacher: nn.Module, option: str, path: str) -> None:
+    """Refuse a file for a teacher that needs none.
+
+    Raises:
+        ValueError: If the teacher has no parameters.
+    """
+    if not has_parameters(teacher):
+        raise ValueError(
+            f"{option} is '{path}', expected None: the teacher, {teacher}, has no parameters to"
+            " load."
+        )
+
+
+def as_teacher(teacher: Any, num_actions: int) -> Any:
+    """Return a teacher that follows rsl_rl's interface, given one or a controller."""
+    return teacher if is_model(teacher) else Controller(teacher, num_actions)
+
+
+_OF_NETWORKS = {
+    name for model in OWN_MODELS for name in inspect.signature(model.__init__).parameters
+}
+"""Arguments of rsl_rl's models: with another ``class_name`` a config still has them."""
+
+
+def with_controllers(cfg: Mapping[str, Any], env: Any) -> dict[str, Any]:
+    """Return a teacher's config with which rsl_rl builds a :class:`Controller` where one is named.
+
+    ``"class_name"`` names a class, whose objects are controllers, or a function. Both get the other
+    entries of the config, except those of networks that they do not name, and the environment if
+    they name ``env``.
+
+    Args:
+        cfg: Config of a teacher, or of several.
+        env: The runner's environment.
+    """
+    if "teachers" in cfg:
+        teachers = {
+            name: {**each, "cfg": with_controllers(each["cfg"], env)} if "cfg" in each else each
+            for name, each in cfg["teachers"].items()
+        }
+        return {**cfg, "teachers": teachers}
+    named: Any = resolve_callable(cfg["class_name"])
+    if is_model(named):
+        return {**cfg}
+
+    def build(obs: TensorDict, _: Any, obs_set: str, num_actions: int, **given: Any) -> Controller:
+        return Controller(_controller(named, given, env), num_actions)
+
+    return {**cfg, "class_name": build}
+
+
+def _controller(named: Any, given: Mapping[str, Any], env: Any) -> Callable[..., Any]:
+    """Build a controller.
+
+    Raises:
+        ValueError: If it cannot be built.
+    """
+    signature = inspect.signature(named)
+    taken = signature.parameters
+    arguments = {key: v for key, v in given.items() if key in taken or key not in _OF_NETWORKS}
+    if "env" in taken:
+        arguments["env"] = env
+    try:
+        if isinstance(named, type):
+            return named(**arguments)
+        signature.bind(None, **arguments)
+    except Exception as error:  # your class can raise anything
+        raise ValueError(
+            f"The teacher's class_name is {named!r}, which cannot be built from"
+            f" {sorted(arguments)} ({type(error).__name__}: {error}): expected a model of rsl_rl's"
+            " interface, or a controller: a class that takes these, or a function of observations."
+        ) from error
+    return partial(named, **arguments) if arguments else named

@@ -1,0 +1,219 @@
+"""Losses that reach no parameter are refused; discrete actions have losses that do."""
+
+import copy
+from typing import Any
+
+import pytest
+import torch
+from rsl_rl.models import MLPModel
+from rsl_rl.modules import GaussianDistribution
+from support.discrete import DISCRETE
+from support.helpers import (
+    absolute_error,
+    make_distillation,
+    make_model,
+    make_ppo,
+    parameters_of,
+    roll_out,
+    roll_out_ppo,
+)
+
+from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
+
+pytestmark = [
+    pytest.mark.usefixtures("float64"),
+    pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value"),
+]
+
+OF_DISCRETE: dict[str, Any] = {"distribution_cfg": DISCRETE}
+
+
+class Quantized(GaussianDistribution):
+    """Its actions have a gradient, which is 0 everywhere."""
+
+    def deterministic_output(self, mlp_output):
+        return (4 * mlp_output).round() / 4
+
+
+class KlWithoutGradient(GaussianDistribution):
+    """rsl_rl calls this in inference mode, so a user may have written it so."""
+
+    def kl_divergence(self, old_params, new_params):
+        with torch.no_grad():
+            return super().kl_divergence(old_params, new_params)
+
+
+class DetachedLogProb(GaussianDistribution):
+    def log_prob(self, outputs):
+        return super().log_prob(outputs).detach()
+
+
+class Detached(MLPModel):
+    """A model of your own: no trial of its distribution can show that nothing is learned."""
+
+    def forward(self, obs, *args, **kwargs):
+        return super().forward(obs, *args, **kwargs).detach()
+
+
+def of(distribution):
+    return {"distribution_cfg": {"class_name": distribution, "init_std": 0.3}}
+
+
+def distilling(num_envs=4, **options):
+    return make_distillation(TbpttDistillation, 4, num_envs, gradient_length=4, **options)
+
+
+SLICES = [{"loss": "huber", "actions": [0, 1]}]
+
+
+@pytest.mark.parametrize("loss", ["mse", "huber", "bce", absolute_error, SLICES])
+@pytest.mark.parametrize("student", [OF_DISCRETE, of(Quantized)], ids=["argmax", "rounded"])
+def test_a_loss_of_actions_without_gradient_is_refused(loss, student):
+    with pytest.raises(ValueError, match=r"expected loss_type 'nll' with the student's (Dis|Quan)"):
+        distilling(loss_type=loss, student_kwargs=student)
+
+
+def rounded_error(actions, labels):
+    return (actions.round() - labels.round()).square()
+
+
+@pytest.mark.parametrize("option", ["loss_type", "auxiliary"])
+def test_a_loss_of_your_own_without_gradient_is_refused(option):
+    head = {"target": "state", "loss": rounded_error}
+    options: dict[str, Any] = {option: rounded_error if option == "loss_type" else {"it": head}}
+    with pytest.raises(ValueError, match="its gradient is 0, NaN or inf everywhere"):
+        distilling(**options)
+
+
+def test_the_first_update_finds_a_model_without_gradient_and_is_undone():
+    algorithm = distilling(student="mlp")
+    algorithm.student.__class__ = Detached
+    algorithm._prepare_updates()
+    roll_out(algorithm, 0)
+    before = parameters_of(algorithm)
+    with pytest.raises(ValueError, match=r"gradient of loss_type reaches no parameter of the Deta"):
+        algorithm.update()
+    assert torch.equal(parameters_of(algorithm), before)
+
+
+def test_a_frozen_model_is_none_of_them():
+    algorithm = distilling()
+    algorithm.student.requires_grad_(False)
+    roll_out(algorithm, 0)
+    assert algorithm.update()["grad_norm"] == 0
+    ppo = make_ppo(TbpttPPO, 4, 4, value_loss_coef=0.0)
+    ppo.actor.requires_grad_(False)
+    roll_out_ppo(ppo, 0)
+    assert ppo.update()["actor_grad_norm"] == 0
+
+
+def nll(model, obs, actions):
+    """Return the reference: every action is a choice of three with its own logits."""
+    log_probs = model.mlp(model.get_latent(obs)).log_softmax(-1)
+    return -log_probs.gather(-1, actions.long().unsqueeze(-1)).squeeze(-1).sum(-1)
+
+
+def test_nll_of_discrete_actions_has_the_gradient_of_its_equation():
+    student: dict[str, Any] = {"student": "mlp", "student_kwargs": OF_DISCRETE}
+    algorithm = distilling(3, loss_type="nll", optimizer="sgd", **student)
+    algorithm.teacher = teacher = make_model("teacher", "mlp", 3, seed=2, **OF_DISCRETE)
+    roll_out(algorithm, 0)
+    twin, stored = copy.deepcopy(algorithm.student), algorithm.storage.observations.clone()
+    labels = torch.stack([teacher(obs) for obs in stored])
+    assert set(labels.unique().tolist()) <= {0.0, 1.0, 2.0}
+    loss = torch.stack(list(map(nll, [twin] * 4, stored, labels))).mean()
+    gradient = torch.autograd.grad(loss, list(twin.parameters()))
+    before = parameters_of(algorithm)
+    metrics = algorithm.update()
+    assert metrics["behavior"] == pytest.approx(loss.item(), rel=1e-9)
+    step = (before - parameters_of(algorithm)) / algorithm.optimizer.param_groups[0]["lr"]
+    expected = torch.cat([each.flatten() for each in gradient])
+    norm = max(1.0, expected.norm().item())
+    torch.testing.assert_close(step, expected / norm, rtol=1e-5, atol=1e-9)
+
+
+def test_nll_learns_a_teacher_of_discrete_actions_with_memory():
+    learns = {"loss_type": "nll", "learning_rate": 0.02, "student_kwargs": OF_DISCRETE}
+    algorithm = distilling(16, **learns)
+    algorithm.teacher = make_model("teacher", "mlp", 16, seed=2, **OF_DISCRETE)
+    losses = []
+
+    def show(step, obs):
+        obs["policy"] = obs["state"][:, :5]
+
+    for seed in range(40):
+        roll_out(algorithm, seed, on_step=show)
+        losses.append(algorithm.update()["behavior"])
+    assert losses[-1] < 0.7 * losses[0]
+
+
+def test_a_missing_discrete_label_never_reaches_the_distribution():
+    weight = {"imitation_weight": lambda rollout: (~rollout.labels.isnan().any(-1)).double()}
+    algorithm = distilling(3, loss_type="nll", student_kwargs=OF_DISCRETE, **weight)
+    roll_out(algorithm, 0)
+    algorithm.storage.privileged_actions.clamp_(0, 2)[1, 2] = torch.nan
+    metrics = algorithm.update()
+    assert metrics["skipped_updates"] == 0
+    assert metrics["imitation_weight"] == pytest.approx(11 / 12)
+
+
+def imitating(loss, actor, teacher=None):
+    options: dict[str, Any] = {"teacher_cfg": {"class_name": "any"}, "teacher_coef": 2.0}
+    algorithm = make_ppo(
+        TbpttPPO,
+        4,
+        4,
+        actor_kwargs=actor,
+        teacher_loss=loss,
+        num_learning_epochs=1,
+        num_mini_batches=1,
+        **options,
+    )
+    algorithm.set_teacher(make_model("teacher", "mlp", 4, seed=5, **(teacher or actor)))
+    algorithm.imitation.is_loaded = True
+    return algorithm
+
+
+@pytest.mark.parametrize(
+    ("loss", "actor", "fits"),
+    [("mse", OF_DISCRETE, "'kl', 'nll'"), ("kl", of(KlWithoutGradient), "'mse', 'nll'")],
+)
+def test_an_imitation_loss_without_gradient_is_refused(loss, actor, fits):
+    with pytest.raises(ValueError, match=rf"teacher_loss is '{loss}', expected one of \[{fits}\]"):
+        imitating(loss, actor)
+
+
+@pytest.mark.parametrize("loss", ["nll", "kl"])
+def test_an_actor_of_discrete_actions_imitates(loss):
+    algorithm = imitating(loss, OF_DISCRETE)
+    roll_out_ppo(algorithm, 0)
+    actor, teacher = copy.deepcopy(algorithm.actor), algorithm.imitation.model
+    actor.reset()
+    distances = []
+    for step, obs in enumerate(algorithm.storage.observations):
+        actor(obs, stochastic_output=True)
+        teacher(obs, stochastic_output=True)
+        pair = teacher.output_distribution_params, actor.output_distribution_params
+        kl, label = actor.get_kl_divergence(*pair), teacher(obs)
+        distances.append(kl if loss == "kl" else -actor.get_output_log_prob(label))
+        actor.reset(algorithm.storage.dones[step, :, 0])
+    expected = torch.stack(distances).mean().item()
+    assert algorithm.update()["teacher"] == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize(
+    ("distribution", "options", "missing"),
+    [
+        (DetachedLogProb, {}, "log_prob"),
+        (KlWithoutGradient, {"policy_loss": "kl_penalty", "schedule": "fixed"}, "kl"),
+    ],
+)
+def test_a_policy_loss_without_gradient_is_refused(distribution, options, missing):
+    with pytest.raises(ValueError, match=f"{distribution.__name__} has none of {missing}"):
+        make_ppo(TbpttPPO, 4, 4, actor_kwargs=of(distribution), **options)
+
+
+def test_a_trial_leaves_no_trace_in_the_distribution():
+    student = distilling(loss_type="nll", student_kwargs=OF_DISCRETE).student
+    fresh = make_model("student", "lstm", 4, seed=1, **OF_DISCRETE)
+    assert vars(student.distribution).keys() == vars(fresh.distribution).keys()
