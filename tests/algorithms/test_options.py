@@ -20,7 +20,7 @@ from support.helpers import (
     roll_out,
     roll_out_ppo,
 )
-from support.safe_runs import make_runner
+from support.safe_runs import make_runner, model_cfg
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.algorithms.options import ACT_LATER, DistillationOptions, PpoOptions
@@ -281,8 +281,7 @@ def test_a_change_is_checked_like_a_config():
 def test_models_without_a_distribution_are_refused_before_a_rollout():
     with pytest.raises(ValueError, match=r"actor.distribution_cfg is None, expected a distributio"):
         make_ppo(TbpttPPO, 6, 4, actor_kwargs={"distribution_cfg": None})
-    cfg = make_runner(None).cfg
-    runner = make_runner(None, student={**cfg["student"], "distribution_cfg": None})
+    runner = make_runner(None, student=model_cfg("RNNModel", distribution_cfg=None))
     with pytest.raises(ValueError, match=r"student.distribution_cfg is None, expected a distribut"):
         runner.learn(1)
     assert runner.alg.storage.step == 0

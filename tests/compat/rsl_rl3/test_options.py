@@ -153,3 +153,12 @@ def test_a_memoryless_teacher_of_a_recurrent_student_gets_its_own_observations()
     assert algorithm.policy.teacher[0].weight.shape == (256, 7)
     optimised = {id(p) for group in algorithm.optimizer.param_groups for p in group["params"]}
     assert optimised == {id(p) for p in algorithm.policy.parameters()}
+
+
+def test_an_option_changes_in_the_algorithm_or_says_that_it_cannot():
+    training = make_ppo(TbpttPPO, **SIZES)
+    training.entropy_coef, training.learning_rate = 0.5, 1e-5
+    assert training.algorithm.options.entropy_coef == training.entropy_coef == 0.5
+    assert training.algorithm.optimizer.param_groups[0]["lr"] == 1e-5
+    with pytest.raises(AttributeError, match="num_mini_batches is 2, expected 4, for which"):
+        training.num_mini_batches = 2
