@@ -63,4 +63,5 @@ html_math_renderer = "mathml"
 html_baseurl = os.environ.get("SITE_URL", "")
 html_static_path = ["_static"]
 html_css_files = ["site.css"]
-html_copy_source = False
+html_last_updated_fmt = "%Y-%m-%d"
+html_copy_source = html_show_copyright = False

@@ -8,7 +8,7 @@ import re
 import shutil
 import tempfile
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,9 @@ def complete(path: Path) -> Iterator[Path]:
 
     Yields:
         A temporary path next to it with the same suffix, which is deleted afterwards.
+
+    Raises:
+        OSError: If it cannot be written, with the path.
     """
     path = path.resolve()  # the target of a link
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -41,8 +44,43 @@ def complete(path: Path) -> Iterator[Path]:
             shutil.copymode(path, unfinished)
         unfinished.replace(path)
         _sync_folder(path.parent)
+    except OSError as error:
+        raise OSError(*_named(error, unfinished, path)) from error
     finally:
         unfinished.unlink(missing_ok=True)
+
+
+@contextmanager
+def complete_folder(path: Path) -> Iterator[Path]:
+    """Give a folder to write into; it becomes ``path`` if nothing failed, and is deleted otherwise.
+
+    Args:
+        path: The folder, which does not exist; its parent is created.
+
+    Yields:
+        A temporary folder next to it.
+
+    Raises:
+        OSError: If it cannot be written, with the path.
+    """
+    path.parent.mkdir(parents=True, exist_ok=True)
+    unfinished = path.with_name(f".{uuid.uuid4().hex}-{path.name}")
+    unfinished.mkdir()
+    try:
+        yield unfinished
+        unfinished.rename(path)
+    except OSError as error:
+        raise OSError(*_named(error, unfinished, path)) from error
+    finally:
+        shutil.rmtree(unfinished, ignore_errors=True)
+
+
+def _named(error: OSError, unfinished: Path, path: Path) -> tuple[Any, ...]:
+    """Return an error's arguments with the path that a user knows; a full disk's have none."""
+    if error.errno is None:
+        return error.args
+    name = str(error.filename or unfinished).replace(str(unfinished), str(path))
+    return error.errno, error.strerror, name
 
 
 def _sync_folder(folder: Path) -> None:
@@ -130,46 +168,94 @@ def read_config(file: Path, **options: Any) -> dict[str, Any]:
 
     try:
         config = read_yaml(file.read_text(encoding="utf-8"), **options)
-    except (OSError, UnicodeDecodeError, yaml.YAMLError) as error:
+        json.dumps(config, default=str, skipkeys=True)  # fails for YAML that contains itself
+    except (OSError, ValueError, TypeError, RecursionError, yaml.YAMLError) as error:
         raise ValueError(f"The config '{file}' cannot be read: {error}") from error
     if not isinstance(config, dict):
         raise ValueError(f"The config '{file}' holds {config!r}, expected a mapping of options.")
     return config
 
 
-def output_path(given: Path | None, default: Path) -> Path:
+def entry(config: Mapping[str, Any], place: str, kind: type, file: Path) -> Any:
+    """Return a value of a config that was read from a file.
+
+    Args:
+        config: The config.
+        place: Its keys from the outside in, with dots between them.
+        kind: Its type.
+        file: The file, for the message.
+
+    Returns:
+        The value; None if it, or a section around it, is missing.
+
+    Raises:
+        ValueError: If it is of another type.
+    """
+    *sections, name = place.split(".")
+    for section in sections:
+        config = entry(config, section, dict, file) or {}
+    value = config.get(name)
+    if value is not None and type(value) is not kind:
+        raise ValueError(f"{place} is {value!r} in {file}, expected {kind.__name__}.")
+    return value
+
+
+def output_path(
+    given: Path | None, default: Path, mark: bytes | None = None, within: str = ""
+) -> Path:
     """Choose the path of results and check that it can be written, before they are computed.
 
     Args:
-        given: The path that the user named; existing content may be replaced.
+        given: The path that the user named; earlier results of this kind may be replaced.
         default: The path otherwise: a file with a suffix or a folder without one. If it exists and
             has content, ``-2``, ``-3`` and so on are appended to its name.
+        mark: Bytes in every result of this kind: other content is not replaced. None replaces any.
+        within: For a folder, the file in it that has the mark.
 
     Returns:
         The file, whose folder exists, or the folder.
 
     Raises:
-        ValueError: If the path cannot be written.
+        ValueError: If the path cannot be written, or holds what another program wrote.
     """
     path, number = given or default, 1
     while given is None and _has_content(path):
         number += 1
         path = default.with_name(f"{default.stem}-{number}{default.suffix}")
     folder = path.parent if default.suffix else path
+    what = "a file" if default.suffix else "a folder"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         tempfile.TemporaryFile(dir=folder).close()
         if default.suffix and path.exists():
             path.open("r+b").close()  # fails for a folder
+        is_other = mark is not None and _has_content(path) and mark not in _read(path / within)
     except OSError as error:
-        what = "a file" if default.suffix else "a folder"
         raise ValueError(
             f"The output is {path}, expected {what} that can be written: {error}. Name another"
             " one with --output."
         ) from error
+    # A run's folder may come from anybody, and with it links to the user's files.
+    if is_other or (path.is_symlink() and path == default) or _leads_out(path):
+        raise ValueError(
+            f"The output is {path}, which this command has not written, expected a new {what[2:]}"
+            " or an earlier result: move it away, or name another one with --output."
+        )
     return path
 
 
 def _has_content(path: Path) -> bool:
-    """Return whether the path is a file, or a folder with something in it."""
-    return any(path.iterdir()) if path.is_dir() else path.exists()
+    """Return whether the path is a file or a link that is not empty, or a folder that is not."""
+    if path.is_dir():
+        return any(path.iterdir())
+    return path.is_symlink() or (path.exists() and path.stat().st_size > 0)
+
+
+def _read(file: Path) -> bytes:
+    return file.read_bytes() if file.is_file() else b""
+
+
+def _leads_out(folder: Path) -> bool:
+    """Return whether a link in a folder leads out of it."""
+    inside = folder.resolve()
+    return any(not path.resolve().is_relative_to(inside) for path in folder.rglob("*"))

@@ -1,4 +1,4 @@
-"""Extend Sphinx for the site: links out of docs/, Markdown next to each page, llms.txt, MathML.
+"""Extend Sphinx for the site: links out of docs/, cards, Markdown next to pages, llms.txt, MathML.
 
 docs/conf.py loads it. Each build has to read all pages, because docstrings are not cached.
 """
@@ -16,6 +16,9 @@ from sphinx.application import Sphinx
 
 ROOT = Path(__file__).parents[1]
 LINK = re.compile(r"\]\(([^)#\s:]+)((?:#[^)\s]*)?)\)")
+TOPICS = re.compile(r"(?:^- \*\*.+:\*\* .+\n(?:  .+\n)*)+", re.MULTILINE)
+"""A list on the front page whose items begin with a bold title."""
+TOPIC = re.compile(r"^- \*\*(.+?):\*\* (.+\n(?:  .+\n)*)", re.MULTILINE)
 RST = re.compile(r"^```\{eval-rst\}\n(.*?)^```\n", re.DOTALL | re.MULTILINE)
 FOLDERS = {
     "tutorials": "Tutorials",
@@ -58,6 +61,16 @@ def with_repository_links(text: str, folder: Path, docs: Path) -> str:
     return LINK.sub(replace, text)
 
 
+def with_cards(text: str) -> str:
+    """Replace the front page's list of topics by cards, which GitHub would not show."""
+    card = "```{grid-item-card} \\1\n\\2```\n"
+
+    def grid(topics: re.Match[str]) -> str:
+        return f"````{{grid}} 1 2 2 3\n:gutter: 2\n\n{TOPIC.sub(card, topics[0])}````\n"
+
+    return TOPICS.sub(grid, text)
+
+
 def contents_of(index: Path, docs: Path) -> str:
     """Return the directive that puts pages into the sidebar, in the order of an index's links.
 
@@ -82,8 +95,17 @@ def read_page(app: Sphinx, name: str, source: list[str]) -> None:
     docs = Path(app.srcdir)
     page = docs / f"{name}.md"
     source[0] = with_repository_links(source[0], page.parent, docs)
+    if page.parent == docs:
+        source[0] = with_cards(source[0])
     if page.stem == "index":
         source[0] += contents_of(page, docs)
+
+
+def mark_options(app: Sphinx, doctree: nodes.document) -> None:
+    """Give tables of options a class, by which they are cards on a phone."""
+    for table in doctree.findall(nodes.table):
+        if table.astext().split()[:1] == ["option"]:
+            table["classes"].append("options")
 
 
 def note_signature(
@@ -171,6 +193,7 @@ def visit_block(translator: Any, node: nodes.math_block) -> None:
 def setup(app: Sphinx) -> dict[str, bool]:
     """Connect the functions above."""
     app.connect("source-read", read_page)
+    app.connect("doctree-read", mark_options)
     app.connect("autodoc-process-signature", note_signature)
     app.connect("autodoc-process-docstring", note_docstring, priority=0)  # before napoleon
     app.connect("build-finished", write_markdown)

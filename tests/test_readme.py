@@ -16,7 +16,8 @@ def test_python_block_runs_and_shows_that_the_student_learns(tmp_path, monkeypat
     (block,) = re.findall(r"```python\n(.*?)```", README, flags=re.DOTALL)
     names = {}
     exec(compile(block, "README.md", "exec"), names)
-    names["runner"].logger.writer.close()  # its thread would go on writing elsewhere
+    for runner in (names["teacher"], names["runner"]):
+        runner.logger.writer.close()  # its thread would go on writing elsewhere
     losses = re.findall(r"Mean behavior loss: (\S+)", capsys.readouterr().out)
     assert len(losses) == 10
     assert float(losses[-1]) < float(losses[0])

@@ -67,13 +67,27 @@ def pages_within(site, clicks):
         "pip install",
         "algorithm = TbpttDistillationAlgorithmCfg(",
         "memory_budget_gb",
-        "has run on a GPU",
+        "Little has run on a GPU",
         "rsl-tbptt export",
     ],
     ids=["install", "change one line", "what it costs", "what does not work", "deploy"],
 )
 def test_a_newcomers_pages_are_two_clicks_away(site, words):
     assert any(words in Article(page).text for page in pages_within(site, 2))
+
+
+@pytest.mark.slow
+def test_topics_and_options_are_cards_and_pages_have_a_date(site):
+    front = (site / "index.html").read_text()
+    topics = re.findall(r"^- \*\*.+:\*\*", (ROOT / "docs" / "index.md").read_text(), re.MULTILINE)
+    assert len(topics) > 5
+    assert front.count('class="sd-card-title') == len(topics)
+    assert re.search(r"Last updated on 20\d\d-\d\d-\d\d", front)
+    for page in ("ppo", "distillation", "shared"):
+        assert re.search(
+            r'<table class="[^"]*options', (site / f"reference/{page}.html").read_text()
+        )
+    assert "table.options td" in (site / "_static" / "site.css").read_text()
 
 
 @pytest.mark.slow

@@ -12,8 +12,8 @@ from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.health import HealthLog
-from rsl_tbptt.algorithms.optimizers import use_fused_kernels
-from rsl_tbptt.algorithms.options import Options
+from rsl_tbptt.algorithms.optimizers import set_rate, use_fused_kernels
+from rsl_tbptt.algorithms.options import Options, positive
 from rsl_tbptt.algorithms.step_checks import StepChecks
 from rsl_tbptt.algorithms.transaction import Transaction
 from rsl_tbptt.checkpoints.describing import describe_all
@@ -40,14 +40,27 @@ class TbpttAlgorithm:
     _started = False
     """Whether training has started; playing a policy needs fewer checks."""
 
+    @property
+    def learning_rate(self) -> float:
+        """Learning rate of the optimiser, also of auxiliary heads; set it between two updates."""
+        return self.optimizer.param_groups[0]["lr"]
+
+    @learning_rate.setter
+    def learning_rate(self, rate: float) -> None:
+        positive()("learning_rate", rate)
+        updates = getattr(self.options, "learning_rate_updates", None)
+        if self.options.are_in_use() and updates is not None:
+            raise AttributeError(
+                f"learning_rate is {rate}, expected {self.learning_rate} with learning_rate_updates"
+                f" {updates}, which sets it in each update: set that to None in the config."
+            )
+        set_rate(self.optimizer, rate)
+
     def _prepare_surroundings(self) -> None:
         """Set up the work around updates; rsl_rl's constructor has to run before."""
         options: Options = self.options
         algorithm: Any = self
         use_fused_kernels(self.optimizer)
-        # rsl_rl 5.0 lacks both attributes.
-        self.use_mixed_precision = options.use_mixed_precision
-        self.grad_reduce_bucket_mb = options.grad_reduce_bucket_mb
         self._ranks = Ranks(together=algorithm.is_multi_gpu)
         self.emergency_save = EmergencySave(options.safe_checkpoint_interval, self, self._ranks)
         self.step_checks = StepChecks(self.storage)
@@ -81,16 +94,22 @@ class TbpttAlgorithm:
         """Set the models to training and drop a rollout that an error or Ctrl+C interrupted."""
         rsl_rl: Any = super()
         rsl_rl.train_mode()
-        self.storage.clear()
+        self.transaction.drop_rollout()
         if self.health_log is not None:
             self.health_log.start()
         self.emergency_save.start()
 
-    def _begin_step(self, obs: TensorDict) -> None:
-        """Check observations before a model sees them; the logger has read the last step by now."""
+    def _read_groups(self) -> set[str]:
+        """Return the observation groups that anything reads."""
+        raise NotImplementedError
+
+    def _begin_step(self, obs: TensorDict) -> TensorDict:
+        """Return checked observations that nobody changes; the logger has read the last step."""
         if self.health_log is not None:
             self.health_log.leave()
-        self.step_checks.check_observations(obs)
+        if self.storage.step == 0:  # not earlier: a teacher may be set at any time
+            self.step_checks.read_groups = self._read_groups()
+        return self.step_checks.observations(obs)
 
     def _store_step(self, transition: RolloutStorage.Transition, extras: dict[str, Any]) -> None:
         """Store a step; health metrics join the entries of ``extras`` for the logger."""

@@ -35,10 +35,12 @@ from rsl_tbptt.algorithms.options import (
     DistillationArguments,
     DistillationOptions,
     check_runner_keys,
+    has_attributes_of,
     takes,
 )
-from rsl_tbptt.algorithms.replay import Replay, set_state
+from rsl_tbptt.algorithms.replay import Replay, observed_groups, set_state
 from rsl_tbptt.algorithms.replay_buffer import Experience, MiniBatch, weights_of
+from rsl_tbptt.algorithms.step_checks import check_types, tensor_groups
 from rsl_tbptt.algorithms.symmetry import STUDENT, MirroredRobots
 from rsl_tbptt.algorithms.teachers import (
     Dagger,
@@ -51,6 +53,7 @@ from rsl_tbptt.algorithms.teachers import (
 from rsl_tbptt.algorithms.transaction import Transaction
 from rsl_tbptt.checkpoints.describing import check_fits, model_configs
 from rsl_tbptt.checkpoints.reading import student_state_dict
+from rsl_tbptt.compat.rsl_rl3_checkpoints import as_models
 from rsl_tbptt.compat.versions import Distillation, MLPModel, teacher_state_dict
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.distributed import Ranks
@@ -111,6 +114,7 @@ class UpdateSums:
         return {**means, **per_teacher.metrics(total)}
 
 
+@has_attributes_of(DistillationOptions)
 class TbpttDistillation(TbpttAlgorithm, Distillation):
     """rsl_rl's Distillation with normalised, gradient-accumulating truncated BPTT.
 
@@ -153,7 +157,8 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             **options: Fields of :class:`DistillationOptions`.
 
         Raises:
-            ValueError: If an option is unknown, invalid or contradicts another.
+            ValueError: If an option is unknown, invalid or contradicts another, or if a model
+                cannot read a group of that type.
             NotImplementedError: If a model lacks the Gaussian or the latent that a loss needs.
         """
         if rnd_cfg is not None:
@@ -172,11 +177,13 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             device=device,
             multi_gpu_cfg=multi_gpu_cfg,
         )
-        self.gradient_length = self.options.gradient_length
         self._raw_student, self._raw_teacher = self.student, self.teacher  # rsl_rl 5.0 lacks them
+        models = {"student": self._raw_student, "teacher": self._raw_teacher}
+        check_types(models, storage.observations)
         self._prepare_surroundings()
         self._prepare_losses()
         self.set_symmetry(symmetry_cfg)
+        self.options.use()
 
     def set_symmetry(self, cfg: dict | None) -> None:
         """Train on mirrored sequences as well, or not; call it before the first rollout.
@@ -253,6 +260,8 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             heads=heads,
             first_replay=self._first_replay,
         )
+        if mirrored:
+            mirrored.replays = {STUDENT: self._student}
         self._parameters = [*self._student.parameters, *heads.parameters]
         self.transaction = Transaction(
             storage,
@@ -260,10 +269,12 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             [self.optimizer, *heads.optimizers],
             options,
             ranks,
-            stateful_models=[student, self._raw_teacher],
+            others=lambda: [self, self.experience, self.mirrored],
+            stateful_models=lambda: [student, *models_by_role(self._raw_teacher).values()],
             add_gradients=self._add_gradients_of,
             inputs=partial(self.experience.inputs, self._raw_teacher, self._num_loss_steps),
             max_micro_batches=self.experience.largest_mini_batch,
+            on_drop=self._drop_rollout,
         )
 
     @staticmethod
@@ -271,19 +282,20 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         """Build models, storage and algorithm from the runner's config, as rsl_rl does.
 
         Args:
-            obs: Observations of the environment.
+            obs: Observations of the environment; groups that are no tensors are left out.
             env: The environment.
             cfg: The runner's config. Isaac Lab puts its ``--checkpoint`` into "load_checkpoint".
                 "check_for_nan" is set to False: the algorithm checks instead.
             device: Device of the update.
 
         Raises:
-            ValueError: If a key of the runner's config is mistyped, or a model of rsl_rl's has
-                another ``rnn_type`` than rsl_rl's.
+            ValueError: If a key of the runner's config is mistyped, a model of rsl_rl's has another
+                ``rnn_type`` than rsl_rl's, or a group in ``obs_groups`` is no tensor.
         """
         check_runner_keys(cfg)
         check_rnn_types(cfg)
         configs = model_configs(cfg)
+        obs = tensor_groups(obs, cfg.get("obs_groups") or {})
         symmetry_cfg = cfg["algorithm"].pop("symmetry_cfg", None)  # rsl_rl's own refuses it
         teacher_cfg = cfg["teacher"]
         cfg["teacher"] = with_controllers(teacher_cfg, env)
@@ -320,21 +332,41 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
 
         Raises:
             ValueError: If observations differ in form from the first ones. At the first step also
-                if an option does not fit the environments or the teacher's file cannot be loaded.
+                if an option does not fit the environments, the teacher's file cannot be loaded, or
+                a runner's student has no distribution.
         """
         if self.storage.step == 0:
             self._start_rollout()
-        self._begin_step(obs)
+        obs = self._begin_step(obs)
         actions = self.student(obs, stochastic_output=True).detach()
         labels = self._labels.of_step(self.teacher, obs, self.storage.step)
         self.transition.observations = obs
-        self.transition.privileged_actions = labels
+        self.transition.privileged_actions = labels.clone()  # a controller may reuse its output
         self.transition.actions = self._dagger.mix(actions, labels)
-        return self.transition.actions
+        return self.transition.actions.clone()  # the environment may change them
+
+    def _read_groups(self) -> set[str]:
+        stored, weight = self.storage.observations, self.options.imitation_weight
+        own = set() if weight is None else {weight}
+        if self.mirrored or own - {*stored.keys()}:  # your functions may read any group
+            return {*map(str, stored.keys())}
+        models = self._raw_student, self._raw_teacher
+        groups = {group for model in models for group in observed_groups(model, stored)}
+        return groups | own | self._heads.targets.observed_groups()
 
     def _start_rollout(self) -> None:
-        """Keep the state at the rollout's start; draw the environments where the teacher acts."""
+        """Keep the state at the rollout's start; draw the environments where the teacher acts.
+
+        Raises:
+            ValueError: See :meth:`act`.
+        """
         if not self._started:
+            if self.health_log is not None and self._raw_student.distribution is None:
+                raise ValueError(
+                    "student.distribution_cfg is None, expected a distribution, such as"
+                    " {'class_name': 'GaussianDistribution', 'init_std': 0.1}: rsl_rl's runner"
+                    " logs its standard deviation."
+                )
             with torch.inference_mode(False):  # the runner's rollout disables gradients
                 self.lazy_teacher.read()  # in a caller's own loop, no runner loads it
             self._ranks.run_together(partial(self.options.check_training, self.storage.num_envs))
@@ -355,7 +387,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         Raises:
             ValueError: If :class:`StepChecks` rejects the step.
         """
-        self.step_checks.check_step(obs, rewards, dones)
+        rewards, dones = self.step_checks.step(obs, rewards, dones)
         self.transition.rewards = rewards
         self.transition.dones = dones
         if self.sample_weights is not None:
@@ -363,8 +395,6 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         self._store_step(self.transition, extras)
         self.student.reset(dones)
         self.teacher.reset(dones)
-        if self.mirrored:
-            self.mirrored.process_env_step(dones)
 
     def update(self) -> dict[str, float]:
         """Train the student on the rollout and clear the storage; a failing update is undone.
@@ -376,14 +406,10 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             ValueError: If a loss, gradient or result is NaN or inf and ``non_finite`` is "raise".
                 Parameters, optimiser and normaliser are then as before the update.
         """
-        last_update = self.options.learning_rate_updates
-        if last_update is not None:
-            share = max(LAST_SHARE, 1.0 - self.num_updates / last_update)
-            self.learning_rate = self.options.learning_rate * share  # the runner logs it
-            set_rate(self.optimizer, self.learning_rate)  # auxiliary heads follow it
         self.transaction.fit_budget(self.memory_plan)
         for update in self.transaction:
             with update:
+                self._follow_schedule()
                 with update.alone():
                     self.experience.take()
                 self.experience.plan()
@@ -423,7 +449,15 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
                 update_normalization([self._raw_student], stored, self._step_batches)
                 metrics = update.commit(metrics)
                 update.log(self._advance(metrics, _in_order(end_states, drawn)))
+                self.experience.keep_newest(self._num_loss_steps)  # last: it cannot be undone
         return self._conclude()
+
+    def _follow_schedule(self) -> None:
+        """Set the learning rate of this update, which heads follow and the runner logs."""
+        last_update = self.options.learning_rate_updates
+        if last_update is not None:
+            share = max(LAST_SHARE, 1.0 - self.num_updates / last_update)
+            set_rate(self.optimizer, self.options.learning_rate * share)
 
     def _divisor(
         self, batch: MiniBatch, sequences: Rollout | Segments, sums: UpdateSums
@@ -473,8 +507,6 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
     def _advance(self, metrics: dict[str, float], end_state: HiddenState) -> dict[str, float]:
         """Set the student's state to that after the replay; return the metrics to log."""
         experience = self.experience
-        if experience.buffer is not None:
-            experience.buffer.keep_newest(self._num_loss_steps)
         if self.mirrored:
             end_state = self.mirrored.split(STUDENT, end_state)
             self.mirrored.advance()
@@ -487,6 +519,11 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             "optimizer_steps": float(num_passes * num_steps),
             "flushed_steps": float(self._num_loss_steps % self._steps_per_group),
         }
+
+    def _drop_rollout(self, num_steps: int) -> None:
+        """Let mirrored robots continue after the steps of a dropped rollout."""
+        if self.mirrored:
+            self.mirrored.drop_rollout(num_steps)
 
     def _add_gradients_of(self, envs: slice, num_micro_batches: int) -> None:
         """Add the gradient of an epoch, on this rank and some environments, to ``.grad``."""
@@ -517,7 +554,8 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         A PPO checkpoint loads the teacher; a distillation checkpoint loads student, teacher,
         optimiser and iteration. With the student come its number of updates (0 from rsl_rl),
         auxiliary heads and, with ``save_buffer``, the replay buffer; otherwise that is emptied.
-        A teacher without parameters is not loaded.
+        From a checkpoint of rsl_rl 1 to 3 only models are loaded. A teacher without parameters is
+        not loaded.
         ``load_cfg`` selects what to load; ``strict`` requires that parameters match exactly. Return
         whether the runner should take over the iteration.
 
@@ -525,6 +563,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             ValueError: If parameters or optimiser do not fit or are missing, or if the models were
                 configured differently. Nothing is changed then.
         """
+        loaded_dict, load_cfg = as_models(loaded_dict, load_cfg)
         has_student = "student_state_dict" in loaded_dict
         names = ("student", "optimizer", "iteration")
         of_all = {"teacher": True, **dict.fromkeys(names, has_student)}
@@ -554,7 +593,6 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             self.num_updates = own.get("num_updates", 0)
             self._heads.load_state_dict(heads, with_optimizer=bool(wants.get("optimizer")))
             self.experience.restore(buffer)
-        self.learning_rate = self.optimizer.param_groups[0]["lr"]  # the runner logs it
         if load_iteration:
             self.emergency_save.go_on_from(loaded_dict)
         return load_iteration

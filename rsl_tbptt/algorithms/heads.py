@@ -294,7 +294,7 @@ def latent_width(model: MLPModel, storage: RolloutStorage) -> int:
         raise NotImplementedError(
             f"auxiliary is set, expected None with a {type(model).__name__}: it runs step by step,"
             " where its latent is not known. Give it `encode`, `cell` and `head`, as"
-            " docs/reference/models.md says."
+            " rsl_tbptt.models.protocol.WindowedModel does."
         )
     if parts.cell is not None:
         return parts.cell.hidden_size

@@ -74,6 +74,12 @@ LIMITS = {
         "an update moves the policy far. Lower learning_rate, or use schedule='adaptive' with"
         " desired_kl=0.01.",
     ),
+    "value": Limit(
+        1e10,
+        5,
+        "values are wrong by more than 100,000. Scale the rewards so that returns are of size 1 to"
+        " 100; from about 1e19 an update cannot square them.",
+    ),
     "explained_variance/critic": Limit(
         -0.5,
         20,

@@ -19,7 +19,6 @@ from rsl_tbptt.algorithms.truncation_bootstrap import EpisodeReturns
 from rsl_tbptt.checkpoints.describing import check_fits
 from rsl_tbptt.compat.versions import MLPModel, config_advice, resolve_callable
 from rsl_tbptt.core.distributed import Ranks
-from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.models.controller import (
     as_teacher,
     check_has_parameters,
@@ -27,7 +26,12 @@ from rsl_tbptt.models.controller import (
     is_model,
     with_controllers,
 )
-from rsl_tbptt.models.teacher_group import SelectedTeachers, check_teacher, read_teacher
+from rsl_tbptt.models.teacher_group import (
+    SelectedTeachers,
+    check_teacher,
+    models_by_role,
+    read_teacher,
+)
 from rsl_tbptt.user_functions import values_with_gradient
 
 
@@ -124,7 +128,7 @@ class Imitation:
             step: Step of the rollout.
         """
         if step == 0:
-            self._recorded.clear()
+            self._recorded = []
             if self.returns is not None:
                 self.returns.begin_rollout()
         if self.model is None:
@@ -133,10 +137,11 @@ class Imitation:
             if self.returns is not None and self.model.is_recurrent:
                 self.model(obs)
         elif self._options.teacher_loss != "kl":
-            self._recorded.append((self.model(obs),))
+            self._recorded.append((self.model(obs).clone(),))  # a controller may reuse its output
         else:
             self.model(obs, stochastic_output=True)
-            self._recorded.append(tuple(self.model.output_distribution_params))
+            params = self.model.output_distribution_params
+            self._recorded.append(tuple(param.clone() for param in params))
 
     def params(self) -> tuple[torch.Tensor, ...]:
         """Return the recorded values of this rollout, shape (T, N, A) each; none at weight 0.
@@ -149,16 +154,13 @@ class Imitation:
         """Add a step's rewards (N,), without RND's, and clear the state of ended episodes."""
         if self.returns is not None:
             self.returns.add(rewards, dones)
-        self.reset(dones)
+        for model in self.models:
+            model.reset(dones)
 
-    def reset(self, dones: torch.Tensor | None = None, hidden_state: HiddenState = None) -> None:
-        """Clear the teacher's state where an episode ended, (N,), or set it, as models do."""
-        if self.model is not None:
-            self.model.reset(dones, hidden_state)
-
-    def get_hidden_state(self) -> HiddenState:
-        """Return the teacher's state, as models do."""
-        return None if self.model is None else self.model.get_hidden_state()
+    @property
+    def models(self) -> list[Any]:
+        """The teacher, or several, each with its own state; none before it is set."""
+        return [] if self.model is None else [*models_by_role(self.model).values()]
 
     def metrics(self) -> dict[str, torch.Tensor]:
         """Return the values that ``conclude`` needs from all ranks. Shape: () each."""
@@ -174,7 +176,7 @@ class Imitation:
             ended = metrics.pop("return_sum"), metrics.pop("num_returns")
             if not waits:
                 self.returns.conclude(*ended)
-        self._recorded.clear()
+        self._recorded = []
         if not waits:
             self._num_updates += 1
 

@@ -156,6 +156,17 @@ ClippingNorm = Annotated[float | None, positive(math.inf, hint=" Use None to not
 
 AnyOptions = TypeVar("AnyOptions", bound="Options")
 
+ACT_LATER = frozenset(
+    {
+        *("clip_param", "clip_param_high", "desired_kl", "dual_clip_param", "entropy_coef"),
+        *("gamma", "lam", "max_grad_norm", "num_learning_epochs", "schedule"),
+        *("use_clipped_value_loss", "value_loss_coef"),
+    }
+)
+"""Options that every update reads anew, so that they can change during a training."""
+
+_IN_USE = "_in_use"
+
 ALGORITHMS = {"DistillationOptions": "TbpttDistillation", "PpoOptions": "TbpttPPO"}
 """The algorithm of each class of options; ``configclass`` makes fields of class variables."""
 
@@ -216,6 +227,33 @@ class Options:
 
     See docs/howto/auxiliary_heads.md.
     """
+
+    def are_in_use(self) -> bool:
+        """Return whether an algorithm was built for these values."""
+        return _IN_USE in vars(self)
+
+    def use(self) -> None:
+        """From now on accept only changes that act from the next update on."""
+        vars(self)[_IN_USE] = True
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an option.
+
+        Raises:
+            ValueError: If the options are in use, and none has this name or the value is not valid.
+            AttributeError: If the algorithm was built for the old value.
+        """
+        if self.are_in_use():
+            values = {field.name: getattr(self, field.name) for field in dataclasses.fields(self)}
+            self.parse({**values, name: value})
+            if name not in ACT_LATER and value != values[name]:
+                change = [*sorted(ACT_LATER & values.keys()), "the algorithm's learning_rate"]
+                raise AttributeError(
+                    f"{name} is {value!r}, expected {values[name]!r}, for which the algorithm was"
+                    " built: set it in the config and continue from a checkpoint. During a training"
+                    f" you can change {', '.join(change)}."
+                )
+        super().__setattr__(name, value)
 
     @classmethod
     def parse(cls: type[AnyOptions], options: Mapping[str, Any]) -> AnyOptions:
@@ -646,6 +684,43 @@ class PpoOptions(Options):
             " divided by their standard deviation, expected at least 2: raise num_steps_per_env or"
             " num_envs, or with normalize_advantage_per_mini_batch lower num_mini_batches."
         )
+
+
+class _OptionOf:
+    """An attribute of an algorithm that is the option of the same name."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, algorithm: Any, owner: object = None) -> Any:
+        return self if algorithm is None else getattr(algorithm.options, self._name)
+
+    def __set__(self, algorithm: Any, value: Any) -> None:
+        # Before, rsl_rl's constructor assigns values that it was given from the options.
+        if algorithm.options.are_in_use():
+            setattr(algorithm.options, self._name, value)
+
+
+def has_attributes_of(options: type[Options]) -> Callable[[type[T]], type[T]]:
+    """Give an algorithm's class an attribute for each option, as rsl_rl's algorithms have them.
+
+    Assigning one acts from the next update on or raises; see ``Options.__setattr__``.
+
+    Args:
+        options: The class of its ``options``.
+
+    Returns:
+        A decorator of the class.
+    """
+    # The optimiser's attribute is the optimiser itself, which has the learning rate.
+    names = {field.name for field in dataclasses.fields(options)} - {"optimizer", "learning_rate"}
+
+    def declare(algorithm: type[T]) -> type[T]:
+        for name in names:
+            setattr(algorithm, name, _OptionOf(name))
+        return algorithm
+
+    return declare
 
 
 P = ParamSpec("P")

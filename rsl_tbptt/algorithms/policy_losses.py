@@ -125,11 +125,11 @@ class PpoGradient:
             num_robots=num_robots,
         )
         self.critic = replay(critic, action_head, num_robots=num_augmented)
+        if mirrored:
+            learning = {ACTOR: self.actor, CRITIC: self.critic}
+            mirrored.replays = learning if mirrored.augments else {ACTOR: self.actor}
         self.policy_loss = PolicyLoss(actor, options, self.first_replay)
-        clip = options.clip_param if options.use_clipped_value_loss else None
-        self._value_loss: Loss = partial(value_loss, clip=clip)
-        if num_augmented > 1:
-            self._value_loss = averaged(self._value_loss)
+        self._averages_values = num_augmented > 1
         clips = () if options.policy_loss == "kl_penalty" else ("clip_fraction",)
         of_mirrored = ("symmetry",) if mirrored else ()
         self.reported = (*LOSSES, "teacher", *clips, *of_mirrored, *heads.names)
@@ -191,19 +191,17 @@ class PpoGradient:
         With mirror images a model that learns from them sees all robots, (T, N, I), and its states
         are (L, S * N, I, H).
         """
-        replays, mirrored = {ACTOR: self.actor, CRITIC: self.critic}, self._mirrored
+        mirrored = self._mirrored
         if mirrored is None:
-            seen = [seen_by(replay.model, stored) for replay in replays.values()]
+            seen = [seen_by(replay.model, stored) for replay in (self.actor, self.critic)]
             find_held_frames(*seen)
             return seen, states
-        if not mirrored.augments:
-            replays.pop(CRITIC)
-        models = [replay.model for replay in replays.values()]
+        models = [replay.model for replay in mirrored.replays.values()]
         groups = {group for model in models for group in observed_groups(model, stored)}
         obs = mirrored.obs(groups)
         seen = [seen_by(model, obs) for model in models]
         find_held_frames(*seen)
-        states = mirrored.run(replays, states, seen, episode_starts, self._state_steps)
+        states = mirrored.run(states, seen, episode_starts, self._state_steps)
         if not mirrored.augments:
             seen.append(seen_by(self.critic.model, stored))
             find_held_frames(seen[-1])
@@ -267,11 +265,15 @@ class PpoGradient:
         if self._mirrored is not None:
             policy_loss = self._mirrored.policy_loss(policy_loss, self.actor.model)
         value_coef = self._options.value_loss_coef
+        clip = self._options.clip_param if self._options.use_clipped_value_loss else None
+        of_values: Loss = partial(value_loss, clip=clip)
+        if self._averages_values:
+            of_values = averaged(of_values)
         actor_learns = not holds_actor or bool(self._heads.names)
         sums: dict[str, torch.Tensor] = {}
         for replay, own, states, loss, coef, learns in (
             (self.actor, rollout.actor, rollout.states[0], policy_loss, 1.0, actor_learns),
-            (self.critic, rollout.critic, rollout.states[1], self._value_loss, value_coef, True),
+            (self.critic, rollout.critic, rollout.states[1], of_values, value_coef, True),
         ):
             for part in mini_batch.parts:
                 with torch.set_grad_enabled(learns):

@@ -25,7 +25,13 @@ from rsl_tbptt.algorithms.optimizers import (
     step_batches,
     update_normalization,
 )
-from rsl_tbptt.algorithms.options import PpoArguments, PpoOptions, check_runner_keys, takes
+from rsl_tbptt.algorithms.options import (
+    PpoArguments,
+    PpoOptions,
+    check_runner_keys,
+    has_attributes_of,
+    takes,
+)
 from rsl_tbptt.algorithms.policy_losses import (
     KL,
     PpoGradient,
@@ -35,6 +41,7 @@ from rsl_tbptt.algorithms.policy_losses import (
 )
 from rsl_tbptt.algorithms.replay import observed_groups
 from rsl_tbptt.algorithms.rnd import RndTraining, restore_rnd, state_of_rnd
+from rsl_tbptt.algorithms.step_checks import check_types, tensor_groups
 from rsl_tbptt.algorithms.symmetry import MirroredRobots
 from rsl_tbptt.algorithms.transaction import Inputs, Transaction
 from rsl_tbptt.algorithms.truncation_bootstrap import (
@@ -43,6 +50,7 @@ from rsl_tbptt.algorithms.truncation_bootstrap import (
 )
 from rsl_tbptt.checkpoints.describing import check_fits, model_configs
 from rsl_tbptt.checkpoints.reading import check_matches
+from rsl_tbptt.compat.rsl_rl3_checkpoints import as_models
 from rsl_tbptt.compat.versions import (
     PPO,
     MLPModel,
@@ -52,6 +60,7 @@ from rsl_tbptt.core.memory import MemoryPlan, Sizes
 from rsl_tbptt.models.protocol import check_rnn_types
 
 
+@has_attributes_of(PpoOptions)
 class TbpttPPO(TbpttAlgorithm, PPO):
     """rsl_rl's PPO with truncated BPTT for recurrent actors and critics.
 
@@ -87,11 +96,17 @@ class TbpttPPO(TbpttAlgorithm, PPO):
             **options: Fields of :class:`PpoOptions`.
 
         Raises:
-            ValueError: If an option is unknown, invalid or contradicts another.
+            ValueError: If an option is unknown, invalid or contradicts another, if the actor has no
+                distribution, or if a model cannot read a group of that type.
             NotImplementedError: If a model cannot be replayed, or ``student_action_std`` finds no
                 parameter to set.
         """
         self.options = PpoOptions.parse(options)
+        if actor.distribution is None:
+            raise ValueError(
+                "actor.distribution_cfg is None, expected a distribution, such as"
+                " {'class_name': 'GaussianDistribution', 'init_std': 1.0}: PPO draws actions."
+            )
         self._recurrent = actor.is_recurrent or critic.is_recurrent
         if symmetry_cfg:
             self.options.check_symmetry()
@@ -112,8 +127,10 @@ class TbpttPPO(TbpttAlgorithm, PPO):
             self.mirrored = MirroredRobots(symmetry_cfg, storage, [actor, critic])
         self._raw_actor, self._raw_critic = self.actor, self.critic  # ``compile`` replaces them
         self._models = {"actor": self._raw_actor, "critic": self._raw_critic}
+        check_types(self._models, storage.observations)
         self._prepare_surroundings()
         self._prepare_updates()
+        self.options.use()
 
     def _prepare_updates(self) -> None:
         """Set up the replay of the models, the mini-batches and the transaction of an update."""
@@ -126,7 +143,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         self.episode_returns = self.imitation.returns
         self._heads = AuxiliaryHeads(parse_heads(options.auxiliary), actor, storage, self.optimizer)
         rnd = self._rnd = RndTraining(self, ranks) if self.rnd else None
-        self._bootstrap = TruncationBootstrap()
+        self._bootstrap = TruncationBootstrap(critic, storage)
         self.mini_batches = MiniBatches(
             num_steps, num_envs, options, ranks, device, single_steps=not self._recurrent
         )
@@ -144,11 +161,15 @@ class TbpttPPO(TbpttAlgorithm, PPO):
             [self.optimizer, *self._heads.optimizers, *([rnd.optimizer] if rnd else ())],
             options,
             ranks,
-            stateful_models=[actor, critic, self.imitation],
+            others=lambda: [
+                *(self, self._fine_tuning, self.imitation, self.imitation.returns),
+                *(self.gradient.policy_loss, self.mirrored),
+            ],
+            stateful_models=lambda: [actor, critic, *self.imitation.models],
             add_gradients=self._add_gradients_of,
             inputs=self._inputs,
             max_micro_batches=self.mini_batches.num_envs_of_largest,
-            on_drop=self._take_back,
+            on_drop=self._drop_rollout,
         )
 
     @staticmethod
@@ -156,19 +177,20 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         """Build models, storage and algorithm from the runner's config, as rsl_rl does.
 
         Args:
-            obs: Observations of the environment.
+            obs: Observations of the environment; groups that are no tensors are left out.
             env: The environment.
             cfg: The runner's config. The teacher of ``teacher_cfg`` sees observation set "teacher".
                 "check_for_nan" is set to False: the algorithm checks instead.
             device: Device of the update.
 
         Raises:
-            ValueError: If a key of the runner's config is mistyped, or a model of rsl_rl's has
-                another ``rnn_type`` than rsl_rl's.
+            ValueError: If a key of the runner's config is mistyped, a model of rsl_rl's has another
+                ``rnn_type`` than rsl_rl's, or a group in ``obs_groups`` is no tensor.
         """
         check_runner_keys(cfg)
         check_rnn_types(cfg)
         configs = model_configs(cfg)
+        obs = tensor_groups(obs, cfg.get("obs_groups") or {})
         algorithm = PPO.construct_algorithm(obs, env, cfg, device)
         if isinstance(algorithm, TbpttPPO):
             algorithm._join_runner(obs, env, cfg, configs)
@@ -209,21 +231,19 @@ class TbpttPPO(TbpttAlgorithm, PPO):
             self._fine_tuning.start_training()
             self._ranks.run_together(self.mini_batches.check_training)
             self._started = True
-        self._begin_step(obs)
+        obs = self._begin_step(obs)
         step = self.storage.step
         if step == 0:
             self.states = []
             if self._rnd:
                 self._rnd.begin_rollout()
-            if self.mirrored:
-                self.mirrored.begin_rollout()
         if step in self.mini_batches.state_steps:
             states = self._raw_actor.get_hidden_state(), self._raw_critic.get_hidden_state()
             self.states.append((hidden_state.clone(states[0]), hidden_state.clone(states[1])))
         self.imitation.observe(obs, step)
         actions = super().act(obs)
         self.transition.hidden_states = (None, None)
-        return actions
+        return actions.clone()  # the environment may change them
 
     def process_env_step(
         self, obs: TensorDict, rewards: torch.Tensor, dones: torch.Tensor, extras: dict[str, Any]
@@ -240,23 +260,19 @@ class TbpttPPO(TbpttAlgorithm, PPO):
                 bootstrap value is added to the reward; and "final_obs", before any reset.
 
         Raises:
-            ValueError: If :class:`StepChecks` rejects the step.
+            ValueError: If :class:`StepChecks` or :class:`TruncationBootstrap` rejects the step.
         """
-        self.step_checks.check_step(obs, rewards, dones)
-        self.transition.rewards = rewards.clone()
-        self.transition.dones = dones
+        rewards, dones = self.step_checks.step(obs, rewards, dones)
+        assert self.transition.values is not None
+        beyond = self._bootstrap(self.critic, self.transition.values, extras)
+        self.transition.dones, self.transition.rewards = dones, rewards
         if self.rnd:
             self.intrinsic_rewards = self.rnd.get_intrinsic_reward(obs)
-            self.transition.rewards += self.intrinsic_rewards
-        if "time_outs" in extras:
-            assert self.transition.values is not None
-            beyond = self._bootstrap(self.critic, self.transition.values, extras)
-            self.transition.rewards += self.options.gamma * beyond
+            self.transition.rewards = rewards + self.intrinsic_rewards
+        self.transition.rewards = self.transition.rewards + self.options.gamma * beyond
         self._store_step(self.transition, extras)
         for model in (self.actor, self.critic):
             model.reset(dones)
-        if self.mirrored:
-            self.mirrored.process_env_step(dones)
         self.imitation.process_env_step(rewards, dones)
 
     def compute_returns(self, obs: TensorDict) -> None:
@@ -264,7 +280,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
 
         ``obs`` follows the last step and has batch size (N,); it is checked as in :meth:`act`.
         """
-        self.step_checks.check_observations(obs)
+        obs = self.step_checks.observations(obs)
         last_values = value_without_advancing(self.critic, obs)
         store_advantages(
             self.storage, last_values, self.options, self.mini_batches.num_samples, self._ranks
@@ -317,7 +333,6 @@ class TbpttPPO(TbpttAlgorithm, PPO):
                 metrics = {**self._metrics(torch.stack(steps)), "rate": rate}
                 self._update_normalization()
                 update.log(self._advance(update.commit(metrics)))
-        self.learning_rate = self.optimizer.param_groups[0]["lr"]
         self._bootstrap.warn_once()
         return self._conclude()
 
@@ -340,11 +355,12 @@ class TbpttPPO(TbpttAlgorithm, PPO):
             self._heads.step(self.optimizer.param_groups[0]["lr"], options.max_grad_norm)
         return rate
 
-    def _take_back(self) -> None:
-        """Undo the other changes of a rollout and its update, beyond the transaction's."""
-        self.learning_rate = self.optimizer.param_groups[0]["lr"]
+    def _drop_rollout(self, num_steps: int) -> None:
+        """Undo the changes of a dropped rollout; mirrored robots continue after its steps."""
         if self._rnd:
             self._rnd.drop_rollout()
+        if self.mirrored:
+            self.mirrored.drop_rollout(num_steps)
 
     def _update_normalization(self) -> None:
         """Update the normalisers with the rollout."""
@@ -390,14 +406,26 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         if self._rnd:
             self._rnd.accumulate(mini_batch, rollout, num_micro_batches)
 
+    def _read_by_models(self, teacher: MLPModel | None) -> set[str]:
+        """Return the observation groups that the models read, with this teacher."""
+        models, stored = [*self._models.values(), teacher], self.storage.observations
+        return {group for model in models if model for group in observed_groups(model, stored)}
+
+    def _read_by_others(self) -> set[str]:
+        """Return the observation groups that auxiliary heads and RND read."""
+        rnd_state = self.rnd.obs_groups["rnd_state"] if self.rnd else ()
+        return self._heads.targets.observed_groups().union(rnd_state)
+
+    def _read_groups(self) -> set[str]:
+        if self.mirrored:  # its function may read any group
+            return {*map(str, self.storage.observations.keys())}
+        return self._read_by_models(self.imitation.model) | self._read_by_others()
+
     def _inputs(self) -> Inputs:
         """Return the inputs of an update; those derived from others come last."""
-        stored, teacher = self.storage.observations, self.imitation.teacher
-        models = [*self._models.values(), *([teacher] if teacher else ())]
-        groups = {group for model in models for group in observed_groups(model, stored)}
+        groups = self._read_by_models(self.imitation.teacher)
         mirrored = self.mirrored.named_obs(groups) if self.mirrored else {}
-        groups |= self._heads.targets.observed_groups()
-        groups |= set(self.rnd.obs_groups["rnd_state"] if self.rnd else ())
+        groups |= self._read_by_others()
         names = ("rewards", "values", "actions", "actions_log_prob", "returns")
         recorded = {name: getattr(self.storage, name) for name in names}
         for index, params in enumerate(self.imitation.params()):
@@ -421,7 +449,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
 
         A distillation checkpoint makes its student the actor, with the action noise
         ``student_action_std``; the critic is warmed up first. It also brings a teacher, so you do
-        not need ``teacher_checkpoint``.
+        not need ``teacher_checkpoint``. From a checkpoint of rsl_rl 1 to 3 only models are loaded.
 
         Args:
             loaded_dict: The checkpoint.
@@ -437,6 +465,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
             ValueError: If parameters or optimiser do not fit, or if the models were configured
                 differently. Nothing is changed then.
         """
+        loaded_dict, load_cfg = as_models(loaded_dict, load_cfg)
         wants: dict = dict.fromkeys(_LOADED, True) if load_cfg is None else load_cfg
         obs, own = self.storage.observations, loaded_dict.get("rsl_tbptt", {})
         heads, wants_heads = own.get("auxiliary", {}), wants.get("actor") or wants.get("auxiliary")
@@ -460,7 +489,6 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         if self.rnd and "rnd" in models:
             restore_rnd(self.rnd, own.get("rnd", {}), self.storage.num_envs)
         if wants.get("optimizer"):
-            self.learning_rate = self.optimizer.param_groups[0]["lr"]  # rsl_rl 5.0 does not set it
             self.gradient.policy_loss.kl_coef = own.get("kl_coef", self.options.kl_penalty_coef)
         if load_iteration:
             self.emergency_save.go_on_from(loaded_dict)

@@ -4,23 +4,25 @@ The buffer aggregates past rollouts as DAgger does (Ross et al. 2011), bounded a
 rollout is N sequences, one per environment: observations, labels and episode starts of T steps, and
 the state of the student before the first step. Sequences are columns, as environments are::
 
-    column      0 .. C-1                                   C .. C+N-1
-                sample of all sequences of the past        the newest rollout
-                (empty ones last)
+    C columns                                  N columns
+    sample of all sequences of the past        the newest rollout
+    (empty ones last)
 
 so a mini-batch is a set of columns. After an update each sequence of the newest rollout draws a
 random key, and the C smallest keys ever drawn stay: every sequence ever seen is equally likely to
-be kept (reservoir sampling, Efraimidis and Spirakis 2006, with equal weights).
+be kept (reservoir sampling, Efraimidis and Spirakis 2006, with equal weights). A sequence that
+enters stays in its column, and the next rollout gets the column of the sequence that it replaces.
 
 Camera frames are deduplicated: each is stored once, in one pool for all columns, so a sequence
 takes as many frames as it has new ones. If the pool has no room for the newest rollout's frames,
-the sequences with the largest keys are dropped, and no sequence with such a key enters again.
+the sequences with the largest keys are dropped, and no sequence with such a key enters again. They
+stay dropped if the update is undone.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
@@ -79,6 +81,9 @@ class BufferSize(NamedTuple):
     num_bytes: float
     """Bytes of all columns, including the newest rollout's."""
 
+    made_for: Sequence[float | None] = ()
+    """What it depends on besides the number of new frames: sizes and options."""
+
 
 class Experience:
     """Sequences of T steps: one per environment of the newest rollout, and those of the buffer."""
@@ -127,7 +132,6 @@ class Experience:
         """Keep the state at the rollout's start."""
         self.start_state = hidden_state.clone(self._student.get_hidden_state())
         if self._mirrored:
-            self._mirrored.begin_rollout()
             self.start_state = self._mirrored.join(STUDENT, self.start_state)
 
     def newest(self) -> Rollout:
@@ -192,7 +196,7 @@ class Experience:
 
     def _new_buffer(self) -> ReplayBuffer:
         """Allocate the buffer for the rollout's rate of new frames; load the saved sequences."""
-        size = self.buffer_size(self._taken)
+        size = self._size = self.buffer_size(self._taken)
         buffer = ReplayBuffer(size.capacity, self._taken, self.start_state, size.num_frames)
         if self._saved is not None:
             buffer.load_state_dict(self._saved)
@@ -203,7 +207,8 @@ class Experience:
         """Return the size of a buffer of sequences like a rollout's that fits ``buffer_gb``.
 
         There is always room for a newest rollout in which all frames are new. Past sequences are
-        expected to have as many frames as the saved ones, or as those of the rollout.
+        expected to have as many frames as the saved ones, or as those of the rollout. Saved
+        sequences keep the size of their buffer, unless an option that it depends on has changed.
 
         Raises:
             ValueError: If ``buffer_gb`` has no room for a single past sequence.
@@ -212,12 +217,16 @@ class Experience:
         if options.buffer_rollouts == 0:
             return BufferSize(0, {}, 0.0)
         frames = {group: each.nbytes / len(each) for group, each in frames_of(rollout.obs).items()}
-        per_sequence = self._frames_per_sequence(rollout)
         tensors = [*_tensors(rollout, self.start_state).values(), rollout.episode_starts]
         # The last term is the label NEWEST.
         own = sum(each.nbytes for each in tensors) / num_envs + torch.float64.itemsize
         num_steps = steps_of(rollout.obs).batch_size.numel() // num_envs  # of all robots together
         at_most = num_steps * sum(frames.values())
+        made_for = [num_envs, own, at_most, options.buffer_rollouts, options.buffer_gb]
+        saved = self._saved or {}
+        if len(saved.get("keys", ())) and saved.get("size", {}).get("made_for") == made_for:
+            return BufferSize(**saved["size"])
+        per_sequence = self._frames_per_sequence(rollout)
         expected = sum(per_sequence[group] * size for group, size in frames.items())
         capacity, spare = options.buffer_rollouts * num_envs, math.inf
         if options.buffer_gb is not None:
@@ -238,7 +247,8 @@ class Experience:
             for group in frames
         }
         taken = sum(num_frames[group] * size for group, size in frames.items())
-        return BufferSize(capacity, num_frames, (capacity + num_envs) * own + taken)
+        num_bytes = (capacity + num_envs) * own + taken
+        return BufferSize(capacity, num_frames, num_bytes, made_for)
 
     def _frames_per_sequence(self, rollout: Rollout) -> dict[str, float]:
         """Return the expected number of frames in a past sequence, by group."""
@@ -252,9 +262,16 @@ class Experience:
             found |= {group: len(frames) / kept for group, frames in saved}
         return found
 
+    def keep_newest(self, num_steps: int) -> None:
+        """Let the newest rollout compete for places in the buffer; see ``ReplayBuffer``."""
+        if self.buffer is not None:
+            self.buffer.keep_newest(num_steps)
+
     def past(self) -> dict[str, Any] | None:
         """Return the past sequences for a checkpoint, or None if there are none yet."""
-        return self._saved if self.buffer is None else self.buffer.state_dict()
+        if self.buffer is None:
+            return self._saved
+        return {**self.buffer.state_dict(), "size": self._size._asdict()}
 
     def check(self, saved: dict[str, Any] | None) -> None:
         """Check that the buffer of a checkpoint fits this one, if both exist.
@@ -320,8 +337,8 @@ class Experience:
             return self._taken, hidden_state.clone(self.start_state)
         if self.buffer is None:
             return _columns(self._taken, self.start_state, mini_batch.envs)
-        columns = torch.cat((self.buffer.capacity + mini_batch.envs, mini_batch.kept))
-        return _columns(self.buffer.rollout, self.buffer.state, columns)
+        newest, past = self.buffer.newest[mini_batch.envs], self.buffer.past[mini_batch.kept]
+        return _columns(self.buffer.rollout, self.buffer.state, torch.cat((newest, past)))
 
     def of_envs(self, envs: slice) -> Sequences:
         """Return sequences of the newest rollout, in the same form as in updates.
@@ -364,7 +381,7 @@ def _columns(rollout: Rollout, state: HiddenState, columns: torch.Tensor) -> Seq
     return segments, hidden_state.select_envs(state, columns)
 
 
-_STATE, _WEIGHTS = "state/", "weights"
+_WEIGHTS = "weights"
 
 
 def _tensors(rollout: Rollout, state: HiddenState) -> dict[str, torch.Tensor]:
@@ -375,7 +392,7 @@ def _tensors(rollout: Rollout, state: HiddenState) -> dict[str, torch.Tensor]:
         **{f"obs/{group}": steps[group] for group in sorted(steps.keys())},
         **{f"label/{name}": label for name, label in rollout.labels.items()},
         "episode_starts": rollout.episode_starts,
-        **{f"{_STATE}{index}": tensor for index, tensor in states},
+        **{f"state/{index}": tensor for index, tensor in states},
         **({} if rollout.weights is None else {_WEIGHTS: rollout.weights}),
     }
 
@@ -415,18 +432,32 @@ class ReplayBuffer:
         labels = {name: columns(label) for name, label in newest.labels.items()}
         weights = None if newest.weights is None else columns(newest.weights)
         copied = Rollout(obs, labels, columns(newest.episode_starts), weights)
-        is_newest = torch.zeros_like(copied.episode_starts)
-        is_newest[:, capacity:] = True
+        self._is_newest = torch.zeros_like(copied.episode_starts)
         self.capacity = capacity
-        self.rollout = replace(copied, labels={**labels, NEWEST: is_newest})
+        self.rollout = replace(copied, labels={**labels, NEWEST: self._is_newest})
         """All columns, with the label ``NEWEST``. T steps of C + N sequences."""
         self.state = hidden_state.apply(columns, state)
         """The states before them. Shape: (L, C + N, H), or a pair of them."""
         self._tensors = _tensors(copied, self.state)
         device = newest.episode_starts.device
-        self._keys = torch.empty(capacity, dtype=torch.float64, device=device)
+        self.newest = torch.arange(capacity, num_columns, device=device)
+        """Columns of the newest rollout, by environment. Shape: (N,)."""
+        self._past = torch.arange(capacity, device=device)  # the empty ones last
         self._key_limit = 1.0
-        self._keep_first(0)
+        self.num_kept = 0
+        """Sequences of the past that are kept."""
+        self._keys = self._with_empty(torch.empty(0, dtype=torch.float64, device=device))
+
+    @property
+    def past(self) -> torch.Tensor:
+        """Columns of the past sequences that are kept. Shape: (num_kept,)."""
+        return self._past[: self.num_kept]
+
+    def _with_empty(self, keys: torch.Tensor) -> torch.Tensor:
+        """Complete keys of kept sequences, (n,), by those of empty columns, to (C,)."""
+        # Keys are below 1, so empty columns are replaced before all others, the first one first.
+        first = self.capacity + 1 - len(keys)
+        return torch.cat((keys, torch.arange(first, 1, -1, dtype=keys.dtype, device=keys.device)))
 
     def put(self, newest: Rollout, state: HiddenState) -> None:
         """Copy a rollout into the columns of the newest one.
@@ -441,37 +472,39 @@ class ReplayBuffer:
             newest = replace(newest, obs=self._put_frames(newest.obs))
         put = _tensors(newest, state).values()
         for kept, tensor in zip(self._tensors.values(), put, strict=True):
-            kept[:, self.capacity :] = tensor
+            kept.index_copy_(1, self.newest, tensor)
+        self._is_newest.zero_().index_fill_(1, self.newest, True)
 
     def keep_newest(self, num_steps: int) -> None:
         """Let the newest rollout compete for places in the sample.
 
-        The host waits for the device only if a pool of frames has been full.
+        The host waits for the device only if a pool of frames has been full. Until the last lines
+        nothing has changed, so an error or Ctrl+C leaves the sample as it was.
 
         Args:
-            num_steps: Steps that entered the loss. Only they are kept, as a NaN in them would have
-                been found.
+            num_steps: Steps that entered the loss. Later ones are never read again, as a NaN in
+                them would not have been found.
         """
-        num_envs = self.rollout.num_envs - self.capacity
-        num = min(num_envs, self.capacity)
-        keys, newest = torch.rand(num_envs, dtype=torch.float64, device=self._keys.device).sort()
-        worst, columns = self._keys.topk(num)
-        enters = keys[:num] < worst.clamp(max=self._key_limit)
-        source = self.capacity + newest[:num]
-        target = torch.where(enters, columns, source)  # a sequence that does not enter stays
-        self._keys[columns] = torch.where(enters, keys[:num], worst)
-        for name, tensor in self._tensors.items():
-            rows = tensor if name.startswith(_STATE) else tensor[:num_steps]
-            for row in rows:  # one by one, since indexing makes copies
-                row[target] = row[source]
+        num = min(len(self.newest), self.capacity)
+        keys, envs = torch.rand(
+            len(self.newest), dtype=torch.float64, device=self._keys.device
+        ).sort()
+        keys, envs = keys[:num], envs[:num]
+        worst, places = self._keys.topk(num)
+        enters = keys < worst.clamp(max=self._key_limit)
+        num_entered = len(self.newest) if self._key_limit == 1.0 else int(enters.sum())
         for shown in self._shown.values():  # steps that are left out refer to no frame of their own
-            shown[num_steps:, target] = shown[num_steps - 1, target]
-        num_entered = num_envs if self._key_limit == 1.0 else int(enters.sum())
-        self.num_kept = min(self.num_kept + num_entered, self.capacity)
+            shown[num_steps:, self.newest] = shown[num_steps - 1, self.newest]
+        entering, leaving = self.newest[envs], self._past[places]
+        all_keys = self._keys.index_copy(0, places, torch.where(enters, keys, worst))
+        past = self._past.index_copy(0, places, torch.where(enters, entering, leaving))
+        newest = self.newest.index_copy(0, envs, torch.where(enters, leaving, entering))
+        num_kept = min(self.num_kept + num_entered, self.capacity)
+        self._keys, self._past, self.newest, self.num_kept = all_keys, past, newest, num_kept
 
     def state_dict(self) -> dict[str, Any]:
         """Return copies of the past sequences, for a checkpoint."""
-        kept = {name: each[:, : self.num_kept].clone() for name, each in self._tensors.items()}
+        kept = {name: each[:, self.past] for name, each in self._tensors.items()}
         frames = {}
         for group, pool in self._frames.items():
             rows, kept[f"obs/{group}"] = shown_once(kept[f"obs/{group}"])
@@ -536,14 +569,13 @@ class ReplayBuffer:
             keys = torch.where(torch.stack(finite).all(0), keys, torch.inf)
         num = min(int(keys.isfinite().sum()), self.capacity)
         chosen = keys.topk(num, largest=False).indices.sort().values
-        self._keys[:num] = keys[chosen]
         for tensor, sequence in zip(self._tensors.values(), sequences, strict=True):
-            tensor[:, :num] = sequence[:, chosen]
-        self._key_limit = state_dict.get("key_limit", 1.0)
-        self._keep_first(num)
+            tensor[:, self._past[:num]] = sequence[:, chosen].to(tensor)
+        self._key_limit, self.num_kept = state_dict.get("key_limit", 1.0), num
+        self._keys = self._with_empty(keys[chosen].to(self._keys.device))
         self._make_room(dict.fromkeys(self._frames, 0))
         for group, shown in self._shown.items():
-            rows, shown[:, : self.num_kept] = shown_once(shown[:, : self.num_kept])
+            rows, shown[:, self.past] = shown_once(shown[:, self.past])
             places = torch.arange(len(rows), device=rows.device)
             _copy_rows(
                 state_dict["frames"][group].to(rows.device), rows, self._frames[group], places
@@ -556,7 +588,7 @@ class ReplayBuffer:
         self._make_room({group: len(rows) for group, (rows, _) in once.items()})
         for group, (rows, places) in once.items():
             free = torch.ones(len(self._frames[group]), dtype=torch.bool, device=rows.device)
-            free[self._shown[group][:, : self.num_kept].flatten()] = False
+            free[self._shown[group][:, self.past].flatten()] = False
             targets = free.nonzero().squeeze(1)[: len(rows)]
             _copy_rows(newest.frames[group], rows, self._frames[group], targets)
             steps[group] = targets[places]
@@ -567,25 +599,17 @@ class ReplayBuffer:
         num_kept = self.num_kept
         keys, order = self._keys[:num_kept].sort()
         for group, number in needed.items():
-            shown = self._shown[group][:, : self.num_kept]  # not fewer: ``order`` indexes all
+            shown = self._shown[group][:, self.past]
             taken = (1 + (shown[1:] != shown[:-1]).sum(0)).unsqueeze(-1).flatten(1).sum(1)
             room = len(self._frames[group]) - number
             num_kept = min(num_kept, int((taken[order].cumsum(0) <= room).sum()))
         if num_kept == self.num_kept:
             return
-        self._key_limit = min(self._key_limit, float(keys[num_kept]))
-        stay, go = order[:num_kept], order[num_kept:]
-        source, target = stay[stay >= num_kept], go[go < num_kept]
-        for tensor in (self._keys.unsqueeze(0), *self._tensors.values()):
-            tensor[:, target] = tensor[:, source]
-        self._keep_first(num_kept)
-
-    def _keep_first(self, num_kept: int) -> None:
-        """Empty all columns of the past except the first ``num_kept``."""
-        self.num_kept = num_kept
-        """Sequences of the past that are kept, in the first columns."""
-        # Keys are below 1, so empty columns are replaced before all others, the first one first.
-        torch.arange(self.capacity + 1 - num_kept, 1, -1, out=self._keys[num_kept:])
+        limit = min(self._key_limit, float(keys[num_kept]))
+        stay, go = order[:num_kept].sort().values, order[num_kept:]
+        past = torch.cat((self._past[stay], self._past[go], self._past[self.num_kept :]))
+        keys = self._with_empty(self._keys[stay])
+        self._keys, self._past, self.num_kept, self._key_limit = keys, past, num_kept, limit
 
 
 def _copy_rows(

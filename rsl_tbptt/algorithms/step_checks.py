@@ -1,4 +1,7 @@
-"""Checks of the environment's outputs against the form that training was set up with.
+"""The door for what the environment gives: a step is checked, converted and copied here.
+
+An environment may reuse or change its tensors as soon as a call returns. So the algorithms keep
+their own copies, made here, of all that outlives a call.
 
 Shapes, types and devices are known on the host, so only the check for NaN waits for the device; it
 replaces the check of rsl_rl's runner. The update finds other non-finite values: ``transaction.py``.
@@ -6,6 +9,8 @@ replaces the check of rsl_rl's runner. The update finds other non-finite values:
 
 from __future__ import annotations
 
+from collections.abc import Collection, Mapping, Sequence
+from functools import reduce
 from typing import Any
 
 import torch
@@ -13,15 +18,73 @@ from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.transaction import check_nan
+from rsl_tbptt.compat.versions import OWN_MODELS
 
+_JOINING = [model.get_latent for model in OWN_MODELS]
 _FIX = "repair the environment's step() and get_observations()"
+_AS_FIRST = "as when training was set up"
+
+
+def check_types(models: Mapping[str, Any], obs: TensorDict) -> None:
+    """Check the types of the observation groups that rsl_rl's models read.
+
+    They join their vectors, and the result and every image have to be of their parameters' type. A
+    model with an encoder of its own may convert its groups.
+
+    Args:
+        models: Models by role.
+        obs: Observations of any batch size.
+
+    Raises:
+        ValueError: If a model cannot read a group.
+    """
+    for role, model in models.items():
+        if getattr(type(model), "get_latent", None) not in _JOINING:
+            continue
+        types = {name: obs[name].dtype for name in getattr(model, "obs_groups_2d", ())}
+        if vectors := [obs[name].dtype for name in model.obs_groups]:
+            types[", ".join(model.obs_groups)] = reduce(torch.promote_types, vectors)
+        expected = next(model.parameters()).dtype
+        for name, found in types.items():
+            if found != expected:
+                raise ValueError(
+                    f"obs_groups['{role}'] is of type {found} in '{name}', expected {expected},"
+                    f" that of the {role}'s parameters: convert it in the environment, by .float()."
+                )
+
+
+def tensor_groups(obs: TensorDict, obs_groups: Mapping[str, Sequence[str]]) -> TensorDict:
+    """Return the observation groups that can be stored, which are tensors.
+
+    Isaac Lab's ``concatenate_terms=False`` makes groups of several tensors, which no model of
+    rsl_rl reads; an environment may also describe itself in text.
+
+    Args:
+        obs: Observations of any batch size.
+        obs_groups: Observation groups by set, from the runner's config.
+
+    Raises:
+        ValueError: If a set has a group that is no tensor.
+    """
+    tensors = [name for name, values in obs.items() if isinstance(values, torch.Tensor)]
+    for name, groups in obs_groups.items():
+        for group in groups:
+            if group in obs.keys() and group not in tensors:  # noqa: SIM118
+                raise ValueError(
+                    f"obs_groups['{name}'] has '{group}', a {type(obs[group]).__name__}, expected a"
+                    " tensor: join its terms (concatenate_terms=True in Isaac Lab), or take it out."
+                )
+    return obs.select(*tensors)
 
 
 class StepChecks:
-    """Checks each step of the environment."""
+    """Checks each step of the environment, and copies it in the form that algorithms use."""
 
     nan: bool = False
     """Whether to check for NaN, in place of rsl_rl's runner, which does not name environments."""
+
+    read_groups: Collection[str] = ()
+    """The observation groups that anything reads; the others may be missing or of any form."""
 
     def __init__(self, storage: RolloutStorage) -> None:
         """Prepare the checks.
@@ -43,56 +106,122 @@ class StepChecks:
         self.nan = bool(runner_cfg.get("check_for_nan", True)) and non_finite == "raise"
         runner_cfg["check_for_nan"] = False
 
-    def check_observations(self, obs: TensorDict) -> None:
-        """Check observations of all environments, batch size (N,), before a model sees them.
+    def observations(self, obs: TensorDict | Mapping[str, Any]) -> TensorDict:
+        """Copy observations of all environments, batch size (N,), before a model sees them.
+
+        Args:
+            obs: Observation groups by name.
+
+        Returns:
+            The stored groups. One that nothing reads is left out if its form has changed.
 
         Raises:
-            ValueError: If a group is missing, or has not its first shape, type or device.
+            ValueError: If a group that is read is missing, or has not its first shape, type or
+                device.
         """
-        for group, stored in self._storage.observations.items():
-            values = obs.get(group, None)
-            if values is None:
-                raise ValueError(
-                    f"Observation group '{group}' is missing among {sorted(obs.keys())}, expected"
-                    f" as when training was set up: {_FIX}."
-                )
-            name, shape = f"Observation group '{group}'", stored.shape[1:]
-            _check(name, values, shape, stored.device, "as when training was set up")
-            if values.dtype != stored.dtype:
-                raise ValueError(
-                    f"{name} is of type {values.dtype}, expected {stored.dtype}, as when training"
-                    f" was set up: {_FIX}."
-                )
+        storage, own = self._storage, {}
+        stored_groups: Any = storage.observations.items()
+        for group, stored in stored_groups:
+            if group in self.read_groups:
+                own[group] = _group(obs, group, stored).clone()
+            elif _has_form_of(stored, values := obs.get(group, None)):
+                own[group] = values.clone()
+        return TensorDict(own, batch_size=[storage.num_envs])
 
-    def check_step(self, obs: TensorDict, rewards: torch.Tensor, dones: torch.Tensor) -> None:
-        """Check the results of a step before they are stored.
+    def step(self, obs: TensorDict, rewards: Any, dones: Any) -> tuple[torch.Tensor, torch.Tensor]:
+        """Convert the results of a step before they are stored.
 
         Args:
             obs: Next observations, batch size (N,); checked for NaN only.
-            rewards: Shape (N,).
-            dones: Which episodes ended. Shape: (N,).
+            rewards: Numbers or booleans. Shape: (N,).
+            dones: Which episodes ended: 0 where none did, any other number where one did. Shape:
+                (N,).
+
+        Returns:
+            Rewards of the storage's type, and dones of 0 and 1, int64. Shape: (N,) each.
 
         Raises:
             ValueError: If rewards or dones have another shape, or another device than the storage;
                 or if anything is NaN and :attr:`nan` is set.
         """
         storage = self._storage
-        for name, values in (("rewards", rewards), ("dones", dones)):
-            _check(name, values, (storage.num_envs,), storage.dones.device, "one per environment")
+        shape, device = (storage.num_envs,), storage.dones.device
+        values = []
+        for name, given in (("rewards", rewards), ("dones", dones)):
+            values.append(as_tensor(name, given, device))
+            check_form(name, values[-1], shape, device, "one per environment")
+        rewards, dones = values
         if self.nan:
-            check_nan(obs, rewards, dones)
+            check_nan(obs.select(*self.read_groups, strict=False), rewards, dones)
+        return rewards.to(storage.rewards.dtype), (dones != 0).long()
 
 
-def _check(
-    name: str, values: Any, shape: tuple[int, ...], device: torch.device | None, why: str
-) -> None:
-    """Check that a value is a tensor of the right form.
+def _group(obs: TensorDict | Mapping[str, Any], group: str, stored: torch.Tensor) -> torch.Tensor:
+    """Return an observation group, (N, ...), of the form in which it is stored, (T, N, ...).
 
     Raises:
-        ValueError: If it is not a tensor, or has another shape or device.
+        ValueError: If it is missing or has another form.
     """
+    values: Any = obs.get(group, None)
+    if values is None:
+        raise ValueError(
+            f"Observation group '{group}' is missing among {sorted(obs.keys())}, expected"
+            f" {_AS_FIRST}: {_FIX}."
+        )
+    name = f"Observation group '{group}'"
+    values = as_tensor(name, values, stored.device)
+    check_form(name, values, stored.shape[1:], stored.device, _AS_FIRST)
+    if values.dtype != stored.dtype:
+        raise ValueError(
+            f"{name} is of type {values.dtype}, expected {stored.dtype}, {_AS_FIRST}: {_FIX}."
+        )
+    return values
+
+
+def _has_form_of(stored: torch.Tensor, values: Any) -> bool:
+    """Return whether a group, (N, ...), can be stored in (T, N, ...) as it is."""
     if not isinstance(values, torch.Tensor):
-        raise ValueError(f"{name} is a {type(values).__name__}, expected a tensor: {_FIX}.")
+        return False
+    form = values.shape, values.dtype, values.device
+    return form == (stored.shape[1:], stored.dtype, stored.device)
+
+
+def as_tensor(name: str, values: Any, device: torch.device | None) -> torch.Tensor:
+    """Return a tensor unchanged, and an array, such as numpy's, as a tensor.
+
+    Args:
+        name: Name of the value, for the message.
+        values: A tensor on any device, or an array.
+        device: Device of an array's tensor.
+
+    Raises:
+        ValueError: If the value is neither.
+    """
+    if isinstance(values, torch.Tensor):
+        return values
+    try:
+        return torch.as_tensor(values.__array__(), device=device)
+    except (AttributeError, TypeError) as error:  # no array, or one of objects
+        raise ValueError(
+            f"{name} is a {type(values).__name__}, expected a tensor of numbers: {_FIX}."
+        ) from error
+
+
+def check_form(
+    name: str, values: torch.Tensor, shape: tuple[int, ...], device: torch.device | None, why: str
+) -> None:
+    """Check that a tensor has the right shape and device.
+
+    Args:
+        name: Name of the value, for the message.
+        values: The tensor.
+        shape: The expected shape.
+        device: The expected device.
+        why: What the shape means, for the message.
+
+    Raises:
+        ValueError: If it has not.
+    """
     if values.shape != shape:
         raise ValueError(
             f"{name} is of shape {tuple(values.shape)}, expected {tuple(shape)}, {why}: {_FIX}."

@@ -14,9 +14,10 @@ tiny if the model is not symmetric, and its ratio to the density after an optimi
 
 Weights do not change during a rollout, so mirrored robots need not run alongside: before its first
 optimiser step an update runs them through the stored rollout once, without gradient, for their
-states. The robots are the third dimension of observations and actions, (T, N, I), and of states,
-(L, N, I, H). Mini-batches, micro-batches and the replay buffer choose environments, so a robot and
-its images stay together.
+states. If there is no update, they run through the stored steps when these are dropped. The robots
+are the third dimension of observations and actions, (T, N, I), and of states, (L, N, I, H).
+Mini-batches, micro-batches and the replay buffer choose environments, so a robot and its images
+stay together.
 """
 
 from __future__ import annotations
@@ -32,12 +33,12 @@ from tensordict import TensorDict
 from rsl_tbptt.algorithms.behavior_losses import ACTIONS, STD
 from rsl_tbptt.algorithms.optimizers import step_batches
 from rsl_tbptt.algorithms.options import parse_fields
-from rsl_tbptt.algorithms.replay import FrameObs, Replay, observed_groups
+from rsl_tbptt.algorithms.replay import FrameObs, Replay, observed_groups, seen_by
 from rsl_tbptt.compat.versions import MLPModel, resolve_callable
 from rsl_tbptt.core import hidden_state, losses
 from rsl_tbptt.core.accumulate import Loss, Outputs, SampleLosses
 from rsl_tbptt.core.hidden_state import HiddenState
-from rsl_tbptt.core.rollout import Labels
+from rsl_tbptt.core.rollout import Labels, Rollout
 from rsl_tbptt.user_functions import made_up, unwritten, values_with_gradient
 
 ACTOR, CRITIC, STUDENT = "actor", "critic", "student"
@@ -114,9 +115,11 @@ class MirroredRobots:
                 "use_mirror_loss is True, expected False with the actor's"
                 f" {type(models[0].distribution).__name__}: its actions have no gradient."
             )
-        self._states: dict[str, HiddenState] = {}
+        self.replays: Mapping[str, Replay] = {}
+        """Models that run for mirrored robots, by role; set by the algorithm."""
+        self.states: dict[str, HiddenState] = {}
+        """States of the mirrored robots before the next rollout, by role: (L, N, I-1, H)."""
         self._end_states: dict[str, HiddenState] = {}
-        self._ended = torch.zeros(num_envs, dtype=torch.bool, device=device)
         self._step_batches = step_batches(storage.num_transitions_per_env, num_envs, device)
 
     def check_distillation(self) -> None:
@@ -243,34 +246,33 @@ class MirroredRobots:
             found[STD] = self.actions(labels[STD]).abs()
         return found
 
-    @property
-    def states(self) -> dict[str, HiddenState]:
-        """States of the mirrored robots by role, cleared where episodes ended: (L, N, I-1, H)."""
-        where = self._ended.unsqueeze(-1)
-        return {role: hidden_state.clear(state, where) for role, state in self._states.items()}
-
-    @states.setter
-    def states(self, states: Mapping[str, HiddenState]) -> None:
-        self._states = dict(states)
-        self._ended.zero_()
-
-    def begin_rollout(self) -> None:
-        """Clear states where episodes have ended, also those of a dropped rollout."""
-        self.states = self.states  # the getter clears, the setter forgets which episodes ended
-
-    def process_env_step(self, dones: torch.Tensor) -> None:
-        """Note which episodes ended with a step. Shape: (N,)."""
-        self._ended |= dones.bool()
-
     def advance(self) -> None:
         """Let the next rollout begin with the states at the end of this one."""
-        self._ended.copy_(self._storage.dones[-1].squeeze(-1))
-        self._states = self._end_states
-        self.begin_rollout()
+        self._continue_from(self._end_states, self._storage.num_transitions_per_env)
+
+    def drop_rollout(self, num_steps: int) -> None:
+        """Let the next rollout begin with the states after the stored steps of a dropped one.
+
+        As those of models, they are cleared if they are not finite.
+        """
+        dones, ends = self._storage.dones[:num_steps].squeeze(-1).bool(), {}
+        for role, replay in self.replays.items():
+            if replay.model.is_recurrent:
+                obs = self.obs(observed_groups(replay.model, self._storage.observations))
+                seen = seen_by(replay.model, cast("TensorDict", obs[:num_steps, :, 1:]))
+                starts = Rollout.from_dones(seen, {}, dones).episode_starts
+                _, end = replay.run(seen, self.states.get(role), starts, [])
+                ends[role] = hidden_state.clear_non_finite(end)
+        self._continue_from(ends, num_steps)
+
+    def _continue_from(self, end_states: Mapping[str, HiddenState], num_steps: int) -> None:
+        """Clear states after some steps where episodes ended with the last; keep them."""
+        ended = self._storage.dones[num_steps - 1].bool()
+        self.states = {role: hidden_state.clear(each, ended) for role, each in end_states.items()}
 
     def join(self, role: str, state: HiddenState) -> HiddenState:
         """Return the state before a rollout for all robots, (L, N, I, H), given robot 0's."""
-        return _join(state, self._states.get(role), self.num_robots)
+        return _join(state, self.states.get(role), self.num_robots)
 
     def split(self, role: str, end_state: HiddenState) -> HiddenState:
         """Return the state of robot 0 after a rollout, given all robots'; keep the others."""
@@ -279,7 +281,6 @@ class MirroredRobots:
 
     def run(
         self,
-        replays: Mapping[str, Replay],
         states: Sequence[HiddenState],
         seen: Sequence[TensorDict | FrameObs],
         episode_starts: torch.Tensor,
@@ -288,7 +289,6 @@ class MirroredRobots:
         """Run the mirrored robots through a rollout of PPO with the weights that acted.
 
         Args:
-            replays: The models by role; without augmentation the actor alone.
             states: The models' states before some steps. Shape: (L, S * N, H), or a pair of them.
             seen: Observations of the models for all robots. Batch size (T, N, I).
             episode_starts: True where step t is the first of an episode. Shape: (T, N), bool.
@@ -298,10 +298,10 @@ class MirroredRobots:
             The states of all robots. Shape: (L, S * N, I, H), or a pair of them.
         """
         joined = list(states)
-        for index, (role, replay) in enumerate(replays.items()):
+        for index, (role, replay) in enumerate(self.replays.items()):
             if not replay.model.is_recurrent:
                 continue
-            before, mirrored = self._states.get(role), seen[index][:, :, 1:]
+            before, mirrored = self.states.get(role), seen[index][:, :, 1:]
             kept, self._end_states[role] = replay.run(mirrored, before, episode_starts, steps)
             of_steps = hidden_state.concatenate_envs(kept)
             joined[index] = _join(states[index], of_steps, self.num_robots)

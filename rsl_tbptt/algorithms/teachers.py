@@ -344,10 +344,10 @@ class LazyTeacher:
         if not self.is_loaded:
             raise ValueError(
                 "teacher_checkpoint is None and no checkpoint was loaded, expected one of the two:"
-                " name the teacher's file with --checkpoint FILE (Isaac Lab) or as the option"
-                " agent.algorithm.teacher_checkpoint=FILE, in mjlab"
-                " --agent.algorithm.teacher-checkpoint FILE, or there its run with"
-                " --agent.resume True --agent.load-run '.*_teacher'."
+                " name the teacher's file as the algorithm's option teacher_checkpoint, or call"
+                " runner.load(FILE). In Isaac Lab that is --checkpoint FILE, in mjlab"
+                " --agent.algorithm.teacher-checkpoint FILE, or its run with --agent.resume True"
+                " --agent.load-run '.*_teacher'."
             )
         return True
 

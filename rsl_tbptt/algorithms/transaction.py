@@ -8,9 +8,10 @@
             with update.alone():         # work of one rank between two exchanges
                 ...
             logged = update.commit(...)  # the one transfer; all ranks learn of any rank's error
+            ...                          # schedules advance
 
-After an error, or NaN or inf in the result of any rank, everything is as before the update and the
-rollout is dropped.
+The end of the inner block decides. After an error or Ctrl+C inside, or NaN or inf in the result of
+any rank, everything is as before the update and the rollout is dropped.
 """
 
 from __future__ import annotations
@@ -63,11 +64,12 @@ class Transaction:
         options: Options,
         ranks: Ranks,
         *,
-        stateful_models: Sequence[Any],
+        others: Callable[[], Iterable[Any]],
+        stateful_models: Callable[[], Iterable[Any]],
         add_gradients: Callable[[slice, int], None],
         inputs: Callable[[], Inputs],
         max_micro_batches: int,
-        on_drop: Callable[[], None] = lambda: None,
+        on_drop: Callable[[int], None],
     ) -> None:
         """Take everything that an update changes.
 
@@ -77,16 +79,19 @@ class Transaction:
             optimizers: Optimisers whose state and options are kept.
             options: Options of the algorithm.
             ranks: The processes that train together.
-            stateful_models: Models whose states continue after an update that was undone.
+            others: Returns other objects that an update changes. It may replace their attributes,
+                and must not change them in place.
+            stateful_models: Returns models whose states continue after an update that was undone.
             add_gradients: Computes the gradient of this rank on some environments, in a number of
                 micro-batches.
             inputs: Returns the inputs of the update, to find the source of NaN or inf.
             max_micro_batches: Sequences in the largest mini-batch.
-            on_drop: Undoes the other changes of a dropped rollout.
+            on_drop: Is called with the number of steps of a dropped rollout, to undo its other
+                changes and to let other states continue.
         """
         self._storage, self.optimizers, self._ranks = storage, optimizers, ranks
-        self.modules, self._rollback = modules, Rollback(modules, optimizers)
-        self.stateful_models, self.on_drop = stateful_models, on_drop
+        self.modules, self._rollback = modules, Rollback(modules, optimizers, others)
+        self.stateful_models, self._on_drop = stateful_models, on_drop
         self._add_gradients, self._inputs = add_gradients, inputs
         self._skips, self._max_in_a_row = options.non_finite == "skip", options.max_skipped_updates
         self._num_skipped = self._num_in_a_row = 0
@@ -110,6 +115,7 @@ class Transaction:
     def __enter__(self) -> Transaction:
         """Copy everything that the update may change."""
         self._error, self._committed, self._has_updated = None, False, True
+        self._states = [(model, model.get_hidden_state()) for model in self.stateful_models()]
         self._rollback.keep()
         return self
 
@@ -132,6 +138,8 @@ class Transaction:
             if each and is_out_of_memory(each):  # first, as the frames hold the activations
                 traceback.clear_frames(each.__traceback__)
         self._rollback.restore()
+        for model, state in self._states:
+            model.reset(hidden_state=state)
         try:
             if isinstance(error, UpdateUndoneError):
                 self._explain()
@@ -141,7 +149,7 @@ class Transaction:
                 return False
         finally:
             if not self._again:
-                self._drop_rollout()
+                self.drop_rollout()
         return True
 
     @contextlib.contextmanager
@@ -318,12 +326,17 @@ class Transaction:
             stacklevel=4,
         )
 
-    def _drop_rollout(self) -> None:
-        """Let the environments continue from their states, which are cleared if not finite."""
-        self.on_drop()
+    def drop_rollout(self) -> None:
+        """Drop the stored steps, if any, without an update.
+
+        All robots continue from their states, which are cleared if they are not finite.
+        """
+        if self._storage.step == 0:
+            return
+        self._on_drop(self._storage.step)
         for optimizer in self.optimizers:
             optimizer.zero_grad()
-        for model in self.stateful_models:
+        for model in self.stateful_models():
             model.reset(hidden_state=hidden_state.clear_non_finite(model.get_hidden_state()))
         self._storage.clear()
 
@@ -336,29 +349,34 @@ def is_out_of_memory(error: BaseException | None) -> bool:
 
 
 class Rollback:
-    """Copy of models and optimisers to restore; its memory is reused by every update.
+    """Copy of all that an update changes, to restore it; every update reuses its memory.
 
     Optimisers must change their tensors in place, as torch's do.
     """
 
     def __init__(
-        self, modules: Sequence[nn.Module], optimizers: Sequence[torch.optim.Optimizer]
+        self,
+        modules: Sequence[nn.Module],
+        optimizers: Sequence[torch.optim.Optimizer],
+        others: Callable[[], Iterable[Any]],
     ) -> None:
         """Take everything that an update changes.
 
         Args:
             modules: Modules whose parameters and buffers are kept.
             optimizers: Optimisers whose state and options are kept.
+            others: Returns other objects, whose attributes are kept, or None in place of some.
         """
-        self.modules, self.optimizers = modules, optimizers
-        of_modules = (getattr(module, "distribution", None) for module in modules)
-        self._distributions = [each for each in of_modules if each is not None]
+        self.modules, self.optimizers, self._others = modules, optimizers, others
+        # rsl_rl's distributions hold their last mean, with a graph behind it.
+        self._distributions = [getattr(module, "distribution", None) for module in modules]
         self._copies: list[torch.Tensor] = []
 
     @torch.no_grad()
     def keep(self) -> None:
         """Copy the current state."""
-        self._of_distributions = [dict(vars(each)) for each in self._distributions]
+        others = [each for each in (*self._distributions, *self._others()) if each is not None]
+        self._attributes = [(each, dict(vars(each))) for each in others]
         self._states = [_two_levels(optimizer.state) for optimizer in self.optimizers]
         self._groups = [[dict(g) for g in optimizer.param_groups] for optimizer in self.optimizers]
         live = [*self._of_modules(), *_tensors(self._states)]
@@ -369,8 +387,8 @@ class Rollback:
     @torch.no_grad()
     def restore(self) -> None:
         """Restore the copied state; drop the gradients, and the graphs in distributions."""
-        for distribution, kept in zip(self._distributions, self._of_distributions, strict=True):
-            vars(distribution).update(kept)  # rsl_rl's hold their last mean, with a graph behind it
+        for each, kept in self._attributes:
+            vars(each).update(kept)
         # Buffers are listed again: rsl_rl's normaliser replaces its tensors.
         live = [*self._of_modules(), *_tensors(self._states)]
         torch._foreach_copy_(live, self._copies)

@@ -7,20 +7,27 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
+from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
+from rsl_tbptt.algorithms.replay import observed_groups
+from rsl_tbptt.algorithms.step_checks import as_tensor, check_form
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core.distributed import Ranks
 
 NUM_EPISODES = 100
 """Least number of episodes to average over, as in the reward that rsl_rl's runner logs."""
 
+_TIME_OUTS = "extras['time_outs']"
+
 
 class TruncationBootstrap:
     """Bootstrap values for truncated episodes; it warns once if they are approximations."""
 
-    def __init__(self) -> None:
-        """Start before any warning."""
+    def __init__(self, critic: MLPModel, storage: RolloutStorage) -> None:
+        """Take the critic, before it is compiled, and the storage of rollouts."""
+        self._stored = storage.observations.select(*observed_groups(critic, storage.observations))
+        self._shape, self._device = (storage.num_envs,), storage.dones.device
         self._warned = False
         self._without_final_obs: torch.Tensor | None = None
         self._held: Any = None
@@ -31,20 +38,37 @@ class TruncationBootstrap:
         critic: MLPModel,
         values: torch.Tensor,
         extras: Mapping[str, Any],
-    ) -> torch.Tensor:
+    ) -> torch.Tensor | float:
         """Return the bootstrap value where time ran out, 0 elsewhere, shape (N,).
 
         Args:
             critic: The critic, in the state after this step's observation; the state is kept.
             values: Its values before the step, shape (N, 1): rsl_rl's approximation.
-            extras: Has "time_outs", shape (N,), the environments where time ran out. It may have
-                "final_obs", observation groups at the end of the step, before any reset. Those of
-                an earlier step are ignored: Isaac Lab keeps them until the next episode ends.
+            extras: May have "time_outs", shape (N,) or (N, 1): not 0 where time ran out; without
+                them all is 0. It may have "final_obs", the critic's observation groups at the end
+                of the step, before any reset. Those of an earlier step are ignored: Isaac Lab keeps
+                them until the next episode ends.
+
+        Raises:
+            ValueError: If time-outs have another shape, or new final observations are no mapping,
+                lack a group of the critic or have another shape.
         """
-        time_outs, final_obs = extras["time_outs"].to(values.device).bool(), extras.get("final_obs")
+        given = extras.get("time_outs")
+        if given is None:
+            return 0.0
+        time_outs = as_tensor(_TIME_OUTS, given, self._device).to(self._device) != 0
+        if time_outs.shape == (*self._shape, 1):
+            time_outs = time_outs.squeeze(-1)
+        check_form(_TIME_OUTS, time_outs, self._shape, self._device, "one per environment")
+        final_obs = extras.get("final_obs")
+        if not isinstance(final_obs, Mapping | None):
+            raise ValueError(
+                f"extras['final_obs'] is a {type(final_obs).__name__}, expected observation groups"
+                " by name, of all environments."
+            )
         if final_obs is not None and self._is_new(final_obs):
-            obs = TensorDict(dict(final_obs), batch_size=values.shape[:1]).to(values.device)
-            return torch.where(time_outs, value_without_advancing(critic, obs), 0.0)
+            beyond = value_without_advancing(critic, self._observations(final_obs))
+            return torch.where(time_outs, beyond, 0.0)
         if not self._warned:
             # Recorded on the device, since reading it here would wait. A step without time-outs is
             # no reason to warn: Isaac Lab gives no final observations before its first reset.
@@ -52,15 +76,37 @@ class TruncationBootstrap:
             self._without_final_obs = now if before is None else before | now
         return torch.where(time_outs, values.squeeze(-1), 0.0)
 
-    def _is_new(self, final_obs: Mapping[str, Any]) -> bool:
-        """Return whether these differ from the last ones, by identity: no value is read.
+    def _observations(self, final_obs: Mapping[str, Any]) -> TensorDict:
+        """Return the critic's groups of all environments as they are stored, batch size (N,).
 
-        Tensors changed in place count as new if torch counts their versions, which it does not do
-        for tensors made in inference mode.
+        Raises:
+            ValueError: If a group is missing or has another shape.
+        """
+        found = {}
+        for group, stored in self._stored.items():
+            if group not in final_obs.keys():  # noqa: SIM118, a TensorDict is no mapping
+                raise ValueError(
+                    f"extras['final_obs'] has the groups {sorted(final_obs.keys())}, expected all"
+                    f" that the critic reads, {sorted(self._stored.keys())}: add '{group}', or"
+                    " leave 'final_obs' out, which values time-outs by the step before."
+                )
+            name = f"extras['final_obs']['{group}']"
+            values = as_tensor(name, final_obs[group], stored.device)
+            values = values.to(stored.device, stored.dtype)
+            check_form(name, values, stored.shape[1:], stored.device, "of all environments")
+            found[group] = values
+        return TensorDict(found, batch_size=self._shape)
+
+    def _is_new(self, final_obs: Mapping[str, Any]) -> bool:
+        """Return whether these may differ from the last ones, by identity: no value is read.
+
+        Tensors changed in place count as new: torch counts their versions. It does not for tensors
+        made in inference mode, and arrays have none, so these may always be new.
         """
         groups = list(final_obs.values())
-        marks = [id(final_obs), *((id(group), _version(group)) for group in groups)]
-        is_new = marks != self._marks
+        versions = [_version(group) for group in groups]
+        marks = [id(final_obs), *map(id, groups), *versions]
+        is_new = marks != self._marks or None in versions
         self._held, self._marks = (final_obs, groups), marks  # held, or their ids might be reused
         return is_new
 
@@ -71,7 +117,8 @@ class TruncationBootstrap:
             warnings.warn(
                 "Time-outs are bootstrapped with the value before the last step, because the"
                 " environment gives no new extras['final_obs']. In Isaac Lab 3.0 turn it on with"
-                " env.compute_final_obs=true.",
+                " env.compute_final_obs=true. In your own environment put the observations there"
+                " from before it is reset.",
                 stacklevel=4,
             )
 
@@ -140,9 +187,10 @@ class EpisodeReturns:
         """Add the values of ``metrics``, and drop the rollouts that are not needed any more."""
         if num_returns == 0:
             return
-        self._rollouts.append([return_sum, num_returns])
-        while sum(count for _, count in self._rollouts[1:]) >= NUM_EPISODES:
-            del self._rollouts[0]
+        rollouts = [*self._rollouts, [return_sum, num_returns]]
+        while sum(count for _, count in rollouts[1:]) >= NUM_EPISODES:
+            del rollouts[0]
+        self._rollouts = rollouts
 
     def state_dict(self) -> list[list[float]]:
         """Return sums and numbers by rollout."""

@@ -27,7 +27,8 @@ def read_checkpoint(path: str, device: torch.device | str) -> dict[str, Any]:
         The saved dictionary.
 
     Raises:
-        ValueError: If the file is missing or damaged, or is not a checkpoint.
+        ValueError: If the file is missing, damaged, of another kind, or holds more than tensors and
+            plain values.
     """
     import torch  # not at the top: finding a checkpoint's file has to be quick
 
@@ -38,8 +39,7 @@ def read_checkpoint(path: str, device: torch.device | str) -> dict[str, Any]:
         checkpoint = torch.load(path, weights_only=True, map_location=device)
     except Exception as error:  # a damaged file can raise almost anything
         raise ValueError(
-            f"The checkpoint '{path}' cannot be read, it is damaged or holds more than tensors and"
-            f" numbers: {_first_sentence(error)} Use another checkpoint of the run."
+            f"The checkpoint '{path}' cannot be read, it {_what_is_wrong(path, error)}"
         ) from error
     if not isinstance(checkpoint, dict):
         raise ValueError(
@@ -128,6 +128,31 @@ def _check_sums(path: str) -> None:
         damaged = archive.testzip()
     if damaged is not None:
         raise ValueError(f"the checksum of '{damaged}' in it differs.")
+
+
+def _what_is_wrong(path: str, error: Exception) -> str:
+    """Say what a file is that could not be loaded, and what to do."""
+    import torch
+
+    if isinstance(error, OSError):
+        return f"cannot be opened: {error.strerror}."
+    with open(path, "rb") as file:
+        start = file.read(2)
+    if start not in (b"", b"PK", b"\x80\x02"):  # a zip archive, or a pickle of torch before 1.6
+        return "is no checkpoint: name a model_<iteration>.pt of the run."
+    with suppress(Exception):  # of a damaged file
+        with zipfile.ZipFile(path) as archive:
+            if any(name.endswith("/constants.pkl") for name in archive.namelist()):
+                return (
+                    "is an exported policy (TorchScript): name the model_<iteration>.pt that it was"
+                    " exported from."
+                )
+        if names := torch.serialization.get_unsafe_globals_in_checkpoint(path):
+            return (
+                f"holds {', '.join(names)}, expected tensors and plain values, which run no code:"
+                " save it again without them, a number of numpy as float(number)."
+            )
+    return f"is damaged: {_first_sentence(error)} Use another checkpoint of the run."
 
 
 def _first_sentence(error: Exception) -> str:

@@ -32,11 +32,13 @@ def describe_robot(env: Any, obs: TensorDict) -> dict[str, Any]:
 
     Returns:
         ``"observation_groups"`` by name: shape and, with managers, terms in order, each with name,
-        function, shape, modifiers, scale, clip, whether it is noisy in training, its delays there
-        in control steps, and history, whose steps the shape includes; and ``"history_order"``,
-        whether steps are joined by ``"term"`` or by ``"time"``. ``"step_dt"`` in seconds;
-        ``"clip_actions"``. With managers ``"actions"``, terms in order: name, kind, width, joint
-        names, and scale, offset and clip by action; ``"joint_names"`` with ``"default_joint_pos"``,
+        function, parameters, shape, modifiers, scale, clip, whether it is noisy in training, its
+        delays there in control steps, and history, whose steps the shape includes; and
+        ``"history_order"``, whether steps are joined by ``"term"`` or by ``"time"``. A parameter
+        that names a robot has its name as ``"entity"``, and the joints that it selects, in order,
+        as ``"joint_names"``. ``"step_dt"`` in seconds; ``"clip_actions"``. With managers
+        ``"actions"``, terms in order: name, kind, entity, width, joint names, and scale, offset and
+        clip by action; ``"joint_names"`` with ``"default_joint_pos"``,
         ``"joint_stiffness"`` and ``"joint_damping"`` in that order, in the simulator's units;
         ``"joint_sdk_names"``, the joints in the order of the robot's motors, if its config has
         them as unitree_rl_lab's do; ``"command_names"``, and ``"command_ranges"`` of commands that
@@ -81,7 +83,10 @@ def _observation_groups(env: Any, obs: TensorDict) -> dict[str, Any]:
         return groups
     for name in groups.keys() & manager.active_terms:
         terms, shapes = observation_terms(manager, name), manager.group_obs_term_dim[name]
-        groups[name]["terms"] = [*map(_observation, terms, shapes, terms.values())]
+        groups[name]["terms"] = [
+            {**_observation(*term), "parameters": _parameters(env, term[-1])}
+            for term in zip(terms, shapes, terms.values(), strict=True)
+        ]
         # Only Isaac Lab 3.0 can join the terms of each step before those of the next step.
         by_time = getattr(manager, "_group_obs_time_major", {}).get(name, False)
         groups[name]["history_order"] = "time" if by_time else "term"
@@ -110,6 +115,24 @@ def _observation(name: str, shape: Sequence[int], cfg: Any) -> dict[str, Any]:
         "history_length": cfg.history_length,
         "flatten_history_dim": cfg.flatten_history_dim,
     }
+
+
+def _parameters(env: Any, cfg: Any) -> dict[str, Any]:
+    """Describe the arguments of a term's function, with the joints that they select, in order."""
+
+    def told(value: Any) -> Any:
+        joint_ids = getattr(value, "joint_ids", None)
+        if joint_ids is None:
+            return qualified_name(value if hasattr(value, "__qualname__") else type(value))
+        if isinstance(joint_ids, slice) and joint_ids == slice(None):
+            return {"entity": value.name}
+        names = [*env.scene[value.name].joint_names]
+        if isinstance(joint_ids, slice):
+            return {"entity": value.name, "joint_names": names[joint_ids]}
+        selected = torch.as_tensor(joint_ids).flatten().tolist()
+        return {"entity": value.name, "joint_names": [names[joint] for joint in selected]}
+
+    return plain(getattr(cfg, "params", {}), told)
 
 
 def _modifier(cfg: Any) -> dict[str, Any]:
@@ -149,6 +172,7 @@ def _action(name: str, term: Any) -> dict[str, Any]:
     return {
         "name": name,
         "kind": type(term).__name__,
+        "entity": getattr(term.cfg, "asset_name", getattr(term.cfg, "entity_name", None)),
         "width": term.action_dim,
         "joint_names": [*joints],
         "scale": _of_first_env(getattr(term, "_scale", None)),

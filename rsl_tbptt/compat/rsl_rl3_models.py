@@ -8,7 +8,7 @@ action distribution, and copies nothing.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from rsl_rl import modules, utils
@@ -16,9 +16,8 @@ from tensordict import TensorDict
 from torch import nn
 from torch.distributions import Normal
 
+from rsl_tbptt.compat.rsl_rl3_checkpoints import Role, network_state
 from rsl_tbptt.core.hidden_state import HiddenState
-
-Role = Literal["actor", "critic", "student", "teacher"]
 
 _OBS_SETS = {"actor": "policy", "student": "policy", "critic": "critic", "teacher": "teacher"}
 _FORWARD = ("act", "act_inference", "evaluate")
@@ -240,32 +239,6 @@ def resolve_callable(name: str | Callable[..., Any]) -> Callable[..., Any]:
         return name
     legacy: Any = utils  # rsl_rl 5 has another name for it
     return legacy.string_to_callable(name if ":" in name else ":".join(name.rsplit(".", 1)))
-
-
-def network_state(policy_state: Mapping[str, Any], role: Role) -> dict[str, torch.Tensor]:
-    """Return one network's part of a policy's state dict, with the names of its model.
-
-    Args:
-        policy_state: The result of ``policy.state_dict()``.
-        role: The network's role.
-
-    Returns:
-        Parameters and buffers under the model's names, in the policy's shapes; empty if the
-        policy lacks the network.
-    """
-    renamed = {
-        f"{role}.": "mlp.",
-        f"{role}_obs_normalizer.": "obs_normalizer.",
-        f"memory_{role[0]}.": "rnn.",
-    }
-    if role in ("actor", "student"):
-        renamed |= {"std": "distribution.std_param", "log_std": "distribution.log_std_param"}
-    return {
-        new + key.removeprefix(old): value
-        for key, value in policy_state.items()
-        for old, new in renamed.items()
-        if (key.startswith(old) if old.endswith(".") else key == old)
-    }
 
 
 def teacher_state_dict(checkpoint: Mapping[str, Any], source: str) -> dict[str, torch.Tensor]:

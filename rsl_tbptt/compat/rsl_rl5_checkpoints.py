@@ -5,15 +5,19 @@ from typing import Any
 
 import torch
 
+from rsl_tbptt.compat.rsl_rl3_checkpoints import as_models
+
 
 def teacher_state_dict(checkpoint: Mapping[str, Any], source: str) -> Mapping[str, torch.Tensor]:
     """Return the teacher's parameters: the teacher of a distillation, or the actor of a PPO run.
 
-    They have their trained shapes.
+    They have their trained shapes. ``checkpoint`` may be one of rsl_rl 1 to 3.
 
     Raises:
-        ValueError: If ``checkpoint`` has neither; ``source`` names it in the message.
+        ValueError: If ``checkpoint`` has neither; ``source`` names it in the message. Or if it has
+            a policy of rsl_rl 1 to 3 that cannot be read.
     """
+    checkpoint, _ = as_models(dict(checkpoint))
     for key in ("teacher_state_dict", "actor_state_dict"):
         if checkpoint.get(key):
             return checkpoint[key]

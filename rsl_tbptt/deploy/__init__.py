@@ -10,7 +10,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,8 @@ import onnxruntime
 
 ONNX, METADATA, GOLDEN = "policy.onnx", "policy.json", "golden.npz"
 """Files of a bundle."""
+FORMAT = 1
+"""Version of ``policy.json``, raised when a reader of the previous version would misread it."""
 
 
 class Policy:
@@ -35,22 +37,19 @@ class Policy:
             threads: Threads of onnxruntime; networks of this size do not profit from a second one.
 
         Raises:
-            ValueError: If the folder is not a bundle.
+            ValueError: If the folder is not a bundle, or its files are of different policies.
         """
         folder = Path(folder)
+        self.metadata = read_metadata(folder)
         try:
-            text = (folder / METADATA).read_text(encoding="utf-8")
-            self.metadata: dict[str, Any] = json.loads(text)
             options = onnxruntime.SessionOptions()
             options.intra_op_num_threads = options.inter_op_num_threads = threads
             providers = ["CPUExecutionProvider"]
             path = str(folder / ONNX)
             self._session = onnxruntime.InferenceSession(path, options, providers=providers)
         except Exception as error:  # onnxruntime raises exception types of its own
-            raise ValueError(
-                f"The bundle is '{folder}', expected a folder of `rsl-tbptt export` with {ONNX} and"
-                f" {METADATA}: {error}"
-            ) from error
+            raise ValueError(_no_bundle(folder, error)) from error
+        _check_is_of(self.metadata, self._session, folder)
         self._inputs = {
             name: np.zeros(each["shape"], each["dtype"])
             for name, each in self.metadata["inputs"].items()
@@ -116,6 +115,96 @@ class Policy:
                 " terms of each in order."
             )
         self._checked = True
+
+
+def read_metadata(folder: Path) -> dict[str, Any]:
+    """Read ``policy.json`` of a bundle.
+
+    Raises:
+        ValueError: If it cannot be read, has another version, or an entry has another form.
+    """
+    path = folder / METADATA
+    try:
+        metadata: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError, RecursionError) as error:
+        raise ValueError(_no_bundle(folder, error)) from error
+    found = metadata.get("format") if isinstance(metadata, dict) else None
+    if found != FORMAT:
+        writer = metadata.get("versions") if isinstance(metadata, dict) else None
+        version = writer.get("rsl-tbptt") if isinstance(writer, dict) else None
+        raise ValueError(
+            f"format is {found!r} in '{path}', expected {FORMAT}: read it with rsl-tbptt"
+            f" {version or 'of the version that wrote it'}, or export the policy again."
+        )
+    for name, rule in _ENTRIES.items():
+        if not rule(metadata.get(name)):
+            raise ValueError(
+                f"{name} is {metadata.get(name)!r} in '{path}', expected it as `rsl-tbptt export`"
+                " writes it: export the policy again."
+            )
+    return metadata
+
+
+def _no_bundle(folder: Path, error: Exception) -> str:
+    return (
+        f"The bundle is '{folder}', expected a folder of `rsl-tbptt export` with {ONNX} and"
+        f" {METADATA}: {error}"
+    )
+
+
+def _is_shape(value: Any) -> bool:
+    return isinstance(value, list) and all(type(size) is int and size >= 0 for size in value)
+
+
+def _are_arrays(value: Any) -> bool:
+    """Return whether a value describes arrays by name."""
+    return isinstance(value, dict) and all(
+        isinstance(each, dict) and _is_shape(each.get("shape")) for each in value.values()
+    )
+
+
+_ENTRIES: dict[str, Callable[[Any], bool]] = {
+    "checkpoint": lambda value: isinstance(value, str),
+    "inputs": lambda value: (
+        _are_arrays(value) and all(each.get("dtype") in _DTYPES for each in value.values())
+    ),
+    "observation_groups": _are_arrays,
+    "outputs": lambda value: _are_arrays(value) and "actions" in value,
+    "state_names": lambda value: isinstance(value, list) and all(isinstance(n, str) for n in value),
+    "state_shapes": lambda value: isinstance(value, list) and all(map(_is_shape, value)),
+    "control_hz": lambda value: value is None or isinstance(value, (int, float)),
+    "normalizer": lambda value: isinstance(value, dict),
+    "robot": lambda value: isinstance(value, dict),
+}
+"""Whether an entry has its form, by its name."""
+_DTYPES = {"float32": "float", "float64": "double"} | {
+    name: name for name in ("float16", "uint8", "int8", "int16", "int32", "int64", "bool")
+}
+"""ONNX's names of types by numpy's."""
+
+
+def _check_is_of(metadata: Mapping[str, Any], session: Any, folder: Path) -> None:
+    """Check that a model has the inputs and outputs that its metadata describes.
+
+    Raises:
+        ValueError: If it has others.
+    """
+    expected = {
+        name: ([1, *each["shape"]], f"tensor({_DTYPES[each['dtype']]})")
+        for name, each in metadata["inputs"].items()
+    }
+    for name, shape in zip(metadata["state_names"], metadata["state_shapes"], strict=False):
+        expected[f"{name}_in"] = (shape, "tensor(float)")
+    found = {each.name: (each.shape, each.type) for each in session.get_inputs()}
+    outputs = {each.name: each.shape for each in session.get_outputs()}
+    actions = [1, *metadata["outputs"]["actions"]["shape"]]
+    differ = found != expected or outputs.get("actions") != actions
+    if differ or [*outputs] != [*metadata["outputs"]]:
+        raise ValueError(
+            f"'{folder / ONNX}' has the inputs {found} and the outputs {outputs}, expected"
+            f" {expected} and {[*metadata['outputs']]} as in {METADATA}: it is another policy's."
+            " Export the policy again."
+        )
 
 
 def join(groups: Sequence[Any]) -> np.ndarray:

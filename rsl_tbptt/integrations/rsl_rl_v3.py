@@ -32,8 +32,10 @@ from rsl_rl.storage import RolloutStorage  # noqa: E402
 from rsl_tbptt.algorithms import distillation, ppo  # noqa: E402
 from rsl_tbptt.algorithms.health import HealthLog  # noqa: E402
 from rsl_tbptt.algorithms.options import PpoOptions  # noqa: E402
+from rsl_tbptt.algorithms.step_checks import tensor_groups  # noqa: E402
 from rsl_tbptt.compat.rsl_rl3_algorithms import ModelStorage, keep_with_optimizer  # noqa: E402
-from rsl_tbptt.compat.rsl_rl3_models import fit_teacher, model_of, network_state  # noqa: E402
+from rsl_tbptt.compat.rsl_rl3_checkpoints import network_state  # noqa: E402
+from rsl_tbptt.compat.rsl_rl3_models import fit_teacher, model_of  # noqa: E402
 
 __all__ = ["TbpttDistillation", "TbpttPPO"]
 
@@ -75,6 +77,13 @@ class _OfPolicy:
         """Read the attribute from the algorithm."""
         return getattr(self.algorithm, name)
 
+    def __setattr__(self, name: str, value: Any) -> None:
+        """Set an option of the algorithm, which acts or raises there; or an attribute here."""
+        if hasattr(getattr(type(self.algorithm), name, None), "__set__"):
+            setattr(self.algorithm, name, value)
+        else:
+            super().__setattr__(name, value)
+
     def init_storage(
         self,
         training_type: str,
@@ -98,7 +107,8 @@ class _OfPolicy:
         """
         sizes = (num_envs, num_transitions_per_env)
         device = self._arguments["device"]
-        storage = ModelStorage(training_type, *sizes, obs, actions_shape, device)
+        stored = tensor_groups(obs, {})
+        storage = ModelStorage(training_type, *sizes, stored, actions_shape, device)
         self.algorithm = self._build(storage, obs)
         self.algorithm.health_log = HealthLog()
 

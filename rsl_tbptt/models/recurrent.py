@@ -57,7 +57,7 @@ class RecurrentModel(MLPModel):
             **options: Options of rsl_rl's ``MLPModel``.
 
         Raises:
-            ValueError: If there is no such cell.
+            ValueError: If there is no such cell, or if features are not of the parameters' type.
         """
         cell = CELLS.get(str(rnn_type).upper())
         if cell is None:
@@ -163,12 +163,23 @@ class RecurrentModel(MLPModel):
 
     @torch.no_grad()
     def _num_features(self, obs: TensorDict) -> int:
-        """Return the number of features that :meth:`encode` returns."""
-        training, rows = self.training, obs[:1].to(next(self.parameters()).device)
+        """Return the number of features that :meth:`encode` returns.
+
+        Raises:
+            ValueError: If they are of another type than the parameters.
+        """
+        parameter = next(self.parameters())
+        training, rows = self.training, obs[:1].to(parameter.device)
         self.eval()  # keeps running statistics unchanged
-        num_features = self.features(rows).shape[-1]
+        features = self.features(rows)
         self.train(training)
-        return num_features
+        if features.dtype != parameter.dtype:
+            raise ValueError(
+                f"encode() returns features of type {features.dtype} from {self.group_dtypes},"
+                f" expected {parameter.dtype}, that of the model's parameters: convert the groups"
+                " there or in the environment, by .float()."
+            )
+        return features.shape[-1]
 
     def _get_latent_dim(self) -> int:
         """Return the size of the head's input."""

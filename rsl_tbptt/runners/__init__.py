@@ -257,9 +257,9 @@ class TbpttOnPolicyRunner(OnPolicyRunner):
         if isinstance(error, NotWrittenError) or self.num_iterations == self._num_saved:
             return
         self._broke_off, self._end = True, self.num_iterations
-        if self.alg.storage.step and hasattr(self.alg, "transaction"):  # undo RND's changes, too
-            self.alg.transaction.on_drop()
         try:
+            if hasattr(self.alg, "transaction"):
+                self.alg.transaction.drop_rollout()  # undoes RND's changes, too
             self._save_numbered()
         except Exception as second:  # a broken device, a full disk: the first error matters more
             warnings.warn(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import math
 import warnings
 from collections.abc import Mapping, Sequence
@@ -18,7 +19,7 @@ from onnxscript import optimizer
 from torch import nn
 
 from rsl_tbptt.compat.versions import MLPModel
-from rsl_tbptt.deploy import GOLDEN, METADATA, ONNX, groups_in
+from rsl_tbptt.deploy import FORMAT, GOLDEN, METADATA, ONNX, groups_in
 from rsl_tbptt.files import write_json
 from rsl_tbptt.models.one_step import OneStep, StatefulPolicy
 from rsl_tbptt.tools.c_code import of_actions
@@ -27,8 +28,6 @@ from rsl_tbptt.tools.machine import versions
 from rsl_tbptt.tools.targets import TARGETS, Exported
 from rsl_tbptt.tools.verify import TORCHSCRIPT, torchscript
 
-FORMAT = 1
-"""Version of ``policy.json``, raised when a reader of the previous version would misread it."""
 OPSET = 18
 """The operator set that rsl_rl exports with."""
 RESET = "Where an episode starts, or the robot stands up, pass zeros as all states."
@@ -39,6 +38,8 @@ Groups = Mapping[str, torch.Tensor]
 
 def onnx_model(step: OneStep) -> onnx.ModelProto:
     """Return a step as ONNX, with its constants folded."""
+    # It warns four times without torchvision, whose operators no policy has.
+    logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
     with warnings.catch_warnings():
         # Both come from torch's own exporter: flat views of the LSTM's weights, a pytree rename.
         warnings.filterwarnings("ignore", message="The tensor attributes? .*_flat_weights")

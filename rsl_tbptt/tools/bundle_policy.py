@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from tensordict import TensorDict
 
-from rsl_tbptt.deploy import Policy, join
+from rsl_tbptt.deploy import METADATA, Policy, join
 from rsl_tbptt.tools.c_code import CPolicy
 
 
@@ -62,6 +62,11 @@ def checkpoint_of(bundle: Path) -> Path:
         ValueError: If the checkpoint is not there, or the folder is not a bundle.
     """
     name = Policy(bundle).metadata["checkpoint"]
+    if Path(name).name != name:  # a bundle may come from anybody
+        raise ValueError(
+            f"checkpoint is {name!r} in '{bundle / METADATA}', expected a file's name without a"
+            " folder: name the checkpoint with --checkpoint."
+        )
     checkpoint = bundle.resolve().parent.parent / name
     if not checkpoint.is_file():
         raise ValueError(

@@ -22,7 +22,7 @@ from typing import Any
 import numpy as np
 import onnx
 
-from rsl_tbptt.deploy import METADATA, groups_in, join
+from rsl_tbptt.deploy import groups_in, join, read_metadata
 
 C_CODE = "c"
 """Folder of the C code in a bundle."""
@@ -128,7 +128,7 @@ class CPolicy:
         Raises:
             ValueError: If there is no C code, no C compiler, or it does not compile.
         """
-        self.metadata = json.loads((bundle / METADATA).read_text(encoding="utf-8"))
+        self.metadata = read_metadata(bundle)
         source, compiler = bundle / C_CODE / "policy.c", _compiler()
         if not source.is_file() or compiler is None:
             raise ValueError(

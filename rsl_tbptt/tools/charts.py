@@ -14,8 +14,8 @@ ROW_HEIGHT = 40
 """Height of a policy's dots and its name."""
 MOST_POINTS = 300
 """Most points of a curve; longer curves are averaged."""
-NUM_STYLES = 5
-"""Number of colours, and of line patterns."""
+NUM_COLOURS, NUM_PATTERNS = 8, 5
+"""Numbers of colours and of line patterns in ``report.html.j2``; they share no factor."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -34,8 +34,9 @@ class Chart:
 
 
 def style(number: int) -> str:
-    """Return the CSS classes of a line's colour and pattern; numbers 0 to 24 all look different."""
-    return f"c{number % NUM_STYLES} d{(number + number // NUM_STYLES) % NUM_STYLES}"
+    """Return the CSS classes of a line's colour and pattern; numbers 0 to 39 all look different."""
+    pattern = (number + number // NUM_COLOURS) % NUM_PATTERNS
+    return f"c{number % NUM_COLOURS} d{pattern}"
 
 
 def curve_chart(

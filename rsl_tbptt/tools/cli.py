@@ -23,6 +23,8 @@ from rsl_tbptt.tools.cli_options import (
     WHERE,
 )
 from rsl_tbptt.tools.doctor import missing_module, require
+from rsl_tbptt.tools.machine import installed_version
+from rsl_tbptt.tools.streams import lasting_streams
 
 DESCRIPTION = "Commands for checkpoints of Isaac Lab, mjlab and rsl_rl alone."
 
@@ -58,7 +60,7 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.Namespace], int], Sequence[str
         (*ACTING, *POLICY[1:], "evaluate --output", *WHERE, *EPISODES, "--device"),
     ),
     "memory": (
-        "measure how far back a policy looks, and how long faults stay in its actions",
+        "measure how far back a policy looks, and how long a sensor fault affects its actions",
         cli_policies.run_memory,
         ("memory checkpoint", *POLICY[1:], "memory --output", *WHERE, *REMEMBERED, "--device"),
     ),
@@ -99,23 +101,36 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: The command line. None takes that of this process.
 
     Returns:
-        The exit status: 0, 1 if the command failed, and argparse's 2 for wrong arguments.
+        The exit status: 0, 1 if the command failed, 130 after Ctrl+C, and argparse's 2 for wrong
+        arguments. It is that of the work: nobody has to read what a command prints.
     """
     words = sys.argv[1:] if arguments is None else [*arguments]
+    status = 1
+    with lasting_streams():
+        try:
+            try:
+                return _run(words)
+            finally:
+                sys.stdout.flush()  # here, where a full disk is an error like any other
+        except KeyboardInterrupt:
+            reason, status = "interrupted", 130
+        except ModuleNotFoundError as error:
+            reason = missing_module(error)
+        except (ValueError, OSError, ImportError, NotImplementedError) as error:
+            reason = str(error)
+        print(f"{' '.join(['rsl-tbptt', *words[:1]])}: {' '.join(reason.split())}", file=sys.stderr)
+    return status
+
+
+def _run(words: list[str]) -> int:
+    """Parse a command line and run its command."""
     parser = command_parser(words[0] if words else None)
     args, further = parser.parse_known_args(words)
     if further and args.command not in FURTHER:
         parser.error(f"unrecognized arguments: {' '.join(further)}")
     args.further = further
-    try:
-        require(args.command)
-        return args.run(args)
-    except ModuleNotFoundError as error:
-        reason = missing_module(error)
-    except (ValueError, OSError, ImportError) as error:
-        reason = str(error)
-    print(f"rsl-tbptt {args.command}: {' '.join(reason.split())}", file=sys.stderr)
-    return 1
+    require(args.command)
+    return args.run(args)
 
 
 def command_parser(chosen: str | None) -> argparse.ArgumentParser:
@@ -128,6 +143,8 @@ def command_parser(chosen: str | None) -> argparse.ArgumentParser:
         A parser whose result has ``command`` and ``run``.
     """
     parser = argparse.ArgumentParser(prog="rsl-tbptt", description=DESCRIPTION)
+    version = f"rsl-tbptt {installed_version('rsl-tbptt')}"
+    parser.add_argument("--version", action="version", version=version)
     commands = parser.add_subparsers(dest="command", required=True, metavar="COMMAND")
     for name, (text, run, options) in COMMANDS.items():
         description = f"{text[0].upper()}{text[1:]}."

@@ -65,9 +65,14 @@ OPTIONS: dict[str, dict[str, Any]] = {
         type=Path,
         default=Path(),
     ),
-    "report runs": _option("log folder of a training", type=Path, nargs="+", metavar="RUN"),
+    "report runs": _option(
+        "log folder of a training, or a folder that holds several",
+        type=Path,
+        nargs="+",
+        metavar="RUN",
+    ),
     "report --output": _option(
-        "HTML file to write (default: report.html, in RUN if there is one)",
+        "HTML file to write (default: report.html, in RUN if that is one training)",
         type=Path,
     ),
     "new name": _option("name of the package and of its task, a Python identifier", metavar="NAME"),
@@ -135,16 +140,15 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "size of an image group; repeatable", type=image_size, metavar="GROUP=CxHxW", **_REPEATED
     ),
     "export --output": _option(
-        "folder to write, whose files are replaced (default: a new one,"
-        " RUN/exported/model_<iteration>)",
+        "new folder, or an earlier export's (default: a new one, RUN/exported/model_<iteration>)",
         type=Path,
     ),
     "--single-input": _option(
         "give the ONNX file one input, obs, that joins all groups", action="store_true"
     ),
     "--target": _option(
-        "also write a folder for this program: C99 for microcontrollers (c), or a program of"
-        " docs/howto/runtimes.md; repeatable",
+        "also write a folder for this program on robots, or C99 for microcontrollers (c);"
+        " repeatable",
         choices=TARGETS,
         **_REPEATED,
     ),

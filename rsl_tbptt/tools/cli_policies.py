@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from argparse import Namespace as Arguments
 from collections.abc import Mapping
 from pathlib import Path
@@ -18,8 +19,8 @@ def run_evaluate(args: Arguments) -> int:
         ValueError: If options contradict each other.
     """
     from rsl_tbptt.checkpoints.reading import checkpoint_file
-    from rsl_tbptt.files import output_path, write_json
-    from rsl_tbptt.tools.evaluate import evaluate
+    from rsl_tbptt.files import output_path
+    from rsl_tbptt.tools.evaluate import MARK, evaluate
 
     where = where_of(args)
     if args.checkpoint is None and args.policy is None:
@@ -34,7 +35,7 @@ def run_evaluate(args: Arguments) -> int:
     checkpoint = checkpoint_file(args.checkpoint)
     platform_of(checkpoint)  # which says where there is none, before its folder is written to
     default = checkpoint.parent / "evaluation.json"
-    output_path(args.output, default)  # first: evaluating takes a while
+    output_path(args.output, default, MARK)  # first: evaluating takes a while
     result = evaluate(
         checkpoint,
         bundle=args.policy,
@@ -42,8 +43,6 @@ def run_evaluate(args: Arguments) -> int:
         **where,
         **_given(args, "agent", "trust", "episodes", "max_steps", "seed"),
     )
-    output = output_path(args.output, default)  # another evaluation may have taken the name
-    write_json(output, result)
     low, high = result["confidence_interval"]
     print(f"mean return {result['mean_return']:.3f}, 95 % confidence {low:.3f} to {high:.3f}")
     if "success_rate" in result:
@@ -52,8 +51,26 @@ def run_evaluate(args: Arguments) -> int:
         print(f"ended by {name}: {share:.1%} of episodes")
     for name, error in result["auxiliary"].items():
         print(f"auxiliary head {name}: root mean square error {error['rmse']:.4f}")
-    print(f"wrote {output}")
+    print(f"wrote {_write_or_print(result, args.output, default, MARK)}")
     return 0
+
+
+def _write_or_print(result: Any, given: Path | None, default: Path, mark: bytes) -> Path:
+    """Write a result, or print it if it cannot be written: computing it took a while.
+
+    Raises:
+        OSError: If it cannot be written.
+        ValueError: Likewise.
+    """
+    from rsl_tbptt.files import output_path, write_json
+
+    try:
+        output = output_path(given, default, mark)  # another result may have taken the name
+        write_json(output, result)
+    except (OSError, ValueError):
+        print(f"The result, which cannot be written:\n{json.dumps(result)}")
+        raise
+    return output
 
 
 def run_memory(args: Arguments) -> int:
@@ -63,25 +80,25 @@ def run_memory(args: Arguments) -> int:
         ValueError: If options contradict each other.
     """
     from rsl_tbptt.checkpoints.reading import checkpoint_file
-    from rsl_tbptt.files import output_path, write_json
+    from rsl_tbptt.files import output_path
+    from rsl_tbptt.tools import memory_findings as findings
     from rsl_tbptt.tools.memory import analyse
-    from rsl_tbptt.tools.memory_findings import FILE, judge_memory, memory_facts, memory_rows
 
     where = where_of(args)
     check_device(args.device)
     checkpoint = checkpoint_file(args.checkpoint)
     platform_of(checkpoint)  # which says where there is none, before its folder is written to
-    default = checkpoint.parent / FILE
-    output = output_path(args.output or default, default)
+    default = checkpoint.parent / findings.FILE
+    output = output_path(args.output or default, default, findings.MARK)
     found = analyse(checkpoint, **where, **_given(args, "agent", "trust", "num_envs", "steps"))
-    write_json(output, found)
-    for name, back, outlier, frozen in memory_rows(found):
-        print(f"{name}: looks back {back}, outlier stays {outlier}, frozen sensor {frozen}")
-    for name, value in memory_facts(found).items():
+    for name, back, outlier, frozen in findings.memory_rows(found):
+        print(f"{name}: looks back {back}; recovers from an outlier after {outlier},", end=" ")
+        print(f"from a frozen sensor after {frozen}")
+    for name, value in findings.memory_facts(found).items():
         print(f"{name}: {value}")
-    looked_at, wrong = judge_memory(found)
+    looked_at, wrong = findings.judge_memory(found)
     print("\n".join([looked_at, *(f"WRONG {finding}" for finding in wrong)]))
-    print(f"wrote {output}")
+    print(f"wrote {_write_or_print(found, output, default, findings.MARK)}")
     return 0
 
 
@@ -120,7 +137,7 @@ def run_verify(args: Arguments) -> int:
         ValueError: If it is too far from the policy, or the log shows a fault.
     """
     if args.log is not None:
-        return _verify_log(args.bundle, args.log)
+        return _verify_log(args.bundle, args.log, args.tolerance)
     from rsl_tbptt.tools.verify import verify
 
     differences = verify(args.bundle)
@@ -133,10 +150,10 @@ def run_verify(args: Arguments) -> int:
     return 0
 
 
-def _verify_log(bundle: Path, log: Path) -> int:
+def _verify_log(bundle: Path, log: Path, tolerance: float) -> int:
     from rsl_tbptt.tools.robot_log import diagnose_log
 
-    found = diagnose_log(bundle, log)
+    found = diagnose_log(bundle, log, tolerance)
     for name, difference in found.differences.items():
         print(f"{name}: largest difference {difference:.1e}{', faults apart' * bool(found.faults)}")
     for note in found.notes:
@@ -167,6 +184,8 @@ def run_play(args: Arguments) -> int:
     from rsl_tbptt.tools.play import play, record
 
     checkpoints, video = [checkpoint_file(path) for path in args.checkpoint], args.video
+    if args.num_envs is not None and args.num_envs < 1:
+        raise ValueError(f"--num-envs is {args.num_envs}, expected at least 1.")
     if video is None:
         if len(checkpoints) > 1 or args.trust:
             raise ValueError(

@@ -52,23 +52,32 @@ def diagnose(device: str = "cpu", output: Path = Path()) -> bool:
     Returns:
         Whether all passed.
     """
-    platforms = [load_platform(name) for name in PLATFORMS]
-    missing = [one for one in platforms if installed_version(one.PACKAGES[0]) is None]
     checks: dict[str, Callable[[], str]] = {
-        "python": lambda: f"{system.python_version()} at {sys.executable}",
-        "packages": check_packages,
-        "imports": check_imports,
-        **{one.TITLE: partial(check_platform, one) for one in platforms if one not in missing},
-        "tools": check_tools,
-        "device": partial(check_device, device),
-        "folder": partial(check_folder, output),
+        "python": lambda: f"{system.python_version()} at {sys.executable}"
     }
+    absent: dict[str, str] = {}
+    if installed_version("rsl-rl-lib") is None:  # a robot, which only runs policies
+        checks["policies"] = check_deploy
+        absent["training"] = f"not installed: {install('tools')}"
+    else:
+        checks |= {"packages": check_packages, "imports": check_imports}
+        for one in map(load_platform, PLATFORMS):
+            if installed_version(one.PACKAGES[0]) is None:
+                absent[one.TITLE] = f"not installed: {install(one.EXTRA)}"
+            else:
+                checks[one.TITLE] = partial(check_platform, one)
+        if lacking := lacking_tools():
+            absent["tools"] = lacking
+        else:
+            checks["tools"] = lambda: f"{', '.join(TOOLS)} have what they need"
+        checks["device"] = partial(check_device, device)
+    checks["folder"] = partial(check_folder, output)
     passed = {name: _report(name, check) for name, check in checks.items()}
-    newest = passed["packages"] and rsl_rl_era() == MODELS_ERA
+    newest = passed.get("packages") and rsl_rl_era() == MODELS_ERA
     if newest and passed["device"] and device != "cpu":
         passed["engine"] = _report("engine", partial(check_engine, device))
-    for one in missing:
-        print(f"{one.TITLE:<12} -      not installed: {install(one.EXTRA)}")
+    for name, text in absent.items():
+        print(f"{name:<12} -      {text}")
     well = all(passed.values())
     print("\nall is well" if well else "\nsee the lines marked with WRONG", flush=True)
     return well
@@ -103,7 +112,7 @@ def missing_module(error: ModuleNotFoundError) -> str:
     """Say which module is missing, and how to install it."""
     name = (error.name or str(error)).partition(".")[0]
     remedy = install(EXTRAS[name]) if name in EXTRAS else "install the package that brings it"
-    return f"The module {name} is missing, expected it for this command: {remedy}"
+    return f"The module {name} is missing: {remedy}"
 
 
 def install(extra: str) -> str:
@@ -133,6 +142,22 @@ def _installer() -> str:
     return f"uv pip install --python {sys.executable}"
 
 
+def check_deploy() -> str:
+    """Check that a robot can run exported policies, which needs neither torch nor rsl_rl.
+
+    Raises:
+        ValueError: If onnxruntime is missing, under any of the names that registries have it by.
+    """
+    if importlib.util.find_spec("onnxruntime") is None:
+        raise ValueError(f"onnxruntime is missing: {install('deploy')}")
+    import numpy
+    import onnxruntime
+
+    importlib.import_module("rsl_tbptt.deploy")
+    found = {"numpy": numpy.__version__, "onnxruntime": onnxruntime.__version__}
+    return f"rsl_tbptt.deploy, {_named(found)}"
+
+
 def check_packages() -> str:
     """Check that all requirements of this package are installed, rsl_rl in a known release.
 
@@ -140,8 +165,7 @@ def check_packages() -> str:
         ValueError: If something is missing.
     """
     found = versions()
-    if missing := [name for name, number in found.items() if number is None]:
-        raise ValueError(f"{', '.join(missing)} missing, expected it: {install('train')}")
+    _refuse_missing(found, "train")
     rsl_rl_era()
     return _named(found)
 
@@ -167,9 +191,7 @@ def check_platform(platform: Platform) -> str:
         return f"{_named(packages)}; trains with rsl_tbptt.integrations.rsl_rl_v3"
     if platform.TASKS is None or platform.PROGRAM is None:
         return _named(packages)
-    missing = [name for name, number in packages.items() if number is None]
-    if missing:
-        raise ValueError(f"{', '.join(missing)} missing, expected it: {install(platform.EXTRA)}")
+    _refuse_missing(packages, platform.EXTRA)
     names = sorted(point.name for point in entry_points(group=platform.TASKS))
     if "rsl_tbptt" not in names:
         raise ValueError(
@@ -179,16 +201,14 @@ def check_platform(platform: Platform) -> str:
     return f"{_named(packages)}; tasks registered; {executable([platform.PROGRAM])[0]}"
 
 
-def check_tools() -> str:
-    """Say which commands lack packages; they are no fault, as not everybody needs them."""
+def lacking_tools() -> str:
+    """Say which commands lack packages; not everybody needs them. Empty if none does."""
     lacking = {
         command: [name for name in names if importlib.util.find_spec(name) is None]
         for command, names in TOOLS.items()
     }
     texts = [f"{command} lacks {', '.join(names)}" for command, names in lacking.items() if names]
-    if not texts:
-        return f"{', '.join(TOOLS)} have what they need"
-    return f"{'; '.join(texts)}: {install('tools')}"
+    return f"{'; '.join(texts)}: {install('tools')}" if texts else ""
 
 
 def check_device(device: str) -> str:
@@ -257,6 +277,17 @@ def check_folder(folder: Path) -> str:
     if not (there.is_dir() and os.access(there, os.W_OK)):
         raise ValueError(f"The folder is {path}, expected one that can be written: name another.")
     return str(path)
+
+
+def _refuse_missing(packages: Mapping[str, str | None], extra: str) -> None:
+    """Check that packages are installed.
+
+    Raises:
+        ValueError: If one is not; it names the extra that brings them.
+    """
+    if missing := [name for name, number in packages.items() if number is None]:
+        are = "are" if len(missing) > 1 else "is"
+        raise ValueError(f"{', '.join(missing)} {are} missing: {install(extra)}")
 
 
 def _named(packages: Mapping[str, str | None]) -> str:

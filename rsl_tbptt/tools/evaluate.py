@@ -28,6 +28,10 @@ from rsl_tbptt.tools.platforms import ENV, Platform, Simulation, load_platform, 
 from rsl_tbptt.tools.policies import build_policy, images_of, read_policy
 from rsl_tbptt.tools.progress import Progress
 
+MARK = b'"confidence_interval"'
+"""Bytes in every file of an evaluation."""
+MOST_APART = 1e-3
+"""Largest difference of a bundle's actions from its checkpoint's; an export passes with 1e-4."""
 CONFIDENCE = 0.95
 SEED = 1000
 """Default seed of the environments."""
@@ -91,20 +95,21 @@ def evaluate(
 
     Raises:
         ValueError: If there are fewer than 2 episodes or no steps, the checkpoint cannot be read,
-            its task is unknown, or a return or an error is not finite.
+            its task is unknown, the bundle is of another policy, or a return or an error is not
+            finite.
     """
     if max_steps is not None and max_steps < 1:
         raise ValueError(f"max_steps is {max_steps}, expected at least 1.")
     if episodes < 2:
         raise ValueError(f"episodes is {episodes}, expected at least 2: one has no interval.")
     with started(checkpoint, num_envs=episodes, seed=seed, **options) as start:
+        step_seconds = start.platform.step_seconds(start.env)
         max_steps = max_steps or _longest_episode(start.env) + 1
         facts = EpisodeFacts(start.env)
         with acting(start, bundle, form) as policy:
             returns, lengths, unfinished = run_first_episodes(
                 start.env, policy, start.obs, max_steps=max_steps, facts=facts
             )
-        step_seconds = start.platform.step_seconds(start.env)
     if unfinished:
         warnings.warn(
             f"{unfinished} of {episodes} episodes had not ended after {max_steps} steps, expected"
@@ -150,12 +155,31 @@ def acting(start: Start, bundle: Path | None, form: str) -> Iterator[Acting]:
     if bundle is not None:
         from rsl_tbptt.tools.bundle_policy import BundlePolicy  # only a bundle needs onnxruntime
 
-        yield BundlePolicy(bundle, form, groups_of(start.policy))
+        policy = BundlePolicy(bundle, form, groups_of(start.policy))
+        _check_same_policy(policy, start, bundle)
+        yield policy
     elif start.auxiliary:
         with recorded_latents(start.policy) as latents:
             yield WatchedHeads(start.policy, start.auxiliary, start.obs, latents)
     else:
         yield start.policy
+
+
+def _check_same_policy(policy: Acting, start: Start, bundle: Path) -> None:
+    """Check that a bundle acts like the checkpoint, under whose name its result is written.
+
+    Raises:
+        ValueError: If it acts differently on the first observations.
+    """
+    with torch.inference_mode():
+        actions, expected = policy(start.obs), start.policy(start.obs)
+    start.policy.reset()
+    if not torch.allclose(actions, expected, rtol=MOST_APART, atol=MOST_APART, equal_nan=True):
+        raise ValueError(
+            f"The policy in '{bundle}' is not the checkpoint's, expected its export: their first"
+            f" actions are {(actions - expected).abs().max().item():.2g} apart. Name the checkpoint"
+            " that it was exported from with --checkpoint."
+        )
 
 
 @contextmanager

@@ -36,6 +36,9 @@ from rsl_tbptt.tools.policies import (
 from rsl_tbptt.tools.targets import TARGETS
 from rsl_tbptt.tools.verify import verify
 
+MARK = b'"state_names"'
+"""Bytes in the ``policy.json`` of every bundle."""
+
 
 def export(
     checkpoint: Path,
@@ -56,8 +59,8 @@ def export(
 
     Args:
         checkpoint: ``model_<iteration>.pt`` in a log folder.
-        output: Folder whose files are replaced. None means a new ``exported/model_<iteration>``
-            next to the checkpoint.
+        output: New folder, or that of an earlier export, whose files are replaced. None means a new
+            ``exported/model_<iteration>`` next to the checkpoint.
         agent: See :func:`rsl_tbptt.tools.policies.load_policy`, as for ``trust`` and ``images``.
         trust: Likewise.
         images: Likewise.
@@ -89,7 +92,7 @@ def export(
     heads = saved_heads(saved.auxiliary)
     # Not in exported/ itself: Isaac Lab's play writes there and would replace the compared files.
     name = checkpoint.stem.replace(".", "_")  # output_path takes a name with a dot for a file
-    output = output_path(output, checkpoint.parent / "exported" / name)
+    output = output_path(output, checkpoint.parent / "exported" / name, MARK, METADATA)
     _refuse_other_targets(output, target)
     if drawn or not _can_simulate(checkpoint, where):
         recorded = _drawn(saved, images or {}, heads, steps, seed)

@@ -147,6 +147,21 @@ class Recording:
 
 
 @torch.inference_mode()
+def _check_enough(num_steps: int, num_envs: int) -> None:
+    """Check that a rollout is long and wide enough.
+
+    Raises:
+        ValueError: If it is not.
+    """
+    if num_steps < FEWEST_STEPS:
+        raise ValueError(f"steps is {num_steps}, expected at least {FEWEST_STEPS}.")
+    if num_envs < FEWEST_SAMPLES:
+        raise ValueError(
+            f"num_envs is {num_envs}, expected at least {FEWEST_SAMPLES}: a fault is measured once"
+            " in each, and fewer samples tell nothing."
+        )
+
+
 def measure(
     policy: Remembering, obs: TensorDict, episode_starts: torch.Tensor, seed: int = 0
 ) -> dict[str, Any]:
@@ -176,13 +191,7 @@ def measure(
         ValueError: If there are too few steps or environments, or an action is not finite.
     """
     num_steps, num_envs = episode_starts.shape
-    if num_steps < FEWEST_STEPS:
-        raise ValueError(f"steps is {num_steps}, expected at least {FEWEST_STEPS}.")
-    if num_envs < FEWEST_SAMPLES:
-        raise ValueError(
-            f"num_envs is {num_envs}, expected at least {FEWEST_SAMPLES}: a fault is measured once"
-            " in each, and fewer samples tell nothing."
-        )
+    _check_enough(num_steps, num_envs)
     recording = Recording(policy, obs, episode_starts)
     if not recording.actions.isfinite().all():
         raise ValueError("An action is NaN or inf, expected finite numbers.")
@@ -356,9 +365,10 @@ def analyse(
     Raises:
         ValueError: If the checkpoint cannot be read, its task is unknown, or see :func:`measure`.
     """
+    _check_enough(steps, num_envs)
     with started(checkpoint, num_envs=num_envs, seed=seed, **options) as start:
-        recorded = record(start.env, start.policy, start.obs, steps)
         step_seconds = start.platform.step_seconds(start.env)
+        recorded = record(start.env, start.policy, start.obs, steps)
     return {
         "checkpoint": checkpoint.name,
         "task": start.task,

@@ -9,6 +9,8 @@ from typing import Any
 
 FILE = "memory.json"
 """Name of the result, next to its checkpoint."""
+MARK = b'"missed_reset"'
+"""Bytes in every such file."""
 NEGLIGIBLE = 0.05
 """A memory that moves the action by less than this share of its standard deviation is not used."""
 SMALL = 0.25
@@ -96,8 +98,9 @@ def memory_facts(found: Mapping[str, Any]) -> dict[str, str]:
     return {
         "looks back": steps_of(found),
         "gradient": "unknown" if (g := found["gradient_length"]) is None else f"{g} steps",
-        "missed reset stays": _stays(found["missed_reset"]),
-        "units": f"{found['units']}, {found['moving']} move, effective {found['effective']:.1f}",
+        "recovers from a missed reset after": _stays(found["missed_reset"]),
+        "units": f"{found['units']}, {found['moving']} active; effective dimension"
+        f" {found['effective']:.1f}",
     }
 
 

@@ -6,14 +6,19 @@ as they stand. Each uses the name :data:`PLACEHOLDER` for its package, its task 
 
 from __future__ import annotations
 
+import importlib.util
 import keyword
 import re
 from pathlib import Path
 
+from rsl_tbptt.files import complete_folder
+from rsl_tbptt.tools.doctor import EXTRAS
+from rsl_tbptt.tools.machine import installed_version
+
 TEMPLATES = Path(__file__).with_name("new_task")
 PLACEHOLDER = "my_task"
 FILES = ("pyproject.toml", "README.md", f"{PLACEHOLDER}/*.py")
-"""What belongs to a template. Installing one where it lies leaves other files beside these."""
+"""Files of a template. Installing it in place leaves others, which are not copied."""
 
 
 def new(name: str, platform: str, output: Path | None = None) -> Path:
@@ -28,13 +33,21 @@ def new(name: str, platform: str, output: Path | None = None) -> Path:
         The folder.
 
     Raises:
-        ValueError: If the name cannot be a package's, or the folder exists.
+        ValueError: If the name cannot be a package's or is another's, or the folder exists.
+        OSError: If it cannot be written; then nothing of it is left.
     """
     if keyword.iskeyword(name) or not re.fullmatch(r"[a-zA-Z](\w*[a-zA-Z0-9])?", name, re.ASCII):
         raise ValueError(
             f"NAME is {name!r}, expected a Python identifier such as my_task: letters, digits and"
             " underscores, with a letter first and no underscore last. Python imports the package"
             " by this name."
+        )
+    # pip takes Torch and rsl_rl_lib for torch and rsl-rl-lib, as `installed_version` does.
+    taken = name in EXTRAS or importlib.util.find_spec(name) or installed_version(name)
+    if taken:
+        raise ValueError(
+            f"NAME is {name!r}, expected one that no package has: yours would take the place of"
+            f" {name}. Choose another."
         )
     folder = Path(name) if output is None else output
     if folder.exists() or folder.is_symlink():
@@ -43,9 +56,10 @@ def new(name: str, platform: str, output: Path | None = None) -> Path:
             " overwritten. Name another one with --output."
         )
     template = TEMPLATES / platform
-    for path in (found for pattern in FILES for found in template.glob(pattern)):
-        target = folder / str(path.relative_to(template)).replace(PLACEHOLDER, name)
-        target.parent.mkdir(parents=True, exist_ok=True)
-        text = path.read_text(encoding="utf-8").replace(PLACEHOLDER, name)
-        target.write_text(text, encoding="utf-8")
+    with complete_folder(folder) as unfinished:
+        for path in (found for pattern in FILES for found in template.glob(pattern)):
+            target = unfinished / str(path.relative_to(template)).replace(PLACEHOLDER, name)
+            target.parent.mkdir(parents=True, exist_ok=True)
+            text = path.read_text(encoding="utf-8").replace(PLACEHOLDER, name)
+            target.write_text(text, encoding="utf-8")
     return folder

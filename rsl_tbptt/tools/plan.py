@@ -33,7 +33,7 @@ from rsl_tbptt.tools.platforms import (
     load_platform,
     platform_of,
 )
-from rsl_tbptt.tools.platforms.noted_settings import CODE_ELSEWHERE
+from rsl_tbptt.tools.platforms.named_code import is_allowed
 from rsl_tbptt.tools.progress import track
 
 ALGORITHMS = ("TbpttDistillation", "TbpttPPO")
@@ -55,7 +55,7 @@ class Row:
     """Environments."""
 
     update: MemoryPlan
-    """What an update takes in addition to the following."""
+    """An update, in addition to storage and models."""
 
     storage: float
     """The rollout."""
@@ -114,7 +114,7 @@ def planned(
         noted, file = checkpoint.parent / ENV, Path(agent or checkpoint.parent / AGENT)
         config = read_config(file)
         # Texts at the top are names of runs and files, and the runner's class is one of rsl_rl's.
-        _check_texts([value for value in config.values() if not isinstance(value, str)], file)
+        _check_texts({k: v for k, v in config.items() if not isinstance(v, str)}, file)
         return Planned(platform, trained, config, noted if noted.is_file() else None)
     if task is None:
         raise ValueError("--task is missing, expected it or --checkpoint or --env.")
@@ -139,25 +139,29 @@ def _installed() -> str:
         platform = load_platform(name)
         if platform.PROGRAM and versions(platform.PACKAGES)[platform.PACKAGES[0]] is not None:
             return name
-    raise ValueError("Neither Isaac Lab nor mjlab is installed, expected one of them for --task.")
+    raise ValueError(
+        "Neither Isaac Lab nor mjlab is installed, expected one of them for --task. With rsl_rl"
+        " alone name --env module:function and --agent."
+    )
 
 
-def _check_texts(value: Any, file: Path) -> None:
+def _check_texts(value: Any, file: Path, key: Any = None) -> None:
     """Check that a run's config names no code of other packages, which would be imported.
 
     Raises:
         ValueError: If it does.
     """
     if isinstance(value, Mapping):
-        # model_100.pt looks like code, too, but a file of a teacher is only read.
-        value = [each for key, each in value.items() if not str(key).endswith("checkpoint")]
-    if isinstance(value, (list, tuple)):
+        for name, each in value.items():
+            _check_texts(each, file, name)
+    elif isinstance(value, (list, tuple)):
         for each in value:
-            _check_texts(each, file)
-    elif isinstance(value, str) and CODE_ELSEWHERE.fullmatch(value):
+            _check_texts(each, file, key)
+    # model_100.pt looks like code, too, but a file of a teacher is only read.
+    elif isinstance(value, str) and not (str(key).endswith("checkpoint") or is_allowed(key, value)):
         raise ValueError(
-            f"{file} names {value!r}, expected code of rsl_rl or this package: a run's folder may"
-            " come from anybody. Name the task, with --task, instead of the checkpoint."
+            f"{file} names {value!r} as {key}, expected a class of rsl_rl or this package: a run's"
+            " folder may come from anybody. Name the task, with --task, instead of the checkpoint."
         )
 
 
@@ -202,7 +206,7 @@ def plan(
 
 
 class RepeatedEnv:
-    """A few environments in the place of many: environment i shows what i modulo their number does.
+    """Simulates few environments and repeats them to the requested number.
 
     Every number of steps, shapes and frames is as with so many real ones.
     """

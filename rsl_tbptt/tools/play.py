@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional
 
-from rsl_tbptt.files import complete
+from rsl_tbptt.files import complete, output_path
 from rsl_tbptt.tools.platforms import Platform, load_platform, platform_of, run_shown
 from rsl_tbptt.tools.progress import track
 
@@ -37,7 +37,12 @@ LAST_SECONDS = 1.0
 """How long the last frame stays."""
 HEADING = 24
 """Height of the titles, in pixels."""
-OPTIONS: dict[str, dict[str, int]] = {".gif": {}, ".webp": {"quality": 60, "method": 4}}
+MARK = b"rsl-tbptt play"
+"""Bytes in every video."""
+OPTIONS: dict[str, dict[str, Any]] = {
+    ".gif": {"comment": MARK},
+    ".webp": {"quality": 60, "method": 4, "xmp": MARK},
+}
 """Options of Pillow by the kind of file."""
 STARTED = re.compile(r"^\d{4}-\d\d-\d\d_\d\d-\d\d-\d\d_")
 """The time in front of a run's name in its log folder."""
@@ -108,7 +113,7 @@ def record(checkpoints: Sequence[Path], output: Path, **options: Any) -> None:
 
     Args:
         checkpoints: A file of each policy, all of tasks with the same duration of a step.
-        output: GIF or WebP file.
+        output: GIF or WebP file; an earlier video is replaced.
         options: ``num_envs``, the number of robots, and where they are; see
             :func:`rsl_tbptt.tools.evaluate.started`.
 
@@ -120,6 +125,7 @@ def record(checkpoints: Sequence[Path], output: Path, **options: Any) -> None:
         raise ValueError(f"--video is {output}, expected a name that ends in one of {[*OPTIONS]}.")
     for checkpoint in checkpoints:
         _platform_with_robots(checkpoint)
+    output = output_path(output, Path("video.gif"), MARK)
     write([film(path, **options) for path in checkpoints], output)
 
 
@@ -169,7 +175,7 @@ def smoothed(images: torch.Tensor) -> torch.Tensor:
 
 
 def with_seen(robots: torch.Tensor, seen: Sequence[torch.Tensor]) -> torch.Tensor:
-    """Put what the policy sees into the corner of what is seen of its robot.
+    """Overlay the policy's camera images on the lower right of each robot's frame.
 
     Args:
         robots: Shape (N, height, width, 3), uint8.

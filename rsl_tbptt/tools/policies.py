@@ -110,7 +110,13 @@ def read_policy(
     if key is None:
         raise ValueError(f"{checkpoint} holds {sorted(loaded)}, expected one of {list(PARTS)}.")
     part, state_dict = PARTS[key], loaded[key]
+    if not (isinstance(state_dict, dict) and all(map(torch.is_tensor, state_dict.values()))):
+        raise ValueError(f"{checkpoint} holds no tensors by name as {key}, expected parameters.")
     own = loaded.get("rsl_tbptt", {})
+    robot = own.get("robot", {})
+    step_dt = robot.get("step_dt", 1.0)
+    if not (isinstance(step_dt, (int, float)) and 0 < step_dt < math.inf):
+        raise ValueError(f"step_dt is {step_dt!r} in {checkpoint}, expected seconds above 0.")
     recorded = own.get("models", {})
     config, source = policy_config(checkpoint, agent, part, state_dict, recorded, trust)
     groups = recorded.get(part, {}).get("groups", {})
@@ -120,11 +126,27 @@ def read_policy(
         part=part,
         state_dict=state_dict,
         shapes={name: group["shape"] for name, group in groups.items()},
-        dtypes={name: getattr(torch, group["dtype"]) for name, group in groups.items()},
+        dtypes={
+            name: _dtype_of(group["dtype"], name, checkpoint) for name, group in groups.items()
+        },
         auxiliary=own.get("auxiliary", {}),
-        robot=own.get("robot", {}),
+        robot=robot,
         iteration=loaded.get("iter"),
     )
+
+
+def _dtype_of(name: Any, group: str, checkpoint: Path) -> torch.dtype:
+    """Return the dtype of an observation group.
+
+    Raises:
+        ValueError: If it is none.
+    """
+    found = getattr(torch, str(name), None)
+    if not isinstance(found, torch.dtype):
+        raise ValueError(
+            f"The dtype of '{group}' is {name!r} in {checkpoint}, expected one such as 'float32'."
+        )
+    return found
 
 
 def build_policy(saved: SavedPolicy, device: str = "cpu", images: Images | None = None) -> MLPModel:

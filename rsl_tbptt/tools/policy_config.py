@@ -22,13 +22,12 @@ from rsl_tbptt.compat.versions import MLPModel, resolve_callable
 from rsl_tbptt.core.scan import CELLS
 from rsl_tbptt.files import read_config
 from rsl_tbptt.tools.platforms import load_platform, platform_of
+from rsl_tbptt.tools.platforms.named_code import PACKAGES, is_dotted, is_within
 
 require_era(MODELS_ERA, "rsl_tbptt.tools.policy_config")
 
 from rsl_rl.modules.distribution import Distribution  # noqa: E402  # only there
 
-PACKAGES = ("rsl_rl", "rsl_tbptt")
-"""Packages whose models and distributions a file may name; others need the user's trust."""
 ITSELF = "its own description of its model"
 RSL_RL_NAMES = {"CELU": "crelu", "LeakyReLU": "lrelu", "SiLU": "swish"}
 """rsl_rl's names of activations that are not torch's in lower case."""
@@ -221,7 +220,7 @@ def _check_complete(model_cfg: Mapping[str, Any], part: str) -> None:
     missing = [name for name in ("activation", "distribution_cfg") if name not in model_cfg]
     model_class: Any = resolve_callable(model_cfg["class_name"])
     for kind in getattr(model_class, "__mro__", ()):
-        if "__init__" in vars(kind) and not _is_within(f"{kind.__module__}.", ("rsl_rl", "torch")):
+        if "__init__" in vars(kind) and not is_within(f"{kind.__module__}.", ("rsl_rl", "torch")):
             parameters = inspect.signature(kind.__init__).parameters.values()
             optional = [each.name for each in parameters if each.default is not each.empty]
             missing += [name for name in optional if model_cfg.get(name) is None]
@@ -279,32 +278,28 @@ def _named_classes(config: Any, place: str) -> Iterator[tuple[str, Any]]:
 def _refusal(name: Any, trust: Sequence[str]) -> str | None:
     """Return what is expected in place of a name, and how to allow it; None if it is trusted."""
     path = name.replace(":", ".") if isinstance(name, str) else ""
-    if not all(word.isidentifier() for word in path.split(".")):
+    if not is_dotted(path):
         return "a name such as 'RNNModel' or 'package.module:Class'."
     if path.startswith("__main__."):
         return "a class of a module: move it out of the script that trains."
     origin = path if "." in path else "rsl_rl."  # where rsl_rl looks for a simple name
     known = "a model or distribution of rsl_rl or rsl_tbptt"
-    if _is_within(origin, (*PACKAGES, *trust)):
+    if is_within(origin, (*PACKAGES, *trust)):
         try:
             found = resolve_callable(name)
         except (ImportError, AttributeError, TypeError, ValueError) as error:
             return f"one that can be imported: {error}."
         origin = f"{getattr(found, '__module__', None)}."
         is_known = isinstance(found, type) and issubclass(found, (MLPModel, Distribution))
-        if _is_within(origin, trust) or (is_known and _is_within(origin, PACKAGES)):
+        if is_within(origin, trust) or (is_known and is_within(origin, PACKAGES)):
             return None
-        if _is_within(origin, PACKAGES):
+        if is_within(origin, PACKAGES):
             return f"{known}."
         known = f"{known}, and it is from {origin[:-1]}"
     return (
         f"{known}: other code runs only if you trust its package. If you do, add --trust"
         f" {origin.split('.')[0]}, in Python trust=[...]."
     )
-
-
-def _is_within(path: str, packages: Sequence[str]) -> bool:
-    return any(path.startswith(f"{package}.") for package in packages)
 
 
 def _registered_classes(checkpoint: Path) -> list[Any]:

@@ -22,17 +22,30 @@ from rsl_tbptt.tools.machine import versions
 from rsl_tbptt.tools.memory_findings import memory_facts, memory_rows, read_memory
 from rsl_tbptt.tools.play import STARTED
 from rsl_tbptt.tools.progress import track
-from rsl_tbptt.tools.run_doctor import LOSS, Curves, Findings, find_wrong, judge, read_curves
+from rsl_tbptt.tools.run_doctor import (
+    LOSS,
+    Curves,
+    Findings,
+    find_wrong,
+    is_log_folder,
+    judge,
+    read_curves,
+)
 from rsl_tbptt.tools.run_facts import RunFacts, written
 from rsl_tbptt.tools.templates import fill
 
 TEMPLATE = Path(__file__).with_name("report.html.j2")
+MARK = b"<title>rsl_tbptt: "
+"""Bytes in every page."""
 MOST_BYTES = 2_000_000
 """Limit of a page's size. A video that does not fit is linked."""
 KINDS = {".gif": "image/gif", ".webp": "image/webp", ".mp4": "video/mp4"}
 """Media types of videos by file suffix."""
 CURVES = {"Train/mean_reward": "Reward per episode", "Train/mean_episode_length": "Episode length"}
 """Titles of the curves that are drawn in addition to losses, by tag."""
+CONDITIONS = {"checkpoint": "{}", "form": "{}", "task": "{}", "seed": "seed {}"}
+CONDITIONS |= {"episodes": "{} episodes", "max_steps": "at most {} steps"}
+"""What evaluations of a run may differ in, and how a row says it."""
 
 
 @dataclass(kw_only=True)
@@ -92,28 +105,39 @@ def report(folders: Sequence[Path], output: Path | None = None) -> Path:
     """Write a page about trainings.
 
     Args:
-        folders: Their log folders.
-        output: HTML file, which is replaced. None means report.html in the folder, or in the
-            working directory if there are several folders.
+        folders: Their log folders, or folders that hold these at any depth.
+        output: HTML file; an earlier page is replaced. None means report.html in the log folder, or
+            in the working directory if there are several.
 
     Returns:
         The file.
 
     Raises:
-        ValueError: If a folder is not a log folder, is named twice or has an evaluation that cannot
-            be read, or if nothing can be written to ``output``.
+        ValueError: If a folder is or holds no log folder, is named twice or has an evaluation that
+            cannot be read, or if nothing can be written to ``output``.
     """
-    if len({folder.resolve() for folder in folders}) < len(folders):
+    logs = [log for folder in folders for log in log_folders(folder)]
+    default = Path("report.html") if len(logs) > 1 else logs[0] / "report.html"
+    if len({log.resolve() for log in logs}) < len(logs):
         raise ValueError(f"RUN is {[*map(str, folders)]}, expected each once: leave one out.")
-    default = Path("report.html") if len(folders) > 1 else folders[0] / "report.html"
-    names = _names(folders)
     runs = [
-        read_run(folder, name)
-        for folder, name in track([*zip(folders, names, strict=True)], "trainings")
+        read_run(log, name)
+        for log, name in track([*zip(logs, _names(logs), strict=True)], "trainings")
     ]
-    output = output_path(output or default, default)
+    output = output_path(output or default, default, MARK)
     write_page(describe(runs), output)
     return output
+
+
+def log_folders(folder: Path) -> list[Path]:
+    """Return a folder if it is a training's, else those of trainings inside it, in order of names.
+
+    A folder without any is returned, too: reading it says what is missing.
+    """
+    if is_log_folder(folder):
+        return [folder]
+    inside = sorted(path for path in folder.rglob("*") if is_log_folder(path))
+    return inside or [folder]
 
 
 def read_run(folder: Path, name: str) -> Run:
@@ -166,9 +190,9 @@ def read_evaluation(path: Path) -> dict[str, Any]:
 def describe(runs: Sequence[Run]) -> Report:
     """Return the report of trainings from their folders."""
     rows = [
-        Row(name=name if stem == "evaluation" else f"{name}, {stem}", found=found, number=number)
-        for number, (name, run) in enumerate((run.name, run) for run in runs)
-        for stem, found in run.evaluations.items()
+        Row(name=name, found=found, number=number)
+        for number, run in enumerate(runs)
+        for name, found in named_evaluations(run)
     ]
     tasks = dict.fromkeys(run.facts["task"] for run in runs if "task" in run.facts)
     return Report(
@@ -179,6 +203,19 @@ def describe(runs: Sequence[Run]) -> Report:
         videos=[(run.name, run.video) for run in runs if run.video is not None],
         versions=versions(tuple({package: None for run in runs for package in run.packages})),
     )
+
+
+def named_evaluations(run: Run) -> list[tuple[str, dict[str, Any]]]:
+    """Return a run's evaluations, each named by what differs between them, or else by its file."""
+    found = [*run.evaluations.values()]
+    differing = [key for key in CONDITIONS if len({str(each.get(key)) for each in found}) > 1]
+    names = [
+        ", ".join([run.name, *(CONDITIONS[key].format(each.get(key)) for key in differing)])
+        for each in found
+    ]
+    if len({*names}) < len(names):
+        names = [f"{name}, {stem}.json" for name, stem in zip(names, run.evaluations, strict=True)]
+    return [*zip(names, found, strict=True)]
 
 
 def write_page(page: Report, output: Path) -> None:
@@ -223,17 +260,18 @@ def _render(page: Report, output: Path, videos: dict[Path, str | None]) -> str:
     )
 
 
-def influence_chart(found: Mapping[str, Any]) -> Chart | None:
+def influence_chart(found: Mapping[str, Any], first: int) -> Chart | None:
     """Lay out how much an observation moves later actions, a line per group.
 
     Args:
         found: Result of ``rsl-tbptt memory``.
+        first: Number of the first group's style.
     """
     shown = 1 + max(10, 3 * found["length"])  # beyond it all lines are flat
     lines = [group["influence"][:shown] for group in found["groups"].values()]
     return curve_chart(
         "Change of later actions by one observation, in standard deviations",
-        {number: (range(len(line)), line) for number, line in enumerate(lines)},
+        {first + number: (range(len(line)), line) for number, line in enumerate(lines)},
         x_label="step",
     )
 

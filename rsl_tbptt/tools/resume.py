@@ -10,6 +10,7 @@ counts the iterations that it adds, and rsl_rl gives the first of them the numbe
 
 from __future__ import annotations
 
+import re
 import shlex
 import shutil
 from collections.abc import Mapping
@@ -18,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from rsl_tbptt.checkpoints.reading import NUMBERED, latest_checkpoint, numbered_checkpoints
-from rsl_tbptt.files import read_config
+from rsl_tbptt.files import entry, read_config
 from rsl_tbptt.tools.platforms import (
     ENV,
     Trained,
@@ -29,6 +30,12 @@ from rsl_tbptt.tools.platforms import (
 )
 from rsl_tbptt.tools.platforms.noted_settings import AGENT
 
+KINDS = {
+    **dict.fromkeys(("max_iterations", "seed"), int),
+    **dict.fromkeys(("device", "run_name", "load_run", "load_checkpoint"), str),
+    **dict.fromkeys(("algorithm", "obs_groups"), dict),
+}
+"""Types of what commands take from an agent's config."""
 LOGS = ("logs", "rsl_rl")
 """Where both platforms log, below the working directory."""
 
@@ -47,7 +54,7 @@ class Resumption:
     """Device that it computes on."""
 
     remarks: list[str]
-    """How it counts, and what the log folder does not tell."""
+    """How the command counts iterations, and what it may lack."""
 
     @property
     def line(self) -> str:
@@ -75,13 +82,12 @@ def resumption(run: Path, *, task: str | None = None, iterations: int | None = N
     if platform.PROGRAM is None:
         raise ValueError(
             f"{run} is a run of rsl_rl alone, expected one of Isaac Lab or mjlab: nothing notes its"
-            f" script. In the script call runner.load('{checkpoint}') before runner.learn(...), see"
-            " docs/howto/resume.md."
+            f" script. In the script call runner.load('{checkpoint}') before runner.learn(...)."
         )
-    agent, trained = read_config(folder / AGENT), platform.find_trained(checkpoint, task)
-    num_envs = (read_config(folder / ENV).get("scene") or {}).get("num_envs")
-    if num_envs is None:
-        raise ValueError(f"{folder / ENV} has no scene.num_envs, expected the training's config.")
+    (agent, num_envs), trained = read_run(folder), platform.find_trained(checkpoint, task)
+    if num_envs is None or agent.get("max_iterations") is None:
+        missing = f"scene.num_envs in {folder / ENV} or max_iterations in {folder / AGENT}"
+        raise ValueError(f"There is no {missing}, expected the training's configs.")
     settings, others = platform.noted_settings(folder, trained)
     training = rest_of_training(
         checkpoint,
@@ -91,10 +97,33 @@ def resumption(run: Path, *, task: str | None = None, iterations: int | None = N
         iterations=iterations,
         settings=settings,
     )
-    device = str(agent.get("device") or device_of(checkpoint))
+    device = agent.get("device") or device_of(checkpoint)
     remarks = [_count(training, agent), *_unknown(folder, others)]
     command = platform.train_command(training, device=device)
     return Resumption(command, _working_directory(folder), device, remarks)
+
+
+def read_run(folder: Path) -> tuple[dict[str, Any], int | None]:
+    """Read what commands take over from a run's configs as it stands: names, numbers, a device.
+
+    Args:
+        folder: Log folder of a training.
+
+    Returns:
+        The agent's config, empty without a file, and the number of environments, None if unknown.
+
+    Raises:
+        ValueError: If a config cannot be read, or a value is of another form.
+    """
+    agent, env = (
+        read_config(folder / file) if (folder / file).is_file() else {} for file in (AGENT, ENV)
+    )
+    for name, kind in KINDS.items():
+        entry(agent, name, kind, folder / AGENT)
+    device = agent.get("device") or "cpu"
+    if not re.fullmatch(r"[a-z]+(:\d+)?", device):
+        raise ValueError(f"device is {device!r} in {folder / AGENT}, expected cpu or cuda:0.")
+    return agent, entry(env, "scene.num_envs", int, folder / ENV)
 
 
 def rest_of_training(

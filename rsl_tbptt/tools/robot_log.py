@@ -8,9 +8,9 @@ to the joints, and ``reset``, whether an episode starts with the step.
 from __future__ import annotations
 
 import csv
-import functools
+import difflib
 import math
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -18,21 +18,15 @@ from typing import Any
 import numpy as np
 
 from rsl_tbptt.deploy import GOLDEN, Policy
+from rsl_tbptt.tools.log_noise import gain, is_more_than_noise, size, without_spikes
 from rsl_tbptt.tools.progress import track
-from rsl_tbptt.tools.robot_program import Fault, Part, RobotProgram, delayed
+from rsl_tbptt.tools.robot_program import Fault, Part, RobotProgram, delayed, usual_orders
 from rsl_tbptt.tools.verify import read_golden, run_onnx
 
-EXPLAINS = 0.5
-"""A fault is reported only if it reduces the differences that it concerns below this share."""
-EVIDENCE = 10.0
-"""Least log-likelihood ratio of a fault: below it, a few steps of noise could be the cause."""
-UNEXPLAINED = 0.1
-"""Share of the logged values' deviation. A larger difference that no known fault explains is
-reported: as a fault if the values are exact, as a note if noise may be the cause."""
 UNLIKE_TRAINING = 5.0
 """A log's mean is reported if it is more standard deviations than this from training's mean."""
-ROUNDING = 1e-4
-"""Share of the logged values' deviation below which differences are ignored."""
+JOINT_FUNCTIONS = ("joint_pos", "joint_pos_rel", "joint_vel", "joint_vel_rel", "joint_effort")
+"""Isaac Lab's and mjlab's functions of all joints, if no parameter selects some."""
 
 Log = Mapping[str, np.ndarray]
 
@@ -45,9 +39,13 @@ class Compared:
     logged: np.ndarray
     """Shape: (T, ...)."""
     compute: Callable[[RobotProgram], np.ndarray]
+    terms: Callable[[RobotProgram], np.ndarray]
+    """Returns the name of each number's term."""
     alternatives: Callable[[RobotProgram], Iterable[RobotProgram]] = RobotProgram.obs_alternatives
     is_exact: bool = True
     """Whether a program without fault gives exactly these values: no noisy sensor is read twice."""
+    is_white: bool = True
+    """Whether the noise of a step does not reach later steps through a memory."""
 
 
 @dataclass
@@ -55,24 +53,26 @@ class Diagnosis:
     """Differences and faults of the program that wrote a log."""
 
     differences: dict[str, float] = field(default_factory=dict)
-    """Largest difference by array that remains when the faults are taken into account."""
+    """Largest difference by compared array that remains when the faults are corrected."""
     faults: list[Fault] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     """Arrays that could not be compared, with the reason, and other remarks."""
 
 
-def diagnose_log(bundle: Path, path: Path) -> Diagnosis:
+def diagnose_log(bundle: Path, path: Path, tolerance: float = 1e-4) -> Diagnosis:
     """Compare a log with the steps that a bundle's policy would have taken.
 
     Args:
         bundle: Folder of ``rsl-tbptt export``.
         path: The log, ``.npz`` or ``.csv``.
+        tolerance: Differences up to this are rounding.
 
     Returns:
-        The differences, the faults that explain them, and notes.
+        The differences, the faults that explain them, and notes. A difference that is more than
+        noise and that no known fault explains is a fault, too.
 
     Raises:
-        ValueError: If the log cannot be read, or does not fit the bundle.
+        ValueError: If the log cannot be read, does not fit the bundle, or has nothing to compare.
     """
     policy = Policy(bundle)
     metadata = policy.metadata
@@ -86,9 +86,11 @@ def diagnose_log(bundle: Path, path: Path) -> Diagnosis:
     starts = log.get("reset", np.zeros(len(next(iter(log.values()))), bool)).astype(bool)
     starts[0] = True
     trained = _trained(metadata, log, starts)
-    _compare_observations(trained, log, found)
-    _compare_actions(policy, trained, log, found)
-    _compare_targets(metadata, starts, log, found)
+    _compare_observations(trained, log, tolerance, found)
+    _compare_actions(policy, trained, log, tolerance, found)
+    _compare_targets(metadata, starts, log, tolerance, found)
+    if not found.differences and not found.faults:
+        raise ValueError(f"Nothing in the log '{path}' can be compared: {'; '.join(found.notes)}.")
     return found
 
 
@@ -115,7 +117,8 @@ def _part(
     robot: Mapping[str, Any],
 ) -> Part:
     values = values.reshape(len(values), -1).astype(float)
-    joints, history = robot.get("joint_names", ()), term["history_length"]
+    history, width = term["history_length"], values.shape[1]
+    names, all_joints = _joint_names(term, robot), robot.get("joint_names", ())
     by_time = group.get("history_order") == "time"
     return Part(
         f"{name}/{term['name']}",
@@ -123,20 +126,36 @@ def _part(
         scale=1.0 if term["scale"] is None else term["scale"],
         clip=term["clip"],
         history=history,
-        shape=(history, values.shape[1]) if by_time and history else (*term["shape"],),
-        labels=(*joints,) if len(joints) == values.shape[1] else (),
+        shape=(history, width) if by_time and history else (*term["shape"],),
+        labels=(*names,) if len(names) == width else (),
+        orders=usual_orders(all_joints) if len(all_joints) == width else (),
         may_be_late=term.get("delay_max_lag", 0) > 0,
     )
 
 
-def _compare_observations(trained: RobotProgram, log: Log, found: Diagnosis) -> None:
+def _joint_names(term: Mapping[str, Any], robot: Mapping[str, Any]) -> Sequence[str]:
+    """Return the joints of a term's numbers, or none if their order is not certain."""
+    if "parameters" not in term:  # a bundle that does not tell which joints a term selects
+        return ()
+    given = [each for each in term["parameters"].values() if isinstance(each, Mapping)]
+    selected = [each["joint_names"] for each in given if "joint_names" in each]
+    if selected:
+        return selected[0] if len(selected) == 1 else ()
+    is_certain = term["function"] in JOINT_FUNCTIONS and "joint_names" in robot
+    moved = {action.get("entity") for action in robot.get("actions", ())}
+    return robot["joint_names"] if is_certain and {e.get("entity") for e in given} <= moved else ()
+
+
+def _compare_observations(
+    trained: RobotProgram, log: Log, tolerance: float, found: Diagnosis
+) -> None:
     for name, parts in trained.groups.items():
         logged = log.get(f"obs/{name}")
         if parts and logged is not None:
             seen = {k: v for k, v in trained.normalizer.items() if k == name}
             alone = replace(trained, groups={name: parts}, normalizer=seen)
-            compute = functools.partial(_group, name)
-            _explain(Compared(f"obs/{name}", logged, compute, is_exact=False), alone, found)
+            compared = _as_group(f"obs/{name}", logged, name, is_exact=False)
+            _explain(compared, alone, tolerance, found)
         elif logged is not None:
             found.notes.append(f"obs/{name} is not compared: raw/{name}/TERM are not there")
         if logged is not None and name in trained.normalizer and not found.faults:
@@ -154,16 +173,25 @@ def _unlike_training(name: str, logged: np.ndarray, seen: Mapping[str, Any]) -> 
             )
 
 
-def _group(name: str, program: RobotProgram) -> np.ndarray:
-    return program.obs()[name]
+def _as_group(name: str, logged: np.ndarray, group: str, *, is_exact: bool) -> Compared:
+    """Compare an array with a group of the program."""
+    return Compared(
+        name,
+        logged,
+        compute=lambda program: program.obs()[group],
+        terms=lambda program: program.terms(group),
+        is_exact=is_exact,
+    )
 
 
-def _compare_actions(policy: Policy, trained: RobotProgram, log: Log, found: Diagnosis) -> None:
+def _compare_actions(
+    policy: Policy, trained: RobotProgram, log: Log, tolerance: float, found: Diagnosis
+) -> None:
     logged = log.get("actions")
     fixed = {name: log[f"obs/{name}"] for name in trained.groups if f"obs/{name}" in log}
     missing = [name for name, parts in trained.groups.items() if not parts and name not in fixed]
     if logged is None or missing:
-        reason = f"obs/{missing[0]} is missing" if missing else "they are missing"
+        reason = "they are missing" if logged is None else f"obs/{missing[0]} is missing"
         found.notes.append(f"actions are not compared: {reason}")
         return
     if policy.metadata["state_names"] and not trained.starts[1:].any():
@@ -175,17 +203,29 @@ def _compare_actions(policy: Policy, trained: RobotProgram, log: Log, found: Dia
         actions = run_onnx(policy, trajectory, ("actions",))["actions"]
         return delayed(actions) if program.acts_late else actions
 
-    is_exact = fixed.keys() == trained.groups.keys()
-    compared = Compared("actions", logged, act, RobotProgram.alternatives, is_exact)
-    _explain(compared, replace(trained, fixed=fixed), found)
+    names = np.full(logged[0].size, "actions")
+    compared = Compared(
+        "actions",
+        logged,
+        act,
+        terms=lambda _: names,
+        alternatives=RobotProgram.alternatives,
+        is_exact=fixed.keys() == trained.groups.keys(),
+        is_white=not policy.metadata["state_names"],
+    )
+    _explain(compared, replace(trained, fixed=fixed), tolerance, found)
 
 
 def _compare_targets(
-    metadata: Mapping[str, Any], starts: np.ndarray, log: Log, found: Diagnosis
+    metadata: Mapping[str, Any], starts: np.ndarray, log: Log, tolerance: float, found: Diagnosis
 ) -> None:
     robot = metadata["robot"]
     actions = robot.get("actions", ())
-    if not {"actions", "targets"} <= log.keys() or not actions:
+    if "targets" not in log:
+        return
+    if "actions" not in log or not actions:
+        reason = "the bundle does not describe them" if "actions" in log else "actions are missing"
+        found.notes.append(f"targets are not compared: {reason}")
         return
     limit, ends = robot.get("clip_actions"), np.cumsum([action["width"] for action in actions])
     parts = [
@@ -197,67 +237,86 @@ def _compare_targets(
             clip=None if limit is None else (-limit, limit),
             limits=None if action["clip"] is None else np.asarray(action["clip"]),
             labels=(*action["joint_names"],),
+            orders=usual_orders(action["joint_names"]),
         )
         for action, values in zip(actions, np.split(log["actions"], ends[:-1], axis=1), strict=True)
     ]
-    compared = Compared("targets", log["targets"], functools.partial(_group, "actions"))
-    _explain(compared, RobotProgram(starts, {"actions": (*parts,)}), found)
+    compared = _as_group("targets", log["targets"], "actions", is_exact=True)
+    _explain(compared, RobotProgram(starts, {"actions": (*parts,)}), tolerance, found)
 
 
-def _explain(compared: Compared, trained: RobotProgram, found: Diagnosis) -> None:
-    """Search for the program that computes the logged values, changing one thing at a time."""
+def _explain(compared: Compared, trained: RobotProgram, tolerance: float, found: Diagnosis) -> None:
+    """Report the faults that explain the differences, and the terms that still differ."""
     # A late program's values at an episode's first step come from before it, which is not logged.
     valid = ~trained.starts if not trained.starts.all() else trained.starts
 
     def in_rows(values: np.ndarray) -> np.ndarray:
         return values.reshape(len(valid), -1)[valid].astype(float)
 
+    def computed(program: RobotProgram) -> np.ndarray:
+        return in_rows(compared.compute(program))
+
     logged = in_rows(compared.logged)
-    deviation = logged.std(axis=0) + 0.1 * logged.std() + 1e-12
-    program, expected = trained, in_rows(compared.compute(trained))
-    while True:
-        error = _root_mean_square(expected - logged) / deviation
-        others = [*compared.alternatives(program)] if error.max() > ROUNDING else []
+    program = _likeliest(compared, trained, logged, computed, tolerance)
+    expected = computed(program)
+    found.faults += program.faults(trained)
+    difference, terms = np.abs(logged - expected), compared.terms(program)
+    if compared.is_exact or _was_read_once(terms, logged, difference <= tolerance):
+        differs, is_hidden = difference.max(axis=0) > tolerance, np.zeros(len(terms), bool)
+    else:
+        readings = logged, expected, computed(program.read_again())
+        differs = is_more_than_noise(*readings, tolerance, is_white=compared.is_white)
+        is_hidden = ~differs & (size(difference) > 0.5 * size(logged) + tolerance)
+    if not is_hidden.all():
+        found.differences[compared.name] = _largest(difference)
+    for term in dict.fromkeys(terms):
+        its = terms == term
+        if any(differs[its]):
+            text = f"{term}: {differs[its].sum()} of {its.sum()} numbers differ by up to"
+            text += f" {_largest(difference[:, its]):.2g}, and no known fault explains it"
+            found.faults.append(Fault("unexplained", text))
+        elif all(is_hidden[its]):
+            found.notes.append(f"{term} is not compared: it moves no more than its noise")
+
+
+def _likeliest(
+    compared: Compared,
+    program: RobotProgram,
+    logged: np.ndarray,
+    computed: Callable[[RobotProgram], np.ndarray],
+    tolerance: float,
+) -> RobotProgram:
+    """Search for the program that computes the logged values, changing one thing at a time."""
+    expected, target = computed(program), without_spikes(logged)
+    while _largest(expected - logged) > tolerance:
+        current, others = without_spikes(expected), [*compared.alternatives(program)]
         tried = track(others, f"programs that may have made the {compared.name}")
-        values = [in_rows(compared.compute(other)) for other in tried]
-        gains = [_gain(logged, expected, other, ROUNDING * deviation) for other in values]
+        values = [without_spikes(computed(other)) for other in tried]
+        gains = [gain(target, current, other, tolerance) for other in values]
         if max(gains, default=0.0) <= 0.0:
             break
-        best = gains.index(max(gains))
-        program, expected = others[best], values[best]
-    found.differences[compared.name] = float(np.abs(expected - logged).max())
-    found.faults += program.faults(trained)
-    if error.max() > UNEXPLAINED:
-        text = f"{compared.name} differ by {error.max():.0%} of their deviation"
-        if compared.is_exact:
-            found.faults.append(Fault("unexplained", f"{text}, and no known fault explains it"))
-        else:
-            found.notes.append(f"{text}, which may be noise")
+        program = others[gains.index(max(gains))]
+        expected = computed(program)
+    return program
 
 
-def _gain(logged: np.ndarray, one: np.ndarray, other: np.ndarray, rounding: np.ndarray) -> float:
-    """Return how much better ``other`` fits than ``one``, as a log-likelihood, or 0 if unclear.
+def _was_read_once(terms: np.ndarray, logged: np.ndarray, agrees: np.ndarray) -> bool:
+    """Return whether the program used the very values of the log, so that nothing is noise.
 
-    Each number is compared at the steps where the two differ most: a memory that is not cleared
-    shows only after the start of an episode.
+    If sensors were read again, some terms agree as well: the command and the last actions.
+
+    Args:
+        terms: Name of each number's term. Shape: (D,).
+        logged: Shape: (T, D).
+        agrees: Where numbers agree. Shape: (T, D).
     """
-    between = np.abs(other - one)
-    most = between.max(axis=0)
-    if not (changed := most > rounding).any():
-        return 0.0
-    most_steps = (between >= 0.5 * most)[:, changed]
-    errors = [(each - logged)[:, changed] for each in (other, one)]
-    there = [_root_mean_square(e, where=most_steps) + rounding[changed] for e in errors]
-    ratios = np.log(np.divide(*there))
-    evidence = -float((ratios * most_steps.sum(axis=0)).sum())
-    if ratios.mean() > math.log(EXPLAINS) or evidence < EVIDENCE:
-        return 0.0
-    everywhere = [_root_mean_square(e) + rounding[changed] for e in errors]
-    return -float(np.log(np.divide(*everywhere)).sum())
+    moving = {*terms[np.ptp(logged, axis=0) > 0.0]}
+    agreeing = moving - {*terms[~agrees.all(axis=0)]}
+    return agrees.all(axis=1).mean() > 0.8 or len(agreeing) > 0.5 * len(moving)
 
 
-def _root_mean_square(values: np.ndarray, **options: Any) -> np.ndarray:
-    return np.sqrt(np.square(values).mean(axis=0, **options))
+def _largest(values: np.ndarray) -> float:
+    return float(np.abs(values).max())
 
 
 def _as_replay(log: Log, golden: Log) -> Log:
@@ -289,6 +348,9 @@ def _read(path: Path, metadata: Mapping[str, Any]) -> dict[str, np.ndarray]:
     else:
         raise ValueError(f"The log is '{path}', expected a file that ends in .npz or .csv.")
     widths = dict(_widths(metadata))
+    for name in widths.keys() - log.keys():
+        for mistyped in difflib.get_close_matches(name, log.keys() - widths.keys(), 1, cutoff=0.9):
+            raise ValueError(f"{mistyped} of the log is unknown: did you mean {name}?")
     log = {name: values for name, values in log.items() if name in widths}
     if not log:
         raise ValueError(

@@ -39,7 +39,9 @@ class Part:
     shape: tuple[int, ...] = ()
     """Shape of the result without T, history included; () means (D,)."""
     labels: tuple[str, ...] = ()
-    """Names of the D numbers, where they are joints."""
+    """Names of the D numbers, where they are certainly these joints."""
+    orders: Sequence[tuple[int, ...]] = ()
+    """Orders of the D numbers that programs are likely to use."""
     may_be_late: bool = False
     """Whether training delays the term as well."""
 
@@ -97,7 +99,7 @@ class Part:
         order = self.order or (*range(self.width),)
         signs = [{*order}, *({one} for one in range(self.width) if self.width > 1)]
         yield from (replace(self, negated=self.negated ^ changed) for changed in signs)
-        yield from (replace(self, order=other) for other in usual_orders(self.labels))
+        yield from (replace(self, order=other) for other in self.orders if other != order)
         for one, other in itertools.combinations(range(self.width), 2):
             swapped = [*order]
             swapped[one], swapped[other] = order[other], order[one]
@@ -105,7 +107,7 @@ class Part:
 
     def faults(self) -> Iterator[Fault]:
         """Yield what the program does differently from training."""
-        labels = self.labels or [*map(str, range(self.width))]
+        labels = self.labels or [f"[{number}]" for number in range(self.width)]
         if self.times_scaled == 0:
             yield Fault("scale missing", f"{self.name}: the scale {self.scale} is missing")
         if self.times_scaled == 2:
@@ -184,6 +186,23 @@ class RobotProgram:
             name: part.reshape(values.shape)
             for (name, values), part in zip(groups.items(), split, strict=True)
         }
+
+    def read_again(self) -> RobotProgram:
+        """Return the program with sensors that differ by what changes in a step, at random."""
+        generator = np.random.default_rng(0)
+
+        def read(part: Part) -> Part:
+            steps = np.diff(part.values, axis=0, prepend=part.values[:1])
+            steps *= generator.choice([-1.0, 1.0], steps.shape)
+            return replace(part, values=part.values + steps)
+
+        return replace(self, groups={n: (*map(read, parts),) for n, parts in self.groups.items()})
+
+    def terms(self, group: str) -> np.ndarray:
+        """Return the name of each number's term. Shape: (D,)."""
+        parts = self.groups[group]
+        names = [np.full(part.shape or (part.width,), part.name) for part in parts]
+        return np.concatenate(names, axis=-1).ravel()
 
     def clearings(self) -> np.ndarray:
         """Return at which steps the memory is cleared beforehand. Shape: (T,), bool."""

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 from rsl_tbptt.algorithms.health import Limit, limit_of
 from rsl_tbptt.checkpoints.describing import AGENT
 from rsl_tbptt.checkpoints.reading import numbered_checkpoints, read_checkpoint
-from rsl_tbptt.files import read_config
+from rsl_tbptt.files import entry, read_config
 from rsl_tbptt.tools.memory_findings import judge_memory, read_memory
 
 if TYPE_CHECKING:
@@ -24,6 +24,10 @@ Findings = tuple[str, list[str]]
 """A description of what was checked, and the problems that were found."""
 LOSS = "Loss/"
 """Prefix of the tags of an update's metrics."""
+SKIPPED = "skipped: "
+"""How the description of a check begins that lacked its files."""
+EVENTS = "*tfevents*"
+"""TensorBoard's files in a log folder."""
 
 
 @dataclass(frozen=True)
@@ -57,14 +61,16 @@ def diagnose_run(folder: Path) -> bool:
     Raises:
         ValueError: If the folder is not a log folder, or ``memory.json`` cannot be read.
     """
-    passed = True
-    for name, (looked_at, wrong) in find_wrong(folder, read_curves(folder)).items():
-        print(f"{name:<12} {'WRONG' if wrong else 'ok   '}  {looked_at}")
+    found = find_wrong(folder, read_curves(folder))
+    for name, (looked_at, wrong) in found.items():
+        state = "WRONG" if wrong else "-    " if looked_at.startswith(SKIPPED) else "ok   "
+        print(f"{name:<12} {state}  {looked_at}")
         for finding in wrong:
             print(f"{'':<12} -      {finding}")
-        passed &= not wrong
-    result = "nothing that was judged looks wrong" if passed else "see the lines below WRONG"
-    print(f"\n{result}", flush=True)
+    passed = not any(wrong for _, wrong in found.values())
+    num_skipped = sum(looked_at.startswith(SKIPPED) for looked_at, _ in found.values())
+    result = "no problems found" if passed else "see the lines below WRONG"
+    print(f"\n{result}" + f" (skipped: {num_skipped})" * bool(num_skipped), flush=True)
     return passed
 
 
@@ -95,13 +101,16 @@ def find_wrong(folder: Path, curves: Curves) -> dict[str, Findings]:
 def check_config(folder: Path) -> Findings:
     """Look for options that cannot work together in the config that Isaac Lab or mjlab saved."""
     if not (folder / AGENT).is_file():
-        return f"not judged: no {AGENT}, which rsl_rl's own runners do not write", []
+        return f"{SKIPPED}no {AGENT}, which rsl_rl's own runners do not write", []
     try:
         config = read_config(folder / AGENT)
+        algorithm, *models = (
+            entry(config, name, dict, folder / AGENT) or {}
+            for name in ("algorithm", "actor", "critic", "student", "policy")
+        )
     except ValueError as error:
         return str(AGENT), [str(error)]
-    algorithm, wrong = config.get("algorithm") or {}, []
-    models = [config.get(role) or {} for role in ("actor", "critic", "student", "policy")]
+    wrong = []
     if algorithm.get("gradient_length") == 1 and any(model.get("rnn_type") for model in models):
         wrong.append(
             "gradient_length is 1, expected the number of steps to remember: no gradient goes from"
@@ -116,7 +125,7 @@ def check_metrics(curves: Curves) -> Findings:
     losses = {tag: values for tag, (_, values) in curves.items() if tag.startswith(LOSS)}
     num_updates = max(map(len, losses.values()), default=0)
     if not num_updates:
-        return "not judged: no TensorBoard events", []
+        return f"{SKIPPED}no TensorBoard events", []
     judged = judge(curves)
     too_few = [
         f"{one.name} ({one.num_updates} of {one.limit.updates})"
@@ -125,7 +134,8 @@ def check_metrics(curves: Curves) -> Findings:
     ]
     wrong = [one.limit.describe(one.name, one.value) for one in judged if one.verdict == "WRONG"]
     wrong += [
-        f"{tag} is {values[-1]}, expected a finite number: see docs/howto/nan.md."
+        f"{tag} is {values[-1]}, expected a finite number: with non_finite='skip' the algorithm"
+        " undoes such an update and names where NaN or inf came from."
         for tag, values in losses.items()
         if not math.isfinite(values[-1])
     ]
@@ -136,7 +146,7 @@ def check_metrics(curves: Curves) -> Findings:
         )
     if not judged:
         return f"{num_updates} updates, by an algorithm without health metrics", wrong
-    unjudged = f"; not judged, too few updates: {', '.join(too_few)}" if too_few else ""
+    unjudged = f"; too few updates for {', '.join(too_few)}" if too_few else ""
     return f"{num_updates} updates{unjudged}", wrong
 
 
@@ -155,7 +165,7 @@ def check_checkpoint(folder: Path) -> Findings:
     """Check that the newest checkpoint can be read and all its numbers are finite."""
     path = next(iter(numbered_checkpoints(folder)), None)
     if path is None:
-        return "not judged: no model_<iteration>.pt", []
+        return f"{SKIPPED}no model_<iteration>.pt", []
     try:
         checkpoint = read_checkpoint(str(path), "cpu")
     except ValueError as error:
@@ -179,6 +189,14 @@ def _tensors(saved: Any, name: str = "") -> Iterator[tuple[str, torch.Tensor]]:
         yield name, saved
 
 
+def is_log_folder(folder: Path) -> bool:
+    """Return whether a training has written events, checkpoints or its config into a folder."""
+    if not folder.is_dir():
+        return False
+    config = (folder / AGENT).is_file()
+    return config or any(folder.glob(EVENTS)) or bool(numbered_checkpoints(folder))
+
+
 def read_curves(folder: Path) -> Curves:
     """Read all scalars that rsl_rl logged for TensorBoard.
 
@@ -191,14 +209,12 @@ def read_curves(folder: Path) -> Curves:
     Raises:
         ValueError: If the folder is not a log folder.
     """
-    has_events = any(folder.glob("*tfevents*"))
-    known = folder.is_dir() and (has_events or numbered_checkpoints(folder))
-    if not (known or (folder / AGENT).is_file()):
+    if not is_log_folder(folder):
         raise ValueError(
             f"RUN is '{folder}', expected the log folder of a training: the one that holds"
             " events.out.tfevents..., model_<iteration>.pt and params/agent.yaml."
         )
-    if not has_events:
+    if not any(folder.glob(EVENTS)):
         return {}
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 

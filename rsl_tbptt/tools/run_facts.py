@@ -10,11 +10,9 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from rsl_tbptt.checkpoints.describing import AGENT
 from rsl_tbptt.checkpoints.reading import numbered_checkpoints
-from rsl_tbptt.files import read_config
-from rsl_tbptt.tools.platforms import ENV, Training, load_platform, platform_in
-from rsl_tbptt.tools.resume import rest_of_training
+from rsl_tbptt.tools.platforms import Training, load_platform, platform_in
+from rsl_tbptt.tools.resume import read_run, rest_of_training
 
 EVENTS = re.compile(r"events\.out\.tfevents\.(\d+)\.")
 """Name of TensorBoard's file, with the second at which a training began."""
@@ -32,9 +30,8 @@ class RunFacts:
             ValueError: If a config cannot be read.
         """
         self._folder = folder.resolve()
-        self._agent = _config(self._folder / AGENT)
-        scene = _config(self._folder / ENV).get("scene") or {}
-        self._num_envs: Any = scene.get("num_envs")
+        self._num_envs: Any
+        self._agent, self._num_envs = read_run(self._folder)
         self._checkpoint = next(iter(numbered_checkpoints(self._folder)), None)
         self.platform = load_platform(platform_in(self._folder))
         self._trained = None
@@ -133,10 +130,6 @@ class RunFacts:
 def written(seconds: float) -> str:
     """Format a time, in seconds since the epoch, in UTC."""
     return f"{datetime.fromtimestamp(seconds, timezone.utc):%Y-%m-%d %H:%M} UTC"
-
-
-def _config(path: Path) -> dict[str, Any]:
-    return read_config(path) if path.is_file() else {}
 
 
 def _tool(*words: object) -> str:

@@ -1,14 +1,14 @@
-"""Write the configs that rl_sar and Unitree's programs read; see docs/howto/runtimes.md.
+"""Write the config that Unitree's programs read, and find what programs do not do as training did.
 
 The values come from the checkpoint; nothing is guessed. If a value is missing or the program has no
 form for it, a key that the program needs is null, so that the program refuses the file. Comments in
-the file then list what to settle.
+the file then list what to settle. See docs/howto/runtimes.md.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +20,7 @@ Config = tuple[dict[str, Any], list[str]]
 """Values by key, None if unknown, and texts that say what is missing."""
 
 OBSERVATIONS = {
-    "base_lin_vel": ("lin_vel", None),
+    "base_lin_vel": (None, None),  # rl_sar has lin_vel, but never fills it
     "base_ang_vel": ("ang_vel", "base_ang_vel"),
     "projected_gravity": ("gravity_vec", "projected_gravity"),
     "generated_commands": ("commands", "velocity_commands"),
@@ -30,6 +30,14 @@ OBSERVATIONS = {
 }
 """Names of observations in rl_sar and in Unitree's programs, by Isaac Lab's and mjlab's functions;
 None if the program has no such observation."""
+JOINT_TERMS = ("joint_pos_rel", "joint_vel_rel", "last_action")
+"""Functions that return a number for each joint."""
+SENSORS = {"imu_ang_vel": "base_ang_vel", "imu_lin_vel": "base_lin_vel"}
+"""Functions that mjlab's sensors stand for, by the names of the sensors."""
+PARAMETERS = ("command_name", "action_name", "sensor_name", "biased")
+"""Parameters of functions that programs can do without, or that are looked at."""
+JOYSTICK = {"lin_vel_x", "lin_vel_y", "ang_vel_z"}
+"""Ranges of the command that the programs take from a joystick."""
 
 
 def write_config(
@@ -56,7 +64,7 @@ def write_config(
     lines = [f"# {metadata['checkpoint']}, trained with a control step of {step_dt} s."]
     if missing:
         lines += [f"# {gate} is null, so that the program refuses this file. Settle these:"]
-        lines += [f"# - {each}" for each in missing]
+        lines += [f"# - {' '.join(each.split())}" for each in missing]
         lines += [f"# Then write {gate}: {values[gate] or '...'}"]
         values[gate] = None
     known = {k: v for k, v in values.items() if v is not None or k == gate}
@@ -66,84 +74,35 @@ def write_config(
     path.write_text("\n".join([*lines, text]), encoding="utf-8")
 
 
-def rl_sar_config(metadata: Metadata) -> Config:
-    """Return a ``config.yaml`` for rl_sar.
-
-    rl_sar clips after it scales, adds the default positions to all actions, and has one scale for
-    each kind of observation and one history for all of them.
-    """
-    robot, missing = metadata["robot"], _missing(metadata)
-    terms, names = terms_of(metadata), _named(metadata, 0, missing)
-    histories = sorted({history(term) for term in terms})
-    length = histories[0] if len(histories) == 1 else 1
-    if len(histories) > 1:
-        missing.append(f"observations have histories of {histories} steps, rl_sar has one for all")
-    if clips := {term["name"]: term["clip"] for term in terms if term["clip"] is not None}:
-        missing.append(f"clip_obs: training clips before it scales, {clips}")
-    if "name" not in robot:
-        missing.append("ROBOT, in this path and below, stands for rl_sar's name of the robot")
-    offset = of_actions(robot, "offset")
-    if offset != robot.get("default_joint_pos"):
-        missing.append(f"offsets of actions are {offset}, rl_sar adds default_dof_pos")
-    if any(action["clip"] is not None for action in robot.get("actions", ())):
-        missing.append("training clips the targets of joints, rl_sar does not")
-    num_actions, clip = metadata["outputs"]["actions"]["shape"][0], robot.get("clip_actions")
-    values = {
-        "model_name": "policy.pt",
-        "num_observations": sum(map(_width, terms)),
-        "observations": names,
-        "observations_history": [*range(length)][::-1] if length > 1 else [],
-        "observations_history_priority": _history_order(metadata),
-        "clip_obs": math.inf,
-        "clip_actions_lower": [] if clip is None else [-clip] * num_actions,
-        "clip_actions_upper": [] if clip is None else [clip] * num_actions,
-        "rl_kp": robot.get("joint_stiffness"),
-        "rl_kd": robot.get("joint_damping"),
-        "num_of_dofs": num_actions,
-        "wheel_indices": [],
-        "action_scale": of_actions(robot, "scale"),
-        **_rl_sar_scales(terms, names, missing),
-        "default_dof_pos": robot.get("default_joint_pos"),
-        "joint_mapping": _motors(robot),
-    }
-    return values, missing
-
-
-def _rl_sar_scales(terms: list[Any], names: list[str], missing: list[str]) -> dict[str, Any]:
-    scales: dict[str, Any] = {}
-    for term, name in zip(terms, names, strict=True):
-        numbers = _scale(term)
-        if name == "commands":
-            scales["commands_scale"] = numbers
-        elif name in ("lin_vel", "ang_vel", "dof_pos", "dof_vel") and len({*numbers}) == 1:
-            scales[f"{name}_scale"] = numbers[0]
-        elif {*numbers} != {1.0}:
-            missing.append(f"{term['name']} is scaled by {numbers}, which rl_sar has no key for")
-    return scales
-
-
 def unitree_config(metadata: Metadata) -> Config:
     """Return a ``deploy.yaml`` for unitree_rl_lab and unitree_rl_mjlab.
 
-    Stiffness and damping are in the order of motors, all else in the order of joints.
+    Stiffness and damping are in the order of motors, all else in the order of actions.
 
     Raises:
         ValueError: If two observations have the same name there.
     """
-    robot, missing = metadata["robot"], _missing(metadata)
-    terms, names = terms_of(metadata), _named(metadata, 1, missing)
+    robot, missing = metadata["robot"], missing_for(metadata, 1)
+    terms, names, joints = terms_of(metadata), names_in(metadata, 1), moved_joints(robot)
     if len({*names}) < len(names):
         raise ValueError(
             f"Observations for the target 'unitree' are {names}, expected each once: its"
             " deploy.yaml tells them apart by name."
         )
-    if _history_order(metadata) == "time":
+    if any(group.get("history_order") == "time" for group in _groups(metadata)):
         missing.append("training joins histories by time, the program term by term")
-    motors, ranges = _motors(robot), robot.get("command_ranges", {})
-    if "velocity_commands" in names and "base_velocity" not in ranges:
-        missing.append("commands: base_velocity: ranges, to which the joystick is limited")
+    if (limit := robot.get("clip_actions")) is not None:
+        missing.append(f"training clips actions at {limit}, the program does not")
+    for term in terms:
+        of_term = [*joints_of(term, robot)]
+        if function_of(term) in ("joint_vel_rel", "last_action") and of_term != joints:
+            missing.append(f"{term['name']} has {of_term}, the program {joints} in this order")
+    sdk_names = robot.get("joint_sdk_names", [])
+    motors = [sdk_names.index(joint) for joint in joints] if {*joints} <= {*sdk_names} else None
+    commands = (term for term in terms if function_of(term) == "generated_commands")
+    ranges = next((_ranges(term, robot) for term in commands), None)
     observations = {
-        name: {"params": {}, "clip": term["clip"], "scale": _scale(term)}
+        name: {"params": _params(term, robot), "clip": term["clip"], "scale": scale_of(term)}
         | {"history_length": history(term)}
         for name, term in zip(names, terms, strict=True)
     }
@@ -154,60 +113,147 @@ def unitree_config(metadata: Metadata) -> Config:
         for action in robot.get("actions", ())
     }
     values = {
-        "joint_ids_map": motors,
+        "joint_ids_map": motors or None,
         "step_dt": robot.get("step_dt"),
-        "stiffness": _by_motor(robot, "joint_stiffness", motors),
-        "damping": _by_motor(robot, "joint_damping", motors),
-        "default_joint_pos": robot.get("default_joint_pos"),
-        "commands": {name: {"ranges": limits} for name, limits in ranges.items()},
+        "stiffness": _by_motor(robot, "joint_stiffness"),
+        "damping": _by_motor(robot, "joint_damping"),
+        "default_joint_pos": of_joints(robot, "default_joint_pos", joints),
+        "commands": {"base_velocity": {"ranges": ranges}} if ranges else {},
         "actions": actions,
         "observations": observations,
     }
     return values, missing
 
 
-def _missing(metadata: Metadata) -> list[str]:
-    """Return what both programs need and the checkpoint does not have."""
-    robot, groups = metadata["robot"], metadata["observation_groups"]
+def _params(term: Mapping[str, Any], robot: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what Unitree's programs need to know of a term's joints: none of it, or their places.
+
+    unitree_rl_lab looks at it for positions alone.
+    """
+    joints, of_term = moved_joints(robot), [*joints_of(term, robot)]
+    if function_of(term) != "joint_pos_rel" or of_term == joints or not {*of_term} <= {*joints}:
+        return {}
+    return {"asset_cfg": {"joint_ids": [joints.index(joint) for joint in of_term]}}
+
+
+def missing_for(metadata: Metadata, program: int) -> list[str]:
+    """Return what a program needs and the checkpoint does not have, or the program cannot do.
+
+    Args:
+        metadata: Content of ``policy.json``.
+        program: 0 for rl_sar, 1 for Unitree's.
+    """
+    robot, terms = metadata["robot"], terms_of(metadata)
     keys = ("step_dt", "default_joint_pos", "joint_stiffness", "joint_damping")
     missing = [f"{key} is not known" for key in keys if key not in robot]
-    if not groups or not all("terms" in group for group in groups.values()):
+    if not _groups(metadata) or not all("terms" in group for group in _groups(metadata)):
         missing.append("not every observation group tells its terms")
-    if modified := [term["name"] for term in terms_of(metadata) if term.get("modifiers")]:
+    if modified := [term["name"] for term in terms if term.get("modifiers")]:
         missing.append(f"what the modifiers of {modified} do, which no program knows")
-    joints, actions = robot.get("joint_names"), robot.get("actions", ())
-    if _motors(robot) is None:
-        missing.append(f"the motor of each joint, the joints being {joints}")
-    kinds = [action["kind"] for action in actions]
-    moved = [joint for action in actions for joint in action["joint_names"]]
-    if (kinds, moved) != (["JointPositionAction"], joints):
-        missing.append(f"actions are {kinds} of {moved}, expected positions of all joints in order")
-    if actions and None in (of_actions(robot, "scale"), of_actions(robot, "offset")):
+    missing += [
+        f"the program has no observation like {term['name']}, or never fills it: train without it,"
+        " or add it there"
+        for term in terms
+        if not OBSERVATIONS.get(function_of(term), (None, None))[program]
+    ]
+    missing += unknown_parameters(metadata)
+    joints, moved = robot.get("joint_names", []), moved_joints(robot)
+    if not moved or not {*moved} <= {*robot.get("joint_sdk_names", ())}:
+        missing.append(
+            f"the motor of each joint, the joints being {moved}: describe_robot() can return"
+            " joint_sdk_names"
+        )
+    kinds = [action["kind"] for action in robot.get("actions", ())]
+    if kinds != ["JointPositionAction"] or sorted(moved) != sorted(joints):
+        missing.append(f"actions are {kinds} of {moved}, expected positions of all {joints}")
+    if kinds and None in (of_actions(robot, "scale"), of_actions(robot, "offset")):
         missing.append("scale or offset of actions is not known")
     return missing
 
 
-def _named(metadata: Metadata, program: int, missing: list[str]) -> list[str]:
-    """Return a program's names of the terms; terms that it does not know keep theirs."""
-    names = []
+def unknown_parameters(metadata: Metadata) -> Iterator[str]:
+    """Yield parameters of terms that change what they return in a way that no program knows."""
+    robot, known = metadata["robot"], {*PARAMETERS}
+    entities = [action["entity"] for action in robot.get("actions", ()) if action.get("entity")]
+    joints = moved_joints(robot)
     for term in terms_of(metadata):
-        known = OBSERVATIONS.get(term.get("function"), OBSERVATIONS.get(term["name"]))
-        names.append((known and known[program]) or term["name"])
-        if not (known and known[program]):
-            missing.append(f"whether the program has an observation like {term['name']}")
-    return names
+        name, function = term["name"], function_of(term)
+        if function not in OBSERVATIONS:
+            continue
+        if "parameters" not in term:
+            yield (
+                f"which joints {name} selects, and its other parameters: the checkpoint is of an"
+                " earlier release, which did not record them"
+            )
+        for key, value in term.get("parameters", {}).items():
+            is_entity = isinstance(value, Mapping) and "entity" in value
+            is_other = is_entity and entities and value["entity"] not in entities
+            if is_other or not (is_entity or key in known):
+                yield f"{name} has the parameter {key}: {value}, which no program knows"
+        of_term = [*joints_of(term, robot)]
+        if function in JOINT_TERMS and not (of_term and {*of_term} <= {*joints}):
+            yield f"{name} has the joints {of_term}, expected some of those of actions, {joints}"
+        if function == "generated_commands" and _ranges(term, robot) is None:
+            yield (
+                f"{name} is not known to be a velocity, a command with the ranges"
+                f" {sorted(JOYSTICK)}: the program takes it from a joystick"
+            )
+
+
+def names_in(metadata: Metadata, program: int) -> list[str]:
+    """Return a program's names of the terms; terms that it does not know keep theirs."""
+    unknown = (None, None)
+    return [
+        OBSERVATIONS.get(function_of(term), unknown)[program] or term["name"]
+        for term in terms_of(metadata)
+    ]
+
+
+def function_of(term: Mapping[str, Any]) -> str:
+    """Return the function of a term, or the one that a sensor of mjlab stands for."""
+    function = term.get("function", term["name"])
+    sensor = str(term.get("parameters", {}).get("sensor_name", "")).split("/")[-1]
+    return SENSORS.get(sensor, function) if function == "builtin_sensor" else function
+
+
+def joints_of(term: Mapping[str, Any], robot: Mapping[str, Any]) -> Sequence[str]:
+    """Return the joints of a term's numbers in their order; none if the numbers are not theirs."""
+    parameters = term.get("parameters", {})
+    selected = [each for each in parameters.values() if isinstance(each, Mapping)]
+    if function_of(term) == "last_action" and "actions" in robot:
+        joints = moved_joints(robot, parameters.get("action_name"))
+    else:
+        known = (each["joint_names"] for each in selected if "joint_names" in each)
+        joints = next(known, robot.get("joint_names", ()))
+    return joints if len(joints) == width_of(term) else ()
+
+
+def moved_joints(robot: Mapping[str, Any], action_name: str | None = None) -> list[str]:
+    """Return the joints of actions in their order, of one term if it is named."""
+    if "actions" not in robot:
+        return [*robot.get("joint_names", ())]
+    actions = [each for each in robot["actions"] if action_name in (None, each["name"])]
+    return [joint for action in actions for joint in action["joint_names"]]
+
+
+def of_joints(robot: Mapping[str, Any], key: str, joints: Sequence[str]) -> list[float] | None:
+    """Return a property of joints in their order; None if it is not known of one."""
+    values = dict(zip(robot.get("joint_names", ()), robot.get(key, ()), strict=False))
+    return [values[joint] for joint in joints] if {*joints} <= {*values} else None
+
+
+def by_joint(robot: Mapping[str, Any], name: str) -> dict[str, float]:
+    """Return the scale or offset of actions by joint, as far as they are known."""
+    return dict(zip(moved_joints(robot), of_actions(robot, name) or (), strict=False))
 
 
 def terms_of(metadata: Metadata) -> list[Any]:
     """Return the terms of all observation groups in their order."""
-    groups = metadata["observation_groups"].values()
-    return [term for group in groups for term in group.get("terms", ())]
+    return [term for group in _groups(metadata) for term in group.get("terms", ())]
 
 
-def _history_order(metadata: Metadata) -> str:
-    """Return whether steps of histories are joined by "term" or by "time"."""
-    groups = metadata["observation_groups"].values()
-    return "time" if any(group.get("history_order") == "time" for group in groups) else "term"
+def _groups(metadata: Metadata) -> list[Any]:
+    return [*metadata["observation_groups"].values()]
 
 
 def history(term: Mapping[str, Any]) -> int:
@@ -215,25 +261,27 @@ def history(term: Mapping[str, Any]) -> int:
     return max(term["history_length"], 1)
 
 
-def _width(term: Mapping[str, Any]) -> int:
+def width_of(term: Mapping[str, Any]) -> int:
     """Return how many numbers a term has in a step."""
     return math.prod(term["shape"]) // history(term)
 
 
-def _scale(term: Mapping[str, Any]) -> list[float]:
-    return per_action(1.0 if term["scale"] is None else term["scale"], _width(term))
+def scale_of(term: Mapping[str, Any]) -> list[float]:
+    """Return the scale of each number of a term."""
+    return per_action(1.0 if term["scale"] is None else term["scale"], width_of(term))
 
 
-def _motors(robot: Mapping[str, Any]) -> list[int] | None:
-    """Return the motor of each joint; None if one is not known."""
-    joints, motors = robot.get("joint_names", ()), robot.get("joint_sdk_names", ())
-    known = joints and {*joints} <= {*motors}
-    return [motors.index(joint) for joint in joints] if known else None
+def _ranges(term: Mapping[str, Any], robot: Mapping[str, Any]) -> Mapping[str, Any] | None:
+    """Return the ranges of a term's command if it is a velocity in the plane."""
+    name = term.get("parameters", {}).get("command_name")
+    ranges = robot.get("command_ranges", {}).get(name, {})
+    return ranges if {*ranges} >= JOYSTICK and width_of(term) == len(JOYSTICK) else None
 
 
-def _by_motor(robot: Mapping[str, Any], key: str, motors: list[int] | None) -> list[float] | None:
+def _by_motor(robot: Mapping[str, Any], key: str) -> list[float] | None:
     """Return a gain for each motor, 0 for motors that the policy does not move."""
-    if motors is None or key not in robot:
+    sdk_names, joints = robot.get("joint_sdk_names", []), robot.get("joint_names", ())
+    if key not in robot or not {*joints} <= {*sdk_names}:
         return None
-    gains = dict(zip(motors, robot[key], strict=True))
-    return [gains.get(motor, 0.0) for motor in range(len(robot["joint_sdk_names"]))]
+    gains = dict(zip(joints, robot[key], strict=True))
+    return [gains.get(motor, 0.0) for motor in sdk_names]

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import copy
 import math
+import re
 import shutil
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import onnx
@@ -18,14 +18,33 @@ from rsl_tbptt.deploy import METADATA, ONNX
 from rsl_tbptt.files import write_json
 from rsl_tbptt.models.one_step import STATES
 from rsl_tbptt.tools.c_code import C_CODE, write_c
+from rsl_tbptt.tools.rl_sar import rl_sar_config, write_policy
 from rsl_tbptt.tools.runtime_configs import (
+    JOINT_TERMS,
+    Metadata,
+    by_joint,
+    function_of,
     history,
-    rl_sar_config,
+    joints_of,
+    moved_joints,
+    of_joints,
+    scale_of,
     terms_of,
     unitree_config,
+    unknown_parameters,
     write_config,
 )
 
+GYM_TERMS = {
+    "base_ang_vel": 1,
+    "projected_gravity": 0,
+    "generated_commands": 3,
+    "joint_pos_rel": 1,
+    "joint_vel_rel": 1,
+    "last_action": 0,
+    "gait_phase": 0,
+}
+"""Functions of unitree_rl_gym's observations in order, with the number of their scales there."""
 STATE_INPUTS, STATE_OUTPUTS = ([f"{name}_{end}" for name in STATES] for end in ("in", "out"))
 
 
@@ -37,7 +56,7 @@ class Exported:
     """One step with a single input ``obs``, and with the bundle's metadata."""
     torchscript: Path
     """The bundle's TorchScript file, which newer releases of torch may not write."""
-    metadata: Mapping[str, Any]
+    metadata: Metadata
     """Content of ``policy.json``."""
     trajectory: Mapping[str, np.ndarray]
     """The golden trajectory."""
@@ -49,16 +68,48 @@ def write_c_code(folder: Path, exported: Exported) -> None:
 
 
 def write_unitree_gym(folder: Path, exported: Exported) -> None:
-    """Write TorchScript under the name that unitree_rl_gym's own export gives it."""
-    _copy_torchscript(exported, folder / "policy_lstm_1.pt")
+    """Write TorchScript under the name that unitree_rl_gym's own export gives it.
+
+    Raises:
+        ValueError: If the program cannot give the policy what it saw in training.
+    """
+    metadata = exported.metadata
+    terms = terms_of(metadata)
+    given = [function_of(term) for term in terms]
+    problems = [*_other_than_plain(metadata)]
+    if terms and given not in ([*GYM_TERMS], [*GYM_TERMS][:-1]):
+        problems.append(f"it gives {[*GYM_TERMS]}, the policy takes {given}")
+    if with_history := [term["name"] for term in terms if history(term) > 1]:
+        problems.append(f"it gives one step, {with_history} have a history")
+    for term in terms:
+        num_scales = GYM_TERMS.get(function_of(term), 0)
+        scales = {*scale_of(term)} - ({1.0} if num_scales == 0 else set())
+        if len(scales) > num_scales:
+            problems.append(f"{term['name']} has the scales {scale_of(term)}")
+    _refuse("unitree_gym", problems)
+    path = folder / "policy_lstm_1.pt"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(_torchscript(exported), path)
 
 
 def write_rl_sar(folder: Path, exported: Exported) -> None:
-    """Write TorchScript and config for rl_sar, in the folders that it looks for."""
-    name = f"{exported.metadata['robot'].get('name', 'ROBOT')}/rsl_tbptt"
-    _copy_torchscript(exported, folder / "policy" / name / "policy.pt")
+    """Write TorchScript and config for rl_sar, in the folders that it looks for.
+
+    Raises:
+        ValueError: If the robot's name is no name of a folder.
+    """
+    metadata = exported.metadata
+    robot = metadata["robot"].get("name", "ROBOT")
+    if not re.fullmatch(r"\w[\w.-]*", str(robot), re.ASCII):
+        raise ValueError(
+            f"The robot's name is {robot!r}, expected one such as 'go2', of letters, digits, '_',"
+            " '-' and '.': rl_sar's folder is named after it. describe_robot() of the environment"
+            " returns it."
+        )
+    name = f"{robot}/rsl_tbptt"
     path = folder / "policy" / name / "config.yaml"
-    write_config(path, exported.metadata, rl_sar_config, gate="model_name", under=name)
+    write_config(path, metadata, rl_sar_config, gate="model_name", under=name)
+    write_policy(_torchscript(exported), metadata, path.with_name("policy.pt"))
 
 
 def write_unitree(folder: Path, exported: Exported) -> None:
@@ -72,8 +123,20 @@ def write_unitree(folder: Path, exported: Exported) -> None:
 
 
 def write_legged_control2(folder: Path, exported: Exported) -> None:
-    """Write ONNX whose states are matrices, (1, L*H), and ``policy.json`` for it."""
-    model, metadata = _with_flat_states(exported.model), exported.metadata
+    """Write ONNX whose states are matrices, (1, L*H), and ``policy.json`` for it.
+
+    Raises:
+        ValueError: If the program cannot give the policy what it saw in training.
+    """
+    metadata = exported.metadata
+    problems = [*_other_than_plain(metadata)]
+    problems += [
+        f"{term['name']} has the scales {scale_of(term)}"
+        for term in terms_of(metadata)
+        if {*scale_of(term)} != {1.0}
+    ]
+    _refuse("legged_control2", problems)
+    model = _with_flat_states(exported.model)
     states = [name for name in metadata["outputs"] if name in STATE_OUTPUTS]
     flat = [[1, math.prod(shape)] for shape in metadata["state_shapes"]]
     for entry in model.metadata_props:
@@ -103,8 +166,48 @@ TARGETS: dict[str, Callable[[Path, Exported], None]] = {
 """Functions that write a target's folder, by the name of both."""
 
 
-def _copy_torchscript(exported: Exported, path: Path) -> None:
-    """Copy the TorchScript file.
+def _other_than_plain(metadata: Metadata) -> Iterator[str]:
+    """Yield what a program cannot do that knows each observation, and all joints in one order.
+
+    What a checkpoint does not record is not doubted.
+    """
+    robot, terms = metadata["robot"], terms_of(metadata)
+    for term in terms:
+        if term["clip"] is not None or term.get("modifiers"):
+            yield f"{term['name']} is clipped or modified before the policy sees it"
+    if any(action["clip"] is not None for action in robot.get("actions", ())):
+        yield "targets of joints are clipped"
+    if not (joints := robot.get("joint_names", [])):
+        return
+    recorded = [term for term in terms if "parameters" in term]
+    yield from unknown_parameters({**metadata, "observation_groups": {"": {"terms": recorded}}})
+    for term in recorded:
+        of_term = [*joints_of(term, robot)]
+        if function_of(term) in JOINT_TERMS and of_term != joints:
+            yield f"{term['name']} has the joints {of_term}, expected {joints}"
+    if moved_joints(robot) != joints:
+        yield f"actions move the joints {moved_joints(robot)}, expected {joints}"
+    offsets = [*by_joint(robot, "offset").values()]
+    if offsets and offsets != of_joints(robot, "default_joint_pos", joints):
+        yield f"offsets of actions are {offsets}, expected the default positions"
+
+
+def _refuse(target: str, problems: list[str]) -> None:
+    """Refuse a target that cannot be right.
+
+    Raises:
+        ValueError: If there are problems.
+    """
+    if problems:
+        raise ValueError(
+            f"The policy does not fit the program of '{target}': {'; '.join(problems)}. Train"
+            " without that, or leave out this target and write the program around policy.pt or"
+            " policy.onnx of the bundle."
+        )
+
+
+def _torchscript(exported: Exported) -> Path:
+    """Return the TorchScript file.
 
     Raises:
         ValueError: If there is none.
@@ -114,8 +217,7 @@ def _copy_torchscript(exported: Exported, path: Path) -> None:
             "The target needs TorchScript, which this release of torch no longer has: export with"
             " an earlier one."
         )
-    path.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(exported.torchscript, path)
+    return exported.torchscript
 
 
 def _with_flat_states(model: onnx.ModelProto) -> onnx.ModelProto:

@@ -67,9 +67,16 @@ def read_golden(path: Path) -> dict[str, np.ndarray]:
     """
     try:
         with np.load(path) as file:  # allow_pickle is False
-            return dict(file)
+            golden = dict(file)
     except Exception as error:  # a damaged archive can raise almost anything
         raise ValueError(f"The trajectory '{path}' cannot be read: {error}") from error
+    lengths = {name: array.shape[:1] for name, array in golden.items()}
+    if not {"reset", "actions"} <= {*lengths} or len({*lengths.values()}) != 1:
+        raise ValueError(
+            f"The trajectory '{path}' has the arrays {lengths}, expected 'reset', 'actions' and"
+            " others of as many steps: export the policy again."
+        )
+    return golden
 
 
 def run_onnx(
@@ -87,16 +94,40 @@ def run_onnx(
 
 @torch.inference_mode()
 def run_torchscript(path: Path, golden: Mapping[str, np.ndarray]) -> np.ndarray:
-    """Return the actions of a TorchScript file over a trajectory, shape (T, A)."""
-    with torchscript():
-        module: Any = torch.jit.load(str(path))
+    """Return the actions of a TorchScript file over a trajectory, shape (T, A).
+
+    Raises:
+        ValueError: If it does not load or run.
+    """
     groups, actions = groups_in(golden), []
-    for step, starts in enumerate(track(golden["reset"], "steps in TorchScript")):
-        if starts:
-            module.reset()
-        seen = join([values[step] for values in groups.values()])
-        actions.append(module(torch.from_numpy(seen)[None])[0].numpy())
+    try:
+        with torchscript():
+            module: Any = torch.jit.load(str(path))
+        for step, starts in enumerate(track(golden["reset"], "steps in TorchScript")):
+            if starts:
+                module.reset()
+            seen = join([values[step] for values in groups.values()])
+            actions.append(_act(module, torch.from_numpy(seen)[None])[0].numpy())
+    except (RuntimeError, ValueError, AttributeError) as error:
+        lines = str(error).strip().splitlines() or [repr(error)]
+        reason = lines[-1 if "interpreter" in lines[0] else 0]  # between them is its traceback
+        raise ValueError(
+            f"'{path}' does not run, expected this policy in TorchScript that torch"
+            f" {torch.__version__} can read: {reason}"
+        ) from error
     return np.stack(actions)
+
+
+def _act(module: Any, obs: torch.Tensor) -> torch.Tensor:
+    """Return actions in the policy's order, also of a file in the order of motors."""
+    if not hasattr(module, "action_order"):
+        return module(obs)
+    order, actions = module.order[-1], torch.empty(1, len(module.action_order))
+    placed = torch.zeros(1, int(order.max()) + 1)
+    placed[:, order] = obs
+    module.step = len(module.order) - 1  # recorded histories may not begin as on the robot
+    actions[:, module.action_order] = module(placed)
+    return actions
 
 
 @contextmanager

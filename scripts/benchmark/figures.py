@@ -4,9 +4,10 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from scripts.figures import PALETTE, drawn_svg
+from scripts.figures import BLUE, VERMILION, drawn_svg
 
-OURS, RSL_RL, LIMIT = PALETTE[0], PALETTE[2], "0.4"
+OURS, RSL_RL, LIMIT = BLUE, VERMILION, "0.4"
+THIS = "rsl_tbptt (this)"
 Line = tuple[str, str, list[float]]
 """Label, colour and values."""
 
@@ -53,12 +54,12 @@ def save_figures(results: dict[str, Any], folder: Path) -> dict[str, str]:
 def _lines(file: str, points: list[dict[str, Any]]) -> list[Line]:
     if file == "memory.svg":
         peaks = [[point[of]["process_peak"] for point in points] for of in ("other", "ours")]
-        return [("rsl_rl", RSL_RL, peaks[0]), ("rsl_tbptt", OURS, peaks[1])]
+        return [("rsl_rl", RSL_RL, peaks[0]), (THIS, OURS, peaks[1])]
     if file == "done_rate.svg":
         kinds = (("highest pair", LIMIT, "high"), ("median", OURS, "ratio"))
         kinds = (*kinds, ("lowest pair", LIMIT, "low"))
         return [(label, colour, [point[key] for point in points]) for label, colour, key in kinds]
-    names = ("one window", "windows of 32") if file == "long.svg" else ("rsl_rl", "rsl_tbptt")
+    names = ("one window", "windows of 32") if file == "long.svg" else ("rsl_rl", THIS)
     times = {key: [1e3 * point[key] for point in points] for key in ("other", "ours", "products")}
     lines = [(names[0], RSL_RL, times["other"]), (names[1], OURS, times["ours"])]
     if file == "time.svg":

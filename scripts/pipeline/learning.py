@@ -3,7 +3,6 @@
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from itertools import cycle
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -14,7 +13,7 @@ from rsl_tbptt.checkpoints.describing import agent_config
 from rsl_tbptt.tools.evaluate import mean_and_interval
 from rsl_tbptt.tools.run_doctor import read_curves
 from rsl_tbptt.tools.templates import fill
-from scripts.figures import PALETTE, drawn_svg
+from scripts.figures import drawn_svg, policy_styles
 from scripts.pipeline.experiments import Experiment
 from scripts.pipeline.report import read_evaluation
 from scripts.pipeline.run import Record
@@ -290,12 +289,13 @@ def save_figure(learnings: list[Learning], teacher: str, path: Path) -> None:
     policies = {name: [one for one in learnings if one.policy == name] for name in names}
     path.parent.mkdir(parents=True, exist_ok=True)
     with drawn_svg(path, figsize=(9, 4)) as axes:
-        for (name, seeds), colour in zip(policies.items(), cycle(PALETTE), strict=False):
+        for name, (label, colour) in policy_styles(policies).items():
+            seeds = policies[name]
             iterations, mean, low, high = band([learning.curve for learning in seeds])
             steps = [done * seeds[0].steps_per_iteration for done in iterations]
             earlier = seeds[0].num_earlier_steps  # not in the curve
             after = f", after {earlier / 1e6:.2f} million as a student" if earlier else ""
-            axes.plot(steps, mean, color=colour, label=name + after)
+            axes.plot(steps, mean, color=colour, label=label + after)
             axes.fill_between(steps, low, high, color=colour, alpha=0.2, lw=0)
         goal = KEPT * fmean(learning.final_return for learning in policies[teacher])
         axes.axhline(goal, color="0.4", lw=1, ls="--", label=f"{KEPT:.0%} of the {teacher}")

@@ -8,14 +8,22 @@ import warnings
 from typing import Any
 
 import pytest
+import torch
 from rsl_rl.algorithms import Distillation
 from rsl_rl.models import RNNModel
 from rsl_rl.runners import DistillationRunner, OnPolicyRunner
-from support.helpers import make_distillation, roll_out
+from support.helpers import (
+    make_distillation,
+    make_ppo,
+    parameters_of,
+    ppo_parameters_of,
+    roll_out,
+    roll_out_ppo,
+)
 from support.safe_runs import make_runner
 
-from rsl_tbptt.algorithms import TbpttDistillation
-from rsl_tbptt.algorithms.options import DistillationOptions
+from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
+from rsl_tbptt.algorithms.options import ACT_LATER, DistillationOptions, PpoOptions
 
 
 def test_every_option_of_rsl_rl_is_known_with_its_default():
@@ -175,3 +183,106 @@ def test_options_of_a_missing_replay_buffer_warn(name, value):
         warnings.simplefilter("error")
         DistillationOptions.parse({"buffer_rollouts": 1, name: value})
         DistillationOptions.parse({"buffer_rollouts": 0})
+
+
+def ppo_after_an_update(changes=None, **options):
+    """Return a PPO's parameters after an update, and with changes made before its rollout."""
+    base = {"entropy_coef": 0.1, "learning_rate": 1e-2, "clip_param": 0.02}
+    algorithm = make_ppo(TbpttPPO, 6, 4, **{**base, **options})
+    for name, value in (changes or {}).items():
+        setattr(algorithm, name, value)
+        assert getattr(algorithm, name) == value
+    roll_out_ppo(algorithm, 0)
+    algorithm.update()
+    return ppo_parameters_of(algorithm)
+
+
+CHANGES = {
+    "clip_param": 0.2,
+    "clip_param_high": 0.2,
+    "desired_kl": 1e-4,
+    "dual_clip_param": 1.0001,
+    "entropy_coef": 0.5,
+    "gamma": 0.5,
+    "lam": 0.5,
+    "learning_rate": 2e-3,
+    "max_grad_norm": 0.01,
+    "num_learning_epochs": 2,
+    "schedule": "fixed",
+    "use_clipped_value_loss": False,
+    "value_loss_coef": 0.1,
+}
+
+
+def test_every_option_that_acts_later_is_tested():
+    assert CHANGES.keys() == ACT_LATER | {"learning_rate"}
+
+
+@pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
+@pytest.mark.parametrize("name", CHANGES)
+def test_an_attribute_of_rsl_rl_acts_from_the_next_update_on(name):
+    change = {name: CHANGES[name]}
+    changed = ppo_after_an_update(change)
+    assert torch.equal(changed, ppo_after_an_update(**change))
+    assert not torch.equal(changed, ppo_after_an_update())
+
+
+@pytest.mark.parametrize("name", ["learning_rate", "max_grad_norm", "num_learning_epochs"])
+def test_an_attribute_of_a_distillation_acts_from_the_next_update_on(name):
+    parameters = []
+    for change, options in ((CHANGES, {}), ({}, CHANGES), ({}, {})):
+        options = {name: options[name]} if options else {}
+        algorithm = make_distillation(TbpttDistillation, 6, 4, gradient_length=3, **options)
+        if change:
+            setattr(algorithm, name, change[name])
+        roll_out(algorithm, 0)
+        algorithm.update()
+        parameters.append(parameters_of(algorithm))
+    assert torch.equal(parameters[0], parameters[1])
+    assert not torch.equal(parameters[0], parameters[2])
+
+
+@pytest.mark.parametrize(
+    ("make", "algorithm", "options"),
+    [(make_ppo, TbpttPPO, PpoOptions), (make_distillation, TbpttDistillation, DistillationOptions)],
+)
+def test_an_attribute_that_cannot_act_says_so(make, algorithm, options):
+    training = make(algorithm, 6, 4, gradient_length=3)
+    taken = inspect.signature(algorithm.__mro__[2].__init__).parameters.keys()
+    fixed = taken & vars(options()).keys() - ACT_LATER - {"learning_rate", "optimizer"}
+    assert fixed
+    others = {"loss_type": "huber", "gradient_length": 2, "num_mini_batches": 2}
+    for name in fixed:
+        old = getattr(training, name)
+        value = others.get(name, (not old) if isinstance(old, bool) else 1.5)
+        for owner in (training, training.options):
+            with pytest.raises(AttributeError, match=rf"{name} is .*, expected {old!r}, for which"):
+                setattr(owner, name, value)
+        assert getattr(training, name) == old
+
+
+def test_a_change_is_checked_like_a_config():
+    training = make_ppo(TbpttPPO, 6, 4)
+    with pytest.raises(ValueError, match="entropy_coef is 'high', expected a finite number"):
+        training.entropy_coef = "high"
+    with pytest.raises(ValueError, match="did you mean 'entropy_coef'"):
+        training.options.entropy_coeff = 0.1
+    with pytest.raises(ValueError, match="learning_rate is 0, expected a positive number"):
+        training.learning_rate = 0
+    with pytest.raises(AttributeError, match=r"can change .*, the algorithm's learning_rate"):
+        training.options.learning_rate = 1e-4
+    falling = make_distillation(TbpttDistillation, 6, 4, gradient_length=3, learning_rate_updates=9)
+    with pytest.raises(AttributeError, match="with learning_rate_updates 9, which sets it in each"):
+        falling.learning_rate = 1e-4
+    training.gamma = 0.5
+    assert training.options.gamma == training.gamma == 0.5
+
+
+def test_models_without_a_distribution_are_refused_before_a_rollout():
+    with pytest.raises(ValueError, match=r"actor.distribution_cfg is None, expected a distributio"):
+        make_ppo(TbpttPPO, 6, 4, actor_kwargs={"distribution_cfg": None})
+    cfg = make_runner(None).cfg
+    runner = make_runner(None, student={**cfg["student"], "distribution_cfg": None})
+    with pytest.raises(ValueError, match=r"student.distribution_cfg is None, expected a distribut"):
+        runner.learn(1)
+    assert runner.alg.storage.step == 0

@@ -146,7 +146,7 @@ def test_a_teacher_that_is_declared_loaded_still_comes_from_its_file(tmp_path):
 
 def test_the_error_for_a_missing_checkpoint_names_both_ways_to_give_it():
     forgetful = runner()
-    message = "teacher_checkpoint is None .*--checkpoint FILE .*algorithm.teacher_checkpoint=FILE"
+    message = r"teacher_checkpoint is None .*runner.load\(FILE\).*--checkpoint FILE"
     with pytest.raises(ValueError, match=message):
         forgetful.learn(1)
     forgetful.alg.teacher_loaded = True  # as in the README for an untrained teacher

@@ -148,6 +148,44 @@ def test_functions_of_observations_and_ranges_of_commands_are_recorded():
     }
 
 
+SELECTED = {
+    "all": (slice(None), {}),
+    "first": (slice(0, 1), {"joint_names": ["hip"]}),
+    "by list": ([2, 0], {"joint_names": ["foot", "hip"]}),
+    "by number": (1, {"joint_names": ["knee"]}),
+    "by tensor, as in Isaac Lab 3.0": (torch.tensor([1, 2]), {"joint_names": ["knee", "foot"]}),
+}
+
+
+@pytest.mark.parametrize(("joint_ids", "expected"), SELECTED.values(), ids=SELECTED.keys())
+def test_the_joints_that_a_term_selects_are_recorded_in_order(joint_ids, expected):
+    """Names of joints are indices by then, in Isaac Lab and mjlab, in the order of the term."""
+    params = {
+        "asset_cfg": SimpleNamespace(name="robot", joint_ids=joint_ids, joint_names=["h.*"]),
+        "command_name": "base_velocity",
+        "function": base_ang_vel,
+        "weights": torch.ones(3),
+        "object": Phase(),
+    }
+    cfg = SimpleNamespace(**vars(observed(base_ang_vel)), params=params)
+    env = SimpleNamespace(
+        scene={"robot": SimpleNamespace(joint_names=["hip", "knee", "foot"])},
+        observation_manager=SimpleNamespace(
+            active_terms={"policy": ["q"]},
+            group_obs_term_dim={"policy": [(7,)]},
+            _group_obs_term_cfgs={"policy": [cfg]},
+        ),
+    )
+    [term] = describe_robot(env, OBS)["observation_groups"]["policy"]["terms"]
+    assert term["parameters"] == {
+        "asset_cfg": {"entity": "robot", **expected},
+        "command_name": "base_velocity",
+        "function": f"{__name__}:base_ang_vel",
+        "weights": "torch:Tensor",
+        "object": f"{__name__}:Phase",
+    }
+
+
 @pytest.mark.parametrize("sdk_names", [["knee", "hip"], None])
 def test_the_order_of_motors_is_recorded_if_the_robots_config_has_it(sdk_names):
     zeros = torch.zeros(4, 2)
@@ -158,8 +196,10 @@ def test_the_order_of_motors_is_recorded_if_the_robots_config_has_it(sdk_names):
         data=data,
         actuators={},
     )
-    action = SimpleNamespace(_asset=robot, _joint_names=robot.joint_names, action_dim=2, cfg=None)
+    action = SimpleNamespace(_asset=robot, _joint_names=robot.joint_names, action_dim=2)
+    action.cfg = SimpleNamespace(asset_name="robot")
     manager = SimpleNamespace(active_terms=["legs"], get_term=lambda _: action)
     found = describe_robot(SimpleNamespace(action_manager=manager), OBS)
     assert found["joint_names"] == ["hip", "knee"]
     assert found.get("joint_sdk_names") == sdk_names
+    assert found["actions"][0]["entity"] == "robot"

@@ -1,6 +1,8 @@
 """The stepper of a bundle needs only numpy and onnxruntime, and refuses wrong inputs."""
 
 import json
+import re
+import shutil
 import subprocess
 import sys
 
@@ -17,7 +19,7 @@ from rsl_tbptt.tools.bundle import Recorded, write_bundle
 from rsl_tbptt.tools.bundle_policy import BundlePolicy
 from rsl_tbptt.tools.export import export
 from rsl_tbptt.tools.golden import draw
-from rsl_tbptt.tools.verify import verify
+from rsl_tbptt.tools.verify import torchscript, verify
 
 
 @pytest.fixture(scope="module", params=[False, True], ids=["groups", "single input"])
@@ -68,6 +70,62 @@ def test_one_array_is_accepted_if_there_is_one_input(bundle):
     else:
         with pytest.raises(ValueError, match=r"observations are .*, expected "):
             policy.step(joined)
+
+
+def changed(bundle, folder, **entries):
+    """Return a copy of a bundle with other entries in ``policy.json``."""
+    shutil.copytree(bundle, folder)
+    metadata = json.loads((folder / "policy.json").read_text()) | entries
+    (folder / "policy.json").write_text(json.dumps(metadata))
+    return folder
+
+
+WRONG_ENTRIES = {
+    "format": 2,
+    "inputs": {"policy": {"shape": ["5"], "dtype": "float32"}},
+    "outputs": {"velocities": {"shape": [3]}},
+    "observation_groups": [],
+    "state_names": "h",
+    "state_shapes": [5],
+    "checkpoint": None,
+    "robot": "go2",
+}
+
+
+@pytest.mark.parametrize("name", WRONG_ENTRIES)
+@pytest.mark.parametrize("form", ["onnx", "c"])
+def test_an_entry_of_another_form_is_named(bundle, tmp_path, name, form):
+    value = WRONG_ENTRIES[name]
+    folder = changed(bundle, tmp_path / "b", **{name: value}, versions={"rsl-tbptt": "7.1"})
+    expected = "read it with rsl-tbptt 7.1" if name == "format" else "expected it as `rsl-tbptt exp"
+    with pytest.raises(ValueError, match=f"{name} is .* in '.*policy.json', expected ") as error:
+        BundlePolicy(folder, form, [])
+    assert expected in str(error.value)
+
+
+def test_a_model_of_another_policy_is_refused(bundle, tmp_path):
+    folder = changed(bundle, tmp_path / "b", state_names=["g", "c"])
+    with pytest.raises(
+        ValueError, match=r"policy\.onnx' has the inputs .*: it is another policy's"
+    ):
+        Policy(folder)
+
+
+def test_a_trajectory_and_torchscript_that_do_not_fit_are_named(bundle, tmp_path):
+    folder = changed(bundle, tmp_path / "b")
+    golden = dict(np.load(folder / "golden.npz"))
+    with torchscript():
+        torch.jit.script(torch.nn.Linear(2, 2)).save(str(folder / "policy.pt"))
+    with pytest.raises(ValueError, match=r"policy\.pt' does not run, expected this policy in Tor"):
+        verify(folder)
+    (folder / "policy.pt").write_bytes(b"newer")
+    with pytest.raises(ValueError, match=rf"that torch {re.escape(torch.__version__)} can read: "):
+        verify(folder)
+    for wrong in ({"reset": None}, {"actions": golden["actions"][1:]}):
+        arrays = {name: each for name, each in (golden | wrong).items() if each is not None}
+        np.savez(folder / "golden.npz", **arrays)
+        with pytest.raises(ValueError, match=r"has the arrays .*, expected 'reset', 'actions'"):
+            verify(folder)
 
 
 @pytest.mark.parametrize("form", ["onnx", "c"])

@@ -9,6 +9,7 @@ import pytest
 import yaml
 
 from rsl_tbptt.files import write_json
+from scripts.figures import PALETTE, policy_styles
 from scripts.pipeline import curves
 from scripts.pipeline.experiments import FINETUNE, REPOSITORY, load_experiment
 from scripts.pipeline.learning import (
@@ -238,3 +239,14 @@ def test_sweep_ends_with_table_and_figure(tmp_path, records, monkeypatch, capsys
     assert f"torch {version('torch')}" in report
     assert report in capsys.readouterr().out
     assert figure.read_text().endswith("</svg>\n")
+
+
+def test_a_policy_has_one_colour_and_label_in_every_figure():
+    for names in (["teacher", "student", "gru", "sru"], ["gru", "memoryless", "student", "rsl_rl"]):
+        styles = policy_styles(names)
+        assert [*styles] == names
+        colours = [colour for _, colour in styles.values()]
+        assert {*colours} <= {*PALETTE}
+        assert len({*colours}) == len(names)
+        assert styles["gru"][0] == "gru"
+        assert styles["student"] == ("student of rsl_tbptt (this)", PALETTE[0])

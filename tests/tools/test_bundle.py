@@ -2,6 +2,7 @@
 
 import copy
 import ctypes
+import importlib.util
 import json
 import shutil
 import subprocess
@@ -114,6 +115,17 @@ def test_all_forms_act_as_the_policy_over_a_thousand_steps(tmp_path, kind, heads
 
 STRICT = ("-std=c99", "-O1", "-Wall", "-Wextra", "-pedantic", "-Werror")
 SANITIZERS = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
+
+
+def test_an_export_without_torchvision_is_silent(tmp_path, monkeypatch):
+    registration = importlib.import_module("torch.onnx._internal.exporter._registration")
+    find, records = importlib.util.find_spec, []
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name == "torchvision" else find(name)
+    )
+    monkeypatch.setattr(registration.logger, "handle", records.append)
+    write(tmp_path, "mlp", steps=2)
+    assert not records
 
 
 def assert_c_is_clean(folder):

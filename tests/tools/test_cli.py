@@ -1,21 +1,28 @@
 """The command rsl-tbptt: its help, its errors in one line, and rsl_rl alone from end to end."""
 
+import errno
 import json
+import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
+import time
 import types
+from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from support.helpers import make_distillation
 
 from rsl_tbptt.algorithms import TbpttDistillation
-from rsl_tbptt.tools import doctor, play
+from rsl_tbptt.tools import doctor, platforms, play, progress
 from rsl_tbptt.tools import evaluate as evaluation
 from rsl_tbptt.tools.cli import COMMANDS, command_parser, main
 from rsl_tbptt.tools.doctor import install
+from rsl_tbptt.tools.platforms import run_shown
 
 pytestmark = pytest.mark.filterwarnings("ignore:.torch.jit")
 
@@ -38,6 +45,23 @@ def test_help_names_every_command_and_loads_nothing_slow():
     ).stdout
     assert all(f"    {name} " in shown for name in (*COMMANDS, "bench"))
     assert {"torch", "numpy", "onnx", "rsl_rl"}.isdisjoint(shown.splitlines()[-1].split())
+
+
+def test_bench_without_torch_is_one_line(monkeypatch, capsys):
+    monkeypatch.setitem(sys.modules, "torch", None)
+    monkeypatch.delitem(sys.modules, "rsl_tbptt.tools.bench", raising=False)
+    monkeypatch.delattr("rsl_tbptt.tools.bench", raising=False)
+    assert main(["bench", "--help"]) == 1
+    shown = capsys.readouterr().err
+    assert shown.startswith("rsl-tbptt bench: The module torch is missing, expected it for this")
+    assert shown.count("\n") == 1
+
+
+def test_the_version_is_printed(capsys):
+    with pytest.raises(SystemExit) as end:
+        main(["--version"])
+    assert end.value.code == 0
+    assert re.fullmatch(r"rsl-tbptt \d+\.\d+\.\d+\n", capsys.readouterr().out)
 
 
 def test_bench_is_asked_for_its_options_and_run(monkeypatch):
@@ -95,6 +119,16 @@ def broken(num_envs, seed, device):
     return env
 
 
+def timeless(num_envs, seed, device):
+    env = Env(num_envs)
+    env.step_dt = 0
+    return env
+
+
+def nothing(num_envs, seed, device):
+    pass
+
+
 def renamed(num_envs, seed, device):
     env = Env(num_envs)
     env.get_observations = lambda: TensorDict({"other": torch.zeros(num_envs, 5)}, [num_envs])
@@ -114,6 +148,16 @@ def folder(tmp_path, monkeypatch):
     torch.save({**algorithm.save(), "iter": 0}, "model_0.pt")
     (tmp_path / "no_run").mkdir()
     torch.save({"optimizer_state_dict": {}}, "no_policy.pt")
+    saved = {**algorithm.save(), "iter": 0}
+    torch.save(saved | {"iter": np.int64(0)}, "numpy.pt")
+    torch.save({"actor_state_dict": [1]}, "no_tensors.pt")
+    own = saved["rsl_tbptt"]
+    torch.save(saved | {"rsl_tbptt": own | {"robot": {"step_dt": 0}}}, "no_time.pt")
+    group = {"policy": {"shape": [5], "dtype": "load"}}
+    models = {"student": own["models"]["student"] | {"groups": group}}
+    torch.save(saved | {"rsl_tbptt": own | {"models": models}}, "no_dtype.pt")
+    torch.jit.script(torch.nn.Linear(1, 1)).save("exported.pt")
+    (tmp_path / "onnx.pt").write_bytes(b"\x08\x0a\x12\x07pytorch")
     torch.save([1], "no_dict.pt")
     torch.save({"actor_state_dict": {}}, "empty_policy.pt")
     torch.save({"actor_state_dict": {"net.weight": torch.zeros(2, 2)}}, "other_model.pt")
@@ -217,6 +261,12 @@ WRONG = {
     "export --checkpoint damaged.pt": "cannot be read, it is damaged",
     "export --checkpoint empty.pt": "cannot be read, it is damaged",
     "export --checkpoint no_dict.pt": "holds a list, not a dict",
+    "export --checkpoint exported.pt": "it is an exported policy (TorchScript): name the model_",
+    "export --checkpoint onnx.pt": "it is no checkpoint: name a model_<iteration>.pt",
+    "export --checkpoint numpy.pt": "multiarray.scalar, numpy.dtype, expected tensors and plain",
+    "export --checkpoint no_tensors.pt": "holds no tensors by name as actor_state_dict",
+    "export --checkpoint no_time.pt": "step_dt is 0 in no_time.pt, expected seconds above 0",
+    "export --checkpoint no_dtype.pt": "'load' in no_dtype.pt, expected one such as 'float32'",
     "export --checkpoint no_policy.pt": "expected one of",
     "export --checkpoint no_run": "holds no valid checkpoint",
     f"export {MODEL} --agent no.yaml": "'no.yaml' cannot be read",
@@ -226,6 +276,9 @@ WRONG = {
     "export --checkpoint empty_policy.pt": "expected one of",
     "export --checkpoint other_model.pt --agent told.yaml": "expected 'mlp.0.weight'",
     f"export {MODEL} --steps 1": "steps is 1",
+    f"export {MODEL} --steps -1": "steps is -1",
+    "memory model_0.pt --env my_envs:make --steps -1": "steps is -1, expected at least 40",
+    "memory model_0.pt --env my_envs:make --num-envs 0": "num_envs is 0, expected at least 8",
     f"export {MODEL} --tolerance -1": "not within -1.0e+00",
     "evaluate --checkpoint no.pt": "'no.pt' does not exist",
     "evaluate --checkpoint no_policy.pt --env my_envs:make": "expected one of",
@@ -236,6 +289,11 @@ WRONG = {
     f"evaluate {MODEL} --env my_envs:make --task T": "expected one of both",
     f"evaluate {MODEL} --env my_envs:renamed": "expected ['policy'] among them",
     f"evaluate {MODEL} --env my_envs:wide": "has 7 numbers",
+    f"evaluate {MODEL} --env my_envs": "--env is 'my_envs', expected module:function",
+    f"evaluate {MODEL} --env my_envs:torch": "<module 'torch' from",
+    f"evaluate {MODEL} --env my_envs:Env": "too many positional arguments",
+    f"evaluate {MODEL} --env my_envs:nothing": "returns None, expected a VecEnv of rsl_rl",
+    f"evaluate {MODEL} --env my_envs:timeless": "is 0, expected seconds above 0",
     f"evaluate {MODEL} --env needs_more:make": "The module module_of_somebody is missing",
     f"evaluate {MODEL} --env my_envs:make --device cuda:99": "--device is cuda:99",
     "play --checkpoint no.pt": "does not exist",
@@ -243,6 +301,7 @@ WRONG = {
     f"play {MODEL} --video v.gif": "which shows no robots",
     f"play {MODEL} {MODEL}": "--video is missing",
     f"play {MODEL} --trust mine": "--video is missing",
+    f"play {MODEL} --num-envs 0": "--num-envs is 0, expected at least 1",
     f"play {MODEL} --video v.gif --viz newton": "The arguments ['--viz'] are unknown",
 }
 
@@ -256,6 +315,124 @@ def test_what_is_wrong_is_said_in_one_line(folder, capsys, line, message):
     assert message in error
     assert error.startswith(f"rsl-tbptt {words[0]}: ")
     assert error.count("\n") == 1
+
+
+@pytest.mark.parametrize("closed", [True, False])
+def test_a_command_goes_on_without_a_reader_of_its_messages(folder, monkeypatch, closed, capsys):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w", buffering=1) as gone:
+        monkeypatch.setattr(sys, "stderr", None if closed else gone)
+        monkeypatch.setattr(progress, "SILENT_SECONDS", -1.0)
+        assert evaluate("--env", "my_envs:make") == 0
+        assert main(["export", "--checkpoint", "no.pt"]) == 1
+    assert capsys.readouterr().out.endswith("wrote evaluation.json\n")
+
+
+def test_a_command_goes_on_without_a_reader_of_its_result(folder, monkeypatch):
+    reader, writer = os.pipe()
+    os.close(reader)
+    with open(writer, "w", buffering=1) as gone:
+        monkeypatch.setattr(sys, "stdout", gone)
+        assert evaluate("--env", "my_envs:make") == 0
+    assert (folder / "evaluation.json").is_file()
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="Linux has it")
+def test_a_result_that_nowhere_was_written_fails_in_one_line(folder, monkeypatch, capsys):
+    (folder / "model_0.pt").rename(folder / "no_run" / "model_0.pt")
+    with open("/dev/full", "w") as full:
+        monkeypatch.setattr(sys, "stdout", full)
+        assert main(["latest", "no_run"]) == 1
+    expected = "rsl-tbptt latest: [Errno 28] No space left on device: '/dev/full'\n"
+    assert capsys.readouterr().err == expected
+
+
+def test_a_full_disk_names_the_file_and_the_evaluation_is_printed(folder, monkeypatch, capsys):
+    def full(self, *_, **__):
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    assert evaluate("--env", "my_envs:make") == 1
+    shown = capsys.readouterr()
+    assert json.loads(shown.out.splitlines()[-1])["lengths"] == [3, 3, 3, 3]
+    assert shown.err.count("\n") == 1
+    assert f"No space left on device: '{folder / 'evaluation.json'}'" in shown.err
+
+
+def test_ctrl_c_ends_a_command_in_one_line(folder, monkeypatch, capsys):
+    def interrupted(*_, **__):
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(evaluation, "evaluate", interrupted)
+    assert evaluate("--env", "my_envs:make") == 130
+    assert capsys.readouterr().err == "rsl-tbptt evaluate: interrupted\n"
+
+
+def test_ctrl_c_lets_the_platforms_command_save_before_it_ends(tmp_path, monkeypatch):
+    code = "import signal, time; signal.signal(2, lambda *_: (time.sleep(1), open('saved', 'w'),"
+    code += " exit(3))); open('runs', 'w'); time.sleep(60)"
+    processes = []
+
+    class Started(subprocess.Popen):
+        def __init__(self, *arguments, **options):
+            super().__init__(*arguments, **options)
+            processes.append(self)
+
+        def wait(self, timeout=None):
+            while not (tmp_path / "runs").exists():
+                time.sleep(0.01)
+            if len(processes) == 1:  # Ctrl+C reaches both
+                processes.append(self)
+                self.send_signal(signal.SIGINT)
+                raise KeyboardInterrupt
+            return super().wait(timeout)
+
+    monkeypatch.setattr(platforms.subprocess, "Popen", Started)
+    assert run_shown(["python", "-c", code], tmp_path, "cpu") == 3
+    assert (tmp_path / "saved").exists()
+
+
+@pytest.mark.parametrize(
+    ("words", "file"),
+    [
+        (["evaluate", "--checkpoint", "model_0.pt", "--env", "my_envs:make"], "model_0.pt"),
+        (["evaluate", "--checkpoint", "model_0.pt", "--env", "my_envs:make"], "a/b.py"),
+        (["memory", "model_0.pt", "--env", "my_envs:make"], "model_0.pt"),
+        (["report", "no_run"], "notes.html"),
+        (["export", "--checkpoint", "model_0.pt"], "project/README.md"),
+    ],
+    ids=str,
+)
+def test_what_another_program_wrote_is_not_replaced(folder, words, file, capsys):
+    save = folder / file
+    if not save.exists():
+        save.parent.mkdir(exist_ok=True)
+        save.write_text("mine")
+    torch.save({"iter": 0}, "no_run/model_0.pt")
+    before = save.read_bytes()
+    output = str(save.parent if words[0] == "export" else save)
+    assert main([*words, "--output", output]) == 1
+    shown = capsys.readouterr()
+    assert f"The output is {output}, which this command has not written" in shown.err
+    assert save.read_bytes() == before
+
+
+def test_a_bundle_of_another_policy_is_not_evaluated_under_a_checkpoints_name(folder, capsys):
+    other = make_distillation(TbpttDistillation, 4, 2, gradient_length=2)
+    list(other.student.parameters())[-1].data += 0.1
+    (folder / "other").mkdir()
+    torch.save({**other.save(), "iter": 0}, "other/model_0.pt")
+    assert main(["export", "--checkpoint", "other/model_0.pt"]) == 0
+    words = ["--env", "my_envs:make", "--policy", "other/exported/model_0"]
+    assert evaluate(*words) == 1
+    assert "is not the checkpoint's, expected its export" in capsys.readouterr().err
+    assert not (folder / "evaluation.json").exists()
+    shutil.copytree(folder / "other" / "exported" / "model_0", folder / "bundle")
+    path = folder / "bundle" / "policy.json"
+    path.write_text(path.read_text().replace('"model_0.pt"', '"../../no_run/x.pt"'))
+    assert main(["evaluate", "--policy", "bundle", "--env", "my_envs:make"]) == 1
+    assert "checkpoint is '../../no_run/x.pt' in " in capsys.readouterr().err
 
 
 @pytest.mark.parametrize(
@@ -279,7 +456,7 @@ def test_a_missing_package_names_the_extra(folder, monkeypatch, capsys, command,
         doctor.importlib.util, "find_spec", lambda name: None if name == module else find(name)
     )
     assert main([command, "--checkpoint", "model_0.pt"]) == 1
-    expected = f"The module {module} is missing, expected it for this command: {install(extra)}"
+    expected = f"The module {module} is missing: {install(extra)}"
     assert expected in capsys.readouterr().err
 
 

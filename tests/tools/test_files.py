@@ -5,7 +5,7 @@ import stat
 
 import pytest
 
-from rsl_tbptt.files import complete, output_path, write_json
+from rsl_tbptt.files import complete, entry, output_path, read_config, write_json
 
 
 def test_json_is_complete_or_as_before(tmp_path):
@@ -83,6 +83,67 @@ def test_results_replace_nothing_at_the_default_place(tmp_path, name):
 def test_an_empty_folder_is_used(tmp_path):
     (tmp_path / "exported").mkdir()
     assert output_path(None, tmp_path / "exported") == tmp_path / "exported"
+
+
+OTHERS = {
+    "a file": lambda path: path.write_text("mine"),
+    "a link to a file": lambda path: path.symlink_to(path.parent / "kept"),
+    "a link to nothing": lambda path: path.symlink_to(path.parent / "new"),
+}
+
+
+@pytest.mark.parametrize("other", OTHERS.values(), ids=OTHERS)
+def test_only_results_of_the_same_kind_are_replaced(tmp_path, other):
+    (tmp_path / "kept").write_text("mine")
+    path, default = tmp_path / "result.json", tmp_path / "default.json"
+    path.write_text('{"mark": 1}')
+    assert output_path(path, default, b'"mark"') == path
+    path.write_text("")
+    assert output_path(path, default, b'"mark"') == path
+    path.unlink()
+    other(path)
+    with pytest.raises(ValueError, match=r"which this command has not written, expected a new"):
+        output_path(path, default, b'"mark"')
+    assert output_path(path, default) == path
+
+
+def test_only_an_earlier_folder_of_the_same_kind_is_replaced(tmp_path):
+    folder, arguments = tmp_path / "out", (tmp_path / "default", b'"mark"', "about.json")
+    assert output_path(folder, *arguments) == folder
+    (folder / "README.md").write_text("mine")
+    with pytest.raises(ValueError, match=r"out, which this command has not written"):
+        output_path(folder, *arguments)
+    (folder / "about.json").write_text('{"mark": 1}')
+    assert output_path(folder, *arguments) == folder
+    (folder / "policy.onnx").symlink_to(tmp_path / "elsewhere")
+    with pytest.raises(ValueError, match=r"out, which this command has not written"):
+        output_path(folder, *arguments)
+
+
+def test_a_default_that_is_a_link_is_not_followed(tmp_path):
+    (tmp_path / "other.json").write_text('"mark"')
+    default = tmp_path / "result.json"
+    default.symlink_to(tmp_path / "other.json")
+    assert output_path(None, default, b'"mark"') == tmp_path / "result-2.json"
+    with pytest.raises(ValueError, match="which this command has not written"):
+        output_path(default, default, b'"mark"')
+
+
+@pytest.mark.parametrize("text", ["a: &a [*a]", "[" * 2000, "{[1]: 2}", "a: 2024-99-99"])
+def test_a_config_that_cannot_be_read_is_named(tmp_path, text):
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(ValueError, match=r"a\.yaml' cannot be read"):
+        read_config(tmp_path / "a.yaml")
+
+
+def test_an_entry_has_its_type(tmp_path):
+    config = {"scene": {"num_envs": 3, "seed": True}, "sim": [1]}
+    assert entry(config, "scene.num_envs", int, tmp_path) == 3
+    assert entry(config, "scene.other", int, tmp_path) is None
+    assert entry(config, "other.num_envs", int, tmp_path) is None
+    for place, found in (("scene.seed", "True"), ("scene", "{"), ("sim.dt", r"\[1\]")):
+        with pytest.raises(ValueError, match=rf"is {found}.* in .*, expected "):
+            entry(config, place, int, tmp_path)
 
 
 @pytest.mark.parametrize("name", ["folder", "evaluation.json"])

@@ -80,6 +80,15 @@ def test_a_name_that_python_or_pip_cannot_take_is_refused(name, tmp_path, monkey
     assert not [*tmp_path.iterdir()]
 
 
+@pytest.mark.parametrize("name", ["torch", "Torch", "rsl_rl_lib", "json", "mjlab", "isaaclab"])
+def test_a_name_of_another_package_is_refused(name, tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    assert main(["new", name, "--platform", "rsl_rl"]) == 1
+    expected = f"NAME is '{name}', expected one that no package has"
+    assert expected in capsys.readouterr().err
+    assert not [*tmp_path.iterdir()]
+
+
 @pytest.mark.parametrize("kind", ["folder", "file", "link"])
 def test_what_exists_is_refused_and_stays(kind, tmp_path, capsys):
     output = tmp_path / "output"
@@ -94,6 +103,22 @@ def test_what_exists_is_refused_and_stays(kind, tmp_path, capsys):
     error = capsys.readouterr().err
     assert f"The output is {output}, expected a folder that does not exist yet" in error
     assert [*tmp_path.rglob("*")] == [output]
+
+
+def test_a_full_disk_leaves_no_half_package(tmp_path, monkeypatch, capsys):
+    write = Path.write_text
+
+    def full(path, *arguments, **options):
+        if path.name == "agents.py":
+            raise OSError(28, "No space left on device")
+        return write(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "write_text", full)
+    output = tmp_path / "output"
+    assert main(["new", NAME, "--platform", "isaaclab", "--output", str(output)]) == 1
+    error = capsys.readouterr().err
+    assert error == f"rsl-tbptt new: [Errno 28] No space left on device: '{output}'\n"
+    assert not [*tmp_path.iterdir()]
 
 
 def test_what_an_installation_left_in_a_template_is_not_copied(tmp_path, monkeypatch):

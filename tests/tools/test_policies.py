@@ -266,7 +266,7 @@ MALFORMED = [
     ({"actor": {**MLP, "activation": 7}}, "does not fit"),
     ({"actor": {**MLP, "distribution_cfg": {"init_std": 1.0}}}, "does not fit"),
     ({"actor": {"class_name": "Nothing"}}, r"'Nothing', expected one that can be imported"),
-    ({"actor": {**MLP, "encoder": ITSELF}}, "actor is nested too deep"),
+    ({"actor": {**MLP, "encoder": ITSELF}}, "cannot be read: Circular reference"),
 ]
 
 

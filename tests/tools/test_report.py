@@ -18,7 +18,7 @@ from rsl_tbptt.files import write_json
 from rsl_tbptt.tools.charts import MOST_POINTS, curve_chart, log_ticks, style, thinned, ticks
 from rsl_tbptt.tools.cli import command_parser, main
 from rsl_tbptt.tools.evaluate import summarise
-from rsl_tbptt.tools.report import MOST_BYTES, report
+from rsl_tbptt.tools.report import MOST_BYTES, TEMPLATE, report
 from rsl_tbptt.tools.run_facts import RunFacts
 
 AGENT = {
@@ -122,13 +122,34 @@ def test_a_comparison_tells_runs_apart_without_colour(run, tmp_path, monkeypatch
     ]
     rows = re.findall(r'<td><b>(.*?)</b>.*?mean return">(.*?)<', html, flags=re.S)
     assert rows == [
-        ("student", "5.000"),
-        ("student, evaluation-2", "6.000"),
+        ("student, evaluation.json", "5.000"),
+        ("student, evaluation-2.json", "6.000"),
         ("a&lt;b&gt;", "3.000"),
     ]
     assert 'data-of="success">75.0 %<' in html
     assert "fell&nbsp;25.0&nbsp;%" in html
     assert html.count('class="dots c0 d0"') == 2
+
+
+def test_evaluations_of_a_run_are_named_by_what_differs(run):
+    write_evaluation(run / "evaluation.json", 5.0, seed=1000, checkpoint="model_9.pt")
+    write_evaluation(run / "evaluation-2.json", 6.0, seed=7, checkpoint="model_19.pt")
+    html, _ = page_of(run)
+    rows = re.findall(r"<td><b>(.*?)</b>", html)
+    assert rows == ["student, model_9.pt, seed 1000", "student, model_19.pt, seed 7"]
+
+
+def test_a_folder_of_runs_is_a_comparison_of_them(tmp_path, monkeypatch, capsys):
+    runs = [write_run(tmp_path / "logs" / "cart" / name) for name in ("teacher", "student")]
+    (tmp_path / "logs" / "cart" / "teacher" / "videos").mkdir()
+    monkeypatch.chdir(tmp_path)
+    assert main(["report", "logs"]) == 0
+    assert capsys.readouterr().out == "wrote report.html\n"
+    html = (tmp_path / "report.html").read_text()
+    assert "<h1>2 trainings compared</h1>" in html
+    assert re.findall(r"</svg>(\w+)</li>", html) == ["student", "teacher"]
+    assert main(["report", "logs", str(runs[0])]) == 1
+    assert "expected each once: leave one out" in capsys.readouterr().err
 
 
 def memory(length=2, **changes):
@@ -148,7 +169,7 @@ def test_a_measured_memory_has_a_chart_a_table_and_a_verdict(run, capsys):
     assert_loads_nothing(html)
     assert 'aria-label="Change of later actions by one observation' in html
     assert "camera 2 steps (0.04 s) 3 steps at least 150 steps" in text
-    assert "units 64, 60 move, effective 5.2" in text
+    assert "units 64, 60 active; effective dimension 5.2" in text
     assert re.findall(r"</svg>(\w+)</li>", html) == ["policy", "camera"]
     assert main(["doctor", str(run)]) == 1
     shown = capsys.readouterr().out
@@ -243,7 +264,7 @@ def test_a_folder_of_events_alone_has_a_page(tmp_path):
     with SummaryWriter(log_dir=str(tmp_path)) as writer:
         writer.add_scalar("Train/mean_reward", float("nan"), 0)
     html, text = page_of(tmp_path)
-    assert "… checkpoint not judged: no model_" in text
+    assert "… checkpoint skipped: no model_" in text
     assert "No curves to draw" in text
     assert [*commands_in(html)] == ["judge"]
 
@@ -264,9 +285,12 @@ def test_wrong_arguments_are_named(run, tmp_path, capsys):
     assert [name for name in os.listdir(run) if name.endswith(".html")] == []
 
 
-def test_25_lines_differ_in_colour_or_pattern_and_neighbours_in_both():
-    styles = [style(number) for number in range(25)]
-    assert len({*styles}) == 25
+def test_40_lines_differ_in_colour_or_pattern_and_neighbours_in_both():
+    styles = [style(number) for number in range(40)]
+    assert len({*styles}) == 40
+    assert len({each.split()[0] for each in styles[:8]}) == 8
+    html = TEMPLATE.read_text()
+    assert all(f"svg .{colour} {{" in html for colour in {each.split()[0] for each in styles})
     for one, other in pairwise(styles):
         assert set(one.split()).isdisjoint(other.split())
 

@@ -252,3 +252,69 @@ def test_mjlab_looks_in_the_folder_that_the_run_lies_in(run, monkeypatch):
     monkeypatch.setattr(f"{module}.asdict", dict)
     values, others = mjlab.noted_settings(run, Trained("T", ""))
     assert (values, others) == ({"agent.experiment_name": "cart"}, [])
+
+
+FOREIGN = {
+    "an attribute": "os:path.join",
+    "an import of ours": "rsl_tbptt.tools.cli:importlib.import_module",
+    "an import of rsl_rl": "rsl_rl.models.mlp_model:torch.hub.load",
+    "with dots": "rsl_rl.models.mlp_model.torch.hub.load",
+    "a file's name": "my-code:run",
+    "a path's start": "my_code.a/b",
+    "a program of ours": "rsl_tbptt.tools.c_code:CPolicy",
+    "an option": "--agent.class-name",
+    "a reference": "${oc.env:HOME}",
+    "nested": ["mse", ["os:path.join"]],
+}
+
+
+@pytest.mark.parametrize("value", FOREIGN.values(), ids=FOREIGN.keys())
+def test_a_runs_config_cannot_name_code_of_others(value, tmp_path):
+    agent = {"algorithm": {"class_name": "PPO", "loss": "mse", "losses": ["mse"]}}
+    found = {"class_name": value, "loss": value, "losses": [value], "added": value}
+    (tmp_path / "params").mkdir()
+    note(tmp_path, {"algorithm": found})
+    (tmp_path / "params" / "env.yaml").write_text("{}")
+    values, others = noted_settings(tmp_path, {"agent": agent, "env": {}}, dict)
+    assert values == {}
+    assert {*others} == {f"agent.algorithm.{name}" for name in found}
+
+
+def test_a_simple_class_name_is_that_of_a_class_and_a_path_that_of_a_file(tmp_path):
+    agent = {"class_name": "OnPolicyRunner", "teacher": "none", "logger": {"class_name": "X"}}
+    found = {
+        "class_name": "resolve_callable",
+        "teacher": "logs/rsl_rl/1.0/model_9.pt",
+        "logger": {"class_name": "rsl_tbptt.models.RecurrentModel"},
+    }
+    (tmp_path / "params").mkdir()
+    note(tmp_path, found)
+    (tmp_path / "params" / "env.yaml").write_text("{}")
+    values, others = noted_settings(tmp_path, {"agent": agent, "env": {}}, dict)
+    assert values == {
+        "agent.teacher": found["teacher"],
+        "agent.logger.class_name": "rsl_tbptt.models.RecurrentModel",
+    }
+    assert others == ["agent.class_name"]
+
+
+WRONG_TYPES = {
+    "max_iterations": ("many", "max_iterations is 'many' in "),
+    "seed": ([1], r"seed is [1] in "),
+    "device": ("cuda:0 agent.class_name=x", "device is 'cuda:0 agent.class_name=x' in "),
+    "run_name": (3, "run_name is 3 in "),
+    "algorithm": ("PPO", "algorithm is 'PPO' in "),
+}
+
+
+@pytest.mark.filterwarnings("ignore:Passed over a checkpoint")
+@pytest.mark.parametrize("name", WRONG_TYPES)
+@pytest.mark.parametrize("command", ["resume", "report"])
+def test_values_of_other_types_are_named_in_one_line(command, name, run, settings, capsys):
+    value, message = WRONG_TYPES[name]
+    note(run, AGENT | {name: value})
+    assert main([command, str(run)]) == 1
+    shown = capsys.readouterr()
+    assert message in shown.err
+    assert "agent.yaml, expected" in shown.err
+    assert shown.out == ""

@@ -19,6 +19,7 @@ from rsl_tbptt.tools.robot_program import usual_orders
 
 NUM_STEPS = 60
 JOINTS = ["FL_hip", "FR_hip", "FL_knee", "FR_knee"]
+ALL_JOINTS = {"asset_cfg": {"entity": "robot", "joint_names": JOINTS}}
 TERM = {"clip": None, "noisy": False, "history_length": 0, "flatten_history_dim": True}
 ROBOT = {
     "observation_groups": {
@@ -26,7 +27,7 @@ ROBOT = {
             "shape": [6],
             "terms": [
                 {"name": "turn", "shape": [2], "scale": 0.5, **TERM},
-                {"name": "angles", "shape": [4], "scale": None, **TERM},
+                {"name": "angles", "shape": [4], "scale": None, **TERM, "parameters": ALL_JOINTS},
             ],
         },
         "goal": {"shape": [6]},
@@ -175,8 +176,142 @@ def test_differences_without_a_known_fault_are_reported(bundle, tmp_path, log):
     log["actions"] = np.tanh(3.0 * log["actions"]) + 0.2
     log["targets"] = log["actions"] ** 2
     texts = [fault.text for fault in diagnosed(bundle, tmp_path, log).faults]
-    assert re.match(r"actions differ by \d+% .* no known fault explains it", texts[0])
-    assert re.match(r"targets differ by \d+% .* no known fault explains it", texts[-1])
+    assert re.match(r"actions: 4 of 4 numbers differ by .* no known fault explains it", texts[0])
+    assert re.match(r"actions/legs: 4 of 4 numbers .* no known fault explains it", texts[-1])
+
+
+def walk(seed, deviation=0.2):
+    """Return what the sensors of a robot that moves to and fro measure, at angles about 0.8."""
+    generator, time = np.random.default_rng(seed), np.arange(NUM_STEPS)[:, None]
+    phases = generator.uniform(0, 7, 6)
+    values = deviation * np.sin(0.4 * time + phases) + [0, 0, 0.8, 0.8, 0.8, 0.8]
+    return values, generator
+
+
+def noisy(values, generator, noise):
+    """Read sensors."""
+    return values + noise * generator.normal(size=values.shape)
+
+
+def logged(bundle, raw, read_again, wrong=lambda angles: angles):
+    """Return the log of a program that gives ``wrong`` angles, and reads sensors for the log."""
+    starts = np.arange(NUM_STEPS) % 20 == 0
+    obs = np.concatenate([0.5 * raw[:, :2], wrong(raw[:, 2:])], axis=1)
+    readings = {"raw/policy/turn": read_again[:, :2], "raw/policy/angles": read_again[:, 2:]}
+    seen = recorded(Policy(bundle), obs, np.zeros((NUM_STEPS, 6)), starts)
+    return {"reset": starts, **readings, **seen}
+
+
+DIFFERENT = {
+    "degrees": np.rad2deg,
+    "default positions not subtracted": lambda angles: angles + np.asarray([0.1, -0.1, 0.8, -1.5]),
+    "a constant": np.zeros_like,
+    "of another robot": lambda angles: walk(99)[0][:, 2:],
+}
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.005])
+@pytest.mark.parametrize("wrong", DIFFERENT.values(), ids=DIFFERENT)
+def test_observations_that_differ_by_more_than_noise_are_a_failure(
+    bundle, tmp_path, capsys, wrong, noise
+):
+    values, generator = walk(0)
+    readings = [noisy(values, generator, noise) for _ in range(2)]
+    np.savez(tmp_path / "a.npz", **logged(bundle, *readings, wrong))
+    assert main(["verify", str(bundle), "--log", str(tmp_path / "a.npz")]) == 1
+    assert re.search(
+        r"FAULT unexplained: policy/angles: [34] of 4 numbers", capsys.readouterr().out
+    )
+    np.savez(tmp_path / "b.npz", **logged(bundle, *readings))
+    assert main(["verify", str(bundle), "--log", str(tmp_path / "b.npz")]) == 0
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.005])
+def test_a_joint_that_differs_is_a_failure(bundle, tmp_path, noise):
+    values, generator = walk(0)
+    readings = [noisy(values, generator, noise) for _ in range(2)]
+    log = logged(bundle, *readings, lambda angles: angles + 0.1 * (np.arange(4) == 1))
+    [fault] = diagnosed(bundle, tmp_path, log).faults
+    assert fault.text.startswith("policy/angles: 1 of 4 numbers differ by up to 0.1")
+
+
+def test_a_robot_that_stands_still_has_no_fault(bundle, tmp_path):
+    for seed in range(8):
+        values, generator = walk(seed, deviation=0.0)
+        readings = [noisy(values, generator, 0.02) for _ in range(2)]
+        found = diagnosed(bundle, tmp_path, logged(bundle, *readings))
+        assert found.faults == []
+        assert "policy/turn is not compared: it moves no more than its noise" in found.notes
+
+
+@pytest.mark.parametrize("name", ["raw/policy/angles", "obs/policy"])
+def test_a_spike_does_not_hide_a_fault(bundle, tmp_path, name):
+    values, generator = walk(0)
+    readings = [noisy(values, generator, 0.005) for _ in range(2)]
+    log = logged(bundle, *readings, np.negative)
+    log[name][30, -1] = 1e3
+    found = diagnosed(bundle, tmp_path, log)
+    text = "policy/angles: the sign is flipped"
+    assert [fault.text for fault in found.faults if fault.kind == "sign flipped"] == [text]
+
+
+def test_an_action_scale_that_is_a_little_off_is_a_failure(bundle, tmp_path, log):
+    log["targets"] = targets_of(log["actions"] * 0.25 / 0.3)
+    [fault] = diagnosed(bundle, tmp_path, log).faults
+    assert re.match(r"actions/legs: 4 of 4 numbers differ by up to 0.0\d+, and no", fault.text)
+
+
+def test_the_tolerance_decides(bundle, tmp_path, log):
+    log["targets"] = log["targets"] + np.where(np.arange(NUM_STEPS)[:, None] == 30, 5e-4, 0.0)
+    np.savez(tmp_path / "a.npz", **log)
+    words = ["verify", str(bundle), "--log", str(tmp_path / "a.npz")]
+    assert [main(words), main([*words, "--tolerance", "1e-3"])] == [1, 0]
+
+
+@pytest.mark.parametrize(
+    ("names", "message"),
+    [
+        (["targets"], "Nothing in the log .* targets are not compared: actions are missing"),
+        (["obs/policy"], "Nothing in the log .* raw/policy/TERM are not there; actions are not"),
+        (["raw/policy/turn", "raw/policy/angles"], "Nothing in the log .*: they are missing"),
+        (["reset", "actions", "raw/policy/turn"], "Nothing in the log .*: obs/policy is missing"),
+    ],
+)
+def test_a_log_with_nothing_to_compare_is_refused(bundle, tmp_path, log, names, message):
+    with pytest.raises(ValueError, match=message):
+        diagnosed(bundle, tmp_path, {name: log[name] for name in names})
+
+
+@pytest.mark.parametrize(
+    ("name", "mistyped"), [("raw/policy/angles", "raw/policy/angels"), ("actions", "action")]
+)
+def test_a_mistyped_array_is_refused(bundle, tmp_path, log, name, mistyped):
+    log[mistyped] = log.pop(name)
+    with pytest.raises(ValueError, match=f"{mistyped} of the log is unknown: did you mean {name}"):
+        diagnosed(bundle, tmp_path, log)
+
+
+LEGS = JOINTS[::-1]
+"""The joints as a term orders them that selects all by name."""
+
+
+@pytest.mark.parametrize(
+    ("term", "expected"),
+    [
+        ({"parameters": {"asset_cfg": {"entity": "robot", "joint_names": LEGS}}}, "FR_hip"),
+        ({"parameters": {}, "function": "joint_pos_rel"}, "FL_knee"),
+        ({"parameters": {}, "function": "my_angles"}, "[2]"),
+        ({"parameters": {"asset_cfg": {"entity": "arm"}}, "function": "joint_pos_rel"}, "[2]"),
+        ({}, "[2]"),
+    ],
+)
+def test_a_joint_is_named_only_where_it_is_certain(bundle, tmp_path, log, term, expected):
+    [turn, angles] = ROBOT["observation_groups"]["policy"]["terms"]
+    angles = {name: value for name, value in angles.items() if name != "parameters"} | term
+    folder = with_terms(bundle, tmp_path / "b", terms=[turn, angles])
+    log["raw/policy/angles"][:, 2] *= -1.0
+    [fault] = diagnosed(folder, tmp_path, {n: v for n, v in log.items() if n != "actions"}).faults
+    assert fault.text == f"policy/angles: the sign of {expected} is flipped"
 
 
 def test_numbers_far_from_those_of_training_are_reported(bundle, tmp_path, log):

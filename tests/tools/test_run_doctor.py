@@ -42,7 +42,7 @@ def findings(run, capsys):
     shown = capsys.readouterr().out
     wrong = [line.split("-      ")[1] for line in shown.splitlines() if line.startswith(" " * 13)]
     assert status == (1 if wrong else 0)
-    assert ("nothing that was judged looks wrong" in shown) is (not wrong)
+    assert ("no problems found" in shown) is (not wrong)
     return wrong
 
 
@@ -134,15 +134,16 @@ def test_metrics_with_too_few_updates_are_named(tmp_path, capsys):
     log(tmp_path / "short", kl=[1.0] * 9, replay_difference=[0.0] * 9, loss=[0.0] * 9)
     assert main(["doctor", str(tmp_path / "short")]) == 0
     shown = capsys.readouterr().out
-    assert "9 updates; not judged, too few updates: kl (9 of 10)\n" in shown
-    assert "nothing that was judged looks wrong" in shown
-    assert "nothing looks wrong" not in shown
+    assert "9 updates; too few updates for kl (9 of 10)\n" in shown
+    assert "no problems found (skipped: 2)" in shown
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")])
 def test_a_metric_that_became_nan_or_inf_is_named(tmp_path, capsys, value):
     (found,) = findings(log(tmp_path, surrogate=[0.1, value], value=[value, 0.1]), capsys)
-    assert found == f"Loss/surrogate is {value}, expected a finite number: see docs/howto/nan.md."
+    assert found.startswith(
+        f"Loss/surrogate is {value}, expected a finite number: with non_finite="
+    )
 
 
 def test_skipped_updates_are_named(tmp_path, capsys):

@@ -22,7 +22,8 @@ from tensordict import TensorDict
 from rsl_tbptt.tools import cli_options
 from rsl_tbptt.tools.bundle import Recorded, write_bundle
 from rsl_tbptt.tools.golden import draw
-from rsl_tbptt.tools.runtime_configs import rl_sar_config, unitree_config, write_config
+from rsl_tbptt.tools.rl_sar import rl_sar_config
+from rsl_tbptt.tools.runtime_configs import unitree_config, write_config
 from rsl_tbptt.tools.targets import TARGETS, Exported
 from rsl_tbptt.tools.verify import verify
 
@@ -35,48 +36,72 @@ STEPS = 20
 
 
 def term(name, function, width, history=1, **options):
-    options = {"scale": None, "clip": None, "noisy": True} | options
+    options = {"scale": None, "clip": None, "noisy": True, "parameters": {}} | options
     history_length = 0 if history == 1 else history
     named = {"name": name, "function": function, "shape": [width * history]}
     return named | options | {"history_length": history_length, "flatten_history_dim": True}
 
 
+IMU = {"sensor_name": "robot/imu_ang_vel"}
+VELOCITY = {"command_name": "twist"}
 TERMS = [
-    term("base_ang_vel", "builtin_sensor", 3, scale=0.25),  # mjlab's function, known by its name
+    term("base_ang_vel", "builtin_sensor", 3, scale=0.25, parameters=IMU),  # mjlab's function
     term("gravity", "projected_gravity", 3),
-    term("command", "generated_commands", 3, scale=[2.0, 2.0, 0.5]),
+    term("command", "generated_commands", 3, scale=[2.0, 2.0, 0.5], parameters=VELOCITY),
     term("joint_pos", "joint_pos_rel", 2),
     term("joint_vel", "joint_vel_rel", 2, scale=0.05),
     term("actions", "last_action", 2),
 ]
+PLAIN = [{**each, "scale": None} for each in TERMS]
 RANGES = {"lin_vel_x": [-1.0, 1.0], "lin_vel_y": [-0.5, 0.5], "ang_vel_z": [-1.0, 1.0]}
 ROBOT = {
     "name": "go2",
     "observation_groups": {"policy": {"shape": [15], "terms": TERMS}},
     "step_dt": 0.02,
     "joint_names": ["hip", "knee"],
-    "joint_sdk_names": ["knee", "arm", "hip"],
+    "joint_sdk_names": ["knee", "hip", "arm"],
     "joint_stiffness": [20.0, 40.0],
     "joint_damping": [0.5, 1.0],
     "default_joint_pos": [0.7, -1.4],
-    "command_ranges": {"base_velocity": RANGES},
+    "command_ranges": {"twist": RANGES},
     "actions": [
         {"name": "legs", "kind": "JointPositionAction", "width": 2, "scale": 0.3, "clip": None}
-        | {"joint_names": ["hip", "knee"], "offset": [0.7, -1.4]}
+        | {"joint_names": ["hip", "knee"], "offset": [0.7, -1.4], "entity": "robot"}
     ],
 }
 
 
-def write(folder, kind="lstm", robot=ROBOT, targets=tuple(TARGETS), fault=None):
+def changed(robot=ROBOT, **entries):
+    """Return the robot with changed entries; None removes one."""
+    robot = {**copy.deepcopy(robot), **entries}
+    return {name: value for name, value in robot.items() if value is not None}
+
+
+def with_terms(*terms, **entries):
+    group = {"shape": [sum(t["shape"][0] for t in terms)], "terms": [*terms], **entries}
+    return changed(observation_groups={"policy": group})
+
+
+def with_action(**entries):
+    return changed(actions=[{**ROBOT["actions"][0], **entries}])
+
+
+UNSCALED = with_terms(*PLAIN)
+"""A robot that every target fits."""
+
+
+def write(folder, kind="lstm", robot=UNSCALED, targets=tuple(TARGETS), fault=None):
     """Write the bundle of a policy of one group, and return its golden trajectory."""
     torch.manual_seed(0)
-    obs = TensorDict({"policy": torch.randn(50, 15)}, batch_size=[50])
+    (width,) = robot["observation_groups"]["policy"]["shape"]
+    num_actions = len(robot["joint_names"])
+    obs = TensorDict({"policy": torch.randn(50, width)}, batch_size=[50])
     groups = {"actor": ["policy"]}
     if kind == "mlp":
-        policy = MLPModel(obs, groups, "actor", 2, hidden_dims=[8]).eval()
+        policy = MLPModel(obs, groups, "actor", num_actions, hidden_dims=[8]).eval()
     else:
         options = {"rnn_type": kind, "rnn_hidden_dim": 12, "rnn_num_layers": 2}
-        policy = RNNModel(obs, groups, "actor", 2, hidden_dims=[8], **options).eval()
+        policy = RNNModel(obs, groups, "actor", num_actions, hidden_dims=[8], **options).eval()
     trajectory = draw(policy, {}, {"policy": obs["policy"][:1]}, STEPS, seed=1)
     if policy.is_recurrent:
         policy.reset()
@@ -202,6 +227,9 @@ def test_libtorch_runs_rl_sars_file_and_loading_it_anew_resets_it(bundle, tmp_pa
     libraries = [f"-L{root / 'lib'}", f"-Wl,-rpath,{root / 'lib'}", "-ltorch_cpu", "-lc10"]
     includes = ["-isystem", root / "include", "-isystem", api]
     program = compile_cpp(tmp_path, LIBTORCH, abi, *includes, *libraries)
+    in_motor_order = [*range(9), 10, 9, 12, 11, 14, 13]  # knee, hip instead of hip, knee
+    golden = {**golden, "obs/policy": golden["obs/policy"][:, in_motor_order]}
+    golden["actions"] = golden["actions"][:, ::-1]
     write_data(tmp_path / "data", golden)
     file = folder / "rl_sar" / "policy" / "go2" / "rsl_tbptt" / "policy.pt"
     assert_golden(run_cpp(program, file, tmp_path / "data", "reload"), golden)
@@ -317,8 +345,8 @@ CONFIG = "rl_sar/policy/{}/rsl_tbptt/config.yaml"
 DEPLOY = "unitree/params/deploy.yaml"
 
 
-def test_configs_have_the_known_values(bundle):
-    folder, _ = bundle
+def test_configs_have_the_known_values(tmp_path):
+    write(folder := tmp_path, robot=ROBOT, targets=("rl_sar", "unitree"))
     config = (folder / CONFIG.format("go2")).read_text()
     assert config.splitlines()[0] == "# model_5.pt, trained with a control step of 0.02 s."
     assert config.count("#") == 1
@@ -332,8 +360,10 @@ def test_configs_have_the_known_values(bundle):
             "clip_obs": float("inf"),
             "clip_actions_lower": [],
             "clip_actions_upper": [],
-            "rl_kp": [20.0, 40.0],
-            "rl_kd": [0.5, 1.0],
+            "rl_kp": [40.0, 20.0],
+            "rl_kd": [1.0, 0.5],
+            "fixed_kp": [40.0, 20.0],
+            "fixed_kd": [1.0, 0.5],
             "num_of_dofs": 2,
             "wheel_indices": [],
             "action_scale": [0.3, 0.3],
@@ -341,8 +371,8 @@ def test_configs_have_the_known_values(bundle):
             "commands_scale": [2.0, 2.0, 0.5],
             "dof_pos_scale": 1.0,
             "dof_vel_scale": 0.05,
-            "default_dof_pos": [0.7, -1.4],
-            "joint_mapping": [2, 0],
+            "default_dof_pos": [-1.4, 0.7],
+            "joint_mapping": [0, 1],
         }
     }
     deploy = (folder / DEPLOY).read_text()
@@ -362,10 +392,10 @@ def test_configs_have_the_known_values(bundle):
         each == others | {"scale": scales[n]} for n, each in found.pop("observations").items()
     )
     assert found == {
-        "joint_ids_map": [2, 0],
+        "joint_ids_map": [1, 0],
         "step_dt": 0.02,
-        "stiffness": [40.0, 0.0, 20.0],
-        "damping": [1.0, 0.0, 0.5],
+        "stiffness": [40.0, 20.0, 0.0],
+        "damping": [1.0, 0.5, 0.0],
         "default_joint_pos": [0.7, -1.4],
         "commands": {"base_velocity": {"ranges": RANGES}},
         "actions": {
@@ -380,49 +410,90 @@ def test_configs_have_the_known_values(bundle):
     }
 
 
-def changed(**entries):
-    """Return the robot with changed entries; None removes one."""
-    robot = {**copy.deepcopy(ROBOT), **entries}
-    return {name: value for name, value in robot.items() if value is not None}
-
-
-def with_terms(*terms, **entries):
-    group = {"shape": [15], "terms": [*terms], **entries}
-    return changed(observation_groups={"policy": group})
-
-
-def with_action(**entries):
-    return changed(actions=[{**ROBOT["actions"][0], **entries}])
-
-
 BOTH, RL_SAR, UNITREE_ALONE = (True, True), (True, False), (False, True)
 INCOMPLETE = {
     "the motor of each joint, the joints being ['hip', 'knee']": (
         changed(joint_sdk_names=None),
         BOTH,
     ),
+    "expected the first motors of ['arm', 'hip', 'knee']": (
+        changed(joint_sdk_names=["arm", "hip", "knee"]),
+        RL_SAR,
+    ),
     "joint_stiffness is not known": (changed(joint_stiffness=None), BOTH),
-    "actions are [] of []": (changed(actions=None), BOTH),
-    "actions are ['JointPositionAction'] of ['knee', 'hip']": (
-        with_action(joint_names=["knee", "hip"]),
+    "actions are [] of ['hip', 'knee']": (changed(actions=None), BOTH),
+    "actions are ['JointPositionAction'] of ['knee']": (
+        with_action(joint_names=["knee"], width=1),
         BOTH,
     ),
     "actions are ['JointVelocityAction']": (with_action(kind="JointVelocityAction"), BOTH),
     "not every observation group tells its terms": (changed(observation_groups=None), BOTH),
-    "an observation like heights": (with_terms(*TERMS[:-1], term("heights", "scan", 2)), BOTH),
-    "an observation like base_lin_vel": (
+    "no observation like heights": (with_terms(*TERMS[:-1], term("heights", "scan", 2)), BOTH),
+    "no observation like base_lin_vel": (
         with_terms(term("base_lin_vel", "base_lin_vel", 3), *TERMS[1:]),
-        UNITREE_ALONE,
+        BOTH,
+    ),
+    "no observation like velocity": (
+        with_terms(
+            term("velocity", "builtin_sensor", 3, parameters={"sensor_name": "robot/imu_lin_vel"}),
+            *TERMS[1:],
+        ),
+        BOTH,
+    ),
+    "no observation like base_ang_vel": (  # of another sensor
+        with_terms(
+            term("base_ang_vel", "builtin_sensor", 3, parameters={"sensor_name": "robot/foot"}),
+            *TERMS[1:],
+        ),
+        BOTH,
     ),
     "the modifiers of ['w']": (
         with_terms(term("w", "base_ang_vel", 3, modifiers=[{"name": "bias"}]), *TERMS[1:]),
         BOTH,
     ),
+    "which joints joint_pos selects": (
+        with_terms(*TERMS[:3], {k: v for k, v in TERMS[3].items() if k != "parameters"}),
+        BOTH,
+    ),
+    "joint_pos has the parameter asset_cfg: {'entity': 'ball'}": (
+        with_terms(*TERMS[:3], {**TERMS[3], "parameters": {"asset_cfg": {"entity": "ball"}}}),
+        BOTH,
+    ),
+    "gravity has the parameter frame: foot": (
+        with_terms(TERMS[0], {**TERMS[1], "parameters": {"frame": "foot"}}, *TERMS[2:]),
+        BOTH,
+    ),
+    "joint_pos has the joints ['arm']": (
+        with_terms(
+            *TERMS[:3],
+            term(
+                "joint_pos", "joint_pos_rel", 1, parameters={"asset_cfg": {"joint_names": ["arm"]}}
+            )
+            | {"parameters": {"asset_cfg": {"entity": "robot", "joint_names": ["arm"]}}},
+        ),
+        BOTH,
+    ),
+    "joint_vel has ['knee', 'hip'], the program ['hip', 'knee']": (
+        with_terms(
+            *TERMS[:4],
+            {**TERMS[4], "parameters": {"asset_cfg": {"joint_names": ["knee", "hip"]}}}
+            | {"parameters": {"asset_cfg": {"entity": "robot", "joint_names": ["knee", "hip"]}}},
+        ),
+        UNITREE_ALONE,
+    ),
     "joins histories by time": (
         with_terms(*TERMS, history_order="time"),
         UNITREE_ALONE,
     ),
-    "commands: base_velocity: ranges": (changed(command_ranges=None), UNITREE_ALONE),
+    "training clips actions at 1.0": (changed(clip_actions=1.0), UNITREE_ALONE),
+    "command is not known to be a velocity": (changed(command_ranges=None), BOTH),
+    "pose is not known to be a velocity": (
+        changed(
+            with_terms(term("pose", "generated_commands", 4, parameters={"command_name": "pose"})),
+            command_ranges={"pose": {"pos_x": [0.0, 1.0]}, "twist": RANGES},
+        ),
+        BOTH,
+    ),
     "ROBOT, in this path and below": (changed(name=None), RL_SAR),
     "offsets of actions are [0.0, 0.0]": (with_action(offset=0.0), RL_SAR),
     "training clips the targets": (with_action(clip=[[-1.0, 1.0]] * 2), RL_SAR),
@@ -434,8 +505,8 @@ INCOMPLETE = {
         with_terms(*TERMS[:-1], term("actions", "last_action", 2, scale=0.5)),
         RL_SAR,
     ),
-    "histories of [1, 2] steps": (
-        with_terms(*TERMS[:3], term("p", "joint_pos_rel", 1, 2), *TERMS[4:]),
+    "joint_pos is scaled by [1.0, 2.0], rl_sar has one": (
+        with_terms(*TERMS[:3], {**TERMS[3], "scale": [1.0, 2.0]}),
         RL_SAR,
     ),
 }
@@ -463,21 +534,271 @@ def test_missing_values_are_listed_and_the_program_refuses_the_file(tmp_path, me
         assert (yaml.safe_load(text)["go2/rsl_tbptt"][gate] is None) == concerned
 
 
-def test_histories_go_oldest_first_and_term_by_term_or_by_time():
-    terms = [term("w", "base_ang_vel", 3, 3), term("g", "projected_gravity", 2, 3)]
-    metadata = metadata_of(with_terms(*terms) | {"clip_actions": 4.0})
-    config, missing = rl_sar_config(metadata)
-    assert not missing
-    assert config["observations_history"] == [2, 1, 0]
-    assert (config["observations_history_priority"], config["num_observations"]) == ("term", 5)
-    assert (config["clip_actions_lower"], config["clip_actions_upper"]) == ([-4.0] * 2, [4.0] * 2)
-    metadata["observation_groups"]["policy"]["history_order"] = "time"
-    assert rl_sar_config(metadata)[0]["observations_history_priority"] == "time"
-    found = unitree_config(metadata)[0]["observations"]
-    assert {name: (each["history_length"], each["scale"]) for name, each in found.items()} == {
-        "base_ang_vel": (3, [1.0] * 3),
-        "projected_gravity": (3, [1.0] * 2),
-    }
+LEGS, KINDS = ("FR", "FL", "RR", "RL"), ("hip", "thigh", "calf")
+MOTORS = [f"{leg}_{kind}" for leg in LEGS for kind in KINDS]
+JOINTS = [f"{leg}_{kind}" for kind in KINDS for leg in ("FL", "FR", "RL", "RR")]
+"""A Go2's motors, and its joints as Isaac Lab sorts them."""
+BY_NAME = {name: 0.1 * place - 0.5 for place, name in enumerate(MOTORS)}
+"""A default position, from which every other number of a joint follows as well."""
+
+
+def selecting(joints):
+    return {"asset_cfg": {"entity": "robot", "joint_names": [*joints]}}
+
+
+def go2(actions=JOINTS, positions=None, velocities=None, histories=(1, 1), order="term"):
+    """Return a Go2 whose terms and actions have joints in these orders."""
+    pos, vel = histories
+    of_positions = {"asset_cfg": {"entity": "robot"}} if positions is None else selecting(positions)
+    of_velocities = {} if velocities is None else selecting(velocities)
+    terms = [
+        term("w", "base_ang_vel", 3, vel, scale=0.5),
+        term("command", "generated_commands", 3, vel, scale=2.0, parameters=VELOCITY),
+        term("v", "joint_vel_rel", len(velocities or JOINTS), vel, parameters=of_velocities),
+        term("q", "joint_pos_rel", len(positions or JOINTS), pos, parameters=of_positions),
+        term("a", "last_action", 12, vel),
+    ]
+    scales = [0.2 + 0.1 * BY_NAME[joint] for joint in actions]
+    action = {"joint_names": [*actions], "width": 12, "scale": scales}
+    action |= {"offset": [BY_NAME[joint] for joint in actions]}
+    return changed(
+        with_terms(*terms, history_order=order),
+        joint_names=JOINTS,
+        joint_sdk_names=MOTORS,
+        joint_stiffness=[30.0 + BY_NAME[joint] for joint in JOINTS],
+        joint_damping=[1.0 + BY_NAME[joint] for joint in JOINTS],
+        default_joint_pos=[BY_NAME[joint] for joint in JOINTS],
+        actions=[{**ROBOT["actions"][0], **action}],
+    )
+
+
+def history_of(rows, length):
+    return [rows[max(len(rows) - length + step, 0)] for step in range(length)]
+
+
+def trained_program(folder, robot):
+    """Yield targets by joint for each measurement, as training computes them."""
+    [group] = robot["observation_groups"].values()
+    [action] = robot["actions"]
+    policy = onnxruntime.InferenceSession(folder / "policy.onnx")
+    rows, last = {each["name"]: [] for each in group["terms"]}, dict.fromkeys(JOINTS, 0.0)
+
+    def step(seen):
+        for each in group["terms"]:
+            joints = each["parameters"].get("asset_cfg", {}).get("joint_names", JOINTS)
+            values = {
+                "w": seen["gyroscope"],
+                "command": seen["command"],
+                "v": [seen["dq"][joint] for joint in joints],
+                "q": [seen["q"][joint] - BY_NAME[joint] for joint in joints],
+                "a": [last[joint] for joint in action["joint_names"]],
+            }[each["name"]]
+            rows[each["name"]].append((each["scale"] or 1.0) * np.array(values))
+        parts = [history_of(rows[t["name"]], max(t["history_length"], 1)) for t in group["terms"]]
+        if group["history_order"] == "time":
+            parts = [[part[step] for part in parts] for step in range(len(parts[0]))]
+        obs = np.concatenate([np.concatenate(part) for part in parts]).astype(np.float32)
+        (actions,) = policy.run(None, {"policy": obs[None]})
+        last.update(zip(action["joint_names"], actions[0], strict=True))
+        scales = dict(zip(action["joint_names"], action["scale"], strict=True))
+        return {joint: last[joint] * scales[joint] + BY_NAME[joint] for joint in JOINTS}
+
+    return step
+
+
+def rl_sar_program(folder):
+    """Return gains by motor, and rl_sar's step from measurements to targets by motor."""
+    path = folder / "rl_sar" / "policy" / "go2" / "rsl_tbptt"
+    params = yaml.safe_load((path / "config.yaml").read_text())["go2/rsl_tbptt"]
+    policy = torch.jit.load(path / params["model_name"])
+    mapping, num = params["joint_mapping"], params["num_of_dofs"]
+    actions, buffer = np.zeros(num), None
+
+    def in_order(by_name):
+        return np.array([by_name[MOTORS[motor]] for motor in mapping])
+
+    @torch.no_grad()
+    def step(seen):
+        nonlocal actions, buffer
+        terms = {
+            "ang_vel": seen["gyroscope"] * params["ang_vel_scale"],
+            "commands": seen["command"] * np.array(params["commands_scale"]),
+            "dof_pos": (in_order(seen["q"]) - params["default_dof_pos"]) * params["dof_pos_scale"],
+            "dof_vel": in_order(seen["dq"]) * params["dof_vel_scale"],
+            "actions": actions,
+        }
+        newest = [terms[name] for name in params["observations"]]
+        ages = params["observations_history"] or [0]
+        if buffer is None:  # it begins with zeros
+            buffer = [[np.zeros_like(each) for each in newest]] * (max(ages) + 1)
+        buffer = [newest, *buffer[:-1]]
+        obs = np.concatenate([buffer[age][i] for i in range(len(newest)) for age in ages])
+        actions = policy(torch.from_numpy(obs).float()[None])[0].numpy()
+        targets = actions * params["action_scale"] + params["default_dof_pos"]
+        return {MOTORS[motor]: target for motor, target in zip(mapping, targets, strict=True)}
+
+    def gains(name):
+        return dict(zip([MOTORS[motor] for motor in mapping], params[name], strict=True))
+
+    assert mapping == [*range(num)]  # that of base.yaml: getting up and lying down follow it
+    assert gains("fixed_kp") == gains("rl_kp")
+    assert gains("fixed_kd") == gains("rl_kd")
+    return gains("rl_kp"), gains("rl_kd"), step
+
+
+def unitree_program(folder):
+    """Return gains by motor, and the step of Unitree's programs."""
+    cfg = yaml.safe_load((folder / DEPLOY).read_text())
+    policy = onnxruntime.InferenceSession(folder / "unitree" / "exported" / "policy.onnx")
+    ids, [action] = cfg["joint_ids_map"], cfg["actions"].values()
+    actions, rows = np.zeros(len(ids)), {name: [] for name in cfg["observations"]}
+
+    def in_order(by_name):
+        return np.array([by_name[MOTORS[motor]] for motor in ids])
+
+    def step(seen):
+        nonlocal actions
+        terms = {
+            "base_ang_vel": seen["gyroscope"],
+            "velocity_commands": seen["command"],
+            "joint_pos_rel": in_order(seen["q"]) - cfg["default_joint_pos"],
+            "joint_vel_rel": in_order(seen["dq"]),
+            "last_action": actions,
+        }
+        obs = []
+        for name, each in cfg["observations"].items():
+            values = terms[name]
+            if name == "joint_pos_rel":  # the only term that unitree_rl_lab selects joints of
+                values = values[each["params"].get("asset_cfg", {}).get("joint_ids", slice(None))]
+            rows[name].append(values * each["scale"])
+            obs += history_of(rows[name], each["history_length"])
+        (found,) = policy.run(None, {"obs": np.concatenate(obs)[None].astype(np.float32)})
+        actions = found[0]
+        targets = actions * action["scale"] + action["offset"]
+        return {MOTORS[motor]: target for motor, target in zip(ids, targets, strict=True)}
+
+    stiffness, damping = (
+        dict(zip(MOTORS, cfg[name], strict=True)) for name in ("stiffness", "damping")
+    )
+    return stiffness, damping, step
+
+
+BACKWARDS, FRONT = JOINTS[::-1], ["FR_calf", "FL_hip", "FL_thigh"]
+REORDERED = {
+    "as the simulator": ({}, BOTH),
+    "actions backwards": ({"actions": BACKWARDS, "velocities": BACKWARDS}, BOTH),
+    "some positions": ({"positions": FRONT}, BOTH),
+    "actions and some positions": (
+        {"actions": BACKWARDS, "velocities": BACKWARDS, "positions": FRONT},
+        BOTH,
+    ),
+    "velocities": ({"velocities": BACKWARDS}, RL_SAR),
+    "history": ({"histories": (3, 3)}, BOTH),
+    "histories": ({"histories": (4, 2), "positions": FRONT}, BOTH),
+    "history by time": ({"histories": (3, 3), "order": "time"}, RL_SAR),
+}
+
+
+@pytest.mark.parametrize(("options", "targets"), REORDERED.values(), ids=REORDERED.keys())
+def test_programs_send_each_motor_what_training_sends_its_joint_from_the_first_step(
+    tmp_path, options, targets
+):
+    robot = go2(**options)
+    programs = {"rl_sar": rl_sar_program, "unitree": unitree_program}
+    written = [name for name, is_written in zip(programs, targets, strict=True) if is_written]
+    write(tmp_path, "mlp", robot, targets=written)
+    assert max(verify(tmp_path).values()) < TOLERANCE
+    for name in written:
+        stiffness, damping, program = programs[name](tmp_path)
+        assert stiffness == {joint: 30.0 + BY_NAME[joint] for joint in JOINTS}
+        assert damping == {joint: 1.0 + BY_NAME[joint] for joint in JOINTS}
+        trained, random = trained_program(tmp_path, robot), np.random.default_rng(0)
+        for _ in range(6):
+            seen = {name: random.normal(size=3) for name in ("gyroscope", "command")}
+            seen |= {each: {joint: random.normal() for joint in JOINTS} for each in ("q", "dq")}
+            assert program(seen) == pytest.approx(trained(seen), abs=TOLERANCE)
+
+
+def test_entering_rl_sars_policy_again_starts_its_history_again(tmp_path):
+    write(tmp_path, "mlp", go2(histories=(3, 3)), targets=("rl_sar",))
+    file = tmp_path / "rl_sar" / "policy" / "go2" / "rsl_tbptt" / "policy.pt"
+    policy = torch.jit.load(file)
+    width = int(policy.order.max()) + 1
+    obs = torch.zeros(1, width)
+    obs[:, policy.order[0]] = 1.0  # the first step: what rl_sar has not seen is 0 there
+    first, second = policy(obs), policy(obs)
+    assert not torch.equal(first, second)
+    policy.reset()
+    assert torch.equal(policy(obs), first)
+    assert torch.equal(torch.jit.load(file)(obs), first)
+
+
+@pytest.mark.parametrize("name", ["../../x", "/tmp/x", "..", "a/b", "", "a\nb", "."])
+def test_a_robots_name_cannot_lead_out_of_the_folder(tmp_path, name):
+    folder = tmp_path / "bundle"
+    folder.mkdir()
+    with pytest.raises(ValueError, match=r"name is .*, expected one such as 'go2'"):
+        write(folder, "mlp", changed(UNSCALED, name=name), targets=("rl_sar",))
+    assert [*tmp_path.iterdir()] == [folder]
+    assert not (folder / "rl_sar").exists()
+
+
+def test_names_of_a_checkpoint_add_no_lines_to_a_config(tmp_path):
+    robot = with_terms(*TERMS[:-1], term("x\n  model_name: other.pt", "scan", 2))
+    write_config(tmp_path / "c", metadata_of(robot), rl_sar_config, "model_name", under="go2/a")
+    assert yaml.safe_load((tmp_path / "c").read_text())["go2/a"]["model_name"] is None
+
+
+UNFIT = {
+    "has the scales": (with_terms(*TERMS), ["legged_control2"]),
+    "joint_pos has the scales": (
+        with_terms(*PLAIN[:3], {**PLAIN[3], "scale": [1.0, 2.0]}, *PLAIN[4:]),
+        ["legged_control2", "unitree_gym"],
+    ),
+    "actions has the scales": (
+        with_terms(*PLAIN[:5], {**PLAIN[5], "scale": 0.5}),
+        ["legged_control2", "unitree_gym"],
+    ),
+    "it gives .*, the policy takes": (with_terms(*PLAIN[::-1]), ["unitree_gym"]),
+    "have a history": (
+        with_terms(*PLAIN[:3], term("joint_pos", "joint_pos_rel", 2, 3), *PLAIN[4:]),
+        ["unitree_gym"],
+    ),
+    "gravity is clipped or modified": (
+        with_terms(PLAIN[0], {**PLAIN[1], "clip": [-1.0, 1.0]}, *PLAIN[2:]),
+        ["legged_control2", "unitree_gym"],
+    ),
+    "joint_pos has the joints": (
+        with_terms(*PLAIN[:3], {**PLAIN[3], "parameters": selecting(["knee", "hip"])}, *PLAIN[4:]),
+        ["legged_control2", "unitree_gym"],
+    ),
+    "actions move the joints": (
+        changed(UNSCALED, actions=[{**ROBOT["actions"][0], "joint_names": ["knee", "hip"]}]),
+        ["legged_control2", "unitree_gym"],
+    ),
+    "offsets of actions are": (
+        changed(UNSCALED, actions=[{**ROBOT["actions"][0], "offset": 0.0}]),
+        ["legged_control2", "unitree_gym"],
+    ),
+    "targets of joints are clipped": (
+        changed(UNSCALED, actions=[{**ROBOT["actions"][0], "clip": [[-1.0, 1.0]] * 2}]),
+        ["legged_control2", "unitree_gym"],
+    ),
+    "command is not known to be a velocity": (
+        changed(UNSCALED, command_ranges=None),
+        ["legged_control2", "unitree_gym"],
+    ),
+}
+
+
+@pytest.mark.parametrize(("message", "case"), UNFIT.items(), ids=UNFIT.keys())
+def test_programs_without_a_config_to_settle_are_refused_what_they_cannot_do(
+    tmp_path, message, case
+):
+    robot, targets = case
+    for target in targets:
+        with pytest.raises(ValueError, match=f"fit the program of '{target}': .*{message}"):
+            write(tmp_path, "mlp", robot, targets=(target,))
 
 
 def test_two_observations_of_one_name_are_refused():

@@ -12,7 +12,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -169,7 +169,7 @@ class Platform:
         return getattr(runners, cfg.get("class_name", default))(env, cfg, None, device)
 
     def step_seconds(self, env: Any) -> float | None:
-        """Return the duration of a step, None where the environment does not tell."""
+        """Return the duration of a step, None if the environment does not have it."""
         return env.unwrapped.step_dt
 
     def renderer(self, env: Any) -> Callable[[], torch.Tensor]:
@@ -179,7 +179,8 @@ class Platform:
             env: From :meth:`simulated_env` with an ``image_size``.
 
         Returns:
-            A function to images, shape (N, height, width, 3), uint8, which the next ones overwrite.
+            A function that returns images, shape (N, height, width, 3), uint8. The next call
+            overwrites them.
 
         Raises:
             ValueError: If the environment has no robot to look at.
@@ -236,7 +237,7 @@ def platform_of(checkpoint: Path) -> str:
 
 
 def platform_in(folder: Path) -> str:
-    """Return which of :data:`PLATFORMS` a log folder is of; rsl_rl alone where no files tell."""
+    """Return which of :data:`PLATFORMS` wrote a log folder; rsl_rl if its files do not say."""
     return next(name for name in PLATFORMS if load_platform(name).trained_in(folder))
 
 
@@ -262,9 +263,9 @@ def executable(command: list[str]) -> list[str]:
 def child_environment(device: str) -> dict[str, str]:
     """Return the environment variables for a command.
 
-    Networks of this size leave nothing to a second thread, and threads that wait for each other on
-    busy cores are a disaster: with one other process on 2 cores an update took 4.8 s with two
-    threads and 0.1 s with one. A number that the user sets is kept.
+    A second thread does not speed up networks of this size, and on busy cores threads wait for each
+    other: next to one other process on 2 cores an update took 4.8 s with two threads and 0.1 s with
+    one. A number that the user sets is kept.
     """
     environment = {"PYTHONUNBUFFERED": "1", "MPLBACKEND": "Agg", **os.environ}
     if device == "cpu":
@@ -281,8 +282,12 @@ def run_shown(command: list[str], folder: Path, device: str) -> int:
         device: Device that the command computes on.
 
     Returns:
-        The exit status.
+        The exit status; 128 and the signal's number if one ended it, as in a shell.
     """
     folder.mkdir(parents=True, exist_ok=True)
     print(f"in {folder}:\n  {shlex.join(command)}\n", flush=True)
-    return subprocess.call(executable(command), cwd=folder, env=child_environment(device))
+    running = subprocess.Popen(executable(command), cwd=folder, env=child_environment(device))
+    while running.poll() is None:
+        with suppress(KeyboardInterrupt):  # Ctrl+C reaches it, too: it may save before it ends
+            running.wait()
+    return running.returncode if running.returncode >= 0 else 128 - running.returncode

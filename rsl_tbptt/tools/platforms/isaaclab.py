@@ -25,7 +25,7 @@ MANIFEST = "run.json"
 CAMERA = "video_camera"
 """Name of the camera in the scene."""
 FOCAL_LENGTH, APERTURE = 24.0, 20.955
-"""Of the camera, in mm: 47 degrees wide."""
+"""Focal length and aperture of the camera in mm: 47 degrees wide."""
 SKY = (0.85, 0.9, 0.95)
 MARGIN = {True: 1.05, False: 1.5}
 """Width of the image over the robot's, by whether it is fixed to the world: others have legs."""

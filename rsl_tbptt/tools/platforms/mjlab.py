@@ -39,7 +39,7 @@ class Mjlab(Platform):
         """Return whether the environment's config in a log folder is of mjlab's form."""
         path = folder / ENV
         # sim.mujoco; Isaac Lab's file of this name has no such section.
-        return path.is_file() and "\n  mujoco:" in path.read_text(encoding="utf-8")
+        return path.is_file() and "\n  mujoco:" in path.read_text("utf-8", "replace")
 
     def find_trained(self, checkpoint: Path, task: str | None = None) -> Trained:
         """Find the registered task whose agent is most like the noted one; mjlab notes no id.
@@ -154,7 +154,7 @@ def _registry() -> Any:
 
 
 def _nature(agent: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what of an agent's config no option on the command line usually changes."""
+    """Return the parts of an agent's config that identify it."""
     parts = {name: part for name, part in agent.items() if isinstance(part, Mapping)}
     kinds = {
         name: (part["class_name"], part.get("rnn_type"))
@@ -209,7 +209,7 @@ def _add_camera(env_cfg: Any, width: int, height: int) -> None:
     def edited(spec: Any) -> None:
         if edit is not None:
             edit(spec)
-        spec.camera(CAMERA).mode = mujoco.mjtCamLight.mjCAMLIGHT_TRACK  # goes along, turns not
+        spec.camera(CAMERA).mode = mujoco.mjtCamLight.mjCAMLIGHT_TRACK  # follows without rotating
         skybox = mujoco.mjtTexture.mjTEXTURE_SKYBOX
         if all(texture.type != skybox for texture in spec.textures):
             gradient = mujoco.mjtBuiltin.mjBUILTIN_GRADIENT

@@ -1,14 +1,15 @@
-"""What a training's command line had changed, read from the configs in its log folder."""
+"""Find the settings that a training's command line changed, by the configs in its log folder."""
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable, Mapping
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 from rsl_tbptt.files import read_config, read_yaml
 from rsl_tbptt.tools.platforms import ENV
+from rsl_tbptt.tools.platforms.named_code import is_allowed
 from rsl_tbptt.tools.platforms.noted_env import (
     CHOSEN,
     MISSING,
@@ -26,10 +27,7 @@ NAMED = {
 }
 """Settings that a command has options of its own for."""
 BUILT = ("spawn_path", "terrain.num_envs", "terrain.env_spacing")
-"""Ends of the names of what a simulator writes into a config when it builds the environment."""
-
-CODE_ELSEWHERE = re.compile(r"(?!rsl_rl\b|rsl_tbptt\b)[A-Za-z_]\w*(?:\.\w+)*[.:]\w+")
-"""Texts that name code, which a training would import."""
+"""Suffixes of settings that the simulator fills in itself."""
 
 Found = tuple[dict[str, Any], list[str]]
 """Values by their dotted names, and the names of others, which no option can set."""
@@ -40,8 +38,8 @@ def noted_settings(
 ) -> Found:
     """Find the plain values of a run's configs that differ from those of its task.
 
-    A run's folder may come from anybody, and a config names code. So the environment's texts are no
-    values here, nor are the agent's if they name code of other packages than rsl_rl and this one.
+    A run's folder may come from anybody, and a config names code. So strings of the environment's
+    config are ignored, and so are the agent's unless :func:`is_allowed` accepts them.
 
     Args:
         folder: Log folder with ``params/agent.yaml`` and ``params/env.yaml``.
@@ -59,11 +57,11 @@ def noted_settings(
         noted = read_config(folder / file, other=yaml.serialize)
         text = yaml.dump(as_dict(registered[part]), sort_keys=False)
         here = read_yaml(text, other=yaml.serialize)
-        is_plain = are_numbers if part == "env" else _is_simple
         for keys, (value, old) in differences(noted, here, (part,)).items():
             name = dotted(keys)
             if keys in NAMED or name.endswith(BUILT):
                 continue
+            is_plain = are_numbers if part == "env" else partial(_is_simple, keys[-1])
             if old is not MISSING and is_plain(value) and is_plain(old):
                 values[name] = value
             else:
@@ -71,9 +69,7 @@ def noted_settings(
     return values, others
 
 
-def _is_simple(value: Any) -> bool:
+def _is_simple(key: Any, value: Any) -> bool:
     if isinstance(value, (list, tuple)):
-        return all(map(_is_simple, value))
-    if isinstance(value, str):
-        return not CODE_ELSEWHERE.fullmatch(value)
-    return are_numbers(value)
+        return all(_is_simple(key, each) for each in value)
+    return is_allowed(key, value) if isinstance(value, str) else are_numbers(value)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -10,6 +11,9 @@ from pathlib import Path
 from typing import Any, NoReturn
 
 from rsl_tbptt.tools.platforms import Platform, Simulation
+
+USED = ("num_envs", "device", "max_episode_length", "get_observations", "step")
+"""Attributes of an environment that every command uses."""
 
 
 class RslRl(Platform):
@@ -43,11 +47,17 @@ class RslRl(Platform):
         actions.
 
         Raises:
-            ValueError: If there is no such function, or there are overrides.
+            ValueError: If there is no such function, it returns something else, or there are
+                overrides.
         """
         if simulation.overrides:
             raise ValueError(f"overrides is {[*simulation.overrides]}, expected none with --env.")
         env = _factory(simulation.task)(simulation.num_envs, simulation.seed, simulation.device)
+        if missing := [name for name in USED if not hasattr(env, name)]:
+            raise ValueError(
+                f"--env is {simulation.task!r}, which returns {env!r}, expected a VecEnv of rsl_rl:"
+                f" it lacks {', '.join(missing)}."
+            )
         try:
             yield env
         finally:
@@ -72,8 +82,15 @@ class RslRl(Platform):
         return env.get_observations()
 
     def step_seconds(self, env: Any) -> float | None:
-        """Return the attribute ``step_dt`` in seconds, None without one."""
-        return getattr(env, "step_dt", None)
+        """Return the attribute ``step_dt`` in seconds, None without one.
+
+        Raises:
+            ValueError: If it is not above 0.
+        """
+        seconds = getattr(env, "step_dt", None)
+        if seconds is not None and not seconds > 0:
+            raise ValueError(f"step_dt of {env} is {seconds!r}, expected seconds above 0.")
+        return seconds
 
 
 PLATFORM = RslRl()
@@ -89,12 +106,14 @@ def _factory(name: str) -> Callable[[int, int, str], Any]:
     module_name, _, function_name = name.partition(":")
     sys.path.insert(0, str(Path.cwd()))
     try:
-        return getattr(import_module(module_name), function_name)
+        function = getattr(import_module(module_name), function_name)
+        inspect.signature(function).bind(2, 0, "cpu")
+        return function
     except ModuleNotFoundError as error:
         if error.name != module_name:
             raise
         reason = str(error)
-    except (AttributeError, ValueError) as error:
+    except (AttributeError, TypeError, ValueError) as error:
         reason = str(error)
     raise ValueError(
         f"--env is {name!r}, expected module:function of a function (num_envs, seed, device):"

@@ -254,7 +254,7 @@ def test_a_resumed_run_continues_with_its_heads(make):
     second.load(through_a_file(first.save()), None, strict=True)
     results = []
     for algorithm in (first, second):
-        for model in algorithm.transaction.stateful_models:
+        for model in algorithm.transaction.stateful_models():
             model.reset()
         train(algorithm, range(2, 4))
         results.append(all_of(algorithm))

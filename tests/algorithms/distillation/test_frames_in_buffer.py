@@ -42,7 +42,7 @@ def filled(capacity, num_frames, periods, num_envs=N, check=lambda buffer, index
 
 def kept_numbers(buffer):
     """Return the numbers of the sequences of the past, in the order of their columns."""
-    return buffer.state[0, : buffer.num_kept, 0].long()
+    return buffer.state[0, buffer.past, 0].long()
 
 
 def numbers_of(buffer, columns, period_of):
@@ -63,19 +63,18 @@ def numbers_of(buffer, columns, period_of):
 def test_kept_sequences_are_complete_next_to_the_newest_rollout(capacity, num_frames):
     torch.manual_seed(0)
     periods = [6, 3, 1, 2, 6, 1, 3, 6, 6]
-    past, limits = slice(capacity), []
+    limits = []
 
     def period_of(number):
         return periods[number // N]
 
     def check(buffer, index):
-        kept = numbers_of(buffer, slice(buffer.num_kept), period_of)
+        kept = numbers_of(buffer, buffer.past, period_of)
         assert len(set(kept)) == len(kept)
         assert max(kept, default=-1) < index * N
-        newest = numbers_of(buffer, slice(capacity, None), period_of)
+        newest = numbers_of(buffer, buffer.newest, period_of)
         assert newest == [*range(index * N, (index + 1) * N)]
-        used = buffer.rollout.obs.steps["camera"]
-        used = torch.cat((used[:, : buffer.num_kept], used[:, past.stop :]), dim=1)
+        used = buffer.rollout.obs.steps["camera"][:, torch.cat((buffer.past, buffer.newest))]
         assert len(used.unique()) <= num_frames
         assert (buffer._keys[: buffer.num_kept] < buffer._key_limit).all()
         limits.append(buffer._key_limit)
@@ -133,18 +132,18 @@ def test_a_saved_buffer_has_its_frames_once_and_is_restored_completely():
     torch.manual_seed(0)
     buffer = filled(12, 70, [6, 1, 3])
     saved = buffer.state_dict()
-    shown = buffer.rollout.obs.steps["camera"][:, : buffer.num_kept]
+    shown = buffer.rollout.obs.steps["camera"][:, buffer.past]
     assert len(saved["frames"]["camera"]) == len(shown.unique())
     periods = [6, 1, 3]
     for capacity, num_frames in ((12, 70), (20, 200), (4, 40), (12, 30)):
         other = ReplayBuffer(capacity, *numbered_rollout(0, 1), {"camera": num_frames})
         other.load_state_dict(saved)
-        kept = numbers_of(other, slice(other.num_kept), lambda number: periods[number // N])
+        kept = numbers_of(other, other.past, lambda number: periods[number // N])
         by_key = kept_numbers(buffer)[saved["keys"].argsort()].tolist()
         assert {*kept} == {*by_key[: len(kept)]}
         assert 0 < len(kept) <= capacity
         other.put(*numbered_rollout(100 * N, 1))
-        assert numbers_of(other, slice(capacity, None), lambda _: 1) == [*range(500, 500 + N)]
+        assert numbers_of(other, other.newest, lambda _: 1) == [*range(500, 500 + N)]
 
 
 def test_frames_of_another_size_are_refused():
@@ -272,6 +271,30 @@ def test_a_run_with_frames_continues_from_its_checkpoint():
         algorithm.update()
         results.append(parameters_of(algorithm))
     torch.testing.assert_close(*results)
+
+
+def test_a_resumed_buffer_has_the_size_that_it_was_made_with():
+    """The rate of new frames decided it in the first rollout, and has changed since."""
+    results, capacities = [], []
+    for resumed in (False, True):
+        algorithm = make(save_buffer=True, buffer_gb=3e-5)
+        for seed in range(6):
+            if resumed and seed == 2:
+                saved, state = algorithm.save(), algorithm.student.get_hidden_state()
+                algorithm = make(save_buffer=True, buffer_gb=3e-5)
+                algorithm.load(saved, None, strict=True)
+                algorithm.student.reset(hidden_state=state)
+            roll_out(algorithm, seed, on_step=hold_frames(1 if seed == 0 else 3))
+            algorithm.update()
+        results.append(parameters_of(algorithm))
+        capacities.append(algorithm.experience.buffer.capacity)
+    assert torch.equal(*results)
+    larger = make(save_buffer=True, buffer_gb=6e-5)
+    larger.load(algorithm.save(), None, strict=True)
+    roll_out(larger, 6, on_step=hold_frames(3))
+    larger.update()
+    assert capacities == capacities[:1] * 2
+    assert larger.experience.buffer.capacity > 1.5 * capacities[0]
 
 
 def test_repeated_frames_are_found_for_both_models_by_one_comparison(monkeypatch):

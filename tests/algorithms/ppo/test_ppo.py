@@ -395,8 +395,8 @@ def test_an_optimiser_that_does_not_fit_is_refused_before_anything_is_loaded(cha
 
 
 def test_time_outs_are_discounted_by_the_option_as_everything_is():
-    algorithm, other = (make_ppo(TbpttPPO, 6, 4, gamma=0.5) for _ in range(2))
-    other.gamma = 0.9  # rsl_rl's attribute
+    algorithm, other = (make_ppo(TbpttPPO, 6, 4, gamma=gamma) for gamma in (0.5, 0.9))
+    other.gamma = 0.5
     for each in (algorithm, other):
         roll_out_ppo(each, 0)
     assert torch.equal(other.storage.rewards, algorithm.storage.rewards)

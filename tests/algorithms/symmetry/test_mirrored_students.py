@@ -1,6 +1,7 @@
 """Distillation on mirrored sequences equals the reference on each robot's own sequence."""
 
 import copy
+import warnings
 from functools import partial
 from types import SimpleNamespace
 from typing import Any
@@ -99,17 +100,38 @@ def test_mirrored_deviations_stay_positive():
     assert (std > 0).all()
 
 
-def test_an_undone_update_leaves_the_mirrored_states():
-    algorithm = make("lstm", num_images=1, gradient_length=3)
-    roll_out(algorithm, 0, done_rate=0.0)
-    algorithm.update()
-    before = algorithm.mirrored.states["student"]
-    roll_out(algorithm, 1, done_rate=0.0)
-    algorithm.storage.privileged_actions[2, 1] = torch.nan
-    with pytest.warns(UserWarning, match="An update met NaN"):
-        algorithm.update()
-    algorithm.mirrored.begin_rollout()
-    assert all(map(torch.equal, algorithm.mirrored.states["student"], before))
+def test_mirrored_robots_continue_after_an_undone_update():
+    found = []
+    for undone in (False, True):
+        algorithm = make("lstm", gradient_length=3, learning_rate=1e-30)
+        for seed in range(2):
+            roll_out(algorithm, seed)
+            if undone and seed == 1:
+                algorithm.storage.privileged_actions[2, 1] = torch.nan
+                with pytest.warns(UserWarning, match="An update met NaN"):
+                    algorithm.update()
+            else:
+                algorithm.update()
+        found.append(algorithm.mirrored.states["student"])
+    torch.testing.assert_close(*found, **EXACT_FLOAT64)
+    assert (found[0][0] != 0).any()
+
+
+def test_a_nan_in_steps_without_a_loss_skips_one_update_as_without_symmetry():
+    for cfg in (None, AUGMENTS()):
+        algorithm = make("lstm", gradient_length=4, tail="drop", symmetry_cfg=cfg)
+
+        def poison(step, obs):
+            if step == NUM_STEPS - 1:
+                obs["policy"][1] = torch.nan
+
+        skipped = []
+        for seed in range(4):
+            roll_out(algorithm, seed, done_rate=0.0, on_step=poison if seed == 0 else None)
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", message="An update met NaN")
+                skipped.append(algorithm.update()["skipped_updates"])
+        assert skipped == [0.0, 1.0, 1.0, 1.0]
 
 
 def test_the_source_of_a_nan_is_found_in_a_divergence():

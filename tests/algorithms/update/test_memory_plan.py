@@ -201,7 +201,7 @@ def test_a_plan_leaves_everything_as_it_was(make, updated):
         play(algorithm, 1)
 
     def all_there_is():
-        models, storage = algorithm.transaction.stateful_models, vars(algorithm.storage)
+        models, storage = algorithm.transaction.stateful_models(), vars(algorithm.storage)
         states = [as_tensors(model.get_hidden_state()) for model in models]
         stored = {k: v for k, v in storage.items() if isinstance(v, torch.Tensor | int)}
         states += [start_states(algorithm), torch.get_rng_state(), stored]

@@ -3,22 +3,29 @@
 Updates with NaN or inf are skipped and counted. Too many in a row end the training.
 """
 
+import contextlib
+import copy
 import dataclasses
+import functools
 import warnings
 from typing import Any
 
 import pytest
 import torch
 from rsl_rl.models import RNNModel
+from rsl_rl.storage import RolloutStorage
 from support import triton_on_cpu
+from support.fine_tuning import make_fine_tuned
 from support.helpers import make_distillation, make_obs, make_ppo, roll_out, roll_out_ppo
 from support.inside import assert_same, everything
+from support.symmetry_reference import symmetry_cfg
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.algorithms.transaction import Inputs, find_source
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import as_tensors
+from rsl_tbptt.models import SelectedTeachers
 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
 
@@ -170,7 +177,7 @@ def test_a_replay_that_fails_leaves_the_states_of_the_rollout(make, role):
     options = {"gradient_length": 2, "num_micro_batches": 2}
     algorithm = make(**options)
     getattr(algorithm, role).__class__ = FailingInReplay
-    models = algorithm.transaction.stateful_models[:2]
+    models = algorithm.transaction.stateful_models()[:2]
     algorithm = type(algorithm)(*models, algorithm.storage, **options)
     fill(algorithm, 0)
     before = [t.clone() for t in as_tensors(getattr(algorithm, role).get_hidden_state())]
@@ -179,6 +186,152 @@ def test_a_replay_that_fails_leaves_the_states_of_the_rollout(make, role):
     assert_same(list(as_tensors(getattr(algorithm, role).get_hidden_state())), before)
     fill(algorithm, 1)
     assert algorithm.update()["skipped_updates"] == 0.0
+
+
+def after_two_updates(algorithm):
+    for seed in range(2):
+        fill(algorithm, seed)
+        algorithm.update()
+    return algorithm
+
+
+def distilling_with_a_buffer():
+    algorithm = distilling(
+        num_mini_batches=2,
+        buffer_rollouts=2,
+        save_buffer=True,
+        learning_rate_updates=5,
+        symmetry_cfg=symmetry_cfg(mirror_loss=False),
+    )
+    return after_two_updates(algorithm)
+
+
+def reinforcing_with_symmetry():
+    return after_two_updates(reinforcing(symmetry_cfg=symmetry_cfg()))
+
+
+def fine_tuning():
+    algorithm = make_fine_tuned(
+        "gru",
+        policy_loss="kl_penalty",
+        schedule="fixed",
+        desired_kl=1e-9,
+        critic_warmup_iterations=1,
+        teacher_schedule="return",
+        teacher_return=10.0,
+    )
+    return after_two_updates(algorithm)
+
+
+def whole_state(algorithm):
+    """Copy all that a training continues with, besides the states of robots."""
+    saved = algorithm.save()
+    del saved["rsl_tbptt"]["models"]  # only names
+    return copy.deepcopy([saved, algorithm.learning_rate])
+
+
+def states_of(algorithm):
+    mirrored = algorithm.mirrored.states.values() if algorithm.mirrored else ()
+    return models_states(algorithm) + [t.clone() for own in mirrored for t in as_tensors(own)]
+
+
+def models_states(algorithm):
+    models = algorithm.transaction.stateful_models()
+    return [t.clone() for model in models for t in as_tensors(model.get_hidden_state())]
+
+
+MOMENTS = {
+    distilling_with_a_buffer: [
+        *(
+            "experience.take",
+            "experience.plan",
+            "_optimizer_step",
+            "_metrics",
+            "transaction.commit",
+        ),
+        *("mirrored.split", "mirrored.advance", "_advance", "transaction.log"),
+    ],
+    reinforcing_with_symmetry: ["_rollout", "_optimizer_step", "mirrored.advance", "_advance"],
+    fine_tuning: [
+        *("_rollout", "_optimizer_step", "_metrics", "_update_normalization", "transaction.commit"),
+        *("gradient.policy_loss.adapt", "imitation.returns.conclude"),
+        *("imitation.conclude", "_fine_tuning.count_update", "_advance", "transaction.log"),
+    ],
+}
+
+
+@pytest.mark.parametrize(
+    ("make", "name"), [(make, name) for make, names in MOMENTS.items() for name in names]
+)
+def test_before_the_end_of_an_update_an_error_undoes_all_of_it(make, name, monkeypatch):
+    algorithm = make()
+    fill(algorithm, 2)
+    before, lived = whole_state(algorithm), models_states(algorithm)
+    *path, method = name.split(".")
+    owner = functools.reduce(getattr, path, algorithm)
+    original = getattr(owner, method)
+
+    def interrupted(*args, **options):
+        original(*args, **options)
+        raise KeyboardInterrupt
+
+    with monkeypatch.context() as patch:
+        patch.setattr(owner, method, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            algorithm.update()
+    assert_same(whole_state(algorithm), before)
+    assert_same(models_states(algorithm), lived)
+    fill(algorithm, 3)
+    assert algorithm.update()["skipped_updates"] == 0.0
+
+
+@pytest.mark.parametrize("make", MOMENTS)
+def test_after_the_end_of_an_update_an_error_undoes_nothing(make, monkeypatch):
+    found = []
+    for raises in (False, True):
+        algorithm = make()
+        fill(algorithm, 2)
+
+        def interrupted():
+            raise KeyboardInterrupt
+
+        with monkeypatch.context() as patch:
+            patch.setattr(algorithm, "_conclude", interrupted if raises else lambda: {})
+            with pytest.raises(KeyboardInterrupt) if raises else contextlib.nullcontext():
+                algorithm.update()
+        found.append([whole_state(algorithm), states_of(algorithm)])
+        assert algorithm.storage.step == 0
+    assert_same(*found)
+
+
+@pytest.mark.filterwarnings("ignore:An update met NaN or inf")
+def test_each_of_several_teachers_keeps_its_own_state():
+    """A NaN that one of them has seen does not clear the memory of another."""
+    obs, groups = make_obs(N), {"walk": ["policy"], "trot": ["state"]}
+    obs["skill"] = torch.zeros(N, 1)
+    teachers = {
+        name: {"cfg": {"class_name": "RNNModel", "rnn_hidden_dim": 6}, "obs_groups": own}
+        for name, own in groups.items()
+    }
+    algorithm = distilling()
+    selected: Any = SelectedTeachers(obs, {"teacher": ["state"]}, "teacher", 2, "skill", teachers)
+    storage = RolloutStorage("distillation", N, T, obs, [2], "cpu")
+    algorithm = TbpttDistillation(algorithm.student, selected, storage, gradient_length=2)
+    selected.loaded = algorithm.lazy_teacher.is_loaded = True
+
+    def with_skill(step, seen):
+        seen["skill"] = torch.zeros(N, 1)
+        if step == T - 1:
+            seen["policy"][2] = NAN
+
+    roll_out(algorithm, 0, done_rate=0.0, on_step=with_skill)
+    walk, trot = selected.teachers.values()
+    before = [model.get_hidden_state()[0].clone() for model in (walk, trot)]
+    algorithm.update()
+    after = [model.get_hidden_state()[0] for model in (walk, trot)]
+    assert torch.equal(after[1], before[1])
+    assert (after[0][:, 2] == 0).all()
+    assert torch.equal(after[0][:, :2], before[0][:, :2])
 
 
 def test_a_failure_after_the_optimiser_steps_undoes_them_too(monkeypatch):

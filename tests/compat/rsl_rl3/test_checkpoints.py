@@ -5,14 +5,18 @@ from typing import Any
 import pytest
 import torch
 from rsl_rl.algorithms import PPO, Distillation
+from support.older_checkpoints import as_policy
 from support.policy_era import (
     make_actor_critic,
     make_distillation,
     make_ppo,
+    make_student_teacher,
     parameters_of,
     roll_out,
 )
 
+from rsl_tbptt.compat.rsl_rl3_checkpoints import as_models
+from rsl_tbptt.compat.rsl_rl3_models import model_of
 from rsl_tbptt.integrations.rsl_rl_v3 import TbpttDistillation, TbpttPPO
 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
@@ -57,6 +61,19 @@ def trained(make, algorithm_class, updates=2, **options):
         roll_out(algorithm, seed)
         algorithm.update()
     return algorithm
+
+
+@pytest.mark.parametrize("kind", ["mlp", "lstm"])
+@pytest.mark.parametrize("roles", [("actor", "critic"), ("student", "teacher")])
+def test_a_policy_has_the_names_that_rsl_rl_5_models_are_made_from(roles, kind):
+    normalized = {f"{role}_obs_normalization": True for role in roles}
+    make = make_actor_critic if "actor" in roles else make_student_teacher
+    policy = make(kind, **normalized)
+    models = {role: model_of(policy, role) for role in roles}
+    assert as_policy(models)["model_state_dict"].keys() == policy.state_dict().keys()
+    converted, _ = as_models({"model_state_dict": policy.state_dict()})
+    for role, model in models.items():
+        assert converted[f"{role}_state_dict"].keys() == model.state_dict().keys()
 
 
 @pytest.mark.parametrize("student", ["mlp", "lstm"])

@@ -96,10 +96,10 @@ def test_the_precision_of_products_comes_back(products):
 @needs_new_settings
 @pytest.mark.engines("triton")
 @pytest.mark.parametrize("allowed", [True, False])
-def test_all_products_of_a_scan_are_as_precise_as_the_layers(engine, cell, allowed):
+def test_all_products_of_a_scan_are_as_precise_as_the_layers(engine, cell, allowed, device):
     by_layers(allowed)
     backends.cuda.matmul.fp32_precision = "ieee" if allowed else "tf32"
-    case = make_case(cell, 2, 4, 3, 0.3)
+    case = make_case(cell, 2, 4, 3, 0.3, device=device)
     with Products() as products:
         outputs, _ = recurrent_scan(*case, engine)
         num_forward = len(products.seen)
