@@ -39,12 +39,13 @@ def check_types(models: Mapping[str, Any], obs: TensorDict) -> None:
         ValueError: If a model cannot read a group.
     """
     for role, model in models.items():
-        if getattr(type(model), "get_latent", None) not in _JOINING:
+        parameter = next(model.parameters(), None)  # a teacher may have none
+        if parameter is None or getattr(type(model), "get_latent", None) not in _JOINING:
             continue
         types = {name: obs[name].dtype for name in getattr(model, "obs_groups_2d", ())}
         if vectors := [obs[name].dtype for name in model.obs_groups]:
             types[", ".join(model.obs_groups)] = reduce(torch.promote_types, vectors)
-        expected = next(model.parameters()).dtype
+        expected = parameter.dtype
         for name, found in types.items():
             if found != expected:
                 raise ValueError(

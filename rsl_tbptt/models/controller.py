@@ -72,7 +72,7 @@ class Controller(nn.Module):
             stochastic_output: Unused.
 
         Returns:
-            A copy of the actions, since a controller may use its own again. Shape: (N, A).
+            Its actions, which it may use again for the next ones. Shape: (N, A).
 
         Raises:
             ValueError: If actions have another shape, or the controller writes into observations.
@@ -90,7 +90,7 @@ class Controller(nn.Module):
                 f" expected {(len(obs), self._num_actions)}: one row per environment."
             )
         device = next(each.device for each in obs.values() if isinstance(each, torch.Tensor))
-        return actions.to(device, torch.get_default_dtype(), copy=True)
+        return actions.to(device, torch.get_default_dtype())
 
     def reset(self, dones: torch.Tensor | None = None, hidden_state: HiddenState = None) -> None:
         """Tell the controller which episodes ended, (N,); without ``dones`` nothing happens."""

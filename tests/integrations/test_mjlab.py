@@ -320,7 +320,7 @@ def test_a_controller_of_the_command_line_reaches_the_runner(own_config):
     words = ["--teacher.class-name", "support.controllers:Playback"]
     if own_config:
         default.teacher = PlaybackCfg("none")
-        words += ["--teacher.actions", "0.7"]
+        words += ["--teacher.actions", "(0.7,)"]
     cfg = tyro.cli(TbpttDistillationRunnerCfg, default=default, args=words, config=mjlab.TYRO_FLAGS)
     runner = TbpttMjlabDistillationRunner(MjlabRecall(6, 4), dataclasses.asdict(cfg))
     runner.learn(1)
