@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch.nn import functional
 
+from rsl_tbptt.checkpoints.reading import read_checkpoint
 from rsl_tbptt.files import complete, output_path
 from rsl_tbptt.tools.platforms import Platform, load_platform, platform_of, run_shown
 from rsl_tbptt.tools.progress import track
@@ -83,11 +84,12 @@ def play(
         Its exit status.
 
     Raises:
-        ValueError: If there is no such file, or nothing tells on what it was trained.
+        ValueError: If the checkpoint cannot be read, or nothing tells on what it was trained.
         FileNotFoundError: If the platform is not installed.
     """
     checkpoint = checkpoint.resolve()
     platform = _platform_with_robots(checkpoint)
+    read_checkpoint(str(checkpoint), "cpu")  # rsl_rl would run code that the file holds
     trained = platform.find_trained(checkpoint, task)
     command = platform.play_command(trained, checkpoint, num_envs=num_envs, device=device)
     return run_shown([*command, *further], Path.cwd(), device)

@@ -70,7 +70,8 @@ def read_golden(path: Path) -> dict[str, np.ndarray]:
             golden = dict(file)
     except Exception as error:  # a damaged archive can raise almost anything
         raise ValueError(f"The trajectory '{path}' cannot be read: {error}") from error
-    lengths = {name: array.shape[:1] for name, array in golden.items()}
+    # Older releases of numpy save their option allow_pickle as an array, too, a scalar.
+    lengths = {name: len(array) for name, array in golden.items() if array.ndim > 0}
     if not {"reset", "actions"} <= {*lengths} or len({*lengths.values()}) != 1:
         raise ValueError(
             f"The trajectory '{path}' has the arrays {lengths}, expected 'reset', 'actions' and"

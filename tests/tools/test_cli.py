@@ -519,6 +519,19 @@ def test_play_takes_task_and_agent_from_the_run_and_passes_the_rest_on(folder, m
     assert seen[0][-2:] == ["--viz", "newton"]
 
 
+class Code:
+    def __reduce__(self):
+        return print, ("ran",)
+
+
+def test_a_checkpoint_with_code_is_not_given_to_the_platform(folder, monkeypatch, capsys):
+    (folder / "run.json").write_text('{"library": "rsl_rl", "task": "Tbptt-T"}')
+    torch.save({"actor_state_dict": {}, "iter": 0, "infos": Code()}, "model_0.pt")
+    monkeypatch.setattr(play, "run_shown", lambda *_: pytest.fail("ran"))
+    assert main(["play", "--checkpoint", "model_0.pt"]) == 1
+    assert "print, expected tensors and plain values" in capsys.readouterr().err
+
+
 def test_a_video_takes_all_checkpoints_and_the_rest_as_settings_of_the_task(
     folder, monkeypatch, capsys
 ):

@@ -156,6 +156,8 @@ def test_a_task_that_mjlab_does_not_know_is_named(registry):
 
 MAKER = """
 class Env:
+    num_envs, device, max_episode_length, get_observations, step = 2, "cpu", 3, None, None
+
     def __init__(self, *arguments):
         self.arguments, self.is_open = arguments, True
 
