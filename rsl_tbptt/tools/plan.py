@@ -44,7 +44,7 @@ MICRO_BATCHES = (1, 2, 4, 8)
 """Columns of the table."""
 SEED = 0
 MB, GB = 1e6, 1e9
-ADVICE = "name a task whose agent trains with TbpttDistillation or TbpttPPO."
+ADVICE = "name a task or an --agent that trains with TbpttDistillation or TbpttPPO."
 
 
 @dataclass(frozen=True)
