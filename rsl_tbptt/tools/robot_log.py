@@ -276,7 +276,7 @@ def _explain(compared: Compared, trained: RobotProgram, tolerance: float, found:
             text += f" {_largest(difference[:, its]):.2g}, and no known fault explains it"
             found.faults.append(Fault("unexplained", text))
         elif all(is_hidden[its]):
-            found.notes.append(f"{term} is not compared: it moves no more than its noise")
+            found.notes.append(f"{term} is not compared: its noise hides it")
 
 
 def _likeliest(

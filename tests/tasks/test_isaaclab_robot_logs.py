@@ -147,6 +147,8 @@ class Program:
                 )
             if self.has("sign flipped", SCALED, name):
                 values = -values
+            if self.has("degrees", SCALED, name):
+                values = np.rad2deg(values)
             if term["clip"]:
                 values = np.clip(values, *term["clip"])
             scale = term["scale"] or 1.0
@@ -188,21 +190,22 @@ class Program:
         return {"obs/policy": obs, "actions": actions, "targets": np.concatenate(targets)}
 
 
-def run(robot, seed, fault=None):
+def run(robot, seed, fault=None, *, stands=False):
     """Return a log of a program with noisy sensors, which are read again for the log."""
+    raw = {n: v[:1].repeat(len(v), axis=0) for n, v in robot.raw.items()} if stands else robot.raw
     policy = Policy(robot.bundle)
     program = Program(policy.metadata, policy, fault, robot.kind)
     generator = np.random.default_rng(seed)
 
     def measured():
         return {
-            name: values + NOISE * values.std() * generator.standard_normal(values.shape)
-            for name, values in robot.raw.items()
+            name: values + NOISE * robot.raw[name].std() * generator.standard_normal(values.shape)
+            for name, values in raw.items()
         }
 
-    raw = measured()
+    given = measured()
     rows = [
-        program.step({name: values[step] for name, values in raw.items()}, starts)
+        program.step({name: values[step] for name, values in given.items()}, starts)
         for step, starts in enumerate(robot.starts)
     ]
     log = {name: np.stack([row[name] for row in rows]) for name in rows[0]}
@@ -242,9 +245,17 @@ def test_measured_values_and_actions_reveal_the_fault(robot, tmp_path, fault):
     assert faults_of(robot, log, tmp_path) == [fault.removeprefix("action ")]
 
 
+def test_degrees_are_a_failure(robot, tmp_path):
+    log = run(robot, 300, "degrees")
+    assert faults_of(robot, log, tmp_path) == ["unexplained"]
+    del log["obs/policy"]
+    assert faults_of(robot, log, tmp_path) == ["unexplained"]
+
+
+@pytest.mark.parametrize("stands", [False, True])
 @pytest.mark.parametrize("seed", range(10))
-def test_sensor_noise_is_not_a_fault(robot, tmp_path, seed):
-    log = run(robot, seed)
+def test_sensor_noise_is_not_a_fault(robot, tmp_path, seed, stands):
+    log = run(robot, seed, stands=stands)
     assert faults_of(robot, log, tmp_path) == []
     if seed < 3:
         del log["obs/policy"]
