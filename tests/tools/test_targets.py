@@ -586,7 +586,7 @@ def trained_program(folder, robot):
     """Yield targets by joint for each measurement, as training computes them."""
     [group] = robot["observation_groups"].values()
     [action] = robot["actions"]
-    policy = onnxruntime.InferenceSession(folder / "policy.onnx")
+    policy: Any = onnxruntime.InferenceSession(folder / "policy.onnx")
     rows, last = {each["name"]: [] for each in group["terms"]}, dict.fromkeys(JOINTS, 0.0)
 
     def step(seen):
@@ -655,7 +655,7 @@ def rl_sar_program(folder):
 def unitree_program(folder):
     """Return gains by motor, and the step of Unitree's programs."""
     cfg = yaml.safe_load((folder / DEPLOY).read_text())
-    policy = onnxruntime.InferenceSession(folder / "unitree" / "exported" / "policy.onnx")
+    policy: Any = onnxruntime.InferenceSession(folder / "unitree" / "exported" / "policy.onnx")
     ids, [action] = cfg["joint_ids_map"], cfg["actions"].values()
     actions, rows = np.zeros(len(ids)), {name: [] for name in cfg["observations"]}
 
