@@ -107,17 +107,6 @@ def with_terms(bundle, folder, **entries):
     return folder
 
 
-def test_a_fault_names_the_joint_that_the_term_selects(bundle, tmp_path, log):
-    turn, angles = ROBOT["observation_groups"]["policy"]["terms"]
-    parameters = {"asset_cfg": {"entity": "robot", "joint_names": JOINTS[::-1]}}
-    terms = [turn, {**angles, "parameters": parameters}]
-    log["raw/policy/angles"][:, 0] *= -1.0
-    found = diagnosed(with_terms(bundle, tmp_path / "other", terms=terms), tmp_path, log)
-    assert [fault.text for fault in found.faults] == [
-        "policy/angles: the sign of FR_knee is flipped"
-    ]
-
-
 def test_a_term_that_training_delays_may_be_late(bundle, tmp_path, log):
     log["raw/policy/turn"] = np.roll(log["raw/policy/turn"], -1, axis=0)
     assert [fault.kind for fault in diagnosed(bundle, tmp_path, log).faults] == ["late"]
