@@ -107,13 +107,8 @@ def rl_sar_config(metadata: Metadata) -> Config:
     if any(action["clip"] is not None for action in robot.get("actions", ())):
         missing.append("training clips the targets of joints, rl_sar does not")
     num_actions, clip = metadata["outputs"]["actions"]["shape"][0], robot.get("clip_actions")
-    scales, gains = (
-        by_joint(robot, "scale"),
-        {
-            name: of_joints(robot, f"joint_{kind}", joints)
-            for name, kind in (("kp", "stiffness"), ("kd", "damping"))
-        },
-    )
+    scales = by_joint(robot, "scale")
+    kp, kd = (of_joints(robot, f"joint_{name}", joints) for name in ("stiffness", "damping"))
     values = {
         "model_name": "policy.pt",
         "num_observations": sum(_widths(metadata).values()),
@@ -123,9 +118,11 @@ def rl_sar_config(metadata: Metadata) -> Config:
         "clip_obs": math.inf,
         "clip_actions_lower": [] if clip is None else [-clip] * num_actions,
         "clip_actions_upper": [] if clip is None else [clip] * num_actions,
-        **{f"rl_{name}": values for name, values in gains.items()},
+        "rl_kp": kp,
+        "rl_kd": kd,
         # If these were left out, rl_sar would keep those of the previous policy, in its order.
-        **{f"fixed_{name}": values and [*values] for name, values in gains.items()},
+        "fixed_kp": kp and [*kp],
+        "fixed_kd": kd and [*kd],
         "num_of_dofs": num_actions,
         "wheel_indices": [],
         "action_scale": [scales[joint] for joint in joints] if {*joints} <= {*scales} else None,
