@@ -244,7 +244,7 @@ def readme(metadata: Mapping[str, Any]) -> str:
         f"# A policy for robots, {metadata['checkpoint']}",
         "",
         f"From {metadata['trained_as']}, iteration {metadata['iteration']}. All of this is in"
-        " `policy.json`, too. `rsl-tbptt verify .` compares the files here with the trained policy;"
+        " `policy.json`, too. `rsl-tbptt verify . --trust .` compares the files here with the trained policy;"
         f" `golden.npz`: {metadata['golden']}.",
         "",
         f"**In**, {f'{hz:g} times a second' if hz else 'at every step'}:",

@@ -19,6 +19,8 @@ from rsl_tbptt.deploy import groups_in, join
 from rsl_tbptt.models import CNNRNNModel, RecurrentModel
 from rsl_tbptt.tools.bundle import Recorded, export_torchscript, write_bundle
 from rsl_tbptt.tools.c_code import run_c
+from rsl_tbptt.tools.cli import main
+from rsl_tbptt.tools.evaluate import evaluate
 from rsl_tbptt.tools.golden import draw
 from rsl_tbptt.tools.verify import verify
 
@@ -105,21 +107,20 @@ def write(folder, kind, *, heads=False, steps=1000, fault=None, **options):
 def test_all_forms_act_as_the_policy_over_a_thousand_steps(tmp_path, kind, heads):
     trajectory = write(tmp_path, kind, heads=heads, single_input=heads)
     assert trajectory["reset"].sum() == 2
-    differences = verify(tmp_path)
+    differences = verify(tmp_path, [tmp_path])
     assert differences.keys() >= {"onnx", "torchscript", "c"}
     assert max(differences.values()) < TOLERANCE
     if heads:
-        assert_c_is_clean(tmp_path / "c")
+        assert_c_is_clean(tmp_path / "c", trajectory)
 
 
 STRICT = ("-std=c99", "-O1", "-Wall", "-Wextra", "-pedantic", "-Werror")
 SANITIZERS = ("-g", "-fsanitize=address,undefined", "-fno-sanitize-recover=all")
 
 
-def assert_c_is_clean(folder):
-    difference = run_c(folder, (*STRICT, *SANITIZERS))
-    assert difference is not None
-    assert difference < TOLERANCE
+def assert_c_is_clean(folder, golden):
+    actions = run_c(folder, golden, (*STRICT, *SANITIZERS))
+    np.testing.assert_allclose(actions, golden["actions"], atol=TOLERANCE, rtol=0)
     for source in ("policy.c", "policy_model.c"):
         assert "alloc" not in (folder / source).read_text()
 
@@ -175,16 +176,62 @@ def with_groups_swapped(policy):
 @pytest.mark.parametrize("kind", ["lstm", "cnn-gru"])
 def test_a_faulty_export_is_detected_in_each_form(tmp_path, kind, fault):
     write(tmp_path, kind, steps=40, fault=fault)
-    assert min(verify(tmp_path).values()) > 1e-3
+    assert min(verify(tmp_path, [tmp_path]).values()) > 1e-3
 
 
 def test_a_dropped_reset_is_detected_in_each_form(tmp_path):
     write(tmp_path, "lstm", steps=40)
     golden = dict(np.load(tmp_path / "golden.npz"))
     np.savez(tmp_path / "golden.npz", **{**golden, "reset": np.arange(40) == 0})
-    source = tmp_path / "c" / "policy_golden.c"
-    source.write_text(source.read_text().replace("policy_reset();", ";"))
-    assert min(verify(tmp_path).values()) > 1e-3
+    assert min(verify(tmp_path, [tmp_path]).values()) > 1e-3
+
+
+PLANTED = """
+__attribute__((constructor)) static void plant(void) {{ fclose(fopen("{}", "w")); }}
+"""
+
+
+@pytest.fixture
+def planted(tmp_path):
+    """A bundle whose C code writes a file when it is loaded, and that file."""
+    bundle, file = tmp_path / "bundle", tmp_path / "planted"
+    bundle.mkdir()
+    write(bundle, "lstm", steps=4)
+    source = bundle / "c" / "policy.c"
+    source.write_text("#include <stdio.h>\n" + source.read_text() + PLANTED.format(file))
+    return bundle, file
+
+
+def test_the_code_of_a_bundle_runs_only_if_it_is_trusted(planted, capsys):
+    bundle, file = planted
+    assert main(["verify", str(bundle)]) == 0
+    printed = capsys.readouterr().out
+    assert "onnx: largest difference" in printed
+    assert (
+        f"not run: c/policy.c, policy.pt. They are code: to run it, add --trust {bundle}" in printed
+    )
+    assert verify(bundle).keys() == verify(bundle, [bundle.parent]).keys() == {"onnx"}
+    with pytest.raises(ValueError, match=r"trust is \[\], expected '.*bundle' in it: C and Torch"):
+        evaluate(bundle / "missing.pt", bundle=bundle, form="c")
+    assert not file.exists()
+    assert main(["verify", str(bundle), "--trust", str(bundle)]) == 0
+    assert "c: largest difference" in capsys.readouterr().out
+    assert file.exists()
+
+
+def test_what_a_bundles_c_code_says_about_itself_is_not_believed(planted):
+    bundle, _ = planted
+    golden = bundle / "c" / "policy_golden.c"
+    golden.write_text('#include <stdio.h>\nint main(void) { puts("0"); return 0; }')
+    source = bundle / "c" / "policy.c"
+    honest = source.read_text()
+    source.write_text(honest.replace("current = 1 - current;", "actions[0] += 1.0f;"))
+    assert verify(bundle, [bundle])["c"] > 0.5
+    for end in ("exit(3)", "exit(0)", "abort()"):
+        source.write_text(honest.replace("current = 1 - current;", f"{end};"))
+        source.write_text("#include <stdlib.h>\n" + source.read_text())
+        with pytest.raises(ValueError, match=r"policy\.c ends with status .*expected status 0"):
+            verify(bundle, [bundle])
 
 
 def test_terms_joined_by_time_have_no_place_in_c_and_a_remark_in_the_readme(tmp_path, monkeypatch):

@@ -124,9 +124,9 @@ def test_a_bundle_acts_as_the_trained_policy_and_a_forgotten_reset_shows(tmp_pat
     golden = read_golden(out / "golden.npz")
     assert golden["reset"].nonzero()[0].tolist() == [0, 15]
     np.testing.assert_array_equal(golden["actions"], drawn(model, 30)["actions"])
-    assert max(verify(out).values()) < TOLERANCE
+    assert max(verify(out, [out]).values()) < TOLERANCE
     np.savez(out / "golden.npz", **{**golden, "reset": np.arange(30) == 0})
-    assert [value > 10 * TOLERANCE for value in verify(out).values()] == [kind != "mlp"] * 2
+    assert [value > 10 * TOLERANCE for value in verify(out, [out]).values()] == [kind != "mlp"] * 2
 
 
 def test_constants_are_folded_and_there_is_one_file(tmp_path):
@@ -284,7 +284,12 @@ def test_a_cnn_is_exported_with_its_images(tmp_path, vectors, options):
     for words in ([], ["--single-input"]):
         out = tmp_path / f"out{len(words)}"
         assert run_export(checkpoint, out, "--steps", "4", *words, *targets) == 0
-        assert verify(out).keys() == {"onnx", "torchscript", "legged_control2", "unitree_gym"}
+        assert verify(out, [out]).keys() == {
+            "onnx",
+            "torchscript",
+            "legged_control2",
+            "unitree_gym",
+        }
         golden = read_golden(out / "golden.npz")
         shapes = {name: [NUM_OBS] for name in vectors} | {n: [*s] for n, s in IMAGES.items()}
         inputs = json.loads((out / "policy.json").read_text())["inputs"]
@@ -295,10 +300,10 @@ def test_a_cnn_is_exported_with_its_images(tmp_path, vectors, options):
         assert {name: golden[f"obs/{name}"].shape[1:] for name in shapes} == {
             name: tuple(shape) for name, shape in shapes.items()
         }
-        assert max(verify(out).values()) < TOLERANCE
+        assert max(verify(out, [out]).values()) < TOLERANCE
         blind = {**golden, "obs/depth": np.zeros_like(golden["obs/depth"])}
         np.savez(out / "golden.npz", allow_pickle=False, **blind)
-        assert min(verify(out).values()) > TOLERANCE
+        assert min(verify(out, [out]).values()) > TOLERANCE
 
 
 def test_a_target_of_an_earlier_export_does_not_stay_unseen(tmp_path, capsys):
@@ -323,17 +328,18 @@ def test_names_may_have_dots(tmp_path, capsys):
 def test_groups_of_unknown_width_are_joined(tmp_path):
     """A checkpoint of rsl_rl's own algorithms does not show the widths of several groups."""
     checkpoint, model = write_checkpoint(tmp_path / "run", MODELS["lstm"])
-    assert run_export(checkpoint, tmp_path / "out", "--steps", "40", "--target", "c") == 0
+    out = tmp_path / "out"
+    assert run_export(checkpoint, out, "--steps", "40", "--target", "c") == 0
     torch.manual_seed(1)
     groups = {"policy": torch.randn(4, 3), "camera": torch.randn(4, 2)}
     obs = TensorDict(groups, batch_size=[4])
     for form in ("onnx", "c"):
         model.reset()
-        exported = BundlePolicy(tmp_path / "out", form, OBS_GROUPS["student"])
+        exported = BundlePolicy(out, form, OBS_GROUPS["student"])
         with torch.no_grad():
             torch.testing.assert_close(exported(obs), model(obs), atol=TOLERANCE, rtol=TOLERANCE)
-    golden = read_golden(tmp_path / "out" / "golden.npz")
-    found = diagnose_log(tmp_path / "out", tmp_path / "out" / "golden.npz")
+    golden = read_golden(out / "golden.npz")
+    found = diagnose_log(out, out / "golden.npz")
     assert (found.faults, golden.keys() >= {"obs/obs"}) == ([], True)
     assert found.differences["actions"] < TOLERANCE
 
@@ -384,7 +390,7 @@ def test_heads_are_outputs_of_the_onnx_file_behind_the_state(tmp_path, student):
         assert want.std() > 10 * TOLERANCE
     about = {"checkpoint": "model_0.pt", "iteration": 0}
     write_bundle(tmp_path, Recorded(policy, golden, ""), heads, {}, about)
-    found = verify(tmp_path)
+    found = verify(tmp_path, [tmp_path])
     assert found.keys() == {"onnx", "torchscript", "auxiliary/velocity", "auxiliary/contact"}
     assert max(found.values()) < TOLERANCE
     np.savez(tmp_path / "golden.npz", **{**golden, "auxiliary/contact": 0 * contact})
