@@ -146,7 +146,7 @@ class StatefulPolicy(nn.Module):
             groups: See :class:`OneStep`; all are joined into one input.
         """
         super().__init__()
-        step = _StackedStep(OneStep(policy, groups, single_input=True))
+        step = _StackedStep(OneStep(policy, groups, single_input=True)).requires_grad_(False)
         obs, *state = step.one.inputs.values()
         stacked = torch.stack(state) if state else torch.zeros(0)
         with warnings.catch_warnings():  # torch's layers check their arguments' shapes
@@ -156,7 +156,8 @@ class StatefulPolicy(nn.Module):
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
         """Return actions, (1, A), for observations, (1, D)."""
-        actions, self.state = self.step(obs, self.state)
+        actions, state = self.step(obs, self.state)
+        self.state = state.detach()  # it would keep the graph of every step since the last reset
         return actions
 
     @torch.jit.export
