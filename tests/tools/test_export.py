@@ -54,6 +54,11 @@ MODELS = {
         "hidden_dims": [8],
         "distribution_cfg": {"class_name": "HeteroscedasticGaussianDistribution"},
     },
+    "beta": {
+        "class_name": "MLPModel",
+        "hidden_dims": [8],
+        "distribution_cfg": {"class_name": "BetaDistribution", "action_range": (-0.5, 2.0)},
+    },
 }
 OBS_GROUPS = {"student": ["policy", "camera"], "teacher": ["policy"]}
 NUM_OBS, NUM_ACTIONS = 5, 3
@@ -81,6 +86,8 @@ SHOWN_IN_PART = {
     "no distribution": "student: {activation: elu, distribution_cfg: null}",
     "std from the state": "student: {activation: elu, distribution_cfg: "
     "{class_name: HeteroscedasticGaussianDistribution}}",
+    "beta": "student: {activation: elu, distribution_cfg: "
+    "{class_name: BetaDistribution, action_range: [-0.5, 2.0]}}",
 }
 
 
@@ -127,6 +134,50 @@ def test_a_bundle_acts_as_the_trained_policy_and_a_forgotten_reset_shows(tmp_pat
     assert max(verify(out, [out]).values()) < TOLERANCE
     np.savez(out / "golden.npz", **{**golden, "reset": np.arange(30) == 0})
     assert [value > 10 * TOLERANCE for value in verify(out, [out]).values()] == [kind != "mlp"] * 2
+
+
+OWN_DISTRIBUTION = """
+import torch
+from rsl_rl.modules.distribution import Distribution
+
+class OneStd(Distribution):
+    def __init__(self, output_dim, limits):
+        super().__init__(output_dim)
+        if len(limits) != output_dim:
+            raise ValueError(limits)
+        self.limits = torch.tensor(limits)
+
+    @property
+    def input_dim(self):
+        return self.output_dim + 1
+
+    def update(self, mlp_output):
+        mean, self.shared_std = self.deterministic_output(mlp_output), mlp_output[..., -1:].exp()
+        self.normal = torch.distributions.Normal(mean, self.shared_std)
+
+    def deterministic_output(self, mlp_output):
+        return self.limits * torch.tanh(mlp_output[..., :-1])
+
+    @property
+    def std(self):
+        return self.shared_std.expand(self.output_dim) if hasattr(self, "normal") else 1 / 0
+"""
+
+
+def test_a_distribution_of_the_users_is_exported(tmp_path, monkeypatch):
+    """It has no module for exports, one option per action and another number of inputs."""
+    (tmp_path / "my_distributions.py").write_text(OWN_DISTRIBUTION)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    own = {"class_name": "my_distributions:OneStd", "limits": [0.5, 1.0, 2.0]}
+    checkpoint, model = write_checkpoint(
+        tmp_path / "run", MODELS["lstm"] | {"distribution_cfg": own}
+    )
+    out, words = tmp_path / "out", ("--steps", "30", "--target", "c")
+    assert run_export(checkpoint, out, *words, "--trust", "my_distributions") == 0
+    golden = read_golden(out / "golden.npz")
+    np.testing.assert_array_equal(golden["actions"], drawn(model, 30)["actions"])
+    assert max(verify(out, [out]).values()) < TOLERANCE
 
 
 def test_constants_are_folded_and_there_is_one_file(tmp_path):
@@ -276,7 +327,11 @@ def write_cnn(folder, vectors, known=True, **options):
 
 
 @pytest.mark.parametrize(
-    ("vectors", "options"), [(["policy", "goal"], {"obs_normalization": True}), ([], {})]
+    ("vectors", "options"),
+    [
+        (["policy", "goal"], {"obs_normalization": True}),
+        ([], {"distribution_cfg": {"class_name": "BetaDistribution"}}),
+    ],
 )
 def test_a_cnn_is_exported_with_its_images(tmp_path, vectors, options):
     checkpoint, _ = write_cnn(tmp_path / "run", vectors, **options)
