@@ -41,7 +41,9 @@ class OneStep(nn.Module):
                 instead of each group by its name.
         """
         super().__init__()
-        self.policy = _copied(policy).to("cpu")
+        self.policy = _copied(policy).to("cpu").requires_grad_(False)
+        if policy.distribution is not None:
+            self.policy.distribution = _DeterministicOutput(self.policy.distribution)
         self.heads = nn.ModuleList(copy.deepcopy([*(heads or {}).values()])).to("cpu")
         self.eval()
         self._groups = {name: torch.zeros_like(each.cpu()) for name, each in groups.items()}
@@ -89,7 +91,7 @@ class OneStep(nn.Module):
         after = as_tensors(self.policy.get_hidden_state()) if state else ()
         if state:
             self.policy.reset()  # torch's exporter refuses a model that keeps its inputs
-        return actions, *after, *(head(latents[0]) for head in self.heads)
+        return actions.float(), *after, *(head(latents[0]) for head in self.heads)
 
     def _split(self, obs: torch.Tensor) -> tuple[torch.Tensor, ...]:
         groups = [*self._groups.values()]
@@ -98,6 +100,21 @@ class OneStep(nn.Module):
             part.reshape(each.shape).to(each.dtype)
             for part, each in zip(parts, groups, strict=True)
         )
+
+
+class _DeterministicOutput(nn.Module):
+    """The part of a distribution that acts without noise.
+
+    It takes the distribution's place because ``torch.jit.trace`` reads all properties of modules,
+    and a distribution's mean or entropy may fail with any error before the first update.
+    """
+
+    def __init__(self, distribution: Any) -> None:
+        super().__init__()
+        try:
+            self.deterministic_output = distribution.as_deterministic_output_module()
+        except (AttributeError, NotImplementedError):
+            self.deterministic_output = distribution.deterministic_output
 
 
 def _copied(policy: Any) -> Any:
@@ -156,7 +173,8 @@ class StatefulPolicy(nn.Module):
 
     def forward(self, obs: torch.Tensor) -> torch.Tensor:
         """Return actions, (1, A), for observations, (1, D)."""
-        actions, self.state = self.step(obs, self.state)
+        actions, state = self.step(obs, self.state)
+        self.state = state.detach()  # it would keep the graph of every step since the last reset
         return actions
 
     @torch.jit.export

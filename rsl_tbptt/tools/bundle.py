@@ -15,6 +15,7 @@ import numpy as np
 import onnx
 import onnx_ir
 import torch
+from onnx_ir.passes.common import ClearMetadataAndDocStringPass
 from onnxscript import optimizer
 from torch import nn
 
@@ -29,7 +30,7 @@ from rsl_tbptt.tools.targets import TARGETS, Exported
 from rsl_tbptt.tools.verify import TORCHSCRIPT, torchscript
 
 OPSET = 18
-"""The operator set that rsl_rl exports with."""
+"""The operator set that rsl_rl exports with; the file states the oldest equal one."""
 RESET = "Where an episode starts, or the robot stands up, pass zeros as all states."
 
 Groups = Mapping[str, torch.Tensor]
@@ -37,7 +38,7 @@ Groups = Mapping[str, torch.Tensor]
 
 
 def onnx_model(step: OneStep) -> onnx.ModelProto:
-    """Return a step as ONNX, with its constants folded."""
+    """Return a step as ONNX, with its constants folded, for runtimes as old as possible."""
     # It warns four times without torchvision, whose operators no policy has.
     logging.getLogger("torch.onnx._internal.exporter._registration").setLevel(logging.ERROR)
     with warnings.catch_warnings():
@@ -56,7 +57,19 @@ def onnx_model(step: OneStep) -> onnx.ModelProto:
     # torch's own pass does not fold large weights: every step would slice and join them.
     size = 2**31
     optimizer.optimize(program.model, input_size_limit=size, output_size_limit=size)
-    return onnx_ir.to_proto(program.model)
+    ClearMetadataAndDocStringPass()(program.model)  # stack traces, with paths on this machine
+    nodes = [node for node in program.model.graph.all_nodes() if not node.domain]
+    # An operator is the same in all sets since the one that last changed it.
+    opset = max(onnx.defs.get_schema(node.op_type, OPSET).since_version for node in nodes)
+    program.model.opset_imports[""] = opset
+    model = onnx_ir.to_proto(program.model)
+    model.ir_version = onnx.helper.find_min_ir_version_for(model.opset_import)
+    return model
+
+
+def _versions_of(model: onnx.ModelProto) -> dict[str, int]:
+    opsets = {each.domain: each.version for each in model.opset_import}
+    return {"opset": opsets[""], "ir_version": model.ir_version}
 
 
 def export_torchscript(policy: MLPModel, groups: Groups, path: Path) -> None:
@@ -106,15 +119,18 @@ def write_bundle(
     groups = {name: torch.from_numpy(each[:1]) for name, each in groups_in(trajectory).items()}
     step = OneStep(policy, groups, heads, single_input=single_input or not knows_widths)
     golden = f"{len(trajectory['reset'])} steps, {recorded.source}"
+    model = onnx_model(step)
     about = {**about, "trained_as": type(policy).__name__, "golden": golden}
+    about["onnx"] = _versions_of(model)
     metadata = describe(step, groups if knows_widths else {}, robot, about)
-    onnx.save(_with_metadata(onnx_model(step), metadata), folder / ONNX)
+    onnx.save(_with_metadata(model, metadata), folder / ONNX)
     if hasattr(torch.jit, "script"):
         export_torchscript(policy, groups, folder / TORCHSCRIPT)
     if targets:
         joined = onnx_model(OneStep(policy, groups, heads, single_input=True))
         joined = _with_metadata(joined, metadata)
-        exported = Exported(joined, folder / TORCHSCRIPT, metadata, trajectory)
+        of_joined = {**metadata, "onnx": _versions_of(joined)}
+        exported = Exported(joined, folder / TORCHSCRIPT, of_joined, trajectory)
         for name in dict.fromkeys(targets):
             TARGETS[name](folder / name, exported)
     if not knows_widths:
@@ -239,14 +255,15 @@ def _csv(value: Any, separator: str = ",") -> str:
 
 def readme(metadata: Mapping[str, Any]) -> str:
     """Return the bundle's README, in Markdown, for people who run the policy."""
-    robot, hz = metadata["robot"], metadata["control_hz"]
+    robot, hz, model = metadata["robot"], metadata["control_hz"], metadata["onnx"]
     heads = [*metadata["outputs"]][1 + len(metadata["state_names"]) :]
     lines = [
         f"# A policy for robots, {metadata['checkpoint']}",
         "",
         f"From {metadata['trained_as']}, iteration {metadata['iteration']}. All of this is in"
-        " `policy.json`, too. `rsl-tbptt verify .` compares the files here with the trained policy;"
-        f" `golden.npz`: {metadata['golden']}.",
+        " `policy.json`, too. `rsl-tbptt verify . --trust .` compares the files with the trained"
+        f" policy. `golden.npz`: {metadata['golden']}. `policy.onnx`: opset {model['opset']}, IR"
+        f" version {model['ir_version']}.",
         "",
         f"**In**, {f'{hz:g} times a second' if hz else 'at every step'}:",
         "",

@@ -1,7 +1,7 @@
 """Write a policy in C99 without allocation: emx-onnx-cgen translates its ONNX file.
 
 Read ``policy.h`` first. ``policy.c`` implements it and includes ``policy_model.c``, which is
-generated. ``policy_golden.c`` has a ``main`` that replays the golden trajectory.
+generated. ``policy_golden.c`` has a ``main`` that replays the golden trajectory on the robot.
 """
 
 from __future__ import annotations
@@ -28,6 +28,8 @@ C_CODE = "c"
 """Folder of the C code in a bundle."""
 FLAGS = ("-std=c99", "-O2")
 """Compiler flags for comparisons with the trained policy."""
+REPLAY = Path(__file__).with_name("c_templates") / "replay.c"
+"""Program that runs a policy in C over a trajectory."""
 MOST_GOLDEN_NUMBERS = 50_000
 """Limit of the numbers in ``policy_golden.c``'s observations; with images it has fewer steps."""
 
@@ -89,37 +91,45 @@ def _generated(model: onnx.ModelProto) -> str:
         ) from error
 
 
-def run_c(folder: Path, flags: Sequence[str] = FLAGS) -> float | None:
-    """Compile a policy and replay the golden trajectory.
+def run_c(
+    folder: Path, golden: Mapping[str, np.ndarray], flags: Sequence[str] = FLAGS
+) -> np.ndarray | None:
+    """Compile a policy, which the caller trusts, and run it over a trajectory.
 
     Args:
         folder: Folder that :func:`write_c` wrote.
+        golden: The trajectory.
         flags: Compiler flags.
 
     Returns:
-        The largest difference of an action; None without a C compiler.
+        The actions, shape (T, A); None without a C compiler.
 
     Raises:
-        ValueError: If it does not compile or run.
+        ValueError: If it does not compile or run, or the number of actions is another one.
     """
     if (compiler := _compiler()) is None:
         return None
+    obs = [join(groups) for groups in zip(*groups_in(golden).values(), strict=True)]
+    rows = np.column_stack([golden["reset"], obs]).astype(np.float32)
     with tempfile.TemporaryDirectory() as name:
         program = Path(name, "policy")
-        sources = [folder / "policy.c", folder / "policy_golden.c"]
-        _compile([compiler, *flags, *sources, "-lm"], program)
-        result = subprocess.run([str(program)], capture_output=True, text=True, check=False)
-    try:
-        return float(result.stdout.split()[-1])
-    except (IndexError, ValueError) as error:
-        raise ValueError(f"The policy's C code does not run: {result.stderr}") from error
+        _compile([compiler, *flags, f"-I{folder}", folder / "policy.c", REPLAY, "-lm"], program)
+        result = subprocess.run([program], input=rows.tobytes(), capture_output=True, check=False)
+    size = golden["actions"].size * np.dtype(np.float32).itemsize
+    if result.returncode or len(result.stdout) != size:
+        raise ValueError(
+            f"{folder / 'policy.c'} ends with status {result.returncode} after"
+            f" {len(result.stdout)} bytes of actions, expected status 0 and {size} bytes:"
+            f" {result.stderr.decode(errors='replace')}"
+        )
+    return np.frombuffer(result.stdout, np.float32).reshape(golden["actions"].shape)
 
 
 class CPolicy:
     """A policy in C, run in this process as :class:`rsl_tbptt.deploy.Policy` runs ONNX."""
 
     def __init__(self, bundle: Path, flags: Sequence[str] = FLAGS) -> None:
-        """Compile and load it.
+        """Compile and load it; the caller trusts the bundle.
 
         Args:
             bundle: A folder of ``rsl-tbptt export --target c``.

@@ -57,7 +57,7 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.Namespace], int], Sequence[str
     "evaluate": (
         "evaluate a checkpoint on fresh episodes, without exploration noise",
         cli_policies.run_evaluate,
-        (*ACTING, *POLICY[1:], "evaluate --output", *WHERE, *EPISODES, "--device"),
+        (*ACTING, "evaluate --output", *WHERE, *EPISODES, "--device"),
     ),
     "memory": (
         "measure how far back a policy looks, and how long a sensor fault affects its actions",
@@ -72,7 +72,7 @@ COMMANDS: dict[str, tuple[str, Callable[[argparse.Namespace], int], Sequence[str
     "verify": (
         "compare an exported policy, or a robot's log of it, with the trained policy",
         cli_policies.run_verify,
-        ("verify bundle", "--log", "--tolerance"),
+        ("verify bundle", "verify --trust", "--log", "--tolerance"),
     ),
     "play": (
         "play a checkpoint with its platform's own command, task and agent",

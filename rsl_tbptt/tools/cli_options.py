@@ -53,6 +53,16 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "--trust": _option(
         "also load classes from this package; repeatable", metavar="PACKAGE", **_REPEATED
     ),
+    "evaluate --trust": _option(
+        "also load classes of this package, or run C code of this bundle; repeatable",
+        metavar="NAME",
+        **_REPEATED,
+    ),
+    "verify --trust": _option(
+        "also run TorchScript and C of this bundle",
+        metavar="BUNDLE",
+        **_REPEATED,
+    ),
     "--device": _option("cpu or cuda:<index> (default: cpu)", default="cpu"),
     "doctor folder": _option(
         "check the training in this log folder instead of the setup",
@@ -178,7 +188,7 @@ OPTIONS: dict[str, dict[str, Any]] = {
 """Options by name; a command stands in front where it has an option of its own by that name."""
 
 POLICY = ("--checkpoint", "--agent", "--trust")
-ACTING = ("evaluate --checkpoint", "--policy", "--form")
+ACTING = ("evaluate --checkpoint", "--policy", "--form", "--agent", "evaluate --trust")
 WHERE = ("--platform", "--task", "--env", "--overrides")
 EPISODES = ("--episodes", "--max-steps", "evaluate --seed")
 REMEMBERED = ("memory --num-envs", "memory --steps")

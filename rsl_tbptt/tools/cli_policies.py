@@ -122,6 +122,8 @@ def run_export(args: Arguments) -> int:
     )
     print(f"golden trajectory: {bundle['golden']}")
     _print_differences(bundle["max_difference"])
+    if "torchscript" not in bundle["max_difference"]:
+        print("torchscript: not there, newer releases of torch have given it up")
     if bundle["output"] is None:
         raise ValueError(
             f"The largest difference is not within {args.tolerance:.1e}: nothing is written."
@@ -138,10 +140,12 @@ def run_verify(args: Arguments) -> int:
     """
     if args.log is not None:
         return _verify_log(args.bundle, args.log, args.tolerance)
-    from rsl_tbptt.tools.verify import verify
+    from rsl_tbptt.tools.verify import code_in, is_trusted, verify
 
-    differences = verify(args.bundle)
+    differences = verify(args.bundle, args.trust)
     _print_differences(differences)
+    if (code := code_in(args.bundle)) and not is_trusted(args.bundle, args.trust):
+        print(f"not run: {', '.join(code)}. They are code: to run it, add --trust {args.bundle}")
     if not all(difference <= args.tolerance for difference in differences.values()):
         raise ValueError(
             f"The largest difference is not within {args.tolerance:.1e}: the files are not of the"
@@ -170,8 +174,6 @@ def _print_differences(differences: Mapping[str, float]) -> None:
     for name, difference in differences.items():
         what = "a prediction in ONNX" if name.startswith("auxiliary/") else "an action"
         print(f"{name}: largest difference of {what} {difference:.1e}")
-    if "torchscript" not in differences:
-        print("torchscript: not there, newer releases of torch have given it up")
 
 
 def run_play(args: Arguments) -> int:

@@ -71,6 +71,7 @@ def evaluate(
     *,
     bundle: Path | None = None,
     form: str = "onnx",
+    trust: Sequence[str] = (),
     episodes: int = 256,
     max_steps: int | None = None,
     seed: int = SEED,
@@ -82,6 +83,7 @@ def evaluate(
         checkpoint: ``model_<iteration>.pt`` in a log folder.
         bundle: Folder of ``rsl-tbptt export`` whose policy acts in place of the checkpoint's.
         form: Form of the bundle's policy, "onnx" or "c".
+        trust: See :func:`started`; C runs only if ``trust`` names the bundle, too.
         episodes: Number of fresh episodes, one per environment, at least 2.
         max_steps: Steps after which an unfinished episode is counted as it is, at least 1. None
             means one more than the environment's ``max_episode_length``.
@@ -95,14 +97,19 @@ def evaluate(
 
     Raises:
         ValueError: If there are fewer than 2 episodes or no steps, the checkpoint cannot be read,
-            its task is unknown, the bundle is of another policy, or a return or an error is not
+            its task is unknown, the bundle is of another policy or its code is not trusted, or a
+            return or an error is not
             finite.
     """
     if max_steps is not None and max_steps < 1:
         raise ValueError(f"max_steps is {max_steps}, expected at least 1.")
     if episodes < 2:
         raise ValueError(f"episodes is {episodes}, expected at least 2: one has no interval.")
-    with started(checkpoint, num_envs=episodes, seed=seed, **options) as start:
+    if bundle is not None and form == "c":
+        from rsl_tbptt.tools.verify import check_trust  # only a bundle needs onnxruntime
+
+        check_trust(bundle, trust)
+    with started(checkpoint, num_envs=episodes, seed=seed, trust=trust, **options) as start:
         step_seconds = start.platform.step_seconds(start.env)
         max_steps = max_steps or _longest_episode(start.env) + 1
         facts = EpisodeFacts(start.env)

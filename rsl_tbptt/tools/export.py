@@ -122,7 +122,7 @@ def _write_compared(
     """Write a bundle, see ``write_bundle``; publish it if it acts like the policy."""
     with tempfile.TemporaryDirectory() as folder:
         bundle = write_bundle(Path(folder), *arguments, **forms)
-        bundle["max_difference"] = differences = verify(Path(folder))
+        bundle["max_difference"] = differences = verify(Path(folder), [folder])
         passed = all(each <= tolerance for each in differences.values())  # false for NaN
         if passed:
             write_json(Path(folder, METADATA), bundle)

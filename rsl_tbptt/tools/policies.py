@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import math
 from collections.abc import Callable, Mapping, Sequence
@@ -184,8 +185,7 @@ def _build(saved: SavedPolicy, shapes: Images) -> MLPModel:
     model_class, options = _class_of(config[part])
     first = "rnn.rnn.weight_ih_l0" if "rnn.rnn.weight_ih_l0" in state_dict else "mlp.0.weight"
     num_inputs = state_dict[first].shape[1]
-    num_outputs = state_dict[last_layer(state_dict)].shape[0]
-    num_actions = num_outputs // _outputs_per_action(options)
+    num_actions = _num_actions(state_dict[last_layer(state_dict)].shape[0], options)
     groups, encoded = config["obs_groups"][part], _encoded(saved)
     names = [name for name in groups if name not in encoded]
     shown = set(groups) <= set(shapes)
@@ -234,13 +234,24 @@ def _class_of(config: dict[str, Any]) -> tuple[Callable[..., Any], dict[str, Any
     return resolve_callable(arguments.pop("class_name")), arguments
 
 
-def _outputs_per_action(options: dict[str, Any]) -> int:
-    """Return the head's number of outputs per action; some distributions need more than one."""
+def _num_actions(num_outputs: int, options: dict[str, Any]) -> int:
+    """Return the number of actions for which a distribution takes that many outputs of the head.
+
+    Raises:
+        ValueError: If there is none.
+    """
     if options.get("distribution_cfg") is None:
-        return 1
-    distribution_class, distribution_options = _class_of(options["distribution_cfg"])
-    input_dim = distribution_class(1, **distribution_options).input_dim
-    return input_dim if isinstance(input_dim, int) else math.prod(input_dim)
+        return num_outputs
+    for number in range(1, num_outputs + 1):
+        make, arguments = _class_of(options["distribution_cfg"])
+        with contextlib.suppress(Exception):  # its options may be lists with a value per action
+            input_dim = make(number, **arguments).input_dim
+            if num_outputs == (input_dim if isinstance(input_dim, int) else math.prod(input_dim)):
+                return number
+    raise ValueError(
+        f"The head has {num_outputs} outputs, expected as many as the input_dim of"
+        f" {options['distribution_cfg']} is for some number of actions."
+    )
 
 
 def split_into_groups(names: list[str], obs: torch.Tensor) -> TensorDict:

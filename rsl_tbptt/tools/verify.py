@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import warnings
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,33 @@ from rsl_tbptt.tools.progress import track
 TORCHSCRIPT = "policy.pt"
 
 
-def verify(bundle: Path) -> dict[str, float]:
+def is_trusted(bundle: Path, trust: Sequence[str | Path]) -> bool:
+    """Return whether the user trusts a bundle: ``trust`` has its folder."""
+    return any(Path(each).resolve() == bundle.resolve() for each in trust)
+
+
+def check_trust(bundle: Path, trust: Sequence[str | Path]) -> None:
+    """Check that a bundle's code may run.
+
+    Raises:
+        ValueError: If the user does not trust it.
+    """
+    if not is_trusted(bundle, trust):
+        raise ValueError(
+            f"trust is {[*map(str, trust)]}, expected '{bundle}' in it: C and TorchScript of a"
+            " bundle are code, which runs only if you trust it. If you do, add --trust"
+            f" {bundle}, in Python trust=[...]."
+        )
+
+
+def verify(bundle: Path, trust: Sequence[str | Path] = ()) -> dict[str, float]:
     """Replay the golden trajectory of a bundle in all its forms.
+
+    C and TorchScript are code: TorchScript can write files, even while it is loaded.
 
     Args:
         bundle: The folder.
+        trust: What the user trusts; the bundle's C and TorchScript run only if it is named.
 
     Returns:
         The largest difference of an action by form: ``onnx``; ``torchscript`` if the bundle has it;
@@ -32,31 +54,41 @@ def verify(bundle: Path) -> dict[str, float]:
     Raises:
         ValueError: If the folder is not a bundle.
     """
-    policy = Policy(bundle)
+    policy, runs_code = Policy(bundle), is_trusted(bundle, trust)
     golden = read_golden(bundle / GOLDEN)
     heads = [name for name in policy.metadata["outputs"] if name in golden and name != "actions"]
     found = run_onnx(policy, golden, ("actions", *heads))
     differences = {"onnx": largest_difference(found["actions"], golden["actions"])}
-    if (bundle / TORCHSCRIPT).exists():
+    if runs_code and (bundle / TORCHSCRIPT).exists():
         actions = run_torchscript(bundle / TORCHSCRIPT, golden)
         differences["torchscript"] = largest_difference(actions, golden["actions"])
-    differences |= _verify_targets(bundle, golden)
+    differences |= _verify_targets(bundle, golden, runs_code)
     return differences | {name: largest_difference(found[name], golden[name]) for name in heads}
 
 
-def _verify_targets(bundle: Path, golden: Mapping[str, np.ndarray]) -> dict[str, float]:
+def _verify_targets(
+    bundle: Path, golden: Mapping[str, np.ndarray], runs_code: bool
+) -> dict[str, float]:
     """Return the largest difference of an action by target."""
     found = {}
     for folder in sorted(path for path in bundle.iterdir() if path.is_dir()):
-        actions = [run_torchscript(path, golden) for path in folder.rglob("*.pt")]
+        actions = []
         if (folder / METADATA).exists():
             actions.append(run_onnx(Policy(folder), golden, ("actions",))["actions"])
+        if runs_code:
+            actions += [run_torchscript(path, golden) for path in folder.rglob("*.pt")]
+            in_c = [run_c(path.parent, golden) for path in folder.rglob("policy.c")]
+            actions += [each for each in in_c if each is not None]
         differences = [largest_difference(each, golden["actions"]) for each in actions]
-        in_c = [run_c(path.parent) for path in folder.rglob("policy.c")]
-        differences += [difference for difference in in_c if difference is not None]
         if differences:
             found[folder.name] = float(np.max(differences))  # NaN if one is
     return found
+
+
+def code_in(bundle: Path) -> list[str]:
+    """Return the names of a bundle's files that :func:`verify` runs only if it is trusted."""
+    files = [*bundle.rglob("*.pt"), *bundle.rglob("policy.c")]
+    return sorted(str(path.relative_to(bundle)) for path in files)
 
 
 def read_golden(path: Path) -> dict[str, np.ndarray]:

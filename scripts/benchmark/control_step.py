@@ -18,7 +18,10 @@ from rsl_tbptt.tools.c_code import CPolicy
 from rsl_tbptt.tools.golden import draw
 from rsl_tbptt.tools.verify import TORCHSCRIPT
 
-FLAGS = ("-O2", "-O3 -march=native", "-O3 -march=native -ffast-math")
+FLAGS = (
+    "-O2",
+    "-O3 -march=native -fno-math-errno -fno-trapping-math -fno-signed-zeros -fassociative-math",
+)
 """Compiler flags that are compared."""
 Step = Callable[[dict[str, np.ndarray]], object]
 CALLS = 200

@@ -4,24 +4,29 @@ import copy
 import ctypes
 import importlib.util
 import json
+import re
 import shutil
 import subprocess
 from pathlib import Path
 
 import numpy as np
+import onnx
 import pytest
 import torch
 from rsl_rl.models import MLPModel, RNNModel
+from rsl_rl.modules.distribution import Distribution
 from support.helpers import MEMORIES
 from support.helpers import MODELS as OF_RSL_RL
 from tensordict import TensorDict
 
-from rsl_tbptt.deploy import groups_in, join
+from rsl_tbptt.deploy import Policy, groups_in, join
 from rsl_tbptt.models import CNNRNNModel, RecurrentModel
 from rsl_tbptt.tools.bundle import Recorded, export_torchscript, write_bundle
 from rsl_tbptt.tools.c_code import run_c
+from rsl_tbptt.tools.cli import main
+from rsl_tbptt.tools.evaluate import evaluate
 from rsl_tbptt.tools.golden import draw
-from rsl_tbptt.tools.verify import verify
+from rsl_tbptt.tools.verify import run_onnx, verify
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore:.torch.jit"),
@@ -64,13 +69,56 @@ ROBOT = {
 }
 
 
-def build(kind):
+class Discrete(Distribution):
+    """Each action is one of five numbers. It cannot tell a mean, and has no module for exports."""
+
+    @property
+    def input_dim(self):
+        return [self.output_dim, 5]
+
+    def update(self, mlp_output):
+        self.categorical = torch.distributions.Categorical(logits=mlp_output)
+
+    def deterministic_output(self, mlp_output):
+        return mlp_output.argmax(-1)
+
+    @property
+    def mean(self):
+        raise TypeError("discrete actions have no mean")
+
+
+class Exportable(Distribution):
+    """Acts by code that no exporter can follow, and has a module for them."""
+
+    @property
+    def input_dim(self):
+        return self.output_dim
+
+    def deterministic_output(self, mlp_output):
+        return torch.from_numpy(np.tanh(mlp_output.numpy()))
+
+    def as_deterministic_output_module(self):
+        return torch.nn.Tanh()
+
+
+GAUSSIAN = {"class_name": "GaussianDistribution", "init_std": 0.1}
+WITH_OTHER_DISTRIBUTIONS = [
+    ("mlp", None),
+    ("gru", {"class_name": "HeteroscedasticGaussianDistribution", "std_type": "log"}),
+    ("lstm", {"class_name": "BetaDistribution"}),
+    ("cnn-sru", {"class_name": "BetaDistribution", "action_range": (-0.5, 2.0)}),
+    ("mlp", {"class_name": Discrete}),
+    ("cnn-lstm", {"class_name": Discrete}),
+    ("sru", {"class_name": Exportable}),
+]
+
+
+def build(kind, distribution=GAUSSIAN):
     torch.manual_seed(0)
     groups = {"policy": torch.randn(50, 3), "goal": 5.0 + 2.0 * torch.randn(50, 3)}
     if kind.startswith("cnn"):
         groups["camera"] = torch.zeros(50, 1, 8, 8, dtype=torch.uint8)
     obs, (model_class, options) = TensorDict(groups, batch_size=[50]), MODELS[kind]
-    gaussian = {"class_name": "GaussianDistribution", "init_std": 0.1}
     policy = model_class(
         obs,
         {"actor": [*groups]},
@@ -78,16 +126,16 @@ def build(kind):
         2,
         hidden_dims=[8],
         obs_normalization=True,
-        distribution_cfg=gaussian,
+        distribution_cfg=copy.deepcopy(distribution),
         **copy.deepcopy(options),
     )
     policy.update_normalization(obs)
     return policy.eval(), {name: group[:1] for name, group in groups.items()}
 
 
-def write(folder, kind, *, heads=False, steps=1000, fault=None, **options):
+def write(folder, kind, distribution=GAUSSIAN, *, heads=False, steps=1000, fault=None, **options):
     """Write the bundle of a policy; ``fault`` changes the exports but not the trajectory."""
-    policy, groups = build(kind)
+    policy, groups = build(kind, distribution)
     width = policy.get_latent(TensorDict(groups, batch_size=[1])).shape[-1]
     made = {"auxiliary/velocity": torch.nn.Linear(width, 2)} if heads else {}
     trajectory = draw(policy, made, groups, steps, seed=1)
@@ -106,11 +154,20 @@ def write(folder, kind, *, heads=False, steps=1000, fault=None, **options):
 def test_all_forms_act_as_the_policy_over_a_thousand_steps(tmp_path, kind, heads):
     trajectory = write(tmp_path, kind, heads=heads, single_input=heads)
     assert trajectory["reset"].sum() == 2
-    differences = verify(tmp_path)
+    differences = verify(tmp_path, [tmp_path])
     assert differences.keys() >= {"onnx", "torchscript", "c"}
     assert max(differences.values()) < TOLERANCE
     if heads:
-        assert_c_is_clean(tmp_path / "c")
+        assert_c_is_clean(tmp_path / "c", trajectory)
+
+
+@pytest.mark.parametrize(("kind", "distribution"), WITH_OTHER_DISTRIBUTIONS)
+def test_policies_with_other_distributions_act_alike_in_all_forms(tmp_path, kind, distribution):
+    trajectory = write(tmp_path, kind, distribution, steps=40)
+    assert trajectory["actions"].std() > 10 * TOLERANCE
+    differences = verify(tmp_path, [tmp_path])
+    assert differences.keys() == {"onnx", "torchscript", "c"}
+    assert max(differences.values()) < TOLERANCE
 
 
 STRICT = ("-std=c99", "-O1", "-Wall", "-Wextra", "-pedantic", "-Werror")
@@ -128,10 +185,9 @@ def test_an_export_without_torchvision_is_silent(tmp_path, monkeypatch):
     assert not records
 
 
-def assert_c_is_clean(folder):
-    difference = run_c(folder, (*STRICT, *SANITIZERS))
-    assert difference is not None
-    assert difference < TOLERANCE
+def assert_c_is_clean(folder, golden):
+    actions = run_c(folder, golden, (*STRICT, *SANITIZERS))
+    np.testing.assert_allclose(actions, golden["actions"], atol=TOLERANCE, rtol=0)
     for source in ("policy.c", "policy_model.c"):
         assert "alloc" not in (folder / source).read_text()
 
@@ -172,6 +228,17 @@ def test_torchscript_runs_in_the_libtorch_of_robots(tmp_path, libtorch, kind):
     assert differs == (kind != "mlp")
 
 
+@pytest.mark.parametrize("kind", ["mlp", "lstm", "cnn-gru"])
+def test_torchscript_keeps_no_graph_of_its_steps(tmp_path, kind):
+    policy, groups = build(kind)
+    export_torchscript(policy, groups, tmp_path / "policy.pt")
+    module = torch.jit.load(str(tmp_path / "policy.pt"))
+    obs = torch.cat([each.flatten(1).float() for each in groups.values()], dim=1)
+    assert not module(obs).requires_grad
+    module(obs.requires_grad_())
+    assert not module.state.requires_grad
+
+
 def without_memory(policy):
     for name, weights in policy.rnn.rnn.named_parameters():
         if "weight_hh" in name:
@@ -187,16 +254,110 @@ def with_groups_swapped(policy):
 @pytest.mark.parametrize("kind", ["lstm", "cnn-gru"])
 def test_a_faulty_export_is_detected_in_each_form(tmp_path, kind, fault):
     write(tmp_path, kind, steps=40, fault=fault)
-    assert min(verify(tmp_path).values()) > 1e-3
+    assert min(verify(tmp_path, [tmp_path]).values()) > 1e-3
 
 
 def test_a_dropped_reset_is_detected_in_each_form(tmp_path):
     write(tmp_path, "lstm", steps=40)
     golden = dict(np.load(tmp_path / "golden.npz"))
     np.savez(tmp_path / "golden.npz", **{**golden, "reset": np.arange(40) == 0})
-    source = tmp_path / "c" / "policy_golden.c"
-    source.write_text(source.read_text().replace("policy_reset();", ";"))
-    assert min(verify(tmp_path).values()) > 1e-3
+    assert min(verify(tmp_path, [tmp_path]).values()) > 1e-3
+
+
+PLANTED = """
+__attribute__((constructor)) static void plant(void) {{ fclose(fopen("{}", "w")); }}
+"""
+
+
+@pytest.fixture
+def planted(tmp_path):
+    """A bundle whose C code writes a file when it is loaded, and that file."""
+    bundle, file = tmp_path / "bundle", tmp_path / "planted"
+    bundle.mkdir()
+    write(bundle, "lstm", steps=4)
+    source = bundle / "c" / "policy.c"
+    source.write_text("#include <stdio.h>\n" + source.read_text() + PLANTED.format(file))
+    return bundle, file
+
+
+def test_the_code_of_a_bundle_runs_only_if_it_is_trusted(planted, capsys):
+    bundle, file = planted
+    assert main(["verify", str(bundle)]) == 0
+    printed = capsys.readouterr().out
+    assert "onnx: largest difference" in printed
+    assert (
+        f"not run: c/policy.c, policy.pt. They are code: to run it, add --trust {bundle}" in printed
+    )
+    assert verify(bundle).keys() == verify(bundle, [bundle.parent]).keys() == {"onnx"}
+    with pytest.raises(ValueError, match=r"trust is \[\], expected '.*bundle' in it: C and Torch"):
+        evaluate(bundle / "missing.pt", bundle=bundle, form="c")
+    assert not file.exists()
+    assert main(["verify", str(bundle), "--trust", str(bundle)]) == 0
+    assert "c: largest difference" in capsys.readouterr().out
+    assert file.exists()
+
+
+def test_what_a_bundles_c_code_says_about_itself_is_not_believed(planted):
+    bundle, _ = planted
+    golden = bundle / "c" / "policy_golden.c"
+    golden.write_text('#include <stdio.h>\nint main(void) { puts("0"); return 0; }')
+    source = bundle / "c" / "policy.c"
+    honest = source.read_text()
+    source.write_text(honest.replace("current = 1 - current;", "actions[0] += 1.0f;"))
+    assert verify(bundle, [bundle])["c"] > 0.5
+    for end in ("exit(3)", "exit(0)", "abort()"):
+        source.write_text(honest.replace("current = 1 - current;", f"{end};"))
+        source.write_text("#include <stdlib.h>\n" + source.read_text())
+        with pytest.raises(ValueError, match=r"policy\.c ends with status .*expected status 0"):
+            verify(bundle, [bundle])
+
+
+FAST = "-O3 -march=native -ffast-math"
+
+
+def documented_flags():
+    page = (Path(__file__).parents[2] / "docs" / "reference" / "bundle.md").read_text()
+    return re.search(r"`(-O3\s[^`]*)`", page)[1].split()
+
+
+@pytest.mark.parametrize("kind", ["lstm", "gru", "sru", "cnn-sru"])
+def test_an_outlier_does_not_stay_with_the_documented_flags(tmp_path, kind):
+    golden = dict(write(tmp_path, kind, steps=40))
+    golden["obs/policy"][5] = [1e30, -1e30, 1e30]
+    expected = run_onnx(Policy(tmp_path), golden, ("actions",))["actions"]
+    assert np.isfinite(expected).all()
+    found = run_c(tmp_path / "c", golden, ("-std=c99", *documented_flags()))
+    np.testing.assert_allclose(found, expected, atol=TOLERANCE, rtol=0)
+
+
+@pytest.mark.parametrize("flags", ["-O2", FAST])
+def test_the_program_for_the_robot_refuses_nan_whatever_the_flags(tmp_path, flags):
+    write(tmp_path, "lstm", steps=10)
+    folder, program = tmp_path / "c", tmp_path / "replay"
+
+    def status():
+        sources = [folder / "policy.c", folder / "policy_golden.c"]
+        command = ["gcc", "-std=c99", *flags.split(), *sources, "-o", program, "-lm"]
+        subprocess.run(command, check=True)
+        return subprocess.run([program], check=False).returncode
+
+    assert status() == 0
+    source = folder / "policy.c"
+    nan = "static const unsigned nan_bits = 0x7fc00000u; memcpy(actions, &nan_bits, 4);"
+    source.write_text(source.read_text().replace("current = 1 - current;", nan))
+    assert status() == 1
+
+
+def test_the_onnx_file_needs_no_newer_runtime_than_its_operators(tmp_path):
+    """onnxruntime 1.17 reads IR versions up to 9 and opsets up to 20."""
+    write(tmp_path, "lstm", steps=2)
+    model = onnx.load(tmp_path / "policy.onnx")
+    versions = {"opset": model.opset_import[0].version, "ir_version": model.ir_version}
+    assert versions == {"opset": 14, "ir_version": 7}
+    assert json.loads((tmp_path / "policy.json").read_text())["onnx"] == versions
+    assert "opset 14, IR version 7" in " ".join((tmp_path / "README.md").read_text().split())
+    onnx.checker.check_model(model, full_check=True)
+    assert b"site-packages" not in model.SerializeToString()  # no paths of this machine
 
 
 def test_terms_joined_by_time_have_no_place_in_c_and_a_remark_in_the_readme(tmp_path, monkeypatch):

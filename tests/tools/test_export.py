@@ -54,6 +54,11 @@ MODELS = {
         "hidden_dims": [8],
         "distribution_cfg": {"class_name": "HeteroscedasticGaussianDistribution"},
     },
+    "beta": {
+        "class_name": "MLPModel",
+        "hidden_dims": [8],
+        "distribution_cfg": {"class_name": "BetaDistribution", "action_range": (-0.5, 2.0)},
+    },
 }
 OBS_GROUPS = {"student": ["policy", "camera"], "teacher": ["policy"]}
 NUM_OBS, NUM_ACTIONS = 5, 3
@@ -81,6 +86,8 @@ SHOWN_IN_PART = {
     "no distribution": "student: {activation: elu, distribution_cfg: null}",
     "std from the state": "student: {activation: elu, distribution_cfg: "
     "{class_name: HeteroscedasticGaussianDistribution}}",
+    "beta": "student: {activation: elu, distribution_cfg: "
+    "{class_name: BetaDistribution, action_range: [-0.5, 2.0]}}",
 }
 
 
@@ -124,9 +131,53 @@ def test_a_bundle_acts_as_the_trained_policy_and_a_forgotten_reset_shows(tmp_pat
     golden = read_golden(out / "golden.npz")
     assert golden["reset"].nonzero()[0].tolist() == [0, 15]
     np.testing.assert_array_equal(golden["actions"], drawn(model, 30)["actions"])
-    assert max(verify(out).values()) < TOLERANCE
+    assert max(verify(out, [out]).values()) < TOLERANCE
     np.savez(out / "golden.npz", **{**golden, "reset": np.arange(30) == 0})
-    assert [value > 10 * TOLERANCE for value in verify(out).values()] == [kind != "mlp"] * 2
+    assert [value > 10 * TOLERANCE for value in verify(out, [out]).values()] == [kind != "mlp"] * 2
+
+
+OWN_DISTRIBUTION = """
+import torch
+from rsl_rl.modules.distribution import Distribution
+
+class OneStd(Distribution):
+    def __init__(self, output_dim, limits):
+        super().__init__(output_dim)
+        if len(limits) != output_dim:
+            raise ValueError(limits)
+        self.limits = torch.tensor(limits)
+
+    @property
+    def input_dim(self):
+        return self.output_dim + 1
+
+    def update(self, mlp_output):
+        mean, self.shared_std = self.deterministic_output(mlp_output), mlp_output[..., -1:].exp()
+        self.normal = torch.distributions.Normal(mean, self.shared_std)
+
+    def deterministic_output(self, mlp_output):
+        return self.limits * torch.tanh(mlp_output[..., :-1])
+
+    @property
+    def std(self):
+        return self.shared_std.expand(self.output_dim) if hasattr(self, "normal") else 1 / 0
+"""
+
+
+def test_a_distribution_of_the_users_is_exported(tmp_path, monkeypatch):
+    """It has no module for exports, one option per action and another number of inputs."""
+    (tmp_path / "my_distributions.py").write_text(OWN_DISTRIBUTION)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.syspath_prepend(tmp_path)
+    own = {"class_name": "my_distributions:OneStd", "limits": [0.5, 1.0, 2.0]}
+    checkpoint, model = write_checkpoint(
+        tmp_path / "run", MODELS["lstm"] | {"distribution_cfg": own}
+    )
+    out, words = tmp_path / "out", ("--steps", "30", "--target", "c")
+    assert run_export(checkpoint, out, *words, "--trust", "my_distributions") == 0
+    golden = read_golden(out / "golden.npz")
+    np.testing.assert_array_equal(golden["actions"], drawn(model, 30)["actions"])
+    assert max(verify(out, [out]).values()) < TOLERANCE
 
 
 def test_constants_are_folded_and_there_is_one_file(tmp_path):
@@ -276,7 +327,11 @@ def write_cnn(folder, vectors, known=True, **options):
 
 
 @pytest.mark.parametrize(
-    ("vectors", "options"), [(["policy", "goal"], {"obs_normalization": True}), ([], {})]
+    ("vectors", "options"),
+    [
+        (["policy", "goal"], {"obs_normalization": True}),
+        ([], {"distribution_cfg": {"class_name": "BetaDistribution"}}),
+    ],
 )
 def test_a_cnn_is_exported_with_its_images(tmp_path, vectors, options):
     checkpoint, _ = write_cnn(tmp_path / "run", vectors, **options)
@@ -284,7 +339,12 @@ def test_a_cnn_is_exported_with_its_images(tmp_path, vectors, options):
     for words in ([], ["--single-input"]):
         out = tmp_path / f"out{len(words)}"
         assert run_export(checkpoint, out, "--steps", "4", *words, *targets) == 0
-        assert verify(out).keys() == {"onnx", "torchscript", "legged_control2", "unitree_gym"}
+        assert verify(out, [out]).keys() == {
+            "onnx",
+            "torchscript",
+            "legged_control2",
+            "unitree_gym",
+        }
         golden = read_golden(out / "golden.npz")
         shapes = {name: [NUM_OBS] for name in vectors} | {n: [*s] for n, s in IMAGES.items()}
         inputs = json.loads((out / "policy.json").read_text())["inputs"]
@@ -295,10 +355,10 @@ def test_a_cnn_is_exported_with_its_images(tmp_path, vectors, options):
         assert {name: golden[f"obs/{name}"].shape[1:] for name in shapes} == {
             name: tuple(shape) for name, shape in shapes.items()
         }
-        assert max(verify(out).values()) < TOLERANCE
+        assert max(verify(out, [out]).values()) < TOLERANCE
         blind = {**golden, "obs/depth": np.zeros_like(golden["obs/depth"])}
         np.savez(out / "golden.npz", allow_pickle=False, **blind)
-        assert min(verify(out).values()) > TOLERANCE
+        assert min(verify(out, [out]).values()) > TOLERANCE
 
 
 def test_a_target_of_an_earlier_export_does_not_stay_unseen(tmp_path, capsys):
@@ -323,17 +383,18 @@ def test_names_may_have_dots(tmp_path, capsys):
 def test_groups_of_unknown_width_are_joined(tmp_path):
     """A checkpoint of rsl_rl's own algorithms does not show the widths of several groups."""
     checkpoint, model = write_checkpoint(tmp_path / "run", MODELS["lstm"])
-    assert run_export(checkpoint, tmp_path / "out", "--steps", "40", "--target", "c") == 0
+    out = tmp_path / "out"
+    assert run_export(checkpoint, out, "--steps", "40", "--target", "c") == 0
     torch.manual_seed(1)
     groups = {"policy": torch.randn(4, 3), "camera": torch.randn(4, 2)}
     obs = TensorDict(groups, batch_size=[4])
     for form in ("onnx", "c"):
         model.reset()
-        exported = BundlePolicy(tmp_path / "out", form, OBS_GROUPS["student"])
+        exported = BundlePolicy(out, form, OBS_GROUPS["student"])
         with torch.no_grad():
             torch.testing.assert_close(exported(obs), model(obs), atol=TOLERANCE, rtol=TOLERANCE)
-    golden = read_golden(tmp_path / "out" / "golden.npz")
-    found = diagnose_log(tmp_path / "out", tmp_path / "out" / "golden.npz")
+    golden = read_golden(out / "golden.npz")
+    found = diagnose_log(out, out / "golden.npz")
     assert (found.faults, golden.keys() >= {"obs/obs"}) == ([], True)
     assert found.differences["actions"] < TOLERANCE
 
@@ -384,7 +445,7 @@ def test_heads_are_outputs_of_the_onnx_file_behind_the_state(tmp_path, student):
         assert want.std() > 10 * TOLERANCE
     about = {"checkpoint": "model_0.pt", "iteration": 0}
     write_bundle(tmp_path, Recorded(policy, golden, ""), heads, {}, about)
-    found = verify(tmp_path)
+    found = verify(tmp_path, [tmp_path])
     assert found.keys() == {"onnx", "torchscript", "auxiliary/velocity", "auxiliary/contact"}
     assert max(found.values()) < TOLERANCE
     np.savez(tmp_path / "golden.npz", **{**golden, "auxiliary/contact": 0 * contact})

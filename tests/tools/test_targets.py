@@ -131,7 +131,7 @@ def test_the_command_line_and_the_page_name_every_target(request):
 
 
 def assert_all_replayed(folder):
-    differences = verify(folder)
+    differences = verify(folder, [folder])
     assert differences.keys() == {"onnx", "torchscript", *TARGETS}
     assert max(differences.values()) < TOLERANCE
 
@@ -150,7 +150,7 @@ def test_policies_without_a_memory_have_the_same_targets(tmp_path):
 @needs_gxx
 def test_verify_detects_a_fault_in_every_target(tmp_path):
     write(tmp_path, "gru", fault=lambda policy: policy.mlp[-1].bias.data.add_(0.1))
-    assert min(verify(tmp_path).values()) > 0.01
+    assert min(verify(tmp_path, [tmp_path]).values()) > 0.01
 
 
 def test_unitree_gym_takes_and_resets_the_policy_as_its_own_lstm(bundle):
