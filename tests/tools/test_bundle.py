@@ -349,7 +349,7 @@ def test_the_program_for_the_robot_refuses_nan_whatever_the_flags(tmp_path, flag
 
 
 def test_the_onnx_file_needs_no_newer_runtime_than_its_operators(tmp_path):
-    """onnxruntime 1.17 reads IR versions up to 9 and opsets up to 20."""
+    """Onnxruntime 1.17 reads IR versions up to 9 and opsets up to 20."""
     write(tmp_path, "lstm", steps=2)
     model = onnx.load(tmp_path / "policy.onnx")
     versions = {"opset": model.opset_import[0].version, "ir_version": model.ir_version}

@@ -217,7 +217,7 @@ def test_observations_that_differ_by_more_than_noise_are_a_failure(
 ):
     values, generator = walk(0)
     readings = [noisy(values, generator, noise) for _ in range(2)]
-    np.savez(tmp_path / "a.npz", **logged(bundle, *readings, wrong))
+    np.savez(tmp_path / "a.npz", **logged(bundle, readings[0], readings[1], wrong))
     assert main(["verify", str(bundle), "--log", str(tmp_path / "a.npz")]) == 1
     assert re.search(
         r"FAULT unexplained: policy/angles: [34] of 4 numbers", capsys.readouterr().out
@@ -230,7 +230,9 @@ def test_observations_that_differ_by_more_than_noise_are_a_failure(
 def test_a_joint_that_differs_is_a_failure(bundle, tmp_path, noise):
     values, generator = walk(0)
     readings = [noisy(values, generator, noise) for _ in range(2)]
-    log = logged(bundle, *readings, lambda angles: angles + 0.1 * (np.arange(4) == 1))
+    log = logged(
+        bundle, readings[0], readings[1], lambda angles: angles + 0.1 * (np.arange(4) == 1)
+    )
     [fault] = diagnosed(bundle, tmp_path, log).faults
     assert fault.text.startswith("policy/angles: 1 of 4 numbers differ by up to 0.1")
 
@@ -248,7 +250,7 @@ def test_a_robot_that_stands_still_has_no_fault(bundle, tmp_path):
 def test_a_spike_does_not_hide_a_fault(bundle, tmp_path, name):
     values, generator = walk(0)
     readings = [noisy(values, generator, 0.005) for _ in range(2)]
-    log = logged(bundle, *readings, np.negative)
+    log = logged(bundle, readings[0], readings[1], np.negative)
     log[name][30, -1] = 1e3
     found = diagnosed(bundle, tmp_path, log)
     text = "policy/angles: the sign is flipped"

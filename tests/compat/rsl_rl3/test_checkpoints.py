@@ -66,7 +66,7 @@ def trained(make, algorithm_class, updates=2, **options):
 @pytest.mark.parametrize("kind", ["mlp", "lstm"])
 @pytest.mark.parametrize("roles", [("actor", "critic"), ("student", "teacher")])
 def test_a_policy_has_the_names_that_rsl_rl_5_models_are_made_from(roles, kind):
-    normalized = {f"{role}_obs_normalization": True for role in roles}
+    normalized: dict[str, Any] = {f"{role}_obs_normalization": True for role in roles}
     make = make_actor_critic if "actor" in roles else make_student_teacher
     policy = make(kind, **normalized)
     models = {role: model_of(policy, role) for role in roles}
