@@ -411,7 +411,7 @@ def _check_std(actor: MLPModel, std: float) -> None:
     kept, before = dict(vars(distribution)), parameter.clone()
     _set_std(actor, std)
     distribution.update(parameter.new_zeros(1, *(sizes if isinstance(sizes, list) else [sizes])))
-    found = actor.output_std.flatten()
+    found = actor.output_std.flatten().clone()  # may be a view of the parameter
     parameter.copy_(before)
     vars(distribution).clear()
     vars(distribution).update(kept)
