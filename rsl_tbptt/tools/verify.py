@@ -52,10 +52,11 @@ def verify(bundle: Path, trust: Sequence[str | Path] = ()) -> dict[str, float]:
         difference of each auxiliary head's prediction in ONNX, by the head's name.
 
     Raises:
-        ValueError: If the folder is not a bundle.
+        ValueError: If the folder is not a bundle, or a file in it is another policy's.
     """
     policy, runs_code = Policy(bundle), is_trusted(bundle, trust)
     golden = read_golden(bundle / GOLDEN)
+    _check_complete(golden, bundle / GOLDEN)
     heads = [name for name in policy.metadata["outputs"] if name in golden and name != "actions"]
     found = run_onnx(policy, golden, ("actions", *heads))
     differences = {"onnx": largest_difference(found["actions"], golden["actions"])}
@@ -99,9 +100,17 @@ def read_golden(path: Path) -> dict[str, np.ndarray]:
     """
     try:
         with np.load(path) as file:  # allow_pickle is False
-            golden = dict(file)
+            return dict(file)
     except Exception as error:  # a damaged archive can raise almost anything
         raise ValueError(f"The trajectory '{path}' cannot be read: {error}") from error
+
+
+def _check_complete(golden: Mapping[str, np.ndarray], path: Path) -> None:
+    """Check that a golden trajectory has what a replay needs.
+
+    Raises:
+        ValueError: If an array is missing or has another number of steps.
+    """
     # Older releases of numpy save their option allow_pickle as an array, too, a scalar.
     lengths = {name: len(array) for name, array in golden.items() if array.ndim > 0}
     if not {"reset", "actions"} <= {*lengths} or len({*lengths.values()}) != 1:
@@ -109,7 +118,6 @@ def read_golden(path: Path) -> dict[str, np.ndarray]:
             f"The trajectory '{path}' has the arrays {lengths}, expected 'reset', 'actions' and"
             " others of as many steps: export the policy again."
         )
-    return golden
 
 
 def run_onnx(
