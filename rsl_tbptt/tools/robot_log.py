@@ -312,7 +312,7 @@ def _was_read_once(terms: np.ndarray, logged: np.ndarray, agrees: np.ndarray) ->
     """
     moving = {*terms[np.ptp(logged, axis=0) > 0.0]}
     agreeing = moving - {*terms[~agrees.all(axis=0)]}
-    return agrees.all(axis=1).mean() > 0.8 or len(agreeing) > 0.5 * len(moving)
+    return bool(agrees.all(axis=1).mean() > 0.8) or len(agreeing) > 0.5 * len(moving)
 
 
 def _largest(values: np.ndarray) -> float:
