@@ -322,7 +322,7 @@ def run_first_episodes(
             if watch is not None:
                 watch(step, obs)
             obs, rewards, dones, extras = env.step(policy(obs))
-            policy.reset(dones)
+            policy.reset((dones != 0).long())
             if facts is not None:
                 facts.note(extras, running, dones)
             returns += torch.where(running, rewards, 0.0)

@@ -330,7 +330,7 @@ def record(
         for step in range(num_steps):
             seen.append(obs.select(*groups).clone())
             obs, _, dones, _ = env.step(policy(obs))
-            policy.reset(dones)
+            policy.reset((dones != 0).long())
             starts.append(dones != 0)
             progress.update(step + 1)
     together: Any = torch.stack(seen)

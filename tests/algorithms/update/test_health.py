@@ -263,3 +263,19 @@ def test_an_update_warns():
 
     with pytest.warns(UserWarning, match=r"Loss/obs_scale/actor/policy is .*obs_normalization"):
         train()
+
+
+def test_rewards_that_are_too_large_are_named_while_updates_can_still_use_them():
+    algorithm = ppo()
+
+    def enlarge(step, obs, rewards):
+        rewards.mul_(1e12)
+
+    def update(seed):
+        roll_out_ppo(algorithm, seed, on_step=enlarge)
+        return algorithm.update()
+
+    metrics = [update(seed) for seed in range(LIMITS["value"].updates - 1)]
+    with pytest.warns(UserWarning, match="values are wrong by more than 100,000. Scale the reward"):
+        metrics.append(update(9))
+    assert not any(each["skipped_updates"] for each in metrics)
