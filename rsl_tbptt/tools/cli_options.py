@@ -54,12 +54,12 @@ OPTIONS: dict[str, dict[str, Any]] = {
         "also load classes from this package; repeatable", metavar="PACKAGE", **_REPEATED
     ),
     "evaluate --trust": _option(
-        "also load classes of this package, or run C code of this bundle; repeatable",
+        "also load this package's classes, or this bundle's C; repeatable",
         metavar="NAME",
         **_REPEATED,
     ),
     "verify --trust": _option(
-        "also run TorchScript and C of this bundle",
+        "run this bundle's TorchScript and C, too",
         metavar="BUNDLE",
         **_REPEATED,
     ),

@@ -187,6 +187,7 @@ def test_an_export_without_torchvision_is_silent(tmp_path, monkeypatch):
 
 def assert_c_is_clean(folder, golden):
     actions = run_c(folder, golden, (*STRICT, *SANITIZERS))
+    assert actions is not None
     np.testing.assert_allclose(actions, golden["actions"], atol=TOLERANCE, rtol=0)
     for source in ("policy.c", "policy_model.c"):
         assert "alloc" not in (folder / source).read_text()
@@ -317,7 +318,8 @@ FAST = "-O3 -march=native -ffast-math"
 
 def documented_flags():
     page = (Path(__file__).parents[2] / "docs" / "reference" / "bundle.md").read_text()
-    return re.search(r"`(-O3\s[^`]*)`", page)[1].split()
+    (flags,) = re.findall(r"`(-O3\s[^`]*)`", page)
+    return flags.split()
 
 
 @pytest.mark.parametrize("kind", ["lstm", "gru", "sru", "cnn-sru"])
@@ -327,6 +329,7 @@ def test_an_outlier_does_not_stay_with_the_documented_flags(tmp_path, kind):
     expected = run_onnx(Policy(tmp_path), golden, ("actions",))["actions"]
     assert np.isfinite(expected).all()
     found = run_c(tmp_path / "c", golden, ("-std=c99", *documented_flags()))
+    assert found is not None
     np.testing.assert_allclose(found, expected, atol=TOLERANCE, rtol=0)
 
 
@@ -349,7 +352,7 @@ def test_the_program_for_the_robot_refuses_nan_whatever_the_flags(tmp_path, flag
 
 
 def test_the_onnx_file_needs_no_newer_runtime_than_its_operators(tmp_path):
-    """Onnxruntime 1.17 reads IR versions up to 9 and opsets up to 20."""
+    """Release 1.17 of onnxruntime reads IR versions up to 9 and opsets up to 20."""
     write(tmp_path, "lstm", steps=2)
     model = onnx.load(tmp_path / "policy.onnx")
     versions = {"opset": model.opset_import[0].version, "ir_version": model.ir_version}
