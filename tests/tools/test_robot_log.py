@@ -193,13 +193,13 @@ def noisy(values, generator, noise):
     return values + noise * generator.normal(size=values.shape)
 
 
-def logged(bundle, raw, read_again, wrong=lambda angles: angles):
+def logged(bundle, readings, wrong=np.positive):
     """Return the log of a program that gives ``wrong`` angles, and reads sensors for the log."""
-    starts = np.arange(NUM_STEPS) % 20 == 0
+    (raw, read_again), starts = readings, np.arange(NUM_STEPS) % 20 == 0
     obs = np.concatenate([0.5 * raw[:, :2], wrong(raw[:, 2:])], axis=1)
-    readings = {"raw/policy/turn": read_again[:, :2], "raw/policy/angles": read_again[:, 2:]}
+    terms = {"raw/policy/turn": read_again[:, :2], "raw/policy/angles": read_again[:, 2:]}
     seen = recorded(Policy(bundle), obs, np.zeros((NUM_STEPS, 6)), starts)
-    return {"reset": starts, **readings, **seen}
+    return {"reset": starts, **terms, **seen}
 
 
 DIFFERENT = {
@@ -217,12 +217,12 @@ def test_observations_that_differ_by_more_than_noise_are_a_failure(
 ):
     values, generator = walk(0)
     readings = [noisy(values, generator, noise) for _ in range(2)]
-    np.savez(tmp_path / "a.npz", **logged(bundle, readings[0], readings[1], wrong))
+    np.savez(tmp_path / "a.npz", **logged(bundle, readings, wrong))
     assert main(["verify", str(bundle), "--log", str(tmp_path / "a.npz")]) == 1
     assert re.search(
         r"FAULT unexplained: policy/angles: [34] of 4 numbers", capsys.readouterr().out
     )
-    np.savez(tmp_path / "b.npz", **logged(bundle, *readings))
+    np.savez(tmp_path / "b.npz", **logged(bundle, readings))
     assert main(["verify", str(bundle), "--log", str(tmp_path / "b.npz")]) == 0
 
 
@@ -230,9 +230,7 @@ def test_observations_that_differ_by_more_than_noise_are_a_failure(
 def test_a_joint_that_differs_is_a_failure(bundle, tmp_path, noise):
     values, generator = walk(0)
     readings = [noisy(values, generator, noise) for _ in range(2)]
-    log = logged(
-        bundle, readings[0], readings[1], lambda angles: angles + 0.1 * (np.arange(4) == 1)
-    )
+    log = logged(bundle, readings, lambda angles: angles + 0.1 * (np.arange(4) == 1))
     [fault] = diagnosed(bundle, tmp_path, log).faults
     assert fault.text.startswith("policy/angles: 1 of 4 numbers differ by up to 0.1")
 
@@ -241,7 +239,7 @@ def test_a_robot_that_stands_still_has_no_fault(bundle, tmp_path):
     for seed in range(8):
         values, generator = walk(seed, deviation=0.0)
         readings = [noisy(values, generator, 0.02) for _ in range(2)]
-        found = diagnosed(bundle, tmp_path, logged(bundle, *readings))
+        found = diagnosed(bundle, tmp_path, logged(bundle, readings))
         assert found.faults == []
         assert "policy/turn is not compared: its noise hides it" in found.notes
 
@@ -250,7 +248,7 @@ def test_a_robot_that_stands_still_has_no_fault(bundle, tmp_path):
 def test_a_spike_does_not_hide_a_fault(bundle, tmp_path, name):
     values, generator = walk(0)
     readings = [noisy(values, generator, 0.005) for _ in range(2)]
-    log = logged(bundle, readings[0], readings[1], np.negative)
+    log = logged(bundle, readings, np.negative)
     log[name][30, -1] = 1e3
     found = diagnosed(bundle, tmp_path, log)
     text = "policy/angles: the sign is flipped"
