@@ -464,7 +464,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
     ) -> int | torch.Tensor:
         """Return M of a mini-batch's groups over all ranks, which exchange their weights.
 
-        A sequence counts by the mean weight of its steps, so that a robot-step has the same weight
+        A sequence counts by the mean weight of its steps, so that a sample has the same weight
         in every group of windows.
         """
         if self.sample_weights is None:

@@ -158,7 +158,7 @@ class MiniBatches:
         return zip(*(each.tensor_split(self._num_mini_batches) for each in drawn), strict=True)
 
     def _num_loss_steps(self, segments: Sequence[torch.Tensor]) -> int:
-        """Count the robot-steps of segments, by shape, that enter the loss."""
+        """Count the samples of segments, by shape, that enter the loss."""
         return sum(
             sum(window.num_loss_steps for window in group) * len(own)
             for group, own in zip(self._groups, segments, strict=True)

@@ -176,7 +176,7 @@ class Options:
     """The options that all algorithms share."""
 
     num_micro_batches: Annotated[int, count()] = 1
-    """Least number of micro-batches per optimiser step.
+    """Minimum number of micro-batches per optimiser step.
 
     It divides the update's memory and leaves the gradient unchanged.
     """
@@ -359,7 +359,7 @@ class DistillationOptions(Options):
     """
 
     loss_reduction: Literal["mean", "sum"] = "mean"
-    """Whether losses are averaged over robot-steps, or summed over steps as in rsl_rl (``"sum"``).
+    """Whether losses are averaged over samples, or summed over steps as in rsl_rl (``"sum"``).
 
     With ``"mean"`` the lengths above do not change the size of gradients.
     """
@@ -378,7 +378,7 @@ class DistillationOptions(Options):
     """
 
     imitation_weight: str | Callable[..., Any] | None = None
-    """Weight of each robot-step in the loss: an observation group or ``"module:function"``.
+    """Weight of each sample in the loss: an observation group or ``"module:function"``.
 
     None weighs all steps equally. See docs/reference/distillation.md#what-counts.
     """
@@ -389,8 +389,8 @@ class DistillationOptions(Options):
     learning_rate_updates: Annotated[int | None, count(hint=" Use None to keep the rate.")] = None
     """Updates over which ``learning_rate`` falls linearly to 3 % of its value; None keeps it.
 
-    Set it to the number of updates of the training: a constant rate keeps moving a trained student,
-    which lowers its return.
+    Set it to the number of updates of the training: with a constant rate the final policy is often
+    worse than earlier ones.
     """
 
     max_grad_norm: ClippingNorm = 1.0
@@ -479,7 +479,7 @@ class PpoOptions(Options):
     """Whether environments or windows are shuffled anew for every epoch."""
 
     loss_reduction: Literal["mean", "episode_mean"] = "mean"
-    """``"mean"`` weighs all robot-steps equally, ``"episode_mean"`` all episodes of the rollout."""
+    """``"mean"`` weighs all samples equally, ``"episode_mean"`` all episodes of the rollout."""
 
     policy_loss: Literal["clip", "kl_penalty"] = "clip"
     """The clipped surrogate loss, or ``"kl_penalty"``: unclipped with an adaptive KL penalty.
@@ -491,7 +491,7 @@ class PpoOptions(Options):
     """Initial coefficient of the KL penalty."""
 
     clip_param_high: Annotated[float | None, positive()] = None
-    """How far the probability ratio may rise above 1; None means ``clip_param``."""
+    """Upper clip range (clip-higher); None means ``clip_param``."""
 
     dual_clip_param: Annotated[float | None, _ABOVE_1] = None
     """Dual-clip bound c > 1: with a negative advantage the loss is clipped at c times it.

@@ -249,7 +249,7 @@ class PpoGradient:
             mini_batch: Samples of the step.
             rollout: The rollout.
             normalization: Normalisation of the mini-batch.
-            num_micro_batches: Least number of micro-batches, which run one after the other.
+            num_micro_batches: Minimum number of micro-batches, which run one after the other.
             holds_actor: Whether the actor's own gradient is discarded. Its auxiliary heads learn
                 nevertheless.
 

@@ -143,7 +143,7 @@ class Replay:
             state: State before the first window. Shape: (L, N, H), or a pair of them.
             loss: The loss.
             divisor: M, the divisor of the weighted sum of per-sample losses. Shape: ().
-            num_micro_batches: Least number of micro-batches, which run one after the other.
+            num_micro_batches: Minimum number of micro-batches, which run one after the other.
             coef: Weight of the loss compared with others.
 
         Returns:

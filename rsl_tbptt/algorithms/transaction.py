@@ -101,7 +101,7 @@ class Transaction:
         self._max_micro_batches = max_micro_batches
         self._budget_gb, self._has_updated = options.memory_budget_gb, False
         self.num_micro_batches = options.num_micro_batches
-        """Least number of micro-batches that a mini-batch is split into."""
+        """Minimum number of micro-batches that a mini-batch is split into."""
         self.logged: dict[str, float] = {}
         """Metrics of the last update; only ``skipped_updates`` (total so far) if it was undone."""
 

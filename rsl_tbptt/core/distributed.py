@@ -1,6 +1,6 @@
 """Counts and gradients over the processes that train one policy.
 
-The divisor of the loss already counts the robot-steps of all processes, so gradients are summed,
+The divisor of the loss already counts the samples of all processes, so gradients are summed,
 not averaged: R processes with N/R environments each give the gradient of one process with N.
 """
 

@@ -67,7 +67,7 @@ def num_steps_of_full_group(
 ) -> int:
     """Return k1' = min(k1, T), the steps of a full group: the divisor of every group's loss.
 
-    The last, shorter group of a rollout has the same divisor, so that all robot-steps have the same
+    The last, shorter group of a rollout has the same divisor, so that all samples have the same
     weight.
 
     Args:
