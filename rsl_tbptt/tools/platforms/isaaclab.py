@@ -79,19 +79,17 @@ class IsaacLab(Platform):
 
     def registered_agent(self, trained: Trained) -> Mapping[str, Any]:
         """Return the agent of Isaac Lab's registry, in the form of the installed rsl_rl."""
-        from isaaclab.cli import load_external_tasks
         from isaaclab_tasks.utils.parse_cfg import load_cfg_from_registry
 
-        load_external_tasks()
+        _load_tasks(trained.task)
         cfg: Any = load_cfg_from_registry(trained.task, trained.agent)
         return cfg if isinstance(cfg, dict) else _without_old_options(cfg).to_dict()
 
     def noted_settings(self, folder: Path, trained: Trained) -> Found:
         """Compare the configs of a run with what `isaaclab train` makes of the task."""
-        from isaaclab.cli import load_external_tasks
         from isaaclab.utils import to_dict
 
-        load_external_tasks()
+        _load_tasks(trained.task)
         env, agent = resolved_configs(trained)
         return noted_settings(folder, {"agent": agent, "env": env}, to_dict)
 
@@ -101,13 +99,12 @@ class IsaacLab(Platform):
         # Imported here because they load the simulator, which writing commands does not need.
         import gymnasium as gym
         from isaaclab.app import launch_simulation
-        from isaaclab.cli import load_external_tasks
         from isaaclab.utils import to_dict
         from isaaclab_rl.rsl_rl import RslRlVecEnvWrapper
         from isaaclab_tasks.utils import resolve_task_config
 
-        load_external_tasks()
         task, device, overrides = simulation.task, simulation.device, simulation.overrides
+        _load_tasks(task)
         own = [] if any(word.startswith("physics=") for word in overrides) else physics(task)
         cfg: Any = resolve_task_config(task, None, overrides=[*own, *overrides])[0]
         default = resolve_task_config(task, None, overrides=physics(task))[0] if overrides else None
@@ -210,16 +207,34 @@ def physics(task: str) -> list[str]:
     if task.startswith(OWN_TASKS):
         return [PHYSICS]
     # Imported here because it takes seconds, which this repository's own tasks do not need.
-    from isaaclab.cli import load_external_tasks
     from isaaclab_tasks.utils.preset_cli import enumerate_task_presets
 
-    load_external_tasks()
+    _load_tasks(task)
     selector, _, backend = PHYSICS.partition("=")
     presets = enumerate_task_presets(task) or {}
     offered = {
         name for target, names in presets.items() if target.value == selector for name in names
     }
     return [PHYSICS] if backend in offered else []
+
+
+def _load_tasks(task: str) -> None:
+    """Register the tasks of Isaac Lab and of installed packages.
+
+    Raises:
+        ValueError: If the task is not among them.
+    """
+    import gymnasium as gym
+    import isaaclab_tasks  # noqa: F401, registers its own
+    from isaaclab.cli import load_external_tasks
+
+    load_external_tasks()
+    try:
+        gym.spec(task.rpartition(":")[2])  # what is in front of a colon is imported later
+    except gym.error.Error as error:
+        raise ValueError(
+            f"The task is {task!r}, expected a registered id of an installed package: {error}"
+        ) from error
 
 
 def _camera_cfg(width: int, height: int) -> Any:
