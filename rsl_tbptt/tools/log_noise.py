@@ -100,7 +100,7 @@ def _misfit(
     """
     squares = (np.square(logged - expected), np.square(logged) + np.square(expected))
     error, total = (np.sqrt(each.mean(axis=0, where=steps)) for each in squares)
-    rounding = tolerance + 1e-12
+    rounding = 0.01 * tolerance + 1e-12  # an explanation leaves far less than the tolerance
     return np.log((error + rounding) / (total + rounding))
 
 

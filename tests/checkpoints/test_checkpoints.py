@@ -96,7 +96,7 @@ def test_a_missing_or_damaged_teacher_checkpoint_is_named(tmp_path):
     torch.save([1, 2], tmp_path / "list.pt")
     with pytest.raises(ValueError, match="holds a list, not a dict"):
         load_teacher(tmp_path / "list.pt")
-    torch.save({"model_state_dict": {}}, tmp_path / "old.pt")
+    torch.save({"infos": {}}, tmp_path / "old.pt")
     with pytest.raises(ValueError, match="neither 'teacher_state_dict' nor 'actor_state_dict'"):
         load_teacher(tmp_path / "old.pt")
 

@@ -117,10 +117,10 @@ def test_a_trajectory_and_torchscript_that_do_not_fit_are_named(bundle, tmp_path
     with torchscript():
         torch.jit.script(torch.nn.Linear(2, 2)).save(str(folder / "policy.pt"))
     with pytest.raises(ValueError, match=r"policy\.pt' does not run, expected this policy in Tor"):
-        verify(folder)
+        verify(folder, [str(folder)])
     (folder / "policy.pt").write_bytes(b"newer")
     with pytest.raises(ValueError, match=rf"that torch {re.escape(torch.__version__)} can read: "):
-        verify(folder)
+        verify(folder, [str(folder)])
     for wrong in ({"reset": None}, {"actions": golden["actions"][1:]}):
         arrays = {name: each for name, each in (golden | wrong).items() if each is not None}
         np.savez(folder / "golden.npz", **arrays)

@@ -43,12 +43,12 @@ def test_its_policy_is_evaluated_and_exported(isaaclab, checkpoint, tmp_path):
     where = ["--task", TASK, "--overrides", "env.episode_length_s=0.5", *CAMERA.split()]
     for words in (
         ["evaluate", *shared, str(tmp_path / "evaluation.json"), "--episodes", "2", *where],
-        ["export", *shared, str(tmp_path), "--steps", "3", *where],
+        ["export", *shared, str(tmp_path / "bundle"), "--steps", "3", *where],
     ):
         status, printed = isaaclab.call("rsl_tbptt.tools.cli:main", words)
         assert status == 0, printed
     assert json.loads((tmp_path / "evaluation.json").read_text())["episodes"] == 2
-    exported = json.loads((tmp_path / "policy.json").read_text())
+    exported = json.loads((tmp_path / "bundle" / "policy.json").read_text())
     assert max(exported["max_difference"].values()) < 1e-4
 
 

@@ -110,8 +110,12 @@ def test_a_skipped_update_does_not_touch_its_state():
     runner = distilling("Playback")
     runner.learn(1)
     (playback,) = runner.alg.teacher._controller
+    with torch.inference_mode():
+        actions = runner.alg.act(runner.env.get_observations())
+        runner.alg.process_env_step(*runner.env.step(actions))
     before, told = playback.steps.copy(), len(playback.told)
-    runner.alg.transaction._drop_rollout()
+    runner.alg.transaction.drop_rollout()
+    assert runner.alg.storage.step == 0
     assert (playback.steps == before).all()
     assert len(playback.told) == told
 

@@ -53,7 +53,7 @@ def test_bench_without_torch_is_one_line(monkeypatch, capsys):
     monkeypatch.delattr("rsl_tbptt.tools.bench", raising=False)
     assert main(["bench", "--help"]) == 1
     shown = capsys.readouterr().err
-    assert shown.startswith("rsl-tbptt bench: The module torch is missing, expected it for this")
+    assert shown.startswith("rsl-tbptt bench: The module torch is missing: ")
     assert shown.count("\n") == 1
 
 

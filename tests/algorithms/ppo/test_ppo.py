@@ -242,7 +242,8 @@ def test_checkpoints_that_do_not_fit_are_named_and_change_nothing():
     algorithm = make_ppo(TbpttPPO, 6, 4)
     before = ppo_parameters_of(algorithm)
     for checkpoint, message in (
-        ({"model_state_dict": {}}, "lacks 'actor_state_dict', it holds"),
+        ({"infos": {}}, "lacks 'actor_state_dict', it holds"),
+        ({"model_state_dict": {}}, r"has a policy with \[\], expected rsl_rl 1 to 3's"),
         ({"student_state_dict": {}}, r"lacks '.*' of the actor"),
         (make_ppo(TbpttPPO, 6, 4, critic="mlp").save(), "of the critic: |for the critic"),
         (make_ppo(TbpttPPO, 6, 4, actor="gru").save(), r"'rnn\..*for the actor"),
