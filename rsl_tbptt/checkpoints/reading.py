@@ -149,8 +149,8 @@ def _what_is_wrong(path: str, error: Exception) -> str:
                 )
         if names := torch.serialization.get_unsafe_globals_in_checkpoint(path):
             return (
-                f"holds {', '.join(sorted(names))}, expected tensors and plain values, which run no code:"
-                " save it again without them, a number of numpy as float(number)."
+                f"holds {', '.join(sorted(names))}, expected tensors and plain values, which run no"
+                " code: save it again without them, a number of numpy as float(number)."
             )
     return f"is damaged: {_first_sentence(error)} Use another checkpoint of the run."
 
