@@ -207,9 +207,10 @@ def physics(task: str) -> list[str]:
     if task.startswith(OWN_TASKS):
         return [PHYSICS]
     # Imported here because it takes seconds, which this repository's own tasks do not need.
+    from isaaclab.cli import load_external_tasks
     from isaaclab_tasks.utils.preset_cli import enumerate_task_presets
 
-    _load_tasks(task)
+    load_external_tasks()
     selector, _, backend = PHYSICS.partition("=")
     presets = enumerate_task_presets(task) or {}
     offered = {
