@@ -72,6 +72,8 @@ def make_model(role: str, kind: str, num_envs: int, seed: int, **kwargs: Any) ->
         "distribution_cfg": {"class_name": "GaussianDistribution", "init_std": 0.3},
         **kwargs,
     }
+    if shared["distribution_cfg"] is not None:  # rsl_rl before 5.5 takes entries out of it
+        shared["distribution_cfg"] = dict(shared["distribution_cfg"])
     if kind == "mlp":
         return MLPModel(**shared)
     if kind in MEMORIES_THAT_SEE:
