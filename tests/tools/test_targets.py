@@ -736,7 +736,7 @@ def test_entering_rl_sars_policy_again_starts_its_history_again(tmp_path):
     assert torch.equal(torch.jit.load(file)(obs), first)
 
 
-@pytest.mark.parametrize("name", ["../../x", "/tmp/x", "..", "a/b", "", "a\nb", "."])
+@pytest.mark.parametrize("name", ["../../x", "/x", "..", "a/b", "", "a\nb", "."])
 def test_a_robots_name_cannot_lead_out_of_the_folder(tmp_path, name):
     with pytest.raises(ValueError, match=r"name is .*, expected one such as 'go2'"):
         write_alone(tmp_path / "bundle", "rl_sar", changed(name=name))
