@@ -15,11 +15,11 @@ from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.options import Rule, between, parse_fields
-from rsl_tbptt.algorithms.replay import Head, action_head, distribution_head, gaussian_head
 from rsl_tbptt.compat.versions import GaussianDistribution, MLPModel, import_function
 from rsl_tbptt.core import losses
 from rsl_tbptt.core.accumulate import Outputs, SampleLosses
 from rsl_tbptt.core.rollout import Labels
+from rsl_tbptt.models.protocol import Head, action_head, distribution_head, gaussian_head
 from rsl_tbptt.user_functions import unwritten, values_with_gradient
 
 ACTIONS, STD = "actions", "std"

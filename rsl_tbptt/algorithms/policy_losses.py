@@ -17,19 +17,12 @@ from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 from torch import nn
 
+from rsl_tbptt.algorithms.frames import FrameObs, deduplicate_frames
 from rsl_tbptt.algorithms.heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.health import FirstReplay
 from rsl_tbptt.algorithms.mini_batches import MiniBatch, MiniBatches
 from rsl_tbptt.algorithms.options import PpoOptions
-from rsl_tbptt.algorithms.replay import (
-    FrameObs,
-    Replay,
-    action_head,
-    distribution_head,
-    find_held_frames,
-    observed_groups,
-    seen_by,
-)
+from rsl_tbptt.algorithms.replay import Replay, observations_of, observed_groups
 from rsl_tbptt.algorithms.symmetry import ACTOR, CRITIC, MirroredRobots, averaged
 from rsl_tbptt.compat.versions import MLPModel, clip_gradients
 from rsl_tbptt.core import losses
@@ -37,6 +30,7 @@ from rsl_tbptt.core.accumulate import Loss, Outputs, SampleLosses
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.rollout import Labels, Rollout, generalized_advantages
+from rsl_tbptt.models.protocol import action_head, distribution_head
 from rsl_tbptt.user_functions import values_with_gradient
 
 Params = tuple[torch.Tensor, ...]
@@ -193,18 +187,18 @@ class PpoGradient:
         """
         mirrored = self._mirrored
         if mirrored is None:
-            seen = [seen_by(replay.model, stored) for replay in (self.actor, self.critic)]
-            find_held_frames(*seen)
+            seen = [observations_of(replay.model, stored) for replay in (self.actor, self.critic)]
+            deduplicate_frames(*seen)
             return seen, states
         models = [replay.model for replay in mirrored.replays.values()]
         groups = {group for model in models for group in observed_groups(model, stored)}
         obs = mirrored.obs(groups)
-        seen = [seen_by(model, obs) for model in models]
-        find_held_frames(*seen)
+        seen = [observations_of(model, obs) for model in models]
+        deduplicate_frames(*seen)
         states = mirrored.run(states, seen, episode_starts, self._state_steps)
         if not mirrored.augments:
-            seen.append(seen_by(self.critic.model, stored))
-            find_held_frames(seen[-1])
+            seen.append(observations_of(self.critic.model, stored))
+            deduplicate_frames(seen[-1])
         return seen, states
 
     def normalization(

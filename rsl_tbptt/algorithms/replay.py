@@ -8,8 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any
 
@@ -17,6 +16,13 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
+from rsl_tbptt.algorithms.frames import (
+    FrameObs,
+    in_convolution_layout,
+    separate_frames,
+    steps_of,
+    unique_frames,
+)
 from rsl_tbptt.algorithms.health import FirstReplay
 from rsl_tbptt.algorithms.options import Options
 from rsl_tbptt.compat.versions import OWN_MODELS, MLPModel
@@ -35,32 +41,10 @@ from rsl_tbptt.core.recompute import graph_bytes_per_row, graphs_seen, in_parts,
 from rsl_tbptt.core.rollout import Rollout, Segments
 from rsl_tbptt.core.scan import recurrent_scan, unchanged_weights
 from rsl_tbptt.core.windows import Group
-from rsl_tbptt.models.protocol import FrameEncoder, parts_of
+from rsl_tbptt.models.protocol import FrameEncoder, Head, action_head, gaussian_head, parts_of
 
 if TYPE_CHECKING:
     from rsl_tbptt.algorithms.heads import AuxiliaryHeads
-
-Head = Callable[[MLPModel, torch.Tensor], Outputs]
-"""Maps a model and its last layer's values (rows, ...) to outputs of leading shape (rows,)."""
-
-
-def action_head(model: MLPModel, mlp_output: torch.Tensor) -> Outputs:
-    """Return the deterministic action, shape (rows, A)."""
-    if model.distribution is None:
-        return (mlp_output,)
-    return (model.distribution.deterministic_output(mlp_output),)
-
-
-def gaussian_head(model: MLPModel, mlp_output: torch.Tensor) -> Outputs:
-    """Return mean and standard deviation of the action, shape (rows, A) each."""
-    assert model.distribution is not None
-    model.distribution.update(mlp_output)
-    return model.output_mean, model.output_std
-
-
-def distribution_head(model: MLPModel, mlp_output: torch.Tensor) -> Outputs:
-    """Return the inputs of ``distribution.update``, shape (rows, ...)."""
-    return (mlp_output,)
 
 
 class Replay:
@@ -297,10 +281,10 @@ class Replay:
         assert parts is not None  # a model that runs step by step has no such inputs
         if not parts.encoders:
             return parts.encode(obs.flatten(0, 1)).unflatten(0, shape)
-        obs = frames_apart(obs, parts.encoders)
+        obs = separate_frames(obs, parts.encoders)
         seen, num_bytes = dict(obs.steps.flatten(0, 1).items()), 0
         for group, encoder in parts.encoders.items():
-            rows, places = shown_once(obs.steps[group])
+            rows, places = unique_frames(obs.steps[group])
             features = self._features(group, encoder, obs.frames[group], rows)
             if len(rows) < places.numel():
                 features = features.index_select(0, places.flatten())
@@ -316,7 +300,7 @@ class Replay:
         """Return features (R, F) of some rows, (R,), of the frames (F, ...) of a group."""
 
         def encode(some: torch.Tensor) -> torch.Tensor:
-            return encoder(_as_convolved(frames.index_select(0, some)))
+            return encoder(in_convolution_layout(frames.index_select(0, some)))
 
         if group not in self._bytes_per_frame:
             self._bytes_per_frame[group] = graph_bytes_per_row(encode, rows[:1].repeat(2))
@@ -369,10 +353,10 @@ def _warn_of_channels_last(model: Any) -> None:
             )
 
 
-def seen_by(model: MLPModel, obs: TensorDict) -> TensorDict | FrameObs:
+def observations_of(model: MLPModel, obs: TensorDict) -> TensorDict | FrameObs:
     """Return those of a rollout's observations, (T, N), that a replay of ``model`` uses."""
     seen, parts = obs.select(*observed_groups(model, obs)), parts_of(model)
-    return seen if parts is None or not parts.encoders else frames_apart(seen, parts.encoders)
+    return seen if parts is None or not parts.encoders else separate_frames(seen, parts.encoders)
 
 
 def observed_groups(model: MLPModel, obs: TensorDict) -> list[str]:
@@ -397,16 +381,6 @@ def observed_groups(model: MLPModel, obs: TensorDict) -> list[str]:
     if own_forward or type(model).get_latent not in [known.get_latent for known in OWN_MODELS]:
         return list(map(str, obs.keys()))
     return [*model.obs_groups, *getattr(model, "obs_groups_2d", ())]
-
-
-def _as_convolved(frames: torch.Tensor) -> torch.Tensor:
-    """Return images, (rows, C, H, W), with channels last on a CPU: its convolutions are faster so.
-
-    They are copied even with one channel: both orders are the same then, but not the strides.
-    """
-    if frames.dim() != 4 or frames.device.type != "cpu":
-        return frames
-    return torch.empty_like(frames, memory_format=torch.channels_last).copy_(frames)
 
 
 def set_state(model: MLPModel, state: HiddenState, episode_starts: torch.Tensor) -> None:
@@ -450,95 +424,3 @@ def _updates_of(distribution: Any) -> Iterator[list[torch.Tensor]]:
         yield seen
     finally:
         del vars(distribution)["update"]
-
-
-@dataclass(frozen=True)
-class FrameObs:
-    """Observations of leading shape (T, N), with frames stored separately."""
-
-    steps: TensorDict
-    """All groups; groups of frames hold row numbers of ``frames``. Shape: (T, N), int64."""
-
-    frames: Mapping[str, torch.Tensor]
-    """Frames by group. Shape: (F, ...)."""
-
-    def __getitem__(self, index: Any) -> FrameObs:
-        """Return some steps of some environments; the frames do not change."""
-        return replace(self, steps=self.steps[index])
-
-    def flatten(self, first: int, last: int) -> FrameObs:
-        """Return the observations with some of their leading dimensions joined into one."""
-        return replace(self, steps=self.steps.flatten(first, last))
-
-    def unsqueeze(self, dim: int) -> FrameObs:
-        """Return the observations with one more leading dimension."""
-        return replace(self, steps=self.steps.unsqueeze(dim))
-
-
-def frames_apart(obs: TensorDict | FrameObs, groups: Iterable[str]) -> FrameObs:
-    """Separate frames from observations, without copies if their memory is in one piece.
-
-    Args:
-        obs: Observations of leading shape (T, N), with mirror images (T, N, I); returned unchanged
-            if frames are separate.
-        groups: The groups of frames.
-
-    Returns:
-        The observations; every frame counts as new.
-    """
-    if isinstance(obs, FrameObs):
-        return obs
-    last = obs.batch_dims - 1
-    steps, frames = obs.copy(), {group: obs[group].flatten(0, last) for group in groups}
-    for group, rows in frames.items():
-        steps[group] = torch.arange(len(rows), device=rows.device).view(obs.batch_size)
-    return FrameObs(steps, frames)
-
-
-def find_held_frames(*seen: TensorDict | FrameObs) -> None:
-    """Deduplicate frames: a step whose frame equals the previous one refers to that one.
-
-    Args:
-        *seen: Results of :func:`frames_apart` for one rollout, one per model, of leading shape
-            (T, N). A group that several models see is compared once.
-    """
-    found: dict[str, torch.Tensor] = {}
-    for obs in seen:
-        for group, frames in frames_of(obs).items():
-            shown = steps_of(obs)[group]
-            if group not in found:
-                frames = frames.view(*shown.shape, -1)
-                for step in range(1, len(shown)):  # all at once would double the frames' memory
-                    new = (frames[step] != frames[step - 1]).any(-1)
-                    shown[step] = torch.where(new, shown[step], shown[step - 1])
-                found[group] = shown
-            shown.copy_(found[group])
-
-
-def shown_once(shown: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor]:
-    """Return the distinct frames of a window: each once per run of steps that show it.
-
-    The host waits for their number.
-
-    Args:
-        shown: Rows of frames. Shape: (K, n).
-
-    Returns:
-        Rows of frames, shape (R,), and for each step its index among them, shape (K, n).
-    """
-    new = torch.ones_like(shown, dtype=torch.bool)
-    torch.ne(shown[1:], shown[:-1], out=new[1:])
-    numbers = (new.flatten().cumsum(0) - 1).view(shown.shape)
-    # The newest frame of an environment has the highest number so far.
-    places = torch.where(new, numbers, 0).cummax(0).values
-    return shown[new], places
-
-
-def frames_of(obs: TensorDict | FrameObs) -> Mapping[str, torch.Tensor]:
-    """Return the separate frames by group, (F, ...) each; none for a TensorDict."""
-    return obs.frames if isinstance(obs, FrameObs) else {}
-
-
-def steps_of(obs: TensorDict | FrameObs) -> TensorDict:
-    """Return the groups, of leading shape (T, N); for groups of frames their row numbers."""
-    return obs.steps if isinstance(obs, FrameObs) else obs

@@ -31,17 +31,16 @@ from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.behavior_losses import NEWEST, OPTION, SampleWeights
+from rsl_tbptt.algorithms.frames import (
+    FrameObs,
+    deduplicate_frames,
+    frames_of,
+    steps_of,
+    unique_frames,
+)
 from rsl_tbptt.algorithms.heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.options import DistillationOptions
-from rsl_tbptt.algorithms.replay import (
-    FrameObs,
-    find_held_frames,
-    frames_of,
-    observed_groups,
-    seen_by,
-    shown_once,
-    steps_of,
-)
+from rsl_tbptt.algorithms.replay import observations_of, observed_groups
 from rsl_tbptt.algorithms.symmetry import STUDENT, MirroredRobots
 from rsl_tbptt.algorithms.teachers import StepLabels
 from rsl_tbptt.algorithms.transaction import Inputs
@@ -147,7 +146,7 @@ class Experience:
         if self._mirrored:
             stored = self._mirrored.obs(observed_groups(self._student, stored))
             labels |= self._mirrored.behavior(labels)
-        obs = seen_by(self._student, stored)
+        obs = observations_of(self._student, stored)
         rollout = Rollout.from_dones(obs, labels, dones)
         return rollout if self._weights is None else replace(rollout, weights=self._weights.values)
 
@@ -186,7 +185,7 @@ class Experience:
         if self._weights is not None:
             self._weights.complete()
         self._taken = self.newest()
-        find_held_frames(self._taken.obs)
+        deduplicate_frames(self._taken.obs)
         if self._options.buffer_rollouts > 0:
             # Resized for each rollout while it is empty: the first rollout may have been dropped.
             if self.buffer is None or (self.buffer.num_kept == 0 and frames_of(self._taken.obs)):
@@ -254,7 +253,7 @@ class Experience:
         """Return the expected number of frames in a past sequence, by group."""
         steps = steps_of(rollout.obs)  # waits for the device
         found = {
-            group: len(shown_once(steps[group])[0]) / rollout.num_envs
+            group: len(unique_frames(steps[group])[0]) / rollout.num_envs
             for group in frames_of(rollout.obs)
         }
         if self._saved is not None and (kept := len(self._saved["keys"])):
@@ -348,7 +347,7 @@ class Experience:
                 mini-batch with past sequences can be larger than the rollout.
         """
         rollout, num_envs = self.newest(), self._storage.num_envs
-        find_held_frames(rollout.obs)
+        deduplicate_frames(rollout.obs)
         if self._is_whole:
             state = hidden_state.clone(self.start_state)
             return rollout.envs(envs), hidden_state.select_envs(state, envs)
@@ -507,7 +506,7 @@ class ReplayBuffer:
         kept = {name: each[:, self.past] for name, each in self._tensors.items()}
         frames = {}
         for group, pool in self._frames.items():
-            rows, kept[f"obs/{group}"] = shown_once(kept[f"obs/{group}"])
+            rows, kept[f"obs/{group}"] = unique_frames(kept[f"obs/{group}"])
             frames[group] = pool[rows]
         weights = {_WEIGHTS: kept.pop(_WEIGHTS)} if _WEIGHTS in kept else {}
         return {
@@ -575,7 +574,7 @@ class ReplayBuffer:
         self._keys = self._with_empty(keys[chosen].to(self._keys.device))
         self._make_room(dict.fromkeys(self._frames, 0))
         for group, shown in self._shown.items():
-            rows, shown[:, self.past] = shown_once(shown[:, self.past])
+            rows, shown[:, self.past] = unique_frames(shown[:, self.past])
             places = torch.arange(len(rows), device=rows.device)
             _copy_rows(
                 state_dict["frames"][group].to(rows.device), rows, self._frames[group], places
@@ -584,7 +583,7 @@ class ReplayBuffer:
     def _put_frames(self, newest: FrameObs) -> TensorDict:
         """Copy a rollout's frames into the pools; return its steps (T, N) with their new rows."""
         steps = newest.steps.copy()
-        once = {group: shown_once(steps[group]) for group in self._shown}
+        once = {group: unique_frames(steps[group]) for group in self._shown}
         self._make_room({group: len(rows) for group, (rows, _) in once.items()})
         for group, (rows, places) in once.items():
             free = torch.ones(len(self._frames[group]), dtype=torch.bool, device=rows.device)

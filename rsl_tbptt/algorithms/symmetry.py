@@ -31,9 +31,10 @@ from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.behavior_losses import ACTIONS, STD
+from rsl_tbptt.algorithms.frames import FrameObs
 from rsl_tbptt.algorithms.optimizers import step_batches
 from rsl_tbptt.algorithms.options import parse_fields
-from rsl_tbptt.algorithms.replay import FrameObs, Replay, observed_groups, seen_by
+from rsl_tbptt.algorithms.replay import Replay, observations_of, observed_groups
 from rsl_tbptt.compat.versions import MLPModel, resolve_callable
 from rsl_tbptt.core import hidden_state, losses
 from rsl_tbptt.core.accumulate import Loss, Outputs, SampleLosses
@@ -259,7 +260,7 @@ class MirroredRobots:
         for role, replay in self.replays.items():
             if replay.model.is_recurrent:
                 obs = self.obs(observed_groups(replay.model, self._storage.observations))
-                seen = seen_by(replay.model, cast("TensorDict", obs[:num_steps, :, 1:]))
+                seen = observations_of(replay.model, cast("TensorDict", obs[:num_steps, :, 1:]))
                 starts = Rollout.from_dones(seen, {}, dones).episode_starts
                 _, end = replay.run(seen, self.states.get(role), starts, [])
                 ends[role] = hidden_state.clear_non_finite(end)

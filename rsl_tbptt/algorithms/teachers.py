@@ -17,12 +17,13 @@ from rsl_tbptt.algorithms.heads import TEACHER as LAYER
 from rsl_tbptt.algorithms.heads import HeadOptions
 from rsl_tbptt.algorithms.optimizers import step_batches
 from rsl_tbptt.algorithms.options import DistillationOptions
-from rsl_tbptt.algorithms.replay import Replay, action_head, gaussian_head, observed_groups
+from rsl_tbptt.algorithms.replay import Replay, observed_groups
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core.accumulate import Loss, Outputs, SampleLosses
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.rollout import Labels
 from rsl_tbptt.models.controller import check_has_parameters, has_parameters
+from rsl_tbptt.models.protocol import action_head, gaussian_head
 from rsl_tbptt.models.teacher_group import NONE, SelectedTeachers, read_teacher
 
 

@@ -18,12 +18,12 @@ from typing import Any
 import torch
 from torch import nn
 
-from rsl_tbptt.algorithms.heads import saved_heads
 from rsl_tbptt.deploy import METADATA
 from rsl_tbptt.files import complete, output_path, write_json
 from rsl_tbptt.tools import golden
 from rsl_tbptt.tools.bundle import Recorded, write_bundle
 from rsl_tbptt.tools.evaluate import started
+from rsl_tbptt.tools.heads import saved_heads
 from rsl_tbptt.tools.platforms import load_platform, platform_of
 from rsl_tbptt.tools.policies import (
     Images,

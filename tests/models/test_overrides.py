@@ -10,10 +10,11 @@ from rsl_rl.models import CNNModel, MLPModel, RNNModel
 from support.helpers import ACTION_DIM, CNN, IMAGES, hold_frames, make_obs
 from torch import nn
 
-from rsl_tbptt.algorithms.replay import Replay, action_head, find_held_frames, seen_by
+from rsl_tbptt.algorithms.frames import deduplicate_frames
+from rsl_tbptt.algorithms.replay import Replay, observations_of
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.models import CNNRNNModel, RecurrentModel
-from rsl_tbptt.models.protocol import parts_of
+from rsl_tbptt.models.protocol import action_head, parts_of
 from rsl_tbptt.tools.bundle import export_torchscript, onnx_model
 from rsl_tbptt.tools.golden import draw
 from rsl_tbptt.tools.verify import run_torchscript
@@ -194,8 +195,8 @@ def rollout(model):
 def test_the_trained_network_is_the_one_that_acted(bases):
     model = build(bases)
     obs, state, starts, actions = rollout(model)
-    seen = seen_by(model, obs)
-    find_held_frames(seen)
+    seen = observations_of(model, obs)
+    deduplicate_frames(seen)
     replay = Replay(model, action_head)
     (replayed,), _ = replay(seen, state, starts)
     torch.testing.assert_close(replayed, actions, atol=TOLERANCE, rtol=TOLERANCE)

@@ -15,11 +15,12 @@ from support.helpers import (
 from support.tolerances import EXACT_FLOAT64
 from tensordict import TensorDict
 
-from rsl_tbptt.algorithms.replay import Replay, find_held_frames, gaussian_head, shown_once
-from rsl_tbptt.algorithms.replay import seen_by as marked_for
+from rsl_tbptt.algorithms.frames import deduplicate_frames, unique_frames
+from rsl_tbptt.algorithms.replay import Replay, observations_of
 from rsl_tbptt.core import recompute
 from rsl_tbptt.core.memory import PeakMemory
 from rsl_tbptt.models import CNNRNNModel, RecurrentModel
+from rsl_tbptt.models.protocol import gaussian_head
 
 T, N = 12, 5
 
@@ -51,8 +52,8 @@ def held(obs, periods):
 
 
 def seen_by(model, obs):
-    obs = marked_for(model, obs)
-    find_held_frames(obs)
+    obs = observations_of(model, obs)
+    deduplicate_frames(obs)
     return obs
 
 
@@ -108,7 +109,7 @@ def test_a_frame_is_encoded_once(monkeypatch, kind):
     replay(seen, state, starts)  # measures the memory of a frame
     rows.clear()
     replay(seen, state, starts)
-    shown, _ = shown_once(seen.steps["camera"])
+    shown, _ = unique_frames(seen.steps["camera"])
     assert rows == [len(shown)] * 2
     assert len(shown) < 0.3 * T * N
 

@@ -15,7 +15,6 @@ from support.helpers import MEMORIES, MEMORIES_THAT_SEE, make_distillation, roll
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import TbpttDistillation
-from rsl_tbptt.algorithms.heads import saved_heads
 from rsl_tbptt.checkpoints.describing import describe
 from rsl_tbptt.models import CNNRNNModel
 from rsl_tbptt.models.one_step import OneStep
@@ -25,6 +24,7 @@ from rsl_tbptt.tools.bundle_policy import BundlePolicy
 from rsl_tbptt.tools.cli import main
 from rsl_tbptt.tools.cli_options import image_size
 from rsl_tbptt.tools.golden import draw, groups_of
+from rsl_tbptt.tools.heads import saved_heads
 from rsl_tbptt.tools.policies import load_policy, split_into_groups
 from rsl_tbptt.tools.robot_log import diagnose_log
 from rsl_tbptt.tools.verify import largest_difference, read_golden, verify

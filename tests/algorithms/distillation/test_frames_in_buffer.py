@@ -6,7 +6,7 @@ from support.helpers import hold_frames, make_distillation, parameters_of, roll_
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import TbpttDistillation
-from rsl_tbptt.algorithms.replay import find_held_frames, frames_apart
+from rsl_tbptt.algorithms.frames import deduplicate_frames, separate_frames
 from rsl_tbptt.algorithms.replay_buffer import ReplayBuffer
 from rsl_tbptt.core.rollout import Rollout
 
@@ -25,8 +25,10 @@ def numbered_rollout(first, period, num_envs=N):
     numbers = torch.arange(first, first + num_envs)
     steps = numbers.float().expand(T, num_envs).unsqueeze(-1)
     camera = torch.stack([camera_of(int(number), period) for number in numbers], dim=1)
-    obs = frames_apart(TensorDict({"policy": steps, "camera": camera}, [T, num_envs]), ["camera"])
-    find_held_frames(obs)
+    obs = separate_frames(
+        TensorDict({"policy": steps, "camera": camera}, [T, num_envs]), ["camera"]
+    )
+    deduplicate_frames(obs)
     dones = torch.zeros(T, num_envs, dtype=torch.bool)
     return Rollout.from_dones(obs, {"actions": steps}, dones), numbers.float().view(1, -1, 1)
 
@@ -299,13 +301,13 @@ def test_a_resumed_buffer_has_the_size_that_it_was_made_with():
 
 def test_repeated_frames_are_found_for_both_models_by_one_comparison(monkeypatch):
     obs = TensorDict({"camera": torch.stack([camera_of(n, 3) for n in range(N)], 1)}, [T, N])
-    seen = [frames_apart(obs, ["camera"]) for _ in range(2)]
+    seen = [separate_frames(obs, ["camera"]) for _ in range(2)]
     compared = []
     not_equal = torch.Tensor.__ne__
     monkeypatch.setattr(
         torch.Tensor, "__ne__", lambda *both: compared.append(1) or not_equal(*both)
     )
-    find_held_frames(*seen)
+    deduplicate_frames(*seen)
     assert len(compared) == T - 1
     assert torch.equal(*(each.steps["camera"] for each in seen))
     assert len(seen[0].steps["camera"].unique()) < 0.6 * T * N

@@ -5,8 +5,8 @@ import torch
 from support.helpers import make_distillation, roll_out
 
 from rsl_tbptt.algorithms import TbpttDistillation
-from rsl_tbptt.algorithms.heads import WatchedHeads
 from rsl_tbptt.models.one_step import recorded_latents
+from rsl_tbptt.tools.heads import WatchedHeads
 
 DELAY = 2
 HEADS = {
