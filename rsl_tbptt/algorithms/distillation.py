@@ -23,7 +23,7 @@ from rsl_tbptt.algorithms.behavior_losses import (
     or_one,
     resolve_behavior_loss,
 )
-from rsl_tbptt.algorithms.heads import AuxiliaryHeads, parse_heads
+from rsl_tbptt.algorithms.extensions.heads import AuxiliaryHeads, parse_heads
 from rsl_tbptt.algorithms.health import FirstReplay, finite, obs_scales
 from rsl_tbptt.algorithms.optimizers import (
     check_optimizer,
@@ -41,8 +41,8 @@ from rsl_tbptt.algorithms.options import (
 from rsl_tbptt.algorithms.replay import Replay, observed_groups, set_state
 from rsl_tbptt.algorithms.replay_buffer import Experience, MiniBatch, weights_of
 from rsl_tbptt.algorithms.step_checks import check_types, tensor_groups
-from rsl_tbptt.algorithms.symmetry import STUDENT, MirroredRobots
-from rsl_tbptt.algorithms.teachers import (
+from rsl_tbptt.algorithms.extensions.symmetry import STUDENT, MirroredRobots
+from rsl_tbptt.algorithms.extensions.teachers import (
     Dagger,
     LazyTeacher,
     LossPerTeacher,

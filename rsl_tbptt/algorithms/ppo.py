@@ -13,10 +13,10 @@ from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.base import TbpttAlgorithm
-from rsl_tbptt.algorithms.heads import AuxiliaryHeads, parse_heads
+from rsl_tbptt.algorithms.extensions.heads import AuxiliaryHeads, parse_heads
 from rsl_tbptt.algorithms.health import explained_variance, finite, obs_scales
-from rsl_tbptt.algorithms.imitation import FineTuning, Imitation, build_teacher
-from rsl_tbptt.algorithms.mini_batches import MiniBatches
+from rsl_tbptt.algorithms.extensions.fine_tuning import FineTuning, Imitation, build_teacher
+from rsl_tbptt.algorithms.batches import Batches
 from rsl_tbptt.algorithms.optimizers import (
     check_optimizer,
     follow_kl,
@@ -40,9 +40,9 @@ from rsl_tbptt.algorithms.policy_losses import (
     store_advantages,
 )
 from rsl_tbptt.algorithms.replay import observed_groups
-from rsl_tbptt.algorithms.rnd import RndTraining, restore_rnd, state_of_rnd
+from rsl_tbptt.algorithms.extensions.rnd import RndTraining, restore_rnd, state_of_rnd
 from rsl_tbptt.algorithms.step_checks import check_types, tensor_groups
-from rsl_tbptt.algorithms.symmetry import MirroredRobots
+from rsl_tbptt.algorithms.extensions.symmetry import MirroredRobots
 from rsl_tbptt.algorithms.transaction import Inputs, Transaction
 from rsl_tbptt.algorithms.truncation_bootstrap import (
     TruncationBootstrap,

@@ -10,7 +10,7 @@ import contextlib
 import warnings
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -38,14 +38,10 @@ from rsl_tbptt.core.accumulate import (
 )
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.recompute import graph_bytes_per_row, graphs_seen, in_parts, most_graph_bytes
-from rsl_tbptt.core.rollout import Rollout, Segments
+from rsl_tbptt.core.rollout import Batch, Rollout
 from rsl_tbptt.core.scan import recurrent_scan, unchanged_weights
 from rsl_tbptt.core.windows import Group
 from rsl_tbptt.models.protocol import FrameEncoder, Head, action_head, gaussian_head, parts_of
-
-if TYPE_CHECKING:
-    from rsl_tbptt.algorithms.heads import AuxiliaryHeads
-
 
 class Replay:
     """A model that is replayed over windows in micro-batches, and the sum of its gradients."""
@@ -59,8 +55,7 @@ class Replay:
         num_envs: int = 1,
         num_robots: int = 1,
         window_length: int = 1,
-        heads: AuxiliaryHeads | None = None,
-        single_steps: bool = False,
+        heads: Callable[[torch.Tensor], Outputs] | None = None,
         first_replay: FirstReplay | None = None,
     ) -> None:
         """Choose how the model is replayed.
@@ -72,8 +67,8 @@ class Replay:
             num_envs: Environments of the largest mini-batch.
             num_robots: Robots of an environment, mirror images included.
             window_length: Steps of the longest window.
-            heads: Auxiliary heads that are trained with the model.
-            single_steps: Whether rollouts are single steps, which run best all at once.
+            heads: Maps latents, which the model's own head reads, to more outputs: (rows, H) to
+                (rows, D) each.
             first_replay: Records the outputs of the recurrent layers.
         """
         options = options or Options()
@@ -84,13 +79,13 @@ class Replay:
         self._parts = parts_of(model)
         self._engine = options.scan_engine
         self._num_envs, self._num_robots, self._window_length = num_envs, num_robots, window_length
-        self._single_steps = single_steps
         self._bytes_per_sample = bytes_per_sample(model)
         self._bytes_per_frame: dict[str, int] = {}
         self._spares_memory = options.memory_budget_gb is not None
         has_memory = self._parts is not None and self._parts.cell is not None
         self._sees_frames = self._parts is not None and bool(self._parts.encoders)
         self._first_replay = first_replay if has_memory else None
+        self._runs_at_once = self._parts is not None and not has_memory and window_length == 1
         self._autocast = torch.autocast(
             self.device.type, dtype=torch.bfloat16, enabled=options.use_mixed_precision
         )
@@ -111,7 +106,7 @@ class Replay:
     def accumulate(
         self,
         group: Group,
-        rollout: Rollout | Segments,
+        rollout: Rollout | Batch,
         state: HiddenState,
         loss: Loss,
         divisor: float | torch.Tensor,
@@ -123,7 +118,7 @@ class Replay:
 
         Args:
             group: Windows of the optimiser step, in time order.
-            rollout: The rollout, or segments of one.
+            rollout: The rollout, or a batch of one.
             state: State before the first window. Shape: (L, N, H), or a pair of them.
             loss: The loss.
             divisor: M, the divisor of the weighted sum of per-sample losses. Shape: ().
@@ -140,7 +135,7 @@ class Replay:
                 rollout,
                 state,
                 self,
-                loss if self._heads is None else self._heads.beside(loss),
+                loss,
                 divisor,
                 num_micro_batches=max(num_micro_batches, least),
                 coef=coef,
@@ -169,7 +164,7 @@ class Replay:
 
     def least_micro_batches(self, num_envs: int) -> int:
         """Return the least number of micro-batches for ``num_envs`` environments."""
-        if self._single_steps:
+        if self._runs_at_once:
             return 1
         return best_num_micro_batches(
             num_envs * self._num_robots,
@@ -273,7 +268,7 @@ class Replay:
         """Return the outputs of auxiliary heads for the latent of the model's head, (rows, H)."""
         if self._first_replay is not None:
             self._first_replay.see_memory(latent)
-        return () if self._heads is None else self._heads.outputs(latent)
+        return () if self._heads is None else self._heads(latent)
 
     def encode(self, obs: TensorDict | FrameObs) -> torch.Tensor:
         """Return the recurrent layers' inputs, (K, n, F); each frame is encoded once, in parts."""

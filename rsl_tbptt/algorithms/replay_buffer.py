@@ -38,11 +38,11 @@ from rsl_tbptt.algorithms.frames import (
     steps_of,
     unique_frames,
 )
-from rsl_tbptt.algorithms.heads import AuxiliaryHeads
+from rsl_tbptt.algorithms.extensions.heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.options import DistillationOptions
 from rsl_tbptt.algorithms.replay import observations_of, observed_groups
-from rsl_tbptt.algorithms.symmetry import STUDENT, MirroredRobots
-from rsl_tbptt.algorithms.teachers import StepLabels
+from rsl_tbptt.algorithms.extensions.symmetry import STUDENT, MirroredRobots
+from rsl_tbptt.algorithms.extensions.teachers import StepLabels
 from rsl_tbptt.algorithms.transaction import Inputs
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core import hidden_state

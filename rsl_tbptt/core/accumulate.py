@@ -20,7 +20,7 @@ from torch import nn
 
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.hidden_state import HiddenState
-from rsl_tbptt.core.rollout import Labels, Rollout, Segments
+from rsl_tbptt.core.rollout import Batch, Labels, Rollout
 from rsl_tbptt.core.windows import Group, Window, joined
 
 Outputs = tuple[torch.Tensor, ...]
@@ -52,7 +52,7 @@ Loss = Callable[[Outputs, Labels], SampleLosses]
 
 def accumulate_group(
     group: Group,
-    rollout: Rollout | Segments,
+    rollout: Rollout | Batch,
     state: HiddenState,
     replay: Replay,
     loss: Loss,
@@ -67,7 +67,7 @@ def accumulate_group(
 
     Args:
         group: Windows of the optimiser step, in time order.
-        rollout: The rollout, or segments of one.
+        rollout: The rollout, or a batch of one.
         state: State before the first window, shape (L, N, H) or a pair.
         replay: Runs the model over a window.
         loss: The loss.

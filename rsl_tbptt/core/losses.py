@@ -108,7 +108,7 @@ def penalized_surrogate(
     old_log_prob: torch.Tensor,
     advantages: torch.Tensor,
     kl: torch.Tensor,
-    kl_coef: float,
+    kl_coef: float | torch.Tensor,
 ) -> torch.Tensor:
     """PPO's surrogate loss with KL penalty, Schulman et al. (2017), equation 8. Arguments: (...).
 

@@ -71,13 +71,11 @@ class Rollout:
         """Return the rollout of some environments as views."""
         return self.each(lambda tensor: tensor[:, envs])
 
-    def seen_as(self, obs: Any, labels: Labels, weights: torch.Tensor | None = None) -> Rollout:
+    def with_observations(
+        self, obs: Any, labels: Labels, weights: torch.Tensor | None = None
+    ) -> Rollout:
         """Return the rollout with other observations, labels and weights, each of shape (T, N)."""
         return replace(self, obs=obs, labels=labels, weights=weights)
-
-    def as_single_steps(self) -> Rollout:
-        """Return the rollout as T * N environments of one step, as a memoryless model sees it."""
-        return self.rows.each(lambda tensor: tensor.unsqueeze(0))
 
     @cached_property
     def rows(self) -> Rollout:
@@ -92,11 +90,13 @@ class Rollout:
 
 
 @dataclass(frozen=True)
-class Segments:
-    """n segments of a rollout, treated as environments; each is one environment from some step on.
+class Batch:
+    """n segments of a rollout, treated as environments.
 
-    ``steps`` copies only the window it is asked for, so an update's memory depends on its windows
-    and not on the rollout.
+    A segment is one column of the rollout from some step on: a whole environment, a window of it,
+    a single step for a model without memory, or a sequence of a replay buffer. ``steps`` copies
+    only the window it is asked for, so an update's memory depends on its windows and not on the
+    rollout.
     """
 
     rollout: Rollout
@@ -105,13 +105,13 @@ class Segments:
     first_steps: torch.Tensor
     """Step at which each segment begins. Shape: (n,)."""
 
-    env_indices: torch.Tensor
-    """Environment of each segment. Shape: (n,)."""
+    columns: torch.Tensor
+    """Column of the rollout, such as an environment, of each segment. Shape: (n,)."""
 
     @property
     def num_envs(self) -> int:
         """Number of segments n."""
-        return len(self.env_indices)
+        return len(self.columns)
 
     def steps(self, first: int, last: int) -> Rollout:
         """Copy steps [first, last) of every segment, counted from its beginning."""
@@ -120,12 +120,12 @@ class Segments:
 
     def row_indices(self, first: int, last: int) -> torch.Tensor:
         """Return the places of these steps in the rollout's ``rows``. Shape: (last - first, n)."""
-        steps = torch.arange(first, last, device=self.env_indices.device).unsqueeze(1)
-        return (self.first_steps + steps) * self.rollout.num_envs + self.env_indices
+        steps = torch.arange(first, last, device=self.columns.device).unsqueeze(1)
+        return (self.first_steps + steps) * self.rollout.num_envs + self.columns
 
-    def envs(self, envs: slice) -> Segments:
+    def envs(self, envs: slice) -> Batch:
         """Return some of the segments."""
-        return Segments(self.rollout, self.first_steps[envs], self.env_indices[envs])
+        return Batch(self.rollout, self.first_steps[envs], self.columns[envs])
 
 
 def generalized_advantages(

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from rsl_tbptt.algorithms.rnd import restore_rnd, state_of_rnd
+from rsl_tbptt.algorithms.extensions.rnd import restore_rnd, state_of_rnd
 from rsl_tbptt.checkpoints.describing import plain
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.distributed import Ranks

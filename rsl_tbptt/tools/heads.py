@@ -10,7 +10,7 @@ import torch
 from tensordict import TensorDict
 from torch import nn
 
-from rsl_tbptt.algorithms.heads import PREFIX, TEACHER, build_head
+from rsl_tbptt.algorithms.extensions.heads import PREFIX, TEACHER, build_head
 from rsl_tbptt.compat.versions import MLPModel
 
 

@@ -28,7 +28,7 @@ from rsl_rl.utils import resolve_class
 from support.helpers import CNN, make_obs
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
-from rsl_tbptt.algorithms.imitation import build_teacher
+from rsl_tbptt.algorithms.extensions.imitation import build_teacher
 from rsl_tbptt.algorithms.options import DistillationOptions, PpoOptions
 from rsl_tbptt.core.scan import CELLS
 from rsl_tbptt.files import read_config

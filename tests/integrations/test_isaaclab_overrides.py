@@ -11,7 +11,7 @@ from rsl_rl.utils import resolve_class
 
 import rsl_tbptt_tasks.isaaclab  # noqa: F401
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
-from rsl_tbptt.algorithms.heads import parse_heads
+from rsl_tbptt.algorithms.extensions.heads import parse_heads
 from rsl_tbptt.algorithms.options import DistillationOptions, PpoOptions
 
 pytestmark = [

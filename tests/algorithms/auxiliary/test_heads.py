@@ -22,7 +22,7 @@ from support.helpers import (
 from support.inside import through_a_file
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
-from rsl_tbptt.algorithms.heads import HeadOptions, Targets, counts_of
+from rsl_tbptt.algorithms.extensions.heads import HeadOptions, Targets, counts_of
 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
 

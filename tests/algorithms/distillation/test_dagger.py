@@ -9,7 +9,7 @@ from support.helpers import make_distillation, make_model, make_obs, parameters_
 
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.algorithms.options import DistillationOptions
-from rsl_tbptt.algorithms.teachers import Dagger
+from rsl_tbptt.algorithms.extensions.teachers import Dagger
 from rsl_tbptt.checkpoints.reading import read_checkpoint
 
 NUM_STEPS, NUM_ENVS = 6, 10

@@ -8,7 +8,7 @@ from support.helpers import MEMORIES, make_ppo, numbered
 from support.ppo_reference import roll_out_recording
 
 from rsl_tbptt.algorithms import TbpttPPO
-from rsl_tbptt.algorithms.mini_batches import MiniBatches
+from rsl_tbptt.algorithms.batches import Batches
 from rsl_tbptt.algorithms.options import PpoOptions
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import as_tensors

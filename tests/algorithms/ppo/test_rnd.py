@@ -12,7 +12,7 @@ from support.tolerances import PARITY_FLOAT32, SAME_FLOAT32
 from torch.nn.utils import parameters_to_vector
 
 from rsl_tbptt.algorithms import TbpttPPO
-from rsl_tbptt.algorithms.rnd import restore_rnd
+from rsl_tbptt.algorithms.extensions.rnd import restore_rnd
 from rsl_tbptt.compat.versions import rnd_optimizer
 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")

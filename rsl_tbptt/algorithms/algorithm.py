@@ -10,7 +10,7 @@ from rsl_rl.env import VecEnv
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
-from rsl_tbptt.algorithms.heads import AuxiliaryHeads
+from rsl_tbptt.algorithms.extensions.heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.health import HealthLog
 from rsl_tbptt.algorithms.optimizers import set_rate, use_fused_kernels
 from rsl_tbptt.algorithms.options import Options, positive

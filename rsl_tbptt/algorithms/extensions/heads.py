@@ -14,8 +14,9 @@ from rsl_rl.storage import RolloutStorage
 from torch import distributed, nn
 
 from rsl_tbptt.algorithms.behavior_losses import own_loss
-from rsl_tbptt.algorithms.optimizers import set_rate, step_at, use_fused_kernels
-from rsl_tbptt.algorithms.options import Rule, count, parse_fields, positive
+from rsl_tbptt.algorithms.extensions import Extension
+from rsl_tbptt.algorithms.optimizers import step_at, use_fused_kernels
+from rsl_tbptt.algorithms.options import Options, Rule, count, parse_fields, positive
 from rsl_tbptt.algorithms.replay import Replay, observations_of
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core import losses
@@ -300,8 +301,10 @@ class _Head:
         return {**self.options.meaning(), "state_dict": self.network.state_dict()}
 
 
-class AuxiliaryHeads:
+class AuxiliaryHeads(Extension):
     """The heads of a model; without heads it has no effect."""
+
+    name, loaded_with = "auxiliary", ("actor", "auxiliary", "student")
 
     def __init__(
         self,
@@ -309,6 +312,7 @@ class AuxiliaryHeads:
         model: MLPModel,
         storage: RolloutStorage,
         optimizer: torch.optim.Optimizer,
+        algorithm_options: Options,
         *,
         layers: Mapping[str, torch.Tensor] | None = None,
         reported_where: str | None = None,
@@ -320,6 +324,7 @@ class AuxiliaryHeads:
             model: The model whose latent they read.
             storage: The storage of rollouts.
             optimizer: The model's optimiser; the heads' has its class and learning rate.
+            algorithm_options: The algorithm's options, with ``max_grad_norm``.
             layers: Outputs of the teacher's layers in the rollout, by name. Shape: (T, N, D) each.
                 None without a teacher.
             reported_where: Label of the samples whose loss is reported, (T, N), bool; without such
@@ -331,14 +336,12 @@ class AuxiliaryHeads:
         """
         self.targets = Targets(options, storage, layers)
         """The heads' targets."""
-        self._reported_where = reported_where
+        self._reported_where, self._options = reported_where, algorithm_options
         self._heads: dict[str, _Head] = {}
-        self.module = nn.ModuleList()
-        """The networks of all heads, in order."""
         self.optimizers: list[torch.optim.Optimizer] = []
-        """The heads' optimiser, if there are heads."""
         if not options:
             return
+        networks = nn.ModuleList()
         parameter = next(model.parameters())
         num_inputs = latent_width(model, storage)
         with torch.random.fork_rng(devices=[]):
@@ -346,20 +349,20 @@ class AuxiliaryHeads:
                 width = self.targets.widths[name]
                 network = build_head(num_inputs, head.hidden_dims, width).to(parameter)
                 self._heads[name] = _Head(head, network, _loss_of(name, head, width, parameter))
-                self.module.append(network)
+                networks.append(network)
         own: Any = type(optimizer)
-        self.optimizers = [own(self.module.parameters(), lr=optimizer.defaults["lr"])]
+        self.modules = [networks]
+        self.optimizers = [own(networks.parameters(), lr=optimizer.defaults["lr"])]
         use_fused_kernels(self.optimizers[0])
+        self.reported = tuple(PREFIX + name for name in self._heads)
 
-    @property
-    def names(self) -> tuple[str, ...]:
-        """Names of the reported losses, in order."""
-        return tuple(PREFIX + name for name in self._heads)
+    def observed_groups(self) -> set[str]:
+        """Return the observation groups that are targets."""
+        return self.targets.observed_groups()
 
-    @property
-    def parameters(self) -> list[nn.Parameter]:
-        """Trained parameters."""
-        return list(self.module.parameters())
+    def labels(self, dones: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the targets; see :meth:`Targets.labels`."""
+        return self.targets.labels(dones)
 
     def outputs(self, latent: torch.Tensor) -> Outputs:
         """Return the heads' predictions from latents, shape (rows, H): shape (rows, D) each."""
@@ -368,7 +371,7 @@ class AuxiliaryHeads:
             for head in self._heads.values()
         )
 
-    def beside(self, loss: Loss) -> Loss:
+    def wrap(self, loss: Loss) -> Loss:
         """Return a loss plus those of the heads, whose outputs follow the model's."""
         if not self._heads:
             return loss
@@ -392,29 +395,15 @@ class AuxiliaryHeads:
 
         return both
 
-    def zero_grad(self) -> None:
-        """Drop the gradients."""
+    def step(self, rate: torch.Tensor) -> None:
+        """Clip the gradient of all heads, and step once at the algorithm's learning rate."""
         for optimizer in self.optimizers:
-            optimizer.zero_grad()
-
-    def step(self, rate: float | torch.Tensor, max_grad_norm: float | None) -> None:
-        """Clip the gradient of all heads and step once.
-
-        Args:
-            rate: Learning rate; a tensor, shape (), stays on the device.
-            max_grad_norm: Norm that the gradient is clipped to; None disables clipping.
-        """
-        for optimizer in self.optimizers:
-            nn.utils.clip_grad_norm_(self.module.parameters(), max_grad_norm or math.inf)
-            if isinstance(rate, torch.Tensor):
-                step_at(optimizer, rate)
-            else:
-                set_rate(optimizer, rate)
-                optimizer.step()
+            nn.utils.clip_grad_norm_(self.parameters, self._options.max_grad_norm or math.inf)
+            step_at(optimizer, rate)
 
     def broadcast(self) -> None:
         """Copy the first process's parameters to all processes."""
-        for parameter in self.module.parameters():
+        for parameter in self.parameters:
             distributed.broadcast(parameter.data, src=0)
 
     def state_dict(self) -> dict[str, Any]:

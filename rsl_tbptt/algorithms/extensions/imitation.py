@@ -1,10 +1,10 @@
-"""PPO and teachers: imitation of a teacher, and fine-tuning of a distilled student."""
+"""Imitation of a teacher in PPO's loss."""
 
 from __future__ import annotations
 
 import copy
 import math
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import torch
@@ -12,11 +12,12 @@ from rsl_rl.env import VecEnv
 from rsl_rl.storage import RolloutStorage
 from rsl_rl.utils import resolve_obs_groups
 from tensordict import TensorDict
-from torch import nn
 
-from rsl_tbptt.algorithms.options import PpoOptions, warn_all
+from rsl_tbptt.algorithms.extensions import Extension
+from rsl_tbptt.algorithms.options import PpoOptions
+from rsl_tbptt.algorithms.policy_losses import labels_of
+from rsl_tbptt.algorithms.replay import observed_groups
 from rsl_tbptt.algorithms.truncation_bootstrap import EpisodeReturns
-from rsl_tbptt.checkpoints.describing import check_fits
 from rsl_tbptt.compat.versions import MLPModel, config_advice, resolve_callable
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.models.controller import (
@@ -35,7 +36,7 @@ from rsl_tbptt.models.teacher_group import (
 from rsl_tbptt.user_functions import values_with_gradient
 
 
-class Imitation:
+class Imitation(Extension):
     """A teacher that the actor imitates. Without a teacher this class has no effect.
 
     The weight of the imitation loss, here with ``teacher_coef`` 0.8 and ``teacher_updates`` 4::
@@ -53,12 +54,16 @@ class Imitation:
         from the teacher's policy that is added to the loss.
     """
 
+    name = "imitation"
+
     def __init__(
         self, actor: MLPModel, options: PpoOptions, storage: RolloutStorage, ranks: Ranks
     ) -> None:
         """Take the imitating actor, the storage of rollouts, and the ranks that train together."""
         self._actor, self._options, self._storage = actor, options, storage
         self._ranks = ranks
+        self.waits: Callable[[], bool] = lambda: False
+        """Whether the schedule waits in this update; set by the algorithm."""
         self.model: MLPModel | None = None
         """The teacher, whatever its weight; None before it is set."""
         self.is_loaded = False
@@ -116,8 +121,18 @@ class Imitation:
         assert self._options.teacher_return is not None
         return min(1.0, max(0.0, (self.returns.mean or 0.0) / self._options.teacher_return))
 
+    def kept(self) -> list[Any]:
+        """Return the objects whose attributes an update replaces."""
+        return [self, self.returns]
+
+    def begin_rollout(self) -> None:
+        """Drop what an interrupted rollout has left."""
+        self._recorded = []
+        if self.returns is not None:
+            self.returns.begin_rollout()
+
     @torch.no_grad()
-    def observe(self, obs: TensorDict, step: int) -> None:
+    def act(self, obs: TensorDict, step: int) -> None:
         """Record the teacher's action at a step, while its weight is not 0.
 
         The teacher runs during the rollout, so a recurrent one keeps its state. It also runs at
@@ -127,10 +142,6 @@ class Imitation:
             obs: Observations of all environments, batch size (N,).
             step: Step of the rollout.
         """
-        if step == 0:
-            self._recorded = []
-            if self.returns is not None:
-                self.returns.begin_rollout()
         if self.model is None:
             return
         if self.coef == 0:
@@ -150,24 +161,38 @@ class Imitation:
         """
         return tuple(torch.stack(params) for params in zip(*self._recorded, strict=True))
 
-    def process_env_step(self, rewards: torch.Tensor, dones: torch.Tensor) -> None:
+    def labels(self, dones: torch.Tensor) -> dict[str, torch.Tensor]:
+        """Return the recorded values as labels."""
+        return labels_of("teacher", self.params())
+
+    def inputs(self) -> dict[str, torch.Tensor]:
+        """Return the recorded values by their names for a user."""
+        name = "the teacher's distribution, parameter"
+        return {f"{name} {index}": params for index, params in enumerate(self.params())}
+
+    def process_env_step(self, step: int, rewards: torch.Tensor, dones: torch.Tensor) -> None:
         """Add a step's rewards (N,), without RND's, and clear the state of ended episodes."""
         if self.returns is not None:
             self.returns.add(rewards, dones)
-        for model in self.models:
+        for model in self.stateful_models():
             model.reset(dones)
 
-    @property
-    def models(self) -> list[Any]:
-        """The teacher, or several, each with its own state; none before it is set."""
+    def observed_groups(self) -> set[str]:
+        """Return the groups that the teacher reads."""
+        stored = self._storage.observations
+        return set() if self.model is None else {*observed_groups(self.model, stored)}
+
+    def stateful_models(self) -> list[Any]:
+        """Return the teacher, or several, each with its own state; none before it is set."""
         return [] if self.model is None else [*models_by_role(self.model).values()]
 
     def metrics(self) -> dict[str, torch.Tensor]:
-        """Return the values that ``conclude`` needs from all ranks. Shape: () each."""
+        """Return the values that ``advance`` needs from all ranks. Shape: () each."""
         return {} if self.returns is None else self.returns.metrics(self._ranks)
 
-    def conclude(self, metrics: dict[str, float], *, waits: bool) -> None:
+    def advance(self, metrics: dict[str, float]) -> None:
         """Advance the schedule unless it waits; turn the update's metrics into those to log."""
+        waits = self.waits()
         if self.teacher is None:
             del metrics["teacher"]
         if self._options.teacher_coef > 0:
@@ -224,13 +249,21 @@ class Imitation:
         teacher = self.model.state_dict()
         return {"num_updates": self._num_updates, "teacher_state_dict": teacher, **returns}
 
-    def load_state_dict(
-        self, state: Mapping[str, Any], checkpoint: Mapping[str, Any] | None = None
-    ) -> None:
+    def load_state_dict(self, saved: Mapping[str, Any], *, with_optimizer: bool) -> None:
         """Restore the schedule, and the teacher if the checkpoint has one.
 
+        Raises:
+            ValueError: If the teacher does not fit. Nothing is changed then.
+        """
+        self.load_teacher(saved)
+
+    def load_teacher(
+        self, saved: Mapping[str, Any], checkpoint: Mapping[str, Any] | None = None
+    ) -> None:
+        """Restore the schedule and the teacher.
+
         Args:
-            state: The result of ``state_dict``; or a distillation's teacher alone, with which the
+            saved: The result of ``state_dict``; or a distillation's teacher alone, with which the
                 schedule starts. If it has no teacher, ``teacher_checkpoint`` provides the
                 parameters.
             checkpoint: The checkpoint, if the teacher's config must be the same as there.
@@ -238,15 +271,24 @@ class Imitation:
         Raises:
             ValueError: If the teacher does not fit. Nothing is changed then.
         """
-        teacher, state_dict = self.model, state.get("teacher_state_dict")
+        teacher, state_dict = self.model, saved.get("teacher_state_dict")
         if teacher is not None and has_parameters(teacher) and state_dict:
             obs = self._storage.observations
             check_teacher(teacher, state_dict, obs, checkpoint or {}, advice=_advice)
             teacher.load_state_dict(state_dict)
             self.is_loaded = True
-        self._num_updates = state.get("num_updates", 0)
+        self._num_updates = saved.get("num_updates", 0)
         if self.returns is not None:
-            self.returns.load_state_dict(state.get("returns", []))
+            self.returns.load_state_dict(saved.get("returns", []))
+
+    def running_state(self) -> dict[str, Any]:
+        """Return the returns of the running episodes, if the schedule follows them."""
+        return {} if self.returns is None else {"returns": self.returns.running}
+
+    def resume(self, state: Mapping[str, Any], *, goes_on: bool) -> None:
+        """Restore the returns of the running episodes."""
+        if goes_on and self.returns is not None and "returns" in state:
+            self.returns.running = state["returns"].to(self._storage.dones.device)
 
 
 def _check_gradient(actor: MLPModel, teacher_loss: str) -> None:
@@ -295,145 +337,3 @@ def build_teacher(
 def _advice(key: str, role: str, in_checkpoint: bool) -> str:
     """Return the setting of the config that has to change for the key to agree."""
     return config_advice(key, f"algorithm.{role}_cfg", in_checkpoint)
-
-
-class FineTuning:
-    """PPO's schedule after a student became the actor. Without a student it has no effect.
-
-    ::
-
-        updates    0 1 2 3 4 5 6      critic_warmup_iterations = 3
-        actor      held  trained as in any training; the teacher's schedule begins
-    """
-
-    def __init__(self, actor: MLPModel, options: PpoOptions, *, is_first_rank: bool) -> None:
-        """Take the actor that a student may become.
-
-        Args:
-            actor: The actor.
-            options: Options of the algorithm.
-            is_first_rank: Whether this process prints for all.
-
-        Raises:
-            ValueError: If the actor would act with another noise than ``student_action_std``.
-            NotImplementedError: If ``student_action_std`` finds no parameter to set.
-        """
-        if options.student_action_std is not None:
-            _check_std(actor, options.student_action_std)
-        self._actor, self._options, self._is_first_rank = actor, options, is_first_rank
-        self._num_updates: int | None = None
-
-    @property
-    def holds_actor(self) -> bool:
-        """Whether this update trains only the critic."""
-        warmup = self._options.critic_warmup_iterations
-        return self._num_updates is not None and self._num_updates < warmup
-
-    def count_update(self) -> None:
-        """Advance the warm-up."""
-        if self._num_updates is not None:
-            self._num_updates += 1
-
-    def start(
-        self, checkpoint: Mapping[str, Any], obs: TensorDict, strict: bool, imitation: Imitation
-    ) -> None:
-        """Make the student of a distillation checkpoint the actor, and take over its teacher.
-
-        Args:
-            checkpoint: Checkpoint of a distillation.
-            obs: Observations of any batch size.
-            strict: Whether the student's parameters must match exactly.
-            imitation: Takes the teacher and starts its schedule.
-
-        Raises:
-            ValueError: If the checkpoint does not fit. Nothing is changed then.
-        """
-        student = checkpoint["student_state_dict"]
-        if strict:
-            check_fits(self._actor, student, "actor", obs, checkpoint)
-        teacher = {"teacher_state_dict": checkpoint.get("teacher_state_dict")}
-        imitation.load_state_dict(teacher, checkpoint if strict else None)  # first: it may raise
-        self._actor.load_state_dict(student, strict=strict)
-        if self._options.student_action_std is not None:
-            _set_std(self._actor, self._options.student_action_std)
-        self._num_updates = 0
-        if self._is_first_rank:
-            self._announce()
-
-    def _announce(self) -> None:
-        """Print that the student is the actor now, and the next steps.
-
-        Printed, as rsl_rl prints its models: training scripts set up no logging, so anything below
-        a warning would be lost.
-        """
-        options = self._options
-        noise = options.student_action_std or "the student's own"
-        print(  # noqa: T201
-            "TbpttPPO: the checkpoint's student is the actor now, the critic is fresh. Action"
-            f" noise: {noise} (student_action_std)."
-            " Updates of the critic alone:"
-            f" {options.critic_warmup_iterations} (critic_warmup_iterations). Weight of the"
-            f" teacher: {options.teacher_coef or 'none'} (teacher_coef)."
-        )
-
-    def start_training(self) -> None:
-        """Warn of options without effect if the training starts without a student."""
-        if self._num_updates is None:
-            names = "student_action_std critic_warmup_iterations"
-            without = "a distilled student's checkpoint (--checkpoint FILE)"
-            warn_all(self._options.without_effect(names, without))
-
-    def state_dict(self) -> dict[str, Any]:
-        """Return the values that the warm-up needs to continue; empty without a student."""
-        return {} if self._num_updates is None else {"num_updates": self._num_updates}
-
-    def load_state_dict(self, state: Mapping[str, Any]) -> None:
-        """Restore the values of ``state_dict``."""
-        self._num_updates = state.get("num_updates")
-
-
-def _set_std(actor: MLPModel, std: float) -> None:
-    name, parameter = _std_parameter(actor)
-    parameter.data.fill_(math.log(std) if name.startswith("log") else std)
-
-
-@torch.no_grad()
-def _check_std(actor: MLPModel, std: float) -> None:
-    """Check that the actor acts with a standard deviation that is set; nothing is changed.
-
-    Raises:
-        ValueError: If it does not: rsl_rl's distributions clamp theirs to ``std_range``.
-        NotImplementedError: If the distribution has no such parameter.
-    """
-    _, parameter = _std_parameter(actor)
-    distribution: Any = actor.distribution
-    sizes = getattr(distribution, "input_dim", len(parameter))
-    kept, before = dict(vars(distribution)), parameter.clone()
-    _set_std(actor, std)
-    distribution.update(parameter.new_zeros(1, *(sizes if isinstance(sizes, list) else [sizes])))
-    found = actor.output_std.flatten().clone()  # may be a view of the parameter
-    parameter.copy_(before)
-    vars(distribution).clear()
-    vars(distribution).update(kept)
-    if not torch.allclose(found, torch.full_like(found, std), rtol=1e-3):
-        raise ValueError(
-            f"student_action_std is {std}, expected a standard deviation that the actor's"
-            f" {type(distribution).__name__} can have: it would act with {found[0].item():g}. Raise"
-            " or lower its std_range."
-        )
-
-
-def _std_parameter(actor: MLPModel) -> tuple[str, nn.Parameter]:
-    """Return name and parameter, shape (A,), of the actions' (log) standard deviation.
-
-    Raises:
-        NotImplementedError: If the distribution has no such parameter.
-    """
-    if actor.distribution is not None:
-        for name, parameter in actor.distribution.named_parameters():
-            if name in ("std_param", "log_std_param"):
-                return name, parameter
-    raise NotImplementedError(
-        f"student_action_std is set, but the actor's {type(actor.distribution).__name__} has no"
-        " standard deviation of its own: use a GaussianDistribution or leave it at None."
-    )

@@ -13,8 +13,8 @@ from tensordict import TensorDict
 from torch import nn
 
 from rsl_tbptt.algorithms.behavior_losses import ACTIONS, NEWEST, STD, or_one
-from rsl_tbptt.algorithms.heads import TEACHER as LAYER
-from rsl_tbptt.algorithms.heads import HeadOptions
+from rsl_tbptt.algorithms.extensions.heads import TEACHER as LAYER
+from rsl_tbptt.algorithms.extensions.heads import HeadOptions
 from rsl_tbptt.algorithms.optimizers import step_batches
 from rsl_tbptt.algorithms.options import DistillationOptions
 from rsl_tbptt.algorithms.replay import Replay, observed_groups

@@ -31,6 +31,7 @@ from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.behavior_losses import ACTIONS, STD
+from rsl_tbptt.algorithms.extensions import Extension
 from rsl_tbptt.algorithms.frames import FrameObs
 from rsl_tbptt.algorithms.optimizers import step_batches
 from rsl_tbptt.algorithms.options import parse_fields
@@ -69,7 +70,7 @@ class SymmetryOptions:
     """The same in rsl_rl before 5.4."""
 
 
-class MirroredRobots:
+class MirroredRobots(Extension):
     """The mirror images of a training's robots, and their hidden states.
 
     References:
@@ -77,7 +78,12 @@ class MirroredRobots:
     """
 
     def __init__(
-        self, cfg: Mapping[str, Any], storage: RolloutStorage, models: Sequence[MLPModel]
+        self,
+        cfg: Mapping[str, Any],
+        storage: RolloutStorage,
+        models: Sequence[MLPModel],
+        *,
+        distills: bool = False,
     ) -> None:
         """Import the function, try it out and count the robots of an environment.
 
@@ -85,12 +91,18 @@ class MirroredRobots:
             cfg: Fields of :class:`SymmetryOptions`.
             storage: The storage of rollouts.
             models: The models, the one that acts first.
+            distills: Whether the first one is a student, whose labels are mirrored.
 
         Raises:
             ValueError: If a field is unknown, or the function does not return the rows that it is
-                given, and then mirror images of the same form.
+                given, and then mirror images of the same form; or if a distillation asks for
+                something else than data augmentation.
         """
         self._options = options = parse_fields(SymmetryOptions, cfg, "symmetry_cfg")
+        if distills:
+            _check_distillation(options)
+        self._actor = None if distills else models[0]
+        self.reported = () if distills else ("symmetry",)
         self._function = resolve_callable(options.data_augmentation_func)
         self._env = options._env if options.env is None else options.env
         self._storage = storage
@@ -122,20 +134,6 @@ class MirroredRobots:
         """States of the mirrored robots before the next rollout, by role: (L, N, I-1, H)."""
         self._end_states: dict[str, HiddenState] = {}
         self._step_batches = step_batches(storage.num_transitions_per_env, num_envs, device)
-
-    def check_distillation(self) -> None:
-        """Check that augmentation is all that is asked for.
-
-        Raises:
-            ValueError: If it is not.
-        """
-        options = self._options
-        if options.use_mirror_loss or not options.use_data_augmentation:
-            raise ValueError(
-                f"symmetry_cfg has use_data_augmentation {options.use_data_augmentation} and"
-                f" use_mirror_loss {options.use_mirror_loss}, expected True and False in"
-                " distillation: mirrored labels teach what a mirror loss would."
-            )
 
     def _mirror(self, obs: TensorDict | None = None, actions: torch.Tensor | None = None) -> Any:
         """Return observations or actions, (B,), with those of mirrored robots, (I * B,)."""
@@ -247,7 +245,18 @@ class MirroredRobots:
             found[STD] = self.actions(labels[STD]).abs()
         return found
 
-    def advance(self) -> None:
+    def observed_groups(self) -> set[str]:
+        """Return all groups, since the function may read any."""
+        return {*map(str, self._storage.observations.keys())}
+
+    def inputs(self) -> dict[str, torch.Tensor]:
+        """Return the mirrored observations that models see."""
+        stored = self._storage.observations
+        models = [replay.model for replay in self.replays.values()]
+        seen = dict.fromkeys(g for model in models for g in observed_groups(model, stored))
+        return self.named_obs(seen)
+
+    def advance(self, metrics: dict[str, float]) -> None:
         """Let the next rollout begin with the states at the end of this one."""
         self._continue_from(self._end_states, self._storage.num_transitions_per_env)
 
@@ -270,6 +279,17 @@ class MirroredRobots:
         """Clear states after some steps where episodes ended with the last; keep them."""
         ended = self._storage.dones[num_steps - 1].bool()
         self.states = {role: hidden_state.clear(each, ended) for role, each in end_states.items()}
+
+    def running_state(self) -> dict[str, Any]:
+        """Return the states of the mirrored robots."""
+        states = {role: hidden_state.as_tensors(own) for role, own in self.states.items()}
+        return {"mirrored_states": states}
+
+    def resume(self, state: Mapping[str, Any], *, goes_on: bool) -> None:
+        """Restore the states, if the environment continues."""
+        if goes_on:
+            saved = state.get("mirrored_states", {}).items()
+            self.states = {role: hidden_state.from_tensors(own) for role, own in saved}
 
     def join(self, role: str, state: HiddenState) -> HiddenState:
         """Return the state before a rollout for all robots, (L, N, I, H), given robot 0's."""
@@ -308,13 +328,15 @@ class MirroredRobots:
             joined[index] = _join(states[index], of_steps, self.num_robots)
         return joined
 
-    def policy_loss(self, loss: Loss, actor: MLPModel) -> Loss:
+    def wrap(self, loss: Loss) -> Loss:
         """Return the policy's loss, averaged over robots, plus the mirror loss.
 
         The mirror loss is the squared distance of the mean action of a mirrored robot from the
         mirrored, detached mean action of the original, averaged over images and actions.
         """
-        options = self._options
+        options, actor = self._options, self._actor
+        if actor is None:
+            return loss
 
         def of_robots(outputs: Outputs, labels: Labels) -> SampleLosses:
             if self.augments:
@@ -331,6 +353,20 @@ class MirroredRobots:
             return SampleLosses(trained, {**own.reported, "symmetry": error})
 
         return of_robots
+
+
+def _check_distillation(options: SymmetryOptions) -> None:
+    """Check that augmentation is all that is asked for.
+
+    Raises:
+        ValueError: If it is not.
+    """
+    if options.use_mirror_loss or not options.use_data_augmentation:
+        raise ValueError(
+            f"symmetry_cfg has use_data_augmentation {options.use_data_augmentation} and"
+            f" use_mirror_loss {options.use_mirror_loss}, expected True and False in"
+            " distillation: mirrored labels teach what a mirror loss would."
+        )
 
 
 _NUM_TRIED = 4

@@ -3,88 +3,79 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from tensordict import TensorDict
-from torch import nn
 
-from rsl_tbptt.algorithms.mini_batches import MiniBatch
+from rsl_tbptt.algorithms.extensions import Extension
 from rsl_tbptt.algorithms.optimizers import use_fused_kernels
-from rsl_tbptt.algorithms.policy_losses import PpoRollout
-from rsl_tbptt.algorithms.transaction import Transaction
 from rsl_tbptt.compat.versions import RandomNetworkDistillation, rnd_optimizer
 from rsl_tbptt.core import losses
 from rsl_tbptt.core.accumulate import Outputs, SampleLosses, accumulate_group
-from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import HiddenState
-from rsl_tbptt.core.rollout import Labels
+from rsl_tbptt.core.rollout import Batch, Labels, Rollout
+from rsl_tbptt.core.windows import Group
 
 
-class RndTraining:
+class RndTraining(Extension):
     """Trains the predictor of RND: one optimiser step per mini-batch.
 
     References:
         Burda et al. (2018), "Exploration by random network distillation".
     """
 
-    def __init__(self, algorithm: Any, ranks: Ranks) -> None:
-        """Take the RND module of one of rsl_rl's algorithms, and the ranks that train it."""
+    name, loaded_with, reported = "rnd", ("rnd",), ("rnd",)
+
+    def __init__(self, algorithm: Any, groups: Sequence[Group]) -> None:
+        """Take the RND module of one of rsl_rl's algorithms, and the windows of the segments."""
         self.module: RandomNetworkDistillation = algorithm.rnd
-        self.optimizer = rnd_optimizer(algorithm)
-        use_fused_kernels(self.optimizer)
-        self.modules: list[nn.Module] = [self.module.predictor, self.module.state_normalizer]
-        """Modules that an update changes."""
-        self.parameters: list[nn.Parameter] = list(self.module.predictor.parameters())
-        """Trained parameters."""
-        self._ranks, self._bucket_mb = ranks, algorithm.grad_reduce_bucket_mb
+        self._algorithm, self._groups = algorithm, groups
+        optimizer = rnd_optimizer(algorithm)
+        use_fused_kernels(optimizer)
+        self.modules, self.optimizers = (
+            [self.module.predictor, self.module.state_normalizer],
+            [optimizer],
+        )
         self.begin_rollout()
+
+    def observed_groups(self) -> set[str]:
+        """Return the groups that RND sees."""
+        return {*self.module.obs_groups["rnd_state"]}
 
     def begin_rollout(self) -> None:
         """Copy the values that change during the rollout, at its start."""
         self._kept = self.module.update_counter, copy.deepcopy(self.module.reward_normalizer)
 
-    def drop_rollout(self) -> None:
+    def drop_rollout(self, num_steps: int) -> None:
         """Restore the weight's schedule and the normaliser of rewards from the rollout's start."""
         self.module.update_counter, self.module.reward_normalizer = self._kept
 
-    def train(
-        self, mini_batch: MiniBatch, rollout: PpoRollout, update: Transaction
-    ) -> torch.Tensor:
-        """Step the predictor on a mini-batch, on all ranks; return the mean error, shape (1,)."""
-        error = torch.full((1,), torch.nan, device=self.parameters[0].device)
-        with update.alone():
-            error = self.accumulate(mini_batch, rollout, update.num_micro_batches)
-        self._ranks.sum_gradients(self.parameters, self._bucket_mb)
-        self.optimizer.step()
-        return self._ranks.sum_tensor(error / mini_batch.num_samples)
+    def reward(self, obs: TensorDict, rewards: torch.Tensor) -> torch.Tensor:
+        """Add the intrinsic reward, which rsl_rl's runner logs, too."""
+        self._algorithm.intrinsic_rewards = self.module.get_intrinsic_reward(obs)
+        return rewards + self._algorithm.intrinsic_rewards
 
     def accumulate(
-        self, mini_batch: MiniBatch, rollout: PpoRollout, num_micro_batches: int
-    ) -> torch.Tensor:
-        """Compute a mini-batch's gradient; return the sum of its squared errors, shape (1,)."""
-        seen = rollout.all_groups.obs.select(*self.module.obs_groups["rnd_state"])
-        self.optimizer.zero_grad()
+        self, rollout: Rollout, segments: Sequence[torch.Tensor], num_samples: int, num_parts: int
+    ) -> dict[str, torch.Tensor]:
+        """Compute the predictor's gradient; report the sum of its squared errors."""
+        seen = rollout.with_observations(rollout.obs.select(*self.observed_groups()), {})
+        self.optimizers[0].zero_grad()
         sums = []
-        for part in mini_batch.parts:
-            _, of_part = accumulate_group(
-                part.group,
-                part.of(rollout.all_groups.seen_as(seen, {})),
-                None,
-                self._embeddings,
-                _squared_error,
-                mini_batch.num_samples,
-                num_micro_batches,
-            )
-            sums.append(of_part["rnd"])
-        return torch.stack(sums).sum(0, keepdim=True)
+        for group, (first_steps, columns, _) in zip(self._groups, segments, strict=True):
+            batch = Batch(seen, first_steps, columns)
+            own = (group, batch, None, self._embeddings, _squared_error, num_samples, num_parts)
+            sums.append(accumulate_group(*own)[1]["rnd"])
+        return {"rnd": torch.stack(sums).sum(0)}
+
+    def step(self, rate: torch.Tensor) -> None:
+        """Step the predictor, at its own learning rate."""
+        self.optimizers[0].step()
 
     def _embeddings(
-        self,
-        obs: TensorDict,
-        state: HiddenState,
-        episode_starts: torch.Tensor,
+        self, obs: TensorDict, state: HiddenState, episode_starts: torch.Tensor
     ) -> tuple[Outputs, HiddenState]:
         """Return the predicted and the target embedding of each step, shape (K, n, D) each."""
         with torch.no_grad():
@@ -93,6 +84,18 @@ class RndTraining:
         predicted = self.module.predictor(rnd_state)
         shape = episode_starts.shape
         return (predicted.unflatten(0, shape), target.unflatten(0, shape)), state
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the values that RND needs to continue and that rsl_rl's checkpoint lacks.
+
+        They are the environment steps so far, which drive the weight's schedule, and the discounted
+        rewards of the environments, (N,), whose deviation ``reward_normalization`` uses.
+        """
+        return state_of_rnd(self.module)
+
+    def load_state_dict(self, saved: Mapping[str, Any], *, with_optimizer: bool) -> None:
+        """Restore the values; nothing if rsl_rl wrote the file."""
+        restore_rnd(self.module, saved, self._algorithm.storage.num_envs)
 
 
 def _squared_error(outputs: Outputs, labels: Labels) -> SampleLosses:

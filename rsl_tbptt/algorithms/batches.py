@@ -1,0 +1,149 @@
+"""Mini-batches of PPO: the segments of the rollout that are replayed together, and their states.
+
+A segment is one environment from some step on. There are two units for models with memory, and
+single steps for models without::
+
+    step            0 1 2 3 4 5 6 7     T = 8, gradient_length = 3, burn_in_length = 1
+
+    "env"           = = =|= = =|= =     one segment; | cuts the gradient, the state continues
+    "window"        = = =
+                        - = = =         three segments, each from the state the rollout stored
+                              - = =     before its first step; - is replayed without gradient
+    without memory  = = = = = = = =     eight segments of one step
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from typing import NamedTuple
+
+import torch
+
+from rsl_tbptt.algorithms.options import PpoOptions
+from rsl_tbptt.core.distributed import Ranks
+from rsl_tbptt.core.windows import Group, Window, tbptt_schedule
+
+
+class Indices(NamedTuple):
+    """The samples of one optimiser step."""
+
+    segments: tuple[torch.Tensor, ...]
+    """The segments of each group of windows in ``Batches.groups``: their first steps, environments
+    and places in the joined states. Shape: (3, n) each, int64."""
+
+    num_samples: int
+    """Samples that enter the loss, over all processes."""
+
+
+class Batches:
+    """Draws the mini-batches of each epoch; every sample is in exactly one of them."""
+
+    def __init__(
+        self,
+        num_steps: int,
+        num_envs: int,
+        options: PpoOptions,
+        ranks: Ranks,
+        device: torch.device | str,
+        *,
+        has_memory: bool = True,
+    ) -> None:
+        """Plan the segments.
+
+        Args:
+            num_steps: Length T of the rollout.
+            num_envs: Number of environments N, at least ``num_mini_batches``.
+            options: Unit and order of the samples, and the lengths of windows and burn-in.
+            ranks: The processes that train together.
+            device: Device of the indices.
+            has_memory: Whether actor or critic has memory; otherwise a segment is a single step.
+        """
+        self._options, self._sizes, self._has_memory = options, (num_steps, num_envs), has_memory
+        self.num_envs_of_largest = -(-num_envs // options.num_mini_batches)
+        """Environments in the largest mini-batch."""
+        self._num_envs, self._device = num_envs, device
+        segments = _segments(num_steps, options, has_memory)
+        self.groups = tuple(segments)
+        """The windows of segments, counted from their beginning, for each shape of segments."""
+        length = options.gradient_length or num_steps
+        self.window_length = min(length, num_steps) if has_memory else 1
+        """Steps of the longest window."""
+        first_steps = sorted({step for steps in segments.values() for step in steps})
+        self.state_steps = first_steps if has_memory else [0]
+        """Steps of the rollout before which a state is needed."""
+        # Placed on the device once: copying them in every epoch would wait for the device.
+        self._indices = [self._indices_of(steps) for steps in segments.values()]
+        counts = [self._num_loss_steps(numbers) for numbers in self._deal(torch.arange)]
+        self._num_samples_of_smallest = min(counts)
+        self._num_samples = [ranks.sum_count(count, device) for count in counts]
+        self.num_samples = sum(self._num_samples)
+        """Samples of an epoch, over all processes."""
+
+    def check_training(self) -> None:
+        """Check the sizes that training needs; a policy that plays may have fewer environments.
+
+        Raises:
+            ValueError: If a mini-batch or micro-batch would be empty, or too small to normalise
+                advantages over.
+        """
+        options, smallest = self._options, self._num_samples_of_smallest
+        options.check_training(*self._sizes, recurrent=self._has_memory)
+        per_mini_batch = options.normalize_advantage_per_mini_batch
+        options.check_normalization(smallest if per_mini_batch else self.num_samples)
+
+    def draw(self) -> Iterable[Indices]:
+        """Draw one epoch's mini-batches. Each gets its share of the segments of every shape."""
+        shares = self._deal(torch.randperm if self._options.shuffle_envs else torch.arange)
+        for num_samples, numbers in zip(self._num_samples, shares, strict=True):
+            yield self._of(numbers, num_samples)
+
+    def of_envs(self, envs: slice | torch.Tensor) -> Indices:
+        """Return all segments of some environments, shape (n,), as this process's mini-batch."""
+        rows = torch.arange(self._num_envs, device=self._device)[envs]
+        numbers = [
+            torch.cat([rows + first for first in range(0, indices.shape[1], self._num_envs)])
+            for indices in self._indices
+        ]
+        return self._of(numbers, self._num_loss_steps(numbers))
+
+    def _of(self, numbers: Sequence[torch.Tensor], num_samples: int) -> Indices:
+        pairs = zip(self._indices, numbers, strict=True)
+        return Indices(tuple(indices[:, own] for indices, own in pairs), num_samples)
+
+    def _indices_of(self, steps: Sequence[int]) -> torch.Tensor:
+        """Return the indices of all segments that begin at some steps, by step, (3, S * N)."""
+        firsts = torch.tensor(steps, device=self._device).repeat_interleave(self._num_envs)
+        envs = torch.arange(self._num_envs, device=self._device).repeat(len(steps))
+        places = [self.state_steps.index(step) if self._has_memory else 0 for step in steps]
+        states = torch.tensor(places, device=self._device).repeat_interleave(self._num_envs)
+        return torch.stack((firsts, envs, states * self._num_envs + envs))
+
+    def _deal(self, order: Callable[..., torch.Tensor]) -> Iterable[Sequence[torch.Tensor]]:
+        """Deal the segments of each shape to the mini-batches, by their numbers."""
+        drawn = [order(each.shape[1], device=self._device) for each in self._indices]
+        parts = self._options.num_mini_batches
+        return zip(*(numbers.tensor_split(parts) for numbers in drawn), strict=True)
+
+    def _num_loss_steps(self, numbers: Sequence[torch.Tensor]) -> int:
+        """Count the samples of segments, by shape, that enter the loss."""
+        return sum(
+            sum(window.num_loss_steps for window in group) * len(own)
+            for group, own in zip(self.groups, numbers, strict=True)
+        )
+
+
+def _segments(num_steps: int, options: PpoOptions, has_memory: bool) -> dict[Group, list[int]]:
+    """Split a rollout into segments; return the steps at which they begin, by their windows."""
+    if not has_memory:
+        return {(Window(0, 0, 1, carry=1),): [*range(num_steps)]}
+    length = options.gradient_length or num_steps
+    (group,) = tbptt_schedule(num_steps, length, update_length=num_steps)
+    if options.minibatch_unit == "env":
+        return {group: [0]}
+    segments: dict[Group, list[int]] = {}
+    for whole in group:
+        burn_in, length = min(options.burn_in_length, whole.start), whole.num_loss_steps
+        window = Window(burn_in, burn_in, burn_in + length, carry=burn_in + length)
+        before = (Window(0, burn_in, burn_in, carry=burn_in),) if burn_in else ()
+        segments.setdefault((*before, window), []).append(whole.start - burn_in)
+    return segments

@@ -1,0 +1,162 @@
+"""PPO that continues from a distilled student: action noise, and a warm-up of the critic."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from tensordict import TensorDict
+from torch import nn
+
+from rsl_tbptt.algorithms.extensions import Extension
+from rsl_tbptt.algorithms.extensions.imitation import Imitation
+from rsl_tbptt.algorithms.options import PpoOptions, warn_all
+from rsl_tbptt.checkpoints.describing import check_fits
+from rsl_tbptt.compat.versions import MLPModel
+
+
+class FineTuning(Extension):
+    """PPO's schedule after a student became the actor. Without a student it has no effect.
+
+    ::
+
+        updates    0 1 2 3 4 5 6      critic_warmup_iterations = 3
+        actor      held  trained as in any training; the teacher's schedule begins
+    """
+
+    name = "fine_tuning"
+
+    def __init__(
+        self, actor: MLPModel, options: PpoOptions, imitation: Imitation, *, is_first_rank: bool
+    ) -> None:
+        """Take the actor that a student may become.
+
+        Args:
+            actor: The actor.
+            options: Options of the algorithm.
+            imitation: Takes the teacher of a student and starts its schedule.
+            is_first_rank: Whether this process prints for all.
+
+        Raises:
+            ValueError: If the actor would act with another noise than ``student_action_std``.
+            NotImplementedError: If ``student_action_std`` finds no parameter to set.
+        """
+        if options.student_action_std is not None:
+            _check_std(actor, options.student_action_std)
+        self._actor, self._options, self._is_first_rank = actor, options, is_first_rank
+        self._imitation = imitation
+        self._num_updates: int | None = None
+
+    @property
+    def holds_actor(self) -> bool:
+        """Whether this update trains only the critic."""
+        warmup = self._options.critic_warmup_iterations
+        return self._num_updates is not None and self._num_updates < warmup
+
+    def advance(self, metrics: dict[str, float]) -> None:
+        """Advance the warm-up."""
+        if self._num_updates is not None:
+            self._num_updates += 1
+
+    def start(self, checkpoint: Mapping[str, Any], obs: TensorDict, strict: bool) -> None:
+        """Make the student of a distillation checkpoint the actor, and take over its teacher.
+
+        Args:
+            checkpoint: Checkpoint of a distillation.
+            obs: Observations of any batch size.
+            strict: Whether the student's parameters must match exactly.
+
+        Raises:
+            ValueError: If the checkpoint does not fit. Nothing is changed then.
+        """
+        student = checkpoint["student_state_dict"]
+        if strict:
+            check_fits(self._actor, student, "actor", obs, checkpoint)
+        teacher = {"teacher_state_dict": checkpoint.get("teacher_state_dict")}
+        self._imitation.load_teacher(teacher, checkpoint if strict else None)  # first: may raise
+        self._actor.load_state_dict(student, strict=strict)
+        if self._options.student_action_std is not None:
+            _set_std(self._actor, self._options.student_action_std)
+        self._num_updates = 0
+        if self._is_first_rank:
+            self._announce()
+
+    def _announce(self) -> None:
+        """Print that the student is the actor now, and the next steps.
+
+        Printed, as rsl_rl prints its models: training scripts set up no logging, so anything below
+        a warning would be lost.
+        """
+        options = self._options
+        noise = options.student_action_std or "the student's own"
+        print(  # noqa: T201
+            "TbpttPPO: the checkpoint's student is the actor now, the critic is fresh. Action"
+            f" noise: {noise} (student_action_std)."
+            " Updates of the critic alone:"
+            f" {options.critic_warmup_iterations} (critic_warmup_iterations). Weight of the"
+            f" teacher: {options.teacher_coef or 'none'} (teacher_coef)."
+        )
+
+    def start_training(self) -> None:
+        """Warn of options without effect if the training starts without a student."""
+        if self._num_updates is None:
+            names = "student_action_std critic_warmup_iterations"
+            without = "a distilled student's checkpoint (--checkpoint FILE)"
+            warn_all(self._options.without_effect(names, without))
+
+    def state_dict(self) -> dict[str, Any]:
+        """Return the values that the warm-up needs to continue; empty without a student."""
+        return {} if self._num_updates is None else {"num_updates": self._num_updates}
+
+    def load_state_dict(self, saved: Mapping[str, Any], *, with_optimizer: bool) -> None:
+        """Restore the values of ``state_dict``."""
+        self._num_updates = saved.get("num_updates")
+
+
+def _set_std(actor: MLPModel, std: float) -> None:
+    name, parameter = _std_parameter(actor)
+    parameter.data.fill_(math.log(std) if name.startswith("log") else std)
+
+
+@torch.no_grad()
+def _check_std(actor: MLPModel, std: float) -> None:
+    """Check that the actor acts with a standard deviation that is set; nothing is changed.
+
+    Raises:
+        ValueError: If it does not: rsl_rl's distributions clamp theirs to ``std_range``.
+        NotImplementedError: If the distribution has no such parameter.
+    """
+    _, parameter = _std_parameter(actor)
+    distribution: Any = actor.distribution
+    sizes = getattr(distribution, "input_dim", len(parameter))
+    kept, before = dict(vars(distribution)), parameter.clone()
+    _set_std(actor, std)
+    distribution.update(parameter.new_zeros(1, *(sizes if isinstance(sizes, list) else [sizes])))
+    found = actor.output_std.flatten().clone()  # may be a view of the parameter
+    parameter.copy_(before)
+    vars(distribution).clear()
+    vars(distribution).update(kept)
+    if not torch.allclose(found, torch.full_like(found, std), rtol=1e-3):
+        raise ValueError(
+            f"student_action_std is {std}, expected a standard deviation that the actor's"
+            f" {type(distribution).__name__} can have: it would act with {found[0].item():g}. Raise"
+            " or lower its std_range."
+        )
+
+
+def _std_parameter(actor: MLPModel) -> tuple[str, nn.Parameter]:
+    """Return name and parameter, shape (A,), of the actions' (log) standard deviation.
+
+    Raises:
+        NotImplementedError: If the distribution has no such parameter.
+    """
+    if actor.distribution is not None:
+        for name, parameter in actor.distribution.named_parameters():
+            if name in ("std_param", "log_std_param"):
+                return name, parameter
+    raise NotImplementedError(
+        f"student_action_std is set, but the actor's {type(actor.distribution).__name__} has no"
+        " standard deviation of its own: use a GaussianDistribution or leave it at None."
+    )
