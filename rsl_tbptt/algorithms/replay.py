@@ -10,7 +10,7 @@ import contextlib
 import warnings
 from collections.abc import Iterator, Sequence
 from itertools import pairwise
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from tensordict import TensorDict
@@ -23,6 +23,7 @@ from rsl_tbptt.algorithms.frames import (
     steps_of,
     unique_frames,
 )
+from rsl_tbptt.algorithms.heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.health import FirstReplay
 from rsl_tbptt.algorithms.options import Options
 from rsl_tbptt.compat.versions import OWN_MODELS, MLPModel
@@ -42,9 +43,6 @@ from rsl_tbptt.core.rollout import Rollout, Segments
 from rsl_tbptt.core.scan import recurrent_scan, unchanged_weights
 from rsl_tbptt.core.windows import Group
 from rsl_tbptt.models.protocol import FrameEncoder, Head, action_head, gaussian_head, parts_of
-
-if TYPE_CHECKING:
-    from rsl_tbptt.algorithms.heads import AuxiliaryHeads
 
 
 class Replay:
