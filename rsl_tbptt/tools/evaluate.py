@@ -22,10 +22,9 @@ from tensordict import TensorDict
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.models.one_step import recorded_latents
 from rsl_tbptt.tools.episodes import EpisodeFacts
-from rsl_tbptt.tools.golden import groups_of
 from rsl_tbptt.tools.heads import WatchedHeads
 from rsl_tbptt.tools.platforms import ENV, Platform, Simulation, load_platform, platform_of
-from rsl_tbptt.tools.policies import build_policy, images_of, read_policy
+from rsl_tbptt.tools.policies import build_policy, groups_of, images_of, read_policy
 from rsl_tbptt.tools.progress import Progress
 
 MARK = b'"confidence_interval"'

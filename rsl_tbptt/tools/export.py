@@ -30,6 +30,7 @@ from rsl_tbptt.tools.policies import (
     SavedPolicy,
     build_policy,
     check_images,
+    groups_of,
     read_policy,
     split_into_groups,
 )
@@ -153,10 +154,10 @@ def _drawn(
 ) -> Recorded:
     """Build a policy without an environment, and draw its observations."""
     policy = build_policy(saved, images=images)
-    names = [name for name in golden.groups_of(policy) if name in policy.obs_groups]
+    names = [name for name in groups_of(policy) if name in policy.obs_groups]
     shapes = {**saved.shapes, **images}
     groups = split_into_groups(names, torch.zeros(1, policy.obs_dim)).to_dict()
-    for name in golden.groups_of(policy):
+    for name in groups_of(policy):
         if name in shapes:
             dtype = saved.dtypes.get(name, torch.float32)
             groups[name] = torch.zeros(1, *shapes[name], dtype=dtype)

@@ -21,6 +21,7 @@ from rsl_tbptt.checkpoints.robot import observation_terms
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core.hidden_state import as_tensors
 from rsl_tbptt.models.one_step import STATES, recorded_latents
+from rsl_tbptt.tools.policies import groups_of
 from rsl_tbptt.tools.progress import track
 
 if TYPE_CHECKING:
@@ -120,12 +121,6 @@ def _run(
         rows.append({"reset": np.asarray(starts), **arrays})
         obs, starts = step(row["actions"])
     return {name: np.stack([row[name] for row in rows]) for name in rows[0]}
-
-
-def groups_of(policy: MLPModel) -> list[str]:
-    """Return the names of the observation groups that a policy sees, in its order."""
-    images = getattr(policy, "obs_groups_2d", ())
-    return [*getattr(policy, "group_shapes", (*policy.obs_groups, *images))]
 
 
 def _record_terms(env: Any) -> Callable[[], dict[str, torch.Tensor]]:

@@ -271,6 +271,12 @@ def split_into_groups(names: list[str], obs: torch.Tensor) -> TensorDict:
     return TensorDict(dict(zip(names, parts, strict=True)), batch_size=obs.shape[:1])
 
 
+def groups_of(policy: MLPModel) -> list[str]:
+    """Return the names of the observation groups that a policy sees, in its order."""
+    images = getattr(policy, "obs_groups_2d", ())
+    return [*getattr(policy, "group_shapes", (*policy.obs_groups, *images))]
+
+
 def images_of(obs: TensorDict) -> Images:
     """Return the sizes of the image groups among observations of batch size (N,)."""
     return {name: group.shape[1:] for name, group in obs.items() if group.dim() == 4}

@@ -23,9 +23,9 @@ from rsl_tbptt.tools.bundle import Recorded, write_bundle
 from rsl_tbptt.tools.bundle_policy import BundlePolicy
 from rsl_tbptt.tools.cli import main
 from rsl_tbptt.tools.cli_options import image_size
-from rsl_tbptt.tools.golden import draw, groups_of
+from rsl_tbptt.tools.golden import draw
 from rsl_tbptt.tools.heads import saved_heads
-from rsl_tbptt.tools.policies import load_policy, split_into_groups
+from rsl_tbptt.tools.policies import groups_of, load_policy, split_into_groups
 from rsl_tbptt.tools.robot_log import diagnose_log
 from rsl_tbptt.tools.verify import largest_difference, read_golden, verify
 

@@ -17,12 +17,11 @@ from rsl_tbptt.algorithms.behavior_losses import own_loss
 from rsl_tbptt.algorithms.extensions import Extension
 from rsl_tbptt.algorithms.optimizers import step_at, use_fused_kernels
 from rsl_tbptt.algorithms.options import Options, Rule, count, parse_fields, positive
-from rsl_tbptt.algorithms.replay import Replay, observations_of
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core import losses
 from rsl_tbptt.core.accumulate import Loss, Outputs, SampleLosses
 from rsl_tbptt.core.rollout import Labels
-from rsl_tbptt.models.protocol import action_head, parts_of
+from rsl_tbptt.models.protocol import parts_of
 
 PREFIX = "auxiliary/"
 """Prefix of a head's name in metrics, labels and the outputs of an ONNX file."""
@@ -278,8 +277,10 @@ def latent_width(model: MLPModel, storage: RolloutStorage) -> int:
     training = model.training
     model.eval()  # keeps running statistics unchanged
     try:
-        obs = observations_of(model, storage.observations[:1, :1])
-        return Replay(model, action_head).encode(obs).shape[-1]
+        obs = storage.observations[0, :1].copy()
+        for group, encoder in parts.encoders.items():
+            obs[group] = encoder(obs[group])
+        return parts.encode(obs).shape[-1]
     finally:
         model.train(training)
 
