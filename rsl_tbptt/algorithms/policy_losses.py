@@ -7,8 +7,7 @@ and :func:`value_loss` compare their outputs with the labels of the rollout.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import partial
 
@@ -207,30 +206,21 @@ class PpoGradient:
             find_held_frames(seen[-1])
         return seen, states
 
-    def normalization(
-        self,
-        mini_batch: MiniBatch,
-        rollout: PpoRollout,
-        alone: Callable[[], AbstractContextManager[None]] = nullcontext,
-    ) -> Normalization:
+    def normalization(self, mini_batch: MiniBatch, rollout: PpoRollout) -> Normalization:
         """Return the normalisation of a mini-batch; ranks exchange sums for it.
 
         Args:
             mini_batch: Samples of the step.
             rollout: The rollout.
-            alone: Context of this rank's own work between exchanges; see ``Transaction.alone``.
         """
         advantages, divisor = (0.0, 1.0), mini_batch.num_samples
-        own = torch.zeros(1, device=self.actor.device)
         if self._options.normalize_advantage_per_mini_batch:
-            with alone():
-                rows = mini_batch.loss_rows(rollout.all_groups)
-                own = rollout.all_groups.rows.labels["advantages"][rows]
+            rows = mini_batch.loss_rows(rollout.all_groups)
+            own = rollout.all_groups.rows.labels["advantages"][rows]
             advantages = _mean_and_scale(own, mini_batch.num_samples, mini_batch.ranks)
         if self._options.loss_reduction == "episode_mean":
-            with alone():
-                assert rollout.actor.rows.weights is not None
-                own = rollout.actor.rows.weights[mini_batch.loss_rows(rollout.actor)]
+            assert rollout.actor.rows.weights is not None
+            own = rollout.actor.rows.weights[mini_batch.loss_rows(rollout.actor)]
             divisor = mini_batch.ranks.sum_tensor(own.sum())
         return Normalization(advantages, divisor)
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 from rsl_rl.env import VecEnv
@@ -13,6 +13,7 @@ from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.base import TbpttAlgorithm
+from rsl_tbptt.algorithms.find_nan import Inputs
 from rsl_tbptt.algorithms.heads import AuxiliaryHeads, parse_heads
 from rsl_tbptt.algorithms.health import explained_variance, finite, obs_scales
 from rsl_tbptt.algorithms.imitation import FineTuning, Imitation, build_teacher
@@ -43,7 +44,7 @@ from rsl_tbptt.algorithms.replay import observed_groups
 from rsl_tbptt.algorithms.rnd import RndTraining, restore_rnd, state_of_rnd
 from rsl_tbptt.algorithms.step_checks import check_types, tensor_groups
 from rsl_tbptt.algorithms.symmetry import MirroredRobots
-from rsl_tbptt.algorithms.transaction import Inputs, Transaction
+from rsl_tbptt.algorithms.transaction import Transaction, whole_or_nothing
 from rsl_tbptt.algorithms.truncation_bootstrap import (
     TruncationBootstrap,
     value_without_advancing,
@@ -152,7 +153,6 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         )
         self.states: list[States] = []
         """States of actor and critic before the first steps of segments; (L, N, H) each."""
-        self._no_sums = torch.full((len(self.gradient.reported),), torch.nan, device=device)
         num_envs_of_ranks = self.mini_batches.num_samples // num_steps
         self._step_batches = step_batches(num_steps, num_envs_of_ranks, device)
         self.transaction = Transaction(
@@ -286,7 +286,8 @@ class TbpttPPO(TbpttAlgorithm, PPO):
             self.storage, last_values, self.options, self.mini_batches.num_samples, self._ranks
         )
 
-    def update(self) -> dict[str, float]:
+    @whole_or_nothing
+    def update(self) -> dict[str, torch.Tensor]:
         """Train actor and critic on the rollout and clear the storage; a failing update is undone.
 
         Returns:
@@ -298,43 +299,34 @@ class TbpttPPO(TbpttAlgorithm, PPO):
             ValueError: If a loss, gradient or result is NaN or inf and ``non_finite`` does not skip
                 it. Parameters, optimiser and normaliser are then as before the update.
         """
-        self.transaction.fit_budget(self.memory_plan)
-        for update in self.transaction:
-            with update:
-                rollout, steps = cast("PpoRollout", None), []
-                with update.alone():  # after a failure the following fails too, up to ``commit``
-                    rollout = self._rollout()
-                rate = self.optimizer.param_groups[0]["lr"]
-                # Filled on the device: a copy from the host would wait for it.
-                rate = torch.full((), rate, dtype=torch.float64, device=self.storage.dones.device)
-                holds_actor = self._fine_tuning.holds_actor
-                for _ in range(self.options.num_learning_epochs):
-                    for mini_batch in self.mini_batches.draw():
-                        self._zero_grad()
-                        normalization = self.gradient.normalization(
-                            mini_batch, rollout, update.alone
-                        )
-                        sums = self._no_sums
-                        with update.alone(), self.gradient.first_replay.watching(first=not steps):
-                            sums = self.gradient.accumulate(
-                                mini_batch,
-                                rollout,
-                                normalization,
-                                update.num_micro_batches,
-                                holds_actor=holds_actor,
-                            )
-                            if not steps:
-                                self.gradient.check(holds_actor=holds_actor)
-                        means = self._ranks.sum_tensor(sums / mini_batch.num_samples)
-                        norms = self.gradient.clip(self._ranks, holds_actor)
-                        rate = self._optimizer_step(rate, means[KL])
-                        rnd = [self._rnd.train(mini_batch, rollout, update)] if self._rnd else []
-                        steps.append(torch.cat((means, norms, *rnd)))
-                metrics = {**self._metrics(torch.stack(steps)), "rate": rate}
-                self._update_normalization()
-                update.log(self._advance(update.commit(metrics)))
-        self._bootstrap.warn_once()
-        return self._conclude()
+        rollout, steps = self._rollout(), []
+        num_micro_batches = self.transaction.num_micro_batches
+        rate = self.optimizer.param_groups[0]["lr"]
+        # Filled on the device: a copy from the host would wait for it.
+        rate = torch.full((), rate, dtype=torch.float64, device=self.storage.dones.device)
+        holds_actor = self._fine_tuning.holds_actor
+        for _ in range(self.options.num_learning_epochs):
+            for mini_batch in self.mini_batches.draw():
+                self._zero_grad()
+                normalization = self.gradient.normalization(mini_batch, rollout)
+                with self.gradient.first_replay.watching(first=not steps):
+                    sums = self.gradient.accumulate(
+                        mini_batch,
+                        rollout,
+                        normalization,
+                        num_micro_batches,
+                        holds_actor=holds_actor,
+                    )
+                if not steps:
+                    self.gradient.check(holds_actor=holds_actor)
+                means = self._ranks.sum_tensor(sums / mini_batch.num_samples)
+                norms = self.gradient.clip(self._ranks, holds_actor)
+                rate = self._optimizer_step(rate, means[KL])
+                rnd = [self._rnd.train(mini_batch, rollout, num_micro_batches)] if self._rnd else []
+                steps.append(torch.cat((means, norms, *rnd)))
+        metrics = {**self._metrics(torch.stack(steps)), "rate": rate}
+        self._update_normalization()
+        return metrics
 
     def _rollout(self) -> PpoRollout:
         """View the storage as a rollout that starts with the recorded states."""
@@ -396,6 +388,11 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         self.imitation.conclude(metrics, waits=self._fine_tuning.holds_actor)
         self._fine_tuning.count_update()
         return metrics
+
+    def _conclude(self) -> dict[str, float]:
+        """End an iteration, as the base class does; warn of time-outs without observation."""
+        self._bootstrap.warn_once()
+        return super()._conclude()
 
     def _add_gradients_of(self, envs: slice, num_micro_batches: int) -> None:
         """Compute this rank's gradient on some environments, including RND's, into ``.grad``."""

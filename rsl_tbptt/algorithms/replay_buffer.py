@@ -31,6 +31,7 @@ from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms.behavior_losses import NEWEST, OPTION, SampleWeights
+from rsl_tbptt.algorithms.find_nan import Inputs
 from rsl_tbptt.algorithms.heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.options import DistillationOptions
 from rsl_tbptt.algorithms.replay import (
@@ -44,7 +45,6 @@ from rsl_tbptt.algorithms.replay import (
 )
 from rsl_tbptt.algorithms.symmetry import STUDENT, MirroredRobots
 from rsl_tbptt.algorithms.teachers import StepLabels
-from rsl_tbptt.algorithms.transaction import Inputs
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.distributed import Ranks

@@ -13,7 +13,6 @@ from torch import nn
 from rsl_tbptt.algorithms.mini_batches import MiniBatch
 from rsl_tbptt.algorithms.optimizers import use_fused_kernels
 from rsl_tbptt.algorithms.policy_losses import PpoRollout
-from rsl_tbptt.algorithms.transaction import Transaction
 from rsl_tbptt.compat.versions import RandomNetworkDistillation, rnd_optimizer
 from rsl_tbptt.core import losses
 from rsl_tbptt.core.accumulate import Outputs, SampleLosses, accumulate_group
@@ -50,12 +49,10 @@ class RndTraining:
         self.module.update_counter, self.module.reward_normalizer = self._kept
 
     def train(
-        self, mini_batch: MiniBatch, rollout: PpoRollout, update: Transaction
+        self, mini_batch: MiniBatch, rollout: PpoRollout, num_micro_batches: int
     ) -> torch.Tensor:
         """Step the predictor on a mini-batch, on all ranks; return the mean error, shape (1,)."""
-        error = torch.full((1,), torch.nan, device=self.parameters[0].device)
-        with update.alone():
-            error = self.accumulate(mini_batch, rollout, update.num_micro_batches)
+        error = self.accumulate(mini_batch, rollout, num_micro_batches)
         self._ranks.sum_gradients(self.parameters, self._bucket_mb)
         self.optimizer.step()
         return self._ranks.sum_tensor(error / mini_batch.num_samples)
