@@ -141,6 +141,10 @@ class TbpttAlgorithm:
             own["auxiliary"] = self._heads.state_dict()
         return own
 
+    def _advance(self, metrics: dict[str, float]) -> dict[str, float]:
+        """Advance the schedules after an update with these metrics; return those to log."""
+        raise NotImplementedError
+
     def _conclude(self) -> dict[str, float]:
         """End an iteration; return the metrics to log."""
         self.emergency_save.conclude_iteration()

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
-from typing import Any, cast
+from typing import Any
 
 import torch
 from rsl_rl.env import VecEnv
@@ -50,7 +50,7 @@ from rsl_tbptt.algorithms.extensions.teachers import (
     StepLabels,
     TeacherLayers,
 )
-from rsl_tbptt.algorithms.transaction import Transaction
+from rsl_tbptt.algorithms.transaction import Transaction, whole_or_nothing
 from rsl_tbptt.checkpoints.describing import check_fits, model_configs
 from rsl_tbptt.checkpoints.reading import student_state_dict
 from rsl_tbptt.compat.rsl_rl3_checkpoints import as_models
@@ -248,6 +248,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         is_mean = options.loss_reduction == "mean"
         self._steps_in_mean = self._steps_per_group if is_mean else 1  # a sequence's share of M
         self._num_loss_steps = sum(w.num_loss_steps for group in self._schedule for w in group)
+        self._end_state: HiddenState = None
         self._num_envs_of_ranks = ranks.sum_count(storage.num_envs, device)
         self._step_batches = step_batches(num_steps, self._num_envs_of_ranks, device)
         self._student = Replay(
@@ -396,7 +397,8 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         self.student.reset(dones)
         self.teacher.reset(dones)
 
-    def update(self) -> dict[str, float]:
+    @whole_or_nothing
+    def update(self) -> dict[str, torch.Tensor]:
         """Train the student on the rollout and clear the storage; a failing update is undone.
 
         Return what the runner logs under ``Loss/``; docs/reference/metrics.md lists it. In a runner
@@ -406,51 +408,42 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             ValueError: If a loss, gradient or result is NaN or inf and ``non_finite`` is "raise".
                 Parameters, optimiser and normaliser are then as before the update.
         """
-        self.transaction.fit_budget(self.memory_plan)
-        for update in self.transaction:
-            with update:
-                self._follow_schedule()
-                with update.alone():
-                    self.experience.take()
-                self.experience.plan()
-                sums, drawn, end_states = UpdateSums(), [], []
-                for _ in range(self.options.num_learning_epochs):
-                    drawn, end_states = list(self.experience.draw()), []
-                    for batch in drawn:
-                        rollout, state = cast("Rollout", None), None
-                        with update.alone():  # after a failure the following fails, up to commit
-                            rollout, state = self.experience.of(batch)
-                        divisor = self._divisor(batch, rollout, sums)
-                        newest = slice(len(batch.envs))
-                        for group in self._schedule:
-                            has_loss = group[-1].num_loss_steps > 0
-                            self._zero_grad()
-                            reported, first = {}, not sums.grad_norms
-                            with update.alone(), self._first_replay.watching(first=first):
-                                if not has_loss:  # the dropped tail: only the newest need its state
-                                    rollout = rollout.envs(newest)
-                                    state = hidden_state.select_envs(state, newest)
-                                state, reported = self._student.accumulate(
-                                    group,
-                                    rollout,
-                                    state,
-                                    self.loss,
-                                    divisor,
-                                    num_micro_batches=update.num_micro_batches,
-                                )
-                                if first:
-                                    self._student.check_gradient("loss_type")
-                            if has_loss:
-                                sums.reported.append(reported)
-                                sums.grad_norms.append(self._optimizer_step())
-                        end_states.append(hidden_state.select_envs(state, newest))
-                metrics = self._metrics(sums)
-                stored = self.storage.observations
-                update_normalization([self._raw_student], stored, self._step_batches)
-                metrics = update.commit(metrics)
-                update.log(self._advance(metrics, _in_order(end_states, drawn)))
-                self.experience.keep_newest(self._num_loss_steps)  # last: it cannot be undone
-        return self._conclude()
+        self._follow_schedule()
+        self.experience.take()
+        self.experience.plan()
+        sums, drawn, end_states = UpdateSums(), [], []
+        for _ in range(self.options.num_learning_epochs):
+            drawn, end_states = list(self.experience.draw()), []
+            for batch in drawn:
+                rollout, state = self.experience.of(batch)
+                divisor = self._divisor(batch, rollout, sums)
+                newest = slice(len(batch.envs))
+                for group in self._schedule:
+                    has_loss = group[-1].num_loss_steps > 0
+                    self._zero_grad()
+                    if not has_loss:  # the dropped tail: only the newest need its state
+                        rollout = rollout.envs(newest)
+                        state = hidden_state.select_envs(state, newest)
+                    first = not sums.grad_norms
+                    with self._first_replay.watching(first=first):
+                        state, reported = self._student.accumulate(
+                            group,
+                            rollout,
+                            state,
+                            self.loss,
+                            divisor,
+                            num_micro_batches=self.transaction.num_micro_batches,
+                        )
+                    if first:
+                        self._student.check_gradient("loss_type")
+                    if has_loss:
+                        sums.reported.append(reported)
+                        sums.grad_norms.append(self._optimizer_step())
+                end_states.append(hidden_state.select_envs(state, newest))
+        metrics = self._metrics(sums)
+        update_normalization([self._raw_student], self.storage.observations, self._step_batches)
+        self._end_state = _in_order(end_states, drawn)
+        return metrics
 
     def _follow_schedule(self) -> None:
         """Set the learning rate of this update, which heads follow and the runner logs."""
@@ -469,9 +462,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         """
         if self.sample_weights is None:
             return self._steps_in_mean * batch.num_sequences
-        weights = self.sample_weights.values.new_zeros(2)
-        with self.transaction.alone():
-            weights = weights_of(sequences, len(batch.envs), self._num_loss_steps)
+        weights = weights_of(sequences, len(batch.envs), self._num_loss_steps)
         sums.reported.append({_NEWEST: weights[0], _PAST: weights[1]})
         num_sequences = or_one(self._ranks.sum_tensor(weights.sum()) / self._num_loss_steps)
         return self._steps_in_mean * num_sequences
@@ -504,9 +495,9 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             **finite({**self._first_replay.metrics(), **obs_scales(models, first_obs)}),
         }
 
-    def _advance(self, metrics: dict[str, float], end_state: HiddenState) -> dict[str, float]:
+    def _advance(self, metrics: dict[str, float]) -> dict[str, float]:
         """Set the student's state to that after the replay; return the metrics to log."""
-        experience = self.experience
+        experience, end_state = self.experience, self._end_state
         if self.mirrored:
             end_state = self.mirrored.split(STUDENT, end_state)
             self.mirrored.advance()
@@ -514,11 +505,13 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         self.num_updates += 1
         num_passes = self.options.num_learning_epochs * experience.num_mini_batches
         num_steps = sum(group[-1].num_loss_steps > 0 for group in self._schedule)
-        return {
+        logged = {
             **self._per_teacher.logged(metrics),
             "optimizer_steps": float(num_passes * num_steps),
             "flushed_steps": float(self._num_loss_steps % self._steps_per_group),
         }
+        experience.keep_newest(self._num_loss_steps)  # last: it cannot be undone
+        return logged
 
     def _drop_rollout(self, num_steps: int) -> None:
         """Let mirrored robots continue after the steps of a dropped rollout."""

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
 from functools import partial
 from typing import Any
 
 import torch
 from tensordict import TensorDict
+from torch import nn
 
 _WITH_FUSED_KERNELS = (torch.optim.Adam, torch.optim.AdamW, torch.optim.SGD)
 
@@ -142,10 +144,28 @@ def update_normalization(
             same number, as normalisers may exchange sums.
     """
     models = list(models)
-    for steps in step_batches:
-        rows = observations[steps].flatten(0, 1)
-        for model in models:
-            model.update_normalization(rows)
+    with in_place(models):
+        for steps in step_batches:
+            rows = observations[steps].flatten(0, 1)
+            for model in models:
+                model.update_normalization(rows)
+
+
+@contextlib.contextmanager
+def in_place(models: Iterable[nn.Module]) -> Iterator[None]:
+    """Copy buffers that are replaced inside into their old tensors, which keep their addresses.
+
+    rsl_rl's normaliser replaces its standard deviation; a recorded step would not see the new one.
+    """
+    owners = {module: dict(module._buffers) for model in models for module in model.modules()}
+    try:
+        yield
+    finally:
+        for module, buffers in owners.items():
+            for name, old in buffers.items():
+                new = module._buffers.get(name)
+                if old is not None and new is not None and new is not old:
+                    module._buffers[name] = old.copy_(new)
 
 
 _MAX_ROWS = {"cpu": 4096, "cuda": 65536}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Mapping
-from typing import Any, cast
+from typing import Any
 
 import torch
 from rsl_rl.env import VecEnv
@@ -152,7 +152,6 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         )
         self.states: list[States] = []
         """States of actor and critic before the first steps of segments; (L, N, H) each."""
-        self._no_sums = torch.full((len(self.gradient.reported),), torch.nan, device=device)
         num_envs_of_ranks = self.mini_batches.num_samples // num_steps
         self._step_batches = step_batches(num_steps, num_envs_of_ranks, device)
         self.transaction = Transaction(
@@ -286,7 +285,8 @@ class TbpttPPO(TbpttAlgorithm, PPO):
             self.storage, last_values, self.options, self.mini_batches.num_samples, self._ranks
         )
 
-    def update(self) -> dict[str, float]:
+    @whole_or_nothing
+    def update(self) -> dict[str, torch.Tensor]:
         """Train actor and critic on the rollout and clear the storage; a failing update is undone.
 
         Returns:
@@ -298,43 +298,34 @@ class TbpttPPO(TbpttAlgorithm, PPO):
             ValueError: If a loss, gradient or result is NaN or inf and ``non_finite`` does not skip
                 it. Parameters, optimiser and normaliser are then as before the update.
         """
-        self.transaction.fit_budget(self.memory_plan)
-        for update in self.transaction:
-            with update:
-                rollout, steps = cast("PpoRollout", None), []
-                with update.alone():  # after a failure the following fails too, up to ``commit``
-                    rollout = self._rollout()
-                rate = self.optimizer.param_groups[0]["lr"]
-                # Filled on the device: a copy from the host would wait for it.
-                rate = torch.full((), rate, dtype=torch.float64, device=self.storage.dones.device)
-                holds_actor = self._fine_tuning.holds_actor
-                for _ in range(self.options.num_learning_epochs):
-                    for mini_batch in self.mini_batches.draw():
-                        self._zero_grad()
-                        normalization = self.gradient.normalization(
-                            mini_batch, rollout, update.alone
-                        )
-                        sums = self._no_sums
-                        with update.alone(), self.gradient.first_replay.watching(first=not steps):
-                            sums = self.gradient.accumulate(
-                                mini_batch,
-                                rollout,
-                                normalization,
-                                update.num_micro_batches,
-                                holds_actor=holds_actor,
-                            )
-                            if not steps:
-                                self.gradient.check(holds_actor=holds_actor)
-                        means = self._ranks.sum_tensor(sums / mini_batch.num_samples)
-                        norms = self.gradient.clip(self._ranks, holds_actor)
-                        rate = self._optimizer_step(rate, means[KL])
-                        rnd = [self._rnd.train(mini_batch, rollout, update)] if self._rnd else []
-                        steps.append(torch.cat((means, norms, *rnd)))
-                metrics = {**self._metrics(torch.stack(steps)), "rate": rate}
-                self._update_normalization()
-                update.log(self._advance(update.commit(metrics)))
-        self._bootstrap.warn_once()
-        return self._conclude()
+        rollout, steps = self._rollout(), []
+        num_micro_batches = self.transaction.num_micro_batches
+        rate = self.optimizer.param_groups[0]["lr"]
+        # Filled on the device: a copy from the host would wait for it.
+        rate = torch.full((), rate, dtype=torch.float64, device=self.storage.dones.device)
+        holds_actor = self._fine_tuning.holds_actor
+        for _ in range(self.options.num_learning_epochs):
+            for mini_batch in self.mini_batches.draw():
+                self._zero_grad()
+                normalization = self.gradient.normalization(mini_batch, rollout)
+                with self.gradient.first_replay.watching(first=not steps):
+                    sums = self.gradient.accumulate(
+                        mini_batch,
+                        rollout,
+                        normalization,
+                        num_micro_batches,
+                        holds_actor=holds_actor,
+                    )
+                if not steps:
+                    self.gradient.check(holds_actor=holds_actor)
+                means = self._ranks.sum_tensor(sums / mini_batch.num_samples)
+                norms = self.gradient.clip(self._ranks, holds_actor)
+                rate = self._optimizer_step(rate, means[KL])
+                rnd = [self._rnd.train(mini_batch, rollout, num_micro_batches)] if self._rnd else []
+                steps.append(torch.cat((means, norms, *rnd)))
+        metrics = {**self._metrics(torch.stack(steps)), "rate": rate}
+        self._update_normalization()
+        return metrics
 
     def _rollout(self) -> PpoRollout:
         """View the storage as a rollout that starts with the recorded states."""
@@ -396,6 +387,11 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         self.imitation.conclude(metrics, waits=self._fine_tuning.holds_actor)
         self._fine_tuning.count_update()
         return metrics
+
+    def _conclude(self) -> dict[str, float]:
+        """End an iteration, as the base class does; warn of time-outs without observation."""
+        self._bootstrap.warn_once()
+        return super()._conclude()
 
     def _add_gradients_of(self, envs: slice, num_micro_batches: int) -> None:
         """Compute this rank's gradient on some environments, including RND's, into ``.grad``."""

@@ -43,7 +43,7 @@ from rsl_tbptt.algorithms.options import DistillationOptions
 from rsl_tbptt.algorithms.replay import observations_of, observed_groups
 from rsl_tbptt.algorithms.extensions.symmetry import STUDENT, MirroredRobots
 from rsl_tbptt.algorithms.extensions.teachers import StepLabels
-from rsl_tbptt.algorithms.transaction import Inputs
+from rsl_tbptt.algorithms.find_nan import Inputs
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.distributed import Ranks

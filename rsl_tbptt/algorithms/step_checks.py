@@ -4,7 +4,7 @@ An environment may reuse or change its tensors as soon as a call returns. So the
 their own copies, made here, of all that outlives a call.
 
 Shapes, types and devices are known on the host, so only the check for NaN waits for the device; it
-replaces the check of rsl_rl's runner. The update finds other non-finite values: ``transaction.py``.
+replaces the check of rsl_rl's runner. The update finds other non-finite values: ``find_nan.py``.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
-from rsl_tbptt.algorithms.transaction import check_nan
+from rsl_tbptt.algorithms.find_nan import check_nan
 from rsl_tbptt.compat.versions import OWN_MODELS
 
 _JOINING = [model.get_latent for model in OWN_MODELS]

@@ -2,40 +2,35 @@
 
 ::
 
-    for update in transaction:           # repeated only after out of memory
-        with update:                     # keeps everything that an update changes
-            ...
-            with update.alone():         # work of one rank between two exchanges
-                ...
-            logged = update.commit(...)  # the one transfer; all ranks learn of any rank's error
-            ...                          # schedules advance
+    @whole_or_nothing                 # keeps everything that an update changes
+    def update(self):
+        ...
+        return metrics                # fetched in one transfer; then self._advance(fetched)
 
-The end of the inner block decides. After an error or Ctrl+C inside, or NaN or inf in the result of
-any rank, everything is as before the update and the rollout is dropped.
+After an error or Ctrl+C, or NaN or inf in the result of any rank, everything is as before the
+update and the rollout is dropped. After out of memory the update is made again, in smaller pieces.
 """
 
 from __future__ import annotations
 
 import contextlib
-import math
+import functools
 import traceback
 import warnings
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from itertools import chain
 from typing import Any
 
 import torch
 from rsl_rl.storage import RolloutStorage
-from tensordict import TensorDict
 from torch import nn
 
+from rsl_tbptt.algorithms.find_nan import Inputs, Source, find_source
 from rsl_tbptt.algorithms.health import HealthWatch
 from rsl_tbptt.algorithms.options import Options
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.memory import MemoryPlan, Sizes, plan_memory
-from rsl_tbptt.core.scan import recordings_aside
 
 OUT_OF_MEMORY = (
     "CUDA error: out of memory",
@@ -49,8 +44,35 @@ OUT_OF_MEMORY = (
 """Messages of CUDA and its libraries, which torch raises as a RuntimeError."""
 
 
-class UpdateUndoneError(Exception):
-    """Raised to leave an update that is not finite on some rank, or has failed there."""
+Metrics = Mapping[str, torch.Tensor]
+"""Metrics of an update by name, on the device. Shape: () each."""
+
+
+def whole_or_nothing(update: Callable[[Any], Metrics]) -> Callable[[Any], dict[str, float]]:
+    """Make a method of an algorithm an update that happens completely or not at all.
+
+    The method trains and returns its metrics. Around it, the algorithm's ``transaction`` keeps
+    everything, fetches the metrics in the update's only transfer, and calls ``_advance`` with them,
+    which advances the schedules and returns the metrics to log. ``_advance`` may end with changes
+    that cannot be undone, since nothing after it fails. The storage is cleared in any case.
+
+    Args:
+        update: The method.
+
+    Returns:
+        A method that returns what the runner logs, the result of ``_conclude``.
+    """
+
+    @functools.wraps(update)
+    def whole_update(algorithm: Any) -> dict[str, float]:
+        transaction: Transaction = algorithm.transaction
+        transaction.fit_budget(algorithm.memory_plan)
+        has_ended = False
+        while not has_ended:  # repeated only after out of memory
+            has_ended = transaction.run(functools.partial(update, algorithm), algorithm._advance)
+        return algorithm._conclude()
+
+    return whole_update
 
 
 class Transaction:
@@ -97,7 +119,6 @@ class Transaction:
         self._num_skipped = self._num_in_a_row = 0
         self._warned: set[str] = set()
         self._watch = HealthWatch()
-        self._error: Exception | None = None
         self._max_micro_batches = max_micro_batches
         self._budget_gb, self._has_updated = options.memory_budget_gb, False
         self.num_micro_batches = options.num_micro_batches
@@ -105,93 +126,79 @@ class Transaction:
         self.logged: dict[str, float] = {}
         """Metrics of the last update; only ``skipped_updates`` (total so far) if it was undone."""
 
-    def __iter__(self) -> Iterator[Transaction]:
-        """Yield itself for one update, and again each time that ran out of memory."""
-        self._again = True
-        while self._again:
-            self._again = False
-            yield self
+    def run(
+        self,
+        update: Callable[[], Metrics],
+        advance: Callable[[dict[str, float]], dict[str, float]],
+    ) -> bool:
+        """Make an update, or undo it; then clear the storage, unless it is to be made again.
 
-    def __enter__(self) -> Transaction:
-        """Copy everything that the update may change."""
-        self._error, self._committed, self._has_updated = None, False, True
-        self._states = [(model, model.get_hidden_state()) for model in self.stateful_models()]
-        self._rollback.keep()
-        return self
-
-    def __exit__(self, _: object, error: BaseException | None, __: object) -> bool:
-        """Clear the storage; undo the update first, unless it was committed without an error.
+        Args:
+            update: Trains and returns its metrics.
+            advance: Gets the metrics as numbers, advances the schedules and returns those to log.
 
         Returns:
-            Whether the error is handled: the update is skipped or repeated.
+            Whether the update has ended; otherwise it ran out of memory, was undone, and is to be
+            made again with the new ``num_micro_batches``.
 
         Raises:
             ValueError: If the update met NaN or inf and must not be skipped.
-            torch.OutOfMemoryError: If one sequence at a time takes too much memory.
-            RuntimeError: If the update failed on another rank; it names the rank and the reason.
+            torch.OutOfMemoryError: If one sequence at a time takes too much memory, or if several
+                ranks train together.
         """
-        if error is None and self._committed:
+        self._has_updated = True
+        self.keep()
+        try:
+            metrics = self._fetch(update())
+            if metrics is not None:
+                derived = {**self._watch(metrics), "skipped_updates": float(self._num_skipped)}
+                self.logged = {**advance(metrics), **derived}
+        except BaseException as error:
+            out_of_memory = is_out_of_memory(error)
+            if out_of_memory:  # first, as the frames hold the activations
+                traceback.clear_frames(error.__traceback__)
+            self.restore()
+            if out_of_memory and self._can_be_smaller():
+                self._make_smaller()
+                return False
+            self.drop_rollout()
+            if out_of_memory:
+                raise torch.OutOfMemoryError(self._advice()) from error
+            raise
+        if metrics is not None:
             self._num_in_a_row = 0
             self._storage.clear()
             return True
-        for each in (error, self._error):
-            if each and is_out_of_memory(each):  # first, as the frames hold the activations
-                traceback.clear_frames(each.__traceback__)
+        self.restore()
+        try:
+            self._skip(self._source())
+        finally:
+            self.drop_rollout()
+        return True
+
+    def keep(self) -> None:
+        """Copy everything that an update may change."""
+        self._states = [(model, model.get_hidden_state()) for model in self.stateful_models()]
+        self._rollback.keep()
+
+    def restore(self) -> None:
+        """Restore everything from the copy."""
         self._rollback.restore()
         for model, state in self._states:
             model.reset(hidden_state=state)
-        try:
-            if isinstance(error, UpdateUndoneError):
-                self._explain()
-            elif is_out_of_memory(error) and not self._ranks.together:
-                self._make_smaller(error)
-            else:
-                return False
-        finally:
-            if not self._again:
-                self.drop_rollout()
-        return True
 
-    @contextlib.contextmanager
-    def alone(self) -> Iterator[None]:
-        """Run work of this rank alone between two exchanges; nothing inside may exchange.
-
-        With several ranks, a rank that fails continues as if it had not, so that no rank waits for
-        it; ``commit`` tells all of them.
-        """
-        try:
-            yield
-        except Exception as error:
-            if not self._ranks.together:
-                raise
-            self._error = self._error or error
-
-    def commit(self, metrics: Mapping[str, torch.Tensor]) -> dict[str, float]:
+    def _fetch(self, metrics: Metrics) -> dict[str, float] | None:
         """Fetch metrics from the device, in the update's only transfer.
 
-        Args:
-            metrics: Metrics by name. Shape: () each.
-
         Returns:
-            The same as numbers.
-
-        Raises:
-            UpdateUndoneError: If any rank failed, or its metrics or results are not finite.
+            The metrics as numbers; None on all ranks if they, or the results of the update, are
+            not finite on some rank.
         """
         values = torch.stack(list(metrics.values()))
-        finite = self._rollback.is_finite() & torch.isfinite(values).all()
-        broken = torch.full_like(finite, self._error is not None) | ~finite
-        broken = self._ranks.sum_tensor(broken.to(values.dtype).view(1))
-        *fetched, broken = torch.cat((values, broken)).tolist()
-        if broken:
-            raise UpdateUndoneError
-        self._committed = True
-        return dict(zip(metrics, fetched, strict=True))
-
-    def log(self, metrics: Mapping[str, float]) -> None:
-        """Report metrics, those derived from them, and the number of skipped updates so far."""
-        skipped = float(self._num_skipped)
-        self.logged = {**metrics, **self._watch(metrics), "skipped_updates": skipped}
+        is_broken = ~(self._rollback.is_finite() & torch.isfinite(values).all())
+        num_broken = self._ranks.sum_tensor(is_broken.to(values.dtype).view(1))
+        *fetched, num_broken = torch.cat((values, num_broken)).tolist()
+        return None if num_broken else dict(zip(metrics, fetched, strict=True))
 
     def plan_memory(self, sizes: Sizes, parameters: Sequence[nn.Parameter]) -> MemoryPlan:
         """Predict the memory of an update from the gradient on parts of the last rollout.
@@ -233,47 +240,24 @@ class Transaction:
     def _nothing_changes(self) -> Iterator[None]:
         """Restore everything that changes inside, random numbers included; drop gradients."""
         devices = {p.device for module in self._rollback.modules for p in module.parameters()}
-        self._rollback.keep()
+        self.keep()
         try:
             with torch.random.fork_rng([device for device in devices if device.type == "cuda"]):
                 yield
         finally:
-            self._rollback.restore()
+            self.restore()
 
-    def _explain(self) -> None:
-        """Raise or warn on all ranks why the update was undone.
-
-        Raises:
-            Exception: The error of this rank.
-            RuntimeError: If another rank failed; it names that rank's error.
-        """
-        self.logged = {}
-        own = self._error and f"{type(self._error).__name__}: {self._error}"
-        failed, out_of_memory = zip(
-            *self._ranks.gather((own, is_out_of_memory(self._error))), strict=True
-        )
-        if any(out_of_memory):
-            self._make_smaller(self._error)
-            return
-        if self._error is not None:
-            raise self._error
-        for rank, reason in enumerate(failed):
-            if reason is not None:
-                raise RuntimeError(
-                    f"Rank {rank} could not compute its part of the update ({reason}), which was"
-                    " undone on all ranks."
-                )
+    def _source(self) -> Source:
+        """Find the source of NaN or inf in an update that was undone, on all ranks together."""
         # The rollout is larger than a mini-batch; its micro-batches are to be as small as there.
         num_mini_batches = -(-self._storage.num_envs // self._max_micro_batches)
         num_micro_batches = self.num_micro_batches * num_mini_batches
-        source = find_source(
+        return find_source(
             self._storage.observations,
             self._inputs(),
             lambda: self._add_gradients(slice(None), num_micro_batches),
             self._ranks,
         )
-        self._skip(source)
-        self.logged = {"skipped_updates": float(self._num_skipped)}
 
     def _skip(self, source: Source) -> None:
         """Count an update that met NaN or inf and was undone; warn once per kind of source.
@@ -298,32 +282,37 @@ class Transaction:
             warnings.warn(
                 f"An update {source}. It is skipped. {undone} dropped; training goes on."
                 f" {self._max_in_a_row} skipped in a row end it (max_skipped_updates).",
-                stacklevel=4,
+                stacklevel=5,
             )
+        self.logged = {"skipped_updates": float(self._num_skipped)}
 
-    def _make_smaller(self, error: BaseException | None) -> None:
-        """Repeat the update with twice the micro-batches.
+    def _can_be_smaller(self) -> bool:
+        """Return whether an update that ran out of memory can be made with more micro-batches."""
+        return not self._ranks.together and self.num_micro_batches < self._max_micro_batches
 
-        Args:
-            error: The error for lack of memory, or None if it was on another rank.
-
-        Raises:
-            torch.OutOfMemoryError: If micro-batches cannot be smaller.
-        """
-        if self.num_micro_batches >= self._max_micro_batches:
-            raise torch.OutOfMemoryError(
-                f"The update ran out of memory with {self.num_micro_batches} micro-batches, one"
-                " sequence at a time: lower gradient_length, num_steps_per_env or num_envs, or"
-                " buffer_gb in distillation."
-            ) from error
+    def _make_smaller(self) -> None:
+        """Double the micro-batches, and warn."""
         self.num_micro_batches = min(2 * self.num_micro_batches, self._max_micro_batches)
-        self._again = True
         if torch.cuda.is_available():
             torch.cuda.empty_cache()
         warnings.warn(
             f"The update ran out of memory and is made again with {self.num_micro_batches}"
             " micro-batches: set num_micro_batches to that, or memory_budget_gb to what is free.",
             stacklevel=4,
+        )
+
+    def _advice(self) -> str:
+        """Return the message of an update that ran out of memory and cannot be smaller."""
+        failed = f"The update ran out of memory with {self.num_micro_batches} micro-batches"
+        if self.num_micro_batches < self._max_micro_batches:
+            more = min(2 * self.num_micro_batches, self._max_micro_batches)
+            return (
+                f"{failed}, and only a single process makes it again with more: set"
+                f" num_micro_batches to {more}, or memory_budget_gb to what is free."
+            )
+        return (
+            f"{failed}, one sequence at a time: lower gradient_length, num_steps_per_env or"
+            " num_envs, or buffer_gb in distillation."
         )
 
     def drop_rollout(self) -> None:
@@ -439,168 +428,3 @@ def _tensors(states: Iterable[Mapping]) -> list[torch.Tensor]:
 
 def _forms(tensors: Iterable[torch.Tensor]) -> list[tuple[torch.Size, torch.dtype, torch.device]]:
     return [(tensor.shape, tensor.dtype, tensor.device) for tensor in tensors]
-
-
-_MAX_NAMED = 8
-
-
-@dataclass(frozen=True)
-class Source:
-    """The source of a NaN or inf."""
-
-    kind: str
-    """Name of the value that was not finite, such as "observation group 'policy'"."""
-
-    details: str = ""
-    """Environments, first step, and the fix."""
-
-    event: str = "met NaN or inf in"
-    """What happened to the update, the words before ``kind``."""
-
-    def __str__(self) -> str:
-        """Return a clause for a message."""
-        return f"{self.event} {self.kind}{self.details}"
-
-
-def check_nan(obs: TensorDict, rewards: torch.Tensor, dones: torch.Tensor) -> None:
-    """Check the results of an environment step (waits for the device, as rsl_rl's check does).
-
-    Args:
-        obs: Observations, batch size (N,).
-        rewards: Shape (N,).
-        dones: Which episodes ended. Shape: (N,).
-
-    Raises:
-        ValueError: If anything is NaN; it names the value and the environments.
-    """
-    groups = {f"observation group '{key}'": value for key, value in obs.items()}
-    for name, values in {**groups, "rewards": rewards, "dones": dones}.items():
-        bad = torch.isnan(values)
-        if bad.any():
-            raise ValueError(
-                f"The step of the environment gave NaN in {name} of"
-                f" {_environments(bad[None])}: repair the environment, or let"
-                " non_finite 'skip' drop such rollouts."
-            )
-
-
-@dataclass(frozen=True)
-class Inputs:
-    """Values of a rollout that an update reads."""
-
-    groups: Container[str]
-    """Observation groups."""
-
-    recorded: Mapping[str, torch.Tensor]
-    """Other values by name, each (T, N, D); values derived from others come after them."""
-
-    weights: Mapping[str, torch.Tensor] = field(default_factory=dict)
-    """Weights of samples, by option, each (T, N)."""
-
-
-def find_source(
-    observations: TensorDict,
-    inputs: Inputs,
-    add_gradients: Callable[[], object],
-    ranks: Ranks,
-) -> Source:
-    """Find the source of an update's NaN or inf: first in its inputs, then in gradients.
-
-    Slow, with host synchronisation and one more gradient of the whole rollout: only for messages.
-    Several processes search together and find the same.
-
-    Args:
-        observations: Observations of the rollout, batch size (T, N).
-        inputs: The update's inputs.
-        add_gradients: Computes the gradient of the update's loss on the whole rollout.
-        ranks: The processes that search together.
-
-    Returns:
-        The first of: a value that is not finite, one too large to be squared, one that cannot be a
-        weight, environments whose own gradients are not finite, divergence.
-    """
-    seen = {key: value for key, value in observations.items() if key in inputs.groups}
-    named = {f"observation group '{key}'": value for key, value in seen.items()}
-    read = _in_what_was_read({**named, **inputs.recorded})
-    found = _of_any_rank(read or _in_weights(inputs.weights), ranks)
-    if found is None:  # on all ranks, so that all compute gradients, which exchange sums
-        found = _of_any_rank(_in_gradients(list(seen.values()), add_gradients), ranks)
-    return found or _DIVERGENCE
-
-
-_DIVERGENCE = Source(
-    "the gradients after an optimiser step of this update",
-    ": it diverged, so lower learning_rate or max_grad_norm",
-)
-
-
-def _of_any_rank(source: Source | None, ranks: Ranks) -> Source | None:
-    """Return the finding of the first rank that found something, with the rank's number."""
-    of_ranks = ranks.gather(source)
-    found = [(rank, source) for rank, source in enumerate(of_ranks) if source is not None]
-    if not found or len(of_ranks) == 1:
-        return source
-    rank, source = found[0]
-    return replace(source, details=f"{source.details}, on rank {rank}")
-
-
-def _in_what_was_read(named: Mapping[str, Any]) -> Source | None:
-    """Return the first value that is not finite, otherwise the first that is too large."""
-    for name, values in named.items():
-        bad = ~torch.isfinite(values)
-        if bad.any():
-            return Source(name, _where(bad))
-    for name, values in named.items():
-        if values.is_floating_point():
-            bad = values.abs() > math.sqrt(torch.finfo(values.dtype).max / values.numel())
-            if bad.any():
-                value = values[bad][0].item()
-                return Source(name, f"{_where(bad)} ({value:g}, too large to be squared)")
-    return None
-
-
-def _in_weights(named: Mapping[str, torch.Tensor]) -> Source | None:
-    """Return the first weight that is not finite or below 0."""
-    for name, values in named.items():
-        bad = ~(torch.isfinite(values) & (values >= 0))
-        if bad.any():
-            rule = f"is {values[bad][0].item():g}, expected a finite number of at least 0,"
-            in_envs = _where(bad).replace(" of", " in", 1)
-            return Source(name, f" {rule}{in_envs}", "was refused:")
-    return None
-
-
-def _in_gradients(observations: list[Any], add_gradients: Callable[[], object]) -> Source | None:
-    """Return the environments whose gradient is not finite.
-
-    The gradient with respect to the observations shows all of them at once, since no environment
-    contributes to another one's gradient.
-    """
-    leaves = [value for value in observations if value.is_floating_point()]
-    try:
-        for leaf in leaves:
-            leaf.requires_grad_()
-        with recordings_aside():  # graphs for windows of all environments are not needed later
-            add_gradients()
-        gradients = [
-            leaf.grad.reshape(*leaf.shape[:2], -1) for leaf in leaves if leaf.grad is not None
-        ]
-    finally:
-        for leaf in leaves:
-            leaf.requires_grad_(False).grad = None
-    bad = ~torch.isfinite(torch.cat(gradients, dim=-1)) if gradients else torch.zeros(1, 1, 1)
-    if not bad.any():
-        return None
-    return Source("the gradients", f" of {_environments(bad)} (what was recorded is finite)")
-
-
-def _where(bad: torch.Tensor) -> str:
-    """Describe where ``bad`` (T, N, ...), bool, is True."""
-    first_step = int(bad.flatten(1).any(1).nonzero()[0])
-    return f" of {_environments(bad)}, first at step {first_step} of the rollout"
-
-
-def _environments(bad: torch.Tensor) -> str:
-    envs = bad.reshape(*bad.shape[:2], -1).any(-1).any(0).nonzero().flatten().tolist()
-    more = f" and {len(envs) - _MAX_NAMED} more" if len(envs) > _MAX_NAMED else ""
-    return f"environments {envs[:_MAX_NAMED]}{more}"

@@ -123,7 +123,7 @@ class Ranks:
 
         Args:
             parameters: Parameters in the same order on every rank. One without gradient adds zeros
-                and stays without, so that a rank that failed makes the same exchanges.
+                and stays without.
             bucket_mb: Size of the packed buffer in megabytes. A larger gradient gets its own.
         """
         if not self.together:
