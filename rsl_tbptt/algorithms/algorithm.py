@@ -1,36 +1,49 @@
-"""Shared code around the updates of both algorithms: checks, metrics, saves and normalisers."""
+"""Shared code of both algorithms: recorded steps, extensions, checks, metrics and checkpoints."""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 import torch
 from rsl_rl.env import VecEnv
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
+from torch import nn
 
-from rsl_tbptt.algorithms.extensions.heads import AuxiliaryHeads
+from rsl_tbptt.algorithms.extensions import Extension
+from rsl_tbptt.algorithms.find_nan import Inputs
+from rsl_tbptt.algorithms.frames import FrameObs
 from rsl_tbptt.algorithms.health import HealthLog
-from rsl_tbptt.algorithms.optimizers import set_rate, use_fused_kernels
-from rsl_tbptt.algorithms.options import Options, positive
+from rsl_tbptt.algorithms.optimizers import is_fused, set_rate, use_fused_kernels
+from rsl_tbptt.algorithms.options import ACT_LATER, Options, positive
+from rsl_tbptt.algorithms.replay import Replay, observed_groups
 from rsl_tbptt.algorithms.step_checks import StepChecks
 from rsl_tbptt.algorithms.transaction import Transaction
 from rsl_tbptt.checkpoints.describing import describe_all
 from rsl_tbptt.checkpoints.robot import describe_robot
+from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.distributed import Ranks
-from rsl_tbptt.core.hidden_state import as_tensors
+from rsl_tbptt.core.hidden_state import HiddenState, as_tensors
+from rsl_tbptt.core.recording import Recorder
+from rsl_tbptt.core.rollout import Rollout
 from rsl_tbptt.signals import EmergencySave
 
 
-class TbpttAlgorithm:
-    """Base class of both algorithms, listed before rsl_rl's class: the work around updates."""
+class Algorithm:
+    """Base class of both algorithms, listed before rsl_rl's class: the work around their steps."""
 
     options: Any
     storage: RolloutStorage
     optimizer: torch.optim.Optimizer
     transaction: Transaction
-    _heads: AuxiliaryHeads
+
+    extensions: Sequence[Extension] = ()
+    """Parts that are called at each stage, in this order."""
+
+    parameters: Sequence[nn.Parameter]
+    """All parameters that a step trains, each once."""
 
     model_configs: Mapping[str, Any] | None = None
     """The models' configs from the runner's config, for checkpoints."""
@@ -69,6 +82,147 @@ class TbpttAlgorithm:
         """Metrics of the last update."""
         self.health_log: HealthLog | None = None  # your own loop has no logger
 
+    def _prepare_recording(self, replays: Iterable[Replay], trained: Iterable[nn.Parameter]) -> None:
+        """Set up the recording of steps.
+
+        Args:
+            replays: The models that steps replay.
+            trained: Their parameters; those of a shared encoder appear twice.
+        """
+        device, optimizers = self.storage.dones.device, self._optimizers()
+        self.rate = torch.full((), self.learning_rate, dtype=torch.float64, device=device)
+        """Learning rate of a step, on the device. Shape: ()."""
+        own = chain.from_iterable(extension.parameters for extension in self.extensions)
+        self.parameters = [*dict.fromkeys([*trained, *own])]
+        reasons = [each.unrecordable_reason() for each in replays]
+        if not all(map(is_fused, optimizers)):
+            reasons.append("the optimiser has no fused kernel, or models share parameters")
+        self.recorder = Recorder(device, refused=next(filter(None, reasons), None))
+        """Records optimiser steps on a CUDA device."""
+        self._places: dict[str, torch.Tensor] = {}
+
+    def _optimizers(self) -> list[torch.optim.Optimizer]:
+        """Return all optimisers."""
+        own = chain.from_iterable(extension.optimizers for extension in self.extensions)
+        return [self.optimizer, *own]
+
+    def _place(self, name: str, tensor: torch.Tensor) -> torch.Tensor:
+        """Return a tensor at the address where recorded steps read what has this name."""
+        kept = self._places.get(name)
+        if kept is None or (kept.shape, kept.dtype) != (tensor.shape, tensor.dtype):
+            is_fit = tensor.is_contiguous() and not tensor.is_inference()
+            kept = self._places[name] = tensor if is_fit else tensor.clone(
+                memory_format=torch.contiguous_format
+            )
+        elif kept.data_ptr() != tensor.data_ptr():
+            kept.copy_(tensor)
+        return kept
+
+    def _placed_state(self, name: str, state: HiddenState) -> HiddenState:
+        """Return a state where recorded steps read it."""
+        if self.recorder.reason is not None:
+            return state
+        parts = enumerate(as_tensors(state))
+        return hidden_state.from_tensors([self._place(f"{name}/{i}", part) for i, part in parts])
+
+    def _placed(self, name: str, rollout: Rollout) -> Rollout:
+        """Return a rollout whose tensors are where recorded steps read them."""
+        if self.recorder.reason is not None or isinstance(rollout.obs, FrameObs):
+            return rollout
+        obs = {key: self._place(f"{name}/obs/{key}", each) for key, each in rollout.obs.items()}
+        labels = {key: self._place(f"{name}/{key}", each) for key, each in rollout.labels.items()}
+        weights = rollout.weights
+        return Rollout(
+            TensorDict(obs, rollout.obs.batch_size),
+            labels,
+            self._place(f"{name}/starts", rollout.episode_starts),
+            None if weights is None else self._place(f"{name}/weights", weights),
+        )
+
+    def _begin_steps(self, *live: Any) -> None:
+        """Set the learning rate of the first step; forget recordings if anything has moved.
+
+        Args:
+            *live: Trees of other tensors that steps read.
+        """
+        self.rate.fill_(self.learning_rate)
+        modules = self.transaction.modules
+        values = {name: getattr(self.options, name, None) for name in sorted(ACT_LATER)}
+        self.recorder.follow(
+            [
+                *(each for module in modules for each in (*module.parameters(), *module.buffers())),
+                *(dict(state) for each in self._optimizers() for state in each.state.values()),
+                *(part.training for module in modules for part in module.modules()),
+                *(self._places, list(values.values()), self.rate, *live),
+            ]
+        )
+
+    def _zero_grad(self) -> None:
+        """Drop the gradients of everything that is trained."""
+        for optimizer in self._optimizers():
+            optimizer.zero_grad()
+
+    def _gradients(self) -> list[torch.Tensor | None]:
+        """Return the gradients of ``parameters``."""
+        return [parameter.grad for parameter in self.parameters]
+
+    def _set_gradients(self, gradients: Iterable[torch.Tensor | None]) -> None:
+        """Set the gradients of ``parameters``."""
+        for parameter, gradient in zip(self.parameters, gradients, strict=True):
+            parameter.grad = gradient
+
+    def _exchanged(
+        self, sums: Any, health: Any, gradients: Sequence[torch.Tensor | None]
+    ) -> tuple[Any, Any, Sequence[torch.Tensor | None]]:
+        """Sum the results of a step before its optimisers over all ranks: sums and gradients."""
+        self._set_gradients(gradients)
+        # Summed, not averaged: the divisor already counts the samples of all ranks.
+        self._ranks.sum_gradients(self.parameters, self.options.grad_reduce_bucket_mb)
+        return self._ranks.sum_tensor(sums), health, gradients
+
+    def _make_transaction(self, models: Sequence[Any], **arguments: Any) -> None:
+        """Set up the transaction of an update.
+
+        Args:
+            models: The models that the runner steps; the first ones, with optimiser, are trained.
+            **arguments: Further arguments of :class:`Transaction`.
+        """
+        extensions = self.extensions
+        self.transaction = Transaction(
+            self.storage,
+            [*models, *chain.from_iterable(each.modules for each in extensions)],
+            self._optimizers(),
+            self.options,
+            self._ranks,
+            others=self._kept,
+            stateful_models=self._stateful_models,
+            add_gradients=self._add_gradients_of,
+            inputs=self._inputs,
+            on_drop=self._drop_rollout,
+            **arguments,
+        )
+
+    def _kept(self) -> list[Any]:
+        """Return the objects whose attributes an update replaces."""
+        return [self, *chain.from_iterable(each.kept() for each in self.extensions)]
+
+    def _stateful_models(self) -> list[Any]:
+        """Return all models with hidden states."""
+        raise NotImplementedError
+
+    def _add_gradients_of(self, envs: slice, num_micro_batches: int) -> None:
+        """Compute this rank's gradient on some environments into ``.grad``."""
+        raise NotImplementedError
+
+    def _inputs(self) -> Inputs:
+        """Return the inputs of an update; those derived from others come last."""
+        raise NotImplementedError
+
+    def _drop_rollout(self, num_steps: int) -> None:
+        """Undo the changes of a rollout that is dropped after some steps."""
+        for extension in self.extensions:
+            extension.drop_rollout(num_steps)
+
     def _join_runner(
         self, obs: TensorDict, env: VecEnv, cfg: dict[str, Any], configs: Mapping[str, Any]
     ) -> None:
@@ -86,10 +240,11 @@ class TbpttAlgorithm:
         self.health_log = HealthLog()
 
     def broadcast_parameters(self) -> None:
-        """Copy the first process's models and auxiliary heads to all processes."""
+        """Copy the first process's models and extensions to all processes."""
         rsl_rl: Any = super()
         rsl_rl.broadcast_parameters()
-        self._heads.broadcast()
+        for extension in self.extensions:
+            extension.broadcast()
 
     def train_mode(self) -> None:
         """Set the models to training and drop a rollout that an error or Ctrl+C interrupted.
@@ -107,6 +262,12 @@ class TbpttAlgorithm:
             self.health_log.start()
         self.emergency_save.start()
 
+    def _read_by(self, models: Iterable[Any]) -> set[str]:
+        """Return the observation groups that models and extensions read."""
+        stored = self.storage.observations
+        groups = {group for model in models for group in observed_groups(model, stored)}
+        return groups.union(*(extension.observed_groups() for extension in self.extensions))
+
     def _read_groups(self) -> set[str]:
         """Return the observation groups that anything reads."""
         raise NotImplementedError
@@ -117,6 +278,8 @@ class TbpttAlgorithm:
             self.health_log.leave()
         if self.storage.step == 0:  # not earlier: a teacher may be set at any time
             self.step_checks.read_groups = self._read_groups()
+            for extension in self.extensions:
+                extension.begin_rollout()
         return self.step_checks.observations(obs)
 
     def _store_step(self, transition: RolloutStorage.Transition, extras: dict[str, Any]) -> None:
@@ -126,20 +289,32 @@ class TbpttAlgorithm:
         if self.health_log is not None:
             self.health_log.join(extras, self.storage.step == self.storage.num_transitions_per_env)
 
-    def _zero_grad(self) -> None:
-        """Drop the gradients of models and auxiliary heads."""
-        self.optimizer.zero_grad()
-        self._heads.zero_grad()
-
     def _described(self, models: Mapping[str, Any]) -> dict[str, Any]:
-        """Return a checkpoint's description of models, robot and auxiliary heads, plain values."""
+        """Return a checkpoint's description of models, robot and extensions, plain values."""
         described = describe_all(models, self.storage.observations, self.model_configs)
         own: dict[str, Any] = {"models": described}
         if self.robot:
             own["robot"] = self.robot
-        if self.options.auxiliary:
-            own["auxiliary"] = self._heads.state_dict()
-        return own
+        saved = {each.name: each.state_dict() for each in self.extensions if each.name}
+        return own | {name: state for name, state in saved.items() if state}
+
+    def _load_extensions(self, own: Mapping[str, Any], wants: Mapping[str, Any]) -> None:
+        """Load the extensions' entries of a checkpoint, checked, that ``load_cfg`` asks for."""
+        for extension in self.extensions:
+            if extension.name and any(wants.get(part) for part in extension.loaded_with):
+                with_optimizer = bool(wants.get("optimizer"))
+                saved = own.get(extension.name, {})
+                extension.load_state_dict(saved, with_optimizer=with_optimizer)
+
+    def _check_extensions(self, own: Mapping[str, Any], wants: Mapping[str, Any]) -> None:
+        """Check those entries; nothing is changed.
+
+        Raises:
+            ValueError: If one does not fit.
+        """
+        for extension in self.extensions:
+            if extension.name and any(wants.get(part) for part in extension.loaded_with):
+                extension.check(own.get(extension.name, {}))
 
     def _advance(self, metrics: dict[str, float]) -> dict[str, float]:
         """Advance the schedules after an update with these metrics; return those to log."""

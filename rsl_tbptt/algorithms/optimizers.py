@@ -33,6 +33,8 @@ def use_fused_kernels(optimizer: torch.optim.Optimizer) -> None:
         return
     shares = len(set(parameters)) < len(parameters)
     kernels = {"foreach": False} if shares else {"fused": True}
+    if not shares and "capturable" in optimizer.defaults:
+        kernels["capturable"] = parameters[0].is_cuda  # so that a step can be recorded
     for group in optimizer.param_groups:
         group.update(kernels)
     optimizer.register_state_dict_post_hook(_as_rsl_rl_writes)
@@ -70,10 +72,15 @@ def _form(groups: list[dict[str, Any]]) -> str:
     return " and ".join(f"{n} parameters with {k}" for n, k in zip(sizes, kinds, strict=True))
 
 
-def set_rate(optimizer: torch.optim.Optimizer, rate: float) -> None:
+def set_rate(optimizer: torch.optim.Optimizer, rate: float | torch.Tensor) -> None:
     """Set the learning rate of all parameters."""
     for group in optimizer.param_groups:
         group["lr"] = rate
+
+
+def is_fused(optimizer: torch.optim.Optimizer) -> bool:
+    """Return whether an optimiser steps all parameters at once, at a rate on their device."""
+    return all(group.get("fused") for group in optimizer.param_groups)
 
 
 def step_at(optimizer: torch.optim.Optimizer, rate: torch.Tensor) -> None:
@@ -85,12 +92,10 @@ def step_at(optimizer: torch.optim.Optimizer, rate: torch.Tensor) -> None:
         rate: Learning rate of all parameters, on their device. Shape: (), float64.
     """
     kept = [group["lr"] for group in optimizer.param_groups]
-    fused = all(group.get("fused") for group in optimizer.param_groups)
     # CUDA's kernels read a float32. Without fused kernels each parameter's step would fetch it.
-    used = rate.item() if not fused else rate if rate.is_cpu else rate.float()
+    used = rate.item() if not is_fused(optimizer) else rate if rate.is_cpu else rate.float()
     try:
-        for group in optimizer.param_groups:
-            group["lr"] = used
+        set_rate(optimizer, used)
         optimizer.step()
     finally:
         for group, lr in zip(optimizer.param_groups, kept, strict=True):
@@ -120,8 +125,11 @@ def _as_rsl_rl_writes(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> d
         index: {name: v.cpu() if name == "step" else v for name, v in entries.items()}
         for index, entries in state_dict["state"].items()
     }
-    kernels = {"fused": None, "foreach": None}
-    groups = [{**group, **kernels} for group in state_dict["param_groups"]]
+    kernels = {"fused": None, "foreach": None, "capturable": False}
+    groups = [
+        {**group, **{name: kernels[name] for name in kernels.keys() & group.keys()}}
+        for group in state_dict["param_groups"]
+    ]
     return {**state_dict, "state": state, "param_groups": groups}
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,11 +12,16 @@ from rsl_rl.env import VecEnv
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
-from rsl_tbptt.algorithms.base import TbpttAlgorithm
-from rsl_tbptt.algorithms.extensions.heads import AuxiliaryHeads, parse_heads
-from rsl_tbptt.algorithms.health import explained_variance, finite, obs_scales
-from rsl_tbptt.algorithms.extensions.fine_tuning import FineTuning, Imitation, build_teacher
+from rsl_tbptt.algorithms.actor_critic import ActorCritic, normalization
+from rsl_tbptt.algorithms.algorithm import Algorithm
 from rsl_tbptt.algorithms.batches import Batches
+from rsl_tbptt.algorithms.extensions.fine_tuning import FineTuning
+from rsl_tbptt.algorithms.extensions.heads import AuxiliaryHeads, parse_heads
+from rsl_tbptt.algorithms.extensions.imitation import Imitation, build_teacher
+from rsl_tbptt.algorithms.extensions.rnd import RndTraining
+from rsl_tbptt.algorithms.extensions.symmetry import MirroredRobots
+from rsl_tbptt.algorithms.find_nan import Inputs
+from rsl_tbptt.algorithms.health import explained_variance, finite, obs_scales
 from rsl_tbptt.algorithms.optimizers import (
     check_optimizer,
     follow_kl,
@@ -32,18 +37,9 @@ from rsl_tbptt.algorithms.options import (
     has_attributes_of,
     takes,
 )
-from rsl_tbptt.algorithms.policy_losses import (
-    KL,
-    PpoGradient,
-    PpoRollout,
-    States,
-    store_advantages,
-)
-from rsl_tbptt.algorithms.replay import observed_groups
-from rsl_tbptt.algorithms.extensions.rnd import RndTraining, restore_rnd, state_of_rnd
+from rsl_tbptt.algorithms.policy_losses import store_advantages
 from rsl_tbptt.algorithms.step_checks import check_types, tensor_groups
-from rsl_tbptt.algorithms.extensions.symmetry import MirroredRobots
-from rsl_tbptt.algorithms.transaction import Inputs, Transaction
+from rsl_tbptt.algorithms.transaction import whole_or_nothing
 from rsl_tbptt.algorithms.truncation_bootstrap import (
     TruncationBootstrap,
     value_without_advancing,
@@ -51,17 +47,17 @@ from rsl_tbptt.algorithms.truncation_bootstrap import (
 from rsl_tbptt.checkpoints.describing import check_fits, model_configs
 from rsl_tbptt.checkpoints.reading import check_matches
 from rsl_tbptt.compat.rsl_rl3_checkpoints import as_models
-from rsl_tbptt.compat.versions import (
-    PPO,
-    MLPModel,
-)
+from rsl_tbptt.compat.versions import PPO, MLPModel, clip_gradients
 from rsl_tbptt.core import hidden_state
+from rsl_tbptt.core.distributed import Ranks
+from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.memory import MemoryPlan, Sizes
+from rsl_tbptt.core.rollout import Batch, Rollout
 from rsl_tbptt.models.protocol import check_rnn_types
 
 
 @has_attributes_of(PpoOptions)
-class TbpttPPO(TbpttAlgorithm, PPO):
+class TbpttPPO(Algorithm, PPO):
     """rsl_rl's PPO with truncated BPTT for recurrent actors and critics.
 
     A drop-in: same constructor, storage, models, checkpoints and runner. A mini-batch is a set of
@@ -107,10 +103,10 @@ class TbpttPPO(TbpttAlgorithm, PPO):
                 "actor.distribution_cfg is None, expected a distribution, such as"
                 " {'class_name': 'GaussianDistribution', 'init_std': 1.0}: PPO draws actions."
             )
-        self._recurrent = actor.is_recurrent or critic.is_recurrent
         if symmetry_cfg:
             self.options.check_symmetry()
-        self.options.check_rollout(storage.num_transitions_per_env, self._recurrent)
+        recurrent = actor.is_recurrent or critic.is_recurrent
+        self.options.check_rollout(storage.num_transitions_per_env, recurrent)
         given = {k: v for k, v in vars(self.options).items() if k in _TAKEN_BY_RSL_RL}
         super().__init__(
             actor,
@@ -121,55 +117,45 @@ class TbpttPPO(TbpttAlgorithm, PPO):
             rnd_cfg=rnd_cfg,
             multi_gpu_cfg=multi_gpu_cfg,
         )
-        self.mirrored: MirroredRobots | None = None
-        """The mirror images of the robots, with symmetry."""
-        if symmetry_cfg:  # rsl_rl's own refuses models with memory
-            self.mirrored = MirroredRobots(symmetry_cfg, storage, [actor, critic])
         self._raw_actor, self._raw_critic = self.actor, self.critic  # ``compile`` replaces them
         self._models = {"actor": self._raw_actor, "critic": self._raw_critic}
         check_types(self._models, storage.observations)
         self._prepare_surroundings()
-        self._prepare_updates()
+        self._prepare_updates(symmetry_cfg)
         self.options.use()
 
-    def _prepare_updates(self) -> None:
-        """Set up the replay of the models, the mini-batches and the transaction of an update."""
+    def _prepare_updates(self, symmetry_cfg: dict | None) -> None:
+        """Set up extensions, mini-batches, the replay of the models and the transaction."""
         options, storage, ranks = self.options, self.storage, self._ranks
-        actor, critic, device = self._raw_actor, self._raw_critic, storage.dones.device
-        num_steps, num_envs = storage.num_transitions_per_env, storage.num_envs
-        self._fine_tuning = FineTuning(actor, options, is_first_rank=self.gpu_global_rank == 0)
+        actor, critic = models = self._raw_actor, self._raw_critic
+        device, sizes = storage.dones.device, (storage.num_transitions_per_env, storage.num_envs)
+        recurrent = actor.is_recurrent or critic.is_recurrent
+        self.batches = Batches(*sizes, options, ranks, device, has_memory=recurrent)
+        # rsl_rl's own symmetry refuses models with memory.
+        mirrored = MirroredRobots(symmetry_cfg, storage, models) if symmetry_cfg else None
         self.imitation = Imitation(actor, options, storage, ranks)
         """The teacher that the actor imitates; without one it has no effect."""
-        self.episode_returns = self.imitation.returns
-        self._heads = AuxiliaryHeads(parse_heads(options.auxiliary), actor, storage, self.optimizer)
-        rnd = self._rnd = RndTraining(self, ranks) if self.rnd else None
+        is_first_rank = self.gpu_global_rank == 0
+        fine_tuning = FineTuning(actor, options, self.imitation, is_first_rank=is_first_rank)
+        self._fine_tuning, self.imitation.waits = fine_tuning, lambda: fine_tuning.holds_actor
+        of_heads = parse_heads(options.auxiliary)
+        heads = AuxiliaryHeads(of_heads, actor, storage, self.optimizer, options)
+        rnd = [RndTraining(self, self.batches.groups)] if self.rnd else []
+        first = [mirrored] if mirrored else []
+        self.extensions = [*first, self.imitation, fine_tuning, heads, *rnd]
         self._bootstrap = TruncationBootstrap(critic, storage)
-        self.mini_batches = MiniBatches(
-            num_steps, num_envs, options, ranks, device, single_steps=not self._recurrent
-        )
-        self.gradient = PpoGradient(
-            actor, critic, options, self._heads, self.mini_batches, self.mirrored
-        )
-        self.states: list[States] = []
+        self.gradient = ActorCritic(actor, critic, options, self.batches, heads, mirrored)
+        """Actor and critic as they are replayed."""
+        own = (name for extension in self.extensions for name in extension.reported)
+        of_losses = ("kl", "value", *self.gradient.policy_loss.reported)
+        self._reported = (*of_losses, *own)
+        self._has_own_gradient = bool(heads.reported)
+        self.states: list[tuple[HiddenState, HiddenState]] = []
         """States of actor and critic before the first steps of segments; (L, N, H) each."""
-        num_envs_of_ranks = self.mini_batches.num_samples // num_steps
-        self._step_batches = step_batches(num_steps, num_envs_of_ranks, device)
-        self.transaction = Transaction(
-            storage,
-            [actor, critic, self._heads.module, *(rnd.modules if rnd else ())],
-            [self.optimizer, *self._heads.optimizers, *([rnd.optimizer] if rnd else ())],
-            options,
-            ranks,
-            others=lambda: [
-                *(self, self._fine_tuning, self.imitation, self.imitation.returns),
-                *(self.gradient.policy_loss, self.mirrored),
-            ],
-            stateful_models=lambda: [actor, critic, *self.imitation.models],
-            add_gradients=self._add_gradients_of,
-            inputs=self._inputs,
-            max_micro_batches=self.mini_batches.num_envs_of_largest,
-            on_drop=self._drop_rollout,
-        )
+        self._step_batches = step_batches(sizes[0], self.batches.num_samples // sizes[0], device)
+        replays = self.gradient.actor, self.gradient.critic
+        self._prepare_recording(replays, [p for each in replays for p in each.parameters])
+        self._make_transaction(models, max_micro_batches=self.batches.num_envs_of_largest)
 
     @staticmethod
     def construct_algorithm(obs: TensorDict, env: VecEnv, cfg: dict, device: str) -> PPO:
@@ -213,10 +199,9 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         Raises:
             ValueError: If there has been no complete rollout yet.
         """
-        largest = self.mini_batches.num_envs_of_largest
+        largest = self.batches.num_envs_of_largest
         sizes = Sizes(largest, self.gradient.actor.least_micro_batches(largest))
-        of_rnd = self._rnd.parameters if self._rnd else ()
-        return self.transaction.plan_memory(sizes, [*self.gradient.parameters, *of_rnd])
+        return self.transaction.plan_memory(sizes, self.parameters)
 
     def act(self, obs: TensorDict) -> torch.Tensor:
         """Sample actions (N, A) for observations (N,) and record the values that the update needs.
@@ -226,20 +211,18 @@ class TbpttPPO(TbpttAlgorithm, PPO):
                 number of environments; or if observations differ in form from the first ones.
         """
         if not self._started:  # playing needs neither a teacher nor many environments
-            self.imitation.start_training()
-            self._fine_tuning.start_training()
-            self._ranks.run_together(self.mini_batches.check_training)
+            for extension in self.extensions:
+                extension.start_training()
+            self._ranks.run_together(self.batches.check_training)
             self._started = True
-        obs = self._begin_step(obs)
-        step = self.storage.step
+        obs, step = self._begin_step(obs), self.storage.step
         if step == 0:
             self.states = []
-            if self._rnd:
-                self._rnd.begin_rollout()
-        if step in self.mini_batches.state_steps:
+        if step in self.batches.state_steps:
             states = self._raw_actor.get_hidden_state(), self._raw_critic.get_hidden_state()
             self.states.append((hidden_state.clone(states[0]), hidden_state.clone(states[1])))
-        self.imitation.observe(obs, step)
+        for extension in self.extensions:
+            extension.act(obs, step)
         actions = super().act(obs)
         self.transition.hidden_states = (None, None)
         return actions.clone()  # the environment may change them
@@ -264,15 +247,14 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         rewards, dones = self.step_checks.step(obs, rewards, dones)
         assert self.transition.values is not None
         beyond = self._bootstrap(self.critic, self.transition.values, extras)
-        self.transition.dones, self.transition.rewards = dones, rewards
-        if self.rnd:
-            self.intrinsic_rewards = self.rnd.get_intrinsic_reward(obs)
-            self.transition.rewards = rewards + self.intrinsic_rewards
-        self.transition.rewards = self.transition.rewards + self.options.gamma * beyond
+        self.transition.dones, own = dones, rewards
+        for extension in self.extensions:
+            own = extension.reward(obs, own)
+            extension.process_env_step(self.storage.step, rewards, dones)
+        self.transition.rewards = own + self.options.gamma * beyond
         self._store_step(self.transition, extras)
         for model in (self.actor, self.critic):
             model.reset(dones)
-        self.imitation.process_env_step(rewards, dones)
 
     def compute_returns(self, obs: TensorDict) -> None:
         """Compute advantages, normalised over all processes, and returns; no state advances.
@@ -282,7 +264,7 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         obs = self.step_checks.observations(obs)
         last_values = value_without_advancing(self.critic, obs)
         store_advantages(
-            self.storage, last_values, self.options, self.mini_batches.num_samples, self._ranks
+            self.storage, last_values, self.options, self.batches.num_samples, self._ranks
         )
 
     @whole_or_nothing
@@ -290,68 +272,174 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         """Train actor and critic on the rollout and clear the storage; a failing update is undone.
 
         Returns:
-            What the runner logs under ``Loss/``; docs/reference/metrics.md lists it. In a runner
-            only the losses: the others reach its logger through ``health_log``. ``metrics`` has
-            all.
+            The losses, which the runner logs under ``Loss/``; docs/reference/metrics.md lists them.
+            The other metrics reach its logger through ``health_log``. ``metrics`` has all, and
+            without a runner all are returned.
 
         Raises:
             ValueError: If a loss, gradient or result is NaN or inf and ``non_finite`` does not skip
                 it. Parameters, optimiser and normaliser are then as before the update.
         """
-        rollout, steps = self._rollout(), []
-        num_micro_batches = self.transaction.num_micro_batches
-        rate = self.optimizer.param_groups[0]["lr"]
-        # Filled on the device: a copy from the host would wait for it.
-        rate = torch.full((), rate, dtype=torch.float64, device=self.storage.dones.device)
-        holds_actor = self._fine_tuning.holds_actor
+        self._begin_update()
+        holds_actor, concludes = self._fine_tuning.holds_actor, not self._ranks.together
+        num_parts, steps, health = self.transaction.num_micro_batches, [], {}
         for _ in range(self.options.num_learning_epochs):
-            for mini_batch in self.mini_batches.draw():
-                self._zero_grad()
-                normalization = self.gradient.normalization(mini_batch, rollout)
-                with self.gradient.first_replay.watching(first=not steps):
-                    sums = self.gradient.accumulate(
-                        mini_batch,
-                        rollout,
-                        normalization,
-                        num_micro_batches,
-                        holds_actor=holds_actor,
-                    )
-                if not steps:
-                    self.gradient.check(holds_actor=holds_actor)
-                means = self._ranks.sum_tensor(sums / mini_batch.num_samples)
-                norms = self.gradient.clip(self._ranks, holds_actor)
-                rate = self._optimizer_step(rate, means[KL])
-                rnd = [self._rnd.train(mini_batch, rollout, num_micro_batches)] if self._rnd else []
-                steps.append(torch.cat((means, norms, *rnd)))
-        metrics = {**self._metrics(torch.stack(steps)), "rate": rate}
+            for segments, num_samples in self.batches.draw():
+                scales = self._scales(segments, num_samples)
+                fixed = {"num_samples": num_samples, "holds_actor": holds_actor}
+                options = {"num_parts": num_parts, "first": not steps, "concludes": concludes}
+                results = self.recorder(self.step, segments, scales, **fixed, **options)
+                if not concludes:  # the recording ends where the ranks exchange gradients
+                    results = self.recorder(self.conclude, *self._exchanged(*results), **fixed)
+                means, of_first = results
+                steps.append(means)
+                health |= of_first
+        metrics = self._metrics(torch.stack(steps), health)
         self._update_normalization()
         return metrics
 
-    def _rollout(self) -> PpoRollout:
-        """View the storage as a rollout that starts with the recorded states."""
-        actor, critic = map(hidden_state.concatenate_envs, zip(*self.states, strict=True))
-        teacher = self.imitation.params(), self.imitation.coef
-        return self.gradient.rollout(self.storage, (actor, critic), *teacher)
+    def step(
+        self,
+        segments: Sequence[torch.Tensor],
+        scales: Mapping[str, torch.Tensor],
+        *,
+        num_samples: int,
+        num_parts: int,
+        holds_actor: bool = False,
+        first: bool = False,
+        concludes: bool = True,
+    ) -> tuple[Any, ...]:
+        """Make one optimiser step; it reads and writes tensors at fixed addresses only.
 
-    def _optimizer_step(self, rate: torch.Tensor, kl: torch.Tensor) -> torch.Tensor:
-        """Step, with the adaptive schedule at a rate that follows the KL; return the rate, ()."""
-        options, desired_kl = self.options, self.options.desired_kl
-        adapts = options.schedule == "adaptive" and not self._fine_tuning.holds_actor
-        if adapts and desired_kl is not None:
-            rate = follow_kl(rate, kl, desired_kl)
-            step_at(self.optimizer, rate)
-            self._heads.step(rate, options.max_grad_norm)
-        else:
-            self.optimizer.step()
-            self._heads.step(self.optimizer.param_groups[0]["lr"], options.max_grad_norm)
-        return rate
+        Args:
+            segments: The segments of the mini-batch; see ``Indices``.
+            scales: What the mini-batch is normalised by; see ``normalization``.
+            num_samples: Its samples, over all processes.
+            num_parts: Minimum number of micro-batches, which run one after the other.
+            holds_actor: Whether the actor's own gradient is discarded. Its auxiliary heads learn
+                nevertheless.
+            first: Whether the step also measures the health of the replay.
+            concludes: Whether the optimisers step; otherwise the gradients are returned.
 
-    def _drop_rollout(self, num_steps: int) -> None:
-        """Undo the changes of a dropped rollout; mirrored robots continue after its steps."""
-        if self._rnd:
-            self._rnd.drop_rollout()
-        if self.mirrored:
-            self.mirrored.drop_rollout(num_steps)
+        Returns:
+            The results of :meth:`conclude`, or its arguments.
+        """
+        self._zero_grad()
+        sums: dict[str, torch.Tensor] = {}
+        scales = dict(scales)
+        divisor = scales.pop("divisor", num_samples)
+        objectives = self.gradient.objectives(
+            self._rollouts, self._states, self.extensions, **scales
+        )
+        with self.gradient.first_replay.watching(first):
+            for index, (objective, learns) in enumerate(
+                zip(objectives, (not holds_actor or self._has_own_gradient, True), strict=True)
+            ):
+                with self.recorder.stream(index), torch.set_grad_enabled(learns):
+                    for group, (steps, columns, places) in zip(
+                        self.batches.groups, segments, strict=True
+                    ):
+                        _, found = objective.replay.accumulate(
+                            group,
+                            Batch(objective.rollout, steps, columns),
+                            hidden_state.select_envs(objective.states, places),
+                            objective.loss,
+                            divisor,
+                            num_micro_batches=num_parts,
+                            coef=objective.coef,
+                        )
+                        for name, value in found.items():
+                            sums[name] = sums[name] + value if name in sums else value
+            for extension in self.extensions:
+                sums |= extension.accumulate(self._rollouts[2], segments, num_samples, num_parts)
+            self.recorder.join()
+        health: dict[str, torch.Tensor] = {}
+        if first:
+            if not holds_actor:
+                self.gradient.actor.check_gradient("policy_loss and teacher_loss")
+            self.gradient.critic.check_gradient("the value loss")
+            health = self.gradient.first_replay.metrics()
+        zero = torch.zeros_like(sums["kl"])
+        reported = torch.stack([sums.get(name, zero) for name in self._reported])
+        results = reported, health, self._gradients()
+        if not concludes:
+            return results
+        return self.conclude(*results, num_samples=num_samples, holds_actor=holds_actor)
+
+    def conclude(
+        self,
+        sums: torch.Tensor,
+        health: dict[str, torch.Tensor],
+        gradients: Sequence[torch.Tensor | None],
+        *,
+        num_samples: int,
+        holds_actor: bool,
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Clip the gradients and step the optimisers, at a rate that may follow the KL divergence.
+
+        Args:
+            sums: Sums of the reported values over the mini-batch. Shape: (M,).
+            health: Measurements of the replay, returned as they are.
+            gradients: Gradients of ``parameters``.
+            num_samples: Samples of the mini-batch.
+            holds_actor: Whether the actor's gradient is discarded.
+
+        Returns:
+            Means of the reported values and gradient norms of actor and critic, (M + 2,); health.
+        """
+        means, options = sums / num_samples, self.options
+        self._set_gradients(gradients)
+        if holds_actor:
+            # Gradients that reached a shared encoder, or the layers below auxiliary heads.
+            self.gradient.actor.model.zero_grad()
+        of_models = [self.gradient.actor.parameters, self.gradient.critic.parameters]
+        norms = torch.stack(clip_gradients(of_models, options.max_grad_norm or math.inf))
+        if options.schedule == "adaptive" and options.desired_kl is not None and not holds_actor:
+            self.rate.copy_(follow_kl(self.rate, means[0], options.desired_kl))
+        step_at(self.optimizer, self.rate)
+        for extension in self.extensions:
+            extension.step(self.rate)
+        return torch.cat((means, norms)), health
+
+    def _begin_update(self) -> None:
+        """Put everything that the steps of an update read into its place."""
+        rollouts, states = self._rollouts_of_storage()
+        names = "actor", "critic", "everything"
+        pairs = zip(names, rollouts, strict=True)
+        self._rollouts = [self._placed(name, rollout) for name, rollout in pairs]
+        pairs = zip(names, states, strict=False)
+        self._states = [self._placed_state(f"{name}/state", state) for name, state in pairs]
+        self.gradient.policy_loss.begin_update(self.imitation.coef)
+        self._begin_steps(self._rollouts[0].labels.keys())
+
+    def _rollouts_of_storage(self) -> tuple[list[Rollout], Sequence[HiddenState]]:
+        """View the storage as rollouts that start with the recorded states."""
+        states = list(map(hidden_state.concatenate_envs, zip(*self.states, strict=True)))
+        return self.gradient.rollouts(self.storage, states, self.extensions)
+
+    def _scales(self, segments: Sequence[torch.Tensor], num_samples: int) -> dict[str, torch.Tensor]:
+        """Return what a mini-batch is normalised by."""
+        of_advantages = self.options.normalize_advantage_per_mini_batch
+        everything, ranks = self._rollouts[2], self._ranks
+        return normalization(
+            self.batches, segments, num_samples, everything, ranks, of_advantages=of_advantages
+        )
+
+    def _add_gradients_of(self, envs: slice, num_micro_batches: int) -> None:
+        self._rollouts, self._states = self._rollouts_of_storage()
+        self.gradient.policy_loss.begin_update(self.imitation.coef)
+        segments, num_samples = self.batches.of_envs(envs)
+        scales = normalization(
+            self.batches,
+            segments,
+            num_samples,
+            self._rollouts[2],
+            Ranks(together=False),
+            of_advantages=self.options.normalize_advantage_per_mini_batch,
+        )
+        self.step(
+            segments, scales, num_samples=num_samples, num_parts=num_micro_batches, concludes=False
+        )
 
     def _update_normalization(self) -> None:
         """Update the normalisers with the rollout."""
@@ -359,33 +447,36 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         models = [model for model in (self._raw_critic, actor, self.rnd) if model]
         update_normalization(models, self.storage.observations, self._step_batches)
 
-    def _metrics(self, steps: torch.Tensor) -> dict[str, torch.Tensor]:
+    def _metrics(
+        self, steps: torch.Tensor, health: Mapping[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
         """Return the metrics of an update with these optimiser steps, (S, M). Shape: () each."""
         stored, models = self.storage, {**self._models, "teacher": self.imitation.teacher}
+        names = (*self._reported, "actor_grad_norm", "critic_grad_norm")
         health = {
-            **self.gradient.first_replay.metrics(),
+            **health,
             "explained_variance/critic": explained_variance(stored.values, stored.returns),
             **obs_scales(models, stored.observations[0]),
         }
         return {
-            **self.gradient.means(steps),
-            "done_rate": self._ranks.mean(stored.dones.float(), self.mini_batches.num_samples),
-            **self.imitation.metrics(),
+            # Along rows: the last bits of a mean over columns depend on their number.
+            **dict(zip(names, steps.T.contiguous().mean(1), strict=True)),
+            "kl_of_last_epoch": steps[-self.options.num_mini_batches :, 0].mean(),
+            "done_rate": self._ranks.mean(stored.dones.float(), self.batches.num_samples),
+            **{k: v for each in self.extensions for k, v in each.metrics().items()},
             **finite(health),
+            "rate": self.rate,
         }
 
     def _advance(self, metrics: dict[str, float]) -> dict[str, float]:
-        """Advance the schedules after an update; return those of its metrics that are logged."""
-        rate, kl = metrics.pop("rate"), metrics.pop("kl_of_last_epoch")
-        set_rate(self.optimizer, rate)
+        set_rate(self.optimizer, metrics.pop("rate"))
+        kl, policy_loss = metrics.pop("kl_of_last_epoch"), self.gradient.policy_loss
         if self.options.policy_loss == "kl_penalty":
-            metrics["kl_coef"] = self.gradient.policy_loss.kl_coef
+            metrics["kl_coef"] = policy_loss.kl_coef
             if not self._fine_tuning.holds_actor:
-                self.gradient.policy_loss.adapt(kl)
-        if self.mirrored:
-            self.mirrored.advance()
-        self.imitation.conclude(metrics, waits=self._fine_tuning.holds_actor)
-        self._fine_tuning.count_update()
+                policy_loss.adapt(kl)
+        for extension in self.extensions:
+            extension.advance(metrics)
         return metrics
 
     def _conclude(self) -> dict[str, float]:
@@ -393,51 +484,26 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         self._bootstrap.warn_once()
         return super()._conclude()
 
-    def _add_gradients_of(self, envs: slice, num_micro_batches: int) -> None:
-        """Compute this rank's gradient on some environments, including RND's, into ``.grad``."""
-        self._zero_grad()
-        mini_batch, rollout = self.mini_batches.of_envs(envs), self._rollout()
-        normalization = self.gradient.normalization(mini_batch, rollout)
-        self.gradient.accumulate(mini_batch, rollout, normalization, num_micro_batches)
-        if self._rnd:
-            self._rnd.accumulate(mini_batch, rollout, num_micro_batches)
+    def _kept(self) -> list[Any]:
+        return [*super()._kept(), self.gradient.policy_loss]
 
-    def _read_by_models(self, teacher: MLPModel | None) -> set[str]:
-        """Return the observation groups that the models read, with this teacher."""
-        models, stored = [*self._models.values(), teacher], self.storage.observations
-        return {group for model in models if model for group in observed_groups(model, stored)}
-
-    def _read_by_others(self) -> set[str]:
-        """Return the observation groups that auxiliary heads and RND read."""
-        rnd_state = self.rnd.obs_groups["rnd_state"] if self.rnd else ()
-        return self._heads.targets.observed_groups().union(rnd_state)
+    def _stateful_models(self) -> list[Any]:
+        own = [model for extension in self.extensions for model in extension.stateful_models()]
+        return [self._raw_actor, self._raw_critic, *own]
 
     def _read_groups(self) -> set[str]:
-        if self.mirrored:  # its function may read any group
-            return {*map(str, self.storage.observations.keys())}
-        return self._read_by_models(self.imitation.model) | self._read_by_others()
+        return self._read_by(self._models.values())
 
     def _inputs(self) -> Inputs:
-        """Return the inputs of an update; those derived from others come last."""
-        groups = self._read_by_models(self.imitation.teacher)
-        mirrored = self.mirrored.named_obs(groups) if self.mirrored else {}
-        groups |= self._read_by_others()
         names = ("rewards", "values", "actions", "actions_log_prob", "returns")
         recorded = {name: getattr(self.storage, name) for name in names}
-        for index, params in enumerate(self.imitation.params()):
-            recorded[f"the teacher's distribution, parameter {index}"] = params
-        return Inputs(groups, recorded | mirrored)
+        for extension in self.extensions:
+            recorded |= extension.inputs()
+        return Inputs(self._read_groups(), recorded)
 
     def save(self) -> dict[str, Any]:
         """Return rsl_rl's checkpoint, with this algorithm's part under "rsl_tbptt"."""
-        own = {
-            "kl_coef": self.gradient.policy_loss.kl_coef,
-            "fine_tuning": self._fine_tuning.state_dict(),
-            "imitation": self.imitation.state_dict(),
-            **self._described(self._models),
-        }
-        if self.rnd:
-            own["rnd"] = state_of_rnd(self.rnd)
+        own = {"kl_coef": self.gradient.policy_loss.kl_coef, **self._described(self._models)}
         return super().save() | {"rsl_tbptt": own}
 
     def load(self, loaded_dict: dict, load_cfg: dict | None, strict: bool) -> bool:
@@ -464,26 +530,20 @@ class TbpttPPO(TbpttAlgorithm, PPO):
         loaded_dict, load_cfg = as_models(loaded_dict, load_cfg)
         wants: dict = dict.fromkeys(_LOADED, True) if load_cfg is None else load_cfg
         obs, own = self.storage.observations, loaded_dict.get("rsl_tbptt", {})
-        heads, wants_heads = own.get("auxiliary", {}), wants.get("actor") or wants.get("auxiliary")
-        if wants_heads:
-            self._heads.check(heads)
         if "student_state_dict" in loaded_dict and wants.get("actor"):
-            self._fine_tuning.start(loaded_dict, obs, strict, self.imitation)
-            self._heads.load_state_dict(heads, with_optimizer=False)
+            heads = {"auxiliary": True}
+            self._check_extensions(own, heads)
+            self._fine_tuning.start(loaded_dict, obs, strict)
+            self._load_extensions(own, heads)
             return False
+        self._check_extensions(own, wants)
         roles = {**self._models, "rnd": self.rnd}.items()
         models = {role: model for role, model in roles if model and wants.get(role)}
         _check_checkpoint(models, loaded_dict, obs, strict)
         if wants.get("optimizer"):
             check_optimizer(self.optimizer, loaded_dict)
-        if wants.get("actor"):
-            self.imitation.load_state_dict(own.get("imitation", {}))  # first, since it may raise
-            self._fine_tuning.load_state_dict(own.get("fine_tuning", {}))
+        self._load_extensions(own, wants)  # first, since a teacher may not fit
         load_iteration = super().load(loaded_dict, load_cfg, strict)
-        if wants_heads:
-            self._heads.load_state_dict(heads, with_optimizer=bool(wants.get("optimizer")))
-        if self.rnd and "rnd" in models:
-            restore_rnd(self.rnd, own.get("rnd", {}), self.storage.num_envs)
         if wants.get("optimizer"):
             self.gradient.policy_loss.kl_coef = own.get("kl_coef", self.options.kl_penalty_coef)
         if load_iteration:

@@ -162,6 +162,17 @@ class Replay:
                 " argmax, rounding, detach() or no_grad() in its forward pass."
             )
 
+    def unrecordable_reason(self) -> str | None:
+        """Return why a step of this model cannot be recorded as one CUDA graph, or None."""
+        name = type(self.model).__name__
+        if self._parts is None:
+            return f"a {name} runs step by step"
+        if self._sees_frames:
+            return f"a {name} encodes each frame once, and the host waits for their number"
+        if self._engine == "reference":
+            return "scan_engine is 'reference'"
+        return None
+
     def least_micro_batches(self, num_envs: int) -> int:
         """Return the least number of micro-batches for ``num_envs`` environments."""
         if self._runs_at_once:
