@@ -67,13 +67,14 @@ def tf32_in_layers() -> bool:
     """
     cudnn = torch.backends.cudnn
     if not cudnn.enabled:  # then the layers use torch's matrix products
-        return _tf32_in_products()
+        return tf32_in_products()
     if (precision := getattr(cudnn.rnn, "fp32_precision", None)) is not None:
         return precision == "tf32"
     return bool(cudnn.allow_tf32)
 
 
-def _tf32_in_products() -> bool:
+def tf32_in_products() -> bool:
+    """Return whether torch may use TF32 for float32 matrix products on CUDA."""
     precision = getattr(torch.backends.cuda.matmul, "fp32_precision", None)
     if precision is not None:
         return precision == "tf32"
@@ -84,7 +85,7 @@ def _tf32_in_products() -> bool:
 def products_as_in_layers() -> Iterator[None]:
     """Give CUDA's float32 matrix products the precision of torch's recurrent layers meanwhile."""
     matmul, tf32 = torch.backends.cuda.matmul, tf32_in_layers()
-    if tf32 == _tf32_in_products():
+    if tf32 == tf32_in_products():
         yield
     elif hasattr(matmul, "fp32_precision"):
         before = matmul.fp32_precision

@@ -1,0 +1,271 @@
+"""Record a step once and replay it: on CUDA one launch instead of hundreds.
+
+A step is a function of tensors that reads and writes other tensors at fixed addresses: parameters,
+gradients, the optimiser's state, a rollout. The recorder runs it as it is on a CPU. On CUDA the
+first steps of a kind warm up, then one is captured as a CUDA graph::
+
+    recorder = Recorder(device)
+    recorder.follow(parameters)            # before each update: starts anew if a tensor has moved
+    sums, state = recorder(step, indices, state, num_steps=24)
+
+A replay reads and writes the addresses of the capture and knows its Python numbers. So everything
+that outlives a step, except its results, must exist before the capture. What changes from step to
+step is an argument or is written into a tensor. Arguments get no gradient. A step that is captured
+runs no kernel, and if its capture fails it runs again: it must not count in Python.
+
+All recordings use one pool of memory, in which a replay overwrites what others left behind. In
+torch after 2.12, destroying a graph also destroys the workspace that the products of all graphs of
+its capture stream write to (pytorch issue 193402). So graphs are destroyed together.
+"""
+
+import contextlib
+import gc
+import inspect
+import warnings
+import weakref
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from contextlib import AbstractContextManager
+from typing import Any
+
+import torch
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map_only
+
+from rsl_tbptt.core.scan.layers import operand_dtype_of, tf32_in_layers, tf32_in_products
+
+Capture = Callable[[], AbstractContextManager[Any]]
+"""Makes a context that records what runs inside it, as an object that can ``replay()`` it."""
+
+_NUM_WARM_UPS = 2
+"""Steps before a capture: they compile and load kernels, allocate the workspace of products, and
+create the optimiser's state."""
+
+_SHARE = 0.25
+"""Part of the device's memory at which recordings are no longer made."""
+
+_MAX_FORMS = 32
+"""Number of forms of steps that are recorded. A few occur in every update; steps whose shapes
+change all the time run as they are."""
+
+
+class _Form:
+    """How many steps of a form have run, and their recording with its own tensors."""
+
+    num_runs = 0
+    recording: Any = None
+    arguments: Sequence[torch.Tensor] = ()
+    """Copies of the arguments, which the recording reads."""
+    results: Any = None
+    """Tree of the results. The recording overwrites these tensors."""
+
+
+class Recorder:
+    """Runs steps, and replays recordings of them on a device that can record.
+
+    Recordings are made for each form: the function and its fixed arguments, structure, shapes and
+    dtypes of its tensors, autocast, the precision of products, and the current stream.
+    """
+
+    def __init__(self, device: torch.device | str, capture: Capture | None = None) -> None:
+        """Start without recordings.
+
+        Args:
+            device: Where the steps run. Steps on a CUDA device are recorded.
+            capture: Records on any device, and runs the work meanwhile. For tests.
+        """
+        self._device, self._capture, self._stream = torch.device(device), capture, None
+        if capture is None and self._device.type == "cuda":
+            self._capture, self._stream = self._cuda_graph, torch.cuda.Stream(self._device)
+        self._branches: dict[int, torch.cuda.Stream] = {}
+        self._inside = False
+        self._unfinished: list[torch.cuda.CUDAGraph] = []
+        self._said: set[str] = set()
+        self._places: list[Hashable] = []
+        self.forget()
+
+    def __call__(self, function: Callable[..., Any], *tensors: Any, **fixed: Hashable) -> Any:
+        """Do the work of ``function(*tensors, **fixed)``, by a replay if it is recorded.
+
+        Args:
+            function: A step. It does not wait for the device.
+            tensors: Trees of tensors and None. They get no gradient.
+            fixed: Arguments that a recording is made for.
+
+        Returns:
+            The tree of tensors that ``function`` returns. No later replay overwrites it.
+        """
+        form = self._form_of(function, tensors, fixed)
+        if form is None:
+            return function(*tensors, **fixed)
+        if form.recording is not None:
+            if form.arguments:
+                torch._foreach_copy_(form.arguments, _tensors_of(tensors))
+            form.recording.replay()
+        elif form.num_runs < _NUM_WARM_UPS:
+            form.num_runs += 1
+            with self._aside():
+                return function(*tensors, **fixed)
+        else:
+            arguments = _copy_of(tensors)
+            with self._captured(form, arguments):
+                form.results = function(*arguments, **fixed)
+            if form.recording is None:
+                return function(*tensors, **fixed)
+            if self._stream is not None:  # capturing a CUDA graph runs nothing
+                form.recording.replay()
+        return _copy_of(form.results)
+
+    def stream(self, index: int) -> AbstractContextManager[Any]:
+        """Return the context of a branch of a step, which runs next to the other branches.
+
+        Branch 0 runs on the stream of the step, any other branch on its own stream after the step's
+        work so far. Branches share only tensors that were made before the step. Call ``join``
+        before you use their results.
+        """
+        if index == 0 or self._stream is None or not self._inside:
+            return contextlib.nullcontext()
+        if index not in self._branches:
+            self._branches[index] = torch.cuda.Stream(self._device)
+        self._branches[index].wait_stream(torch.cuda.current_stream(self._device))
+        return torch.cuda.stream(self._branches[index])
+
+    def join(self) -> None:
+        """Let the step's stream wait for all branches."""
+        if self._stream is not None and self._inside:
+            for branch in self._branches.values():
+                self._stream.wait_stream(branch)
+
+    def forget(self) -> None:
+        """Drop all recordings. Later steps are recorded anew, even if a capture has failed."""
+        self._forms: dict[Hashable, _Form] = {}
+        self.num_bytes = 0
+        """Memory of all recordings."""
+        self.reason = None if self._capture else f"device '{self._device}' has no CUDA graphs"
+        """Why no more steps are recorded, or None."""
+        # A pool whose graphs were destroyed cannot be used again.
+        self._pool = None if self._stream is None else torch.cuda.graph_pool_handle()
+
+    def follow(self, live: Any) -> None:
+        """Drop all recordings if a tensor has moved since the last call, which precedes an update.
+
+        Args:
+            live: Tree of the tensors that steps read and write besides their arguments.
+        """
+        if self._capture is not None:
+            places = tree_map_only(torch.Tensor, _place_of, tree_leaves(live))
+            if places != self._places:
+                self.forget()
+            self._places = places
+
+    def _form_of(self, function: Any, tensors: Any, fixed: dict[str, Hashable]) -> _Form | None:
+        """Return the form of a step, or None if it is not recorded and will not be."""
+        if self._capture is None or self._inside:
+            return None
+        stream = self._stream and torch.cuda.current_stream(self._device)
+        if stream and torch.cuda.is_current_stream_capturing():  # the caller records
+            return None
+        if inspect.ismethod(function):  # holding it would keep the algorithm and this in a circle
+            function = weakref.WeakMethod(function)
+        leaves, structure = tree_flatten(tensors)
+        shapes = tree_map_only(torch.Tensor, lambda tensor: (tensor.shape, tensor.dtype), leaves)
+        operands = operand_dtype_of(self._device, torch.float32)
+        precision = operands, tf32_in_layers(), tf32_in_products()
+        key = function, *sorted(fixed.items()), structure, *shapes, *precision, stream
+        form = self._forms.get(key)
+        if form is not None and form.recording is not None:
+            return form
+        if form is None and len(self._forms) == _MAX_FORMS:
+            self._refuse(f"{_MAX_FORMS} forms of steps were seen; let batches have fewer sizes")
+        elif stream and self.num_bytes >= _SHARE * _memory_of(self._device):
+            self._refuse(f"recordings take {_SHARE:.0%} of the memory; let batches be smaller")
+        return self._forms.setdefault(key, _Form()) if self.reason is None else None
+
+    def _refuse(self, reason: str) -> None:
+        """Record no more steps, and say why, once."""
+        self.reason = reason
+        if reason not in self._said:
+            self._said.add(reason)
+            ending = "Other steps run as they are, with the same results in more time."
+            warnings.warn(f"No more steps are recorded: {reason}. {ending}", stacklevel=4)
+
+    @contextlib.contextmanager
+    def _aside(self) -> Iterator[None]:
+        """Run on the stream of captures, after all earlier and before all later work."""
+        self._inside = True
+        current = self._stream and torch.cuda.current_stream(self._device)
+        try:
+            if self._stream and current:
+                self._stream.wait_stream(current)
+            with torch.cuda.stream(self._stream):  # None changes nothing
+                yield
+        finally:
+            self.join()
+            if self._stream and current:
+                current.wait_stream(self._stream)
+            self._inside = False
+
+    @contextlib.contextmanager
+    def _captured(self, form: _Form, arguments: Any) -> Iterator[None]:
+        """Record what runs inside. A CUDA graph that fails leaves no recording and no error.
+
+        Raises:
+            RuntimeError: If what runs inside raises it and the device is not CUDA.
+        """
+        assert self._capture is not None
+        try:
+            with self._aside(), self._capture() as recording:
+                yield
+        except RuntimeError as error:  # out of memory is one
+            if self._stream is None:
+                raise
+            # After a broken capture, ending it fails as well: the context has the first error.
+            causes = " after ".join(map(str, filter(None, (error, error.__context__))))
+            self.forget()
+            self._refuse(f"a CUDA graph could not be captured ({causes})")
+            # Without an end of the capture, torch before 2.13 refuses to make random numbers.
+            generator = torch.cuda.default_generators[self._stream.device.index]
+            generator.graphsafe_set_state(generator.clone_state())
+        else:
+            form.recording, form.arguments = recording, _tensors_of(arguments)
+            form.results = tree_map_only(torch.Tensor, torch.Tensor.detach, form.results)
+            self.num_bytes += sum(tensor.nbytes for tensor in form.arguments)
+
+    @contextlib.contextmanager
+    def _cuda_graph(self) -> Iterator[torch.cuda.CUDAGraph]:
+        """Capture a CUDA graph on the current stream, which is the stream of captures.
+
+        Python's collector pauses: freeing a simulator's arrays calls CUDA and breaks a capture.
+        """
+        graph, collects = torch.cuda.CUDAGraph(), gc.isenabled()
+        self._unfinished.append(graph)  # torch still knows a graph whose capture did not end
+        gc.disable()
+        try:
+            # "thread_local": other threads of a simulator may call CUDA meanwhile.
+            with torch.cuda.graph(graph, self._pool, self._stream, "thread_local"):
+                reserved = torch.cuda.memory_reserved(self._device)  # a capture's memory is its own
+                try:
+                    yield graph
+                finally:
+                    self.join()
+                self.num_bytes += torch.cuda.memory_reserved(self._device) - reserved
+        finally:
+            if collects:
+                gc.enable()
+        self._unfinished.remove(graph)
+
+
+def _memory_of(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).total_memory
+
+
+def _tensors_of(tree: Any) -> list[torch.Tensor]:
+    return [leaf.detach() for leaf in tree_leaves(tree) if isinstance(leaf, torch.Tensor)]
+
+
+def _copy_of(tree: Any) -> Any:
+    return tree_map_only(torch.Tensor, lambda tensor: tensor.detach().clone(), tree)
+
+
+def _place_of(tensor: torch.Tensor) -> Hashable:
+    """Return what a recording knows of a tensor: where and how its memory lies."""
+    layout = tensor.shape, tensor.stride(), tensor.dtype, tensor.device
+    return tensor.data_ptr(), *layout, tensor.requires_grad
