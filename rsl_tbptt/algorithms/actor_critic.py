@@ -122,7 +122,7 @@ class ActorCritic:
         targets = {"returns": storage.returns, "values": storage.values}
         seen, states = self._seen(stored, states, everything.episode_starts)
         if self._mirrored and self._mirrored.augments:
-            behaviour, targets = map(self._mirrored.labels, (behaviour, targets))
+            behaviour, targets = map(self._mirrored.images_of, (behaviour, targets))
         actor = everything.with_observations(seen[0], behaviour, weights)
         critic = everything.with_observations(seen[1], targets, weights)
         return [actor, critic, everything.with_observations(stored, advantages, weights)], states

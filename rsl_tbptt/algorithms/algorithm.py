@@ -82,7 +82,9 @@ class Algorithm:
         """Metrics of the last update."""
         self.health_log: HealthLog | None = None  # your own loop has no logger
 
-    def _prepare_recording(self, replays: Iterable[Replay], trained: Iterable[nn.Parameter]) -> None:
+    def _prepare_recording(
+        self, replays: Iterable[Replay], trained: Iterable[nn.Parameter]
+    ) -> None:
         """Set up the recording of steps.
 
         Args:
@@ -111,8 +113,8 @@ class Algorithm:
         kept = self._places.get(name)
         if kept is None or (kept.shape, kept.dtype) != (tensor.shape, tensor.dtype):
             is_fit = tensor.is_contiguous() and not tensor.is_inference()
-            kept = self._places[name] = tensor if is_fit else tensor.clone(
-                memory_format=torch.contiguous_format
+            kept = self._places[name] = (
+                tensor if is_fit else tensor.clone(memory_format=torch.contiguous_format)
             )
         elif kept.data_ptr() != tensor.data_ptr():
             kept.copy_(tensor)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections import deque
 from collections.abc import Sequence
 from functools import partial
 from typing import Any
@@ -13,21 +14,27 @@ from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 from torch import nn
 
-from rsl_tbptt.algorithms.base import TbpttAlgorithm
-from rsl_tbptt.algorithms.behavior_losses import (
-    ACTIONS,
-    BUFFER,
-    NEWEST,
-    OPTION,
-    SampleWeights,
-    or_one,
-    resolve_behavior_loss,
-)
+from rsl_tbptt.algorithms.algorithm import Algorithm
+from rsl_tbptt.algorithms.behavior_losses import ACTIONS, BUFFER, NEWEST, resolve_behavior_loss
+from rsl_tbptt.algorithms.extensions import Extension
 from rsl_tbptt.algorithms.extensions.heads import AuxiliaryHeads, parse_heads
+from rsl_tbptt.algorithms.extensions.symmetry import STUDENT, MirroredRobots
+from rsl_tbptt.algorithms.extensions.teachers import (
+    Dagger,
+    LazyTeacher,
+    LossPerTeacher,
+    RolloutLabels,
+    StepLabels,
+    TeacherLayers,
+)
+from rsl_tbptt.algorithms.extensions.weights import OPTION, SampleWeights, or_one
+from rsl_tbptt.algorithms.find_nan import Inputs
+from rsl_tbptt.algorithms.frames import deduplicate_frames
 from rsl_tbptt.algorithms.health import FirstReplay, finite, obs_scales
 from rsl_tbptt.algorithms.optimizers import (
     check_optimizer,
     set_rate,
+    step_at,
     step_batches,
     update_normalization,
 )
@@ -39,27 +46,17 @@ from rsl_tbptt.algorithms.options import (
     takes,
 )
 from rsl_tbptt.algorithms.replay import Replay, observed_groups, set_state
-from rsl_tbptt.algorithms.replay_buffer import Experience, MiniBatch, weights_of
+from rsl_tbptt.algorithms.replay_buffer import Drawn, Experience, weights_of
 from rsl_tbptt.algorithms.step_checks import check_types, tensor_groups
-from rsl_tbptt.algorithms.extensions.symmetry import STUDENT, MirroredRobots
-from rsl_tbptt.algorithms.extensions.teachers import (
-    Dagger,
-    LazyTeacher,
-    LossPerTeacher,
-    RolloutLabels,
-    StepLabels,
-    TeacherLayers,
-)
-from rsl_tbptt.algorithms.transaction import Transaction, whole_or_nothing
+from rsl_tbptt.algorithms.transaction import whole_or_nothing
 from rsl_tbptt.checkpoints.describing import check_fits, model_configs
 from rsl_tbptt.checkpoints.reading import student_state_dict
 from rsl_tbptt.compat.rsl_rl3_checkpoints import as_models
 from rsl_tbptt.compat.versions import Distillation, MLPModel, teacher_state_dict
 from rsl_tbptt.core import hidden_state
-from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.memory import MemoryPlan, Sizes
-from rsl_tbptt.core.rollout import Rollout, Segments
+from rsl_tbptt.core.rollout import Batch
 from rsl_tbptt.core.windows import num_steps_of_full_group, tbptt_schedule
 from rsl_tbptt.models.controller import as_teacher, has_parameters, with_controllers
 from rsl_tbptt.models.protocol import check_rnn_types
@@ -68,54 +65,9 @@ from rsl_tbptt.models.teacher_group import check_teacher, models_by_role
 LAST_SHARE = 0.03
 """Share of the learning rate left at the end, so that a longer training continues to learn."""
 
-_NEWEST, _PAST = "weight of newest", "weight of past"
-"""Names of the sums of the samples' weights, if they have weights."""
-
-
-class UpdateSums:
-    """Sums of one update; they stay on the device until it ends."""
-
-    def __init__(self) -> None:
-        """Start empty."""
-        self.reported: list[dict[str, torch.Tensor]] = []
-        """Sums of losses and of weights, by name. Shape: () each."""
-        self.grad_norms: list[torch.Tensor] = []
-        """Gradient norms before clipping, one per optimiser step. Shape: () each."""
-
-    def means(
-        self,
-        names: Sequence[str],
-        per_teacher: LossPerTeacher,
-        sizes: tuple[int, Any],
-        ranks: Ranks,
-        *,
-        weighted: bool,
-    ) -> dict[str, torch.Tensor]:
-        """Return the means over the update and all processes (one exchange). Shape: () each.
-
-        Args:
-            names: Names that losses report.
-            per_teacher: The losses of several teachers.
-            sizes: Samples of the newest rollout and of the past, over all passes and processes.
-            ranks: The processes.
-            weighted: Whether samples have weights, whose sums then divide the losses.
-        """
-        zero = self.grad_norms[0].new_zeros(())
-        wanted = (*names, *per_teacher.names, *((_NEWEST, _PAST) if weighted else ()))
-        own = {name: [zero, *(s[name] for s in self.reported if name in s)] for name in wanted}
-        total = ranks.sum_named({name: torch.stack(parts).sum() for name, parts in own.items()})
-        divisors: tuple[Any, Any] = sizes
-        means = {}
-        if weighted:
-            means[OPTION] = total[_NEWEST] / sizes[0]
-            divisors = or_one(total[_NEWEST]), or_one(total[_PAST])
-        means |= {name: total[name] / divisors[name == BUFFER] for name in names}
-        means["grad_norm"] = torch.stack(self.grad_norms).mean()
-        return {**means, **per_teacher.metrics(total)}
-
 
 @has_attributes_of(DistillationOptions)
-class TbpttDistillation(TbpttAlgorithm, Distillation):
+class TbpttDistillation(Algorithm, Distillation):
     """rsl_rl's Distillation with normalised, gradient-accumulating truncated BPTT.
 
     A drop-in: same constructor, storage, models, checkpoints and runner. ``update()`` replays the
@@ -181,7 +133,6 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         models = {"student": self._raw_student, "teacher": self._raw_teacher}
         check_types(models, storage.observations)
         self._prepare_surroundings()
-        self._prepare_losses()
         self.set_symmetry(symmetry_cfg)
         self.options.use()
 
@@ -195,60 +146,79 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             ValueError: If it asks for something else than data augmentation, or contradicts an
                 option.
         """
-        self.mirrored: MirroredRobots | None = None
-        """The mirror images of the robots, with symmetry."""
+        mirrored: MirroredRobots | None = None
         if cfg:
             self.options.check_symmetry()
-            self.mirrored = MirroredRobots(cfg, self.storage, [self._raw_student])
-            self.mirrored.check_distillation()
+            mirrored = MirroredRobots(cfg, self.storage, [self._raw_student], distills=True)
+        self.mirrored = mirrored
+        """The mirror images of the robots, with symmetry."""
+        self._prepare_extensions()
         self._prepare_updates()
 
-    def _prepare_losses(self) -> None:
-        """Set up loss, labels, weights and auxiliary heads."""
-        options, storage = self.options, self.storage
+    def _prepare_extensions(self) -> None:
+        """Set up loss, labels and extensions."""
+        options, storage, ranks = self.options, self.storage, self._ranks
         student, teacher = self._raw_student, self._raw_teacher
         path, weight = options.teacher_checkpoint, options.imitation_weight
-        self.lazy_teacher = LazyTeacher(teacher, path, storage.observations, self._ranks)
+        self.lazy_teacher = LazyTeacher(teacher, path, storage.observations, ranks)
         self.teacher_loaded = self.lazy_teacher
-        heads = parse_heads(options.auxiliary)
+        of_heads = parse_heads(options.auxiliary)
         num_actions = storage.privileged_actions.shape[-1]
         loss = resolve_behavior_loss(options.loss_type, student, teacher, num_actions)
         in_batches = options.batch_teacher_labels
-        layers = TeacherLayers(teacher, storage, heads, in_batches=in_batches)
+        layers = TeacherLayers(teacher, storage, of_heads, in_batches=in_batches)
         label = RolloutLabels if in_batches else StepLabels
         self._labels = label(teacher, storage, loss.to_gaussian, layers)
-        self.sample_weights = None if weight is None else SampleWeights(weight, storage)
+        self.sample_weights = None if weight is None else SampleWeights(weight, storage, ranks)
         """Weights of the samples; None if all are 1."""
         self._heads = AuxiliaryHeads(
-            heads, student, storage, self.optimizer, layers=layers.outputs, reported_where=NEWEST
+            of_heads,
+            student,
+            storage,
+            self.optimizer,
+            options,
+            layers=layers.outputs,
+            reported_where=NEWEST,
         )
         self._dagger = Dagger(options, storage.num_envs, storage.dones.device)
-        self._per_teacher = LossPerTeacher(self._labels.teacher_names)
-        self._first_replay = FirstReplay()
-        self._head_of_loss = loss.head
-        self.loss = self._per_teacher.reported_by(loss)
-        """Loss to minimise, without auxiliary heads."""
+        self._dagger.num_updates = lambda: self.num_updates
+        per_teacher = LossPerTeacher(self._labels.teacher_names)
+        of_option: list[Extension] = [e for e in (self.mirrored, self.sample_weights) if e]
+        self.extensions = [*of_option, self._dagger, per_teacher, self._heads]
+        self._first_replay, self._head_of_loss = FirstReplay(), loss.head
+        self.loss: Any = loss
+        """Loss to minimise."""
         if loss.of_actions and self.sample_weights is None:  # labels of weight 0 may be arbitrary
-            self.loss = self._first_replay.beside(self.loss, ACTIONS)
-        self._means_of = (*loss.reported_names, *self._heads.names)
+            self.loss = self._first_replay.beside(loss, ACTIONS)
+        for extension in self.extensions:
+            self.loss = extension.wrap(self.loss)
+        self._means_of = (*loss.reported_names, *self._heads.reported)
+        self._reported = (*self._means_of, *per_teacher.reported)
 
     def _prepare_updates(self) -> None:
-        """Set up the schedule of windows and the transaction of an update."""
+        """Set up the schedule of windows, the replay of the student and the transaction."""
         options, storage, device = self.options, self.storage, self.storage.dones.device
-        student, ranks, heads = self._raw_student, self._ranks, self._heads
-        weights, mirrored = self.sample_weights, self.mirrored
+        student, ranks, mirrored = self._raw_student, self._ranks, self.mirrored
         self.experience = Experience(
-            student, storage, self._labels, options, ranks, heads, weights, mirrored
+            student,
+            storage,
+            self._labels,
+            options,
+            ranks,
+            self.extensions,
+            self.sample_weights,
+            mirrored,
         )
         """The newest rollout and the replay buffer."""
         num_steps = storage.num_transitions_per_env
         lengths = (options.gradient_length, options.update_length)
-        self._schedule = tbptt_schedule(num_steps, *lengths, tail=options.tail)
+        groups = tbptt_schedule(num_steps, *lengths, tail=options.tail)
+        self._schedule = [group for group in groups if group[-1].num_loss_steps > 0]
+        self._dropped_tail = groups[len(self._schedule) :]
         self._steps_per_group = num_steps_of_full_group(num_steps, *lengths)
         is_mean = options.loss_reduction == "mean"
         self._steps_in_mean = self._steps_per_group if is_mean else 1  # a sequence's share of M
-        self._num_loss_steps = sum(w.num_loss_steps for group in self._schedule for w in group)
-        self._end_state: HiddenState = None
+        self._num_loss_steps = sum(w.num_loss_steps for group in groups for w in group)
         self._num_envs_of_ranks = ranks.sum_count(storage.num_envs, device)
         self._step_batches = step_batches(num_steps, self._num_envs_of_ranks, device)
         self._student = Replay(
@@ -256,27 +226,16 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             self._head_of_loss,
             options=options,
             num_envs=self.experience.largest_mini_batch,
-            num_robots=self.mirrored.num_robots if self.mirrored else 1,
+            num_robots=mirrored.num_robots if mirrored else 1,
             window_length=min(options.gradient_length, num_steps),
-            heads=heads,
+            heads=self._heads.outputs,
             first_replay=self._first_replay,
         )
         if mirrored:
             mirrored.replays = {STUDENT: self._student}
-        self._parameters = [*self._student.parameters, *heads.parameters]
-        self.transaction = Transaction(
-            storage,
-            [student, heads.module],
-            [self.optimizer, *heads.optimizers],
-            options,
-            ranks,
-            others=lambda: [self, self.experience, self.mirrored],
-            stateful_models=lambda: [student, *models_by_role(self._raw_teacher).values()],
-            add_gradients=self._add_gradients_of,
-            inputs=partial(self.experience.inputs, self._raw_teacher, self._num_loss_steps),
-            max_micro_batches=self.experience.largest_mini_batch,
-            on_drop=self._drop_rollout,
-        )
+        self._prepare_recording([self._student], self._student.parameters)
+        largest = self.experience.largest_mini_batch
+        self._make_transaction([student], max_micro_batches=largest)
 
     @staticmethod
     def construct_algorithm(obs: TensorDict, env: VecEnv, cfg: dict, device: str) -> Distillation:
@@ -322,7 +281,7 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         experience, largest = self.experience, self.experience.largest_mini_batch
         num_bytes = experience.buffer_size(experience.newest()).num_bytes
         sizes = Sizes(largest, self._student.least_micro_batches(largest), num_bytes)
-        return self.transaction.plan_memory(sizes, self._parameters)
+        return self.transaction.plan_memory(sizes, self.parameters)
 
     def act(self, obs: TensorDict) -> torch.Tensor:
         """Sample the student's actions, record the teacher's labels and choose who acts.
@@ -337,7 +296,8 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
                 a runner's student has no distribution.
         """
         if self.storage.step == 0:
-            self._start_rollout()
+            self._start_training()
+            self.experience.begin_rollout()
         obs = self._begin_step(obs)
         actions = self.student(obs, stochastic_output=True).detach()
         labels = self._labels.of_step(self.teacher, obs, self.storage.step)
@@ -346,36 +306,26 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         self.transition.actions = self._dagger.mix(actions, labels)
         return self.transition.actions.clone()  # the environment may change them
 
-    def _read_groups(self) -> set[str]:
-        stored, weight = self.storage.observations, self.options.imitation_weight
-        own = set() if weight is None else {weight}
-        if self.mirrored or own - {*stored.keys()}:  # your functions may read any group
-            return {*map(str, stored.keys())}
-        models = self._raw_student, self._raw_teacher
-        groups = {group for model in models for group in observed_groups(model, stored)}
-        return groups | own | self._heads.targets.observed_groups()
-
-    def _start_rollout(self) -> None:
-        """Keep the state at the rollout's start; draw the environments where the teacher acts.
+    def _start_training(self) -> None:
+        """Load the teacher and check what training needs, once.
 
         Raises:
             ValueError: See :meth:`act`.
         """
-        if not self._started:
-            if self.health_log is not None and self._raw_student.distribution is None:
-                raise ValueError(
-                    "student.distribution_cfg is None, expected a distribution, such as"
-                    " {'class_name': 'GaussianDistribution', 'init_std': 0.1}: rsl_rl's runner"
-                    " logs its standard deviation."
-                )
-            with torch.inference_mode(False):  # the runner's rollout disables gradients
-                self.lazy_teacher.read()  # in a caller's own loop, no runner loads it
-            self._ranks.run_together(partial(self.options.check_training, self.storage.num_envs))
-            if self.sample_weights is not None:  # check now: the first update is a rollout away
-                self._ranks.run_together(self.sample_weights.try_out)
-            self._started = True
-        self.experience.begin_rollout()
-        self._dagger.draw(self.num_updates)
+        if self._started:
+            return
+        if self.health_log is not None and self._raw_student.distribution is None:
+            raise ValueError(
+                "student.distribution_cfg is None, expected a distribution, such as"
+                " {'class_name': 'GaussianDistribution', 'init_std': 0.1}: rsl_rl's runner"
+                " logs its standard deviation."
+            )
+        with torch.inference_mode(False):  # the runner's rollout disables gradients
+            self.lazy_teacher.read()  # in a caller's own loop, no runner loads it
+        self._ranks.run_together(partial(self.options.check_training, self.storage.num_envs))
+        for extension in self.extensions:
+            extension.start_training()
+        self._started = True
 
     def process_env_step(
         self, obs: TensorDict, rewards: torch.Tensor, dones: torch.Tensor, extras: dict
@@ -391,8 +341,8 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
         rewards, dones = self.step_checks.step(obs, rewards, dones)
         self.transition.rewards = rewards
         self.transition.dones = dones
-        if self.sample_weights is not None:
-            self.sample_weights.count_step(self.storage.step, dones)
+        for extension in self.extensions:
+            extension.process_env_step(self.storage.step, rewards, dones)
         self._store_step(self.transition, extras)
         self.student.reset(dones)
         self.teacher.reset(dones)
@@ -408,125 +358,230 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             ValueError: If a loss, gradient or result is NaN or inf and ``non_finite`` is "raise".
                 Parameters, optimiser and normaliser are then as before the update.
         """
-        self._follow_schedule()
-        self.experience.take()
-        self.experience.plan()
-        sums, drawn, end_states = UpdateSums(), [], []
-        for _ in range(self.options.num_learning_epochs):
-            drawn, end_states = list(self.experience.draw()), []
-            for batch in drawn:
-                rollout, state = self.experience.of(batch)
-                divisor = self._divisor(batch, rollout, sums)
-                newest = slice(len(batch.envs))
-                for group in self._schedule:
-                    has_loss = group[-1].num_loss_steps > 0
-                    self._zero_grad()
-                    if not has_loss:  # the dropped tail: only the newest need its state
-                        rollout = rollout.envs(newest)
-                        state = hidden_state.select_envs(state, newest)
-                    first = not sums.grad_norms
-                    with self._first_replay.watching(first=first):
-                        state, reported = self._student.accumulate(
-                            group,
-                            rollout,
-                            state,
-                            self.loss,
-                            divisor,
-                            num_micro_batches=self.transaction.num_micro_batches,
-                        )
-                    if first:
-                        self._student.check_gradient("loss_type")
-                    if has_loss:
-                        sums.reported.append(reported)
-                        sums.grad_norms.append(self._optimizer_step())
-                end_states.append(hidden_state.select_envs(state, newest))
-        metrics = self._metrics(sums)
+        self._begin_update()
+        num_passes, num_parts = self.options.num_learning_epochs, self.transaction.num_micro_batches
+        steps, weights, health, concludes = [], [], {}, not self._ranks.together
+        ends: deque[tuple[Drawn, HiddenState]] = deque(maxlen=self.experience.num_mini_batches)
+        for drawn in self.experience.draw(num_passes):
+            state, (divisor, of_newest_and_past) = None, self._divisor(drawn)
+            weights.append(of_newest_and_past)
+            for group in range(len(self._schedule)):
+                fixed = {"group": group, "num_parts": num_parts, "concludes": concludes}
+                arguments = drawn.columns, state, divisor
+                state, *results = self.recorder(self.step, *arguments, first=not steps, **fixed)
+                if not concludes:  # the recording ends where the ranks exchange gradients
+                    results = self.recorder(self.conclude, *self._exchanged(*results))
+                steps.append(results[0])
+                health |= results[1]
+            ends.append((drawn, self._end_state(drawn, state)))
+        metrics = self._metrics(torch.stack(steps), torch.stack(weights).sum(0), health)
         update_normalization([self._raw_student], self.storage.observations, self._step_batches)
-        self._end_state = _in_order(end_states, drawn)
+        self._state_after = _in_order(ends)
         return metrics
 
-    def _follow_schedule(self) -> None:
-        """Set the learning rate of this update, which heads follow and the runner logs."""
+    def step(
+        self,
+        columns: torch.Tensor,
+        state: HiddenState,
+        divisor: int | torch.Tensor,
+        *,
+        group: int,
+        num_parts: int,
+        first: bool = False,
+        concludes: bool = True,
+    ) -> tuple[Any, ...]:
+        """Make one optimiser step; it reads and writes tensors at fixed addresses only.
+
+        Args:
+            columns: Columns of the rollout. Shape: (n,).
+            state: State before the group, (L, n, H); of the first group it is taken from storage.
+            divisor: M, the divisor of the weighted sum of per-sample losses. Shape: ().
+            group: Index of the group of windows.
+            num_parts: Minimum number of micro-batches, which run one after the other.
+            first: Whether the step also measures the health of the replay.
+            concludes: Whether the optimisers step; otherwise the gradients are returned.
+
+        Returns:
+            The detached state after the group, then the results of :meth:`conclude`, or its
+            arguments.
+        """
+        self._zero_grad()
+        if group == 0:
+            state = hidden_state.select_envs(self._start_states, columns)
+        batch, health = Batch(self._rollout, torch.zeros_like(columns), columns), {}
+        with self._first_replay.watching(first):
+            state, sums = self._student.accumulate(
+                self._schedule[group],
+                batch,
+                state,
+                self.loss,
+                divisor,
+                num_micro_batches=num_parts,
+            )
+        if first:
+            self._student.check_gradient("loss_type")
+            health = self._first_replay.metrics()
+        zero = torch.zeros_like(next(iter(sums.values())))
+        reported = torch.stack([sums.get(name, zero) for name in self._reported])
+        results = reported, health, self._gradients()
+        return state, *(self.conclude(*results) if concludes else results)
+
+    def conclude(
+        self,
+        sums: torch.Tensor,
+        health: dict[str, torch.Tensor],
+        gradients: Sequence[torch.Tensor | None],
+    ) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        """Clip the gradients and step the optimisers.
+
+        Args:
+            sums: Sums of the reported values. Shape: (M,).
+            health: Measurements of the replay, returned as they are.
+            gradients: Gradients of ``parameters``.
+
+        Returns:
+            The sums and the norm of the student's gradient before clipping, (M + 1,); health.
+        """
+        self._set_gradients(gradients)
+        max_norm = self.options.max_grad_norm or math.inf
+        norm = nn.utils.clip_grad_norm_(self._student.parameters, max_norm)
+        step_at(self.optimizer, self.rate)
+        for extension in self.extensions:
+            extension.step(self.rate)
+        # Without gradients torch returns a norm on the CPU.
+        return torch.cat((sums, norm.to(sums).view(1))), health
+
+    def _begin_update(self) -> None:
+        """Put everything that the steps of an update read into its place."""
         last_update = self.options.learning_rate_updates
-        if last_update is not None:
+        if last_update is not None:  # heads follow the rate, and the runner logs it
             share = max(LAST_SHARE, 1.0 - self.num_updates / last_update)
             set_rate(self.optimizer, self.options.learning_rate * share)
+        self._rollout, self._start_states = self.experience.take()
+        if self.experience.buffer is None:  # a buffer stays where it is
+            self._rollout = self._placed("newest", self._rollout)
+            self._start_states = self._placed_state("start", self._start_states)
+        rollout, state = self._rollout, hidden_state.as_tensors(self._start_states)
+        moving = rollout.labels, rollout.episode_starts, rollout.weights, state
+        self._begin_steps(moving)
 
-    def _divisor(
-        self, batch: MiniBatch, sequences: Rollout | Segments, sums: UpdateSums
-    ) -> int | torch.Tensor:
-        """Return M of a mini-batch's groups over all ranks, which exchange their weights.
+    def _divisor(self, drawn: Drawn) -> tuple[int | torch.Tensor, torch.Tensor]:
+        """Return M of a mini-batch's groups over all ranks, and the sums of its weights, (2,).
 
         A sequence counts by the mean weight of its steps, so that a sample has the same weight
         in every group of windows.
         """
-        if self.sample_weights is None:
-            return self._steps_in_mean * batch.num_sequences
-        weights = weights_of(sequences, len(batch.envs), self._num_loss_steps)
-        sums.reported.append({_NEWEST: weights[0], _PAST: weights[1]})
-        num_sequences = or_one(self._ranks.sum_tensor(weights.sum()) / self._num_loss_steps)
-        return self._steps_in_mean * num_sequences
+        if self._rollout.weights is None:
+            return self._steps_in_mean * drawn.num_sequences, self.rate.new_zeros(2)
+        weights = self._rollout.weights[: self._num_loss_steps]
+        sums = weights_of(weights, drawn.columns, len(drawn.envs))
+        num_sequences = or_one(self._ranks.sum_tensor(sums.sum()) / self._num_loss_steps)
+        return self._steps_in_mean * num_sequences, sums
 
-    def _optimizer_step(self) -> torch.Tensor:
-        """Sum gradients over ranks, clip once, step once; return the norm before clipping, ()."""
-        max_norm = self.options.max_grad_norm
-        self._ranks.sum_gradients(self._parameters, self.options.grad_reduce_bucket_mb)
-        norm = nn.utils.clip_grad_norm_(self._student.parameters, max_norm or math.inf)
-        norm = norm.to(self.storage.dones.device)  # without gradients torch returns a CPU tensor
-        self.optimizer.step()
-        self._heads.step(self.optimizer.param_groups[0]["lr"], max_norm)
-        return norm
+    def _end_state(self, drawn: Drawn, state: HiddenState) -> HiddenState:
+        """Return the state of a mini-batch's environments after the rollout, dropped steps too."""
+        columns = drawn.columns[: len(drawn.envs)]
+        state = hidden_state.select_envs(state, slice(len(columns)))
+        for group in self._dropped_tail:
+            batch = Batch(self._rollout, torch.zeros_like(columns), columns)
+            parts = self.transaction.num_micro_batches
+            state, _ = self._student.accumulate(
+                group, batch, state, self.loss, 1, num_micro_batches=parts
+            )
+        return state
 
-    def _metrics(self, sums: UpdateSums) -> dict[str, torch.Tensor]:
-        """Return the metrics, taken before the normaliser is updated. Shape: () each."""
+    def _metrics(
+        self, steps: torch.Tensor, weights: torch.Tensor, health: dict[str, torch.Tensor]
+    ) -> dict[str, torch.Tensor]:
+        """Return the metrics, taken before the normaliser is updated. Shape: () each.
+
+        Args:
+            steps: Reported sums and gradient norms of optimiser steps. Shape: (S, M + 1).
+            weights: Sums of the weights of newest and past samples. Shape: (2,).
+            health: Measurements of the first step.
+        """
         experience, num_envs = self.experience, self._num_envs_of_ranks
         num_steps = self.options.num_learning_epochs * self._num_loss_steps
-        sizes = num_steps * num_envs, num_steps * (experience.num_sequences - num_envs)
-        weighted, dones = self.sample_weights is not None, experience.dones().float()
-        models = {"student": self._raw_student, "teacher": self._raw_teacher}
-        first_obs = self.storage.observations[0]
-        means = sums.means(self._means_of, self._per_teacher, sizes, self._ranks, weighted=weighted)
+        sizes: Any = num_steps * num_envs, num_steps * (experience.num_sequences - num_envs)
+        rows = steps.T.contiguous()
+        means: dict[str, torch.Tensor] = dict(zip(self._reported, rows[:-1].sum(1), strict=True))
+        if self.sample_weights is not None:
+            weights = self._ranks.sum_tensor(weights)
+            means[OPTION] = weights[0] / sizes[0]
+            sizes = or_one(weights)
+        for name in self._means_of:
+            means[name] = means[name] / sizes[name == BUFFER]
         if experience.num_drawn == 0:
             del means[BUFFER]
+        dones = experience.dones().float()
+        models = {"student": self._raw_student, "teacher": self._raw_teacher}
         return {
             **means,
+            "grad_norm": rows[-1].mean(),
             "done_rate": self._ranks.mean(dones, len(dones) * num_envs),
-            **self._dagger.metrics(),
-            **finite({**self._first_replay.metrics(), **obs_scales(models, first_obs)}),
+            **{k: v for each in self.extensions for k, v in each.metrics().items()},
+            **finite({**health, **obs_scales(models, self.storage.observations[0])}),
         }
 
     def _advance(self, metrics: dict[str, float]) -> dict[str, float]:
-        """Set the student's state to that after the replay; return the metrics to log."""
-        experience, end_state = self.experience, self._end_state
+        end_state = self._state_after
         if self.mirrored:
             end_state = self.mirrored.split(STUDENT, end_state)
-            self.mirrored.advance()
-        set_state(self._raw_student, end_state, experience.dones()[-1])
+        for extension in self.extensions:
+            extension.advance(metrics)
+        set_state(self._raw_student, end_state, self.experience.dones()[-1])
         self.num_updates += 1
-        num_passes = self.options.num_learning_epochs * experience.num_mini_batches
-        num_steps = sum(group[-1].num_loss_steps > 0 for group in self._schedule)
-        logged = {
-            **self._per_teacher.logged(metrics),
-            "optimizer_steps": float(num_passes * num_steps),
-            "flushed_steps": float(self._num_loss_steps % self._steps_per_group),
-        }
-        experience.keep_newest(self._num_loss_steps)  # last: it cannot be undone
-        return logged
-
-    def _drop_rollout(self, num_steps: int) -> None:
-        """Let mirrored robots continue after the steps of a dropped rollout."""
-        if self.mirrored:
-            self.mirrored.drop_rollout(num_steps)
+        num_passes = self.options.num_learning_epochs * self.experience.num_mini_batches
+        metrics["optimizer_steps"] = float(num_passes * len(self._schedule))
+        metrics["flushed_steps"] = float(self._num_loss_steps % self._steps_per_group)
+        self.experience.keep_newest(self._num_loss_steps)  # last: it cannot be undone
+        return metrics
 
     def _add_gradients_of(self, envs: slice, num_micro_batches: int) -> None:
-        """Add the gradient of an epoch, on this rank and some environments, to ``.grad``."""
-        rollout, state = self.experience.of_envs(envs)
-        divisor = self._steps_in_mean * rollout.num_envs
+        """Add the gradient of an epoch, on this rank and some environments, to ``.grad``.
+
+        Environments beyond the last one start over, as a mini-batch with past sequences can be
+        larger than the rollout.
+        """
+        num_envs, rollout = self.storage.num_envs, self.experience.newest()
+        deduplicate_frames(rollout.obs)
+        columns = torch.arange(envs.stop or num_envs, device=rollout.episode_starts.device)
+        columns, divisor = columns % num_envs, self._steps_in_mean * len(columns)
+        state = hidden_state.select_envs(self.experience.start_state, columns)
         self._zero_grad()
-        for group in self._schedule:
+        batch = Batch(rollout, torch.zeros_like(columns), columns)
+        for group in (*self._schedule, *self._dropped_tail):
             state, _ = self._student.accumulate(
-                group, rollout, state, self.loss, divisor, num_micro_batches=num_micro_batches
+                group, batch, state, self.loss, divisor, num_micro_batches=num_micro_batches
             )
+
+    def _kept(self) -> list[Any]:
+        return [*super()._kept(), self.experience]
+
+    def _stateful_models(self) -> list[Any]:
+        return [self._raw_student, *models_by_role(self._raw_teacher).values()]
+
+    def _read_groups(self) -> set[str]:
+        return self._read_by([self._raw_student, self._raw_teacher])
+
+    def _inputs(self) -> Inputs:
+        stored = self.storage.observations
+        seen = {*observed_groups(self._raw_student, stored)}
+        targets = {*observed_groups(self._raw_teacher, stored), *self._heads.observed_groups()}
+        others = {group: values for group, values in stored.items() if group in targets - seen}
+        recorded: dict[str, Any] = {
+            **{f"observation group '{group}'": values for group, values in others.items()},
+            **self._labels.recorded(),
+        }
+        weights = {}
+        if self.sample_weights is not None:
+            given = self.sample_weights.given
+            weights = {OPTION: given[: self._num_loss_steps]}
+            # The loss excludes samples of weight 0, so their values are replaced by 0.
+            recorded = {n: v.index_put((given == 0,), v.new_zeros(())) for n, v in recorded.items()}
+        if self.mirrored:  # a memory reads them at steps of weight 0, too
+            recorded |= self.mirrored.named_obs(seen)
+        return Inputs(seen, recorded, weights)
 
     def save(self) -> dict:
         """Return rsl_rl's checkpoint, with this algorithm's part under "rsl_tbptt".
@@ -569,14 +624,13 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             parameters = teacher_state_dict(loaded_dict, "The checkpoint")
             check_teacher(self._raw_teacher, parameters, obs, *source)
         own = loaded_dict.get("rsl_tbptt", {})
-        heads = own.get("auxiliary", {})
         buffer = own.get("buffer") if self.options.save_buffer else None
         if wants.get("student"):
             if strict:
                 parameters = student_state_dict(loaded_dict)
                 check_fits(self._raw_student, parameters, "student", obs, *source)
-            self._heads.check(heads)
             self.experience.check(buffer)
+        self._check_extensions(own, wants)
         if wants.get("optimizer"):
             check_optimizer(self.optimizer, loaded_dict)
         load_iteration = super().load(loaded_dict, wants, strict)
@@ -584,14 +638,14 @@ class TbpttDistillation(TbpttAlgorithm, Distillation):
             self.lazy_teacher.is_loaded = True
         if wants.get("student"):
             self.num_updates = own.get("num_updates", 0)
-            self._heads.load_state_dict(heads, with_optimizer=bool(wants.get("optimizer")))
             self.experience.restore(buffer)
+        self._load_extensions(own, wants)
         if load_iteration:
             self.emergency_save.go_on_from(loaded_dict)
         return load_iteration
 
 
-def _in_order(end_states: list[HiddenState], drawn: list[MiniBatch]) -> HiddenState:
-    """Join the last states of an epoch's mini-batches in the order of the environments."""
-    order = torch.cat([batch.envs for batch in drawn]).argsort()
-    return hidden_state.select_envs(hidden_state.concatenate_envs(end_states), order)
+def _in_order(ends: Sequence[tuple[Drawn, HiddenState]]) -> HiddenState:
+    """Join the last states of a pass's mini-batches in the order of the environments."""
+    order = torch.cat([drawn.envs for drawn, _ in ends]).argsort()
+    return hidden_state.select_envs(hidden_state.concatenate_envs([s for _, s in ends]), order)

@@ -43,7 +43,7 @@ class PolicyLoss:
         self._actor, self._options, self._first_replay = actor, options, first_replay
         clips = () if options.policy_loss == "kl_penalty" else ("clip_fraction",)
         self.reported = ("surrogate", "entropy", "teacher", *clips)
-        """Names of the values that it reports besides the KL divergence; the teacher's only with one."""
+        """Names of the values that it may report, besides the KL divergence."""
         self.kl_coef = options.kl_penalty_coef
         """Coefficient of the KL penalty."""
         # On the device: a recorded step reads the tensors, and not the numbers of its recording.

@@ -417,7 +417,9 @@ class TbpttPPO(Algorithm, PPO):
         states = list(map(hidden_state.concatenate_envs, zip(*self.states, strict=True)))
         return self.gradient.rollouts(self.storage, states, self.extensions)
 
-    def _scales(self, segments: Sequence[torch.Tensor], num_samples: int) -> dict[str, torch.Tensor]:
+    def _scales(
+        self, segments: Sequence[torch.Tensor], num_samples: int
+    ) -> dict[str, torch.Tensor]:
         """Return what a mini-batch is normalised by."""
         of_advantages = self.options.normalize_advantage_per_mini_batch
         everything, ranks = self._rollouts[2], self._ranks

@@ -43,6 +43,7 @@ from rsl_tbptt.core.scan import recurrent_scan, unchanged_weights
 from rsl_tbptt.core.windows import Group
 from rsl_tbptt.models.protocol import FrameEncoder, Head, action_head, gaussian_head, parts_of
 
+
 class Replay:
     """A model that is replayed over windows in micro-batches, and the sum of its gradients."""
 

@@ -23,14 +23,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any, NamedTuple
 
 import torch
 from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 
-from rsl_tbptt.algorithms.behavior_losses import NEWEST, OPTION, SampleWeights
+from rsl_tbptt.algorithms.behavior_losses import NEWEST
+from rsl_tbptt.algorithms.extensions import Extension
+from rsl_tbptt.algorithms.extensions.symmetry import STUDENT, MirroredRobots
+from rsl_tbptt.algorithms.extensions.teachers import StepLabels
+from rsl_tbptt.algorithms.extensions.weights import SampleWeights
 from rsl_tbptt.algorithms.frames import (
     FrameObs,
     deduplicate_frames,
@@ -38,31 +42,23 @@ from rsl_tbptt.algorithms.frames import (
     steps_of,
     unique_frames,
 )
-from rsl_tbptt.algorithms.extensions.heads import AuxiliaryHeads
 from rsl_tbptt.algorithms.options import DistillationOptions
 from rsl_tbptt.algorithms.replay import observations_of, observed_groups
-from rsl_tbptt.algorithms.extensions.symmetry import STUDENT, MirroredRobots
-from rsl_tbptt.algorithms.extensions.teachers import StepLabels
-from rsl_tbptt.algorithms.find_nan import Inputs
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import HiddenState
-from rsl_tbptt.core.rollout import Rollout, Segments
-
-Sequences = tuple[Rollout | Segments, HiddenState]
-"""n sequences as environments of a rollout, and the states before their first steps."""
+from rsl_tbptt.core.rollout import Rollout
 
 
-@dataclass(frozen=True)
-class MiniBatch:
-    """The sequences of one optimiser step."""
+class Drawn(NamedTuple):
+    """The sequences of a mini-batch."""
+
+    columns: torch.Tensor
+    """Columns of the rollout, those of the newest one first. Shape: (n + m,)."""
 
     envs: torch.Tensor
-    """Environments of the newest rollout. Shape: (n,)."""
-
-    kept: torch.Tensor
-    """Columns of the buffer, distinct. Shape: (m,)."""
+    """Environments of the newest ones. Shape: (n,)."""
 
     num_sequences: int | torch.Tensor
     """n + m over all processes. Shape: ()."""
@@ -94,7 +90,7 @@ class Experience:
         labels: StepLabels,
         options: DistillationOptions,
         ranks: Ranks,
-        heads: AuxiliaryHeads,
+        extensions: Sequence[Extension],
         weights: SampleWeights | None,
         mirrored: MirroredRobots | None = None,
     ) -> None:
@@ -106,12 +102,12 @@ class Experience:
             labels: The teacher's labels.
             options: Sizes of mini-batches and buffer.
             ranks: The processes that train together.
-            heads: The student's auxiliary heads, whose targets are labels, too.
+            extensions: Add labels.
             weights: Weights of the samples; None weighs all equally.
             mirrored: Mirror images of the robots; an environment's are in its sequence.
         """
         self._mirrored = mirrored
-        self._student, self._storage, self._heads = student, storage, heads
+        self._student, self._storage, self._extensions = student, storage, extensions
         self._labels, self._weights = labels, weights
         self._options, self._ranks = options, ranks
         # The same number on every rank, since each mini-batch makes an exchange.
@@ -125,7 +121,6 @@ class Experience:
         self._saved: dict[str, Any] | None = None  # from a checkpoint, until the next update
         self.num_drawn = 0
         """Sequences of the past in a pass."""
-        self._is_whole = self.num_mini_batches == 1 and options.buffer_rollouts == 0
 
     def begin_rollout(self) -> None:
         """Keep the state at the rollout's start."""
@@ -142,7 +137,9 @@ class Experience:
             if self._mirrored:
                 self.start_state = self._mirrored.join(STUDENT, self.start_state)
         stored, dones = self._storage.observations, self.dones()
-        labels = {**self._labels.of_rollout(), **self._heads.targets.labels(dones)}
+        labels = dict(self._labels.of_rollout())
+        for extension in self._extensions:
+            labels |= extension.labels(dones)
         if self._mirrored:
             stored = self._mirrored.obs(observed_groups(self._student, stored))
             labels |= self._mirrored.behavior(labels)
@@ -154,28 +151,12 @@ class Experience:
         """Return at which steps episodes of the newest rollout ended. Shape: (T, N), bool."""
         return self._storage.dones.squeeze(-1).bool()
 
-    def inputs(self, teacher: MLPModel, num_loss_steps: int) -> Inputs:
-        """Return an update's inputs from the newest rollout, to find the source of a NaN."""
-        stored = self._storage.observations
-        seen = observed_groups(self._student, stored)
-        targets = {*observed_groups(teacher, stored), *self._heads.targets.observed_groups()}
-        others = {group: values for group, values in stored.items() if group in targets - {*seen}}
-        recorded: dict[str, Any] = {
-            **{f"observation group '{group}'": values for group, values in others.items()},
-            **self._labels.recorded(),
-        }
-        weights = {}
-        if self._weights is not None:
-            given = self._weights.given
-            weights = {OPTION: given[:num_loss_steps]}
-            # The loss excludes samples of weight 0, so their values are replaced by 0.
-            recorded = {n: v.index_put((given == 0,), v.new_zeros(())) for n, v in recorded.items()}
-        if self._mirrored:  # a memory reads them at steps of weight 0, too
-            recorded |= self._mirrored.named_obs(seen)
-        return Inputs(seen, recorded, weights)
-
-    def take(self) -> None:
+    def take(self) -> tuple[Rollout, HiddenState]:
         """Complete labels and weights of the newest rollout, and put it into the buffer.
+
+        Returns:
+            The rollout that ``draw`` chooses columns of, which has the past with a buffer, and the
+            states before it.
 
         Raises:
             ValueError: If the function that weighs its samples fails, ``buffer_gb`` is too small,
@@ -192,6 +173,10 @@ class Experience:
                 self.buffer = None  # frees its memory before the new one is allocated
                 self.buffer = self._new_buffer()
             self.buffer.put(self._taken, self.start_state)
+        self._plan()
+        if self.buffer is None:
+            return self._taken, self.start_state
+        return self.buffer.rollout, self.buffer.state
 
     def _new_buffer(self) -> ReplayBuffer:
         """Allocate the buffer for the rollout's rate of new frames; load the saved sequences."""
@@ -303,7 +288,7 @@ class Experience:
         num_drawn = self._num_drawn_of(self._options.buffer_rollouts * num_envs)
         return sum(-(-number // self.num_mini_batches) for number in (num_envs, num_drawn))
 
-    def plan(self) -> None:
+    def _plan(self) -> None:
         """Fix the sizes of an update's mini-batches (one exchange with other processes)."""
         self.num_drawn = self._num_drawn_of(self.buffer.num_kept if self.buffer else 0)
         numbers, parts = (self._storage.num_envs, self.num_drawn), self.num_mini_batches
@@ -315,69 +300,38 @@ class Experience:
         self.num_sequences: int | torch.Tensor = sum(self._sizes)
         """Sequences in a pass over all processes. Shape: ()."""
 
-    def draw(self) -> Iterator[MiniBatch]:
-        """Draw one pass: every environment once, and ``num_drawn`` past sequences.
+    def draw(self, num_passes: int) -> Iterator[Drawn]:
+        """Draw passes: each has every environment once, and ``num_drawn`` past sequences.
 
         If there is nothing to choose, no random number is drawn.
         """
-        device = self._storage.dones.device
+        device, buffer = self._storage.dones.device, self.buffer
         draw_envs = torch.randperm if self.num_mini_batches > 1 else torch.arange
         draw_kept = torch.randperm if self.num_drawn else torch.arange
-        envs = draw_envs(self._storage.num_envs, device=device)
-        num_kept = self.buffer.num_kept if self.buffer else 0
-        kept = draw_kept(num_kept, device=device)[: self.num_drawn]
-        shares = (indices.tensor_split(self.num_mini_batches) for indices in (envs, kept))
-        for drawn_envs, drawn_kept, size in zip(*shares, self._sizes, strict=True):
-            yield MiniBatch(drawn_envs, drawn_kept, size)
-
-    def of(self, mini_batch: MiniBatch) -> Sequences:
-        """Return the sequences of a mini-batch, those of the newest rollout first."""
-        if self._is_whole:
-            return self._taken, hidden_state.clone(self.start_state)
-        if self.buffer is None:
-            return _columns(self._taken, self.start_state, mini_batch.envs)
-        newest, past = self.buffer.newest[mini_batch.envs], self.buffer.past[mini_batch.kept]
-        return _columns(self.buffer.rollout, self.buffer.state, torch.cat((newest, past)))
-
-    def of_envs(self, envs: slice) -> Sequences:
-        """Return sequences of the newest rollout, in the same form as in updates.
-
-        Args:
-            envs: The first environments, or all. Numbers beyond the last one start over, as a
-                mini-batch with past sequences can be larger than the rollout.
-        """
-        rollout, num_envs = self.newest(), self._storage.num_envs
-        deduplicate_frames(rollout.obs)
-        if self._is_whole:
-            state = hidden_state.clone(self.start_state)
-            return rollout.envs(envs), hidden_state.select_envs(state, envs)
-        columns = torch.arange(envs.stop or num_envs, device=self._storage.dones.device)
-        return _columns(rollout, self.start_state, columns % num_envs)
+        for _ in range(num_passes):
+            envs = draw_envs(self._storage.num_envs, device=device)
+            newest, past = envs, envs[:0]
+            if buffer is not None:
+                kept = draw_kept(buffer.num_kept, device=device)[: self.num_drawn]
+                newest, past = buffer.newest[envs], buffer.past[kept]
+            shares = (each.tensor_split(self.num_mini_batches) for each in (newest, past, envs))
+            for of_newest, of_past, own, size in zip(*shares, self._sizes, strict=True):
+                yield Drawn(torch.cat((of_newest, of_past)), own, size)
 
 
-def weights_of(sequences: Rollout | Segments, num_newest: int, num_steps: int) -> torch.Tensor:
+def weights_of(weights: torch.Tensor, columns: torch.Tensor, num_newest: int) -> torch.Tensor:
     """Sum up the weights of the samples of a mini-batch.
 
     Args:
-        sequences: Those of the newest rollout first, then those of the past.
-        num_newest: Number of sequences of the newest rollout.
-        num_steps: Steps that enter the loss.
+        weights: Weights of the steps that enter the loss, of all columns. Shape: (K, C + N).
+        columns: Columns of the mini-batch, those of the newest rollout first. Shape: (n + m,).
+        num_newest: Number n of sequences of the newest rollout.
 
     Returns:
         The sums over the sequences of the newest rollout and over those of the past. Shape: (2,).
     """
-    of_rollout = isinstance(sequences, Rollout)
-    weights = sequences.weights if of_rollout else sequences.rollout.weights
-    assert weights is not None
-    columns = slice(None) if of_rollout else sequences.env_indices
-    newest, past = weights[:num_steps, columns].sum(0).tensor_split([num_newest])
+    newest, past = weights[:, columns].sum(0).tensor_split([num_newest])
     return torch.stack((newest.sum(), past.sum()))
-
-
-def _columns(rollout: Rollout, state: HiddenState, columns: torch.Tensor) -> Sequences:
-    """Return some sequences of a rollout by their column numbers, shape (n,)."""
-    segments = Segments(rollout, torch.zeros_like(columns), columns)
-    return segments, hidden_state.select_envs(state, columns)
 
 
 _WEIGHTS = "weights"

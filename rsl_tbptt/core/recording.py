@@ -65,16 +65,25 @@ class Recorder:
     dtypes of its tensors, autocast, the precision of products, and the current stream.
     """
 
-    def __init__(self, device: torch.device | str, capture: Capture | None = None) -> None:
+    def __init__(
+        self,
+        device: torch.device | str,
+        capture: Capture | None = None,
+        refused: str | None = None,
+    ) -> None:
         """Start without recordings.
 
         Args:
             device: Where the steps run. Steps on a CUDA device are recorded.
             capture: Records on any device, and runs the work meanwhile. For tests.
+            refused: Why steps are not to be recorded, or None.
         """
         self._device, self._capture, self._stream = torch.device(device), capture, None
-        if capture is None and self._device.type == "cuda":
+        if self._device.type != "cuda":
+            refused = f"device '{device}' has no CUDA graphs"
+        elif capture is None and refused is None:
             self._capture, self._stream = self._cuda_graph, torch.cuda.Stream(self._device)
+        self._refused = None if self._capture else refused
         self._branches: dict[int, torch.cuda.Stream] = {}
         self._inside = False
         self._unfinished: list[torch.cuda.CUDAGraph] = []
@@ -139,7 +148,7 @@ class Recorder:
         self._forms: dict[Hashable, _Form] = {}
         self.num_bytes = 0
         """Memory of all recordings."""
-        self.reason = None if self._capture else f"device '{self._device}' has no CUDA graphs"
+        self.reason = self._refused
         """Why no more steps are recorded, or None."""
         # A pool whose graphs were destroyed cannot be used again.
         self._pool = None if self._stream is None else torch.cuda.graph_pool_handle()

@@ -47,7 +47,8 @@ class Extension:
     @property
     def parameters(self) -> list[nn.Parameter]:
         """Parameters that its own optimisers train."""
-        return [p for each in self.optimizers for group in each.param_groups for p in group["params"]]
+        groups = [group for optimizer in self.optimizers for group in optimizer.param_groups]
+        return [parameter for group in groups for parameter in group["params"]]
 
     def kept(self) -> list[Any]:
         """Return the objects whose attributes an update replaces."""

@@ -228,7 +228,7 @@ class MirroredRobots(Extension):
         rows = self._mirror(actions=actions.flatten(0, 1))
         return _with_robots_last(rows, (self.num_robots, *actions.shape[:2]))
 
-    def labels(self, labels: Labels) -> dict[str, torch.Tensor]:
+    def images_of(self, labels: Labels) -> dict[str, torch.Tensor]:
         """Return labels of PPO, (T, N, ...), for all robots: mirrored actions, (T, N, I, A).
 
         The others are those of robot 0: (T, N, 1, ...).

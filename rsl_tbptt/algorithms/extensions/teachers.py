@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -12,7 +12,8 @@ from rsl_rl.storage import RolloutStorage
 from tensordict import TensorDict
 from torch import nn
 
-from rsl_tbptt.algorithms.behavior_losses import ACTIONS, NEWEST, STD, or_one
+from rsl_tbptt.algorithms.behavior_losses import ACTIONS, NEWEST, STD
+from rsl_tbptt.algorithms.extensions import Extension
 from rsl_tbptt.algorithms.extensions.heads import TEACHER as LAYER
 from rsl_tbptt.algorithms.extensions.heads import HeadOptions
 from rsl_tbptt.algorithms.optimizers import step_batches
@@ -145,7 +146,7 @@ TEACHER = "teacher"
 """Label: index of the sample's teacher among several. Shape: (T, N), int16."""
 
 
-class LossPerTeacher:
+class LossPerTeacher(Extension):
     """Sums up loss and samples of each teacher in the newest rollout, on the device.
 
     Sums do not depend on micro-batches; their quotient is logged after the update.
@@ -154,16 +155,10 @@ class LossPerTeacher:
     def __init__(self, names: Sequence[str]) -> None:
         """Take the teachers in the order of their numbers; none for a single teacher."""
         self._losses = {f"behavior/{name}": f"num_samples/{name}" for name in names}
+        self.reported = (*self._losses, *self._losses.values())
 
-    @property
-    def names(self) -> list[str]:
-        """Names of the sums."""
-        return [*self._losses, *self._losses.values()]
-
-    def reported_by(self, loss: Loss) -> Loss:
+    def wrap(self, loss: Loss) -> Loss:
         """Return a loss that reports the sums as well."""
-        if not self._losses:
-            return loss
 
         def reporting(outputs: Outputs, labels: Labels) -> SampleLosses:
             losses = loss(outputs, labels)
@@ -177,17 +172,12 @@ class LossPerTeacher:
 
         return reporting
 
-    def metrics(self, totals: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
-        """Return the losses and the numbers of samples from an update's sums, shape () each."""
-        total = {name: totals[name] for name in self.names}
-        means = {name: total[name] / or_one(total[number]) for name, number in self._losses.items()}
-        return {**total, **means}
-
-    def logged(self, metrics: Mapping[str, float]) -> dict[str, float]:
-        """Return the metrics to log: no number of samples, no loss of a teacher without any."""
-        unused = {name for name, number in self._losses.items() if metrics[number] == 0}
-        dropped = unused.union(self._losses.values())
-        return {name: value for name, value in metrics.items() if name not in dropped}
+    def advance(self, metrics: dict[str, float]) -> None:
+        """Turn the sums into means to log; none of a teacher without samples."""
+        for name, number in self._losses.items():
+            loss, num_samples = metrics.pop(name), metrics.pop(number)
+            if num_samples > 0:
+                metrics[name] = loss / num_samples
 
 
 class TeacherLayers:
@@ -353,7 +343,7 @@ class LazyTeacher:
         return True
 
 
-class Dagger:
+class Dagger(Extension):
     """Draws the environments in which the teacher acts: the mixed policy of DAgger.
 
     In Ross et al. (2011) the teacher acts with probability beta_k in iteration k, the student
@@ -373,10 +363,12 @@ class Dagger:
         self._share = options.teacher_action_share
         self._last_update = options.teacher_action_updates
         self._num_envs, self._device = num_envs, device
+        self.num_updates: Callable[[], int] = lambda: 0
+        """Returns the number of updates so far; set by the algorithm."""
         self._teacher_acts: torch.Tensor | None = None
 
-    def draw(self, num_updates: int) -> None:
-        """Draw the environments where the teacher acts in this rollout, after ``num_updates``.
+    def begin_rollout(self) -> None:
+        """Draw the environments where the teacher acts in this rollout.
 
         The host does not wait for the device. If there are none, no random number is drawn.
         """
@@ -384,7 +376,7 @@ class Dagger:
             return
         share = self._share
         if self._last_update is not None:
-            share *= max(0.0, 1.0 - num_updates / self._last_update)
+            share *= max(0.0, 1.0 - self.num_updates() / self._last_update)
         num_drawn = round(share * self._num_envs)
         draw = torch.randperm if num_drawn else torch.arange
         self._teacher_acts = draw(self._num_envs, device=self._device).unsqueeze(-1) < num_drawn
