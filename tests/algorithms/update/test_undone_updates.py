@@ -23,6 +23,7 @@ from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.algorithms.find_nan import Inputs, find_source
+from rsl_tbptt.algorithms.transaction import Rollback
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import as_tensors
 from rsl_tbptt.models import SelectedTeachers
@@ -389,6 +390,17 @@ def addresses(algorithm):
     entries = [entry for opt in transaction.optimizers for entry in opt.state.values()]
     tensors += [value for entry in entries for value in entry.values()]
     return [tensor.data_ptr() for tensor in tensors]
+
+
+def test_a_rate_that_is_a_tensor_is_restored_in_place():
+    rate = torch.tensor(0.5)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=rate)
+    rollback = Rollback([], [optimizer], lambda: [])
+    rollback.keep()
+    rate.mul_(2)
+    rollback.restore()
+    assert optimizer.param_groups[0]["lr"] is rate
+    assert rate == 0.5
 
 
 def test_divergence_within_the_update_is_named():
