@@ -368,7 +368,7 @@ class Rollback:
         self._attributes = [(each, dict(vars(each))) for each in others]
         self._states = [_two_levels(optimizer.state) for optimizer in self.optimizers]
         self._groups = [[dict(g) for g in optimizer.param_groups] for optimizer in self.optimizers]
-        live = [*self._of_modules(), *_tensors(self._states)]
+        live = self._live()
         if _forms(self._copies) != _forms(live):
             self._copies = [torch.empty_like(tensor) for tensor in live]
         torch._foreach_copy_(self._copies, live)
@@ -378,9 +378,7 @@ class Rollback:
         """Restore the copied state; drop the gradients, and the graphs in distributions."""
         for each, kept in self._attributes:
             vars(each).update(kept)
-        # Buffers are listed again: rsl_rl's normaliser replaces its tensors.
-        live = [*self._of_modules(), *_tensors(self._states)]
-        torch._foreach_copy_(live, self._copies)
+        torch._foreach_copy_(self._live(), self._copies)
         kept_of_each = zip(self.optimizers, self._states, self._groups, strict=True)
         for optimizer, state, groups in kept_of_each:
             optimizer.state.clear()
@@ -400,12 +398,17 @@ class Rollback:
             live if isinstance(live, nn.Parameter) else live.masked_fill(~kept.isfinite(), 0)
             for live, kept in zip(self._of_modules(), self._copies, strict=False)
         ]
-        states = _tensors(optimizer.state for optimizer in self.optimizers)
+        states = _tensors(_entries(optimizer.state for optimizer in self.optimizers))
         # Step counts, which have no dimension, may be on another device.
         tensors = [*of_modules, *(tensor for tensor in states if tensor.dim() > 0)]
         # A sum shows NaN and inf as well as each element does, and takes a tenth of the time.
         sums = [tensor.sum() for tensor in tensors if tensor.is_floating_point()]
         return torch.isfinite(torch.stack(sums)).all()
+
+    def _live(self) -> list[torch.Tensor]:
+        """Return the tensors of modules and those that the optimisers had when they were kept."""
+        groups = chain.from_iterable(self._groups)
+        return [*self._of_modules(), *_tensors(_entries(self._states)), *_tensors(groups)]
 
     def _of_modules(self) -> list[torch.Tensor]:
         """Return parameters and buffers; those of a shared encoder appear once."""
@@ -419,9 +422,13 @@ def _two_levels(state: Mapping[Any, Mapping[str, Any]]) -> dict[Any, dict[str, A
     return {parameter: dict(entries) for parameter, entries in state.items()}
 
 
-def _tensors(states: Iterable[Mapping]) -> list[torch.Tensor]:
-    """Return the tensors in the states of optimisers."""
-    entries = (entry for state in states for entry in state.values())
+def _entries(states: Iterable[Mapping[Any, Mapping[str, Any]]]) -> Iterator[Mapping[str, Any]]:
+    """Return what optimisers know of each parameter."""
+    return (entry for state in states for entry in state.values())
+
+
+def _tensors(entries: Iterable[Mapping[str, Any]]) -> list[torch.Tensor]:
+    """Return the tensors in mappings, such as moments in a parameter's entry, a rate in a group."""
     values = (value for entry in entries for value in entry.values())
     return [value for value in values if isinstance(value, torch.Tensor)]
 

@@ -23,7 +23,7 @@ from support.safe_runs import (
 )
 from tensordict import TensorDict
 
-from rsl_tbptt.algorithms.transaction import check_nan
+from rsl_tbptt.algorithms.find_nan import check_nan
 from rsl_tbptt.checkpoints import writing
 from rsl_tbptt.checkpoints.reading import latest_checkpoint
 from rsl_tbptt.checkpoints.writing import NOTES, NotWrittenError, save_checkpoint

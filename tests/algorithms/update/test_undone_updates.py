@@ -22,7 +22,8 @@ from support.symmetry_reference import symmetry_cfg
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
-from rsl_tbptt.algorithms.transaction import Inputs, find_source
+from rsl_tbptt.algorithms.find_nan import Inputs, find_source
+from rsl_tbptt.algorithms.transaction import Rollback
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.hidden_state import as_tensors
 from rsl_tbptt.models import SelectedTeachers
@@ -247,15 +248,15 @@ MOMENTS = {
             "experience.plan",
             "_optimizer_step",
             "_metrics",
-            "transaction.commit",
+            "transaction._fetch",
         ),
-        *("mirrored.split", "mirrored.advance", "_advance", "transaction.log"),
+        *("transaction._watch", "mirrored.split", "mirrored.advance", "_per_teacher.logged"),
     ],
     reinforcing_with_symmetry: ["_rollout", "_optimizer_step", "mirrored.advance", "_advance"],
     fine_tuning: [
-        *("_rollout", "_optimizer_step", "_metrics", "_update_normalization", "transaction.commit"),
+        *("_rollout", "_optimizer_step", "_metrics", "_update_normalization", "transaction._fetch"),
         *("gradient.policy_loss.adapt", "imitation.returns.conclude"),
-        *("imitation.conclude", "_fine_tuning.count_update", "_advance", "transaction.log"),
+        *("imitation.conclude", "_fine_tuning.count_update", "_advance", "transaction._watch"),
     ],
 }
 
@@ -369,6 +370,37 @@ def test_every_optimiser_is_restored_to_the_last_bit(optimizer, updates_before):
         with pytest.raises(ValueError, match=message):
             algorithm.update()
         assert_same(everything(algorithm), before)
+
+
+@pytest.mark.filterwarnings("ignore:An update met NaN or inf")
+def test_an_undone_update_keeps_the_addresses_of_all_tensors(trained):
+    """A recorded optimiser step reads and writes them again."""
+    algorithm = trained()
+    before = addresses(algorithm)
+    fill(algorithm, 1, bad(NAN))
+    assert algorithm.update() == {"skipped_updates": 1.0}
+    assert addresses(algorithm) == before
+
+
+def addresses(algorithm):
+    """Return the addresses of parameters, buffers and the optimisers' tensors."""
+    transaction = algorithm.transaction
+    tensors = [tensor for module in transaction.modules for tensor in module.parameters()]
+    tensors += [tensor for module in transaction.modules for tensor in module.buffers()]
+    entries = [entry for opt in transaction.optimizers for entry in opt.state.values()]
+    tensors += [value for entry in entries for value in entry.values()]
+    return [tensor.data_ptr() for tensor in tensors]
+
+
+def test_a_rate_that_is_a_tensor_is_restored_in_place():
+    rate = torch.tensor(0.5)
+    optimizer = torch.optim.SGD([torch.nn.Parameter(torch.zeros(1))], lr=rate)
+    rollback = Rollback([], [optimizer], lambda: [])
+    rollback.keep()
+    rate.mul_(2)
+    rollback.restore()
+    assert optimizer.param_groups[0]["lr"] is rate
+    assert rate == 0.5
 
 
 def test_divergence_within_the_update_is_named():
