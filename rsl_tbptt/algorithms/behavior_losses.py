@@ -8,11 +8,12 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Annotated, Any
 
 import torch
 
-from rsl_tbptt.algorithms.options import Rule, between, parse_fields
+from rsl_tbptt.algorithms.options import Rule, are_integers, between, parse_fields
 from rsl_tbptt.compat.versions import GaussianDistribution, MLPModel, import_function
 from rsl_tbptt.core import losses
 from rsl_tbptt.core.accumulate import Outputs, SampleLosses
@@ -111,8 +112,7 @@ def _of_slices(slices: Sequence[ActionSlice], losses: Sequence[BehaviorLoss]) ->
 
 def _total(parts: Mapping[str, torch.Tensor], coefs: Mapping[str, float]) -> torch.Tensor:
     """Return the sum of the terms times their coefficients."""
-    first, *others = (coefs[name] * part for name, part in parts.items())
-    return sum(others, start=first)
+    return reduce(torch.add, (coefs[name] * part for name, part in parts.items()))
 
 
 def _of_actions(function: Callable[[torch.Tensor, torch.Tensor], torch.Tensor]) -> BehaviorLoss:
@@ -278,12 +278,10 @@ def own_loss(
     return function
 
 
-def _are_bounds(value: Any) -> bool:
-    are_integers = isinstance(value, list | tuple) and all(type(bound) is int for bound in value)
-    return are_integers and len(value) == 2 and 0 <= value[0] < value[1]
-
-
-_BOUNDS = Rule(_are_bounds, "[first, one past the last], counted from 0")
+_BOUNDS = Rule(
+    lambda value: are_integers(value, 0) and len(value) == 2 and value[0] < value[1],
+    "[first, one past the last], counted from 0",
+)
 _NAME = Rule(lambda value: isinstance(value, str) and value != "", "a text")
 
 

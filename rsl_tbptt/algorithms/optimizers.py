@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
@@ -120,7 +120,9 @@ def follow_kl(rate: torch.Tensor, kl: torch.Tensor, desired_kl: float) -> torch.
     return torch.where(kl > desired_kl * 2.0, slower, torch.where(too_small, faster, rate))
 
 
-def _as_rsl_rl_writes(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> dict[str, Any]:
+def _as_rsl_rl_writes(
+    optimizer: torch.optim.Optimizer, state_dict: dict[str, Any]
+) -> dict[str, Any]:
     state = {
         index: {name: v.cpu() if name == "step" else v for name, v in entries.items()}
         for index, entries in state_dict["state"].items()
@@ -134,14 +136,14 @@ def _as_rsl_rl_writes(_: torch.optim.Optimizer, state_dict: dict[str, Any]) -> d
 
 
 def _with_kernels(
-    kernels: dict[str, bool], _: torch.optim.Optimizer, state_dict: dict[str, Any]
+    kernels: Mapping[str, bool | None], _: torch.optim.Optimizer, state_dict: dict[str, Any]
 ) -> dict[str, Any]:
     groups = [{**group, **kernels} for group in state_dict["param_groups"]]
     return {**state_dict, "param_groups": groups}
 
 
 def update_normalization(
-    models: Iterable[Any], observations: TensorDict, step_batches: Iterable[slice]
+    models: Sequence[Any], observations: TensorDict, step_batches: Iterable[slice]
 ) -> None:
     """Update the normalisers of models with a rollout.
 

@@ -41,11 +41,16 @@ class Rule:
 
 def count(least: int = 1, hint: str = "") -> Rule:
     """Accept integers of at least ``least``."""
+    return Rule(
+        lambda value: type(value) is int and value >= least,  # bool is another type
+        f"an integer of at least {least}",
+        hint,
+    )
 
-    def accepts(value: Any) -> bool:
-        return isinstance(value, int) and not isinstance(value, bool) and value >= least
 
-    return Rule(accepts, f"an integer of at least {least}", hint)
+def are_integers(values: Any, least: int) -> bool:
+    """Return whether ``values`` is a list of integers of at least ``least``."""
+    return isinstance(values, list | tuple) and all(map(count(least).accepts, values))
 
 
 def positive(*also: float, hint: str = "") -> Rule:
@@ -65,19 +70,6 @@ def between(low: float, high: float, hint: str = "") -> Rule:
 
 _FLAG = Rule(lambda value: isinstance(value, bool), "True or False")
 _ABOVE_1 = Rule(lambda value: is_finite(value) and value > 1, "more than 1, for example 3")
-
-
-def known_engine(name: str, value: Any) -> None:
-    """Check that ``value`` names a scan engine.
-
-    Raises:
-        ValueError: If it does not.
-    """
-    check_engine(value)
-
-
-def checked_by_rsl_rl(name: str, value: Any) -> None:
-    """Accept everything: rsl_rl checks the value itself, and accepts capitals."""
 
 
 T = TypeVar("T")
@@ -165,8 +157,6 @@ ACT_LATER = frozenset(
 )
 """Options that every update reads anew, so that they can change during a training."""
 
-_IN_USE = "_in_use"
-
 ALGORITHMS = {"DistillationOptions": "TbpttDistillation", "PpoOptions": "TbpttPPO"}
 """The algorithm of each class of options; ``configclass`` makes fields of class variables."""
 
@@ -188,13 +178,14 @@ class Options:
     docs/howto/out_of_memory.md.
     """
 
-    scan_engine: Annotated[str, known_engine] = "auto"
+    scan_engine: Annotated[str, lambda _, value: check_engine(value)] = "auto"
     """How recurrent layers run over a window: an engine of docs/concepts/replay.md#scan-engines.
 
     ``"auto"`` chooses one for the device and tests it there first.
     """
 
-    optimizer: Annotated[Literal["adam", "adamw", "sgd", "rmsprop"], checked_by_rsl_rl] = "adam"
+    # rsl_rl checks the value itself, and accepts capitals.
+    optimizer: Annotated[Literal["adam", "adamw", "sgd", "rmsprop"], lambda *_: None] = "adam"
     """The optimiser: ``"adam"``, ``"adamw"``, ``"sgd"`` or ``"rmsprop"``."""
 
     use_mixed_precision: bool = False
@@ -230,11 +221,11 @@ class Options:
 
     def are_in_use(self) -> bool:
         """Return whether an algorithm was built for these values."""
-        return _IN_USE in vars(self)
+        return "_in_use" in vars(self)
 
     def use(self) -> None:
         """From now on accept only changes that act from the next update on."""
-        vars(self)[_IN_USE] = True
+        vars(self)["_in_use"] = True
 
     def __setattr__(self, name: str, value: Any) -> None:
         """Set an option.
@@ -587,9 +578,7 @@ class PpoOptions(Options):
             self._check_kl_penalty()
         else:
             yield from self.without_effect("kl_penalty_coef", "policy_loss='kl_penalty'")
-        if self.teacher_coef > 0:
-            self._check_teacher()
-        yield from self._idle_of_teacher()
+        yield from self._check_teacher()
 
     def _check_kl_penalty(self) -> None:
         penalty = "with policy_loss 'kl_penalty'"
@@ -603,8 +592,13 @@ class PpoOptions(Options):
             expected = f"'fixed' and a number {penalty}, whose coefficient follows desired_kl"
             self.refuse("schedule desired_kl", expected)
 
-    def _check_teacher(self) -> None:
+    def _check_teacher(self) -> Iterator[str]:
         schedule, endless = self.teacher_schedule, self.teacher_updates is None
+        if self.teacher_coef == 0:
+            names = (field.name for field in dataclasses.fields(self))
+            of_teacher = " ".join(name for name in names if name.startswith("teacher_"))
+            yield from self.without_effect(of_teacher, "teacher_coef")
+            return
         if self.teacher_cfg is None:
             self.refuse("teacher_coef teacher_cfg", "both: imitation needs the teacher's model")
         if self.teacher_coef_end > self.teacher_coef:
@@ -613,19 +607,13 @@ class PpoOptions(Options):
         if schedule == "exponential" and (endless or self.teacher_coef_end == 0):
             expected = "a positive number and a count with teacher_schedule 'exponential'"
             self.refuse("teacher_coef_end teacher_updates", expected)
-        if schedule == "return" and self.teacher_return is None:
-            self.refuse("teacher_return", "a positive number with teacher_schedule 'return'")
-
-    def _idle_of_teacher(self) -> Iterator[str]:
-        if self.teacher_coef == 0:
-            names = (field.name for field in dataclasses.fields(self))
-            of_teacher = " ".join(name for name in names if name.startswith("teacher_"))
-            yield from self.without_effect(of_teacher, "teacher_coef")
-        elif self.teacher_schedule == "return":
+        if schedule == "return":
+            if self.teacher_return is None:
+                self.refuse("teacher_return", "a positive number with teacher_schedule 'return'")
             yield from self.without_effect("teacher_updates", "another teacher_schedule")
         else:
             yield from self.without_effect("teacher_return", "teacher_schedule='return'")
-            if self.teacher_updates is None:
+            if endless:
                 yield from self.without_effect("teacher_coef_end", "teacher_updates")
 
     def check_rollout(self, num_steps: int, recurrent: bool) -> None:
@@ -677,28 +665,23 @@ class PpoOptions(Options):
         Raises:
             ValueError: If it is 1: the standard deviation of one sample is NaN.
         """
-        if num_samples > 1:
-            return
-        raise ValueError(
-            f"The number of samples is {num_samples} in the smallest group whose advantages are"
-            " divided by their standard deviation, expected at least 2: raise num_steps_per_env or"
-            " num_envs, or with normalize_advantage_per_mini_batch lower num_mini_batches."
-        )
+        if num_samples < 2:
+            raise ValueError(
+                f"The number of samples is {num_samples} in the smallest group whose advantages are"
+                " divided by their standard deviation, expected at least 2: raise num_steps_per_env"
+                " or num_envs, or with normalize_advantage_per_mini_batch lower num_mini_batches."
+            )
 
 
-class _OptionOf:
-    """An attribute of an algorithm that is the option of the same name."""
+def _option(name: str) -> property:
+    """Make an attribute of an algorithm that is the option of the same name."""
 
-    def __init__(self, name: str) -> None:
-        self._name = name
-
-    def __get__(self, algorithm: Any, owner: object = None) -> Any:
-        return self if algorithm is None else getattr(algorithm.options, self._name)
-
-    def __set__(self, algorithm: Any, value: Any) -> None:
+    def assign(algorithm: Any, value: Any) -> None:
         # Before, rsl_rl's constructor assigns values that it was given from the options.
         if algorithm.options.are_in_use():
-            setattr(algorithm.options, self._name, value)
+            setattr(algorithm.options, name, value)
+
+    return property(lambda algorithm: getattr(algorithm.options, name), assign)
 
 
 def has_attributes_of(options: type[Options]) -> Callable[[type[T]], type[T]]:
@@ -717,7 +700,7 @@ def has_attributes_of(options: type[Options]) -> Callable[[type[T]], type[T]]:
 
     def declare(algorithm: type[T]) -> type[T]:
         for name in names:
-            setattr(algorithm, name, _OptionOf(name))
+            setattr(algorithm, name, _option(name))
         return algorithm
 
     return declare

@@ -82,7 +82,7 @@ class PolicyLoss:
         assert actor.distribution is not None
         actor.distribution.update(*outputs)
         normalized = labels["advantages"]
-        if offset is not None:
+        if offset is not None and scale is not None:
             normalized = (normalized - offset) / scale
         log_prob = actor.get_output_log_prob(labels["actions"])
         entropy = _of_originals(actor.output_entropy, labels)

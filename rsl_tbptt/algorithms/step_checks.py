@@ -125,7 +125,7 @@ class StepChecks:
         for group, stored in stored_groups:
             if group in self.read_groups:
                 own[group] = _group(obs, group, stored).clone()
-            elif _has_form_of(stored, values := obs.get(group, None)):
+            elif _form(values := obs.get(group, None)) == _form(stored[0]):
                 own[group] = values.clone()
         return TensorDict(own, batch_size=[storage.num_envs])
 
@@ -179,12 +179,10 @@ def _group(obs: TensorDict | Mapping[str, Any], group: str, stored: torch.Tensor
     return values
 
 
-def _has_form_of(stored: torch.Tensor, values: Any) -> bool:
-    """Return whether a group, (N, ...), can be stored in (T, N, ...) as it is."""
-    if not isinstance(values, torch.Tensor):
-        return False
-    form = values.shape, values.dtype, values.device
-    return form == (stored.shape[1:], stored.dtype, stored.device)
+def _form(values: Any) -> tuple[Any, ...] | None:
+    """Return what a copy into the storage needs to agree; None if ``values`` is no tensor."""
+    is_tensor = isinstance(values, torch.Tensor)
+    return (values.shape, values.dtype, values.device) if is_tensor else None
 
 
 def as_tensor(name: str, values: Any, device: torch.device | None) -> torch.Tensor:

@@ -104,9 +104,9 @@ class TruncationBootstrap:
         made in inference mode, and arrays have none, so these may always be new.
         """
         groups = list(final_obs.values())
-        versions = [_version(group) for group in groups]
-        marks = [id(final_obs), *map(id, groups), *versions]
-        is_new = marks != self._marks or None in versions
+        counted = all(isinstance(g, torch.Tensor) and not g.is_inference() for g in groups)
+        marks = [id(final_obs), *map(id, groups), *(g._version for g in groups if counted)]
+        is_new = marks != self._marks or not counted
         self._held, self._marks = (final_obs, groups), marks  # held, or their ids might be reused
         return is_new
 
@@ -121,12 +121,6 @@ class TruncationBootstrap:
                 " from before it is reset.",
                 stacklevel=4,
             )
-
-
-def _version(group: Any) -> int | None:
-    """Return how often a tensor was changed in place, or None if torch does not count it."""
-    counts = isinstance(group, torch.Tensor) and not group.is_inference()
-    return group._version if counts else None
 
 
 def value_without_advancing(critic: MLPModel, obs: TensorDict) -> torch.Tensor:

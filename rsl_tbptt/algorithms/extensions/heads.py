@@ -16,7 +16,7 @@ from torch import distributed, nn
 from rsl_tbptt.algorithms.behavior_losses import own_loss
 from rsl_tbptt.algorithms.extensions import Extension
 from rsl_tbptt.algorithms.optimizers import step_at, use_fused_kernels
-from rsl_tbptt.algorithms.options import Options, Rule, count, parse_fields, positive
+from rsl_tbptt.algorithms.options import Rule, are_integers, count, parse_fields, positive
 from rsl_tbptt.compat.versions import MLPModel
 from rsl_tbptt.core import losses
 from rsl_tbptt.core.accumulate import Loss, Outputs, SampleLosses
@@ -35,14 +35,9 @@ PerSample = Callable[[torch.Tensor, torch.Tensor], torch.Tensor]
 HEAD_LOSSES: dict[str, PerSample] = {"mse": losses.mse, "huber": losses.huber, "bce": losses.bce}
 
 
-def _integers(least: int) -> Callable[[Any], bool]:
-    each = count(least).accepts
-    return lambda values: isinstance(values, list | tuple) and all(map(each, values))
-
-
-_SIZES = Rule(_integers(1), "a list of layer sizes, such as [64]")
+_SIZES = Rule(lambda value: are_integers(value, 1), "a list of layer sizes, such as [64]")
 _COLUMNS = Rule(
-    lambda value: _integers(0)(value) and 0 < len(value) == len(set(value)),
+    lambda value: are_integers(value, 0) and 0 < len(value) == len(set(value)),
     "a list of different columns from 0 on, or None for all",
 )
 _LOSS = Rule(
@@ -313,7 +308,7 @@ class AuxiliaryHeads(Extension):
         model: MLPModel,
         storage: RolloutStorage,
         optimizer: torch.optim.Optimizer,
-        algorithm_options: Options,
+        algorithm_options: Any,
         *,
         layers: Mapping[str, torch.Tensor] | None = None,
         reported_where: str | None = None,
