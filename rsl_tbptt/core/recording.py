@@ -23,6 +23,7 @@ import gc
 import inspect
 import warnings
 import weakref
+from collections import defaultdict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
@@ -84,7 +85,7 @@ class Recorder:
         elif capture is None and refused is None:
             self._capture, self._stream = self._cuda_graph, torch.cuda.Stream(self._device)
         self._refused = None if self._capture else refused
-        self._branches: dict[int, torch.cuda.Stream] = {}
+        self._branches = defaultdict[int, Any](lambda: torch.cuda.Stream(self._device))
         self._inside = False
         self._unfinished: list[torch.cuda.CUDAGraph] = []
         self._said: set[str] = set()
@@ -103,7 +104,7 @@ class Recorder:
             The tree of tensors that ``function`` returns. No later replay overwrites it.
         """
         form = self._form_of(function, tensors, fixed)
-        if form is None:
+        if form is None or self._capture is None:
             return function(*tensors, **fixed)
         if form.recording is not None:
             if form.arguments:
@@ -115,12 +116,15 @@ class Recorder:
                 return function(*tensors, **fixed)
         else:
             arguments = _copy_of(tensors)
-            with self._captured(form, arguments):
-                form.results = function(*arguments, **fixed)
-            if form.recording is None:
+            with self._aside(), self._capture() as recording:
+                results = function(*arguments, **fixed)
+            if self.reason is not None:  # the capture failed
                 return function(*tensors, **fixed)
+            form.recording, form.arguments = recording, _tensors_of(arguments)
+            form.results = tree_map_only(torch.Tensor, torch.Tensor.detach, results)
+            self.num_bytes += sum(tensor.nbytes for tensor in form.arguments)
             if self._stream is not None:  # capturing a CUDA graph runs nothing
-                form.recording.replay()
+                recording.replay()
         return _copy_of(form.results)
 
     def stream(self, index: int) -> AbstractContextManager[Any]:
@@ -132,16 +136,13 @@ class Recorder:
         """
         if index == 0 or self._stream is None or not self._inside:
             return contextlib.nullcontext()
-        if index not in self._branches:
-            self._branches[index] = torch.cuda.Stream(self._device)
         self._branches[index].wait_stream(torch.cuda.current_stream(self._device))
         return torch.cuda.stream(self._branches[index])
 
     def join(self) -> None:
         """Let the step's stream wait for all branches."""
-        if self._stream is not None and self._inside:
-            for branch in self._branches.values():
-                self._stream.wait_stream(branch)
+        if self._inside:
+            _wait(self._stream, *self._branches.values())
 
     def forget(self) -> None:
         """Drop all recordings. Later steps are recorded anew, even if a capture has failed."""
@@ -167,10 +168,9 @@ class Recorder:
 
     def _form_of(self, function: Any, tensors: Any, fixed: dict[str, Hashable]) -> _Form | None:
         """Return the form of a step, or None if it is not recorded and will not be."""
-        if self._capture is None or self._inside:
-            return None
         stream = self._stream and torch.cuda.current_stream(self._device)
-        if stream and torch.cuda.is_current_stream_capturing():  # the caller records
+        caller_records = stream is not None and torch.cuda.is_current_stream_capturing()
+        if self._capture is None or self._inside or caller_records:
             return None
         if inspect.ismethod(function):  # holding it would keep the algorithm and this in a circle
             function = weakref.WeakMethod(function)
@@ -184,7 +184,7 @@ class Recorder:
             return form
         if form is None and len(self._forms) == _MAX_FORMS:
             self._refuse(f"{_MAX_FORMS} forms of steps were seen; let batches have fewer sizes")
-        elif stream and self.num_bytes >= _SHARE * _memory_of(self._device):
+        elif stream and self.num_bytes >= _SHARE * torch.cuda.mem_get_info(self._device)[1]:
             self._refuse(f"recordings take {_SHARE:.0%} of the memory; let batches be smaller")
         return self._forms.setdefault(key, _Form()) if self.reason is None else None
 
@@ -201,48 +201,21 @@ class Recorder:
         """Run on the stream of captures, after all earlier and before all later work."""
         self._inside = True
         current = self._stream and torch.cuda.current_stream(self._device)
+        _wait(self._stream, current)
         try:
-            if self._stream and current:
-                self._stream.wait_stream(current)
             with torch.cuda.stream(self._stream):  # None changes nothing
                 yield
         finally:
             self.join()
-            if self._stream and current:
-                current.wait_stream(self._stream)
+            _wait(current, self._stream)
             self._inside = False
-
-    @contextlib.contextmanager
-    def _captured(self, form: _Form, arguments: Any) -> Iterator[None]:
-        """Record what runs inside. A CUDA graph that fails leaves no recording and no error.
-
-        Raises:
-            RuntimeError: If what runs inside raises it and the device is not CUDA.
-        """
-        assert self._capture is not None
-        try:
-            with self._aside(), self._capture() as recording:
-                yield
-        except RuntimeError as error:  # out of memory is one
-            if self._stream is None:
-                raise
-            # After a broken capture, ending it fails as well: the context has the first error.
-            causes = " after ".join(map(str, filter(None, (error, error.__context__))))
-            self.forget()
-            self._refuse(f"a CUDA graph could not be captured ({causes})")
-            # Without an end of the capture, torch before 2.13 refuses to make random numbers.
-            generator = torch.cuda.default_generators[self._stream.device.index]
-            generator.graphsafe_set_state(generator.clone_state())
-        else:
-            form.recording, form.arguments = recording, _tensors_of(arguments)
-            form.results = tree_map_only(torch.Tensor, torch.Tensor.detach, form.results)
-            self.num_bytes += sum(tensor.nbytes for tensor in form.arguments)
 
     @contextlib.contextmanager
     def _cuda_graph(self) -> Iterator[torch.cuda.CUDAGraph]:
         """Capture a CUDA graph on the current stream, which is the stream of captures.
 
-        Python's collector pauses: freeing a simulator's arrays calls CUDA and breaks a capture.
+        Python's collector pauses: freeing a simulator's arrays calls CUDA and breaks a capture. If
+        the capture fails, no more steps are recorded.
         """
         graph, collects = torch.cuda.CUDAGraph(), gc.isenabled()
         self._unfinished.append(graph)  # torch still knows a graph whose capture did not end
@@ -256,14 +229,24 @@ class Recorder:
                 finally:
                     self.join()
                 self.num_bytes += torch.cuda.memory_reserved(self._device) - reserved
+            self._unfinished.remove(graph)
+        except RuntimeError as error:  # out of memory is one
+            # After a broken capture, ending it fails as well: the context has the first error.
+            causes = " after ".join(map(str, filter(None, (error, error.__context__))))
+            self.forget()
+            self._refuse(f"a CUDA graph could not be captured ({causes})")
+            # Without an end of the capture, torch before 2.13 refuses to make random numbers.
+            generator = torch.cuda.default_generators[torch.cuda.current_device()]
+            generator.graphsafe_set_state(generator.clone_state())
         finally:
             if collects:
                 gc.enable()
-        self._unfinished.remove(graph)
 
 
-def _memory_of(device: torch.device) -> int:
-    return torch.cuda.get_device_properties(device).total_memory
+def _wait(later: torch.cuda.Stream | None, *earlier: torch.cuda.Stream | None) -> None:
+    for stream in earlier:
+        if later is not None and stream is not None:
+            later.wait_stream(stream)
 
 
 def _tensors_of(tree: Any) -> list[torch.Tensor]:

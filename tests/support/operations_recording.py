@@ -9,7 +9,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-READS = ("_local_scalar_dense", "nonzero", "masked_select", "unique_dim", "_unique2")
+READS = ("_local_scalar_dense", "equal", "masked_select", "nonzero", "_unique2", "unique_dim")
 """Operations that a capture refuses, because the host waits for their result."""
 
 
@@ -33,7 +33,9 @@ class OperationsRecording(TorchDispatchMode):
             AssertionError: If a capture would refuse it.
         """
         name = operation.overloadpacket.__name__
-        assert name not in READS, f"{name} reads a tensor on the host, which no recording can"
+        masks = name == "index" and any(x is not None and x.dtype == torch.bool for x in args[1])
+        reads = name in READS or masks
+        assert not reads, f"'{name}' waits for a tensor on the host, which no capture can"
         results = operation(*args, **(kwargs or {}))
         self.operations.append((operation, args, kwargs or {}, results))
         return results

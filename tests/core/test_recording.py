@@ -1,0 +1,585 @@
+"""Recorded steps: what they compute, what is recorded, and what happens if a capture fails.
+
+Without a GPU, a step's operations are recorded, and a capture is seen by what it asks of
+``torch.cuda``. Tests marked ``gpu`` run with ``--device cuda``.
+"""
+
+import contextlib
+import gc
+import inspect
+import sys
+import warnings
+import weakref
+from types import SimpleNamespace
+
+import pytest
+import torch
+from support.operations_recording import OperationsRecording
+from torch import nn
+
+from rsl_tbptt.core import hidden_state, recording
+from rsl_tbptt.core.recording import Recorder
+
+
+@pytest.fixture(autouse=True)
+def _operations_without_state(monkeypatch):
+    monkeypatch.setattr(torch.backends.mkldnn, "enabled", False)
+
+
+@pytest.fixture
+def recorder():
+    """Return a recorder of operations."""
+    return Recorder("cpu", capture=OperationsRecording)
+
+
+class Training:
+    """A small training whose rate falls with every step; its tensors stay where they are."""
+
+    def __init__(self, device="cpu", seed=0):
+        torch.manual_seed(seed)
+        self.actor, self.critic = (nn.Linear(3, 2).to(device) for _ in range(2))
+        self.parameters = [*self.actor.parameters(), *self.critic.parameters()]
+        for parameter in self.parameters:
+            parameter.grad = torch.zeros_like(parameter)
+        self.rate = torch.full((), 0.1, device=device)
+        self.optimizer = torch.optim.Adam(
+            self.parameters, lr=self.rate, fused=True, capturable=self.rate.is_cuda
+        )
+        self.num_calls = 0
+
+    def fail_in_capture(self):
+        """Do nothing; a test may raise an error."""
+
+    def step(self, inputs, state=None, *, branches=None):
+        """Do one step with the models on a branch each; return losses and the next state."""
+        self.num_calls += 1
+        self.optimizer.zero_grad(set_to_none=False)
+        losses = []
+        for index, model in enumerate((self.actor, self.critic)):
+            with branches.stream(index) if branches else contextlib.nullcontext():
+                loss = model(inputs).square().mean()
+                loss.backward()
+                losses.append(loss.detach())
+        if branches:
+            branches.join()
+        self.optimizer.step()
+        self.rate.mul_(0.9)
+        self.fail_in_capture()
+        return torch.stack(losses), hidden_state.apply(lambda tensor: tensor + inputs.sum(), state)
+
+
+def train(recorder, device="cpu", num_steps=6, **fixed):
+    """Return losses and parameters after a few steps; each has other inputs."""
+    training, losses, state = Training(device), [], torch.zeros(2, device=device)
+    torch.manual_seed(1)
+    for inputs in torch.randn(num_steps, 4, 3).to(device):
+        loss, state = recorder(training.step, inputs, state, **fixed)
+        losses.append(loss)
+    return torch.stack([*losses, state]), torch.cat([p.flatten() for p in training.parameters])
+
+
+def assert_equal(results, expected):
+    torch.testing.assert_close(results, expected, rtol=0, atol=0)
+
+
+def add(first, second):
+    return first + second
+
+
+def run(recorder, function, *arguments, times=4, **fixed):
+    """Return the result of the last of some equal steps."""
+    for _ in range(times):
+        result = recorder(function, *arguments, **fixed)
+    return result
+
+
+def num_recordings(recorder):
+    return sum(form.recording is not None for form in recorder._forms.values())
+
+
+def test_a_recorded_training_is_equal_to_the_bit(recorder):
+    assert_equal(train(recorder), train(Recorder("cpu")))
+    assert num_recordings(recorder) == 1
+
+
+def test_a_recorded_step_is_not_called_again(recorder):
+    training = Training()
+    run(recorder, training.step, torch.ones(4, 3), times=8)
+    assert training.num_calls == 3
+
+
+def test_a_cpu_runs_steps_as_they_are():
+    recorder, tensor = Recorder("cpu"), torch.ones(2)
+    assert run(recorder, lambda tensor: tensor, tensor) is tensor
+    assert recorder.reason == "device 'cpu' has no CUDA graphs"
+
+
+def test_results_belong_to_the_caller(recorder):
+    one = torch.ones(2)
+    run(recorder, add, one, one)
+    results = [recorder(add, one, one * factor) for factor in (1, 2, 3)]
+    assert_equal(results, [one + 1, one + 2, one + 3])
+    results[0].zero_()
+    assert_equal(recorder(add, one, one), one + 1)
+
+
+def test_a_result_of_the_recording_itself_belongs_to_the_caller(recorder):
+    one = torch.ones(2)
+    result = run(recorder, add, one, one, times=3)
+    recorder(add, one, one * 5)
+    assert_equal(result, one + 1)
+
+
+def test_results_are_arguments_of_the_next_step(recorder):
+    state = torch.zeros(2)
+    for _ in range(7):
+        state = recorder(add, state, torch.ones(2))
+    assert_equal(state, torch.full((2,), 7.0))
+
+
+@pytest.mark.parametrize("kind", [None, "tensor", "pair"])
+def test_hidden_states_of_all_kinds(recorder, kind):
+    zero = torch.zeros(1, 2, 3)
+    state = {None: None, "tensor": zero, "pair": (zero, zero + 1)}[kind]
+    expected = hidden_state.apply(lambda tensor: tensor + 5, state)
+    for _ in range(5):
+        state = recorder(lambda state: hidden_state.apply(lambda x: x + 1, state), state)
+    assert type(state) is type(expected)
+    assert_equal(hidden_state.as_tensors(state), hidden_state.as_tensors(expected))
+
+
+def test_a_tensor_that_moved_is_stale_until_it_is_followed(recorder):
+    live = SimpleNamespace(tensor=torch.zeros(2))
+
+    def step():
+        live.tensor.add_(1)
+
+    recorder.follow([live.tensor, None])
+    run(recorder, step)
+    recorder.follow([live.tensor, None])
+    assert num_recordings(recorder) == 1
+    live.tensor = live.tensor.clone()
+    recorder(step)
+    assert_equal(live.tensor, torch.full((2,), 4.0))
+    recorder.follow([live.tensor, None])
+    assert num_recordings(recorder) == 0
+    recorder(step)
+    assert_equal(live.tensor, torch.full((2,), 5.0))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda tensor: tensor.requires_grad_(),
+        lambda tensor: tensor[:2],
+        lambda tensor: tensor.t(),
+        lambda tensor: tensor.view(torch.int32),
+        lambda tensor: None,
+    ],
+)
+def test_all_that_a_recording_knows_of_a_tensor_is_followed(recorder, change):
+    tensor = torch.zeros(3, 3)
+    recorder.follow([tensor])
+    run(recorder, add, torch.ones(2), torch.ones(2))
+    recorder.follow([tensor])
+    assert num_recordings(recorder) == 1
+    recorder.follow([change(tensor)])
+    assert num_recordings(recorder) == 0
+
+
+def test_python_numbers_are_those_of_the_recording(recorder):
+    numbers = SimpleNamespace(scale=1.0)
+    run(recorder, lambda tensor: tensor * numbers.scale, one := torch.ones(2))
+    scaled = lambda tensor: tensor * numbers.scale  # noqa: E731
+    run(recorder, scaled, one)
+    numbers.scale = 2.0
+    assert_equal(recorder(scaled, one), one)
+
+
+@pytest.mark.parametrize("read", [torch.Tensor.item, torch.nonzero, lambda x: x[x > 0]])
+def test_reads_on_the_host_are_refused(recorder, read):
+    with pytest.raises(AssertionError, match="waits for a tensor on the host"):
+        run(recorder, read, torch.ones(()) if read is torch.Tensor.item else torch.ones(2))
+
+
+def test_each_form_has_a_recording(recorder, monkeypatch):
+    one, num = torch.ones(2), 0
+
+    def recorded(*arguments, **fixed):
+        nonlocal num
+        before = num_recordings(recorder)
+        run(recorder, scaled, *arguments, **fixed)
+        return num_recordings(recorder) - before
+
+    def scaled(tensor, state=None, scale=1):
+        return tensor * scale
+
+    assert recorded(one) == 1
+    assert recorded(one * 2) == 0
+    assert recorded(one, scale=2) == 1
+    assert recorded(one, scale=2) == 0
+    assert recorded(torch.ones(3)) == 1
+    assert recorded(one.double()) == 1
+    assert recorded(one, one) == 1
+    assert recorded(one, (one,)) == 1
+    with torch.autocast("cpu", torch.bfloat16):
+        assert recorded(one) == 1
+    for name in ("tf32_in_layers", "tf32_in_products"):
+        changed = not getattr(recording, name)()
+        monkeypatch.setattr(recording, name, lambda changed=changed: changed)
+        assert recorded(one) == 1
+
+
+def test_equal_bound_methods_share_a_recording_and_are_not_kept(recorder):
+    training = Training()
+    run(recorder, training.step, torch.ones(4, 3))
+    assert len(recorder._forms) == 1
+    gone = weakref.ref(training)
+    gc.disable()
+    try:
+        del training
+        assert gone() is None
+    finally:
+        gc.enable()
+
+
+def test_a_step_inside_a_step_is_part_of_it(recorder):
+    def outer(tensor):
+        return recorder(add, tensor, tensor)
+
+    one = torch.ones(2)
+    assert_equal(run(recorder, outer, one), one * 2)
+    assert len(recorder._forms) == 1
+
+
+def test_one_frame_between_caller_and_step(recorder, fake_cuda):
+    depths = []
+
+    def step(tensor):
+        frame = sys._getframe(1)
+        depths.append(frame.f_code.co_name)
+        assert frame.f_back is this
+        return tensor
+
+    this = sys._getframe()
+    for each in (Recorder("cpu"), recorder, Recorder("cuda")):
+        for _ in range(4):
+            each(step, torch.ones(2))
+    assert depths == ["__call__"] * (4 + 3 + 3)
+
+
+def test_forms_are_bounded(recorder, monkeypatch):
+    monkeypatch.setattr(recording, "_MAX_FORMS", 2)
+    tensors = [torch.ones(size) for size in (1, 2, 3)]
+    for tensor in tensors[:2]:
+        run(recorder, add, tensor, tensor)
+    with pytest.warns(UserWarning, match=r"No more steps are recorded: 2 forms .* same results"):
+        assert_equal(run(recorder, add, tensors[2], tensors[2]), tensors[2] * 2)
+    assert "2 forms of steps" in str(recorder.reason)
+    for tensor in tensors:  # said once
+        assert_equal(run(recorder, add, tensor, tensor), tensor * 2)
+    assert num_recordings(recorder) == 2
+    recorder.forget()
+    assert recorder.reason is None
+    run(recorder, add, tensors[2], tensors[2])
+    assert num_recordings(recorder) == 1
+
+
+def test_an_error_of_a_step_reaches_the_caller(recorder):
+    def step(tensor):
+        raise RuntimeError("no")
+
+    for _ in range(2):
+        with pytest.raises(RuntimeError, match="no"):
+            recorder(step, torch.ones(1))
+    with pytest.raises(RuntimeError, match="no"):
+        recorder(step, torch.ones(1))
+    assert_equal(run(recorder, add, torch.ones(1), torch.ones(1)), torch.full((1,), 2.0))
+    assert num_recordings(recorder) == 1
+
+
+class FakeStream:
+    """A stream that remembers whom it waited for."""
+
+    device = torch.device("cuda:0")
+
+    def __init__(self, device=device):
+        self.waited, self.cuda_stream = [], id(self)
+
+    def wait_stream(self, other):
+        self.waited.append(other)
+
+
+class FakeGenerator(SimpleNamespace):
+    """A generator that gets another state."""
+
+    state = "capturing"
+
+    def clone_state(self):
+        return "new"
+
+    def graphsafe_set_state(self, state):
+        self.state = state
+
+
+class FakeCuda:
+    """Captures operations of the CPU, and knows the current stream, as torch.cuda does."""
+
+    def __init__(self, monkeypatch):
+        self.error_at_end, self.in_capture = None, False
+        self.reserved = 0
+        self.current = self.first = FakeStream()
+        self.live, self.generator, self.is_capturing, self.pools = [], FakeGenerator(), False, []
+        self.signature = inspect.signature(torch.cuda.graph.__init__)
+        fakes = {
+            "stream": self.stream_context,
+            "graph": self.graph_context,
+            "Stream": FakeStream,
+            "CUDAGraph": SimpleNamespace,
+            "current_stream": lambda device=None: self.current,
+            "memory_reserved": lambda device=None: self.reserved,
+            "graph_pool_handle": object,
+            "mem_get_info": lambda device: (0, 1000),
+            "current_device": lambda: 0,
+            "is_current_stream_capturing": lambda: self.is_capturing,
+            "default_generators": [self.generator],
+        }
+        for name, fake in fakes.items():
+            monkeypatch.setattr(torch.cuda, name, fake)
+
+    @contextlib.contextmanager
+    def stream_context(self, stream):
+        before, self.current = self.current, stream or self.current
+        try:
+            yield
+        finally:
+            self.current = before
+
+    def fail_in_capture(self, error):
+        if self.in_capture:
+            raise error
+
+    @contextlib.contextmanager
+    def graph_context(self, *arguments, **options):
+        """Run nothing, as a capture: tensors in ``live`` are as before at the end.
+
+        Like ``torch.cuda.graph`` up to torch 2.12, it leaves its stream current after an error.
+        """
+        bound = self.signature.bind(None, *arguments, **options).arguments
+        assert bound["capture_error_mode"] == "thread_local"
+        assert bound["stream"] is self.current
+        assert self.current is not self.first
+        self.pools.append(bound["pool"])
+        kept = [tensor.detach().clone() for tensor in self.live]
+        before_capture, self.current = self.current, bound["stream"]
+        operations = OperationsRecording()
+        try:
+            self.in_capture = True
+            with operations:
+                yield
+            if self.error_at_end is not None:
+                raise self.error_at_end
+        finally:
+            self.in_capture = False
+            with torch.no_grad():
+                for tensor, before in zip(self.live, kept, strict=True):
+                    tensor.copy_(before)
+        self.current = before_capture
+        bound["cuda_graph"].replay = operations.replay
+
+
+@pytest.fixture
+def fake_cuda(monkeypatch):
+    """Return a CUDA device whose kernels run on the CPU."""
+    return FakeCuda(monkeypatch)
+
+
+class FakeCudaTraining(Training):
+    """A training whose tensors a fake capture does not change."""
+
+    def __init__(self, fake_cuda):
+        super().__init__()
+        self.step(torch.zeros(4, 3))  # makes the optimiser's state
+        states = [v for state in self.optimizer.state.values() for v in state.values()]
+        grads = [parameter.grad for parameter in self.parameters]
+        fake_cuda.live = [*self.parameters, *grads, *states, self.rate]
+
+
+def losses_of(recorder, training, num_steps=6, **fixed):
+    torch.manual_seed(1)
+    inputs = torch.randn(num_steps, 4, 3)
+    return torch.stack([recorder(training.step, x, None, **fixed)[0] for x in inputs])
+
+
+def test_a_captured_step_runs_once(fake_cuda):
+    recorder = Recorder("cuda")
+    losses = losses_of(recorder, FakeCudaTraining(fake_cuda), branches=recorder)
+    assert num_recordings(recorder) == 1
+    assert_equal(losses, losses_of(Recorder("cpu"), FakeCudaTraining(fake_cuda)))
+
+
+@pytest.mark.parametrize("where", ["inside", "end"])
+def test_a_capture_that_fails_loses_nothing(fake_cuda, where):
+    expected = losses_of(Recorder("cpu"), FakeCudaTraining(fake_cuda))
+    recorder, training = Recorder("cuda"), FakeCudaTraining(fake_cuda)
+    error = torch.OutOfMemoryError("memory is full")
+    if where == "inside":
+        training.fail_in_capture = lambda: fake_cuda.fail_in_capture(error)
+    else:
+        fake_cuda.error_at_end = error
+    with pytest.warns(UserWarning, match=r"not be captured \(.*memory is full.*same results"):
+        losses = losses_of(recorder, training, branches=recorder)
+    assert fake_cuda.current is fake_cuda.first
+    assert fake_cuda.generator.state == "new"
+    assert "memory is full" in str(recorder.reason)
+    assert_equal(losses, expected)
+
+
+def test_a_failed_capture_is_not_tried_again(fake_cuda):
+    recorder, one = Recorder("cuda"), torch.ones(2)
+    run(recorder, add, one, one)
+    fake_cuda.error_at_end = RuntimeError("invalidated")
+    with pytest.warns(UserWarning, match="invalidated"):
+        run(recorder, torch.mul, one, one)
+    fake_cuda.error_at_end = None
+    assert_equal(run(recorder, add, one, one), one * 2)
+    assert num_recordings(recorder) == 0
+    assert len(fake_cuda.pools) == 2
+    recorder.forget()
+    run(recorder, add, one, one)
+    assert num_recordings(recorder) == 1
+
+
+def test_captures_share_a_pool_until_they_are_forgotten(fake_cuda):
+    recorder, one = Recorder("cuda"), torch.ones(2)
+    run(recorder, add, one, one)
+    run(recorder, torch.mul, one, one)
+    recorder.forget()
+    run(recorder, add, one, one)
+    first, second, third = fake_cuda.pools
+    assert first is second
+    assert third is not first
+
+
+def test_a_torch_graph_that_did_not_end_is_kept(fake_cuda):
+    recorder, one = Recorder("cuda"), torch.ones(2)
+    run(recorder, add, one, one)
+    assert not recorder._unfinished
+    fake_cuda.error_at_end = RuntimeError("invalidated")
+    with pytest.warns(UserWarning, match="invalidated"):
+        run(recorder, torch.mul, one, one)
+    recorder.forget()
+    assert len(recorder._unfinished) == 1
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_no_garbage_is_collected_in_a_capture(fake_cuda, fails):
+    recorder, collects = Recorder("cuda"), []
+    fake_cuda.error_at_end = RuntimeError("invalidated") if fails else None
+    assert gc.isenabled()
+    with pytest.warns(UserWarning, match="invalidated") if fails else contextlib.nullcontext():
+        run(recorder, lambda: collects.append(gc.isenabled()), times=3)
+    assert collects == [True, True, False] + [True] * fails
+    assert gc.isenabled()
+
+
+def test_recordings_are_bounded_by_memory(fake_cuda):
+    def step(tensor):
+        fake_cuda.reserved += 242
+        return tensor + 1
+
+    recorder, two = Recorder("cuda"), torch.ones(2)
+    run(recorder, step, two)
+    assert recorder.num_bytes == 242 + 8
+    with pytest.warns(UserWarning, match=r"No more steps .* take 25% of the memory"):
+        run(recorder, step, torch.ones(3))
+    assert_equal(run(recorder, step, two), two + 1)
+    assert num_recordings(recorder) == 1
+
+
+def test_nothing_is_recorded_inside_the_callers_capture(fake_cuda):
+    recorder, tensor = Recorder("cuda"), torch.ones(2)
+    fake_cuda.is_capturing = True
+    assert run(recorder, lambda tensor: tensor, tensor) is tensor
+    assert not recorder._forms
+
+
+def test_steps_run_after_earlier_and_before_later_work(fake_cuda):
+    recorder, streams = Recorder("cuda"), []
+    run(recorder, lambda: streams.append(fake_cuda.current), times=5)
+    aside = streams[0]
+    assert streams == [aside] * 3
+    assert aside is not fake_cuda.first
+    assert aside.waited == [fake_cuda.first] * 3
+    assert fake_cuda.first.waited == [aside] * 3
+
+
+def test_branches_have_streams_and_join(fake_cuda):
+    recorder, seen = Recorder("cuda"), []
+
+    def step():
+        for index in (0, 1, 2):
+            with recorder.stream(index):
+                seen.append(fake_cuda.current)
+        recorder.join()
+        seen.append(list(fake_cuda.current.waited))
+
+    recorder(step)
+    step_stream, first, second, waited = seen
+    assert len({fake_cuda.first, step_stream, first, second}) == 4
+    assert first.waited == second.waited == [step_stream]
+    assert waited == [fake_cuda.first, first, second]
+    run(recorder, step, times=3)
+    assert seen[8:11] == [step_stream, first, second]
+    seen.clear()
+    step()  # outside of a recorder
+    assert seen[:3] == [fake_cuda.first] * 3
+
+
+def test_a_warm_up_that_fails_joins_its_branches(fake_cuda):
+    recorder, streams = Recorder("cuda"), []
+
+    def step():
+        with recorder.stream(1):
+            streams.append(fake_cuda.current)
+            raise torch.OutOfMemoryError("memory is full")
+
+    with pytest.raises(torch.OutOfMemoryError):
+        recorder(step)
+    assert streams[0] in fake_cuda.first.waited[0].waited
+    assert fake_cuda.current is fake_cuda.first
+    assert_equal(run(recorder, add, torch.ones(2), torch.ones(2)), torch.full((2,), 2.0))
+
+
+@pytest.fixture
+def cuda(device):
+    """Return the device of ``--device``, if it is a CUDA device."""
+    if device.type != "cuda":
+        pytest.skip("needs --device cuda")
+    return device
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("num_branches", [1, 2])
+def test_a_graph_is_equal_to_the_eager_step_to_the_bit(cuda, num_branches):
+    recorder = Recorder(cuda)
+    fixed = {"branches": recorder} if num_branches == 2 else {}
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        results = train(recorder, cuda, num_steps=8, **fixed)
+    assert num_recordings(recorder) == 1
+    assert recorder.num_bytes > 0
+    assert_equal(results, train(lambda function, *args: function(*args), cuda, num_steps=8))
+
+
+@pytest.mark.gpu
+def test_training_goes_on_after_a_capture_that_failed(cuda):
+    recorder, one = Recorder(cuda), torch.ones(2, device=cuda)
+    with pytest.warns(UserWarning, match="not be captured"):
+        run(recorder, lambda tensor: tensor * tensor.sum().item(), one)
+    torch.randn(2, device=cuda)
+    assert torch.cuda.current_stream() == torch.cuda.default_stream()
+    assert_equal(run(recorder, add, one, one), one * 2)
+    recorder.forget()
+    assert_equal(run(recorder, add, one, one), one * 2)
+    assert num_recordings(recorder) == 1
