@@ -39,8 +39,8 @@ CASES = {
 def host_times(num_updates: int, device: str = "cpu") -> dict[tuple[str, str], float]:
     """Return milliseconds per optimiser step by algorithm and library, the median.
 
-    On a CPU they are CPU time outside the recurrent layers. On a GPU they are the update's time,
-    as a GPU needs next to none for so little work.
+    On a CPU they are CPU time outside the recurrent layers. On a GPU they are the update's time
+    with recurrent layers, and the host waits for the GPU at its end.
 
     rsl_rl's distillation is left out: it takes one step per window, without mini-batches.
     """
