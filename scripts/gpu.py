@@ -1,7 +1,8 @@
 """What to run once on a machine with a GPU, and send back: ``make gpu``.
 
 Tests, benchmark and profiles run in portions, the most telling ones first, each with a time limit.
-A portion that has passed is not run again, so an interrupted run continues where it stopped. The
+``--minutes 4`` is planned to be enough for the tests and the benchmark of what people train. A
+portion that has passed is not run again, so an interrupted run continues where it stopped. The
 folder holds what the portions print, the benchmark's data and ``report.md``; it stays below 1 MB.
 """
 
@@ -23,14 +24,18 @@ from pathlib import Path
 from rsl_tbptt.files import write_json
 from rsl_tbptt.tools.machine import machine, versions
 
+PATIENCE = 3
+"""A portion is stopped after so many times its planned minutes."""
 MOST_PRINTED = 20_000
 """Characters that are kept of what a portion printed: the last ones."""
+TRAINED = {"trained-ppo-4096": 0.9, "trained-ppo-1024": 0.8, "trained-student-4096": 0.5}
+"""The first rows of the benchmark, one portion each with its minutes, by a part of their names."""
 BENCHMARK = (
     *("distillation-4096", "ppo-1024-dones-0.05", "ppo-1024-dones-0.2", "ppo-1024-dones-0-"),
     *("ppo-256x128", "distillation-512", "distillation-64", "ppo-memory", "distillation-memory"),
     *("camera-256", "cost"),
 )
-"""Rows of the benchmark, one portion each: those with this in their names."""
+"""The other rows, one portion each, by a part of their names."""
 PROFILES = (
     ("distillation", ("--gradient-length", "12", "--done-rate", "0.002")),
     ("ppo", ("--gradient-length", "24", "--done-rate", "0.002", "--num-learning-epochs", "5")),
@@ -40,14 +45,17 @@ PROFILES = (
 
 @dataclass(frozen=True)
 class Portion:
-    """One command and the time it may take."""
+    """One command and the time it is planned to take."""
 
     name: str
     minutes: float
     command: tuple[str, ...]
 
-    def run(self, output: Path) -> dict[str, object]:
-        """Run the command; what it printed goes into a file. Return how it ended."""
+    def run(self, output: Path, minutes: float) -> dict[str, object]:
+        """Run the command for so long at most; what it printed goes into a file.
+
+        Return how it ended.
+        """
         start = time.monotonic()
         with subprocess.Popen(
             self.command,
@@ -57,7 +65,7 @@ class Portion:
             start_new_session=True,
         ) as process:
             try:
-                printed, _ = process.communicate(timeout=60 * self.minutes)
+                printed, _ = process.communicate(timeout=60 * minutes)
                 status = "failed" if process.returncode else "passed"
             except BaseException as error:  # Ctrl+C does not reach the child's own session
                 os.killpg(process.pid, signal.SIGKILL)  # its own children, too
@@ -85,24 +93,29 @@ def portions(device: str, output: Path, *, quick: bool) -> Iterator[Portion]:
     """
     python = sys.executable
     if shutil.which("nvidia-smi"):
-        yield Portion("nvidia-smi", 1, ("nvidia-smi", "-q"))
+        yield Portion("nvidia-smi", 0.1, ("nvidia-smi", "-q"))
     doctor = ("doctor", "--device", device, "--output", str(output))
-    yield Portion("doctor", 2, (python, "-m", "rsl_tbptt.tools.cli", *doctor))
-    pytest = (python, "-m", "pytest", "-rs", "-p", "xdist", "-n", "4", "--dist", "loadgroup")
+    yield Portion("doctor", 0.3, (python, "-m", "rsl_tbptt.tools.cli", *doctor))
+    workers = str(min(14, os.cpu_count() or 1))
+    pytest = (python, "-m", "pytest", "-rs", "-p", "xdist", "-n", workers, "--dist", "loadgroup")
     kind = device.partition(":")[0]
-    yield Portion("tests-scan", 6, (*pytest, "tests/core/scan", "--device", kind))
-    yield Portion("tests-algorithms", 3, (*pytest, "tests/algorithms", "-m", "gpu"))
     benchmark = (python, "-m", "scripts.benchmark")
-    for rows in BENCHMARK:
+
+    def bench(rows: str, minutes: float) -> Portion:
         options = ("--rows", rows, "--device", device, "--output", str(output / "bench" / rows))
         tiny = ("--quick",) if quick else ()
-        yield Portion(f"bench-{rows}", 5, (*benchmark, "suite", *options, *tiny))
+        return Portion(f"bench-{rows}", minutes, (*benchmark, "suite", *options, *tiny))
+
+    yield Portion("tests-algorithms", 0.5, (*pytest, "tests/algorithms", "-m", "gpu"))
+    yield from (bench(rows, minutes) for rows, minutes in TRAINED.items())
+    yield Portion("tests-scan", 0.9, (*pytest, "tests/core/scan", "--device", kind))
+    yield from (bench(rows, 1) for rows in BENCHMARK)
     for algorithm, options in PROFILES:
-        size = ("--num-envs", "64" if quick else "4096", "--device", device)
-        for precision, own in (("float32", ()), ("bfloat16", ("--use-mixed-precision",))):
+        size = ("--num-envs", "64" if quick else "4096", "--tf32", "--device", device)
+        for precision, own in (("tf32", ()), ("bfloat16", ("--use-mixed-precision",))):
             case = ("--algorithm", algorithm, *options, *size, *own)
-            yield Portion(f"profile-{algorithm}-{precision}", 2, (*benchmark, "profile", *case))
-    yield Portion("host", 2, (*benchmark, "host"))
+            yield Portion(f"profile-{algorithm}-{precision}", 1, (*benchmark, "profile", *case))
+    yield Portion("host", 1, (*benchmark, "host", "--device", device))
 
 
 def run_all(todo: Sequence[Portion], device: str, output: Path, minutes: float = math.inf) -> bool:
@@ -112,7 +125,7 @@ def run_all(todo: Sequence[Portion], device: str, output: Path, minutes: float =
         todo: The portions, in order.
         device: The device.
         output: Folder of the results, with those of an earlier run.
-        minutes: Time for all. A portion that might take longer than what is left is not begun.
+        minutes: Time for all. A portion whose planned time is not left is not begun.
 
     Returns:
         Whether all have passed.
@@ -124,11 +137,12 @@ def run_all(todo: Sequence[Portion], device: str, output: Path, minutes: float =
     for index, portion in enumerate(todo, 1):
         if portion.has_passed(ended):
             continue
-        if (time.monotonic() - start) / 60 + portion.minutes > minutes:
+        left = minutes - (time.monotonic() - start) / 60
+        if portion.minutes > left:
             continue
-        left = sum(each.minutes for each in todo[index - 1 :])
-        print(f"{index}/{len(todo)} {portion.name}, {left:g} minutes left at most", flush=True)
-        ended[portion.name] = how = portion.run(output)
+        planned = sum(each.minutes for each in todo[index - 1 :])
+        print(f"{index}/{len(todo)} {portion.name}, about {planned:.1f} minutes left", flush=True)
+        ended[portion.name] = how = portion.run(output, min(PATIENCE * portion.minutes, left))
         print(f"  {how['status']} after {how['seconds']} s", flush=True)
         for figure in output.rglob("*.svg"):
             figure.unlink()  # large, and the tables have the same numbers

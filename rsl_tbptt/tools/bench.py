@@ -7,6 +7,7 @@ same.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -25,6 +26,7 @@ from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.compat import MODELS_ERA, rsl_rl_era
 from rsl_tbptt.core.memory import PeakMemory
 from rsl_tbptt.core.scan import free_buffers
+from rsl_tbptt.core.scan.layers import products_as_in_layers
 from rsl_tbptt.tools.machine import machine, versions
 from rsl_tbptt.tools.progress import track
 
@@ -62,6 +64,9 @@ class Case:
     done_rate: float = 0.05
     device: str = "cpu"
     use_mixed_precision: bool = False
+    tf32: bool = False
+    """Whether a GPU rounds the operands of all float32 products to TF32, as Isaac Lab and mjlab
+    train. Otherwise only those of recurrent layers are rounded, torch's default."""
     settings: Mapping[str, Any] = field(default_factory=dict, hash=False)
     """Other options of the algorithm in both libraries."""
     options: Mapping[str, Any] = field(default_factory=dict, hash=False)
@@ -100,8 +105,10 @@ class Case:
 
     @property
     def precision(self) -> str:
-        """Type of the operands of matrix products."""
-        return "bfloat16" if self.use_mixed_precision else "float32"
+        """Precision of the operands of matrix products."""
+        if self.use_mixed_precision:
+            return "bfloat16"
+        return "TF32" if self.tf32 and self.device != "cpu" else "float32"
 
     @property
     def memory(self) -> dict[str, Any]:
@@ -137,11 +144,12 @@ class Case:
         """Describe the case in one line."""
         name = "PPO" if self.algorithm == "ppo" else self.algorithm
         layers = f"{self.rnn_num_layers} layers of " if self.rnn_num_layers > 1 else ""
+        epochs = f", {self.num_learning_epochs} epochs" if self.num_learning_epochs > 1 else ""
         options = "".join(f", {name}={value}" for name, value in self.options.items())
         return (
             f"{name}, {layers}{self.rnn_type.upper()}-{self.rnn_hidden_dim}, {self.precision},"
             f" N={self.num_envs}, T={self.num_steps}, K={self.gradient_length},"
-            f" done rate {self.done_rate:g}{options}"
+            f" done rate {self.done_rate:g}{epochs}{options}"
         )
 
 
@@ -191,8 +199,9 @@ def check_equal(case: Case) -> None:
     """Check that one update of either library leaves equal parameters.
 
     The check runs few environments over all steps, and all environments over few steps. It uses
-    plain gradient descent, because Adam's first step hides the gradient's size. It runs in float32,
-    and PPO with the whole rollout, because rsl_rl's PPO cannot truncate.
+    plain gradient descent, because Adam's first step hides the gradient's size. It runs in full
+    float32, where only a wrong computation differs by more than ``TOLERANCE``, without the options
+    of our algorithm alone, and PPO with the whole rollout, because rsl_rl's PPO cannot truncate.
 
     Raises:
         ValueError: If the parameters differ.
@@ -202,14 +211,18 @@ def check_equal(case: Case) -> None:
     few_steps = min(4, case.num_steps)
     for num_envs, num_steps in ((few_envs, case.num_steps), (case.num_envs, few_steps)):
         length = num_steps if case.algorithm == "ppo" else min(case.gradient_length, num_steps)
+        # Two epochs also check that the second starts from the states and dones of the first. In
+        # rsl_rl's distillation it instead continues a window that the first left unfinished.
+        most_epochs = 1 if num_steps % length else 2
         small = replace(
             case,
             num_envs=num_envs,
             num_steps=num_steps,
             gradient_length=length,
-            # Two epochs also check that the second starts from the states and dones of the first.
-            num_learning_epochs=min(2, case.num_learning_epochs),
+            num_learning_epochs=min(most_epochs, case.num_learning_epochs),
             use_mixed_precision=False,
+            tf32=False,
+            options={},
         )
         difference = _difference(small)
         if not difference < TOLERANCE:
@@ -247,22 +260,38 @@ def _difference(case: Case) -> float:
 
 
 def alternate(contestants: Sequence[tuple[Library, Case]], num_updates: int) -> list[list[float]]:
-    """Time updates of several algorithms in turn, after one update of each to warm up.
+    """Time updates of several algorithms in turn, after ``num_warm_ups`` updates of each.
 
     Returns:
         Seconds of each update, one list per contestant.
     """
     algorithms = [build(case, library) for library, case in contestants]
     seconds: list[list[float]] = [[] for _ in contestants]
-    for seed in track(range(num_updates + 1), "updates of each"):
+    before = num_warm_ups(contestants[0][1].device)
+    for seed in track(range(before + num_updates), "updates of each"):
         for algorithm, (_, case), taken in zip(algorithms, contestants, seconds, strict=True):
-            fill(algorithm, case, seed)
-            taken.append(seconds_of(algorithm.update, case.device))
+            with products_in(case.precision):
+                fill(algorithm, case, seed)
+                taken.append(seconds_of(algorithm.update, case.device))
             if case.algorithm == "distillation" and case.use_mixed_precision:
                 # rsl_rl leaves the state in bfloat16, and its next rollout fails with that.
                 state = tree_map(torch.Tensor.float, algorithm.student.get_hidden_state())
                 algorithm.student.reset(hidden_state=state)
-    return [taken[1:] for taken in seconds]
+    return [taken[before:] for taken in seconds]
+
+
+def products_in(precision: str) -> contextlib.AbstractContextManager[None]:
+    """Let a GPU's float32 products round their operands to TF32 meanwhile, if that is asked for."""
+    return products_as_in_layers() if precision == "TF32" else contextlib.nullcontext()
+
+
+def num_warm_ups(device: str) -> int:
+    """Return the updates before the timed ones.
+
+    On a GPU optimiser steps are recorded after a few of the same shape. An update may have a single
+    step, and the second one has another shape if there is a replay buffer.
+    """
+    return 1 if device == "cpu" else 4
 
 
 def seconds_of(call: Callable[[], object], device: str) -> float:

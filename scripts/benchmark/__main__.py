@@ -7,7 +7,7 @@ become, and the memory that our update would take at their full size.
 
 profile: where the time of one of our updates goes, by torch's profiler.
 
-host: time of the host in an optimiser step, which a GPU cannot shorten.
+host: time of the host in an optimiser step, which a GPU cannot shorten, and what it launches.
 
 control-step: time of one step of an exported policy, by the program that runs it.
 
@@ -68,8 +68,9 @@ def parse_args() -> argparse.Namespace:
     add_case_arguments(peers)
     peers.add_argument("--pairs", type=int, default=5, help="gradients of each library")
     peers.set_defaults(measure=print_peers, **PEERS_JOB)
-    host = benchmarks.add_parser("host", help="time of the host in an optimiser step")
+    host = benchmarks.add_parser("host", help="time and launches of the host in an optimiser step")
     host.add_argument("--updates", type=int, default=20, help="measured for each (20)")
+    host.add_argument("--device", default="cpu", help="cpu or cuda:<index>")
     host.set_defaults(measure=print_host_times)
     step = benchmarks.add_parser("control-step", help="time of a step of an exported policy")
     step.add_argument("--rnn-type", default="lstm", choices=("lstm", "gru"))
@@ -113,13 +114,15 @@ def run_rows(args: argparse.Namespace) -> None:
 
 def print_profile(args: argparse.Namespace) -> None:
     """Print the time of our update, and where it goes: by kind of operation, on a GPU by kernel."""
-    from scripts.benchmark.limit import profile_update, shares_of, time_update
+    from scripts.benchmark.limit import device_time, profile_update, shares_of, time_update
 
     case = case_from(args)
     taken, busy = time_update(case)
     print(f"{case}\n\n{milliseconds(taken)} an update, {milliseconds(busy)} of them on the host\n")
     profiler = profile_update(case)
     if case.device != "cpu":
+        working = device_time(profiler)
+        print(f"the GPU works for {milliseconds(working)}, {working / taken:.0%} of an update\n")
         by = {"sort_by": "self_device_time_total", "row_limit": 20, "max_name_column_width": 50}
         print(profiler.key_averages().table(**by))
         return
@@ -140,11 +143,15 @@ def print_peers(args: argparse.Namespace) -> None:
 
 
 def print_host_times(args: argparse.Namespace) -> None:
-    """Print the time of the host in an optimiser step."""
-    from scripts.benchmark.host_time import host_times
+    """Print the time of the host in an optimiser step, and our launches."""
+    from scripts.benchmark.host_time import host_times, launches
 
-    rows = [(*row, f"{value:.2f}") for row, value in host_times(args.updates).items()]
-    headers = ("algorithm", "library", "milliseconds per optimiser step")
+    counts, times = launches(), host_times(args.updates, args.device)
+    rows = [
+        (*row, f"{value:.2f}", f"{counts[row]:.0f}" if row in counts else "-")
+        for row, value in times.items()
+    ]
+    headers = ("algorithm", "library", "milliseconds per optimiser step", "launches on a GPU")
     print(tabulate(rows, headers, "github", disable_numparse=True))
 
 

@@ -1,12 +1,13 @@
-"""Time of the host in an optimiser step, outside the recurrent layers.
+"""Time and launches of the host in an optimiser step.
 
 A GPU waits for the host if its own work takes less time. Tiny networks and few robots leave almost
-nothing but the host's work, and recurrent layers that compute nothing leave out the scan.
+nothing but the host's work. On a CPU recurrent layers that compute nothing leave out the scan,
+which there is no work of the host.
 """
 
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import replace
 from statistics import median
 from typing import Any
@@ -17,23 +18,17 @@ from torch import nn
 
 from rsl_tbptt.core.hidden_state import HiddenState
 from rsl_tbptt.core.scan import ENGINES, Engine
-from rsl_tbptt.tools.bench import LIBRARIES, build, fill
+from rsl_tbptt.tools.bench import LIBRARIES, build, fill, num_warm_ups, seconds_of
 from scripts.benchmark.cases import Robots
+from scripts.benchmark.launches import kernels_without_work, launches_per_step
 
 _TINY = {role: {"hidden_dims": [8, 8, 8]} for role in ("actor", "critic", "student", "teacher")}
 _ENGINE = "no_work"
-_ROBOTS = Robots(
-    num_envs=16,
-    num_steps=24,
-    gradient_length=12,
-    rnn_hidden_dim=8,
-    models=_TINY,
-    options={"scan_engine": _ENGINE},
-)
+_ROBOTS = Robots(num_envs=16, num_steps=24, rnn_hidden_dim=8, models=_TINY)
 _DEFAULTS = {"num_learning_epochs": 2, "num_mini_batches": 8, "buffer_rollouts": 50}
 CASES = {
     "distillation": (
-        replace(_ROBOTS, algorithm="distillation", options={**_ROBOTS.options, **_DEFAULTS}),
+        replace(_ROBOTS, algorithm="distillation", gradient_length=15, options=_DEFAULTS),
         2 * 8 * 2,
     ),
     "ppo": (replace(_ROBOTS, algorithm="ppo", gradient_length=24, num_learning_epochs=5), 5 * 4),
@@ -41,24 +36,44 @@ CASES = {
 """Cases by algorithm, with the optimiser steps of an update."""
 
 
-def host_times(num_updates: int) -> dict[tuple[str, str], float]:
-    """Return milliseconds of CPU time per optimiser step by algorithm and library, the median.
+def host_times(num_updates: int, device: str = "cpu") -> dict[tuple[str, str], float]:
+    """Return milliseconds per optimiser step by algorithm and library, the median.
+
+    On a CPU they are CPU time outside the recurrent layers. On a GPU they are the update's time
+    with recurrent layers, and the host waits for the GPU at its end.
 
     rsl_rl's distillation is left out: it takes one step per window, without mini-batches.
     """
     torch.set_num_threads(1)
-    times = {}
-    with _recurrent_layers_cost_nothing():
+    times, on_cpu = {}, device == "cpu"
+    engine = {"scan_engine": _ENGINE} if on_cpu else {}
+    with _recurrent_layers_cost_nothing() if on_cpu else nullcontext():
         for name, (case, num_steps) in CASES.items():
             for library in LIBRARIES if name == "ppo" else LIBRARIES[:1]:
+                case = replace(case, device=device, options={**case.options, **engine})
                 algorithm, taken = build(case, library), []
-                for seed in range(2 + num_updates):
+                warm_ups = 1 + num_warm_ups(device)
+                for seed in range(warm_ups + num_updates):
                     fill(algorithm, case, seed)
                     start = time.process_time()
-                    algorithm.update()
-                    taken.append(time.process_time() - start)
-                times[name, library] = 1e3 * median(taken[2:]) / num_steps
+                    seconds = seconds_of(algorithm.update, device)
+                    taken.append(time.process_time() - start if on_cpu else seconds)
+                times[name, library] = 1e3 * median(taken[warm_ups:]) / num_steps
     return times
+
+
+def launches() -> dict[tuple[str, str], float]:
+    """Return our launches per optimiser step on a GPU by algorithm and library."""
+    counts = {}
+    with kernels_without_work():
+        for name, (case, _) in CASES.items():
+            case = replace(case, options={**case.options, "scan_engine": "triton"})
+            algorithm = build(case, "rsl_tbptt")
+            fill(algorithm, case, seed=0)
+            algorithm.update()  # makes the optimiser's state and fills the replay buffer
+            fill(algorithm, case, seed=1)
+            counts[name, "rsl_tbptt"] = launches_per_step(algorithm)
+    return counts
 
 
 class _Nothing(torch.autograd.Function):

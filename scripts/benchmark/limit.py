@@ -10,13 +10,15 @@ from math import prod
 from statistics import median
 
 import torch
+from torch.autograd import DeviceType
 from torch.profiler import ProfilerActivity, profile
 from torch.utils.flop_counter import FlopCounterMode
 
 from rsl_tbptt.core.scan.products import multiply, multiply_columns
-from rsl_tbptt.tools.bench import Case, build, fill, seconds_of
+from rsl_tbptt.tools.bench import Case, build, fill, num_warm_ups, products_in, seconds_of
 
-DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
+DTYPES = {"float32": torch.float32, "TF32": torch.float32, "bfloat16": torch.bfloat16}
+"""Types of tensors by precision of products."""
 PRODUCTS = {
     torch.ops.aten.addmm_: lambda _, a, b, **__: 2 * prod(a) * b[1],
     torch.ops.mkl._mkl_linear: lambda x, _, w, *__, **___: 2 * prod(x) * w[0],
@@ -46,6 +48,8 @@ def update_flops(case: Case) -> int:
     )
     algorithm = build(small, "rsl_tbptt")
     fill(algorithm, small, seed=0)
+    algorithm.update()
+    fill(algorithm, small, seed=1)  # with the first rollout in the replay buffer, if there is one
     with FlopCounterMode(display=False, custom_mapping=PRODUCTS) as counter:
         algorithm.update()
     return counter.get_total_flops() * case.num_learning_epochs * case.num_envs // few
@@ -62,10 +66,12 @@ def product_rates(device: str, seconds: float = 0.1) -> dict[str, float]:
         seconds: Time spent on each shape.
     """
     rates = dict.fromkeys(DTYPES, 0.0)
+    if device == "cpu":
+        del rates["TF32"]
     num_products = 1 if device == "cpu" else 20  # so that a GPU's launches overlap
-    for (name, dtype), n in product(DTYPES.items(), (256, 1024, 4096)):
+    for name, n in product(rates, (256, 1024, 4096)):
         x, gates, w, w_hh = (
-            torch.randn(*shape, device=device, dtype=dtype)
+            torch.randn(*shape, device=device, dtype=DTYPES[name])
             for shape in ((n, 305), (n, 1024), (1024, 305), (1024, 256))
         )
         for multiplied, a, b in (
@@ -75,7 +81,8 @@ def product_rates(device: str, seconds: float = 0.1) -> dict[str, float]:
         ):
             operations, spent = 2 * a.numel() * b.shape[1] * num_products, 0.0
             while spent < seconds:
-                taken = seconds_of(partial(_repeat, num_products, multiplied, a, b), device)
+                with products_in(name):
+                    taken = seconds_of(partial(_repeat, num_products, multiplied, a, b), device)
                 rates[name] = max(rates[name], operations / taken)
                 spent += taken
     return rates
@@ -90,25 +97,40 @@ def time_update(case: Case, num_updates: int = 5) -> tuple[float, float]:
     """Return the seconds that our update takes, and those that the host is busy; medians."""
     algorithm = build(case, "rsl_tbptt")
     taken, busy = [], []
-    for seed in range(2 + num_updates):
+    before = num_warm_ups(case.device)
+    for seed in range(before + num_updates):
         fill(algorithm, case, seed)
         start = time.process_time()
-        taken.append(seconds_of(algorithm.update, case.device))
+        with products_in(case.precision):
+            taken.append(seconds_of(algorithm.update, case.device))
         busy.append(time.process_time() - start)
-    return median(taken[2:]), median(busy[2:])
+    return median(taken[before:]), median(busy[before:])
 
 
 def profile_update(case: Case) -> profile:
-    """Profile one of our updates, after two to warm up."""
+    """Profile one of our updates, after those to warm up."""
     algorithm = build(case, "rsl_tbptt")
-    for seed in range(2):
-        fill(algorithm, case, seed)
-        algorithm.update()
-    fill(algorithm, case, 2)
+    before = num_warm_ups(case.device)
     on_gpu = [] if case.device == "cpu" else [ProfilerActivity.CUDA]
-    with profile(activities=[ProfilerActivity.CPU, *on_gpu], acc_events=True) as profiler:
-        seconds_of(algorithm.update, case.device)
+    with products_in(case.precision):
+        for seed in range(before):
+            fill(algorithm, case, seed)
+            algorithm.update()
+        fill(algorithm, case, before)
+        with profile(activities=[ProfilerActivity.CPU, *on_gpu], acc_events=True) as profiler:
+            seconds_of(algorithm.update, case.device)
     return profiler
+
+
+def device_time(profiler: profile) -> float:
+    """Return the seconds in which a GPU ran kernels or copies, several at once counted once."""
+    events = [e for e in profiler.events() or () if e.device_type != DeviceType.CPU]
+    spans = sorted((event.time_range.start, event.time_range.end) for event in events)
+    busy, end = 0.0, 0.0
+    for start, stop in spans:
+        busy += max(0.0, stop - max(start, end))
+        end = max(end, stop)
+    return 1e-6 * busy
 
 
 def shares_of(profiler: profile) -> list[tuple[str, float, int]]:

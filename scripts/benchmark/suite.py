@@ -42,6 +42,8 @@ class Row:
     """For speed the ratio to reach; otherwise the ratio to stay below."""
     figure_only: bool = False
     """Whether the row is only a point in a figure and not in the table."""
+    gpu_only: bool = False
+    """Whether the row is left out on a CPU, where it takes minutes."""
 
     def result(self, ratio: float, **values: Any) -> Result:
         """Return a result of this row; ``reached`` is None without a target."""
@@ -52,18 +54,18 @@ class Row:
 
 
 def load_rows(name: str) -> list[Row]:
-    """Read all rows of a file of this folder, variants included."""
+    """Read all rows of a file of this folder, each in all its variants."""
     data = yaml.safe_load(Path(__file__).with_name(f"{name}.yaml").read_text(encoding="utf-8"))
     rows = []
     for fields in data["rows"]:
-        has_variants, case = fields.pop("variants", False), Robots(**fields.pop("case"))
-        if fields.get("measure", "speed") != "speed" or "variants" not in data:
-            rows.append(Row(case=case, **fields))
-            continue
-        name = fields.pop("name")
-        for variant, of_case, of_row in data["variants"][: None if has_variants else 1]:
-            changed = replace(case, **of_case)
-            rows.append(Row(name=f"{name}-{variant}", case=changed, **fields | of_row))
+        variants, case = fields.pop("variants", None), Robots(**fields.pop("case"))
+        row = Row(case=case, **fields)
+        for variant in variants or ():
+            of_case, of_row = data["variants"][variant]
+            name, changed = f"{row.name}-{variant}", replace(case, **of_case)
+            rows.append(replace(row, name=name, case=changed, **of_row))
+        if not variants:
+            rows.append(row)
     return rows
 
 
@@ -73,9 +75,12 @@ def select(rows: Sequence[Row], part: str, device: str) -> list[Row]:
     Raises:
         ValueError: If there are none.
     """
+    rows = [row for row in rows if device != "cpu" or not row.gpu_only]
     kept = [replace(r, case=replace(r.case, device=device)) for r in rows if part in r.name]
     if not kept:
-        raise ValueError(f"--rows is {part!r}, expected a part of one of {[r.name for r in rows]}.")
+        raise ValueError(
+            f"--rows is {part!r}, expected a part of one of {[r.name for r in rows]} on {device}."
+        )
     return kept
 
 

@@ -9,15 +9,20 @@ from typing import Any
 
 import pytest
 import torch
+from support.launches import run_step_by_step
+from support.triton_on_cpu import triton_engine_on_cpu
 from torch import nn
+from torch.autograd import DeviceType
 from torch.utils.flop_counter import FlopCounterMode
 
+from rsl_tbptt.algorithms.options import DistillationOptions
 from rsl_tbptt.models import CNNRNNModel
 from rsl_tbptt.tools.bench import LIBRARIES, build, check_equal, fill
 from scripts.benchmark import __main__ as benchmark
 from scripts.benchmark import memory, suite
 from scripts.benchmark.cases import Robots, SteppedCNNRNNModel
-from scripts.benchmark.limit import profile_update, shares_of, update_flops
+from scripts.benchmark.launches import Launches, kernels_without_work
+from scripts.benchmark.limit import device_time, profile_update, shares_of, update_flops
 from scripts.benchmark.memory import Memory, fit, measure_memory
 from scripts.benchmark.suite import load_rows
 
@@ -97,7 +102,7 @@ def test_agents_are_measured_as_large_as_they_fit(monkeypatch, tmp_path):
     assert run(monkeypatch, "agents", *options) == 0
     report = (output / "benchmark.md").read_text(encoding="utf-8")
     assert "| anymal-d-ppo | 128 | 100 | 5 | 5 |" in report
-    assert "| PPO, LSTM-8, float32, N=100, T=3, K=3, done rate 0.001 | 200 MB | 20 MB |" in report
+    assert "done rate 0.001, 5 epochs | 200 MB | 20 MB |" in report
     assert "| plan-gear-4096 | 128 | 64 | 154 MB | 23 MB | +573.7 % |" in report
     assert (output / "long.svg").exists()
 
@@ -286,4 +291,53 @@ def test_a_control_step_is_timed_in_every_form(monkeypatch, capsys):
 def test_the_host_is_timed_next_to_rsl_rls_without_recurrent_layers(monkeypatch, capsys):
     run(monkeypatch, "host", "--updates", "1")
     printed = capsys.readouterr().out
-    assert len(re.findall(r"\| (distillation|ppo) +\| rsl_(tbptt|rl) +\| \d\.\d\d ", printed)) == 3
+    row = r"\| (distillation|ppo) +\| rsl_(tbptt|rl) +\| \d\.\d\d +\| (\d+|-) +\|"
+    counts = [int(count) for _, library, count in re.findall(row, printed) if library == "tbptt"]
+    # PPO's steps run two layers over 24 steps, distillation's one layer over 15 or 9. A step of a
+    # layer is a product and a kernel, forward and backward.
+    assert all(count > 4 * steps for count, steps in zip(counts, (12, 2 * 24), strict=True))
+
+
+def test_kernels_that_compute_nothing_are_counted_like_those_that_do():
+    pytest.importorskip("triton", reason="this torch came without Triton")
+    case = replace(TINY, options={"scan_engine": "triton"})
+
+    def names(engine):
+        with engine():
+            algorithm = build(case, "rsl_tbptt")
+            fill(algorithm, case, seed=0)
+            with pytest.MonkeyPatch.context() as patch, Launches() as launches:
+                run_step_by_step(patch)
+                algorithm.update()
+        return launches.names
+
+    assert names(kernels_without_work) == names(triton_engine_on_cpu)
+
+
+def test_time_on_a_device_counts_once_what_overlaps():
+    spans = [(0, 10, "CPU"), (5, 10, "CUDA"), (8, 20, "CUDA"), (9, 11, "CUDA"), (30, 31, "CUDA")]
+    events = [
+        SimpleNamespace(
+            device_type=getattr(DeviceType, device),
+            time_range=SimpleNamespace(start=start, end=end),
+        )
+        for start, end, device in spans
+    ]
+    profiler: Any = SimpleNamespace(events=lambda: events)
+    assert device_time(profiler) == pytest.approx(16e-6)
+
+
+def test_the_rows_of_what_people_train_are_the_defaults():
+    """Those of ``TbpttDistillation``; a CPU leaves out the large ones."""
+    trained = [row for row in load_rows("rows") if row.name.startswith("trained")]
+    (student,) = {
+        (row.case.gradient_length, row.case.num_learning_epochs, *row.case.options.values())
+        for row in trained
+        if row.case.algorithm == "distillation"
+    }
+    options = DistillationOptions()
+    names = ("gradient_length", "num_learning_epochs", "num_mini_batches", "buffer_rollouts")
+    assert student == tuple(getattr(options, name) for name in names)
+    on_cpu = suite.select(trained, "", "cpu")
+    assert {row.case.num_envs for row in on_cpu} == {256}
+    assert all(row.case.tf32 and row.case.done_rate == 0.002 for row in trained)

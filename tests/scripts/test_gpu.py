@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from scripts.benchmark.suite import load_rows, select
-from scripts.gpu import BENCHMARK, Portion, portions, run_all
+from scripts.benchmark.suite import load_rows
+from scripts.gpu import BENCHMARK, TRAINED, Portion, portions, run_all
 
 
 def python(name, code, minutes=1.0):
@@ -25,7 +25,7 @@ def test_portions_that_passed_are_not_run_again(tmp_path, capsys):
     missing.write_text("")
     assert run_all([once, later], "cpu", tmp_path / "out")
     assert count.read_text() == "x"
-    assert "2/2 later, 1 minutes left at most" in capsys.readouterr().out
+    assert "2/2 later, about 1.0 minutes left" in capsys.readouterr().out
     report = (tmp_path / "out" / "report.md").read_text()
     assert "| once | passed |" in report
     assert "## once\n\n```text\nfound\n```" in report
@@ -51,7 +51,7 @@ def test_an_interrupted_portion_ends(tmp_path, monkeypatch):
 
 
 def test_a_portion_that_takes_too_long_is_stopped_and_the_next_runs(tmp_path):
-    slow = python("slow", "import time; print('began', flush=True); time.sleep(60)", 0.05)
+    slow = python("slow", "import time; print('began', flush=True); time.sleep(60)", 0.02)
     assert not run_all([slow, python("next", "print(1)")], "cpu", tmp_path)
     report = (tmp_path / "report.md").read_text()
     assert "| slow | ran out of time |" in report
@@ -61,7 +61,7 @@ def test_a_portion_that_takes_too_long_is_stopped_and_the_next_runs(tmp_path):
 
 def test_children_of_a_portion_end_with_it(tmp_path):
     ended = tmp_path / "ended"
-    slow = Portion("slow", 0.02, ("sh", "-c", f"(sleep 3; touch {ended}) & wait"))
+    slow = Portion("slow", 0.01, ("sh", "-c", f"(sleep 3; touch {ended}) & wait"))
     assert not run_all([slow], "cpu", tmp_path)
     time.sleep(3)
     assert not ended.exists()
@@ -84,8 +84,23 @@ def test_the_results_stay_small(tmp_path):
 
 
 def test_each_portion_of_the_benchmark_has_rows():
-    for rows in BENCHMARK:
-        assert select(load_rows("rows"), rows, "cpu")
+    for rows in (*TRAINED, *BENCHMARK):
+        assert any(rows in row.name for row in load_rows("rows"))
+
+
+def test_four_minutes_are_planned_for_the_tests_and_what_people_train(tmp_path, monkeypatch):
+    monkeypatch.setattr("shutil.which", lambda _: "nvidia-smi")
+    todo = [*portions("cuda:0", tmp_path, quick=False)]
+    names = [portion.name for portion in todo]
+    first = 1 + max(names.index(name) for name in names if "tests" in name or "trained" in name)
+    assert {f"bench-{rows}" for rows in TRAINED} | {"tests-scan"} < {*names[:first]}
+    assert sum(portion.minutes for portion in todo[:first]) <= 4.0
+
+
+def test_no_portion_takes_what_is_not_left(tmp_path):
+    slow = python("slow", "import time; time.sleep(60)", 0.02)
+    assert not run_all([slow], "cpu", tmp_path, minutes=0.03)
+    assert "| slow | ran out of time | 1." in (tmp_path / "report.md").read_text()
 
 
 @pytest.mark.slow

@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
+from rsl_tbptt.core.scan.layers import _tf32_in_products, tf32_in_layers
 from rsl_tbptt.tools import bench
 from rsl_tbptt.tools.bench import LIBRARIES, Case, alternate, build, check_equal, fill, spread
 
@@ -109,6 +110,36 @@ def test_the_check_passes(algorithm, rnn_type):
 def test_bfloat16_continues_after_an_update(rnn_type):
     case = replace(TINY, use_mixed_precision=True, rnn_type=rnn_type)
     alternate([("rsl_rl", case)], num_updates=2)
+
+
+@pytest.mark.filterwarnings("ignore:.*never backpropagated")
+def test_an_unfinished_window_limits_the_check_to_one_epoch(monkeypatch):
+    """rsl_rl's second epoch would continue it. Options of our algorithm alone are left out."""
+    checked = []
+    monkeypatch.setattr(bench, "_difference", lambda case: checked.append(case) or 0.0)
+    case = replace(TINY, gradient_length=4, num_learning_epochs=2, tf32=True)
+    check_equal(replace(case, options={"buffer_rollouts": 50}))
+    assert [(c.num_steps, c.num_learning_epochs) for c in checked] == [(6, 1), (4, 2)]
+    assert not any(c.options or c.tf32 for c in checked)
+    monkeypatch.undo()
+    check_equal(case)
+
+
+@pytest.mark.parametrize("precision", ["float32", "TF32"])
+def test_all_products_of_a_gpu_are_in_the_precision_of_the_case(precision):
+    """Afterwards they have torch's default again. No GPU is needed to read the setting."""
+    with bench.products_in(precision):
+        assert _tf32_in_products() == (precision == "TF32")
+        assert tf32_in_layers()
+    assert not _tf32_in_products()
+
+
+def test_a_cpu_has_no_tf32():
+    case = replace(TINY, tf32=True)
+    assert case.precision == "float32"
+    object.__setattr__(case, "device", "cuda:0")
+    assert case.precision == "TF32"
+    assert replace(TINY, use_mixed_precision=True, tf32=True).precision == "bfloat16"
 
 
 def test_more_epochs_change_more():

@@ -2,10 +2,11 @@
 
 import pytest
 from support.helpers import MEMORIES, make_distillation, make_ppo, roll_out, roll_out_ppo
-from support.launches import Launches, run_step_by_step
+from support.launches import run_step_by_step
 from support.triton_on_cpu import triton_engine_on_cpu
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
+from scripts.benchmark.launches import Launches
 
 pytestmark = pytest.mark.filterwarnings("ignore:Time-outs are bootstrapped with the value")
 
@@ -49,9 +50,9 @@ def test_a_step_is_a_product_and_a_kernel_for_each_layer_and_pass(
             fill(algorithm, 0)
             algorithm.update()  # the first one makes the optimiser's state
             fill(algorithm, 1)
-            with Launches(patch) as launches:
+            with Launches() as launches:
                 algorithm.update()
-        return launches.seen, num_layers
+        return launches.names, num_layers
 
     short, _ = launches_of_update(3)
     long, num_layers = launches_of_update(4)

@@ -13,12 +13,13 @@ from pathlib import Path
 
 import pytest
 import torch
-from support.launches import Launches, run_step_by_step
+from support.launches import run_step_by_step
 from support.scan_cases import assert_all_close, make_case, values_and_gradients
 
 from rsl_tbptt.core import scan
 from rsl_tbptt.core.scan import CELLS, graphs, recurrent_scan, triton
 from rsl_tbptt.core.scan.cells import OF_TORCH
+from scripts.benchmark.launches import Launches
 
 pytestmark = pytest.mark.engines("triton")
 
@@ -37,18 +38,18 @@ L, T = 2, 5
 
 
 @pytest.fixture
-def launches(engine, cell, device, monkeypatch):
+def launches(engine, cell, device):
     """Return a function that lists the operations and kernels of a scan, in order."""
 
     def launches(num_steps=T, done_rate=0.3, autocast=False, backward=True):
         dtype = torch.float32 if autocast else torch.float64
         case = make_case(cell, L, num_steps, 4, done_rate, dtype=dtype, device=device)
-        with monkeypatch.context() as patch, Launches(patch) as launched:
+        with Launches() as launched:
             with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
                 outputs, _ = recurrent_scan(*case, engine)
             if backward:
                 outputs.sum().backward()
-        return launched.seen
+        return launched.names
 
     return launches
 

@@ -1,0 +1,98 @@
+"""Count on a CPU what an optimiser step launches on a GPU.
+
+The Triton engine runs with kernels that compute nothing. What it asks of torch and Triton does not
+depend on values, so the count is right though the results are wrong. A GPU runs more kernels than
+that: torch has several for some operations.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest.mock import patch
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
+
+from rsl_tbptt.core.scan import ENGINES, graphs, triton
+from rsl_tbptt.core.scan.cells import Cell
+
+_FREE = ("empty", "new_empty", "_unsafe_view", "profiler")
+"""Operations that launch nothing besides views, by the beginning of their names."""
+
+
+class Launches(TorchDispatchMode):
+    """Lists the operations of torch that launch work, and the Triton kernels, in order."""
+
+    def __init__(self) -> None:
+        """Begin with an empty list."""
+        super().__init__()
+        self.names: list[str] = []
+        launcher = triton._launcher
+
+        def counting(cell: Cell, direction: str, *arguments: Any) -> Callable[[int], None]:
+            launch = launcher(cell, direction, *arguments)
+
+            def count(step: int) -> None:
+                self.names.append(f"{cell.name.lower()}_{direction}")
+                with _disable_current_modes():  # Triton's interpreter works with torch, too
+                    launch(step)
+
+            return count
+
+        self._counting = patch.object(triton, "_launcher", counting)
+
+    def __enter__(self) -> "Launches":
+        """Count from now on."""
+        self._counting.start()
+        return super().__enter__()
+
+    def __exit__(self, *error: Any) -> None:
+        """Stop counting."""
+        super().__exit__(*error)
+        self._counting.stop()
+
+    def __torch_dispatch__(
+        self, operation: Any, types: Any, args: Any = (), kwargs: dict[str, Any] | None = None
+    ) -> Any:
+        """Note the operation and run it."""
+        name = operation.name().removeprefix("aten::").split(".")[0]
+        is_view = any(r.alias_info and not r.alias_info.is_write for r in operation._schema.returns)
+        if not is_view and not name.startswith(_FREE):
+            self.names.append(name)
+        return operation(*args, **(kwargs or {}))
+
+
+@contextmanager
+def kernels_without_work() -> Iterator[None]:
+    """Let the Triton engine run on every device, with kernels that compute nothing."""
+
+    def launcher(
+        cell: Cell, direction: str, N: int, H: int, *buffers: torch.Tensor
+    ) -> Callable[[int], None]:
+        with _disable_current_modes():
+            for buffer in buffers[1:3] if direction == "forward" else ():
+                buffer.zero_()  # fresh memory may hold NaN
+        return lambda _: None
+
+    kernels = SimpleNamespace(kernels_of=lambda _: None)
+    anywhere = {"triton": ENGINES["triton"]._replace(device=None)}
+    with (
+        patch.object(triton, "_launcher", launcher),
+        patch.object(triton, "_kernels", lambda: kernels),
+        patch.object(graphs, "situation_of", lambda _: None),  # records nothing
+        patch.dict(ENGINES, anywhere),
+    ):
+        yield
+
+
+def launches_per_step(algorithm: Any) -> float:
+    """Return the launches from one optimiser step of an update to the next, the mean."""
+    ends: list[int] = []
+    with Launches() as launches:
+        hook = algorithm.optimizer.register_step_post_hook(
+            lambda *_: ends.append(len(launches.names))
+        )
+        algorithm.update()
+    hook.remove()
+    return (ends[-1] - ends[0]) / (len(ends) - 1)
