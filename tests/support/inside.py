@@ -9,11 +9,17 @@ from typing import Any
 import torch
 
 
-def add_gradient(algorithm: Any, mini_batch: Any) -> None:
+def add_gradient(algorithm: Any, indices: Any) -> None:
     """Add PPO's gradient on one mini-batch of the stored rollout to the parameters'."""
-    rollout, gradient = algorithm._rollout(), algorithm.gradient
-    normalization = gradient.normalization(mini_batch, rollout)
-    gradient.accumulate(mini_batch, rollout, normalization, 1)
+    before = [parameter.grad for parameter in algorithm.parameters]
+    algorithm._begin_update()
+    segments, num_samples = indices
+    scales = algorithm._scales(segments, num_samples)
+    sizes = {"num_samples": num_samples, "num_parts": algorithm.options.num_micro_batches}
+    algorithm.step(segments, scales, **sizes, concludes=False)
+    for parameter, gradient in zip(algorithm.parameters, before, strict=True):
+        if gradient is not None:
+            parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
 
 def start_states(algorithm: Any) -> Any:

@@ -35,7 +35,7 @@ def plan(num_steps, num_envs, share, gradient_length, unit, burn_in, shuffle, de
         burn_in_length=burn_in if unit == "window" else 0,
         shuffle_envs=shuffle,
     )
-    return MiniBatches(num_steps, num_envs, options, Ranks(together=False), device)
+    return Batches(num_steps, num_envs, options, Ranks(together=False), device)
 
 
 def rollout_of(index):
