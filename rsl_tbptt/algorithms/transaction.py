@@ -35,7 +35,6 @@ from rsl_tbptt.algorithms.options import Options
 from rsl_tbptt.core import hidden_state
 from rsl_tbptt.core.distributed import Ranks
 from rsl_tbptt.core.memory import MemoryPlan, Sizes, plan_memory
-from rsl_tbptt.core.scan import recordings_aside
 
 OUT_OF_MEMORY = (
     "CUDA error: out of memory",
@@ -580,8 +579,7 @@ def _in_gradients(observations: list[Any], add_gradients: Callable[[], object]) 
     try:
         for leaf in leaves:
             leaf.requires_grad_()
-        with recordings_aside():  # graphs for windows of all environments are not needed later
-            add_gradients()
+        add_gradients()
         gradients = [
             leaf.grad.reshape(*leaf.shape[:2], -1) for leaf in leaves if leaf.grad is not None
         ]

@@ -1,8 +1,9 @@
 """What an accelerator would be asked to run: counted wherever the code runs."""
 
+import torch
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
 
-from rsl_tbptt.core.scan import graphs, triton
+from rsl_tbptt.core.scan import triton
 
 FREE = ("empty", "new_empty", "_unsafe_view")
 """Operations that launch nothing besides views, by the beginning of their names."""
@@ -14,28 +15,25 @@ class Launches(TorchDispatchMode):
     def __init__(self, monkeypatch):
         super().__init__()
         self.seen = []
-        launcher = triton._launcher
+        kernel_of = triton._kernel
 
-        def counting(cell, direction, *arguments):
-            launch = launcher(cell, direction, *arguments)
+        def counting(cell, name, num_units):
+            launch = kernel_of(cell, name, num_units)
 
-            def count(step):
-                self.seen.append(f"{cell.name.lower()}_{direction}")
+            def count(*arguments):
+                self.seen.append(f"{cell.name.lower()}_{name}")
                 with _disable_current_modes():  # Triton's interpreter works with torch, too
-                    launch(step)
+                    launch(*arguments)
 
             return count
 
-        monkeypatch.setattr(triton, "_launcher", counting)
+        monkeypatch.setattr(triton, "_kernel", counting)
 
     def __torch_dispatch__(self, operation, types, args=(), kwargs=None):
         name = operation.name().removeprefix("aten::").split(".")[0]
         is_view = any(r.alias_info and not r.alias_info.is_write for r in operation._schema.returns)
-        if not is_view and not name.startswith(FREE):
+        result = operation(*args, **(kwargs or {}))
+        is_empty = isinstance(result, torch.Tensor) and result.numel() == 0
+        if not is_view and not is_empty and not name.startswith(FREE):
             self.seen.append(name)
-        return operation(*args, **(kwargs or {}))
-
-
-def run_step_by_step(monkeypatch):
-    """Let the Triton engine record nothing: a replay would launch everything at once."""
-    monkeypatch.setattr(graphs, "situation_of", lambda device: None)
+        return result

@@ -2,7 +2,7 @@
 
 import pytest
 from support.helpers import MEMORIES, make_distillation, make_ppo, roll_out, roll_out_ppo
-from support.launches import Launches, run_step_by_step
+from support.launches import Launches
 from support.triton_on_cpu import triton_engine_on_cpu
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
@@ -45,7 +45,6 @@ def test_a_step_is_a_product_and_a_kernel_for_each_layer_and_pass(
     def launches_of_update(num_steps):
         algorithm, fill, num_layers = make(num_steps, cell)
         with triton_engine_on_cpu(), monkeypatch.context() as patch:
-            run_step_by_step(patch)
             fill(algorithm, 0)
             algorithm.update()  # the first one makes the optimiser's state
             fill(algorithm, 1)
