@@ -145,7 +145,7 @@ class Student:
             )
 
     def means(
-        self, sums: torch.Tensor, weights: Sequence[Any], sizes: Sequence[Any], ranks: Ranks
+        self, sums: torch.Tensor, weights: Sequence[Any], sizes: Any, ranks: Ranks
     ) -> dict[str, torch.Tensor]:
         """Return the means of an update. Shape: () each.
 

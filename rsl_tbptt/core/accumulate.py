@@ -138,7 +138,9 @@ def _backward(
     losses = loss(outputs, newest.labels)
     trained = losses.trained if weights is None else _weighted(losses.trained, weights)
     if torch.is_grad_enabled() and trained.requires_grad:  # a model may be frozen
-        gradient = trained.new_ones(()) / divisor * coef  # of each loss in their scaled sum
+        gradient = 1.0 / divisor * coef  # of each loss in their scaled sum
+        if not isinstance(gradient, torch.Tensor):
+            gradient = trained.new_full((), gradient)
         trained.backward(gradient.expand_as(trained))
     with torch.no_grad():
         reported = losses.reported

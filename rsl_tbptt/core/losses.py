@@ -86,9 +86,10 @@ def clipped_surrogate(
     Returns:
         Per-sample losses. Shape: (...).
     """
-    ratio = (log_prob - old_log_prob).exp()
-    clipped = ratio.clamp(1.0 - clip_low, 1.0 + clip_high)
-    loss = torch.max(-advantages * ratio, -advantages * clipped)
+    ratio, cost = (log_prob - old_log_prob).exp(), -advantages
+    loss, bound = cost * ratio, cost * ratio.detach().clamp(1.0 - clip_low, 1.0 + clip_high)
+    # The bound is larger only outside of the clip range, where it has no gradient.
+    loss = torch.where(loss >= bound, loss, bound)
     if dual_clip is None:
         return loss
     return torch.where(advantages < 0, torch.min(loss, -dual_clip * advantages), loss)
@@ -100,7 +101,7 @@ def is_clipped(
 ) -> torch.Tensor:
     """Return 1 where the probability ratio is outside the clip range, else 0; shape (...)."""
     ratio = (log_prob - old_log_prob).exp()
-    return ((ratio < 1.0 - clip_low) | (ratio > 1.0 + clip_high)).to(ratio.dtype)
+    return (ratio != ratio.clamp(1.0 - clip_low, 1.0 + clip_high)).to(ratio.dtype)
 
 
 def penalized_surrogate(
@@ -142,11 +143,11 @@ def value_error(
     Returns:
         Per-sample losses. Shape: (...).
     """
-    error = (values - returns).square()
-    if clip is None:
-        return error
-    clipped = old_values + (values - old_values).clamp(-clip, clip)
-    return torch.max(error, (clipped - returns).square())
+    error = values - returns
+    if clip is not None:
+        clipped = old_values + (values - old_values).clamp(-clip, clip) - returns
+        error = torch.where(error.detach().abs() >= clipped.detach().abs(), error, clipped)
+    return error.square()
 
 
 def from_function(

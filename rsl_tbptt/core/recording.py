@@ -87,7 +87,7 @@ class Recorder:
         self._refused = None if self._capture else refused
         self._branches = defaultdict[int, Any](lambda: torch.cuda.Stream(self._device))
         self._running: list[torch.cuda.Stream] = []
-        self._start: torch.cuda.Event | None = None
+        self._start: Any = None
         self._inside = False
         self._unfinished: list[torch.cuda.CUDAGraph] = []
         self._said: set[str] = set()
@@ -110,7 +110,7 @@ class Recorder:
             return function(*tensors, **fixed)
         if form.recording is not None:
             if form.arguments:
-                torch._foreach_copy_(form.arguments, _tensors_of(tensors))
+                torch._foreach_copy_(list(form.arguments), _tensors_of(tensors))
             form.recording.replay()
         elif form.num_runs < _NUM_WARM_UPS:
             form.num_runs += 1
