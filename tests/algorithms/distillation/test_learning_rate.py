@@ -5,6 +5,7 @@ import copy
 import pytest
 import torch
 from support.helpers import make_distillation, roll_out
+from support.inside import networks_of_heads
 
 from rsl_tbptt.algorithms import TbpttDistillation
 
@@ -19,7 +20,7 @@ def make(**options):
 
 
 def parameters(algorithm):
-    modules = (algorithm.student, algorithm._heads.module)
+    modules = (algorithm.student, *networks_of_heads(algorithm))
     return torch.cat([p.detach().flatten().clone() for m in modules for p in m.parameters()])
 
 
