@@ -160,5 +160,5 @@ class Student:
             total = ranks.sum_tensor(torch.stack(list(weights)).sum(0))
             means[OPTION], sizes = total[0] / sizes[0], or_one(total)
         for name in self._means_of:
-            means[name] = means[name] / sizes[name == BUFFER]
+            means[name] = means[name] / sizes[int(name == BUFFER)]
         return means

@@ -30,7 +30,7 @@ def weights_of_samples(algorithm, monkeypatch):
     for name in seen:
         monkeypatch.setattr(losses, name, spy(name, getattr(losses, name)))
     by_mini_batch = []
-    for mini_batch in algorithm.mini_batches.draw():
+    for mini_batch in algorithm.batches.draw():
         add_gradient(algorithm, mini_batch)
         actor, critic = torch.zeros(index.numel()), torch.zeros(index.numel())
         for weights, calls in zip((actor, critic), seen.values(), strict=True):

@@ -9,6 +9,7 @@ import torch
 from rsl_tbptt.core import hidden_state
 from support import ppo_reference
 from support.helpers import make_distillation, make_ppo, roll_out, roll_out_ppo
+from support.inside import networks_of_heads
 
 ONE_SGD_STEP: dict[str, Any] = {
     "optimizer": "sgd",
@@ -69,7 +70,7 @@ def vector(*modules: torch.nn.Module) -> torch.Tensor:
 def modules_of(algorithm: Any) -> list[torch.nn.Module]:
     """Return the modules that an update trains, heads last."""
     roles = [role for role in ("student", "actor", "critic") if hasattr(algorithm, role)]
-    return [*(getattr(algorithm, role) for role in roles), algorithm._heads.module]
+    return [*(getattr(algorithm, role) for role in roles), *networks_of_heads(algorithm)]
 
 
 def gradient_of_update(algorithm: Any) -> torch.Tensor:
@@ -183,7 +184,7 @@ def _of_heads(
     """Return the weighted sum of the heads' losses on one sample."""
     total: torch.Tensor | float = 0.0
     named = algorithm.options.auxiliary.values()
-    for options, network in zip(named, algorithm._heads.module, strict=True):
+    for options, network in zip(named, networks_of_heads(algorithm), strict=True):
         later = t + options.get("delay", 0)
         if later >= len(past.dones) or past.dones[t:later, env].any():
             continue

@@ -22,6 +22,17 @@ def add_gradient(algorithm: Any, indices: Any) -> None:
             parameter.grad = gradient if parameter.grad is None else parameter.grad + gradient
 
 
+def extension(algorithm: Any, name: str) -> Any:
+    """Return the extension of an algorithm that checkpoints know by this name."""
+    return next(each for each in algorithm.extensions if each.name == name)
+
+
+def networks_of_heads(algorithm: Any) -> list[torch.nn.Module]:
+    """Return the networks of the auxiliary heads, in their order; none without heads."""
+    modules = extension(algorithm, "auxiliary").modules
+    return [network for networks in modules for network in networks]
+
+
 def start_states(algorithm: Any) -> Any:
     """Return the states at the start of an update."""
     return algorithm.states if hasattr(algorithm, "states") else algorithm.experience.start_state

@@ -12,6 +12,7 @@ import torch
 import yaml
 from rsl_rl.utils.utils import resolve_class
 from support.helpers import MEMORIES, MEMORIES_THAT_SEE, make_distillation, roll_out
+from support.inside import networks_of_heads
 from tensordict import TensorDict
 
 from rsl_tbptt.algorithms import TbpttDistillation
@@ -439,7 +440,7 @@ def test_heads_are_outputs_of_the_onnx_file_behind_the_state(tmp_path, student):
     golden = draw(policy, heads, groups, 10, seed=0)
     hook.remove()
     with torch.no_grad():
-        velocity, contact = (head(torch.cat(latents)) for head in algorithm._heads.module)
+        velocity, contact = (head(torch.cat(latents)) for head in networks_of_heads(algorithm))
     for name, want in (("velocity", velocity), ("contact", contact.sigmoid())):
         np.testing.assert_allclose(golden[f"auxiliary/{name}"], want, atol=TOLERANCE)
         assert want.std() > 10 * TOLERANCE

@@ -3,6 +3,7 @@
 import pytest
 import torch
 from support.helpers import make_distillation, roll_out
+from support.inside import networks_of_heads
 
 from rsl_tbptt.algorithms import TbpttDistillation
 from rsl_tbptt.models.one_step import recorded_latents
@@ -41,7 +42,7 @@ def test_errors_are_those_of_the_first_episodes():
             assert torch.equal(policy(rows[step]), actions[step])
             policy.reset(dones[step])
         seen = torch.stack(latents)
-        predicted = [head(seen).double() for head in algorithm._heads.module]
+        predicted = [head(seen).double() for head in networks_of_heads(algorithm)]
     assert "get_latent" not in vars(policy)
     lasts = [2, 6, 4, 6]  # steps of the first episodes
     state = rows["state"].double()

@@ -19,7 +19,7 @@ from support.helpers import (
     roll_out,
     roll_out_ppo,
 )
-from support.inside import through_a_file
+from support.inside import networks_of_heads, through_a_file
 
 from rsl_tbptt.algorithms import TbpttDistillation, TbpttPPO
 from rsl_tbptt.algorithms.extensions.heads import HeadOptions, Targets, counts_of
@@ -54,7 +54,7 @@ def all_of(algorithm):
 
 
 def heads_of(algorithm):
-    return vector(algorithm._heads.module)
+    return vector(*networks_of_heads(algorithm))
 
 
 def _state(optimizer):

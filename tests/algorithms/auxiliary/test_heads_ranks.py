@@ -14,6 +14,7 @@ from support.auxiliary_reference import (
     stored,
     vector,
 )
+from support.inside import extension
 from support.rank_processes import run_ranks
 from support.tolerances import EXACT_FLOAT64
 from torch import distributed
@@ -52,14 +53,14 @@ def filled_distillation(first, last, cfg=None):
 def filled_ppo(first, last, cfg=None):
     algorithm = by_ppo(T, last - first, auxiliary=HEADS, multi_gpu_cfg=cfg)
     state = fill(algorithm, first, last)
-    algorithm.states = [(state, state) for _ in algorithm.mini_batches.state_steps]
+    algorithm.states = [(state, state) for _ in algorithm.batches.state_steps]
     return algorithm
 
 
 def draw_heads(algorithm, seed):
     """Draw the heads again, because their parameters depend on the number of environments."""
     torch.manual_seed(seed)
-    for parameter in algorithm._heads.module.parameters():
+    for parameter in extension(algorithm, "auxiliary").parameters:
         parameter.data.normal_(std=0.3)
 
 

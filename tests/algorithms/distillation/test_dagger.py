@@ -8,8 +8,8 @@ from rsl_rl.algorithms import Distillation
 from support.helpers import make_distillation, make_model, make_obs, parameters_of, roll_out
 
 from rsl_tbptt.algorithms import TbpttDistillation
-from rsl_tbptt.algorithms.options import DistillationOptions
 from rsl_tbptt.algorithms.extensions.teachers import Dagger
+from rsl_tbptt.algorithms.options import DistillationOptions
 from rsl_tbptt.checkpoints.reading import read_checkpoint
 
 NUM_STEPS, NUM_ENVS = 6, 10
@@ -134,7 +134,7 @@ def test_every_environment_is_drawn_equally_often():
     actions, labels = torch.zeros(NUM_ENVS, 1), torch.ones(NUM_ENVS, 1)
     drawn = []
     for _ in range(1000):
-        dagger.draw(0)
+        dagger.begin_rollout()
         drawn.append(dagger.mix(actions, labels).squeeze(-1))
     drawn = torch.stack(drawn)
     assert drawn.sum(1).tolist() == [3] * 1000

@@ -42,18 +42,13 @@ def make(num_envs=N, **options):
     options = {"gradient_length": 3, "imitation_weight": weigh, **options}
     algorithm = make_distillation(TbpttDistillation, T, num_envs, **options)
     algorithm.seen = []
-    step = algorithm._optimizer_step
 
-    def keeping():
-        norm = step()
-        grads = [
-            torch.zeros_like(p) if p.grad is None else p.grad.clone()
-            for p in algorithm.student.parameters()
-        ]
+    def keep(*_):
+        parameters = algorithm.student.parameters()
+        grads = [torch.zeros_like(p) if p.grad is None else p.grad for p in parameters]
         algorithm.seen.append(torch.cat([grad.flatten() for grad in grads]))
-        return norm
 
-    algorithm._optimizer_step = keeping
+    algorithm.optimizer.register_step_pre_hook(keep)
     return algorithm
 
 

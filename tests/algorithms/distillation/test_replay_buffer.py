@@ -27,16 +27,21 @@ def test_no_environment_of_the_newest_rollout_is_left_out(num_mini_batches):
     for seed in range(2):
         roll_out(algorithm, seed)
         algorithm.update()
+    roll_out(algorithm, 2)
     experience = algorithm.experience
-    experience.plan()
-    for _ in range(3):
-        drawn = list(experience.draw())
-        assert len(drawn) == num_mini_batches
-        assert sorted(torch.cat([d.envs for d in drawn]).tolist()) == list(range(N))
-        kept = torch.cat([d.kept for d in drawn]).tolist()
-        assert len(set(kept)) == len(kept) == N
-        assert set(kept) <= set(range(2 * N))
-        assert [d.num_sequences for d in drawn] == [len(d.envs) + len(d.kept) for d in drawn]
+    experience.take()
+    passes = list(experience.draw(3))
+    assert len(passes) == 3 * num_mini_batches
+    for first in range(0, len(passes), num_mini_batches):
+        drawn = passes[first : first + num_mini_batches]
+        envs = torch.cat([d.envs for d in drawn])
+        assert sorted(envs.tolist()) == list(range(N))
+        newest = torch.cat([d.columns[: len(d.envs)] for d in drawn])
+        assert torch.equal(newest, experience.buffer.newest[envs])
+        past = torch.cat([d.columns[len(d.envs) :] for d in drawn]).tolist()
+        assert len(set(past)) == len(past) == N
+        assert set(past) <= set(experience.buffer.past.tolist())
+        assert [d.num_sequences for d in drawn] == [len(d.columns) for d in drawn]
 
 
 def test_the_student_continues_from_the_states_of_its_environments():
