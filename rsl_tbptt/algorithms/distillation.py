@@ -510,7 +510,7 @@ class TbpttDistillation(Algorithm, Distillation):
             means[OPTION] = weights[0] / sizes[0]
             sizes = or_one(weights)
         for name in self._means_of:
-            means[name] = means[name] / sizes[name == BUFFER]
+            means[name] = means[name] / sizes[int(name == BUFFER)]  # a tensor takes True as a mask
         if experience.num_drawn == 0:
             del means[BUFFER]
         dones = experience.dones().float()
