@@ -43,6 +43,7 @@ from rsl_tbptt.algorithms import (
     distillation,
     optimizers,
     ppo,
+    replay,
 )
 from rsl_tbptt.algorithms.algorithm import Algorithm
 from rsl_tbptt.algorithms.policy_losses import PolicyLoss
@@ -139,7 +140,7 @@ def places_of(trained):
     return [each.data_ptr() for each in (*tensors, *(s for st in states for s in as_tensors(st)))]
 
 
-def reinforcing(*models, before=Case.before, changes="", least_replays=6, fill=None, **options):
+def reinforcing(*models, before=Case.before, changes="", fill=None, num_updates=5, **options):
     """Describe a training of PPO, by default of LSTMs."""
     models = models or ("lstm", "lstm")
     engine = {} if models == ("mlp", "mlp") else {"scan_engine": "reference"}
@@ -155,7 +156,7 @@ def reinforcing(*models, before=Case.before, changes="", least_replays=6, fill=N
             built.imitation.is_loaded = True
         return built
 
-    return Case(build, fill or roll_out_ppo, before, changes, least_replays)
+    return Case(build, fill or roll_out_ppo, before, changes, num_updates=num_updates)
 
 
 def distilling(before=Case.before, changes="", least_replays=6, **options):
@@ -187,8 +188,9 @@ def imitating(**options):
 
 
 def rewarding(trained, seed):
-    """Fill the storage with rewards whose returns rise."""
-    roll_out_ppo(trained, seed, on_step=lambda step, obs, rewards: rewards.add_(seed - 1.0))
+    """Fill the storage with rewards whose returns rise, and fall in later rollouts."""
+    offset = 20.0 if seed < 4 else -100.0
+    roll_out_ppo(trained, seed, on_step=lambda step, obs, rewards: rewards.add_(offset))
 
 
 def between(*changes):
@@ -212,7 +214,7 @@ def after(update, change):
     return lambda trained, number: change(trained) if number == update else None
 
 
-def loading():
+def loading(load_cfg=None):
     """Return a function that loads an earlier checkpoint before the fourth update."""
     saved = {}
 
@@ -220,7 +222,7 @@ def loading():
         if update == 1:
             saved.update(through_a_file(trained.save()))
         if update == 3:
-            trained.load(saved, None, strict=True)
+            trained.load(saved, load_cfg, strict=True)
 
     return before
 
@@ -264,7 +266,7 @@ PPO_CASES = {
     "two-layers": reinforcing(actor_kwargs={"rnn_num_layers": 2}),
     "obs-normalization": reinforcing(actor_kwargs=NORMALIZED),
     "obs-normalization-single-steps": reinforcing("mlp", "mlp", actor_kwargs=NORMALIZED),
-    "teacher-linear": imitating(teacher_updates=3, changes="teacher_coef", least_replays=6),
+    "teacher-linear": imitating(teacher_updates=3, changes="teacher_coef"),
     "teacher-linear-end": imitating(
         teacher_updates=3, teacher_coef_end=0.1, changes="teacher_coef"
     ),
@@ -279,7 +281,7 @@ PPO_CASES = {
         teacher_return=4.0,
         fill=rewarding,
         changes="teacher_coef",
-        least_replays=4,
+        num_updates=8,
     ),
     "teacher-mse": imitating(teacher_loss="mse", teacher="mlp"),
     "teacher-nll": imitating(teacher_loss="nll", gradient_length=2),
@@ -311,10 +313,12 @@ PPO_CASES = {
             "max_grad_norm": 0.01,
             "num_learning_epochs": 3,
             "schedule": "fixed",
-            "use_clipped_value_loss": False,
             "value_loss_coef": 0.1,
         }.items()
     },
+    "changed-use_clipped_value_loss": reinforcing(
+        before=between((3, "use_clipped_value_loss", False)), clip_param=0.001
+    ),
     "frozen-critic": reinforcing(before=after(3, frozen("critic"))),
     "frozen-actor": reinforcing(before=after(3, frozen("actor"))),
     "loaded": reinforcing(before=loading(), actor_kwargs=NORMALIZED),
@@ -339,7 +343,7 @@ DISTILLATION_CASES = {
     "loss-slices": distilling(loss_type=SLICES),
     "loss-of-your-own": distilling(loss_type=absolute_error),
     "buffer": distilling(**BUFFER),
-    "buffer-double-share": distilling(**BUFFER, buffer_share=2.0, least_replays=6),
+    "buffer-double-share": distilling(**BUFFER, buffer_share=2.0),
     "buffer-of-an-mlp": distilling(**BUFFER, student="mlp"),
     "one-mini-batch": distilling(num_mini_batches=1, num_learning_epochs=1, least_replays=2),
     "k1-longer": distilling(gradient_length=2, update_length=4),
@@ -373,6 +377,7 @@ DISTILLATION_CASES = {
     "changed-max_grad_norm": distilling(before=between((3, "max_grad_norm", 0.01))),
     "loaded": distilling(before=loading(), student_kwargs=NORMALIZED),
     "loaded-buffer": distilling(before=loading(), save_buffer=True, **BUFFER, least_replays=4),
+    "loaded-student-alone": distilling(before=loading({"student": True}), **BUFFER),
     "loaded-heads": distilling(before=loading(), auxiliary=HEADS),
 }
 
@@ -629,5 +634,5 @@ def test_autocast_around_an_update(monkeypatch):
     around = dataclasses.replace(case, build=build)
     _, recorded = check_equal(around)
     assert are_equal(train(case, records=False), recorded)
-    monkeypatch.setattr(torch, "clear_autocast_cache", lambda: None)
+    monkeypatch.setattr(replay, "unchanged_weights", contextlib.nullcontext)
     assert not are_equal(*both(around))
