@@ -132,10 +132,12 @@ def unchanged_weights() -> Iterator[None]:
     """
     global _kept
     outer, _kept = _kept, {}
+    torch.clear_autocast_cache()  # under your own autocast it has casts of the weights before
     try:
         yield
     finally:
         _kept = outer
+        torch.clear_autocast_cache()
 
 
 def prepare(
