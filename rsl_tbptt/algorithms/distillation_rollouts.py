@@ -1,0 +1,249 @@
+"""Distillation between updates: how it is built, acts, stores steps, is saved and loaded."""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+import torch
+from rsl_rl.env import VecEnv
+from tensordict import TensorDict
+
+from rsl_tbptt.algorithms.algorithm import Algorithm
+from rsl_tbptt.algorithms.extensions.heads import AuxiliaryHeads
+from rsl_tbptt.algorithms.extensions.symmetry import MirroredRobots
+from rsl_tbptt.algorithms.extensions.teachers import (
+    Dagger,
+    LazyTeacher,
+    StepLabels,
+)
+from rsl_tbptt.algorithms.extensions.weights import OPTION, SampleWeights
+from rsl_tbptt.algorithms.find_nan import Inputs
+from rsl_tbptt.algorithms.optimizers import (
+    check_optimizer,
+)
+from rsl_tbptt.algorithms.options import (
+    DistillationOptions,
+    check_runner_keys,
+)
+from rsl_tbptt.algorithms.replay import observed_groups
+from rsl_tbptt.algorithms.replay_buffer import Experience
+from rsl_tbptt.algorithms.step_checks import tensor_groups
+from rsl_tbptt.algorithms.student import Student
+from rsl_tbptt.checkpoints.describing import check_fits, model_configs
+from rsl_tbptt.checkpoints.reading import student_state_dict
+from rsl_tbptt.compat.rsl_rl3_checkpoints import as_models
+from rsl_tbptt.compat.versions import Distillation, MLPModel, teacher_state_dict
+from rsl_tbptt.models.controller import has_parameters, with_controllers
+from rsl_tbptt.models.protocol import check_rnn_types
+from rsl_tbptt.models.teacher_group import check_teacher, models_by_role
+
+
+class DistillationRollouts(Algorithm, Distillation):
+    """The part of the distillation around its updates."""
+
+    options: DistillationOptions
+    experience: Experience
+    lazy_teacher: LazyTeacher
+    mirrored: MirroredRobots | None
+    sample_weights: SampleWeights | None
+    num_updates: int
+
+    checkpoint_path: str | None = None
+    """Path of the checkpoint that ``load`` is given, if the runner or its config names it."""
+
+    _labels: StepLabels
+    _dagger: Dagger
+    _heads: AuxiliaryHeads
+    _student: Student
+    _raw_student: MLPModel
+    _raw_teacher: MLPModel
+
+    def set_symmetry(self, cfg: dict | None) -> None:
+        """Train on mirrored sequences as well, or not; call it before the first rollout."""
+        raise NotImplementedError
+
+    @staticmethod
+    def construct_algorithm(obs: TensorDict, env: VecEnv, cfg: dict, device: str) -> Distillation:
+        """Build models, storage and algorithm from the runner's config, as rsl_rl does.
+
+        Args:
+            obs: Observations of the environment; groups that are no tensors are left out.
+            env: The environment.
+            cfg: The runner's config. Isaac Lab puts its ``--checkpoint`` into "load_checkpoint".
+                "check_for_nan" is set to False: the algorithm checks instead.
+            device: Device of the update.
+
+        Raises:
+            ValueError: If a key of the runner's config is mistyped, a model of rsl_rl's has another
+                ``rnn_type`` than rsl_rl's, or a group in ``obs_groups`` is no tensor.
+        """
+        check_runner_keys(cfg)
+        check_rnn_types(cfg)
+        configs = model_configs(cfg)
+        obs = tensor_groups(obs, cfg.get("obs_groups") or {})
+        symmetry_cfg = cfg["algorithm"].pop("symmetry_cfg", None)  # rsl_rl's own refuses it
+        teacher_cfg = cfg["teacher"]
+        cfg["teacher"] = with_controllers(teacher_cfg, env)
+        try:
+            algorithm = Distillation.construct_algorithm(obs, env, cfg, device)
+        finally:
+            cfg["teacher"] = teacher_cfg
+            if symmetry_cfg:
+                cfg["algorithm"]["symmetry_cfg"] = symmetry_cfg  # for a second runner of the config
+        if isinstance(algorithm, DistillationRollouts):
+            if symmetry_cfg:
+                algorithm.set_symmetry({**symmetry_cfg, "env": env})
+            algorithm._join_runner(obs, env, cfg, configs)
+            algorithm.checkpoint_path = cfg.get("load_checkpoint")
+        return algorithm
+
+    def act(self, obs: TensorDict) -> torch.Tensor:
+        """Sample the student's actions, record the teacher's labels and choose who acts.
+
+        The student runs forward in every environment, so its state stays continuous where the
+        teacher acts. The first step of a rollout draws the environments where it does. Return the
+        actions to execute, shape (N, A), for observations of batch size (N,).
+
+        Raises:
+            ValueError: If observations differ in form from the first ones. At the first step also
+                if an option does not fit the environments, the teacher's file cannot be loaded, or
+                a runner's student has no distribution.
+        """
+        if self.storage.step == 0:
+            self._start_training()
+            self.experience.begin_rollout()
+        obs = self._begin_step(obs)
+        actions = self.student(obs, stochastic_output=True).detach()
+        labels = self._labels.of_step(self.teacher, obs, self.storage.step)
+        self.transition.observations = obs
+        self.transition.privileged_actions = labels.clone()  # a controller may reuse its output
+        self.transition.actions = self._dagger.mix(actions, labels)
+        return self.transition.actions.clone()  # the environment may change them
+
+    def _start_training(self) -> None:
+        """Load the teacher and check what training needs, once.
+
+        Raises:
+            ValueError: See :meth:`act`.
+        """
+        if self._started:
+            return
+        if self.health_log is not None and self._raw_student.distribution is None:
+            raise ValueError(
+                "student.distribution_cfg is None, expected a distribution, such as"
+                " {'class_name': 'GaussianDistribution', 'init_std': 0.1}: rsl_rl's runner"
+                " logs its standard deviation."
+            )
+        with torch.inference_mode(False):  # the runner's rollout disables gradients
+            self.lazy_teacher.read()  # in a caller's own loop, no runner loads it
+        self._ranks.run_together(partial(self.options.check_training, self.storage.num_envs))
+        for extension in self.extensions:
+            extension.start_training()
+        self._started = True
+
+    def process_env_step(
+        self, obs: TensorDict, rewards: torch.Tensor, dones: torch.Tensor, extras: dict
+    ) -> None:
+        """Store the step and clear the states of finished episodes.
+
+        The normaliser is updated at the end of ``update()`` only, so that the replay uses the
+        rollout's normalisation. Shape of rewards and dones: (N,).
+
+        Raises:
+            ValueError: If :class:`StepChecks` rejects the step.
+        """
+        rewards, dones = self.step_checks.step(obs, rewards, dones)
+        self.transition.rewards = rewards
+        self.transition.dones = dones
+        for extension in self.extensions:
+            extension.process_env_step(self.storage.step, rewards, dones)
+        self._store_step(self.transition, extras)
+        self.student.reset(dones)
+        self.teacher.reset(dones)
+
+    def _stateful_models(self) -> list[Any]:
+        return [self._raw_student, *models_by_role(self._raw_teacher).values()]
+
+    def _read_groups(self) -> set[str]:
+        return self._read_by([self._raw_student, self._raw_teacher])
+
+    def _inputs(self) -> Inputs:
+        stored = self.storage.observations
+        seen = {*observed_groups(self._raw_student, stored)}
+        targets = {*observed_groups(self._raw_teacher, stored), *self._heads.observed_groups()}
+        others = {group: values for group, values in stored.items() if group in targets - seen}
+        recorded: dict[str, Any] = {
+            **{f"observation group '{group}'": values for group, values in others.items()},
+            **self._labels.recorded(),
+        }
+        weights = {}
+        if self.sample_weights is not None:
+            given = self.sample_weights.given
+            weights = {OPTION: given[: self._student.num_loss_steps]}
+            # The loss excludes samples of weight 0, so their values are replaced by 0.
+            recorded = {n: v.index_put((given == 0,), v.new_zeros(())) for n, v in recorded.items()}
+        if self.mirrored:  # a memory reads them at steps of weight 0, too
+            recorded |= self.mirrored.named_obs(seen)
+        return Inputs(seen, recorded, weights)
+
+    def save(self) -> dict:
+        """Return rsl_rl's checkpoint, with this algorithm's part under "rsl_tbptt".
+
+        That part has the number of updates, the models' configs, auxiliary heads and, with
+        ``save_buffer``, the replay buffer. rsl_rl ignores that key.
+        """
+        models = {"student": self._raw_student, **models_by_role(self._raw_teacher)}
+        own = {"num_updates": self.num_updates, **self._described(models)}
+        past = self.experience.past() if self.options.save_buffer else None
+        if past is not None:
+            own["buffer"] = past
+        return {**super().save(), "rsl_tbptt": own}
+
+    def load(self, loaded_dict: dict, load_cfg: dict | None, strict: bool) -> bool:
+        """Load a checkpoint as rsl_rl does, after checking that all of it fits.
+
+        A PPO checkpoint loads the teacher; a distillation checkpoint loads student, teacher,
+        optimiser and iteration. With the student come its number of updates (0 from rsl_rl),
+        auxiliary heads and, with ``save_buffer``, the replay buffer; otherwise that is emptied.
+        From a checkpoint of rsl_rl 1 to 3 only models are loaded. A teacher without parameters is
+        not loaded.
+        ``load_cfg`` selects what to load; ``strict`` requires that parameters match exactly. Return
+        whether the runner should take over the iteration.
+
+        Raises:
+            ValueError: If parameters or optimiser do not fit or are missing, or if the models were
+                configured differently. Nothing is changed then.
+        """
+        loaded_dict, load_cfg = as_models(loaded_dict, load_cfg)
+        has_student = "student_state_dict" in loaded_dict
+        names = ("student", "optimizer", "iteration")
+        of_all = {"teacher": True, **dict.fromkeys(names, has_student)}
+        wants = dict(of_all if load_cfg is None else load_cfg)
+        of_controller = loaded_dict.get("teacher_state_dict", True) == {}
+        if not has_parameters(self._raw_teacher) or of_controller:
+            wants["teacher"] = False
+        obs, source = self.storage.observations, (loaded_dict, self.checkpoint_path)
+        if strict and wants.get("teacher"):
+            parameters = teacher_state_dict(loaded_dict, "The checkpoint")
+            check_teacher(self._raw_teacher, parameters, obs, *source)
+        own = loaded_dict.get("rsl_tbptt", {})
+        buffer = own.get("buffer") if self.options.save_buffer else None
+        if wants.get("student"):
+            if strict:
+                parameters = student_state_dict(loaded_dict)
+                check_fits(self._raw_student, parameters, "student", obs, *source)
+            self.experience.check(buffer)
+        self._check_extensions(own, wants)
+        if wants.get("optimizer"):
+            check_optimizer(self.optimizer, loaded_dict)
+        load_iteration = super().load(loaded_dict, wants, strict)
+        if wants.get("teacher"):
+            self.lazy_teacher.is_loaded = True
+        if wants.get("student"):
+            self.num_updates = own.get("num_updates", 0)
+            self.experience.restore(buffer)
+        self._load_extensions(own, wants)
+        if load_iteration:
+            self.emergency_save.go_on_from(loaded_dict)
+        return load_iteration
