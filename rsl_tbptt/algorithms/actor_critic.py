@@ -205,15 +205,7 @@ def normalization(
     """
     if not of_advantages and everything.weights is None:
         return {}
-    pairs = zip(batches.groups, segments, strict=True)
-    rows = torch.cat(
-        [
-            Batch(everything, steps, columns)
-            .row_indices(group[0].loss_start, group[-1].stop)
-            .flatten()
-            for group, (steps, columns, _) in pairs
-        ]
-    )
+    rows = batches.loss_rows(segments)
     found = {}
     if of_advantages:
         own = everything.rows.labels["advantages"][rows]

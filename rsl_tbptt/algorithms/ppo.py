@@ -489,9 +489,9 @@ class TbpttPPO(Algorithm, PPO):
     def _kept(self) -> list[Any]:
         return [*super()._kept(), self.gradient.policy_loss]
 
-    def _stateful_models(self) -> list[Any]:
-        own = [model for extension in self.extensions for model in extension.stateful_models()]
-        return [self._raw_actor, self._raw_critic, *own]
+    def stateful_models(self) -> dict[str, Any]:
+        """Return all models with hidden states, by their roles in checkpoints."""
+        return {**self._models, **self.imitation.stateful_models()}
 
     def _read_groups(self) -> set[str]:
         return self._read_by(self._models.values())
